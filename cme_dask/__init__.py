@@ -1,0 +1,39 @@
+"""cme_dask: joint and conditional distributions learned with kernels, out of core, on Dask.
+
+Public names are loaded when first used, so that queries on a saved model need neither Dask nor
+scikit-learn.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from cme_dask import kernels
+    from cme_dask.chunked.sources import open_sample
+    from cme_dask.estimators.cholesky import PivotedCholesky
+    from cme_dask.estimators.joint import JointDistribution
+    from cme_dask.models import load
+
+_HOMES = {
+    "JointDistribution": "cme_dask.estimators.joint",
+    "PivotedCholesky": "cme_dask.estimators.cholesky",
+    "load": "cme_dask.models",
+    "open_sample": "cme_dask.chunked.sources",
+}
+_MODULES = ("errors", "kernels", "metrics")
+
+__all__ = ["JointDistribution", "PivotedCholesky", "kernels", "load", "open_sample"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _MODULES:
+        return importlib.import_module(f"cme_dask.{name}")
+    raise AttributeError(f"module 'cme_dask' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES, *_MODULES])

@@ -1,0 +1,216 @@
+"""One driver for threads, processes and clusters: the only file that hands work to Dask.
+
+A job is a list of leaf tasks whose results are merged pairwise along a fixed tree. On every
+scheduler it is the same graph; what differs is how its progress is heard.
+"""
+
+import contextlib
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+from uuid import uuid4
+
+import dask
+import dask.multiprocessing
+import dask.threaded
+from dask.base import get_scheduler
+from dask.callbacks import Callback
+from dask.delayed import Delayed, delayed
+from dask.system import CPU_COUNT
+from distributed import Client, WorkerPlugin, as_completed
+from threadpoolctl import threadpool_limits
+
+from cme_dask.chunked.plan import tree_build
+from cme_dask.errors import DataError, ResourceError
+
+Scheduler: TypeAlias = Any
+"""A scheduler's name, a ``distributed.Client``, or None for what Dask is set to."""
+
+_NAMED = ("threads", "processes", "synchronous")
+
+
+@dataclass(frozen=True, eq=False)
+class Executor:
+    """Where tasks run.
+
+    Attributes
+    ----------
+    kind
+        ``"threads"``, ``"processes"``, ``"synchronous"`` or ``"distributed"``.
+    workers
+        Tasks that run at once.
+    client
+        The cluster, for ``"distributed"``.
+    """
+
+    kind: str
+    workers: int
+    client: Client | None = None
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether tasks see the arrays of this process without a copy."""
+        return self.kind in ("threads", "synchronous")
+
+    @classmethod
+    def resolve(cls, scheduler: Scheduler = None, workers: int | None = None) -> "Executor":
+        """From a scheduler's name, a Client, or whatever Dask is set to (default: threads).
+
+        Raises
+        ------
+        DataError
+            If the name is not known or ``workers`` is not positive.
+        ResourceError
+            If the cluster has no workers.
+        """
+        if workers is not None and workers < 1:
+            raise DataError(f"workers must be at least 1, got {workers}")
+        if scheduler is None:
+            scheduler = _configured()
+        if isinstance(scheduler, Client):
+            return cls("distributed", _cluster_threads(scheduler), scheduler)
+        if scheduler not in _NAMED:
+            raise DataError(
+                f"scheduler must be a distributed Client or one of {', '.join(_NAMED)}, "
+                f"got {scheduler!r}"
+            )
+        if scheduler == "synchronous":
+            return cls(scheduler, 1)
+        return cls(scheduler, workers or dask.config.get("num_workers", None) or CPU_COUNT)
+
+    def run(
+        self,
+        leaf: Callable[..., Any],
+        payloads: Sequence[tuple[Any, ...]],
+        merge: Callable[[Any, Any], Any],
+        *,
+        shared: Any,
+        name: str,
+        on_done: Callable[[int], None],
+    ) -> Any:
+        """Merge ``leaf(shared, *payload)`` over all payloads.
+
+        Parameters
+        ----------
+        leaf
+            The work of one task.
+        payloads
+            Its arguments; Delayed ones are computed first.
+        merge
+            Sum of two neighbours.
+        shared
+            First argument of every task, sent to each worker once.
+        name
+            Of the tasks on the dashboard.
+        on_done
+            Called with the number of a leaf when it has ended, in any order.
+        """
+        token = uuid4().hex
+        common = delayed(shared, name=f"{name}-plan-{token}", traverse=False)
+        call = delayed(leaf, pure=False, traverse=False)
+        keys = [f"{name}-{i}-{token}" for i in range(len(payloads))]
+        leaves = [call(common, *p, dask_key_name=k) for p, k in zip(payloads, keys, strict=True)]
+        add = delayed(merge, pure=False, traverse=False)
+        counter = iter(range(len(leaves)))
+        root = tree_build(
+            leaves, lambda a, b: add(a, b, dask_key_name=f"{name}-merge-{next(counter)}-{token}")
+        )
+        numbers = {key: i for i, key in enumerate(keys)}
+        if self.client is not None:
+            return self._on_cluster(self.client, root, leaves, numbers, f"{name}-receipt", on_done)
+        with threadpool_limits(1), self._local_options() as options, _Progress(numbers, on_done):
+            return dask.compute(root, scheduler=self.kind, **options)[0]
+
+    @contextlib.contextmanager
+    def _local_options(self) -> Iterator[dict[str, Any]]:
+        if self.kind != "processes":
+            yield {"num_workers": self.workers}
+            return
+        # Zarr's event loop does not survive a fork, and each process gets one BLAS thread.
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(self.workers, context, initializer=_one_blas_thread) as pool:
+            yield {"pool": pool, "num_workers": self.workers}
+
+    def _on_cluster(
+        self,
+        client: Client,
+        root: Delayed,
+        leaves: list[Delayed],
+        numbers: dict[str, int],
+        receipt_name: str,
+        on_done: Callable[[int], None],
+    ) -> Any:
+        client.register_plugin(_OneBlasThread())
+        # A receipt is a tiny task behind each leaf: holding its future tells the progress without
+        # keeping the leaf's result in memory.
+        note = delayed(_receipt, pure=False)
+        receipts = [
+            note(x, i, dask_key_name=f"{receipt_name}-{x.key}")
+            for x, i in zip(leaves, numbers.values(), strict=True)
+        ]
+        config = {"distributed.admin.large-graph-warning-threshold": "1 GiB"}
+        with threadpool_limits(1), dask.config.set(config):  # tasks may share this process
+            result, *told = client.compute([root, *receipts])
+            try:
+                for _, number in as_completed(told, with_results=True):
+                    on_done(number)
+                return result.result()
+            finally:
+                client.cancel([result, *told])
+
+
+class _Progress(Callback):  # type: ignore[misc]
+    """Tell of each leaf that a local scheduler has finished."""
+
+    def __init__(self, numbers: dict[str, int], on_done: Callable[[int], None]) -> None:
+        super().__init__()
+        self._numbers, self._on_done = numbers, on_done
+
+    def _posttask(self, key: Any, result: Any, dsk: Any, state: Any, worker_id: Any) -> None:
+        if key in self._numbers:
+            self._on_done(self._numbers[key])
+
+
+class _OneBlasThread(WorkerPlugin):  # type: ignore[misc]
+    """One BLAS thread per worker thread, set once per worker process."""
+
+    name = "cme-dask-one-blas-thread"
+
+    def setup(self, worker: Any) -> None:
+        """Limit the process, unless it is the client's own, which limits itself while it waits."""
+        if not worker.address.startswith("inproc://"):
+            _one_blas_thread()
+
+
+def _one_blas_thread() -> None:
+    threadpool_limits(1)
+
+
+def _receipt(_: Any, number: int) -> int:
+    return number
+
+
+def _configured() -> Scheduler:
+    """What ``dask.config`` or an active client says."""
+    get = get_scheduler()
+    owner = getattr(get, "__self__", None)
+    if isinstance(owner, Client):
+        return owner
+    known = {
+        dask.threaded.get: "threads",
+        dask.multiprocessing.get: "processes",
+        dask.get: "synchronous",
+    }
+    return known.get(get, "threads")
+
+
+def _cluster_threads(client: Client) -> int:
+    threads = sum(client.nthreads().values())
+    if threads == 0:
+        raise ResourceError(
+            f"the cluster at {client.scheduler.address} has no workers: start some, "
+            "for example with `dask worker ADDRESS`"
+        )
+    return int(threads)

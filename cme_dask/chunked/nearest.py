@@ -1,0 +1,107 @@
+"""Rows nearest to some points: the empirical answer to compare a law with."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from cme_dask.chunked.driver import Executor
+from cme_dask.chunked.passes import run_over_rows, strips_of
+from cme_dask.chunked.plan import Run
+from cme_dask.errors import DataError
+from cme_dask.storage.rows import RowSource
+from cme_dask.storage.sample import Sample
+
+Array = Any
+
+
+@dataclass(frozen=True, eq=False)
+class Neighbours:
+    """The k nearest rows of each point, nearest first.
+
+    Attributes
+    ----------
+    distance
+        Scaled Euclidean distances, shape (points, k).
+    index
+        Global row indices, shape (points, k).
+    y
+        Their rows of y, shape (points, k, d_Y).
+    """
+
+    distance: Array
+    index: Array
+    y: Array
+
+
+def nearest_rows(
+    sample: Sample, points: Array, k: int, scale: Array, executor: Executor
+) -> Neighbours:
+    """The k rows nearest to each point in x, by |(x_i - point) / scale|, in one pass.
+
+    Parameters
+    ----------
+    sample
+        Rows of x and y.
+    points
+        Shape (p, d_X).
+    k
+        Number of rows per point, at most n.
+    scale
+        A length per column of x, shape (d_X,).
+    executor
+        Where to run.
+
+    Notes
+    -----
+    Ties go to the lowest row. Memory per task is one strip of distances, p of them.
+    """
+    if not 1 <= k <= sample.n_rows:
+        raise DataError(f"k must lie between 1 and the number of rows {sample.n_rows}, got {k}")
+    job = partial(_nearest_of_run, points=np.asarray(points), k=k, scale=np.asarray(scale))
+    found: Neighbours = run_over_rows(sample, executor, job, partial(_closer, k=k))
+    return found
+
+
+def _nearest_of_run(
+    _: None, run: Run, weighted: bool, *sources: RowSource, points: Array, k: int, scale: Array
+) -> Neighbours:
+    best: Neighbours | None = None
+    for start, (x, y), _weights in strips_of(run, weighted, sources):
+        scaled = x / scale
+        each = [np.sqrt(((scaled - point / scale) ** 2).sum(axis=1)) for point in points]
+        near = [_smallest(distance, k) for distance in each]
+        found = Neighbours(
+            np.stack([d[i] for d, i in zip(each, near, strict=True)]),
+            np.stack(near) + start,
+            np.stack([y[i] for i in near]),
+        )
+        best = found if best is None else _closer(best, found, k=k)
+    assert best is not None
+    return best
+
+
+def _closer(a: Neighbours, b: Neighbours, *, k: int) -> Neighbours:
+    """The k nearest of two, rows of ``a`` before those of ``b``."""
+    distance = np.concatenate([a.distance, b.distance], axis=1)
+    near = np.argsort(distance, axis=1, kind="stable")[:, :k]
+    index = np.concatenate([a.index, b.index], axis=1)
+    y = np.concatenate([a.y, b.y], axis=1)
+    return Neighbours(
+        np.take_along_axis(distance, near, axis=1),
+        np.take_along_axis(index, near, axis=1),
+        np.take_along_axis(y, near[:, :, None], axis=1),
+    )
+
+
+def _smallest(distance: Array, k: int) -> Array:
+    """Positions of the k smallest in ascending order, ties to the lowest position."""
+    if len(distance) > k:
+        edge = np.partition(distance, k - 1)[k - 1]
+        inside = np.flatnonzero(distance < edge)
+        tied = np.flatnonzero(distance == edge)[: k - len(inside)]
+        candidates = np.sort(np.concatenate([inside, tied]))
+    else:
+        candidates = np.arange(len(distance))
+    return candidates[np.argsort(distance[candidates], kind="stable")]

@@ -1,0 +1,232 @@
+"""Passes over the rows: how a job runs over them, and the pass that makes the moments."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from cme_dask.chunked.driver import Executor
+from cme_dask.chunked.memory import MemoryPlan, PassShape, check_memory
+from cme_dask.chunked.plan import Run, plan_runs, tree_sum
+from cme_dask.chunked.sources import DaskSource, for_task
+from cme_dask.errors import DataError
+from cme_dask.numerics.hashing import fold_of_rows
+from cme_dask.numerics.moments import Moments, MomentSpec
+from cme_dask.storage.rows import ArraySource, RowSource, read_strips
+from cme_dask.storage.sample import Sample
+
+Array = Any
+Strip = tuple[int, tuple[Array, ...], Array | None]
+
+_FLOPS = 1.5e10  # a cautious rate of one core: it only chooses the length of tasks
+_READ_SECONDS = 1e-8  # per value
+
+
+@dataclass(frozen=True)
+class PassProgress:
+    """How far a pass is."""
+
+    name: str
+    rows: int
+    rows_total: int
+    strips: int
+    strips_total: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class PassReport:
+    """What a pass did.
+
+    Attributes
+    ----------
+    rows, strips, tasks
+        Its extent.
+    seconds
+        Wall time.
+    tenths
+        Seconds that each tenth of the rows took, in the order in which rows were finished.
+    memory
+        Predicted peak and limit.
+    """
+
+    rows: int
+    strips: int
+    tasks: int
+    seconds: float
+    tenths: tuple[float, ...]
+    memory: MemoryPlan = field(repr=False)
+
+    @property
+    def rows_per_second(self) -> float:
+        """Rows per second of wall time."""
+        return self.rows / self.seconds
+
+
+class BadValues(DataError):
+    """A strip met a value that is not usable; :func:`count_bad_values` finds them all."""
+
+
+def run_over_rows(
+    sample: Sample,
+    executor: Executor,
+    job: Callable[..., Any],
+    merge: Callable[[Any, Any], Any],
+    *,
+    shared: Any = None,
+    name: str = "read-strips",
+    runs: list[Run] | None = None,
+    on_done: Callable[[int], None] = lambda number: None,
+) -> Any:
+    """``job(shared, run, weighted, *sources)`` over all runs, merged along the fixed tree.
+
+    Parameters
+    ----------
+    sample
+        The rows; weights, if there are any, are the last source.
+    executor
+        Where to run.
+    job, merge, shared, name, on_done
+        See :meth:`Executor.run`.
+    runs
+        Default: cut for a job that does little more than read.
+    """
+    runs = plan_sample(sample, executor, 0.0) if runs is None else runs
+    weighted = sample.weights is not None
+    payloads = []
+    for run in runs:
+        parts = (for_task(s, run.start, run.stop, executor.shares_memory) for s in sample.reads)
+        payloads.append((run, weighted, *parts))
+    return executor.run(job, payloads, merge, shared=shared, name=name, on_done=on_done)
+
+
+def strips_of(run: Run, weighted: bool, sources: tuple[RowSource, ...]) -> Iterator[Strip]:
+    """Per strip of a run: its first row, the parts, and the weights or None."""
+    readers = [read_strips(source, run.start, run.stop, run.length) for source in sources]
+    starts = range(run.start, run.stop, run.length)
+    for start, parts in zip(starts, zip(*readers, strict=True), strict=True):
+        yield (start, parts[:-1], parts[-1][:, 0]) if weighted else (start, parts, None)
+
+
+def plan_sample(sample: Sample, executor: Executor, seconds_per_row: float) -> list[Run]:
+    """Cut the rows of a sample into tasks for a job of this cost beside reading."""
+    chunk = max(source.chunk_rows or 0 for source in sample.reads)
+    values = sum(source.shape[1] for source in sample.reads)
+    return plan_runs(
+        sample.n_rows, chunk, executor.workers, seconds_per_row + values * _READ_SECONDS
+    )
+
+
+def moment_pass(
+    sample: Sample,
+    spec: MomentSpec,
+    executor: Executor,
+    *,
+    memory_limit: str | int | None = None,
+    progress: Callable[[PassProgress], None] | None = None,
+) -> tuple[Moments, PassReport]:
+    """All moments of a sample in one pass over its rows.
+
+    Raises
+    ------
+    BadValues
+        On NaN, infinity or unusable weights.
+    DataError
+        On all-zero weights, or functions that fail.
+    StoreError
+        On damaged chunks.
+    ResourceError
+        If the memory does not suffice; no row has been read then.
+    """
+    d = sum(source.shape[1] for source in sample.reads)
+    runs = plan_sample(sample, executor, (spec.width**2 + 2 * spec.width * d) / _FLOPS)
+    plan = check_memory(_shape(sample, spec, executor), runs, executor, memory_limit)
+    clock = _Clock(runs, progress)
+    moments = run_over_rows(
+        sample,
+        executor,
+        _strip_moments,
+        _add,
+        shared=spec,
+        name="strip-moments",
+        runs=runs,
+        on_done=clock.done,
+    )
+    one = sum(spec.ranks)
+    if not float(moments.gram[:, one, one].sum()) > 0.0:
+        raise DataError("all weights are zero: at least one row needs a positive weight")
+    return moments, clock.report(plan)
+
+
+def _shape(sample: Sample, spec: MomentSpec, executor: Executor) -> PassShape:
+    copied = not executor.shares_memory and any(isinstance(s, ArraySource) for s in sample.reads)
+    return PassShape(
+        n_rows=sample.n_rows,
+        n_columns=sum(source.shape[1] for source in sample.reads),
+        chunk_rows=max(source.chunk_rows or 0 for source in sample.reads),
+        materialised=copied or any(isinstance(s, DaskSource) for s in sample.reads),
+        ranks=spec.ranks,
+        width=spec.width,
+        n_folds=spec.n_folds,
+    )
+
+
+def _strip_moments(spec: MomentSpec, run: Run, weighted: bool, *sources: RowSource) -> Moments:
+    def each() -> Iterator[Moments]:
+        for start, parts, weights in strips_of(run, weighted, sources):
+            stop = start + len(parts[0])
+            usable = all(np.isfinite(part).all() for part in parts)
+            if weights is not None:
+                usable = usable and bool(np.isfinite(weights).all() and (weights >= 0).all())
+            if not usable:
+                raise BadValues(f"rows {start} to {stop - 1} hold unusable values")
+            yield spec.strip(parts, weights, fold_of_rows(start, stop, spec.n_folds))
+
+    return tree_sum(each())
+
+
+def _add(a: Moments, b: Moments) -> Moments:
+    return a + b
+
+
+class _Clock:
+    """Hear of finished tasks, tell the progress, and time the tenths."""
+
+    def __init__(self, runs: list[Run], progress: Callable[[PassProgress], None] | None) -> None:
+        self._runs, self._progress = runs, progress
+        self._strips_total = sum(run.strips for run in runs)
+        self._rows = self._strips = 0
+        self._begin = time.perf_counter()
+        self._marks = [(0, 0.0)]
+
+    def done(self, number: int) -> None:
+        run = self._runs[number]
+        self._rows += run.rows
+        self._strips += run.strips
+        seconds = time.perf_counter() - self._begin
+        self._marks.append((self._rows, seconds))
+        if self._progress is not None:
+            self._progress(
+                PassProgress(
+                    name="strip-moments",
+                    rows=self._rows,
+                    rows_total=self._runs[-1].stop,
+                    strips=self._strips,
+                    strips_total=self._strips_total,
+                    seconds=seconds,
+                )
+            )
+
+    def report(self, memory: MemoryPlan) -> PassReport:
+        rows, seconds = zip(*self._marks, strict=True)
+        edges = np.interp(np.linspace(0, rows[-1], 11), rows, seconds)
+        return PassReport(
+            rows=rows[-1],
+            strips=self._strips,
+            tasks=len(self._runs),
+            seconds=time.perf_counter() - self._begin,
+            tenths=tuple(float(t) for t in np.diff(edges)),
+            memory=memory,
+        )

@@ -1,0 +1,93 @@
+"""How rows are cut: fixed strips, runs of strips for tasks, and the fixed tree that sums them.
+
+Strips are functions of n alone, tasks are aligned runs of a power of two of strips, and sums follow
+the binary tree over strip numbers. So the bits of a sum don't depend on chunks, on the length of
+the tasks, on workers or on the order in which they finish.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol, Self, TypeVar
+
+MIN_STRIP, MAX_STRIP = 1 << 12, 1 << 18
+_STRIPS_WANTED = 256
+_TASKS_PER_WORKER = 4
+_TASK_SECONDS = 2.0
+
+
+class Additive(Protocol):
+    """Anything that adds."""
+
+    def __add__(self, other: Self, /) -> Self:
+        """Sum of two."""
+
+
+T = TypeVar("T", bound=Additive)
+
+
+def strip_length(n: int) -> int:
+    """Rows per strip, a power of two from 2^12 to 2^18 that depends on n alone."""
+    return max(MIN_STRIP, min(MAX_STRIP, 1 << (max(n // _STRIPS_WANTED, 1) - 1).bit_length()))
+
+
+@dataclass(frozen=True)
+class Run:
+    """Rows [start, stop) of one task: strips of ``length`` rows, the last one possibly shorter."""
+
+    start: int
+    stop: int
+    length: int
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return self.stop - self.start
+
+    @property
+    def strips(self) -> int:
+        """Number of strips."""
+        return -(-self.rows // self.length)
+
+
+def plan_runs(
+    n: int,
+    chunk_rows: int | None,
+    workers: int,
+    seconds_per_row: float,
+    max_rows: int | None = None,
+) -> list[Run]:
+    """Cut n rows into tasks.
+
+    A task is long enough to cover a storage chunk and to take about two seconds, but short enough
+    that every worker gets some, and that ``max_rows`` fit into memory; each task reads at most one
+    chunk that an earlier one has read too.
+    """
+    length = strip_length(n)
+    wanted = max(chunk_rows or 0, int(_TASK_SECONDS / seconds_per_row))
+    fair = max(-(-n // (_TASKS_PER_WORKER * workers)), length)
+    rows = min(wanted, fair if max_rows is None else min(fair, max_rows))
+    size = length << max(0, (rows // length).bit_length() - 1)
+    return [Run(start, min(start + size, n), length) for start in range(0, n, size)]
+
+
+def tree_sum(items: Iterable[T]) -> T:
+    """Sum along the fixed binary tree over positions, holding O(log) partial sums."""
+    stack: list[tuple[int, T]] = []
+    for item in items:
+        level, value = 0, item
+        while stack and stack[-1][0] == level:
+            value = stack.pop()[1] + value
+            level += 1
+        stack.append((level, value))
+    total = stack.pop()[1]
+    while stack:
+        total = stack.pop()[1] + total
+    return total
+
+
+def tree_build(items: list[T], merge: Callable[[T, T], T]) -> T:
+    """The upper part of the same tree, as calls of ``merge`` on neighbours."""
+    while len(items) > 1:
+        pairs = [merge(items[i], items[i + 1]) for i in range(0, len(items) - 1, 2)]
+        items = pairs + items[2 * len(pairs) :]
+    return items[0]

@@ -1,0 +1,191 @@
+"""``open_sample``: one border for stores, URLs, NumPy, Dask, pandas and xarray."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import zarr
+from dask.delayed import Delayed, delayed
+
+from cme_dask.errors import DataError
+from cme_dask.storage.columns import Columns
+from cme_dask.storage.rows import ArraySource, RowSource, ZarrSource
+from cme_dask.storage.sample import Sample, open_store
+from cme_dask.storage.zarr_files import open_zarr
+
+Array = Any
+
+
+@dataclass(frozen=True, eq=False)
+class DaskSource:
+    """Rows of a two-dimensional Dask array; its tasks become part of the pass."""
+
+    array: Any
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(n, d)."""
+        return int(self.array.shape[0]), int(self.array.shape[1])
+
+    @property
+    def chunk_rows(self) -> int | None:
+        """Rows of the largest chunk."""
+        return int(max(self.array.chunks[0]))
+
+    def read(self, start: int, stop: int) -> Array:
+        """Rows [start, stop) as float64, computed now."""
+        return np.asarray(self.array[start:stop].compute(), dtype=np.float64)
+
+    def pick(self, positions: tuple[int, ...]) -> "DaskSource":
+        """The same rows with the columns at these positions only."""
+        return DaskSource(self.array[:, list(positions)])
+
+    def delayed(self, start: int, stop: int) -> Delayed:
+        """Rows [start, stop) as a source in memory, once computed."""
+        block = self.array[start:stop].rechunk((stop - start, -1)).to_delayed()[0, 0]
+        return delayed(ArraySource, pure=False)(block, start)
+
+
+def for_task(source: RowSource, start: int, stop: int, shares_memory: bool) -> Any:
+    """What a task on rows [start, stop) is given to read from."""
+    if isinstance(source, DaskSource):
+        return source.delayed(start, stop)
+    if isinstance(source, ArraySource) and not shares_memory:
+        return ArraySource(source.read(start, stop), start)
+    return source
+
+
+def open_sample(
+    x: Any,
+    y: Any = None,
+    *,
+    weights: Any = None,
+    x_columns: Sequence[str] | None = None,
+    y_columns: Sequence[str] | None = None,
+    storage_options: dict[str, Any] | None = None,
+) -> Sample:
+    """Rows (x_i, y_i) wherever they lie, without reading them.
+
+    Parameters
+    ----------
+    x
+        A sample store (path, fsspec URL or Zarr group) that holds both variables; or a table
+        (pandas DataFrame, xarray Dataset) from which ``x_columns`` and ``y_columns`` are taken;
+        or the rows of x: NumPy, Dask, Zarr or xarray array of shape (n, d) or (n,), a DataFrame,
+        or the path or URL of a Zarr array.
+    y
+        Rows of y, likewise; None for stores and tables, or for one variable alone.
+    weights
+        Non-negative weights of the rows, shape (n,), or a column's name if ``x`` is a table.
+    x_columns, y_columns
+        Columns to use, by name; default all of a store's.
+    storage_options
+        Passed on to fsspec with URLs.
+
+    Returns
+    -------
+    Sample
+
+    Raises
+    ------
+    DataError
+        If shapes or columns do not fit; the message says what was expected.
+    StoreError
+        If a store is missing, damaged, unfinished or of a newer version.
+    """
+    if isinstance(x, Sample):
+        return x.select(x_columns, y_columns)
+    x = _opened(x, storage_options)
+    if isinstance(x, zarr.Group):
+        if y is not None or weights is not None:
+            raise DataError("a sample store holds y and weights itself: give the store alone")
+        return open_store(x, str(x.store)).select(x_columns, y_columns)
+    if y is None and _is_table(x) and y_columns is not None:
+        if x_columns is None:
+            raise DataError("x_columns is needed beside y_columns to divide a table")
+        if isinstance(weights, str):
+            weights = _column_arrays(x, [weights])
+        x, y = _column_arrays(x, x_columns), _column_arrays(x, y_columns)
+        x_columns = y_columns = None
+    pairs = [("x", x), *([] if y is None else [("y", _opened(y, storage_options))])]
+    named = [_rows(name, value) for name, value in pairs]
+    weight = None if weights is None else _rows("weights", _opened(weights, storage_options))[0]
+    if weight is not None and weight.shape[1] != 1:
+        raise DataError(f"weights must have one column, got {weight.shape[1]}")
+    sample = Sample(tuple(s for s, _ in named), tuple(c for _, c in named), weight)
+    return sample.select(x_columns, y_columns)
+
+
+def _opened(value: Any, storage_options: dict[str, Any] | None) -> Any:
+    return open_zarr(value, storage_options) if isinstance(value, (str, os.PathLike)) else value
+
+
+def _is_table(value: Any) -> bool:
+    return hasattr(value, "columns") or hasattr(value, "data_vars")
+
+
+def _column_arrays(table: Any, wanted: Sequence[str]) -> Any:
+    """The wanted columns of a DataFrame or Dataset, side by side."""
+    present = list(table.columns if hasattr(table, "columns") else table.data_vars)
+    Columns(tuple(str(p) for p in present)).positions(wanted)
+    if hasattr(table, "columns"):
+        return table[list(wanted)]
+    dims = {table[name].dims for name in wanted}
+    if len(dims) != 1 or len(next(iter(dims))) != 1:
+        raise DataError(
+            f"columns of a Dataset must share one dimension, got {sorted(map(str, dims))}"
+        )
+    return table[list(wanted)].to_dataarray("column").transpose(..., "column")
+
+
+def _rows(name: str, value: Any) -> tuple[RowSource, Columns]:
+    """Source and column names of one array-like of shape (n,) or (n, d)."""
+    labels: list[str] | None = None
+    if hasattr(value, "columns") and hasattr(value, "to_numpy"):  # pandas DataFrame
+        labels = [str(label) for label in value.columns]
+        value = value.to_numpy()
+    elif hasattr(value, "dims") and hasattr(value, "coords"):  # xarray DataArray
+        labels = _xarray_labels(value)
+        value = _xarray_data(value)
+    elif hasattr(value, "to_numpy") and not hasattr(value, "dask"):  # pandas Series
+        labels = None if getattr(value, "name", None) is None else [str(value.name)]
+        value = value.to_numpy()
+    if not hasattr(value, "shape"):
+        value = np.asarray(value)
+    if len(value.shape) not in (1, 2):
+        raise DataError(f"{name} must have shape (n,) or (n, d), got {tuple(value.shape)}")
+    if np.dtype(value.dtype).kind not in "fiub":
+        raise DataError(f"{name} must be numeric, got values of type {value.dtype}")
+    source = _source(name, value)
+    return source, Columns.default(name, source.shape[1]) if labels is None else Columns(
+        tuple(labels)
+    )
+
+
+def _source(name: str, value: Any) -> RowSource:
+    if isinstance(value, zarr.Array):
+        return ZarrSource(value)
+    if hasattr(value, "dask"):
+        if any(np.isnan(c) for axis in value.chunks for c in axis):
+            raise DataError(
+                f"the chunk sizes of {name} are unknown: call compute_chunk_sizes() on it first"
+            )
+        return DaskSource(value if value.ndim == 2 else value[:, None])
+    array = np.asarray(value)
+    return ArraySource(array if array.ndim == 2 else array[:, None])
+
+
+def _xarray_labels(value: Any) -> list[str] | None:
+    if len(value.dims) == 1:
+        return None if value.name is None else [str(value.name)]
+    coordinate = value.coords.get(value.dims[1])
+    return None if coordinate is None else [str(label) for label in coordinate.values]
+
+
+def _xarray_data(value: Any) -> Any:
+    """The array inside, lazily if it is chunked on disk."""
+    if value.chunks is None and "chunks" in value.encoding:
+        value = value.chunk()
+    return value.data

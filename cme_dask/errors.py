@@ -1,0 +1,33 @@
+"""What can go wrong, named once.
+
+The command maps :class:`DataError` to exit code 2 (data or usage) and :class:`ResourceError` to 3
+(environment); a message says what was expected, what came, and what to do.
+"""
+
+
+class CmeDaskError(Exception):
+    """Base of every error that cme_dask raises on purpose."""
+
+
+class DataError(CmeDaskError, ValueError):
+    """Input data, a stored file or a parameter is not usable as given."""
+
+
+class StoreError(DataError):
+    """A stored sample or model is missing, damaged, half-written or of a newer version."""
+
+
+class NotFittedError(CmeDaskError, ValueError, AttributeError):
+    """A query was made before ``fit``."""
+
+
+class ResourceError(CmeDaskError, RuntimeError):
+    """The machine or the cluster can't do it: memory, disk, scheduler, a missing package."""
+
+
+class ToleranceWarning(UserWarning):
+    """The pass measured a trace error above ``tol`` over all rows."""
+
+
+class RankWarning(UserWarning):
+    """The numerical rank or ``max_rank`` was reached before ``tol``."""

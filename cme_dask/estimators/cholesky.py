@@ -1,0 +1,228 @@
+"""``PivotedCholesky``: low-rank kernel features for anyone's kernel PCA, ridge or clustering."""
+
+from typing import Any, Self
+
+import numpy as np
+from sklearn.base import BaseEstimator, TransformerMixin
+
+from cme_dask.chunked.driver import Executor, Scheduler
+from cme_dask.chunked.sources import DaskSource, open_sample
+from cme_dask.errors import DataError, NotFittedError
+from cme_dask.estimators.recipe import (
+    SAMPLE_SIZE,
+    FittedBasis,
+    Progress,
+    check_parameters,
+    choose_basis,
+    choose_kernel,
+    given_basis,
+    make_moments,
+    make_side,
+    usable_rows,
+    warn_of_error,
+)
+from cme_dask.kernels import Kernel
+from cme_dask.numerics.basis import LinearBasis, eigenbasis
+from cme_dask.numerics.moments import MeanMoments, MomentSpec
+from cme_dask.storage.columns import Columns, check_finite
+from cme_dask.storage.rows import ArraySource, ZarrSource
+from cme_dask.storage.sample import Sample
+
+Array = Any
+
+_BASES = ("newton", "spectral")
+
+
+class PivotedCholesky(TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """Low-rank kernel features by pivoted Cholesky, K ~ L L^T, from data of any size.
+
+    Row i of L is N(x_i), the Newton basis at x_i (joint paper, section 5): inner products of
+    features are kernel values up to the power function, k(x, z) = N(x) . N(z) + error, with
+    |error| <= P(x) P(z). One pass over the data measures the trace error and makes the spectral
+    basis; transforming is lazy for Dask arrays and stores.
+
+    Parameters
+    ----------
+    kernel : Kernel, optional
+        Default: Gaussian, length scales by the median heuristic on standardised columns.
+    tol : float
+        Relative trace error aimed at, in (0, 1).
+    max_rank : int, optional
+        Largest number of pivots.
+    basis : {"newton", "spectral"}
+        Features: N(x), or psi(x) = V^T N(x), uncorrelated, ordered by descending lam = E psi^2.
+    pivots : "sampled" or array
+        Greedy on the row sample, or given points, shape (m, d).
+    sample_size : int
+        Rows of the row sample from which pivots are chosen.
+    random_state : int, optional
+        Seed of the row sample of arrays; default 0.
+
+    Attributes
+    ----------
+    basis_ : FittedBasis
+        ``rank``, ``trace_error`` over all rows, ``pivots``.
+    pivots_ : (m, d) array
+        The pivots.
+    eigenvalues_ : (m,) array
+        lam of the spectral basis.
+    trace_error_ : float
+        Relative trace error over all rows.
+    n_features_in_ : int
+        Number of columns d.
+    n_passes_ : int
+        Passes over all rows: 1.
+    report_ : PassReport
+        Time and rows per second of the pass.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel | None = None,
+        *,
+        tol: float = 1e-5,
+        max_rank: int | None = None,
+        basis: str = "newton",
+        pivots: Any = "sampled",
+        sample_size: int = SAMPLE_SIZE,
+        random_state: int | None = None,
+    ) -> None:
+        self.kernel = kernel
+        self.tol = tol
+        self.max_rank = max_rank
+        self.basis = basis
+        self.pivots = pivots
+        self.sample_size = sample_size
+        self.random_state = random_state
+
+    def fit(
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        weights: Any = None,
+        scheduler: Scheduler = None,
+        workers: int | None = None,
+        memory_limit: str | int | None = None,
+        progress: Progress | None = None,
+    ) -> Self:
+        """Choose pivots on the row sample and measure them in one pass.
+
+        Parameters
+        ----------
+        X
+            Rows, shape (n, d), as in :meth:`JointDistribution.fit`; of a sample store, its x.
+        y
+            Ignored.
+        weights, scheduler, workers, memory_limit, progress
+            As in :meth:`JointDistribution.fit`.
+        """
+        check_parameters(self.tol, self.max_rank, 1, self.sample_size)
+        if self.basis not in _BASES:
+            raise DataError(f"basis must be one of {', '.join(_BASES)}, got {self.basis!r}")
+        sample = _x_alone(open_sample(X, weights=weights))
+        executor = Executor.resolve(scheduler, workers)
+        rows = usable_rows(sample, self.sample_size, self.random_state or 0, executor)
+        columns, part = sample.columns[0], rows.parts[0]
+        kernel = choose_kernel(self.kernel, part, columns, "")
+        if isinstance(self.pivots, str):
+            if self.pivots != "sampled":
+                raise DataError(f"pivots must be 'sampled' or an array, got {self.pivots!r}")
+            newton = choose_basis(kernel, part, rows.index, self.tol, self.max_rank, "X", progress)
+        else:
+            newton = given_basis(kernel, self.pivots, columns, "X")
+        sides = (make_side(newton, columns, None, part),)
+        moments, self.report_ = make_moments(
+            sample, MomentSpec(sides), executor, memory_limit, progress
+        )
+        mean = MeanMoments.of(moments.total(), sides)
+        spectral = LinearBasis(newton, *eigenbasis(mean.gram[0]))
+        self.basis_ = FittedBasis(newton, spectral, mean.trace_error[0])
+        self.columns_ = columns
+        self.n_features_in_ = len(columns.names)
+        self.n_passes_ = 1
+        if isinstance(self.pivots, str):
+            warn_of_error("X", newton.rank, self.trace_error_, self.tol, self.max_rank)
+        return self
+
+    @property
+    def pivots_(self) -> Array:
+        """Pivots, shape (m, d)."""
+        return self._fitted().pivots
+
+    @property
+    def trace_error_(self) -> float:
+        """Relative trace error over all rows."""
+        return self._fitted().trace_error
+
+    @property
+    def eigenvalues_(self) -> Array:
+        """Eigenvalues lam of the spectral basis, descending, shape (m,)."""
+        return self._fitted().spectral.eigenvalues
+
+    def transform(self, X: Any) -> Any:
+        """Features of the rows of X, shape (n, m).
+
+        A Dask array or a store gives a lazy Dask array with the same row chunks; anything else a
+        NumPy array.
+
+        Raises
+        ------
+        DataError
+            On a wrong number of columns, NaN or infinity (when the rows are read).
+        """
+        features = self._features()
+        sample = _x_alone(open_sample(X))
+        if len(sample.columns[0].names) != self.n_features_in_:
+            raise DataError(
+                f"X has {len(sample.columns[0].names)} columns, the fit had {self.n_features_in_}"
+            )
+        source = sample.sources[0]
+        block = _Features(features, self.columns_)
+        if isinstance(source, ArraySource):
+            return block(source.read(0, sample.n_rows))
+        import dask.array as da
+
+        if isinstance(source, ZarrSource):
+            rows = da.from_zarr(source.array)
+            rows = rows if rows.ndim == 2 else rows[:, None]
+        else:
+            assert isinstance(source, DaskSource)
+            rows = source.array
+        rows = rows.rechunk({1: -1})
+        chunks = (rows.chunks[0], (self._fitted().rank,))
+        return rows.map_blocks(block, dtype=np.float64, chunks=chunks, meta=np.empty((0, 0)))
+
+    def get_feature_names_out(self, input_features: Any = None) -> Array:
+        """Names of the features: newton0, newton1, ... or spectral0, ..."""
+        names = [f"{self.basis}{i}" for i in range(self._fitted().rank)]
+        return np.array(names, dtype=object)
+
+    def _features(self) -> Any:
+        basis = self._fitted()
+        return basis.newton if self.basis == "newton" else basis.spectral
+
+    def _fitted(self) -> FittedBasis:
+        if not hasattr(self, "basis_"):
+            raise NotFittedError("this PivotedCholesky is not fitted: call fit first")
+        return self.basis_
+
+
+class _Features:
+    """Features of one block of rows; named, so that Dask's dashboard reads well."""
+
+    def __init__(self, basis: Any, columns: Columns) -> None:
+        self._basis, self._columns = basis, columns
+
+    def __call__(self, rows: Array) -> Array:
+        rows = np.asarray(rows, dtype=np.float64)
+        check_finite(rows, self._columns.names, 0)
+        return self._basis(rows)
+
+
+def _x_alone(sample: Sample) -> Sample:
+    if len(sample.sources) == 1:
+        return sample
+    rows = sample.row_sample
+    alone = None if rows is None else type(rows)(rows.keys, rows.index, rows.parts[:1])
+    return Sample(sample.sources[:1], sample.columns[:1], sample.weights, alone, sample.location)

@@ -1,0 +1,328 @@
+"""``JointDistribution``: the law of (X, Y) from one pass over rows of any number."""
+
+import os
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Self
+
+import numpy as np
+from sklearn.base import BaseEstimator
+
+from cme_dask.chunked.driver import Executor, Scheduler
+from cme_dask.chunked.sources import open_sample
+from cme_dask.errors import DataError, NotFittedError
+from cme_dask.estimators.recipe import (
+    SAMPLE_SIZE,
+    FittedBasis,
+    Progress,
+    check_parameters,
+    choose_basis,
+    choose_kernel,
+    given_basis,
+    make_moments,
+    make_side,
+    usable_rows,
+    warn_of_error,
+)
+from cme_dask.kernels import Kernel
+from cme_dask.models.joint import Answers, JointModel, Variable
+from cme_dask.numerics.basis import LinearBasis, eigenbasis
+from cme_dask.numerics.joint import CONSTRAINTS, JointSolution, Regularization, solve_joint
+from cme_dask.numerics.moments import Function, MeanMoments, MomentSpec, Side
+from cme_dask.numerics.validation import Replicates, fold_replicates
+from cme_dask.storage.priority import RowSample
+from cme_dask.storage.sample import Sample
+
+Array = Any
+
+DEFAULT_REG = 1e-6
+
+
+class JointDistribution(BaseEstimator):  # type: ignore[misc]
+    r"""Joint distribution of X and Y relative to the product of its marginals.
+
+    Estimates :math:`g = dP / d(P_X \otimes P_Y) = 1 + \psi_Y(y)^T H \psi_X(x)` in the span of m_X
+    kernel functions k_X(., p) times m_Y functions k_Y(., q), by minimising
+    :math:`|g - g_0|^2_{L^2(P_X \otimes P_Y)}` plus a ridge (joint paper, (14), (34), (38)).
+
+    One pass over the data makes the moments of both bases; everything after it is dense algebra
+    of size m. Pivots come from the row sample.
+
+    Parameters
+    ----------
+    kernel_x, kernel_y : Kernel, optional
+        Kernels, with length scales in the units of the columns. Default: Gaussian, with length
+        scales by the median heuristic on standardised columns.
+    tol : float
+        Relative trace error tau = trace(K - L L^T) / trace(K) that the bases aim at, in (0, 1).
+    max_rank : int, optional
+        Largest number of pivots of each basis.
+    reg : float or (float, float), optional
+        Ridge r, or (r_Y, r_X); default 1e-6.
+    reg_form : {"two-sided", "single"}
+        D = (lam_Y + r_Y)(lam_X + r_X)^T, or the paper's lam_Y lam_X^T + r.
+    constraint : {"normalized", "none"}
+        ``normalized``: E_Y g(x, Y) = 1 and E_X g(X, y) = 1 at every x and y, exactly (19).
+    pivots : "sampled" or (array, array)
+        Greedy on the row sample, or given points of x and y, shapes (m, d), taken in order.
+    sample_size : int
+        Rows of the row sample from which pivots are chosen.
+    n_folds : int
+        Fixed folds whose moments are kept apart, for standard errors and held-out errors; the
+        partial sums grow with it. 1 switches both off.
+    random_state : int, optional
+        Seed of the row sample of arrays (a store brings its own sample); default 0, so that the
+        same rows give the same fit.
+
+    Attributes
+    ----------
+    model_ : JointModel
+        The frozen model: queries without data or Dask.
+    basis_x_, basis_y_ : FittedBasis
+        ``rank``, ``trace_error`` over all rows, ``pivots``.
+    coef_ : (k_Y, k_X) array
+        H in the bases of the model.
+    solution_ : JointSolution
+        ``status``, ``kkt_residual``, ``gap``, ``iterations``.
+    moments_ : Moments
+        Sums over rows, per fold; they add.
+    replicates_ : (Replicates, Replicates)
+        Refits without one fold each, and their held-out errors: given x, and given y.
+    n_passes_ : int
+        Passes over all rows: 1.
+    report_ : PassReport
+        Time, rows per second and predicted memory of the pass.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cme_dask import JointDistribution
+    >>> rng = np.random.default_rng(0)
+    >>> x = rng.normal(size=(20_000, 1))
+    >>> y = np.sin(x) + 0.3 * rng.normal(size=x.shape)
+    >>> law = JointDistribution().fit(x, y, functions={"positive": lambda y: y[:, 0] > 0})
+    >>> bool(law.expect("positive", [[1.0]])[0] > 0.9)
+    True
+    """
+
+    def __init__(
+        self,
+        *,
+        kernel_x: Kernel | None = None,
+        kernel_y: Kernel | None = None,
+        tol: float = 1e-5,
+        max_rank: int | None = None,
+        reg: float | tuple[float, float] | None = None,
+        reg_form: str = "two-sided",
+        constraint: str = "normalized",
+        pivots: Any = "sampled",
+        sample_size: int = SAMPLE_SIZE,
+        n_folds: int = 10,
+        random_state: int | None = None,
+    ) -> None:
+        self.kernel_x = kernel_x
+        self.kernel_y = kernel_y
+        self.tol = tol
+        self.max_rank = max_rank
+        self.reg = reg
+        self.reg_form = reg_form
+        self.constraint = constraint
+        self.pivots = pivots
+        self.sample_size = sample_size
+        self.n_folds = n_folds
+        self.random_state = random_state
+
+    def fit(
+        self,
+        X: Any,
+        Y: Any = None,
+        *,
+        weights: Any = None,
+        functions: dict[str, Function] | None = None,
+        functions_x: dict[str, Function] | None = None,
+        scheduler: Scheduler = None,
+        workers: int | None = None,
+        memory_limit: str | int | None = None,
+        progress: Progress | None = None,
+    ) -> Self:
+        """Fit in one pass over the rows.
+
+        Parameters
+        ----------
+        X, Y
+            Rows of x, shape (n, d_X), and of y, shape (n, d_Y): NumPy, Dask, Zarr, pandas or
+            xarray; or X alone: a sample store by path or URL, or a ``Sample``.
+        weights
+            Non-negative weights of the rows, shape (n,); a store brings its own.
+        functions, functions_x
+            Functions of y (of x) by name whose conditional expectations will be asked for; each
+            takes rows (b, d) and returns (b,).
+        scheduler
+            ``"threads"``, ``"processes"``, ``"synchronous"`` or a ``distributed.Client``; default
+            an active client, else what Dask is configured to, else threads.
+        workers
+            Number of threads or processes; default all cores.
+        memory_limit
+            Bytes ("2GB") that this process, or each worker of a cluster, may use.
+        progress
+            Called with ``PivotProgress`` and ``PassProgress`` as the fit goes on.
+
+        Raises
+        ------
+        DataError
+            On unusable rows, columns, weights or parameters.
+        StoreError
+            On damaged stores.
+        ResourceError
+            If memory would not suffice; nothing has been read then but the row sample.
+
+        Warns
+        -----
+        ToleranceWarning, RankWarning
+            If the trace error over all rows is above ``tol``.
+        """
+        check_parameters(self.tol, self.max_rank, self.n_folds, self.sample_size)
+        reg = Regularization.parse(DEFAULT_REG if self.reg is None else self.reg, self.reg_form)
+        if self.constraint not in CONSTRAINTS:
+            raise DataError(
+                f"constraint must be one of {', '.join(CONSTRAINTS)}, got {self.constraint!r}"
+            )
+        sample = open_sample(X, Y, weights=weights)
+        if len(sample.sources) != 2:
+            raise DataError("a joint distribution needs rows of x and of y: give Y, or a store")
+        executor = Executor.resolve(scheduler, workers)
+        rows = usable_rows(sample, self.sample_size, self.random_state or 0, executor)
+        sides = self._sides(sample, rows, (functions_x, functions), progress)
+        spec = MomentSpec(sides, self.n_folds)
+        moments, self.report_ = make_moments(sample, spec, executor, memory_limit, progress)
+        self.n_passes_ = 1
+        self._functions = tuple(side.functions for side in sides)
+        self._solve(moments, sides, reg, sample)
+        for name, basis in (("x", self.basis_x_), ("y", self.basis_y_)):
+            if isinstance(self.pivots, str):
+                warn_of_error(name, basis.rank, basis.trace_error, self.tol, self.max_rank)
+        return self
+
+    def _sides(
+        self,
+        sample: Sample,
+        rows: RowSample,
+        functions: tuple[dict[str, Function] | None, dict[str, Function] | None],
+        progress: Progress | None,
+    ) -> tuple[Side, Side]:
+        sides = []
+        for i, (name, kernel) in enumerate((("x", self.kernel_x), ("y", self.kernel_y))):
+            columns, part = sample.columns[i], rows.parts[i]
+            chosen = choose_kernel(kernel, part, columns, name)
+            if isinstance(self.pivots, str):
+                if self.pivots != "sampled":
+                    raise DataError(
+                        f"pivots must be 'sampled' or a pair of arrays, got {self.pivots!r}"
+                    )
+                basis = choose_basis(
+                    chosen, part, rows.index, self.tol, self.max_rank, name, progress
+                )
+            else:
+                basis = given_basis(chosen, self.pivots[i], columns, name)
+            sides.append(make_side(basis, columns, functions[i], part))
+        return sides[0], sides[1]
+
+    def _solve(
+        self, moments: Any, sides: tuple[Side, Side], reg: Regularization, sample: Sample
+    ) -> None:
+        mean = MeanMoments.of(moments.total(), sides)
+        solve = partial(solve_joint, constraint=self.constraint, reg=reg)
+        solution = solve(mean)
+        replicates = fold_replicates(moments, sides, solve)
+        self.moments_, self.replicates_, self.solution_ = moments, replicates, solution
+        self.coef_ = solution.coef
+        bases = [side.basis for side in sides]
+        self.basis_x_, self.basis_y_ = (
+            FittedBasis(basis, LinearBasis(basis, *eigenbasis(gram)), error)
+            for basis, gram, error in zip(bases, mean.gram, mean.trace_error, strict=True)
+        )
+        about = {
+            "rows": moments.n_rows,
+            "passes": self.n_passes_,
+            "folds": moments.n_folds,
+            "tol": self.tol,
+            "constraint": self.constraint,
+            "reg": [reg.y, reg.x],
+            "reg_form": reg.form,
+            "trace_error": dict(zip("xy", mean.trace_error, strict=True)),
+            "kkt_residual": solution.kkt_residual,
+            "location": sample.location,
+            "held_out": {
+                given: _held_out(sides[1 - i].names, replicates[i]) for i, given in enumerate("xy")
+            },
+        }
+        x, y = (_variable(i, sides, sample, solution, mean, replicates[i]) for i in (0, 1))
+        self.model_ = JointModel(x, y, solution.coef, about, moments.to_arrays())
+
+    def expect(
+        self, f: Any = None, X: Any = None, *, Y: Any = None, return_std: bool = False
+    ) -> Any:
+        """Conditional expectations, see :meth:`JointModel.expect`; f may be a declared callable."""
+        model = self._fitted()
+        declared = self._functions[1] if Y is None else self._functions[0]
+        return model.expect(_names_of(f, declared), X, Y=Y, return_std=return_std)
+
+    def density_ratio(self, X: Any, Y: Any) -> Array:
+        """g(x_i, y_j), shape (n_X, n_Y), see :meth:`JointModel.density_ratio`."""
+        return self._fitted().density_ratio(X, Y)
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Write the fitted model to a folder, see :meth:`JointModel.save`."""
+        self._fitted().save(path, overwrite=overwrite)
+
+    def _fitted(self) -> JointModel:
+        if not hasattr(self, "model_"):
+            raise NotFittedError("this JointDistribution is not fitted: call fit first")
+        return self.model_
+
+    def _repr_html_(self) -> str:
+        return self.model_._repr_html_() if hasattr(self, "model_") else super()._repr_html_()
+
+
+def _variable(
+    given: int,
+    sides: tuple[Side, Side],
+    sample: Sample,
+    solution: JointSolution,
+    mean: MeanMoments,
+    replicates: Replicates,
+) -> Variable:
+    transform = (solution.transform_x, solution.transform_y)[given]
+    eigenvalues = (solution.eigenvalues_x, solution.eigenvalues_y)[given]
+    constant, slope = solution.answer(mean, given)
+    answers = Answers(
+        sides[1 - given].names, constant, slope, replicates.constant, replicates.slope
+    )
+    return Variable(
+        sample.columns[given], LinearBasis(sides[given].basis, transform, eigenvalues), answers
+    )
+
+
+def _held_out(names: Sequence[str], replicates: Replicates) -> dict[str, dict[str, float]]:
+    """JSON table of held-out errors; empty without folds."""
+    if not len(replicates.constant):
+        return {}
+    rows = zip(names, replicates.error, replicates.baseline, replicates.skill, strict=True)
+    return {
+        name: {
+            "error": float(e),
+            "baseline": float(b),
+            "skill": float(s) if np.isfinite(s) else 0.0,
+        }
+        for name, e, b, s in rows
+    }
+
+
+def _names_of(f: Any, declared: dict[str, Function]) -> Any:
+    """Replace declared callables by their names."""
+    by_id = {id(function): name for name, function in declared.items()}
+    if callable(f):
+        return by_id.get(id(f), f)
+    if isinstance(f, str) or f is None:
+        return f
+    return [by_id.get(id(g), g) for g in f]

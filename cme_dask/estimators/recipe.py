@@ -1,0 +1,186 @@
+"""Steps that estimators share: check the parameters, choose kernels and pivots, warn."""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cme_dask.chunked.badvalues import count_bad_values
+from cme_dask.chunked.driver import Executor
+from cme_dask.chunked.gather import sample_rows
+from cme_dask.chunked.passes import BadValues, PassProgress, PassReport, moment_pass
+from cme_dask.errors import DataError, RankWarning, ToleranceWarning
+from cme_dask.kernels import Kernel
+from cme_dask.learning.scales import median_heuristic
+from cme_dask.numerics.basis import LinearBasis, NewtonBasis
+from cme_dask.numerics.cholesky import pivoted_cholesky
+from cme_dask.numerics.moments import Function, Moments, MomentSpec, Side
+from cme_dask.storage.columns import Columns, check_finite
+from cme_dask.storage.priority import RowSample
+from cme_dask.storage.sample import Sample
+
+Array = Any
+
+SAMPLE_SIZE = 1 << 14
+_SAFETY = 0.8  # sampled pivots aim below tol, since the other rows are not seen yet
+
+
+@dataclass(frozen=True)
+class PivotProgress:
+    """How far the choice of pivots is."""
+
+    variable: str
+    rank: int
+    residual_trace: float
+    tol: float
+
+
+Progress = Callable[[PivotProgress | PassProgress], None]
+
+
+@dataclass(frozen=True, eq=False)
+class FittedBasis:
+    """A basis with what the pass measured of it.
+
+    Attributes
+    ----------
+    newton
+        Newton basis on the pivots.
+    spectral
+        Basis orthogonal in L2 as well, with eigenvalues lam.
+    trace_error
+        Relative trace error tau over all rows, with their weights.
+    """
+
+    newton: NewtonBasis
+    spectral: LinearBasis
+    trace_error: float
+
+    @property
+    def rank(self) -> int:
+        """Number of pivots m."""
+        return self.newton.rank
+
+    @property
+    def pivots(self) -> Array:
+        """Pivots, shape (m, d)."""
+        return self.newton.points
+
+
+def check_parameters(tol: Any, max_rank: Any, n_folds: Any, sample_size: Any) -> None:
+    """DataError on numbers outside their range."""
+    if not (isinstance(tol, (int, float)) and 0.0 < tol < 1.0):
+        raise DataError(f"tol must lie between 0 and 1, exclusively, got {tol!r}")
+    for name, value, least in (
+        ("max_rank", max_rank, 1),
+        ("n_folds", n_folds, 1),
+        ("sample_size", sample_size, 2),
+    ):
+        if value is not None and (not isinstance(value, (int, np.integer)) or value < least):
+            raise DataError(f"{name} must be an integer of at least {least}, got {value!r}")
+
+
+def usable_rows(sample: Sample, size: int, seed: int, executor: Executor) -> RowSample:
+    """The row sample, checked: NaN or infinity in it are counted over all rows and raised."""
+    rows = sample_rows(sample, size, seed, executor)
+    if not all(np.isfinite(part).all() for part in rows.parts):
+        count_bad_values(sample, executor)
+        for part, columns in zip(rows.parts, sample.columns, strict=True):
+            check_finite(part, columns.names, 0)
+    return rows
+
+
+def make_moments(
+    sample: Sample,
+    spec: MomentSpec,
+    executor: Executor,
+    memory_limit: str | int | None,
+    progress: Progress | None,
+) -> tuple[Moments, PassReport]:
+    """The moment pass; unusable values are counted in a second pass, which only a failure makes."""
+    try:
+        return moment_pass(sample, spec, executor, memory_limit=memory_limit, progress=progress)
+    except BadValues:
+        count_bad_values(sample, executor)
+        raise
+
+
+def choose_kernel(kernel: Any, rows: Array, columns: Columns, name: str) -> Kernel:
+    """The given kernel, checked against the columns, or the default one."""
+    if kernel is None:
+        return median_heuristic(rows, columns.names)
+    if not isinstance(kernel, Kernel):
+        raise DataError(
+            f"kernel_{name} must be a kernel of cme_dask.kernels (users' own: kernels.Custom), "
+            f"got {kernel!r}"
+        )
+    kernel.check(len(columns.names))
+    return kernel
+
+
+def choose_basis(
+    kernel: Kernel,
+    rows: Array,
+    index: Array,
+    tol: float,
+    max_rank: int | None,
+    variable: str,
+    progress: Progress | None,
+) -> NewtonBasis:
+    """Greedy pivots on the row sample down to 0.8 tol."""
+
+    def tell(rank: int, residual: float) -> None:
+        if progress is not None:
+            progress(PivotProgress(variable, rank, residual, tol))
+
+    result = pivoted_cholesky(kernel, rows, _SAFETY * tol, max_rank, rows=index, on_pivot=tell)
+    if not len(result.pivots):
+        raise DataError(f"the kernel of {variable} is zero at every sampled row: choose another")
+    return NewtonBasis(kernel, rows[result.pivots], result.factor, index[result.pivots])
+
+
+def given_basis(kernel: Kernel, points: Any, columns: Columns, variable: str) -> NewtonBasis:
+    """Basis on the user's own pivots."""
+    array = np.asarray(points, dtype=np.float64)
+    array = array[:, None] if array.ndim == 1 else array
+    if array.ndim != 2 or array.shape[1] != len(columns.names) or not len(array):
+        raise DataError(
+            f"pivots of {variable} must have shape (m, {len(columns.names)}), got {array.shape}"
+        )
+    check_finite(array, columns.names, 0)
+    return NewtonBasis.from_points(kernel, array)
+
+
+def make_side(
+    basis: NewtonBasis, columns: Columns, functions: dict[str, Function] | None, rows: Array
+) -> Side:
+    """Side of the pass, with shifts near the means of its functions."""
+    functions = dict(functions or {})
+    for name, function in functions.items():
+        if not isinstance(name, str) or not callable(function):
+            raise DataError(f"functions maps names to callables, got {name!r}: {function!r}")
+        if name in columns.names:
+            raise DataError(f"{name!r} is a column already: give the function another name")
+    side = Side(basis, columns.names, functions)
+    return Side(basis, columns.names, functions, side.values(rows).mean(axis=0))
+
+
+def warn_of_error(
+    variable: str, rank: int, trace_error: float, tol: float, max_rank: int | None
+) -> None:
+    """Warn if the trace error over all rows is above tol."""
+    if trace_error <= tol:
+        return
+    found = (
+        f"{variable}: trace error {trace_error:.2e} over all rows at rank {rank}, tol is {tol:g}"
+    )
+    if max_rank is not None and rank >= max_rank:
+        warnings.warn(f"{found}: max_rank={max_rank} was reached", RankWarning, stacklevel=3)
+    else:
+        warnings.warn(
+            f"{found}: use a larger sample_size, or a smaller tol for the sample",
+            ToleranceWarning,
+            stacklevel=3,
+        )

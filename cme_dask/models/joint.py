@@ -1,0 +1,333 @@
+"""The fitted joint distribution: small frozen arrays and the queries on them."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any, Self
+
+import numpy as np
+
+from cme_dask import kernels
+from cme_dask.errors import DataError, StoreError
+from cme_dask.numerics.basis import LinearBasis, NewtonBasis
+from cme_dask.storage.columns import Columns, check_finite
+from cme_dask.storage.model_file import ModelState, write_model
+
+Array = Any
+
+_QUERY_ROWS = 4096  # points per block: memory does not grow with the number of points
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """Everything E[f | z] needs for the functions f of one variable given the other.
+
+    Attributes
+    ----------
+    names
+        The other variable's columns, then its declared functions.
+    constant
+        E f, shape (q,).
+    slope
+        E[f | z] = constant + psi(z)^T slope, shape (k, q).
+    fold_constant, fold_slope
+        The same without one fold, by fold, on the Newton basis: shapes (F, q), (F, m, q); F = 0
+        without folds.
+    """
+
+    names: tuple[str, ...]
+    constant: Array
+    slope: Array
+    fold_constant: Array
+    fold_slope: Array
+
+
+@dataclass(frozen=True, eq=False)
+class Variable:
+    """One variable: its columns, its basis, and the answers about the other one given it."""
+
+    columns: Columns
+    basis: LinearBasis
+    answers: Answers
+
+    def points(self, values: Any, name: str) -> Array:
+        """Query points as float64 of shape (n, d): arrays, or tables that hold the columns by name.
+
+        Raises
+        ------
+        DataError
+            On a wrong number of columns, unknown columns, NaN or infinity.
+        """
+        names = self.columns.names
+        if hasattr(values, "columns") and hasattr(values, "to_numpy"):
+            Columns(tuple(map(str, values.columns))).positions(names)
+            values = values[list(names)].to_numpy()
+        try:
+            points = np.asarray(values, dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise DataError(f"{name} must be numeric: {error}") from error
+        if points.ndim < 2:
+            points = points.reshape(-1, 1) if len(names) == 1 else points.reshape(1, -1)
+        if points.ndim != 2 or points.shape[1] != len(names):
+            raise DataError(
+                f"{name} must have shape (n, {len(names)}) for the columns {', '.join(names)}, "
+                f"got {np.shape(values)}"
+            )
+        check_finite(points, names, 0)
+        return points
+
+
+@dataclass(frozen=True, eq=False)
+class JointModel:
+    """Joint distribution dP = g dP_X dP_Y with g(x, y) = 1 + psi_Y(y)^T H psi_X(x).
+
+    Made by :class:`cme_dask.JointDistribution` or :func:`cme_dask.load`; needs neither data nor
+    Dask.
+
+    Attributes
+    ----------
+    x, y
+        The variables.
+    coef
+        H, shape (k_Y, k_X), in the bases of the variables.
+    about
+        What it was fitted on and how: rows, tol, trace errors, constraint, reg.
+    moments
+        Moments per fold as plain arrays (``Moments.to_arrays``), for growing and cross-validation.
+    """
+
+    x: Variable
+    y: Variable
+    coef: Array
+    about: dict[str, Any]
+    moments: dict[str, Array]
+
+    @property
+    def function_names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Names that ``expect`` knows: given X (functions of y), and given Y (functions of x)."""
+        return self.x.answers.names, self.y.answers.names
+
+    def expect(
+        self,
+        f: str | Sequence[str] | None = None,
+        X: Any = None,
+        *,
+        Y: Any = None,
+        return_std: bool = False,
+    ) -> Any:
+        """Conditional expectations E[f(Y) | X = x] = E f + psi_X(x)^T H^T E[psi_Y f^T].
+
+        The signed estimator: exact moments over all rows, so it adds up but may leave the range of
+        f where the data say little. With ``Y`` given instead of ``X``, E[f(X) | Y = y].
+
+        Parameters
+        ----------
+        f
+            A column or declared function of the other variable, or several; default its columns.
+        X
+            Points, shape (n, d_X), or a table with the columns by name.
+        Y
+            Points, shape (n, d_Y): the other direction.
+        return_std
+            Also return standard errors by the jackknife over the fixed folds.
+
+        Returns
+        -------
+        values : (n,) for one name, (n, len(f)) for several; in the units of f
+        std : same shape, if ``return_std``
+
+        Raises
+        ------
+        DataError
+            On unknown names, wrong columns, NaN, or folds that the fit did not keep.
+        """
+        if (X is None) == (Y is None):
+            raise DataError("expect takes points of one variable: X=... or Y=...")
+        variable, points = (
+            (self.x, self.x.points(X, "X")) if Y is None else (self.y, self.y.points(Y, "Y"))
+        )
+        answers = variable.answers
+        wanted = self._wanted(f, variable)
+        pick = list(
+            Columns(answers.names).positions([wanted] if isinstance(wanted, str) else wanted)
+        )
+        folds = len(answers.fold_constant)
+        if return_std and folds < 2:
+            raise DataError("standard errors need folds: fit with n_folds of at least 2")
+
+        def block(rows: Array) -> Array:
+            newton = variable.basis.newton(rows)
+            psi = newton @ variable.basis.transform
+            values = answers.constant[pick] + psi @ answers.slope[:, pick]
+            if not return_std:
+                return values[None]
+            each = answers.fold_constant[:, None, pick] + newton @ answers.fold_slope[:, :, pick]
+            spread = ((each - each.mean(axis=0)) ** 2).sum(axis=0)
+            return np.stack([values, np.sqrt((folds - 1) / folds * spread)])
+
+        result = _in_blocks(block, points, (2 if return_std else 1, len(points), len(pick)))
+        if isinstance(wanted, str):
+            result = result[..., 0]
+        return (result[0], result[1]) if return_std else result[0]
+
+    def density_ratio(self, X: Any, Y: Any) -> Array:
+        """Radon-Nikodym derivative g(x_i, y_j) = dP / d(P_X x P_Y), shape (n_X, n_Y), no units.
+
+        Parameters
+        ----------
+        X, Y
+            Points, shapes (n_X, d_X) and (n_Y, d_Y), or tables with the columns by name.
+
+        Raises
+        ------
+        DataError
+            On wrong columns or NaN.
+        """
+        points = self.x.points(X, "X")
+        right = self.coef.T @ self.y.basis(self.y.points(Y, "Y")).T
+        shape = (1, len(points), right.shape[1])
+        return _in_blocks(lambda rows: (1.0 + self.x.basis(rows) @ right)[None], points, shape)[0]
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Write the model to a folder (Zarr, no pickles), whole or not at all."""
+        write_model(path, self.to_state(), overwrite=overwrite)
+
+    def to_state(self) -> ModelState:
+        """Plain arrays and JSON values."""
+        arrays = {"coef": self.coef}
+        sides: dict[str, Any] = {}
+        for key, variable in (("x", self.x), ("y", self.y)):
+            newton, answers = variable.basis.newton, variable.answers
+            arrays |= {
+                f"{key}_points": newton.points,
+                f"{key}_factor": newton.factor,
+                f"{key}_transform": variable.basis.transform,
+                f"{key}_eigenvalues": variable.basis.eigenvalues,
+                f"{key}_constant": answers.constant,
+                f"{key}_slope": answers.slope,
+                f"{key}_fold_constant": answers.fold_constant,
+                f"{key}_fold_slope": answers.fold_slope,
+            }
+            if newton.rows is not None:
+                arrays[f"{key}_rows"] = newton.rows
+            sides[key] = {
+                "columns": variable.columns.to_dict(),
+                "kernel": newton.kernel.to_dict(),
+                "answers": list(answers.names),
+            }
+        arrays |= {f"moments_{name}": values for name, values in self.moments.items()}
+        return ModelState("JointModel", {"variables": sides, "fit": self.about}, arrays)
+
+    @classmethod
+    def from_state(cls, state: ModelState, custom: dict[str, kernels.Kernel] | None = None) -> Self:
+        """Inverse of :meth:`to_state`, for files that can't be trusted.
+
+        Raises
+        ------
+        StoreError
+            If arrays or descriptions do not fit together.
+        DataError
+            If a user's own kernel is needed and not in ``custom``.
+        """
+        variables = {key: _variable(state, key, custom) for key in "xy"}
+        shape = (variables["y"].basis.rank, variables["x"].basis.rank)
+        fit = state.about.get("fit")
+        if not isinstance(fit, dict):
+            raise StoreError("the model's description of its fit is damaged: fit it again")
+        prefix = "moments_"
+        moments = {
+            name.removeprefix(prefix): values
+            for name, values in state.arrays.items()
+            if name.startswith(prefix)
+        }
+        return cls(variables["x"], variables["y"], state.array("coef", shape), fit, moments)
+
+    def summary(self) -> list[tuple[str, str]]:
+        """Lines of ``repr``: label and text."""
+        fit = self.about
+        lines = [
+            (
+                name,
+                f"{', '.join(v.columns.names)}: rank {v.basis.newton.rank}, "
+                f"trace error {fit['trace_error'][name]:.2e}, {v.basis.newton.kernel!r}",
+            )
+            for name, v in (("x", self.x), ("y", self.y))
+        ]
+        given_x, given_y = self.function_names
+        return [
+            *lines,
+            ("rows", f"{fit['rows']:,} in {fit['passes']} pass, {fit['folds']} folds"),
+            ("constraint", f"{fit['constraint']}, reg {fit['reg']} ({fit['reg_form']})"),
+            ("E[. | x]", ", ".join(given_x)),
+            ("E[. | y]", ", ".join(given_y)),
+        ]
+
+    def __repr__(self) -> str:
+        body = "\n".join(f"  {label:<10} {text}" for label, text in self.summary())
+        return f"JointModel\n{body}"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><th style='text-align:left'>{escape(label)}</th>"
+            f"<td style='text-align:left'>{escape(text)}</td></tr>"
+            for label, text in self.summary()
+        )
+        return f"<table><caption>JointModel</caption>{rows}</table>"
+
+    def _wanted(self, f: Any, variable: Variable) -> str | list[str]:
+        if f is None:
+            other = self.y if variable is self.x else self.x
+            return list(other.columns.names)
+        if isinstance(f, str):
+            return f
+        if callable(f) or not all(isinstance(name, str) for name in f):
+            raise DataError(
+                "expect takes names: declare a function at the fit, functions={'name': f}, and ask "
+                f"for its name; known here: {', '.join(variable.answers.names)}"
+            )
+        return list(f)
+
+
+def _variable(state: ModelState, key: str, custom: dict[str, kernels.Kernel] | None) -> Variable:
+    try:
+        about = state.about["variables"][key]
+        columns = Columns.from_dict(about["columns"])
+        names = tuple(str(name) for name in about["answers"])
+        kernel = kernels.from_dict(about["kernel"], custom)
+    except (KeyError, TypeError) as error:
+        raise StoreError(f"the model's description of {key} is damaged: {error!r}") from error
+    points = state.array(f"{key}_points", (None, len(columns.names)))
+    m, q = len(points), len(names)
+    transform = state.array(f"{key}_transform", (m, None))
+    k = transform.shape[1]
+    fold_constant = state.array(f"{key}_fold_constant", (None, q))
+    kernel.check(points.shape[1])
+    rows = state.array(f"{key}_rows", (m,)) if f"{key}_rows" in state.arrays else None
+    newton = NewtonBasis(kernel, points, state.array(f"{key}_factor", (m, m)), rows)
+    return Variable(
+        columns,
+        LinearBasis(newton, transform, state.array(f"{key}_eigenvalues", (k,))),
+        Answers(
+            names,
+            state.array(f"{key}_constant", (q,)),
+            state.array(f"{key}_slope", (k, q)),
+            fold_constant,
+            state.array(f"{key}_fold_slope", (len(fold_constant), m, q)),
+        ),
+    )
+
+
+def _in_blocks(
+    function: Callable[[Array], Array], points: Array, shape: tuple[int, int, int]
+) -> Array:
+    """Fill an array of this shape, rows along axis 1, block by block."""
+    result = np.empty(shape)
+    for rows in _slices(len(points)):
+        result[:, rows] = function(points[rows])
+    return result
+
+
+def _slices(n: int) -> Iterator[slice]:
+    for start in range(0, n, _QUERY_ROWS):
+        yield slice(start, min(start + _QUERY_ROWS, n))

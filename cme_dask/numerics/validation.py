@@ -1,0 +1,97 @@
+"""What fold moments tell without another pass: jackknife replicates and held-out errors."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cme_dask.numerics.joint import JointSolution
+from cme_dask.numerics.moments import MeanMoments, Moments, Side
+
+Array = Any
+Solve = Callable[[MeanMoments], JointSolution]
+
+
+@dataclass(frozen=True, eq=False)
+class Replicates:
+    """Answers refitted without one fold each, and their errors on that fold.
+
+    Attributes
+    ----------
+    constant, slope
+        E[f | z] = constant + N(z)^T slope without fold f, shapes (F, q) and (F, m, q).
+    error
+        Held-out mean squared error of E[f | z], mean over the folds by weight, shape (q,).
+    baseline
+        The same for the other folds' mean of f, shape (q,).
+    """
+
+    constant: Array
+    slope: Array
+    error: Array
+    baseline: Array
+
+    @property
+    def skill(self) -> Array:
+        """1 - error / baseline, shape (q,): for an indicator f, the Brier skill score."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return 1.0 - self.error / self.baseline
+
+
+def fold_replicates(
+    moments: Moments, sides: tuple[Side, Side], solve: Solve
+) -> tuple[Replicates, Replicates]:
+    """Delete-a-fold refits with the same pivots, given x and given y.
+
+    E[f | z] = a + N(z)^T b is linear in N, so its squared error over the held-out fold follows from
+    that fold's E[N N^T], E[N f] and E f^2: exact, and no row is read again. Folds without rows, and
+    folds that hold all the weight, are left out.
+    """
+    one = sum(side.basis.rank for side in sides)
+    weights = moments.gram[:, one, one]
+    usable = [f for f in range(moments.n_folds) if 0.0 < weights[f] < weights.sum()]
+    if len(usable) < 2:
+        usable = []
+    parts: tuple[list[Any], list[Any]] = ([], [])
+    for fold in usable:
+        rest = MeanMoments.of(moments.without(fold), sides)
+        held = MeanMoments.of(moments.only([fold]), sides)
+        solution = solve(rest)
+        transforms = (solution.transform_x, solution.transform_y)
+        for given in (0, 1):
+            constant, slope = solution.answer(rest, given)
+            newton = transforms[given] @ slope
+            error = _squared_error(held, given, constant, newton)
+            baseline = _squared_error(held, given, rest.function_mean[1 - given], 0.0 * newton)
+            parts[given].append((constant, newton, error, baseline))
+    share = weights[usable] / weights[usable].sum() if usable else np.zeros(0)
+    return (
+        _collect(parts[0], share, sides[0].basis.rank, len(sides[1].names)),
+        _collect(parts[1], share, sides[1].basis.rank, len(sides[0].names)),
+    )
+
+
+def _collect(parts: list[Any], share: Array, m: int, q: int) -> Replicates:
+    if not parts:
+        unknown = np.full(q, np.nan)
+        return Replicates(np.zeros((0, q)), np.zeros((0, m, q)), unknown, unknown)
+    constant, slope, error, baseline = (np.stack(p) for p in zip(*parts, strict=True))
+    return Replicates(constant, slope, share @ error, share @ baseline)
+
+
+def _squared_error(held: MeanMoments, given: int, constant: Array, slope: Array) -> Array:
+    """Mean of (constant + N^T slope - f)^2 over the held-out fold, for the other side's f."""
+    other = 1 - given
+    start = 0 if other == 0 else len(held.function_mean[0])
+    here = slice(start, start + len(constant))
+    offset = constant - held.shift[other]
+    mean = held.function_mean[other] - held.shift[other]
+    square = np.diag(held.function_gram)[here]
+    cross = held.function_cross[given][other]
+    model = (slope * (held.gram[given] @ slope)).sum(axis=0) + 2 * offset * (
+        held.mean[given] @ slope
+    )
+    return np.maximum(
+        offset**2 + model + square - 2 * offset * mean - 2 * (slope * cross).sum(axis=0), 0.0
+    )

@@ -1,0 +1,89 @@
+"""Write aside, rename last: an output is either whole or absent."""
+
+import contextlib
+import errno
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from cme_dask.errors import DataError, ResourceError
+
+
+def check_output(path: str | os.PathLike[str], overwrite: bool) -> Path:
+    """Refuse an output before any work is done for it.
+
+    Raises
+    ------
+    DataError
+        If the path is a URL, exists without ``overwrite``, or its folder is missing.
+    ResourceError
+        If its folder can't be written to.
+    """
+    if "://" in str(path):
+        raise DataError(f"outputs are local paths, got the URL {path}: write here and upload it")
+    target = Path(path)
+    if target.exists() and not overwrite:
+        raise DataError(
+            f"{target} already exists: choose another path or overwrite it (--overwrite)"
+        )
+    folder = target.absolute().parent
+    if not folder.is_dir():
+        raise DataError(f"the folder {folder} of the output does not exist: create it first")
+    if not os.access(folder, os.W_OK):
+        raise ResourceError(f"the folder {folder} can't be written to: check its permissions")
+    return target
+
+
+@contextlib.contextmanager
+def writing(path: str | os.PathLike[str], *, overwrite: bool = False) -> Iterator[Path]:
+    """A side path to write to; it takes the place of ``path`` when the block ends well.
+
+    On any error the side path is removed and an earlier output stays as it was.
+    """
+    target = check_output(path, overwrite)
+    aside = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")
+    try:
+        with disk_errors(target):
+            yield aside
+            _replace(aside, target)
+    finally:
+        _remove(aside)
+
+
+@contextlib.contextmanager
+def disk_errors(target: object) -> Iterator[None]:
+    """Turn a full or read-only disk into one sentence."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise ResourceError(
+                f"the disk is full while writing {target}: free some space and run it again; "
+                "nothing was left half-written"
+            ) from error
+        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+            raise ResourceError(f"{target} can't be written: {error.strerror}") from error
+        raise
+
+
+def _replace(aside: Path, target: Path) -> None:
+    if not target.exists():
+        aside.rename(target)
+        return
+    old = aside.with_suffix(".old")
+    target.rename(old)
+    try:
+        aside.rename(target)
+    except OSError:
+        old.rename(target)
+        raise
+    _remove(old)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,123 @@
+"""What the columns of a variable are called, and whether their values are usable."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from cme_dask.errors import DataError, StoreError
+
+Array = Any
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Names of one variable's columns, with units and, for coded ones, the names of the codes.
+
+    Parameters
+    ----------
+    names
+        One per column.
+    units
+        Units by column name.
+    categories
+        Labels of the codes 0, 1, ... by column name.
+    """
+
+    names: tuple[str, ...]
+    units: dict[str, str] = field(default_factory=dict)
+    categories: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        twice = sorted({n for n in self.names if self.names.count(n) > 1})
+        if twice:
+            raise DataError(f"column names must be unique, {', '.join(twice)} came more than once")
+        unknown = sorted((set(self.units) | set(self.categories)) - set(self.names))
+        if unknown:
+            raise DataError(f"units or categories of unknown columns: {', '.join(unknown)}")
+
+    @classmethod
+    def default(cls, variable: str, count: int) -> "Columns":
+        """``x0, x1, ...``: names for columns that have none."""
+        return cls(tuple(f"{variable}{i}" for i in range(count)))
+
+    def positions(self, wanted: Sequence[str]) -> tuple[int, ...]:
+        """Positions of the wanted columns; DataError names the unknown ones."""
+        unknown = [name for name in wanted if name not in self.names]
+        if unknown:
+            raise DataError(
+                f"unknown column {', '.join(map(repr, unknown))}: "
+                f"there are {', '.join(map(repr, self.names))}"
+            )
+        return tuple(self.names.index(name) for name in wanted)
+
+    def only(self, wanted: Sequence[str]) -> "Columns":
+        """Description of the wanted columns alone."""
+        self.positions(wanted)
+        return Columns(
+            tuple(wanted),
+            {k: v for k, v in self.units.items() if k in wanted},
+            {k: v for k, v in self.categories.items() if k in wanted},
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form."""
+        categories = {k: list(v) for k, v in self.categories.items()}
+        return {"names": list(self.names), "units": self.units, "categories": categories}
+
+    @classmethod
+    def from_dict(cls, data: Any) -> "Columns":
+        """Inverse of :meth:`to_dict`, for data that can't be trusted."""
+        try:
+            names = tuple(_text(n) for n in data["names"])
+            units = {_text(k): _text(v) for k, v in data["units"].items()}
+            categories = {
+                _text(k): tuple(_text(c) for c in v) for k, v in data["categories"].items()
+            }
+        except (KeyError, TypeError, AttributeError) as error:
+            raise StoreError(f"the description of the columns is damaged: {error!r}") from error
+        return cls(names, units, categories)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected text, got {type(value).__name__}")
+    return value
+
+
+def check_finite(values: Array, names: Sequence[str], first_row: int) -> None:
+    """DataError naming each column with NaN or infinity, how many, and the first row."""
+    bad = ~np.isfinite(values)
+    if not bad.any():
+        return
+    counts = bad.sum(axis=0)
+    firsts = first_row + bad.argmax(axis=0)
+    raise nonfinite_error(dict(zip(names, zip(counts, firsts, strict=True), strict=True)))
+
+
+def nonfinite_error(found: dict[str, tuple[int, int]]) -> DataError:
+    """One sentence on non-finite values: ``{column: (count, first row)}``."""
+    parts = [
+        f"column {name!r} has {int(count):,} (first at row {int(row)})"
+        for name, (count, row) in found.items()
+        if count
+    ]
+    return DataError(
+        f"values must be finite, but {'; '.join(parts)} NaN or infinite: drop or fill these rows"
+    )
+
+
+def negative_error(count: int, first_row: int) -> DataError:
+    """One sentence on negative weights."""
+    return DataError(
+        f"weights must be non-negative, {count:,} are negative (first at row {first_row})"
+    )
+
+
+def check_weights(weights: Array, first_row: int) -> None:
+    """DataError on negative or non-finite weights, with the count and the first row."""
+    check_finite(weights.reshape(-1, 1), ("weights",), first_row)
+    negative = weights < 0
+    if negative.any():
+        raise negative_error(int(negative.sum()), first_row + int(negative.argmax()))

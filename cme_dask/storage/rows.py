@@ -1,0 +1,163 @@
+"""Where rows come from: anything with a shape that can be read by row ranges."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import zarr
+
+from cme_dask.errors import StoreError
+from cme_dask.storage.zarr_files import DECODE_ERRORS
+
+Array = Any
+
+
+class RowSource(Protocol):
+    """Rows of a two-dimensional array, read by ranges, picklable to any worker."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(n, d)."""
+
+    @property
+    def chunk_rows(self) -> int | None:
+        """Rows per storage chunk; None if any range costs the same (memory)."""
+
+    def read(self, start: int, stop: int) -> Array:
+        """Rows [start, stop) as float64, shape (stop - start, d)."""
+
+    def pick(self, positions: tuple[int, ...]) -> "RowSource":
+        """The same rows with the columns at these positions only."""
+
+
+@dataclass(frozen=True, eq=False)
+class ArraySource:
+    """Rows of an array in memory, the first of them with global index ``offset``."""
+
+    array: Array
+    offset: int = 0
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(n, d)."""
+        return int(self.array.shape[0]), int(self.array.shape[1])
+
+    @property
+    def chunk_rows(self) -> int | None:
+        """Any range costs the same."""
+        return None
+
+    def read(self, start: int, stop: int) -> Array:
+        """Rows with global index in [start, stop), shape (stop - start, d)."""
+        rows = self.array[start - self.offset : stop - self.offset]
+        return np.ascontiguousarray(rows, dtype=np.float64)
+
+    def pick(self, positions: tuple[int, ...]) -> "ArraySource":
+        """The same rows with the columns at these positions only."""
+        return ArraySource(self.array[:, list(positions)], self.offset)
+
+
+@dataclass(frozen=True, eq=False)
+class ZarrSource:
+    """Rows of a Zarr array of one or two dimensions, optionally some of its columns.
+
+    A chunk that does not decode is an error that names the chunk.
+    """
+
+    array: zarr.Array[Any]
+    columns: tuple[int, ...] | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(n, d)."""
+        width = self.array.shape[1] if self.array.ndim == 2 else 1
+        return int(self.array.shape[0]), width if self.columns is None else len(self.columns)
+
+    @property
+    def chunk_rows(self) -> int | None:
+        """Rows per chunk (per shard, if there are shards)."""
+        return int((self.array.shards or self.array.chunks)[0])
+
+    def read(self, start: int, stop: int) -> Array:
+        """Rows [start, stop) as float64, shape (stop - start, d).
+
+        Raises
+        ------
+        StoreError
+            If a chunk is truncated, corrupt or missing; the message names it.
+        """
+        try:
+            rows = np.asarray(self._select(start, stop), dtype=np.float64)
+        except DECODE_ERRORS as error:
+            raise self._locate(start, stop, error) from error
+        return rows if rows.ndim == 2 else rows[:, None]
+
+    def pick(self, positions: tuple[int, ...]) -> "ZarrSource":
+        """The same rows with the columns at these positions only; the others are left unread."""
+        held = range(self.shape[1]) if self.columns is None else self.columns
+        return ZarrSource(self.array, tuple(held[p] for p in positions))
+
+    def missing_chunks(self, start: int, stop: int) -> list[str]:
+        """Names of the chunks of rows [start, stop) that are not in the store."""
+        names = [
+            name for number in self._chunk_numbers(start, stop) for name in self._names(number)
+        ]
+        return [name for name in names if not zarr.core.sync.sync(self.array.store.exists(name))]
+
+    def _select(self, start: int, stop: int) -> Array:
+        if self.array.ndim == 1:
+            return self.array[start:stop]
+        if self.columns is None:
+            return self.array[start:stop, :]
+        return self.array.get_orthogonal_selection((slice(start, stop), np.array(self.columns)))
+
+    def _chunk_numbers(self, start: int, stop: int) -> range:
+        rows = self.chunk_rows or 1
+        return range(start // rows, -(-stop // rows))
+
+    def _names(self, number: int) -> list[str]:
+        rest = (
+            range(-(-s // c))
+            for s, c in zip(self.array.shape[1:], self.array.chunks[1:], strict=True)
+        )
+        grid = np.stack(np.meshgrid([number], *rest, indexing="ij"), axis=-1)
+        encode = self.array.metadata.encode_chunk_key
+        prefix = f"{self.array.path}/" if self.array.path else ""
+        return [
+            prefix + encode(tuple(int(i) for i in key)) for key in grid.reshape(-1, grid.shape[-1])
+        ]
+
+    def _locate(self, start: int, stop: int, error: BaseException) -> StoreError:
+        rows = self.chunk_rows or 1
+        for number in self._chunk_numbers(start, stop):
+            low, high = max(start, number * rows), min(stop, (number + 1) * rows)
+            try:
+                self._select(low, high)
+            except DECODE_ERRORS as cause:
+                names = " or ".join(self._names(number))
+                return StoreError(
+                    f"chunk {names} of {self.array.store} (rows {low} to {high - 1}) is truncated "
+                    f"or corrupt ({cause}): restore it from a copy or write the store again"
+                )
+        return StoreError(
+            f"rows {start} to {stop - 1} of {self.array.store} can't be read: {error}"
+        )
+
+
+def read_strips(source: RowSource, start: int, stop: int, length: int) -> Iterator[Array]:
+    """Consecutive strips of ``length`` rows of [start, stop), each storage chunk read once.
+
+    Reads end on chunk borders; rows of a chunk that belong to the next strip wait in memory.
+    """
+    chunk = source.chunk_rows
+    held, held_stop = np.empty((0, source.shape[1])), start
+    for low in range(start, stop, length):
+        high = min(low + length, stop)
+        if held_stop < high:
+            upto = high if chunk is None else min(stop, -(-high // chunk) * chunk)
+            fresh = source.read(held_stop, upto)
+            held = np.concatenate([held, fresh]) if len(held) else fresh
+            held_stop = upto
+        yield held[: high - low]
+        held = held[high - low :]

@@ -1,0 +1,124 @@
+"""A sample of (x, y, weight) rows, wherever it lies, and its Zarr schema.
+
+Schema version 1: a Zarr (version 3) group with float64 arrays ``x`` (n, d_x), ``y`` (n, d_y),
+optionally ``weights`` (n,), and the priority sample in ``row_sample/{keys,index,x,y}``. Chunks hold
+whole rows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import zarr
+
+from cme_dask.errors import DataError, StoreError
+from cme_dask.storage.columns import Columns
+from cme_dask.storage.priority import RowSample
+from cme_dask.storage.rows import RowSource, ZarrSource
+from cme_dask.storage.zarr_files import read_array, read_attribute, stored_array
+
+KIND, SCHEMA_VERSION = "sample", 1
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """Rows (x_i, y_i, w_i), not read yet.
+
+    Attributes
+    ----------
+    sources
+        Rows of x and, if there is a y, of y.
+    columns
+        Descriptions of their columns.
+    weights
+        Weights of the rows, a source with one column, or None for equal weights.
+    row_sample
+        The stored priority sample, or None if the source holds none.
+    location
+        Where the rows lie, for messages.
+    """
+
+    sources: tuple[RowSource, ...]
+    columns: tuple[Columns, ...]
+    weights: RowSource | None = None
+    row_sample: RowSample | None = None
+    location: str = "memory"
+
+    def __post_init__(self) -> None:
+        named = list(zip("xy", self.sources, strict=False))
+        if self.weights is not None:
+            named.append(("weights", self.weights))
+        rows = {name: source.shape[0] for name, source in named}
+        if len(set(rows.values())) != 1:
+            counts = ", ".join(f"{name} has {count}" for name, count in rows.items())
+            raise DataError(
+                f"the numbers of rows differ: {counts}; row i of each must be one observation"
+            )
+        for name, source in named:
+            if source.shape[1] == 0:
+                raise DataError(f"{name} has no columns")
+        for (name, source), columns in zip(named, self.columns, strict=False):
+            if source.shape[1] != len(columns.names):
+                raise DataError(
+                    f"{name} has {source.shape[1]} columns but {len(columns.names)} names"
+                )
+        if self.n_rows < 2:
+            raise DataError(f"at least 2 rows are needed, got {self.n_rows}")
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows n."""
+        return self.sources[0].shape[0]
+
+    @property
+    def reads(self) -> tuple[RowSource, ...]:
+        """All sources that a pass reads: x, y, weights."""
+        return self.sources if self.weights is None else (*self.sources, self.weights)
+
+    def select(self, x: Sequence[str] | None = None, y: Sequence[str] | None = None) -> "Sample":
+        """The same rows with the wanted columns of x and y only."""
+        wanted = [x, y][: len(self.sources)]
+        if all(w is None for w in wanted):
+            return self
+        sources, columns, parts = [], [], list(self.row_sample.parts) if self.row_sample else []
+        for i, (source, info, names) in enumerate(
+            zip(self.sources, self.columns, wanted, strict=True)
+        ):
+            if names is None:
+                sources.append(source)
+                columns.append(info)
+                continue
+            positions = info.positions(names)
+            sources.append(source.pick(positions))
+            columns.append(info.only(names))
+            if parts:
+                parts[i] = parts[i][:, list(positions)]
+        sample = self.row_sample and replace(self.row_sample, parts=tuple(parts))
+        return replace(self, sources=tuple(sources), columns=tuple(columns), row_sample=sample)
+
+
+def open_store(group: zarr.Group, location: str) -> Sample:
+    """The sample in a Zarr group.
+
+    Raises
+    ------
+    StoreError
+        If it is no sample of this schema, was never finished, or is of a newer version.
+    """
+    about = read_attribute(group, KIND, SCHEMA_VERSION, location)
+    names = ["x", "y", *(["weights"] if about.get("weights") is True else [])]
+    arrays = {name: stored_array(group, name, location) for name in names}
+    try:
+        columns = tuple(Columns.from_dict(about["columns"][v]) for v in "xy")
+    except (KeyError, TypeError) as error:
+        raise StoreError(f"{location} describes no columns: {error!r}") from error
+    rows = group.get("row_sample")
+    if not isinstance(rows, zarr.Group):
+        raise StoreError(f"{location} holds no row sample: write it again")
+    kept = {name: read_array(rows, name, location) for name in ("keys", "index", "x", "y")}
+    return Sample(
+        sources=(ZarrSource(arrays["x"]), ZarrSource(arrays["y"])),
+        columns=columns,
+        weights=ZarrSource(arrays["weights"]) if "weights" in arrays else None,
+        row_sample=RowSample(kept["keys"], kept["index"], (kept["x"], kept["y"])),
+        location=location,
+    )

@@ -1,0 +1,437 @@
+import json
+import pickle
+
+import array_api_strict
+import numpy as np
+import oracle_kernels as oracle
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cme_dask.errors import DataError
+from cme_dask.kernels import (
+    KERNELS,
+    MAX_DEPTH,
+    Columns,
+    Custom,
+    Delta,
+    Gaussian,
+    Kernel,
+    Laplace,
+    Linear,
+    Matern,
+    Polynomial,
+    Product,
+    RationalQuadratic,
+    Scaled,
+    Sum,
+    from_dict,
+)
+
+EPS = np.finfo(float).eps
+
+
+def _ones_block(X, Z):
+    return np.ones((len(X), len(Z)))
+
+
+def _ones_diagonal(X):
+    return np.ones(len(X))
+
+
+CUSTOM = Custom("ones", _ones_block, _ones_diagonal)
+
+
+def cases(d):
+    """Pairs of a kernel and its oracle on d columns."""
+    ard = tuple(np.linspace(0.5, 2.0, d))
+    for scale in (0.7, ard):
+        yield Gaussian(scale), lambda X, Z, s=scale: oracle.gaussian(X, Z, s)
+        yield Laplace(scale), lambda X, Z, s=scale: oracle.laplace(X, Z, s)
+        for nu in (0.5, 1.5, 2.5):
+            yield Matern(scale, nu), lambda X, Z, s=scale, nu=nu: oracle.matern(X, Z, s, nu)
+        for alpha in (0.4, 1e6):
+            yield (
+                RationalQuadratic(scale, alpha),
+                lambda X, Z, s=scale, a=alpha: oracle.rational_quadratic(X, Z, s, a),
+            )
+    yield Delta(), oracle.delta
+    yield Linear(), oracle.linear
+    yield Linear(2.0), lambda X, Z: oracle.linear(X, Z, 2.0)
+    yield Polynomial(1), lambda X, Z: oracle.polynomial(X, Z, 1)
+    yield Polynomial(3, 0.5, 0.1), lambda X, Z: oracle.polynomial(X, Z, 3, 0.5, 0.1)
+
+
+CASES = [pytest.param(k, f, d, id=f"{k!r}-{d}") for d in (1, 3, 10) for k, f in cases(d)]
+SIMPLE = [Gaussian(0.7), Laplace(0.7), Matern(0.7, 0.5), Matern(0.7, 1.5), Matern(0.7, 2.5)]
+SIMPLE += [RationalQuadratic(0.7, 0.4), Delta(), Linear(1.0), Polynomial(2)]
+COMPOSED = [
+    Gaussian(0.7) + 0.5 * Linear(),
+    (Gaussian(0.7) + Delta()) * Laplace(2.0),
+    2.0 * Gaussian((0.3, 2.0))[0, 2] * Matern(1.0, 1.5).on(1),
+    (Gaussian(1.0) * Delta()[1])[2, 0],
+]
+
+
+def sample(d, n=40, seed=0, offset=0.0):
+    """Rows with duplicates, and pivots of which some are rows."""
+    X = np.random.default_rng(seed).normal(size=(n, d)) + offset
+    X[n // 2 : n // 2 + 3] = X[:3]
+    Z = np.concatenate([X[:9], X[9:14] + 0.3])
+    return X, Z
+
+
+def radius(kernel, X, Z):
+    """Return max |u|^2 over scaled rows about the pivots' mean: rounding grows with it."""
+    scale = np.asarray(getattr(kernel, "length_scale", 1.0))
+    return max(float((((A - Z.mean(axis=0)) / scale) ** 2).sum(axis=1).max()) for A in (X, Z))
+
+
+@pytest.mark.parametrize(("kernel", "slow", "d"), CASES)
+def test_block_equals_oracle(kernel, slow, d):
+    X, Z = sample(d)
+    expected = slow(X, Z)
+    # Rounding of r^2 is relative to |u|^2 (Gaussian, rational quadratic) or r |u| (the others):
+    # 20 eps (1 + max |u|^2) covers both, the exponential and the sum over columns. Inner products
+    # lose eps against |x| |z|, which the same number bounds, raised to the degree.
+    size = radius(kernel, X, Z) if kernel.upper_bound else float(np.abs(expected).max())
+    np.testing.assert_allclose(kernel(X, Z), expected.astype(float), 0, 20 * EPS * (1 + size))
+    np.testing.assert_allclose(
+        kernel.diagonal(X), np.diag(slow(X, X)).astype(float), 0, 20 * EPS * (1 + size)
+    )
+
+
+@pytest.mark.parametrize("offset", [1e3, 1e6])
+@pytest.mark.parametrize(("kernel", "slow", "d"), CASES)
+def test_offsets_cost_no_digits(kernel, slow, d, offset):
+    if kernel.upper_bound is None:
+        pytest.skip("inner products depend on the origin")
+    # The oracle sees the same rounded rows, whose differences float64 holds exactly. So the
+    # tolerance is that of the test above: an offset adds nothing to it.
+    X, Z = sample(d, offset=offset)
+    tolerance = 20 * EPS * (1 + radius(kernel, X, Z))
+    np.testing.assert_allclose(kernel(X, Z), slow(X, Z).astype(float), 0, tolerance)
+
+
+@pytest.mark.parametrize("d", [1, 3, 10])
+def test_gaussian_relative_error(d):
+    X, Z = sample(d, 300)
+    expected = oracle.gaussian(X, Z, 0.7)
+    error = np.abs(Gaussian(0.7)(X, Z) / expected - 1).max()
+    assert error < 20 * EPS * (1 + radius(Gaussian(0.7), X, Z))
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e6])
+@pytest.mark.parametrize("d", [1, 3, 10])
+@pytest.mark.parametrize("kernel", [Laplace(0.01), Matern(0.01, 0.5), Matern(0.3, 2.5), Delta()])
+def test_equal_rows_give_exactly_one(kernel, d, offset):
+    X, Z = sample(d, offset=offset)
+    equal = oracle.delta(X, Z) == 1.0
+    assert equal.sum() >= 12
+    assert (kernel(X, Z)[equal] == 1.0).all()
+
+
+@pytest.mark.parametrize("kernel", SIMPLE + COMPOSED, ids=repr)
+def test_symmetric_positive_semidefinite(kernel):
+    X, _ = sample(3)
+    K = kernel(X, X)
+    size = float(np.abs(K).max())
+    np.testing.assert_allclose(K, K.T, 0, 1e-13 * size)
+    np.testing.assert_allclose(np.diag(K), kernel.diagonal(X), 0, 1e-13 * size)
+    assert np.linalg.eigvalsh(K / size).min() >= -1e-10 * len(X)
+    if kernel.upper_bound is not None:
+        assert (kernel.diagonal(X) <= kernel.upper_bound).all()
+        assert (kernel(X, X) <= kernel.upper_bound * (1 + 4 * EPS)).all()
+
+
+def test_matern_half_is_laplace_in_one_column_only():
+    X, Z = sample(1)
+    np.testing.assert_allclose(Matern(0.5, 0.5)(X, Z), Laplace(0.5)(X, Z), 1e-14)
+    X, Z = sample(3)
+    assert np.abs(Matern(0.5, 0.5)(X, Z) - Laplace(0.5)(X, Z)).max() > 0.01
+
+
+def test_rational_quadratic_by_hand():
+    X, Z = sample(3)
+    squared = ((X[:, None] - Z[None]) ** 2).sum(axis=-1)
+    np.testing.assert_allclose(RationalQuadratic(1.0, 1.0)(X, Z), 1 / (1 + squared / 2), 1e-13)
+    np.testing.assert_allclose(RationalQuadratic(1.0, 1e14)(X, Z), Gaussian(1.0)(X, Z), 1e-11)
+
+
+def test_composition_by_hand():
+    X, Z = sample(3)
+    g, lin = oracle.gaussian(X, Z, 0.7), oracle.linear(X, Z)
+    close = {"rtol": 1e-13, "atol": 1e-13}
+    np.testing.assert_allclose((Gaussian(0.7) + 0.5 * Linear())(X, Z), g + lin / 2, **close)
+    np.testing.assert_allclose((Gaussian(0.7) * Linear() * 3)(X, Z), 3 * g * lin, **close)
+    part = oracle.gaussian(X[:, [2, 0]], Z[:, [2, 0]], (0.3, 2.0))
+    np.testing.assert_allclose(Gaussian((0.3, 2.0))[2, 0](X, Z), part, **close)
+    assert Gaussian(1.0)[2, 0] == Gaussian(1.0).on([2, 0]) == Gaussian(1.0)[[2, 0]]
+    assert np.float64(2.0) * Gaussian(1.0) == Gaussian(1.0) * 2 == Scaled(2.0, Gaussian(1.0))
+
+
+@pytest.mark.parametrize("kernel", SIMPLE + COMPOSED, ids=repr)
+def test_array_api_strict(kernel):
+    X, Z = sample(3)
+    xs, zs = array_api_strict.asarray(X), array_api_strict.asarray(Z)
+    block, diagonal = kernel(xs, zs), kernel.diagonal(xs)
+    assert type(block) is type(diagonal) is type(xs)
+    np.testing.assert_array_equal(np.asarray(block), kernel(X, Z))
+    np.testing.assert_array_equal(np.asarray(diagonal), kernel.diagonal(X))
+
+
+@pytest.mark.parametrize("kernel", [*SIMPLE, *COMPOSED, Gaussian((1.0, 2.0, 3.0))], ids=repr)
+def test_float32_stays_float32(kernel):
+    X, Z = (A.astype(np.float32) for A in sample(3))
+    assert kernel(X, Z).dtype == kernel.diagonal(X).dtype == np.float32
+
+
+@pytest.mark.parametrize("kernel", [*SIMPLE, *COMPOSED, CUSTOM], ids=repr)
+def test_pickle(kernel):
+    again = pickle.loads(pickle.dumps(kernel))  # noqa: S301 (our own bytes, as Dask sends them)
+    assert again == kernel
+    assert hash(again) == hash(kernel)
+
+
+def test_no_rows():
+    _, Z = sample(3)
+    for kernel in [*SIMPLE, *COMPOSED, CUSTOM]:
+        assert kernel(Z[:0], Z).shape == (0, len(Z))
+        assert kernel.diagonal(Z[:0]).shape == (0,)
+
+
+# Round trips and algebra, over generated kernels.
+
+positive = st.floats(1e-3, 1e3)
+length_scales = positive | st.lists(positive, min_size=3, max_size=3).map(tuple)
+leaves = st.one_of(
+    st.builds(Gaussian, length_scales),
+    st.builds(Laplace, length_scales),
+    st.builds(Matern, length_scales, st.sampled_from([0.5, 1.5, 2.5])),
+    st.builds(RationalQuadratic, length_scales, positive),
+    st.just(Delta()),
+    st.builds(Linear, st.floats(0, 10)),
+    st.builds(Polynomial, st.integers(1, 3), st.floats(0, 10), positive),
+    st.builds(lambda j: Gaussian(1.0)[j], st.integers(0, 2)),
+)
+kernels = st.recursive(
+    leaves,
+    lambda k: (
+        st.builds(Sum, k, k)
+        | st.builds(Product, k, k)
+        | st.builds(Scaled, positive, k)
+        | st.builds(lambda a, p: Columns(a, p), k, st.permutations([0, 1, 2]))
+    ),
+    max_leaves=6,
+)
+quick = settings(max_examples=60, deadline=None)
+
+
+@quick
+@given(kernels)
+def test_round_trips(kernel):
+    d = kernel.to_dict()
+    assert from_dict(json.loads(json.dumps(d, allow_nan=False))) == kernel
+    assert eval(repr(kernel), dict(KERNELS)) == kernel  # noqa: S307 (our own text)
+    kernel.check(3)
+
+
+@quick
+@given(kernels, kernels, positive)
+def test_algebra(a, b, c):
+    X, Z = sample(3, 8)
+    np.testing.assert_array_equal((a + b)(X, Z), a(X, Z) + b(X, Z))
+    np.testing.assert_array_equal((a * b)(X, Z), a(X, Z) * b(X, Z))
+    np.testing.assert_array_equal((c * a)(X, Z), c * a(X, Z))
+    np.testing.assert_array_equal((a + b)(X, Z), (b + a)(X, Z))
+    np.testing.assert_array_equal(a[2, 0, 1](X, Z), a(X[:, [2, 0, 1]], Z[:, [2, 0, 1]]))
+    np.testing.assert_array_equal((a * b).diagonal(X), a.diagonal(X) * b.diagonal(X))
+    bounds = a.upper_bound, b.upper_bound
+    if None in bounds:
+        assert (a + b).upper_bound is (a * b).upper_bound is None
+    else:
+        assert (a + b).upper_bound == sum(bounds)
+        assert (a * b).upper_bound == bounds[0] * bounds[1]
+        assert (c * a)[0].upper_bound == c * bounds[0]
+
+
+def test_repr():
+    assert repr(Gaussian(0.3)) == "Gaussian(length_scale=0.3)"
+    assert (
+        repr(Gaussian(0.3) + 0.5 * Linear())
+        == "Gaussian(length_scale=0.3) + 0.5 * Linear(offset=0.0)"
+    )
+    assert repr((Delta() + Delta()) * Delta()[0, 2]) == "(Delta() + Delta()) * Delta()[0, 2]"
+    assert repr(CUSTOM) == "Custom(name='ones')"
+
+
+def test_custom():
+    X, Z = sample(3)
+    kernel = CUSTOM + Gaussian(1.0)
+    assert kernel.to_dict()["left"] == {"kernel": "Custom", "name": "ones"}
+    assert from_dict(kernel.to_dict(), {"ones": CUSTOM}) == kernel
+    np.testing.assert_array_equal(kernel(X, Z), 1.0 + Gaussian(1.0)(X, Z))
+    with pytest.raises(DataError, match=r"'ones' is a user's own and was not supplied"):
+        from_dict(kernel.to_dict(), {"other": CUSTOM})
+    with pytest.raises(DataError, match="must be a kernel"):
+        from_dict(CUSTOM.to_dict(), {"ones": _ones_block})
+
+
+@pytest.mark.parametrize(
+    ("block", "diagonal", "message"),
+    [
+        (lambda X, Z: np.ones((len(Z), len(X))), _ones_diagonal, r"shape \(40, 14\), got \(14, 40"),
+        (lambda X, Z: 1.0, _ones_diagonal, r"shape \(40, 14\), got float"),
+        (lambda X, Z: np.full((40, 14), np.nan), _ones_diagonal, "aren't finite"),
+        (_ones_block, lambda X: np.ones((40, 1)), r"shape \(40,\), got \(40, 1\)"),
+        (_ones_block, lambda X: np.full(40, np.inf), "aren't finite"),
+    ],
+)
+def test_custom_returns_are_checked(block, diagonal, message):
+    X, Z = sample(3)
+    kernel = Custom("mine", block, diagonal)
+    with pytest.raises(DataError, match=message):
+        kernel.diagonal(X) + kernel(X, Z)[:, 0]
+
+
+def test_users_subclasses_are_not_saved_by_accident():
+    class Mine(Linear):
+        pass
+
+    with pytest.raises(DataError, match="wrap it in Custom"):
+        Mine().to_dict()
+
+
+BAD_NUMBERS = [-1.0, 0.0, np.inf, np.nan, True, "1", None, 10**400, 1j, [], [[1.0]], [1.0, -1.0]]
+
+
+@pytest.mark.parametrize("value", [*BAD_NUMBERS, [True], {}, {"1": 1}, np.ones((2, 2)), Delta()])
+@pytest.mark.parametrize(
+    "build", [Gaussian, Laplace, lambda x: Matern(x, 0.5), lambda x: RationalQuadratic(x, 1.0)]
+)
+def test_bad_length_scales(build, value):
+    with pytest.raises(DataError, match="length_scale must be positive and finite, got "):
+        build(value)
+
+
+@pytest.mark.parametrize("value", BAD_NUMBERS)
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda x: RationalQuadratic(1.0, x),
+        lambda x: Scaled(x, Delta()),
+        lambda x: Polynomial(2, 1.0, x),
+        lambda x: Linear(-1.0 if x == 0.0 else x),
+        lambda x: Polynomial(2, -1.0 if x == 0.0 else x),
+        lambda x: Matern(1.0, x),
+        lambda x: Polynomial(-2 if x == 10**400 else x),
+    ],
+)
+def test_bad_numbers(build, value):
+    with pytest.raises(DataError, match="must be"):
+        build(value)
+
+
+def test_message_names_the_value():
+    with pytest.raises(DataError, match=r"^length_scale must be positive and finite, got -1\.0$"):
+        Gaussian(-1.0)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: Matern(1.0, 1.0),
+        lambda: Polynomial(1.5),
+        lambda: Polynomial(2.0),
+        lambda: -2.0 * Delta(),
+        lambda: True * Delta(),
+        lambda: Sum(Delta(), 1.0),
+        lambda: Product(1.0, Delta()),
+        lambda: Scaled(1.0, "Delta"),
+        lambda: Columns(None, (0,)),
+        lambda: Delta()[-1],
+        lambda: Delta()[0, 0],
+        lambda: Delta()[1.0],
+        lambda: Delta()[True],
+        lambda: Delta()[0:2],
+        lambda: Delta().on([]),
+        lambda: Delta().on("01"),
+        lambda: Custom("", _ones_block, _ones_diagonal),
+        lambda: Custom(3, _ones_block, _ones_diagonal),
+        lambda: Custom("x", None, _ones_diagonal),
+        lambda: Custom("x", _ones_block, 1.0),
+    ],
+)
+def test_bad_constructions(build):
+    with pytest.raises(DataError, match="must be"):
+        build()
+
+
+def test_other_types_do_not_compose():
+    for build in (lambda: Delta() + 1.0, lambda: Delta() * "2", lambda: list(Delta())):
+        with pytest.raises(TypeError):
+            build()
+    with pytest.raises(TypeError):
+        Kernel()
+
+
+@pytest.mark.parametrize(
+    ("kernel", "n_columns", "message"),
+    [
+        (Gaussian((1.0, 2.0)), 3, "Gaussian has 2 length scales but the data have 3 columns"),
+        (Gaussian([1.0]), 2, "1 length scales"),
+        (Delta()[0, 3], 3, "column 3 but the data have 3 columns: use indices from 0 to 2"),
+        (Delta() + Gaussian((1.0, 2.0)), 1, "length scales"),
+        (Gaussian((1.0, 2.0)) * Delta(), 1, "length scales"),
+        (2.0 * Laplace((1.0, 2.0)), 1, "length scales"),
+        (Gaussian((1.0, 2.0))[0], 3, "Gaussian has 2 length scales but the data have 1 columns"),
+    ],
+)
+def test_check_refuses(kernel, n_columns, message):
+    with pytest.raises(DataError, match=message):
+        kernel.check(n_columns)
+
+
+def test_check_accepts():
+    for kernel in [*SIMPLE, *COMPOSED, CUSTOM, Gaussian((1.0, 2.0, 3.0))]:
+        kernel.check(3)
+
+
+def _deep(depth):
+    d = {"kernel": "Delta"}
+    for _ in range(depth):
+        d = {"kernel": "Scaled", "scale": 1.0, "base": d}
+    return d
+
+
+@pytest.mark.parametrize(
+    ("d", "message"),
+    [
+        (None, "must be described by a dict, got NoneType"),
+        ([], "must be described by a dict, got list"),
+        ({}, "unknown kernel None"),
+        ({"kernel": "os.system"}, "unknown kernel 'os.system'"),
+        ({"kernel": "Kernel"}, "unknown kernel"),
+        ({"kernel": "_Pair", "left": {}, "right": {}}, "unknown kernel"),
+        ({"kernel": ["Gaussian"]}, "unknown kernel"),
+        ({"kernel": "Gaussian"}, "exactly the keys"),
+        ({"kernel": "Gaussian", "length_scale": 1.0, "x": 1}, "exactly the keys"),
+        ({"kernel": "Gaussian", "length_scale": 1.0, 3: 1}, "exactly the keys"),
+        ({"kernel": "Gaussian", "length_scale": "1.0"}, "length_scale must be positive"),
+        ({"kernel": "Gaussian", "length_scale": {"kernel": "Delta"}}, "length_scale must be"),
+        ({"kernel": "Matern", "length_scale": 1.0, "nu": 1.0}, "nu must be"),
+        ({"kernel": "Sum", "left": {"kernel": "Delta"}, "right": 1.0}, "right must be a kernel"),
+        ({"kernel": "Sum", "left": [{"kernel": "Delta"}], "right": {}}, "unknown kernel"),
+        ({"kernel": "Columns", "base": {"kernel": "Delta"}, "columns": "0"}, "column index"),
+        ({"kernel": "Custom", "name": ["ones"]}, "was not supplied"),
+        ({"kernel": "Custom", "name": "x", "block": "print"}, "exactly the keys"),
+        (_deep(MAX_DEPTH + 1), "deep at most"),
+    ],
+)
+def test_hostile_dicts(d, message):
+    with pytest.raises(DataError, match=message):
+        from_dict(d, {"ones": CUSTOM})
+
+
+def test_deepest_dict():
+    assert from_dict(_deep(MAX_DEPTH)).upper_bound == 1.0

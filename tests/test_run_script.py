@@ -1,0 +1,392 @@
+"""The bootstrap script `run`: its parts, and real environments made by it on crippled Pythons."""
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+import types
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+NO_NETWORK = (
+    "ConnectionError",
+    "No matching distribution",
+    "Temporary failure",
+    "no package index",
+)
+
+
+def load(script):
+    spec = importlib.util.spec_from_loader(
+        "run_script", SourceFileLoader("run_script", str(script))
+    )
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def run(monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    return load(ROOT / "run")
+
+
+@pytest.fixture
+def no_pip_settings(monkeypatch, tmp_path):
+    """Let nothing of this machine's own pip settings into a test."""
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+
+
+@pytest.fixture
+def small_root(monkeypatch, tmp_path):
+    """Return a project that is only `run` with a made-up .venv of which `run` thinks well."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    shutil.copy(ROOT / "run", tmp_path / "run")
+    (tmp_path / "pyproject.toml").write_text("[project]\n")
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "python").symlink_to(sys.executable)
+    script = load(tmp_path / "run")
+    script.STAMP.write_text(script.stamp())
+    return script
+
+
+def write(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def make_index(folder, links):
+    """Write a PEP 503 index whose pip page has these (file name, fragment, attributes) links."""
+    lines = []
+    for name, fragment, attributes in links:
+        (folder / "files").mkdir(parents=True, exist_ok=True)
+        (folder / "files" / name).write_bytes(name.encode())
+        href = f"../../files/{name.replace('-', '%2D')}{fragment}"
+        lines.append(f'<a href="{href}" {attributes}>{name}</a><br/>')
+    page = "<!DOCTYPE html><html><body>" + "\n".join(lines) + "</body></html>"
+    write(folder / "simple" / "pip" / "index.html", page)
+    return (folder / "simple").as_uri()
+
+
+# --- usage ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "code"), [([], 2), (["exec"], 2), (["exec", "--"], 2), (["--help"], 0), (["nope"], 2)]
+)
+def test_usage(args, code):
+    done = subprocess.run([sys.executable, ROOT / "run", *args], capture_output=True, text=True)
+    assert done.returncode == code
+    text = done.stdout + done.stderr
+    assert "python3 run COMMAND" in text
+    if args != ["nope"]:
+        assert all(word in text for word in ("demo", "test", "study", "lint", "exec --"))
+
+
+def test_too_old_python_is_one_sentence(run, monkeypatch, capsys):
+    monkeypatch.setattr(run, "MINIMUM", (3, 99))
+    assert run.main(["lint"]) == 3
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "Python 3.99 or newer is needed" in error
+
+
+def test_too_old_python_hands_over_to_one_that_really_runs(run, monkeypatch, tmp_path):
+    for name, text in [("python3.11", "exit 127"), ("python3.12", f'exec "{sys.executable}" "$@"')]:
+        write(tmp_path / name, f"#!/bin/sh\n{text}\n").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    old = types.SimpleNamespace(version_info=(3, 9, 1), argv=["run", "test", "-k", "x"])
+    monkeypatch.setattr(run, "sys", old)
+    calls = []
+    # The real execv does not return.
+    monkeypatch.setattr(run.os, "execv", lambda path, argv: calls.append(argv) or sys.exit(0))
+    with pytest.raises(SystemExit):
+        run.use_new_enough_python()
+    assert calls == [[str(tmp_path / "python3.12"), str(ROOT / "run"), "test", "-k", "x"]]
+
+
+# --- pip's settings and the package index ---------------------------------------------------------
+
+
+def test_the_stronger_setting_wins(run, monkeypatch, no_pip_settings, tmp_path):
+    assert run.pip_option("index-url") == ""
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "chosen.conf"))
+    write(tmp_path / "home/.pip/pip.conf", "[global]\nindex-url = a%20b\nfind-links = one\n  two\n")
+    assert run.pip_option("index-url") == "a%20b"
+    assert run.pip_option("find-links").split() == ["one", "two"]
+    write(tmp_path / "home/.config/pip/pip.conf", "[global]\nindex_url = user\n")
+    assert run.pip_option("index-url") == "user"
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
+    write(tmp_path / "xdg/pip/pip.conf", "[global]\nindex-url = xdg\n")
+    assert run.pip_option("index-url") == "xdg"
+    write(tmp_path / "chosen.conf", "[global]\nindex-url = chosen\n")
+    assert run.pip_option("index-url") == "chosen"
+    monkeypatch.setenv("PIP_INDEX_URL", "variable")
+    assert run.pip_option("index-url") == "variable"
+    monkeypatch.delenv("PIP_INDEX_URL")
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    assert run.pip_option("index-url") == ""
+
+
+def test_newest_pip_that_fits_is_taken(run, monkeypatch, no_pip_settings, tmp_path):
+    name = "pip-30.10-py3-none-any.whl"
+    digest = hashlib.sha256(name.encode()).hexdigest()
+    links = [
+        ("pip-30.9-py3-none-any.whl", "", ""),
+        (name, f"#sha256={digest}", 'data-requires-python="&gt;=3.8"'),
+        ("pip-30.11.tar.gz", "", ""),
+        ("pip-31.0rc1-py3-none-any.whl", "", ""),
+        ("pip-32.0-py3-none-any.whl", "", 'data-yanked="broken"'),
+        ("pip-33.0-py3-none-any.whl", "", "data-yanked"),
+        ("pip-34.0-py3-none-any.whl", "", 'data-requires-python="&gt;=3.99"'),
+        ("pipx-40.0-py3-none-any.whl", "", ""),
+    ]
+    monkeypatch.setenv("PIP_INDEX_URL", make_index(tmp_path, links))
+    assert run.download_pip(tmp_path) == tmp_path / name
+    assert (tmp_path / name).read_bytes() == name.encode()
+
+
+def test_wrong_sha256_is_refused(run, monkeypatch, no_pip_settings, tmp_path):
+    name = "pip-30.0-py3-none-any.whl"
+    index = make_index(tmp_path, [(name, "#sha256=" + "0" * 64, "")])
+    monkeypatch.setenv("PIP_INDEX_URL", index + "/")
+    with pytest.raises(run.SetupError, match="sha256"):
+        run.download_pip(tmp_path)
+    assert not (tmp_path / name).exists()
+
+
+def test_all_sources_are_asked_and_dead_ones_skipped(run, monkeypatch, no_pip_settings, tmp_path):
+    older = make_index(tmp_path / "a b", [("pip-30.0-py3-none-any.whl", "", "")])
+    write(tmp_path / "wheels" / "pip-30.2-py3-none-any.whl", "")
+    monkeypatch.setenv("PIP_INDEX_URL", (tmp_path / "missing").as_uri())
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", f"{tmp_path.as_uri()}/nor-this nonsense {older}")
+    assert run.download_pip(tmp_path).name == "pip-30.0-py3-none-any.whl"
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
+    assert run.download_pip(tmp_path).name == "pip-30.2-py3-none-any.whl"
+
+
+def test_no_pip_anywhere_names_what_to_install(run, monkeypatch, no_pip_settings, tmp_path):
+    monkeypatch.setenv("PIP_INDEX_URL", tmp_path.as_uri())
+    with pytest.raises(run.SetupError, match="python3-venv"):
+        run.download_pip(tmp_path)
+
+
+# --- the stamp and the environment ----------------------------------------------------------------
+
+
+def test_stamp_follows_what_the_environment_depends_on(small_root, monkeypatch, tmp_path):
+    stamps = [small_root.stamp()]
+    (tmp_path / "pyproject.toml").write_text("[project]\nname = 'other'\n")
+    stamps.append(small_root.stamp())
+    with (tmp_path / "run").open("a") as script:
+        script.write("# changed\n")
+    stamps.append(small_root.stamp())
+    monkeypatch.setattr(small_root.sys, "version", "3.99")
+    stamps.append(small_root.stamp())
+    (tmp_path / "moved").mkdir()
+    shutil.copy(tmp_path / "pyproject.toml", tmp_path / "moved")
+    monkeypatch.setattr(small_root, "ROOT", tmp_path / "moved")
+    stamps.append(small_root.stamp())
+    assert len(set(stamps)) == 5
+
+
+def test_current_environment_is_left_alone_and_others_rebuilt(small_root, monkeypatch):
+    builds = []
+    monkeypatch.setattr(small_root, "build", lambda: builds.append(1))
+    small_root.ensure_environment()
+    assert builds == []
+    small_root.STAMP.write_text("other")
+    small_root.ensure_environment()
+    small_root.ensure_environment()
+    assert builds == [1]
+    small_root.PYTHON.unlink()
+    small_root.PYTHON.symlink_to("/nonexistent/python")  # the Python below it was removed
+    small_root.ensure_environment()
+    assert builds == [1, 1]
+
+
+def test_failed_build_leaves_no_stamp(small_root, monkeypatch, capsys):
+    def build():
+        small_root.STAMP.unlink()
+        small_root.must([sys.executable, "-c", "raise SystemExit(7)"])
+
+    small_root.STAMP.write_text("other")
+    monkeypatch.setattr(small_root, "build", build)
+    assert small_root.main(["lint"]) == 3
+    assert "failed with exit code 7" in capsys.readouterr().err
+    assert not small_root.is_current()
+
+
+def test_only_one_set_up_at_a_time(small_root, monkeypatch):
+    builds = []
+
+    def build():
+        builds.append(1)
+        time.sleep(0.2)
+
+    small_root.STAMP.unlink()
+    monkeypatch.setattr(small_root, "build", build)
+    threads = [threading.Thread(target=small_root.ensure_environment) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert builds == [1]
+
+
+def test_exec_is_clean_of_the_callers_environment(small_root, monkeypatch, tmp_path):
+    monkeypatch.setenv("PYTHONPATH", "/leftover")
+    monkeypatch.setenv("VIRTUAL_ENV", "/leftover")
+    monkeypatch.setenv("PIP_MARK", "kept")
+    code = (
+        "import os, sys; e = os.environ; print(e.get('PYTHONPATH'), e['VIRTUAL_ENV'], "
+        "e['PATH'].split(os.pathsep)[0], e['PIP_MARK'], sys.argv[1:], os.getcwd()); sys.exit(5)"
+    )
+    (tmp_path / "elsewhere").mkdir()
+    done = subprocess.run(
+        [sys.executable, tmp_path / "run", "exec", "--", "python", "-c", code, "-h", "--", "x"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path / "elsewhere",
+    )
+    venv, cwd = tmp_path / ".venv", tmp_path / "elsewhere"
+    expected = f"None {venv} {venv / 'bin'} kept ['-h', '--', 'x'] {cwd}\n"
+    assert (done.stdout, done.stderr, done.returncode) == (expected, "", 5)
+
+
+def test_exec_of_a_missing_command(small_root, capsys):
+    assert small_root.main(["exec", "there-is-no-such-command"]) == 127
+    assert "there-is-no-such-command: No such file" in capsys.readouterr().err
+
+
+def test_later_steps_run_after_a_failed_one(small_root, capfd):
+    assert small_root.run_all([["no_such_module"], ["json.tool", "--help"]]) == 1
+    captured = capfd.readouterr()
+    assert "usage" in captured.out
+    assert captured.err.endswith("failed: no_such_module\n")
+    assert small_root.run_all([["json.tool", "--help"]]) == 0
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["test"], ["ruff check . run", "ruff format --check . run", "mypy", "pytest"]),
+        (["test", "-k", "x"], ["pytest -k x"]),
+        (["study", "-x"], ["pytest -m slow -x"]),
+        (["lint"], ["ruff check . run", "ruff format --check . run", "mypy"]),
+    ],
+)
+def test_commands(small_root, monkeypatch, argv, expected):
+    steps = []
+    monkeypatch.setattr(small_root, "run_all", lambda modules: steps.extend(modules) or 0)
+    assert small_root.main(argv) == 0
+    assert [" ".join(step) for step in steps] == expected
+
+
+# --- real environments ----------------------------------------------------------------------------
+
+
+def copied_python(folder, with_ensurepip, with_pip):
+    """Copy the Python below this one, without site-packages, and leave parts out of the copy."""
+    leave_out = shutil.ignore_patterns(
+        "site-packages", "dist-packages", "test", "idlelib", "__pycache__", "config-*",
+        *([] if with_ensurepip else ["ensurepip"]),
+    )  # fmt: skip
+    binary = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
+    library = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}"
+    (folder / "bin").mkdir(parents=True)
+    python = Path(shutil.copy(binary, folder / "bin" / "python3"))
+    shutil.copytree(sysconfig.get_path("stdlib"), library, ignore=leave_out)
+    for shared in Path(sysconfig.get_config_var("LIBDIR") or "/").glob("libpython3*"):
+        shutil.copy(shared, folder / "lib")
+    probe = "import ssl, venv, zlib, site; print(site.getsitepackages()[0])"
+    done = subprocess.run([python, "-I", "-c", probe], capture_output=True, text=True)
+    if done.returncode or not done.stdout.startswith(str(folder)):
+        pytest.skip("this Python does not run from a copy")
+    if with_pip:
+        find = "import pip; print(pip.__path__[0])"
+        found = subprocess.run([binary, "-I", "-c", find], capture_output=True, text=True)
+        if found.returncode:
+            pytest.skip("this Python has no pip to copy")
+        pip = Path(found.stdout.strip())
+        for part in [pip, *pip.parent.glob("pip-*.dist-info")]:
+            shutil.copytree(part, Path(done.stdout.strip()) / part.name)
+    for module, present in [("ensurepip", with_ensurepip), ("pip", with_pip)]:
+        code = subprocess.call([python, "-I", "-c", f"import {module}"], stderr=subprocess.DEVNULL)
+        assert (code == 0) == present, f"{module}: {code}"
+    return python
+
+
+@pytest.fixture
+def project(tmp_path):
+    """Copy what an installation needs, so that this project's own .venv is not in play."""
+    project = tmp_path / "project"
+    project.mkdir()
+    for name in ("run", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, project / name)
+    shutil.copytree(
+        ROOT / "cme_dask", project / "cme_dask", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    yield project
+    shutil.rmtree(tmp_path)  # pytest keeps its folders, and these are large
+
+
+def set_up_and_import(project, python, path):
+    """Let `run` make the environment in full; return what it said."""
+    where = "import cme_dask; print(cme_dask.__file__)"
+    command = [python, project / "run", "exec", "--", "python", "-c", where]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "PATH": path}, cwd=project
+    )
+    if done.returncode == 3 and any(sign in done.stderr for sign in NO_NETWORK):
+        pytest.skip("no package index can be reached")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(project / "cme_dask" / "__init__.py")
+    direct = subprocess.run([project / ".venv/bin/python", "-c", "import cme_dask"], cwd="/")
+    assert direct.returncode == 0
+    return done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("with_ensurepip", "with_pip"),
+    [(True, True), (False, True), (False, False)],
+    ids=["plain", "no-ensurepip", "no-pip-at-all"],
+)
+def test_real_environment(tmp_path, project, with_ensurepip, with_pip):
+    python = copied_python(tmp_path / "python", with_ensurepip, with_pip)
+    # Only the copy is on PATH: neither uv nor another pip can step in.
+    said = set_up_and_import(project, python, str(python.parent))
+    # pip may add warnings about the index.
+    assert said.startswith("run: setting up .venv with pip (a few minutes) ...\n")
+    assert bool(list((project / ".venv").glob("pip-*.whl"))) == (
+        not with_ensurepip and not with_pip
+    )
+    # Now that it is made, a second start installs nothing.
+    start = time.perf_counter()
+    again = subprocess.run([python, project / "run", "exec", "--", "true"], capture_output=True)
+    assert (again.returncode, again.stderr) == (0, b"")
+    assert time.perf_counter() - start < 2
+
+
+@pytest.mark.slow
+def test_real_environment_with_uv(tmp_path, project):
+    if not (uv := shutil.which("uv")):
+        pytest.skip("uv is not on PATH")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "uv").symlink_to(uv)
+    said = set_up_and_import(project, sys.executable, str(tmp_path / "bin"))
+    assert said.startswith("run: setting up .venv with uv ...\n")
