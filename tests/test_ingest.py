@@ -360,11 +360,13 @@ def test_missing_package(tmp_path, monkeypatch):
         ingest_csv(["s3://b/t.csv"], tmp_path / "s", x=["a"], y=["b"])
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_unreadable_file(tmp_path, former):
+def test_unreadable_file(tmp_path, monkeypatch, former):
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
     (tmp_path / "t.csv").write_text(text(LONG))
-    (tmp_path / "t.csv").chmod(0)
-    with pytest.raises(DataError, match=r"t.csv can't be read: Permission denied"):
+    monkeypatch.setattr(csv_files, "OpenFile", refuse)
+    with pytest.raises(DataError, match=r"t\.csv can't be read: Permission denied"):
         ingest_csv([tmp_path / "t.csv"], tmp_path / "s", x=["a"], y=["b"], overwrite=True)
     former("t.csv")
 

@@ -1,7 +1,7 @@
 """``JointDistribution``: the law of (X, Y) from one pass over rows of any number."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Self
 
@@ -138,8 +138,8 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
         Y: Any = None,
         *,
         weights: Any = None,
-        functions: dict[str, Function] | None = None,
-        functions_x: dict[str, Function] | None = None,
+        functions: Mapping[str, Function] | None = None,
+        functions_x: Mapping[str, Function] | None = None,
         scheduler: Scheduler = None,
         workers: int | None = None,
         memory_limit: str | int | None = None,
@@ -207,7 +207,7 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
         self,
         sample: Sample,
         rows: RowSample,
-        functions: tuple[dict[str, Function] | None, dict[str, Function] | None],
+        functions: tuple[Mapping[str, Function] | None, Mapping[str, Function] | None],
         progress: Progress | None,
     ) -> tuple[Side, Side]:
         sides = []
@@ -235,6 +235,7 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
         solution = solve(mean)
         replicates = fold_replicates(moments, sides, solve)
         self.moments_, self.replicates_, self.solution_ = moments, replicates, solution
+        self.sides_ = sides
         self.coef_ = solution.coef
         bases = [side.basis for side in sides]
         self.basis_x_, self.basis_y_ = (

@@ -1,7 +1,7 @@
 """Steps that estimators share: check the parameters, choose kernels and pivots, warn."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -154,7 +154,7 @@ def given_basis(kernel: Kernel, points: Any, columns: Columns, variable: str) ->
 
 
 def make_side(
-    basis: NewtonBasis, columns: Columns, functions: dict[str, Function] | None, rows: Array
+    basis: NewtonBasis, columns: Columns, functions: Mapping[str, Function] | None, rows: Array
 ) -> Side:
     """Side of the pass, with shifts near the means of its functions."""
     functions = dict(functions or {})

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import json
 import os
 import shutil
 import uuid
@@ -9,6 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cme_dask.errors import DataError, ResourceError
+
+ATTRIBUTE = "cme_dask"
+"""Attribute of a Zarr group that describes what is inside; written last."""
 
 
 def check_output(path: str | os.PathLike[str], overwrite: bool) -> Path:
@@ -24,6 +28,11 @@ def check_output(path: str | os.PathLike[str], overwrite: bool) -> Path:
     if "://" in str(path):
         raise DataError(f"outputs are local paths, got the URL {path}: write here and upload it")
     target = Path(path)
+    if target.is_dir() and overwrite and not _is_ours(target):
+        raise DataError(
+            f"{target} is a folder that cme_dask did not write: it will not be overwritten; choose "
+            "another path, or remove it yourself"
+        )
     if target.exists() and not overwrite:
         raise DataError(
             f"{target} already exists: choose another path or overwrite it (--overwrite)"
@@ -45,8 +54,8 @@ def writing(path: str | os.PathLike[str], *, overwrite: bool = False) -> Iterato
     target = check_output(path, overwrite)
     aside = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")
     try:
+        yield aside
         with disk_errors(target):
-            yield aside
             _replace(aside, target)
     finally:
         _remove(aside)
@@ -66,6 +75,15 @@ def disk_errors(target: object) -> Iterator[None]:
         if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
             raise ResourceError(f"{target} can't be written: {error.strerror}") from error
         raise
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether a folder is a finished store of ours, by the attribute that is written last."""
+    try:
+        described = json.loads((folder / "zarr.json").read_text())["attributes"]
+        return ATTRIBUTE in described
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def _replace(aside: Path, target: Path) -> None:

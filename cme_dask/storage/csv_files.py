@@ -24,7 +24,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from cme_dask.errors import DataError, ResourceError
 from cme_dask.storage.columns import Columns
-from cme_dask.storage.writer import SampleWriter
+from cme_dask.storage.writer import writing_sample
 
 Array = Any
 
@@ -140,7 +140,7 @@ def ingest_csv(
     tally = _Tally(wanted)
     lowest = np.full(len(wanted), -np.inf)
     lowest[len(x) + len(y) :] = 0.0
-    with SampleWriter(
+    with writing_sample(
         output,
         columns,
         weights=weights is not None,

@@ -10,7 +10,7 @@ from scipy.stats import norm
 
 from cme_dask.errors import DataError
 from cme_dask.storage.columns import Columns
-from cme_dask.storage.writer import SampleWriter
+from cme_dask.storage.writer import writing_sample
 
 Array = Any
 
@@ -85,7 +85,7 @@ def write_normal3(
         raise DataError(f"at least 2 rows are needed, got {rows}")
     law = Normal3(scenario)
     columns = (Columns(("x",)), Columns(("y1", "y2")))
-    with SampleWriter(
+    with writing_sample(
         path, columns, chunk_rows=chunk_rows, seed=seed, overwrite=overwrite
     ) as writer:
         for x, y in law.batches(rows, seed):

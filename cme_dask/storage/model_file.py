@@ -8,9 +8,8 @@ import numpy as np
 import zarr
 
 from cme_dask.errors import StoreError
-from cme_dask.storage.atomic import writing
+from cme_dask.storage.atomic import ATTRIBUTE, disk_errors, writing
 from cme_dask.storage.zarr_files import (
-    ATTRIBUTE,
     open_zarr,
     read_array,
     read_attribute,
@@ -74,7 +73,7 @@ def write_model(
     ResourceError
         If the disk is full or read-only.
     """
-    with writing(path, overwrite=overwrite) as aside:
+    with writing(path, overwrite=overwrite) as aside, disk_errors(path):
         group = zarr.open_group(str(aside), mode="w", zarr_format=3)
         for name, values in state.arrays.items():
             write_array(group, name, values)

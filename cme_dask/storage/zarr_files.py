@@ -12,10 +12,9 @@ import zarr
 from zarr.codecs import BloscCodec, Crc32cCodec
 
 from cme_dask.errors import ResourceError, StoreError
+from cme_dask.storage.atomic import ATTRIBUTE
 
 Array = Any
-
-ATTRIBUTE = "cme_dask"
 
 DECODE_ERRORS = (ValueError, RuntimeError, OSError, KeyError, TypeError)
 """What zarr, its codecs and its stores raise on bytes that don't decode."""

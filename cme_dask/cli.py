@@ -1,0 +1,446 @@
+"""The command ``cme-dask``, also ``dask cme``: options here, the work in ``cme_dask.jobs``.
+
+Everything heavy is imported inside the commands: ``--help`` is fast, and ``info`` and ``expect``
+need neither Dask nor scikit-learn.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from cme_dask import __version__
+from cme_dask.cli_group import SentenceGroup
+from cme_dask.cli_types import Names, Pair, Ridge, Rows
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+SCENARIOS = ("low", "medium", "high", "strong")
+EXAMPLES = """\b
+Examples:
+  cme-dask demo
+  cme-dask ingest data/*.csv --out s.zarr --x TEMP,DEWP --y PM2.5
+  cme-dask fit s.zarr --out m.zarr --event "PM2.5 > 75" --max-rank 300
+  cme-dask expect m.zarr --given TEMP=20,DEWP=5 --of PM2.5 --of "PM2.5 > 75"
+"""
+
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object instead of tables."
+)
+overwrite_option = click.option(
+    "--overwrite", is_flag=True, help="Replace an existing output, once the new one is whole."
+)
+chunk_option = click.option(
+    "--chunk-rows", type=Rows(), help="Rows per chunk.  [default: about 8 MB, at most 262144]"
+)
+
+
+def compute_options(command: Command) -> Command:
+    """Where to run."""
+    for option in (
+        click.option(
+            "--memory-limit",
+            metavar="BYTES",
+            help="Memory this process, or each worker of a cluster, may use, such as 2GB; a fit "
+            "that would need more is refused.  [default: what there is]",
+        ),
+        click.option(
+            "--workers",
+            type=click.IntRange(1),
+            help="Threads or processes.  [default: one per core]",
+        ),
+        click.option(
+            "--scheduler",
+            metavar="NAME|ADDRESS",
+            help="threads, processes, synchronous, or a cluster's tcp://HOST:PORT.  "
+            "[default: threads]",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+@click.group(
+    "cme",
+    cls=SentenceGroup,
+    invoke_without_command=True,
+    epilog=EXAMPLES,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(__version__, prog_name="cme-dask")
+@click.pass_context
+def cli(ctx: click.Context) -> None:
+    """Learn joint and conditional distributions with kernels, out of core, on Dask."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+def main() -> None:
+    """Run the command and exit: 0, 2 data or usage, 3 environment, 130 interrupted."""
+    cli(prog_name="cme-dask")
+
+
+@cli.command()
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--rows", type=Rows(), required=True, help="Rows, such as 10000000, 1e7 or 10M.")
+@click.option(
+    "--scenario",
+    type=click.Choice(SCENARIOS),
+    default="medium",
+    show_default=True,
+    help="Correlations of y1, y2 and x.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the draws.")
+@chunk_option
+@overwrite_option
+@json_option
+def sample(
+    out: Path,
+    rows: int,
+    scenario: str,
+    seed: int,
+    chunk_rows: int | None,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """Write a sample of the three-dimensional normal (x; y1, y2) to the store OUT.
+
+    \b
+    Example:
+      cme-dask sample normal3.zarr --rows 1e7 --scenario strong
+    """
+    from cme_dask.jobs.describe import describe
+    from cme_dask.report import tables
+    from cme_dask.report.progress import ProgressLines
+    from cme_dask.storage.generate import write_normal3
+
+    with ProgressLines() as progress:
+        write_normal3(
+            out,
+            rows,
+            scenario=scenario,
+            seed=seed,
+            chunk_rows=chunk_rows,
+            overwrite=overwrite,
+            progress=progress.counter("generate", rows),
+        )
+        progress.say(f"generated {rows:,} rows")
+    result = describe(str(out))
+    tables.show(result, tables.store_tables(result), as_json)
+
+
+@cli.command()
+@click.argument("files", nargs=-1, required=True)
+@click.option(
+    "--out", required=True, type=click.Path(path_type=Path), help="Store to make (a folder)."
+)
+@click.option("--x", type=Names(), required=True, help="Columns of x, such as TEMP,DEWP.")
+@click.option("--y", type=Names(), required=True, help="Columns of y.")
+@click.option("--weights", metavar="COLUMN", help="Column of row weights.  [default: all equal]")
+@click.option(
+    "--missing",
+    type=click.Choice(["drop", "error"]),
+    default="drop",
+    show_default=True,
+    help="What to do with rows that lack a value.",
+)
+@click.option(
+    "--units", type=Pair(), multiple=True, help="Unit of a column, such as TEMP=degC; repeatable."
+)
+@chunk_option
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the row sample.")
+@overwrite_option
+@json_option
+def ingest(
+    files: tuple[str, ...],
+    out: Path,
+    x: tuple[str, ...],
+    y: tuple[str, ...],
+    weights: str | None,
+    missing: str,
+    units: tuple[tuple[str, str], ...],
+    chunk_rows: int | None,
+    seed: int,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """Stream CSV FILES (paths, URLs or patterns; plain or compressed) into a sample store.
+
+    \b
+    Example:
+      cme-dask ingest data/*.csv.gz --out s.zarr --x TEMP,DEWP --y PM2.5 --units TEMP=degC
+    """
+    from cme_dask.jobs.describe import describe_ingest
+    from cme_dask.report import tables
+    from cme_dask.report.progress import ProgressLines
+    from cme_dask.storage.csv_files import ingest_csv
+
+    with ProgressLines() as progress:
+        report = ingest_csv(
+            files,
+            out,
+            x=x,
+            y=y,
+            weights=weights,
+            missing=missing,
+            units=dict(units),
+            chunk_rows=chunk_rows,
+            seed=seed,
+            overwrite=overwrite,
+            progress=progress.ingest,
+        )
+    result = describe_ingest(report, dict(units))
+    tables.show(result, tables.ingest_tables(result), as_json)
+
+
+@cli.command()
+@click.argument("store")
+@click.option(
+    "--out", required=True, type=click.Path(path_type=Path), help="Model to make (a folder)."
+)
+@click.option("--x", type=Names(), help="Columns of x to use.  [default: all]")
+@click.option("--y", type=Names(), help="Columns of y to use.  [default: all]")
+@click.option(
+    "--event",
+    "events",
+    multiple=True,
+    help='Event of y, such as "PM2.5 > 75" or "y1 <= y2 - 0.5"; repeatable.',
+)
+@click.option("--event-x", "events_x", multiple=True, help="Event of x; repeatable.")
+@click.option(
+    "--tol", type=float, default=1e-5, show_default=True, help="Relative trace error, in (0, 1)."
+)
+@click.option("--max-rank", type=int, help="Most pivots per basis.  [default: as tol needs]")
+@click.option("--reg", type=Ridge(), help="Ridge r, or rY,rX; no unit.  [default: 1e-6]")
+@click.option(
+    "--reg-form",
+    type=click.Choice(["two-sided", "single"]),
+    default="two-sided",
+    show_default=True,
+    help="Form of the ridge.",
+)
+@click.option(
+    "--constraint",
+    type=click.Choice(["normalized", "none"]),
+    default="normalized",
+    show_default=True,
+    help="Whether probabilities integrate to one exactly.",
+)
+@click.option(
+    "--folds", type=int, default=10, show_default=True, help="Folds for standard errors; 1: none."
+)
+@click.option(
+    "--sample-size",
+    type=Rows(),
+    default=1 << 14,
+    show_default=True,
+    help="Rows from which pivots are chosen.",
+)
+@compute_options
+@overwrite_option
+@json_option
+def fit(
+    store: str,
+    out: Path,
+    x: tuple[str, ...] | None,
+    y: tuple[str, ...] | None,
+    events: tuple[str, ...],
+    events_x: tuple[str, ...],
+    tol: float,
+    max_rank: int | None,
+    reg: Any,
+    reg_form: str,
+    constraint: str,
+    folds: int,
+    sample_size: int,
+    scheduler: str | None,
+    workers: int | None,
+    memory_limit: str | None,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """Fit the joint distribution of x and y in STORE (path or URL) in one pass, and save it.
+
+    \b
+    Examples:
+      cme-dask fit s.zarr --out m.zarr --event "PM2.5 > 75" --max-rank 300
+      cme-dask fit s.zarr --out m.zarr --scheduler tcp://10.0.0.1:8786 --memory-limit 2GB
+    """
+    from cme_dask.chunked.sources import open_sample
+    from cme_dask.jobs.fitting import Compute, fit_and_save
+    from cme_dask.jobs.schema import FitSection, checked
+    from cme_dask.report import tables
+
+    options = {
+        "events": list(events),
+        "events_x": list(events_x),
+        "tol": tol,
+        "max_rank": max_rank,
+        "reg": reg,
+        "reg_form": reg_form,
+        "constraint": constraint,
+        "folds": folds,
+        "sample_size": sample_size,
+    }
+    result = fit_and_save(
+        lambda: open_sample(store, x_columns=x, y_columns=y),
+        checked(FitSection, options, "fit"),
+        Compute(scheduler, workers, memory_limit),
+        out,
+        overwrite,
+    )
+    tables.show(result, tables.fit_tables(result), as_json)
+
+
+@cli.command()
+@click.argument("model")
+@click.option(
+    "--given", multiple=True, metavar="COLUMN=NUMBER,...", help="A point, such as TEMP=20,DEWP=5."
+)
+@click.option(
+    "--points",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="CSV file of points with the column names in its header.",
+)
+@click.option(
+    "--of", "functions", multiple=True, help="Column or event; repeatable.  [default: all]"
+)
+@click.option("--reverse", is_flag=True, help="E[f(x) | y] instead of E[f(y) | x].")
+@click.option("--std/--no-std", default=True, help="Standard errors.  [default: with]")
+@json_option
+def expect(
+    model: str,
+    given: tuple[str, ...],
+    points: Path | None,
+    functions: tuple[str, ...],
+    reverse: bool,
+    std: bool,
+    as_json: bool,
+) -> None:
+    """Conditional means and probabilities E[f | x] of a saved MODEL, with standard errors.
+
+    \b
+    Examples:
+      cme-dask expect m.zarr --given TEMP=20,DEWP=5 --of "PM2.5 > 75"
+      cme-dask expect m.zarr --points weather.csv --json
+    """
+    from cme_dask.jobs.query import answer
+    from cme_dask.report import tables
+
+    result = answer(model, given, points, functions, reverse=reverse, std=std)
+    tables.show(result, tables.expectation_tables(result), as_json)
+
+
+@cli.command()
+@click.argument("path")
+@json_option
+def info(path: str, as_json: bool) -> None:
+    """Tell what is in PATH, a sample store or a model.
+
+    \b
+    Example:
+      cme-dask info m.zarr
+    """
+    from cme_dask.jobs.describe import describe
+    from cme_dask.report import tables
+
+    result = describe(path)
+    kind = tables.store_tables if result["kind"] == "sample" else tables.model_tables
+    tables.show(result, kind(result), as_json)
+
+
+@cli.command()
+@click.argument("job", type=click.Path(path_type=Path))
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder of the input files.  [default: the job file's]",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Folder of the outputs.  [default: ./ and the job's name]",
+)
+@click.option(
+    "--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key: fit.tol=1e-4."
+)
+@compute_options
+@overwrite_option
+@json_option
+def run(
+    job: Path,
+    data: Path | None,
+    out: Path | None,
+    changes: tuple[str, ...],
+    scheduler: str | None,
+    workers: int | None,
+    memory_limit: str | None,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """Run a JOB file (TOML): get a sample, fit, and report beside the nearest rows.
+
+    \b
+    Example:
+      cme-dask run pipelines/air_quality.toml --data ~/air --set fit.tol=1e-4
+    """
+    from cme_dask.jobs.fitting import Compute
+    from cme_dask.jobs.runner import job_tables, run_job
+    from cme_dask.jobs.schema import read_job
+    from cme_dask.report import tables
+    from cme_dask.report.progress import ProgressLines
+
+    with ProgressLines() as progress:
+        result = run_job(
+            read_job(job, changes),
+            data or job.parent,
+            out or Path(job.stem),
+            compute=Compute(scheduler, workers, memory_limit),
+            overwrite=overwrite,
+            progress=progress,
+        )
+    tables.show(result, job_tables(result), as_json)
+
+
+@cli.command()
+@click.option("--rows", type=Rows(), default=10**7, show_default="1e7", help="Rows of the sample.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("demo"),
+    show_default="./demo",
+    help="Folder of the outputs.",
+)
+@click.option(
+    "--picture",
+    type=click.Path(path_type=Path),
+    help="PNG file to draw.  [default: demo.png in the folder, if matplotlib is installed]",
+)
+@compute_options
+@json_option
+def demo(
+    rows: int,
+    out: Path,
+    picture: Path | None,
+    scheduler: str | None,
+    workers: int | None,
+    memory_limit: str | None,
+    as_json: bool,
+) -> None:
+    """Fit ten million rows of a known law and compare with the truth.
+
+    \b
+    Example:
+      cme-dask demo --rows 1e6
+    """
+    from cme_dask.jobs.demo import demo_tables, run_demo
+    from cme_dask.jobs.fitting import Compute
+    from cme_dask.report import tables
+    from cme_dask.report.progress import ProgressLines
+
+    with ProgressLines() as progress:
+        result = run_demo(
+            rows, out, picture, compute=Compute(scheduler, workers, memory_limit), progress=progress
+        )
+    tables.show(result, demo_tables(result), as_json)

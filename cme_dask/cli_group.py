@@ -1,0 +1,69 @@
+"""A click group that says what went wrong in one sentence, with fixed exit codes."""
+
+import contextlib
+import os
+import traceback
+import warnings
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import click
+
+from cme_dask.errors import CmeDaskError, RankWarning, ResourceError, ToleranceWarning
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    if os.environ.get("CME_DASK_TRACEBACK") == "1":
+        traceback.print_exc()
+    click.echo(f"error: {message}", err=True)
+    raise click.exceptions.Exit(code)
+
+
+@contextlib.contextmanager
+def _one_sentence() -> Iterator[None]:
+    """Map what goes wrong to one sentence on stderr and an exit code, warnings to a line each."""
+
+    def show(message: Warning | str, *_: Any) -> None:
+        click.echo(f"warning: {message}", err=True)
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", ToleranceWarning)
+            warnings.simplefilter("always", RankWarning)
+            warnings.showwarning = show
+            yield
+    except KeyboardInterrupt:
+        _fail("interrupted: no output was left half-written", 130)
+    except click.UsageError as error:
+        help_of = f" (see {error.ctx.command_path} --help)" if error.ctx else ""
+        _fail(f"{error.format_message()}{help_of}", 2)
+    except click.ClickException as error:
+        _fail(error.format_message(), error.exit_code)
+    except ResourceError as error:
+        _fail(str(error), 3)
+    except CmeDaskError as error:
+        _fail(str(error), 2)
+    except MemoryError:
+        _fail("the memory of this machine is used up: lower max_rank or the number of workers", 3)
+    except BrokenPipeError:  # `cme-dask info | head`: click ends quietly
+        raise
+    except OSError as error:
+        _fail(f"{error.strerror or error}: {error.filename}" if error.filename else str(error), 3)
+
+
+class SentenceGroup(click.Group):
+    """A group whose sentences and exit codes are the same under ``dask cme``."""
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,
+    ) -> click.Context:
+        with _one_sentence():
+            return super().make_context(info_name, args, parent, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _one_sentence():
+            return super().invoke(ctx)

@@ -1,0 +1,92 @@
+"""What is inside a stored sample or model; needs neither Dask nor scikit-learn."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import zarr
+
+from cme_dask.errors import StoreError
+from cme_dask.models import load
+from cme_dask.storage import model_file
+from cme_dask.storage import sample as sample_file
+from cme_dask.storage.sample import open_store
+from cme_dask.storage.zarr_files import ATTRIBUTE, open_zarr, read_attribute
+
+if TYPE_CHECKING:
+    from cme_dask.storage.csv_files import IngestReport
+
+Result = dict[str, Any]
+
+
+def describe(path: str) -> Result:
+    """JSON form of a sample store or a model.
+
+    Raises
+    ------
+    StoreError
+        If there is neither, or it is damaged.
+    """
+    group = open_zarr(path)
+    if not isinstance(group, zarr.Group):
+        raise StoreError(f"{path} is a single array, a sample store or a model was expected")
+    head = group.attrs.get(ATTRIBUTE)
+    is_model = isinstance(head, dict) and head.get("kind") == model_file.KIND
+    result = _model(path, group) if is_model else _sample(path, group)
+    return {
+        "path": path,
+        **result,
+        "zarr_format": group.metadata.zarr_format,
+        "bytes": None if "://" in path else size_on_disk(Path(path)),
+    }
+
+
+def describe_ingest(report: "IngestReport", units: dict[str, str]) -> Result:
+    """JSON form of an ``IngestReport``."""
+    return {
+        "store": report.location,
+        "files": len(report.files),
+        "rows_read": report.rows_read,
+        "rows_kept": report.rows_kept,
+        "rows_dropped": report.rows_dropped,
+        "missing": report.missing,
+        "ranges": {name: list(pair) for name, pair in report.ranges.items()},
+        "units": units,
+    }
+
+
+def size_on_disk(folder: Path) -> int:
+    """Bytes of all files in a folder."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def _sample(path: str, group: zarr.Group) -> Result:
+    about = read_attribute(group, sample_file.KIND, sample_file.SCHEMA_VERSION, path)
+    sample = open_store(group, path)
+    chunk = max(source.chunk_rows or 1 for source in sample.sources)
+    return {
+        "kind": sample_file.KIND,
+        "columns": {v: c.to_dict() for v, c in zip("xy", sample.columns, strict=True)},
+        "weights": sample.weights is not None,
+        "rows": sample.n_rows,
+        "chunk_rows": chunk,
+        "chunks": -(-sample.n_rows // chunk),
+        "row_sample": len(sample.row_sample.index) if sample.row_sample else 0,
+        "seed": about.get("seed"),
+        "schema_version": about["schema_version"],
+    }
+
+
+def _model(path: str, group: zarr.Group) -> Result:
+    head = read_attribute(group, model_file.KIND, model_file.SCHEMA_VERSION, path)
+    model = load(path)
+    return {
+        "kind": model_file.KIND,
+        "type": head["type"],
+        "summary": [list(line) for line in model.summary()],
+        "columns": {"x": model.x.columns.to_dict(), "y": model.y.columns.to_dict()},
+        "functions": {"x": list(model.x.answers.names), "y": list(model.y.answers.names)},
+        "rows": model.about["rows"],
+        "fitted_on": str(model.about.get("location", "unknown")),
+        "held_out": model.about.get("held_out", {}),
+        "schema_version": head["schema_version"],
+    }

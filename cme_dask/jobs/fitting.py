@@ -1,0 +1,193 @@
+"""The fit that ``cme-dask fit``, ``run`` and ``demo`` share."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from distributed import Client
+from distributed.scheduler import KilledWorker
+
+from cme_dask.chunked.driver import Executor, Scheduler
+from cme_dask.errors import DataError, ResourceError
+from cme_dask.estimators.joint import JointDistribution
+from cme_dask.jobs.schema import FitSection
+from cme_dask.numerics.events import Event
+from cme_dask.report.memory import PeakMemory
+from cme_dask.report.progress import ProgressLines
+from cme_dask.storage.atomic import check_output
+from cme_dask.storage.sample import Sample
+
+CONNECT_SECONDS = 10
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Where to run.
+
+    Parameters
+    ----------
+    scheduler
+        ``threads``, ``processes``, ``synchronous``, the address of a cluster's scheduler, or None
+        for what Dask is set to.
+    workers
+        Threads or processes, not for clusters.
+    memory_limit
+        Bytes that this process, or each worker of a cluster, may use.
+    """
+
+    scheduler: str | None = None
+    workers: int | None = None
+    memory_limit: str | None = None
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[Scheduler]:
+        """A scheduler for ``fit``, connected; its failures become one sentence."""
+        try:
+            if self.scheduler is None or "://" not in self.scheduler:
+                yield self.scheduler
+                return
+            if self.workers is not None:
+                raise DataError("workers is for local schedulers: a cluster has its own number")
+            with self._client(self.scheduler) as client:
+                yield client
+        except KilledWorker as error:
+            raise ResourceError(
+                "workers of the cluster died repeatedly, most often for lack of memory: lower "
+                f"max_rank, or give them more ({error})"
+            ) from error
+        except BrokenProcessPool as error:
+            raise ResourceError(
+                "a worker process died, most often for lack of memory: use fewer workers or a "
+                "lower max_rank"
+            ) from error
+
+    def _client(self, address: str) -> Any:
+        try:
+            return Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
+        except (OSError, ValueError) as error:
+            raise ResourceError(
+                f"no scheduler answers at {address} within {CONNECT_SECONDS} s: start one with "
+                "`dask scheduler`, or correct --scheduler"
+            ) from error
+
+
+def events_of(
+    names: tuple[Sequence[str], Sequence[str]], options: FitSection
+) -> tuple[dict[str, Event], dict[str, Event]]:
+    """Functions of x and of y by the text of the event, for these columns of x and y.
+
+    Raises
+    ------
+    DataError
+        If an event has an unknown form or column.
+    """
+    x, y = names
+    return (
+        {text: Event.parse(text, x) for text in options.events_x},
+        {text: Event.parse(text, y) for text in options.events},
+    )
+
+
+def column_names(sample: Sample) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of the columns of x and of y."""
+    x, y = (columns.names for columns in sample.columns)
+    return x, y
+
+
+def fit_sample(
+    sample: Sample,
+    options: FitSection,
+    scheduler: Scheduler,
+    compute: Compute,
+    progress: ProgressLines,
+) -> tuple[JointDistribution, PeakMemory]:
+    """Fit, show the progress, and watch the memory."""
+    kernel_x, kernel_y = options.kernels()
+    functions_x, functions = events_of(column_names(sample), options)
+    estimator = JointDistribution(
+        kernel_x=kernel_x,
+        kernel_y=kernel_y,
+        tol=options.tol,
+        max_rank=options.max_rank,
+        reg=options.reg,
+        reg_form=options.reg_form,
+        constraint=options.constraint,
+        sample_size=options.sample_size,
+        n_folds=options.folds,
+    )
+    with PeakMemory() as memory:
+        estimator.fit(
+            sample,
+            functions=functions,
+            functions_x=functions_x,
+            scheduler=scheduler,
+            workers=None if isinstance(scheduler, Client) else compute.workers,
+            memory_limit=compute.memory_limit,
+            progress=progress.fit,
+        )
+    report = estimator.report_
+    progress.say(
+        f"fitted {report.rows:,} rows in {report.seconds:.3g} s, "
+        f"{report.rows_per_second:,.0f} rows/s"
+    )
+    return estimator, memory
+
+
+def describe_fit(estimator: JointDistribution, memory: PeakMemory, model: str) -> dict[str, Any]:
+    """JSON form of what a fit did."""
+    report, about = estimator.report_, estimator.model_.about
+    bases = {"x": estimator.basis_x_, "y": estimator.basis_y_}
+    variables = {"x": estimator.model_.x, "y": estimator.model_.y}
+    return {
+        "model": model,
+        "rows": report.rows,
+        "variables": {
+            name: {
+                "columns": list(variables[name].columns.names),
+                "rank": basis.rank,
+                "trace_error": basis.trace_error,
+                "kernel": repr(basis.newton.kernel),
+            }
+            for name, basis in bases.items()
+        },
+        "passes": estimator.n_passes_,
+        "strips": report.strips,
+        "tasks": report.tasks,
+        "seconds": report.seconds,
+        "rows_per_second": report.rows_per_second,
+        "tenths": list(report.tenths),
+        "memory": {
+            "predicted": report.memory.predicted,
+            "limit": report.memory.limit,
+            "place": report.memory.place,
+            "measured": memory.peak,
+            "measure": memory.measure,
+        },
+        "kkt_residual": estimator.solution_.kkt_residual,
+        "held_out": about["held_out"],
+    }
+
+
+def fit_and_save(
+    open_rows: Callable[[], Sample],
+    options: FitSection,
+    compute: Compute,
+    out: Path,
+    overwrite: bool,
+) -> dict[str, Any]:
+    """Fit, save the model, and describe it; an existing output is refused before any work."""
+    check_output(out, overwrite)
+    sample = open_rows()
+    events_of(column_names(sample), options)
+    with ProgressLines() as progress, compute.open() as scheduler:
+        estimator, memory = fit_sample(sample, options, scheduler, compute, progress)
+        estimator.save(out, overwrite=overwrite)
+    return {"store": sample.location, **describe_fit(estimator, memory, str(out))}
+
+
+def executor_for(scheduler: Scheduler, compute: Compute) -> Executor:
+    """The same place for a pass beside the fit."""
+    return Executor.resolve(scheduler, compute.workers)

@@ -1,0 +1,157 @@
+"""Job files: what they may say, and one sentence on what they may not."""
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from cme_dask import kernels
+from cme_dask.errors import DataError
+from cme_dask.kernels import Kernel
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class IngestSection(_Section):
+    """CSV files and what to take from them; see ``cme_dask.storage.csv_files.ingest_csv``."""
+
+    files: list[str] = Field(min_length=1)
+    x: list[str] = Field(min_length=1)
+    y: list[str] = Field(min_length=1)
+    weights: str | None = None
+    missing: Literal["drop", "error"] = "drop"
+    units: dict[str, str] = {}
+
+
+class SampleSection(_Section):
+    """A generated three-dimensional normal sample; see ``cme_dask.storage.generate.Normal3``."""
+
+    rows: int = Field(ge=2)
+    scenario: Literal["low", "medium", "high", "strong"] = "medium"
+    seed: int = Field(default=0, ge=0)
+
+
+class FitSection(_Section):
+    """Parameters of ``cme_dask.JointDistribution`` and the events whose laws are wanted."""
+
+    events: list[str] = []
+    events_x: list[str] = []
+    tol: float = Field(default=1e-5, gt=0.0, lt=1.0)
+    max_rank: int | None = Field(default=None, ge=1)
+    reg: float | tuple[float, float] | None = None
+    reg_form: Literal["two-sided", "single"] = "two-sided"
+    constraint: Literal["normalized", "none"] = "normalized"
+    folds: int = Field(default=10, ge=1)
+    sample_size: int = Field(default=1 << 14, ge=2)
+    kernel_x: dict[str, Any] | None = None
+    kernel_y: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _known_kernels(self) -> Self:
+        self.kernels()
+        return self
+
+    def kernels(self) -> tuple[Kernel | None, Kernel | None]:
+        """The kernels of x and y, None for learned ones."""
+        x, y = (k and kernels.from_dict(k) for k in (self.kernel_x, self.kernel_y))
+        return x, y
+
+
+class PointSection(_Section):
+    """One value of x to report on."""
+
+    name: str
+    x: dict[str, float]
+
+
+class ReportSection(_Section):
+    """What to report: functions, and the points beside their nearest rows."""
+
+    functions: list[str] | None = None
+    nearest: int = Field(default=2000, ge=2)
+    points: list[PointSection] = []
+
+
+class Job(_Section):
+    """A whole job: get a sample, fit, report."""
+
+    title: str
+    ingest: IngestSection | None = None
+    sample: SampleSection | None = None
+    fit: FitSection = FitSection()
+    report: ReportSection = ReportSection()
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Self:
+        if (self.ingest is None) == (self.sample is None):
+            raise ValueError("a job needs exactly one of the tables [ingest] and [sample]")
+        return self
+
+
+def read_job(path: Path, changes: Sequence[str] = ()) -> Job:
+    """Read a job file, with ``KEY=VALUE`` changes applied first.
+
+    Raises
+    ------
+    DataError
+        If the file is missing or no TOML, or a key or value is not one of the schema.
+    """
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"{path} can't be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} is no TOML file: {error}") from error
+    for change in changes:
+        _apply(data, change)
+    return checked(Job, data, str(path))
+
+
+def checked(model: type[Model], data: dict[str, Any], place: str) -> Model:
+    """A section made from plain values.
+
+    Raises
+    ------
+    DataError
+        On the first unusable key or value, by name.
+    """
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        # A union reports one error per member; the member's type is no key of the file.
+        keys = [str(part) for part in first["loc"] if part not in ("float", "tuple[float, float]")]
+        message = first["msg"].removeprefix("Value error, ")
+        if first["type"] == "extra_forbidden":
+            message = "unknown key"
+        elif first["type"] == "missing":
+            message = "this key is required"
+        elif not isinstance(first["input"], dict):
+            message += f", got {first['input']!r}"
+        where = f"{place}: {'.'.join(keys)}" if keys else place
+        raise DataError(f"{where}: {message}") from error
+
+
+def _apply(data: dict[str, Any], change: str) -> None:
+    key, equals, text = change.partition("=")
+    *tables, last = key.strip().split(".")
+    if not equals or not all((*tables, last)):
+        raise DataError(f"--set takes KEY=VALUE such as fit.tol=1e-4, got {change!r}")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError as error:
+        raise DataError(
+            f"--set {change}: {text!r} is no TOML value (texts need double quotes inside the "
+            f"shell's: '{key}=\"text\"')"
+        ) from error
+    for name in tables:
+        data = data.setdefault(name, {})
+        if not isinstance(data, dict):
+            raise DataError(f"--set {change}: {name} is no table")
+    data[last] = value

@@ -1,0 +1,86 @@
+"""Pictures; matplotlib comes with the extra ``plot``."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cme_dask.errors import ResourceError
+
+Array = Any
+Result = dict[str, Any]
+
+MISSING = "pictures need matplotlib, install cme-dask[plot]"
+
+_MODEL, _TRUTH = "#1f5fa8", "#222222"
+_EVENTS = ("#1f5fa8", "#c8552b", "#3a8f5c", "#7a4fa0")
+_STYLE = {
+    "font.size": 10.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 11.5,
+    "axes.grid": True,
+    "grid.color": "#e6e6e6",
+    "grid.linewidth": 0.8,
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "figure.dpi": 120,
+}
+
+
+def available() -> bool:
+    """Whether matplotlib is installed."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def require() -> None:
+    """ResourceError if matplotlib is not installed."""
+    if not available():
+        raise ResourceError(MISSING)
+
+
+def points_picture(result: Result, path: Path) -> None:
+    """A job's stated points: the model beside the nearest rows, a panel per function."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    points = result["points"]
+    names = list(points[0]["functions"])
+    at = np.arange(len(points))[::-1]
+    with rc_context(_STYLE):
+        figure = Figure(figsize=(10, 1.4 + 0.55 * len(points)), layout="constrained")
+        axes = np.atleast_1d(figure.subplots(1, len(names), sharey=True))
+        for ax, name in zip(axes, names, strict=True):
+            values = [point["functions"][name] for point in points]
+            for shift, key, style in (
+                (0.12, "", {"fmt": "o", "color": _MODEL, "label": "model"}),
+                (
+                    -0.12,
+                    "nearest_",
+                    {
+                        "fmt": "o",
+                        "color": "#777777",
+                        "mfc": "white",
+                        "label": f"nearest {result['neighbours']['k']:,} rows",
+                    },
+                ),
+            ):
+                ax.errorbar(
+                    [v[f"{key}mean"] for v in values],
+                    at + shift,
+                    xerr=[2.0 * (v[f"{key}std"] or 0.0) for v in values],
+                    capsize=2.5,
+                    markersize=6,
+                    **style,
+                )
+            unit = result["units"].get(name)
+            ax.set_title(f"mean {name}" if unit else name)
+            ax.set_xlabel(f"{name} [{unit}]" if unit else f"P({name} | x)")
+            ax.set_xlim(left=min(0.0, ax.get_xlim()[0]))
+            ax.grid(axis="y", visible=False)
+        axes[0].set_yticks(at, [point["name"] for point in points])
+        axes[-1].legend(loc="best")
+        figure.suptitle(f"{result['title']}  (bars: ±2 standard errors)", x=0.01, ha="left")
+        figure.savefig(path, format="png")

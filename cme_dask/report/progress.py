@@ -1,0 +1,79 @@
+"""How far a command is, for people, on stderr."""
+
+import math
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+if TYPE_CHECKING:
+    from cme_dask.chunked.passes import PassProgress
+    from cme_dask.estimators.recipe import PivotProgress
+    from cme_dask.storage.csv_files import IngestProgress
+
+
+class ProgressLines:
+    """One line per step of a command; use as a context manager.
+
+    A terminal sees bars. Anything else sees only what :meth:`say` is given.
+    """
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True, highlight=False)
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.percentage:>3.0f} %"),
+            TextColumn("{task.fields[text]}"),
+            TimeRemainingColumn(compact=True),
+            console=self._console,
+            transient=True,
+            disable=not self._console.is_terminal,
+        )
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bars.stop()
+
+    def say(self, line: str) -> None:
+        """Print a line that stays."""
+        self._console.print(line, markup=False, soft_wrap=True)
+
+    def fit(self, event: "PivotProgress | PassProgress") -> None:
+        """Show the progress of a fit; the ``progress`` of an estimator's ``fit``."""
+        from cme_dask.chunked.passes import PassProgress
+
+        if isinstance(event, PassProgress):
+            rate = event.rows / event.seconds if event.seconds else 0.0
+            text = f"strip {event.strips:,} of {event.strips_total:,}, {rate:,.0f} rows/s"
+            self._show("pass", event.rows / event.rows_total, text)
+            return
+        text = f"rank {event.rank}, residual trace {event.residual_trace:.1e} (tol {event.tol:g})"
+        # The residual falls about exponentially: its logarithm is what moves evenly.
+        done = math.log(min(1.0, max(event.residual_trace, 1e-300))) / math.log(event.tol)
+        self._show(f"pivots of {event.variable}", min(1.0, done), text)
+
+    def ingest(self, event: "IngestProgress") -> None:
+        """Show the progress of an ingestion."""
+        text = f"file {event.files_done + 1} of {event.files_total}, {event.rows_read:,} rows"
+        self._show("ingest", event.files_done / event.files_total, text)
+
+    def counter(self, label: str, total: int) -> Callable[[int], None]:
+        """A callback that shows how many rows of ``total`` are done."""
+        return lambda rows: self._show(label, rows / total, f"{rows:,} of {total:,} rows")
+
+    def _show(self, label: str, done: float, text: str) -> None:
+        if label not in self._tasks:
+            self._tasks[label] = self._bars.add_task(label, total=1.0, text=text)
+        self._bars.update(self._tasks[label], completed=done, text=text)

@@ -1,0 +1,224 @@
+"""Results as tables for people. Every function takes the JSON form of a result."""
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+Result = dict[str, Any]
+
+_NARROWEST = 100  # columns, where the output is no terminal
+
+
+def show(result: Result, tables: Iterable[RenderableType], as_json: bool) -> None:
+    """Print a result to stdout: its JSON form as one line, or its tables."""
+    if as_json:
+        print(json.dumps(result, allow_nan=False))
+        return
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=max(console.width, _NARROWEST))
+    for table in tables:
+        console.print(table)
+    sys.stdout.flush()
+
+
+def number(value: float, digits: int = 4) -> str:
+    """A number with 4 significant digits; integers in full, with thousands separators."""
+    if isinstance(value, int) or (float(value).is_integer() and abs(value) < 1e15):
+        return f"{int(value):,}"
+    return f"{value:,.{digits}g}" if 1e-4 <= abs(value) < 1e5 else f"{value:.{digits - 1}e}"
+
+
+def with_error(value: float, std: float | None) -> str:
+    """A value to the digits that its standard error, two digits of it, supports."""
+    if std is None:
+        return number(value)
+    if not std > 0.0:
+        return f"{number(value)} ± 0"
+    decimals = max(0, 1 - int(f"{std:e}".partition("e")[2]))
+    return f"{value:.{decimals}f} ± {std:.{decimals}f}"
+
+
+def format_bytes(count: float) -> str:
+    """Bytes in the words of ``dask.utils.format_bytes``, which a query must not import."""
+    for prefix, exponent in (("TiB", 40), ("GiB", 30), ("MiB", 20), ("kiB", 10)):
+        if count >= 0.9 * 2**exponent:
+            return f"{count / 2**exponent:.2f} {prefix}"
+    return f"{count} B"
+
+
+def facts(title: str, lines: Sequence[tuple[str, str]]) -> Table:
+    """Labels and texts in two columns."""
+    table = Table(
+        title=Text(title), title_justify="left", title_style="bold", box=None, show_header=False
+    )
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column(overflow="fold")
+    for label, text in lines:
+        table.add_row(Text(label), Text(text))
+    return table
+
+
+def grid(
+    title: str, head: Sequence[str], rows: Iterable[Sequence[str]], caption: str = ""
+) -> Table:
+    """A table with a name in the first column and numbers in the others."""
+    table = Table(
+        title=Text(title),
+        caption=Text(caption) if caption else None,
+        title_justify="left",
+        title_style="bold",
+        caption_justify="left",
+        box=None,
+        header_style="cyan",
+        padding=(0, 2, 0, 0),
+    )
+    for i, label in enumerate(head):
+        table.add_column(Text(label), justify="right" if i else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    return table
+
+
+def ingest_tables(result: Result) -> list[RenderableType]:
+    """Of ``cme-dask ingest``."""
+    rows = [("files", number(len(result["files"])))]
+    rows += [(label, number(result[f"rows_{label}"])) for label in ("read", "kept", "dropped")]
+    lines = [(f"rows {k}" if k != "files" else k, text) for k, text in rows]
+    units = result["units"]
+    columns = [
+        (_with_unit(name, units), number(count), *map(number, result["ranges"][name]))
+        for name, count in result["missing"].items()
+    ]
+    return [
+        facts(result["store"], lines),
+        "",
+        grid("Columns", ("", "missing", "smallest kept", "largest kept"), columns),
+    ]
+
+
+def fit_tables(result: Result) -> list[RenderableType]:
+    """Of a fit: bases, pass, memory, held-out errors."""
+    bases = [
+        (
+            f"basis of {name}",
+            f"{', '.join(v['columns'])}: rank {v['rank']}, trace error {v['trace_error']:.2e}, "
+            f"{v['kernel']}",
+        )
+        for name, v in result["variables"].items()
+    ]
+    memory = result["memory"]
+    lines = [
+        *bases,
+        (
+            "pass",
+            f"{result['passes']} over {number(result['rows'])} rows in {number(result['strips'])} "
+            f"strips, {number(result['tasks'])} tasks: {result['seconds']:.3g} s, "
+            f"{result['rows_per_second']:,.0f} rows/s",
+        ),
+        (
+            "peak memory",
+            f"predicted {format_bytes(memory['predicted'])} ({memory['place']}, limit "
+            f"{format_bytes(memory['limit'])}), measured {format_bytes(memory['measured'])} "
+            f"({memory['measure']} of this process and its children)",
+        ),
+        ("KKT residual", f"{result['kkt_residual']:.1e}"),
+    ]
+    return [facts(result["model"], lines), *held_out_tables(result["held_out"])]
+
+
+def held_out_tables(held_out: dict[str, dict[str, dict[str, float]]]) -> list[RenderableType]:
+    """Held-out squared errors given x, and given y if there are functions of x."""
+    parts: list[RenderableType] = []
+    for given, functions in held_out.items():
+        rows = [
+            (name, number(v["error"]), number(v["baseline"]), f"{100 * v['skill']:.1f} %")
+            for name, v in functions.items()
+        ]
+        title = f"Held-out squared error given {given} (of an event: its Brier score)"
+        if rows:
+            parts += ["", grid(title, ("", "error", "unconditional", "skill"), rows)]
+    return parts
+
+
+def expectation_tables(result: Result) -> list[RenderableType]:
+    """Of ``cme-dask expect``."""
+    given, units = result["given"], result["units"]
+    head = [_with_unit(name, units) for name in (*result["columns"], *result["functions"])]
+    stds = result["std"] or [[None] * len(result["functions"])] * len(result["values"])
+    rows = [
+        (*map(number, point), *map(with_error, values, std))
+        for point, values, std in zip(result["points"], result["values"], stds, strict=True)
+    ]
+    other = "y" if given == "x" else "x"
+    caption = "± one standard error: jackknife over the folds of rows" if result["std"] else ""
+    return [grid(f"E[f({other}) | {given}]", head, rows, caption)]
+
+
+def store_tables(result: Result) -> list[RenderableType]:
+    """Of ``cme-dask info`` on a sample store."""
+    lines = [
+        (name, ", ".join(_with_unit(c, v["units"]) for c in v["names"]))
+        for name, v in result["columns"].items()
+    ]
+    size = result["bytes"]
+    lines += [
+        ("weights", "yes" if result["weights"] else "no"),
+        (
+            "rows",
+            f"{number(result['rows'])} in {number(result['chunks'])} chunks of "
+            f"{number(result['chunk_rows'])}",
+        ),
+        ("row sample", f"{number(result['row_sample'])} rows, seed {result['seed']}"),
+        ("on disk", "unknown (URL)" if size is None else format_bytes(size)),
+        ("format", f"schema {result['schema_version']}, Zarr {result['zarr_format']}"),
+    ]
+    return [facts(f"{result['path']} (sample)", lines)]
+
+
+def model_tables(result: Result) -> list[RenderableType]:
+    """Of ``cme-dask info`` on a model."""
+    size = result["bytes"]
+    lines = [(label, text) for label, text in result["summary"]]
+    lines += [
+        ("fitted on", result["fitted_on"]),
+        ("on disk", "unknown (URL)" if size is None else format_bytes(size)),
+        ("format", f"schema {result['schema_version']}, Zarr {result['zarr_format']}"),
+    ]
+    return [
+        facts(f"{result['path']} ({result['type']})", lines),
+        *held_out_tables(result["held_out"]),
+    ]
+
+
+def point_tables(result: Result) -> list[RenderableType]:
+    """Of a job's stated points: the model beside the nearest rows."""
+    near = result["neighbours"]
+    rows = []
+    for point in result["points"]:
+        for i, (name, v) in enumerate(point["functions"].items()):
+            rows.append(
+                (
+                    point["name"] if i == 0 else "",
+                    _with_unit(name, result["units"]),
+                    with_error(v["mean"], v["std"]),
+                    with_error(v["nearest_mean"], v["nearest_std"]),
+                    number(point["farthest"], 2) if i == 0 else "",
+                )
+            )
+    caption = (
+        f"± one standard error. Empirical: the {number(near['k'])} rows nearest in standardised x; "
+        "farthest: the largest distance among them, in standard deviations. Folds are random rows: "
+        "standard errors do not see autocorrelation."
+    )
+    head = ("point", "function", "model", "empirical", "farthest")
+    return ["", grid("Conditional means and probabilities", head, rows, caption)]
+
+
+def _with_unit(name: str, units: dict[str, str]) -> str:
+    return f"{name} [{units[name]}]" if name in units else name
