@@ -69,8 +69,7 @@ def _nearest_of_run(
 ) -> Neighbours:
     best: Neighbours | None = None
     for start, (x, y), _weights in strips_of(run, weighted, sources):
-        scaled = x / scale
-        each = [np.sqrt(((scaled - point / scale) ** 2).sum(axis=1)) for point in points]
+        each = [np.sqrt((((x - point) / scale) ** 2).sum(axis=1)) for point in points]
         near = [_smallest(distance, k) for distance in each]
         found = Neighbours(
             np.stack([d[i] for d, i in zip(each, near, strict=True)]),

@@ -12,6 +12,7 @@ from typing import Protocol, Self, TypeVar
 MIN_STRIP, MAX_STRIP = 1 << 12, 1 << 18
 _STRIPS_WANTED = 256
 _TASKS_PER_WORKER = 4
+_CHUNKS_PER_TASK = 4
 _TASK_SECONDS = 2.0
 
 
@@ -49,24 +50,35 @@ class Run:
         return -(-self.rows // self.length)
 
 
-def plan_runs(
-    n: int,
-    chunk_rows: int | None,
-    workers: int,
-    seconds_per_row: float,
-    max_rows: int | None = None,
-) -> list[Run]:
+def plan_runs(n: int, chunk_rows: int, workers: int, seconds_per_row: float) -> list[Run]:
     """Cut n rows into tasks.
 
-    A task is long enough to cover a storage chunk and to take about two seconds, but short enough
-    that every worker gets some, and that ``max_rows`` fit into memory; each task reads at most one
-    chunk that an earlier one has read too.
+    Parameters
+    ----------
+    n
+        Number of rows.
+    chunk_rows
+        Rows of the largest storage chunk; 0 for arrays in memory.
+    workers
+        Tasks that run at once.
+    seconds_per_row
+        Estimated cost.
+
+    Notes
+    -----
+    A task takes about two seconds, or less so that every worker gets several, but it covers a few
+    storage chunks where that leaves enough tasks, and at least one where there is one for every
+    worker. It reads at most one chunk that an earlier task has read too.
     """
     length = strip_length(n)
-    wanted = max(chunk_rows or 0, int(_TASK_SECONDS / seconds_per_row))
-    fair = max(-(-n // (_TASKS_PER_WORKER * workers)), length)
-    rows = min(wanted, fair if max_rows is None else min(fair, max_rows))
-    size = length << max(0, (rows // length).bit_length() - 1)
+    fair = -(-n // (_TASKS_PER_WORKER * workers))
+    rows = max(
+        min(int(_TASK_SECONDS / seconds_per_row), fair),
+        min(_CHUNKS_PER_TASK * chunk_rows, fair),
+        min(chunk_rows, -(-n // workers)),
+        length,
+    )
+    size = length << ((rows // length).bit_length() - 1)
     return [Run(start, min(start + size, n), length) for start in range(0, n, size)]
 
 

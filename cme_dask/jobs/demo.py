@@ -1,2 +1,224 @@
-def run_demo(*a, **k): ...
-def demo_tables(*a): ...
+"""``cme-dask demo``: ten million rows of a law whose conditional probabilities are known."""
+
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+
+from cme_dask.chunked.sources import open_sample
+from cme_dask.errors import ResourceError, StoreError
+from cme_dask.estimators.joint import JointDistribution
+from cme_dask.jobs.fitting import Compute, describe_fit, fit_sample
+from cme_dask.jobs.folder import prepare_folder
+from cme_dask.jobs.schema import FitSection
+from cme_dask.report import plots
+from cme_dask.report.progress import ProgressLines
+from cme_dask.storage.atomic import check_output, writing
+from cme_dask.storage.generate import Normal3, write_normal3
+from cme_dask.storage.sample import KIND, SCHEMA_VERSION, open_store
+from cme_dask.storage.zarr_files import open_zarr, read_attribute
+
+Array = Any
+Result = dict[str, Any]
+
+OUTPUTS = ("normal3.zarr", "model.zarr", "demo.png")
+SEED = 0
+SHIFTS = (0.0, 0.2, 0.5)
+POINTS = (-0.4, -0.25, -0.1, 0.0, 0.1, 0.25, 0.4)
+SLICE = 0.25  # the x whose density ratio is drawn
+LEAST_ROWS = 1000
+
+_BYTES_PER_ROW = 30.0
+_USED_OF_FREE = 0.8
+
+
+def run_demo(
+    rows: int, out: Path, picture: Path | None, *, compute: Compute, progress: ProgressLines
+) -> Result:
+    """Generate, fit, compare with the truth, draw.
+
+    Parameters
+    ----------
+    rows
+        Wanted number of rows; fewer if the disk is short.
+    out
+        Folder of the outputs, made if missing; what an earlier demo left there is replaced.
+    picture
+        PNG file; None for the folder's own, if matplotlib is installed.
+    compute
+        Where to run.
+    progress
+        Where to tell the progress.
+
+    Raises
+    ------
+    ResourceError
+        If the disk or memory does not suffice, or a picture is asked for without matplotlib.
+    """
+    begin = time.perf_counter()
+    if picture is not None:
+        plots.require()
+        check_output(picture, overwrite=True)
+    prepare_folder(out, OUTPUTS, overwrite=True)
+    law = Normal3("medium")
+    sample = open_sample(_store(law, rows, out / OUTPUTS[0], progress))
+    options = FitSection(events=[_event(shift) for shift in SHIFTS])
+    with compute.open() as scheduler:
+        estimator, memory = fit_sample(sample, options, scheduler, compute, progress)
+    model = out / OUTPUTS[1]
+    estimator.save(model, overwrite=True)
+    result = {
+        "store": str(out / OUTPUTS[0]),
+        "fit": describe_fit(estimator, memory, str(model)),
+        "points": _compare(estimator, law, np.array(POINTS)),
+        "picture": _picture(estimator, law, picture, out, progress),
+    }
+    return {**result, "seconds": time.perf_counter() - begin}
+
+
+def demo_tables(result: Result) -> Iterator[Any]:
+    """All tables of the demonstration."""
+    from cme_dask.report import tables
+
+    yield from tables.fit_tables(result["fit"])
+    names = list(result["points"][0]["functions"])
+    for title, shown in (
+        ("Conditional means", names[:2]),
+        ("Conditional probabilities", names[2:]),
+    ):
+        yield ""
+        yield _comparison(title, shown, result["points"])
+    yield ""
+    model = result["fit"]["model"]
+    lines = [("took", f"{result['seconds']:.3g} s")]
+    lines += [("picture", result["picture"])] if result["picture"] else []
+    lines += [
+        ("try next", f"cme-dask info {model}"),
+        ("", f'cme-dask expect {model} --given x=0.3 --of "{names[-1]}"'),
+        ("", f"cme-dask expect {model} --given y1=0.1,y2=-0.1 --reverse"),
+    ]
+    yield tables.facts("Done", lines)
+
+
+def _comparison(title: str, names: list[str], points: list[Result]) -> Any:
+    """Estimates beside the truth, two columns per function."""
+    from cme_dask.report import tables
+
+    rows = []
+    for point in points:
+        found = [point["functions"][name] for name in names]
+        pairs = [(tables.with_error(v["value"], v["std"]), f"{v['truth']:.4f}") for v in found]
+        rows.append((f"{point['x']:g}", *(cell for pair in pairs for cell in pair)))
+    head = ["x", *(label for name in names for label in (name, "truth"))]
+    return tables.grid(title, head, rows, "± one standard error")
+
+
+def _event(shift: float) -> str:
+    return f"y1 <= y2 - {shift:g}" if shift else "y1 <= y2"
+
+
+def _store(law: Normal3, rows: int, path: Path, progress: ProgressLines) -> str:
+    """The sample store, reused if it is the one wanted."""
+    if path.exists() and _is_wanted(law, rows, path):
+        progress.say(f"reusing {path} with {rows:,} rows")
+        return str(path)
+    # An old store is only removed when the new one is whole, so both need room.
+    room = int(_USED_OF_FREE * shutil.disk_usage(path.parent).free / _BYTES_PER_ROW)
+    if room < min(rows, LEAST_ROWS):
+        raise ResourceError(f"the disk of {path.parent} has no room for a sample: free some space")
+    if room < rows:
+        progress.say(f"the disk has room for {room:,} rows only (30 bytes each and 20 % left free)")
+        rows = room
+    write_normal3(
+        path,
+        rows,
+        scenario=law.scenario,
+        seed=SEED,
+        overwrite=True,
+        progress=progress.counter("generate", rows),
+    )
+    progress.say(f"generated {rows:,} rows in {path}")
+    return str(path)
+
+
+def _is_wanted(law: Normal3, rows: int, path: Path) -> bool:
+    """Whether a finished store holds these draws: rows and seed, and the first rows themselves."""
+    try:
+        group = open_zarr(path)
+        if not isinstance(group, zarr.Group):
+            return False
+        about = read_attribute(group, KIND, SCHEMA_VERSION, str(path))
+        if (about.get("rows"), about.get("seed")) != (rows, SEED):
+            return False
+        x, y = (source.read(0, 2) for source in open_store(group, str(path)).sources)
+    except StoreError:
+        return False
+    first_x, first_y = next(law.batches(rows, SEED))
+    return np.array_equal(x, first_x[:2]) and np.array_equal(y, first_y[:2])
+
+
+def _truth(law: Normal3, x: Array) -> dict[str, Array]:
+    """True conditional expectations by function, each of shape (n,)."""
+    mean = law.conditional(x)[0]
+    probabilities = {_event(shift): law.probability(x, shift) for shift in SHIFTS}
+    return {"y1": mean[:, 0], "y2": mean[:, 1], **probabilities}
+
+
+def _compare(estimator: JointDistribution, law: Normal3, x: Array) -> list[Result]:
+    truth = _truth(law, x)
+    values, std = estimator.expect(list(truth), x, return_std=True)
+    return [
+        {
+            "x": float(point),
+            "functions": {
+                name: {
+                    "value": float(values[i, j]),
+                    "std": float(std[i, j]),
+                    "truth": float(truth[name][i]),
+                }
+                for j, name in enumerate(truth)
+            },
+        }
+        for i, point in enumerate(x)
+    ]
+
+
+def _picture(
+    estimator: JointDistribution,
+    law: Normal3,
+    picture: Path | None,
+    out: Path,
+    progress: ProgressLines,
+) -> str | None:
+    if not plots.available():
+        progress.say(f"no picture: {plots.MISSING}")
+        return None
+    target = picture or out / OUTPUTS[2]
+    x = np.linspace(-0.5, 0.5, 201)
+    names = [_event(shift) for shift in SHIFTS]
+    values, std = estimator.expect(names, x, return_std=True)
+    truth = _truth(law, x)
+    curves = [
+        (f"P({name} | x)", values[:, j], std[:, j], truth[name]) for j, name in enumerate(names)
+    ]
+    axis = np.linspace(-0.6, 0.6, 121)
+    y = np.stack(np.meshgrid(axis, axis), axis=-1).reshape(-1, 2)
+    shape = (len(axis), len(axis))
+    ratio = estimator.density_ratio([[SLICE]], y)[0].reshape(shape)
+    exact = _true_ratio(law, SLICE, y).reshape(shape)
+    with writing(target, overwrite=True) as aside:
+        plots.demo_picture(x, curves, axis, ratio, exact, SLICE, estimator.report_.rows, aside)
+    return str(target)
+
+
+def _true_ratio(law: Normal3, x: float, y: Array) -> Array:
+    """g(x, y) = p(y | x) / p(y), shape (n,)."""
+    from scipy.stats import multivariate_normal
+
+    mean, covariance = law.conditional(np.array([x]))
+    given = multivariate_normal(mean[0], covariance).pdf(y)
+    return np.asarray(given / multivariate_normal(None, law.covariance[:2, :2]).pdf(y))

@@ -16,18 +16,23 @@ from cme_dask.errors import DataError
 from cme_dask.estimators.joint import JointDistribution
 from cme_dask.jobs.describe import describe_ingest
 from cme_dask.jobs.fitting import Compute, describe_fit, events_of, executor_for, fit_sample
+from cme_dask.jobs.folder import prepare_folder
 from cme_dask.jobs.schema import IngestSection, Job, SampleSection
 from cme_dask.numerics.events import Event
 from cme_dask.report import plots
 from cme_dask.report.progress import ProgressLines
-from cme_dask.storage.atomic import check_output, writing
+from cme_dask.storage.atomic import writing
 from cme_dask.storage.sample import Sample
 
 Array = Any
 Result = dict[str, Any]
 
-OUTPUTS = {"sample": "sample.zarr", "model": "model.zarr", "report": "report.json"}
-PICTURE = "report.png"
+OUTPUTS = {
+    "sample": "sample.zarr",
+    "model": "model.zarr",
+    "report": "report.json",
+    "picture": "report.png",
+}
 NORMAL3_COLUMNS = (("x",), ("y1", "y2"))
 
 
@@ -68,7 +73,8 @@ def run_job(
     """
     begin = time.perf_counter()
     plan = _Plan.of(job)
-    paths = _outputs(out, overwrite)
+    prepare_folder(out, OUTPUTS.values(), overwrite)
+    paths = {key: out / name for key, name in OUTPUTS.items()}
     origin = _make_sample(job, data, paths["sample"], overwrite, progress)
     sample = open_sample(paths["sample"])
     with compute.open() as scheduler:
@@ -84,25 +90,11 @@ def run_job(
         "units": {k: v for columns in sample.columns for k, v in columns.units.items()},
         "outputs": {name: str(path) for name, path in paths.items()},
     }
-    result["outputs"]["picture"] = _picture(result, out / PICTURE, overwrite, progress)
+    result["outputs"]["picture"] = _picture(result, paths["picture"], overwrite, progress)
     result["seconds"] = time.perf_counter() - begin
     with writing(paths["report"], overwrite=overwrite) as aside:
         aside.write_text(json.dumps(result, allow_nan=False, indent=1), encoding="utf-8")
     return result
-
-
-def _outputs(out: Path, overwrite: bool) -> dict[str, Path]:
-    if out.exists() and not out.is_dir():
-        raise DataError(f"{out} is a file, the outputs need a folder: choose another --out")
-    existing = [name for name in (*OUTPUTS.values(), PICTURE) if (out / name).exists()]
-    if existing and not overwrite:
-        raise DataError(
-            f"{out} already holds {', '.join(existing)}: choose another folder (--out) or replace "
-            "them (--overwrite)"
-        )
-    check_output(out, overwrite=True)
-    out.mkdir(exist_ok=True)
-    return {key: out / name for key, name in OUTPUTS.items()}
 
 
 def _make_sample(

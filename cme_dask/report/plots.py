@@ -1,6 +1,7 @@
 """Pictures; matplotlib comes with the extra ``plot``."""
 
 import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,3 +85,64 @@ def points_picture(result: Result, path: Path) -> None:
         axes[-1].legend(loc="best")
         figure.suptitle(f"{result['title']}  (bars: ±2 standard errors)", x=0.01, ha="left")
         figure.savefig(path, format="png")
+
+
+def demo_picture(
+    x: Array,
+    curves: Sequence[tuple[str, Array, Array, Array]],
+    axis: Array,
+    ratio: Array,
+    exact: Array,
+    at: float,
+    rows: int,
+    path: Path,
+) -> None:
+    """Conditional probabilities with their truth, and the density ratio at one x.
+
+    Parameters
+    ----------
+    x
+        Where the curves are drawn.
+    curves
+        Name, estimate, standard error and truth of each.
+    axis, ratio, exact
+        Grid of y1 and y2, and g(at, y) on it, estimated and true; rows are y2.
+    at
+        The x of the ratio.
+    rows
+        Number of rows of the sample.
+    path
+        PNG file to write.
+    """
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context(_STYLE):
+        figure = Figure(figsize=(10, 4.4), layout="constrained")
+        left, right = figure.subplots(1, 2, width_ratios=[1.12, 1.0])
+        for color, (name, value, std, truth) in zip(_EVENTS, curves, strict=False):
+            left.fill_between(x, value - 2 * std, value + 2 * std, color=color, alpha=0.3, lw=0)
+            left.plot(x, value, color=color, lw=2.2, label=name)
+            left.plot(x, truth, color=_TRUTH, lw=1.1, ls=(0, (4, 3)))
+        left.plot([], [], color=_TRUTH, lw=1.1, ls=(0, (4, 3)), label="truth")
+        left.set(xlabel="x", ylabel="conditional probability", xlim=(x[0], x[-1]))
+        left.set_ylim(bottom=min(0.0, left.get_ylim()[0]))
+        left.set_title(f"Learned from {rows:,} rows (bands: ±2 standard errors)")
+        left.legend(loc="upper left")
+        _ratio_panel(figure, right, axis, ratio, exact, at)
+        figure.savefig(path, format="png")
+
+
+def _ratio_panel(figure: Any, ax: Any, axis: Array, ratio: Array, exact: Array, at: float) -> None:
+    top = float(np.ceil(exact.max()))
+    filled = ax.contourf(
+        axis, axis, ratio, levels=np.linspace(0.0, top, 25), cmap="GnBu", extend="both"
+    )
+    lines = ax.contour(
+        axis, axis, exact, levels=[0.25, 0.5, 1.0, 2.0, 4.0], colors=_TRUTH, linewidths=0.9
+    )
+    ax.clabel(lines, fmt="%g", fontsize=8.5)
+    ax.set(xlabel="y1", ylabel="y2", aspect="equal")
+    ax.set_title(f"Density ratio g(x = {at:g}, y), lines: truth")
+    ax.grid(visible=False)
+    figure.colorbar(filled, ax=ax, shrink=0.9, ticks=np.arange(0.0, top + 1.0), label="g")

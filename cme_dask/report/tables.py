@@ -11,6 +11,7 @@ from rich.text import Text
 
 Result = dict[str, Any]
 
+_ROWS = ("read", "kept", "dropped")
 _NARROWEST = 100  # columns, where the output is no terminal
 
 
@@ -78,8 +79,11 @@ def grid(
         header_style="cyan",
         padding=(0, 2, 0, 0),
     )
-    for i, label in enumerate(head):
-        table.add_column(Text(label), justify="right" if i else "left", overflow="fold")
+    rows = list(rows)
+    for i, (label, *cells) in enumerate(zip(head, *rows, strict=True)):
+        # Long labels may wrap, numbers must not.
+        width = max(map(len, cells), default=0) if i else None
+        table.add_column(Text(label), justify="right" if i else "left", min_width=width)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     return table
@@ -87,9 +91,8 @@ def grid(
 
 def ingest_tables(result: Result) -> list[RenderableType]:
     """Of ``cme-dask ingest``."""
-    rows = [("files", number(len(result["files"])))]
-    rows += [(label, number(result[f"rows_{label}"])) for label in ("read", "kept", "dropped")]
-    lines = [(f"rows {k}" if k != "files" else k, text) for k, text in rows]
+    lines = [("files", number(result["files"]))]
+    lines += [(f"rows {what}", number(result[f"rows_{what}"])) for what in _ROWS]
     units = result["units"]
     columns = [
         (_with_unit(name, units), number(count), *map(number, result["ranges"][name]))

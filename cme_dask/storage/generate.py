@@ -86,7 +86,12 @@ def write_normal3(
     law = Normal3(scenario)
     columns = (Columns(("x",)), Columns(("y1", "y2")))
     with writing_sample(
-        path, columns, chunk_rows=chunk_rows, seed=seed, overwrite=overwrite
+        path,
+        columns,
+        chunk_rows=chunk_rows,
+        expected_rows=rows,
+        seed=seed,
+        overwrite=overwrite,
     ) as writer:
         for x, y in law.batches(rows, seed):
             writer.append(x, y)

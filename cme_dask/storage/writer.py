@@ -28,6 +28,7 @@ def writing_sample(
     *,
     weights: bool = False,
     chunk_rows: int | None = None,
+    expected_rows: int | None = None,
     sample_size: int = DEFAULT_SIZE,
     seed: int = 0,
     overwrite: bool = False,
@@ -43,7 +44,10 @@ def writing_sample(
     weights
         Whether each batch comes with weights.
     chunk_rows
-        Rows per chunk; default from a chunk size of 8 MB, a power of two from 2^12 to 2^18.
+        Rows per chunk; default a power of two from 2^12 to 2^18, at most 8 MB, and so that the
+        expected rows make some 64 chunks.
+    expected_rows
+        Number of rows to come, if it is known.
     sample_size, seed
         Of the priority sample.
     overwrite
@@ -59,9 +63,18 @@ def writing_sample(
     if chunk_rows is not None and chunk_rows < 1:
         raise DataError(f"chunk_rows must be at least 1, got {chunk_rows}")
     with writing(path, overwrite=overwrite) as aside:
-        writer = SampleWriter(aside, columns, weights, chunk_rows, sample_size, seed)
+        chunk = chunk_rows or default_chunk_rows(columns, expected_rows)
+        writer = SampleWriter(aside, columns, weights, chunk, sample_size, seed)
         yield writer
         writer.finish()
+
+
+def default_chunk_rows(columns: tuple[Columns, Columns], expected_rows: int | None) -> int:
+    """Rows per chunk, a power of two, so that chunks are aligned with strips."""
+    widest = max(len(c.names) for c in columns)
+    fitting = 1 << (max(CHUNK_BYTES // (8 * widest), 1).bit_length() - 1)
+    wanted = 1 << 18 if expected_rows is None else 1 << (expected_rows // 64).bit_length()
+    return max(1 << 12, min(1 << 18, fitting, wanted))
 
 
 class SampleWriter:
@@ -72,13 +85,11 @@ class SampleWriter:
         folder: Path,
         columns: tuple[Columns, Columns],
         weights: bool,
-        chunk_rows: int | None,
+        chunk_rows: int,
         sample_size: int,
         seed: int,
     ) -> None:
-        widest = max(len(c.names) for c in columns)
-        fitting = 1 << (max(CHUNK_BYTES // (8 * widest), 1).bit_length() - 1)
-        self._chunk = chunk_rows or max(1 << 12, min(1 << 18, fitting))
+        self._chunk = chunk_rows
         self._folder, self._columns, self._has_weights = folder, columns, weights
         self._size, self._seed = sample_size, seed
         self._waiting: list[tuple[Array, ...]] = []

@@ -1,0 +1,245 @@
+"""The same rows give the same bits, however they are cut, stored, scheduled or finished."""
+
+import hashlib
+import itertools
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import dask.array as da
+import numpy as np
+import pytest
+import zarr
+from conftest import write_store
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cme_dask import JointDistribution, kernels
+from cme_dask.chunked.plan import Run, plan_runs, strip_length, tree_build, tree_sum
+
+N = 10_001  # three strips, the last one short
+
+
+def table(n=N, seed=3):
+    rng = np.random.default_rng(seed)
+    X = rng.standard_normal((n, 2))
+    Y = np.column_stack([np.sin(X[:, 0]), X[:, 1]]) + 0.3 * rng.standard_normal((n, 2))
+    return X, Y, rng.exponential(size=n)
+
+
+X, Y, W = table()
+PIVOTS = (X[:40], Y[:30])
+
+
+def above(y):
+    return (y[:, 0] > 0.3) * 1.0
+
+
+def fit(*data, scheduler="synchronous", weights=None, workers=None, pivots=PIVOTS, **functions):
+    model = JointDistribution(
+        kernel_x=kernels.Gaussian(0.9), kernel_y=kernels.Matern(1.5, 2.5), pivots=pivots
+    )
+    return model.fit(
+        *data,
+        weights=weights,
+        functions={"above": above, **functions},
+        scheduler=scheduler,
+        workers=workers,
+    )
+
+
+def bits(model):
+    digest = hashlib.sha256()
+    for array in (*model.moments_.to_arrays().values(), model.coef_, model.expect("above", X[:50])):
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return {False: bits(fit(X, Y)), True: bits(fit(X, Y, weights=W))}
+
+
+def test_reference_depends_on_the_rows(reference):
+    other = X.copy()
+    other[5000, 0] += 1e-9
+    assert bits(fit(other, Y)) != reference[False]
+    assert reference[False] != reference[True]
+
+
+cuts = st.lists(st.integers(1, N - 1), max_size=8, unique=True).map(
+    lambda edges: tuple(np.diff([0, *sorted(edges), N]).tolist())
+)
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    chunks=cuts,
+    chunks_y=cuts,
+    threads=st.integers(1, 4),
+    weighted=st.booleans(),
+)
+def test_any_dask_chunks_and_threads(reference, chunks, chunks_y, threads, weighted):
+    arrays = (da.from_array(X, chunks=(chunks, 1)), da.from_array(Y, chunks=(chunks_y, 2)))
+    weights = da.from_array(W, chunks=(chunks_y,)) if weighted else None
+    model = fit(*arrays, scheduler="threads", workers=threads, weights=weights)
+    assert bits(model) == reference[weighted]
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(chunk_rows=st.integers(37, N + 5), threads=st.integers(1, 4), weighted=st.booleans())
+def test_any_store_chunks(reference, tmp_path_factory, chunk_rows, threads, weighted):
+    path = tmp_path_factory.mktemp("store") / "s.zarr"
+    write_store(path, X, Y, W if weighted else None, chunk_rows=chunk_rows)
+    assert bits(fit(path, scheduler="threads", workers=threads)) == reference[weighted]
+
+
+def test_foreign_zarr_arrays_with_unlike_chunks(reference, tmp_path):
+    x = zarr.create_array(str(tmp_path / "x"), shape=X.shape, chunks=(777, 1), dtype="f8")
+    y = zarr.create_array(str(tmp_path / "y"), shape=Y.shape, chunks=(4000, 2), dtype="f8")
+    x[...], y[...] = X, Y
+    assert bits(fit(str(tmp_path / "x"), str(tmp_path / "y"))) == reference[False]
+    assert bits(fit(x, y, scheduler="threads")) == reference[False]
+
+
+def test_any_completion_order(reference):
+    """Tasks that end in another order every time, by sleeping at random."""
+    rng, lock, order = np.random.default_rng(0), threading.Lock(), []
+
+    def restless(y):
+        with lock:
+            order.append(len(y))
+            pause = rng.uniform(0, 0.02)
+        time.sleep(pause)
+        return np.zeros(len(y))
+
+    seen = {
+        bits_without(fit(X, Y, scheduler="threads", workers=4, late=restless)) for _ in range(5)
+    }
+    assert len(order) > 10
+    assert seen == {bits_without(fit(X, Y, late=lambda y: np.zeros(len(y))))}
+
+
+def bits_without(model):
+    return hashlib.sha256(model.moments_.gram.tobytes()).hexdigest()
+
+
+def test_processes(reference, tmp_path):
+    write_store(tmp_path / "s.zarr", X, Y, chunk_rows=1500)
+    assert bits(fit(tmp_path / "s.zarr", scheduler="processes", workers=2)) == reference[False]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_cluster(reference, cluster, tmp_path, weighted):
+    weights = W if weighted else None
+    write_store(tmp_path / "s.zarr", X, Y, weights, chunk_rows=3333)
+    assert bits(fit(tmp_path / "s.zarr", scheduler=cluster)) == reference[weighted]
+    assert bits(fit(X, Y, weights=weights, scheduler=cluster)) == reference[weighted]
+    lazy = [da.from_array(a, chunks=2500) for a in (X, Y)]
+    assert bits(fit(*lazy, weights=weights, scheduler=cluster)) == reference[weighted]
+    # An active client is what Dask uses by default, hence so do we.
+    assert bits(fit(X, Y, weights=weights, scheduler=None)) == reference[weighted]
+
+
+def test_fresh_process(reference):
+    script = "import test_invariance as t; print(t.bits(t.fit(t.X, t.Y)))"
+    out = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parent,
+    )
+    assert out.stdout.strip() == reference[False]
+
+
+def test_sampled_pivots_are_the_same_from_any_source(tmp_path):
+    """Stores, NumPy and Dask draw the same row sample, hence the same pivots and the same bits."""
+    write_store(tmp_path / "s.zarr", X, Y, chunk_rows=1234)
+    lazy = [da.from_array(a, chunks=3210) for a in (X, Y)]
+    fits = [
+        JointDistribution(tol=1e-3).fit(*data, functions={"above": above})
+        for data in ((tmp_path / "s.zarr",), (X, Y), lazy)
+    ]
+    assert len({bits(model) for model in fits}) == 1
+
+
+def test_sorted_table(tmp_path):
+    """A sorted table gives the sample no bias: the trace error over all rows still holds."""
+    n = 200_000
+    x = np.sort(np.random.default_rng(0).uniform(0, 1, n))
+    y = x + 0.1 * np.random.default_rng(1).standard_normal(n)
+    write_store(tmp_path / "s.zarr", x, y, chunk_rows=20_000)
+    model = JointDistribution(kernel_x=kernels.Gaussian(0.05), tol=1e-4).fit(tmp_path / "s.zarr")
+    assert model.basis_x_.trace_error <= 1e-4
+    pivots = np.sort(model.basis_x_.pivots[:, 0])
+    assert pivots[0] < 0.02
+    assert pivots[-1] > 0.98
+    query = np.linspace(0.1, 0.9, 9)[:, None]
+    mean, std = model.expect("y0", query, return_std=True)
+    assert (np.abs(mean - query[:, 0]) < 5 * std + 1e-3).all()
+
+
+def test_shuffled_storage(tmp_path):
+    """Another order of the rows is another order of summation: equal to rounding."""
+    order = np.random.default_rng(0).permutation(N)
+    write_store(tmp_path / "s.zarr", X[order], Y[order], chunk_rows=999)
+    ours, theirs = fit(tmp_path / "s.zarr"), fit(X, Y)
+    gram, other = ours.moments_.total().gram, theirs.moments_.total().gram
+    assert np.linalg.norm(gram - other) <= 1e-13 * np.linalg.norm(other)
+    assert np.abs(ours.expect("above", X[:99]) - theirs.expect("above", X[:99])).max() < 1e-9
+
+
+def test_duplicated_table_equals_weights_of_two(tmp_path):
+    some = slice(0, 3000)
+    twice = (np.concatenate([X, X[some]]), np.concatenate([Y, Y[some]]))
+    weights = np.ones(N)
+    weights[some] = 2.0
+    write_store(tmp_path / "s.zarr", *twice, chunk_rows=4321)
+    ours, theirs = fit(tmp_path / "s.zarr"), fit(X, Y, weights=weights)
+    query = X[:99]
+    assert np.abs(ours.expect("above", query) - theirs.expect("above", query)).max() < 1e-9
+    assert np.abs(ours.density_ratio(query, Y[:99]) - theirs.density_ratio(query, Y[:99])).max() < (
+        1e-8
+    )
+
+
+def test_weights_count_up_to_a_factor():
+    ours, theirs = fit(X, Y, weights=W), fit(X, Y, weights=1000.0 * W)
+    assert np.abs(ours.expect("above", X[:99]) - theirs.expect("above", X[:99])).max() < 1e-10
+
+
+@given(values=st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=70), power=st.integers(0, 5))
+def test_tree_sum_does_not_see_the_length_of_runs(values, power):
+    size = 1 << power
+    runs = [tree_sum(values[i : i + size]) for i in range(0, len(values), size)]
+    assert tree_build(runs, lambda a, b: a + b) == tree_sum(values)
+
+
+@given(
+    n=st.integers(2, 10**9),
+    chunk=st.integers(0, 10**7),
+    workers=st.integers(1, 512),
+    seconds=st.floats(1e-9, 1e-3),
+)
+def test_runs_cover_the_rows_with_few_tasks(n, chunk, workers, seconds):
+    runs = plan_runs(n, chunk, workers, seconds)
+    length = strip_length(n)
+    assert runs[0].start == 0
+    assert runs[-1].stop == n
+    assert all(a.stop == b.start for a, b in itertools.pairwise(runs))
+    size = runs[0].rows if len(runs) > 1 else length
+    assert size % length == 0
+    assert (size // length) & (size // length - 1) == 0
+    assert all(isinstance(run, Run) and run.start % size == 0 for run in runs)
+    assert len(runs) * max(-(-n // workers), length) >= n  # no worker is left without a task
+    assert 2 * size > min(int(2 / seconds), n // (4 * workers))  # and there are few of them
+
+
+def test_strip_length_depends_on_n_alone():
+    assert [strip_length(n) for n in (2, 10**5, 10**6, 10**7, 10**8, 10**9)] == [
+        *(1 << 12, 1 << 12, 1 << 12),
+        *(1 << 16, 1 << 18, 1 << 18),
+    ]

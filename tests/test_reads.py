@@ -1,0 +1,103 @@
+"""Passes are counted where chunks are read: at the Zarr store."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import zarr
+from conftest import write_store
+from zarr.storage import LocalStore, WrapperStore
+
+from cme_dask import JointDistribution, PivotedCholesky, kernels
+from cme_dask.chunked.driver import Executor
+from cme_dask.chunked.nearest import nearest_rows
+from cme_dask.chunked.sources import open_sample
+from cme_dask.storage.generate import write_normal3
+
+
+class CountingStore(WrapperStore):
+    """A store that notes every key that is read."""
+
+    def __init__(self, store):
+        super().__init__(store)
+        self.reads = Counter()
+
+    async def get(self, key, prototype, byte_range=None):
+        self.reads[key] += 1
+        return await self._store.get(key, prototype, byte_range)
+
+    def chunks(self, array):
+        """Number of reads of each chunk of an array."""
+        prefix = f"{array}/c/"
+        return {key: count for key, count in self.reads.items() if key.startswith(prefix)}
+
+
+def opened(path):
+    store = CountingStore(LocalStore(path, read_only=True))
+    return store, zarr.open_group(store, mode="r")
+
+
+def test_the_demo_reads_every_chunk_once(tmp_path):
+    write_normal3(tmp_path / "n.zarr", 1_000_000)
+    store, group = opened(tmp_path / "n.zarr")
+    model = JointDistribution(tol=1e-3).fit(group, scheduler="threads", workers=2)
+    for name in ("x", "y"):
+        counts = store.chunks(name)
+        assert len(counts) == -(-group[name].shape[0] // group[name].chunks[0])
+        assert set(counts.values()) == {1}
+    for name in ("keys", "index", "x", "y"):
+        assert set(store.chunks(f"row_sample/{name}").values()) == {1}
+    assert model.n_passes_ == 1
+
+
+@pytest.mark.parametrize("chunk_rows", [500, 5000, 4097, 30_000, 70_000])
+def test_at_most_one_straddled_chunk_per_task(tmp_path, chunk_rows):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((70_000, 2))
+    weights = rng.uniform(1, 2, size=len(x))
+    write_store(tmp_path / "s.zarr", x, x[:, 0], weights, chunk_rows=chunk_rows)
+    store, group = opened(tmp_path / "s.zarr")
+    model = JointDistribution(
+        kernel_x=kernels.Gaussian(2.0), kernel_y=kernels.Gaussian(2.0), tol=1e-2
+    ).fit(group, scheduler="threads", workers=3)
+    for name in ("x", "y", "weights"):
+        counts = store.chunks(name)
+        assert len(counts) == -(-len(x) // chunk_rows)
+        assert sum(counts.values()) <= len(counts) + model.report_.tasks - 1
+
+
+def test_memory_is_refused_before_any_row_is_read(tmp_path):
+    from cme_dask.errors import ResourceError
+
+    write_normal3(tmp_path / "n.zarr", 100_000)
+    store, group = opened(tmp_path / "n.zarr")
+    with pytest.raises(ResourceError, match="lower max_rank"):
+        JointDistribution().fit(group, memory_limit="10MB")
+    assert not store.chunks("x")
+    assert not store.chunks("y")
+
+
+def test_transformer_reads_x_alone_and_once(tmp_path):
+    write_normal3(tmp_path / "n.zarr", 100_000)
+    store, group = opened(tmp_path / "n.zarr")
+    model = PivotedCholesky(tol=1e-3).fit(group)
+    assert set(store.chunks("x").values()) == {1}
+    assert not store.chunks("y")
+    assert model.n_passes_ == 1
+
+
+def test_nearest_rows_take_one_pass_and_equal_a_full_sort(tmp_path):
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((30_000, 3)).round(1), rng.standard_normal((30_000, 2))
+    write_store(tmp_path / "s.zarr", x, y, chunk_rows=4096)
+    store, group = opened(tmp_path / "s.zarr")
+    points, scale = rng.standard_normal((4, 3)).round(1), np.array([1.0, 2.0, 0.5])
+    found = nearest_rows(open_sample(group), points, 200, scale, Executor.resolve("threads", 2))
+    for name in ("x", "y"):
+        assert set(store.chunks(name).values()) == {1}
+    for i, point in enumerate(points):
+        distance = np.sqrt((((x - point) / scale) ** 2).sum(axis=1))
+        order = np.argsort(distance, kind="stable")[:200]
+        assert (found.distance[i] == distance[order]).all()
+        assert (found.index[i] == order).all()
+        assert (found.y[i] == y[found.index[i]]).all()
