@@ -183,21 +183,29 @@ class MomentSpec:
         gram = np.zeros((self.n_folds, self.width, self.width))
         traces = np.zeros((self.n_folds, len(self.sides)))
         squares = np.zeros(self.n_folds)
-        counts = np.bincount(folds, minlength=self.n_folds).astype(np.int64)
-        for fold, block in _blocks(folds, self.n_folds):
-            index = xp.asarray(block)
+        order = np.argsort(folds, kind="stable")
+        for start in range(0, len(order), SUB_BLOCK):
+            here = order[start : start + SUB_BLOCK]
+            index = xp.asarray(here)
             taken = tuple(xp.take(part, index, axis=0) for part in parts)
-            weight = None if weights is None else xp.take(weights, index)
             rows = self.augmented(taken)
-            if weight is not None:
+            diagonals = [
+                side.basis.kernel.diagonal(part)
+                for side, part in zip(self.sides, taken, strict=True)
+            ]
+            if weights is not None:
+                weight = xp.take(weights, index)
                 rows *= xp.sqrt(weight)[:, None]
-            gram[fold] += np.asarray(rows.T @ rows)
-            for number, (side, part) in enumerate(zip(self.sides, taken, strict=True)):
-                diagonal = side.basis.kernel.diagonal(part)
-                traces[fold, number] += float(
-                    xp.sum(diagonal) if weight is None else xp.sum(weight * diagonal)
+                diagonals = [weight * diagonal for diagonal in diagonals]
+                each_square = weight * weight
+            for fold, part in _folds_within(folds[here], self.n_folds):
+                block = rows[part, :]
+                gram[fold] += np.asarray(block.T @ block)
+                traces[fold] += [float(xp.sum(diagonal[part])) for diagonal in diagonals]
+                squares[fold] += (
+                    block.shape[0] if weights is None else float(xp.sum(each_square[part]))
                 )
-            squares[fold] += len(block) if weight is None else float(xp.sum(weight * weight))
+        counts = np.bincount(folds, minlength=self.n_folds).astype(np.int64)
         return Moments(gram, traces, squares, counts)
 
     def augmented(self, parts: tuple[Array, ...]) -> Array:
@@ -213,13 +221,12 @@ class MomentSpec:
         return xp.concat([*newton, ones, *values], axis=1)
 
 
-def _blocks(folds: Array, n_folds: int) -> Iterator[tuple[int, Array]]:
-    """Positions of the rows of each fold in ascending order, at most ``SUB_BLOCK`` at a time."""
-    order = np.argsort(folds, kind="stable")
-    edges = np.searchsorted(folds[order], np.arange(n_folds + 1))
+def _folds_within(sorted_folds: Array, n_folds: int) -> Iterator[tuple[int, slice]]:
+    """Each fold that occurs, with the slice of its rows."""
+    edges = np.searchsorted(sorted_folds, np.arange(n_folds + 1))
     for fold in range(n_folds):
-        for start in range(edges[fold], edges[fold + 1], SUB_BLOCK):
-            yield fold, order[start : min(start + SUB_BLOCK, edges[fold + 1])]
+        if edges[fold] < edges[fold + 1]:
+            yield fold, slice(int(edges[fold]), int(edges[fold + 1]))
 
 
 @dataclass(frozen=True, eq=False)
