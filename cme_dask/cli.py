@@ -12,7 +12,7 @@ import click
 
 from cme_dask import __version__
 from cme_dask.cli_group import SentenceGroup
-from cme_dask.cli_types import Names, Pair, Ridge, Rows
+from cme_dask.cli_types import columns, count, ridge, unit
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -32,7 +32,7 @@ overwrite_option = click.option(
     "--overwrite", is_flag=True, help="Replace an existing output, once the new one is whole."
 )
 chunk_option = click.option(
-    "--chunk-rows", type=Rows(), help="Rows per chunk.  [default: about 8 MB, at most 262144]"
+    "--chunk-rows", type=count, help="Rows per chunk.  [default: about 8 MB, at most 262144]"
 )
 
 
@@ -81,9 +81,9 @@ def main() -> None:
     cli(prog_name="cme-dask")
 
 
-@cli.command()
+@cli.command(short_help="Write a sample of a known three-dimensional law.")
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option("--rows", type=Rows(), required=True, help="Rows, such as 10000000, 1e7 or 10M.")
+@click.option("--rows", type=count, required=True, help="Rows, such as 10000000, 1e7 or 10M.")
 @click.option(
     "--scenario",
     type=click.Choice(SCENARIOS),
@@ -104,7 +104,7 @@ def sample(
     overwrite: bool,
     as_json: bool,
 ) -> None:
-    """Write a sample of the three-dimensional normal (x; y1, y2) to the store OUT.
+    r"""Write a sample of the three-dimensional normal (x; y1, y2) to the store OUT.
 
     \b
     Example:
@@ -130,13 +130,13 @@ def sample(
     tables.show(result, tables.store_tables(result), as_json)
 
 
-@cli.command()
+@cli.command(short_help="Stream CSV files into a sample store.")
 @click.argument("files", nargs=-1, required=True)
 @click.option(
     "--out", required=True, type=click.Path(path_type=Path), help="Store to make (a folder)."
 )
-@click.option("--x", type=Names(), required=True, help="Columns of x, such as TEMP,DEWP.")
-@click.option("--y", type=Names(), required=True, help="Columns of y.")
+@click.option("--x", type=columns, required=True, help="Columns of x, such as TEMP,DEWP.")
+@click.option("--y", type=columns, required=True, help="Columns of y.")
 @click.option("--weights", metavar="COLUMN", help="Column of row weights.  [default: all equal]")
 @click.option(
     "--missing",
@@ -146,7 +146,7 @@ def sample(
     help="What to do with rows that lack a value.",
 )
 @click.option(
-    "--units", type=Pair(), multiple=True, help="Unit of a column, such as TEMP=degC; repeatable."
+    "--units", type=unit, multiple=True, help="Unit of a column, such as TEMP=degC; repeatable."
 )
 @chunk_option
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the row sample.")
@@ -165,7 +165,7 @@ def ingest(
     overwrite: bool,
     as_json: bool,
 ) -> None:
-    """Stream CSV FILES (paths, URLs or patterns; plain or compressed) into a sample store.
+    r"""Stream CSV FILES (paths, URLs or patterns; plain or compressed) into a sample store.
 
     \b
     Example:
@@ -194,13 +194,13 @@ def ingest(
     tables.show(result, tables.ingest_tables(result), as_json)
 
 
-@cli.command()
+@cli.command(short_help="Fit a joint distribution in one pass, and save it.")
 @click.argument("store")
 @click.option(
     "--out", required=True, type=click.Path(path_type=Path), help="Model to make (a folder)."
 )
-@click.option("--x", type=Names(), help="Columns of x to use.  [default: all]")
-@click.option("--y", type=Names(), help="Columns of y to use.  [default: all]")
+@click.option("--x", type=columns, help="Columns of x to use.  [default: all]")
+@click.option("--y", type=columns, help="Columns of y to use.  [default: all]")
 @click.option(
     "--event",
     "events",
@@ -212,7 +212,7 @@ def ingest(
     "--tol", type=float, default=1e-5, show_default=True, help="Relative trace error, in (0, 1)."
 )
 @click.option("--max-rank", type=int, help="Most pivots per basis.  [default: as tol needs]")
-@click.option("--reg", type=Ridge(), help="Ridge r, or rY,rX; no unit.  [default: 1e-6]")
+@click.option("--reg", type=ridge, help="Ridge r, or rY,rX; no unit.  [default: 1e-6]")
 @click.option(
     "--reg-form",
     type=click.Choice(["two-sided", "single"]),
@@ -232,7 +232,7 @@ def ingest(
 )
 @click.option(
     "--sample-size",
-    type=Rows(),
+    type=count,
     default=1 << 14,
     show_default=True,
     help="Rows from which pivots are chosen.",
@@ -260,7 +260,7 @@ def fit(
     overwrite: bool,
     as_json: bool,
 ) -> None:
-    """Fit the joint distribution of x and y in STORE (path or URL) in one pass, and save it.
+    r"""Fit the joint distribution of x and y in STORE (path or URL) in one pass, and save it.
 
     \b
     Examples:
@@ -285,7 +285,7 @@ def fit(
     }
     result = fit_and_save(
         lambda: open_sample(store, x_columns=x, y_columns=y),
-        checked(FitSection, options, "fit"),
+        checked(FitSection, options, ""),
         Compute(scheduler, workers, memory_limit),
         out,
         overwrite,
@@ -293,7 +293,7 @@ def fit(
     tables.show(result, tables.fit_tables(result), as_json)
 
 
-@cli.command()
+@cli.command(short_help="Conditional means and probabilities of a model.")
 @click.argument("model")
 @click.option(
     "--given", multiple=True, metavar="COLUMN=NUMBER,...", help="A point, such as TEMP=20,DEWP=5."
@@ -318,7 +318,7 @@ def expect(
     std: bool,
     as_json: bool,
 ) -> None:
-    """Conditional means and probabilities E[f | x] of a saved MODEL, with standard errors.
+    r"""Conditional means and probabilities E[f | x] of a saved MODEL, with standard errors.
 
     \b
     Examples:
@@ -332,11 +332,11 @@ def expect(
     tables.show(result, tables.expectation_tables(result), as_json)
 
 
-@cli.command()
+@cli.command(short_help="Tell what is in a sample store or a model.")
 @click.argument("path")
 @json_option
 def info(path: str, as_json: bool) -> None:
-    """Tell what is in PATH, a sample store or a model.
+    r"""Tell what is in PATH, a sample store or a model.
 
     \b
     Example:
@@ -350,7 +350,7 @@ def info(path: str, as_json: bool) -> None:
     tables.show(result, kind(result), as_json)
 
 
-@cli.command()
+@cli.command(short_help="Run a job file: get a sample, fit, report.")
 @click.argument("job", type=click.Path(path_type=Path))
 @click.option(
     "--data",
@@ -379,7 +379,7 @@ def run(
     overwrite: bool,
     as_json: bool,
 ) -> None:
-    """Run a JOB file (TOML): get a sample, fit, and report beside the nearest rows.
+    r"""Run a JOB file (TOML): get a sample, fit, and report beside the nearest rows.
 
     \b
     Example:
@@ -404,7 +404,7 @@ def run(
 
 
 @cli.command()
-@click.option("--rows", type=Rows(), default=10**7, show_default="1e7", help="Rows of the sample.")
+@click.option("--rows", type=count, default=10**7, show_default="1e7", help="Rows of the sample.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
@@ -428,7 +428,7 @@ def demo(
     memory_limit: str | None,
     as_json: bool,
 ) -> None:
-    """Fit ten million rows of a known law and compare with the truth.
+    r"""Fit ten million rows of a known law and compare with the truth.
 
     \b
     Example:

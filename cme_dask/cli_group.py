@@ -23,7 +23,7 @@ def _fail(message: str, code: int) -> NoReturn:
 def _one_sentence() -> Iterator[None]:
     """Map what goes wrong to one sentence on stderr and an exit code, warnings to a line each."""
 
-    def show(message: Warning | str, *_: Any) -> None:
+    def show(message: Warning | str, *_: object, **__: object) -> None:
         click.echo(f"warning: {message}", err=True)
 
     try:
@@ -61,9 +61,11 @@ class SentenceGroup(click.Group):
         parent: click.Context | None = None,
         **extra: Any,
     ) -> click.Context:
+        """Parse the group's own options."""
         with _one_sentence():
             return super().make_context(info_name, args, parent, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
+        """Run the command that was asked for."""
         with _one_sentence():
             return super().invoke(ctx)

@@ -65,8 +65,8 @@ class Executor:
         ResourceError
             If the cluster has no workers.
         """
-        if workers is not None and workers < 1:
-            raise DataError(f"workers must be at least 1, got {workers}")
+        if workers is not None and (not isinstance(workers, int) or workers < 1):
+            raise DataError(f"workers must be an integer of at least 1, got {workers!r}")
         if scheduler is None:
             scheduler = _configured()
         if isinstance(scheduler, Client):

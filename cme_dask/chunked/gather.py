@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from cme_dask.chunked.driver import Executor
-from cme_dask.chunked.passes import run_over_rows, strips_of
+from cme_dask.chunked.passes import BadValues, run_over_rows, strips_of
 from cme_dask.chunked.plan import Run
 from cme_dask.errors import DataError
-from cme_dask.storage.columns import Columns, check_weights
+from cme_dask.storage.columns import Columns
 from cme_dask.storage.priority import RowSample, draw, draw_rows, merge
 from cme_dask.storage.rows import RowSource
 from cme_dask.storage.sample import Sample
@@ -25,8 +25,10 @@ def sample_rows(sample: Sample, size: int, seed: int, executor: Executor) -> Row
 
     Raises
     ------
+    BadValues
+        If weights are negative or not finite.
     DataError
-        If all weights are zero, or some are negative or not finite.
+        If all weights are zero.
     """
     stored = sample.row_sample
     if stored is not None and len(stored) >= min(size, sample.n_rows):
@@ -52,7 +54,8 @@ def _draw_weighted(
     strips = []
     for start, (column,), _weights in strips_of(run, weighted, (source,)):
         weights = column[:, 0]
-        check_weights(weights, start)
+        if not (np.isfinite(weights) & (weights >= 0)).all():
+            raise BadValues(f"weights from row {start} on are not usable")
         strips.append(draw(start, (np.empty((len(weights), 0)),), weights, size, seed))
     return merge(strips, size)
 

@@ -121,7 +121,7 @@ def check_memory(
 def _bytes(limit: str | int) -> int:
     try:
         value = parse_bytes(limit)
-    except ValueError as error:
+    except (ValueError, AttributeError) as error:
         raise DataError(
             f"memory_limit must be bytes or a text like '2GB', got {limit!r}"
         ) from error

@@ -117,14 +117,14 @@ class PivotedCholesky(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         weights, scheduler, workers, memory_limit, progress
             As in :meth:`JointDistribution.fit`.
         """
-        check_parameters(self.tol, self.max_rank, 1, self.sample_size)
+        check_parameters(self.tol, self.max_rank, 1, self.sample_size, self.random_state)
         if self.basis not in _BASES:
             raise DataError(f"basis must be one of {', '.join(_BASES)}, got {self.basis!r}")
         sample = _x_alone(open_sample(X, weights=weights))
         executor = Executor.resolve(scheduler, workers)
         rows = usable_rows(sample, self.sample_size, self.random_state or 0, executor)
         columns, part = sample.columns[0], rows.parts[0]
-        kernel = choose_kernel(self.kernel, part, columns, "")
+        kernel = choose_kernel(self.kernel, part, columns, "kernel")
         if isinstance(self.pivots, str):
             if self.pivots != "sampled":
                 raise DataError(f"pivots must be 'sampled' or an array, got {self.pivots!r}")

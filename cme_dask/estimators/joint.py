@@ -1,7 +1,7 @@
 """``JointDistribution``: the law of (X, Y) from one pass over rows of any number."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Self
 
@@ -181,7 +181,7 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
         ToleranceWarning, RankWarning
             If the trace error over all rows is above ``tol``.
         """
-        check_parameters(self.tol, self.max_rank, self.n_folds, self.sample_size)
+        check_parameters(self.tol, self.max_rank, self.n_folds, self.sample_size, self.random_state)
         reg = Regularization.parse(DEFAULT_REG if self.reg is None else self.reg, self.reg_form)
         if self.constraint not in CONSTRAINTS:
             raise DataError(
@@ -213,7 +213,7 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
         sides = []
         for i, (name, kernel) in enumerate((("x", self.kernel_x), ("y", self.kernel_y))):
             columns, part = sample.columns[i], rows.parts[i]
-            chosen = choose_kernel(kernel, part, columns, name)
+            chosen = choose_kernel(kernel, part, columns, f"kernel_{name}")
             if isinstance(self.pivots, str):
                 if self.pivots != "sampled":
                     raise DataError(
@@ -223,6 +223,11 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
                     chosen, part, rows.index, self.tol, self.max_rank, name, progress
                 )
             else:
+                if not isinstance(self.pivots, (tuple, list)) or len(self.pivots) != 2:
+                    raise DataError(
+                        "pivots must be 'sampled' or a pair of arrays, got "
+                        f"{type(self.pivots).__name__}"
+                    )
                 basis = given_basis(chosen, self.pivots[i], columns, name)
             sides.append(make_side(basis, columns, functions[i], part))
         return sides[0], sides[1]
@@ -324,6 +329,6 @@ def _names_of(f: Any, declared: dict[str, Function]) -> Any:
     by_id = {id(function): name for name, function in declared.items()}
     if callable(f):
         return by_id.get(id(f), f)
-    if isinstance(f, str) or f is None:
+    if isinstance(f, str) or not isinstance(f, Iterable):
         return f
     return [by_id.get(id(g), g) for g in f]

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from cme_dask.kernels import Kernel
 from cme_dask.learning.scales import median_heuristic
 from cme_dask.numerics.basis import LinearBasis, NewtonBasis
 from cme_dask.numerics.cholesky import pivoted_cholesky
+from cme_dask.numerics.hashing import MAX_FOLDS
 from cme_dask.numerics.moments import Function, Moments, MomentSpec, Side
 from cme_dask.storage.columns import Columns, check_finite
 from cme_dask.storage.priority import RowSample
@@ -69,22 +71,38 @@ class FittedBasis:
         return self.newton.points
 
 
-def check_parameters(tol: Any, max_rank: Any, n_folds: Any, sample_size: Any) -> None:
+def check_parameters(
+    tol: Any, max_rank: Any, n_folds: Any, sample_size: Any, random_state: Any
+) -> None:
     """DataError on numbers outside their range."""
-    if not (isinstance(tol, (int, float)) and 0.0 < tol < 1.0):
+    if not (isinstance(tol, Real) and 0.0 < tol < 1.0):
         raise DataError(f"tol must lie between 0 and 1, exclusively, got {tol!r}")
-    for name, value, least in (
-        ("max_rank", max_rank, 1),
-        ("n_folds", n_folds, 1),
-        ("sample_size", sample_size, 2),
-    ):
-        if value is not None and (not isinstance(value, (int, np.integer)) or value < least):
-            raise DataError(f"{name} must be an integer of at least {least}, got {value!r}")
+    if max_rank is not None:
+        _check_integer("max_rank", max_rank, 1)
+    _check_integer("n_folds", n_folds, 1, MAX_FOLDS)
+    _check_integer("sample_size", sample_size, 2)
+    if random_state is not None:
+        _check_integer("random_state", random_state, 0, 2**64 - 1)
+
+
+def _check_integer(name: str, value: Any, least: int, most: int | None = None) -> None:
+    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if whole and value >= least and (most is None or value <= most):
+        return
+    upto = "of at least" if most is None else "from"
+    end = "" if most is None else f" to {most}"
+    raise DataError(f"{name} must be an integer {upto} {least}{end}, got {value!r}")
 
 
 def usable_rows(sample: Sample, size: int, seed: int, executor: Executor) -> RowSample:
-    """The row sample, checked: NaN or infinity in it are counted over all rows and raised."""
-    rows = sample_rows(sample, size, seed, executor)
+    """The row sample, checked: unusable values that it meets are counted over all rows."""
+    if sample.n_rows < 2:
+        raise DataError(f"at least 2 rows are needed, got {sample.n_rows}")
+    try:
+        rows = sample_rows(sample, size, seed, executor)
+    except BadValues:
+        count_bad_values(sample, executor)
+        raise
     if not all(np.isfinite(part).all() for part in rows.parts):
         count_bad_values(sample, executor)
         for part, columns in zip(rows.parts, sample.columns, strict=True):
@@ -113,7 +131,7 @@ def choose_kernel(kernel: Any, rows: Array, columns: Columns, name: str) -> Kern
         return median_heuristic(rows, columns.names)
     if not isinstance(kernel, Kernel):
         raise DataError(
-            f"kernel_{name} must be a kernel of cme_dask.kernels (users' own: kernels.Custom), "
+            f"{name} must be a kernel of cme_dask.kernels (users' own: kernels.Custom), "
             f"got {kernel!r}"
         )
     kernel.check(len(columns.names))
@@ -143,7 +161,10 @@ def choose_basis(
 
 def given_basis(kernel: Kernel, points: Any, columns: Columns, variable: str) -> NewtonBasis:
     """Basis on the user's own pivots."""
-    array = np.asarray(points, dtype=np.float64)
+    try:
+        array = np.asarray(points, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"pivots of {variable} must be numeric: {error}") from error
     array = array[:, None] if array.ndim == 1 else array
     if array.ndim != 2 or array.shape[1] != len(columns.names) or not len(array):
         raise DataError(
@@ -157,6 +178,8 @@ def make_side(
     basis: NewtonBasis, columns: Columns, functions: Mapping[str, Function] | None, rows: Array
 ) -> Side:
     """Side of the pass, with shifts near the means of its functions."""
+    if functions is not None and not isinstance(functions, Mapping):
+        raise DataError(f"functions maps names to callables, got {functions!r}")
     functions = dict(functions or {})
     for name, function in functions.items():
         if not isinstance(name, str) or not callable(function):

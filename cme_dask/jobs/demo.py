@@ -34,6 +34,7 @@ LEAST_ROWS = 1000
 
 _BYTES_PER_ROW = 30.0
 _USED_OF_FREE = 0.8
+_CHI2_99 = 9.2103  # 99 % quantile of chi square with 2 degrees of freedom
 
 
 def run_demo(
@@ -66,7 +67,7 @@ def run_demo(
     prepare_folder(out, OUTPUTS, overwrite=True)
     law = Normal3("medium")
     sample = open_sample(_store(law, rows, out / OUTPUTS[0], progress))
-    options = FitSection(events=[_event(shift) for shift in SHIFTS])
+    options = FitSection(events=[_event(shift) for shift in SHIFTS], sample_size=1 << 15)
     with compute.open() as scheduler:
         estimator, memory = fit_sample(sample, options, scheduler, compute, progress)
     model = out / OUTPUTS[1]
@@ -111,7 +112,13 @@ def _comparison(title: str, names: list[str], points: list[Result]) -> Any:
     rows = []
     for point in points:
         found = [point["functions"][name] for name in names]
-        pairs = [(tables.with_error(v["value"], v["std"]), f"{v['truth']:.4f}") for v in found]
+        pairs = [
+            (
+                tables.with_error(v["value"], v["std"]),
+                f"{v['truth'] + 0.0:.{tables.decimals(v['std'])}f}",
+            )
+            for v in found
+        ]
         rows.append((f"{point['x']:g}", *(cell for pair in pairs for cell in pair)))
     head = ["x", *(label for name in names for label in (name, "truth"))]
     return tables.grid(title, head, rows, "± one standard error")
@@ -203,16 +210,21 @@ def _picture(
     values, std = estimator.expect(names, x, return_std=True)
     truth = _truth(law, x)
     curves = [
-        (f"P({name} | x)", values[:, j], std[:, j], truth[name]) for j, name in enumerate(names)
+        plots.Curve(name, values[:, j], std[:, j], truth[name]) for j, name in enumerate(names)
     ]
-    axis = np.linspace(-0.6, 0.6, 121)
-    y = np.stack(np.meshgrid(axis, axis), axis=-1).reshape(-1, 2)
-    shape = (len(axis), len(axis))
-    ratio = estimator.density_ratio([[SLICE]], y)[0].reshape(shape)
-    exact = _true_ratio(law, SLICE, y).reshape(shape)
+    grid = _ratio_grid(estimator, law)
     with writing(target, overwrite=True) as aside:
-        plots.demo_picture(x, curves, axis, ratio, exact, SLICE, estimator.report_.rows, aside)
+        plots.demo_picture(x, curves, SLICE, grid, estimator.report_.rows, aside)
     return str(target)
+
+
+def _ratio_grid(estimator: JointDistribution, law: Normal3) -> plots.RatioGrid:
+    axis = np.linspace(-0.65, 0.65, 261)
+    y = np.stack(np.meshgrid(axis, axis), axis=-1).reshape(-1, 2)
+    inverse = np.linalg.inv(law.covariance[:2, :2])
+    inside = ((y @ inverse) * y).sum(axis=1) < _CHI2_99
+    parts = (estimator.density_ratio([[SLICE]], y)[0], _true_ratio(law, SLICE, y), inside)
+    return plots.RatioGrid(axis, *(part.reshape(len(axis), len(axis)) for part in parts))
 
 
 def _true_ratio(law: Normal3, x: float, y: Array) -> Array:

@@ -9,8 +9,9 @@ from cme_dask.errors import StoreError
 from cme_dask.models import load
 from cme_dask.storage import model_file
 from cme_dask.storage import sample as sample_file
+from cme_dask.storage.atomic import ATTRIBUTE
 from cme_dask.storage.sample import open_store
-from cme_dask.storage.zarr_files import ATTRIBUTE, open_zarr, read_attribute
+from cme_dask.storage.zarr_files import open_zarr, read_attribute
 
 if TYPE_CHECKING:
     from cme_dask.storage.csv_files import IngestReport

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from cme_dask import kernels
 from cme_dask.errors import DataError
@@ -52,14 +52,17 @@ class FitSection(_Section):
     kernel_x: dict[str, Any] | None = None
     kernel_y: dict[str, Any] | None = None
 
-    @model_validator(mode="after")
-    def _known_kernels(self) -> Self:
-        self.kernels()
-        return self
+    @field_validator("kernel_x", "kernel_y")
+    @classmethod
+    def _known(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        if value is not None:
+            kernels.from_dict(value)
+        return value
 
     def kernels(self) -> tuple[Kernel | None, Kernel | None]:
         """The kernels of x and y, None for learned ones."""
-        x, y = (k and kernels.from_dict(k) for k in (self.kernel_x, self.kernel_y))
+        described = (self.kernel_x, self.kernel_y)
+        x, y = (None if d is None else kernels.from_dict(d) for d in described)
         return x, y
 
 
@@ -126,16 +129,23 @@ def checked(model: type[Model], data: dict[str, Any], place: str) -> Model:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         # A union reports one error per member; the member's type is no key of the file.
-        keys = [str(part) for part in first["loc"] if part not in ("float", "tuple[float, float]")]
-        message = first["msg"].removeprefix("Value error, ")
-        if first["type"] == "extra_forbidden":
-            message = "unknown key"
-        elif first["type"] == "missing":
-            message = "this key is required"
-        elif not isinstance(first["input"], dict):
-            message += f", got {first['input']!r}"
-        where = f"{place}: {'.'.join(keys)}" if keys else place
-        raise DataError(f"{where}: {message}") from error
+        keys = [str(part) for part in first["loc"] if part not in ("float", "tuple[float,float]")]
+        where = ": ".join(filter(None, (place, ".".join(keys))))
+        raise DataError(f"{where}: {_reason(first)}") from error
+
+
+def _reason(found: Any) -> str:
+    """One clause on an error of pydantic."""
+    known = {
+        "extra_forbidden": "unknown key",
+        "missing": "this key is required",
+        "model_type": "this must be a table",
+        "dict_type": "this must be a table",
+    }
+    if found["type"] in known:
+        return known[found["type"]]
+    message = str(found["msg"]).removeprefix("Value error, ").replace("Input should", "must")
+    return message if isinstance(found["input"], dict) else f"{message}, got {found['input']!r}"
 
 
 def _apply(data: dict[str, Any], change: str) -> None:

@@ -1,7 +1,7 @@
 """The fitted joint distribution: small frozen arrays and the queries on them."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any, Self
@@ -232,16 +232,21 @@ class JointModel:
         """
         variables = {key: _variable(state, key, custom) for key in "xy"}
         shape = (variables["y"].basis.rank, variables["x"].basis.rank)
-        fit = state.about.get("fit")
-        if not isinstance(fit, dict):
-            raise StoreError("the model's description of its fit is damaged: fit it again")
-        prefix = "moments_"
-        moments = {
-            name.removeprefix(prefix): values
-            for name, values in state.arrays.items()
-            if name.startswith(prefix)
-        }
-        return cls(variables["x"], variables["y"], state.array("coef", shape), fit, moments)
+        model = cls(
+            variables["x"],
+            variables["y"],
+            state.array("coef", shape),
+            state.about.get("fit", {}),
+            _moments(state, variables),
+        )
+        try:
+            model.summary()
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise StoreError(
+                f"the model's description of its fit is damaged ({error!r}): restore it or fit it "
+                "again"
+            ) from error
+        return model
 
     def summary(self) -> list[tuple[str, str]]:
         """Lines of ``repr``: label and text."""
@@ -281,7 +286,7 @@ class JointModel:
             return list(other.columns.names)
         if isinstance(f, str):
             return f
-        if callable(f) or not all(isinstance(name, str) for name in f):
+        if not isinstance(f, Iterable) or not all(isinstance(name, str) for name in f):
             raise DataError(
                 "expect takes names: declare a function at the fit, functions={'name': f}, and ask "
                 f"for its name; known here: {', '.join(variable.answers.names)}"
@@ -304,7 +309,10 @@ def _variable(state: ModelState, key: str, custom: dict[str, kernels.Kernel] | N
     fold_constant = state.array(f"{key}_fold_constant", (None, q))
     kernel.check(points.shape[1])
     rows = state.array(f"{key}_rows", (m,)) if f"{key}_rows" in state.arrays else None
-    newton = NewtonBasis(kernel, points, state.array(f"{key}_factor", (m, m)), rows)
+    factor = state.array(f"{key}_factor", (m, m))
+    if not (np.diagonal(factor) > 0).all():
+        raise StoreError(f"the model's factor of {key} is singular: restore it or fit it again")
+    newton = NewtonBasis(kernel, points, factor, rows)
     return Variable(
         columns,
         LinearBasis(newton, transform, state.array(f"{key}_eigenvalues", (k,))),
@@ -316,6 +324,20 @@ def _variable(state: ModelState, key: str, custom: dict[str, kernels.Kernel] | N
             state.array(f"{key}_fold_slope", (len(fold_constant), m, q)),
         ),
     )
+
+
+def _moments(state: ModelState, variables: dict[str, Variable]) -> dict[str, Array]:
+    """The stored moments, of the shapes that belong to the variables."""
+    sides = variables.values()
+    width = 1 + sum(v.basis.newton.rank + len(v.answers.names) for v in sides)
+    gram = state.array("moments_gram", (None, width * (width + 1) // 2))
+    folds = len(gram)
+    return {
+        "gram": gram,
+        "traces": state.array("moments_traces", (folds, len(sides))),
+        "squared_weights": state.array("moments_squared_weights", (folds,)),
+        "rows": state.array("moments_rows", (folds,)),
+    }
 
 
 def _in_blocks(

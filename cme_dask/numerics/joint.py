@@ -31,7 +31,10 @@ class Regularization:
         """From ``r`` or ``(r_Y, r_X)``; raises DataError on anything else or on negatives."""
         if form not in REG_FORMS:
             raise DataError(f"reg_form must be one of {', '.join(REG_FORMS)}, got {form!r}")
-        values = np.asarray(reg, dtype=np.float64)
+        try:
+            values = np.asarray(reg, dtype=np.float64)
+        except (TypeError, ValueError):
+            values = np.array(np.nan)
         if values.shape not in ((), (2,)) or not np.all(np.isfinite(values)) or np.any(values < 0):
             raise DataError(
                 f"reg must be a non-negative number r or a pair (r_Y, r_X), got {reg!r}"

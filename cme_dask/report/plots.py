@@ -2,6 +2,7 @@
 
 import importlib.util
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ MISSING = "pictures need matplotlib, install cme-dask[plot]"
 
 _MODEL, _TRUTH = "#1f5fa8", "#222222"
 _EVENTS = ("#1f5fa8", "#c8552b", "#3a8f5c", "#7a4fa0")
+_LEVELS = (0.25, 0.5, 1.0, 2.0, 4.0)
 _STYLE = {
     "font.size": 10.5,
     "axes.spines.top": False,
@@ -29,6 +31,36 @@ _STYLE = {
     "legend.frameon": False,
     "figure.dpi": 120,
 }
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """A conditional probability along x: estimate, standard error and truth, shapes (n,)."""
+
+    name: str
+    value: Array
+    std: Array
+    truth: Array
+
+
+@dataclass(frozen=True, eq=False)
+class RatioGrid:
+    """The density ratio on a square grid of y1 (columns) and y2 (rows), shapes (k, k).
+
+    Attributes
+    ----------
+    axis
+        Values of y1 and of y2, shape (k,).
+    value, truth
+        Estimate and truth.
+    inside
+        Where to draw it.
+    """
+
+    axis: Array
+    value: Array
+    truth: Array
+    inside: Array
 
 
 def available() -> bool:
@@ -81,34 +113,28 @@ def points_picture(result: Result, path: Path) -> None:
             ax.set_xlabel(f"{name} [{unit}]" if unit else f"P({name} | x)")
             ax.set_xlim(left=min(0.0, ax.get_xlim()[0]))
             ax.grid(axis="y", visible=False)
+            ax.tick_params(axis="y", length=0)
         axes[0].set_yticks(at, [point["name"] for point in points])
-        axes[-1].legend(loc="best")
-        figure.suptitle(f"{result['title']}  (bars: ±2 standard errors)", x=0.01, ha="left")
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower right", ncols=2)
+        figure.suptitle(f"{result['title']} (bars: ±2 standard errors)", x=0.01, ha="left")
         figure.savefig(path, format="png")
 
 
 def demo_picture(
-    x: Array,
-    curves: Sequence[tuple[str, Array, Array, Array]],
-    axis: Array,
-    ratio: Array,
-    exact: Array,
-    at: float,
-    rows: int,
-    path: Path,
+    x: Array, curves: Sequence[Curve], at: float, ratio: RatioGrid, rows: int, path: Path
 ) -> None:
-    """Conditional probabilities with their truth, and the density ratio at one x.
+    """Conditional probabilities, and the density ratio at one x, each with the truth.
 
     Parameters
     ----------
     x
         Where the curves are drawn.
     curves
-        Name, estimate, standard error and truth of each.
-    axis, ratio, exact
-        Grid of y1 and y2, and g(at, y) on it, estimated and true; rows are y2.
+        The probabilities.
     at
         The x of the ratio.
+    ratio
+        The ratio.
     rows
         Number of rows of the sample.
     path
@@ -117,32 +143,37 @@ def demo_picture(
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
+    dashed: dict[str, Any] = {"color": _TRUTH, "lw": 1.1, "ls": (0, (4, 3))}
     with rc_context(_STYLE):
         figure = Figure(figsize=(10, 4.4), layout="constrained")
-        left, right = figure.subplots(1, 2, width_ratios=[1.12, 1.0])
-        for color, (name, value, std, truth) in zip(_EVENTS, curves, strict=False):
-            left.fill_between(x, value - 2 * std, value + 2 * std, color=color, alpha=0.3, lw=0)
-            left.plot(x, value, color=color, lw=2.2, label=name)
-            left.plot(x, truth, color=_TRUTH, lw=1.1, ls=(0, (4, 3)))
-        left.plot([], [], color=_TRUTH, lw=1.1, ls=(0, (4, 3)), label="truth")
+        left, right = figure.subplots(1, 2, width_ratios=[1.1, 1.0])
+        for color, curve in zip(_EVENTS, curves, strict=False):
+            band = 2.0 * curve.std
+            left.fill_between(
+                x, curve.value - band, curve.value + band, color=color, alpha=0.3, lw=0
+            )
+            left.plot(x, curve.value, color=color, lw=2.4, label=f"P({curve.name} | x)")
+            left.plot(x, curve.truth, **dashed)
+        left.plot([], [], **dashed, label="truth")
         left.set(xlabel="x", ylabel="conditional probability", xlim=(x[0], x[-1]))
         left.set_ylim(bottom=min(0.0, left.get_ylim()[0]))
         left.set_title(f"Learned from {rows:,} rows (bands: ±2 standard errors)")
         left.legend(loc="upper left")
-        _ratio_panel(figure, right, axis, ratio, exact, at)
+        _ratio_panel(figure, right, ratio, at)
         figure.savefig(path, format="png")
 
 
-def _ratio_panel(figure: Any, ax: Any, axis: Array, ratio: Array, exact: Array, at: float) -> None:
-    top = float(np.ceil(exact.max()))
+def _ratio_panel(figure: Any, ax: Any, grid: RatioGrid, at: float) -> None:
+    top = float(np.ceil(grid.truth[grid.inside].max()))
+    seen = np.where(grid.inside, grid.value, np.nan)
+    true = np.where(grid.inside, grid.truth, np.nan)
     filled = ax.contourf(
-        axis, axis, ratio, levels=np.linspace(0.0, top, 25), cmap="GnBu", extend="both"
+        grid.axis, grid.axis, seen, levels=np.linspace(0.0, top, 25), cmap="GnBu", extend="both"
     )
     lines = ax.contour(
-        axis, axis, exact, levels=[0.25, 0.5, 1.0, 2.0, 4.0], colors=_TRUTH, linewidths=0.9
+        grid.axis, grid.axis, true, levels=_LEVELS, colors=_TRUTH, linewidths=1.1, linestyles="--"
     )
-    ax.clabel(lines, fmt="%g", fontsize=8.5)
+    ax.clabel(lines, fmt="%g", fontsize=9)
     ax.set(xlabel="y1", ylabel="y2", aspect="equal")
-    ax.set_title(f"Density ratio g(x = {at:g}, y), lines: truth")
-    ax.grid(visible=False)
+    ax.set_title(f"g(x = {at:g}, y) where 99 % of y lie (dashed: truth)")
     figure.colorbar(filled, ax=ax, shrink=0.9, ticks=np.arange(0.0, top + 1.0), label="g")

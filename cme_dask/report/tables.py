@@ -1,11 +1,13 @@
 """Results as tables for people. Every function takes the JSON form of a result."""
 
 import json
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -41,8 +43,13 @@ def with_error(value: float, std: float | None) -> str:
         return number(value)
     if not std > 0.0:
         return f"{number(value)} ± 0"
-    decimals = max(0, 1 - int(f"{std:e}".partition("e")[2]))
-    return f"{value:.{decimals}f} ± {std:.{decimals}f}"
+    places = decimals(std)
+    return f"{value:.{places}f} ± {std:.{places}f}"
+
+
+def decimals(std: float) -> int:
+    """Decimal places that show two digits of a standard error."""
+    return max(0, 1 - int(f"{std:e}".partition("e")[2])) if std > 0.0 else 4
 
 
 def format_bytes(count: float) -> str:
@@ -53,32 +60,21 @@ def format_bytes(count: float) -> str:
     return f"{count} B"
 
 
-def facts(title: str, lines: Sequence[tuple[str, str]]) -> Table:
+def facts(title: str, lines: Sequence[tuple[str, str]]) -> RenderableType:
     """Labels and texts in two columns."""
-    table = Table(
-        title=Text(title), title_justify="left", title_style="bold", box=None, show_header=False
-    )
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(style="cyan", no_wrap=True)
     table.add_column(overflow="fold")
     for label, text in lines:
         table.add_row(Text(label), Text(text))
-    return table
+    return _titled(title, table, "")
 
 
 def grid(
     title: str, head: Sequence[str], rows: Iterable[Sequence[str]], caption: str = ""
-) -> Table:
+) -> RenderableType:
     """A table with a name in the first column and numbers in the others."""
-    table = Table(
-        title=Text(title),
-        caption=Text(caption) if caption else None,
-        title_justify="left",
-        title_style="bold",
-        caption_justify="left",
-        box=None,
-        header_style="cyan",
-        padding=(0, 2, 0, 0),
-    )
+    table = Table(box=None, header_style="cyan", pad_edge=False, padding=(0, 2, 0, 0))
     rows = list(rows)
     for i, (label, *cells) in enumerate(zip(head, *rows, strict=True)):
         # Long labels may wrap, numbers must not.
@@ -86,7 +82,23 @@ def grid(
         table.add_column(Text(label), justify="right" if i else "left", min_width=width)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
-    return table
+    return _titled(title, table, caption)
+
+
+def _titled(title: str, table: Table, caption: str) -> RenderableType:
+    parts: list[RenderableType] = [Text(title, style="bold"), _indented(table)]
+    if caption:
+        parts.append(_indented(Text(caption, style="dim")))
+    return Group(*parts)
+
+
+def _indented(part: RenderableType) -> Padding:
+    return Padding(part, (0, 0, 0, 2), expand=False)
+
+
+def _short(text: str) -> str:
+    """A text whose long decimal fractions are cut to 4 significant digits."""
+    return re.sub(r"\d+\.\d{5,}(e[-+]\d+)?", lambda match: f"{float(match[0]):.4g}", text)
 
 
 def ingest_tables(result: Result) -> list[RenderableType]:
@@ -111,7 +123,7 @@ def fit_tables(result: Result) -> list[RenderableType]:
         (
             f"basis of {name}",
             f"{', '.join(v['columns'])}: rank {v['rank']}, trace error {v['trace_error']:.2e}, "
-            f"{v['kernel']}",
+            f"{_short(v['kernel'])}",
         )
         for name, v in result["variables"].items()
     ]
@@ -143,7 +155,7 @@ def held_out_tables(held_out: dict[str, dict[str, dict[str, float]]]) -> list[Re
             (name, number(v["error"]), number(v["baseline"]), f"{100 * v['skill']:.1f} %")
             for name, v in functions.items()
         ]
-        title = f"Held-out squared error given {given} (of an event: its Brier score)"
+        title = f"Held-out mean squared error given {given} (of an event: its Brier score)"
         if rows:
             parts += ["", grid(title, ("", "error", "unconditional", "skill"), rows)]
     return parts
@@ -187,7 +199,7 @@ def store_tables(result: Result) -> list[RenderableType]:
 def model_tables(result: Result) -> list[RenderableType]:
     """Of ``cme-dask info`` on a model."""
     size = result["bytes"]
-    lines = [(label, text) for label, text in result["summary"]]
+    lines = [(label, _short(text)) for label, text in result["summary"]]
     lines += [
         ("fitted on", result["fitted_on"]),
         ("on disk", "unknown (URL)" if size is None else format_bytes(size)),

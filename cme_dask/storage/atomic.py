@@ -28,12 +28,14 @@ def check_output(path: str | os.PathLike[str], overwrite: bool) -> Path:
     if "://" in str(path):
         raise DataError(f"outputs are local paths, got the URL {path}: write here and upload it")
     target = Path(path)
+    with disk_errors(target):
+        there = os.path.lexists(target)
     if target.is_dir() and overwrite and not _is_ours(target):
         raise DataError(
             f"{target} is a folder that cme_dask did not write: it will not be overwritten; choose "
             "another path, or remove it yourself"
         )
-    if target.exists() and not overwrite:
+    if there and not overwrite:
         raise DataError(
             f"{target} already exists: choose another path or overwrite it (--overwrite)"
         )
@@ -72,9 +74,7 @@ def disk_errors(target: object) -> Iterator[None]:
                 f"the disk is full while writing {target}: free some space and run it again; "
                 "nothing was left half-written"
             ) from error
-        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-            raise ResourceError(f"{target} can't be written: {error.strerror}") from error
-        raise
+        raise ResourceError(f"{target} can't be written: {error.strerror or error}") from error
 
 
 def _is_ours(folder: Path) -> bool:
@@ -87,7 +87,7 @@ def _is_ours(folder: Path) -> bool:
 
 
 def _replace(aside: Path, target: Path) -> None:
-    if not target.exists():
+    if not os.path.lexists(target):  # a link that leads nowhere is there, too
         aside.rename(target)
         return
     old = aside.with_suffix(".old")

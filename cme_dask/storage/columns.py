@@ -44,6 +44,8 @@ class Columns:
 
     def positions(self, wanted: Sequence[str]) -> tuple[int, ...]:
         """Positions of the wanted columns; DataError names the unknown ones."""
+        if isinstance(wanted, str):
+            raise DataError(f"expected a list of column names, got the text {wanted!r}")
         unknown = [name for name in wanted if name not in self.names]
         if unknown:
             raise DataError(

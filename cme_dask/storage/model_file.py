@@ -10,6 +10,7 @@ import zarr
 from cme_dask.errors import StoreError
 from cme_dask.storage.atomic import ATTRIBUTE, disk_errors, writing
 from cme_dask.storage.zarr_files import (
+    DECODE_ERRORS,
     open_zarr,
     read_array,
     read_attribute,
@@ -103,5 +104,12 @@ def read_model(
     kind, about = head.get("type"), head.get("about")
     if not isinstance(kind, str) or not isinstance(about, dict):
         raise StoreError(f"{location} has a damaged description: restore it or fit it again")
-    arrays = {name: np.asarray(read_array(group, name, location)) for name in group.array_keys()}
+    try:
+        names = list(group.array_keys())
+    except DECODE_ERRORS as error:
+        raise StoreError(
+            f"{location} has an array with a damaged description ({error}): restore it or fit it "
+            "again"
+        ) from error
+    arrays = {name: np.asarray(read_array(group, name, location)) for name in names}
     return ModelState(kind, about, arrays)

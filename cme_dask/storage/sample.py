@@ -7,14 +7,16 @@ whole rows.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import zarr
 
 from cme_dask.errors import DataError, StoreError
 from cme_dask.storage.columns import Columns
 from cme_dask.storage.priority import RowSample
 from cme_dask.storage.rows import RowSource, ZarrSource
-from cme_dask.storage.zarr_files import read_array, read_attribute, stored_array
+from cme_dask.storage.zarr_files import member, read_array, read_attribute, stored_array
 
 KIND, SCHEMA_VERSION = "sample", 1
 
@@ -61,8 +63,6 @@ class Sample:
                 raise DataError(
                     f"{name} has {source.shape[1]} columns but {len(columns.names)} names"
                 )
-        if self.n_rows < 2:
-            raise DataError(f"at least 2 rows are needed, got {self.n_rows}")
 
     @property
     def n_rows(self) -> int:
@@ -76,6 +76,8 @@ class Sample:
 
     def select(self, x: Sequence[str] | None = None, y: Sequence[str] | None = None) -> "Sample":
         """The same rows with the wanted columns of x and y only."""
+        if y is not None and len(self.sources) < 2:
+            raise DataError("columns of y are wanted, but there are only rows of x: give y as well")
         wanted = [x, y][: len(self.sources)]
         if all(w is None for w in wanted):
             return self
@@ -105,20 +107,47 @@ def open_store(group: zarr.Group, location: str) -> Sample:
         If it is no sample of this schema, was never finished, or is of a newer version.
     """
     about = read_attribute(group, KIND, SCHEMA_VERSION, location)
-    names = ["x", "y", *(["weights"] if about.get("weights") is True else [])]
+    if not isinstance(about.get("weights"), bool):
+        raise StoreError(f"{location} does not say whether it has weights: write it again")
+    names = ["x", "y", *(["weights"] if about["weights"] else [])]
     arrays = {name: stored_array(group, name, location) for name in names}
+    for name, array in arrays.items():
+        if array.dtype != np.float64 or array.ndim != (1 if name == "weights" else 2):
+            raise StoreError(
+                f"the array {name!r} of {location} should be float64 rows, it is {array.dtype} of "
+                f"shape {array.shape}: write the store again"
+            )
+        if array.shape[0] != about.get("rows"):
+            raise StoreError(
+                f"the array {name!r} of {location} has {array.shape[0]} rows, its description says "
+                f"{about.get('rows')}: restore it from a copy or write the store again"
+            )
     try:
         columns = tuple(Columns.from_dict(about["columns"][v]) for v in "xy")
     except (KeyError, TypeError) as error:
         raise StoreError(f"{location} describes no columns: {error!r}") from error
-    rows = group.get("row_sample")
-    if not isinstance(rows, zarr.Group):
-        raise StoreError(f"{location} holds no row sample: write it again")
-    kept = {name: read_array(rows, name, location) for name in ("keys", "index", "x", "y")}
     return Sample(
         sources=(ZarrSource(arrays["x"]), ZarrSource(arrays["y"])),
         columns=columns,
         weights=ZarrSource(arrays["weights"]) if "weights" in arrays else None,
-        row_sample=RowSample(kept["keys"], kept["index"], (kept["x"], kept["y"])),
+        row_sample=_row_sample(group, (arrays["x"], arrays["y"]), location),
         location=location,
     )
+
+
+def _row_sample(group: zarr.Group, arrays: tuple[zarr.Array[Any], ...], location: str) -> RowSample:
+    rows = member(group, "row_sample", location)
+    if not isinstance(rows, zarr.Group):
+        raise StoreError(f"{location} holds no row sample: write it again")
+    keys, index, x, y = (read_array(rows, name, location) for name in ("keys", "index", "x", "y"))
+    widths = [(len(keys), array.shape[1]) for array in arrays]
+    if (
+        keys.ndim != 1
+        or index.shape != keys.shape
+        or [x.shape, y.shape] != widths
+        or [a.dtype.kind for a in (keys, index, x, y)] != ["f", "i", "f", "f"]
+        or not len(keys)
+        or not 0 <= index.min() <= index.max() < arrays[0].shape[0]
+    ):
+        raise StoreError(f"the row sample of {location} does not fit its rows: write it again")
+    return RowSample(keys, index, (x, y))

@@ -16,7 +16,7 @@ from cme_dask.storage.atomic import ATTRIBUTE
 
 Array = Any
 
-DECODE_ERRORS = (ValueError, RuntimeError, OSError, KeyError, TypeError)
+DECODE_ERRORS = (ValueError, RuntimeError, OSError, LookupError, TypeError, AttributeError)
 """What zarr, its codecs and its stores raise on bytes that don't decode."""
 
 
@@ -37,7 +37,7 @@ def open_zarr(path: str | os.PathLike[str], storage_options: dict[str, Any] | No
         return zarr.open(where, mode="r", storage_options=storage_options)
     except ImportError as error:
         raise ResourceError(f"{where} needs a package that is not installed: {error}") from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except DECODE_ERRORS as error:
         raise StoreError(f"{where} is no readable Zarr store: {error}") from error
 
 
@@ -52,7 +52,7 @@ def read_attribute(group: zarr.Group, kind: str, version: int, location: str) ->
     if about.get("kind") != kind:
         raise StoreError(f"{location} holds a {about.get('kind')!r}, a {kind!r} was expected")
     found = about.get("schema_version")
-    if not isinstance(found, int) or found < 1:
+    if type(found) is not int or found < 1:
         raise StoreError(f"{location} has the unreadable schema version {found!r}")
     if found > version:
         raise StoreError(
@@ -63,8 +63,8 @@ def read_attribute(group: zarr.Group, kind: str, version: int, location: str) ->
 
 
 def stored_array(group: zarr.Group, name: str, location: str) -> zarr.Array[Any]:
-    """The named array of a group; StoreError if it is not there."""
-    array = group.get(name)
+    """The named array of a group; StoreError if it is not there or its description is damaged."""
+    array = member(group, name, location)
     if not isinstance(array, zarr.Array):
         raise StoreError(
             f"{location} lacks the array {name!r}: restore it or write the store again"
@@ -72,15 +72,35 @@ def stored_array(group: zarr.Group, name: str, location: str) -> zarr.Array[Any]
     return array
 
 
-def read_array(group: zarr.Group, name: str, location: str) -> Array:
-    """All values of a small stored array; StoreError if it does not decode."""
+def member(group: zarr.Group, name: str, location: str) -> Any:
+    """The named array or group, or None; StoreError if its description is damaged."""
     try:
-        return stored_array(group, name, location)[...]
+        return group.get(name)
+    except DECODE_ERRORS as error:
+        raise StoreError(
+            f"the description of {name!r} in {location} is damaged ({error}): restore it from a "
+            "copy or write it again"
+        ) from error
+
+
+def read_array(group: zarr.Group, name: str, location: str) -> Array:
+    """All values of a small stored array; StoreError if a chunk is missing or does not decode."""
+    array = stored_array(group, name, location)
+    try:
+        # All chunks are written, so a missing one is lost: it would read as zeros.
+        whole = array.nchunks_initialized == array.nchunks
+        values = array[...]
     except DECODE_ERRORS as error:
         raise StoreError(
             f"the array {name!r} of {location} is truncated or corrupt ({error}): restore it from "
             "a copy or write it again"
         ) from error
+    if not whole:
+        raise StoreError(
+            f"the array {name!r} of {location} lacks a chunk: restore it from a copy or write it "
+            "again"
+        )
+    return values
 
 
 def write_array(group: zarr.Group, name: str, values: Array) -> None:

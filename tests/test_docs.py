@@ -1,0 +1,77 @@
+"""Every command and every Python block of the README and the docs is run."""
+
+import gzip
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(console|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A user's folder: the project's pipelines, and small files of weather stations."""
+    (tmp_path / "pipelines").symlink_to(ROOT / "pipelines")
+    (tmp_path / "stations").mkdir()
+    rng = np.random.default_rng(0)
+    for i in range(2):
+        n = 4000
+        hour = np.arange(n) % 24
+        temp = 14 + 11 * rng.standard_normal(n)
+        dewp = temp - 12 + 6 * rng.standard_normal(n)
+        columns = {
+            "TEMP": temp,
+            "DEWP": dewp,
+            "PRES": 1011 + 10 * rng.standard_normal(n),
+            "WSPM": rng.exponential(1.7, n),
+            "hour": hour,
+            "PM2.5": np.exp(4 + 0.5 * rng.standard_normal(n)),
+        }
+        rows = np.column_stack(list(columns.values())).round(2)
+        text = ",".join(columns) + "\n" + "\n".join(",".join(map(str, row)) for row in rows) + "\n"
+        path = tmp_path / "stations" / f"PRSA_Data_Station{i}_20130301-20170228.csv.gz"
+        path.write_bytes(gzip.compress(text.encode()))
+    return tmp_path
+
+
+def commands(block):
+    """Commands of a console block, without prompts and comments."""
+    lines = [line[2:].split("  #")[0].strip() for line in block.splitlines() if line[:2] == "$ "]
+    return [line for line in lines if not line.startswith("python3 run")]  # what runs this test
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_page(page, folder):
+    scripts = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    for kind, block in BLOCK.findall(page.read_text()):
+        if kind == "python":
+            (folder / "block.py").write_text(block)
+            todo = [f"{shlex.quote(sys.executable)} block.py"]
+        else:
+            todo = commands(block)
+        for line in todo:
+            done = subprocess.run(
+                ["bash", "-c", line], cwd=folder, env=scripts, capture_output=True, text=True
+            )
+            assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+
+
+def test_links_lead_somewhere():
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_readme_names_both_commands():
+    text = (ROOT / "README.md").read_text()
+    assert "$ python3 run demo" in text
+    assert "$ python3 run test" in text
