@@ -1,0 +1,134 @@
+"""Moments of strips: against plain sums, in folds, and on another array library."""
+
+import array_api_strict as strict
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cme_dask import kernels
+from cme_dask.numerics.basis import LinearBasis, NewtonBasis, eigenbasis
+from cme_dask.numerics.moments import SUB_BLOCK, MeanMoments, Moments, MomentSpec, Side
+
+
+def spec_of(X, Y, n_folds):
+    sides = (
+        Side(
+            NewtonBasis.from_points(kernels.Matern(1.5, 1.5), X[:70]),
+            ("a", "b"),
+            {},
+            X.mean(axis=0),
+        ),
+        Side(
+            NewtonBasis.from_points(kernels.Matern(2.0, 1.5), Y[:5]),
+            ("c",),
+            {"square": lambda y: y[:, 0] ** 2},
+            np.array([0.1, 1.0]),
+        ),
+    )
+    return MomentSpec(sides, n_folds)
+
+
+def rows(n, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.standard_normal((n, 2))
+    return X, np.sin(X[:, :1]) + 0.5, rng.exponential(size=n), rng.integers(0, 4, n)
+
+
+@settings(max_examples=15, deadline=None)
+@given(n=st.sampled_from([71, 500, SUB_BLOCK, SUB_BLOCK + 1, 5000]), weighted=st.booleans())
+def test_strip_equals_plain_sums_in_every_fold(n, weighted):
+    X, Y, w, folds = rows(n)
+    spec = spec_of(X, Y, 5)  # the last fold stays empty
+    moments = spec.strip((X, Y), w if weighted else None, folds.astype(np.uint8))
+    augmented = np.column_stack(
+        [
+            spec.sides[0].basis(X),
+            spec.sides[1].basis(Y),
+            np.ones(n),
+            X - spec.sides[0].shift,
+            Y - 0.1,
+            Y**2 - 1.0,
+        ]
+    )
+    weights = w if weighted else np.ones(n)
+    for fold in range(5):
+        mine = folds == fold
+        plain = (augmented[mine] * weights[mine, None]).T @ augmented[mine]
+        assert np.abs(moments.gram[fold] - plain).max() <= 1e-12 * max(1.0, np.abs(plain).max())
+        assert moments.rows[fold] == mine.sum()
+        assert moments.traces[fold] == pytest.approx([weights[mine].sum()] * 2, rel=1e-12)
+        assert moments.squared_weights[fold] == pytest.approx((weights[mine] ** 2).sum(), rel=1e-12)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_another_array_library_gives_the_same(weighted):
+    """The code path of GPU arrays: only the array API standard is used."""
+    X, Y, w, folds = rows(3000)
+    spec = spec_of(X, Y, 4)
+    folds = folds.astype(np.uint8)
+    ours = spec.strip((X, Y), w if weighted else None, folds)
+    theirs = spec.strip(
+        (strict.asarray(X), strict.asarray(Y)), strict.asarray(w) if weighted else None, folds
+    )
+    assert np.allclose(ours.gram, theirs.gram, rtol=1e-13, atol=1e-12)
+    assert np.allclose(ours.traces, theirs.traces, rtol=1e-13)
+
+
+def test_moments_add_and_travel_as_arrays():
+    X, Y, w, folds = rows(2000)
+    spec = spec_of(X, Y, 4)
+    folds = folds.astype(np.uint8)
+    whole = spec.strip((X, Y), w, folds)
+    halves = [spec.strip((X[s], Y[s]), w[s], folds[s]) for s in (slice(0, 900), slice(900, None))]
+    total = halves[0] + halves[1]
+    assert np.allclose(total.gram, whole.gram, rtol=1e-12, atol=1e-10)
+    assert (total.rows == whole.rows).all()
+    back = Moments.from_arrays(total.to_arrays())
+    for name in ("gram", "traces", "squared_weights", "rows"):
+        assert (getattr(back, name) == getattr(total, name)).all()
+    parts = total.only([1]) + total.without(1)
+    assert np.allclose(parts.gram, total.total().gram, rtol=1e-13)
+
+
+def test_means_of_columns_and_functions():
+    X, Y, w, folds = rows(2000)
+    spec = spec_of(X, Y, 4)
+    mean = MeanMoments.of(spec.strip((X, Y), w, folds.astype(np.uint8)).total(), spec.sides)
+    assert mean.function_mean[0] == pytest.approx(np.average(X, axis=0, weights=w), rel=1e-12)
+    expected = [np.average(Y[:, 0], weights=w), np.average(Y[:, 0] ** 2, weights=w)]
+    assert mean.function_mean[1] == pytest.approx(expected, rel=1e-12)
+    centred = Y[:, 0] - 0.1
+    assert mean.function_gram[2, 2] == pytest.approx(np.average(centred**2, weights=w), rel=1e-12)
+
+
+def test_newton_basis_by_blocks_equals_one_solve():
+    """Ranks around the block length of the triangular solve."""
+    X = np.random.default_rng(1).uniform(0, 1, (400, 3))
+    for m in (1, 63, 64, 65, 200):
+        basis = NewtonBasis.from_points(kernels.Matern(0.5, 1.5), X[:m])
+        assert basis.rank == m
+        whole = np.linalg.solve(basis.factor, basis.kernel(X, basis.points).T).T
+        assert np.abs(basis(X) - whole).max() < 1e-12
+        gram = basis.factor @ basis.factor.T
+        assert np.abs(gram - basis.kernel(basis.points, basis.points)).max() < 1e-13
+        B = basis.biorthogonal  # Algorithm 2: B^T L = I at the pivots
+        assert np.abs(B.T @ basis.factor - np.eye(m)).max() < 1e-9
+
+
+def test_spectral_and_centred_bases_diagonalise():
+    X, _, w, _ = rows(1500)
+    newton = NewtonBasis.from_points(kernels.Gaussian(0.8), X[:50])
+    N, p = newton(X), w / w.sum()
+    gram, mean = (N * p[:, None]).T @ N, p @ N
+    spectral = LinearBasis(newton, *eigenbasis(gram))
+    psi = spectral(X)
+    assert np.abs((psi * p[:, None]).T @ psi - np.diag(spectral.eigenvalues)).max() < 1e-14
+    assert np.abs(spectral.transform.T @ spectral.transform - np.eye(50)).max() < 1e-13
+    assert (np.diff(spectral.eigenvalues) <= 0).all()
+    assert np.abs(psi).max() <= spectral.bound + 1e-12
+    centred = LinearBasis(newton, *eigenbasis(gram, mean))
+    psi = centred(X)
+    assert centred.rank == newton.rank - 1
+    assert np.abs(p @ psi).max() < 1e-14
+    assert np.abs((psi * p[:, None]).T @ psi - np.diag(centred.eigenvalues)).max() < 1e-14
