@@ -41,7 +41,7 @@ def cluster():
             n_workers=2,
             threads_per_worker=1,
             processes=True,
-            dashboard_address=None,
+            dashboard_address="127.0.0.1:0",
             protocol="tcp",
         ) as local,
         Client(local) as client,

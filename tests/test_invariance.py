@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 import zarr
 from conftest import write_store
+from distributed import Client
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from threadpoolctl import threadpool_info
 
 from cme_dask import JointDistribution, kernels
 from cme_dask.chunked.plan import Run, plan_runs, strip_length, tree_build, tree_sum
@@ -131,16 +133,33 @@ def test_processes(reference, tmp_path):
     assert bits(fit(tmp_path / "s.zarr", scheduler="processes", workers=2)) == reference[False]
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-def test_cluster(reference, cluster, tmp_path, weighted):
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    chunk_rows=st.integers(501, N),
+    weighted=st.booleans(),
+    source=st.sampled_from(["store", "numpy", "dask"]),
+)
+def test_cluster(reference, cluster, tmp_path_factory, chunk_rows, weighted, source):
     weights = W if weighted else None
-    write_store(tmp_path / "s.zarr", X, Y, weights, chunk_rows=3333)
-    assert bits(fit(tmp_path / "s.zarr", scheduler=cluster)) == reference[weighted]
-    assert bits(fit(X, Y, weights=weights, scheduler=cluster)) == reference[weighted]
-    lazy = [da.from_array(a, chunks=2500) for a in (X, Y)]
-    assert bits(fit(*lazy, weights=weights, scheduler=cluster)) == reference[weighted]
-    # An active client is what Dask uses by default, hence so do we.
-    assert bits(fit(X, Y, weights=weights, scheduler=None)) == reference[weighted]
+    if source == "store":
+        path = tmp_path_factory.mktemp("store") / "s.zarr"
+        write_store(path, X, Y, weights, chunk_rows=chunk_rows)
+        model = fit(path, scheduler=cluster)
+    elif source == "numpy":  # an active client is what Dask uses by default, hence so do we
+        model = fit(X, Y, weights=weights, scheduler=None)
+    else:
+        lazy = [da.from_array(a, chunks=chunk_rows) for a in (X, Y)]
+        model = fit(*lazy, weights=weights, scheduler=cluster)
+    assert bits(model) == reference[weighted]
+
+
+def test_client_in_this_process(reference):
+    with Client(
+        processes=False, n_workers=1, threads_per_worker=2, dashboard_address="127.0.0.1:0"
+    ) as client:
+        before = [pool["num_threads"] for pool in threadpool_info()]
+        assert bits(fit(X, Y, scheduler=client)) == reference[False]
+        assert [pool["num_threads"] for pool in threadpool_info()] == before
 
 
 def test_fresh_process(reference):

@@ -7,7 +7,8 @@ scheduler it is the same graph; what differs is how its progress is heard.
 import contextlib
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import CancelledError, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 from uuid import uuid4
@@ -19,7 +20,9 @@ from dask.base import get_scheduler
 from dask.callbacks import Callback
 from dask.delayed import Delayed, delayed
 from dask.system import CPU_COUNT
-from distributed import Client, WorkerPlugin, as_completed
+from distributed import Client, KilledWorker, WorkerPlugin, as_completed
+from distributed.client import FutureCancelledError
+from distributed.comm import CommClosedError
 from threadpoolctl import threadpool_limits
 
 from cme_dask.chunked.plan import tree_build
@@ -28,7 +31,15 @@ from cme_dask.errors import DataError, ResourceError
 Scheduler: TypeAlias = Any
 """A scheduler's name, a ``distributed.Client``, or None for what Dask is set to."""
 
-_NAMED = ("threads", "processes", "synchronous")
+_NAMES = {  # Dask's own aliases, too
+    "threads": "threads",
+    "threading": "threads",
+    "processes": "processes",
+    "multiprocessing": "processes",
+    "synchronous": "synchronous",
+    "sync": "synchronous",
+    "single-threaded": "synchronous",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,14 +82,15 @@ class Executor:
             scheduler = _configured()
         if isinstance(scheduler, Client):
             return cls("distributed", _cluster_threads(scheduler), scheduler)
-        if scheduler not in _NAMED:
+        kind = _NAMES.get(scheduler) if isinstance(scheduler, str) else None
+        if kind is None:
             raise DataError(
-                f"scheduler must be a distributed Client or one of {', '.join(_NAMED)}, "
+                f"scheduler must be a distributed Client or one of {', '.join(_NAMES)}, "
                 f"got {scheduler!r}"
             )
-        if scheduler == "synchronous":
-            return cls(scheduler, 1)
-        return cls(scheduler, workers or dask.config.get("num_workers", None) or CPU_COUNT)
+        if kind == "synchronous":
+            return cls(kind, 1)
+        return cls(kind, workers or dask.config.get("num_workers", None) or CPU_COUNT)
 
     def run(
         self,
@@ -120,8 +132,14 @@ class Executor:
         numbers = {key: i for i, key in enumerate(keys)}
         if self.client is not None:
             return self._on_cluster(self.client, root, leaves, numbers, f"{name}-receipt", on_done)
-        with threadpool_limits(1), self._local_options() as options, _Progress(numbers, on_done):
-            return dask.compute(root, scheduler=self.kind, **options)[0]
+        try:
+            with threadpool_limits(1), self._local_options() as opts, _Progress(numbers, on_done):
+                return dask.compute(root, scheduler=self.kind, **opts)[0]
+        except BrokenProcessPool as error:
+            raise ResourceError(
+                "a worker process died, most likely for lack of memory: use fewer workers or lower "
+                "ranks"
+            ) from error
 
     @contextlib.contextmanager
     def _local_options(self) -> Iterator[dict[str, Any]]:
@@ -131,7 +149,8 @@ class Executor:
         # Zarr's event loop does not survive a fork, and each process gets one BLAS thread.
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(self.workers, context, initializer=_one_blas_thread) as pool:
-            yield {"pool": pool, "num_workers": self.workers}
+            # Dask's default of 6 tasks at a time leaves processes idle and runs on after Ctrl-C.
+            yield {"pool": pool, "num_workers": self.workers, "chunksize": 1}
 
     def _on_cluster(
         self,
@@ -154,9 +173,19 @@ class Executor:
         with threadpool_limits(1), dask.config.set(config):  # tasks may share this process
             result, *told = client.compute([root, *receipts])
             try:
-                for _, number in as_completed(told, with_results=True):
+                for _, number in as_completed(told, with_results=True, loop=client.loop):
                     on_done(number)
                 return result.result()
+            except KilledWorker as error:
+                raise ResourceError(
+                    f"workers died again and again while they ran {error.task}: give them more "
+                    "memory, or lower the ranks"
+                ) from error
+            except (CommClosedError, CancelledError, FutureCancelledError) as error:
+                raise ResourceError(
+                    f"the scheduler at {client.scheduler.address} was lost, and with it the run: "
+                    f"start it again and repeat ({error})"
+                ) from error
             finally:
                 client.cancel([result, *told])
 

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+import psutil
 from dask.utils import format_bytes, parse_bytes
 from distributed.system import MEMORY_LIMIT
 
@@ -65,7 +66,7 @@ class PassShape:
 
     def solve_bytes(self) -> int:
         """Small dense algebra after the pass, and the moments it starts from."""
-        return self.partial_bytes + 12 * max(self.ranks) ** 2 * _WORD
+        return 2 * self.partial_bytes + 12 * self.width**2 * _WORD
 
 
 @dataclass(frozen=True)
@@ -104,11 +105,11 @@ def check_memory(
             need = _PROCESS + worker["nthreads"] * task + waiting
             plans.append(MemoryPlan(need, worker["memory_limit"] or MEMORY_LIMIT, "a worker"))
         need = _PROCESS + shape.solve_bytes()
-        plans.append(MemoryPlan(need, MEMORY_LIMIT, "the client"))
+        plans.append(MemoryPlan(need, _available(), "the client"))
     else:
         processes = executor.workers if executor.kind == "processes" else 0
         need = (1 + processes) * _PROCESS + executor.workers * task + waiting + shape.solve_bytes()
-        plans.append(MemoryPlan(need, MEMORY_LIMIT, "this machine"))
+        plans.append(MemoryPlan(need, _available(), "this machine"))
     if limit is not None:
         allowed = _bytes(limit)
         plans = [MemoryPlan(plan.predicted, min(plan.limit, allowed), plan.place) for plan in plans]
@@ -116,6 +117,12 @@ def check_memory(
     if worst.predicted > worst.limit:
         raise ResourceError(_refusal(shape, executor, worst))
     return worst
+
+
+def _available() -> int:
+    """What this process may still take, and what it has already."""
+    free = psutil.virtual_memory().available + psutil.Process().memory_info().rss
+    return int(min(MEMORY_LIMIT, free))
 
 
 def _bytes(limit: str | int) -> int:

@@ -154,8 +154,13 @@ def moment_pass(
         runs=runs,
         on_done=clock.done,
     )
+    if not (np.isfinite(moments.gram).all() and np.isfinite(moments.traces).all()):
+        raise DataError(
+            "sums over the rows overflow: give columns, weights and functions in units that make "
+            "their values smaller"
+        )
     one = sum(spec.ranks)
-    if not float(moments.gram[:, one, one].sum()) > 0.0:
+    if not float(moments.gram[:, one, one].sum()) >= np.finfo(np.float64).tiny:
         raise DataError("all weights are zero: at least one row needs a positive weight")
     return moments, clock.report(plan)
 

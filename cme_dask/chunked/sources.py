@@ -45,7 +45,17 @@ class DaskSource:
     def delayed(self, start: int, stop: int) -> Delayed:
         """Rows [start, stop) as a source in memory, once computed."""
         block = self.array[start:stop].rechunk((stop - start, -1)).to_delayed()[0, 0]
-        return delayed(ArraySource, pure=False)(block, start)
+        return delayed(_computed, pure=False)(block, start, (stop - start, self.shape[1]))
+
+
+def _computed(block: Array, start: int, shape: tuple[int, int]) -> ArraySource:
+    """The block as a source; a Dask array may announce other shapes than it computes."""
+    if np.shape(block) != shape:
+        raise DataError(
+            f"a Dask array computed shape {np.shape(block)} for rows from {start} on where it "
+            f"announced {shape}: correct the chunks it declares"
+        )
+    return ArraySource(block, start)
 
 
 def for_task(source: RowSource, start: int, stop: int, shares_memory: bool) -> Any:
@@ -153,7 +163,7 @@ def _rows(name: str, value: Any) -> tuple[RowSource, Columns]:
         labels = None if getattr(value, "name", None) is None else [str(value.name)]
         value = value.to_numpy()
     if not hasattr(value, "shape"):
-        value = np.asarray(value)
+        value = _as_array(name, value)
     if len(value.shape) not in (1, 2):
         raise DataError(f"{name} must have shape (n,) or (n, d), got {tuple(value.shape)}")
     if np.dtype(value.dtype).kind not in "fiub":
@@ -173,8 +183,23 @@ def _source(name: str, value: Any) -> RowSource:
                 f"the chunk sizes of {name} are unknown: call compute_chunk_sizes() on it first"
             )
         return DaskSource(value if value.ndim == 2 else value[:, None])
-    array = np.asarray(value)
+    if isinstance(value, np.ma.MaskedArray):  # a masked value is a missing one
+        value = np.ma.filled(value.astype(np.float64), np.nan)
+    array = _as_array(name, value)
     return ArraySource(array if array.ndim == 2 else array[:, None])
+
+
+def _as_array(name: str, value: Any) -> Array:
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{name} must be an array of numbers: {error}") from error
+    if array.dtype == object:
+        raise DataError(
+            f"{name} must be a dense array of numbers (no objects, nothing sparse), "
+            f"got {type(value).__name__}"
+        )
+    return array
 
 
 def _xarray_labels(value: Any) -> list[str] | None:

@@ -164,7 +164,7 @@ class PivotedCholesky(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """Features of the rows of X, shape (n, m).
 
         A Dask array or a store gives a lazy Dask array with the same row chunks; anything else a
-        NumPy array.
+        NumPy array. Columns that have names are taken by name.
 
         Raises
         ------
@@ -173,6 +173,9 @@ class PivotedCholesky(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """
         features = self._features()
         sample = _x_alone(open_sample(X))
+        found = sample.columns[0].names
+        if found not in (self.columns_.names, Columns.default("x", len(found)).names):
+            sample = sample.select(self.columns_.names)
         if len(sample.columns[0].names) != self.n_features_in_:
             raise DataError(
                 f"X has {len(sample.columns[0].names)} columns, the fit had {self.n_features_in_}"
@@ -186,6 +189,7 @@ class PivotedCholesky(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         if isinstance(source, ZarrSource):
             rows = da.from_zarr(source.array)
             rows = rows if rows.ndim == 2 else rows[:, None]
+            rows = rows if source.columns is None else rows[:, list(source.columns)]
         else:
             assert isinstance(source, DaskSource)
             rows = source.array
@@ -214,9 +218,11 @@ class _Features:
     def __init__(self, basis: Any, columns: Columns) -> None:
         self._basis, self._columns = basis, columns
 
-    def __call__(self, rows: Array) -> Array:
+    def __call__(self, rows: Array, block_info: Any = None) -> Array:
+        """Features of the block; Dask says in ``block_info`` where it lies."""
+        first = 0 if block_info is None else block_info[0]["array-location"][0][0]
         rows = np.asarray(rows, dtype=np.float64)
-        check_finite(rows, self._columns.names, 0)
+        check_finite(rows, self._columns.names, first)
         return self._basis(rows)
 
 

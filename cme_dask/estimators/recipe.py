@@ -75,7 +75,7 @@ def check_parameters(
     tol: Any, max_rank: Any, n_folds: Any, sample_size: Any, random_state: Any
 ) -> None:
     """DataError on numbers outside their range."""
-    if not (isinstance(tol, Real) and 0.0 < tol < 1.0):
+    if not (isinstance(tol, Real) and 0.0 < float(tol) < 1.0):
         raise DataError(f"tol must lie between 0 and 1, exclusively, got {tol!r}")
     if max_rank is not None:
         _check_integer("max_rank", max_rank, 1)
@@ -203,7 +203,7 @@ def warn_of_error(
         warnings.warn(f"{found}: max_rank={max_rank} was reached", RankWarning, stacklevel=3)
     else:
         warnings.warn(
-            f"{found}: use a larger sample_size, or a smaller tol for the sample",
+            f"{found}: choose the pivots from more rows, by a larger sample_size",
             ToleranceWarning,
             stacklevel=3,
         )

@@ -219,7 +219,7 @@ def _picture(
 
 
 def _ratio_grid(estimator: JointDistribution, law: Normal3) -> plots.RatioGrid:
-    axis = np.linspace(-0.65, 0.65, 261)
+    axis = np.linspace(-0.65, 0.65, 521)
     y = np.stack(np.meshgrid(axis, axis), axis=-1).reshape(-1, 2)
     inverse = np.linalg.inv(law.covariance[:2, :2])
     inside = ((y @ inverse) * y).sum(axis=1) < _CHI2_99

@@ -35,16 +35,23 @@ def median_heuristic(rows: Array, names: Sequence[str]) -> Gaussian:
     Notes
     -----
     Source: Gretton et al. (2012), Journal of Machine Learning Research 13, section 8. If more than
-    half of the distances are zero (duplicated rows), the median is over the positive ones.
+    half of the distances are zero (duplicated rows), the median is over distinct rows.
     """
-    spread = rows.std(axis=0)
-    constant = spread <= 1e-14 * np.abs(rows).max(axis=0, initial=0.0)
+    largest = np.abs(rows).max(axis=0, initial=0.0)
+    unit = np.where(largest > 0, largest, 1.0)  # squares of the values may leave the range
+    relative = (rows / unit).std(axis=0)
+    constant = relative <= 1e-14
     if constant.any():
         which = int(np.flatnonzero(constant)[0])
         raise DataError(
             f"column {names[which]!r} is constant ({rows[0, which]:g}) in all sampled rows, so it "
             "has no length scale: leave the column out, or give a kernel"
         )
-    distances = pdist(rows[:_ROWS] / spread)
-    median = float(np.median(distances)) or float(np.median(distances[distances > 0]))
+    spread = unit * relative
+    distances = pdist((rows[:_ROWS] / unit) / relative)
+    median = float(np.median(distances))
+    if median == 0.0:
+        distinct = np.unique(rows, axis=0)
+        distinct = distinct[:: -(-len(distinct) // _ROWS)]
+        median = float(np.median(pdist((distinct / unit) / relative)))
     return Gaussian(tuple(float(s) * median for s in spread))

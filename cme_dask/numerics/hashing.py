@@ -70,5 +70,7 @@ def priority_keys(seed: int, start: int, stop: int, weights: Array | None = None
     u = ((row_hash(seed, start, stop) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
     if weights is None:
         return u
-    with np.errstate(divide="ignore"):
-        return np.asarray(-np.log(u) / weights)
+    with np.errstate(divide="ignore", over="ignore"):
+        keys = -np.log(u) / weights
+    # Only a weight of zero excludes a row, however small the others are.
+    return np.where(weights > 0, np.minimum(keys, np.finfo(np.float64).max), np.inf)

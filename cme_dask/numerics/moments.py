@@ -58,7 +58,7 @@ class Side:
         xp = array_namespace(rows)
         parts = [rows]
         for name, function in self.functions.items():
-            part = xp.astype(xp.asarray(function(rows)), xp.float64)
+            part = _called(name, function, rows)
             if part.shape != (rows.shape[0],):
                 raise DataError(
                     f"function {name!r} must return shape ({rows.shape[0]},) for rows of shape "
@@ -113,8 +113,11 @@ class Moments:
     def only(self, folds: Array) -> "Moments":
         """Sum over the given folds, as moments of a single fold."""
         pick = np.asarray(folds)
+        gram = np.zeros((1, *self.gram.shape[1:]))
+        for fold in pick:  # one after the other: no copy of all of them
+            gram += self.gram[fold]
         return Moments(
-            self.gram[pick].sum(axis=0, keepdims=True),
+            gram,
             self.traces[pick].sum(axis=0, keepdims=True),
             self.squared_weights[pick].sum(keepdims=True),
             self.rows[pick].sum(keepdims=True),
@@ -219,6 +222,18 @@ class MomentSpec:
             for side, part in pairs
         ]
         return xp.concat([*newton, ones, *values], axis=1)
+
+
+def _called(name: str, function: Function, rows: Array) -> Array:
+    """Values of a user's function, which gets a copy of the rows to do with as it likes."""
+    xp = array_namespace(rows)
+    try:
+        values = xp.asarray(function(xp.asarray(rows, copy=True)))
+    except Exception as error:
+        raise DataError(f"function {name!r} failed: {type(error).__name__}: {error}") from error
+    if not xp.isdtype(values.dtype, ("bool", "integral", "real floating")):
+        raise DataError(f"function {name!r} must return numbers, it returned {values.dtype}")
+    return xp.astype(values, xp.float64)
 
 
 def _folds_within(sorted_folds: Array, n_folds: int) -> Iterator[tuple[int, slice]]:

@@ -175,5 +175,5 @@ def _ratio_panel(figure: Any, ax: Any, grid: RatioGrid, at: float) -> None:
     )
     ax.clabel(lines, fmt="%g", fontsize=9)
     ax.set(xlabel="y1", ylabel="y2", aspect="equal")
-    ax.set_title(f"g(x = {at:g}, y) where 99 % of y lie (dashed: truth)")
+    ax.set_title(f"Density ratio g({at:g}, y), central 99 % of y")
     figure.colorbar(filled, ax=ax, shrink=0.9, ticks=np.arange(0.0, top + 1.0), label="g")

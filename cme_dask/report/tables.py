@@ -71,15 +71,21 @@ def facts(title: str, lines: Sequence[tuple[str, str]]) -> RenderableType:
 
 
 def grid(
-    title: str, head: Sequence[str], rows: Iterable[Sequence[str]], caption: str = ""
+    title: str,
+    head: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    caption: str = "",
+    *,
+    text_columns: int = 1,
 ) -> RenderableType:
-    """A table with a name in the first column and numbers in the others."""
+    """A table with texts in the first columns and numbers in the others."""
     table = Table(box=None, header_style="cyan", pad_edge=False, padding=(0, 2, 0, 0))
     rows = list(rows)
     for i, (label, *cells) in enumerate(zip(head, *rows, strict=True)):
         # Long labels may wrap, numbers must not.
-        width = max(map(len, cells), default=0) if i else None
-        table.add_column(Text(label), justify="right" if i else "left", min_width=width)
+        is_text = i < text_columns
+        width = None if is_text else max(map(len, cells), default=0)
+        table.add_column(Text(label), justify="left" if is_text else "right", min_width=width)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     return _titled(title, table, caption)
@@ -227,12 +233,13 @@ def point_tables(result: Result) -> list[RenderableType]:
                 )
             )
     caption = (
-        f"± one standard error. Empirical: the {number(near['k'])} rows nearest in standardised x; "
-        "farthest: the largest distance among them, in standard deviations. Folds are random rows: "
-        "standard errors do not see autocorrelation."
+        f"± one standard error. Empirical: the {number(near['k'])} rows nearest in standardised x, "
+        "the farthest of them so many standard deviations away. Folds are random rows: standard "
+        "errors do not see autocorrelation. Estimates are signed: a probability near 0 or 1 may "
+        "leave [0, 1]."
     )
     head = ("point", "function", "model", "empirical", "farthest")
-    return ["", grid("Conditional means and probabilities", head, rows, caption)]
+    return ["", grid("Conditional means and probabilities", head, rows, caption, text_columns=2)]
 
 
 def _with_unit(name: str, units: dict[str, str]) -> str:

@@ -64,6 +64,14 @@ class Sample:
                     f"{name} has {source.shape[1]} columns but {len(columns.names)} names"
                 )
 
+    def __repr__(self) -> str:
+        names = "; ".join(
+            f"{variable}: {', '.join(columns.names)}"
+            for variable, columns in zip("xy", self.columns, strict=False)
+        )
+        weights = "" if self.weights is None else ", weighted"
+        return f"Sample({self.n_rows:,} rows{weights}, {names}, in {self.location})"
+
     @property
     def n_rows(self) -> int:
         """Number of rows n."""

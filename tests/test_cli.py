@@ -1,0 +1,343 @@
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import zarr
+from click.testing import CliRunner
+
+from cme_dask import JointDistribution, load
+from cme_dask.cli import cli
+from cme_dask.jobs import fitting
+from cme_dask.numerics.events import Event
+from cme_dask.storage.generate import write_normal3
+
+EVENT = "y1 <= y2 - 0.2"
+
+
+def run(*args):
+    """In process: exit code, stdout, stderr."""
+    result = CliRunner().invoke(cli, [str(a) for a in args], catch_exceptions=False)
+    return result.exit_code, result.stdout, result.stderr
+
+
+def spawn(*args, **environment):
+    """As a person would, in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "cme_dask", *map(str, args)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **environment},
+    )
+
+
+def as_json(*args):
+    code, out, err = run(*args, "--json")
+    assert code == 0, err
+    assert out.count("\n") == 1
+    return json.loads(out)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    path = tmp_path_factory.mktemp("cli") / "s.zarr"
+    write_normal3(path, 20_000, chunk_rows=4096)
+    return path
+
+
+@pytest.fixture(scope="module")
+def fitted(store):
+    path = store.with_name("m.zarr")
+    return path, as_json("fit", store, "--out", path, "--event", EVENT, "--event-x", "x > 0.1")
+
+
+@pytest.fixture(scope="module")
+def long_store(tmp_path_factory):
+    """Rows that take some time to fit."""
+    path = tmp_path_factory.mktemp("long") / "s.zarr"
+    write_normal3(path, 4_000_000)
+    return path
+
+
+def assert_refused(code, *args, says):
+    """Exit code, one sentence on stderr that says it, nothing on stdout."""
+    found, out, err = run(*args)
+    assert (found, out) == (code, ""), err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert says in err
+
+
+@pytest.mark.parametrize(("text", "rows"), [("3_000", 3000), ("3e3", 3000), ("3k", 3000)])
+def test_sample_writes_the_rows_asked_for(tmp_path, text, rows):
+    made = as_json("sample", tmp_path / "a.zarr", "--rows", text, "--seed", 3, "--scenario", "high")
+    write_normal3(tmp_path / "b.zarr", rows, scenario="high", seed=3)
+    one, other = (zarr.open_group(str(tmp_path / f"{n}.zarr"), mode="r") for n in "ab")
+    np.testing.assert_array_equal(one["y"][...], other["y"][...])
+    assert made["rows"] == rows
+
+
+def test_ingest_counts_and_fits(tmp_path):
+    (tmp_path / "t.csv").write_text("a,b,w\n" + "".join(f"{i % 7},{i},1\n" for i in range(50)))
+    (tmp_path / "u.csv").write_text("b,a,w\n3,,1\n4,5,1\n")
+    out = tmp_path / "s.zarr"
+    args = ("ingest", tmp_path / "*.csv", "--out", out, "--x", "a", "--y", "b", "--units", "a=m/s")
+    made = as_json(*args)
+    assert (made["rows_read"], made["rows_kept"], made["rows_dropped"]) == (52, 51, 1)
+    assert made["missing"] == {"a": 1, "b": 0}
+    assert made["ranges"] == {"a": [0.0, 6.0], "b": [0.0, 49.0]}
+    assert as_json("info", out)["columns"]["x"]["units"] == {"a": "m/s"}
+    assert_refused(2, *args, says="already exists")
+    _, table, _ = run(*args, "--overwrite")
+    assert "rows dropped  1" in table
+    assert "a [m/s]" in table
+
+
+def test_fit_gives_what_python_gives(store, fitted):
+    path, result = fitted
+    law = JointDistribution().fit(
+        store,
+        functions={EVENT: Event.parse(EVENT, ("y1", "y2"))},
+        functions_x={"x > 0.1": Event.parse("x > 0.1", ("x",))},
+    )
+    np.testing.assert_array_equal(load(path).coef, law.coef_)
+    for name, basis in (("x", law.basis_x_), ("y", law.basis_y_)):
+        assert result["variables"][name]["rank"] == basis.rank
+        assert result["variables"][name]["trace_error"] == basis.trace_error
+    assert result["held_out"] == law.model_.about["held_out"]
+    assert (result["rows"], result["passes"], len(result["tenths"])) == (20_000, 1, 10)
+    assert result["kkt_residual"] < 1e-10
+    memory = result["memory"]
+    assert 50e6 < memory["measured"] < memory["limit"]
+    assert memory["predicted"] > 0
+
+
+def test_fit_takes_every_parameter(store, tmp_path):
+    options = "--tol 1e-3 --max-rank 9 --reg 1e-4,1e-5 --constraint none --folds 3 --y y2 --x x"
+    where = "--sample-size 1k --scheduler synchronous --memory-limit 4GB"
+    code, out, err = run(
+        "fit", store, "--out", tmp_path / "m.zarr", *options.split(), *where.split()
+    )
+    assert code == 0, err
+    law = load(tmp_path / "m.zarr")
+    assert law.about["reg"] == [1e-4, 1e-5]
+    assert (law.about["constraint"], law.about["folds"]) == ("none", 3)
+    assert law.function_names[0] == ("y2",)
+    assert "20,000 rows" in out
+    assert "fitted 20,000 rows" in err
+
+
+def test_warnings_are_one_line_each(store, tmp_path):
+    code, _, err = run("fit", store, "--out", tmp_path / "m.zarr", "--max-rank", 2)
+    lines = err.splitlines()
+    assert code == 0
+    assert [line.startswith("warning: ") for line in lines].count(True) == 2
+    assert sum("max_rank=2 was reached" in line for line in lines) == 2
+
+
+def test_expect_is_bit_equal_to_python(fitted, tmp_path):
+    path, _ = fitted
+    law = load(path)
+    points = np.array([[0.1], [-0.25]])
+    (tmp_path / "p.csv").write_text("other,x\n1,-0.25\n")
+    found = as_json("expect", path, "--given", "x=0.1", "--points", tmp_path / "p.csv")
+    values, std = law.expect(["y1", "y2", EVENT], points, return_std=True)
+    np.testing.assert_array_equal(found["values"], values)
+    np.testing.assert_array_equal(found["std"], std)
+    assert (found["points"], found["functions"]) == (points.tolist(), ["y1", "y2", EVENT])
+    back = as_json("expect", path, "--given", "y2=-0.1,y1=0.2", "--reverse", "--no-std")
+    np.testing.assert_array_equal(
+        back["values"], law.expect(["x", "x > 0.1"], Y=np.array([[0.2, -0.1]]))
+    )
+    assert back["std"] is None
+    _, table, _ = run("expect", path, "--given", "x=0.1", "--of", EVENT)
+    assert f"{values[0, 2]:.2f}" in table
+
+
+def test_info_tells_what_is_there(store, fitted):
+    path, _ = fitted
+    about = as_json("info", store)
+    assert (about["rows"], about["chunks"], about["chunk_rows"]) == (20_000, 5, 4096)
+    assert 400_000 < about["bytes"] < 2_000_000
+    assert "20,000 in 5 chunks of 4,096" in run("info", store)[1]
+    law = as_json("info", path)
+    assert law["functions"] == {"x": ["y1", "y2", EVENT], "y": ["x", "x > 0.1"]}
+    assert "skill" in run("info", path)[1]
+
+
+def test_wrong_uses_end_with_2(store, fitted, tmp_path):
+    new, (model, _) = tmp_path / "m.zarr", fitted
+    fit = ("fit", store, "--out", new)
+    assert_refused(2, *fit, "--x", "nix", says="unknown column 'nix'")
+    assert_refused(2, *fit, "--event", "z > 1", says="unknown column 'z'")
+    assert_refused(2, *fit, "--event", "nonsense", says="COLUMN")
+    assert_refused(2, *fit, "--tol", 2, says="tol: must be less than 1, got 2.0")
+    assert_refused(2, *fit, "--reg", "a", says="neither a number nor a pair")
+    assert_refused(2, *fit, "--scheduler", "nix", says="scheduler must be")
+    assert_refused(2, *fit, "--memory-limit", "nix", says="memory_limit")
+    assert_refused(2, *fit, "--nix", says="cme fit --help")
+    assert_refused(2, "fit", store, "--out", model, says="already exists")
+    assert_refused(2, "fit", tmp_path / "nix.zarr", "--out", new, says="does not exist")
+    assert_refused(2, "fit", model, "--out", new, says="'sample' was expected")
+    assert_refused(2, "fti", says="'fit'")
+    assert_refused(2, "sample", new, "--rows", "1.5", says="whole number")
+    assert_refused(2, "info", tmp_path / "nix.zarr", says="does not exist")
+    assert_refused(2, "expect", model, says="at least one point")
+    assert_refused(2, "expect", model, "--given", "x=a", says="must be a finite number, got 'a'")
+    assert_refused(2, "expect", model, "--given", "z=1", says="unknown column 'z'")
+    assert_refused(2, "expect", model, "--given", "x=1", "--of", "nix", says="'nix'")
+    assert_refused(2, "expect", model, "--points", tmp_path / "nix.csv", says="can't be read")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_store_that_was_never_finished_is_refused(store, tmp_path):
+    shutil.copytree(store, tmp_path / "s.zarr")
+    group = zarr.open_group(str(tmp_path / "s.zarr"), mode="r+")
+    del group.attrs["cme_dask"]
+    for args in (
+        ("fit", tmp_path / "s.zarr", "--out", tmp_path / "m.zarr"),
+        ("info", group.store.root),
+    ):
+        assert_refused(2, *args, says="no finished sample")
+
+
+def test_an_environment_that_does_not_suffice_ends_with_3(store, tmp_path, monkeypatch):
+    fit = ("fit", store, "--out", tmp_path / "m.zarr")
+    assert_refused(3, *fit, "--memory-limit", "10MB", says="the limit is 9.54 MiB")
+    monkeypatch.setattr(fitting, "CONNECT_SECONDS", 1)
+    assert_refused(3, *fit, "--scheduler", "tcp://127.0.0.1:1", says="no scheduler answers")
+    assert not list(tmp_path.iterdir())
+
+
+def test_processes_end_with_codes_and_separate_streams(store, tmp_path):
+    done = spawn("fit", store, "--out", tmp_path / "m.zarr", "--json", NO_COLOR="1")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["rows"] == 20_000
+    assert "fitted 20,000 rows" in done.stderr
+    refused = spawn("info", tmp_path / "nix")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr.startswith("error: ")
+    assert refused.stderr.count("\n") == 1
+    told = spawn("info", tmp_path / "nix", CME_DASK_TRACEBACK="1")
+    assert told.returncode == 2
+    assert "Traceback" in told.stderr
+
+
+def test_dask_cme_is_the_same_command(tmp_path):
+    dask = [sys.executable, "-m", "dask", "cme"]
+    shown = subprocess.run([*dask, "--help"], capture_output=True, text=True, timeout=60)
+    assert shown.returncode == 0
+    for command in ("sample", "ingest", "fit", "expect", "info", "run", "demo"):
+        assert f"\n  {command} " in shown.stdout
+    refused = subprocess.run(
+        [*dask, "info", tmp_path / "nix"], capture_output=True, text=True, timeout=60
+    )
+    assert refused.returncode == 2
+    assert refused.stderr.splitlines()[-1].startswith("error: ")
+    assert "Traceback" not in refused.stderr
+
+
+@pytest.mark.parametrize("command", [("info",), ("expect", "--given", "x=0.1")])
+def test_queries_need_neither_dask_nor_sklearn(fitted, command):
+    path, _ = fitted
+    code = (
+        "import sys\nfrom cme_dask.cli import cli\n"
+        f"cli({[command[0], str(path), *command[1:]]!r}, standalone_mode=False)\n"
+        "heavy = {'dask', 'distributed', 'sklearn', 'matplotlib', 'pyarrow'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, stdout=subprocess.PIPE)
+
+
+def test_help_is_light():
+    code = (
+        "import sys\nfrom cme_dask.cli import cli\ncli(['--help'], standalone_mode=False)\n"
+        "heavy = {'numpy', 'rich', 'pydantic', 'dask'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, text=True, stdout=-1)
+    assert "Examples:" in done.stdout
+    assert run("--version")[1].startswith("cme-dask, version ")
+
+
+def interrupt(args, ready):
+    """Press Ctrl-C in a terminal that runs the command, once it is ready."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cme_dask", *map(str, args)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    ready()
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process of the group
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, ""), err
+    assert err == "error: interrupted: no output was left half-written\n"
+
+
+def test_interrupting_leaves_nothing_half_written(tmp_path):
+    def half_written():
+        until = time.monotonic() + 30.0
+        while not list(tmp_path.glob(".s.zarr.*.partial/x/c/*")):
+            assert time.monotonic() < until
+            time.sleep(0.05)
+
+    interrupt(("sample", tmp_path / "s.zarr", "--rows", "1e10"), half_written)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("scheduler", ["threads", "processes"])
+def test_interrupting_a_fit(long_store, tmp_path, scheduler):
+    fit = ("fit", long_store, "--out", tmp_path / "m.zarr", "--tol", "1e-12", "--sample-size", 4096)
+    interrupt((*fit, "--scheduler", scheduler), lambda: time.sleep(5.0))
+    assert not list(tmp_path.iterdir())
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+@pytest.fixture
+def cluster():
+    """A scheduler and two workers, each a process of its own."""
+    address = f"tcp://127.0.0.1:{free_port()}"
+    host = ["--host", "127.0.0.1", "--no-dashboard"]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    dask = [sys.executable, "-m", "dask"]
+    started = [
+        subprocess.Popen(
+            [*dask, "scheduler", "--port", address.rpartition(":")[2], *host], **quiet
+        ),
+        subprocess.Popen(
+            [*dask, "worker", address, "--nworkers", "2", "--nthreads", "1", *host], **quiet
+        ),
+    ]
+    yield address
+    for process in reversed(started):
+        process.terminate()
+        process.wait(30)
+
+
+def test_a_cluster_gives_the_same_bits(store, fitted, cluster, tmp_path):
+    done = spawn(
+        *("fit", store, "--out", tmp_path / "m.zarr", "--json"),
+        *("--event", EVENT, "--event-x", "x > 0.1", "--scheduler", cluster),
+    )
+    assert done.returncode == 0, done.stderr
+    one, other = load(fitted[0]), load(tmp_path / "m.zarr")
+    np.testing.assert_array_equal(one.coef, other.coef)
+    np.testing.assert_array_equal(one.x.answers.fold_slope, other.x.answers.fold_slope)
+    assert_refused(
+        *(2, "fit", store, "--out", tmp_path / "n.zarr", "--scheduler", cluster, "--workers", 2),
+        says="workers is for local schedulers",
+    )

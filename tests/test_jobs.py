@@ -1,0 +1,175 @@
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from cme_dask import load
+from cme_dask.cli import cli
+from cme_dask.report import plots
+
+ROOT = Path(__file__).parents[1]
+AIR = Path(os.environ.get("CME_DASK_DATA", ROOT.parent / "shared" / "data")) / "air_quality"
+
+JOB = """
+title = "A small job"
+[ingest]
+files = ["t.csv"]
+x = ["a"]
+y = ["b"]
+units = { a = "m/s" }
+[fit]
+events = ["b > 0"]
+tol = 1e-3
+[report]
+nearest = 50
+[[report.points]]
+name = "zero"
+x = { a = 0.0 }
+"""
+
+
+def run(*args):
+    result = CliRunner().invoke(cli, ["run", *map(str, args)], catch_exceptions=False)
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.fixture
+def job(tmp_path):
+    rng = np.random.default_rng(0)
+    a = rng.normal(size=3000)
+    rows = np.stack([a, a + 0.5 * rng.normal(size=a.size)], axis=1)
+    np.savetxt(tmp_path / "t.csv", rows, delimiter=",", header="a,b", comments="")
+    (tmp_path / "job.toml").write_text(JOB)
+    return tmp_path / "job.toml", rows
+
+
+def assert_refused(job, *args, says):
+    out = job.with_name("refused")
+    code, stdout, err = run(job, "--out", out, *args)
+    assert (code, stdout) == (2, ""), err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert says in err
+    assert not out.exists()
+
+
+def test_a_job_reports_the_model_beside_the_nearest_rows(job):
+    path, rows = job
+    out = path.with_name("out")
+    code, stdout, err = run(path, "--out", out, "--json")
+    assert code == 0, err
+    result = json.loads(stdout)
+    assert result == json.loads((out / "report.json").read_text())
+    assert sorted(p.name for p in out.iterdir()) == [
+        *("model.zarr", "report.json", "report.png", "sample.zarr")
+    ]
+    near = rows[np.argsort(np.abs(rows[:, 0]))[:50]]
+    point = result["points"][0]
+    happened = (near[:, 1] > 0).astype(float)
+    found = point["functions"]["b > 0"]
+    assert found["nearest_mean"] == pytest.approx(happened.mean())
+    assert found["nearest_std"] == pytest.approx(happened.std(ddof=1) / np.sqrt(50))
+    assert point["farthest"] == pytest.approx(np.abs(near[:, 0]).max() / rows[:, 0].std())
+    law = load(out / "model.zarr")
+    assert found["mean"] == law.expect("b > 0", [[0.0]])[0]
+    assert (result["fit"]["passes"], result["neighbours"]["passes"]) == (1, 1)
+    assert result["fit"]["held_out"]["x"]["b > 0"]["skill"] > 0.3
+
+
+def test_tables_name_points_and_units(job):
+    code, out, err = run(job[0], "--out", job[0].with_name("out"), "--set", "fit.folds=1")
+    assert code == 0, err
+    for text in ("a [m/s]", "rows kept", "zero", "b > 0", "autocorrelation", "report.json"):
+        assert text in out
+
+
+def test_without_matplotlib_one_line_says_what_is_missing(job, monkeypatch):
+    monkeypatch.setattr(plots, "available", lambda: False)
+    out = job[0].with_name("out")
+    code, _, err = run(job[0], "--out", out)
+    assert code == 0
+    assert "install cme-dask[plot]" in err
+    assert not (out / "report.png").exists()
+
+
+def test_existing_outputs_are_refused_before_any_work(job):
+    path, _ = job
+    out = path.with_name("out")
+    out.mkdir()
+    (out / "report.json").write_text("{}")
+    code, _, err = run(path, "--out", out)
+    assert code == 2
+    assert "already holds report.json" in err
+    assert [p.name for p in out.iterdir()] == ["report.json"]
+    assert run(path, "--out", out, "--overwrite")[0] == 0
+    assert json.loads((out / "report.json").read_text())["title"] == "A small job"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("fit.tool=1", "fit.tool: unknown key"),
+        ("fit.tol=2", "fit.tol: must be less than 1, got 2"),
+        ("fit.tol=", "no TOML value"),
+        ("fit.constraint=none", "no TOML value"),
+        ("nonsense", "--set takes KEY=VALUE"),
+        ("title.a=1", "title is no table"),
+        ("fit.kernel_x.kernel='Nix'", "fit.kernel_x: unknown kernel 'Nix'"),
+        ("fit.reg='a'", "fit.reg"),
+        ("fit.events=['c > 1']", "unknown column 'c'"),
+        ("report.functions=['c']", "report.functions: unknown 'c'"),
+        ("report.points=[{name='p', x={b=1.0}}]", "'p' must give a, it gives b"),
+        ("ingest.files=['nix.csv']", "nix.csv"),
+        ("sample.rows=10", "exactly one of the tables [ingest] and [sample]"),
+    ],
+)
+def test_a_bad_key_is_named(job, change, says):
+    path, _ = job
+    if change.startswith("ingest"):
+        code, _, err = run(path, "--out", path.with_name("out"), "--set", change)
+        assert (code, says in err) == (2, True)
+    else:
+        assert_refused(path, "--set", change, says=says)
+
+
+def test_a_bad_file_is_named(tmp_path):
+    (tmp_path / "a.toml").write_text("title = ")
+    assert_refused(tmp_path / "a.toml", says="a.toml is no TOML file")
+    assert_refused(tmp_path / "b.toml", says="b.toml can't be read")
+
+
+def test_the_generated_job(tmp_path):
+    code, out, err = run(
+        *(ROOT / "pipelines" / "normal3.toml", "--out", tmp_path / "out", "--json"),
+        *("--set", "sample.rows=20_000", "--set", "report.nearest=100"),
+    )
+    assert code == 0, err
+    result = json.loads(out)
+    assert len(result["points"]) == 3
+    for point in result["points"]:
+        found = point["functions"]["y1"]
+        assert found["mean"] == pytest.approx(0.8 * point["x"]["x"], abs=0.02)
+
+
+@pytest.mark.skipif(not AIR.is_dir(), reason="the air-quality files are not here")
+def test_air_quality(tmp_path):
+    code, out, err = run(
+        *(ROOT / "pipelines" / "air_quality.toml", "--data", AIR, "--out", tmp_path / "air"),
+        "--json",
+    )
+    assert code == 0, err
+    assert "warning" not in err
+    result = json.loads(out)
+    counts = [result["ingest"][f"rows_{what}"] for what in ("read", "kept", "dropped")]
+    assert counts == [420_768, 411_625, 9_143]
+    assert result["fit"]["held_out"]["x"]["PM2.5 > 75"]["skill"] >= 0.25
+    assert len(result["points"]) == 5
+    for point in result["points"]:
+        for name, scale in (("PM2.5", 15.0), ("PM2.5 > 75", 0.12)):
+            found = point["functions"][name]
+            assert abs(found["mean"] - found["nearest_mean"]) < scale
+            assert found["std"] > 0
+    assert (tmp_path / "air" / "report.png").stat().st_size > 10_000
