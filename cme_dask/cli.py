@@ -12,18 +12,19 @@ import click
 
 from cme_dask import __version__
 from cme_dask.cli_group import SentenceGroup
-from cme_dask.cli_types import columns, count, ridge, unit
+from cme_dask.cli_types import columns, count, output, ridge, unit
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 SCENARIOS = ("low", "medium", "high", "strong")
-EXAMPLES = """\b
-Examples:
-  cme-dask demo
-  cme-dask ingest data/*.csv --out s.zarr --x TEMP,DEWP --y PM2.5
-  cme-dask fit s.zarr --out m.zarr --event "PM2.5 > 75" --max-rank 300
-  cme-dask expect m.zarr --given TEMP=20,DEWP=5 --of PM2.5 --of "PM2.5 > 75"
-"""
+
+
+def _examples(*lines: str) -> str:
+    """An epilog; the backspace tells click to leave the lines as they are."""
+    return "\n".join(
+        ["\b", "Example:" if len(lines) == 1 else "Examples:", *(f"  {line}" for line in lines)]
+    )
+
 
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object instead of tables."
@@ -65,7 +66,12 @@ def compute_options(command: Command) -> Command:
     "cme",
     cls=SentenceGroup,
     invoke_without_command=True,
-    epilog=EXAMPLES,
+    epilog=_examples(
+        "cme-dask demo",
+        "cme-dask ingest data/*.csv --out s.zarr --x TEMP,DEWP --y PM2.5",
+        'cme-dask fit s.zarr --out m.zarr --event "PM2.5 > 75" --max-rank 300',
+        'cme-dask expect m.zarr --given TEMP=20,DEWP=5 --of PM2.5 --of "PM2.5 > 75"',
+    ),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, prog_name="cme-dask")
@@ -81,8 +87,13 @@ def main() -> None:
     cli(prog_name="cme-dask")
 
 
-@cli.command(short_help="Write a sample of a known three-dimensional law.")
-@click.argument("out", type=click.Path(path_type=Path))
+@cli.command(
+    short_help="Write a sample of a known three-dimensional law.",
+    epilog=_examples(
+        "cme-dask sample normal3.zarr --rows 1e7 --scenario strong",
+    ),
+)
+@click.argument("out", type=output)
 @click.option("--rows", type=count, required=True, help="Rows, such as 10000000, 1e7 or 10M.")
 @click.option(
     "--scenario",
@@ -104,12 +115,7 @@ def sample(
     overwrite: bool,
     as_json: bool,
 ) -> None:
-    r"""Write a sample of the three-dimensional normal (x; y1, y2) to the store OUT.
-
-    \b
-    Example:
-      cme-dask sample normal3.zarr --rows 1e7 --scenario strong
-    """
+    """Write a sample of the three-dimensional normal (x; y1, y2) to the store OUT."""
     from cme_dask.jobs.describe import describe
     from cme_dask.report import tables
     from cme_dask.report.progress import ProgressLines
@@ -130,11 +136,14 @@ def sample(
     tables.show(result, tables.store_tables(result), as_json)
 
 
-@cli.command(short_help="Stream CSV files into a sample store.")
-@click.argument("files", nargs=-1, required=True)
-@click.option(
-    "--out", required=True, type=click.Path(path_type=Path), help="Store to make (a folder)."
+@cli.command(
+    short_help="Stream CSV files into a sample store.",
+    epilog=_examples(
+        "cme-dask ingest data/*.csv.gz --out s.zarr --x TEMP,DEWP --y PM2.5 --units TEMP=degC",
+    ),
 )
+@click.argument("files", nargs=-1, required=True)
+@click.option("--out", required=True, type=output, metavar="PATH", help="Store to make (a folder).")
 @click.option("--x", type=columns, required=True, help="Columns of x, such as TEMP,DEWP.")
 @click.option("--y", type=columns, required=True, help="Columns of y.")
 @click.option("--weights", metavar="COLUMN", help="Column of row weights.  [default: all equal]")
@@ -146,7 +155,7 @@ def sample(
     help="What to do with rows that lack a value.",
 )
 @click.option(
-    "--units", type=unit, multiple=True, help="Unit of a column, such as TEMP=degC; repeatable."
+    "--units", metavar="COLUMN=UNIT", type=unit, multiple=True, help="Unit of a column; repeatable."
 )
 @chunk_option
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the row sample.")
@@ -165,12 +174,7 @@ def ingest(
     overwrite: bool,
     as_json: bool,
 ) -> None:
-    r"""Stream CSV FILES (paths, URLs or patterns; plain or compressed) into a sample store.
-
-    \b
-    Example:
-      cme-dask ingest data/*.csv.gz --out s.zarr --x TEMP,DEWP --y PM2.5 --units TEMP=degC
-    """
+    """Stream CSV FILES (paths, URLs or patterns; plain or compressed) into a sample store."""
     from cme_dask.jobs.describe import describe_ingest
     from cme_dask.report import tables
     from cme_dask.report.progress import ProgressLines
@@ -194,11 +198,15 @@ def ingest(
     tables.show(result, tables.ingest_tables(result), as_json)
 
 
-@cli.command(short_help="Fit a joint distribution in one pass, and save it.")
-@click.argument("store")
-@click.option(
-    "--out", required=True, type=click.Path(path_type=Path), help="Model to make (a folder)."
+@cli.command(
+    short_help="Fit a joint distribution in one pass, and save it.",
+    epilog=_examples(
+        'cme-dask fit s.zarr --out m.zarr --event "PM2.5 > 75" --max-rank 300',
+        "cme-dask fit s.zarr --out m.zarr --scheduler tcp://10.0.0.1:8786 --memory-limit 2GB",
+    ),
 )
+@click.argument("store")
+@click.option("--out", required=True, type=output, metavar="PATH", help="Model to make (a folder).")
 @click.option("--x", type=columns, help="Columns of x to use.  [default: all]")
 @click.option("--y", type=columns, help="Columns of y to use.  [default: all]")
 @click.option(
@@ -260,13 +268,7 @@ def fit(
     overwrite: bool,
     as_json: bool,
 ) -> None:
-    r"""Fit the joint distribution of x and y in STORE (path or URL) in one pass, and save it.
-
-    \b
-    Examples:
-      cme-dask fit s.zarr --out m.zarr --event "PM2.5 > 75" --max-rank 300
-      cme-dask fit s.zarr --out m.zarr --scheduler tcp://10.0.0.1:8786 --memory-limit 2GB
-    """
+    """Fit the joint distribution of x and y in STORE (path or URL) in one pass, and save it."""
     from cme_dask.chunked.sources import open_sample
     from cme_dask.jobs.fitting import Compute, fit_and_save
     from cme_dask.jobs.schema import FitSection, checked
@@ -293,7 +295,13 @@ def fit(
     tables.show(result, tables.fit_tables(result), as_json)
 
 
-@cli.command(short_help="Conditional means and probabilities of a model.")
+@cli.command(
+    short_help="Conditional means and probabilities of a model.",
+    epilog=_examples(
+        'cme-dask expect m.zarr --given TEMP=20,DEWP=5 --of "PM2.5 > 75"',
+        "cme-dask expect m.zarr --points weather.csv --json",
+    ),
+)
 @click.argument("model")
 @click.option(
     "--given", multiple=True, metavar="COLUMN=NUMBER,...", help="A point, such as TEMP=20,DEWP=5."
@@ -318,13 +326,7 @@ def expect(
     std: bool,
     as_json: bool,
 ) -> None:
-    r"""Conditional means and probabilities E[f | x] of a saved MODEL, with standard errors.
-
-    \b
-    Examples:
-      cme-dask expect m.zarr --given TEMP=20,DEWP=5 --of "PM2.5 > 75"
-      cme-dask expect m.zarr --points weather.csv --json
-    """
+    """Conditional means and probabilities E[f | x] of a saved MODEL, with standard errors."""
     from cme_dask.jobs.query import answer
     from cme_dask.report import tables
 
@@ -332,16 +334,16 @@ def expect(
     tables.show(result, tables.expectation_tables(result), as_json)
 
 
-@cli.command(short_help="Tell what is in a sample store or a model.")
+@cli.command(
+    short_help="Tell what is in a sample store or a model.",
+    epilog=_examples(
+        "cme-dask info m.zarr",
+    ),
+)
 @click.argument("path")
 @json_option
 def info(path: str, as_json: bool) -> None:
-    r"""Tell what is in PATH, a sample store or a model.
-
-    \b
-    Example:
-      cme-dask info m.zarr
-    """
+    """Tell what is in PATH, a sample store or a model."""
     from cme_dask.jobs.describe import describe
     from cme_dask.report import tables
 
@@ -350,7 +352,12 @@ def info(path: str, as_json: bool) -> None:
     tables.show(result, kind(result), as_json)
 
 
-@cli.command(short_help="Run a job file: get a sample, fit, report.")
+@cli.command(
+    short_help="Run a job file: get a sample, fit, report.",
+    epilog=_examples(
+        "cme-dask run pipelines/air_quality.toml --data ~/air --set fit.tol=1e-4",
+    ),
+)
 @click.argument("job", type=click.Path(path_type=Path))
 @click.option(
     "--data",
@@ -359,7 +366,8 @@ def info(path: str, as_json: bool) -> None:
 )
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=output,
+    metavar="PATH",
     help="Folder of the outputs.  [default: ./ and the job's name]",
 )
 @click.option(
@@ -379,12 +387,7 @@ def run(
     overwrite: bool,
     as_json: bool,
 ) -> None:
-    r"""Run a JOB file (TOML): get a sample, fit, and report beside the nearest rows.
-
-    \b
-    Example:
-      cme-dask run pipelines/air_quality.toml --data ~/air --set fit.tol=1e-4
-    """
+    """Run a JOB file (TOML): get a sample, fit, and report beside the nearest rows."""
     from cme_dask.jobs.fitting import Compute
     from cme_dask.jobs.runner import job_tables, run_job
     from cme_dask.jobs.schema import read_job
@@ -403,18 +406,24 @@ def run(
     tables.show(result, job_tables(result), as_json)
 
 
-@cli.command()
+@cli.command(
+    epilog=_examples(
+        "cme-dask demo --rows 1e6",
+    ),
+)
 @click.option("--rows", type=count, default=10**7, show_default="1e7", help="Rows of the sample.")
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=output,
+    metavar="PATH",
     default=Path("demo"),
     show_default="./demo",
     help="Folder of the outputs.",
 )
 @click.option(
     "--picture",
-    type=click.Path(path_type=Path),
+    type=output,
+    metavar="PATH",
     help="PNG file to draw.  [default: demo.png in the folder, if matplotlib is installed]",
 )
 @compute_options
@@ -428,12 +437,7 @@ def demo(
     memory_limit: str | None,
     as_json: bool,
 ) -> None:
-    r"""Fit ten million rows of a known law and compare with the truth.
-
-    \b
-    Example:
-      cme-dask demo --rows 1e6
-    """
+    """Fit ten million rows of a known law and compare with the truth."""
     from cme_dask.jobs.demo import demo_tables, run_demo
     from cme_dask.jobs.fitting import Compute
     from cme_dask.report import tables

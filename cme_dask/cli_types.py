@@ -1,7 +1,9 @@
-"""Values of options: counts, column names, pairs, ridges.
+"""Values of options: counts, column names, pairs, ridges, outputs.
 
 Click takes functions as types; what they raise is shown with the name of the option.
 """
+
+from pathlib import Path
 
 import click
 
@@ -47,3 +49,10 @@ def ridge(value: str) -> list[float] | float:
     if len(parts) not in (1, 2):
         raise click.BadParameter(f"{value!r} is neither a number nor a pair rY,rX")
     return parts if len(parts) == 2 else parts[0]
+
+
+def output(value: str | Path) -> Path:
+    """A local path; a URL would silently become one."""
+    if "://" in str(value):
+        raise click.BadParameter(f"outputs are local paths, got the URL {value}")
+    return Path(value)

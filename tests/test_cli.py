@@ -27,13 +27,14 @@ def run(*args):
     return result.exit_code, result.stdout, result.stderr
 
 
-def spawn(*args, **environment):
+def spawn(*args, cwd=None, **environment):
     """As a person would, in a process of its own."""
     return subprocess.run(
         [sys.executable, "-m", "cme_dask", *map(str, args)],
         capture_output=True,
         text=True,
         timeout=60,
+        cwd=cwd,
         env={**os.environ, **environment},
     )
 
@@ -188,6 +189,7 @@ def test_wrong_uses_end_with_2(store, fitted, tmp_path):
     assert_refused(2, "fit", model, "--out", new, says="'sample' was expected")
     assert_refused(2, "fti", says="'fit'")
     assert_refused(2, "sample", new, "--rows", "1.5", says="whole number")
+    assert_refused(2, "sample", "s3://a/b", "--rows", 9, says="outputs are local paths")
     assert_refused(2, "info", tmp_path / "nix.zarr", says="does not exist")
     assert_refused(2, "expect", model, says="at least one point")
     assert_refused(2, "expect", model, "--given", "x=a", says="must be a finite number, got 'a'")
@@ -297,7 +299,7 @@ def test_interrupting_leaves_nothing_half_written(tmp_path):
 @pytest.mark.parametrize("scheduler", ["threads", "processes"])
 def test_interrupting_a_fit(long_store, tmp_path, scheduler):
     fit = ("fit", long_store, "--out", tmp_path / "m.zarr", "--tol", "1e-12", "--sample-size", 4096)
-    interrupt((*fit, "--scheduler", scheduler), lambda: time.sleep(5.0))
+    interrupt((*fit, "--scheduler", scheduler), lambda: time.sleep(4.0))
     assert not list(tmp_path.iterdir())
 
 
@@ -308,11 +310,12 @@ def free_port():
 
 
 @pytest.fixture
-def cluster():
-    """A scheduler and two workers, each a process of its own."""
+def cluster(tmp_path_factory):
+    """A scheduler and two workers, each a process of its own, in another folder."""
     address = f"tcp://127.0.0.1:{free_port()}"
     host = ["--host", "127.0.0.1", "--no-dashboard"]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    quiet["cwd"] = tmp_path_factory.mktemp("cluster")
     dask = [sys.executable, "-m", "dask"]
     started = [
         subprocess.Popen(
@@ -330,8 +333,9 @@ def cluster():
 
 def test_a_cluster_gives_the_same_bits(store, fitted, cluster, tmp_path):
     done = spawn(
-        *("fit", store, "--out", tmp_path / "m.zarr", "--json"),
+        *("fit", store.name, "--out", tmp_path / "m.zarr", "--json"),
         *("--event", EVENT, "--event-x", "x > 0.1", "--scheduler", cluster),
+        cwd=store.parent,
     )
     assert done.returncode == 0, done.stderr
     one, other = load(fitted[0]), load(tmp_path / "m.zarr")

@@ -2,15 +2,13 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from distributed import Client
-from distributed.scheduler import KilledWorker
 
-from cme_dask.chunked.driver import Executor, Scheduler
+from cme_dask.chunked.driver import Scheduler
 from cme_dask.errors import DataError, ResourceError
 from cme_dask.estimators.joint import JointDistribution
 from cme_dask.jobs.schema import FitSection
@@ -44,25 +42,14 @@ class Compute:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Scheduler]:
-        """A scheduler for ``fit``, connected; its failures become one sentence."""
-        try:
-            if self.scheduler is None or "://" not in self.scheduler:
-                yield self.scheduler
-                return
-            if self.workers is not None:
-                raise DataError("workers is for local schedulers: a cluster has its own number")
-            with self._client(self.scheduler) as client:
-                yield client
-        except KilledWorker as error:
-            raise ResourceError(
-                "workers of the cluster died repeatedly, most often for lack of memory: lower "
-                f"max_rank, or give them more ({error})"
-            ) from error
-        except BrokenProcessPool as error:
-            raise ResourceError(
-                "a worker process died, most often for lack of memory: use fewer workers or a "
-                "lower max_rank"
-            ) from error
+        """A scheduler for ``fit``: a name as it is, an address as a connected client."""
+        if self.scheduler is None or "://" not in self.scheduler:
+            yield self.scheduler
+            return
+        if self.workers is not None:
+            raise DataError("workers is for local schedulers: a cluster has its own number")
+        with self._client(self.scheduler) as client:
+            yield client
 
     def _client(self, address: str) -> Any:
         try:
@@ -186,8 +173,3 @@ def fit_and_save(
         estimator, memory = fit_sample(sample, options, scheduler, compute, progress)
         estimator.save(out, overwrite=overwrite)
     return {"store": sample.location, **describe_fit(estimator, memory, str(out))}
-
-
-def executor_for(scheduler: Scheduler, compute: Compute) -> Executor:
-    """The same place for a pass beside the fit."""
-    return Executor.resolve(scheduler, compute.workers)

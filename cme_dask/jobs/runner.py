@@ -15,7 +15,7 @@ from cme_dask.chunked.sources import open_sample
 from cme_dask.errors import DataError
 from cme_dask.estimators.joint import JointDistribution
 from cme_dask.jobs.describe import describe_ingest
-from cme_dask.jobs.fitting import Compute, describe_fit, events_of, executor_for, fit_sample
+from cme_dask.jobs.fitting import Compute, describe_fit, events_of, fit_sample
 from cme_dask.jobs.folder import prepare_folder
 from cme_dask.jobs.schema import IngestSection, Job, SampleSection
 from cme_dask.numerics.events import Event
@@ -81,7 +81,7 @@ def run_job(
         estimator, memory = fit_sample(sample, job.fit, scheduler, compute, progress)
         fit = describe_fit(estimator, memory, str(paths["model"]))
         estimator.save(paths["model"], overwrite=overwrite)
-        near = _nearest(job, plan, sample, executor_for(scheduler, compute))
+        near = _nearest(job, plan, sample, Executor.resolve(scheduler, compute.workers))
     result = {
         "title": job.title,
         **origin,

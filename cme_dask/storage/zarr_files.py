@@ -34,7 +34,9 @@ def open_zarr(path: str | os.PathLike[str], storage_options: dict[str, Any] | No
     if "://" not in where and not os.path.exists(where):
         raise StoreError(f"{where} does not exist: give the path or URL of a Zarr store")
     try:
-        return zarr.open(where, mode="r", storage_options=storage_options)
+        # Absolute, because workers of a cluster may have another working folder.
+        absolute = where if "://" in where else os.path.abspath(where)
+        return zarr.open(absolute, mode="r", storage_options=storage_options)
     except ImportError as error:
         raise ResourceError(f"{where} needs a package that is not installed: {error}") from error
     except DECODE_ERRORS as error:
