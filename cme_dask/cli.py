@@ -241,7 +241,7 @@ def ingest(
 @click.option(
     "--sample-size",
     type=count,
-    default=1 << 14,
+    default=1 << 15,
     show_default=True,
     help="Rows from which pivots are chosen.",
 )
@@ -387,7 +387,10 @@ def run(
     overwrite: bool,
     as_json: bool,
 ) -> None:
-    """Run a JOB file (TOML): get a sample, fit, and report beside the nearest rows."""
+    """Run a JOB file (TOML): get a sample, fit, and report beside the nearest rows.
+
+    Two jobs come with cme_dask and run by name: air_quality and normal3.
+    """
     from cme_dask.jobs.fitting import Compute
     from cme_dask.jobs.runner import job_tables, run_job
     from cme_dask.jobs.schema import read_job

@@ -111,6 +111,11 @@ class Refused:
         return outcome
 
 
+def unknown_chunks(array):
+    lazy = da.from_array(array)
+    return lazy[lazy[:, 0] > 0]
+
+
 # Rows that are not finite --------------------------------------------------------------------
 
 BAD_X = [(5, 1), (4500, 1), (8800, 1), (8800, 0)]
@@ -205,7 +210,7 @@ def test_the_writer_refuses_nan_and_leaves_nothing(tmp_path, rows):
         (lambda x, y: (x[:0], y[:0]), "at least 2 rows are needed, got 0"),
         (lambda x, y: (x[:1], y[:1]), "at least 2 rows are needed, got 1"),
         (lambda x, y: (x[:, :0], y), "x has no columns"),
-        (lambda x, y: (x, y[:, :, None]), r"y must have shape \(n,\) or \(n, d\), got \(300, 1, 1\)"),
+        (lambda x, y: (x, y[:, :, None]), r"y must have shape \(n,\) or \(n, d\), got \(300, 1, 1"),
         (lambda x, y: (3.0, y), r"x must have shape .* got \(\)"),
         (lambda x, y: (None, y), "x must be a dense array of numbers .* got NoneType"),
         (lambda x, y: ({"a": 1}, y), "x must be a dense array of numbers .* got dict"),
@@ -215,8 +220,8 @@ def test_the_writer_refuses_nan_and_leaves_nothing(tmp_path, rows):
         (lambda x, y: (x + 1j, y), "x must be numeric, got values of type complex128"),
         (lambda x, y: (x, np.zeros(300, "M8[s]")), "y must be numeric, got .* datetime64"),
         (lambda x, y: (x,), "needs rows of x and of y: give Y, or a store"),
-        (lambda x, y: (da.from_array(x)[da.from_array(x)[:, 0] > 0], y), "chunk sizes of x are unknown: call compute_chunk_sizes"),
-        (lambda x, y: (da.from_array(x.astype(object)), y), "x must be numeric, got .* object"),
+        (lambda x, y: (unknown_chunks(x), y), "sizes of x are unknown: call compute_chunk_sizes"),
+        (lambda x, y: (da.from_array(x.astype(object), chunks=9), y), "x must be numeric.* object"),
         (lambda x, y: (da.from_array(x)[:, :, None], y), r"x must have shape .* got \(300, 2, 1\)"),
         (lambda x, y: (da.from_array(x), da.from_array(y)[:-1]), "x has 300, y has 299"),
     ],
@@ -330,7 +335,7 @@ def test_units_do_not_matter(few, scale):
     np.testing.assert_allclose(scaled, plain, rtol=1e-6)
 
 
-@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")
 def test_sums_that_overflow_are_refused(few):
     with Refused(DataError, "sums over the rows overflow: give columns.* smaller"):
         joint().fit(few[0], few[1] * 1e200)
@@ -441,7 +446,7 @@ PARAMETERS = [
     ({"pivots": (np.ones((3, 2)), ["a"])}, "pivots of y must be numeric"),
     ({"pivots": (np.ones((3, 2)), [np.nan])}, "column 'y0' has 1"),
     ({"kernel_x": 3}, "kernel_x must be a kernel of cme_dask.kernels .*, got 3"),
-    ({"kernel_y": kernels.Gaussian}, "kernel_y must be a kernel of cme_dask.kernels .*, got <class"),
+    ({"kernel_y": kernels.Gaussian}, "kernel_y must be a kernel of cme_dask.kernels .* <class"),
     ({"kernel_x": kernels.Gaussian((1, 2, 3))}, "3 length scales but the data have 2 columns"),
     ({"kernel_y": GAUSSIAN[1]}, "the kernel uses column 1 but the data have 1"),
 ]  # fmt: skip
@@ -517,7 +522,7 @@ def test_too_little_memory_is_refused_before_any_row_is_read(pristine, monkeypat
         ZarrSource, "read", lambda self, *span: read.append(span) or plain(self, *span)
     )
     remedies = "lower max_rank or raise tol, or n_folds=1 .*, or fewer than 2 workers"
-    with Refused(ResourceError, rf"would need .* the limit is 293.*: {remedies}"):
+    with Refused(ResourceError, rf"would need .* the limit is 292.97 kiB: {remedies}"):
         joint().fit(pristine, memory_limit="300kB", workers=2)
     assert read == []
     joint().fit(pristine, memory_limit="3GB")
@@ -604,7 +609,7 @@ def test_functions_may_spoil_their_argument(few):
         (("y0", "abc"), "X must be numeric"),
         (("y0", [["a", "b"]]), "X must be numeric"),
         (("y0", [[1.0, 2.0], [3.0]]), "X must be numeric"),
-        (("y0", pd.DataFrame({"x0": [1.0], "z": [2.0]})), "unknown column 'x1': there are 'x0', 'z'"),
+        (("y0", pd.DataFrame({"x0": [1.0], "z": [2.0]})), "unknown column 'x1': there are 'x0'"),
         (("y0", pd.DataFrame({"x0": [1.0], "x1": ["b"]})), "X must be numeric"),
     ],
 )  # fmt: skip
@@ -742,7 +747,7 @@ STORES = {
         "'x' of .* has 9001 rows, its description says 9000",
     ),
     "int rows": (
-        lambda path: edit(path / "x/zarr.json", lambda j: j.update(data_type="int64", fill_value=0)),
+        lambda p: edit(p / "x/zarr.json", lambda j: j.update(data_type="int64", fill_value=0)),
         "'x' of .* should be float64 rows, it is int64",
     ),
     "unknown codec": (
@@ -753,7 +758,7 @@ STORES = {
     "emptied": (overwrite("zarr.json", ""), "is no readable Zarr store"),
     "a list": (overwrite("zarr.json", "[]"), "is no readable Zarr store"),
     "nested": (overwrite("zarr.json", "[" * 100_000), "is no readable Zarr store"),
-    "binary": (lambda path: (path / "zarr.json").write_bytes(b"\xff\0\1"), "no readable Zarr store"),
+    "binary": (lambda p: (p / "zarr.json").write_bytes(b"\xff\0\1"), "is no readable Zarr store"),
     "lost": (delete("zarr.json"), "is no readable Zarr store"),
 }  # fmt: skip
 

@@ -173,3 +173,13 @@ def test_air_quality(tmp_path):
             assert abs(found["mean"] - found["nearest_mean"]) < scale
             assert found["std"] > 0
     assert (tmp_path / "air" / "report.png").stat().st_size > 10_000
+
+
+def test_jobs_that_come_with_the_package_run_by_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = run("normal3", "--set", "sample.rows=20000", "--set", "fit.tol=1e-2", "--json")
+    assert code == 0, err
+    assert (tmp_path / "normal3" / "report.json").is_file()
+    pipelines = sorted((ROOT / "pipelines").glob("*.toml"))
+    assert [path.name for path in pipelines] == ["air_quality.toml", "normal3.toml"]
+    assert {path.resolve().parent.name for path in pipelines} == {"jobs"}

@@ -143,7 +143,7 @@ def moment_pass(
     d = sum(source.shape[1] for source in sample.reads)
     runs = plan_sample(sample, executor, (spec.width**2 + 2 * spec.width * d) / _FLOPS)
     plan = check_memory(_shape(sample, spec, executor), runs, executor, memory_limit)
-    clock = _Clock(runs, progress)
+    clock = _Clock(runs, executor.workers, progress)
     moments = run_over_rows(
         sample,
         executor,
@@ -199,8 +199,10 @@ def _add(a: Moments, b: Moments) -> Moments:
 class _Clock:
     """Hear of finished tasks, tell the progress, and time the tenths."""
 
-    def __init__(self, runs: list[Run], progress: Callable[[PassProgress], None] | None) -> None:
-        self._runs, self._progress = runs, progress
+    def __init__(
+        self, runs: list[Run], workers: int, progress: Callable[[PassProgress], None] | None
+    ) -> None:
+        self._runs, self._workers, self._progress = runs, workers, progress
         self._strips_total = sum(run.strips for run in runs)
         self._rows = self._strips = 0
         self._begin = time.perf_counter()
@@ -225,7 +227,9 @@ class _Clock:
             )
 
     def report(self, memory: MemoryPlan) -> PassReport:
-        rows, seconds = zip(*self._marks, strict=True)
+        # Tasks that run side by side end side by side: one mark per round of them is smooth.
+        rounds = [self._marks[0], *self._marks[self._workers : -1 : self._workers], self._marks[-1]]
+        rows, seconds = zip(*rounds, strict=True)
         edges = np.interp(np.linspace(0, rows[-1], 11), rows, seconds)
         return PassReport(
             rows=rows[-1],

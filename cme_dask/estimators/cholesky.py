@@ -173,9 +173,10 @@ class PivotedCholesky(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """
         features = self._features()
         sample = _x_alone(open_sample(X))
-        found = sample.columns[0].names
-        if found not in (self.columns_.names, Columns.default("x", len(found)).names):
-            sample = sample.select(self.columns_.names)
+        names, found = self.columns_.names, sample.columns[0].names
+        named = sample.row_sample is not None or not _made_up(found)
+        if named and (not _made_up(names) or set(names) <= set(found)):
+            sample = sample.select(names)
         if len(sample.columns[0].names) != self.n_features_in_:
             raise DataError(
                 f"X has {len(sample.columns[0].names)} columns, the fit had {self.n_features_in_}"
@@ -224,6 +225,11 @@ class _Features:
         rows = np.asarray(rows, dtype=np.float64)
         check_finite(rows, self._columns.names, first)
         return self._basis(rows)
+
+
+def _made_up(names: tuple[str, ...]) -> bool:
+    """Whether these are the names that arrays without names get: such columns go by position."""
+    return names == Columns.default("x", len(names)).names
 
 
 def _x_alone(sample: Sample) -> Sample:

@@ -25,7 +25,7 @@ from cme_dask.storage.sample import Sample
 
 Array = Any
 
-SAMPLE_SIZE = 1 << 14
+SAMPLE_SIZE = 1 << 15
 _SAFETY = 0.8  # sampled pivots aim below tol, since the other rows are not seen yet
 
 

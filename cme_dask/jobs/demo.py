@@ -67,7 +67,7 @@ def run_demo(
     prepare_folder(out, OUTPUTS, overwrite=True)
     law = Normal3("medium")
     sample = open_sample(_store(law, rows, out / OUTPUTS[0], progress))
-    options = FitSection(events=[_event(shift) for shift in SHIFTS], sample_size=1 << 15)
+    options = FitSection(events=[_event(shift) for shift in SHIFTS])
     with compute.open() as scheduler:
         estimator, memory = fit_sample(sample, options, scheduler, compute, progress)
     model = out / OUTPUTS[1]

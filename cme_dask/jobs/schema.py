@@ -48,7 +48,7 @@ class FitSection(_Section):
     reg_form: Literal["two-sided", "single"] = "two-sided"
     constraint: Literal["normalized", "none"] = "normalized"
     folds: int = Field(default=10, ge=1)
-    sample_size: int = Field(default=1 << 14, ge=2)
+    sample_size: int = Field(default=1 << 15, ge=2)
     kernel_x: dict[str, Any] | None = None
     kernel_y: dict[str, Any] | None = None
 
@@ -98,15 +98,17 @@ class Job(_Section):
 
 
 def read_job(path: Path, changes: Sequence[str] = ()) -> Job:
-    """Read a job file, with ``KEY=VALUE`` changes applied first.
+    """Read a job file, or one that comes with cme_dask by name, with ``KEY=VALUE`` changes.
 
     Raises
     ------
     DataError
         If the file is missing or no TOML, or a key or value is not one of the schema.
     """
+    ours = Path(__file__).parent / f"{path.name}.toml"
+    file = ours if path == Path(path.name) and not path.exists() and ours.exists() else path
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        data = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise DataError(f"{path} can't be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -29,8 +29,8 @@ def check_output(path: str | os.PathLike[str], overwrite: bool) -> Path:
         raise DataError(f"outputs are local paths, got the URL {path}: write here and upload it")
     target = Path(path)
     with disk_errors(target):
-        there = os.path.lexists(target)
-    if target.is_dir() and overwrite and not _is_ours(target):
+        there, folder = os.path.lexists(target), target.is_dir()
+    if folder and overwrite and not _is_ours(target):
         raise DataError(
             f"{target} is a folder that cme_dask did not write: it will not be overwritten; choose "
             "another path, or remove it yourself"
@@ -39,11 +39,11 @@ def check_output(path: str | os.PathLike[str], overwrite: bool) -> Path:
         raise DataError(
             f"{target} already exists: choose another path or overwrite it (--overwrite)"
         )
-    folder = target.absolute().parent
-    if not folder.is_dir():
-        raise DataError(f"the folder {folder} of the output does not exist: create it first")
-    if not os.access(folder, os.W_OK):
-        raise ResourceError(f"the folder {folder} can't be written to: check its permissions")
+    parent = target.absolute().parent
+    if not parent.is_dir():
+        raise DataError(f"the folder {parent} of the output does not exist: create it first")
+    if not os.access(parent, os.W_OK):
+        raise ResourceError(f"the folder {parent} can't be written to: check its permissions")
     return target
 
 

@@ -57,7 +57,7 @@ class Sample:
             )
         for name, source in named:
             if source.shape[1] == 0:
-                raise DataError(f"{name} has no columns")
+                raise DataError(f"{name} has no columns: at least one is needed")
         for (name, source), columns in zip(named, self.columns, strict=False):
             if source.shape[1] != len(columns.names):
                 raise DataError(
