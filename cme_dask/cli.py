@@ -33,7 +33,7 @@ overwrite_option = click.option(
     "--overwrite", is_flag=True, help="Replace an existing output, once the new one is whole."
 )
 chunk_option = click.option(
-    "--chunk-rows", type=count, help="Rows per chunk.  [default: about 8 MB, at most 262144]"
+    "--chunk-rows", type=count, help="Rows per chunk.  [default: a power of two, 8 MB at most]"
 )
 
 

@@ -188,12 +188,11 @@ def test_stores_are_transformed_lazily(table, tmp_path):
         lazy = fit.transform(str(path))
     assert lazy.chunks[0] == (90, 90, 90, 90, 40)
     np.testing.assert_allclose(lazy.compute(), fit.transform(table), atol=1e-13)
-    one = PivotedCholesky(GAUSSIAN, tol=1e-3).fit(table[:, 1])
-    picked = one.transform(open_sample(path, x_columns=["x1"]).sources[0].array[:, 1])
-    one_of_store = PivotedCholesky(GAUSSIAN, tol=1e-3).fit(open_sample(path, x_columns=["x1"]))
-    lazy = one_of_store.transform(open_sample(path, x_columns=["x1"]))
-    np.testing.assert_allclose(lazy.compute(), picked, atol=1e-13)
-    np.testing.assert_allclose(one_of_store.transform(path).compute(), picked, atol=1e-13)
+    one = open_sample(path, x_columns=["x1"])
+    fit = PivotedCholesky(GAUSSIAN, tol=1e-3).fit(one)
+    for source in (one, path):  # of the whole store it takes the column that it knows
+        found = fit.transform(source).compute()
+        np.testing.assert_allclose(found, fit.transform(table[:, 1]), atol=1e-13)
 
 
 def test_columns_with_names_are_taken_by_name(table):

@@ -154,13 +154,14 @@ def moment_pass(
         runs=runs,
         on_done=clock.done,
     )
-    if not (np.isfinite(moments.gram).all() and np.isfinite(moments.traces).all()):
+    total = moments.total()
+    if not (np.isfinite(total.gram).all() and np.isfinite(total.traces).all()):
         raise DataError(
             "sums over the rows overflow: give columns, weights and functions in units that make "
             "their values smaller"
         )
     one = sum(spec.ranks)
-    if not float(moments.gram[:, one, one].sum()) >= np.finfo(np.float64).tiny:
+    if not float(total.gram[0, one, one]) >= np.finfo(np.float64).tiny:
         raise DataError("all weights are zero: at least one row needs a positive weight")
     return moments, clock.report(plan)
 

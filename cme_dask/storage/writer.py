@@ -44,8 +44,8 @@ def writing_sample(
     weights
         Whether each batch comes with weights.
     chunk_rows
-        Rows per chunk; default a power of two from 2^12 to 2^18, at most 8 MB, and so that the
-        expected rows make some 64 chunks.
+        Rows per chunk; default a power of two from 2^12 to 2^18, at most 8 MB, so that the
+        expected rows make some 64 chunks; 2^16 if their number is not known.
     expected_rows
         Number of rows to come, if it is known.
     sample_size, seed
@@ -73,7 +73,7 @@ def default_chunk_rows(columns: tuple[Columns, Columns], expected_rows: int | No
     """Rows per chunk, a power of two, so that chunks are aligned with strips."""
     widest = max(len(c.names) for c in columns)
     fitting = 1 << (max(CHUNK_BYTES // (8 * widest), 1).bit_length() - 1)
-    wanted = 1 << 18 if expected_rows is None else 1 << (expected_rows // 64).bit_length()
+    wanted = 1 << 16 if expected_rows is None else 1 << (expected_rows // 64).bit_length()
     return max(1 << 12, min(1 << 18, fitting, wanted))
 
 
