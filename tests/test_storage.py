@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import itertools
 import json
 
 import dask.array as da
@@ -48,7 +49,7 @@ def cuts(n, pieces):
     while borders[-1] < n:
         borders.append(min(n, borders[-1] + pieces[i % len(pieces)]))
         i += 1
-    return zip(borders[:-1], borders[1:], strict=True)
+    return itertools.pairwise(borders)
 
 
 def write(path, parts, batches, chunk_rows, columns=None, **options):
@@ -152,8 +153,7 @@ def test_too_few_rows(tmp_path, n):
         pytest.raises(DataError, match=f"at least 2 rows are needed, got {n}"),
         writing_sample(tmp_path / "s", columns) as writer,
     ):
-        if n:
-            writer.append(np.ones((1, 2)), np.ones((1, 1)))
+        writer.append(np.ones((n, 2)), np.ones((n, 1)))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -364,7 +364,7 @@ def test_a_failure_leaves_the_old_store_untouched(tmp_path, error, after):
 
     def fail(path, overwrite):
         columns = (Columns(("a", "b")), Columns(("c",)))
-        with writing_sample(path, columns, chunk_rows=10, overwrite=overwrite) as writer:
+        with writing_sample(path, columns, chunk_rows=200, overwrite=overwrite) as writer:
             for _ in range(after):
                 writer.append(x, y)
             raise error("in the middle")
@@ -502,6 +502,11 @@ def test_custom_kernels_come_from_the_caller(tmp_path):
 # Hostile model states ------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def state(fitted):
+    return read_model(fitted[1] / "m")
+
+
 def paths_of(value, prefix=()):
     """Paths to every node of a JSON value."""
     yield prefix
@@ -548,17 +553,14 @@ def use(model):
     """What a loaded model is asked for."""
     repr(model)
     model._repr_html_()
-    _, names = np.zeros(0), model.function_names
-    model.expect(list(names[0]), np.zeros((2, len(model.x.columns.names))))
-    model.density_ratio(
-        np.zeros((2, len(model.x.columns.names))), np.zeros((2, len(model.y.columns.names)))
-    )
+    x, y = (np.zeros((2, len(variable.columns.names))) for variable in (model.x, model.y))
+    model.expect(list(model.function_names[0]), x)
+    model.density_ratio(x, y)
 
 
 @settings(EXAMPLES, max_examples=400)
 @given(data=st.data())
-def test_hostile_descriptions_give_clear_errors(fitted, data):
-    state = read_model(fitted[1] / "m")
+def test_hostile_descriptions_give_clear_errors(state, data):
     hostile = ModelState(state.type, mutated(data, state.about), state.arrays)
     with contextlib.suppress(DataError), np.errstate(all="ignore"):
         use(JointModel.from_state(hostile))
@@ -566,8 +568,7 @@ def test_hostile_descriptions_give_clear_errors(fitted, data):
 
 @settings(EXAMPLES, max_examples=100)
 @given(data=st.data())
-def test_hostile_arrays_give_clear_errors(fitted, data):
-    state = read_model(fitted[1] / "m")
+def test_hostile_arrays_give_clear_errors(state, data):
     name = data.draw(st.sampled_from(sorted(state.arrays)))
     array = state.arrays[name]
     change = data.draw(
@@ -599,8 +600,7 @@ def test_hostile_arrays_give_clear_errors(fitted, data):
         JointModel.from_state(ModelState(state.type, state.about, arrays))
 
 
-def test_a_singular_factor_is_refused(fitted):
-    state = read_model(fitted[1] / "m")
+def test_a_singular_factor_is_refused(state):
     for value in (0.0, -1.0, np.nan):
         factor = state.arrays["x_factor"].copy()
         factor[2, 2] = value
