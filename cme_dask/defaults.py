@@ -1,0 +1,24 @@
+"""Numbers that the estimators, the job files and the command share; light to import."""
+
+TOL = 1e-5
+"""Relative trace error that bases aim at."""
+
+REG = 1e-6
+"""Two-sided ridge."""
+
+N_FOLDS = 10
+"""Fixed folds whose moments are kept apart."""
+
+SAMPLE_SIZE = 1 << 15
+"""Rows of the row sample: what stores keep, and what pivots are chosen from."""
+
+SCENARIOS = {
+    "low": (0.0, 0.0, 0.0),
+    "medium": (0.3, -0.3, 0.3),
+    "high": (0.7, 0.7, 0.7),
+    "strong": (0.3, 0.8, -0.2),
+}
+"""Correlations (Y1 Y2, Y1 X, Y2 X) of the three-dimensional normal sample.
+
+The joint paper's "high" (0.7, 0.7, -0.7) is no covariance matrix.
+"""
