@@ -22,7 +22,7 @@ _HOMES = {
     "load": "cme_dask.models",
     "open_sample": "cme_dask.chunked.sources",
 }
-_MODULES = ("errors", "kernels", "metrics")
+_MODULES = ("errors", "kernels")
 
 __all__ = ["JointDistribution", "PivotedCholesky", "kernels", "load", "open_sample"]
 

@@ -12,11 +12,10 @@ import click
 
 from cme_dask import __version__
 from cme_dask.cli_group import SentenceGroup
-from cme_dask.cli_types import columns, count, output, ridge, unit
+from cme_dask.cli_types import SEED, columns, count, output, ridge, unit
+from cme_dask.defaults import N_FOLDS, REG, SAMPLE_SIZE, SCENARIOS, TOL
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-
-SCENARIOS = ("low", "medium", "high", "strong")
 
 
 def _examples(*lines: str) -> str:
@@ -97,12 +96,12 @@ def main() -> None:
 @click.option("--rows", type=count, required=True, help="Rows, such as 10000000, 1e7 or 10M.")
 @click.option(
     "--scenario",
-    type=click.Choice(SCENARIOS),
+    type=click.Choice(list(SCENARIOS)),
     default="medium",
     show_default=True,
     help="Correlations of y1, y2 and x.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the draws.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the draws.")
 @chunk_option
 @overwrite_option
 @json_option
@@ -158,7 +157,7 @@ def sample(
     "--units", metavar="COLUMN=UNIT", type=unit, multiple=True, help="Unit of a column; repeatable."
 )
 @chunk_option
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the row sample.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the row sample.")
 @overwrite_option
 @json_option
 def ingest(
@@ -217,10 +216,10 @@ def ingest(
 )
 @click.option("--event-x", "events_x", multiple=True, help="Event of x; repeatable.")
 @click.option(
-    "--tol", type=float, default=1e-5, show_default=True, help="Relative trace error, in (0, 1)."
+    "--tol", type=float, default=TOL, show_default=True, help="Relative trace error, in (0, 1)."
 )
 @click.option("--max-rank", type=int, help="Most pivots per basis.  [default: as tol needs]")
-@click.option("--reg", type=ridge, help="Ridge r, or rY,rX; no unit.  [default: 1e-6]")
+@click.option("--reg", type=ridge, help=f"Ridge r, or rY,rX; no unit.  [default: {REG:g}]")
 @click.option(
     "--reg-form",
     type=click.Choice(["two-sided", "single"]),
@@ -236,12 +235,16 @@ def ingest(
     help="Whether probabilities integrate to one exactly.",
 )
 @click.option(
-    "--folds", type=int, default=10, show_default=True, help="Folds for standard errors; 1: none."
+    "--folds",
+    type=int,
+    default=N_FOLDS,
+    show_default=True,
+    help="Folds for standard errors; 1: none.",
 )
 @click.option(
     "--sample-size",
     type=count,
-    default=1 << 15,
+    default=SAMPLE_SIZE,
     show_default=True,
     help="Rows from which pivots are chosen.",
 )

@@ -44,7 +44,11 @@ def _one_sentence() -> Iterator[None]:
     except CmeDaskError as error:
         _fail(str(error), 2)
     except MemoryError:
-        _fail("the memory of this machine is used up: lower max_rank or the number of workers", 3)
+        _fail(
+            "the memory of this machine is used up: smaller chunks, lower ranks or fewer workers "
+            "need less",
+            3,
+        )
     except BrokenPipeError:  # `cme-dask info | head`: click ends quietly
         raise
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Values of options: counts, column names, pairs, ridges, outputs.
+"""Values of options: seeds, counts, column names, pairs, ridges, outputs.
 
 Click takes functions as types; what they raise is shown with the name of the option.
 """
@@ -6,6 +6,9 @@ Click takes functions as types; what they raise is shown with the name of the op
 from pathlib import Path
 
 import click
+
+SEED = click.IntRange(0, 2**63 - 1)
+"""A seed of generators and of the row sample."""
 
 
 def count(value: object) -> int:

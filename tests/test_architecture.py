@@ -22,11 +22,11 @@ PACKAGE = ROOT / "cme_dask"
 # stand below all; storage and models don't need each other's rooms but for the model file.
 RANK = {
     "errors": 0,
+    "defaults": 0,
     "kernels": 1,
     "numerics": 2,
     "storage": 3,
     "models": 4,
-    "metrics": 4,
     "chunked": 5,
     "learning": 6,
     "estimators": 7,
@@ -34,7 +34,7 @@ RANK = {
     "jobs": 9,
     "cli": 10,
 }
-DASK_ROOMS = {"chunked", "estimators", "learning", "report", "jobs", "cli"}
+DASK_ROOMS = {"chunked"}
 
 
 def modules():

@@ -259,7 +259,7 @@ def test_unknown_columns(few, store):
         open_sample(*few, x_columns=["x0", "x0"])
     with Refused(DataError, "x has no columns"):
         open_sample(*few, x_columns=[])
-    with Refused(DataError, "a sample store holds y and weights itself"):
+    with Refused(DataError, "a sample holds y and weights itself"):
         joint().fit(store, few[1])
 
 
@@ -388,6 +388,7 @@ def test_shape_of_weights(few):
         joint().fit(*few, weights=np.ones((300, 2)))
 
 
+@pytest.mark.filterwarnings("ignore:y. 2 of 12 given pivots")
 @pytest.mark.parametrize("stored", [False, True])
 def test_rows_of_weight_zero_count_like_no_rows(tmp_path, rows, weights, stored):
     x, y = rows
@@ -405,6 +406,23 @@ def test_rows_of_weight_zero_count_like_no_rows(tmp_path, rows, weights, stored)
         ours.density_ratio(x[:30], y[:30]), plain.density_ratio(x[:30], y[:30]), atol=1e-8
     )
     np.testing.assert_allclose(ours.expect("y0", x[:30]), plain.expect("y0", x[:30]), atol=1e-9)
+
+
+def test_a_sample_takes_no_second_y_or_weights(few):
+    x, y = few
+    sample = open_sample(x, y)
+    for extra in ({"Y": -y}, {"weights": np.ones(300)}):
+        with Refused(DataError, "a sample holds y and weights itself"):
+            joint().fit(sample, **extra)
+    with Refused(DataError, "a sample holds y and weights itself"):
+        PivotedCholesky(GAUSSIAN, tol=0.1).fit(sample, weights=np.ones(300))
+
+
+def test_a_dask_table_is_refused_with_the_remedy(few):
+    dataframe = pytest.importorskip("dask.dataframe")
+    table = dataframe.from_pandas(pd.DataFrame(few[0]), npartitions=2)
+    with Refused(DataError, "to_dask_array"):
+        joint().fit(table, few[1])
 
 
 def test_one_row_of_positive_weight_is_that_row(few):
@@ -437,7 +455,7 @@ PARAMETERS = [
     ({"reg_form": "foo"}, "reg_form must be one of two-sided, single, got 'foo'"),
     ({"constraint": "foo"}, "constraint must be one of none, normalized, got 'foo'"),
     ({"constraint": ["none"]}, "constraint must be one of none, normalized"),
-    ({"pivots": "foo"}, "pivots must be 'sampled' or a pair of arrays, got 'foo'"),
+    ({"pivots": "foo"}, "pivots must be 'sampled' or given points, got 'foo'"),
     ({"pivots": None}, "pivots must be 'sampled' or a pair of arrays, got NoneType"),
     ({"pivots": np.ones((2, 2))}, "pivots must be 'sampled' or a pair of arrays, got ndarray"),
     ({"pivots": (np.ones((3, 2)),)}, "pivots must be 'sampled' or a pair"),
@@ -452,6 +470,7 @@ PARAMETERS = [
 ]  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:x. 2 of 3 given pivots")
 @pytest.mark.parametrize(("changes", "message"), PARAMETERS, ids=lambda p: str(p)[:40])
 def test_parameters(few, changes, message):
     with Refused(DataError, message):
@@ -465,7 +484,7 @@ def test_parameters(few, changes, message):
         ({"basis": "foo"}, "basis must be one of newton, spectral, got 'foo'"),
         ({"kernel": 3}, "^kernel must be a kernel of cme_dask.kernels .*, got 3"),
         ({"kernel": kernels.Gaussian((1, 2, 3))}, "3 length scales but the data have 2 columns"),
-        ({"pivots": "foo"}, "pivots must be 'sampled' or an array, got 'foo'"),
+        ({"pivots": "foo"}, "pivots must be 'sampled' or given points, got 'foo'"),
         ({"pivots": np.ones((2, 1))}, r"pivots of X must have shape \(m, 2\), got \(2, 1\)"),
         ({"pivots": ["a"]}, "pivots of X must be numeric"),
     ],

@@ -1,21 +1,26 @@
 import json
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 import zarr
 from click.testing import CliRunner
 
+import cme_dask
 from cme_dask import JointDistribution, load
+from cme_dask.chunked import driver
 from cme_dask.cli import cli
-from cme_dask.jobs import fitting
-from cme_dask.numerics.events import Event
+from cme_dask.errors import DataError
+from cme_dask.jobs import query
+from cme_dask.jobs.events import Event
 from cme_dask.storage.generate import write_normal3
 
 EVENT = "y1 <= y2 - 0.2"
@@ -162,6 +167,61 @@ def test_expect_is_bit_equal_to_python(fitted, tmp_path):
     assert f"{values[0, 2]:.2f}" in table
 
 
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("x\n0.1\nabc\n", "row 3 of p.csv: x must be a finite number, got 'abc'"),
+        ("y,x\n,\n", "row 2 of p.csv: x must be a finite number, got nan"),
+        ("x,y\n0.1,\n1e999,\n", "row 3 of p.csv: x must be a finite number, got inf"),
+        ("y,z\n1,2\n", "p.csv: lacks column 'x': the model's are 'x'"),
+        ("x,x\n1,2\n", "p.csv has 'x' more than once"),
+        ("x,y\n1\n", "p.csv is no CSV file of points"),
+        ("x\n", "p.csv holds no points"),
+        ("", "p.csv: lacks column 'x'"),
+    ],
+)
+def test_a_file_of_points_is_checked(fitted, tmp_path, monkeypatch, content, says):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p.csv").write_text(content)
+    assert_refused(2, "expect", fitted[0], "--points", "p.csv", says=says)
+
+
+def test_many_points_are_read_in_no_time(fitted, tmp_path):
+    """A loop over a million rows takes seconds; the columns may stand in any order."""
+    points = np.random.default_rng(0).uniform(-0.1, 0.1, size=(1_000_000, 2))
+    body = "\n".join(f"{a!r},{b!r},text" for a, b in points.tolist())
+    (tmp_path / "p.csv").write_text("\ufeffy2,y1,z\n" + body, encoding="utf-8")
+    begin = time.perf_counter()
+    found = query.read_points(tmp_path / "p.csv", ("y1", "y2"))
+    assert time.perf_counter() - begin < 1.0
+    np.testing.assert_array_equal(found, points[:, ::-1])
+
+
+@pytest.mark.parametrize("bound", ["nan", "inf", "-Infinity", "1e999", "y2 + 1e999"])
+def test_an_event_needs_a_finite_bound(bound):
+    with pytest.raises(DataError, match="the bound must be finite"):
+        Event.parse(f"y1 > {bound}", ("y1", "y2"))
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63, 10**23])
+def test_seeds_have_a_range(tmp_path, seed):
+    new = tmp_path / "s.zarr"
+    (tmp_path / "t.csv").write_text("a,b\n1,2\n3,4\n")
+    assert_refused(2, "sample", new, "--rows", 9, "--seed", seed, says="'--seed'")
+    ingest = ("ingest", tmp_path / "t.csv", "--out", new, "--x", "a", "--y", "b")
+    assert_refused(2, *ingest, "--seed", seed, says="'--seed'")
+    assert not new.exists()
+
+
+def test_too_little_memory_names_every_remedy(monkeypatch, tmp_path):
+    def exhausted(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr("cme_dask.storage.generate.write_normal3", exhausted)
+    says = "is used up: smaller chunks, lower ranks or fewer workers need less"
+    assert_refused(3, "sample", tmp_path / "s.zarr", "--rows", 9, says=says)
+
+
 def test_info_tells_what_is_there(store, fitted):
     path, _ = fitted
     about = as_json("info", store)
@@ -213,7 +273,7 @@ def test_a_store_that_was_never_finished_is_refused(store, tmp_path):
 def test_an_environment_that_does_not_suffice_ends_with_3(store, tmp_path, monkeypatch):
     fit = ("fit", store, "--out", tmp_path / "m.zarr")
     assert_refused(3, *fit, "--memory-limit", "10MB", says="the limit is 9.54 MiB")
-    monkeypatch.setattr(fitting, "CONNECT_SECONDS", 1)
+    monkeypatch.setattr(driver, "_CONNECT_SECONDS", 1)
     assert_refused(3, *fit, "--scheduler", "tcp://127.0.0.1:1", says="no scheduler answers")
     assert not list(tmp_path.iterdir())
 
@@ -256,6 +316,29 @@ def test_queries_need_neither_dask_nor_sklearn(fitted, command):
         "assert not heavy, heavy\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, stdout=subprocess.PIPE)
+
+
+@pytest.mark.parametrize("name", [None, *cli.commands])
+@pytest.mark.parametrize("width", [40, 200])
+def test_examples_keep_their_lines(name, width):
+    """At any width of the terminal."""
+    command = cli.commands[name] if name else cli
+    args = [name, "--help"] if name else ["--help"]
+    out = CliRunner().invoke(cli, args, terminal_width=width).stdout
+    examples = [line for line in command.epilog.splitlines() if "cme-dask" in line]
+    assert examples
+    for line in examples:
+        assert f"\n  {line}\n" in out
+
+
+def test_the_commands_import_no_dask_themselves():
+    """Only ``chunked`` and the estimators know it."""
+    package = Path(cme_dask.__file__).parent
+    files = [*package.glob("cli*.py"), *package.glob("jobs/*.py"), *package.glob("report/*.py")]
+    assert len(files) > 10
+    for file in files:
+        found = re.findall(r"^\s*(?:from|import) (?:dask|distributed)\b", file.read_text(), re.M)
+        assert not found, file
 
 
 def test_help_is_light():

@@ -1,8 +1,11 @@
+import errno
 import json
 import shutil
+from collections import Counter
 
 import pytest
 from click.testing import CliRunner
+from zarr.storage import LocalStore
 
 from cme_dask import load
 from cme_dask.cli import cli
@@ -40,10 +43,43 @@ def test_the_demo_finds_the_truth_and_reuses_its_store(tmp_path):
         assert text in stdout
 
 
-def test_another_sample_is_not_reused(tmp_path):
+@pytest.fixture
+def reads(monkeypatch):
+    """How often each key of a finished store was read, by this process."""
+    counts = Counter()
+    get = LocalStore.get
+
+    async def counting(self, key, *args, **kwargs):
+        if self.root.name == "normal3.zarr":
+            counts[key] += 1
+        return await get(self, key, *args, **kwargs)
+
+    monkeypatch.setattr(LocalStore, "get", counting)
+    return counts
+
+
+def test_every_chunk_is_read_once(tmp_path, reads):
+    """Also where the demo has to recognise the store of an earlier one."""
+    out = tmp_path / "demo"
+    for said in ("generated", "reusing"):
+        reads.clear()
+        code, _, err = run("--rows", 300_000, "--out", out, "--workers", 2)
+        assert (code, said in err) == (0, True), err
+        folder = out / "normal3.zarr"
+        chunks = [p for p in folder.rglob("*") if p.is_file() and p.name != "zarr.json"]
+        keys = {str(p.relative_to(folder)) for p in chunks}
+        assert sum(key.startswith("x/") for key in keys) > 10
+        assert sum(key.startswith("row_sample/") for key in keys) >= 4
+        assert {key: reads[key] for key in keys} == dict.fromkeys(keys, 1)
+
+
+@pytest.mark.parametrize(
+    "other", [{"rows": 5000, "scenario": "strong"}, {"rows": 5000, "seed": 1}, {"rows": 5001}]
+)
+def test_another_sample_is_not_reused(tmp_path, other):
     out = tmp_path / "demo"
     out.mkdir()
-    write_normal3(out / "normal3.zarr", 5000, scenario="strong")
+    write_normal3(out / "normal3.zarr", **other)
     code, _, err = run("--rows", 5000, "--out", out)
     assert code == 0
     assert "generated 5,000 rows" in err
@@ -68,3 +104,21 @@ def test_without_matplotlib(tmp_path, monkeypatch, wanted):
     code, _, err = run("--rows", 5000, "--out", tmp_path / "demo", *picture)
     assert code == (3 if wanted else 0)
     assert "install cme-dask[plot]" in err
+
+
+def test_a_full_disk_is_one_sentence(tmp_path, monkeypatch):
+    def fill_the_disk(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(plots, "demo_picture", fill_the_disk)
+    out = tmp_path / "demo"
+    code, _, err = run("--rows", 5000, "--out", out)
+    assert code == 3
+    assert err.splitlines()[-1].startswith(f"error: the disk is full while writing {out}/demo.png")
+
+
+def test_the_picture_of_an_earlier_demo_does_not_stay(tmp_path, monkeypatch):
+    monkeypatch.setattr(plots, "available", lambda: False)
+    (tmp_path / "demo.png").write_bytes(b"old")
+    assert run("--rows", 5000, "--out", tmp_path)[0] == 0
+    assert not (tmp_path / "demo.png").exists()

@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 from pathlib import Path
@@ -71,7 +72,7 @@ def test_a_job_reports_the_model_beside_the_nearest_rows(job):
     happened = (near[:, 1] > 0).astype(float)
     found = point["functions"]["b > 0"]
     assert found["nearest_mean"] == pytest.approx(happened.mean())
-    assert found["nearest_std"] == pytest.approx(happened.std(ddof=1) / np.sqrt(50))
+    assert found["nearest_std"] == pytest.approx(happened.std() / np.sqrt(50))
     assert point["farthest"] == pytest.approx(np.abs(near[:, 0]).max() / rows[:, 0].std())
     law = load(out / "model.zarr")
     assert found["mean"] == law.expect("b > 0", [[0.0]])[0]
@@ -123,6 +124,17 @@ def test_existing_outputs_are_refused_before_any_work(job):
         ("report.functions=['c']", "report.functions: unknown 'c'"),
         ("report.points=[{name='p', x={b=1.0}}]", "'p' must give a, it gives b"),
         ("ingest.files=['nix.csv']", "nix.csv"),
+        (
+            "fit.kernel_x={kernel='Gaussian', length_scale=[1.0, 2.0]}",
+            "fit.kernel_x: Gaussian has 2",
+        ),
+        ("fit.kernel_y={kernel='Linear', columns=1}", "fit.kernel_y"),
+        ("report.points=[{name='p', x={a=nan}}]", "must be a finite number, got nan"),
+        ("fit.events=['b > nan']", "the bound must be finite"),
+        ("report.nearest=100_001", "report.nearest: must be less than or equal to 100000"),
+        ("sample={rows=9, seed=-1}", "sample.seed: must be greater than or equal to 0, got -1"),
+        ("sample={rows=9, seed=9223372036854775808}", "sample.seed: must be less than"),
+        ("sample={rows=9, scenario='nix'}", "sample.scenario: must be one of low, medium, high"),
         ("sample.rows=10", "exactly one of the tables [ingest] and [sample]"),
     ],
 )
@@ -133,6 +145,85 @@ def test_a_bad_key_is_named(job, change, says):
         assert (code, says in err) == (2, True)
     else:
         assert_refused(path, "--set", change, says=says)
+
+
+def test_neighbours_count_by_their_weights(job):
+    """As often as their rows stand in an unweighted file, and not at all with weight zero."""
+    path, rows = job
+    times = np.random.default_rng(1).integers(0, 4, size=len(rows))
+    weighted = np.column_stack([rows, times])
+    np.savetxt(path.with_name("t.csv"), weighted, delimiter=",", header="a,b,w", comments="")
+    change = ("--set", 'ingest.weights="w"', "--json")
+    code, out, err = run(path, "--out", path.with_name("out"), *change)
+    assert code == 0, err
+    positive = np.flatnonzero(times)
+    near = positive[np.argsort(np.abs(rows[positive, 0]))[:50]]
+    values, w = rows[near, 1], times[near]
+    mean = np.average(values, weights=w)
+    found = json.loads(out)["points"][0]["functions"]["b"]
+    assert found["nearest_mean"] == pytest.approx(mean)
+    expected = np.sqrt((w**2 * (values - mean) ** 2).sum()) / w.sum()
+    assert found["nearest_std"] == pytest.approx(expected)
+
+
+def test_fewer_rows_of_positive_weight_than_neighbours(job):
+    path, rows = job
+    weights = np.arange(len(rows)) < 30
+    weighted = np.column_stack([rows, weights])
+    np.savetxt(path.with_name("t.csv"), weighted, delimiter=",", header="a,b,w", comments="")
+    change = ("--set", 'ingest.weights="w"', "--json")
+    code, out, err = run(path, "--out", path.with_name("out"), *change)
+    assert code == 0, err
+    result = json.loads(out)
+    assert result["neighbours"]["k"] == 30
+    found = result["points"][0]["functions"]["b"]
+    assert found["nearest_mean"] == pytest.approx(rows[:30, 1].mean())
+
+
+@pytest.mark.parametrize(("value", "stated"), [(0.25, 0.25), (0.1, 0.2)])
+def test_a_constant_column_of_x_with_a_kernel(job, value, stated):
+    """It is as far from every row; the standard deviation of 0.1, ... is not quite zero."""
+    path, rows = job
+    constant = np.column_stack([rows, np.full(len(rows), value)])
+    np.savetxt(path.with_name("t.csv"), constant, delimiter=",", header="a,b,c", comments="")
+    code, out, err = run(
+        *(path, "--out", path.with_name("out"), "--json", "--set", 'ingest.x=["a","c"]'),
+        *("--set", 'fit.kernel_x={kernel="Gaussian", length_scale=1.0}'),
+        *("--set", f'report.points=[{{name="p", x={{a=0.0, c={stated}}}}}]'),
+    )
+    assert code == 0, err
+    near = rows[np.argsort(np.abs(rows[:, 0]))[:50]]
+    found = json.loads(out)["points"][0]["functions"]["b"]
+    assert found["nearest_mean"] == pytest.approx(near[:, 1].mean())
+
+
+def fill_the_disk(*_, **__):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("where", "name"),
+    [((plots, "points_picture"), "report.png"), ((Path, "write_text"), "report.json")],
+)
+def test_a_full_disk_is_one_sentence(job, monkeypatch, where, name):
+    path, _ = job
+    monkeypatch.setattr(*where, fill_the_disk)
+    out = path.with_name("out")
+    code, _, err = run(path, "--out", out)
+    assert code == 3
+    assert err.splitlines()[-1].startswith(f"error: the disk is full while writing {out / name}")
+    assert not (out / name).exists()
+    assert not list(out.glob(".*"))
+
+
+def test_overwriting_removes_the_picture_of_an_earlier_run(job, monkeypatch):
+    path, _ = job
+    out = path.with_name("out")
+    assert run(path, "--out", out)[0] == 0
+    assert (out / "report.png").exists()
+    monkeypatch.setattr(plots, "available", lambda: False)
+    assert run(path, "--out", out, "--overwrite")[0] == 0
+    assert not (out / "report.png").exists()
 
 
 def test_a_bad_file_is_named(tmp_path):

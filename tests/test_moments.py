@@ -58,7 +58,6 @@ def test_strip_equals_plain_sums_in_every_fold(n, weighted):
         assert np.abs(moments.gram[fold] - plain).max() <= 1e-12 * max(1.0, np.abs(plain).max())
         assert moments.rows[fold] == mine.sum()
         assert moments.traces[fold] == pytest.approx([weights[mine].sum()] * 2, rel=1e-12)
-        assert moments.squared_weights[fold] == pytest.approx((weights[mine] ** 2).sum(), rel=1e-12)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -85,7 +84,7 @@ def test_moments_add_and_travel_as_arrays():
     assert np.allclose(total.gram, whole.gram, rtol=1e-12, atol=1e-10)
     assert (total.rows == whole.rows).all()
     back = Moments.from_arrays(total.to_arrays())
-    for name in ("gram", "traces", "squared_weights", "rows"):
+    for name in ("gram", "traces", "rows"):
         assert (getattr(back, name) == getattr(total, name)).all()
     parts = total.only([1]) + total.without(1)
     assert np.allclose(parts.gram, total.total().gram, rtol=1e-13)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import dask.array as da
 import numpy as np
 import pytest
 import zarr
@@ -77,6 +78,58 @@ def test_memory_is_refused_before_any_row_is_read(tmp_path):
     assert not store.chunks("y")
 
 
+def test_pivots_are_refused_when_they_pass_what_memory_allows(tmp_path):
+    """The rank that does not fit is met while pivots are chosen, not after all of them."""
+    from cme_dask.errors import ResourceError
+
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((20_000, 8))
+    ranks = []
+    model = JointDistribution(kernel_x=kernels.Gaussian(1.0), tol=1e-4)
+    with pytest.raises(ResourceError, match=r"this machine would need .* lower max_rank"):
+        model.fit(
+            x,
+            x[:, :1],
+            memory_limit="450MB",
+            progress=lambda event: ranks.append(event.rank),
+        )
+    assert 16 <= max(ranks) < 500  # tol asks for thousands
+
+
+def test_every_block_of_a_dask_array_is_computed_once_per_pass():
+    """X and y are parts of one array: its blocks are made once for both, in each pass."""
+    rows, seen = np.random.default_rng(0).standard_normal((400_000, 3)), Counter()
+
+    def block(rows, block_info=None):
+        seen[block_info[0]["array-location"][0][0]] += 1
+        return rows
+
+    lazy = da.from_array(rows, chunks=(65_536, 3)).map_blocks(
+        block, dtype=float, meta=np.empty((0, 0))
+    )
+    model = JointDistribution(
+        kernel_x=kernels.Gaussian(2.0), kernel_y=kernels.Gaussian(2.0), tol=1e-1
+    ).fit(lazy[:, :2], lazy[:, 2:], scheduler="threads", workers=2)
+    assert model.n_passes_ == 2  # the row sample was gathered
+    assert len(seen) == 7
+    assert set(seen.values()) == {2}
+
+
+@pytest.mark.parametrize("chunk_rows", [50_000, 100_000, 65_536])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_tasks_are_no_shorter_than_chunks(tmp_path, chunk_rows, workers):
+    """Chunks that fit no strip are straddled, but tasks are long enough that few are."""
+    x = np.random.default_rng(0).standard_normal((1_000_000, 1))
+    write_store(tmp_path / "s.zarr", x, x, chunk_rows=chunk_rows)
+    store, group = opened(tmp_path / "s.zarr")
+    kernel = kernels.Gaussian(1.0)
+    JointDistribution(kernel_x=kernel, kernel_y=kernel, tol=1e-1).fit(
+        group, scheduler="threads", workers=workers
+    )
+    counts = store.chunks("x")
+    assert sum(counts.values()) <= 1.4 * len(counts)
+
+
 def test_transformer_reads_x_alone_and_once(tmp_path):
     write_normal3(tmp_path / "n.zarr", 100_000)
     store, group = opened(tmp_path / "n.zarr")
@@ -86,18 +139,26 @@ def test_transformer_reads_x_alone_and_once(tmp_path):
     assert model.n_passes_ == 1
 
 
-def test_nearest_rows_take_one_pass_and_equal_a_full_sort(tmp_path):
+@pytest.mark.parametrize("positive", [None, 25_000, 150])
+def test_nearest_rows_take_one_pass_and_equal_a_full_sort(tmp_path, positive):
+    """Without weights, and with so many of them positive: rows of weight zero are no neighbours."""
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((30_000, 3)).round(1), rng.standard_normal((30_000, 2))
-    write_store(tmp_path / "s.zarr", x, y, chunk_rows=4096)
+    weights = np.ones(len(x)) if positive is None else rng.uniform(1.0, 2.0, size=len(x))
+    weights[rng.permutation(len(x))[positive:] if positive else []] = 0.0
+    stored = None if positive is None else weights
+    write_store(tmp_path / "s.zarr", x, y, stored, chunk_rows=4096)
     store, group = opened(tmp_path / "s.zarr")
     points, scale = rng.standard_normal((4, 3)).round(1), np.array([1.0, 2.0, 0.5])
     found = nearest_rows(open_sample(group), points, 200, scale, Executor.resolve("threads", 2))
-    for name in ("x", "y"):
+    for name in ("x", "y") if positive is None else ("x", "y", "weights"):
         assert set(store.chunks(name).values()) == {1}
+    assert found.index.shape == found.weights.shape == (4, min(200, positive or 200))
     for i, point in enumerate(points):
         distance = np.sqrt((((x - point) / scale) ** 2).sum(axis=1))
-        order = np.argsort(distance, kind="stable")[:200]
+        distance[weights == 0.0] = np.inf
+        order = np.argsort(distance, kind="stable")[: found.index.shape[1]]
         assert (found.distance[i] == distance[order]).all()
         assert (found.index[i] == order).all()
         assert (found.y[i] == y[found.index[i]]).all()
+        assert (found.weights[i] == weights[found.index[i]]).all()

@@ -209,7 +209,7 @@ def test_gathered_samples_equal_the_stored_one(tmp_path, weighted, chunks):
     ]
     for sample in sources:
         for size in (50, 10_000):
-            found = sample_rows(sample, size, 9, Executor.resolve("threads", 2))
+            found, _ = sample_rows(sample, size, 9, Executor.resolve("threads", 2))
             np.testing.assert_array_equal(found.index, stored.index[:size])
             np.testing.assert_array_equal(found.keys, stored.keys[:size])
             for ours, theirs in zip(found.parts, stored.parts, strict=True):

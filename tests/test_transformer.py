@@ -155,7 +155,8 @@ def test_pivots_of_the_fit_are_greedy_on_the_row_sample(table):
 
 def test_given_pivots_are_taken_in_order_without_those_already_spanned(table):
     given = np.vstack([table[:5], table[2:3], table[5:8]])
-    fit = PivotedCholesky(GAUSSIAN, pivots=given).fit(table)
+    with pytest.warns(RankWarning, match="X: 1 of 9 given pivots were left out"):
+        fit = PivotedCholesky(GAUSSIAN, pivots=given).fit(table)
     np.testing.assert_array_equal(fit.pivots_, table[:8])
 
 
@@ -491,3 +492,13 @@ def test_one_block_and_many_agree(rng, monkeypatch):
     parts = law.expect("y0", x, return_std=True), law.density_ratio(x, y[:7])
     np.testing.assert_allclose(parts[0], whole[0], rtol=1e-9)
     np.testing.assert_allclose(parts[1], whole[1], atol=1e-10)
+
+
+def test_tables_with_integer_labels(rng):
+    x, y = sine(rng, 500)
+    table = pd.DataFrame(np.column_stack([x, y]))
+    sample = open_sample(table, x_columns=[0], y_columns=["1"])
+    assert [columns.names for columns in sample.columns] == [("0",), ("1",)]
+    fit = JointDistribution(tol=1e-2).fit(sample)
+    ours = fit.expect("1", table[[0]].head())
+    np.testing.assert_array_equal(ours, fit.expect("1", x[:5]))

@@ -20,11 +20,11 @@ from dask.base import get_scheduler
 from dask.callbacks import Callback
 from dask.delayed import Delayed, delayed
 from dask.system import CPU_COUNT
-from distributed import Client, KilledWorker, WorkerPlugin, as_completed
+from distributed import Client, KilledWorker, as_completed
 from distributed.client import FutureCancelledError
 from distributed.comm import CommClosedError
-from threadpoolctl import threadpool_limits
 
+from cme_dask.chunked.blas import OneBlasThread, limit_this_process, one_blas_thread
 from cme_dask.chunked.plan import tree_build
 from cme_dask.errors import DataError, ResourceError
 
@@ -40,6 +40,9 @@ _NAMES = {  # Dask's own aliases, too
     "sync": "synchronous",
     "single-threaded": "synchronous",
 }
+
+
+_CONNECT_SECONDS = 10
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +103,7 @@ class Executor:
         *,
         shared: Any,
         name: str,
-        on_done: Callable[[int], None],
+        on_done: Callable[[int], None] = lambda number: None,
     ) -> Any:
         """Merge ``leaf(shared, *payload)`` over all payloads.
 
@@ -133,12 +136,13 @@ class Executor:
         if self.client is not None:
             return self._on_cluster(self.client, root, leaves, numbers, f"{name}-receipt", on_done)
         try:
-            with threadpool_limits(1), self._local_options() as opts, _Progress(numbers, on_done):
+            with one_blas_thread(), self._local_options() as opts, _Progress(numbers, on_done):
                 return dask.compute(root, scheduler=self.kind, **opts)[0]
         except BrokenProcessPool as error:
             raise ResourceError(
-                "a worker process died, most likely for lack of memory: use fewer workers or lower "
-                "ranks"
+                "a worker process died: a script that uses processes needs the guard "
+                "`if __name__ == '__main__':` around its work, else memory ran out, and fewer "
+                "workers or lower ranks need less"
             ) from error
 
     @contextlib.contextmanager
@@ -148,7 +152,7 @@ class Executor:
             return
         # Zarr's event loop does not survive a fork, and each process gets one BLAS thread.
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(self.workers, context, initializer=_one_blas_thread) as pool:
+        with ProcessPoolExecutor(self.workers, context, initializer=limit_this_process) as pool:
             # Dask's default of 6 tasks at a time leaves processes idle and runs on after Ctrl-C.
             yield {"pool": pool, "num_workers": self.workers, "chunksize": 1}
 
@@ -161,7 +165,7 @@ class Executor:
         receipt_name: str,
         on_done: Callable[[int], None],
     ) -> Any:
-        client.register_plugin(_OneBlasThread())
+        client.register_plugin(OneBlasThread())
         # A receipt is a tiny task behind each leaf: holding its future tells the progress without
         # keeping the leaf's result in memory.
         note = delayed(_receipt, pure=False)
@@ -170,7 +174,7 @@ class Executor:
             for x, i in zip(leaves, numbers.values(), strict=True)
         ]
         config = {"distributed.admin.large-graph-warning-threshold": "1 GiB"}
-        with threadpool_limits(1), dask.config.set(config):  # tasks may share this process
+        with one_blas_thread(), dask.config.set(config):  # tasks may share this process
             result, *told = client.compute([root, *receipts])
             try:
                 for _, number in as_completed(told, with_results=True, loop=client.loop):
@@ -202,23 +206,31 @@ class _Progress(Callback):  # type: ignore[misc]
             self._on_done(self._numbers[key])
 
 
-class _OneBlasThread(WorkerPlugin):  # type: ignore[misc]
-    """One BLAS thread per worker thread, set once per worker process."""
-
-    name = "cme-dask-one-blas-thread"
-
-    def setup(self, worker: Any) -> None:
-        """Limit the process, unless it is the client's own, which limits itself while it waits."""
-        if not worker.address.startswith("inproc://"):
-            _one_blas_thread()
-
-
-def _one_blas_thread() -> None:
-    threadpool_limits(1)
-
-
 def _receipt(_: Any, number: int) -> int:
     return number
+
+
+@contextlib.contextmanager
+def connected(scheduler: str | None) -> Iterator[Scheduler]:
+    """A scheduler's name as it is; of a cluster's address, a client for as long as it is used.
+
+    Raises
+    ------
+    ResourceError
+        If no scheduler answers at the address.
+    """
+    if scheduler is None or "://" not in scheduler:
+        yield scheduler
+        return
+    try:
+        client = Client(scheduler, timeout=_CONNECT_SECONDS, set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise ResourceError(
+            f"no scheduler answers at {scheduler} within {_CONNECT_SECONDS} s: start one with "
+            "`dask scheduler`, or correct the address"
+        ) from error
+    with client:
+        yield client
 
 
 def _configured() -> Scheduler:

@@ -1,5 +1,6 @@
 """The row sample of arrays that bring none: a declared, partial read."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,17 +12,20 @@ from cme_dask.chunked.plan import Run
 from cme_dask.errors import DataError
 from cme_dask.storage.columns import Columns
 from cme_dask.storage.priority import RowSample, draw, draw_rows, merge
-from cme_dask.storage.rows import RowSource
+from cme_dask.storage.rows import ArraySource, RowSource
 from cme_dask.storage.sample import Sample
 
 Array = Any
 
+_BLOCK = 1 << 18
 
-def sample_rows(sample: Sample, size: int, seed: int, executor: Executor) -> RowSample:
-    """The priority sample: the stored one, or one gathered from the rows.
 
-    A gathered sample is the one that a store of the same rows would hold for the same seed. It
-    reads the chunks that hold its rows and, if there are weights, before that all weights.
+def sample_rows(sample: Sample, size: int, seed: int, executor: Executor) -> tuple[RowSample, int]:
+    """The priority sample, and the passes over chunked rows that it took.
+
+    The stored one takes none, and so does one of arrays in memory. From other sources the sample
+    that a store of the same rows would hold for the same seed is gathered: a pass that reads the
+    chunks that hold its rows and, if there are weights, before that a pass over the weights.
 
     Raises
     ------
@@ -32,20 +36,34 @@ def sample_rows(sample: Sample, size: int, seed: int, executor: Executor) -> Row
     """
     stored = sample.row_sample
     if stored is not None and len(stored) >= min(size, sample.n_rows):
-        return stored.prefix(size)
-    if sample.weights is None:
-        chosen = draw_rows(sample.n_rows, size, seed)
+        return stored.prefix(size), 0
+    weights = sample.weights
+    in_memory = all(isinstance(source, ArraySource) for source in sample.reads)
+    if weights is None or in_memory:
+        weights_of = None if weights is None else partial(_usable_weights, weights)
+        chosen = draw_rows(sample.n_rows, size, seed, weights_of)
     else:
-        alone = Sample((sample.weights,), (Columns(("weights",)),))
+        alone = Sample((weights,), (Columns(("weights",)),))
         draw_job = partial(_draw_weighted, size=size, seed=seed)
         chosen = run_over_rows(alone, executor, draw_job, partial(_merge_two, size=size))
     if not len(chosen):
         raise DataError("all weights are zero: at least one row needs a positive weight")
     by_row = np.argsort(chosen.index)
-    gather_job = partial(_gather, index=chosen.index[by_row])
-    parts = run_over_rows(sample, executor, gather_job, _join)
+    index = chosen.index[by_row]
+    if in_memory:
+        parts = tuple(_take(source, index, 0, sample.n_rows) for source in sample.sources)
+    else:
+        parts = run_over_rows(sample, executor, _gather, _join, shared=index, name="gather-sample")
     back = np.argsort(by_row)
-    return RowSample(chosen.keys, chosen.index, tuple(part[back] for part in parts))
+    passes = 0 if in_memory else 1 + (weights is not None)
+    return replace(chosen, parts=tuple(part[back] for part in parts)), passes
+
+
+def _usable_weights(source: RowSource, start: int, stop: int) -> Array:
+    weights = source.read(start, stop)[:, 0]
+    if not (np.isfinite(weights) & (weights >= 0)).all():
+        raise BadValues(f"weights from row {start} on are not usable")
+    return weights
 
 
 def _draw_weighted(
@@ -53,9 +71,8 @@ def _draw_weighted(
 ) -> RowSample:
     strips = []
     for start, (column,), _weights in strips_of(run, weighted, (source,)):
-        weights = column[:, 0]
-        if not (np.isfinite(weights) & (weights >= 0)).all():
-            raise BadValues(f"weights from row {start} on are not usable")
+        held = ArraySource(column, start)
+        weights = _usable_weights(held, start, start + len(column))
         strips.append(draw(start, (np.empty((len(weights), 0)),), weights, size, seed))
     return merge(strips, size)
 
@@ -64,19 +81,18 @@ def _merge_two(a: RowSample, b: RowSample, *, size: int) -> RowSample:
     return merge((a, b), size)
 
 
-def _gather(
-    _: None, run: Run, weighted: bool, *sources: RowSource, index: Array
-) -> tuple[Array, ...]:
+def _gather(index: Array, run: Run, weighted: bool, *sources: RowSource) -> tuple[Array, ...]:
     mine = index[np.searchsorted(index, run.start) : np.searchsorted(index, run.stop)]
-    return tuple(_take(source, mine, run) for source in sources[: len(sources) - weighted])
+    parts = sources[: len(sources) - weighted]
+    return tuple(_take(source, mine, run.start, run.stop) for source in parts)
 
 
-def _take(source: RowSource, rows: Array, run: Run) -> Array:
-    """Rows by sorted index; of chunked sources only the chunks that hold some."""
-    step = source.chunk_rows or run.length
+def _take(source: RowSource, rows: Array, start: int, stop: int) -> Array:
+    """Rows of [start, stop) by sorted index; only the chunks that hold some are read."""
+    step = source.chunk_rows or _BLOCK
     pieces = [np.empty((0, source.shape[1]))]
     for chunk in np.unique(rows // step):
-        low, high = max(int(chunk) * step, run.start), min((int(chunk) + 1) * step, run.stop)
+        low, high = max(int(chunk) * step, start), min((int(chunk) + 1) * step, stop)
         mine = rows[np.searchsorted(rows, low) : np.searchsorted(rows, high)]
         pieces.append(source.read(low, high)[mine - low])
     return np.concatenate(pieces)

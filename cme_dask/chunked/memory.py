@@ -1,6 +1,7 @@
 """Predict what a pass needs, and refuse before running what does not fit."""
 
 import math
+import sys
 from dataclasses import dataclass
 
 import psutil
@@ -10,6 +11,7 @@ from distributed.system import MEMORY_LIMIT
 from cme_dask.chunked.driver import Executor
 from cme_dask.chunked.plan import Run, strip_length
 from cme_dask.errors import DataError, ResourceError
+from cme_dask.numerics.cholesky import BLOCK
 from cme_dask.numerics.moments import SUB_BLOCK
 
 _WORD = 8
@@ -53,7 +55,7 @@ class PassShape:
 
     def task_bytes(self, run: Run) -> int:
         """Peak of one running task: partial sums, a sub-block with its temporaries, rows."""
-        sums = (2 + math.ceil(math.log2(run.strips + 1))) * self.partial_bytes
+        sums = (2 + math.ceil(math.log2(run.strips))) * self.partial_bytes
         block = 3 * SUB_BLOCK * self.width * _WORD
         rows = 3 * strip_length(self.n_rows) + 2 * self.chunk_rows
         if self.materialised:
@@ -62,7 +64,7 @@ class PassShape:
 
     def waiting_bytes(self, runs: int) -> int:
         """Finished partial sums that wait for their neighbour in the tree."""
-        return (1 + math.ceil(math.log2(runs + 1))) * self.partial_bytes
+        return math.ceil(math.log2(runs)) * self.partial_bytes
 
     def solve_bytes(self) -> int:
         """Small dense algebra after the pass, and the moments it starts from."""
@@ -78,57 +80,91 @@ class MemoryPlan:
     place: str
 
 
-def check_memory(
-    shape: PassShape, runs: list[Run], executor: Executor, limit: str | int | None
-) -> MemoryPlan:
-    """Predict the peak of a pass and compare it with the limit.
+@dataclass(frozen=True)
+class MemoryBudget:
+    """What the places of a run may use.
 
-    Parameters
+    Attributes
     ----------
-    shape, runs, executor
-        What will run where.
-    limit
-        Bytes ("2GB" or a number) for this process, or for each worker of a cluster; default what
-        the machine or the worker has.
-
-    Raises
-    ------
-    ResourceError
-        If the pass does not fit; the message says what to lower and by how much.
+    executor
+        Where tasks run.
+    client
+        Bytes for this process (and, without a cluster, for the processes it starts).
+    workers
+        Threads and bytes of each worker of a cluster; empty without one.
     """
-    plans = []
-    longest = max(runs, key=lambda run: run.rows)
-    task, waiting = shape.task_bytes(longest), shape.waiting_bytes(len(runs))
-    if executor.client is not None:
-        workers = executor.client.scheduler_info(n_workers=-1)["workers"].values()
-        for worker in workers:
-            need = _PROCESS + worker["nthreads"] * task + waiting
-            plans.append(MemoryPlan(need, worker["memory_limit"] or MEMORY_LIMIT, "a worker"))
-        need = _PROCESS + shape.solve_bytes()
-        plans.append(MemoryPlan(need, _available(), "the client"))
-    else:
-        processes = executor.workers if executor.kind == "processes" else 0
-        need = (1 + processes) * _PROCESS + executor.workers * task + waiting + shape.solve_bytes()
-        plans.append(MemoryPlan(need, _available(), "this machine"))
-    if limit is not None:
-        allowed = _bytes(limit)
-        plans = [MemoryPlan(plan.predicted, min(plan.limit, allowed), plan.place) for plan in plans]
-    worst = max(plans, key=lambda plan: plan.predicted / plan.limit)
-    if worst.predicted > worst.limit:
-        raise ResourceError(_refusal(shape, executor, worst))
-    return worst
+
+    executor: Executor
+    client: int
+    workers: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, executor: Executor, limit: str | int | None) -> "MemoryBudget":
+        """From what machine and workers have, and at most ``limit`` ("2GB") each.
+
+        Raises
+        ------
+        DataError
+            If the limit is no positive number of bytes.
+        """
+        most = _bytes(limit)
+        workers = []
+        if executor.client is not None:
+            found = executor.client.scheduler_info(n_workers=-1)["workers"].values()
+            workers = [(w["nthreads"], min(most, w["memory_limit"] or MEMORY_LIMIT)) for w in found]
+        free = psutil.virtual_memory().available + psutil.Process().memory_info().rss
+        return cls(executor, int(min(most, MEMORY_LIMIT, free)), tuple(workers))
+
+    def check_pass(self, shape: PassShape, runs: list[Run]) -> MemoryPlan:
+        """Predict the peak of a pass.
+
+        Raises
+        ------
+        ResourceError
+            If it does not fit; the message says what to lower.
+        """
+        task = shape.task_bytes(max(runs, key=lambda run: run.rows))
+        waiting = shape.waiting_bytes(len(runs))
+        plans = [
+            MemoryPlan(_PROCESS + threads * task + waiting, limit, "a worker")
+            for threads, limit in self.workers
+        ]
+        if plans:
+            need = _PROCESS + shape.solve_bytes()
+            plans.append(MemoryPlan(need, self.client, "the client"))
+        else:
+            processes = self.executor.workers if self.executor.kind == "processes" else 0
+            running = self.executor.workers * task + waiting
+            need = (1 + processes) * _PROCESS + max(running, shape.solve_bytes())
+            plans.append(MemoryPlan(need, self.client, "this machine"))
+        worst = max(plans, key=lambda plan: plan.predicted / plan.limit)
+        if worst.predicted > worst.limit:
+            raise ResourceError(_refusal(shape, self.executor, worst))
+        return worst
+
+    def check_pivots(self, rows: int, rank: int, variable: str) -> None:
+        """Refuse a choice of pivots whose columns over the row sample don't fit.
+
+        Raises
+        ------
+        ResourceError
+            If ``rank`` columns of ``rows`` values are too much.
+        """
+        need = _PROCESS + rows * (rank + BLOCK) * _WORD
+        if need > self.client:
+            raise ResourceError(
+                f"choosing {rank} pivots of {variable} from {rows:,} sampled rows would need "
+                f"{format_bytes(need)}, the limit is {format_bytes(self.client)}: lower max_rank "
+                "or sample_size, or raise tol"
+            )
 
 
-def _available() -> int:
-    """What this process may still take, and what it has already."""
-    free = psutil.virtual_memory().available + psutil.Process().memory_info().rss
-    return int(min(MEMORY_LIMIT, free))
-
-
-def _bytes(limit: str | int) -> int:
+def _bytes(limit: str | int | None) -> int:
+    if limit is None:
+        return sys.maxsize
     try:
         value = parse_bytes(limit)
-    except (ValueError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError) as error:
         raise DataError(
             f"memory_limit must be bytes or a text like '2GB', got {limit!r}"
         ) from error

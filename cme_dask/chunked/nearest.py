@@ -28,11 +28,14 @@ class Neighbours:
         Global row indices, shape (points, k).
     y
         Their rows of y, shape (points, k, d_Y).
+    weights
+        Their weights, shape (points, k); ones if rows have none.
     """
 
     distance: Array
     index: Array
     y: Array
+    weights: Array
 
 
 def nearest_rows(
@@ -55,26 +58,38 @@ def nearest_rows(
 
     Notes
     -----
-    Ties go to the lowest row. Memory per task is one strip of distances, p of them.
+    Rows of weight zero are no neighbours: if fewer than k rows have a positive weight, all of them
+    are returned. Ties go to the lowest row. Memory per task is one strip of distances, p of them.
     """
     if not 1 <= k <= sample.n_rows:
         raise DataError(f"k must lie between 1 and the number of rows {sample.n_rows}, got {k}")
     job = partial(_nearest_of_run, points=np.asarray(points), k=k, scale=np.asarray(scale))
     found: Neighbours = run_over_rows(sample, executor, job, partial(_closer, k=k))
-    return found
+    within = int(np.isfinite(found.distance).all(axis=0).sum())
+    if within == 0:
+        raise DataError("no row of positive weight is at a finite distance: correct the points")
+    return Neighbours(
+        found.distance[:, :within],
+        found.index[:, :within],
+        found.y[:, :within],
+        found.weights[:, :within],
+    )
 
 
 def _nearest_of_run(
     _: None, run: Run, weighted: bool, *sources: RowSource, points: Array, k: int, scale: Array
 ) -> Neighbours:
     best: Neighbours | None = None
-    for start, (x, y), _weights in strips_of(run, weighted, sources):
-        each = [np.sqrt((((x - point) / scale) ** 2).sum(axis=1)) for point in points]
+    for start, (x, y), weights in strips_of(run, weighted, sources):
+        w = np.ones(len(x)) if weights is None else weights
+        away = np.where(w > 0.0, 0.0, np.inf)
+        each = [away + np.sqrt((((x - point) / scale) ** 2).sum(axis=1)) for point in points]
         near = [_smallest(distance, k) for distance in each]
         found = Neighbours(
             np.stack([d[i] for d, i in zip(each, near, strict=True)]),
             np.stack(near) + start,
             np.stack([y[i] for i in near]),
+            np.stack([w[i] for i in near]),
         )
         best = found if best is None else _closer(best, found, k=k)
     assert best is not None
@@ -87,10 +102,12 @@ def _closer(a: Neighbours, b: Neighbours, *, k: int) -> Neighbours:
     near = np.argsort(distance, axis=1, kind="stable")[:, :k]
     index = np.concatenate([a.index, b.index], axis=1)
     y = np.concatenate([a.y, b.y], axis=1)
+    weights = np.concatenate([a.weights, b.weights], axis=1)
     return Neighbours(
         np.take_along_axis(distance, near, axis=1),
         np.take_along_axis(index, near, axis=1),
         np.take_along_axis(y, near[:, :, None], axis=1),
+        np.take_along_axis(weights, near, axis=1),
     )
 
 

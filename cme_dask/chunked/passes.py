@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cme_dask.chunked.driver import Executor
-from cme_dask.chunked.memory import MemoryPlan, PassShape, check_memory
+from cme_dask.chunked.memory import MemoryBudget, MemoryPlan, PassShape
 from cme_dask.chunked.plan import Run, plan_runs, tree_sum
 from cme_dask.chunked.sources import DaskSource, for_task
 from cme_dask.errors import DataError
@@ -22,6 +22,7 @@ Strip = tuple[int, tuple[Array, ...], Array | None]
 
 _FLOPS = 1.5e10  # a cautious rate of one core: it only chooses the length of tasks
 _READ_SECONDS = 1e-8  # per value
+_HELD_BYTES = 1 << 26  # rows that a task holds at once, where it must hold them all
 
 
 @dataclass(frozen=True)
@@ -114,17 +115,15 @@ def plan_sample(sample: Sample, executor: Executor, seconds_per_row: float) -> l
     """Cut the rows of a sample into tasks for a job of this cost beside reading."""
     chunk = max(source.chunk_rows or 0 for source in sample.reads)
     values = sum(source.shape[1] for source in sample.reads)
-    return plan_runs(
-        sample.n_rows, chunk, executor.workers, seconds_per_row + values * _READ_SECONDS
-    )
+    seconds = seconds_per_row + values * _READ_SECONDS
+    most = _HELD_BYTES // (8 * values) if _materialised(sample, executor) else None
+    return plan_runs(sample.n_rows, chunk, executor.workers, seconds, most)
 
 
 def moment_pass(
     sample: Sample,
     spec: MomentSpec,
-    executor: Executor,
-    *,
-    memory_limit: str | int | None = None,
+    budget: MemoryBudget,
     progress: Callable[[PassProgress], None] | None = None,
 ) -> tuple[Moments, PassReport]:
     """All moments of a sample in one pass over its rows.
@@ -140,9 +139,8 @@ def moment_pass(
     ResourceError
         If the memory does not suffice; no row has been read then.
     """
-    d = sum(source.shape[1] for source in sample.reads)
-    runs = plan_sample(sample, executor, (spec.width**2 + 2 * spec.width * d) / _FLOPS)
-    plan = check_memory(_shape(sample, spec, executor), runs, executor, memory_limit)
+    executor = budget.executor
+    runs, plan = predict_moments(sample, spec.ranks, spec.width, spec.n_folds, budget)
     clock = _Clock(runs, executor.workers, progress)
     moments = run_over_rows(
         sample,
@@ -166,17 +164,34 @@ def moment_pass(
     return moments, clock.report(plan)
 
 
-def _shape(sample: Sample, spec: MomentSpec, executor: Executor) -> PassShape:
-    copied = not executor.shares_memory and any(isinstance(s, ArraySource) for s in sample.reads)
-    return PassShape(
+def predict_moments(
+    sample: Sample, ranks: tuple[int, ...], width: int, n_folds: int, budget: MemoryBudget
+) -> tuple[list[Run], MemoryPlan]:
+    """How the moment pass would be cut, and what it would need.
+
+    Raises
+    ------
+    ResourceError
+        If that does not fit into the budget.
+    """
+    d = sum(source.shape[1] for source in sample.reads)
+    runs = plan_sample(sample, budget.executor, (width**2 + 2 * width * d) / _FLOPS)
+    shape = PassShape(
         n_rows=sample.n_rows,
-        n_columns=sum(source.shape[1] for source in sample.reads),
+        n_columns=d,
         chunk_rows=max(source.chunk_rows or 0 for source in sample.reads),
-        materialised=copied or any(isinstance(s, DaskSource) for s in sample.reads),
-        ranks=spec.ranks,
-        width=spec.width,
-        n_folds=spec.n_folds,
+        materialised=_materialised(sample, budget.executor),
+        ranks=ranks,
+        width=width,
+        n_folds=n_folds,
     )
+    return runs, budget.check_pass(shape, runs)
+
+
+def _materialised(sample: Sample, executor: Executor) -> bool:
+    """Whether tasks are given their rows instead of reading them strip by strip."""
+    copied = not executor.shares_memory and any(isinstance(s, ArraySource) for s in sample.reads)
+    return copied or any(isinstance(s, DaskSource) for s in sample.reads)
 
 
 def _strip_moments(spec: MomentSpec, run: Run, weighted: bool, *sources: RowSource) -> Moments:

@@ -12,7 +12,6 @@ from typing import Protocol, Self, TypeVar
 MIN_STRIP, MAX_STRIP = 1 << 12, 1 << 18
 _STRIPS_WANTED = 256
 _TASKS_PER_WORKER = 4
-_CHUNKS_PER_TASK = 4
 _TASK_SECONDS = 2.0
 
 
@@ -50,7 +49,13 @@ class Run:
         return -(-self.rows // self.length)
 
 
-def plan_runs(n: int, chunk_rows: int, workers: int, seconds_per_row: float) -> list[Run]:
+def plan_runs(
+    n: int,
+    chunk_rows: int,
+    workers: int,
+    seconds_per_row: float,
+    max_rows: int | None = None,
+) -> list[Run]:
     """Cut n rows into tasks.
 
     Parameters
@@ -63,23 +68,33 @@ def plan_runs(n: int, chunk_rows: int, workers: int, seconds_per_row: float) -> 
         Tasks that run at once.
     seconds_per_row
         Estimated cost.
+    max_rows
+        Rows that a task may hold at once; default any number.
 
     Notes
     -----
-    A task takes about two seconds, or less so that every worker gets several, but it covers a few
-    storage chunks where that leaves enough tasks, and at least one where there is one for every
-    worker. It reads at most one chunk that an earlier task has read too.
+    A task takes about two seconds, or less so that every worker gets several. Two tasks whose
+    border lies inside a chunk both read it: so tasks cover four chunks where that leaves enough of
+    them, and two, or at least one, where otherwise a worker would have none.
     """
     length = strip_length(n)
     fair = -(-n // (_TASKS_PER_WORKER * workers))
-    rows = max(
-        min(int(_TASK_SECONDS / seconds_per_row), fair),
-        min(_CHUNKS_PER_TASK * chunk_rows, fair),
-        min(chunk_rows, -(-n // workers)),
-        length,
-    )
+    rows = max(int(min(_TASK_SECONDS / seconds_per_row, fair)), min(4 * chunk_rows, fair), length)
     size = length << ((rows // length).bit_length() - 1)
+    for share, chunks in ((2, 2), (1, 1)):
+        if chunk_rows and n >= share * workers * chunk_rows:
+            size = max(size, _up(chunks * chunk_rows, length))
+            break
+    else:
+        size = max(size, _up(-(-n // workers), length)) if chunk_rows else size
+    if max_rows is not None:
+        size = min(size, length << (max(max_rows // length, 1).bit_length() - 1))
     return [Run(start, min(start + size, n), length) for start in range(0, n, size)]
+
+
+def _up(rows: int, length: int) -> int:
+    """The smallest run of a power of two of strips that holds these rows."""
+    return length << (-(-rows // length) - 1).bit_length()
 
 
 def tree_sum(items: Iterable[T]) -> T:

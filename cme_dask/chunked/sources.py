@@ -44,7 +44,9 @@ class DaskSource:
 
     def delayed(self, start: int, stop: int) -> Delayed:
         """Rows [start, stop) as a source in memory, once computed."""
-        block = self.array[start:stop].rechunk((stop - start, -1)).to_delayed()[0, 0]
+        rows = self.array[start:stop].rechunk((stop - start, -1))
+        # Not optimised: tasks, and x and y, that need the same block must name it alike.
+        block = rows.to_delayed(optimize_graph=False)[0, 0]
         return delayed(_computed, pure=False)(block, start, (stop - start, self.shape[1]))
 
 
@@ -105,12 +107,12 @@ def open_sample(
     StoreError
         If a store is missing, damaged, unfinished or of a newer version.
     """
+    x = _opened(x, storage_options)
+    if isinstance(x, (Sample, zarr.Group)) and not (y is None and weights is None):
+        raise DataError("a sample holds y and weights itself: give it alone")
     if isinstance(x, Sample):
         return x.select(x_columns, y_columns)
-    x = _opened(x, storage_options)
     if isinstance(x, zarr.Group):
-        if y is not None or weights is not None:
-            raise DataError("a sample store holds y and weights itself: give the store alone")
         return open_store(x, str(x.store)).select(x_columns, y_columns)
     if y is None and _is_table(x) and y_columns is not None:
         if x_columns is None:
@@ -137,11 +139,12 @@ def _is_table(value: Any) -> bool:
 
 
 def _column_arrays(table: Any, wanted: Sequence[str]) -> Any:
-    """The wanted columns of a DataFrame or Dataset, side by side."""
+    """The wanted columns of a DataFrame or Dataset, side by side; labels may be no text."""
     present = list(table.columns if hasattr(table, "columns") else table.data_vars)
-    Columns(tuple(str(p) for p in present)).positions(wanted)
+    names = wanted if isinstance(wanted, str) else [str(name) for name in wanted]
+    positions = Columns(tuple(str(p) for p in present)).positions(names)
     if hasattr(table, "columns"):
-        return table[list(wanted)]
+        return table.iloc[:, list(positions)]
     dims = {table[name].dims for name in wanted}
     if len(dims) != 1 or len(next(iter(dims))) != 1:
         raise DataError(
@@ -164,6 +167,11 @@ def _rows(name: str, value: Any) -> tuple[RowSource, Columns]:
         value = value.to_numpy()
     if not hasattr(value, "shape"):
         value = _as_array(name, value)
+    if not hasattr(value, "dtype"):
+        raise DataError(
+            f"{name} must be an array or a pandas table, got {type(value).__name__}: of a Dask "
+            "DataFrame give .to_dask_array(lengths=True)"
+        )
     if len(value.shape) not in (1, 2):
         raise DataError(f"{name} must have shape (n,) or (n, d), got {tuple(value.shape)}")
     if np.dtype(value.dtype).kind not in "fiub":

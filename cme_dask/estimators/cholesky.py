@@ -1,21 +1,24 @@
 """``PivotedCholesky``: low-rank kernel features for anyone's kernel PCA, ridge or clustering."""
 
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator, TransformerMixin
 
+from cme_dask.chunked.blas import one_blas_thread
 from cme_dask.chunked.driver import Executor, Scheduler
-from cme_dask.chunked.sources import DaskSource, open_sample
+from cme_dask.chunked.lazy import map_rows
+from cme_dask.chunked.memory import MemoryBudget
+from cme_dask.chunked.sources import open_sample
+from cme_dask.defaults import SAMPLE_SIZE, TOL
 from cme_dask.errors import DataError, NotFittedError
 from cme_dask.estimators.recipe import (
-    SAMPLE_SIZE,
     FittedBasis,
+    PivotChoice,
     Progress,
     check_parameters,
-    choose_basis,
     choose_kernel,
-    given_basis,
     make_moments,
     make_side,
     usable_rows,
@@ -25,7 +28,7 @@ from cme_dask.kernels import Kernel
 from cme_dask.numerics.basis import LinearBasis, eigenbasis
 from cme_dask.numerics.moments import MeanMoments, MomentSpec
 from cme_dask.storage.columns import Columns, check_finite
-from cme_dask.storage.rows import ArraySource, ZarrSource
+from cme_dask.storage.rows import ArraySource
 from cme_dask.storage.sample import Sample
 
 Array = Any
@@ -71,7 +74,7 @@ class PivotedCholesky(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     n_features_in_ : int
         Number of columns d.
     n_passes_ : int
-        Passes over all rows: 1.
+        Passes over the rows, as in :class:`JointDistribution`.
     report_ : PassReport
         Time and rows per second of the pass.
     """
@@ -80,7 +83,7 @@ class PivotedCholesky(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self,
         kernel: Kernel | None = None,
         *,
-        tol: float = 1e-5,
+        tol: float = TOL,
         max_rank: int | None = None,
         basis: str = "newton",
         pivots: Any = "sampled",
@@ -122,27 +125,25 @@ class PivotedCholesky(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             raise DataError(f"basis must be one of {', '.join(_BASES)}, got {self.basis!r}")
         sample = _x_alone(open_sample(X, weights=weights))
         executor = Executor.resolve(scheduler, workers)
-        rows = usable_rows(sample, self.sample_size, self.random_state or 0, executor)
-        columns, part = sample.columns[0], rows.parts[0]
-        kernel = choose_kernel(self.kernel, part, columns, "kernel")
-        if isinstance(self.pivots, str):
-            if self.pivots != "sampled":
-                raise DataError(f"pivots must be 'sampled' or an array, got {self.pivots!r}")
-            newton = choose_basis(kernel, part, rows.index, self.tol, self.max_rank, "X", progress)
-        else:
-            newton = given_basis(kernel, self.pivots, columns, "X")
-        sides = (make_side(newton, columns, None, part),)
-        moments, self.report_ = make_moments(
-            sample, MomentSpec(sides), executor, memory_limit, progress
-        )
+        budget = MemoryBudget.of(executor, memory_limit)
+        rows, passes = usable_rows(sample, self.sample_size, self.random_state or 0, executor)
+        columns = sample.columns[0]
+        kernel = choose_kernel(self.kernel, rows, 0, columns, "kernel")
+        choice = PivotChoice(sample, rows, self.tol, self.max_rank, 1, budget, progress)
+        newton = choice.basis(0, kernel, self.pivots, "X")
+        sides = (make_side(newton, columns, None, rows, 0),)
+        moments, self.report_ = make_moments(sample, MomentSpec(sides), budget, progress)
         mean = MeanMoments.of(moments.total(), sides)
-        spectral = LinearBasis(newton, *eigenbasis(mean.gram[0]))
+        with one_blas_thread():
+            spectral = LinearBasis(newton, *eigenbasis(mean.gram[0]))
         self.basis_ = FittedBasis(newton, spectral, mean.trace_error[0])
         self.columns_ = columns
         self.n_features_in_ = len(columns.names)
-        self.n_passes_ = 1
+        self.n_passes_ = passes + 1
         if isinstance(self.pivots, str):
-            warn_of_error("X", newton.rank, self.trace_error_, self.tol, self.max_rank)
+            warn_of_error(
+                "X", newton.rank, self.trace_error_, self.tol, self.max_rank, rows.complete
+            )
         return self
 
     @property
@@ -184,19 +185,8 @@ class PivotedCholesky(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         source = sample.sources[0]
         block = _Features(features, self.columns_)
         if isinstance(source, ArraySource):
-            return block(source.read(0, sample.n_rows))
-        import dask.array as da
-
-        if isinstance(source, ZarrSource):
-            rows = da.from_zarr(source.array)
-            rows = rows if rows.ndim == 2 else rows[:, None]
-            rows = rows if source.columns is None else rows[:, list(source.columns)]
-        else:
-            assert isinstance(source, DaskSource)
-            rows = source.array
-        rows = rows.rechunk({1: -1})
-        chunks = (rows.chunks[0], (self._fitted().rank,))
-        return rows.map_blocks(block, dtype=np.float64, chunks=chunks, meta=np.empty((0, 0)))
+            return block(source.read(0, sample.n_rows), 0)
+        return map_rows(source, block, self._fitted().rank)
 
     def get_feature_names_out(self, input_features: Any = None) -> Array:
         """Names of the features: newton0, newton1, ... or spectral0, ..."""
@@ -213,18 +203,16 @@ class PivotedCholesky(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return self.basis_
 
 
+@dataclass(frozen=True, eq=False)
 class _Features:
-    """Features of one block of rows; named, so that Dask's dashboard reads well."""
+    """Features of one block of rows, checked."""
 
-    def __init__(self, basis: Any, columns: Columns) -> None:
-        self._basis, self._columns = basis, columns
+    basis: Any
+    columns: Columns
 
-    def __call__(self, rows: Array, block_info: Any = None) -> Array:
-        """Features of the block; Dask says in ``block_info`` where it lies."""
-        first = 0 if block_info is None else block_info[0]["array-location"][0][0]
-        rows = np.asarray(rows, dtype=np.float64)
-        check_finite(rows, self._columns.names, first)
-        return self._basis(rows)
+    def __call__(self, rows: Array, first: int) -> Array:
+        check_finite(rows, self.columns.names, first)
+        return self.basis(rows)
 
 
 def _made_up(names: tuple[str, ...]) -> bool:
@@ -236,5 +224,5 @@ def _x_alone(sample: Sample) -> Sample:
     if len(sample.sources) == 1:
         return sample
     rows = sample.row_sample
-    alone = None if rows is None else type(rows)(rows.keys, rows.index, rows.parts[:1])
+    alone = None if rows is None else replace(rows, parts=rows.parts[:1])
     return Sample(sample.sources[:1], sample.columns[:1], sample.weights, alone, sample.location)

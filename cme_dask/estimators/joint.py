@@ -8,17 +8,18 @@ from typing import Any, Self
 import numpy as np
 from sklearn.base import BaseEstimator
 
+from cme_dask.chunked.blas import one_blas_thread
 from cme_dask.chunked.driver import Executor, Scheduler
+from cme_dask.chunked.memory import MemoryBudget
 from cme_dask.chunked.sources import open_sample
+from cme_dask.defaults import N_FOLDS, REG, SAMPLE_SIZE, TOL
 from cme_dask.errors import DataError, NotFittedError
 from cme_dask.estimators.recipe import (
-    SAMPLE_SIZE,
     FittedBasis,
+    PivotChoice,
     Progress,
     check_parameters,
-    choose_basis,
     choose_kernel,
-    given_basis,
     make_moments,
     make_side,
     usable_rows,
@@ -30,12 +31,9 @@ from cme_dask.numerics.basis import LinearBasis, eigenbasis
 from cme_dask.numerics.joint import CONSTRAINTS, JointSolution, Regularization, solve_joint
 from cme_dask.numerics.moments import Function, MeanMoments, MomentSpec, Side
 from cme_dask.numerics.validation import Replicates, fold_replicates
-from cme_dask.storage.priority import RowSample
 from cme_dask.storage.sample import Sample
 
 Array = Any
-
-DEFAULT_REG = 1e-6
 
 
 class JointDistribution(BaseEstimator):  # type: ignore[misc]
@@ -89,7 +87,8 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
     replicates_ : (Replicates, Replicates)
         Refits without one fold each, and their held-out errors: given x, and given y.
     n_passes_ : int
-        Passes over all rows: 1.
+        Passes over the rows: 1 for stores and arrays in memory; 2 where the row sample had to be
+        gathered from a Dask or Zarr array, 3 if that has weights.
     report_ : PassReport
         Time, rows per second and predicted memory of the pass.
 
@@ -110,14 +109,14 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
         *,
         kernel_x: Kernel | None = None,
         kernel_y: Kernel | None = None,
-        tol: float = 1e-5,
+        tol: float = TOL,
         max_rank: int | None = None,
         reg: float | tuple[float, float] | None = None,
         reg_form: str = "two-sided",
         constraint: str = "normalized",
         pivots: Any = "sampled",
         sample_size: int = SAMPLE_SIZE,
-        n_folds: int = 10,
+        n_folds: int = N_FOLDS,
         random_state: int | None = None,
     ) -> None:
         self.kernel_x = kernel_x
@@ -182,7 +181,7 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
             If the trace error over all rows is above ``tol``.
         """
         check_parameters(self.tol, self.max_rank, self.n_folds, self.sample_size, self.random_state)
-        reg = Regularization.parse(DEFAULT_REG if self.reg is None else self.reg, self.reg_form)
+        reg = Regularization.parse(REG if self.reg is None else self.reg, self.reg_form)
         if self.constraint not in CONSTRAINTS:
             raise DataError(
                 f"constraint must be one of {', '.join(CONSTRAINTS)}, got {self.constraint!r}"
@@ -191,45 +190,40 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
         if len(sample.sources) != 2:
             raise DataError("a joint distribution needs rows of x and of y: give Y, or a store")
         executor = Executor.resolve(scheduler, workers)
-        rows = usable_rows(sample, self.sample_size, self.random_state or 0, executor)
-        sides = self._sides(sample, rows, (functions_x, functions), progress)
+        budget = MemoryBudget.of(executor, memory_limit)
+        rows, passes = usable_rows(sample, self.sample_size, self.random_state or 0, executor)
+        choice = PivotChoice(sample, rows, self.tol, self.max_rank, self.n_folds, budget, progress)
+        sides = self._sides(choice, (functions_x, functions))
         spec = MomentSpec(sides, self.n_folds)
-        moments, self.report_ = make_moments(sample, spec, executor, memory_limit, progress)
-        self.n_passes_ = 1
+        moments, self.report_ = make_moments(sample, spec, budget, progress)
+        self.n_passes_ = passes + 1
         self._functions = tuple(side.functions for side in sides)
-        self._solve(moments, sides, reg, sample)
+        with one_blas_thread():
+            self._solve(moments, sides, reg, sample)
         for name, basis in (("x", self.basis_x_), ("y", self.basis_y_)):
             if isinstance(self.pivots, str):
-                warn_of_error(name, basis.rank, basis.trace_error, self.tol, self.max_rank)
+                warn_of_error(
+                    name, basis.rank, basis.trace_error, self.tol, self.max_rank, rows.complete
+                )
         return self
 
     def _sides(
         self,
-        sample: Sample,
-        rows: RowSample,
+        choice: PivotChoice,
         functions: tuple[Mapping[str, Function] | None, Mapping[str, Function] | None],
-        progress: Progress | None,
     ) -> tuple[Side, Side]:
-        sides = []
+        pivots = (self.pivots, self.pivots) if isinstance(self.pivots, str) else self.pivots
+        if not isinstance(pivots, (tuple, list)) or len(pivots) != 2:
+            raise DataError(
+                f"pivots must be 'sampled' or a pair of arrays, got {type(pivots).__name__}"
+            )
+        sides: list[Side] = []
         for i, (name, kernel) in enumerate((("x", self.kernel_x), ("y", self.kernel_y))):
-            columns, part = sample.columns[i], rows.parts[i]
-            chosen = choose_kernel(kernel, part, columns, f"kernel_{name}")
-            if isinstance(self.pivots, str):
-                if self.pivots != "sampled":
-                    raise DataError(
-                        f"pivots must be 'sampled' or a pair of arrays, got {self.pivots!r}"
-                    )
-                basis = choose_basis(
-                    chosen, part, rows.index, self.tol, self.max_rank, name, progress
-                )
-            else:
-                if not isinstance(self.pivots, (tuple, list)) or len(self.pivots) != 2:
-                    raise DataError(
-                        "pivots must be 'sampled' or a pair of arrays, got "
-                        f"{type(self.pivots).__name__}"
-                    )
-                basis = given_basis(chosen, self.pivots[i], columns, name)
-            sides.append(make_side(basis, columns, functions[i], part))
+            columns = choice.sample.columns[i]
+            chosen = choose_kernel(kernel, choice.rows, i, columns, f"kernel_{name}")
+            before = tuple(side.basis.rank for side in sides)
+            basis = choice.basis(i, chosen, pivots[i], name, before)
+            sides.append(make_side(basis, columns, functions[i], choice.rows, i))
         return sides[0], sides[1]
 
     def _solve(

@@ -9,12 +9,20 @@ from typing import Any
 import numpy as np
 
 from cme_dask.chunked.badvalues import count_bad_values
+from cme_dask.chunked.blas import one_blas_thread
 from cme_dask.chunked.driver import Executor
 from cme_dask.chunked.gather import sample_rows
-from cme_dask.chunked.passes import BadValues, PassProgress, PassReport, moment_pass
+from cme_dask.chunked.memory import MemoryBudget
+from cme_dask.chunked.passes import (
+    BadValues,
+    PassProgress,
+    PassReport,
+    moment_pass,
+    predict_moments,
+)
 from cme_dask.errors import DataError, RankWarning, ToleranceWarning
 from cme_dask.kernels import Kernel
-from cme_dask.learning.scales import median_heuristic
+from cme_dask.learning.scales import HEURISTIC_ROWS, median_heuristic
 from cme_dask.numerics.basis import LinearBasis, NewtonBasis
 from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.hashing import MAX_FOLDS
@@ -25,7 +33,7 @@ from cme_dask.storage.sample import Sample
 
 Array = Any
 
-SAMPLE_SIZE = 1 << 15
+_CHECK_EVERY = 16
 _SAFETY = 0.8  # sampled pivots aim below tol, since the other rows are not seen yet
 
 
@@ -94,12 +102,12 @@ def _check_integer(name: str, value: Any, least: int, most: int | None = None) -
     raise DataError(f"{name} must be an integer {upto} {least}{end}, got {value!r}")
 
 
-def usable_rows(sample: Sample, size: int, seed: int, executor: Executor) -> RowSample:
-    """The row sample, checked: unusable values that it meets are counted over all rows."""
+def usable_rows(sample: Sample, size: int, seed: int, executor: Executor) -> tuple[RowSample, int]:
+    """The row sample and the passes it took; unusable values that it meets are counted."""
     if sample.n_rows < 2:
         raise DataError(f"at least 2 rows are needed, got {sample.n_rows}")
     try:
-        rows = sample_rows(sample, size, seed, executor)
+        rows, passes = sample_rows(sample, size, seed, executor)
     except BadValues:
         count_bad_values(sample, executor)
         raise
@@ -107,28 +115,27 @@ def usable_rows(sample: Sample, size: int, seed: int, executor: Executor) -> Row
         count_bad_values(sample, executor)
         for part, columns in zip(rows.parts, sample.columns, strict=True):
             check_finite(part, columns.names, 0)
-    return rows
+    return rows, passes
 
 
 def make_moments(
-    sample: Sample,
-    spec: MomentSpec,
-    executor: Executor,
-    memory_limit: str | int | None,
-    progress: Progress | None,
+    sample: Sample, spec: MomentSpec, budget: MemoryBudget, progress: Progress | None
 ) -> tuple[Moments, PassReport]:
     """The moment pass; unusable values are counted in a second pass, which only a failure makes."""
     try:
-        return moment_pass(sample, spec, executor, memory_limit=memory_limit, progress=progress)
+        return moment_pass(sample, spec, budget, progress)
     except BadValues:
-        count_bad_values(sample, executor)
+        count_bad_values(sample, budget.executor)
         raise
 
 
-def choose_kernel(kernel: Any, rows: Array, columns: Columns, name: str) -> Kernel:
-    """The given kernel, checked against the columns, or the default one."""
+def choose_kernel(kernel: Any, rows: RowSample, i: int, columns: Columns, name: str) -> Kernel:
+    """The given kernel, checked against the columns of variable ``i``, or the default one."""
     if kernel is None:
-        return median_heuristic(rows, columns.names)
+        few = rows.prefix(HEURISTIC_ROWS)
+        return median_heuristic(
+            rows.parts[i], rows.importance, few.parts[i], few.importance, columns.names
+        )
     if not isinstance(kernel, Kernel):
         raise DataError(
             f"{name} must be a kernel of cme_dask.kernels (users' own: kernels.Custom), "
@@ -138,25 +145,89 @@ def choose_kernel(kernel: Any, rows: Array, columns: Columns, name: str) -> Kern
     return kernel
 
 
-def choose_basis(
-    kernel: Kernel,
-    rows: Array,
-    index: Array,
-    tol: float,
-    max_rank: int | None,
-    variable: str,
-    progress: Progress | None,
-) -> NewtonBasis:
-    """Greedy pivots on the row sample down to 0.8 tol."""
+@dataclass(frozen=True, eq=False)
+class PivotChoice:
+    """How the variables of a fit get their pivots, within the memory that there is.
 
-    def tell(rank: int, residual: float) -> None:
-        if progress is not None:
-            progress(PivotProgress(variable, rank, residual, tol))
+    Attributes
+    ----------
+    sample, rows
+        The rows and their row sample.
+    tol, max_rank, n_folds
+        Parameters of the fit.
+    budget
+        What memory there is.
+    progress
+        Called after each pivot.
+    """
 
-    result = pivoted_cholesky(kernel, rows, _SAFETY * tol, max_rank, rows=index, on_pivot=tell)
-    if not len(result.pivots):
-        raise DataError(f"the kernel of {variable} is zero at every sampled row: choose another")
-    return NewtonBasis(kernel, rows[result.pivots], result.factor, index[result.pivots])
+    sample: Sample
+    rows: RowSample
+    tol: float
+    max_rank: int | None
+    n_folds: int
+    budget: MemoryBudget
+    progress: Progress | None
+
+    def basis(
+        self, i: int, kernel: Kernel, pivots: Any, variable: str, before: tuple[int, ...] = ()
+    ) -> NewtonBasis:
+        """Basis of variable ``i``: on sampled or given pivots, after bases of these ranks.
+
+        Raises
+        ------
+        DataError
+            On unusable pivots, or a kernel that is zero.
+        ResourceError
+            As soon as the rank is one whose pass would not fit into memory.
+        """
+        with one_blas_thread():
+            if not isinstance(pivots, str):
+                return given_basis(kernel, pivots, self.sample.columns[i], variable)
+            if pivots == "sampled":
+                return self._sampled(i, kernel, variable, before)
+        raise DataError(f"pivots must be 'sampled' or given points, got {pivots!r}")
+
+    def _sampled(
+        self, i: int, kernel: Kernel, variable: str, before: tuple[int, ...]
+    ) -> NewtonBasis:
+        """Greedy pivots on the row sample down to 0.8 tol."""
+        points = self.rows.parts[i]
+
+        def tell(rank: int, residual: float) -> None:
+            if rank % _CHECK_EVERY == 0:
+                self._check((*before, rank), variable)
+            if self.progress is not None:
+                self.progress(PivotProgress(variable, rank, residual, self.tol))
+
+        result = pivoted_cholesky(
+            kernel,
+            points,
+            _SAFETY * self.tol,
+            self.max_rank,
+            rows=self.rows.index,
+            weights=self.rows.importance,
+            on_pivot=tell,
+        )
+        if not len(result.pivots):
+            raise DataError(
+                f"the kernel of {variable} is zero at every sampled row: choose another"
+            )
+        if result.exhausted:
+            warnings.warn(
+                f"{variable}: the kernel has numerical rank {len(result.pivots)} on the sampled "
+                f"rows, reached at trace error {result.residual_trace[-1]:.2e} before "
+                f"tol={self.tol:g}",
+                RankWarning,
+                stacklevel=5,
+            )
+        index = self.rows.index[result.pivots]
+        return NewtonBasis(kernel, points[result.pivots], result.factor, index)
+
+    def _check(self, ranks: tuple[int, ...], variable: str) -> None:
+        width = sum(ranks) + 1 + sum(len(c.names) for c in self.sample.columns)
+        predict_moments(self.sample, ranks, width, self.n_folds, self.budget)
+        self.budget.check_pivots(len(self.rows), ranks[-1], variable)
 
 
 def given_basis(kernel: Kernel, points: Any, columns: Columns, variable: str) -> NewtonBasis:
@@ -171,11 +242,23 @@ def given_basis(kernel: Kernel, points: Any, columns: Columns, variable: str) ->
             f"pivots of {variable} must have shape (m, {len(columns.names)}), got {array.shape}"
         )
     check_finite(array, columns.names, 0)
-    return NewtonBasis.from_points(kernel, array)
+    basis = NewtonBasis.from_points(kernel, array)
+    if basis.rank < len(array):
+        warnings.warn(
+            f"{variable}: {len(array) - basis.rank} of {len(array)} given pivots were left out, "
+            "since the others span them to rounding",
+            RankWarning,
+            stacklevel=5,
+        )
+    return basis
 
 
 def make_side(
-    basis: NewtonBasis, columns: Columns, functions: Mapping[str, Function] | None, rows: Array
+    basis: NewtonBasis,
+    columns: Columns,
+    functions: Mapping[str, Function] | None,
+    rows: RowSample,
+    i: int,
 ) -> Side:
     """Side of the pass, with shifts near the means of its functions."""
     if functions is not None and not isinstance(functions, Mapping):
@@ -187,13 +270,13 @@ def make_side(
         if name in columns.names:
             raise DataError(f"{name!r} is a column already: give the function another name")
     side = Side(basis, columns.names, functions)
-    return Side(basis, columns.names, functions, side.values(rows).mean(axis=0))
+    return Side(basis, columns.names, functions, rows.importance @ side.values(rows.parts[i]))
 
 
 def warn_of_error(
-    variable: str, rank: int, trace_error: float, tol: float, max_rank: int | None
+    variable: str, rank: int, trace_error: float, tol: float, max_rank: int | None, complete: bool
 ) -> None:
-    """Warn if the trace error over all rows is above tol."""
+    """Warn if the trace error over all rows is above tol, with the remedy that can help."""
     if trace_error <= tol:
         return
     found = (
@@ -201,7 +284,7 @@ def warn_of_error(
     )
     if max_rank is not None and rank >= max_rank:
         warnings.warn(f"{found}: max_rank={max_rank} was reached", RankWarning, stacklevel=3)
-    else:
+    elif not complete:
         warnings.warn(
             f"{found}: choose the pivots from more rows, by a larger sample_size",
             ToleranceWarning,

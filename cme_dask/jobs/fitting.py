@@ -1,24 +1,20 @@
 """The fit that ``cme-dask fit``, ``run`` and ``demo`` share."""
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from distributed import Client
-
-from cme_dask.chunked.driver import Scheduler
-from cme_dask.errors import DataError, ResourceError
+from cme_dask.chunked.driver import Scheduler, connected
+from cme_dask.errors import DataError
 from cme_dask.estimators.joint import JointDistribution
+from cme_dask.jobs.events import Event
 from cme_dask.jobs.schema import FitSection
-from cme_dask.numerics.events import Event
 from cme_dask.report.memory import PeakMemory
 from cme_dask.report.progress import ProgressLines
 from cme_dask.storage.atomic import check_output
 from cme_dask.storage.sample import Sample
-
-CONNECT_SECONDS = 10
 
 
 @dataclass(frozen=True)
@@ -40,25 +36,11 @@ class Compute:
     workers: int | None = None
     memory_limit: str | None = None
 
-    @contextlib.contextmanager
-    def open(self) -> Iterator[Scheduler]:
+    def open(self) -> AbstractContextManager[Scheduler]:
         """A scheduler for ``fit``: a name as it is, an address as a connected client."""
-        if self.scheduler is None or "://" not in self.scheduler:
-            yield self.scheduler
-            return
-        if self.workers is not None:
+        if self.workers is not None and "://" in (self.scheduler or ""):
             raise DataError("workers is for local schedulers: a cluster has its own number")
-        with self._client(self.scheduler) as client:
-            yield client
-
-    def _client(self, address: str) -> Any:
-        try:
-            return Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
-        except (OSError, ValueError) as error:
-            raise ResourceError(
-                f"no scheduler answers at {address} within {CONNECT_SECONDS} s: start one with "
-                "`dask scheduler`, or correct --scheduler"
-            ) from error
+        return connected(self.scheduler)
 
 
 def events_of(
@@ -111,7 +93,7 @@ def fit_sample(
             functions=functions,
             functions_x=functions_x,
             scheduler=scheduler,
-            workers=None if isinstance(scheduler, Client) else compute.workers,
+            workers=compute.workers if isinstance(scheduler, str | None) else None,
             memory_limit=compute.memory_limit,
             progress=progress.fit,
         )

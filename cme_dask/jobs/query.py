@@ -1,6 +1,8 @@
 """Conditional expectations of a saved model at points given as text; needs no Dask."""
 
 import csv
+import io
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,8 @@ from cme_dask.errors import DataError
 from cme_dask.models import load
 
 Array = Any
+
+_CONVERSION = re.compile(r"CSV column #(\d+): Row #(\d+): .* invalid value '(.*)'", re.DOTALL)
 
 
 def answer(
@@ -51,10 +55,9 @@ def answer(
     law = load(model)
     key, variable, other = ("y", law.y, law.x) if reverse else ("x", law.x, law.y)
     names = variable.columns.names
-    rows = [_parse(text, names) for text in given]
+    array = np.array([_parse(text, names) for text in given]).reshape(-1, len(names))
     if points is not None:
-        rows += _read(points, names)
-    array = np.array(rows)
+        array = np.concatenate([array, read_points(points, names)])
     shown = list(functions) or list(variable.answers.names)
     where = {"Y": array} if reverse else {"X": array}
     with_std = std and len(variable.answers.fold_constant) > 1
@@ -82,24 +85,59 @@ def _parse(text: str, names: Sequence[str]) -> list[float]:
     return [_number(values[name], name, f"--given {text!r}") for name in names]
 
 
-def _read(path: Path, names: Sequence[str]) -> list[list[float]]:
-    """Points from a CSV file; further columns are left unread."""
+def read_points(path: Path, names: Sequence[str]) -> Array:
+    """Points from the columns of these names of a CSV file, shape (n, d); others are left unread.
+
+    Raises
+    ------
+    DataError
+        If the file is missing or no CSV file, lacks a column, or has values that are not finite
+        numbers. Rows in messages count the header as row 1 and skip empty lines.
+    """
+    # Imported here, since points on the command line need no pyarrow.
+    import pyarrow as pa
+    from pyarrow import csv as pacsv
+
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            table = csv.DictReader(file)
-            header = list(table.fieldnames or [])
-            _check([name for name in header if name in names], names, str(path))
-            rows = [
-                [_number(row[name], name, f"line {table.line_num} of {path}") for name in names]
-                for row in table
-            ]
+        data = path.read_bytes()
+        header = _header(data)
     except OSError as error:
         raise DataError(f"{path} can't be read: {error.strerror}") from error
-    except (UnicodeDecodeError, csv.Error) as error:
+    except csv.Error as error:
         raise DataError(f"{path} is no CSV file: {error}") from error
-    if not rows:
+    wanted = [name for name in header if name in names]
+    _check(wanted, names, str(path))
+    if len(wanted) > len(names):
+        twice = [name for name in names if wanted.count(name) > 1]
+        raise DataError(f"the header of {path} has {', '.join(map(repr, twice))} more than once")
+    try:
+        table = pacsv.read_csv(
+            pa.BufferReader(data),
+            pacsv.ReadOptions(use_threads=False),  # only then do messages tell the row
+            pacsv.ParseOptions(newlines_in_values=True),
+            pacsv.ConvertOptions(
+                include_columns=list(names), column_types=dict.fromkeys(names, pa.float64())
+            ),
+        )
+    except pa.ArrowException as error:
+        match = _CONVERSION.search(str(error))
+        if match is None:
+            raise DataError(f"{path} is no CSV file of points: {error}") from error
+        raise _not_finite(header[int(match[1])], f"row {match[2]} of {path}", match[3]) from error
+    points = np.column_stack([column.to_numpy() for column in table.columns])
+    if not len(points):
         raise DataError(f"{path} holds no points")
-    return rows
+    bad = np.argwhere(~np.isfinite(points))
+    if len(bad):
+        row, column = bad[0]
+        raise _not_finite(names[column], f"row {row + 2} of {path}", points[row, column])
+    return points
+
+
+def _header(data: bytes) -> list[str]:
+    # Other columns may have any encoding, hence "replace".
+    text = io.TextIOWrapper(io.BytesIO(data), "utf-8-sig", errors="replace", newline="")
+    return next(filter(None, csv.reader(text)), [])
 
 
 def _check(found: Sequence[str], names: Sequence[str], place: str) -> None:
@@ -113,11 +151,16 @@ def _check(found: Sequence[str], names: Sequence[str], place: str) -> None:
             )
 
 
-def _number(text: str | None, name: str, place: str) -> float:
+def _number(text: str, name: str, place: str) -> float:
     try:
-        value = float(text or "")
+        value = float(text)
     except ValueError:
         value = np.nan
     if not np.isfinite(value):
-        raise DataError(f"{place}: {name} must be a finite number, got {text!r}")
+        raise _not_finite(name, place, text)
     return value
+
+
+def _not_finite(name: str, place: str, found: object) -> DataError:
+    shown = repr(found) if isinstance(found, str) else f"{found:g}"
+    return DataError(f"{place}: {name} must be a finite number, got {shown}")

@@ -15,13 +15,13 @@ from cme_dask.chunked.sources import open_sample
 from cme_dask.errors import DataError
 from cme_dask.estimators.joint import JointDistribution
 from cme_dask.jobs.describe import describe_ingest
+from cme_dask.jobs.events import Event
 from cme_dask.jobs.fitting import Compute, describe_fit, events_of, fit_sample
 from cme_dask.jobs.folder import prepare_folder
 from cme_dask.jobs.schema import IngestSection, Job, SampleSection
-from cme_dask.numerics.events import Event
 from cme_dask.report import plots
 from cme_dask.report.progress import ProgressLines
-from cme_dask.storage.atomic import writing
+from cme_dask.storage.atomic import disk_errors, writing
 from cme_dask.storage.sample import Sample
 
 Array = Any
@@ -33,7 +33,6 @@ OUTPUTS = {
     "report": "report.json",
     "picture": "report.png",
 }
-NORMAL3_COLUMNS = (("x",), ("y1", "y2"))
 
 
 def run_job(
@@ -92,7 +91,7 @@ def run_job(
     }
     result["outputs"]["picture"] = _picture(result, paths["picture"], overwrite, progress)
     result["seconds"] = time.perf_counter() - begin
-    with writing(paths["report"], overwrite=overwrite) as aside:
+    with writing(paths["report"], overwrite=overwrite) as aside, disk_errors(paths["report"]):
         aside.write_text(json.dumps(result, allow_nan=False, indent=1), encoding="utf-8")
     return result
 
@@ -166,8 +165,14 @@ class _Plan:
 
     @classmethod
     def of(cls, job: Job) -> "_Plan":
-        """DataError on unknown columns or functions."""
-        x, y = (job.ingest.x, job.ingest.y) if job.ingest is not None else NORMAL3_COLUMNS
+        """DataError on unknown columns or functions, and on kernels that don't fit."""
+        x, y = _columns(job)
+        for key, kernel, names in zip("xy", job.fit.kernels(), (x, y), strict=True):
+            if kernel is not None:
+                try:
+                    kernel.check(len(names))
+                except DataError as error:
+                    raise DataError(f"fit.kernel_{key}: {error}") from error
         events = events_of((x, y), job.fit)[1]
         known = [*y, *events]
         shown = job.report.functions or known
@@ -191,13 +196,25 @@ class _Plan:
         return y[:, self.columns_y.index(name)] if name in self.columns_y else self.events[name](y)
 
 
+def _columns(job: Job) -> tuple[Sequence[str], Sequence[str]]:
+    """Names of the columns of x and of y."""
+    if job.ingest is not None:
+        return job.ingest.x, job.ingest.y
+    from cme_dask.storage import generate
+
+    x, y = (columns.names for columns in generate.COLUMNS)
+    return x, y
+
+
 def _nearest(job: Job, plan: _Plan, sample: Sample, executor: Executor) -> Neighbours | None:
     """The rows nearest to the stated points, in standardised x; one pass."""
     if not len(plan.points):
         return None
-    # Standard deviations over the row sample are precise enough to choose neighbours by.
+    # Standard deviations over the row sample are precise enough to choose neighbours by. Constant
+    # columns have none, though rounding may say otherwise; they are as far from every row.
     assert sample.row_sample is not None
-    scale = sample.row_sample.parts[0].std(axis=0)
+    rows = sample.row_sample.parts[0]
+    scale = np.where((rows == rows[0]).all(axis=0), 1.0, rows.std(axis=0))
     k = min(job.report.nearest, sample.n_rows)
     return nearest_rows(sample, plan.points, k, scale, executor)
 
@@ -218,7 +235,7 @@ def _compare(
             name: {
                 "mean": float(mean[i, j]),
                 "std": None if std is None else float(std[i, j]),
-                **_empirical(plan.values(name, near.y[i])),
+                **_empirical(plan.values(name, near.y[i]), near.weights[i]),
             }
             for j, name in enumerate(plan.shown)
         }
@@ -229,22 +246,27 @@ def _compare(
     return {"points": rows, "neighbours": {"k": near.index.shape[1], "passes": 1}}
 
 
-def _empirical(values: Array) -> dict[str, float]:
+def _empirical(values: Array, weights: Array) -> dict[str, float]:
+    """Weighted mean, and its standard error sqrt(sum w^2 (v - mean)^2) / sum w."""
+    share = weights / weights.max()  # squares of the weights may leave the range
+    share = share / share.sum()
+    mean = share @ values
     return {
-        "nearest_mean": float(values.mean()),
-        "nearest_std": float(values.std(ddof=1) / np.sqrt(len(values))),
+        "nearest_mean": float(mean),
+        "nearest_std": float(np.sqrt((share**2) @ (values - mean) ** 2)),
     }
 
 
 def _picture(result: Result, path: Path, overwrite: bool, progress: ProgressLines) -> str | None:
-    if not result["points"]:
-        return None
-    if not plots.available():
+    if result["points"] and plots.available():
+        with writing(path, overwrite=overwrite) as aside, disk_errors(path):
+            plots.points_picture(result, aside)
+        return str(path)
+    if result["points"]:
         progress.say(f"no picture: {plots.MISSING}")
-        return None
-    with writing(path, overwrite=overwrite) as aside:
-        plots.points_picture(result, aside)
-    return str(path)
+    with disk_errors(path):
+        path.unlink(missing_ok=True)  # an earlier run's would belie this one
+    return None
 
 
 def job_tables(result: Result) -> Iterator[Any]:

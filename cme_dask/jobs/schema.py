@@ -5,9 +5,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from cme_dask import kernels
+from cme_dask.defaults import N_FOLDS, SAMPLE_SIZE, SCENARIOS, TOL
 from cme_dask.errors import DataError
 from cme_dask.kernels import Kernel
 
@@ -33,8 +42,15 @@ class SampleSection(_Section):
     """A generated three-dimensional normal sample; see ``cme_dask.storage.generate.Normal3``."""
 
     rows: int = Field(ge=2)
-    scenario: Literal["low", "medium", "high", "strong"] = "medium"
-    seed: int = Field(default=0, ge=0)
+    scenario: str = "medium"
+    seed: int = Field(default=0, ge=0, lt=1 << 63)
+
+    @field_validator("scenario")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if value not in SCENARIOS:
+            raise ValueError(f"must be one of {', '.join(SCENARIOS)}")
+        return value
 
 
 class FitSection(_Section):
@@ -42,13 +58,13 @@ class FitSection(_Section):
 
     events: list[str] = []
     events_x: list[str] = []
-    tol: float = Field(default=1e-5, gt=0.0, lt=1.0)
+    tol: float = Field(default=TOL, gt=0.0, lt=1.0)
     max_rank: int | None = Field(default=None, ge=1)
     reg: float | tuple[float, float] | None = None
     reg_form: Literal["two-sided", "single"] = "two-sided"
     constraint: Literal["normalized", "none"] = "normalized"
-    folds: int = Field(default=10, ge=1)
-    sample_size: int = Field(default=1 << 15, ge=2)
+    folds: int = Field(default=N_FOLDS, ge=1)
+    sample_size: int = Field(default=SAMPLE_SIZE, ge=2)
     kernel_x: dict[str, Any] | None = None
     kernel_y: dict[str, Any] | None = None
 
@@ -70,14 +86,14 @@ class PointSection(_Section):
     """One value of x to report on."""
 
     name: str
-    x: dict[str, float]
+    x: dict[str, FiniteFloat]
 
 
 class ReportSection(_Section):
     """What to report: functions, and the points beside their nearest rows."""
 
     functions: list[str] | None = None
-    nearest: int = Field(default=2000, ge=2)
+    nearest: int = Field(default=2000, ge=2, le=100_000)
     points: list[PointSection] = []
 
 

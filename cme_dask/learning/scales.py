@@ -11,19 +11,24 @@ from cme_dask.kernels import Gaussian
 
 Array = Any
 
-_ROWS = 1000
+HEURISTIC_ROWS = 1000
+"""Rows whose pairwise distances are looked at."""
 
 
-def median_heuristic(rows: Array, names: Sequence[str]) -> Gaussian:
+def median_heuristic(
+    rows: Array, weights: Array, few: Array, few_weights: Array, names: Sequence[str]
+) -> Gaussian:
     """Gaussian kernel whose length scales are the median distance of standardised rows.
 
     l_j = s_j median_{i < k} |(x_i - x_k) / s|, with s the columns' standard deviations, in the
-    units of the columns; over the first 1,000 rows of the row sample.
+    units of the columns.
 
     Parameters
     ----------
-    rows
-        Rows of the row sample, shape (k, d).
+    rows, weights
+        Rows of the row sample, shape (k, d), and their weights, sum 1: for the deviations s.
+    few, few_weights
+        A random part of them, for the median over its pairs.
     names
         Names of the columns, for messages.
 
@@ -39,7 +44,8 @@ def median_heuristic(rows: Array, names: Sequence[str]) -> Gaussian:
     """
     largest = np.abs(rows).max(axis=0, initial=0.0)
     unit = np.where(largest > 0, largest, 1.0)  # squares of the values may leave the range
-    relative = (rows / unit).std(axis=0)
+    scaled = rows / unit
+    relative = np.sqrt(weights @ (scaled - weights @ scaled) ** 2)
     constant = relative <= 1e-14
     if constant.any():
         which = int(np.flatnonzero(constant)[0])
@@ -47,11 +53,18 @@ def median_heuristic(rows: Array, names: Sequence[str]) -> Gaussian:
             f"column {names[which]!r} is constant ({rows[0, which]:g}) in all sampled rows, so it "
             "has no length scale: leave the column out, or give a kernel"
         )
-    spread = unit * relative
-    distances = pdist((rows[:_ROWS] / unit) / relative)
-    median = float(np.median(distances))
+    median = _median_distance(few / unit / relative, few_weights)
     if median == 0.0:
-        distinct = np.unique(rows, axis=0)
-        distinct = distinct[:: -(-len(distinct) // _ROWS)]
-        median = float(np.median(pdist((distinct / unit) / relative)))
-    return Gaussian(tuple(float(s) * median for s in spread))
+        distinct = np.unique(scaled / relative, axis=0)
+        distinct = distinct[:: -(-len(distinct) // HEURISTIC_ROWS)]
+        median = _median_distance(distinct, np.ones(len(distinct)))
+    return Gaussian(tuple(float(s) * median for s in unit * relative))
+
+
+def _median_distance(rows: Array, weights: Array) -> float:
+    """Weighted lower median of the distances of pairs."""
+    distances = pdist(rows)
+    first, second = np.triu_indices(len(rows), 1)
+    order = np.argsort(distances, kind="stable")
+    mass = np.cumsum((weights[first] * weights[second])[order])
+    return float(distances[order[np.searchsorted(mass, mass[-1] / 2)]])

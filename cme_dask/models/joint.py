@@ -61,8 +61,8 @@ class Variable:
         """
         names = self.columns.names
         if hasattr(values, "columns") and hasattr(values, "to_numpy"):
-            Columns(tuple(map(str, values.columns))).positions(names)
-            values = values[list(names)].to_numpy()
+            positions = Columns(tuple(map(str, values.columns))).positions(names)
+            values = values.iloc[:, list(positions)].to_numpy()
         try:
             points = np.asarray(values, dtype=np.float64)
         except (TypeError, ValueError) as error:
@@ -335,7 +335,6 @@ def _moments(state: ModelState, variables: dict[str, Variable]) -> dict[str, Arr
     return {
         "gram": gram,
         "traces": state.array("moments_traces", (folds, len(sides))),
-        "squared_weights": state.array("moments_squared_weights", (folds,)),
         "rows": state.array("moments_rows", (folds,)),
     }
 

@@ -12,6 +12,10 @@ TIE = 1e-10
 """Residuals within this fraction of the largest count as equal; the lowest row wins."""
 
 
+BLOCK = 256
+"""Pivots whose columns are allocated at once."""
+
+
 @dataclass(frozen=True, eq=False)
 class CholeskyResult:
     """K ~ L L^T after m pivots (joint paper, Algorithm 1).
@@ -42,6 +46,7 @@ def pivoted_cholesky(
     *,
     rows: Array | None = None,
     order: Array | None = None,
+    weights: Array | None = None,
     on_pivot: Callable[[int, float], None] | None = None,
 ) -> CholeskyResult:
     """Greedy pivoted Cholesky (joint paper, Algorithm 1) on rows held in memory.
@@ -61,6 +66,8 @@ def pivoted_cholesky(
     order
         Take pivots in this order instead of greedily, skipping those that the earlier ones
         already span to rounding; for pivots given by the user.
+    weights
+        Weights of the rows in the trace, shape (n,); default equal.
     on_pivot
         Called with the rank and the relative residual trace after each pivot.
 
@@ -75,8 +82,9 @@ def pivoted_cholesky(
         limit = min(limit, len(order))
     rows = np.arange(n) if rows is None else np.asarray(rows)
     residual = np.array(kernel.diagonal(points), dtype=np.float64)
-    trace, largest = residual.sum(), residual.max(initial=0.0)
-    lower = np.empty((min(limit, 64), n))  # L^T, so that one pivot is one contiguous row
+    share = np.ones(n) if weights is None else np.asarray(weights)
+    trace, largest = share @ residual, residual.max(initial=0.0)
+    blocks: list[Array] = []  # of L^T, so that one pivot is one contiguous row
     pivots: list[int] = []
     history = [1.0]
     queue = iter(()) if order is None else iter(order)
@@ -93,20 +101,23 @@ def pivoted_cholesky(
         if pivot < 0:
             exhausted = True
             break
-        if m == len(lower):
-            lower = np.concatenate([lower, np.empty((min(m, limit - m), n))])
+        if m == BLOCK * len(blocks):
+            blocks.append(np.empty((min(BLOCK, limit - m), n)))
         column = np.array(kernel(points, points[pivot : pivot + 1])[:, 0], dtype=np.float64)
-        column -= lower[:m, pivot] @ lower[:m]
+        for i, block in enumerate(blocks):
+            filled = block[: m - i * BLOCK]
+            column -= filled[:, pivot] @ filled
         column /= np.sqrt(residual[pivot])
         column[pivots] = 0.0
         column[pivot] = np.sqrt(residual[pivot])
-        lower[m] = column
+        blocks[-1][m % BLOCK] = column
         residual = np.maximum(residual - column * column, 0.0)
         residual[pivot] = 0.0
         pivots.append(pivot)
-        history.append(float(residual.sum() / trace))
+        history.append(float(share @ residual / trace))
         if on_pivot is not None:
             on_pivot(len(pivots), history[-1])
     chosen = np.array(pivots, dtype=np.int64)
-    factor = np.tril(lower[: len(pivots), chosen].T)
+    rows_of_pivots = [block[:, chosen] for block in blocks] or [np.empty((0, 0))]
+    factor = np.tril(np.concatenate(rows_of_pivots)[: len(pivots)].T)
     return CholeskyResult(chosen, factor, np.array(history), exhausted)

@@ -16,7 +16,7 @@ Array = Any
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
-_FOLD_SALT = 0x666F6C64  # "fold": independent of every priority seed, which are mixed first
+_FOLD_SALT = (1 << 63) + 0x666F6C64  # "fold"; seeds of samples are below 2**63
 
 MAX_FOLDS = 255
 

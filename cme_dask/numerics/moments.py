@@ -80,15 +80,12 @@ class Moments:
         sum_i w_i a_i a_i^T of the augmented rows a = [N_X, N_Y, 1, f - shift], shape (F, P, P).
     traces
         sum_i w_i k(x_i, x_i), a column per side, shape (F, sides).
-    squared_weights
-        sum_i w_i^2, shape (F,).
     rows
         Number of rows, shape (F,), integers.
     """
 
     gram: Array
     traces: Array
-    squared_weights: Array
     rows: Array
 
     def __add__(self, other: "Moments") -> "Moments":
@@ -96,7 +93,6 @@ class Moments:
         return Moments(
             self.gram + other.gram,
             self.traces + other.traces,
-            self.squared_weights + other.squared_weights,
             self.rows + other.rows,
         )
 
@@ -119,7 +115,6 @@ class Moments:
         return Moments(
             gram,
             self.traces[pick].sum(axis=0, keepdims=True),
-            self.squared_weights[pick].sum(keepdims=True),
             self.rows[pick].sum(keepdims=True),
         )
 
@@ -137,7 +132,6 @@ class Moments:
         return {
             "gram": np.ascontiguousarray(self.gram[:, lower[0], lower[1]]),
             "traces": self.traces,
-            "squared_weights": self.squared_weights,
             "rows": self.rows,
         }
 
@@ -150,7 +144,7 @@ class Moments:
         gram = np.empty((packed.shape[0], size, size))
         gram[:, lower[0], lower[1]] = packed
         gram[:, lower[1], lower[0]] = packed
-        return cls(gram, arrays["traces"], arrays["squared_weights"], arrays["rows"])
+        return cls(gram, arrays["traces"], arrays["rows"])
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,7 +179,6 @@ class MomentSpec:
         xp = array_namespace(*parts)
         gram = np.zeros((self.n_folds, self.width, self.width))
         traces = np.zeros((self.n_folds, len(self.sides)))
-        squares = np.zeros(self.n_folds)
         order = np.argsort(folds, kind="stable")
         for start in range(0, len(order), SUB_BLOCK):
             here = order[start : start + SUB_BLOCK]
@@ -200,16 +193,12 @@ class MomentSpec:
                 weight = xp.take(weights, index)
                 rows *= xp.sqrt(weight)[:, None]
                 diagonals = [weight * diagonal for diagonal in diagonals]
-                each_square = weight * weight
             for fold, part in _folds_within(folds[here], self.n_folds):
                 block = rows[part, :]
                 gram[fold] += np.asarray(block.T @ block)
                 traces[fold] += [float(xp.sum(diagonal[part])) for diagonal in diagonals]
-                squares[fold] += (
-                    block.shape[0] if weights is None else float(xp.sum(each_square[part]))
-                )
         counts = np.bincount(folds, minlength=self.n_folds).astype(np.int64)
-        return Moments(gram, traces, squares, counts)
+        return Moments(gram, traces, counts)
 
     def augmented(self, parts: tuple[Array, ...]) -> Array:
         """Augmented rows [N_X, N_Y, 1, f_X - shift, f_Y - shift], shape (n, P)."""

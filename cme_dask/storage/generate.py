@@ -8,19 +8,15 @@ from typing import Any
 import numpy as np
 from scipy.stats import norm
 
+from cme_dask.defaults import SCENARIOS
 from cme_dask.errors import DataError
 from cme_dask.storage.columns import Columns
 from cme_dask.storage.writer import writing_sample
 
 Array = Any
 
-SCENARIOS = {
-    "low": (0.0, 0.0, 0.0),
-    "medium": (0.3, -0.3, 0.3),
-    "high": (0.7, 0.7, 0.7),
-    "strong": (0.3, 0.8, -0.2),
-}
-"""Correlations (Y1 Y2, Y1 X, Y2 X). The paper's "high" (0.7, 0.7, -0.7) is no covariance matrix."""
+COLUMNS = (Columns(("x",)), Columns(("y1", "y2")))
+"""What the generated columns are called."""
 
 _BATCH = 1 << 18
 
@@ -32,7 +28,7 @@ class Normal3:
     Parameters
     ----------
     scenario
-        A key of ``SCENARIOS``.
+        A key of ``cme_dask.defaults.SCENARIOS``.
     """
 
     scenario: str = "medium"
@@ -84,10 +80,9 @@ def write_normal3(
     if rows < 2:
         raise DataError(f"at least 2 rows are needed, got {rows}")
     law = Normal3(scenario)
-    columns = (Columns(("x",)), Columns(("y1", "y2")))
     with writing_sample(
         path,
-        columns,
+        COLUMNS,
         chunk_rows=chunk_rows,
         expected_rows=rows,
         seed=seed,

@@ -1,6 +1,6 @@
 """The priority sample: a uniform sample of rows whose every prefix is one too."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,6 @@ from cme_dask.numerics.hashing import priority_keys
 
 Array = Any
 
-DEFAULT_SIZE = 1 << 15
 _BLOCK = 1 << 20
 
 
@@ -20,7 +19,7 @@ class RowSample:
     """The rows with the smallest priority keys, sorted by key.
 
     Any prefix is a random sample without replacement: uniform, or with probabilities
-    proportional to the weights in order of drawing. Its rows count equally.
+    proportional to the weights in order of drawing.
 
     Attributes
     ----------
@@ -30,20 +29,39 @@ class RowSample:
         Global row indices, shape (k,).
     parts
         Rows of x and y, shapes (k, d).
+    weights
+        Weights of the rows, shape (k,); ones if rows have none.
+    complete
+        Whether these are all rows of positive weight.
     """
 
     keys: Array
     index: Array
     parts: tuple[Array, ...]
+    weights: Array
+    complete: bool
 
     def __len__(self) -> int:
         """Number of rows k."""
         return len(self.keys)
 
+    @property
+    def importance(self) -> Array:
+        """Weights for means over the sample that estimate weighted means over all rows.
+
+        Horvitz-Thompson: w / P(w's row is drawn), with P = 1 - exp(-w t) and t the largest key; sum
+        1, shape (k,). Of a small part of the rows all count nearly equally, since the weights are
+        in the keys; of all rows each counts by its weight.
+        """
+        chance = 1.0 if self.complete else -np.expm1(-self.weights * self.keys[-1])
+        raw = self.weights / chance
+        return np.asarray(raw / raw.sum())
+
     def prefix(self, size: int) -> "RowSample":
         """The first ``size`` rows."""
         parts = tuple(part[:size] for part in self.parts)
-        return RowSample(self.keys[:size], self.index[:size], parts)
+        complete = self.complete and size >= len(self)
+        return RowSample(self.keys[:size], self.index[:size], parts, self.weights[:size], complete)
 
 
 def draw(
@@ -52,7 +70,13 @@ def draw(
     """Sample of the rows [start, start + n) given as arrays."""
     keys = priority_keys(seed, start, start + len(parts[0]), weights)
     kept = _smallest(keys, size)
-    return RowSample(keys[kept], kept + start, tuple(np.array(part[kept]) for part in parts))
+    return RowSample(
+        keys[kept],
+        kept + start,
+        tuple(np.array(part[kept]) for part in parts),
+        np.ones(len(kept)) if weights is None else np.array(weights[kept]),
+        complete=bool(np.isfinite(keys).sum() <= size),
+    )
 
 
 def merge(samples: Iterable[RowSample], size: int) -> RowSample:
@@ -60,20 +84,32 @@ def merge(samples: Iterable[RowSample], size: int) -> RowSample:
     several = list(samples)
     keys = np.concatenate([s.keys for s in several])
     kept = _smallest(keys, size)
-    index = np.concatenate([s.index for s in several])
     parts = zip(*(s.parts for s in several), strict=True)
-    return RowSample(keys[kept], index[kept], tuple(np.concatenate(p)[kept] for p in parts))
+    return RowSample(
+        keys[kept],
+        np.concatenate([s.index for s in several])[kept],
+        tuple(np.concatenate(p)[kept] for p in parts),
+        np.concatenate([s.weights for s in several])[kept],
+        complete=len(keys) <= size and all(s.complete for s in several),
+    )
 
 
-def draw_rows(n: int, size: int, seed: int) -> RowSample:
-    """The unweighted sample of ``n`` rows, keys and indices only: no row is read."""
+def draw_rows(
+    n: int, size: int, seed: int, weights_of: Callable[[int, int], Array] | None = None
+) -> RowSample:
+    """Keys and indices of the sample of ``n`` rows, block by block; no row is read.
+
+    ``weights_of(start, stop)`` gives the weights of a range of rows, if they have any.
+    """
+    if n < 1:
+        raise DataError("a row sample needs rows, there are none")
     best: RowSample | None = None
     for start in range(0, n, _BLOCK):
-        nothing = (np.empty((min(_BLOCK, n - start), 0)),)
-        fresh = draw(start, nothing, None, size, seed)
+        stop = min(start + _BLOCK, n)
+        weights = None if weights_of is None else weights_of(start, stop)
+        fresh = draw(start, (np.empty((stop - start, 0)),), weights, size, seed)
         best = fresh if best is None else merge((best, fresh), size)
-    if best is None:
-        raise DataError("a row sample needs rows, there are none")
+    assert best is not None
     return best
 
 

@@ -138,24 +138,30 @@ def open_store(group: zarr.Group, location: str) -> Sample:
         sources=(ZarrSource(arrays["x"]), ZarrSource(arrays["y"])),
         columns=columns,
         weights=ZarrSource(arrays["weights"]) if "weights" in arrays else None,
-        row_sample=_row_sample(group, (arrays["x"], arrays["y"]), location),
+        row_sample=_row_sample(
+            group, (arrays["x"], arrays["y"]), about.get("row_sample_complete") is True, location
+        ),
         location=location,
     )
 
 
-def _row_sample(group: zarr.Group, arrays: tuple[zarr.Array[Any], ...], location: str) -> RowSample:
+def _row_sample(
+    group: zarr.Group, arrays: tuple[zarr.Array[Any], ...], complete: bool, location: str
+) -> RowSample:
     rows = member(group, "row_sample", location)
     if not isinstance(rows, zarr.Group):
         raise StoreError(f"{location} holds no row sample: write it again")
-    keys, index, x, y = (read_array(rows, name, location) for name in ("keys", "index", "x", "y"))
+    names = ("keys", "index", "x", "y", "weights")
+    keys, index, x, y, weights = (read_array(rows, name, location) for name in names)
     widths = [(len(keys), array.shape[1]) for array in arrays]
     if (
         keys.ndim != 1
         or index.shape != keys.shape
+        or weights.shape != keys.shape
         or [x.shape, y.shape] != widths
-        or [a.dtype.kind for a in (keys, index, x, y)] != ["f", "i", "f", "f"]
+        or [a.dtype.kind for a in (keys, index, x, y, weights)] != list("fifff")
         or not len(keys)
         or not 0 <= index.min() <= index.max() < arrays[0].shape[0]
     ):
         raise StoreError(f"the row sample of {location} does not fit its rows: write it again")
-    return RowSample(keys, index, (x, y))
+    return RowSample(keys, index, (x, y), weights, complete)

@@ -9,16 +9,18 @@ from typing import Any
 import numpy as np
 import zarr
 
+from cme_dask.defaults import SAMPLE_SIZE
 from cme_dask.errors import DataError
 from cme_dask.storage.atomic import ATTRIBUTE, disk_errors, writing
 from cme_dask.storage.columns import Columns, check_finite, check_weights
-from cme_dask.storage.priority import DEFAULT_SIZE, RowSample, draw, merge
+from cme_dask.storage.priority import RowSample, draw, merge
 from cme_dask.storage.sample import KIND, SCHEMA_VERSION
 from cme_dask.storage.zarr_files import compressors, write_array
 
 Array = Any
 
 CHUNK_BYTES = 1 << 23
+MAX_CHUNK_ROWS = 1 << 26
 
 
 @contextlib.contextmanager
@@ -29,7 +31,7 @@ def writing_sample(
     weights: bool = False,
     chunk_rows: int | None = None,
     expected_rows: int | None = None,
-    sample_size: int = DEFAULT_SIZE,
+    sample_size: int = SAMPLE_SIZE,
     seed: int = 0,
     overwrite: bool = False,
 ) -> Iterator["SampleWriter"]:
@@ -60,8 +62,10 @@ def writing_sample(
     ResourceError
         If the disk is full or read-only.
     """
-    if chunk_rows is not None and chunk_rows < 1:
-        raise DataError(f"chunk_rows must be at least 1, got {chunk_rows}")
+    if chunk_rows is not None and not 1 <= chunk_rows <= MAX_CHUNK_ROWS:
+        raise DataError(f"chunk_rows must lie between 1 and {MAX_CHUNK_ROWS:,}, got {chunk_rows}")
+    if not 0 <= seed < 1 << 63:
+        raise DataError(f"seed must lie between 0 and 2**63 - 1, got {seed}")
     with writing(path, overwrite=overwrite) as aside:
         chunk = chunk_rows or default_chunk_rows(columns, expected_rows)
         writer = SampleWriter(aside, columns, weights, chunk, sample_size, seed)
@@ -155,9 +159,13 @@ class SampleWriter:
         kept = self._row_sample
         with disk_errors(self._folder):
             rows = self._group.create_group("row_sample")
-            for name, values in zip(
-                ("keys", "index", "x", "y"), (kept.keys, kept.index, *kept.parts), strict=True
-            ):
+            for name, values in {
+                "keys": kept.keys,
+                "index": kept.index,
+                "x": kept.parts[0],
+                "y": kept.parts[1],
+                "weights": kept.weights,
+            }.items():
                 write_array(rows, name, values)
             self._group.attrs[ATTRIBUTE] = {
                 "kind": KIND,
@@ -165,6 +173,7 @@ class SampleWriter:
                 "rows": self._rows,
                 "weights": self._has_weights,
                 "seed": self._seed,
+                "row_sample_complete": kept.complete,
                 "columns": {v: c.to_dict() for v, c in zip("xy", self._columns, strict=True)},
             }
 

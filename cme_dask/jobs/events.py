@@ -1,5 +1,6 @@
 """Events such as ``PM2.5 > 75`` or ``y1 <= y2 - 0.5``, from text, without executing anything."""
 
+import math
 import operator
 import re
 from collections.abc import Sequence
@@ -43,7 +44,7 @@ class Event:
         Raises
         ------
         DataError
-            If the text has another form or names an unknown column.
+            If the text has another form, names an unknown column, or its bound is not finite.
         """
         parts = _SPLIT.split(text.strip())
         if len(parts) != 3:
@@ -51,18 +52,22 @@ class Event:
                 f"an event reads COLUMN <= NUMBER or COLUMN > COLUMN + NUMBER, got {text!r}"
             )
         left, compare, right = parts
-        try:
-            return cls(_position(left, names), compare, None, float(right))
-        except ValueError as error:
-            if isinstance(error, DataError):
-                raise
-        if right in names:
-            return cls(_position(left, names), compare, names.index(right), 0.0)
-        shifted = _SHIFTED.fullmatch(right)
-        if shifted is None:
-            return cls(_position(left, names), compare, _position(right, names), 0.0)
-        offset = float(shifted["sign"] + shifted["number"])
-        return cls(_position(left, names), compare, _position(shifted["column"], names), offset)
+        column, offset = _bound(right, names)
+        if not math.isfinite(offset):
+            raise DataError(f"the bound must be finite in the event {text!r}")
+        other = None if column is None else _position(column, names)
+        return cls(_position(left, names), compare, other, offset)
+
+
+def _bound(text: str, names: Sequence[str]) -> tuple[str | None, float]:
+    """The column, if there is one, and the number of the right side."""
+    try:
+        return None, float(text)
+    except ValueError:
+        shifted = None if text in names else _SHIFTED.fullmatch(text)
+    if shifted is None:
+        return text, 0.0
+    return shifted["column"], float(shifted["sign"] + shifted["number"])
 
 
 def _position(name: str, names: Sequence[str]) -> int:
