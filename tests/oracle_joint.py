@@ -17,7 +17,10 @@ def means(kernel_x, kernel_y, X, Y, pivots_x, pivots_y, weights=None, functions=
     w = np.full(len(X), 1 / len(X)) if weights is None else weights / weights.sum()
     Nx, Ny = newton(kernel_x, X, pivots_x), newton(kernel_y, Y, pivots_y)
     wx, wy = w[:, None] * Nx, w[:, None] * Ny
-    diagonals = [np.diag(k(Z, Z)) for k, Z in ((kernel_x, X), (kernel_y, Y))]
+    diagonals = [
+        np.array([float(k(z[None], z[None])[0, 0]) for z in Z])
+        for k, Z in ((kernel_x, X), (kernel_y, Y))
+    ]
     result = {
         "xx": Nx.T @ wx,
         "yy": Ny.T @ wy,

@@ -12,7 +12,7 @@ import pytest
 import zarr
 
 from cme_dask.errors import DataError, ResourceError
-from cme_dask.storage import csv_files
+from cme_dask.storage import csv_reader
 from cme_dask.storage.csv_files import IngestProgress, ingest_csv
 from cme_dask.storage.sample import open_store
 
@@ -24,7 +24,7 @@ BEIJING = (
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(csv_files, "BLOCK_BYTES", 1 << 10)
+    monkeypatch.setattr(csv_reader, "BLOCK_BYTES", 1 << 10)
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_weights(tmp_path, table, small_blocks):
 def test_block_size_does_not_matter(tmp_path, table, monkeypatch):
     table.to_csv(tmp_path / "t.csv", index=False)
     for name, size in (("one", 1 << 20), ("many", 300)):
-        monkeypatch.setattr(csv_files, "BLOCK_BYTES", size)
+        monkeypatch.setattr(csv_reader, "BLOCK_BYTES", size)
         ingest_csv([tmp_path / "t.csv"], tmp_path / name, x=["a"], y=["b"], chunk_rows=64)
     assert_same(stored(tmp_path / "one"), stored(tmp_path / "many"))
 
@@ -355,7 +355,7 @@ def test_missing_package(tmp_path, monkeypatch):
     def url_to_fs(_):
         raise ImportError("Install s3fs to access S3")
 
-    monkeypatch.setattr(csv_files, "url_to_fs", url_to_fs)
+    monkeypatch.setattr(csv_reader, "url_to_fs", url_to_fs)
     with pytest.raises(ResourceError, match=r"s3://b/t\.csv can't be opened: Install s3fs"):
         ingest_csv(["s3://b/t.csv"], tmp_path / "s", x=["a"], y=["b"])
 
@@ -365,7 +365,7 @@ def test_unreadable_file(tmp_path, monkeypatch, former):
         raise PermissionError(13, "Permission denied")
 
     (tmp_path / "t.csv").write_text(text(LONG))
-    monkeypatch.setattr(csv_files, "OpenFile", refuse)
+    monkeypatch.setattr(csv_reader, "OpenFile", refuse)
     with pytest.raises(DataError, match=r"t\.csv can't be read: Permission denied"):
         ingest_csv([tmp_path / "t.csv"], tmp_path / "s", x=["a"], y=["b"], overwrite=True)
     former("t.csv")

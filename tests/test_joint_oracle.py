@@ -129,9 +129,47 @@ def test_everything_against_the_oracle(name, d, tol, weighted):
             constant, slope = solution.answer(mean, 0)
             expected = dense.expect(Mx, H, m)
             got = constant + (Nx @ solution.transform_x) @ slope
-            assert np.abs(got - expected).max() <= 1e-8 * max(1.0, np.abs(expected).max())
+            assert np.abs(got - expected).max() <= 1e-8 * np.abs(expected).max()
             if constraint == "normalized":
                 full = solution.transform_y @ solution.coef @ solution.transform_x.T
                 cx, cy = mean.mean
                 assert (np.abs(cy @ full) <= 1e-12 * (np.abs(cy) @ np.abs(full))).all()
                 assert (np.abs(full @ cx) <= 1e-12 * (np.abs(full) @ np.abs(cx))).all()
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+@pytest.mark.parametrize("constraint", ["none", "normalized"])
+@pytest.mark.parametrize(("reg", "form"), REGULARIZATIONS)
+def test_public_answers_on_many_strips_and_folds(constraint, reg, form, weighted):
+    """The path that users take: three strips, ten folds, both directions, columns with offsets."""
+    n, rng = 9001, np.random.default_rng(5)
+    X = rng.standard_normal((n, 2)) + np.array([3.0, -500.0])
+    Y = np.column_stack([np.sin(X[:, 0]), X[:, 1]]) + 0.5 * rng.standard_normal((n, 2))
+    weights = rng.exponential(size=n) if weighted else None
+    px, py = X[:30], Y[:25]
+    slow_x = lambda A, B: slow.gaussian(A, B, 0.9)  # noqa: E731
+    slow_y = lambda A, B: slow.matern(A, B, 2.0, 1.5)  # noqa: E731
+    fit = JointDistribution(
+        kernel_x=kernels.Gaussian(0.9),
+        kernel_y=kernels.Matern(2.0, 1.5),
+        pivots=(px, py),
+        constraint=constraint,
+        reg=reg,
+        reg_form=form,
+    ).fit(X, Y, weights=weights, functions={"event": event}, scheduler="threads", workers=2)
+    f = np.column_stack([Y, event(Y)])
+    m = dense.means(slow_x, slow_y, X, Y, px, py, weights, f)
+    parsed = Regularization.parse(reg, form)
+    H = dense.coefficients(
+        m, constraint, (parsed.y, parsed.x) if form == "two-sided" else parsed.x, form
+    )
+    Nx, Ny = dense.newton(slow_x, X[:50], px), dense.newton(slow_y, Y[50:90], py)
+    g = dense.density_ratio(Nx, Ny, H)
+    assert np.abs(fit.density_ratio(X[:50], Y[50:90]) - g).max() <= 1e-8 * np.abs(g).max()
+    expected = dense.expect(Nx, H, m)
+    got = fit.expect(["y0", "y1", "event"], X[:50])
+    assert (np.abs(got - expected) <= 1e-8 * np.abs(expected).max(axis=0)).all()
+    back = dense.means(slow_x, slow_y, X, Y, px, py, weights, X)
+    reverse = back["f"] + Ny @ H @ back["xf"]
+    got = fit.expect(["x0", "x1"], Y=Y[50:90])
+    assert (np.abs(got - reverse) <= 1e-8 * np.abs(reverse).max(axis=0)).all()

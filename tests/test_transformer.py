@@ -10,6 +10,7 @@ import oracle_joint as dense
 import oracle_kernels as slow
 import pandas as pd
 import pytest
+import sklearn.exceptions
 import xarray as xr
 from conftest import write_store
 from sklearn.base import clone
@@ -20,7 +21,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
 from cme_dask import JointDistribution, PivotedCholesky, kernels, load, open_sample
-from cme_dask.errors import DataError, RankWarning, ToleranceWarning
+from cme_dask.errors import DataError, NotFittedError, RankWarning, ToleranceWarning
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.hashing import fold_of_rows
@@ -502,3 +503,18 @@ def test_tables_with_integer_labels(rng):
     fit = JointDistribution(tol=1e-2).fit(sample)
     ours = fit.expect("1", table[[0]].head())
     np.testing.assert_array_equal(ours, fit.expect("1", x[:5]))
+
+
+def test_notebooks_show_the_fitted_model(rng):
+    model = JointDistribution(tol=1e-2)
+    assert "JointModel" not in model._repr_mimebundle_()["text/html"]
+    model.fit(*sine(rng, 500))
+    assert "JointModel" in model._repr_mimebundle_()["text/html"]
+
+
+def test_unfitted_estimators_raise_scikit_learns_error_too():
+    for call in (lambda: JointDistribution().expect("y0", [[0.0]]), PivotedCholesky()._fitted):
+        with pytest.raises(NotFittedError):
+            call()
+        with pytest.raises(sklearn.exceptions.NotFittedError):
+            call()

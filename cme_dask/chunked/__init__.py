@@ -1,1 +1,1 @@
-"""chunked."""
+"""The only room that knows Dask: strips, the driver, passes, memory, sources."""

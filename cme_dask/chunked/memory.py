@@ -15,7 +15,7 @@ from cme_dask.numerics.cholesky import BLOCK
 from cme_dask.numerics.moments import SUB_BLOCK
 
 _WORD = 8
-_PROCESS = 300 << 20  # interpreter and libraries
+_PROCESS = 210 << 20  # interpreter and libraries
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,10 @@ from cme_dask.chunked.lazy import map_rows
 from cme_dask.chunked.memory import MemoryBudget
 from cme_dask.chunked.sources import open_sample
 from cme_dask.defaults import SAMPLE_SIZE, TOL
-from cme_dask.errors import DataError, NotFittedError
+from cme_dask.errors import DataError
 from cme_dask.estimators.recipe import (
     FittedBasis,
+    NotFitted,
     PivotChoice,
     Progress,
     check_parameters,
@@ -199,7 +200,7 @@ class PivotedCholesky(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     def _fitted(self) -> FittedBasis:
         if not hasattr(self, "basis_"):
-            raise NotFittedError("this PivotedCholesky is not fitted: call fit first")
+            raise NotFitted("this PivotedCholesky is not fitted: call fit first")
         return self.basis_
 
 

@@ -13,9 +13,10 @@ from cme_dask.chunked.driver import Executor, Scheduler
 from cme_dask.chunked.memory import MemoryBudget
 from cme_dask.chunked.sources import open_sample
 from cme_dask.defaults import N_FOLDS, REG, SAMPLE_SIZE, TOL
-from cme_dask.errors import DataError, NotFittedError
+from cme_dask.errors import DataError
 from cme_dask.estimators.recipe import (
     FittedBasis,
+    NotFitted,
     PivotChoice,
     Progress,
     check_parameters,
@@ -277,8 +278,13 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
 
     def _fitted(self) -> JointModel:
         if not hasattr(self, "model_"):
-            raise NotFittedError("this JointDistribution is not fitted: call fit first")
+            raise NotFitted("this JointDistribution is not fitted: call fit first")
         return self.model_
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, str]:
+        """What notebooks show: the fitted model, or scikit-learn's diagram before the fit."""
+        bundle: dict[str, str] = super()._repr_mimebundle_(**kwargs)
+        return {**bundle, "text/html": self._repr_html_()}
 
     def _repr_html_(self) -> str:
         return self.model_._repr_html_() if hasattr(self, "model_") else super()._repr_html_()

@@ -7,6 +7,7 @@ from numbers import Real
 from typing import Any
 
 import numpy as np
+import sklearn.exceptions
 
 from cme_dask.chunked.badvalues import count_bad_values
 from cme_dask.chunked.blas import one_blas_thread
@@ -20,7 +21,7 @@ from cme_dask.chunked.passes import (
     moment_pass,
     predict_moments,
 )
-from cme_dask.errors import DataError, RankWarning, ToleranceWarning
+from cme_dask.errors import DataError, NotFittedError, RankWarning, ToleranceWarning
 from cme_dask.kernels import Kernel
 from cme_dask.learning.scales import HEURISTIC_ROWS, median_heuristic
 from cme_dask.numerics.basis import LinearBasis, NewtonBasis
@@ -35,6 +36,10 @@ Array = Any
 
 _CHECK_EVERY = 16
 _SAFETY = 0.8  # sampled pivots aim below tol, since the other rows are not seen yet
+
+
+class NotFitted(NotFittedError, sklearn.exceptions.NotFittedError):  # type: ignore[misc]
+    """Our error and scikit-learn's, so that both can be caught."""
 
 
 @dataclass(frozen=True)

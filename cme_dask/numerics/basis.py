@@ -108,7 +108,7 @@ class LinearBasis:
     """Functions psi(z) = T^T N(z): orthonormal in H, orthogonal in L2 with squared norms lam.
 
     With T = V the spectral basis (joint paper, (26)); with T = Q U the centred basis, whose
-    functions also have mean zero (design: the orthonormal complement of the means c).
+    functions also have mean zero (Q is the orthonormal complement of the means c).
 
     Parameters
     ----------

@@ -19,7 +19,8 @@ REG_FORMS = ("two-sided", "single")
 class Regularization:
     """Ridge on H: ``two-sided`` D = (lam_Y + y)(lam_X + x)^T, ``single`` D = lam_Y lam_X^T + x.
 
-    The two-sided form is the design's; ``single`` is the paper's (34), where lambda is one number.
+    ``single`` is the paper's (34), where lambda is one number; ``two-sided`` damps every direction
+    that either basis resolves badly.
     """
 
     y: float
@@ -126,7 +127,7 @@ def solve_joint(mean: MeanMoments, constraint: str, reg: Regularization) -> Join
 
     Without a ridge, directions with lam <= eps m lam_max are rounding and are pruned.
 
-    Source: joint paper, (34) and (38) with the design's errata (Lambda + lambda I, divided by n).
+    Source: joint paper, (34) and (38); (37) as printed halves Lambda + lambda I, against (34).
     """
     if constraint not in CONSTRAINTS:
         raise DataError(f"constraint must be one of {', '.join(CONSTRAINTS)}, got {constraint!r}")

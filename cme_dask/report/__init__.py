@@ -1,1 +1,1 @@
-"""report."""
+"""What people see: progress, tables, pictures, peak memory."""

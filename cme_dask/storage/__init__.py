@@ -1,1 +1,1 @@
-"""storage."""
+"""Zarr without Dask: sample stores, the priority sample, model files, ingest."""

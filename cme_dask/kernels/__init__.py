@@ -1,0 +1,49 @@
+"""Kernels: one formula each; sums, products, scalings and column subsets compose.
+
+A kernel is a small frozen value. ``kernel(X, Z)`` is the block of all pairs, ``kernel.diagonal(X)``
+its values k(x, x); both run on any array library that follows the array API standard, and neither
+looks at the data for errors: data are validated where they enter, and ``kernel.check(d)`` says
+whether the kernel fits d columns. ``to_dict`` and :func:`from_dict` carry kernels through files as
+plain JSON values; nothing in a file is ever executed.
+
+Blocks are the largest arrays of a pass and allocating one can cost more than filling it, so the
+formulas keep as few alive as they can: in-place operators, no names for intermediate blocks.
+
+In the docstrings n and m are numbers of rows and d the number of columns.
+"""
+
+from cme_dask.kernels.base import Kernel
+from cme_dask.kernels.composed import Columns, Product, Scaled, Sum
+from cme_dask.kernels.files import KERNELS, MAX_DEPTH, from_dict
+from cme_dask.kernels.others import Custom, Delta, Linear, Polynomial
+from cme_dask.kernels.stationary import (
+    Gaussian,
+    Laplace,
+    LengthScale,
+    Matern,
+    RationalQuadratic,
+)
+
+__all__ = [
+    "KERNELS",
+    "MAX_DEPTH",
+    "Columns",
+    "Custom",
+    "Delta",
+    "Gaussian",
+    "Kernel",
+    "Laplace",
+    "LengthScale",
+    "Linear",
+    "Matern",
+    "Polynomial",
+    "Product",
+    "RationalQuadratic",
+    "Scaled",
+    "Sum",
+    "from_dict",
+]
+
+# Pickles and messages name the kernels by where they are public, not by the file they are in.
+for _class in (Kernel, *KERNELS.values()):
+    _class.__module__ = __name__

@@ -1,0 +1,137 @@
+"""What a kernel is, and checks of what it is made of.
+
+Operators and ``to_dict`` need modules that build on this one: they import them when called.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from array_api_compat import array_namespace, device
+
+from cme_dask.errors import DataError
+
+if TYPE_CHECKING:
+    from cme_dask.kernels.composed import Columns, Product, Scaled, Sum
+
+Array = Any
+
+
+@dataclass(frozen=True)
+class Kernel(ABC):
+    """A positive semidefinite function of two rows.
+
+    Subclasses are frozen dataclasses that define the block, the diagonal and, where they exist,
+    the bound and the conditions on the number of columns. Kernels add and multiply, scale by
+    positive numbers, and ``kernel[0, 2]`` (or ``kernel.on([0, 2])``) looks at some columns only.
+    """
+
+    # Indexing selects columns: without this, iteration over a kernel would never end.
+    __iter__: ClassVar[None] = None
+    # NumPy scalars on the left leave the product to __rmul__.
+    __array_ufunc__: ClassVar[None] = None
+    # How tightly the repr binds: sums 0, products 1, everything else 2.
+    _precedence: ClassVar[int] = 2
+
+    def __call__(self, X: Array, Z: Array) -> Array:
+        """Return the block k(x_i, z_j), (n, m), of rows X (n, d) and Z (m, d)."""
+        return self._block(array_namespace(X, Z), X, Z)
+
+    def diagonal(self, X: Array) -> Array:
+        """Return k(x_i, x_i), (n,), of rows X (n, d)."""
+        return self._diagonal(array_namespace(X), X)
+
+    @abstractmethod
+    def _block(self, xp: Any, X: Array, Z: Array) -> Array: ...
+
+    @abstractmethod
+    def _diagonal(self, xp: Any, X: Array) -> Array: ...
+
+    def check(self, n_columns: int) -> None:  # noqa: B027 (most kernels fit any number)
+        """Raise DataError if the kernel can't be used on `n_columns` columns."""
+
+    @property
+    def upper_bound(self) -> float | None:
+        """A number that k(z, z) exceeds nowhere, or None."""
+        return None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the kernel as plain JSON values, to be read by :func:`from_dict`."""
+        from cme_dask.kernels.files import describe
+
+        return describe(self)
+
+    def on(self, columns: int | Sequence[int]) -> "Columns":
+        """Return the kernel of these columns only."""
+        from cme_dask.kernels.composed import Columns
+
+        return Columns(self, columns)  # type: ignore[arg-type]
+
+    def __getitem__(self, columns: int | Sequence[int]) -> "Columns":
+        return self.on(columns)
+
+    def __add__(self, other: object) -> "Sum":
+        from cme_dask.kernels.composed import Sum
+
+        return Sum(self, other) if isinstance(other, Kernel) else NotImplemented
+
+    def __mul__(self, other: object) -> "Product | Scaled":
+        from cme_dask.kernels.composed import Product, Scaled
+
+        if isinstance(other, Kernel):
+            return Product(self, other)
+        return Scaled(other, self) if isinstance(other, Real) else NotImplemented  # type: ignore[arg-type]
+
+    def __rmul__(self, other: object) -> "Product | Scaled":
+        return self * other
+
+    def _operand(self, precedence: int) -> str:
+        return f"({self!r})" if self._precedence < precedence else repr(self)
+
+
+@dataclass(frozen=True)
+class Unit(Kernel):
+    """A kernel that is 1 at equal rows and nowhere more."""
+
+    def _diagonal(self, xp: Any, X: Array) -> Array:
+        return xp.ones(X.shape[0], dtype=X.dtype, device=device(X))
+
+    @property
+    def upper_bound(self) -> float:
+        """1."""
+        return 1.0
+
+
+def is_a(value: object, kind: Any) -> bool:
+    """Whether `value` is of this kind and not True or False."""
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def check_number(name: str, value: Any, *, zero: bool = False) -> float:
+    """Return `value` as a positive finite float, or as zero if that is allowed."""
+    if is_a(value, Real):
+        try:
+            number = float(value)
+        except OverflowError:  # an integer of more than 308 digits
+            number = math.inf
+        if math.isfinite(number) and (number > 0.0 or (zero and number == 0.0)):
+            return number
+    raise DataError(
+        f"{name} must be {'at least 0' if zero else 'positive'} and finite, got {value!r}"
+    )
+
+
+def check_integer(name: str, value: Any, least: int) -> int:
+    """Return `value` as an integer of at least `least`."""
+    if is_a(value, Integral) and value >= least:
+        return int(value)
+    raise DataError(f"{name} must be an integer of at least {least}, got {value!r}")
+
+
+def check_kernel(name: str, value: object) -> None:
+    """Raise DataError if `value` isn't a kernel."""
+    if not isinstance(value, Kernel):
+        raise DataError(f"{name} must be a kernel, got {value!r}")

@@ -1,0 +1,89 @@
+"""Kernels as plain JSON values, and back."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from cme_dask.errors import DataError
+from cme_dask.kernels.base import Kernel, check_kernel
+from cme_dask.kernels.composed import Columns, Product, Scaled, Sum
+from cme_dask.kernels.others import Custom, Delta, Linear, Polynomial
+from cme_dask.kernels.stationary import Gaussian, Laplace, Matern, RationalQuadratic
+
+MAX_DEPTH = 100  # of nested kernels in a file: a hostile one must not exhaust the stack
+
+KERNELS: dict[str, type[Kernel]] = {
+    cls.__name__: cls
+    for cls in (
+        *(Gaussian, Laplace, Matern, RationalQuadratic, Delta, Linear, Polynomial),
+        *(Custom, Sum, Product, Scaled, Columns),
+    )
+}
+
+
+def describe(kernel: Kernel) -> dict[str, Any]:
+    """Return the kernel as :meth:`Kernel.to_dict` does."""
+    name = type(kernel).__name__
+    if KERNELS.get(name) is not type(kernel):
+        raise DataError(f"{name} is not a kernel of cme_dask: wrap it in Custom to save it")
+    return {"kernel": name, **{f.name: _plain(getattr(kernel, f.name)) for f in fields(kernel)}}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Kernel):
+        return value.to_dict()
+    return list(value) if isinstance(value, tuple) else value
+
+
+def from_dict(d: Mapping[str, Any], custom: Mapping[str, Kernel] | None = None) -> Kernel:
+    """Return the kernel that :meth:`Kernel.to_dict` described.
+
+    Parameters
+    ----------
+    d
+        The description: plain JSON values, which may come from an untrusted file.
+    custom
+        The user's own kernels by name.
+
+    Raises
+    ------
+    DataError
+        If a name, key, type or value is not one that ``to_dict`` writes, or a kernel of the
+        user's own is missing from `custom`.
+    """
+    return _build(d, custom or {}, 0)
+
+
+def _build(d: object, custom: Mapping[str, Kernel], depth: int) -> Kernel:
+    if depth > MAX_DEPTH:
+        raise DataError(f"a kernel may be nested {MAX_DEPTH} deep at most")
+    if not isinstance(d, Mapping):
+        raise DataError(f"a kernel must be described by a dict, got {type(d).__name__}")
+    name, given = d.get("kernel"), {key: value for key, value in d.items() if key != "kernel"}
+    cls = KERNELS.get(name) if isinstance(name, str) else None
+    if cls is None:
+        raise DataError(f"unknown kernel {name!r}: expected one of {', '.join(KERNELS)}")
+    expected = {"name"} if cls is Custom else {f.name for f in fields(cls)}
+    if set(given) != expected:
+        raise DataError(
+            f"{name} takes exactly the keys {sorted(expected)}, got {sorted(map(str, given))}"
+        )
+    if cls is Custom:
+        return _supplied(given["name"], custom)
+    return cls(
+        **{
+            key: _build(value, custom, depth + 1) if isinstance(value, Mapping) else value
+            for key, value in given.items()
+        }
+    )
+
+
+def _supplied(name: object, custom: Mapping[str, Kernel]) -> Kernel:
+    kernel = custom.get(name) if isinstance(name, str) else None
+    if kernel is None:
+        raise DataError(
+            f"the kernel {name!r} is a user's own and was not supplied: "
+            f"pass kernels={{{name!r}: kernel}}"
+        )
+    check_kernel(f"kernels[{name!r}]", kernel)
+    return kernel

@@ -1,0 +1,131 @@
+"""Kernels of equality and of inner products, and users' own."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from array_api_compat import array_namespace
+
+from cme_dask.errors import DataError
+from cme_dask.kernels.base import Array, Kernel, Unit, check_integer, check_number
+
+
+@dataclass(frozen=True)
+class Delta(Unit):
+    """The kernel of equality, for classes and other discrete values.
+
+    k(x, z) = 1 where all columns are exactly equal, else 0.
+    """
+
+    def _block(self, xp: Any, X: Array, Z: Array) -> Array:
+        zt = Z.T
+        equal = X[:, :1] == zt[:1, :]
+        for j in range(1, X.shape[1]):
+            equal &= X[:, j : j + 1] == zt[j : j + 1, :]
+        return xp.astype(equal, X.dtype)
+
+
+@dataclass(frozen=True)
+class Linear(Kernel):
+    """The linear kernel k(x, z) = x . z + offset; it has no bound.
+
+    Parameters
+    ----------
+    offset
+        At least 0, in the squared units of the columns.
+    """
+
+    offset: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "offset", check_number("offset", self.offset, zero=True))
+
+    def _block(self, xp: Any, X: Array, Z: Array) -> Array:
+        return xp.matmul(X, Z.T) + self.offset
+
+    def _diagonal(self, xp: Any, X: Array) -> Array:
+        return xp.sum(X * X, axis=1) + self.offset
+
+
+@dataclass(frozen=True)
+class Polynomial(Kernel):
+    """The polynomial kernel k(x, z) = (scale x . z + offset)^degree; it has no bound.
+
+    Parameters
+    ----------
+    degree
+        An integer, at least 1.
+    offset
+        At least 0, no unit.
+    scale
+        Positive, in the inverse squared units of the columns.
+    """
+
+    degree: int
+    offset: float = 1.0
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "degree", check_integer("degree", self.degree, 1))
+        object.__setattr__(self, "offset", check_number("offset", self.offset, zero=True))
+        object.__setattr__(self, "scale", check_number("scale", self.scale))
+
+    def _block(self, xp: Any, X: Array, Z: Array) -> Array:
+        product = xp.matmul(X, Z.T)
+        product *= self.scale
+        product += self.offset
+        return product**self.degree
+
+    def _diagonal(self, xp: Any, X: Array) -> Array:
+        return (self.scale * xp.sum(X * X, axis=1) + self.offset) ** self.degree
+
+
+@dataclass(frozen=True)
+class Custom(Kernel):
+    """A user's own kernel, for data in memory; saved by its name only.
+
+    Parameters
+    ----------
+    name
+        What a saved model calls it; ``load(path, kernels={name: kernel})`` supplies it again.
+    block
+        ``block(X, Z)`` returns k(x_i, z_j), (n, m). It must be positive semidefinite, which is
+        not checked; shapes and finite values are, at each call (DataError).
+    diagonal_of
+        ``diagonal_of(X)`` returns k(x_i, x_i), (n,).
+    """
+
+    name: str
+    block: Callable[[Array, Array], Array] = field(repr=False)
+    diagonal_of: Callable[[Array], Array] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise DataError(f"name must be a non-empty string, got {self.name!r}")
+        for role in ("block", "diagonal_of"):
+            if not callable(getattr(self, role)):
+                raise DataError(f"{role} must be callable, got {getattr(self, role)!r}")
+
+    def _block(self, xp: Any, X: Array, Z: Array) -> Array:
+        return self._checked("block", self.block(X, Z), (X.shape[0], Z.shape[0]))
+
+    def _diagonal(self, xp: Any, X: Array) -> Array:
+        return self._checked("diagonal_of", self.diagonal_of(X), (X.shape[0],))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the kernel's name: functions are not saved."""
+        return {"kernel": "Custom", "name": self.name}
+
+    def _checked(self, role: str, values: Array, shape: tuple[int, ...]) -> Array:
+        received = getattr(values, "shape", None)
+        if received is None or tuple(received) != shape:
+            raise DataError(
+                f"{role} of the kernel {self.name!r} must return an array of shape {shape}, "
+                f"got {type(values).__name__ if received is None else tuple(received)}"
+            )
+        xp = array_namespace(values)
+        if not bool(xp.all(xp.isfinite(values))):
+            raise DataError(
+                f"{role} of the kernel {self.name!r} returned values that aren't finite"
+            )
+        return values
