@@ -43,7 +43,3 @@ __all__ = [
     "Sum",
     "from_dict",
 ]
-
-# Pickles and messages name the kernels by where they are public, not by the file they are in.
-for _class in (Kernel, *KERNELS.values()):
-    _class.__module__ = __name__
