@@ -15,6 +15,7 @@ from cme_dask.numerics.cholesky import BLOCK
 from cme_dask.numerics.moments import SUB_BLOCK
 
 _WORD = 8
+_HASH_WORDS = 10  # per row of a strip: its hash on the way, its fold, and their order
 _PROCESS = 210 << 20  # interpreter and libraries
 
 
@@ -60,7 +61,8 @@ class PassShape:
         rows = 3 * strip_length(self.n_rows) + 2 * self.chunk_rows
         if self.materialised:
             rows += 2 * run.rows
-        return sums + block + rows * self.n_columns * _WORD
+        hashes = _HASH_WORDS * strip_length(self.n_rows)
+        return sums + block + (rows * self.n_columns + hashes) * _WORD
 
     def waiting_bytes(self, runs: int) -> int:
         """Finished partial sums that wait for their neighbour in the tree."""
