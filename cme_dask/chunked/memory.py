@@ -16,7 +16,7 @@ from cme_dask.numerics.moments import SUB_BLOCK
 
 _WORD = 8
 _HASH_WORDS = 10  # per row of a strip: its hash on the way, its fold, and their order
-_PROCESS = 210 << 20  # interpreter and libraries
+_PROCESS = 240 << 20  # interpreter and libraries
 
 
 @dataclass(frozen=True)
