@@ -1,6 +1,7 @@
 """A click group that says what went wrong in one sentence, with fixed exit codes."""
 
 import contextlib
+import logging
 import os
 import traceback
 import warnings
@@ -33,6 +34,8 @@ def _one_sentence() -> Iterator[None]:
             warnings.showwarning = show
             yield
     except KeyboardInterrupt:
+        # Zarr's event loop dies with its unfinished writes, and asyncio would tell of each.
+        logging.getLogger("asyncio").setLevel(logging.CRITICAL)
         _fail("interrupted: no output was left half-written", 130)
     except click.UsageError as error:
         help_of = f" (see {error.ctx.command_path} --help)" if error.ctx else ""

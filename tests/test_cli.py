@@ -360,10 +360,15 @@ def interrupt(args, ready):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # A shell that runs the tests in the background has them ignore SIGINT; a terminal doesn't.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    ready()
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process of the group
-    out, err = process.communicate(timeout=60)
+    try:
+        ready()
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process of the group
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert (process.returncode, out) == (130, ""), err
     assert err == "error: interrupted: no output was left half-written\n"
 
