@@ -9,34 +9,35 @@ import pytest
 from conftest import write_store
 
 SCRIPT = """
-import json, sys, warnings
+import json, resource, sys, warnings
 from cme_dask import JointDistribution, kernels
-from cme_dask.report.memory import PeakMemory
 
 if __name__ == "__main__":
-    path, scheduler, folds = sys.argv[1:]
+    path, folds = sys.argv[1:]
     warnings.simplefilter("ignore")
     kernel = kernels.Matern(1.0, 0.5)
-    with PeakMemory() as memory:
-        fit = JointDistribution(
-            kernel_x=kernel, kernel_y=kernel, tol=1e-9, max_rank=250, n_folds=int(folds),
-            sample_size=2048,
-        ).fit(path, scheduler=scheduler, workers=2)
-    print(json.dumps([fit.report_.memory.predicted, memory.peak]))
+    fit = JointDistribution(
+        kernel_x=kernel, kernel_y=kernel, tol=1e-9, max_rank=250, n_folds=int(folds),
+        sample_size=2048,
+    ).fit(path, scheduler="threads", workers=2)
+    # The kernel's own high-water mark: a sampled peak of so short a pass misses it under load.
+    unit = 1 if sys.platform == "darwin" else 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    print(json.dumps([fit.report_.memory.predicted, peak]))
 """
 
 
-@pytest.mark.parametrize(("scheduler", "folds"), [("threads", 10), ("threads", 1)])
-def test_prediction_is_near_the_measured_peak(tmp_path, scheduler, folds):
+@pytest.mark.parametrize("folds", [10, 1])
+def test_prediction_is_near_the_measured_peak(tmp_path, folds):
     rng = np.random.default_rng(0)
     x = rng.standard_normal((150_000, 3))
     write_store(tmp_path / "s.zarr", x, x[:, :2] ** 2, chunk_rows=8192)
     (tmp_path / "fit.py").write_text(SCRIPT)
     done = subprocess.run(
-        [sys.executable, tmp_path / "fit.py", tmp_path / "s.zarr", scheduler, str(folds)],
+        [sys.executable, tmp_path / "fit.py", tmp_path / "s.zarr", str(folds)],
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
     predicted, measured = json.loads(done.stdout)
-    assert 0.75 <= predicted / measured <= 1.6
+    assert 0.9 <= predicted / measured <= 1.4
