@@ -1,22 +1,8 @@
-"""Shared fixtures: data folders, stores on disk, a real cluster."""
-
-import os
-from pathlib import Path
+"""Shared fixtures: stores on disk, a real cluster."""
 
 import numpy as np
 import pytest
 from threadpoolctl import threadpool_limits
-
-ROOT = Path(__file__).resolve().parents[1]
-
-
-@pytest.fixture(scope="session")
-def real_data():
-    """Folder of the real tables; tests that use it are skipped where it is absent."""
-    folder = Path(os.environ.get("CME_DASK_DATA", ROOT.parent / "shared" / "data"))
-    if not folder.is_dir():
-        pytest.skip("real data absent: set CME_DASK_DATA")
-    return folder
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -95,7 +95,7 @@ def check_parameters(
     _check_integer("n_folds", n_folds, 1, MAX_FOLDS)
     _check_integer("sample_size", sample_size, 2)
     if random_state is not None:
-        _check_integer("random_state", random_state, 0, 2**64 - 1)
+        _check_integer("random_state", random_state, 0, 2**63 - 1)
 
 
 def _check_integer(name: str, value: Any, least: int, most: int | None = None) -> None:
