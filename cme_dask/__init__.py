@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from cme_dask import kernels
+    from cme_dask.chunked.lazy import gram_columns
     from cme_dask.chunked.sources import open_sample
     from cme_dask.estimators.cholesky import PivotedCholesky
     from cme_dask.estimators.joint import JointDistribution
@@ -19,12 +20,20 @@ if TYPE_CHECKING:
 _HOMES = {
     "JointDistribution": "cme_dask.estimators.joint",
     "PivotedCholesky": "cme_dask.estimators.cholesky",
+    "gram_columns": "cme_dask.chunked.lazy",
     "load": "cme_dask.models",
     "open_sample": "cme_dask.chunked.sources",
 }
 _MODULES = ("errors", "kernels")
 
-__all__ = ["JointDistribution", "PivotedCholesky", "kernels", "load", "open_sample"]
+__all__ = [
+    "JointDistribution",
+    "PivotedCholesky",
+    "gram_columns",
+    "kernels",
+    "load",
+    "open_sample",
+]
 
 
 def __getattr__(name: str) -> Any:

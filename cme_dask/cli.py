@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 import click
 
 from cme_dask import __version__
+from cme_dask.bench import CASE_NAMES
 from cme_dask.cli_group import SentenceGroup
-from cme_dask.cli_types import SEED, columns, count, output, ridge, unit
-from cme_dask.defaults import N_FOLDS, REG, SAMPLE_SIZE, SCENARIOS, TOL
+from cme_dask.cli_types import SEED, columns, count, counts, numbers, output, ridge, unit
+from cme_dask.defaults import N_FOLDS, PIVOTS, REG, SAMPLE_SIZE, SCENARIOS, TOL
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -32,7 +33,9 @@ overwrite_option = click.option(
     "--overwrite", is_flag=True, help="Replace an existing output, once the new one is whole."
 )
 chunk_option = click.option(
-    "--chunk-rows", type=count, help="Rows per chunk.  [default: a power of two, 8 MB at most]"
+    "--chunk-rows",
+    type=count,
+    help="Rows per chunk.  [default: a power of two, 8 MB at most, features 32 MB]",
 )
 
 
@@ -201,11 +204,12 @@ def ingest(
     short_help="Fit a joint distribution in one pass, and save it.",
     epilog=_examples(
         'cme-dask fit s.zarr --out m.zarr --event "PM2.5 > 75" --max-rank 300',
+        "cme-dask fit s.zarr --dry-run --max-rank 300",
         "cme-dask fit s.zarr --out m.zarr --scheduler tcp://10.0.0.1:8786 --memory-limit 2GB",
     ),
 )
 @click.argument("store")
-@click.option("--out", required=True, type=output, metavar="PATH", help="Model to make (a folder).")
+@click.option("--out", type=output, metavar="PATH", help="Model to make (a folder).  [required]")
 @click.option("--x", type=columns, help="Columns of x to use.  [default: all]")
 @click.option("--y", type=columns, help="Columns of y to use.  [default: all]")
 @click.option(
@@ -242,18 +246,40 @@ def ingest(
     help="Folds for standard errors; 1: none.",
 )
 @click.option(
+    "--pivots",
+    type=click.Choice(PIVOTS),
+    default="sampled",
+    show_default=True,
+    help="sampled: from the row sample, in no pass of their own. greedy, random: over all rows, in "
+    "rounds of one pass each.",
+)
+@click.option(
+    "--span",
+    type=float,
+    default=1.0,
+    show_default=True,
+    help="Of greedy pivots, in (0, 1]: 1 takes the largest residuals exactly, 0.5 a quarter of the "
+    "rounds.",
+)
+@click.option(
     "--sample-size",
     type=count,
     default=SAMPLE_SIZE,
     show_default=True,
     help="Rows from which pivots are chosen.",
 )
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Only tell ranks, passes, seconds by part and peak memory, from the row sample and rates "
+    "measured in a second; --out is not needed.",
+)
 @compute_options
 @overwrite_option
 @json_option
 def fit(
     store: str,
-    out: Path,
+    out: Path | None,
     x: tuple[str, ...] | None,
     y: tuple[str, ...] | None,
     events: tuple[str, ...],
@@ -264,7 +290,10 @@ def fit(
     reg_form: str,
     constraint: str,
     folds: int,
+    pivots: str,
+    span: float,
     sample_size: int,
+    dry_run: bool,
     scheduler: str | None,
     workers: int | None,
     memory_limit: str | None,
@@ -273,7 +302,7 @@ def fit(
 ) -> None:
     """Fit the joint distribution of x and y in STORE (path or URL) in one pass, and save it."""
     from cme_dask.chunked.sources import open_sample
-    from cme_dask.jobs.fitting import Compute, fit_and_save
+    from cme_dask.jobs.fitting import Compute, fit_and_save, plan_of_fit
     from cme_dask.jobs.schema import FitSection, checked
     from cme_dask.report import tables
 
@@ -286,16 +315,153 @@ def fit(
         "reg_form": reg_form,
         "constraint": constraint,
         "folds": folds,
+        "pivots": pivots,
+        "span": span,
         "sample_size": sample_size,
     }
-    result = fit_and_save(
-        lambda: open_sample(store, x_columns=x, y_columns=y),
-        checked(FitSection, options, ""),
-        Compute(scheduler, workers, memory_limit),
-        out,
-        overwrite,
-    )
+    section, compute = checked(FitSection, options, ""), Compute(scheduler, workers, memory_limit)
+
+    def open_rows() -> Any:
+        return open_sample(store, x_columns=x, y_columns=y)
+
+    if dry_run:
+        result = plan_of_fit(open_rows, section, compute)
+        tables.show(result, tables.plan_tables(result), as_json)
+        return
+    if out is None:
+        raise click.UsageError("Missing option '--out'.")
+    result = fit_and_save(open_rows, section, compute, out, overwrite)
     tables.show(result, tables.fit_tables(result), as_json)
+
+
+@cli.command(
+    short_help="Fit low-rank kernel features of x, and save them.",
+    epilog=_examples(
+        "cme-dask features s.zarr --out features.model --tol 1e-3",
+        "cme-dask transform s.zarr --model features.model --out features.zarr",
+    ),
+)
+@click.argument("store")
+@click.option("--out", required=True, type=output, metavar="PATH", help="Model to make (a folder).")
+@click.option("--x", type=columns, help="Columns of x to use.  [default: all]")
+@click.option(
+    "--length-scale",
+    type=numbers,
+    metavar="NUMBER,...",
+    help="Of the Gaussian kernel: one, or one per column, in its unit.  [default: by the median "
+    "heuristic]",
+)
+@click.option(
+    "--tol", type=float, default=TOL, show_default=True, help="Relative trace error, in (0, 1)."
+)
+@click.option("--max-rank", type=int, help="Most features.  [default: as tol needs]")
+@click.option(
+    "--basis",
+    type=click.Choice(["newton", "spectral"]),
+    default="newton",
+    show_default=True,
+    help="Features: Newton basis, or uncorrelated and ordered by variance.",
+)
+@click.option(
+    "--sample-size",
+    type=count,
+    default=SAMPLE_SIZE,
+    show_default=True,
+    help="Rows from which pivots are chosen.",
+)
+@compute_options
+@overwrite_option
+@json_option
+def features(
+    store: str,
+    out: Path,
+    x: tuple[str, ...] | None,
+    length_scale: tuple[float, ...] | None,
+    tol: float,
+    max_rank: int | None,
+    basis: str,
+    sample_size: int,
+    scheduler: str | None,
+    workers: int | None,
+    memory_limit: str | None,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """Fit features of x in STORE (path or URL) by pivoted Cholesky in one pass, and save them.
+
+    Inner products of features are kernel values up to the trace error: ridge regression, PCA or
+    k-means on them are those of the kernel.
+    """
+    from cme_dask.estimators.cholesky import PivotedCholesky
+    from cme_dask.jobs.features import fit_features
+    from cme_dask.jobs.fitting import Compute
+    from cme_dask.kernels import Gaussian
+    from cme_dask.report import tables
+
+    scales = length_scale if length_scale is None or len(length_scale) > 1 else length_scale[0]
+    estimator = PivotedCholesky(
+        None if scales is None else Gaussian(scales),
+        tol=tol,
+        max_rank=max_rank,
+        basis=basis,
+        sample_size=sample_size,
+    )
+    compute = Compute(scheduler, workers, memory_limit)
+    result = fit_features(estimator, store, x, compute, out, overwrite)
+    tables.show(result, tables.feature_fit_tables(result), as_json)
+
+
+@cli.command(
+    short_help="Write the features of a store's rows to a new store.",
+    epilog=_examples(
+        "cme-dask transform s.zarr --model features.model --out features.zarr --dtype float32",
+    ),
+)
+@click.argument("store")
+@click.option("--model", required=True, metavar="PATH", help="Model of `cme-dask features`.")
+@click.option("--out", required=True, type=output, metavar="PATH", help="Store to make (a folder).")
+@chunk_option
+@click.option(
+    "--dtype",
+    type=click.Choice(["float64", "float32"]),
+    default="float64",
+    show_default=True,
+    help="Type of the features; float32 takes half the disk space.",
+)
+@compute_options
+@overwrite_option
+@json_option
+def transform(
+    store: str,
+    model: str,
+    out: Path,
+    chunk_rows: int | None,
+    dtype: str,
+    scheduler: str | None,
+    workers: int | None,
+    memory_limit: str | None,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """Write the features of all rows in STORE (path or URL) to a new sample store.
+
+    Its x are the features; y, weights and the row sample are the source's, so that anything that
+    reads a sample store can be fitted on it. Rows stream through in one pass.
+    """
+    from cme_dask.jobs.features import transform_store
+    from cme_dask.jobs.fitting import Compute
+    from cme_dask.report import tables
+
+    result = transform_store(
+        store,
+        model,
+        out,
+        chunk_rows=chunk_rows,
+        dtype=dtype,
+        compute=Compute(scheduler, workers, memory_limit),
+        overwrite=overwrite,
+    )
+    tables.show(result, tables.transform_tables(result), as_json)
 
 
 @cli.command(
@@ -454,3 +620,67 @@ def demo(
             rows, out, picture, compute=Compute(scheduler, workers, memory_limit), progress=progress
         )
     tables.show(result, demo_tables(result), as_json)
+
+
+@cli.command(
+    short_help="Measure fits beside the machine's limits and beside peers.",
+    epilog=_examples(
+        "cme-dask bench --out bench",
+        "cme-dask bench --case fmca --rows 1e6 --tols 1e-4,1e-6 --repeats 5",
+    ),
+)
+@click.option(
+    "--case",
+    "cases",
+    type=click.Choice(CASE_NAMES),
+    multiple=True,
+    help="What to measure; repeatable.  [default: all]",
+)
+@click.option(
+    "--full", is_flag=True, help="Sizes of the published figures (hours), not of a few minutes."
+)
+@click.option("--rows", type=count, help="Rows, such as 1000000, 1e6 or 1M.  [default: by case]")
+@click.option("--ranks", type=counts, help="Ranks, such as 100,400.  [default: by case]")
+@click.option("--tols", type=numbers, help="Tolerances of the case fmca.  [default: by case]")
+@click.option(
+    "--repeats",
+    type=click.IntRange(1),
+    help="Runs of each measurement.  [default: 3, with --full 5]",
+)
+@click.option("--workers", type=click.IntRange(1), help="Threads.  [default: one per core]")
+@click.option(
+    "--out",
+    type=output,
+    metavar="PATH",
+    help="Folder for bench.json and bench.png; stores lie there meanwhile.  [default: none]",
+)
+@overwrite_option
+@json_option
+def bench(
+    cases: tuple[str, ...],
+    full: bool,
+    rows: int | None,
+    ranks: tuple[int, ...] | None,
+    tols: tuple[float, ...] | None,
+    repeats: int | None,
+    workers: int | None,
+    out: Path | None,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """Measure fits beside what the machine can do and beside other packages.
+
+    The cases: machine (rates), fmca (FMCA's pivoted Cholesky), pass (joint fits from a store beside
+    the bare pass, threads beside processes), random (randomly pivoted Cholesky), ridge (Nystroem
+    features and ridge regression), sweep (one thing changed at a time). Each measurement runs in a
+    fresh process, rivals in turns.
+    """
+    from cme_dask.bench.run import Options, run_bench
+    from cme_dask.bench.tables import bench_tables
+    from cme_dask.report import tables
+    from cme_dask.report.progress import ProgressLines
+
+    options = Options(cases, full, rows, ranks, tols, repeats, workers)
+    with ProgressLines() as progress:
+        result = run_bench(options, out, overwrite=overwrite, progress=progress)
+    tables.show(result, bench_tables(result), as_json)

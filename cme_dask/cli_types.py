@@ -54,8 +54,21 @@ def ridge(value: str) -> list[float] | float:
     return parts if len(parts) == 2 else parts[0]
 
 
+def numbers(value: str) -> tuple[float, ...]:
+    """One number, or several separated by commas."""
+    try:
+        return tuple(float(part) for part in value.split(","))
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r} does not read NUMBER or NUMBER,NUMBER,...") from error
+
+
 def output(value: str | Path) -> Path:
     """A local path; a URL would silently become one."""
     if "://" in str(value):
         raise click.BadParameter(f"outputs are local paths, got the URL {value}")
     return Path(value)
+
+
+def counts(value: str) -> tuple[int, ...]:
+    """Counts, separated by commas."""
+    return tuple(count(part) for part in value.split(","))

@@ -32,7 +32,8 @@ RANK = {
     "estimators": 7,
     "report": 8,
     "jobs": 9,
-    "cli": 10,
+    "bench": 10,
+    "cli": 11,
 }
 DASK_ROOMS = {"chunked"}
 

@@ -1,5 +1,6 @@
 """Passes are counted where chunks are read: at the Zarr store."""
 
+import threading
 from collections import Counter
 
 import dask.array as da
@@ -13,7 +14,9 @@ from cme_dask import JointDistribution, PivotedCholesky, kernels
 from cme_dask.chunked.driver import Executor
 from cme_dask.chunked.nearest import nearest_rows
 from cme_dask.chunked.sources import open_sample
+from cme_dask.errors import StoreError
 from cme_dask.storage.generate import write_normal3
+from cme_dask.storage.rows import ahead
 
 
 class CountingStore(WrapperStore):
@@ -86,7 +89,7 @@ def test_pivots_are_refused_when_they_pass_what_memory_allows(tmp_path):
     x = rng.standard_normal((20_000, 8))
     ranks = []
     model = JointDistribution(kernel_x=kernels.Gaussian(1.0), tol=1e-4)
-    with pytest.raises(ResourceError, match=r"this machine would need .* lower max_rank"):
+    with pytest.raises(ResourceError, match=r"would need .* lower max_rank"):
         model.fit(
             x,
             x[:, :1],
@@ -162,3 +165,36 @@ def test_nearest_rows_take_one_pass_and_equal_a_full_sort(tmp_path, positive):
         assert (found.index[i] == order).all()
         assert (found.y[i] == y[found.index[i]]).all()
         assert (found.weights[i] == weights[found.index[i]]).all()
+
+
+def test_reading_is_one_item_ahead_of_use():
+    fetched = [threading.Event() for _ in range(4)]
+
+    def items():
+        for number, event in enumerate(fetched):
+            event.set()
+            yield number
+
+    used = []
+    for number in ahead(items()):
+        used.append(number)
+        if number + 1 < len(fetched):
+            assert fetched[number + 1].wait(10)  # while this one is in use
+            assert not any(event.is_set() for event in fetched[number + 2 :])
+    assert used == [0, 1, 2, 3]
+
+
+def test_what_reading_raises_comes_through():
+    def items():
+        yield 1
+        raise StoreError("damaged")
+
+    reading = ahead(items())
+    assert next(reading) == 1
+    with pytest.raises(StoreError, match="damaged"):
+        next(reading)
+    assert list(ahead(iter(()))) == []
+    early = ahead(iter(range(10)))
+    next(early)
+    early.close()
+    assert not [t for t in threading.enumerate() if t.name.startswith("read-ahead")]

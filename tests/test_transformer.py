@@ -21,7 +21,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
 from cme_dask import JointDistribution, PivotedCholesky, kernels, load, open_sample
-from cme_dask.errors import DataError, NotFittedError, RankWarning, ToleranceWarning
+from cme_dask.errors import DataError, NotFittedError, RankWarning
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.hashing import fold_of_rows
@@ -70,7 +70,7 @@ def test_spectral_features_diagonalise_the_gram_matrix(table, rng, weighted):
     share = np.full(400, 1 / 400) if w is None else w / w.sum()
     psi = fit.transform(table)
     gram = psi.T @ (share[:, None] * psi)
-    np.testing.assert_allclose(gram, np.diag(fit.eigenvalues_), atol=1e-14)
+    np.testing.assert_allclose(gram, np.diag(fit.eigenvalues_), atol=3e-14)
     assert (np.diff(fit.eigenvalues_) <= 0).all()
     # Orthonormal in the Hilbert space: the same inner products as the Newton features.
     newton = clone(fit).set_params(basis="newton").fit(table, weights=w).transform(table)
@@ -143,15 +143,16 @@ def test_ties_go_to_the_lowest_global_row_in_any_order(rows, rng):
 
 
 def test_pivots_of_the_fit_are_greedy_on_the_row_sample(table):
-    fit = PivotedCholesky(GAUSSIAN, tol=1e-2, sample_size=100, random_state=3)
-    with pytest.warns(ToleranceWarning, match="larger sample_size"):
-        fit.set_params(tol=1e-9).fit(table)
+    fit = PivotedCholesky(GAUSSIAN, tol=0.3, sample_size=100, random_state=3).fit(table)
     kept = draw(0, (table,), None, 100, 3)
     rows = np.sort(kept.index)
     K = slow.gaussian(table[rows], table[rows], 1.0)
-    pivots, _ = dense.pivoted_cholesky(K, 0.8e-9)
-    np.testing.assert_array_equal(fit.pivots_, table[rows[pivots]])
-    np.testing.assert_array_equal(fit.basis_.newton.rows, rows[pivots])
+    pivots, _ = dense.pivoted_cholesky(K, 1e-6)
+    rank = fit.basis_.rank
+    assert 1 < rank < len(pivots)
+    np.testing.assert_array_equal(fit.pivots_, table[rows[pivots[:rank]]])
+    np.testing.assert_array_equal(fit.basis_.newton.rows, rows[pivots[:rank]])
+    assert fit.n_passes_ == 1
 
 
 def test_given_pivots_are_taken_in_order_without_those_already_spanned(table):

@@ -7,7 +7,7 @@ scheduler it is the same graph; what differs is how its progress is heard.
 import contextlib
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, ProcessPoolExecutor
+from concurrent.futures import CancelledError, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -147,8 +147,13 @@ class Executor:
 
     @contextlib.contextmanager
     def _local_options(self) -> Iterator[dict[str, Any]]:
-        if self.kind != "processes":
-            yield {"num_workers": self.workers}
+        if self.kind == "synchronous":
+            yield {}
+            return
+        if self.kind == "threads":
+            # A pool of our own, whose end waits for its threads: after an error nothing writes on.
+            with ThreadPoolExecutor(self.workers) as threads:
+                yield {"pool": threads, "num_workers": self.workers}
             return
         # Zarr's event loop does not survive a fork, and each process gets one BLAS thread.
         context = multiprocessing.get_context("spawn")

@@ -37,8 +37,31 @@ def sample_rows(sample: Sample, size: int, seed: int, executor: Executor) -> tup
     stored = sample.row_sample
     if stored is not None and len(stored) >= min(size, sample.n_rows):
         return stored.prefix(size), 0
+    chosen, passes = choose_rows(sample, size, seed, executor)
+    by_row = np.argsort(chosen.index)
+    index = chosen.index[by_row]
+    if all(isinstance(source, ArraySource) for source in sample.reads):
+        parts = tuple(_take(source, index, 0, sample.n_rows) for source in sample.sources)
+    else:
+        parts = run_over_rows(sample, executor, _gather, _join, shared=index, name="gather-sample")
+        passes += 1
+    back = np.argsort(by_row)
+    return replace(chosen, parts=tuple(part[back] for part in parts)), passes
+
+
+def choose_rows(sample: Sample, size: int, seed: int, executor: Executor) -> tuple[RowSample, int]:
+    """Keys, indices and weights of a priority sample without its rows, and the passes it took.
+
+    Raises
+    ------
+    BadValues
+        If weights are negative or not finite.
+    DataError
+        If all weights are zero.
+    """
     weights = sample.weights
     in_memory = all(isinstance(source, ArraySource) for source in sample.reads)
+    passes = 0
     if weights is None or in_memory:
         weights_of = None if weights is None else partial(_usable_weights, weights)
         chosen = draw_rows(sample.n_rows, size, seed, weights_of)
@@ -46,17 +69,10 @@ def sample_rows(sample: Sample, size: int, seed: int, executor: Executor) -> tup
         alone = Sample((weights,), (Columns(("weights",)),))
         draw_job = partial(_draw_weighted, size=size, seed=seed)
         chosen = run_over_rows(alone, executor, draw_job, partial(_merge_two, size=size))
+        passes = 1
     if not len(chosen):
         raise DataError("all weights are zero: at least one row needs a positive weight")
-    by_row = np.argsort(chosen.index)
-    index = chosen.index[by_row]
-    if in_memory:
-        parts = tuple(_take(source, index, 0, sample.n_rows) for source in sample.sources)
-    else:
-        parts = run_over_rows(sample, executor, _gather, _join, shared=index, name="gather-sample")
-    back = np.argsort(by_row)
-    passes = 0 if in_memory else 1 + (weights is not None)
-    return replace(chosen, parts=tuple(part[back] for part in parts)), passes
+    return chosen, passes
 
 
 def _usable_weights(source: RowSource, start: int, stop: int) -> Array:

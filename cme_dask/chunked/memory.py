@@ -2,6 +2,7 @@
 
 import math
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import psutil
@@ -11,12 +12,17 @@ from distributed.system import MEMORY_LIMIT
 from cme_dask.chunked.driver import Executor
 from cme_dask.chunked.plan import Run, strip_length
 from cme_dask.errors import DataError, ResourceError
-from cme_dask.numerics.cholesky import BLOCK
-from cme_dask.numerics.moments import SUB_BLOCK
+from cme_dask.numerics.cholesky import prefix_rows
+from cme_dask.numerics.moments import sub_block
+from cme_dask.numerics.pools import BLOCK
 
 _WORD = 8
 _HASH_WORDS = 10  # per row of a strip: its hash on the way, its fold, and their order
 _PROCESS = 240 << 20  # interpreter and libraries
+_CHILD = 170 << 20  # of each process that is started: it shares pages of the libraries
+_ROW_SAMPLE_WORDS = 4  # per row of the row sample beside its values: key, index, weight, importance
+_SOLVE_WORDS = 12  # per entry of a P x P matrix: eigenbases, and what they are made from
+_TRIAL_WORDS = 8  # likewise: sums of the safe form and of the one that is tried
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,10 @@ class PassShape:
         Length P of an augmented row.
     n_folds
         Number of folds F.
+    sample_rows
+        Rows of the row sample if pivots are chosen from it, else 0.
+    array_bytes
+        What the rows take that are in the memory of this process.
     """
 
     n_rows: int
@@ -48,6 +58,8 @@ class PassShape:
     ranks: tuple[int, ...]
     width: int
     n_folds: int
+    sample_rows: int = 0
+    array_bytes: int = 0
 
     @property
     def partial_bytes(self) -> int:
@@ -56,30 +68,59 @@ class PassShape:
 
     def task_bytes(self, run: Run) -> int:
         """Peak of one running task: partial sums, a sub-block with its temporaries, rows."""
-        sums = (2 + math.ceil(math.log2(run.strips))) * self.partial_bytes
-        block = 3 * SUB_BLOCK * self.width * _WORD
-        rows = 3 * strip_length(self.n_rows) + 2 * self.chunk_rows
+        sums = (1 + math.ceil(math.log2(run.strips))) * self.partial_bytes
+        # A sub-block of P functions, sections on the way, their product, and the eliminations.
+        block = (3 * sub_block(self.width) + self.width) * self.width
+        block += sum(m * m for m in self.ranks) // 2
+        length = strip_length(self.n_rows)
+        rows = 3 * length + 2 * self.chunk_rows
+        if self.chunk_rows:
+            rows += length  # the strip that is read ahead
         if self.materialised:
             rows += 2 * run.rows
-        hashes = _HASH_WORDS * strip_length(self.n_rows)
-        return sums + block + (rows * self.n_columns + hashes) * _WORD
+        return sums + (block + rows * self.n_columns + _HASH_WORDS * length) * _WORD
 
     def waiting_bytes(self, runs: int) -> int:
         """Finished partial sums that wait for their neighbour in the tree."""
         return math.ceil(math.log2(runs)) * self.partial_bytes
 
-    def solve_bytes(self) -> int:
-        """Small dense algebra after the pass, and the moments it starts from."""
-        return 2 * self.partial_bytes + 12 * self.width**2 * _WORD
+    def client_bytes(self) -> dict[str, int]:
+        """Peak of each phase that runs in the client alone, by its name."""
+        square = self.width**2 * _WORD
+        own = [(prefix_rows(m, self.sample_rows), m) for m in self.ranks if self.sample_rows]
+        return {
+            "the choice of pivots": max((pivot_bytes(*pair) for pair in own), default=0),
+            "the trial of the arithmetic": _TRIAL_WORDS * square,
+            # The moments, once more packed for the model, and a fold's solution.
+            "the solution": 3 * self.partial_bytes // 2 + _SOLVE_WORDS * square,
+        }
+
+    def held_bytes(self) -> int:
+        """What this process holds all the time: rows that were given in memory, the row sample."""
+        words = self.sample_rows * (self.n_columns + _ROW_SAMPLE_WORDS)
+        return self.array_bytes + words * _WORD
+
+
+def pivot_bytes(rows: int, rank: int) -> int:
+    """Peak of a choice of ``rank`` pivots from ``rows`` rows of the row sample."""
+
+    def columns(pivots: int) -> int:
+        return rows * -(-pivots // BLOCK) * BLOCK * _WORD
+
+    # L in blocks of columns, and pools in pools of an eighth of the rows each; while the rows
+    # grow, what is known of half of them is held until the columns of all are ready.
+    growing = min(rank, rows // 64)
+    return max(int(1.2 * columns(rank)), int(1.5 * columns(growing)))
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Predicted peak in bytes, and the limit it was held against, where it is tightest."""
+    """Predicted peak in bytes, and the limit it was held against, where and when it is tightest."""
 
     predicted: int
     limit: int
     place: str
+    phase: str = "the pass"
 
 
 @dataclass(frozen=True)
@@ -118,7 +159,7 @@ class MemoryBudget:
         return cls(executor, int(min(most, MEMORY_LIMIT, free)), tuple(workers))
 
     def check_pass(self, shape: PassShape, runs: list[Run]) -> MemoryPlan:
-        """Predict the peak of a pass.
+        """Predict the peak of a fit: of its pass, and of what comes before and after it.
 
         Raises
         ------
@@ -127,22 +168,39 @@ class MemoryBudget:
         """
         task = shape.task_bytes(max(runs, key=lambda run: run.rows))
         waiting = shape.waiting_bytes(len(runs))
-        plans = [
-            MemoryPlan(_PROCESS + threads * task + waiting, limit, "a worker")
-            for threads, limit in self.workers
-        ]
-        if plans:
-            need = _PROCESS + shape.solve_bytes()
-            plans.append(MemoryPlan(need, self.client, "the client"))
-        else:
-            processes = self.executor.workers if self.executor.kind == "processes" else 0
-            running = self.executor.workers * task + waiting
-            need = (1 + processes) * _PROCESS + max(running, shape.solve_bytes())
-            plans.append(MemoryPlan(need, self.client, "this machine"))
-        worst = max(plans, key=lambda plan: plan.predicted / plan.limit)
+        worst = self.tightest(task, waiting, shape.client_bytes(), shape.held_bytes())
         if worst.predicted > worst.limit:
             raise ResourceError(_refusal(shape, self.executor, worst))
         return worst
+
+    def tightest(
+        self, task: int, waiting: int, alone: Mapping[str, int], held: int = 0
+    ) -> MemoryPlan:
+        """The place that a run fills most.
+
+        Parameters
+        ----------
+        task
+            Bytes of one running task.
+        waiting
+            Bytes of results that wait, per process.
+        alone
+            Bytes that the client needs while no task runs, by the name of the phase.
+        held
+            Bytes that the client holds all the time.
+        """
+        here, base = "the client" if self.workers else "this machine", _PROCESS + held
+        plans = [MemoryPlan(base + need, self.client, here, name) for name, need in alone.items()]
+        if self.workers:
+            plans += [
+                MemoryPlan(_PROCESS + threads * task + waiting, limit, "a worker")
+                for threads, limit in self.workers
+            ]
+        else:
+            processes = self.executor.workers if self.executor.kind == "processes" else 0
+            running = processes * _CHILD + self.executor.workers * task + waiting
+            plans.append(MemoryPlan(base + running, self.client, here))
+        return max(plans, key=lambda plan: plan.predicted / plan.limit)
 
     def check_pivots(self, rows: int, rank: int, variable: str) -> None:
         """Refuse a choice of pivots whose columns over the row sample don't fit.
@@ -152,7 +210,7 @@ class MemoryBudget:
         ResourceError
             If ``rank`` columns of ``rows`` values are too much.
         """
-        need = _PROCESS + rows * (rank + BLOCK) * _WORD
+        need = _PROCESS + pivot_bytes(rows, rank + 1)
         if need > self.client:
             raise ResourceError(
                 f"choosing {rank} pivots of {variable} from {rows:,} sampled rows would need "

@@ -13,8 +13,8 @@ from cme_dask.chunked.plan import Run, plan_runs, tree_sum
 from cme_dask.chunked.sources import DaskSource, for_task
 from cme_dask.errors import DataError
 from cme_dask.numerics.hashing import fold_of_rows
-from cme_dask.numerics.moments import Moments, MomentSpec
-from cme_dask.storage.rows import ArraySource, RowSource, read_strips
+from cme_dask.numerics.moments import Moments, MomentSpec, StripMoments
+from cme_dask.storage.rows import ArraySource, RowSource, ahead, read_strips
 from cme_dask.storage.sample import Sample
 
 Array = Any
@@ -106,9 +106,20 @@ def run_over_rows(
 def strips_of(run: Run, weighted: bool, sources: tuple[RowSource, ...]) -> Iterator[Strip]:
     """Per strip of a run: its first row, the parts, and the weights or None."""
     readers = [read_strips(source, run.start, run.stop, run.length) for source in sources]
-    starts = range(run.start, run.stop, run.length)
-    for start, parts in zip(starts, zip(*readers, strict=True), strict=True):
+    strips: Iterator[tuple[Array, ...]] = zip(*readers, strict=True)
+    if any(source.chunk_rows is not None for source in sources):
+        strips = ahead(strips)
+    for start, parts in zip(range(run.start, run.stop, run.length), strips, strict=True):
         yield (start, parts[:-1], parts[-1][:, 0]) if weighted else (start, parts, None)
+
+
+def check_strip(start: int, parts: tuple[Array, ...], weights: Array | None) -> None:
+    """BadValues if a strip holds NaN, infinity or unusable weights."""
+    usable = all(np.isfinite(part).all() for part in parts)
+    if weights is not None:
+        usable = usable and bool(np.isfinite(weights).all() and (weights >= 0).all())
+    if not usable:
+        raise BadValues(f"rows {start} to {start + len(parts[0]) - 1} hold unusable values")
 
 
 def plan_sample(sample: Sample, executor: Executor, seconds_per_row: float) -> list[Run]:
@@ -116,7 +127,7 @@ def plan_sample(sample: Sample, executor: Executor, seconds_per_row: float) -> l
     chunk = max(source.chunk_rows or 0 for source in sample.reads)
     values = sum(source.shape[1] for source in sample.reads)
     seconds = seconds_per_row + values * _READ_SECONDS
-    most = _HELD_BYTES // (8 * values) if _materialised(sample, executor) else None
+    most = _HELD_BYTES // (8 * values) if materialised(sample, executor) else None
     return plan_runs(sample.n_rows, chunk, executor.workers, seconds, most)
 
 
@@ -125,8 +136,23 @@ def moment_pass(
     spec: MomentSpec,
     budget: MemoryBudget,
     progress: Callable[[PassProgress], None] | None = None,
+    *,
+    sample_rows: int = 0,
 ) -> tuple[Moments, PassReport]:
     """All moments of a sample in one pass over its rows.
+
+    Parameters
+    ----------
+    sample
+        The rows.
+    spec
+        What to compute.
+    budget
+        Where to run, and the memory that is there.
+    progress
+        Called when a task has ended.
+    sample_rows
+        See :func:`predict_moments`.
 
     Raises
     ------
@@ -140,8 +166,10 @@ def moment_pass(
         If the memory does not suffice; no row has been read then.
     """
     executor = budget.executor
-    runs, plan = predict_moments(sample, spec.ranks, spec.width, spec.n_folds, budget)
-    clock = _Clock(runs, executor.workers, progress)
+    runs, plan = predict_moments(
+        sample, spec.ranks, spec.width, spec.n_folds, budget, sample_rows=sample_rows
+    )
+    clock = PassClock(runs, executor.workers, progress)
     moments = run_over_rows(
         sample,
         executor,
@@ -161,13 +189,30 @@ def moment_pass(
     one = sum(spec.ranks)
     if not float(total.gram[0, one, one]) >= np.finfo(np.float64).tiny:
         raise DataError("all weights are zero: at least one row needs a positive weight")
-    return moments, clock.report(plan)
+    return spec.newton(moments), clock.report(plan)
 
 
 def predict_moments(
-    sample: Sample, ranks: tuple[int, ...], width: int, n_folds: int, budget: MemoryBudget
+    sample: Sample,
+    ranks: tuple[int, ...],
+    width: int,
+    n_folds: int,
+    budget: MemoryBudget,
+    *,
+    sample_rows: int = 0,
 ) -> tuple[list[Run], MemoryPlan]:
-    """How the moment pass would be cut, and what it would need.
+    """How the moment pass would be cut, and what the fit would need.
+
+    Parameters
+    ----------
+    sample
+        The rows.
+    ranks, width, n_folds
+        Of the moments.
+    budget
+        Where to run, and the memory that is there.
+    sample_rows
+        Rows of the row sample if pivots are chosen from it: that takes memory before the pass.
 
     Raises
     ------
@@ -176,19 +221,22 @@ def predict_moments(
     """
     d = sum(source.shape[1] for source in sample.reads)
     runs = plan_sample(sample, budget.executor, (width**2 + 2 * width * d) / _FLOPS)
+    in_memory = [source for source in sample.reads if isinstance(source, ArraySource)]
     shape = PassShape(
         n_rows=sample.n_rows,
         n_columns=d,
         chunk_rows=max(source.chunk_rows or 0 for source in sample.reads),
-        materialised=_materialised(sample, budget.executor),
+        materialised=materialised(sample, budget.executor),
         ranks=ranks,
         width=width,
         n_folds=n_folds,
+        sample_rows=sample_rows,
+        array_bytes=sum(source.row_bytes for source in in_memory) * sample.n_rows,
     )
     return runs, budget.check_pass(shape, runs)
 
 
-def _materialised(sample: Sample, executor: Executor) -> bool:
+def materialised(sample: Sample, executor: Executor) -> bool:
     """Whether tasks are given their rows instead of reading them strip by strip."""
     copied = not executor.shares_memory and any(isinstance(s, ArraySource) for s in sample.reads)
     return copied or any(isinstance(s, DaskSource) for s in sample.reads)
@@ -196,14 +244,12 @@ def _materialised(sample: Sample, executor: Executor) -> bool:
 
 def _strip_moments(spec: MomentSpec, run: Run, weighted: bool, *sources: RowSource) -> Moments:
     def each() -> Iterator[Moments]:
+        moments_of: StripMoments | None = None
         for start, parts, weights in strips_of(run, weighted, sources):
             stop = start + len(parts[0])
-            usable = all(np.isfinite(part).all() for part in parts)
-            if weights is not None:
-                usable = usable and bool(np.isfinite(weights).all() and (weights >= 0).all())
-            if not usable:
-                raise BadValues(f"rows {start} to {stop - 1} hold unusable values")
-            yield spec.strip(parts, weights, fold_of_rows(start, stop, spec.n_folds))
+            check_strip(start, parts, weights)
+            moments_of = moments_of or StripMoments(spec, parts[0])
+            yield moments_of(parts, weights, fold_of_rows(start, stop, spec.n_folds))
 
     return tree_sum(each())
 
@@ -212,19 +258,24 @@ def _add(a: Moments, b: Moments) -> Moments:
     return a + b
 
 
-class _Clock:
+class PassClock:
     """Hear of finished tasks, tell the progress, and time the tenths."""
 
     def __init__(
-        self, runs: list[Run], workers: int, progress: Callable[[PassProgress], None] | None
+        self,
+        runs: list[Run],
+        workers: int,
+        progress: Callable[[PassProgress], None] | None,
+        name: str = "strip-moments",
     ) -> None:
-        self._runs, self._workers, self._progress = runs, workers, progress
+        self._runs, self._workers, self._progress, self._name = runs, workers, progress, name
         self._strips_total = sum(run.strips for run in runs)
         self._rows = self._strips = 0
         self._begin = time.perf_counter()
         self._marks = [(0, 0.0)]
 
     def done(self, number: int) -> None:
+        """Hear of run ``number``, which has ended."""
         run = self._runs[number]
         self._rows += run.rows
         self._strips += run.strips
@@ -233,7 +284,7 @@ class _Clock:
         if self._progress is not None:
             self._progress(
                 PassProgress(
-                    name="strip-moments",
+                    name=self._name,
                     rows=self._rows,
                     rows_total=self._runs[-1].stop,
                     strips=self._strips,
@@ -243,6 +294,7 @@ class _Clock:
             )
 
     def report(self, memory: MemoryPlan) -> PassReport:
+        """What the pass did."""
         # Tasks that run side by side end side by side: one mark per round of them is smooth.
         rounds = [self._marks[0], *self._marks[self._workers : -1 : self._workers], self._marks[-1]]
         rows, seconds = zip(*rounds, strict=True)

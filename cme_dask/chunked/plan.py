@@ -98,18 +98,26 @@ def _up(rows: int, length: int) -> int:
 
 
 def tree_sum(items: Iterable[T]) -> T:
-    """Sum along the fixed binary tree over positions, holding O(log) partial sums."""
+    """Sum along the fixed binary tree over positions, holding O(log) partial sums.
+
+    Items are added up in place where their type can.
+    """
     stack: list[tuple[int, T]] = []
     for item in items:
         level, value = 0, item
         while stack and stack[-1][0] == level:
-            value = stack.pop()[1] + value
+            value = _sum(stack.pop()[1], value)
             level += 1
         stack.append((level, value))
     total = stack.pop()[1]
     while stack:
-        total = stack.pop()[1] + total
+        total = _sum(stack.pop()[1], total)
     return total
+
+
+def _sum(a: T, b: T) -> T:
+    a += b
+    return a
 
 
 def tree_build(items: list[T], merge: Callable[[T, T], T]) -> T:

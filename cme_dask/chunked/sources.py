@@ -34,6 +34,11 @@ class DaskSource:
         """Rows of the largest chunk."""
         return int(max(self.array.chunks[0]))
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row once computed."""
+        return self.shape[1] * int(self.array.dtype.itemsize)
+
     def read(self, start: int, stop: int) -> Array:
         """Rows [start, stop) as float64, computed now."""
         return np.asarray(self.array[start:stop].compute(), dtype=np.float64)

@@ -12,25 +12,26 @@ from cme_dask.chunked.blas import one_blas_thread
 from cme_dask.chunked.driver import Executor, Scheduler
 from cme_dask.chunked.memory import MemoryBudget
 from cme_dask.chunked.sources import open_sample
-from cme_dask.defaults import N_FOLDS, REG, SAMPLE_SIZE, TOL
+from cme_dask.defaults import ACCURACY, N_FOLDS, REG, SAMPLE_SIZE, TOL
 from cme_dask.errors import DataError
+from cme_dask.estimators.arithmetic import check_accuracy, settle_arithmetic, trial_rows
+from cme_dask.estimators.pivoting import PivotChoice, PivotRule, pair_of_pivots
+from cme_dask.estimators.planning import FitPlan, Preparation, plan_fit, prepare
 from cme_dask.estimators.recipe import (
     FittedBasis,
     NotFitted,
-    PivotChoice,
     Progress,
     check_parameters,
-    choose_kernel,
     make_moments,
     make_side,
-    usable_rows,
     warn_of_error,
 )
 from cme_dask.kernels import Kernel
 from cme_dask.models.joint import Answers, JointModel, Variable
-from cme_dask.numerics.basis import LinearBasis, eigenbasis
+from cme_dask.numerics.basis import LinearBasis, NewtonBasis, eigenbasis
+from cme_dask.numerics.guard import Arithmetic, JointChange
 from cme_dask.numerics.joint import CONSTRAINTS, JointSolution, Regularization, solve_joint
-from cme_dask.numerics.moments import Function, MeanMoments, MomentSpec, Side
+from cme_dask.numerics.moments import Function, MeanMoments, Moments, MomentSpec, Side
 from cme_dask.numerics.validation import Replicates, fold_replicates
 from cme_dask.storage.sample import Sample
 
@@ -45,7 +46,7 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
     :math:`|g - g_0|^2_{L^2(P_X \otimes P_Y)}` plus a ridge (joint paper, (14), (34), (38)).
 
     One pass over the data makes the moments of both bases; everything after it is dense algebra
-    of size m. Pivots come from the row sample.
+    of size m. Pivots come from the row sample, unless ``pivots`` says otherwise.
 
     Parameters
     ----------
@@ -62,16 +63,28 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
         D = (lam_Y + r_Y)(lam_X + r_X)^T, or the paper's lam_Y lam_X^T + r.
     constraint : {"normalized", "none"}
         ``normalized``: E_Y g(x, Y) = 1 and E_X g(X, y) = 1 at every x and y, exactly (19).
-    pivots : "sampled" or (array, array)
-        Greedy on the row sample, or given points of x and y, shapes (m, d), taken in order.
+    pivots : {"sampled", "greedy", "random"} or (array, array)
+        ``sampled``: greedy on the row sample, in no pass; where the moment pass then measures more
+        than ``tol``, rounds over all rows add what is missing. ``greedy``: largest residual over
+        all rows (Algorithm 1), in rounds of one pass each. ``random``: drawn with probability
+        proportional to the residual (Epperly, Tropp and Webber 2024), in fewer rounds. Or given
+        points of x and y, shapes (m, d), taken in order; a pair may also name a mode for each.
+    span : float
+        For ``greedy``, in (0, 1]: accept pivots while their residual is at least ``span`` times any
+        that may be left. 1 gives exactly the pivots of Algorithm 1; 0.5 takes a quarter of the
+        rounds.
     sample_size : int
         Rows of the row sample from which pivots are chosen.
     n_folds : int
         Fixed folds whose moments are kept apart, for standard errors and held-out errors; the
         partial sums grow with it. 1 switches both off.
+    accuracy : float
+        Faster arithmetic is used as far as it changes density ratios and conditional expectations
+        (in standard deviations) by this much at most, as tried on the row sample before the pass;
+        0: solve first, in float64, always.
     random_state : int, optional
-        Seed of the row sample of arrays (a store brings its own sample); default 0, so that the
-        same rows give the same fit.
+        Seed of the row sample of arrays (a store brings its own sample) and of random pivots;
+        default 0, so that the same rows give the same fit.
 
     Attributes
     ----------
@@ -88,8 +101,11 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
     replicates_ : (Replicates, Replicates)
         Refits without one fold each, and their held-out errors: given x, and given y.
     n_passes_ : int
-        Passes over the rows: 1 for stores and arrays in memory; 2 where the row sample had to be
-        gathered from a Dask or Zarr array, 3 if that has weights.
+        Passes over the rows: 1 for the moments, and 1 for each round of pivots; 1 more where the
+        row sample had to be gathered from a Dask or Zarr array, 2 if that has weights; where
+        sampled pivots had to be topped up, the moments are made twice.
+    arithmetic_ : Arithmetic
+        How the moments were computed: ``name``, and the ``change`` that the trial measured.
     report_ : PassReport
         Time, rows per second and predicted memory of the pass.
 
@@ -116,8 +132,10 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
         reg_form: str = "two-sided",
         constraint: str = "normalized",
         pivots: Any = "sampled",
+        span: float = 1.0,
         sample_size: int = SAMPLE_SIZE,
         n_folds: int = N_FOLDS,
+        accuracy: float = ACCURACY,
         random_state: int | None = None,
     ) -> None:
         self.kernel_x = kernel_x
@@ -128,8 +146,10 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
         self.reg_form = reg_form
         self.constraint = constraint
         self.pivots = pivots
+        self.span = span
         self.sample_size = sample_size
         self.n_folds = n_folds
+        self.accuracy = accuracy
         self.random_state = random_state
 
     def fit(
@@ -181,55 +201,135 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
         ToleranceWarning, RankWarning
             If the trace error over all rows is above ``tol``.
         """
+        ready = self._prepare(X, Y, weights, scheduler, workers, memory_limit, progress)
+        choice, sample = ready.choice, ready.choice.sample
+        measure = partial(self._measure, choice, (functions_x, functions))
+        bases, in_rounds = choice.bases(ready.kernels)
+        sides, moments = measure(bases)
+        errors = MeanMoments.of(moments.total(), sides).trace_error
+        more, topping_up = choice.topped_up(bases, errors)
+        if more is not None:
+            sides, moments = measure(more)
+        self.n_passes_ = ready.passes + in_rounds + 1 + topping_up + (more is not None)
+        self._functions = tuple(side.functions for side in sides)
+        with one_blas_thread():
+            self._solve(moments, sides, sample)
+        for i, basis in enumerate((self.basis_x_, self.basis_y_)):
+            if isinstance(choice.wanted[i], str):
+                missed = choice.may_miss(i)
+                warn_of_error(
+                    "xy"[i], basis.rank, basis.trace_error, self.tol, self.max_rank, missed
+                )
+        return self
+
+    def plan(
+        self,
+        X: Any,
+        Y: Any = None,
+        *,
+        weights: Any = None,
+        functions: Mapping[str, Function] | None = None,
+        functions_x: Mapping[str, Function] | None = None,
+        scheduler: Scheduler = None,
+        workers: int | None = None,
+        memory_limit: str | int | None = None,
+        progress: Progress | None = None,
+    ) -> FitPlan:
+        """What :meth:`fit` would do and take: ranks, passes, seconds by part, peak memory.
+
+        Reads the row sample, chooses pivots on it, tries the arithmetic, and measures rates for
+        about a second where the fit would run; no pass is made and nothing is kept.
+
+        Parameters
+        ----------
+        X, Y, weights, functions, functions_x, scheduler, workers, memory_limit, progress
+            As in :meth:`fit`.
+
+        Returns
+        -------
+        FitPlan
+
+        Raises
+        ------
+        DataError, StoreError, ResourceError
+            As :meth:`fit` would before its pass.
+        """
+        ready = self._prepare(X, Y, weights, scheduler, workers, memory_limit, progress)
+        return plan_fit(ready, partial(self._specify, ready.choice, (functions_x, functions)))
+
+    def _prepare(
+        self,
+        X: Any,
+        Y: Any,
+        weights: Any,
+        scheduler: Scheduler,
+        workers: int | None,
+        memory_limit: str | int | None,
+        progress: Progress | None,
+    ) -> Preparation:
+        """The parameters checked, the row sample read."""
         check_parameters(self.tol, self.max_rank, self.n_folds, self.sample_size, self.random_state)
-        reg = Regularization.parse(REG if self.reg is None else self.reg, self.reg_form)
+        self._regularization()
         if self.constraint not in CONSTRAINTS:
             raise DataError(
                 f"constraint must be one of {', '.join(CONSTRAINTS)}, got {self.constraint!r}"
             )
+        check_accuracy(self.accuracy)
+        pivots = pair_of_pivots(self.pivots)
+        rule = PivotRule(self.tol, self.max_rank, self.span, self.random_state or 0)
         sample = open_sample(X, Y, weights=weights)
         if len(sample.sources) != 2:
             raise DataError("a joint distribution needs rows of x and of y: give Y, or a store")
-        executor = Executor.resolve(scheduler, workers)
-        budget = MemoryBudget.of(executor, memory_limit)
-        rows, passes = usable_rows(sample, self.sample_size, self.random_state or 0, executor)
-        choice = PivotChoice(sample, rows, self.tol, self.max_rank, self.n_folds, budget, progress)
-        sides = self._sides(choice, (functions_x, functions))
-        spec = MomentSpec(sides, self.n_folds)
-        moments, self.report_ = make_moments(sample, spec, budget, progress)
-        self.n_passes_ = passes + 1
-        self._functions = tuple(side.functions for side in sides)
-        with one_blas_thread():
-            self._solve(moments, sides, reg, sample)
-        for name, basis in (("x", self.basis_x_), ("y", self.basis_y_)):
-            if isinstance(self.pivots, str):
-                warn_of_error(
-                    name, basis.rank, basis.trace_error, self.tol, self.max_rank, rows.complete
-                )
-        return self
+        return prepare(
+            sample,
+            {"kernel_x": self.kernel_x, "kernel_y": self.kernel_y},
+            ("x", "y"),
+            pivots,
+            rule,
+            n_folds=self.n_folds,
+            sample_size=self.sample_size,
+            budget=MemoryBudget.of(Executor.resolve(scheduler, workers), memory_limit),
+            progress=progress,
+        )
 
-    def _sides(
+    def _regularization(self) -> Regularization:
+        return Regularization.parse(REG if self.reg is None else self.reg, self.reg_form)
+
+    def _specify(
         self,
         choice: PivotChoice,
         functions: tuple[Mapping[str, Function] | None, Mapping[str, Function] | None],
-    ) -> tuple[Side, Side]:
-        pivots = (self.pivots, self.pivots) if isinstance(self.pivots, str) else self.pivots
-        if not isinstance(pivots, (tuple, list)) or len(pivots) != 2:
-            raise DataError(
-                f"pivots must be 'sampled' or a pair of arrays, got {type(pivots).__name__}"
-            )
-        sides: list[Side] = []
-        for i, (name, kernel) in enumerate((("x", self.kernel_x), ("y", self.kernel_y))):
-            columns = choice.sample.columns[i]
-            chosen = choose_kernel(kernel, choice.rows, i, columns, f"kernel_{name}")
-            before = tuple(side.basis.rank for side in sides)
-            basis = choice.basis(i, chosen, pivots[i], name, before)
-            sides.append(make_side(basis, columns, functions[i], choice.rows, i))
-        return sides[0], sides[1]
+        bases: Sequence[NewtonBasis],
+    ) -> tuple[MomentSpec, Arithmetic]:
+        """The moments of these bases, with the arithmetic that the accuracy allows."""
+        sample, rows = choice.sample, choice.rows
+        x, y = (
+            make_side(basis, sample.columns[i], functions[i], rows, i)
+            for i, basis in enumerate(bases)
+        )
+        spec = MomentSpec((x, y), self.n_folds)
+        trial = trial_rows(rows, spec.ranks)
+        solve = partial(solve_joint, constraint=self.constraint, reg=self._regularization())
+        change = JointChange(spec, trial.parts, solve)
+        return settle_arithmetic(spec, trial, sample.n_rows, check_accuracy(self.accuracy), change)
 
-    def _solve(
-        self, moments: Any, sides: tuple[Side, Side], reg: Regularization, sample: Sample
-    ) -> None:
+    def _measure(
+        self,
+        choice: PivotChoice,
+        functions: tuple[Mapping[str, Function] | None, Mapping[str, Function] | None],
+        bases: Sequence[NewtonBasis],
+    ) -> tuple[tuple[Side, Side], Moments]:
+        """The moment pass."""
+        spec, self.arithmetic_ = self._specify(choice, functions, bases)
+        moments, report = make_moments(
+            choice.sample, spec, choice.budget, choice.progress, choice.sample_rows
+        )
+        self.report_ = choice.covering(report, spec.ranks)
+        x, y = spec.sides
+        return (x, y), moments
+
+    def _solve(self, moments: Moments, sides: tuple[Side, Side], sample: Sample) -> None:
+        reg = self._regularization()
         mean = MeanMoments.of(moments.total(), sides)
         solve = partial(solve_joint, constraint=self.constraint, reg=reg)
         solution = solve(mean)
@@ -250,6 +350,7 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
             "constraint": self.constraint,
             "reg": [reg.y, reg.x],
             "reg_form": reg.form,
+            "arithmetic": self.arithmetic_.name,
             "trace_error": dict(zip("xy", mean.trace_error, strict=True)),
             "kkt_residual": solution.kkt_residual,
             "location": sample.location,

@@ -10,7 +10,6 @@ import numpy as np
 import sklearn.exceptions
 
 from cme_dask.chunked.badvalues import count_bad_values
-from cme_dask.chunked.blas import one_blas_thread
 from cme_dask.chunked.driver import Executor
 from cme_dask.chunked.gather import sample_rows
 from cme_dask.chunked.memory import MemoryBudget
@@ -19,13 +18,11 @@ from cme_dask.chunked.passes import (
     PassProgress,
     PassReport,
     moment_pass,
-    predict_moments,
 )
 from cme_dask.errors import DataError, NotFittedError, RankWarning, ToleranceWarning
 from cme_dask.kernels import Kernel
 from cme_dask.learning.scales import HEURISTIC_ROWS, median_heuristic
 from cme_dask.numerics.basis import LinearBasis, NewtonBasis
-from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.hashing import MAX_FOLDS
 from cme_dask.numerics.moments import Function, Moments, MomentSpec, Side
 from cme_dask.storage.columns import Columns, check_finite
@@ -33,9 +30,6 @@ from cme_dask.storage.priority import RowSample
 from cme_dask.storage.sample import Sample
 
 Array = Any
-
-_CHECK_EVERY = 16
-_SAFETY = 0.8  # sampled pivots aim below tol, since the other rows are not seen yet
 
 
 class NotFitted(NotFittedError, sklearn.exceptions.NotFittedError):  # type: ignore[misc]
@@ -124,11 +118,18 @@ def usable_rows(sample: Sample, size: int, seed: int, executor: Executor) -> tup
 
 
 def make_moments(
-    sample: Sample, spec: MomentSpec, budget: MemoryBudget, progress: Progress | None
+    sample: Sample,
+    spec: MomentSpec,
+    budget: MemoryBudget,
+    progress: Progress | None,
+    pivot_rows: int,
 ) -> tuple[Moments, PassReport]:
-    """The moment pass; unusable values are counted in a second pass, which only a failure makes."""
+    """The moment pass; unusable values are counted in a second pass, which only a failure makes.
+
+    ``pivot_rows`` is the number of rows from which pivots were chosen in memory.
+    """
     try:
-        return moment_pass(sample, spec, budget, progress)
+        return moment_pass(sample, spec, budget, progress, sample_rows=pivot_rows)
     except BadValues:
         count_bad_values(sample, budget.executor)
         raise
@@ -148,114 +149,6 @@ def choose_kernel(kernel: Any, rows: RowSample, i: int, columns: Columns, name: 
         )
     kernel.check(len(columns.names))
     return kernel
-
-
-@dataclass(frozen=True, eq=False)
-class PivotChoice:
-    """How the variables of a fit get their pivots, within the memory that there is.
-
-    Attributes
-    ----------
-    sample, rows
-        The rows and their row sample.
-    tol, max_rank, n_folds
-        Parameters of the fit.
-    budget
-        What memory there is.
-    progress
-        Called after each pivot.
-    """
-
-    sample: Sample
-    rows: RowSample
-    tol: float
-    max_rank: int | None
-    n_folds: int
-    budget: MemoryBudget
-    progress: Progress | None
-
-    def basis(
-        self, i: int, kernel: Kernel, pivots: Any, variable: str, before: tuple[int, ...] = ()
-    ) -> NewtonBasis:
-        """Basis of variable ``i``: on sampled or given pivots, after bases of these ranks.
-
-        Raises
-        ------
-        DataError
-            On unusable pivots, or a kernel that is zero.
-        ResourceError
-            As soon as the rank is one whose pass would not fit into memory.
-        """
-        with one_blas_thread():
-            if not isinstance(pivots, str):
-                return given_basis(kernel, pivots, self.sample.columns[i], variable)
-            if pivots == "sampled":
-                return self._sampled(i, kernel, variable, before)
-        raise DataError(f"pivots must be 'sampled' or given points, got {pivots!r}")
-
-    def _sampled(
-        self, i: int, kernel: Kernel, variable: str, before: tuple[int, ...]
-    ) -> NewtonBasis:
-        """Greedy pivots on the row sample down to 0.8 tol."""
-        points = self.rows.parts[i]
-
-        def tell(rank: int, residual: float) -> None:
-            if rank % _CHECK_EVERY == 0:
-                self._check((*before, rank), variable)
-            if self.progress is not None:
-                self.progress(PivotProgress(variable, rank, residual, self.tol))
-
-        result = pivoted_cholesky(
-            kernel,
-            points,
-            _SAFETY * self.tol,
-            self.max_rank,
-            rows=self.rows.index,
-            weights=self.rows.importance,
-            on_pivot=tell,
-        )
-        if not len(result.pivots):
-            raise DataError(
-                f"the kernel of {variable} is zero at every sampled row: choose another"
-            )
-        if result.exhausted:
-            warnings.warn(
-                f"{variable}: the kernel has numerical rank {len(result.pivots)} on the sampled "
-                f"rows, reached at trace error {result.residual_trace[-1]:.2e} before "
-                f"tol={self.tol:g}",
-                RankWarning,
-                stacklevel=5,
-            )
-        index = self.rows.index[result.pivots]
-        return NewtonBasis(kernel, points[result.pivots], result.factor, index)
-
-    def _check(self, ranks: tuple[int, ...], variable: str) -> None:
-        width = sum(ranks) + 1 + sum(len(c.names) for c in self.sample.columns)
-        predict_moments(self.sample, ranks, width, self.n_folds, self.budget)
-        self.budget.check_pivots(len(self.rows), ranks[-1], variable)
-
-
-def given_basis(kernel: Kernel, points: Any, columns: Columns, variable: str) -> NewtonBasis:
-    """Basis on the user's own pivots."""
-    try:
-        array = np.asarray(points, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"pivots of {variable} must be numeric: {error}") from error
-    array = array[:, None] if array.ndim == 1 else array
-    if array.ndim != 2 or array.shape[1] != len(columns.names) or not len(array):
-        raise DataError(
-            f"pivots of {variable} must have shape (m, {len(columns.names)}), got {array.shape}"
-        )
-    check_finite(array, columns.names, 0)
-    basis = NewtonBasis.from_points(kernel, array)
-    if basis.rank < len(array):
-        warnings.warn(
-            f"{variable}: {len(array) - basis.rank} of {len(array)} given pivots were left out, "
-            "since the others span them to rounding",
-            RankWarning,
-            stacklevel=5,
-        )
-    return basis
 
 
 def make_side(
@@ -279,9 +172,12 @@ def make_side(
 
 
 def warn_of_error(
-    variable: str, rank: int, trace_error: float, tol: float, max_rank: int | None, complete: bool
+    variable: str, rank: int, trace_error: float, tol: float, max_rank: int | None, missed: bool
 ) -> None:
-    """Warn if the trace error over all rows is above tol, with the remedy that can help."""
+    """Warn if the trace error over all rows is above tol.
+
+    ``missed`` says that it may come as news: pivots were chosen without seeing all rows.
+    """
     if trace_error <= tol:
         return
     found = (
@@ -289,9 +185,9 @@ def warn_of_error(
     )
     if max_rank is not None and rank >= max_rank:
         warnings.warn(f"{found}: max_rank={max_rank} was reached", RankWarning, stacklevel=3)
-    elif not complete:
+    elif missed:
         warnings.warn(
-            f"{found}: choose the pivots from more rows, by a larger sample_size",
+            f"{found}: the rows span no more than that, to rounding; raise tol",
             ToleranceWarning,
             stacklevel=3,
         )

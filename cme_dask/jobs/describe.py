@@ -66,15 +66,30 @@ def _sample(path: str, group: zarr.Group) -> Result:
     chunk = max(source.chunk_rows or 1 for source in sample.sources)
     return {
         "kind": sample_file.KIND,
-        "columns": {v: c.to_dict() for v, c in zip("xy", sample.columns, strict=True)},
+        "columns": {v: c.to_dict() for v, c in zip("xy", sample.columns, strict=False)},
         "weights": sample.weights is not None,
         "rows": sample.n_rows,
         "chunk_rows": chunk,
         "chunks": -(-sample.n_rows // chunk),
         "row_sample": len(sample.row_sample.index) if sample.row_sample else 0,
         "seed": about.get("seed"),
+        "features": _origin(about.get("features"), path),
         "schema_version": about["schema_version"],
     }
+
+
+def _origin(features: Any, path: str) -> Result | None:
+    """What the x of a store of features was made by; None for other stores."""
+    if features is None:
+        return None
+    try:
+        return {
+            **{key: str(features[key]) for key in ("basis", "kernel", "source")},
+            "columns": [str(name) for name in features["columns"]],
+            "trace_error": float(features["trace_error"]),
+        }
+    except (KeyError, TypeError, ValueError) as error:
+        raise StoreError(f"the origin of {path} is damaged: {error!r}") from error
 
 
 def _model(path: str, group: zarr.Group) -> Result:
@@ -84,10 +99,8 @@ def _model(path: str, group: zarr.Group) -> Result:
         "kind": model_file.KIND,
         "type": head["type"],
         "summary": [list(line) for line in model.summary()],
-        "columns": {"x": model.x.columns.to_dict(), "y": model.y.columns.to_dict()},
-        "functions": {"x": list(model.x.answers.names), "y": list(model.y.answers.names)},
+        **model.contents(),
         "rows": model.about["rows"],
         "fitted_on": str(model.about.get("location", "unknown")),
-        "held_out": model.about.get("held_out", {}),
         "schema_version": head["schema_version"],
     }

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cme_dask.chunked.driver import Scheduler, connected
+from cme_dask.chunked.memory import MemoryPlan
 from cme_dask.errors import DataError
 from cme_dask.estimators.joint import JointDistribution
 from cme_dask.jobs.events import Event
@@ -61,9 +62,35 @@ def events_of(
 
 
 def column_names(sample: Sample) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names of the columns of x and of y."""
+    """Names of the columns of x and of y.
+
+    Raises
+    ------
+    DataError
+        If there is no y.
+    """
+    if len(sample.columns) != 2:
+        raise DataError(f"{sample.location} holds no y: a joint distribution needs x and y")
     x, y = (columns.names for columns in sample.columns)
     return x, y
+
+
+def estimator_of(options: FitSection) -> JointDistribution:
+    """The estimator with these parameters."""
+    kernel_x, kernel_y = options.kernels()
+    return JointDistribution(
+        kernel_x=kernel_x,
+        kernel_y=kernel_y,
+        tol=options.tol,
+        max_rank=options.max_rank,
+        reg=options.reg,
+        reg_form=options.reg_form,
+        constraint=options.constraint,
+        pivots=options.pivots,
+        span=options.span,
+        sample_size=options.sample_size,
+        n_folds=options.folds,
+    )
 
 
 def fit_sample(
@@ -74,26 +101,15 @@ def fit_sample(
     progress: ProgressLines,
 ) -> tuple[JointDistribution, PeakMemory]:
     """Fit, show the progress, and watch the memory."""
-    kernel_x, kernel_y = options.kernels()
     functions_x, functions = events_of(column_names(sample), options)
-    estimator = JointDistribution(
-        kernel_x=kernel_x,
-        kernel_y=kernel_y,
-        tol=options.tol,
-        max_rank=options.max_rank,
-        reg=options.reg,
-        reg_form=options.reg_form,
-        constraint=options.constraint,
-        sample_size=options.sample_size,
-        n_folds=options.folds,
-    )
+    estimator = estimator_of(options)
     with PeakMemory() as memory:
         estimator.fit(
             sample,
             functions=functions,
             functions_x=functions_x,
             scheduler=scheduler,
-            workers=compute.workers if isinstance(scheduler, str | None) else None,
+            workers=compute.workers,
             memory_limit=compute.memory_limit,
             progress=progress.fit,
         )
@@ -128,15 +144,21 @@ def describe_fit(estimator: JointDistribution, memory: PeakMemory, model: str) -
         "seconds": report.seconds,
         "rows_per_second": report.rows_per_second,
         "tenths": list(report.tenths),
-        "memory": {
-            "predicted": report.memory.predicted,
-            "limit": report.memory.limit,
-            "place": report.memory.place,
-            "measured": memory.peak,
-            "measure": memory.measure,
-        },
+        "memory": describe_memory(report.memory, memory),
         "kkt_residual": estimator.solution_.kkt_residual,
         "held_out": about["held_out"],
+    }
+
+
+def describe_memory(plan: MemoryPlan, memory: PeakMemory) -> dict[str, Any]:
+    """JSON form of the predicted and the measured peak."""
+    return {
+        "predicted": plan.predicted,
+        "limit": plan.limit,
+        "place": plan.place,
+        "phase": plan.phase,
+        "measured": memory.peak,
+        "measure": memory.measure,
     }
 
 
@@ -155,3 +177,22 @@ def fit_and_save(
         estimator, memory = fit_sample(sample, options, scheduler, compute, progress)
         estimator.save(out, overwrite=overwrite)
     return {"store": sample.location, **describe_fit(estimator, memory, str(out))}
+
+
+def plan_of_fit(
+    open_rows: Callable[[], Sample], options: FitSection, compute: Compute
+) -> dict[str, Any]:
+    """What :func:`fit_and_save` would do and take; nothing is written."""
+    sample = open_rows()
+    functions_x, functions = events_of(column_names(sample), options)
+    with ProgressLines() as progress, compute.open() as scheduler:
+        plan = estimator_of(options).plan(
+            sample,
+            functions=functions,
+            functions_x=functions_x,
+            scheduler=scheduler,
+            workers=compute.workers,
+            memory_limit=compute.memory_limit,
+            progress=progress.fit,
+        )
+    return {"store": sample.location, **plan.to_dict()}

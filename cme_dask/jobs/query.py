@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from cme_dask.errors import DataError
-from cme_dask.models import load
+from cme_dask.models import JointModel, load_only
 
 Array = Any
 
@@ -52,7 +52,7 @@ def answer(
     """
     if not given and points is None:
         raise DataError("give at least one point: --given COLUMN=NUMBER,... or --points FILE.csv")
-    law = load(model)
+    law = load_only(JointModel, model)
     key, variable, other = ("y", law.y, law.x) if reverse else ("x", law.x, law.y)
     names = variable.columns.names
     array = np.array([_parse(text, names) for text in given]).reshape(-1, len(names))

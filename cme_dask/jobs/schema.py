@@ -64,6 +64,8 @@ class FitSection(_Section):
     reg_form: Literal["two-sided", "single"] = "two-sided"
     constraint: Literal["normalized", "none"] = "normalized"
     folds: int = Field(default=N_FOLDS, ge=1)
+    pivots: Literal["sampled", "greedy", "random"] = "sampled"
+    span: float = Field(default=1.0, gt=0.0, le=1.0)
     sample_size: int = Field(default=SAMPLE_SIZE, ge=2)
     kernel_x: dict[str, Any] | None = None
     kernel_y: dict[str, Any] | None = None

@@ -5,7 +5,7 @@ Operators and ``to_dict`` need modules that build on this one: they import them 
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from cme_dask.kernels.composed import Columns, Product, Scaled, Sum
 
 Array = Any
+Sections = Callable[[Array, Array], None]
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,23 @@ class Kernel(ABC):
         """Return k(x_i, x_i), (n,), of rows X (n, d)."""
         return self._diagonal(array_namespace(X), X)
 
+    def sections(self, Z: Array) -> Sections:
+        """Return the functions k(., z_j), j = 1..m, prepared for many blocks of rows.
+
+        ``write(X, out)`` writes k(z_j, x_i) to ``out``, shape (m, n): a function a row, so that
+        several functions next to each other are contiguous. What depends on Z alone is computed
+        once, and memory on the way is kept: use one per thread.
+        """
+        return self._sections(array_namespace(Z), Z)
+
     @abstractmethod
     def _block(self, xp: Any, X: Array, Z: Array) -> Array: ...
+
+    def _sections(self, xp: Any, Z: Array) -> Sections:
+        def write(X: Array, out: Array) -> None:
+            out[...] = self._block(xp, X, Z).T
+
+        return write
 
     @abstractmethod
     def _diagonal(self, xp: Any, X: Array) -> Array: ...
@@ -103,6 +119,21 @@ class Unit(Kernel):
     def upper_bound(self) -> float:
         """1."""
         return 1.0
+
+
+class Sectioned(Kernel):
+    """A kernel whose one formula is that of its sections."""
+
+    @abstractmethod
+    def _sections(self, xp: Any, Z: Array) -> Sections: ...
+
+    def _block(self, xp: Any, X: Array, Z: Array) -> Array:
+        dtype = xp.result_type(X, Z)
+        if not xp.isdtype(dtype, "real floating"):
+            dtype = xp.float64
+        out = xp.empty((Z.shape[0], X.shape[0]), dtype=dtype, device=device(X))
+        self._sections(xp, Z)(X, out)
+        return out.T
 
 
 def is_a(value: object, kind: Any) -> bool:

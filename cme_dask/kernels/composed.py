@@ -7,15 +7,25 @@ from typing import Any, ClassVar
 from array_api_compat import device
 
 from cme_dask.errors import DataError
-from cme_dask.kernels.base import Array, Kernel, check_integer, check_kernel, check_number
+from cme_dask.kernels.base import (
+    Array,
+    Kernel,
+    Sectioned,
+    Sections,
+    check_integer,
+    check_kernel,
+    check_number,
+)
+from cme_dask.kernels.into import Scratch, into
 
 
 @dataclass(frozen=True, repr=False)
-class _Pair(Kernel):
+class _Pair(Sectioned):
     left: Kernel
     right: Kernel
 
     _sign: ClassVar[str]
+    _function: ClassVar[str]
 
     @abstractmethod
     def _combine(self, left: Any, right: Any) -> Any: ...
@@ -24,8 +34,16 @@ class _Pair(Kernel):
         check_kernel("left", self.left)
         check_kernel("right", self.right)
 
-    def _block(self, xp: Any, X: Array, Z: Array) -> Array:
-        return self._combine(self.left(X, Z), self.right(X, Z))
+    def _sections(self, xp: Any, Z: Array) -> Sections:
+        left, right, scratch = self.left.sections(Z), self.right.sections(Z), Scratch()
+
+        def write(X: Array, out: Array) -> None:
+            other = scratch.like(xp, out)
+            left(X, out)
+            right(X, other)
+            into(xp, out, self._function, out, other)
+
+        return write
 
     def _diagonal(self, xp: Any, X: Array) -> Array:
         return self._combine(self.left.diagonal(X), self.right.diagonal(X))
@@ -52,6 +70,7 @@ class Sum(_Pair):
 
     _precedence: ClassVar[int] = 0
     _sign: ClassVar[str] = "+"
+    _function: ClassVar[str] = "add"
 
     def _combine(self, left: Any, right: Any) -> Any:
         return left + right
@@ -63,13 +82,14 @@ class Product(_Pair):
 
     _precedence: ClassVar[int] = 1
     _sign: ClassVar[str] = "*"
+    _function: ClassVar[str] = "multiply"
 
     def _combine(self, left: Any, right: Any) -> Any:
         return left * right
 
 
 @dataclass(frozen=True, repr=False)
-class Scaled(Kernel):
+class Scaled(Sectioned):
     """A positive multiple of a kernel, scale * base(x, z)."""
 
     scale: float
@@ -81,8 +101,14 @@ class Scaled(Kernel):
         object.__setattr__(self, "scale", check_number("scale", self.scale))
         check_kernel("base", self.base)
 
-    def _block(self, xp: Any, X: Array, Z: Array) -> Array:
-        return self.scale * self.base(X, Z)
+    def _sections(self, xp: Any, Z: Array) -> Sections:
+        base = self.base.sections(Z)
+
+        def write(X: Array, out: Array) -> None:
+            base(X, out)
+            into(xp, out, "multiply", out, self.scale)
+
+        return write
 
     def _diagonal(self, xp: Any, X: Array) -> Array:
         return self.scale * self.base.diagonal(X)
@@ -102,7 +128,7 @@ class Scaled(Kernel):
 
 
 @dataclass(frozen=True, repr=False)
-class Columns(Kernel):
+class Columns(Sectioned):
     """A kernel of some columns, base(x[columns], z[columns]).
 
     Parameters
@@ -128,8 +154,13 @@ class Columns(Kernel):
     def _take(self, xp: Any, X: Array) -> Array:
         return xp.take(X, xp.asarray(self.columns, device=device(X)), axis=1)
 
-    def _block(self, xp: Any, X: Array, Z: Array) -> Array:
-        return self.base(self._take(xp, X), self._take(xp, Z))
+    def _sections(self, xp: Any, Z: Array) -> Sections:
+        base = self.base.sections(self._take(xp, Z))
+
+        def write(X: Array, out: Array) -> None:
+            base(self._take(xp, X), out)
+
+        return write
 
     def _diagonal(self, xp: Any, X: Array) -> Array:
         return self.base.diagonal(self._take(xp, X))

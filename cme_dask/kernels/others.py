@@ -7,7 +7,16 @@ from typing import Any
 from array_api_compat import array_namespace
 
 from cme_dask.errors import DataError
-from cme_dask.kernels.base import Array, Kernel, Unit, check_integer, check_number
+from cme_dask.kernels.base import (
+    Array,
+    Kernel,
+    Sectioned,
+    Sections,
+    Unit,
+    check_integer,
+    check_number,
+)
+from cme_dask.kernels.into import Scratch, into
 
 
 @dataclass(frozen=True)
@@ -26,7 +35,7 @@ class Delta(Unit):
 
 
 @dataclass(frozen=True)
-class Linear(Kernel):
+class Linear(Sectioned):
     """The linear kernel k(x, z) = x . z + offset; it has no bound.
 
     Parameters
@@ -40,15 +49,19 @@ class Linear(Kernel):
     def __post_init__(self) -> None:
         object.__setattr__(self, "offset", check_number("offset", self.offset, zero=True))
 
-    def _block(self, xp: Any, X: Array, Z: Array) -> Array:
-        return xp.matmul(X, Z.T) + self.offset
+    def _sections(self, xp: Any, Z: Array) -> Sections:
+        def write(X: Array, out: Array) -> None:
+            into(xp, out, "matmul", Z, X.T)
+            into(xp, out, "add", out, self.offset)
+
+        return write
 
     def _diagonal(self, xp: Any, X: Array) -> Array:
         return xp.sum(X * X, axis=1) + self.offset
 
 
 @dataclass(frozen=True)
-class Polynomial(Kernel):
+class Polynomial(Sectioned):
     """The polynomial kernel k(x, z) = (scale x . z + offset)^degree; it has no bound.
 
     Parameters
@@ -70,11 +83,19 @@ class Polynomial(Kernel):
         object.__setattr__(self, "offset", check_number("offset", self.offset, zero=True))
         object.__setattr__(self, "scale", check_number("scale", self.scale))
 
-    def _block(self, xp: Any, X: Array, Z: Array) -> Array:
-        product = xp.matmul(X, Z.T)
-        product *= self.scale
-        product += self.offset
-        return product**self.degree
+    def _sections(self, xp: Any, Z: Array) -> Sections:
+        scratch = Scratch()
+
+        def write(X: Array, out: Array) -> None:
+            base = scratch.like(xp, out)
+            into(xp, base, "matmul", Z, X.T)
+            into(xp, base, "multiply", base, self.scale)
+            into(xp, base, "add", base, self.offset)
+            out[...] = base
+            for _ in range(self.degree - 1):  # a general power takes ten times as long
+                into(xp, out, "multiply", out, base)
+
+        return write
 
     def _diagonal(self, xp: Any, X: Array) -> Array:
         return (self.scale * xp.sum(X * X, axis=1) + self.offset) ** self.degree

@@ -1,14 +1,23 @@
 """Frozen models and ``load``: queries without data, Dask or scikit-learn."""
 
 import os
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
-from cme_dask.errors import StoreError
+from cme_dask.errors import DataError, StoreError
 from cme_dask.kernels import Kernel
+from cme_dask.models.features import FeatureModel
 from cme_dask.models.joint import JointModel
 from cme_dask.storage.model_file import read_model
 
-_TYPES = {"JointModel": JointModel}
+Model: TypeAlias = JointModel | FeatureModel
+"""What ``load`` returns."""
+
+Kind = TypeVar("Kind", JointModel, FeatureModel)
+
+_TYPES: dict[str, type[JointModel] | type[FeatureModel]] = {
+    "JointModel": JointModel,
+    "FeatureModel": FeatureModel,
+}
 
 
 def load(
@@ -16,8 +25,8 @@ def load(
     *,
     kernels: dict[str, Kernel] | None = None,
     storage_options: dict[str, Any] | None = None,
-) -> JointModel:
-    """Load a saved model.
+) -> Model:
+    """Load a saved model: the law of a JointDistribution, the features of a PivotedCholesky.
 
     Parameters
     ----------
@@ -41,4 +50,33 @@ def load(
     return _TYPES[state.type].from_state(state, kernels)
 
 
-__all__ = ["JointModel", "load"]
+_MAKERS = {
+    JointModel: "JointDistribution or `cme-dask fit`",
+    FeatureModel: "PivotedCholesky or `cme-dask features`",
+}
+
+
+def load_only(
+    kind: type[Kind],
+    path: str | os.PathLike[str],
+    *,
+    kernels: dict[str, Kernel] | None = None,
+    storage_options: dict[str, Any] | None = None,
+) -> Kind:
+    """Load a saved model of one kind; other parameters and errors as those of :func:`load`.
+
+    Raises
+    ------
+    DataError
+        If it is of the other kind.
+    """
+    model = load(path, kernels=kernels, storage_options=storage_options)
+    if not isinstance(model, kind):
+        raise DataError(
+            f"{os.fspath(path)} holds a {type(model).__name__}, a {kind.__name__} was expected: "
+            f"save one by {_MAKERS[kind]}"
+        )
+    return model
+
+
+__all__ = ["FeatureModel", "JointModel", "Model", "load", "load_only"]

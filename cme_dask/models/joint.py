@@ -10,8 +10,10 @@ import numpy as np
 
 from cme_dask import kernels
 from cme_dask.errors import DataError, StoreError
-from cme_dask.numerics.basis import LinearBasis, NewtonBasis
-from cme_dask.storage.columns import Columns, check_finite
+from cme_dask.models.basis_file import basis_arrays, basis_description, read_basis
+from cme_dask.models.points import query_points
+from cme_dask.numerics.basis import LinearBasis
+from cme_dask.storage.columns import Columns
 from cme_dask.storage.model_file import ModelState, write_model
 
 Array = Any
@@ -52,30 +54,8 @@ class Variable:
     answers: Answers
 
     def points(self, values: Any, name: str) -> Array:
-        """Query points as float64 of shape (n, d): arrays, or tables that hold the columns by name.
-
-        Raises
-        ------
-        DataError
-            On a wrong number of columns, unknown columns, NaN or infinity.
-        """
-        names = self.columns.names
-        if hasattr(values, "columns") and hasattr(values, "to_numpy"):
-            positions = Columns(tuple(map(str, values.columns))).positions(names)
-            values = values.iloc[:, list(positions)].to_numpy()
-        try:
-            points = np.asarray(values, dtype=np.float64)
-        except (TypeError, ValueError) as error:
-            raise DataError(f"{name} must be numeric: {error}") from error
-        if points.ndim < 2:
-            points = points.reshape(-1, 1) if len(names) == 1 else points.reshape(1, -1)
-        if points.ndim != 2 or points.shape[1] != len(names):
-            raise DataError(
-                f"{name} must have shape (n, {len(names)}) for the columns {', '.join(names)}, "
-                f"got {np.shape(values)}"
-            )
-        check_finite(points, names, 0)
-        return points
+        """Query points of this variable, see :func:`query_points`."""
+        return query_points(values, self.columns, name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,24 +178,16 @@ class JointModel:
         arrays = {"coef": self.coef}
         sides: dict[str, Any] = {}
         for key, variable in (("x", self.x), ("y", self.y)):
-            newton, answers = variable.basis.newton, variable.answers
+            answers = variable.answers
+            arrays |= basis_arrays(key, variable.basis)
             arrays |= {
-                f"{key}_points": newton.points,
-                f"{key}_factor": newton.factor,
-                f"{key}_transform": variable.basis.transform,
-                f"{key}_eigenvalues": variable.basis.eigenvalues,
                 f"{key}_constant": answers.constant,
                 f"{key}_slope": answers.slope,
                 f"{key}_fold_constant": answers.fold_constant,
                 f"{key}_fold_slope": answers.fold_slope,
             }
-            if newton.rows is not None:
-                arrays[f"{key}_rows"] = newton.rows
-            sides[key] = {
-                "columns": variable.columns.to_dict(),
-                "kernel": newton.kernel.to_dict(),
-                "answers": list(answers.names),
-            }
+            described = basis_description(variable.columns, variable.basis)
+            sides[key] = {**described, "answers": list(answers.names)}
         arrays |= {f"moments_{name}": values for name, values in self.moments.items()}
         return ModelState("JointModel", {"variables": sides, "fit": self.about}, arrays)
 
@@ -247,6 +219,15 @@ class JointModel:
                 "again"
             ) from error
         return model
+
+    def contents(self) -> dict[str, Any]:
+        """JSON form of what can be asked for, and the held-out errors."""
+        sides = {"x": self.x, "y": self.y}
+        return {
+            "columns": {key: side.columns.to_dict() for key, side in sides.items()},
+            "functions": {key: list(side.answers.names) for key, side in sides.items()},
+            "held_out": self.about.get("held_out", {}),
+        }
 
     def summary(self) -> list[tuple[str, str]]:
         """Lines of ``repr``: label and text."""
@@ -297,25 +278,15 @@ class JointModel:
 def _variable(state: ModelState, key: str, custom: dict[str, kernels.Kernel] | None) -> Variable:
     try:
         about = state.about["variables"][key]
-        columns = Columns.from_dict(about["columns"])
         names = tuple(str(name) for name in about["answers"])
-        kernel = kernels.from_dict(about["kernel"], custom)
     except (KeyError, TypeError) as error:
         raise StoreError(f"the model's description of {key} is damaged: {error!r}") from error
-    points = state.array(f"{key}_points", (None, len(columns.names)))
-    m, q = len(points), len(names)
-    transform = state.array(f"{key}_transform", (m, None))
-    k = transform.shape[1]
+    columns, basis = read_basis(state, key, about, custom)
+    m, k, q = basis.newton.rank, basis.rank, len(names)
     fold_constant = state.array(f"{key}_fold_constant", (None, q))
-    kernel.check(points.shape[1])
-    rows = state.array(f"{key}_rows", (m,)) if f"{key}_rows" in state.arrays else None
-    factor = state.array(f"{key}_factor", (m, m))
-    if not (np.diagonal(factor) > 0).all():
-        raise StoreError(f"the model's factor of {key} is singular: restore it or fit it again")
-    newton = NewtonBasis(kernel, points, factor, rows)
     return Variable(
         columns,
-        LinearBasis(newton, transform, state.array(f"{key}_eigenvalues", (k,))),
+        basis,
         Answers(
             names,
             state.array(f"{key}_constant", (q,)),

@@ -1,18 +1,19 @@
 """Bases of V = span{k(., p_1), ..., k(., p_m)}: Newton, biorthogonal, spectral, centred."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace
+from array_api_compat import array_namespace, device
 from scipy.linalg import solve_triangular
 
 from cme_dask.numerics.cholesky import pivoted_cholesky
+from cme_dask.numerics.elimination import Elimination
 
 Array = Any
 
-_BLOCK = 64  # columns per step of the triangular solve: the rest is matrix products
+_ROWS = 1024  # whose sections stay in cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,34 +65,35 @@ class NewtonBasis:
         sup = self.kernel.upper_bound
         return None if sup is None else float(np.sqrt(sup))
 
-    @cached_property
-    def _inverse_blocks(self) -> list[Array]:
-        starts = range(0, self.rank, _BLOCK)
-        blocks = [self.factor[s : s + _BLOCK, s : s + _BLOCK] for s in starts]
-        return [solve_triangular(b, np.eye(len(b)), lower=True).T.copy() for b in blocks]
+    def writer(self, elimination: Elimination, like: Array) -> Callable[[Array, Array], None]:
+        """``write(x, out)`` of the sections at the pivots, eliminated so far, as rows (m, n).
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Fields only: what is derived is made again where it is needed."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+        Parameters
+        ----------
+        elimination
+            How far they are solved for.
+        like
+            An array of the library and on the device of the rows.
+        """
+        xp = array_namespace(like)
+        sections = self.kernel.sections(xp.asarray(self.points, device=device(like)))
+        eliminate = elimination.prepare(self.factor, like)
+
+        def write(x: Array, out: Array) -> None:
+            sections(x, out)
+            eliminate(out)
+
+        return write
 
     def __call__(self, x: Array) -> Array:
-        """N at the rows of x, shape (n, m).
-
-        The triangular solve runs in blocks of columns, each a matrix product by what came before
-        and by the inverse of a small diagonal block: the flops of a solve at the speed of a
-        product, and, unlike a LAPACK solve through SciPy, without holding the interpreter lock.
-        """
+        """N at the rows of x, shape (n, m)."""
         xp = array_namespace(x)
-        newton = self.kernel(x, xp.asarray(self.points))
-        factor = xp.asarray(self.factor)
-        for block, inverse in enumerate(self._inverse_blocks):
-            here = slice(block * _BLOCK, block * _BLOCK + inverse.shape[0])
-            column = newton[:, here]
-            if block:
-                before = slice(0, here.start)
-                column = column - newton[:, before] @ factor[here, before].T
-            newton[:, here] = column @ xp.asarray(inverse)
-        return newton
+        newton = xp.empty((self.rank, x.shape[0]), dtype=xp.float64, device=device(x))
+        write = self.writer(Elimination.whole(self.rank), x)
+        for start in range(0, x.shape[0], _ROWS):
+            here = slice(start, start + _ROWS)
+            write(x[here, :], newton[:, here])
+        return newton.T
 
     def power(self, x: Array) -> Array:
         """Power function P(z) = sqrt(k(z, z) - |N(z)|^2), shape (n,): the error bound at z.

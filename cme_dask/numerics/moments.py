@@ -2,23 +2,34 @@
 
 One rank-k update of the augmented rows ``[N_X, N_Y, 1, f]`` holds every moment there is: S_XX,
 S_YY, S_YX, the means, E[psi f] and E[f f^T]. Sums add over strips, so one pass makes them all.
+They are held as columns, ``[N_X, N_Y, 1, f]^T``: then each part is contiguous.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
-from array_api_compat import array_namespace
+from array_api_compat import array_namespace, device
 
 from cme_dask.errors import DataError
+from cme_dask.kernels.into import cast_into, into, rank_update
 from cme_dask.numerics.basis import NewtonBasis
+from cme_dask.numerics.elimination import Elimination
 
 Array = Any
 Function = Callable[[Array], Array]
 
-SUB_BLOCK = 2048
-"""Rows whose kernel block is held at once: it stays in cache, and chunks may be of any size."""
+_CACHE = 7 << 19  # bytes of augmented rows that are held at once
+
+
+def sub_block(width: int) -> int:
+    """Rows of ``width`` numbers held at once: they stay in cache, and chunks may be of any size.
+
+    A power of two from 2^9 to 2^12; on longer ones kernel and products wait for memory, on shorter
+    ones for each other.
+    """
+    return 1 << min(max((_CACHE // (8 * width)).bit_length() - 1, 9), 12)
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,12 +46,20 @@ class Side:
         Declared functions by name; each takes the rows (n, d) and returns (n,).
     shift
         A value near the mean of each column and function, shape (q,), subtracted before squaring.
+    elimination
+        How far the basis is solved for before its products are summed; default wholly.
     """
 
     basis: NewtonBasis
     columns: tuple[str, ...]
     functions: dict[str, Function] = field(default_factory=dict)
     shift: Array | None = None
+    elimination: Elimination | None = None
+
+    @property
+    def eliminated(self) -> Elimination:
+        """The elimination, or the default one."""
+        return self.elimination or Elimination.whole(self.basis.rank)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -96,6 +115,16 @@ class Moments:
             self.rows + other.rows,
         )
 
+    def __iadd__(self, other: "Moments") -> Self:
+        """The same in the memory of the left one."""
+        for mine, theirs in zip(self._sums, other._sums, strict=True):
+            mine += theirs
+        return self
+
+    @property
+    def _sums(self) -> tuple[Array, ...]:
+        return self.gram, self.traces, self.rows
+
     @property
     def n_folds(self) -> int:
         """Number of folds F."""
@@ -149,10 +178,15 @@ class Moments:
 
 @dataclass(frozen=True, eq=False)
 class MomentSpec:
-    """What a pass computes: one or two sides (x first, then y) and the number of folds."""
+    """What a pass computes: one or two sides (x first, then y) and the number of folds.
+
+    ``single``: products of basis functions with each other in float32, their sums over sub-blocks
+    in float64; means and functions stay float64.
+    """
 
     sides: tuple[Side, ...]
     n_folds: int = 1
+    single: bool = False
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -164,8 +198,59 @@ class MomentSpec:
         """P, the length of an augmented row."""
         return sum(self.ranks) + 1 + sum(len(side.names) for side in self.sides)
 
+    @property
+    def flops(self) -> int:
+        """Operations per row: eliminations and one rank-k update (kernel sections aside)."""
+        return self.width**2 + sum(side.eliminated.flops for side in self.sides)
+
     def strip(self, parts: tuple[Array, ...], weights: Array | None, folds: Array) -> Moments:
-        """Moments of one strip of rows.
+        """Moments of one strip of rows, see :class:`StripMoments`."""
+        return self.newton(StripMoments(self, parts[0])(parts, weights, folds))
+
+    def newton(self, moments: Moments) -> Moments:
+        """Moments in the Newton bases, in place, from sums of products that are not solved for."""
+        start = 0
+        for side in self.sides:
+            stop = start + side.basis.rank
+            for gram in moments.gram if not side.eliminated.solved else ():
+                side.eliminated.finish(side.basis.factor, gram[start:stop])
+                side.eliminated.finish(side.basis.factor, gram.T[start:stop])
+            start = stop
+        return moments
+
+
+class StripMoments:
+    """The loop over one strip after the other, with the memory that it keeps.
+
+    Parameters
+    ----------
+    spec
+        What to compute.
+    like
+        An array of the library and on the device of the rows.
+    """
+
+    def __init__(self, spec: MomentSpec, like: Array) -> None:
+        self._spec = spec
+        self._xp = array_namespace(like)
+        self._device = device(like)
+        self._shift = [
+            0.0 if side.shift is None else self._xp.asarray(side.shift, device=self._device)
+            for side in spec.sides
+        ]
+        self._block = sub_block(spec.width)
+        self._writers = [side.basis.writer(side.eliminated, like) for side in spec.sides]
+        xp, rank = self._xp, sum(spec.ranks)
+        self._rows = self._empty((spec.width, self._block), xp.float64)
+        if spec.single:
+            self._rows32 = self._empty((rank, self._block), xp.float32)
+            self._product32 = self._empty((rank, rank), xp.float32)
+            self._rest = self._empty((spec.width - rank, spec.width), xp.float64)
+        else:
+            self._product = self._empty((spec.width, spec.width), xp.float64)
+
+    def __call__(self, parts: tuple[Array, ...], weights: Array | None, folds: Array) -> Moments:
+        """Moments of one strip of rows, as far as the bases are solved for.
 
         Parameters
         ----------
@@ -176,41 +261,68 @@ class MomentSpec:
         folds
             Fold number of each row, shape (n,).
         """
-        xp = array_namespace(*parts)
-        gram = np.zeros((self.n_folds, self.width, self.width))
-        traces = np.zeros((self.n_folds, len(self.sides)))
-        order = np.argsort(folds, kind="stable")
-        for start in range(0, len(order), SUB_BLOCK):
-            here = order[start : start + SUB_BLOCK]
-            index = xp.asarray(here)
-            taken = tuple(xp.take(part, index, axis=0) for part in parts)
-            rows = self.augmented(taken)
+        xp, spec = self._xp, self._spec
+        gram = np.zeros((spec.n_folds, spec.width, spec.width))
+        traces = np.zeros((spec.n_folds, len(spec.sides)))
+        order = None if spec.n_folds == 1 else np.argsort(folds, kind="stable")
+        # Not kept: a bound method in its own object is a cycle, which holds the memory for long.
+        update = self._single_update if spec.single else self._rank_update
+        for start in range(0, len(folds), self._block):
+            here = slice(start, start + self._block)
+            taken, weight, fold = parts, weights, folds[here]
+            if order is None:
+                taken = tuple(part[here, :] for part in parts)
+                weight = None if weights is None else weights[here]
+            else:
+                index = xp.asarray(order[here], device=self._device)
+                taken = tuple(xp.take(part, index, axis=0) for part in parts)
+                weight = None if weights is None else xp.take(weights, index)
+                fold = folds[order[here]]
+            rows = self._rows[:, : len(fold)]
+            self._augment(taken, rows)
             diagonals = [
                 side.basis.kernel.diagonal(part)
-                for side, part in zip(self.sides, taken, strict=True)
+                for side, part in zip(spec.sides, taken, strict=True)
             ]
-            if weights is not None:
-                weight = xp.take(weights, index)
-                rows *= xp.sqrt(weight)[:, None]
+            if weight is not None:
+                into(xp, rows, "multiply", rows, xp.sqrt(weight)[None, :])
                 diagonals = [weight * diagonal for diagonal in diagonals]
-            for fold, part in _folds_within(folds[here], self.n_folds):
-                block = rows[part, :]
-                gram[fold] += np.asarray(block.T @ block)
-                traces[fold] += [float(xp.sum(diagonal[part])) for diagonal in diagonals]
-        counts = np.bincount(folds, minlength=self.n_folds).astype(np.int64)
+            for number, part in _folds_within(fold, spec.n_folds):
+                update(gram[number], rows[:, part])
+                traces[number] += [float(xp.sum(diagonal[part])) for diagonal in diagonals]
+        counts = np.bincount(folds, minlength=spec.n_folds).astype(np.int64)
         return Moments(gram, traces, counts)
 
-    def augmented(self, parts: tuple[Array, ...]) -> Array:
-        """Augmented rows [N_X, N_Y, 1, f_X - shift, f_Y - shift], shape (n, P)."""
-        xp = array_namespace(*parts)
-        pairs = list(zip(self.sides, parts, strict=True))
-        newton = [side.basis(part) for side, part in pairs]
-        ones = xp.ones((parts[0].shape[0], 1), dtype=xp.float64)
-        values = [
-            side.values(part) - (0.0 if side.shift is None else xp.asarray(side.shift))
-            for side, part in pairs
-        ]
-        return xp.concat([*newton, ones, *values], axis=1)
+    def _rank_update(self, gram: Array, rows: Array) -> None:
+        rank_update(self._xp, self._product, rows)
+        gram += np.asarray(self._product)
+
+    def _single_update(self, gram: Array, rows: Array) -> None:
+        rank = self._rows32.shape[0]
+        rows32 = self._rows32[:, : rows.shape[1]]
+        cast_into(self._xp, rows32, rows[:rank, :])
+        rank_update(self._xp, self._product32, rows32)
+        into(self._xp, self._rest, "matmul", rows[rank:, :], rows.T)
+        rest = np.asarray(self._rest)
+        gram[:rank, :rank] += np.asarray(self._product32)
+        gram[rank:, :] += rest
+        gram[:rank, rank:] += rest[:, :rank].T
+
+    def _augment(self, parts: tuple[Array, ...], out: Array) -> None:
+        """Augmented rows [C_X, C_Y, 1, f_X - shift, f_Y - shift]^T, shape (P, n)."""
+        start = 0
+        for side, write, part in zip(self._spec.sides, self._writers, parts, strict=True):
+            write(part, out[start : start + side.basis.rank, :])
+            start += side.basis.rank
+        out[start, :] = 1.0
+        start += 1
+        for side, shift, part in zip(self._spec.sides, self._shift, parts, strict=True):
+            values = side.values(part) - shift
+            out[start : start + values.shape[1], :] = values.T
+            start += values.shape[1]
+
+    def _empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        return self._xp.empty(shape, dtype=dtype, device=self._device)
 
 
 def _called(name: str, function: Function, rows: Array) -> Array:

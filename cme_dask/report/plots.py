@@ -18,7 +18,7 @@ MISSING = "pictures need matplotlib, install cme-dask[plot]"
 _MODEL, _TRUTH = "#1f5fa8", "#222222"
 _EVENTS = ("#1f5fa8", "#c8552b", "#3a8f5c", "#7a4fa0")
 _LEVELS = (0.25, 0.5, 1.0, 2.0, 4.0)
-_STYLE = {
+STYLE = {
     "font.size": 10.5,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -31,6 +31,7 @@ _STYLE = {
     "legend.frameon": False,
     "figure.dpi": 120,
 }
+"""Matplotlib settings of all pictures."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +83,7 @@ def points_picture(result: Result, path: Path) -> None:
     points = result["points"]
     names = list(points[0]["functions"])
     at = np.arange(len(points))[::-1]
-    with rc_context(_STYLE):
+    with rc_context(STYLE):
         figure = Figure(figsize=(10, 1.4 + 0.55 * len(points)), layout="constrained")
         axes = np.atleast_1d(figure.subplots(1, len(names), sharey=True))
         for ax, name in zip(axes, names, strict=True):
@@ -144,7 +145,7 @@ def demo_picture(
     from matplotlib.figure import Figure
 
     dashed: dict[str, Any] = {"color": _TRUTH, "lw": 1.1, "ls": (0, (4, 3))}
-    with rc_context(_STYLE):
+    with rc_context(STYLE):
         figure = Figure(figsize=(10, 4.4), layout="constrained")
         left, right = figure.subplots(1, 2, width_ratios=[1.1, 1.0])
         for color, curve in zip(_EVENTS, curves, strict=False):

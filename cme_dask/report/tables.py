@@ -14,6 +14,7 @@ from rich.text import Text
 Result = dict[str, Any]
 
 _ROWS = ("read", "kept", "dropped")
+_MANY = 40  # columns, which are then not all listed
 _NARROWEST = 100  # columns, where the output is no terminal
 
 
@@ -133,7 +134,6 @@ def fit_tables(result: Result) -> list[RenderableType]:
         )
         for name, v in result["variables"].items()
     ]
-    memory = result["memory"]
     lines = [
         *bases,
         (
@@ -142,15 +142,98 @@ def fit_tables(result: Result) -> list[RenderableType]:
             f"strips, {number(result['tasks'])} tasks: {result['seconds']:.3g} s, "
             f"{result['rows_per_second']:,.0f} rows/s",
         ),
-        (
-            "peak memory",
-            f"predicted {format_bytes(memory['predicted'])} ({memory['place']}, limit "
-            f"{format_bytes(memory['limit'])}), measured {format_bytes(memory['measured'])} "
-            f"({memory['measure']} of this process and its children)",
-        ),
+        ("peak memory", _memory(result["memory"])),
         ("KKT residual", f"{result['kkt_residual']:.1e}"),
     ]
     return [facts(result["model"], lines), *held_out_tables(result["held_out"])]
+
+
+def _memory(memory: Result) -> str:
+    return (
+        f"predicted {format_bytes(memory['predicted'])} in {memory['phase']} ({memory['place']}, "
+        f"limit {format_bytes(memory['limit'])}), measured {format_bytes(memory['measured'])} "
+        f"({memory['measure']} of this process and its children)"
+    )
+
+
+def plan_tables(result: Result) -> list[RenderableType]:
+    """Of ``cme-dask fit --dry-run``."""
+    work, rates, memory = result["work"], result["rates"], result["memory"]
+    lines = [
+        (
+            f"basis of {v['name']}",
+            f"{', '.join(v['columns'])}: rank {v['rank']}, {v['pivots']} pivots, "
+            f"{_short(v['kernel'])}",
+        )
+        for v in result["variables"]
+    ]
+    lines += [
+        ("arithmetic", result["arithmetic"]),
+        (
+            "passes",
+            f"{result['passes']} over {number(result['rows'])} rows, reading "
+            f"{format_bytes(work['bytes_read'])}, {number(work['strips'])} strips in "
+            f"{number(work['tasks'])} tasks on {rates['workers']} workers ({result['scheduler']})",
+        ),
+        (
+            "peak memory",
+            f"{format_bytes(memory['predicted'])} in {memory['phase']} ({memory['place']}, limit "
+            f"{format_bytes(memory['limit'])})",
+        ),
+    ]
+    if result["rounds"] is None:
+        lines.append(
+            (
+                "rounds",
+                f"a pass of {result['round_seconds']:.3g} s each at these ranks, which are those "
+                "of sampled pivots; how many is not known before",
+            )
+        )
+    seconds = [(name, f"{value:.3g}") for name, value in result["parts"].items()]
+    total = result["seconds"]
+    caption = (
+        f"The first three as measured now, the others predicted from measured rates. Matrix "
+        f"products of the pass, {result['flops']:.2e} operations at {rates['gemm'] / 1e9:.0f} "
+        f"GFlop/s: {result['limit_seconds']:.3g} s of its {result['pass_seconds']:.3g} s."
+    )
+    return [
+        facts(f"{result['store']} (plan of a fit)", lines),
+        "",
+        grid("Seconds", ("", "seconds"), [*seconds, ("in all", f"{total:.3g}")], caption),
+    ]
+
+
+def feature_fit_tables(result: Result) -> list[RenderableType]:
+    """Of ``cme-dask features``."""
+    lines = [
+        ("columns", ", ".join(result["columns"])),
+        ("features", f"{result['rank']}, {result['basis']} basis, {_short(result['kernel'])}"),
+        ("trace error", f"{result['trace_error']:.2e} over all rows"),
+        ("pass", _pass(result)),
+        ("peak memory", _memory(result["memory"])),
+    ]
+    return [facts(result["model"], lines)]
+
+
+def transform_tables(result: Result) -> list[RenderableType]:
+    """Of ``cme-dask transform``."""
+    lines = [
+        (
+            "features",
+            f"{number(result['rows'])} x {number(result['rank'])} {result['dtype']} in chunks of "
+            f"{number(result['chunk_rows'])} rows, {format_bytes(result['bytes'])} on disk",
+        ),
+        ("pass", _pass(result)),
+        ("peak memory", _memory(result["memory"])),
+    ]
+    return [facts(result["out"], lines)]
+
+
+def _pass(result: Result) -> str:
+    return (
+        f"{result['passes']} over {number(result['rows'])} rows, {number(result['tasks'])} tasks: "
+        f"{result['seconds']:.3g} s, {result['rows_per_second']:,.0f} rows/s"
+    )
 
 
 def held_out_tables(held_out: dict[str, dict[str, dict[str, float]]]) -> list[RenderableType]:
@@ -183,10 +266,7 @@ def expectation_tables(result: Result) -> list[RenderableType]:
 
 def store_tables(result: Result) -> list[RenderableType]:
     """Of ``cme-dask info`` on a sample store."""
-    lines = [
-        (name, ", ".join(_with_unit(c, v["units"]) for c in v["names"]))
-        for name, v in result["columns"].items()
-    ]
+    lines = [(name, _columns(v)) for name, v in result["columns"].items()]
     size = result["bytes"]
     lines += [
         ("weights", "yes" if result["weights"] else "no"),
@@ -195,11 +275,32 @@ def store_tables(result: Result) -> list[RenderableType]:
             f"{number(result['rows'])} in {number(result['chunks'])} chunks of "
             f"{number(result['chunk_rows'])}",
         ),
-        ("row sample", f"{number(result['row_sample'])} rows, seed {result['seed']}"),
+        ("row sample", _row_sample(result)),
+        *_origin(result["features"]),
         ("on disk", "unknown (URL)" if size is None else format_bytes(size)),
         ("format", f"schema {result['schema_version']}, Zarr {result['zarr_format']}"),
     ]
     return [facts(f"{result['path']} (sample)", lines)]
+
+
+def _columns(described: Result) -> str:
+    """Names with units; of many the first and the last."""
+    names = [_with_unit(name, described["units"]) for name in described["names"]]
+    return ", ".join(names if len(names) <= _MANY else [*names[:2], "...", names[-1]])
+
+
+def _row_sample(result: Result) -> str:
+    seed = result["seed"]
+    return f"{number(result['row_sample'])} rows" + ("" if seed is None else f", seed {seed}")
+
+
+def _origin(features: Result | None) -> list[tuple[str, str]]:
+    """Of features: what they were made from."""
+    if features is None:
+        return []
+    made_from = f"{', '.join(features['columns'])} of {features['source']}"
+    kind = f"{features['basis']} basis, {_short(features['kernel'])}"
+    return [("x is", f"features of {made_from}: {kind}, trace error {features['trace_error']:.2e}")]
 
 
 def model_tables(result: Result) -> list[RenderableType]:
@@ -213,7 +314,7 @@ def model_tables(result: Result) -> list[RenderableType]:
     ]
     return [
         facts(f"{result['path']} ({result['type']})", lines),
-        *held_out_tables(result["held_out"]),
+        *held_out_tables(result.get("held_out", {})),
     ]
 
 

@@ -10,6 +10,8 @@ from cme_dask.errors import DataError, StoreError
 
 Array = Any
 
+_MANY = 40  # names, which are then not all listed
+
 
 @dataclass(frozen=True)
 class Columns:
@@ -41,6 +43,11 @@ class Columns:
     def default(cls, variable: str, count: int) -> "Columns":
         """``x0, x1, ...``: names for columns that have none."""
         return cls(tuple(f"{variable}{i}" for i in range(count)))
+
+    def listed(self) -> str:
+        """The names in a line; of many the first two and the last."""
+        names = self.names if len(self.names) <= _MANY else (*self.names[:2], "...", self.names[-1])
+        return ", ".join(names)
 
     def positions(self, wanted: Sequence[str]) -> tuple[int, ...]:
         """Positions of the wanted columns; DataError names the unknown ones."""

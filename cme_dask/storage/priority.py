@@ -54,7 +54,7 @@ class RowSample:
         in the keys; of all rows each counts by its weight.
         """
         chance = 1.0 if self.complete else -np.expm1(-self.weights * self.keys[-1])
-        raw = self.weights / chance
+        raw = self.weights / self.weights.max() / chance  # of which the sum is finite
         return np.asarray(raw / raw.sum())
 
     def prefix(self, size: int) -> "RowSample":
@@ -65,11 +65,16 @@ class RowSample:
 
 
 def draw(
-    start: int, parts: tuple[Array, ...], weights: Array | None, size: int, seed: int
+    start: int,
+    parts: tuple[Array, ...],
+    weights: Array | None,
+    size: int,
+    seed: int,
+    below: float = np.inf,
 ) -> RowSample:
-    """Sample of the rows [start, start + n) given as arrays."""
+    """Sample of the rows [start, start + n) given as arrays, of those with keys below a bound."""
     keys = priority_keys(seed, start, start + len(parts[0]), weights)
-    kept = _smallest(keys, size)
+    kept = _smallest(keys, size, below)
     return RowSample(
         keys[kept],
         kept + start,
@@ -107,15 +112,17 @@ def draw_rows(
     for start in range(0, n, _BLOCK):
         stop = min(start + _BLOCK, n)
         weights = None if weights_of is None else weights_of(start, stop)
-        fresh = draw(start, (np.empty((stop - start, 0)),), weights, size, seed)
+        # Rows that don't come before the last one of a full sample can't be in it.
+        below = np.inf if best is None or len(best) < size else float(best.keys[-1])
+        fresh = draw(start, (np.empty((stop - start, 0)),), weights, size, seed, below)
         best = fresh if best is None else merge((best, fresh), size)
     assert best is not None
     return best
 
 
-def _smallest(keys: Array, size: int) -> Array:
-    """Positions of the ``size`` smallest finite keys in ascending order."""
-    candidates = np.flatnonzero(np.isfinite(keys))
+def _smallest(keys: Array, size: int, below: float = np.inf) -> Array:
+    """Positions of the ``size`` smallest keys below a bound (or infinity) in ascending order."""
+    candidates = np.flatnonzero(keys < below)
     if len(candidates) > size:
         candidates = candidates[np.argpartition(keys[candidates], size - 1)[:size]]
     return candidates[np.argsort(keys[candidates], kind="stable")]

@@ -1,8 +1,9 @@
 """Where rows come from: anything with a shape that can be read by row ranges."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import zarr
@@ -11,6 +12,7 @@ from cme_dask.errors import StoreError
 from cme_dask.storage.zarr_files import DECODE_ERRORS
 
 Array = Any
+T = TypeVar("T")
 
 
 class RowSource(Protocol):
@@ -23,6 +25,10 @@ class RowSource(Protocol):
     @property
     def chunk_rows(self) -> int | None:
         """Rows per storage chunk; None if any range costs the same (memory)."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row where it lies, before compression."""
 
     def read(self, start: int, stop: int) -> Array:
         """Rows [start, stop) as float64, shape (stop - start, d)."""
@@ -47,6 +53,11 @@ class ArraySource:
     def chunk_rows(self) -> int | None:
         """Any range costs the same."""
         return None
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row in memory."""
+        return self.shape[1] * int(self.array.dtype.itemsize)
 
     def read(self, start: int, stop: int) -> Array:
         """Rows with global index in [start, stop), shape (stop - start, d)."""
@@ -78,6 +89,11 @@ class ZarrSource:
     def chunk_rows(self) -> int | None:
         """Rows per chunk (per shard, if there are shards)."""
         return int((self.array.shards or self.array.chunks)[0])
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a whole row in the store: chunks hold all columns."""
+        return int(np.prod(self.array.shape[1:])) * int(self.array.dtype.itemsize)
 
     def read(self, start: int, stop: int) -> Array:
         """Rows [start, stop) as float64, shape (stop - start, d).
@@ -161,3 +177,17 @@ def read_strips(source: RowSource, start: int, stop: int, length: int) -> Iterat
             held_stop = upto
         yield held[: high - low]
         held = held[high - low :]
+
+
+def ahead(items: Iterator[T]) -> Iterator[T]:
+    """The items, each fetched by a second thread while the one before it is in use.
+
+    So a task that computes does not wait for the store as well, at the price of one more item in
+    memory.
+    """
+    with ThreadPoolExecutor(1, thread_name_prefix="read-ahead") as reader:
+        end = object()
+        coming = reader.submit(next, items, end)
+        while (item := coming.result()) is not end:
+            coming = reader.submit(next, items, end)
+            yield item  # type: ignore[misc]

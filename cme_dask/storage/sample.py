@@ -2,7 +2,7 @@
 
 Schema version 1: a Zarr (version 3) group with float64 arrays ``x`` (n, d_x), ``y`` (n, d_y),
 optionally ``weights`` (n,), and the priority sample in ``row_sample/{keys,index,x,y}``. Chunks hold
-whole rows.
+whole rows. Version 2: ``x`` may be float32, and ``y`` may be absent.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from cme_dask.storage.priority import RowSample
 from cme_dask.storage.rows import RowSource, ZarrSource
 from cme_dask.storage.zarr_files import member, read_array, read_attribute, stored_array
 
-KIND, SCHEMA_VERSION = "sample", 1
+KIND, SCHEMA_VERSION = "sample", 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +66,7 @@ class Sample:
 
     def __repr__(self) -> str:
         names = "; ".join(
-            f"{variable}: {', '.join(columns.names)}"
+            f"{variable}: {columns.listed()}"
             for variable, columns in zip("xy", self.columns, strict=False)
         )
         weights = "" if self.weights is None else ", weighted"
@@ -117,13 +117,16 @@ def open_store(group: zarr.Group, location: str) -> Sample:
     about = read_attribute(group, KIND, SCHEMA_VERSION, location)
     if not isinstance(about.get("weights"), bool):
         raise StoreError(f"{location} does not say whether it has weights: write it again")
-    names = ["x", "y", *(["weights"] if about["weights"] else [])]
+    variables = _variables(about)
+    names = [*variables, *(["weights"] if about["weights"] else [])]
     arrays = {name: stored_array(group, name, location) for name in names}
     for name, array in arrays.items():
-        if array.dtype != np.float64 or array.ndim != (1 if name == "weights" else 2):
+        either = name == "x" and about["schema_version"] > 1
+        floats = ("float64", "float32") if either else ("float64",)
+        if array.dtype not in floats or array.ndim != (1 if name == "weights" else 2):
             raise StoreError(
-                f"the array {name!r} of {location} should be float64 rows, it is {array.dtype} of "
-                f"shape {array.shape}: write the store again"
+                f"the array {name!r} of {location} should be {' or '.join(floats)} rows, it is "
+                f"{array.dtype} of shape {array.shape}: write the store again"
             )
         if array.shape[0] != about.get("rows"):
             raise StoreError(
@@ -131,37 +134,54 @@ def open_store(group: zarr.Group, location: str) -> Sample:
                 f"{about.get('rows')}: restore it from a copy or write the store again"
             )
     try:
-        columns = tuple(Columns.from_dict(about["columns"][v]) for v in "xy")
+        columns = tuple(Columns.from_dict(about["columns"][v]) for v in variables)
     except (KeyError, TypeError) as error:
         raise StoreError(f"{location} describes no columns: {error!r}") from error
     return Sample(
-        sources=(ZarrSource(arrays["x"]), ZarrSource(arrays["y"])),
+        sources=tuple(ZarrSource(arrays[v]) for v in variables),
         columns=columns,
         weights=ZarrSource(arrays["weights"]) if "weights" in arrays else None,
         row_sample=_row_sample(
-            group, (arrays["x"], arrays["y"]), about.get("row_sample_complete") is True, location
+            group,
+            {v: arrays[v] for v in variables},
+            about.get("row_sample_complete") is True,
+            location,
         ),
         location=location,
     )
 
 
+def schema_version(variables: Sequence[zarr.Array[Any]]) -> int:
+    """The lowest version that allows these arrays x and y: older readers read what they can."""
+    return 1 if len(variables) == 2 and variables[0].dtype == np.float64 else 2
+
+
+def _variables(about: dict[str, Any]) -> str:
+    """``"xy"``, or ``"x"`` if the store describes no y, as it may from version 2 on."""
+    described = about.get("columns")
+    alone = isinstance(described, dict) and "y" not in described
+    return "x" if alone and about["schema_version"] > 1 else "xy"
+
+
 def _row_sample(
-    group: zarr.Group, arrays: tuple[zarr.Array[Any], ...], complete: bool, location: str
+    group: zarr.Group, arrays: dict[str, zarr.Array[Any]], complete: bool, location: str
 ) -> RowSample:
     rows = member(group, "row_sample", location)
     if not isinstance(rows, zarr.Group):
         raise StoreError(f"{location} holds no row sample: write it again")
-    names = ("keys", "index", "x", "y", "weights")
-    keys, index, x, y, weights = (read_array(rows, name, location) for name in names)
-    widths = [(len(keys), array.shape[1]) for array in arrays]
+    keys, index, weights, *parts = (
+        read_array(rows, name, location) for name in ("keys", "index", "weights", *arrays)
+    )
+    widths = [(len(keys), array.shape[1]) for array in arrays.values()]
+    kinds = [a.dtype.kind for a in (index, keys, weights, *parts)]
     if (
         keys.ndim != 1
         or index.shape != keys.shape
         or weights.shape != keys.shape
-        or [x.shape, y.shape] != widths
-        or [a.dtype.kind for a in (keys, index, x, y, weights)] != list("fifff")
+        or [part.shape for part in parts] != widths
+        or kinds != ["i", *(["f"] * (len(kinds) - 1))]
         or not len(keys)
-        or not 0 <= index.min() <= index.max() < arrays[0].shape[0]
+        or not 0 <= index.min() <= index.max() < arrays["x"].shape[0]
     ):
         raise StoreError(f"the row sample of {location} does not fit its rows: write it again")
-    return RowSample(keys, index, (x, y), weights, complete)
+    return RowSample(keys, index, tuple(parts), weights, complete)

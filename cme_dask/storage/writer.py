@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from cme_dask.errors import DataError
 from cme_dask.storage.atomic import ATTRIBUTE, disk_errors, writing
 from cme_dask.storage.columns import Columns, check_finite, check_weights
 from cme_dask.storage.priority import RowSample, draw, merge
-from cme_dask.storage.sample import KIND, SCHEMA_VERSION
+from cme_dask.storage.sample import KIND, schema_version
 from cme_dask.storage.zarr_files import compressors, write_array
 
 Array = Any
@@ -62,8 +62,7 @@ def writing_sample(
     ResourceError
         If the disk is full or read-only.
     """
-    if chunk_rows is not None and not 1 <= chunk_rows <= MAX_CHUNK_ROWS:
-        raise DataError(f"chunk_rows must lie between 1 and {MAX_CHUNK_ROWS:,}, got {chunk_rows}")
+    check_chunk_rows(chunk_rows)
     if not 0 <= seed < 1 << 63:
         raise DataError(f"seed must lie between 0 and 2**63 - 1, got {seed}")
     with writing(path, overwrite=overwrite) as aside:
@@ -71,6 +70,12 @@ def writing_sample(
         writer = SampleWriter(aside, columns, weights, chunk, sample_size, seed)
         yield writer
         writer.finish()
+
+
+def check_chunk_rows(chunk_rows: int | None) -> None:
+    """DataError on a number of rows that no chunk may have."""
+    if chunk_rows is not None and not 1 <= chunk_rows <= MAX_CHUNK_ROWS:
+        raise DataError(f"chunk_rows must lie between 1 and {MAX_CHUNK_ROWS:,}, got {chunk_rows}")
 
 
 def default_chunk_rows(columns: tuple[Columns, Columns], expected_rows: int | None) -> int:
@@ -104,7 +109,7 @@ class SampleWriter:
         widths = {**names, "weights": None} if weights else names
         with disk_errors(folder):
             self._group = zarr.open_group(str(folder), mode="w", zarr_format=3)
-            self._arrays = [_create(self._group, n, w, self._chunk) for n, w in widths.items()]
+            self._arrays = [create_rows(self._group, n, w, self._chunk) for n, w in widths.items()]
 
     @property
     def n_rows(self) -> int:
@@ -156,37 +161,58 @@ class SampleWriter:
         if self._has_weights and self._total_weight <= 0.0:
             raise DataError("all weights are zero: at least one row needs a positive weight")
         self._flush(everything=True)
-        kept = self._row_sample
         with disk_errors(self._folder):
-            rows = self._group.create_group("row_sample")
-            for name, values in {
-                "keys": kept.keys,
-                "index": kept.index,
-                "x": kept.parts[0],
-                "y": kept.parts[1],
-                "weights": kept.weights,
-            }.items():
-                write_array(rows, name, values)
-            self._group.attrs[ATTRIBUTE] = {
-                "kind": KIND,
-                "schema_version": SCHEMA_VERSION,
-                "rows": self._rows,
-                "weights": self._has_weights,
-                "seed": self._seed,
-                "row_sample_complete": kept.complete,
-                "columns": {v: c.to_dict() for v, c in zip("xy", self._columns, strict=True)},
-            }
+            finish_sample(self._group, self._arrays, self._row_sample, self._columns, self._seed)
 
 
-def _create(group: zarr.Group, name: str, width: int | None, chunk: int) -> zarr.Array[Any]:
+def create_rows(
+    group: zarr.Group,
+    name: str,
+    width: int | None,
+    chunk: int,
+    *,
+    rows: int = 0,
+    dtype: str = "float64",
+) -> zarr.Array[Any]:
+    """An array of rows, shape (rows, width), or (rows,) if width is None, in chunks of rows."""
     tail = () if width is None else (width,)
     return group.create_array(
         name,
-        shape=(0, *tail),
+        shape=(rows, *tail),
         chunks=(chunk, *tail),
-        dtype="float64",
+        dtype=dtype,
         compressors=compressors(),
         fill_value=np.nan,  # a missing chunk must not read as zeros
         dimension_names=["row"] if width is None else ["row", f"{name}_column"],
         config={"write_empty_chunks": True},
     )
+
+
+def finish_sample(
+    group: zarr.Group,
+    arrays: Sequence[zarr.Array[Any]],
+    kept: RowSample,
+    columns: tuple[Columns, ...],
+    seed: int | None,
+    features: dict[str, Any] | None = None,
+) -> None:
+    """Write the row sample and, last, the description that makes the store a finished one.
+
+    ``arrays`` are x, then y and weights if it has them; ``features`` tells of the map that made x
+    out of another store's.
+    """
+    folder = group.create_group("row_sample")
+    parts = dict(zip("xy", kept.parts, strict=False))
+    small = {"keys": kept.keys, "index": kept.index, **parts, "weights": kept.weights}
+    for name, values in small.items():
+        write_array(folder, name, values)
+    group.attrs[ATTRIBUTE] = {
+        "kind": KIND,
+        "schema_version": schema_version(arrays[: len(columns)]),
+        "rows": arrays[0].shape[0],
+        "weights": len(arrays) > len(columns),
+        "seed": seed,
+        "row_sample_complete": kept.complete,
+        "columns": {v: c.to_dict() for v, c in zip("xy", columns, strict=False)},
+        **({} if features is None else {"features": features}),
+    }

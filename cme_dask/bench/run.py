@@ -1,0 +1,151 @@
+"""``cme-dask bench``: run the cases, write what they found."""
+
+import json
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from cme_dask.bench.cases import CASES, FULL, QUICK, Bench, Size
+from cme_dask.bench.machine import describe_machine
+from cme_dask.bench.tables import measurement_line
+from cme_dask.chunked.driver import Executor
+from cme_dask.errors import DataError
+from cme_dask.jobs.folder import prepare_folder
+from cme_dask.report import plots
+from cme_dask.report.progress import ProgressLines
+from cme_dask.storage.atomic import disk_errors, writing
+
+Result = dict[str, Any]
+
+OUTPUTS = ("bench.json", "bench.png")
+SCHEMA_VERSION = 1
+
+_REPEATS = {False: 3, True: 5}
+_LEAST_ROWS = 1000
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to measure; None: as the cases say.
+
+    Parameters
+    ----------
+    cases
+        Names of cases; empty for all.
+    full
+        Sizes of the published figures instead of a few minutes.
+    rows, ranks, tols
+        Instead of the cases' own.
+    repeats
+        Runs of each measurement.
+    workers
+        Threads.
+    """
+
+    cases: tuple[str, ...] = ()
+    full: bool = False
+    rows: int | None = None
+    ranks: tuple[int, ...] | None = None
+    tols: tuple[float, ...] | None = None
+    repeats: int | None = None
+    workers: int | None = None
+
+    def sizes(self) -> dict[str, Size]:
+        """Size of each case that runs.
+
+        Raises
+        ------
+        DataError
+            On sizes that can't be measured.
+        """
+        preset = FULL if self.full else QUICK
+        sizes = {}
+        for case, size in preset.items():
+            if self.cases and case not in self.cases:
+                continue
+            size = replace(
+                size,
+                rows=self.rows or size.rows,
+                ranks=(self.ranks or size.ranks) if size.ranks else (),
+                tols=(self.tols or size.tols) if size.tols else (),
+            )
+            if size.rows and size.rows < _LEAST_ROWS:
+                raise DataError(f"rows must be at least {_LEAST_ROWS:,}, got {size.rows:,}")
+            for rank in size.ranks:
+                if not 2 <= rank <= size.rows // 10:
+                    raise DataError(
+                        f"ranks must lie between 2 and a tenth of the {size.rows:,} rows of the "
+                        f"case {case}, got {rank}"
+                    )
+            for tol in size.tols:
+                if not 0.0 < tol < 1.0:
+                    raise DataError(f"tols must lie between 0 and 1, exclusively, got {tol!r}")
+            sizes[case] = size
+        return sizes
+
+
+def run_bench(
+    options: Options, out: Path | None, *, overwrite: bool, progress: ProgressLines
+) -> Result:
+    """Measure, and write ``bench.json`` and ``bench.png`` into the folder ``out`` if there is one.
+
+    Raises
+    ------
+    DataError
+        On sizes that can't be measured, or outputs that exist without ``overwrite``.
+    ResourceError
+        If a measurement fails for want of memory or disk.
+    """
+    sizes = options.sizes()
+    if out is not None:
+        prepare_folder(out, OUTPUTS, overwrite)
+    begin = time.time()
+    workers = Executor.resolve("threads", options.workers).workers
+    repeats = options.repeats or _REPEATS[options.full]
+
+    def tell(key: str, repeat: int, found: Result) -> None:
+        progress.say(f"{key}: {measurement_line(found)} ({repeat + 1} of {repeats})")
+
+    with tempfile.TemporaryDirectory(prefix=".cme-dask-bench-", dir=out) as folder:
+        bench = Bench(Path(folder), workers, repeats, tell)
+        for case, size in sizes.items():
+            CASES[case](bench, size)
+    result = {
+        "kind": "bench",
+        "schema_version": SCHEMA_VERSION,
+        "begun": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(begin)),
+        "seconds": time.time() - begin,
+        "machine": describe_machine(),
+        "settings": {
+            "workers": workers,
+            "repeats": repeats,
+            "sizes": {
+                case: {"rows": s.rows, "ranks": list(s.ranks), "tols": list(s.tols)}
+                for case, s in sizes.items()
+            },
+        },
+        "measurements": {key: found.to_dict() for key, found in bench.measurements.items()},
+        "ratios": [ratio.to_dict(bench.measurements) for ratio in bench.ratios],
+        "files": [],
+    }
+    if out is not None:
+        _write(result, out, progress)
+    return result
+
+
+def _write(result: Result, out: Path, progress: ProgressLines) -> None:
+    """The JSON form and the picture."""
+    json_file, picture = (out / name for name in OUTPUTS)
+    result["files"] = [str(json_file)]
+    if plots.available():
+        from cme_dask.bench.picture import bench_picture
+
+        with writing(picture, overwrite=True) as aside, disk_errors(picture):
+            bench_picture(result, aside)
+        result["files"].append(str(picture))
+    else:
+        progress.say(f"no picture: {plots.MISSING}")
+    with writing(json_file, overwrite=True) as aside, disk_errors(json_file):
+        aside.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")

@@ -1,0 +1,179 @@
+"""Tables of a bench, made from its JSON form."""
+
+from collections.abc import Iterator
+from itertools import groupby
+from statistics import median
+from typing import Any
+
+from cme_dask.report.tables import facts, format_bytes, grid, number
+
+Result = dict[str, Any]
+
+_TITLES = {
+    "fmca": "A whole fit of one variable beside FMCA, at equal trace error over all rows",
+    "pass": "A whole joint fit from a store beside the bare pass",
+    "random": "Randomly pivoted Cholesky beside its references",
+    "ridge": "Conditional means beside Nystroem features and ridge regression",
+    "sweep": "Fits of one variable, one thing changed at a time",
+}
+_GIGA = 1e9
+_RATES = {
+    "gemm_one": ("float64 products, one core", "GF/s"),
+    "gemm_all": ("float64 products, all cores: a thread each", "GF/s"),
+    "gemm_blas_threads": ("float64 products, all cores: threads of BLAS", "GF/s"),
+    "gemm32_one": ("float32 products, one core", "GF/s"),
+    "gemm32_all": ("float32 products, all cores: a thread each", "GF/s"),
+    "exp_one": ("exponentials, one core", "G/s"),
+    "exp_all": ("exponentials, all cores", "G/s"),
+    "memory_one": ("memory, one core", "GB/s"),
+    "memory_all": ("memory, all cores", "GB/s"),
+}
+
+
+def measurement_line(run: Result) -> str:
+    """What one run found, in a few words."""
+    if "missing" in run:
+        return f"none, {run['missing']}"
+    words = [f"{run['seconds']:.3g} s"]
+    if "ranks" in run:
+        words.append("rank " + " + ".join(map(str, run["ranks"])))
+    if "trace_error" in run:
+        words.append(f"trace error {run['trace_error']:.2e}")
+    if "gemm_all" in run:
+        words.append(f"{run['gemm_all'] / _GIGA:.3g} GF/s")
+    return ", ".join(words)
+
+
+def bench_tables(result: Result) -> Iterator[Any]:
+    """All tables of a bench."""
+    yield _machine(result)
+    cases = groupby(result["measurements"].items(), lambda item: item[0].partition("/")[0])
+    for case, found in cases:
+        if case == "machine":
+            yield ""
+            yield _rates(dict(found)["machine/rates"])
+            continue
+        yield ""
+        yield _measurements(_TITLES[case], list(found))
+    if result["ratios"]:
+        yield ""
+        yield _ratios(result["ratios"])
+    if result["files"]:
+        yield ""
+        yield facts("Done", [("files", ", ".join(result["files"]))])
+
+
+def _machine(result: Result) -> Any:
+    machine = result["machine"]
+    versions = ", ".join(f"{k} {v}" for k, v in machine["versions"].items() if v is not None)
+    settings = result["settings"]
+    lines = [
+        ("processor", f"{machine['processor']}, {machine['cores']} cores"),
+        ("memory", format_bytes(machine["memory_bytes"])),
+        ("system", machine["system"]),
+        ("BLAS", ", ".join(machine["blas"])),
+        ("versions", f"Python {machine['python']}, {versions}"),
+        ("threads", str(settings["workers"])),
+        ("repeats", f"{settings['repeats']}, rivals in turns, each in a fresh process"),
+        ("took", f"{result['seconds']:.0f} s"),
+    ]
+    return facts("Machine", lines)
+
+
+def _rates(found: Result) -> Any:
+    rates = found["runs"][0]["rates"]
+    rows = [
+        (label, f"{median(v) / _GIGA:.3g}", f"{min(v) / _GIGA:.3g}", f"{max(v) / _GIGA:.3g}", unit)
+        for name, (label, unit) in _RATES.items()
+        for v in (rates[name],)
+    ]
+    return grid("Rates", ("", "median", "least", "most", "unit"), rows)
+
+
+def _measurements(title: str, found: list[tuple[str, Result]]) -> Any:
+    rows = []
+    for key, measurement in found:
+        name = key.partition("/")[2]
+        runs = measurement["runs"]
+        if not runs:
+            rows.append((name, "none", *[""] * 6))
+            continue
+        run = runs[-1]
+        seconds = (f"{measurement[key]:.3g}" for key in ("median", "least", "most"))
+        rows.append(
+            (
+                name,
+                *([""] * 3 if "gemm_all" in run else seconds),
+                " + ".join(map(str, run.get("ranks", []))),
+                _error(run),
+                _bytes(max((r.get("peak_bytes") or 0 for r in runs), default=0)),
+                _read(run),
+            )
+        )
+    head = ("seconds", "median", "least", "most", "rank", "error", "peak memory", "read, rate")
+    return grid(title, head, rows, _caption(found))
+
+
+def _error(run: Result) -> str:
+    error = run.get("trace_error", run.get("held_out_error"))
+    return "" if error is None else f"{error:.2e}"
+
+
+def _bytes(count: float) -> str:
+    return format_bytes(count) if count else ""
+
+
+def _read(run: Result) -> str:
+    if "gemm_all" in run:
+        return f"{run['gemm_all'] / _GIGA:.3g} GF/s"
+    if run.get("read_rate"):
+        return f"{run['read_rate'] / _GIGA:.2g} GB/s"
+    passes = f" in {run['passes']} passes" if run.get("passes", 1) > 1 else ""
+    return _bytes(run.get("bytes_read") or 0) + passes
+
+
+def _caption(found: list[tuple[str, Result]]) -> str:
+    """How the fits spent their time, and what was not measured."""
+    spent, missing = [], {}
+    for key, measurement in found:
+        runs = measurement["runs"]
+        _, setting, *who = key.split("/", 2)
+        if not runs:
+            missing[who[0]] = measurement["missing"]
+        elif who == ["fit"] and "pivot_seconds" in runs[0]:
+            parts = (
+                f"{part} {median(r[f'{part}_seconds'] for r in runs):.3g}"
+                for part in ("sample", "pivot", "pass", "rest")
+            )
+            spent.append(f"{setting}: {', '.join(parts)} s")
+    lines = ["Parts of the fit: " + "; ".join(spent)] if spent else []
+    return "\n".join([*lines, *(f"{who}: {why}" for who, why in missing.items())])
+
+
+def _ratios(ratios: list[Result]) -> Any:
+    rows = []
+    for ratio in ratios:
+        label = ratio["group"].replace("/", ", ")
+        if ratio["value"] is None:
+            rows.append((label, ratio["name"], "none", *[""] * 3))
+            continue
+        rows.append(
+            (
+                label,
+                ratio["name"],
+                *(number(float(ratio[key]), 3) for key in ("value", "least", "most")),
+                _aim(ratio),
+            )
+        )
+    caption = "Of medians; least and most over the repeats, which rivals take in turns."
+    head = ("", "", "ratio", "least", "most", "aim")
+    return grid("Ratios", head, rows, caption, text_columns=2)
+
+
+def _aim(ratio: Result) -> str:
+    for key, sign in (("at_least", ">="), ("at_most", "<=")):
+        if ratio[key] is not None:
+            value = ratio["value"]
+            met = value >= ratio[key] if key == "at_least" else value <= ratio[key]
+            return f"{sign} {ratio[key]:g}: {'met' if met else 'missed'}"
+    return ""

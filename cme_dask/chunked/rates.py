@@ -1,0 +1,253 @@
+"""Rates of the machine that a fit would run on, measured with what its pass really does.
+
+It takes about a second: one short task for each worker of the fit, all at once, through the same
+driver. Each runs the loop of the pass on rows of the row sample, its parts alone, plain matrix
+products of the same shape, and reads chunks of the rows. So processes are measured in processes
+and a cluster on its workers, and how long these take to start is seen as well.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from dask.system import CPU_COUNT
+
+from cme_dask.chunked.blas import one_blas_thread
+from cme_dask.chunked.cost import Rates
+from cme_dask.chunked.driver import Executor
+from cme_dask.chunked.plan import Run
+from cme_dask.chunked.sources import DaskSource, for_task
+from cme_dask.numerics.hashing import fold_of_rows
+from cme_dask.numerics.moments import MomentSpec, StripMoments, sub_block
+from cme_dask.storage.rows import RowSource
+from cme_dask.storage.sample import Sample
+
+Array = Any
+
+_SHORT, _LONG = 0.08, 0.4  # seconds of a measurement: of a part, of the whole loop
+_SHORT_STRIP = 1 << 12  # rows whose folds come in short pieces: that costs, and must be seen
+_EIGEN = 384  # largest order of the eigenproblem that is timed
+
+
+@dataclass(frozen=True, eq=False)
+class _Probe:
+    """What every measuring task is given; ``sharing`` of them run in a process at once."""
+
+    spec: MomentSpec
+    parts: tuple[Array, ...]
+    weighted: bool
+    strip: int
+    sharing: int
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What one worker measured: seconds per row when all are busy, and its own rates."""
+
+    sections: float
+    written: float
+    whole: float
+    reading: float
+    reading_cores: float
+    partial: float
+    gemm: float
+    seconds: float
+
+
+def measure_rates(
+    sample: Sample, spec: MomentSpec, parts: tuple[Array, ...], runs: list[Run], executor: Executor
+) -> Rates:
+    """Rates of the moment pass, measured on all workers at once.
+
+    Parameters
+    ----------
+    sample
+        The rows; a chunk or two of them are read by each worker. Of Dask arrays none are: what
+        their tasks cost is not known before.
+    spec
+        What the pass computes.
+    parts
+        Rows of the row sample, shapes (k, d).
+    runs
+        How the pass is cut.
+    executor
+        Where it runs.
+    """
+    workers, client = executor.workers, executor.client
+    sharing = workers if executor.shares_memory else 1
+    if client is not None:
+        sharing = max(client.nthreads().values())
+    probe = _Probe(spec, parts, sample.weights is not None, runs[0].length, sharing)
+    payloads = [_payload(sample, runs[i * len(runs) // workers], executor) for i in range(workers)]
+    begin = time.perf_counter()
+    found: tuple[_Found, ...] = executor.run(
+        _measure, payloads, _join, shared=probe, name="measure-rates"
+    )
+    wall = time.perf_counter() - begin
+    whole = _together([one.whole for one in found])
+    written = min(_together([one.written for one in found]), whole)
+    sections = min(_together([one.sections for one in found]), written)
+    return Rates(
+        workers=workers,
+        cores=CPU_COUNT if client is None else workers,
+        sections=sections,
+        elimination=written - sections,
+        update=whole - written,
+        reading=float(np.mean([one.reading for one in found])) / workers,
+        reading_cores=float(np.mean([one.reading_cores for one in found])),
+        partial=float(np.mean([one.partial for one in found])),
+        gemm=sum(one.gemm for one in found),
+        gemm_one=max(one.gemm for one in found),
+        eigen=_eigen_seconds(spec),
+        startup=max(0.0, wall - max(one.seconds for one in found)),
+    )
+
+
+def _together(seconds: list[float]) -> float:
+    """Seconds per row of all workers, from those of each while all are busy."""
+    return 1.0 / sum(1.0 / each for each in seconds)
+
+
+def _payload(sample: Sample, run: Run, executor: Executor) -> tuple[Any, ...]:
+    """Two ranges of rows that a worker reads, the first one to warm up, and their sources."""
+    if any(isinstance(source, DaskSource) for source in sample.reads):
+        return ((),)
+    chunk = max((source.chunk_rows or 1) for source in sample.reads)
+    step = -(-run.length // chunk) * chunk
+    first = run.start // chunk * chunk
+    edges = [min(first + i * step, sample.n_rows) for i in range(3)]
+    ranges = tuple((a, b) for a, b in pairwise(edges) if a < b)
+    local = executor.shares_memory
+    return ranges, *(for_task(s, edges[0], edges[-1], local) for s in sample.reads)
+
+
+def _join(a: tuple[_Found, ...], b: tuple[_Found, ...]) -> tuple[_Found, ...]:
+    return a + b
+
+
+def _measure(
+    probe: _Probe, ranges: tuple[tuple[int, int], ...], *sources: RowSource
+) -> tuple[_Found, ...]:
+    """All rates of one worker."""
+    begin = time.perf_counter()
+    reading, reading_cores = _reading_seconds(ranges, sources, probe.sharing)
+    spec, block = probe.spec, sub_block(probe.spec.width)
+    parts = tuple(_tiled(part, block) for part in probe.parts)
+    outs = [np.empty((rank, block)) for rank in spec.ranks]
+    partial, empty = _partial_seconds(spec)
+    return (
+        _Found(
+            sections=_repeated(_sections(spec, parts, outs), _SHORT) / block,
+            written=_repeated(_written(spec, parts, outs), _SHORT) / block,
+            whole=_loop_seconds(probe, empty),
+            reading=reading,
+            reading_cores=reading_cores,
+            partial=partial,
+            gemm=_gemm_rate(spec, block),
+            seconds=time.perf_counter() - begin,
+        ),
+    )
+
+
+def _reading_seconds(
+    ranges: tuple[tuple[int, int], ...], sources: tuple[RowSource, ...], sharing: int
+) -> tuple[float, float]:
+    """Seconds and core seconds per row of the last range, the one before it being read first."""
+    seconds = cores = 0.0
+    for start, stop in ranges:
+        begin, cpu = time.perf_counter(), time.process_time()
+        for source in sources:
+            source.read(start, stop)
+        seconds = (time.perf_counter() - begin) / (stop - start)
+        cores = min((time.process_time() - cpu) / (stop - start) / sharing, CPU_COUNT * seconds)
+    return seconds, cores
+
+
+def _sections(spec: MomentSpec, parts: tuple[Array, ...], outs: list[Array]) -> Callable[[], None]:
+    writers = [side.basis.kernel.sections(side.basis.points) for side in spec.sides]
+    return lambda: _write(writers, parts, outs)
+
+
+def _written(spec: MomentSpec, parts: tuple[Array, ...], outs: list[Array]) -> Callable[[], None]:
+    writers = [side.basis.writer(side.eliminated, parts[0]) for side in spec.sides]
+    return lambda: _write(writers, parts, outs)
+
+
+def _write(
+    writers: list[Callable[[Array, Array], None]], parts: tuple[Array, ...], outs: list[Array]
+) -> None:
+    for write, part, out in zip(writers, parts, outs, strict=True):
+        write(part, out)
+
+
+def _loop_seconds(probe: _Probe, empty: float) -> float:
+    """Seconds per row of the loop of the pass, without what each call of it takes (``empty``)."""
+    loop, block = StripMoments(probe.spec, probe.parts[0]), sub_block(probe.spec.width)
+
+    def seconds(rows: int, spent: float) -> float:
+        parts = tuple(_tiled(part, rows) for part in probe.parts)
+        weights = np.ones(rows) if probe.weighted else None
+
+        def strip() -> None:
+            for part in parts:
+                np.isfinite(part).all()
+            loop(parts, weights, fold_of_rows(0, rows, probe.spec.n_folds))
+
+        return _repeated(strip, spent)
+
+    wanted = int(_LONG * block / seconds(block, 0.0)) // block * block
+    rows = min(max(wanted, _SHORT_STRIP), probe.strip)
+    return max(seconds(rows, _LONG) - empty, 1e-12) / rows
+
+
+def _partial_seconds(spec: MomentSpec) -> tuple[float, float]:
+    """Seconds to make a partial sum and to add it to another; and to make it alone."""
+    shape = (spec.n_folds, spec.width, spec.width)
+    total = np.zeros(shape)
+
+    def make() -> None:
+        np.zeros(shape).fill(1.0)  # zeros alone would not touch the memory
+
+    def add() -> None:
+        np.add(total, 1.0, out=total)
+
+    made = _repeated(make, _SHORT / 2)
+    return made + _repeated(add, _SHORT / 2), made
+
+
+def _gemm_rate(spec: MomentSpec, block: int) -> float:
+    """Operations per second of one worker in products of shapes (P, b) and (b, P)."""
+    left = np.ones((spec.width, block))
+    right = np.ones((block, spec.width))
+    out = np.empty((spec.width, spec.width))
+    flops = 2.0 * spec.width**2 * block
+    return flops / _repeated(lambda: np.matmul(left, right, out=out), _SHORT)
+
+
+def _eigen_seconds(spec: MomentSpec) -> float:
+    """Seconds of an eigendecomposition over the cube of its order, on one thread."""
+    factor = max((side.basis.factor for side in spec.sides), key=len)
+    part = np.array(factor[:_EIGEN, :_EIGEN])
+    gram = part @ part.T
+    with one_blas_thread():
+        return _repeated(lambda: np.linalg.eigh(gram), _SHORT) / len(gram) ** 3
+
+
+def _tiled(rows: Array, count: int) -> Array:
+    """So many rows, the given ones again and again."""
+    return np.resize(rows, (count, rows.shape[1]))
+
+
+def _repeated(work: Callable[[], Any], seconds: float) -> float:
+    """Seconds of a call: mean over so many seconds, after one call that warms up."""
+    work()
+    calls, begin = 0, time.perf_counter()
+    while True:
+        work()
+        calls += 1
+        spent = time.perf_counter() - begin
+        if spent >= seconds:
+            return spent / calls

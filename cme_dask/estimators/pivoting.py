@@ -1,0 +1,320 @@
+"""The step of a fit that chooses pivots: from the row sample, over all rows, or as given."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from cme_dask.chunked.badvalues import count_bad_values
+from cme_dask.chunked.blas import one_blas_thread
+from cme_dask.chunked.memory import MemoryBudget
+from cme_dask.chunked.passes import BadValues, PassReport, predict_moments
+from cme_dask.chunked.pivots import choose_in_rounds, predict_round
+from cme_dask.defaults import PIVOTS
+from cme_dask.errors import DataError, RankWarning
+from cme_dask.estimators.recipe import PivotProgress, Progress
+from cme_dask.kernels import Kernel
+from cme_dask.numerics.basis import NewtonBasis
+from cme_dask.numerics.cholesky import prefix_rows, sampled_cholesky
+from cme_dask.numerics.pivot_state import PivotState
+from cme_dask.numerics.rounds import Greedy, Random, Rule
+from cme_dask.storage.columns import Columns, check_finite
+from cme_dask.storage.priority import RowSample
+from cme_dask.storage.sample import Sample
+
+Array = Any
+
+_CHECK_EVERY = 16
+_TOP_UP_SPAN = 0.5
+
+
+@dataclass(frozen=True)
+class PivotRule:
+    """How pivots are chosen, as the user said.
+
+    Parameters
+    ----------
+    tol
+        Relative trace error at which the choice ends.
+    max_rank
+        Largest number of pivots, or None.
+    span
+        For ``greedy``: 1 is exactly Algorithm 1; less takes more pivots in a round.
+    seed
+        For ``random``.
+    """
+
+    tol: float
+    max_rank: int | None
+    span: Any
+    seed: int
+
+    def __post_init__(self) -> None:
+        real = isinstance(self.span, Real) and not isinstance(self.span, bool)
+        if not real or not 0.0 < float(self.span) <= 1.0:
+            raise DataError(f"span must lie above 0 and be at most 1, got {self.span!r}")
+
+    def rounds(self, mode: str, i: int, kernel: Kernel) -> Rule:
+        """The rule of a mode that goes over all rows, for variable ``i``."""
+        if mode == "greedy":
+            return Greedy(kernel, self.tol, self.max_rank, float(self.span))
+        return Random(kernel, self.tol, self.max_rank, (self.seed, i))
+
+
+@dataclass(frozen=True, eq=False)
+class PivotChoice:
+    """How the variables of a fit get their pivots, within the memory that there is.
+
+    Attributes
+    ----------
+    sample, rows
+        The rows and their row sample.
+    rule
+        How pivots are chosen.
+    wanted
+        For each variable, ``sampled``, ``greedy``, ``random`` or points.
+    n_folds
+        Folds of the pass that follows: it must fit into memory.
+    budget
+        What memory there is.
+    names
+        What messages call the variables.
+    progress
+        Called after each pivot.
+    """
+
+    sample: Sample
+    rows: RowSample
+    rule: PivotRule
+    wanted: Sequence[Any]
+    n_folds: int
+    budget: MemoryBudget
+    names: tuple[str, ...]
+    progress: Progress | None
+
+    @property
+    def sample_rows(self) -> int:
+        """Rows of the row sample, if pivots are chosen from it, else 0."""
+        return len(self.rows) if any(map(_is_sampled, self.wanted)) else 0
+
+    def may_miss(self, i: int) -> bool:
+        """Whether pivots of variable ``i`` are chosen without seeing all rows."""
+        return _is_sampled(self.wanted[i]) and not self.rows.complete
+
+    def covering(self, report: PassReport, ranks: tuple[int, ...]) -> PassReport:
+        """The report of the moment pass, with what rounds took at these ranks if that was more."""
+        ranked = [m for m, wanted in zip(ranks, self.wanted, strict=True) if _in_rounds(wanted)]
+        if not ranked:
+            return report
+        _, plan = predict_round(self.sample, tuple(ranked), self.budget)
+        return replace(report, memory=max(plan, report.memory, key=lambda p: p.predicted / p.limit))
+
+    def bases(self, kernels: Sequence[Kernel]) -> tuple[list[NewtonBasis], int]:
+        """Bases of all variables, and the passes over the rows that they took.
+
+        Parameters
+        ----------
+        kernels
+            The kernel of each variable.
+
+        Raises
+        ------
+        DataError
+            On unusable pivots, or a kernel that is zero.
+        ResourceError
+            As soon as the rank is one whose pass would not fit into memory.
+        """
+        bases: dict[int, NewtonBasis] = {}
+        for i, (kernel, wanted) in enumerate(zip(kernels, self.wanted, strict=True)):
+            if not isinstance(wanted, str):
+                with one_blas_thread():
+                    bases[i] = given_basis(kernel, wanted, self.sample.columns[i], self.names[i])
+            elif wanted == "sampled":
+                ranks = [bases[j].rank for j in sorted(bases)]
+                with one_blas_thread():
+                    bases[i] = self._sampled(i, kernel, tuple(ranks))
+            elif wanted not in PIVOTS:
+                raise DataError(f"pivots must be {_listed(PIVOTS)} or given points, got {wanted!r}")
+        rules = {
+            i: self.rule.rounds(self.wanted[i], i, kernel)
+            for i, kernel in enumerate(kernels)
+            if i not in bases
+        }
+        states = {i: rule.init(len(self.sample.columns[i].names)) for i, rule in rules.items()}
+        found, passes = self._in_rounds(bases, rules, states)
+        for i, state in found.items():
+            if not state.rank:
+                raise _zero_kernel(self.names[i], "row")
+            if state.status == "exhausted":
+                self._warn_of_rank(i, state.rank, float(state.history[-1]))
+            bases[i] = state.basis(kernels[i])
+        return [bases[i] for i in range(len(kernels))], passes
+
+    def topped_up(
+        self, bases: Sequence[NewtonBasis], errors: Sequence[float]
+    ) -> tuple[list[NewtonBasis] | None, int]:
+        """Bases with more pivots where the row sample missed too much, and the passes they took.
+
+        None if there is nothing to add.
+
+        Parameters
+        ----------
+        bases
+            The bases of all variables.
+        errors
+            Relative trace error of each basis over all rows.
+        """
+        rule = replace(self.rule, span=_TOP_UP_SPAN)
+        rules = {
+            i: rule.rounds("greedy", i, basis.kernel)
+            for i, basis in enumerate(bases)
+            if self.may_miss(i)
+            and errors[i] > rule.tol
+            and (rule.max_rank is None or basis.rank < rule.max_rank)
+        }
+        states = {i: PivotState.of(bases[i]) for i in rules}
+        before = {i: basis for i, basis in enumerate(bases) if i not in rules}
+        found, passes = self._in_rounds(before, rules, states)
+        if not any(state.rank > bases[i].rank for i, state in found.items()):
+            return None, passes
+        return [
+            found[i].basis(basis.kernel) if i in found else basis for i, basis in enumerate(bases)
+        ], passes
+
+    def _sampled(self, i: int, kernel: Kernel, before: tuple[int, ...]) -> NewtonBasis:
+        """Greedy pivots on the row sample."""
+        points, rank = self.rows.parts[i], 0
+
+        def tell(reached: int, residual: float) -> None:
+            nonlocal rank
+            rank = reached
+            if rank % _CHECK_EVERY == 0:
+                check(prefix_rows(rank, len(self.rows)))
+            self._tell(i, rank, residual)
+
+        def check(size: int) -> None:
+            self._check((*before, max(rank, 1)))
+            self.budget.check_pivots(size, rank, self.names[i])
+
+        def weights_of(size: int) -> Array:
+            check(size)
+            return self.rows.prefix(size).importance
+
+        result = sampled_cholesky(
+            kernel,
+            points,
+            self.rows.index,
+            weights_of,
+            self.rule.tol,
+            self.rule.max_rank,
+            complete=self.rows.complete,
+            on_pivot=tell,
+        )
+        if not len(result.pivots):
+            raise _zero_kernel(self.names[i], "sampled row")
+        if result.exhausted and self.rows.complete:
+            self._warn_of_rank(i, len(result.pivots), result.residual_trace[-1])
+        index = self.rows.index[result.pivots]
+        return NewtonBasis(kernel, points[result.pivots], result.factor, index)
+
+    def _in_rounds(
+        self,
+        before: Mapping[int, NewtonBasis],
+        rules: Mapping[int, Rule],
+        states: Mapping[int, PivotState],
+    ) -> tuple[dict[int, PivotState], int]:
+        """Last states of the variables that have rules; the others have bases already."""
+        if not rules:
+            return {}, 0
+        ranks = {i: basis.rank for i, basis in before.items()}
+
+        def tell(i: int, state: PivotState) -> None:
+            # Pivots beyond the measured ones may yet turn out not to be needed.
+            ranks[i] = len(state.history) - 1
+            self._check(tuple(ranks[j] for j in sorted(ranks)))
+            self._tell(i, state.rank, float(state.history[-1]))
+
+        try:
+            return choose_in_rounds(
+                self.sample, rules, states, self.budget, progress=self.progress, on_round=tell
+            )
+        except BadValues:
+            count_bad_values(self.sample, self.budget.executor)
+            raise
+
+    def _check(self, ranks: tuple[int, ...]) -> None:
+        width = sum(ranks) + 1 + sum(len(c.names) for c in self.sample.columns)
+        predict_moments(
+            self.sample, ranks, width, self.n_folds, self.budget, sample_rows=self.sample_rows
+        )
+
+    def _tell(self, i: int, rank: int, residual: float) -> None:
+        if self.progress is not None:
+            self.progress(PivotProgress(self.names[i], rank, residual, self.rule.tol))
+
+    def _warn_of_rank(self, i: int, rank: int, residual: float) -> None:
+        warnings.warn(
+            f"{self.names[i]}: the kernel has numerical rank {rank} on the rows, reached at trace "
+            f"error {residual:.2e} before tol={self.rule.tol:g}",
+            RankWarning,
+            stacklevel=6,
+        )
+
+
+def pair_of_pivots(pivots: Any) -> tuple[Any, Any]:
+    """What is wanted for x and for y.
+
+    Raises
+    ------
+    DataError
+        If it is neither the name of a mode nor a pair.
+    """
+    if isinstance(pivots, str):
+        return pivots, pivots
+    if not isinstance(pivots, (tuple, list)) or len(pivots) != 2:
+        raise DataError(
+            f"pivots must be {_listed(PIVOTS)} or a pair of arrays, got {type(pivots).__name__}"
+        )
+    return pivots[0], pivots[1]
+
+
+def given_basis(kernel: Kernel, points: Any, columns: Columns, variable: str) -> NewtonBasis:
+    """Basis on the user's own pivots."""
+    try:
+        array = np.asarray(points, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"pivots of {variable} must be numeric: {error}") from error
+    array = array[:, None] if array.ndim == 1 else array
+    if array.ndim != 2 or array.shape[1] != len(columns.names) or not len(array):
+        raise DataError(
+            f"pivots of {variable} must have shape (m, {len(columns.names)}), got {array.shape}"
+        )
+    check_finite(array, columns.names, 0)
+    basis = NewtonBasis.from_points(kernel, array)
+    if basis.rank < len(array):
+        warnings.warn(
+            f"{variable}: {len(array) - basis.rank} of {len(array)} given pivots were left out, "
+            "since the others span them to rounding",
+            RankWarning,
+            stacklevel=5,
+        )
+    return basis
+
+
+def _in_rounds(wanted: Any) -> bool:
+    return isinstance(wanted, str) and not _is_sampled(wanted)
+
+
+def _is_sampled(wanted: Any) -> bool:
+    return isinstance(wanted, str) and wanted == "sampled"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(repr(name) for name in names)
+
+
+def _zero_kernel(variable: str, where: str) -> DataError:
+    return DataError(f"the kernel of {variable} is zero at every {where}: choose another")

@@ -1,0 +1,265 @@
+"""The steps of a fit before its pass, and the plan that stops there: what the fit would cost."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from cme_dask.chunked.blas import one_blas_thread
+from cme_dask.chunked.cost import PassSeconds, PassWork, Rates, predict_seconds, round_seconds
+from cme_dask.chunked.memory import MemoryBudget, MemoryPlan
+from cme_dask.chunked.passes import predict_moments
+from cme_dask.chunked.rates import measure_rates
+from cme_dask.defaults import PIVOTS
+from cme_dask.estimators.pivoting import PivotChoice, PivotRule
+from cme_dask.estimators.recipe import Progress, choose_kernel, usable_rows
+from cme_dask.kernels import Kernel
+from cme_dask.numerics.basis import NewtonBasis
+from cme_dask.numerics.guard import Arithmetic
+from cme_dask.numerics.moments import MomentSpec
+from cme_dask.storage.sample import Sample
+
+Specify = Callable[[Sequence[NewtonBasis]], tuple[MomentSpec, Arithmetic]]
+
+
+@dataclass(frozen=True, eq=False)
+class Preparation:
+    """What a fit has before it chooses pivots.
+
+    Attributes
+    ----------
+    choice
+        How pivots are chosen, and from which rows.
+    kernels
+        The kernel of each variable.
+    passes
+        Passes over the rows that the row sample took.
+    seconds
+        What that took.
+    """
+
+    choice: PivotChoice
+    kernels: list[Kernel]
+    passes: int
+    seconds: float
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """The mode of each variable; ``given`` for points."""
+        return tuple(p if isinstance(p, str) else "given" for p in self.choice.wanted)
+
+
+def prepare(
+    sample: Sample,
+    kernels: Mapping[str, Any],
+    names: tuple[str, ...],
+    pivots: tuple[Any, ...],
+    rule: PivotRule,
+    *,
+    n_folds: int,
+    sample_size: int,
+    budget: MemoryBudget,
+    progress: Progress | None,
+) -> Preparation:
+    """Read the row sample and settle the kernels.
+
+    Parameters
+    ----------
+    sample
+        The rows.
+    kernels
+        The given kernel of each variable or None, by the name of its parameter.
+    names
+        What messages call the variables.
+    pivots, rule
+        How pivots are chosen.
+    n_folds, sample_size, budget, progress
+        Of the fit.
+    """
+    begin = time.perf_counter()
+    rows, passes = usable_rows(sample, sample_size, rule.seed, budget.executor)
+    chosen = [
+        choose_kernel(kernel, rows, i, sample.columns[i], name)
+        for i, (name, kernel) in enumerate(kernels.items())
+    ]
+    choice = PivotChoice(sample, rows, rule, pivots, n_folds, budget, names, progress)
+    return Preparation(choice, chosen, passes, time.perf_counter() - begin)
+
+
+@dataclass(frozen=True)
+class PlannedVariable:
+    """A variable of a plan: its columns, the rank of its basis, how pivots are chosen, its kernel.
+
+    ``pivots`` is a mode, or ``given``. For modes that go over all rows the rank is that of pivots
+    from the row sample.
+    """
+
+    name: str
+    columns: tuple[str, ...]
+    rank: int
+    pivots: str
+    kernel: str
+
+
+@dataclass(frozen=True)
+class FitPlan:
+    """What a fit would do, what it would take, and where the time would go.
+
+    Ranks, arithmetic, tasks and strips are those of the fit: its pivots have been chosen on the row
+    sample. Seconds before the pass were measured on the way; those of the pass and of the
+    solution are predicted from measured rates. Rounds of pivots over all rows (``greedy``,
+    ``random``, and where sampled pivots turn out to have missed something) come on top.
+
+    Attributes
+    ----------
+    variables
+        What is known of each variable.
+    arithmetic
+        How the moments would be computed, in words.
+    scheduler
+        Kind of scheduler.
+    passes
+        Passes over the rows, rounds of pivots aside.
+    work
+        What the moment pass does, counted.
+    rates
+        What was measured.
+    sample_seconds, pivot_seconds, trial_seconds
+        Measured: reading the row sample; choosing the pivots; trying the arithmetic.
+    pass_seconds
+        Predicted: the parts of the moment pass, and the solution.
+    round_seconds
+        Predicted: one round of pivots over all rows at these ranks.
+    memory
+        Predicted peak of the fit, the limit, where and in which phase it is tightest.
+    """
+
+    variables: tuple[PlannedVariable, ...]
+    arithmetic: str
+    scheduler: str
+    passes: int
+    work: PassWork
+    rates: Rates
+    sample_seconds: float
+    pivot_seconds: float
+    trial_seconds: float
+    pass_seconds: PassSeconds
+    round_seconds: float
+    memory: MemoryPlan
+
+    @property
+    def rows(self) -> int:
+        """Number of rows n."""
+        return self.work.rows
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Numbers of pivots, a number per variable."""
+        return self.work.ranks
+
+    @property
+    def in_rounds(self) -> bool:
+        """Whether the fit would choose pivots in rounds over all rows; their number is unknown."""
+        return any(v.pivots not in ("sampled", "given") for v in self.variables)
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Seconds by part, in the order of the fit."""
+        one = self.pass_seconds
+        return {
+            "row sample": self.sample_seconds,
+            "choice of pivots": self.pivot_seconds,
+            "trial of the arithmetic": self.trial_seconds,
+            "kernel sections": one.sections,
+            "elimination": one.elimination,
+            "rank-k update and rest": one.update,
+            "reading beyond that": one.reading,
+            "partial sums": one.sums,
+            "scheduling": one.scheduling,
+            "solution": one.solution,
+        }
+
+    @property
+    def seconds(self) -> float:
+        """Predicted seconds of the fit in all, rounds of pivots aside."""
+        return sum(self.parts.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {
+            "rows": self.rows,
+            "variables": [asdict(variable) for variable in self.variables],
+            "arithmetic": self.arithmetic,
+            "scheduler": self.scheduler,
+            "passes": self.passes,
+            "rounds": None if self.in_rounds else 0,
+            "seconds": self.seconds,
+            "parts": self.parts,
+            "pass_seconds": self.pass_seconds.one_pass,
+            "round_seconds": self.round_seconds,
+            "limit_seconds": self.pass_seconds.limit,
+            "flops": self.work.flops,
+            "kernel_values": self.work.kernel_values,
+            "work": asdict(self.work),
+            "rates": asdict(self.rates),
+            "memory": asdict(self.memory),
+        }
+
+
+def plan_fit(ready: Preparation, specify: Specify) -> FitPlan:
+    """Choose pivots and arithmetic as the fit would, and predict the rest.
+
+    Parameters
+    ----------
+    ready
+        The preparation of the fit.
+    specify
+        From bases to the moments, with the arithmetic that their trial allows.
+
+    Raises
+    ------
+    ResourceError
+        If the fit would not fit into memory.
+    """
+    choice = ready.choice
+    sample, executor = choice.sample, choice.budget.executor
+    marks = [time.perf_counter()]
+    # Rounds over all rows are what a plan must not do: the row sample tells about which rank.
+    wanted = [
+        "sampled" if mode in PIVOTS else p
+        for mode, p in zip(ready.modes, choice.wanted, strict=True)
+    ]
+    bases, _ = replace(choice, wanted=wanted).bases(ready.kernels)
+    marks.append(time.perf_counter())
+    spec, arithmetic = specify(bases)
+    marks.append(time.perf_counter())
+    runs, memory = predict_moments(
+        sample,
+        spec.ranks,
+        spec.width,
+        spec.n_folds,
+        choice.budget,
+        sample_rows=choice.sample_rows,
+    )
+    work = PassWork.of(sample, spec, runs, executor.workers)
+    with one_blas_thread():
+        rates = measure_rates(sample, spec, choice.rows.parts, runs, executor)
+    return FitPlan(
+        variables=tuple(
+            PlannedVariable(name, columns.names, basis.rank, mode, repr(basis.kernel))
+            for name, columns, basis, mode in zip(
+                choice.names, sample.columns, bases, ready.modes, strict=True
+            )
+        ),
+        arithmetic=arithmetic.name,
+        scheduler=executor.kind,
+        passes=ready.passes + 1,
+        work=work,
+        rates=rates,
+        sample_seconds=ready.seconds,
+        pivot_seconds=marks[1] - marks[0],
+        trial_seconds=marks[2] - marks[1],
+        pass_seconds=predict_seconds(work, rates),
+        round_seconds=round_seconds(work, rates),
+        memory=memory,
+    )

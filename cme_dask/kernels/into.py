@@ -1,0 +1,71 @@
+"""Array functions that write into memory that is given: the one file that knows where that is so.
+
+Fresh memory costs page faults, several times the arithmetic of a kernel block. The array API
+standard has no ``out=``, NumPy and CuPy have: there results are written in place, elsewhere they
+are computed and copied.
+"""
+
+import math
+from typing import Any
+
+from array_api_compat import device, is_cupy_array, is_numpy_array
+
+Array = Any
+
+
+def into(xp: Any, out: Array, function: str, *arguments: Any) -> None:
+    """``out[...] = xp.function(*arguments)``, without other memory where the library can."""
+    if is_numpy_array(out) or is_cupy_array(out):
+        getattr(xp, function)(*arguments, out=out)
+    else:
+        out[...] = getattr(xp, function)(*arguments)
+
+
+def clip_above(xp: Any, out: Array, bound: float) -> None:
+    """``out[...] = minimum(out, bound)``; on a CPU, to look costs a fifth of writing."""
+    if not is_numpy_array(out) or out.max(initial=bound) > bound:
+        into(xp, out, "minimum", out, bound)
+
+
+def cast_into(xp: Any, out: Array, values: Array) -> None:
+    """``out[...] = values`` in the type of ``out``."""
+    if is_numpy_array(out) or is_cupy_array(out):
+        out[...] = values
+    else:
+        out[...] = xp.astype(values, out.dtype)
+
+
+def rank_update(xp: Any, out: Array, rows: Array) -> None:
+    """``out[...] = rows @ rows.T``, at the cost of one half of it.
+
+    NumPy sees that both factors are one array and calls its BLAS's ``syrk``, without the
+    interpreter lock; CuPy must be told.
+    """
+    if is_cupy_array(out):
+        from cupy import cublas
+
+        # BLAS counts columns first, so a C-ordered matrix is its transpose there.
+        cublas.syrk("N", rows, out=out, alpha=1.0, beta=0.0, lower=True)
+        lower = xp.tril(out)
+        out[...] = lower + xp.tril(out, k=-1).T
+    else:
+        into(xp, out, "matmul", rows, rows.T)
+
+
+class Scratch:
+    """Memory for results on the way, kept from call to call."""
+
+    def __init__(self) -> None:
+        self._held: Array = None
+
+    def like(self, xp: Any, out: Array) -> Array:
+        """An array of the shape, type and place of ``out``; its values are anything."""
+        return self.shaped(xp, out.shape, out)
+
+    def shaped(self, xp: Any, shape: tuple[int, ...], like: Array) -> Array:
+        """An array of this shape, of the type and place of ``like``."""
+        size = math.prod(shape)
+        held = self._held
+        if held is None or held.shape[0] < size or held.dtype != like.dtype:
+            held = self._held = xp.empty(size, dtype=like.dtype, device=device(like))
+        return xp.reshape(held[:size], shape)

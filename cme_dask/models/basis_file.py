@@ -1,0 +1,59 @@
+"""A variable's basis as arrays and JSON values of a saved model, and back."""
+
+from typing import Any
+
+import numpy as np
+
+from cme_dask import kernels
+from cme_dask.errors import StoreError
+from cme_dask.numerics.basis import LinearBasis, NewtonBasis
+from cme_dask.storage.columns import Columns
+from cme_dask.storage.model_file import ModelState
+
+Array = Any
+
+
+def basis_arrays(key: str, basis: LinearBasis) -> dict[str, Array]:
+    """Arrays of the basis of the variable ``key``."""
+    newton = basis.newton
+    arrays = {
+        f"{key}_points": newton.points,
+        f"{key}_factor": newton.factor,
+        f"{key}_transform": basis.transform,
+        f"{key}_eigenvalues": basis.eigenvalues,
+    }
+    return arrays if newton.rows is None else {**arrays, f"{key}_rows": newton.rows}
+
+
+def basis_description(columns: Columns, basis: LinearBasis) -> dict[str, Any]:
+    """JSON description that belongs to :func:`basis_arrays`."""
+    return {"columns": columns.to_dict(), "kernel": basis.newton.kernel.to_dict()}
+
+
+def read_basis(
+    state: ModelState, key: str, about: Any, custom: dict[str, kernels.Kernel] | None
+) -> tuple[Columns, LinearBasis]:
+    """Inverse of both, for files that can't be trusted.
+
+    Raises
+    ------
+    StoreError
+        If arrays or description are damaged.
+    DataError
+        If a user's own kernel is needed and not in ``custom``.
+    """
+    try:
+        columns = Columns.from_dict(about["columns"])
+        kernel = kernels.from_dict(about["kernel"], custom)
+    except (KeyError, TypeError) as error:
+        raise StoreError(f"the model's description of {key} is damaged: {error!r}") from error
+    points = state.array(f"{key}_points", (None, len(columns.names)))
+    m = len(points)
+    transform = state.array(f"{key}_transform", (m, None))
+    eigenvalues = state.array(f"{key}_eigenvalues", (transform.shape[1],))
+    kernel.check(points.shape[1])
+    rows = state.array(f"{key}_rows", (m,)) if f"{key}_rows" in state.arrays else None
+    factor = state.array(f"{key}_factor", (m, m))
+    if not (np.diagonal(factor) > 0).all():
+        raise StoreError(f"the model's factor of {key} is singular: restore it or fit it again")
+    return columns, LinearBasis(NewtonBasis(kernel, points, factor, rows), transform, eigenvalues)

@@ -1,0 +1,200 @@
+"""A fitted feature map: pivots, basis and columns, usable without data or Dask."""
+
+import os
+from dataclasses import dataclass
+from html import escape
+from typing import Any, Self
+
+import numpy as np
+
+from cme_dask.errors import StoreError
+from cme_dask.kernels import Kernel
+from cme_dask.kernels.into import Scratch
+from cme_dask.models.basis_file import basis_arrays, basis_description, read_basis
+from cme_dask.models.points import query_points
+from cme_dask.numerics.basis import LinearBasis, NewtonBasis
+from cme_dask.numerics.blocks import Sections, in_blocks
+from cme_dask.numerics.elimination import Elimination
+from cme_dask.storage.columns import Columns, check_finite
+from cme_dask.storage.model_file import ModelState, write_model
+
+Array = Any
+
+BASES = ("newton", "spectral")
+"""Which features: N(x), or psi(x) = V^T N(x)."""
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureModel:
+    """Feature map x -> N(x), or psi(x) = V^T N(x), with k(x, z) ~ N(x) . N(z).
+
+    Made by :class:`cme_dask.PivotedCholesky` or :func:`cme_dask.load`; needs neither data nor
+    Dask.
+
+    Attributes
+    ----------
+    columns
+        The columns it takes.
+    basis
+        Spectral basis psi with eigenvalues lam; its ``newton`` is N.
+    kind
+        ``"newton"`` or ``"spectral"``: which of them the features are.
+    about
+        What it was fitted on and how: rows, passes, tol, trace error, location.
+    """
+
+    columns: Columns
+    basis: LinearBasis
+    kind: str
+    about: dict[str, Any]
+
+    def sections(self) -> Sections:
+        """The features as functions that write into given memory; use one per thread."""
+        # In the order in memory that a saved model has: the last bits depend on it.
+        points, factor, transform = (
+            np.ascontiguousarray(array)
+            for array in (self.pivots, self.basis.newton.factor, self.basis.transform.T)
+        )
+        newton = NewtonBasis(self.kernel, points, factor)
+        write = newton.writer(Elimination.whole(newton.rank), points)
+        if self.kind == "newton":
+            return write
+        scratch = Scratch()
+
+        def spectral(rows: Array, out: Array) -> None:
+            part = scratch.like(np, out)
+            write(rows, part)
+            np.matmul(transform, part, out=out)
+
+        return spectral
+
+    @property
+    def rank(self) -> int:
+        """Number of features m."""
+        return self.basis.newton.rank
+
+    @property
+    def kernel(self) -> Kernel:
+        """The kernel."""
+        kernel: Kernel = self.basis.newton.kernel
+        return kernel
+
+    @property
+    def pivots(self) -> Array:
+        """Pivots, shape (m, d)."""
+        return self.basis.newton.points
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the features: newton0, newton1, ... or spectral0, ..."""
+        return tuple(f"{self.kind}{i}" for i in range(self.rank))
+
+    @property
+    def trace_error(self) -> float:
+        """Relative trace error over all rows of the fit."""
+        return float(self.about["trace_error"])
+
+    def transform(self, X: Any) -> Array:
+        """Features of the rows of X, shape (n, m).
+
+        Parameters
+        ----------
+        X
+            Rows, shape (n, d), or a table with the columns by name. Dask arrays and stores are
+            transformed by ``PivotedCholesky.load(path)``.
+
+        Raises
+        ------
+        DataError
+            On wrong columns, NaN or infinity.
+        """
+        return in_blocks(self.sections(), query_points(X, self.columns, "X"), self.rank)
+
+    def checked(self, rows: Array, first: int) -> Array:
+        """Features of rows of which the first has the number ``first`` in its table.
+
+        Raises
+        ------
+        DataError
+            On NaN or infinity, by column and row.
+        """
+        check_finite(rows, self.columns.names, first)
+        return in_blocks(self.sections(), rows, self.rank)
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Write the model to a folder (Zarr, no pickles), whole or not at all."""
+        write_model(path, self.to_state(), overwrite=overwrite)
+
+    def to_state(self) -> ModelState:
+        """Plain arrays and JSON values."""
+        about = {
+            "variables": {"x": basis_description(self.columns, self.basis)},
+            "basis": self.kind,
+            "fit": self.about,
+        }
+        return ModelState("FeatureModel", about, basis_arrays("x", self.basis))
+
+    @classmethod
+    def from_state(cls, state: ModelState, custom: dict[str, Kernel] | None = None) -> Self:
+        """Inverse of :meth:`to_state`, for files that can't be trusted.
+
+        Raises
+        ------
+        StoreError
+            If arrays or descriptions do not fit together.
+        DataError
+            If a user's own kernel is needed and not in ``custom``.
+        """
+        try:
+            about, kind = state.about["variables"]["x"], state.about["basis"]
+        except (KeyError, TypeError) as error:
+            raise StoreError(f"the model's description is damaged: {error!r}") from error
+        if kind not in BASES:
+            raise StoreError(
+                f"the model's features should be one of {', '.join(BASES)}, they are {kind!r}: "
+                "restore it or fit it again"
+            )
+        columns, basis = read_basis(state, "x", about, custom)
+        state.array("x_transform", (basis.newton.rank, basis.newton.rank))
+        model = cls(columns, basis, kind, state.about.get("fit", {}))
+        try:
+            model.summary()
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
+            raise StoreError(
+                f"the model's description of its fit is damaged ({error!r}): restore it or fit it "
+                "again"
+            ) from error
+        return model
+
+    def contents(self) -> dict[str, Any]:
+        """JSON form of what it takes and gives."""
+        return {
+            "columns": {"x": self.columns.to_dict()},
+            "basis": self.kind,
+            "rank": self.rank,
+            "trace_error": self.trace_error,
+            "kernel": repr(self.kernel),
+        }
+
+    def summary(self) -> list[tuple[str, str]]:
+        """Lines of ``repr``: label and text."""
+        fit = self.about
+        return [
+            ("columns", self.columns.listed()),
+            ("features", f"{self.rank}, {self.kind} basis"),
+            ("trace error", f"{self.trace_error:.2e} over all rows, tol {float(fit['tol']):g}"),
+            ("kernel", repr(self.kernel)),
+            ("rows", f"{int(fit['rows']):,} in {int(fit['passes'])} pass"),
+        ]
+
+    def __repr__(self) -> str:
+        body = "\n".join(f"  {label:<11} {text}" for label, text in self.summary())
+        return f"FeatureModel\n{body}"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><th style='text-align:left'>{escape(label)}</th>"
+            f"<td style='text-align:left'>{escape(text)}</td></tr>"
+            for label, text in self.summary()
+        )
+        return f"<table><caption>FeatureModel</caption>{rows}</table>"

@@ -1,0 +1,54 @@
+"""Functions of many rows, evaluated on a fixed grid of blocks."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+Array = Any
+Sections = Callable[[Array, Array], None]
+"""``write(rows, out)``: rows (b, d), one function of them in each row of ``out`` (m, b)."""
+
+BLOCK = 1024
+"""Rows evaluated at once, counted from row 0 of the table.
+
+The last bits of a matrix product depend on the shapes of its factors and on a row's place in them:
+on a fixed grid a row's values are the same however the table is cut. A block of some hundred
+functions stays in cache.
+"""
+
+_LINE = 8  # rows of memory a power of two apart would meet in the same few places of the cache
+
+
+class BlockValues:
+    """Values of m functions at one block of rows after the other, in the same memory."""
+
+    def __init__(self, sections: Sections, width: int) -> None:
+        self._sections = sections
+        self._held = np.empty((width, BLOCK + _LINE))
+
+    def __call__(self, rows: Array) -> Array:
+        """Values, shape (b, m), of at most ``BLOCK`` rows (b, d); good until the next call."""
+        values = self._held[:, : len(rows)]
+        # The last bits of a matrix product depend on the order of its factors in memory, too.
+        self._sections(np.ascontiguousarray(rows), values)
+        return values.T
+
+
+def in_blocks(sections: Sections, rows: Array, width: int) -> Array:
+    """Values, shape (n, m), of m functions at rows (n, d).
+
+    Parameters
+    ----------
+    sections
+        The functions.
+    rows
+        Rows, shape (n, d).
+    width
+        Number of functions m.
+    """
+    values, block = np.empty((len(rows), width)), BlockValues(sections, width)
+    for start in range(0, len(rows), BLOCK):
+        here = slice(start, start + BLOCK)
+        values[here] = block(rows[here])
+    return values

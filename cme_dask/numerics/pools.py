@@ -1,0 +1,335 @@
+"""Pools of rows from which several pivots are chosen before the other rows are looked at again.
+
+Greedy pivoting looks at all rows for every pivot. Here a pool of the rows with the largest
+residuals is pivoted alone, as long as its choice is provably the one over all rows: residuals only
+fall, so what the others had is a bound of what they have. Only then are the others brought up to
+date, by matrix products.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.linalg import solve_triangular
+
+Array = Any
+
+TIE = 1e-10
+"""Residuals within this fraction of the largest count as equal; the lowest row wins."""
+
+BLOCK = 256
+"""Pivots whose columns are allocated at once."""
+
+_SMALL = 128  # rows of a pool that is pivoted on its dense residual kernel matrix
+_SHARE = 8  # a pool is this part of its rows
+_ROWS = 2048  # rows brought up to date at once: their columns stay in cache
+_NO_ROW = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What is known of the residuals of rows outside a pool.
+
+    Attributes
+    ----------
+    largest
+        No residual outside is larger.
+    row
+        No row outside whose residual ties with ``largest`` has a lower global index.
+    """
+
+    largest: float = -np.inf
+    row: int = _NO_ROW
+
+    @classmethod
+    def of(cls, residual: Array, rows: Array) -> "Bound":
+        """Of rows outside with these residuals and global indices, both of shape (n,)."""
+        if not len(residual):
+            return cls()
+        largest = float(residual.max())
+        return cls(largest, int(rows[residual >= largest * (1 - TIE)].min()))
+
+    def admits(self, residual: float, row: int) -> bool:
+        """Whether a row with this residual comes before every row outside."""
+        if residual * (1 - TIE) > self.largest:
+            return True
+        return residual >= self.largest and row < self.row
+
+    def __or__(self, other: "Bound") -> "Bound":
+        """Bound of both sets of rows outside."""
+        high, low = (self, other) if self.largest >= other.largest else (other, self)
+        tied = low.largest >= high.largest * (1 - TIE)
+        return Bound(high.largest, min(high.row, low.row) if tied else high.row)
+
+    def relaxed(self, span: float) -> "Bound":
+        """Bound that admits any row whose residual is ``span`` of the largest outside."""
+        return self if span == 1.0 else Bound(span * self.largest)
+
+
+def noise(rank: int, largest: float) -> float:
+    """Residual 8 eps (m + 1) max k(x, x) below which a row is rounding after m pivots."""
+    return float(8 * np.finfo(np.float64).eps * (rank + 1) * largest)
+
+
+def eliminate(
+    schur: Array, residual: Array, choose: Callable[[Array, int], int], limit: int
+) -> tuple[Array, Array]:
+    """Pivoted Cholesky of a small dense matrix with a rule of choice.
+
+    Parameters
+    ----------
+    schur
+        Residual kernel matrix of the pool, shape (c, c).
+    residual
+        Its diagonal, shape (c,).
+    choose
+        ``choose(residual, j)``: position of pivot number j given the present residuals, or -1.
+    limit
+        Largest number of pivots.
+
+    Returns
+    -------
+    picks : (b,) positions of the pivots
+    panel : (b, c), row j the column of L that pivot j makes
+    """
+    residual = residual.copy()
+    panel = np.empty((min(limit, len(residual)), len(residual)))
+    picks: list[int] = []
+    while len(picks) < len(panel):
+        j = len(picks)
+        pick = choose(residual, j)
+        if pick < 0:
+            break
+        root = np.sqrt(residual[pick])
+        column = schur[pick] - panel[:j, pick] @ panel[:j]
+        column /= root
+        column[picks] = 0.0
+        column[pick] = root
+        panel[j] = column
+        residual -= column * column
+        np.maximum(residual, 0.0, out=residual)
+        residual[pick] = 0.0
+        picks.append(pick)
+    return np.array(picks, dtype=np.int64), panel[: len(picks)]
+
+
+def top_rows(residual: Array, rows: Array, size: int) -> tuple[Array, Bound]:
+    """Positions of the rows with the largest residuals, sorted, and a bound of the others.
+
+    Where more rows tie with the largest than ``size``, these are the lowest of them: greedy
+    pivoting takes its next pivot from the result, always.
+    """
+    n = len(rows)
+    if size >= n:
+        return np.arange(n), Bound()
+    top = np.argpartition(residual, n - size)[n - size :]
+    cut = residual.max() * (1 - TIE)
+    if residual[top].min() >= cut:
+        tied = np.flatnonzero(residual >= cut)
+        top = tied[np.argsort(rows[tied])[:size]]
+    outside = np.ones(n, dtype=bool)
+    outside[top] = False
+    return np.sort(top), Bound.of(residual[outside], rows[outside])
+
+
+class Pool:
+    """Rows with their residuals and columns of L, brought up to date together.
+
+    Parameters
+    ----------
+    kernel
+        Callable block ``kernel(X, Z)``.
+    points
+        Rows, shape (c, d).
+    rows
+        Global row indices, shape (c,).
+    residual
+        k(x, x) - |N(x)|^2, shape (c,); the pool keeps and changes it.
+    newton
+        N at the rows, shape (c, m); default no columns.
+    """
+
+    def __init__(
+        self, kernel: Any, points: Array, rows: Array, residual: Array, newton: Array | None = None
+    ) -> None:
+        self.kernel, self.points, self.rows, self.residual = kernel, points, rows, residual
+        self._blocks: list[Array] = [] if newton is None else [newton]
+        self.rank = sum(block.shape[1] for block in self._blocks)
+        self._free = 0  # columns of the last block that are not filled
+
+    def newton(self, at: Array) -> Array:
+        """N at the rows in these positions, shape (len(at), m)."""
+        values, first = np.empty((len(at), self.rank)), 0
+        for block in self._filled():
+            last = first + block.shape[1]
+            values[:, first:last] = block[at]
+            first = last
+        return values
+
+    def column(self, j: int) -> Array:
+        """N_j at all rows, shape (c,)."""
+        for block in self._filled():
+            if j < block.shape[1]:
+                return block[:, j]
+            j -= block.shape[1]
+        raise IndexError(j)
+
+    def take(self, at: Array) -> "Pool":
+        """The rows in these positions alone."""
+        return Pool(self.kernel, self.points[at], self.rows[at], self.residual[at], self.newton(at))
+
+    def append(self, pivots: Array, newton: Array, share: Array | None = None) -> Array:
+        """Bring all rows up to date with b more pivots.
+
+        Parameters
+        ----------
+        pivots
+            Points, shape (b, d).
+        newton
+            N at the pivots, themselves included, shape (b, m + b).
+        share
+            Weights, shape (c,).
+
+        Returns
+        -------
+        share^T N_j^2 for each new column j, shape (b,); zeros without weights
+        """
+        before, own = newton[:, : self.rank], newton[:, self.rank :]
+        inverse = solve_triangular(own, np.eye(len(pivots)), lower=True)
+        sections = self.kernel.sections(pivots)
+        squares = np.zeros(len(pivots))
+        old, fresh = self._filled(), self._grow(len(pivots))
+        memory = np.empty((3, len(pivots), min(_ROWS, len(self.rows))))
+        for start in range(0, len(self.rows), _ROWS):
+            here = slice(start, min(start + _ROWS, len(self.rows)))
+            columns, product, solved = memory[:, :, : here.stop - here.start]
+            sections(self.points[here], columns)
+            for block, weights in _beside(old, before):
+                np.matmul(weights, block[here].T, out=product)
+                np.subtract(columns, product, out=columns)
+            np.matmul(inverse, columns, out=solved)
+            for block, part in _beside(fresh, solved.T):
+                block[here] = part
+            np.multiply(solved, solved, out=solved)
+            self.residual[here] -= solved.sum(axis=0)
+            if share is not None:
+                squares += solved @ share[here]
+        np.maximum(self.residual, 0.0, out=self.residual)
+        return squares
+
+    def settle(self, picks: Array, newton: Array) -> None:
+        """Make the columns exactly triangular at rows that have become pivots.
+
+        Parameters
+        ----------
+        picks
+            Their positions, shape (b,); their columns are the last ones.
+        newton
+            N at them, shape (b, m).
+        """
+        for block, part in _beside(self._filled(), newton):
+            block[picks] = part
+        self.residual[picks] = 0.0
+
+    def advance(
+        self, bound: Bound, floor: Callable[[int], float], limit: int, certain: bool = False
+    ) -> tuple[Array, Array]:
+        """Pivot while the choice is provably greedy over these rows and those outside.
+
+        Parameters
+        ----------
+        bound
+            Of the rows outside.
+        floor
+            Residual that counts as rounding, given the rank.
+        limit
+            Largest number of pivots.
+        certain
+            Whether the best row of the pool is known to be the best of all.
+
+        Returns
+        -------
+        picks : (b,) positions of the pivots, in order
+        newton : (b, m + b), N at the pivots
+        """
+        if len(self.rows) <= _SMALL:
+            return self._advance_dense(bound, floor, limit, certain)
+        picks = np.empty(0, dtype=np.int64)
+        while len(picks) < limit:
+            best, row = self._best()
+            if best <= floor(self.rank) or not (certain or bound.admits(best, row)):
+                break
+            top, outside = self._top()
+            pool = self.take(top)
+            found, newton = pool.advance(bound | outside, floor, limit - len(picks), certain)
+            if not len(found):
+                break
+            self.append(pool.points[found], newton)
+            self.settle(top[found], newton)
+            picks = np.concatenate([picks, top[found]])
+            certain = False
+        return picks, self.newton(picks)
+
+    def step(self, floor: Callable[[int], float], limit: int) -> tuple[Array, Array]:
+        """One round of :meth:`advance` when there are no rows outside, without the update."""
+        if len(self.rows) <= _SMALL:
+            return self._advance_dense(Bound(), floor, limit, True)
+        top, outside = self._top()
+        found, newton = self.take(top).advance(outside, floor, limit, True)
+        return top[found], newton
+
+    def _advance_dense(
+        self, bound: Bound, floor: Callable[[int], float], limit: int, certain: bool
+    ) -> tuple[Array, Array]:
+        order = np.argsort(self.rows)  # so that the first of equals is the lowest row
+        rows, newton = self.rows[order], self.newton(order)
+
+        def choose(residual: Array, j: int) -> int:
+            best = float(residual.max())
+            pick = int((residual >= best * (1 - TIE)).argmax())
+            if best <= floor(self.rank + j):
+                return -1
+            return pick if (certain and j == 0) or bound.admits(best, int(rows[pick])) else -1
+
+        points = self.points[order]
+        schur = self.kernel(points, points) - newton @ newton.T
+        picks, panel = eliminate(schur, self.residual[order], choose, limit)
+        return order[picks], np.concatenate([newton[picks], np.tril(panel[:, picks].T)], axis=1)
+
+    def _best(self) -> tuple[float, int]:
+        """Largest residual and the lowest row that ties with it."""
+        bound = Bound.of(self.residual, self.rows)
+        return bound.largest, bound.row
+
+    def _top(self) -> tuple[Array, Bound]:
+        return top_rows(self.residual, self.rows, max(_SMALL, len(self.rows) // _SHARE))
+
+    def _filled(self) -> list[Array]:
+        if not self._free:
+            return list(self._blocks)
+        return [*self._blocks[:-1], self._blocks[-1][:, : BLOCK - self._free]]
+
+    def _grow(self, count: int) -> list[Array]:
+        """Views of the next columns, in the last block and in new ones."""
+        views = []
+        self.rank += count
+        while count:
+            if not self._free:
+                self._blocks.append(np.empty((len(self.rows), BLOCK)))
+                self._free = BLOCK
+            used = min(count, self._free)
+            start = BLOCK - self._free
+            views.append(self._blocks[-1][:, start : start + used])
+            self._free -= used
+            count -= used
+        return views
+
+
+def _beside(blocks: list[Array], columns: Array) -> Iterator[tuple[Array, Array]]:
+    """Each block of columns with the columns of another array at the same places."""
+    first = 0
+    for block in blocks:
+        last = first + block.shape[1]
+        yield block, columns[:, first:last]
+        first = last

@@ -1,0 +1,286 @@
+"""Rules that choose pivots in rounds over rows that are not in memory.
+
+A round asks each strip of rows for an offer, adds the offers, and takes a step:
+
+    state = rule.init(d)
+    while not rule.terminate(state):
+        offer = rule.prepare(state, strips)
+        state = rule.step(state, sum(offer(start, x, weights) for each strip))
+
+A state is plain arrays, so a choice of pivots can be stored after any round and taken up again.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, Self
+
+import numpy as np
+
+from cme_dask.numerics.pivot_state import Measured, PivotState, Residuals
+from cme_dask.numerics.pools import Bound, Pool, eliminate, top_rows
+
+Array = Any
+
+_OFFERED = 32  # rows per strip
+_POOL = 8192  # rows in all, beyond which more strips offer fewer
+_CANDIDATES = 128  # rows of a strip among which it pivots
+_PROPOSALS = 128
+_TINY = np.finfo(np.float64).tiny
+
+
+class Offer(Protocol):
+    """What a round needs to know of a set of rows; offers of disjoint sets add."""
+
+    measured: Measured
+
+    def __add__(self, other: Any, /) -> Self:
+        """Offer of both sets."""
+
+
+class Rule(Protocol):
+    """A way of choosing pivots."""
+
+    def init(self, n_columns: int) -> PivotState:
+        """The state before the first round, for rows of this many columns."""
+
+    def terminate(self, state: PivotState) -> bool:
+        """Whether there is nothing left to do."""
+
+    def prepare(self, state: PivotState, strips: int) -> Callable[[int, Array, Array | None], Any]:
+        """``offer(start, x, weights)`` of a strip of rows from global row ``start`` on."""
+
+    def step(self, state: PivotState, offer: Any) -> PivotState:
+        """The state after a round, given the sum of all offers."""
+
+
+@dataclass(frozen=True)
+class _Rounds:
+    kernel: Any
+    tol: float
+    max_rank: int | None = None
+
+    def init(self, n_columns: int) -> PivotState:
+        """The state before the first round, for rows of this many columns."""
+        return PivotState.empty(n_columns)
+
+    def terminate(self, state: PivotState) -> bool:
+        """Whether there is nothing left to do."""
+        return state.status != "running"
+
+    def _limit(self, state: PivotState) -> int:
+        """Pivots that may still be chosen."""
+        return np.iinfo(np.int64).max if self.max_rank is None else self.max_rank - state.rank
+
+    def _accepted(self, state: PivotState, points: Array, rows: Array, newton: Array) -> PivotState:
+        state = replace(state.extended(points, rows, newton), round=state.round + 1)
+        if not len(points):
+            return replace(state, status="exhausted")
+        return replace(state, status="max_rank") if not self._limit(state) else state
+
+
+@dataclass(frozen=True, eq=False)
+class GreedyOffer:
+    """A pool of rows with their residuals, and a bound of those outside it."""
+
+    measured: Measured
+    points: Array
+    rows: Array
+    residual: Array
+    bound: Bound
+
+    def __add__(self, other: "GreedyOffer") -> "GreedyOffer":
+        """Offer of both sets of rows."""
+        return GreedyOffer(
+            self.measured + other.measured,
+            np.concatenate([self.points, other.points]),
+            np.concatenate([self.rows, other.rows]),
+            np.concatenate([self.residual, other.residual]),
+            self.bound | other.bound,
+        )
+
+
+@dataclass(frozen=True)
+class Greedy(_Rounds):
+    """Pivots of largest residual (joint paper, Algorithm 1), several in a round.
+
+    With ``span`` 1, each pivot is provably the one that Algorithm 1 takes over all rows, ties
+    within 1e-10 going to the lowest row: strips offer the rows of largest residuals, since then
+    the bound of all others is lowest. With a smaller span, pivots are accepted as long as their
+    residual is at least ``span`` times any outside the pool: strips offer rows that are pivoted
+    among themselves, since these are far apart.
+
+    Parameters
+    ----------
+    kernel
+        The kernel k.
+    tol
+        Ends at the first pivot with trace(K - L L^T) <= tol trace(K) over all rows.
+    max_rank
+        Largest number of pivots.
+    span
+        In (0, 1].
+    """
+
+    span: float = 1.0
+
+    def prepare(
+        self, state: PivotState, strips: int
+    ) -> Callable[[int, Array, Array | None], GreedyOffer]:
+        """``offer(start, x, weights)`` of a strip of rows from global row ``start`` on."""
+        residuals = Residuals(state.basis(self.kernel))
+        size = offered_rows(state.rank, strips)
+
+        def offer(start: int, x: Array, weights: Array | None) -> GreedyOffer:
+            residual, measured = residuals(x, weights)
+            rows = np.arange(start, start + len(x))
+            if self.span == 1.0:
+                chosen, bound = top_rows(residual, rows, size)
+            else:
+                few = _scattered(residual, max(_CANDIDATES, size))
+                chosen = few[self._spread(state, x[few], residual[few], size, measured)]
+                bound = Bound.of(np.delete(residual, chosen), np.delete(rows, chosen))
+            return GreedyOffer(measured, x[chosen], rows[chosen], residual[chosen], bound)
+
+        return offer
+
+    def _spread(
+        self, state: PivotState, x: Array, residual: Array, size: int, measured: Measured
+    ) -> Array:
+        """Positions of greedy pivots among these rows alone, at least one."""
+        newton = state.newton(self.kernel, x)
+
+        def choose(left: Array, j: int) -> int:
+            pick = int(left.argmax())
+            return pick if j == 0 or left[pick] > measured.floor(state.rank + j) else -1
+
+        schur = self.kernel(x, x) - newton @ newton.T
+        # With nothing left but rounding, any one row tells as much as another.
+        return np.sort(eliminate(schur, np.maximum(residual, _TINY), choose, size)[0])
+
+    def step(self, state: PivotState, offer: GreedyOffer) -> PivotState:
+        """The state after a round, given the sum of all offers."""
+        state = state.measured(offer.measured, self.tol)
+        if self.terminate(state):
+            return state
+        kernel, points = self.kernel, offer.points
+        pool = Pool(kernel, points, offer.rows, offer.residual.copy(), state.newton(kernel, points))
+        floor, bound = offer.measured.floor, offer.bound.relaxed(self.span)
+        if offer.residual.max() <= floor(state.rank):
+            picks, newton = np.empty(0, dtype=np.int64), np.empty((0, state.rank))
+        else:
+            picks, newton = pool.advance(bound, floor, self._limit(state), certain=True)
+        return self._accepted(state, points[picks], offer.rows[picks], newton)
+
+
+def offered_rows(rank: int, strips: int) -> int:
+    """Rows that a strip offers: at most 32, or more if the rank is high and the strips are few."""
+    most = max(_OFFERED, 4 * rank // strips)
+    return min(most, max(max(_POOL, 4 * rank) // strips, 1))
+
+
+def _scattered(residual: Array, count: int) -> Array:
+    """Positions of the largest residual in each of ``count`` parts of a strip."""
+    parts = np.array_split(np.arange(len(residual)), min(count, len(residual)))
+    return np.array([part[residual[part].argmax()] for part in parts])
+
+
+@dataclass(frozen=True, eq=False)
+class RandomOffer:
+    """Independent draws of rows with probabilities proportional to their weighted residuals.
+
+    Each slot holds the winner of a race: a set of rows with residual sum T arrives after an
+    exponential time of rate T, so the first of several sets is one of them with probability
+    proportional to T, and it does not matter in which order they are compared.
+
+    Attributes
+    ----------
+    times
+        Arrival times, shape (B,).
+    points, rows
+        The rows drawn, shapes (B, d) and (B,).
+    """
+
+    measured: Measured
+    times: Array
+    points: Array
+    rows: Array
+
+    def __add__(self, other: "RandomOffer") -> "RandomOffer":
+        """Draws from both sets of rows."""
+        first = self.times <= other.times
+        return RandomOffer(
+            self.measured + other.measured,
+            np.where(first, self.times, other.times),
+            np.where(first[:, None], self.points, other.points),
+            np.where(first, self.rows, other.rows),
+        )
+
+
+@dataclass(frozen=True)
+class Random(_Rounds):
+    """Accelerated randomly pivoted Cholesky (Epperly, Tropp and Webber 2024, Algorithm 2).
+
+    Randomly pivoted Cholesky draws each pivot with probability proportional to the residuals. Here
+    a round draws B rows by the residuals at its beginning, and goes through them: row i is accepted
+    with probability (its residual given the pivots accepted before) / (its residual at the
+    beginning). The pivots have exactly the law of drawing one at a time.
+
+    Parameters
+    ----------
+    kernel
+        The kernel k.
+    tol
+        Ends at the first pivot with trace(K - L L^T) <= tol trace(K) over all rows.
+    max_rank
+        Largest number of pivots.
+    seed
+        Non-negative integers: equal ones give equal pivots, on any chunks and scheduler.
+    """
+
+    seed: tuple[int, ...] = (0,)
+
+    def prepare(
+        self, state: PivotState, strips: int
+    ) -> Callable[[int, Array, Array | None], RandomOffer]:
+        """``offer(start, x, weights)`` of a strip of rows from global row ``start`` on."""
+        residuals = Residuals(state.basis(self.kernel))
+        size = max(_PROPOSALS, 2 * state.rank)
+
+        def offer(start: int, x: Array, weights: Array | None) -> RandomOffer:
+            residual, measured = residuals(x, weights)
+            # Strips count from 1: 0 is the client's.
+            rng = np.random.default_rng([*self.seed, state.round, start + 1])
+            mass = np.cumsum(residual if weights is None else weights * residual)
+            drawn = np.searchsorted(mass, rng.random(size) * mass[-1], side="right")
+            drawn = np.minimum(drawn, len(x) - 1)
+            with np.errstate(divide="ignore"):
+                times = rng.exponential(size=size) / mass[-1]
+            return RandomOffer(measured, times, x[drawn], drawn + start)
+
+        return offer
+
+    def step(self, state: PivotState, offer: RandomOffer) -> PivotState:
+        """The state after a round, given the sum of all offers."""
+        state = state.measured(offer.measured, self.tol)
+        if self.terminate(state):
+            return state
+        kernel, points = self.kernel, offer.points
+        newton = state.newton(kernel, points)
+        schur = kernel(points, points) - newton @ newton.T
+        before = np.where(np.isfinite(offer.times), np.diag(schur), 0.0).clip(min=0.0)
+        rng = np.random.default_rng([*self.seed, state.round, 0])
+        least = rng.random(len(points)) * before
+        next_one = 0
+
+        def choose(residual: Array, j: int) -> int:
+            nonlocal next_one
+            floor = offer.measured.floor(state.rank + j)
+            accepted = (residual >= least) & (residual > floor)
+            accepted[:next_one] = False
+            pick = int(accepted.argmax())
+            next_one = pick + 1
+            return pick if accepted[pick] else -1
+
+        picks, panel = eliminate(schur, before, choose, self._limit(state))
+        newton = np.concatenate([newton[picks], np.tril(panel[:, picks].T)], axis=1)
+        return self._accepted(state, points[picks], offer.rows[picks], newton)

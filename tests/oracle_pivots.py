@@ -1,0 +1,57 @@
+"""Choices of pivots written down a second time, one pivot after the other on full matrices.
+
+Nothing here is shared with the package.
+"""
+
+import itertools
+
+import numpy as np
+
+
+def greedy(K, tol, max_rank=None, weights=None):
+    """Algorithm 1 of the joint paper; ties within 1e-10 of the largest to the lowest index.
+
+    Returns the pivots, L, and the relative residual trace after 0, 1, ... of them.
+    """
+    share = np.ones(len(K)) if weights is None else weights
+    d = np.diag(K).astype(float).copy()
+    total, largest = share @ d, d.max()
+    L, pivots, trace = np.zeros((len(K), 0)), [], [1.0]
+    while trace[-1] > tol and len(pivots) < (max_rank or len(K)):
+        if d.max() <= 8 * np.finfo(float).eps * (len(pivots) + 1) * largest:
+            break
+        j = int(np.flatnonzero(d >= d.max() * (1 - 1e-10))[0])
+        column = (K[:, j] - L @ L[j]) / np.sqrt(d[j])
+        L, d = np.column_stack([L, column]), np.maximum(d - column**2, 0)
+        d[j] = 0.0
+        pivots.append(j)
+        trace.append(share @ d / total)
+    return pivots, L, np.array(trace)
+
+
+def randomly(K, rank, rng, weights=None):
+    """Randomly pivoted Cholesky (Chen, Epperly, Tropp and Webber 2025, Algorithm 1)."""
+    share = np.ones(len(K)) if weights is None else weights
+    d, L, pivots = np.diag(K).astype(float).copy(), np.zeros((len(K), 0)), []
+    total = share @ d
+    for _ in range(rank):
+        j = int(rng.choice(len(K), p=share * d / (share @ d)))
+        column = (K[:, j] - L @ L[j]) / np.sqrt(d[j])
+        L, d = np.column_stack([L, column]), np.maximum(d - column**2, 0)
+        d[j] = 0.0
+        pivots.append(j)
+    return pivots, share @ d / total
+
+
+def law_of_random_pivots(K, rank, weights=None):
+    """Probability of every sequence of pivots, by enumeration."""
+    share = np.ones(len(K)) if weights is None else weights
+    law = {}
+    for sequence in itertools.permutations(range(len(K)), rank):
+        S, p = K.copy(), 1.0
+        for j in sequence:
+            mass = share * np.diag(S).clip(min=0.0)
+            p *= mass[j] / mass.sum()
+            S = S - np.outer(S[:, j], S[j]) / S[j, j]
+        law[sequence] = p
+    return law

@@ -1,0 +1,220 @@
+"""Faster arithmetic: what it computes, and that the guard lets it run only where answers stay."""
+
+import sys
+import types
+from functools import partial
+
+import array_api_strict as strict
+import numpy as np
+import pytest
+
+from cme_dask import JointDistribution, PivotedCholesky, kernels
+from cme_dask.errors import DataError
+from cme_dask.kernels import into
+from cme_dask.numerics import guard
+from cme_dask.numerics.basis import NewtonBasis
+from cme_dask.numerics.cholesky import pivoted_cholesky
+from cme_dask.numerics.elimination import Elimination
+from cme_dask.numerics.joint import Regularization, solve_joint
+from cme_dask.numerics.moments import MeanMoments, MomentSpec, Side
+
+LAST = guard.Arithmetic(())
+
+
+def basis_of(kernel, points, tol, max_rank=None):
+    found = pivoted_cholesky(kernel, points, tol, max_rank)
+    return NewtonBasis(kernel, points[found.pivots], found.factor)
+
+
+def problem(d, length_scale, tol, n=6144, max_rank=450):
+    """Two sides and rows; the first 2,048 rows are those of the trial."""
+    rng = np.random.default_rng(d)
+    X = rng.random((n, d))
+    Y = np.sin(4 * X.sum(axis=1, keepdims=True)) + 0.2 * rng.standard_normal((n, 1))
+    x = basis_of(kernels.Gaussian(length_scale), X, tol, max_rank)
+    y = basis_of(kernels.Gaussian(0.4), Y, tol)
+    sides = (
+        Side(x, tuple("abc"[:d]), {}, X.mean(axis=0)),
+        Side(y, ("y",), {"event": lambda rows: rows[:, 0] > 0.3}, np.array([0.0, 0.5])),
+    )
+    return MomentSpec(sides), (X, Y)
+
+
+def means(spec, parts, arithmetic):
+    applied = arithmetic.applied(spec)
+    folds = np.zeros(len(parts[0]), dtype=np.uint8)
+    return MeanMoments.of(applied.strip(parts, None, folds), applied.sides)
+
+
+@pytest.mark.parametrize("fractions", [(), (0.5,), (0.25, 0.5, 0.75), None])
+@pytest.mark.parametrize("rank", [1, 31, 33, 100])
+def test_elimination_is_a_partial_solve(fractions, rank):
+    """C = D N with D the diagonal blocks of R, so that finishing gives N."""
+    X = np.random.default_rng(0).uniform(0, 1, (300, 3))
+    basis = NewtonBasis.from_points(kernels.Matern(0.5, 1.5), X[:rank])
+    R = basis.factor
+    form = Elimination.whole(rank) if fractions is None else Elimination.between(R, fractions)
+    newton = np.linalg.solve(R, basis.kernel(X, basis.points).T)
+    out = np.empty((rank, 300))
+    basis.writer(form, X)(X, out)
+    D = np.eye(rank)
+    if not form.solved:
+        D = np.zeros((rank, rank))
+        for block in form.blocks:
+            D[block, block] = R[block, block]
+    assert np.abs(out - D @ newton).max() < 1e-11
+    form.finish(R, out)
+    assert np.abs(out - newton).max() < 1e-11
+    # On another array library, as on a GPU.
+    theirs = strict.zeros((rank, 300))
+    basis.writer(form, strict.asarray(X))(strict.asarray(X), theirs)
+    form.finish(R, theirs._array)
+    assert np.abs(np.asarray(theirs) - newton).max() < 1e-11
+
+
+def test_flops_of_an_elimination():
+    assert Elimination((0, 64), solved=False).flops == 0
+    assert Elimination((0, 32, 64), solved=False).flops == 2 * 32 * 32
+    assert Elimination((0, 32, 64), solved=True).flops == 2 * 32 * 32 + 2 * 2 * 32 * 32
+
+
+@pytest.mark.parametrize("tol", [1e-1, 1e-2, 1e-4, 1e-6, 1e-8, 1e-10])
+@pytest.mark.parametrize(("d", "length_scale"), [(1, 0.1), (2, 0.4), (3, 0.3)])
+@pytest.mark.parametrize(("constraint", "reg"), [("normalized", 1e-6), ("none", 1e-6)])
+def test_what_the_guard_admits_equals_the_safe_form(tol, d, length_scale, constraint, reg):
+    """Within 1e-8 on density ratios and expectations, at other rows than those of the trial."""
+    spec, parts = problem(d, length_scale, tol)
+    solve = partial(solve_joint, constraint=constraint, reg=Regularization(reg, reg))
+    trial = tuple(part[: guard.TRIAL_ROWS] for part in parts)
+    change = guard.JointChange(spec, trial, solve)
+    safe_trial = means(spec, trial, guard.SAFE)
+    held_out = guard.JointChange(spec, tuple(part[-256:] for part in parts), solve)
+    safe = means(spec, parts, guard.SAFE)
+    admitted = 0
+    for fractions in guard._FRACTIONS:
+        arithmetic = guard.Arithmetic(fractions)
+        if change(means(spec, trial, arithmetic), safe_trial) <= 1e-9:
+            admitted += 1
+            assert held_out(means(spec, parts, arithmetic), safe) <= 1e-8
+    if tol >= 1e-2:
+        assert admitted == len(guard._FRACTIONS)
+
+
+@pytest.mark.parametrize(("d", "length_scale", "tol"), [(3, 0.3, 1e-6), (1, 0.1, 1e-8)])
+def test_the_guard_refuses_to_solve_last(d, length_scale, tol):
+    """The trace looks right where H is not: the guard must not look at the trace."""
+    spec, parts = problem(d, length_scale, tol)
+    solve = partial(solve_joint, constraint="normalized", reg=Regularization(1e-6, 1e-6))
+    change = guard.JointChange(spec, parts, solve)
+    chosen, refused = guard.choose_arithmetic(spec, parts, 1e-9, change)
+    assert refused[0].fractions == ()
+    assert chosen.fractions != ()
+    last, safe = means(spec, parts, LAST), means(spec, parts, guard.SAFE)
+    assert abs(last.trace_error[0] - safe.trace_error[0]) < 0.01 * tol
+    assert change(last, safe) > 1e-6
+    # The basis alone: eigenvalues are wrong as well.
+    alone = MomentSpec(spec.sides[:1])
+    chosen, refused = guard.choose_arithmetic(alone, parts[:1], 1e-5, guard.spectrum_change(tol))
+    assert refused[0].fractions == ()
+    assert chosen.fractions != ()
+
+
+def test_nothing_is_tried_at_accuracy_zero_and_nothing_admitted_that_fails():
+    spec, parts = problem(1, 0.1, 1e-4)
+    calls = []
+
+    def never(tried, safe):
+        calls.append(1)
+        return np.nan
+
+    chosen, refused = guard.choose_arithmetic(spec, parts, 1e-9, never)
+    assert chosen is guard.SAFE
+    assert len(refused) == len(calls) >= 1
+
+
+def test_float32_products_are_admitted_for_who_asks_for_less():
+    spec, parts = problem(3, 0.3, 1e-4)
+    solve = partial(solve_joint, constraint="normalized", reg=Regularization(1e-4, 1e-4))
+    trial = tuple(part[: guard.TRIAL_ROWS] for part in parts)
+    change = guard.JointChange(spec, trial, solve)
+    chosen, _ = guard.choose_arithmetic(spec, trial, 1e-9, change)
+    assert not chosen.single
+    single = guard.Arithmetic(None, single=True)
+    safe, found = means(spec, parts, guard.SAFE), means(spec, parts, single)
+    assert 1e-9 < change(found, safe) < 1e-3
+    assert found.mean[0] == pytest.approx(safe.mean[0], rel=1e-14)  # means stay float64
+    assert np.abs(found.function_cross[0][1] - safe.function_cross[0][1]).max() < 1e-15
+    assert np.abs(found.gram[0] - safe.gram[0]).max() < 1e-6
+    assert any(a.single for a in guard._candidates(spec, 1e-4))
+
+
+def test_the_fit_says_how_it_computed():
+    rng = np.random.default_rng(0)
+    X = rng.random((1 << 17, 1))
+    Y = X**2 + 0.1 * rng.standard_normal(X.shape)
+    options = {
+        "kernel_x": kernels.Gaussian(0.1),
+        "kernel_y": kernels.Gaussian(0.3),
+        "tol": 1e-5,
+        "sample_size": 4096,
+    }
+    fast = JointDistribution(**options).fit(X, Y)
+    safe = JointDistribution(**options, accuracy=0).fit(X, Y)
+    assert safe.arithmetic_ is guard.SAFE
+    assert fast.arithmetic_.fractions is not None
+    assert fast.arithmetic_.change <= 1e-9
+    assert fast.model_.about["arithmetic"] == fast.arithmetic_.name
+    points, others = X[:300], Y[:300]
+    assert np.abs(fast.expect(X=points) - safe.expect(X=points)).max() < 1e-8
+    assert np.abs(fast.density_ratio(points, others) - safe.density_ratio(points, others)).max() < (
+        1e-8
+    )
+    few = JointDistribution(**options).fit(X[:5000], Y[:5000])
+    assert few.arithmetic_ is guard.SAFE  # a trial would cost more than it saves
+    alone = PivotedCholesky(kernels.Gaussian(0.1), tol=1e-5, sample_size=4096).fit(X)
+    whole = PivotedCholesky(kernels.Gaussian(0.1), tol=1e-5, sample_size=4096, accuracy=0).fit(X)
+    assert alone.arithmetic_.fractions is not None
+    assert alone.eigenvalues_ == pytest.approx(whole.eigenvalues_, rel=1e-5)
+
+
+@pytest.mark.parametrize("accuracy", [-1e-9, np.nan, np.inf, "high", None, True])
+def test_bad_accuracies(accuracy):
+    with pytest.raises(DataError, match="accuracy must be a number of at least 0"):
+        JointDistribution(accuracy=accuracy).fit(np.ones((5, 1)), np.ones((5, 1)))
+    with pytest.raises(DataError, match="accuracy must be a number of at least 0"):
+        PivotedCholesky(accuracy=accuracy).fit(np.ones((5, 1)))
+
+
+@pytest.mark.parametrize("xp", [np, strict])
+def test_results_go_into_the_memory_that_is_given(xp):
+    a = xp.reshape(xp.arange(12.0), (3, 4))
+    out = xp.empty((3, 3))
+    into.into(xp, out, "matmul", a, a.T)
+    assert np.array_equal(np.asarray(out), np.asarray(a) @ np.asarray(a).T)
+    other = xp.empty((3, 3))
+    into.rank_update(xp, other, a)
+    assert np.array_equal(np.asarray(other), np.asarray(out))
+    single = xp.empty((3, 4), dtype=xp.float32)
+    into.cast_into(xp, single, a)
+    assert single.dtype == xp.float32
+    scratch = into.Scratch()
+    first = scratch.like(xp, out)
+    assert first.shape == out.shape
+    assert scratch.like(xp, a).shape == (3, 4)
+
+
+def test_cupy_is_told_that_both_factors_are_one(monkeypatch):
+    """No GPU here: a stand-in for CuPy's syrk, which writes one triangle only, shows the calls."""
+
+    def syrk(trans, a, out, alpha, beta, lower):
+        assert (trans, alpha, beta, lower) == ("N", 1.0, 0.0, True)
+        out[...] = np.where(np.tri(len(out), dtype=bool), a @ a.T, np.nan)
+
+    cupy = types.ModuleType("cupy")
+    cupy.cublas = types.SimpleNamespace(syrk=syrk)
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setattr(into, "is_cupy_array", lambda out: True)
+    rows = np.random.default_rng(0).random((5, 7))
+    out = np.empty((5, 5))
+    into.rank_update(np, out, rows)
+    assert np.allclose(out, rows @ rows.T, rtol=1e-15)

@@ -1,0 +1,458 @@
+"""Pivots chosen over all rows in rounds: the rules, their states, and the fits that use them."""
+
+from collections import Counter
+from functools import reduce
+from operator import add
+
+import dask.array as da
+import numpy as np
+import oracle_pivots as slow
+import pytest
+from conftest import write_store
+
+from cme_dask import JointDistribution, PivotedCholesky, kernels
+from cme_dask.chunked.driver import Executor
+from cme_dask.chunked.memory import MemoryBudget
+from cme_dask.chunked.pivots import choose_in_rounds
+from cme_dask.chunked.plan import strip_length
+from cme_dask.chunked.sources import open_sample
+from cme_dask.errors import DataError, RankWarning, ResourceError
+from cme_dask.estimators.recipe import PivotProgress
+from cme_dask.numerics import rounds
+from cme_dask.numerics.cholesky import pivoted_cholesky
+from cme_dask.numerics.pivot_state import PivotState
+from cme_dask.numerics.rounds import Greedy, Random, offered_rows
+
+KERNELS = {
+    "gaussian": kernels.Gaussian(0.3),
+    "laplace": kernels.Laplace(2.0),
+    "matern": kernels.Matern(0.6, 1.5),
+    "delta": kernels.Delta(),
+    "linear": kernels.Linear(0.5),
+    "sum": kernels.Gaussian(0.3) + 0.5 * kernels.Linear(1.0),
+}
+GAUSSIAN = KERNELS["gaussian"]
+N = 1500
+
+
+def scattered(rng):
+    return rng.uniform(size=(N, 2))
+
+
+def gridded(rng):
+    side = np.arange(38.0) / 37
+    return np.stack(np.meshgrid(side, side), axis=-1).reshape(-1, 2)
+
+
+def duplicated(rng):
+    return rng.integers(0, 9, size=(N, 2)) / 8.0
+
+
+def one_round(rule, state, x, weights=None, length=211):
+    """A round over strips of rows, as the passes make it."""
+    starts = range(0, len(x), length)
+    offer = rule.prepare(state, len(starts))
+    parts = [
+        offer(s, x[s : s + length], None if weights is None else weights[s : s + length])
+        for s in starts
+    ]
+    return rule.step(state, reduce(add, parts))
+
+
+def all_rounds(rule, x, weights=None, state=None, length=211):
+    state = rule.init(x.shape[1]) if state is None else state
+    while not rule.terminate(state):
+        state = one_round(rule, state, x, weights, length)
+    return state
+
+
+def same(a, b):
+    arrays = (a.to_arrays(), b.to_arrays())
+    assert all(np.array_equal(arrays[0][key], arrays[1][key]) for key in arrays[0])
+
+
+# Greedy --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+@pytest.mark.parametrize("rows", [scattered, gridded, duplicated])
+@pytest.mark.parametrize("name", KERNELS)
+def test_span_1_chooses_what_algorithm_1_chooses(name, rows, weighted, rng):
+    kernel, x = KERNELS[name], rows(rng)
+    weights = rng.exponential(size=len(x)) if weighted else None
+    K, tol = kernel(x, x), 0.9 if name == "delta" else 3e-3
+    pivots, L, trace = slow.greedy(K, tol, weights=weights)
+    state = all_rounds(Greedy(kernel, tol), x, weights)
+    assert state.rows.tolist() == pivots
+    np.testing.assert_array_equal(state.points, x[pivots])
+    np.testing.assert_allclose(state.factor, L[pivots], atol=1e-10 * np.sqrt(K.max()))
+    np.testing.assert_allclose(state.history, trace, atol=1e-12)
+    assert state.status == "tolerance"
+
+
+@pytest.mark.parametrize("name", ["gaussian", "matern", "laplace", "sum"])
+def test_half_a_span_takes_few_rounds_and_loses_little(name, rng):
+    kernel, x = KERNELS[name], rng.uniform(size=(12_000, 3))
+    rule, length = Greedy(kernel, 1e-9, max_rank=96, span=0.5), strip_length(12_000)
+    state = all_rounds(rule, x, length=length)
+    assert state.rank == 96
+    assert state.status == "max_rank"
+    assert state.round <= state.rank / 8
+    exact = pivoted_cholesky(kernel, x, 0.0, 96).residual_trace
+    newton = state.basis(kernel)(x)
+    left = (kernel.diagonal(x) - (newton**2).sum(axis=1)).sum() / kernel.diagonal(x).sum()
+    assert left <= 1.1 * exact[-1]
+
+
+@pytest.mark.parametrize("strips", [1, 3, 250, 4000])
+@pytest.mark.parametrize("rank", [0, 64, 1000])
+@pytest.mark.parametrize("span", [1.0, 0.5])
+def test_the_pool_is_small(strips, rank, span, rng):
+    each = offered_rows(rank, strips)
+    assert each >= 1
+    assert strips * each <= max(32 * strips, 4 * rank)
+    if rank == 64 and strips < 100:
+        x = rng.uniform(size=(3000, 2))
+        state = PivotState.of(pivoted_basis(x, rank))
+        offer = Greedy(GAUSSIAN, 1e-9, span=span).prepare(state, strips)(0, x, None)
+        assert 0 < len(offer.points) <= each
+
+
+def pivoted_basis(x, rank):
+    found = pivoted_cholesky(GAUSSIAN, x, 0.0, rank)
+    state = PivotState.empty(x.shape[1]).extended(x[found.pivots], found.pivots, found.factor)
+    return state.basis(GAUSSIAN)
+
+
+def test_a_bound_keeps_a_round_from_taking_too_much(rng):
+    """Each accepted pivot, one by one, is as large as ``span`` times all residuals left then."""
+    x = rng.uniform(size=(3000, 2))
+    for span in (1.0, 0.5, 0.1):
+        state = all_rounds(Greedy(GAUSSIAN, 1e-3, span=span), x)
+        left = np.ones(len(x))
+        newton = state.basis(GAUSSIAN)(x)
+        for j, row in enumerate(state.rows):
+            assert left[row] >= span * left.max() * (1 - 1e-9)
+            left -= newton[:, j] ** 2
+
+
+def test_rows_of_weight_zero_are_no_rows(rng):
+    x, weights = rng.uniform(size=(N, 2)), rng.integers(0, 2, size=N).astype(float)
+    x[weights == 0] *= 1e3
+    kept = np.flatnonzero(weights)
+    for rule in (
+        Greedy(GAUSSIAN, 1e-3),
+        Greedy(GAUSSIAN, 1e-3, span=0.5),
+        Random(GAUSSIAN, 1e-3, seed=(3,)),
+    ):
+        state = all_rounds(rule, x, weights)
+        assert set(state.rows) <= set(kept)
+    exact = pivoted_cholesky(GAUSSIAN, x[kept], 1e-3)
+    found = all_rounds(Greedy(GAUSSIAN, 1e-3), x, weights).rows
+    assert found.tolist() == kept[exact.pivots].tolist()
+
+
+@pytest.mark.parametrize("span", [1.0, 0.5])
+def test_rows_that_span_no_more_end_the_choice(span):
+    x = np.repeat(np.arange(5.0), 100)[:, None]
+    for rule in (Greedy(kernels.Gaussian(1.0), 1e-20, span=span), Random(GAUSSIAN, 1e-20)):
+        state = all_rounds(rule, x)
+        assert state.status == "exhausted"
+        assert sorted(x[state.rows][:, 0]) == [0, 1, 2, 3, 4]
+    none = all_rounds(Greedy(kernels.Linear(), 1e-3, span=span), np.zeros((99, 2)))
+    assert (none.status, none.rank) == ("exhausted", 0)
+
+
+# States --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        Greedy(GAUSSIAN, 1e-3),
+        Greedy(GAUSSIAN, 1e-3, span=0.5),
+        Random(GAUSSIAN, 1e-3, seed=(5,)),
+        Random(GAUSSIAN, 1e-9, max_rank=70),
+    ],
+    ids=["greedy", "half", "random", "max_rank"],
+)
+def test_a_stored_state_goes_on_with_the_same_bits(rule, tmp_path, rng):
+    x = scattered(rng)
+    states = [rule.init(2)]
+    while not rule.terminate(states[-1]):
+        states.append(one_round(rule, states[-1], x))
+    assert len(states) > 2
+    for number, state in enumerate(states):
+        np.savez(tmp_path / f"{number}.npz", **state.to_arrays())
+        with np.load(tmp_path / f"{number}.npz") as arrays:
+            again = PivotState.from_arrays(arrays)
+        same(again, state)
+        same(all_rounds(rule, x, state=again), states[-1])
+
+
+def test_history_is_measured_one_round_later(rng):
+    x, rule = scattered(rng), Greedy(GAUSSIAN, 1e-3, span=0.5)
+    first = one_round(rule, rule.init(2), x)
+    assert first.rank > 1
+    assert len(first.history) == 1
+    second = one_round(rule, first, x)
+    assert len(second.history) == first.rank + 1
+    left = 1 - np.cumsum(first.basis(GAUSSIAN)(x) ** 2, axis=1).mean(axis=0)
+    np.testing.assert_allclose(second.history[1:], left, atol=1e-14)
+
+
+# Random --------------------------------------------------------------------------------------
+
+
+def index_kernel(K):
+    """The kernel whose matrix at rows 0, 1, 2, ... is K."""
+
+    def block(X, Z):
+        return K[X[:, 0].astype(int)[:, None], Z[:, 0].astype(int)]
+
+    return kernels.Custom("table", block, lambda X: np.diag(K)[X[:, 0].astype(int)])
+
+
+@pytest.mark.parametrize("proposals", [128, 2])
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+def test_random_pivots_have_the_law_of_drawing_one_at_a_time(weighted, proposals, monkeypatch):
+    """Chi-square against the enumerated law, in one round and over rounds of two proposals."""
+    monkeypatch.setattr(rounds, "_PROPOSALS", proposals)
+    rng, n, rank, runs = np.random.default_rng(0), 5, 3, 3000
+    factor = rng.standard_normal((n, n)) * np.array([1.0, 0.7, 0.5, 0.4, 0.3])
+    K = factor @ factor.T
+    weights = rng.uniform(0.5, 2.0, size=n) if weighted else None
+    x, kernel = np.arange(float(n))[:, None], index_kernel(K)
+    counts = Counter(
+        tuple(all_rounds(Random(kernel, 1e-12, rank, seed=(seed, 1)), x, weights, length=2).rows)
+        for seed in range(runs)
+    )
+    law = slow.law_of_random_pivots(K, rank, weights)
+    assert set(counts) <= set(law)
+    cells = sorted(law, key=law.get)
+    expected, observed = runs * np.array([law[c] for c in cells]), [counts[c] for c in cells]
+    rare = np.cumsum(expected) <= 10  # as one cell
+    chi2 = ((observed - expected) ** 2 / expected)[~rare].sum()
+    degrees = (~rare).sum() - 1
+    assert chi2 < degrees + 4 * np.sqrt(2 * degrees)
+
+
+def test_random_pivots_leave_what_drawing_one_at_a_time_leaves(rng):
+    x = rng.uniform(size=(1200, 2))
+    K, rank = GAUSSIAN(x, x), 40
+    plain = np.log([slow.randomly(K, rank, rng)[1] for _ in range(30)])
+    ours = []
+    for seed in range(30):
+        rule = Random(GAUSSIAN, 1e-9, max_rank=rank, seed=(seed,))
+        newton = all_rounds(rule, x).basis(GAUSSIAN)(x)
+        ours.append(np.log(1 - (newton**2).sum(axis=1).mean()))
+    spread = np.sqrt((np.var(plain) + np.var(ours)) / 30)
+    assert abs(np.mean(ours) - np.mean(plain)) < 4 * spread
+
+
+def test_seeds_tell_random_pivots_apart(rng):
+    x = scattered(rng)
+    one, two, other = (
+        all_rounds(Random(GAUSSIAN, 1e-2, seed=seed), x).rows.tolist()
+        for seed in ((1, 0), (1, 0), (1, 1))
+    )
+    assert one == two != other
+
+
+# Fits ----------------------------------------------------------------------------------------
+
+
+MODES = [("greedy", 1.0), ("greedy", 0.5), ("random", 1.0)]
+ROWS = 9001
+
+
+@pytest.fixture(scope="module")
+def table():
+    rng = np.random.default_rng(4)
+    x = rng.uniform(size=(ROWS, 2))
+    return x, x[:, :1] + 0.3 * rng.standard_normal((ROWS, 1)), rng.exponential(size=ROWS)
+
+
+def fitted(mode, span, *data, scheduler="synchronous", **options):
+    estimator = JointDistribution(
+        kernel_x=kernels.Gaussian(0.4),
+        kernel_y=kernels.Matern(1.5, 1.5),
+        tol=3e-3,
+        pivots=mode,
+        span=span,
+        random_state=7,
+        **options,
+    )
+    workers = {} if scheduler == "synchronous" else {"workers": 2}
+    return estimator.fit(*data, scheduler=scheduler, **workers)
+
+
+def bits(fit):
+    arrays = [
+        part
+        for basis in (fit.basis_x_.newton, fit.basis_y_.newton)
+        for part in (basis.points, basis.rows, basis.factor)
+    ]
+    return tuple(np.ascontiguousarray(a).tobytes() for a in arrays), fit.basis_x_.trace_error
+
+
+@pytest.mark.parametrize(("mode", "span"), MODES)
+def test_any_chunks_and_scheduler_give_the_same_bits(mode, span, table, tmp_path):
+    x, y, _ = table
+    plain = fitted(mode, span, x, y)
+    assert plain.basis_x_.trace_error <= 3e-3
+    assert plain.basis_y_.trace_error <= 3e-3
+    expected = bits(plain)
+    for chunk in (700, 5000):
+        write_store(tmp_path / f"{chunk}.zarr", x, y, chunk_rows=chunk)
+        stored = fitted(mode, span, tmp_path / f"{chunk}.zarr", scheduler="threads")
+        assert bits(stored) == expected
+        assert stored.n_passes_ == plain.n_passes_
+    lazy = [da.from_array(a, chunks=(1234, -1)) for a in (x, y)]
+    assert bits(fitted(mode, span, *lazy, scheduler="threads")) == expected
+
+
+def test_processes_give_the_same_bits(table):
+    x, y, _ = table
+    for mode in ("greedy", "random"):
+        options = {"max_rank": 12}
+        with pytest.warns(RankWarning, match="max_rank=12"):
+            expected = bits(fitted(mode, 0.3, x, y, **options))
+        with pytest.warns(RankWarning, match="max_rank=12"):
+            assert bits(fitted(mode, 0.3, x, y, scheduler="processes", **options)) == expected
+
+
+def test_greedy_fits_equal_greedy_in_memory(table):
+    x, y, _ = table
+    fit = fitted("greedy", 1.0, x, y)
+    for basis, rows in ((fit.basis_x_, x), (fit.basis_y_, y)):
+        exact = pivoted_cholesky(basis.newton.kernel, rows, 3e-3)
+        assert basis.newton.rows.tolist() == exact.pivots.tolist()
+        assert basis.trace_error == pytest.approx(exact.residual_trace[-1], abs=1e-13)
+
+
+@pytest.mark.parametrize(("mode", "span"), MODES)
+def test_a_round_is_one_pass_for_both_variables(mode, span, table):
+    x, y, w = table
+    events, reads = [], Counter()
+
+    def block(rows, name, block_info=None):
+        reads[name, block_info[0]["array-location"][0][0]] += 1
+        return rows
+
+    lazy = [
+        da.from_array(a, chunks=(4096, -1)).map_blocks(
+            block, name, dtype=float, meta=np.empty((0, 0))
+        )
+        for a, name in ((x, "x"), (y, "y"))
+    ]
+    estimator = JointDistribution(
+        kernel_x=kernels.Gaussian(0.4),
+        kernel_y=kernels.Matern(1.5, 1.5),
+        tol=3e-3,
+        pivots=mode,
+        span=span,
+    )
+    estimator.fit(*lazy, weights=w, scheduler="synchronous", progress=events.append)
+    told = [e for e in events if isinstance(e, PivotProgress)]
+    rounds_of = Counter(e.variable for e in told)
+    # A pass over the weights and one over all rows gather the sample, one makes the moments; the
+    # rounds of x and y run side by side.
+    assert estimator.n_passes_ == max(rounds_of.values()) + 3
+    assert max(reads.values()) == estimator.n_passes_ - 1
+    assert {count for (name, _), count in reads.items() if name == "y"} == {rounds_of["y"] + 2}
+    names = [e.name for e in events if not isinstance(e, PivotProgress)]
+    assert set(names) == {"pivot-round", "strip-moments"}
+    for variable, basis in (("x", estimator.basis_x_), ("y", estimator.basis_y_)):
+        last = [e for e in told if e.variable == variable][-1]
+        assert last.rank == basis.rank
+        assert last.residual_trace == pytest.approx(basis.trace_error, rel=1e-9)
+
+
+def test_one_variable_may_be_chosen_otherwise(table):
+    x, y, _ = table
+    given = np.linspace(-0.5, 1.5, 9)[:, None]
+    fit = fitted(("greedy", given), 0.5, x, y)
+    np.testing.assert_array_equal(fit.basis_y_.pivots, given)
+    assert fit.basis_x_.trace_error <= 3e-3
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+def test_what_the_sample_missed_is_topped_up(weighted):
+    """Fifty rows far from the others and from each other: a sample sees few of them."""
+    rng = np.random.default_rng(0)
+    x = rng.uniform(size=(60_000, 2))
+    rare = rng.choice(len(x), 50, replace=False)
+    x[rare] += 100 + 50 * rng.uniform(size=(50, 2))
+    weights = rng.uniform(0.5, 1.5, size=len(x)) if weighted else None
+    features = PivotedCholesky(kernels.Gaussian(0.4), tol=1e-4, sample_size=4096)
+    events = []
+    features.fit(x, weights=weights, progress=events.append)
+    assert features.trace_error_ <= 1e-4
+    assert (features.pivots_[:, 0] > 50).sum() > 25
+    names = [event.name for event in events if not isinstance(event, PivotProgress)]
+    assert features.n_passes_ >= 4  # moments, rounds, moments
+    assert names[0] == names[-1] == "strip-moments"
+    law = JointDistribution(
+        kernel_x=kernels.Gaussian(0.4),
+        kernel_y=kernels.Gaussian(0.4),
+        tol=1e-4,
+        sample_size=4096,
+    ).fit(x, x[:, :1] % 1.0, weights=weights)
+    assert law.basis_x_.trace_error <= 1e-4
+    assert law.n_passes_ == features.n_passes_
+    assert law.basis_y_.pivots.max() < 1.0
+
+
+def test_max_rank_ends_a_top_up_with_a_warning():
+    rng = np.random.default_rng(0)
+    x = rng.uniform(size=(60_000, 2))
+    x[rng.choice(len(x), 50, replace=False)] += 100 + 50 * rng.uniform(size=(50, 2))
+    features = PivotedCholesky(kernels.Gaussian(0.4), tol=1e-4, sample_size=4096, max_rank=60)
+    with pytest.warns(RankWarning, match=r"X: trace error .* max_rank=60 was reached"):
+        features.fit(x)
+    assert features.basis_.rank == 60
+
+
+def test_a_round_that_does_not_fit_is_refused_before_it_runs(table):
+    x, _, _ = table
+    sample = open_sample(x)
+    executor = Executor.resolve("threads", 2)
+    rule = Greedy(kernels.Matern(0.05, 0.5), 1e-6, span=0.5)
+    seen = []
+    tight = MemoryBudget.of(executor, "262MB")
+    with pytest.raises(ResourceError, match=r"for a round of pivots at rank \d+, the limit is"):
+        choose_in_rounds(
+            sample,
+            {0: rule},
+            {0: rule.init(2)},
+            tight,
+            on_round=lambda i, state: seen.append(state.rank),
+        )
+    assert 0 < max(seen) < 2000
+
+
+@pytest.mark.parametrize("mode", ["greedy", "random"])
+def test_bad_rows_are_counted_when_a_round_meets_them(mode):
+    x = np.random.default_rng(0).uniform(size=(50_000, 2))
+    x[40_000:40_003, 1] = np.nan
+    features = PivotedCholesky(GAUSSIAN, tol=0.1, pivots=mode, sample_size=10)
+    with pytest.raises(DataError, match="column 'x1' has 3"):
+        features.fit(x)
+
+
+@pytest.mark.parametrize("span", [0.0, -1, 1.5, float("nan"), "1", True, None])
+def test_spans_out_of_range(span, table):
+    with pytest.raises(DataError, match="span must lie above 0 and be at most 1"):
+        PivotedCholesky(GAUSSIAN, pivots="greedy", span=span).fit(table[0])
+
+
+def test_unknown_modes_list_the_known_ones(table):
+    with pytest.raises(DataError, match="'sampled', 'greedy', 'random' or given points"):
+        PivotedCholesky(GAUSSIAN, pivots="best").fit(table[0])
+
+
+def test_kernels_that_are_zero_are_refused():
+    features = PivotedCholesky(kernels.Linear(), pivots="greedy")
+    with pytest.raises(DataError, match="the kernel of X is zero at every row"):
+        features.fit(np.zeros((50, 2)))

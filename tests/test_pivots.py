@@ -1,0 +1,262 @@
+"""Pivots chosen in memory: the exact greedy rule in batches, and enough pivots from a sample."""
+
+import numpy as np
+import oracle_pivots as slow
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cme_dask import kernels
+from cme_dask.numerics import pools
+from cme_dask.numerics.basis import NewtonBasis
+from cme_dask.numerics.cholesky import pivoted_cholesky, prefix_rows, sampled_cholesky
+from cme_dask.numerics.pools import Bound, Pool, noise, top_rows
+
+N = 1500
+KERNELS = {
+    "gaussian": kernels.Gaussian(0.3),
+    "laplace": kernels.Laplace(2.0),
+    "matern": kernels.Matern(0.6, 1.5),
+    "rational": kernels.RationalQuadratic(0.4, 1.5),
+    "delta": kernels.Delta(),
+    "linear": kernels.Linear(0.5),
+    "polynomial": kernels.Polynomial(3, 1.0),
+    "sum": kernels.Gaussian(0.3) + 0.5 * kernels.Linear(1.0),
+}
+GAUSSIAN = KERNELS["gaussian"]
+
+
+def scattered(rng):
+    return rng.uniform(size=(N, 2))
+
+
+def gridded(rng):
+    side = np.arange(38.0) / 37
+    return np.stack(np.meshgrid(side, side), axis=-1).reshape(-1, 2)
+
+
+def duplicated(rng):
+    return rng.integers(0, 9, size=(N, 2)) / 8.0
+
+
+def equal_weights(size):
+    return np.full(size, 1 / size)
+
+
+# Greedy --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [scattered, gridded, duplicated])
+@pytest.mark.parametrize("name", KERNELS)
+def test_batches_choose_what_algorithm_1_chooses(name, rows, rng):
+    kernel, points = KERNELS[name], rows(rng)
+    K = kernel(points, points)
+    pivots, L, trace = slow.greedy(K, 1e-5, 120)
+    result = pivoted_cholesky(kernel, points, 1e-5, 120)
+    assert result.pivots.tolist() == pivots
+    np.testing.assert_allclose(result.factor, L[pivots], atol=1e-10 * np.sqrt(K.max()))
+    np.testing.assert_allclose(result.residual_trace, trace, atol=1e-12)
+    np.testing.assert_array_equal(np.triu(result.factor, 1), 0.0)
+    inner = K[np.ix_(pivots, pivots)]
+    np.testing.assert_allclose(result.factor @ result.factor.T, inner, atol=1e-13 * K.max())
+
+
+@pytest.mark.parametrize("rows", [scattered, gridded, duplicated])
+def test_a_pool_within_a_pool_within_a_pool(rows, rng, monkeypatch):
+    """Tiny pools: every level of them, and every way of ending a round, on the same rows."""
+    monkeypatch.setattr(pools, "_SMALL", 5)
+    monkeypatch.setattr(pools, "_SHARE", 3)
+    monkeypatch.setattr(pools, "BLOCK", 7)
+    points = rows(rng)
+    pivots, L, trace = slow.greedy(GAUSSIAN(points, points), 1e-4)
+    result = pivoted_cholesky(GAUSSIAN, points, 1e-4)
+    assert result.pivots.tolist() == pivots
+    np.testing.assert_allclose(result.factor, L[pivots], atol=1e-10)
+    np.testing.assert_allclose(result.residual_trace, trace, atol=1e-12)
+
+
+def test_weights_count_in_the_trace_alone(rng):
+    points, weights = scattered(rng), rng.exponential(size=N)
+    pivots, _, trace = slow.greedy(GAUSSIAN(points, points), 1e-4, weights=weights)
+    result = pivoted_cholesky(GAUSSIAN, points, 1e-4, weights=weights)
+    assert result.pivots.tolist() == pivots
+    np.testing.assert_allclose(result.residual_trace, trace, atol=1e-13)
+    assert result.residual_trace[-1] <= 1e-4 < result.residual_trace[-2]
+
+
+def test_ties_go_to_the_lowest_global_row_in_any_order(rng):
+    points = gridded(rng)
+    straight = pivoted_cholesky(GAUSSIAN, points, 1e-3)
+    order = rng.permutation(len(points))
+    shuffled = pivoted_cholesky(GAUSSIAN, points[order], 1e-3, rows=order)
+    assert order[shuffled.pivots].tolist() == straight.pivots.tolist()
+
+
+def test_every_pivot_is_told_once_and_max_rank_is_a_prefix(rng):
+    points, told = scattered(rng), []
+    result = pivoted_cholesky(
+        GAUSSIAN, points, 1e-5, on_pivot=lambda rank, trace: told.append((rank, trace))
+    )
+    assert told == list(enumerate(result.residual_trace))[1:]
+    for rank in (1, 17, len(told) - 1):
+        fewer = pivoted_cholesky(GAUSSIAN, points, 1e-5, rank)
+        assert fewer.pivots.tolist() == result.pivots[:rank].tolist()
+        np.testing.assert_allclose(fewer.factor, result.factor[:rank, :rank], atol=1e-13)
+
+
+def test_given_pivots_are_taken_in_order_in_batches(rng):
+    """More than one batch; copies of rows of the same batch and of earlier ones are left out."""
+    points = rng.uniform(size=(600, 3))
+    points[30:40] = points[10:20]
+    points[300:340] = points[0:40]
+    result = pivoted_cholesky(kernels.Matern(0.2, 0.5), points, 0.0, order=np.arange(600))
+    kept = [i for i in range(600) if not (300 <= i < 340 or 30 <= i < 40)]
+    assert result.pivots.tolist() == kept
+    K = kernels.Matern(0.2, 0.5)(points[kept], points[kept])
+    np.testing.assert_allclose(result.factor, np.linalg.cholesky(K), atol=1e-12)
+
+
+def test_rows_that_span_no_more_end_the_choice():
+    points = np.repeat(np.arange(5.0), 100)[:, None]
+    result = pivoted_cholesky(kernels.Gaussian(1.0), points, 0.0)
+    assert len(result.pivots) == 5
+    assert result.exhausted
+    assert result.residual_trace[-1] < 1e-15
+    none = pivoted_cholesky(kernels.Linear(), np.zeros((9, 2)), 1e-3)
+    assert none.exhausted
+    assert len(none.pivots) == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    values=st.lists(st.integers(0, 6), min_size=1, max_size=40),
+    size=st.integers(1, 40),
+    wobble=st.sampled_from([0.0, 1e-12, 1e-9]),
+)
+def test_the_top_rows_hold_the_next_pivot_and_the_bound_holds(values, size, wobble):
+    residual = np.array(values) * (1.0 + wobble * np.arange(len(values)))
+    rows = np.random.default_rng(size).permutation(len(values))
+    top, bound = top_rows(residual, rows, size)
+    tied = np.flatnonzero(residual >= residual.max() * (1 - 1e-10))
+    assert tied[rows[tied].argmin()] in top
+    outside = np.setdiff1d(np.arange(len(values)), top)
+    for i in top:
+        if bound.admits(residual[i], rows[i]):
+            for o in outside:  # no row outside is larger, nor ties from below
+                assert residual[o] <= residual[i]
+                assert residual[o] < residual[i] * (1 - 1e-10) or rows[o] > rows[i]
+    assert bound.largest == (residual[outside].max() if len(outside) else -np.inf)
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.integers(0, 99)), min_size=1, max_size=9))
+def test_bounds_of_parts_are_no_looser_than_they_may_be(pairs):
+    residual, rows = np.array([p[0] for p in pairs]), np.array([p[1] for p in pairs])
+    joined = Bound()
+    for i in range(len(pairs)):
+        joined |= Bound.of(residual[i : i + 1], rows[i : i + 1])
+    whole = Bound.of(residual, rows)
+    assert joined.largest == whole.largest
+    assert joined.row <= whole.row
+
+
+def test_a_pool_stops_where_rows_outside_may_come_first(rng):
+    points = scattered(rng)
+    pool = Pool(GAUSSIAN, points, np.arange(N), np.ones(N))
+    picks, newton = pool.advance(Bound(0.5, 0), lambda rank: noise(rank, 1.0), N, certain=True)
+    pivots, L, _ = slow.greedy(GAUSSIAN(points, points), 1e-9, len(picks) + 1)
+    assert picks.tolist() == pivots[:-1]
+    np.testing.assert_allclose(newton, L[picks][:, :-1], atol=1e-12)
+    left = 1 - (L[:, :-1] ** 2).sum(axis=1)
+    assert left.max() <= 0.5 < (left + L[:, -2] ** 2).max()
+    np.testing.assert_allclose(pool.residual, left, atol=1e-12)
+
+
+# Samples -------------------------------------------------------------------------------------
+
+
+def test_sampled_pivots_are_greedy_on_a_prefix(rng):
+    points = rng.uniform(size=(6000, 2))
+    result = sampled_cholesky(
+        GAUSSIAN, points, np.arange(6000), equal_weights, 1e-2, complete=False
+    )
+    on_prefix = pivoted_cholesky(GAUSSIAN, points[:4096], 1e-4)
+    rank = len(result.pivots)
+    assert 10 < rank < 128
+    assert result.pivots.tolist() == on_prefix.pivots[:rank].tolist()
+    assert result.residual_trace[-1] < 1e-2
+
+
+def test_the_prefix_grows_with_the_rank(rng):
+    sizes, told, kernel = [], [], kernels.Gaussian(0.12)
+    points = rng.uniform(size=(20_000, 2))
+
+    def weights_of(size):
+        sizes.append((size, len(told)))
+        return equal_weights(size)
+
+    result = sampled_cholesky(
+        kernel,
+        points,
+        np.arange(len(points)),
+        weights_of,
+        1e-4,
+        complete=False,
+        on_pivot=lambda rank, trace: told.append(trace),
+    )
+    rank = len(result.pivots)
+    assert 128 < rank < 256
+    assert sizes == [(4096, 0), (8192, 128)]
+    assert prefix_rows(rank, len(points)) == 8192
+    assert prefix_rows(10**6, 5000) == 5000
+    # What was found on the shorter prefix goes on, exactly, on the longer one.
+    basis = NewtonBasis(kernel, points[result.pivots], result.factor)
+    left = 1 - (basis(points[:8192]) ** 2).sum(axis=1)
+    assert result.residual_trace[-1] == pytest.approx(left.mean(), rel=1e-9)
+    assert result.pivots[:128].max() < 4096
+    np.testing.assert_allclose(
+        result.factor @ result.factor.T, kernel(basis.points, basis.points), atol=1e-13
+    )
+    ending = slow.greedy(_residual_kernel(kernel, points[:8192], basis, 128), 0.0, 5)[0]
+    assert result.pivots[128:133].tolist() == ending
+
+
+def _residual_kernel(kernel, points, basis, rank):
+    """The rows that can be chosen, as a matrix that has only their part."""
+    newton = basis(points)[:, :rank]
+    left = 1 - (newton**2).sum(axis=1)
+    few = left >= 0.3 * left.max()
+    K = np.zeros((len(points), len(points)))
+    here = np.ix_(few, few)
+    K[here] = kernel(points[few], points[few]) - newton[few] @ newton[few].T
+    return K
+
+
+@pytest.mark.parametrize("n", [300, 5000])
+def test_a_complete_sample_needs_no_margin(rng, n):
+    points = rng.uniform(size=(n, 2))
+    weights = rng.exponential(size=n)
+    weights /= weights.sum()
+    result = sampled_cholesky(
+        GAUSSIAN, points, np.arange(n), lambda size: weights[:size], 1e-3, complete=True
+    )
+    left = 1 - (NewtonBasis(GAUSSIAN, points[result.pivots], result.factor)(points) ** 2).sum(
+        axis=1
+    )
+    assert result.residual_trace[-1] == pytest.approx(weights @ left, rel=1e-9)
+    assert result.residual_trace[-1] <= 1e-3 < result.residual_trace[-2]
+
+
+@pytest.mark.parametrize("kernel", [kernels.Gaussian(0.3), kernels.Matern(1.0, 1.5)], ids=repr)
+def test_the_margin_holds_for_the_table_and_is_not_wasteful(kernel):
+    """Over samples of a table: above tol in at most one of them, and never far below it."""
+    rng, tol, errors = np.random.default_rng(0), 3e-3, []
+    table = rng.uniform(size=(20_000, 3))
+    for seed in range(12):
+        points = rng.uniform(size=(8192, 3))
+        result = sampled_cholesky(
+            kernel, points, rng.permutation(8192), equal_weights, tol, complete=False
+        )
+        basis = NewtonBasis(kernel, points[result.pivots], result.factor)
+        errors.append((1 - (basis(table) ** 2).sum(axis=1)).mean() / tol)
+        assert 0.75 < errors[-1] < 1.05, seed
+    assert np.sum(np.array(errors) > 1.0) <= 1
