@@ -14,7 +14,7 @@ from cme_dask import __version__
 from cme_dask.bench import CASE_NAMES
 from cme_dask.cli_group import SentenceGroup
 from cme_dask.cli_types import SEED, columns, count, counts, numbers, output, ridge, unit
-from cme_dask.defaults import N_FOLDS, PIVOTS, REG, SAMPLE_SIZE, SCENARIOS, TOL
+from cme_dask.defaults import ACCURACY, N_FOLDS, PIVOTS, REG, SAMPLE_SIZE, SCENARIOS, TOL
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -262,6 +262,13 @@ def ingest(
     "rounds.",
 )
 @click.option(
+    "--accuracy",
+    type=float,
+    default=ACCURACY,
+    show_default=True,
+    help="Change of probabilities that faster arithmetic may cause; 0: none.",
+)
+@click.option(
     "--sample-size",
     type=count,
     default=SAMPLE_SIZE,
@@ -292,6 +299,7 @@ def fit(
     folds: int,
     pivots: str,
     span: float,
+    accuracy: float,
     sample_size: int,
     dry_run: bool,
     scheduler: str | None,
@@ -317,6 +325,7 @@ def fit(
         "folds": folds,
         "pivots": pivots,
         "span": span,
+        "accuracy": accuracy,
         "sample_size": sample_size,
     }
     section, compute = checked(FitSection, options, ""), Compute(scheduler, workers, memory_limit)

@@ -1,5 +1,6 @@
 """Pivots chosen over all rows in rounds: the rules, their states, and the fits that use them."""
 
+import json
 from collections import Counter
 from functools import reduce
 from operator import add
@@ -8,6 +9,7 @@ import dask.array as da
 import numpy as np
 import oracle_pivots as slow
 import pytest
+from click.testing import CliRunner
 from conftest import write_store
 
 from cme_dask import JointDistribution, PivotedCholesky, kernels
@@ -16,12 +18,15 @@ from cme_dask.chunked.memory import MemoryBudget
 from cme_dask.chunked.pivots import choose_in_rounds
 from cme_dask.chunked.plan import strip_length
 from cme_dask.chunked.sources import open_sample
+from cme_dask.cli import cli
 from cme_dask.errors import DataError, RankWarning, ResourceError
 from cme_dask.estimators.recipe import PivotProgress
+from cme_dask.jobs.schema import FitSection, checked
 from cme_dask.numerics import rounds
 from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.pivot_state import PivotState
 from cme_dask.numerics.rounds import Greedy, Random, offered_rows
+from cme_dask.storage.priority import draw_rows
 
 KERNELS = {
     "gaussian": kernels.Gaussian(0.3),
@@ -377,41 +382,71 @@ def test_one_variable_may_be_chosen_otherwise(table):
     assert fit.basis_x_.trace_error <= 3e-3
 
 
-@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
-def test_what_the_sample_missed_is_topped_up(weighted):
-    """Fifty rows far from the others and from each other: a sample sees few of them."""
+def with_rare_rows(seen):
+    """Sixty rows far from the others and from each other, of which the row sample has these."""
     rng = np.random.default_rng(0)
     x = rng.uniform(size=(60_000, 2))
-    rare = rng.choice(len(x), 50, replace=False)
-    x[rare] += 100 + 50 * rng.uniform(size=(50, 2))
-    weights = rng.uniform(0.5, 1.5, size=len(x)) if weighted else None
+    drawn = draw_rows(len(x), 4096, 0).index
+    rest = np.setdiff1d(np.arange(len(x)), drawn)
+    rare = np.concatenate([rng.choice(drawn, seen, replace=False), rest[-60 + seen :]])
+    x[rare] += 100 + 50 * rng.uniform(size=(60, 2))
+    return x
+
+
+def names_of(events):
+    return [event.name for event in events if not isinstance(event, PivotProgress)]
+
+
+@pytest.mark.parametrize("seen", [0, 8])
+def test_what_the_sample_missed_is_topped_up(seen):
+    """Rows that it has not seen are found by the moments; if it has, rounds come first."""
+    x, events = with_rare_rows(seen), []
     features = PivotedCholesky(kernels.Gaussian(0.4), tol=1e-4, sample_size=4096)
-    events = []
-    features.fit(x, weights=weights, progress=events.append)
+    features.fit(x, progress=events.append)
     assert features.trace_error_ <= 1e-4
-    assert (features.pivots_[:, 0] > 50).sum() > 25
-    names = [event.name for event in events if not isinstance(event, PivotProgress)]
-    assert features.n_passes_ >= 4  # moments, rounds, moments
-    assert names[0] == names[-1] == "strip-moments"
+    assert (features.pivots_[:, 0] > 50).sum() > 30
+    rounds_made = features.n_passes_ - (1 if seen else 2)  # a strip offers 32 of the 60
+    assert rounds_made == 3
+    assert names_of(events)[0] == ("pivot-round" if seen else "strip-moments")
+    assert names_of(events)[-1] == "strip-moments"
+    pure = np.delete(x, np.flatnonzero(x[:, 0] > 50), axis=0)
+    plain = PivotedCholesky(kernels.Gaussian(0.4), tol=1e-4, sample_size=4096).fit(pure)
+    assert plain.n_passes_ == 1
+    assert plain.trace_error_ <= 1e-4
+
+
+def test_weights_count_where_the_sample_missed_rows():
+    """Rare rows of little weight matter as little."""
+    x = with_rare_rows(0)
+    rare = x[:, 0] > 50
+    for weight, needed in ((1e-4, False), (3.0, True)):
+        weights = np.where(rare, weight, 1.0)
+        features = PivotedCholesky(kernels.Gaussian(0.4), tol=1e-4, sample_size=4096)
+        features.fit(x, weights=weights)
+        assert features.trace_error_ <= 1e-4
+        assert (features.n_passes_ > 1) == needed
+
+
+def test_one_variable_is_topped_up_alone():
+    x = with_rare_rows(0)
     law = JointDistribution(
         kernel_x=kernels.Gaussian(0.4),
         kernel_y=kernels.Gaussian(0.4),
         tol=1e-4,
         sample_size=4096,
-    ).fit(x, x[:, :1] % 1.0, weights=weights)
+    ).fit(x, x[:, :1] % 1.0)
     assert law.basis_x_.trace_error <= 1e-4
-    assert law.n_passes_ == features.n_passes_
+    assert law.basis_y_.trace_error <= 1e-4
+    assert law.n_passes_ == 5
     assert law.basis_y_.pivots.max() < 1.0
 
 
-def test_max_rank_ends_a_top_up_with_a_warning():
-    rng = np.random.default_rng(0)
-    x = rng.uniform(size=(60_000, 2))
-    x[rng.choice(len(x), 50, replace=False)] += 100 + 50 * rng.uniform(size=(50, 2))
-    features = PivotedCholesky(kernels.Gaussian(0.4), tol=1e-4, sample_size=4096, max_rank=60)
-    with pytest.warns(RankWarning, match=r"X: trace error .* max_rank=60 was reached"):
-        features.fit(x)
-    assert features.basis_.rank == 60
+@pytest.mark.parametrize("seen", [0, 8])
+def test_max_rank_ends_a_top_up_with_a_warning(seen):
+    features = PivotedCholesky(kernels.Gaussian(0.4), tol=1e-4, sample_size=4096, max_rank=50)
+    with pytest.warns(RankWarning, match=r"X: trace error .* max_rank=50 was reached"):
+        features.fit(with_rare_rows(seen))
+    assert features.basis_.rank == 50
 
 
 def test_a_round_that_does_not_fit_is_refused_before_it_runs(table):
@@ -456,3 +491,28 @@ def test_kernels_that_are_zero_are_refused():
     features = PivotedCholesky(kernels.Linear(), pivots="greedy")
     with pytest.raises(DataError, match="the kernel of X is zero at every row"):
         features.fit(np.zeros((50, 2)))
+
+
+# Command -------------------------------------------------------------------------------------
+
+
+def test_the_command_takes_pivots_and_span(table, tmp_path):
+    x, y, _ = table
+    write_store(tmp_path / "s.zarr", x, y, chunk_rows=5000)
+    passes = {}
+    for mode in ("sampled", "greedy", "random"):
+        how = f"--pivots {mode} --span 0.5 --tol 1e-2 --scheduler synchronous --json".split()
+        arguments = ["fit", str(tmp_path / "s.zarr"), "--out", str(tmp_path / mode), *how]
+        done = CliRunner().invoke(cli, arguments, catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        passes[mode] = json.loads(done.stdout)["passes"]
+    assert passes["sampled"] == 1 < min(passes["greedy"], passes["random"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"pivots": "best"}, "pivots"), ({"span": 0.0}, "span"), ({"span": 1.5}, "span")],
+)
+def test_job_files_say_what_is_wrong(options, message):
+    with pytest.raises(DataError, match=message):
+        checked(FitSection, options, "job.toml: fit")

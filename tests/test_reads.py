@@ -89,7 +89,7 @@ def test_pivots_are_refused_when_they_pass_what_memory_allows(tmp_path):
     x = rng.standard_normal((20_000, 8))
     ranks = []
     model = JointDistribution(kernel_x=kernels.Gaussian(1.0), tol=1e-4)
-    with pytest.raises(ResourceError, match=r"would need .* lower max_rank"):
+    with pytest.raises(ResourceError, match=r"this machine would need .* lower max_rank"):
         model.fit(
             x,
             x[:, :1],

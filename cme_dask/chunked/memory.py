@@ -12,9 +12,9 @@ from distributed.system import MEMORY_LIMIT
 from cme_dask.chunked.driver import Executor
 from cme_dask.chunked.plan import Run, strip_length
 from cme_dask.errors import DataError, ResourceError
-from cme_dask.numerics.cholesky import prefix_rows
 from cme_dask.numerics.moments import sub_block
 from cme_dask.numerics.pools import BLOCK
+from cme_dask.numerics.sampled import prefix_rows
 
 _WORD = 8
 _HASH_WORDS = 10  # per row of a strip: its hash on the way, its fold, and their order
@@ -87,9 +87,11 @@ class PassShape:
     def client_bytes(self) -> dict[str, int]:
         """Peak of each phase that runs in the client alone, by its name."""
         square = self.width**2 * _WORD
-        own = [(prefix_rows(m, self.sample_rows), m) for m in self.ranks if self.sample_rows]
         return {
-            "the choice of pivots": max((pivot_bytes(*pair) for pair in own), default=0),
+            "the choice of pivots": max(
+                pivot_bytes(self.sample_rows, m, complete=self.sample_rows >= self.n_rows)
+                for m in self.ranks
+            ),
             "the trial of the arithmetic": _TRIAL_WORDS * square,
             # The moments, once more packed for the model, and a fold's solution.
             "the solution": 3 * self.partial_bytes // 2 + _SOLVE_WORDS * square,
@@ -101,16 +103,24 @@ class PassShape:
         return self.array_bytes + words * _WORD
 
 
-def pivot_bytes(rows: int, rank: int) -> int:
-    """Peak of a choice of ``rank`` pivots from ``rows`` rows of the row sample."""
+def pivot_bytes(sample_rows: int, rank: int, *, complete: bool = False) -> int:
+    """Peak of a choice of ``rank`` pivots from a row sample.
 
-    def columns(pivots: int) -> int:
+    One half of it is chosen from and the other half tells how good the choice is, unless it is
+    complete.
+    """
+
+    def columns(rows: int, pivots: int) -> int:
         return rows * -(-pivots // BLOCK) * BLOCK * _WORD
 
     # L in blocks of columns, and pools in pools of an eighth of the rows each; while the rows
     # grow, what is known of half of them is held until the columns of all are ready.
-    growing = min(rank, rows // 64)
-    return max(int(1.2 * columns(rank)), int(1.5 * columns(growing)))
+    if complete:
+        return int(1.5 * columns(sample_rows, rank))
+    half = -(-sample_rows // 2)
+    chosen = prefix_rows(rank, half)
+    growing = int(1.5 * columns(chosen, min(rank, chosen // 64)))
+    return max(int(1.2 * columns(chosen, rank)) + columns(half, rank), growing)
 
 
 @dataclass(frozen=True)
@@ -201,22 +211,6 @@ class MemoryBudget:
             running = processes * _CHILD + self.executor.workers * task + waiting
             plans.append(MemoryPlan(base + running, self.client, here))
         return max(plans, key=lambda plan: plan.predicted / plan.limit)
-
-    def check_pivots(self, rows: int, rank: int, variable: str) -> None:
-        """Refuse a choice of pivots whose columns over the row sample don't fit.
-
-        Raises
-        ------
-        ResourceError
-            If ``rank`` columns of ``rows`` values are too much.
-        """
-        need = _PROCESS + pivot_bytes(rows, rank + 1)
-        if need > self.client:
-            raise ResourceError(
-                f"choosing {rank} pivots of {variable} from {rows:,} sampled rows would need "
-                f"{format_bytes(need)}, the limit is {format_bytes(self.client)}: lower max_rank "
-                "or sample_size, or raise tol"
-            )
 
 
 def _bytes(limit: str | int | None) -> int:

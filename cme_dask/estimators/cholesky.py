@@ -26,7 +26,7 @@ from cme_dask.estimators.recipe import (
 from cme_dask.kernels import Kernel
 from cme_dask.models.features import BASES, FeatureModel
 from cme_dask.numerics.basis import LinearBasis, NewtonBasis, eigenbasis
-from cme_dask.numerics.guard import Arithmetic, spectrum_change
+from cme_dask.numerics.guard import Arithmetic, SpectrumChange
 from cme_dask.numerics.moments import MeanMoments, MomentSpec
 
 
@@ -206,7 +206,7 @@ class PivotedCholesky(FittedFeatures, BaseEstimator):  # type: ignore[misc]
         """The moments of the basis, with the arithmetic that the accuracy allows."""
         sample, rows = choice.sample, choice.rows
         spec = MomentSpec((make_side(bases[0], sample.columns[0], None, rows, 0),))
-        trial, change = trial_rows(rows, spec.ranks), spectrum_change(self.tol)
+        trial, change = trial_rows(rows, spec.ranks), SpectrumChange(self.tol)
         return settle_arithmetic(spec, trial, sample.n_rows, check_accuracy(self.accuracy), change)
 
     def _measure(self, choice: PivotChoice, bases: Sequence[NewtonBasis]) -> MeanMoments:

@@ -18,9 +18,9 @@ from cme_dask.errors import DataError, RankWarning
 from cme_dask.estimators.recipe import PivotProgress, Progress
 from cme_dask.kernels import Kernel
 from cme_dask.numerics.basis import NewtonBasis
-from cme_dask.numerics.cholesky import prefix_rows, sampled_cholesky
 from cme_dask.numerics.pivot_state import PivotState
 from cme_dask.numerics.rounds import Greedy, Random, Rule
+from cme_dask.numerics.sampled import sampled_cholesky
 from cme_dask.storage.columns import Columns, check_finite
 from cme_dask.storage.priority import RowSample
 from cme_dask.storage.sample import Sample
@@ -62,6 +62,10 @@ class PivotRule:
         if mode == "greedy":
             return Greedy(kernel, self.tol, self.max_rank, float(self.span))
         return Random(kernel, self.tol, self.max_rank, (self.seed, i))
+
+    def topping_up(self, kernel: Kernel) -> Rule:
+        """The rule that goes on from sampled pivots where these are too few."""
+        return Greedy(kernel, self.tol, self.max_rank, _TOP_UP_SPAN)
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,27 +132,29 @@ class PivotChoice:
             As soon as the rank is one whose pass would not fit into memory.
         """
         bases: dict[int, NewtonBasis] = {}
+        rules: dict[int, Rule] = {}
+        states: dict[int, PivotState] = {}
         for i, (kernel, wanted) in enumerate(zip(kernels, self.wanted, strict=True)):
             if not isinstance(wanted, str):
                 with one_blas_thread():
                     bases[i] = given_basis(kernel, wanted, self.sample.columns[i], self.names[i])
             elif wanted == "sampled":
-                ranks = [bases[j].rank for j in sorted(bases)]
+                before = tuple(bases[j].rank for j in sorted(bases))
                 with one_blas_thread():
-                    bases[i] = self._sampled(i, kernel, tuple(ranks))
-            elif wanted not in PIVOTS:
+                    bases[i], reached = self._sampled(i, kernel, before)
+                if not reached and self._may_top_up(i, bases[i]):
+                    rules[i] = self.rule.topping_up(kernel)
+                    states[i] = PivotState.of(bases.pop(i))
+            elif wanted in PIVOTS:
+                rules[i] = self.rule.rounds(wanted, i, kernel)
+                states[i] = rules[i].init(len(self.sample.columns[i].names))
+            else:
                 raise DataError(f"pivots must be {_listed(PIVOTS)} or given points, got {wanted!r}")
-        rules = {
-            i: self.rule.rounds(self.wanted[i], i, kernel)
-            for i, kernel in enumerate(kernels)
-            if i not in bases
-        }
-        states = {i: rule.init(len(self.sample.columns[i].names)) for i, rule in rules.items()}
         found, passes = self._in_rounds(bases, rules, states)
         for i, state in found.items():
             if not state.rank:
                 raise _zero_kernel(self.names[i], "row")
-            if state.status == "exhausted":
+            if state.status == "exhausted" and not self.may_miss(i):
                 self._warn_of_rank(i, state.rank, float(state.history[-1]))
             bases[i] = state.basis(kernels[i])
         return [bases[i] for i in range(len(kernels))], passes
@@ -167,13 +173,10 @@ class PivotChoice:
         errors
             Relative trace error of each basis over all rows.
         """
-        rule = replace(self.rule, span=_TOP_UP_SPAN)
         rules = {
-            i: rule.rounds("greedy", i, basis.kernel)
+            i: self.rule.topping_up(basis.kernel)
             for i, basis in enumerate(bases)
-            if self.may_miss(i)
-            and errors[i] > rule.tol
-            and (rule.max_rank is None or basis.rank < rule.max_rank)
+            if errors[i] > self.rule.tol and self._may_top_up(i, basis)
         }
         states = {i: PivotState.of(bases[i]) for i in rules}
         before = {i: basis for i, basis in enumerate(bases) if i not in rules}
@@ -184,41 +187,46 @@ class PivotChoice:
             found[i].basis(basis.kernel) if i in found else basis for i, basis in enumerate(bases)
         ], passes
 
-    def _sampled(self, i: int, kernel: Kernel, before: tuple[int, ...]) -> NewtonBasis:
-        """Greedy pivots on the row sample."""
-        points, rank = self.rows.parts[i], 0
+    def _may_top_up(self, i: int, basis: NewtonBasis) -> bool:
+        most = self.rule.max_rank
+        return self.may_miss(i) and (most is None or basis.rank < most)
 
-        def tell(reached: int, residual: float) -> None:
-            nonlocal rank
-            rank = reached
+    def _sampled(self, i: int, kernel: Kernel, before: tuple[int, ...]) -> tuple[NewtonBasis, bool]:
+        """Greedy pivots on the row sample, and whether they are known to be enough.
+
+        Every other row of the sample is left to tell. Halves of the sample that are drawn so are
+        samples, too, with the same chances: prefixes of it were drawn first.
+        """
+        points, index, importance = self.rows.parts[i], self.rows.index, self.rows.importance
+        step = 1 if self.rows.complete else 2
+        others = None if step == 1 else (points[1::2], importance[1::2])
+        points, index = points[::step], index[::step]
+
+        def tell(rank: int, residual: float) -> None:
             if rank % _CHECK_EVERY == 0:
-                check(prefix_rows(rank, len(self.rows)))
+                self._check((*before, rank))
             self._tell(i, rank, residual)
 
-        def check(size: int) -> None:
-            self._check((*before, max(rank, 1)))
-            self.budget.check_pivots(size, rank, self.names[i])
-
         def weights_of(size: int) -> Array:
-            check(size)
-            return self.rows.prefix(size).importance
+            return self.rows.prefix(step * size).importance[::step]
 
+        self._check((*before, 1))
         result = sampled_cholesky(
             kernel,
             points,
-            self.rows.index,
+            index,
             weights_of,
             self.rule.tol,
             self.rule.max_rank,
-            complete=self.rows.complete,
+            check=others,
             on_pivot=tell,
         )
         if not len(result.pivots):
             raise _zero_kernel(self.names[i], "sampled row")
         if result.exhausted and self.rows.complete:
             self._warn_of_rank(i, len(result.pivots), result.residual_trace[-1])
-        index = self.rows.index[result.pivots]
-        return NewtonBasis(kernel, points[result.pivots], result.factor, index)
+        chosen = result.pivots
+        return NewtonBasis(kernel, points[chosen], result.factor, index[chosen]), result.reached
 
     def _in_rounds(
         self,

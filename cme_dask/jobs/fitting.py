@@ -88,6 +88,7 @@ def estimator_of(options: FitSection) -> JointDistribution:
         constraint=options.constraint,
         pivots=options.pivots,
         span=options.span,
+        accuracy=options.accuracy,
         sample_size=options.sample_size,
         n_folds=options.folds,
     )
@@ -139,6 +140,7 @@ def describe_fit(estimator: JointDistribution, memory: PeakMemory, model: str) -
             for name, basis in bases.items()
         },
         "passes": estimator.n_passes_,
+        "arithmetic": estimator.arithmetic_.name,
         "strips": report.strips,
         "tasks": report.tasks,
         "seconds": report.seconds,

@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from cme_dask import kernels
-from cme_dask.defaults import N_FOLDS, SAMPLE_SIZE, SCENARIOS, TOL
+from cme_dask.defaults import ACCURACY, N_FOLDS, SAMPLE_SIZE, SCENARIOS, TOL
 from cme_dask.errors import DataError
 from cme_dask.kernels import Kernel
 
@@ -66,6 +66,7 @@ class FitSection(_Section):
     folds: int = Field(default=N_FOLDS, ge=1)
     pivots: Literal["sampled", "greedy", "random"] = "sampled"
     span: float = Field(default=1.0, gt=0.0, le=1.0)
+    accuracy: float = Field(default=ACCURACY, ge=0.0)
     sample_size: int = Field(default=SAMPLE_SIZE, ge=2)
     kernel_x: dict[str, Any] | None = None
     kernel_y: dict[str, Any] | None = None

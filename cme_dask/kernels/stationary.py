@@ -14,6 +14,8 @@ from cme_dask.kernels.into import Scratch, clip_above, into
 LengthScale = float | tuple[float, ...]
 Term = Callable[[Any, Array], None]
 
+_CACHED = 3 << 15  # numbers that stay in the cache of a core from one function to the next
+
 
 def _length_scale(value: Any) -> LengthScale:
     value = value.tolist() if hasattr(value, "tolist") else value
@@ -35,11 +37,14 @@ def _scaler(xp: Any, Z: Array, length_scale: LengthScale) -> Callable[[Array], A
     return lambda rows: (rows - centre) / scale
 
 
-def _squared_distances(xp: Any, Z: Array, length_scale: LengthScale, factor: float) -> Sections:
-    """Return the sections of factor |v - u|^2, by one matrix product of augmented rows.
+def _of_squared_distances(
+    xp: Any, Z: Array, length_scale: LengthScale, factor: float, function: Term
+) -> Sections:
+    """Return the sections of a function of factor |v - u|^2, which works in place.
 
-    [v, 1, f |v|^2] [-2 f u, f |u|^2, 1]^T. Rounding leaves about eps |u|^2, of either sign, where
-    the distance is zero: the caller clips.
+    The distances come from one matrix product of augmented rows, [v, 1, f |v|^2] [-2 f u,
+    f |u|^2, 1]^T. Rounding leaves about eps |u|^2, of either sign, where they are zero: the
+    function clips. It meets a few sections at a time, while they are in the cache of a core.
     """
     scaled, d, scratch = _scaler(xp, Z, length_scale), Z.shape[1], Scratch()
     v = scaled(Z)
@@ -53,7 +58,12 @@ def _squared_distances(xp: Any, Z: Array, length_scale: LengthScale, factor: flo
         rows[d, :] = factor * xp.sum(u * u, axis=0)
         rows[d + 1, :] = 1.0
         into(xp, u, "multiply", u, -2.0 * factor)
-        into(xp, out, "matmul", points, rows)
+        step = max(_CACHED // max(X.shape[0], 1), 1)
+        for start in range(0, Z.shape[0], step):
+            stop = min(start + step, Z.shape[0])
+            part = out[start:stop, :]
+            into(xp, part, "matmul", points[start:stop, :], rows)
+            function(xp, part)
 
     return write
 
@@ -74,6 +84,11 @@ def _differences(xp: Any, Z: Array, length_scale: LengthScale, term: Term) -> Se
             into(xp, out, "add", out, part)
 
     return write
+
+
+def _decay(xp: Any, values: Array) -> None:
+    clip_above(xp, values, 0.0)
+    into(xp, values, "exp", values)
 
 
 def _square(xp: Any, values: Array) -> None:
@@ -120,14 +135,7 @@ class Gaussian(_Stationary):
     # Its error relative to k, against extended precision, stayed below 1.4 eps (1 + max |u|^2), u
     # the centred scaled rows (differences: 1.9): the exponential amplifies no error near r = 0.
     def _sections(self, xp: Any, Z: Array) -> Sections:
-        exponent = _squared_distances(xp, Z, self.length_scale, -0.5)
-
-        def write(X: Array, out: Array) -> None:
-            exponent(X, out)
-            clip_above(xp, out, 0.0)
-            into(xp, out, "exp", out)
-
-        return write
+        return _of_squared_distances(xp, Z, self.length_scale, -0.5, _decay)
 
 
 @dataclass(frozen=True)
@@ -230,13 +238,10 @@ class RationalQuadratic(_Stationary):
 
     def _sections(self, xp: Any, Z: Array) -> Sections:
         # log1p keeps the digits that 1 + r^2 / (2 alpha) loses when alpha is large.
-        scaled = _squared_distances(xp, Z, self.length_scale, 0.5 / self.alpha)
+        def power(xp: Any, values: Array) -> None:
+            into(xp, values, "maximum", values, 0.0)
+            into(xp, values, "log1p", values)
+            into(xp, values, "multiply", values, -self.alpha)
+            into(xp, values, "exp", values)
 
-        def write(X: Array, out: Array) -> None:
-            scaled(X, out)
-            into(xp, out, "maximum", out, 0.0)
-            into(xp, out, "log1p", out)
-            into(xp, out, "multiply", out, -self.alpha)
-            into(xp, out, "exp", out)
-
-        return write
+        return _of_squared_distances(xp, Z, self.length_scale, 0.5 / self.alpha, power)

@@ -25,7 +25,7 @@ TRIAL_ROWS = 1024
 """Rows of a trial, or twice the rank where that is more."""
 
 _POINTS = 256  # at whose pairs density ratios are compared
-_FRACTIONS = ((), (0.2,), (0.35,), (0.5,), (1 / 3, 2 / 3), (0.25, 0.5, 0.75))
+_FRACTIONS = ((), (0.2,), (0.27,), (0.35,), (0.5,), (1 / 3, 2 / 3), (0.25, 0.5, 0.75))
 _TAU_WEIGHT = 1e-2  # an accuracy of 1e-5 lets tau change by 1e-3 tol
 _SINGLE_COST = 0.55  # of a float32 product, in float64 ones
 _SINGLE_LEAST = 1e-8  # relative error that float32 products have in any case
@@ -97,29 +97,34 @@ def choose_arithmetic(
     -------
     chosen, refused
     """
-    single = replace(spec, n_folds=1)
+    alone = replace(spec, n_folds=1)
     folds = np.zeros(len(parts[0]), dtype=np.uint8)
 
     def moments(arithmetic: Arithmetic) -> MeanMoments:
-        tried = arithmetic.applied(single)
-        return MeanMoments.of(tried.strip(parts, None, folds), tried.sides)
+        applied = arithmetic.applied(alone)
+        return MeanMoments.of(applied.strip(parts, None, folds), applied.sides)
 
     safe = moments(SAFE)
-    refused: list[Arithmetic] = []
-    for arithmetic in _candidates(spec, accuracy):
+    tried: list[Arithmetic] = []
+
+    def admitted(arithmetic: Arithmetic) -> bool:
         with np.errstate(all="ignore"):  # a shortcut that fails may do so loudly
             found = float(change(moments(arithmetic), safe))
-        tried = replace(arithmetic, change=found)
-        if found <= accuracy:
-            return tried, tuple(refused)
-        refused.append(tried)
-    return SAFE, tuple(refused)
+        tried.append(replace(arithmetic, change=found))
+        return found <= accuracy
+
+    # Most often float32 fails whatever else is done: one trial is enough to know.
+    single = accuracy > _SINGLE_LEAST and admitted(Arithmetic(single=True))
+    for arithmetic in _candidates(spec, single):
+        if admitted(arithmetic):
+            return tried[-1], tuple(tried[:-1])
+    return SAFE, tuple(tried)
 
 
-def _candidates(spec: MomentSpec, accuracy: float) -> list[Arithmetic]:
+def _candidates(spec: MomentSpec, single: bool) -> list[Arithmetic]:
     """Shortcuts cheaper than the safe form, the cheapest first."""
     options = [Arithmetic(fractions) for fractions in _FRACTIONS]
-    if accuracy > _SINGLE_LEAST:
+    if single:
         options += [Arithmetic(fractions, single=True) for fractions in (*_FRACTIONS, None)]
     priced = [(_cost(spec, option), option) for option in options]
     most = _cost(spec, SAFE)
@@ -181,19 +186,21 @@ class JointChange:
         return constant + self._newton[given] @ (transform @ slope)
 
 
-def spectrum_change(tol: float) -> Change:
-    """Largest relative change of an eigenvalue of E[N N^T], and of tau in hundreds of tol.
+@dataclass(frozen=True)
+class SpectrumChange:
+    """Largest relative change of an eigenvalue of E[N N^T], and of tau in hundreds of ``tol``.
 
     Eigenvalues below the rounding of the largest, eps m lam_max, are left out: no form has them.
     """
 
-    def change(tried: MeanMoments, safe: MeanMoments) -> float:
+    tol: float
+
+    def __call__(self, tried: MeanMoments, safe: MeanMoments) -> float:
+        """The change between two moments of the trial rows."""
         if not np.isfinite(tried.gram[0]).all():
             return np.inf
-        lam, reference = (np.linalg.eigvalsh(mean.gram[0]) for mean in (tried, safe))
-        seen = reference > np.finfo(float).eps * len(reference) * reference[-1]
-        found = np.abs(lam[seen] / reference[seen] - 1.0).max(initial=0.0)
         trace = abs(np.trace(tried.gram[0]) - np.trace(safe.gram[0])) / safe.trace[0]
-        return float(max(found, _TAU_WEIGHT * trace / tol))
-
-    return change
+        change = float(_TAU_WEIGHT * trace / self.tol)
+        lam, reference = (np.linalg.eigvalsh(mean.gram[0]) for mean in (tried, safe))
+        seen = reference > np.finfo(np.float64).eps * len(reference) * reference[-1]
+        return max(change, float(np.abs(lam[seen] / reference[seen] - 1.0).max(initial=0.0)))

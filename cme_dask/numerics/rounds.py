@@ -23,7 +23,7 @@ Array = Any
 
 _OFFERED = 32  # rows per strip
 _POOL = 8192  # rows in all, beyond which more strips offer fewer
-_CANDIDATES = 128  # rows of a strip among which it pivots
+_CANDIDATES = 64  # rows of largest residual, and as many scattered ones, among which a strip pivots
 _PROPOSALS = 128
 _TINY = np.finfo(np.float64).tiny
 
@@ -136,7 +136,7 @@ class Greedy(_Rounds):
             if self.span == 1.0:
                 chosen, bound = top_rows(residual, rows, size)
             else:
-                few = _scattered(residual, max(_CANDIDATES, size))
+                few = _candidates(residual, rows, max(_CANDIDATES, size))
                 chosen = few[self._spread(state, x[few], residual[few], size, measured)]
                 bound = Bound.of(np.delete(residual, chosen), np.delete(rows, chosen))
             return GreedyOffer(measured, x[chosen], rows[chosen], residual[chosen], bound)
@@ -178,10 +178,14 @@ def offered_rows(rank: int, strips: int) -> int:
     return min(most, max(max(_POOL, 4 * rank) // strips, 1))
 
 
-def _scattered(residual: Array, count: int) -> Array:
-    """Positions of the largest residual in each of ``count`` parts of a strip."""
+def _candidates(residual: Array, rows: Array, count: int) -> Array:
+    """Positions of the largest residuals: overall, and in each of ``count`` parts of a strip.
+
+    The first find what lies together in the table, the second what is far apart in space.
+    """
     parts = np.array_split(np.arange(len(residual)), min(count, len(residual)))
-    return np.array([part[residual[part].argmax()] for part in parts])
+    spread = [part[residual[part].argmax()] for part in parts]
+    return np.union1d(top_rows(residual, rows, count)[0], spread)
 
 
 @dataclass(frozen=True, eq=False)

@@ -142,6 +142,7 @@ def fit_tables(result: Result) -> list[RenderableType]:
             f"strips, {number(result['tasks'])} tasks: {result['seconds']:.3g} s, "
             f"{result['rows_per_second']:,.0f} rows/s",
         ),
+        ("arithmetic", result["arithmetic"]),
         ("peak memory", _memory(result["memory"])),
         ("KKT residual", f"{result['kkt_residual']:.1e}"),
     ]
