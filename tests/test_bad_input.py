@@ -484,7 +484,10 @@ def test_parameters(few, changes, message):
         ({"basis": "foo"}, "basis must be one of newton, spectral, got 'foo'"),
         ({"kernel": 3}, "^kernel must be a kernel of cme_dask.kernels .*, got 3"),
         ({"kernel": kernels.Gaussian((1, 2, 3))}, "3 length scales but the data have 2 columns"),
-        ({"pivots": "foo"}, "pivots must be 'sampled', 'greedy', 'random' or given points, got 'foo'"),
+        (
+            {"pivots": "foo"},
+            "pivots must be 'sampled', 'greedy', 'random' or given points, got 'foo'",
+        ),
         ({"pivots": np.ones((2, 1))}, r"pivots of X must have shape \(m, 2\), got \(2, 1\)"),
         ({"pivots": ["a"]}, "pivots of X must be numeric"),
     ],

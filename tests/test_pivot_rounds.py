@@ -415,6 +415,14 @@ def test_what_the_sample_missed_is_topped_up(seen):
     assert plain.trace_error_ <= 1e-4
 
 
+def test_a_plan_makes_no_pass():
+    lazy = da.from_array(with_rare_rows(8), chunks=(10_000, -1))
+    events = []
+    features = PivotedCholesky(kernels.Gaussian(0.4), tol=1e-4, sample_size=4096)
+    features.plan(lazy, scheduler="synchronous", progress=events.append)
+    assert not names_of(events)
+
+
 def test_weights_count_where_the_sample_missed_rows():
     """Rare rows of little weight matter as little."""
     x = with_rare_rows(0)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol, Self, TypeVar
 
 MIN_STRIP, MAX_STRIP = 1 << 12, 1 << 18
-_STRIPS_WANTED = 256
+_STRIPS_WANTED = 128
 _TASKS_PER_WORKER = 4
 _TASK_SECONDS = 2.0
 

@@ -1,7 +1,9 @@
 """The step of a fit that chooses pivots: from the row sample, over all rows, or as given."""
 
+import os
 import warnings
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any
@@ -29,6 +31,7 @@ Array = Any
 
 _CHECK_EVERY = 16
 _TOP_UP_SPAN = 0.5
+_CHECK_ROWS = 1 << 13  # rows that tell whether the pivots are enough: two standard errors are 2 %
 
 
 @dataclass(frozen=True)
@@ -116,13 +119,17 @@ class PivotChoice:
         _, plan = predict_round(self.sample, tuple(ranked), self.budget)
         return replace(report, memory=max(plan, report.memory, key=lambda p: p.predicted / p.limit))
 
-    def bases(self, kernels: Sequence[Kernel]) -> tuple[list[NewtonBasis], int]:
+    def bases(
+        self, kernels: Sequence[Kernel], *, top_up: bool = True
+    ) -> tuple[list[NewtonBasis], int]:
         """Bases of all variables, and the passes over the rows that they took.
 
         Parameters
         ----------
         kernels
             The kernel of each variable.
+        top_up
+            Whether rounds over all rows may add to sampled pivots that are known to be too few.
 
         Raises
         ------
@@ -142,7 +149,7 @@ class PivotChoice:
                 before = tuple(bases[j].rank for j in sorted(bases))
                 with one_blas_thread():
                     bases[i], reached = self._sampled(i, kernel, before)
-                if not reached and self._may_top_up(i, bases[i]):
+                if top_up and not reached and self._may_top_up(i, bases[i]):
                     rules[i] = self.rule.topping_up(kernel)
                     states[i] = PivotState.of(bases.pop(i))
             elif wanted in PIVOTS:
@@ -197,9 +204,14 @@ class PivotChoice:
         Every other row of the sample is left to tell. Halves of the sample that are drawn so are
         samples, too, with the same chances: prefixes of it were drawn first.
         """
-        points, index, importance = self.rows.parts[i], self.rows.index, self.rows.importance
+        points, index = self.rows.parts[i], self.rows.index
         step = 1 if self.rows.complete else 2
-        others = None if step == 1 else (points[1::2], importance[1::2])
+        here = slice(1, 2 * _CHECK_ROWS, 2)
+        others = (
+            None
+            if step == 1
+            else (points[here], self.rows.prefix(2 * _CHECK_ROWS).importance[here])
+        )
         points, index = points[::step], index[::step]
 
         def tell(rank: int, residual: float) -> None:
@@ -211,16 +223,20 @@ class PivotChoice:
             return self.rows.prefix(step * size).importance[::step]
 
         self._check((*before, 1))
-        result = sampled_cholesky(
-            kernel,
-            points,
-            index,
-            weights_of,
-            self.rule.tol,
-            self.rule.max_rank,
-            check=others,
-            on_pivot=tell,
-        )
+        executor = self.budget.executor
+        cores = executor.workers if executor.shares_memory else os.cpu_count()
+        with ThreadPoolExecutor(cores) as threads:
+            result = sampled_cholesky(
+                kernel,
+                points,
+                index,
+                weights_of,
+                self.rule.tol,
+                self.rule.max_rank,
+                check=others,
+                on_pivot=tell,
+                threads=threads,
+            )
         if not len(result.pivots):
             raise _zero_kernel(self.names[i], "sampled row")
         if result.exhausted and self.rows.complete:

@@ -229,7 +229,7 @@ def plan_fit(ready: Preparation, specify: Specify) -> FitPlan:
         "sampled" if mode in PIVOTS else p
         for mode, p in zip(ready.modes, choice.wanted, strict=True)
     ]
-    bases, _ = replace(choice, wanted=wanted).bases(ready.kernels)
+    bases, _ = replace(choice, wanted=wanted).bases(ready.kernels, top_up=False)
     marks.append(time.perf_counter())
     spec, arithmetic = specify(bases)
     marks.append(time.perf_counter())

@@ -1,6 +1,7 @@
 """Pivoted Cholesky decomposition of a kernel matrix that is never formed."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,9 +100,17 @@ def pivoted_cholesky(
 class TracedRows:
     """Rows that are brought up to date with pivots, and the residual trace over them."""
 
-    def __init__(self, kernel: Any, points: Array, rows: Array, share: Array) -> None:
+    def __init__(
+        self,
+        kernel: Any,
+        points: Array,
+        rows: Array,
+        share: Array,
+        threads: Executor | None = None,
+    ) -> None:
         self._diagonal = np.array(kernel.diagonal(points), dtype=np.float64)
-        self._pool = Pool(kernel, points, rows, self._diagonal.copy())
+        self._pool = Pool(kernel, points, rows, self._diagonal.copy(), threads=threads)
+        self._threads = threads
         self._share = share
         self._trace = float(share @ self._diagonal)
         self.history = [1.0]
@@ -144,8 +153,15 @@ class TracedRows:
 class PivotedRows(TracedRows):
     """Pivots so far, and the rows that they were chosen from."""
 
-    def __init__(self, kernel: Any, points: Array, rows: Array, share: Array) -> None:
-        super().__init__(kernel, points, rows, share)
+    def __init__(
+        self,
+        kernel: Any,
+        points: Array,
+        rows: Array,
+        share: Array,
+        threads: Executor | None = None,
+    ) -> None:
+        super().__init__(kernel, points, rows, share, threads)
         self._largest = float(self._diagonal.max(initial=0.0))
         self._told = 0
         self.picks = np.empty(0, dtype=np.int64)
@@ -199,7 +215,7 @@ class PivotedRows(TracedRows):
 
     def continued(self, points: Array, rows: Array, share: Array) -> "PivotedRows":
         """The same pivots on more rows, of which these were the first."""
-        more = PivotedRows(self._pool.kernel, points, rows, share)
+        more = PivotedRows(self._pool.kernel, points, rows, share, self._threads)
         factor = self.factor
         more.follow(points[self.picks], factor)
         more._pool.settle(self.picks, factor)

@@ -21,7 +21,7 @@ from cme_dask.numerics.moments import MeanMoments, MomentSpec
 Array = Any
 Change = Callable[[MeanMoments, MeanMoments], float]
 
-TRIAL_ROWS = 1024
+TRIAL_ROWS = 2048
 """Rows of a trial, or twice the rank where that is more."""
 
 _POINTS = 256  # at whose pairs density ratios are compared

@@ -7,6 +7,7 @@ date, by matrix products.
 """
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
@@ -148,31 +149,41 @@ class Pool:
         k(x, x) - |N(x)|^2, shape (c,); the pool keeps and changes it.
     newton
         N at the rows, shape (c, m); default no columns.
+    threads
+        Bring blocks of rows up to date side by side; default one after the other.
     """
 
     def __init__(
-        self, kernel: Any, points: Array, rows: Array, residual: Array, newton: Array | None = None
+        self,
+        kernel: Any,
+        points: Array,
+        rows: Array,
+        residual: Array,
+        newton: Array | None = None,
+        threads: Executor | None = None,
     ) -> None:
         self.kernel, self.points, self.rows, self.residual = kernel, points, rows, residual
-        self._blocks: list[Array] = [] if newton is None else [newton]
-        self.rank = sum(block.shape[1] for block in self._blocks)
-        self._free = 0  # columns of the last block that are not filled
+        self._threads = threads
+        # Of N^T, functions in rows: what is read and written together lies together.
+        self._blocks: list[Array] = [] if newton is None else [np.ascontiguousarray(newton.T)]
+        self.rank = sum(len(block) for block in self._blocks)
+        self._free = 0  # functions of the last block that are not filled
 
     def newton(self, at: Array) -> Array:
         """N at the rows in these positions, shape (len(at), m)."""
         values, first = np.empty((len(at), self.rank)), 0
         for block in self._filled():
-            last = first + block.shape[1]
-            values[:, first:last] = block[at]
+            last = first + len(block)
+            values[:, first:last] = block[:, at].T
             first = last
         return values
 
     def column(self, j: int) -> Array:
         """N_j at all rows, shape (c,)."""
         for block in self._filled():
-            if j < block.shape[1]:
-                return block[:, j]
-            j -= block.shape[1]
+            if j < len(block):
+                return block[j]
+            j -= len(block)
         raise IndexError(j)
 
     def take(self, at: Array) -> "Pool":
@@ -197,24 +208,27 @@ class Pool:
         """
         before, own = newton[:, : self.rank], newton[:, self.rank :]
         inverse = solve_triangular(own, np.eye(len(pivots)), lower=True)
-        sections = self.kernel.sections(pivots)
-        squares = np.zeros(len(pivots))
         old, fresh = self._filled(), self._grow(len(pivots))
-        memory = np.empty((3, len(pivots), min(_ROWS, len(self.rows))))
-        for start in range(0, len(self.rows), _ROWS):
+
+        def update(start: int) -> Array:
             here = slice(start, min(start + _ROWS, len(self.rows)))
-            columns, product, solved = memory[:, :, : here.stop - here.start]
-            sections(self.points[here], columns)
-            for block, weights in _beside(old, before):
-                np.matmul(weights, block[here].T, out=product)
+            columns, product, solved = np.empty((3, len(pivots), here.stop - here.start))
+            self.kernel.sections(pivots)(self.points[here], columns)
+            for block, weights in _beside(old, before.T):
+                np.matmul(weights.T, block[:, here], out=product)
                 np.subtract(columns, product, out=columns)
             np.matmul(inverse, columns, out=solved)
-            for block, part in _beside(fresh, solved.T):
-                block[here] = part
+            for block, part in _beside(fresh, solved):
+                block[:, here] = part
             np.multiply(solved, solved, out=solved)
             self.residual[here] -= solved.sum(axis=0)
-            if share is not None:
-                squares += solved @ share[here]
+            return np.zeros(len(pivots)) if share is None else solved @ share[here]
+
+        starts = range(0, len(self.rows), _ROWS)
+        if self._threads is None or len(starts) == 1:
+            squares = sum(map(update, starts))
+        else:
+            squares = sum(self._threads.map(update, starts))
         np.maximum(self.residual, 0.0, out=self.residual)
         return squares
 
@@ -228,8 +242,8 @@ class Pool:
         newton
             N at them, shape (b, m).
         """
-        for block, part in _beside(self._filled(), newton):
-            block[picks] = part
+        for block, part in _beside(self._filled(), newton.T):
+            block[:, picks] = part
         self.residual[picks] = 0.0
 
     def advance(
@@ -308,28 +322,28 @@ class Pool:
     def _filled(self) -> list[Array]:
         if not self._free:
             return list(self._blocks)
-        return [*self._blocks[:-1], self._blocks[-1][:, : BLOCK - self._free]]
+        return [*self._blocks[:-1], self._blocks[-1][: BLOCK - self._free]]
 
     def _grow(self, count: int) -> list[Array]:
-        """Views of the next columns, in the last block and in new ones."""
+        """Views of the next functions, in the last block and in new ones."""
         views = []
         self.rank += count
         while count:
             if not self._free:
-                self._blocks.append(np.empty((len(self.rows), BLOCK)))
+                self._blocks.append(np.empty((BLOCK, len(self.rows))))
                 self._free = BLOCK
             used = min(count, self._free)
             start = BLOCK - self._free
-            views.append(self._blocks[-1][:, start : start + used])
+            views.append(self._blocks[-1][start : start + used])
             self._free -= used
             count -= used
         return views
 
 
-def _beside(blocks: list[Array], columns: Array) -> Iterator[tuple[Array, Array]]:
-    """Each block of columns with the columns of another array at the same places."""
+def _beside(blocks: list[Array], functions: Array) -> Iterator[tuple[Array, Array]]:
+    """Each block of functions with the rows of another array at the same places."""
     first = 0
     for block in blocks:
-        last = first + block.shape[1]
-        yield block, columns[:, first:last]
+        last = first + len(block)
+        yield block, functions[first:last]
         first = last

@@ -1,6 +1,7 @@
 """Pivots from a random sample of the rows, enough for the table that it was drawn from."""
 
 from collections.abc import Callable
+from concurrent.futures import Executor
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ def sampled_cholesky(
     *,
     check: tuple[Array, Array] | None = None,
     on_pivot: OnPivot | None = None,
+    threads: Executor | None = None,
 ) -> CholeskyResult:
     """Greedy pivots on a random sample, enough for the table that it was drawn from.
 
@@ -55,6 +57,8 @@ def sampled_cholesky(
     check
         Other rows, and their weights for means over the table. Default: the table has no others,
         and the trace is that over all rows given.
+    threads
+        Where blocks of rows are brought up to date; default one after the other.
 
     Returns
     -------
@@ -63,13 +67,14 @@ def sampled_cholesky(
         these can't tell enough of the table.
     """
     limit = len(points) if max_rank is None else min(max_rank, len(points))
-    chosen = _Growing(kernel, points, rows, weights_of, limit, on_pivot)
+    chosen = _Growing(kernel, points, rows, weights_of, limit, on_pivot, threads)
     if check is None:
         chosen.until(tol)
         chosen.grow(len(points))
         chosen.until(tol)
         return chosen.run.result(chosen.run.history, tol, chosen.exhausted)
-    others, target = TracedRows(kernel, check[0], np.arange(len(check[0])), check[1]), tol
+    others = TracedRows(kernel, check[0], np.arange(len(check[0])), check[1], threads)
+    target = tol
     while True:
         run = chosen.until(target)
         others.follow(points[run.picks], run.factor)
@@ -95,12 +100,14 @@ class _Growing:
         weights_of: Callable[[int], Array],
         limit: int,
         on_pivot: OnPivot | None,
+        threads: Executor | None,
     ) -> None:
         self._points, self._rows, self._weights_of = points, rows, weights_of
         self._limit, self._on_pivot = limit, on_pivot
         self.size, self.exhausted = prefix_rows(0, len(points)), False
         first = slice(self.size)
-        self.run = PivotedRows(kernel, points[first], rows[first], weights_of(self.size))
+        weights = weights_of(self.size)
+        self.run = PivotedRows(kernel, points[first], rows[first], weights, threads)
 
     @property
     def full(self) -> bool:
