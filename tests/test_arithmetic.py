@@ -110,7 +110,7 @@ def test_the_guard_refuses_to_solve_last(d, length_scale, tol):
     assert () in [a.fractions for a in refused]
     assert chosen.fractions != ()
     last, safe = means(spec, parts, LAST), means(spec, parts, guard.SAFE)
-    assert abs(last.trace_error[0] - safe.trace_error[0]) < 0.01 * tol
+    assert abs(last.trace_error[0] - safe.trace_error[0]) < 0.1 * tol
     assert change(last, safe) > 1e-6
     # The basis alone: eigenvalues are wrong as well.
     alone = MomentSpec(spec.sides[:1])

@@ -462,5 +462,6 @@ def test_prediction_is_near_the_measured_peak(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     predicted, measured, written = json.loads(done.stdout)
-    assert 0.75 <= predicted / measured <= 1.6  # what the allocator keeps of freed chunks varies
+    # What the allocator keeps of freed chunks varies by 100 MB: the prediction counts it.
+    assert 0.8 * measured <= predicted <= 1.25 * measured + (120 << 20)
     assert written > measured
