@@ -1,0 +1,329 @@
+"""Commands that fit and ask: joint laws and features."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cme_dask.cli.options import (
+    chunk_option,
+    compute_options,
+    examples,
+    json_option,
+    overwrite_option,
+)
+from cme_dask.cli.root import cli
+from cme_dask.cli.types import columns, count, numbers, output, ridge
+from cme_dask.defaults import ACCURACY, N_FOLDS, PIVOTS, REG, SAMPLE_SIZE, TOL
+
+
+@cli.command(
+    short_help="Fit a joint distribution in one pass, and save it.",
+    epilog=examples(
+        'cme-dask fit s.zarr --out m.zarr --event "PM2.5 > 75" --max-rank 300',
+        "cme-dask fit s.zarr --dry-run --max-rank 300",
+        "cme-dask fit s.zarr --out m.zarr --scheduler tcp://10.0.0.1:8786 --memory-limit 2GB",
+    ),
+)
+@click.argument("store")
+@click.option("--out", type=output, metavar="PATH", help="Model to make (a folder).  [required]")
+@click.option("--x", type=columns, help="Columns of x to use.  [default: all]")
+@click.option("--y", type=columns, help="Columns of y to use.  [default: all]")
+@click.option(
+    "--event",
+    "events",
+    multiple=True,
+    help='Event of y, such as "PM2.5 > 75" or "y1 <= y2 - 0.5"; repeatable.',
+)
+@click.option("--event-x", "events_x", multiple=True, help="Event of x; repeatable.")
+@click.option(
+    "--tol", type=float, default=TOL, show_default=True, help="Relative trace error, in (0, 1)."
+)
+@click.option("--max-rank", type=int, help="Most pivots per basis.  [default: as tol needs]")
+@click.option("--reg", type=ridge, help=f"Ridge r, or rY,rX; no unit.  [default: {REG:g}]")
+@click.option(
+    "--reg-form",
+    type=click.Choice(["two-sided", "single"]),
+    default="two-sided",
+    show_default=True,
+    help="Form of the ridge.",
+)
+@click.option(
+    "--constraint",
+    type=click.Choice(["normalized", "none"]),
+    default="normalized",
+    show_default=True,
+    help="Whether probabilities integrate to one exactly.",
+)
+@click.option(
+    "--folds",
+    type=int,
+    default=N_FOLDS,
+    show_default=True,
+    help="Folds for standard errors; 1: none.",
+)
+@click.option(
+    "--pivots",
+    type=click.Choice(PIVOTS),
+    default="sampled",
+    show_default=True,
+    help="sampled: from the row sample, in no pass of their own. greedy, random: over all rows, in "
+    "rounds of one pass each.",
+)
+@click.option(
+    "--span",
+    type=float,
+    default=1.0,
+    show_default=True,
+    help="Of greedy pivots, in (0, 1]: 1 takes the largest residuals exactly, 0.5 a quarter of the "
+    "rounds.",
+)
+@click.option(
+    "--accuracy",
+    type=float,
+    default=ACCURACY,
+    show_default=True,
+    help="Change of probabilities that faster arithmetic may cause; 0: none.",
+)
+@click.option(
+    "--sample-size",
+    type=count,
+    default=SAMPLE_SIZE,
+    show_default=True,
+    help="Rows from which pivots are chosen.",
+)
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Only tell ranks, passes, seconds by part and peak memory, from the row sample and rates "
+    "measured in a second; --out is not needed.",
+)
+@compute_options
+@overwrite_option
+@json_option
+def fit(
+    store: str,
+    out: Path | None,
+    x: tuple[str, ...] | None,
+    y: tuple[str, ...] | None,
+    events: tuple[str, ...],
+    events_x: tuple[str, ...],
+    tol: float,
+    max_rank: int | None,
+    reg: Any,
+    reg_form: str,
+    constraint: str,
+    folds: int,
+    pivots: str,
+    span: float,
+    accuracy: float,
+    sample_size: int,
+    dry_run: bool,
+    scheduler: str | None,
+    workers: int | None,
+    memory_limit: str | None,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """Fit the joint distribution of x and y in STORE (path or URL) in one pass, and save it."""
+    from cme_dask.chunked.sources import open_sample
+    from cme_dask.jobs.fitting import Compute, fit_and_save, plan_of_fit
+    from cme_dask.jobs.schema import FitSection, checked
+    from cme_dask.report import tables
+
+    options = {
+        "events": list(events),
+        "events_x": list(events_x),
+        "tol": tol,
+        "max_rank": max_rank,
+        "reg": reg,
+        "reg_form": reg_form,
+        "constraint": constraint,
+        "folds": folds,
+        "pivots": pivots,
+        "span": span,
+        "accuracy": accuracy,
+        "sample_size": sample_size,
+    }
+    section, compute = checked(FitSection, options, ""), Compute(scheduler, workers, memory_limit)
+
+    def open_rows() -> Any:
+        return open_sample(store, x_columns=x, y_columns=y)
+
+    if dry_run:
+        result = plan_of_fit(open_rows, section, compute)
+        tables.show(result, tables.plan_tables(result), as_json)
+        return
+    if out is None:
+        raise click.UsageError("Missing option '--out'.")
+    result = fit_and_save(open_rows, section, compute, out, overwrite)
+    tables.show(result, tables.fit_tables(result), as_json)
+
+
+@cli.command(
+    short_help="Conditional means and probabilities of a model.",
+    epilog=examples(
+        'cme-dask expect m.zarr --given TEMP=20,DEWP=5 --of "PM2.5 > 75"',
+        "cme-dask expect m.zarr --points weather.csv --json",
+    ),
+)
+@click.argument("model")
+@click.option(
+    "--given", multiple=True, metavar="COLUMN=NUMBER,...", help="A point, such as TEMP=20,DEWP=5."
+)
+@click.option(
+    "--points",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="CSV file of points with the column names in its header.",
+)
+@click.option(
+    "--of", "functions", multiple=True, help="Column or event; repeatable.  [default: all]"
+)
+@click.option("--reverse", is_flag=True, help="E[f(x) | y] instead of E[f(y) | x].")
+@click.option("--std/--no-std", default=True, help="Standard errors.  [default: with]")
+@json_option
+def expect(
+    model: str,
+    given: tuple[str, ...],
+    points: Path | None,
+    functions: tuple[str, ...],
+    reverse: bool,
+    std: bool,
+    as_json: bool,
+) -> None:
+    """Conditional means and probabilities E[f | x] of a saved MODEL, with standard errors."""
+    from cme_dask.jobs.query import answer
+    from cme_dask.report import tables
+
+    result = answer(model, given, points, functions, reverse=reverse, std=std)
+    tables.show(result, tables.expectation_tables(result), as_json)
+
+
+@cli.command(
+    short_help="Fit low-rank kernel features of x, and save them.",
+    epilog=examples(
+        "cme-dask features s.zarr --out features.model --tol 1e-3",
+        "cme-dask transform s.zarr --model features.model --out features.zarr",
+    ),
+)
+@click.argument("store")
+@click.option("--out", required=True, type=output, metavar="PATH", help="Model to make (a folder).")
+@click.option("--x", type=columns, help="Columns of x to use.  [default: all]")
+@click.option(
+    "--length-scale",
+    type=numbers,
+    metavar="NUMBER,...",
+    help="Of the Gaussian kernel: one, or one per column, in its unit.  [default: by the median "
+    "heuristic]",
+)
+@click.option(
+    "--tol", type=float, default=TOL, show_default=True, help="Relative trace error, in (0, 1)."
+)
+@click.option("--max-rank", type=int, help="Most features.  [default: as tol needs]")
+@click.option(
+    "--basis",
+    type=click.Choice(["newton", "spectral"]),
+    default="newton",
+    show_default=True,
+    help="Features: Newton basis, or uncorrelated and ordered by variance.",
+)
+@click.option(
+    "--sample-size",
+    type=count,
+    default=SAMPLE_SIZE,
+    show_default=True,
+    help="Rows from which pivots are chosen.",
+)
+@compute_options
+@overwrite_option
+@json_option
+def features(
+    store: str,
+    out: Path,
+    x: tuple[str, ...] | None,
+    length_scale: tuple[float, ...] | None,
+    tol: float,
+    max_rank: int | None,
+    basis: str,
+    sample_size: int,
+    scheduler: str | None,
+    workers: int | None,
+    memory_limit: str | None,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """Fit features of x in STORE (path or URL) by pivoted Cholesky in one pass, and save them.
+
+    Inner products of features are kernel values up to the trace error: ridge regression, PCA or
+    k-means on them are those of the kernel.
+    """
+    from cme_dask.estimators.cholesky import PivotedCholesky
+    from cme_dask.jobs.features import fit_features
+    from cme_dask.jobs.fitting import Compute
+    from cme_dask.kernels import Gaussian
+    from cme_dask.report import tables
+
+    scales = length_scale if length_scale is None or len(length_scale) > 1 else length_scale[0]
+    estimator = PivotedCholesky(
+        None if scales is None else Gaussian(scales),
+        tol=tol,
+        max_rank=max_rank,
+        basis=basis,
+        sample_size=sample_size,
+    )
+    compute = Compute(scheduler, workers, memory_limit)
+    result = fit_features(estimator, store, x, compute, out, overwrite)
+    tables.show(result, tables.feature_fit_tables(result), as_json)
+
+
+@cli.command(
+    short_help="Write the features of a store's rows to a new store.",
+    epilog=examples(
+        "cme-dask transform s.zarr --model features.model --out features.zarr --dtype float32",
+    ),
+)
+@click.argument("store")
+@click.option("--model", required=True, metavar="PATH", help="Model of `cme-dask features`.")
+@click.option("--out", required=True, type=output, metavar="PATH", help="Store to make (a folder).")
+@chunk_option
+@click.option(
+    "--dtype",
+    type=click.Choice(["float64", "float32"]),
+    default="float64",
+    show_default=True,
+    help="Type of the features; float32 takes half the disk space.",
+)
+@compute_options
+@overwrite_option
+@json_option
+def transform(
+    store: str,
+    model: str,
+    out: Path,
+    chunk_rows: int | None,
+    dtype: str,
+    scheduler: str | None,
+    workers: int | None,
+    memory_limit: str | None,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """Write the features of all rows in STORE (path or URL) to a new sample store.
+
+    Its x are the features; y, weights and the row sample are the source's, so that anything that
+    reads a sample store can be fitted on it. Rows stream through in one pass.
+    """
+    from cme_dask.jobs.features import transform_store
+    from cme_dask.jobs.fitting import Compute
+    from cme_dask.report import tables
+
+    result = transform_store(
+        store,
+        model,
+        out,
+        chunk_rows=chunk_rows,
+        dtype=dtype,
+        compute=Compute(scheduler, workers, memory_limit),
+        overwrite=overwrite,
+    )
+    tables.show(result, tables.transform_tables(result), as_json)

@@ -1,0 +1,180 @@
+"""Commands that run whole jobs, the demo and the bench."""
+
+from pathlib import Path
+
+import click
+
+from cme_dask.bench import CASE_NAMES
+from cme_dask.cli.options import (
+    compute_options,
+    examples,
+    json_option,
+    overwrite_option,
+)
+from cme_dask.cli.root import cli
+from cme_dask.cli.types import count, counts, numbers, output
+
+
+@cli.command(
+    short_help="Run a job file: get a sample, fit, report.",
+    epilog=examples(
+        "cme-dask run pipelines/air_quality.toml --data ~/air --set fit.tol=1e-4",
+    ),
+)
+@click.argument("job", type=click.Path(path_type=Path))
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder of the input files.  [default: the job file's]",
+)
+@click.option(
+    "--out",
+    type=output,
+    metavar="PATH",
+    help="Folder of the outputs.  [default: ./ and the job's name]",
+)
+@click.option(
+    "--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key: fit.tol=1e-4."
+)
+@compute_options
+@overwrite_option
+@json_option
+def run(
+    job: Path,
+    data: Path | None,
+    out: Path | None,
+    changes: tuple[str, ...],
+    scheduler: str | None,
+    workers: int | None,
+    memory_limit: str | None,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """Run a JOB file (TOML): get a sample, fit, and report beside the nearest rows.
+
+    Two jobs come with cme_dask and run by name: air_quality and normal3.
+    """
+    from cme_dask.jobs.fitting import Compute
+    from cme_dask.jobs.runner import job_tables, run_job
+    from cme_dask.jobs.schema import read_job
+    from cme_dask.report import tables
+    from cme_dask.report.progress import ProgressLines
+
+    with ProgressLines() as progress:
+        result = run_job(
+            read_job(job, changes),
+            data or job.parent,
+            out or Path(job.stem),
+            compute=Compute(scheduler, workers, memory_limit),
+            overwrite=overwrite,
+            progress=progress,
+        )
+    tables.show(result, job_tables(result), as_json)
+
+
+@cli.command(
+    epilog=examples(
+        "cme-dask demo --rows 1e6",
+    ),
+)
+@click.option("--rows", type=count, default=10**7, show_default="1e7", help="Rows of the sample.")
+@click.option(
+    "--out",
+    type=output,
+    metavar="PATH",
+    default=Path("demo"),
+    show_default="./demo",
+    help="Folder of the outputs.",
+)
+@click.option(
+    "--picture",
+    type=output,
+    metavar="PATH",
+    help="PNG file to draw.  [default: demo.png in the folder, if matplotlib is installed]",
+)
+@compute_options
+@json_option
+def demo(
+    rows: int,
+    out: Path,
+    picture: Path | None,
+    scheduler: str | None,
+    workers: int | None,
+    memory_limit: str | None,
+    as_json: bool,
+) -> None:
+    """Fit ten million rows of a known law and compare with the truth."""
+    from cme_dask.jobs.demo import demo_tables, run_demo
+    from cme_dask.jobs.fitting import Compute
+    from cme_dask.report import tables
+    from cme_dask.report.progress import ProgressLines
+
+    with ProgressLines() as progress:
+        result = run_demo(
+            rows, out, picture, compute=Compute(scheduler, workers, memory_limit), progress=progress
+        )
+    tables.show(result, demo_tables(result), as_json)
+
+
+@cli.command(
+    short_help="Measure fits beside the machine's limits and beside peers.",
+    epilog=examples(
+        "cme-dask bench --out bench",
+        "cme-dask bench --case fmca --rows 1e6 --tols 1e-4,1e-6 --repeats 5",
+    ),
+)
+@click.option(
+    "--case",
+    "cases",
+    type=click.Choice(CASE_NAMES),
+    multiple=True,
+    help="What to measure; repeatable.  [default: all]",
+)
+@click.option(
+    "--full", is_flag=True, help="Sizes of the published figures (hours), not of a few minutes."
+)
+@click.option("--rows", type=count, help="Rows, such as 1000000, 1e6 or 1M.  [default: by case]")
+@click.option("--ranks", type=counts, help="Ranks, such as 100,400.  [default: by case]")
+@click.option("--tols", type=numbers, help="Tolerances of the case fmca.  [default: by case]")
+@click.option(
+    "--repeats",
+    type=click.IntRange(1),
+    help="Runs of each measurement.  [default: 3, with --full 5]",
+)
+@click.option("--workers", type=click.IntRange(1), help="Threads.  [default: one per core]")
+@click.option(
+    "--out",
+    type=output,
+    metavar="PATH",
+    help="Folder for bench.json and bench.png; stores lie there meanwhile.  [default: none]",
+)
+@overwrite_option
+@json_option
+def bench(
+    cases: tuple[str, ...],
+    full: bool,
+    rows: int | None,
+    ranks: tuple[int, ...] | None,
+    tols: tuple[float, ...] | None,
+    repeats: int | None,
+    workers: int | None,
+    out: Path | None,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """Measure fits beside what the machine can do and beside other packages.
+
+    The cases: machine (rates), fmca (FMCA's pivoted Cholesky), pass (joint fits from a store beside
+    the bare pass, threads beside processes), random (randomly pivoted Cholesky), ridge (Nystroem
+    features and ridge regression), sweep (one thing changed at a time). Each measurement runs in a
+    fresh process, rivals in turns.
+    """
+    from cme_dask.bench.run import Options, run_bench
+    from cme_dask.bench.tables import bench_tables
+    from cme_dask.report import tables
+    from cme_dask.report.progress import ProgressLines
+
+    options = Options(cases, full, rows, ranks, tols, repeats, workers)
+    with ProgressLines() as progress:
+        result = run_bench(options, out, overwrite=overwrite, progress=progress)
+    tables.show(result, bench_tables(result), as_json)
