@@ -193,4 +193,5 @@ def test_the_wheel_is_declared_to_hold_the_package_only():
         entries = project["project"][group][name]
         for target in [entries] if isinstance(entries, str) else entries.values():
             module = target.split(":")[0]
-            assert (ROOT / Path(*module.split("."))).with_suffix(".py").is_file()
+            path = ROOT.joinpath(*module.split("."))
+            assert path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
