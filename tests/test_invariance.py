@@ -301,11 +301,11 @@ def test_runs_cover_the_rows_with_few_tasks(n, chunk, workers, seconds):
     # Runs are powers of two of strips: at most half of the workers are left without a task.
     assert 2 * len(runs) * max(-(-n // workers), length) >= n
     if len(runs) > 1:  # and there are few of them
-        assert 2 * size >= min(int(2 / seconds), n // (4 * workers))
+        assert 2 * size >= min(int(2 / seconds), n // (16 * workers))
 
 
 def test_strip_length_depends_on_n_alone():
     assert [strip_length(n) for n in (2, 10**5, 10**6, 10**7, 10**8, 10**9)] == [
-        *(1 << 12, 1 << 12, 1 << 12),
-        *(1 << 16, 1 << 18, 1 << 18),
+        *(1 << 12, 1 << 12, 1 << 13),
+        *(1 << 17, 1 << 18, 1 << 18),
     ]

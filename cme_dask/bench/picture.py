@@ -26,6 +26,7 @@ _LEGEND = (
 )
 _LINE = 0.27  # inches per row
 _PANEL = 0.95  # and for what is around them
+_WIDE = 10.0  # inches that hold the whole legend in one line
 
 
 def bench_picture(result: Result, path: Path) -> None:
@@ -164,4 +165,5 @@ def _legend(figure: Any) -> None:
         Line2D([], [], color=color, marker=marker, ls="", markeredgewidth=1.6, label=label)
         for color, marker, label in _LEGEND
     ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+    columns = len(handles) if figure.get_figwidth() > _WIDE else 2
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns)

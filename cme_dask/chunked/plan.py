@@ -11,8 +11,8 @@ from typing import Protocol, Self, TypeVar
 
 MIN_STRIP, MAX_STRIP = 1 << 12, 1 << 18
 _STRIPS_WANTED = 128
-_TASKS_PER_WORKER = 4
-_TASK_SECONDS = 2.0
+_TASKS_PER_WORKER = 4, 16  # at least, and if they are long enough
+_LEAST_SECONDS, _TASK_SECONDS = 0.25, 2.0
 
 
 class Additive(Protocol):
@@ -73,20 +73,23 @@ def plan_runs(
 
     Notes
     -----
-    A task takes about two seconds, or less so that every worker gets several. Two tasks whose
-    border lies inside a chunk both read it: so tasks cover four chunks where that leaves enough of
-    them, and two, or at least one, where otherwise a worker would have none.
+    A task takes about two seconds, or less so that every worker gets sixteen, since the last one to
+    end keeps the others waiting; of short ones every worker gets four. Two tasks whose border lies
+    inside a chunk both read it: so, unless chunks end where tasks do, these cover four chunks where
+    that leaves enough of them, and two, or at least one, where otherwise a worker would have none.
     """
     length = strip_length(n)
-    fair = -(-n // (_TASKS_PER_WORKER * workers))
+    few, many = (-(-n // (tasks * workers)) for tasks in _TASKS_PER_WORKER)
+    fair = min(few, max(many, int(_LEAST_SECONDS / seconds_per_row)))
     rows = max(int(min(_TASK_SECONDS / seconds_per_row, fair)), min(4 * chunk_rows, fair), length)
     size = length << ((rows // length).bit_length() - 1)
-    for share, chunks in ((2, 2), (1, 1)):
-        if chunk_rows and n >= share * workers * chunk_rows:
-            size = max(size, _up(chunks * chunk_rows, length))
-            break
-    else:
-        size = max(size, _up(-(-n // workers), length)) if chunk_rows else size
+    if chunk_rows and size % chunk_rows:
+        for share, chunks in ((2, 2), (1, 1)):
+            if n >= share * workers * chunk_rows:
+                size = max(size, _up(chunks * chunk_rows, length))
+                break
+        else:
+            size = max(size, _up(-(-n // workers), length))
     if max_rows is not None:
         size = min(size, length << (max(max_rows // length, 1).bit_length() - 1))
     return [Run(start, min(start + size, n), length) for start in range(0, n, size)]
