@@ -27,6 +27,9 @@ from cme_dask.storage.sample import Sample
 
 Array = Any
 
+_RANGES = 16  # of rows that a worker may read
+_READ_SECONDS = 1.0  # and how long
+
 _SHORT, _LONG = 0.08, 0.4  # seconds of a measurement: of a part, of the whole loop
 _SHORT_STRIP = 1 << 12  # rows whose folds come in short pieces: that costs, and must be seen
 _EIGEN = 384  # largest order of the eigenproblem that is timed
@@ -65,7 +68,7 @@ def measure_rates(
     Parameters
     ----------
     sample
-        The rows; a chunk or two of them are read by each worker. Of Dask arrays none are: what
+        The rows; some chunks of them are read by each worker. Of Dask arrays none are: what
         their tasks cost is not known before.
     spec
         What the pass computes.
@@ -112,13 +115,13 @@ def _together(seconds: list[float]) -> float:
 
 
 def _payload(sample: Sample, run: Run, executor: Executor) -> tuple[Any, ...]:
-    """Two ranges of rows that a worker reads, the first one to warm up, and their sources."""
+    """Ranges of rows that a worker reads, the first one to warm up, and their sources."""
     if any(isinstance(source, DaskSource) for source in sample.reads):
         return ((),)
     chunk = max((source.chunk_rows or 1) for source in sample.reads)
     step = -(-run.length // chunk) * chunk
     first = run.start // chunk * chunk
-    edges = [min(first + i * step, sample.n_rows) for i in range(3)]
+    edges = [min(first + i * step, sample.n_rows) for i in range(_RANGES + 1)]
     ranges = tuple((a, b) for a, b in pairwise(edges) if a < b)
     local = executor.shares_memory
     return ranges, *(for_task(s, edges[0], edges[-1], local) for s in sample.reads)
@@ -155,15 +158,23 @@ def _measure(
 def _reading_seconds(
     ranges: tuple[tuple[int, int], ...], sources: tuple[RowSource, ...], sharing: int
 ) -> tuple[float, float]:
-    """Seconds and core seconds per row of the last range, the one before it being read first."""
-    seconds = cores = 0.0
-    for start, stop in ranges:
-        begin, cpu = time.perf_counter(), time.process_time()
+    """Seconds and core seconds per row, the first range apart, for about a second.
+
+    One chunk alone would tell how long it takes to find, not how fast many are read.
+    """
+    rows, begin, cpu = 0, time.perf_counter(), time.process_time()
+    for number, (start, stop) in enumerate(ranges):
+        if number == 1:  # the first has found the way
+            rows, begin, cpu = 0, time.perf_counter(), time.process_time()
         for source in sources:
             source.read(start, stop)
-        seconds = (time.perf_counter() - begin) / (stop - start)
-        cores = min((time.process_time() - cpu) / (stop - start) / sharing, CPU_COUNT * seconds)
-    return seconds, cores
+        rows += stop - start
+        if number and time.perf_counter() - begin > _READ_SECONDS:
+            break
+    if not rows:
+        return 0.0, 0.0
+    seconds = (time.perf_counter() - begin) / rows
+    return seconds, min((time.process_time() - cpu) / rows / sharing, CPU_COUNT * seconds)
 
 
 def _sections(spec: MomentSpec, parts: tuple[Array, ...], outs: list[Array]) -> Callable[[], None]:
