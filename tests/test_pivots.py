@@ -273,7 +273,7 @@ def test_the_margin_holds_for_the_table_and_is_not_wasteful(kernel, law):
         assert all(reached)
     errors = np.array(errors)[reached]
     assert len(errors) > 6
-    assert errors.min() > 0.5
+    assert errors.min() > 0.4  # the margin for few pivots is one or two of them
     assert errors.max() < 1.1
     assert np.sum(errors > 1.0) <= 2
 

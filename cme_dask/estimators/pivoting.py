@@ -31,7 +31,7 @@ Array = Any
 
 _CHECK_EVERY = 16
 _TOP_UP_SPAN = 0.5
-_CHECK_ROWS = 1 << 13  # rows that tell whether the pivots are enough: two standard errors are 2 %
+_CHECK_ROWS = 1 << 14  # rows that tell whether the pivots are enough
 
 
 @dataclass(frozen=True)

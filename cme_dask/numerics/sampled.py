@@ -40,7 +40,7 @@ def sampled_cholesky(
 
     Pivots are chosen from a prefix of the sample, which grows with the rank. On these rows the
     residual trace is too small, since the pivots are some of them; so it is measured on others,
-    and there it must be below ``tol`` by two standard errors.
+    and there it must be below ``tol`` by two standard errors, and by more if pivots are few.
 
     Parameters
     ----------
