@@ -325,6 +325,8 @@ def test_an_interrupt_leaves_nothing(tmp_path):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # A shell that runs the tests in the background has them ignore SIGINT; a terminal doesn't.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     begin = time.monotonic()
     while not list(tmp_path.glob("out/.cme-dask-bench-*")):
