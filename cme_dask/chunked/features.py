@@ -13,6 +13,7 @@ from cme_dask.chunked.badvalues import count_bad_values
 from cme_dask.chunked.gather import choose_rows
 from cme_dask.chunked.memory import MemoryBudget, MemoryPlan
 from cme_dask.chunked.passes import (
+    FLOPS,
     BadValues,
     PassClock,
     PassProgress,
@@ -38,8 +39,7 @@ from cme_dask.storage.writer import check_chunk_rows
 Array = Any
 WriteProgress = Callable[[PassProgress], None]
 
-_FLOPS = 1.5e10  # cautious rates of one core: they only choose the length of tasks
-_WRITE_RATE = 3e8  # bytes per second
+_WRITE_RATE = 3e8  # bytes per second, as cautious as FLOPS
 _KEPT_BYTES = 1 << 25  # of the new store's row sample
 _CHUNKS_HELD = 3  # of a task: the one being filled, and what its encoding takes
 _BLOCKS_HELD = 4  # of m features: kernel block, basis, their temporaries
@@ -220,7 +220,7 @@ class _Layout:
     def pieces(self, budget: MemoryBudget) -> list[Piece]:
         """The tasks."""
         m, d = self.model.rank, self.sample.sources[0].shape[1]
-        seconds = 2 * m * (m + d) / _FLOPS + self.row_bytes / _WRITE_RATE
+        seconds = 2 * m * (m + d) / FLOPS + self.row_bytes / _WRITE_RATE
         return cut_for_chunks(plan_sample(self.sample, budget.executor, seconds), self.chunk_rows)
 
     def check_memory(self, pieces: list[Piece], budget: MemoryBudget) -> MemoryPlan:

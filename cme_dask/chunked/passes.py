@@ -20,7 +20,9 @@ from cme_dask.storage.sample import Sample
 Array = Any
 Strip = tuple[int, tuple[Array, ...], Array | None]
 
-_FLOPS = 1.5e10  # a cautious rate of one core: it only chooses the length of tasks
+FLOPS = 1.5e10
+"""A cautious rate of one core, per second: it only chooses the length of tasks."""
+
 _READ_SECONDS = 1e-8  # per value
 _HELD_BYTES = 1 << 26  # rows that a task holds at once, where it must hold them all
 
@@ -220,7 +222,7 @@ def predict_moments(
         If that does not fit into the budget.
     """
     d = sum(source.shape[1] for source in sample.reads)
-    runs = plan_sample(sample, budget.executor, (width**2 + 2 * width * d) / _FLOPS)
+    runs = plan_sample(sample, budget.executor, (width**2 + 2 * width * d) / FLOPS)
     in_memory = [source for source in sample.reads if isinstance(source, ArraySource)]
     shape = PassShape(
         n_rows=sample.n_rows,

@@ -9,6 +9,7 @@ from dask.utils import format_bytes
 from cme_dask.chunked.blas import one_blas_thread
 from cme_dask.chunked.memory import MemoryBudget, MemoryPlan
 from cme_dask.chunked.passes import (
+    FLOPS,
     PassClock,
     PassProgress,
     check_strip,
@@ -25,7 +26,6 @@ from cme_dask.numerics.rounds import Offer, Rule, offered_rows
 from cme_dask.storage.rows import RowSource
 from cme_dask.storage.sample import Sample
 
-_FLOPS = 1.5e10  # a cautious rate of one core: it only chooses the length of tasks
 _WORD = 8
 _ROW_WORDS = 8  # per row of a strip: residual, diagonal, weight, index, their temporaries
 
@@ -154,7 +154,7 @@ def predict_round(
     """
     d = sum(source.shape[1] for source in sample.reads)
     n, rank, square = sample.n_rows, sum(ranks), sum(m * m for m in ranks)
-    runs = plan_sample(sample, budget.executor, (square + 2 * rank * d) / _FLOPS)
+    runs = plan_sample(sample, budget.executor, (square + 2 * rank * d) / FLOPS)
     length = strip_length(n)
     strips = -(-n // length)
     longest = max(run.rows for run in runs)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Array = Any
 Sections = Callable[[Array, Array], None]
+"""``write(rows, out)``: rows (b, d), one function of them in each row of ``out`` (m, b)."""
 
 
 @dataclass(frozen=True)

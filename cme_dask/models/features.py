@@ -9,11 +9,12 @@ import numpy as np
 
 from cme_dask.errors import StoreError
 from cme_dask.kernels import Kernel
+from cme_dask.kernels.base import Sections
 from cme_dask.kernels.into import Scratch
 from cme_dask.models.basis_file import basis_arrays, basis_description, read_basis
 from cme_dask.models.points import query_points
 from cme_dask.numerics.basis import LinearBasis, NewtonBasis
-from cme_dask.numerics.blocks import Sections, in_blocks
+from cme_dask.numerics.blocks import in_blocks
 from cme_dask.numerics.elimination import Elimination
 from cme_dask.storage.columns import Columns, check_finite
 from cme_dask.storage.model_file import ModelState, write_model

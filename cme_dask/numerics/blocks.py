@@ -1,13 +1,12 @@
 """Functions of many rows, evaluated on a fixed grid of blocks."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from cme_dask.kernels.base import Sections
+
 Array = Any
-Sections = Callable[[Array, Array], None]
-"""``write(rows, out)``: rows (b, d), one function of them in each row of ``out`` (m, b)."""
 
 BLOCK = 1024
 """Rows evaluated at once, counted from row 0 of the table.
