@@ -12,12 +12,6 @@ N_FOLDS = 10
 ACCURACY = 1e-9
 """Change of density ratios and expectations that faster arithmetic may cause."""
 
-SPECTRUM_ACCURACY = 1e-5
-"""Relative change of eigenvalues that it may cause where nothing else is computed from them.
-
-What n rows tell of an eigenvalue is uncertain by about sqrt(2 / n): 1e-5 is less up to 10^10 rows.
-"""
-
 SAMPLE_SIZE = 1 << 15
 """Rows of the row sample: what stores keep, and what pivots are chosen from."""
 

@@ -13,6 +13,8 @@ from uuid import uuid4
 from distributed import WorkerPlugin
 from threadpoolctl import threadpool_limits
 
+import cme_dask.kernels.blas  # noqa: F401 - only a library that is loaded can be limited
+
 _lock = threading.Lock()
 _users = 0
 _limits: Any = None

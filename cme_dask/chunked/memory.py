@@ -69,8 +69,8 @@ class PassShape:
     def task_bytes(self, run: Run) -> int:
         """Peak of one running task: partial sums, a sub-block with its temporaries, rows."""
         sums = (1 + math.ceil(math.log2(run.strips))) * self.partial_bytes
-        # A sub-block of P functions, sections on the way, their product, and the eliminations.
-        block = (3 * sub_block(self.width) + self.width) * self.width
+        # A sub-block of P functions, sections on the way, and the eliminations.
+        block = 3 * sub_block(self.width) * self.width
         block += sum(m * m for m in self.ranks) // 2
         length = strip_length(self.n_rows)
         rows = 3 * length + 2 * self.chunk_rows

@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Self
 
+import numpy as np
 from sklearn.base import BaseEstimator
 
 from cme_dask.chunked.blas import one_blas_thread
 from cme_dask.chunked.driver import Executor, Scheduler
 from cme_dask.chunked.memory import MemoryBudget
 from cme_dask.chunked.sources import open_sample
-from cme_dask.defaults import SAMPLE_SIZE, SPECTRUM_ACCURACY, TOL
+from cme_dask.defaults import SAMPLE_SIZE, TOL
 from cme_dask.errors import DataError
 from cme_dask.estimators.arithmetic import check_accuracy, settle_arithmetic, trial_rows
 from cme_dask.estimators.features import FittedFeatures, x_alone
@@ -55,10 +56,11 @@ class PivotedCholesky(FittedFeatures, BaseEstimator):  # type: ignore[misc]
         For ``greedy``, in (0, 1], as in :class:`JointDistribution`.
     sample_size : int
         Rows of the row sample from which pivots are chosen.
-    accuracy : float
+    accuracy : float, optional
         Faster arithmetic is used as far as it changes eigenvalues by this fraction at most, and
-        the trace error by 100 times this fraction of ``tol``, as tried on the row sample before the
-        pass; 0: solve first, in float64, always.
+        the trace error by a thousandth of ``tol``, as tried on the row sample before the pass; 0:
+        solve first, in float64, always. Default: a tenth of sqrt(2 / n), the uncertainty of an
+        eigenvalue that n rows tell.
     random_state : int, optional
         Seed of the row sample of arrays and of random pivots; default 0.
 
@@ -94,7 +96,7 @@ class PivotedCholesky(FittedFeatures, BaseEstimator):  # type: ignore[misc]
         pivots: Any = "sampled",
         span: float = 1.0,
         sample_size: int = SAMPLE_SIZE,
-        accuracy: float = SPECTRUM_ACCURACY,
+        accuracy: float | None = None,
         random_state: int | None = None,
     ) -> None:
         self.kernel = kernel
@@ -184,7 +186,7 @@ class PivotedCholesky(FittedFeatures, BaseEstimator):  # type: ignore[misc]
     ) -> Preparation:
         """The parameters checked, the row sample read."""
         check_parameters(self.tol, self.max_rank, 1, self.sample_size, self.random_state)
-        check_accuracy(self.accuracy)
+        self._accuracy(1)
         if self.basis not in BASES:
             raise DataError(f"basis must be one of {', '.join(BASES)}, got {self.basis!r}")
         rule = PivotRule(self.tol, self.max_rank, self.span, self.random_state or 0)
@@ -206,8 +208,16 @@ class PivotedCholesky(FittedFeatures, BaseEstimator):  # type: ignore[misc]
         """The moments of the basis, with the arithmetic that the accuracy allows."""
         sample, rows = choice.sample, choice.rows
         spec = MomentSpec((make_side(bases[0], sample.columns[0], None, rows, 0),))
-        trial, change = trial_rows(rows, spec.ranks), SpectrumChange(self.tol)
-        return settle_arithmetic(spec, trial, sample.n_rows, check_accuracy(self.accuracy), change)
+        trial = trial_rows(rows, spec.ranks)
+        accuracy = self._accuracy(sample.n_rows)
+        change = SpectrumChange(self.tol, accuracy)
+        return settle_arithmetic(spec, trial, sample.n_rows, accuracy, change)
+
+    def _accuracy(self, n_rows: int) -> float:
+        """The accuracy that was asked for, or a tenth of an eigenvalue's sampling error."""
+        if self.accuracy is None:
+            return 0.1 * float(np.sqrt(2.0 / n_rows))
+        return check_accuracy(self.accuracy)
 
     def _measure(self, choice: PivotChoice, bases: Sequence[NewtonBasis]) -> MeanMoments:
         """The moment pass."""

@@ -8,7 +8,10 @@ are computed and copied.
 import math
 from typing import Any
 
+import numpy as np
 from array_api_compat import device, is_cupy_array, is_numpy_array
+
+from cme_dask.kernels import blas
 
 Array = Any
 
@@ -35,6 +38,26 @@ def cast_into(xp: Any, out: Array, values: Array) -> None:
         out[...] = xp.astype(values, out.dtype)
 
 
+def subtract_product(xp: Any, out: Array, left: Array, right: Array, scratch: "Scratch") -> None:
+    """``out[...] -= left @ right``."""
+    if is_numpy_array(out):
+        blas.subtract_product(out, left, right)
+    else:
+        part = scratch.like(xp, out)
+        into(xp, part, "matmul", left, right)
+        into(xp, out, "subtract", out, part)
+
+
+def lower_product(xp: Any, matrix: Array, out: Array, scratch: "Scratch") -> None:
+    """``out[...] = matrix @ out`` with a lower-triangular matrix."""
+    if is_numpy_array(out):
+        blas.lower_product(matrix, out)
+    else:
+        part = scratch.like(xp, out)
+        into(xp, part, "matmul", matrix, out)
+        out[...] = part
+
+
 def rank_update(xp: Any, out: Array, rows: Array) -> None:
     """``out[...] = rows @ rows.T``, at the cost of one half of it.
 
@@ -50,6 +73,22 @@ def rank_update(xp: Any, out: Array, rows: Array) -> None:
         out[...] = lower + xp.tril(out, k=-1).T
     else:
         into(xp, out, "matmul", rows, rows.T)
+
+
+def add_rank_update(xp: Any, out: Array, rows: Array, scratch: "Scratch") -> None:
+    """Upper triangle of ``out += rows @ rows.T``; ``out`` is in the memory of the process."""
+    if is_numpy_array(rows):
+        blas.add_gram(out, rows)
+    else:
+        product = scratch.shaped(xp, out.shape, rows)
+        rank_update(xp, product, rows)
+        out += np.asarray(product)
+
+
+def mirror_upper(out: Array) -> None:
+    """Copy the upper triangle of a square NumPy matrix to the lower one."""
+    for i in range(1, len(out)):
+        out[i, :i] = out[:i, i]
 
 
 class Scratch:

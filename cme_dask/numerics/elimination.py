@@ -11,19 +11,19 @@ the whole solve comes last; that halves the work and loses |R^-1|^2 in the sums,
 lose only the square of each block's own range of residuals.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace
+from array_api_compat import array_namespace, device
 from scipy.linalg import solve_triangular
 
-from cme_dask.kernels.into import Scratch, into
+from cme_dask.kernels.into import Scratch, lower_product, subtract_product
 
 Array = Any
 
-_BLOCK = 32  # pivots per step of a whole solve: measured, 16 to 64 differ by a few per cent
+_BLOCK = 48  # pivots per step of a whole solve: measured, 32 to 64 differ by a few per cent
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Elimination:
     def flops(self) -> int:
         """Operations per row of the data."""
         sizes = [(b.start, b.stop - b.start) for b in self.blocks]
-        return sum(2 * size * (start + size * self.solved) for start, size in sizes)
+        return sum(size * (2 * start + size * self.solved) for start, size in sizes)
 
     def prepare(self, factor: Array, like: Array) -> Callable[[Array], None]:
         """The elimination as a function that works in place on kernel sections, shape (m, n).
@@ -79,40 +79,33 @@ class Elimination:
         xp = array_namespace(like)
         scratch = Scratch()
         steps = [
-            (block, None if w is None else xp.asarray(w), None if i is None else xp.asarray(i))
-            for block, w, i in self._steps(factor)
+            (target, source, xp.asarray(matrix, device=device(like)))
+            for target, source, matrix in self._steps(factor)
         ]
 
         def run(sections: Array) -> None:
-            for block, weights, inverse in steps:
-                here = sections[block, :]
-                part = scratch.like(xp, here)
-                if weights is not None:
-                    into(xp, part, "matmul", weights, sections[: block.start, :])
-                    into(xp, here, "subtract", here, part)
-                if inverse is not None:
-                    into(xp, part, "matmul", inverse, here)
-                    here[...] = part
+            for target, source, matrix in steps:
+                out = sections[target, :]
+                if source is None:
+                    lower_product(xp, matrix, out, scratch)
+                else:
+                    subtract_product(xp, out, matrix, sections[source, :], scratch)
 
         return run
 
-    def _steps(self, factor: Array) -> list[tuple[slice, Array | None, Array | None]]:
-        """Per block: weights of the rows before it, and the inverse to apply then."""
-        steps = []
-        for block in self.blocks:
-            weights = inverse = None
-            if block.start:
-                weights = np.array(factor[block, : block.start])
-            if self.solved:
-                own = factor[block, block]
-                inverse = solve_triangular(own, np.eye(len(own)), lower=True)
-            elif weights is not None:
-                for before in self.blocks:
-                    if before.stop <= block.start:
-                        weights[:, before] = solve_triangular(
-                            factor[before, before], weights[:, before].T, lower=True, trans="T"
-                        ).T
-            steps.append((block, weights, inverse))
+    def _steps(self, factor: Array) -> list[tuple[slice, slice | None, Array]]:
+        """Target, source, matrix: take matrix @ source from the target, or apply it to itself."""
+        if self.solved:
+            return list(_solving(factor, self.blocks))
+        steps: list[tuple[slice, slice | None, Array]] = []
+        for block in self.blocks[1:]:
+            weights = np.array(factor[block, : block.start])
+            for before in self.blocks:
+                if before.stop <= block.start:
+                    weights[:, before] = solve_triangular(
+                        factor[before, before], weights[:, before].T, lower=True, trans="T"
+                    ).T
+            steps.append((block, slice(0, block.start), weights))
         return steps
 
     def finish(self, factor: Array, rows: Array) -> None:
@@ -121,3 +114,20 @@ class Elimination:
             return
         for block in self.blocks:
             rows[block] = solve_triangular(factor[block, block], rows[block], lower=True)
+
+
+def _solving(factor: Array, blocks: list[slice]) -> Iterator[tuple[slice, slice | None, Array]]:
+    """Forward substitution by halves: then most of it is products of large matrices."""
+    if len(blocks) == 1:
+        (block,) = blocks
+        own = factor[block, block]
+        inverse = solve_triangular(own, np.eye(len(own)), lower=True)
+        yield block, None, np.ascontiguousarray(inverse)
+        return
+    half = len(blocks) // 2
+    first, second = blocks[:half], blocks[half:]
+    source = slice(first[0].start, first[-1].stop)
+    target = slice(second[0].start, second[-1].stop)
+    yield from _solving(factor, first)
+    yield target, source, np.ascontiguousarray(factor[target, source])
+    yield from _solving(factor, second)

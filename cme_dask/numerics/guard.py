@@ -19,15 +19,28 @@ from cme_dask.numerics.joint import JointSolution
 from cme_dask.numerics.moments import MeanMoments, MomentSpec
 
 Array = Any
-Change = Callable[[MeanMoments, MeanMoments], float]
+Change = Callable[[MeanMoments], Callable[[MeanMoments], float]]
+"""From the safe moments of the trial rows to the change in others: what is compared is made once.
+"""
 
 TRIAL_ROWS = 2048
 """Rows of a trial, or twice the rank where that is more."""
 
 _POINTS = 256  # at whose pairs density ratios are compared
-_FRACTIONS = ((), (0.2,), (0.27,), (0.35,), (0.5,), (1 / 3, 2 / 3), (0.25, 0.5, 0.75))
-_TAU_WEIGHT = 1e-2  # an accuracy of 1e-5 lets tau change by 1e-3 tol
+_FRACTIONS = (
+    (),
+    (0.1,),
+    (0.15,),
+    (0.2,),
+    (0.27,),
+    (0.35,),
+    (0.5,),
+    (1 / 3, 2 / 3),
+    (0.25, 0.5, 0.75),
+)
+_TAU = 1e-3  # change of tau, in tol, that is as bad as the accuracy
 _SINGLE_COST = 0.55  # of a float32 product, in float64 ones
+_CAST_COST = 50  # of a value that becomes float32, in operations: products of few don't pay for it
 _SINGLE_LEAST = 1e-8  # relative error that float32 products have in any case
 
 
@@ -91,7 +104,7 @@ def choose_arithmetic(
     accuracy
         Largest change admitted; the safe form is taken where nothing else is.
     change
-        Compares the moments of a trial with the safe ones.
+        Compares the moments of a trial with the safe ones, see :data:`Change`.
 
     Returns
     -------
@@ -104,12 +117,12 @@ def choose_arithmetic(
         applied = arithmetic.applied(alone)
         return MeanMoments.of(applied.strip(parts, None, folds), applied.sides)
 
-    safe = moments(SAFE)
+    change_of = change(moments(SAFE))
     tried: list[Arithmetic] = []
 
     def admitted(arithmetic: Arithmetic) -> bool:
         with np.errstate(all="ignore"):  # a shortcut that fails may do so loudly
-            found = float(change(moments(arithmetic), safe))
+            found = float(change_of(moments(arithmetic)))
         tried.append(replace(arithmetic, change=found))
         return found <= accuracy
 
@@ -134,7 +147,9 @@ def _candidates(spec: MomentSpec, single: bool) -> list[Arithmetic]:
 def _cost(spec: MomentSpec, arithmetic: Arithmetic) -> float:
     applied = arithmetic.applied(spec)
     solve = sum(side.eliminated.flops for side in applied.sides)
-    return solve + applied.width**2 * (_SINGLE_COST if arithmetic.single else 1.0)
+    if arithmetic.single:
+        return solve + applied.width**2 * _SINGLE_COST + sum(applied.ranks) * _CAST_COST
+    return solve + applied.width**2
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,22 +168,30 @@ class JointChange:
     parts: tuple[Array, ...]
     solve: Callable[[MeanMoments], JointSolution]
 
-    def __call__(self, tried: MeanMoments, safe: MeanMoments) -> float:
-        """The change between two moments of the trial rows."""
-        if not all(np.isfinite(gram).all() for gram in tried.gram):
-            return np.inf
-        both = [(self.solve(mean), mean) for mean in (tried, safe)]
-        ratios = [self._ratio(solution) for solution, _ in both]
-        found = [np.abs(ratios[0] - ratios[1]).max()]
-        square = np.diag(safe.function_gram)
-        means = np.concatenate(safe.function_mean)
+    def __call__(self, safe: MeanMoments) -> Callable[[MeanMoments], float]:
+        """The change from these moments of the trial rows to others."""
+        ratio, *answers = self._answers(safe)
         # An event that no trial row saw has no deviation, and must not change at all.
-        scale = np.sqrt(square) + 1e-6 * np.abs(means) + np.finfo(np.float64).tiny
+        means = np.concatenate(safe.function_mean)
+        scale = np.sqrt(np.diag(safe.function_gram)) + 1e-6 * np.abs(means)
+        scale += np.finfo(np.float64).tiny
         count = len(safe.function_mean[0])
-        for given, here in ((0, slice(count, None)), (1, slice(0, count))):
-            answers = [self._expectation(solution, mean, given) for solution, mean in both]
-            found.append((np.abs(answers[0] - answers[1]) / scale[here]).max(initial=0.0))
-        return float(np.max(found))
+        scales = (scale[count:], scale[:count])  # of functions of y, given x first
+
+        def change(tried: MeanMoments) -> float:
+            if not all(np.isfinite(gram).all() for gram in tried.gram):
+                return np.inf
+            other, *others = self._answers(tried)
+            found = [np.abs(other - ratio).max()]
+            for one, two, unit in zip(others, answers, scales, strict=True):
+                found.append((np.abs(one - two).max(axis=0) / unit).max(initial=0.0))
+            return float(np.max(found))
+
+        return change
+
+    def _answers(self, mean: MeanMoments) -> tuple[Array, Array, Array]:
+        solution = self.solve(mean)
+        return self._ratio(solution), *(self._expectation(solution, mean, s) for s in (0, 1))
 
     @cached_property
     def _newton(self) -> list[Array]:
@@ -188,19 +211,32 @@ class JointChange:
 
 @dataclass(frozen=True)
 class SpectrumChange:
-    """Largest relative change of an eigenvalue of E[N N^T], and of tau in hundreds of ``tol``.
+    """Largest relative change of an eigenvalue of E[N N^T]; tau must stay, within 1e-3 tol.
 
     Eigenvalues below the rounding of the largest, eps m lam_max, are left out: no form has them.
+
+    Parameters
+    ----------
+    tol
+        Relative trace error aimed at.
+    accuracy
+        What will be admitted: a change of tau by 1e-3 tol counts as much.
     """
 
     tol: float
+    accuracy: float
 
-    def __call__(self, tried: MeanMoments, safe: MeanMoments) -> float:
-        """The change between two moments of the trial rows."""
-        if not np.isfinite(tried.gram[0]).all():
-            return np.inf
-        trace = abs(np.trace(tried.gram[0]) - np.trace(safe.gram[0])) / safe.trace[0]
-        change = float(_TAU_WEIGHT * trace / self.tol)
-        lam, reference = (np.linalg.eigvalsh(mean.gram[0]) for mean in (tried, safe))
+    def __call__(self, safe: MeanMoments) -> Callable[[MeanMoments], float]:
+        """The change from these moments of the trial rows to others."""
+        reference = np.linalg.eigvalsh(safe.gram[0])
         seen = reference > np.finfo(np.float64).eps * len(reference) * reference[-1]
-        return max(change, float(np.abs(lam[seen] / reference[seen] - 1.0).max(initial=0.0)))
+
+        def change_of(tried: MeanMoments) -> float:
+            if not np.isfinite(tried.gram[0]).all():
+                return np.inf
+            tau = abs(np.trace(tried.gram[0]) - np.trace(safe.gram[0])) / safe.trace[0]
+            found = np.abs(np.linalg.eigvalsh(tried.gram[0])[seen] / reference[seen] - 1.0)
+            change = max(found.max(initial=0.0), self.accuracy * tau / (_TAU * self.tol))
+            return float(change)
+
+        return change_of

@@ -13,7 +13,14 @@ import numpy as np
 from array_api_compat import array_namespace, device
 
 from cme_dask.errors import DataError
-from cme_dask.kernels.into import cast_into, into, rank_update
+from cme_dask.kernels.into import (
+    Scratch,
+    add_rank_update,
+    cast_into,
+    into,
+    mirror_upper,
+    rank_update,
+)
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.elimination import Elimination
 
@@ -246,8 +253,7 @@ class StripMoments:
             self._rows32 = self._empty((rank, self._block), xp.float32)
             self._product32 = self._empty((rank, rank), xp.float32)
             self._rest = self._empty((spec.width - rank, spec.width), xp.float64)
-        else:
-            self._product = self._empty((spec.width, spec.width), xp.float64)
+        self._scratch = Scratch()
 
     def __call__(self, parts: tuple[Array, ...], weights: Array | None, folds: Array) -> Moments:
         """Moments of one strip of rows, as far as the bases are solved for.
@@ -290,12 +296,13 @@ class StripMoments:
             for number, part in _folds_within(fold, spec.n_folds):
                 update(gram[number], rows[:, part])
                 traces[number] += [float(xp.sum(diagonal[part])) for diagonal in diagonals]
+        for fold_gram in gram:
+            mirror_upper(fold_gram)
         counts = np.bincount(folds, minlength=spec.n_folds).astype(np.int64)
         return Moments(gram, traces, counts)
 
     def _rank_update(self, gram: Array, rows: Array) -> None:
-        rank_update(self._xp, self._product, rows)
-        gram += np.asarray(self._product)
+        add_rank_update(self._xp, gram, rows, self._scratch)
 
     def _single_update(self, gram: Array, rows: Array) -> None:
         rank = self._rows32.shape[0]

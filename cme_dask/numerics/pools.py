@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from scipy.linalg import solve_triangular
 
+from cme_dask.kernels import blas
+
 Array = Any
 
 TIE = 1e-10
@@ -24,7 +26,7 @@ BLOCK = 256
 
 _SMALL = 128  # rows of a pool that is pivoted on its dense residual kernel matrix
 _SHARE = 8  # a pool is this part of its rows
-_ROWS = 2048  # rows brought up to date at once: their columns stay in cache
+_ROWS = 4096  # rows brought up to date at once; of fewer, threads wait for each other
 _NO_ROW = np.iinfo(np.int64).max
 
 
@@ -171,12 +173,12 @@ class Pool:
 
     def newton(self, at: Array) -> Array:
         """N at the rows in these positions, shape (len(at), m)."""
-        values, first = np.empty((len(at), self.rank)), 0
+        values, first = np.empty((self.rank, len(at))), 0
         for block in self._filled():
             last = first + len(block)
-            values[:, first:last] = block[:, at].T
+            np.take(block, at, axis=1, out=values[first:last], mode="clip")  # in place only so
             first = last
-        return values
+        return values.T
 
     def column(self, j: int) -> Array:
         """N_j at all rows, shape (c,)."""
@@ -207,22 +209,21 @@ class Pool:
         share^T N_j^2 for each new column j, shape (b,); zeros without weights
         """
         before, own = newton[:, : self.rank], newton[:, self.rank :]
-        inverse = solve_triangular(own, np.eye(len(pivots)), lower=True)
+        inverse = np.ascontiguousarray(solve_triangular(own, np.eye(len(pivots)), lower=True))
         old, fresh = self._filled(), self._grow(len(pivots))
 
         def update(start: int) -> Array:
             here = slice(start, min(start + _ROWS, len(self.rows)))
-            columns, product, solved = np.empty((3, len(pivots), here.stop - here.start))
+            columns = np.empty((len(pivots), here.stop - here.start))
             self.kernel.sections(pivots)(self.points[here], columns)
             for block, weights in _beside(old, before.T):
-                np.matmul(weights.T, block[:, here], out=product)
-                np.subtract(columns, product, out=columns)
-            np.matmul(inverse, columns, out=solved)
-            for block, part in _beside(fresh, solved):
+                blas.subtract_product(columns, np.ascontiguousarray(weights.T), block[:, here])
+            blas.lower_product(inverse, columns)
+            for block, part in _beside(fresh, columns):
                 block[:, here] = part
-            np.multiply(solved, solved, out=solved)
-            self.residual[here] -= solved.sum(axis=0)
-            return np.zeros(len(pivots)) if share is None else solved @ share[here]
+            np.multiply(columns, columns, out=columns)
+            self.residual[here] -= columns.sum(axis=0)
+            return np.zeros(len(pivots)) if share is None else columns @ share[here]
 
         starts = range(0, len(self.rows), _ROWS)
         if self._threads is None or len(starts) == 1:
