@@ -448,8 +448,12 @@ if __name__ == "__main__":
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the high-water mark is read from /proc")
-def test_prediction_is_near_the_measured_peak(tmp_path):
-    """Of an output that is larger than the memory it took."""
+def test_prediction_bounds_the_measured_peak(tmp_path):
+    """Of an output that is larger than the memory it took.
+
+    The prediction is that of tasks whose peaks meet, and of an allocator that keeps what they
+    freed; how far both happen is a matter of chance.
+    """
     x = np.random.default_rng(0).uniform(size=(180_000, 3))
     write_store(tmp_path / "s", x, x[:, :1], chunk_rows=16_384)
     given = x[:400]
@@ -462,6 +466,5 @@ def test_prediction_is_near_the_measured_peak(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     predicted, measured, written = json.loads(done.stdout)
-    # What the allocator keeps of freed chunks varies by 100 MB: the prediction counts it.
-    assert 0.8 * measured <= predicted <= 1.25 * measured + (120 << 20)
+    assert 0.9 * measured <= predicted <= 2.0 * measured
     assert written > measured

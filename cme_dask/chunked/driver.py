@@ -6,6 +6,9 @@ scheduler it is the same graph; what differs is how its progress is heard.
 
 import contextlib
 import multiprocessing
+import os
+import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -158,6 +161,9 @@ class Executor:
         # Zarr's event loop does not survive a fork, and each process gets one BLAS thread.
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(self.workers, context, initializer=limit_this_process) as pool:
+            with _deaf_to_interrupts():
+                for _ in range(self.workers):  # each starts a process, since none is idle yet
+                    pool.submit(os.getpid)
             # Dask's default of 6 tasks at a time leaves processes idle and runs on after Ctrl-C.
             yield {"pool": pool, "num_workers": self.workers, "chunksize": 1}
 
@@ -197,6 +203,25 @@ class Executor:
                 ) from error
             finally:
                 client.cancel([result, *told])
+
+
+@contextlib.contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """Let processes that are started meanwhile ignore Ctrl-C, which a terminal sends to all.
+
+    It ends the run in this process, which then ends them; by themselves they would print their
+    tracebacks, and could die with a lock that the others wait for.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    # Signals are set in the main thread, and not where other than Python has set them.
+    if before is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class _Progress(Callback):  # type: ignore[misc]
