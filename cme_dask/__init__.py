@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from cme_dask import kernels
+    from cme_dask import constraints, kernels, metrics
     from cme_dask.chunked.lazy import gram_columns
     from cme_dask.chunked.sources import open_sample
     from cme_dask.estimators.cholesky import PivotedCholesky
@@ -24,14 +24,16 @@ _HOMES = {
     "load": "cme_dask.models",
     "open_sample": "cme_dask.chunked.sources",
 }
-_MODULES = ("errors", "kernels")
+_MODULES = ("constraints", "errors", "kernels", "metrics")
 
 __all__ = [
     "JointDistribution",
     "PivotedCholesky",
+    "constraints",
     "gram_columns",
     "kernels",
     "load",
+    "metrics",
     "open_sample",
 ]
 

@@ -25,6 +25,14 @@ class ResourceError(CmeDaskError, RuntimeError):
     """The machine or the cluster can't do it: memory, disk, scheduler, a missing package."""
 
 
+class ConvergenceError(CmeDaskError, RuntimeError):
+    """A solver missed its tolerance; nothing was fitted."""
+
+
+class ConvergenceWarning(UserWarning):
+    """A solver missed its tolerance, and the solution was kept because that was asked for."""
+
+
 class ToleranceWarning(UserWarning):
     """The pass measured a trace error above ``tol`` over all rows."""
 

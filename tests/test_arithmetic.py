@@ -18,8 +18,10 @@ from cme_dask.numerics import guard
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.elimination import Elimination
-from cme_dask.numerics.joint import Regularization, solve_joint
-from cme_dask.numerics.moments import MeanMoments, MomentSpec, Side
+from cme_dask.numerics.joint import solve_joint
+from cme_dask.numerics.means import MeanMoments
+from cme_dask.numerics.moments import MomentSpec, Side
+from cme_dask.numerics.problem import Regularization
 
 LAST = guard.Arithmetic(())
 

@@ -453,7 +453,7 @@ PARAMETERS = [
     ),
     ({"reg": (1, 2), "reg_form": "single"}, "reg_form='single' takes one number for reg"),
     ({"reg_form": "foo"}, "reg_form must be one of two-sided, single, got 'foo'"),
-    ({"constraint": "foo"}, "constraint must be one of none, normalized, got 'foo'"),
+    ({"constraint": "foo"}, "constraint must be one of none, .*, coupling, or .*got 'foo'"),
     ({"constraint": ["none"]}, "constraint must be one of none, normalized"),
     ({"pivots": "foo"}, "pivots must be 'sampled', .*, 'random' or given points, got 'foo'"),
     ({"pivots": None}, "'greedy', 'random' or a pair of arrays, got NoneType"),
@@ -919,7 +919,7 @@ def test_a_full_disk_leaves_nothing_behind(tiny_disk, rows, few):
     ):
         writer.append(*rows)
     assert contents(tiny_disk) == before  # the earlier store, as it was
-    small = joint(n_folds=1, tol=0.1).fit(*few)
+    small = joint(n_folds=1, tol=0.1, support_size=0).fit(*few)
     filler = tiny_disk / "filler"
     with filler.open("wb") as file:
         try:

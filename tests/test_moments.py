@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from cme_dask import kernels
 from cme_dask.numerics.basis import LinearBasis, NewtonBasis, eigenbasis
-from cme_dask.numerics.moments import MeanMoments, Moments, MomentSpec, Side
+from cme_dask.numerics.means import MeanMoments
+from cme_dask.numerics.moments import Moments, MomentSpec, Side
 
 
 def spec_of(X, Y, n_folds):

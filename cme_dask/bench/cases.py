@@ -13,6 +13,7 @@ from cme_dask.bench.fits import Bare, Fit, Rows, StoreRead
 from cme_dask.bench.machine import GemmRate, MachineRates, limit_seconds
 from cme_dask.bench.measure import Measurement, Ratio, Tell, Term, Together, measure
 from cme_dask.bench.peers import NOT_INSTALLED, ConditionalMean, Fmca, Reference, fmca_installed
+from cme_dask.bench.programs import CLOSED, SolveCoupling, SolveProgram
 from cme_dask.kernels import Kernel
 
 D = 3
@@ -20,6 +21,10 @@ FMCA_SCALE = 0.3
 _REG = 1e-6
 _TOL = 1e-6  # where a rank is wanted: these kernels reach the rank long before it
 _TRIALS = 4
+_PROGRAM_RATIO = 5  # pivots of y for each of x
+_LARGEST_PROGRAM = 250_000  # unknowns that go to the quadratic programming solvers
+_PROGRAM_SECONDS = 35.0  # that they may take
+_COUPLINGS = {200: 5.0, 1000: 60.0}  # landmarks of x and of y, and the seconds aimed at
 
 
 @dataclass(frozen=True)
@@ -285,6 +290,54 @@ def sweep_case(bench: Bench, size: Size) -> None:
     bench.measure(jobs)
 
 
+def programs_case(bench: Bench, size: Size) -> None:
+    """Certified programs: the closed form beside the paper's own form by Clarabel and OSQP.
+
+    A solver's time is what it is: OSQP, which may take all of its limit, runs once.
+    """
+    for rank in size.ranks:
+        ranks = rank, _PROGRAM_RATIO * rank
+        unknowns = ranks[0] * ranks[1]
+        at = f"programs/{unknowns:,} unknowns"
+        closed, clarabel, osqp = (f"{at}/{who}" for who in (CLOSED, "Clarabel", "OSQP"))
+
+        def job(solver: str, ranks: tuple[int, int] = ranks) -> SolveProgram:
+            return SolveProgram(solver, size.rows, *ranks, _PROGRAM_SECONDS)
+
+        jobs = {closed: job(CLOSED)}
+        if unknowns <= _LARGEST_PROGRAM:
+            jobs[clarabel] = job("clarabel")
+        bench.measure(jobs)
+        if unknowns > _LARGEST_PROGRAM:
+            _bound(bench, at, f"{CLOSED}, seconds", closed, "seconds", 1.0)
+            _bound(bench, at, f"{CLOSED}, KKT residual", closed, "kkt_residual", 1e-10)
+            continue
+        bench.measure({osqp: job("osqp")}, 1)
+        bench.compare(at, f"Clarabel / {CLOSED}", clarabel, closed)
+        bench.compare(at, "OSQP / Clarabel", osqp, clarabel)
+        bench.compare(at, f"objective, Clarabel / {CLOSED}", clarabel, closed, "objective")
+        bench.compare(at, f"error, Clarabel / {CLOSED}", clarabel, closed, "oracle_error")
+        if unknowns >= _LARGEST_PROGRAM // 2:
+            _bound(bench, at, "Clarabel, seconds", clarabel, "seconds", 15.0)
+            _bound(bench, at, "Clarabel, KKT residual", clarabel, "kkt_residual", 1e-6)
+    for landmarks, seconds in _COUPLINGS.items():
+        at = f"programs/{landmarks**2:,} unknowns"
+        for scale in (1.0, 0.5):
+            for reg in (1e-3, 1e-4):
+                key = f"{at}/coupling, scale {scale}, reg {reg:g}"
+                bench.measure({key: SolveCoupling(size.rows, landmarks, scale, reg)}, 1)
+                _bound(bench, at, key.split("/")[-1] + ", seconds", key, "seconds", seconds)
+                _bound(bench, at, key.split("/")[-1] + ", KKT", key, "kkt_residual", 1e-6)
+
+
+def _bound(
+    bench: Bench, group: str, name: str, measurement: str, quantity: str, at_most: float
+) -> None:
+    """Add a quantity of one measurement, and the most that is aimed at."""
+    terms = [Term(measurement, quantity)]
+    bench.ratios.append(Ratio(group, name, terms, [Term()], at_most=at_most))
+
+
 def _kernel_name(kernel: Kernel) -> str:
     order = getattr(kernel, "nu", None)
     return type(kernel).__name__ + (f" {order}" if order is not None else "")
@@ -293,7 +346,15 @@ def _kernel_name(kernel: Kernel) -> str:
 CASES: dict[str, Callable[[Bench, Size], None]] = dict(
     zip(
         CASE_NAMES,
-        (machine_case, fmca_case, pass_case, random_case, ridge_case, sweep_case),
+        (
+            machine_case,
+            fmca_case,
+            pass_case,
+            random_case,
+            ridge_case,
+            sweep_case,
+            programs_case,
+        ),
         strict=True,
     )
 )
@@ -305,6 +366,7 @@ QUICK = {
     "random": Size(2 * 10**4, ranks=(300,)),
     "ridge": Size(10**5, ranks=(200,)),
     "sweep": Size(10**5, ranks=(100,)),
+    "programs": Size(5000, ranks=(5, 14, 45, 100, 200, 448)),
 }
 """Sizes that take a few minutes."""
 
@@ -315,5 +377,6 @@ FULL = {
     "random": Size(10**5, ranks=(1000,)),
     "ridge": Size(10**6, ranks=(400,)),
     "sweep": Size(10**6, ranks=(200,)),
+    "programs": Size(5000, ranks=(5, 14, 45, 100, 200, 448)),
 }
 """Sizes of the published figures."""

@@ -156,7 +156,7 @@ class Fit:
         in_memory = self.rows.store is None
         return {
             "ranks": [basis.rank for basis in bases],
-            "trace_error": max(basis.trace_error for basis in bases),
+            "trace_error": max(basis.trace_error or 0.0 for basis in bases),
             "passes": estimator.n_passes_,
             "bytes_read": 0 if in_memory else counter and counter.bytes_read,
             "tasks": estimator.report_.tasks,

@@ -4,6 +4,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from cme_dask.bench.programs import CLOSED
 from cme_dask.report.plots import STYLE
 from cme_dask.report.tables import number
 
@@ -16,6 +17,7 @@ _TITLES = {
     "random": "Random pivots, {rows} rows",
     "ridge": "Conditional mean, {rows} rows",
     "sweep": "One thing changed at a time, around {rows} rows",
+    "programs": "Certified programs and couplings of a sample of {rows} rows",
 }
 _OURS, _BARE, _LIMIT, _OTHERS = "#1f5fa8", "#3a8f5c", "#222222", "#c8552b"
 _LEGEND = (
@@ -154,7 +156,11 @@ def _look(label: str, found: Result) -> tuple[str, str]:
         return _BARE, "D"
     job = found["job"]
     kinds = {one["job"] for one in (job if isinstance(job, list) else [job])}
-    ours = kinds <= {"Fit"} or (kinds == {"ConditionalMean"} and job["method"] == "ours")
+    ours = (
+        kinds <= {"Fit"}
+        or (kinds == {"ConditionalMean"} and job["method"] == "ours")
+        or (kinds == {"SolveProgram"} and job["solver"] == CLOSED)
+    )
     return (_OURS, "o") if ours else (_OTHERS, "s")
 
 

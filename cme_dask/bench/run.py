@@ -1,6 +1,5 @@
 """``cme-dask bench``: run the cases, write what they found."""
 
-import json
 import tempfile
 import time
 from dataclasses import dataclass, replace
@@ -9,13 +8,13 @@ from typing import Any
 
 from cme_dask.bench.cases import CASES, FULL, QUICK, Bench, Size
 from cme_dask.bench.machine import describe_machine
+from cme_dask.bench.output import write_result
+from cme_dask.bench.picture import bench_picture
 from cme_dask.bench.tables import measurement_line
 from cme_dask.chunked.driver import Executor
 from cme_dask.errors import DataError
 from cme_dask.jobs.folder import prepare_folder
-from cme_dask.report import plots
 from cme_dask.report.progress import ProgressLines
-from cme_dask.storage.atomic import disk_errors, writing
 
 Result = dict[str, Any]
 
@@ -131,21 +130,5 @@ def run_bench(
         "files": [],
     }
     if out is not None:
-        _write(result, out, progress)
+        write_result(result, out, OUTPUTS, bench_picture, progress)
     return result
-
-
-def _write(result: Result, out: Path, progress: ProgressLines) -> None:
-    """The JSON form and the picture."""
-    json_file, picture = (out / name for name in OUTPUTS)
-    result["files"] = [str(json_file)]
-    if plots.available():
-        from cme_dask.bench.picture import bench_picture
-
-        with writing(picture, overwrite=True) as aside, disk_errors(picture):
-            bench_picture(result, aside)
-        result["files"].append(str(picture))
-    else:
-        progress.say(f"no picture: {plots.MISSING}")
-    with writing(json_file, overwrite=True) as aside, disk_errors(json_file):
-        aside.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")

@@ -24,6 +24,8 @@ JOBS = {
     "GemmRate": "cme_dask.bench.machine",
     "MachineRates": "cme_dask.bench.machine",
     "Reference": "cme_dask.bench.peers",
+    "SolveCoupling": "cme_dask.bench.programs",
+    "SolveProgram": "cme_dask.bench.programs",
     "StoreRead": "cme_dask.bench.fits",
 }
 """Where each job lives: only its own module is imported."""

@@ -39,6 +39,8 @@ class PassWork:
         Rows of the worker that gets most.
     bytes_read
         Bytes of the rows, before compression, with the chunks that two tasks read.
+    cells
+        Of the supports: each row's is found among them.
     """
 
     rows: int
@@ -51,6 +53,7 @@ class PassWork:
     strips: int
     busiest: int
     bytes_read: int
+    cells: int = 0
 
     @classmethod
     def of(cls, sample: Sample, spec: MomentSpec, runs: list[Run], workers: int) -> "PassWork":
@@ -67,6 +70,7 @@ class PassWork:
             strips=sum(run.strips for run in runs),
             busiest=busiest_rows(runs, workers),
             bytes_read=sum(bytes_read(source, runs) for source in sample.reads),
+            cells=sum(spec.cells),
         )
 
     @property
@@ -122,7 +126,8 @@ class Rates:
     workers, cores
         Tasks at once, and the cores that they share.
     sections, elimination, update
-        Seconds per row: kernel sections; eliminations; the rank-k update and all the rest.
+        Seconds per row: kernel sections; eliminations; the rank-k update and all the rest, cells
+        of supports as well.
     reading, reading_cores
         Seconds per row to read them, and core seconds that this takes; 0 where rows are given.
     partial

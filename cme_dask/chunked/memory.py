@@ -15,6 +15,7 @@ from cme_dask.errors import DataError, ResourceError
 from cme_dask.numerics.moments import sub_block
 from cme_dask.numerics.pools import BLOCK
 from cme_dask.numerics.sampled import prefix_rows
+from cme_dask.numerics.support import SCORED_ROWS
 
 _WORD = 8
 _HASH_WORDS = 10  # per row of a strip: its hash on the way, its fold, and their order
@@ -49,6 +50,8 @@ class PassShape:
         Rows of the row sample if pivots are chosen from it, else 0.
     array_bytes
         What the rows take that are in the memory of this process.
+    cells
+        Of the supports whose masses are counted.
     """
 
     n_rows: int
@@ -60,11 +63,12 @@ class PassShape:
     n_folds: int
     sample_rows: int = 0
     array_bytes: int = 0
+    cells: int = 0
 
     @property
     def partial_bytes(self) -> int:
-        """One partial sum: F Gram matrices P x P."""
-        return self.n_folds * self.width**2 * _WORD
+        """One partial sum: F Gram matrices P x P, and F times the masses of the cells."""
+        return self.n_folds * (self.width**2 + self.cells) * _WORD
 
     def task_bytes(self, run: Run) -> int:
         """Peak of one running task: partial sums, a sub-block with its temporaries, rows."""
@@ -72,6 +76,7 @@ class PassShape:
         # A sub-block of P functions, sections on the way, and the eliminations.
         block = 3 * sub_block(self.width) * self.width
         block += sum(m * m for m in self.ranks) // 2
+        block += self.cells * SCORED_ROWS
         length = strip_length(self.n_rows)
         rows = 3 * length + 2 * self.chunk_rows
         if self.chunk_rows:

@@ -24,6 +24,7 @@ FLOPS = 1.5e10
 """A cautious rate of one core, per second: it only chooses the length of tasks."""
 
 _READ_SECONDS = 1e-8  # per value
+_CELL_FLOPS = 8  # per row and cell: its score, and whether it is the largest
 _HELD_BYTES = 1 << 26  # rows that a task holds at once, where it must hold them all
 
 
@@ -169,7 +170,13 @@ def moment_pass(
     """
     executor = budget.executor
     runs, plan = predict_moments(
-        sample, spec.ranks, spec.width, spec.n_folds, budget, sample_rows=sample_rows
+        sample,
+        spec.ranks,
+        spec.width,
+        spec.n_folds,
+        budget,
+        sample_rows=sample_rows,
+        cells=sum(spec.cells),
     )
     clock = PassClock(runs, executor.workers, progress)
     moments = run_over_rows(
@@ -202,6 +209,7 @@ def predict_moments(
     budget: MemoryBudget,
     *,
     sample_rows: int = 0,
+    cells: int = 0,
 ) -> tuple[list[Run], MemoryPlan]:
     """How the moment pass would be cut, and what the fit would need.
 
@@ -215,6 +223,8 @@ def predict_moments(
         Where to run, and the memory that is there.
     sample_rows
         Rows of the row sample if pivots are chosen from it: that takes memory before the pass.
+    cells
+        Of the supports whose masses are counted.
 
     Raises
     ------
@@ -222,7 +232,8 @@ def predict_moments(
         If that does not fit into the budget.
     """
     d = sum(source.shape[1] for source in sample.reads)
-    runs = plan_sample(sample, budget.executor, (width**2 + 2 * width * d) / FLOPS)
+    flops = width**2 + 2 * width * d + _CELL_FLOPS * cells
+    runs = plan_sample(sample, budget.executor, flops / FLOPS)
     in_memory = [source for source in sample.reads if isinstance(source, ArraySource)]
     shape = PassShape(
         n_rows=sample.n_rows,
@@ -234,6 +245,7 @@ def predict_moments(
         n_folds=n_folds,
         sample_rows=sample_rows,
         array_bytes=sum(source.row_bytes for source in in_memory) * sample.n_rows,
+        cells=cells,
     )
     return runs, budget.check_pass(shape, runs)
 

@@ -216,7 +216,7 @@ def _loop_seconds(probe: _Probe, empty: float) -> float:
 
 def _partial_seconds(spec: MomentSpec) -> tuple[float, float]:
     """Seconds to make a partial sum and to add it to another; and to make it alone."""
-    shape = (spec.n_folds, spec.width, spec.width)
+    shape = (spec.n_folds, spec.width**2 + sum(spec.cells))
     total = np.zeros(shape)
 
     def make() -> None:

@@ -13,7 +13,7 @@ from cme_dask.cli.options import (
     overwrite_option,
 )
 from cme_dask.cli.root import cli
-from cme_dask.cli.types import columns, count, numbers, output, ridge
+from cme_dask.cli.types import columns, constraint, count, numbers, output, ridge
 from cme_dask.defaults import ACCURACY, N_FOLDS, PIVOTS, REG, SAMPLE_SIZE, TOL
 
 
@@ -50,10 +50,12 @@ from cme_dask.defaults import ACCURACY, N_FOLDS, PIVOTS, REG, SAMPLE_SIZE, TOL
 )
 @click.option(
     "--constraint",
-    type=click.Choice(["normalized", "none"]),
+    type=constraint,
     default="normalized",
     show_default=True,
-    help="Whether probabilities integrate to one exactly.",
+    metavar="NAME[,OPTION=VALUE...]",
+    help="What is asked of densities: none, normalized, certified, pointwise or coupling; with "
+    "options of cme_dask.constraints such as certified,bounds=observed or coupling,landmarks=64.",
 )
 @click.option(
     "--folds",
@@ -112,7 +114,7 @@ def fit(
     max_rank: int | None,
     reg: Any,
     reg_form: str,
-    constraint: str,
+    constraint: dict[str, Any],
     folds: int,
     pivots: str,
     span: float,

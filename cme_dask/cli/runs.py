@@ -166,8 +166,9 @@ def bench(
 
     The cases: machine (rates), fmca (FMCA's pivoted Cholesky), pass (joint fits from a store beside
     the bare pass, threads beside processes), random (randomly pivoted Cholesky), ridge (Nystroem
-    features and ridge regression), sweep (one thing changed at a time). Each measurement runs in a
-    fresh process, rivals in turns.
+    features and ridge regression), sweep (one thing changed at a time), programs (certified
+    programs: closed form, Clarabel, OSQP). Each measurement runs in a fresh process, rivals in
+    turns.
     """
     from cme_dask.bench.run import Options, run_bench
     from cme_dask.bench.tables import bench_tables
@@ -178,3 +179,51 @@ def bench(
     with ProgressLines() as progress:
         result = run_bench(options, out, overwrite=overwrite, progress=progress)
     tables.show(result, bench_tables(result), as_json)
+
+
+@cli.command(
+    short_help="Compare the models of conditional laws where the truth is known.",
+    epilog=examples(
+        "cme-dask study --out study",
+        "cme-dask study --scenario strong --rows 1000 --seeds 5",
+    ),
+)
+@click.option(
+    "--scenario",
+    "scenarios",
+    multiple=True,
+    help="low, medium, high, strong, bimodal or skewed; repeatable.  [default: all]",
+)
+@click.option(
+    "--rows", "sizes", type=count, multiple=True, help="Training rows.  [default: 200, 1000, 5000]"
+)
+@click.option("--seeds", type=click.IntRange(1), default=20, show_default=True, help="Draws each.")
+@click.option("--workers", type=click.IntRange(1), help="Processes.  [default: one per core]")
+@click.option(
+    "--out", type=output, metavar="PATH", help="Folder for study.json, study.png.  [default: none]"
+)
+@overwrite_option
+@json_option
+def study(
+    scenarios: tuple[str, ...],
+    sizes: tuple[int, ...],
+    seeds: int,
+    workers: int | None,
+    out: Path | None,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """Judge every model of a conditional law against the truth: means and standard errors.
+
+    Error (43), CRPS, least probability, |E[1|x] - 1| and held-out loss of the models none and
+    normalized (signed, clipped, projected), certified, pointwise, coupling and the traditional
+    embedding, with scales and ridge by the held-out joint loss over a grid.
+    """
+    from cme_dask.bench.study import ROWS, SCENARIO_NAMES, StudyOptions, run_study, study_tables
+    from cme_dask.report import tables
+    from cme_dask.report.progress import ProgressLines
+
+    options = StudyOptions(scenarios or SCENARIO_NAMES, sizes or ROWS, seeds, workers)
+    with ProgressLines() as progress:
+        result = run_study(options, out, overwrite=overwrite, progress=progress)
+    tables.show(result, study_tables(result), as_json)

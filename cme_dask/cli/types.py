@@ -7,6 +7,9 @@ from pathlib import Path
 
 import click
 
+from cme_dask.constraints import parse
+from cme_dask.errors import DataError
+
 SEED = click.IntRange(0, 2**63 - 1)
 """A seed of generators and of the row sample."""
 
@@ -52,6 +55,30 @@ def ridge(value: str) -> list[float] | float:
     if len(parts) not in (1, 2):
         raise click.BadParameter(f"{value!r} is neither a number nor a pair rY,rX")
     return parts if len(parts) == 2 else parts[0]
+
+
+def constraint(value: str) -> dict[str, object]:
+    """A constraint and its options from NAME or NAME,OPTION=VALUE,... in the JSON form."""
+    name, *options = value.split(",")
+    found: dict[str, object] = {"name": name}
+    for option in options:
+        key, _, text = option.partition("=")
+        if not (key and text):
+            raise click.BadParameter(f"{value!r} does not read NAME,OPTION=VALUE,...")
+        found[key] = _plain(text)
+    try:
+        return parse(found).to_dict()
+    except DataError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+def _plain(text: str) -> object:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
 
 
 def numbers(value: str) -> tuple[float, ...]:

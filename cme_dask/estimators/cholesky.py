@@ -28,7 +28,8 @@ from cme_dask.kernels import Kernel
 from cme_dask.models.features import BASES, FeatureModel
 from cme_dask.numerics.basis import LinearBasis, NewtonBasis, eigenbasis
 from cme_dask.numerics.guard import Arithmetic, SpectrumChange
-from cme_dask.numerics.moments import MeanMoments, MomentSpec
+from cme_dask.numerics.means import MeanMoments
+from cme_dask.numerics.moments import MomentSpec
 
 
 class PivotedCholesky(FittedFeatures, BaseEstimator):  # type: ignore[misc]

@@ -5,37 +5,46 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Self
 
-import numpy as np
 from sklearn.base import BaseEstimator
 
 from cme_dask.chunked.blas import one_blas_thread
 from cme_dask.chunked.driver import Executor, Scheduler
 from cme_dask.chunked.memory import MemoryBudget
 from cme_dask.chunked.sources import open_sample
+from cme_dask.constraints import Constraint, Coupling, parse
 from cme_dask.defaults import ACCURACY, N_FOLDS, REG, SAMPLE_SIZE, TOL
 from cme_dask.errors import DataError
 from cme_dask.estimators.arithmetic import check_accuracy, settle_arithmetic, trial_rows
+from cme_dask.estimators.assembly import assemble
+from cme_dask.estimators.landmarks import partitions
 from cme_dask.estimators.pivoting import PivotChoice, PivotRule, pair_of_pivots
 from cme_dask.estimators.planning import FitPlan, Preparation, plan_fit, prepare
 from cme_dask.estimators.recipe import (
     FittedBasis,
     NotFitted,
     Progress,
+    check_integer,
     check_parameters,
     make_moments,
     make_side,
     warn_of_error,
 )
+from cme_dask.estimators.solving import Solving
 from cme_dask.kernels import Kernel
-from cme_dask.models.joint import Answers, JointModel, Variable
-from cme_dask.numerics.basis import LinearBasis, NewtonBasis, eigenbasis
-from cme_dask.numerics.guard import Arithmetic, JointChange
-from cme_dask.numerics.joint import CONSTRAINTS, JointSolution, Regularization, solve_joint
-from cme_dask.numerics.moments import Function, MeanMoments, Moments, MomentSpec, Side
-from cme_dask.numerics.validation import Replicates, fold_replicates
-from cme_dask.storage.sample import Sample
+from cme_dask.learning.support import make_support
+from cme_dask.models.joint import JointModel
+from cme_dask.numerics.basis import Basis, LinearBasis, eigenbasis
+from cme_dask.numerics.guard import SAFE, Arithmetic, JointChange
+from cme_dask.numerics.means import MeanMoments
+from cme_dask.numerics.moments import Function, Moments, MomentSpec, Side
+from cme_dask.numerics.partition import PartitionBasis
+from cme_dask.numerics.problem import Regularization
+from cme_dask.numerics.support import SUPPORT_SIZE, Support
 
 Array = Any
+_ROWS_PER_CELL = 8  # of k-means: four times as many take four times as long and gain a quarter
+
+Functions = tuple[Mapping[str, Function] | None, Mapping[str, Function] | None]
 
 
 class JointDistribution(BaseEstimator):  # type: ignore[misc]
@@ -61,8 +70,13 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
         Ridge r, or (r_Y, r_X); default 1e-6.
     reg_form : {"two-sided", "single"}
         D = (lam_Y + r_Y)(lam_X + r_X)^T, or the paper's lam_Y lam_X^T + r.
-    constraint : {"normalized", "none"}
+    constraint : {"normalized", "none", "certified", "pointwise", "coupling"} or Constraint
         ``normalized``: E_Y g(x, Y) = 1 and E_X g(X, y) = 1 at every x and y, exactly (19).
+        ``certified``: and g >= 0 everywhere, by one inequality (20); ``pointwise``: and g >= 0 on
+        landmarks; ``coupling``: non-negative and normalized everywhere by construction. See
+        :mod:`cme_dask.constraints` for their options.
+    convergence : {"raise", "warn"}
+        What to do where a solver misses its tolerance.
     pivots : {"sampled", "greedy", "random"} or (array, array)
         ``sampled``: greedy on the row sample, in no pass; where the moment pass then measures more
         than ``tol``, rounds over all rows add what is missing. ``greedy``: largest residual over
@@ -78,6 +92,9 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
     n_folds : int
         Fixed folds whose moments are kept apart, for standard errors and held-out errors; the
         partial sums grow with it. 1 switches both off.
+    support_size : int
+        Largest number of cells of y on which conditional laws live; their masses are counted over
+        all rows in the same pass. 0: no laws, only expectations.
     accuracy : float
         Faster arithmetic is used as far as it changes density ratios and conditional expectations
         (in standard deviations) by this much at most, as tried on the row sample before the pass;
@@ -130,11 +147,13 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
         max_rank: int | None = None,
         reg: float | tuple[float, float] | None = None,
         reg_form: str = "two-sided",
-        constraint: str = "normalized",
+        constraint: str | Constraint = "normalized",
+        convergence: str = "raise",
         pivots: Any = "sampled",
         span: float = 1.0,
         sample_size: int = SAMPLE_SIZE,
         n_folds: int = N_FOLDS,
+        support_size: int = SUPPORT_SIZE,
         accuracy: float = ACCURACY,
         random_state: int | None = None,
     ) -> None:
@@ -145,10 +164,12 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
         self.reg = reg
         self.reg_form = reg_form
         self.constraint = constraint
+        self.convergence = convergence
         self.pivots = pivots
         self.span = span
         self.sample_size = sample_size
         self.n_folds = n_folds
+        self.support_size = support_size
         self.accuracy = accuracy
         self.random_state = random_state
 
@@ -195,25 +216,34 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
             On damaged stores.
         ResourceError
             If memory would not suffice; nothing has been read then but the row sample.
+        ConvergenceError
+            If a solver misses its tolerance.
 
         Warns
         -----
         ToleranceWarning, RankWarning
             If the trace error over all rows is above ``tol``.
+        ConvergenceWarning
+            If a solver misses its tolerance and ``convergence`` is ``"warn"``.
         """
         ready = self._prepare(X, Y, weights, scheduler, workers, memory_limit, progress)
-        choice, sample = ready.choice, ready.choice.sample
-        measure = partial(self._measure, choice, (functions_x, functions))
-        bases, in_rounds = choice.bases(ready.kernels)
-        sides, moments = measure(bases)
-        errors = MeanMoments.of(moments.total(), sides).trace_error
-        more, topping_up = choice.topped_up(bases, errors)
-        if more is not None:
-            sides, moments = measure(more)
-        self.n_passes_ = ready.passes + in_rounds + 1 + topping_up + (more is not None)
+        choice = ready.choice
+        measure = partial(self._measure, choice, (functions_x, functions), self._support(ready))
+        landmarks = self._landmarks(ready)
+        if landmarks is not None:
+            (sides, moments), passes = measure(landmarks), 1
+        else:
+            bases, in_rounds = choice.bases(ready.kernels)
+            sides, moments = measure(bases)
+            errors = MeanMoments.of(moments.total(), sides).trace_error
+            more, topping_up = choice.topped_up(bases, errors)
+            if more is not None:
+                sides, moments = measure(more)
+            passes = in_rounds + 1 + topping_up + (more is not None)
+        self.n_passes_ = ready.passes + passes
         self._functions = tuple(side.functions for side in sides)
         with one_blas_thread():
-            self._solve(moments, sides, sample)
+            self._solve(moments, sides, ready)
         for i, basis in enumerate((self.basis_x_, self.basis_y_)):
             if isinstance(choice.wanted[i], str):
                 missed = choice.may_miss(i)
@@ -255,7 +285,9 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
             As :meth:`fit` would before its pass.
         """
         ready = self._prepare(X, Y, weights, scheduler, workers, memory_limit, progress)
-        return plan_fit(ready, partial(self._specify, ready.choice, (functions_x, functions)))
+        support = self._support(ready)
+        specify = partial(self._specify, ready.choice, (functions_x, functions), support)
+        return plan_fit(ready, specify, partial(self._landmarks, ready))
 
     def _prepare(
         self,
@@ -269,11 +301,8 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
     ) -> Preparation:
         """The parameters checked, the row sample read."""
         check_parameters(self.tol, self.max_rank, self.n_folds, self.sample_size, self.random_state)
-        self._regularization()
-        if self.constraint not in CONSTRAINTS:
-            raise DataError(
-                f"constraint must be one of {', '.join(CONSTRAINTS)}, got {self.constraint!r}"
-            )
+        check_integer("support_size", self.support_size, 0)
+        self._solving()
         check_accuracy(self.accuracy)
         pivots = pair_of_pivots(self.pivots)
         rule = PivotRule(self.tol, self.max_rank, self.span, self.random_state or 0)
@@ -292,35 +321,55 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
             progress=progress,
         )
 
-    def _regularization(self) -> Regularization:
-        return Regularization.parse(REG if self.reg is None else self.reg, self.reg_form)
+    def _solving(self) -> Solving:
+        reg = Regularization.parse(REG if self.reg is None else self.reg, self.reg_form)
+        return Solving(parse(self.constraint), reg, self.convergence)
+
+    def _landmarks(self, ready: Preparation) -> list[PartitionBasis] | None:
+        """The partitions of unity of a coupling; None for other constraints, which have pivots."""
+        solving = self._solving()
+        if not isinstance(solving.constraint, Coupling):
+            return None
+        seed = self.random_state or 0
+        return partitions(ready, solving.constraint, solving.reg, self.max_rank, seed)
+
+    def _support(self, ready: Preparation) -> Support | None:
+        """Cells of y on which conditional laws live; a coupling needs none."""
+        if self.support_size == 0 or self._solving().constraint.name == "coupling":
+            return None
+        rows = ready.choice.rows
+        if rows.parts[1].shape[1] > 1:
+            rows = rows.prefix(_ROWS_PER_CELL * self.support_size)
+        seed = self.random_state or 0
+        return make_support(rows.parts[1], rows.importance, self.support_size, seed)
 
     def _specify(
         self,
         choice: PivotChoice,
-        functions: tuple[Mapping[str, Function] | None, Mapping[str, Function] | None],
-        bases: Sequence[NewtonBasis],
+        functions: Functions,
+        support: Support | None,
+        bases: Sequence[Basis],
     ) -> tuple[MomentSpec, Arithmetic]:
         """The moments of these bases, with the arithmetic that the accuracy allows."""
         sample, rows = choice.sample, choice.rows
-        x, y = (
-            make_side(basis, sample.columns[i], functions[i], rows, i)
-            for i, basis in enumerate(bases)
-        )
+        x = make_side(bases[0], sample.columns[0], functions[0], rows, 0)
+        y = make_side(bases[1], sample.columns[1], functions[1], rows, 1, support)
         spec = MomentSpec((x, y), self.n_folds)
+        if isinstance(self._solving().constraint, Coupling):
+            return spec, SAFE  # nothing is solved for
         trial = trial_rows(rows, spec.ranks)
-        solve = partial(solve_joint, constraint=self.constraint, reg=self._regularization())
-        change = JointChange(spec, trial.parts, solve)
+        change = JointChange(spec, trial.parts, self._solving().trial_solver(spec.sides, rows))
         return settle_arithmetic(spec, trial, sample.n_rows, check_accuracy(self.accuracy), change)
 
     def _measure(
         self,
         choice: PivotChoice,
-        functions: tuple[Mapping[str, Function] | None, Mapping[str, Function] | None],
-        bases: Sequence[NewtonBasis],
+        functions: Functions,
+        support: Support | None,
+        bases: Sequence[Basis],
     ) -> tuple[tuple[Side, Side], Moments]:
         """The moment pass."""
-        spec, self.arithmetic_ = self._specify(choice, functions, bases)
+        spec, self.arithmetic_ = self._specify(choice, functions, support, bases)
         moments, report = make_moments(
             choice.sample, spec, choice.budget, choice.progress, choice.sample_rows
         )
@@ -328,38 +377,30 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
         x, y = spec.sides
         return (x, y), moments
 
-    def _solve(self, moments: Moments, sides: tuple[Side, Side], sample: Sample) -> None:
-        reg = self._regularization()
-        mean = MeanMoments.of(moments.total(), sides)
-        solve = partial(solve_joint, constraint=self.constraint, reg=reg)
-        solution = solve(mean)
-        replicates = fold_replicates(moments, sides, solve)
-        self.moments_, self.replicates_, self.solution_ = moments, replicates, solution
-        self.sides_ = sides
-        self.coef_ = solution.coef
-        bases = [side.basis for side in sides]
-        self.basis_x_, self.basis_y_ = (
-            FittedBasis(basis, LinearBasis(basis, *eigenbasis(gram)), error)
-            for basis, gram, error in zip(bases, mean.gram, mean.trace_error, strict=True)
+    def _solve(self, moments: Moments, sides: tuple[Side, Side], ready: Preparation) -> None:
+        choice, reg = ready.choice, self._solving().reg
+        solved = self._solving().solve(
+            moments, sides, choice.rows, choice.sample, choice.budget.executor
         )
+        self.n_passes_ += solved.passes
+        self.moments_, self.sides_ = moments, sides
+        self.replicates_, self.solution_ = solved.replicates, solved.solution
+        self.coef_ = solved.solution.coef
         about = {
-            "rows": moments.n_rows,
             "passes": self.n_passes_,
-            "folds": moments.n_folds,
             "tol": self.tol,
-            "constraint": self.constraint,
+            "constraint": self._solving().constraint.name,
+            "constraint_options": self._solving().constraint.to_dict(),
             "reg": [reg.y, reg.x],
             "reg_form": reg.form,
             "arithmetic": self.arithmetic_.name,
-            "trace_error": dict(zip("xy", mean.trace_error, strict=True)),
-            "kkt_residual": solution.kkt_residual,
-            "location": sample.location,
-            "held_out": {
-                given: _held_out(sides[1 - i].names, replicates[i]) for i, given in enumerate("xy")
-            },
         }
-        x, y = (_variable(i, sides, sample, solution, mean, replicates[i]) for i in (0, 1))
-        self.model_ = JointModel(x, y, solution.coef, about, moments.to_arrays())
+        self.model_ = assemble(solved, moments, sides, choice.rows, choice.sample, about)
+        errors = self.model_.about["trace_error"].values()
+        self.basis_x_, self.basis_y_ = (
+            FittedBasis(side.basis, LinearBasis(side.basis, *eigenbasis(gram)), error)
+            for side, gram, error in zip(sides, solved.mean.gram, errors, strict=True)
+        )
 
     def expect(
         self, f: Any = None, X: Any = None, *, Y: Any = None, return_std: bool = False
@@ -372,6 +413,10 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
     def density_ratio(self, X: Any, Y: Any) -> Array:
         """g(x_i, y_j), shape (n_X, n_Y), see :meth:`JointModel.density_ratio`."""
         return self._fitted().density_ratio(X, Y)
+
+    def weights(self, X: Any) -> Array:
+        """Conditional laws on the support, shape (n, S), see :meth:`JointModel.weights`."""
+        return self._fitted().weights(X)
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write the fitted model to a folder, see :meth:`JointModel.save`."""
@@ -389,40 +434,6 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
 
     def _repr_html_(self) -> str:
         return self.model_._repr_html_() if hasattr(self, "model_") else super()._repr_html_()
-
-
-def _variable(
-    given: int,
-    sides: tuple[Side, Side],
-    sample: Sample,
-    solution: JointSolution,
-    mean: MeanMoments,
-    replicates: Replicates,
-) -> Variable:
-    transform = (solution.transform_x, solution.transform_y)[given]
-    eigenvalues = (solution.eigenvalues_x, solution.eigenvalues_y)[given]
-    constant, slope = solution.answer(mean, given)
-    answers = Answers(
-        sides[1 - given].names, constant, slope, replicates.constant, replicates.slope
-    )
-    return Variable(
-        sample.columns[given], LinearBasis(sides[given].basis, transform, eigenvalues), answers
-    )
-
-
-def _held_out(names: Sequence[str], replicates: Replicates) -> dict[str, dict[str, float]]:
-    """JSON table of held-out errors; empty without folds."""
-    if not len(replicates.constant):
-        return {}
-    rows = zip(names, replicates.error, replicates.baseline, replicates.skill, strict=True)
-    return {
-        name: {
-            "error": float(e),
-            "baseline": float(b),
-            "skill": float(s) if np.isfinite(s) else 0.0,
-        }
-        for name, e, b, s in rows
-    }
 
 
 def _names_of(f: Any, declared: dict[str, Function]) -> Any:

@@ -14,12 +14,12 @@ from cme_dask.defaults import PIVOTS
 from cme_dask.estimators.pivoting import PivotChoice, PivotRule
 from cme_dask.estimators.recipe import Progress, choose_kernel, usable_rows
 from cme_dask.kernels import Kernel
-from cme_dask.numerics.basis import NewtonBasis
+from cme_dask.numerics.basis import Basis
 from cme_dask.numerics.guard import Arithmetic
 from cme_dask.numerics.moments import MomentSpec
 from cme_dask.storage.sample import Sample
 
-Specify = Callable[[Sequence[NewtonBasis]], tuple[MomentSpec, Arithmetic]]
+Specify = Callable[[Sequence[Basis]], tuple[MomentSpec, Arithmetic]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,7 +206,11 @@ class FitPlan:
         }
 
 
-def plan_fit(ready: Preparation, specify: Specify) -> FitPlan:
+def plan_fit(
+    ready: Preparation,
+    specify: Specify,
+    landmarks: Callable[[], Sequence[Basis] | None] = lambda: None,
+) -> FitPlan:
     """Choose pivots and arithmetic as the fit would, and predict the rest.
 
     Parameters
@@ -215,6 +219,8 @@ def plan_fit(ready: Preparation, specify: Specify) -> FitPlan:
         The preparation of the fit.
     specify
         From bases to the moments, with the arithmetic that their trial allows.
+    landmarks
+        Bases that take the place of those on pivots, if there are any.
 
     Raises
     ------
@@ -229,7 +235,9 @@ def plan_fit(ready: Preparation, specify: Specify) -> FitPlan:
         "sampled" if mode in PIVOTS else p
         for mode, p in zip(ready.modes, choice.wanted, strict=True)
     ]
-    bases, _ = replace(choice, wanted=wanted).bases(ready.kernels, top_up=False)
+    bases = landmarks()
+    if bases is None:
+        bases, _ = replace(choice, wanted=wanted).bases(ready.kernels, top_up=False)
     marks.append(time.perf_counter())
     spec, arithmetic = specify(bases)
     marks.append(time.perf_counter())
@@ -240,6 +248,7 @@ def plan_fit(ready: Preparation, specify: Specify) -> FitPlan:
         spec.n_folds,
         choice.budget,
         sample_rows=choice.sample_rows,
+        cells=sum(spec.cells),
     )
     work = PassWork.of(sample, spec, runs, executor.workers)
     with one_blas_thread():

@@ -22,9 +22,10 @@ from cme_dask.chunked.passes import (
 from cme_dask.errors import DataError, NotFittedError, RankWarning, ToleranceWarning
 from cme_dask.kernels import Kernel
 from cme_dask.learning.scales import HEURISTIC_ROWS, median_heuristic
-from cme_dask.numerics.basis import LinearBasis, NewtonBasis
+from cme_dask.numerics.basis import Basis, LinearBasis
 from cme_dask.numerics.hashing import MAX_FOLDS
 from cme_dask.numerics.moments import Function, Moments, MomentSpec, Side
+from cme_dask.numerics.support import Support
 from cme_dask.storage.columns import Columns, check_finite
 from cme_dask.storage.priority import RowSample
 from cme_dask.storage.sample import Sample
@@ -56,16 +57,17 @@ class FittedBasis:
     Attributes
     ----------
     newton
-        Newton basis on the pivots.
+        Newton basis on the pivots, or partition of unity on the landmarks.
     spectral
         Basis orthogonal in L2 as well, with eigenvalues lam.
     trace_error
-        Relative trace error tau over all rows, with their weights.
+        Relative trace error tau over all rows, with their weights; None for partitions of unity,
+        which approximate no kernel.
     """
 
-    newton: NewtonBasis
+    newton: Basis
     spectral: LinearBasis
-    trace_error: float
+    trace_error: float | None
 
     @property
     def rank(self) -> int:
@@ -85,14 +87,15 @@ def check_parameters(
     if not (isinstance(tol, Real) and 0.0 < float(tol) < 1.0):
         raise DataError(f"tol must lie between 0 and 1, exclusively, got {tol!r}")
     if max_rank is not None:
-        _check_integer("max_rank", max_rank, 1)
-    _check_integer("n_folds", n_folds, 1, MAX_FOLDS)
-    _check_integer("sample_size", sample_size, 2)
+        check_integer("max_rank", max_rank, 1)
+    check_integer("n_folds", n_folds, 1, MAX_FOLDS)
+    check_integer("sample_size", sample_size, 2)
     if random_state is not None:
-        _check_integer("random_state", random_state, 0, 2**63 - 1)
+        check_integer("random_state", random_state, 0, 2**63 - 1)
 
 
-def _check_integer(name: str, value: Any, least: int, most: int | None = None) -> None:
+def check_integer(name: str, value: Any, least: int, most: int | None = None) -> None:
+    """DataError unless the value is an integer within these bounds."""
     whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if whole and value >= least and (most is None or value <= most):
         return
@@ -152,11 +155,12 @@ def choose_kernel(kernel: Any, rows: RowSample, i: int, columns: Columns, name: 
 
 
 def make_side(
-    basis: NewtonBasis,
+    basis: Basis,
     columns: Columns,
     functions: Mapping[str, Function] | None,
     rows: RowSample,
     i: int,
+    support: Support | None = None,
 ) -> Side:
     """Side of the pass, with shifts near the means of its functions."""
     if functions is not None and not isinstance(functions, Mapping):
@@ -168,17 +172,23 @@ def make_side(
         if name in columns.names:
             raise DataError(f"{name!r} is a column already: give the function another name")
     side = Side(basis, columns.names, functions)
-    return Side(basis, columns.names, functions, rows.importance @ side.values(rows.parts[i]))
+    shift = rows.importance @ side.values(rows.parts[i])
+    return Side(basis, columns.names, functions, shift, support=support)
 
 
 def warn_of_error(
-    variable: str, rank: int, trace_error: float, tol: float, max_rank: int | None, missed: bool
+    variable: str,
+    rank: int,
+    trace_error: float | None,
+    tol: float,
+    max_rank: int | None,
+    missed: bool,
 ) -> None:
     """Warn if the trace error over all rows is above tol.
 
     ``missed`` says that it may come as news: pivots were chosen without seeing all rows.
     """
-    if trace_error <= tol:
+    if trace_error is None or trace_error <= tol:
         return
     found = (
         f"{variable}: trace error {trace_error:.2e} over all rows at rank {rank}, tol is {tol:g}"

@@ -8,6 +8,7 @@ from typing import Any
 
 from cme_dask.chunked.driver import Scheduler, connected
 from cme_dask.chunked.memory import MemoryPlan
+from cme_dask.constraints import parse
 from cme_dask.errors import DataError
 from cme_dask.estimators.joint import JointDistribution
 from cme_dask.jobs.events import Event
@@ -85,7 +86,7 @@ def estimator_of(options: FitSection) -> JointDistribution:
         max_rank=options.max_rank,
         reg=options.reg,
         reg_form=options.reg_form,
-        constraint=options.constraint,
+        constraint=parse(options.constraint),
         pivots=options.pivots,
         span=options.span,
         accuracy=options.accuracy,
@@ -147,7 +148,10 @@ def describe_fit(estimator: JointDistribution, memory: PeakMemory, model: str) -
         "rows_per_second": report.rows_per_second,
         "tenths": list(report.tenths),
         "memory": describe_memory(report.memory, memory),
+        "constraint": about["constraint"],
+        "status": estimator.solution_.status,
         "kkt_residual": estimator.solution_.kkt_residual,
+        "negative_mass": about["negative_mass"],
         "held_out": about["held_out"],
     }
 

@@ -16,6 +16,7 @@ from pydantic import (
 )
 
 from cme_dask import kernels
+from cme_dask.constraints import parse
 from cme_dask.defaults import ACCURACY, N_FOLDS, SAMPLE_SIZE, SCENARIOS, TOL
 from cme_dask.errors import DataError
 from cme_dask.kernels import Kernel
@@ -62,7 +63,7 @@ class FitSection(_Section):
     max_rank: int | None = Field(default=None, ge=1)
     reg: float | tuple[float, float] | None = None
     reg_form: Literal["two-sided", "single"] = "two-sided"
-    constraint: Literal["normalized", "none"] = "normalized"
+    constraint: str | dict[str, Any] = "normalized"
     folds: int = Field(default=N_FOLDS, ge=1)
     pivots: Literal["sampled", "greedy", "random"] = "sampled"
     span: float = Field(default=1.0, gt=0.0, le=1.0)
@@ -70,6 +71,12 @@ class FitSection(_Section):
     sample_size: int = Field(default=SAMPLE_SIZE, ge=2)
     kernel_x: dict[str, Any] | None = None
     kernel_y: dict[str, Any] | None = None
+
+    @field_validator("constraint")
+    @classmethod
+    def _asked_for(cls, value: str | dict[str, Any]) -> str | dict[str, Any]:
+        parse(value)
+        return value
 
     @field_validator("kernel_x", "kernel_y")
     @classmethod

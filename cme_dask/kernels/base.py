@@ -55,8 +55,33 @@ class Kernel(ABC):
         """
         return self._sections(array_namespace(Z), Z)
 
+    def log_sections(self, Z: Array) -> Sections:
+        """Return the functions log k(., z_j), j = 1..m, for many blocks of rows.
+
+        As :meth:`sections`, without the underflow of a kernel far from z_j; -inf where k is zero.
+
+        Raises
+        ------
+        DataError
+            If the kernel can be negative: here for linear and polynomial ones, at the call of
+            ``write`` for a user's own.
+        """
+        return self._log_sections(array_namespace(Z), Z)
+
     @abstractmethod
     def _block(self, xp: Any, X: Array, Z: Array) -> Array: ...
+
+    def _log_sections(self, xp: Any, Z: Array) -> Sections:
+        sections = self._sections(xp, Z)
+
+        def write(X: Array, out: Array) -> None:
+            sections(X, out)
+            if bool(xp.any(out < 0.0)):
+                raise negative_values(self)
+            zero = out == 0.0
+            out[...] = xp.where(zero, -xp.inf, xp.log(xp.where(zero, 1.0, out)))
+
+        return write
 
     def _sections(self, xp: Any, Z: Array) -> Sections:
         def write(X: Array, out: Array) -> None:
@@ -135,6 +160,14 @@ class Sectioned(Kernel):
         out = xp.empty((Z.shape[0], X.shape[0]), dtype=dtype, device=device(X))
         self._sections(xp, Z)(X, out)
         return out.T
+
+
+def negative_values(kernel: Kernel) -> DataError:
+    """The error for a kernel of which there is no logarithm."""
+    return DataError(
+        f"{kernel!r} can be negative, but a kernel k >= 0 was expected: take a Gaussian, Laplace, "
+        "Matern or rational quadratic one, or sums and products of these"
+    )
 
 
 def is_a(value: object, kind: Any) -> bool:

@@ -1,5 +1,6 @@
 """Kernels made of kernels."""
 
+import math
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -19,6 +20,18 @@ from cme_dask.kernels.base import (
 from cme_dask.kernels.into import Scratch, into
 
 
+def _combined(xp: Any, left: Sections, right: Sections, function: str) -> Sections:
+    scratch = Scratch()
+
+    def write(X: Array, out: Array) -> None:
+        other = scratch.like(xp, out)
+        left(X, out)
+        right(X, other)
+        into(xp, out, function, out, other)
+
+    return write
+
+
 @dataclass(frozen=True, repr=False)
 class _Pair(Sectioned):
     left: Kernel
@@ -26,6 +39,7 @@ class _Pair(Sectioned):
 
     _sign: ClassVar[str]
     _function: ClassVar[str]
+    _log_function: ClassVar[str]
 
     @abstractmethod
     def _combine(self, left: Any, right: Any) -> Any: ...
@@ -35,15 +49,11 @@ class _Pair(Sectioned):
         check_kernel("right", self.right)
 
     def _sections(self, xp: Any, Z: Array) -> Sections:
-        left, right, scratch = self.left.sections(Z), self.right.sections(Z), Scratch()
+        return _combined(xp, self.left.sections(Z), self.right.sections(Z), self._function)
 
-        def write(X: Array, out: Array) -> None:
-            other = scratch.like(xp, out)
-            left(X, out)
-            right(X, other)
-            into(xp, out, self._function, out, other)
-
-        return write
+    def _log_sections(self, xp: Any, Z: Array) -> Sections:
+        logarithms = self.left.log_sections(Z), self.right.log_sections(Z)
+        return _combined(xp, *logarithms, self._log_function)
 
     def _diagonal(self, xp: Any, X: Array) -> Array:
         return self._combine(self.left.diagonal(X), self.right.diagonal(X))
@@ -71,6 +81,7 @@ class Sum(_Pair):
     _precedence: ClassVar[int] = 0
     _sign: ClassVar[str] = "+"
     _function: ClassVar[str] = "add"
+    _log_function: ClassVar[str] = "logaddexp"
 
     def _combine(self, left: Any, right: Any) -> Any:
         return left + right
@@ -83,6 +94,7 @@ class Product(_Pair):
     _precedence: ClassVar[int] = 1
     _sign: ClassVar[str] = "*"
     _function: ClassVar[str] = "multiply"
+    _log_function: ClassVar[str] = "add"
 
     def _combine(self, left: Any, right: Any) -> Any:
         return left * right
@@ -107,6 +119,15 @@ class Scaled(Sectioned):
         def write(X: Array, out: Array) -> None:
             base(X, out)
             into(xp, out, "multiply", out, self.scale)
+
+        return write
+
+    def _log_sections(self, xp: Any, Z: Array) -> Sections:
+        base, shift = self.base.log_sections(Z), math.log(self.scale)
+
+        def write(X: Array, out: Array) -> None:
+            base(X, out)
+            into(xp, out, "add", out, shift)
 
         return write
 
@@ -155,8 +176,12 @@ class Columns(Sectioned):
         return xp.take(X, xp.asarray(self.columns, device=device(X)), axis=1)
 
     def _sections(self, xp: Any, Z: Array) -> Sections:
-        base = self.base.sections(self._take(xp, Z))
+        return self._of_columns(xp, self.base.sections(self._take(xp, Z)))
 
+    def _log_sections(self, xp: Any, Z: Array) -> Sections:
+        return self._of_columns(xp, self.base.log_sections(self._take(xp, Z)))
+
+    def _of_columns(self, xp: Any, base: Sections) -> Sections:
         def write(X: Array, out: Array) -> None:
             base(self._take(xp, X), out)
 

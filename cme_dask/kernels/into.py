@@ -30,6 +30,11 @@ def clip_above(xp: Any, out: Array, bound: float) -> None:
         into(xp, out, "minimum", out, bound)
 
 
+def to_numpy(array: Array) -> Array:
+    """The array in the memory of the process."""
+    return array.get() if is_cupy_array(array) else np.asarray(array)
+
+
 def cast_into(xp: Any, out: Array, values: Array) -> None:
     """``out[...] = values`` in the type of ``out``."""
     if is_numpy_array(out) or is_cupy_array(out):
@@ -82,7 +87,7 @@ def add_rank_update(xp: Any, out: Array, rows: Array, scratch: "Scratch") -> Non
     else:
         product = scratch.shaped(xp, out.shape, rows)
         rank_update(xp, product, rows)
-        out += np.asarray(product)
+        out += to_numpy(product)
 
 
 def mirror_upper(out: Array) -> None:

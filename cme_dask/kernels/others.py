@@ -15,6 +15,7 @@ from cme_dask.kernels.base import (
     Unit,
     check_integer,
     check_number,
+    negative_values,
 )
 from cme_dask.kernels.into import Scratch, into
 
@@ -59,6 +60,9 @@ class Linear(Sectioned):
     def _diagonal(self, xp: Any, X: Array) -> Array:
         return xp.sum(X * X, axis=1) + self.offset
 
+    def _log_sections(self, xp: Any, Z: Array) -> Sections:
+        raise negative_values(self)
+
 
 @dataclass(frozen=True)
 class Polynomial(Sectioned):
@@ -99,6 +103,9 @@ class Polynomial(Sectioned):
 
     def _diagonal(self, xp: Any, X: Array) -> Array:
         return (self.scale * xp.sum(X * X, axis=1) + self.offset) ** self.degree
+
+    def _log_sections(self, xp: Any, Z: Array) -> Sections:
+        raise negative_values(self)
 
 
 @dataclass(frozen=True)

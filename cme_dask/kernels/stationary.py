@@ -86,8 +86,12 @@ def _differences(xp: Any, Z: Array, length_scale: LengthScale, term: Term) -> Se
     return write
 
 
-def _decay(xp: Any, values: Array) -> None:
+def _clip(xp: Any, values: Array) -> None:
     clip_above(xp, values, 0.0)
+
+
+def _decay(xp: Any, values: Array) -> None:
+    _clip(xp, values)
     into(xp, values, "exp", values)
 
 
@@ -137,6 +141,9 @@ class Gaussian(_Stationary):
     def _sections(self, xp: Any, Z: Array) -> Sections:
         return _of_squared_distances(xp, Z, self.length_scale, -0.5, _decay)
 
+    def _log_sections(self, xp: Any, Z: Array) -> Sections:
+        return _of_squared_distances(xp, Z, self.length_scale, -0.5, _clip)
+
 
 @dataclass(frozen=True)
 class Laplace(_Stationary):
@@ -154,12 +161,20 @@ class Laplace(_Stationary):
     """
 
     def _sections(self, xp: Any, Z: Array) -> Sections:
+        logarithm = self._log_sections(xp, Z)
+
+        def write(X: Array, out: Array) -> None:
+            logarithm(X, out)
+            into(xp, out, "exp", out)
+
+        return write
+
+    def _log_sections(self, xp: Any, Z: Array) -> Sections:
         distance = _differences(xp, Z, self.length_scale, _absolute)
 
         def write(X: Array, out: Array) -> None:
             distance(X, out)
             into(xp, out, "negative", out)
-            into(xp, out, "exp", out)
 
         return write
 
@@ -190,28 +205,56 @@ class Matern(_Stationary):
         object.__setattr__(self, "nu", float(self.nu))
 
     def _sections(self, xp: Any, Z: Array) -> Sections:
+        radius, held = self._radius(xp, Z), Scratch()
+
+        def write(X: Array, out: Array) -> None:
+            radius(X, out)
+            factor = self._factor(xp, out, held)
+            into(xp, out, "negative", out)
+            into(xp, out, "exp", out)
+            if factor is not None:
+                into(xp, factor, "add", factor, 1.0)
+                into(xp, out, "multiply", out, factor)
+
+        return write
+
+    def _log_sections(self, xp: Any, Z: Array) -> Sections:
+        radius, held = self._radius(xp, Z), Scratch()
+
+        def write(X: Array, out: Array) -> None:
+            radius(X, out)
+            factor = self._factor(xp, out, held)
+            into(xp, out, "negative", out)
+            if factor is not None:
+                into(xp, factor, "log1p", factor)
+                into(xp, out, "add", out, factor)
+
+        return write
+
+    def _radius(self, xp: Any, Z: Array) -> Sections:
+        """S = sqrt(2 nu) r."""
         # By differences: the root would turn an error of 1e-16 at r = 0 into one of 1e-8.
         squared = _differences(xp, Z, self.length_scale, _square)
-        sum_of, square_of = Scratch(), Scratch()
 
         def write(X: Array, out: Array) -> None:
             squared(X, out)
             into(xp, out, "multiply", out, 2.0 * self.nu)
             into(xp, out, "sqrt", out)
-            if self.nu > 0.5:
-                factor = sum_of.like(xp, out)
-                into(xp, factor, "add", out, 1.0)
-            if self.nu > 1.5:
-                square = square_of.like(xp, out)
-                into(xp, square, "multiply", out, out)
-                into(xp, square, "divide", square, 3.0)
-                into(xp, factor, "add", factor, square)
-            into(xp, out, "negative", out)
-            into(xp, out, "exp", out)
-            if self.nu > 0.5:
-                into(xp, out, "multiply", out, factor)
 
         return write
+
+    def _factor(self, xp: Any, s: Array, held: Scratch) -> Array | None:
+        """What exp(-s) is multiplied with, less 1: nothing, s, or s + s^2 / 3 = s (1 + s / 3)."""
+        if self.nu < 1.0:
+            return None
+        factor = held.like(xp, s)
+        if self.nu < 2.0:
+            factor[...] = s
+        else:
+            into(xp, factor, "divide", s, 3.0)
+            into(xp, factor, "add", factor, 1.0)
+            into(xp, factor, "multiply", factor, s)
+        return factor
 
 
 @dataclass(frozen=True)
@@ -237,11 +280,17 @@ class RationalQuadratic(_Stationary):
         object.__setattr__(self, "alpha", check_number("alpha", self.alpha))
 
     def _sections(self, xp: Any, Z: Array) -> Sections:
-        # log1p keeps the digits that 1 + r^2 / (2 alpha) loses when alpha is large.
-        def power(xp: Any, values: Array) -> None:
-            into(xp, values, "maximum", values, 0.0)
-            into(xp, values, "log1p", values)
-            into(xp, values, "multiply", values, -self.alpha)
-            into(xp, values, "exp", values)
+        return _of_squared_distances(xp, Z, self.length_scale, 0.5 / self.alpha, self._power)
 
-        return _of_squared_distances(xp, Z, self.length_scale, 0.5 / self.alpha, power)
+    def _log_sections(self, xp: Any, Z: Array) -> Sections:
+        return _of_squared_distances(xp, Z, self.length_scale, 0.5 / self.alpha, self._log_power)
+
+    def _power(self, xp: Any, values: Array) -> None:
+        self._log_power(xp, values)
+        into(xp, values, "exp", values)
+
+    def _log_power(self, xp: Any, values: Array) -> None:
+        # log1p keeps the digits that 1 + r^2 / (2 alpha) loses when alpha is large.
+        into(xp, values, "maximum", values, 0.0)
+        into(xp, values, "log1p", values)
+        into(xp, values, "multiply", values, -self.alpha)

@@ -7,10 +7,13 @@ import numpy as np
 from cme_dask import kernels
 from cme_dask.errors import StoreError
 from cme_dask.numerics.basis import LinearBasis, NewtonBasis
+from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.storage.columns import Columns
 from cme_dask.storage.model_file import ModelState
 
 Array = Any
+
+NEWTON, PARTITION = "newton", "partition"
 
 
 def basis_arrays(key: str, basis: LinearBasis) -> dict[str, Array]:
@@ -18,16 +21,18 @@ def basis_arrays(key: str, basis: LinearBasis) -> dict[str, Array]:
     newton = basis.newton
     arrays = {
         f"{key}_points": newton.points,
-        f"{key}_factor": newton.factor,
         f"{key}_transform": basis.transform,
         f"{key}_eigenvalues": basis.eigenvalues,
     }
+    if not isinstance(newton, PartitionBasis):
+        arrays[f"{key}_factor"] = newton.factor
     return arrays if newton.rows is None else {**arrays, f"{key}_rows": newton.rows}
 
 
 def basis_description(columns: Columns, basis: LinearBasis) -> dict[str, Any]:
     """JSON description that belongs to :func:`basis_arrays`."""
-    return {"columns": columns.to_dict(), "kernel": basis.newton.kernel.to_dict()}
+    kind = PARTITION if isinstance(basis.newton, PartitionBasis) else NEWTON
+    return {"columns": columns.to_dict(), "kernel": basis.newton.kernel.to_dict(), "basis": kind}
 
 
 def read_basis(
@@ -45,7 +50,8 @@ def read_basis(
     try:
         columns = Columns.from_dict(about["columns"])
         kernel = kernels.from_dict(about["kernel"], custom)
-    except (KeyError, TypeError) as error:
+        kind = about.get("basis", NEWTON)  # files of before there were others don't say
+    except (KeyError, TypeError, AttributeError) as error:
         raise StoreError(f"the model's description of {key} is damaged: {error!r}") from error
     points = state.array(f"{key}_points", (None, len(columns.names)))
     m = len(points)
@@ -53,6 +59,13 @@ def read_basis(
     eigenvalues = state.array(f"{key}_eigenvalues", (transform.shape[1],))
     kernel.check(points.shape[1])
     rows = state.array(f"{key}_rows", (m,)) if f"{key}_rows" in state.arrays else None
+    if kind == PARTITION:
+        return columns, LinearBasis(PartitionBasis(kernel, points, rows), transform, eigenvalues)
+    if kind != NEWTON:
+        raise StoreError(
+            f"the model's basis of {key} should be {NEWTON!r} or {PARTITION!r}, it is {kind!r}: "
+            "restore it, fit it again, or read it with a newer version"
+        )
     factor = state.array(f"{key}_factor", (m, m))
     if not (np.diagonal(factor) > 0).all():
         raise StoreError(f"the model's factor of {key} is singular: restore it or fit it again")

@@ -13,6 +13,9 @@ from cme_dask.errors import DataError, StoreError
 from cme_dask.models.basis_file import basis_arrays, basis_description, read_basis
 from cme_dask.models.points import query_points
 from cme_dask.numerics.basis import LinearBasis
+from cme_dask.numerics.partition import PartitionBasis
+from cme_dask.numerics.projection import project
+from cme_dask.numerics.support import Support
 from cme_dask.storage.columns import Columns
 from cme_dask.storage.model_file import ModelState, write_model
 
@@ -60,7 +63,7 @@ class Variable:
 
 @dataclass(frozen=True, eq=False)
 class JointModel:
-    """Joint distribution dP = g dP_X dP_Y with g(x, y) = 1 + psi_Y(y)^T H psi_X(x).
+    """Joint distribution dP = g dP_X dP_Y with g(x, y) = base + psi_Y(y)^T H psi_X(x).
 
     Made by :class:`cme_dask.JointDistribution` or :func:`cme_dask.load`; needs neither data nor
     Dask.
@@ -75,6 +78,11 @@ class JointModel:
         What it was fitted on and how: rows, tol, trace errors, constraint, reg.
     moments
         Moments per fold as plain arrays (``Moments.to_arrays``), for growing and cross-validation.
+    base
+        1; or 0 for ``coupling``, where psi = b are partitions of unity and H = C >= 0, so that g is
+        a sum of products of non-negative numbers.
+    support
+        Cells of y on which conditional laws live, if the fit counted their masses.
     """
 
     x: Variable
@@ -82,6 +90,19 @@ class JointModel:
     coef: Array
     about: dict[str, Any]
     moments: dict[str, Array]
+    base: float = 1.0
+    support: Support | None = None
+
+    @property
+    def masses(self) -> Array:
+        """Shares v of all rows in the cells of the support, shape (S,)."""
+        if self.support is None:
+            raise DataError(
+                "this model has no support for conditional laws: fit with support_size of at least "
+                "1; constraint='coupling' has none"
+            )
+        counted = np.asarray(self.moments["masses"]).sum(axis=0)
+        return np.asarray(counted / counted.sum())
 
     @property
     def function_names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -167,7 +188,35 @@ class JointModel:
         points = self.x.points(X, "X")
         right = self.coef.T @ self.y.basis(self.y.points(Y, "Y")).T
         shape = (1, len(points), right.shape[1])
-        return _in_blocks(lambda rows: (1.0 + self.x.basis(rows) @ right)[None], points, shape)[0]
+        return _in_blocks(
+            lambda rows: (self.base + self.x.basis(rows) @ right)[None], points, shape
+        )[0]
+
+    def weights(self, X: Any) -> Array:
+        r"""Conditional laws of Y on the cells of the support, shape (n, S): non-negative, sum 1.
+
+        The L2 projection of the signed ratio onto densities: w_s(x) = v_s max(g(x, y_s) - t(x), 0)
+        with t(x) such that they add up to one. If the true ratio is a density on the support, w / v
+        is never farther from it in L2(v) than g.
+
+        Parameters
+        ----------
+        X
+            Points, shape (n, d_X), or a table with the columns by name.
+
+        Raises
+        ------
+        DataError
+            On wrong columns or NaN, or if the model has no support.
+        """
+        masses, points = self.masses, self.x.points(X, "X")
+        assert self.support is not None
+        right = self.coef.T @ self.y.basis(self.support.points).T
+
+        def block(rows: Array) -> Array:
+            return project(self.base + self.x.basis(rows) @ right, masses)[0][None]
+
+        return _in_blocks(block, points, (1, len(points), len(masses)))[0]
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write the model to a folder (Zarr, no pickles), whole or not at all."""
@@ -189,7 +238,10 @@ class JointModel:
             described = basis_description(variable.columns, variable.basis)
             sides[key] = {**described, "answers": list(answers.names)}
         arrays |= {f"moments_{name}": values for name, values in self.moments.items()}
-        return ModelState("JointModel", {"variables": sides, "fit": self.about}, arrays)
+        if self.support is not None:
+            arrays |= {f"support_{name}": a for name, a in self.support.to_arrays().items()}
+        about = {"variables": sides, "fit": self.about, "base": self.base}
+        return ModelState("JointModel", about, arrays)
 
     @classmethod
     def from_state(cls, state: ModelState, custom: dict[str, kernels.Kernel] | None = None) -> Self:
@@ -210,6 +262,8 @@ class JointModel:
             state.array("coef", shape),
             state.about.get("fit", {}),
             _moments(state, variables),
+            _base(state, variables),
+            _support(state, variables["y"]),
         )
         try:
             model.summary()
@@ -235,8 +289,7 @@ class JointModel:
         lines = [
             (
                 name,
-                f"{', '.join(v.columns.names)}: rank {v.basis.newton.rank}, "
-                f"trace error {fit['trace_error'][name]:.2e}, {v.basis.newton.kernel!r}",
+                f"{', '.join(v.columns.names)}: {_size(name, v, fit)}, {v.basis.newton.kernel!r}",
             )
             for name, v in (("x", self.x), ("y", self.y))
         ]
@@ -275,6 +328,11 @@ class JointModel:
         return list(f)
 
 
+def _size(name: str, variable: Variable, fit: dict[str, Any]) -> str:
+    rank, error = variable.basis.newton.rank, fit["trace_error"][name]
+    return f"{rank} landmarks" if error is None else f"rank {rank}, trace error {error:.2e}"
+
+
 def _variable(state: ModelState, key: str, custom: dict[str, kernels.Kernel] | None) -> Variable:
     try:
         about = state.about["variables"][key]
@@ -297,16 +355,53 @@ def _variable(state: ModelState, key: str, custom: dict[str, kernels.Kernel] | N
     )
 
 
+def _base(state: ModelState, variables: dict[str, Variable]) -> float:
+    """The stored base of g, which partitions of unity and nothing else bring to zero."""
+    partitions = [isinstance(v.basis.newton, PartitionBasis) for v in variables.values()]
+    base = state.about.get("base", 1.0)  # files of before there were others don't say
+    if base not in (0.0, 1.0) or partitions != [base == 0.0] * len(partitions):
+        raise StoreError(
+            f"the model's base {base!r} does not fit its bases: 0 belongs to two partitions of "
+            "unity, 1 to two others; restore it or fit it again"
+        )
+    return float(base)
+
+
+def _support(state: ModelState, y: Variable) -> Support | None:
+    """The stored support, if there is one, with masses that belong to it."""
+    if "support_points" not in state.arrays:
+        return None
+    points = state.array("support_points", (None, len(y.columns.names)))
+    shapes = {"edges": (len(points) - 1,), "scale": (points.shape[1],)}
+    cut = {
+        name: state.array(f"support_{name}", shape)
+        for name, shape in shapes.items()
+        if f"support_{name}" in state.arrays
+    }
+    masses = state.array("moments_masses", (None, len(points)))
+    try:
+        support = Support.from_arrays({"points": points, **cut})
+    except DataError as error:
+        raise StoreError(f"the model's support is damaged: {error}") from error
+    if not ((masses >= 0).all() and masses.sum() > 0):
+        raise StoreError("the model's masses are damaged: restore it or fit it again")
+    return support
+
+
 def _moments(state: ModelState, variables: dict[str, Variable]) -> dict[str, Array]:
     """The stored moments, of the shapes that belong to the variables."""
     sides = variables.values()
     width = 1 + sum(v.basis.newton.rank + len(v.answers.names) for v in sides)
     gram = state.array("moments_gram", (None, width * (width + 1) // 2))
     folds = len(gram)
+    counted = {}
+    if "moments_masses" in state.arrays:
+        counted["masses"] = state.array("moments_masses", (folds, None))
     return {
         "gram": gram,
         "traces": state.array("moments_traces", (folds, len(sides))),
         "rows": state.array("moments_rows", (folds,)),
+        **counted,
     }
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from array_api_compat import array_namespace, device
@@ -14,6 +14,43 @@ from cme_dask.numerics.elimination import Elimination
 Array = Any
 
 _ROWS = 1024  # whose sections stay in cache
+
+
+class Basis(Protocol):
+    """Functions of one variable, one per pivot or landmark, as the pass and the models use them.
+
+    See :class:`NewtonBasis` and :class:`cme_dask.numerics.partition.PartitionBasis`.
+    """
+
+    @property
+    def kernel(self) -> Any:
+        """The kernel."""
+
+    @property
+    def points(self) -> Array:
+        """Pivots or landmarks, shape (m, d)."""
+
+    @property
+    def rows(self) -> Array | None:
+        """Their global row indices, shape (m,), or None."""
+
+    @property
+    def rank(self) -> int:
+        """Their number m."""
+
+    @property
+    def factor(self) -> Array:
+        """The lower-triangular matrix that is solved for, shape (m, m)."""
+
+    @property
+    def bound(self) -> float | None:
+        """Upper bound of each function everywhere, None if infinite."""
+
+    def writer(self, elimination: Elimination, like: Array) -> Callable[[Array, Array], None]:
+        """``write(x, out)`` of the functions as rows (m, n), eliminated so far."""
+
+    def __call__(self, x: Array) -> Array:
+        """Values at the rows of x, shape (n, m)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,14 +152,14 @@ class LinearBasis:
     Parameters
     ----------
     newton
-        The Newton basis N.
+        The Newton basis N, or a partition of unity.
     transform
         T with orthonormal columns, shape (m, k).
     eigenvalues
         lam = E psi^2, descending, shape (k,).
     """
 
-    newton: NewtonBasis
+    newton: Basis
     transform: Array
     eigenvalues: Array
 

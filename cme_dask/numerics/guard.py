@@ -16,7 +16,8 @@ import numpy as np
 
 from cme_dask.numerics.elimination import Elimination
 from cme_dask.numerics.joint import JointSolution
-from cme_dask.numerics.moments import MeanMoments, MomentSpec
+from cme_dask.numerics.means import MeanMoments
+from cme_dask.numerics.moments import MomentSpec
 
 Array = Any
 Change = Callable[[MeanMoments], Callable[[MeanMoments], float]]

@@ -1,86 +1,63 @@
-"""Joint distribution g = dP / d(P_X x P_Y) = 1 + psi_Y^T H psi_X from moments, in closed form."""
+"""Joint distribution g = dP / d(P_X x P_Y) = 1 + psi_Y^T H psi_X from moments."""
 
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from cme_dask.constraints import Certified, Constraint, Coupling, Pointwise, parse
 from cme_dask.errors import DataError
-from cme_dask.numerics.basis import eigenbasis
-from cme_dask.numerics.moments import MeanMoments
+from cme_dask.numerics.certified import solve_certified
+from cme_dask.numerics.coupling import solve_coupling
+from cme_dask.numerics.means import MeanMoments
+from cme_dask.numerics.outcome import Outcome
+from cme_dask.numerics.paper_form import solve_paper_form
+from cme_dask.numerics.pointwise import solve_pointwise
+from cme_dask.numerics.problem import JointProblem, Regularization
 
 Array = Any
 
-CONSTRAINTS = ("none", "normalized")
-REG_FORMS = ("two-sided", "single")
 
+@dataclass(frozen=True, eq=False)
+class Geometry:
+    """What a constraint needs to know of the basis functions beside their moments.
 
-@dataclass(frozen=True)
-class Regularization:
-    """Ridge on H: ``two-sided`` D = (lam_Y + y)(lam_X + x)^T, ``single`` D = lam_Y lam_X^T + x.
-
-    ``single`` is the paper's (34), where lambda is one number; ``two-sided`` damps every direction
-    that either basis resolves badly.
+    Attributes
+    ----------
+    bounds
+        sup |N_i| of x and of y, None if infinite (:attr:`NewtonBasis.bound`).
+    newton
+        N of x and of y at rows of the row sample or at landmarks, shapes (s, m); where needed.
+    ranges
+        Lowest and highest values of the centred functions of x and of y, shapes (2, k_X) and
+        (2, k_Y), where they were observed in a pass.
     """
 
-    y: float
-    x: float
-    form: str = "two-sided"
-
-    @classmethod
-    def parse(cls, reg: Any, form: str) -> "Regularization":
-        """From ``r`` or ``(r_Y, r_X)``; raises DataError on anything else or on negatives."""
-        if form not in REG_FORMS:
-            raise DataError(f"reg_form must be one of {', '.join(REG_FORMS)}, got {form!r}")
-        try:
-            values = np.asarray(reg, dtype=np.float64)
-        except (TypeError, ValueError):
-            values = np.array(np.nan)
-        if values.shape not in ((), (2,)) or not np.all(np.isfinite(values)) or np.any(values < 0):
-            raise DataError(
-                f"reg must be a non-negative number r or a pair (r_Y, r_X), got {reg!r}"
-            )
-        if form == "single" and values.shape == (2,):
-            raise DataError(f"reg_form='single' takes one number for reg, got {reg!r}")
-        pair = np.broadcast_to(values, (2,))
-        return cls(float(pair[0]), float(pair[1]), form)
-
-    def denominator(self, lam_y: Array, lam_x: Array) -> Array:
-        """D, shape (len(lam_y), len(lam_x))."""
-        if self.form == "single":
-            return np.outer(lam_y, lam_x) + self.x
-        return np.outer(lam_y + self.y, lam_x + self.x)
-
-    def quadratic(self, gram_y: Array, coef: Array, gram_x: Array) -> Array:
-        """The gradient of the quadratic term at ``coef`` in Newton coordinates."""
-        if self.form == "single":
-            return gram_y @ coef @ gram_x + self.x * coef
-        return (
-            gram_y @ coef @ gram_x
-            + self.y * coef @ gram_x
-            + self.x * (gram_y @ coef + self.y * coef)
-        )
+    bounds: tuple[float | None, float | None] = (None, None)
+    newton: tuple[Array, Array] | None = None
+    ranges: tuple[Array, Array] | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class JointSolution:
-    """H in bases that diagonalise the quadratic form: g = 1 + (T_Y^T N_Y)^T coef (T_X^T N_X).
+    """H in bases that diagonalise the quadratic form: g = base + (T_Y^T N_Y)^T coef (T_X^T N_X).
 
     Attributes
     ----------
     coef
-        H ("none") or G ("normalized"), shape (k_Y, k_X).
+        H ("none"), G (in centred bases) or C ("coupling"), shape (k_Y, k_X).
     transform_x, transform_y
         T, shapes (m_X, k_X) and (m_Y, k_Y).
     eigenvalues_x, eigenvalues_y
         lam, shapes (k_X,) and (k_Y,).
     centred
-        True if both bases have mean zero ("normalized").
-    status
-        ``"closed form"``.
-    kkt_residual
-        |projected gradient|_F / |gradient at H = 0|_F in Newton coordinates; it does not use the
-        eigenbases, so it also sees their error and what was pruned.
+        True if both bases have mean zero.
+    outcome
+        How good the solution is.
+    base
+        1, or 0 for ``coupling``, where the features add up to one.
     """
 
     coef: Array
@@ -89,10 +66,42 @@ class JointSolution:
     eigenvalues_x: Array
     eigenvalues_y: Array
     centred: bool
-    status: str
-    kkt_residual: float
-    gap: float = 0.0
-    iterations: int = 0
+    outcome: Outcome
+    base: float = 1.0
+
+    @classmethod
+    def of(cls, problem: JointProblem, coef: Array, outcome: Outcome) -> "JointSolution":
+        """In the bases of the problem."""
+        return cls(
+            coef,
+            problem.transform_x,
+            problem.transform_y,
+            problem.eigenvalues_x,
+            problem.eigenvalues_y,
+            problem.centred,
+            outcome,
+        )
+
+    @property
+    def status(self) -> str:
+        """``"optimal"`` or what the solver said; ``"closed form"`` where there was none."""
+        closed = self.outcome.solver == "closed form" and self.outcome.converged
+        return "closed form" if closed else self.outcome.status
+
+    @property
+    def kkt_residual(self) -> float:
+        """See :class:`Outcome`."""
+        return self.outcome.kkt_residual
+
+    @property
+    def gap(self) -> float:
+        """See :class:`Outcome`."""
+        return self.outcome.gap
+
+    @property
+    def iterations(self) -> int:
+        """See :class:`Outcome`."""
+        return self.outcome.iterations
 
     def answer(self, mean: MeanMoments, given: int) -> tuple[Array, Array]:
         """Constants and slopes of E[f | z] = constant + psi(z)^T slope for the other side's f.
@@ -106,68 +115,224 @@ class JointSolution:
 
         Returns
         -------
-        constant : E f, shape (q,)
-        slope : H^T E[psi_Y f^T] or H E[psi_X f^T], shape (k, q)
+        constant : (q,)
+        slope : (k, q)
+
+        Notes
+        -----
+        With base 1 the constant is E f and the slope H^T E[psi_Y f^T] (or H E[psi_X f^T]). With
+        base 0, psi^T C^T E[b f^T] = s + psi^T C^T E[b (f - s)^T] for any shift s, since C^T c = 1.
         """
         other = 1 - given
         coef = self.coef.T if given == 0 else self.coef
         transform = (self.transform_x, self.transform_y)[other]
         slope = coef @ (transform.T @ mean.function_cross[other][other])
+        if self.base == 0.0:
+            return mean.shift[other], slope
         if not self.centred:  # a centred basis has mean zero: the shift drops out
             slope = slope + np.outer(coef @ (transform.T @ mean.mean[other]), mean.shift[other])
         return mean.function_mean[other], slope
 
 
-def solve_joint(mean: MeanMoments, constraint: str, reg: Regularization) -> JointSolution:
-    """Minimise <A, H> + <D, H^2> / 2, half of (34), under ``none`` or ``normalized`` (19).
+@dataclass(frozen=True, eq=False)
+class JointSolver:
+    """From moments to the solution of the fit, under a constraint.
 
-    A = c_Y c_X^T - S_YX. For ``normalized`` the problem is moved into the *centred basis*, the
-    orthonormal complement of the means, where the constraints c_Y^T H = 0 and H c_X = 0 hold by
-    construction (to 1e-15) and the solution is again -A'/D' entry by entry.
+    Parameters
+    ----------
+    constraint
+        What is asked of g.
+    reg
+        The ridge.
+    geometry
+        What the constraint needs to know of the basis functions.
+    """
 
-    Without a ridge, directions with lam <= eps m lam_max are rounding and are pruned.
+    constraint: Constraint
+    reg: Regularization
+    geometry: Geometry = Geometry()
+
+    def __call__(self, mean: MeanMoments, start: JointSolution | None = None) -> JointSolution:
+        """Solve; the outcome is not checked.
+
+        Parameters
+        ----------
+        mean
+            Moments.
+        start
+            A solution of a similar problem, from which iterations start.
+
+        Raises
+        ------
+        DataError
+            If the kernels or the ridge don't fit the constraint.
+        """
+        return _SOLVERS[self.constraint.name](self, mean, start)
+
+    def path(self, mean: MeanMoments, regs: Sequence[Regularization]) -> Iterator[JointSolution]:
+        """Solutions at one positive ridge after the other; iterations start from the last.
+
+        Parameters
+        ----------
+        mean
+            Moments.
+        regs
+            Ridges in place of the solver's own.
+        """
+        last: JointSolution | None = None
+        problem = JointProblem.of(mean, regs[0], centred=self.centred) if self.closed else None
+        for reg in regs:
+            solver = replace(self, reg=reg)
+            if problem is None:
+                last = solver(mean, last)
+            else:
+                last = _closed(solver, mean, problem.ridged(reg))
+            yield last
+
+    @property
+    def centred(self) -> bool:
+        """Whether the problem lives in centred bases."""
+        return self.constraint.name != "none"
+
+    @property
+    def closed(self) -> bool:
+        """Whether the solution is closed."""
+        paper = isinstance(self.constraint, Certified) and self.constraint.formulation == "paper"
+        return self.constraint.name in ("none", "normalized", "certified") and not paper
+
+
+def solve_joint(mean: MeanMoments, constraint: Any, reg: Regularization) -> JointSolution:
+    """Minimise half of (34) under a constraint that needs nothing but moments.
 
     Source: joint paper, (34) and (38); (37) as printed halves Lambda + lambda I, against (34).
     """
-    if constraint not in CONSTRAINTS:
-        raise DataError(f"constraint must be one of {', '.join(CONSTRAINTS)}, got {constraint!r}")
-    (gram_x, gram_y), (mean_x, mean_y) = mean.gram, mean.mean
-    assert mean.cross is not None
-    if constraint == "normalized":
-        target, centre_x, centre_y = mean.cross, mean_x, mean_y
+    return JointSolver(parse(constraint), reg)(mean)
+
+
+Solve = Callable[[JointSolver, MeanMoments, JointSolution | None], JointSolution]
+
+
+def _in_closed_form(
+    solver: JointSolver, mean: MeanMoments, _: JointSolution | None
+) -> JointSolution:
+    return _closed(solver, mean, JointProblem.of(mean, solver.reg, centred=solver.centred))
+
+
+def _closed(solver: JointSolver, mean: MeanMoments, problem: JointProblem) -> JointSolution:
+    begin, constraint = time.perf_counter(), solver.constraint
+    if isinstance(constraint, Certified):
+        weights = _weights(problem, constraint.bounds, solver.geometry)
+        return JointSolution.of(problem, *solve_certified(problem, *weights))
+    coef = problem.free
+    residual = problem.newton_residual(mean, solver.reg, coef)
+    seconds = time.perf_counter() - begin
+    # Without a ridge what was pruned shows in the residual, and is no failure of the solver.
+    outcome = Outcome("closed form", "optimal", 0.0, residual, residual, 0.0, 0, seconds, np.inf)
+    return JointSolution.of(problem, coef, outcome)
+
+
+def _certified(
+    solver: JointSolver, mean: MeanMoments, start: JointSolution | None
+) -> JointSolution:
+    if solver.closed:
+        return _in_closed_form(solver, mean, start)
+    assert isinstance(solver.constraint, Certified)
+    kappa = _kappa(solver.geometry)
+    problem = JointProblem.of(mean, solver.reg, centred=False)
+    means = problem.transform_x.T @ mean.mean[0], problem.transform_y.T @ mean.mean[1]
+    coef, outcome = solve_paper_form(problem, *means, kappa, solver.constraint.solver)
+    return JointSolution.of(problem, coef, outcome)
+
+
+def _kappa(geometry: Geometry) -> float:
+    """kappa_X kappa_Y, the bound of |psi_Y psi_X|."""
+    x, y = geometry.bounds
+    if x is None or y is None:
+        raise DataError(
+            "constraint='certified' needs kernels that are bounded: linear and polynomial ones are "
+            "not; take constraint='coupling', or bounds='sample' of cme_dask.constraints.Certified"
+        )
+    return x * y
+
+
+def _weights(problem: JointProblem, bounds: str, geometry: Geometry) -> tuple[Array, Array]:
+    """What a unit of G_ji > 0 and of G_ji < 0 can take from g, shapes (k_Y, k_X) or ().
+
+    With psi in [a, b] and phi in [c, d], a, c <= 0 <= b, d: phi psi lies in [min(c b, d a),
+    max(c a, d b)].
+    """
+    if bounds == "analytic":
+        kappa = np.asarray(_kappa(geometry))
+        return kappa, kappa
+    if geometry.ranges is not None:
+        x, y = geometry.ranges
     else:
-        target, centre_x, centre_y = mean.cross - np.outer(mean_y, mean_x), None, None
-    transform_x, lam_x = _pruned(*eigenbasis(gram_x, centre_x), reg)
-    transform_y, lam_y = _pruned(*eigenbasis(gram_y, centre_y), reg)
-    coef = (transform_y.T @ target @ transform_x) / reg.denominator(lam_y, lam_x)
-    newton = transform_y @ coef @ transform_x.T
-    gradient = _off(centre_y, _off(centre_x, reg.quadratic(gram_y, newton, gram_x) - target, 1), 0)
-    scale = float(np.linalg.norm(_off(centre_y, _off(centre_x, target, 1), 0)))
-    residual = float(np.linalg.norm(gradient)) / scale if scale else 0.0
+        assert geometry.newton is not None
+        values = (
+            geometry.newton[0] @ problem.transform_x,
+            geometry.newton[1] @ problem.transform_y,
+        )
+        x, y = (np.stack([v.min(axis=0), v.max(axis=0)]) for v in values)
+    (a, b), (c, d) = (np.stack([r[0].clip(max=0.0), r[1].clip(min=0.0)]) for r in (x, y))
+    lowest = np.minimum(np.outer(c, b), np.outer(d, a))
+    highest = np.maximum(np.outer(c, a), np.outer(d, b))
+    return -lowest, highest
+
+
+def _pointwise(
+    solver: JointSolver, mean: MeanMoments, start: JointSolution | None
+) -> JointSolution:
+    constraint, newton = solver.constraint, solver.geometry.newton
+    assert isinstance(constraint, Pointwise)
+    assert newton is not None
+    if solver.reg.form == "single":
+        raise DataError("constraint='pointwise' takes reg_form='two-sided' only")
+    problem = JointProblem.of(mean, solver.reg, centred=True)
+    coef, outcome = solve_pointwise(
+        problem,
+        newton[0] @ problem.transform_x,
+        newton[1] @ problem.transform_y,
+        solver.reg,
+        tol=constraint.tol,
+        max_iterations=constraint.max_iterations,
+    )
+    return JointSolution.of(problem, coef, outcome)
+
+
+def _coupling(solver: JointSolver, mean: MeanMoments, start: JointSolution | None) -> JointSolution:
+    constraint = solver.constraint
+    assert isinstance(constraint, Coupling)
+    if solver.reg.form == "single":
+        raise DataError("constraint='coupling' takes reg_form='two-sided' only")
+    assert mean.cross is not None
+    coef, outcome = solve_coupling(
+        mean.gram[1],
+        mean.cross,
+        mean.gram[0],
+        mean.mean[1],
+        mean.mean[0],
+        solver.reg,
+        tol=constraint.tol,
+        max_iterations=constraint.max_iterations,
+        start=None if start is None else start.coef,
+    )
+    (gram_x, gram_y) = mean.gram
     return JointSolution(
         coef,
-        transform_x,
-        transform_y,
-        lam_x,
-        lam_y,
-        centred=constraint == "normalized",
-        status="closed form",
-        kkt_residual=residual,
+        np.eye(len(gram_x)),
+        np.eye(len(gram_y)),
+        np.diag(gram_x).copy(),
+        np.diag(gram_y).copy(),
+        centred=False,
+        outcome=outcome,
+        base=0.0,
     )
 
 
-def _pruned(transform: Array, lam: Array, reg: Regularization) -> tuple[Array, Array]:
-    if min(reg.y, reg.x) > 0.0:
-        return transform, lam
-    keep = lam > np.finfo(np.float64).eps * len(lam) * lam.max(initial=0.0)
-    return transform[:, keep], lam[keep]
-
-
-def _off(centre: Array | None, matrix: Array, axis: int) -> Array:
-    """Remove the component along ``centre`` from the given axis."""
-    if centre is None or not np.any(centre):
-        return matrix
-    unit = centre / np.linalg.norm(centre)
-    if axis == 0:
-        return matrix - np.outer(unit, unit @ matrix)
-    return matrix - np.outer(matrix @ unit, unit)
+_SOLVERS: dict[str, Solve] = {
+    "none": _in_closed_form,
+    "normalized": _in_closed_form,
+    "certified": _certified,
+    "pointwise": _pointwise,
+    "coupling": _coupling,
+}

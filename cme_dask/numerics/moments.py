@@ -2,11 +2,13 @@
 
 One rank-k update of the augmented rows ``[N_X, N_Y, 1, f]`` holds every moment there is: S_XX,
 S_YY, S_YX, the means, E[psi f] and E[f f^T]. Sums add over strips, so one pass makes them all.
-They are held as columns, ``[N_X, N_Y, 1, f]^T``: then each part is contiguous.
+They are held as columns, ``[N_X, N_Y, 1, f]^T``: then each part is contiguous. The masses of the
+cells of a support are counted beside them.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Self
 
 import numpy as np
@@ -20,9 +22,11 @@ from cme_dask.kernels.into import (
     into,
     mirror_upper,
     rank_update,
+    to_numpy,
 )
-from cme_dask.numerics.basis import NewtonBasis
+from cme_dask.numerics.basis import Basis
 from cme_dask.numerics.elimination import Elimination
+from cme_dask.numerics.support import Support, count_masses
 
 Array = Any
 Function = Callable[[Array], Array]
@@ -46,7 +50,7 @@ class Side:
     Parameters
     ----------
     basis
-        Newton basis of the variable.
+        Newton basis of the variable, or a partition of unity.
     columns
         Names of its columns, d of them: their values are functions like any other.
     functions
@@ -55,13 +59,16 @@ class Side:
         A value near the mean of each column and function, shape (q,), subtracted before squaring.
     elimination
         How far the basis is solved for before its products are summed; default wholly.
+    support
+        Cells whose masses are counted, if any.
     """
 
-    basis: NewtonBasis
+    basis: Basis
     columns: tuple[str, ...]
     functions: dict[str, Function] = field(default_factory=dict)
     shift: Array | None = None
     elimination: Elimination | None = None
+    support: Support | None = None
 
     @property
     def eliminated(self) -> Elimination:
@@ -72,6 +79,11 @@ class Side:
     def names(self) -> tuple[str, ...]:
         """Names of the q = d + (declared) functions."""
         return (*self.columns, *self.functions)
+
+    @property
+    def cells(self) -> int:
+        """Number of cells of the support; 0 without one."""
+        return 0 if self.support is None else self.support.size
 
     def values(self, rows: Array) -> Array:
         """Columns and declared functions at the rows, shape (n, q), without the shift.
@@ -108,11 +120,15 @@ class Moments:
         sum_i w_i k(x_i, x_i), a column per side, shape (F, sides).
     rows
         Number of rows, shape (F,), integers.
+    masses
+        Sum of w_i over the rows of each cell, one side's cells after the other's, shape (F, S); S
+        is 0 without supports.
     """
 
     gram: Array
     traces: Array
     rows: Array
+    masses: Array
 
     def __add__(self, other: "Moments") -> "Moments":
         """Moments of the union of two disjoint sets of rows."""
@@ -120,6 +136,7 @@ class Moments:
             self.gram + other.gram,
             self.traces + other.traces,
             self.rows + other.rows,
+            self.masses + other.masses,
         )
 
     def __iadd__(self, other: "Moments") -> Self:
@@ -130,7 +147,7 @@ class Moments:
 
     @property
     def _sums(self) -> tuple[Array, ...]:
-        return self.gram, self.traces, self.rows
+        return self.gram, self.traces, self.rows, self.masses
 
     @property
     def n_folds(self) -> int:
@@ -152,6 +169,7 @@ class Moments:
             gram,
             self.traces[pick].sum(axis=0, keepdims=True),
             self.rows[pick].sum(keepdims=True),
+            self.masses[pick].sum(axis=0, keepdims=True),
         )
 
     def total(self) -> "Moments":
@@ -165,10 +183,12 @@ class Moments:
     def to_arrays(self) -> dict[str, Array]:
         """Plain arrays to store; of each symmetric Gram matrix the lower triangle."""
         lower = np.tril_indices(self.gram.shape[1])
+        counted = {"masses": self.masses} if self.masses.shape[1] else {}
         return {
             "gram": np.ascontiguousarray(self.gram[:, lower[0], lower[1]]),
             "traces": self.traces,
             "rows": self.rows,
+            **counted,
         }
 
     @classmethod
@@ -180,7 +200,8 @@ class Moments:
         gram = np.empty((packed.shape[0], size, size))
         gram[:, lower[0], lower[1]] = packed
         gram[:, lower[1], lower[0]] = packed
-        return cls(gram, arrays["traces"], arrays["rows"])
+        masses = arrays.get("masses", np.zeros((len(gram), 0)))
+        return cls(gram, arrays["traces"], arrays["rows"], masses)
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,13 +222,18 @@ class MomentSpec:
         return tuple(side.basis.rank for side in self.sides)
 
     @property
+    def cells(self) -> tuple[int, ...]:
+        """Numbers of cells whose masses are counted, a number per side."""
+        return tuple(side.cells for side in self.sides)
+
+    @property
     def width(self) -> int:
         """P, the length of an augmented row."""
         return sum(self.ranks) + 1 + sum(len(side.names) for side in self.sides)
 
     @property
     def flops(self) -> int:
-        """Operations per row: eliminations and one rank-k update (kernel sections aside)."""
+        """Operations per row: eliminations and one rank-k update (sections and cells aside)."""
         return self.width**2 + sum(side.eliminated.flops for side in self.sides)
 
     def strip(self, parts: tuple[Array, ...], weights: Array | None, folds: Array) -> Moments:
@@ -247,6 +273,11 @@ class StripMoments:
         ]
         self._block = sub_block(spec.width)
         self._writers = [side.basis.writer(side.eliminated, like) for side in spec.sides]
+        self._counted = [
+            (i, slice(stop - side.cells, stop), side.support.assigner(like))
+            for i, (side, stop) in enumerate(zip(spec.sides, accumulate(spec.cells), strict=True))
+            if side.support is not None
+        ]
         xp, rank = self._xp, sum(spec.ranks)
         self._rows = self._empty((spec.width, self._block), xp.float64)
         if spec.single:
@@ -270,6 +301,7 @@ class StripMoments:
         xp, spec = self._xp, self._spec
         gram = np.zeros((spec.n_folds, spec.width, spec.width))
         traces = np.zeros((spec.n_folds, len(spec.sides)))
+        masses = np.zeros((spec.n_folds, sum(spec.cells)))
         order = None if spec.n_folds == 1 else np.argsort(folds, kind="stable")
         # Not kept: a bound method in its own object is a cycle, which holds the memory for long.
         update = self._single_update if spec.single else self._rank_update
@@ -293,13 +325,28 @@ class StripMoments:
             if weight is not None:
                 into(xp, rows, "multiply", rows, xp.sqrt(weight)[None, :])
                 diagonals = [weight * diagonal for diagonal in diagonals]
-            for number, part in _folds_within(fold, spec.n_folds):
+            within = list(_folds_within(fold, spec.n_folds))
+            for number, part in within:
                 update(gram[number], rows[:, part])
                 traces[number] += [float(xp.sum(diagonal[part])) for diagonal in diagonals]
+            self._count(masses, taken, weight, within)
         for fold_gram in gram:
             mirror_upper(fold_gram)
         counts = np.bincount(folds, minlength=spec.n_folds).astype(np.int64)
-        return Moments(gram, traces, counts)
+        return Moments(gram, traces, counts, masses)
+
+    def _count(
+        self,
+        masses: Array,
+        parts: tuple[Array, ...],
+        weight: Array | None,
+        within: list[tuple[int, slice]],
+    ) -> None:
+        for side, here, assign in self._counted:
+            cells = assign(parts[side])
+            for number, part in within:
+                some = None if weight is None else weight[part]
+                masses[number, here] += count_masses(cells[part], some, here.stop - here.start)
 
     def _rank_update(self, gram: Array, rows: Array) -> None:
         add_rank_update(self._xp, gram, rows, self._scratch)
@@ -310,8 +357,8 @@ class StripMoments:
         cast_into(self._xp, rows32, rows[:rank, :])
         rank_update(self._xp, self._product32, rows32)
         into(self._xp, self._rest, "matmul", rows[rank:, :], rows.T)
-        rest = np.asarray(self._rest)
-        gram[:rank, :rank] += np.asarray(self._product32)
+        rest = to_numpy(self._rest)
+        gram[:rank, :rank] += to_numpy(self._product32)
         gram[rank:, :] += rest
         gram[:rank, rank:] += rest[:, :rank].T
 
@@ -350,73 +397,3 @@ def _folds_within(sorted_folds: Array, n_folds: int) -> Iterator[tuple[int, slic
     for fold in range(n_folds):
         if edges[fold] < edges[fold + 1]:
             yield fold, slice(int(edges[fold]), int(edges[fold + 1]))
-
-
-@dataclass(frozen=True, eq=False)
-class MeanMoments:
-    """Weighted means in the Newton bases: S_XX, S_YY, S_YX, c_X, c_Y, E[N f], E f.
-
-    Attributes
-    ----------
-    weight
-        Sum of the weights.
-    gram
-        S of each side, shapes (m, m).
-    cross
-        S_YX = E[N_Y N_X^T], shape (m_Y, m_X); None for one side.
-    mean
-        c of each side, shapes (m,).
-    trace
-        E k(x, x) of each side.
-    function_mean
-        E f of each side's columns and functions, shift added back, shapes (q,).
-    function_cross
-        ``function_cross[s][t]`` = E[N_s (f_t - shift_t)^T], shape (m_s, q_t).
-    function_gram
-        E[(f - shift)(f - shift)^T] over the functions of all sides, shape (q, q).
-    """
-
-    weight: float
-    gram: tuple[Array, ...]
-    cross: Array | None
-    mean: tuple[Array, ...]
-    trace: tuple[float, ...]
-    function_mean: tuple[Array, ...]
-    function_cross: tuple[tuple[Array, ...], ...]
-    function_gram: Array
-    shift: tuple[Array, ...]
-
-    @property
-    def trace_error(self) -> tuple[float, ...]:
-        """Relative trace error tau = trace(K - L L^T) / trace(K) of each side, over the rows."""
-        pairs = zip(self.trace, self.gram, strict=True)
-        return tuple(max(t - float(np.trace(s)), 0.0) / t for t, s in pairs)
-
-    @classmethod
-    def of(cls, moments: Moments, sides: tuple[Side, ...]) -> "MeanMoments":
-        """Means of moments that hold a single fold (see :meth:`Moments.total`)."""
-        ranks = [side.basis.rank for side in sides]
-        counts = [len(side.names) for side in sides]
-        shifts = tuple(
-            np.zeros(q) if side.shift is None else np.asarray(side.shift)
-            for side, q in zip(sides, counts, strict=True)
-        )
-        edges = np.cumsum([0, *ranks, 1, *counts])
-        basis = [slice(edges[i], edges[i + 1]) for i in range(len(sides))]
-        one = int(edges[len(sides)])
-        fun = [
-            slice(edges[len(sides) + 1 + i], edges[len(sides) + 2 + i]) for i in range(len(sides))
-        ]
-        weight = float(moments.gram[0, one, one])
-        gram = moments.gram[0] / weight
-        return cls(
-            weight=weight,
-            gram=tuple(gram[b, b] for b in basis),
-            cross=gram[basis[1], basis[0]] if len(sides) == 2 else None,
-            mean=tuple(gram[b, one] for b in basis),
-            trace=tuple(float(t) for t in moments.traces[0] / weight),
-            function_mean=tuple(s + gram[f, one] for s, f in zip(shifts, fun, strict=True)),
-            function_cross=tuple(tuple(gram[b, f] for f in fun) for b in basis),
-            function_gram=gram[one + 1 :, one + 1 :],
-            shift=shifts,
-        )

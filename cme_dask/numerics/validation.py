@@ -1,13 +1,15 @@
 """What fold moments tell without another pass: jackknife replicates and held-out errors."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from cme_dask.numerics.heldout import HeldOut
 from cme_dask.numerics.joint import JointSolution
-from cme_dask.numerics.moments import MeanMoments, Moments, Side
+from cme_dask.numerics.means import MeanMoments
+from cme_dask.numerics.moments import Moments, Side
 
 Array = Any
 Solve = Callable[[MeanMoments], JointSolution]
@@ -39,6 +41,75 @@ class Replicates:
             return 1.0 - self.error / self.baseline
 
 
+def split_folds(
+    moments: Moments, sides: tuple[Side, ...]
+) -> Iterator[tuple[MeanMoments, MeanMoments]]:
+    """For each fold the means over the rows of the others, and over its own.
+
+    Folds without rows, and folds that hold all the weight, are left out.
+    """
+    one = sum(side.basis.rank for side in sides)
+    weights = moments.gram[:, one, one]
+    usable = [f for f in range(moments.n_folds) if 0.0 < weights[f] < weights.sum()]
+    for fold in usable if len(usable) > 1 else ():
+        yield (
+            MeanMoments.of(moments.without(fold), sides),
+            MeanMoments.of(moments.only([fold]), sides),
+        )
+
+
+def held_out_loss(held: MeanMoments, solution: JointSolution) -> float:
+    r"""Joint loss of a solution on rows that it has not seen, from their moments.
+
+    .. math:: -2 (E_P h - E_{P_X \otimes P_Y} h) + E_{P_X \otimes P_Y} h^2, \quad h = g - 1,
+
+    with all expectations over the held-out rows. Up to a constant that no model changes it is
+    |g - g_0|^2 in L2(P_X x P_Y): it compares between kernels and between constraints, and
+    independence has loss 0.
+
+    Parameters
+    ----------
+    held
+        Means over the held-out rows in the Newton bases of the solution.
+    solution
+        Fitted on other rows.
+
+    Returns
+    -------
+    loss
+    """
+    # With base 0 the features of each side add up to one, so h = b_Y^T (C - 1) b_X.
+    coef = solution.coef if solution.base else solution.coef - 1.0
+    return HeldOut.of(held, solution.transform_x, solution.transform_y).loss(coef)
+
+
+def held_out_losses(
+    moments: Moments, sides: tuple[Side, Side], solve: Solve
+) -> tuple[Array, Array]:
+    """Joint loss on each fold of a solution fitted on the others, see :func:`held_out_loss`.
+
+    Parameters
+    ----------
+    moments
+        By fold.
+    sides
+        Of the moments.
+    solve
+        From moments to the solution.
+
+    Returns
+    -------
+    losses : (F,), of the folds that can be held out
+    shares : (F,), of the weight, sum 1
+    """
+    pairs = [
+        (held_out_loss(held, solve(rest)), held.weight)
+        for rest, held in split_folds(moments, sides)
+    ]
+    losses, weights = np.array(pairs).reshape(-1, 2).T
+    return losses, weights / weights.sum() if len(weights) else weights
+
+
 def fold_replicates(
     moments: Moments, sides: tuple[Side, Side], solve: Solve
 ) -> tuple[Replicates, Replicates]:
@@ -48,15 +119,10 @@ def fold_replicates(
     that fold's E[N N^T], E[N f] and E f^2: exact, and no row is read again. Folds without rows, and
     folds that hold all the weight, are left out.
     """
-    one = sum(side.basis.rank for side in sides)
-    weights = moments.gram[:, one, one]
-    usable = [f for f in range(moments.n_folds) if 0.0 < weights[f] < weights.sum()]
-    if len(usable) < 2:
-        usable = []
+    shares = []
     parts: tuple[list[Any], list[Any]] = ([], [])
-    for fold in usable:
-        rest = MeanMoments.of(moments.without(fold), sides)
-        held = MeanMoments.of(moments.only([fold]), sides)
+    for rest, held in split_folds(moments, sides):
+        shares.append(held.weight)
         solution = solve(rest)
         transforms = (solution.transform_x, solution.transform_y)
         for given in (0, 1):
@@ -65,7 +131,7 @@ def fold_replicates(
             error = _squared_error(held, given, constant, newton)
             baseline = _squared_error(held, given, rest.function_mean[1 - given], 0.0 * newton)
             parts[given].append((constant, newton, error, baseline))
-    share = weights[usable] / weights[usable].sum() if usable else np.zeros(0)
+    share = np.array(shares) / np.sum(shares)
     return (
         _collect(parts[0], share, sides[0].basis.rank, len(sides[1].names)),
         _collect(parts[1], share, sides[1].basis.rank, len(sides[0].names)),

@@ -129,8 +129,7 @@ def fit_tables(result: Result) -> list[RenderableType]:
     bases = [
         (
             f"basis of {name}",
-            f"{', '.join(v['columns'])}: rank {v['rank']}, trace error {v['trace_error']:.2e}, "
-            f"{_short(v['kernel'])}",
+            f"{', '.join(v['columns'])}: {_size(v)}, {_short(v['kernel'])}",
         )
         for name, v in result["variables"].items()
     ]
@@ -144,9 +143,19 @@ def fit_tables(result: Result) -> list[RenderableType]:
         ),
         ("arithmetic", result["arithmetic"]),
         ("peak memory", _memory(result["memory"])),
-        ("KKT residual", f"{result['kkt_residual']:.1e}"),
+        (
+            "constraint",
+            f"{result['constraint']}: {result['status']}, KKT residual "
+            f"{result['kkt_residual']:.1e}, mass below zero {result['negative_mass']:.2g}",
+        ),
     ]
     return [facts(result["model"], lines), *held_out_tables(result["held_out"])]
+
+
+def _size(variable: Result) -> str:
+    if variable["trace_error"] is None:
+        return f"{variable['rank']} landmarks"
+    return f"rank {variable['rank']}, trace error {variable['trace_error']:.2e}"
 
 
 def _memory(memory: Result) -> str:

@@ -1,0 +1,330 @@
+"""Every model of a conditional law on one sample whose truth is known, tuned as a user would."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from cme_dask.bench.scenarios import SCENARIOS
+from cme_dask.constraints import (
+    Certified,
+    Constraint,
+    Coupling,
+    Normalized,
+    Pointwise,
+    Unconstrained,
+)
+from cme_dask.kernels import Gaussian
+from cme_dask.learning.landmarks import choose_landmarks
+from cme_dask.learning.support import make_support
+from cme_dask.metrics import crps, oracle_error
+from cme_dask.numerics.basis import NewtonBasis
+from cme_dask.numerics.cholesky import pivoted_cholesky
+from cme_dask.numerics.embedding import ConditionalEmbedding, surrogate_losses
+from cme_dask.numerics.hashing import fold_of_rows
+from cme_dask.numerics.heldout import HeldOut
+from cme_dask.numerics.joint import Geometry, JointSolution, JointSolver
+from cme_dask.numerics.means import MeanMoments
+from cme_dask.numerics.moments import Moments, MomentSpec, Side
+from cme_dask.numerics.partition import PartitionBasis
+from cme_dask.numerics.problem import Regularization
+from cme_dask.numerics.projection import clip, project
+from cme_dask.numerics.support import cell_means
+
+Array = Any
+Figures = dict[str, float]
+
+TOL, MAX_RANK, FOLDS = 1e-5, 200, 5
+SCALES = (0.2, 0.35, 0.6, 1.0, 1.8)
+"""Length scales in standard deviations."""
+REGS = tuple(Regularization(r, r) for r in (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0))
+"""Two-sided ridges, the same for x and y."""
+COUPLING_SCALES = (0.1, 0.2, 0.35, 0.6)
+COUPLING_REGS = tuple(Regularization(r, r) for r in (1.0, 1e-1, 1e-2, 1e-3, 1e-4))
+CELLS, TEST_ROWS = 1000, 1000
+_LANDMARKS = 64
+_POINTWISE = 100
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Length scales of x and y in standard deviations, the ridge, and the held-out loss there."""
+
+    scale_x: float
+    scale_y: float
+    reg: Regularization
+    loss: float
+
+
+class Sample:
+    """A scaled training sample with bases and moments by length scale, each made once.
+
+    Parameters
+    ----------
+    name, n, seed
+        Scenario, rows and seed.
+    """
+
+    def __init__(self, name: str, n: int, seed: int) -> None:
+        self.scenario = SCENARIOS[name]
+        raw = self.scenario.draw(n, seed)
+        self.scales = tuple(part.std(axis=0) for part in raw)
+        self.parts = tuple(part / scale for part, scale in zip(raw, self.scales, strict=True))
+        self.folds = fold_of_rows(0, n, FOLDS)
+        self._bases: dict[tuple[int, float, bool], Any] = {}
+        self._moments: dict[tuple[float, float, bool], tuple[Moments, tuple[Side, Side]]] = {}
+
+    def basis(self, side: int, scale: float, partition: bool = False) -> Any:
+        """The basis of a side at a length scale."""
+        key = (side, scale, partition)
+        if key not in self._bases:
+            rows, kernel = self.parts[side], Gaussian(scale)
+            if partition:
+                count = min(_LANDMARKS, len(rows) // 4)
+                weights = np.full(len(rows), 1.0 / len(rows))
+                points = choose_landmarks(kernel, rows, weights, count, "kmeans", 0)
+                self._bases[key] = PartitionBasis(kernel, points)
+            else:
+                found = pivoted_cholesky(kernel, rows, TOL, MAX_RANK)
+                self._bases[key] = NewtonBasis(kernel, rows[found.pivots], found.factor)
+        return self._bases[key]
+
+    def moments(
+        self, scale_x: float, scale_y: float, partition: bool = False
+    ) -> tuple[Moments, tuple[Side, Side]]:
+        """Moments by fold, with the events as functions of y."""
+        key = (scale_x, scale_y, partition)
+        if key not in self._moments:
+            d_x, d_y = (part.shape[1] for part in self.parts)
+            x = Side(self.basis(0, scale_x, partition), tuple(f"x{j}" for j in range(d_x)))
+            y = Side(
+                self.basis(1, scale_y, partition),
+                tuple(f"y{j}" for j in range(d_y)),
+                {f"event {j}": _Event(self, j) for j in range(self.n_events)},
+            )
+            spec = MomentSpec((x, y), FOLDS)
+            self._moments[key] = spec.strip(self.parts, None, self.folds), (x, y)
+        return self._moments[key]
+
+    @cached_property
+    def n_events(self) -> int:
+        """Number of events."""
+        return int(self.events(self.parts[1][:1]).shape[1])
+
+    def events(self, y: Array) -> Array:
+        """Indicators of the events at scaled y, shape (n, q)."""
+        return self.scenario.events(y * self.scales[1])
+
+    @cached_property
+    def support(self) -> tuple[Any, Array]:
+        """Cells of y, and their masses over the rows."""
+        rows = self.parts[1]
+        cells = make_support(rows, np.full(len(rows), 1.0 / len(rows)), CELLS, 0)
+        counts = np.bincount(cells.assign(rows), minlength=cells.size)
+        return cells, counts / counts.sum()
+
+    @cached_property
+    def cell_events(self) -> Array:
+        """Shares of the rows of each cell at which the events happen, shape (S, q)."""
+        rows, cells = self.parts[1], self.support[0]
+        weights = np.full(len(rows), 1.0 / len(rows))
+        return cell_means(self.events(rows), cells.assign(rows), weights, cells.size)
+
+
+@dataclass(frozen=True)
+class _Event:
+    """One event as a declared function."""
+
+    sample: Sample
+    number: int
+
+    def __call__(self, y: Array) -> Array:
+        return self.sample.events(y)[:, self.number]
+
+
+def tune(sample: Sample, constraint: Constraint) -> Choice:
+    """Scales and ridge with the smallest joint loss on held-out folds."""
+    best: Choice | None = None
+    for scale_x, scale_y in product(SCALES, SCALES):
+        moments, sides = sample.moments(scale_x, scale_y)
+        geometry = Geometry(tuple(side.basis.bound for side in sides))  # type: ignore[arg-type]
+        losses = np.zeros(len(REGS))
+        solver = JointSolver(constraint, REGS[0], geometry)
+        for rest, held in _splits(moments, sides, range(FOLDS)):
+            unseen: HeldOut | None = None
+            for i, solution in enumerate(solver.path(rest, REGS)):
+                # Eigenbases don't depend on the ridge.
+                unseen = unseen or HeldOut.of(held, solution.transform_x, solution.transform_y)
+                losses[i] += unseen.loss(solution.coef) / FOLDS
+        i = int(losses.argmin())
+        if best is None or losses[i] < best.loss:
+            best = Choice(scale_x, scale_y, REGS[i], float(losses[i]))
+    assert best is not None
+    return best
+
+
+def _splits(
+    moments: Moments, sides: tuple[Side, Side], folds: Sequence[int]
+) -> Iterator[tuple[MeanMoments, MeanMoments]]:
+    for fold in folds:
+        yield (
+            MeanMoments.of(moments.without(fold), sides),
+            MeanMoments.of(moments.only([fold]), sides),
+        )
+
+
+def tune_coupling(sample: Sample) -> Choice:
+    """Likewise for the coupling, on one fold; ridges descend, each starts from the last."""
+    best: Choice | None = None
+    for scale_x, scale_y in product(COUPLING_SCALES, COUPLING_SCALES):
+        moments, sides = sample.moments(scale_x, scale_y, partition=True)
+        ((rest, held),) = _splits(moments, sides, [0])
+        solver = JointSolver(Coupling(tol=1e-4), COUPLING_REGS[0])
+        for reg, solution in zip(COUPLING_REGS, solver.path(rest, COUPLING_REGS), strict=True):
+            unseen = HeldOut.of(held, solution.transform_x, solution.transform_y)
+            loss = unseen.loss(solution.coef - 1.0)
+            if best is None or loss < best.loss:
+                best = Choice(scale_x, scale_y, reg, loss)
+    assert best is not None
+    return best
+
+
+# The models --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Test:
+    """Fresh rows of a scenario, scaled like the sample, and the truth there."""
+
+    x: Array
+    y: Array
+    truth: Array
+    cell: Array
+
+    @classmethod
+    def of(cls, sample: Sample, seed: int) -> "Test":
+        """Rows that no fit has seen."""
+        raw = sample.scenario.draw(TEST_ROWS, seed)
+        x, y = (part / scale for part, scale in zip(raw, sample.scales, strict=True))
+        return cls(x, y, sample.scenario.truth(raw[0]), sample.support[0].assign(y))
+
+
+def judge(name: str, n: int, seed: int) -> dict[str, Figures]:
+    """Figures of every model on one sample, by the model's name."""
+    sample = Sample(name, n, seed)
+    test = Test.of(sample, 1_000_000 + seed)
+    found: dict[str, Figures] = {}
+    for constraint in (Unconstrained(), Normalized(), Certified()):
+        choice = tune(sample, constraint)
+        solution, sides, mean = _solution(sample, choice, constraint)
+        ratio = _ratio(solution, sides, sample, test)
+        signed = _expected(solution, sides, mean, sample, test)
+        label = constraint.name
+        found[label] = _figures(sample, test, ratio, signed, choice)
+        if label == "certified":
+            continue
+        masses = sample.support[1]
+        for law, weights in (
+            ("clipped", clip(ratio, masses)),
+            ("projected", project(ratio, masses)[0]),
+        ):
+            found[f"{label}, {law}"] = _of_law(sample, test, weights, choice)
+        if label == "normalized":
+            found["pointwise"] = _pointwise(sample, test, choice)
+            found["traditional"] = _traditional(sample, test, choice)
+    choice = tune_coupling(sample)
+    solution, sides, mean = _solution(sample, choice, Coupling(tol=1e-5), partition=True)
+    ratio = _ratio(solution, sides, sample, test)
+    signed = _expected(solution, sides, mean, sample, test)
+    found["coupling"] = _figures(sample, test, ratio, signed, choice)
+    return found
+
+
+def _solution(
+    sample: Sample, choice: Choice, constraint: Constraint, partition: bool = False
+) -> tuple[JointSolution, tuple[Side, Side], MeanMoments]:
+    moments, sides = sample.moments(choice.scale_x, choice.scale_y, partition)
+    mean = MeanMoments.of(moments.total(), sides)
+    newton = None
+    if isinstance(constraint, Pointwise):
+        points = [
+            np.concatenate([s.basis.points, p])[:_POINTWISE]
+            for s, p in zip(sides, sample.parts, strict=True)
+        ]
+        newton = sides[0].basis(points[0]), sides[1].basis(points[1])
+    geometry = Geometry((sides[0].basis.bound, sides[1].basis.bound), newton)
+    return JointSolver(constraint, choice.reg, geometry)(mean), sides, mean
+
+
+def _ratio(solution: JointSolution, sides: tuple[Side, Side], sample: Sample, test: Test) -> Array:
+    """The signed ratio g(x_i, y_s) at test points and cells."""
+    x = sides[0].basis(test.x) @ solution.transform_x
+    y = sides[1].basis(sample.support[0].points) @ solution.transform_y
+    return solution.base + x @ solution.coef.T @ y.T
+
+
+def _expected(
+    solution: JointSolution, sides: tuple[Side, Side], mean: MeanMoments, sample: Sample, test: Test
+) -> Array:
+    """E[t(Y) | x] from exact moments, shape (n, q)."""
+    constant, slope = solution.answer(mean, 0)
+    values = constant + (sides[0].basis(test.x) @ solution.transform_x) @ slope
+    return np.asarray(values[:, -sample.n_events :])
+
+
+def _figures(sample: Sample, test: Test, ratio: Array, events: Array, choice: Choice) -> Figures:
+    """Of a model with ratio g, whose probabilities of the events are given."""
+    cells, masses = sample.support
+    # Signed weights add up to one but for the cells, and for what a model gets wrong.
+    weights = ratio * masses / (ratio @ masses)[:, None]
+    h = ratio - 1.0
+    product_mean, square = (h @ masses).mean(), ((h * h) @ masses).mean()
+    joint = h[np.arange(len(h)), test.cell].mean()
+    return {
+        "error": oracle_error(events, test.truth),
+        "crps": float(crps(weights, cells.points, test.y).mean()),
+        "minimum": float(events.min()),
+        "mass": float(np.abs(events[:, -1] - 1.0).mean()),
+        "loss": float(square - 2.0 * (joint - product_mean)),
+        "scale_x": choice.scale_x,
+        "scale_y": choice.scale_y,
+        "reg": choice.reg.x,
+    }
+
+
+def _of_law(sample: Sample, test: Test, weights: Array, choice: Choice) -> Figures:
+    """Of a law on the cells, shape (n, S); events are averaged over the rows of each cell."""
+    return _figures(sample, test, weights / sample.support[1], weights @ sample.cell_events, choice)
+
+
+def _pointwise(sample: Sample, test: Test, choice: Choice) -> Figures:
+    solution, sides, mean = _solution(sample, choice, Pointwise())
+    ratio = _ratio(solution, sides, sample, test)
+    return _figures(sample, test, ratio, _expected(solution, sides, mean, sample, test), choice)
+
+
+def _traditional(sample: Sample, test: Test, choice: Choice) -> Figures:
+    """The embedding (42): scale of x and ridge by the surrogate loss, which can't choose k_Y."""
+    regs = [reg.x for reg in REGS]
+    best: tuple[float, float, float] | None = None
+    for scale in SCALES:
+        moments, sides = sample.moments(scale, choice.scale_y)
+        losses, shares = surrogate_losses(moments, sides, regs)
+        mean = shares @ losses
+        i = int(mean.argmin())
+        best = min(best or (np.inf, 0.0, 0.0), (float(mean[i]), scale, regs[i]))
+    assert best is not None
+    _, scale, reg = best
+    moments, sides = sample.moments(scale, choice.scale_y)
+    mean = MeanMoments.of(moments.total(), sides)
+    embedding, newton = ConditionalEmbedding.of(mean, reg), sides[0].basis
+    rows, (cells, masses) = sample.parts, sample.support
+    weights = np.full(len(rows[0]), 1.0 / len(rows[0]))
+    slopes = embedding.cells(newton(rows[0]), weights, cells.assign(rows[1]), cells.size)
+    values = newton(test.x)
+    events = (values @ embedding.functions(mean))[:, -sample.n_events :]
+    used = Choice(scale, choice.scale_y, Regularization(reg, reg), choice.loss)
+    return _figures(sample, test, (values @ slopes) / masses, events, used)

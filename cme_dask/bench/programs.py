@@ -1,0 +1,162 @@
+"""What one process measures of the programs: certified in two forms, and couplings."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from cme_dask.bench.scenarios import SCENARIOS
+from cme_dask.constraints import Coupling
+from cme_dask.kernels import Gaussian
+from cme_dask.metrics import oracle_error
+from cme_dask.numerics.basis import Basis, NewtonBasis
+from cme_dask.numerics.certified import solve_certified
+from cme_dask.numerics.cholesky import pivoted_cholesky
+from cme_dask.numerics.heldout import HeldOut
+from cme_dask.numerics.joint import JointSolution, JointSolver
+from cme_dask.numerics.means import MeanMoments
+from cme_dask.numerics.moments import Function, MomentSpec, Side
+from cme_dask.numerics.paper_form import solve_paper_form
+from cme_dask.numerics.partition import PartitionBasis
+from cme_dask.numerics.problem import JointProblem, Regularization
+
+Array = Any
+Result = dict[str, Any]
+Describe = Callable[[], Result]
+Run = Callable[[], Describe]
+
+CLOSED = "closed form"
+
+_SCENARIO = "strong"
+_REG = 1e-6
+_KAPPA = 1.0  # Gaussian kernels are at most 1, and so are the functions of their bases
+_WIDTH = 1.6  # of the region that most rows lie in: eight standard deviations
+_TEST_ROWS = 2000
+
+
+@dataclass(frozen=True)
+class SolveProgram:
+    """One solve of a certified program, from moments of a small sample of a known law.
+
+    Attributes
+    ----------
+    solver
+        ``"closed form"`` in the centred basis, or the paper's form by ``"clarabel"`` or ``"osqp"``.
+    rows
+        Rows of the sample.
+    rank_x, rank_y
+        Numbers of pivots; the paper's form has rank_x times rank_y unknowns.
+    limit
+        Seconds that a quadratic programming solver may take.
+    """
+
+    solver: str
+    rows: int
+    rank_x: int
+    rank_y: int
+    limit: float
+
+    def prepare(self) -> Run:
+        """The sample, its moments, and the program in its basis."""
+        law = SCENARIOS[_SCENARIO]
+        x, y = law.draw(self.rows, 0)
+        # Length scales near the distance of so many pivots, so that all are reached.
+        scales = _WIDTH / self.rank_x, _WIDTH / np.sqrt(self.rank_y)
+        bases = []
+        for rows, scale, rank in zip((x, y), scales, (self.rank_x, self.rank_y), strict=True):
+            kernel = Gaussian(float(scale))
+            found = pivoted_cholesky(kernel, rows, 0.0, rank)
+            bases.append(NewtonBasis(kernel, rows[found.pivots], found.factor))
+        mean = _moments((x, y), bases)
+        problem = JointProblem.of(
+            mean, Regularization(_REG, _REG, "two-sided"), centred=self.solver == CLOSED
+        )
+        return partial(self._run, problem, mean, bases[0])
+
+    def _run(self, problem: JointProblem, mean: MeanMoments, basis: NewtonBasis) -> Describe:
+        if self.solver == CLOSED:
+            kappa = np.asarray(_KAPPA)
+            coef, outcome = solve_certified(problem, kappa, kappa)
+        else:
+            means = problem.transform_x.T @ mean.mean[0], problem.transform_y.T @ mean.mean[1]
+            coef, outcome = solve_paper_form(
+                problem, *means, _KAPPA, self.solver, seconds=self.limit
+            )
+        solution = JointSolution.of(problem, coef, outcome)
+        return partial(_describe, solution, mean, basis, problem.objective(coef))
+
+
+@dataclass(frozen=True)
+class SolveCoupling:
+    """One solve of a coupling, from moments of a small sample of a known law.
+
+    Attributes
+    ----------
+    rows
+        Rows of the sample.
+    landmarks
+        Number of landmarks of x and of y, rows of the sample.
+    scale
+        Length scales in standard deviations.
+    reg
+        The ridge.
+    """
+
+    rows: int
+    landmarks: int
+    scale: float
+    reg: float
+
+    def prepare(self) -> Run:
+        """The sample and its moments."""
+        parts = SCENARIOS[_SCENARIO].draw(self.rows, 0)
+        bases = [
+            PartitionBasis(Gaussian(tuple(self.scale * part.std(axis=0))), part[: self.landmarks])
+            for part in parts
+        ]
+        return partial(self._run, _moments(parts, bases), bases[0])
+
+    def _run(self, mean: MeanMoments, basis: Basis) -> Describe:
+        solver = JointSolver(Coupling(), Regularization(self.reg, self.reg))
+        solution = solver(mean)
+        identity = np.eye(self.landmarks)
+        loss = HeldOut.of(mean, identity, identity).loss(solution.coef - 1.0)
+        return partial(_describe, solution, mean, basis, loss / 2.0)
+
+
+def _moments(parts: tuple[Array, Array], bases: Sequence[Basis]) -> MeanMoments:
+    """Moments of all rows, with the events as functions of y."""
+    law = SCENARIOS[_SCENARIO]
+    functions: dict[str, Function] = {
+        f"t{i}": partial(_event, i) for i in range(law.events(parts[1][:1]).shape[1])
+    }
+    x, y = (tuple(f"{v}{i}" for i in range(z.shape[1])) for v, z in zip("xy", parts, strict=True))
+    sides = Side(bases[0], x), Side(bases[1], y, functions)
+    moments = MomentSpec(sides).strip(parts, None, np.zeros(len(parts[0]), dtype=np.int64))
+    return MeanMoments.of(moments, sides)
+
+
+def _event(number: int, y: Array) -> Array:
+    return SCENARIOS[_SCENARIO].events(y)[:, number]
+
+
+def _describe(solution: JointSolution, mean: MeanMoments, basis: Basis, objective: float) -> Result:
+    """How good the solution is, as a program and as an estimate: criterion (43) on new rows."""
+    law, outcome = SCENARIOS[_SCENARIO], solution.outcome
+    test = law.draw(_TEST_ROWS, 1)[0]
+    constant, slope = solution.answer(mean, 0)
+    truth = law.truth(test)
+    events = slice(-truth.shape[1], None)  # after the columns of y
+    expected = constant[events] + basis(test) @ solution.transform_x @ slope[:, events]
+    return {
+        "unknowns": int(solution.coef.size),
+        "ranks": [basis.rank, len(mean.mean[1])],
+        "status": outcome.status,
+        "iterations": outcome.iterations,
+        "kkt_residual": outcome.kkt_residual,
+        "gap": outcome.gap,
+        "objective": objective,
+        "oracle_error": oracle_error(expected, truth),
+    }

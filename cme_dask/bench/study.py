@@ -1,0 +1,195 @@
+"""The study of laws: every model on every scenario, many draws, means and standard errors."""
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cme_dask.bench.machine import describe_machine
+from cme_dask.bench.output import write_result
+from cme_dask.bench.study_picture import study_picture
+from cme_dask.chunked.blas import limit_this_process
+from cme_dask.errors import DataError
+from cme_dask.jobs.folder import prepare_folder
+from cme_dask.report.progress import ProgressLines
+from cme_dask.report.tables import grid, number
+
+Result = dict[str, Any]
+
+FIGURES = {
+    "error": "error (43)",
+    "crps": "CRPS",
+    "minimum": "least probability",
+    "mass": "|E[1|x] - 1|",
+    "loss": "held-out loss",
+}
+DEFAULT = "normalized, projected"
+"""The law that ``conditional`` answers from by default."""
+SCENARIO_NAMES = ("low", "medium", "high", "strong", "bimodal", "skewed")
+ROWS = (200, 1000, 5000)
+SEEDS = 20
+OUTPUTS = ("study.json", "study.png")
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class StudyOptions:
+    """What to study.
+
+    Attributes
+    ----------
+    scenarios
+        Their names.
+    rows
+        Sizes of the training samples.
+    seeds
+        Draws of each.
+    workers
+        Processes; default one per core.
+    """
+
+    scenarios: tuple[str, ...] = SCENARIO_NAMES
+    rows: tuple[int, ...] = ROWS
+    seeds: int = SEEDS
+    workers: int | None = None
+
+    def __post_init__(self) -> None:
+        unknown = set(self.scenarios) - set(SCENARIO_NAMES)
+        if unknown:
+            raise DataError(
+                f"scenarios must be among {', '.join(SCENARIO_NAMES)}, got "
+                f"{', '.join(sorted(unknown))}"
+            )
+        if min(self.rows, default=0) < 50:
+            raise DataError(f"samples of at least 50 rows are needed, got {list(self.rows)}")
+
+
+def run_study(
+    options: StudyOptions, out: Path | None, *, overwrite: bool, progress: ProgressLines
+) -> Result:
+    """Judge all models; write ``study.json`` and ``study.png`` into the folder ``out``, if any."""
+    if out is not None:
+        prepare_folder(out, OUTPUTS, overwrite)
+    begin = time.time()
+    tasks = [
+        (name, n, seed)
+        for n in sorted(options.rows, reverse=True)  # the longest first
+        for name in options.scenarios
+        for seed in range(options.seeds)
+    ]
+    found: dict[tuple[str, int], dict[int, Result]] = {}
+    workers = options.workers or os.cpu_count() or 1
+    with ProcessPoolExecutor(
+        workers, mp_context=get_context("spawn"), initializer=limit_this_process
+    ) as pool:
+        futures = {pool.submit(_judge, *task): task for task in tasks}
+        for done, future in enumerate(as_completed(futures), 1):
+            name, n, seed = futures[future]
+            found.setdefault((name, n), {})[seed] = future.result()
+            progress.say(f"{name}, {n} rows, draw {seed}: {done} of {len(tasks)}")
+    cells = [
+        {
+            "scenario": name,
+            "rows": n,
+            "models": _summary([found[name, n][seed] for seed in range(options.seeds)]),
+        }
+        for name in options.scenarios
+        for n in options.rows
+    ]
+    result: Result = {
+        "kind": "study",
+        "schema_version": SCHEMA_VERSION,
+        "seconds": time.time() - begin,
+        "machine": describe_machine(),
+        "settings": {"seeds": options.seeds, "rows": list(options.rows), "default": DEFAULT},
+        "cells": cells,
+        "verdicts": _verdicts(cells),
+        "files": [],
+    }
+    if out is not None:
+        write_result(result, out, OUTPUTS, study_picture, progress)
+    return result
+
+
+def _judge(name: str, n: int, seed: int) -> Result:
+    from cme_dask.bench.laws import judge
+
+    return judge(name, n, seed)
+
+
+def _summary(draws: Sequence[Result]) -> Result:
+    """Means, standard errors and values of each figure of each model."""
+    return {
+        model: {
+            figure: _moments([draw[model][figure] for draw in draws]) for figure in draws[0][model]
+        }
+        for model in draws[0]
+    }
+
+
+def _moments(values: Sequence[float]) -> Result:
+    spread = float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
+    return {"mean": float(np.mean(values)), "std_error": spread, "values": list(values)}
+
+
+def _verdicts(cells: Sequence[Result]) -> list[Result]:
+    """Per cell: the best model by criterion (43), and how the default compares with it.
+
+    It is within 1.1 of the best if what it has more is at most two standard errors, of differences
+    paired by draws.
+    """
+    found = []
+    for cell in cells:
+        errors = {name: figures["error"] for name, figures in cell["models"].items()}
+        best = min(errors, key=lambda name: float(errors[name]["mean"]))
+        default, least = (np.array(errors[name]["values"]) for name in (DEFAULT, best))
+        excess = _moments([float(e) for e in default - 1.1 * least])
+        found.append(
+            {
+                "scenario": cell["scenario"],
+                "rows": cell["rows"],
+                "best": best,
+                "default_over_best": errors[DEFAULT]["mean"] / errors[best]["mean"],
+                "within": excess["mean"] <= 2.0 * excess["std_error"],
+                "certified_over_default": errors["certified"]["mean"] / errors[DEFAULT]["mean"],
+            }
+        )
+    return found
+
+
+def study_tables(result: Result) -> Iterator[Any]:
+    """A table for each scenario and size, and the verdicts."""
+    for cell in result["cells"]:
+        rows = [
+            (name, *(_with_error(figures[figure]) for figure in FIGURES))
+            for name, figures in cell["models"].items()
+        ]
+        title = f"{cell['scenario']}, {cell['rows']:,} rows"
+        yield grid(title, ("model", *FIGURES.values()), rows, "")
+        yield ""
+    rows = [
+        (
+            f"{verdict['scenario']}, {verdict['rows']:,} rows",
+            verdict["best"],
+            number(verdict["default_over_best"], 3),
+            "yes" if verdict["within"] else "no",
+            number(verdict["certified_over_default"], 3),
+        )
+        for verdict in result["verdicts"]
+    ]
+    head = ("", "best model", "default / best", "within 1.1 and 2 s.e.", "certified / default")
+    caption = (
+        f"By criterion (43), means over {result['settings']['seeds']} draws; the default is "
+        f"{result['settings']['default']}."
+    )
+    yield grid("The default law", head, rows, caption, text_columns=2)
+
+
+def _with_error(figure: Result) -> str:
+    return f"{figure['mean']:.2e} +- {figure['std_error']:.0e}"

@@ -1,0 +1,216 @@
+"""Landmarks of the partitions of unity: which rows, and how many."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cme_dask.chunked.blas import one_blas_thread
+from cme_dask.constraints import LANDMARKS
+from cme_dask.errors import DataError
+from cme_dask.learning.support import make_support
+from cme_dask.numerics.coupling import solve_coupling
+from cme_dask.numerics.hashing import fold_of_rows
+from cme_dask.numerics.heldout import HeldOut
+from cme_dask.numerics.means import MeanMoments
+from cme_dask.numerics.moments import Moments, MomentSpec, Side
+from cme_dask.numerics.partition import PartitionBasis, pivot_landmarks
+from cme_dask.numerics.problem import Regularization
+
+Array = Any
+
+CANDIDATES = (8, 16, 32, 64, 128, 256)
+"""Numbers of landmarks that are tried."""
+
+_FOLDS = 5
+_TOL = 1e-4  # of the solutions that are compared: their losses differ by far more
+
+
+def choose_landmarks(
+    kernel: Any, rows: Array, weights: Array, count: int, choice: str = "pivots", seed: int = 0
+) -> Array:
+    """Landmarks of one variable from the row sample.
+
+    Parameters
+    ----------
+    kernel
+        The kernel.
+    rows
+        Rows of the row sample, shape (n, d).
+    weights
+        Their weights, shape (n,).
+    count
+        How many; fewer if there are not so many distinct rows, or the kernel can't tell them apart.
+    choice
+        ``"pivots"``: greedy pivoted Cholesky, of which fewer are a prefix of more. ``"kmeans"``:
+        centres of k-means on standardised columns, means of quantile bins for a scalar variable.
+    seed
+        Of k-means.
+
+    Returns
+    -------
+    points : (m, d), m <= count
+
+    Raises
+    ------
+    DataError
+        On an unknown choice.
+    """
+    if choice not in LANDMARKS:
+        raise DataError(f"choice must be one of {', '.join(LANDMARKS)}, got {choice!r}")
+    if choice == "kmeans":
+        return make_support(rows, weights, count, seed).points
+    return np.asarray(rows)[pivot_landmarks(kernel, rows, weights, count)]
+
+
+@dataclass(frozen=True)
+class LandmarkChoice:
+    """The number of landmarks, and what it was chosen by.
+
+    Attributes
+    ----------
+    count
+        Of x and of y.
+    candidates
+        Numbers that were tried, in order: the last one may not have been an improvement.
+    losses
+        Held-out joint loss of each, mean over the folds by weight; 0 is independence.
+    errors
+        Standard error of what each improves on the best before.
+    """
+
+    count: int
+    candidates: tuple[int, ...]
+    losses: tuple[float, ...]
+    errors: tuple[float, ...]
+
+
+def landmark_number(
+    kernels: tuple[Any, Any],
+    parts: tuple[Array, Array],
+    weights: Array,
+    reg: Regularization,
+    *,
+    choice: str = "pivots",
+    seed: int = 0,
+    candidates: Sequence[int] = CANDIDATES,
+) -> LandmarkChoice:
+    """Choose the number of landmarks by the held-out joint loss of the coupling.
+
+    Numbers are tried in ascending order, on folds of the row sample, until one does not improve
+    by a standard error of its paired differences over the folds, or there are no more landmarks.
+
+    Parameters
+    ----------
+    kernels
+        Of x and of y.
+    parts
+        Rows of the row sample, of x and of y, shapes (n, d).
+    weights
+        Their weights, shape (n,).
+    reg
+        The ridge.
+    choice, seed
+        See :func:`choose_landmarks`.
+    candidates
+        Numbers to try.
+
+    Raises
+    ------
+    DataError
+        If a kernel can be negative, or there are fewer rows than folds.
+    """
+    n = len(weights)
+    if n < _FOLDS:
+        raise DataError(
+            f"to choose the number of landmarks takes {_FOLDS} rows, got {n}: give landmarks"
+        )
+    folds = fold_of_rows(0, n, _FOLDS)
+    candidates = sorted(set(candidates))
+    points = _Nested(kernels, parts, weights, candidates[-1], choice, seed)
+    tried: list[int] = []
+    losses: list[Array] = []
+    errors: list[float] = []
+    best = 0
+    for count in candidates:
+        if tried and points.exhausted(tried[-1]):
+            break
+        sides = tuple(
+            Side(PartitionBasis(kernel, points(i, count)), _names(parts[i]))
+            for i, kernel in enumerate(kernels)
+        )
+        with one_blas_thread():
+            loss, share = _fold_losses(sides, parts, weights, folds, reg)
+        gain = losses[best] - loss if losses else -loss
+        mean = float(share @ gain)
+        error = float(np.sqrt((share**2 @ (gain - mean) ** 2) * len(share) / (len(share) - 1)))
+        tried.append(count)
+        losses.append(loss)
+        errors.append(error)
+        if len(losses) > 1:
+            if mean <= error:
+                break
+            best = len(losses) - 1
+    return LandmarkChoice(
+        tried[best], tuple(tried), tuple(float(share @ loss) for loss in losses), tuple(errors)
+    )
+
+
+def _names(part: Array) -> tuple[str, ...]:
+    return tuple(map(str, range(part.shape[1])))
+
+
+class _Nested:
+    """Landmarks of both variables for every number; of pivots one run holds them all."""
+
+    def __init__(
+        self,
+        kernels: tuple[Any, Any],
+        parts: tuple[Array, Array],
+        weights: Array,
+        most: int,
+        choice: str,
+        seed: int,
+    ) -> None:
+        self._arguments = (kernels, parts, weights, choice, seed)
+        self._all = [self._choose(i, most) for i in (0, 1)]
+
+    def _choose(self, i: int, count: int) -> Array:
+        kernels, parts, weights, choice, seed = self._arguments
+        return choose_landmarks(kernels[i], parts[i], weights, count, choice, seed)
+
+    def __call__(self, i: int, count: int) -> Array:
+        if count >= len(self._all[i]) or self._arguments[3] == "pivots":
+            return self._all[i][:count]
+        return self._choose(i, count)
+
+    def exhausted(self, count: int) -> bool:
+        """Whether more landmarks than these there are none, of either variable."""
+        return all(count >= len(points) for points in self._all)
+
+
+def _fold_losses(
+    sides: tuple[Side, ...],
+    parts: tuple[Array, Array],
+    weights: Array,
+    folds: Array,
+    reg: Regularization,
+) -> tuple[Array, Array]:
+    """Held-out loss on each fold that has rows, and the folds' shares of the weight."""
+    moments: Moments = MomentSpec(sides, _FOLDS).strip(parts, weights, folds)
+    one = sum(side.basis.rank for side in sides)
+    mass = moments.gram[:, one, one]
+    usable = np.flatnonzero((mass > 0.0) & (mass < mass.sum()))
+    if len(usable) < 2:
+        raise DataError("all weight is on one fold of the row sample: give the number of landmarks")
+    losses = []
+    for fold in usable:
+        rest = MeanMoments.of(moments.without(int(fold)), sides)
+        held = MeanMoments.of(moments.only([int(fold)]), sides)
+        coef, _ = solve_coupling(
+            rest.gram[1], rest.cross, rest.gram[0], rest.mean[1], rest.mean[0], reg, tol=_TOL
+        )
+        identity = (np.eye(side.basis.rank) for side in sides)
+        losses.append(HeldOut.of(held, *identity).loss(coef - 1.0))  # g - 1 = b_Y^T (C - 1) b_X
+    return np.array(losses), mass[usable] / mass[usable].sum()

@@ -1,0 +1,190 @@
+"""How good a law or a conditional expectation is: proper scores, and the joint paper's criteria."""
+
+from typing import Any
+
+import numpy as np
+
+from cme_dask.errors import DataError
+from cme_dask.numerics.validation import held_out_loss, held_out_losses
+
+Array = Any
+
+__all__ = [
+    "brier",
+    "crps",
+    "held_out_loss",
+    "held_out_losses",
+    "oracle_error",
+    "validation_error",
+]
+
+_HELD = 1 << 16  # numbers at once: they stay in cache
+
+
+def crps(weights: Any, points: Any, y: Any) -> Array:
+    r"""Continuous ranked probability score of weighted atoms, lower is better.
+
+    .. math:: \mathrm{CRPS}(F, y) = \int (F(z) - 1\{y \le z\})^2 \, dz
+              = \sum_s w_s |y_s - y| - \tfrac12 \sum_{s,t} w_s w_t |y_s - y_t|
+
+    with the distribution function F of the atoms; the mean over the coordinates of a vector y.
+
+    Parameters
+    ----------
+    weights
+        w, one law per row, shape (q, S), each of sum 1.
+    points
+        Atoms y_s, shape (S,) or (S, d).
+    y
+        What was observed, shape (q,) or (q, d).
+
+    Returns
+    -------
+    scores : (q,), in the units of y
+
+    Raises
+    ------
+    DataError
+        If shapes don't fit, values are not finite, or weights don't add up to one.
+
+    Notes
+    -----
+    Sorted atoms make the double sum a single one: F (1 - F) between neighbours. Signed weights of
+    sum 1 are admitted: the score is the same integral, non-negative and zero only for the step at
+    y. But F may then fall and leave [0, 1]: it is no law, and the distribution function nearest to
+    it in L2 has a score that is not larger, whatever y.
+
+    Source: Gneiting and Raftery (2007), Journal of the American Statistical Association 102, (20)
+    and (21).
+    """
+    weights, points, y = _numbers("weights", weights), _columns(points), _columns(y)
+    shape = (len(y), len(points))
+    if weights.shape != shape or points.shape[1] != y.shape[1]:
+        raise DataError(
+            "crps takes weights (q, S), points (S, d) and y (q, d), got shapes "
+            f"{weights.shape}, {points.shape} and {y.shape}"
+        )
+    size = np.maximum(np.abs(weights).sum(axis=1), 1.0)
+    if (np.abs(weights.sum(axis=1) - 1.0) > 1e-9 * size).any():
+        raise DataError("the weights of each row must add up to one: divide them by their sum")
+    scores = np.zeros(len(y))
+    step = max(_HELD // max(len(points), 1), 1)
+    for atoms, observed in zip(points.T, y.T, strict=True):
+        order = np.argsort(atoms, kind="stable")
+        for start in range(0, len(y), step):
+            here = slice(start, start + step)
+            scores[here] += _scalar(weights[here][:, order], atoms[order], observed[here])
+    return scores / y.shape[1]
+
+
+def _scalar(weights: Array, atoms: Array, y: Array) -> Array:
+    """CRPS of ascending atoms."""
+    below = np.cumsum(weights, axis=1)[:, :-1]
+    distance = (weights * np.abs(atoms - y[:, None])).sum(axis=1)
+    return distance - (below * (1.0 - below)) @ np.diff(atoms)
+
+
+def brier(probabilities: Any, events: Any) -> float:
+    """Brier score: mean over rows of sum over events of (p - 1{event})^2, lower is better.
+
+    Parameters
+    ----------
+    probabilities
+        p, shape (n,) or (n, k).
+    events
+        Whether each happened, true or false or 0 or 1, of the same shape.
+
+    Returns
+    -------
+    score : between 0 and k, for probabilities between 0 and 1
+
+    Raises
+    ------
+    DataError
+        If shapes differ, values are not finite, or events are neither 0 nor 1.
+
+    Notes
+    -----
+    Of the classes of one variable it is the original score, twice that of one of two classes.
+    Source: Brier (1950), Monthly Weather Review 78, (2).
+    """
+    happened = _numbers("events", events)
+    if not np.isin(happened, (0.0, 1.0)).all():
+        raise DataError("events must be true or false, or 0 or 1")
+    return _mean_square("brier", probabilities, happened)
+
+
+def oracle_error(estimate: Any, truth: Any) -> float:
+    r"""Criterion (43) of the joint paper: the error against the true conditional expectations.
+
+    .. math:: \frac1n \sum_i
+              \bigl| \mathrm E^M[t(Y) | X = x_i] - \mathrm E[t(Y) | X = x_i] \bigr|_2^2
+
+    Parameters
+    ----------
+    estimate
+        Estimated expectations of the functions t, shape (n, q).
+    truth
+        True ones, of the same shape.
+
+    Returns
+    -------
+    error
+
+    Raises
+    ------
+    DataError
+        If shapes differ or values are not finite.
+    """
+    return _mean_square("oracle_error", estimate, truth)
+
+
+def validation_error(estimate: Any, values: Any) -> float:
+    r"""Criterion (41) of the joint paper over n: the error against what was observed.
+
+    .. math:: \frac1n \sum_i \bigl| t(y_i) - \mathrm E^M[t(Y) | X = x_i] \bigr|_2^2
+
+    Divided by n, which (41) is not, it compares between samples of different size: it is (43) plus
+    the mean conditional variance of t(Y), up to noise.
+
+    Parameters
+    ----------
+    estimate
+        Estimated expectations of the functions t at held-out x_i, shape (n, q).
+    values
+        t(y_i), of the same shape.
+
+    Returns
+    -------
+    error
+
+    Raises
+    ------
+    DataError
+        If shapes differ or values are not finite.
+    """
+    return _mean_square("validation_error", estimate, values)
+
+
+def _mean_square(name: str, one: Any, two: Any) -> float:
+    one, two = _numbers(name, one), _numbers(name, two)
+    if one.shape != two.shape or one.ndim not in (1, 2) or not len(one):
+        raise DataError(
+            f"{name} takes two arrays of one shape, (n,) or (n, q), got {one.shape} and {two.shape}"
+        )
+    return float(((one - two) ** 2).sum() / len(one))
+
+
+def _columns(values: Any) -> Array:
+    array = _numbers("points and y", values)
+    return array[:, None] if array.ndim == 1 else array
+
+
+def _numbers(name: str, values: Any) -> Array:
+    try:
+        array = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{name}: numbers expected, got {type(values).__name__}") from error
+    if not np.isfinite(array).all():
+        raise DataError(f"{name}: NaN or infinity")
+    return array

@@ -1,0 +1,85 @@
+"""Weighted means of the moments: what every solution is made from."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cme_dask.numerics.moments import Moments, Side
+
+Array = Any
+
+
+@dataclass(frozen=True, eq=False)
+class MeanMoments:
+    """Weighted means in the Newton bases: S_XX, S_YY, S_YX, c_X, c_Y, E[N f], E f.
+
+    Attributes
+    ----------
+    weight
+        Sum of the weights.
+    gram
+        S of each side, shapes (m, m).
+    cross
+        S_YX = E[N_Y N_X^T], shape (m_Y, m_X); None for one side.
+    mean
+        c of each side, shapes (m,).
+    trace
+        E k(x, x) of each side.
+    function_mean
+        E f of each side's columns and functions, shift added back, shapes (q,).
+    function_cross
+        ``function_cross[s][t]`` = E[N_s (f_t - shift_t)^T], shape (m_s, q_t).
+    function_gram
+        E[(f - shift)(f - shift)^T] over the functions of all sides, shape (q, q).
+    masses
+        Shares v of the cells of each side's support, sum 1, shapes (S,); S is 0 without one.
+    """
+
+    weight: float
+    gram: tuple[Array, ...]
+    cross: Array | None
+    mean: tuple[Array, ...]
+    trace: tuple[float, ...]
+    function_mean: tuple[Array, ...]
+    function_cross: tuple[tuple[Array, ...], ...]
+    function_gram: Array
+    shift: tuple[Array, ...]
+    masses: tuple[Array, ...] = ()
+
+    @property
+    def trace_error(self) -> tuple[float, ...]:
+        """Relative trace error tau = trace(K - L L^T) / trace(K) of each side, over the rows."""
+        pairs = zip(self.trace, self.gram, strict=True)
+        return tuple(max(t - float(np.trace(s)), 0.0) / t for t, s in pairs)
+
+    @classmethod
+    def of(cls, moments: Moments, sides: tuple[Side, ...]) -> "MeanMoments":
+        """Means of moments that hold a single fold (see :meth:`Moments.total`)."""
+        ranks = [side.basis.rank for side in sides]
+        counts = [len(side.names) for side in sides]
+        shifts = tuple(
+            np.zeros(q) if side.shift is None else np.asarray(side.shift)
+            for side, q in zip(sides, counts, strict=True)
+        )
+        edges = np.cumsum([0, *ranks, 1, *counts])
+        basis = [slice(edges[i], edges[i + 1]) for i in range(len(sides))]
+        one = int(edges[len(sides)])
+        fun = [
+            slice(edges[len(sides) + 1 + i], edges[len(sides) + 2 + i]) for i in range(len(sides))
+        ]
+        weight = float(moments.gram[0, one, one])
+        gram = moments.gram[0] / weight
+        cells = np.split(moments.masses[0], np.cumsum([side.cells for side in sides])[:-1])
+        return cls(
+            weight=weight,
+            gram=tuple(gram[b, b] for b in basis),
+            cross=gram[basis[1], basis[0]] if len(sides) == 2 else None,
+            mean=tuple(gram[b, one] for b in basis),
+            trace=tuple(float(t) for t in moments.traces[0] / weight),
+            function_mean=tuple(s + gram[f, one] for s, f in zip(shifts, fun, strict=True)),
+            function_cross=tuple(tuple(gram[b, f] for f in fun) for b in basis),
+            function_gram=gram[one + 1 :, one + 1 :],
+            shift=shifts,
+            masses=tuple(v / v.sum() if len(v) else v for v in cells),
+        )

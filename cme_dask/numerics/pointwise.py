@@ -1,0 +1,207 @@
+"""Non-negative on landmarks (joint paper, later version): a projection onto a polyhedron."""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cme_dask.numerics.interior import interior_point
+from cme_dask.numerics.outcome import Outcome
+from cme_dask.numerics.problem import JointProblem, Regularization
+
+Array = Any
+
+_DENSE = 6000  # unknowns up to which a system of their size is factorised
+_CHECK = 25  # iterations of ADMM between residuals
+_RELAXATION = 1.6
+_BALANCE = 2.0  # the penalty moves when one residual is so many times the other
+
+
+@dataclass(frozen=True, eq=False)
+class LandmarkProgram:
+    """Minimise |F|^2 / 2 + <B, F> subject to R = 1 + M_Y F M_X^T >= 0.
+
+    The program of G with F = G sqrt(D), B = A / sqrt(D) and M = Phi / sqrt(lam + r) on each side,
+    Phi the functions at the landmarks: its quadratic form is the identity.
+
+    Attributes
+    ----------
+    linear
+        B, shape (k_Y, k_X).
+    y, x
+        M_Y and M_X, shapes (s_Y, k_Y) and (s_X, k_X).
+    unit
+        sqrt(D), shape (k_Y, k_X).
+    """
+
+    linear: Array
+    y: Array
+    x: Array
+    unit: Array
+
+    @classmethod
+    def of(
+        cls, problem: JointProblem, values_x: Array, values_y: Array, reg: Regularization
+    ) -> "LandmarkProgram":
+        """Of functions at landmarks, with a two-sided ridge."""
+        root_x = np.sqrt(problem.eigenvalues_x + reg.x)
+        root_y = np.sqrt(problem.eigenvalues_y + reg.y)
+        unit = np.outer(root_y, root_x)
+        return cls(problem.linear / unit, values_y / root_y, values_x / root_x, unit)
+
+    def ratio(self, point: Array) -> Array:
+        """R at the landmarks, shape (s_Y, s_X)."""
+        return 1.0 + self.push(point)
+
+    def push(self, point: Array) -> Array:
+        """M_Y F M_X^T, shape (s_Y, s_X)."""
+        return self.y @ point @ self.x.T
+
+    def pull(self, multipliers: Array) -> Array:
+        """M_Y^T U M_X, shape (k_Y, k_X)."""
+        return self.y.T @ multipliers @ self.x
+
+    def feasible(self, point: Array) -> Array:
+        """The point, drawn towards zero as far as R falls below zero."""
+        return point / (1.0 + max(0.0, -float(self.ratio(point).min(initial=0.0))))
+
+    def residuals(self, point: Array, multipliers: Array) -> tuple[float, float, float]:
+        """Primal and dual residual and complementarity, see :func:`solve_pointwise`."""
+        ratio = self.ratio(point)
+        gradient = self.linear + point - self.pull(multipliers)
+        scale = float(np.abs(self.linear * self.unit).max(initial=0.0)) or 1.0
+        gain = float((self.linear**2).sum()) / 2 or 1.0
+        gap = float(np.abs(multipliers * ratio).sum()) + float((gradient**2).sum()) / 2
+        return (
+            max(0.0, -float(ratio.min(initial=0.0))),
+            float(np.abs(gradient * self.unit).max(initial=0.0)) / scale,
+            gap / gain,
+        )
+
+
+def solve_pointwise(
+    problem: JointProblem,
+    values_x: Array,
+    values_y: Array,
+    reg: Regularization,
+    *,
+    tol: float,
+    max_iterations: int,
+    method: str | None = None,
+) -> tuple[Array, Outcome]:
+    r"""Minimise <A, G> + <D, G^2> / 2 subject to g >= 0 on landmarks of x times landmarks of y.
+
+    .. math:: 1 + \Phi_Y G \Phi_X^T \ge 0, \quad D = (\lambda_Y + r_Y)(\lambda_X + r_X)^T.
+
+    Each step of ADMM is a division in bases that diagonalise diag(lam + r) and Phi^T Phi at once,
+    and a maximum. It is sublinear where about as many landmarks are active as there are unknowns,
+    so programs of up to 6,000 unknowns go to an interior point method. Says nothing of g between
+    the landmarks: see :func:`negative_mass`.
+
+    Parameters
+    ----------
+    problem
+        A and D, in the centred basis; shapes (k_Y, k_X).
+    values_x, values_y
+        Phi: the centred functions at the landmarks, shapes (s_X, k_X) and (s_Y, k_Y).
+    reg
+        The ridge in D, two-sided.
+    tol
+        KKT residual at which the iteration ends.
+    max_iterations
+        At most so many.
+    method
+        ``"ADMM"`` or ``"interior point"``; None: by the number of unknowns.
+
+    Returns
+    -------
+    coef : (k_Y, k_X)
+        Shrunk towards zero by what g falls below zero on the landmarks.
+    outcome : Outcome
+        With multipliers U >= 0: ``primal_residual`` is max(-g, 0) on the landmarks,
+        ``dual_residual`` max |E| / max |A| with E = A + D G - Phi_Y^T U Phi_X, complementarity
+        (<U, g> + <E, E / D> / 2) / (<A, A / D> / 2): the duality gap against what the program
+        without landmarks gains. Status ``"optimal"`` or ``"iterations"``.
+    """
+    begin = time.perf_counter()
+    program = LandmarkProgram.of(problem, values_x, values_y, reg)
+    if method is None:
+        method = "interior point" if problem.linear.size <= _DENSE else "ADMM"
+    if program.ratio(-program.linear).min(initial=0.0) >= 0.0:
+        method, iterations = "closed form", 0
+        point, multipliers = -program.linear, np.zeros((len(values_y), len(values_x)))
+    elif method == "interior point":
+        point, multipliers, iterations = interior_point(program, tol, max_iterations)
+    else:
+        point, multipliers, iterations = _admm(program, tol, max_iterations)
+    point = program.feasible(point)
+    coef = point / program.unit
+    seconds = time.perf_counter() - begin
+    primal, dual, slack = program.residuals(point, multipliers)
+    residual = max(primal, dual, slack)
+    value = float((program.linear * point).sum() + 0.5 * (point**2).sum())
+    bound = -0.5 * float(((program.linear - program.pull(multipliers)) ** 2).sum())
+    return coef, Outcome(
+        solver=method,
+        status="optimal" if residual <= tol else "iterations",
+        primal_residual=primal,
+        dual_residual=dual,
+        kkt_residual=residual,
+        gap=(value - bound + float(multipliers.sum())) / max(1.0, abs(value)),
+        iterations=iterations,
+        seconds=seconds,
+        tol=tol,
+    )
+
+
+def negative_mass(ratio: Array, weights_x: Array, weights_y: Array) -> float:
+    """Mass sum max(-g, 0) w_x w_y that g takes below zero, at any points.
+
+    Parameters
+    ----------
+    ratio
+        g, shape (n_X, n_Y).
+    weights_x, weights_y
+        Weights of the points, each adding up to one, shapes (n_X,) and (n_Y,).
+    """
+    return float(weights_x @ np.maximum(-ratio, 0.0) @ weights_y)
+
+
+def _admm(program: LandmarkProgram, tol: float, max_iterations: int) -> tuple[Array, Array, int]:
+    """F, U and the number of iterations of ADMM with over-relaxation on R = Z, Z >= 0.
+
+    Boyd et al., "Distributed optimization and statistical learning via ADMM" (2011), sections 3.1
+    and 3.4; the penalty balances the relative residuals.
+    """
+    (squares_y, turn_y), (squares_x, turn_x) = (
+        np.linalg.eigh(side.T @ side) for side in (program.y, program.x)
+    )
+    squares = np.outer(squares_y.clip(min=0.0), squares_x.clip(min=0.0))
+    left, right = program.y @ turn_y, program.x @ turn_x
+    linear = turn_y.T @ program.linear @ turn_x
+    penalty = 1.0 / (float(np.median(squares)) or 1.0)
+    split = np.maximum(1.0 - left @ linear @ right.T, 0.0)
+    scaled = np.zeros_like(split)  # U = -penalty * scaled
+    point, iteration = -linear, 0
+    while iteration < max_iterations:
+        iteration += 1
+        pull = left.T @ (split - 1.0 - scaled) @ right
+        point = (penalty * pull - linear) / (1.0 + penalty * squares)
+        ratio = 1.0 + left @ point @ right.T
+        relaxed = _RELAXATION * ratio + (1.0 - _RELAXATION) * split
+        last, split = split, np.maximum(relaxed + scaled, 0.0)
+        scaled = scaled + relaxed - split
+        if iteration % _CHECK:
+            continue
+        turned = turn_y @ point @ turn_x.T
+        if max(program.residuals(program.feasible(turned), -penalty * scaled)) <= tol:
+            break
+        primal = np.linalg.norm(ratio - split) / max(np.linalg.norm(ratio), np.linalg.norm(split))
+        dual = penalty * np.linalg.norm(left.T @ (split - last) @ right)
+        dual /= max(np.linalg.norm(linear), np.linalg.norm(point))
+        step = float(np.sqrt(primal / dual)) if primal * dual > 0.0 else 1.0
+        if not 1.0 / _BALANCE <= step <= _BALANCE:
+            step = min(max(step, 0.2), 5.0)
+            penalty, scaled = penalty * step, scaled / step
+    return turn_y @ point @ turn_x.T, -penalty * scaled, iteration

@@ -1,0 +1,60 @@
+"""Problems for the tests of the quadratic programs, and the descent that no optimum has."""
+
+import numpy as np
+
+from cme_dask import kernels
+from cme_dask.numerics.basis import NewtonBasis
+from cme_dask.numerics.cholesky import pivoted_cholesky
+from cme_dask.numerics.means import MeanMoments
+from cme_dask.numerics.problem import JointProblem
+
+
+def diagonal_problem(linear, quadratic):
+    """A program of nothing but A and D."""
+    k_y, k_x = linear.shape
+    return JointProblem(
+        linear, quadratic, np.eye(k_x), np.eye(k_y), np.ones(k_x), np.ones(k_y), True
+    )
+
+
+def random_problem(rng, shape, least, size=1.0):
+    """Eigenvalues from 1 down to ``least`` on each side, A as of a sample: of the order sqrt(D)."""
+    lam_y, lam_x = (np.sort(least ** rng.uniform(0, 1, k))[::-1] for k in shape)
+    quadratic = np.outer(lam_y, lam_x)
+    return diagonal_problem(size * rng.standard_normal(shape) * np.sqrt(quadratic), quadratic)
+
+
+def sample_moments(x, y, scale_x, scale_y, ranks):
+    """Moments of a sample held in memory with Gaussian kernels, and the Newton bases."""
+    sides = []
+    for rows, scale, rank in ((x, scale_x, ranks[0]), (y, scale_y, ranks[1])):
+        kernel = kernels.Gaussian(scale)
+        found = pivoted_cholesky(kernel, rows, 0.0, rank)
+        sides.append(NewtonBasis(kernel, rows[found.pivots], found.factor))
+    newton_x, newton_y = (side(rows) for side, rows in zip(sides, (x, y), strict=True))
+    n, none = len(x), np.zeros(0)
+    mean = MeanMoments(
+        weight=float(n),
+        gram=(newton_x.T @ newton_x / n, newton_y.T @ newton_y / n),
+        cross=newton_y.T @ newton_x / n,
+        mean=(newton_x.mean(axis=0), newton_y.mean(axis=0)),
+        trace=(1.0, 1.0),
+        function_mean=(none, none),
+        function_cross=((none, none), (none, none)),
+        function_gram=np.zeros((0, 0)),
+        shift=(none, none),
+    )
+    return mean, sides
+
+
+def assert_no_descent(problem, coef, feasible, slack):
+    """The objective does not fall towards any of these feasible points, but for ``slack``.
+
+    Its change is written without the objective itself, whose rounding would hide small steps.
+    """
+    gradient = problem.linear + problem.quadratic * coef
+    for point in feasible:
+        for step in (1e-6, 1e-3, 0.1, 1.0):
+            move = step * (point - coef)
+            change = (gradient * move).sum() + 0.5 * (problem.quadratic * move**2).sum()
+            assert change >= -slack * step

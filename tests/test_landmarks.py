@@ -1,0 +1,99 @@
+"""Landmarks: which rows, and how many."""
+
+import numpy as np
+import pytest
+
+from cme_dask.errors import DataError
+from cme_dask.kernels import Delta, Gaussian
+from cme_dask.learning.landmarks import choose_landmarks, landmark_number
+from cme_dask.numerics.coupling import solve_coupling
+from cme_dask.numerics.hashing import fold_of_rows
+from cme_dask.numerics.partition import PartitionBasis
+from cme_dask.numerics.problem import Regularization
+from cme_dask.storage.generate import Normal3
+
+REG = Regularization(1e-4, 1e-4)
+
+
+def rows(n=800, scenario="strong"):
+    x, y = next(Normal3(scenario).batches(n, 5))
+    return x, y, np.full(n, 1.0 / n)
+
+
+def test_choices():
+    x, y, w = rows()
+    pivots = choose_landmarks(Gaussian(0.1), y, w, 12)
+    assert all((y == p).all(axis=1).any() for p in pivots)
+    np.testing.assert_array_equal(choose_landmarks(Gaussian(0.1), y, w, 5), pivots[:5])
+    means = choose_landmarks(Gaussian(0.1), y, w, 12, "kmeans", 3)
+    np.testing.assert_array_equal(means, choose_landmarks(Gaussian(0.1), y, w, 12, "kmeans", 3))
+    assert means.shape == (12, 2)
+    assert choose_landmarks(Gaussian(0.1), x, w, 12, "kmeans").shape == (12, 1)
+    with pytest.raises(DataError, match="choice must be one of pivots, kmeans, got 'first'"):
+        choose_landmarks(Gaussian(0.1), x, w, 12, "first")
+
+
+@pytest.mark.parametrize("choice", ["pivots", "kmeans"])
+def test_few_distinct_rows(choice):
+    levels = np.repeat([[0.0], [1.0], [4.0]], 20, axis=0)
+    found = choose_landmarks(Gaussian(1.0), levels, np.full(60, 1 / 60), 8, choice)
+    assert sorted(found[:, 0]) == [0.0, 1.0, 4.0]
+
+
+def dense_losses(x, y, points_x, points_y, kernel, weights):
+    """Held-out losses written with all pairs of rows: -2 (E_P h - E_PxP h) + E_PxP h^2."""
+    folds = fold_of_rows(0, len(x), 5)
+    losses, masses = [], []
+    for fold in range(5):
+        rest, held = folds != fold, folds == fold
+        b = []
+        for z, p in ((x, points_x), (y, points_y)):
+            K = kernel(z, p)
+            b.append(K / K.sum(axis=1, keepdims=True))
+        w, v = weights[rest] / weights[rest].sum(), weights[held] / weights[held].sum()
+        bx, by = b[0][rest], b[1][rest]
+        C, _ = solve_coupling(
+            (by.T * w) @ by, (by.T * w) @ bx, (bx.T * w) @ bx, w @ by, w @ bx, REG, tol=1e-4
+        )
+        h = b[1][held] @ C @ b[0][held].T - 1.0
+        product = np.outer(v, v)
+        losses.append(-2 * (v @ np.diag(h) - (product * h).sum()) + (product * h**2).sum())
+        masses.append(weights[held].sum())
+    return np.array(losses), np.array(masses) / np.sum(masses)
+
+
+def test_number_and_its_losses():
+    x, y, w = rows()
+    w = w * np.random.default_rng(0).uniform(0.5, 2.0, len(w))
+    kernel = Gaussian(0.12)
+    found = landmark_number((kernel, kernel), (x, y), w, REG, candidates=(32, 2, 8))
+    assert found.candidates == (2, 8, 32)[: len(found.candidates)]
+    assert found.count in found.candidates
+    for count, loss in zip(found.candidates, found.losses, strict=True):
+        points = [choose_landmarks(kernel, z, w, count) for z in (x, y)]
+        expected, share = dense_losses(x, y, *points, kernel, w)
+        assert loss == pytest.approx(share @ expected, abs=1e-5)
+    assert found.count > 2  # two functions a side can't tell much of strong dependence
+    assert found.losses[found.candidates.index(found.count)] < 0.0
+
+
+def test_stops_where_nothing_is_gained():
+    x, y, w = rows(400)
+    y = np.random.default_rng(0).permutation(y)  # independent
+    found = landmark_number((Gaussian(0.2),) * 2, (x, y), w, Regularization(1e-2, 1e-2))
+    assert found.count == 8
+    assert found.candidates == (8, 16)
+
+
+def test_ends_with_the_landmarks():
+    level = np.repeat([[0.0], [1.0], [2.0]], 40, axis=0)
+    w = np.full(120, 1 / 120)
+    found = landmark_number((Delta(), Delta()), (level, level), w, REG)
+    assert found.candidates == (8,)
+    assert found.losses[0] == pytest.approx(-2.0, abs=0.2)  # three classes: 1 - E g = -2
+    assert PartitionBasis(Delta(), choose_landmarks(Delta(), level, w, found.count)).rank == 3
+
+
+def test_too_few_rows():
+    with pytest.raises(DataError, match="takes 5 rows, got 3"):
+        landmark_number((Delta(), Delta()), (np.eye(3), np.eye(3)), np.ones(3) / 3, REG)

@@ -1,0 +1,111 @@
+"""The study of laws: scenarios whose truth is right, figures that mean what they say."""
+
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from cme_dask.bench import laws
+from cme_dask.bench.scenarios import SCENARIOS
+from cme_dask.bench.study import DEFAULT, FIGURES, SCENARIO_NAMES, StudyOptions, run_study
+from cme_dask.cli import cli
+from cme_dask.errors import DataError
+from cme_dask.report.progress import ProgressLines
+
+MODELS = {
+    "none",
+    "none, clipped",
+    "none, projected",
+    "normalized",
+    "normalized, clipped",
+    "normalized, projected",
+    "certified",
+    "pointwise",
+    "coupling",
+    "traditional",
+}
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_truth_is_what_draws_show(name):
+    """Means of the events over draws near a point, within five standard errors."""
+    scenario = SCENARIOS[name]
+    x, y = scenario.draw(200_000, 0)
+    low, high = np.quantile(x[:, 0], [0.3, 0.32])
+    near = (x[:, 0] > low) & (x[:, 0] < high)
+    seen, told = scenario.events(y[near]), scenario.truth(x[near])
+    error = np.sqrt(told.mean(axis=0) * (1 - told.mean(axis=0)) / near.sum()) + 1e-12
+    assert (np.abs(seen.mean(axis=0) - told.mean(axis=0)) < 5 * error).all()
+    assert (seen[:, -1] == 1).all()
+    assert (told[:, -1] == 1).all()
+    again = scenario.draw(200_000, 0)
+    assert np.array_equal(again[1], y)
+    assert not np.array_equal(scenario.draw(100, 1)[0], x[:100])
+
+
+@pytest.fixture(scope="module")
+def judged():
+    """Every model on one sample, with a small grid."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(laws, "SCALES", (0.35, 1.0))
+        patch.setattr(laws, "COUPLING_SCALES", (0.2, 0.6))
+        patch.setattr(laws, "COUPLING_REGS", laws.COUPLING_REGS[:2])
+        return laws.judge("strong", 300, 0)
+
+
+def test_every_model_is_judged(judged):
+    assert set(judged) == MODELS
+    for name, figures in judged.items():
+        assert set(FIGURES) < set(figures)
+        assert np.isfinite(list(figures.values())).all(), name
+        assert 0 <= figures["error"] < 0.2
+        assert figures["crps"] > 0
+
+
+def test_laws_are_laws_and_signed_estimates_are_not(judged):
+    for name in MODELS - {"none", "normalized", "pointwise", "traditional"}:
+        assert judged[name]["minimum"] >= -1e-9, name
+        assert judged[name]["mass"] < 1e-6, name
+    assert judged["none"]["mass"] > 1e-6
+    assert judged["normalized"]["mass"] < 1e-10
+    assert judged["normalized"]["minimum"] < 0
+    assert judged["traditional"]["mass"] > 1e-6
+
+
+def test_projection_is_nearer_than_clipping(judged):
+    for name in ("none", "normalized"):
+        assert judged[f"{name}, projected"]["crps"] < judged[f"{name}, clipped"]["crps"] * 1.02
+
+
+def test_the_study_sums_up(tmp_path):
+    options = StudyOptions(("low",), (60,), 2, 1)
+    result = run_study(options, tmp_path / "out", overwrite=False, progress=ProgressLines())
+    assert json.loads((tmp_path / "out" / "study.json").read_text()) == result
+    (cell,) = result["cells"]
+    assert (cell["scenario"], cell["rows"]) == ("low", 60)
+    figure = cell["models"][DEFAULT]["error"]
+    assert figure["mean"] == pytest.approx(np.mean(figure["values"]))
+    assert figure["std_error"] == pytest.approx(abs(np.subtract(*figure["values"])) / 2)
+    (verdict,) = result["verdicts"]
+    errors = {name: figures["error"]["mean"] for name, figures in cell["models"].items()}
+    assert verdict["best"] == min(errors, key=errors.get)
+    assert verdict["default_over_best"] == pytest.approx(errors[DEFAULT] / min(errors.values()))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scenarios": ("lowest",)}, "scenarios must be among"),
+        ({"rows": (10,)}, "at least 50 rows"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(DataError, match=message):
+        StudyOptions(**options)
+
+
+def test_the_command_knows_its_scenarios():
+    found = CliRunner().invoke(cli, ["study", "--scenario", "lowest"])
+    assert found.exit_code != 0
+    assert set(SCENARIO_NAMES) == set(SCENARIOS)
