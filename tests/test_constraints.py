@@ -271,6 +271,14 @@ def test_landmarks_may_be_given(rows):
         ).fit(x, y)
 
 
+def test_couplings_have_a_ridge_of_their_own(rows):
+    few = constraints.Coupling(landmarks=8)
+    assert JointDistribution(**OPTIONS, constraint=few).fit(*rows).model_.about["reg"] == [1e-4] * 2
+    one = JointDistribution(**OPTIONS, constraint=few, reg=1e-3).fit(*rows)
+    assert one.model_.about["reg"] == [1e-3] * 2
+    assert JointDistribution(**OPTIONS).fit(*rows).model_.about["reg"] == [1e-6] * 2
+
+
 def test_a_coupling_can_be_planned(rows):
     plan = JointDistribution(**OPTIONS, constraint=constraints.Coupling(landmarks=12)).plan(*rows)
     assert plan.ranks == (12, 12)

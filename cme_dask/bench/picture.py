@@ -17,7 +17,7 @@ _TITLES = {
     "random": "Random pivots, {rows} rows",
     "ridge": "Conditional mean, {rows} rows",
     "sweep": "One thing changed at a time, around {rows} rows",
-    "programs": "Certified programs and couplings of a sample of {rows} rows",
+    "programs": "Programs of a sample of {rows} rows",
 }
 _OURS, _BARE, _LIMIT, _OTHERS = "#1f5fa8", "#3a8f5c", "#222222", "#c8552b"
 _LEGEND = (
@@ -158,6 +158,7 @@ def _look(label: str, found: Result) -> tuple[str, str]:
     kinds = {one["job"] for one in (job if isinstance(job, list) else [job])}
     ours = (
         kinds <= {"Fit"}
+        or kinds == {"SolveCoupling"}
         or (kinds == {"ConditionalMean"} and job["method"] == "ours")
         or (kinds == {"SolveProgram"} and job["solver"] == CLOSED)
     )

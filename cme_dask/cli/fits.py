@@ -14,7 +14,7 @@ from cme_dask.cli.options import (
 )
 from cme_dask.cli.root import cli
 from cme_dask.cli.types import columns, constraint, count, numbers, output, ridge
-from cme_dask.defaults import ACCURACY, N_FOLDS, PIVOTS, REG, SAMPLE_SIZE, TOL
+from cme_dask.defaults import ACCURACY, COUPLING_REG, N_FOLDS, PIVOTS, REG, SAMPLE_SIZE, TOL
 
 
 @cli.command(
@@ -40,7 +40,11 @@ from cme_dask.defaults import ACCURACY, N_FOLDS, PIVOTS, REG, SAMPLE_SIZE, TOL
     "--tol", type=float, default=TOL, show_default=True, help="Relative trace error, in (0, 1)."
 )
 @click.option("--max-rank", type=int, help="Most pivots per basis.  [default: as tol needs]")
-@click.option("--reg", type=ridge, help=f"Ridge r, or rY,rX; no unit.  [default: {REG:g}]")
+@click.option(
+    "--reg",
+    type=ridge,
+    help=f"Ridge r, or rY,rX; no unit.  [default: {REG:g}; of couplings {COUPLING_REG:g}]",
+)
 @click.option(
     "--reg-form",
     type=click.Choice(["two-sided", "single"]),

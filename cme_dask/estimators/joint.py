@@ -12,7 +12,7 @@ from cme_dask.chunked.driver import Executor, Scheduler
 from cme_dask.chunked.memory import MemoryBudget
 from cme_dask.chunked.sources import open_sample
 from cme_dask.constraints import Constraint, Coupling, parse
-from cme_dask.defaults import ACCURACY, N_FOLDS, REG, SAMPLE_SIZE, TOL
+from cme_dask.defaults import ACCURACY, COUPLING_REG, N_FOLDS, REG, SAMPLE_SIZE, TOL
 from cme_dask.errors import DataError
 from cme_dask.estimators.arithmetic import check_accuracy, settle_arithmetic, trial_rows
 from cme_dask.estimators.assembly import assemble
@@ -67,7 +67,7 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
     max_rank : int, optional
         Largest number of pivots of each basis.
     reg : float or (float, float), optional
-        Ridge r, or (r_Y, r_X); default 1e-6.
+        Ridge r, or (r_Y, r_X); default 1e-6, of couplings 1e-4.
     reg_form : {"two-sided", "single"}
         D = (lam_Y + r_Y)(lam_X + r_X)^T, or the paper's lam_Y lam_X^T + r.
     constraint : {"normalized", "none", "certified", "pointwise", "coupling"} or Constraint
@@ -322,8 +322,10 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
         )
 
     def _solving(self) -> Solving:
-        reg = Regularization.parse(REG if self.reg is None else self.reg, self.reg_form)
-        return Solving(parse(self.constraint), reg, self.convergence)
+        constraint = parse(self.constraint)
+        default = COUPLING_REG if isinstance(constraint, Coupling) else REG
+        reg = Regularization.parse(default if self.reg is None else self.reg, self.reg_form)
+        return Solving(constraint, reg, self.convergence)
 
     def _landmarks(self, ready: Preparation) -> list[PartitionBasis] | None:
         """The partitions of unity of a coupling; None for other constraints, which have pivots."""

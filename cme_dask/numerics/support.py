@@ -18,8 +18,8 @@ Assign = Callable[[Array], Array]
 SUPPORT_SIZE = 1000
 """Cells of a support, at most."""
 
-SCORED_ROWS = 256
-"""Rows whose scores are held at once: those at a thousand cells stay in cache."""
+SCORED_ROWS = 512
+"""Rows whose scores are held at once; of fewer, threads wait for each other."""
 
 _SINGLE = 1e-5  # least squared gap, over the largest squared centre, a hundred times the rounding
 _FAR = 1e18  # where float32 still multiplies
