@@ -25,9 +25,9 @@ Result = dict[str, Any]
 FIGURES = {
     "error": "error (43)",
     "crps": "CRPS",
-    "minimum": "least probability",
+    "minimum": "least P",
     "mass": "|E[1|x] - 1|",
-    "loss": "held-out loss",
+    "loss": "loss",
 }
 DEFAULT = "normalized, projected"
 """The law that ``conditional`` answers from by default."""
@@ -167,7 +167,7 @@ def study_tables(result: Result) -> Iterator[Any]:
     """A table for each scenario and size, and the verdicts."""
     for cell in result["cells"]:
         rows = [
-            (name, *(_with_error(figures[figure]) for figure in FIGURES))
+            (name, *(_cell(figure, figures[figure]) for figure in FIGURES))
             for name, figures in cell["models"].items()
         ]
         title = f"{cell['scenario']}, {cell['rows']:,} rows"
@@ -191,5 +191,13 @@ def study_tables(result: Result) -> Iterator[Any]:
     yield grid("The default law", head, rows, caption, text_columns=2)
 
 
-def _with_error(figure: Result) -> str:
-    return f"{figure['mean']:.2e} +- {figure['std_error']:.0e}"
+def _cell(figure: str, found: Result) -> str:
+    """Mean and standard error, short enough for a line of a hundred characters."""
+    mean = _short(found["mean"], 2)
+    return mean if figure == "mass" else f"{mean} ± {_short(found['std_error'], 1)}"
+
+
+def _short(value: float, digits: int) -> str:
+    if abs(value) >= 0.01:
+        return f"{value:.{digits + 1}g}" if digits > 1 else f"{value:.1g}"
+    return f"{value:.{digits - 1}e}".replace("e-0", "e-").replace("e+00", "")
