@@ -26,7 +26,7 @@ from cme_dask.learning.support import make_support
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.means import MeanMoments
 from cme_dask.numerics.moments import Moments, MomentSpec, Side, StripMoments
-from cme_dask.numerics.support import Support, cell_means
+from cme_dask.numerics.support import SCORED_ROWS, Support, cell_means
 
 
 def equal_weights(rows):
@@ -344,7 +344,9 @@ def test_memory_and_cost_know_the_cells():
     without, with_cells = PassShape(**values), PassShape(**values, cells=1000)
     assert with_cells.partial_bytes - without.partial_bytes == 10 * 1000 * 8
     run = [Run(0, 4096, 4096)]
-    assert with_cells.task_bytes(run[0]) - without.task_bytes(run[0]) == (10 + 256) * 1000 * 8
+    assert (
+        with_cells.task_bytes(run[0]) - without.task_bytes(run[0]) == (10 + SCORED_ROWS) * 1000 * 8
+    )
     X, Y, _, _, sides = case(1000)
     sample, spec = open_sample(X, Y), MomentSpec(sides, 3)
     assert PassWork.of(sample, spec, run, 2).cells == sum(spec.cells) == 80
