@@ -241,7 +241,12 @@ class MomentSpec:
         return self.newton(StripMoments(self, parts[0])(parts, weights, folds))
 
     def newton(self, moments: Moments) -> Moments:
-        """Moments in the Newton bases, in place, from sums of products that are not solved for."""
+        """Moments in the Newton bases, in place, from sums over strips.
+
+        Of these the upper triangles count, and bases may not be solved for yet.
+        """
+        for gram in moments.gram:
+            mirror_upper(gram)
         start = 0
         for side in self.sides:
             stop = start + side.basis.rank
@@ -287,7 +292,7 @@ class StripMoments:
         self._scratch = Scratch()
 
     def __call__(self, parts: tuple[Array, ...], weights: Array | None, folds: Array) -> Moments:
-        """Moments of one strip of rows, as far as the bases are solved for.
+        """Sums over one strip of rows, for :meth:`MomentSpec.newton` once they have been added up.
 
         Parameters
         ----------
@@ -330,8 +335,6 @@ class StripMoments:
                 update(gram[number], rows[:, part])
                 traces[number] += [float(xp.sum(diagonal[part])) for diagonal in diagonals]
             self._count(masses, taken, weight, within)
-        for fold_gram in gram:
-            mirror_upper(fold_gram)
         counts = np.bincount(folds, minlength=spec.n_folds).astype(np.int64)
         return Moments(gram, traces, counts, masses)
 
