@@ -1,6 +1,5 @@
 """Every model of a conditional law on one sample whose truth is known, tuned as a user would."""
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -33,6 +32,7 @@ from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.problem import Regularization
 from cme_dask.numerics.projection import clip, project
 from cme_dask.numerics.support import cell_means
+from cme_dask.numerics.validation import held_out_loss, split_folds
 
 Array = Any
 Figures = dict[str, float]
@@ -153,7 +153,7 @@ def tune(sample: Sample, constraint: Constraint) -> Choice:
         geometry = Geometry(tuple(side.basis.bound for side in sides))  # type: ignore[arg-type]
         losses = np.zeros(len(REGS))
         solver = JointSolver(constraint, REGS[0], geometry)
-        for rest, held in _splits(moments, sides, range(FOLDS)):
+        for rest, held in split_folds(moments, sides):
             unseen: HeldOut | None = None
             for i, solution in enumerate(solver.path(rest, REGS)):
                 # Eigenbases don't depend on the ridge.
@@ -166,26 +166,15 @@ def tune(sample: Sample, constraint: Constraint) -> Choice:
     return best
 
 
-def _splits(
-    moments: Moments, sides: tuple[Side, Side], folds: Sequence[int]
-) -> Iterator[tuple[MeanMoments, MeanMoments]]:
-    for fold in folds:
-        yield (
-            MeanMoments.of(moments.without(fold), sides),
-            MeanMoments.of(moments.only([fold]), sides),
-        )
-
-
 def tune_coupling(sample: Sample) -> Choice:
     """Likewise for the coupling, on one fold; ridges descend, each starts from the last."""
     best: Choice | None = None
     for scale_x, scale_y in product(COUPLING_SCALES, COUPLING_SCALES):
         moments, sides = sample.moments(scale_x, scale_y, partition=True)
-        ((rest, held),) = _splits(moments, sides, [0])
+        rest, held = next(split_folds(moments, sides))
         solver = JointSolver(Coupling(tol=1e-4), COUPLING_REGS[0])
         for reg, solution in zip(COUPLING_REGS, solver.path(rest, COUPLING_REGS), strict=True):
-            unseen = HeldOut.of(held, solution.transform_x, solution.transform_y)
-            loss = unseen.loss(solution.coef - 1.0)
+            loss = held_out_loss(held, solution)
             if best is None or loss < best.loss:
                 best = Choice(scale_x, scale_y, reg, loss)
     assert best is not None

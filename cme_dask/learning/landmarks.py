@@ -7,16 +7,15 @@ from typing import Any
 import numpy as np
 
 from cme_dask.chunked.blas import one_blas_thread
-from cme_dask.constraints import LANDMARKS
+from cme_dask.constraints import LANDMARKS, Coupling
 from cme_dask.errors import DataError
 from cme_dask.learning.support import make_support
-from cme_dask.numerics.coupling import solve_coupling
 from cme_dask.numerics.hashing import fold_of_rows
-from cme_dask.numerics.heldout import HeldOut
-from cme_dask.numerics.means import MeanMoments
+from cme_dask.numerics.joint import JointSolver
 from cme_dask.numerics.moments import Moments, MomentSpec, Side
 from cme_dask.numerics.partition import PartitionBasis, pivot_landmarks
 from cme_dask.numerics.problem import Regularization
+from cme_dask.numerics.validation import held_out_losses
 
 Array = Any
 
@@ -136,12 +135,12 @@ def landmark_number(
     for count in candidates:
         if tried and points.exhausted(tried[-1]):
             break
-        sides = tuple(
+        x, y = (
             Side(PartitionBasis(kernel, points(i, count)), _names(parts[i]))
             for i, kernel in enumerate(kernels)
         )
         with one_blas_thread():
-            loss, share = _fold_losses(sides, parts, weights, folds, reg)
+            loss, share = _fold_losses((x, y), parts, weights, folds, reg)
         gain = losses[best] - loss if losses else -loss
         mean = float(share @ gain)
         error = float(np.sqrt((share**2 @ (gain - mean) ** 2) * len(share) / (len(share) - 1)))
@@ -191,7 +190,7 @@ class _Nested:
 
 
 def _fold_losses(
-    sides: tuple[Side, ...],
+    sides: tuple[Side, Side],
     parts: tuple[Array, Array],
     weights: Array,
     folds: Array,
@@ -199,18 +198,7 @@ def _fold_losses(
 ) -> tuple[Array, Array]:
     """Held-out loss on each fold that has rows, and the folds' shares of the weight."""
     moments: Moments = MomentSpec(sides, _FOLDS).strip(parts, weights, folds)
-    one = sum(side.basis.rank for side in sides)
-    mass = moments.gram[:, one, one]
-    usable = np.flatnonzero((mass > 0.0) & (mass < mass.sum()))
-    if len(usable) < 2:
+    losses, shares = held_out_losses(moments, sides, JointSolver(Coupling(tol=_TOL), reg))
+    if not len(losses):
         raise DataError("all weight is on one fold of the row sample: give the number of landmarks")
-    losses = []
-    for fold in usable:
-        rest = MeanMoments.of(moments.without(int(fold)), sides)
-        held = MeanMoments.of(moments.only([int(fold)]), sides)
-        coef, _ = solve_coupling(
-            rest.gram[1], rest.cross, rest.gram[0], rest.mean[1], rest.mean[0], reg, tol=_TOL
-        )
-        identity = (np.eye(side.basis.rank) for side in sides)
-        losses.append(HeldOut.of(held, *identity).loss(coef - 1.0))  # g - 1 = b_Y^T (C - 1) b_X
-    return np.array(losses), mass[usable] / mass[usable].sum()
+    return losses, shares
