@@ -10,7 +10,9 @@ from test_reads import opened
 from cme_dask import JointDistribution, constraints, kernels, load
 from cme_dask.chunked.sources import open_sample
 from cme_dask.errors import ConvergenceError, ConvergenceWarning, DataError
+from cme_dask.estimators.solving import Solving
 from cme_dask.numerics.outcome import Outcome
+from cme_dask.numerics.problem import Regularization
 from cme_dask.numerics.projection import project
 from cme_dask.storage.generate import Normal3
 
@@ -283,3 +285,15 @@ def test_a_coupling_can_be_planned(rows):
     plan = JointDistribution(**OPTIONS, constraint=constraints.Coupling(landmarks=12)).plan(*rows)
     assert plan.ranks == (12, 12)
     assert plan.passes == 1
+
+
+def test_trials_of_the_arithmetic_solve_no_programs(rows):
+    """Each trial solves several times: what has no closed form is left out of it."""
+    law = JointDistribution(**OPTIONS).fit(*rows)
+    sample = open_sample(*rows).row_sample
+    reg = Regularization(1e-6, 1e-6)
+    for name, left in (("none", "none"), ("certified", "certified"), ("coupling", "normalized")):
+        solving = Solving(constraints.parse(name), reg, "raise")
+        assert solving.trial_solver(law.sides_, sample).constraint.name == left
+    paper = Solving(constraints.Certified(formulation="paper"), reg, "raise")
+    assert paper.trial_solver(law.sides_, sample).constraint.name == "normalized"

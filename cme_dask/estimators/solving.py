@@ -8,7 +8,7 @@ import numpy as np
 
 from cme_dask.chunked.driver import Executor
 from cme_dask.chunked.ranges import observed_ranges
-from cme_dask.constraints import Certified, Constraint, Coupling, Normalized, Pointwise
+from cme_dask.constraints import Certified, Constraint, Normalized, Pointwise
 from cme_dask.errors import DataError
 from cme_dask.numerics.basis import LinearBasis
 from cme_dask.numerics.joint import Geometry, JointSolution, JointSolver
@@ -70,12 +70,7 @@ class Solving:
             raise DataError(
                 f"convergence must be one of {', '.join(CONVERGENCE)}, got {self.convergence!r}"
             )
-        iterative = isinstance(self.constraint, (Pointwise, Coupling))
-        if iterative and self.reg.form != "two-sided":
-            raise DataError(
-                f"constraint={self.constraint.name!r} takes reg_form='two-sided' only, got "
-                f"{self.reg.form!r}"
-            )
+        JointSolver(self.constraint, self.reg)  # which checks that they fit together
 
     def solver(self, sides: Sequence[Side], rows: RowSample) -> JointSolver:
         """The solver, with what its constraint needs to know of the bases.
@@ -101,10 +96,12 @@ class Solving:
         return JointSolver(self.constraint, self.reg, Geometry(bounds, newton))
 
     def trial_solver(self, sides: Sequence[Side], rows: RowSample) -> JointSolver:
-        """The solver for trials of the arithmetic: what iterates is represented by its start."""
-        if isinstance(self.constraint, (Pointwise, Coupling)):
-            return JointSolver(Normalized(), self.reg)
-        return self.solver(sides, rows)
+        """The solver for trials of the arithmetic, each of which solves several times.
+
+        Programs without a closed form are represented by the one without their inequalities.
+        """
+        solver = self.solver(sides, rows)
+        return solver if solver.closed else JointSolver(Normalized(), self.reg)
 
     def solve(
         self,

@@ -146,11 +146,24 @@ class JointSolver:
         The ridge.
     geometry
         What the constraint needs to know of the basis functions.
+
+    Raises
+    ------
+    DataError
+        If the constraint takes a two-sided ridge only.
     """
 
     constraint: Constraint
     reg: Regularization
     geometry: Geometry = Geometry()
+
+    def __post_init__(self) -> None:
+        iterative = isinstance(self.constraint, (Pointwise, Coupling))
+        if iterative and self.reg.form != "two-sided":
+            raise DataError(
+                f"constraint={self.constraint.name!r} takes reg_form='two-sided' only, got "
+                f"{self.reg.form!r}"
+            )
 
     def __call__(self, mean: MeanMoments, start: JointSolution | None = None) -> JointSolution:
         """Solve; the outcome is not checked.
@@ -250,7 +263,7 @@ def _kappa(geometry: Geometry) -> float:
     if x is None or y is None:
         raise DataError(
             "constraint='certified' needs kernels that are bounded: linear and polynomial ones are "
-            "not; take constraint='coupling', or bounds='sample' of cme_dask.constraints.Certified"
+            "not; take other kernels, or cme_dask.constraints.Certified(bounds='sample')"
         )
     return x * y
 
@@ -285,8 +298,6 @@ def _pointwise(
     constraint, newton = solver.constraint, solver.geometry.newton
     assert isinstance(constraint, Pointwise)
     assert newton is not None
-    if solver.reg.form == "single":
-        raise DataError("constraint='pointwise' takes reg_form='two-sided' only")
     problem = JointProblem.of(mean, solver.reg, centred=True)
     coef, outcome = solve_pointwise(
         problem,
@@ -302,8 +313,6 @@ def _pointwise(
 def _coupling(solver: JointSolver, mean: MeanMoments, start: JointSolution | None) -> JointSolution:
     constraint = solver.constraint
     assert isinstance(constraint, Coupling)
-    if solver.reg.form == "single":
-        raise DataError("constraint='coupling' takes reg_form='two-sided' only")
     assert mean.cross is not None
     coef, outcome = solve_coupling(
         mean.gram[1],
