@@ -10,7 +10,7 @@ from array_api_compat import array_namespace, device
 from scipy.spatial import KDTree
 
 from cme_dask.errors import DataError
-from cme_dask.kernels.into import cast_into, into, to_numpy
+from cme_dask.kernels.into import Scratch, cast_into, into, to_numpy
 
 Array = Any
 Assign = Callable[[Array], Array]
@@ -104,19 +104,28 @@ class Support:
         augmented = np.vstack([centres.T, -0.5 * (centres * centres).sum(axis=1)])
         real = xp.float32 if single else xp.float64
         right = xp.astype(xp.asarray(augmented, device=here), real)
-        offset, scale = (xp.asarray(a, device=here) for a in (middle, np.asarray(self.scale)))
+        offset, scale = middle.tolist(), np.asarray(self.scale, dtype=np.float64).tolist()
         scores = xp.empty((SCORED_ROWS, size), dtype=real, device=here)
-        left = xp.ones((SCORED_ROWS, d + 1), dtype=real, device=here)
-        far = xp.asarray(_FAR, dtype=xp.float64, device=here)
+        wide, narrow = Scratch(), Scratch()
 
         def assign(rows: Array) -> Array:
-            cells = xp.empty(rows.shape[0], dtype=xp.int64, device=here)
-            for start in range(0, rows.shape[0], SCORED_ROWS):
-                n = min(SCORED_ROWS, rows.shape[0] - start)
-                part = (rows[start : start + n, :] - offset) / scale
-                cast_into(xp, left[:n, :d], xp.minimum(xp.maximum(part, -far), far))
-                into(xp, scores[:n, :], "matmul", left[:n, :], right)
-                cells[start : start + n] = xp.argmax(scores[:n, :], axis=1)
+            # A column at a time: loops over a few columns cost more than the arithmetic.
+            n = rows.shape[0]
+            column = wide.shaped(xp, (n,), rows)
+            left = narrow.shaped(xp, (d + 1, n), right)
+            for j in range(d):
+                into(xp, column, "subtract", rows[:, j], offset[j])
+                into(xp, column, "divide", column, scale[j])
+                into(xp, column, "minimum", column, _FAR)
+                into(xp, column, "maximum", column, -_FAR)
+                cast_into(xp, left[j, :], column)
+            left[d, :] = 1.0
+            cells = xp.empty(n, dtype=xp.int64, device=here)
+            for start in range(0, n, SCORED_ROWS):
+                stop = min(start + SCORED_ROWS, n)
+                part = scores[: stop - start, :]
+                into(xp, part, "matmul", left[:, start:stop].T, right)
+                cells[start:stop] = xp.argmax(part, axis=1)
             return cells
 
         return assign
