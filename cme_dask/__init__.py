@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from cme_dask.chunked.sources import open_sample
     from cme_dask.estimators.cholesky import PivotedCholesky
     from cme_dask.estimators.joint import JointDistribution
+    from cme_dask.learning.tuning import Tuning
     from cme_dask.models import load
 
 _HOMES = {
     "JointDistribution": "cme_dask.estimators.joint",
     "PivotedCholesky": "cme_dask.estimators.cholesky",
+    "Tuning": "cme_dask.learning.tuning",
     "gram_columns": "cme_dask.chunked.lazy",
     "load": "cme_dask.models",
     "open_sample": "cme_dask.chunked.sources",
@@ -29,6 +31,7 @@ _MODULES = ("constraints", "errors", "kernels", "metrics")
 __all__ = [
     "JointDistribution",
     "PivotedCholesky",
+    "Tuning",
     "constraints",
     "gram_columns",
     "kernels",

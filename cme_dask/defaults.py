@@ -21,6 +21,9 @@ SAMPLE_SIZE = 1 << 15
 PIVOTS = ("sampled", "greedy", "random")
 """Ways of choosing pivots."""
 
+NULL_VALUES = ("", "NA", "N/A", "NaN", "nan", "null", "NULL")
+"""Texts in tables that stand for a missing value."""
+
 SCENARIOS = {
     "low": (0.0, 0.0, 0.0),
     "medium": (0.3, -0.3, 0.3),

@@ -39,3 +39,7 @@ class ToleranceWarning(UserWarning):
 
 class RankWarning(UserWarning):
     """The numerical rank or ``max_rank`` was reached before ``tol``."""
+
+
+class UnseenCategoryWarning(UserWarning):
+    """Labels that the fit has not seen are answered as its pooled rare ones."""

@@ -259,7 +259,7 @@ def test_unknown_columns(few, store):
         open_sample(*few, x_columns=["x0", "x0"])
     with Refused(DataError, "x has no columns"):
         open_sample(*few, x_columns=[])
-    with Refused(DataError, "a sample holds y and weights itself"):
+    with Refused(DataError, "a sample holds y, weights, group and time itself"):
         joint().fit(store, few[1])
 
 
@@ -412,9 +412,9 @@ def test_a_sample_takes_no_second_y_or_weights(few):
     x, y = few
     sample = open_sample(x, y)
     for extra in ({"Y": -y}, {"weights": np.ones(300)}):
-        with Refused(DataError, "a sample holds y and weights itself"):
+        with Refused(DataError, "a sample holds y, weights, group and time itself"):
             joint().fit(sample, **extra)
-    with Refused(DataError, "a sample holds y and weights itself"):
+    with Refused(DataError, "a sample holds y, weights, group and time itself"):
         PivotedCholesky(GAUSSIAN, tol=0.1).fit(sample, weights=np.ones(300))
 
 
@@ -753,8 +753,8 @@ STORES = {
         "no finished sample of cme_dask .* cut off; write it again",
     ),
     "newer": (
-        described(lambda a: a.update(schema_version=3)),
-        "has schema version 3, this cme_dask reads up to 2: install a newer cme_dask",
+        described(lambda a: a.update(schema_version=4)),
+        "has schema version 4, this cme_dask reads up to 3: install a newer cme_dask",
     ),
     "version text": (described(lambda a: a.update(schema_version="1")), "schema version '1'"),
     "version true": (described(lambda a: a.update(schema_version=True)), "schema version True"),

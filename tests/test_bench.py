@@ -253,6 +253,7 @@ SMALL = {
     "random": Size(3000, ranks=(30,)),
     "ridge": Size(3000, ranks=(30,)),
     "sweep": Size(3000, ranks=(20,)),
+    "ingest": Size(3000),
 }
 
 

@@ -12,8 +12,8 @@ import pytest
 import zarr
 
 from cme_dask.errors import DataError, ResourceError
-from cme_dask.storage import csv_reader
-from cme_dask.storage.csv_files import IngestProgress, ingest_csv
+from cme_dask.storage import csv_reader, tables
+from cme_dask.storage.ingest import IngestProgress, ingest
 from cme_dask.storage.sample import open_store
 
 BEIJING = (
@@ -58,7 +58,7 @@ def assert_same(one, other):
 
 def test_matches_pandas(tmp_path, table, small_blocks):
     table.to_csv(tmp_path / "t.csv", index=False)
-    report = ingest_csv(
+    report = ingest(
         [tmp_path / "t.csv"], tmp_path / "s", x=["c", "a"], y=["b"], units={"a": "K", "b": "m"}
     )
     kept = table.dropna(subset=["a", "b", "c"])
@@ -78,7 +78,7 @@ def test_matches_pandas(tmp_path, table, small_blocks):
 
 def test_weights(tmp_path, table, small_blocks):
     table.to_csv(tmp_path / "t.csv", index=False)
-    report = ingest_csv([tmp_path / "t.csv"], tmp_path / "s", x=["a"], y=["b"], weights="w")
+    report = ingest([tmp_path / "t.csv"], tmp_path / "s", x=["a"], y=["b"], weights="w")
     kept = table.dropna(subset=["a", "b", "w"])
     weights = zarr.open_group(str(tmp_path / "s"), mode="r")["weights"][...]
     np.testing.assert_array_equal(weights, kept["w"])
@@ -90,7 +90,7 @@ def test_block_size_does_not_matter(tmp_path, table, monkeypatch):
     table.to_csv(tmp_path / "t.csv", index=False)
     for name, size in (("one", 1 << 20), ("many", 300)):
         monkeypatch.setattr(csv_reader, "BLOCK_BYTES", size)
-        ingest_csv([tmp_path / "t.csv"], tmp_path / name, x=["a"], y=["b"], chunk_rows=64)
+        ingest([tmp_path / "t.csv"], tmp_path / name, x=["a"], y=["b"], chunk_rows=64)
     assert_same(stored(tmp_path / "one"), stored(tmp_path / "many"))
 
 
@@ -99,9 +99,9 @@ def test_one_file_or_three(tmp_path, table, small_blocks):
     table[:200].to_csv(tmp_path / "part1.csv", index=False)
     table[200:201][["b", "a"]].to_csv(tmp_path / "part2.csv.gz", index=False)
     table[201:][["c", "b", "place", "a"]].to_csv(tmp_path / "part3.csv", index=False)
-    ingest_csv([tmp_path / "whole.csv"], tmp_path / "one", x=["a"], y=["b"])
+    ingest([tmp_path / "whole.csv"], tmp_path / "one", x=["a"], y=["b"])
     shuffled = [tmp_path / "part3.csv", tmp_path / "part?.csv", tmp_path / "*.csv.gz"]
-    report = ingest_csv(shuffled, tmp_path / "three", x=["a"], y=["b"])
+    report = ingest(shuffled, tmp_path / "three", x=["a"], y=["b"])
     assert [Path(f).name for f in report.files] == ["part1.csv", "part2.csv.gz", "part3.csv"]
     assert_same(stored(tmp_path / "one"), stored(tmp_path / "three"))
 
@@ -110,7 +110,7 @@ def test_one_file_or_three(tmp_path, table, small_blocks):
 def test_compression(tmp_path, table, ending, small_blocks):
     path = tmp_path / f"t.{ending}"
     table.to_csv(path, index=False)
-    report = ingest_csv([path], tmp_path / "s", x=["a"], y=["b"])
+    report = ingest([path], tmp_path / "s", x=["a"], y=["b"])
     assert report.rows_kept == len(table.dropna(subset=["a", "b"]))
 
 
@@ -121,7 +121,7 @@ def test_ways_to_name_files(tmp_path, monkeypatch):
     (tmp_path / "folder.csv").mkdir()
     path = str(tmp_path / "odd[1].csv")
     entries = ["~/odd[1].csv", "~/*.csv", "odd[1].csv", "folder.csv/../*.csv", f"file://{path}"]
-    report = ingest_csv(entries, "s", x=["a"], y=["b"])
+    report = ingest(entries, "s", x=["a"], y=["b"])
     assert report.files == (path,)
     assert report.rows_read == 2
 
@@ -130,7 +130,7 @@ def test_url(tmp_path):
     with fsspec.open_files(["memory://ingest/1.csv", "memory://ingest/2.csv"], "w") as files:
         for file in files:
             file.write(text(["1,2", "3,4"]))
-    report = ingest_csv(["memory://ingest/*.csv"], tmp_path / "s", x=["a"], y=["b"])
+    report = ingest(["memory://ingest/*.csv"], tmp_path / "s", x=["a"], y=["b"])
     assert report.files == ("memory:///ingest/1.csv", "memory:///ingest/2.csv")
     assert report.rows_kept == 4
 
@@ -138,10 +138,10 @@ def test_url(tmp_path):
 def test_what_counts_as_missing(tmp_path):
     rows = ["1,2", ",2", "NA,2", '"NA",2', "nan,2", "NaN,2", "null,2", '"",2', "", "3,4"]
     (tmp_path / "t.csv").write_text(text(rows))
-    report = ingest_csv([tmp_path / "t.csv"], tmp_path / "s", x=["a"], y=["b"])
+    report = ingest([tmp_path / "t.csv"], tmp_path / "s", x=["a"], y=["b"])
     assert (report.rows_read, report.rows_kept, report.missing) == (9, 2, {"a": 7, "b": 0})
     (tmp_path / "t.csv").write_text(text(["1,2", "-99,2", "3,4"]))
-    report = ingest_csv(
+    report = ingest(
         [tmp_path / "t.csv"], tmp_path / "s", x=["a"], y=["b"], null_values=["-99"], overwrite=True
     )
     assert report.rows_kept == 2
@@ -149,23 +149,21 @@ def test_what_counts_as_missing(tmp_path):
 
 def test_byte_order_mark_and_line_ends(tmp_path):
     (tmp_path / "t.csv").write_bytes(b'\xef\xbb\xbf"a","b"\r\n1,2\r\n3,4')
-    report = ingest_csv([tmp_path / "t.csv"], tmp_path / "s", x=["a"], y=["b"])
+    report = ingest([tmp_path / "t.csv"], tmp_path / "s", x=["a"], y=["b"])
     assert report.ranges == {"a": (1.0, 3.0), "b": (2.0, 4.0)}
 
 
 def test_other_columns_may_hold_anything(tmp_path):
     body = b"caf\xe9,a,caf\xe9,b\n\xff\xfe,1,x,2\n,3,y,4\n"
     (tmp_path / "t.csv").write_bytes(body)
-    assert ingest_csv([tmp_path / "t.csv"], tmp_path / "s", x=["a"], y=["b"]).rows_kept == 2
+    assert ingest([tmp_path / "t.csv"], tmp_path / "s", x=["a"], y=["b"]).rows_kept == 2
 
 
 def test_progress(tmp_path, table, small_blocks):
     for name in ("1.csv", "2.csv"):
         table.to_csv(tmp_path / name, index=False)
     seen = []
-    report = ingest_csv(
-        [tmp_path / "*.csv"], tmp_path / "s", x=["a"], y=["b"], progress=seen.append
-    )
+    report = ingest([tmp_path / "*.csv"], tmp_path / "s", x=["a"], y=["b"], progress=seen.append)
     last = str(tmp_path / "2.csv")
     assert seen[-1] == IngestProgress(last, report.rows_read, report.rows_kept, 1, 2)
     counts = [p.rows_read for p in seen]
@@ -219,7 +217,7 @@ BAD_FILES = {
 def former(tmp_path):
     """An earlier store, and a check that a failure left it and nothing else."""
     (tmp_path / "former.csv").write_text(text(["1,2", "3,4", "5,6"]))
-    ingest_csv([tmp_path / "former.csv"], tmp_path / "s", x=["a"], y=["b"])
+    ingest([tmp_path / "former.csv"], tmp_path / "s", x=["a"], y=["b"])
     before = stored(tmp_path / "s")
     (tmp_path / "former.csv").unlink()
 
@@ -236,9 +234,7 @@ def test_bad_file(tmp_path, former, small_blocks, case):
     (tmp_path / "t.csv").write_bytes(body)
     for output, overwrite in (("s", True), ("fresh", False)):
         with pytest.raises(DataError, match=message):
-            ingest_csv(
-                [tmp_path / "t.csv"], tmp_path / output, x=["a"], y=["b"], overwrite=overwrite
-            )
+            ingest([tmp_path / "t.csv"], tmp_path / output, x=["a"], y=["b"], overwrite=overwrite)
         former("t.csv")
 
 
@@ -246,10 +242,17 @@ def test_bad_file_after_good_ones(tmp_path, former, small_blocks):
     (tmp_path / "1.csv").write_text(text(LONG * 20))
     (tmp_path / "2.csv").write_text(text(["1,2", "oops,3"]))
     with pytest.raises(DataError, match=r"column 'a' of .*2.csv .* 'oops' in row 3"):
-        ingest_csv(
+        ingest(
             [tmp_path / "*.csv"], tmp_path / "s", x=["a"], y=["b"], chunk_rows=64, overwrite=True
         )
-    former("1.csv", "2.csv")
+    former(".s.partial", "1.csv", "2.csv")  # with a checkpoint made in the first file
+    (tmp_path / "2.csv").write_text(text(["1,2", "0,3"]))
+    usual = {"x": ["a"], "y": ["b"], "chunk_rows": 64}
+    report = ingest([tmp_path / "*.csv"], tmp_path / "s", **usual, overwrite=True, resume=True)
+    assert report.rows_resumed > 500
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["1.csv", "2.csv", "s"]
+    ingest([tmp_path / "*.csv"], tmp_path / "whole", **usual)
+    assert_same(stored(tmp_path / "s"), stored(tmp_path / "whole"))
 
 
 def test_headers_are_checked_first(tmp_path, former):
@@ -257,7 +260,7 @@ def test_headers_are_checked_first(tmp_path, former):
     (tmp_path / "2.csv").write_text(text(LONG, header="a,c"))
     seen = []
     with pytest.raises(DataError, match=r"2.csv lacks column 'b'"):
-        ingest_csv([tmp_path / "*.csv"], tmp_path / "n", x=["a"], y=["b"], progress=seen.append)
+        ingest([tmp_path / "*.csv"], tmp_path / "n", x=["a"], y=["b"], progress=seen.append)
     assert seen == []
     former("1.csv", "2.csv")
 
@@ -287,7 +290,7 @@ def test_damaged_gz(tmp_path, former, small_blocks, damage, message):
     body = text([f"{rng.random()},{rng.random()}" for _ in range(2000)])
     (tmp_path / "t.csv.gz").write_bytes(damage(gzip.compress(body.encode())))
     with pytest.raises(DataError, match=message):
-        ingest_csv([tmp_path / "t.csv.gz"], tmp_path / "s", x=["a"], y=["b"], overwrite=True)
+        ingest([tmp_path / "t.csv.gz"], tmp_path / "s", x=["a"], y=["b"], overwrite=True)
     former("t.csv.gz")
 
 
@@ -297,12 +300,12 @@ def test_missing_error(tmp_path, former, small_blocks):
         DataError,
         match=r"column 'a' of .*t.csv has 1 missing value in rows .*, the first in row 503",
     ):
-        ingest_csv(
+        ingest(
             [tmp_path / "t.csv"], tmp_path / "s", x=["a"], y=["b"], missing="error", overwrite=True
         )
     former("t.csv")
     (tmp_path / "t.csv").write_text(text(LONG))
-    report = ingest_csv([tmp_path / "t.csv"], tmp_path / "n", x=["a"], y=["b"], missing="error")
+    report = ingest([tmp_path / "t.csv"], tmp_path / "n", x=["a"], y=["b"], missing="error")
     assert report.rows_kept == 500
 
 
@@ -314,9 +317,7 @@ def test_bad_weights(tmp_path, former, weights, message):
     rows = ["1,2,0", f"1,2,{weights}", "1,-2,0"]
     (tmp_path / "t.csv").write_text(text(rows, header="a,b,w"))
     with pytest.raises(DataError, match=message):
-        ingest_csv(
-            [tmp_path / "t.csv"], tmp_path / "s", x=["a"], y=["b"], weights="w", overwrite=True
-        )
+        ingest([tmp_path / "t.csv"], tmp_path / "s", x=["a"], y=["b"], weights="w", overwrite=True)
     former("t.csv")
 
 
@@ -347,7 +348,7 @@ def test_bad_arguments(tmp_path, monkeypatch, former, changes, message):
     (tmp_path / "t.csv").write_text(text(LONG))
     usual = {"files": ["t.csv"], "output": "s", "x": ["a"], "y": ["b"], "overwrite": True}
     with pytest.raises(DataError, match=message):
-        ingest_csv(**(usual | changes))
+        ingest(**(usual | changes))
     former("t.csv")
 
 
@@ -355,9 +356,9 @@ def test_missing_package(tmp_path, monkeypatch):
     def url_to_fs(_):
         raise ImportError("Install s3fs to access S3")
 
-    monkeypatch.setattr(csv_reader, "url_to_fs", url_to_fs)
+    monkeypatch.setattr(tables, "url_to_fs", url_to_fs)
     with pytest.raises(ResourceError, match=r"s3://b/t\.csv can't be opened: Install s3fs"):
-        ingest_csv(["s3://b/t.csv"], tmp_path / "s", x=["a"], y=["b"])
+        ingest(["s3://b/t.csv"], tmp_path / "s", x=["a"], y=["b"])
 
 
 def test_unreadable_file(tmp_path, monkeypatch, former):
@@ -367,7 +368,7 @@ def test_unreadable_file(tmp_path, monkeypatch, former):
     (tmp_path / "t.csv").write_text(text(LONG))
     monkeypatch.setattr(csv_reader, "OpenFile", refuse)
     with pytest.raises(DataError, match=r"t\.csv can't be read: Permission denied"):
-        ingest_csv([tmp_path / "t.csv"], tmp_path / "s", x=["a"], y=["b"], overwrite=True)
+        ingest([tmp_path / "t.csv"], tmp_path / "s", x=["a"], y=["b"], overwrite=True)
     former("t.csv")
 
 
@@ -378,14 +379,14 @@ def test_an_error_of_the_caller_leaves_nothing(tmp_path, former, small_blocks):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        ingest_csv([tmp_path / "t.csv"], tmp_path / "n", x=["a"], y=["b"], progress=stop)
+        ingest([tmp_path / "t.csv"], tmp_path / "n", x=["a"], y=["b"], progress=stop)
     former("t.csv")
 
 
 @pytest.mark.skipif(not BEIJING.is_dir(), reason="the Beijing air quality data are not here")
 def test_beijing(tmp_path):
     x, y = ["TEMP", "DEWP", "PRES", "WSPM", "hour"], ["PM2.5"]
-    report = ingest_csv([BEIJING / "*.csv.gz"], tmp_path / "s", x=x, y=y)
+    report = ingest([BEIJING / "*.csv.gz"], tmp_path / "s", x=x, y=y)
     assert len(report.files) == 12
     assert (report.rows_read, report.rows_kept) == (420_768, 411_625)
     assert report.ranges["hour"] == (0.0, 23.0)

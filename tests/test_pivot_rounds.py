@@ -26,7 +26,7 @@ from cme_dask.numerics import rounds
 from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.pivot_state import PivotState
 from cme_dask.numerics.rounds import Greedy, Random, offered_rows
-from cme_dask.storage.priority import draw_rows
+from cme_dask.storage.priority import draw
 
 KERNELS = {
     "gaussian": kernels.Gaussian(0.3),
@@ -58,7 +58,11 @@ def one_round(rule, state, x, weights=None, length=211):
     starts = range(0, len(x), length)
     offer = rule.prepare(state, len(starts))
     parts = [
-        offer(s, x[s : s + length], None if weights is None else weights[s : s + length])
+        offer(
+            np.arange(len(x))[s : s + length],
+            x[s : s + length],
+            None if weights is None else weights[s : s + length],
+        )
         for s in starts
     ]
     return rule.step(state, reduce(add, parts))
@@ -119,7 +123,7 @@ def test_the_pool_is_small(strips, rank, span, rng):
     if rank == 64 and strips < 100:
         x = rng.uniform(size=(3000, 2))
         state = PivotState.of(pivoted_basis(x, rank))
-        offer = Greedy(GAUSSIAN, 1e-9, span=span).prepare(state, strips)(0, x, None)
+        offer = Greedy(GAUSSIAN, 1e-9, span=span).prepare(state, strips)(np.arange(3000), x, None)
         assert 0 < len(offer.points) <= each
 
 
@@ -386,7 +390,7 @@ def with_rare_rows(seen):
     """Sixty rows far from the others and from each other, of which the row sample has these."""
     rng = np.random.default_rng(0)
     x = rng.uniform(size=(60_000, 2))
-    drawn = draw_rows(len(x), 4096, 0).index
+    drawn = draw(0, (x,), None, 4096, 0).index
     rest = np.setdiff1d(np.arange(len(x)), drawn)
     rare = np.concatenate([rng.choice(drawn, seen, replace=False), rest[-60 + seen :]])
     x[rare] += 100 + 50 * rng.uniform(size=(60, 2))

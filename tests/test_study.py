@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from cme_dask.bench import laws
 from cme_dask.bench.scenarios import SCENARIOS
 from cme_dask.bench.study import DEFAULT, FIGURES, SCENARIO_NAMES, StudyOptions, run_study
+from cme_dask.bench.tuned_laws import judge_tuned
 from cme_dask.cli import cli
 from cme_dask.errors import DataError
 from cme_dask.report.progress import ProgressLines
@@ -24,6 +25,7 @@ MODELS = {
     "pointwise",
     "coupling",
     "traditional",
+    "traditional, (41)",
 }
 
 
@@ -61,10 +63,11 @@ def test_every_model_is_judged(judged):
         assert np.isfinite(list(figures.values())).all(), name
         assert 0 <= figures["error"] < 0.2
         assert figures["crps"] > 0
+    assert judged["traditional, (41)"] != judged["traditional"]
 
 
 def test_laws_are_laws_and_signed_estimates_are_not(judged):
-    for name in MODELS - {"none", "normalized", "pointwise", "traditional"}:
+    for name in MODELS - {"none", "normalized", "pointwise", "traditional", "traditional, (41)"}:
         assert judged[name]["minimum"] >= -1e-9, name
         assert judged[name]["mass"] < 1e-6, name
     assert judged["none"]["mass"] > 1e-6
@@ -90,7 +93,21 @@ def test_the_study_sums_up(tmp_path):
     (verdict,) = result["verdicts"]
     errors = {name: figures["error"]["mean"] for name, figures in cell["models"].items()}
     assert verdict["best"] == min(errors, key=errors.get)
+    mean = {name: figure["mean"] for name, figure in cell["models"][DEFAULT].items()}
+    assert verdict["default_over_truth"] == pytest.approx(mean["error"] / mean["least_error"])
+    assert verdict["noisy_over_plain"] == pytest.approx(mean["noisy_crps"] / mean["crps"])
+    assert set(verdict["never_negative"]) == set(cell["models"])
+    assert verdict["never_negative"][DEFAULT] == 1.0
     assert verdict["default_over_best"] == pytest.approx(errors[DEFAULT] / min(errors.values()))
+
+
+def test_the_self_tuned_law_is_a_law_and_the_truth_chooses_no_worse():
+    found = judge_tuned("strong", 400, 1)
+    assert set(FIGURES) < set(found)
+    assert found["minimum"] >= 0.0
+    assert found["mass"] < 1e-12
+    assert found["least_error"] <= 1.2 * found["error"] < 0.02
+    assert found["noisy_crps"] < 1.3 * found["crps"]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from cme_dask.bench import CASE_NAMES
 from cme_dask.bench.bare import bare_flops
 from cme_dask.bench.data import write_uniform
 from cme_dask.bench.fits import Bare, Fit, Rows, StoreRead
+from cme_dask.bench.ingest import ingest_case
 from cme_dask.bench.machine import GemmRate, MachineRates, limit_seconds
 from cme_dask.bench.measure import Measurement, Ratio, Tell, Term, Together, measure
 from cme_dask.bench.peers import NOT_INSTALLED, ConditionalMean, Fmca, Reference, fmca_installed
@@ -354,6 +355,7 @@ CASES: dict[str, Callable[[Bench, Size], None]] = dict(
             ridge_case,
             sweep_case,
             programs_case,
+            ingest_case,
         ),
         strict=True,
     )
@@ -367,6 +369,7 @@ QUICK = {
     "ridge": Size(10**5, ranks=(200,)),
     "sweep": Size(10**5, ranks=(100,)),
     "programs": Size(5000, ranks=(5, 14, 45, 100, 200, 448)),
+    "ingest": Size(10**6),
 }
 """Sizes that take a few minutes."""
 
@@ -378,5 +381,6 @@ FULL = {
     "ridge": Size(10**6, ranks=(400,)),
     "sweep": Size(10**6, ranks=(200,)),
     "programs": Size(5000, ranks=(5, 14, 45, 100, 200, 448)),
+    "ingest": Size(32 * 10**6),
 }
 """Sizes of the published figures."""

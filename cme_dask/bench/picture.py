@@ -17,6 +17,7 @@ _TITLES = {
     "random": "Random pivots, {rows} rows",
     "ridge": "Conditional mean, {rows} rows",
     "sweep": "One thing changed at a time, around {rows} rows",
+    "ingest": "CSV file of {rows} rows into a store",
     "programs": "Programs of a sample of {rows} rows",
 }
 _OURS, _BARE, _LIMIT, _OTHERS = "#1f5fa8", "#3a8f5c", "#222222", "#c8552b"

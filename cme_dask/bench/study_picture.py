@@ -8,6 +8,7 @@ from cme_dask.report.plots import STYLE
 Result = dict[str, Any]
 
 _LINES = {
+    "self-tuned": ("#222222", "P", "-"),
     "normalized, projected": ("#1f5fa8", "o", "-"),
     "normalized, clipped": ("#1f5fa8", "o", ":"),
     "pointwise": ("#3a8f5c", "s", "-"),

@@ -15,6 +15,7 @@ _TITLES = {
     "random": "Randomly pivoted Cholesky beside its references",
     "ridge": "Conditional means beside Nystroem features and ridge regression",
     "sweep": "Fits of one variable, one thing changed at a time",
+    "ingest": "A CSV file into a sample store, beside pyarrow's streaming read of it",
     "programs": "Certified programs, the closed form and the paper's form, and couplings",
 }
 _GIGA = 1e9
@@ -42,6 +43,9 @@ def measurement_line(run: Result) -> str:
         words.append(f"trace error {run['trace_error']:.2e}")
     if "kkt_residual" in run:
         words.append(f"{run['status']}, KKT residual {run['kkt_residual']:.1e}")
+    if "rows" in run and "bytes_read" in run:
+        words.append(f"{run['rows'] / run['seconds']:,.0f} rows/s")
+        words.append(f"{run['bytes_read'] / run['seconds'] / 1e6:,.0f} MB/s")
     if "gemm_all" in run:
         words.append(f"{run['gemm_all'] / _GIGA:.3g} GF/s")
     return ", ".join(words)

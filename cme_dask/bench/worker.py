@@ -17,10 +17,12 @@ from typing import Any, get_type_hints
 from cme_dask.errors import CmeDaskError
 
 JOBS = {
+    "ArrowRead": "cme_dask.bench.ingest",
     "Bare": "cme_dask.bench.fits",
     "ConditionalMean": "cme_dask.bench.peers",
     "Fit": "cme_dask.bench.fits",
     "Fmca": "cme_dask.bench.peers",
+    "Ingest": "cme_dask.bench.ingest",
     "GemmRate": "cme_dask.bench.machine",
     "MachineRates": "cme_dask.bench.machine",
     "Reference": "cme_dask.bench.peers",

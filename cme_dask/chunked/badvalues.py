@@ -1,13 +1,15 @@
 """After a failure only: one more pass that counts every unusable value and names the first."""
 
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
 
 from cme_dask.chunked.driver import Executor
-from cme_dask.chunked.passes import run_over_rows, strips_of
+from cme_dask.chunked.passes import run_over_rows
 from cme_dask.chunked.plan import Run
+from cme_dask.chunked.strips import Reading, Strip, strips_of
 from cme_dask.errors import StoreError
 from cme_dask.storage.columns import negative_error, nonfinite_error
 from cme_dask.storage.rows import RowSource, ZarrSource
@@ -34,7 +36,8 @@ def count_bad_values(sample: Sample, executor: Executor) -> None:
     Raises
     ------
     DataError
-        With columns, counts and first rows of NaN and infinities, or of negative weights.
+        With columns, counts and first rows of NaN and infinities, or of negative weights. Of a part
+        only its rows count; a row whose time or group is unusable may belong to any.
     StoreError
         If the NaN stand for a chunk that is missing from the store.
     """
@@ -55,6 +58,7 @@ def count_bad_values(sample: Sample, executor: Executor) -> None:
     names = [name for columns in sample.columns for name in columns.names]
     if sample.weights is not None:
         names.append("weights")
+    names += sample.units
     if found.column_count.any():
         pairs = zip(found.column_count, found.column_first, strict=True)
         raise nonfinite_error(dict(zip(names, pairs, strict=True)))
@@ -62,24 +66,27 @@ def count_bad_values(sample: Sample, executor: Executor) -> None:
         raise negative_error(found.negative_count, found.negative_first)
 
 
-def _count(_: None, run: Run, weighted: bool, *sources: RowSource) -> _Counts:
-    total: _Counts | None = None
-    for start, parts, weights in strips_of(run, weighted, sources):
-        everything = parts if weights is None else (*parts, weights[:, None])
-        masks = [~np.isfinite(part) for part in everything]
-        columns = np.concatenate(masks, axis=1)
-        negative = np.zeros(1, dtype=bool) if weights is None else weights < 0
-        found = _Counts(
-            columns.sum(axis=0),
-            start + columns.argmax(axis=0),
-            np.array([mask.sum() for mask in masks]),
-            np.array([start + mask.any(axis=1).argmax() for mask in masks]),
-            int(negative.sum()),
-            start + int(negative.argmax()),
-        )
-        total = found if total is None else _merge(total, found)
-    assert total is not None
-    return total
+def _count(_: None, run: Run, reading: Reading, *sources: RowSource) -> _Counts:
+    return reduce(_merge, map(_counts_of, strips_of(run, reading, sources)))
+
+
+def _counts_of(strip: Strip) -> _Counts:
+    masks = [~np.isfinite(values) for values in strip.columns()]
+    negative = strip.weights < 0 if strip.weights is not None else np.zeros(len(strip), bool)
+    columns = np.concatenate(masks, axis=1)
+
+    def first(mask: Array) -> Array:
+        """The first row of each column of a mask; of none, any number."""
+        return strip.rows[mask.argmax(axis=0)] if len(strip) else np.zeros(mask.shape[1], np.int64)
+
+    return _Counts(
+        columns.sum(axis=0),
+        first(columns),
+        np.array([mask.sum() for mask in masks]),
+        first(np.column_stack([mask.any(axis=1) for mask in masks])),
+        int(negative.sum()),
+        int(first(negative[:, None])[0]),
+    )
 
 
 def _merge(a: _Counts, b: _Counts) -> _Counts:

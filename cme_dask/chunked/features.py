@@ -14,20 +14,19 @@ from cme_dask.chunked.gather import choose_rows
 from cme_dask.chunked.memory import MemoryBudget, MemoryPlan
 from cme_dask.chunked.passes import (
     FLOPS,
-    BadValues,
     PassClock,
     PassProgress,
-    check_strip,
     materialised,
     plan_sample,
     run_over_rows,
-    strips_of,
 )
 from cme_dask.chunked.plan import Run
+from cme_dask.chunked.strips import BadValues, Reading, strips_of
 from cme_dask.defaults import SAMPLE_SIZE
 from cme_dask.errors import DataError, ResourceError
 from cme_dask.models.features import FeatureModel
 from cme_dask.numerics.blocks import BLOCK, BlockValues
+from cme_dask.numerics.folding import BY_ROWS
 from cme_dask.storage.atomic import check_output, disk_errors, writing
 from cme_dask.storage.columns import Columns
 from cme_dask.storage.feature_store import DTYPES, FeatureFiles, default_feature_chunk
@@ -124,6 +123,8 @@ def write_features(
     See :meth:`cme_dask.PivotedCholesky.transform_store`.
     """
     check_output(out, overwrite)
+    sample.check_whole("writing features")
+    sample = sample.fold_by(BY_ROWS)
     layout = _Layout.of(sample, model, chunk_rows, dtype)
     pieces = layout.pieces(budget)
     memory = layout.check_memory(pieces, budget)
@@ -296,20 +297,21 @@ class _Plan:
 
 
 def _write_piece(
-    plan: _Plan, piece: Piece, weighted: bool, *sources: RowSource
+    plan: _Plan, piece: Piece, reading: Reading, *sources: RowSource
 ) -> tuple[Array, ...]:
     """Write a piece; return its rows of the row sample, an array per variable."""
     writers = plan.files.writers(piece.first)
     features = BlockValues(plan.model.sections(), plan.model.rank)
     index = plan.index[slice(*np.searchsorted(plan.index, [piece.first, piece.last]))]
     # Made at once: small arrays kept between large passing ones would leave the heap in pieces.
-    kept = plan.files.empty_rows(len(index), variables=len(sources) - weighted)
-    for start, parts, weights in strips_of(piece, weighted, sources):
-        check_strip(start, parts, weights)
-        values = features(parts[0])
+    kept = plan.files.empty_rows(len(index), variables=reading.variables)
+    for strip in strips_of(piece, reading, sources):
+        strip.check()
+        start = int(strip.rows[0])
+        values = features(strip.parts[0])
         plan.check_features(values, start)
-        variables = (values, *parts[1:])
-        rows = variables if weights is None else (*variables, weights)
+        variables = (values, *strip.parts[1:])
+        rows = variables if strip.weights is None else (*variables, strip.weights)
         low, high = max(start, piece.first), min(start + len(values), piece.last)
         for writer, part in zip(writers, rows, strict=True):
             writer.append(part[low - start : high - start])

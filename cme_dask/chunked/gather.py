@@ -7,46 +7,54 @@ from typing import Any
 import numpy as np
 
 from cme_dask.chunked.driver import Executor
-from cme_dask.chunked.passes import BadValues, run_over_rows, strips_of
+from cme_dask.chunked.passes import run_over_rows
 from cme_dask.chunked.plan import Run
+from cme_dask.chunked.strips import Reading, empty_part, strips_of
 from cme_dask.errors import DataError
-from cme_dask.storage.columns import Columns
-from cme_dask.storage.priority import RowSample, draw, draw_rows, merge
+from cme_dask.numerics.folding import BY_ROWS
+from cme_dask.storage.priority import RowSample, draw_among, merge
 from cme_dask.storage.rows import ArraySource, RowSource
 from cme_dask.storage.sample import Sample
 
 Array = Any
 
 _BLOCK = 1 << 18
+_ENOUGH = 1 << 10  # stored rows of a part, with which no others are looked for
 
 
 def sample_rows(sample: Sample, size: int, seed: int, executor: Executor) -> tuple[RowSample, int]:
     """The priority sample, and the passes over chunked rows that it took.
 
-    The stored one takes none, and so does one of arrays in memory. From other sources the sample
-    that a store of the same rows would hold for the same seed is gathered: a pass that reads the
-    chunks that hold its rows and, if there are weights, before that a pass over the weights.
+    The stored one takes none (of a part, what it holds of it), and so does one of arrays in memory.
+    From other sources the sample that a store of the same rows would hold for the same seed is
+    gathered: a pass that reads the chunks that hold its rows and, if there are weights or a part
+    that a column tells, before that a pass over these alone.
 
     Raises
     ------
     BadValues
-        If weights are negative or not finite.
+        If weights are negative or not finite, or times are not finite.
     DataError
-        If all weights are zero.
+        If all weights are zero, or no row belongs to the part.
     """
-    stored = sample.row_sample
-    if stored is not None and len(stored) >= min(size, sample.n_rows):
+    stored, wanted = sample.row_sample, min(size, sample.n_rows)
+    if sample.part is not None:
+        wanted = min(wanted, _ENOUGH)
+    if stored is not None and len(stored) >= (1 if stored.complete else wanted):
         return stored.prefix(size), 0
     chosen, passes = choose_rows(sample, size, seed, executor)
     by_row = np.argsort(chosen.index)
     index = chosen.index[by_row]
-    if all(isinstance(source, ArraySource) for source in sample.reads):
-        parts = tuple(_take(source, index, 0, sample.n_rows) for source in sample.sources)
+    columns = Sample((*sample.sources, *sample.units.values()), ())
+    if all(isinstance(source, ArraySource) for source in columns.reads):
+        found = tuple(_take(source, index, 0, sample.n_rows) for source in columns.reads)
     else:
-        parts = run_over_rows(sample, executor, _gather, _join, shared=index, name="gather-sample")
+        found = run_over_rows(columns, executor, _gather, _join, shared=index, name="gather-sample")
         passes += 1
     back = np.argsort(by_row)
-    return replace(chosen, parts=tuple(part[back] for part in parts)), passes
+    parts = tuple(part[back] for part in found[: len(sample.sources)])
+    units = [values[back, 0] for values in found[len(sample.sources) :]]
+    return replace(chosen, parts=parts, units=dict(zip(sample.units, units, strict=True))), passes
 
 
 def choose_rows(sample: Sample, size: int, seed: int, executor: Executor) -> tuple[RowSample, int]:
@@ -55,52 +63,48 @@ def choose_rows(sample: Sample, size: int, seed: int, executor: Executor) -> tup
     Raises
     ------
     BadValues
-        If weights are negative or not finite.
+        If weights are negative or not finite, or times are not finite.
     DataError
-        If all weights are zero.
+        If all weights are zero, or no row belongs to the part.
     """
-    weights = sample.weights
-    in_memory = all(isinstance(source, ArraySource) for source in sample.reads)
-    passes = 0
-    if weights is None or in_memory:
-        weights_of = None if weights is None else partial(_usable_weights, weights)
-        chosen = draw_rows(sample.n_rows, size, seed, weights_of)
+    sample = replace(sample.fold_by(BY_ROWS), row_sample=None)
+    told_by = sample.reads[len(sample.sources) :]
+    job = partial(_draw, size=size, seed=seed)
+    if not told_by or all(isinstance(source, ArraySource) for source in sample.reads):
+        reading = replace(Reading.of(sample), variables=0)
+        chosen, passes = job(None, Run(0, sample.n_rows, _BLOCK), reading, *told_by), 0
     else:
-        alone = Sample((weights,), (Columns(("weights",)),))
-        draw_job = partial(_draw_weighted, size=size, seed=seed)
-        chosen = run_over_rows(alone, executor, draw_job, partial(_merge_two, size=size))
+        alone = replace(sample, sources=(), columns=())
+        chosen = run_over_rows(alone, executor, job, partial(_merge_two, size=size))
         passes = 1
     if not len(chosen):
+        if sample.weights is None:
+            raise empty_part(sample)
         raise DataError("all weights are zero: at least one row needs a positive weight")
     return chosen, passes
 
 
-def _usable_weights(source: RowSource, start: int, stop: int) -> Array:
-    weights = source.read(start, stop)[:, 0]
-    if not (np.isfinite(weights) & (weights >= 0)).all():
-        raise BadValues(f"weights from row {start} on are not usable")
-    return weights
-
-
-def _draw_weighted(
-    _: None, run: Run, weighted: bool, source: RowSource, *, size: int, seed: int
+def _draw(
+    _: None, run: Run, reading: Reading, *sources: RowSource, size: int, seed: int
 ) -> RowSample:
-    strips = []
-    for start, (column,), _weights in strips_of(run, weighted, (source,)):
-        held = ArraySource(column, start)
-        weights = _usable_weights(held, start, start + len(column))
-        strips.append(draw(start, (np.empty((len(weights), 0)),), weights, size, seed))
-    return merge(strips, size)
+    """The sample of a run's rows, of which only what tells weights and parts is read."""
+    best = draw_among(np.empty(0, dtype=np.int64), (), None, size, seed)
+    for strip in strips_of(run, reading, sources):
+        strip.check()
+        # Rows that don't come before the last one of a full sample can't be in it.
+        below = np.inf if len(best) < size else float(best.keys[-1])
+        fresh = draw_among(strip.rows, (), strip.weights, size, seed, below)
+        best = merge((best, fresh), size)
+    return best
 
 
 def _merge_two(a: RowSample, b: RowSample, *, size: int) -> RowSample:
     return merge((a, b), size)
 
 
-def _gather(index: Array, run: Run, weighted: bool, *sources: RowSource) -> tuple[Array, ...]:
+def _gather(index: Array, run: Run, reading: Reading, *sources: RowSource) -> tuple[Array, ...]:
     mine = index[np.searchsorted(index, run.start) : np.searchsorted(index, run.stop)]
-    parts = sources[: len(sources) - weighted]
-    return tuple(_take(source, mine, run.start, run.stop) for source in parts)
+    return tuple(_take(source, mine, run.start, run.stop) for source in sources)
 
 
 def _take(source: RowSource, rows: Array, start: int, stop: int) -> Array:

@@ -67,6 +67,7 @@ def gram_columns(
             f"kernel must be one of cme_dask.kernels (users' own: kernels.Custom), got {kernel!r}"
         )
     sample = open_sample(X, storage_options=storage_options)
+    sample.check_whole("gram_columns")
     source, columns = sample.sources[0], sample.columns[0]
     pivots = check_points(points, columns)
     kernel.check(pivots.shape[1])

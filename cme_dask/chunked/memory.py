@@ -52,6 +52,8 @@ class PassShape:
         What the rows take that are in the memory of this process.
     cells
         Of the supports whose masses are counted.
+    selected
+        Whether only a part of the rows counts.
     """
 
     n_rows: int
@@ -64,6 +66,7 @@ class PassShape:
     sample_rows: int = 0
     array_bytes: int = 0
     cells: int = 0
+    selected: bool = False
 
     @property
     def partial_bytes(self) -> int:
@@ -81,6 +84,8 @@ class PassShape:
         rows = 3 * length + 2 * self.chunk_rows
         if self.chunk_rows:
             rows += length  # the strip that is read ahead
+        if self.selected:
+            rows += length  # the rows of a strip that are kept
         if self.materialised:
             rows += 2 * run.rows
         return sums + (block + rows * self.n_columns + _HASH_WORDS * length) * _WORD
@@ -92,10 +97,11 @@ class PassShape:
     def client_bytes(self) -> dict[str, int]:
         """Peak of each phase that runs in the client alone, by its name."""
         square = self.width**2 * _WORD
+        # Of a part these may be all its rows.
+        complete = self.selected or self.sample_rows >= self.n_rows
         return {
             "the choice of pivots": max(
-                pivot_bytes(self.sample_rows, m, complete=self.sample_rows >= self.n_rows)
-                for m in self.ranks
+                pivot_bytes(self.sample_rows, m, complete=complete) for m in self.ranks
             ),
             "the trial of the arithmetic": _TRIAL_WORDS * square,
             # The moments, once more packed for the model, and a fold's solution.

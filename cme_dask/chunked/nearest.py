@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 
 from cme_dask.chunked.driver import Executor
-from cme_dask.chunked.passes import run_over_rows, strips_of
+from cme_dask.chunked.passes import run_over_rows
 from cme_dask.chunked.plan import Run
+from cme_dask.chunked.strips import Reading, empty_part, strips_of
 from cme_dask.errors import DataError
+from cme_dask.numerics.folding import BY_ROWS
 from cme_dask.storage.rows import RowSource
 from cme_dask.storage.sample import Sample
 
@@ -58,13 +60,17 @@ def nearest_rows(
 
     Notes
     -----
-    Rows of weight zero are no neighbours: if fewer than k rows have a positive weight, all of them
-    are returned. Ties go to the lowest row. Memory per task is one strip of distances, p of them.
+    Rows of weight zero, and of other parts than the one that is asked, are no neighbours: if fewer
+    than k are left, all of them are returned. Ties go to the lowest row. Memory per task is one
+    strip of distances, p of them.
     """
     if not 1 <= k <= sample.n_rows:
         raise DataError(f"k must lie between 1 and the number of rows {sample.n_rows}, got {k}")
     job = partial(_nearest_of_run, points=np.asarray(points), k=k, scale=np.asarray(scale))
-    found: Neighbours = run_over_rows(sample, executor, job, partial(_closer, k=k))
+    rows = sample.fold_by(BY_ROWS)
+    found: Neighbours = run_over_rows(rows, executor, job, partial(_closer, k=k))
+    if not found.distance.size and sample.part is not None:
+        raise empty_part(sample)
     within = int(np.isfinite(found.distance).all(axis=0).sum())
     if within == 0:
         raise DataError("no row of positive weight is at a finite distance: correct the points")
@@ -77,17 +83,18 @@ def nearest_rows(
 
 
 def _nearest_of_run(
-    _: None, run: Run, weighted: bool, *sources: RowSource, points: Array, k: int, scale: Array
+    _: None, run: Run, reading: Reading, *sources: RowSource, points: Array, k: int, scale: Array
 ) -> Neighbours:
     best: Neighbours | None = None
-    for start, (x, y), weights in strips_of(run, weighted, sources):
-        w = np.ones(len(x)) if weights is None else weights
+    for strip in strips_of(run, reading, sources):
+        x, y = strip.parts
+        w = np.ones(len(x)) if strip.weights is None else strip.weights
         away = np.where(w > 0.0, 0.0, np.inf)
         each = [away + np.sqrt((((x - point) / scale) ** 2).sum(axis=1)) for point in points]
         near = [_smallest(distance, k) for distance in each]
         found = Neighbours(
             np.stack([d[i] for d, i in zip(each, near, strict=True)]),
-            np.stack(near) + start,
+            np.stack([strip.rows[i] for i in near]),
             np.stack([y[i] for i in near]),
             np.stack([w[i] for i in near]),
         )

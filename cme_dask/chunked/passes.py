@@ -1,8 +1,10 @@
 """Passes over the rows: how a job runs over them, and the pass that makes the moments."""
 
+import math
+import operator
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,14 +13,11 @@ from cme_dask.chunked.driver import Executor
 from cme_dask.chunked.memory import MemoryBudget, MemoryPlan, PassShape
 from cme_dask.chunked.plan import Run, plan_runs, tree_sum
 from cme_dask.chunked.sources import DaskSource, for_task
+from cme_dask.chunked.strips import Reading, empty_part, strips_of
 from cme_dask.errors import DataError
-from cme_dask.numerics.hashing import fold_of_rows
-from cme_dask.numerics.moments import Moments, MomentSpec, StripMoments
-from cme_dask.storage.rows import ArraySource, RowSource, ahead, read_strips
+from cme_dask.numerics.moments import Moments, MomentSpec, StripMoments, Together
+from cme_dask.storage.rows import ArraySource, RowSource
 from cme_dask.storage.sample import Sample
-
-Array = Any
-Strip = tuple[int, tuple[Array, ...], Array | None]
 
 FLOPS = 1.5e10
 """A cautious rate of one core, per second: it only chooses the length of tasks."""
@@ -47,7 +46,8 @@ class PassReport:
     Attributes
     ----------
     rows, strips, tasks
-        Its extent.
+        Its extent: the rows that counted (of a part those of the others do not), and how all were
+        cut.
     seconds
         Wall time.
     tenths
@@ -69,10 +69,6 @@ class PassReport:
         return self.rows / self.seconds
 
 
-class BadValues(DataError):
-    """A strip met a value that is not usable; :func:`count_bad_values` finds them all."""
-
-
 def run_over_rows(
     sample: Sample,
     executor: Executor,
@@ -84,12 +80,12 @@ def run_over_rows(
     runs: list[Run] | None = None,
     on_done: Callable[[int], None] = lambda number: None,
 ) -> Any:
-    """``job(shared, run, weighted, *sources)`` over all runs, merged along the fixed tree.
+    """``job(shared, run, reading, *sources)`` over all runs, merged along the fixed tree.
 
     Parameters
     ----------
     sample
-        The rows; weights, if there are any, are the last source.
+        The rows; the job is told by a :class:`Reading` which sources are what.
     executor
         Where to run.
     job, merge, shared, name, on_done
@@ -98,31 +94,12 @@ def run_over_rows(
         Default: cut for a job that does little more than read.
     """
     runs = plan_sample(sample, executor, 0.0) if runs is None else runs
-    weighted = sample.weights is not None
+    reading = Reading.of(sample)
     payloads = []
     for run in runs:
         parts = (for_task(s, run.start, run.stop, executor.shares_memory) for s in sample.reads)
-        payloads.append((run, weighted, *parts))
+        payloads.append((run, reading, *parts))
     return executor.run(job, payloads, merge, shared=shared, name=name, on_done=on_done)
-
-
-def strips_of(run: Run, weighted: bool, sources: tuple[RowSource, ...]) -> Iterator[Strip]:
-    """Per strip of a run: its first row, the parts, and the weights or None."""
-    readers = [read_strips(source, run.start, run.stop, run.length) for source in sources]
-    strips: Iterator[tuple[Array, ...]] = zip(*readers, strict=True)
-    if any(source.chunk_rows is not None for source in sources):
-        strips = ahead(strips)
-    for start, parts in zip(range(run.start, run.stop, run.length), strips, strict=True):
-        yield (start, parts[:-1], parts[-1][:, 0]) if weighted else (start, parts, None)
-
-
-def check_strip(start: int, parts: tuple[Array, ...], weights: Array | None) -> None:
-    """BadValues if a strip holds NaN, infinity or unusable weights."""
-    usable = all(np.isfinite(part).all() for part in parts)
-    if weights is not None:
-        usable = usable and bool(np.isfinite(weights).all() and (weights >= 0).all())
-    if not usable:
-        raise BadValues(f"rows {start} to {start + len(parts[0]) - 1} hold unusable values")
 
 
 def plan_sample(sample: Sample, executor: Executor, seconds_per_row: float) -> list[Run]:
@@ -168,37 +145,64 @@ def moment_pass(
     ResourceError
         If the memory does not suffice; no row has been read then.
     """
-    executor = budget.executor
+    (moments,), report = moments_together(sample, [spec], budget, progress, sample_rows=sample_rows)
+    return moments, report
+
+
+def moments_together(
+    sample: Sample,
+    specs: Sequence[MomentSpec],
+    budget: MemoryBudget,
+    progress: Callable[[PassProgress], None] | None = None,
+    *,
+    sample_rows: int = 0,
+) -> tuple[tuple[Moments, ...], PassReport]:
+    """Several sets of moments of the same rows in one pass over them.
+
+    Parameters
+    ----------
+    specs
+        What to compute, with the same number of folds.
+    sample, budget, progress, sample_rows
+        As in :func:`moment_pass`, and so are the errors.
+    """
+    n_folds = specs[0].n_folds
+    executor, sample = budget.executor, sample.for_folds(n_folds)
     runs, plan = predict_moments(
         sample,
-        spec.ranks,
-        spec.width,
-        spec.n_folds,
+        tuple(rank for spec in specs for rank in spec.ranks),
+        math.isqrt(sum(spec.width**2 for spec in specs) - 1) + 1,  # as much as all of them
+        n_folds,
         budget,
         sample_rows=sample_rows,
-        cells=sum(spec.cells),
+        cells=sum(sum(spec.cells) for spec in specs),
     )
     clock = PassClock(runs, executor.workers, progress)
-    moments = run_over_rows(
+    found = run_over_rows(
         sample,
         executor,
         _strip_moments,
-        _add,
-        shared=spec,
+        operator.add,
+        shared=tuple(specs),
         name="strip-moments",
         runs=runs,
         on_done=clock.done,
     )
-    total = moments.total()
-    if not (np.isfinite(total.gram).all() and np.isfinite(total.traces).all()):
-        raise DataError(
-            "sums over the rows overflow: give columns, weights and functions in units that make "
-            "their values smaller"
-        )
-    one = sum(spec.ranks)
-    if not float(total.gram[0, one, one]) >= np.finfo(np.float64).tiny:
-        raise DataError("all weights are zero: at least one row needs a positive weight")
-    return spec.newton(moments), clock.report(plan)
+    for spec, moments in zip(specs, found.each, strict=True):
+        total = moments.total()
+        if not total.n_rows:
+            raise empty_part(sample)
+        if not (np.isfinite(total.gram).all() and np.isfinite(total.traces).all()):
+            raise DataError(
+                "sums over the rows overflow: give columns, weights and functions in units that "
+                "make their values smaller"
+            )
+        one = sum(spec.ranks)
+        if not float(total.gram[0, one, one]) >= np.finfo(np.float64).tiny:
+            raise DataError("all weights are zero: at least one row needs a positive weight")
+    pairs = zip(specs, found.each, strict=True)
+    newton = tuple(spec.newton(moments) for spec, moments in pairs)
+    return newton, replace(clock.report(plan), rows=newton[0].n_rows)
 
 
 def predict_moments(
@@ -231,6 +235,7 @@ def predict_moments(
     ResourceError
         If that does not fit into the budget.
     """
+    sample = sample.for_folds(n_folds)
     d = sum(source.shape[1] for source in sample.reads)
     flops = width**2 + 2 * width * d + _CELL_FLOPS * cells
     runs = plan_sample(sample, budget.executor, flops / FLOPS)
@@ -246,6 +251,7 @@ def predict_moments(
         sample_rows=sample_rows,
         array_bytes=sum(source.row_bytes for source in in_memory) * sample.n_rows,
         cells=cells,
+        selected=sample.part is not None,
     )
     return runs, budget.check_pass(shape, runs)
 
@@ -256,20 +262,18 @@ def materialised(sample: Sample, executor: Executor) -> bool:
     return copied or any(isinstance(s, DaskSource) for s in sample.reads)
 
 
-def _strip_moments(spec: MomentSpec, run: Run, weighted: bool, *sources: RowSource) -> Moments:
-    def each() -> Iterator[Moments]:
-        moments_of: StripMoments | None = None
-        for start, parts, weights in strips_of(run, weighted, sources):
-            stop = start + len(parts[0])
-            check_strip(start, parts, weights)
-            moments_of = moments_of or StripMoments(spec, parts[0])
-            yield moments_of(parts, weights, fold_of_rows(start, stop, spec.n_folds))
+def _strip_moments(
+    specs: tuple[MomentSpec, ...], run: Run, reading: Reading, *sources: RowSource
+) -> Together:
+    def each() -> Iterator[Together]:
+        sums: list[StripMoments] = []
+        for strip in strips_of(run, reading, sources):
+            strip.check()
+            sums = sums or [StripMoments(spec, strip.parts[0]) for spec in specs]
+            folds = strip.folds(specs[0].n_folds)
+            yield Together(tuple(one(strip.parts, strip.weights, folds) for one in sums))
 
     return tree_sum(each())
-
-
-def _add(a: Moments, b: Moments) -> Moments:
-    return a + b
 
 
 class PassClock:

@@ -12,14 +12,14 @@ from cme_dask.chunked.passes import (
     FLOPS,
     PassClock,
     PassProgress,
-    check_strip,
     materialised,
     plan_sample,
     run_over_rows,
-    strips_of,
 )
 from cme_dask.chunked.plan import Run, strip_length, tree_sum
+from cme_dask.chunked.strips import Reading, empty_part, strips_of
 from cme_dask.errors import ResourceError
+from cme_dask.numerics.folding import BY_ROWS
 from cme_dask.numerics.pivot_state import ROWS, PivotState
 from cme_dask.numerics.pools import BLOCK
 from cme_dask.numerics.rounds import Offer, Rule, offered_rows
@@ -32,11 +32,13 @@ _ROW_WORDS = 8  # per row of a strip: residual, diagonal, weight, index, their t
 
 @dataclass(frozen=True, eq=False)
 class _Offers:
-    """Offers of a set of rows, one for each variable that is still choosing."""
+    """Offers of a set of rows, one for each variable that is still choosing; no rows offer none."""
 
     each: tuple[Offer, ...]
 
     def __add__(self, other: "_Offers") -> "_Offers":
+        if not self.each or not other.each:
+            return self if self.each else other
         return _Offers(tuple(a + b for a, b in zip(self.each, other.each, strict=True)))
 
 
@@ -109,6 +111,7 @@ def _ask(
         sources=tuple(sample.sources[i] for i in asked),
         columns=tuple(sample.columns[i] for i in asked),
         row_sample=None,
+        folding=BY_ROWS,
     )
     runs, _ = predict_round(read, tuple(state.rank for _, state in asked.values()), budget)
     clock = PassClock(runs, budget.executor.workers, progress, "pivot-round")
@@ -123,17 +126,19 @@ def _ask(
         runs=runs,
         on_done=clock.done,
     )
+    if not offers.each:
+        raise empty_part(sample)
     return offers
 
 
-def _strip_offers(question: _Question, run: Run, weighted: bool, *sources: RowSource) -> _Offers:
+def _strip_offers(question: _Question, run: Run, reading: Reading, *sources: RowSource) -> _Offers:
     prepared = [rule.prepare(state, question.strips) for rule, state in question.asked]
 
     def each() -> Iterator[_Offers]:
-        for start, parts, weights in strips_of(run, weighted, sources):
-            check_strip(start, parts, weights)
-            pairs = zip(prepared, parts, strict=True)
-            yield _Offers(tuple(offer(start, part, weights) for offer, part in pairs))
+        for strip in strips_of(run, reading, sources):
+            strip.check()
+            pairs = zip(prepared, strip.parts, strict=True) if len(strip) else ()
+            yield _Offers(tuple(offer(strip.rows, x, strip.weights) for offer, x in pairs))
 
     return tree_sum(each())
 
@@ -158,7 +163,8 @@ def predict_round(
     length = strip_length(n)
     strips = -(-n // length)
     longest = max(run.rows for run in runs)
-    rows = 3 * length + 2 * max(source.chunk_rows or 0 for source in sample.reads)
+    rows = (3 if sample.part is None else 4) * length
+    rows += 2 * max(source.chunk_rows or 0 for source in sample.reads)
     rows += 2 * longest if materialised(sample, budget.executor) else 0
     # The factor as it came and as it is prepared, and kernel sections with their temporaries.
     task = rows * d + _ROW_WORDS * length + 2 * square + 3 * ROWS * rank

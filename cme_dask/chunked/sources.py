@@ -9,6 +9,14 @@ import numpy as np
 import zarr
 from dask.delayed import Delayed, delayed
 
+from cme_dask.chunked.frames import (
+    array_values,
+    dataset_frame,
+    frame_values,
+    is_number,
+    series_values,
+)
+from cme_dask.chunked.units import unit_values
 from cme_dask.errors import DataError
 from cme_dask.storage.columns import Columns
 from cme_dask.storage.rows import ArraySource, RowSource, ZarrSource
@@ -16,6 +24,8 @@ from cme_dask.storage.sample import Sample, open_store
 from cme_dask.storage.zarr_files import open_zarr
 
 Array = Any
+
+_LABELS_OR_TIMES = "OUTmM"
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,6 +89,8 @@ def open_sample(
     y: Any = None,
     *,
     weights: Any = None,
+    group: Any = None,
+    time: Any = None,
     x_columns: Sequence[str] | None = None,
     y_columns: Sequence[str] | None = None,
     storage_options: dict[str, Any] | None = None,
@@ -96,6 +108,10 @@ def open_sample(
         Rows of y, likewise; None for stores and tables, or for one variable alone.
     weights
         Non-negative weights of the rows, shape (n,), or a column's name if ``x`` is a table.
+    group, time
+        What folds and hold-outs may keep together, shape (n,), or a column's name if ``x`` is a
+        table: the group of each row (numbers or texts), its time (timestamps, or seconds since
+        1970-01-01 UTC). See :meth:`Sample.fold_by` and :meth:`Sample.split`.
     x_columns, y_columns
         Columns to use, by name; default all of a store's.
     storage_options
@@ -113,8 +129,10 @@ def open_sample(
         If a store is missing, damaged, unfinished or of a newer version.
     """
     x = _opened(x, storage_options)
-    if isinstance(x, (Sample, zarr.Group)) and not (y is None and weights is None):
-        raise DataError("a sample holds y and weights itself: give it alone")
+    beside = {"weights": weights, "group": group, "time": time}
+    beside = {role: value for role, value in beside.items() if value is not None}
+    if isinstance(x, (Sample, zarr.Group)) and not (y is None and not beside):
+        raise DataError("a sample holds y, weights, group and time itself: give it alone")
     if isinstance(x, Sample):
         return x.select(x_columns, y_columns)
     if isinstance(x, zarr.Group):
@@ -122,21 +140,33 @@ def open_sample(
     if y is None and _is_table(x) and y_columns is not None:
         if x_columns is None:
             raise DataError("x_columns is needed beside y_columns to divide a table")
-        if isinstance(weights, str):
-            weights = _column_arrays(x, [weights])
+        beside = {role: _single(x, value) for role, value in beside.items()}
         x, y = _column_arrays(x, x_columns), _column_arrays(x, y_columns)
         x_columns = y_columns = None
     pairs = [("x", x), *([] if y is None else [("y", _opened(y, storage_options))])]
     named = [_rows(name, value) for name, value in pairs]
-    weight = None if weights is None else _rows("weights", _opened(weights, storage_options))[0]
-    if weight is not None and weight.shape[1] != 1:
-        raise DataError(f"weights must have one column, got {weight.shape[1]}")
-    sample = Sample(tuple(s for s, _ in named), tuple(c for _, c in named), weight)
+    sample = Sample(
+        tuple(s for s, _ in named),
+        tuple(c for _, c in named),
+        **{role: _role(role, _opened(v, storage_options)) for role, v in beside.items()},
+    )
     return sample.select(x_columns, y_columns)
 
 
 def _opened(value: Any, storage_options: dict[str, Any] | None) -> Any:
     return open_zarr(value, storage_options) if isinstance(value, (str, os.PathLike)) else value
+
+
+def _role(role: str, value: Any) -> Any:
+    return _rows(role, value if role == "weights" else unit_values(role, value))[0]
+
+
+def _single(table: Any, value: Any) -> Any:
+    """The column of this name of a table; what is no name is left as it is."""
+    if not isinstance(value, str):
+        return value
+    column = _column_arrays(table, [value])
+    return column.iloc[:, 0] if hasattr(column, "iloc") else column[:, 0]
 
 
 def _is_table(value: Any) -> bool:
@@ -155,19 +185,32 @@ def _column_arrays(table: Any, wanted: Sequence[str]) -> Any:
         raise DataError(
             f"columns of a Dataset must share one dimension, got {sorted(map(str, dims))}"
         )
+    if not all(is_number(table[name].dtype) for name in wanted):
+        return dataset_frame(table, list(wanted))
     return table[list(wanted)].to_dataarray("column").transpose(..., "column")
 
 
 def _rows(name: str, value: Any) -> tuple[RowSource, Columns]:
     """Source and column names of one array-like of shape (n,) or (n, d)."""
     labels: list[str] | None = None
+    if hasattr(value, "data_vars"):
+        raise DataError(
+            f"{name} is an xarray Dataset: name its columns with x_columns and y_columns, or give "
+            "one of its arrays"
+        )
     if hasattr(value, "columns") and hasattr(value, "to_numpy"):  # pandas DataFrame
+        if not all(map(is_number, value.dtypes)):
+            return _labelled(frame_values(name, value))
         labels = [str(label) for label in value.columns]
         value = value.to_numpy()
     elif hasattr(value, "dims") and hasattr(value, "coords"):  # xarray DataArray
         labels = _xarray_labels(value)
+        if value.ndim in (1, 2) and value.dtype.kind in _LABELS_OR_TIMES:
+            return _labelled(array_values(name, value, labels))
         value = _xarray_data(value)
     elif hasattr(value, "to_numpy") and not hasattr(value, "dask"):  # pandas Series
+        if hasattr(value, "to_frame") and not is_number(value.dtype):
+            return _labelled(series_values(name, value))
         labels = None if getattr(value, "name", None) is None else [str(value.name)]
         value = value.to_numpy()
     if not hasattr(value, "shape"):
@@ -185,6 +228,11 @@ def _rows(name: str, value: Any) -> tuple[RowSource, Columns]:
     return source, Columns.default(name, source.shape[1]) if labels is None else Columns(
         tuple(labels)
     )
+
+
+def _labelled(coded: tuple[Array, Columns]) -> tuple[RowSource, Columns]:
+    values, columns = coded
+    return ArraySource(values), columns
 
 
 def _source(name: str, value: Any) -> RowSource:

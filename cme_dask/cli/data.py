@@ -11,7 +11,17 @@ from cme_dask.cli.options import (
     overwrite_option,
 )
 from cme_dask.cli.root import cli
-from cme_dask.cli.types import SEED, columns, count, output, unit
+from cme_dask.cli.types import (
+    SEED,
+    calendar,
+    columns,
+    count,
+    option,
+    output,
+    periodic,
+    size,
+    unit,
+)
 from cme_dask.defaults import SCENARIOS
 
 
@@ -65,9 +75,11 @@ def sample(
 
 
 @cli.command(
-    short_help="Stream CSV files into a sample store.",
+    short_help="Stream tables (CSV, Parquet, NumPy, Zarr) into a sample store.",
     epilog=examples(
         "cme-dask ingest data/*.csv.gz --out s.zarr --x TEMP,DEWP --y PM2.5 --units TEMP=degC",
+        "cme-dask ingest data/*.csv.gz --out s.zarr --x TEMP,hour,wd --y PM2.5 --cyclic hour=24 "
+        "--categorical wd --group station --time year,month,day,hour",
     ),
 )
 @click.argument("files", nargs=-1, required=True)
@@ -75,6 +87,28 @@ def sample(
 @click.option("--x", type=columns, required=True, help="Columns of x, such as TEMP,DEWP.")
 @click.option("--y", type=columns, required=True, help="Columns of y.")
 @click.option("--weights", metavar="COLUMN", help="Column of row weights.  [default: all equal]")
+@click.option("--group", metavar="COLUMN", help="Column of groups that folds keep together.")
+@click.option(
+    "--time",
+    type=columns,
+    help="Column of times (ISO, UTC; or seconds), or the columns year,month,day,hour.",
+)
+@click.option("--categorical", type=columns, help="Columns that hold labels.")
+@click.option(
+    "--datetime",
+    "datetimes",
+    metavar="COLUMN=PART,...",
+    type=calendar,
+    multiple=True,
+    help="Column of times to expand into hour, weekday, season; repeatable.",
+)
+@click.option(
+    "--cyclic",
+    metavar="COLUMN=PERIOD",
+    type=periodic,
+    multiple=True,
+    help="Column of numbers that repeat, such as hour=24; repeatable.",
+)
 @click.option(
     "--missing",
     type=click.Choice(["drop", "error"]),
@@ -83,10 +117,28 @@ def sample(
     help="What to do with rows that lack a value.",
 )
 @click.option(
+    "--null-value",
+    "null_values",
+    metavar="TEXT",
+    multiple=True,
+    help="Further text that stands for a missing value; repeatable.",
+)
+@click.option(
     "--units", metavar="COLUMN=UNIT", type=unit, multiple=True, help="Unit of a column; repeatable."
 )
 @chunk_option
+@click.option(
+    "--target-chunk", type=size, metavar="BYTES", help="Size of a chunk, such as 8MB, instead."
+)
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the row sample.")
+@click.option("--resume", is_flag=True, help="Go on with an interrupted ingest.")
+@click.option(
+    "--storage-options",
+    metavar="KEY=VALUE",
+    type=option,
+    multiple=True,
+    help="Option of the URLs' file system, text or JSON; repeatable.",
+)
 @overwrite_option
 @json_option
 def ingest(
@@ -95,31 +147,53 @@ def ingest(
     x: tuple[str, ...],
     y: tuple[str, ...],
     weights: str | None,
+    group: str | None,
+    time: tuple[str, ...] | None,
+    categorical: tuple[str, ...] | None,
+    datetimes: tuple[tuple[str, tuple[str, ...]], ...],
+    cyclic: tuple[tuple[str, float], ...],
     missing: str,
+    null_values: tuple[str, ...],
     units: tuple[tuple[str, str], ...],
     chunk_rows: int | None,
+    target_chunk: int | None,
     seed: int,
+    resume: bool,
+    storage_options: tuple[tuple[str, object], ...],
     overwrite: bool,
     as_json: bool,
 ) -> None:
-    """Stream CSV FILES (paths, URLs or patterns; plain or compressed) into a sample store."""
+    """Stream tables (FILES: paths, URLs or patterns) into a sample store.
+
+    CSV, also compressed, Parquet, NumPy and Zarr; larger than memory.
+    """
+    from cme_dask.defaults import NULL_VALUES
     from cme_dask.jobs.describe import describe_ingest
     from cme_dask.report import tables
     from cme_dask.report.progress import ProgressLines
-    from cme_dask.storage.csv_files import ingest_csv
+    from cme_dask.storage import ingest as ingestion
 
     with ProgressLines() as progress:
-        report = ingest_csv(
+        report = ingestion.ingest(
             files,
             out,
             x=x,
             y=y,
             weights=weights,
+            group=group,
+            time=time or (),
+            categorical=categorical or (),
+            datetime=dict(datetimes),
+            cyclic=dict(cyclic),
             missing=missing,
             units=dict(units),
+            null_values=(*NULL_VALUES, *null_values),
             chunk_rows=chunk_rows,
+            target_chunk=target_chunk,
             seed=seed,
+            resume=resume,
             overwrite=overwrite,
+            storage_options=dict(storage_options),
             progress=progress.ingest,
         )
     result = describe_ingest(report, dict(units))

@@ -9,6 +9,8 @@ from cme_dask.cli.options import (
     chunk_option,
     compute_options,
     examples,
+    fold_by_option,
+    hold_out_option,
     json_option,
     overwrite_option,
 )
@@ -22,6 +24,7 @@ from cme_dask.defaults import ACCURACY, COUPLING_REG, N_FOLDS, PIVOTS, REG, SAMP
     epilog=examples(
         'cme-dask fit s.zarr --out m.zarr --event "PM2.5 > 75" --max-rank 300',
         "cme-dask fit s.zarr --dry-run --max-rank 300",
+        "cme-dask fit s.zarr --out m.zarr --fold-by 7d --hold-out 0.2",
         "cme-dask fit s.zarr --out m.zarr --scheduler tcp://10.0.0.1:8786 --memory-limit 2GB",
     ),
 )
@@ -68,6 +71,8 @@ from cme_dask.defaults import ACCURACY, COUPLING_REG, N_FOLDS, PIVOTS, REG, SAMP
     show_default=True,
     help="Folds for standard errors; 1: none.",
 )
+@fold_by_option
+@hold_out_option
 @click.option(
     "--pivots",
     type=click.Choice(PIVOTS),
@@ -120,6 +125,8 @@ def fit(
     reg_form: str,
     constraint: dict[str, Any],
     folds: int,
+    fold_by: str | None,
+    hold_out: float | None,
     pivots: str,
     span: float,
     accuracy: float,
@@ -146,6 +153,7 @@ def fit(
         "reg_form": reg_form,
         "constraint": constraint,
         "folds": folds,
+        "fold_by": fold_by or "rows",
         "pivots": pivots,
         "span": span,
         "accuracy": accuracy,
@@ -154,7 +162,8 @@ def fit(
     section, compute = checked(FitSection, options, ""), Compute(scheduler, workers, memory_limit)
 
     def open_rows() -> Any:
-        return open_sample(store, x_columns=x, y_columns=y)
+        sample = open_sample(store, x_columns=x, y_columns=y)
+        return sample if hold_out is None else sample.split(hold_out, section.fold_by)[0]
 
     if dry_run:
         result = plan_of_fit(open_rows, section, compute)
@@ -175,7 +184,7 @@ def fit(
 )
 @click.argument("model")
 @click.option(
-    "--given", multiple=True, metavar="COLUMN=NUMBER,...", help="A point, such as TEMP=20,DEWP=5."
+    "--given", multiple=True, metavar="COLUMN=VALUE,...", help="A point, such as TEMP=20,DEWP=5."
 )
 @click.option(
     "--points",

@@ -30,6 +30,17 @@ chunk_option = click.option(
 )
 
 
+fold_by_option = click.option(
+    "--fold-by",
+    metavar="rows|group|LENGTH",
+    help="What folds and hold-outs keep together: rows one by one, groups, or blocks of time such "
+    "as 7d, 12h or 30min.  [default: rows; of a score, as the fit did]",
+)
+hold_out_option = click.option(
+    "--hold-out", type=float, metavar="SHARE", help="Share of the rows that is held out, in (0, 1)."
+)
+
+
 def compute_options(command: Command) -> Command:
     """Where to run."""
     for option in (

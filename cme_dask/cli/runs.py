@@ -50,7 +50,7 @@ def run(
     overwrite: bool,
     as_json: bool,
 ) -> None:
-    """Run a JOB file (TOML): get a sample, fit, and report beside the nearest rows.
+    """Run a JOB file (TOML): get a sample, fit, score held-out rows, report; or a study.
 
     Two jobs come with cme_dask and run by name: air_quality and normal3.
     """
@@ -60,11 +60,20 @@ def run(
     from cme_dask.report import tables
     from cme_dask.report.progress import ProgressLines
 
+    asked, folder = read_job(job, changes), out or Path(job.stem)
     with ProgressLines() as progress:
+        if asked.study is not None:
+            from cme_dask.bench.study import StudyOptions, run_study, study_tables
+
+            study = asked.study
+            options = StudyOptions(tuple(study.scenarios), tuple(study.rows), study.seeds, workers)
+            result = run_study(options, folder, overwrite=overwrite, progress=progress)
+            tables.show(result, study_tables(result), as_json)
+            return
         result = run_job(
-            read_job(job, changes),
+            asked,
             data or job.parent,
-            out or Path(job.stem),
+            folder,
             compute=Compute(scheduler, workers, memory_limit),
             overwrite=overwrite,
             progress=progress,
@@ -167,8 +176,8 @@ def bench(
     The cases: machine (rates), fmca (FMCA's pivoted Cholesky), pass (joint fits from a store beside
     the bare pass, threads beside processes), random (randomly pivoted Cholesky), ridge (Nystroem
     features and ridge regression), sweep (one thing changed at a time), programs (certified
-    programs: closed form, Clarabel, OSQP). Each measurement runs in a fresh process, rivals in
-    turns.
+    programs: closed form, Clarabel, OSQP), ingest (a CSV file into a store, and pyarrow's read
+    of it). Each measurement runs in a fresh process, rivals in turns.
     """
     from cme_dask.bench.run import Options, run_bench
     from cme_dask.bench.tables import bench_tables

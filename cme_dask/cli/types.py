@@ -3,6 +3,8 @@
 Click takes functions as types; what they raise is shown with the name of the option.
 """
 
+import json
+import re
 from pathlib import Path
 
 import click
@@ -44,6 +46,47 @@ def unit(value: str) -> tuple[str, str]:
     if not (name and text):
         raise click.BadParameter(f"{value!r} does not read COLUMN=UNIT")
     return name, text
+
+
+def periodic(value: str) -> tuple[str, float]:
+    """A column and its period from COLUMN=PERIOD."""
+    name, _, text = value.rpartition("=")
+    try:
+        period = float(text)
+    except ValueError:
+        period = 0.0
+    if not name or not 0.0 < period < float("inf"):
+        raise click.BadParameter(f"{value!r} does not read COLUMN=PERIOD, such as hour=24")
+    return name, period
+
+
+def calendar(value: str) -> tuple[str, tuple[str, ...]]:
+    """A column of times and what to make of it from COLUMN=PART,PART,..."""
+    name, _, text = value.rpartition("=")
+    if not (name and text):
+        raise click.BadParameter(f"{value!r} does not read COLUMN=PART,..., such as date=hour")
+    return name, columns(text)
+
+
+def size(value: object) -> int:
+    """A number of bytes such as 8MB, 512KiB or 1000000."""
+    text = str(value).strip()
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKMG]?)(i?)[bB]?", text)
+    if not match:
+        raise click.BadParameter(f"{text!r} is no size: expected for example 8MB or 512KiB")
+    power = ["", "K", "M", "G"].index(match[2].upper())
+    return int(float(match[1]) * (1024 if match[3] else 1000) ** power)
+
+
+def option(value: str) -> tuple[str, object]:
+    """A key and its value, JSON or text, from KEY=VALUE."""
+    key, _, text = value.partition("=")
+    if not (key and text):
+        raise click.BadParameter(f"{value!r} does not read KEY=VALUE")
+    try:
+        return key, json.loads(text)
+    except ValueError:
+        return key, text
 
 
 def ridge(value: str) -> list[float] | float:

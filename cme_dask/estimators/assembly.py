@@ -1,17 +1,21 @@
 """The last step of a fit: the frozen model, from moments and coefficients."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy.linalg import block_diag
 
-from cme_dask.estimators.solving import Solved
+from cme_dask.models.basis_file import AnyBasis
 from cme_dask.models.joint import Answers, JointModel, Variable
 from cme_dask.numerics.basis import LinearBasis
 from cme_dask.numerics.joint import JointSolution
 from cme_dask.numerics.means import MeanMoments
 from cme_dask.numerics.moments import Moments, Side
 from cme_dask.numerics.pointwise import negative_mass
+from cme_dask.numerics.stacked import StackedBasis
+from cme_dask.numerics.support import Support
 from cme_dask.numerics.validation import Replicates
 from cme_dask.storage.priority import RowSample
 from cme_dask.storage.sample import Sample
@@ -21,10 +25,40 @@ Array = Any
 _NEGATIVE_ROWS = 1024
 
 
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A solution that a model is made of; g is the mean over its parts.
+
+    Attributes
+    ----------
+    sides, mean
+        Of the moments.
+    solution, replicates
+        Of all rows, and without one fold each: given x, and given y.
+    """
+
+    sides: tuple[Side, Side]
+    mean: MeanMoments
+    solution: JointSolution
+    replicates: tuple[Replicates, Replicates]
+
+    def basis(self, i: int) -> LinearBasis:
+        """The basis of variable ``i``."""
+        transform = (self.solution.transform_x, self.solution.transform_y)[i]
+        eigenvalues = (self.solution.eigenvalues_x, self.solution.eigenvalues_y)[i]
+        return LinearBasis(self.sides[i].basis, transform, eigenvalues)
+
+    @property
+    def trace_errors(self) -> tuple[float | None, ...]:
+        """Of both bases; partitions of unity approximate no kernel: they have none."""
+        found = self.mean.trace_error
+        return (None, None) if self.solution.base == 0.0 else found
+
+
 def assemble(
-    solved: Solved,
+    parts: Sequence[Part],
     moments: Moments,
-    sides: tuple[Side, Side],
+    support: Support | None,
     rows: RowSample,
     sample: Sample,
     about: dict[str, Any],
@@ -33,10 +67,12 @@ def assemble(
 
     Parameters
     ----------
-    solved
-        The coefficients, and the refits without one fold.
-    moments, sides
-        Of the pass.
+    parts
+        The solution, or several whose density ratios are averaged.
+    moments
+        Of the first part, with the masses of the support.
+    support
+        Cells of y.
     rows
         The row sample, on which it is told how much mass g takes below zero.
     sample
@@ -44,63 +80,72 @@ def assemble(
     about
         What else the model says of its fit, as JSON values.
     """
-    solution, replicates = solved.solution, solved.replicates
-    # Partitions of unity approximate no kernel: they have no trace error.
-    errors = [None if solution.base == 0.0 else error for error in solved.mean.trace_error]
+    x, y = (_variable(i, parts, sample) for i in (0, 1))
+    coef = block_diag(*(part.solution.coef for part in parts)) / len(parts)
+    base = parts[0].solution.base
+    errors = [
+        None if None in found else max(e for e in found if e is not None)
+        for found in zip(*(part.trace_errors for part in parts), strict=True)
+    ]
     described = about | {
         "rows": moments.n_rows,
         "folds": moments.n_folds,
         "trace_error": dict(zip("xy", errors, strict=True)),
-        "kkt_residual": solution.kkt_residual,
-        "negative_mass": _negative_mass(solution, sides, rows.prefix(_NEGATIVE_ROWS)),
+        "kkt_residual": max(part.solution.kkt_residual for part in parts),
+        "negative_mass": _negative_mass(x.basis, y.basis, coef, base, rows.prefix(_NEGATIVE_ROWS)),
         "location": sample.location,
-        "held_out": {
-            given: _held_out(sides[1 - i].names, replicates[i]) for i, given in enumerate("xy")
-        },
+        "fold_by": str(sample.folding),
+        "part": None if sample.part is None else sample.part.to_dict(),
+        "held_out": {given: _held_out(parts, i) for i, given in enumerate("xy")},
     }
-    x, y = (_variable(i, sides, sample, solution, solved.mean, replicates[i]) for i in (0, 1))
-    return JointModel(
-        x, y, solution.coef, described, moments.to_arrays(), solution.base, sides[1].support
-    )
+    arrays = moments.to_arrays() if len(parts) == 1 else {"masses": moments.masses}
+    return JointModel(x, y, coef, described, arrays, base, support)
 
 
-def _negative_mass(solution: JointSolution, sides: tuple[Side, Side], rows: RowSample) -> float:
+def _negative_mass(
+    basis_x: AnyBasis, basis_y: AnyBasis, coef: Array, base: float, rows: RowSample
+) -> float:
     """Mass of P_X x P_Y that g takes below zero, over pairs of these rows."""
-    x = sides[0].basis(rows.parts[0]) @ solution.transform_x
-    y = sides[1].basis(rows.parts[1]) @ solution.transform_y
-    ratio = solution.base + x @ solution.coef.T @ y.T
+    ratio = base + basis_x(rows.parts[0]) @ coef.T @ basis_y(rows.parts[1]).T
     return negative_mass(ratio, rows.importance, rows.importance)
 
 
-def _variable(
-    given: int,
-    sides: tuple[Side, Side],
-    sample: Sample,
-    solution: JointSolution,
-    mean: MeanMoments,
-    replicates: Replicates,
-) -> Variable:
-    transform = (solution.transform_x, solution.transform_y)[given]
-    eigenvalues = (solution.eigenvalues_x, solution.eigenvalues_y)[given]
-    constant, slope = solution.answer(mean, given)
-    answers = Answers(
-        sides[1 - given].names, constant, slope, replicates.constant, replicates.slope
-    )
+def _variable(given: int, parts: Sequence[Part], sample: Sample) -> Variable:
+    """A variable with the answers given it: means over the parts, their bases side by side."""
+    names = parts[0].sides[1 - given].names
+    q, count = len(names), len(parts)
+    answers = [part.solution.answer(part.mean, given) for part in parts]
+    folds = [part.replicates[given] for part in parts]
+    bases = tuple(part.basis(given) for part in parts)
     return Variable(
-        sample.columns[given], LinearBasis(sides[given].basis, transform, eigenvalues), answers
+        sample.columns[given],
+        bases[0] if count == 1 else StackedBasis(bases),
+        Answers(
+            names,  # events that only a search needed come after them
+            np.mean([constant[:q] for constant, _ in answers], axis=0),
+            np.concatenate([slope[:, :q] for _, slope in answers]) / count,
+            np.mean([fold.constant[:, :q] for fold in folds], axis=0),
+            np.concatenate([fold.slope[:, :, :q] for fold in folds], axis=1) / count,
+        ),
     )
 
 
-def _held_out(names: Sequence[str], replicates: Replicates) -> dict[str, dict[str, float]]:
-    """JSON table of held-out errors; empty without folds."""
-    if not len(replicates.constant):
+def _held_out(parts: Sequence[Part], given: int) -> dict[str, dict[str, float]]:
+    """JSON table of held-out errors; empty without folds.
+
+    The squared error of a mean of several answers is at most the mean of theirs, which stands here.
+    """
+    folds = [part.replicates[given] for part in parts]
+    if not len(folds[0].constant):
         return {}
-    rows = zip(names, replicates.error, replicates.baseline, replicates.skill, strict=True)
+    names = parts[0].sides[1 - given].names
+    errors = np.mean([fold.error[: len(names)] for fold in folds], axis=0)
+    rows = zip(names, errors, folds[0].baseline[: len(names)], strict=True)
     return {
-        name: {
-            "error": float(e),
-            "baseline": float(b),
-            "skill": float(s) if np.isfinite(s) else 0.0,
-        }
-        for name, e, b, s in rows
+        name: {"error": float(e), "baseline": float(b), "skill": _skill(float(e), float(b))}
+        for name, e, b in rows
     }
+
+
+def _skill(error: float, baseline: float) -> float:
+    return 1.0 - error / baseline if baseline > 0.0 else 0.0

@@ -144,7 +144,7 @@ class PivotedCholesky(FittedFeatures, BaseEstimator):  # type: ignore[misc]
         with one_blas_thread():
             spectral = LinearBasis(newton, *eigenbasis(mean.gram[0]))
         fit = {
-            "rows": sample.n_rows,
+            "rows": self.report_.rows,
             "passes": ready.passes + in_rounds + 1 + topping_up + (more is not None),
             "tol": float(self.tol),
             "trace_error": float(mean.trace_error[0]),
@@ -223,8 +223,8 @@ class PivotedCholesky(FittedFeatures, BaseEstimator):  # type: ignore[misc]
     def _measure(self, choice: PivotChoice, bases: Sequence[NewtonBasis]) -> MeanMoments:
         """The moment pass."""
         spec, self.arithmetic_ = self._specify(choice, bases)
-        moments, report = make_moments(
-            choice.sample, spec, choice.budget, choice.progress, choice.sample_rows
+        (moments,), report = make_moments(
+            choice.sample, [spec], choice.budget, choice.progress, choice.sample_rows
         )
         self.report_ = choice.covering(report, spec.ranks)
         return MeanMoments.of(moments.total(), spec.sides)

@@ -60,6 +60,7 @@ class FittedFeatures(TransformerMixin):  # type: ignore[misc]
         """
         model = self._fitted()
         sample = self._rows_of(X)
+        sample.check_whole("transform")
         source = sample.sources[0]
         if isinstance(source, ArraySource):
             return model.checked(source.read(0, sample.n_rows), 0)
@@ -217,4 +218,4 @@ def x_alone(sample: Sample) -> Sample:
         return sample
     rows = sample.row_sample
     alone = None if rows is None else replace(rows, parts=rows.parts[:1])
-    return Sample(sample.sources[:1], sample.columns[:1], sample.weights, alone, sample.location)
+    return replace(sample, sources=sample.sources[:1], columns=sample.columns[:1], row_sample=alone)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
@@ -15,7 +16,7 @@ from cme_dask.constraints import Constraint, Coupling, parse
 from cme_dask.defaults import ACCURACY, COUPLING_REG, N_FOLDS, REG, SAMPLE_SIZE, TOL
 from cme_dask.errors import DataError
 from cme_dask.estimators.arithmetic import check_accuracy, settle_arithmetic, trial_rows
-from cme_dask.estimators.assembly import assemble
+from cme_dask.estimators.assembly import Part, assemble
 from cme_dask.estimators.landmarks import partitions
 from cme_dask.estimators.pivoting import PivotChoice, PivotRule, pair_of_pivots
 from cme_dask.estimators.planning import FitPlan, Preparation, plan_fit, prepare
@@ -30,8 +31,15 @@ from cme_dask.estimators.recipe import (
     warn_of_error,
 )
 from cme_dask.estimators.solving import Solving
+from cme_dask.estimators.tuned import (
+    MAX_RANK,
+    describe_search,
+    search_kernels,
+    tuned_members,
+)
 from cme_dask.kernels import Kernel
 from cme_dask.learning.support import make_support
+from cme_dask.learning.tuning import Search, Tuning
 from cme_dask.models.joint import JointModel
 from cme_dask.numerics.basis import Basis, LinearBasis, eigenbasis
 from cme_dask.numerics.guard import SAFE, Arithmetic, JointChange
@@ -40,6 +48,7 @@ from cme_dask.numerics.moments import Function, Moments, MomentSpec, Side
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.problem import Regularization
 from cme_dask.numerics.support import SUPPORT_SIZE, Support
+from cme_dask.numerics.thresholds import Thresholds
 
 Array = Any
 _ROWS_PER_CELL = 8  # of k-means: four times as many take four times as long and gain a quarter
@@ -59,15 +68,18 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
 
     Parameters
     ----------
-    kernel_x, kernel_y : Kernel, optional
-        Kernels, with length scales in the units of the columns. Default: Gaussian, with length
-        scales by the median heuristic on standardised columns.
+    kernel_x, kernel_y : Kernel or "median", optional
+        Kernels, with length scales in the units of the columns. Default: learned, see
+        :class:`cme_dask.Tuning`; under ``normalized`` the density ratios of the best few are
+        averaged. ``"median"``: Gaussian, with length scales by the median heuristic on standardised
+        columns.
     tol : float
         Relative trace error tau = trace(K - L L^T) / trace(K) that the bases aim at, in (0, 1).
     max_rank : int, optional
-        Largest number of pivots of each basis.
+        Largest number of pivots of each basis; default 500 where kernels are learned.
     reg : float or (float, float), optional
-        Ridge r, or (r_Y, r_X); default 1e-6, of couplings 1e-4.
+        Ridge r, or (r_Y, r_X); default: learned together with kernels, else 1e-6, of couplings
+        1e-4.
     reg_form : {"two-sided", "single"}
         D = (lam_Y + r_Y)(lam_X + r_X)^T, or the paper's lam_Y lam_X^T + r.
     constraint : {"normalized", "none", "certified", "pointwise", "coupling"} or Constraint
@@ -99,6 +111,8 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
         Faster arithmetic is used as far as it changes density ratios and conditional expectations
         (in standard deviations) by this much at most, as tried on the row sample before the pass;
         0: solve first, in float64, always.
+    tuning : Tuning, optional
+        How kernels and ridge are searched where they are learned.
     random_state : int, optional
         Seed of the row sample of arrays (a store brings its own sample) and of random pivots;
         default 0, so that the same rows give the same fit.
@@ -125,6 +139,11 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
         How the moments were computed: ``name``, and the ``change`` that the trial measured.
     report_ : PassReport
         Time, rows per second and predicted memory of the pass.
+    search_ : Search
+        The search, where kernels were learned: ``trials``, ``finalists``, ``seconds``.
+    members_ : list of Member
+        The models whose density ratios are averaged, best first; then ``moments_``,
+        ``replicates_`` and ``solution_`` are those of the best one.
 
     Examples
     --------
@@ -141,8 +160,8 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
     def __init__(
         self,
         *,
-        kernel_x: Kernel | None = None,
-        kernel_y: Kernel | None = None,
+        kernel_x: Kernel | str | None = None,
+        kernel_y: Kernel | str | None = None,
         tol: float = TOL,
         max_rank: int | None = None,
         reg: float | tuple[float, float] | None = None,
@@ -155,6 +174,7 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
         n_folds: int = N_FOLDS,
         support_size: int = SUPPORT_SIZE,
         accuracy: float = ACCURACY,
+        tuning: Tuning | None = None,
         random_state: int | None = None,
     ) -> None:
         self.kernel_x = kernel_x
@@ -171,6 +191,7 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
         self.n_folds = n_folds
         self.support_size = support_size
         self.accuracy = accuracy
+        self.tuning = tuning
         self.random_state = random_state
 
     def fit(
@@ -227,9 +248,15 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
             If a solver misses its tolerance and ``convergence`` is ``"warn"``.
         """
         ready = self._prepare(X, Y, weights, scheduler, workers, memory_limit, progress)
+        ready, solving, self.search_ = self._learned(ready, self._solving())
+        if self.search_ is not None and solving.constraint.name == "normalized":
+            self._fit_mean(ready, solving, (functions_x, functions))
+            return self
         choice = ready.choice
-        measure = partial(self._measure, choice, (functions_x, functions), self._support(ready))
-        landmarks = self._landmarks(ready)
+        measure = partial(
+            self._measure, choice, solving, (functions_x, functions), self._support(ready)
+        )
+        landmarks = self._landmarks(ready, solving)
         if landmarks is not None:
             (sides, moments), passes = measure(landmarks), 1
         else:
@@ -243,9 +270,9 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
         self.n_passes_ = ready.passes + passes
         self._functions = tuple(side.functions for side in sides)
         with one_blas_thread():
-            self._solve(moments, sides, ready)
+            self._solve(moments, sides, ready, solving)
         for i, basis in enumerate((self.basis_x_, self.basis_y_)):
-            if isinstance(choice.wanted[i], str):
+            if isinstance(choice.wanted[i], str) and self.search_ is None:
                 missed = choice.may_miss(i)
                 warn_of_error(
                     "xy"[i], basis.rank, basis.trace_error, self.tol, self.max_rank, missed
@@ -285,9 +312,23 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
             As :meth:`fit` would before its pass.
         """
         ready = self._prepare(X, Y, weights, scheduler, workers, memory_limit, progress)
-        support = self._support(ready)
-        specify = partial(self._specify, ready.choice, (functions_x, functions), support)
-        return plan_fit(ready, specify, partial(self._landmarks, ready))
+        ready, solving, found = self._learned(ready, self._solving())
+        together = found if solving.constraint.name == "normalized" else None
+        specify = partial(
+            self._specify,
+            ready.choice,
+            solving,
+            (functions_x, functions),
+            self._support(ready),
+            events=None if together is None else together.thresholds,
+        )
+        return plan_fit(
+            ready,
+            specify,
+            partial(self._landmarks, ready, solving),
+            finalists=1 if together is None else len(together.finalists),
+            search_seconds=0.0 if found is None else found.seconds,
+        )
 
     def _prepare(
         self,
@@ -302,10 +343,11 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
         """The parameters checked, the row sample read."""
         check_parameters(self.tol, self.max_rank, self.n_folds, self.sample_size, self.random_state)
         check_integer("support_size", self.support_size, 0)
-        self._solving()
         check_accuracy(self.accuracy)
+        if self.tuning is not None and not isinstance(self.tuning, Tuning):
+            raise DataError(f"tuning must be a cme_dask.Tuning, got {self.tuning!r}")
         pivots = pair_of_pivots(self.pivots)
-        rule = PivotRule(self.tol, self.max_rank, self.span, self.random_state or 0)
+        rule = PivotRule(self.tol, self._most(), self.span, self.random_state or 0)
         sample = open_sample(X, Y, weights=weights)
         if len(sample.sources) != 2:
             raise DataError("a joint distribution needs rows of x and of y: give Y, or a store")
@@ -327,9 +369,84 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
         reg = Regularization.parse(default if self.reg is None else self.reg, self.reg_form)
         return Solving(constraint, reg, self.convergence)
 
-    def _landmarks(self, ready: Preparation) -> list[PartitionBasis] | None:
+    @property
+    def _given(self) -> tuple[Any, Any]:
+        """The kernels, None for those that are learned."""
+        return self.kernel_x, self.kernel_y
+
+    def _most(self) -> int | None:
+        learned = any(kernel is None for kernel in self._given)
+        return MAX_RANK if learned and self.max_rank is None else self.max_rank
+
+    def _learned(
+        self, ready: Preparation, solving: Solving
+    ) -> tuple[Preparation, Solving, Search | None]:
+        """With kernels and ridge as the search found them best, if they are learned."""
+        if all(kernel is not None for kernel in self._given):
+            return ready, solving, None
+        pairs = zip(ready.kernels, self._given, strict=True)
+        kernels = [None if given is None else kernel for kernel, given in pairs]
+        reg = None if self.reg is None else solving.reg
+        found = search_kernels(
+            ready,
+            (kernels[0], kernels[1]),
+            reg,
+            self.tuning or Tuning(),
+            self.tol,
+            self.random_state or 0,
+        )
+        best = found.finalists[0]
+        learned = replace(ready, kernels=[best.kernel_x, best.kernel_y])
+        if reg is not None or isinstance(solving.constraint, Coupling):
+            return learned, solving, found
+        return learned, replace(solving, reg=replace(best.reg, form=solving.reg.form)), found
+
+    def _fit_mean(self, ready: Preparation, solving: Solving, functions: Functions) -> None:
+        """One pass for all finalists; the mean of the best of them."""
+        assert self.search_ is not None
+        options, choice = self.tuning or Tuning(), ready.choice
+        support = self._support(ready)
+        members, masses, self.report_ = tuned_members(
+            ready,
+            self.search_,
+            solving,
+            functions,
+            support,
+            self.accuracy,
+            options,
+            learn_reg=self.reg is None,
+        )
+        self.members_, best = members, members[0]
+        self.n_passes_ = ready.passes + 1
+        self.arithmetic_ = best.arithmetic
+        self.moments_, self.sides_ = best.moments, best.part.sides
+        self._functions = tuple(side.functions for side in self.sides_)
+        self.solution_, self.replicates_ = best.part.solution, best.part.replicates
+        about = self._about(solving, best.candidate.reg) | {
+            "tuning": describe_search(self.search_, members)
+        }
+        self.model_ = assemble(
+            [member.part for member in members],
+            replace(best.moments, masses=masses),
+            support,
+            choice.rows,
+            choice.sample,
+            about,
+        )
+        self.coef_ = self.model_.coef
+        if self.max_rank is not None:  # else the number of pivots was ours to choose
+            found = zip("xy", self.sides_, best.part.trace_errors, strict=True)
+            for variable, side, error in found:
+                rank = side.basis.rank
+                warn_of_error(variable, rank, error, self.tol, self.max_rank, missed=False)
+        errors = self.model_.about["trace_error"].values()
+        self.basis_x_, self.basis_y_ = (
+            FittedBasis(variable.basis.newton, variable.basis, error)
+            for variable, error in zip((self.model_.x, self.model_.y), errors, strict=True)
+        )
+
+    def _landmarks(self, ready: Preparation, solving: Solving) -> list[PartitionBasis] | None:
         """The partitions of unity of a coupling; None for other constraints, which have pivots."""
-        solving = self._solving()
         if not isinstance(solving.constraint, Coupling):
             return None
         seed = self.random_state or 0
@@ -348,61 +465,74 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
     def _specify(
         self,
         choice: PivotChoice,
+        solving: Solving,
         functions: Functions,
         support: Support | None,
         bases: Sequence[Basis],
+        events: Thresholds | None = None,
     ) -> tuple[MomentSpec, Arithmetic]:
         """The moments of these bases, with the arithmetic that the accuracy allows."""
         sample, rows = choice.sample, choice.rows
         x = make_side(bases[0], sample.columns[0], functions[0], rows, 0)
-        y = make_side(bases[1], sample.columns[1], functions[1], rows, 1, support)
+        y = make_side(bases[1], sample.columns[1], functions[1], rows, 1, support, events)
         spec = MomentSpec((x, y), self.n_folds)
-        if isinstance(self._solving().constraint, Coupling):
+        if isinstance(solving.constraint, Coupling):
             return spec, SAFE  # nothing is solved for
         trial = trial_rows(rows, spec.ranks)
-        change = JointChange(spec, trial.parts, self._solving().trial_solver(spec.sides, rows))
+        change = JointChange(spec, trial.parts, solving.trial_solver(spec.sides, rows))
         return settle_arithmetic(spec, trial, sample.n_rows, check_accuracy(self.accuracy), change)
 
     def _measure(
         self,
         choice: PivotChoice,
+        solving: Solving,
         functions: Functions,
         support: Support | None,
         bases: Sequence[Basis],
     ) -> tuple[tuple[Side, Side], Moments]:
         """The moment pass."""
-        spec, self.arithmetic_ = self._specify(choice, functions, support, bases)
-        moments, report = make_moments(
-            choice.sample, spec, choice.budget, choice.progress, choice.sample_rows
+        spec, self.arithmetic_ = self._specify(choice, solving, functions, support, bases)
+        (moments,), report = make_moments(
+            choice.sample, [spec], choice.budget, choice.progress, choice.sample_rows
         )
         self.report_ = choice.covering(report, spec.ranks)
         x, y = spec.sides
         return (x, y), moments
 
-    def _solve(self, moments: Moments, sides: tuple[Side, Side], ready: Preparation) -> None:
-        choice, reg = ready.choice, self._solving().reg
-        solved = self._solving().solve(
-            moments, sides, choice.rows, choice.sample, choice.budget.executor
-        )
+    def _solve(
+        self,
+        moments: Moments,
+        sides: tuple[Side, Side],
+        ready: Preparation,
+        solving: Solving,
+    ) -> None:
+        choice = ready.choice
+        solved = solving.solve(moments, sides, choice.rows, choice.sample, choice.budget.executor)
         self.n_passes_ += solved.passes
         self.moments_, self.sides_ = moments, sides
         self.replicates_, self.solution_ = solved.replicates, solved.solution
         self.coef_ = solved.solution.coef
-        about = {
-            "passes": self.n_passes_,
-            "tol": self.tol,
-            "constraint": self._solving().constraint.name,
-            "constraint_options": self._solving().constraint.to_dict(),
-            "reg": [reg.y, reg.x],
-            "reg_form": reg.form,
-            "arithmetic": self.arithmetic_.name,
-        }
-        self.model_ = assemble(solved, moments, sides, choice.rows, choice.sample, about)
+        about = self._about(solving, solving.reg)
+        if self.search_ is not None:
+            about["tuning"] = describe_search(self.search_, [])
+        part = Part(sides, solved.mean, solved.solution, solved.replicates)
+        self.model_ = assemble([part], moments, sides[1].support, choice.rows, choice.sample, about)
         errors = self.model_.about["trace_error"].values()
         self.basis_x_, self.basis_y_ = (
             FittedBasis(side.basis, LinearBasis(side.basis, *eigenbasis(gram)), error)
             for side, gram, error in zip(sides, solved.mean.gram, errors, strict=True)
         )
+
+    def _about(self, solving: Solving, reg: Regularization) -> dict[str, Any]:
+        return {
+            "passes": self.n_passes_,
+            "tol": self.tol,
+            "constraint": solving.constraint.name,
+            "constraint_options": solving.constraint.to_dict(),
+            "reg": [reg.y, reg.x],
+            "reg_form": reg.form,
+            "arithmetic": self.arithmetic_.name,
+        }
 
     def expect(
         self, f: Any = None, X: Any = None, *, Y: Any = None, return_std: bool = False

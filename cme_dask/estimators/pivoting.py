@@ -13,8 +13,9 @@ import numpy as np
 from cme_dask.chunked.badvalues import count_bad_values
 from cme_dask.chunked.blas import one_blas_thread
 from cme_dask.chunked.memory import MemoryBudget
-from cme_dask.chunked.passes import BadValues, PassReport, predict_moments
+from cme_dask.chunked.passes import PassReport, predict_moments
 from cme_dask.chunked.pivots import choose_in_rounds, predict_round
+from cme_dask.chunked.strips import BadValues
 from cme_dask.defaults import PIVOTS
 from cme_dask.errors import DataError, RankWarning
 from cme_dask.estimators.recipe import PivotProgress, Progress

@@ -1,5 +1,6 @@
 """The steps of a fit before its pass, and the plan that stops there: what the fit would cost."""
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -132,6 +133,11 @@ class FitPlan:
         Predicted: one round of pivots over all rows at these ranks.
     memory
         Predicted peak of the fit, the limit, where and in which phase it is tightest.
+    finalists
+        Learned kernels whose moments would be made in the pass, 1 for given kernels; ranks are
+        those of the best one, and the others are taken to cost as much.
+    search_seconds
+        Measured: the search for kernels.
     """
 
     variables: tuple[PlannedVariable, ...]
@@ -146,6 +152,8 @@ class FitPlan:
     pass_seconds: PassSeconds
     round_seconds: float
     memory: MemoryPlan
+    finalists: int = 1
+    search_seconds: float = 0.0
 
     @property
     def rows(self) -> int:
@@ -165,18 +173,20 @@ class FitPlan:
     @property
     def parts(self) -> dict[str, float]:
         """Seconds by part, in the order of the fit."""
-        one = self.pass_seconds
+        one, many = self.pass_seconds, self.finalists
+        searched = {"search for kernels": self.search_seconds} if self.search_seconds else {}
         return {
             "row sample": self.sample_seconds,
-            "choice of pivots": self.pivot_seconds,
-            "trial of the arithmetic": self.trial_seconds,
-            "kernel sections": one.sections,
-            "elimination": one.elimination,
-            "rank-k update and rest": one.update,
+            **searched,
+            "choice of pivots": many * self.pivot_seconds,
+            "trial of the arithmetic": many * self.trial_seconds,
+            "kernel sections": many * one.sections,
+            "elimination": many * one.elimination,
+            "rank-k update and rest": many * one.update,
             "reading beyond that": one.reading,
-            "partial sums": one.sums,
+            "partial sums": many * one.sums,
             "scheduling": one.scheduling,
-            "solution": one.solution,
+            "solution": many * one.solution,
         }
 
     @property
@@ -195,7 +205,8 @@ class FitPlan:
             "rounds": None if self.in_rounds else 0,
             "seconds": self.seconds,
             "parts": self.parts,
-            "pass_seconds": self.pass_seconds.one_pass,
+            "finalists": self.finalists,
+            "pass_seconds": self.finalists * self.pass_seconds.one_pass,
             "round_seconds": self.round_seconds,
             "limit_seconds": self.pass_seconds.limit,
             "flops": self.work.flops,
@@ -210,6 +221,9 @@ def plan_fit(
     ready: Preparation,
     specify: Specify,
     landmarks: Callable[[], Sequence[Basis] | None] = lambda: None,
+    *,
+    finalists: int = 1,
+    search_seconds: float = 0.0,
 ) -> FitPlan:
     """Choose pivots and arithmetic as the fit would, and predict the rest.
 
@@ -221,6 +235,8 @@ def plan_fit(
         From bases to the moments, with the arithmetic that their trial allows.
     landmarks
         Bases that take the place of those on pivots, if there are any.
+    finalists, search_seconds
+        Of learned kernels: how many are compared on all rows, and what their search took.
 
     Raises
     ------
@@ -243,8 +259,8 @@ def plan_fit(
     marks.append(time.perf_counter())
     runs, memory = predict_moments(
         sample,
-        spec.ranks,
-        spec.width,
+        spec.ranks * finalists,
+        math.ceil(math.sqrt(finalists) * spec.width),
         spec.n_folds,
         choice.budget,
         sample_rows=choice.sample_rows,
@@ -271,4 +287,6 @@ def plan_fit(
         pass_seconds=predict_seconds(work, rates),
         round_seconds=round_seconds(work, rates),
         memory=memory,
+        finalists=finalists,
+        search_seconds=search_seconds,
     )

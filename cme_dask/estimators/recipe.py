@@ -1,8 +1,8 @@
 """Steps that estimators share: check the parameters, choose kernels and pivots, warn."""
 
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any
 
@@ -13,19 +13,17 @@ from cme_dask.chunked.badvalues import count_bad_values
 from cme_dask.chunked.driver import Executor
 from cme_dask.chunked.gather import sample_rows
 from cme_dask.chunked.memory import MemoryBudget
-from cme_dask.chunked.passes import (
-    BadValues,
-    PassProgress,
-    PassReport,
-    moment_pass,
-)
+from cme_dask.chunked.passes import PassProgress, PassReport, moments_together
+from cme_dask.chunked.strips import BadValues
 from cme_dask.errors import DataError, NotFittedError, RankWarning, ToleranceWarning
 from cme_dask.kernels import Kernel
-from cme_dask.learning.scales import HEURISTIC_ROWS, median_heuristic
+from cme_dask.learning.scales import HEURISTIC_ROWS, default_kernel
 from cme_dask.numerics.basis import Basis, LinearBasis
 from cme_dask.numerics.hashing import MAX_FOLDS
 from cme_dask.numerics.moments import Function, Moments, MomentSpec, Side
+from cme_dask.numerics.stacked import StackedBasis, StackedNewton
 from cme_dask.numerics.support import Support
+from cme_dask.numerics.thresholds import Thresholds
 from cme_dask.storage.columns import Columns, check_finite
 from cme_dask.storage.priority import RowSample
 from cme_dask.storage.sample import Sample
@@ -47,7 +45,17 @@ class PivotProgress:
     tol: float
 
 
-Progress = Callable[[PivotProgress | PassProgress], None]
+@dataclass(frozen=True)
+class TuningProgress:
+    """How far the search for kernels is: trials of this stage, at most, and the best score."""
+
+    stage: str
+    done: int
+    most: int
+    score: float
+
+
+Progress = Callable[[PivotProgress | PassProgress | TuningProgress], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,8 +73,8 @@ class FittedBasis:
         which approximate no kernel.
     """
 
-    newton: Basis
-    spectral: LinearBasis
+    newton: Basis | StackedNewton
+    spectral: LinearBasis | StackedBasis
     trace_error: float | None
 
     @property
@@ -122,17 +130,17 @@ def usable_rows(sample: Sample, size: int, seed: int, executor: Executor) -> tup
 
 def make_moments(
     sample: Sample,
-    spec: MomentSpec,
+    specs: Sequence[MomentSpec],
     budget: MemoryBudget,
     progress: Progress | None,
     pivot_rows: int,
-) -> tuple[Moments, PassReport]:
+) -> tuple[tuple[Moments, ...], PassReport]:
     """The moment pass; unusable values are counted in a second pass, which only a failure makes.
 
     ``pivot_rows`` is the number of rows from which pivots were chosen in memory.
     """
     try:
-        return moment_pass(sample, spec, budget, progress, sample_rows=pivot_rows)
+        return moments_together(sample, specs, budget, progress, sample_rows=pivot_rows)
     except BadValues:
         count_bad_values(sample, budget.executor)
         raise
@@ -140,11 +148,9 @@ def make_moments(
 
 def choose_kernel(kernel: Any, rows: RowSample, i: int, columns: Columns, name: str) -> Kernel:
     """The given kernel, checked against the columns of variable ``i``, or the default one."""
-    if kernel is None:
+    if kernel is None or (isinstance(kernel, str) and kernel == "median"):
         few = rows.prefix(HEURISTIC_ROWS)
-        return median_heuristic(
-            rows.parts[i], rows.importance, few.parts[i], few.importance, columns.names
-        )
+        return default_kernel(rows.parts[i], rows.importance, few.parts[i], few.importance, columns)
     if not isinstance(kernel, Kernel):
         raise DataError(
             f"{name} must be a kernel of cme_dask.kernels (users' own: kernels.Custom), "
@@ -161,6 +167,7 @@ def make_side(
     rows: RowSample,
     i: int,
     support: Support | None = None,
+    events: Thresholds | None = None,
 ) -> Side:
     """Side of the pass, with shifts near the means of its functions."""
     if functions is not None and not isinstance(functions, Mapping):
@@ -171,9 +178,8 @@ def make_side(
             raise DataError(f"functions maps names to callables, got {name!r}: {function!r}")
         if name in columns.names:
             raise DataError(f"{name!r} is a column already: give the function another name")
-    side = Side(basis, columns.names, functions)
-    shift = rows.importance @ side.values(rows.parts[i])
-    return Side(basis, columns.names, functions, shift, support=support)
+    side = Side(basis, columns.names, functions, support=support, events=events)
+    return replace(side, shift=rows.importance @ side.values(rows.parts[i]))
 
 
 def warn_of_error(

@@ -14,7 +14,7 @@ from cme_dask.storage.sample import open_store
 from cme_dask.storage.zarr_files import open_zarr, read_attribute
 
 if TYPE_CHECKING:
-    from cme_dask.storage.csv_files import IngestReport
+    from cme_dask.storage.ingest import IngestReport
 
 Result = dict[str, Any]
 
@@ -49,9 +49,21 @@ def describe_ingest(report: "IngestReport", units: dict[str, str]) -> Result:
         "rows_read": report.rows_read,
         "rows_kept": report.rows_kept,
         "rows_dropped": report.rows_dropped,
+        "rows_resumed": report.rows_resumed,
         "missing": report.missing,
         "ranges": {name: list(pair) for name, pair in report.ranges.items()},
         "units": units,
+        "columns": [
+            {
+                "name": name,
+                "variable": variable,
+                "from": report.origins[name],
+                **about,
+                **({"labels": list(report.categories[name])} if "counts" in about else {}),
+            }
+            for variable, columns in report.statistics.items()
+            for name, about in columns.items()
+        ],
     }
 
 
@@ -73,6 +85,8 @@ def _sample(path: str, group: zarr.Group) -> Result:
         "chunks": -(-sample.n_rows // chunk),
         "row_sample": len(sample.row_sample.index) if sample.row_sample else 0,
         "seed": about.get("seed"),
+        "roles": about.get("roles", {}),
+        "statistics": about.get("statistics"),
         "features": _origin(about.get("features"), path),
         "schema_version": about["schema_version"],
     }

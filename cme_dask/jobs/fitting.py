@@ -1,6 +1,6 @@
 """The fit that ``cme-dask fit``, ``run`` and ``demo`` share."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +13,11 @@ from cme_dask.errors import DataError
 from cme_dask.estimators.joint import JointDistribution
 from cme_dask.jobs.events import Event
 from cme_dask.jobs.schema import FitSection
+from cme_dask.learning.tuning import Tuning
 from cme_dask.report.memory import PeakMemory
 from cme_dask.report.progress import ProgressLines
 from cme_dask.storage.atomic import check_output
+from cme_dask.storage.columns import Columns
 from cme_dask.storage.sample import Sample
 
 
@@ -46,24 +48,24 @@ class Compute:
 
 
 def events_of(
-    names: tuple[Sequence[str], Sequence[str]], options: FitSection
+    columns: tuple[Columns, Columns], options: FitSection
 ) -> tuple[dict[str, Event], dict[str, Event]]:
     """Functions of x and of y by the text of the event, for these columns of x and y.
 
     Raises
     ------
     DataError
-        If an event has an unknown form or column.
+        If an event has an unknown form, column or label.
     """
-    x, y = names
+    x, y = columns
     return (
-        {text: Event.parse(text, x) for text in options.events_x},
-        {text: Event.parse(text, y) for text in options.events},
+        {text: Event.parse(text, x.names, x.categories) for text in options.events_x},
+        {text: Event.parse(text, y.names, y.categories) for text in options.events},
     )
 
 
-def column_names(sample: Sample) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names of the columns of x and of y.
+def columns_of(sample: Sample) -> tuple[Columns, Columns]:
+    """Columns of x and of y.
 
     Raises
     ------
@@ -72,7 +74,7 @@ def column_names(sample: Sample) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """
     if len(sample.columns) != 2:
         raise DataError(f"{sample.location} holds no y: a joint distribution needs x and y")
-    x, y = (columns.names for columns in sample.columns)
+    x, y = sample.columns
     return x, y
 
 
@@ -92,6 +94,7 @@ def estimator_of(options: FitSection) -> JointDistribution:
         accuracy=options.accuracy,
         sample_size=options.sample_size,
         n_folds=options.folds,
+        tuning=Tuning(**options.tuning) if options.tuning else None,
     )
 
 
@@ -103,11 +106,11 @@ def fit_sample(
     progress: ProgressLines,
 ) -> tuple[JointDistribution, PeakMemory]:
     """Fit, show the progress, and watch the memory."""
-    functions_x, functions = events_of(column_names(sample), options)
+    functions_x, functions = events_of(columns_of(sample), options)
     estimator = estimator_of(options)
     with PeakMemory() as memory:
         estimator.fit(
-            sample,
+            sample.fold_by(options.fold_by),
             functions=functions,
             functions_x=functions_x,
             scheduler=scheduler,
@@ -178,7 +181,7 @@ def fit_and_save(
     """Fit, save the model, and describe it; an existing output is refused before any work."""
     check_output(out, overwrite)
     sample = open_rows()
-    events_of(column_names(sample), options)
+    events_of(columns_of(sample), options)
     with ProgressLines() as progress, compute.open() as scheduler:
         estimator, memory = fit_sample(sample, options, scheduler, compute, progress)
         estimator.save(out, overwrite=overwrite)
@@ -190,10 +193,10 @@ def plan_of_fit(
 ) -> dict[str, Any]:
     """What :func:`fit_and_save` would do and take; nothing is written."""
     sample = open_rows()
-    functions_x, functions = events_of(column_names(sample), options)
+    functions_x, functions = events_of(columns_of(sample), options)
     with ProgressLines() as progress, compute.open() as scheduler:
         plan = estimator_of(options).plan(
-            sample,
+            sample.fold_by(options.fold_by),
             functions=functions,
             functions_x=functions_x,
             scheduler=scheduler,

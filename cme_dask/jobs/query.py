@@ -3,7 +3,7 @@
 import csv
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ def answer(
     model
         Path or URL.
     given
-        Points as ``COLUMN=NUMBER,...``.
+        Points as ``COLUMN=NUMBER,...``; of categorical columns with labels.
     points
         CSV file of further points.
     functions
@@ -54,10 +54,12 @@ def answer(
         raise DataError("give at least one point: --given COLUMN=NUMBER,... or --points FILE.csv")
     law = load_only(JointModel, model)
     key, variable, other = ("y", law.y, law.x) if reverse else ("x", law.x, law.y)
-    names = variable.columns.names
-    array = np.array([_parse(text, names) for text in given]).reshape(-1, len(names))
+    names, labelled = variable.columns.names, set(variable.columns.categories)
+    kind = object if labelled else np.float64
+    rows = [_parse(text, names, labelled) for text in given]
+    array = np.array(rows, dtype=kind).reshape(-1, len(names))
     if points is not None:
-        array = np.concatenate([array, read_points(points, names)])
+        array = np.concatenate([array, read_points(points, names, labelled)])
     shown = list(functions) or list(variable.answers.names)
     where = {"Y": array} if reverse else {"X": array}
     with_std = std and len(variable.answers.fold_constant) > 1
@@ -75,18 +77,24 @@ def answer(
     }
 
 
-def _parse(text: str, names: Sequence[str]) -> list[float]:
-    """A point from ``COLUMN=NUMBER,...``."""
+def _parse(text: str, names: Sequence[str], labelled: Collection[str]) -> list[float | str]:
+    """A point from ``COLUMN=NUMBER,...``, with text in columns of labels."""
     pairs = [part.partition("=") for part in text.split(",")]
     if any(not equals for _, equals, _ in pairs):
         raise DataError(f"--given takes COLUMN=NUMBER,..., got {text!r}")
     values = {name.strip(): value for name, _, value in pairs}
-    _check(list(values), names, f"--given {text!r}")
-    return [_number(values[name], name, f"--given {text!r}") for name in names]
+    place = f"--given {text!r}"
+    _check(list(values), names, place)
+    return [
+        values[name].strip() if name in labelled else _number(values[name], name, place)
+        for name in names
+    ]
 
 
-def read_points(path: Path, names: Sequence[str]) -> Array:
+def read_points(path: Path, names: Sequence[str], labelled: Collection[str] = ()) -> Array:
     """Points from the columns of these names of a CSV file, shape (n, d); others are left unread.
+
+    Columns of labels are text; with them the array is one of objects.
 
     Raises
     ------
@@ -116,7 +124,8 @@ def read_points(path: Path, names: Sequence[str]) -> Array:
             pacsv.ReadOptions(use_threads=False),  # only then do messages tell the row
             pacsv.ParseOptions(newlines_in_values=True),
             pacsv.ConvertOptions(
-                include_columns=list(names), column_types=dict.fromkeys(names, pa.float64())
+                include_columns=list(names),
+                column_types={n: pa.string() if n in labelled else pa.float64() for n in names},
             ),
         )
     except pa.ArrowException as error:
@@ -124,13 +133,19 @@ def read_points(path: Path, names: Sequence[str]) -> Array:
         if match is None:
             raise DataError(f"{path} is no CSV file of points: {error}") from error
         raise _not_finite(header[int(match[1])], f"row {match[2]} of {path}", match[3]) from error
-    points = np.column_stack([column.to_numpy() for column in table.columns])
-    if not len(points):
+    if not len(table):
         raise DataError(f"{path} holds no points")
-    bad = np.argwhere(~np.isfinite(points))
+    numeric = [name for name in names if name not in labelled]
+    numbers = np.column_stack([np.empty((len(table), 0)), *map(table.column, numeric)])
+    bad = np.argwhere(~np.isfinite(numbers))
     if len(bad):
         row, column = bad[0]
-        raise _not_finite(names[column], f"row {row + 2} of {path}", points[row, column])
+        raise _not_finite(numeric[column], f"row {row + 2} of {path}", numbers[row, column])
+    if not labelled:
+        return numbers
+    points = np.empty((len(table), len(names)), dtype=object)
+    for j, name in enumerate(names):
+        points[:, j] = table.column(name).to_numpy()
     return points
 
 

@@ -1,30 +1,27 @@
-"""Run a job: get the sample, fit, save, compare with the nearest rows, report."""
+"""Run a job: get the sample, fit, save, score, compare with the nearest rows, report."""
 
 import json
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from cme_dask.chunked.driver import Executor
-from cme_dask.chunked.nearest import Neighbours, nearest_rows
+from cme_dask.chunked.memory import MemoryBudget
 from cme_dask.chunked.sources import open_sample
-from cme_dask.errors import DataError
-from cme_dask.estimators.joint import JointDistribution
 from cme_dask.jobs.describe import describe_ingest
-from cme_dask.jobs.events import Event
-from cme_dask.jobs.fitting import Compute, describe_fit, events_of, fit_sample
+from cme_dask.jobs.evaluate import evaluate
+from cme_dask.jobs.fitting import Compute, describe_fit, fit_sample
 from cme_dask.jobs.folder import prepare_folder
+from cme_dask.jobs.points import Questions, compare, nearest
 from cme_dask.jobs.schema import IngestSection, Job, SampleSection
 from cme_dask.report import plots
+from cme_dask.report.evaluation import evaluation_picture, evaluation_tables
 from cme_dask.report.progress import ProgressLines
+from cme_dask.report.tuning import tuning_picture, tuning_tables
 from cme_dask.storage.atomic import disk_errors, writing
-from cme_dask.storage.sample import Sample
 
-Array = Any
 Result = dict[str, Any]
 
 OUTPUTS = {
@@ -32,6 +29,8 @@ OUTPUTS = {
     "model": "model.zarr",
     "report": "report.json",
     "picture": "report.png",
+    "search": "tuning.png",
+    "scores": "scores.png",
 }
 
 
@@ -71,25 +70,41 @@ def run_job(
         If outputs exist already, before any work, or the job does not fit its data.
     """
     begin = time.perf_counter()
-    plan = _Plan.of(job)
+    questions = Questions.of(job)
     prepare_folder(out, OUTPUTS.values(), overwrite)
     paths = {key: out / name for key, name in OUTPUTS.items()}
     origin = _make_sample(job, data, paths["sample"], overwrite, progress)
     sample = open_sample(paths["sample"])
+    questions = questions.with_labels(sample, job.fit)
+    held_out = None
+    if job.evaluate is not None:
+        held = job.evaluate
+        sample, held_out = sample.split(held.hold_out, job.fit.fold_by, held.seed)
     with compute.open() as scheduler:
         estimator, memory = fit_sample(sample, job.fit, scheduler, compute, progress)
+        model = estimator.model_
         fit = describe_fit(estimator, memory, str(paths["model"]))
         estimator.save(paths["model"], overwrite=overwrite)
-        near = _nearest(job, plan, sample, Executor.resolve(scheduler, compute.workers))
+        budget = MemoryBudget.of(Executor.resolve(scheduler, compute.workers), compute.memory_limit)
+        points = questions.rows(model)
+        near = nearest(questions, points, job.report.nearest, sample, budget.executor)
+        scores = None
+        if job.evaluate is not None and held_out is not None:
+            parts = sample, held_out.fold_by(job.fit.fold_by)
+            scores = evaluate(model, parts, questions.events, job.evaluate, budget, progress)
     result = {
         "title": job.title,
         **origin,
         "fit": fit,
-        **_compare(job, plan, estimator, near),
+        "tuning": model.about.get("tuning"),
+        "evaluation": scores,
+        "fold_by": job.fit.fold_by,
+        **compare(job, questions, model, points, near),
         "units": {k: v for columns in sample.columns for k, v in columns.units.items()},
         "outputs": {name: str(path) for name, path in paths.items()},
     }
-    result["outputs"]["picture"] = _picture(result, paths["picture"], overwrite, progress)
+    for key, path in _pictures(result, paths, overwrite, progress).items():
+        result["outputs"][key] = path
     result["seconds"] = time.perf_counter() - begin
     with writing(paths["report"], overwrite=overwrite) as aside, disk_errors(paths["report"]):
         aside.write_text(json.dumps(result, allow_nan=False, indent=1), encoding="utf-8")
@@ -108,16 +123,22 @@ def _make_sample(
 def _ingest(
     section: IngestSection, data: Path, path: Path, overwrite: bool, progress: ProgressLines
 ) -> Result:
-    from cme_dask.storage.csv_files import ingest_csv
+    from cme_dask.storage.ingest import ingest
 
-    report = ingest_csv(
+    report = ingest(
         [file if "://" in file else str(data / file) for file in section.files],
         path,
         x=section.x,
         y=section.y,
         weights=section.weights,
+        group=section.group,
+        time=section.time,
+        categorical=section.categorical,
+        datetime=section.datetime,
+        cyclic=section.cyclic,
         missing=section.missing,
         units=section.units,
+        null_values=section.null_values,
         overwrite=overwrite,
         progress=progress.ingest,
     )
@@ -142,131 +163,35 @@ def _generate(
     return {"store": str(path), **section.model_dump()}
 
 
-@dataclass(frozen=True, eq=False)
-class _Plan:
-    """What a job wants to know, checked against its columns before any work.
-
-    Attributes
-    ----------
-    columns_y
-        Names of the columns of y.
-    events
-        Events of y by their text.
-    shown
-        Names of the functions to report.
-    points
-        The stated points, shape (p, d_X).
-    """
-
-    columns_y: Sequence[str]
-    events: dict[str, Event]
-    shown: list[str]
-    points: Array
-
-    @classmethod
-    def of(cls, job: Job) -> "_Plan":
-        """DataError on unknown columns or functions, and on kernels that don't fit."""
-        x, y = _columns(job)
-        for key, kernel, names in zip("xy", job.fit.kernels(), (x, y), strict=True):
-            if kernel is not None:
-                try:
-                    kernel.check(len(names))
-                except DataError as error:
-                    raise DataError(f"fit.kernel_{key}: {error}") from error
-        events = events_of((x, y), job.fit)[1]
-        known = [*y, *events]
-        shown = job.report.functions or known
-        unknown = [name for name in shown if name not in known]
-        if unknown:
-            raise DataError(
-                f"report.functions: unknown {', '.join(map(repr, unknown))}, there are "
-                f"{', '.join(map(repr, known))}"
-            )
-        for point in job.report.points:
-            if set(point.x) != set(x):
-                raise DataError(
-                    f"report.points: {point.name!r} must give {', '.join(x)}, "
-                    f"it gives {', '.join(point.x) or 'nothing'}"
-                )
-        points = np.array([[point.x[name] for name in x] for point in job.report.points])
-        return cls(y, events, shown, points)
-
-    def values(self, name: str, y: Array) -> Array:
-        """A function at rows of y."""
-        return y[:, self.columns_y.index(name)] if name in self.columns_y else self.events[name](y)
-
-
-def _columns(job: Job) -> tuple[Sequence[str], Sequence[str]]:
-    """Names of the columns of x and of y."""
-    if job.ingest is not None:
-        return job.ingest.x, job.ingest.y
-    from cme_dask.storage import generate
-
-    x, y = (columns.names for columns in generate.COLUMNS)
-    return x, y
-
-
-def _nearest(job: Job, plan: _Plan, sample: Sample, executor: Executor) -> Neighbours | None:
-    """The rows nearest to the stated points, in standardised x; one pass."""
-    if not len(plan.points):
-        return None
-    # Standard deviations over the row sample are precise enough to choose neighbours by. Constant
-    # columns have none, though rounding may say otherwise; they are as far from every row.
-    assert sample.row_sample is not None
-    rows = sample.row_sample.parts[0]
-    scale = np.where((rows == rows[0]).all(axis=0), 1.0, rows.std(axis=0))
-    k = min(job.report.nearest, sample.n_rows)
-    return nearest_rows(sample, plan.points, k, scale, executor)
-
-
-def _compare(
-    job: Job, plan: _Plan, estimator: JointDistribution, near: Neighbours | None
-) -> Result:
-    """Model and nearest rows at the stated points."""
-    if near is None:
-        return {"points": [], "neighbours": {"k": 0, "passes": 0}}
-    if len(estimator.model_.x.answers.fold_constant) > 1:
-        mean, std = estimator.expect(plan.shown, plan.points, return_std=True)
-    else:
-        mean, std = estimator.expect(plan.shown, plan.points), None
-    rows = []
-    for i, point in enumerate(job.report.points):
-        functions = {
-            name: {
-                "mean": float(mean[i, j]),
-                "std": None if std is None else float(std[i, j]),
-                **_empirical(plan.values(name, near.y[i]), near.weights[i]),
-            }
-            for j, name in enumerate(plan.shown)
-        }
-        farthest = float(near.distance[i, -1])
-        rows.append(
-            {"name": point.name, "x": point.x, "farthest": farthest, "functions": functions}
-        )
-    return {"points": rows, "neighbours": {"k": near.index.shape[1], "passes": 1}}
-
-
-def _empirical(values: Array, weights: Array) -> dict[str, float]:
-    """Weighted mean, and its standard error sqrt(sum w^2 (v - mean)^2) / sum w."""
-    share = weights / weights.max()  # squares of the weights may leave the range
-    share = share / share.sum()
-    mean = share @ values
-    return {
-        "nearest_mean": float(mean),
-        "nearest_std": float(np.sqrt((share**2) @ (values - mean) ** 2)),
+def _pictures(
+    result: Result, paths: dict[str, Path], overwrite: bool, progress: ProgressLines
+) -> dict[str, str | None]:
+    """Draw what there is to draw, and take away an earlier run's, which would belie this one."""
+    columns = result["fit"]["variables"]
+    names = [name for key in "xy" for name in columns[key]["columns"]]
+    drawings: dict[str, tuple[bool, Callable[[Path], None]]] = {
+        "picture": (bool(result["points"]), partial(plots.points_picture, result)),
+        "search": (
+            result["tuning"] is not None,
+            partial(tuning_picture, result["tuning"], names),
+        ),
+        "scores": (
+            result["evaluation"] is not None,
+            partial(evaluation_picture, result["evaluation"]),
+        ),
     }
-
-
-def _picture(result: Result, path: Path, overwrite: bool, progress: ProgressLines) -> str | None:
-    if result["points"] and plots.available():
-        with writing(path, overwrite=overwrite) as aside, disk_errors(path):
-            plots.points_picture(result, aside)
-        return str(path)
-    if result["points"]:
-        progress.say(f"no picture: {plots.MISSING}")
-    with disk_errors(path):
-        path.unlink(missing_ok=True)  # an earlier run's would belie this one
-    return None
+    written: dict[str, str | None] = {}
+    for key, (wanted, draw) in drawings.items():
+        written[key] = str(paths[key]) if wanted and plots.available() else None
+        if written[key] is None:
+            with disk_errors(paths[key]):
+                paths[key].unlink(missing_ok=True)
+            continue
+        with writing(paths[key], overwrite=overwrite) as aside, disk_errors(paths[key]):
+            draw(aside)
+    if not plots.available():
+        progress.say(f"no pictures: {plots.MISSING}")
+    return written
 
 
 def job_tables(result: Result) -> Iterator[Any]:
@@ -276,7 +201,12 @@ def job_tables(result: Result) -> Iterator[Any]:
     if "ingest" in result:
         yield from tables.ingest_tables(result["ingest"])
         yield ""
+    if result["tuning"] is not None:
+        yield from tuning_tables({**result["fit"], "tuning": result["tuning"]})
     yield from tables.fit_tables(result["fit"])
+    if result["evaluation"] is not None:
+        yield ""
+        yield from evaluation_tables(result["evaluation"])
     if result["points"]:
         yield from tables.point_tables(result)
     yield ""

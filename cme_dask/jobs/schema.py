@@ -17,11 +17,15 @@ from pydantic import (
 
 from cme_dask import kernels
 from cme_dask.constraints import parse
-from cme_dask.defaults import ACCURACY, N_FOLDS, SAMPLE_SIZE, SCENARIOS, TOL
+from cme_dask.defaults import ACCURACY, N_FOLDS, NULL_VALUES, SAMPLE_SIZE, SCENARIOS, TOL
 from cme_dask.errors import DataError
 from cme_dask.kernels import Kernel
+from cme_dask.numerics.folding import Folding
 
 Model = TypeVar("Model", bound=BaseModel)
+
+TUNING_OPTIONS = ("criterion", "rows", "max_rank", "evaluations", "finalists", "averaged")
+"""Options of :class:`cme_dask.Tuning`, of which a job may give some."""
 
 
 class _Section(BaseModel):
@@ -29,14 +33,20 @@ class _Section(BaseModel):
 
 
 class IngestSection(_Section):
-    """CSV files and what to take from them; see ``cme_dask.storage.csv_files.ingest_csv``."""
+    """Tables and what to take from them; see :func:`cme_dask.storage.ingest.ingest`."""
 
     files: list[str] = Field(min_length=1)
     x: list[str] = Field(min_length=1)
     y: list[str] = Field(min_length=1)
     weights: str | None = None
+    group: str | None = None
+    time: list[str] = []
+    categorical: list[str] = []
+    datetime: dict[str, list[Literal["hour", "weekday", "season"]]] = {}
+    cyclic: dict[str, float] = {}
     missing: Literal["drop", "error"] = "drop"
     units: dict[str, str] = {}
+    null_values: list[str] = list(NULL_VALUES)
 
 
 class SampleSection(_Section):
@@ -65,12 +75,19 @@ class FitSection(_Section):
     reg_form: Literal["two-sided", "single"] = "two-sided"
     constraint: str | dict[str, Any] = "normalized"
     folds: int = Field(default=N_FOLDS, ge=1)
+    fold_by: str = "rows"
     pivots: Literal["sampled", "greedy", "random"] = "sampled"
     span: float = Field(default=1.0, gt=0.0, le=1.0)
     accuracy: float = Field(default=ACCURACY, ge=0.0)
     sample_size: int = Field(default=SAMPLE_SIZE, ge=2)
-    kernel_x: dict[str, Any] | None = None
-    kernel_y: dict[str, Any] | None = None
+    kernel_x: dict[str, Any] | Literal["median"] | None = None
+    kernel_y: dict[str, Any] | Literal["median"] | None = None
+    tuning: dict[str, Any] = {}
+
+    @field_validator("fold_by")
+    @classmethod
+    def _foldable(cls, value: str) -> str:
+        return str(Folding.parse(value))
 
     @field_validator("constraint")
     @classmethod
@@ -80,23 +97,52 @@ class FitSection(_Section):
 
     @field_validator("kernel_x", "kernel_y")
     @classmethod
-    def _known(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
-        if value is not None:
+    def _known(cls, value: dict[str, Any] | str | None) -> dict[str, Any] | str | None:
+        if isinstance(value, dict):
             kernels.from_dict(value)
         return value
 
-    def kernels(self) -> tuple[Kernel | None, Kernel | None]:
-        """The kernels of x and y, None for learned ones."""
+    @field_validator("tuning")
+    @classmethod
+    def _searchable(cls, value: dict[str, Any]) -> dict[str, Any]:
+        unknown = set(value) - set(TUNING_OPTIONS)
+        if unknown:
+            raise ValueError(f"takes {', '.join(TUNING_OPTIONS)}, got {', '.join(sorted(unknown))}")
+        return value
+
+    def kernels(self) -> tuple[Kernel | str | None, Kernel | str | None]:
+        """The kernels of x and y: None for learned ones, ``"median"`` for the heuristic."""
         described = (self.kernel_x, self.kernel_y)
-        x, y = (None if d is None else kernels.from_dict(d) for d in described)
+        x, y = (kernels.from_dict(d) if isinstance(d, dict) else d for d in described)
         return x, y
 
 
+class StudySection(_Section):
+    """Laws of samples whose truth is known; see :func:`cme_dask.bench.study.run_study`."""
+
+    scenarios: list[str] = Field(min_length=1)
+    rows: list[int] = Field(min_length=1)
+    seeds: int = Field(default=20, ge=1)
+
+
+class EvaluateSection(_Section):
+    """Rows that are held out, by the units of ``fit.fold_by``, and scored in one more pass.
+
+    ``boosting``: scikit-learn's gradient boosting on the same columns beside the model, fitted in
+    memory on at most ``boosting_rows`` of the other rows.
+    """
+
+    hold_out: float = Field(default=0.2, gt=0.0, lt=1.0)
+    seed: int = Field(default=0, ge=0, lt=1 << 62)
+    boosting: bool = False
+    boosting_rows: int = Field(default=1_000_000, ge=2)
+
+
 class PointSection(_Section):
-    """One value of x to report on."""
+    """One value of x to report on: numbers, and labels of categorical columns."""
 
     name: str
-    x: dict[str, FiniteFloat]
+    x: dict[str, FiniteFloat | str]
 
 
 class ReportSection(_Section):
@@ -108,18 +154,22 @@ class ReportSection(_Section):
 
 
 class Job(_Section):
-    """A whole job: get a sample, fit, report."""
+    """A whole job: get a sample, fit, report; or a study of samples whose truth is known."""
 
     title: str
     ingest: IngestSection | None = None
     sample: SampleSection | None = None
+    study: StudySection | None = None
     fit: FitSection = FitSection()
+    evaluate: EvaluateSection | None = None
     report: ReportSection = ReportSection()
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
-        if (self.ingest is None) == (self.sample is None):
-            raise ValueError("a job needs exactly one of the tables [ingest] and [sample]")
+        if sum(table is not None for table in (self.ingest, self.sample, self.study)) != 1:
+            raise ValueError("a job needs exactly one of the tables [ingest], [sample] and [study]")
+        if self.study is not None and (self.evaluate or self.fit.events or self.report.points):
+            raise ValueError("a study takes no other tables: it fits and reports itself")
         return self
 
 

@@ -13,7 +13,9 @@ In the docstrings n and m are numbers of rows and d the number of columns.
 """
 
 from cme_dask.kernels.base import Kernel
+from cme_dask.kernels.categorical import Categorical
 from cme_dask.kernels.composed import Columns, Product, Scaled, Sum
+from cme_dask.kernels.coordinates import Coordinate, Coordinates, Pooled, Scores, Standard
 from cme_dask.kernels.files import KERNELS, MAX_DEPTH, from_dict
 from cme_dask.kernels.others import Custom, Delta, Linear, Polynomial
 from cme_dask.kernels.stationary import (
@@ -23,11 +25,15 @@ from cme_dask.kernels.stationary import (
     Matern,
     RationalQuadratic,
 )
+from cme_dask.kernels.warped import Warped
 
 __all__ = [
     "KERNELS",
     "MAX_DEPTH",
+    "Categorical",
     "Columns",
+    "Coordinate",
+    "Coordinates",
     "Custom",
     "Delta",
     "Gaussian",
@@ -37,9 +43,13 @@ __all__ = [
     "Linear",
     "Matern",
     "Polynomial",
+    "Pooled",
     "Product",
     "RationalQuadratic",
     "Scaled",
+    "Scores",
+    "Standard",
     "Sum",
+    "Warped",
     "from_dict",
 ]

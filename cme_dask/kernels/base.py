@@ -95,6 +95,10 @@ class Kernel(ABC):
     def check(self, n_columns: int) -> None:  # noqa: B027 (most kernels fit any number)
         """Raise DataError if the kernel can't be used on `n_columns` columns."""
 
+    def pools(self, column: int) -> bool:
+        """Whether numbers in this column that no level has are one level to the kernel."""
+        return False
+
     @property
     def upper_bound(self) -> float | None:
         """A number that k(z, z) exceeds nowhere, or None."""

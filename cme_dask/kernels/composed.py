@@ -63,6 +63,10 @@ class _Pair(Sectioned):
         self.left.check(n_columns)
         self.right.check(n_columns)
 
+    def pools(self, column: int) -> bool:
+        """Whether both kernels do."""
+        return self.left.pools(column) and self.right.pools(column)
+
     @property
     def upper_bound(self) -> float | None:
         """The sum or product of the bounds, if both exist."""
@@ -138,6 +142,10 @@ class Scaled(Sectioned):
         """Raise DataError if the kernel does."""
         self.base.check(n_columns)
 
+    def pools(self, column: int) -> bool:
+        """Whether the kernel does."""
+        return self.base.pools(column)
+
     @property
     def upper_bound(self) -> float | None:
         """The scaled bound, if it exists."""
@@ -198,6 +206,11 @@ class Columns(Sectioned):
                 f"columns: use indices from 0 to {n_columns - 1}"
             )
         self.base.check(len(self.columns))
+
+    def pools(self, column: int) -> bool:
+        """Whether the kernel does, or does not see the column."""
+        seen = column in self.columns
+        return not seen or self.base.pools(self.columns.index(column))
 
     @property
     def upper_bound(self) -> float | None:

@@ -6,17 +6,20 @@ from typing import Any
 
 from cme_dask.errors import DataError
 from cme_dask.kernels.base import Kernel, check_kernel
+from cme_dask.kernels.categorical import Categorical
 from cme_dask.kernels.composed import Columns, Product, Scaled, Sum
+from cme_dask.kernels.coordinates import Coordinates
 from cme_dask.kernels.others import Custom, Delta, Linear, Polynomial
 from cme_dask.kernels.stationary import Gaussian, Laplace, Matern, RationalQuadratic
+from cme_dask.kernels.warped import Warped
 
 MAX_DEPTH = 100  # of nested kernels in a file: a hostile one must not exhaust the stack
 
 KERNELS: dict[str, type[Kernel]] = {
     cls.__name__: cls
     for cls in (
-        *(Gaussian, Laplace, Matern, RationalQuadratic, Delta, Linear, Polynomial),
-        *(Custom, Sum, Product, Scaled, Columns),
+        *(Gaussian, Laplace, Matern, RationalQuadratic, Delta, Categorical),
+        *(Linear, Polynomial, Custom, Sum, Product, Scaled, Columns, Warped),
     )
 }
 
@@ -30,7 +33,7 @@ def describe(kernel: Kernel) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Kernel):
+    if isinstance(value, (Kernel, Coordinates)):
         return value.to_dict()
     return list(value) if isinstance(value, tuple) else value
 
@@ -70,12 +73,13 @@ def _build(d: object, custom: Mapping[str, Kernel], depth: int) -> Kernel:
         )
     if cls is Custom:
         return _supplied(given["name"], custom)
-    return cls(
-        **{
-            key: _build(value, custom, depth + 1) if isinstance(value, Mapping) else value
-            for key, value in given.items()
-        }
-    )
+    return cls(**{key: _part(key, value, custom, depth + 1) for key, value in given.items()})
+
+
+def _part(key: str, value: object, custom: Mapping[str, Kernel], depth: int) -> Any:
+    if key == "coordinates":
+        return Coordinates.from_dict(value)
+    return _build(value, custom, depth) if isinstance(value, Mapping) else value
 
 
 def _supplied(name: object, custom: Mapping[str, Kernel]) -> Kernel:

@@ -43,6 +43,14 @@ def cast_into(xp: Any, out: Array, values: Array) -> None:
         out[...] = xp.astype(values, out.dtype)
 
 
+def take_rows(xp: Any, out: Array, rows: Array, which: Array) -> None:
+    """``out[...] = rows[which, :]``."""
+    if is_numpy_array(out):
+        np.take(rows, which, axis=0, out=out, mode="clip")  # "raise" would go through a buffer
+    else:
+        out[...] = xp.take(rows, which, axis=0)
+
+
 def subtract_product(xp: Any, out: Array, left: Array, right: Array, scratch: "Scratch") -> None:
     """``out[...] -= left @ right``."""
     if is_numpy_array(out):

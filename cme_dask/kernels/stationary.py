@@ -104,8 +104,9 @@ def _absolute(xp: Any, values: Array) -> None:
 
 
 @dataclass(frozen=True)
-class _Stationary(Unit, Sectioned):
-    # A function of the scaled differences (x - z) / l.
+class Stationary(Unit, Sectioned):
+    """A kernel of the scaled differences (x - z) / l."""
+
     length_scale: LengthScale
 
     def __post_init__(self) -> None:
@@ -121,7 +122,7 @@ class _Stationary(Unit, Sectioned):
 
 
 @dataclass(frozen=True)
-class Gaussian(_Stationary):
+class Gaussian(Stationary):
     r"""The Gaussian kernel.
 
     .. math:: k(x, z) = \exp(-|x - z|^2 / (2 l^2))
@@ -146,7 +147,7 @@ class Gaussian(_Stationary):
 
 
 @dataclass(frozen=True)
-class Laplace(_Stationary):
+class Laplace(Stationary):
     r"""The Laplace kernel.
 
     .. math:: k(x, z) = \exp\Bigl(-\sum_j |x_j - z_j| / l_j\Bigr)
@@ -180,7 +181,7 @@ class Laplace(_Stationary):
 
 
 @dataclass(frozen=True)
-class Matern(_Stationary):
+class Matern(Stationary):
     r"""The Matern kernels of half-integer order.
 
     .. math::
@@ -258,7 +259,7 @@ class Matern(_Stationary):
 
 
 @dataclass(frozen=True)
-class RationalQuadratic(_Stationary):
+class RationalQuadratic(Stationary):
     r"""The rational quadratic kernel, a mixture of Gaussians of all length scales.
 
     .. math:: k(x, z) = (1 + r^2 / (2 \alpha))^{-\alpha}

@@ -7,12 +7,36 @@ import numpy as np
 from scipy.spatial.distance import pdist
 
 from cme_dask.errors import DataError
-from cme_dask.kernels import Gaussian
+from cme_dask.kernels import Categorical, Gaussian, Kernel, Warped
+from cme_dask.learning.coordinates import coordinates
+from cme_dask.storage.columns import Columns
 
 Array = Any
 
 HEURISTIC_ROWS = 1000
 """Rows whose pairwise distances are looked at."""
+
+
+def default_kernel(
+    rows: Array, weights: Array, few: Array, few_weights: Array, columns: Columns
+) -> Kernel:
+    """The kernel of :func:`median_heuristic`, times one of the categorical columns if there are.
+
+    Then numeric columns are standardised, and rare levels are pooled. The arguments and errors are
+    those of :func:`median_heuristic`.
+    """
+    if not columns.categories:
+        return median_heuristic(rows, weights, few, few_weights, columns.names)
+    to_scale = coordinates(rows, weights, columns.categorical, "standard")
+    coded = [j for j, is_coded in enumerate(columns.categorical) if is_coded]
+    numeric = [j for j, is_coded in enumerate(columns.categorical) if not is_coded]
+    kernel: Kernel = Categorical(1.0)
+    if numeric:
+        names = [columns.names[j] for j in numeric]
+        scaled, few_scaled = to_scale(rows)[:, numeric], to_scale(few)[:, numeric]
+        gaussian = median_heuristic(scaled, weights, few_scaled, few_weights, names)
+        kernel = gaussian.on(numeric) * kernel.on(coded)
+    return Warped(kernel, to_scale)
 
 
 def median_heuristic(

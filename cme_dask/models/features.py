@@ -109,7 +109,11 @@ class FeatureModel:
         DataError
             On wrong columns, NaN or infinity.
         """
-        return in_blocks(self.sections(), query_points(X, self.columns, "X"), self.rank)
+        return in_blocks(self.sections(), self.points(X), self.rank)
+
+    def points(self, X: Any) -> Array:
+        """Rows as float64 of shape (n, d), see :func:`query_points`."""
+        return query_points(X, self.columns, "X", self.kernel)
 
     def checked(self, rows: Array, first: int) -> Array:
         """Features of rows of which the first has the number ``first`` in its table.
@@ -156,6 +160,8 @@ class FeatureModel:
                 "restore it or fit it again"
             )
         columns, basis = read_basis(state, "x", about, custom)
+        if not isinstance(basis, LinearBasis):
+            raise StoreError("the features' basis is stacked, which features never are: fit again")
         state.array("x_transform", (basis.newton.rank, basis.newton.rank))
         model = cls(columns, basis, kind, state.about.get("fit", {}))
         try:

@@ -10,11 +10,11 @@ import numpy as np
 
 from cme_dask import kernels
 from cme_dask.errors import DataError, StoreError
-from cme_dask.models.basis_file import basis_arrays, basis_description, read_basis
+from cme_dask.models.basis_file import AnyBasis, basis_arrays, basis_description, read_basis
 from cme_dask.models.points import query_points
-from cme_dask.numerics.basis import LinearBasis
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.projection import project
+from cme_dask.numerics.stacked import StackedBasis
 from cme_dask.numerics.support import Support
 from cme_dask.storage.columns import Columns
 from cme_dask.storage.model_file import ModelState, write_model
@@ -53,12 +53,12 @@ class Variable:
     """One variable: its columns, its basis, and the answers about the other one given it."""
 
     columns: Columns
-    basis: LinearBasis
+    basis: AnyBasis
     answers: Answers
 
     def points(self, values: Any, name: str) -> Array:
         """Query points of this variable, see :func:`query_points`."""
-        return query_points(values, self.columns, name)
+        return query_points(values, self.columns, name, self.basis.newton.kernel)
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,8 +159,7 @@ class JointModel:
 
         def block(rows: Array) -> Array:
             newton = variable.basis.newton(rows)
-            psi = newton @ variable.basis.transform
-            values = answers.constant[pick] + psi @ answers.slope[:, pick]
+            values = answers.constant[pick] + variable.basis.of(newton) @ answers.slope[:, pick]
             if not return_std:
                 return values[None]
             each = answers.fold_constant[:, None, pick] + newton @ answers.fold_slope[:, :, pick]
@@ -289,7 +288,7 @@ class JointModel:
         lines = [
             (
                 name,
-                f"{', '.join(v.columns.names)}: {_size(name, v, fit)}, {v.basis.newton.kernel!r}",
+                f"{', '.join(v.columns.names)}: {_size(name, v, fit)}, {_kernels(v)}",
             )
             for name, v in (("x", self.x), ("y", self.y))
         ]
@@ -333,6 +332,13 @@ def _size(name: str, variable: Variable, fit: dict[str, Any]) -> str:
     return f"{rank} landmarks" if error is None else f"rank {rank}, trace error {error:.2e}"
 
 
+def _kernels(variable: Variable) -> str:
+    """The kernel, or the first of several."""
+    basis = variable.basis
+    more = len(basis.parts) - 1 if isinstance(basis, StackedBasis) else 0
+    return f"{basis.newton.kernel!r}" + (f" and {more} more" if more else "")
+
+
 def _variable(state: ModelState, key: str, custom: dict[str, kernels.Kernel] | None) -> Variable:
     try:
         about = state.about["variables"][key]
@@ -357,6 +363,9 @@ def _variable(state: ModelState, key: str, custom: dict[str, kernels.Kernel] | N
 
 def _base(state: ModelState, variables: dict[str, Variable]) -> float:
     """The stored base of g, which partitions of unity and nothing else bring to zero."""
+    stacked = [isinstance(v.basis, StackedBasis) for v in variables.values()]
+    if stacked[0] != stacked[1]:
+        raise StoreError("one of the model's bases is stacked and one is not: fit it again")
     partitions = [isinstance(v.basis.newton, PartitionBasis) for v in variables.values()]
     base = state.about.get("base", 1.0)  # files of before there were others don't say
     if base not in (0.0, 1.0) or partitions != [base == 0.0] * len(partitions):
@@ -391,6 +400,8 @@ def _support(state: ModelState, y: Variable) -> Support | None:
 def _moments(state: ModelState, variables: dict[str, Variable]) -> dict[str, Array]:
     """The stored moments, of the shapes that belong to the variables."""
     sides = variables.values()
+    if any(isinstance(v.basis, StackedBasis) for v in sides):
+        return {"masses": state.array("moments_masses", (None, None))}
     width = 1 + sum(v.basis.newton.rank + len(v.answers.names) for v in sides)
     gram = state.array("moments_gram", (None, width * (width + 1) // 2))
     folds = len(gram)

@@ -173,10 +173,13 @@ class LinearBasis:
         """Upper bound of |psi_i| over all z (joint paper, after (28)); None if infinite."""
         return self.newton.bound
 
+    def of(self, newton: Array) -> Array:
+        """Psi from N, shapes (n, m) to (n, k)."""
+        return newton @ array_namespace(newton).asarray(self.transform)
+
     def __call__(self, x: Array) -> Array:
         """Psi at the rows of x, shape (n, k)."""
-        newton = self.newton(x)
-        return newton @ array_namespace(x).asarray(self.transform)
+        return self.of(self.newton(x))
 
 
 def eigenbasis(gram: Array, complement_of: Array | None = None) -> tuple[Array, Array]:

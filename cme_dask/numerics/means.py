@@ -57,7 +57,7 @@ class MeanMoments:
     def of(cls, moments: Moments, sides: tuple[Side, ...]) -> "MeanMoments":
         """Means of moments that hold a single fold (see :meth:`Moments.total`)."""
         ranks = [side.basis.rank for side in sides]
-        counts = [len(side.names) for side in sides]
+        counts = [side.count for side in sides]
         shifts = tuple(
             np.zeros(q) if side.shift is None else np.asarray(side.shift)
             for side, q in zip(sides, counts, strict=True)

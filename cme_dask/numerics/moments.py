@@ -6,7 +6,7 @@ They are held as columns, ``[N_X, N_Y, 1, f]^T``: then each part is contiguous. 
 cells of a support are counted beside them.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Self
@@ -27,6 +27,7 @@ from cme_dask.kernels.into import (
 from cme_dask.numerics.basis import Basis
 from cme_dask.numerics.elimination import Elimination
 from cme_dask.numerics.support import Support, count_masses
+from cme_dask.numerics.thresholds import Thresholds
 
 Array = Any
 Function = Callable[[Array], Array]
@@ -56,11 +57,14 @@ class Side:
     functions
         Declared functions by name; each takes the rows (n, d) and returns (n,).
     shift
-        A value near the mean of each column and function, shape (q,), subtracted before squaring.
+        A value near the mean of each column, function and event, shape (q,), subtracted before
+        squaring.
     elimination
         How far the basis is solved for before its products are summed; default wholly.
     support
         Cells whose masses are counted, if any.
+    events
+        Events that a tuning is judged by, after the functions and without names.
     """
 
     basis: Basis
@@ -69,6 +73,7 @@ class Side:
     shift: Array | None = None
     elimination: Elimination | None = None
     support: Support | None = None
+    events: Thresholds | None = None
 
     @property
     def eliminated(self) -> Elimination:
@@ -81,12 +86,17 @@ class Side:
         return (*self.columns, *self.functions)
 
     @property
+    def count(self) -> int:
+        """Number of functions, named ones and events."""
+        return len(self.names) + (0 if self.events is None else len(self.events))
+
+    @property
     def cells(self) -> int:
         """Number of cells of the support; 0 without one."""
         return 0 if self.support is None else self.support.size
 
     def values(self, rows: Array) -> Array:
-        """Columns and declared functions at the rows, shape (n, q), without the shift.
+        """Columns, declared functions and events at the rows, shape (n, q), without the shift.
 
         Raises
         ------
@@ -94,17 +104,9 @@ class Side:
             If a function returns the wrong shape or a value that is not finite.
         """
         xp = array_namespace(rows)
-        parts = [rows]
-        for name, function in self.functions.items():
-            part = _called(name, function, rows)
-            if part.shape != (rows.shape[0],):
-                raise DataError(
-                    f"function {name!r} must return shape ({rows.shape[0]},) for rows of shape "
-                    f"{tuple(rows.shape)}, it returned {tuple(part.shape)}"
-                )
-            if not bool(xp.all(xp.isfinite(part))):
-                raise DataError(f"function {name!r} returned NaN or infinity")
-            parts.append(part[:, None])
+        parts = [rows, *function_values(rows, self.functions)]
+        if self.events is not None:
+            parts.append(self.events(rows))
         return xp.concat(parts, axis=1)
 
 
@@ -205,6 +207,23 @@ class Moments:
 
 
 @dataclass(frozen=True, eq=False)
+class Together:
+    """Several moments of the same rows; they add one by one."""
+
+    each: tuple[Moments, ...]
+
+    def __add__(self, other: "Together") -> "Together":
+        """Those of the union of two disjoint sets of rows."""
+        return Together(tuple(a + b for a, b in zip(self.each, other.each, strict=True)))
+
+    def __iadd__(self, other: "Together") -> Self:
+        """The same in the memory of the left ones."""
+        for mine, theirs in zip(self.each, other.each, strict=True):
+            mine += theirs
+        return self
+
+
+@dataclass(frozen=True, eq=False)
 class MomentSpec:
     """What a pass computes: one or two sides (x first, then y) and the number of folds.
 
@@ -229,7 +248,7 @@ class MomentSpec:
     @property
     def width(self) -> int:
         """P, the length of an augmented row."""
-        return sum(self.ranks) + 1 + sum(len(side.names) for side in self.sides)
+        return sum(self.ranks) + 1 + sum(side.count for side in self.sides)
 
     @property
     def flops(self) -> int:
@@ -380,6 +399,28 @@ class StripMoments:
 
     def _empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
         return self._xp.empty(shape, dtype=dtype, device=self._device)
+
+
+def function_values(rows: Array, functions: Mapping[str, Function]) -> list[Array]:
+    """Values of each function at the rows, shapes (n, 1).
+
+    Raises
+    ------
+    DataError
+        If one fails, or returns the wrong shape or a value that is not finite.
+    """
+    xp, parts = array_namespace(rows), []
+    for name, function in functions.items():
+        part = _called(name, function, rows)
+        if part.shape != (rows.shape[0],):
+            raise DataError(
+                f"function {name!r} must return shape ({rows.shape[0]},) for rows of shape "
+                f"{tuple(rows.shape)}, it returned {tuple(part.shape)}"
+            )
+        if not bool(xp.all(xp.isfinite(part))):
+            raise DataError(f"function {name!r} returned NaN or infinity")
+        parts.append(part[:, None])
+    return parts
 
 
 def _called(name: str, function: Function, rows: Array) -> Array:

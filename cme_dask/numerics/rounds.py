@@ -125,14 +125,13 @@ class Greedy(_Rounds):
 
     def prepare(
         self, state: PivotState, strips: int
-    ) -> Callable[[int, Array, Array | None], GreedyOffer]:
-        """``offer(start, x, weights)`` of a strip of rows from global row ``start`` on."""
+    ) -> Callable[[Array, Array, Array | None], GreedyOffer]:
+        """``offer(rows, x, weights)`` of a strip of rows with these global indices, ascending."""
         residuals = Residuals(state.basis(self.kernel))
         size = offered_rows(state.rank, strips)
 
-        def offer(start: int, x: Array, weights: Array | None) -> GreedyOffer:
+        def offer(rows: Array, x: Array, weights: Array | None) -> GreedyOffer:
             residual, measured = residuals(x, weights)
-            rows = np.arange(start, start + len(x))
             if self.span == 1.0:
                 chosen, bound = top_rows(residual, rows, size)
             else:
@@ -245,21 +244,21 @@ class Random(_Rounds):
 
     def prepare(
         self, state: PivotState, strips: int
-    ) -> Callable[[int, Array, Array | None], RandomOffer]:
-        """``offer(start, x, weights)`` of a strip of rows from global row ``start`` on."""
+    ) -> Callable[[Array, Array, Array | None], RandomOffer]:
+        """``offer(rows, x, weights)`` of a strip of rows with these global indices, ascending."""
         residuals = Residuals(state.basis(self.kernel))
         size = max(_PROPOSALS, 2 * state.rank)
 
-        def offer(start: int, x: Array, weights: Array | None) -> RandomOffer:
+        def offer(rows: Array, x: Array, weights: Array | None) -> RandomOffer:
             residual, measured = residuals(x, weights)
-            # Strips count from 1: 0 is the client's.
-            rng = np.random.default_rng([*self.seed, state.round, start + 1])
+            # Strips are known by their first row, counted from 1: 0 is the client's.
+            rng = np.random.default_rng([*self.seed, state.round, int(rows[0]) + 1])
             mass = np.cumsum(residual if weights is None else weights * residual)
             drawn = np.searchsorted(mass, rng.random(size) * mass[-1], side="right")
             drawn = np.minimum(drawn, len(x) - 1)
             with np.errstate(divide="ignore"):
                 times = rng.exponential(size=size) / mass[-1]
-            return RandomOffer(measured, times, x[drawn], drawn + start)
+            return RandomOffer(measured, times, x[drawn], rows[drawn])
 
         return offer
 

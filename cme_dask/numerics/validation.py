@@ -1,6 +1,6 @@
 """What fold moments tell without another pass: jackknife replicates and held-out errors."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,26 +115,42 @@ def fold_replicates(
 ) -> tuple[Replicates, Replicates]:
     """Delete-a-fold refits with the same pivots, given x and given y.
 
+    Folds without rows, and folds that hold all the weight, are left out.
+    """
+    refits = ((rest, held, solve(rest)) for rest, held in split_folds(moments, sides))
+    return replicates(refits, sides)
+
+
+def replicates(
+    refits: Iterable[tuple[MeanMoments, MeanMoments, JointSolution]], sides: tuple[Side, Side]
+) -> tuple[Replicates, Replicates]:
+    """What refits without one fold each answer, given x and given y, and their errors there.
+
     E[f | z] = a + N(z)^T b is linear in N, so its squared error over the held-out fold follows from
-    that fold's E[N N^T], E[N f] and E f^2: exact, and no row is read again. Folds without rows, and
-    folds that hold all the weight, are left out.
+    that fold's E[N N^T], E[N f] and E f^2: exact, and no row is read again.
+
+    Parameters
+    ----------
+    refits
+        For each fold the means over the others, over it, and the solution of the others.
+    sides
+        Of the moments.
     """
     shares = []
     parts: tuple[list[Any], list[Any]] = ([], [])
-    for rest, held in split_folds(moments, sides):
+    for rest, held, solution in refits:
         shares.append(held.weight)
-        solution = solve(rest)
         transforms = (solution.transform_x, solution.transform_y)
         for given in (0, 1):
             constant, slope = solution.answer(rest, given)
             newton = transforms[given] @ slope
-            error = _squared_error(held, given, constant, newton)
-            baseline = _squared_error(held, given, rest.function_mean[1 - given], 0.0 * newton)
+            error = squared_error(held, given, constant, newton)
+            baseline = squared_error(held, given, rest.function_mean[1 - given], 0.0 * newton)
             parts[given].append((constant, newton, error, baseline))
     share = np.array(shares) / np.sum(shares)
     return (
-        _collect(parts[0], share, sides[0].basis.rank, len(sides[1].names)),
-        _collect(parts[1], share, sides[1].basis.rank, len(sides[0].names)),
+        _collect(parts[0], share, sides[0].basis.rank, sides[1].count),
+        _collect(parts[1], share, sides[1].basis.rank, sides[0].count),
     )
 
 
@@ -146,8 +162,22 @@ def _collect(parts: list[Any], share: Array, m: int, q: int) -> Replicates:
     return Replicates(constant, slope, share @ error, share @ baseline)
 
 
-def _squared_error(held: MeanMoments, given: int, constant: Array, slope: Array) -> Array:
-    """Mean of (constant + N^T slope - f)^2 over the held-out fold, for the other side's f."""
+def squared_error(held: MeanMoments, given: int, constant: Array, slope: Array) -> Array:
+    """Mean of (constant + N^T slope - f)^2 over the held-out fold, for the other side's f.
+
+    Parameters
+    ----------
+    held
+        Means over the fold.
+    given
+        Side of the condition.
+    constant, slope
+        E[f | z] = constant + N(z)^T slope, shapes (q,) and (m, q).
+
+    Returns
+    -------
+    error : (q,)
+    """
     other = 1 - given
     start = 0 if other == 0 else len(held.function_mean[0])
     here = slice(start, start + len(constant))

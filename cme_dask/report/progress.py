@@ -10,8 +10,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 
 if TYPE_CHECKING:
     from cme_dask.chunked.passes import PassProgress
-    from cme_dask.estimators.recipe import PivotProgress
-    from cme_dask.storage.csv_files import IngestProgress
+    from cme_dask.estimators.recipe import PivotProgress, TuningProgress
+    from cme_dask.storage.ingest import IngestProgress
 
 
 class ProgressLines:
@@ -50,10 +50,15 @@ class ProgressLines:
         """Print a line that stays."""
         self._console.print(line, markup=False, soft_wrap=True)
 
-    def fit(self, event: "PivotProgress | PassProgress") -> None:
+    def fit(self, event: "PivotProgress | PassProgress | TuningProgress") -> None:
         """Show the progress of a fit; the ``progress`` of an estimator's ``fit``."""
         from cme_dask.chunked.passes import PassProgress
+        from cme_dask.estimators.recipe import TuningProgress
 
+        if isinstance(event, TuningProgress):
+            text = f"{event.done} of {event.most} kernels, best score {event.score:.3f}"
+            self._show(f"tuning, {event.stage}", min(1.0, event.done / event.most), text)
+            return
         if isinstance(event, PassProgress):
             rate = event.rows / event.seconds if event.seconds else 0.0
             text = f"strip {event.strips:,} of {event.strips_total:,}, {rate:,.0f} rows/s"

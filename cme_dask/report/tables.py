@@ -112,16 +112,30 @@ def ingest_tables(result: Result) -> list[RenderableType]:
     """Of ``cme-dask ingest``."""
     lines = [("files", number(result["files"]))]
     lines += [(f"rows {what}", number(result[f"rows_{what}"])) for what in _ROWS]
-    units = result["units"]
-    columns = [
-        (_with_unit(name, units), number(count), *map(number, result["ranges"][name]))
+    if result["rows_resumed"]:
+        lines.append(("rows resumed", number(result["rows_resumed"])))
+    stored = {column["from"] for column in result["columns"]}
+    # Weights, groups and times, and nothing but what they lack.
+    others = [
+        (name, number(count), "", "", "", "")
         for name, count in result["missing"].items()
+        if name not in stored
     ]
-    return [
-        facts(result["store"], lines),
-        "",
-        grid("Columns", ("", "missing", "smallest kept", "largest kept"), columns),
-    ]
+    columns = [_ingested(column, result["units"]) for column in result["columns"]]
+    head = ("", "missing", "mean", "deviation", "smallest kept", "largest kept")
+    return [facts(result["store"], lines), "", grid("Columns", head, [*columns, *others])]
+
+
+def _ingested(column: Result, units: dict[str, str]) -> tuple[str, ...]:
+    """A line of the columns of an ingest; of labels the commonest and the rarest one."""
+    name = f"{column['variable']}: {_with_unit(column['name'], units)}"
+    if "labels" not in column:
+        keys = ("mean", "std", "min", "max")
+        cells = ("" if column[key] is None else number(column[key]) for key in keys)
+        return name, number(column["missing"]), *cells
+    ordered = sorted(zip(column["counts"], column["labels"], strict=True))
+    ends = (f"{label} ({number(count)})" for count, label in (ordered[0], ordered[-1]))
+    return name, number(column["missing"]), f"{len(ordered)} labels", "", *ends
 
 
 def fit_tables(result: Result) -> list[RenderableType]:
@@ -266,7 +280,7 @@ def expectation_tables(result: Result) -> list[RenderableType]:
     head = [_with_unit(name, units) for name in (*result["columns"], *result["functions"])]
     stds = result["std"] or [[None] * len(result["functions"])] * len(result["values"])
     rows = [
-        (*map(number, point), *map(with_error, values, std))
+        (*(p if isinstance(p, str) else number(p) for p in point), *map(with_error, values, std))
         for point, values, std in zip(result["points"], result["values"], stds, strict=True)
     ]
     other = "y" if given == "x" else "x"
@@ -343,11 +357,16 @@ def point_tables(result: Result) -> list[RenderableType]:
                     number(point["farthest"], 2) if i == 0 else "",
                 )
             )
+    units = result["fold_by"]
+    folds = (
+        "Folds are random rows: standard errors do not see autocorrelation."
+        if units == "rows"
+        else f"Folds are by {units}."
+    )
     caption = (
-        f"± one standard error. Empirical: the {number(near['k'])} rows nearest in standardised x, "
-        "the farthest of them so many standard deviations away. Folds are random rows: standard "
-        "errors do not see autocorrelation. Estimates are signed: a probability near 0 or 1 may "
-        "leave [0, 1]."
+        f"± one standard error. Empirical: the {number(near['k'])} rows nearest in standardised x "
+        f"with the same labels, the farthest of them so many standard deviations away. {folds} "
+        "Estimates are signed: a probability near 0 or 1 may leave [0, 1]."
     )
     head = ("point", "function", "model", "empirical", "farthest")
     return ["", grid("Conditional means and probabilities", head, rows, caption, text_columns=2)]

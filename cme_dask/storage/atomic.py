@@ -59,9 +59,14 @@ def writing(path: str | os.PathLike[str], *, overwrite: bool = False) -> Iterato
     try:
         yield aside
         with disk_errors(target):
-            _replace(aside, target)
+            publish(aside, target)
     finally:
         _remove(aside)
+
+
+def workshop_folder(target: Path) -> Path:
+    """Where work on an output goes on that may be resumed, beside it."""
+    return target.with_name(f".{target.name}.partial")
 
 
 @contextlib.contextmanager
@@ -87,11 +92,12 @@ def _is_ours(folder: Path) -> bool:
         return False
 
 
-def _replace(aside: Path, target: Path) -> None:
+def publish(aside: Path, target: Path) -> None:
+    """Put a whole output in its place; an earlier one is there until then."""
     if not os.path.lexists(target):  # a link that leads nowhere is there, too
         aside.rename(target)
         return
-    old = aside.with_suffix(".old")
+    old = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.old")
     target.rename(old)
     try:
         aside.rename(target)

@@ -49,6 +49,17 @@ class Columns:
         names = self.names if len(self.names) <= _MANY else (*self.names[:2], "...", self.names[-1])
         return ", ".join(names)
 
+    @property
+    def categorical(self) -> tuple[bool, ...]:
+        """Whether each column holds codes of labels."""
+        return tuple(name in self.categories for name in self.names)
+
+    def labels(self, name: str) -> str:
+        """The labels of a categorical column in a line; of many the first ones."""
+        labels = self.categories[name]
+        more = f" and {len(labels) - _MANY:,} more" if len(labels) > _MANY else ""
+        return ", ".join(map(repr, labels[:_MANY])) + more
+
     def positions(self, wanted: Sequence[str]) -> tuple[int, ...]:
         """Positions of the wanted columns; DataError names the unknown ones."""
         if isinstance(wanted, str):

@@ -1,107 +1,136 @@
-"""CSV files, plain or compressed: find, open and read them, and say what is wrong with one."""
+"""CSV files, plain or compressed: read them block by block, and say what is wrong with one."""
 
 import contextlib
 import csv
 import gzip
 import io
 import lzma
-import os
 import re
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import PurePosixPath
 from typing import Any
 
 import fsspec
-import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pacsv
-from fsspec.core import OpenFile, has_magic, url_to_fs
-from fsspec.implementations.local import LocalFileSystem
+from fsspec.core import OpenFile
 
-from cme_dask.errors import DataError, ResourceError
+from cme_dask.errors import DataError
+from cme_dask.storage.csv_blocks import Block, UnclosedQuoteError, record_blocks
+from cme_dask.storage.in_order import in_order
+from cme_dask.storage.tables import Batch, Kind, display_name, file_fingerprint
 
-Array = Any
+BLOCK_BYTES = 1 << 23
 
-BLOCK_BYTES = 1 << 21  # the reader runs up to 32 blocks ahead
-NULL_VALUES = ("", "NA", "N/A", "NaN", "nan", "null", "NULL")
-
+_HEADER_BYTES = 1 << 20
+_BOM = b"\xef\xbb\xbf"
 _CORRUPT = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zipfile.BadZipFile)
 _CONVERSION = re.compile(
-    r"In CSV column #(\d+): Row #(\d+): CSV conversion error to \w+: invalid value '(.*)'",
+    r"In CSV column #(\d+): Row #(\d+): CSV conversion error to (\w+): "
+    r"invalid (?:value '(.*)'|UTF8 data)",
     re.DOTALL,
 )
 _RAGGED = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+)")
+_TYPES = {Kind.NUMBER: pa.float64(), Kind.TIME: pa.string()}
+_LABELS = pa.dictionary(pa.int32(), pa.string())
 
 
 @dataclass(frozen=True)
-class Source:
-    """One CSV file."""
+class CsvSource:
+    """One CSV file with a header; see :class:`~cme_dask.storage.tables.Source`.
+
+    Other columns than the wanted ones may hold anything. Rows in messages count the header as row 1
+    and skip empty lines. A position is the byte and the row at which a block starts.
+    """
 
     files: fsspec.AbstractFileSystem
     path: str
+    block_bytes: int = BLOCK_BYTES
 
     @property
     def name(self) -> str:
-        """What messages call it: the path, or the URL if it is remote."""
-        local = isinstance(self.files, LocalFileSystem)
-        return self.path if local else str(self.files.unstrip_protocol(self.path))
+        """What messages call it."""
+        return display_name(self.files, self.path)
 
-    def check_header(self, wanted: Sequence[str]) -> None:
-        """DataError unless each wanted column is there exactly once."""
-        found = self._header()
-        lacking = [name for name in wanted if name not in found]
-        if lacking:
-            hint = " (the header is not UTF-8 text)" if "\ufffd" in "".join(found) else ""
-            raise DataError(
-                f"{self.name} lacks column {listed(lacking)}: there are {listed(found)}{hint}"
-            )
-        twice = [name for name in wanted if found.count(name) > 1]
-        if twice:
-            raise DataError(f"the header of {self.name} has {listed(twice)} more than once")
+    def fingerprint(self) -> str:
+        """Its size and time of change."""
+        with self._explained():
+            return file_fingerprint(self.files, self.path)
 
-    def blocks(
-        self, wanted: Sequence[str], null_values: Sequence[str]
-    ) -> Iterator[tuple[int, Array]]:
-        """Pairs (first row, values) with values of shape (rows, columns), NaN where missing."""
-        row = 2
-        # Only without threads does the reader count the rows, for its messages.
-        reading = pacsv.ReadOptions(block_size=BLOCK_BYTES, use_threads=False)
-        parsing = pacsv.ParseOptions(newlines_in_values=True)
-        converting = pacsv.ConvertOptions(
-            include_columns=list(wanted),
-            column_types=dict.fromkeys(wanted, pa.float64()),
-            null_values=list(null_values),
+    def columns(self) -> tuple[str, ...]:
+        """The names in the header."""
+        return self._header()[0]
+
+    def batches(
+        self,
+        wanted: Sequence[str],
+        kinds: Mapping[str, Kind],
+        null_values: Sequence[str],
+        position: Mapping[str, Any] | None,
+    ) -> Iterator[Batch]:
+        """Numbers as float64, labels dictionary-encoded, times as text."""
+        header, data_start = self._header()
+        start, row = (position["byte"], position["row"]) if position else (data_start, 2)
+        parse = partial(
+            _parse,
+            names=header,
+            parsing=pacsv.ParseOptions(delimiter=self._delimiter),
+            converting=pacsv.ConvertOptions(
+                include_columns=list(wanted),
+                column_types={name: _TYPES.get(kinds[name], _LABELS) for name in wanted},
+                null_values=list(null_values),
+                strings_can_be_null=True,
+            ),
         )
-        with (
-            self._explained(),
-            self._open() as file,
-            pacsv.open_csv(file, reading, parsing, converting) as batches,
-        ):
-            for batch in batches:
-                columns = [column.to_numpy(zero_copy_only=False) for column in batch.columns]
-                yield row, np.column_stack(columns)
-                row += len(batch)
+        with self._explained(), self._open() as file:
+            file.seek(start)
+            blocks = record_blocks(file, start, self.block_bytes, self._delimiter.encode())
+            for end, parsed in in_order(parse, blocks):
+                if isinstance(parsed, pa.ArrowException):
+                    raise DataError(self._explanation(str(parsed), row - 1)) from parsed
+                for batch in parsed:
+                    following = {"byte": end, "row": row + batch.num_rows}
+                    yield Batch(batch, row, following)
+                    row += batch.num_rows
         if row == 2:
             raise DataError(f"{self.name} has a header but no rows: leave it out")
 
-    def _header(self) -> list[str]:
+    @property
+    def _delimiter(self) -> str:
+        return "\t" if ".tsv" in PurePosixPath(self.path).suffixes else ","
+
+    def _header(self) -> tuple[tuple[str, ...], int]:
+        """The names, and the byte at which the records start."""
         with self._explained(), self._open() as file:
-            # Other columns may have any encoding, hence "replace".
-            text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="replace", newline="")
-            names = next(filter(None, csv.reader(text)), None)
-            text.detach()
+            head = file.read(_HEADER_BYTES)
+        skipped = len(_BOM) if head.startswith(_BOM) else 0
+        # One byte is one character, so that the bytes can be counted; decoded name by name.
+        text = io.StringIO(head[skipped:].decode("latin-1"), newline="")
+        lines = iter(text.readline, "")
+        used = skipped
+
+        def counted() -> Iterator[str]:
+            nonlocal used
+            for line in lines:
+                used += len(line)
+                yield line
+
+        with self._explained():
+            names = next(filter(None, csv.reader(counted(), delimiter=self._delimiter)), None)
         if names is None:
             raise DataError(f"{self.name} is empty: expected a header and rows")
-        return names
+        return tuple(n.encode("latin-1").decode("utf-8", errors="replace") for n in names), used
 
     def _open(self) -> OpenFile:
         return OpenFile(self.files, self.path, compression="infer")
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
-        """Turn what decompressing and parsing raise into one sentence."""
+        """Turn what opening, decompressing and splitting raise into one sentence."""
         try:
             yield
         except _CORRUPT as error:
@@ -110,62 +139,50 @@ class Source:
             ) from error
         except OSError as error:
             raise DataError(f"{self.name} can't be read: {error.strerror or error}") from error
-        except (pa.ArrowException, csv.Error) as error:
-            raise DataError(self._explanation(str(error))) from error
+        except UnclosedQuoteError as error:
+            raise DataError(
+                f"a row of {self.name} is longer than {self.block_bytes:,} bytes: a quote that is "
+                "never closed does this"
+            ) from error
+        except csv.Error as error:
+            raise DataError(f"{self.name} is no readable CSV file: {error}") from error
 
-    def _explanation(self, message: str) -> str:
+    def _explanation(self, message: str, rows_before: int) -> str:
         if match := _CONVERSION.search(message):
-            column, row, value = self._header()[int(match[1])], match[2], match[3][:40]
-            if "\ufffd" in value:
-                hint = "its bytes are not UTF-8 text: convert the file"
-            else:
-                hint = "correct it, or if it means a missing value, add it to the null values"
+            column, row = self.columns()[int(match[1])], rows_before + int(match[2])
+            value = match[4]
+            if value is None or "\ufffd" in value:
+                shown = "" if value is None else f" {value[:40]!r}"
+                return (
+                    f"column {column!r} of {self.name} has unreadable bytes{shown} in row {row}: "
+                    "its bytes are not UTF-8 text: convert the file"
+                )
             return (
-                f"column {column!r} of {self.name} must be numeric but has {value!r} in row {row}: "
-                f"{hint}"
+                f"column {column!r} of {self.name} must be numeric but has {value[:40]!r} in row "
+                f"{row}: correct it, or if it means a missing value, add it to the null values; a "
+                "column of labels goes with --categorical, one of dates with --datetime"
             )
         if match := _RAGGED.search(message):
-            return f"row {match[1]} of {self.name} has {match[3]} fields, expected {match[2]}"
-        if "straddl" in message:
-            return (
-                f"a row of {self.name} is longer than {BLOCK_BYTES:,} bytes: a quote that is never "
-                "closed does this"
-            )
-        if "Empty CSV file" in message:
-            return f"{self.name} has a header but no rows: leave it out"
+            row = rows_before + int(match[1])
+            return f"row {row} of {self.name} has {match[3]} fields, expected {match[2]}"
         return f"{self.name} is no readable CSV file: {message}"
 
 
-def find_sources(files: Sequence[str | os.PathLike[str]]) -> list[Source]:
-    """The files that the entries name, each once, sorted."""
-    if isinstance(files, str) or not files:
-        raise DataError(f"files must be a list of at least one path, got {files!r}")
-    found = {source for entry in files for source in _matches(os.fspath(entry))}
-    return sorted(found, key=lambda source: source.name)
-
-
-def _matches(entry: str) -> list[Source]:
+def _parse(
+    block: Block,
+    names: Sequence[str],
+    parsing: pacsv.ParseOptions,
+    converting: pacsv.ConvertOptions,
+) -> tuple[int, list[pa.RecordBatch] | pa.ArrowException]:
+    """Where a block ends and its rows, or the error, which does not know their numbers yet."""
+    end = block.start + len(block.data)
+    options = pacsv.ReadOptions(
+        use_threads=False,
+        column_names=names,
+        block_size=len(block.data) + 1,  # one block, so that no record straddles two
+    )
     try:
-        files, path = url_to_fs(entry)
-    except ImportError as error:
-        raise ResourceError(f"{entry} can't be opened: {error}") from error
-    except ValueError as error:
-        raise DataError(f"{entry} can't be opened: {error}") from error
-    if isinstance(files, LocalFileSystem):
-        path = os.path.abspath(path)
-    if files.isfile(path):  # first: a file's own name may contain [ or ?
-        return [Source(files, path)]
-    if files.isdir(path):
-        raise DataError(f"{entry} is a folder: name its files, such as {path}/*.csv")
-    if not has_magic(path):
-        raise DataError(f"there is no file {entry}")
-    matches = [Source(files, match) for match in files.glob(path) if files.isfile(match)]
-    if not matches:
-        raise DataError(f"no file matches {entry}")
-    return matches
-
-
-def listed(names: Sequence[str]) -> str:
-    """Names for a message, the first 20 of many."""
-    more = f" and {len(names) - 20:,} more" if len(names) > 20 else ""
-    return ", ".join(map(repr, names[:20])) + more
+        table = pacsv.read_csv(pa.BufferReader(block.data), options, parsing, converting)
+    except pa.ArrowException as error:
+        return end, error
+    return end, table.combine_chunks().to_batches()

@@ -94,7 +94,8 @@ class FeatureFiles:
                     f"{self.folder}: {_SHARED}"
                 )
         group = zarr.open_group(str(self.folder), mode="r+")
-        finish_sample(group, self.arrays, kept, columns, None, features)
+        arrays = {array.basename: array for array in self.arrays}
+        finish_sample(group, arrays, kept, columns, None, features=features)
 
 
 class ChunkWriter:

@@ -1,17 +1,15 @@
 """The priority sample: a uniform sample of rows whose every prefix is one too."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from cme_dask.errors import DataError
+from cme_dask.numerics.folding import Folding
 from cme_dask.numerics.hashing import priority_keys
 
 Array = Any
-
-_BLOCK = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +31,8 @@ class RowSample:
         Weights of the rows, shape (k,); ones if rows have none.
     complete
         Whether these are all rows of positive weight.
+    units
+        Values of ``group`` and ``time`` at the rows, by name, shapes (k,); those that are known.
     """
 
     keys: Array
@@ -40,6 +40,7 @@ class RowSample:
     parts: tuple[Array, ...]
     weights: Array
     complete: bool
+    units: Mapping[str, Array] = field(default_factory=dict)
 
     def __len__(self) -> int:
         """Number of rows k."""
@@ -59,9 +60,25 @@ class RowSample:
 
     def prefix(self, size: int) -> "RowSample":
         """The first ``size`` rows."""
-        parts = tuple(part[:size] for part in self.parts)
-        complete = self.complete and size >= len(self)
-        return RowSample(self.keys[:size], self.index[:size], parts, self.weights[:size], complete)
+        return self._at(slice(size), self.complete and size >= len(self))
+
+    def only(self, kept: Array) -> "RowSample":
+        """The sample of a part of the rows: those of these rows that belong to it, shape (k,)."""
+        return self._at(kept, self.complete)
+
+    def folds(self, folding: Folding, n_folds: int) -> Array:
+        """Fold number of each row, as passes over all rows find it, shape (k,)."""
+        return folding.folds(self.index, self.units, n_folds)
+
+    def _at(self, where: Any, complete: bool) -> "RowSample":
+        return RowSample(
+            self.keys[where],
+            self.index[where],
+            tuple(part[where] for part in self.parts),
+            self.weights[where],
+            complete,
+            {name: values[where] for name, values in self.units.items()},
+        )
 
 
 def draw(
@@ -71,16 +88,48 @@ def draw(
     size: int,
     seed: int,
     below: float = np.inf,
+    units: Mapping[str, Array] | None = None,
 ) -> RowSample:
-    """Sample of the rows [start, start + n) given as arrays, of those with keys below a bound."""
-    keys = priority_keys(seed, start, start + len(parts[0]), weights)
+    """Sample of the rows [start, start + n) given as arrays, see :func:`draw_among`."""
+    rows = np.arange(start, start + len(parts[0]))
+    return draw_among(rows, parts, weights, size, seed, below, units)
+
+
+def draw_among(
+    rows: Array,
+    parts: tuple[Array, ...],
+    weights: Array | None,
+    size: int,
+    seed: int,
+    below: float = np.inf,
+    units: Mapping[str, Array] | None = None,
+) -> RowSample:
+    """Sample of rows given as arrays.
+
+    Parameters
+    ----------
+    rows
+        Their global indices, shape (n,).
+    parts
+        Rows of x and y, shapes (n, d).
+    weights
+        Shape (n,), or None for equal ones.
+    size, seed
+        Of the sample.
+    below
+        Rows with keys from here on are left out.
+    units
+        Values of ``group`` and ``time``, shapes (n,).
+    """
+    keys = priority_keys(seed, rows, weights)
     kept = _smallest(keys, size, below)
     return RowSample(
         keys[kept],
-        kept + start,
+        rows[kept],
         tuple(np.array(part[kept]) for part in parts),
         np.ones(len(kept)) if weights is None else np.array(weights[kept]),
-        complete=bool(np.isfinite(keys).sum() <= size),
+        complete=bool(np.isfinite(keys).sum() == len(kept)),
+        units={name: np.array(values[kept]) for name, values in (units or {}).items()},
     )
 
 
@@ -96,28 +145,11 @@ def merge(samples: Iterable[RowSample], size: int) -> RowSample:
         tuple(np.concatenate(p)[kept] for p in parts),
         np.concatenate([s.weights for s in several])[kept],
         complete=len(keys) <= size and all(s.complete for s in several),
+        units={
+            name: np.concatenate([s.units[name] for s in several])[kept]
+            for name in several[0].units
+        },
     )
-
-
-def draw_rows(
-    n: int, size: int, seed: int, weights_of: Callable[[int, int], Array] | None = None
-) -> RowSample:
-    """Keys and indices of the sample of ``n`` rows, block by block; no row is read.
-
-    ``weights_of(start, stop)`` gives the weights of a range of rows, if they have any.
-    """
-    if n < 1:
-        raise DataError("a row sample needs rows, there are none")
-    best: RowSample | None = None
-    for start in range(0, n, _BLOCK):
-        stop = min(start + _BLOCK, n)
-        weights = None if weights_of is None else weights_of(start, stop)
-        # Rows that don't come before the last one of a full sample can't be in it.
-        below = np.inf if best is None or len(best) < size else float(best.keys[-1])
-        fresh = draw(start, (np.empty((stop - start, 0)),), weights, size, seed, below)
-        best = fresh if best is None else merge((best, fresh), size)
-    assert best is not None
-    return best
 
 
 def _smallest(keys: Array, size: int, below: float = np.inf) -> Array:

@@ -1,6 +1,6 @@
 """Where rows come from: anything with a shape that can be read by row ranges."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -103,11 +103,15 @@ class ZarrSource:
         StoreError
             If a chunk is truncated, corrupt or missing; the message names it.
         """
+        rows = np.asarray(self.stored(start, stop), dtype=np.float64)
+        return rows if rows.ndim == 2 else rows[:, None]
+
+    def stored(self, start: int, stop: int) -> Array:
+        """Rows [start, stop) in the stored type and number of dimensions; errors as of `read`."""
         try:
-            rows = np.asarray(self._select(start, stop), dtype=np.float64)
+            return self._select(start, stop)
         except DECODE_ERRORS as error:
             raise self._locate(start, stop, error) from error
-        return rows if rows.ndim == 2 else rows[:, None]
 
     def pick(self, positions: tuple[int, ...]) -> "ZarrSource":
         """The same rows with the columns at these positions only; the others are left unread."""
@@ -162,19 +166,27 @@ class ZarrSource:
 
 
 def read_strips(source: RowSource, start: int, stop: int, length: int) -> Iterator[Array]:
-    """Consecutive strips of ``length`` rows of [start, stop), each storage chunk read once.
+    """Consecutive strips of ``length`` rows of [start, stop), each storage chunk read once."""
+    return in_strips(source.read, source.chunk_rows, start, stop, length)
 
-    Reads end on chunk borders; rows of a chunk that belong to the next strip wait in memory.
+
+def in_strips(
+    read: Callable[[int, int], Array], chunk: int | None, start: int, stop: int, length: int
+) -> Iterator[Array]:
+    """What ``read(start, stop)`` gives, in strips of ``length`` rows.
+
+    Reads end on the borders of chunks of ``chunk`` rows; rows of a chunk that belong to the next
+    strip wait in memory.
     """
-    chunk = source.chunk_rows
-    held, held_stop = np.empty((0, source.shape[1])), start
+    held, held_stop = None, start
     for low in range(start, stop, length):
         high = min(low + length, stop)
         if held_stop < high:
             upto = high if chunk is None else min(stop, -(-high // chunk) * chunk)
-            fresh = source.read(held_stop, upto)
-            held = np.concatenate([held, fresh]) if len(held) else fresh
+            fresh = read(held_stop, upto)
+            held = fresh if held is None or not len(held) else np.concatenate([held, fresh])
             held_stop = upto
+        assert held is not None
         yield held[: high - low]
         held = held[high - low :]
 

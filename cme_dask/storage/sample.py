@@ -2,7 +2,9 @@
 
 Schema version 1: a Zarr (version 3) group with float64 arrays ``x`` (n, d_x), ``y`` (n, d_y),
 optionally ``weights`` (n,), and the priority sample in ``row_sample/{keys,index,x,y}``. Chunks hold
-whole rows. Version 2: ``x`` may be float32, and ``y`` may be absent.
+whole rows. Version 2: ``x`` may be float32, and ``y`` may be absent. Version 3: the attribute
+``roles`` names the columns that became ``group`` (n,), int64, and ``time`` (n,), float64, seconds
+since 1970-01-01 UTC, both also in ``row_sample``.
 """
 
 from collections.abc import Sequence
@@ -13,12 +15,15 @@ import numpy as np
 import zarr
 
 from cme_dask.errors import DataError, StoreError
+from cme_dask.numerics.folding import BY_ROWS, Folding, Part
 from cme_dask.storage.columns import Columns
 from cme_dask.storage.priority import RowSample
 from cme_dask.storage.rows import RowSource, ZarrSource
 from cme_dask.storage.zarr_files import member, read_array, read_attribute, stored_array
 
-KIND, SCHEMA_VERSION = "sample", 2
+KIND, SCHEMA_VERSION = "sample", 3
+
+_ROLES = {"group": "int64", "time": "float64"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +42,14 @@ class Sample:
         The stored priority sample, or None if the source holds none.
     location
         Where the rows lie, for messages.
+    group, time
+        The group of each row, a number, and its time, seconds since 1970-01-01 UTC; sources with
+        one column, or None.
+    folding
+        What goes into folds as a whole.
+    part
+        The part of the rows that this is, or None for all. Sources hold all rows, passes leave out
+        those of other parts; ``row_sample`` is that of the part.
     """
 
     sources: tuple[RowSource, ...]
@@ -44,21 +57,29 @@ class Sample:
     weights: RowSource | None = None
     row_sample: RowSample | None = None
     location: str = "memory"
+    group: RowSource | None = None
+    time: RowSource | None = None
+    folding: Folding = BY_ROWS
+    part: Part | None = None
 
     def __post_init__(self) -> None:
-        named = list(zip("xy", self.sources, strict=False))
-        if self.weights is not None:
-            named.append(("weights", self.weights))
-        rows = {name: source.shape[0] for name, source in named}
+        single = {"weights": self.weights, **self._unit_sources}
+        named = {
+            **dict(zip("xy", self.sources, strict=False)),
+            **{name: source for name, source in single.items() if source is not None},
+        }
+        rows = {name: source.shape[0] for name, source in named.items()}
         if len(set(rows.values())) != 1:
             counts = ", ".join(f"{name} has {count}" for name, count in rows.items())
             raise DataError(
                 f"the numbers of rows differ: {counts}; row i of each must be one observation"
             )
-        for name, source in named:
+        for name, source in named.items():
             if source.shape[1] == 0:
                 raise DataError(f"{name} has no columns: at least one is needed")
-        for (name, source), columns in zip(named, self.columns, strict=False):
+            if name in single and source.shape[1] != 1:
+                raise DataError(f"{name} must have one column, got {source.shape[1]}")
+        for (name, source), columns in zip(named.items(), self.columns, strict=False):
             if source.shape[1] != len(columns.names):
                 raise DataError(
                     f"{name} has {source.shape[1]} columns but {len(columns.names)} names"
@@ -70,17 +91,105 @@ class Sample:
             for variable, columns in zip("xy", self.columns, strict=False)
         )
         weights = "" if self.weights is None else ", weighted"
-        return f"Sample({self.n_rows:,} rows{weights}, {names}, in {self.location})"
+        part = "" if self.part is None else f" of which {self.part}"
+        folds = "" if self.folding.column is None else f", folds by {self.folding}"
+        return f"Sample({self.n_rows:,} rows{part}{weights}{folds}, {names}, in {self.location})"
 
     @property
     def n_rows(self) -> int:
-        """Number of rows n."""
-        return self.sources[0].shape[0]
+        """Number of rows n of the sources; of a part, how many are its own only a pass tells."""
+        return self.reads[0].shape[0]
+
+    @property
+    def units(self) -> dict[str, RowSource]:
+        """The columns that folds and the part are told by, by name."""
+        needed = {self.folding.column, self.part and self.part.folding.column}
+        return {name: s for name, s in self._unit_sources.items() if name in needed and s}
+
+    @property
+    def _unit_sources(self) -> dict[str, RowSource | None]:
+        return {"group": self.group, "time": self.time}
 
     @property
     def reads(self) -> tuple[RowSource, ...]:
-        """All sources that a pass reads: x, y, weights."""
-        return self.sources if self.weights is None else (*self.sources, self.weights)
+        """All sources that a pass reads: x, y, weights, and columns that folds are told by."""
+        weights = () if self.weights is None else (self.weights,)
+        return *self.sources, *weights, *self.units.values()
+
+    def fold_by(self, folding: str | Folding) -> "Sample":
+        """The same rows with folds by ``"rows"``, by ``"group"`` or by blocks of time, as ``"7d"``.
+
+        Parameters
+        ----------
+        folding
+            See :meth:`cme_dask.numerics.folding.Folding.parse`.
+
+        Raises
+        ------
+        DataError
+            If it has another form, or the sample has no groups or times.
+        """
+        return replace(self, folding=self._possible(folding))
+
+    def for_folds(self, n_folds: int) -> "Sample":
+        """The sample as passes with so many folds read it: one fold needs no column to tell it."""
+        return self.fold_by(BY_ROWS) if n_folds == 1 else self
+
+    def split(
+        self, share: float = 0.2, by: str | Folding | None = None, seed: int = 0
+    ) -> tuple["Sample", "Sample"]:
+        """Two parts of the same rows: those to fit on, and those held out.
+
+        Nothing is copied or stored: passes over a part read all rows and leave out the others. A
+        unit is held out where a hash of it and the seed, as a number in (0, 1), is below ``share``,
+        independently of folds and row samples. Of few units the rows held out may be another share.
+
+        Parameters
+        ----------
+        share
+            Chance of a unit to be held out, in (0, 1).
+        by
+            What is held out as a whole, as in :meth:`fold_by`; default what folds are by.
+        seed
+            Equal ones give the same parts.
+
+        Returns
+        -------
+        rest, held_out : Sample
+
+        Raises
+        ------
+        DataError
+            On a share or seed out of range, without groups or times, or if this is a part already.
+        """
+        if self.part is not None:
+            raise DataError(f"this is a part already ({self.part}): split the whole sample")
+        folding = self._possible(self.folding if by is None else by)
+        rest, held_out = (Part(folding, share, seed, side) for side in (False, True))
+        return self._only(rest), self._only(held_out)
+
+    def check_whole(self, what: str) -> None:
+        """DataError if this is a part: ``what`` takes all rows."""
+        if self.part is not None:
+            raise DataError(
+                f"{what} takes all rows, this is a part of them ({self.part}): give the sample "
+                "that was split"
+            )
+
+    def _possible(self, folding: str | Folding) -> Folding:
+        found = Folding.parse(folding)
+        if found.column is not None and self._unit_sources[found.column] is None:
+            raise DataError(
+                f"folds by {found} need the {found.column} of each row, which {self.location} does "
+                f"not have: ingest with --{found.column} COLUMN, or open_sample(..., "
+                f"{found.column}=...)"
+            )
+        return found
+
+    def _only(self, part: Part) -> "Sample":
+        rows = self.row_sample
+        kept = rows and rows.only(part.keeps(rows.index, rows.units))
+        return replace(self, part=part, row_sample=kept)
 
     def select(self, x: Sequence[str] | None = None, y: Sequence[str] | None = None) -> "Sample":
         """The same rows with the wanted columns of x and y only."""
@@ -117,15 +226,15 @@ def open_store(group: zarr.Group, location: str) -> Sample:
     about = read_attribute(group, KIND, SCHEMA_VERSION, location)
     if not isinstance(about.get("weights"), bool):
         raise StoreError(f"{location} does not say whether it has weights: write it again")
-    variables = _variables(about)
-    names = [*variables, *(["weights"] if about["weights"] else [])]
+    variables, roles = _variables(about), _roles(about, location)
+    names = [*variables, *(["weights"] if about["weights"] else []), *roles]
     arrays = {name: stored_array(group, name, location) for name in names}
     for name, array in arrays.items():
         either = name == "x" and about["schema_version"] > 1
-        floats = ("float64", "float32") if either else ("float64",)
-        if array.dtype not in floats or array.ndim != (1 if name == "weights" else 2):
+        types = ("float64", "float32") if either else (_ROLES.get(name, "float64"),)
+        if array.dtype not in types or array.ndim != (2 if name in variables else 1):
             raise StoreError(
-                f"the array {name!r} of {location} should be {' or '.join(floats)} rows, it is "
+                f"the array {name!r} of {location} should be {' or '.join(types)} rows, it is "
                 f"{array.dtype} of shape {array.shape}: write the store again"
             )
         if array.shape[0] != about.get("rows"):
@@ -137,23 +246,40 @@ def open_store(group: zarr.Group, location: str) -> Sample:
         columns = tuple(Columns.from_dict(about["columns"][v]) for v in variables)
     except (KeyError, TypeError) as error:
         raise StoreError(f"{location} describes no columns: {error!r}") from error
+    sources = {name: ZarrSource(array) for name, array in arrays.items()}
     return Sample(
-        sources=tuple(ZarrSource(arrays[v]) for v in variables),
+        sources=tuple(sources[v] for v in variables),
         columns=columns,
-        weights=ZarrSource(arrays["weights"]) if "weights" in arrays else None,
+        weights=sources.get("weights"),
         row_sample=_row_sample(
             group,
             {v: arrays[v] for v in variables},
+            roles,
             about.get("row_sample_complete") is True,
             location,
         ),
         location=location,
+        group=sources.get("group"),
+        time=sources.get("time"),
     )
 
 
-def schema_version(variables: Sequence[zarr.Array[Any]]) -> int:
-    """The lowest version that allows these arrays x and y: older readers read what they can."""
+def schema_version(variables: Sequence[zarr.Array[Any]], *, roles: bool = False) -> int:
+    """The lowest version that allows these arrays x and y: older readers read what they can.
+
+    ``roles`` says that there are groups or times beside them.
+    """
+    if roles:
+        return 3
     return 1 if len(variables) == 2 and variables[0].dtype == np.float64 else 2
+
+
+def _roles(about: dict[str, Any], location: str) -> tuple[str, ...]:
+    """Which of ``group`` and ``time`` the store has, as it may from version 3 on."""
+    roles = about.get("roles", {}) if about["schema_version"] > 2 else {}
+    if not isinstance(roles, dict) or not set(roles) <= set(_ROLES):
+        raise StoreError(f"{location} describes no roles: {roles!r}; write it again")
+    return tuple(name for name in _ROLES if name in roles)
 
 
 def _variables(about: dict[str, Any]) -> str:
@@ -164,7 +290,11 @@ def _variables(about: dict[str, Any]) -> str:
 
 
 def _row_sample(
-    group: zarr.Group, arrays: dict[str, zarr.Array[Any]], complete: bool, location: str
+    group: zarr.Group,
+    arrays: dict[str, zarr.Array[Any]],
+    roles: Sequence[str],
+    complete: bool,
+    location: str,
 ) -> RowSample:
     rows = member(group, "row_sample", location)
     if not isinstance(rows, zarr.Group):
@@ -172,6 +302,7 @@ def _row_sample(
     keys, index, weights, *parts = (
         read_array(rows, name, location) for name in ("keys", "index", "weights", *arrays)
     )
+    units = {name: read_array(rows, name, location) for name in roles}
     widths = [(len(keys), array.shape[1]) for array in arrays.values()]
     kinds = [a.dtype.kind for a in (index, keys, weights, *parts)]
     if (
@@ -180,8 +311,11 @@ def _row_sample(
         or weights.shape != keys.shape
         or [part.shape for part in parts] != widths
         or kinds != ["i", *(["f"] * (len(kinds) - 1))]
+        or any((v.shape, v.dtype) != (keys.shape, _ROLES[name]) for name, v in units.items())
         or not len(keys)
         or not 0 <= index.min() <= index.max() < arrays["x"].shape[0]
     ):
         raise StoreError(f"the row sample of {location} does not fit its rows: write it again")
-    return RowSample(keys, index, tuple(parts), weights, complete)
+    # As floats, which passes read: then the rows of the sample are in the folds they are in there.
+    units = {name: values.astype(np.float64) for name, values in units.items()}
+    return RowSample(keys, index, tuple(parts), weights, complete, units)

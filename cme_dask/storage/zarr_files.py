@@ -5,6 +5,7 @@ was never finished.
 """
 
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import zarr
 from zarr.codecs import BloscCodec, Crc32cCodec
 
 from cme_dask.errors import ResourceError, StoreError
-from cme_dask.storage.atomic import ATTRIBUTE
+from cme_dask.storage.atomic import ATTRIBUTE, workshop_folder
 
 Array = Any
 
@@ -31,6 +32,8 @@ def open_zarr(path: str | os.PathLike[str], storage_options: dict[str, Any] | No
         If the URL's protocol needs a package that is not installed.
     """
     where = os.fspath(path)
+    if "://" not in where:
+        _check_finished(Path(where))
     if "://" not in where and not os.path.exists(where):
         raise StoreError(f"{where} does not exist: give the path or URL of a Zarr store")
     try:
@@ -41,6 +44,16 @@ def open_zarr(path: str | os.PathLike[str], storage_options: dict[str, Any] | No
         raise ResourceError(f"{where} needs a package that is not installed: {error}") from error
     except DECODE_ERRORS as error:
         raise StoreError(f"{where} is no readable Zarr store: {error}") from error
+
+
+def _check_finished(path: Path) -> None:
+    """StoreError on a store that is being written, or that was when its writer was cut off."""
+    ours = path.name.startswith(".") and path.name.endswith(".partial")
+    if ours or (not path.exists() and workshop_folder(path).exists()):
+        raise StoreError(
+            f"{path} is unfinished: it is still being written, or that was interrupted (the same "
+            "command with --resume goes on)"
+        )
 
 
 def read_attribute(group: zarr.Group, kind: str, version: int, location: str) -> dict[str, Any]:

@@ -1,0 +1,271 @@
+"""The steps of a fit that learns its kernels: search, moments of finalists, mean of the best."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from cme_dask.chunked.blas import one_blas_thread
+from cme_dask.chunked.passes import PassReport
+from cme_dask.estimators.arithmetic import settle_arithmetic, trial_rows
+from cme_dask.estimators.assembly import Part
+from cme_dask.estimators.planning import Preparation
+from cme_dask.estimators.recipe import TuningProgress, make_moments, make_side
+from cme_dask.estimators.solving import Solving
+from cme_dask.kernels import Kernel
+from cme_dask.learning.tuning import Candidate, Search, Tuning, crps_gain, search
+from cme_dask.numerics.basis import NewtonBasis
+from cme_dask.numerics.crossval import HeldFold, cross_validate, held_folds
+from cme_dask.numerics.guard import Arithmetic, JointChange
+from cme_dask.numerics.means import MeanMoments
+from cme_dask.numerics.moments import Function, Moments, MomentSpec
+from cme_dask.numerics.problem import Regularization
+from cme_dask.numerics.stacked import reduced
+from cme_dask.numerics.support import Support
+from cme_dask.numerics.thresholds import Thresholds
+from cme_dask.numerics.validation import replicates
+from cme_dask.storage.priority import RowSample
+
+Array = Any
+
+FOLDS = 5
+"""Folds of the search; the finalists are compared on those of the fit."""
+
+MAX_RANK = 500
+"""Pivots of each learned basis, unless ``max_rank`` says otherwise."""
+
+_NEAR = 0.1  # a finalist this much worse than the best, of the gain of each loss, is left out
+_STEP = float(np.sqrt(10.0))  # between neighbouring ridges
+
+
+@dataclass(frozen=True, eq=False)
+class Member:
+    """One of the models whose density ratios are averaged.
+
+    Attributes
+    ----------
+    candidate
+        Its kernels and the ridge that was learned on all rows.
+    part
+        What the model is made of.
+    moments
+        By fold.
+    joint, crps
+        Held-out joint loss, and sliced CRPS over that of independence, over all rows.
+    arithmetic
+        How its moments were computed.
+    """
+
+    candidate: Candidate
+    part: Part
+    moments: Moments
+    joint: float
+    crps: float
+    arithmetic: Arithmetic
+
+
+def search_kernels(
+    ready: Preparation,
+    given: tuple[Kernel | None, Kernel | None],
+    reg: Regularization | None,
+    options: Tuning,
+    tol: float,
+    seed: int,
+) -> Search:
+    """The search on the row sample, with the folds of the rows.
+
+    Parameters
+    ----------
+    ready
+        The row sample and the kernels that are not learned.
+    given
+        None for each kernel that is learned.
+    reg
+        The ridge, None if it is learned.
+    options, tol, seed
+        See :func:`cme_dask.learning.tuning.search`.
+    """
+    choice = ready.choice
+    rows = choice.rows.prefix(options.rows)
+    columns = choice.sample.columns
+    categorical = [tuple(name in c.categories for name in c.names) for c in columns]
+
+    def heard(stage: str, done: int, most: int, best: float) -> None:
+        if choice.progress is not None:
+            choice.progress(TuningProgress(stage, done, most, best))
+
+    return search(
+        (rows.parts[0], rows.parts[1]),
+        rows.importance,
+        choice.sample.folding.folds(rows.index, rows.units, FOLDS),
+        (given[0], given[1]),
+        (categorical[0], categorical[1]),
+        reg=reg,
+        options=options,
+        tol=tol,
+        seed=seed,
+        heard=heard,
+    )
+
+
+def tuned_members(
+    ready: Preparation,
+    found: Search,
+    solving: Solving,
+    functions: tuple[Mapping[str, Function] | None, Mapping[str, Function] | None],
+    support: Support | None,
+    accuracy: float,
+    options: Tuning,
+    learn_reg: bool,
+) -> tuple[list[Member], Array, PassReport]:
+    """Moments of all finalists in one pass; of them the best, best first.
+
+    And the masses of the support by fold, and how the pass went.
+
+    Parameters
+    ----------
+    ready, found
+        What is known before the pass.
+    solving
+        How moments become coefficients; its ridge is that of the finalists where it is learned.
+    functions
+        Declared functions of x and of y.
+    support
+        Cells of y.
+    accuracy
+        Of the arithmetic.
+    options
+        How many are averaged.
+    learn_reg
+        Whether the ridge is learned.
+    """
+    choice = ready.choice
+    specs, arithmetics = [], []
+    made: dict[Kernel, NewtonBasis] = {}
+    for number, candidate in enumerate(found.finalists):
+        kernels = candidate.kernel_x, candidate.kernel_y
+        bases = [made.get(kernel) for kernel in kernels]
+        if None in bases:
+            bases = list(choice.bases(kernels, top_up=False)[0])
+            made |= dict(zip(kernels, bases, strict=True))  # type: ignore[arg-type]
+        spec = _spec(
+            ready,
+            (bases[0], bases[1]),  # type: ignore[arg-type]
+            functions,
+            support if number == 0 else None,  # masses are the same for all
+            found.thresholds,
+        )
+        trial = trial_rows(choice.rows, spec.ranks)
+        solver = replace(solving, reg=candidate.reg).trial_solver(spec.sides, choice.rows)
+        change = JointChange(spec, trial.parts, solver)
+        spec, arithmetic = settle_arithmetic(spec, trial, choice.sample.n_rows, accuracy, change)
+        specs.append(spec)
+        arithmetics.append(arithmetic)
+    moments, report = make_moments(
+        choice.sample, specs, choice.budget, choice.progress, choice.sample_rows
+    )
+    with one_blas_thread():
+        members = [
+            _member(
+                candidate, spec, one, solving, arithmetic, found.thresholds, learn_reg, choice.rows
+            )
+            for candidate, spec, one, arithmetic in zip(
+                found.finalists, specs, moments, arithmetics, strict=True
+            )
+        ]
+    return _best(members, options), moments[0].masses, report
+
+
+def _spec(
+    ready: Preparation,
+    bases: tuple[NewtonBasis, NewtonBasis],
+    functions: tuple[Mapping[str, Function] | None, Mapping[str, Function] | None],
+    support: Support | None,
+    thresholds: Thresholds,
+) -> MomentSpec:
+    sample, rows = ready.choice.sample, ready.choice.rows
+    x = make_side(bases[0], sample.columns[0], functions[0], rows, 0)
+    y = make_side(bases[1], sample.columns[1], functions[1], rows, 1, support, thresholds)
+    return MomentSpec((x, y), ready.choice.n_folds)
+
+
+def _member(
+    candidate: Candidate,
+    spec: MomentSpec,
+    moments: Moments,
+    solving: Solving,
+    arithmetic: Arithmetic,
+    thresholds: Thresholds,
+    learn_reg: bool,
+    rows: RowSample,
+) -> Member:
+    x, y = spec.sides
+    folds = list(held_folds(moments, (x, y)))
+    reg, joint, crps = candidate.reg, candidate.trial.joint, candidate.trial.crps
+    if folds:
+        tried = _ridges(folds, reg, thresholds) if learn_reg else {}
+        tried = tried or _losses(folds, [reg], thresholds)
+        joint_unit, crps_unit = (
+            max(-min(losses[i] for losses in tried.values()), 1e-12) for i in (0, 1)
+        )
+        reg = min(tried, key=lambda r: tried[r][0] / joint_unit + tried[r][1] / crps_unit)
+        joint, crps = tried[reg]
+    mean = MeanMoments.of(moments.total(), (x, y))
+    solution = replace(solving, reg=reg).solver((x, y), rows)(mean)
+    refits = ((fold.rest, fold.held, fold.solution(reg)) for fold in folds)
+    part = Part((x, y), mean, reduced(solution), replicates(refits, (x, y)))
+    return Member(replace(candidate, reg=reg), part, moments, joint, crps, arithmetic)
+
+
+def _losses(
+    folds: Sequence[HeldFold], regs: Sequence[Regularization], thresholds: Thresholds
+) -> dict[Regularization, tuple[float, float]]:
+    found = cross_validate(folds, regs)
+    pairs = zip(found.joint.tolist(), crps_gain(found, thresholds).tolist(), strict=True)
+    return dict(zip(regs, pairs, strict=True))
+
+
+def _ridges(
+    folds: Sequence[HeldFold], start: Regularization, thresholds: Thresholds
+) -> dict[Regularization, tuple[float, float]]:
+    """Losses at ridges around a first one, of y and of x apart."""
+    steps = [_STEP**k for k in (-2, -1, 0, 1, 2)]
+    regs = [replace(start, y=start.y * a, x=start.x * b) for a, b in product(steps, steps)]
+    return _losses(folds, regs, thresholds)
+
+
+def _best(members: Sequence[Member], options: Tuning) -> list[Member]:
+    """The best members by the criterion, over all rows."""
+    units = [max(-min(getattr(m, name) for m in members), 1e-12) for name in ("joint", "crps")]
+    wanted = [n in options.criterion.split("+") for n in ("joint", "crps")]
+
+    def score(member: Member) -> float:
+        return float(wanted[0] * member.joint / units[0] + wanted[1] * member.crps / units[1])
+
+    ordered = sorted(members, key=score)
+    near = [m for m in ordered if score(m) <= score(ordered[0]) + _NEAR * sum(wanted)]
+    return near[: options.averaged]
+
+
+def describe_search(found: Search, members: Sequence[Member]) -> dict[str, Any]:
+    """JSON form of the search and of the members."""
+    return {
+        "seconds": found.seconds,
+        "trials": [asdict(trial) for trial in found.trials],
+        "finalists": len(found.finalists),
+        "members": [
+            {
+                "x": asdict(m.candidate.trial.x),
+                "y": asdict(m.candidate.trial.y),
+                "kernel_x": m.candidate.kernel_x.to_dict(),
+                "kernel_y": m.candidate.kernel_y.to_dict(),
+                "ranks": [side.basis.rank for side in m.part.sides],
+                "reg": [m.candidate.reg.y, m.candidate.reg.x],
+                "joint": m.joint,
+                "crps": m.crps,
+            }
+            for m in members
+        ],
+    }

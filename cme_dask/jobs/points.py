@@ -1,0 +1,189 @@
+"""What a job wants to know at stated points, and what the nearest rows say there."""
+
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+
+from cme_dask.chunked.driver import Executor
+from cme_dask.chunked.nearest import Neighbours, nearest_rows
+from cme_dask.errors import DataError
+from cme_dask.jobs.events import Event
+from cme_dask.jobs.fitting import events_of
+from cme_dask.jobs.schema import FitSection, IngestSection, Job, PointSection
+from cme_dask.kernels import Kernel
+from cme_dask.models.joint import JointModel
+from cme_dask.storage.columns import Columns
+from cme_dask.storage.layout import Cyclic, Layout, make_layout
+from cme_dask.storage.sample import Sample
+
+Array = Any
+Result = dict[str, Any]
+
+_OTHER_LABEL = 1e-6  # the unit of codes: no row with another label is near
+
+
+@dataclass(frozen=True, eq=False)
+class Questions:
+    """What a job wants to know, checked against its columns before any work.
+
+    Attributes
+    ----------
+    columns
+        Of x and of y; labels are known once there is a sample.
+    events
+        Events of y by their text.
+    shown
+        Names of the functions to report.
+    points
+        Values of the stored columns of x at each stated point.
+    """
+
+    columns: tuple[Columns, Columns]
+    events: dict[str, Event]
+    shown: list[str]
+    points: tuple[dict[str, float | str], ...]
+
+    @classmethod
+    def of(cls, job: Job) -> "Questions":
+        """DataError on unknown columns or functions, and on kernels that don't fit."""
+        layout = None if job.ingest is None else layout_of(job.ingest)
+        columns = _columns(layout)
+        for key, kernel, each in zip("xy", job.fit.kernels(), columns, strict=True):
+            if isinstance(kernel, Kernel):
+                try:
+                    kernel.check(len(each.names))
+                except DataError as error:
+                    raise DataError(f"fit.kernel_{key}: {error}") from error
+        events = events_of(columns, job.fit)[1]
+        known = [*columns[1].names, *events]
+        shown = job.report.functions or known
+        unknown = [name for name in shown if name not in known]
+        if unknown:
+            raise DataError(
+                f"report.functions: unknown {', '.join(map(repr, unknown))}, there are "
+                f"{', '.join(map(repr, known))}"
+            )
+        points = tuple(_stored(point, columns[0], layout) for point in job.report.points)
+        return cls(columns, events, shown, points)
+
+    def with_labels(self, sample: Sample, options: FitSection) -> "Questions":
+        """The same with the labels that the data turned out to have; DataError on others."""
+        columns = cast(tuple[Columns, Columns], sample.columns)
+        for name in columns[0].categories:
+            known = columns[0].categories[name]
+            for label in {point[name] for point in self.points} - set(known):
+                raise DataError(
+                    f"report.points: column {name!r} has no label {label!r}, there are "
+                    f"{', '.join(map(repr, known))}"
+                )
+        return replace(self, columns=columns, events=events_of(columns, options)[1])
+
+    def rows(self, model: JointModel) -> Array:
+        """The points as the model takes them, shape (p, d_X)."""
+        if not self.points:
+            return np.empty((0, len(self.columns[0].names)))
+        table = {name: [point[name] for point in self.points] for name in self.columns[0].names}
+        return model.x.points(table, "report.points")
+
+    def values(self, name: str, y: Array) -> Array:
+        """A function at rows of y."""
+        names = self.columns[1].names
+        return y[:, names.index(name)] if name in names else self.events[name](y)
+
+
+def layout_of(section: IngestSection) -> Layout:
+    """Which columns the store of a job has."""
+    return make_layout(
+        section.x,
+        section.y,
+        weights=section.weights,
+        group=section.group,
+        time=section.time,
+        categorical=section.categorical,
+        datetime=section.datetime,
+        cyclic=section.cyclic,
+    )
+
+
+def _columns(layout: Layout | None) -> tuple[Columns, Columns]:
+    if layout is not None:
+        return layout.columns({}, dict.fromkeys(layout.categorical, ()))
+    from cme_dask.storage import generate
+
+    x, y = generate.COLUMNS
+    return x, y
+
+
+def _stored(point: PointSection, x: Columns, layout: Layout | None) -> dict[str, float | str]:
+    """The stored columns of a point, which may be given by what they are made of."""
+    values = dict(point.x)
+    wanted = list(x.names)
+    for feature in () if layout is None else layout.x:
+        if not isinstance(feature, Cyclic):
+            continue
+        given = values.pop(feature.column, None)
+        if isinstance(given, float | int):
+            parts = feature(np.array([float(given)]))
+            values |= {n: float(v[0]) for n, v in zip(feature.names, parts, strict=True)}
+        at = wanted.index(feature.names[0])
+        wanted[at : at + 2] = [feature.column]
+    if set(values) != set(x.names):
+        raise DataError(
+            f"report.points: {point.name!r} must give {', '.join(wanted)}, "
+            f"it gives {', '.join(point.x) or 'nothing'}"
+        )
+    return values
+
+
+def nearest(
+    questions: Questions, points: Array, count: int, sample: Sample, executor: Executor
+) -> Neighbours | None:
+    """The rows nearest to the stated points, in standardised x with the same labels; one pass."""
+    if not len(points):
+        return None
+    # Standard deviations over the row sample are precise enough to choose neighbours by. Constant
+    # columns have none, though rounding may say otherwise; they are as far from every row.
+    assert sample.row_sample is not None
+    rows = sample.row_sample.parts[0]
+    scale = np.where((rows == rows[0]).all(axis=0), 1.0, rows.std(axis=0))
+    scale = np.where(questions.columns[0].categorical, _OTHER_LABEL, scale)
+    return nearest_rows(sample, points, min(count, sample.n_rows), scale, executor)
+
+
+def compare(
+    job: Job, questions: Questions, model: JointModel, points: Array, near: Neighbours | None
+) -> Result:
+    """Model and nearest rows at the stated points."""
+    if near is None:
+        return {"points": [], "neighbours": {"k": 0, "passes": 0}}
+    if len(model.x.answers.fold_constant) > 1:
+        mean, std = model.expect(questions.shown, points, return_std=True)
+    else:
+        mean, std = model.expect(questions.shown, points), None
+    rows = []
+    for i, point in enumerate(job.report.points):
+        functions = {
+            name: {
+                "mean": float(mean[i, j]),
+                "std": None if std is None else float(std[i, j]),
+                **_empirical(questions.values(name, near.y[i]), near.weights[i]),
+            }
+            for j, name in enumerate(questions.shown)
+        }
+        farthest = float(near.distance[i, -1])
+        rows.append(
+            {"name": point.name, "x": point.x, "farthest": farthest, "functions": functions}
+        )
+    return {"points": rows, "neighbours": {"k": near.index.shape[1], "passes": 1}}
+
+
+def _empirical(values: Array, weights: Array) -> dict[str, float]:
+    """Weighted mean, and its standard error sqrt(sum w^2 (v - mean)^2) / sum w."""
+    share = weights / weights.max()  # squares of the weights may leave the range
+    share = share / share.sum()
+    mean = share @ values
+    return {
+        "nearest_mean": float(mean),
+        "nearest_std": float(np.sqrt((share**2) @ (values - mean) ** 2)),
+    }

@@ -1,0 +1,179 @@
+"""How good a saved model is on the rows of a store that it has not seen."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cme_dask.chunked.driver import Executor
+from cme_dask.chunked.memory import MemoryBudget
+from cme_dask.chunked.scores import Law, Prediction, score_pass
+from cme_dask.chunked.sources import open_sample
+from cme_dask.errors import DataError
+from cme_dask.jobs.events import Event
+from cme_dask.jobs.fitting import Compute
+from cme_dask.models import JointModel, load_only
+from cme_dask.numerics.folding import Part
+from cme_dask.numerics.scoring import Estimate, Scores
+from cme_dask.report.progress import ProgressLines
+from cme_dask.storage.sample import Sample
+
+Array = Any
+
+
+@dataclass(frozen=True, eq=False)
+class Expectation:
+    """E[f | x] of a model for some functions f, at rows of x."""
+
+    model: JointModel
+    names: tuple[str, ...]
+
+    def __call__(self, x: Array) -> Array:
+        """Shape (b, len(names))."""
+        return self.model.expect(self.names, x)
+
+
+def score_model(
+    model: str,
+    store: str,
+    functions: Sequence[str],
+    *,
+    hold_out: float | None = None,
+    fold_by: str | None = None,
+    crps: bool = False,
+    compute: Compute,
+) -> dict[str, Any]:
+    """JSON form of the scores of E[f(y) | x], and of the laws, on held-out rows of a store.
+
+    Parameters
+    ----------
+    model, store
+        Paths or URLs.
+    functions
+        Columns of y and events that the model was fitted with; default all.
+    hold_out
+        Share of the units that is held out; default the part that the fit did not see, if it
+        held one out, else all rows.
+    fold_by
+        What the units are; default what they were in the fit.
+    crps
+        Also score the laws.
+    compute
+        Where to run.
+
+    Raises
+    ------
+    DataError
+        On unknown functions or columns, a share out of range, a store without groups or times, or a
+        model without laws.
+    StoreError
+        If model or store is unusable.
+    """
+    law = load_only(JointModel, model)
+    sample = _held_out(_matching(open_sample(store), law), law, hold_out, fold_by)
+    events = _events(law, functions)
+    shown = tuple(functions) or (*law.y.columns.names, *events)
+    laws = {"law": Law(law.weights, _points(law))} if crps else {}
+    with ProgressLines() as progress, compute.open() as scheduler:
+        budget = MemoryBudget.of(Executor.resolve(scheduler, compute.workers), compute.memory_limit)
+        found = score_pass(
+            sample,
+            {"model": Prediction(shown, Expectation(law, shown))},
+            budget,
+            functions=events,
+            laws=laws,
+            progress=progress.fit,
+        )
+    seen = _fitted_on(law)
+    return {
+        "model": model,
+        "store": sample.location,
+        "rows": found.report.rows,
+        "held_out": None if sample.part is None else str(sample.part),
+        "fold_by": str(sample.folding),
+        "unseen": seen is not None and sample.part == seen.other,
+        "scores": {
+            name: {"event": name in events, **described(scores)}
+            for name, scores in found.scores["model"].items()
+        },
+        "crps": {name: estimate(value) for name, value in found.crps.items()}.get("law"),
+        "units": law.y.columns.units,
+        "seconds": found.report.seconds,
+        "rows_per_second": found.report.rows_per_second,
+    }
+
+
+def _matching(sample: Sample, law: JointModel) -> Sample:
+    """The sample with the columns of the model."""
+    x, y = law.x.columns, law.y.columns
+    sample = sample.select(x.names, y.names)
+    for mine, theirs in zip((x, y), sample.columns, strict=True):
+        for name in mine.names:
+            if mine.categories.get(name) != theirs.categories.get(name):
+                raise DataError(
+                    f"the labels of column {name!r} have other codes in {sample.location} than in "
+                    "the model: score it on the store that it was fitted on, or a part of that"
+                )
+    return sample
+
+
+def _held_out(
+    sample: Sample, law: JointModel, hold_out: float | None, fold_by: str | None
+) -> Sample:
+    """The rows to score on, with folds for the standard errors."""
+    sample = sample.fold_by(fold_by or law.about.get("fold_by", "rows"))
+    if hold_out is not None:
+        return sample.split(hold_out)[1]
+    seen = _fitted_on(law)
+    if seen is None:
+        return sample
+    rest, held_out = sample.split(seen.share, seen.folding, seen.seed)
+    return rest if seen.held_out else held_out
+
+
+def _fitted_on(law: JointModel) -> Part | None:
+    """The part of the rows that the model was fitted on, if it was a part."""
+    about = law.about.get("part")
+    return None if about is None else Part.from_dict(about)
+
+
+def _events(law: JointModel, functions: Sequence[str]) -> dict[str, Event]:
+    """The model's events by their text; of functions that are none only the names are stored."""
+    columns, known = law.y.columns, law.x.answers.names
+    unknown = [name for name in functions if name not in known]
+    if unknown:
+        raise DataError(
+            f"the model knows no {unknown[0]!r}: there are {', '.join(map(repr, known))}"
+        )
+    events = {}
+    for name in functions or known:
+        if name in columns.names:
+            continue
+        try:
+            events[name] = Event.parse(name, columns.names, columns.categories)
+        except DataError:
+            if functions:
+                raise
+    return events
+
+
+def _points(law: JointModel) -> Array:
+    if law.support is None:
+        raise DataError("this model has no laws to score: fit it with support_size of at least 1")
+    return law.support.points
+
+
+def described(scores: Scores) -> dict[str, Any]:
+    """JSON form of the scores of one target."""
+    return {
+        "mean": scores.mean,
+        "variance": scores.variance,
+        "mse": estimate(scores.mse),
+        "r2": estimate(scores.r2),
+    }
+
+
+def estimate(found: Estimate) -> dict[str, float | None]:
+    """JSON has no NaN."""
+    pair = {"value": found.value, "std": found.std}
+    return {key: value if math.isfinite(value) else None for key, value in pair.items()}

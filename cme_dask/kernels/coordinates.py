@@ -1,0 +1,251 @@
+"""Coordinates: maps of single columns, to a common scale or to pooled levels."""
+
+import math
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from numbers import Real
+from typing import Any, ClassVar
+
+from array_api_compat import array_namespace, device
+
+from cme_dask.errors import DataError
+from cme_dask.kernels.base import Array, check_number, is_a
+
+Map = Callable[[Array], Array]
+
+
+@dataclass(frozen=True)
+class Coordinate(ABC):
+    """A map of one column, ``coordinate(xp, column)``, shape (n,) to (n,)."""
+
+    # What columns in this coordinate are called.
+    _noun: ClassVar[str]
+
+    def __call__(self, xp: Any, column: Array) -> Array:
+        """Return the mapped column, shape (n,)."""
+        return self.prepare(xp, column)(column)
+
+    @abstractmethod
+    def prepare(self, xp: Any, like: Array) -> Map:
+        """Return the map, prepared for many columns that live where ``like`` does."""
+
+
+@dataclass(frozen=True)
+class Standard(Coordinate):
+    """A column without location and unit, (x - shift) / scale.
+
+    Parameters
+    ----------
+    shift
+        Finite, in the units of the column.
+    scale
+        Positive, in the units of the column.
+    """
+
+    shift: float
+    scale: float
+
+    _noun: ClassVar[str] = "standardised columns"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shift", _finite("shift", self.shift))
+        object.__setattr__(self, "scale", check_number("scale", self.scale))
+
+    def prepare(self, xp: Any, like: Array) -> Map:
+        """Return the map."""
+        return lambda column: (column - self.shift) / self.scale
+
+
+@dataclass(frozen=True)
+class Scores(Coordinate):
+    """A piecewise linear, strictly increasing map through knots (value, score).
+
+    Beyond the outer knots it goes on with the slopes of the outer segments, so that it is
+    injective and finite everywhere.
+
+    Parameters
+    ----------
+    values
+        At least two, ascending and distinct, in the units of the column.
+    scores
+        As many, ascending and distinct, no unit.
+    """
+
+    values: tuple[float, ...]
+    scores: tuple[float, ...]
+
+    _noun: ClassVar[str] = "normal scores"
+
+    def __post_init__(self) -> None:
+        for name in ("values", "scores"):
+            object.__setattr__(self, name, _ascending(name, getattr(self, name)))
+        if len(self.values) != len(self.scores) or len(self.values) < 2:
+            raise DataError(
+                "values and scores must be at least two and equally many, got "
+                f"{len(self.values)} and {len(self.scores)}"
+            )
+
+    def prepare(self, xp: Any, like: Array) -> Map:
+        """Return the map."""
+        # In float64 whatever the column: neighbouring knots may be one number in float32. A share
+        # of the segment, not a slope: the slope of a short segment may leave the range.
+        values, scores, widths, rises = (
+            xp.asarray(numbers, dtype=xp.float64, device=device(like))
+            for numbers in (self.values, self.scores, _steps(self.values), _steps(self.scores))
+        )
+        inner = values[1:-1]
+
+        def map_column(column: Array) -> Array:
+            x = xp.astype(column, xp.float64, copy=False)
+            segment = xp.searchsorted(inner, x)
+            share = (x - xp.take(values, segment)) / xp.take(widths, segment)
+            mapped = xp.take(scores, segment) + xp.take(rises, segment) * share
+            return xp.astype(mapped, column.dtype, copy=False)
+
+        return map_column
+
+
+@dataclass(frozen=True)
+class Pooled(Coordinate):
+    """Codes of a categorical column, those of rare and unknown levels made one.
+
+    A code in ``levels`` becomes its position there, any other number becomes ``len(levels)``.
+
+    Parameters
+    ----------
+    levels
+        The codes that are kept, ascending and distinct; none to pool all.
+    """
+
+    levels: tuple[float, ...]
+
+    _noun: ClassVar[str] = "pooled levels"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "levels", _ascending("levels", self.levels))
+
+    def prepare(self, xp: Any, like: Array) -> Map:
+        """Return the map."""
+        count = len(self.levels)
+        if not count:
+            return xp.zeros_like  # type: ignore[no-any-return]
+        levels = xp.asarray(self.levels, dtype=xp.float64, device=device(like))
+
+        def map_column(column: Array) -> Array:
+            codes = xp.astype(column, xp.float64, copy=False)
+            position = xp.searchsorted(levels, codes)
+            position = xp.where(position < count, position, xp.zeros_like(position))
+            known = xp.take(levels, position) == codes
+            return xp.astype(xp.where(known, position, xp.full_like(position, count)), column.dtype)
+
+        return map_column
+
+
+COORDINATES: dict[str, type[Coordinate]] = {cls.__name__: cls for cls in (Standard, Scores, Pooled)}
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    """A coordinate for each column of a variable; ``coordinates(X)`` has the shape of X (n, d).
+
+    Parameters
+    ----------
+    columns
+        One :class:`Standard`, :class:`Scores` or :class:`Pooled` per column.
+    """
+
+    columns: tuple[Coordinate, ...]
+
+    def __post_init__(self) -> None:
+        given: Any = self.columns
+        columns = tuple(given) if isinstance(given, (list, tuple)) else ()
+        if not columns or not all(type(c) in COORDINATES.values() for c in columns):
+            raise DataError(
+                f"columns must be at least one of {', '.join(COORDINATES)}, got {given!r}"
+            )
+        object.__setattr__(self, "columns", columns)
+
+    def __call__(self, X: Array) -> Array:
+        """Return the mapped rows, (n, d), of rows X (n, d)."""
+        return self.prepare(array_namespace(X), X)(X)
+
+    def prepare(self, xp: Any, like: Array) -> Map:
+        """Return the map of rows, prepared for many blocks that live where ``like`` does."""
+        maps = [column.prepare(xp, like) for column in self.columns]
+
+        def map_rows(X: Array) -> Array:
+            # A column next to another: blocks are written faster so, and read as fast.
+            return xp.stack([one(X[:, j]) for j, one in enumerate(maps)]).T
+
+        return map_rows
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {
+            "columns": [
+                {"coordinate": type(column).__name__}
+                | {f.name: _plain(getattr(column, f.name)) for f in fields(column)}
+                for column in self.columns
+            ]
+        }
+
+    @classmethod
+    def from_dict(cls, d: object) -> "Coordinates":
+        """Inverse of :meth:`to_dict`, for files that can't be trusted.
+
+        Raises
+        ------
+        DataError
+            If a name, key, type or value is not one that ``to_dict`` writes.
+        """
+        columns = d.get("columns") if isinstance(d, Mapping) and set(d) == {"columns"} else None
+        if not isinstance(columns, list):
+            raise DataError(f"coordinates must be described by a list of columns, got {d!r:.80}")
+        return cls(tuple(map(_coordinate, columns)))
+
+    def __str__(self) -> str:
+        kinds = {type(column) for column in self.columns}
+        return " and ".join(cls._noun for cls in COORDINATES.values() if cls in kinds)
+
+
+def _coordinate(d: object) -> Coordinate:
+    given = dict(d) if isinstance(d, Mapping) else {}
+    name = given.pop("coordinate", None)
+    cls = COORDINATES.get(name) if isinstance(name, str) else None
+    if cls is None:
+        raise DataError(f"unknown coordinate {name!r}: expected one of {', '.join(COORDINATES)}")
+    expected = {f.name for f in fields(cls)}
+    if set(given) != expected:
+        raise DataError(
+            f"{name} takes exactly the keys {sorted(expected)}, got {sorted(map(str, given))}"
+        )
+    return cls(**given)
+
+
+def _finite(name: str, value: Any) -> float:
+    if is_a(value, Real) and abs(value) <= sys.float_info.max:
+        return float(value)
+    raise DataError(f"{name} must be a finite number, got {value!r}")
+
+
+def _ascending(name: str, values: Any) -> tuple[float, ...]:
+    values = values.tolist() if hasattr(values, "tolist") else values
+    if not isinstance(values, (list, tuple)):
+        raise DataError(f"{name} must be a list of numbers, got {values!r}")
+    numbers = tuple(_finite(name, value) for value in values)
+    if any(a >= b for a, b in pairwise(numbers)):
+        raise DataError(f"{name} must be ascending and distinct, got {values!r:.80}")
+    if numbers and not math.isfinite(numbers[-1] - numbers[0]):
+        raise DataError(f"{name} must span a finite range, got {numbers[0]!r} to {numbers[-1]!r}")
+    return numbers
+
+
+def _steps(values: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(b - a for a, b in pairwise(values))
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

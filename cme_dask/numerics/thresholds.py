@@ -1,0 +1,124 @@
+"""Events of one variable whose Brier scores add up to a CRPS."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from array_api_compat import array_namespace, device
+
+Array = Any
+
+_LEVELS = 24  # thresholds of a scalar variable
+_FEW_LEVELS = 8  # of each direction of several
+_DIRECTIONS = 6  # at least
+
+
+@dataclass(frozen=True, eq=False)
+class Thresholds:
+    r"""Indicators of low < <u, y> <= high: thresholds along directions, and levels of categories.
+
+    .. math:: \sum_q v_q \mathrm E(1\{l_q < \langle u_q, y \rangle \le h_q\} - P_q(x))^2
+
+    is the CRPS of <u, Y>, integrated between neighbouring thresholds and averaged over the
+    directions u (a *sliced* CRPS); for a category the Brier score of its levels.
+
+    Parameters
+    ----------
+    directions
+        Distinct u, shape (r, d), in units of 1 / y.
+    which
+        The direction of each event, shape (q,).
+    low, high
+        Borders of each event, shape (q,).
+    scores
+        v, the weight of each event's Brier score, shape (q,).
+    """
+
+    directions: Array
+    which: Array
+    low: Array
+    high: Array
+    scores: Array
+
+    def __len__(self) -> int:
+        """Number of events q."""
+        return len(self.which)
+
+    def __call__(self, rows: Array) -> Array:
+        """Indicators, zeros and ones of shape (n, q), at rows (n, d)."""
+        xp, here = array_namespace(rows), device(rows)
+        directions, which, low, high = (
+            xp.asarray(a, device=here) for a in (self.directions, self.which, self.low, self.high)
+        )
+        along = xp.take(rows @ directions.T, which, axis=1)
+        return xp.astype((along > low) & (along <= high), xp.float64)
+
+
+def make_thresholds(
+    rows: Array, weights: Array, categorical: tuple[bool, ...], seed: int = 0
+) -> Thresholds:
+    """Thresholds at quantiles of a sample.
+
+    Parameters
+    ----------
+    rows
+        Sample of the variable, shape (n, d).
+    weights
+        Of the rows, sum 1, shape (n,).
+    categorical
+        Which columns are codes of categories.
+    seed
+        Of the directions that are no axis.
+    """
+    numeric = [j for j, coded in enumerate(categorical) if not coded]
+    directions: list[Array] = []
+    which: list[Array] = []
+    low: list[Array] = []
+    high: list[Array] = []
+    scores: list[Array] = []
+
+    def add(direction: Array, below: Array, above: Array, share: Array) -> None:
+        which.append(np.full(len(above), len(directions)))
+        directions.append(direction)
+        low.append(below)
+        high.append(above)
+        scores.append(share)
+
+    axes = _directions(rows, weights, numeric, seed)
+    for axis in axes:
+        levels = _LEVELS if len(axes) == 1 else _FEW_LEVELS
+        above = _quantiles(rows @ axis, weights, levels)
+        # Each threshold stands for what is nearest to it; the outer ones for as much as inside.
+        width = np.gradient(above) if len(above) > 1 else np.ones(1)
+        add(axis, np.full(len(above), -np.inf), above, width / len(axes))
+    for j in np.flatnonzero(categorical):
+        codes = np.unique(rows[:, j])
+        add(np.eye(len(categorical))[j], codes - 0.5, codes + 0.5, np.ones(len(codes)))
+    return Thresholds(
+        np.stack(directions), *(np.concatenate(parts) for parts in (which, low, high, scores))
+    )
+
+
+def _directions(rows: Array, weights: Array, numeric: list[int], seed: int) -> list[Array]:
+    """The axes of the numeric columns and random directions between them, over the deviations."""
+    if not numeric:
+        return []
+    values = rows[:, numeric]
+    deviation = np.sqrt(weights @ (values - weights @ values) ** 2)
+    axes = np.eye(len(numeric))
+    if len(numeric) > 1:
+        more = max(_DIRECTIONS - len(numeric), 2)
+        drawn = np.random.default_rng(seed).standard_normal((more, len(numeric)))
+        axes = np.vstack([axes, drawn / np.linalg.norm(drawn, axis=1, keepdims=True)])
+    whole = np.zeros((len(axes), rows.shape[1]))
+    whole[:, numeric] = axes / np.where(deviation > 0, deviation, 1.0)
+    return list(whole)
+
+
+def _quantiles(values: Array, weights: Array, count: int) -> Array:
+    """Distinct values near the levels (i + 1/2) / count; the largest value says nothing."""
+    order = np.argsort(values, kind="stable")
+    mass = np.cumsum(weights[order])
+    at = np.searchsorted(mass, (np.arange(count) + 0.5) / count * mass[-1])
+    found = np.unique(values[order][np.minimum(at, len(values) - 1)])
+    return found[:-1] if len(found) > 1 and found[-1] == values.max() else found

@@ -1,0 +1,39 @@
+"""Scores as a table."""
+
+from typing import Any
+
+from rich.console import RenderableType
+
+from cme_dask.report.tables import facts, grid, number, with_error
+
+Result = dict[str, Any]
+
+
+def score_tables(result: Result) -> list[RenderableType]:
+    """Of ``cme-dask score``."""
+    seen = "" if result["unseen"] else ", which the fit may have seen"
+    part = "all rows" if result["held_out"] is None else f"held out: {result['held_out']}"
+    lines = [
+        ("rows", f"{number(result['rows'])} of {result['store']}, {part}{seen}"),
+        ("errors", f"jackknife over folds by {result['fold_by']}"),
+    ]
+    if result["crps"] is not None:
+        lines.append(("CRPS", _text(result["crps"])))
+    rows = [
+        (
+            name,
+            number(scores["mean"]),
+            _text(scores["mse"]),
+            _text(scores["r2"]),
+            "Brier skill" if scores["event"] else "R^2",
+        )
+        for name, scores in result["scores"].items()
+    ]
+    head = ("", "mean", "mean square error", "skill", "which is")
+    return [facts(result["model"], lines), "", grid("Scores", head, rows)]
+
+
+def _text(estimate: Result) -> str:
+    if estimate["value"] is None:
+        return "none"
+    return with_error(estimate["value"], estimate["std"])

@@ -1,0 +1,438 @@
+import json
+import math
+
+import array_api_strict
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.spatial.distance import pdist
+
+from cme_dask import JointDistribution, PivotedCholesky, load
+from cme_dask.errors import DataError, UnseenCategoryWarning
+from cme_dask.jobs.events import Event
+from cme_dask.jobs.query import answer
+from cme_dask.kernels import (
+    KERNELS,
+    Categorical,
+    Coordinates,
+    Delta,
+    Gaussian,
+    Pooled,
+    Standard,
+    Warped,
+    from_dict,
+)
+from cme_dask.learning.coordinates import coordinates
+from cme_dask.learning.scales import default_kernel
+from cme_dask.models.points import query_points
+from cme_dask.report.tables import expectation_tables
+from cme_dask.storage.columns import Columns
+from cme_dask.storage.rows import ArraySource
+from cme_dask.storage.sample import Sample
+
+EPS = np.finfo(float).eps
+
+
+def slow(X, Z, scales):
+    """The sum over columns, written down pair by pair."""
+    return np.array(
+        [
+            [
+                math.exp(-sum((a != b) / s**2 for a, b, s in zip(x, z, scales, strict=True)))
+                for z in Z.tolist()
+            ]
+            for x in X.tolist()
+        ]
+    )
+
+
+def codes(n=40, d=3, levels=5, seed=0):
+    X = np.random.default_rng(seed).integers(-1, levels, size=(n, d)).astype(float)
+    return X, np.concatenate([X[:9], X[9:14] + levels])  # of which some pivots share no level
+
+
+def one_hot(X):
+    return np.concatenate([X[:, j : j + 1] == np.unique(X[:, j]) for j in range(X.shape[1])], 1)
+
+
+@pytest.mark.parametrize("d", [1, 3, 7])
+def test_block_equals_oracle(d):
+    X, Z = codes(d=d)
+    scales = tuple(np.linspace(0.4, 2.0, d))
+    for kernel, each in ((Categorical(scales), scales), (Categorical(0.7), (0.7,) * d)):
+        # The exponential amplifies the rounding of its argument by the argument.
+        error = 2 * EPS * (d + sum(1 / s**2 for s in each))
+        np.testing.assert_allclose(kernel(X, Z), slow(X, Z, each), error, 0)
+        np.testing.assert_array_equal(kernel.diagonal(X), np.ones(len(X)))
+        out = np.empty((len(Z), len(X)))
+        kernel.log_sections(Z)(X, out)
+        np.testing.assert_allclose(out.T, np.log(slow(X, Z, each)), 0, 2 * error)
+
+
+def test_is_a_gaussian_of_one_hot_codes():
+    X, _ = codes()
+    H = one_hot(X).astype(float)
+    np.testing.assert_allclose(Categorical(0.7)(X, X), Gaussian(0.7)(H, H), 0, 40 * EPS)
+
+
+def test_limits():
+    X, Z = codes(d=2, levels=2)
+    np.testing.assert_array_equal(Categorical(1e-200)(X, Z), Delta()(X, Z))
+    np.testing.assert_array_equal(Categorical((1e-3, 0.02))(X, Z), Delta()(X, Z))
+    np.testing.assert_array_equal(Categorical(1e200)(X, Z), np.ones((len(X), len(Z))))
+    logarithms = np.empty((len(Z), len(X)))
+    Categorical(1e-200).log_sections(Z)(X, logarithms)
+    assert np.isfinite(logarithms).all()
+
+
+def test_levels_are_any_numbers_and_exact():
+    X = np.array([[0.1 + 0.2], [0.3], [-0.0], [0.0], [1e300], [5e-324]])
+    equal = Categorical(1.0)(X, X) == 1.0
+    np.testing.assert_array_equal(equal, X == X.T)
+    assert equal.sum() == 8  # of 36; minus zero is zero, 0.1 + 0.2 is not 0.3
+
+
+def test_positive_semidefinite_and_bounded():
+    X, _ = codes(60)
+    for kernel in (Categorical((0.3, 1.0, 5.0)), Categorical(0.5)[0, 2] * Gaussian(1.0)[1]):
+        K = kernel(X, X)
+        np.testing.assert_allclose(K, K.T, 0, 4 * EPS)
+        assert np.linalg.eigvalsh(K).min() >= -1e-12
+        assert kernel.upper_bound == 1.0 == K.max()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 30), st.integers(0, 10), st.data())
+def test_any_blocks_give_the_same_bits(n, m, data):
+    X = np.array(data.draw(st.lists(st.integers(-1, 3), min_size=2 * n, max_size=2 * n)), float)
+    X = X.reshape(n, 2)
+    Z = X[data.draw(st.lists(st.integers(0, n - 1), min_size=m, max_size=m))]
+    kernel = Categorical((0.6, 1.3))
+    whole, parts = np.empty((m, n)), np.empty((m, n))
+    kernel.sections(Z)(X, whole)
+    write, cut = kernel.sections(Z), data.draw(st.integers(0, n))
+    for rows in (slice(0, cut), slice(cut, n)):  # columns of a block are strided memory
+        write(X[rows], parts[:, rows])
+    np.testing.assert_array_equal(parts, whole)
+    np.testing.assert_array_equal(kernel(X, Z), whole.T)
+
+
+def test_array_api_strict():
+    X, Z = codes()
+    kernel = Categorical((0.5, 1.0, 2.0))
+    xs, zs = array_api_strict.asarray(X), array_api_strict.asarray(Z)
+    block = kernel(xs, zs)
+    assert type(block) is type(kernel.diagonal(xs)) is type(xs)
+    np.testing.assert_array_equal(np.asarray(block), kernel(X, Z))
+    single = kernel(X.astype(np.float32), Z.astype(np.float32))
+    assert single.dtype == np.float32
+    np.testing.assert_allclose(single, kernel(X, Z), 1e-6)
+
+
+def test_files_and_repr():
+    kernel = Categorical((0.5, 1.0)) * Gaussian(2.0)
+    assert from_dict(json.loads(json.dumps(kernel.to_dict()))) == kernel
+    assert eval(repr(kernel), dict(KERNELS)) == kernel  # noqa: S307 (our own text)
+    assert repr(Categorical(0.5)) == "Categorical(length_scale=0.5)"
+
+
+def test_bad_input():
+    with pytest.raises(DataError, match="length_scale must be positive and finite, got 0"):
+        Categorical(0.0)
+    with pytest.raises(DataError, match="Categorical has 2 length scales but the data have 3"):
+        Categorical((1.0, 2.0)).check(3)
+    Categorical(1.0).check(3)
+
+
+# Mixed tables: labels at query time.
+
+LABELS = {"station": ("Dongsi", "Tiantan", "Gucheng"), "month": ("1", "2", "12")}
+MIXED = Columns(("station", "temp", "month"), {}, LABELS)
+POOLS = Warped(
+    Gaussian(1.0)[1] * Categorical(1.0)[0, 2],
+    Coordinates((Pooled((0.0, 1.0)), Standard(0.0, 1.0), Pooled((0.0, 1.0, 2.0)))),
+)
+REFUSES = Gaussian(1.0)
+EXPECTED = [[1.0, 20.5, 2.0], [0.0, -3.0, 0.0]]
+TABLE = {"temp": [20.5, -3], "month": [12, 1], "station": ["Tiantan", "Dongsi"], "other": [0, 0]}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        TABLE,
+        {**TABLE, "month": ["12", "1"]},
+        {**TABLE, "month": np.array([12.0, 1.0])},
+        {**TABLE, "station": [1, 0]},  # its labels are no numbers, so these are codes
+        pd.DataFrame(TABLE),
+        pd.DataFrame(TABLE).astype({"station": "category", "temp": "Float64", "month": "Int64"}),
+        pd.DataFrame(TABLE).astype({"month": str}),
+        [["Tiantan", 20.5, 12], ["Dongsi", -3, 1]],
+        np.array([["Tiantan", 20.5, "12"], ["Dongsi", "-3", 1]], dtype=object),
+        np.array([["Tiantan", "20.5", "12"], ["Dongsi", "-3", "1"]]),
+        np.array(EXPECTED),
+        np.array(EXPECTED, dtype=np.float32),
+        EXPECTED,
+    ],
+)
+@pytest.mark.parametrize("kernel", [POOLS, REFUSES])
+def test_labels_become_codes(values, kernel):
+    points = query_points(values, MIXED, "X", kernel)
+    assert points.dtype == np.float64
+    np.testing.assert_array_equal(points, EXPECTED)
+
+
+def test_single_points():
+    one = {"station": "Tiantan", "temp": 20.5, "month": 12}
+    for values in (one, ["Tiantan", 20.5, "12"], EXPECTED[0]):
+        np.testing.assert_array_equal(query_points(values, MIXED, "X", POOLS), EXPECTED[:1])
+    station = MIXED.only(["station"])
+    for values in (["Tiantan", "Dongsi"], np.array([1, 0]), pd.Series(["Tiantan", "Dongsi"])):
+        points = query_points(values, station, "X", POOLS[0])
+        np.testing.assert_array_equal(points, [[1.0], [0.0]])
+
+
+def test_true_and_false_are_labels():
+    columns = Columns(("rain",), {}, {"rain": ("false", "true")})
+    points = query_points(pd.DataFrame({"rain": [True, False]}), columns, "X", REFUSES)
+    np.testing.assert_array_equal(points, [[1.0], [0.0]])
+
+
+UNSEEN = {"station": ["Wuhan", "Dongsi", "Wuhan"], "temp": [0, 0, 0], "month": [2, 3, 2]}
+
+
+def test_unseen_labels_are_pooled_with_one_warning():
+    text = (
+        "labels that the fit has not seen are answered as its pooled rare ones: "
+        "column 'station' 'Wuhan' (2 rows); column 'month' '3' (1 row)"
+    )
+    with pytest.warns(UnseenCategoryWarning) as caught:
+        points = query_points(UNSEEN, MIXED, "X", POOLS)
+    assert [str(w.message) for w in caught] == [text]
+    np.testing.assert_array_equal(points, [[-1, 0, 1], [0, 0, -1], [-1, 0, 1]])
+    with pytest.warns(UnseenCategoryWarning, match=r"'station' '7' \(1 row\), '0.5' \(1 row\)"):
+        points = query_points([[7, 0, 0], [0.5, 0, 0]], MIXED, "X", POOLS)
+    np.testing.assert_array_equal(points[:, 0], [-1.0, -1.0])
+    pooled = POOLS.coordinates.columns[0](np, np.array([-1.0, 2.0]))
+    np.testing.assert_array_equal(pooled, [2.0, 2.0])  # as the level that was rare
+
+
+def test_unseen_labels_are_refused_by_kernels_that_do_not_pool():
+    message = (
+        r"^column 'station' has the unknown 'Wuhan' \(2 rows\): "
+        r"there are 'Dongsi', 'Tiantan', 'Gucheng'$"
+    )
+    half = Warped(Delta(), Coordinates((Standard(0.0, 1.0), *POOLS.coordinates.columns[1:])))
+    for kernel in (REFUSES, Delta(), half, POOLS + REFUSES, 2.0 * Delta()):
+        with pytest.raises(DataError, match=message):
+            query_points(UNSEEN, MIXED, "X", kernel)
+    with pytest.warns(UnseenCategoryWarning):  # REFUSES sees another column
+        query_points(UNSEEN, MIXED, "X", 2.0 * (POOLS * REFUSES[1]))
+
+
+def test_many_unseen_labels_are_counted():
+    station = MIXED.only(["station"])
+    with pytest.warns(UnseenCategoryWarning, match=r"'s9' \(1 row\) and 19,990 more$"):
+        query_points([f"s{i}" for i in range(20_000)], station, "X", POOLS[0])
+    many = Columns(("s",), {}, {"s": tuple(f"s{i}" for i in range(100))})
+    with pytest.raises(DataError, match=r"'s39' and 60 more$"):
+        query_points(["x"], many, "X", REFUSES)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({**TABLE, "station": ["Dongsi", None]}, r"column 'station' has 1 \(first at row 1\) NaN"),
+        ({**TABLE, "station": ["Dongsi", math.nan]}, "column 'station' has 1"),
+        (pd.DataFrame({**TABLE, "station": ["Dongsi", None]}), "column 'station' has 1"),
+        ([[math.nan, 0.0, 0.0]], "column 'station' has 1"),
+        ([["Dongsi", math.inf, "1"]], "column 'temp' has 1"),
+        ({**TABLE, "temp": ["warm", 1]}, "column 'temp' of X must be numeric"),
+        (pd.DataFrame({**TABLE, "temp": ["warm", "1"]}), "column 'temp' of X must be numeric"),
+        ([["Dongsi", "warm", 1]], "column 'temp' of X must be numeric"),
+        ({**TABLE, "temp": [1.0]}, r"equally long lists, got 'station' \(2,\), 'temp' \(1,\)"),
+        ({**TABLE, "station": [["Dongsi"], ["Tiantan"]]}, "equally long lists"),
+        ({"station": ["Dongsi"]}, "unknown column 'temp', 'month'"),
+        ([["Dongsi", 1.0]], r"must have shape \(n, 3\) for the columns station, temp, month"),
+    ],
+)
+def test_bad_tables(values, message):
+    with pytest.raises(DataError, match=message):
+        query_points(values, MIXED, "X", POOLS)
+
+
+def test_labels_are_no_lists():
+    cells = np.empty(1, dtype=object)
+    cells[0] = ["Dongsi"]
+    with pytest.raises(DataError, match="column 'station' of X must hold labels"):
+        query_points(cells, MIXED.only(["station"]), "X", POOLS[0])
+
+
+# Events on categorical columns.
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('station == "Dongsi"', [1, 0, 0]),
+        ("station == 'Dongsi'", [1, 0, 0]),
+        ("station==Dongsi", [1, 0, 0]),
+        ('station != "Gucheng"', [1, 1, 0]),
+        ("month == 12", [0, 0, 1]),  # the label, not a code
+        ("temp == 2", [0, 1, 0]),
+        ("temp != 2", [1, 0, 1]),
+        ("temp <= 2", [1, 1, 0]),
+    ],
+)
+def test_events(text, expected):
+    event = Event.parse(text, MIXED.names, MIXED.categories)
+    rows = np.array([[0.0, 1.0, 0.0], [1.0, 2.0, 1.0], [2.0, 3.0, 2.0]])
+    np.testing.assert_array_equal(event(rows), expected)
+    np.testing.assert_array_equal(np.asarray(event(array_api_strict.asarray(rows))), expected)
+
+
+def test_events_on_labels_with_signs():
+    columns = {"size": ("<5", "a == b", "c")}
+    for label in columns["size"]:
+        event = Event.parse(f'size == "{label}"', ["size"], columns)
+        assert event.offset == columns["size"].index(label)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            'station == "Wuhan"',
+            "'station' has no label 'Wuhan': there are 'Dongsi', 'Tiantan', 'Gucheng'",
+        ),
+        ("station != Wuhan", "has no label 'Wuhan'"),
+        ('station == ""', "has no label ''"),
+        ('station > "Dongsi"', "'station' holds labels: compare it by == or !="),
+        ("station <= 1", "'station' holds labels"),
+        ("temp > station", "'station' holds labels: 'temp' can't be compared with it"),
+        ('temp == "Dongsi"', "'temp' holds numbers"),
+        ('wind == "N"', "unknown column 'wind'"),
+        ("1 < temp < 2", "an event reads COLUMN <= NUMBER"),
+        ("temp = 2", "an event reads COLUMN <= NUMBER"),
+    ],
+)
+def test_bad_events(text, message):
+    with pytest.raises(DataError, match=message):
+        Event.parse(text, MIXED.names, MIXED.categories)
+
+
+def test_labels_that_are_not_known_yet():
+    event = Event.parse('station == "Dongsi"', ["station"], {"station": ()})
+    np.testing.assert_array_equal(event(np.array([[0.0], [-1.0]])), [0.0, 0.0])
+
+
+# Default kernels, and a fit from end to end.
+
+
+def table(n=4000, seed=0):
+    """Y depends on the station, whose codes have no order, and on the temperature."""
+    rng = np.random.default_rng(seed)
+    station = rng.choice(4, n, p=[0.4, 0.35, 0.249, 0.001])
+    temp = 10 * rng.normal(size=n)
+    y = np.array([2.0, -2.0, 2.0, 0.0])[station] + 0.05 * temp + 0.1 * rng.normal(size=n)
+    return np.column_stack([station, temp]), y.reshape(-1, 1)
+
+
+COLUMNS = (
+    Columns(("station", "temp"), {}, {"station": ("a", "b", "c", "rare")}),
+    Columns(("y",)),
+)
+
+
+def sample_of(x, y):
+    return Sample((ArraySource(x), ArraySource(y)), COLUMNS)
+
+
+def test_default_kernel():
+    x, _ = table()
+    weights = np.full(len(x), 1 / len(x))
+    few = x[:1000], weights[:1000]
+    kernel = default_kernel(x, weights, *few, COLUMNS[0])
+    median = np.quantile(pdist(x[:1000, 1:] / x[:, 1].std()), 0.5, method="lower")
+    assert kernel.base == Gaussian(kernel.base.left.base.length_scale)[1] * Categorical(1.0)[0]
+    assert kernel.base.left.base.length_scale == pytest.approx((median,), rel=1e-9)
+    rare = (x[:, 0] == 3).sum()
+    assert 0 < rare < 10
+    assert kernel.coordinates.columns[0] == Pooled((0.0, 1.0, 2.0))
+    assert kernel.coordinates.columns[1].scale == pytest.approx(x[:, 1].std())
+    plain = default_kernel(x, weights, *few, Columns(("station", "temp")))
+    assert isinstance(plain, Gaussian)
+    coded = default_kernel(x[:, :1], weights, few[0][:, :1], few[1], COLUMNS[0].only(["station"]))
+    assert coded == Warped(Categorical(1.0), Coordinates((Pooled((0.0, 1.0, 2.0)),)))
+    coded.check(1)
+    x[:, 1] = 3.0
+    with pytest.raises(DataError, match="column 'temp' is constant"):
+        default_kernel(x, weights, x[:10], weights[:10], COLUMNS[0])
+
+
+def mixed_kernel(x, form="standard"):
+    to_scale = coordinates(x, np.full(len(x), 1 / len(x)), COLUMNS[0].categorical, form)
+    return Warped(Gaussian(1.0)[1] * Categorical(0.5)[0], to_scale)
+
+
+@pytest.mark.parametrize("form", ["standard", "scores"])
+def test_a_mixed_table_from_end_to_end(tmp_path, form):
+    x, y = table()
+    kernel_x = mixed_kernel(x, form)
+    kernel_y = Warped(Gaussian(0.3), coordinates(y, np.ones(len(y)), [False], form))
+    fit = JointDistribution(kernel_x=kernel_x, kernel_y=kernel_y, tol=1e-4, reg=1e-4)
+    fit.fit(sample_of(x, y))
+    fit.save(tmp_path / "m")
+    model = load(tmp_path / "m")
+    assert model.x.basis.newton.kernel == kernel_x
+    assert "of pooled levels" in repr(model) or "and pooled levels" in repr(model)
+
+    stations = pd.DataFrame({"station": ["a", "b", "c"], "temp": [0.0, 10.0, -10.0]})
+    values = model.expect("y", stations)
+    np.testing.assert_allclose(values, [2.0, -1.5, 1.5], 0, 0.15)
+    np.testing.assert_array_equal(fit.expect("y", stations), values)
+    np.testing.assert_array_equal(model.expect("y", [[0, 0], [1, 10], [2, -10]]), values)
+    weighted = model.weights(stations)
+    np.testing.assert_allclose(weighted @ model.support.points[:, 0], values, 0, 0.15)
+    np.testing.assert_allclose(weighted.sum(axis=1), 1.0)
+    with pytest.warns(UnseenCategoryWarning, match="column 'station' 'new'"):
+        unseen = model.expect("y", {"station": ["new"], "temp": [5.0]})
+    np.testing.assert_array_equal(unseen, model.expect("y", {"station": ["rare"], "temp": [5.0]}))
+    far = model.expect("y", {"station": ["a", "a"], "temp": [1e9, -1e9]})
+    assert np.isfinite(far).all()
+    coarse = model.expect("station", Y=[[2.0]])
+    assert np.isfinite(coarse).all()
+
+
+def test_no_kernel_means_no_order_of_codes():
+    x, y = table()
+    fit = PivotedCholesky(tol=1e-2).fit(sample_of(x, y))
+    assert isinstance(fit.model_.kernel, Warped)
+    swapped = x.copy()
+    swapped[:, 0] = np.array([2.0, 0.0, 1.0, 3.0])[x[:, 0].astype(int)]
+    other = PivotedCholesky(tol=1e-2).fit(sample_of(swapped, y))
+    # Only the places of the levels differ, which the kernel does not see.
+    np.testing.assert_allclose(other.transform(swapped[:50]), fit.transform(x[:50]), 0, 1e-9)
+
+
+def test_the_command_takes_labels(tmp_path):
+    x, y = table()
+    event = Event.parse('station != "b"', COLUMNS[0].names, COLUMNS[0].categories)
+    fit = JointDistribution(kernel_y=Gaussian(0.5), kernel_x=mixed_kernel(x), tol=1e-3, reg=1e-3)
+    fit.fit(sample_of(x, y), functions_x={'station != "b"': event}).save(tmp_path / "m")
+    (tmp_path / "p.csv").write_text("temp,station\n3,b\n")
+    found = answer(
+        str(tmp_path / "m"), ["station=a, temp=-1", "temp=2,station=c"], tmp_path / "p.csv", ["y"]
+    )
+    assert found["points"] == [["a", -1.0], ["c", 2.0], ["b", 3.0]]
+    expected = fit.expect(["y"], [[0, -1], [2, 2], [1, 3]])
+    np.testing.assert_array_equal(found["values"], expected)
+    assert json.loads(json.dumps(found)) == found
+    expectation_tables(found)
+    back = answer(str(tmp_path / "m"), ["y=2"], None, ['station != "b"'], reverse=True)
+    assert back["values"][0][0] == pytest.approx(1.0, abs=0.1)
+    (tmp_path / "p.csv").write_text("temp,station\nwarm,b\n")
+    with pytest.raises(DataError, match="temp must be a finite number, got 'warm'"):
+        answer(str(tmp_path / "m"), [], tmp_path / "p.csv", [])

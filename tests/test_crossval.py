@@ -1,0 +1,134 @@
+"""Cross-validation from moments against refits from rows, fold by fold and ridge by ridge."""
+
+import numpy as np
+import pytest
+from scipy.integrate import quad
+
+from cme_dask.kernels import Gaussian, Matern
+from cme_dask.learning.screening import ScreenedRows, ScreenedSide, screened_folds
+from cme_dask.numerics.basis import NewtonBasis
+from cme_dask.numerics.cholesky import pivoted_cholesky
+from cme_dask.numerics.crossval import cross_validate, held_folds
+from cme_dask.numerics.moments import MomentSpec, Side
+from cme_dask.numerics.problem import Regularization
+from cme_dask.numerics.thresholds import make_thresholds
+
+REGS = [Regularization(y, x) for y, x in ((1e-6, 1e-6), (1e-3, 1e-2), (1.0, 0.1))]
+
+
+def rows_of(n, seed, weighted):
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((n, 2))
+    y = np.column_stack([np.sin(2 * x[:, 0]), x[:, 1]]) + 0.3 * rng.standard_normal((n, 2))
+    weights = rng.uniform(0.1, 2.0, n) if weighted else np.ones(n)
+    return x, y, weights, rng.integers(0, 4, n)
+
+
+def sides_of(x, y, weights):
+    kernels = Gaussian((0.8, 1.1)), Matern(1.0, nu=2.5)
+    events = make_thresholds(y, weights / weights.sum(), (False, False))
+    sides = []
+    for kernel, part, names in zip(kernels, (x, y), ("ab", "cd"), strict=True):
+        found = pivoted_cholesky(kernel, part, 1e-4, 40)
+        basis = NewtonBasis(kernel, part[found.pivots], found.factor)
+        sides.append(Side(basis, tuple(names)))
+    x_side, y_side = sides
+    functions = {"up": lambda rows: rows[:, 0] > 0.2}
+    y_side = Side(
+        y_side.basis, y_side.columns, functions, np.full(3 + len(events), 0.4), None, None, events
+    )
+    return (x_side, y_side), events
+
+
+def refit(sides, x, y, weights, out, reg):
+    """Losses on the rows ``out`` of a dense refit on all others, normalized, same pivots."""
+    rest, held = weights * ~out, weights * out
+    rest, held = rest / rest.sum(), held / held.sum()
+    spaces = []
+    for side, part, r in zip(sides, (x, y), (reg.x, reg.y), strict=True):
+        newton = side.basis(part)
+        frame = np.linalg.svd((rest @ newton)[None, :])[2][1:].T
+        inner = newton @ frame
+        lam, vectors = np.linalg.eigh(inner.T @ (rest[:, None] * inner))
+        spaces.append((inner @ vectors, lam + r))
+    (psi_x, d_x), (psi_y, d_y) = spaces
+    coef = (psi_y.T @ (rest[:, None] * psi_x)) / np.outer(d_y, d_x)
+    h = psi_y @ coef @ psi_x.T  # at all pairs (y_j, x_i)
+    joint = held @ ((h * h) @ held) - 2 * (held @ np.diag(h) - held @ (h @ held))
+    values = sides[1].values(y)
+    answers = rest @ values + psi_x @ (coef.T @ (psi_y.T @ (rest[:, None] * values)))
+    return joint, held @ (values - answers) ** 2
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_moments_give_what_refits_give(weighted):
+    x, y, weights, folds = rows_of(300, 0, weighted)
+    sides, _ = sides_of(x, y, weights)
+    moments = MomentSpec(sides, 4).strip((x, y), weights if weighted else None, folds)
+    each = list(held_folds(moments, sides))
+    assert len(each) == 4
+    joint, squared = np.zeros((4, len(REGS))), []
+    for number, fold in enumerate(each):
+        found = fold.losses(REGS)
+        wanted = [refit(sides, x, y, weights, folds == number, reg) for reg in REGS]
+        np.testing.assert_allclose(found.joint, [w[0] for w in wanted], rtol=1e-8, atol=1e-8)
+        np.testing.assert_allclose(found.squared, [w[1] for w in wanted], rtol=1e-8, atol=1e-8)
+        joint[number] = found.joint
+        squared.append(found.squared)
+    share = np.bincount(folds, weights) / weights.sum()
+    mean = cross_validate(each, REGS)
+    np.testing.assert_allclose(mean.joint, share @ joint)
+    np.testing.assert_allclose(mean.squared, np.tensordot(share, squared, 1))
+
+
+def test_screening_gives_the_same_losses():
+    x, y, weights, folds = rows_of(250, 2, True)
+    weights /= weights.sum()
+    sides, events = sides_of(x, y, weights)
+    rows = ScreenedRows(weights, folds, events(y))
+    screened = [
+        ScreenedSide(rows, side.basis.kernel, part[rows.order], 1e-4, 40)
+        for side, part in zip(sides, (x, y), strict=True)
+    ]
+    found = cross_validate(screened_folds(rows, *screened), REGS)
+    bases = []
+    for side, part in zip(sides, (x, y), strict=True):
+        kept = part[rows.order]
+        chosen = pivoted_cholesky(side.basis.kernel, kept, 1e-4, 40, weights=rows.weights)
+        bases.append(NewtonBasis(side.basis.kernel, kept[chosen.pivots], chosen.factor))
+    pair = (Side(bases[0], ("a", "b")), Side(bases[1], ("c", "d"), events=events))
+    moments = MomentSpec(pair, 4).strip((x, y), weights, folds)
+    wanted = cross_validate(list(held_folds(moments, pair)), REGS)
+    q = len(events)
+    np.testing.assert_allclose(found.joint, wanted.joint, rtol=1e-8, atol=1e-10)
+    np.testing.assert_allclose(found.squared, wanted.squared[:, -q:], rtol=1e-8, atol=1e-12)
+    np.testing.assert_allclose(found.baseline, wanted.baseline[-q:], rtol=1e-10)
+
+
+def test_thresholds_of_a_scalar_add_up_to_its_crps():
+    rng = np.random.default_rng(3)
+    y = np.sort(rng.standard_normal((4000, 1)), axis=0)
+    events = make_thresholds(y, np.full(4000, 1 / 4000), (False,))
+    assert np.isneginf(events.low).all()
+    # The forecast N(0, 1) for its own draws: CRPS over deviations is 1 / sqrt(pi).
+    from scipy.stats import norm
+
+    probabilities = norm.cdf(events.high / events.directions[0, 0])
+    score = ((events(y) - probabilities) ** 2).mean(axis=0) @ events.scores
+    wanted, _ = quad(lambda t: norm.cdf(t) * (1 - norm.cdf(t)), -2.05, 2.05)
+    assert score == pytest.approx(wanted, rel=0.03)
+
+
+def test_levels_of_a_category_are_its_events():
+    codes = np.array([0, 1, 1, 2, 2, 2.0])[:, None]
+    events = make_thresholds(codes, np.full(6, 1 / 6), (True,))
+    np.testing.assert_array_equal(events(codes), np.eye(3)[codes[:, 0].astype(int)])
+
+
+def test_directions_of_several_columns_have_unit_deviation_along_axes():
+    rng = np.random.default_rng(4)
+    y = rng.standard_normal((500, 2)) * (3.0, 0.01)
+    events = make_thresholds(y, np.full(500, 1 / 500), (False, False))
+    np.testing.assert_allclose((y @ events.directions[:2].T).std(axis=0), 1.0)
+    assert len(events.directions) == 6
+    assert len(events) <= 48

@@ -1,0 +1,201 @@
+"""Jobs that hold rows out, learn their kernels, and stand beside gradient boosting."""
+
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+
+from cme_dask import load, open_sample
+from cme_dask.cli import cli
+
+JOB = """
+title = "A mixed job"
+[ingest]
+files = ["t.csv"]
+x = ["a", "hour", "kind"]
+y = ["b"]
+time = ["t"]
+categorical = ["kind"]
+cyclic = { hour = 24 }
+[fit]
+events = ["b > 0"]
+fold_by = "1d"
+[fit.tuning]
+rows = 800
+max_rank = 40
+evaluations = 12
+finalists = 3
+averaged = 2
+[evaluate]
+hold_out = 0.25
+boosting = true
+[report]
+nearest = 30
+[[report.points]]
+name = "noon"
+x = { a = 0.5, hour = 12, kind = "up" }
+"""
+
+
+def run(*args):
+    result = CliRunner().invoke(cli, [*map(str, args)], catch_exceptions=False)
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("evaluate")
+    rng = np.random.default_rng(0)
+    n = 3000
+    time = np.arange(n) * 3600
+    a, hour, up = rng.standard_normal(n), time // 3600 % 24, rng.random(n) < 0.5
+    signal = np.sin(2 * a) + np.cos(2 * np.pi * hour / 24) * np.where(up, 1.0, -1.0)
+    b = signal + 0.5 * rng.standard_normal(n)
+    kind = np.where(up, "up", "down")
+    lines = zip(time, a.tolist(), hour, kind, b.tolist(), strict=True)
+    text = "\n".join(f"{t},{x!r},{h},{k},{v!r}" for t, x, h, k, v in lines)
+    (folder / "t.csv").write_text(f"t,a,hour,kind,b\n{text}\n")
+    (folder / "job.toml").write_text(JOB)
+    code, stdout, err = run("run", folder / "job.toml", "--out", folder / "out", "--json")
+    assert code == 0, err
+    table = {"t": time, "a": a, "hour": hour, "kind": kind, "b": b}
+    return folder, json.loads(stdout), table
+
+
+def test_scores_are_those_of_the_held_out_rows(done):
+    folder, result, _ = done
+    found = result["evaluation"]
+    rest, held = open_sample(folder / "out" / "sample.zarr").split(0.25, "1d")
+    parts = [source.read(0, 3000) for source in held.sources]
+    time = held.time.read(0, 3000)[:, 0]
+    kept = held.part.keeps(np.arange(3000), {"time": time})
+    x, y = (part[kept] for part in parts)
+    assert found["rows"] == kept.sum()
+    assert len({*(time[kept] // 86400)} & {*(time[~kept] // 86400)}) == 0
+    law = load(folder / "out" / "model.zarr")
+    for name, values in (("b", y[:, 0]), ("b > 0", (y[:, 0] > 0).astype(float))):
+        mse = ((law.expect(name, x) - values) ** 2).mean()
+        told = found["scores"]["model"][name]
+        assert told["mse"]["value"] == pytest.approx(mse)
+        assert told["r2"]["value"] == pytest.approx(1 - mse / values.var())
+    assert rest.part != held.part
+
+
+def test_gradient_boosting_is_scikit_learns_own(done):
+    folder, result, _ = done
+    found = result["evaluation"]
+    sample = open_sample(folder / "out" / "sample.zarr")
+    x, y = (source.read(0, 3000) for source in sample.sources)
+    _, held = sample.split(0.25, "1d")
+    out = held.part.keeps(np.arange(3000), {"time": held.time.read(0, 3000)[:, 0]})
+    assert found["boosting"]["rows"] == (~out).sum()
+    options = {"categorical_features": [3], "random_state": 0}
+    mean = HistGradientBoostingRegressor(**options).fit(x[~out], y[~out, 0]).predict(x[out])
+    up = y[:, 0] > 0
+    chance = HistGradientBoostingClassifier(**options).fit(x[~out], up[~out])
+    told = found["scores"]["gradient boosting"]
+    # Rows come in another order, which changes sums in their last bits and some splits.
+    wanted = ((mean - y[out, 0]) ** 2).mean()
+    assert told["b"]["mse"]["value"] == pytest.approx(wanted, rel=0.1)
+    brier = ((chance.predict_proba(x[out])[:, 1] - up[out]) ** 2).mean()
+    assert told["b > 0"]["mse"]["value"] == pytest.approx(brier, rel=0.1)
+
+
+def test_the_model_learns_all_kinds_of_columns(done):
+    _, result, _ = done
+    scores = result["evaluation"]["scores"]
+    ours, theirs = (scores[name]["b"]["r2"]["value"] for name in ("model", "gradient boosting"))
+    assert ours > 0.8 * theirs > 0.5
+    members = result["tuning"]["members"]
+    assert 1 <= len(members) <= 2
+    assert len(members[0]["x"]["scales"]) == 4
+    assert result["fit"]["passes"] == 1
+
+
+def test_points_take_labels_and_what_cyclic_columns_are_made_of(done):
+    folder, result, table = done
+    (point,) = result["points"]
+    law = load(folder / "out" / "model.zarr")
+    at = {"a": [0.5], "hour_sin": [np.sin(np.pi)], "hour_cos": [-1.0], "kind": ["up"]}
+    assert point["functions"]["b"]["mean"] == pytest.approx(law.expect("b", at)[0])
+    assert abs(point["functions"]["b"]["mean"] - (np.sin(1.0) - 1.0)) < 0.5
+    assert (table["kind"] == "up").any()
+
+
+def test_pictures_are_written(done):
+    folder, result, _ = done
+    for name in ("report.png", "tuning.png", "scores.png"):
+        assert (folder / "out" / name).read_bytes()[:4] == b"\x89PNG"
+    assert {"search", "scores", "picture"} < set(result["outputs"])
+
+
+def test_the_tables_are_printed(done):
+    folder, _, _ = done
+    code, stdout, err = run(
+        "run", folder / "job.toml", "--out", folder / "out", "--overwrite", "--set",
+        "evaluate.boosting=false",
+    )  # fmt: skip
+    assert code == 0, err
+    for text in ("Search", "Averaged models", "On held-out rows", "Folds are by 1d", "Brier skill"):
+        assert text in stdout
+    assert "gradient boosting" not in stdout
+
+
+def test_a_job_of_another_kind_is_refused(tmp_path):
+    (tmp_path / "job.toml").write_text(
+        'title = "s"\n[study]\nscenarios = ["low"]\nrows = [60]\n[evaluate]\nhold_out = 0.1\n'
+    )
+    code, _, err = run("run", tmp_path / "job.toml", "--out", tmp_path / "out")
+    assert code == 2
+    assert "a study takes no other tables" in err
+
+
+def test_a_study_runs_as_a_job(tmp_path):
+    (tmp_path / "job.toml").write_text(
+        'title = "s"\n[study]\nscenarios = ["low"]\nrows = [60]\nseeds = 1\n'
+    )
+    code, stdout, err = run("run", tmp_path / "job.toml", "--out", tmp_path / "out", "--json")
+    assert code == 0, err
+    assert json.loads(stdout)["kind"] == "study"
+    assert (tmp_path / "out" / "study.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ('report.points=[{name="p",x={a=0.0,hour=3}}]', "'p' must give a, hour, kind"),
+        ('report.points=[{name="p",x={a=0.0,hour=3,kind="left"}}]', "left"),
+        ("evaluate.hold_out=1.0", "evaluate.hold_out"),
+        ("fit.tuning={rows=100,steps=3}", "takes criterion"),
+    ],
+)
+def test_what_does_not_fit_is_refused(done, change, message):
+    folder, _, _ = done
+    code, _, err = run("run", folder / "job.toml", "--out", folder / "no", "--set", change)
+    assert code == 2
+    assert message in err
+
+
+def test_tune_writes_model_trace_and_picture(done, tmp_path):
+    folder, _, _ = done
+    arguments = [
+        "tune", folder / "out" / "sample.zarr", "--out", tmp_path / "tuned", "--rows", 500,
+        "--evaluations", 8, "--averaged", 2, "--max-rank", 60, "--event", "b > 0",
+        "--fold-by", "1d",
+    ]  # fmt: skip
+    code, stdout, err = run(*arguments, "--json")
+    assert code == 0, err
+    result = json.loads(stdout)
+    assert result == json.loads((tmp_path / "tuned" / "tuning.json").read_text())
+    assert {t["stage"] for t in result["tuning"]["trials"]} == {"grid", "columns", "refine"}
+    assert load(tmp_path / "tuned" / "model.zarr").expect(
+        "b > 0", {"a": [0.0], "hour_sin": [0.0], "hour_cos": [1.0], "kind": ["up"]}
+    ).shape == (1,)
+    assert (tmp_path / "tuned" / "tuning.png").exists()
+    code, stdout, err = run(*arguments)
+    assert code == 2
+    code, stdout, err = run(*arguments, "--overwrite")
+    assert code == 0
+    assert "Averaged models" in stdout

@@ -1,0 +1,399 @@
+"""Scores over held-out rows: NumPy on masked rows is the oracle."""
+
+import json
+import pickle
+from itertools import pairwise
+
+import dask.array as da
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sklearn.linear_model import LinearRegression
+from sklearn.metrics import brier_score_loss, r2_score
+from test_holdout import DAY, GROUP, TIME, W, X, Y, mask, write
+from test_reads import opened
+
+from cme_dask import JointDistribution, kernels, load
+from cme_dask.chunked.driver import Executor
+from cme_dask.chunked.memory import MemoryBudget
+from cme_dask.chunked.scores import Law, Prediction, score_pass
+from cme_dask.chunked.sources import open_sample
+from cme_dask.cli import cli
+from cme_dask.errors import DataError, ResourceError
+from cme_dask.jobs import fitting
+from cme_dask.jobs.events import Event
+from cme_dask.jobs.fitting import Compute, fit_and_save
+from cme_dask.jobs.schema import FitSection, checked
+from cme_dask.metrics import brier, crps
+from cme_dask.numerics.folding import Folding, Part
+from cme_dask.numerics.scoring import ScoreSums
+
+BUDGET = MemoryBudget(Executor.resolve("threads", 2), 1 << 40, ())
+EVENT = Event.parse("y0 > 0.3", ("y0", "y1"))
+ATOMS = Y[:40]
+
+
+def mean(x):
+    return np.column_stack([np.sin(x[:, 0]), 0.9 * x[:, 1]])
+
+
+def chance(x):
+    return 1.0 / (1.0 + np.exp(-2.0 * x[:, 0]))
+
+
+def weights(x):
+    raw = np.exp(-0.5 * ((mean(x)[:, None, :] - ATOMS) ** 2).sum(axis=2))
+    return raw / raw.sum(axis=1, keepdims=True)
+
+
+PREDICTIONS = {
+    "mean": Prediction(("y0", "y1"), mean),
+    "chance": Prediction(("high",), chance),
+    "nothing": Prediction(("y1", "high"), lambda x: np.zeros((len(x), 2))),
+}
+LAWS = {"law": Law(weights, ATOMS)}
+
+
+def scored(sample, budget=BUDGET, predictions=PREDICTIONS, laws=LAWS, **options):
+    options = {"functions": {"high": EVENT}, "n_blocks": 8, **options}
+    return score_pass(sample, predictions, budget, laws=laws, **options)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("store") / "s.zarr", weighted=True)
+
+
+def jackknife(statistic, kept, blocks):
+    each = [statistic(kept & (blocks != b)) for b in np.unique(blocks[kept & (W > 0)])]
+    return np.sqrt((len(each) - 1) / len(each) * ((each - np.mean(each)) ** 2).sum())
+
+
+@pytest.mark.parametrize("by", ["rows", "group", "7d"])
+def test_scores_are_those_of_masked_rows(store, by):
+    sample = open_sample(str(store)).fold_by(by).split(0.3)[1]
+    kept = mask(by, 0.3, True)
+    columns = {"group": GROUP.astype(float), "time": TIME}
+    blocks = Folding.parse(by).folds(np.arange(len(X)), columns, 8)
+    found = scored(sample)
+    truth = {"y0": Y[:, 0], "y1": Y[:, 1], "high": EVENT(Y)}
+    said = {
+        "mean": {"y0": mean(X)[:, 0], "y1": mean(X)[:, 1]},
+        "chance": {"high": chance(X)},
+        "nothing": {"y1": 0.0 * X[:, 0], "high": 0.0 * X[:, 0]},
+    }
+    assert {name: list(scores) for name, scores in found.scores.items()} == {
+        name: list(targets) for name, targets in said.items()
+    }
+    for name, targets in said.items():
+        for target, values in targets.items():
+            f, scores = truth[target], found.scores[name][target]
+            assert scores.rows == found.report.rows == kept.sum()
+            assert scores.weight == pytest.approx(W[kept].sum(), rel=1e-12)
+            assert scores.mean == pytest.approx(np.average(f[kept], weights=W[kept]), rel=1e-12)
+
+            def mse(rows, f=f, values=values):
+                return np.average((f - values)[rows] ** 2, weights=W[rows])
+
+            def r2(rows, f=f, values=values):
+                return r2_score(f[rows], values[rows], sample_weight=W[rows])
+
+            assert scores.mse.value == pytest.approx(mse(kept), rel=1e-12)
+            assert scores.r2.value == pytest.approx(r2(kept), abs=1e-12)
+            assert scores.mse.value / scores.variance == pytest.approx(1 - scores.r2.value)
+            assert scores.mse.std == pytest.approx(jackknife(mse, kept, blocks), rel=1e-9)
+            assert scores.r2.std == pytest.approx(jackknife(r2, kept, blocks), rel=1e-9)
+    high = found.scores["chance"]["high"]
+    expected = brier_score_loss(EVENT(Y)[kept], chance(X)[kept], sample_weight=W[kept])
+    assert high.mse.value == pytest.approx(expected, rel=1e-12)
+    losses = crps(weights(X), ATOMS, Y)
+    average = np.average(losses[kept], weights=W[kept])
+    assert found.crps["law"].value == pytest.approx(average, rel=1e-12)
+    std = jackknife(lambda rows: np.average(losses[rows], weights=W[rows]), kept, blocks)
+    assert found.crps["law"].std == pytest.approx(std, rel=1e-9)
+
+
+def test_without_weights_the_metrics_of_the_package_agree():
+    found = scored(open_sample(X, Y))
+    assert found.scores["chance"]["high"].mse.value == pytest.approx(brier(chance(X), EVENT(Y)))
+    assert found.crps["law"].value == pytest.approx(crps(weights(X), ATOMS, Y).mean())
+
+
+@pytest.fixture(scope="module")
+def reference():
+    sample = open_sample(X, Y, weights=W, time=TIME).fold_by("7d").split(0.3)[1]
+    found = scored(sample, MemoryBudget(Executor.resolve("synchronous"), 1 << 40, ()))
+    return found.scores, found.crps
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@given(chunk=st.integers(300, 11_000), threads=st.integers(1, 4), lazily=st.booleans())
+def test_any_chunks_give_the_same_bits(reference, tmp_path_factory, chunk, threads, lazily):
+    if lazily:
+        x, y, w, t = (da.from_array(v, chunks=(chunk, *v.shape[1:])) for v in (X, Y, W, TIME))
+        sample = open_sample(x, y, weights=w, time=t)
+    else:
+        path = tmp_path_factory.mktemp("store") / "s.zarr"
+        sample = open_sample(str(write(path, weighted=True, chunk_rows=chunk)))
+    budget = MemoryBudget(Executor.resolve("threads", threads), 1 << 40, ())
+    found = scored(sample.fold_by("7d").split(0.3)[1], budget)
+    assert (found.scores, found.crps) == reference
+
+
+def test_every_chunk_is_read_once(tmp_path):
+    write(tmp_path / "s.zarr", weighted=True, chunk_rows=4096)
+    counted, group = opened(tmp_path / "s.zarr")
+    seen = []
+    scored(open_sample(group).fold_by("7d").split(0.3)[1], progress=seen.append)
+    for name in ("x", "y", "weights", "time"):
+        assert set(counted.chunks(name).values()) == {1}
+    assert not counted.chunks("group")
+    assert seen[-1].rows == seen[-1].rows_total == len(X)
+
+
+def test_far_from_zero_nothing_cancels():
+    """A standard deviation of 1e-6 of the mean; the naive sums of squares would keep no digit."""
+    y = 1e9 + 1e3 * Y[:, :1]
+    found = scored(
+        open_sample(X, y),
+        predictions={"m": Prediction(("y0",), lambda x: 1e9 + 1e3 * np.sin(x[:, 0]))},
+        laws={},
+        functions={},
+    )
+    r2 = r2_score(Y[:, 0], np.sin(X[:, 0]))
+    assert found.scores["m"]["y0"].r2.value == pytest.approx(r2, rel=1e-6)
+
+
+def test_errors_by_block_know_that_neighbours_are_alike():
+    """A level per week: errors by rows are several times too small, those by week are not."""
+    rng = np.random.default_rng(5)
+    weeks = np.repeat(np.arange(200), 40)
+    time = 7 * DAY * (2000 + weeks)
+    x = rng.standard_normal((len(weeks), 1))
+    found = {"rows": [], "7d": []}
+    values = []
+    for _ in range(40):
+        y = x + rng.standard_normal(200)[weeks][:, None]
+        sample = open_sample(x, y, time=time)
+        for by, errors in found.items():
+            prediction = {"m": Prediction(("y0",), lambda x: x)}
+            scores = scored(
+                sample.fold_by(by), predictions=prediction, laws={}, functions={}, n_blocks=20
+            ).scores["m"]["y0"]
+            errors.append(scores.mse.std)
+        values.append(scores.mse.value)
+    spread = np.std(values, ddof=1)
+    assert np.sqrt(np.mean(np.square(found["7d"]))) == pytest.approx(spread, rel=0.3)
+    assert np.sqrt(np.mean(np.square(found["rows"]))) < 0.5 * spread
+
+
+def test_fitted_estimators_of_scikit_learn_are_predictions(store):
+    sample = open_sample(str(store)).fold_by("7d")
+    rest, held_out = mask("7d", 0.3, False), mask("7d", 0.3, True)
+    line = LinearRegression().fit(X[rest], Y[rest])
+    predictions = {"line": Prediction(("y0", "y1"), line.predict)}
+    found = score_pass(sample.split(0.3)[1], predictions, BUDGET)
+    truth = r2_score(Y[held_out, 1], line.predict(X[held_out])[:, 1], sample_weight=W[held_out])
+    assert found.scores["line"]["y1"].r2.value == pytest.approx(truth)
+
+
+# What is refused --------------------------------------------------------------------------------
+
+
+def failing(x):
+    raise ValueError("no")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"predictions": {}, "laws": {}}, "there is nothing to score"),
+        ({"predictions": {"m": Prediction(("z",), mean)}}, "unknown target 'z': there are 'y0'"),
+        ({"predictions": {"m": Prediction(("y0",), mean)}}, r"'m' must return shape \(4096, 1\)"),
+        ({"predictions": {"m": Prediction(("y0",), failing)}}, "'m' failed: ValueError: no"),
+        (
+            {"predictions": {"m": Prediction(("y0",), lambda x: np.full(len(x), np.nan))}},
+            "'m' returned NaN or infinity",
+        ),
+        ({"functions": {"y0": EVENT}}, "'y0' is a column already"),
+        ({"functions": {"high": failing}}, "function 'high' failed: ValueError: no"),
+        ({"laws": {"l": Law(weights, ATOMS[:, 0])}}, r"points of the law 'l' must have shape"),
+        ({"laws": {"l": Law(lambda x: weights(x) * 2, ATOMS)}}, "must add up to one"),
+    ],
+)
+def test_unusable_predictions(options, message):
+    with pytest.raises(DataError, match=message):
+        scored(open_sample(X, Y), **options)
+
+
+def test_unusable_rows_and_memory(store):
+    with pytest.raises(DataError, match="scores need rows of x and of y"):
+        scored(open_sample(X))
+    x = X.copy()
+    x[17, 1] = np.inf
+    with pytest.raises(DataError, match=r"column 'x1' has 1 \(first at row 17\)"):
+        scored(open_sample(x, Y))
+    with pytest.raises(DataError, match="all weights are zero"):
+        scored(open_sample(X, Y, weights=0.0 * W))
+    group = np.zeros(len(X))
+    held = [p for s in range(4) for p in open_sample(X, Y, group=group).split(0.5, "group", s)]
+    empty = [p for p in held if not p.part.keeps(np.arange(1), {"group": group[:1]}).any()]
+    with pytest.raises(DataError, match="no row belongs to this part"):
+        scored(empty[0])
+    tiny = MemoryBudget(Executor.resolve("threads", 2), 100 << 20, ())
+    counted, opened_store = opened(store)
+    with pytest.raises(ResourceError, match="to score 3 targets and laws of 40 cells"):
+        scored(open_sample(opened_store), tiny)
+    assert not counted.chunks("x")
+
+
+def test_one_block_or_a_constant_target_have_no_errors():
+    found = scored(open_sample(X, 0.0 * Y + 2.0), n_blocks=1, laws={})
+    scores = found.scores["mean"]["y0"]
+    assert np.isnan(scores.mse.std)
+    assert np.isnan(scores.r2.value)
+    assert scores.variance == 0.0
+
+
+@given(
+    cuts=st.lists(st.integers(0, 300), max_size=5),
+    seed=st.integers(0, 99),
+    zero=st.booleans(),
+)
+def test_sums_add_up_whatever_the_cuts(cuts, seed, zero):
+    rng = np.random.default_rng(seed)
+    targets, losses = 1e6 + rng.standard_normal((300, 2)), rng.random((300, 3))
+    w = rng.exponential(size=300) * (rng.random(300) < 0.7)
+    w = 0.0 * w if zero else w
+    folds = rng.integers(0, 4, size=300).astype(np.uint8)
+    whole = ScoreSums.of(targets, losses, w, folds, 4)
+    edges = [0, *sorted(cuts), 300]
+    parts = [
+        ScoreSums.of(targets[a:b], losses[a:b], w[a:b], folds[a:b], 4) for a, b in pairwise(edges)
+    ]
+    together = sum(parts[1:], parts[0])
+    np.testing.assert_array_equal(together.rows, whole.rows)
+    for name, tolerance in (("weight", 1e-12), ("mean", 1e-6), ("spread", 1e-8), ("losses", 1e-12)):
+        one, two = getattr(together, name), getattr(whole, name)
+        np.testing.assert_allclose(one, two, rtol=1e-10, atol=tolerance * (name != "mean"))
+
+
+# The command ------------------------------------------------------------------------------------
+
+
+def run(*args):
+    result = CliRunner().invoke(cli, [str(a) for a in args], catch_exceptions=False)
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.fixture(scope="module")
+def model(store, tmp_path_factory):
+    path = tmp_path_factory.mktemp("model") / "m.zarr"
+    gaussian = kernels.Gaussian(1.0).to_dict()
+    section = FitSection(
+        events=["y0 > 0.3"], tol=1e-2, fold_by="7d", kernel_x=gaussian, kernel_y=gaussian
+    )
+    fit_and_save(
+        lambda: open_sample(str(store)).split(0.3, "7d")[0], section, Compute(), path, False
+    )
+    return path
+
+
+@pytest.mark.parametrize("hold_out", [None, 0.3])
+def test_the_options_of_a_fit_reach_its_sample(store, tmp_path, monkeypatch, hold_out):
+    seen = []
+
+    def note(open_rows, section, *others):
+        seen.append((open_rows(), section.fold_by))
+        raise DataError("enough")
+
+    monkeypatch.setattr(fitting, "fit_and_save", note)
+    held = [] if hold_out is None else ["--hold-out", hold_out]
+    assert run("fit", store, "--out", tmp_path / "m", "--fold-by", "7d", *held)[0] == 2
+    ((sample, fold_by),) = seen
+    assert fold_by == "7d"
+    expected = hold_out and Part(Folding.parse("7d"), 0.3, 0, False)
+    assert sample.part == expected
+
+
+@pytest.mark.parametrize("fold_by", ["7y", 7])
+def test_a_job_file_is_told_what_folds_are(fold_by):
+    with pytest.raises(DataError, match="fit: fold_by: "):
+        checked(FitSection, {"fold_by": fold_by}, "fit")
+
+
+def test_the_command_scores_on_what_the_fit_left_out(store, model):
+    law = load(model)
+    assert law.about["rows"] == mask("7d", 0.3, False).sum()
+    assert law.about["fold_by"] == "7d"
+    code, out, error = run("score", model, store, "--crps", "--json")
+    assert code == 0, error
+    found = json.loads(out)
+    kept = mask("7d", 0.3, True)
+    assert found["rows"] == kept.sum()
+    assert (found["held_out"], found["fold_by"], found["unseen"]) == ("0.3 by 7d", "7d", True)
+    said = law.expect(["y0", "y1", "y0 > 0.3"], X[kept])
+    for i, (name, f) in enumerate((("y0", Y[:, 0]), ("y1", Y[:, 1]), ("y0 > 0.3", EVENT(Y)))):
+        scores = found["scores"][name]
+        truth = r2_score(f[kept], said[:, i], sample_weight=W[kept])
+        assert scores["r2"]["value"] == pytest.approx(truth, abs=1e-10)
+        assert 0.0 < scores["r2"]["std"] < 0.1
+        assert scores["event"] is (name == "y0 > 0.3")
+    losses = crps(law.weights(X[kept]), law.support.points, Y[kept])
+    expected = np.average(losses, weights=W[kept])
+    assert found["crps"]["value"] == pytest.approx(expected, rel=1e-9)
+    again = run("score", model, store, "--hold-out", 0.3, "--fold-by", "7d", "--json")[1]
+    assert json.loads(again)["scores"] == found["scores"]
+
+
+def test_the_command_says_which_rows_it_scored(store, model):
+    code, out, _ = run("score", model, store, "--of", "y1")
+    assert code == 0
+    assert "held out: 0.3 by 7d" in out
+    assert "may have seen" not in out
+    assert "R^2" in out
+    assert "Brier" not in out
+    out = run("score", model, store, "--hold-out", 0.5, "--fold-by", "group")[1]
+    assert "held out: 0.5 by group, which the fit may have seen" in " ".join(out.split())
+    assert "Brier skill" in out
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--of", "y0 > 9"], "the model knows no 'y0 > 9': there are 'y0', 'y1', 'y0 > 0.3'"),
+        (["--hold-out", 1.5], "must lie between 0 and 1, exclusively, got 1.5"),
+        (["--fold-by", "7y"], "by blocks of time such as '7d'"),
+    ],
+)
+def test_what_the_command_refuses(store, model, args, message):
+    code, out, error = run("score", model, store, *args)
+    assert code == 2
+    assert not out
+    assert message in " ".join(error.split())
+
+
+def test_the_command_refuses_what_does_not_fit(tmp_path, store, model):
+    plain = write(tmp_path / "p.zarr", group=None, time=None)
+    code, _, error = run("score", model, plain)
+    assert code == 2
+    assert "folds by 7d need the time of each row" in " ".join(error.split())
+    assert run("score", model, plain, "--fold-by", "rows", "--hold-out", 0.5)[0] == 0
+    JointDistribution(
+        kernel_x=kernels.Gaussian(1.0), kernel_y=kernels.Gaussian(1.0), tol=0.2, support_size=0
+    ).fit(X, Y).save(tmp_path / "m")
+    code, _, error = run("score", tmp_path / "m", store, "--crps")
+    assert code == 2
+    assert "no laws to score" in error
+    found = json.loads(run("score", tmp_path / "m", store, "--json")[1])
+    assert (found["held_out"], found["unseen"], found["crps"]) == (None, False, None)
+
+
+def test_what_is_sent_to_workers_can_be_pickled(model):
+    from cme_dask.jobs.scoring import Expectation
+
+    expectation = Expectation(load(model), ("y1",))
+    again = pickle.loads(pickle.dumps(expectation))  # noqa: S301 (our own bytes)
+    np.testing.assert_array_equal(again(X[:9]), expectation(X[:9]))

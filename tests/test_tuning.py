@@ -1,0 +1,259 @@
+"""Kernels and ridge learned from the rows."""
+
+import warnings
+
+import dask.array as da
+import numpy as np
+import pytest
+import zarr
+from conftest import write_store
+from test_reads import opened
+
+from cme_dask import JointDistribution, Tuning, load
+from cme_dask.errors import DataError
+from cme_dask.kernels import Gaussian, Warped
+from cme_dask.learning.tuning import search
+from cme_dask.numerics.hashing import fold_of_rows
+from cme_dask.numerics.problem import Regularization
+
+QUICK = Tuning(rows=600, max_rank=40, evaluations=12)
+
+
+def sample_of(n, seed=0, noise=0):
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((n, 1 + noise))
+    y = np.sin(2 * x[:, :1]) + 0.2 * rng.standard_normal((n, 1))
+    return x, y
+
+
+def searched(x, y, **options):
+    n = len(x)
+    arguments = {"given": (None, None), "options": QUICK} | options
+    coded = tuple((False,) * part.shape[1] for part in (x, y))
+    given = arguments.pop("given")
+    return search((x, y), np.full(n, 1 / n), fold_of_rows(0, n, 5), given, coded, **arguments)
+
+
+def test_the_best_beats_the_grid_and_independence():
+    found = searched(*sample_of(600))
+    grid = [t.score for t in found.trials if t.stage == "grid"]
+    scores = [t.score for t in found.trials]
+    assert min(scores) <= min(grid) < -1.0
+    assert found.finalists[0].trial.score == min(scores)
+    assert [c.trial.score for c in found.finalists] == sorted(
+        c.trial.score for c in found.finalists
+    )
+
+
+def test_a_column_of_noise_gets_a_long_scale():
+    x, y = sample_of(800, noise=2)
+    best = searched(x, y, options=Tuning(rows=800, max_rank=60, evaluations=40)).finalists[0]
+    signal, *noise = best.trial.x.scales
+    assert min(noise) > 5 * signal
+
+
+def test_skewed_columns_get_normal_scores():
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((1500, 1))
+    y = np.exp(2.0 * x + 0.5 * rng.standard_normal((1500, 1)))
+    best = searched(x, y, options=Tuning(rows=1500)).finalists[0]
+    assert best.trial.y.form == "scores"
+
+
+def test_finalists_differ():
+    found = searched(*sample_of(500))
+    assert len(found.finalists) == QUICK.finalists
+    keys = {(c.trial.x, c.trial.y) for c in found.finalists}
+    assert len(keys) == QUICK.finalists
+
+
+def test_given_kernels_and_ridge_stay():
+    x, y = sample_of(400)
+    kernel = Gaussian(0.7)
+    found = searched(x, y, given=(kernel, None), reg=Regularization(1e-3, 1e-2))
+    assert all(
+        c.kernel_x == kernel and c.reg == Regularization(1e-3, 1e-2) for c in found.finalists
+    )
+    assert all(isinstance(c.kernel_y, Warped) for c in found.finalists)
+
+
+@pytest.mark.parametrize("criterion", ["joint", "crps"])
+def test_other_criteria_minimise_what_they_say(criterion):
+    found = searched(*sample_of(500), options=Tuning(criterion, 500, 40, 10))
+    best = min(found.trials, key=lambda t: t.score)
+    assert getattr(best, criterion) == min(getattr(t, criterion) for t in found.trials)
+
+
+def test_independence_is_found_to_be_best():
+    rng = np.random.default_rng(2)
+    x, y = rng.standard_normal((2, 2000, 1))
+    model = JointDistribution(tuning=Tuning(rows=2000)).fit(x, y)
+    ratio = model.density_ratio(x[:50], y[:50])
+    assert np.abs(ratio - 1).max() < 0.35
+
+
+def test_rows_of_one_fold_are_refused():
+    x, y = sample_of(20)
+    with pytest.raises(DataError, match="kernels are learned on held-out folds"):
+        search((x, y), np.full(20, 0.05), np.zeros(20), (None, None), ((False,), (False,)))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"criterion": "likelihood"}, "criterion must be one of joint"),
+        ({"rows": 10}, "rows must be an integer of at least 50"),
+        ({"finalists": 0}, "finalists must be an integer of at least 1"),
+        ({"averaged": True}, "averaged must be an integer"),
+    ],
+)
+def test_unusable_options_are_refused(options, message):
+    with pytest.raises(DataError, match=message):
+        Tuning(**options)
+
+
+def test_an_estimator_refuses_what_is_no_tuning():
+    with pytest.raises(DataError, match="tuning must be a cme_dask"):
+        JointDistribution(tuning={"rows": 100}).fit(*sample_of(100))
+
+
+# The estimator -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    x, y = sample_of(3000)
+    functions = {"up": lambda rows: rows[:, 0] > 0}
+    return x, y, JointDistribution(tuning=QUICK).fit(x, y, functions=functions)
+
+
+def test_the_mean_of_the_members_is_the_model(fitted):
+    x, y, law = fitted
+    assert 1 < len(law.members_) <= 5
+    ratios, answers = [], []
+    for member in law.members_:
+        part = member.part
+        psi_x, psi_y = part.basis(0)(x[:9]), part.basis(1)(y[:7])
+        ratios.append(1.0 + psi_x @ part.solution.coef.T @ psi_y.T)
+        constant, slope = part.solution.answer(part.mean, 0)
+        answers.append((constant + psi_x @ slope)[:, :2])
+    np.testing.assert_allclose(law.density_ratio(x[:9], y[:7]), np.mean(ratios, axis=0), atol=1e-10)
+    wanted = np.mean(answers, axis=0)
+    np.testing.assert_allclose(law.expect(["y0", "up"], x[:9]), wanted, atol=1e-10)
+
+
+def test_a_member_is_the_fit_with_its_kernels_and_ridge(fitted):
+    x, y, law = fitted
+    member = law.members_[0]
+    chosen = member.candidate
+    alone = JointDistribution(
+        kernel_x=chosen.kernel_x,
+        kernel_y=chosen.kernel_y,
+        reg=(chosen.reg.y, chosen.reg.x),
+        max_rank=500,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        alone.fit(x, y)
+    part = member.part
+    ratio = 1.0 + part.basis(0)(x[:9]) @ part.solution.coef.T @ part.basis(1)(y[:7]).T
+    np.testing.assert_allclose(alone.density_ratio(x[:9], y[:7]), ratio, atol=1e-7)
+
+
+def test_it_learns_the_law(fitted):
+    _, _, law = fitted
+    at = np.linspace(-1.5, 1.5, 13)[:, None]
+    assert np.abs(law.expect("y0", at) - np.sin(2 * at[:, 0])).max() < 0.15
+    weights = law.weights(at)
+    assert (weights >= 0).all()
+    np.testing.assert_allclose(weights.sum(axis=1), 1.0, atol=1e-12)
+
+
+def test_standard_errors_and_held_out_errors_are_there(fitted):
+    x, _, law = fitted
+    _, std = law.expect("up", x[:20], return_std=True)
+    assert (std > 0).all()
+    assert std.max() < 0.5
+    held = law.model_.about["held_out"]["x"]
+    assert set(held) == {"y0", "up"}
+    assert 0.8 < held["y0"]["skill"] < 1.0
+
+
+def test_a_saved_mean_answers_alike(fitted, tmp_path):
+    x, y, law = fitted
+    law.save(tmp_path / "m.zarr")
+    again = load(tmp_path / "m.zarr")
+    np.testing.assert_array_equal(
+        again.density_ratio(x[:5], y[:5]), law.density_ratio(x[:5], y[:5])
+    )
+    for one, two in zip(
+        again.expect(None, x[:5], return_std=True),
+        law.expect(None, x[:5], return_std=True),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(one, two)
+    np.testing.assert_array_equal(again.weights(x[:3]), law.weights(x[:3]))
+    assert "and 4 more" in repr(again)
+
+
+def test_damaged_stacks_are_refused(fitted, tmp_path):
+    from cme_dask.errors import StoreError
+
+    _, _, law = fitted
+    law.save(tmp_path / "m.zarr")
+    group = zarr.open_group(tmp_path / "m.zarr", mode="r+")
+    key = next(iter(group.attrs))
+    about = dict(group.attrs[key])
+    about["about"]["variables"]["x"]["parts"] = []
+    group.attrs[key] = about
+    with pytest.raises(StoreError, match="description of x is damaged"):
+        load(tmp_path / "m.zarr")
+
+
+def test_any_workers_chunks_and_scheduler_give_the_same(fitted):
+    x, y, law = fitted
+    wanted = law.density_ratio(x[:5], y[:5])
+    functions = {"up": lambda rows: rows[:, 0] > 0}
+    for rows, options in (
+        ((x, y), {"workers": 1}),
+        ((da.from_array(x, chunks=701), da.from_array(y, chunks=333)), {"workers": 3}),
+        ((x, y), {"scheduler": "synchronous"}),
+    ):
+        again = JointDistribution(tuning=QUICK).fit(*rows, functions=functions, **options)
+        np.testing.assert_array_equal(again.density_ratio(x[:5], y[:5]), wanted)
+
+
+def test_the_rows_are_read_once(tmp_path):
+    x, y = sample_of(60_000)
+    write_store(tmp_path / "s.zarr", x, y, chunk_rows=4096)
+    store, group = opened(tmp_path / "s.zarr")
+    law = JointDistribution(tuning=QUICK).fit(group, workers=2)
+    assert law.n_passes_ == 1
+    for name in ("x", "y", "row_sample/x", "row_sample/y"):
+        assert set(store.chunks(name).values()) == {1}
+
+
+@pytest.mark.parametrize("constraint", ["none", "certified", "coupling"])
+def test_other_constraints_take_the_best_kernels(constraint):
+    x, y = sample_of(1500)
+    law = JointDistribution(constraint=constraint, tuning=QUICK, tol=1e-3).fit(x, y)
+    assert law.search_ is not None
+    assert law.basis_x_.newton.kernel == law.search_.finalists[0].kernel_x
+    assert abs(law.expect("y0", [[0.8]])[0]) < 1.2
+
+
+def test_the_median_heuristic_is_still_there():
+    x, y = sample_of(500)
+    law = JointDistribution(kernel_x="median", kernel_y="median", tol=1e-3).fit(x, y)
+    assert law.search_ is None
+    assert isinstance(law.basis_x_.newton.kernel, Gaussian)
+
+
+def test_progress_tells_of_the_search():
+    from cme_dask.estimators.recipe import TuningProgress
+
+    heard = []
+    x, y = sample_of(500)
+    JointDistribution(tuning=QUICK).fit(x, y, progress=heard.append)
+    stages = [event.stage for event in heard if isinstance(event, TuningProgress)]
+    assert {"grid", "refine"} <= set(stages)
