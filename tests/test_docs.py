@@ -24,18 +24,29 @@ def folder(tmp_path):
     rng = np.random.default_rng(0)
     for i in range(2):
         n = 4000
-        hour = np.arange(n) % 24
+        date = np.datetime64("2013-03-01T00") + np.arange(n) * np.timedelta64(1, "h")
+        day = date.astype("datetime64[D]")
+        month = day.astype("datetime64[M]")
+        year = day.astype("datetime64[Y]")
         temp = 14 + 11 * rng.standard_normal(n)
         dewp = temp - 12 + 6 * rng.standard_normal(n)
+        pm = np.exp(4 + 0.5 * rng.standard_normal(n) + 0.03 * dewp)
         columns = {
-            "TEMP": temp,
-            "DEWP": dewp,
-            "PRES": 1011 + 10 * rng.standard_normal(n),
-            "WSPM": rng.exponential(1.7, n),
-            "hour": hour,
-            "PM2.5": np.exp(4 + 0.5 * rng.standard_normal(n)),
+            "year": year.astype(int) + 1970,
+            "month": (month - year).astype(int) + 1,
+            "day": (day - month).astype(int) + 1,
+            "hour": np.arange(n) % 24,
+            "TEMP": temp.round(2),
+            "DEWP": dewp.round(2),
+            "PRES": (1011 + 10 * rng.standard_normal(n)).round(2),
+            "RAIN": rng.exponential(0.1, n).round(2),
+            "WSPM": rng.exponential(1.7, n).round(2),
+            "wd": rng.choice(["N", "NE", "S"], n),
+            "station": np.full(n, ["Dongsi", "Dingling"][i]),
+            "PM2.5": pm.round(2),
+            "PM10": (pm * 1.3).round(2),
         }
-        rows = np.column_stack(list(columns.values())).round(2)
+        rows = zip(*(values.tolist() for values in columns.values()), strict=True)
         text = ",".join(columns) + "\n" + "\n".join(",".join(map(str, row)) for row in rows) + "\n"
         path = tmp_path / "stations" / f"PRSA_Data_Station{i}_20130301-20170228.csv.gz"
         path.write_bytes(gzip.compress(text.encode()))

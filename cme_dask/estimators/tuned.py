@@ -15,9 +15,9 @@ from cme_dask.estimators.planning import Preparation
 from cme_dask.estimators.recipe import TuningProgress, make_moments, make_side
 from cme_dask.estimators.solving import Solving
 from cme_dask.kernels import Kernel
-from cme_dask.learning.tuning import Candidate, Search, Tuning, crps_gain, search
+from cme_dask.learning.tuning import Candidate, Score, Search, Tuning, estimated, search
 from cme_dask.numerics.basis import NewtonBasis
-from cme_dask.numerics.crossval import HeldFold, cross_validate, held_folds
+from cme_dask.numerics.crossval import held_folds
 from cme_dask.numerics.guard import Arithmetic, JointChange
 from cme_dask.numerics.means import MeanMoments
 from cme_dask.numerics.moments import Function, Moments, MomentSpec
@@ -36,7 +36,8 @@ FOLDS = 5
 MAX_RANK = 500
 """Pivots of each learned basis, unless ``max_rank`` says otherwise."""
 
-_NEAR = 0.1  # a finalist this much worse than the best, of the gain of each loss, is left out
+_NEAR = 0.1  # a finalist that is worse than the best by this share of its score is left out
+_NOTHING = 2.0  # standard errors of the gain on independence that may be luck
 _STEP = float(np.sqrt(10.0))  # between neighbouring ridges
 
 
@@ -54,6 +55,8 @@ class Member:
         By fold.
     joint, crps
         Held-out joint loss, and sliced CRPS over that of independence, over all rows.
+    kept
+        Share of h = g - 1 that is kept, below 1 where independence may do as well.
     arithmetic
         How its moments were computed.
     """
@@ -63,6 +66,7 @@ class Member:
     moments: Moments
     joint: float
     crps: float
+    kept: float
     arithmetic: Arithmetic
 
 
@@ -168,14 +172,12 @@ def tuned_members(
     )
     with one_blas_thread():
         members = [
-            _member(
-                candidate, spec, one, solving, arithmetic, found.thresholds, learn_reg, choice.rows
-            )
+            _member(candidate, spec, one, solving, arithmetic, found, learn_reg, choice.rows)
             for candidate, spec, one, arithmetic in zip(
                 found.finalists, specs, moments, arithmetics, strict=True
             )
         ]
-    return _best(members, options), moments[0].masses, report
+    return _best(members, found.score, options.averaged), moments[0].masses, report
 
 
 def _spec(
@@ -197,56 +199,51 @@ def _member(
     moments: Moments,
     solving: Solving,
     arithmetic: Arithmetic,
-    thresholds: Thresholds,
+    found: Search,
     learn_reg: bool,
     rows: RowSample,
 ) -> Member:
     x, y = spec.sides
     folds = list(held_folds(moments, (x, y)))
     reg, joint, crps = candidate.reg, candidate.trial.joint, candidate.trial.crps
+    kept = 1.0
     if folds:
-        tried = _ridges(folds, reg, thresholds) if learn_reg else {}
-        tried = tried or _losses(folds, [reg], thresholds)
-        joint_unit, crps_unit = (
-            max(-min(losses[i] for losses in tried.values()), 1e-12) for i in (0, 1)
-        )
-        reg = min(tried, key=lambda r: tried[r][0] / joint_unit + tried[r][1] / crps_unit)
-        joint, crps = tried[reg]
+        regs = _ridges(reg) if learn_reg else [reg]
+        losses = estimated(folds, regs, found.thresholds)
+        best = int(np.argmin(found.score(losses[0][0], losses[1][0])))
+        reg = regs[best]
+        joint, crps = (float(mean[best]) for mean, _ in losses)
+        kept = _kept([(float(mean[best]), float(error[best])) for mean, error in losses])
     mean = MeanMoments.of(moments.total(), (x, y))
-    solution = replace(solving, reg=reg).solver((x, y), rows)(mean)
-    refits = ((fold.rest, fold.held, fold.solution(reg)) for fold in folds)
+    solution = replace(solving, reg=reg).solver((x, y), rows)(mean).shrunk(kept)
+    refits = ((fold.rest, fold.held, fold.solution(reg).shrunk(kept)) for fold in folds)
     part = Part((x, y), mean, reduced(solution), replicates(refits, (x, y)))
-    return Member(replace(candidate, reg=reg), part, moments, joint, crps, arithmetic)
+    return Member(replace(candidate, reg=reg), part, moments, joint, crps, kept, arithmetic)
 
 
-def _losses(
-    folds: Sequence[HeldFold], regs: Sequence[Regularization], thresholds: Thresholds
-) -> dict[Regularization, tuple[float, float]]:
-    found = cross_validate(folds, regs)
-    pairs = zip(found.joint.tolist(), crps_gain(found, thresholds).tolist(), strict=True)
-    return dict(zip(regs, pairs, strict=True))
+def _kept(losses: Sequence[tuple[float, float]]) -> float:
+    """How much of h = g - 1 is kept: all of it, unless independence may do as well.
+
+    0 up to two standard errors of what is gained on independence by either loss, 1 from three on. A
+    search always finds something that gains a little where there is nothing to find.
+    """
+    certain = max(-mean / error if error > 0.0 else np.inf for mean, error in losses)
+    return float(np.clip(certain - _NOTHING, 0.0, 1.0))
 
 
-def _ridges(
-    folds: Sequence[HeldFold], start: Regularization, thresholds: Thresholds
-) -> dict[Regularization, tuple[float, float]]:
-    """Losses at ridges around a first one, of y and of x apart."""
+def _ridges(start: Regularization) -> list[Regularization]:
+    """Ridges around a first one, of y and of x apart."""
     steps = [_STEP**k for k in (-2, -1, 0, 1, 2)]
-    regs = [replace(start, y=start.y * a, x=start.x * b) for a, b in product(steps, steps)]
-    return _losses(folds, regs, thresholds)
+    return [replace(start, y=start.y * a, x=start.x * b) for a, b in product(steps, steps)]
 
 
-def _best(members: Sequence[Member], options: Tuning) -> list[Member]:
-    """The best members by the criterion, over all rows."""
-    units = [max(-min(getattr(m, name) for m in members), 1e-12) for name in ("joint", "crps")]
-    wanted = [n in options.criterion.split("+") for n in ("joint", "crps")]
-
-    def score(member: Member) -> float:
-        return float(wanted[0] * member.joint / units[0] + wanted[1] * member.crps / units[1])
-
-    ordered = sorted(members, key=score)
-    near = [m for m in ordered if score(m) <= score(ordered[0]) + _NEAR * sum(wanted)]
-    return near[: options.averaged]
+def _best(members: Sequence[Member], score: Score, count: int) -> list[Member]:
+    """The best members by their scores over all rows."""
+    scores = {id(m): float(score(np.asarray(m.joint), np.asarray(m.crps))) for m in members}
+    ordered = sorted(members, key=lambda m: scores[id(m)])
+    least = scores[id(ordered[0])]
+    near = [m for m in ordered if scores[id(m)] <= least + _NEAR * abs(least)]
+    return near[:count]
 
 
 def describe_search(found: Search, members: Sequence[Member]) -> dict[str, Any]:
@@ -265,6 +262,7 @@ def describe_search(found: Search, members: Sequence[Member]) -> dict[str, Any]:
                 "reg": [m.candidate.reg.y, m.candidate.reg.x],
                 "joint": m.joint,
                 "crps": m.crps,
+                "kept": m.kept,
             }
             for m in members
         ],

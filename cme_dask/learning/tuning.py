@@ -14,7 +14,7 @@ from cme_dask.errors import DataError
 from cme_dask.kernels import Categorical, Coordinates, Gaussian, Kernel, Warped
 from cme_dask.learning.coordinates import coordinates
 from cme_dask.learning.screening import ScreenedRows, ScreenedSide, screened_folds
-from cme_dask.numerics.crossval import Losses, cross_validate
+from cme_dask.numerics.crossval import HeldFold, over_folds
 from cme_dask.numerics.problem import Regularization
 from cme_dask.numerics.thresholds import Thresholds, make_thresholds
 
@@ -31,7 +31,7 @@ _SHORTEST, _LONGEST = 0.05, 50.0  # length scales, in standard deviations
 _OFF = 8.0  # a column's length scale is made so much longer to see if it is needed
 _HELD_SIDES = 24  # bases of some megabytes each: those of the grid
 _DIGITS, _SCORE_DIGITS = 2, 7  # of logarithms of length scales, and of scores
-_APART = 0.2  # logarithms of the length scales of two finalists differ by this much at least
+_APART = 0.5  # logarithms of the length scales of two finalists differ by this much at least
 
 
 @dataclass(frozen=True)
@@ -119,6 +119,38 @@ class Trial:
     stage: str
 
 
+@dataclass(frozen=True)
+class Score:
+    """What a joint loss and a sliced CRPS (less that of independence) add up to.
+
+    Each is taken over what the best candidate gains on independence, and weighted by the inverse
+    variance of that gain over the folds: the noisier loss counts less. Independence has 0, the best of both -2 (-1 for a
+    criterion that is one of them).
+
+    Attributes
+    ----------
+    joint, crps
+        Factors of the two.
+    """
+
+    joint: float = 1.0
+    crps: float = 1.0
+
+    def __call__(self, joint: Array, crps: Array) -> Array:
+        """The score."""
+        return self.joint * joint + self.crps * crps
+
+    @classmethod
+    def of(cls, criterion: str, gains: Sequence[float], errors: Sequence[float]) -> "Score":
+        """From the gains of the best candidates and their standard errors: joint, CRPS."""
+        wanted = [name in criterion.split("+") for name in ("joint", "crps")]
+        # Where nothing is gained independence is best, and any unit does.
+        gained = np.maximum(gains, 1e-12)
+        precision = (gained / np.maximum(errors, 1e-6 * gained)) ** 2 * wanted
+        factors = sum(wanted) * precision / precision.sum() / gained
+        return cls(float(factors[0]), float(factors[1]))
+
+
 @dataclass(frozen=True, eq=False)
 class Candidate:
     """What a finalist is made of."""
@@ -141,6 +173,8 @@ class Search:
         The best ones that differ, best first.
     thresholds
         The events of the sliced CRPS.
+    score
+        Of a joint loss and a sliced CRPS.
     seconds
         What it took.
     candidate
@@ -150,9 +184,13 @@ class Search:
     trials: tuple[Trial, ...]
     finalists: tuple[Candidate, ...]
     thresholds: Thresholds
+    score: Score
     seconds: float
     candidate: Callable[[Trial], Candidate] = field(repr=False)
 
+
+Estimated = tuple[Array, Array]
+"""Means over the folds for each ridge, and their standard errors."""
 
 Heard = Callable[[str, int, int, float], None]
 """Told the stage, the number of trials in it so far and at most, and the best score."""
@@ -222,9 +260,9 @@ class _Searcher:
         self.variables, self._rows, self._thresholds = variables, rows, thresholds
         self.regs, self._options, self._tol, self._heard = regs, options, tol, heard
         self._sides: dict[tuple[int, SidePoint], ScreenedSide] = {}
-        self._losses: dict[tuple[SidePoint, SidePoint], tuple[Array, Array]] = {}
+        self._losses: dict[tuple[SidePoint, SidePoint], tuple[Estimated, Estimated]] = {}
         self._stages: dict[tuple[SidePoint, SidePoint], str] = {}
-        self._gains = (1.0, 1.0)
+        self.score_of = Score()
 
     def side(self, i: int, point: SidePoint) -> ScreenedSide:
         if (i, point) not in self._sides:
@@ -241,21 +279,25 @@ class _Searcher:
         """Joint loss and sliced CRPS over independence's, for each ridge."""
         if (x, y) not in self._losses:
             folds = screened_folds(self._rows, self.side(0, x), self.side(1, y))
-            found = cross_validate(folds, self.regs)
-            self._losses[x, y] = found.joint, crps_gain(found, self._thresholds)
+            self._losses[x, y] = estimated(folds, self.regs, self._thresholds)
             self._stages[x, y] = stage
-        return self._losses[x, y]
+        joint, crps = self._losses[x, y]
+        return joint[0], crps[0]
 
     def settle(self) -> None:
-        """Measure losses from now on in what the best candidates so far gain on independence."""
-        joint, crps = (min(float(each[i].min()) for each in self._losses.values()) for i in (0, 1))
-        # Where nothing is gained independence is best, and any unit does.
-        self._gains = max(-joint, 1e-12), max(-crps, 1e-12)
+        """Score from now on by the best candidates so far."""
+        gains, errors = [], []
+        for i in (0, 1):
+            losses, spreads = (
+                np.concatenate([each[i][k] for each in self._losses.values()]) for k in (0, 1)
+            )
+            best = int(losses.argmin())
+            gains.append(-float(losses[best]))
+            errors.append(float(spreads[best]))
+        self.score_of = Score.of(self._options.criterion, gains, errors)
 
     def scores(self, x: SidePoint, y: SidePoint, stage: str) -> Array:
-        joint, crps = self.losses(x, y, stage)
-        parts = {"joint": joint / self._gains[0], "crps": crps / self._gains[1]}
-        return np.sum([parts[name] for name in self._options.criterion.split("+")], axis=0)
+        return self.score_of(*self.losses(x, y, stage))
 
     def score(self, x: SidePoint, y: SidePoint, stage: str) -> float:
         return float(self.scores(x, y, stage).min())
@@ -275,10 +317,16 @@ class _Searcher:
             self._heard(stage, done, most, best)
 
 
-def crps_gain(losses: Losses, thresholds: Thresholds) -> Array:
-    """Sliced CRPS less that of independence, for each ridge; the events come last."""
-    q = len(thresholds)
-    return (losses.squared[:, -q:] - losses.baseline[-q:]) @ thresholds.scores
+def estimated(
+    folds: Sequence[HeldFold], regs: Sequence[Regularization], thresholds: Thresholds
+) -> tuple[Estimated, Estimated]:
+    """Joint loss, and sliced CRPS less that of independence, for each ridge."""
+    each = [fold.losses(regs) for fold in folds]
+    q = len(thresholds)  # the last of the functions
+    crps = [(one.squared[:, -q:] - one.baseline[-q:]) @ thresholds.scores for one in each]
+    return over_folds(folds, np.stack([one.joint for one in each])), over_folds(
+        folds, np.stack(crps)
+    )
 
 
 def search(
@@ -357,7 +405,8 @@ def search(
 
     finalists = tuple(map(candidate, _finalists(trials, options.finalists)))
     seconds = time.perf_counter() - begin
-    return Search(tuple(trials), finalists, thresholds, seconds, candidate)
+    score = searcher.score_of
+    return Search(tuple(trials), finalists, thresholds, score, seconds, candidate)
 
 
 Pair = tuple[SidePoint, SidePoint]

@@ -116,10 +116,16 @@ def cross_validate(folds: Sequence[HeldFold], regs: Sequence[Regularization]) ->
     regs
         Positive ridges.
     """
-    share = np.array([fold.held.weight for fold in folds])
     each = [fold.losses(regs) for fold in folds]
-    joint, squared, baseline = (
-        np.tensordot(share / share.sum(), np.stack(parts), 1)
-        for parts in zip(*((one.joint, one.squared, one.baseline) for one in each), strict=True)
-    )
+    parts = zip(*((one.joint, one.squared, one.baseline) for one in each), strict=True)
+    joint, squared, baseline = (over_folds(folds, np.stack(part))[0] for part in parts)
     return Losses(joint, squared, baseline)
+
+
+def over_folds(folds: Sequence[HeldFold], values: Array) -> tuple[Array, Array]:
+    """Mean by weight of values (F, ...) over the folds, and its standard error."""
+    share = np.array([fold.held.weight for fold in folds])
+    share = share / share.sum()
+    mean = np.tensordot(share, values, 1)
+    spread = np.tensordot(share**2, (values - mean) ** 2, 1)
+    return mean, np.sqrt(spread * len(share) / max(len(share) - 1, 1))

@@ -82,6 +82,10 @@ class JointSolution:
             outcome,
         )
 
+    def shrunk(self, kept: float) -> "JointSolution":
+        """With ``kept`` times its h = g - base."""
+        return replace(self, coef=kept * self.coef)
+
     @property
     def status(self) -> str:
         """``"optimal"`` or what the solver said; ``"closed form"`` where there was none."""
