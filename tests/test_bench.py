@@ -254,6 +254,7 @@ SMALL = {
     "ridge": Size(3000, ranks=(30,)),
     "sweep": Size(3000, ranks=(20,)),
     "ingest": Size(3000),
+    "tuning": Size(3000),
 }
 
 

@@ -21,6 +21,7 @@ from cme_dask.cli import cli
 from cme_dask.errors import DataError
 from cme_dask.jobs import query
 from cme_dask.jobs.events import Event
+from cme_dask.report.tables import with_error
 from cme_dask.storage.generate import write_normal3
 
 EVENT = "y1 <= y2 - 0.2"
@@ -164,7 +165,7 @@ def test_expect_is_bit_equal_to_python(fitted, tmp_path):
     )
     assert back["std"] is None
     _, table, _ = run("expect", path, "--given", "x=0.1", "--of", EVENT)
-    assert f"{values[0, 2]:.2f}" in table
+    assert with_error(values[0, 2], std[0, 2]) in table
 
 
 @pytest.mark.parametrize(

@@ -259,9 +259,10 @@ def test_chosen_kernels_and_pivots_see_the_weights():
     y = x + 0.5 * rng.standard_normal((3000, 1))
     weights = np.where(y[:, 0] > 1, 9.0, 1.0)
     repeat = np.repeat(np.arange(3000), weights.astype(int))
+    options = {"kernel_x": "median", "kernel_y": "median", "tol": 1e-4}
     ours, theirs = (
-        JointDistribution(tol=1e-4).fit(x, y, weights=weights),
-        JointDistribution(tol=1e-4).fit(x[repeat], y[repeat]),
+        JointDistribution(**options).fit(x, y, weights=weights),
+        JointDistribution(**options).fit(x[repeat], y[repeat]),
     )
     for a, b in ((ours.basis_x_, theirs.basis_x_), (ours.basis_y_, theirs.basis_y_)):
         (mine,), (other,) = a.newton.kernel.length_scale, b.newton.kernel.length_scale

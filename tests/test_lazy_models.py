@@ -298,5 +298,5 @@ def test_killing_leaves_nothing_at_the_output(long_store, model, tmp_path):
         process.wait()
     assert not out.exists()
     (aside,) = tmp_path.iterdir()
-    with pytest.raises(StoreError, match="no finished sample"):
+    with pytest.raises(StoreError, match="is unfinished"):
         open_sample(aside)

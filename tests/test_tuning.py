@@ -4,12 +4,13 @@ import warnings
 
 import dask.array as da
 import numpy as np
+import pandas as pd
 import pytest
 import zarr
 from conftest import write_store
 from test_reads import opened
 
-from cme_dask import JointDistribution, Tuning, load
+from cme_dask import JointDistribution, Tuning, load, open_sample
 from cme_dask.errors import DataError
 from cme_dask.kernels import Gaussian, Warped
 from cme_dask.learning.tuning import search
@@ -82,6 +83,27 @@ def test_other_criteria_minimise_what_they_say(criterion):
     found = searched(*sample_of(500), options=Tuning(criterion, 500, 40, 10))
     best = min(found.trials, key=lambda t: t.score)
     assert getattr(best, criterion) == min(getattr(t, criterion) for t in found.trials)
+
+
+def test_validation_is_by_declared_functions():
+    x, y = sample_of(800)
+    functions = {"up": lambda rows: rows[:, 0] > 0.3, "square": lambda rows: rows[:, 0] ** 2}
+    options = Tuning("validation", 800, 40, 10)
+    law = JointDistribution(tuning=options).fit(x, y, functions=functions)
+    best = law.search_.finalists[0].trial
+    assert best.crps == min(t.crps for t in law.search_.trials) < -0.5
+    # Over the variance each function gains its held-out skill.
+    held = law.replicates_[0]
+    gained = (
+        (held.baseline - held.error)[1:3] / np.array([f(y).var() for f in functions.values()])
+    ).sum()
+    assert gained == pytest.approx(-law.members_[0].crps, rel=0.05)
+    with pytest.raises(DataError, match="declared functions of y"):
+        JointDistribution(tuning=options).fit(x, y)
+    with pytest.raises(DataError, match="'one' does not vary"):
+        JointDistribution(tuning=options).fit(
+            x, y, functions={"one": lambda rows: 1.0 + 0 * rows[:, 0]}
+        )
 
 
 def test_independence_is_found_to_be_best():
@@ -257,3 +279,57 @@ def test_progress_tells_of_the_search():
     JointDistribution(tuning=QUICK).fit(x, y, progress=heard.append)
     stages = [event.stage for event in heard if isinstance(event, TuningProgress)]
     assert {"grid", "refine"} <= set(stages)
+
+
+def test_passes_of_pivots_over_all_rows_are_counted():
+    x, y = sample_of(3000)
+    options = Tuning(rows=400, max_rank=20, evaluations=0, finalists=2, averaged=1)
+    law = JointDistribution(tuning=options, pivots="greedy", span=0.5, tol=1e-2).fit(x, y)
+    assert law.n_passes_ > 2
+    assert JointDistribution(tuning=options, tol=1e-2).fit(x, y).n_passes_ == 1
+
+
+def test_one_given_kernel_serves_both_variables_apart():
+    x, y = sample_of(600)
+    kernel = Gaussian(0.7)
+    law = JointDistribution(kernel_x=kernel, tuning=QUICK).fit(x, y)
+    for member in law.members_:
+        first, second = member.part.sides
+        assert np.isin(first.basis.points[:, 0], x[:, 0]).all()
+        assert np.isin(second.basis.points[:, 0], y[:, 0]).all()
+
+
+def test_labels_of_x_and_y_are_learned():
+    rng = np.random.default_rng(5)
+    kind = rng.integers(0, 3, 2000)
+    seen = np.where(rng.random(2000) < 0.8, kind, rng.integers(0, 3, 2000))
+    table = pd.DataFrame(
+        {"a": rng.standard_normal(2000), "kind": pd.Categorical.from_codes(kind, list("uvw"))}
+    )
+    target = pd.DataFrame({"seen": pd.Categorical.from_codes(seen, list("uvw"))})
+    functions = {"is u": lambda rows: rows[:, 0] == 0}
+    law = JointDistribution(tuning=QUICK).fit(table, target, functions=functions)
+    found = law.expect("is u", {"a": [0.0, 0.0], "kind": ["u", "v"]})
+    np.testing.assert_allclose(found, [0.867, 0.067], atol=0.06)
+
+
+def test_folds_by_group_serve_the_search():
+    x, y = sample_of(900)
+    group = np.arange(900) // 100
+    sample = open_sample(x, y, group=group).fold_by("group")
+    law = JointDistribution(tuning=QUICK).fit(sample)
+    assert law.model_.about["fold_by"] == "group"
+    two = open_sample(x, y, group=np.zeros(900)).fold_by("group")
+    with pytest.raises(DataError, match="rows of one only"):
+        JointDistribution(tuning=QUICK).fit(two)
+
+
+def test_the_plan_counts_the_finalists():
+    x, y = sample_of(50_000)
+    plan = JointDistribution(tuning=QUICK).plan(x, y)
+    assert plan.finalists == QUICK.finalists
+    assert plan.parts["search for kernels"] == plan.search_seconds > 0
+    assert plan.to_dict()["finalists"] == QUICK.finalists
+    alone = JointDistribution(kernel_x=Gaussian(0.5), kernel_y=Gaussian(0.5), tol=1e-3).plan(x, y)
+    assert alone.finalists == 1
+    assert "search for kernels" not in alone.parts

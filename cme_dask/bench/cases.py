@@ -15,7 +15,9 @@ from cme_dask.bench.machine import GemmRate, MachineRates, limit_seconds
 from cme_dask.bench.measure import Measurement, Ratio, Tell, Term, Together, measure
 from cme_dask.bench.peers import NOT_INSTALLED, ConditionalMean, Fmca, Reference, fmca_installed
 from cme_dask.bench.programs import CLOSED, SolveCoupling, SolveProgram
+from cme_dask.defaults import TOL
 from cme_dask.kernels import Kernel
+from cme_dask.storage.generate import write_normal3
 
 D = 3
 FMCA_SCALE = 0.3
@@ -331,6 +333,18 @@ def programs_case(bench: Bench, size: Size) -> None:
                 _bound(bench, at, key.split("/")[-1] + ", KKT", key, "kkt_residual", 1e-6)
 
 
+def tuning_case(bench: Bench, size: Size) -> None:
+    """A fit that learns its kernels, beside the pass that makes its finalists' moments."""
+    store = bench.folder / "normal3.zarr"
+    write_normal3(store, size.rows, scenario="strong")
+    at = f"tuning/{size.rows:,} rows"
+    fit = f"{at}/learned kernels"
+    rows = Rows(size.rows, D, str(store))
+    bench.measure({fit: Fit(rows, "joint", None, TOL, workers=bench.workers)})
+    ratio = [Term(fit)], [Term(fit, "pass_seconds")]
+    bench.ratios.append(Ratio(at, "whole fit / pass of the finalists", *ratio, at_most=3.0))
+
+
 def _bound(
     bench: Bench, group: str, name: str, measurement: str, quantity: str, at_most: float
 ) -> None:
@@ -356,6 +370,7 @@ CASES: dict[str, Callable[[Bench, Size], None]] = dict(
             sweep_case,
             programs_case,
             ingest_case,
+            tuning_case,
         ),
         strict=True,
     )
@@ -370,6 +385,7 @@ QUICK = {
     "sweep": Size(10**5, ranks=(100,)),
     "programs": Size(5000, ranks=(5, 14, 45, 100, 200, 448)),
     "ingest": Size(10**6),
+    "tuning": Size(2 * 10**5),
 }
 """Sizes that take a few minutes."""
 
@@ -382,5 +398,6 @@ FULL = {
     "sweep": Size(10**6, ranks=(200,)),
     "programs": Size(5000, ranks=(5, 14, 45, 100, 200, 448)),
     "ingest": Size(32 * 10**6),
+    "tuning": Size(10**7),
 }
 """Sizes of the published figures."""

@@ -79,7 +79,7 @@ class Fit:
     estimator
         ``cholesky`` or ``joint``.
     kernel
-        Kernel of each variable, as plain values.
+        Kernel of each variable, as plain values; None for learned ones.
     tol, rank, pivots
         Of the estimator; rank is its ``max_rank``.
     scheduler, workers
@@ -90,7 +90,7 @@ class Fit:
 
     rows: Rows
     estimator: str
-    kernel: dict[str, Any]
+    kernel: dict[str, Any] | None
     tol: float
     rank: int | None = None
     pivots: str = "sampled"
@@ -111,7 +111,7 @@ class Fit:
         return partial(self._run, self.rows.opener(1 + joint))
 
     def _estimator(self, max_rank: int | None, sample_size: int) -> Estimator:
-        kernel = kernels.from_dict(self.kernel)
+        kernel = None if self.kernel is None else kernels.from_dict(self.kernel)
         if self.estimator == "cholesky":
             return PivotedCholesky(
                 kernel,

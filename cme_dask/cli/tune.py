@@ -39,10 +39,11 @@ from cme_dask.defaults import TOL
 @click.option("--event-x", "events_x", multiple=True, help="Event of x; repeatable.")
 @click.option(
     "--criterion",
-    type=click.Choice(["joint+crps", "joint", "crps"]),
+    type=click.Choice(["joint+crps", "joint", "crps", "validation"]),
     default="joint+crps",
     show_default=True,
-    help="What held-out rows judge by: the joint loss, the sliced CRPS, or both.",
+    help="What held-out rows judge by: the joint loss, the sliced CRPS, both, or (41), the squared "
+    "error of the events.",
 )
 @click.option(
     "--rows", type=count, default=4096, show_default=True, help="Rows that the search sees."

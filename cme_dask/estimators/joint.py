@@ -48,7 +48,7 @@ from cme_dask.numerics.moments import Function, Moments, MomentSpec, Side
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.problem import Regularization
 from cme_dask.numerics.support import SUPPORT_SIZE, Support
-from cme_dask.numerics.thresholds import Thresholds
+from cme_dask.numerics.thresholds import Judges
 
 Array = Any
 _ROWS_PER_CELL = 8  # of k-means: four times as many take four times as long and gain a quarter
@@ -248,7 +248,7 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
             If a solver misses its tolerance and ``convergence`` is ``"warn"``.
         """
         ready = self._prepare(X, Y, weights, scheduler, workers, memory_limit, progress)
-        ready, solving, self.search_ = self._learned(ready, self._solving())
+        ready, solving, self.search_ = self._learned(ready, self._solving(), functions)
         if self.search_ is not None and solving.constraint.name == "normalized":
             self._fit_mean(ready, solving, (functions_x, functions))
             return self
@@ -312,7 +312,7 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
             As :meth:`fit` would before its pass.
         """
         ready = self._prepare(X, Y, weights, scheduler, workers, memory_limit, progress)
-        ready, solving, found = self._learned(ready, self._solving())
+        ready, solving, found = self._learned(ready, self._solving(), functions)
         together = found if solving.constraint.name == "normalized" else None
         specify = partial(
             self._specify,
@@ -379,7 +379,7 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
         return MAX_RANK if learned and self.max_rank is None else self.max_rank
 
     def _learned(
-        self, ready: Preparation, solving: Solving
+        self, ready: Preparation, solving: Solving, functions: Mapping[str, Function] | None
     ) -> tuple[Preparation, Solving, Search | None]:
         """With kernels and ridge as the search found them best, if they are learned."""
         if all(kernel is not None for kernel in self._given):
@@ -390,6 +390,7 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
         found = search_kernels(
             ready,
             (kernels[0], kernels[1]),
+            functions,
             reg,
             self.tuning or Tuning(),
             self.tol,
@@ -406,7 +407,7 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
         assert self.search_ is not None
         options, choice = self.tuning or Tuning(), ready.choice
         support = self._support(ready)
-        members, masses, self.report_ = tuned_members(
+        members, masses, passes, self.report_ = tuned_members(
             ready,
             self.search_,
             solving,
@@ -417,7 +418,7 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
             learn_reg=self.reg is None,
         )
         self.members_, best = members, members[0]
-        self.n_passes_ = ready.passes + 1
+        self.n_passes_ = ready.passes + passes
         self.arithmetic_ = best.arithmetic
         self.moments_, self.sides_ = best.moments, best.part.sides
         self._functions = tuple(side.functions for side in self.sides_)
@@ -469,7 +470,7 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
         functions: Functions,
         support: Support | None,
         bases: Sequence[Basis],
-        events: Thresholds | None = None,
+        events: Judges | None = None,
     ) -> tuple[MomentSpec, Arithmetic]:
         """The moments of these bases, with the arithmetic that the accuracy allows."""
         sample, rows = choice.sample, choice.rows

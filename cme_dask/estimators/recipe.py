@@ -23,7 +23,7 @@ from cme_dask.numerics.hashing import MAX_FOLDS
 from cme_dask.numerics.moments import Function, Moments, MomentSpec, Side
 from cme_dask.numerics.stacked import StackedBasis, StackedNewton
 from cme_dask.numerics.support import Support
-from cme_dask.numerics.thresholds import Thresholds
+from cme_dask.numerics.thresholds import Judges
 from cme_dask.storage.columns import Columns, check_finite
 from cme_dask.storage.priority import RowSample
 from cme_dask.storage.sample import Sample
@@ -167,7 +167,7 @@ def make_side(
     rows: RowSample,
     i: int,
     support: Support | None = None,
-    events: Thresholds | None = None,
+    events: Judges | None = None,
 ) -> Side:
     """Side of the pass, with shifts near the means of its functions."""
     if functions is not None and not isinstance(functions, Mapping):

@@ -24,7 +24,7 @@ from cme_dask.numerics.moments import Function, Moments, MomentSpec
 from cme_dask.numerics.problem import Regularization
 from cme_dask.numerics.stacked import reduced
 from cme_dask.numerics.support import Support
-from cme_dask.numerics.thresholds import Thresholds
+from cme_dask.numerics.thresholds import Judges
 from cme_dask.numerics.validation import replicates
 from cme_dask.storage.priority import RowSample
 
@@ -73,6 +73,7 @@ class Member:
 def search_kernels(
     ready: Preparation,
     given: tuple[Kernel | None, Kernel | None],
+    functions: Mapping[str, Function] | None,
     reg: Regularization | None,
     options: Tuning,
     tol: float,
@@ -86,6 +87,8 @@ def search_kernels(
         The row sample and the kernels that are not learned.
     given
         None for each kernel that is learned.
+    functions
+        Declared functions of y.
     reg
         The ridge, None if it is learned.
     options, tol, seed
@@ -106,6 +109,7 @@ def search_kernels(
         choice.sample.folding.folds(rows.index, rows.units, FOLDS),
         (given[0], given[1]),
         (categorical[0], categorical[1]),
+        functions=functions,
         reg=reg,
         options=options,
         tol=tol,
@@ -123,10 +127,11 @@ def tuned_members(
     accuracy: float,
     options: Tuning,
     learn_reg: bool,
-) -> tuple[list[Member], Array, PassReport]:
+) -> tuple[list[Member], Array, int, PassReport]:
     """Moments of all finalists in one pass; of them the best, best first.
 
-    And the masses of the support by fold, and how the pass went.
+    And the masses of the support by fold, the number of passes with those that chose pivots, and
+    how the pass went.
 
     Parameters
     ----------
@@ -146,17 +151,18 @@ def tuned_members(
         Whether the ridge is learned.
     """
     choice = ready.choice
-    specs, arithmetics = [], []
-    made: dict[Kernel, NewtonBasis] = {}
+    specs, arithmetics, passes = [], [], 1
+    made: dict[tuple[int, Kernel], NewtonBasis] = {}
     for number, candidate in enumerate(found.finalists):
         kernels = candidate.kernel_x, candidate.kernel_y
-        bases = [made.get(kernel) for kernel in kernels]
-        if None in bases:
-            bases = list(choice.bases(kernels, top_up=False)[0])
-            made |= dict(zip(kernels, bases, strict=True))  # type: ignore[arg-type]
+        keys = list(enumerate(kernels))
+        if any(key not in made for key in keys):
+            bases, in_rounds = choice.bases(kernels, top_up=False)
+            passes += in_rounds
+            made |= dict(zip(keys, bases, strict=True))
         spec = _spec(
             ready,
-            (bases[0], bases[1]),  # type: ignore[arg-type]
+            (made[keys[0]], made[keys[1]]),
             functions,
             support if number == 0 else None,  # masses are the same for all
             found.thresholds,
@@ -177,7 +183,8 @@ def tuned_members(
                 found.finalists, specs, moments, arithmetics, strict=True
             )
         ]
-    return _best(members, found.score, options.averaged), moments[0].masses, report
+    best = _best(members, found.score, options.averaged)
+    return best, moments[0].masses, passes, report
 
 
 def _spec(
@@ -185,7 +192,7 @@ def _spec(
     bases: tuple[NewtonBasis, NewtonBasis],
     functions: tuple[Mapping[str, Function] | None, Mapping[str, Function] | None],
     support: Support | None,
-    thresholds: Thresholds,
+    thresholds: Judges,
 ) -> MomentSpec:
     sample, rows = ready.choice.sample, ready.choice.rows
     x = make_side(bases[0], sample.columns[0], functions[0], rows, 0)

@@ -43,7 +43,7 @@ class ScreenedRows:
     folds
         Fold number of each row, shape (n,).
     events
-        Values of functions of y at the rows, zeros and ones, shape (n, q).
+        Values of functions of y at the rows, shape (n, q).
     """
 
     def __init__(self, weights: Array, folds: Array, events: Array) -> None:
@@ -56,6 +56,8 @@ class ScreenedRows:
         weighted = self.weights[:, None] * self.events
         self.shares = np.array([self.weights[s].sum() for s in self.slices])
         self.event_sums = np.stack([weighted[s].sum(axis=0) for s in self.slices])
+        squares = weighted * self.events
+        self.event_squares = np.stack([squares[s].sum(axis=0) for s in self.slices])
 
 
 class ScreenedSide:
@@ -114,10 +116,11 @@ def screened_folds(rows: ScreenedRows, x: ScreenedSide, y: ScreenedSide) -> list
     """Every fold held out, for this pair of bases."""
     weighted = rows.weights[:, None] * y.newton
     cross = [weighted[s].T @ x.newton[s] for s in rows.slices]
-    all_cross, all_events = sum(cross), rows.event_sums.sum(axis=0)
+    sums = np.stack([rows.event_sums, rows.event_squares], axis=1)  # (F, 2, q)
+    all_cross, all_events = sum(cross), sums.sum(axis=0)
     weight = rows.shares.sum()
     folds = []
-    for i, (own, events, share) in enumerate(zip(cross, rows.event_sums, rows.shares, strict=True)):
+    for i, (own, events, share) in enumerate(zip(cross, sums, rows.shares, strict=True)):
         rest = _means(
             weight - share,
             x.total - x.folds[i],
@@ -132,7 +135,7 @@ def screened_folds(rows: ScreenedRows, x: ScreenedSide, y: ScreenedSide) -> list
 
 
 def _means(weight: float, x: _Sums, y: _Sums, cross: Array, events: Array) -> MeanMoments:
-    count = len(events)
+    mean, square = events / weight
     none_x, none_y = np.zeros((len(x.mean), 0)), np.zeros((len(y.mean), 0))
     return MeanMoments(
         weight=float(weight),
@@ -140,8 +143,8 @@ def _means(weight: float, x: _Sums, y: _Sums, cross: Array, events: Array) -> Me
         cross=cross / weight,
         mean=(x.mean / weight, y.mean / weight),
         trace=(x.trace / weight, y.trace / weight),
-        function_mean=(np.zeros(0), events / weight),
+        function_mean=(np.zeros(0), mean),
         function_cross=((none_x, x.events / weight), (none_y, y.events / weight)),
-        function_gram=np.diag(events / weight),  # of an indicator the square is itself
-        shift=(np.zeros(0), np.zeros(count)),
+        function_gram=np.diag(square),  # of which only the diagonal is looked at
+        shift=(np.zeros(0), np.zeros(len(mean))),
     )

@@ -1,7 +1,7 @@
 """Kernels and ridge learned from the rows, by held-out losses."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
@@ -15,8 +15,9 @@ from cme_dask.kernels import Categorical, Coordinates, Gaussian, Kernel, Warped
 from cme_dask.learning.coordinates import coordinates
 from cme_dask.learning.screening import ScreenedRows, ScreenedSide, screened_folds
 from cme_dask.numerics.crossval import HeldFold, over_folds
+from cme_dask.numerics.moments import Function
 from cme_dask.numerics.problem import Regularization
-from cme_dask.numerics.thresholds import Thresholds, make_thresholds
+from cme_dask.numerics.thresholds import Judges, declared, make_thresholds
 
 Array = Any
 
@@ -25,7 +26,7 @@ GRID = (0.2, 0.4, 0.8, 1.6, 3.2)
 """Shared length scales, in standard deviations and for one column."""
 REGS = tuple(10.0**p for p in (-7, -6, -5, -4, -3, -2, -1, 0))
 """Ridges, the same for both variables."""
-CRITERIA = ("joint+crps", "joint", "crps")
+CRITERIA = ("joint+crps", "joint", "crps", "validation")
 
 _SHORTEST, _LONGEST = 0.05, 50.0  # length scales, in standard deviations
 _OFF = 8.0  # a column's length scale is made so much longer to see if it is needed
@@ -40,8 +41,10 @@ class Tuning:
 
     Parameters
     ----------
-    criterion : {"joint+crps", "joint", "crps"}
-        Held-out joint loss, sliced CRPS, or the sum of both, each over what the best candidate
+    criterion : {"joint+crps", "joint", "crps", "validation"}
+        ``validation`` is (41) of the joint paper, the squared error of the declared functions of y,
+        in the place of the sliced CRPS. Else held-out joint loss, sliced CRPS, or the sum of both,
+        each over what the best candidate
         gains on independence.
     rows
         Rows of the row sample that the search sees.
@@ -124,8 +127,8 @@ class Score:
     """What a joint loss and a sliced CRPS (less that of independence) add up to.
 
     Each is taken over what the best candidate gains on independence, and weighted by the inverse
-    variance of that gain over the folds: the noisier loss counts less. Independence has 0, the best of both -2 (-1 for a
-    criterion that is one of them).
+    variance of that gain over the folds: the noisier loss counts less. Independence has 0, the best
+    of both -2 (-1 for a criterion that is one of them).
 
     Attributes
     ----------
@@ -143,7 +146,8 @@ class Score:
     @classmethod
     def of(cls, criterion: str, gains: Sequence[float], errors: Sequence[float]) -> "Score":
         """From the gains of the best candidates and their standard errors: joint, CRPS."""
-        wanted = [name in criterion.split("+") for name in ("joint", "crps")]
+        # Of (41) as of the sliced CRPS, in whose place it stands, the gain is what counts.
+        wanted = ["joint" in criterion, criterion != "joint"]
         # Where nothing is gained independence is best, and any unit does.
         gained = np.maximum(gains, 1e-12)
         precision = (gained / np.maximum(errors, 1e-6 * gained)) ** 2 * wanted
@@ -183,7 +187,7 @@ class Search:
 
     trials: tuple[Trial, ...]
     finalists: tuple[Candidate, ...]
-    thresholds: Thresholds
+    thresholds: Judges
     score: Score
     seconds: float
     candidate: Callable[[Trial], Candidate] = field(repr=False)
@@ -251,7 +255,7 @@ class _Searcher:
         self,
         variables: tuple[_Variable, _Variable],
         rows: ScreenedRows,
-        thresholds: Thresholds,
+        thresholds: Judges,
         regs: Sequence[Regularization],
         options: Tuning,
         tol: float,
@@ -318,7 +322,7 @@ class _Searcher:
 
 
 def estimated(
-    folds: Sequence[HeldFold], regs: Sequence[Regularization], thresholds: Thresholds
+    folds: Sequence[HeldFold], regs: Sequence[Regularization], thresholds: Judges
 ) -> tuple[Estimated, Estimated]:
     """Joint loss, and sliced CRPS less that of independence, for each ridge."""
     each = [fold.losses(regs) for fold in folds]
@@ -336,6 +340,7 @@ def search(
     given: tuple[Kernel | None, Kernel | None],
     categorical: tuple[tuple[bool, ...], tuple[bool, ...]],
     *,
+    functions: Mapping[str, Function] | None = None,
     reg: Regularization | None = None,
     options: Tuning | None = None,
     tol: float = 1e-5,
@@ -359,6 +364,8 @@ def search(
         Kernels that are not learned, None for those that are.
     categorical
         Which columns are codes of categories, for each variable.
+    functions
+        Declared functions of y by name, for ``criterion="validation"``.
     reg
         The ridge, if it is not learned.
     options
@@ -373,7 +380,7 @@ def search(
     Raises
     ------
     DataError
-        If fewer than two folds have rows.
+        If fewer than two folds have rows, or functions that are needed are missing.
     """
     begin, options = time.perf_counter(), options or Tuning()
     if len(np.unique(folds)) < 2:
@@ -381,7 +388,11 @@ def search(
             "kernels are learned on held-out folds, and the row sample has rows of one only: give "
             "kernels, more rows or more folds"
         )
-    thresholds = make_thresholds(parts[1], weights, categorical[1], seed)
+    thresholds: Judges = (
+        declared(functions, parts[1], weights)
+        if options.criterion == "validation"
+        else make_thresholds(parts[1], weights, categorical[1], seed)
+    )
     rows = ScreenedRows(weights, folds, thresholds(parts[1]))
     variables = tuple(
         _Variable(part, weights, coded, kernel)

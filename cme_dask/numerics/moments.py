@@ -27,7 +27,7 @@ from cme_dask.kernels.into import (
 from cme_dask.numerics.basis import Basis
 from cme_dask.numerics.elimination import Elimination
 from cme_dask.numerics.support import Support, count_masses
-from cme_dask.numerics.thresholds import Thresholds
+from cme_dask.numerics.thresholds import Judges
 
 Array = Any
 Function = Callable[[Array], Array]
@@ -73,7 +73,7 @@ class Side:
     shift: Array | None = None
     elimination: Elimination | None = None
     support: Support | None = None
-    events: Thresholds | None = None
+    events: Judges | None = None
 
     @property
     def eliminated(self) -> Elimination:

@@ -1,10 +1,13 @@
 """Events of one variable whose Brier scores add up to a CRPS."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from array_api_compat import array_namespace, device
+
+from cme_dask.errors import DataError
 
 Array = Any
 
@@ -52,6 +55,64 @@ class Thresholds:
         )
         along = xp.take(rows @ directions.T, which, axis=1)
         return xp.astype((along > low) & (along <= high), xp.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class Declared:
+    """Functions of users in the place of events, each squared error over the function's variance.
+
+    Parameters
+    ----------
+    functions
+        Each takes rows (n, d) and returns (n,).
+    scores
+        The weight of each squared error, shape (q,).
+    """
+
+    functions: tuple[Callable[[Array], Array], ...]
+    scores: Array
+
+    def __len__(self) -> int:
+        """Number of functions q."""
+        return len(self.functions)
+
+    def __call__(self, rows: Array) -> Array:
+        """Values of shape (n, q) at rows (n, d)."""
+        xp = array_namespace(rows)
+        return xp.stack([xp.astype(f(rows), xp.float64) for f in self.functions], axis=1)
+
+
+Judges = Thresholds | Declared
+"""Functions of y whose held-out squared errors, weighted by ``scores``, judge a candidate."""
+
+
+def declared(functions: Mapping[str, Any] | None, rows: Array, weights: Array) -> Declared:
+    """Users' functions as judges.
+
+    Parameters
+    ----------
+    functions
+        By name.
+    rows, weights
+        A sample of the variable, shape (n, d), and the weights of the rows, sum 1.
+
+    Raises
+    ------
+    DataError
+        If there are none, or one is not finite or does not vary.
+    """
+    if not functions:
+        raise DataError(
+            "criterion='validation' is about declared functions of y: give functions={name: f}"
+        )
+    found = Declared(tuple(functions.values()), np.ones(len(functions)))
+    values = found(rows)
+    variance = weights @ (values - weights @ values) ** 2
+    least = (np.finfo(np.float64).eps * np.abs(values).max(axis=0)) ** 2
+    for name, spread, rounding in zip(functions, variance, least, strict=True):
+        if not (np.isfinite(spread) and spread > rounding):
+            raise DataError(f"function {name!r} does not vary over the sampled rows: leave it out")
+    return Declared(found.functions, 1.0 / variance)
 
 
 def make_thresholds(
