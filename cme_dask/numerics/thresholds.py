@@ -108,7 +108,7 @@ def declared(functions: Mapping[str, Any] | None, rows: Array, weights: Array) -
     found = Declared(tuple(functions.values()), np.ones(len(functions)))
     values = found(rows)
     variance = weights @ (values - weights @ values) ** 2
-    least = (np.finfo(np.float64).eps * np.abs(values).max(axis=0)) ** 2
+    least = (1e-13 * np.abs(values).max(axis=0)) ** 2  # rounding of a constant
     for name, spread, rounding in zip(functions, variance, least, strict=True):
         if not (np.isfinite(spread) and spread > rounding):
             raise DataError(f"function {name!r} does not vary over the sampled rows: leave it out")
