@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from cme_dask.chunked.sources import open_sample
     from cme_dask.estimators.cholesky import PivotedCholesky
     from cme_dask.estimators.joint import JointDistribution
-    from cme_dask.learning.tuning import Tuning
+    from cme_dask.learning.candidates import Tuning
     from cme_dask.models import load
 
 _HOMES = {
     "JointDistribution": "cme_dask.estimators.joint",
     "PivotedCholesky": "cme_dask.estimators.cholesky",
-    "Tuning": "cme_dask.learning.tuning",
+    "Tuning": "cme_dask.learning.candidates",
     "gram_columns": "cme_dask.chunked.lazy",
     "load": "cme_dask.models",
     "open_sample": "cme_dask.chunked.sources",

@@ -11,7 +11,7 @@ from cme_dask.constraints import Normalized
 from cme_dask.errors import RankWarning, ToleranceWarning
 from cme_dask.estimators.joint import JointDistribution
 from cme_dask.kernels import Kernel
-from cme_dask.learning.tuning import Search
+from cme_dask.learning.candidates import Search
 from cme_dask.metrics import crps, oracle_error
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.cholesky import pivoted_cholesky

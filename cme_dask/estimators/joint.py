@@ -1,59 +1,41 @@
 """``JointDistribution``: the law of (X, Y) from one pass over rows of any number."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any, Self
 
 from sklearn.base import BaseEstimator
 
-from cme_dask.chunked.blas import one_blas_thread
 from cme_dask.chunked.driver import Executor, Scheduler
 from cme_dask.chunked.memory import MemoryBudget
 from cme_dask.chunked.sources import open_sample
 from cme_dask.constraints import Constraint, Coupling, parse
 from cme_dask.defaults import ACCURACY, COUPLING_REG, N_FOLDS, REG, SAMPLE_SIZE, TOL
 from cme_dask.errors import DataError
-from cme_dask.estimators.arithmetic import check_accuracy, settle_arithmetic, trial_rows
-from cme_dask.estimators.assembly import Part, assemble
-from cme_dask.estimators.landmarks import partitions
-from cme_dask.estimators.pivoting import PivotChoice, PivotRule, pair_of_pivots
-from cme_dask.estimators.planning import FitPlan, Preparation, plan_fit, prepare
+from cme_dask.estimators.arithmetic import check_accuracy
+from cme_dask.estimators.joint_fit import Functions, JointFit
+from cme_dask.estimators.pivoting import PivotRule, pair_of_pivots
+from cme_dask.estimators.planning import FitPlan, Preparation, prepare
 from cme_dask.estimators.recipe import (
-    FittedBasis,
     NotFitted,
     Progress,
     check_integer,
     check_parameters,
-    make_moments,
-    make_side,
-    warn_of_error,
 )
 from cme_dask.estimators.solving import Solving
 from cme_dask.estimators.tuned import (
     MAX_RANK,
-    describe_search,
     search_kernels,
-    tuned_members,
 )
 from cme_dask.kernels import Kernel
-from cme_dask.learning.support import make_support
-from cme_dask.learning.tuning import Search, Tuning
+from cme_dask.learning.candidates import Tuning
 from cme_dask.models.joint import JointModel
-from cme_dask.numerics.basis import Basis, LinearBasis, eigenbasis
-from cme_dask.numerics.guard import SAFE, Arithmetic, JointChange
-from cme_dask.numerics.means import MeanMoments
-from cme_dask.numerics.moments import Function, Moments, MomentSpec, Side
-from cme_dask.numerics.partition import PartitionBasis
+from cme_dask.numerics.moments import Function
 from cme_dask.numerics.problem import Regularization
-from cme_dask.numerics.support import SUPPORT_SIZE, Support
-from cme_dask.numerics.thresholds import Judges
+from cme_dask.numerics.support import SUPPORT_SIZE
 
 Array = Any
-_ROWS_PER_CELL = 8  # of k-means: four times as many take four times as long and gain a quarter
-
-Functions = tuple[Mapping[str, Function] | None, Mapping[str, Function] | None]
 
 
 class JointDistribution(BaseEstimator):  # type: ignore[misc]
@@ -248,35 +230,19 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
             If a solver misses its tolerance and ``convergence`` is ``"warn"``.
         """
         ready = self._prepare(X, Y, weights, scheduler, workers, memory_limit, progress)
-        ready, solving, self.search_ = self._learned(ready, self._solving(), functions)
-        if self.search_ is not None and solving.constraint.name == "normalized":
-            self._fit_mean(ready, solving, (functions_x, functions))
-            return self
-        choice = ready.choice
-        measure = partial(
-            self._measure, choice, solving, (functions_x, functions), self._support(ready)
+        steps = self._steps(ready, (functions_x, functions))
+        found = steps.run()
+        self.search_, self.members_ = steps.found, found.members
+        self.model_, self.coef_ = found.model, found.model.coef
+        self.basis_x_, self.basis_y_ = found.bases
+        self.solution_, self.replicates_ = found.solution, found.replicates
+        self.moments_, self.sides_ = found.moments, found.sides
+        self.n_passes_, self.arithmetic_, self.report_ = (
+            found.passes,
+            found.arithmetic,
+            found.report,
         )
-        landmarks = self._landmarks(ready, solving)
-        if landmarks is not None:
-            (sides, moments), passes = measure(landmarks), 1
-        else:
-            bases, in_rounds = choice.bases(ready.kernels)
-            sides, moments = measure(bases)
-            errors = MeanMoments.of(moments.total(), sides).trace_error
-            more, topping_up = choice.topped_up(bases, errors)
-            if more is not None:
-                sides, moments = measure(more)
-            passes = in_rounds + 1 + topping_up + (more is not None)
-        self.n_passes_ = ready.passes + passes
-        self._functions = tuple(side.functions for side in sides)
-        with one_blas_thread():
-            self._solve(moments, sides, ready, solving)
-        for i, basis in enumerate((self.basis_x_, self.basis_y_)):
-            if isinstance(choice.wanted[i], str) and self.search_ is None:
-                missed = choice.may_miss(i)
-                warn_of_error(
-                    "xy"[i], basis.rank, basis.trace_error, self.tol, self.max_rank, missed
-                )
+        self._functions = tuple(side.functions for side in found.sides)
         return self
 
     def plan(
@@ -312,23 +278,7 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
             As :meth:`fit` would before its pass.
         """
         ready = self._prepare(X, Y, weights, scheduler, workers, memory_limit, progress)
-        ready, solving, found = self._learned(ready, self._solving(), functions)
-        together = found if solving.constraint.name == "normalized" else None
-        specify = partial(
-            self._specify,
-            ready.choice,
-            solving,
-            (functions_x, functions),
-            self._support(ready),
-            events=None if together is None else together.thresholds,
-        )
-        return plan_fit(
-            ready,
-            specify,
-            partial(self._landmarks, ready, solving),
-            finalists=1 if together is None else len(together.finalists),
-            search_seconds=0.0 if found is None else found.seconds,
-        )
+        return self._steps(ready, (functions_x, functions)).plan()
 
     def _prepare(
         self,
@@ -378,162 +328,32 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
         learned = any(kernel is None for kernel in self._given)
         return MAX_RANK if learned and self.max_rank is None else self.max_rank
 
-    def _learned(
-        self, ready: Preparation, solving: Solving, functions: Mapping[str, Function] | None
-    ) -> tuple[Preparation, Solving, Search | None]:
-        """With kernels and ridge as the search found them best, if they are learned."""
-        if all(kernel is not None for kernel in self._given):
-            return ready, solving, None
-        pairs = zip(ready.kernels, self._given, strict=True)
-        kernels = [None if given is None else kernel for kernel, given in pairs]
-        reg = None if self.reg is None else solving.reg
-        found = search_kernels(
+    def _steps(self, ready: Preparation, functions: Functions) -> JointFit:
+        """The fit, with kernels and ridge as the search finds them best, if they are learned."""
+        solving, options, seed = self._solving(), self.tuning or Tuning(), self.random_state or 0
+        found = None
+        if any(kernel is None for kernel in self._given):
+            pairs = zip(ready.kernels, self._given, strict=True)
+            x, y = (None if given is None else kernel for kernel, given in pairs)
+            reg = None if self.reg is None else solving.reg
+            found = search_kernels(ready, (x, y), functions[1], reg, options, self.tol, seed)
+            best = found.finalists[0]
+            ready = replace(ready, kernels=[best.kernel_x, best.kernel_y])
+            if reg is None and not isinstance(solving.constraint, Coupling):
+                solving = replace(solving, reg=replace(best.reg, form=solving.reg.form))
+        return JointFit(
             ready,
-            (kernels[0], kernels[1]),
-            functions,
-            reg,
-            self.tuning or Tuning(),
-            self.tol,
-            self.random_state or 0,
-        )
-        best = found.finalists[0]
-        learned = replace(ready, kernels=[best.kernel_x, best.kernel_y])
-        if reg is not None or isinstance(solving.constraint, Coupling):
-            return learned, solving, found
-        return learned, replace(solving, reg=replace(best.reg, form=solving.reg.form)), found
-
-    def _fit_mean(self, ready: Preparation, solving: Solving, functions: Functions) -> None:
-        """One pass for all finalists; the mean of the best of them."""
-        assert self.search_ is not None
-        options, choice = self.tuning or Tuning(), ready.choice
-        support = self._support(ready)
-        members, masses, passes, self.report_ = tuned_members(
-            ready,
-            self.search_,
             solving,
+            found,
             functions,
-            support,
-            self.accuracy,
             options,
             learn_reg=self.reg is None,
+            tol=self.tol,
+            max_rank=self.max_rank,
+            support_size=self.support_size,
+            accuracy=check_accuracy(self.accuracy),
+            seed=seed,
         )
-        self.members_, best = members, members[0]
-        self.n_passes_ = ready.passes + passes
-        self.arithmetic_ = best.arithmetic
-        self.moments_, self.sides_ = best.moments, best.part.sides
-        self._functions = tuple(side.functions for side in self.sides_)
-        self.solution_, self.replicates_ = best.part.solution, best.part.replicates
-        about = self._about(solving, best.candidate.reg) | {
-            "tuning": describe_search(self.search_, members)
-        }
-        self.model_ = assemble(
-            [member.part for member in members],
-            replace(best.moments, masses=masses),
-            support,
-            choice.rows,
-            choice.sample,
-            about,
-        )
-        self.coef_ = self.model_.coef
-        if self.max_rank is not None:  # else the number of pivots was ours to choose
-            found = zip("xy", self.sides_, best.part.trace_errors, strict=True)
-            for variable, side, error in found:
-                rank = side.basis.rank
-                warn_of_error(variable, rank, error, self.tol, self.max_rank, missed=False)
-        errors = self.model_.about["trace_error"].values()
-        self.basis_x_, self.basis_y_ = (
-            FittedBasis(variable.basis.newton, variable.basis, error)
-            for variable, error in zip((self.model_.x, self.model_.y), errors, strict=True)
-        )
-
-    def _landmarks(self, ready: Preparation, solving: Solving) -> list[PartitionBasis] | None:
-        """The partitions of unity of a coupling; None for other constraints, which have pivots."""
-        if not isinstance(solving.constraint, Coupling):
-            return None
-        seed = self.random_state or 0
-        return partitions(ready, solving.constraint, solving.reg, self.max_rank, seed)
-
-    def _support(self, ready: Preparation) -> Support | None:
-        """Cells of y on which conditional laws live; a coupling needs none."""
-        if self.support_size == 0 or self._solving().constraint.name == "coupling":
-            return None
-        rows = ready.choice.rows
-        if rows.parts[1].shape[1] > 1:
-            rows = rows.prefix(_ROWS_PER_CELL * self.support_size)
-        seed = self.random_state or 0
-        return make_support(rows.parts[1], rows.importance, self.support_size, seed)
-
-    def _specify(
-        self,
-        choice: PivotChoice,
-        solving: Solving,
-        functions: Functions,
-        support: Support | None,
-        bases: Sequence[Basis],
-        events: Judges | None = None,
-    ) -> tuple[MomentSpec, Arithmetic]:
-        """The moments of these bases, with the arithmetic that the accuracy allows."""
-        sample, rows = choice.sample, choice.rows
-        x = make_side(bases[0], sample.columns[0], functions[0], rows, 0)
-        y = make_side(bases[1], sample.columns[1], functions[1], rows, 1, support, events)
-        spec = MomentSpec((x, y), self.n_folds)
-        if isinstance(solving.constraint, Coupling):
-            return spec, SAFE  # nothing is solved for
-        trial = trial_rows(rows, spec.ranks)
-        change = JointChange(spec, trial.parts, solving.trial_solver(spec.sides, rows))
-        return settle_arithmetic(spec, trial, sample.n_rows, check_accuracy(self.accuracy), change)
-
-    def _measure(
-        self,
-        choice: PivotChoice,
-        solving: Solving,
-        functions: Functions,
-        support: Support | None,
-        bases: Sequence[Basis],
-    ) -> tuple[tuple[Side, Side], Moments]:
-        """The moment pass."""
-        spec, self.arithmetic_ = self._specify(choice, solving, functions, support, bases)
-        (moments,), report = make_moments(
-            choice.sample, [spec], choice.budget, choice.progress, choice.sample_rows
-        )
-        self.report_ = choice.covering(report, spec.ranks)
-        x, y = spec.sides
-        return (x, y), moments
-
-    def _solve(
-        self,
-        moments: Moments,
-        sides: tuple[Side, Side],
-        ready: Preparation,
-        solving: Solving,
-    ) -> None:
-        choice = ready.choice
-        solved = solving.solve(moments, sides, choice.rows, choice.sample, choice.budget.executor)
-        self.n_passes_ += solved.passes
-        self.moments_, self.sides_ = moments, sides
-        self.replicates_, self.solution_ = solved.replicates, solved.solution
-        self.coef_ = solved.solution.coef
-        about = self._about(solving, solving.reg)
-        if self.search_ is not None:
-            about["tuning"] = describe_search(self.search_, [])
-        part = Part(sides, solved.mean, solved.solution, solved.replicates)
-        self.model_ = assemble([part], moments, sides[1].support, choice.rows, choice.sample, about)
-        errors = self.model_.about["trace_error"].values()
-        self.basis_x_, self.basis_y_ = (
-            FittedBasis(side.basis, LinearBasis(side.basis, *eigenbasis(gram)), error)
-            for side, gram, error in zip(sides, solved.mean.gram, errors, strict=True)
-        )
-
-    def _about(self, solving: Solving, reg: Regularization) -> dict[str, Any]:
-        return {
-            "passes": self.n_passes_,
-            "tol": self.tol,
-            "constraint": solving.constraint.name,
-            "constraint_options": solving.constraint.to_dict(),
-            "reg": [reg.y, reg.x],
-            "reg_form": reg.form,
-            "arithmetic": self.arithmetic_.name,
-        }
 
     def expect(
         self, f: Any = None, X: Any = None, *, Y: Any = None, return_std: bool = False

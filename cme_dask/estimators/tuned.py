@@ -1,6 +1,6 @@
 """The steps of a fit that learns its kernels: search, moments of finalists, mean of the best."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
@@ -9,22 +9,22 @@ import numpy as np
 
 from cme_dask.chunked.blas import one_blas_thread
 from cme_dask.chunked.passes import PassReport
-from cme_dask.estimators.arithmetic import settle_arithmetic, trial_rows
 from cme_dask.estimators.assembly import Part
 from cme_dask.estimators.planning import Preparation
-from cme_dask.estimators.recipe import TuningProgress, make_moments, make_side
+from cme_dask.estimators.recipe import TuningProgress, make_moments
 from cme_dask.estimators.solving import Solving
 from cme_dask.kernels import Kernel
-from cme_dask.learning.tuning import Candidate, Score, Search, Tuning, estimated, search
-from cme_dask.numerics.basis import NewtonBasis
+from cme_dask.learning.candidates import Candidate, Score, Search, Tuning
+from cme_dask.learning.searcher import estimated
+from cme_dask.learning.tuning import search
+from cme_dask.numerics.basis import Basis, NewtonBasis
 from cme_dask.numerics.crossval import held_folds
-from cme_dask.numerics.guard import Arithmetic, JointChange
+from cme_dask.numerics.guard import Arithmetic
 from cme_dask.numerics.means import MeanMoments
 from cme_dask.numerics.moments import Function, Moments, MomentSpec
 from cme_dask.numerics.problem import Regularization
 from cme_dask.numerics.stacked import reduced
 from cme_dask.numerics.support import Support
-from cme_dask.numerics.thresholds import Judges
 from cme_dask.numerics.validation import replicates
 from cme_dask.storage.priority import RowSample
 
@@ -39,6 +39,9 @@ MAX_RANK = 500
 _NEAR = 0.1  # a finalist that is worse than the best by this share of its score is left out
 _NOTHING = 2.0  # standard errors of the gain on independence that may be luck
 _STEP = float(np.sqrt(10.0))  # between neighbouring ridges
+
+
+Specify = Callable[[Sequence[Basis], Regularization, Support | None], tuple[MomentSpec, Arithmetic]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,10 +125,9 @@ def tuned_members(
     ready: Preparation,
     found: Search,
     solving: Solving,
-    functions: tuple[Mapping[str, Function] | None, Mapping[str, Function] | None],
+    specify: Specify,
     support: Support | None,
-    accuracy: float,
-    options: Tuning,
+    averaged: int,
     learn_reg: bool,
 ) -> tuple[list[Member], Array, int, PassReport]:
     """Moments of all finalists in one pass; of them the best, best first.
@@ -139,14 +141,12 @@ def tuned_members(
         What is known before the pass.
     solving
         How moments become coefficients; its ridge is that of the finalists where it is learned.
-    functions
-        Declared functions of x and of y.
+    specify
+        From bases, ridge and support to the moments and their arithmetic.
     support
         Cells of y.
-    accuracy
-        Of the arithmetic.
-    options
-        How many are averaged.
+    averaged
+        How many are averaged at most.
     learn_reg
         Whether the ridge is learned.
     """
@@ -160,17 +160,8 @@ def tuned_members(
             bases, in_rounds = choice.bases(kernels, top_up=False)
             passes += in_rounds
             made |= dict(zip(keys, bases, strict=True))
-        spec = _spec(
-            ready,
-            (made[keys[0]], made[keys[1]]),
-            functions,
-            support if number == 0 else None,  # masses are the same for all
-            found.thresholds,
-        )
-        trial = trial_rows(choice.rows, spec.ranks)
-        solver = replace(solving, reg=candidate.reg).trial_solver(spec.sides, choice.rows)
-        change = JointChange(spec, trial.parts, solver)
-        spec, arithmetic = settle_arithmetic(spec, trial, choice.sample.n_rows, accuracy, change)
+        cells = support if number == 0 else None  # masses are the same for all
+        spec, arithmetic = specify([made[key] for key in keys], candidate.reg, cells)
         specs.append(spec)
         arithmetics.append(arithmetic)
     moments, report = make_moments(
@@ -183,21 +174,8 @@ def tuned_members(
                 found.finalists, specs, moments, arithmetics, strict=True
             )
         ]
-    best = _best(members, found.score, options.averaged)
+    best = _best(members, found.score, averaged)
     return best, moments[0].masses, passes, report
-
-
-def _spec(
-    ready: Preparation,
-    bases: tuple[NewtonBasis, NewtonBasis],
-    functions: tuple[Mapping[str, Function] | None, Mapping[str, Function] | None],
-    support: Support | None,
-    thresholds: Judges,
-) -> MomentSpec:
-    sample, rows = ready.choice.sample, ready.choice.rows
-    x = make_side(bases[0], sample.columns[0], functions[0], rows, 0)
-    y = make_side(bases[1], sample.columns[1], functions[1], rows, 1, support, thresholds)
-    return MomentSpec((x, y), ready.choice.n_folds)
 
 
 def _member(
@@ -216,7 +194,7 @@ def _member(
     kept = 1.0
     if folds:
         regs = _ridges(reg) if learn_reg else [reg]
-        losses = estimated(folds, regs, found.thresholds)
+        losses = estimated(folds, regs, found.judges)
         best = int(np.argmin(found.score(losses[0][0], losses[1][0])))
         reg = regs[best]
         joint, crps = (float(mean[best]) for mean, _ in losses)

@@ -13,7 +13,7 @@ from cme_dask.errors import DataError
 from cme_dask.estimators.joint import JointDistribution
 from cme_dask.jobs.events import Event
 from cme_dask.jobs.schema import FitSection
-from cme_dask.learning.tuning import Tuning
+from cme_dask.learning.candidates import Tuning
 from cme_dask.report.memory import PeakMemory
 from cme_dask.report.progress import ProgressLines
 from cme_dask.storage.atomic import check_output

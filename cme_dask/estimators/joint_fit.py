@@ -1,0 +1,262 @@
+"""The steps of a fit of the joint distribution, from the row sample to the frozen model."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from cme_dask.chunked.blas import one_blas_thread
+from cme_dask.chunked.passes import PassReport
+from cme_dask.constraints import Coupling
+from cme_dask.estimators.arithmetic import settle_arithmetic, trial_rows
+from cme_dask.estimators.assembly import Part, assemble
+from cme_dask.estimators.landmarks import partitions
+from cme_dask.estimators.planning import FitPlan, Preparation, plan_fit
+from cme_dask.estimators.recipe import FittedBasis, make_moments, make_side, warn_of_error
+from cme_dask.estimators.solving import Solving
+from cme_dask.estimators.tuned import Member, describe_search, tuned_members
+from cme_dask.learning.candidates import Search, Tuning
+from cme_dask.learning.support import make_support
+from cme_dask.models.joint import JointModel
+from cme_dask.numerics.basis import Basis, LinearBasis, eigenbasis
+from cme_dask.numerics.guard import SAFE, Arithmetic, JointChange
+from cme_dask.numerics.joint import JointSolution
+from cme_dask.numerics.means import MeanMoments
+from cme_dask.numerics.moments import Function, Moments, MomentSpec, Side
+from cme_dask.numerics.partition import PartitionBasis
+from cme_dask.numerics.problem import Regularization
+from cme_dask.numerics.support import Support
+from cme_dask.numerics.validation import Replicates
+
+_ROWS_PER_CELL = 8  # of k-means: four times as many take four times as long and gain a quarter
+
+Functions = tuple[Mapping[str, Function] | None, Mapping[str, Function] | None]
+"""Declared functions of x and of y."""
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """What a fit found; of a mean over several models, moments and solution are the best one's."""
+
+    model: JointModel
+    bases: tuple[FittedBasis, FittedBasis]
+    solution: JointSolution
+    replicates: tuple[Replicates, Replicates]
+    moments: Moments
+    sides: tuple[Side, Side]
+    passes: int
+    arithmetic: Arithmetic
+    report: PassReport
+    members: list[Member]
+
+
+@dataclass(frozen=True, eq=False)
+class JointFit:
+    """A fit whose row sample is read, and whose kernels are known.
+
+    Attributes
+    ----------
+    ready
+        The row sample, the kernels, how pivots are chosen.
+    solving
+        How moments become coefficients.
+    found
+        The search, where kernels were learned.
+    functions
+        Declared functions of x and of y.
+    tuning
+        How many finalists of the search are averaged.
+    learn_reg
+        Whether the ridge is learned.
+    tol, max_rank, support_size, accuracy, seed
+        Parameters of the estimator.
+    """
+
+    ready: Preparation
+    solving: Solving
+    found: Search | None
+    functions: Functions
+    tuning: Tuning
+    learn_reg: bool
+    tol: float
+    max_rank: int | None
+    support_size: int
+    accuracy: float
+    seed: int
+
+    def run(self) -> Fitted:
+        """The passes, and everything after them."""
+        return self._mean() if self._averages else self._single()
+
+    def plan(self) -> FitPlan:
+        """What :meth:`run` would do and take."""
+        found = self.found
+        specify = partial(self._specify, reg=self.solving.reg, support=self._support())
+        return plan_fit(
+            self.ready,
+            specify,
+            self._landmarks,
+            finalists=len(found.finalists) if found is not None and self._averages else 1,
+            search_seconds=0.0 if found is None else found.seconds,
+        )
+
+    @property
+    def _averages(self) -> bool:
+        return self.found is not None and self.solving.constraint.name == "normalized"
+
+    def _single(self) -> Fitted:
+        choice, solving, support = self.ready.choice, self.solving, self._support()
+        landmarks = self._landmarks()
+        if landmarks is not None:
+            sides, moments, arithmetic, report = self._measure(landmarks, support)
+            passes = 1
+        else:
+            bases, in_rounds = choice.bases(self.ready.kernels)
+            sides, moments, arithmetic, report = self._measure(bases, support)
+            errors = MeanMoments.of(moments.total(), sides).trace_error
+            more, topping_up = choice.topped_up(bases, errors)
+            if more is not None:
+                sides, moments, arithmetic, report = self._measure(more, support)
+            passes = in_rounds + 1 + topping_up + (more is not None)
+        with one_blas_thread():
+            solved = solving.solve(
+                moments, sides, choice.rows, choice.sample, choice.budget.executor
+            )
+            passes += self.ready.passes + solved.passes
+            part = Part(sides, solved.mean, solved.solution, solved.replicates)
+            about = self._about(solving.reg, passes, arithmetic, [])
+            model = assemble([part], moments, support, choice.rows, choice.sample, about)
+            x, y = (
+                FittedBasis(side.basis, LinearBasis(side.basis, *eigenbasis(gram)), error)
+                for side, gram, error in zip(
+                    sides, solved.mean.gram, part.trace_errors, strict=True
+                )
+            )
+        for i, basis in enumerate((x, y)):
+            if isinstance(choice.wanted[i], str) and self.found is None:
+                missed = choice.may_miss(i)
+                self._warn("xy"[i], basis.rank, basis.trace_error, missed=missed)
+        return Fitted(
+            model,
+            (x, y),
+            solved.solution,
+            solved.replicates,
+            moments,
+            sides,
+            passes,
+            arithmetic,
+            report,
+            [],
+        )
+
+    def _mean(self) -> Fitted:
+        """One pass for all finalists; the mean of the best of them."""
+        assert self.found is not None
+        choice, support = self.ready.choice, self._support()
+        members, masses, passes, report = tuned_members(
+            self.ready,
+            self.found,
+            self.solving,
+            self._specify,
+            support,
+            self.tuning.averaged,
+            self.learn_reg,
+        )
+        best, passes = members[0], passes + self.ready.passes
+        model = assemble(
+            [member.part for member in members],
+            replace(best.moments, masses=masses),
+            support,
+            choice.rows,
+            choice.sample,
+            self._about(best.candidate.reg, passes, best.arithmetic, members),
+        )
+        if self.max_rank is not None:  # else the number of pivots was ours to choose
+            errors = zip("xy", best.part.sides, best.part.trace_errors, strict=True)
+            for variable, side, error in errors:
+                self._warn(variable, side.basis.rank, error, missed=False)
+        told = model.about["trace_error"].values()
+        x, y = (
+            FittedBasis(variable.basis.newton, variable.basis, error)
+            for variable, error in zip((model.x, model.y), told, strict=True)
+        )
+        return Fitted(
+            model,
+            (x, y),
+            best.part.solution,
+            best.part.replicates,
+            best.moments,
+            best.part.sides,
+            passes,
+            best.arithmetic,
+            report,
+            members,
+        )
+
+    def _warn(self, variable: str, rank: int, error: float | None, *, missed: bool) -> None:
+        warn_of_error(variable, rank, error, self.tol, self.max_rank, missed)
+
+    def _about(
+        self,
+        reg: Regularization,
+        passes: int,
+        arithmetic: Arithmetic,
+        members: Sequence[Member],
+    ) -> dict[str, Any]:
+        """What the model says of its fit."""
+        searched = {} if self.found is None else {"tuning": describe_search(self.found, members)}
+        return {
+            "passes": passes,
+            "tol": self.tol,
+            "constraint": self.solving.constraint.name,
+            "constraint_options": self.solving.constraint.to_dict(),
+            "reg": [reg.y, reg.x],
+            "reg_form": reg.form,
+            "arithmetic": arithmetic.name,
+            **searched,
+        }
+
+    def _landmarks(self) -> list[PartitionBasis] | None:
+        """The partitions of unity of a coupling; None for other constraints, which have pivots."""
+        constraint, reg = self.solving.constraint, self.solving.reg
+        if not isinstance(constraint, Coupling):
+            return None
+        return partitions(self.ready, constraint, reg, self.max_rank, self.seed)
+
+    def _support(self) -> Support | None:
+        """Cells of y on which conditional laws live; a coupling needs none."""
+        if self.support_size == 0 or isinstance(self.solving.constraint, Coupling):
+            return None
+        rows = self.ready.choice.rows
+        if rows.parts[1].shape[1] > 1:
+            rows = rows.prefix(_ROWS_PER_CELL * self.support_size)
+        return make_support(rows.parts[1], rows.importance, self.support_size, self.seed)
+
+    def _specify(
+        self, bases: Sequence[Basis], reg: Regularization, support: Support | None
+    ) -> tuple[MomentSpec, Arithmetic]:
+        """The moments of these bases, with the arithmetic that the accuracy allows."""
+        choice = self.ready.choice
+        sample, rows = choice.sample, choice.rows
+        judges = self.found.judges if self.found is not None and self._averages else None
+        x = make_side(bases[0], sample.columns[0], self.functions[0], rows, 0)
+        y = make_side(bases[1], sample.columns[1], self.functions[1], rows, 1, support, judges)
+        spec = MomentSpec((x, y), choice.n_folds)
+        if isinstance(self.solving.constraint, Coupling):
+            return spec, SAFE  # nothing is solved for
+        trial = trial_rows(rows, spec.ranks)
+        solver = replace(self.solving, reg=reg).trial_solver(spec.sides, rows)
+        change = JointChange(spec, trial.parts, solver)
+        return settle_arithmetic(spec, trial, sample.n_rows, self.accuracy, change)
+
+    def _measure(
+        self, bases: Sequence[Basis], support: Support | None
+    ) -> tuple[tuple[Side, Side], Moments, Arithmetic, PassReport]:
+        """The moment pass."""
+        choice = self.ready.choice
+        spec, arithmetic = self._specify(bases, self.solving.reg, support)
+        (moments,), report = make_moments(
+            choice.sample, [spec], choice.budget, choice.progress, choice.sample_rows
+        )
+        x, y = spec.sides
+        return (x, y), moments, arithmetic, choice.covering(report, spec.ranks)

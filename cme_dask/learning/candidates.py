@@ -1,0 +1,177 @@
+"""What a search for kernels looks for: its options, candidates, scores and result."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from cme_dask.errors import DataError
+from cme_dask.kernels import Kernel
+from cme_dask.numerics.problem import Regularization
+from cme_dask.numerics.thresholds import Judges
+
+Array = Any
+
+CRITERIA = ("joint+crps", "joint", "crps", "validation")
+
+SCALES = (0.05, 50.0)
+"""The shortest and the longest length scale, in standard deviations."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How kernels and ridge are searched.
+
+    Parameters
+    ----------
+    criterion : {"joint+crps", "joint", "crps", "validation"}
+        ``validation`` is (41) of the joint paper, the squared error of the declared functions of y,
+        in the place of the sliced CRPS. Else held-out joint loss, sliced CRPS, or the sum of both,
+        each over what the best candidate
+        gains on independence.
+    rows
+        Rows of the row sample that the search sees.
+    max_rank
+        Pivots of each basis in the search.
+    evaluations
+        Pairs of kernels that are tried after the grid; default 40, and 5 more for each column.
+    finalists
+        Candidates whose moments are made of all rows.
+    averaged
+        Best of them whose density ratios are averaged.
+    """
+
+    criterion: str = "joint+crps"
+    rows: int = 4096
+    max_rank: int = 200
+    evaluations: int | None = None
+    finalists: int = 6
+    averaged: int = 5
+
+    def __post_init__(self) -> None:
+        if self.criterion not in CRITERIA:
+            raise DataError(
+                f"criterion must be one of {', '.join(CRITERIA)}, got {self.criterion!r}"
+            )
+        least = {"rows": 50, "max_rank": 2, "evaluations": 0, "finalists": 1, "averaged": 1}
+        for name, low in least.items():
+            value = getattr(self, name)
+            if name == "evaluations" and value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < low:
+                raise DataError(f"{name} must be an integer of at least {low}, got {value!r}")
+
+
+@dataclass(frozen=True)
+class SidePoint:
+    """Kernel of one variable: its coordinates and a length scale for each column in them.
+
+    ``form`` is ``"given"``, without scales, for a kernel that is not learned.
+    """
+
+    form: str
+    scales: tuple[float, ...] = ()
+
+    def scaled(self, factors: Sequence[float]) -> "SidePoint":
+        """With other length scales, kept within bounds."""
+        scales = np.clip(np.asarray(self.scales) * factors, *SCALES)
+        return SidePoint(self.form, tuple(scales.tolist()))
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A candidate and its held-out losses.
+
+    Attributes
+    ----------
+    x, y
+        The kernels.
+    reg
+        The best ridge for them.
+    joint, crps
+        Held-out joint loss, and sliced CRPS over that of independence.
+    score
+        What was minimised: 0 for independence, about -1 or -2 for the best.
+    stage
+        Where it came up: ``grid``, ``columns``, ``refine``.
+    """
+
+    x: SidePoint
+    y: SidePoint
+    reg: float
+    joint: float
+    crps: float
+    score: float
+    stage: str
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a joint loss and a sliced CRPS (less that of independence) add up to.
+
+    Each is taken over what the best candidate gains on independence, and weighted by the inverse
+    variance of that gain over the folds: the noisier loss counts less. Independence has 0, the best
+    of both -2 (-1 for a criterion that is one of them).
+
+    Attributes
+    ----------
+    joint, crps
+        Factors of the two.
+    """
+
+    joint: float = 1.0
+    crps: float = 1.0
+
+    def __call__(self, joint: Array, crps: Array) -> Array:
+        """The score."""
+        return self.joint * joint + self.crps * crps
+
+    @classmethod
+    def of(cls, criterion: str, gains: Sequence[float], errors: Sequence[float]) -> "Score":
+        """From the gains of the best candidates and their standard errors: joint, CRPS."""
+        # Of (41) as of the sliced CRPS, in whose place it stands, the gain is what counts.
+        wanted = ["joint" in criterion, criterion != "joint"]
+        # Where nothing is gained independence is best, and any unit does.
+        gained = np.maximum(gains, 1e-12)
+        precision = (gained / np.maximum(errors, 1e-6 * gained)) ** 2 * wanted
+        factors = sum(wanted) * precision / precision.sum() / gained
+        return cls(float(factors[0]), float(factors[1]))
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """What a finalist is made of."""
+
+    kernel_x: Kernel
+    kernel_y: Kernel
+    reg: Regularization
+    trial: Trial
+
+
+@dataclass(frozen=True, eq=False)
+class Search:
+    """The search and what came of it.
+
+    Attributes
+    ----------
+    trials
+        All candidates, in the order in which they were tried.
+    finalists
+        The best ones that differ, best first.
+    judges
+        The events of the sliced CRPS.
+    score
+        Of a joint loss and a sliced CRPS.
+    seconds
+        What it took.
+    candidate
+        What a trial is made of.
+    """
+
+    trials: tuple[Trial, ...]
+    finalists: tuple[Candidate, ...]
+    judges: Judges
+    score: Score
+    seconds: float
+    candidate: Callable[[Trial], Candidate] = field(repr=False)

@@ -1,0 +1,165 @@
+"""The rows of a search, and the losses of pairs of kernels on them, each made once."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from cme_dask.kernels import Categorical, Coordinates, Gaussian, Kernel, Warped
+from cme_dask.learning.candidates import Score, SidePoint, Trial, Tuning
+from cme_dask.learning.coordinates import coordinates
+from cme_dask.learning.screening import ScreenedRows, ScreenedSide, screened_folds
+from cme_dask.numerics.crossval import HeldFold, over_folds
+from cme_dask.numerics.problem import Regularization
+from cme_dask.numerics.thresholds import Judges
+
+Array = Any
+
+FORMS = ("standard", "scores")
+_HELD_SIDES = 24  # bases of some megabytes each: those of the grid
+
+Estimated = tuple[Array, Array]
+"""Means over the folds for each ridge, and their standard errors."""
+
+Heard = Callable[[str, int, int, float], None]
+"""Told the stage, the number of trials in it so far and at most, and the best score."""
+
+
+@dataclass(eq=False)
+class SearchedVariable:
+    """One variable of the search: its rows in each form of coordinates."""
+
+    rows: Array
+    weights: Array
+    categorical: tuple[bool, ...]
+    given: Kernel | None
+    maps: dict[str, Coordinates] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.given is None:
+            for form in FORMS:
+                self.maps[form] = coordinates(self.rows, self.weights, self.categorical, form)
+        # Categories have no scores: with nothing else there is one form only.
+        self.forms = tuple(self.maps)[: 1 if all(self.categorical) else 2] or ("given",)
+        self.values = {form: np.asarray(m(self.rows)) for form, m in self.maps.items()}
+        self.values["given"] = self.rows
+
+    def start(self, form: str, scale: float) -> SidePoint:
+        """One length scale for all numeric columns, larger the more there are."""
+        if form == "given":
+            return SidePoint(form)
+        numeric = len(self.categorical) - sum(self.categorical)
+        each = [1.0 if coded else np.sqrt(numeric) for coded in self.categorical]
+        return SidePoint(form, tuple(each)).scaled([scale] * len(each))
+
+    def inner(self, point: SidePoint) -> Kernel:
+        """The kernel of rows in the coordinates."""
+        if point.form == "given":
+            assert self.given is not None
+            return self.given
+        kinds = {}
+        for kind, coded in ((Gaussian, False), (Categorical, True)):
+            at = [j for j, c in enumerate(self.categorical) if c == coded]
+            if at:
+                kinds[kind] = kind(tuple(point.scales[j] for j in at)), at
+        kernels = [
+            kernel if len(at) == len(self.categorical) else kernel.on(at)
+            for kernel, at in kinds.values()
+        ]
+        return kernels[0] if len(kernels) == 1 else kernels[0] * kernels[1]
+
+    def kernel(self, point: SidePoint) -> Kernel:
+        """The kernel of rows as they are."""
+        inner = self.inner(point)
+        return inner if point.form == "given" else Warped(inner, self.maps[point.form])
+
+
+class Searcher:
+    """Losses of pairs of kernels, each made once."""
+
+    def __init__(
+        self,
+        variables: tuple[SearchedVariable, SearchedVariable],
+        rows: ScreenedRows,
+        judges: Judges,
+        regs: Sequence[Regularization],
+        options: Tuning,
+        tol: float,
+        heard: Heard | None,
+    ) -> None:
+        self.variables, self._rows, self._judges = variables, rows, judges
+        self.regs, self._options, self._tol, self._heard = regs, options, tol, heard
+        self._sides: dict[tuple[int, SidePoint], ScreenedSide] = {}
+        self._losses: dict[tuple[SidePoint, SidePoint], tuple[Estimated, Estimated]] = {}
+        self._stages: dict[tuple[SidePoint, SidePoint], str] = {}
+        self.score_of = Score()
+
+    def side(self, i: int, point: SidePoint) -> ScreenedSide:
+        """The basis of variable ``i``; those that were made first are forgotten first."""
+        if (i, point) not in self._sides:
+            variable = self.variables[i]
+            if len(self._sides) >= _HELD_SIDES:
+                self._sides.pop(next(iter(self._sides)))
+            values = variable.values[point.form][self._rows.order]
+            self._sides[i, point] = ScreenedSide(
+                self._rows, variable.inner(point), values, self._tol, self._options.max_rank
+            )
+        return self._sides[i, point]
+
+    def losses(self, x: SidePoint, y: SidePoint, stage: str) -> tuple[Array, Array]:
+        """Joint loss and sliced CRPS over independence's, for each ridge."""
+        if (x, y) not in self._losses:
+            folds = screened_folds(self._rows, self.side(0, x), self.side(1, y))
+            self._losses[x, y] = estimated(folds, self.regs, self._judges)
+            self._stages[x, y] = stage
+        joint, crps = self._losses[x, y]
+        return joint[0], crps[0]
+
+    def settle(self) -> None:
+        """Score from now on by the best candidates so far."""
+        gains, errors = [], []
+        for i in (0, 1):
+            losses, spreads = (
+                np.concatenate([each[i][k] for each in self._losses.values()]) for k in (0, 1)
+            )
+            best = int(losses.argmin())
+            gains.append(-float(losses[best]))
+            errors.append(float(spreads[best]))
+        self.score_of = Score.of(self._options.criterion, gains, errors)
+
+    def scores(self, x: SidePoint, y: SidePoint, stage: str) -> Array:
+        """The score for each ridge."""
+        return self.score_of(*self.losses(x, y, stage))
+
+    def score(self, x: SidePoint, y: SidePoint, stage: str) -> float:
+        """The score with the best ridge."""
+        return float(self.scores(x, y, stage).min())
+
+    def trials(self) -> list[Trial]:
+        """All pairs that were tried, in that order, by the last scores."""
+        found = []
+        for (x, y), stage in self._stages.items():
+            scores = self.scores(x, y, stage)
+            best = int(scores.argmin())
+            joint, crps = (float(each[best]) for each in self.losses(x, y, stage))
+            reg, score = self.regs[best].x, float(scores[best])
+            found.append(Trial(x, y, reg, joint, crps, score, stage))
+        return found
+
+    def hear(self, stage: str, done: int, most: int, best: float) -> None:
+        """Tell how far the stage is."""
+        if self._heard is not None:
+            self._heard(stage, done, most, best)
+
+
+def estimated(
+    folds: Sequence[HeldFold], regs: Sequence[Regularization], judges: Judges
+) -> tuple[Estimated, Estimated]:
+    """Joint loss, and sliced CRPS less that of independence, for each ridge."""
+    each = [fold.losses(regs) for fold in folds]
+    q = len(judges)  # the last of the functions
+    crps = [(one.squared[:, -q:] - one.baseline[-q:]) @ judges.scores for one in each]
+    return over_folds(folds, np.stack([one.joint for one in each])), over_folds(
+        folds, np.stack(crps)
+    )
