@@ -125,10 +125,11 @@ def test_levels_of_a_category_are_its_events():
     np.testing.assert_array_equal(events(codes), np.eye(3)[codes[:, 0].astype(int)])
 
 
-def test_directions_of_several_columns_have_unit_deviation_along_axes():
+def test_directions_of_several_columns_are_axes_sums_and_differences():
     rng = np.random.default_rng(4)
     y = rng.standard_normal((500, 2)) * (3.0, 0.01)
     events = make_thresholds(y, np.full(500, 1 / 500), (False, False))
     np.testing.assert_allclose((y @ events.directions[:2].T).std(axis=0), 1.0)
-    assert len(events.directions) == 6
+    wanted = np.array([[1, 1], [1, -1]]) / np.sqrt(2) / y.std(axis=0)
+    np.testing.assert_allclose(events.directions[2:], wanted)
     assert len(events) <= 48

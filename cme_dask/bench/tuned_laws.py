@@ -82,7 +82,7 @@ def _figures(
     square, product = ((h * h) @ masses).mean(), (h @ masses).mean()
     return {
         "error": oracle_error(events, truth),
-        "crps": float(crps(weights, support.points, unseen).mean()),
+        "crps": float(crps(weights, support.points / y.std(axis=0), unseen / y.std(axis=0)).mean()),
         "minimum": float(events.min()),
         "mass": float(np.abs(events[:, -1] - 1.0).mean()),
         "loss": float(square - 2.0 * (joint - product)),

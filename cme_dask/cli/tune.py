@@ -39,8 +39,8 @@ from cme_dask.defaults import TOL
 @click.option("--event-x", "events_x", multiple=True, help="Event of x; repeatable.")
 @click.option(
     "--criterion",
-    type=click.Choice(["joint+crps", "joint", "crps", "validation"]),
-    default="joint+crps",
+    type=click.Choice(["auto", "joint+crps", "joint", "crps", "validation"]),
+    default="auto",
     show_default=True,
     help="What held-out rows judge by: the joint loss, the sliced CRPS, both, or (41), the squared "
     "error of the events.",

@@ -1,7 +1,7 @@
 """What a search for kernels looks for: its options, candidates, scores and result."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from cme_dask.numerics.thresholds import Judges
 
 Array = Any
 
-CRITERIA = ("joint+crps", "joint", "crps", "validation")
+CRITERIA = ("auto", "joint+crps", "joint", "crps", "validation")
 
 SCALES = (0.05, 50.0)
 """The shortest and the longest length scale, in standard deviations."""
@@ -25,7 +25,9 @@ class Tuning:
 
     Parameters
     ----------
-    criterion : {"joint+crps", "joint", "crps", "validation"}
+    criterion : {"auto", "joint+crps", "joint", "crps", "validation"}
+        ``auto`` is ``joint+crps`` for one column of y and ``crps`` for more, of which the joint
+        loss is noisy: it depends on the few places where g is large.
         ``validation`` is (41) of the joint paper, the squared error of the declared functions of y,
         in the place of the sliced CRPS. Else held-out joint loss, sliced CRPS, or the sum of both,
         each over what the best candidate
@@ -42,12 +44,18 @@ class Tuning:
         Best of them whose density ratios are averaged.
     """
 
-    criterion: str = "joint+crps"
+    criterion: str = "auto"
     rows: int = 4096
     max_rank: int = 200
     evaluations: int | None = None
     finalists: int = 6
     averaged: int = 5
+
+    def settled(self, columns_y: int) -> "Tuning":
+        """With the criterion that ``auto`` stands for, given the number of columns of y."""
+        if self.criterion != "auto":
+            return self
+        return replace(self, criterion="joint+crps" if columns_y == 1 else "crps")
 
     def __post_init__(self) -> None:
         if self.criterion not in CRITERIA:

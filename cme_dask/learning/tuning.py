@@ -79,7 +79,7 @@ def search(
     DataError
         If fewer than two folds have rows, or functions that are needed are missing.
     """
-    begin, options = time.perf_counter(), options or Tuning()
+    begin, options = time.perf_counter(), (options or Tuning()).settled(parts[1].shape[1])
     if len(np.unique(folds)) < 2:
         raise DataError(
             "kernels are learned on held-out folds, and the row sample has rows of one only: give "

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,10 @@ from cme_dask.errors import DataError
 
 Array = Any
 
-_LEVELS = 24  # thresholds of a scalar variable
-_FEW_LEVELS = 8  # of each direction of several
-_DIRECTIONS = 6  # at least
+_LEVELS = {1: 24, 4: 12}  # thresholds of each direction, by the number of directions
+_FEW_LEVELS = 8  # of each of more
+_PAIRED = 3  # columns, of whose pairs sums and differences are taken
+_DRAWN = 2  # directions, of more columns
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +149,7 @@ def make_thresholds(
 
     axes = _directions(rows, weights, numeric, seed)
     for axis in axes:
-        levels = _LEVELS if len(axes) == 1 else _FEW_LEVELS
+        levels = _LEVELS.get(len(axes), _FEW_LEVELS)
         above = _quantiles(rows @ axis, weights, levels)
         # Each threshold stands for what is nearest to it; the outer ones for as much as inside.
         width = np.gradient(above) if len(above) > 1 else np.ones(1)
@@ -161,16 +163,23 @@ def make_thresholds(
 
 
 def _directions(rows: Array, weights: Array, numeric: list[int], seed: int) -> list[Array]:
-    """The axes of the numeric columns and random directions between them, over the deviations."""
+    """The axes of the numeric columns and directions between them, over the deviations.
+
+    Sums and differences of pairs, which is what events compare; of many columns random ones.
+    """
     if not numeric:
         return []
     values = rows[:, numeric]
     deviation = np.sqrt(weights @ (values - weights @ values) ** 2)
     axes = np.eye(len(numeric))
+    if len(numeric) > _PAIRED:
+        between = np.random.default_rng(seed).standard_normal((_DRAWN, len(numeric)))
+    else:
+        pairs = combinations(axes, 2)
+        between = np.array([a + sign * b for a, b in pairs for sign in (1.0, -1.0)])
     if len(numeric) > 1:
-        more = max(_DIRECTIONS - len(numeric), 2)
-        drawn = np.random.default_rng(seed).standard_normal((more, len(numeric)))
-        axes = np.vstack([axes, drawn / np.linalg.norm(drawn, axis=1, keepdims=True)])
+        between /= np.linalg.norm(between, axis=1, keepdims=True)
+        axes = np.vstack([axes, between])
     whole = np.zeros((len(axes), rows.shape[1]))
     whole[:, numeric] = axes / np.where(deviation > 0, deviation, 1.0)
     return list(whole)
