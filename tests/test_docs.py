@@ -22,7 +22,7 @@ def folder(tmp_path):
     (tmp_path / "pipelines").symlink_to(ROOT / "pipelines")
     (tmp_path / "stations").mkdir()
     rng = np.random.default_rng(0)
-    for i in range(2):
+    for station in ("Dongsi", "Dingling", "Gucheng"):
         n = 4000
         date = np.datetime64("2013-03-01T00") + np.arange(n) * np.timedelta64(1, "h")
         day = date.astype("datetime64[D]")
@@ -41,14 +41,14 @@ def folder(tmp_path):
             "PRES": (1011 + 10 * rng.standard_normal(n)).round(2),
             "RAIN": rng.exponential(0.1, n).round(2),
             "WSPM": rng.exponential(1.7, n).round(2),
-            "wd": rng.choice(["N", "NE", "S"], n),
-            "station": np.full(n, ["Dongsi", "Dingling"][i]),
+            "wd": rng.choice(["NE", "NW", "ENE", "SSW", "SW"], n),
+            "station": np.full(n, station),
             "PM2.5": pm.round(2),
             "PM10": (pm * 1.3).round(2),
         }
         rows = zip(*(values.tolist() for values in columns.values()), strict=True)
         text = ",".join(columns) + "\n" + "\n".join(",".join(map(str, row)) for row in rows) + "\n"
-        path = tmp_path / "stations" / f"PRSA_Data_Station{i}_20130301-20170228.csv.gz"
+        path = tmp_path / "stations" / f"PRSA_Data_{station}_20130301-20170228.csv.gz"
         path.write_bytes(gzip.compress(text.encode()))
     return tmp_path
 
