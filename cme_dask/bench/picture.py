@@ -18,6 +18,7 @@ _TITLES = {
     "ridge": "Conditional mean, {rows} rows",
     "sweep": "One thing changed at a time, around {rows} rows",
     "ingest": "CSV file of {rows} rows into a store",
+    "tuning": "Learned kernels, {rows} rows",
     "programs": "Programs of a sample of {rows} rows",
 }
 _OURS, _BARE, _LIMIT, _OTHERS = "#1f5fa8", "#3a8f5c", "#222222", "#c8552b"
