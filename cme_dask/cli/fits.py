@@ -16,7 +16,7 @@ from cme_dask.cli.options import (
 )
 from cme_dask.cli.root import cli
 from cme_dask.cli.types import columns, constraint, count, numbers, output, ridge
-from cme_dask.defaults import ACCURACY, COUPLING_REG, N_FOLDS, PIVOTS, REG, SAMPLE_SIZE, TOL
+from cme_dask.defaults import ACCURACY, COUPLING_REG, N_FOLDS, PIVOTS, SAMPLE_SIZE, TOL
 
 
 @cli.command(
@@ -42,11 +42,11 @@ from cme_dask.defaults import ACCURACY, COUPLING_REG, N_FOLDS, PIVOTS, REG, SAMP
 @click.option(
     "--tol", type=float, default=TOL, show_default=True, help="Relative trace error, in (0, 1)."
 )
-@click.option("--max-rank", type=int, help="Most pivots per basis.  [default: as tol needs]")
+@click.option("--max-rank", type=int, help="Most pivots per basis.  [default: 500]")
 @click.option(
     "--reg",
     type=ridge,
-    help=f"Ridge r, or rY,rX; no unit.  [default: {REG:g}; of couplings {COUPLING_REG:g}]",
+    help=f"Ridge r, or rY,rX; no unit.  [default: learned; of couplings {COUPLING_REG:g}]",
 )
 @click.option(
     "--reg-form",
@@ -138,7 +138,10 @@ def fit(
     overwrite: bool,
     as_json: bool,
 ) -> None:
-    """Fit the joint distribution of x and y in STORE (path or URL) in one pass, and save it."""
+    """Fit the joint distribution of x and y in STORE (path or URL) in one pass, and save it.
+
+    Kernels, length scales and ridge are learned; `cme-dask tune` keeps the trace of their search.
+    """
     from cme_dask.chunked.sources import open_sample
     from cme_dask.jobs.fitting import Compute, fit_and_save, plan_of_fit
     from cme_dask.jobs.schema import FitSection, checked

@@ -209,7 +209,7 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
         memory_limit
             Bytes ("2GB") that this process, or each worker of a cluster, may use.
         progress
-            Called with ``PivotProgress`` and ``PassProgress`` as the fit goes on.
+            Called with ``TuningProgress``, ``PivotProgress`` and ``PassProgress`` as it goes on.
 
         Raises
         ------
