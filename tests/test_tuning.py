@@ -123,7 +123,7 @@ def test_rows_of_one_fold_are_refused():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"criterion": "likelihood"}, "criterion must be one of joint"),
+        ({"criterion": "likelihood"}, "criterion must be one of auto, joint"),
         ({"rows": 10}, "rows must be an integer of at least 50"),
         ({"finalists": 0}, "finalists must be an integer of at least 1"),
         ({"averaged": True}, "averaged must be an integer"),

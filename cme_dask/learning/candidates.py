@@ -52,7 +52,17 @@ class Tuning:
     averaged: int = 5
 
     def settled(self, columns_y: int) -> "Tuning":
-        """With the criterion that ``auto`` stands for, given the number of columns of y."""
+        """The same search with the criterion that ``auto`` stands for.
+
+        Parameters
+        ----------
+        columns_y
+            Number of columns of y.
+
+        Returns
+        -------
+        Tuning
+        """
         if self.criterion != "auto":
             return self
         return replace(self, criterion="joint+crps" if columns_y == 1 else "crps")
