@@ -5,9 +5,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Self
 
+import numpy as np
 from sklearn.base import BaseEstimator
 
 from cme_dask.chunked.driver import Executor, Scheduler
+from cme_dask.chunked.lazy_laws import LazyLaw, is_out_of_core, lazy_law
 from cme_dask.chunked.memory import MemoryBudget
 from cme_dask.chunked.sources import open_sample
 from cme_dask.constraints import Constraint, Coupling, parse
@@ -17,6 +19,7 @@ from cme_dask.estimators.arithmetic import check_accuracy
 from cme_dask.estimators.joint_fit import Functions, JointFit
 from cme_dask.estimators.pivoting import PivotRule, pair_of_pivots
 from cme_dask.estimators.planning import FitPlan, Preparation, prepare
+from cme_dask.estimators.predictors import MeanRegressor, names_of, weights_of
 from cme_dask.estimators.recipe import (
     NotFitted,
     Progress,
@@ -31,14 +34,16 @@ from cme_dask.estimators.tuned import (
 from cme_dask.kernels import Kernel
 from cme_dask.learning.candidates import Tuning
 from cme_dask.models.joint import JointModel
+from cme_dask.models.law import ConditionalLaw
 from cme_dask.numerics.moments import Function
 from cme_dask.numerics.problem import Regularization
 from cme_dask.numerics.support import SUPPORT_SIZE
+from cme_dask.storage.sample import Sample
 
 Array = Any
 
 
-class JointDistribution(BaseEstimator):  # type: ignore[misc]
+class JointDistribution(MeanRegressor, BaseEstimator):  # type: ignore[misc]
     r"""Joint distribution of X and Y relative to the product of its marginals.
 
     Estimates :math:`g = dP / d(P_X \otimes P_Y) = 1 + \psi_Y(y)^T H \psi_X(x)` in the span of m_X
@@ -182,6 +187,7 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
         Y: Any = None,
         *,
         weights: Any = None,
+        sample_weight: Any = None,
         functions: Mapping[str, Function] | None = None,
         functions_x: Mapping[str, Function] | None = None,
         scheduler: Scheduler = None,
@@ -198,6 +204,8 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
             xarray; or X alone: a sample store by path or URL, or a ``Sample``.
         weights
             Non-negative weights of the rows, shape (n,); a store brings its own.
+        sample_weight
+            scikit-learn's name of ``weights``.
         functions, functions_x
             Functions of y (of x) by name whose conditional expectations will be asked for; each
             takes rows (b, d) and returns (b,).
@@ -229,6 +237,7 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
         ConvergenceWarning
             If a solver misses its tolerance and ``convergence`` is ``"warn"``.
         """
+        weights = weights_of(weights, sample_weight)
         ready = self._prepare(X, Y, weights, scheduler, workers, memory_limit, progress)
         steps = self._steps(ready, (functions_x, functions))
         found = steps.run()
@@ -243,6 +252,7 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
             found.report,
         )
         self._functions = tuple(side.functions for side in found.sides)
+        self._adopt(X, Y, ready.choice.sample)
         return self
 
     def plan(
@@ -298,7 +308,7 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
             raise DataError(f"tuning must be a cme_dask.Tuning, got {self.tuning!r}")
         pivots = pair_of_pivots(self.pivots)
         rule = PivotRule(self.tol, self._most(), self.span, self.random_state or 0)
-        sample = open_sample(X, Y, weights=weights)
+        sample = self._open(X, Y, weights)
         if len(sample.sources) != 2:
             raise DataError("a joint distribution needs rows of x and of y: give Y, or a store")
         return prepare(
@@ -312,6 +322,9 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
             budget=MemoryBudget.of(Executor.resolve(scheduler, workers), memory_limit),
             progress=progress,
         )
+
+    def _open(self, X: Any, Y: Any, weights: Any) -> Sample:
+        return open_sample(X, Y, weights=weights)
 
     def _solving(self) -> Solving:
         constraint = parse(self.constraint)
@@ -361,15 +374,30 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
         """Conditional expectations, see :meth:`JointModel.expect`; f may be a declared callable."""
         model = self._fitted()
         declared = self._functions[1] if Y is None else self._functions[0]
-        return model.expect(_names_of(f, declared), X, Y=Y, return_std=return_std)
+        return model.expect(names_of(f, declared), X, Y=Y, return_std=return_std)
 
     def density_ratio(self, X: Any, Y: Any) -> Array:
         """g(x_i, y_j), shape (n_X, n_Y), see :meth:`JointModel.density_ratio`."""
         return self._fitted().density_ratio(X, Y)
 
+    def conditional(self, X: Any = None, *, Y: Any = None) -> ConditionalLaw | LazyLaw:
+        """The law of Y given X = x, or of X given Y = y, see :meth:`JointModel.conditional`.
+
+        Of Dask arrays, Zarr arrays and stores (paths, URLs, ``Sample``) its answers are lazy Dask
+        arrays.
+        """
+        declared = self._functions[1] if Y is None else self._functions[0]
+        if is_out_of_core(X) or is_out_of_core(Y):
+            return lazy_law(self._fitted(), X, Y=Y, functions=declared)
+        return self._fitted().conditional(X, Y=Y, functions=declared)
+
     def weights(self, X: Any) -> Array:
         """Conditional laws on the support, shape (n, S), see :meth:`JointModel.weights`."""
         return self._fitted().weights(X)
+
+    def _means(self, X: Any) -> Array:
+        model = self._fitted()
+        return np.asarray(model.expect(None, X) if model.support is None else model.conditional(X).mean())
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write the fitted model to a folder, see :meth:`JointModel.save`."""
@@ -387,13 +415,3 @@ class JointDistribution(BaseEstimator):  # type: ignore[misc]
 
     def _repr_html_(self) -> str:
         return self.model_._repr_html_() if hasattr(self, "model_") else super()._repr_html_()
-
-
-def _names_of(f: Any, declared: dict[str, Function]) -> Any:
-    """Replace declared callables by their names."""
-    by_id = {id(function): name for name, function in declared.items()}
-    if callable(f):
-        return by_id.get(id(f), f)
-    if isinstance(f, str) or not isinstance(f, Iterable):
-        return f
-    return [by_id.get(id(g), g) for g in f]

@@ -1,8 +1,9 @@
 """The fitted joint distribution: small frozen arrays and the queries on them."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from html import escape
 from typing import Any, Self
 
@@ -10,51 +11,33 @@ import numpy as np
 
 from cme_dask import kernels
 from cme_dask.errors import DataError, StoreError
+from cme_dask.models.answers import Answers
 from cme_dask.models.basis_file import AnyBasis, basis_arrays, basis_description, read_basis
+from cme_dask.models.labels import Labels
+from cme_dask.models.law import ConditionalLaw, Laws
 from cme_dask.models.points import query_points
+from cme_dask.models.weighing import base_laws, laws_of
+from cme_dask.numerics.cells import Cells
 from cme_dask.numerics.partition import PartitionBasis
-from cme_dask.numerics.projection import project
 from cme_dask.numerics.stacked import StackedBasis
 from cme_dask.numerics.support import Support
 from cme_dask.storage.columns import Columns
 from cme_dask.storage.model_file import ModelState, write_model
 
 Array = Any
+Function = Callable[[Array], Array]
 
 _QUERY_ROWS = 4096  # points per block: memory does not grow with the number of points
 
 
 @dataclass(frozen=True, eq=False)
-class Answers:
-    """Everything E[f | z] needs for the functions f of one variable given the other.
-
-    Attributes
-    ----------
-    names
-        The other variable's columns, then its declared functions.
-    constant
-        E f, shape (q,).
-    slope
-        E[f | z] = constant + psi(z)^T slope, shape (k, q).
-    fold_constant, fold_slope
-        The same without one fold, by fold, on the Newton basis: shapes (F, q), (F, m, q); F = 0
-        without folds.
-    """
-
-    names: tuple[str, ...]
-    constant: Array
-    slope: Array
-    fold_constant: Array
-    fold_slope: Array
-
-
-@dataclass(frozen=True, eq=False)
 class Variable:
-    """One variable: its columns, its basis, and the answers about the other one given it."""
+    """One variable: columns, basis, answers about the other one given it, cells of its own laws."""
 
     columns: Columns
     basis: AnyBasis
     answers: Answers
+    cells: Cells | None = None
 
     def points(self, values: Any, name: str) -> Array:
         """Query points of this variable, see :func:`query_points`."""
@@ -92,6 +75,7 @@ class JointModel:
     moments: dict[str, Array]
     base: float = 1.0
     support: Support | None = None
+    residual: Any = None
 
     @property
     def masses(self) -> Array:
@@ -148,28 +132,9 @@ class JointModel:
         variable, points = (
             (self.x, self.x.points(X, "X")) if Y is None else (self.y, self.y.points(Y, "Y"))
         )
-        answers = variable.answers
-        wanted = self._wanted(f, variable)
-        pick = list(
-            Columns(answers.names).positions([wanted] if isinstance(wanted, str) else wanted)
-        )
-        folds = len(answers.fold_constant)
-        if return_std and folds < 2:
-            raise DataError("standard errors need folds: fit with n_folds of at least 2")
-
-        def block(rows: Array) -> Array:
-            newton = variable.basis.newton(rows)
-            values = answers.constant[pick] + variable.basis.of(newton) @ answers.slope[:, pick]
-            if not return_std:
-                return values[None]
-            each = answers.fold_constant[:, None, pick] + newton @ answers.fold_slope[:, :, pick]
-            spread = ((each - each.mean(axis=0)) ** 2).sum(axis=0)
-            return np.stack([values, np.sqrt((folds - 1) / folds * spread)])
-
-        result = _in_blocks(block, points, (2 if return_std else 1, len(points), len(pick)))
-        if isinstance(wanted, str):
-            result = result[..., 0]
-        return (result[0], result[1]) if return_std else result[0]
+        other = self.y if variable is self.x else self.x
+        wanted = variable.answers.wanted(f, other.columns.names)
+        return variable.answers.expect(wanted, variable.basis, points, return_std)
 
     def density_ratio(self, X: Any, Y: Any) -> Array:
         """Radon-Nikodym derivative g(x_i, y_j) = dP / d(P_X x P_Y), shape (n_X, n_Y), no units.
@@ -208,14 +173,47 @@ class JointModel:
         DataError
             On wrong columns or NaN, or if the model has no support.
         """
-        masses, points = self.masses, self.x.points(X, "X")
-        assert self.support is not None
-        right = self.coef.T @ self.y.basis(self.support.points).T
+        return ConditionalLaw(base_laws(self, "x"), self.x.points(X, "X"), Labels()).weights()
 
-        def block(rows: Array) -> Array:
-            return project(self.base + self.x.basis(rows) @ right, masses)[0][None]
+    def conditional(
+        self, X: Any = None, *, Y: Any = None, functions: Mapping[str, Function] | None = None
+    ) -> ConditionalLaw:
+        """The law of Y given X = x, or of X given Y = y, at points.
 
-        return _in_blocks(block, points, (1, len(points), len(masses)))[0]
+        Parameters
+        ----------
+        X
+            Points, shape (n, d_X), or a table with the columns by name.
+        Y
+            Points, shape (n, d_Y): the other direction.
+        functions
+            Functions of the answered variable by name, for names that are asked for later.
+
+        Raises
+        ------
+        DataError
+            On wrong columns, NaN, or a model without cells.
+        """
+        if (X is None) == (Y is None):
+            raise DataError("conditional takes points of one variable: X=... or Y=...")
+        given, values = ("x", X) if Y is None else ("y", Y)
+        points = (self.x if Y is None else self.y).points(values, given.upper())
+        laws = self._laws_of_y if Y is None else self._laws_of_x
+        if functions:
+            laws = replace(laws, functions=dict(functions))
+        return ConditionalLaw(laws, points, Labels.of(values))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Laws hold functions that can't be pickled; they are made again where they are asked for.
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @cached_property
+    def _laws_of_y(self) -> Laws:
+        return laws_of(self, "x")
+
+    @cached_property
+    def _laws_of_x(self) -> Laws:
+        return laws_of(self, "y")
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write the model to a folder (Zarr, no pickles), whole or not at all."""
@@ -312,19 +310,6 @@ class JointModel:
             for label, text in self.summary()
         )
         return f"<table><caption>JointModel</caption>{rows}</table>"
-
-    def _wanted(self, f: Any, variable: Variable) -> str | list[str]:
-        if f is None:
-            other = self.y if variable is self.x else self.x
-            return list(other.columns.names)
-        if isinstance(f, str):
-            return f
-        if not isinstance(f, Iterable) or not all(isinstance(name, str) for name in f):
-            raise DataError(
-                "expect takes names: declare a function at the fit, functions={'name': f}, and ask "
-                f"for its name; known here: {', '.join(variable.answers.names)}"
-            )
-        return list(f)
 
 
 def _size(name: str, variable: Variable, fit: dict[str, Any]) -> str:

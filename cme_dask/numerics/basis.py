@@ -49,6 +49,9 @@ class Basis(Protocol):
     def writer(self, elimination: Elimination, like: Array) -> Callable[[Array, Array], None]:
         """``write(x, out)`` of the functions as rows (m, n), eliminated so far."""
 
+    def support(self, x: Array) -> Array:
+        """How near the rows of x are to the pivots or landmarks, from 0 to 1, shape (n,)."""
+
     def __call__(self, x: Array) -> Array:
         """Values at the rows of x, shape (n, m)."""
 
@@ -131,6 +134,16 @@ class NewtonBasis:
             here = slice(start, start + _ROWS)
             write(x[here, :], newton[:, here])
         return newton.T
+
+    def support(self, x: Array) -> Array:
+        """Share |N(x)|^2 / k(x, x) of each section k(x, .) that the pivots span, shape (n,).
+
+        1 at a pivot; nearly 0 far from all of them, where no data stand behind an answer.
+        """
+        newton = self(x)
+        own = self.kernel.diagonal(x)
+        share = (newton * newton).sum(axis=1) / array_namespace(x).where(own > 0.0, own, 1.0)
+        return array_namespace(x).clip(share, 0.0, 1.0)
 
     def power(self, x: Array) -> Array:
         """Power function P(z) = sqrt(k(z, z) - |N(z)|^2), shape (n,): the error bound at z.

@@ -39,6 +39,10 @@ class StackedNewton:
         """Number of pivots m of all."""
         return sum(part.rank for part in self.parts)
 
+    def support(self, x: Array) -> Array:
+        """How near the rows of x are to the pivots, mean over the bases, shape (n,)."""
+        return np.mean([part.support(x) for part in self.parts], axis=0)
+
     def __call__(self, x: Array) -> Array:
         """Values at the rows of x, shape (n, m)."""
         return np.concatenate([part(x) for part in self.parts], axis=1)

@@ -1,0 +1,645 @@
+"""The law of one variable given the other, at points: everything that can be asked of it."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cme_dask.errors import DataError
+from cme_dask.models.arguments import check_levels, check_thresholds, function_values, name_of
+from cme_dask.models.events import Event
+from cme_dask.models.labels import Axis, Labels
+from cme_dask.numerics.hashing import number_hash, unit_interval
+from cme_dask.numerics.measures import CellMeasure, MovedMeasure
+from cme_dask.numerics.smoothing import bandwidths
+from cme_dask.storage.columns import Columns
+
+Array = Any
+Function = Callable[[Array], Array]
+Measure = CellMeasure | MovedMeasure
+
+_HELD = 1 << 22  # numbers of laws that are held at once, 32 MB
+_MOST_ROWS = 4096
+_DRAWN = 1 << 62  # salt of draws, above the seeds of samples
+
+
+@dataclass(frozen=True, eq=False)
+class Laws:
+    """Laws of one variable, given the other at any point.
+
+    Attributes
+    ----------
+    measure
+        The laws.
+    marginal
+        The base measure, in the coordinates of the variable: cells of all its rows.
+    columns
+        Of the variable.
+    read
+        From its points, as users give them, to rows (k, d).
+    functions
+        Declared functions by name, where they are known.
+    rows
+        How many the laws were learned from.
+    spread
+        Standard deviations given the other variable, shape (d,), in the coordinates of the
+        measure: what smoothed densities are to resolve.
+    near
+        From rows of the other variable to how near they are to the data, shape (b,).
+    mixture
+        From rows of the other variable to the weights of a coupling's components; else None.
+    """
+
+    measure: Measure
+    marginal: CellMeasure
+    columns: Columns
+    read: Function
+    functions: Mapping[str, Function]
+    rows: int
+    spread: Array
+    near: Function
+    mixture: Function | None = None
+
+    @property
+    def declared(self) -> tuple[str, ...]:
+        """Functions whose means over all rows the cells have."""
+        return self.measure.cells.names if isinstance(self.measure, CellMeasure) else ()
+
+
+class ConditionalLaw:
+    r"""The law of Y given X = x at points x_1, ..., x_n: a probability measure for each.
+
+    Made by ``conditional`` of a model. Every answer is one of the same measure
+
+    .. math:: Q_x = \sum_s w_s(x) P_s
+
+    where P_s are the rows of cell s of y and w(x) are probabilities: the L2 projection of the
+    signed density ratio onto densities, or the mixture of a coupling. Masses, means, covariances
+    and declared functions of the cells come from all rows; distribution functions, quantiles,
+    draws and other functions from up to 32 rows that were kept of each cell, so that they have a
+    standard error of :math:`\sqrt{\sum_s w_s^2 \mathrm{Var}_s f / 32}`, and none where all rows of
+    the cells were kept. Under a residual reference, the measure is one of atoms at mu(x) + e_s.
+
+    Answers are made in blocks of points: memory doesn't grow with n but for the answers. Points of
+    pandas or xarray give answers with their labels.
+
+    Parameters
+    ----------
+    laws
+        Of the variable.
+    points
+        Rows of the other variable, shape (n, d).
+    labels
+        Of the answers.
+    """
+
+    def __init__(self, laws: Laws, points: Array, labels: Labels) -> None:
+        self.laws, self.points = laws, points
+        self._labels, self._measure = labels, laws.measure.remembering()
+
+    @property
+    def columns(self) -> Columns:
+        """Columns of the variable that is answered."""
+        return self.laws.columns
+
+    def __len__(self) -> int:
+        """Number of points n."""
+        return len(self.points)
+
+    @property
+    def n(self) -> int:
+        """Number of points."""
+        return len(self.points)
+
+    @property
+    def numeric(self) -> tuple[str, ...]:
+        """The columns that hold numbers, which have means and quantiles."""
+        pairs = zip(self.columns.names, self.columns.categorical, strict=True)
+        return tuple(name for name, categorical in pairs if not categorical)
+
+    def __repr__(self) -> str:
+        return f"ConditionalLaw of {self.columns.listed()} at {self.n:,} points"
+
+    # Moments
+
+    def mean(self) -> Any:
+        """E[Y | x], shape (n,), or (n, d) of several columns; in their units."""
+        pick = self._numeric()
+        return self._columnwise("mean", self._fill(lambda x, _: self._measure.mean(x)[:, pick]))
+
+    def var(self) -> Any:
+        """Var[Y_j | x], shape (n,) or (n, d); units squared."""
+        return self._columnwise("var", self._variances())
+
+    def std(self) -> Any:
+        """Standard deviations, shape (n,) or (n, d); in the units of the columns."""
+        return self._columnwise("std", np.sqrt(self._variances()))
+
+    def cov(self) -> Any:
+        """Cov[Y | x], shape (n, d, d), positive semidefinite; products of units."""
+        return self._labels.wrap(self._covariances(), "cov", *self._square())
+
+    def corr(self) -> Any:
+        """Correlations, shape (n, d, d), between -1 and 1; 0 beside the diagonal of constants."""
+        found = self._covariances()
+        std = np.sqrt(np.einsum("nii->ni", found))
+        scale = np.where(std > 0.0, std, 1.0)
+        found = np.clip(found / scale[:, :, None] / scale[:, None, :], -1.0, 1.0)
+        d = np.arange(found.shape[1])
+        found[:, d, d] = 1.0
+        return self._labels.wrap(found, "corr", *self._square())
+
+    # Expectations and probabilities
+
+    def expect(self, f: Any) -> Any:
+        """E[f(Y) | x] under the law.
+
+        Parameters
+        ----------
+        f
+            A column, a declared function, the text of an event such as ``"PM2.5 > 75"``, a
+            function from rows (b, d) to (b,), or a list of these.
+
+        Returns
+        -------
+        values : (n,), or (n, len(f)) for a list; in the units of f
+
+        Raises
+        ------
+        DataError
+            On unknown names, or functions that fail, or whose values have another shape or are
+            not finite.
+        """
+        if isinstance(f, str) or callable(f):
+            return self._labels.wrap(self._expectation(f), name_of(f))
+        if not isinstance(f, Sequence):
+            raise DataError(f"expect takes names, events and functions, got {f!r}")
+        found = [self._expectation(one) for one in f]
+        values = np.stack(found, axis=1) if found else np.empty((self.n, 0))
+        return self._labels.wrap(values, "mean", ("function", [name_of(one) for one in f]))
+
+    def probability(self, event: Any) -> Any:
+        """P(event | x), shape (n,), in [0, 1].
+
+        Parameters
+        ----------
+        event
+            Text such as ``"y1 <= y2 - 0.5"``, a declared event, or a function from rows (b, d) to
+            truth values (b,).
+
+        Raises
+        ------
+        DataError
+            On unknown columns or labels, or values that are no truth values.
+        """
+        if not (isinstance(event, str) or callable(event)):
+            raise DataError(f"an event is a text or a function, got {event!r}")
+        values = self._expectation(event, truth=True)
+        return self._labels.wrap(np.clip(values, 0.0, 1.0), f"P({name_of(event)})")
+
+    def predict_proba(self, column: str | None = None) -> Any:
+        """Probabilities of the labels of a categorical column, shape (n, labels), rows of sum 1.
+
+        Parameters
+        ----------
+        column
+            Which one; default the only one.
+
+        Raises
+        ------
+        DataError
+            If there is no such column, or several.
+        """
+        labelled = list(self.columns.categories)
+        if column is None and len(labelled) != 1:
+            raise DataError(
+                f"predict_proba needs one column of labels, there are {len(labelled)}: "
+                "give column=, or ask for probability(event)"
+            )
+        name = labelled[0] if column is None else column
+        j = self._position(name)
+        if name not in labelled:
+            raise DataError(f"column {name!r} holds numbers: ask for probability(event)")
+        labels = self.columns.categories[name]
+        codes = np.arange(len(labels), dtype=np.float64)
+        query = self._measure.average(lambda y: (y[:, [j]] == codes).astype(np.float64))
+        found = self._fill(lambda x, _: query(x))
+        return self._labels.wrap(found / found.sum(axis=1, keepdims=True), name, (name, labels))
+
+    # Distribution functions and quantiles
+
+    def cdf(self, t: Any, column: str | None = None, *, paired: bool = False) -> Any:
+        """P(Y <= t | x), in [0, 1].
+
+        Parameters
+        ----------
+        t
+            Thresholds of one column: a number or shape (k,). Of several columns without
+            ``column``, points of y for P(Y_1 <= t_1, ..., Y_d <= t_d | x): shape (d,) or (k, d).
+        column
+            One of several columns.
+        paired
+            One threshold for each x instead: shape (n,), or (n, d).
+
+        Returns
+        -------
+        values : (n,) for one threshold or paired ones, (n, k) for several
+
+        Raises
+        ------
+        DataError
+            On shapes that don't fit, NaN, or columns of labels.
+        """
+        names = self.numeric if column is None else (column,)
+        pick = [self._number_column(name) for name in names]
+        several = len(pick) > 1 or (column is None and not self.numeric)
+        if several and len(pick) < len(self.columns.names):
+            raise DataError(
+                "a distribution function of all columns needs them all to be numbers: give column="
+            )
+        t, single = check_thresholds(t, len(pick), several, self.n if paired else None)
+        if several:
+            blocks = [t] if paired else [np.broadcast_to(one, (self.n, len(pick))) for one in t]
+            parts = [self._fill(lambda x, at, b=b: self._measure.orthant(x, b[at])) for b in blocks]
+            found = np.concatenate(parts, axis=1) if parts else np.empty((self.n, 0))
+        else:
+            query, values = self._measure.below(pick[0]), t[:, 0]
+            if paired:
+                found = self._fill(lambda x, at: query(x, values[at, None]))
+            else:
+                found = self._fill(lambda x, _: query(x, values))
+        return self._thresholded(np.clip(found, 0.0, 1.0), "cdf", t, single or paired, several)
+
+    def quantile(self, q: Any, column: str | None = None) -> Any:
+        """Quantiles inf{t: P(Y_j <= t | x) >= q}, of each column by itself.
+
+        Parameters
+        ----------
+        q
+            Levels in [0, 1], a number or shape (k,).
+        column
+            One of several columns.
+
+        Returns
+        -------
+        values : (n,), with several levels (n, k); of several columns (n, d), with several levels
+            (n, k, d); in the units of the columns, ascending in q
+
+        Raises
+        ------
+        DataError
+            On levels outside [0, 1], or columns of labels.
+        """
+        levels, single = check_levels(q)
+        names = self._names(column)
+        queries = [self._measure.quantile(self._number_column(n), levels) for n in names]
+        found = self._fill(
+            lambda x, _: np.stack([query(x) for query in queries], axis=2), (len(levels), len(names))
+        )
+        axes: list[Axis] = [("quantile", levels.tolist()), ("variable", names)]
+        if len(names) == 1:
+            found, axes = found[:, :, 0], axes[:1]
+        if single:
+            found, axes = found[:, 0], axes[1:]
+        return self._labels.wrap(found, names[0] if len(names) == 1 else "quantile", *axes)
+
+    def median(self, column: str | None = None) -> Any:
+        """The quantile of level 1/2, shape (n,) or (n, d)."""
+        return self.quantile(0.5, column)
+
+    def interval(self, level: float = 0.9, column: str | None = None) -> tuple[Any, Any]:
+        """Lower and upper ends of the central intervals of this probability.
+
+        Parameters
+        ----------
+        level
+            Probability, between 0 and 1.
+        column
+            One of several columns.
+
+        Returns
+        -------
+        lower, upper : (n,) or (n, d) each
+
+        Raises
+        ------
+        DataError
+            As :meth:`quantile`.
+        """
+        check_levels(level)
+        return self.quantile((1.0 - level) / 2.0, column), self.quantile((1.0 + level) / 2.0, column)
+
+    def crps(self, y: Any, column: str | None = None) -> Any:
+        """Continuous ranked probability score at observed y, shape (n,), lower is better.
+
+        See :func:`cme_dask.metrics.crps`; that of all atoms of the law.
+
+        Parameters
+        ----------
+        y
+            What was observed at each point, shape (n, d), or a table with the columns by name.
+        column
+            One of several columns; default the mean over those that hold numbers.
+
+        Returns
+        -------
+        scores : (n,), in the unit of the column
+
+        Raises
+        ------
+        DataError
+            On wrong columns or NaN, another number of rows, or columns of labels.
+        """
+        points, names = self._points(y, True), self._names(column)
+        found = np.zeros(self.n)
+        for position in map(self._number_column, names):
+            query, observed = self._measure.crps(position), points[:, position]
+            # Bound here: each column has its own.
+            found += self._fill(
+                lambda x, at, q=query, y=observed: q(x, y[at])[:, None]  # type: ignore[misc]
+            )[:, 0]
+        return self._labels.wrap(found / len(names), "crps")
+
+    # Densities
+
+    def density_ratio(self, y: Any, *, paired: bool = False) -> Any:
+        """dQ_x / dP_Y: how much likelier y is given x than overall; no unit.
+
+        Constant on each cell of y. Under a residual reference, whose atoms move with x, the
+        quotient of both smoothed densities.
+
+        Parameters
+        ----------
+        y
+            Points of Y, shape (k, d), or a table with the columns by name.
+        paired
+            One point for each x instead: shape (n, d).
+
+        Returns
+        -------
+        values : (n, k), or (n,) if paired
+
+        Raises
+        ------
+        DataError
+            On wrong columns or NaN.
+        """
+        points = self._points(y, paired)
+        if isinstance(self._measure, CellMeasure):
+            if paired:
+                measure = self._measure
+                found = self._fill(lambda x, at: measure.ratio(points[at], True)(x))
+            else:
+                query = self._measure.ratio(points, False)
+                found = self._fill(lambda x, _: query(x), (len(points),))
+        else:
+            with np.errstate(over="ignore"):
+                found = np.exp(self._log_pdf(points, paired) - self._log_marginal(points, paired))
+        return self._at_points(found, "density_ratio", paired)
+
+    def pdf(self, y: Any, *, paired: bool = False, bandwidth: Any = None) -> Any:
+        """Density against the Lebesgue measure, smoothed; one over the units of the columns.
+
+        Each cell is spread as a normal one: the mean of its rows, their covariance, and on top the
+        square of a bandwidth and of the distance to the next cell. So it integrates to one and
+        shows nothing narrower than that; see :class:`cme_dask.numerics.smoothing.Normals`.
+
+        Parameters
+        ----------
+        y, paired
+            As for :meth:`density_ratio`.
+        bandwidth
+            One or one per column, in their units; default Silverman's rule for the number of rows
+            and the standard deviations of y given x.
+
+        Returns
+        -------
+        values : (n, k), or (n,) if paired
+
+        Raises
+        ------
+        DataError
+            On wrong columns, NaN, bandwidths that are not positive, or a variable with labels.
+        """
+        return np.exp(self.log_pdf(y, paired=paired, bandwidth=bandwidth))
+
+    def log_pdf(self, y: Any, *, paired: bool = False, bandwidth: Any = None) -> Any:
+        """Logarithm of :meth:`pdf`; minus infinity where the density is below any number."""
+        points = self._points(y, paired)
+        return self._at_points(self._log_pdf(points, paired, bandwidth), "log_pdf", paired)
+
+    # Draws and what the law is made of
+
+    def sample(self, size: int | None = None, *, random_state: int = 0, first: int = 0) -> Any:
+        """Draws of Y given x: rows of the data, or moved residuals.
+
+        The draws at a point depend on the seed and on its number alone.
+
+        Parameters
+        ----------
+        size
+            Draws at each point; default one, without an axis of its own.
+        random_state
+            Seed, a non-negative integer.
+        first
+            Number of the first point.
+
+        Returns
+        -------
+        values : (n, size), of several columns (n, size, d); in their units
+
+        Raises
+        ------
+        DataError
+            On sizes or seeds that are no non-negative integers.
+        """
+        count = 1 if size is None else size
+        for name, value in (("size", count), ("random_state", random_state), ("first", first)):
+            if not (isinstance(value, (int, np.integer)) and 0 <= value < _DRAWN):
+                raise DataError(f"{name} must be a non-negative integer, got {value!r}")
+        d = len(self.columns.names)
+
+        def block(x: Array, at: slice) -> Array:
+            numbers = first + np.arange(at.start, at.stop, dtype=np.uint64)
+            # A stream of draws for each point, from a salt of its own.
+            start = number_hash(_DRAWN + int(random_state), numbers)[:, None]
+            u = unit_interval(number_hash(_DRAWN, start + np.arange(count, dtype=np.uint64)))
+            return self._measure.draw(x, u)
+
+        found = self._fill(block, (int(count), d), held=4 * count * d)
+        axes: list[Axis] = [("draw", range(int(count))), ("variable", self.columns.names)]
+        if d == 1:
+            found, axes = found[:, :, 0], axes[:1]
+        if size is None:
+            found, axes = found[:, 0], axes[1:]
+        return self._labels.wrap(found, "sample", *axes)
+
+    def weights(self) -> Array:
+        """Probabilities w of the cells, shape (n, S): non-negative, sum 1."""
+        return self._fill(lambda x, _: self._measure.weigh(x), (self._measure.cells.size,))
+
+    def mixture_weights(self) -> Array:
+        """Weights of a coupling's components, shape (n, m): non-negative, sum 1.
+
+        Raises
+        ------
+        DataError
+            If the model is no coupling.
+        """
+        if self.laws.mixture is None:
+            raise DataError("only laws of a coupling are mixtures of components: ask for weights()")
+        mixture = self.laws.mixture
+        return self._fill(lambda x, _: mixture(x))
+
+    def effective_support(self) -> Any:
+        """How near each x is to the data, from 0 to 1, shape (n,).
+
+        The share |N(x)|^2 / k(x, x) of the kernel's section at x that the pivots span; for a
+        coupling, the largest k(x, p) relative to its value at a landmark. Near 0 the law is the
+        marginal one; for a coupling, that of the nearest landmark.
+        """
+        found = self._fill(lambda x, _: self.laws.near(x)[:, None])[:, 0]
+        return self._labels.wrap(found, "effective_support")
+
+    # How it is done
+
+    def _fill(
+        self,
+        query: Callable[[Array, slice], Array],
+        shape: tuple[int, ...] | None = None,
+        held: int = 0,
+    ) -> Array:
+        """Answers at all points, block by block; the shape of one is asked for if there is none."""
+        found: Array = None if shape is None else np.empty((self.n, *shape))
+        for here in self._slices(held):
+            # The very same array where it is all points: what it weighs is remembered.
+            whole = here.stop - here.start == self.n
+            part = query(self.points if whole else self.points[here], here)
+            if found is None:
+                found = np.empty((self.n, *part.shape[1:]))
+            found[here] = part
+        return found
+
+    def _slices(self, held: int) -> Iterator[slice]:
+        step = max(min(_HELD // max(self._measure.held, held, 1), _MOST_ROWS), 1)
+        # Of no points one empty block still tells the shape.
+        for start in range(0, max(self.n, 1), step):
+            yield slice(start, min(start + step, self.n))
+
+    def _numeric(self) -> list[int]:
+        if not self.numeric:
+            raise DataError(
+                f"{self.columns.listed()} hold labels, which have no mean or quantile: ask for "
+                "predict_proba() or probability(event)"
+            )
+        return [self._position(name) for name in self.numeric]
+
+    def _names(self, column: str | None) -> tuple[str, ...]:
+        self._numeric()
+        return self.numeric if column is None else (column,)
+
+    def _position(self, column: str) -> int:
+        return self.columns.positions([column])[0]
+
+    def _number_column(self, column: str) -> int:
+        position = self._position(column)
+        if column not in self.numeric:
+            raise DataError(
+                f"column {column!r} holds labels: ask for predict_proba() or probability(event)"
+            )
+        return position
+
+    def _covariances(self) -> Array:
+        pick = self._numeric()
+        index = np.ix_(pick, pick)
+        return self._fill(lambda x, _: self._measure.covariance(x)[:, index[0], index[1]])
+
+    def _variances(self) -> Array:
+        return np.einsum("nii->ni", self._covariances())
+
+    def _columnwise(self, name: str, values: Array) -> Any:
+        if values.shape[1] == 1:
+            return self._labels.wrap(values[:, 0], self.numeric[0])
+        return self._labels.wrap(values, name, ("variable", self.numeric))
+
+    def _square(self) -> tuple[Axis, Axis]:
+        return ("variable", self.numeric), ("with", self.numeric)
+
+    def _expectation(self, f: Any, truth: bool = False) -> Array:
+        """Shape (n,)."""
+        if isinstance(f, str) and not truth and f in self.columns.names:
+            j = self._number_column(f)
+            return self._fill(lambda x, _: self._measure.mean(x)[:, [j]])[:, 0]
+        if isinstance(f, str) and isinstance(self._measure, CellMeasure) and f in self.laws.declared:
+            query = self._measure.declared([self.laws.declared.index(f)])
+        else:
+            function = self._function(f)
+            query = self._measure.average(lambda y: function_values(function, y, name_of(f), truth))
+        return self._fill(lambda x, _: query(x))[:, 0]
+
+    def _function(self, f: Any) -> Function:
+        if not isinstance(f, str):
+            function: Function = f
+            return function
+        if f in self.laws.functions:
+            return self.laws.functions[f]
+        try:
+            return Event.parse(f, self.columns.names, self.columns.categories)
+        except DataError as error:
+            known = [*self.columns.names, *self.laws.declared]
+            raise DataError(
+                f"{f!r} is neither one of {', '.join(map(repr, known))} nor an event ({error}): "
+                "give the function itself"
+            ) from error
+
+    def _points(self, y: Any, paired: bool) -> Array:
+        points = self.laws.read(y)
+        if paired and len(points) != self.n:
+            raise DataError(
+                f"paired points of y are one for each x: {self.n:,} expected, got {len(points):,}"
+            )
+        return points
+
+    def _log_pdf(self, points: Array, paired: bool, bandwidth: Any = None) -> Array:
+        query = self._measure.log_density(self._bandwidth(bandwidth))
+        if paired:
+            return self._fill(lambda x, at: query(x, points[at], True))
+        return self._fill(lambda x, _: query(x, points, False), (len(points),))
+
+    def _log_marginal(self, points: Array, paired: bool) -> Array:
+        """Logarithm of the smoothed density of the marginal, shape (n, 1) or (1, k)."""
+        normals = self.laws.marginal.log_density(self._bandwidth(None))
+        row = self.points[:1]
+        found = normals(row, points, False)
+        return found.T if paired else found
+
+    def _bandwidth(self, given: Any) -> Array:
+        if len(self.numeric) < len(self.columns.names):
+            raise DataError(
+                "a variable with labels has no density against the Lebesgue measure: ask for "
+                "density_ratio or probability"
+            )
+        d = len(self.columns.names)
+        if given is None:
+            return bandwidths(self.laws.spread, self.laws.rows)
+        try:
+            found = np.broadcast_to(np.asarray(given, dtype=np.float64), (d,))
+        except (TypeError, ValueError):
+            found = np.zeros(d)
+        if not (np.isfinite(found).all() and (found > 0.0).all()):
+            raise DataError(f"bandwidth must be one positive number, or {d}, got {given!r}")
+        return found
+
+    def _at_points(self, values: Array, name: str, paired: bool) -> Any:
+        if paired:
+            return self._labels.wrap(values[:, 0], name)
+        return self._labels.wrap(values, name, ("point", range(values.shape[1])))
+
+    def _thresholded(
+        self, values: Array, name: str, t: Array, single: bool, several: bool
+    ) -> Any:
+        if single:
+            return self._labels.wrap(values[:, 0], name)
+        labels = range(values.shape[1]) if several else t[:, 0].tolist()
+        return self._labels.wrap(values, name, ("point" if several else "threshold", labels))

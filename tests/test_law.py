@@ -1,0 +1,488 @@
+"""Conditional laws: every query against all n weights, against each other, far away, and bad input."""
+
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import oracle_joint
+import oracle_law as oracle
+import pandas as pd
+import pytest
+import xarray as xr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+from scipy import stats
+
+from cme_dask import JointDistribution, kernels, load
+from cme_dask.errors import DataError, UnseenCategoryWarning
+from cme_dask.numerics.quantiles import SortedAtoms, first_reaching
+
+N = 2000
+LEVELS = [0.0, 0.05, 0.3, 0.5, 0.9, 1.0]
+AT = np.array([[-1.5], [-0.3], [0.0], [0.4], [2.0], [40.0]])
+EVENTS = {"first": "y0 <= 0.3", "between": "y1 > y0 - 0.2"}
+
+
+def draw(n, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((n, 1))
+    y = np.column_stack([np.sin(2 * x[:, 0]), x[:, 0]]) + [0.3, 0.5] * rng.standard_normal((n, 2))
+    return x, y, rng.uniform(0.2, 3.0, n)
+
+
+def fitted(x, y, weights=None, **options):
+    options = {
+        "kernel_x": kernels.Gaussian(0.5),
+        "kernel_y": kernels.Gaussian(0.6),
+        "max_rank": 40,
+        "tol": 1e-3,
+        "reg": 1e-4,
+        "random_state": 0,
+        **options,
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return JointDistribution(**options).fit(
+            x, y, weights=weights, functions={"square": lambda y: y[:, 0] ** 2}
+        )
+
+
+def ratio_by_hand(model, x, y, weights, at, points, reg=1e-4):
+    """g at (at, points) of the normalized model, densely."""
+    pivots = [np.asarray(v.basis.newton.points) for v in (model.x, model.y)]
+    k = kernels.Gaussian(0.5), kernels.Gaussian(0.6)
+    m = oracle_joint.means(*k, x, y, *pivots, weights=weights)
+    coefficients = oracle_joint.coefficients(m, "normalized", (reg, reg), "two-sided")
+    newton = [oracle_joint.newton(f, z, p) for f, z, p in zip(k, (at, points), pivots, strict=True)]
+    return 1.0 + newton[0] @ coefficients.T @ newton[1].T
+
+
+@pytest.fixture(scope="module", params=["equal", "weighted"])
+def case(request):
+    """A law, and all n weights of the oracle at the same points."""
+    x, y, weights = draw(N)
+    given = None if request.param == "equal" else weights
+    weights = np.ones(N) if given is None else weights
+    model = fitted(x, y, given).model_
+    support = model.y.cells.support
+    cells = support.assign(y)
+    ratio = ratio_by_hand(model, x, y, given, AT, support.points)
+    v = oracle.masses_of(cells, weights, support.size)
+    W = oracle.row_weights(oracle.project(ratio, v), cells, weights)
+    return model.conditional(AT), W, y, weights
+
+
+def test_moments(case):
+    law, W, y, _ = case
+    assert_allclose(law.mean(), oracle.mean(W, y), atol=1e-9)
+    assert_allclose(law.cov(), oracle.cov(W, y), atol=1e-9)
+    assert_allclose(law.var(), np.einsum("nii->ni", oracle.cov(W, y)), atol=1e-9)
+    assert_allclose(law.std() ** 2, law.var(), atol=1e-12)
+    c = oracle.cov(W, y)
+    expected = c[:, 0, 1] / np.sqrt(c[:, 0, 0] * c[:, 1, 1])
+    assert_allclose(law.corr()[:, 0, 1], expected, atol=1e-8)
+    assert_array_equal(np.einsum("nii->ni", law.corr()), 1.0)
+
+
+def test_expectations(case):
+    law, W, y, _ = case
+    assert_allclose(law.expect("square"), oracle.expect(W, y[:, 0] ** 2), atol=1e-9)
+    assert_allclose(law.expect("y1"), oracle.expect(W, y[:, 1]), atol=1e-9)
+    several = law.expect(["y0", lambda y: np.abs(y[:, 1]), EVENTS["between"]])
+    values = [y[:, 0], np.abs(y[:, 1]), y[:, 1] > y[:, 0] - 0.2]
+    assert_allclose(several, np.stack([oracle.expect(W, v) for v in values], axis=1), atol=1e-9)
+    found = law.probability(EVENTS["first"])
+    assert_allclose(found, oracle.expect(W, y[:, 0] <= 0.3), atol=1e-9)
+    assert_allclose(law.probability(lambda y: y[:, 0] <= 0.3), found, atol=1e-12)
+
+
+def test_distribution_functions_and_quantiles(case):
+    law, W, y, _ = case
+    t = np.array([-2.0, -0.5, y[7, 0], 0.1, 5.0])  # one of them is a row: <= counts it
+    for j, name in enumerate(law.columns.names):
+        assert_allclose(law.cdf(t, name), oracle.cdf(W, y[:, j], t), atol=1e-9)
+        assert_array_equal(law.cdf(t[1], name), law.cdf(t, name)[:, 1])
+        own = np.linspace(-1, 1, len(AT))
+        expected = oracle.cdf(W, y[:, j], own)
+        assert_allclose(law.cdf(own, name, paired=True), np.diagonal(expected), atol=1e-9)
+        assert_allclose(law.quantile(LEVELS, name), oracle.quantile(W, y[:, j], LEVELS), atol=1e-9)
+    assert_array_equal(law.quantile(LEVELS)[:, :, 1], law.quantile(LEVELS, "y1"))
+    assert_array_equal(law.quantile(0.3), law.quantile([0.3])[:, 0])
+    assert_array_equal(law.median(), law.quantile(0.5))
+    low, high = law.interval(0.8)
+    assert_array_equal(np.stack([low, high], axis=1), law.quantile([0.1, 0.9]))
+    points = y[:4] + 0.1
+    assert_allclose(law.cdf(points), oracle.orthant(W, y, points), atol=1e-9)
+    assert_allclose(law.cdf(points[0]), oracle.orthant(W, y, points)[:, 0], atol=1e-9)
+    paired = law.cdf(y[: len(AT)], paired=True)
+    assert_allclose(paired, np.diagonal(oracle.orthant(W, y, y[: len(AT)])), atol=1e-9)
+
+
+def test_density_ratio(case):
+    law, W, y, weights = case
+    # Averages of weights over the rows of a cell are those of the law, relative to the marginal's.
+    rows = np.arange(0, N, 17)
+    expected = W[:, rows] / (weights[rows] / weights.sum())
+    assert_allclose(law.density_ratio(y[rows]), expected, atol=1e-7)
+    paired = law.density_ratio(y[rows[: len(AT)]], paired=True)
+    assert_allclose(paired, np.diagonal(expected[:, : len(AT)]), atol=1e-7)
+
+
+def test_densities_integrate_to_one_and_have_the_moments_of_the_law(case):
+    law, W, y, _ = case
+    side = [np.linspace(-6, 6, 161), np.linspace(-9, 9, 181)]
+    grid = np.stack(np.meshgrid(*side, indexing="ij"), axis=-1).reshape(-1, 2)
+    cell = (side[0][1] - side[0][0]) * (side[1][1] - side[1][0])
+    density = law.pdf(grid)
+    assert_allclose(density.sum(axis=1) * cell, 1.0, atol=2e-3)
+    assert_allclose(density @ grid * cell, oracle.mean(W, y), atol=5e-3)
+    assert_allclose(np.exp(law.log_pdf(grid[:50])), density[:, :50], rtol=1e-12)
+    own = law.pdf(y[: len(AT)], paired=True)
+    assert_allclose(own, np.diagonal(law.pdf(y[: len(AT)])), rtol=1e-10)
+    wide = law.pdf(grid, bandwidth=[1.0, 1.0])
+    assert wide.max() < density.max()
+    assert_allclose(wide.sum(axis=1) * cell, 1.0, atol=2e-2)
+
+
+def test_draws_follow_the_distribution_function(case):
+    law, W, y, _ = case
+    draws = law.sample(100_000, random_state=3)
+    assert draws.shape == (len(AT), 100_000, 2)
+    for j, name in enumerate(law.columns.names):
+        for i in range(len(AT)):
+            # Discrete laws have smaller distances than continuous ones: this is the 1e-6 quantile.
+            values, counts = np.unique(draws[i, :, j], return_counts=True)
+            gap = np.abs(np.cumsum(counts) / 100_000 - law.cdf(values, name)[i]).max()
+            assert gap < stats.kstwobign.isf(1e-6) / np.sqrt(100_000)
+    # Four standard errors of the mean.
+    assert (np.abs(draws.mean(axis=1) - law.mean()) < 4.5 * law.std() / np.sqrt(100_000)).all()
+    assert_allclose(np.cov(draws[1].T), law.cov()[1], atol=0.02)
+    assert_array_equal(law.sample(5, random_state=3), draws[:, :5])
+    assert not np.array_equal(law.sample(5, random_state=4), draws[:, :5])
+    assert_array_equal(law.sample(random_state=3), draws[:, 0])
+
+
+def test_the_other_direction(case):
+    law, _, y, weights = case
+    x, _, _ = draw(N)
+    model = fitted(x, y, None if (weights == 1).all() else weights).model_
+    support = model.x.cells.support
+    cells, at = support.assign(x), y[:5]
+    ratio = ratio_by_hand(
+        model, x, y, None if (weights == 1).all() else weights, support.points, at
+    ).T
+    v = oracle.masses_of(cells, weights, support.size)
+    W = oracle.row_weights(oracle.project(ratio, v), cells, weights)
+    reverse = model.conditional(Y=at)
+    assert reverse.columns.names == ("x0",)
+    assert_allclose(reverse.mean(), oracle.mean(W, x)[:, 0], atol=1e-9)
+    assert_allclose(reverse.cdf([-0.5, 0.2]), oracle.cdf(W, x[:, 0], [-0.5, 0.2]), atol=1e-9)
+    assert_allclose(reverse.quantile(LEVELS), oracle.quantile(W, x[:, 0], LEVELS), atol=1e-9)
+    assert reverse.sample(7).shape == (5, 7)
+    assert reverse.cov().shape == (5, 1, 1)
+
+
+def test_couplings_are_mixtures_over_all_rows():
+    x, y, weights = draw(N)
+    options = {"constraint": "coupling", "max_rank": 25, "kernel_x": kernels.Gaussian(0.4)}
+    model = fitted(x, y, weights, **options).model_
+    law = model.conditional(AT)
+    w = weights / weights.sum()
+    b = model.y.basis(y)
+    pi = (w @ b) * (model.x.basis(AT) @ model.coef.T)
+    assert_allclose(law.mixture_weights(), pi, atol=1e-12)
+    assert (law.mixture_weights() >= 0).all()
+    support = model.y.cells.support
+    cells = support.assign(y)
+    weights_of_cells = oracle.coupled(pi, b, cells, weights, support.size)
+    W = oracle.row_weights(weights_of_cells, cells, weights)
+    assert_allclose(law.weights(), weights_of_cells, atol=1e-12)
+    assert_allclose(law.mean(), oracle.mean(W, y), atol=1e-9)
+    assert_allclose(law.cov(), oracle.cov(W, y), atol=1e-9)
+    assert_allclose(law.quantile(LEVELS, "y0"), oracle.quantile(W, y[:, 0], LEVELS), atol=1e-9)
+    # Within cells b varies little: the exact means of the mixture are near.
+    exact = pi @ ((w[:, None] * b).T @ y / (w @ b)[:, None])
+    assert_allclose(law.mean(), exact, atol=2e-2)
+    # Far away the nearest landmark answers, and says so.
+    far = model.conditional([[40.0], [1e6]])
+    assert_allclose(far.mixture_weights()[0], far.mixture_weights()[1], atol=1e-9)
+    assert (far.effective_support() < 1e-6).all()
+    reverse = model.conditional(Y=y[:4])
+    assert_allclose(reverse.weights().sum(axis=1), 1.0, atol=1e-12)
+    with pytest.raises(DataError, match="only laws of a coupling"):
+        fitted(x, y).conditional(AT).mixture_weights()
+
+
+@pytest.mark.parametrize("constraint", ["none", "normalized", "certified", "coupling"])
+def test_laws_are_laws_everywhere(constraint):
+    x, y, _ = draw(4000)
+    law = fitted(x, y, constraint=constraint).model_
+    rng = np.random.default_rng(5)
+    scale = 10.0 ** rng.uniform(-2, 6, (100_000, 1))
+    points = rng.standard_normal((100_000, 1)) * np.where(rng.random((100_000, 1)) < 0.7, 1, scale)
+    asked = law.conditional(points)
+    weights = asked.weights()
+    assert weights.min() >= 0.0
+    assert np.abs(weights.sum(axis=1) - 1.0).max() <= 1e-12
+    covariance = asked.cov()
+    assert np.linalg.eigvalsh(covariance).min() >= -1e-14 * np.abs(covariance).max()
+    quantiles = asked.quantile(np.linspace(0, 1, 9), "y0")
+    assert (np.diff(quantiles, axis=1) >= 0.0).all()
+    assert np.isfinite(quantiles).all()
+    below = asked.cdf([-1.0, 0.0, 0.7], "y1")
+    assert below.min() >= 0.0
+    assert below.max() <= 1.0
+    assert (np.diff(below, axis=1) >= 0.0).all()
+    near = asked.effective_support()
+    assert near.min() >= 0.0
+    assert near.max() <= 1.0
+    assert near[np.abs(points[:, 0]) > 100].max() < 1e-6
+
+
+def test_far_from_all_data_the_law_is_the_marginal():
+    x, y, weights = draw(N)
+    law = fitted(x, y, weights).conditional([[50.0], [-1e9]])
+    w = weights / weights.sum()
+    assert_allclose(law.mean(), np.tile(w @ y, (2, 1)), atol=1e-9)
+    assert_allclose(law.cdf(0.1, "y0"), (w * (y[:, 0] <= 0.1)).sum(), atol=1e-9)
+    assert_allclose(law.density_ratio(y[:20]), 1.0, atol=1e-9)
+
+
+def test_rows_that_were_kept_stand_for_all_within_the_stated_error():
+    """With more rows than are kept, answers from kept rows differ by their sampling error."""
+    x, y, _ = draw(120_000)
+    model = fitted(x, y, support_size=200).model_
+    cells = model.y.cells
+    assert not cells.whole.all()
+    assert np.diff(cells.starts).max() == 32
+    law, W = model.conditional(AT), model.conditional(AT).weights()
+    of_row = cells.support.assign(y)
+    for t in (-0.4, 0.0, 0.5):
+        counts = np.bincount(of_row, y[:, 0] <= t, minlength=200) / np.bincount(of_row)
+        exact = W @ counts
+        error = np.sqrt(W**2 @ (counts * (1 - counts)) / 32)
+        assert (np.abs(law.cdf(t, "y0") - exact) <= 5 * error + 1e-9).all()
+    # Declared functions, means and covariances don't depend on what was kept.
+    means = np.array([np.bincount(of_row, c, minlength=200) for c in y.T]).T
+    assert_allclose(law.mean(), W @ (means / np.bincount(of_row)[:, None]), atol=1e-9)
+    square = np.bincount(of_row, y[:, 0] ** 2, minlength=200) / np.bincount(of_row)
+    assert_allclose(law.expect("square"), W @ square, atol=1e-9)
+
+
+def test_labels_of_y():
+    """Mixed and categorical y: probabilities of labels, and no mean of codes."""
+    rng = np.random.default_rng(1)
+    x = rng.uniform(-2, 2, (3000, 1))
+    high = rng.random(3000) < 1 / (1 + np.exp(-3 * x[:, 0]))
+    frame = pd.DataFrame(
+        {"level": np.where(high, "high", "low"), "size": np.where(high, 3.0, 1.0) + 0.1 * x[:, 0]}
+    )
+    options = {"kernel_x": "median", "kernel_y": "median", "max_rank": 60}
+    model = fitted_frame(x, frame, **options)
+    law = model.conditional([[-1.5], [0.0], [1.5]])
+    assert law.numeric == ("size",)
+    proba = law.predict_proba()
+    assert_allclose(proba.sum(axis=1), 1.0, atol=1e-14)
+    labels = law.columns.categories["level"]
+    assert_allclose(proba[:, labels.index("high")], law.probability('level == "high"'), atol=1e-12)
+    assert_allclose(proba[:, labels.index("high")], [0.011, 0.5, 0.989], atol=0.05)
+    assert law.mean().shape == (3,)
+    assert_allclose(law.mean(), 1 + 2 * proba[:, labels.index("high")], atol=0.3)
+    assert law.sample(4).shape == (3, 4, 2)
+    for ask in (lambda: law.quantile(0.5, "level"), lambda: law.cdf(1.0, "level")):
+        with pytest.raises(DataError, match="holds labels"):
+            ask()
+    with pytest.raises(DataError, match="no density against the Lebesgue measure"):
+        law.pdf(frame[:2])
+    with pytest.raises(DataError, match="need them all to be numbers|needs them all"):
+        law.cdf([[0.0, 1.0]])
+    assert law.density_ratio(frame[:5]).shape == (3, 5)
+    only = fitted_frame(x, frame[["level"]], **options).conditional([[0.3]])
+    with pytest.raises(DataError, match="no mean or quantile"):
+        only.mean()
+
+
+def fitted_frame(x, frame, **options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return JointDistribution(**options).fit(x, frame).model_
+
+
+def test_labelled_points_give_labelled_answers():
+    x, y, _ = draw(N)
+    frame = pd.DataFrame(y, columns=["speed", "height"])
+    model = fitted_frame(
+        pd.DataFrame(x, columns=["time"]), frame, kernel_x="median", kernel_y="median", max_rank=30
+    )
+    points = pd.DataFrame({"time": AT[:4, 0]}, index=list("abcd"))
+    plain = model.conditional(AT[:4])
+    law = model.conditional(points)
+    assert list(law.mean().columns) == ["speed", "height"]
+    assert list(law.mean().index) == list("abcd")
+    assert_array_equal(law.mean().to_numpy(), plain.mean())
+    assert law.quantile(0.5)["height"].tolist() == plain.quantile(0.5, "height").tolist()
+    table = law.quantile([0.1, 0.9])
+    assert table[(0.9, "speed")].tolist() == plain.quantile(0.9, "speed").tolist()
+    assert law.cov()[("speed", "height")].tolist() == plain.cov()[:, 0, 1].tolist()
+    assert isinstance(law.probability("speed > 0"), pd.Series)
+    assert law.expect(["speed", "speed > 0"]).columns.tolist() == ["speed", "speed > 0"]
+    array = xr.DataArray(AT[:4], dims=["place", "column"], coords={"place": [10, 20, 30, 40]})
+    labelled = model.conditional(array).quantile([0.1, 0.9])
+    assert labelled.dims == ("place", "quantile", "variable")
+    assert labelled.sel(place=30, quantile=0.9, variable="speed") == table[(0.9, "speed")].iloc[2]
+
+
+def test_a_saved_model_answers_alike_without_dask(tmp_path):
+    x, y, _ = draw(N)
+    estimator = fitted(x, y)
+    estimator.save(tmp_path / "m")
+    law = load(tmp_path / "m").conditional(AT)
+    mine = estimator.conditional(AT)
+    assert_array_equal(law.quantile(LEVELS), mine.quantile(LEVELS))
+    assert_array_equal(law.cov(), mine.cov())
+    assert_array_equal(law.expect("square"), mine.expect("square"))
+    with pytest.raises(DataError, match="give the function itself"):
+        law.expect("cube")
+    code = (
+        "import sys, numpy as np, cme_dask\n"
+        f"law = cme_dask.load({str(tmp_path / 'm')!r}).conditional(np.zeros((3, 1)))\n"
+        "law.quantile([0.1, 0.9]), law.sample(4), law.pdf([[0.0, 0.0]]), law.cdf([0.0, 0.0])\n"
+        "bad = {'dask', 'distributed', 'sklearn', 'pandas', 'matplotlib'} & set(sys.modules)\n"
+        "assert not bad, bad\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_answers_do_not_depend_on_the_number_of_points():
+    x, y, _ = draw(N)
+    model = fitted(x, y).model_
+    many = np.linspace(-2, 2, 9001)[:, None]
+    law, some = model.conditional(many), model.conditional(many[8000:8003])
+    for ask in (
+        lambda law: law.mean(),
+        lambda law: law.quantile([0.1, 0.5]),
+        lambda law: law.cdf([[0.0, 0.1]]),
+        lambda law: law.pdf(y[:3]),
+    ):
+        assert_allclose(ask(law)[8000:8003], ask(some), rtol=1e-9, atol=1e-12)
+    assert_array_equal(law.sample(3)[8000:8003], some.sample(3, first=8000))
+    none = model.conditional(np.empty((0, 1)))
+    assert none.mean().shape == (0, 2)
+    assert none.quantile([0.1, 0.2]).shape == (0, 2, 2)
+    assert none.cdf(0.0, "y0").shape == (0,)
+    assert none.sample(3).shape == (0, 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda law: law.quantile(1.2), "levels must be numbers from 0 to 1, got 1.2"),
+        (lambda law: law.quantile([0.5, np.nan]), "levels must be numbers from 0 to 1"),
+        (lambda law: law.quantile("a"), "levels must be numbers"),
+        (lambda law: law.interval(1.5), "levels must be"),
+        (lambda law: law.quantile(0.5, "z"), "unknown column 'z'"),
+        (lambda law: law.cdf(0.0), r"thresholds must have shape \(2,\) or \(k, 2\), got \(\)"),
+        (lambda law: law.cdf([np.nan], "y0"), "must not be NaN, 1 are"),
+        (lambda law: law.cdf([1.0, 2.0], "y0", paired=True), r"shape \(6,\), got \(2,\)"),
+        (lambda law: law.probability("y0 ~ 3"), "neither one of"),
+        (lambda law: law.probability("z > 3"), "unknown column 'z'"),
+        (lambda law: law.probability(lambda y: y[:, 0]), "must be true or false at each row"),
+        (lambda law: law.expect(lambda y: y), r"must return shape \(\d+,\) for rows of shape"),
+        (lambda law: law.expect(lambda y: 1 / 0), "failed: ZeroDivisionError"),
+        (lambda law: law.expect(lambda y: y[:, 0] * np.nan), "NaN or infinite"),
+        (lambda law: law.expect(3), "expect takes names"),
+        (lambda law: law.sample(-1), "size must be a non-negative integer"),
+        (lambda law: law.sample(2, random_state=-1), "random_state must be"),
+        (lambda law: law.pdf([[0.0, np.nan]]), "column 'y1' has 1"),
+        (lambda law: law.pdf([[0.0]]), r"shape \(n, 2\)"),
+        (lambda law: law.pdf([[0.0, 0.0]], bandwidth=0.0), "bandwidth must be"),
+        (lambda law: law.density_ratio([[0.0, 0.0]], paired=True), "one for each x: 6 expected"),
+        (lambda law: law.predict_proba(), "needs one column of labels, there are 0"),
+        (lambda law: law.predict_proba("y0"), "holds numbers"),
+    ],
+)
+def test_bad_questions(case, ask, message):
+    with pytest.raises(DataError, match=message):
+        ask(case[0])
+
+
+def test_bad_points():
+    x, y, _ = draw(300)
+    estimator = fitted(x, y)
+    with pytest.raises(DataError, match="column 'x0' has 1"):
+        estimator.conditional([[np.nan]])
+    with pytest.raises(DataError, match="points of one variable"):
+        estimator.conditional()
+    with pytest.raises(DataError, match="points of one variable"):
+        estimator.conditional(x, Y=y)
+    bare = fitted(x, y, support_size=0)
+    with pytest.raises(DataError, match="support_size of at least 1"):
+        bare.conditional(x)
+
+
+def test_unseen_labels_of_x_are_answered_with_a_notice():
+    rng = np.random.default_rng(0)
+    station = rng.choice(["a", "b", "rare"], 2000, p=[0.5, 0.498, 0.002])
+    y = rng.standard_normal(2000) + (station == "b")
+    estimator = JointDistribution(kernel_y="median", max_rank=40)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        estimator.fit(pd.DataFrame({"station": station}), y)
+        pools = estimator.model_.x.basis.newton.kernel.pools(0)
+    assert pools
+    with pytest.warns(UnseenCategoryWarning, match="'new'"):
+        law = estimator.conditional(pd.DataFrame({"station": ["new", "a"]}))
+    assert np.isfinite(law.quantile([0.1, 0.9])).all()
+
+
+@st.composite
+def mixtures(draw_):
+    """Weights of cells and atoms in them, with ties and cells of no weight."""
+    rng = np.random.default_rng(draw_(st.integers(0, 2**32 - 1)))
+    size, per = draw_(st.integers(1, 9)), draw_(st.integers(1, 50))
+    cells = np.sort(rng.integers(0, size, size * per))
+    cells = np.concatenate([np.arange(size), cells])
+    values = rng.standard_normal(len(cells))
+    if draw_(st.booleans()):
+        values = np.round(values)
+    shares = rng.uniform(0.1, 1.0, len(cells))
+    shares /= np.bincount(cells, shares)[cells]
+    weights = rng.uniform(size=(4, size)) * (rng.random((4, size)) < 0.7)
+    weights[:, 0] += 0.1
+    return values, cells, shares, weights / weights.sum(axis=1, keepdims=True)
+
+
+@settings(deadline=None, max_examples=60)
+@given(mixtures(), st.lists(st.floats(0, 1), min_size=1, max_size=6))
+def test_sorted_atoms(mixture, levels):
+    values, cells, shares, weights = mixture
+    atoms = SortedAtoms.of(values, cells, shares, weights.shape[1])
+    W = weights[:, cells] * shares
+    t = np.array([values[0], values.min() - 1, values.max(), 0.3])
+    assert_allclose(atoms.below(weights, t), oracle.cdf(W, values, t), atol=1e-12)
+    each = np.tile(t, (len(W), 1))
+    assert_array_equal(atoms.below(weights, each), atoms.below(weights, t))
+    found = atoms.quantile(weights, np.array(levels))
+    assert np.isin(found, values).all()
+    # A level within rounding of a jump may fall on either side of it.
+    below = oracle.cdf(W, values, np.unique(found))
+    order = np.searchsorted(np.unique(found), found)
+    reached = np.take_along_axis(below, order, axis=1)
+    assert (reached >= np.array(levels) - 1e-11).all()
+    for w, row in zip(W, found, strict=True):
+        for value, level in zip(row, levels, strict=True):
+            assert w[values < value].sum() <= level + 1e-11 or value == values[w > 0].min()
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 30))
+def test_first_reaching(seed, size):
+    rng = np.random.default_rng(seed)
+    masses = rng.uniform(size=(5, size)) * (rng.random((5, size)) < 0.6)
+    masses[:, -1] += 0.01
+    sums = np.cumsum(masses / masses.sum(axis=1, keepdims=True), axis=1)
+    levels = rng.random((5, 7))
+    expected = [[np.flatnonzero(s >= q - 1e-12)[0] for q in row] for s, row in zip(sums, levels)]
+    assert_array_equal(first_reaching(sums, levels), expected)
