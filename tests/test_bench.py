@@ -255,6 +255,7 @@ SMALL = {
     "sweep": Size(3000, ranks=(20,)),
     "ingest": Size(3000),
     "tuning": Size(3000),
+    "queries": Size(3000, ranks=(30,)),
 }
 
 

@@ -1,8 +1,10 @@
-"""Conditional laws: every query against all n weights, against each other, far away, and bad input."""
+"""Conditional laws: against all n weights, against each other, far away, and bad questions."""
 
 import subprocess
 import sys
+import tracemalloc
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import oracle_joint
@@ -17,6 +19,7 @@ from scipy import stats
 
 from cme_dask import JointDistribution, kernels, load
 from cme_dask.errors import DataError, UnseenCategoryWarning
+from cme_dask.kernels.coordinates import Coordinates, Scores, Standard
 from cme_dask.numerics.quantiles import SortedAtoms, first_reaching
 
 N = 2000
@@ -39,7 +42,7 @@ def fitted(x, y, weights=None, **options):
         "max_rank": 40,
         "tol": 1e-3,
         "reg": 1e-4,
-        "random_state": 0,
+        "residual": False,
         **options,
     }
     with warnings.catch_warnings():
@@ -50,7 +53,7 @@ def fitted(x, y, weights=None, **options):
 
 
 def ratio_by_hand(model, x, y, weights, at, points, reg=1e-4):
-    """g at (at, points) of the normalized model, densely."""
+    """G at (at, points) of the normalized model, densely."""
     pivots = [np.asarray(v.basis.newton.points) for v in (model.x, model.y)]
     k = kernels.Gaussian(0.5), kernels.Gaussian(0.6)
     m = oracle_joint.means(*k, x, y, *pivots, weights=weights)
@@ -130,14 +133,15 @@ def test_density_ratio(case):
     assert_allclose(paired, np.diagonal(expected[:, : len(AT)]), atol=1e-7)
 
 
-def test_densities_integrate_to_one_and_have_the_moments_of_the_law(case):
-    law, W, y, _ = case
-    side = [np.linspace(-6, 6, 161), np.linspace(-9, 9, 181)]
+def test_densities_integrate_to_one_and_have_the_moments_of_the_law():
+    x, y, _ = draw(N)
+    law = fitted(x, y, support_size=150).conditional(AT)
+    side = [np.linspace(-3, 3, 61), np.linspace(-7, 7, 71)]
     grid = np.stack(np.meshgrid(*side, indexing="ij"), axis=-1).reshape(-1, 2)
     cell = (side[0][1] - side[0][0]) * (side[1][1] - side[1][0])
     density = law.pdf(grid)
     assert_allclose(density.sum(axis=1) * cell, 1.0, atol=2e-3)
-    assert_allclose(density @ grid * cell, oracle.mean(W, y), atol=5e-3)
+    assert_allclose(density @ grid * cell, law.mean(), atol=5e-3)
     assert_allclose(np.exp(law.log_pdf(grid[:50])), density[:, :50], rtol=1e-12)
     own = law.pdf(y[: len(AT)], paired=True)
     assert_allclose(own, np.diagonal(law.pdf(y[: len(AT)])), rtol=1e-10)
@@ -147,7 +151,7 @@ def test_densities_integrate_to_one_and_have_the_moments_of_the_law(case):
 
 
 def test_draws_follow_the_distribution_function(case):
-    law, W, y, _ = case
+    law = case[0]
     draws = law.sample(100_000, random_state=3)
     assert draws.shape == (len(AT), 100_000, 2)
     for j, name in enumerate(law.columns.names):
@@ -165,7 +169,7 @@ def test_draws_follow_the_distribution_function(case):
 
 
 def test_the_other_direction(case):
-    law, _, y, weights = case
+    _, _, y, weights = case
     x, _, _ = draw(N)
     model = fitted(x, y, None if (weights == 1).all() else weights).model_
     support = model.x.cells.support
@@ -218,7 +222,7 @@ def test_couplings_are_mixtures_over_all_rows():
 @pytest.mark.parametrize("constraint", ["none", "normalized", "certified", "coupling"])
 def test_laws_are_laws_everywhere(constraint):
     x, y, _ = draw(4000)
-    law = fitted(x, y, constraint=constraint).model_
+    law = fitted(x, y, constraint=constraint, support_size=200).model_
     rng = np.random.default_rng(5)
     scale = 10.0 ** rng.uniform(-2, 6, (100_000, 1))
     points = rng.standard_normal((100_000, 1)) * np.where(rng.random((100_000, 1)) < 0.7, 1, scale)
@@ -296,8 +300,7 @@ def test_labels_of_y():
             ask()
     with pytest.raises(DataError, match="no density against the Lebesgue measure"):
         law.pdf(frame[:2])
-    with pytest.raises(DataError, match="need them all to be numbers|needs them all"):
-        law.cdf([[0.0, 1.0]])
+    assert_array_equal(law.cdf(2.0), law.cdf(2.0, "size"))
     assert law.density_ratio(frame[:5]).shape == (3, 5)
     only = fitted_frame(x, frame[["level"]], **options).conditional([[0.3]])
     with pytest.raises(DataError, match="no mean or quantile"):
@@ -434,7 +437,7 @@ def test_unseen_labels_of_x_are_answered_with_a_notice():
     assert pools
     with pytest.warns(UnseenCategoryWarning, match="'new'"):
         law = estimator.conditional(pd.DataFrame({"station": ["new", "a"]}))
-    assert np.isfinite(law.quantile([0.1, 0.9])).all()
+    assert np.isfinite(law.quantile([0.1, 0.9]).to_numpy()).all()
 
 
 @st.composite
@@ -484,5 +487,111 @@ def test_first_reaching(seed, size):
     masses[:, -1] += 0.01
     sums = np.cumsum(masses / masses.sum(axis=1, keepdims=True), axis=1)
     levels = rng.random((5, 7))
-    expected = [[np.flatnonzero(s >= q - 1e-12)[0] for q in row] for s, row in zip(sums, levels)]
+    pairs = zip(sums, levels, strict=True)
+    expected = [[np.flatnonzero(s >= q - 1e-12)[0] for q in row] for s, row in pairs]
     assert_array_equal(first_reaching(sums, levels), expected)
+
+
+@pytest.fixture(scope="module", params=["plain", "scores"])
+def moved(request):
+    """A law on moved residuals; its masses (q, S), and its atoms by hand (q, S, d)."""
+    x, y, _ = draw(N)
+    model = fitted(x, y, residual=True, support_size=120).model_
+    residual = model.residual
+    assert residual is not None
+    if request.param == "scores":  # other coordinates: what is located are scores of y
+        knots = tuple(np.linspace(-8.0, 8.0, 9))
+        curved = Scores(knots, tuple(np.sinh(np.linspace(-2.0, 2.0, 9))))
+        residual = replace(residual, coordinates=Coordinates((curved, Standard(0.5, 2.0))))
+        model = replace(model, residual=residual)
+    at = AT[:5]
+    z = residual.location(at)[:, None] + residual.model.y.cells.means
+    if request.param == "scores":
+        places = np.stack(
+            [np.interp(z[..., 0], curved.scores, curved.values), z[..., 1] * 2 + 0.5], axis=-1
+        )
+    else:
+        places = z
+    law = model.conditional(at, functions={"square": lambda y: y[:, 0] ** 2})
+    return law, residual.model.conditional(at).weights(), places
+
+
+def test_moved_laws_are_atoms_at_their_places(moved):
+    law, masses, places = moved
+    each = list(zip(masses, places, strict=True))
+    one = [np.array([w]) for w in masses]
+
+    def by_hand(function, *arguments):
+        found = [function(w, *(a(p) for a in arguments)) for w, p in zip(one, places, strict=True)]
+        return np.concatenate(found)
+
+    assert_allclose(law.mean(), by_hand(oracle.mean, lambda p: p), atol=1e-9)
+    assert_allclose(law.cov(), by_hand(oracle.cov, lambda p: p), atol=1e-9)
+    for j, name in enumerate(law.columns.names):
+        levels = lambda p: LEVELS  # noqa: E731
+        expected = by_hand(oracle.quantile, lambda p, j=j: p[:, j], levels)
+        assert_allclose(law.quantile(LEVELS, name), expected, atol=1e-9)
+        t = np.array([-1.01, 0.013, 0.7])
+        expected = by_hand(oracle.cdf, lambda p, j=j: p[:, j], lambda p, t=t: t)
+        assert_allclose(law.cdf(t, name), expected, atol=1e-9)
+        own = np.linspace(-1.01, 1.02, 5)
+        expected = [(w * (p[:, j] <= o)).sum() for (w, p), o in zip(each, own, strict=True)]
+        assert_allclose(law.cdf(own, name, paired=True), expected, atol=1e-9)
+    points = np.array([[0.1, 0.2], [1.0, 3.0]])
+    expected = by_hand(oracle.orthant, lambda p: p, lambda p: points)
+    assert_allclose(law.cdf(points), expected, atol=1e-9)
+    assert_allclose(law.cdf(np.tile(points[0], (5, 1)), paired=True), expected[:, 0], atol=1e-9)
+    event = [(w * (p[:, 0] < p[:, 1])).sum() for w, p in each]
+    assert_allclose(law.probability("y0 < y1"), event, atol=1e-9)
+    assert_allclose(law.expect("square"), [(w * p[:, 0] ** 2).sum() for w, p in each], atol=1e-9)
+
+
+def test_moved_laws_draw_and_have_densities(moved):
+    law, masses, places = moved
+    draws = law.sample(20_000, random_state=1)
+    for i in range(len(masses)):
+        # Every draw is an atom, as often as its mass says: four standard errors and one draw.
+        distance = np.abs(draws[i][:300, None] - places[i][None]).max(axis=2).min(axis=1)
+        assert distance.max() < 1e-9
+    assert (np.abs(draws.mean(axis=1) - law.mean()) < 4.5 * law.std() / np.sqrt(20_000)).all()
+    side = [np.linspace(-12, 12, 97), np.linspace(-9, 9, 61)]
+    grid = np.stack(np.meshgrid(*side, indexing="ij"), axis=-1).reshape(-1, 2)
+    cell = (side[0][1] - side[0][0]) * (side[1][1] - side[1][0])
+    density = law.pdf(grid, bandwidth=0.3)
+    assert_allclose(density.sum(axis=1) * cell, 1.0, atol=0.02)
+    paired = law.pdf(grid[:5], paired=True, bandwidth=0.3)
+    assert_allclose(paired, np.diagonal(density[:, :5]), rtol=1e-9)
+    ratio = law.density_ratio(grid[::400])
+    assert np.isfinite(ratio).all()
+    assert (ratio >= 0.0).all()
+    assert law.weights().shape == masses.shape
+
+
+def test_a_moved_law_is_normalized_everywhere(moved):
+    law, _, _ = moved
+    rng = np.random.default_rng(0)
+    points = rng.standard_normal((20_000, 1)) * 10.0 ** rng.uniform(-2, 4, (20_000, 1))
+    asked = type(law)(law.laws, points, law._labels)
+    assert np.abs(asked.weights().sum(axis=1) - 1.0).max() <= 1e-12
+    assert (np.diff(asked.quantile(np.linspace(0, 1, 9), "y0"), axis=1) >= 0.0).all()
+    covariance = asked.cov()
+    assert np.linalg.eigvalsh(covariance).min() >= -1e-13 * np.abs(covariance).max()
+    below = asked.cdf([-1.0, 0.0], "y1")
+    assert ((below >= 0.0) & (below <= 1.0)).all()
+
+
+def test_memory_does_not_grow_with_the_number_of_points():
+    x, y, _ = draw(N)
+    model = fitted(x, y).model_
+
+    def peak(points):
+        law = model.conditional(points)
+        law.quantile([0.1, 0.5], "y0")  # what is prepared once
+        tracemalloc.start()
+        answers = law.quantile([0.1, 0.5], "y0")
+        held = tracemalloc.get_traced_memory()[1] - answers.nbytes
+        tracemalloc.stop()
+        return held
+
+    few, many = (np.linspace(-2, 2, n)[:, None] for n in (9_000, 45_000))
+    assert peak(many) < 1.1 * peak(few)

@@ -1,4 +1,15 @@
 """``cme-dask bench``: what the machine can do, what a fit does, and what others take."""
 
-CASE_NAMES = ("machine", "fmca", "pass", "random", "ridge", "sweep", "programs", "ingest", "tuning")
+CASE_NAMES = (
+    "machine",
+    "fmca",
+    "pass",
+    "random",
+    "ridge",
+    "sweep",
+    "programs",
+    "ingest",
+    "tuning",
+    "queries",
+)
 """In the order in which they run."""

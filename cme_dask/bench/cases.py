@@ -15,6 +15,7 @@ from cme_dask.bench.machine import GemmRate, MachineRates, limit_seconds
 from cme_dask.bench.measure import Measurement, Ratio, Tell, Term, Together, measure
 from cme_dask.bench.peers import NOT_INSTALLED, ConditionalMean, Fmca, Reference, fmca_installed
 from cme_dask.bench.programs import CLOSED, SolveCoupling, SolveProgram
+from cme_dask.bench.queries import queries_case
 from cme_dask.defaults import TOL
 from cme_dask.kernels import Kernel
 from cme_dask.storage.generate import write_normal3
@@ -371,6 +372,7 @@ CASES: dict[str, Callable[[Bench, Size], None]] = dict(
             programs_case,
             ingest_case,
             tuning_case,
+            queries_case,
         ),
         strict=True,
     )
@@ -386,6 +388,7 @@ QUICK = {
     "programs": Size(5000, ranks=(5, 14, 45, 100, 200, 448)),
     "ingest": Size(10**6),
     "tuning": Size(2 * 10**5),
+    "queries": Size(10**5, ranks=(100,)),
 }
 """Sizes that take a few minutes."""
 
@@ -399,5 +402,6 @@ FULL = {
     "programs": Size(5000, ranks=(5, 14, 45, 100, 200, 448)),
     "ingest": Size(32 * 10**6),
     "tuning": Size(10**7),
+    "queries": Size(10**6, ranks=(100, 300)),
 }
 """Sizes of the published figures."""

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from cme_dask.bench.programs import CLOSED
-from cme_dask.report.plots import STYLE
+from cme_dask.models.drawing import STYLE
 from cme_dask.report.tables import number
 
 Result = dict[str, Any]
@@ -19,6 +19,7 @@ _TITLES = {
     "sweep": "One thing changed at a time, around {rows} rows",
     "ingest": "CSV file of {rows} rows into a store",
     "tuning": "Learned kernels, {rows} rows",
+    "queries": "Questions at {rows} points",
     "programs": "Programs of a sample of {rows} rows",
 }
 _OURS, _BARE, _LIMIT, _OTHERS = "#1f5fa8", "#3a8f5c", "#222222", "#c8552b"

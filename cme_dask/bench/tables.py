@@ -17,6 +17,7 @@ _TITLES = {
     "sweep": "Fits of one variable, one thing changed at a time",
     "ingest": "A CSV file into a sample store, beside pyarrow's streaming read of it",
     "tuning": "A fit that learns its kernels, beside the pass of its finalists",
+    "queries": "Questions to a saved model, in a process without Dask",
     "programs": "Certified programs, the closed form and the paper's form, and couplings",
 }
 _GIGA = 1e9

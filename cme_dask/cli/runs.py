@@ -70,6 +70,20 @@ def run(
             result = run_study(options, folder, overwrite=overwrite, progress=progress)
             tables.show(result, study_tables(result), as_json)
             return
+        if asked.classification is not None:
+            from cme_dask.bench.classification import (
+                ClassificationOptions,
+                classification_tables,
+                run_classification,
+            )
+
+            wanted = asked.classification
+            choices = ClassificationOptions(
+                tuple(wanted.scenarios), tuple(wanted.rows), wanted.seeds, workers
+            )
+            result = run_classification(choices, folder, overwrite=overwrite, progress=progress)
+            tables.show(result, classification_tables(result), as_json)
+            return
         result = run_job(
             asked,
             data or job.parent,
@@ -177,7 +191,8 @@ def bench(
     the bare pass, threads beside processes), random (randomly pivoted Cholesky), ridge (Nystroem
     features and ridge regression), sweep (one thing changed at a time), programs (certified
     programs: closed form, Clarabel, OSQP), ingest (a CSV file into a store, and pyarrow's read
-    of it). Each measurement runs in a fresh process, rivals in turns.
+    of it), tuning (a fit that learns its kernels), queries (a saved model's expectations and
+    quantiles). Each measurement runs in a fresh process, rivals in turns.
     """
     from cme_dask.bench.run import Options, run_bench
     from cme_dask.bench.tables import bench_tables

@@ -35,22 +35,25 @@ def check_thresholds(t: Any, d: int, several: bool, paired: int | None) -> tuple
     paired
         Number of points with one threshold each; None if each goes with all points.
     """
-    expected = f"({d},) or (k, {d})" if several else "() or (k,)"
-    if paired is not None:
-        expected = f"({paired}, {d})" if several else f"({paired},)"
     try:
         values = np.asarray(t, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise DataError(f"thresholds must be numbers of shape {expected}: {error}") from error
-    single = values.ndim == (1 if several else 0)
-    rows = values.reshape(1, -1) if single else values
-    rows = rows if several else rows.reshape(-1, 1) if rows.ndim < 3 else rows
-    fits = values.ndim <= (2 if several else 1) and rows.shape[-1] == d
-    if not fits or (paired is not None and (single or len(rows) != paired)):
+        raise DataError(f"thresholds must be numbers: {error}") from error
+    # Shape of one threshold, and of as many as are expected.
+    one = (d,) if several else ()
+    single = values.ndim == len(one)
+    count = values.shape[0] if values.ndim == len(one) + 1 else 1
+    fits = (
+        values.shape in (one, (count, *one)) if paired is None else values.shape == (paired, *one)
+    )
+    if not fits:
+        expected = f"({d},) or (k, {d})" if several else "() or (k,)"
+        if paired is not None:
+            expected = f"({paired}, {d})" if several else f"({paired},)"
         raise DataError(f"thresholds must have shape {expected}, got {values.shape}")
-    if np.isnan(rows).any():
-        raise DataError(f"thresholds must not be NaN, {int(np.isnan(rows).sum())} are")
-    return rows, single
+    if np.isnan(values).any():
+        raise DataError(f"thresholds must not be NaN, {int(np.isnan(values).sum())} are")
+    return values.reshape(count if paired is None else paired, d), single
 
 
 def function_values(
@@ -74,8 +77,10 @@ def function_values(
             f"it returned {values.shape}"
         )
     if not np.isfinite(values).all():
-        raise DataError(f"function {name!r} returned {int((~np.isfinite(values)).sum())} values "
-                        "that are NaN or infinite")
+        raise DataError(
+            f"function {name!r} returned {int((~np.isfinite(values)).sum())} values "
+            "that are NaN or infinite"
+        )
     if truth and not ((values == 0.0) | (values == 1.0)).all():
         raise DataError(f"event {name!r} must be true or false at each row: ask for expect(f)")
     return values[:, None]

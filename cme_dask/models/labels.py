@@ -1,4 +1,4 @@
-"""Answers with the labels of the points they were asked for: pandas' index, xarray's coordinates."""
+"""Answers with the labels of their points: pandas' index, xarray's coordinates."""
 
 import sys
 from collections.abc import Sequence

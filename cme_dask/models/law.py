@@ -10,6 +10,7 @@ from cme_dask.errors import DataError
 from cme_dask.models.arguments import check_levels, check_thresholds, function_values, name_of
 from cme_dask.models.events import Event
 from cme_dask.models.labels import Axis, Labels
+from cme_dask.models.pictures import plot_cdf, plot_density, plot_fan
 from cme_dask.numerics.hashing import number_hash, unit_interval
 from cme_dask.numerics.measures import CellMeasure, MovedMeasure
 from cme_dask.numerics.smoothing import bandwidths
@@ -47,6 +48,8 @@ class Laws:
         measure: what smoothed densities are to resolve.
     near
         From rows of the other variable to how near they are to the data, shape (b,).
+    given
+        Columns of the other variable.
     mixture
         From rows of the other variable to the weights of a coupling's components; else None.
     """
@@ -59,6 +62,7 @@ class Laws:
     rows: int
     spread: Array
     near: Function
+    given: Columns
     mixture: Function | None = None
 
     @property
@@ -93,6 +97,8 @@ class ConditionalLaw:
     labels
         Of the answers.
     """
+
+    plot_fan, plot_density, plot_cdf = plot_fan, plot_density, plot_cdf
 
     def __init__(self, laws: Laws, points: Array, labels: Labels) -> None:
         self.laws, self.points = laws, points
@@ -236,7 +242,8 @@ class ConditionalLaw:
         ----------
         t
             Thresholds of one column: a number or shape (k,). Of several columns without
-            ``column``, points of y for P(Y_1 <= t_1, ..., Y_d <= t_d | x): shape (d,) or (k, d).
+            ``column``, points of the numeric ones for P(Y_1 <= t_1, ..., Y_d <= t_d | x): shape
+            (d,) or (k, d).
         column
             One of several columns.
         paired
@@ -251,24 +258,17 @@ class ConditionalLaw:
         DataError
             On shapes that don't fit, NaN, or columns of labels.
         """
-        names = self.numeric if column is None else (column,)
-        pick = [self._number_column(name) for name in names]
-        several = len(pick) > 1 or (column is None and not self.numeric)
-        if several and len(pick) < len(self.columns.names):
-            raise DataError(
-                "a distribution function of all columns needs them all to be numbers: give column="
-            )
+        measure, pick = self._measure, [self._number_column(name) for name in self._names(column)]
+        several = len(pick) > 1
         t, single = check_thresholds(t, len(pick), several, self.n if paired else None)
-        if several:
-            blocks = [t] if paired else [np.broadcast_to(one, (self.n, len(pick))) for one in t]
-            parts = [self._fill(lambda x, at, b=b: self._measure.orthant(x, b[at])) for b in blocks]
-            found = np.concatenate(parts, axis=1) if parts else np.empty((self.n, 0))
+        if several and paired:
+            found = self._fill(lambda x, at: measure.orthant(x, pick, t[at]))
+        elif several:
+            lower = measure.average(lambda y: _inside(y[:, pick], t))
+            found = self._fill(lambda x, _: lower(x), (len(t),))
         else:
-            query, values = self._measure.below(pick[0]), t[:, 0]
-            if paired:
-                found = self._fill(lambda x, at: query(x, values[at, None]))
-            else:
-                found = self._fill(lambda x, _: query(x, values))
+            below, values = measure.below(pick[0]), t[:, 0]
+            found = self._fill(lambda x, at: below(x, values[at, None] if paired else values))
         return self._thresholded(np.clip(found, 0.0, 1.0), "cdf", t, single or paired, several)
 
     def quantile(self, q: Any, column: str | None = None) -> Any:
@@ -295,7 +295,8 @@ class ConditionalLaw:
         names = self._names(column)
         queries = [self._measure.quantile(self._number_column(n), levels) for n in names]
         found = self._fill(
-            lambda x, _: np.stack([query(x) for query in queries], axis=2), (len(levels), len(names))
+            lambda x, _: np.stack([query(x) for query in queries], axis=2),
+            (len(levels), len(names)),
         )
         axes: list[Axis] = [("quantile", levels.tolist()), ("variable", names)]
         if len(names) == 1:
@@ -328,7 +329,9 @@ class ConditionalLaw:
             As :meth:`quantile`.
         """
         check_levels(level)
-        return self.quantile((1.0 - level) / 2.0, column), self.quantile((1.0 + level) / 2.0, column)
+        return self.quantile((1.0 - level) / 2.0, column), self.quantile(
+            (1.0 + level) / 2.0, column
+        )
 
     def crps(self, y: Any, column: str | None = None) -> Any:
         """Continuous ranked probability score at observed y, shape (n,), lower is better.
@@ -410,8 +413,9 @@ class ConditionalLaw:
         y, paired
             As for :meth:`density_ratio`.
         bandwidth
-            One or one per column, in their units; default Silverman's rule for the number of rows
-            and the standard deviations of y given x.
+            One or one per column, in their units (under a residual reference, in those of the
+            coordinates in which residuals are taken); default Silverman's rule for the number of
+            rows and the standard deviations of y given x.
 
         Returns
         -------
@@ -571,7 +575,11 @@ class ConditionalLaw:
         if isinstance(f, str) and not truth and f in self.columns.names:
             j = self._number_column(f)
             return self._fill(lambda x, _: self._measure.mean(x)[:, [j]])[:, 0]
-        if isinstance(f, str) and isinstance(self._measure, CellMeasure) and f in self.laws.declared:
+        if (
+            isinstance(f, str)
+            and isinstance(self._measure, CellMeasure)
+            and f in self.laws.declared
+        ):
             query = self._measure.declared([self.laws.declared.index(f)])
         else:
             function = self._function(f)
@@ -636,10 +644,13 @@ class ConditionalLaw:
             return self._labels.wrap(values[:, 0], name)
         return self._labels.wrap(values, name, ("point", range(values.shape[1])))
 
-    def _thresholded(
-        self, values: Array, name: str, t: Array, single: bool, several: bool
-    ) -> Any:
+    def _thresholded(self, values: Array, name: str, t: Array, single: bool, several: bool) -> Any:
         if single:
             return self._labels.wrap(values[:, 0], name)
         labels = range(values.shape[1]) if several else t[:, 0].tolist()
         return self._labels.wrap(values, name, ("point" if several else "threshold", labels))
+
+
+def _inside(y: Array, t: Array) -> Array:
+    """Whether rows y (b, d) are at most t (k, d) in all columns, shape (b, k)."""
+    return np.asarray((y[:, None, :] <= t[None]).all(axis=2), dtype=np.float64)

@@ -8,12 +8,14 @@ import numpy as np
 from array_api_compat import array_namespace, device
 from scipy.linalg import solve_triangular
 
+from cme_dask.numerics.blocks import BLOCK, BlockValues
 from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.elimination import Elimination
 
 Array = Any
 
 _ROWS = 1024  # whose sections stay in cache
+_LOST = 1e-10
 
 
 class Basis(Protocol):
@@ -51,6 +53,9 @@ class Basis(Protocol):
 
     def support(self, x: Array) -> Array:
         """How near the rows of x are to the pivots or landmarks, from 0 to 1, shape (n,)."""
+
+    def combined(self, slope: Array) -> Callable[[Array], Array]:
+        """Functions x -> N(x)^T slope, shape (n, q), of slopes (m, q)."""
 
     def __call__(self, x: Array) -> Array:
         """Values at the rows of x, shape (n, m)."""
@@ -145,6 +150,28 @@ class NewtonBasis:
         share = (newton * newton).sum(axis=1) / array_namespace(x).where(own > 0.0, own, 1.0)
         return array_namespace(x).clip(share, 0.0, 1.0)
 
+    def combined(self, slope: Array) -> Callable[[Array], Array]:
+        """Functions x -> N(x)^T slope = k(x, p) R^-T slope, shape (n, q), of slopes (m, q).
+
+        Solved for once and not at each x, unless rounding would then lose more than 1e-10 of
+        |slope|, which bounds the functions over sqrt(sup k).
+        """
+        coef = solve_triangular(self.factor, slope, lower=True, trans=1)
+        top = self.kernel.upper_bound
+        lost = np.inf if top is None else np.finfo(np.float64).eps * np.abs(coef).sum(axis=0) * top
+        if not np.all(lost <= _LOST * np.linalg.norm(slope, axis=0)):
+            return lambda x: np.asarray(self(x) @ slope)
+        sections = self.kernel.sections(self.points)
+
+        def combined(x: Array) -> Array:
+            values, found = BlockValues(sections, self.rank), np.empty((len(x), coef.shape[1]))
+            for start in range(0, len(x), BLOCK):
+                here = slice(start, start + BLOCK)
+                np.matmul(values(x[here]), coef, out=found[here])
+            return found
+
+        return combined
+
     def power(self, x: Array) -> Array:
         """Power function P(z) = sqrt(k(z, z) - |N(z)|^2), shape (n,): the error bound at z.
 
@@ -185,6 +212,10 @@ class LinearBasis:
     def bound(self) -> float | None:
         """Upper bound of |psi_i| over all z (joint paper, after (28)); None if infinite."""
         return self.newton.bound
+
+    def slope(self, slope: Array) -> Array:
+        """Slopes on the functions below, (m, q), of slopes (k, q) on these: T slope."""
+        return np.asarray(self.transform @ slope)
 
     def of(self, newton: Array) -> Array:
         """Psi from N, shapes (n, m) to (n, k)."""

@@ -114,9 +114,9 @@ class CellMeasure(_Weighed):
         atoms = self._atoms(column)
         return lambda x, t: atoms.below(self.weigh(x), t)
 
-    def orthant(self, x: Array, t: Array) -> Array:
-        """P(Y_1 <= t_1, ..., Y_d <= t_d | x), shape (b, 1), of one t (b, d) for each x."""
-        inside = (self.cells.atoms[:, None, :] <= t[None]).all(axis=2).astype(np.float64)
+    def orthant(self, x: Array, columns: list[int], t: Array) -> Array:
+        """P(Y_j <= t_j for all j | x), shape (b, 1), of one t (b, len(columns)) for each x."""
+        inside = (self.cells.atoms[:, None, columns] <= t[None]).all(axis=2).astype(np.float64)
         return np.einsum("bs,sb->b", self.weigh(x), self.cells.average(inside))[:, None]
 
     def quantile(self, column: int, levels: Array) -> Query:
@@ -157,9 +157,7 @@ class CellMeasure(_Weighed):
 
     def log_density(self, bandwidth: Array) -> Callable[[Array, Array, bool], Array]:
         """Logarithm of the smoothed density at y, shape (b, k), see :class:`Normals`."""
-        normals = Normals.of(
-            self.cells.means, self.cells.covariances, self.cells.masses, bandwidth
-        )
+        normals = Normals.of(self.cells.means, self.cells.covariances, self.cells.masses, bandwidth)
         return lambda x, y, paired: normals.log_mixture(self.weigh(x), y, paired)
 
     def _atoms(self, column: int) -> SortedAtoms:
@@ -219,7 +217,8 @@ class MovedMeasure(_Weighed):
         def block(x: Array) -> Array:
             places = self._places(x)
             values = f(places.reshape(-1, places.shape[2]))
-            return np.einsum("bs,bsq->bq", self.weigh(x), values.reshape(*places.shape[:2], -1))
+            values = values.reshape(*places.shape[:2], values.shape[1])
+            return np.einsum("bs,bsq->bq", self.weigh(x), values)
 
         return block
 
@@ -242,9 +241,9 @@ class MovedMeasure(_Weighed):
 
         return block
 
-    def orthant(self, x: Array, t: Array) -> Array:
-        """P(Y_1 <= t_1, ..., Y_d <= t_d | x), shape (b, 1), of one t (b, d) for each x."""
-        inside = (self._places(x) <= t[:, None]).all(axis=2)
+    def orthant(self, x: Array, columns: list[int], t: Array) -> Array:
+        """P(Y_j <= t_j for all j | x), shape (b, 1), of one t (b, len(columns)) for each x."""
+        inside = (self._places(x)[:, :, columns] <= t[:, None]).all(axis=2)
         return (self.weigh(x) * inside).sum(axis=1)[:, None]
 
     def quantile(self, column: int, levels: Array) -> Query:
@@ -304,7 +303,7 @@ class MovedMeasure(_Weighed):
 
 
 def _semidefinite(covariance: Array) -> Array:
-    """The same matrices, symmetric to the bit and with variances that rounding can't make negative."""
+    """The same matrices, symmetric to the bit, with variances that rounding can't make negative."""
     covariance = (covariance + np.swapaxes(covariance, 1, 2)) / 2
     diagonal = np.einsum("bii->bi", covariance)
     np.maximum(diagonal, 0.0, out=diagonal)

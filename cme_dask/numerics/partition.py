@@ -100,6 +100,10 @@ class PartitionBasis:
             write(x[here, :], values[:, here])
         return values.T
 
+    def combined(self, slope: Array) -> Callable[[Array], Array]:
+        """Functions x -> b(x)^T slope, shape (n, q), of slopes (m, q)."""
+        return lambda x: np.asarray(self(x) @ slope)
+
     def support(self, x: Array) -> Array:
         """How near the rows of x are to the landmarks, from 0 to 1, shape (n,).
 

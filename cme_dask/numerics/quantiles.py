@@ -10,7 +10,7 @@ from cme_dask.numerics.scoring import sorted_crps
 
 Array = Any
 
-_HELD = 1 << 16  # numbers at once: they stay in cache
+_HELD = 1 << 15  # numbers at once: they stay in cache
 _BIN = 32  # atoms; the search goes over bins, then within one
 SLACK = 1e-12
 """Mass by which a level may be missed: cumulative sums are exact to rounding only."""
@@ -40,7 +40,7 @@ def first_reaching(cumulative: Array, levels: Array) -> Array:
     top = cumulative[:, -1:] * (1.0 - np.finfo(np.float64).eps)
     wanted = np.minimum(np.maximum(levels - SLACK, SLACK), top)
     flat = np.searchsorted((cumulative + offset).ravel(), (wanted + offset).ravel())
-    return np.clip(flat.reshape(b, -1) - size * np.arange(b)[:, None], 0, size - 1)
+    return np.clip(flat.reshape(wanted.shape) - size * np.arange(b)[:, None], 0, size - 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +117,9 @@ class SortedAtoms:
         step = max(_HELD // count, 1)
         for start in range(0, len(weights), step):
             here = slice(start, start + step)
-            scores[here] = sorted_crps(weights[here][:, cells] * shares, self.values, y[here])
+            masses = np.take(weights[here], cells, axis=1)
+            masses *= shares
+            scores[here] = sorted_crps(masses, self.values, y[here])
         return scores
 
     def _cumulative(self, weights: Array) -> Array:

@@ -1,10 +1,10 @@
 """Densities against the Lebesgue measure: each cell of a law spread out as a normal one."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
-from scipy.linalg import solve_triangular
 from scipy.spatial import KDTree
 
 Array = Any
@@ -73,18 +73,21 @@ class Normals:
         return cls(means, np.linalg.cholesky(covariances + diagonal))
 
     def log_density(self, y: Array) -> Array:
-        """log p_s(y_j), shape (S, k), at points y (k, d)."""
+        """Log p_s(y_j), shape (S, k), at points y (k, d)."""
         d = y.shape[1]
         found = np.empty((len(self.means), len(y)))
         logs = np.log(np.diagonal(self.factors, axis1=1, axis2=2)).sum(axis=1)
-        inverse = np.stack([solve_triangular(f, np.eye(d), lower=True) for f in self.factors])
         step = max(_HELD // max(len(y) * d, 1), 1)
         for start in range(0, len(found), step):
             here = slice(start, start + step)
             gap = y[None] - self.means[here, None]
-            white = np.einsum("sij,skj->ski", inverse[here], gap)
+            white = np.matmul(gap, self._inverse_transposed[here])
             found[here] = -0.5 * (white * white).sum(axis=2) - logs[here, None]
         return found - 0.5 * d * np.log(2.0 * np.pi)
+
+    @cached_property
+    def _inverse_transposed(self) -> Array:
+        return np.ascontiguousarray(np.swapaxes(np.linalg.inv(self.factors), 1, 2))
 
     def log_mixture(self, weights: Array, y: Array, paired: bool) -> Array:
         """Logarithm of the mixtures' densities, shape (b, k) of weights (b, S) and points (k, d).

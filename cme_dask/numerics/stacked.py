@@ -1,5 +1,6 @@
 """Bases of one variable side by side: for density ratios that are means of several."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -38,6 +39,13 @@ class StackedNewton:
     def rank(self) -> int:
         """Number of pivots m of all."""
         return sum(part.rank for part in self.parts)
+
+    def combined(self, slope: Array) -> Callable[[Array], Array]:
+        """Functions x -> N(x)^T slope, shape (n, q), of slopes (m, q) on all of them."""
+        edges = np.cumsum([part.rank for part in self.parts])[:-1]
+        pairs = zip(self.parts, np.split(slope, edges), strict=True)
+        each = [part.combined(piece) for part, piece in pairs]
+        return lambda x: np.asarray(sum(one(x) for one in each))
 
     def support(self, x: Array) -> Array:
         """How near the rows of x are to the pivots, mean over the bases, shape (n,)."""
@@ -80,6 +88,12 @@ class StackedBasis:
     def eigenvalues(self) -> Array:
         """E psi^2, shape (k,)."""
         return np.concatenate([part.eigenvalues for part in self.parts])
+
+    def slope(self, slope: Array) -> Array:
+        """Slopes on the functions below, (m, q), of slopes (k, q) on these."""
+        edges = np.cumsum([part.rank for part in self.parts])[:-1]
+        pairs = zip(self.parts, np.split(slope, edges), strict=True)
+        return np.concatenate([part.slope(piece) for part, piece in pairs])
 
     def of(self, newton: Array) -> Array:
         """Functions from those below, shapes (n, m) to (n, k)."""

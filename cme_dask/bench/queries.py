@@ -1,0 +1,161 @@
+"""What questions to a saved model take, in a process without Dask."""
+
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cme_dask.bench.measure import Ratio, Term
+from cme_dask.models import JointModel, load_only
+from cme_dask.numerics.blocks import BLOCK, BlockValues
+from cme_dask.numerics.moments import Function
+from cme_dask.storage.generate import Normal3
+
+if TYPE_CHECKING:
+    from cme_dask.bench.cases import Bench, Size
+
+Array = Any
+Result = dict[str, Any]
+Describe = Callable[[], Result]
+
+LEVELS = (0.05, 0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 0.9, 0.95)
+SECONDS = 10.0
+"""For the quantiles of both columns at 10^5 points, as the case is sized."""
+
+_FIT_ROWS = 200_000
+_EVENTS: dict[str, Function] = {
+    "left": lambda y: y[:, 0] <= y[:, 1],
+    "far": lambda y: y[:, 0] <= y[:, 1] - 0.5,
+}
+
+
+def save_model(path: str, rank: int) -> None:
+    """Fit a three-dimensional normal sample with two events, and save it."""
+    from cme_dask.estimators.joint import JointDistribution
+
+    x, y = next(Normal3("medium").batches(_FIT_ROWS, 0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # at the ranks of the case, tol is missed or reached
+        fitted = JointDistribution(
+            kernel_x="median", kernel_y="median", tol=1e-9, max_rank=rank
+        ).fit(x, y, functions=_EVENTS)
+    fitted.save(path, overwrite=True)
+
+
+def query_points(rows: int) -> Array:
+    """Points of x as in the sample, shape (rows, 1)."""
+    return 0.25 * np.random.default_rng(1).standard_normal((rows, 1))
+
+
+@dataclass(frozen=True)
+class Expectations:
+    """Signed expectations of two columns and two events.
+
+    Parameters
+    ----------
+    model
+        Path of the saved model.
+    rows
+        Points of x.
+    """
+
+    model: str
+    rows: int
+
+    def prepare(self) -> Callable[[], Describe]:
+        """Load the model and make the points."""
+        law, points = load_only(JointModel, self.model), query_points(self.rows)
+        names = ["y1", "y2", *_EVENTS]
+
+        def run() -> Describe:
+            law.expect(names, points)
+            return partial(_described, law)
+
+        return run
+
+
+@dataclass(frozen=True)
+class KernelBlocks:
+    """Only the kernel blocks of these points, and a matrix product with four columns.
+
+    Parameters
+    ----------
+    model, rows
+        As for :class:`Expectations`.
+    """
+
+    model: str
+    rows: int
+
+    def prepare(self) -> Callable[[], Describe]:
+        """Load the model and make the points."""
+        law, points = load_only(JointModel, self.model), query_points(self.rows)
+        newton = law.x.basis.newton
+        coef = np.random.default_rng(0).standard_normal((newton.rank, 4))
+        sections, found = newton.kernel.sections(newton.points), np.empty((self.rows, 4))
+
+        def run() -> Describe:
+            values = BlockValues(sections, newton.rank)
+            for start in range(0, self.rows, BLOCK):
+                here = slice(start, start + BLOCK)
+                np.matmul(values(points[here]), coef, out=found[here])
+            return partial(_described, law)
+
+        return run
+
+
+@dataclass(frozen=True)
+class Quantiles:
+    """Nine quantiles of one column of y or of both.
+
+    Parameters
+    ----------
+    model, rows
+        As for :class:`Expectations`.
+    column
+        Which column; None for both.
+    """
+
+    model: str
+    rows: int
+    column: str | None = None
+
+    def prepare(self) -> Callable[[], Describe]:
+        """Load the model and make the points."""
+        law, points = load_only(JointModel, self.model), query_points(self.rows)
+
+        def run() -> Describe:
+            law.conditional(points).quantile(LEVELS, self.column)
+            return partial(_described, law)
+
+        return run
+
+
+def _described(law: JointModel) -> Result:
+    if "dask" in sys.modules:
+        raise AssertionError("queries must not import Dask")
+    return {"ranks": [law.x.basis.newton.rank, law.y.basis.newton.rank]}
+
+
+def queries_case(bench: "Bench", size: "Size") -> None:
+    """Questions to saved models: expectations beside their kernel blocks, and quantiles."""
+    for rank in size.ranks:
+        path = str(bench.folder / f"model-{rank}.zarr")
+        save_model(path, rank)
+        at, fewer = f"queries/rank {rank}", size.rows // 10
+        expect, blocks = f"{at}/expect", f"{at}/kernel blocks and product"
+        one, both = f"{at}/quantiles", f"{at}/quantiles, two columns"
+        jobs: dict[str, Any] = {
+            expect: Expectations(path, size.rows),
+            blocks: KernelBlocks(path, size.rows),
+            one: Quantiles(path, fewer, "y1"),
+            both: Quantiles(path, fewer),
+        }
+        bench.measure(jobs)
+        bench.compare(at, "expect / kernel blocks and product", expect, blocks, at_most=1.5)
+        name = f"9 quantiles at {fewer:,} points, seconds"
+        bench.ratios.append(Ratio(at, name, [Term(one)], [Term()], at_most=SECONDS))
