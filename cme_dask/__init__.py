@@ -14,12 +14,19 @@ if TYPE_CHECKING:
     from cme_dask.chunked.lazy import gram_columns
     from cme_dask.chunked.sources import open_sample
     from cme_dask.estimators.cholesky import PivotedCholesky
+    from cme_dask.estimators.classifiers import EmbeddingClassifier, JointClassifier
+    from cme_dask.estimators.embedding import ConditionalMeanEmbedding
     from cme_dask.estimators.joint import JointDistribution
+    from cme_dask.estimators.logistic import KernelLogisticRegression
     from cme_dask.learning.candidates import Tuning
     from cme_dask.models import load
 
 _HOMES = {
+    "ConditionalMeanEmbedding": "cme_dask.estimators.embedding",
+    "EmbeddingClassifier": "cme_dask.estimators.classifiers",
+    "JointClassifier": "cme_dask.estimators.classifiers",
     "JointDistribution": "cme_dask.estimators.joint",
+    "KernelLogisticRegression": "cme_dask.estimators.logistic",
     "PivotedCholesky": "cme_dask.estimators.cholesky",
     "Tuning": "cme_dask.learning.candidates",
     "gram_columns": "cme_dask.chunked.lazy",
@@ -29,7 +36,11 @@ _HOMES = {
 _MODULES = ("constraints", "errors", "kernels", "metrics")
 
 __all__ = [
+    "ConditionalMeanEmbedding",
+    "EmbeddingClassifier",
+    "JointClassifier",
     "JointDistribution",
+    "KernelLogisticRegression",
     "PivotedCholesky",
     "Tuning",
     "constraints",

@@ -21,6 +21,12 @@ SAMPLE_SIZE = 1 << 15
 PIVOTS = ("sampled", "greedy", "random")
 """Ways of choosing pivots."""
 
+ANSWERS = ("mean", "std", "quantile", "probability", "effective_support")
+"""What conditional laws are asked for in batches."""
+
+LEVELS = (0.05, 0.5, 0.95)
+"""Levels of their quantiles."""
+
 NULL_VALUES = ("", "NA", "N/A", "NaN", "nan", "null", "NULL")
 """Texts in tables that stand for a missing value."""
 

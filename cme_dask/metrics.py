@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from cme_dask.errors import DataError
+from cme_dask.numerics.scoring import sorted_crps
 from cme_dask.numerics.validation import held_out_loss, held_out_losses
 
 Array = Any
@@ -34,7 +35,7 @@ def crps(weights: Any, points: Any, y: Any) -> Array:
     weights
         w, one law per row, shape (q, S), each of sum 1.
     points
-        Atoms y_s, shape (S,) or (S, d).
+        Atoms y_s, shape (S,) or (S, d); or those of each law, (q, S, d).
     y
         What was observed, shape (q,) or (q, d).
 
@@ -58,30 +59,30 @@ def crps(weights: Any, points: Any, y: Any) -> Array:
     and (21).
     """
     weights, points, y = _numbers("weights", weights), _columns(points), _columns(y)
-    shape = (len(y), len(points))
-    if weights.shape != shape or points.shape[1] != y.shape[1]:
+    own = points.ndim == 3
+    wanted = (*weights.shape, y.shape[1])[0 if own else 1 :]
+    if weights.ndim != 2 or len(weights) != len(y) or points.shape != wanted:
         raise DataError(
-            "crps takes weights (q, S), points (S, d) and y (q, d), got shapes "
+            "crps takes weights (q, S), points (S, d) or (q, S, d) and y (q, d), got shapes "
             f"{weights.shape}, {points.shape} and {y.shape}"
         )
     size = np.maximum(np.abs(weights).sum(axis=1), 1.0)
     if (np.abs(weights.sum(axis=1) - 1.0) > 1e-9 * size).any():
         raise DataError("the weights of each row must add up to one: divide them by their sum")
     scores = np.zeros(len(y))
-    step = max(_HELD // max(len(points), 1), 1)
-    for atoms, observed in zip(points.T, y.T, strict=True):
-        order = np.argsort(atoms, kind="stable")
+    step = max(_HELD // max(weights.shape[1], 1), 1)
+    for j, observed in enumerate(y.T):
+        atoms = points[..., j]
+        order = np.argsort(atoms, axis=-1, kind="stable")
         for start in range(0, len(y), step):
             here = slice(start, start + step)
-            scores[here] += _scalar(weights[here][:, order], atoms[order], observed[here])
+            if own:
+                law = np.take_along_axis(weights[here], order[here], axis=1)
+                ascending = np.take_along_axis(atoms[here], order[here], axis=1)
+            else:
+                law, ascending = weights[here][:, order], atoms[order]
+            scores[here] += sorted_crps(law, ascending, observed[here])
     return scores / y.shape[1]
-
-
-def _scalar(weights: Array, atoms: Array, y: Array) -> Array:
-    """CRPS of ascending atoms."""
-    below = np.cumsum(weights, axis=1)[:, :-1]
-    distance = (weights * np.abs(atoms - y[:, None])).sum(axis=1)
-    return distance - (below * (1.0 - below)) @ np.diff(atoms)
 
 
 def brier(probabilities: Any, events: Any) -> float:

@@ -74,7 +74,9 @@ def quantile(W, column, levels):
         sums = np.cumsum(w[order])
         found.append(
             [
-                column[order][np.flatnonzero(sums >= min(max(q - 1e-12, 1e-12), sums[-1] - 1e-13))[0]]
+                column[order][
+                    np.flatnonzero(sums >= min(max(q - 1e-12, 1e-12), sums[-1] - 1e-13))[0]
+                ]
                 for q in levels
             ]
         )

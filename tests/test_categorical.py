@@ -11,7 +11,7 @@ from scipy.spatial.distance import pdist
 
 from cme_dask import JointDistribution, PivotedCholesky, load
 from cme_dask.errors import DataError, UnseenCategoryWarning
-from cme_dask.jobs.events import Event
+from cme_dask.models.events import Event
 from cme_dask.jobs.query import answer
 from cme_dask.kernels import (
     KERNELS,

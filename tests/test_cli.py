@@ -20,7 +20,7 @@ from cme_dask.chunked import driver
 from cme_dask.cli import cli
 from cme_dask.errors import DataError
 from cme_dask.jobs import query
-from cme_dask.jobs.events import Event
+from cme_dask.models.events import Event
 from cme_dask.report.tables import with_error
 from cme_dask.storage.generate import write_normal3
 

@@ -125,6 +125,13 @@ def test_the_flops_of_a_whole_solve_and_update_approach_two_m_squared():
     assert Elimination.whole(m).flops == m**2
 
 
+def test_sums_by_cell_are_a_part_of_the_pass():
+    bare, summed = predict_seconds(work(), rates()), predict_seconds(work(), rates(cells=1e-7))
+    assert bare.cells == 0.0
+    assert summed.cells == pytest.approx(work().busiest * 2 * 1e-7)
+    assert summed.one_pass - bare.one_pass == pytest.approx(summed.cells)
+
+
 def test_solution_flops_are_those_of_its_products():
     one = work(ranks=(30,), n_folds=1)
     assert one.solutions == 0

@@ -10,6 +10,7 @@ from zarr.storage import LocalStore
 from cme_dask import load
 from cme_dask.cli import cli
 from cme_dask.jobs import demo
+from cme_dask.models import drawing
 from cme_dask.report import plots
 from cme_dask.storage.generate import write_normal3
 
@@ -32,6 +33,19 @@ def test_the_demo_finds_the_truth_and_reuses_its_store(tmp_path):
         for v in point["functions"].values()
     ]
     assert sum(misses) / len(misses) < 2.0
+    gaps = [
+        abs(found - truth)
+        for point in result["points"]
+        for found, truth in zip(point["quantiles"], point["true_quantiles"], strict=True)
+    ]
+    # In a standard deviation of 0.2; the true ones are those of the normal law.
+    assert max(gaps) < 0.1
+    assert sum(gaps) / len(gaps) < 0.02
+    middle = result["points"][3]
+    assert middle["x"] == 0.0
+    spread = 0.2 * (1 - 0.3**2) ** 0.5
+    wanted = [-1.6448536 * spread, 0.0, 1.6448536 * spread]
+    assert middle["true_quantiles"] == pytest.approx(wanted, abs=1e-7)
     assert (out / "demo.png").stat().st_size > 20_000
     assert load(out / "model.zarr").about["rows"] == 20_000
 
@@ -39,7 +53,15 @@ def test_the_demo_finds_the_truth_and_reuses_its_store(tmp_path):
     assert code == 0, err
     assert "reusing" in err
     assert (tmp_path / "p.png").exists()
-    for text in ("rows/s", "peak memory", "PSS", "truth", "y1 <= y2 - 0.5", "cme-dask expect"):
+    for text in (
+        "rows/s",
+        "peak memory",
+        "PSS",
+        "truth",
+        "y1 <= y2 - 0.5",
+        "Quantiles of y1",
+        "predict",
+    ):
         assert text in stdout
 
 
@@ -99,7 +121,7 @@ def test_a_short_disk_means_fewer_rows(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("wanted", [True, False])
 def test_without_matplotlib(tmp_path, monkeypatch, wanted):
-    monkeypatch.setattr(plots, "available", lambda: False)
+    monkeypatch.setattr(drawing, "available", lambda: False)
     picture = ("--picture", tmp_path / "p.png") if wanted else ()
     code, _, err = run("--rows", 5000, "--out", tmp_path / "demo", *picture)
     assert code == (3 if wanted else 0)
@@ -118,7 +140,7 @@ def test_a_full_disk_is_one_sentence(tmp_path, monkeypatch):
 
 
 def test_the_picture_of_an_earlier_demo_does_not_stay(tmp_path, monkeypatch):
-    monkeypatch.setattr(plots, "available", lambda: False)
+    monkeypatch.setattr(drawing, "available", lambda: False)
     (tmp_path / "demo.png").write_bytes(b"old")
     assert run("--rows", 5000, "--out", tmp_path)[0] == 0
     assert not (tmp_path / "demo.png").exists()

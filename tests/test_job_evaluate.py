@@ -36,6 +36,19 @@ nearest = 30
 [[report.points]]
 name = "noon"
 x = { a = 0.5, hour = 12, kind = "up" }
+[[report.curves]]
+point = "noon"
+along = "hour"
+low = 0
+high = 24
+of = "b"
+event = "b > 0.5"
+[[report.curves]]
+point = "noon"
+along = "a"
+low = -1.0
+high = 1.0
+event = "b > 0.5"
 """
 
 
@@ -83,6 +96,37 @@ def test_scores_are_those_of_the_held_out_rows(done):
     assert rest.part != held.part
 
 
+def test_laws_are_scored_by_crps_and_coverage(done):
+    folder, result, _ = done
+    found = result["evaluation"]
+    held = open_sample(folder / "out" / "sample.zarr").split(0.25, "1d")[1]
+    x, y = (source.read(0, 3000) for source in held.sources)
+    kept = held.part.keeps(np.arange(3000), {"time": held.time.read(0, 3000)[:, 0]})
+    law = load(folder / "out" / "model.zarr").conditional(x[kept])
+    assert found["crps"]["model"]["value"] == pytest.approx(law.crps(y[kept]).mean())
+    lower, upper = law.interval(0.9)
+    inside = (lower <= y[kept, 0]) & (y[kept, 0] <= upper)
+    coverage = found["coverage"]["model"]
+    assert coverage["columns"]["b"]["value"] == pytest.approx(inside.mean())
+    assert (list(coverage["columns"]), coverage["level"]) == (["b"], 0.9)
+    assert 0.84 < inside.mean() < 0.96
+
+
+def test_curves_are_laws_along_a_column(done):
+    folder, result, _ = done
+    hours, slope = result["curves"]
+    law = load(folder / "out" / "model.zarr")
+    at = np.array(hours["at"])
+    angle = 2 * np.pi * at / 24
+    table = {"a": 0.5 + 0 * at, "hour_sin": np.sin(angle), "hour_cos": np.cos(angle)}
+    there = law.conditional({**table, "kind": ["up"] * len(at)})
+    np.testing.assert_allclose(hours["quantiles"], there.quantile(hours["levels"]), atol=1e-9)
+    np.testing.assert_allclose(hours["probability"], there.probability("b > 0.5"), atol=1e-9)
+    assert (at[0], at[-1]) == (0.0, 24.0)
+    assert "quantiles" not in slope
+    assert slope["probability"][-1] > slope["probability"][0]
+
+
 def test_gradient_boosting_is_scikit_learns_own(done):
     folder, result, _ = done
     found = result["evaluation"]
@@ -126,9 +170,9 @@ def test_points_take_labels_and_what_cyclic_columns_are_made_of(done):
 
 def test_pictures_are_written(done):
     folder, result, _ = done
-    for name in ("report.png", "tuning.png", "scores.png"):
+    for name in ("report.png", "tuning.png", "scores.png", "laws.png"):
         assert (folder / "out" / name).read_bytes()[:4] == b"\x89PNG"
-    assert {"search", "scores", "picture"} < set(result["outputs"])
+    assert {"search", "scores", "picture", "laws"} < set(result["outputs"])
 
 
 def test_the_tables_are_printed(done):
@@ -166,8 +210,14 @@ def test_a_study_runs_as_a_job(tmp_path):
     ("change", "message"),
     [
         ('report.points=[{name="p",x={a=0.0,hour=3}}]', "'p' must give a, hour, kind"),
-        ('report.points=[{name="p",x={a=0.0,hour=3,kind="left"}}]', "left"),
+        ('report.points=[{name="noon",x={a=0.0,hour=3,kind="left"}}]', "left"),
         ("evaluate.hold_out=1.0", "evaluate.hold_out"),
+        ('report.curves=[{point="p",along="a",low=0,high=1,of="b"}]', "unknown point 'p'"),
+        ('report.curves=[{point="noon",along="kind",low=0,high=1,of="b"}]', "a, hour"),
+        ('report.curves=[{point="noon",along="a",low=0,high=1,of="a"}]', "'a' is no column of y"),
+        ('report.curves=[{point="noon",along="a",low=0,high=1,event="c>1"}]', "unknown column"),
+        ('report.curves=[{point="noon",along="a",low=1,high=1,of="b"}]', "low must be below high"),
+        ('report.curves=[{point="noon",along="a",low=0,high=1}]', "give of, a column of y"),
         ("fit.tuning={rows=100,steps=3}", "takes criterion"),
     ],
 )

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from cme_dask import load
 from cme_dask.cli import cli
+from cme_dask.models import drawing
 from cme_dask.report import plots
 
 ROOT = Path(__file__).parents[1]
@@ -90,7 +91,7 @@ def test_tables_name_points_and_units(job):
 
 
 def test_without_matplotlib_one_line_says_what_is_missing(job, monkeypatch):
-    monkeypatch.setattr(plots, "available", lambda: False)
+    monkeypatch.setattr(drawing, "available", lambda: False)
     out = job[0].with_name("out")
     code, _, err = run(job[0], "--out", out)
     assert code == 0
@@ -223,7 +224,7 @@ def test_overwriting_removes_the_picture_of_an_earlier_run(job, monkeypatch):
     out = path.with_name("out")
     assert run(path, "--out", out)[0] == 0
     assert (out / "report.png").exists()
-    monkeypatch.setattr(plots, "available", lambda: False)
+    monkeypatch.setattr(drawing, "available", lambda: False)
     assert run(path, "--out", out, "--overwrite")[0] == 0
     assert not (out / "report.png").exists()
 

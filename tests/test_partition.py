@@ -17,7 +17,8 @@ from cme_dask.kernels import (
     Polynomial,
     RationalQuadratic,
 )
-from cme_dask.models.joint import Answers, JointModel, Variable
+from cme_dask.models.answers import Answers
+from cme_dask.models.joint import JointModel, Variable
 from cme_dask.numerics.basis import LinearBasis
 from cme_dask.numerics.coupling import solve_coupling
 from cme_dask.numerics.elimination import Elimination

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from dataclasses import dataclass
 from itertools import pairwise
 
 import dask.array as da
@@ -23,10 +24,10 @@ from cme_dask.chunked.sources import open_sample
 from cme_dask.cli import cli
 from cme_dask.errors import DataError, ResourceError
 from cme_dask.jobs import fitting
-from cme_dask.jobs.events import Event
 from cme_dask.jobs.fitting import Compute, fit_and_save
 from cme_dask.jobs.schema import FitSection, checked
 from cme_dask.metrics import brier, crps
+from cme_dask.models.events import Event
 from cme_dask.numerics.folding import Folding, Part
 from cme_dask.numerics.scoring import ScoreSums
 
@@ -53,7 +54,38 @@ PREDICTIONS = {
     "chance": Prediction(("high",), chance),
     "nothing": Prediction(("y1", "high"), lambda x: np.zeros((len(x), 2))),
 }
-LAWS = {"law": Law(weights, ATOMS)}
+
+
+@dataclass(frozen=True, eq=False)
+class AtAtoms:
+    """Weighted atoms as what scores ask of a conditional law."""
+
+    weights: np.ndarray
+
+    def crps(self, y):
+        return crps(self.weights, ATOMS, y)
+
+    def quantile(self, q, column=None):
+        j = ("y0", "y1").index(column)
+        order = np.argsort(ATOMS[:, j])
+        sums = np.cumsum(self.weights[:, order], axis=1)
+        at = [(sums < level - 1e-12).sum(axis=1) for level in q]
+        return ATOMS[order, j][np.stack(at, axis=1)]
+
+
+def laws_at(x):
+    return AtAtoms(weights(x))
+
+
+def within(x, y, level):
+    """Whether each column is in its central interval, row by row, shape (n, 2)."""
+    ends = np.stack(
+        [laws_at(x).quantile([(1 - level) / 2, (1 + level) / 2], column=c) for c in ("y0", "y1")]
+    )
+    return ((ends[:, :, 0] <= y.T) & (ends[:, :, 1] >= y.T)).T.astype(float)
+
+
+LAWS = {"law": Law(laws_at, level=0.8, cells=len(ATOMS))}
 
 
 def scored(sample, budget=BUDGET, predictions=PREDICTIONS, laws=LAWS, **options):
@@ -113,6 +145,12 @@ def test_scores_are_those_of_masked_rows(store, by):
     assert found.crps["law"].value == pytest.approx(average, rel=1e-12)
     std = jackknife(lambda rows: np.average(losses[rows], weights=W[rows]), kept, blocks)
     assert found.crps["law"].std == pytest.approx(std, rel=1e-9)
+    inside = within(X, Y, 0.8)
+    for j, name in enumerate(("y0", "y1")):
+        told = found.coverage["law"][name]
+        assert told.value == pytest.approx(np.average(inside[kept, j], weights=W[kept]), rel=1e-12)
+        std = jackknife(lambda r, j=j: np.average(inside[r, j], weights=W[r]), kept, blocks)
+        assert told.std == pytest.approx(std, rel=1e-9)
 
 
 def test_without_weights_the_metrics_of_the_package_agree():
@@ -125,7 +163,7 @@ def test_without_weights_the_metrics_of_the_package_agree():
 def reference():
     sample = open_sample(X, Y, weights=W, time=TIME).fold_by("7d").split(0.3)[1]
     found = scored(sample, MemoryBudget(Executor.resolve("synchronous"), 1 << 40, ()))
-    return found.scores, found.crps
+    return found.scores, found.crps, found.coverage
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
@@ -139,7 +177,7 @@ def test_any_chunks_give_the_same_bits(reference, tmp_path_factory, chunk, threa
         sample = open_sample(str(write(path, weighted=True, chunk_rows=chunk)))
     budget = MemoryBudget(Executor.resolve("threads", threads), 1 << 40, ())
     found = scored(sample.fold_by("7d").split(0.3)[1], budget)
-    assert (found.scores, found.crps) == reference
+    assert (found.scores, found.crps, found.coverage) == reference
 
 
 def test_every_chunk_is_read_once(tmp_path):
@@ -219,8 +257,9 @@ def failing(x):
         ),
         ({"functions": {"y0": EVENT}}, "'y0' is a column already"),
         ({"functions": {"high": failing}}, "function 'high' failed: ValueError: no"),
-        ({"laws": {"l": Law(weights, ATOMS[:, 0])}}, r"points of the law 'l' must have shape"),
-        ({"laws": {"l": Law(lambda x: weights(x) * 2, ATOMS)}}, "must add up to one"),
+        ({"laws": {"l": Law(laws_at, level=1.0)}}, "the level of the law 'l' must lie between"),
+        ({"laws": {"l": Law(failing)}}, "'l' failed: ValueError: no"),
+        ({"laws": {"l": Law(lambda x: laws_at(x[1:]))}}, r"crps takes weights"),
     ],
 )
 def test_unusable_predictions(options, message):
@@ -328,7 +367,7 @@ def test_the_command_scores_on_what_the_fit_left_out(store, model):
     law = load(model)
     assert law.about["rows"] == mask("7d", 0.3, False).sum()
     assert law.about["fold_by"] == "7d"
-    code, out, error = run("score", model, store, "--crps", "--json")
+    code, out, error = run("score", model, store, "--crps", "--coverage", "--json")
     assert code == 0, error
     found = json.loads(out)
     kept = mask("7d", 0.3, True)
@@ -341,10 +380,18 @@ def test_the_command_scores_on_what_the_fit_left_out(store, model):
         assert scores["r2"]["value"] == pytest.approx(truth, abs=1e-10)
         assert 0.0 < scores["r2"]["std"] < 0.1
         assert scores["event"] is (name == "y0 > 0.3")
-    losses = crps(law.weights(X[kept]), law.support.points, Y[kept])
+    losses = law.conditional(X[kept]).crps(Y[kept])
     expected = np.average(losses, weights=W[kept])
     assert found["crps"]["value"] == pytest.approx(expected, rel=1e-9)
-    again = run("score", model, store, "--hold-out", 0.3, "--fold-by", "7d", "--json")[1]
+    for name, y in zip(("y0", "y1"), Y[kept].T, strict=True):
+        lower, upper = law.conditional(X[kept]).interval(0.9, column=name)
+        told = found["coverage"]["columns"][name]
+        share = np.average((lower <= y) & (y <= upper), weights=W[kept])
+        assert told["value"] == pytest.approx(share, rel=1e-12)
+        assert abs(share - 0.9) < 0.03
+    assert found["coverage"]["level"] == 0.9
+    same = ("--hold-out", 0.3, "--fold-by", "7d", "--crps", "--coverage", "--json")
+    again = run("score", model, store, *same)[1]
     assert json.loads(again)["scores"] == found["scores"]
 
 

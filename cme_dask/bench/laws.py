@@ -122,7 +122,7 @@ class Sample:
     def support(self) -> tuple[Any, Array]:
         """Cells of y, and their masses over the rows."""
         rows = self.parts[1]
-        cells = make_support(rows, np.full(len(rows), 1.0 / len(rows)), CELLS, 0)
+        cells = make_support(rows, np.full(len(rows), 1.0 / len(rows)), CELLS)
         counts = np.bincount(cells.assign(rows), minlength=cells.size)
         return cells, counts / counts.sum()
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cme_dask.report import plots
+from cme_dask.models import drawing
 from cme_dask.report.progress import ProgressLines
 from cme_dask.storage.atomic import disk_errors, writing
 
@@ -36,11 +36,11 @@ def write_result(
     """
     json_file, picture = (out / name for name in names)
     result["files"] = [str(json_file)]
-    if plots.available():
+    if drawing.available():
         with writing(picture, overwrite=True) as aside, disk_errors(picture):
             draw(result, aside)
         result["files"].append(str(picture))
     else:
-        progress.say(f"no picture: {plots.MISSING}")
+        progress.say(f"no picture: {drawing.MISSING}")
     with writing(json_file, overwrite=True) as aside, disk_errors(json_file):
         aside.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -21,6 +21,7 @@ from cme_dask.report.progress import ProgressLines
 from cme_dask.report.tables import grid, number
 
 Result = dict[str, Any]
+Task = tuple[str, int, int]
 
 FIGURES = {
     "error": "error (43)",
@@ -84,21 +85,12 @@ def run_study(
         for name in options.scenarios
         for seed in range(options.seeds)
     ]
-    found: dict[tuple[str, int], dict[int, Result]] = {}
-    workers = options.workers or os.cpu_count() or 1
-    with ProcessPoolExecutor(
-        workers, mp_context=get_context("spawn"), initializer=limit_this_process
-    ) as pool:
-        futures = {pool.submit(_judge, *task): task for task in tasks}
-        for done, future in enumerate(as_completed(futures), 1):
-            name, n, seed = futures[future]
-            found.setdefault((name, n), {})[seed] = future.result()
-            progress.say(f"{name}, {n} rows, draw {seed}: {done} of {len(tasks)}")
+    found = judge_all(_judge, tasks, options.workers, progress)
     cells = [
         {
             "scenario": name,
             "rows": n,
-            "models": _summary([found[name, n][seed] for seed in range(options.seeds)]),
+            "models": summary([found[name, n, seed] for seed in range(options.seeds)]),
         }
         for name in options.scenarios
         for n in options.rows
@@ -118,6 +110,39 @@ def run_study(
     return result
 
 
+def judge_all(
+    judge: Callable[[str, int, int], Result],
+    tasks: Sequence[Task],
+    workers: int | None,
+    progress: ProgressLines,
+) -> dict[Task, Result]:
+    """``judge(scenario, rows, seed)`` of all tasks, each in a process of a pool.
+
+    Parameters
+    ----------
+    judge
+        A function that processes can import.
+    tasks
+        Scenario, rows and seed of each; the first ones start first.
+    workers
+        Processes; default one per core.
+    progress
+        Told of each task that has ended.
+    """
+    found: dict[Task, Result] = {}
+    with ProcessPoolExecutor(
+        workers or os.cpu_count() or 1,
+        mp_context=get_context("spawn"),
+        initializer=limit_this_process,
+    ) as pool:
+        futures = {pool.submit(judge, *task): task for task in tasks}
+        for done, future in enumerate(as_completed(futures), 1):
+            name, n, seed = futures[future]
+            found[name, n, seed] = future.result()
+            progress.say(f"{name}, {n} rows, draw {seed}: {done} of {len(tasks)}")
+    return found
+
+
 def _judge(name: str, n: int, seed: int) -> Result:
     from cme_dask.bench.laws import judge
     from cme_dask.bench.tuned_laws import judge_tuned
@@ -125,17 +150,19 @@ def _judge(name: str, n: int, seed: int) -> Result:
     return {**judge(name, n, seed), DEFAULT: judge_tuned(name, n, seed)}
 
 
-def _summary(draws: Sequence[Result]) -> Result:
+def summary(draws: Sequence[Result]) -> Result:
     """Means, standard errors and values of each figure of each model."""
     return {
         model: {
-            figure: _moments([draw[model][figure] for draw in draws]) for figure in draws[0][model]
+            figure: mean_and_error([draw[model][figure] for draw in draws])
+            for figure in draws[0][model]
         }
         for model in draws[0]
     }
 
 
-def _moments(values: Sequence[float]) -> Result:
+def mean_and_error(values: Sequence[float]) -> Result:
+    """JSON form of a mean over draws with its standard error, and of the values."""
     spread = float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
     return {"mean": float(np.mean(values)), "std_error": spread, "values": list(values)}
 
@@ -151,7 +178,7 @@ def _verdicts(cells: Sequence[Result]) -> list[Result]:
         errors = {name: figures["error"] for name, figures in cell["models"].items()}
         best = min(errors, key=lambda name: float(errors[name]["mean"]))
         default, least = (np.array(errors[name]["values"]) for name in (DEFAULT, best))
-        excess = _moments([float(e) for e in default - 1.1 * least])
+        excess = mean_and_error([float(e) for e in default - 1.1 * least])
         found.append(
             {
                 "scenario": cell["scenario"],
@@ -234,11 +261,12 @@ def study_tables(result: Result) -> Iterator[Any]:
 
 def _cell(figure: str, found: Result) -> str:
     """Mean and standard error, short enough for a line of a hundred characters."""
-    mean = _short(found["mean"], 2)
-    return mean if figure == "mass" else f"{mean} ± {_short(found['std_error'], 1)}"
+    mean = short(found["mean"], 2)
+    return mean if figure == "mass" else f"{mean} ± {short(found['std_error'], 1)}"
 
 
-def _short(value: float, digits: int) -> str:
+def short(value: float, digits: int) -> str:
+    """A number in few characters."""
     if abs(value) >= 0.01:
         return f"{value:.{digits + 1}g}" if digits > 1 else f"{value:.1g}"
     return f"{value:.{digits - 1}e}".replace("e-0", "e-").replace("e+00", "")

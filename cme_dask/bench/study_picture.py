@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from cme_dask.report.plots import STYLE
+from cme_dask.models.drawing import STYLE
 
 Result = dict[str, Any]
 

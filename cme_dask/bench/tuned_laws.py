@@ -12,13 +12,12 @@ from cme_dask.errors import RankWarning, ToleranceWarning
 from cme_dask.estimators.joint import JointDistribution
 from cme_dask.kernels import Kernel
 from cme_dask.learning.candidates import Search
-from cme_dask.metrics import crps, oracle_error
+from cme_dask.metrics import oracle_error
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.joint import JointSolver
 from cme_dask.numerics.means import MeanMoments
 from cme_dask.numerics.moments import MomentSpec, Side
-from cme_dask.numerics.support import cell_means
 
 Array = Any
 Figures = dict[str, float]
@@ -45,13 +44,13 @@ def judge_tuned(name: str, n: int, seed: int) -> Figures:
     test = scenario.draw(TEST_ROWS, TEST_SEED + seed)
     truth = scenario.truth(test[0])
     estimator = _fitted(x, y)
-    found = _figures(estimator, scenario, y, estimator.weights(test[0]), test[1], truth)
+    found = _figures(estimator, scenario, y, test, truth)
     assert estimator.search_ is not None
     least = _least_error(estimator.search_, scenario, (x, y), test[0], truth)
     rng = np.random.default_rng([seed, 3])
     wide = [np.column_stack([p, rng.standard_normal((len(p), NOISE))]) for p in (x, test[0])]
     noisy = _fitted(wide[0], y)
-    with_noise = _figures(noisy, scenario, y, noisy.weights(wide[1]), test[1], truth)
+    with_noise = _figures(noisy, scenario, y, (wide[1], test[1]), truth)
     more = {"noisy_error": with_noise["error"], "noisy_crps": with_noise["crps"]}
     return found | more | {"least_error": least, "seconds": estimator.search_.seconds}
 
@@ -67,22 +66,22 @@ def _figures(
     estimator: JointDistribution,
     scenario: Scenario,
     y: Array,
-    weights: Array,
-    unseen: Array,
+    test: tuple[Array, Array],
     truth: Array,
 ) -> Figures:
-    """Of the law at test points; events are averaged over the rows of each cell."""
-    support, masses = estimator.model_.support, estimator.model_.masses
-    assert support is not None
-    shares = np.full(len(y), 1.0 / len(y))
-    cell_events = cell_means(scenario.events(y), support.assign(y), shares, support.size)
-    events = weights @ cell_events
-    h = weights / masses - 1.0
-    joint = h[np.arange(len(h)), support.assign(unseen)].mean()
-    square, product = ((h * h) @ masses).mean(), (h @ masses).mean()
+    """Of the law at test points; the joint loss is that of its density ratio on the cells."""
+    law, cells = estimator.conditional(test[0]), estimator.model_.y.cells
+    assert cells is not None
+    count = truth.shape[1]
+    events = law.expect([lambda rows, j=j: scenario.events(rows)[:, j] for j in range(count)])
+    spread = zip(law.numeric, y.std(axis=0), strict=True)
+    scores = [law.crps(test[1], name) / deviation for name, deviation in spread]
+    h = estimator.weights(test[0]) / cells.masses - 1.0
+    joint = h[np.arange(len(h)), cells.support.assign(test[1])].mean()
+    square, product = ((h * h) @ cells.masses).mean(), (h @ cells.masses).mean()
     return {
         "error": oracle_error(events, truth),
-        "crps": float(crps(weights, support.points / y.std(axis=0), unseen / y.std(axis=0)).mean()),
+        "crps": float(np.mean(scores)),
         "minimum": float(events.min()),
         "mass": float(np.abs(events[:, -1] - 1.0).mean()),
         "loss": float(square - 2.0 * (joint - product)),

@@ -4,11 +4,13 @@ The rates that turn counts into seconds are measured, see :mod:`cme_dask.chunked
 """
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from cme_dask.chunked.plan import Run
+from cme_dask.numerics.cell_sums import CellSpec
 from cme_dask.numerics.moments import MomentSpec
 from cme_dask.storage.rows import RowSource
 from cme_dask.storage.sample import Sample
@@ -40,7 +42,7 @@ class PassWork:
     bytes_read
         Bytes of the rows, before compression, with the chunks that two tasks read.
     cells
-        Of the supports: each row's is found among them.
+        Of the supports: each row's is found among them, and it is added to its sums.
     """
 
     rows: int
@@ -56,7 +58,14 @@ class PassWork:
     cells: int = 0
 
     @classmethod
-    def of(cls, sample: Sample, spec: MomentSpec, runs: list[Run], workers: int) -> "PassWork":
+    def of(
+        cls,
+        sample: Sample,
+        spec: MomentSpec,
+        runs: list[Run],
+        workers: int,
+        cells: Sequence[CellSpec] = (),
+    ) -> "PassWork":
         """Of the moments of a sample, cut into these runs."""
         elimination = sum(side.eliminated.flops for side in spec.sides)
         return cls(
@@ -70,7 +79,7 @@ class PassWork:
             strips=sum(run.strips for run in runs),
             busiest=busiest_rows(runs, workers),
             bytes_read=sum(bytes_read(source, runs) for source in sample.reads),
-            cells=sum(spec.cells),
+            cells=sum(one.support.size for one in cells),
         )
 
     @property
@@ -126,8 +135,7 @@ class Rates:
     workers, cores
         Tasks at once, and the cores that they share.
     sections, elimination, update
-        Seconds per row: kernel sections; eliminations; the rank-k update and all the rest, cells
-        of supports as well.
+        Seconds per row: kernel sections; eliminations; the rank-k update and all the rest.
     reading, reading_cores
         Seconds per row to read them, and core seconds that this takes; 0 where rows are given.
     partial
@@ -138,6 +146,8 @@ class Rates:
         The same of one worker; and its seconds for eigenvectors of order m, over m^3.
     startup
         Seconds until the workers were there: each pass in processes takes them.
+    cells
+        Seconds per row of the sums by cell.
     """
 
     workers: int
@@ -152,11 +162,12 @@ class Rates:
     gemm_one: float
     eigen: float
     startup: float
+    cells: float = 0.0
 
     @property
     def computing(self) -> float:
         """Seconds per row of computing."""
-        return self.sections + self.elimination + self.update
+        return self.sections + self.elimination + self.update + self.cells
 
 
 @dataclass(frozen=True)
@@ -175,11 +186,12 @@ class PassSeconds:
     scheduling: float
     solution: float
     limit: float
+    cells: float = 0.0
 
     @property
     def one_pass(self) -> float:
         """The pass alone."""
-        computing = self.sections + self.elimination + self.update
+        computing = self.sections + self.elimination + self.update + self.cells
         return computing + self.reading + self.sums + self.scheduling
 
 
@@ -203,6 +215,7 @@ def predict_seconds(work: PassWork, rates: Rates) -> PassSeconds:
         scheduling=rates.startup + work.tasks * _TASK_SECONDS,
         solution=solution_seconds(work, rates),
         limit=work.flops / rates.gemm,
+        cells=rows * rates.cells,
     )
 
 

@@ -72,10 +72,10 @@ def gram_columns(
     pivots = check_points(points, columns)
     kernel.check(pivots.shape[1])
     width = min(len(pivots), _COLUMNS)
-    rows = _lazy_rows(source, width)
+    rows = lazy_rows(source, width)
     return da.concatenate(
         [
-            map_rows(rows, GramColumns(kernel, part, columns), len(part), "gram-columns")
+            map_rows(rows, GramColumns(kernel, part, columns), (len(part),), "gram-columns")
             for part in (pivots[i : i + width] for i in range(0, len(pivots), width))
         ],
         axis=1,
@@ -87,7 +87,7 @@ def lazy_features(source: RowSource, model: FeatureModel) -> Any:
 
     Row chunks are those of the source, divided where a block would exceed 64 MiB.
     """
-    return map_rows(_lazy_rows(source, model.rank), model.checked, model.rank, "features")
+    return map_rows(lazy_rows(source, model.rank), model.checked, (model.rank,), "features")
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,8 +123,8 @@ def check_points(points: Any, columns: Columns) -> Array:
     return array
 
 
-def map_rows(rows: Any, function: RowFunction, width: int, name: str) -> Any:
-    """``function(rows, first row)``, shape (b, width), of every chunk of rows; not computed yet.
+def map_rows(rows: Any, function: RowFunction, shape: tuple[int, ...], name: str) -> Any:
+    """``function(rows, first row)``, an array (b, ...), of every chunk of rows; not computed yet.
 
     Parameters
     ----------
@@ -132,8 +132,8 @@ def map_rows(rows: Any, function: RowFunction, width: int, name: str) -> Any:
         Dask array (n, d), float64, one chunk of columns.
     function
         Called with rows (b, d) and the global number of the first of them.
-    width
-        Columns of the result.
+    shape
+        Of the result at one row.
     name
         Of the tasks on the dashboard.
     """
@@ -144,8 +144,10 @@ def map_rows(rows: Any, function: RowFunction, width: int, name: str) -> Any:
         function=shared,
         token=name,
         dtype=np.float64,
-        chunks=(rows.chunks[0], (width,)),
-        meta=np.empty((0, 0)),
+        chunks=(rows.chunks[0], *((length,) for length in shape)),
+        drop_axis=None if shape else 1,
+        new_axis=list(range(2, 1 + len(shape))) or None,
+        meta=np.empty((0,) * (1 + len(shape))),
     )
 
 
@@ -154,7 +156,7 @@ def _apply(rows: Array, function: RowFunction, block_info: Any = None) -> Array:
     return function(rows, first)
 
 
-def _lazy_rows(source: RowSource, width: int) -> Any:
+def lazy_rows(source: RowSource, width: int) -> Any:
     """Rows of a source as a Dask array whose blocks carry ``width`` columns of a result."""
     d = source.shape[1]
     most = max(BLOCK, BLOCK_BYTES // (8 * max(width, d)) // BLOCK * BLOCK)

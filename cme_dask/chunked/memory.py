@@ -15,7 +15,6 @@ from cme_dask.errors import DataError, ResourceError
 from cme_dask.numerics.moments import sub_block
 from cme_dask.numerics.pools import BLOCK
 from cme_dask.numerics.sampled import prefix_rows
-from cme_dask.numerics.support import SCORED_ROWS
 
 _WORD = 8
 _HASH_WORDS = 10  # per row of a strip: its hash on the way, its fold, and their order
@@ -50,8 +49,9 @@ class PassShape:
         Rows of the row sample if pivots are chosen from it, else 0.
     array_bytes
         What the rows take that are in the memory of this process.
-    cells
-        Of the supports whose masses are counted.
+    cell_words, cell_block, kept_words
+        Numbers in the sums by cell of all variables, in a block of rows on the way there, and in
+        the rows that are kept; 0 without.
     selected
         Whether only a part of the rows counts.
     """
@@ -65,13 +65,15 @@ class PassShape:
     n_folds: int
     sample_rows: int = 0
     array_bytes: int = 0
-    cells: int = 0
+    cell_words: int = 0
+    cell_block: int = 0
+    kept_words: int = 0
     selected: bool = False
 
     @property
     def partial_bytes(self) -> int:
-        """One partial sum: F Gram matrices P x P, and F times the masses of the cells."""
-        return self.n_folds * (self.width**2 + self.cells) * _WORD
+        """One partial sum: F Gram matrices P x P, and the sums by cell."""
+        return (self.n_folds * self.width**2 + self.cell_words) * _WORD
 
     def task_bytes(self, run: Run) -> int:
         """Peak of one running task: partial sums, a sub-block with its temporaries, rows."""
@@ -79,7 +81,10 @@ class PassShape:
         # A sub-block of P functions, sections on the way, and the eliminations.
         block = 3 * sub_block(self.width) * self.width
         block += sum(m * m for m in self.ranks) // 2
-        block += self.cells * SCORED_ROWS
+        if self.cell_words:
+            block += self.cell_block
+            # Kept rows of the run, once more while they are joined.
+            block += 2 * self.kept_words * min(run.rows, self.n_rows) // self.n_rows
         length = strip_length(self.n_rows)
         rows = 3 * length + 2 * self.chunk_rows
         if self.chunk_rows:
@@ -92,7 +97,7 @@ class PassShape:
 
     def waiting_bytes(self, runs: int) -> int:
         """Finished partial sums that wait for their neighbour in the tree."""
-        return math.ceil(math.log2(runs)) * self.partial_bytes
+        return math.ceil(math.log2(runs)) * self.partial_bytes + self.kept_words * _WORD
 
     def client_bytes(self) -> dict[str, int]:
         """Peak of each phase that runs in the client alone, by its name."""

@@ -11,11 +11,13 @@ import numpy as np
 
 from cme_dask.chunked.driver import Executor
 from cme_dask.chunked.memory import MemoryBudget, MemoryPlan, PassShape
-from cme_dask.chunked.plan import Run, plan_runs, tree_sum
+from cme_dask.chunked.plan import Run, Together, plan_runs, tree_sum
 from cme_dask.chunked.sources import DaskSource, for_task
 from cme_dask.chunked.strips import Reading, empty_part, strips_of
 from cme_dask.errors import DataError
-from cme_dask.numerics.moments import Moments, MomentSpec, StripMoments, Together
+from cme_dask.numerics.cell_sums import CellSpec, CellSums
+from cme_dask.numerics.kept_rows import hashes_of
+from cme_dask.numerics.moments import Moments, MomentSpec, StripMoments
 from cme_dask.storage.rows import ArraySource, RowSource
 from cme_dask.storage.sample import Sample
 
@@ -23,7 +25,7 @@ FLOPS = 1.5e10
 """A cautious rate of one core, per second: it only chooses the length of tasks."""
 
 _READ_SECONDS = 1e-8  # per value
-_CELL_FLOPS = 8  # per row and cell: its score, and whether it is the largest
+_CELL_SECONDS = 6e-8  # per row and variable whose rows are summed by cell
 _HELD_BYTES = 1 << 26  # rows that a task holds at once, where it must hold them all
 
 
@@ -145,7 +147,9 @@ def moment_pass(
     ResourceError
         If the memory does not suffice; no row has been read then.
     """
-    (moments,), report = moments_together(sample, [spec], budget, progress, sample_rows=sample_rows)
+    (moments,), _, report = moments_together(
+        sample, [spec], budget, progress, sample_rows=sample_rows
+    )
     return moments, report
 
 
@@ -156,13 +160,16 @@ def moments_together(
     progress: Callable[[PassProgress], None] | None = None,
     *,
     sample_rows: int = 0,
-) -> tuple[tuple[Moments, ...], PassReport]:
-    """Several sets of moments of the same rows in one pass over them.
+    cells: Sequence[CellSpec] = (),
+) -> tuple[tuple[Moments, ...], tuple[CellSums, ...], PassReport]:
+    """Several sets of moments of the same rows in one pass over them, and sums by cell.
 
     Parameters
     ----------
     specs
         What to compute, with the same number of folds.
+    cells
+        Of the first variables, one after the other: the cells whose rows are summed.
     sample, budget, progress, sample_rows
         As in :func:`moment_pass`, and so are the errors.
     """
@@ -175,7 +182,7 @@ def moments_together(
         n_folds,
         budget,
         sample_rows=sample_rows,
-        cells=sum(sum(spec.cells) for spec in specs),
+        cells=cells,
     )
     clock = PassClock(runs, executor.workers, progress)
     found = run_over_rows(
@@ -183,12 +190,13 @@ def moments_together(
         executor,
         _strip_moments,
         operator.add,
-        shared=tuple(specs),
+        shared=(tuple(specs), tuple(cells)),
         name="strip-moments",
         runs=runs,
         on_done=clock.done,
     )
-    for spec, moments in zip(specs, found.each, strict=True):
+    made, summed = found.each[: len(specs)], found.each[len(specs) :]
+    for spec, moments in zip(specs, made, strict=True):
         total = moments.total()
         if not total.n_rows:
             raise empty_part(sample)
@@ -200,9 +208,8 @@ def moments_together(
         one = sum(spec.ranks)
         if not float(total.gram[0, one, one]) >= np.finfo(np.float64).tiny:
             raise DataError("all weights are zero: at least one row needs a positive weight")
-    pairs = zip(specs, found.each, strict=True)
-    newton = tuple(spec.newton(moments) for spec, moments in pairs)
-    return newton, replace(clock.report(plan), rows=newton[0].n_rows)
+    newton = tuple(spec.newton(moments) for spec, moments in zip(specs, made, strict=True))
+    return newton, summed, replace(clock.report(plan), rows=newton[0].n_rows)
 
 
 def predict_moments(
@@ -213,7 +220,7 @@ def predict_moments(
     budget: MemoryBudget,
     *,
     sample_rows: int = 0,
-    cells: int = 0,
+    cells: Sequence[CellSpec] = (),
 ) -> tuple[list[Run], MemoryPlan]:
     """How the moment pass would be cut, and what the fit would need.
 
@@ -228,7 +235,7 @@ def predict_moments(
     sample_rows
         Rows of the row sample if pivots are chosen from it: that takes memory before the pass.
     cells
-        Of the supports whose masses are counted.
+        Whose rows are summed.
 
     Raises
     ------
@@ -237,8 +244,8 @@ def predict_moments(
     """
     sample = sample.for_folds(n_folds)
     d = sum(source.shape[1] for source in sample.reads)
-    flops = width**2 + 2 * width * d + _CELL_FLOPS * cells
-    runs = plan_sample(sample, budget.executor, flops / FLOPS)
+    seconds = (width**2 + 2 * width * d) / FLOPS + _CELL_SECONDS * len(cells)
+    runs = plan_sample(sample, budget.executor, seconds)
     in_memory = [source for source in sample.reads if isinstance(source, ArraySource)]
     shape = PassShape(
         n_rows=sample.n_rows,
@@ -250,7 +257,9 @@ def predict_moments(
         n_folds=n_folds,
         sample_rows=sample_rows,
         array_bytes=sum(source.row_bytes for source in in_memory) * sample.n_rows,
-        cells=cells,
+        cell_words=sum(spec.words(n_folds) for spec in cells),
+        cell_block=max((spec.block_words for spec in cells), default=0),
+        kept_words=sum(spec.kept_words for spec in cells),
         selected=sample.part is not None,
     )
     return runs, budget.check_pass(shape, runs)
@@ -263,15 +272,27 @@ def materialised(sample: Sample, executor: Executor) -> bool:
 
 
 def _strip_moments(
-    specs: tuple[MomentSpec, ...], run: Run, reading: Reading, *sources: RowSource
+    shared: tuple[tuple[MomentSpec, ...], tuple[CellSpec, ...]],
+    run: Run,
+    reading: Reading,
+    *sources: RowSource,
 ) -> Together:
+    specs, cells = shared
+    n_folds = specs[0].n_folds
+
     def each() -> Iterator[Together]:
         sums: list[StripMoments] = []
         for strip in strips_of(run, reading, sources):
             strip.check()
             sums = sums or [StripMoments(spec, strip.parts[0]) for spec in specs]
-            folds = strip.folds(specs[0].n_folds)
-            yield Together(tuple(one(strip.parts, strip.weights, folds) for one in sums))
+            folds = strip.folds(n_folds)
+            hashes = hashes_of(strip.rows) if cells else strip.rows
+            summed = (
+                spec.strip(hashes, part, strip.weights, folds, n_folds)
+                for spec, part in zip(cells, strip.parts, strict=False)
+            )
+            moments = (one(strip.parts, strip.weights, folds) for one in sums)
+            yield Together((*moments, *summed))
 
     return tree_sum(each())
 

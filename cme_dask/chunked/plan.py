@@ -7,7 +7,7 @@ the tasks, on workers or on the order in which they finish.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 MIN_STRIP, MAX_STRIP = 1 << 12, 1 << 18
 _STRIPS_WANTED = 128
@@ -98,6 +98,21 @@ def plan_runs(
 def _up(rows: int, length: int) -> int:
     """The smallest run of a power of two of strips that holds these rows."""
     return length << (-(-rows // length) - 1).bit_length()
+
+
+@dataclass(frozen=True, eq=False)
+class Together:
+    """Several sums over the same rows; they add one by one."""
+
+    each: tuple[Any, ...]
+
+    def __add__(self, other: "Together") -> "Together":
+        """Those over the union of two disjoint sets of rows."""
+        return Together(tuple(a + b for a, b in zip(self.each, other.each, strict=True)))
+
+    def __iadd__(self, other: "Together") -> "Together":
+        """The same in the memory of the left ones, where their types can."""
+        return Together(tuple(_sum(a, b) for a, b in zip(self.each, other.each, strict=True)))
 
 
 def tree_sum(items: Iterable[T]) -> T:

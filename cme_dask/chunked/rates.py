@@ -7,7 +7,7 @@ and a cluster on its workers, and how long these take to start is seen as well.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -20,7 +20,9 @@ from cme_dask.chunked.cost import Rates
 from cme_dask.chunked.driver import Executor
 from cme_dask.chunked.plan import Run
 from cme_dask.chunked.sources import DaskSource, for_task
+from cme_dask.numerics.cell_sums import CellSpec
 from cme_dask.numerics.hashing import fold_of_rows
+from cme_dask.numerics.kept_rows import hashes_of
 from cme_dask.numerics.moments import MomentSpec, StripMoments, sub_block
 from cme_dask.storage.rows import RowSource
 from cme_dask.storage.sample import Sample
@@ -32,6 +34,7 @@ _READ_SECONDS = 1.0  # and how long
 
 _SHORT, _LONG = 0.08, 0.4  # seconds of a measurement: of a part, of the whole loop
 _SHORT_STRIP = 1 << 12  # rows whose folds come in short pieces: that costs, and must be seen
+_LONG_STRIP = 1 << 14  # rows that are summed by cell
 _EIGEN = 384  # largest order of the eigenproblem that is timed
 
 
@@ -40,6 +43,7 @@ class _Probe:
     """What every measuring task is given; ``sharing`` of them run in a process at once."""
 
     spec: MomentSpec
+    cells: tuple[CellSpec, ...]
     parts: tuple[Array, ...]
     weighted: bool
     strip: int
@@ -53,6 +57,7 @@ class _Found:
     sections: float
     written: float
     whole: float
+    cells: float
     reading: float
     reading_cores: float
     partial: float
@@ -61,7 +66,12 @@ class _Found:
 
 
 def measure_rates(
-    sample: Sample, spec: MomentSpec, parts: tuple[Array, ...], runs: list[Run], executor: Executor
+    sample: Sample,
+    spec: MomentSpec,
+    parts: tuple[Array, ...],
+    runs: list[Run],
+    executor: Executor,
+    cells: Sequence[CellSpec] = (),
 ) -> Rates:
     """Rates of the moment pass, measured on all workers at once.
 
@@ -78,12 +88,14 @@ def measure_rates(
         How the pass is cut.
     executor
         Where it runs.
+    cells
+        Whose rows it sums.
     """
     workers, client = executor.workers, executor.client
     sharing = workers if executor.shares_memory else 1
     if client is not None:
         sharing = max(client.nthreads().values())
-    probe = _Probe(spec, parts, sample.weights is not None, runs[0].length, sharing)
+    probe = _Probe(spec, tuple(cells), parts, sample.weights is not None, runs[0].length, sharing)
     payloads = [_payload(sample, runs[i * len(runs) // workers], executor) for i in range(workers)]
     begin = time.perf_counter()
     found: tuple[_Found, ...] = executor.run(
@@ -106,6 +118,7 @@ def measure_rates(
         gemm_one=max(one.gemm for one in found),
         eigen=_eigen_seconds(spec),
         startup=max(0.0, wall - max(one.seconds for one in found)),
+        cells=_together([one.cells for one in found]) if cells else 0.0,
     )
 
 
@@ -146,6 +159,7 @@ def _measure(
             sections=_repeated(_sections(spec, parts, outs), _SHORT) / block,
             written=_repeated(_written(spec, parts, outs), _SHORT) / block,
             whole=_loop_seconds(probe, empty),
+            cells=_cell_seconds(probe) if probe.cells else 0.0,
             reading=reading,
             reading_cores=reading_cores,
             partial=partial,
@@ -214,9 +228,25 @@ def _loop_seconds(probe: _Probe, empty: float) -> float:
     return max(seconds(rows, _LONG) - empty, 1e-12) / rows
 
 
+def _cell_seconds(probe: _Probe) -> float:
+    """Seconds per row of the sums by cell."""
+    n_folds = probe.spec.n_folds
+    rows = min(_LONG_STRIP, probe.strip)
+    parts = tuple(_tiled(part, rows) for part in probe.parts)
+    weights = np.ones(rows) if probe.weighted else None
+    folds = fold_of_rows(0, rows, n_folds)
+
+    def strip() -> None:
+        hashes = hashes_of(np.arange(rows))
+        for cells, part in zip(probe.cells, parts, strict=False):
+            cells.strip(hashes, part, weights, folds, n_folds)
+
+    return _repeated(strip, _SHORT) / rows
+
+
 def _partial_seconds(spec: MomentSpec) -> tuple[float, float]:
     """Seconds to make a partial sum and to add it to another; and to make it alone."""
-    shape = (spec.n_folds, spec.width**2 + sum(spec.cells))
+    shape = (spec.n_folds, spec.width**2)
     total = np.zeros(shape)
 
     def make() -> None:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from dask.utils import format_bytes
@@ -22,7 +22,6 @@ from cme_dask.chunked.plan import Run, strip_length, tree_sum
 from cme_dask.chunked.strips import BadValues, Reading, Strip, empty_part, strips_of
 from cme_dask.defaults import N_FOLDS
 from cme_dask.errors import DataError, ResourceError
-from cme_dask.metrics import crps
 from cme_dask.numerics.moments import Function, function_values
 from cme_dask.numerics.scoring import Estimate, Scores, ScoreSums
 from cme_dask.storage.rows import RowSource
@@ -35,6 +34,7 @@ _BLOCK = 1 << 12  # rows that are predicted at once
 _LAW_ROWS = 1 << 9  # rows whose laws are held at once
 _LAW_ARRAYS = 8  # as large as a block of laws: it, its sums, and what the model makes them from
 _PREDICT_SECONDS = 1e-5  # a guess per row and prediction: it only chooses the length of tasks
+_LAW_GUESS = 10  # predictions that a loss of a law takes as long as
 _WORD = 8
 
 
@@ -55,20 +55,37 @@ class Prediction:
     predict: Predict
 
 
+class Scored(Protocol):
+    """What is asked of the laws at some rows of x: methods of a ``ConditionalLaw``."""
+
+    def crps(self, y: Array) -> Array:
+        """Continuous ranked probability score at y (b, d_Y), shape (b,)."""
+
+    def quantile(self, q: Any, column: str | None = None) -> Array:
+        """Quantiles of a column of y, shape (b, k)."""
+
+
 @dataclass(frozen=True, eq=False)
 class Law:
-    """A conditional law of y on cells.
+    """Conditional laws of y.
 
     Parameters
     ----------
-    weights
-        From rows of x (b, d) to probabilities of the cells, shape (b, S), each row of sum 1.
-    points
-        The cells, shape (S, d_Y).
+    conditional
+        From rows of x (b, d) to the laws there, as ``conditional`` of a model. It is sent to the
+        workers, so it can be pickled.
+    crps
+        Whether the continuous ranked probability score is wanted.
+    level
+        Probability of the central intervals whose coverage is wanted, in (0, 1); default none.
+    cells
+        On how many cells the laws live: memory depends on it.
     """
 
-    weights: Predict
-    points: Array
+    conditional: Callable[[Array], Scored]
+    crps: bool = True
+    level: float | None = None
+    cells: int = 1024
 
 
 @dataclass(frozen=True)
@@ -80,13 +97,17 @@ class ScoreReport:
     scores
         By name of the prediction, then by target.
     crps
-        By name of the law: continuous ranked probability score, mean over the coordinates of y.
+        By name of the law: continuous ranked probability score, mean over the numeric columns of y.
+    coverage
+        By name of the law, then by numeric column of y: share of the rows within the central
+        interval, whose probability it should be.
     report
         What the pass did.
     """
 
     scores: dict[str, dict[str, Scores]]
     crps: dict[str, Estimate]
+    coverage: dict[str, dict[str, Estimate]]
     report: PassReport = field(repr=False)
 
 
@@ -98,12 +119,22 @@ class _Plan:
     laws: Mapping[str, Law]
     functions: Mapping[str, Function]
     names: tuple[str, ...]
+    numeric: tuple[str, ...]
     n_folds: int
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
         """Predictions and their targets, in the order of the losses."""
         return [(name, t) for name, p in self.predictions.items() for t in p.targets]
+
+    @property
+    def law_losses(self) -> list[tuple[str, str | None]]:
+        """Laws, and None for their CRPS or the column of a coverage, in the order of the losses."""
+        found: list[tuple[str, str | None]] = []
+        for name, law in self.laws.items():
+            found += [(name, None)] * law.crps
+            found += [(name, column) for column in self.numeric if law.level is not None]
+        return found
 
     def sums(self, strip: Strip) -> ScoreSums:
         """Of one strip."""
@@ -115,7 +146,7 @@ class _Plan:
     def _block(self, strip: Strip, folds: Array, here: slice) -> ScoreSums:
         x, y = (part[here] for part in strip.parts)
         targets = np.empty((len(y), len(self.names)))
-        losses = np.empty((len(y), len(self.pairs) + len(self.laws)))
+        losses = np.empty((len(y), len(self.pairs) + len(self.law_losses)))
         if len(y):  # functions and predictions are never asked for no rows
             targets[:] = np.concatenate([y, *function_values(y, self.functions)], axis=1)
             for i, column in enumerate(self._losses(x, y, targets)):
@@ -129,12 +160,29 @@ class _Plan:
             found = _predicted(name, prediction.predict, x, len(wanted))
             yield from ((found - targets[:, wanted]) ** 2).T
         for name, law in self.laws.items():
-            scores = np.empty(len(x))
-            for start in range(0, len(x), _LAW_ROWS):
-                rows = slice(start, start + _LAW_ROWS)
-                weights = _predicted(name, law.weights, x[rows], len(law.points))
-                scores[rows] = crps(weights, law.points, y[rows])
-            yield scores
+            yield from self._law_losses(name, law, x, y).T
+
+    def _law_losses(self, name: str, law: Law, x: Array, y: Array) -> Array:
+        """CRPS, then whether each column is within its interval, as asked for, shape (b, l)."""
+        columns = () if law.level is None else self.numeric
+        tail = 0.5 * (1.0 - (law.level or 0.0))
+        found = np.empty((len(x), law.crps + len(columns)))
+        for start in range(0, len(x), _LAW_ROWS):
+            rows = slice(start, start + _LAW_ROWS)
+            try:
+                laws = law.conditional(x[rows])
+            except DataError:
+                raise
+            except Exception as error:
+                raise _failure(name, error) from error
+            if law.crps:
+                found[rows, 0] = _checked_shape(name, laws.crps(y[rows]), (len(y[rows]),))
+            for i, column in enumerate(columns):
+                ends = laws.quantile([tail, 1.0 - tail], column=column)
+                lower, upper = _checked_shape(name, ends, (len(y[rows]), 2)).T
+                seen = y[rows, self.names.index(column)]
+                found[rows, law.crps + i] = (lower <= seen) & (seen <= upper)
+        return found
 
 
 def score_pass(
@@ -184,7 +232,7 @@ def score_pass(
     """
     plan = _checked(sample, predictions, functions or {}, laws or {}, n_blocks)
     sample, executor = sample.for_folds(n_blocks), budget.executor
-    guesses = len(plan.predictions) + len(plan.laws)
+    guesses = len(plan.predictions) + _LAW_GUESS * len(plan.law_losses)
     runs = plan_sample(sample, executor, guesses * _PREDICT_SECONDS)
     memory = _check_memory(sample, plan, runs, budget)
     clock = PassClock(runs, executor.workers, progress, "score-rows")
@@ -210,12 +258,14 @@ def score_pass(
     scores: dict[str, dict[str, Scores]] = {name: {} for name in plan.predictions}
     for loss, (name, target) in enumerate(plan.pairs):
         scores[name][target] = sums.scores(plan.names.index(target), loss)
-    first = len(plan.pairs)
-    return ScoreReport(
-        scores,
-        {name: sums.mean_loss(first + i) for i, name in enumerate(plan.laws)},
-        replace(clock.report(memory), rows=rows),
-    )
+    crps: dict[str, Estimate] = {}
+    coverage: dict[str, dict[str, Estimate]] = {}
+    for loss, (name, column) in enumerate(plan.law_losses, start=len(plan.pairs)):
+        if column is None:
+            crps[name] = sums.mean_loss(loss)
+        else:
+            coverage.setdefault(name, {})[column] = sums.mean_loss(loss)
+    return ScoreReport(scores, crps, coverage, replace(clock.report(memory), rows=rows))
 
 
 def _checked(
@@ -238,12 +288,13 @@ def _checked(
     if unknown:
         raise DataError(f"unknown target {unknown[0]!r}: there are {', '.join(map(repr, names))}")
     for name, law in laws.items():
-        if np.ndim(law.points) != 2 or np.shape(law.points)[1] != len(columns):
+        if law.level is not None and not 0.0 < law.level < 1.0:
             raise DataError(
-                f"the points of the law {name!r} must have shape (S, {len(columns)}), "
-                f"got {np.shape(law.points)}"
+                f"the level of the law {name!r} must lie between 0 and 1, got {law.level}"
             )
-    return _Plan(dict(predictions), dict(laws), dict(functions), names, n_blocks)
+    labelled = sample.columns[1].categories
+    numeric = tuple(name for name in columns if name not in labelled)
+    return _Plan(dict(predictions), dict(laws), dict(functions), names, numeric, n_blocks)
 
 
 def _check_memory(sample: Sample, plan: _Plan, runs: list[Run], budget: MemoryBudget) -> MemoryPlan:
@@ -253,8 +304,9 @@ def _check_memory(sample: Sample, plan: _Plan, runs: list[Run], budget: MemoryBu
     rows = 5 * length + 2 * max(source.chunk_rows or 0 for source in sample.reads)
     if materialised(sample, budget.executor):
         rows += 2 * max(run.rows for run in runs)
-    width = 4 * (len(plan.names) + len(plan.pairs) + len(plan.laws)) + 2 * plan.n_folds
-    cells = max((len(law.points) for law in plan.laws.values()), default=0)
+    losses = len(plan.pairs) + len(plan.law_losses)
+    width = 4 * (len(plan.names) + losses) + 2 * plan.n_folds
+    cells = max((law.cells for law in plan.laws.values()), default=0)
     sums = plan.n_folds * width * (2 + math.ceil(math.log2(len(runs) + 1)))
     task = rows * d + _BLOCK * width + _LAW_ARRAYS * _LAW_ROWS * cells + sums
     found = budget.tightest(task * _WORD, sums * _WORD, {})
@@ -287,12 +339,21 @@ def _predicted(name: str, predict: Predict, x: Array, width: int) -> Array:
     except DataError:
         raise
     except Exception as error:
-        raise DataError(f"prediction {name!r} failed: {type(error).__name__}: {error}") from error
+        raise _failure(name, error) from error
     found = found[:, None] if found.ndim == 1 and width == 1 else found
-    if found.shape != (len(x), width):
+    return _checked_shape(name, found, (len(x), width))
+
+
+def _failure(name: str, error: Exception) -> DataError:
+    return DataError(f"prediction {name!r} failed: {type(error).__name__}: {error}")
+
+
+def _checked_shape(name: str, found: Array, shape: tuple[int, ...]) -> Array:
+    """What was predicted, if it has this shape and is finite."""
+    if found.shape != shape:
         raise DataError(
-            f"prediction {name!r} must return shape ({len(x)}, {width}) for rows of shape "
-            f"{x.shape}, it returned {found.shape}"
+            f"prediction {name!r} must return shape {shape} for {shape[0]} rows, "
+            f"it returned {found.shape}"
         )
     if not np.isfinite(found).all():
         raise DataError(f"prediction {name!r} returned NaN or infinity")

@@ -1,7 +1,7 @@
 """Strips of rows as tasks see them: which rows are kept, their weights and folds, in one place."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -9,6 +9,7 @@ import numpy as np
 from cme_dask.chunked.plan import Run
 from cme_dask.errors import DataError
 from cme_dask.numerics.folding import BY_ROWS, Folding, Part
+from cme_dask.numerics.location import Residuals
 from cme_dask.storage.rows import RowSource, ahead, read_strips
 from cme_dask.storage.sample import Sample
 
@@ -42,6 +43,8 @@ class Reading:
         What goes into folds as a whole.
     part
         The part of the rows that counts, or None.
+    residuals
+        What is made of the rows of x and y, or None.
     """
 
     variables: int
@@ -49,12 +52,19 @@ class Reading:
     units: tuple[str, ...] = ()
     folding: Folding = BY_ROWS
     part: Part | None = None
+    residuals: Residuals | None = None
 
     @classmethod
     def of(cls, sample: Sample) -> Self:
         """How tasks read the sources ``sample.reads``."""
-        weighted = sample.weights is not None
-        return cls(len(sample.sources), weighted, (*sample.units,), sample.folding, sample.part)
+        return cls(
+            len(sample.sources),
+            sample.weights is not None,
+            (*sample.units,),
+            sample.folding,
+            sample.part,
+            sample.residuals,
+        )
 
     def strip(self, rows: Array, arrays: tuple[Array, ...]) -> "Strip":
         """What counts of the rows with these global indices, given what all sources hold."""
@@ -63,12 +73,16 @@ class Reading:
         units = dict(zip(self.units, columns, strict=True))
         weights = arrays[self.variables][:, 0] if self.weighted else None
         strip = Strip(rows, arrays[: self.variables], weights, units, self.folding)
-        if self.part is None:
+        if self.part is not None:
+            kept = self.part.keeps(rows, units)
+            for values in units.values():
+                kept |= ~np.isfinite(values)  # of no part: kept to be found
+            strip = strip if kept.all() else strip.only(kept)
+        if self.residuals is None:
             return strip
-        kept = self.part.keeps(rows, units)
-        for values in units.values():
-            kept |= ~np.isfinite(values)  # of no part: kept to be found
-        return strip if kept.all() else strip.only(kept)
+        return replace(
+            strip, parts=self.residuals(strip.parts, strip.folds(self.residuals.n_folds))
+        )
 
 
 @dataclass(frozen=True, eq=False)

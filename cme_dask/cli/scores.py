@@ -16,7 +16,7 @@ from cme_dask.cli.root import cli
     short_help="Score a model on held-out rows.",
     epilog=examples(
         "cme-dask score m.zarr s.zarr",
-        "cme-dask score m.zarr s.zarr --hold-out 0.2 --fold-by 7d --crps",
+        "cme-dask score m.zarr s.zarr --hold-out 0.2 --fold-by 7d --crps --coverage",
     ),
 )
 @click.argument("model")
@@ -29,6 +29,11 @@ from cme_dask.cli.root import cli
 @click.option(
     "--crps", is_flag=True, help="Also the continuous ranked probability score of the laws."
 )
+@click.option(
+    "--coverage",
+    is_flag=True,
+    help="Also the share of rows within the 90 % intervals of the laws, by column.",
+)
 @compute_options
 @json_option
 def score(
@@ -38,6 +43,7 @@ def score(
     fold_by: str | None,
     functions: tuple[str, ...],
     crps: bool,
+    coverage: bool,
     scheduler: str | None,
     workers: int | None,
     memory_limit: str | None,
@@ -59,6 +65,7 @@ def score(
         hold_out=hold_out,
         fold_by=fold_by,
         crps=crps,
+        coverage=coverage,
         compute=Compute(scheduler, workers, memory_limit),
     )
     tables.show(result, scores.score_tables(result), as_json)

@@ -1,21 +1,22 @@
 """The last step of a fit: the frozen model, from moments and coefficients."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from scipy.linalg import block_diag
 
+from cme_dask.models.answers import Answers
 from cme_dask.models.basis_file import AnyBasis
-from cme_dask.models.joint import Answers, JointModel, Variable
+from cme_dask.models.joint import JointModel, Variable
 from cme_dask.numerics.basis import LinearBasis
+from cme_dask.numerics.cells import Cells
 from cme_dask.numerics.joint import JointSolution
 from cme_dask.numerics.means import MeanMoments
 from cme_dask.numerics.moments import Moments, Side
 from cme_dask.numerics.pointwise import negative_mass
 from cme_dask.numerics.stacked import StackedBasis
-from cme_dask.numerics.support import Support
 from cme_dask.numerics.validation import Replicates
 from cme_dask.storage.priority import RowSample
 from cme_dask.storage.sample import Sample
@@ -58,7 +59,7 @@ class Part:
 def assemble(
     parts: Sequence[Part],
     moments: Moments,
-    support: Support | None,
+    cells: Sequence[Cells],
     rows: RowSample,
     sample: Sample,
     about: dict[str, Any],
@@ -70,9 +71,9 @@ def assemble(
     parts
         The solution, or several whose density ratios are averaged.
     moments
-        Of the first part, with the masses of the support.
-    support
-        Cells of y.
+        Of the first part.
+    cells
+        Of x and of y; empty where there are no laws.
     rows
         The row sample, on which it is told how much mass g takes below zero.
     sample
@@ -80,7 +81,7 @@ def assemble(
     about
         What else the model says of its fit, as JSON values.
     """
-    x, y = (_variable(i, parts, sample) for i in (0, 1))
+    x, y = (_variable(i, parts, sample, cells[i] if cells else None) for i in (0, 1))
     coef = block_diag(*(part.solution.coef for part in parts)) / len(parts)
     base = parts[0].solution.base
     errors = [
@@ -98,8 +99,15 @@ def assemble(
         "part": None if sample.part is None else sample.part.to_dict(),
         "held_out": {given: _held_out(parts, i) for i, given in enumerate("xy")},
     }
-    arrays = moments.to_arrays() if len(parts) == 1 else {"masses": moments.masses}
-    return JointModel(x, y, coef, described, arrays, base, support)
+    arrays = _named(moments, parts[0].sides).to_arrays() if len(parts) == 1 else {}
+    return JointModel(x, y, coef, described, arrays, base)
+
+
+def _named(moments: Moments, sides: tuple[Side, Side]) -> Moments:
+    """The moments without those of events that only a search needed: they come last."""
+    events = 0 if sides[1].events is None else len(sides[1].events)
+    kept = moments.gram.shape[1] - events
+    return replace(moments, gram=moments.gram[:, :kept, :kept])
 
 
 def _negative_mass(
@@ -110,7 +118,7 @@ def _negative_mass(
     return negative_mass(ratio, rows.importance, rows.importance)
 
 
-def _variable(given: int, parts: Sequence[Part], sample: Sample) -> Variable:
+def _variable(given: int, parts: Sequence[Part], sample: Sample, cells: Cells | None) -> Variable:
     """A variable with the answers given it: means over the parts, their bases side by side."""
     names = parts[0].sides[1 - given].names
     q, count = len(names), len(parts)
@@ -127,6 +135,7 @@ def _variable(given: int, parts: Sequence[Part], sample: Sample) -> Variable:
             np.mean([fold.constant[:, :q] for fold in folds], axis=0),
             np.concatenate([fold.slope[:, :, :q] for fold in folds], axis=1) / count,
         ),
+        cells,
     )
 
 

@@ -223,7 +223,7 @@ class PivotedCholesky(FittedFeatures, BaseEstimator):  # type: ignore[misc]
     def _measure(self, choice: PivotChoice, bases: Sequence[NewtonBasis]) -> MeanMoments:
         """The moment pass."""
         spec, self.arithmetic_ = self._specify(choice, bases)
-        (moments,), report = make_moments(
+        (moments,), _, report = make_moments(
             choice.sample, [spec], choice.budget, choice.progress, choice.sample_rows
         )
         self.report_ = choice.covering(report, spec.ranks)

@@ -1,7 +1,7 @@
 """``JointDistribution``: the law of (X, Y) from one pass over rows of any number."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Self
 
@@ -9,7 +9,7 @@ import numpy as np
 from sklearn.base import BaseEstimator
 
 from cme_dask.chunked.driver import Executor, Scheduler
-from cme_dask.chunked.lazy_laws import LazyLaw, is_out_of_core, lazy_law
+from cme_dask.chunked.lazy_laws import is_out_of_core, lazy_law
 from cme_dask.chunked.memory import MemoryBudget
 from cme_dask.chunked.sources import open_sample
 from cme_dask.constraints import Constraint, Coupling, parse
@@ -26,6 +26,7 @@ from cme_dask.estimators.recipe import (
     check_integer,
     check_parameters,
 )
+from cme_dask.estimators.residual import residual_wanted, with_residual
 from cme_dask.estimators.solving import Solving
 from cme_dask.estimators.tuned import (
     MAX_RANK,
@@ -34,7 +35,6 @@ from cme_dask.estimators.tuned import (
 from cme_dask.kernels import Kernel
 from cme_dask.learning.candidates import Tuning
 from cme_dask.models.joint import JointModel
-from cme_dask.models.law import ConditionalLaw
 from cme_dask.numerics.moments import Function
 from cme_dask.numerics.problem import Regularization
 from cme_dask.numerics.support import SUPPORT_SIZE
@@ -92,8 +92,15 @@ class JointDistribution(MeanRegressor, BaseEstimator):  # type: ignore[misc]
         Fixed folds whose moments are kept apart, for standard errors and held-out errors; the
         partial sums grow with it. 1 switches both off.
     support_size : int
-        Largest number of cells of y on which conditional laws live; their masses are counted over
-        all rows in the same pass. 0: no laws, only expectations.
+        Largest number of cells of x, and of y, on which conditional laws live; masses, means and
+        covariances of them are summed over all rows in the same pass, and up to 32 rows of each
+        are kept. Of more than 45 columns they are fewer. 0: no laws, only expectations.
+    residual : {"auto", True, False}
+        Residual reference: a location mu(x) by ridge regression, cross-fitted over the folds, and
+        the joint distribution of x and e = y - mu(x) from one more pass; the conditional law of Y
+        is then that of e, moved to mu(x). ``"auto"`` keeps it where its held-out CRPS is lower by
+        more than one standard error, and tries it where kernels are learned, for numeric columns of
+        y with more than 20 distinct values, under ``none`` or ``normalized``.
     accuracy : float
         Faster arithmetic is used as far as it changes density ratios and conditional expectations
         (in standard deviations) by this much at most, as tried on the row sample before the pass;
@@ -121,7 +128,8 @@ class JointDistribution(MeanRegressor, BaseEstimator):  # type: ignore[misc]
     n_passes_ : int
         Passes over the rows: 1 for the moments, and 1 for each round of pivots; 1 more where the
         row sample had to be gathered from a Dask or Zarr array, 2 if that has weights; where
-        sampled pivots had to be topped up, the moments are made twice.
+        sampled pivots had to be topped up, the moments are made twice. And 1 for a residual
+        reference that was tried; whether it was kept, ``model_.about["residual"]`` tells.
     arithmetic_ : Arithmetic
         How the moments were computed: ``name``, and the ``change`` that the trial measured.
     report_ : PassReport
@@ -160,6 +168,7 @@ class JointDistribution(MeanRegressor, BaseEstimator):  # type: ignore[misc]
         sample_size: int = SAMPLE_SIZE,
         n_folds: int = N_FOLDS,
         support_size: int = SUPPORT_SIZE,
+        residual: str | bool = "auto",
         accuracy: float = ACCURACY,
         tuning: Tuning | None = None,
         random_state: int | None = None,
@@ -177,6 +186,7 @@ class JointDistribution(MeanRegressor, BaseEstimator):  # type: ignore[misc]
         self.sample_size = sample_size
         self.n_folds = n_folds
         self.support_size = support_size
+        self.residual = residual
         self.accuracy = accuracy
         self.tuning = tuning
         self.random_state = random_state
@@ -240,7 +250,7 @@ class JointDistribution(MeanRegressor, BaseEstimator):  # type: ignore[misc]
         weights = weights_of(weights, sample_weight)
         ready = self._prepare(X, Y, weights, scheduler, workers, memory_limit, progress)
         steps = self._steps(ready, (functions_x, functions))
-        found = steps.run()
+        found = with_residual(steps, steps.run())
         self.search_, self.members_ = steps.found, found.members
         self.model_, self.coef_ = found.model, found.model.coef
         self.basis_x_, self.basis_y_ = found.bases
@@ -366,6 +376,9 @@ class JointDistribution(MeanRegressor, BaseEstimator):  # type: ignore[misc]
             support_size=self.support_size,
             accuracy=check_accuracy(self.accuracy),
             seed=seed,
+            residual=residual_wanted(
+                self.residual, ready, solving, self.support_size, learned=found is not None
+            ),
         )
 
     def expect(
@@ -380,11 +393,11 @@ class JointDistribution(MeanRegressor, BaseEstimator):  # type: ignore[misc]
         """g(x_i, y_j), shape (n_X, n_Y), see :meth:`JointModel.density_ratio`."""
         return self._fitted().density_ratio(X, Y)
 
-    def conditional(self, X: Any = None, *, Y: Any = None) -> ConditionalLaw | LazyLaw:
+    def conditional(self, X: Any = None, *, Y: Any = None) -> Any:
         """The law of Y given X = x, or of X given Y = y, see :meth:`JointModel.conditional`.
 
-        Of Dask arrays, Zarr arrays and stores (paths, URLs, ``Sample``) its answers are lazy Dask
-        arrays.
+        A ``ConditionalLaw``; of Dask arrays, Zarr arrays and stores (paths, URLs, ``Sample``) a
+        ``LazyLaw``, whose answers are lazy Dask arrays.
         """
         declared = self._functions[1] if Y is None else self._functions[0]
         if is_out_of_core(X) or is_out_of_core(Y):
@@ -397,7 +410,8 @@ class JointDistribution(MeanRegressor, BaseEstimator):  # type: ignore[misc]
 
     def _means(self, X: Any) -> Array:
         model = self._fitted()
-        return np.asarray(model.expect(None, X) if model.support is None else model.conditional(X).mean())
+        signed = model.support is None  # there is no law to ask
+        return np.asarray(model.expect(None, X) if signed else model.conditional(X).mean())
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write the fitted model to a folder, see :meth:`JointModel.save`."""

@@ -15,28 +15,34 @@ from cme_dask.estimators.planning import FitPlan, Preparation, plan_fit
 from cme_dask.estimators.recipe import FittedBasis, make_moments, make_side, warn_of_error
 from cme_dask.estimators.solving import Solving
 from cme_dask.estimators.tuned import Member, describe_search, tuned_members
+from cme_dask.kernels import Coordinates, Warped
 from cme_dask.learning.candidates import Search, Tuning
-from cme_dask.learning.support import make_support
+from cme_dask.learning.support import cell_spec
 from cme_dask.models.joint import JointModel
 from cme_dask.numerics.basis import Basis, LinearBasis, eigenbasis
+from cme_dask.numerics.cell_sums import CellSpec, CellSums
+from cme_dask.numerics.cells import Cells
 from cme_dask.numerics.guard import SAFE, Arithmetic, JointChange
 from cme_dask.numerics.joint import JointSolution
 from cme_dask.numerics.means import MeanMoments
 from cme_dask.numerics.moments import Function, Moments, MomentSpec, Side
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.problem import Regularization
-from cme_dask.numerics.support import Support
+from cme_dask.numerics.thresholds import Mapped
 from cme_dask.numerics.validation import Replicates
 
-_ROWS_PER_CELL = 8  # of k-means: four times as many take four times as long and gain a quarter
-
+Array = Any
 Functions = tuple[Mapping[str, Function] | None, Mapping[str, Function] | None]
 """Declared functions of x and of y."""
 
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """What a fit found; of a mean over several models, moments and solution are the best one's."""
+    """What a fit found; of a mean over several models, moments and solution are the best one's.
+
+    ``masses``: sums of the weights of the rows in the cells of y by fold, shape (F, S), if the
+    model has laws.
+    """
 
     model: JointModel
     bases: tuple[FittedBasis, FittedBasis]
@@ -48,6 +54,7 @@ class Fitted:
     arithmetic: Arithmetic
     report: PassReport
     members: list[Member]
+    masses: Array | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +77,8 @@ class JointFit:
         Whether the ridge is learned.
     tol, max_rank, support_size, accuracy, seed
         Parameters of the estimator.
+    residual
+        Whether a residual reference is tried: ``auto``, True or False.
     """
 
     ready: Preparation
@@ -83,6 +92,7 @@ class JointFit:
     support_size: int
     accuracy: float
     seed: int
+    residual: str | bool = False
 
     def run(self) -> Fitted:
         """The passes, and everything after them."""
@@ -91,32 +101,43 @@ class JointFit:
     def plan(self) -> FitPlan:
         """What :meth:`run` would do and take."""
         found = self.found
-        specify = partial(self._specify, reg=self.solving.reg, support=self._support())
         return plan_fit(
             self.ready,
-            specify,
+            partial(self._specify, reg=self.solving.reg),
             self._landmarks,
             finalists=len(found.finalists) if found is not None and self._averages else 1,
             search_seconds=0.0 if found is None else found.seconds,
+            cells=self._cells,
         )
+
+    @property
+    def scores(self) -> Coordinates | None:
+        """Normal scores of y whose location is fitted, where the best kernel takes them."""
+        if not (self.residual and self._averages and self.found is not None):
+            return None
+        kernel = self.found.finalists[0].kernel_y
+        scored = self.found.finalists[0].trial.y.form == "scores"
+        return kernel.coordinates if scored and isinstance(kernel, Warped) else None
 
     @property
     def _averages(self) -> bool:
         return self.found is not None and self.solving.constraint.name == "normalized"
 
     def _single(self) -> Fitted:
-        choice, solving, support = self.ready.choice, self.solving, self._support()
+        choice, solving = self.ready.choice, self.solving
         landmarks = self._landmarks()
         if landmarks is not None:
-            sides, moments, arithmetic, report = self._measure(landmarks, support)
+            cells = self._cells(landmarks)
+            sides, moments, summed, arithmetic, report = self._measure(landmarks, cells)
             passes = 1
         else:
             bases, in_rounds = choice.bases(self.ready.kernels)
-            sides, moments, arithmetic, report = self._measure(bases, support)
+            cells = self._cells(bases)
+            sides, moments, summed, arithmetic, report = self._measure(bases, cells)
             errors = MeanMoments.of(moments.total(), sides).trace_error
             more, topping_up = choice.topped_up(bases, errors)
             if more is not None:
-                sides, moments, arithmetic, report = self._measure(more, support)
+                sides, moments, _, arithmetic, report = self._measure(more, ())
             passes = in_rounds + 1 + topping_up + (more is not None)
         with one_blas_thread():
             solved = solving.solve(
@@ -125,7 +146,8 @@ class JointFit:
             passes += self.ready.passes + solved.passes
             part = Part(sides, solved.mean, solved.solution, solved.replicates)
             about = self._about(solving.reg, passes, arithmetic, [])
-            model = assemble([part], moments, support, choice.rows, choice.sample, about)
+            laws = _laws(cells, summed)
+            model = assemble([part], moments, laws, choice.rows, choice.sample, about)
             x, y = (
                 FittedBasis(side.basis, LinearBasis(side.basis, *eigenbasis(gram)), error)
                 for side, gram, error in zip(
@@ -133,7 +155,8 @@ class JointFit:
                 )
             )
         for i, basis in enumerate((x, y)):
-            if isinstance(choice.wanted[i], str) and self.found is None:
+            told = self.found is None and choice.sample.residuals is None
+            if told and isinstance(choice.wanted[i], str):
                 missed = choice.may_miss(i)
                 self._warn("xy"[i], basis.rank, basis.trace_error, missed=missed)
         return Fitted(
@@ -147,26 +170,27 @@ class JointFit:
             arithmetic,
             report,
             [],
+            _masses(summed),
         )
 
     def _mean(self) -> Fitted:
         """One pass for all finalists; the mean of the best of them."""
         assert self.found is not None
-        choice, support = self.ready.choice, self._support()
-        members, masses, passes, report = tuned_members(
+        choice, cells = self.ready.choice, self._cells()
+        members, summed, passes, report = tuned_members(
             self.ready,
             self.found,
             self.solving,
             self._specify,
-            support,
+            cells,
             self.tuning.averaged,
             self.learn_reg,
         )
         best, passes = members[0], passes + self.ready.passes
         model = assemble(
             [member.part for member in members],
-            replace(best.moments, masses=masses),
-            support,
+            best.moments,
+            _laws(cells, summed),
             choice.rows,
             choice.sample,
             self._about(best.candidate.reg, passes, best.arithmetic, members),
@@ -191,6 +215,7 @@ class JointFit:
             best.arithmetic,
             report,
             members,
+            _masses(summed),
         )
 
     def _warn(self, variable: str, rank: int, error: float | None, *, missed: bool) -> None:
@@ -223,24 +248,34 @@ class JointFit:
             return None
         return partitions(self.ready, constraint, reg, self.max_rank, self.seed)
 
-    def _support(self) -> Support | None:
-        """Cells of y on which conditional laws live; a coupling needs none."""
-        if self.support_size == 0 or isinstance(self.solving.constraint, Coupling):
-            return None
-        rows = self.ready.choice.rows
-        if rows.parts[1].shape[1] > 1:
-            rows = rows.prefix(_ROWS_PER_CELL * self.support_size)
-        return make_support(rows.parts[1], rows.importance, self.support_size, self.seed)
+    def _cells(self, bases: Sequence[Basis] = ()) -> tuple[CellSpec, ...]:
+        """Cells of x and of y on which conditional laws live, with these bases."""
+        if self.support_size == 0:
+            return ()
+        choice = self.ready.choice
+        return tuple(
+            cell_spec(
+                choice.rows,
+                i,
+                choice.sample,
+                self.support_size,
+                self.functions[i] or {},
+                basis if isinstance(basis, PartitionBasis) else None,
+            )
+            for i, basis in enumerate(bases or (None, None))
+        )
 
     def _specify(
-        self, bases: Sequence[Basis], reg: Regularization, support: Support | None
+        self, bases: Sequence[Basis], reg: Regularization
     ) -> tuple[MomentSpec, Arithmetic]:
         """The moments of these bases, with the arithmetic that the accuracy allows."""
         choice = self.ready.choice
         sample, rows = choice.sample, choice.rows
         judges = self.found.judges if self.found is not None and self._averages else None
+        if judges is not None and self.scores is not None:
+            judges = Mapped(self.scores, judges)
         x = make_side(bases[0], sample.columns[0], self.functions[0], rows, 0)
-        y = make_side(bases[1], sample.columns[1], self.functions[1], rows, 1, support, judges)
+        y = make_side(bases[1], sample.columns[1], self.functions[1], rows, 1, judges)
         spec = MomentSpec((x, y), choice.n_folds)
         if isinstance(self.solving.constraint, Coupling):
             return spec, SAFE  # nothing is solved for
@@ -250,13 +285,21 @@ class JointFit:
         return settle_arithmetic(spec, trial, sample.n_rows, self.accuracy, change)
 
     def _measure(
-        self, bases: Sequence[Basis], support: Support | None
-    ) -> tuple[tuple[Side, Side], Moments, Arithmetic, PassReport]:
-        """The moment pass."""
+        self, bases: Sequence[Basis], cells: Sequence[CellSpec]
+    ) -> tuple[tuple[Side, Side], Moments, tuple[CellSums, ...], Arithmetic, PassReport]:
+        """The moment pass, with sums by cell."""
         choice = self.ready.choice
-        spec, arithmetic = self._specify(bases, self.solving.reg, support)
-        (moments,), report = make_moments(
-            choice.sample, [spec], choice.budget, choice.progress, choice.sample_rows
+        spec, arithmetic = self._specify(bases, self.solving.reg)
+        (moments,), summed, report = make_moments(
+            choice.sample, [spec], choice.budget, choice.progress, choice.sample_rows, cells
         )
         x, y = spec.sides
-        return (x, y), moments, arithmetic, choice.covering(report, spec.ranks)
+        return (x, y), moments, summed, arithmetic, choice.covering(report, spec.ranks)
+
+
+def _laws(cells: Sequence[CellSpec], summed: Sequence[CellSums]) -> tuple[Cells, ...]:
+    return tuple(spec.cells(sums) for spec, sums in zip(cells, summed, strict=True))
+
+
+def _masses(summed: Sequence[CellSums]) -> Array | None:
+    return summed[1].masses if summed else None

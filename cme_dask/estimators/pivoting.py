@@ -197,6 +197,8 @@ class PivotChoice:
 
     def _may_top_up(self, i: int, basis: NewtonBasis) -> bool:
         most = self.rule.max_rank
+        if self.sample.residuals is not None:
+            return False  # they take one pass, and rounds over all rows are many
         return self.may_miss(i) and (most is None or basis.rank < most)
 
     def _sampled(self, i: int, kernel: Kernel, before: tuple[int, ...]) -> tuple[NewtonBasis, bool]:

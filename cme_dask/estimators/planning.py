@@ -16,6 +16,7 @@ from cme_dask.estimators.pivoting import PivotChoice, PivotRule
 from cme_dask.estimators.recipe import Progress, choose_kernel, usable_rows
 from cme_dask.kernels import Kernel
 from cme_dask.numerics.basis import Basis
+from cme_dask.numerics.cell_sums import CellSpec
 from cme_dask.numerics.guard import Arithmetic
 from cme_dask.numerics.moments import MomentSpec
 from cme_dask.storage.sample import Sample
@@ -183,6 +184,7 @@ class FitPlan:
             "kernel sections": many * one.sections,
             "elimination": many * one.elimination,
             "rank-k update and rest": many * one.update,
+            **({"sums by cell": one.cells} if one.cells else {}),
             "reading beyond that": one.reading,
             "partial sums": many * one.sums,
             "scheduling": one.scheduling,
@@ -196,6 +198,7 @@ class FitPlan:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
+        one, many = self.pass_seconds, self.finalists
         return {
             "rows": self.rows,
             "variables": [asdict(variable) for variable in self.variables],
@@ -206,7 +209,7 @@ class FitPlan:
             "seconds": self.seconds,
             "parts": self.parts,
             "finalists": self.finalists,
-            "pass_seconds": self.finalists * self.pass_seconds.one_pass,
+            "pass_seconds": many * one.one_pass - (many - 1) * one.cells,
             "round_seconds": self.round_seconds,
             "limit_seconds": self.pass_seconds.limit,
             "flops": self.work.flops,
@@ -224,6 +227,7 @@ def plan_fit(
     *,
     finalists: int = 1,
     search_seconds: float = 0.0,
+    cells: Callable[[Sequence[Basis]], Sequence[CellSpec]] = lambda bases: (),
 ) -> FitPlan:
     """Choose pivots and arithmetic as the fit would, and predict the rest.
 
@@ -237,6 +241,8 @@ def plan_fit(
         Bases that take the place of those on pivots, if there are any.
     finalists, search_seconds
         Of learned kernels: how many are compared on all rows, and what their search took.
+    cells
+        From bases to the cells whose rows the pass sums.
 
     Raises
     ------
@@ -256,6 +262,7 @@ def plan_fit(
         bases, _ = replace(choice, wanted=wanted).bases(ready.kernels, top_up=False)
     marks.append(time.perf_counter())
     spec, arithmetic = specify(bases)
+    summed = cells(bases)
     marks.append(time.perf_counter())
     runs, memory = predict_moments(
         sample,
@@ -264,11 +271,11 @@ def plan_fit(
         spec.n_folds,
         choice.budget,
         sample_rows=choice.sample_rows,
-        cells=sum(spec.cells),
+        cells=summed,
     )
-    work = PassWork.of(sample, spec, runs, executor.workers)
+    work = PassWork.of(sample, spec, runs, executor.workers, summed)
     with one_blas_thread():
-        rates = measure_rates(sample, spec, choice.rows.parts, runs, executor)
+        rates = measure_rates(sample, spec, choice.rows.parts, runs, executor, summed)
     return FitPlan(
         variables=tuple(
             PlannedVariable(name, columns.names, basis.rank, mode, repr(basis.kernel))

@@ -19,10 +19,10 @@ from cme_dask.errors import DataError, NotFittedError, RankWarning, ToleranceWar
 from cme_dask.kernels import Kernel
 from cme_dask.learning.scales import HEURISTIC_ROWS, default_kernel
 from cme_dask.numerics.basis import Basis, LinearBasis
+from cme_dask.numerics.cell_sums import CellSpec, CellSums
 from cme_dask.numerics.hashing import MAX_FOLDS
 from cme_dask.numerics.moments import Function, Moments, MomentSpec, Side
 from cme_dask.numerics.stacked import StackedBasis, StackedNewton
-from cme_dask.numerics.support import Support
 from cme_dask.numerics.thresholds import Judges
 from cme_dask.storage.columns import Columns, check_finite
 from cme_dask.storage.priority import RowSample
@@ -134,13 +134,18 @@ def make_moments(
     budget: MemoryBudget,
     progress: Progress | None,
     pivot_rows: int,
-) -> tuple[tuple[Moments, ...], PassReport]:
-    """The moment pass; unusable values are counted in a second pass, which only a failure makes.
+    cells: Sequence[CellSpec] = (),
+) -> tuple[tuple[Moments, ...], tuple[CellSums, ...], PassReport]:
+    """The moment pass, with sums by cell.
+
+    Unusable values are counted in a second pass, which only a failure makes.
 
     ``pivot_rows`` is the number of rows from which pivots were chosen in memory.
     """
     try:
-        return moments_together(sample, specs, budget, progress, sample_rows=pivot_rows)
+        return moments_together(
+            sample, specs, budget, progress, sample_rows=pivot_rows, cells=cells
+        )
     except BadValues:
         count_bad_values(sample, budget.executor)
         raise
@@ -166,7 +171,6 @@ def make_side(
     functions: Mapping[str, Function] | None,
     rows: RowSample,
     i: int,
-    support: Support | None = None,
     events: Judges | None = None,
 ) -> Side:
     """Side of the pass, with shifts near the means of its functions."""
@@ -178,7 +182,7 @@ def make_side(
             raise DataError(f"functions maps names to callables, got {name!r}: {function!r}")
         if name in columns.names:
             raise DataError(f"{name!r} is a column already: give the function another name")
-    side = Side(basis, columns.names, functions, support=support, events=events)
+    side = Side(basis, columns.names, functions, events=events)
     return replace(side, shift=rows.importance @ side.values(rows.parts[i]))
 
 

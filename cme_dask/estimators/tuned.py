@@ -18,13 +18,13 @@ from cme_dask.learning.candidates import Candidate, Score, Search, Tuning
 from cme_dask.learning.searcher import estimated
 from cme_dask.learning.tuning import search
 from cme_dask.numerics.basis import Basis, NewtonBasis
+from cme_dask.numerics.cell_sums import CellSpec, CellSums
 from cme_dask.numerics.crossval import held_folds
 from cme_dask.numerics.guard import Arithmetic
 from cme_dask.numerics.means import MeanMoments
 from cme_dask.numerics.moments import Function, Moments, MomentSpec
 from cme_dask.numerics.problem import Regularization
 from cme_dask.numerics.stacked import reduced
-from cme_dask.numerics.support import Support
 from cme_dask.numerics.validation import replicates
 from cme_dask.storage.priority import RowSample
 
@@ -41,7 +41,7 @@ _NOTHING = 2.0  # standard errors of the gain on independence that may be luck
 _STEP = float(np.sqrt(10.0))  # between neighbouring ridges
 
 
-Specify = Callable[[Sequence[Basis], Regularization, Support | None], tuple[MomentSpec, Arithmetic]]
+Specify = Callable[[Sequence[Basis], Regularization], tuple[MomentSpec, Arithmetic]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,14 +126,13 @@ def tuned_members(
     found: Search,
     solving: Solving,
     specify: Specify,
-    support: Support | None,
+    cells: Sequence[CellSpec],
     averaged: int,
     learn_reg: bool,
-) -> tuple[list[Member], Array, int, PassReport]:
+) -> tuple[list[Member], tuple[CellSums, ...], int, PassReport]:
     """Moments of all finalists in one pass; of them the best, best first.
 
-    And the masses of the support by fold, the number of passes with those that chose pivots, and
-    how the pass went.
+    And the sums by cell, the number of passes with those that chose pivots, and how the pass went.
 
     Parameters
     ----------
@@ -142,9 +141,9 @@ def tuned_members(
     solving
         How moments become coefficients; its ridge is that of the finalists where it is learned.
     specify
-        From bases, ridge and support to the moments and their arithmetic.
-    support
-        Cells of y.
+        From bases and ridge to the moments and their arithmetic.
+    cells
+        Whose rows are summed.
     averaged
         How many are averaged at most.
     learn_reg
@@ -153,19 +152,18 @@ def tuned_members(
     choice = ready.choice
     specs, arithmetics, passes = [], [], 1
     made: dict[tuple[int, Kernel], NewtonBasis] = {}
-    for number, candidate in enumerate(found.finalists):
+    for candidate in found.finalists:
         kernels = candidate.kernel_x, candidate.kernel_y
         keys = list(enumerate(kernels))
         if any(key not in made for key in keys):
             bases, in_rounds = choice.bases(kernels, top_up=False)
             passes += in_rounds
             made |= dict(zip(keys, bases, strict=True))
-        cells = support if number == 0 else None  # masses are the same for all
-        spec, arithmetic = specify([made[key] for key in keys], candidate.reg, cells)
+        spec, arithmetic = specify([made[key] for key in keys], candidate.reg)
         specs.append(spec)
         arithmetics.append(arithmetic)
-    moments, report = make_moments(
-        choice.sample, specs, choice.budget, choice.progress, choice.sample_rows
+    moments, summed, report = make_moments(
+        choice.sample, specs, choice.budget, choice.progress, choice.sample_rows, cells
     )
     with one_blas_thread():
         members = [
@@ -174,8 +172,7 @@ def tuned_members(
                 found.finalists, specs, moments, arithmetics, strict=True
             )
         ]
-    best = _best(members, found.score, averaged)
-    return best, moments[0].masses, passes, report
+    return _best(members, found.score, averaged), summed, passes, report
 
 
 def _member(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.stats import norm
 
 from cme_dask.chunked.sources import open_sample
 from cme_dask.errors import DataError, ResourceError
@@ -14,6 +15,7 @@ from cme_dask.estimators.joint import JointDistribution
 from cme_dask.jobs.fitting import Compute, describe_fit, fit_sample
 from cme_dask.jobs.folder import prepare_folder
 from cme_dask.jobs.schema import FitSection
+from cme_dask.models import drawing
 from cme_dask.report import plots
 from cme_dask.report.progress import ProgressLines
 from cme_dask.storage.atomic import check_output, disk_errors, writing
@@ -28,6 +30,8 @@ SEED = 0
 SHIFTS = (0.0, 0.2, 0.5)
 POINTS = (-0.4, -0.25, -0.1, 0.0, 0.1, 0.25, 0.4)
 SLICE = 0.25  # the x whose density ratio is drawn
+SLICES = (-0.25, 0.0, 0.25)  # the x whose distribution functions are drawn
+LEVELS = (0.05, 0.5, 0.95)
 LEAST_ROWS = 1000
 
 _BYTES_PER_ROW = 30.0
@@ -60,14 +64,17 @@ def run_demo(
     """
     begin = time.perf_counter()
     if picture is not None:
-        plots.require()
+        drawing.require()
         check_output(picture, overwrite=True)
     prepare_folder(out, OUTPUTS, overwrite=True)
     law = Normal3("medium")
     sample = _sample(law, rows, out / OUTPUTS[0], progress)
     # Learned kernels would take six times as long, and these are good ones for a normal law.
     options = FitSection(
-        events=[_event(shift) for shift in SHIFTS], kernel_x="median", kernel_y="median"
+        events=[_event(shift) for shift in SHIFTS],
+        kernel_x="median",
+        kernel_y="median",
+        residual=False,
     )
     with compute.open() as scheduler:
         estimator, memory = fit_sample(sample, options, scheduler, compute, progress)
@@ -95,12 +102,15 @@ def demo_tables(result: Result) -> Iterator[Any]:
         yield ""
         yield _comparison(title, shown, result["points"])
     yield ""
+    yield _quantiles(result["points"])
+    yield ""
     model = result["fit"]["model"]
     lines = [("took", f"{result['seconds']:.3g} s")]
     lines += [("picture", result["picture"])] if result["picture"] else []
     lines += [
         ("try next", f"cme-dask info {model}"),
         ("", f'cme-dask expect {model} --given x=0.3 --of "{names[-1]}"'),
+        ("", f'cme-dask predict {model} --given x=0.3 --event "{names[-1]}"'),
         ("", f"cme-dask expect {model} --given y1=0.1,y2=-0.1 --reverse"),
     ]
     yield tables.facts("Done", lines)
@@ -123,6 +133,25 @@ def _comparison(title: str, names: list[str], points: list[Result]) -> Any:
         rows.append((f"{point['x']:g}", *(cell for pair in pairs for cell in pair)))
     head = ["x", *(label for name in names for label in (name, "truth"))]
     return tables.grid(title, head, rows, "± one standard error")
+
+
+def _quantiles(points: list[Result]) -> Any:
+    """Quantiles of the laws beside the truth."""
+    from cme_dask.report import tables
+
+    rows = [
+        (
+            f"{point['x']:g}",
+            *(
+                f"{value + 0.0:.3f}"
+                for pair in zip(point["quantiles"], point["true_quantiles"], strict=True)
+                for value in pair
+            ),
+        )
+        for point in points
+    ]
+    head = ["x", *(text for level in LEVELS for text in (f"{100 * level:g} %", "truth"))]
+    return tables.grid("Quantiles of y1 given x", head, rows)
 
 
 def _event(shift: float) -> str:
@@ -183,6 +212,7 @@ def _truth(law: Normal3, x: Array) -> dict[str, Array]:
 def _compare(estimator: JointDistribution, law: Normal3, x: Array) -> list[Result]:
     truth = _truth(law, x)
     values, std = estimator.expect(list(truth), x, return_std=True)
+    quantiles = estimator.conditional(x[:, None]).quantile(LEVELS, column="y1")
     return [
         {
             "x": float(point),
@@ -194,6 +224,8 @@ def _compare(estimator: JointDistribution, law: Normal3, x: Array) -> list[Resul
                 }
                 for j, name in enumerate(truth)
             },
+            "quantiles": quantiles[i].tolist(),
+            "true_quantiles": [float(_true_quantile(law, point, q)) for q in LEVELS],
         }
         for i, point in enumerate(x)
     ]
@@ -207,8 +239,8 @@ def _picture(
     progress: ProgressLines,
 ) -> str | None:
     target = picture or out / OUTPUTS[2]
-    if not plots.available():
-        progress.say(f"no picture: {plots.MISSING}")
+    if not drawing.available():
+        progress.say(f"no picture: {drawing.MISSING}")
         with disk_errors(target):
             target.unlink(missing_ok=True)  # an earlier demo's would belie this one
         return None
@@ -221,8 +253,31 @@ def _picture(
     ]
     grid = _ratio_grid(estimator, law)
     with writing(target, overwrite=True) as aside, disk_errors(target):
-        plots.demo_picture(x, curves, SLICE, grid, estimator.report_.rows, aside)
+        plots.demo_picture(x, curves, SLICE, grid, _laws(estimator, law, x), aside)
     return str(target)
+
+
+def _laws(estimator: JointDistribution, law: Normal3, x: Array) -> plots.DemoLaws:
+    """Laws of y1 along x, and at some x, with the truth."""
+    return plots.DemoLaws(
+        rows=estimator.report_.rows,
+        along=estimator.conditional(x[:, None]),
+        at=estimator.conditional(np.array(SLICES)[:, None]),
+        true_quantile=lambda x, q: _true_quantile(law, x, q),
+        true_cdf=lambda x, t: norm.cdf(t, *_true_moments(law, x)),
+    )
+
+
+def _true_moments(law: Normal3, x: Any) -> tuple[Array, float]:
+    """Mean and standard deviation of y1 given x."""
+    mean, covariance = law.conditional(np.atleast_1d(x))
+    return mean[:, 0], float(np.sqrt(covariance[0, 0]))
+
+
+def _true_quantile(law: Normal3, x: Any, level: float) -> Any:
+    """Quantile of y1 given x, shape (n,), or a number at one x."""
+    found = norm.ppf(level, *_true_moments(law, x))
+    return found if np.ndim(x) else found[0]
 
 
 def _ratio_grid(estimator: JointDistribution, law: Normal3) -> plots.RatioGrid:

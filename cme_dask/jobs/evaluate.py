@@ -10,11 +10,17 @@ from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostin
 
 from cme_dask.chunked.gather import sample_rows
 from cme_dask.chunked.memory import MemoryBudget
-from cme_dask.chunked.scores import Law, Prediction, score_pass
+from cme_dask.chunked.scores import Prediction, score_pass
 from cme_dask.errors import DataError
-from cme_dask.jobs.events import Event
 from cme_dask.jobs.schema import EvaluateSection
-from cme_dask.jobs.scoring import Expectation, described, estimate
+from cme_dask.jobs.scoring import (
+    Expectation,
+    described,
+    described_coverage,
+    estimate,
+    law_of,
+)
+from cme_dask.models.events import Event
 from cme_dask.models.joint import JointModel
 from cme_dask.report.progress import ProgressLines
 from cme_dask.storage.sample import Sample
@@ -73,7 +79,8 @@ def evaluate(
             f"gradient boosting on {boosting['rows']:,} rows took {boosting['seconds']:.3g} s"
         )
         predictions[BOOSTING] = Prediction(targets, fitted)
-    laws = {} if model.support is None else {MODEL: Law(model.weights, model.support.points)}
+    numeric = set(model.y.columns.names) - set(model.y.columns.categories)
+    laws = {MODEL: law_of(model)} if numeric and model.y.cells is not None else {}
     found = score_pass(
         held_out, predictions, budget, functions=events, laws=laws, progress=progress.fit
     )
@@ -88,6 +95,7 @@ def evaluate(
             for name, scores in found.scores.items()
         },
         "crps": {name: estimate(value) for name, value in found.crps.items()},
+        "coverage": described_coverage(found),
     }
 
 

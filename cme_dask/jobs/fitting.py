@@ -11,9 +11,9 @@ from cme_dask.chunked.memory import MemoryPlan
 from cme_dask.constraints import parse
 from cme_dask.errors import DataError
 from cme_dask.estimators.joint import JointDistribution
-from cme_dask.jobs.events import Event
 from cme_dask.jobs.schema import FitSection
 from cme_dask.learning.candidates import Tuning
+from cme_dask.models.events import Event
 from cme_dask.report.memory import PeakMemory
 from cme_dask.report.progress import ProgressLines
 from cme_dask.storage.atomic import check_output
@@ -94,6 +94,7 @@ def estimator_of(options: FitSection) -> JointDistribution:
         accuracy=options.accuracy,
         sample_size=options.sample_size,
         n_folds=options.folds,
+        residual=options.residual,
         tuning=Tuning(**options.tuning) if options.tuning else None,
     )
 

@@ -1,5 +1,6 @@
 """What a job wants to know at stated points, and what the nearest rows say there."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -8,10 +9,10 @@ import numpy as np
 from cme_dask.chunked.driver import Executor
 from cme_dask.chunked.nearest import Neighbours, nearest_rows
 from cme_dask.errors import DataError
-from cme_dask.jobs.events import Event
 from cme_dask.jobs.fitting import events_of
-from cme_dask.jobs.schema import FitSection, IngestSection, Job, PointSection
+from cme_dask.jobs.schema import CurveSection, FitSection, IngestSection, Job, PointSection
 from cme_dask.kernels import Kernel
+from cme_dask.models.events import Event
 from cme_dask.models.joint import JointModel
 from cme_dask.storage.columns import Columns
 from cme_dask.storage.layout import Cyclic, Layout, make_layout
@@ -20,7 +21,28 @@ from cme_dask.storage.sample import Sample
 Array = Any
 Result = dict[str, Any]
 
+_CURVE_POINTS = 73
+_CURVE_LEVELS = (0.025, 0.1, 0.25, 0.5, 0.75, 0.9, 0.975)
 _OTHER_LABEL = 1e-6  # the unit of codes: no row with another label is near
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """Points along a column.
+
+    Attributes
+    ----------
+    section
+        What is asked.
+    at
+        Values of the column, ascending.
+    points
+        Values of the stored columns of x at each.
+    """
+
+    section: CurveSection
+    at: Array
+    points: tuple[dict[str, float | str], ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,12 +59,15 @@ class Questions:
         Names of the functions to report.
     points
         Values of the stored columns of x at each stated point.
+    curves
+        Laws along columns of x.
     """
 
     columns: tuple[Columns, Columns]
     events: dict[str, Event]
     shown: list[str]
     points: tuple[dict[str, float | str], ...]
+    curves: tuple[Curve, ...] = ()
 
     @classmethod
     def of(cls, job: Job) -> "Questions":
@@ -65,7 +90,8 @@ class Questions:
                 f"{', '.join(map(repr, known))}"
             )
         points = tuple(_stored(point, columns[0], layout) for point in job.report.points)
-        return cls(columns, events, shown, points)
+        curves = tuple(_curve(curve, job, columns, layout) for curve in job.report.curves)
+        return cls(columns, events, shown, points, curves)
 
     def with_labels(self, sample: Sample, options: FitSection) -> "Questions":
         """The same with the labels that the data turned out to have; DataError on others."""
@@ -81,15 +107,65 @@ class Questions:
 
     def rows(self, model: JointModel) -> Array:
         """The points as the model takes them, shape (p, d_X)."""
-        if not self.points:
-            return np.empty((0, len(self.columns[0].names)))
-        table = {name: [point[name] for point in self.points] for name in self.columns[0].names}
-        return model.x.points(table, "report.points")
+        return _table(self.points, self.columns[0], model, "report.points")
 
     def values(self, name: str, y: Array) -> Array:
         """A function at rows of y."""
         names = self.columns[1].names
         return y[:, names.index(name)] if name in names else self.events[name](y)
+
+
+def _curve(
+    section: CurveSection, job: Job, columns: tuple[Columns, Columns], layout: Layout | None
+) -> Curve:
+    """A curve with its points; DataError on unknown points, columns or events."""
+    known = {point.name: point for point in job.report.points}
+    if section.point not in known:
+        raise DataError(
+            f"report.curves: unknown point {section.point!r}, there are "
+            f"{', '.join(map(repr, known)) or 'none'}"
+        )
+    point, y = known[section.point], columns[1]
+    if not isinstance(point.x.get(section.along), float | int):
+        raise DataError(
+            f"report.curves: {section.along!r} must be one of the numbers that {point.name!r} "
+            f"gives: {', '.join(k for k, v in point.x.items() if not isinstance(v, str))}"
+        )
+    if section.of is not None and (section.of not in y.names or section.of in y.categories):
+        raise DataError(f"report.curves: {section.of!r} is no column of y that holds numbers")
+    if section.event is not None:
+        Event.parse(section.event, y.names, y.categories)
+    at = np.linspace(section.low, section.high, _CURVE_POINTS)
+    moved = (
+        point.model_copy(update={"x": {**point.x, section.along: float(value)}}) for value in at
+    )
+    return Curve(section, at, tuple(_stored(one, columns[0], layout) for one in moved))
+
+
+def _table(
+    points: Sequence[Mapping[str, float | str]], x: Columns, model: JointModel, name: str
+) -> Array:
+    """Points as the model takes them, shape (p, d_X)."""
+    if not points:
+        return np.empty((0, len(x.names)))
+    return model.x.points({key: [point[key] for point in points] for key in x.names}, name)
+
+
+def along_curves(questions: Questions, model: JointModel) -> list[Result]:
+    """JSON form of the laws along columns: quantiles, and probabilities of events."""
+    found = []
+    for curve in questions.curves if model.y.cells is not None else ():
+        section = curve.section
+        points = _table(curve.points, questions.columns[0], model, "report.curves")
+        law = model.conditional(points)
+        one: Result = {**section.model_dump(), "at": curve.at.tolist()}
+        if section.of is not None:
+            one["levels"] = list(_CURVE_LEVELS)
+            one["quantiles"] = law.quantile(_CURVE_LEVELS, column=section.of).tolist()
+        if section.event is not None:
+            one["probability"] = law.probability(section.event).tolist()
+        found.append(one)
+    return found
 
 
 def layout_of(section: IngestSection) -> Layout:

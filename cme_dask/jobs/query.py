@@ -11,6 +11,7 @@ import numpy as np
 
 from cme_dask.errors import DataError
 from cme_dask.models import JointModel, load_only
+from cme_dask.storage.columns import Columns
 
 Array = Any
 
@@ -50,16 +51,10 @@ def answer(
     StoreError
         If the model is unusable.
     """
-    if not given and points is None:
-        raise DataError("give at least one point: --given COLUMN=NUMBER,... or --points FILE.csv")
     law = load_only(JointModel, model)
     key, variable, other = ("y", law.y, law.x) if reverse else ("x", law.x, law.y)
-    names, labelled = variable.columns.names, set(variable.columns.categories)
-    kind = object if labelled else np.float64
-    rows = [_parse(text, names, labelled) for text in given]
-    array = np.array(rows, dtype=kind).reshape(-1, len(names))
-    if points is not None:
-        array = np.concatenate([array, read_points(points, names, labelled)])
+    names = variable.columns.names
+    array = parse_points(variable.columns, given, points)
     shown = list(functions) or list(variable.answers.names)
     where = {"Y": array} if reverse else {"X": array}
     with_std = std and len(variable.answers.fold_constant) > 1
@@ -75,6 +70,26 @@ def answer(
         "std": None if errors is None else errors.tolist(),
         "units": variable.columns.units | other.columns.units,
     }
+
+
+def parse_points(columns: Columns, given: Sequence[str], points: Path | None) -> Array:
+    """Points of a command, shape (n, d): those given as text, then those of a CSV file.
+
+    With categorical columns the array is one of objects, labels and numbers.
+
+    Raises
+    ------
+    DataError
+        If there are none, or as of :func:`read_points`.
+    """
+    if not given and points is None:
+        raise DataError("give at least one point: --given COLUMN=NUMBER,... or --points FILE.csv")
+    names, labelled = columns.names, set(columns.categories)
+    rows = [_parse(text, names, labelled) for text in given]
+    array = np.array(rows, dtype=object if labelled else np.float64).reshape(-1, len(names))
+    if points is None:
+        return array
+    return np.concatenate([array, read_points(points, names, labelled)])
 
 
 def _parse(text: str, names: Sequence[str], labelled: Collection[str]) -> list[float | str]:

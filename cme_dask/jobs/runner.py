@@ -14,9 +14,11 @@ from cme_dask.jobs.describe import describe_ingest
 from cme_dask.jobs.evaluate import evaluate
 from cme_dask.jobs.fitting import Compute, describe_fit, fit_sample
 from cme_dask.jobs.folder import prepare_folder
-from cme_dask.jobs.points import Questions, compare, nearest
+from cme_dask.jobs.points import Questions, along_curves, compare, nearest
 from cme_dask.jobs.schema import IngestSection, Job, SampleSection
+from cme_dask.models import drawing
 from cme_dask.report import plots
+from cme_dask.report.curves import curves_picture
 from cme_dask.report.evaluation import evaluation_picture, evaluation_tables
 from cme_dask.report.progress import ProgressLines
 from cme_dask.report.tuning import tuning_picture, tuning_tables
@@ -31,6 +33,7 @@ OUTPUTS = {
     "picture": "report.png",
     "search": "tuning.png",
     "scores": "scores.png",
+    "laws": "laws.png",
 }
 
 
@@ -100,6 +103,7 @@ def run_job(
         "evaluation": scores,
         "fold_by": job.fit.fold_by,
         **compare(job, questions, model, points, near),
+        "curves": along_curves(questions, model),
         "units": {k: v for columns in sample.columns for k, v in columns.units.items()},
         "outputs": {name: str(path) for name, path in paths.items()},
     }
@@ -179,18 +183,19 @@ def _pictures(
             result["evaluation"] is not None,
             partial(evaluation_picture, result["evaluation"]),
         ),
+        "laws": (bool(result["curves"]), partial(curves_picture, result)),
     }
     written: dict[str, str | None] = {}
     for key, (wanted, draw) in drawings.items():
-        written[key] = str(paths[key]) if wanted and plots.available() else None
+        written[key] = str(paths[key]) if wanted and drawing.available() else None
         if written[key] is None:
             with disk_errors(paths[key]):
                 paths[key].unlink(missing_ok=True)
             continue
         with writing(paths[key], overwrite=overwrite) as aside, disk_errors(paths[key]):
             draw(aside)
-    if not plots.available():
-        progress.say(f"no pictures: {plots.MISSING}")
+    if not drawing.available():
+        progress.say(f"no pictures: {drawing.MISSING}")
     return written
 
 

@@ -82,6 +82,7 @@ class FitSection(_Section):
     sample_size: int = Field(default=SAMPLE_SIZE, ge=2)
     kernel_x: dict[str, Any] | Literal["median"] | None = None
     kernel_y: dict[str, Any] | Literal["median"] | None = None
+    residual: bool | Literal["auto"] = "auto"
     tuning: dict[str, Any] = {}
 
     @field_validator("fold_by")
@@ -125,6 +126,14 @@ class StudySection(_Section):
     seeds: int = Field(default=20, ge=1)
 
 
+class ClassificationSection(_Section):
+    """Class probabilities where they are known; see ``cme_dask.bench.classification``."""
+
+    scenarios: list[str] = Field(min_length=1)
+    rows: list[int] = Field(min_length=1)
+    seeds: int = Field(default=20, ge=1)
+
+
 class EvaluateSection(_Section):
     """Rows that are held out, by the units of ``fit.fold_by``, and scored in one more pass.
 
@@ -145,12 +154,35 @@ class PointSection(_Section):
     x: dict[str, FiniteFloat | str]
 
 
+class CurveSection(_Section):
+    """Laws along one column of x, which runs from ``low`` to ``high`` from a stated point on.
+
+    ``of``: the column of y whose quantiles are drawn; ``event``: one whose probability is.
+    """
+
+    point: str
+    along: str
+    low: FiniteFloat
+    high: FiniteFloat
+    of: str | None = None
+    event: str | None = None
+
+    @model_validator(mode="after")
+    def _ascending(self) -> Self:
+        if not self.low < self.high:
+            raise ValueError(f"low must be below high, got {self.low:g} and {self.high:g}")
+        if self.of is None and self.event is None:
+            raise ValueError("give of, a column of y, or an event")
+        return self
+
+
 class ReportSection(_Section):
-    """What to report: functions, and the points beside their nearest rows."""
+    """What to report: functions, the points beside their nearest rows, and laws along columns."""
 
     functions: list[str] | None = None
     nearest: int = Field(default=2000, ge=2, le=100_000)
     points: list[PointSection] = []
+    curves: list[CurveSection] = []
 
 
 class Job(_Section):
@@ -160,15 +192,21 @@ class Job(_Section):
     ingest: IngestSection | None = None
     sample: SampleSection | None = None
     study: StudySection | None = None
+    classification: ClassificationSection | None = None
     fit: FitSection = FitSection()
     evaluate: EvaluateSection | None = None
     report: ReportSection = ReportSection()
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
-        if sum(table is not None for table in (self.ingest, self.sample, self.study)) != 1:
-            raise ValueError("a job needs exactly one of the tables [ingest], [sample] and [study]")
-        if self.study is not None and (self.evaluate or self.fit.events or self.report.points):
+        origins = (self.ingest, self.sample, self.study, self.classification)
+        if sum(table is not None for table in origins) != 1:
+            raise ValueError(
+                "a job needs exactly one of the tables [ingest], [sample], [study] and "
+                "[classification]"
+            )
+        alone = self.study is not None or self.classification is not None
+        if alone and (self.evaluate or self.fit.events or self.report.points):
             raise ValueError("a study takes no other tables: it fits and reports itself")
         return self
 

@@ -7,18 +7,21 @@ from typing import Any
 
 from cme_dask.chunked.driver import Executor
 from cme_dask.chunked.memory import MemoryBudget
-from cme_dask.chunked.scores import Law, Prediction, score_pass
+from cme_dask.chunked.scores import Law, Prediction, ScoreReport, score_pass
 from cme_dask.chunked.sources import open_sample
 from cme_dask.errors import DataError
-from cme_dask.jobs.events import Event
 from cme_dask.jobs.fitting import Compute
 from cme_dask.models import JointModel, load_only
+from cme_dask.models.events import Event
 from cme_dask.numerics.folding import Part
 from cme_dask.numerics.scoring import Estimate, Scores
 from cme_dask.report.progress import ProgressLines
 from cme_dask.storage.sample import Sample
 
 Array = Any
+
+LEVEL = 0.9
+"""Probability of the intervals whose coverage is told."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +44,7 @@ def score_model(
     hold_out: float | None = None,
     fold_by: str | None = None,
     crps: bool = False,
+    coverage: bool = False,
     compute: Compute,
 ) -> dict[str, Any]:
     """JSON form of the scores of E[f(y) | x], and of the laws, on held-out rows of a store.
@@ -56,8 +60,8 @@ def score_model(
         held one out, else all rows.
     fold_by
         What the units are; default what they were in the fit.
-    crps
-        Also score the laws.
+    crps, coverage
+        Also score the laws: by CRPS, and by the share of rows within their 90 % intervals.
     compute
         Where to run.
 
@@ -73,7 +77,7 @@ def score_model(
     sample = _held_out(_matching(open_sample(store), law), law, hold_out, fold_by)
     events = _events(law, functions)
     shown = tuple(functions) or (*law.y.columns.names, *events)
-    laws = {"law": Law(law.weights, _points(law))} if crps else {}
+    laws = {"law": law_of(law, crps, coverage)} if crps or coverage else {}
     with ProgressLines() as progress, compute.open() as scheduler:
         budget = MemoryBudget.of(Executor.resolve(scheduler, compute.workers), compute.memory_limit)
         found = score_pass(
@@ -97,6 +101,7 @@ def score_model(
             for name, scores in found.scores["model"].items()
         },
         "crps": {name: estimate(value) for name, value in found.crps.items()}.get("law"),
+        "coverage": described_coverage(found).get("law"),
         "units": law.y.columns.units,
         "seconds": found.report.seconds,
         "rows_per_second": found.report.rows_per_second,
@@ -157,10 +162,25 @@ def _events(law: JointModel, functions: Sequence[str]) -> dict[str, Event]:
     return events
 
 
-def _points(law: JointModel) -> Array:
-    if law.support is None:
+def law_of(model: JointModel, crps: bool = True, coverage: bool = True) -> Law:
+    """The laws of a model to be scored.
+
+    Raises
+    ------
+    DataError
+        If it has none.
+    """
+    if model.y.cells is None:
         raise DataError("this model has no laws to score: fit it with support_size of at least 1")
-    return law.support.points
+    return Law(model.conditional, crps, LEVEL if coverage else None, model.y.cells.size)
+
+
+def described_coverage(found: ScoreReport) -> dict[str, dict[str, Any]]:
+    """JSON form of the coverage of each law."""
+    return {
+        name: {"level": LEVEL, "columns": {c: estimate(v) for c, v in columns.items()}}
+        for name, columns in found.coverage.items()
+    }
 
 
 def described(scores: Scores) -> dict[str, Any]:

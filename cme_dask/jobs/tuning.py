@@ -9,7 +9,7 @@ from cme_dask.errors import DataError
 from cme_dask.jobs.fitting import Compute, columns_of, describe_fit, events_of, fit_sample
 from cme_dask.jobs.folder import prepare_folder
 from cme_dask.jobs.schema import FitSection
-from cme_dask.report import plots
+from cme_dask.models import drawing
 from cme_dask.report.progress import ProgressLines
 from cme_dask.report.tuning import tuning_picture
 from cme_dask.storage.atomic import disk_errors, writing
@@ -66,8 +66,8 @@ def tune(
 
 def draw(result: Result, path: Path, overwrite: bool, progress: ProgressLines) -> str | None:
     """The picture of a search, where it can be drawn."""
-    if not plots.available():
-        progress.say(f"no picture: {plots.MISSING}")
+    if not drawing.available():
+        progress.say(f"no picture: {drawing.MISSING}")
         with disk_errors(path):
             path.unlink(missing_ok=True)  # an earlier run's would belie this one
         return None

@@ -32,6 +32,20 @@ class Coordinate(ABC):
     def prepare(self, xp: Any, like: Array) -> Map:
         """Return the map, prepared for many columns that live where ``like`` does."""
 
+    @abstractmethod
+    def inverse(self) -> "Coordinate":
+        """Return the map back.
+
+        Raises
+        ------
+        DataError
+            If several values are mapped to one.
+        """
+
+    @abstractmethod
+    def slope(self, xp: Any, column: Array) -> Array:
+        """Return dt / dx at a column, shape (n,), at knots that on the left; DataError as above."""
+
 
 @dataclass(frozen=True)
 class Standard(Coordinate):
@@ -57,6 +71,14 @@ class Standard(Coordinate):
     def prepare(self, xp: Any, like: Array) -> Map:
         """Return the map."""
         return lambda column: (column - self.shift) / self.scale
+
+    def inverse(self) -> "Standard":
+        """Return the map back, scale * t + shift."""
+        return Standard(-self.shift / self.scale, 1.0 / self.scale)
+
+    def slope(self, xp: Any, column: Array) -> Array:
+        """Return 1 / scale."""
+        return xp.full_like(column, 1.0 / self.scale)
 
 
 @dataclass(frozen=True)
@@ -107,6 +129,19 @@ class Scores(Coordinate):
 
         return map_column
 
+    def inverse(self) -> "Scores":
+        """Return the map back: the same knots the other way."""
+        return Scores(self.scores, self.values)
+
+    def slope(self, xp: Any, column: Array) -> Array:
+        """Return the slope of the segment."""
+        values, widths, rises = (
+            xp.asarray(numbers, dtype=xp.float64, device=device(column))
+            for numbers in (self.values, _steps(self.values), _steps(self.scores))
+        )
+        segment = xp.searchsorted(values[1:-1], xp.astype(column, xp.float64, copy=False))
+        return xp.take(rises, segment) / xp.take(widths, segment)
+
 
 @dataclass(frozen=True)
 class Pooled(Coordinate):
@@ -142,6 +177,14 @@ class Pooled(Coordinate):
             return xp.astype(xp.where(known, position, xp.full_like(position, count)), column.dtype)
 
         return map_column
+
+    def inverse(self) -> "Coordinate":
+        """Raise DataError: pooled levels can't be told apart."""
+        raise DataError("a column of pooled levels has no inverse")
+
+    def slope(self, xp: Any, column: Array) -> Array:
+        """Raise DataError: levels have no distance."""
+        raise DataError("a column of pooled levels has no slope")
 
 
 COORDINATES: dict[str, type[Coordinate]] = {cls.__name__: cls for cls in (Standard, Scores, Pooled)}
@@ -181,6 +224,16 @@ class Coordinates:
             return xp.stack([one(X[:, j]) for j, one in enumerate(maps)]).T
 
         return map_rows
+
+    def inverse(self) -> "Coordinates":
+        """Return the map back; raise DataError if levels of a column are pooled."""
+        return Coordinates(tuple(column.inverse() for column in self.columns))
+
+    def slope(self, X: Array) -> Array:
+        """Return dt_j / dx_j at rows X, shape (n, d); raise DataError if levels are pooled."""
+        xp = array_namespace(X)
+        each = [column.slope(xp, X[:, j]) for j, column in enumerate(self.columns)]
+        return xp.stack(each, axis=1)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""

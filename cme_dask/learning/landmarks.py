@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from sklearn.cluster import KMeans
 
 from cme_dask.chunked.blas import one_blas_thread
 from cme_dask.constraints import LANDMARKS, Coupling
 from cme_dask.errors import DataError
-from cme_dask.learning.support import make_support
+from cme_dask.learning.support import deviations, distinct_rows, make_support
 from cme_dask.numerics.hashing import fold_of_rows
 from cme_dask.numerics.joint import JointSolver
 from cme_dask.numerics.moments import Moments, MomentSpec, Side
@@ -21,6 +22,10 @@ Array = Any
 
 CANDIDATES = (8, 16, 32, 64, 128, 256)
 """Numbers of landmarks that are tried."""
+
+_ITERATIONS = 10  # of Lloyd: more of them take seconds and gain little
+_CLUSTERED = 1 << 15  # rows that k-means sees: a thousand clusters of them take a second
+_SEEDS = 1 << 32  # of NumPy's older generator, which k-means takes
 
 _FOLDS = 5
 _TOL = 1e-4  # of the solutions that are compared: their losses differ by far more
@@ -59,8 +64,27 @@ def choose_landmarks(
     if choice not in LANDMARKS:
         raise DataError(f"choice must be one of {', '.join(LANDMARKS)}, got {choice!r}")
     if choice == "kmeans":
-        return make_support(rows, weights, count, seed).points
+        if rows.shape[1] == 1:
+            return make_support(rows, weights, count).points
+        return _centres(rows[:_CLUSTERED], weights[:_CLUSTERED], count, seed)
     return np.asarray(rows)[pivot_landmarks(kernel, rows, weights, count)]
+
+
+def _centres(rows: Array, weights: Array, count: int, seed: int) -> Array:
+    """Centres of k-means on standardised columns, or all distinct rows if they are no more.
+
+    Source of k-means++: Arthur and Vassilvitskii (2007), Proceedings of SODA, 1027.
+    """
+    usable = weights > np.finfo(np.float64).tiny * weights.max(initial=0.0)
+    distinct, mass = distinct_rows(rows[usable], weights[usable])
+    if len(distinct) <= count:
+        return distinct
+    middle, scale = mass @ distinct, deviations(distinct, mass)
+    means = KMeans(count, n_init=1, max_iter=_ITERATIONS, random_state=seed % _SEEDS)
+    # Several threads of k-means add up in the order in which they end: last bits would change.
+    with one_blas_thread():
+        means.fit((distinct - middle) / scale, sample_weight=mass)
+    return np.asarray(np.unique(means.cluster_centers_ * scale + middle, axis=0))
 
 
 @dataclass(frozen=True)

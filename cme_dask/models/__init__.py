@@ -5,18 +5,25 @@ from typing import Any, TypeAlias, TypeVar
 
 from cme_dask.errors import DataError, StoreError
 from cme_dask.kernels import Kernel
+from cme_dask.models.embedding import EmbeddingModel
 from cme_dask.models.features import FeatureModel
 from cme_dask.models.joint import JointModel
+from cme_dask.models.logistic import LogisticModel
 from cme_dask.storage.model_file import read_model
 
-Model: TypeAlias = JointModel | FeatureModel
+Model: TypeAlias = JointModel | FeatureModel | EmbeddingModel | LogisticModel
 """What ``load`` returns."""
 
-Kind = TypeVar("Kind", JointModel, FeatureModel)
+Kind = TypeVar("Kind", JointModel, FeatureModel, EmbeddingModel, LogisticModel)
 
-_TYPES: dict[str, type[JointModel] | type[FeatureModel]] = {
+_TYPES: dict[
+    str,
+    type[JointModel] | type[FeatureModel] | type[EmbeddingModel] | type[LogisticModel],
+] = {
     "JointModel": JointModel,
     "FeatureModel": FeatureModel,
+    "EmbeddingModel": EmbeddingModel,
+    "LogisticModel": LogisticModel,
 }
 
 
@@ -26,7 +33,7 @@ def load(
     kernels: dict[str, Kernel] | None = None,
     storage_options: dict[str, Any] | None = None,
 ) -> Model:
-    """Load a saved model: the law of a JointDistribution, the features of a PivotedCholesky.
+    """Load a saved model: what ``save`` of any estimator wrote.
 
     Parameters
     ----------
@@ -53,6 +60,8 @@ def load(
 _MAKERS = {
     JointModel: "JointDistribution or `cme-dask fit`",
     FeatureModel: "PivotedCholesky or `cme-dask features`",
+    EmbeddingModel: "ConditionalMeanEmbedding",
+    LogisticModel: "KernelLogisticRegression",
 }
 
 
@@ -79,4 +88,12 @@ def load_only(
     return model
 
 
-__all__ = ["FeatureModel", "JointModel", "Model", "load", "load_only"]
+__all__ = [
+    "EmbeddingModel",
+    "FeatureModel",
+    "JointModel",
+    "LogisticModel",
+    "Model",
+    "load",
+    "load_only",
+]

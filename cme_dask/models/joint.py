@@ -1,7 +1,7 @@
 """The fitted joint distribution: small frozen arrays and the queries on them."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from html import escape
@@ -13,9 +13,17 @@ from cme_dask import kernels
 from cme_dask.errors import DataError, StoreError
 from cme_dask.models.answers import Answers
 from cme_dask.models.basis_file import AnyBasis, basis_arrays, basis_description, read_basis
+from cme_dask.models.cells_file import cells_arrays, read_cells
 from cme_dask.models.labels import Labels
 from cme_dask.models.law import ConditionalLaw, Laws
 from cme_dask.models.points import query_points
+from cme_dask.models.residual import (
+    Residual,
+    read_residual,
+    residual_arrays,
+    residual_description,
+)
+from cme_dask.models.spectra import plot_residual_trace, plot_spectrum
 from cme_dask.models.weighing import base_laws, laws_of
 from cme_dask.numerics.cells import Cells
 from cme_dask.numerics.partition import PartitionBasis
@@ -64,9 +72,12 @@ class JointModel:
     base
         1; or 0 for ``coupling``, where psi = b are partitions of unity and H = C >= 0, so that g is
         a sum of products of non-negative numbers.
-    support
-        Cells of y on which conditional laws live, if the fit counted their masses.
+    residual
+        A location of y given x and the joint distribution of x and what is left: then laws of y
+        given x are made from these.
     """
+
+    plot_spectrum, plot_residual_trace = plot_spectrum, plot_residual_trace
 
     x: Variable
     y: Variable
@@ -74,19 +85,22 @@ class JointModel:
     about: dict[str, Any]
     moments: dict[str, Array]
     base: float = 1.0
-    support: Support | None = None
-    residual: Any = None
+    residual: Residual | None = None
+
+    @property
+    def support(self) -> Support | None:
+        """Cells of y on which conditional laws live, if the fit summed their rows."""
+        return None if self.y.cells is None else self.y.cells.support
 
     @property
     def masses(self) -> Array:
         """Shares v of all rows in the cells of the support, shape (S,)."""
-        if self.support is None:
+        if self.y.cells is None:
             raise DataError(
                 "this model has no support for conditional laws: fit with support_size of at least "
-                "1; constraint='coupling' has none"
+                "1"
             )
-        counted = np.asarray(self.moments["masses"]).sum(axis=0)
-        return np.asarray(counted / counted.sum())
+        return self.y.cells.masses
 
     @property
     def function_names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -232,12 +246,15 @@ class JointModel:
                 f"{key}_fold_constant": answers.fold_constant,
                 f"{key}_fold_slope": answers.fold_slope,
             }
+            if variable.cells is not None:
+                arrays |= cells_arrays(key, variable.cells)
             described = basis_description(variable.columns, variable.basis)
             sides[key] = {**described, "answers": list(answers.names)}
         arrays |= {f"moments_{name}": values for name, values in self.moments.items()}
-        if self.support is not None:
-            arrays |= {f"support_{name}": a for name, a in self.support.to_arrays().items()}
         about = {"variables": sides, "fit": self.about, "base": self.base}
+        if self.residual is not None:
+            arrays |= residual_arrays(self.residual)
+            about["residual"] = residual_description(self.residual)
         return ModelState("JointModel", about, arrays)
 
     @classmethod
@@ -252,6 +269,10 @@ class JointModel:
             If a user's own kernel is needed and not in ``custom``.
         """
         variables = {key: _variable(state, key, custom) for key in "xy"}
+        variables = {
+            key: replace(variable, cells=_cells(state, key, variable, variables[other].answers))
+            for (key, variable), other in zip(variables.items(), "yx", strict=True)
+        }
         shape = (variables["y"].basis.rank, variables["x"].basis.rank)
         model = cls(
             variables["x"],
@@ -260,8 +281,9 @@ class JointModel:
             state.about.get("fit", {}),
             _moments(state, variables),
             _base(state, variables),
-            _support(state, variables["y"]),
         )
+        widths = len(variables["x"].columns.names), len(variables["y"].columns.names)
+        model = replace(model, residual=read_residual(state, widths, cls.from_state, custom))
         try:
             model.summary()
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -295,6 +317,7 @@ class JointModel:
             *lines,
             ("rows", f"{fit['rows']:,} in {fit['passes']} pass, {fit['folds']} folds"),
             ("constraint", f"{fit['constraint']}, reg {fit['reg']} ({fit['reg_form']})"),
+            *([] if self.residual is None else [("residual", _residual(fit["residual"]))]),
             ("E[. | x]", ", ".join(given_x)),
             ("E[. | y]", ", ".join(given_y)),
         ]
@@ -315,6 +338,12 @@ class JointModel:
 def _size(name: str, variable: Variable, fit: dict[str, Any]) -> str:
     rank, error = variable.basis.newton.rank, fit["trace_error"][name]
     return f"{rank} landmarks" if error is None else f"rank {rank}, trace error {error:.2e}"
+
+
+def _residual(about: dict[str, Any]) -> str:
+    """What the residual reference gained."""
+    plain, moved = about["crps"]
+    return f"laws moved to mu(x): held-out CRPS {moved:.4g}, plain {plain:.4g}"
 
 
 def _kernels(variable: Variable) -> str:
@@ -361,43 +390,25 @@ def _base(state: ModelState, variables: dict[str, Variable]) -> float:
     return float(base)
 
 
-def _support(state: ModelState, y: Variable) -> Support | None:
-    """The stored support, if there is one, with masses that belong to it."""
-    if "support_points" not in state.arrays:
-        return None
-    points = state.array("support_points", (None, len(y.columns.names)))
-    shapes = {"edges": (len(points) - 1,), "scale": (points.shape[1],)}
-    cut = {
-        name: state.array(f"support_{name}", shape)
-        for name, shape in shapes.items()
-        if f"support_{name}" in state.arrays
-    }
-    masses = state.array("moments_masses", (None, len(points)))
-    try:
-        support = Support.from_arrays({"points": points, **cut})
-    except DataError as error:
-        raise StoreError(f"the model's support is damaged: {error}") from error
-    if not ((masses >= 0).all() and masses.sum() > 0):
-        raise StoreError("the model's masses are damaged: restore it or fit it again")
-    return support
+def _cells(state: ModelState, key: str, variable: Variable, given: Answers) -> Cells | None:
+    """The stored cells of a variable, whose declared functions the other one answers for."""
+    d, newton = len(variable.columns.names), variable.basis.newton
+    rank = newton.rank if isinstance(newton, PartitionBasis) else None
+    return read_cells(state, key, d, rank, given.names[d:])
 
 
 def _moments(state: ModelState, variables: dict[str, Variable]) -> dict[str, Array]:
     """The stored moments, of the shapes that belong to the variables."""
     sides = variables.values()
     if any(isinstance(v.basis, StackedBasis) for v in sides):
-        return {"masses": state.array("moments_masses", (None, None))}
+        return {}
     width = 1 + sum(v.basis.newton.rank + len(v.answers.names) for v in sides)
     gram = state.array("moments_gram", (None, width * (width + 1) // 2))
     folds = len(gram)
-    counted = {}
-    if "moments_masses" in state.arrays:
-        counted["masses"] = state.array("moments_masses", (folds, None))
     return {
         "gram": gram,
         "traces": state.array("moments_traces", (folds, len(sides))),
         "rows": state.array("moments_rows", (folds,)),
-        **counted,
     }
 
 

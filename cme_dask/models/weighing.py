@@ -48,6 +48,7 @@ def laws_of(model: "JointModel", given: str) -> Laws:
         base.rows,
         inner.spread,
         base.near,
+        base.given,
     )
 
 
@@ -77,6 +78,7 @@ def base_laws(model: "JointModel", given: str) -> Laws:
         int(model.about["rows"]),
         _spread(model, given, other.columns.names, cells),
         here.basis.newton.support,
+        here.columns,
         mixture,
     )
 

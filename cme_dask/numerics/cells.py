@@ -27,7 +27,7 @@ class Cells:
     means
         Means of the columns in each cell, shape (S, d); the cell's point where it has no rows.
     covariances
-        Covariances in each cell, shape (S, d, d).
+        Covariances in each cell, shape (S, d, d); of more than 8 columns those of the kept rows.
     names
         Declared functions, q of them.
     functions

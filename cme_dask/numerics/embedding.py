@@ -1,5 +1,6 @@
 """The traditional conditional mean embedding, (42) of the joint paper, from the same moments."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,9 +10,11 @@ from cme_dask.errors import DataError
 from cme_dask.numerics.basis import eigenbasis
 from cme_dask.numerics.means import MeanMoments
 from cme_dask.numerics.moments import Moments, Side
-from cme_dask.numerics.validation import split_folds
+from cme_dask.numerics.validation import Replicates, collect, split_folds, squared_error
 
 Array = Any
+FoldLoss = Callable[[MeanMoments, MeanMoments, Array], Array]
+"""From means over the other folds and over one, and ridges, to losses on it."""
 
 MAX_ROWS = 20_000
 """Rows that laws on single rows may have: one of them is as long as all rows."""
@@ -53,7 +56,7 @@ class ConditionalEmbedding:
             If the ridge is negative or not finite.
         """
         transform, lam = eigenbasis(mean.gram[0])
-        return cls(transform, _shrunk(lam, _ridges([reg]))[:, 0])
+        return cls(transform, _shrunk(lam, check_ridges([reg]))[:, 0])
 
     def slope(self, target: Array) -> Array:
         """(S_XX + r)^-1 E[N_X f], shape (m, q), of E[N_X f], (m, q): E[f | x] = N_X(x)^T slope."""
@@ -61,11 +64,16 @@ class ConditionalEmbedding:
 
     def functions(self, mean: MeanMoments) -> Array:
         """Slopes of the columns and declared functions of y, shape (m, q)."""
-        return self.slope(mean.function_cross[0][1] + np.outer(mean.mean[0], mean.shift[1]))
+        return self.slope(_function_moments(mean))
 
     def one(self, mean: MeanMoments) -> Array:
         """Slope of E[1 | x], shape (m,): a law would answer with one."""
         return self.slope(mean.mean[0][:, None])[:, 0]
+
+    def operator(self, mean: MeanMoments) -> Array:
+        """C^T, slopes of N_Y, shape (m_X, m_Y): E[k_Y(y, Y) | x] = N_X(x)^T C^T N_Y(y)."""
+        assert mean.cross is not None
+        return self.slope(mean.cross.T)
 
     def rows(self, newton: Array, weights: Array) -> Array:
         """Slopes of the weights of rows, shape (m, n): weights(x) = N_X(x)^T slopes.
@@ -139,21 +147,149 @@ def surrogate_losses(moments: Moments, sides: tuple[Side, Side], regs: Any) -> t
     -----
     Source: Grünewälder et al. (2012), Conditional mean embeddings as regressors, section 3.2.
     """
-    regs = _ridges(regs)
-    losses, weights = [], []
-    for rest, held in split_folds(moments, sides):
-        assert rest.cross is not None
-        assert held.cross is not None
-        transform, lam = eigenbasis(rest.gram[0])
-        cross = rest.cross @ transform
-        linear = (cross * (held.cross @ transform)).sum(axis=0)
-        quadratic = (cross.T @ cross) * (transform.T @ held.gram[0] @ transform)
-        shrunk = _shrunk(lam, regs)
-        square = (shrunk * (quadratic @ shrunk)).sum(axis=0)
-        losses.append(held.trace[1] - 2.0 * linear @ shrunk + square)
-        weights.append(held.weight)
-    shares = np.array(weights)
-    return np.array(losses).reshape(-1, len(regs)), shares / shares.sum()
+    regs = check_ridges(regs)
+    pairs = list(split_folds(moments, sides))
+    losses = [surrogate_loss(rest, held, regs) for rest, held in pairs]
+    return np.array(losses).reshape(-1, len(regs)), _shares(pairs)
+
+
+def held_out_curve(
+    moments: Moments, sides: tuple[Side, Side], loss: FoldLoss, regs: Array
+) -> Array:
+    """Mean over the folds, by weight, of a held-out loss for each ridge, shape (R,).
+
+    Parameters
+    ----------
+    moments, sides
+        As in :func:`surrogate_losses`.
+    loss
+        Of one fold: :func:`surrogate_loss` or :func:`squared_loss`.
+    regs
+        Ridges >= 0, shape (R,).
+
+    Raises
+    ------
+    DataError
+        If fewer than two folds have rows.
+    """
+    pairs = list(split_folds(moments, sides))
+    if not pairs:
+        raise DataError(
+            "the ridge is chosen on held-out folds, and fewer than two have rows: give reg, or "
+            "more rows"
+        )
+    return np.asarray(_shares(pairs) @ np.stack([loss(r, h, regs) for r, h in pairs]))
+
+
+def surrogate_loss(rest: MeanMoments, held: MeanMoments, regs: Array) -> Array:
+    """The loss of :func:`surrogate_losses` on one fold, shape (R,).
+
+    Parameters
+    ----------
+    rest, held
+        Means over the rows of the other folds, and over its own.
+    regs
+        Ridges >= 0, shape (R,).
+    """
+    assert rest.cross is not None
+    assert held.cross is not None
+    transform, lam = eigenbasis(rest.gram[0])
+    cross = rest.cross @ transform
+    linear = (cross * (held.cross @ transform)).sum(axis=0)
+    quadratic = (cross.T @ cross) * (transform.T @ held.gram[0] @ transform)
+    shrunk = _shrunk(lam, regs)
+    square = (shrunk * (quadratic @ shrunk)).sum(axis=0)
+    return np.asarray(held.trace[1] - 2.0 * linear @ shrunk + square)
+
+
+def squared_loss(rest: MeanMoments, held: MeanMoments, regs: Array) -> Array:
+    r"""Held-out squared error of E[f | x], averaged over the functions f of y, shape (R,).
+
+    .. math:: \frac1q \sum_j \mathrm E (f_j(Y) - \mathrm E[f_j | X])^2 / \mathrm{Var}(f_j),
+
+    with expectation and variance over the held-out fold. Functions that don't vary are left out.
+
+    Parameters
+    ----------
+    rest, held, regs
+        As in :func:`surrogate_loss`.
+    """
+    transform, lam = eigenbasis(rest.gram[0])
+    target = transform.T @ _function_moments(rest)
+    none = np.zeros(target.shape[1])
+    variance = squared_error(held, 0, held.function_mean[1], np.zeros((len(transform), len(none))))
+    varies = variance > (1e-13 * np.abs(held.function_mean[1])) ** 2
+    losses = []
+    for shrunk in _shrunk(lam, regs).T:
+        error = squared_error(held, 0, none, transform @ (shrunk[:, None] * target))
+        losses.append((error[varies] / variance[varies]).sum() / max(varies.sum(), 1))
+    return np.array(losses)
+
+
+def embedding_replicates(moments: Moments, sides: tuple[Side, Side], reg: float) -> Replicates:
+    """E[f | x] without one fold each, and the squared errors on that fold.
+
+    Parameters
+    ----------
+    moments, sides
+        As in :func:`surrogate_losses`.
+    reg
+        The ridge.
+    """
+    parts, none = [], np.zeros(sides[1].count)
+    pairs = list(split_folds(moments, sides))
+    for rest, held in pairs:
+        slope = ConditionalEmbedding.of(rest, reg).functions(rest)
+        error = squared_error(held, 0, none, slope)
+        baseline = squared_error(held, 0, rest.function_mean[1], 0.0 * slope)
+        parts.append((none, slope, error, baseline))
+    return collect(parts, _shares(pairs), sides[0].basis.rank, len(none))
+
+
+@dataclass(frozen=True, eq=False)
+class EmbeddingChange:
+    """Largest change of E[f | x] at trial rows, in standard deviations of f.
+
+    Parameters
+    ----------
+    newton
+        N_X at some of the trial rows, shape (n, m).
+    reg
+        The ridge.
+    """
+
+    newton: Array
+    reg: float
+
+    def __call__(self, safe: MeanMoments) -> Callable[[MeanMoments], float]:
+        """The change from these moments of the trial rows to others."""
+        answers = self._answers(safe)
+        count = len(safe.function_mean[0])
+        means = np.concatenate([safe.function_mean[1], [1.0]])
+        spread = np.sqrt(np.append(np.diag(safe.function_gram)[count:], 1.0))
+        scale = spread + 1e-6 * np.abs(means) + np.finfo(np.float64).tiny
+
+        def change(tried: MeanMoments) -> float:
+            if not all(np.isfinite(gram).all() for gram in tried.gram):
+                return np.inf
+            return float((np.abs(self._answers(tried) - answers).max(axis=0) / scale).max())
+
+        return change
+
+    def _answers(self, mean: MeanMoments) -> Array:
+        model = ConditionalEmbedding.of(mean, self.reg)
+        return self.newton @ np.column_stack([model.functions(mean), model.one(mean)])
+
+
+def _function_moments(mean: MeanMoments) -> Array:
+    """E[N_X f^T] of the functions of y, shape (m, q)."""
+    return np.asarray(mean.function_cross[0][1] + np.outer(mean.mean[0], mean.shift[1]))
+
+
+def _shares(pairs: Sequence[tuple[MeanMoments, MeanMoments]]) -> Array:
+    """Shares of the weight of the held-out folds, shape (F,)."""
+    weights = np.array([held.weight for _, held in pairs])
+    return weights / weights.sum() if len(weights) else weights
 
 
 def _shrunk(lam: Array, regs: Array) -> Array:
@@ -163,7 +299,8 @@ def _shrunk(lam: Array, regs: Array) -> Array:
     return np.where(pruned, 0.0, 1.0 / np.where(pruned, 1.0, lam[:, None] + regs))
 
 
-def _ridges(regs: Any) -> Array:
+def check_ridges(regs: Any) -> Array:
+    """Ridges as an array, shape (R,); DataError if one is negative or no number."""
     try:
         values = np.atleast_1d(np.asarray(regs, dtype=np.float64))
     except (TypeError, ValueError):

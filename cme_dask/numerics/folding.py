@@ -155,6 +155,11 @@ class Part:
         return f"{side} by {self.folding}"
 
     @property
+    def kept_share(self) -> float:
+        """Share of the units that belong to this side, as expected."""
+        return float(self.share if self.held_out else 1.0 - self.share)
+
+    @property
     def other(self) -> "Part":
         """The other side of the split."""
         return replace(self, held_out=not self.held_out)

@@ -32,8 +32,6 @@ class MeanMoments:
         ``function_cross[s][t]`` = E[N_s (f_t - shift_t)^T], shape (m_s, q_t).
     function_gram
         E[(f - shift)(f - shift)^T] over the functions of all sides, shape (q, q).
-    masses
-        Shares v of the cells of each side's support, sum 1, shapes (S,); S is 0 without one.
     """
 
     weight: float
@@ -45,7 +43,6 @@ class MeanMoments:
     function_cross: tuple[tuple[Array, ...], ...]
     function_gram: Array
     shift: tuple[Array, ...]
-    masses: tuple[Array, ...] = ()
 
     @property
     def trace_error(self) -> tuple[float, ...]:
@@ -70,7 +67,6 @@ class MeanMoments:
         ]
         weight = float(moments.gram[0, one, one])
         gram = moments.gram[0] / weight
-        cells = np.split(moments.masses[0], np.cumsum([side.cells for side in sides])[:-1])
         return cls(
             weight=weight,
             gram=tuple(gram[b, b] for b in basis),
@@ -81,5 +77,4 @@ class MeanMoments:
             function_cross=tuple(tuple(gram[b, f] for f in fun) for b in basis),
             function_gram=gram[one + 1 :, one + 1 :],
             shift=shifts,
-            masses=tuple(v / v.sum() if len(v) else v for v in cells),
         )

@@ -2,13 +2,11 @@
 
 One rank-k update of the augmented rows ``[N_X, N_Y, 1, f]`` holds every moment there is: S_XX,
 S_YY, S_YX, the means, E[psi f] and E[f f^T]. Sums add over strips, so one pass makes them all.
-They are held as columns, ``[N_X, N_Y, 1, f]^T``: then each part is contiguous. The masses of the
-cells of a support are counted beside them.
+They are held as columns, ``[N_X, N_Y, 1, f]^T``: then each part is contiguous.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any, Self
 
 import numpy as np
@@ -26,7 +24,6 @@ from cme_dask.kernels.into import (
 )
 from cme_dask.numerics.basis import Basis
 from cme_dask.numerics.elimination import Elimination
-from cme_dask.numerics.support import Support, count_masses
 from cme_dask.numerics.thresholds import Judges
 
 Array = Any
@@ -61,8 +58,6 @@ class Side:
         squaring.
     elimination
         How far the basis is solved for before its products are summed; default wholly.
-    support
-        Cells whose masses are counted, if any.
     events
         Events that a tuning is judged by, after the functions and without names.
     """
@@ -72,7 +67,6 @@ class Side:
     functions: dict[str, Function] = field(default_factory=dict)
     shift: Array | None = None
     elimination: Elimination | None = None
-    support: Support | None = None
     events: Judges | None = None
 
     @property
@@ -89,11 +83,6 @@ class Side:
     def count(self) -> int:
         """Number of functions, named ones and events."""
         return len(self.names) + (0 if self.events is None else len(self.events))
-
-    @property
-    def cells(self) -> int:
-        """Number of cells of the support; 0 without one."""
-        return 0 if self.support is None else self.support.size
 
     def values(self, rows: Array) -> Array:
         """Columns, declared functions and events at the rows, shape (n, q), without the shift.
@@ -122,15 +111,11 @@ class Moments:
         sum_i w_i k(x_i, x_i), a column per side, shape (F, sides).
     rows
         Number of rows, shape (F,), integers.
-    masses
-        Sum of w_i over the rows of each cell, one side's cells after the other's, shape (F, S); S
-        is 0 without supports.
     """
 
     gram: Array
     traces: Array
     rows: Array
-    masses: Array
 
     def __add__(self, other: "Moments") -> "Moments":
         """Moments of the union of two disjoint sets of rows."""
@@ -138,7 +123,6 @@ class Moments:
             self.gram + other.gram,
             self.traces + other.traces,
             self.rows + other.rows,
-            self.masses + other.masses,
         )
 
     def __iadd__(self, other: "Moments") -> Self:
@@ -149,7 +133,7 @@ class Moments:
 
     @property
     def _sums(self) -> tuple[Array, ...]:
-        return self.gram, self.traces, self.rows, self.masses
+        return self.gram, self.traces, self.rows
 
     @property
     def n_folds(self) -> int:
@@ -171,7 +155,6 @@ class Moments:
             gram,
             self.traces[pick].sum(axis=0, keepdims=True),
             self.rows[pick].sum(keepdims=True),
-            self.masses[pick].sum(axis=0, keepdims=True),
         )
 
     def total(self) -> "Moments":
@@ -185,12 +168,10 @@ class Moments:
     def to_arrays(self) -> dict[str, Array]:
         """Plain arrays to store; of each symmetric Gram matrix the lower triangle."""
         lower = np.tril_indices(self.gram.shape[1])
-        counted = {"masses": self.masses} if self.masses.shape[1] else {}
         return {
             "gram": np.ascontiguousarray(self.gram[:, lower[0], lower[1]]),
             "traces": self.traces,
             "rows": self.rows,
-            **counted,
         }
 
     @classmethod
@@ -202,25 +183,7 @@ class Moments:
         gram = np.empty((packed.shape[0], size, size))
         gram[:, lower[0], lower[1]] = packed
         gram[:, lower[1], lower[0]] = packed
-        masses = arrays.get("masses", np.zeros((len(gram), 0)))
-        return cls(gram, arrays["traces"], arrays["rows"], masses)
-
-
-@dataclass(frozen=True, eq=False)
-class Together:
-    """Several moments of the same rows; they add one by one."""
-
-    each: tuple[Moments, ...]
-
-    def __add__(self, other: "Together") -> "Together":
-        """Those of the union of two disjoint sets of rows."""
-        return Together(tuple(a + b for a, b in zip(self.each, other.each, strict=True)))
-
-    def __iadd__(self, other: "Together") -> Self:
-        """The same in the memory of the left ones."""
-        for mine, theirs in zip(self.each, other.each, strict=True):
-            mine += theirs
-        return self
+        return cls(gram, arrays["traces"], arrays["rows"])
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,18 +204,13 @@ class MomentSpec:
         return tuple(side.basis.rank for side in self.sides)
 
     @property
-    def cells(self) -> tuple[int, ...]:
-        """Numbers of cells whose masses are counted, a number per side."""
-        return tuple(side.cells for side in self.sides)
-
-    @property
     def width(self) -> int:
         """P, the length of an augmented row."""
         return sum(self.ranks) + 1 + sum(side.count for side in self.sides)
 
     @property
     def flops(self) -> int:
-        """Operations per row: eliminations and one rank-k update (sections and cells aside)."""
+        """Operations per row: eliminations and one rank-k update (sections aside)."""
         return self.width**2 + sum(side.eliminated.flops for side in self.sides)
 
     def strip(self, parts: tuple[Array, ...], weights: Array | None, folds: Array) -> Moments:
@@ -297,11 +255,6 @@ class StripMoments:
         ]
         self._block = sub_block(spec.width)
         self._writers = [side.basis.writer(side.eliminated, like) for side in spec.sides]
-        self._counted = [
-            (i, slice(stop - side.cells, stop), side.support.assigner(like))
-            for i, (side, stop) in enumerate(zip(spec.sides, accumulate(spec.cells), strict=True))
-            if side.support is not None
-        ]
         xp, rank = self._xp, sum(spec.ranks)
         self._rows = self._empty((spec.width, self._block), xp.float64)
         if spec.single:
@@ -325,7 +278,6 @@ class StripMoments:
         xp, spec = self._xp, self._spec
         gram = np.zeros((spec.n_folds, spec.width, spec.width))
         traces = np.zeros((spec.n_folds, len(spec.sides)))
-        masses = np.zeros((spec.n_folds, sum(spec.cells)))
         order = None if spec.n_folds == 1 else np.argsort(folds, kind="stable")
         # Not kept: a bound method in its own object is a cycle, which holds the memory for long.
         update = self._single_update if spec.single else self._rank_update
@@ -349,26 +301,11 @@ class StripMoments:
             if weight is not None:
                 into(xp, rows, "multiply", rows, xp.sqrt(weight)[None, :])
                 diagonals = [weight * diagonal for diagonal in diagonals]
-            within = list(_folds_within(fold, spec.n_folds))
-            for number, part in within:
+            for number, part in _folds_within(fold, spec.n_folds):
                 update(gram[number], rows[:, part])
                 traces[number] += [float(xp.sum(diagonal[part])) for diagonal in diagonals]
-            self._count(masses, taken, weight, within)
         counts = np.bincount(folds, minlength=spec.n_folds).astype(np.int64)
-        return Moments(gram, traces, counts, masses)
-
-    def _count(
-        self,
-        masses: Array,
-        parts: tuple[Array, ...],
-        weight: Array | None,
-        within: list[tuple[int, slice]],
-    ) -> None:
-        for side, here, assign in self._counted:
-            cells = assign(parts[side])
-            for number, part in within:
-                some = None if weight is None else weight[part]
-                masses[number, here] += count_masses(cells[part], some, here.stop - here.start)
+        return Moments(gram, traces, counts)
 
     def _rank_update(self, gram: Array, rows: Array) -> None:
         add_rank_update(self._xp, gram, rows, self._scratch)

@@ -9,6 +9,7 @@ import numpy as np
 from array_api_compat import array_namespace, device
 
 from cme_dask.errors import DataError
+from cme_dask.kernels.coordinates import Coordinates
 
 Array = Any
 
@@ -84,7 +85,37 @@ class Declared:
         return xp.stack([xp.astype(f(rows), xp.float64) for f in self.functions], axis=1)
 
 
-Judges = Thresholds | Declared
+@dataclass(frozen=True, eq=False)
+class Mapped:
+    """Coordinates of the columns before the events: they are measured beside these, and no judges.
+
+    Parameters
+    ----------
+    coordinates
+        Of the columns, d of them.
+    events
+        The events.
+    """
+
+    coordinates: Coordinates
+    events: "Judges"
+
+    def __len__(self) -> int:
+        """Number of columns and events."""
+        return len(self.coordinates.columns) + len(self.events)
+
+    @property
+    def scores(self) -> Array:
+        """Weights as of the events, 0 for the columns."""
+        return np.concatenate([np.zeros(len(self.coordinates.columns)), self.events.scores])
+
+    def __call__(self, rows: Array) -> Array:
+        """Values of shape (n, d + q) at rows (n, d)."""
+        xp = array_namespace(rows)
+        return xp.concat([self.coordinates(rows), self.events(rows)], axis=1)
+
+
+Judges = Thresholds | Declared | Mapped
 """Functions of y whose held-out squared errors, weighted by ``scores``, judge a candidate."""
 
 

@@ -41,6 +41,14 @@ class Replicates:
             return 1.0 - self.error / self.baseline
 
 
+def held_out_folds(moments: Moments, sides: tuple[Side, ...]) -> list[int]:
+    """Folds with some of the weight, of which there must be two: else none."""
+    one = sum(side.basis.rank for side in sides)
+    weights = moments.gram[:, one, one]
+    usable = [f for f in range(moments.n_folds) if 0.0 < weights[f] < weights.sum()]
+    return usable if len(usable) > 1 else []
+
+
 def split_folds(
     moments: Moments, sides: tuple[Side, ...]
 ) -> Iterator[tuple[MeanMoments, MeanMoments]]:
@@ -48,10 +56,7 @@ def split_folds(
 
     Folds without rows, and folds that hold all the weight, are left out.
     """
-    one = sum(side.basis.rank for side in sides)
-    weights = moments.gram[:, one, one]
-    usable = [f for f in range(moments.n_folds) if 0.0 < weights[f] < weights.sum()]
-    for fold in usable if len(usable) > 1 else ():
+    for fold in held_out_folds(moments, sides):
         yield (
             MeanMoments.of(moments.without(fold), sides),
             MeanMoments.of(moments.only([fold]), sides),
@@ -149,12 +154,23 @@ def replicates(
             parts[given].append((constant, newton, error, baseline))
     share = np.array(shares) / np.sum(shares)
     return (
-        _collect(parts[0], share, sides[0].basis.rank, sides[1].count),
-        _collect(parts[1], share, sides[1].basis.rank, sides[0].count),
+        collect(parts[0], share, sides[0].basis.rank, sides[1].count),
+        collect(parts[1], share, sides[1].basis.rank, sides[0].count),
     )
 
 
-def _collect(parts: list[Any], share: Array, m: int, q: int) -> Replicates:
+def collect(parts: list[Any], share: Array, m: int, q: int) -> Replicates:
+    """Constant, slope, error and baseline of each fold as replicates; errors averaged by share.
+
+    Parameters
+    ----------
+    parts
+        Of each fold.
+    share
+        Of the weight, shape (F,).
+    m, q
+        Rank of the basis, and number of functions: they count where there are no folds.
+    """
     if not parts:
         unknown = np.full(q, np.nan)
         return Replicates(np.zeros((0, q)), np.zeros((0, m, q)), unknown, unknown)
@@ -162,7 +178,9 @@ def _collect(parts: list[Any], share: Array, m: int, q: int) -> Replicates:
     return Replicates(constant, slope, share @ error, share @ baseline)
 
 
-def squared_error(held: MeanMoments, given: int, constant: Array, slope: Array) -> Array:
+def squared_error(
+    held: MeanMoments, given: int, constant: Array, slope: Array, *, first: int = 0
+) -> Array:
     """Mean of (constant + N^T slope - f)^2 over the held-out fold, for the other side's f.
 
     Parameters
@@ -173,18 +191,21 @@ def squared_error(held: MeanMoments, given: int, constant: Array, slope: Array) 
         Side of the condition.
     constant, slope
         E[f | z] = constant + N(z)^T slope, shapes (q,) and (m, q).
+    first
+        Position of the first of these q functions among those of the other side.
 
     Returns
     -------
     error : (q,)
     """
     other = 1 - given
-    start = 0 if other == 0 else len(held.function_mean[0])
-    here = slice(start, start + len(constant))
-    offset = constant - held.shift[other]
-    mean = held.function_mean[other] - held.shift[other]
-    square = np.diag(held.function_gram)[here]
-    cross = held.function_cross[given][other]
+    columns = slice(first, first + len(constant))
+    start = first + (0 if other == 0 else len(held.function_mean[0]))
+    shift = held.shift[other][columns]
+    offset = constant - shift
+    mean = held.function_mean[other][columns] - shift
+    square = np.diag(held.function_gram)[start : start + len(constant)]
+    cross = held.function_cross[given][other][:, columns]
     model = (slope * (held.gram[given] @ slope)).sum(axis=0) + 2 * offset * (
         held.mean[given] @ slope
     )

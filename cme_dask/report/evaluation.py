@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from cme_dask.report.plots import STYLE
+from cme_dask.models.drawing import STYLE
+from cme_dask.report.scores import coverage_lines
 from cme_dask.report.tables import facts, grid, number, with_error
 
 Result = dict[str, Any]
@@ -18,6 +19,7 @@ def evaluation_tables(result: Result) -> list[Any]:
     lines = [("rows", f"{number(result['rows'])}, held out: {result['held_out']}, 1 pass")]
     if MODEL in result["crps"]:
         lines.append(("CRPS", _text(result["crps"][MODEL])))
+    lines += coverage_lines(result["coverage"].get(MODEL))
     boosting = result["boosting"]
     if boosting is not None:
         lines.append(

@@ -1,37 +1,22 @@
 """Pictures; matplotlib comes with the extra ``plot``."""
 
-import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from cme_dask.errors import ResourceError
+from cme_dask.models.drawing import STYLE
+from cme_dask.models.law import ConditionalLaw
 
 Array = Any
 Result = dict[str, Any]
 
-MISSING = "pictures need matplotlib, install cme-dask[plot]"
-
 _MODEL, _TRUTH = "#1f5fa8", "#222222"
 _EVENTS = ("#1f5fa8", "#c8552b", "#3a8f5c", "#7a4fa0")
+_DASHED: dict[str, Any] = {"color": _TRUTH, "lw": 1.1, "ls": (0, (4, 3))}
 _LEVELS = (0.25, 0.5, 1.0, 2.0, 4.0)
-STYLE = {
-    "font.size": 10.5,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlelocation": "left",
-    "axes.titlesize": 11.5,
-    "axes.grid": True,
-    "grid.color": "#e6e6e6",
-    "grid.linewidth": 0.8,
-    "axes.axisbelow": True,
-    "legend.frameon": False,
-    "figure.dpi": 120,
-}
-"""Matplotlib settings of all pictures."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,17 +47,6 @@ class RatioGrid:
     value: Array
     truth: Array
     inside: Array
-
-
-def available() -> bool:
-    """Whether matplotlib is installed."""
-    return importlib.util.find_spec("matplotlib") is not None
-
-
-def require() -> None:
-    """ResourceError if matplotlib is not installed."""
-    if not available():
-        raise ResourceError(MISSING)
 
 
 def points_picture(result: Result, path: Path) -> None:
@@ -121,10 +95,31 @@ def points_picture(result: Result, path: Path) -> None:
         figure.savefig(path, format="png")
 
 
+@dataclass(frozen=True, eq=False)
+class DemoLaws:
+    """Laws of y1 given x, and the truth.
+
+    Attributes
+    ----------
+    rows
+        Number of rows of the sample.
+    along, at
+        Laws at many x, and at a few.
+    true_quantile, true_cdf
+        From x, and a level or thresholds, to the truth.
+    """
+
+    rows: int
+    along: ConditionalLaw
+    at: ConditionalLaw
+    true_quantile: Callable[[Array, float], Array]
+    true_cdf: Callable[[float, Array], Array]
+
+
 def demo_picture(
-    x: Array, curves: Sequence[Curve], at: float, ratio: RatioGrid, rows: int, path: Path
+    x: Array, curves: Sequence[Curve], at: float, ratio: RatioGrid, laws: DemoLaws, path: Path
 ) -> None:
-    """Conditional probabilities, and the density ratio at one x, each with the truth.
+    """Conditional probabilities, the density ratio at one x, and laws, each with the truth.
 
     Parameters
     ----------
@@ -136,32 +131,49 @@ def demo_picture(
         The x of the ratio.
     ratio
         The ratio.
-    rows
-        Number of rows of the sample.
+    laws
+        The laws.
     path
         PNG file to write.
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    dashed: dict[str, Any] = {"color": _TRUTH, "lw": 1.1, "ls": (0, (4, 3))}
     with rc_context(STYLE):
-        figure = Figure(figsize=(10, 4.4), layout="constrained")
-        left, right = figure.subplots(1, 2, width_ratios=[1.1, 1.0])
+        figure = Figure(figsize=(11, 8.4), layout="constrained")
+        ((first, second), (third, fourth)) = figure.subplots(2, 2, width_ratios=[1.1, 1.0])
         for color, curve in zip(_EVENTS, curves, strict=False):
             band = 2.0 * curve.std
-            left.fill_between(
+            first.fill_between(
                 x, curve.value - band, curve.value + band, color=color, alpha=0.3, lw=0
             )
-            left.plot(x, curve.value, color=color, lw=2.4, label=f"P({curve.name} | x)")
-            left.plot(x, curve.truth, **dashed)
-        left.plot([], [], **dashed, label="truth")
-        left.set(xlabel="x", ylabel="conditional probability", xlim=(x[0], x[-1]))
-        left.set_ylim(bottom=min(0.0, left.get_ylim()[0]))
-        left.set_title(f"Learned from {rows:,} rows (bands: ±2 standard errors)")
-        left.legend(loc="upper left")
-        _ratio_panel(figure, right, ratio, at)
+            first.plot(x, curve.value, color=color, lw=2.4, label=f"P({curve.name} | x)")
+            first.plot(x, curve.truth, **_DASHED)
+        first.plot([], [], **_DASHED, label="truth")
+        first.set(xlabel="x", ylabel="conditional probability", xlim=(x[0], x[-1]))
+        first.set_ylim(bottom=min(0.0, first.get_ylim()[0]))
+        first.set_title(f"Learned from {laws.rows:,} rows (bands: ±2 standard errors)")
+        first.legend(loc="upper left")
+        _ratio_panel(figure, second, ratio, at)
+        _fan_panel(third, x, laws)
+        _cdf_panel(fourth, laws)
         figure.savefig(path, format="png")
+
+
+def _fan_panel(ax: Any, x: Array, laws: DemoLaws) -> None:
+    laws.along.plot_fan("y1", levels=(0.5, 0.9), ax=ax)
+    for level in (0.05, 0.25, 0.5, 0.75, 0.95):
+        ax.plot(x, laws.true_quantile(x, level), **_DASHED)
+    ax.legend(loc="upper right", ncols=3)
+
+
+def _cdf_panel(ax: Any, laws: DemoLaws) -> None:
+    laws.at.plot_cdf("y1", ax=ax)
+    low, high = ax.get_xlim()
+    t = np.linspace(low, high, 400)
+    for point in laws.at.points[:, 0]:
+        ax.plot(t, laws.true_cdf(point, t), **_DASHED)
+    ax.legend(loc="upper left", title="x", alignment="left")
 
 
 def _ratio_panel(figure: Any, ax: Any, grid: RatioGrid, at: float) -> None:

@@ -19,6 +19,7 @@ def score_tables(result: Result) -> list[RenderableType]:
     ]
     if result["crps"] is not None:
         lines.append(("CRPS", _text(result["crps"])))
+    lines += coverage_lines(result["coverage"])
     rows = [
         (
             name,
@@ -31,6 +32,17 @@ def score_tables(result: Result) -> list[RenderableType]:
     ]
     head = ("", "mean", "mean square error", "skill", "which is")
     return [facts(result["model"], lines), "", grid("Scores", head, rows)]
+
+
+def coverage_lines(coverage: Result | None) -> list[tuple[str, str]]:
+    """A line on how many rows lie within the intervals of the laws, in per cent."""
+    if coverage is None:
+        return []
+    each = []
+    for name, found in coverage["columns"].items():
+        value, std = (None if v is None else 100.0 * v for v in (found["value"], found["std"]))
+        each.append(f"{name} {'none' if value is None else with_error(value, std)} %")
+    return [(f"within the {100.0 * coverage['level']:g} % interval", ", ".join(each))]
 
 
 def _text(estimate: Result) -> str:

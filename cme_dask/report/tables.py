@@ -128,7 +128,7 @@ def ingest_tables(result: Result) -> list[RenderableType]:
 
 def _ingested(column: Result, units: dict[str, str]) -> tuple[str, ...]:
     """A line of the columns of an ingest; of labels the commonest and the rarest one."""
-    name = f"{column['variable']}: {_with_unit(column['name'], units)}"
+    name = f"{column['variable']}: {with_unit(column['name'], units)}"
     if "labels" not in column:
         keys = ("mean", "std", "min", "max")
         cells = ("" if column[key] is None else number(column[key]) for key in keys)
@@ -156,7 +156,7 @@ def fit_tables(result: Result) -> list[RenderableType]:
             f"{result['rows_per_second']:,.0f} rows/s",
         ),
         ("arithmetic", result["arithmetic"]),
-        ("peak memory", _memory(result["memory"])),
+        ("peak memory", memory_line(result["memory"])),
         (
             "constraint",
             f"{result['constraint']}: {result['status']}, KKT residual "
@@ -172,7 +172,8 @@ def _size(variable: Result) -> str:
     return f"rank {variable['rank']}, trace error {variable['trace_error']:.2e}"
 
 
-def _memory(memory: Result) -> str:
+def memory_line(memory: Result) -> str:
+    """Predicted and measured peak memory."""
     return (
         f"predicted {format_bytes(memory['predicted'])} in {memory['phase']} ({memory['place']}, "
         f"limit {format_bytes(memory['limit'])}), measured {format_bytes(memory['measured'])} "
@@ -233,8 +234,8 @@ def feature_fit_tables(result: Result) -> list[RenderableType]:
         ("columns", ", ".join(result["columns"])),
         ("features", f"{result['rank']}, {result['basis']} basis, {_short(result['kernel'])}"),
         ("trace error", f"{result['trace_error']:.2e} over all rows"),
-        ("pass", _pass(result)),
-        ("peak memory", _memory(result["memory"])),
+        ("pass", pass_line(result)),
+        ("peak memory", memory_line(result["memory"])),
     ]
     return [facts(result["model"], lines)]
 
@@ -247,13 +248,14 @@ def transform_tables(result: Result) -> list[RenderableType]:
             f"{number(result['rows'])} x {number(result['rank'])} {result['dtype']} in chunks of "
             f"{number(result['chunk_rows'])} rows, {format_bytes(result['bytes'])} on disk",
         ),
-        ("pass", _pass(result)),
-        ("peak memory", _memory(result["memory"])),
+        ("pass", pass_line(result)),
+        ("peak memory", memory_line(result["memory"])),
     ]
     return [facts(result["out"], lines)]
 
 
-def _pass(result: Result) -> str:
+def pass_line(result: Result) -> str:
+    """Extent, time and speed of a pass."""
     return (
         f"{result['passes']} over {number(result['rows'])} rows, {number(result['tasks'])} tasks: "
         f"{result['seconds']:.3g} s, {result['rows_per_second']:,.0f} rows/s"
@@ -277,7 +279,7 @@ def held_out_tables(held_out: dict[str, dict[str, dict[str, float]]]) -> list[Re
 def expectation_tables(result: Result) -> list[RenderableType]:
     """Of ``cme-dask expect``."""
     given, units = result["given"], result["units"]
-    head = [_with_unit(name, units) for name in (*result["columns"], *result["functions"])]
+    head = [with_unit(name, units) for name in (*result["columns"], *result["functions"])]
     stds = result["std"] or [[None] * len(result["functions"])] * len(result["values"])
     rows = [
         (*(p if isinstance(p, str) else number(p) for p in point), *map(with_error, values, std))
@@ -309,7 +311,7 @@ def store_tables(result: Result) -> list[RenderableType]:
 
 def _columns(described: Result) -> str:
     """Names with units; of many the first and the last."""
-    names = [_with_unit(name, described["units"]) for name in described["names"]]
+    names = [with_unit(name, described["units"]) for name in described["names"]]
     return ", ".join(names if len(names) <= _MANY else [*names[:2], "...", names[-1]])
 
 
@@ -351,7 +353,7 @@ def point_tables(result: Result) -> list[RenderableType]:
             rows.append(
                 (
                     point["name"] if i == 0 else "",
-                    _with_unit(name, result["units"]),
+                    with_unit(name, result["units"]),
                     with_error(v["mean"], v["std"]),
                     with_error(v["nearest_mean"], v["nearest_std"]),
                     number(point["farthest"], 2) if i == 0 else "",
@@ -372,5 +374,6 @@ def point_tables(result: Result) -> list[RenderableType]:
     return ["", grid("Conditional means and probabilities", head, rows, caption, text_columns=2)]
 
 
-def _with_unit(name: str, units: dict[str, str]) -> str:
+def with_unit(name: str, units: dict[str, str]) -> str:
+    """A name with its unit, if it has one."""
     return f"{name} [{units[name]}]" if name in units else name

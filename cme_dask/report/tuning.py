@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from cme_dask.report.plots import STYLE
+from cme_dask.models.drawing import STYLE
 from cme_dask.report.tables import facts, grid, number
 
 Result = dict[str, Any]

@@ -16,6 +16,7 @@ import zarr
 
 from cme_dask.errors import DataError, StoreError
 from cme_dask.numerics.folding import BY_ROWS, Folding, Part
+from cme_dask.numerics.location import Residuals
 from cme_dask.storage.columns import Columns
 from cme_dask.storage.priority import RowSample
 from cme_dask.storage.rows import RowSource, ZarrSource
@@ -61,6 +62,7 @@ class Sample:
     time: RowSource | None = None
     folding: Folding = BY_ROWS
     part: Part | None = None
+    residuals: Residuals | None = None
 
     def __post_init__(self) -> None:
         single = {"weights": self.weights, **self._unit_sources}
@@ -133,7 +135,7 @@ class Sample:
 
     def for_folds(self, n_folds: int) -> "Sample":
         """The sample as passes with so many folds read it: one fold needs no column to tell it."""
-        return self.fold_by(BY_ROWS) if n_folds == 1 else self
+        return self.fold_by(BY_ROWS) if n_folds == 1 and self.residuals is None else self
 
     def split(
         self, share: float = 0.2, by: str | Folding | None = None, seed: int = 0
@@ -167,6 +169,21 @@ class Sample:
         folding = self._possible(self.folding if by is None else by)
         rest, held_out = (Part(folding, share, seed, side) for side in (False, True))
         return self._only(rest), self._only(held_out)
+
+    def with_residuals(self, residuals: Residuals, rows: RowSample) -> "Sample":
+        """The rows (x, e) that passes make of these, with the row sample of them.
+
+        Parameters
+        ----------
+        residuals
+            What to make of x and y, in the folds of this sample.
+        rows
+            The row sample of these rows.
+        """
+        folds = rows.folds(self.folding, residuals.n_folds)
+        made = replace(rows, parts=residuals(rows.parts, folds))
+        x, y = self.columns
+        return replace(self, columns=(x, Columns(y.names)), row_sample=made, residuals=residuals)
 
     def check_whole(self, what: str) -> None:
         """DataError if this is a part: ``what`` takes all rows."""

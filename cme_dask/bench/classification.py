@@ -1,0 +1,170 @@
+"""The study of classification: figure 5 of the joint paper, many draws, means and errors."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cme_dask.bench.classification_picture import classification_picture
+from cme_dask.bench.machine import describe_machine
+from cme_dask.bench.output import write_result
+from cme_dask.bench.study import judge_all, mean_and_error, short, summary
+from cme_dask.defaults import SCENARIOS
+from cme_dask.errors import DataError
+from cme_dask.jobs.folder import prepare_folder
+from cme_dask.report.progress import ProgressLines
+from cme_dask.report.tables import grid
+
+Result = dict[str, Any]
+
+FIGURES = {
+    "deviation": "|P - truth|",
+    "perfect": "1 - P(label)",
+    "loss": "-log P",
+    "wrong": "wrong",
+    "outside": "outside [0, 1]",
+}
+LAWS, TRUTH = ("self-tuned", "constrained"), "truth"
+JUDGED = ("deviation", "perfect", "loss", "wrong")
+ROWS, SEEDS = (100, 200, 500, 1000), 20
+OUTPUTS = ("classification.json", "classification.png")
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class ClassificationOptions:
+    """What to study.
+
+    Attributes
+    ----------
+    scenarios
+        Correlations: names of ``cme_dask.defaults.SCENARIOS``.
+    rows
+        Sizes of the training samples, and of the validation samples.
+    seeds
+        Draws of each.
+    workers
+        Processes; default one per core.
+    """
+
+    scenarios: tuple[str, ...] = ("medium", "strong")
+    rows: tuple[int, ...] = ROWS
+    seeds: int = SEEDS
+    workers: int | None = None
+
+    def __post_init__(self) -> None:
+        unknown = sorted(set(self.scenarios) - set(SCENARIOS))
+        if unknown:
+            raise DataError(
+                f"scenarios must be among {', '.join(SCENARIOS)}, got {', '.join(unknown)}"
+            )
+        if min(self.rows, default=0) < 50:
+            raise DataError(f"samples of at least 50 rows are needed, got {list(self.rows)}")
+
+
+def run_classification(
+    options: ClassificationOptions, out: Path | None, *, overwrite: bool, progress: ProgressLines
+) -> Result:
+    """Judge all methods; write JSON and a picture into the folder ``out``, if any."""
+    if out is not None:
+        prepare_folder(out, OUTPUTS, overwrite)
+    begin = time.time()
+    tasks = [
+        (name, n, seed)
+        for n in sorted(options.rows, reverse=True)  # the longest first
+        for name in options.scenarios
+        for seed in range(options.seeds)
+    ]
+    found = judge_all(_judge, tasks, options.workers, progress)
+    cells = [
+        {
+            "scenario": name,
+            "rows": n,
+            "models": summary([found[name, n, seed] for seed in range(options.seeds)]),
+        }
+        for name in options.scenarios
+        for n in options.rows
+    ]
+    result: Result = {
+        "kind": "classification",
+        "schema_version": SCHEMA_VERSION,
+        "seconds": time.time() - begin,
+        "machine": describe_machine(),
+        "settings": {"seeds": options.seeds, "rows": list(options.rows)},
+        "cells": cells,
+        "verdicts": [_verdict(cell) for cell in cells],
+        "files": [],
+    }
+    if out is not None:
+        write_result(result, out, OUTPUTS, classification_picture, progress)
+    return result
+
+
+def _judge(name: str, n: int, seed: int) -> Result:
+    from cme_dask.bench.classifiers import judge
+
+    return judge(name, n, seed)
+
+
+def _verdict(cell: Result) -> Result:
+    """Per figure the best method, and whether our laws are as good.
+
+    One is tied if what it has more is at most two standard errors, of differences paired by draws.
+    """
+    models = {name: each for name, each in cell["models"].items() if name != TRUTH}
+    verdict: Result = {"scenario": cell["scenario"], "rows": cell["rows"]}
+    for figure in JUDGED:
+        means = {name: float(each[figure]["mean"]) for name, each in models.items()}
+        best = min(means, key=lambda name: means[name])
+        verdict[figure] = {"best": best, "over_best": {}, "tied": {}}
+        for law in LAWS:
+            ours, least = (np.array(models[m][figure]["values"]) for m in (law, best))
+            excess = mean_and_error((ours - least).tolist())
+            verdict[figure]["over_best"][law] = means[law] / means[best]
+            verdict[figure]["tied"][law] = excess["mean"] <= 2.0 * excess["std_error"]
+    return verdict
+
+
+def classification_tables(result: Result) -> Iterator[Any]:
+    """A table for each scenario and size, and the verdicts."""
+    for cell in result["cells"]:
+        rows = [
+            (name, *(_cell(figures[figure]) for figure in FIGURES))
+            for name, figures in cell["models"].items()
+        ]
+        title = f"{cell['scenario']}, {cell['rows']:,} rows"
+        yield grid(title, ("method", *FIGURES.values()), rows, "")
+        yield ""
+    yield grid(
+        "Our laws beside the best method",
+        ("", "", "best", *(f"{law} / best" for law in LAWS)),
+        list(_verdict_rows(result["verdicts"])),
+        f"Means over {result['settings']['seeds']} draws. In brackets: more than the best by more "
+        "than two standard errors. |P - truth|: distance from the true probability. 1 - "
+        "P(label): the paper's distance from perfect classification, which the truth does not "
+        "minimise: it rewards overconfidence.",
+        text_columns=3,
+    )
+
+
+def _verdict_rows(verdicts: Sequence[Result]) -> Iterator[tuple[str, ...]]:
+    for verdict in verdicts:
+        for figure in JUDGED:
+            found = verdict[figure]
+            ratios = [
+                f"{ratio:.3f}" if found["tied"][law] else f"({ratio:.3f})"
+                for law, ratio in found["over_best"].items()
+            ]
+            yield (
+                f"{verdict['scenario']}, {verdict['rows']:,}" if figure == JUDGED[0] else "",
+                FIGURES[figure],
+                found["best"],
+                *ratios,
+            )
+
+
+def _cell(found: Result) -> str:
+    return f"{short(found['mean'], 2)} ± {short(found['std_error'], 1)}"

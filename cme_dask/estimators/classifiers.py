@@ -1,0 +1,92 @@
+"""``JointClassifier`` and ``EmbeddingClassifier``: class probabilities from laws of a label."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from cme_dask.estimators.embedding import ConditionalMeanEmbedding
+from cme_dask.estimators.joint import JointDistribution
+from cme_dask.estimators.predictors import LabelClassifier, Level
+from cme_dask.numerics.moments import Function
+from cme_dask.numerics.projection import project
+
+Array = Any
+
+
+class JointClassifier(LabelClassifier, JointDistribution):
+    r"""Classifier by the conditional law of a label: non-negative probabilities with sum 1.
+
+    A :class:`JointDistribution` whose y is one column of labels. Attributes and queries are its
+    own, and the model is one of both variables: X given the label can be asked, too.
+
+    Parameters
+    ----------
+    kernel_x, kernel_y, tol, max_rank, reg, reg_form, constraint, convergence
+        As in :class:`JointDistribution`.
+    pivots, span, sample_size, n_folds, support_size, residual, accuracy, tuning, random_state
+        As in :class:`JointDistribution`; labels have no residuals.
+
+    Attributes
+    ----------
+    classes_ : (K,) array
+        The labels, ascending; of a store in the order of its codes.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cme_dask import JointClassifier
+    >>> rng = np.random.default_rng(0)
+    >>> x = rng.normal(size=(2_000, 2))
+    >>> label = np.where(x[:, 0] + 0.5 * rng.normal(size=2_000) > 0, "up", "down")
+    >>> model = JointClassifier(kernel_x="median", reg=1e-3).fit(x, label)
+    >>> model.predict([[2.0, 0.0], [-2.0, 0.0]]).tolist()
+    ['up', 'down']
+    """
+
+    def _probabilities(self, X: Any) -> Array:
+        return np.asarray(self._fitted().conditional(X).predict_proba())
+
+
+class EmbeddingClassifier(LabelClassifier, ConditionalMeanEmbedding):
+    r"""Classifier by the conditional mean embedding of a label.
+
+    :math:`P(Y = c | x) = \mathrm E[1\{Y = c\} | x]` of :class:`ConditionalMeanEmbedding` is signed
+    and need not add up to one; ``predict_proba`` gives the nearest probabilities (Euclidean
+    projection onto the simplex), which have the same order.
+
+    Parameters
+    ----------
+    kernel_x, kernel_y, tol, max_rank, reg, criterion
+        As in :class:`ConditionalMeanEmbedding`.
+    pivots, span, sample_size, n_folds, accuracy, random_state
+        As in :class:`ConditionalMeanEmbedding`.
+
+    Attributes
+    ----------
+    classes_ : (K,) array
+        The labels, ascending; of a store in the order of its codes.
+    """
+
+    def signed_proba(self, X: Any) -> Array:
+        """The estimates as they are, shape (n, K): they may be negative.
+
+        Parameters
+        ----------
+        X
+            Points, shape (n, d_X), or a table with the columns by name.
+        """
+        model = self._fitted()
+        return np.asarray(model.expect([_name(code) for code in range(len(self.classes_))], X))
+
+    def _probabilities(self, X: Any) -> Array:
+        signed = self.signed_proba(X)
+        return project(signed, np.ones(signed.shape[1]))[0]
+
+    def _declared(self, functions: Mapping[str, Function] | None) -> Mapping[str, Function] | None:
+        indicators = {_name(code): Level(code) for code in range(len(self.classes_))}
+        return {**(functions or {}), **indicators}
+
+
+def _name(code: int) -> str:
+    return f"class {code}"

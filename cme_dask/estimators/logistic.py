@@ -1,0 +1,274 @@
+"""``KernelLogisticRegression``: on the basis of the pivots, with a pass for each gradient."""
+
+import os
+import warnings
+from collections.abc import Sequence
+from typing import Any, Self
+
+import numpy as np
+from sklearn.base import BaseEstimator
+
+from cme_dask.chunked.blas import one_blas_thread
+from cme_dask.chunked.driver import Executor, Scheduler
+from cme_dask.chunked.gradients import gradient_pass
+from cme_dask.chunked.memory import MemoryBudget
+from cme_dask.defaults import SAMPLE_SIZE, TOL
+from cme_dask.errors import ConvergenceError, ConvergenceWarning, DataError
+from cme_dask.estimators.features import x_alone
+from cme_dask.estimators.pivoting import PivotChoice, PivotRule
+from cme_dask.estimators.planning import prepare
+from cme_dask.estimators.predictors import LabelClassifier, learn_features, weights_of
+from cme_dask.estimators.recipe import (
+    FittedBasis,
+    NotFitted,
+    Progress,
+    check_integer,
+    check_parameters,
+    make_moments,
+    make_side,
+    warn_of_error,
+)
+from cme_dask.estimators.solving import CONVERGENCE
+from cme_dask.estimators.tuned import MAX_RANK
+from cme_dask.kernels import Kernel
+from cme_dask.learning.logistic import solve_logistic
+from cme_dask.models.logistic import LogisticModel
+from cme_dask.numerics.basis import Basis, LinearBasis, eigenbasis
+from cme_dask.numerics.embedding import check_ridges
+from cme_dask.numerics.logistic import LogisticProblem
+from cme_dask.numerics.means import MeanMoments
+from cme_dask.numerics.moments import MomentSpec
+
+Array = Any
+
+
+class KernelLogisticRegression(LabelClassifier, BaseEstimator):  # type: ignore[misc]
+    r"""Multinomial kernel logistic regression in the span of m kernel functions, out of core.
+
+    .. math:: p_c(x) = \frac{\exp(f_c(x) + b_c)}{\sum_e \exp(f_e(x) + b_e)}
+
+    minimises :math:`\mathrm E[-\log p_Y(X)] + \frac r2 \sum_c |f_c|_{\mathcal H}^2` over f_c in the
+    span of k(., p) at the pivots p. One pass over the rows makes the moments of the basis, which
+    scale the unknowns; then L-BFGS takes one more pass for each gradient.
+
+    Parameters
+    ----------
+    kernel : Kernel, optional
+        Kernel of x; default Gaussian, length scales by the median heuristic on standardised
+        columns.
+    reg : float
+        Ridge r > 0; for two classes lambda = r / 4 of Zhu and Hastie (2005).
+    tol : float
+        Relative trace error that the basis aims at, in (0, 1).
+    max_rank : int, optional
+        Largest number of pivots; default 500.
+    gradient_tol : float
+        Norm of the gradient, in unknowns of unit curvature, at which the iteration ends.
+    max_iter : int
+        Largest number of steps.
+    convergence : {"raise", "warn"}
+        What to do where that norm is missed.
+    pivots, span, sample_size, random_state
+        As in :class:`PivotedCholesky`.
+
+    Attributes
+    ----------
+    model_ : LogisticModel
+        The frozen model: probabilities without data or Dask.
+    classes_ : (K,) array
+        The labels, ascending; of a store in the order of its codes.
+    basis_x_ : FittedBasis
+        ``rank``, ``trace_error`` over all rows, ``pivots``.
+    solution_ : LogisticSolution
+        ``objective``, ``gradient_norm``, ``iterations``, ``passes``.
+    n_iter_ : int
+        Steps of L-BFGS.
+    n_passes_ : int
+        Passes over the rows: those of :class:`PivotedCholesky`, and one for each gradient.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cme_dask import KernelLogisticRegression
+    >>> rng = np.random.default_rng(0)
+    >>> x = rng.normal(size=(2_000, 2))
+    >>> label = np.where(x[:, 0] + 0.5 * rng.normal(size=2_000) > 0, "up", "down")
+    >>> model = KernelLogisticRegression().fit(x, label)
+    >>> model.predict([[2.0, 0.0], [-2.0, 0.0]]).tolist()
+    ['up', 'down']
+
+    Notes
+    -----
+    Source: Zhu and Hastie (2005), Journal of Computational and Graphical Statistics 14, 185.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel | None = None,
+        *,
+        reg: float = 1e-3,
+        tol: float = TOL,
+        max_rank: int | None = None,
+        gradient_tol: float = 1e-5,
+        max_iter: int = 200,
+        convergence: str = "raise",
+        pivots: Any = "sampled",
+        span: float = 1.0,
+        sample_size: int = SAMPLE_SIZE,
+        random_state: int | None = None,
+    ) -> None:
+        self.kernel = kernel
+        self.reg = reg
+        self.tol = tol
+        self.max_rank = max_rank
+        self.gradient_tol = gradient_tol
+        self.max_iter = max_iter
+        self.convergence = convergence
+        self.pivots = pivots
+        self.span = span
+        self.sample_size = sample_size
+        self.random_state = random_state
+
+    def fit(
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        weights: Any = None,
+        sample_weight: Any = None,
+        scheduler: Scheduler = None,
+        workers: int | None = None,
+        memory_limit: str | int | None = None,
+        progress: Progress | None = None,
+    ) -> Self:
+        """Fit, with one pass over the rows for each gradient.
+
+        Parameters
+        ----------
+        X
+            Rows of x, as in :meth:`JointDistribution.fit`; or a store whose y is one categorical
+            column.
+        y
+            Labels, shape (n,): numbers, texts or booleans; NumPy, Dask, Zarr or pandas.
+        weights, sample_weight
+            Non-negative weights of the rows, by either name.
+        scheduler, workers, memory_limit, progress
+            As in :meth:`JointDistribution.fit`.
+
+        Raises
+        ------
+        DataError
+            On unusable rows, labels or parameters.
+        ConvergenceError
+            If the gradient stays above ``gradient_tol``.
+
+        Warns
+        -----
+        ConvergenceWarning
+            The same, if ``convergence`` is ``"warn"``.
+        """
+        self._check()
+        sample = self._open(X, y, weights_of(weights, sample_weight))
+        most = MAX_RANK if self.max_rank is None else self.max_rank
+        budget = MemoryBudget.of(Executor.resolve(scheduler, workers), memory_limit)
+        ready = prepare(
+            x_alone(sample),
+            {"kernel": self.kernel},
+            ("X",),
+            (self.pivots,),
+            PivotRule(self.tol, most, self.span, self.random_state or 0),
+            n_folds=1,
+            sample_size=self.sample_size,
+            budget=budget,
+            progress=progress,
+        )
+        choice = ready.choice
+        bases, in_rounds = choice.bases(ready.kernels)
+        mean, rows = _measure(choice, bases)
+        more, topping_up = choice.topped_up(bases, mean.trace_error)
+        if more is not None:
+            bases = more
+            mean, rows = _measure(choice, bases)
+        (newton,), (error,) = bases, mean.trace_error
+        gram = np.block([[mean.gram[0], mean.mean[0][:, None]], [mean.mean[0][None, :], 1.0]])
+        problem = LogisticProblem(newton.factor, gram, len(self.classes_), float(self.reg))
+        with one_blas_thread():
+            self.solution_ = solve_logistic(
+                problem,
+                lambda a: gradient_pass(sample, newton.kernel, newton.points, a, budget, progress),
+                tol=self.gradient_tol,
+                max_iter=self.max_iter,
+            )
+            spectral = LinearBasis(newton, *eigenbasis(mean.gram[0]))
+        self._check_convergence()
+        self.n_iter_ = self.solution_.iterations
+        passes = ready.passes + in_rounds + 1 + topping_up + (more is not None)
+        self.n_passes_ = passes + self.solution_.passes
+        self.basis_x_ = FittedBasis(newton, spectral, error)
+        coef = self.solution_.newton
+        self.model_ = LogisticModel(
+            sample.columns[0],
+            spectral,
+            spectral.transform.T @ coef[:-1],
+            coef[-1],
+            tuple(self.classes_.tolist()),
+            {
+                "rows": rows,
+                "passes": self.n_passes_,
+                "tol": float(self.tol),
+                "trace_error": float(error),
+                "reg": float(self.reg),
+                "objective": self.solution_.objective,
+                "gradient_norm": self.solution_.gradient_norm,
+                "location": sample.location,
+            },
+        )
+        if isinstance(self.pivots, str) and self.max_rank is not None:
+            warn_of_error("X", newton.rank, error, self.tol, self.max_rank, choice.may_miss(0))
+        learn_features(self, X, sample.columns[0])
+        return self
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Write the fitted model to a folder, see :meth:`LogisticModel.save`."""
+        self._fitted().save(path, overwrite=overwrite)
+
+    def _probabilities(self, X: Any) -> Array:
+        return self._fitted().predict_proba(X)
+
+    def _fitted(self) -> LogisticModel:
+        if not hasattr(self, "model_"):
+            raise NotFitted("this KernelLogisticRegression is not fitted: call fit first")
+        return self.model_
+
+    def _check(self) -> None:
+        check_parameters(self.tol, self.max_rank, 1, self.sample_size, self.random_state)
+        check_integer("max_iter", self.max_iter, 1)
+        if not check_ridges([self.reg])[0] > 0.0:
+            raise DataError(f"reg must be above 0, got {self.reg!r}")
+        if not 0.0 < self.gradient_tol < 1.0:
+            raise DataError(f"gradient_tol must lie between 0 and 1, got {self.gradient_tol!r}")
+        if self.convergence not in CONVERGENCE:
+            raise DataError(
+                f"convergence must be one of {', '.join(CONVERGENCE)}, got {self.convergence!r}"
+            )
+
+    def _check_convergence(self) -> None:
+        found = self.solution_
+        if found.gradient_norm <= self.gradient_tol:
+            return
+        message = (
+            f"the gradient has norm {found.gradient_norm:.1e} after {found.iterations} steps, "
+            f"gradient_tol is {self.gradient_tol:g}: raise it, reg or max_iter"
+        )
+        if self.convergence == "raise":
+            raise ConvergenceError(message)
+        warnings.warn(message, ConvergenceWarning, stacklevel=3)
+
+
+def _measure(choice: PivotChoice, bases: Sequence[Basis]) -> tuple[MeanMoments, int]:
+    """Moments of x in one pass, and the number of rows that counted."""
+    side = make_side(bases[0], choice.sample.columns[0], None, choice.rows, 0)
+    (moments,), _, _ = make_moments(
+        choice.sample, [MomentSpec((side,))], choice.budget, choice.progress, choice.sample_rows
+    )
+    return MeanMoments.of(moments.total(), (side,)), moments.n_rows

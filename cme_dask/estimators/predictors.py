@@ -1,0 +1,219 @@
+"""What makes estimators of scikit-learn: prediction, score, tags, labels as classes."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from sklearn.base import ClassifierMixin, RegressorMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import column_or_1d
+
+from cme_dask.chunked.labels import coded, is_chunked
+from cme_dask.chunked.sources import open_sample
+from cme_dask.errors import DataError
+from cme_dask.numerics.moments import Function
+from cme_dask.storage.columns import Columns
+from cme_dask.storage.sample import Sample
+
+Array = Any
+
+
+def weights_of(weights: Any, sample_weight: Any) -> Any:
+    """The weights of the rows, by whichever name they were given.
+
+    Raises
+    ------
+    DataError
+        If both names were used.
+    """
+    if weights is not None and sample_weight is not None:
+        raise DataError("weights and sample_weight are the same: give one of them")
+    return sample_weight if weights is None else weights
+
+
+def names_of(f: Any, declared: Mapping[str, Function]) -> Any:
+    """The same question with declared callables replaced by their names."""
+    by_id = {id(function): name for name, function in declared.items()}
+    if callable(f):
+        return by_id.get(id(f), f)
+    if isinstance(f, str) or not isinstance(f, Iterable):
+        return f
+    return [by_id.get(id(g), g) for g in f]
+
+
+def learn_features(estimator: Any, X: Any, columns: Columns) -> None:
+    """What scikit-learn asks a fitted estimator about the columns of x."""
+    estimator.n_features_in_ = len(columns.names)
+    if hasattr(X, "columns") and all(isinstance(name, str) for name in X.columns):
+        estimator.feature_names_in_ = np.array(columns.names, dtype=object)
+    elif hasattr(estimator, "feature_names_in_"):
+        del estimator.feature_names_in_
+
+
+class MeanRegressor(RegressorMixin):  # type: ignore[misc]
+    """A regressor that predicts conditional means of y; ``score`` is their R^2.
+
+    Estimators give ``_means(X)``, shape (n, d_Y), and call ``_adopt`` at the end of their fit.
+    """
+
+    def predict(self, X: Any) -> Array:
+        """E[Y | x], shape (n,) if the fit was given y of that shape, else (n, d_Y).
+
+        Parameters
+        ----------
+        X
+            Points, shape (n, d_X), or a table with the columns by name.
+
+        Raises
+        ------
+        DataError
+            On wrong columns or NaN, or if a column of y holds labels.
+        """
+        self._fitted()
+        if self._labels:
+            raise DataError(
+                f"column {self._labels[0]!r} holds labels, which have no mean: ask for "
+                "probabilities, or fit a JointClassifier"
+            )
+        means = np.asarray(self._means(X))
+        return means.reshape(len(means), *self._shape)
+
+    def _means(self, X: Any) -> Array:
+        raise NotImplementedError
+
+    def _fitted(self) -> Any:
+        raise NotImplementedError
+
+    def _adopt(self, X: Any, Y: Any, sample: Sample) -> None:
+        """Keep the shape of predictions, and which columns of y have none."""
+        x, y = sample.columns
+        learn_features(self, X, x)
+        ndim = Y.ndim if hasattr(Y, "ndim") else np.asarray(Y).ndim  # None and paths have none
+        flat = len(y.names) == 1 and ndim < 2
+        self._shape = () if flat else (len(y.names),)
+        self._labels = tuple(y.categories)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.required = True
+        tags.target_tags.multi_output = True
+        return tags
+
+
+class LabelClassifier(ClassifierMixin):  # type: ignore[misc]
+    """A classifier by conditional probabilities of the labels of y; ``score`` is the accuracy.
+
+    Estimators open rows by :meth:`_open` and give ``_probabilities(X)``, shape (n, K).
+    """
+
+    def predict_proba(self, X: Any) -> Array:
+        """P(Y = label | x), shape (n, K), in the order of ``classes_``: non-negative, sum 1.
+
+        Parameters
+        ----------
+        X
+            Points, shape (n, d_X), or a table with the columns by name.
+
+        Raises
+        ------
+        DataError
+            On wrong columns or NaN.
+        """
+        return self._probabilities(X)
+
+    def predict(self, X: Any) -> Array:
+        """The most probable label at each point, shape (n,).
+
+        Parameters
+        ----------
+        X
+            As in :meth:`predict_proba`.
+        """
+        most = self._probabilities(X).argmax(axis=1)
+        return np.asarray(self.classes_[most])
+
+    def _probabilities(self, X: Any) -> Array:
+        raise NotImplementedError
+
+    def _open(self, X: Any, Y: Any, weights: Any) -> Sample:
+        """The rows, with the labels as codes of a categorical column."""
+        sample, self.classes_ = labelled_sample(X, Y, weights)
+        return sample
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.required = True
+        tags.target_tags.multi_output = False
+        tags.target_tags.single_output = True
+        tags.regressor_tags = None
+        return tags
+
+
+def labelled_sample(X: Any, y: Any, weights: Any) -> tuple[Sample, Array]:
+    """Rows of x and codes of labels, and the labels in the order of the codes, shape (K,).
+
+    Parameters
+    ----------
+    X
+        Rows of x; or a store or ``Sample`` whose y is one categorical column.
+    y
+        Labels, shape (n,): numbers, texts or booleans, in an array, Dask array or pandas Series.
+    weights
+        Of the rows.
+
+    Raises
+    ------
+    DataError
+        If labels are missing, continuous, or all the same.
+    """
+    if y is None:
+        return _stored_labels(open_sample(X, weights=weights))
+    name = str(getattr(y, "name", None) or "y") if hasattr(y, "to_numpy") else "y"
+    if is_chunked(y):
+        classes, codes = coded(y)
+    else:
+        # As scikit-learn does: a column vector is taken with a warning.
+        y = column_or_1d(y, warn=True)
+        _check_labels(y)
+        check_classification_targets(y)
+        classes, codes = np.unique(y, return_inverse=True)
+        codes = codes.astype(np.float64)
+    if len(classes) < 2:
+        got = f"1 class: {classes[0]!r}" if len(classes) else "no rows"
+        raise DataError(f"y must hold at least two classes, got {got}")
+    sample = open_sample(X, codes, weights=weights)
+    name = name if name not in sample.columns[0].names else f"{name} label"
+    labels = Columns((name,), {}, {name: tuple(map(str, classes))})
+    return replace(sample, columns=(sample.columns[0], labels)), classes
+
+
+def _stored_labels(sample: Sample) -> tuple[Sample, Array]:
+    columns = sample.columns[-1]
+    if len(sample.sources) != 2 or len(columns.names) != 1 or not columns.categories:
+        found = "no y" if len(sample.sources) != 2 else f"y: {columns.listed()}"
+        raise DataError(
+            "a classifier needs y to be one categorical column (ingest with --categorical), "
+            f"{sample.location} has {found}"
+        )
+    return sample, np.array(columns.categories[columns.names[0]], dtype=object)
+
+
+def _check_labels(y: Array) -> None:
+    missing = [v is None or v != v for v in y.tolist()] if y.dtype.kind in "fO" else [False]
+    if any(missing):
+        raise DataError(
+            f"y must hold labels, but {sum(missing):,} (first at row {missing.index(True)}) are "
+            "NaN or missing: drop these rows"
+        )
+
+
+@dataclass(frozen=True)
+class Level:
+    """The indicator of a code, as a declared function of y."""
+
+    code: int
+
+    def __call__(self, rows: Array) -> Array:
+        """Indicators, shape (n,), at rows (n, 1)."""
+        return rows[:, 0] == self.code

@@ -1,0 +1,198 @@
+"""The kernel of x of a conditional mean embedding, learned from the row sample."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.optimize import minimize
+
+from cme_dask.chunked.blas import one_blas_thread
+from cme_dask.errors import DataError
+from cme_dask.kernels import Kernel
+from cme_dask.learning.candidates import SCALES, SidePoint
+from cme_dask.learning.screening import ScreenedRows, ScreenedSide, screened_folds
+from cme_dask.learning.searcher import SearchedVariable
+from cme_dask.learning.tuning import GRID
+from cme_dask.numerics.embedding import FoldLoss, squared_loss, surrogate_loss
+
+Array = Any
+
+LOSSES: dict[str, FoldLoss] = {"surrogate": surrogate_loss, "squared": squared_loss}
+"""Held-out losses by the name of the criterion."""
+
+REGS = tuple(10.0 ** (p / 2) for p in range(-18, 1))
+"""Ridges r that are compared: lambda = n r."""
+
+SEARCH_ROWS, SEARCH_RANK = 4096, 200
+"""Rows of the row sample that the search sees, and pivots of each basis in it."""
+
+_OFF = 8.0  # a column's length scale is made so much longer to see if it is needed
+_DIGITS, _LOSS_DIGITS = 2, 7  # of logarithms of length scales, and of losses
+
+
+@dataclass(frozen=True, eq=False)
+class EmbeddingSearch:
+    """What a search found.
+
+    Attributes
+    ----------
+    kernel
+        The kernel of x.
+    reg
+        The best ridge with it on the row sample.
+    loss
+        Held-out loss there.
+    trials
+        Number of kernels tried.
+    seconds
+        What it took.
+    """
+
+    kernel: Kernel
+    reg: float
+    loss: float
+    trials: int
+    seconds: float
+
+
+def search_embedding(
+    parts: tuple[Array, Array],
+    weights: Array,
+    folds: Array,
+    kernel_y: Kernel,
+    categorical: tuple[bool, ...],
+    functions: Array,
+    *,
+    criterion: str,
+    regs: Array,
+    tol: float,
+    heard: Callable[[str, int, int, float], None] = lambda stage, done, most, best: None,
+) -> EmbeddingSearch:
+    """Search coordinates and length scales of the kernel of x by cross-validation.
+
+    A grid of shared length scales in every form of coordinates; then each column with a much longer
+    one; then all together (``scipy.optimize``, COBYQA).
+
+    Parameters
+    ----------
+    parts
+        Rows of x and y of the row sample, shapes (n, d).
+    weights
+        Of the rows, sum 1, shape (n,).
+    folds
+        Fold number of each row, shape (n,).
+    kernel_y
+        The kernel of y, of the surrogate loss.
+    categorical
+        Which columns of x are codes of categories.
+    functions
+        Functions of y at the rows, shape (n, q), of the squared error.
+    criterion
+        ``"surrogate"`` or ``"squared"``.
+    regs
+        Ridges, shape (R,).
+    tol
+        Relative trace error that the bases aim at.
+    heard
+        Told the stage, the trials in it so far and at most, and the best loss.
+
+    Raises
+    ------
+    DataError
+        If fewer than two folds have rows.
+    """
+    begin = time.perf_counter()
+    if len(np.unique(folds)) < 2:
+        raise DataError(
+            "kernels are learned on held-out folds, and the row sample has rows of one only: give "
+            "kernel_x, more rows or more folds"
+        )
+    x = SearchedVariable(parts[0], weights, categorical, None)
+    y = SearchedVariable(parts[1], weights, (False,) * parts[1].shape[1], kernel_y)
+    rows = ScreenedRows(weights, folds, functions)
+    search = _Search(x, y, rows, LOSSES[criterion], regs, tol)
+    with one_blas_thread():
+        best = _grid(search, heard)
+        best = _columns(search, best, heard)
+        _refine(search, best, heard)
+    point = min(search.found, key=lambda p: search.found[p][0])
+    loss, reg = search.found[point]
+    seconds = time.perf_counter() - begin
+    return EmbeddingSearch(x.kernel(point), reg, loss, len(search.found), seconds)
+
+
+class _Search:
+    """Losses of kernels of x, each made once."""
+
+    def __init__(
+        self,
+        x: SearchedVariable,
+        y: SearchedVariable,
+        rows: ScreenedRows,
+        loss: FoldLoss,
+        regs: Array,
+        tol: float,
+    ) -> None:
+        self.x, self.found = x, dict[SidePoint, tuple[float, float]]()
+        self._rows, self._loss, self._regs, self._tol = rows, loss, regs, tol
+        self._y = self._side(y, y.start("given", 1.0))
+
+    def _side(self, variable: SearchedVariable, point: SidePoint) -> ScreenedSide:
+        values = variable.values[point.form][self._rows.order]
+        return ScreenedSide(self._rows, variable.inner(point), values, self._tol, SEARCH_RANK)
+
+    def __call__(self, point: SidePoint) -> float:
+        """The loss with the best ridge."""
+        if point not in self.found:
+            folds = screened_folds(self._rows, self._side(self.x, point), self._y)
+            shares = self._rows.shares / self._rows.shares.sum()
+            losses = shares @ np.stack([self._loss(f.rest, f.held, self._regs) for f in folds])
+            best = int(losses.argmin())
+            self.found[point] = round(float(losses[best]), _LOSS_DIGITS), float(self._regs[best])
+        return self.found[point][0]
+
+
+Heard = Callable[[str, int, int, float], None]
+
+
+def _grid(search: _Search, heard: Heard) -> SidePoint:
+    points = [search.x.start(form, scale) for form in search.x.forms for scale in GRID]
+    for done, point in enumerate(points, 1):
+        search(point)
+        heard("grid", done, len(points), min(loss for loss, _ in search.found.values()))
+    return min(points, key=search)
+
+
+def _columns(search: _Search, best: SidePoint, heard: Heard) -> SidePoint:
+    """Columns whose length scale had better be much longer, one after the other."""
+    count = len(best.scales)
+    for j in range(count if count > 1 else 0):
+        tried = best.scaled([_OFF if i == j else 1.0 for i in range(count)])
+        best = min(best, tried, key=search)
+        heard("columns", j + 1, count, search(best))
+    return best
+
+
+def _refine(search: _Search, start: SidePoint, heard: Heard) -> None:
+    """All length scales together, from the best so far."""
+    most = 20 + 5 * len(start.scales)
+    done = 0
+
+    def objective(logarithms: Array) -> float:
+        nonlocal done
+        # Rounded: then a path does not follow the last bits of the rows.
+        scales = np.exp(np.round(logarithms, _DIGITS))
+        loss = search(SidePoint(start.form, tuple(scales.tolist())))
+        done += 1
+        heard("refine", done, most, loss)
+        return loss
+
+    minimize(
+        objective,
+        np.log(start.scales),
+        method="COBYQA",
+        bounds=[(np.log(SCALES[0]), np.log(SCALES[1]))] * len(start.scales),
+        options={"maxfev": most, "initial_tr_radius": 0.5, "final_tr_radius": 0.05},
+    )

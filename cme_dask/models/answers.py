@@ -1,0 +1,93 @@
+"""E[f | z] of functions f of one variable given the other: what every signed estimator answers."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cme_dask.errors import DataError
+from cme_dask.models.basis_file import AnyBasis
+from cme_dask.storage.columns import Columns
+
+Array = Any
+
+_QUERY_ROWS = 4096  # points per block: memory does not grow with the number of points
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """Everything E[f | z] needs for the functions f of one variable given the other.
+
+    Attributes
+    ----------
+    names
+        The other variable's columns, then its declared functions.
+    constant
+        The intercept, shape (q,): E f of joint distributions, 0 of embeddings.
+    slope
+        E[f | z] = constant + psi(z)^T slope, shape (k, q).
+    fold_constant, fold_slope
+        The same without one fold, by fold, on the Newton basis: shapes (F, q), (F, m, q); F = 0
+        without folds.
+    """
+
+    names: tuple[str, ...]
+    constant: Array
+    slope: Array
+    fold_constant: Array
+    fold_slope: Array
+
+    def wanted(self, f: str | Sequence[str] | None, columns: Sequence[str]) -> str | list[str]:
+        """The names that are asked for; by default those of the other variable's columns.
+
+        Raises
+        ------
+        DataError
+            If they are no texts.
+        """
+        if f is None:
+            return list(columns)
+        if isinstance(f, str):
+            return f
+        if not isinstance(f, Iterable) or not all(isinstance(name, str) for name in f):
+            raise DataError(
+                "expect takes names: declare a function at the fit, functions={'name': f}, and ask "
+                f"for its name; known here: {', '.join(self.names)}"
+            )
+        return list(f)
+
+    def expect(
+        self, wanted: str | list[str], basis: AnyBasis, points: Array, return_std: bool
+    ) -> Any:
+        """E[f | z] at points (n, d), shape (n,) for one name and (n, len) for several.
+
+        With ``return_std`` also standard errors by the jackknife over the folds.
+
+        Raises
+        ------
+        DataError
+            On unknown names, or folds that the fit did not keep.
+        """
+        pick = list(Columns(self.names).positions([wanted] if isinstance(wanted, str) else wanted))
+        folds = len(self.fold_constant)
+        if return_std and folds < 2:
+            raise DataError("standard errors need folds: fit with n_folds of at least 2")
+        slopes = basis.slope(self.slope[:, pick])[None]
+        constants = self.constant[None, pick]
+        if return_std:  # what the folds say, beside what all rows say
+            slopes = np.concatenate([slopes, self.fold_slope[:, :, pick]])
+            constants = np.concatenate([constants, self.fold_constant[:, pick]])
+        functions = basis.newton.combined(np.concatenate(slopes, axis=1))
+        result = np.empty((2 if return_std else 1, len(points), len(pick)))
+        for start in range(0, len(points), _QUERY_ROWS):
+            here = slice(start, start + _QUERY_ROWS)
+            flat = functions(points[here]) + constants.ravel()
+            result[0, here] = flat[:, : len(pick)]
+            if return_std:
+                each = flat[:, len(pick) :].reshape(len(flat), folds, len(pick))
+                spread = ((each - each.mean(axis=1, keepdims=True)) ** 2).sum(axis=1)
+                result[1, here] = np.sqrt((folds - 1) / folds * spread)
+        if isinstance(wanted, str):
+            result = result[..., 0]
+        return (result[0], result[1]) if return_std else result[0]

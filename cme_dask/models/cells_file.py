@@ -1,0 +1,163 @@
+"""The cells of a variable's laws as arrays of a saved model, and back."""
+
+from typing import Any
+
+import numpy as np
+
+from cme_dask.errors import DataError, StoreError
+from cme_dask.numerics.cells import Cells
+from cme_dask.numerics.support import Support
+from cme_dask.storage.model_file import ModelState
+
+Array = Any
+
+_SUM_ERROR = 1e-9  # of shares that should add up to one
+
+
+def cells_arrays(key: str, cells: Cells) -> dict[str, Array]:
+    """Arrays of the cells of the variable ``key``."""
+    arrays = cells.support.to_arrays() | {
+        "masses": cells.masses,
+        "means": cells.means,
+        "covariances": cells.covariances,
+        "functions": cells.functions,
+        "atoms": cells.atoms,
+        "starts": cells.starts,
+        "shares": cells.shares,
+        "whole": cells.whole.astype(np.int8),
+    }
+    if cells.components is not None:
+        arrays["components"] = cells.components
+    return {f"{key}_cells_{name}": values for name, values in arrays.items()}
+
+
+def read_cells(
+    state: ModelState, key: str, d: int, rank: int | None, names: tuple[str, ...]
+) -> Cells | None:
+    """Inverse of :func:`cells_arrays`, for files that can't be trusted; None if there are none.
+
+    Parameters
+    ----------
+    state
+        The file.
+    key
+        ``x`` or ``y``.
+    d
+        Number of columns of the variable.
+    rank
+        Number of functions of its partition of unity; None for other bases.
+    names
+        Its declared functions.
+
+    Raises
+    ------
+    StoreError
+        If they are damaged.
+    """
+    prefix = f"{key}_cells_"
+    if f"{prefix}points" not in state.arrays:
+        return _from_support(state, d) if key == "y" and rank is None else None
+    shapes: dict[str, tuple[int | None, ...]] = {"points": (None, d)}
+    shapes |= dict.fromkeys(("edges", "feature", "threshold", "left"), (None,))
+    support = _support(state, prefix, shapes)
+    size, atoms = support.size, len(state.array(f"{prefix}shares", (None,)))
+
+    def array(name: str, *shape: int) -> Array:
+        return state.array(prefix + name, shape)
+
+    starts = array("starts", size + 1)
+    cells = Cells(
+        support=support,
+        masses=array("masses", size),
+        means=array("means", size, d),
+        covariances=array("covariances", size, d, d),
+        names=names,
+        functions=array("functions", size, len(names)),
+        atoms=array("atoms", atoms, d),
+        starts=starts,
+        shares=array("shares", atoms),
+        whole=array("whole", size) != 0,
+        components=None if rank is None else array("components", rank, size),
+    )
+    _check(cells, key)
+    return cells
+
+
+def _support(state: ModelState, prefix: str, shapes: dict[str, tuple[int | None, ...]]) -> Support:
+    found = {
+        name: state.array(prefix + name, shape)
+        for name, shape in shapes.items()
+        if prefix + name in state.arrays
+    }
+    try:
+        return Support.from_arrays(found)
+    except (DataError, KeyError) as error:
+        raise StoreError(
+            f"the model's support is damaged ({error}): restore it or fit it again"
+        ) from error
+
+
+def _check(cells: Cells, key: str) -> None:
+    """StoreError unless all values are in their range and all shares add up."""
+    numbers = (
+        cells.support.points,
+        cells.masses,
+        cells.means,
+        cells.covariances,
+        cells.functions,
+        cells.atoms,
+        cells.shares,
+        *(() if cells.components is None else (cells.components,)),
+    )
+    starts, covariances = cells.starts, cells.covariances
+    in_order = (
+        starts.dtype.kind in "iu"
+        and starts[0] == 0
+        and starts[-1] == len(cells.atoms)
+        and bool((np.diff(starts) > 0).all())
+    )
+    faults = {
+        "values that are not finite": not all(np.isfinite(a).all() for a in numbers),
+        "masses": bool((cells.masses < 0).any()) or abs(cells.masses.sum() - 1.0) > _SUM_ERROR,
+        "covariances": bool((np.einsum("sii->si", covariances) < 0).any())
+        or not np.array_equal(covariances, covariances.swapaxes(1, 2), equal_nan=True),
+        "starts": not in_order,
+        "shares": not in_order
+        or bool((cells.shares <= 0).any())
+        or np.abs(np.add.reduceat(cells.shares, starts[:-1]) - 1.0).max() > _SUM_ERROR,
+        "components": cells.components is not None
+        and (
+            bool((cells.components < 0).any())
+            or np.abs(cells.components.sum(axis=0) - cells.masses).max() > _SUM_ERROR
+        ),
+    }
+    wrong = [name for name, found in faults.items() if found]
+    if wrong:
+        raise StoreError(
+            f"the model's cells of {key} are damaged ({', '.join(wrong)}): restore it or fit it "
+            "again"
+        )
+
+
+def _from_support(state: ModelState, d: int) -> Cells | None:
+    """Cells of a model of before there were any: of each its point and its mass are known."""
+    if "support_points" not in state.arrays:
+        return None
+    support = _support(state, "support_", {"points": (None, d), "edges": (None,)})
+    counted = state.array("moments_masses", (None, support.size))
+    total = counted.sum()
+    if not ((counted >= 0).all() and 0 < total < np.inf and np.isfinite(support.points).all()):
+        raise StoreError("the model's masses are damaged: restore it or fit it again")
+    size = support.size
+    return Cells(
+        support=support,
+        masses=np.asarray(counted.sum(axis=0) / total),
+        means=support.points,
+        covariances=np.zeros((size, d, d)),
+        names=(),
+        functions=np.zeros((size, 0)),
+        atoms=support.points,
+        starts=np.arange(size + 1),
+        shares=np.ones(size),
+        whole=np.zeros(size, dtype=bool),
+    )

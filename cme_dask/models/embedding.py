@@ -1,0 +1,250 @@
+"""The fitted conditional mean embedding: small frozen arrays and the queries on them."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any, Self
+
+import numpy as np
+
+from cme_dask.errors import StoreError
+from cme_dask.kernels import Kernel
+from cme_dask.models.answers import Answers
+from cme_dask.models.basis_file import basis_arrays, basis_description, read_basis
+from cme_dask.models.points import query_points
+from cme_dask.numerics.basis import LinearBasis
+from cme_dask.storage.columns import Columns
+from cme_dask.storage.model_file import ModelState, write_model
+
+Array = Any
+
+_QUERY_ROWS = 4096
+
+
+@dataclass(frozen=True, eq=False)
+class EmbeddedVariable:
+    """One variable: its columns and its spectral basis."""
+
+    columns: Columns
+    basis: LinearBasis
+
+    def points(self, values: Any, name: str) -> Array:
+        """Query points of this variable, see :func:`query_points`."""
+        return query_points(values, self.columns, name, self.basis.newton.kernel)
+
+
+@dataclass(frozen=True, eq=False)
+class EmbeddingModel:
+    """Conditional mean embedding mu(x) = E[k_Y(., Y) | x], with E[f | x] = psi_X(x)^T slope.
+
+    Made by :class:`cme_dask.ConditionalMeanEmbedding` or :func:`cme_dask.load`; needs neither data
+    nor Dask.
+
+    Attributes
+    ----------
+    x, y
+        The variables.
+    operator
+        E[k_Y(y, Y) | x] = psi_X(x)^T operator psi_Y(y), shape (k_X, k_Y).
+    total
+        Slope of E[1 | x], shape (k_X,).
+    answers
+        Of y's columns and declared functions, given x.
+    about
+        What it was fitted on and how.
+    """
+
+    x: EmbeddedVariable
+    y: EmbeddedVariable
+    operator: Array
+    total: Array
+    answers: Answers
+    about: dict[str, Any]
+
+    @property
+    def function_names(self) -> tuple[str, ...]:
+        """Names that ``expect`` knows: columns of y, and functions declared at the fit."""
+        return self.answers.names
+
+    @property
+    def reg(self) -> float:
+        """The ridge r; lambda = n r."""
+        return float(self.about["reg"])
+
+    def expect(
+        self, f: str | Sequence[str] | None = None, X: Any = None, *, return_std: bool = False
+    ) -> Any:
+        """E[f(Y) | X = x] = psi_X(x)^T (diag(lam_X) + r)^-1 E[psi_X f].
+
+        Signed: an event's answer may leave [0, 1], and E[1 | x] is not 1, see :meth:`mass`.
+
+        Parameters
+        ----------
+        f
+            A column or declared function of y, or several; default the columns.
+        X
+            Points, shape (n, d_X), or a table with the columns by name.
+        return_std
+            Also return standard errors by the jackknife over the fixed folds.
+
+        Returns
+        -------
+        values : (n,) for one name, (n, len(f)) for several; in the units of f
+        std : same shape, if ``return_std``
+
+        Raises
+        ------
+        DataError
+            On unknown names, wrong columns, NaN, or folds that the fit did not keep.
+        """
+        points = self.x.points(X, "X")
+        wanted = self.answers.wanted(f, self.y.columns.names)
+        return self.answers.expect(wanted, self.x.basis, points, return_std)
+
+    def mass(self, X: Any) -> Array:
+        """E[1 | x], shape (n,): 1 for a law; here less where data are few.
+
+        Parameters
+        ----------
+        X
+            Points, shape (n, d_X), or a table with the columns by name.
+
+        Raises
+        ------
+        DataError
+            On wrong columns or NaN.
+        """
+        return self._products(X, self.total[:, None])[:, 0]
+
+    def embedding(self, X: Any, Y: Any) -> Array:
+        """The embedding mu(x_i) at y_j, E[k_Y(y_j, Y) | X = x_i], shape (n_X, n_Y).
+
+        Parameters
+        ----------
+        X, Y
+            Points, shapes (n_X, d_X) and (n_Y, d_Y), or tables with the columns by name.
+
+        Raises
+        ------
+        DataError
+            On wrong columns or NaN.
+        """
+        return self._products(X, self.operator @ self.y.basis(self.y.points(Y, "Y")).T)
+
+    def _products(self, X: Any, right: Array) -> Array:
+        points = self.x.points(X, "X")
+        result = np.empty((len(points), right.shape[1]))
+        for start in range(0, len(points), _QUERY_ROWS):
+            here = slice(start, start + _QUERY_ROWS)
+            result[here] = self.x.basis(points[here]) @ right
+        return result
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Write the model to a folder (Zarr, no pickles), whole or not at all."""
+        write_model(path, self.to_state(), overwrite=overwrite)
+
+    def to_state(self) -> ModelState:
+        """Plain arrays and JSON values."""
+        sides = {"x": self.x, "y": self.y}
+        arrays = {
+            "operator": self.operator,
+            "total": self.total,
+            "slope": self.answers.slope,
+            "fold_slope": self.answers.fold_slope,
+        }
+        for key, variable in sides.items():
+            arrays |= basis_arrays(key, variable.basis)
+        described = {key: basis_description(v.columns, v.basis) for key, v in sides.items()}
+        about = {"variables": described, "answers": list(self.answers.names), "fit": self.about}
+        return ModelState("EmbeddingModel", about, arrays)
+
+    @classmethod
+    def from_state(cls, state: ModelState, custom: dict[str, Kernel] | None = None) -> Self:
+        """Inverse of :meth:`to_state`, for files that can't be trusted.
+
+        Raises
+        ------
+        StoreError
+            If arrays or descriptions do not fit together.
+        DataError
+            If a user's own kernel is needed and not in ``custom``.
+        """
+        x, y = (_variable(state, key, custom) for key in "xy")
+        try:
+            names = tuple(map(str, state.about["answers"]))
+        except (KeyError, TypeError) as error:
+            raise StoreError(f"the model's description is damaged: {error!r}") from error
+        k, m, q = x.basis.rank, x.basis.newton.rank, len(names)
+        if names[: len(y.columns.names)] != y.columns.names or len(set(names)) != q:
+            raise StoreError("the model's functions do not fit its columns: fit it again")
+        fold_slope = state.array("fold_slope", (None, m, q))
+        answers = Answers(
+            names,
+            np.zeros(q),
+            state.array("slope", (k, q)),
+            np.zeros((len(fold_slope), q)),
+            fold_slope,
+        )
+        operator, total = state.array("operator", (k, y.basis.rank)), state.array("total", (k,))
+        for values in (answers.slope, fold_slope, operator, total):
+            if not np.isfinite(values).all():
+                raise StoreError("the model's coefficients hold NaN or infinity: fit it again")
+        model = cls(x, y, operator, total, answers, state.about.get("fit", {}))
+        try:
+            model.summary()
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise StoreError(
+                f"the model's description of its fit is damaged ({error!r}): restore it or fit it "
+                "again"
+            ) from error
+        return model
+
+    def contents(self) -> dict[str, Any]:
+        """JSON form of what can be asked for, and the held-out errors."""
+        return {
+            "columns": {"x": self.x.columns.to_dict(), "y": self.y.columns.to_dict()},
+            "functions": {"x": list(self.function_names)},
+            "held_out": self.about.get("held_out", {}),
+        }
+
+    def summary(self) -> list[tuple[str, str]]:
+        """Lines of ``repr``: label and text."""
+        fit, sides = self.about, {"x": self.x, "y": self.y}
+        lines = [
+            (
+                name,
+                f"{', '.join(v.columns.names)}: rank {v.basis.newton.rank}, trace error "
+                f"{float(fit['trace_error'][name]):.2e}, {v.basis.newton.kernel!r}",
+            )
+            for name, v in sides.items()
+        ]
+        return [
+            *lines,
+            ("rows", f"{int(fit['rows']):,} in {int(fit['passes'])} pass, {fit['folds']} folds"),
+            ("ridge", f"{self.reg:.2g}, by {fit['criterion']}"),
+            ("E[. | x]", ", ".join(self.function_names)),
+        ]
+
+    def __repr__(self) -> str:
+        body = "\n".join(f"  {label:<10} {text}" for label, text in self.summary())
+        return f"EmbeddingModel\n{body}"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><th style='text-align:left'>{escape(label)}</th>"
+            f"<td style='text-align:left'>{escape(text)}</td></tr>"
+            for label, text in self.summary()
+        )
+        return f"<table><caption>EmbeddingModel</caption>{rows}</table>"
+
+
+def _variable(state: ModelState, key: str, custom: dict[str, Kernel] | None) -> EmbeddedVariable:
+    try:
+        about = state.about["variables"][key]
+    except (KeyError, TypeError) as error:
+        raise StoreError(f"the model's description of {key} is damaged: {error!r}") from error
+    columns, basis = read_basis(state, key, about, custom)
+    if not isinstance(basis, LinearBasis):
+        raise StoreError("an embedding's basis is stacked, which it never is: fit it again")
+    return EmbeddedVariable(columns, basis)

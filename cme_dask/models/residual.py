@@ -1,0 +1,179 @@
+"""The residual reference: a location of y given x, and the joint distribution of x and the rest."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cme_dask import kernels
+from cme_dask.errors import DataError, StoreError
+from cme_dask.kernels.coordinates import Coordinates
+from cme_dask.numerics.location import Location
+from cme_dask.storage.model_file import ModelState
+
+if TYPE_CHECKING:
+    from cme_dask.models.joint import JointModel
+
+Array = Any
+Custom = dict[str, kernels.Kernel] | None
+
+_PREFIX, _MODEL = "residual_", "residual_model_"
+
+
+@dataclass(frozen=True, eq=False)
+class Residual:
+    r"""Y = y(mu(x) + e): the law of e given x, moved to the location mu(x).
+
+    The law of Y given X = x has the mass w_s(x) at y(mu(x) + e_s), where w(x) is the law of e given
+    X = x on its cells s and e_s their means.
+
+    Attributes
+    ----------
+    location
+        mu(x), shape (n, d), of rows x (n, d_X), in the coordinates z of y.
+    model
+        Joint distribution of x and e = z(y) - mu(x).
+    coordinates
+        z(y) of each column; None for z = y.
+    """
+
+    location: Location
+    model: "JointModel"
+    coordinates: Coordinates | None = None
+
+    def forward(self, y: Array) -> Array:
+        """Coordinates z of the rows y, both of shape (n, d)."""
+        return y if self.coordinates is None else self.coordinates(y)
+
+    def undo(self, z: Array) -> Array:
+        """Rows y with these coordinates z, both of shape (n, d)."""
+        return z if self.coordinates is None else self.coordinates.inverse()(z)
+
+    def slope(self, y: Array) -> Array:
+        """dz_j / dy_j at the rows y, shape (n, d)."""
+        return np.ones_like(y) if self.coordinates is None else self.coordinates.slope(y)
+
+
+def residual_arrays(residual: Residual) -> dict[str, Array]:
+    """Arrays of a residual reference in the state of its base model."""
+    location = residual.location
+    return {
+        f"{_PREFIX}points": location.points,
+        f"{_PREFIX}constant": location.constant,
+        f"{_PREFIX}coef": location.coef,
+        f"{_PREFIX}trend": location.trend,
+        f"{_PREFIX}low": location.low,
+        f"{_PREFIX}high": location.high,
+        **{f"{_MODEL}{name}": a for name, a in residual.model.to_state().arrays.items()},
+    }
+
+
+def residual_description(residual: Residual) -> dict[str, Any]:
+    """JSON description that belongs to :func:`residual_arrays`."""
+    coordinates = residual.coordinates
+    return {
+        "kernel": residual.location.kernel.to_dict(),
+        "coordinates": None if coordinates is None else coordinates.to_dict(),
+        "model": residual.model.to_state().about,
+    }
+
+
+def read_residual(
+    state: ModelState,
+    widths: tuple[int, int],
+    read: Callable[[ModelState, Custom], "JointModel"],
+    custom: Custom = None,
+) -> Residual | None:
+    """Inverse of both, for files that can't be trusted; None if there is none.
+
+    Parameters
+    ----------
+    state
+        Of the base model.
+    widths
+        Numbers of columns of its x and y.
+    read
+        From the state of the model of (x, e) to it.
+    custom
+        Users' own kernels by name.
+
+    Raises
+    ------
+    StoreError
+        If arrays or description are damaged.
+    DataError
+        If a user's own kernel is needed and not in ``custom``.
+    """
+    about = state.about.get("residual")
+    if about is None:
+        return None
+    try:
+        described, kernel, given = about["model"], about["kernel"], about["coordinates"]
+        if described.get("residual") is not None:
+            raise TypeError("a residual reference has none itself")
+    except (KeyError, TypeError, AttributeError) as error:
+        raise StoreError(f"the model's residual reference is damaged: {error!r}") from error
+    points, constant, coef, trend, low, high = (
+        _finite(state, f"{_PREFIX}{name}", shape)
+        for name, shape in {
+            "points": (None, widths[0]),
+            "constant": (widths[1],),
+            "coef": (None, widths[1]),
+            "trend": widths,
+            "low": (widths[0],),
+            "high": (widths[0],),
+        }.items()
+    )
+    if not (low <= high).all():
+        raise StoreError(
+            "the model's residual reference has a trend of no range: restore it or fit it again"
+        )
+    if len(points) != len(coef):
+        raise StoreError(
+            f"the model's residual reference has {len(points)} points and {len(coef)} coefficients:"
+            " restore it or fit it again"
+        )
+    arrays = {
+        name.removeprefix(_MODEL): values
+        for name, values in state.arrays.items()
+        if name.startswith(_MODEL)
+    }
+    model = read(ModelState(state.type, described, arrays), custom)
+    found = tuple(len(v.columns.names) for v in (model.x, model.y))
+    if found != widths or model.y.columns.categories:
+        raise StoreError(
+            "the columns of the model's residual reference are not those of the model: restore it "
+            "or fit it again"
+        )
+    location = Location(
+        _kernel(kernel, widths[0], custom), points, constant, coef, trend, low, high
+    )
+    return Residual(location, model, None if given is None else _coordinates(given, widths[1]))
+
+
+def _kernel(described: Any, width: int, custom: Custom) -> kernels.Kernel:
+    kernel = kernels.from_dict(described, custom)
+    kernel.check(width)
+    return kernel
+
+
+def _coordinates(described: Any, width: int) -> Coordinates:
+    try:
+        coordinates = Coordinates.from_dict(described)
+        coordinates.inverse()
+    except DataError as error:
+        raise StoreError(f"the model's residual coordinates are damaged: {error}") from error
+    if len(coordinates.columns) != width:
+        raise StoreError(
+            f"the model's residual reference has coordinates of {len(coordinates.columns)} columns "
+            f"for {width}: restore it or fit it again"
+        )
+    return coordinates
+
+
+def _finite(state: ModelState, name: str, shape: tuple[int | None, ...]) -> Array:
+    values = state.array(name, shape)
+    if not np.isfinite(values).all():
+        raise StoreError(f"the model's array {name!r} has NaN or infinity: restore it or fit again")
+    return values

@@ -1,0 +1,368 @@
+"""Locations of y given x by ridge regression, cross-fitted: all of it from moments by fold."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from scipy.linalg import solve_triangular
+
+from cme_dask.errors import DataError
+from cme_dask.kernels.coordinates import Coordinates
+from cme_dask.numerics.basis import Basis, eigenbasis
+from cme_dask.numerics.means import MeanMoments
+from cme_dask.numerics.moments import Moments, Side
+from cme_dask.numerics.validation import held_out_folds
+
+Array = Any
+
+RIDGES = tuple(float(r) for r in 10.0 ** np.arange(-10.0, 3.25, 0.5))
+"""Ridges among which each column's is chosen; k(x, x) is about 1."""
+
+_COLLINEAR = 1e-8  # of a trend: directions of less of its variance are left out
+_ROWS = 1 << 12  # whose kernel sections are held at once
+
+
+@dataclass(frozen=True, eq=False)
+class Location:
+    r"""Location of columns z given x, :math:`\mu(x) = a + k(x, p) B + t(x) T`.
+
+    The trend is linear in t(x), which is x itself within a range of it and goes on constant beyond:
+    where data are rare it extrapolates better than kernels do, and far away it stays bounded.
+
+    Parameters
+    ----------
+    kernel
+        The kernel k of x.
+    points
+        Pivots p, shape (m, d).
+    constant, coef, trend
+        a, B and T, in the units of z, shapes (q,), (m, q) and (d, q).
+    low, high
+        The range, shapes (d,).
+    """
+
+    kernel: Any
+    points: Array
+    constant: Array
+    coef: Array
+    trend: Array
+    low: Array
+    high: Array
+
+    def clipped(self, x: Array) -> Array:
+        """t(x) of rows x, shape (n, d)."""
+        return np.clip(x, self.low, self.high)
+
+    def __call__(self, x: Array) -> Array:
+        """Mu at the rows of x, shape (n, q)."""
+        found = self.constant + self.clipped(x) @ self.trend
+        for here in _slices(len(x)):
+            found[here] += self.kernel(x[here], self.points) @ self.coef
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Residuals:
+    """What a pass makes of (x, y): (x, z - mu(x)), with the location that has not seen the fold.
+
+    Parameters
+    ----------
+    location
+        Of all rows: it answers queries.
+    constants, coefs, trends
+        Those without each fold, shapes (F, q), (F, m, q) and (F, d, q); of a fold without weight
+        those of all.
+    coordinates
+        z = coordinates(y); None for z = y.
+    """
+
+    location: Location
+    constants: Array
+    coefs: Array
+    trends: Array
+    coordinates: Coordinates | None = None
+
+    @property
+    def n_folds(self) -> int:
+        """Number of folds F."""
+        return len(self.constants)
+
+    def scores(self, y: Array) -> Array:
+        """Columns z of the rows y, both of shape (n, q)."""
+        return y if self.coordinates is None else self.coordinates(y)
+
+    def values(self, e: Array, x: Array, folds: Array) -> Array:
+        """Rows y that residuals e would belong to at these rows, shape (n, S, q).
+
+        Parameters
+        ----------
+        e
+            Residuals, shape (S, q).
+        x, folds
+            Rows and the fold of each, shapes (n, d) and (n,): their location has not seen it.
+        """
+        z = self.held_out(x, folds)[:, None, :] + e
+        if self.coordinates is None:
+            return z
+        return self.coordinates.inverse()(z.reshape(-1, z.shape[2])).reshape(z.shape)
+
+    def held_out(self, x: Array, folds: Array) -> Array:
+        """Mu at the rows of x, shape (n, q), each from all folds but its own, ``folds`` (n,)."""
+        n_folds, q = self.constants.shape
+        coefs, trends = (
+            slopes.transpose(1, 0, 2).reshape(-1, n_folds * q)
+            for slopes in (self.coefs, self.trends)
+        )
+        found = np.empty((len(x), q))
+        for here in _slices(len(x)):
+            section = self.location.kernel(x[here], self.location.points)
+            # The locations of all folds cost less than to sort the rows by fold.
+            each = section @ coefs + self.location.clipped(x[here]) @ trends
+            each = each.reshape(-1, n_folds, q)
+            fold = folds[here]
+            found[here] = self.constants[fold] + each[np.arange(len(fold)), fold]
+        return found
+
+    def __call__(self, parts: tuple[Array, ...], folds: Array) -> tuple[Array, ...]:
+        """Rows (x, e) of rows (x, y), shapes (n, d), in the folds (n,)."""
+        x, y = parts
+        return x, self.scores(y) - self.held_out(x, folds)
+
+
+@dataclass(frozen=True, eq=False)
+class FittedLocation:
+    """Locations and how good they are.
+
+    Attributes
+    ----------
+    residuals
+        The locations.
+    ridges
+        The ridge of each column, shape (q,).
+    error, baseline
+        Held-out squared error of each column, and that of its mean, shape (q,).
+    """
+
+    residuals: Residuals
+    ridges: Array
+    error: Array
+    baseline: Array
+
+    @property
+    def skill(self) -> Array:
+        """1 - error / baseline, shape (q,), 0 of columns that do not vary."""
+        varies = self.baseline > 0.0
+        return np.where(varies, 1.0 - self.error / np.where(varies, self.baseline, 1.0), 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class _Fitted:
+    """Functions a + N(x)^T B + t(x)^T T of x for each column z."""
+
+    constant: Array
+    slope: Array
+    trend: Array
+
+    def error(self, held: MeanMoments, columns: slice) -> Array:
+        """E (a + N^T B + t^T T - z)^2 over other rows, shape (q,)."""
+        d, first = len(self.trend), len(held.function_mean[0])
+        z = slice(first + columns.start, first + columns.stop)
+        shift_t, shift_z = held.shift[0][:d], held.shift[1][columns]
+        away_t, away_z = (
+            held.function_mean[0][:d] - shift_t,
+            held.function_mean[1][columns] - shift_z,
+        )
+        # Of the shifted functions: g = k + N^T B + (t - s_t)^T T - (z - s_z).
+        k = self.constant + shift_t @ self.trend - shift_z
+        mean = held.mean[0] @ self.slope + away_t @ self.trend - away_z
+        cross_t, cross_z = held.function_cross[0][0][:, :d], held.function_cross[0][1][:, columns]
+        gram_t, gram_z = held.function_gram[:d, :d], held.function_gram[z, z]
+        square = (
+            (self.slope * (held.gram[0] @ self.slope)).sum(axis=0)
+            + (self.trend * (gram_t @ self.trend)).sum(axis=0)
+            + np.diagonal(gram_z)
+            + 2.0 * (self.slope * (cross_t @ self.trend - cross_z)).sum(axis=0)
+            - 2.0 * (self.trend * held.function_gram[:d, z]).sum(axis=0)
+        )
+        return np.asarray(np.maximum(square + 2.0 * k * mean + k * k, 0.0))
+
+
+@dataclass(frozen=True, eq=False)
+class _Ridge:
+    r"""Ridge regression on centred features N of x beside a trend in t, which is not penalised.
+
+    .. math:: B = (S_{NN} - S_{Nt} S_{tt}^+ S_{tN} + r)^{-1} (S_{Nz} - S_{Nt} S_{tt}^+ S_{tz}),
+              \quad T = S_{tt}^+ (S_{tz} - S_{tN} B), \quad a = E z - c^T B - E t^T T
+
+    with centred S. Without a trend, T = 0.
+    """
+
+    transform: Array
+    eigenvalues: Array
+    target: Array
+    cross: tuple[Array, Array, Array]
+    mean: tuple[Array, Array, Array]
+
+    @classmethod
+    def of(cls, mean: MeanMoments, columns: slice, trend: Array) -> Self:
+        """From means over rows; ``trend`` tells which columns of x are in t, shape (d,)."""
+        c, first, d = mean.mean[0], len(mean.function_mean[0]), len(trend)
+        z = slice(first + columns.start, first + columns.stop)
+        t, f = mean.function_mean[0][:d], mean.function_mean[1][columns]
+        away_t, away_z = t - mean.shift[0][:d], f - mean.shift[1][columns]
+        gram = mean.gram[0] - np.outer(c, c)
+        target = mean.function_cross[0][1][:, columns] - np.outer(c, away_z)
+        n_t = mean.function_cross[0][0][:, :d] - np.outer(c, away_t)
+        t_z = mean.function_gram[:d, z] - np.outer(away_t, away_z)
+        inverse = _inverse(mean.function_gram[:d, :d] - np.outer(away_t, away_t), trend)
+        part = n_t @ inverse
+        transform, lam = eigenbasis(gram - part @ n_t.T)
+        return cls(
+            transform,
+            lam,
+            transform.T @ (target - part @ t_z),
+            (inverse, n_t, t_z),
+            (f, c, t),
+        )
+
+    @property
+    def flat(self) -> _Fitted:
+        """The means."""
+        _, n_t, t_z = self.cross
+        return _Fitted(self.mean[0], np.zeros((len(n_t), t_z.shape[1])), np.zeros(t_z.shape))
+
+    def solve(self, ridges: Any) -> _Fitted:
+        """The functions for one ridge, or one of each column (q,)."""
+        slope = self.transform @ (self.target / (self.eigenvalues[:, None] + ridges))
+        inverse, n_t, t_z = self.cross
+        trend = inverse @ (t_z - n_t.T @ slope)
+        f, c, t = self.mean
+        return _Fitted(f - c @ slope - t @ trend, slope, trend)
+
+
+def _inverse(gram: Array, which: Array) -> Array:
+    """Pseudoinverse of the rows and columns that count, zeros elsewhere, shape (d, d)."""
+    deviation = np.sqrt(np.maximum(np.diagonal(gram), 0.0))
+    scale = np.where(which & (deviation > 0.0), 1.0 / np.where(deviation > 0.0, deviation, 1.0), 0.0)
+    scaled = scale[:, None] * gram * scale
+    return np.asarray(
+        scale[:, None] * np.linalg.pinv(scaled, rcond=_COLLINEAR, hermitian=True) * scale
+    )
+
+
+def fit_location(
+    moments: Moments,
+    sides: tuple[Side, Side],
+    columns: slice,
+    coordinates: Coordinates | None = None,
+    ridges: Iterable[float] = RIDGES,
+    *,
+    within: tuple[Array, Array] | None = None,
+) -> FittedLocation:
+    """Locations of functions of y given x, without each fold and of all rows.
+
+    The ridge of each column is the largest one whose squared error on the held-out folds is within
+    one standard error of the least: every fold and every ridge from one eigendecomposition per
+    fold.
+
+    Parameters
+    ----------
+    moments, sides
+        By fold; the basis of x is the one to regress on.
+    columns
+        Positions of the functions z among those of y.
+    coordinates
+        z = coordinates(y); None if they are the columns of y.
+    ridges
+        Positive numbers.
+    within
+        Least and largest x of the trend, shapes (d,); a column where they are equal has none.
+        Default no trends.
+
+    Raises
+    ------
+    DataError
+        If fewer than two folds have weight.
+
+    Notes
+    -----
+    Equal to refits on the rows of the other folds, with the same pivots.
+    """
+    grid = np.sort(np.array(tuple(ridges)))
+    held = held_out_folds(moments, sides)
+    if not held:
+        raise DataError(
+            "locations are cross-fitted, and fewer than two folds have rows of positive weight: "
+            "give more rows or folds, or fit with residual=False"
+        )
+    d = len(sides[0].columns)
+    low, high = (np.zeros(d), np.zeros(d)) if within is None else within
+    fits, errors, baselines, shares = [], [], [], []
+    for fold in held:
+        rest = MeanMoments.of(moments.without(fold), sides)
+        own = MeanMoments.of(moments.only(np.array([fold])), sides)
+        fit = _Ridge.of(rest, columns, low < high)
+        fits.append(fit)
+        errors.append([fit.solve(ridge).error(own, columns) for ridge in grid])
+        baselines.append(fit.flat.error(own, columns))
+        shares.append(own.weight)
+    share = np.array(shares) / np.sum(shares)
+    chosen = _simplest(np.array(errors), share)
+    ridge, basis = grid[chosen], sides[0].basis
+    whole = _Ridge.of(MeanMoments.of(moments.total(), sides), columns, low < high).solve(ridge)
+    location = Location(
+        basis.kernel,
+        basis.points,
+        whole.constant,
+        _sections(basis, whole.slope),
+        whole.trend,
+        low,
+        high,
+    )
+    constants = np.tile(location.constant, (moments.n_folds, 1))
+    coefs = np.tile(location.coef, (moments.n_folds, 1, 1))
+    trends = np.tile(location.trend, (moments.n_folds, 1, 1))
+    for fold, fit in zip(held, fits, strict=True):
+        found = fit.solve(ridge)
+        constants[fold], trends[fold] = found.constant, found.trend
+        coefs[fold] = _sections(basis, found.slope)
+    loss = np.tensordot(share, np.array(errors), 1)
+    return FittedLocation(
+        Residuals(location, constants, coefs, trends, coordinates),
+        ridge,
+        loss[chosen, np.arange(loss.shape[1])],
+        share @ np.array(baselines),
+    )
+
+
+def _simplest(errors: Array, share: Array) -> Array:
+    """Positions of the largest ridges that are as good as the best, shape (q,).
+
+    As good: within one standard error of the paired difference over the folds. What a smaller ridge
+    seems to gain there is mostly noise, which would be extrapolated where data are rare.
+
+    Parameters
+    ----------
+    errors
+        By fold, ridge (ascending) and column, shape (F, R, q).
+    share
+        Of the folds, shape (F,).
+    """
+    count = len(share)
+    best = np.tensordot(share, errors, 1).argmin(axis=0)
+    least = np.take_along_axis(errors, best[None, None, :], axis=1)
+    away = errors - least
+    mean = np.tensordot(share, away, 1)
+    std = np.sqrt(count / (count - 1) * np.tensordot(share**2, (away - mean) ** 2, 1))
+    good = mean <= std
+    return np.asarray(good.shape[0] - 1 - good[::-1].argmax(axis=0))
+
+
+def _sections(basis: Basis, slope: Array) -> Array:
+    """The coefficients of k(x, p) that those of N = k(x, p) R^-T are."""
+    return np.asarray(solve_triangular(basis.factor, slope, lower=True, trans="T"))
+
+
+def _slices(n: int) -> Iterable[slice]:
+    return (slice(start, start + _ROWS) for start in range(0, n, _ROWS))

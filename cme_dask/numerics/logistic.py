@@ -1,0 +1,151 @@
+"""Multinomial logistic loss over rows in the span of kernel functions, with its gradient."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.linalg import helmert, solve_triangular
+from scipy.special import softmax
+
+Array = Any
+
+
+@dataclass(frozen=True, eq=False)
+class LogisticSums:
+    r"""Sums over rows, which add: of the weights, the losses, and the gradient's products.
+
+    Attributes
+    ----------
+    weight
+        Sum of w.
+    loss
+        Sum of :math:`-w \log p_y(x)`.
+    gradient
+        Sum of w [k(x, p), 1] (P - Y), shape (m + 1, K).
+    rows
+        Number of rows.
+    """
+
+    weight: float
+    loss: float
+    gradient: Array
+    rows: int
+
+    def __add__(self, other: "LogisticSums") -> "LogisticSums":
+        """Sums over both sets of rows."""
+        return LogisticSums(
+            self.weight + other.weight,
+            self.loss + other.loss,
+            self.gradient + other.gradient,
+            self.rows + other.rows,
+        )
+
+    @classmethod
+    def of(
+        cls, sections: Array, codes: Array, weights: Array | None, coefficients: Array
+    ) -> "LogisticSums":
+        """Of some rows.
+
+        Parameters
+        ----------
+        sections
+            k(p, x), then a row of ones, shape (m + 1, n).
+        codes
+            Number of the class of each row, integers, shape (n,).
+        weights
+            Shape (n,), or None for ones.
+        coefficients
+            Of the scores [k(x, p), 1] A, shape (m + 1, K).
+        """
+        rows = np.arange(len(codes))
+        residual = softmax(sections.T @ coefficients, axis=1)
+        losses = -np.log(np.maximum(residual[rows, codes], np.finfo(np.float64).tiny))
+        residual[rows, codes] -= 1.0
+        if weights is None:
+            weight, loss = float(len(codes)), float(losses.sum())
+        else:
+            weight, loss = float(weights.sum()), float(weights @ losses)
+            residual *= weights[:, None]
+        return cls(weight, loss, sections @ residual, len(codes))
+
+
+@dataclass(frozen=True, eq=False)
+class LogisticProblem:
+    r"""Ridge-penalised multinomial logistic regression in V = span{k(., p_1), ..., k(., p_m)}.
+
+    .. math:: J(f) = \mathrm E[-\log p_Y(X)] + \frac r2 \sum_c |f_c|_{\mathcal H}^2, \qquad
+              p_c(x) = \frac{\exp(f_c(x) + b_c)}{\sum_e \exp(f_e(x) + b_e)}
+
+    The penalty is minimal where the f_c add up to zero, so the unknowns are K - 1 combinations of
+    them: f + b = [N, 1] theta Q^T with Q orthonormal and orthogonal to ones (the Helmert matrix).
+    Intercepts b are not penalised. For two classes the log-odds u = f_1 - f_0 have the penalty
+    (r / 4) |u|^2: lambda = r / 4 in Zhu and Hastie's form.
+
+    Unknowns are scaled: theta = L^-T z, with L L^T = E[a a^T] / K + diag(r, ..., r, 0) and
+    a = [N, 1], the curvature where all classes are equally probable. Then the curvature at z is
+    about the identity.
+
+    Parameters
+    ----------
+    factor
+        R with K(p, p) = R R^T, N = k R^-T, shape (m, m).
+    gram
+        E[a a^T], shape (m + 1, m + 1).
+    classes
+        Their number K.
+    reg
+        r > 0.
+    """
+
+    factor: Array
+    gram: Array
+    classes: int
+    reg: float
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the unknowns: (m + 1, K - 1)."""
+        return len(self.gram), self.classes - 1
+
+    @property
+    def contrasts(self) -> Array:
+        """Q, shape (K, K - 1)."""
+        return np.asarray(helmert(self.classes).T)
+
+    @property
+    def scaling(self) -> Array:
+        """L, lower-triangular, shape (m + 1, m + 1)."""
+        curvature = self.gram / self.classes + np.diag(self._ridge)
+        return np.linalg.cholesky((curvature + curvature.T) / 2)
+
+    @property
+    def _ridge(self) -> Array:
+        return np.append(np.full(len(self.factor), self.reg), 0.0)
+
+    def newton(self, z: Array) -> Array:
+        """Coefficients of [N, 1] from the scaled unknowns, shape (m + 1, K)."""
+        theta = solve_triangular(self.scaling.T, z.reshape(self.shape))
+        return np.asarray(theta @ self.contrasts.T)
+
+    def coefficients(self, newton: Array) -> Array:
+        """Coefficients of [k(., p), 1] from those of [N, 1], shape (m + 1, K)."""
+        return np.vstack(
+            [solve_triangular(self.factor, newton[:-1], trans="T", lower=True), newton[-1:]]
+        )
+
+    def value(self, newton: Array, sums: LogisticSums) -> tuple[float, Array]:
+        """J, and its gradient in the scaled unknowns, flat, at coefficients of [N, 1].
+
+        Parameters
+        ----------
+        newton
+            Coefficients, shape (m + 1, K).
+        sums
+            Over all rows, at these.
+        """
+        raw = sums.gradient / sums.weight
+        gradient = np.vstack([solve_triangular(self.factor, raw[:-1], lower=True), raw[-1:]])
+        gradient += self._ridge[:, None] * newton
+        penalty = 0.5 * self.reg * float((newton[:-1] ** 2).sum())
+        scaled = solve_triangular(self.scaling, gradient @ self.contrasts, lower=True)
+        return sums.loss / sums.weight + penalty, scaled.ravel()

@@ -1,0 +1,548 @@
+"""Cells of laws: sums and kept rows against loops over cells, however the rows are cut."""
+
+import operator
+from dataclasses import replace
+from functools import reduce
+from itertools import pairwise
+
+import array_api_strict as strict
+import dask.array as da
+import numpy as np
+import oracle_cells as oracle
+import pytest
+from conftest import write_store
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+
+from cme_dask import JointDistribution, kernels, load, open_sample
+from cme_dask.chunked.cost import PassWork
+from cme_dask.chunked.driver import Executor
+from cme_dask.chunked.memory import MemoryBudget, PassShape
+from cme_dask.chunked.passes import moments_together, predict_moments
+from cme_dask.chunked.plan import Run, Together
+from cme_dask.errors import DataError, StoreError
+from cme_dask.learning.support import cell_spec, make_support
+from cme_dask.numerics import kept_rows
+from cme_dask.numerics.basis import NewtonBasis
+from cme_dask.numerics.cell_sums import CellSpec
+from cme_dask.numerics.kept_rows import KEPT, hashes_of
+from cme_dask.numerics.moments import MomentSpec, Side
+from cme_dask.numerics.partition import PartitionBasis
+from cme_dask.numerics.support import Support
+from cme_dask.storage.columns import Columns
+from cme_dask.storage.priority import RowSample, draw
+
+FUNCTIONS = {"positive": lambda z: z[:, 0] > 0, "square": lambda z: z[:, -1] ** 2}
+
+
+def spec_of(rows, size=20, n_rows=0, partition=False):
+    """Cells of the first 500 rows; with ``n_rows``, bounds for a sample of so many."""
+    few = rows[:500]
+    basis = PartitionBasis(kernels.Gaussian(0.7), few[:7]) if partition else None
+    support = make_support(few, np.full(len(few), 1 / len(few)), size)
+    return CellSpec.of(support, few, np.ones(len(few)), n_rows, FUNCTIONS, basis)
+
+
+def case(n, d, seed=0, offset=0.0):
+    rng = np.random.default_rng(seed)
+    weights = rng.exponential(size=n)
+    weights[::5] = 0.0
+    return rng.normal(size=(n, d)) + offset, weights, rng.integers(0, 4, n).astype(np.uint8)
+
+
+# Against the oracle ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("d", [1, 2, 3])
+@pytest.mark.parametrize("bounded", [False, True])
+def test_cells_are_those_of_plain_loops(d, weighted, bounded):
+    rows, w, folds = case(6000, d)
+    spec = spec_of(rows, n_rows=len(rows) if bounded else 0, partition=True)
+    assert (spec.bounds < np.iinfo(np.uint64).max).any() == bounded
+    hashes, size = hashes_of(np.arange(len(rows))), spec.support.size
+    sums = spec.strip(hashes, rows, w if weighted else None, folds, 5)
+    found, w = spec.cells(sums), w if weighted else np.ones(len(rows))
+    cells = spec.support.assign(rows)
+    assert_allclose(sums.masses, oracle.masses(cells, w, folds, 5, size), rtol=1e-12)
+    assert_allclose(found.masses, np.bincount(cells, w) / w.sum(), rtol=1e-12)
+    assert abs(found.masses.sum() - 1) < 1e-14
+    means, covariances = oracle.moments(rows, cells, w, size)
+    assert_allclose(found.means, means, atol=1e-12)
+    assert_allclose(found.covariances, covariances, atol=1e-12)
+    values = np.stack([f(rows) for f in FUNCTIONS.values()], axis=1).astype(float)
+    assert found.names == ("positive", "square")
+    assert_allclose(found.functions, oracle.averages(values, cells, w, size), atol=1e-12)
+    assert_allclose(found.masses @ found.functions, np.average(values, axis=0, weights=w))
+    plain = oracle.components(spec.partition(rows), cells, w, size)
+    assert_allclose(found.components, plain, atol=1e-14)
+    assert_allclose(found.components.sum(axis=0), found.masses, atol=1e-14)
+    kept = oracle.kept(hashes, cells, w, spec.bounds, KEPT, size)
+    assert min(map(len, kept)) > 10
+    for s, mine in enumerate(kept):
+        here = slice(found.starts[s], found.starts[s + 1])
+        assert_array_equal(found.atoms[here], rows[mine])
+        assert_allclose(found.shares[here], w[mine] / w[mine].sum(), rtol=1e-14)
+        assert found.whole[s] == (((cells == s) & (w > 0)).sum() == len(mine))
+
+
+def test_bounds_keep_enough_rows_and_few_too_many():
+    rows, _, folds = case(200_000, 2)
+    spec = spec_of(rows, 50, len(rows))
+    sums = spec.strip(hashes_of(np.arange(len(rows))), rows, None, folds, 5)
+    assert len(sums.kept.cells) < 2.5 * KEPT * 50
+    counts = np.diff(spec.cells(sums).starts)
+    assert counts.max() == KEPT
+    assert counts.mean() > 0.97 * KEPT
+    assert counts.min() > KEPT / 4  # of a cell that the row sample has seen too often
+    assert not spec.cells(sums).whole.any()
+
+
+def test_kept_rows_are_a_uniform_sample_of_their_cell():
+    """Their mean index is that of the cell to its standard error, at fixed hashes."""
+    n = 100_000
+    rows = np.zeros((n, 1))
+    spec = CellSpec.of(Support(np.zeros((1, 1)), edges=np.empty(0)), rows, np.ones(n), n, {})
+    position = np.arange(n, dtype=np.float64)[:, None]
+    sums = spec.strip(hashes_of(np.arange(n)), position, None, np.zeros(n, np.uint8), 1)
+    atoms = spec.cells(sums).atoms[:, 0] / n
+    assert len(atoms) == KEPT
+    assert abs(atoms.mean() - 0.5) < 3 * np.sqrt(1 / 12 / KEPT)
+    assert 0.15 < atoms.std() < 0.42
+
+
+def test_spread_far_from_zero_does_not_cancel():
+    rows, w, folds = case(3000, 2, offset=1e8)
+    spec = spec_of(rows)
+    found = spec.cells(spec.strip(hashes_of(np.arange(3000)), rows, w, folds, 5))
+    exact = rows - 1e8  # to rounding of the rows themselves
+    _, covariances = oracle.moments(exact, spec.support.assign(rows), w, spec.support.size)
+    assert_allclose(found.covariances, covariances, rtol=1e-6, atol=1e-9)
+    assert np.linalg.eigvalsh(found.covariances).min() > -1e-12
+
+
+@pytest.mark.parametrize("bounded", [False, True])
+def test_covariances_of_many_columns_are_those_of_the_kept_rows(bounded):
+    """Without bias: their mean over many cells is that of all rows to its standard error."""
+    rng = np.random.default_rng(0)
+    rows = np.column_stack([rng.normal(size=(40_000, 8)), np.repeat(np.arange(200.0), 200)])
+    atoms = np.zeros((200, 9))
+    atoms[:, 8] = np.arange(200.0)
+    support = make_support(atoms, np.full(200, 1 / 200), 200)
+    spec = CellSpec.of(support, rows, np.ones(len(rows)), len(rows) if bounded else 0, {})
+    assert spec.width == 9
+    hashes, folds = hashes_of(np.arange(len(rows))), np.zeros(len(rows), np.uint8)
+    found = spec.cells(spec.strip(hashes, rows, None, folds, 1))
+    exact, _ = oracle.moments(rows, support.assign(rows), np.ones(len(rows)), 200)
+    assert_allclose(found.means, exact, atol=1e-12)
+    s = 7
+    mine = found.atoms[found.starts[s] : found.starts[s + 1]]
+    assert len(mine) == KEPT
+    assert_allclose(found.covariances[s], np.cov(mine.T), atol=1e-13)
+    mean = found.covariances.mean(axis=0)
+    assert np.abs(mean[:8, :8] - np.eye(8)).max() < 4 * np.sqrt(2 / (200 * KEPT))
+    assert np.linalg.eigvalsh(found.covariances).min() > -1e-12
+    few = spec.cells(spec.strip(hashes[:100], rows[:100], None, folds[:100], 1))
+    few_rows = few.atoms[few.starts[support.assign(rows[:1])[0]] :][:KEPT]
+    assert not few.whole[support.assign(rows[:1])[0]]
+    assert len(few_rows) == KEPT
+
+
+def test_wide_variables_have_fewer_cells_and_blocks_fewer_rows():
+    wide = np.random.default_rng(0).normal(size=(3000, 100))
+    sample = open_sample(wide, wide[:, :1])
+    rows = RowSample(np.arange(3000.0), np.arange(3000), (wide, wide[:, :1]), np.ones(3000), True)
+    assert cell_spec(rows, 0, sample, 1000, {}).support.size == (1 << 21) // 100**2
+    assert cell_spec(rows, 1, sample, 1000, {}).support.size == 1000
+    narrow, partition = spec_of(wide[:, :2]), spec_of(wide[:, :2], partition=True)
+    assert narrow.block == 1 << 14
+    many = replace(partition, partition=PartitionBasis(kernels.Gaussian(1.0), wide[:500, :2]))
+    assert many.block == 2048
+    assert many.block * many.width <= 1 << 20
+
+
+def test_cells_of_atoms_have_no_spread_and_cells_without_rows_their_points():
+    atoms = np.array([[0.1, 0.2], [0.1, 0.3], [7.0, 0.2], [9.0, 9.0]])
+    support = make_support(atoms, np.full(4, 0.25), 10)
+    spec = CellSpec.of(support, atoms, np.ones(4), 0, FUNCTIONS)
+    rows = np.repeat(atoms[:3], [1, 40, 100], axis=0)
+    w = np.ones(141)
+    w[41:] = 0.0  # the third atom has no weight
+    sums = spec.strip(hashes_of(np.arange(141)), rows, w, np.zeros(141, np.uint8), 1)
+    found = spec.cells(sums)
+    here = support.assign(atoms)
+    assert_array_equal(found.means[here], atoms)
+    assert_array_equal(found.covariances, np.zeros((4, 2, 2)))
+    assert_allclose(found.masses[here], [1 / 41, 40 / 41, 0, 0])
+    assert_array_equal(np.diff(found.starts)[here], [1, KEPT, 1, 1])
+    assert_array_equal(found.atoms[found.starts[:-1]][here], atoms)
+    assert_array_equal(found.whole[here], [True, False, True, True])
+    overall = [1.0, (0.2**2 + 40 * 0.3**2) / 41]
+    assert_allclose(found.functions[here[2:]], [overall, overall])
+
+
+def test_weights_of_any_size_are_shares():
+    rows = np.zeros((4, 1))
+    w = np.array([1e-310, 1e300, 1e300, 0.0])
+    spec = CellSpec.of(Support(np.zeros((1, 1)), edges=np.empty(0)), rows, np.ones(4), 4, {})
+    found = spec.cells(spec.strip(hashes_of(np.arange(4)), rows, w, np.zeros(4, np.uint8), 1))
+    assert len(found.shares) == 3
+    assert abs(found.shares.sum() - 1) < 1e-15
+    assert found.whole[0]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("complete", [False, True])
+def test_a_row_sample_tells_how_many_rows_a_cell_has(weighted, complete):
+    """Also where weights decide what is drawn: rows are kept by their number, not their weight."""
+    rng = np.random.default_rng(0)
+    n = 60_000
+    rows = rng.normal(size=(n, 2))
+    w = np.exp(2 * rows[:, 0]) if weighted else np.ones(n)
+    drawn = draw(0, (rows, rows), w if weighted else None, n if complete else 4000, 7)
+    spec = cell_spec(drawn, 1, open_sample(rows, rows, weights=w), 40, {})
+    sums = spec.strip(hashes_of(np.arange(n)), rows, w, np.zeros(n, np.uint8), 1)
+    kept = np.bincount(sums.kept.cells, minlength=40) / np.minimum(sums.counts, 2 * KEPT)
+    assert 0.8 < np.median(kept) < 1.2
+    assert np.abs(np.log2(kept)).max() < 3
+
+
+def test_weights_over_all_magnitudes_give_cells():
+    rng = np.random.default_rng(0)
+    rows, w = rng.normal(size=(3000, 2)), 10.0 ** rng.uniform(-320, 300, 3000)
+    for size in (3000, 500):
+        drawn = draw(0, (rows, rows), w, size, 7)
+        spec = cell_spec(drawn, 1, open_sample(rows, rows, weights=w), 40, {})
+        found = spec.cells(
+            spec.strip(hashes_of(np.arange(3000)), rows, w, np.zeros(3000, np.uint8), 1)
+        )
+        assert (found.shares > 0).all()
+        for values in (found.masses, found.means, found.covariances, found.shares):
+            assert np.isfinite(values).all()
+
+
+def test_sums_that_overflow_are_left_to_the_moments_to_tell():
+    rows = np.full((3000, 2), 1e200) * np.random.default_rng(0).normal(size=(3000, 1))
+    with pytest.raises(DataError, match="sums over the rows overflow"):
+        JointDistribution(**OPTIONS | {"kernel_y": kernels.Gaussian(1e200)}).fit(
+            rows[:, :1] * 1e-200, rows
+        )
+
+
+def test_another_array_library_gives_the_same():
+    rows, w, folds = case(3000, 2)
+    spec = replace(spec_of(rows, partition=True), functions={})
+    hashes = hashes_of(np.arange(3000))
+    ours = spec.cells(spec.strip(hashes, rows, w, folds, 4))
+    theirs = spec.cells(spec.strip(hashes, strict.asarray(rows), strict.asarray(w), folds, 4))
+    assert_array_equal(theirs.atoms, ours.atoms)
+    assert_allclose(theirs.covariances, ours.covariances, rtol=1e-13)
+    assert_allclose(theirs.components, ours.components, rtol=1e-13)
+
+
+def test_a_function_that_fails_is_named():
+    rows, _, folds = case(100, 2)
+    spec = replace(spec_of(rows), functions={"bad": lambda z: z})
+    with pytest.raises(DataError, match="'bad' must return shape"):
+        spec.strip(hashes_of(np.arange(100)), rows, None, folds, 4)
+
+
+# However the rows are cut ------------------------------------------------------------------------
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    n=st.integers(1, 3000),
+    d=st.integers(1, 3),
+    size=st.integers(1, 12),
+    cuts=st.lists(st.integers(0, 3000), max_size=8),
+    seed=st.integers(0, 100),
+    crowd=st.sampled_from([1, 2, 100]),
+)
+def test_any_cut_and_order_keeps_the_same_rows(n, d, size, cuts, seed, crowd):
+    rows, w, folds = case(n, d, seed)
+    spec = spec_of(rows, size)
+    hashes = hashes_of(np.arange(n))
+    whole = spec.cells(spec.strip(hashes, rows, w, folds, 4)) if w.any() else None
+    edges = [0, *sorted(min(c, n) for c in cuts), n]
+    before = kept_rows._CROWD
+    kept_rows._CROWD = crowd  # how soon rows that can't be needed are dropped
+    try:
+        strips = [
+            spec.strip(hashes[a:b], rows[a:b], w[a:b], folds[a:b], 4) for a, b in pairwise(edges)
+        ]
+        strips = [strips[i] for i in np.random.default_rng(seed).permutation(len(strips))]
+        total = reduce(operator.add, strips)
+        inplace = reduce(operator.iadd, strips)
+    finally:
+        kept_rows._CROWD = before
+    if whole is None:
+        return
+    for sums in (total, inplace):
+        cut = spec.cells(sums)
+        for name in ("atoms", "starts", "shares", "whole"):
+            assert_array_equal(getattr(cut, name), getattr(whole, name))
+        for name in ("masses", "means", "covariances", "functions"):
+            assert_allclose(getattr(cut, name), getattr(whole, name), rtol=1e-9, atol=1e-12)
+
+
+def joint_case(n=20_000):
+    rng = np.random.default_rng(1)
+    X, Y, w = rng.normal(size=(n, 2)), rng.normal(size=(n, 1)), rng.exponential(size=n)
+    sides = tuple(
+        Side(NewtonBasis.from_points(kernels.Gaussian(1.0), part[:9]), names)
+        for part, names in ((X, ("a", "b")), (Y, ("c",)))
+    )
+    return X, Y, w, MomentSpec(sides, 5), tuple(spec_of(part, 40, n) for part in (X, Y))
+
+
+def passed(sample, spec, cells, scheduler="threads", workers=2):
+    budget = MemoryBudget.of(Executor.resolve(scheduler, workers), None)
+    return moments_together(sample, [spec], budget, cells=cells)
+
+
+def test_a_pass_gives_the_same_bits_however_the_rows_are_cut(tmp_path):
+    X, Y, w, spec, cells = joint_case()
+    (bare,), none, _ = passed(open_sample(X, Y, weights=w), spec, ())
+    assert none == ()
+    (moments,), first, _ = passed(open_sample(X, Y, weights=w), spec, cells)
+    assert_array_equal(moments.gram, bare.gram)
+    counted = np.bincount(cells[1].support.assign(Y), w, minlength=cells[1].support.size)
+    assert_allclose(first[1].masses.sum(axis=0), counted, rtol=1e-12)
+    store = write_store(tmp_path / "s", X, Y, w, chunk_rows=777)
+    chunked = (da.from_array(part, chunks=(1234, -1)) for part in (X, Y))
+    others = [
+        passed(open_sample(store), spec, cells, workers=1),
+        passed(open_sample(store), spec, cells, scheduler="processes"),
+        passed(open_sample(*chunked, weights=da.from_array(w, chunks=999)), spec, cells, workers=3),
+    ]
+    for _, sums, _ in others:
+        for one, mine, theirs in zip(cells, first, sums, strict=True):
+            assert_array_equal(theirs.masses, mine.masses)
+            ours, other = one.cells(mine), one.cells(theirs)
+            for name in ("means", "covariances", "functions", "atoms", "starts", "shares", "whole"):
+                assert_array_equal(getattr(other, name), getattr(ours, name))
+
+
+def test_several_sums_add_one_by_one():
+    parts = [Together((np.ones(2), 3)), Together((np.arange(2.0), 4))]
+    assert (parts[0] + parts[1]).each[1] == 7
+    kept = parts[0].each[0]
+    parts[0] += parts[1]
+    assert parts[0].each[0] is kept
+    assert_array_equal(kept, [1.0, 2.0])
+    assert parts[0].each[1] == 7
+
+
+def test_memory_and_cost_know_the_cells():
+    values = {
+        "n_rows": 10**6,
+        "n_columns": 3,
+        "chunk_rows": 0,
+        "materialised": False,
+        "ranks": (20, 20),
+        "width": 44,
+        "n_folds": 10,
+    }
+    run = Run(0, 4096, 4096)
+    without = PassShape(**values)
+    more = PassShape(**values, cell_words=5000, cell_block=9 * 16_384, kept_words=10**6)
+    assert more.partial_bytes - without.partial_bytes == 5000 * 8
+    assert more.waiting_bytes(2) - without.waiting_bytes(2) == (5000 + 10**6) * 8
+    more_words = 5000 + 9 * 16_384 + 2 * 4096
+    assert more.task_bytes(run) - without.task_bytes(run) == 8 * more_words
+    X, Y, _, spec, cells = joint_case(1000)
+    sample = open_sample(X, Y)
+    assert PassWork.of(sample, spec, [run], 2, cells).cells == 80
+    assert PassWork.of(sample, spec, [run], 2).cells == 0
+    budget = MemoryBudget(Executor("threads", 2), 1 << 40, ())
+    plans = [
+        predict_moments(sample, spec.ranks, spec.width, 5, budget, cells=some)[1].predicted
+        for some in ((), cells)
+    ]
+    assert plans[1] - plans[0] > 8 * sum(one.words(5) + one.kept_words for one in cells)
+    sums = cells[0].strip(hashes_of(np.arange(1000)), X, None, np.zeros(1000, np.uint8), 5)
+    assert sums.masses.size + sums.counts.size + sums.sums.size == cells[0].words(5)
+
+
+# Fits and files ----------------------------------------------------------------------------------
+
+KERNEL = kernels.Gaussian(0.8)
+OPTIONS = {"kernel_x": KERNEL, "kernel_y": KERNEL, "tol": 0.1, "n_folds": 3, "residual": False}
+
+
+def fitted(constraint="normalized", d=2, n=2000, **options):
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-1, 1, (n, 1))
+    y = x + 0.5 * rng.normal(size=(n, d))
+    fit = JointDistribution(**OPTIONS | {"constraint": constraint, "support_size": 60} | options)
+    return fit.fit(x, y, functions={"up": lambda y: y[:, 0] > 0}), x, y
+
+
+@pytest.mark.parametrize("constraint", ["normalized", "coupling"])
+@pytest.mark.parametrize("d", [1, 2])
+def test_a_fit_has_cells_of_both_variables_and_a_file_keeps_them(tmp_path, constraint, d):
+    fit, x, y = fitted(constraint, d)
+    model = fit.model_
+    for variable, rows in ((model.x, x), (model.y, y)):
+        cells = variable.cells
+        assert cells.size <= 60
+        counts = np.bincount(cells.support.assign(rows), minlength=cells.size)
+        assert_allclose(cells.masses, counts / len(rows), rtol=1e-12)
+        assert_allclose(cells.masses @ cells.means, rows.mean(axis=0), atol=1e-14)
+        second = cells.covariances + cells.means[:, :, None] * cells.means[:, None, :]
+        assert_allclose(np.tensordot(cells.masses, second, 1), rows.T @ rows / len(rows))
+        if constraint == "coupling":
+            shares = variable.basis.newton(rows).mean(axis=0)
+            assert_allclose(cells.components.sum(axis=1), shares, rtol=1e-12)
+    assert model.x.cells.names == ()
+    assert model.y.cells.names == ("up",)
+    assert_allclose(model.y.cells.masses @ model.y.cells.functions, [(y[:, 0] > 0).mean()])
+    model.save(tmp_path / "m")
+    back = load(tmp_path / "m")
+    for mine, theirs in ((model.x.cells, back.x.cells), (model.y.cells, back.y.cells)):
+        for name in ("masses", "means", "covariances", "names", "functions", "atoms", "starts"):
+            assert_array_equal(getattr(theirs, name), getattr(mine, name))
+        assert_array_equal(theirs.shares, mine.shares)
+        assert_array_equal(theirs.whole, mine.whole)
+        assert_array_equal(
+            theirs.support.assign(y[:, : mine.means.shape[1]]),
+            mine.support.assign(y[:, : mine.means.shape[1]]),
+        )
+        assert (theirs.components is None) == (constraint != "coupling")
+
+
+def test_fewer_rows_than_cells_are_kept_whole():
+    fit, _, y = fitted(n=50)
+    cells = fit.model_.y.cells
+    assert cells.size == 50
+    assert cells.whole.all()
+    assert_array_equal(np.unique(cells.atoms, axis=0), np.unique(y, axis=0))
+    assert_array_equal(cells.means, cells.atoms)
+
+
+def test_a_part_of_the_rows_is_summed_alone():
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(30_000, 1))
+    sample, rest = open_sample(x, x).split(0.2)
+    held = JointDistribution(**OPTIONS, support_size=30).fit(rest).model_.y.cells
+    other = JointDistribution(**OPTIONS, support_size=30).fit(sample).model_.y.cells
+    for cells in (held, other):
+        assert np.diff(cells.starts).mean() > 0.9 * KEPT  # bounds know how many rows there are
+    assert abs(held.masses @ held.means[:, 0] - other.masses @ other.means[:, 0]) > 0
+
+
+def test_labels_are_never_mixed():
+    rng = np.random.default_rng(5)
+    y = np.column_stack([rng.integers(0, 3, 4000), rng.normal(size=4000)]).astype(float)
+    sample = open_sample(y[:, 1:], y)
+    columns = Columns(("kind", "value"), {}, {"kind": ("a", "b", "c")})
+    sample = replace(sample, columns=(sample.columns[0], columns))
+    kernel_y = kernels.Delta().on([0]) * kernels.Gaussian(1.0).on([1])
+    fit = JointDistribution(**OPTIONS | {"kernel_y": kernel_y}, support_size=40).fit(sample)
+    cells = fit.model_.y.cells
+    assert_array_equal(cells.means[:, 0], np.round(cells.means[:, 0]))
+    assert_array_equal(cells.covariances[:, 0, :], np.zeros((cells.size, 2)))
+
+
+@pytest.fixture(scope="module")
+def model():
+    return fitted(n=400)[0].model_
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("masses", lambda a: -a, "masses"),
+        ("masses", lambda a: 2 * a, "masses"),
+        ("masses", lambda a: a[:-1], "y_cells_masses"),
+        ("means", lambda a: a * np.nan, "not finite"),
+        ("means", lambda a: a[:, :1], "y_cells_means"),
+        ("covariances", lambda a: -a, "covariances"),
+        ("covariances", lambda a: a + np.triu(np.ones(2), 1), "covariances"),
+        ("functions", lambda a: np.full_like(a, np.inf), "not finite"),
+        ("functions", lambda a: np.hstack([a, a]), "y_cells_functions"),
+        ("starts", lambda a: a[::-1].copy(), "starts"),
+        ("starts", lambda a: a * 0, "starts"),
+        ("starts", lambda a: a + 10**12, "starts"),
+        ("starts", lambda a: a.astype(float), "starts"),
+        ("starts", lambda a: a[:-1], "y_cells_starts"),
+        ("atoms", lambda a: a[:-1], "y_cells_atoms"),
+        ("shares", lambda a: 0 * a, "shares"),
+        ("shares", lambda a: 2 * a, "shares"),
+        ("shares", lambda a: a[:-1], "y_cells_atoms"),
+        ("whole", lambda a: a[:-1], "y_cells_whole"),
+        ("left", lambda a: a * 0, "support is damaged"),
+        ("left", None, ""),
+        ("feature", lambda a: a + 7, "support is damaged"),
+        ("threshold", lambda a: a * np.nan, "support is damaged"),
+        ("points", lambda a: a * np.nan, "not finite"),
+        ("points", lambda a: a[:0], "support is damaged"),
+        ("shares", None, "y_cells_shares"),
+    ],
+)
+def test_hostile_files_are_refused(model, name, change, message):
+    state = model.to_state()
+    key = f"y_cells_{name}"
+    arrays = dict(state.arrays)
+    if change is None:
+        del arrays[key]
+    else:
+        arrays[key] = change(arrays[key])
+    if (name, change) == ("left", None):  # then nothing says which row is where
+        back = type(model).from_state(replace(state, arrays=arrays))
+        assert back.y.cells.support.tree is None
+        return
+    with pytest.raises(StoreError, match=message):
+        type(model).from_state(replace(state, arrays=arrays))
+
+
+def test_components_must_add_up():
+    model = fitted("coupling", n=400)[0].model_
+    state = model.to_state()
+    for change in (lambda a: -a, lambda a: 2 * a, lambda a: a[:-1], lambda a: a * np.nan):
+        arrays = state.arrays | {"x_cells_components": change(state.arrays["x_cells_components"])}
+        with pytest.raises(StoreError, match=r"components|not finite"):
+            type(model).from_state(replace(state, arrays=arrays))
+
+
+@pytest.mark.parametrize("d", [1, 2])
+def test_models_of_before_there_were_cells_have_points_and_masses(d):
+    """Their files hold a support and masses by fold; boxes were Voronoi cells with a scale."""
+    fit, x, y = fitted(d=d, n=400)
+    state, cells = fit.model_.to_state(), fit.model_.y.cells
+    arrays = {k: a for k, a in state.arrays.items() if "_cells_" not in k}
+    cut = {"edges": cells.support.edges} if d == 1 else {"scale": np.ones(2)}
+    arrays |= {
+        "support_points": cells.support.points,
+        "moments_masses": np.tile(cells.masses, (3, 1)),
+    }
+    arrays |= {f"support_{name}": a for name, a in cut.items()}
+    back = type(fit.model_).from_state(replace(state, arrays=arrays))
+    assert back.x.cells is None
+    old = back.y.cells
+    assert_allclose(old.masses, cells.masses, rtol=1e-14)
+    assert_array_equal(old.atoms, cells.support.points)
+    assert not old.covariances.any()
+    assert back.weights(x[:3]).shape == (3, cells.size)
+    if d == 1:
+        assert_array_equal(old.support.assign(y), cells.support.assign(y))
+    else:
+        with pytest.raises(DataError, match="older version: fit it again"):
+            old.support.assign(y)
+    for masses in (np.ones((3, cells.size + 1)), -np.ones((3, cells.size))):
+        with pytest.raises(StoreError, match="masses"):
+            type(fit.model_).from_state(replace(state, arrays=arrays | {"moments_masses": masses}))
+    del arrays["moments_masses"]
+    with pytest.raises(StoreError, match="moments_masses"):
+        type(fit.model_).from_state(replace(state, arrays=arrays))
+
+
+def test_without_laws_there_are_no_cells(tmp_path):
+    fit, _, _ = fitted(support_size=0)
+    assert fit.model_.support is None
+    fit.save(tmp_path / "m")
+    assert load(tmp_path / "m").y.cells is None
+    with pytest.raises(DataError, match="support_size of at least 1"):
+        load(tmp_path / "m").masses  # noqa: B018 - the property raises

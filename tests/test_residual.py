@@ -1,0 +1,510 @@
+"""The residual reference: locations, the second pass, the decision, files; oracles by hand."""
+
+import copy
+
+import dask.array as da
+import numpy as np
+import oracle_joint
+import pytest
+from conftest import write_store
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_reads import opened
+
+from cme_dask import JointDistribution, Tuning, kernels, load
+from cme_dask.bench.scenarios import SCENARIOS
+from cme_dask.chunked.driver import Executor
+from cme_dask.chunked.gather import sample_rows
+from cme_dask.chunked.memory import MemoryBudget
+from cme_dask.chunked.passes import moment_pass
+from cme_dask.chunked.sources import open_sample
+from cme_dask.errors import DataError, StoreError
+from cme_dask.kernels.coordinates import Coordinates, Pooled, Scores, Standard
+from cme_dask.learning.residual import paired_gain, screened_laws
+from cme_dask.metrics import crps
+from cme_dask.models.joint import JointModel
+from cme_dask.numerics.basis import NewtonBasis
+from cme_dask.numerics.location import RIDGES, fit_location
+from cme_dask.numerics.moments import MomentSpec, Side
+from cme_dask.numerics.problem import Regularization
+from cme_dask.storage.model_file import ModelState
+
+QUICK = Tuning(rows=500, evaluations=0, finalists=2, averaged=2)
+N_FOLDS = 4
+
+
+@pytest.fixture(scope="module")
+def located():
+    """Rows, weights and folds; location on 12 pivots; the moments it is made of."""
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(600, 2))
+    y = np.column_stack([np.sin(2 * x[:, 0]), 50.0 + x[:, 1] ** 2]) + 0.3 * rng.normal(
+        size=(600, 2)
+    )
+    weights, folds = rng.uniform(0.5, 2.0, 600), rng.integers(0, N_FOLDS, 600).astype(np.uint8)
+    sides = (
+        Side(NewtonBasis.from_points(kernels.Gaussian(1.0), x[:12]), ("a", "b")),
+        Side(
+            NewtonBasis.from_points(kernels.Gaussian(1.0), y[:5]),
+            ("c", "d"),
+            shift=np.array([0.0, 50.0]),
+        ),
+    )
+    moments = MomentSpec(sides, N_FOLDS).strip((x, y), weights, folds)
+    return x, y, weights, folds, fit_location(moments, sides, slice(0, 2))
+
+
+def dense(x, y, weights, pivots, ridge):
+    """Ridge regression on the Newton basis by its normal equations: the intercept, the slope."""
+    newton = oracle_joint.newton(kernels.Gaussian(1.0), x, pivots)
+    share = weights / weights.sum()
+    centred = newton - share @ newton
+    gram = centred.T @ (share[:, None] * centred)
+    slope = np.linalg.solve(gram + ridge * np.eye(len(gram)), centred.T @ (share * (y - share @ y)))
+    return share @ y - share @ newton @ slope, slope
+
+
+def test_locations_are_dense_refits_with_the_best_ridge(located):
+    x, y, weights, folds, found = located
+    pivots = x[:12]
+    newton = oracle_joint.newton(kernels.Gaussian(1.0), x, pivots)
+    cross_fitted = found.residuals.held_out(x, folds)
+    for j in range(2):
+        losses = np.zeros(len(RIDGES))
+        predicted = np.empty((len(RIDGES), len(x)))
+        for i, ridge in enumerate(RIDGES):
+            for fold in range(N_FOLDS):
+                held = folds == fold
+                constant, slope = dense(x[~held], y[~held, j], weights[~held], pivots, ridge)
+                predicted[i, held] = constant + newton[held] @ slope
+            losses[i] = weights @ (predicted[i] - y[:, j]) ** 2 / weights.sum()
+        best = int(losses.argmin())
+        assert found.ridges[j] == RIDGES[best]
+        np.testing.assert_allclose(found.error[j], losses[best], rtol=1e-8)
+        np.testing.assert_allclose(cross_fitted[:, j], predicted[best], atol=1e-8)
+        constant, slope = dense(x, y[:, j], weights, pivots, RIDGES[best])
+        whole = constant + newton @ slope
+        np.testing.assert_allclose(found.residuals.location(x)[:, j], whole, atol=1e-8)
+    assert (found.skill > 0.5).all()
+
+
+def test_rows_of_a_fold_do_not_change_their_own_location(located):
+    x, y, weights, folds, _ = located
+    sides = (
+        Side(NewtonBasis.from_points(kernels.Gaussian(1.0), x[:12]), ("a", "b")),
+        Side(NewtonBasis.from_points(kernels.Gaussian(1.0), y[:5]), ("c", "d")),
+    )
+    other = y + 100.0 * (folds == 2)[:, None]
+    moments = MomentSpec(sides, N_FOLDS).strip((x, other), weights, folds)
+    ridges = [1e-2]
+    again = fit_location(moments, sides, slice(0, 2), ridges=ridges)
+    moments = MomentSpec(sides, N_FOLDS).strip((x, y), weights, folds)
+    before = fit_location(moments, sides, slice(0, 2), ridges=ridges)
+    moved = np.abs(again.residuals.held_out(x, folds) - before.residuals.held_out(x, folds))
+    assert moved[folds == 2].max() < 1e-8
+    assert moved[folds != 2].min() > 1.0
+
+
+@pytest.mark.parametrize("by", ["rows", "group", "part"])
+def test_the_pass_sees_the_residuals_that_are_made_by_hand(tmp_path, located, by):
+    """Also of rows by group, of which a part is held out; strips of any storage chunks."""
+    x, y, weights, _, found = located
+    groups = np.arange(600) // 7 * 1.0
+    sample = open_sample(x, y, weights=weights, group=groups)
+    if by != "rows":
+        sample = sample.fold_by("group")
+    if by == "part":
+        sample, _ = sample.split(0.3)
+    residuals = found.residuals
+    budget = MemoryBudget.of(Executor.resolve("synchronous", None), None)
+    rows, _ = sample_rows(sample, 600, 0, budget.executor)
+    moved = sample.with_residuals(residuals, rows)
+    index = np.sort(rows.index)
+    folds = sample.folding.folds(index, {"group": groups[index]}, N_FOLDS)
+    e = y[index] - residuals.held_out(x[index], folds)
+    order = np.argsort(rows.index)
+    np.testing.assert_allclose(moved.row_sample.parts[1][order], e, atol=1e-12)
+    sides = (
+        Side(NewtonBasis.from_points(kernels.Gaussian(1.0), x[:9]), ("a", "b")),
+        Side(NewtonBasis.from_points(kernels.Gaussian(1.0), e[:9]), ("c", "d")),
+    )
+    spec = MomentSpec(sides, N_FOLDS)
+    expected = spec.strip((x[index], e), weights[index], folds)
+    seen, *_ = moment_pass(moved, spec, budget)
+    np.testing.assert_array_equal(seen.rows, expected.rows)
+    np.testing.assert_allclose(seen.gram, expected.gram, rtol=1e-9, atol=1e-9)
+
+
+def quick(**parameters):
+    given = {"kernel_x": "median", "kernel_y": "median", "tol": 1e-2, "support_size": 50}
+    return JointDistribution(**{**given, "residual": True, **parameters})
+
+
+@pytest.fixture(scope="module")
+def plain_rows():
+    """Rows of three strips, and what a fit of the arrays in memory stores."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(9000, 2))
+    y = x[:, :1] ** 2 + rng.normal(size=(9000, 1))
+    return x, y, quick(n_folds=3).fit(x, y, scheduler="synchronous").model_.to_state().arrays
+
+
+@settings(max_examples=5, deadline=None)
+@given(chunk=st.integers(100, 5000), scheduler=st.sampled_from(["threads", "synchronous"]))
+def test_no_chunking_or_scheduler_changes_a_bit(plain_rows, chunk, scheduler):
+    x, y, expected = plain_rows
+    rows = da.from_array(x, chunks=(chunk, 2)), da.from_array(y, chunks=(chunk, 1))
+    found = quick(n_folds=3).fit(*rows, scheduler=scheduler).model_.to_state().arrays
+    assert found.keys() == expected.keys()
+    assert any(name.startswith("residual_model_") for name in found)
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found[name], values, err_msg=name)
+
+
+def test_exactly_one_more_pass_reads_the_store(tmp_path):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(20_000, 1))
+    write_store(tmp_path / "s", x, np.sin(2 * x) + 0.3 * rng.normal(size=x.shape), chunk_rows=4096)
+    for wanted, passes in ((True, 2), (False, 1)):
+        store, group = opened(tmp_path / "s")
+        fit = quick(residual=wanted).fit(group, scheduler="synchronous")
+        assert fit.n_passes_ == passes == fit.model_.about["passes"]
+        for name in ("x", "y"):
+            assert set(store.chunks(name).values()) == {passes}
+        assert set(store.chunks("row_sample/y").values()) == {1}
+
+
+@pytest.mark.parametrize(
+    ("name", "kept", "coordinates"),
+    [("bimodal", False, "raw"), ("skewed", True, "normal scores")],
+)
+def test_it_is_kept_where_it_pays(name, kept, coordinates):
+    x, y = SCENARIOS[name].draw(1000, 0)
+    fit = JointDistribution(tuning=QUICK, random_state=0).fit(x, y, scheduler="synchronous")
+    about = fit.model_.about["residual"]
+    assert about["kept"] == kept == (fit.model_.residual is not None)
+    assert fit.n_passes_ == 1 + kept
+    assert about["coordinates"] == coordinates
+    if kept:
+        plain, moved = about["crps"]
+        np.testing.assert_allclose(about["gain"], plain - moved, rtol=1e-9)
+        assert about["gain"] > about["std"] > 0
+        assert "laws moved" in repr(fit.model_)
+    else:
+        assert about["decided"] == "location"
+
+
+def test_what_a_model_finds_without_it_stays_as_it_is():
+    """The second pass changes nothing of the base model but its laws."""
+    x, y = SCENARIOS["skewed"].draw(400, 0)
+    fits = [
+        JointDistribution(tuning=QUICK, residual=wanted, random_state=0).fit(x, y)
+        for wanted in (True, False)
+    ]
+    np.testing.assert_allclose(fits[0].expect("y0", x), fits[1].expect("y0", x), atol=1e-9)
+    np.testing.assert_allclose(fits[0].weights(x[:9]), fits[1].weights(x[:9]), atol=1e-9)
+    given = [fit.conditional(Y=y[:5]).mean() for fit in fits]
+    np.testing.assert_allclose(*given, atol=1e-9)
+
+
+@pytest.mark.parametrize("pays", [False, True])
+def test_a_table_much_larger_than_its_row_sample_is_screened_first(pays):
+    """No second pass is made where refits on the row sample gain nothing."""
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-2, 2, size=(12_000, 1))
+    # Of two branches the middle says little, though it explains some of the variance.
+    branches = rng.choice([-1.0, 1.0], size=x.shape) * (1 + x) + 0.2 * x
+    y = (x if pays else branches) + 0.1 * rng.normal(size=x.shape)
+    fit = JointDistribution(sample_size=2000, support_size=300, tuning=QUICK).fit(x, y)
+    about = fit.model_.about["residual"]
+    assert about["decided"] == ("all rows" if pays else "row sample")
+    assert about["kept"] == pays
+    assert fit.n_passes_ == 1 + pays
+
+
+def test_kernels_that_are_given_are_what_is_fitted():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 1))
+    fit = quick(residual="auto").fit(x, 3 * x + rng.normal(size=x.shape))
+    assert fit.n_passes_ == 1
+    assert fit.model_.residual is None
+
+
+def test_figures_of_the_decision_are_those_of_refits_by_hand():
+    """Single rows as cells; dense refits without each fold, with the same pivots."""
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(150, 1))
+    y = np.column_stack([np.sin(2 * x[:, 0]), x[:, 0]]) + 0.4 * rng.normal(size=(150, 2))
+    fit = JointDistribution(
+        kernel_x=kernels.Gaussian(1.0),
+        kernel_y=kernels.Gaussian(2.0),
+        tol=1e-2,
+        reg=(1e-3, 1e-2),
+        n_folds=3,
+        residual=True,
+    ).fit(x, y, scheduler="synchronous")
+    folds = open_sample(x, y).folding.folds(np.arange(150), {}, 3)
+    model, inner = fit.model_, fit.model_.residual.model
+    deviation = y.std(axis=0)
+    side = NewtonBasis(model.x.basis.newton.kernel, model.x.basis.newton.points, np.eye(1))
+    held_out = np.empty_like(y)
+    ridges = model.about["residual"]["ridge"]
+    for fold in range(3):
+        held = folds == fold
+        newton = oracle_joint.newton(side.kernel, x[held], side.points)
+        for j, ridge in enumerate(ridges):
+            constant, slope = dense(
+                x[~held], y[~held, j], np.ones((~held).sum()), side.points, ridge
+            )
+            held_out[held, j] = constant + newton @ slope
+    e = y - held_out
+    plain, moved = np.empty(150), np.empty(150)
+    for fold in range(3):
+        held = folds == fold
+        for one, values, scores in ((model, y, plain), (inner, e, moved)):
+            bases = one.x.basis.newton, one.y.basis.newton
+            means = oracle_joint.means(
+                bases[0].kernel,
+                bases[1].kernel,
+                x[~held],
+                values[~held],
+                bases[0].points,
+                bases[1].points,
+            )
+            h = oracle_joint.coefficients(means, "normalized", (1e-3, 1e-2), "two-sided")
+            left, right = (
+                oracle_joint.newton(b.kernel, z, b.points)
+                for b, z in zip(bases, (x[held], values[~held]), strict=True)
+            )
+            weights = nearest_laws(oracle_joint.density_ratio(left, right, h))
+            for i, w in zip(np.flatnonzero(held), weights, strict=True):
+                atoms = values[~held] + (0.0 if one is model else held_out[i])
+                scores[i] = slow_crps(w, atoms / deviation, y[i] / deviation)
+    about = model.about["residual"]
+    np.testing.assert_allclose(about["crps"], [plain.mean(), moved.mean()], rtol=1e-6)
+    difference = plain - moved
+    np.testing.assert_allclose(about["gain"], difference.mean(), atol=1e-7)
+    np.testing.assert_allclose(about["std"], difference.std(ddof=1) / np.sqrt(150), rtol=1e-4)
+
+
+def nearest_laws(ratio):
+    """Projection of each row onto laws on equal masses: threshold by bisection."""
+    laws = []
+    for row in ratio:
+        low, high = row.min() - 2.0, row.max()
+        for _ in range(200):
+            t = (low + high) / 2
+            low, high = (t, high) if np.maximum(row - t, 0).mean() > 1 else (low, t)
+        laws.append(np.maximum(row - low, 0) / len(row))
+    return [law / law.sum() for law in laws]
+
+
+def slow_crps(w, atoms, y):
+    """By its double sum, mean over the columns."""
+    pairs = np.abs(atoms[:, None] - atoms[None])
+    each = w @ np.abs(atoms - y) - 0.5 * np.einsum("s,t,std->d", w, w, pairs)
+    return each.mean()
+
+
+def test_crps_takes_atoms_of_each_law():
+    rng = np.random.default_rng(0)
+    weights = rng.dirichlet(np.ones(30), size=20)
+    atoms, y = rng.normal(size=(20, 30, 2)), rng.normal(size=(20, 2))
+    expected = [slow_crps(*each) for each in zip(weights, atoms, y, strict=True)]
+    np.testing.assert_allclose(crps(weights, atoms, y), expected, rtol=1e-12)
+    with pytest.raises(DataError, match="crps takes weights"):
+        crps(weights, atoms[:19], y)
+
+
+def test_screened_laws_are_refits_on_the_other_rows():
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(120, 1))
+    y = x + 0.5 * rng.normal(size=x.shape)
+    folds = rng.integers(0, 3, 120)
+    kernel, reg = kernels.Gaussian(1.0), Regularization(1e-3, 1e-2)
+    order = np.argsort(folds, kind="stable")
+    pivots = [
+        z[order][oracle_joint.pivoted_cholesky(kernel(z[order], z[order]), 1e-9, 5)[0]]
+        for z in (x, y)
+    ]
+    weights = np.full(120, 1 / 120)
+    seen = []
+    for law in screened_laws((kernel, kernel), reg, (x, y), weights, folds, 1e-9, 5):
+        assert len(set(folds[law.held])) == 1
+        rest = order[np.isin(order, law.held, invert=True)]
+        np.testing.assert_array_equal(law.atoms, y[rest])
+        np.testing.assert_allclose(law.masses, 1 / len(rest))
+        means = oracle_joint.means(kernel, kernel, x[rest], y[rest], *pivots)
+        h = oracle_joint.coefficients(means, "normalized", (1e-3, 1e-2), "two-sided")
+        left = oracle_joint.newton(kernel, x[law.held], pivots[0])
+        right = oracle_joint.newton(kernel, y[rest], pivots[1])
+        np.testing.assert_allclose(law.ratio, oracle_joint.density_ratio(left, right, h), atol=1e-8)
+        seen.extend(law.held)
+    assert sorted(seen) == list(range(120))
+
+
+def test_standard_errors_know_units():
+    rng = np.random.default_rng(0)
+    plain, moved = rng.normal(size=(2, 400))
+    units = np.arange(400)
+    found = paired_gain(plain, moved, np.ones(400), units)
+    np.testing.assert_allclose(found.std, (plain - moved).std(ddof=1) / 20, rtol=1e-12)
+    # Rows that come four times are one: the same error as without the copies.
+    four = paired_gain(
+        *(np.repeat(v, 4) for v in (plain, moved)), np.ones(1600), np.repeat(units, 4)
+    )
+    np.testing.assert_allclose(four.std, found.std, rtol=1e-12)
+    assert not paired_gain(plain, plain, np.ones(400), units).pays
+    assert not paired_gain(plain, moved, np.ones(400), 0 * units).pays
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.data())
+def test_coordinates_have_inverses_and_slopes(data):
+    numbers = st.lists(st.integers(-1000, 1000), min_size=2, max_size=9, unique=True).map(sorted)
+    values = np.array(data.draw(numbers)) / 7.0
+    scores = (
+        np.sort(
+            data.draw(
+                st.lists(
+                    st.integers(-300, 300), min_size=len(values), max_size=len(values), unique=True
+                )
+            )
+        )
+        / 100.0
+    )
+    shift, scale = data.draw(st.floats(-1e3, 1e3)), data.draw(st.floats(1e-3, 1e3))
+    there = Coordinates((Scores(tuple(values), tuple(scores)), Standard(shift, scale)))
+    rows = np.random.default_rng(0).uniform(-300, 300, size=(50, 2))
+    back = there.inverse()(there(rows))
+    np.testing.assert_allclose(back, rows, atol=1e-6)
+    step = 1e-6
+    inside = np.abs(rows[:, :1] - values).min(axis=1) > 2 * step  # off the knots
+    numeric = (there(rows + step) - there(rows - step)) / (2 * step)
+    np.testing.assert_allclose(there.slope(rows)[inside], numeric[inside], rtol=1e-4, atol=1e-6)
+
+
+def test_pooled_levels_have_no_inverse():
+    pooled = Coordinates((Pooled((0.0, 1.0)),))
+    with pytest.raises(DataError, match="no inverse"):
+        pooled.inverse()
+    with pytest.raises(DataError, match="no slope"):
+        pooled.slope(np.zeros((2, 1)))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"residual": "yes"}, "residual must be 'auto', True or False, got 'yes'"),
+        ({"residual": 1}, "residual must be 'auto', True or False, got 1"),
+        ({"constraint": "coupling"}, "residual=True needs constraint='none' or 'normalized'"),
+        ({"n_folds": 1}, "residual=True needs n_folds of at least 2, got 1"),
+        ({"support_size": 0}, "residual=True needs laws, got support_size=0"),
+    ],
+)
+def test_what_it_needs_is_told(parameters, message):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 1))
+    with pytest.raises(DataError, match=message):
+        quick(**parameters).fit(x, x + rng.normal(size=x.shape))
+
+
+def test_labels_have_no_location():
+    pandas = pytest.importorskip("pandas")
+    x = np.random.default_rng(0).normal(size=(200, 1))
+    y = pandas.DataFrame({"kind": np.where(x[:, 0] > 0, "up", "down")})
+    with pytest.raises(DataError, match=r"needs numeric columns of y, got labels in 'kind'"):
+        quick().fit(x, y)
+    assert quick(residual="auto").fit(x, y).model_.residual is None
+
+
+@pytest.mark.parametrize("how", ["discrete", "one fold of weight"])
+def test_auto_leaves_alone_what_it_can_not_judge(how):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 1))
+    y, weights = x + rng.normal(size=x.shape), None
+    if how == "discrete":
+        y = y.round()
+    else:
+        folds = open_sample(x, y).folding.folds(np.arange(300), {}, 2)
+        weights = (folds == 1) * 1.0
+    parameters = {"kernel_x": None, "kernel_y": None, "tuning": QUICK, "n_folds": 2}
+    fit = quick(residual="auto", **parameters).fit(x, y, weights=weights)
+    assert fit.n_passes_ == 1
+    assert "residual" not in fit.model_.about
+
+
+@pytest.fixture(scope="module")
+def kept():
+    """A model with a reference in normal scores, and one in raw units."""
+    x, y = SCENARIOS["skewed"].draw(400, 0)
+    scored = JointDistribution(tuning=QUICK, residual=True, random_state=0).fit(x, y).model_
+    raw = quick().fit(x, y).model_
+    assert scored.residual.coordinates is not None
+    assert raw.residual.coordinates is None
+    return scored, raw
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_files_bring_everything_back(tmp_path, kept, which):
+    model = kept[which]
+    model.save(tmp_path / "m")
+    back = load(tmp_path / "m")
+    x = np.linspace(-6, 6, 40)[:, None]
+    np.testing.assert_array_equal(back.residual.location(x), model.residual.location(x))
+    for asked in ("mean", "std", "median"):
+        answers = [getattr(m.conditional(x), asked)() for m in (model, back)]
+        np.testing.assert_array_equal(*answers)
+    y = np.linspace(0.1, 9, 20)[:, None]
+    np.testing.assert_allclose(model.residual.undo(model.residual.forward(y)), y, rtol=1e-12)
+    assert repr(back) == repr(model)
+
+
+def test_laws_are_atoms_moved_to_the_location(kept):
+    for model in kept:
+        x = np.linspace(-2, 2, 7)[:, None]
+        reference = model.residual
+        weights = reference.model.weights(x)
+        z = reference.location(x)[:, None] + reference.model.y.cells.means
+        atoms = reference.undo(z.reshape(-1, 1)).reshape(7, -1)
+        law = model.conditional(x)
+        np.testing.assert_allclose(law.mean(), (weights * atoms).sum(axis=1), rtol=1e-10)
+        below = (weights * (atoms <= 1.5)).sum(axis=1)
+        np.testing.assert_allclose(law.cdf(1.5), below, atol=1e-12)
+
+
+DAMAGE = {
+    "no description": lambda about, arrays: about.update(residual=3),
+    "no kernel": lambda about, arrays: about["residual"].pop("kernel"),
+    "another kernel": lambda about, arrays: about["residual"].update(
+        kernel=kernels.Gaussian((1.0, 2.0)).to_dict()
+    ),
+    "no model": lambda about, arrays: about["residual"].update(model=None),
+    "nested": lambda about, arrays: about["residual"]["model"].update(residual={}),
+    "coordinates": lambda about, arrays: about["residual"].update(coordinates={"columns": 3}),
+    "pooled": lambda about, arrays: about["residual"].update(
+        coordinates=Coordinates((Pooled((0.0,)),)).to_dict()
+    ),
+    "two coordinates": lambda about, arrays: about["residual"].update(
+        coordinates=Coordinates((Standard(0.0, 1.0),) * 2).to_dict()
+    ),
+    "missing points": lambda about, arrays: arrays.pop("residual_points"),
+    "wide constant": lambda about, arrays: arrays.update(residual_constant=np.zeros(2)),
+    "short coef": lambda about, arrays: arrays.update(residual_coef=np.zeros((1, 1))),
+    "nan": lambda about, arrays: arrays["residual_coef"].fill(np.nan),
+    "no inner coef": lambda about, arrays: arrays.pop("residual_model_coef"),
+    "other columns": lambda about, arrays: about["residual"]["model"]["variables"].update(
+        y=about["variables"]["y"] | {"columns": {"names": ["a"], "categories": {"a": ["u"]}}}
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_files_are_refused(kept, damage):
+    state = kept[0].to_state()
+    about, arrays = copy.deepcopy(state.about), copy.deepcopy(state.arrays)
+    JointModel.from_state(ModelState(state.type, copy.deepcopy(about), dict(arrays)))
+    DAMAGE[damage](about, arrays)
+    with pytest.raises((StoreError, DataError)) as told:
+        JointModel.from_state(ModelState(state.type, about, arrays))
+    assert len(str(told.value)) > 30
