@@ -33,8 +33,8 @@ QUICK = Tuning(rows=500, evaluations=0, finalists=2, averaged=2)
 N_FOLDS = 4
 
 
-@pytest.fixture(scope="module")
-def located():
+@pytest.fixture(scope="module", params=["trend", "flat"])
+def located(request):
     """Rows, weights and folds; location on 12 pivots; the moments it is made of."""
     rng = np.random.default_rng(5)
     x = rng.normal(size=(600, 2))
@@ -51,41 +51,74 @@ def located():
         ),
     )
     moments = MomentSpec(sides, N_FOLDS).strip((x, y), weights, folds)
-    return x, y, weights, folds, fit_location(moments, sides, slice(0, 2))
+    within = (x.min(axis=0), x.max(axis=0)) if request.param == "trend" else None
+    return x, y, weights, folds, fit_location(moments, sides, slice(0, 2), within=within)
 
 
-def dense(x, y, weights, pivots, ridge):
-    """Ridge regression on the Newton basis by its normal equations: the intercept, the slope."""
+def dense(x, y, weights, pivots, ridge, trend=True):
+    """Ridge regression on the Newton basis beside a trend in x, by its normal equations.
+
+    The intercept, and the slopes on the basis and on x.
+    """
     newton = oracle_joint.newton(kernels.Gaussian(1.0), x, pivots)
+    features = np.column_stack([newton, x]) if trend else newton
     share = weights / weights.sum()
-    centred = newton - share @ newton
+    centred = features - share @ features
     gram = centred.T @ (share[:, None] * centred)
-    slope = np.linalg.solve(gram + ridge * np.eye(len(gram)), centred.T @ (share * (y - share @ y)))
-    return share @ y - share @ newton @ slope, slope
+    penalty = ridge * np.diag((np.arange(len(gram)) < len(pivots)).astype(float))
+    slope = np.linalg.solve(gram + penalty, centred.T @ (share * (y - share @ y)))
+    slope = np.concatenate([slope, np.zeros(len(pivots) + x.shape[1] - len(slope))])
+    return share @ y - share @ features @ slope[: features.shape[1]], slope
 
 
-def test_locations_are_dense_refits_with_the_best_ridge(located):
+def test_locations_are_dense_refits_with_the_simplest_good_ridge(located):
     x, y, weights, folds, found = located
-    pivots = x[:12]
-    newton = oracle_joint.newton(kernels.Gaussian(1.0), x, pivots)
+    pivots, trend = x[:12], bool(found.residuals.location.trend.any())
+    features = np.column_stack([oracle_joint.newton(kernels.Gaussian(1.0), x, pivots), x])
     cross_fitted = found.residuals.held_out(x, folds)
+    share = np.array([weights[folds == f].sum() for f in range(N_FOLDS)]) / weights.sum()
     for j in range(2):
-        losses = np.zeros(len(RIDGES))
+        losses = np.zeros((N_FOLDS, len(RIDGES)))
         predicted = np.empty((len(RIDGES), len(x)))
         for i, ridge in enumerate(RIDGES):
             for fold in range(N_FOLDS):
                 held = folds == fold
-                constant, slope = dense(x[~held], y[~held, j], weights[~held], pivots, ridge)
-                predicted[i, held] = constant + newton[held] @ slope
-            losses[i] = weights @ (predicted[i] - y[:, j]) ** 2 / weights.sum()
-        best = int(losses.argmin())
-        assert found.ridges[j] == RIDGES[best]
-        np.testing.assert_allclose(found.error[j], losses[best], rtol=1e-8)
-        np.testing.assert_allclose(cross_fitted[:, j], predicted[best], atol=1e-8)
-        constant, slope = dense(x, y[:, j], weights, pivots, RIDGES[best])
-        whole = constant + newton @ slope
+                constant, slope = dense(x[~held], y[~held, j], weights[~held], pivots, ridge, trend)
+                predicted[i, held] = constant + features[held] @ slope
+                gap = (predicted[i, held] - y[held, j]) ** 2
+                losses[fold, i] = weights[held] @ gap / weights[held].sum()
+        away = losses - losses[:, [(share @ losses).argmin()]]
+        mean = share @ away
+        std = np.sqrt(N_FOLDS / (N_FOLDS - 1) * share**2 @ (away - mean) ** 2)
+        good = int(np.flatnonzero(mean <= std)[-1])
+        assert found.ridges[j] == RIDGES[good]
+        np.testing.assert_allclose(found.error[j], share @ losses[:, good], rtol=1e-8)
+        np.testing.assert_allclose(cross_fitted[:, j], predicted[good], atol=1e-8)
+        constant, slope = dense(x, y[:, j], weights, pivots, RIDGES[good], trend)
+        whole = constant + features @ slope
         np.testing.assert_allclose(found.residuals.location(x)[:, j], whole, atol=1e-8)
     assert (found.skill > 0.5).all()
+
+
+def test_trends_go_on_constant_beyond_their_range():
+    """And columns without a range, such as codes of labels, have none."""
+    rng = np.random.default_rng(0)
+    x = np.column_stack([rng.uniform(-1, 1, 500), rng.integers(0, 3, 500)])
+    y = (3.0 * x[:, 0] + 5.0 * x[:, 1])[:, None]
+    sides = (
+        Side(NewtonBasis.from_points(kernels.Gaussian(1.0), x[:6]), ("a", "label")),
+        Side(NewtonBasis.from_points(kernels.Gaussian(1.0), y[:3]), ("c",)),
+    )
+    folds = (np.arange(500) % 4).astype(np.uint8)
+    moments = MomentSpec(sides, 4).strip((x, y), None, folds)
+    within = np.array([-1.0, 0.0]), np.array([1.0, 0.0])
+    location = fit_location(moments, sides, slice(0, 1), within=within).residuals.location
+    assert abs(location.trend[0, 0]) > 1.0
+    assert location.trend[1, 0] == 0.0
+    far = np.array([[1e6, 1.0], [1e9, 1.0], [1.0, 1e9]])
+    flat = location.constant + location.trend[0]
+    np.testing.assert_allclose(location(far)[:2], np.tile(flat, (2, 1)), rtol=1e-12)
+    assert np.isfinite(location(far)).all()
 
 
 def test_rows_of_a_fold_do_not_change_their_own_location(located):
@@ -249,6 +282,7 @@ def test_figures_of_the_decision_are_those_of_refits_by_hand():
     side = NewtonBasis(model.x.basis.newton.kernel, model.x.basis.newton.points, np.eye(1))
     held_out = np.empty_like(y)
     ridges = model.about["residual"]["ridge"]
+    low, high = x.min(axis=0), x.max(axis=0)
     for fold in range(3):
         held = folds == fold
         newton = oracle_joint.newton(side.kernel, x[held], side.points)
@@ -256,7 +290,8 @@ def test_figures_of_the_decision_are_those_of_refits_by_hand():
             constant, slope = dense(
                 x[~held], y[~held, j], np.ones((~held).sum()), side.points, ridge
             )
-            held_out[held, j] = constant + newton @ slope
+            features = np.column_stack([newton, np.clip(x[held], low, high)])
+            held_out[held, j] = constant + features @ slope
     e = y - held_out
     plain, moved = np.empty(150), np.empty(150)
     for fold in range(3):

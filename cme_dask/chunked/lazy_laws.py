@@ -59,8 +59,10 @@ def given_rows(
     sample = open_sample(values, storage_options=storage_options)
     which = 1 if reverse and len(sample.sources) == 2 else 0
     source, columns, names = sample.sources[which], sample.columns[which], variable.columns.names
-    unnamed = columns.names == Columns.default("xy"[which], len(columns.names)).names
-    if not unnamed or set(names) <= set(columns.names):
+    default = columns.names == Columns.default("xy"[which], len(columns.names)).names
+    # Arrays have no names of their own: of these all columns are asked for, as in memory.
+    unnamed = default and sample.location == "memory"
+    if not unnamed and (not default or set(names) <= set(columns.names)):
         source, columns = source.pick(columns.positions(names)), columns.only(names)
     if len(columns.names) != len(names):
         raise DataError(

@@ -21,6 +21,7 @@ Array = Any
 _GROWN = 1 << 22  # rows times squared columns that a tree sees: a second
 _ROWS_PER_CELL = 8  # that it sees at least
 _COVARIANCES = 1 << 21  # numbers in the covariances of all cells, at most
+_FAR = 6.0  # deviations beyond which heavy tails would take the cells of all other rows
 _LABELS_FIRST = 1e3  # weight of labels: that of one row in 10^5 still outweighs all else
 
 
@@ -169,7 +170,9 @@ def _boxes(rows: Array, mass: Array, size: int, categorical: Array) -> Support:
     else:
         targets = np.hstack(
             [
-                ((rows - mass @ rows) / deviations(rows, mass))[:, ~categorical],
+                np.clip((rows - mass @ rows) / deviations(rows, mass), -_FAR, _FAR)[
+                    :, ~categorical
+                ],
                 *(_LABELS_FIRST * _bits(r) for r in ranks[:, categorical].T),
             ]
         )

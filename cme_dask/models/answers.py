@@ -73,19 +73,18 @@ class Answers:
         folds = len(self.fold_constant)
         if return_std and folds < 2:
             raise DataError("standard errors need folds: fit with n_folds of at least 2")
-        slopes = basis.slope(self.slope[:, pick])[None]
-        constants = self.constant[None, pick]
-        if return_std:  # what the folds say, beside what all rows say
-            slopes = np.concatenate([slopes, self.fold_slope[:, :, pick]])
-            constants = np.concatenate([constants, self.fold_constant[:, pick]])
-        functions = basis.newton.combined(np.concatenate(slopes, axis=1))
+        slopes = [basis.slope(self.slope[:, pick])]
+        if return_std:  # what the folds say, side by side
+            slopes.append(np.concatenate(self.fold_slope[:, :, pick], axis=1))
+        functions = basis.newton.combined(*slopes)
         result = np.empty((2 if return_std else 1, len(points), len(pick)))
         for start in range(0, len(points), _QUERY_ROWS):
             here = slice(start, start + _QUERY_ROWS)
-            flat = functions(points[here]) + constants.ravel()
-            result[0, here] = flat[:, : len(pick)]
+            values = functions(points[here])
+            result[0, here] = self.constant[pick] + values[0]
             if return_std:
-                each = flat[:, len(pick) :].reshape(len(flat), folds, len(pick))
+                each = values[1].reshape(len(values[1]), folds, len(pick))
+                each = each + self.fold_constant[:, pick]
                 spread = ((each - each.mean(axis=1, keepdims=True)) ** 2).sum(axis=1)
                 result[1, here] = np.sqrt((folds - 1) / folds * spread)
         if isinstance(wanted, str):

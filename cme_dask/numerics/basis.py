@@ -54,8 +54,8 @@ class Basis(Protocol):
     def support(self, x: Array) -> Array:
         """How near the rows of x are to the pivots or landmarks, from 0 to 1, shape (n,)."""
 
-    def combined(self, slope: Array) -> Callable[[Array], Array]:
-        """Functions x -> N(x)^T slope, shape (n, q), of slopes (m, q)."""
+    def combined(self, *slopes: Array) -> Callable[[Array], list[Array]]:
+        """Functions x -> N(x)^T slope, shapes (n, q), of each of some slopes (m, q)."""
 
     def __call__(self, x: Array) -> Array:
         """Values at the rows of x, shape (n, m)."""
@@ -150,24 +150,37 @@ class NewtonBasis:
         share = (newton * newton).sum(axis=1) / array_namespace(x).where(own > 0.0, own, 1.0)
         return array_namespace(x).clip(share, 0.0, 1.0)
 
-    def combined(self, slope: Array) -> Callable[[Array], Array]:
-        """Functions x -> N(x)^T slope = k(x, p) R^-T slope, shape (n, q), of slopes (m, q).
+    def combined(self, *slopes: Array) -> Callable[[Array], list[Array]]:
+        """Functions x -> N(x)^T slope = k(x, p) R^-T slope, shapes (n, q), of slopes (m, q).
 
         Solved for once and not at each x, unless rounding would then lose more than 1e-10 of
         |slope|, which bounds the functions over sqrt(sup k).
         """
-        coef = solve_triangular(self.factor, slope, lower=True, trans=1)
-        top = self.kernel.upper_bound
-        lost = np.inf if top is None else np.finfo(np.float64).eps * np.abs(coef).sum(axis=0) * top
-        if not np.all(lost <= _LOST * np.linalg.norm(slope, axis=0)):
-            return lambda x: np.asarray(self(x) @ slope)
+        # In one order in memory: the last bits of products depend on it, and files have one.
+        slopes = tuple(map(np.ascontiguousarray, slopes))
+        factor, top = np.ascontiguousarray(self.factor), self.kernel.upper_bound
+        coefs = [solve_triangular(factor, s, lower=True, trans=1) for s in slopes]
+        rounding = np.inf if top is None else np.finfo(np.float64).eps * top
+        if not all(
+            (rounding * np.abs(coef).sum(axis=0) <= _LOST * np.linalg.norm(slope, axis=0)).all()
+            for coef, slope in zip(coefs, slopes, strict=True)
+        ):
+
+            def products(x: Array) -> list[Array]:
+                newton = self(x)
+                return [newton @ slope for slope in slopes]
+
+            return products
         sections = self.kernel.sections(self.points)
 
-        def combined(x: Array) -> Array:
-            values, found = BlockValues(sections, self.rank), np.empty((len(x), coef.shape[1]))
+        def combined(x: Array) -> list[Array]:
+            values = BlockValues(sections, self.rank)
+            found = [np.empty((len(x), coef.shape[1])) for coef in coefs]
             for start in range(0, len(x), BLOCK):
                 here = slice(start, start + BLOCK)
-                np.matmul(values(x[here]), coef, out=found[here])
+                block = values(x[here])
+                for coef, out in zip(coefs, found, strict=True):
+                    np.matmul(block, coef, out=out[here])
             return found
 
         return combined
@@ -215,7 +228,7 @@ class LinearBasis:
 
     def slope(self, slope: Array) -> Array:
         """Slopes on the functions below, (m, q), of slopes (k, q) on these: T slope."""
-        return np.asarray(self.transform @ slope)
+        return np.ascontiguousarray(self.transform) @ np.ascontiguousarray(slope)
 
     def of(self, newton: Array) -> Array:
         """Psi from N, shapes (n, m) to (n, k)."""

@@ -244,7 +244,9 @@ class _Ridge:
 def _inverse(gram: Array, which: Array) -> Array:
     """Pseudoinverse of the rows and columns that count, zeros elsewhere, shape (d, d)."""
     deviation = np.sqrt(np.maximum(np.diagonal(gram), 0.0))
-    scale = np.where(which & (deviation > 0.0), 1.0 / np.where(deviation > 0.0, deviation, 1.0), 0.0)
+    scale = np.where(
+        which & (deviation > 0.0), 1.0 / np.where(deviation > 0.0, deviation, 1.0), 0.0
+    )
     scaled = scale[:, None] * gram * scale
     return np.asarray(
         scale[:, None] * np.linalg.pinv(scaled, rcond=_COLLINEAR, hermitian=True) * scale

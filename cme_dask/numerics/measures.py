@@ -199,7 +199,7 @@ class MovedMeasure(_Weighed):
     @property
     def held(self) -> int:
         """Numbers that a query holds for each row of x."""
-        return 4 * self.cells.means.size
+        return 4 * int(self.cells.means.size)
 
     def mean(self, x: Array) -> Array:
         """E[Y | x], shape (b, d)."""

@@ -100,9 +100,14 @@ class PartitionBasis:
             write(x[here, :], values[:, here])
         return values.T
 
-    def combined(self, slope: Array) -> Callable[[Array], Array]:
-        """Functions x -> b(x)^T slope, shape (n, q), of slopes (m, q)."""
-        return lambda x: np.asarray(self(x) @ slope)
+    def combined(self, *slopes: Array) -> Callable[[Array], list[Array]]:
+        """Functions x -> b(x)^T slope, shapes (n, q), of each of some slopes (m, q)."""
+
+        def products(x: Array) -> list[Array]:
+            values = self(x)
+            return [values @ np.ascontiguousarray(slope) for slope in slopes]
+
+        return products
 
     def support(self, x: Array) -> Array:
         """How near the rows of x are to the landmarks, from 0 to 1, shape (n,).

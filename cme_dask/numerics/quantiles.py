@@ -85,8 +85,8 @@ class SortedAtoms:
 
     def below(self, weights: Array, t: Array) -> Array:
         """P(value <= t) of each mixture, shape (b, k), for thresholds (k,) or (b, k)."""
-        position = np.searchsorted(self.values, t, side="right")
-        position = np.broadcast_to(position, (len(weights), position.shape[-1]))
+        found: Array = np.searchsorted(self.values, t, side="right")
+        position = np.broadcast_to(found, (len(weights), found.shape[-1]))
         at, inner = np.divmod(position, _BIN)
         before = np.concatenate([np.zeros((len(weights), 1)), self._cumulative(weights)], axis=1)
         rows = np.arange(len(weights))[:, None]

@@ -40,12 +40,17 @@ class StackedNewton:
         """Number of pivots m of all."""
         return sum(part.rank for part in self.parts)
 
-    def combined(self, slope: Array) -> Callable[[Array], Array]:
-        """Functions x -> N(x)^T slope, shape (n, q), of slopes (m, q) on all of them."""
+    def combined(self, *slopes: Array) -> Callable[[Array], list[Array]]:
+        """Functions x -> N(x)^T slope, shapes (n, q), of slopes (m, q) on all of them."""
         edges = np.cumsum([part.rank for part in self.parts])[:-1]
-        pairs = zip(self.parts, np.split(slope, edges), strict=True)
-        each = [part.combined(piece) for part, piece in pairs]
-        return lambda x: np.asarray(sum(one(x) for one in each))
+        pieces = zip(*(np.split(slope, edges) for slope in slopes), strict=True)
+        each = [part.combined(*some) for part, some in zip(self.parts, pieces, strict=True)]
+
+        def sums(x: Array) -> list[Array]:
+            found = zip(*(one(x) for one in each), strict=True)
+            return [np.sum(values, axis=0) for values in found]
+
+        return sums
 
     def support(self, x: Array) -> Array:
         """How near the rows of x are to the pivots, mean over the bases, shape (n,)."""
