@@ -35,7 +35,7 @@ def sides_of(x, y, weights):
     x_side, y_side = sides
     functions = {"up": lambda rows: rows[:, 0] > 0.2}
     y_side = Side(
-        y_side.basis, y_side.columns, functions, np.full(3 + len(events), 0.4), None, None, events
+        y_side.basis, y_side.columns, functions, np.full(3 + len(events), 0.4), None, events
     )
     return (x_side, y_side), events
 
