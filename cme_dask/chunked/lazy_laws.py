@@ -13,7 +13,8 @@ from cme_dask.chunked.lazy import lazy_rows, map_rows
 from cme_dask.chunked.sources import open_sample
 from cme_dask.errors import DataError
 from cme_dask.models.joint import JointModel, Variable
-from cme_dask.models.law import ConditionalLaw, Function
+from cme_dask.models.law import ConditionalLaw
+from cme_dask.models.laws import Function
 from cme_dask.storage.columns import Columns, check_finite
 from cme_dask.storage.rows import RowSource
 from cme_dask.storage.sample import Sample

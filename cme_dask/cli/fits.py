@@ -90,6 +90,14 @@ from cme_dask.defaults import ACCURACY, COUPLING_REG, N_FOLDS, PIVOTS, SAMPLE_SI
     "rounds.",
 )
 @click.option(
+    "--residual",
+    type=click.Choice(["auto", "yes", "no"]),
+    default="auto",
+    show_default=True,
+    help="Laws of what a location of y leaves, moved along with it, in one more pass; auto: where "
+    "held-out scores say that it pays.",
+)
+@click.option(
     "--accuracy",
     type=float,
     default=ACCURACY,
@@ -129,6 +137,7 @@ def fit(
     hold_out: float | None,
     pivots: str,
     span: float,
+    residual: str,
     accuracy: float,
     sample_size: int,
     dry_run: bool,
@@ -159,6 +168,7 @@ def fit(
         "fold_by": fold_by or "rows",
         "pivots": pivots,
         "span": span,
+        "residual": {"auto": "auto", "yes": True, "no": False}[residual],
         "accuracy": accuracy,
         "sample_size": sample_size,
     }

@@ -107,6 +107,7 @@ class JointFit:
             self._landmarks,
             finalists=len(found.finalists) if found is not None and self._averages else 1,
             search_seconds=0.0 if found is None else found.seconds,
+            residual=self.residual,
             cells=self._cells,
         )
 

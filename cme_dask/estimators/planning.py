@@ -21,6 +21,9 @@ from cme_dask.numerics.guard import Arithmetic
 from cme_dask.numerics.moments import MomentSpec
 from cme_dask.storage.sample import Sample
 
+RESIDUAL_FINALISTS = 3
+"""Learned kernels of residuals that are compared on all rows."""
+
 Specify = Callable[[Sequence[Basis]], tuple[MomentSpec, Arithmetic]]
 
 
@@ -139,6 +142,9 @@ class FitPlan:
         those of the best one, and the others are taken to cost as much.
     search_seconds
         Measured: the search for kernels.
+    residual
+        Whether a residual reference is tried, in one more search and pass: True, ``auto`` (if it
+        may pay, which only the first pass tells) or False.
     """
 
     variables: tuple[PlannedVariable, ...]
@@ -155,6 +161,7 @@ class FitPlan:
     memory: MemoryPlan
     finalists: int = 1
     search_seconds: float = 0.0
+    residual: str | bool = False
 
     @property
     def rows(self) -> int:
@@ -176,6 +183,7 @@ class FitPlan:
         """Seconds by part, in the order of the fit."""
         one, many = self.pass_seconds, self.finalists
         searched = {"search for kernels": self.search_seconds} if self.search_seconds else {}
+        again = {"residual reference": self.residual_seconds} if self.residual is True else {}
         return {
             "row sample": self.sample_seconds,
             **searched,
@@ -189,7 +197,16 @@ class FitPlan:
             "partial sums": many * one.sums,
             "scheduling": one.scheduling,
             "solution": many * one.solution,
+            **again,
         }
+
+    @property
+    def residual_seconds(self) -> float:
+        """What a residual reference would take: its search and its pass, of fewer finalists."""
+        one, many = self.pass_seconds, min(self.finalists, RESIDUAL_FINALISTS)
+        return self.search_seconds + many * (
+            self.pivot_seconds + self.trial_seconds + one.one_pass + one.solution
+        )
 
     @property
     def seconds(self) -> float:
@@ -210,6 +227,8 @@ class FitPlan:
             "parts": self.parts,
             "finalists": self.finalists,
             "pass_seconds": many * one.one_pass - (many - 1) * one.cells,
+            "residual": self.residual,
+            "residual_seconds": self.residual_seconds if self.residual else 0.0,
             "round_seconds": self.round_seconds,
             "limit_seconds": self.pass_seconds.limit,
             "flops": self.work.flops,
@@ -227,6 +246,7 @@ def plan_fit(
     *,
     finalists: int = 1,
     search_seconds: float = 0.0,
+    residual: str | bool = False,
     cells: Callable[[Sequence[Basis]], Sequence[CellSpec]] = lambda bases: (),
 ) -> FitPlan:
     """Choose pivots and arithmetic as the fit would, and predict the rest.
@@ -241,6 +261,8 @@ def plan_fit(
         Bases that take the place of those on pivots, if there are any.
     finalists, search_seconds
         Of learned kernels: how many are compared on all rows, and what their search took.
+    residual
+        Whether a residual reference is tried.
     cells
         From bases to the cells whose rows the pass sums.
 
@@ -285,7 +307,7 @@ def plan_fit(
         ),
         arithmetic=arithmetic.name,
         scheduler=executor.kind,
-        passes=ready.passes + 1,
+        passes=ready.passes + 1 + (residual is True),
         work=work,
         rates=rates,
         sample_seconds=ready.seconds,
@@ -296,4 +318,5 @@ def plan_fit(
         memory=memory,
         finalists=finalists,
         search_seconds=search_seconds,
+        residual=residual,
     )

@@ -9,7 +9,7 @@ import numpy as np
 from cme_dask.chunked.blas import one_blas_thread
 from cme_dask.errors import DataError
 from cme_dask.estimators.joint_fit import Fitted, JointFit
-from cme_dask.estimators.planning import Preparation
+from cme_dask.estimators.planning import RESIDUAL_FINALISTS, Preparation
 from cme_dask.estimators.recipe import choose_kernel
 from cme_dask.estimators.solving import Solving
 from cme_dask.estimators.tuned import search_kernels
@@ -39,7 +39,7 @@ _SKILL = 0.01  # share of its variance that a location must explain in some colu
 _SCREENED_ROWS = 2048
 _SCREENED_RANK = 100
 _DECIDING_ROWS = 4000
-_EVALUATIONS, _FINALISTS = 20, 3  # of the second search
+_EVALUATIONS = 20  # of the second search
 
 
 def residual_wanted(
@@ -209,7 +209,7 @@ def _quick(tuning: Tuning) -> Tuning:
         evaluations=min(
             _EVALUATIONS, _EVALUATIONS if tuning.evaluations is None else tuning.evaluations
         ),
-        finalists=min(_FINALISTS, tuning.finalists),
+        finalists=min(RESIDUAL_FINALISTS, tuning.finalists),
     )
 
 

@@ -15,7 +15,8 @@ from cme_dask.models.answers import Answers
 from cme_dask.models.basis_file import AnyBasis, basis_arrays, basis_description, read_basis
 from cme_dask.models.cells_file import cells_arrays, read_cells
 from cme_dask.models.labels import Labels
-from cme_dask.models.law import ConditionalLaw, Laws
+from cme_dask.models.law import ConditionalLaw
+from cme_dask.models.laws import Laws
 from cme_dask.models.points import query_points
 from cme_dask.models.residual import (
     Residual,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cme_dask.errors import DataError
-from cme_dask.models.law import Laws
+from cme_dask.models.laws import Laws
 from cme_dask.numerics.cells import Cells
 from cme_dask.numerics.measures import CellMeasure, MovedMeasure
 from cme_dask.numerics.projection import project

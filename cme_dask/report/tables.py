@@ -206,6 +206,14 @@ def plan_tables(result: Result) -> list[RenderableType]:
             f"{format_bytes(memory['limit'])})",
         ),
     ]
+    if result["residual"] == "auto":
+        lines.append(
+            (
+                "residuals",
+                f"one more pass, {result['residual_seconds']:.3g} s with its search, where the "
+                "first one shows that it may pay",
+            )
+        )
     if result["rounds"] is None:
         lines.append(
             (
