@@ -11,7 +11,6 @@ from scipy.spatial.distance import pdist
 
 from cme_dask import JointDistribution, PivotedCholesky, load
 from cme_dask.errors import DataError, UnseenCategoryWarning
-from cme_dask.models.events import Event
 from cme_dask.jobs.query import answer
 from cme_dask.kernels import (
     KERNELS,
@@ -26,6 +25,7 @@ from cme_dask.kernels import (
 )
 from cme_dask.learning.coordinates import coordinates
 from cme_dask.learning.scales import default_kernel
+from cme_dask.models.events import Event
 from cme_dask.models.points import query_points
 from cme_dask.report.tables import expectation_tables
 from cme_dask.storage.columns import Columns

@@ -119,7 +119,8 @@ def test_fit_gives_what_python_gives(store, fitted):
         assert result["variables"][name]["rank"] == basis.rank
         assert result["variables"][name]["trace_error"] == basis.trace_error
     assert result["held_out"] == law.model_.about["held_out"]
-    assert (result["rows"], result["passes"], len(result["tenths"])) == (20_000, 1, 10)
+    assert (result["rows"], result["passes"]) == (20_000, law.n_passes_)
+    assert len(result["tenths"]) == 10
     assert result["kkt_residual"] < 1e-10
     memory = result["memory"]
     assert 50e6 < memory["measured"] < memory["limit"]

@@ -69,7 +69,7 @@ class Expectations:
     def prepare(self) -> Callable[[], Describe]:
         """Load the model and make the points."""
         law, points = load_only(JointModel, self.model), query_points(self.rows)
-        names = ["y1", "y2", *_EVENTS]
+        names = ["y0", "y1", *_EVENTS]
 
         def run() -> Describe:
             law.expect(names, points)
@@ -152,7 +152,7 @@ def queries_case(bench: "Bench", size: "Size") -> None:
         jobs: dict[str, Any] = {
             expect: Expectations(path, size.rows),
             blocks: KernelBlocks(path, size.rows),
-            one: Quantiles(path, fewer, "y1"),
+            one: Quantiles(path, fewer, "y0"),
             both: Quantiles(path, fewer),
         }
         bench.measure(jobs)

@@ -115,8 +115,12 @@ class PassShape:
 
     def held_bytes(self) -> int:
         """What this process holds all the time: rows that were given in memory, the row sample."""
-        words = self.sample_rows * (self.n_columns + _ROW_SAMPLE_WORDS)
-        return self.array_bytes + words * _WORD
+        return self.array_bytes + row_sample_bytes(self.sample_rows, self.n_columns)
+
+
+def row_sample_bytes(rows: int, columns: int) -> int:
+    """What a row sample takes, of so many columns of x, y and weights together."""
+    return rows * (columns + _ROW_SAMPLE_WORDS) * _WORD
 
 
 def pivot_bytes(sample_rows: int, rank: int, *, complete: bool = False) -> int:
@@ -147,6 +151,12 @@ class MemoryPlan:
     limit: int
     place: str
     phase: str = "the pass"
+
+    def or_tighter(self, other: "MemoryPlan | None") -> "MemoryPlan":
+        """The one of two that fills its place more."""
+        if other is None:
+            return self
+        return max(self, other, key=lambda plan: plan.predicted / plan.limit)
 
 
 @dataclass(frozen=True)
@@ -199,6 +209,31 @@ class MemoryBudget:
             raise ResourceError(_refusal(shape, self.executor, worst))
         return worst
 
+    def check_alone(self, phase: str, need: int, held: int, remedy: str) -> MemoryPlan:
+        """Predict the peak of a step that the client takes alone.
+
+        Parameters
+        ----------
+        phase
+            Its name.
+        need, held
+            Bytes that it takes, and that the client holds anyway.
+        remedy
+            What to do where that does not fit.
+
+        Raises
+        ------
+        ResourceError
+            If it does not fit.
+        """
+        plan = MemoryPlan(_PROCESS + held + need, self.client, self._here, phase)
+        if plan.predicted > plan.limit:
+            raise ResourceError(
+                f"{plan.place} would need {format_bytes(plan.predicted)} for {phase}, the limit is "
+                f"{format_bytes(plan.limit)}: {remedy}"
+            )
+        return plan
+
     def tightest(
         self, task: int, waiting: int, alone: Mapping[str, int], held: int = 0
     ) -> MemoryPlan:
@@ -215,7 +250,7 @@ class MemoryBudget:
         held
             Bytes that the client holds all the time.
         """
-        here, base = "the client" if self.workers else "this machine", _PROCESS + held
+        here, base = self._here, _PROCESS + held
         plans = [MemoryPlan(base + need, self.client, here, name) for name, need in alone.items()]
         if self.workers:
             plans += [
@@ -227,6 +262,10 @@ class MemoryBudget:
             running = processes * _CHILD + self.executor.workers * task + waiting
             plans.append(MemoryPlan(base + running, self.client, here))
         return max(plans, key=lambda plan: plan.predicted / plan.limit)
+
+    @property
+    def _here(self) -> str:
+        return "the client" if self.workers else "this machine"
 
 
 def _bytes(limit: str | int | None) -> int:

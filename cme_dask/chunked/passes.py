@@ -246,7 +246,6 @@ def predict_moments(
     d = sum(source.shape[1] for source in sample.reads)
     seconds = (width**2 + 2 * width * d) / FLOPS + _CELL_SECONDS * len(cells)
     runs = plan_sample(sample, budget.executor, seconds)
-    in_memory = [source for source in sample.reads if isinstance(source, ArraySource)]
     shape = PassShape(
         n_rows=sample.n_rows,
         n_columns=d,
@@ -256,13 +255,19 @@ def predict_moments(
         width=width,
         n_folds=n_folds,
         sample_rows=sample_rows,
-        array_bytes=sum(source.row_bytes for source in in_memory) * sample.n_rows,
+        array_bytes=array_bytes(sample),
         cell_words=sum(spec.words(n_folds) for spec in cells),
         cell_block=max((spec.block_words for spec in cells), default=0),
         kept_words=sum(spec.kept_words for spec in cells),
         selected=sample.part is not None,
     )
     return runs, budget.check_pass(shape, runs)
+
+
+def array_bytes(sample: Sample) -> int:
+    """What the rows take that were given in the memory of this process."""
+    in_memory = [source for source in sample.reads if isinstance(source, ArraySource)]
+    return sum(source.row_bytes for source in in_memory) * sample.n_rows
 
 
 def materialised(sample: Sample, executor: Executor) -> bool:

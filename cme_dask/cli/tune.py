@@ -39,11 +39,11 @@ from cme_dask.defaults import TOL
 @click.option("--event-x", "events_x", multiple=True, help="Event of x; repeatable.")
 @click.option(
     "--criterion",
-    type=click.Choice(["auto", "joint+crps", "joint", "crps", "validation"]),
+    type=click.Choice(["auto", "joint+crps", "joint", "crps", "validation", "log"]),
     default="auto",
     show_default=True,
-    help="What held-out rows judge by: the joint loss, the sliced CRPS, both, or (41), the squared "
-    "error of the events.",
+    help="What held-out rows judge by: the joint loss, the sliced CRPS, both, (41), the squared "
+    "error of the events, or the log score of the law.",
 )
 @click.option(
     "--rows", type=count, default=4096, show_default=True, help="Rows that the search sees."

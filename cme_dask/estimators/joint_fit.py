@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from cme_dask.chunked.blas import one_blas_thread
+from cme_dask.chunked.memory import MemoryPlan
 from cme_dask.chunked.passes import PassReport
 from cme_dask.constraints import Coupling
 from cme_dask.estimators.arithmetic import settle_arithmetic, trial_rows
@@ -96,12 +97,14 @@ class JointFit:
 
     def run(self) -> Fitted:
         """The passes, and everything after them."""
-        return self._mean() if self._averages else self._single()
+        fitted = self._mean() if self._averages else self._single()
+        memory = fitted.report.memory.or_tighter(self._searched)
+        return replace(fitted, report=replace(fitted.report, memory=memory))
 
     def plan(self) -> FitPlan:
         """What :meth:`run` would do and take."""
         found = self.found
-        return plan_fit(
+        plan = plan_fit(
             self.ready,
             partial(self._specify, reg=self.solving.reg),
             self._landmarks,
@@ -110,6 +113,11 @@ class JointFit:
             residual=self.residual,
             cells=self._cells,
         )
+        return replace(plan, memory=plan.memory.or_tighter(self._searched))
+
+    @property
+    def _searched(self) -> MemoryPlan | None:
+        return None if self.found is None else self.found.memory
 
     @property
     def scores(self) -> Coordinates | None:
@@ -196,7 +204,10 @@ class JointFit:
             choice.sample,
             self._about(best.candidate.reg, passes, best.arithmetic, members),
         )
-        if self.max_rank is not None:  # else the number of pivots was ours to choose
+        residuals = choice.sample.residuals is not None  # whose bases are nobody's choice
+        if (
+            self.max_rank is not None and not residuals
+        ):  # else the number of pivots was ours to choose
             errors = zip("xy", best.part.sides, best.part.trace_errors, strict=True)
             for variable, side, error in errors:
                 self._warn(variable, side.basis.rank, error, missed=False)

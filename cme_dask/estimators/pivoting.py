@@ -118,7 +118,7 @@ class PivotChoice:
         if not ranked:
             return report
         _, plan = predict_round(self.sample, tuple(ranked), self.budget)
-        return replace(report, memory=max(plan, report.memory, key=lambda p: p.predicted / p.limit))
+        return replace(report, memory=report.memory.or_tighter(plan))
 
     def bases(
         self, kernels: Sequence[Kernel], *, top_up: bool = True

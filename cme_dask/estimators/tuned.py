@@ -8,25 +8,27 @@ from typing import Any
 import numpy as np
 
 from cme_dask.chunked.blas import one_blas_thread
-from cme_dask.chunked.passes import PassReport
+from cme_dask.chunked.memory import MemoryPlan, row_sample_bytes
+from cme_dask.chunked.passes import PassReport, array_bytes
 from cme_dask.estimators.assembly import Part
+from cme_dask.estimators.pivoting import PivotChoice
 from cme_dask.estimators.planning import Preparation
 from cme_dask.estimators.recipe import TuningProgress, make_moments
 from cme_dask.estimators.solving import Solving
 from cme_dask.kernels import Kernel
 from cme_dask.learning.candidates import Candidate, Score, Search, Tuning
-from cme_dask.learning.searcher import estimated
+from cme_dask.learning.log_score import CelledRows, log_loss
+from cme_dask.learning.searcher import Estimated, estimated, search_bytes
 from cme_dask.learning.tuning import search
 from cme_dask.numerics.basis import Basis, NewtonBasis
 from cme_dask.numerics.cell_sums import CellSpec, CellSums
-from cme_dask.numerics.crossval import held_folds
+from cme_dask.numerics.crossval import HeldFold, held_folds
 from cme_dask.numerics.guard import Arithmetic
 from cme_dask.numerics.means import MeanMoments
-from cme_dask.numerics.moments import Function, Moments, MomentSpec
+from cme_dask.numerics.moments import Function, Moments, MomentSpec, Side
 from cme_dask.numerics.problem import Regularization
 from cme_dask.numerics.stacked import reduced
-from cme_dask.numerics.validation import replicates
-from cme_dask.storage.priority import RowSample
+from cme_dask.numerics.validation import held_out_folds, replicates
 
 Array = Any
 
@@ -57,7 +59,8 @@ class Member:
     moments
         By fold.
     joint, crps
-        Held-out joint loss, and sliced CRPS over that of independence, over all rows.
+        Held-out joint loss, and sliced CRPS over that of independence or what is in its place,
+        over all rows.
     kept
         Share of h = g - 1 that is kept, below 1 where independence may do as well.
     arithmetic
@@ -96,9 +99,17 @@ def search_kernels(
         The ridge, None if it is learned.
     options, tol, seed
         See :func:`cme_dask.learning.tuning.search`.
+
+    Raises
+    ------
+    DataError
+        As the search.
+    ResourceError
+        If it does not fit into memory.
     """
     choice = ready.choice
     rows = choice.rows.prefix(options.rows)
+    memory = _check_memory(choice, len(rows), options.max_rank)
     columns = choice.sample.columns
     categorical = [tuple(name in c.categories for name in c.names) for c in columns]
 
@@ -106,7 +117,7 @@ def search_kernels(
         if choice.progress is not None:
             choice.progress(TuningProgress(stage, done, most, best))
 
-    return search(
+    found = search(
         (rows.parts[0], rows.parts[1]),
         rows.importance,
         choice.sample.folding.folds(rows.index, rows.units, FOLDS),
@@ -118,6 +129,19 @@ def search_kernels(
         tol=tol,
         seed=seed,
         heard=heard,
+    )
+    return replace(found, memory=memory)
+
+
+def _check_memory(choice: PivotChoice, rows: int, max_rank: int) -> MemoryPlan:
+    """What the search needs; ResourceError if there is less."""
+    columns = sum(source.shape[1] for source in choice.sample.reads)
+    return choice.budget.check_alone(
+        "the search for kernels",
+        search_bytes(rows, columns, max_rank, FOLDS),
+        array_bytes(choice.sample) + row_sample_bytes(len(choice.rows), columns),
+        f"search on fewer rows than {rows:,}, tuning=Tuning(rows={rows // 2}), or lower max_rank "
+        "of the tuning, or give kernels",
     )
 
 
@@ -167,7 +191,7 @@ def tuned_members(
     )
     with one_blas_thread():
         members = [
-            _member(candidate, spec, one, solving, arithmetic, found, learn_reg, choice.rows)
+            _member(candidate, spec, one, solving, arithmetic, found, learn_reg, choice)
             for candidate, spec, one, arithmetic in zip(
                 found.finalists, specs, moments, arithmetics, strict=True
             )
@@ -183,7 +207,7 @@ def _member(
     arithmetic: Arithmetic,
     found: Search,
     learn_reg: bool,
-    rows: RowSample,
+    choice: PivotChoice,
 ) -> Member:
     x, y = spec.sides
     folds = list(held_folds(moments, (x, y)))
@@ -192,15 +216,36 @@ def _member(
     if folds:
         regs = _ridges(reg) if learn_reg else [reg]
         losses = estimated(folds, regs, found.judges)
+        if found.support is not None:
+            numbers = held_out_folds(moments, (x, y))
+            losses = losses[0], _log_loss(folds, numbers, regs, found, choice, (x, y))
         best = int(np.argmin(found.score(losses[0][0], losses[1][0])))
         reg = regs[best]
         joint, crps = (float(mean[best]) for mean, _ in losses)
         kept = _kept([(float(mean[best]), float(error[best])) for mean, error in losses])
     mean = MeanMoments.of(moments.total(), (x, y))
-    solution = replace(solving, reg=reg).solver((x, y), rows)(mean).shrunk(kept)
+    solution = replace(solving, reg=reg).solver((x, y), choice.rows)(mean).shrunk(kept)
     refits = ((fold.rest, fold.held, fold.solution(reg).shrunk(kept)) for fold in folds)
     part = Part((x, y), mean, reduced(solution), replicates(refits, (x, y)))
     return Member(replace(candidate, reg=reg), part, moments, joint, crps, kept, arithmetic)
+
+
+def _log_loss(
+    folds: Sequence[HeldFold],
+    numbers: Sequence[int],
+    regs: Sequence[Regularization],
+    found: Search,
+    choice: PivotChoice,
+    sides: tuple[Side, Side],
+) -> Estimated:
+    """Log loss, at the rows of the search, of refits from all rows without each fold."""
+    assert found.support is not None
+    rows = choice.rows.prefix(found.rows)
+    of_rows = rows.folds(choice.sample.folding, choice.n_folds)
+    held = [np.flatnonzero(of_rows == number) for number in numbers]
+    celled = CelledRows(found.support, rows.parts[1], rows.importance, held)
+    x, y = sides[0].basis(rows.parts[0]), sides[1].basis(found.support.points)
+    return log_loss(folds, regs, celled, x, y)
 
 
 def _kept(losses: Sequence[tuple[float, float]]) -> float:
@@ -231,6 +276,7 @@ def _best(members: Sequence[Member], score: Score, count: int) -> list[Member]:
 def describe_search(found: Search, members: Sequence[Member]) -> dict[str, Any]:
     """JSON form of the search and of the members."""
     return {
+        "criterion": found.criterion,
         "seconds": found.seconds,
         "trials": [asdict(trial) for trial in found.trials],
         "finalists": len(found.finalists),

@@ -6,14 +6,16 @@ from typing import Any
 
 import numpy as np
 
+from cme_dask.chunked.memory import MemoryPlan
 from cme_dask.errors import DataError
 from cme_dask.kernels import Kernel
 from cme_dask.numerics.problem import Regularization
+from cme_dask.numerics.support import Support
 from cme_dask.numerics.thresholds import Judges
 
 Array = Any
 
-CRITERIA = ("auto", "joint+crps", "joint", "crps", "validation")
+CRITERIA = ("auto", "joint+crps", "joint", "crps", "validation", "log")
 
 SCALES = (0.05, 50.0)
 """The shortest and the longest length scale, in standard deviations."""
@@ -25,13 +27,16 @@ class Tuning:
 
     Parameters
     ----------
-    criterion : {"auto", "joint+crps", "joint", "crps", "validation"}
-        ``auto`` is ``joint+crps`` for one column of y and ``crps`` for more, of which the joint
-        loss is noisy: it depends on the few places where g is large.
-        ``validation`` is (41) of the joint paper, the squared error of the declared functions of y,
-        in the place of the sliced CRPS. Else held-out joint loss, sliced CRPS, or the sum of both,
-        each over what the best candidate
-        gains on independence.
+    criterion : {"auto", "joint+crps", "joint", "crps", "validation", "log"}
+        Held-out joint loss, sliced CRPS, or the sum of both, each over what the best candidate
+        gains on independence. ``auto`` is ``joint+crps`` for one column of y and ``crps`` for more,
+        of which the joint loss is noisy: it depends on the few places where g is large.
+        In the place of the sliced CRPS ``validation`` takes (41) of the joint paper, the squared
+        error of the declared functions of y, and ``log`` the log score of the projected law: the
+        mean of log(w_s(x) / v_s) at the cell s of y, of at most 100 cells, among ``rows`` rows of
+        the row sample, with the ratio fitted and the masses v counted without the fold of the row.
+        The law is mixed with a share of 1 / m of the marginal, m the number of rows of the other
+        folds among these, so that the logarithm is finite.
     rows
         Rows of the row sample that the search sees.
     max_rank
@@ -108,7 +113,7 @@ class Trial:
     reg
         The best ridge for them.
     joint, crps
-        Held-out joint loss, and sliced CRPS over that of independence.
+        Held-out joint loss, and sliced CRPS over that of independence, or what is in its place.
     score
         What was minimised: 0 for independence, about -1 or -2 for the best.
     stage
@@ -148,7 +153,7 @@ class Score:
     @classmethod
     def of(cls, criterion: str, gains: Sequence[float], errors: Sequence[float]) -> "Score":
         """From the gains of the best candidates and their standard errors: joint, CRPS."""
-        # Of (41) as of the sliced CRPS, in whose place it stands, the gain is what counts.
+        # Of what is in the place of the sliced CRPS the gain is what counts, too.
         wanted = ["joint" in criterion, criterion != "joint"]
         # Where nothing is gained independence is best, and any unit does.
         gained = np.maximum(gains, 1e-12)
@@ -185,6 +190,14 @@ class Search:
         What it took.
     candidate
         What a trial is made of.
+    criterion
+        What it judged by.
+    rows
+        How many it saw: the first of the row sample.
+    support
+        Cells of y, where they are judged by the log score.
+    memory
+        Predicted peak.
     """
 
     trials: tuple[Trial, ...]
@@ -193,3 +206,7 @@ class Search:
     score: Score
     seconds: float
     candidate: Callable[[Trial], Candidate] = field(repr=False)
+    criterion: str
+    rows: int
+    support: Support | None = None
+    memory: MemoryPlan | None = None

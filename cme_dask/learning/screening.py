@@ -78,10 +78,10 @@ class ScreenedSide:
     def __init__(
         self, rows: ScreenedRows, kernel: Any, values: Array, tol: float, max_rank: int
     ) -> None:
-        self._rows = rows
+        self._rows, self._kernel = rows, kernel
         found = pivoted_cholesky(kernel, values, tol, max_rank, weights=rows.weights)
-        newton = kernel(values, values[found.pivots])
-        self.newton = solve_triangular(found.factor, newton.T, lower=True, check_finite=False).T
+        self._pivots, self._factor = values[found.pivots], found.factor
+        self.newton = self.at(values)
         self.rank = len(found.pivots)
         weighted = rows.weights[:, None] * self.newton
         diagonal = rows.weights * kernel.diagonal(values)
@@ -100,6 +100,11 @@ class ScreenedSide:
             sum(f.events for f in self.folds),
             sum(f.trace for f in self.folds),
         )
+
+    def at(self, values: Array) -> Array:
+        """The Newton basis at rows of the variable, shape (q, rank)."""
+        sections = self._kernel(values, self._pivots)
+        return solve_triangular(self._factor, sections.T, lower=True, check_finite=False).T
 
     @cached_property
     def bases(self) -> list[tuple[Array, Array]]:

@@ -9,6 +9,7 @@ import numpy as np
 from cme_dask.kernels import Categorical, Coordinates, Gaussian, Kernel, Warped
 from cme_dask.learning.candidates import Score, SidePoint, Trial, Tuning
 from cme_dask.learning.coordinates import coordinates
+from cme_dask.learning.log_score import CelledRows, log_loss
 from cme_dask.learning.screening import ScreenedRows, ScreenedSide, screened_folds
 from cme_dask.numerics.crossval import HeldFold, over_folds
 from cme_dask.numerics.problem import Regularization
@@ -18,6 +19,7 @@ Array = Any
 
 FORMS = ("standard", "scores")
 _HELD_SIDES = 24  # bases of some megabytes each: those of the grid
+_WORD = 8
 
 Estimated = tuple[Array, Array]
 """Means over the folds for each ridge, and their standard errors."""
@@ -42,8 +44,11 @@ class SearchedVariable:
                 self.maps[form] = coordinates(self.rows, self.weights, self.categorical, form)
         # Categories have no scores: with nothing else there is one form only.
         self.forms = tuple(self.maps)[: 1 if all(self.categorical) else 2] or ("given",)
-        self.values = {form: np.asarray(m(self.rows)) for form, m in self.maps.items()}
-        self.values["given"] = self.rows
+        self.values = {form: self.at(self.rows, form) for form in (*self.maps, "given")}
+
+    def at(self, rows: Array, form: str) -> Array:
+        """Other rows in these coordinates."""
+        return rows if form == "given" else np.asarray(self.maps[form](rows))
 
     def start(self, form: str, scale: float) -> SidePoint:
         """One length scale for all numeric columns, larger the more there are."""
@@ -87,8 +92,9 @@ class Searcher:
         options: Tuning,
         tol: float,
         heard: Heard | None,
+        celled: CelledRows | None = None,
     ) -> None:
-        self.variables, self._rows, self._judges = variables, rows, judges
+        self.variables, self._rows, self._judges, self._celled = variables, rows, judges, celled
         self.regs, self._options, self._tol, self._heard = regs, options, tol, heard
         self._sides: dict[tuple[int, SidePoint], ScreenedSide] = {}
         self._losses: dict[tuple[SidePoint, SidePoint], tuple[Estimated, Estimated]] = {}
@@ -108,10 +114,16 @@ class Searcher:
         return self._sides[i, point]
 
     def losses(self, x: SidePoint, y: SidePoint, stage: str) -> tuple[Array, Array]:
-        """Joint loss and sliced CRPS over independence's, for each ridge."""
+        """Joint loss, and sliced CRPS over independence's or log loss, for each ridge."""
         if (x, y) not in self._losses:
-            folds = screened_folds(self._rows, self.side(0, x), self.side(1, y))
-            self._losses[x, y] = estimated(folds, self.regs, self._judges)
+            sides = self.side(0, x), self.side(1, y)
+            folds = screened_folds(self._rows, *sides)
+            joint, second = estimated(folds, self.regs, self._judges)
+            if self._celled is not None:
+                points = self.variables[1].at(self._celled.support.points, y.form)
+                bases = sides[0].newton, sides[1].at(points)
+                second = log_loss(folds, self.regs, self._celled, *bases)
+            self._losses[x, y] = joint, second
             self._stages[x, y] = stage
         joint, crps = self._losses[x, y]
         return joint[0], crps[0]
@@ -151,6 +163,28 @@ class Searcher:
         """Tell how far the stage is."""
         if self._heard is not None:
             self._heard(stage, done, most, best)
+
+
+def search_bytes(rows: int, columns: int, rank: int, folds: int) -> int:
+    """Peak of a search.
+
+    Parameters
+    ----------
+    rows, columns
+        Rows that it sees, and columns of x and y.
+    rank
+        Largest number of pivots of a basis.
+    folds
+        Folds F.
+    """
+    rank = min(rank, rows)
+    # A basis at the rows, its factor, Gram matrices and transforms of all folds, their sum.
+    held = rows * rank + (2 * folds + 2) * rank**2
+    # What one more is made from: its sections, the elimination, weighted copies.
+    made = 8 * rows * rank
+    # Columns as they are and in their coordinates, sorted, in the order of the folds.
+    values = 6 * rows * columns
+    return (_HELD_SIDES * held + made + values) * _WORD
 
 
 def estimated(

@@ -12,8 +12,10 @@ from cme_dask.chunked.blas import one_blas_thread
 from cme_dask.errors import DataError
 from cme_dask.kernels import Kernel
 from cme_dask.learning.candidates import SCALES, Candidate, Search, SidePoint, Trial, Tuning
+from cme_dask.learning.log_score import LOG_CELLS, CelledRows
 from cme_dask.learning.screening import ScreenedRows
 from cme_dask.learning.searcher import Heard, SearchedVariable, Searcher
+from cme_dask.learning.support import make_support
 from cme_dask.numerics.moments import Function
 from cme_dask.numerics.problem import Regularization
 from cme_dask.numerics.thresholds import Judges, declared, make_thresholds
@@ -91,12 +93,16 @@ def search(
         else make_thresholds(parts[1], weights, categorical[1], seed)
     )
     rows = ScreenedRows(weights, folds, judges(parts[1]))
+    support = celled = None
+    if options.criterion == "log":
+        support = make_support(parts[1], weights, LOG_CELLS, categorical[1])
+        celled = CelledRows(support, parts[1][rows.order], rows.weights, rows.slices)
     variables = tuple(
         SearchedVariable(part, weights, coded, kernel)
         for part, coded, kernel in zip(parts, categorical, given, strict=True)
     )
     regs = [Regularization(r, r) for r in REGS] if reg is None else [reg]
-    searcher = Searcher(variables, rows, judges, regs, options, tol, heard)  # type: ignore[arg-type]
+    searcher = Searcher(variables, rows, judges, regs, options, tol, heard, celled)  # type: ignore[arg-type]
     with one_blas_thread():
         best = _grid(searcher)
         best = _columns(searcher, *best)
@@ -107,14 +113,24 @@ def search(
     trials = searcher.trials()
 
     def candidate(trial: Trial) -> Candidate:
-        x, y = searcher.variables
+        x, y = variables
         ridge = Regularization(trial.reg, trial.reg) if reg is None else reg
         return Candidate(x.kernel(trial.x), y.kernel(trial.y), ridge, trial)
 
     finalists = tuple(map(candidate, _finalists(trials, options.finalists)))
     seconds = time.perf_counter() - begin
     score = searcher.score_of
-    return Search(tuple(trials), finalists, judges, score, seconds, candidate)
+    return Search(
+        tuple(trials),
+        finalists,
+        judges,
+        score,
+        seconds,
+        candidate,
+        criterion=options.criterion,
+        rows=len(folds),
+        support=support,
+    )
 
 
 Pair = tuple[SidePoint, SidePoint]

@@ -12,6 +12,7 @@ from cme_dask.report.tables import facts, grid, number
 Result = dict[str, Any]
 
 _STAGES = {"grid": "#9aa5b1", "columns": "#c8552b", "refine": "#1f5fa8"}
+_LOSSES = {"log": "log loss", "validation": "squared errors (41)"}  # for the sliced CRPS
 _FORMS = {"standard": "standardised", "scores": "normal scores", "given": "given kernel"}
 
 
@@ -37,6 +38,7 @@ def tuning_tables(result: Result) -> list[Any]:
     head = ("column", *(f"model {i + 1}" for i in range(len(tuning["members"]))))
     scales = [_scales(member) for member in tuning["members"]]
     rows = [(name, *(each[i] for each in scales)) for i, name in enumerate(names)]
+    crps = (f"{m['crps']:.4f}" for m in tuning["members"])
     extra = [
         ("coordinates of x", *(_FORMS[m["x"]["form"]] for m in tuning["members"])),
         ("coordinates of y", *(_FORMS[m["y"]["form"]] for m in tuning["members"])),
@@ -44,7 +46,7 @@ def tuning_tables(result: Result) -> list[Any]:
         ("ridge (y, x)", *(", ".join(f"{r:.1g}" for r in m["reg"]) for m in tuning["members"])),
         ("kept of g - 1", *(f"{m['kept']:.2f}" for m in tuning["members"])),
         ("joint loss", *(f"{m['joint']:.4f}" for m in tuning["members"])),
-        ("sliced CRPS", *(f"{m['crps']:.4f}" for m in tuning["members"])),
+        (_LOSSES.get(tuning.get("criterion"), "sliced CRPS"), *crps),
     ]
     caption = "Length scales in units of the coordinates; losses on held-out folds of all rows."
     if tuning["members"]:
