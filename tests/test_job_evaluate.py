@@ -155,7 +155,7 @@ def test_the_model_learns_all_kinds_of_columns(done):
     members = result["tuning"]["members"]
     assert 1 <= len(members) <= 2
     assert len(members[0]["x"]["scales"]) == 4
-    assert result["fit"]["passes"] == 1
+    assert result["fit"]["passes"] in (1, 2)  # as residuals may pay
 
 
 def test_points_take_labels_and_what_cyclic_columns_are_made_of(done):

@@ -138,7 +138,7 @@ def test_existing_outputs_are_refused_before_any_work(job):
         ("sample={rows=9, seed=-1}", "sample.seed: must be greater than or equal to 0, got -1"),
         ("sample={rows=9, seed=9223372036854775808}", "sample.seed: must be less than"),
         ("sample={rows=9, scenario='nix'}", "sample.scenario: must be one of low, medium, high"),
-        ("sample.rows=10", "exactly one of the tables [ingest], [sample] and [study]"),
+        ("sample.rows=10", "exactly one of the tables [ingest], [sample], [study] and"),
     ],
 )
 def test_a_bad_key_is_named(job, change, says):
@@ -277,7 +277,11 @@ def test_air_quality(tmp_path):
     for name in ("PM2.5", "PM2.5 > 75"):
         ours, theirs = (scores[of][name]["r2"]["value"] for of in ("model", "gradient boosting"))
         assert ours >= 0.8 * theirs
-    assert result["fit"]["passes"] + result["neighbours"]["passes"] == 2
+    # Finalists of the searches, of y and of its residuals; then the nearest rows, and the scores.
+    assert result["fit"]["passes"] == 2
+    assert result["neighbours"]["passes"] + result["evaluation"]["passes"] == 2
+    for column, found in result["evaluation"]["coverage"]["model"]["columns"].items():
+        assert 0.86 <= found["value"] <= 0.94, column
     assert len(result["points"]) == 5
     for name in ("report.png", "tuning.png", "scores.png"):
         assert (tmp_path / "air" / name).stat().st_size > 10_000
@@ -290,5 +294,5 @@ def test_jobs_that_come_with_the_package_run_by_name(tmp_path, monkeypatch):
     assert code == 0, err
     assert (tmp_path / "normal3" / "study.json").is_file()
     pipelines = sorted((ROOT / "pipelines").glob("*.toml"))
-    assert [path.name for path in pipelines] == ["air_quality.toml", "normal3.toml"]
+    assert [path.name for path in pipelines] == ["air_quality.toml", "classification.toml", "normal3.toml"]
     assert {path.resolve().parent.name for path in pipelines} == {"jobs"}

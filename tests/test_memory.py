@@ -57,6 +57,17 @@ if __name__ == "__main__":
     ))
 """
 
+SEARCH = """
+if __name__ == "__main__":
+    from cme_dask import Tuning
+    warnings.simplefilter("ignore")
+    rows = np.random.default_rng(0).standard_normal((5000, 9))
+    options = Tuning(evaluations=0, finalists=1, averaged=1)
+    told(JointDistribution(tuning=options, max_rank=200, support_size=0).fit(
+        rows[:, :6], rows[:, 6:] + rows[:, :3], scheduler="threads", workers=1
+    ))
+"""
+
 
 def measured(tmp_path, script, *args):
     """Predicted and measured peak of a process, and the phase that was predicted to have it."""
@@ -82,6 +93,12 @@ def test_prediction_of_features_is_near_the_measured_peak(tmp_path):
     predicted, peak, phase = measured(tmp_path, FEATURES, 100_000, 500)
     assert 0.8 <= predicted / peak <= 1.25
     assert phase == "the choice of pivots"
+
+
+def test_prediction_of_a_search_is_near_the_measured_peak(tmp_path):
+    predicted, peak, phase = measured(tmp_path, SEARCH)
+    assert 0.8 <= predicted / peak <= 1.25
+    assert phase == "the search for kernels"
 
 
 @pytest.mark.slow
