@@ -294,5 +294,9 @@ def test_jobs_that_come_with_the_package_run_by_name(tmp_path, monkeypatch):
     assert code == 0, err
     assert (tmp_path / "normal3" / "study.json").is_file()
     pipelines = sorted((ROOT / "pipelines").glob("*.toml"))
-    assert [path.name for path in pipelines] == ["air_quality.toml", "classification.toml", "normal3.toml"]
+    assert [path.name for path in pipelines] == [
+        "air_quality.toml",
+        "classification.toml",
+        "normal3.toml",
+    ]
     assert {path.resolve().parent.name for path in pipelines} == {"jobs"}

@@ -388,7 +388,7 @@ def test_the_command_scores_on_what_the_fit_left_out(store, model):
         told = found["coverage"]["columns"][name]
         share = np.average((lower <= y) & (y <= upper), weights=W[kept])
         assert told["value"] == pytest.approx(share, rel=1e-12)
-        assert abs(share - 0.9) < 0.03
+        assert 0.85 < share < 0.98  # shrunken laws are wide
     assert found["coverage"]["level"] == 0.9
     same = ("--hold-out", 0.3, "--fold-by", "7d", "--crps", "--coverage", "--json")
     again = run("score", model, store, *same)[1]

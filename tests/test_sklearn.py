@@ -35,7 +35,7 @@ REGRESSORS = (
 CLASSIFIERS = (
     JointClassifier(kernel_x="median", kernel_y="median", reg=1e-3, n_folds=2),
     EmbeddingClassifier(kernel_x="median", reg=1e-3, n_folds=2),
-    KernelLogisticRegression(reg=1e-2, gradient_tol=1e-3),
+    KernelLogisticRegression(reg=1e-3, gradient_tol=1e-3),
 )
 
 OURS = "our own sentence says so: expected, received, remedy"

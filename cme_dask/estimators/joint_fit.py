@@ -13,7 +13,13 @@ from cme_dask.estimators.arithmetic import settle_arithmetic, trial_rows
 from cme_dask.estimators.assembly import Part, assemble
 from cme_dask.estimators.landmarks import partitions
 from cme_dask.estimators.planning import FitPlan, Preparation, plan_fit
-from cme_dask.estimators.recipe import FittedBasis, make_moments, make_side, warn_of_error
+from cme_dask.estimators.recipe import (
+    FittedBasis,
+    declared,
+    make_moments,
+    make_side,
+    warn_of_error,
+)
 from cme_dask.estimators.solving import Solving
 from cme_dask.estimators.tuned import Member, describe_search, tuned_members
 from cme_dask.kernels import Coordinates, Warped
@@ -271,7 +277,7 @@ class JointFit:
                 i,
                 choice.sample,
                 self.support_size,
-                self.functions[i] or {},
+                declared(self.functions[i], choice.sample.columns[i]),
                 basis if isinstance(basis, PartitionBasis) else None,
             )
             for i, basis in enumerate(bases or (None, None))

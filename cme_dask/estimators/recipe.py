@@ -165,6 +165,19 @@ def choose_kernel(kernel: Any, rows: RowSample, i: int, columns: Columns, name: 
     return kernel
 
 
+def declared(functions: Any, columns: Columns) -> dict[str, Function]:
+    """Declared functions by name; DataError unless they are that, and no columns."""
+    if functions is not None and not isinstance(functions, Mapping):
+        raise DataError(f"functions maps names to callables, got {functions!r}")
+    found: dict[str, Function] = dict(functions or {})
+    for name, function in found.items():
+        if not isinstance(name, str) or not callable(function):
+            raise DataError(f"functions maps names to callables, got {name!r}: {function!r}")
+        if name in columns.names:
+            raise DataError(f"{name!r} is a column already: give the function another name")
+    return found
+
+
 def make_side(
     basis: Basis,
     columns: Columns,
@@ -174,15 +187,7 @@ def make_side(
     events: Judges | None = None,
 ) -> Side:
     """Side of the pass, with shifts near the means of its functions."""
-    if functions is not None and not isinstance(functions, Mapping):
-        raise DataError(f"functions maps names to callables, got {functions!r}")
-    functions = dict(functions or {})
-    for name, function in functions.items():
-        if not isinstance(name, str) or not callable(function):
-            raise DataError(f"functions maps names to callables, got {name!r}: {function!r}")
-        if name in columns.names:
-            raise DataError(f"{name!r} is a column already: give the function another name")
-    side = Side(basis, columns.names, functions, events=events)
+    side = Side(basis, columns.names, declared(functions, columns), events=events)
     return replace(side, shift=rows.importance @ side.values(rows.parts[i]))
 
 
