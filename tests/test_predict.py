@@ -19,7 +19,8 @@ from cme_dask.chunked.driver import Executor
 from cme_dask.chunked.lazy_laws import given_rows
 from cme_dask.chunked.memory import MemoryBudget
 from cme_dask.cli import cli
-from cme_dask.errors import DataError, ResourceError
+from cme_dask.errors import DataError, ResourceError, UnseenCategoryWarning
+from cme_dask.kernels.coordinates import Coordinates, Pooled, Standard
 from cme_dask.models.query import Query
 
 N = 5000
@@ -252,3 +253,21 @@ def test_a_model_without_laws_says_so(world, tmp_path):
     assert "support_size of at least 1" in refused(
         "predict", tmp_path / "m", "--given", "x0=1,x1=2"
     )
+
+
+def test_unseen_labels_are_told_of_once(tmp_path):
+    rng = np.random.default_rng(1)
+    labels = rng.choice(["a", "b", "rare"], 600, p=[0.5, 0.497, 0.003])
+    frame = pd.DataFrame({"place": labels, "x": rng.standard_normal(600)})
+    kernel = kernels.Gaussian(1.0).on([1]) * kernels.Categorical(1.0).on([0])
+    pooled = Coordinates((Pooled((0.0, 1.0)), Standard(0.0, 1.0)))
+    options = {"kernel_x": kernels.Warped(kernel, pooled), "kernel_y": kernels.Gaussian(1.0)}
+    codes = pd.Categorical(labels, categories=["a", "b", "rare"])
+    y = frame["x"] + (labels == "b")
+    fit = JointDistribution(**options, tol=0.1, reg=1e-3, support_size=50, residual=False)
+    fit.fit(frame.assign(place=codes), pd.DataFrame({"y": y})).save(tmp_path / "m")
+    with pytest.warns(UnseenCategoryWarning, match=r"'new' \(1 row\)") as told:
+        code, out, err = run("predict", tmp_path / "m", "--given", "place=new,x=0.3")
+    assert code == 0, err
+    assert len(told) == 1
+    assert "y mean" in out

@@ -1,12 +1,13 @@
 """What a batch of points is asked: which answers of their conditional laws, in which shapes."""
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from cme_dask.defaults import ANSWERS, LEVELS
-from cme_dask.errors import DataError
+from cme_dask.errors import DataError, UnseenCategoryWarning
 from cme_dask.models.events import Event
 from cme_dask.models.joint import JointModel, Variable
 from cme_dask.storage.answer_store import AnswerArray
@@ -109,8 +110,11 @@ class Query:
         return tuple(label for field in self.fields for label in field.labels)
 
     def law(self, rows: Array) -> Any:
-        """The conditional laws at rows."""
-        return self.model.conditional(Y=rows) if self.reverse else self.model.conditional(rows)
+        """The conditional laws at rows of numbers and codes."""
+        with warnings.catch_warnings():
+            # Who made codes of labels has told of those that the fit has not seen.
+            warnings.simplefilter("ignore", UnseenCategoryWarning)
+            return self.model.conditional(Y=rows) if self.reverse else self.model.conditional(rows)
 
     def __call__(self, rows: Array) -> list[Array]:
         """The answers at rows (b, d), an array (b, ...) for each field."""
