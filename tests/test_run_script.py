@@ -283,7 +283,15 @@ def test_later_steps_run_after_a_failed_one(small_root, capfd):
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        (["test"], ["ruff check . run", "ruff format --check . run", "mypy", "pytest"]),
+        (
+            ["test"],
+            [
+                "ruff check . run",
+                "ruff format --check . run",
+                "mypy",
+                "pytest -n 2 --dist loadfile",
+            ],
+        ),
         (["test", "-k", "x"], ["pytest -k x"]),
         (["study", "-x"], ["pytest -m slow -x"]),
         (["lint"], ["ruff check . run", "ruff format --check . run", "mypy"]),
