@@ -449,7 +449,7 @@ PARAMETERS = [
     ({"n_folds": None}, "n_folds must be an integer from 1 to 255, got None"),
     *(
         ({"reg": value}, "reg must be a non-negative number r or a pair .*, got ")
-        for value in (-1, np.nan, np.inf, (1, 2, 3), (-1, 1), "a", object(), [[1, 2], [1]])
+        for value in (-1, np.nan, np.inf, (1, 2, 3), (-1, 1), "a", Ellipsis, [[1, 2], [1]])
     ),
     ({"reg": (1, 2), "reg_form": "single"}, "reg_form='single' takes one number for reg"),
     ({"reg_form": "foo"}, "reg_form must be one of two-sided, single, got 'foo'"),
@@ -521,7 +521,7 @@ def test_length_scales(value):
         ({"workers": "a"}, "workers must be an integer of at least 1, got 'a'"),
         ({"memory_limit": "abc"}, "memory_limit must be bytes or a text like '2GB', got 'abc'"),
         ({"memory_limit": 0}, "memory_limit must be positive, got 0"),
-        ({"memory_limit": object()}, "memory_limit must be bytes or a text like '2GB'"),
+        ({"memory_limit": Ellipsis}, "memory_limit must be bytes or a text like '2GB'"),
     ],
     ids=str,
 )
