@@ -398,7 +398,7 @@ def test_the_command_scores_on_what_the_fit_left_out(store, model):
 def test_the_command_says_which_rows_it_scored(store, model):
     code, out, _ = run("score", model, store, "--of", "y1")
     assert code == 0
-    assert "held out: 0.3 by 7d" in out
+    assert "held out: 0.3 by 7d" in " ".join(out.split())
     assert "may have seen" not in out
     assert "R^2" in out
     assert "Brier" not in out
