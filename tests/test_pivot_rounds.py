@@ -514,7 +514,8 @@ def test_the_command_takes_pivots_and_span(table, tmp_path):
     passes = {}
     for mode in ("sampled", "greedy", "random"):
         how = f"--pivots {mode} --span 0.5 --tol 1e-2 --scheduler synchronous --json".split()
-        arguments = ["fit", "--residual", "no", str(tmp_path / "s.zarr"), "--out", str(tmp_path / mode), *how]
+        how += ["--residual", "no"]
+        arguments = ["fit", str(tmp_path / "s.zarr"), "--out", str(tmp_path / mode), *how]
         done = CliRunner().invoke(cli, arguments, catch_exceptions=False)
         assert done.exit_code == 0, done.output
         passes[mode] = json.loads(done.stdout)["passes"]
