@@ -55,7 +55,7 @@ def read_cells(
         If they are damaged.
     """
     prefix = f"{key}_cells_"
-    if f"{prefix}points" not in state.arrays:
+    if not any(name.startswith(prefix) for name in state.arrays):
         return _from_support(state, d) if key == "y" and rank is None else None
     shapes: dict[str, tuple[int | None, ...]] = {"points": (None, d)}
     shapes |= dict.fromkeys(("edges", "feature", "threshold", "left"), (None,))
@@ -91,7 +91,11 @@ def _support(state: ModelState, prefix: str, shapes: dict[str, tuple[int | None,
     }
     try:
         return Support.from_arrays(found)
-    except (DataError, KeyError) as error:
+    except KeyError as error:
+        raise StoreError(
+            f"the model lacks the array {prefix}{error.args[0]}: restore it or fit it again"
+        ) from error
+    except DataError as error:
         raise StoreError(
             f"the model's support is damaged ({error}): restore it or fit it again"
         ) from error

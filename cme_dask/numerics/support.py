@@ -100,7 +100,7 @@ class Support:
     def from_arrays(cls, arrays: dict[str, Array]) -> "Support":
         """Inverse of :meth:`to_arrays`; raises DataError if they don't fit together."""
         tree = None
-        if "left" in arrays:
+        if not arrays.keys().isdisjoint(("feature", "threshold", "left")):
             tree = Tree(arrays["feature"], arrays["threshold"], arrays["left"])
         return cls(arrays["points"], arrays.get("edges"), tree)
 
