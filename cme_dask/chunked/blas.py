@@ -2,9 +2,14 @@
 
 The number of BLAS threads is a property of the process, and sums depend on it: so it is set once
 around everything that makes a fit's numbers, and given back when the last user has left.
+
+So is the time after which a thread must hand the interpreter over to one that waits for it. Threads
+that compute need it for microseconds between two calls that don't: after Python's 5 ms two of them
+wait for each other for a tenth of the time.
 """
 
 import contextlib
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -15,19 +20,23 @@ from threadpoolctl import threadpool_limits
 
 import cme_dask.kernels.blas  # noqa: F401 - only a library that is loaded can be limited
 
+_SWITCH_SECONDS = 1e-3
+
 _lock = threading.Lock()
 _users = 0
 _limits: Any = None
+_switch = 0.0
 _process = uuid4().hex
 
 
 @contextlib.contextmanager
 def one_blas_thread() -> Iterator[None]:
     """Limit this process; nested and concurrent uses share one limit."""
-    global _users, _limits
+    global _users, _limits, _switch
     with _lock:
         if _users == 0:
-            _limits = threadpool_limits(1)
+            _limits, _switch = threadpool_limits(1), sys.getswitchinterval()
+            sys.setswitchinterval(min(_switch, _SWITCH_SECONDS))
         _users += 1
     try:
         yield
@@ -36,11 +45,13 @@ def one_blas_thread() -> Iterator[None]:
             _users -= 1
             if _users == 0:
                 _limits.restore_original_limits()
+                sys.setswitchinterval(_switch)
 
 
 def limit_this_process() -> None:
     """Limit a worker process for good."""
     threadpool_limits(1)
+    sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
 
 
 class OneBlasThread(WorkerPlugin):  # type: ignore[misc]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 from uuid import uuid4
 
 import dask
@@ -28,11 +28,9 @@ from distributed.client import FutureCancelledError
 from distributed.comm import CommClosedError
 
 from cme_dask.chunked.blas import OneBlasThread, limit_this_process, one_blas_thread
+from cme_dask.chunked.clusters import Scheduler, cluster_threads
 from cme_dask.chunked.plan import tree_build
 from cme_dask.errors import DataError, ResourceError
-
-Scheduler: TypeAlias = Any
-"""A scheduler's name, a ``distributed.Client``, or None for what Dask is set to."""
 
 _NAMES = {  # Dask's own aliases, too
     "threads": "threads",
@@ -43,9 +41,6 @@ _NAMES = {  # Dask's own aliases, too
     "sync": "synchronous",
     "single-threaded": "synchronous",
 }
-
-
-_CONNECT_SECONDS = 10
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +82,7 @@ class Executor:
         if scheduler is None:
             scheduler = _configured()
         if isinstance(scheduler, Client):
-            return cls("distributed", _cluster_threads(scheduler), scheduler)
+            return cls("distributed", cluster_threads(scheduler), scheduler)
         kind = _NAMES.get(scheduler) if isinstance(scheduler, str) else None
         if kind is None:
             raise DataError(
@@ -240,29 +235,6 @@ def _receipt(_: Any, number: int) -> int:
     return number
 
 
-@contextlib.contextmanager
-def connected(scheduler: str | None) -> Iterator[Scheduler]:
-    """A scheduler's name as it is; of a cluster's address, a client for as long as it is used.
-
-    Raises
-    ------
-    ResourceError
-        If no scheduler answers at the address.
-    """
-    if scheduler is None or "://" not in scheduler:
-        yield scheduler
-        return
-    try:
-        client = Client(scheduler, timeout=_CONNECT_SECONDS, set_as_default=False)
-    except (OSError, ValueError) as error:
-        raise ResourceError(
-            f"no scheduler answers at {scheduler} within {_CONNECT_SECONDS} s: start one with "
-            "`dask scheduler`, or correct the address"
-        ) from error
-    with client:
-        yield client
-
-
 def _configured() -> Scheduler:
     """What ``dask.config`` or an active client says."""
     get = get_scheduler()
@@ -275,13 +247,3 @@ def _configured() -> Scheduler:
         dask.get: "synchronous",
     }
     return known.get(get, "threads")
-
-
-def _cluster_threads(client: Client) -> int:
-    threads = sum(client.nthreads().values())
-    if threads == 0:
-        raise ResourceError(
-            f"the cluster at {client.scheduler.address} has no workers: start some, "
-            "for example with `dask worker ADDRESS`"
-        )
-    return int(threads)

@@ -9,7 +9,8 @@ import numpy as np
 from sklearn.base import BaseEstimator
 
 from cme_dask.chunked.blas import one_blas_thread
-from cme_dask.chunked.driver import Executor, Scheduler
+from cme_dask.chunked.clusters import Scheduler
+from cme_dask.chunked.driver import Executor
 from cme_dask.chunked.memory import MemoryBudget
 from cme_dask.chunked.sources import open_sample
 from cme_dask.defaults import ACCURACY, N_FOLDS, SAMPLE_SIZE, TOL

@@ -7,7 +7,8 @@ from typing import Any, Self
 import numpy as np
 from sklearn.base import TransformerMixin
 
-from cme_dask.chunked.driver import Executor, Scheduler
+from cme_dask.chunked.clusters import Scheduler
+from cme_dask.chunked.driver import Executor
 from cme_dask.chunked.features import FeatureReport, WriteProgress, write_features
 from cme_dask.chunked.lazy import gram_columns, lazy_features
 from cme_dask.chunked.memory import MemoryBudget

@@ -8,7 +8,8 @@ from typing import Any, Self
 import numpy as np
 from sklearn.base import BaseEstimator
 
-from cme_dask.chunked.driver import Executor, Scheduler
+from cme_dask.chunked.clusters import Scheduler
+from cme_dask.chunked.driver import Executor
 from cme_dask.chunked.lazy_laws import is_out_of_core, lazy_law
 from cme_dask.chunked.memory import MemoryBudget
 from cme_dask.chunked.sources import open_sample

@@ -9,7 +9,8 @@ import numpy as np
 from sklearn.base import BaseEstimator
 
 from cme_dask.chunked.blas import one_blas_thread
-from cme_dask.chunked.driver import Executor, Scheduler
+from cme_dask.chunked.clusters import Scheduler
+from cme_dask.chunked.driver import Executor
 from cme_dask.chunked.gradients import gradient_pass
 from cme_dask.chunked.memory import MemoryBudget
 from cme_dask.defaults import SAMPLE_SIZE, TOL

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cme_dask.chunked.driver import Scheduler, connected
+from cme_dask.chunked.clusters import Scheduler, connected
 from cme_dask.chunked.memory import MemoryPlan
 from cme_dask.constraints import parse
 from cme_dask.errors import DataError
