@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from cme_dask.estimators.logistic import KernelLogisticRegression
     from cme_dask.learning.candidates import Tuning
     from cme_dask.models import load
+    from cme_dask.models.merging import merge
 
 _HOMES = {
     "ConditionalMeanEmbedding": "cme_dask.estimators.embedding",
@@ -31,6 +32,7 @@ _HOMES = {
     "Tuning": "cme_dask.learning.candidates",
     "gram_columns": "cme_dask.chunked.lazy",
     "load": "cme_dask.models",
+    "merge": "cme_dask.models.merging",
     "open_sample": "cme_dask.chunked.sources",
 }
 _MODULES = ("constraints", "errors", "kernels", "metrics")
@@ -47,6 +49,7 @@ __all__ = [
     "gram_columns",
     "kernels",
     "load",
+    "merge",
     "metrics",
     "open_sample",
 ]

@@ -1,5 +1,7 @@
 """Shared fixtures: stores on disk, a real cluster."""
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 from threadpoolctl import threadpool_limits
@@ -33,6 +35,52 @@ def cluster():
         Client(local) as client,
     ):
         yield client
+
+
+BRIEF = {"rows": 800, "max_rank": 60, "evaluations": 8, "finalists": 2, "averaged": 2}
+"""A search for kernels that ends soon."""
+
+
+def shorten_searches(patch):
+    """Searches for kernels are brief by default, by this monkeypatch."""
+    from cme_dask import Tuning
+
+    names = [field.name for field in fields(Tuning)]
+    defaults = dict(zip(names, Tuning.__init__.__defaults__, strict=True))
+    patch.setattr(Tuning.__init__, "__defaults__", tuple((defaults | BRIEF).values()))
+    assert Tuning() == Tuning(**BRIEF)
+
+
+@pytest.fixture
+def brief_search(monkeypatch):
+    """Searches for kernels are brief by default: for tests of something else."""
+    shorten_searches(monkeypatch)
+
+
+def few_scales(patch):
+    """Grids of a few length scales for the studies, by this monkeypatch."""
+    from cme_dask.bench import classifiers, laws
+
+    patch.setattr(laws, "SCALES", (0.35, 1.0))
+    patch.setattr(laws, "COUPLING_SCALES", (0.2, 0.6))
+    patch.setattr(laws, "COUPLING_REGS", laws.COUPLING_REGS[:2])
+    patch.setattr(classifiers, "SCALES", (0.6, 1.8))
+    patch.setattr(classifiers, "SCALES_Y", (0.6,))
+    patch.setattr(classifiers, "REGS", (1e-3, 1e-1))
+    patch.setattr(classifiers, "COUPLING_SCALES", (0.6,))
+    patch.setattr(classifiers, "COUPLING_SCALES_Y", (0.6,))
+    patch.setattr(classifiers, "COUPLING_REGS", (1e-1,))
+
+
+@pytest.fixture
+def quick_studies(monkeypatch):
+    """Studies of few length scales that judge in this process, not in some of their own."""
+    few_scales(monkeypatch)
+    for module in ("study", "classification"):
+        monkeypatch.setattr(
+            f"cme_dask.bench.{module}.judge_all",
+            lambda judge, tasks, workers, progress: {task: judge(*task) for task in tasks},
+        )
 
 
 def write_store(path, x, y, weights=None, *, chunk_rows=1000, x_names=None, y_names=None, seed=0):

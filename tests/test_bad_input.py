@@ -328,7 +328,7 @@ def test_independent_variables_give_a_ratio_of_one(rng):
 
 
 @pytest.mark.parametrize("scale", [1e-200, 1e-12, 1e12])
-def test_units_do_not_matter(few, scale):
+def test_units_do_not_matter(few, scale, brief_search):
     x, y = few
     plain = JointDistribution(tol=1e-3).fit(x, y).expect("y0", x[:9])
     scaled = JointDistribution(tol=1e-3).fit(scale * x, y).expect("y0", scale * x[:9])
@@ -696,7 +696,16 @@ def edit(path, change):
 
 
 def described(change):
-    return lambda path: edit(path / "zarr.json", lambda j: change(j["attributes"]["cme_dask"]))
+    """A description that says something else, as if it had been written so: without its seal."""
+
+    def damage(path):
+        def unsealed(about):
+            change(about["attributes"]["cme_dask"])
+            about["attributes"]["cme_dask"].pop("checksum")
+
+        edit(path / "zarr.json", unsealed)
+
+    return damage
 
 
 def truncate(name):
@@ -742,11 +751,11 @@ STORES = {
     "truncated sample": (truncate("row_sample/y/c/0/0"), "array 'y' of .* truncated or corrupt"),
     "short sample": (
         lambda path: edit(path / "row_sample/keys/zarr.json", lambda j: j.update(shape=[3])),
-        "row sample of .* does not fit its rows",
+        "'keys' of .* should be float64 of shape .9000., it is float64 of shape .3.: restore it",
     ),
     "narrow sample": (
         lambda path: edit(path / "row_sample/x/zarr.json", lambda j: j.update(shape=[N, 1])),
-        "row sample of .* does not fit its rows",
+        "'x' of .* should be float64 of shape .9000, 2., it is float64 of shape .9000, 1.",
     ),
     "half-written": (
         lambda path: edit(path / "zarr.json", lambda j: j["attributes"].clear()),
@@ -807,9 +816,12 @@ MODELS = {
         )
         for name in ("coef/c/0/0", "x_points/c/0/0", "y_factor/c/0/0", "moments_gram/c/0/0")
     },
-    "lost coef": (delete("coef"), "lacks the array 'coef': restore it or fit it again"),
+    "lost coef": (delete("coef"), "lacks the array 'coef': restore it or write it again"),
     "lost moments": (delete("moments_rows"), "lacks the array 'moments_rows'"),
-    "garbled array": (overwrite("coef/zarr.json", "{nope"), "damaged description"),
+    "garbled array": (
+        overwrite("coef/zarr.json", "{nope"),
+        "description of 'coef' in .* is damaged",
+    ),
     "half-written": (STORES["half-written"][0], "no finished model of cme_dask .* write it again"),
     "newer": (STORES["newer"][0], "install a newer cme_dask"),
     "no type": (described(lambda a: a.pop("type")), "has a damaged description"),

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from conftest import few_scales
 from scipy.special import expit
 
 from cme_dask.bench import classifiers
@@ -45,12 +46,7 @@ def training():
 @pytest.fixture(scope="module")
 def small():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(classifiers, "SCALES", (0.6, 1.8))
-        patch.setattr(classifiers, "SCALES_Y", (0.6,))
-        patch.setattr(classifiers, "REGS", (1e-3, 1e-1))
-        patch.setattr(classifiers, "COUPLING_SCALES", (0.6,))
-        patch.setattr(classifiers, "COUPLING_SCALES_Y", (0.6,))
-        patch.setattr(classifiers, "COUPLING_REGS", (1e-1,))
+        few_scales(patch)
         yield
 
 

@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 import zarr
 from click.testing import CliRunner
+from conftest import shorten_searches
+from distributed import Client
 
 import cme_dask
 from cme_dask import JointDistribution, load
-from cme_dask.chunked import driver
+from cme_dask.chunked import clusters
 from cme_dask.cli import cli
 from cme_dask.errors import DataError
 from cme_dask.jobs import query
@@ -33,14 +35,13 @@ def run(*args):
     return result.exit_code, result.stdout, result.stderr
 
 
-def spawn(*args, cwd=None, **environment):
+def spawn(*args, **environment):
     """As a person would, in a process of its own."""
     return subprocess.run(
         [sys.executable, "-m", "cme_dask", *map(str, args)],
         capture_output=True,
         text=True,
         timeout=60,
-        cwd=cwd,
         env={**os.environ, **environment},
     )
 
@@ -50,6 +51,13 @@ def as_json(*args):
     assert code == 0, err
     assert out.count("\n") == 1
     return json.loads(out)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def searches():
+    with pytest.MonkeyPatch.context() as patch:
+        shorten_searches(patch)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -275,13 +283,14 @@ def test_a_store_that_was_never_finished_is_refused(store, tmp_path):
 def test_an_environment_that_does_not_suffice_ends_with_3(store, tmp_path, monkeypatch):
     fit = ("fit", store, "--out", tmp_path / "m.zarr")
     assert_refused(3, *fit, "--memory-limit", "10MB", says="the limit is 9.54 MiB")
-    monkeypatch.setattr(driver, "_CONNECT_SECONDS", 1)
+    monkeypatch.setattr(clusters, "_CONNECT_SECONDS", 1)
     assert_refused(3, *fit, "--scheduler", "tcp://127.0.0.1:1", says="no scheduler answers")
     assert not list(tmp_path.iterdir())
 
 
 def test_processes_end_with_codes_and_separate_streams(store, tmp_path):
-    done = spawn("fit", store, "--out", tmp_path / "m.zarr", "--json", NO_COLOR="1")
+    fit = ("fit", store, "--out", tmp_path / "m.zarr", "--sample-size", 200)
+    done = spawn(*fit, "--json", NO_COLOR="1")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["rows"] == 20_000
     assert "fitted 20,000 rows" in done.stderr
@@ -415,19 +424,20 @@ def cluster(tmp_path_factory):
             [*dask, "worker", address, "--nworkers", "2", "--nthreads", "1", *host], **quiet
         ),
     ]
+    with Client(address, timeout=60) as client:
+        client.wait_for_workers(2, timeout=60)
     yield address
     for process in reversed(started):
         process.terminate()
         process.wait(30)
 
 
-def test_a_cluster_gives_the_same_bits(store, fitted, cluster, tmp_path):
-    done = spawn(
-        *("fit", store.name, "--out", tmp_path / "m.zarr", "--json"),
+def test_a_cluster_gives_the_same_bits(store, fitted, cluster, tmp_path, monkeypatch):
+    monkeypatch.chdir(store.parent)
+    as_json(
+        *("fit", store.name, "--out", tmp_path / "m.zarr"),
         *("--event", EVENT, "--event-x", "x > 0.1", "--scheduler", cluster),
-        cwd=store.parent,
     )
-    assert done.returncode == 0, done.stderr
     one, other = load(fitted[0]), load(tmp_path / "m.zarr")
     np.testing.assert_array_equal(one.coef, other.coef)
     np.testing.assert_array_equal(one.x.answers.fold_slope, other.x.answers.fold_slope)

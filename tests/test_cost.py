@@ -315,7 +315,7 @@ def run(*args):
     return result.exit_code, result.stdout, result.stderr
 
 
-def test_dry_run_tells_and_writes_nothing(tmp_path, monkeypatch):
+def test_dry_run_tells_and_writes_nothing(tmp_path, monkeypatch, brief_search):
     monkeypatch.chdir(tmp_path)
     x, y = rows(20_000)
     write_store("s.zarr", x, y, chunk_rows=4096)

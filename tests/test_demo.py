@@ -80,7 +80,7 @@ def reads(monkeypatch):
     return counts
 
 
-def test_every_chunk_is_read_once(tmp_path, reads):
+def test_every_chunk_is_read_once(tmp_path, reads, brief_search):
     """Also where the demo has to recognise the store of an earlier one."""
     out = tmp_path / "demo"
     for said in ("generated", "reusing"):
@@ -98,7 +98,7 @@ def test_every_chunk_is_read_once(tmp_path, reads):
 @pytest.mark.parametrize(
     "other", [{"rows": 5000, "scenario": "strong"}, {"rows": 5000, "seed": 1}, {"rows": 5001}]
 )
-def test_another_sample_is_not_reused(tmp_path, other):
+def test_another_sample_is_not_reused(tmp_path, other, brief_search):
     out = tmp_path / "demo"
     out.mkdir()
     write_normal3(out / "normal3.zarr", **other)
@@ -107,7 +107,7 @@ def test_another_sample_is_not_reused(tmp_path, other):
     assert "generated 5,000 rows" in err
 
 
-def test_a_short_disk_means_fewer_rows(tmp_path, monkeypatch):
+def test_a_short_disk_means_fewer_rows(tmp_path, monkeypatch, brief_search):
     free = shutil.disk_usage(tmp_path)._replace(free=150_000)
     monkeypatch.setattr(demo.shutil, "disk_usage", lambda path: free)
     code, stdout, err = run("--rows", "1e6", "--out", tmp_path / "demo", "--json")
@@ -120,7 +120,7 @@ def test_a_short_disk_means_fewer_rows(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_without_matplotlib(tmp_path, monkeypatch, wanted):
+def test_without_matplotlib(tmp_path, monkeypatch, wanted, brief_search):
     monkeypatch.setattr(drawing, "available", lambda: False)
     picture = ("--picture", tmp_path / "p.png") if wanted else ()
     code, _, err = run("--rows", 5000, "--out", tmp_path / "demo", *picture)
@@ -128,7 +128,7 @@ def test_without_matplotlib(tmp_path, monkeypatch, wanted):
     assert "install cme-dask[plot]" in err
 
 
-def test_a_full_disk_is_one_sentence(tmp_path, monkeypatch):
+def test_a_full_disk_is_one_sentence(tmp_path, monkeypatch, brief_search):
     def fill_the_disk(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -139,7 +139,7 @@ def test_a_full_disk_is_one_sentence(tmp_path, monkeypatch):
     assert err.splitlines()[-1].startswith(f"error: the disk is full while writing {out}/demo.png")
 
 
-def test_the_picture_of_an_earlier_demo_does_not_stay(tmp_path, monkeypatch):
+def test_the_picture_of_an_earlier_demo_does_not_stay(tmp_path, monkeypatch, brief_search):
     monkeypatch.setattr(drawing, "available", lambda: False)
     (tmp_path / "demo.png").write_bytes(b"old")
     assert run("--rows", 5000, "--out", tmp_path)[0] == 0

@@ -3,17 +3,30 @@
 import gzip
 import os
 import re
-import shlex
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
+from conftest import BRIEF
+
+from cme_dask.cli import cli
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(console|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+CUT = {
+    "pipelines/air_quality.toml": [
+        "--set", f"fit.tuning={{{', '.join(f'{k}={v}' for k, v in BRIEF.items())}}}",
+        "--set", "fit.max_rank=100",
+    ],
+    "tune": ["--rows", "800", "--evaluations", "8", "--averaged", "1", "--max-rank", "100"],
+}  # fmt: skip
+"""What is added to commands that ask for much, by one of their words."""
 
 
 @pytest.fixture
@@ -59,20 +72,37 @@ def commands(block):
     return [line for line in lines if not line.startswith("python3 run")]  # what runs this test
 
 
+def words(line):
+    """Words of a command as the shell makes them, without its name."""
+    split = ["bash", "-c", f"printf '%s\\0' {line}"]
+    name, *rest = subprocess.run(split, check=True, capture_output=True, text=True).stdout.split(
+        "\0"
+    )[:-1]
+    assert name == "cme-dask"
+    return rest
+
+
+@pytest.mark.filterwarnings("default")  # as for a user
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
-def test_page(page, folder):
-    scripts = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+def test_page(page, folder, brief_search, quick_studies, monkeypatch):
+    """As it stands, but for searches and studies, which are cut short."""
+    monkeypatch.chdir(folder)
     for kind, block in BLOCK.findall(page.read_text()):
         if kind == "python":
             (folder / "block.py").write_text(block)
-            todo = [f"{shlex.quote(sys.executable)} block.py"]
-        else:
-            todo = commands(block)
-        for line in todo:
-            done = subprocess.run(
-                ["bash", "-c", line], cwd=folder, env=scripts, capture_output=True, text=True
-            )
-            assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+            runpy.run_path(str(folder / "block.py"), run_name="__main__")
+            continue
+        for line in commands(block):
+            args = words(line)
+            args += [more for name in args for more in CUT.get(name, [])]
+            done = CliRunner().invoke(cli, args, catch_exceptions=False)
+            assert done.exit_code == 0, f"{line}\n{done.output}"
+
+
+def test_the_command_of_the_pages_is_there():
+    scripts = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    shown = subprocess.run(["cme-dask", "--version"], env=scripts, capture_output=True, text=True)
+    assert shown.stdout.startswith("cme-dask, version ")
 
 
 def test_links_lead_somewhere():

@@ -28,6 +28,7 @@ from cme_dask.numerics.folding import BY_ROWS, Folding, Part
 from cme_dask.numerics.hashing import fold_of_rows
 from cme_dask.numerics.moments import MomentSpec, Side
 from cme_dask.storage.atomic import ATTRIBUTE
+from cme_dask.storage.zarr_files import compressors, sealed, write_array
 
 N = 10_001  # three strips, the last one short
 DAY = 86_400.0
@@ -59,11 +60,20 @@ def write(path, *, weighted=False, chunk_rows=999, group=GROUP, time=TIME, x=X):
     roles = {"group": group, "time": time}
     for name, values in roles.items():
         if values is not None:
-            store.create_array(name, data=values, chunks=(chunk_rows,))
-            store.create_array(f"row_sample/{name}", data=values[index])
+            rows = store.create_array(
+                name,
+                shape=values.shape,
+                dtype=values.dtype,
+                chunks=(chunk_rows,),
+                compressors=compressors(),
+                config={"write_empty_chunks": True},
+            )
+            rows[...] = values
+            write_array(store["row_sample"], name, values[index])
     named = {name: f"the {name}" for name, values in roles.items() if values is not None}
     about = store.attrs[ATTRIBUTE]
-    store.attrs[ATTRIBUTE] = {**about, "schema_version": 3, "roles": named}
+    del about["checksum"]
+    store.attrs[ATTRIBUTE] = sealed({**about, "schema_version": 3, "roles": named})
     return path
 
 
@@ -502,10 +512,12 @@ def test_damaged_roles_are_named(tmp_path, damage, message):
 
         def replace(self, name, values):
             del group[name]
-            group.create_array(name, data=values)
+            write_array(group, name, values)
 
         def roles(self, value):
-            group.attrs[ATTRIBUTE] = {**group.attrs[ATTRIBUTE], "roles": value}
+            about = dict(group.attrs[ATTRIBUTE])
+            del about["checksum"]
+            group.attrs[ATTRIBUTE] = {**about, "roles": value}
 
     damage(Damage())
     with pytest.raises(StoreError, match=message):

@@ -168,10 +168,12 @@ def test_fresh_processes_with_any_number_of_blas_threads(reference):
     """Sums and factorisations depend on the number of BLAS threads: a fit sets it itself."""
     script = (
         "import numpy as np, hashlib, test_invariance as t\n"
-        "from cme_dask import JointDistribution, kernels\n"
+        "from cme_dask import JointDistribution, Tuning, kernels\n"
         "rng = np.random.default_rng(0)\n"
         "x = rng.standard_normal((9000, 3)); y = x[:, :1] + rng.standard_normal((9000, 1))\n"
-        "m = JointDistribution(kernel_x=kernels.Gaussian(1.0), tol=1e-3, max_rank=300)\n"
+        "quick = Tuning(rows=1000, evaluations=5, finalists=2, averaged=1)\n"
+        "kernel = kernels.Gaussian(1.0)\n"
+        "m = JointDistribution(kernel_x=kernel, tol=1e-3, max_rank=300, tuning=quick)\n"
         "m.fit(x, y)\n"
         "assert m.basis_x_.rank > 150\n"
         "print(hashlib.sha256(m.coef_.tobytes() + m.moments_.gram.tobytes()).hexdigest())\n"
@@ -201,7 +203,7 @@ def test_blas_threads_are_given_back():
     assert [pool["num_threads"] for pool in threadpool_info()] == before
 
 
-def test_sampled_pivots_are_the_same_from_any_source(tmp_path):
+def test_sampled_pivots_are_the_same_from_any_source(tmp_path, brief_search):
     """Stores, NumPy and Dask draw the same row sample, hence the same pivots and the same bits."""
     write_store(tmp_path / "s.zarr", X, Y, chunk_rows=1234)
     lazy = [da.from_array(a, chunks=3210) for a in (X, Y)]

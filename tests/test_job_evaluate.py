@@ -196,7 +196,7 @@ def test_a_job_of_another_kind_is_refused(tmp_path):
     assert "a study takes no other tables" in err
 
 
-def test_a_study_runs_as_a_job(tmp_path):
+def test_a_study_runs_as_a_job(tmp_path, quick_studies, brief_search):
     (tmp_path / "job.toml").write_text(
         'title = "s"\n[study]\nscenarios = ["low"]\nrows = [60]\nseeds = 1\n'
     )

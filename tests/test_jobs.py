@@ -287,7 +287,9 @@ def test_air_quality(tmp_path):
         assert (tmp_path / "air" / name).stat().st_size > 10_000
 
 
-def test_jobs_that_come_with_the_package_run_by_name(tmp_path, monkeypatch):
+def test_jobs_that_come_with_the_package_run_by_name(
+    tmp_path, monkeypatch, quick_studies, brief_search
+):
     monkeypatch.chdir(tmp_path)
     small = 'study={scenarios=["low"], rows=[60], seeds=1}'
     code, _, err = run("normal3", "--set", small, "--json")

@@ -144,7 +144,7 @@ def test_what_does_not_fit_is_refused_in_any_phase():
     budget.check_pass(shape(), runs)
     with pytest.raises(ResourceError, match=r"this machine would need .* lower max_rank"):
         budget.check_pass(shape(sample_rows=1 << 15, ranks=(2000,), width=2004), runs)
-    on_cluster = MemoryBudget(Executor("threads", 2), 1 << 40, ((4, 300 << 20),))
+    on_cluster = MemoryBudget(Executor("threads", 2), 1 << 40, ((4, 200 << 20),))
     with pytest.raises(ResourceError, match="a worker would need"):
         on_cluster.check_pass(shape(n_folds=100), runs)
 

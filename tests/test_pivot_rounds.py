@@ -508,7 +508,7 @@ def test_kernels_that_are_zero_are_refused():
 # Command -------------------------------------------------------------------------------------
 
 
-def test_the_command_takes_pivots_and_span(table, tmp_path):
+def test_the_command_takes_pivots_and_span(table, tmp_path, brief_search):
     x, y, _ = table
     write_store(tmp_path / "s.zarr", x, y, chunk_rows=5000)
     passes = {}

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from conftest import few_scales
 
 from cme_dask.bench import laws
 from cme_dask.bench.scenarios import SCENARIOS
@@ -50,9 +51,7 @@ def test_truth_is_what_draws_show(name):
 def judged():
     """Every model on one sample, with a small grid."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(laws, "SCALES", (0.35, 1.0))
-        patch.setattr(laws, "COUPLING_SCALES", (0.2, 0.6))
-        patch.setattr(laws, "COUPLING_REGS", laws.COUPLING_REGS[:2])
+        few_scales(patch)
         return laws.judge("strong", 300, 0)
 
 

@@ -496,7 +496,7 @@ def test_one_block_and_many_agree(rng, monkeypatch):
     np.testing.assert_allclose(parts[1], whole[1], atol=1e-10)
 
 
-def test_tables_with_integer_labels(rng):
+def test_tables_with_integer_labels(rng, brief_search):
     x, y = sine(rng, 500)
     table = pd.DataFrame(np.column_stack([x, y]))
     sample = open_sample(table, x_columns=[0], y_columns=["1"])
@@ -506,7 +506,7 @@ def test_tables_with_integer_labels(rng):
     np.testing.assert_array_equal(ours, fit.expect("1", x[:5]))
 
 
-def test_notebooks_show_the_fitted_model(rng):
+def test_notebooks_show_the_fitted_model(rng, brief_search):
     model = JointDistribution(tol=1e-2)
     assert "JointModel" not in model._repr_mimebundle_()["text/html"]
     model.fit(*sine(rng, 500))

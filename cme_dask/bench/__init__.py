@@ -11,5 +11,7 @@ CASE_NAMES = (
     "ingest",
     "tuning",
     "queries",
+    "cluster",
+    "large",
 )
 """In the order in which they run."""

@@ -8,9 +8,11 @@ from typing import Any
 from cme_dask import kernels
 from cme_dask.bench import CASE_NAMES
 from cme_dask.bench.bare import bare_flops
+from cme_dask.bench.cluster import cluster_case
 from cme_dask.bench.data import write_uniform
 from cme_dask.bench.fits import Bare, Fit, Rows, StoreRead
 from cme_dask.bench.ingest import ingest_case
+from cme_dask.bench.large import large_case
 from cme_dask.bench.machine import GemmRate, MachineRates, limit_seconds
 from cme_dask.bench.measure import Measurement, Ratio, Tell, Term, Together, measure
 from cme_dask.bench.peers import NOT_INSTALLED, ConditionalMean, Fmca, Reference, fmca_installed
@@ -48,6 +50,8 @@ class Bench:
     ----------
     folder
         For stores and pivots, removed afterwards.
+    stores
+        For large stores, which are found again where it is not removed.
     workers
         Threads.
     repeats
@@ -59,6 +63,7 @@ class Bench:
     """
 
     folder: Path
+    stores: Path
     workers: int
     repeats: int
     tell: Tell
@@ -373,6 +378,8 @@ CASES: dict[str, Callable[[Bench, Size], None]] = dict(
             ingest_case,
             tuning_case,
             queries_case,
+            cluster_case,
+            large_case,
         ),
         strict=True,
     )
@@ -389,6 +396,8 @@ QUICK = {
     "ingest": Size(10**6),
     "tuning": Size(2 * 10**5),
     "queries": Size(10**5, ranks=(100,)),
+    "cluster": Size(10**6, ranks=(100,)),
+    "large": Size(10**6, ranks=(50,)),
 }
 """Sizes that take a few minutes."""
 
@@ -403,5 +412,7 @@ FULL = {
     "ingest": Size(32 * 10**6),
     "tuning": Size(10**7),
     "queries": Size(10**6, ranks=(100, 300)),
+    "cluster": Size(10**7, ranks=(100,)),
+    "large": Size(10**8, ranks=(50,)),
 }
 """Sizes of the published figures."""

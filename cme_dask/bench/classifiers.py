@@ -32,7 +32,8 @@ from cme_dask.learning.logistic import solve_logistic
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.embedding import ConditionalEmbedding
-from cme_dask.numerics.joint import Geometry, JointSolver
+from cme_dask.numerics.geometry import Geometry
+from cme_dask.numerics.joint import JointSolver
 from cme_dask.numerics.logistic import LogisticProblem, LogisticSums
 from cme_dask.numerics.means import MeanMoments
 from cme_dask.numerics.moments import MomentSpec, Side

@@ -13,6 +13,7 @@ import numpy as np
 from cme_dask import kernels
 from cme_dask.bench.bare import BareBasis, bare_pass
 from cme_dask.bench.data import CountingStore, open_counted, share_of, uniform_rows
+from cme_dask.chunked.clusters import connected
 from cme_dask.chunked.sources import open_sample
 from cme_dask.defaults import N_FOLDS, SAMPLE_SIZE
 from cme_dask.errors import RankWarning, ToleranceWarning
@@ -83,7 +84,7 @@ class Fit:
     tol, rank, pivots
         Of the estimator; rank is its ``max_rank``.
     scheduler, workers
-        Where to run.
+        Where to run: a scheduler's name, or the address of a cluster.
     save
         File that takes pivots and factors, for the bare pass.
     """
@@ -104,8 +105,10 @@ class Fit:
         warnings.simplefilter("ignore", ToleranceWarning)
         joint = self.estimator == "joint"
         small = uniform_rows(_WARM_ROWS, self.rows.d)[: 1 + joint]
-        self._estimator(_WARM_RANK, SAMPLE_SIZE).fit(*small, scheduler="threads", workers=1)
-        if self.scheduler == "processes" and self.rows.store is not None:
+        warm = self._estimator(_WARM_RANK, SAMPLE_SIZE)
+        with connected(self.scheduler if "://" in self.scheduler else "threads") as scheduler:
+            warm.fit(*small, scheduler=scheduler, workers=1)
+        if self.scheduler != "threads" and self.rows.store is not None:
             store = self.rows.store  # counters don't travel
             return partial(self._run, lambda: (open_sample(store), None))
         return partial(self._run, self.rows.opener(1 + joint))
@@ -137,8 +140,9 @@ class Fit:
         sample, counter = opener()
         size = SAMPLE_SIZE if sample.row_sample is None else len(sample.row_sample)
         estimator = self._estimator(self.rank, size)
-        estimator.fit(sample, scheduler=self.scheduler, workers=self.workers, progress=clock)
-        clock.stop()
+        with connected(self.scheduler) as scheduler:
+            estimator.fit(sample, scheduler=scheduler, workers=self.workers, progress=clock)
+            clock.stop()
         return partial(self._describe, estimator, clock, counter)
 
     def _describe(

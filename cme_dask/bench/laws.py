@@ -23,9 +23,10 @@ from cme_dask.metrics import crps, oracle_error
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.embedding import ConditionalEmbedding, surrogate_losses
+from cme_dask.numerics.geometry import Geometry
 from cme_dask.numerics.hashing import fold_of_rows
 from cme_dask.numerics.heldout import HeldOut
-from cme_dask.numerics.joint import Geometry, JointSolution, JointSolver
+from cme_dask.numerics.joint import JointSolution, JointSolver
 from cme_dask.numerics.means import MeanMoments
 from cme_dask.numerics.moments import Moments, MomentSpec, Side
 from cme_dask.numerics.partition import PartitionBasis

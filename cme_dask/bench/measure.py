@@ -199,7 +199,13 @@ def run_fresh(job: Job | Together) -> Result:
     if not isinstance(job, Together):
         return _run_all((job,))[0]
     found = _run_all(job.jobs)
-    return {"seconds": max(run["seconds"] for run in found), "together": found}
+    return {**last_of(found), "together": found}
+
+
+def last_of(found: Sequence[Result]) -> Result:
+    """Seconds of the one that took longest, of the whole and of its pass if all tell of one."""
+    told = ("seconds", "pass_seconds")
+    return {key: max(run[key] for run in found) for key in told if all(key in run for run in found)}
 
 
 def _described(job: Job | Together) -> Any:

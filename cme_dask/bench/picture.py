@@ -20,6 +20,8 @@ _TITLES = {
     "ingest": "CSV file of {rows} rows into a store",
     "tuning": "Learned kernels, {rows} rows",
     "queries": "Questions at {rows} points",
+    "cluster": "Joint fit of {rows} stored rows on a cluster",
+    "large": "{rows} rows on workers of 1 GB",
     "programs": "Programs of a sample of {rows} rows",
 }
 _OURS, _BARE, _LIMIT, _OTHERS = "#1f5fa8", "#3a8f5c", "#222222", "#c8552b"

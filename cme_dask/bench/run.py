@@ -41,6 +41,8 @@ class Options:
         Runs of each measurement.
     workers
         Threads.
+    stores
+        Folder in which large stores are kept for another run; None for none.
     """
 
     cases: tuple[str, ...] = ()
@@ -50,6 +52,7 @@ class Options:
     tols: tuple[float, ...] | None = None
     repeats: int | None = None
     workers: int | None = None
+    stores: Path | None = None
 
     def sizes(self) -> dict[str, Size]:
         """Size of each case that runs.
@@ -108,7 +111,7 @@ def run_bench(
         progress.say(f"{key}: {measurement_line(found)} ({repeat + 1} of {repeats})")
 
     with tempfile.TemporaryDirectory(prefix=".cme-dask-bench-", dir=out) as folder:
-        bench = Bench(Path(folder), workers, repeats, tell)
+        bench = Bench(Path(folder), options.stores or Path(folder), workers, repeats, tell)
         for case, size in sizes.items():
             CASES[case](bench, size)
     result = {

@@ -18,6 +18,8 @@ _TITLES = {
     "ingest": "A CSV file into a sample store, beside pyarrow's streaming read of it",
     "tuning": "A fit that learns its kernels, beside the pass of its finalists",
     "queries": "Questions to a saved model, in a process without Dask",
+    "cluster": "A joint fit from a store: threads, workers of a cluster, independent processes",
+    "large": "Rows many times larger than the workers' memory",
     "programs": "Certified programs, the closed form and the paper's form, and couplings",
 }
 _GIGA = 1e9

@@ -32,6 +32,7 @@ JOBS = {
     "SolveCoupling": "cme_dask.bench.programs",
     "SolveProgram": "cme_dask.bench.programs",
     "StoreRead": "cme_dask.bench.fits",
+    "WatchedFit": "cme_dask.bench.large",
 }
 """Where each job lives: only its own module is imported."""
 

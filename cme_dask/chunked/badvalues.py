@@ -1,6 +1,6 @@
 """After a failure only: one more pass that counts every unusable value and names the first."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
@@ -41,6 +41,7 @@ def count_bad_values(sample: Sample, executor: Executor) -> None:
     StoreError
         If the NaN stand for a chunk that is missing from the store.
     """
+    executor = replace(executor, checkpoint=None)  # what a failure leads to is no step of a run
     found = run_over_rows(sample, executor, _count, _merge)
     for source, count, first in zip(
         sample.reads, found.source_count, found.source_first, strict=True

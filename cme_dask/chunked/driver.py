@@ -9,27 +9,26 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, ProcessPoolExecutor, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any
-from uuid import uuid4
 
 import dask
 import dask.multiprocessing
 import dask.threaded
 from dask.base import get_scheduler
 from dask.callbacks import Callback
-from dask.delayed import Delayed, delayed
+from dask.delayed import delayed
 from dask.system import CPU_COUNT
-from distributed import Client, KilledWorker, as_completed
-from distributed.client import FutureCancelledError
-from distributed.comm import CommClosedError
+from distributed import Client
 
-from cme_dask.chunked.blas import OneBlasThread, limit_this_process, one_blas_thread
+from cme_dask.chunked.blas import limit_this_process, one_blas_thread
+from cme_dask.chunked.checkpoints import Checkpoint
+from cme_dask.chunked.cluster_run import ClusterRun
 from cme_dask.chunked.clusters import Scheduler, cluster_threads
-from cme_dask.chunked.plan import tree_build
+from cme_dask.chunked.jobs import Job, join
 from cme_dask.errors import DataError, ResourceError
 
 _NAMES = {  # Dask's own aliases, too
@@ -55,11 +54,14 @@ class Executor:
         Tasks that run at once.
     client
         The cluster, for ``"distributed"``.
+    checkpoint
+        Where passes keep what is done of them, if they do.
     """
 
     kind: str
     workers: int
     client: Client | None = None
+    checkpoint: Checkpoint | None = None
 
     @property
     def shares_memory(self) -> bool:
@@ -67,7 +69,12 @@ class Executor:
         return self.kind in ("threads", "synchronous")
 
     @classmethod
-    def resolve(cls, scheduler: Scheduler = None, workers: int | None = None) -> "Executor":
+    def resolve(
+        cls,
+        scheduler: Scheduler = None,
+        workers: int | None = None,
+        checkpoint: Checkpoint | None = None,
+    ) -> "Executor":
         """From a scheduler's name, a Client, or whatever Dask is set to (default: threads).
 
         Raises
@@ -75,14 +82,17 @@ class Executor:
         DataError
             If the name is not known or ``workers`` is not positive.
         ResourceError
-            If the cluster has no workers.
+            If the cluster has no workers, or they don't see the folder of the checkpoint.
         """
         if workers is not None and (not isinstance(workers, int) or workers < 1):
             raise DataError(f"workers must be an integer of at least 1, got {workers!r}")
         if scheduler is None:
             scheduler = _configured()
         if isinstance(scheduler, Client):
-            return cls("distributed", cluster_threads(scheduler), scheduler)
+            threads = cluster_threads(scheduler)
+            if checkpoint is not None:
+                checkpoint.check_seen(scheduler)
+            return cls("distributed", threads, scheduler, checkpoint)
         kind = _NAMES.get(scheduler) if isinstance(scheduler, str) else None
         if kind is None:
             raise DataError(
@@ -90,8 +100,9 @@ class Executor:
                 f"got {scheduler!r}"
             )
         if kind == "synchronous":
-            return cls(kind, 1)
-        return cls(kind, workers or dask.config.get("num_workers", None) or CPU_COUNT)
+            return cls(kind, 1, None, checkpoint)
+        found = workers or dask.config.get("num_workers", None) or CPU_COUNT
+        return cls(kind, found, None, checkpoint)
 
     def run(
         self,
@@ -102,8 +113,9 @@ class Executor:
         shared: Any,
         name: str,
         on_done: Callable[[int], None] = lambda number: None,
+        after: Mapping[int, Callable[[Any], Any]] | None = None,
     ) -> Any:
-        """Merge ``leaf(shared, *payload)`` over all payloads.
+        """Merge ``leaf(shared, *payload)`` over all payloads along the fixed tree.
 
         Parameters
         ----------
@@ -119,23 +131,26 @@ class Executor:
             Of the tasks on the dashboard.
         on_done
             Called with the number of a leaf when it has ended, in any order.
+        after
+            By node of :class:`Tree`, what becomes of its result where it was made.
         """
-        token = uuid4().hex
-        common = delayed(shared, name=f"{name}-plan-{token}", traverse=False)
-        call = delayed(leaf, pure=False, traverse=False)
-        keys = [f"{name}-{i}-{token}" for i in range(len(payloads))]
-        leaves = [call(common, *p, dask_key_name=k) for p, k in zip(payloads, keys, strict=True)]
-        add = delayed(merge, pure=False, traverse=False)
-        counter = iter(range(len(leaves)))
-        root = tree_build(
-            leaves, lambda a, b: add(a, b, dask_key_name=f"{name}-merge-{next(counter)}-{token}")
-        )
-        numbers = {key: i for i, key in enumerate(keys)}
-        if self.client is not None:
-            return self._on_cluster(self.client, root, leaves, numbers, f"{name}-receipt", on_done)
+        job = Job(leaf, payloads, merge, shared, name, on_done, after or {})
+        with one_blas_thread():  # tasks of a cluster may share this process, too
+            if self.client is not None:
+                return ClusterRun(self.client, job).result()
+            return self._locally(job)
+
+    def _locally(self, job: Job) -> Any:
+        leaves = job.leaves()
+        nodes: list[Any] = list(leaves)
+        add = delayed(join, pure=False, traverse=False)
+        for node, (a, b) in enumerate(job.tree.merges, start=len(leaves)):
+            after = job.after.get(node)
+            nodes.append(add(job.merge, after, nodes[a], nodes[b], dask_key_name=job.key(node)))
+        numbers = {leaf.key: i for i, leaf in enumerate(leaves)}
         try:
-            with one_blas_thread(), self._local_options() as opts, _Progress(numbers, on_done):
-                return dask.compute(root, scheduler=self.kind, **opts)[0]
+            with self._local_options() as options, _Progress(numbers, job.on_done):
+                return dask.compute(nodes[-1], scheduler=self.kind, **options)[0]
         except BrokenProcessPool as error:
             raise ResourceError(
                 "a worker process died: a script that uses processes needs the guard "
@@ -161,43 +176,6 @@ class Executor:
                     pool.submit(os.getpid)
             # Dask's default of 6 tasks at a time leaves processes idle and runs on after Ctrl-C.
             yield {"pool": pool, "num_workers": self.workers, "chunksize": 1}
-
-    def _on_cluster(
-        self,
-        client: Client,
-        root: Delayed,
-        leaves: list[Delayed],
-        numbers: dict[str, int],
-        receipt_name: str,
-        on_done: Callable[[int], None],
-    ) -> Any:
-        client.register_plugin(OneBlasThread())
-        # A receipt is a tiny task behind each leaf: holding its future tells the progress without
-        # keeping the leaf's result in memory.
-        note = delayed(_receipt, pure=False)
-        receipts = [
-            note(x, i, dask_key_name=f"{receipt_name}-{x.key}")
-            for x, i in zip(leaves, numbers.values(), strict=True)
-        ]
-        config = {"distributed.admin.large-graph-warning-threshold": "1 GiB"}
-        with one_blas_thread(), dask.config.set(config):  # tasks may share this process
-            result, *told = client.compute([root, *receipts])
-            try:
-                for _, number in as_completed(told, with_results=True, loop=client.loop):
-                    on_done(number)
-                return result.result()
-            except KilledWorker as error:
-                raise ResourceError(
-                    f"workers died again and again while they ran {error.task}: give them more "
-                    "memory, or lower the ranks"
-                ) from error
-            except (CommClosedError, CancelledError, FutureCancelledError) as error:
-                raise ResourceError(
-                    f"the scheduler at {client.scheduler.address} was lost, and with it the run: "
-                    f"start it again and repeat ({error})"
-                ) from error
-            finally:
-                client.cancel([result, *told])
 
 
 @contextlib.contextmanager
@@ -229,10 +207,6 @@ class _Progress(Callback):  # type: ignore[misc]
     def _posttask(self, key: Any, result: Any, dsk: Any, state: Any, worker_id: Any) -> None:
         if key in self._numbers:
             self._on_done(self._numbers[key])
-
-
-def _receipt(_: Any, number: int) -> int:
-    return number
 
 
 def _configured() -> Scheduler:

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import dask
 import psutil
 from dask.utils import format_bytes, parse_bytes
 from distributed.system import MEMORY_LIMIT
@@ -19,9 +20,11 @@ from cme_dask.numerics.sampled import prefix_rows
 _WORD = 8
 _HASH_WORDS = 10  # per row of a strip: its hash on the way, its fold, and their order
 _PROCESS = 240 << 20  # interpreter and libraries
+_WORKER = 90 << 20  # of a cluster's worker: it loads fewer, and some pages it shares with others
 _CHILD = 170 << 20  # of each process that is started: it shares pages of the libraries
 _ROW_SAMPLE_WORDS = 4  # per row of the row sample beside its values: key, index, weight, importance
 _SOLVE_WORDS = 12  # per entry of a P x P matrix: eigenbases, and what they are made from
+_DECODED = 10  # chunks that Zarr decodes at once
 _TRIAL_WORDS = 8  # likewise: sums of the safe form and of the one that is tried
 
 
@@ -86,14 +89,22 @@ class PassShape:
             # Kept rows of the run, once more while they are joined.
             block += 2 * self.kept_words * min(run.rows, self.n_rows) // self.n_rows
         length = strip_length(self.n_rows)
-        rows = 3 * length + 2 * self.chunk_rows
-        if self.chunk_rows:
-            rows += length  # the strip that is read ahead
+        rows = self._read_rows(length)
         if self.selected:
             rows += length  # the rows of a strip that are kept
         if self.materialised:
             rows += 2 * run.rows
         return sums + (block + rows * self.n_columns + _HASH_WORDS * length) * _WORD
+
+    def _read_rows(self, length: int) -> int:
+        """Rows that reading a strip takes while the one before it is in use."""
+        chunk = self.chunk_rows
+        if not length % max(chunk, 1):
+            # Two strips, and the chunks of one variable that are on the way, packed and unpacked.
+            return 2 * length + min(length, _DECODED * chunk)
+        if not chunk % length:
+            return length + 3 * chunk  # strips are parts of a chunk; likewise
+        return 3 * length + 3 * chunk  # rows of a straddled chunk are joined to those of the next
 
     def waiting_bytes(self, runs: int) -> int:
         """Finished partial sums that wait for their neighbour in the tree."""
@@ -170,7 +181,8 @@ class MemoryBudget:
     client
         Bytes for this process (and, without a cluster, for the processes it starts).
     workers
-        Threads and bytes of each worker of a cluster; empty without one.
+        Threads of each worker of a cluster, and the bytes that it fills before it begins to spill;
+        empty without one.
     """
 
     executor: Executor
@@ -190,7 +202,7 @@ class MemoryBudget:
         workers = []
         if executor.client is not None:
             found = executor.client.scheduler_info(n_workers=-1)["workers"].values()
-            workers = [(w["nthreads"], min(most, w["memory_limit"] or MEMORY_LIMIT)) for w in found]
+            workers = [(w["nthreads"], min(most, _usable(w["memory_limit"]))) for w in found]
         free = psutil.virtual_memory().available + psutil.Process().memory_info().rss
         return cls(executor, int(min(most, MEMORY_LIMIT, free)), tuple(workers))
 
@@ -254,7 +266,7 @@ class MemoryBudget:
         plans = [MemoryPlan(base + need, self.client, here, name) for name, need in alone.items()]
         if self.workers:
             plans += [
-                MemoryPlan(_PROCESS + threads * task + waiting, limit, "a worker")
+                MemoryPlan(_WORKER + threads * task + waiting, limit, "a worker")
                 for threads, limit in self.workers
             ]
         else:
@@ -266,6 +278,12 @@ class MemoryBudget:
     @property
     def _here(self) -> str:
         return "the client" if self.workers else "this machine"
+
+
+def _usable(limit: int) -> int:
+    """Of a worker's memory what it fills before it begins to spill; 0: it has no limit."""
+    share = dask.config.get("distributed.worker.memory.spill") or 1.0
+    return int(share * (limit or MEMORY_LIMIT))
 
 
 def _bytes(limit: str | int | None) -> int:
@@ -292,7 +310,10 @@ def _refusal(shape: PassShape, executor: Executor, plan: MemoryPlan) -> str:
     if executor.workers > 1:
         remedies.append(f"fewer than {executor.workers} workers or threads")
     if shape.chunk_rows > strip_length(shape.n_rows):
-        remedies.append(f"smaller chunks than {shape.chunk_rows:,} rows")
+        remedies.append(
+            f"chunks of fewer rows than {shape.chunk_rows:,}, which are read whole "
+            "(cme-dask rechunk)"
+        )
     return (
         f"{plan.place} would need {format_bytes(plan.predicted)} for rank {ranks} with "
         f"{shape.n_folds} folds and {executor.workers} tasks at once, the limit is "

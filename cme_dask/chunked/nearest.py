@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from cme_dask.chunked.checkpoints import keeps
 from cme_dask.chunked.driver import Executor
 from cme_dask.chunked.passes import run_over_rows
 from cme_dask.chunked.plan import Run
@@ -38,6 +39,9 @@ class Neighbours:
     index: Array
     y: Array
     weights: Array
+
+
+keeps(Neighbours)
 
 
 def nearest_rows(

@@ -9,8 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from cme_dask.chunked.checkpoints import block_rows
 from cme_dask.chunked.driver import Executor
+from cme_dask.chunked.kept import Pass, run_kept
 from cme_dask.chunked.memory import MemoryBudget, MemoryPlan, PassShape
+from cme_dask.chunked.observing import logged_pass
 from cme_dask.chunked.plan import Run, Together, plan_runs, tree_sum
 from cme_dask.chunked.sources import DaskSource, for_task
 from cme_dask.chunked.strips import Reading, empty_part, strips_of
@@ -56,6 +59,8 @@ class PassReport:
         Seconds that each tenth of the rows took, in the order in which rows were finished.
     memory
         Predicted peak and limit.
+    resumed_strips
+        Strips of this and all earlier passes of the run that a checkpoint knew.
     """
 
     rows: int
@@ -64,6 +69,7 @@ class PassReport:
     seconds: float
     tenths: tuple[float, ...]
     memory: MemoryPlan = field(repr=False)
+    resumed_strips: int = 0
 
     @property
     def rows_per_second(self) -> float:
@@ -97,19 +103,33 @@ def run_over_rows(
     """
     runs = plan_sample(sample, executor, 0.0) if runs is None else runs
     reading = Reading.of(sample)
-    payloads = []
-    for run in runs:
-        parts = (for_task(s, run.start, run.stop, executor.shares_memory) for s in sample.reads)
-        payloads.append((run, reading, *parts))
-    return executor.run(job, payloads, merge, shared=shared, name=name, on_done=on_done)
+
+    def given(run: Run) -> list[Any]:
+        return [for_task(s, run.start, run.stop, executor.shares_memory) for s in sample.reads]
+
+    with logged_pass(name, sample.n_rows, runs):
+        if executor.checkpoint is not None:
+            asked = Pass(job, merge, shared, reading, runs, given, name)
+            block = block_rows(sample.n_rows, _chunk_rows(sample))
+            return run_kept(asked, executor, sample.n_rows, block, on_done)
+        payloads = [(run, reading, *given(run)) for run in runs]
+        return executor.run(job, payloads, merge, shared=shared, name=name, on_done=on_done)
+
+
+def _chunk_rows(sample: Sample) -> int:
+    """Rows of the largest storage chunk; 0 for arrays in memory."""
+    return max(source.chunk_rows or 0 for source in sample.reads)
 
 
 def plan_sample(sample: Sample, executor: Executor, seconds_per_row: float) -> list[Run]:
     """Cut the rows of a sample into tasks for a job of this cost beside reading."""
-    chunk = max(source.chunk_rows or 0 for source in sample.reads)
+    chunk = _chunk_rows(sample)
     values = sum(source.shape[1] for source in sample.reads)
     seconds = seconds_per_row + values * _READ_SECONDS
     most = _HELD_BYTES // (8 * values) if materialised(sample, executor) else None
+    if executor.checkpoint is not None:
+        block = block_rows(sample.n_rows, chunk)
+        most = block if most is None else min(most, block)
     return plan_runs(sample.n_rows, chunk, executor.workers, seconds, most)
 
 
@@ -209,7 +229,10 @@ def moments_together(
         if not float(total.gram[0, one, one]) >= np.finfo(np.float64).tiny:
             raise DataError("all weights are zero: at least one row needs a positive weight")
     newton = tuple(spec.newton(moments) for spec, moments in zip(specs, made, strict=True))
-    return newton, summed, replace(clock.report(plan), rows=newton[0].n_rows)
+    kept = executor.checkpoint
+    resumed = 0 if kept is None else kept.resumed_strips
+    report = replace(clock.report(plan), rows=newton[0].n_rows, resumed_strips=resumed)
+    return newton, summed, report
 
 
 def predict_moments(
@@ -249,7 +272,7 @@ def predict_moments(
     shape = PassShape(
         n_rows=sample.n_rows,
         n_columns=d,
-        chunk_rows=max(source.chunk_rows or 0 for source in sample.reads),
+        chunk_rows=_chunk_rows(sample),
         materialised=materialised(sample, budget.executor),
         ranks=ranks,
         width=width,

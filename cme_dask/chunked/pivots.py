@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from dask.utils import format_bytes
 
 from cme_dask.chunked.blas import one_blas_thread
+from cme_dask.chunked.checkpoints import keeps
 from cme_dask.chunked.memory import MemoryBudget, MemoryPlan
 from cme_dask.chunked.passes import (
     FLOPS,
@@ -40,6 +41,9 @@ class _Offers:
         if not self.each or not other.each:
             return self if self.each else other
         return _Offers(tuple(a + b for a, b in zip(self.each, other.each, strict=True)))
+
+
+keeps(_Offers)
 
 
 @dataclass(frozen=True, eq=False)

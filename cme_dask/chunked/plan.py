@@ -23,6 +23,7 @@ class Additive(Protocol):
 
 
 T = TypeVar("T", bound=Additive)
+N = TypeVar("N")
 
 
 def strip_length(n: int) -> int:
@@ -138,9 +139,55 @@ def _sum(a: T, b: T) -> T:
     return a
 
 
-def tree_build(items: list[T], merge: Callable[[T, T], T]) -> T:
+def tree_build(items: list[N], merge: Callable[[N, N], N]) -> N:
     """The upper part of the same tree, as calls of ``merge`` on neighbours."""
     while len(items) > 1:
         pairs = [merge(items[i], items[i + 1]) for i in range(0, len(items) - 1, 2)]
         items = pairs + items[2 * len(pairs) :]
     return items[0]
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The fixed binary tree over k leaves, as numbers: leaves are 0..k-1, and merges follow.
+
+    Attributes
+    ----------
+    leaves
+        k.
+    merges
+        The left and the right part of the nodes k, k+1, ...; the last one is the root.
+    spans
+        Leaves [first, last) of each node.
+    """
+
+    leaves: int
+    merges: tuple[tuple[int, int], ...]
+    spans: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def over(cls, leaves: int) -> Self:
+        """That of :func:`tree_build`."""
+        merges: list[tuple[int, int]] = []
+        spans = [(i, i + 1) for i in range(leaves)]
+
+        def merge(a: int, b: int) -> int:
+            merges.append((a, b))
+            spans.append((spans[a][0], spans[b][1]))
+            return len(spans) - 1
+
+        tree_build(list(range(leaves)), merge)
+        return cls(leaves, tuple(merges), tuple(spans))
+
+    @property
+    def root(self) -> int:
+        """The node of all leaves."""
+        return len(self.spans) - 1
+
+    def parents(self) -> dict[int, int]:
+        """The merge that each node but the root goes into."""
+        return {part: self.leaves + i for i, pair in enumerate(self.merges) for part in pair}
+
+    def below(self, node: int) -> range:
+        """Leaves of a node."""
+        return range(*self.spans[node])

@@ -45,6 +45,8 @@ class Reading:
         The part of the rows that counts, or None.
     residuals
         What is made of the rows of x and y, or None.
+    first_row
+        Global index of the first row of the sources.
     """
 
     variables: int
@@ -53,6 +55,7 @@ class Reading:
     folding: Folding = BY_ROWS
     part: Part | None = None
     residuals: Residuals | None = None
+    first_row: int = 0
 
     @classmethod
     def of(cls, sample: Sample) -> Self:
@@ -64,6 +67,7 @@ class Reading:
             sample.folding,
             sample.part,
             sample.residuals,
+            sample.first_row,
         )
 
     def strip(self, rows: Array, arrays: tuple[Array, ...]) -> "Strip":
@@ -147,5 +151,5 @@ def strips_of(run: Run, reading: Reading, sources: tuple[RowSource, ...]) -> Ite
     if any(source.chunk_rows is not None for source in sources):
         strips = ahead(strips)
     for start, *arrays in strips:
-        rows = np.arange(start, min(start + run.length, run.stop))
+        rows = reading.first_row + np.arange(start, min(start + run.length, run.stop))
         yield reading.strip(rows, tuple(arrays))

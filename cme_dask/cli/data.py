@@ -8,6 +8,7 @@ from cme_dask.cli.options import (
     chunk_option,
     examples,
     json_option,
+    log_option,
     overwrite_option,
 )
 from cme_dask.cli.root import cli
@@ -139,6 +140,7 @@ def sample(
     multiple=True,
     help="Option of the URLs' file system, text or JSON; repeatable.",
 )
+@log_option
 @overwrite_option
 @json_option
 def ingest(

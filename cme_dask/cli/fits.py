@@ -1,11 +1,13 @@
 """Commands that fit and ask: joint laws and features."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import click
 
 from cme_dask.cli.options import (
+    checkpoint_options,
     chunk_option,
     compute_options,
     examples,
@@ -26,6 +28,7 @@ from cme_dask.defaults import ACCURACY, COUPLING_REG, N_FOLDS, PIVOTS, SAMPLE_SI
         "cme-dask fit s.zarr --dry-run --max-rank 300",
         "cme-dask fit s.zarr --out m.zarr --fold-by 7d --hold-out 0.2",
         "cme-dask fit s.zarr --out m.zarr --scheduler tcp://10.0.0.1:8786 --memory-limit 2GB",
+        "cme-dask fit s.zarr --out m.zarr --checkpoint run --resume",
     ),
 )
 @click.argument("store")
@@ -117,6 +120,7 @@ from cme_dask.defaults import ACCURACY, COUPLING_REG, N_FOLDS, PIVOTS, SAMPLE_SI
     help="Only tell ranks, passes, seconds by part and peak memory, from the row sample and rates "
     "measured in a second; --out is not needed.",
 )
+@checkpoint_options
 @compute_options
 @overwrite_option
 @json_option
@@ -141,9 +145,8 @@ def fit(
     accuracy: float,
     sample_size: int,
     dry_run: bool,
-    scheduler: str | None,
-    workers: int | None,
-    memory_limit: str | None,
+    kept: Any,
+    compute: Any,
     overwrite: bool,
     as_json: bool,
 ) -> None:
@@ -152,7 +155,7 @@ def fit(
     Kernels, length scales and ridge are learned; `cme-dask tune` keeps the trace of their search.
     """
     from cme_dask.chunked.sources import open_sample
-    from cme_dask.jobs.fitting import Compute, fit_and_save, plan_of_fit
+    from cme_dask.jobs.fitting import fit_and_save, plan_of_fit
     from cme_dask.jobs.schema import FitSection, checked
     from cme_dask.report import tables
 
@@ -172,7 +175,7 @@ def fit(
         "accuracy": accuracy,
         "sample_size": sample_size,
     }
-    section, compute = checked(FitSection, options, ""), Compute(scheduler, workers, memory_limit)
+    section = checked(FitSection, options, "")
 
     def open_rows() -> Any:
         sample = open_sample(store, x_columns=x, y_columns=y)
@@ -184,7 +187,10 @@ def fit(
         return
     if out is None:
         raise click.UsageError("Missing option '--out'.")
-    result = fit_and_save(open_rows, section, compute, out, overwrite)
+    result = fit_and_save(open_rows, section, compute, out, overwrite, kept)
+    if "shard" in result:
+        click.echo(json.dumps(result) if as_json else result["shard"])
+        return
     tables.show(result, tables.fit_tables(result), as_json)
 
 
@@ -262,6 +268,7 @@ def expect(
     show_default=True,
     help="Rows from which pivots are chosen.",
 )
+@checkpoint_options
 @compute_options
 @overwrite_option
 @json_option
@@ -274,9 +281,8 @@ def features(
     max_rank: int | None,
     basis: str,
     sample_size: int,
-    scheduler: str | None,
-    workers: int | None,
-    memory_limit: str | None,
+    kept: Any,
+    compute: Any,
     overwrite: bool,
     as_json: bool,
 ) -> None:
@@ -287,7 +293,6 @@ def features(
     """
     from cme_dask.estimators.cholesky import PivotedCholesky
     from cme_dask.jobs.features import fit_features
-    from cme_dask.jobs.fitting import Compute
     from cme_dask.kernels import Gaussian
     from cme_dask.report import tables
 
@@ -299,8 +304,7 @@ def features(
         basis=basis,
         sample_size=sample_size,
     )
-    compute = Compute(scheduler, workers, memory_limit)
-    result = fit_features(estimator, store, x, compute, out, overwrite)
+    result = fit_features(estimator, store, x, compute, out, overwrite, kept)
     tables.show(result, tables.feature_fit_tables(result), as_json)
 
 
@@ -330,9 +334,7 @@ def transform(
     out: Path,
     chunk_rows: int | None,
     dtype: str,
-    scheduler: str | None,
-    workers: int | None,
-    memory_limit: str | None,
+    compute: Any,
     overwrite: bool,
     as_json: bool,
 ) -> None:
@@ -342,7 +344,6 @@ def transform(
     reads a sample store can be fitted on it. Rows stream through in one pass.
     """
     from cme_dask.jobs.features import transform_store
-    from cme_dask.jobs.fitting import Compute
     from cme_dask.report import tables
 
     result = transform_store(
@@ -351,7 +352,7 @@ def transform(
         out,
         chunk_rows=chunk_rows,
         dtype=dtype,
-        compute=Compute(scheduler, workers, memory_limit),
+        compute=compute,
         overwrite=overwrite,
     )
     tables.show(result, tables.transform_tables(result), as_json)

@@ -1,6 +1,7 @@
 """The command that asks conditional laws: at points, for a CSV file, or for a whole store."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -66,9 +67,7 @@ def predict(
     events: tuple[str, ...],
     reverse: bool,
     chunk_rows: int | None,
-    scheduler: str | None,
-    workers: int | None,
-    memory_limit: str | None,
+    compute: Any,
     overwrite: bool,
     as_json: bool,
 ) -> None:
@@ -91,9 +90,6 @@ def predict(
     if store is not None:
         if out is None:
             raise click.UsageError("Missing option '--out': the answers of a STORE are written.")
-        from cme_dask.jobs.fitting import Compute
-
-        compute = Compute(scheduler, workers, memory_limit)
         result = job.predict_store(
             query, model, store, out, chunk_rows=chunk_rows, compute=compute, overwrite=overwrite
         )

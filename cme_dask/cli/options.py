@@ -1,11 +1,13 @@
 """Options that several commands share."""
 
+import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from cme_dask.cli.types import count
+from cme_dask.cli.types import count, output, share
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -41,9 +43,52 @@ hold_out_option = click.option(
 )
 
 
-def compute_options(command: Command) -> Command:
-    """Where to run."""
+def log_option(command: Command) -> Callable[..., Any]:
+    """A file that takes what happens, for as long as the command runs."""
+
+    @click.option(
+        "--log",
+        type=output,
+        metavar="FILE",
+        help="Append what happens to FILE, a line of JSON each: passes, pivots, retries.",
+    )
+    @functools.wraps(command)
+    def logged(*arguments: Any, log: Path | None, **options: Any) -> Any:
+        from cme_dask.report.logs import logging_to
+
+        with logging_to(log):
+            return command(*arguments, **options)
+
+    return logged
+
+
+def compute_options(command: Command) -> Callable[..., Any]:
+    """Where to run, as the ``compute`` of the command, and what is told of it."""
+
+    @functools.wraps(command)
+    def computing(
+        *arguments: Any,
+        scheduler: str | None,
+        workers: int | None,
+        memory_limit: str | None,
+        report: Path | None,
+        **options: Any,
+    ) -> Any:
+        from cme_dask.jobs.compute import Compute
+
+        overwrite = bool(options.get("overwrite"))
+        compute = Compute(scheduler, workers, memory_limit, report, overwrite)
+        return command(*arguments, compute=compute, **options)
+
+    wrapped = log_option(computing)
     for option in (
+        click.option(
+            "--report",
+            type=output,
+            metavar="DIR",
+            help="Folder that tells of the run, if it ends well: passes, memory over time, and of "
+            "a cluster Dask's performance report.",
+        ),
         click.option(
             "--memory-limit",
             metavar="BYTES",
@@ -58,9 +103,48 @@ def compute_options(command: Command) -> Command:
         click.option(
             "--scheduler",
             metavar="NAME|ADDRESS",
-            help="threads, processes, synchronous, or a cluster's tcp://HOST:PORT.  "
+            help="threads, processes, synchronous, or a cluster's tcp://HOST:PORT or tls://...  "
             "[default: threads]",
         ),
     ):
-        command = option(command)
-    return command
+        wrapped = option(wrapped)
+    return wrapped
+
+
+def checkpoint_options(command: Command) -> Callable[..., Any]:
+    """Where the run is kept while it goes on, as the ``kept`` of the command."""
+
+    @functools.wraps(command)
+    def keeping(
+        *arguments: Any,
+        checkpoint: Path | None,
+        resume: bool,
+        shard: tuple[int, int] | None,
+        **options: Any,
+    ) -> Any:
+        from cme_dask.jobs.kept import Kept
+
+        return command(*arguments, kept=Kept(checkpoint, resume, shard), **options)
+
+    wrapped: Callable[..., Any] = keeping
+    for option in (
+        click.option(
+            "--shard",
+            type=share,
+            metavar="I/K",
+            help="Do only the I-th (from 1) of K shares into the checkpoint; without --shard the "
+            "same command then adds them up.",
+        ),
+        click.option(
+            "--resume", is_flag=True, help="Go on with the run that lies in --checkpoint."
+        ),
+        click.option(
+            "--checkpoint",
+            type=output,
+            metavar="DIR",
+            help="Folder, seen by all workers, in which what is done is kept until the output is "
+            "there.",
+        ),
+    ):
+        wrapped = option(wrapped)
+    return wrapped

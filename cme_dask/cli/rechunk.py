@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from cme_dask.cli.options import examples, json_option, overwrite_option
+from cme_dask.cli.options import examples, json_option, log_option, overwrite_option
 from cme_dask.cli.root import cli
 from cme_dask.cli.types import SEED, columns, option, output, size
 
@@ -50,6 +50,7 @@ from cme_dask.cli.types import SEED, columns, option, output, size
     multiple=True,
     help="Option of the URL's file system, text or JSON; repeatable.",
 )
+@log_option
 @overwrite_option
 @json_option
 def rechunk(

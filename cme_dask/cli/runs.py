@@ -1,6 +1,7 @@
 """Commands that run whole jobs, the demo and the bench."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -44,9 +45,7 @@ def run(
     data: Path | None,
     out: Path | None,
     changes: tuple[str, ...],
-    scheduler: str | None,
-    workers: int | None,
-    memory_limit: str | None,
+    compute: Any,
     overwrite: bool,
     as_json: bool,
 ) -> None:
@@ -54,7 +53,6 @@ def run(
 
     Two jobs come with cme_dask and run by name: air_quality and normal3.
     """
-    from cme_dask.jobs.fitting import Compute
     from cme_dask.jobs.runner import job_tables, run_job
     from cme_dask.jobs.schema import read_job
     from cme_dask.report import tables
@@ -66,7 +64,9 @@ def run(
             from cme_dask.bench.study import StudyOptions, run_study, study_tables
 
             study = asked.study
-            options = StudyOptions(tuple(study.scenarios), tuple(study.rows), study.seeds, workers)
+            options = StudyOptions(
+                tuple(study.scenarios), tuple(study.rows), study.seeds, compute.workers
+            )
             result = run_study(options, folder, overwrite=overwrite, progress=progress)
             tables.show(result, study_tables(result), as_json)
             return
@@ -79,7 +79,7 @@ def run(
 
             wanted = asked.classification
             choices = ClassificationOptions(
-                tuple(wanted.scenarios), tuple(wanted.rows), wanted.seeds, workers
+                tuple(wanted.scenarios), tuple(wanted.rows), wanted.seeds, compute.workers
             )
             result = run_classification(choices, folder, overwrite=overwrite, progress=progress)
             tables.show(result, classification_tables(result), as_json)
@@ -88,7 +88,7 @@ def run(
             asked,
             data or job.parent,
             folder,
-            compute=Compute(scheduler, workers, memory_limit),
+            compute=compute,
             overwrite=overwrite,
             progress=progress,
         )
@@ -121,21 +121,16 @@ def demo(
     rows: int,
     out: Path,
     picture: Path | None,
-    scheduler: str | None,
-    workers: int | None,
-    memory_limit: str | None,
+    compute: Any,
     as_json: bool,
 ) -> None:
     """Fit ten million rows of a known law and compare with the truth."""
     from cme_dask.jobs.demo import demo_tables, run_demo
-    from cme_dask.jobs.fitting import Compute
     from cme_dask.report import tables
     from cme_dask.report.progress import ProgressLines
 
     with ProgressLines() as progress:
-        result = run_demo(
-            rows, out, picture, compute=Compute(scheduler, workers, memory_limit), progress=progress
-        )
+        result = run_demo(rows, out, picture, compute=compute, progress=progress)
     tables.show(result, demo_tables(result), as_json)
 
 
@@ -171,6 +166,12 @@ def demo(
     metavar="PATH",
     help="Folder for bench.json and bench.png; stores lie there meanwhile.  [default: none]",
 )
+@click.option(
+    "--dir",
+    "stores",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="Folder for the store of the case large, which is kept and used again.",
+)
 @overwrite_option
 @json_option
 def bench(
@@ -182,6 +183,7 @@ def bench(
     repeats: int | None,
     workers: int | None,
     out: Path | None,
+    stores: Path | None,
     overwrite: bool,
     as_json: bool,
 ) -> None:
@@ -192,14 +194,16 @@ def bench(
     features and ridge regression), sweep (one thing changed at a time), programs (certified
     programs: closed form, Clarabel, OSQP), ingest (a CSV file into a store, and pyarrow's read
     of it), tuning (a fit that learns its kernels), queries (a saved model's expectations and
-    quantiles). Each measurement runs in a fresh process, rivals in turns.
+    quantiles), cluster (workers beside threads, beside independent processes, and on a slow
+    network), large (rows 20 times larger than the workers' memory). Each measurement runs in a
+    fresh process, rivals in turns.
     """
     from cme_dask.bench.run import Options, run_bench
     from cme_dask.bench.tables import bench_tables
     from cme_dask.report import tables
     from cme_dask.report.progress import ProgressLines
 
-    options = Options(cases, full, rows, ranks, tols, repeats, workers)
+    options = Options(cases, full, rows, ranks, tols, repeats, workers, stores)
     with ProgressLines() as progress:
         result = run_bench(options, out, overwrite=overwrite, progress=progress)
     tables.show(result, bench_tables(result), as_json)

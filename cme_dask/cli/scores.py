@@ -1,5 +1,7 @@
 """The command that tells how good a model is on rows it has not seen."""
 
+from typing import Any
+
 import click
 
 from cme_dask.cli.options import (
@@ -44,9 +46,7 @@ def score(
     functions: tuple[str, ...],
     crps: bool,
     coverage: bool,
-    scheduler: str | None,
-    workers: int | None,
-    memory_limit: str | None,
+    compute: Any,
     as_json: bool,
 ) -> None:
     """Score MODEL on rows of STORE in one pass: R^2 of means, Brier skill of probabilities.
@@ -54,7 +54,6 @@ def score(
     Without --hold-out these are the rows that the fit held out; of a fit on all rows, all rows.
     Standard errors come from blocks of rows that --fold-by keeps together.
     """
-    from cme_dask.jobs.fitting import Compute
     from cme_dask.jobs.scoring import score_model
     from cme_dask.report import scores, tables
 
@@ -66,6 +65,6 @@ def score(
         fold_by=fold_by,
         crps=crps,
         coverage=coverage,
-        compute=Compute(scheduler, workers, memory_limit),
+        compute=compute,
     )
     tables.show(result, scores.score_tables(result), as_json)

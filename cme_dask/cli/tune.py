@@ -86,9 +86,7 @@ def tune(
     reg: Any,
     fold_by: str | None,
     hold_out: float | None,
-    scheduler: str | None,
-    workers: int | None,
-    memory_limit: str | None,
+    compute: Any,
     overwrite: bool,
     as_json: bool,
 ) -> None:
@@ -98,7 +96,6 @@ def tune(
     rows in one pass, and their density ratios are averaged.
     """
     from cme_dask.chunked.sources import open_sample
-    from cme_dask.jobs.fitting import Compute
     from cme_dask.jobs.schema import FitSection, checked
     from cme_dask.jobs.tuning import tune as run
     from cme_dask.report import tables
@@ -119,7 +116,7 @@ def tune(
             "finalists": averaged + 1,
         },
     }
-    section, compute = checked(FitSection, options, ""), Compute(scheduler, workers, memory_limit)
+    section = checked(FitSection, options, "")
 
     def open_rows() -> Any:
         sample = open_sample(store, x_columns=x, y_columns=y)

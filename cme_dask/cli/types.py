@@ -142,3 +142,11 @@ def output(value: str | Path) -> Path:
 def counts(value: str) -> tuple[int, ...]:
     """Counts, separated by commas."""
     return tuple(count(part) for part in value.split(","))
+
+
+def share(value: str) -> tuple[int, int]:
+    """The number of a share, counted from 0, and how many there are, from I/K counted from 1."""
+    match = re.fullmatch(r"(\d+)/(\d+)", str(value).strip())
+    if not match or not 1 <= int(match[1]) <= int(match[2]):
+        raise click.BadParameter(f"{value!r} does not read I/K with I from 1 to K, such as 3/10")
+    return int(match[1]) - 1, int(match[2])

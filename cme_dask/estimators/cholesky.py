@@ -1,5 +1,6 @@
 """``PivotedCholesky``: low-rank kernel features for anyone's kernel PCA, ridge or clustering."""
 
+import os
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Self
@@ -16,6 +17,8 @@ from cme_dask.defaults import SAMPLE_SIZE, TOL
 from cme_dask.errors import DataError
 from cme_dask.estimators.arithmetic import check_accuracy, settle_arithmetic, trial_rows
 from cme_dask.estimators.features import FittedFeatures, x_alone
+from cme_dask.estimators.growing_moments import GrowingFeatures
+from cme_dask.estimators.keeping import kept_fit
 from cme_dask.estimators.pivoting import PivotChoice, PivotRule
 from cme_dask.estimators.planning import FitPlan, Preparation, plan_fit, prepare
 from cme_dask.estimators.recipe import (
@@ -31,9 +34,11 @@ from cme_dask.numerics.basis import LinearBasis, NewtonBasis, eigenbasis
 from cme_dask.numerics.guard import Arithmetic, SpectrumChange
 from cme_dask.numerics.means import MeanMoments
 from cme_dask.numerics.moments import MomentSpec
+from cme_dask.storage.priority import RowSample
+from cme_dask.storage.sample import Sample
 
 
-class PivotedCholesky(FittedFeatures, BaseEstimator):  # type: ignore[misc]
+class PivotedCholesky(GrowingFeatures, FittedFeatures, BaseEstimator):  # type: ignore[misc]
     """Low-rank kernel features by pivoted Cholesky, K ~ L L^T, from data of any size.
 
     Row i of L is N(x_i), the Newton basis at x_i (joint paper, section 5): inner products of
@@ -121,6 +126,7 @@ class PivotedCholesky(FittedFeatures, BaseEstimator):  # type: ignore[misc]
         workers: int | None = None,
         memory_limit: str | int | None = None,
         progress: Progress | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
     ) -> Self:
         """Choose pivots, and measure them in a pass over the rows.
 
@@ -130,32 +136,40 @@ class PivotedCholesky(FittedFeatures, BaseEstimator):  # type: ignore[misc]
             Rows, shape (n, d), as in :meth:`JointDistribution.fit`; of a sample store, its x.
         y
             Ignored.
-        weights, scheduler, workers, memory_limit, progress
+        weights, scheduler, workers, memory_limit, progress, checkpoint
             As in :meth:`JointDistribution.fit`.
         """
-        ready = self._prepare(X, weights, scheduler, workers, memory_limit, progress)
-        choice, sample = ready.choice, ready.choice.sample
-        bases, in_rounds = choice.bases(ready.kernels)
-        mean = self._measure(choice, bases)
-        more, topping_up = choice.topped_up(bases, mean.trace_error)
-        if more is not None:
-            bases = more
+        sample = self._opened(X, weights)
+        with kept_fit(self, sample, {}, checkpoint) as kept:
+            executor = Executor.resolve(scheduler, workers, kept)
+            ready = self._prepare(sample, MemoryBudget.of(executor, memory_limit), progress)
+            choice = ready.choice
+            bases, in_rounds = choice.bases(ready.kernels)
             mean = self._measure(choice, bases)
-        (newton,) = bases
+            more, topping_up = choice.topped_up(bases, mean.trace_error)
+            if more is not None:
+                bases = more
+                mean = self._measure(choice, bases)
+        passes = ready.passes + in_rounds + 1 + topping_up + (more is not None)
+        self._model_of(sample, mean, passes)
+        if isinstance(self.pivots, str):
+            missed = choice.may_miss(0)
+            warn_of_error("X", self.basis_.rank, self.trace_error_, self.tol, self.max_rank, missed)
+        return self
+
+    def _model_of(self, sample: Sample, mean: MeanMoments, passes: int) -> None:
+        """From moments to the model."""
+        (side,) = self._sides
         with one_blas_thread():
-            spectral = LinearBasis(newton, *eigenbasis(mean.gram[0]))
+            spectral = LinearBasis(side.basis, *eigenbasis(mean.gram[0]))
         fit = {
-            "rows": self.report_.rows,
-            "passes": ready.passes + in_rounds + 1 + topping_up + (more is not None),
+            "rows": self._moments.n_rows,
+            "passes": passes,
             "tol": float(self.tol),
             "trace_error": float(mean.trace_error[0]),
             "location": sample.location,
         }
         self._adopt(FeatureModel(sample.columns[0], spectral, self.basis, fit))
-        if isinstance(self.pivots, str):
-            missed = choice.may_miss(0)
-            warn_of_error("X", newton.rank, self.trace_error_, self.tol, self.max_rank, missed)
-        return self
 
     def plan(
         self,
@@ -174,33 +188,31 @@ class PivotedCholesky(FittedFeatures, BaseEstimator):  # type: ignore[misc]
         X, weights, scheduler, workers, memory_limit, progress
             As in :meth:`fit`.
         """
-        ready = self._prepare(X, weights, scheduler, workers, memory_limit, progress)
+        budget = MemoryBudget.of(Executor.resolve(scheduler, workers), memory_limit)
+        ready = self._prepare(self._opened(X, weights), budget, progress)
         return plan_fit(ready, partial(self._specify, ready.choice))
 
-    def _prepare(
-        self,
-        X: Any,
-        weights: Any,
-        scheduler: Scheduler,
-        workers: int | None,
-        memory_limit: str | int | None,
-        progress: Progress | None,
-    ) -> Preparation:
-        """The parameters checked, the row sample read."""
+    def _opened(self, X: Any, weights: Any) -> Sample:
+        """The rows of x, for parameters that have been checked."""
         check_parameters(self.tol, self.max_rank, 1, self.sample_size, self.random_state)
         self._accuracy(1)
         if self.basis not in BASES:
             raise DataError(f"basis must be one of {', '.join(BASES)}, got {self.basis!r}")
-        rule = PivotRule(self.tol, self.max_rank, self.span, self.random_state or 0)
+        return x_alone(open_sample(X, weights=weights))
+
+    def _prepare(
+        self, sample: Sample, budget: MemoryBudget, progress: Progress | None
+    ) -> Preparation:
+        """The row sample read."""
         return prepare(
-            x_alone(open_sample(X, weights=weights)),
+            sample,
             {"kernel": self.kernel},
             ("X",),
             (self.pivots,),
-            rule,
+            PivotRule(self.tol, self.max_rank, self.span, self.random_state or 0),
             n_folds=1,
             sample_size=self.sample_size,
-            budget=MemoryBudget.of(Executor.resolve(scheduler, workers), memory_limit),
+            budget=budget,
             progress=progress,
         )
 
@@ -210,10 +222,13 @@ class PivotedCholesky(FittedFeatures, BaseEstimator):  # type: ignore[misc]
         """The moments of the basis, with the arithmetic that the accuracy allows."""
         sample, rows = choice.sample, choice.rows
         spec = MomentSpec((make_side(bases[0], sample.columns[0], None, rows, 0),))
-        trial = trial_rows(rows, spec.ranks)
-        accuracy = self._accuracy(sample.n_rows)
-        change = SpectrumChange(self.tol, accuracy)
-        return settle_arithmetic(spec, trial, sample.n_rows, accuracy, change)
+        return self._settled(spec, rows, sample.n_rows)
+
+    def _settled(
+        self, spec: MomentSpec, rows: RowSample, n_rows: int
+    ) -> tuple[MomentSpec, Arithmetic]:
+        trial, accuracy = trial_rows(rows, spec.ranks), self._accuracy(n_rows)
+        return settle_arithmetic(spec, trial, n_rows, accuracy, SpectrumChange(self.tol, accuracy))
 
     def _accuracy(self, n_rows: int) -> float:
         """The accuracy that was asked for, or a tenth of an eigenvalue's sampling error."""
@@ -228,4 +243,5 @@ class PivotedCholesky(FittedFeatures, BaseEstimator):  # type: ignore[misc]
             choice.sample, [spec], choice.budget, choice.progress, choice.sample_rows
         )
         self.report_ = choice.covering(report, spec.ranks)
+        self._sides, self._moments = spec.sides, moments
         return MeanMoments.of(moments.total(), spec.sides)

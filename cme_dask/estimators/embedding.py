@@ -16,9 +16,11 @@ from cme_dask.chunked.sources import open_sample
 from cme_dask.defaults import ACCURACY, N_FOLDS, SAMPLE_SIZE, TOL
 from cme_dask.errors import DataError
 from cme_dask.estimators.arithmetic import check_accuracy, settle_arithmetic, trial_rows
+from cme_dask.estimators.growing_moments import GrowingEmbedding
+from cme_dask.estimators.keeping import kept_fit
 from cme_dask.estimators.pivoting import PivotRule, pair_of_pivots
 from cme_dask.estimators.planning import FitPlan, Preparation, plan_fit, prepare
-from cme_dask.estimators.predictors import MeanRegressor, names_of, weights_of
+from cme_dask.estimators.predictors import names_of, weights_of
 from cme_dask.estimators.recipe import (
     FittedBasis,
     NotFitted,
@@ -52,13 +54,14 @@ from cme_dask.numerics.guard import Arithmetic
 from cme_dask.numerics.means import MeanMoments
 from cme_dask.numerics.moments import Function, Moments, MomentSpec, Side
 from cme_dask.numerics.validation import Replicates
+from cme_dask.storage.priority import RowSample
 from cme_dask.storage.sample import Sample
 
 Array = Any
 CRITERIA = tuple(LOSSES)
 
 
-class ConditionalMeanEmbedding(MeanRegressor, BaseEstimator):  # type: ignore[misc]
+class ConditionalMeanEmbedding(GrowingEmbedding, BaseEstimator):  # type: ignore[misc]
     r"""Conditional mean embedding of Y given X (joint paper, (42)).
 
     .. math:: \mathrm E[f(Y) | x] = \psi_X(x)^T (\mathrm{diag}(\lambda_X) + r)^{-1}
@@ -161,12 +164,13 @@ class ConditionalMeanEmbedding(MeanRegressor, BaseEstimator):  # type: ignore[mi
         workers: int | None = None,
         memory_limit: str | int | None = None,
         progress: Progress | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
     ) -> Self:
         """Fit in one pass over the rows.
 
         Parameters
         ----------
-        X, Y, weights, scheduler, workers, memory_limit, progress
+        X, Y, weights, scheduler, workers, memory_limit, progress, checkpoint
             As in :meth:`JointDistribution.fit`.
         sample_weight
             scikit-learn's name of ``weights``.
@@ -189,18 +193,20 @@ class ConditionalMeanEmbedding(MeanRegressor, BaseEstimator):  # type: ignore[mi
             If the trace error over all rows is above ``tol``.
         """
         sample = self._rows(X, Y, weights_of(weights, sample_weight))
-        ready = self._prepare(sample, functions, scheduler, workers, memory_limit, progress)
-        choice = ready.choice
-        bases, in_rounds = choice.bases(ready.kernels)
-        sides, moments = self._measure(ready, bases, functions)
-        errors = MeanMoments.of(moments.total(), sides).trace_error
-        more, topping_up = choice.topped_up(bases, errors)
-        if more is not None:
-            sides, moments = self._measure(ready, more, functions)
+        with kept_fit(self, sample, {"functions": functions}, checkpoint) as kept:
+            executor = Executor.resolve(scheduler, workers, kept)
+            budget = MemoryBudget.of(executor, memory_limit)
+            ready = self._prepare(sample, functions, budget, progress)
+            choice = ready.choice
+            bases, in_rounds = choice.bases(ready.kernels)
+            sides, moments = self._measure(ready, bases, functions)
+            errors = MeanMoments.of(moments.total(), sides).trace_error
+            more, topping_up = choice.topped_up(bases, errors)
+            if more is not None:
+                sides, moments = self._measure(ready, more, functions)
         self.n_passes_ = ready.passes + in_rounds + 1 + topping_up + (more is not None)
         with one_blas_thread():
             self._solve(sample, sides, moments)
-        self.moments_ = moments
         for i, basis in enumerate((self.basis_x_, self.basis_y_)):
             if isinstance(choice.wanted[i], str) and self.max_rank is not None:
                 missed = choice.may_miss(i)
@@ -230,7 +236,8 @@ class ConditionalMeanEmbedding(MeanRegressor, BaseEstimator):  # type: ignore[mi
             As in :meth:`fit`.
         """
         sample = self._rows(X, Y, weights)
-        ready = self._prepare(sample, functions, scheduler, workers, memory_limit, progress)
+        budget = MemoryBudget.of(Executor.resolve(scheduler, workers), memory_limit)
+        ready = self._prepare(sample, functions, budget, progress)
         seconds = 0.0 if self.search_ is None else self.search_.seconds
         return plan_fit(
             ready,
@@ -265,9 +272,7 @@ class ConditionalMeanEmbedding(MeanRegressor, BaseEstimator):  # type: ignore[mi
         self,
         sample: Sample,
         functions: Mapping[str, Function] | None,
-        scheduler: Scheduler,
-        workers: int | None,
-        memory_limit: str | int | None,
+        budget: MemoryBudget,
         progress: Progress | None,
     ) -> Preparation:
         """The row sample read, the kernel learned if none was given."""
@@ -280,7 +285,7 @@ class ConditionalMeanEmbedding(MeanRegressor, BaseEstimator):  # type: ignore[mi
             PivotRule(self.tol, most, self.span, self.random_state or 0),
             n_folds=self.n_folds,
             sample_size=self.sample_size,
-            budget=MemoryBudget.of(Executor.resolve(scheduler, workers), memory_limit),
+            budget=budget,
             progress=progress,
         )
         self.search_ = None
@@ -331,10 +336,15 @@ class ConditionalMeanEmbedding(MeanRegressor, BaseEstimator):  # type: ignore[mi
         x = make_side(bases[0], sample.columns[0], None, rows, 0)
         y = make_side(bases[1], sample.columns[1], self._declared(functions), rows, 1)
         spec = MomentSpec((x, y), choice.n_folds)
+        return self._settled(spec, rows, sample.n_rows)
+
+    def _settled(
+        self, spec: MomentSpec, rows: RowSample, n_rows: int
+    ) -> tuple[MomentSpec, Arithmetic]:
         trial = trial_rows(rows, spec.ranks)
         # The smaller the ridge, the more the answers tell.
-        change = EmbeddingChange(x.basis(trial.parts[0]), float(self._regs.min()))
-        return settle_arithmetic(spec, trial, sample.n_rows, float(self.accuracy), change)
+        change = EmbeddingChange(spec.sides[0].basis(trial.parts[0]), float(self._regs.min()))
+        return settle_arithmetic(spec, trial, n_rows, float(self.accuracy), change)
 
     def _measure(
         self,
@@ -355,6 +365,7 @@ class ConditionalMeanEmbedding(MeanRegressor, BaseEstimator):  # type: ignore[mi
 
     def _solve(self, sample: Sample, sides: tuple[Side, Side], moments: Moments) -> None:
         """From moments to the model."""
+        self._sides, self._moments, self.moments_ = sides, moments, moments
         regs = self._regs
         self.losses_ = np.empty((0, 2))
         self.reg_ = float(regs[0])

@@ -17,10 +17,12 @@ from cme_dask.constraints import Constraint, Coupling, parse
 from cme_dask.defaults import ACCURACY, COUPLING_REG, N_FOLDS, REG, SAMPLE_SIZE, TOL
 from cme_dask.errors import DataError
 from cme_dask.estimators.arithmetic import check_accuracy
-from cme_dask.estimators.joint_fit import Functions, JointFit
+from cme_dask.estimators.growing import GrowingJoint
+from cme_dask.estimators.joint_fit import Fitted, Functions, JointFit
+from cme_dask.estimators.keeping import kept_fit
 from cme_dask.estimators.pivoting import PivotRule, pair_of_pivots
 from cme_dask.estimators.planning import FitPlan, Preparation, prepare
-from cme_dask.estimators.predictors import MeanRegressor, names_of, weights_of
+from cme_dask.estimators.predictors import names_of, weights_of
 from cme_dask.estimators.recipe import (
     NotFitted,
     Progress,
@@ -44,7 +46,7 @@ from cme_dask.storage.sample import Sample
 Array = Any
 
 
-class JointDistribution(MeanRegressor, BaseEstimator):  # type: ignore[misc]
+class JointDistribution(GrowingJoint, BaseEstimator):  # type: ignore[misc]
     r"""Joint distribution of X and Y relative to the product of its marginals.
 
     Estimates :math:`g = dP / d(P_X \otimes P_Y) = 1 + \psi_Y(y)^T H \psi_X(x)` in the span of m_X
@@ -205,6 +207,8 @@ class JointDistribution(MeanRegressor, BaseEstimator):  # type: ignore[misc]
         workers: int | None = None,
         memory_limit: str | int | None = None,
         progress: Progress | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        shard: tuple[int, int] | None = None,
     ) -> Self:
         """Fit in one pass over the rows.
 
@@ -229,17 +233,27 @@ class JointDistribution(MeanRegressor, BaseEstimator):  # type: ignore[misc]
             Bytes ("2GB") that this process, or each worker of a cluster, may use.
         progress
             Called with ``TuningProgress``, ``PivotProgress`` and ``PassProgress`` as it goes on.
+        checkpoint
+            Folder, on a filesystem that all workers share, in which the sums of the strips that are
+            done are kept. A fit that was interrupted goes on from there when it is called again
+            with the same rows, parameters and functions, and ends with the same bits.
+        shard
+            (i, k): do the i-th (from 0) of k shares of the pass into the ``checkpoint``, and no
+            more. Shards may run anywhere, at any time; a fit without ``shard`` adds them up.
 
         Raises
         ------
         DataError
             On unusable rows, columns, weights or parameters.
         StoreError
-            On damaged stores.
+            On damaged stores, or a checkpoint of another fit; the message names what differs.
         ResourceError
-            If memory would not suffice; nothing has been read then but the row sample.
+            If memory would not suffice (nothing has been read then but the row sample), or the
+            cluster is lost.
         ConvergenceError
             If a solver misses its tolerance.
+        ShardDone
+            When a shard has done its share.
 
         Warns
         -----
@@ -248,12 +262,22 @@ class JointDistribution(MeanRegressor, BaseEstimator):  # type: ignore[misc]
         ConvergenceWarning
             If a solver misses its tolerance and ``convergence`` is ``"warn"``.
         """
-        weights = weights_of(weights, sample_weight)
-        ready = self._prepare(X, Y, weights, scheduler, workers, memory_limit, progress)
-        steps = self._steps(ready, (functions_x, functions))
-        found = with_residual(steps, steps.run())
-        self.search_, self.members_ = steps.found, found.members
+        sample = self._opened(X, Y, weights_of(weights, sample_weight))
+        given = {"functions": functions, "functions_x": functions_x}
+        with kept_fit(self, sample, given, checkpoint, shard) as kept:
+            executor = Executor.resolve(scheduler, workers, kept)
+            ready = self._prepare(sample, MemoryBudget.of(executor, memory_limit), progress)
+            steps = self._steps(ready, (functions_x, functions))
+            found = with_residual(steps, steps.run())
+        self.search_ = steps.found
+        self._become(found)
+        self._adopt(X, Y, sample)
+        return self
+
+    def _become(self, found: Fitted) -> None:
+        """Take what a fit found."""
         self.model_, self.coef_ = found.model, found.model.coef
+        self.members_ = found.members
         self.basis_x_, self.basis_y_ = found.bases
         self.solution_, self.replicates_ = found.solution, found.replicates
         self.moments_, self.sides_ = found.moments, found.sides
@@ -262,9 +286,7 @@ class JointDistribution(MeanRegressor, BaseEstimator):  # type: ignore[misc]
             found.arithmetic,
             found.report,
         )
-        self._functions = tuple(side.functions for side in found.sides)
-        self._adopt(X, Y, ready.choice.sample)
-        return self
+        self._functions = (found.sides[0].functions, found.sides[1].functions)
 
     def plan(
         self,
@@ -298,39 +320,38 @@ class JointDistribution(MeanRegressor, BaseEstimator):  # type: ignore[misc]
         DataError, StoreError, ResourceError
             As :meth:`fit` would before its pass.
         """
-        ready = self._prepare(X, Y, weights, scheduler, workers, memory_limit, progress)
+        sample = self._opened(X, Y, weights)
+        budget = MemoryBudget.of(Executor.resolve(scheduler, workers), memory_limit)
+        ready = self._prepare(sample, budget, progress)
         return self._steps(ready, (functions_x, functions)).plan()
 
-    def _prepare(
-        self,
-        X: Any,
-        Y: Any,
-        weights: Any,
-        scheduler: Scheduler,
-        workers: int | None,
-        memory_limit: str | int | None,
-        progress: Progress | None,
-    ) -> Preparation:
-        """The parameters checked, the row sample read."""
+    def _opened(self, X: Any, Y: Any, weights: Any) -> Sample:
+        """The rows, for parameters that have been checked."""
         check_parameters(self.tol, self.max_rank, self.n_folds, self.sample_size, self.random_state)
         check_integer("support_size", self.support_size, 0)
         check_accuracy(self.accuracy)
         if self.tuning is not None and not isinstance(self.tuning, Tuning):
             raise DataError(f"tuning must be a cme_dask.Tuning, got {self.tuning!r}")
-        pivots = pair_of_pivots(self.pivots)
-        rule = PivotRule(self.tol, self._most(), self.span, self.random_state or 0)
+        pair_of_pivots(self.pivots)
         sample = self._open(X, Y, weights)
         if len(sample.sources) != 2:
             raise DataError("a joint distribution needs rows of x and of y: give Y, or a store")
+        return sample
+
+    def _prepare(
+        self, sample: Sample, budget: MemoryBudget, progress: Progress | None
+    ) -> Preparation:
+        """The row sample read."""
+        rule = PivotRule(self.tol, self._most(), self.span, self.random_state or 0)
         return prepare(
             sample,
             {"kernel_x": self.kernel_x, "kernel_y": self.kernel_y},
             ("x", "y"),
-            pivots,
+            pair_of_pivots(self.pivots),
             rule,
             n_folds=self.n_folds,
             sample_size=self.sample_size,
-            budget=MemoryBudget.of(Executor.resolve(scheduler, workers), memory_limit),
+            budget=budget,
             progress=progress,
         )
 

@@ -9,8 +9,6 @@ from cme_dask.chunked.blas import one_blas_thread
 from cme_dask.chunked.memory import MemoryPlan
 from cme_dask.chunked.passes import PassReport
 from cme_dask.constraints import Coupling
-from cme_dask.estimators.arithmetic import settle_arithmetic, trial_rows
-from cme_dask.estimators.assembly import Part, assemble
 from cme_dask.estimators.landmarks import partitions
 from cme_dask.estimators.planning import FitPlan, Preparation, plan_fit
 from cme_dask.estimators.recipe import (
@@ -25,11 +23,12 @@ from cme_dask.estimators.tuned import Member, describe_search, tuned_members
 from cme_dask.kernels import Coordinates, Warped
 from cme_dask.learning.candidates import Search, Tuning
 from cme_dask.learning.support import cell_spec
+from cme_dask.models.assembly import Part, assemble
 from cme_dask.models.joint import JointModel
 from cme_dask.numerics.basis import Basis, LinearBasis, eigenbasis
 from cme_dask.numerics.cell_sums import CellSpec, CellSums
 from cme_dask.numerics.cells import Cells
-from cme_dask.numerics.guard import SAFE, Arithmetic, JointChange
+from cme_dask.numerics.guard import Arithmetic
 from cme_dask.numerics.joint import JointSolution
 from cme_dask.numerics.means import MeanMoments
 from cme_dask.numerics.moments import Function, Moments, MomentSpec, Side
@@ -37,8 +36,11 @@ from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.problem import Regularization
 from cme_dask.numerics.thresholds import Mapped
 from cme_dask.numerics.validation import Replicates
+from cme_dask.storage.sample import Sample
 
 Array = Any
+_NEGATIVE_ROWS = 1024  # that tell the mass below zero
+
 Functions = tuple[Mapping[str, Function] | None, Mapping[str, Function] | None]
 """Declared functions of x and of y."""
 
@@ -155,20 +157,14 @@ class JointFit:
                 sides, moments, _, arithmetic, report = self._measure(more, ())
             passes = in_rounds + 1 + topping_up + (more is not None)
         with one_blas_thread():
-            solved = solving.solve(
+            part, more_passes = solving.solve(
                 moments, sides, choice.rows, choice.sample, choice.budget.executor
             )
-            passes += self.ready.passes + solved.passes
-            part = Part(sides, solved.mean, solved.solution, solved.replicates)
+            passes += self.ready.passes + more_passes
             about = self._about(solving.reg, passes, arithmetic, [])
             laws = _laws(cells, summed)
-            model = assemble([part], moments, laws, choice.rows, choice.sample, about)
-            x, y = (
-                FittedBasis(side.basis, LinearBasis(side.basis, *eigenbasis(gram)), error)
-                for side, gram, error in zip(
-                    sides, solved.mean.gram, part.trace_errors, strict=True
-                )
-            )
+            model = self._assembled([part], moments, laws, about)
+            x, y = fitted_bases(part)
         for i, basis in enumerate((x, y)):
             told = self.found is None and choice.sample.residuals is None
             if told and isinstance(choice.wanted[i], str):
@@ -177,8 +173,8 @@ class JointFit:
         return Fitted(
             model,
             (x, y),
-            solved.solution,
-            solved.replicates,
+            part.solution,
+            part.replicates,
             moments,
             sides,
             passes,
@@ -202,12 +198,10 @@ class JointFit:
             self.learn_reg,
         )
         best, passes = members[0], passes + self.ready.passes
-        model = assemble(
+        model = self._assembled(
             [member.part for member in members],
             best.moments,
             _laws(cells, summed),
-            choice.rows,
-            choice.sample,
             self._about(best.candidate.reg, passes, best.arithmetic, members),
         )
         residuals = choice.sample.residuals is not None  # whose bases are nobody's choice
@@ -235,6 +229,18 @@ class JointFit:
             members,
             _masses(summed),
         )
+
+    def _assembled(
+        self,
+        parts: Sequence[Part],
+        moments: Moments,
+        laws: Sequence[Cells],
+        about: dict[str, Any],
+    ) -> JointModel:
+        """The model, which also says whose rows it was fitted on."""
+        sample, few = self.ready.choice.sample, self.ready.choice.rows.prefix(_NEGATIVE_ROWS)
+        points = [(rows, few.importance) for rows in few.parts]
+        return assemble(parts, moments, laws, sample.columns, points, about | origin(sample))
 
     def _warn(self, variable: str, rank: int, error: float | None, *, missed: bool) -> None:
         warn_of_error(variable, rank, error, self.tol, self.max_rank, missed)
@@ -295,12 +301,8 @@ class JointFit:
         x = make_side(bases[0], sample.columns[0], self.functions[0], rows, 0)
         y = make_side(bases[1], sample.columns[1], self.functions[1], rows, 1, judges)
         spec = MomentSpec((x, y), choice.n_folds)
-        if isinstance(self.solving.constraint, Coupling):
-            return spec, SAFE  # nothing is solved for
-        trial = trial_rows(rows, spec.ranks)
-        solver = replace(self.solving, reg=reg).trial_solver(spec.sides, rows)
-        change = JointChange(spec, trial.parts, solver)
-        return settle_arithmetic(spec, trial, sample.n_rows, self.accuracy, change)
+        solving = replace(self.solving, reg=reg)
+        return solving.arithmetic(spec, rows, sample.n_rows, self.accuracy)
 
     def _measure(
         self, bases: Sequence[Basis], cells: Sequence[CellSpec]
@@ -313,6 +315,24 @@ class JointFit:
         )
         x, y = spec.sides
         return (x, y), moments, summed, arithmetic, choice.covering(report, spec.ranks)
+
+
+def fitted_bases(part: Part) -> tuple[FittedBasis, FittedBasis]:
+    """Bases of x and of y, with what the pass measured of them."""
+    x, y = (
+        FittedBasis(side.basis, LinearBasis(side.basis, *eigenbasis(gram)), error)
+        for side, gram, error in zip(part.sides, part.mean.gram, part.trace_errors, strict=True)
+    )
+    return x, y
+
+
+def origin(sample: Sample) -> dict[str, Any]:
+    """What a model says of the rows that it was fitted on."""
+    return {
+        "location": sample.location,
+        "fold_by": str(sample.folding),
+        "part": None if sample.part is None else sample.part.to_dict(),
+    }
 
 
 def _laws(cells: Sequence[CellSpec], summed: Sequence[CellSums]) -> tuple[Cells, ...]:

@@ -16,6 +16,7 @@ from cme_dask.chunked.memory import MemoryBudget
 from cme_dask.defaults import SAMPLE_SIZE, TOL
 from cme_dask.errors import ConvergenceError, ConvergenceWarning, DataError
 from cme_dask.estimators.features import x_alone
+from cme_dask.estimators.keeping import kept_fit
 from cme_dask.estimators.pivoting import PivotChoice, PivotRule
 from cme_dask.estimators.planning import prepare
 from cme_dask.estimators.predictors import LabelClassifier, learn_features, weights_of
@@ -39,6 +40,7 @@ from cme_dask.numerics.embedding import check_ridges
 from cme_dask.numerics.logistic import LogisticProblem
 from cme_dask.numerics.means import MeanMoments
 from cme_dask.numerics.moments import MomentSpec
+from cme_dask.storage.sample import Sample
 
 Array = Any
 
@@ -141,6 +143,7 @@ class KernelLogisticRegression(LabelClassifier, BaseEstimator):  # type: ignore[
         workers: int | None = None,
         memory_limit: str | int | None = None,
         progress: Progress | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
     ) -> Self:
         """Fit, with one pass over the rows for each gradient.
 
@@ -153,7 +156,7 @@ class KernelLogisticRegression(LabelClassifier, BaseEstimator):  # type: ignore[
             Labels, shape (n,): numbers, texts or booleans; NumPy, Dask, Zarr or pandas.
         weights, sample_weight
             Non-negative weights of the rows, by either name.
-        scheduler, workers, memory_limit, progress
+        scheduler, workers, memory_limit, progress, checkpoint
             As in :meth:`JointDistribution.fit`.
 
         Raises
@@ -170,8 +173,15 @@ class KernelLogisticRegression(LabelClassifier, BaseEstimator):  # type: ignore[
         """
         self._check()
         sample = self._open(X, y, weights_of(weights, sample_weight))
+        with kept_fit(self, sample, {}, checkpoint) as kept:
+            executor = Executor.resolve(scheduler, workers, kept)
+            self._fit(sample, MemoryBudget.of(executor, memory_limit), progress)
+        learn_features(self, X, sample.columns[0])
+        return self
+
+    def _fit(self, sample: Sample, budget: MemoryBudget, progress: Progress | None) -> None:
+        """The passes, and everything after them."""
         most = MAX_RANK if self.max_rank is None else self.max_rank
-        budget = MemoryBudget.of(Executor.resolve(scheduler, workers), memory_limit)
         ready = prepare(
             x_alone(sample),
             {"kernel": self.kernel},
@@ -226,8 +236,6 @@ class KernelLogisticRegression(LabelClassifier, BaseEstimator):  # type: ignore[
         )
         if isinstance(self.pivots, str) and self.max_rank is not None:
             warn_of_error("X", newton.rank, error, self.tol, self.max_rank, choice.may_miss(0))
-        learn_features(self, X, sample.columns[0])
-        return self
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write the fitted model to a folder, see :meth:`LogisticModel.save`."""

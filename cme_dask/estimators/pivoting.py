@@ -1,5 +1,6 @@
 """The step of a fit that chooses pivots: from the row sample, over all rows, or as given."""
 
+import logging
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,8 @@ from cme_dask.numerics.sampled import sampled_cholesky
 from cme_dask.storage.columns import Columns, check_finite
 from cme_dask.storage.priority import RowSample
 from cme_dask.storage.sample import Sample
+
+log = logging.getLogger("cme_dask.run")
 
 Array = Any
 
@@ -279,6 +282,8 @@ class PivotChoice:
         )
 
     def _tell(self, i: int, rank: int, residual: float) -> None:
+        told = {"event": "pivots", "variable": self.names[i], "rank": rank, "residual": residual}
+        log.info("pivots of %s: rank %d, residual %.2e", self.names[i], rank, residual, extra=told)
         if self.progress is not None:
             self.progress(PivotProgress(self.names[i], rank, residual, self.rule.tol))
 

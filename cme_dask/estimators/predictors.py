@@ -141,6 +141,10 @@ class LabelClassifier(ClassifierMixin):  # type: ignore[misc]
         sample, self.classes_ = labelled_sample(X, Y, weights)
         return sample
 
+    def _open_more(self, X: Any, Y: Any, weights: Any) -> Sample:
+        """The rows of a later call, with the codes that labels had in the first."""
+        return labelled_sample(X, Y, weights, self.classes_)[0]
+
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.target_tags.required = True
@@ -150,7 +154,9 @@ class LabelClassifier(ClassifierMixin):  # type: ignore[misc]
         return tags
 
 
-def labelled_sample(X: Any, y: Any, weights: Any) -> tuple[Sample, Array]:
+def labelled_sample(
+    X: Any, y: Any, weights: Any, known: Array | None = None
+) -> tuple[Sample, Array]:
     """Rows of x and codes of labels, and the labels in the order of the codes, shape (K,).
 
     Parameters
@@ -161,11 +167,13 @@ def labelled_sample(X: Any, y: Any, weights: Any) -> tuple[Sample, Array]:
         Labels, shape (n,): numbers, texts or booleans, in an array, Dask array or pandas Series.
     weights
         Of the rows.
+    known
+        Labels of earlier rows, if there are some: these have no others.
 
     Raises
     ------
     DataError
-        If labels are missing, continuous, or all the same.
+        If labels are missing, continuous, unknown, or all the same.
     """
     if y is None:
         return _stored_labels(open_sample(X, weights=weights))
@@ -179,6 +187,8 @@ def labelled_sample(X: Any, y: Any, weights: Any) -> tuple[Sample, Array]:
         check_classification_targets(y)
         classes, codes = np.unique(y, return_inverse=True)
         codes = codes.astype(np.float64)
+    if known is not None:
+        classes, codes = known, _recoded(classes, codes, known)
     if len(classes) < 2:
         got = f"1 class: {classes[0]!r}" if len(classes) else "no rows"
         raise DataError(f"y must hold at least two classes, got {got}")
@@ -186,6 +196,22 @@ def labelled_sample(X: Any, y: Any, weights: Any) -> tuple[Sample, Array]:
     name = name if name not in sample.columns[0].names else f"{name} label"
     labels = Columns((name,), {}, {name: tuple(map(str, classes))})
     return replace(sample, columns=(sample.columns[0], labels)), classes
+
+
+def _recoded(classes: Array, codes: Array, known: Array) -> Array:
+    """Codes in the order of the known labels, of codes in that of some of them."""
+    unknown = [label for label in classes.tolist() if label not in set(known.tolist())]
+    if unknown:
+        raise DataError(
+            f"y holds labels that the first call had not, {', '.join(map(repr, unknown))}: fit all "
+            "rows again"
+        )
+    numbers = [known.tolist().index(label) for label in classes.tolist()]
+    # Codes of chunked labels are lazy, and Dask arrays are no index.
+    table = np.array(numbers, dtype=np.float64)
+    if is_chunked(codes):
+        return codes.map_blocks(lambda block: table[block.astype(np.int64)], dtype=np.float64)
+    return table[codes.astype(np.int64)]
 
 
 def _stored_labels(sample: Sample) -> tuple[Sample, Array]:

@@ -4,47 +4,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from cme_dask.chunked.driver import Executor
 from cme_dask.chunked.ranges import observed_ranges
-from cme_dask.constraints import Certified, Constraint, Normalized, Pointwise
+from cme_dask.constraints import Certified, Constraint, Coupling, Normalized
 from cme_dask.errors import DataError
+from cme_dask.estimators.arithmetic import settle_arithmetic, trial_rows
+from cme_dask.models.assembly import Part
 from cme_dask.numerics.basis import LinearBasis
-from cme_dask.numerics.joint import Geometry, JointSolution, JointSolver
+from cme_dask.numerics.geometry import Geometry
+from cme_dask.numerics.guard import SAFE, Arithmetic, JointChange
+from cme_dask.numerics.joint import JointSolver
 from cme_dask.numerics.means import MeanMoments
-from cme_dask.numerics.moments import Moments, Side
+from cme_dask.numerics.moments import Moments, MomentSpec, Side
 from cme_dask.numerics.problem import JointProblem, Regularization
-from cme_dask.numerics.validation import Replicates, fold_replicates
 from cme_dask.storage.priority import RowSample
 from cme_dask.storage.sample import Sample
 
 Array = Any
 
 CONVERGENCE = ("raise", "warn")
-_RANGE_ROWS = 4096  # of the row sample whose functions are held at once
-
-
-@dataclass(frozen=True, eq=False)
-class Solved:
-    """What came of it.
-
-    Attributes
-    ----------
-    solution
-        Of all rows.
-    replicates
-        Without one fold each: given x, and given y.
-    mean
-        The moments of all rows.
-    passes
-        Passes over the rows that it took.
-    """
-
-    solution: JointSolution
-    replicates: tuple[Replicates, Replicates]
-    mean: MeanMoments
-    passes: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,18 +60,10 @@ class Solving:
         rows
             The row sample.
         """
-        bounds = sides[0].basis.bound, sides[1].basis.bound
-        newton = None
-        if isinstance(self.constraint, Certified) and self.constraint.bounds != "analytic":
-            few = rows.prefix(_RANGE_ROWS)
-            newton = sides[0].basis(few.parts[0]), sides[1].basis(few.parts[1])
-        elif isinstance(self.constraint, Pointwise):
-            counts = self.constraint.counts
-            newton = (
-                sides[0].basis(_landmarks(sides[0], rows, 0, counts[0])),
-                sides[1].basis(_landmarks(sides[1], rows, 1, counts[1])),
-            )
-        return JointSolver(self.constraint, self.reg, Geometry(bounds, newton))
+        bases = [side.basis for side in sides]
+        return JointSolver(
+            self.constraint, self.reg, Geometry.of(self.constraint, bases, rows.parts)
+        )
 
     def trial_solver(self, sides: Sequence[Side], rows: RowSample) -> JointSolver:
         """The solver for trials of the arithmetic, each of which solves several times.
@@ -110,8 +80,8 @@ class Solving:
         rows: RowSample,
         sample: Sample,
         executor: Executor,
-    ) -> Solved:
-        """Solve, with all rows and without each fold.
+    ) -> tuple[Part, int]:
+        """Solve, with all rows and without each fold; and the passes over the rows that it took.
 
         Parameters
         ----------
@@ -124,33 +94,39 @@ class Solving:
 
         Raises
         ------
-        ConvergenceError
-            If a solver missed its tolerance, and ``convergence`` is ``"raise"``.
-        DataError
-            If kernels or ridge don't fit the constraint.
+        ConvergenceError, DataError
+            See :meth:`Part.solved`.
         """
+        solver = self.solver(sides, rows)
+        if not (isinstance(self.constraint, Certified) and self.constraint.bounds == "observed"):
+            return Part.solved(moments, sides, solver, self.convergence), 0
         mean = MeanMoments.of(moments.total(), sides)
-        solver, passes = self.solver(sides, rows), 0
-        whole = solver
-        if isinstance(self.constraint, Certified) and self.constraint.bounds == "observed":
-            ranges = _observed(mean, self.reg, sides, sample, executor)
-            # Refits have other bases, whose ranges the row sample tells.
-            whole, passes = replace(solver, geometry=replace(solver.geometry, ranges=ranges)), 1
-        solution = whole(mean)
-        solution.outcome.check(self.convergence)
+        ranges = _observed(mean, self.reg, sides, sample, executor)
+        # Refits have other bases, whose ranges the row sample tells.
+        whole = replace(solver, geometry=replace(solver.geometry, ranges=ranges))
+        return Part.solved(moments, sides, solver, self.convergence, whole=whole), 1
 
-        def refit(rest: MeanMoments) -> JointSolution:
-            found = solver(rest, solution)
-            found.outcome.check(self.convergence)
-            return found
+    def arithmetic(
+        self, spec: MomentSpec, rows: RowSample, n_rows: int, accuracy: float
+    ) -> tuple[MomentSpec, Arithmetic]:
+        """The moments with the arithmetic that the accuracy allows.
 
-        return Solved(solution, fold_replicates(moments, sides, refit), mean, passes)
-
-
-def _landmarks(side: Side, rows: RowSample, i: int, count: int) -> Array:
-    """The pivots, then rows of the row sample, ``count`` in all."""
-    pivots = np.asarray(side.basis.points)[:count]
-    return np.concatenate([pivots, rows.parts[i][: count - len(pivots)]])
+        Parameters
+        ----------
+        spec
+            What the pass will compute.
+        rows
+            The row sample.
+        n_rows
+            Rows of the pass.
+        accuracy
+            Of the estimator.
+        """
+        if isinstance(self.constraint, Coupling):
+            return spec, SAFE  # nothing is solved for
+        trial = trial_rows(rows, spec.ranks)
+        change = JointChange(spec, trial.parts, self.trial_solver(spec.sides, rows))
+        return settle_arithmetic(spec, trial, n_rows, accuracy, change)
 
 
 def _observed(

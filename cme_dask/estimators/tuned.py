@@ -10,7 +10,6 @@ import numpy as np
 from cme_dask.chunked.blas import one_blas_thread
 from cme_dask.chunked.memory import MemoryPlan, row_sample_bytes
 from cme_dask.chunked.passes import PassReport, array_bytes
-from cme_dask.estimators.assembly import Part
 from cme_dask.estimators.pivoting import PivotChoice
 from cme_dask.estimators.planning import Preparation
 from cme_dask.estimators.recipe import TuningProgress, make_moments
@@ -20,6 +19,7 @@ from cme_dask.learning.candidates import Candidate, Score, Search, Tuning
 from cme_dask.learning.log_score import CelledRows, log_loss
 from cme_dask.learning.searcher import Estimated, estimated, search_bytes
 from cme_dask.learning.tuning import search
+from cme_dask.models.assembly import Part
 from cme_dask.numerics.basis import Basis, NewtonBasis
 from cme_dask.numerics.cell_sums import CellSpec, CellSums
 from cme_dask.numerics.crossval import HeldFold, held_folds

@@ -6,9 +6,11 @@ from typing import Any
 
 from cme_dask.chunked.passes import PassProgress
 from cme_dask.chunked.sources import open_sample
+from cme_dask.errors import DataError
 from cme_dask.estimators.cholesky import PivotedCholesky
 from cme_dask.jobs.describe import size_on_disk
 from cme_dask.jobs.fitting import Compute, describe_memory
+from cme_dask.jobs.kept import Kept
 from cme_dask.report.memory import PeakMemory
 from cme_dask.report.progress import ProgressLines
 from cme_dask.storage.atomic import check_output
@@ -23,6 +25,7 @@ def fit_features(
     compute: Compute,
     out: Path,
     overwrite: bool,
+    kept: Kept,
 ) -> Result:
     """Fit features of a store's x, save them, and describe what was done.
 
@@ -38,8 +41,13 @@ def fit_features(
         Where to run.
     out, overwrite
         The model to write.
+    kept
+        Its checkpoint.
     """
     check_output(out, overwrite)
+    if kept.shard is not None:
+        raise DataError("shards are for `cme-dask fit`: leave out --shard")
+    kept.settle(overwrite)
     sample = open_sample(store, x_columns=columns)
     with ProgressLines() as progress, compute.open() as scheduler:
         with PeakMemory() as memory:
@@ -49,8 +57,10 @@ def fit_features(
                 workers=compute.workers,
                 memory_limit=compute.memory_limit,
                 progress=progress.fit,
+                checkpoint=kept.folder,
             )
         estimator.save(out, overwrite=overwrite)
+        kept.finish()
         report = estimator.report_
         progress.say(f"fitted {report.rows:,} rows in {report.seconds:.3g} s")
     model = estimator.model_
@@ -65,6 +75,7 @@ def fit_features(
         "kernel": repr(model.kernel),
         "passes": estimator.n_passes_,
         "tasks": report.tasks,
+        "resumed_strips": report.resumed_strips,
         "seconds": report.seconds,
         "rows_per_second": report.rows_per_second,
         "memory": describe_memory(report.memory, memory),

@@ -1,16 +1,17 @@
 """The fit that ``cme-dask fit``, ``run`` and ``demo`` share."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cme_dask.chunked.clusters import Scheduler, connected
+from cme_dask.chunked.checkpoints import ShardDone
+from cme_dask.chunked.clusters import Scheduler
 from cme_dask.chunked.memory import MemoryPlan
 from cme_dask.constraints import parse
 from cme_dask.errors import DataError
 from cme_dask.estimators.joint import JointDistribution
+from cme_dask.jobs.compute import Compute
+from cme_dask.jobs.kept import Kept
 from cme_dask.jobs.schema import FitSection
 from cme_dask.learning.candidates import Tuning
 from cme_dask.models.events import Event
@@ -19,32 +20,6 @@ from cme_dask.report.progress import ProgressLines
 from cme_dask.storage.atomic import check_output
 from cme_dask.storage.columns import Columns
 from cme_dask.storage.sample import Sample
-
-
-@dataclass(frozen=True)
-class Compute:
-    """Where to run.
-
-    Parameters
-    ----------
-    scheduler
-        ``threads``, ``processes``, ``synchronous``, the address of a cluster's scheduler, or None
-        for what Dask is set to.
-    workers
-        Threads or processes, not for clusters.
-    memory_limit
-        Bytes that this process, or each worker of a cluster, may use.
-    """
-
-    scheduler: str | None = None
-    workers: int | None = None
-    memory_limit: str | None = None
-
-    def open(self) -> AbstractContextManager[Scheduler]:
-        """A scheduler for ``fit``: a name as it is, an address as a connected client."""
-        if self.workers is not None and "://" in (self.scheduler or ""):
-            raise DataError("workers is for local schedulers: a cluster has its own number")
-        return connected(self.scheduler)
 
 
 def events_of(
@@ -105,6 +80,7 @@ def fit_sample(
     scheduler: Scheduler,
     compute: Compute,
     progress: ProgressLines,
+    kept: Kept = Kept(),  # noqa: B008 - frozen
 ) -> tuple[JointDistribution, PeakMemory]:
     """Fit, show the progress, and watch the memory."""
     functions_x, functions = events_of(columns_of(sample), options)
@@ -118,6 +94,8 @@ def fit_sample(
             workers=compute.workers,
             memory_limit=compute.memory_limit,
             progress=progress.fit,
+            checkpoint=kept.folder,
+            shard=kept.shard,
         )
     report = estimator.report_
     progress.say(
@@ -148,6 +126,7 @@ def describe_fit(estimator: JointDistribution, memory: PeakMemory, model: str) -
         "arithmetic": estimator.arithmetic_.name,
         "strips": report.strips,
         "tasks": report.tasks,
+        "resumed_strips": report.resumed_strips,
         "seconds": report.seconds,
         "rows_per_second": report.rows_per_second,
         "tenths": list(report.tenths),
@@ -178,14 +157,23 @@ def fit_and_save(
     compute: Compute,
     out: Path,
     overwrite: bool,
+    kept: Kept = Kept(),  # noqa: B008 - frozen
 ) -> dict[str, Any]:
-    """Fit, save the model, and describe it; an existing output is refused before any work."""
+    """Fit, save the model, and describe it; an existing output is refused before any work.
+
+    Of a shard what it has done is described, and no model is made.
+    """
     check_output(out, overwrite)
+    kept.settle(overwrite)
     sample = open_rows()
     events_of(columns_of(sample), options)
     with ProgressLines() as progress, compute.open() as scheduler:
-        estimator, memory = fit_sample(sample, options, scheduler, compute, progress)
+        try:
+            estimator, memory = fit_sample(sample, options, scheduler, compute, progress, kept)
+        except ShardDone as done:
+            return {"store": sample.location, "checkpoint": str(kept.folder), "shard": str(done)}
         estimator.save(out, overwrite=overwrite)
+        kept.finish()
     return {"store": sample.location, **describe_fit(estimator, memory, str(out))}
 
 

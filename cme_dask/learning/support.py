@@ -101,18 +101,21 @@ def cell_spec(
     size = max(min(size, _COVARIANCES // d**2), 1)
     few = part[: max(_GROWN // d**2, _ROWS_PER_CELL * size)]
     support = make_support(few, rows.importance[: len(few)], size, columns.categorical)
-    share = 1.0 if sample.part is None else sample.part.kept_share
-    return CellSpec.of(support, part, _stands(rows), sample.n_rows * share, functions, partition)
+    return CellSpec.of(support, part, *stands_for(rows, sample), functions, partition)
 
 
-def _stands(rows: RowSample) -> Array:
-    """How many rows each of the sample stands for, up to a factor: 1 / its chance to be drawn."""
+def stands_for(rows: RowSample, sample: Sample) -> tuple[Array, float]:
+    """How many rows each of the sample stands for, up to a factor, and about how many there are.
+
+    That is 1 / its chance to be drawn.
+    """
+    n_rows = sample.n_rows * (1.0 if sample.part is None else sample.part.kept_share)
     if rows.complete:
-        return np.ones(len(rows))
+        return np.ones(len(rows)), n_rows
     with np.errstate(all="ignore"):  # weights of any size; a rough number will do
         stands = rows.importance / rows.weights
         stands = np.nan_to_num(stands / np.median(stands), nan=1.0)
-    return np.clip(stands, 1e-9, 1e9)
+    return np.clip(stands, 1e-9, 1e9), n_rows
 
 
 def distinct_rows(rows: Array, weights: Array) -> tuple[Array, Array]:

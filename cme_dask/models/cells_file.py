@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from cme_dask.errors import DataError, StoreError
-from cme_dask.numerics.cells import Cells
+from cme_dask.numerics.cells import Cells, Drawn
 from cme_dask.numerics.support import Support
 from cme_dask.storage.model_file import ModelState
 
@@ -28,6 +28,12 @@ def cells_arrays(key: str, cells: Cells) -> dict[str, Array]:
     }
     if cells.components is not None:
         arrays["components"] = cells.components
+    if cells.drawn is not None:
+        arrays |= {
+            "counts": cells.drawn.counts,
+            "hashes": cells.drawn.hashes.view(np.int64),
+            "weights": cells.drawn.weights,
+        }
     return {f"{key}_cells_{name}": values for name, values in arrays.items()}
 
 
@@ -78,9 +84,24 @@ def read_cells(
         shares=array("shares", atoms),
         whole=array("whole", size) != 0,
         components=None if rank is None else array("components", rank, size),
+        drawn=_drawn(state, prefix, size, atoms),
     )
     _check(cells, key)
     return cells
+
+
+def _drawn(state: ModelState, prefix: str, size: int, atoms: int) -> Drawn | None:
+    """How the atoms were drawn; None in files of before this was kept."""
+    if f"{prefix}hashes" not in state.arrays:
+        return None
+    counts = state.array(f"{prefix}counts", (size,))
+    hashes = state.array(f"{prefix}hashes", (atoms,))
+    if counts.dtype != np.int64 or hashes.dtype != np.int64:
+        raise StoreError(
+            f"the model's arrays {prefix}counts and {prefix}hashes should be int64, they are "
+            f"{counts.dtype} and {hashes.dtype}: restore it or fit it again"
+        )
+    return Drawn(counts, hashes.view(np.uint64), state.array(f"{prefix}weights", (atoms,)))
 
 
 def _support(state: ModelState, prefix: str, shapes: dict[str, tuple[int | None, ...]]) -> Support:
@@ -129,6 +150,7 @@ def _check(cells: Cells, key: str) -> None:
         "shares": not in_order
         or bool((cells.shares <= 0).any())
         or np.abs(np.add.reduceat(cells.shares, starts[:-1]) - 1.0).max() > _SUM_ERROR,
+        "counts": not in_order or (cells.drawn is not None and not _fits(cells.drawn, cells)),
         "components": cells.components is not None
         and (
             bool((cells.components < 0).any())
@@ -141,6 +163,13 @@ def _check(cells: Cells, key: str) -> None:
             f"the model's cells of {key} are damaged ({', '.join(wrong)}): restore it or fit it "
             "again"
         )
+
+
+def _fits(drawn: Drawn, cells: Cells) -> bool:
+    """Whether counts and weights may be those of the atoms."""
+    finite = bool(np.isfinite(drawn.weights).all()) and bool((drawn.weights >= 0).all())
+    kept = np.bincount(cells.cell_of_atom[drawn.weights > 0], minlength=cells.size)
+    return finite and bool((kept <= drawn.counts).all())
 
 
 def _from_support(state: ModelState, d: int) -> Cells | None:

@@ -1,6 +1,6 @@
 """Sums over the rows of each cell of a support, made in the pass: what laws are made of."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Self
@@ -9,8 +9,8 @@ import numpy as np
 from scipy.sparse import csc_array
 
 from cme_dask.kernels.into import to_numpy
-from cme_dask.numerics.cells import Cells
-from cme_dask.numerics.kept_rows import KEPT, Kept, sample_covariances
+from cme_dask.numerics.cells import Cells, Drawn
+from cme_dask.numerics.kept_rows import KEPT, Kept, kept_of_union, sample_covariances
 from cme_dask.numerics.moments import Function, function_values
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.support import Support
@@ -191,7 +191,8 @@ class CellSpec:
         share = 1.0 / np.where(mass > 0.0, mass, 1.0)[:, None]
         away = away * share
         kept = sums.kept.only_first(KEPT)
-        atoms, starts, shares = kept.atoms(points + away)
+        filled = kept.filled(points + away)
+        atoms, (starts, shares) = filled.rows, filled.shares(len(points))
         whole = np.bincount(kept.cells, minlength=len(points)) == counts
         overall = functions.sum(axis=0) / mass.sum()
         return Cells(
@@ -210,7 +211,35 @@ class CellSpec:
             shares=shares,
             whole=whole,
             components=None if self.partition is None else parts.T / mass.sum(),
+            drawn=Drawn(counts, filled.hashes, filled.weights),
         )
+
+    def sums(self, cells: Cells, weight: float) -> "CellSums":
+        """Inverse of :meth:`cells`, but for folds: the sums of all rows stand in one.
+
+        Parameters
+        ----------
+        cells
+            That tell how their atoms were drawn.
+        weight
+            Sum of the weights of all rows.
+        """
+        drawn, mass = cells.drawn, weight * cells.masses
+        assert drawn is not None
+        away = cells.means - self.support.points
+        a, b = self._pairs
+        squares = cells.covariances[:, a, b] + away[:, a] * away[:, b]
+        sums = mass[:, None] * np.concatenate([away, squares, cells.functions], axis=1)
+        if cells.components is not None:
+            sums = np.concatenate([sums, weight * cells.components.T], axis=1)
+        where = np.flatnonzero(drawn.weights > 0.0)
+        kept = Kept(
+            cells.cell_of_atom[where],
+            drawn.hashes[where],
+            drawn.weights[where],
+            cells.atoms[where],
+        )
+        return CellSums(mass[None], drawn.counts, sums, kept)
 
     def _covariances(self, away: Array, squares: Array, counts: Array) -> Array:
         """From means of z and of its products, shape (S, d, d); of a single row exactly zero."""
@@ -250,6 +279,17 @@ class CellSums:
             self.counts + other.counts,
             self.sums + other.sums,
             Kept.joined([self.kept, other.kept], len(self.counts)),
+        )
+
+    @classmethod
+    def of_union(cls, several: Sequence["CellSums"]) -> "CellSums":
+        """Sums over all folds of any sets of rows, whose hashes may be equal."""
+        counts = [each.counts for each in several]
+        return cls(
+            np.sum([each.masses.sum(axis=0, keepdims=True) for each in several], axis=0),
+            np.sum(counts, axis=0),
+            np.sum([each.sums for each in several], axis=0),
+            kept_of_union([each.kept.only_first(KEPT) for each in several], counts),
         )
 
     def __iadd__(self, other: "CellSums") -> "CellSums":

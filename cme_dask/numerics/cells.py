@@ -11,6 +11,25 @@ Array = Any
 
 
 @dataclass(frozen=True, eq=False)
+class Drawn:
+    """How the atoms of cells were drawn: what cells of a union of rows are made from.
+
+    Attributes
+    ----------
+    counts
+        Rows of positive weight in each cell, integers of shape (S,).
+    hashes
+        Of the global row index of each atom, by which it was drawn, uint64 of shape (A,).
+    weights
+        Of the atoms, shape (A,); 0 of one that stands for a cell without rows.
+    """
+
+    counts: Array
+    hashes: Array
+    weights: Array
+
+
+@dataclass(frozen=True, eq=False)
 class Cells:
     r"""Laws P_s of the rows in the cells s = 1..S of a support.
 
@@ -43,6 +62,8 @@ class Cells:
     components
         For partitions of unity b of this variable: E[b_j 1_s] over all rows, shape (m, S),
         non-negative, rows of sum E b_j and columns of sum v_s; otherwise None.
+    drawn
+        How the atoms were drawn; None in models of before this was kept.
     """
 
     support: Support
@@ -56,6 +77,7 @@ class Cells:
     shares: Array
     whole: Array
     components: Array | None = None
+    drawn: Drawn | None = None
 
     @property
     def size(self) -> int:

@@ -11,6 +11,7 @@ from cme_dask.constraints import Certified, Constraint, Coupling, Pointwise, par
 from cme_dask.errors import DataError
 from cme_dask.numerics.certified import solve_certified
 from cme_dask.numerics.coupling import solve_coupling
+from cme_dask.numerics.geometry import NOTHING, Geometry
 from cme_dask.numerics.means import MeanMoments
 from cme_dask.numerics.outcome import Outcome
 from cme_dask.numerics.paper_form import solve_paper_form
@@ -18,26 +19,6 @@ from cme_dask.numerics.pointwise import solve_pointwise
 from cme_dask.numerics.problem import JointProblem, Regularization
 
 Array = Any
-
-
-@dataclass(frozen=True, eq=False)
-class Geometry:
-    """What a constraint needs to know of the basis functions beside their moments.
-
-    Attributes
-    ----------
-    bounds
-        sup |N_i| of x and of y, None if infinite (:attr:`NewtonBasis.bound`).
-    newton
-        N of x and of y at rows of the row sample or at landmarks, shapes (s, m); where needed.
-    ranges
-        Lowest and highest values of the centred functions of x and of y, shapes (2, k_X) and
-        (2, k_Y), where they were observed in a pass.
-    """
-
-    bounds: tuple[float | None, float | None] = (None, None)
-    newton: tuple[Array, Array] | None = None
-    ranges: tuple[Array, Array] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,7 +140,7 @@ class JointSolver:
 
     constraint: Constraint
     reg: Regularization
-    geometry: Geometry = Geometry()
+    geometry: Geometry = NOTHING
 
     def __post_init__(self) -> None:
         iterative = isinstance(self.constraint, (Pointwise, Coupling))

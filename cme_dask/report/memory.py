@@ -1,37 +1,64 @@
-"""Peak memory of this process and the processes it started."""
+"""Memory of processes, sampled while they work: peaks and timelines."""
 
 import contextlib
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Self
 
 import psutil
 
+MEASURE = "PSS" if sys.platform == "linux" else "RSS"
+"""The proportional set size: pages that several processes share count once. Elsewhere than on Linux
+the resident set size."""
+
 _PAUSE = 0.1  # seconds between samples
 _COST = 100.0  # a sample that takes t seconds is followed by a pause of at least 100 t: 1 %
+_MOST = 20_000  # samples that a timeline holds; then every other one goes
 
 
-class PeakMemory:
-    """Sample the memory of the process tree in a thread; use as a context manager.
+def bytes_of(process: psutil.Process) -> int:
+    """Memory of a process, by :data:`MEASURE`; 0 if it has ended."""
+    with contextlib.suppress(psutil.Error):
+        if MEASURE == "PSS":
+            return int(process.memory_full_info().pss)
+        return int(process.memory_info().rss)
+    return 0
 
-    On Linux the proportional set size (PSS): pages that several processes share count once.
-    Elsewhere the resident set size (RSS).
 
-    Attributes
-    ----------
-    peak
-        Largest sum seen, in bytes.
-    measure
-        ``"PSS"`` or ``"RSS"``.
+def peak_of(process: psutil.Process) -> int:
+    """Most memory that a process has held since it began, by :data:`MEASURE`; 0 if it has ended.
+
+    Of Linux's high-water mark of the resident set, which misses no moment, what the process shares
+    now is taken off as the proportional set size does.
     """
+    with contextlib.suppress(psutil.Error, OSError):
+        if MEASURE == "PSS":
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            highest = 1024 * int(status.split("VmHWM:")[1].split()[0])
+            now = process.memory_full_info()
+            return int(highest - now.rss + now.pss)
+        return int(process.memory_info().rss)
+    return 0
+
+
+def process_tree() -> list[psutil.Process]:
+    """The tree of this process: itself and those that it started."""
+    this = psutil.Process()
+    with contextlib.suppress(psutil.Error):
+        return [this, *this.children(recursive=True)]
+    return [this]
+
+
+class _Sampling(ABC):
+    """Take samples in a thread; use as a context manager."""
 
     def __init__(self) -> None:
-        self.peak = 0
-        self.measure = "PSS" if sys.platform == "linux" else "RSS"
-        self._process = psutil.Process()
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="peak-memory", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="memory-samples", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -51,14 +78,65 @@ class PeakMemory:
             self._sample()
             pause = max(_PAUSE, _COST * (time.perf_counter() - begin))
 
+    @abstractmethod
     def _sample(self) -> None:
-        total = 0
-        for process in (self._process, *self._process.children(recursive=True)):
-            with contextlib.suppress(psutil.Error):  # it may have ended by now
-                total += self._bytes(process)
-        self.peak = max(self.peak, total)
+        """Take one."""
 
-    def _bytes(self, process: psutil.Process) -> int:
-        if self.measure == "PSS":
-            return int(process.memory_full_info().pss)
-        return int(process.memory_info().rss)
+
+class PeakMemory(_Sampling):
+    """Peak memory of the process tree; use as a context manager.
+
+    Attributes
+    ----------
+    peak
+        Largest sum seen, in bytes.
+    measure
+        :data:`MEASURE`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = 0
+        self.measure = MEASURE
+
+    def _sample(self) -> None:
+        self.peak = max(self.peak, sum(map(bytes_of, process_tree())))
+
+
+class MemoryTimeline(_Sampling):
+    """Memory of several processes over time; use as a context manager.
+
+    Parameters
+    ----------
+    read
+        Bytes now, by the name of the process.
+    """
+
+    def __init__(self, read: Callable[[], Mapping[str, int]]) -> None:
+        super().__init__()
+        self._read, self._begin = read, time.perf_counter()
+        self._times: list[float] = []
+        self._values: dict[str, dict[float, int]] = {}
+
+    def _sample(self) -> None:
+        now = time.perf_counter() - self._begin
+        self._times.append(now)
+        for name, value in self._read().items():
+            self._values.setdefault(name, {})[now] = value
+        if len(self._times) > _MOST:
+            self._times = self._times[::2]
+            kept = set(self._times)
+            self._values = {
+                name: {t: v for t, v in values.items() if t in kept}
+                for name, values in self._values.items()
+            }
+
+    @property
+    def processes(self) -> dict[str, tuple[list[float], list[int]]]:
+        """Seconds since the start, and bytes then, of each process."""
+        return {name: (list(v), list(v.values())) for name, v in self._values.items()}
+
+    @property
+    def peaks(self) -> dict[str, int]:
+        """Most bytes seen of each process."""
+        return {name: max(values.values()) for name, values in self._values.items()}

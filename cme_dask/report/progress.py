@@ -1,6 +1,7 @@
 """How far a command is, for people, on stderr."""
 
 import math
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -17,11 +18,20 @@ if TYPE_CHECKING:
 class ProgressLines:
     """One line per step of a command; use as a context manager.
 
-    A terminal sees bars. Anything else sees only what :meth:`say` is given.
+    A terminal sees bars. Anything else, such as the log of a cluster's job, sees what :meth:`say`
+    is given, and a line now and then.
+
+    Parameters
+    ----------
+    every
+        Seconds between these lines.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, every: float = 30.0) -> None:
         self._console = Console(stderr=True, highlight=False)
+        self._every = every
+        self._begun: dict[str, float] = {}
+        self._next = time.monotonic() + every
         self._bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -79,6 +89,26 @@ class ProgressLines:
         return lambda rows: self._show(label, rows / total, f"{rows:,} of {total:,} rows")
 
     def _show(self, label: str, done: float, text: str) -> None:
+        if not self._console.is_terminal:
+            self._now_and_then(label, done, text)
+            return
         if label not in self._tasks:
             self._tasks[label] = self._bars.add_task(label, total=1.0, text=text)
         self._bars.update(self._tasks[label], completed=done, text=text)
+
+    def _now_and_then(self, label: str, done: float, text: str) -> None:
+        now = time.monotonic()
+        begun = self._begun.setdefault(label, now)
+        if now < self._next:
+            return
+        self._next = now + self._every
+        left = f", {_duration((now - begun) * (1.0 - done) / done)} left" if done else ""
+        self.say(f"{label} {done:.0%}, {text}{left}".replace("%", " %", 1))
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    if seconds < 99.5 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"

@@ -69,7 +69,7 @@ class Workshop:
 
     def __enter__(self) -> Self:
         with disk_errors(self._target):
-            self._lock = _locked(self._folder, self._target)
+            self._lock = locked(self._folder, self._target)
             try:
                 self._state = self._found()
             except BaseException:
@@ -163,8 +163,8 @@ class Workshop:
             self._lock = None
 
 
-def _locked(folder: Path, target: Path) -> int:
-    """A descriptor that holds the lock of a folder, made if need be.
+def locked(folder: Path, target: Path, *, shared: bool = False) -> int:
+    """A descriptor that holds the lock of a folder, made if need be; possibly beside others.
 
     The system drops the lock when its process ends, however it does, so that none is ever stale.
     """
@@ -176,7 +176,8 @@ def _locked(folder: Path, target: Path) -> int:
         except FileNotFoundError:  # the folder went away in between
             continue
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = os.read(descriptor, 200).decode(errors="replace")
             os.close(descriptor)

@@ -1,10 +1,10 @@
 """Saved models: a Zarr group of small arrays and a JSON description; nothing in it is executed."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import zarr
 
 from cme_dask.errors import StoreError
@@ -14,6 +14,7 @@ from cme_dask.storage.zarr_files import (
     open_zarr,
     read_array,
     read_attribute,
+    sealed,
     write_array,
 )
 
@@ -76,14 +77,15 @@ def write_model(
     """
     with writing(path, overwrite=overwrite) as aside, disk_errors(path):
         group = zarr.open_group(str(aside), mode="w", zarr_format=3)
-        for name, values in state.arrays.items():
-            write_array(group, name, values)
-        group.attrs[ATTRIBUTE] = {
-            "kind": KIND,
-            "schema_version": SCHEMA_VERSION,
-            "type": state.type,
-            "about": state.about,
-        }
+        group.attrs[ATTRIBUTE] = sealed(
+            {
+                "kind": KIND,
+                "schema_version": SCHEMA_VERSION,
+                "type": state.type,
+                "about": state.about,
+                "arrays": {n: write_array(group, n, values) for n, values in state.arrays.items()},
+            }
+        )
 
 
 def read_model(
@@ -104,12 +106,26 @@ def read_model(
     kind, about = head.get("type"), head.get("about")
     if not isinstance(kind, str) or not isinstance(about, dict):
         raise StoreError(f"{location} has a damaged description: restore it or fit it again")
-    try:
-        names = list(group.array_keys())
-    except DECODE_ERRORS as error:
-        raise StoreError(
-            f"{location} has an array with a damaged description ({error}): restore it or fit it "
-            "again"
-        ) from error
-    arrays = {name: np.asarray(read_array(group, name, location)) for name in names}
+    listed = _listed(head, group, location)
+    arrays = {n: read_array(group, n, location, written) for n, written in listed.items()}
     return ModelState(kind, about, arrays)
+
+
+def _listed(
+    head: dict[str, Any], group: zarr.Group, location: str
+) -> Mapping[str, Mapping[str, Any] | None]:
+    """What was written of each array; of files of before there was a list, no more than names."""
+    listed = head.get("arrays")
+    if listed is None:
+        try:
+            return dict.fromkeys(group.array_keys())
+        except DECODE_ERRORS as error:
+            raise StoreError(
+                f"{location} has an array with a damaged description ({error}): restore it or fit "
+                "it again"
+            ) from error
+    if not isinstance(listed, dict) or not all(
+        name.isidentifier() and isinstance(written, dict) for name, written in listed.items()
+    ):
+        raise StoreError(f"{location} has a damaged list of arrays: restore it or fit it again")
+    return listed

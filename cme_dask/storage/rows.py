@@ -1,15 +1,17 @@
 """Where rows come from: anything with a shape that can be read by row ranges."""
 
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import zarr
 
 from cme_dask.errors import StoreError
-from cme_dask.storage.zarr_files import DECODE_ERRORS
+from cme_dask.storage.guarded import GuardedStore, check_chunk
+from cme_dask.storage.zarr_files import DECODE_ERRORS, packed_bytes
 
 Array = Any
 T = TypeVar("T")
@@ -74,10 +76,21 @@ class ZarrSource:
     """Rows of a Zarr array of one or two dimensions, optionally some of its columns.
 
     A chunk that does not decode is an error that names the chunk.
+
+    Attributes
+    ----------
+    array
+        The array.
+    columns
+        Positions of the columns; None for all.
+    whole
+        Whether all its chunks were written, so that one that is not there is lost; of others, its
+        values are those of the array's fill value.
     """
 
     array: zarr.Array[Any]
     columns: tuple[int, ...] | None = None
+    whole: bool = False
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -109,14 +122,17 @@ class ZarrSource:
     def stored(self, start: int, stop: int) -> Array:
         """Rows [start, stop) in the stored type and number of dimensions; errors as of `read`."""
         try:
-            return self._select(start, stop)
+            rows = self._select(start, stop)
         except DECODE_ERRORS as error:
             raise self._locate(start, stop, error) from error
+        if self.whole:
+            self._check_filled(start, rows)
+        return rows
 
     def pick(self, positions: tuple[int, ...]) -> "ZarrSource":
         """The same rows with the columns at these positions only; the others are left unread."""
         held = range(self.shape[1]) if self.columns is None else self.columns
-        return ZarrSource(self.array, tuple(held[p] for p in positions))
+        return replace(self, columns=tuple(held[p] for p in positions))
 
     def missing_chunks(self, start: int, stop: int) -> list[str]:
         """Names of the chunks of rows [start, stop) that are not in the store."""
@@ -125,7 +141,49 @@ class ZarrSource:
         ]
         return [name for name in names if not zarr.core.sync.sync(self.array.store.exists(name))]
 
+    def check_listed(self, location: str) -> None:
+        """StoreError if chunks of a local folder are missing, by a look at the names alone.
+
+        Parameters
+        ----------
+        location
+            Where it lies, for the message.
+        """
+        store = self.array.store
+        if not isinstance(store, GuardedStore) or self.array.shards is not None:
+            return
+        first, *_ = self._names(0)
+        folder = store.root / first.rsplit("/", self.array.ndim)[0]
+        count = -(-self.array.shape[0] // self.array.chunks[0])
+        found = set(os.listdir(folder)) if folder.is_dir() else set()
+        if len(found) < count or not {"0", str(count - 1)} <= found:
+            lost = next((i for i in range(count) if str(i) not in found), 0)
+            raise lost_chunk(self._names(lost)[0], location)
+
+    def _check_filled(self, start: int, rows: Array) -> None:
+        """StoreError if rows are those of a chunk that is not in the store."""
+        step = self.chunk_rows or 1
+        fill: Any = self.array.fill_value
+        firsts = [
+            max(number * step, start) for number in self._chunk_numbers(start, start + len(rows))
+        ]
+        heads = np.asarray(rows[np.asarray(firsts, dtype=np.int64) - start])
+        alike = np.isnan(heads) if heads.dtype.kind == "f" and np.isnan(fill) else heads == fill
+        for first, same in zip(firsts, alike.reshape(len(firsts), -1).all(axis=1), strict=True):
+            if same and (lost := self.missing_chunks(first, first + 1)):
+                raise lost_chunk(lost[0], str(self.array.store))
+
+    def _check_files(self, start: int, stop: int) -> None:
+        """Errors of `check_chunk`; StoreError on a chunk that is missing from a local folder."""
+        size, blosc = packed_bytes(self.array)
+        for number in self._chunk_numbers(start, stop):
+            for name in self._names(number):
+                if not check_chunk(self.array.store, name, size, blosc=blosc):
+                    raise lost_chunk(name, str(self.array.store))
+
     def _select(self, start: int, stop: int) -> Array:
+        if self.whole and self.array.shards is None:
+            self._check_files(start, stop)
         if self.array.ndim == 1:
             return self.array[start:stop]
         if self.columns is None:
@@ -154,6 +212,8 @@ class ZarrSource:
             low, high = max(start, number * rows), min(stop, (number + 1) * rows)
             try:
                 self._select(low, high)
+            except StoreError as missing:
+                return missing
             except DECODE_ERRORS as cause:
                 names = " or ".join(self._names(number))
                 return StoreError(
@@ -163,6 +223,13 @@ class ZarrSource:
         return StoreError(
             f"rows {start} to {stop - 1} of {self.array.store} can't be read: {error}"
         )
+
+
+def lost_chunk(name: str, location: str) -> StoreError:
+    """The error on a chunk that is not there."""
+    return StoreError(
+        f"chunk {name} of {location} is missing: restore it from a copy or write the store again"
+    )
 
 
 def read_strips(source: RowSource, start: int, stop: int, length: int) -> Iterator[Array]:

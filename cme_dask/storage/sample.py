@@ -22,8 +22,11 @@ from cme_dask.storage.priority import RowSample
 from cme_dask.storage.rows import RowSource, ZarrSource
 from cme_dask.storage.zarr_files import member, read_array, read_attribute, stored_array
 
+Array = Any
+
 KIND, SCHEMA_VERSION = "sample", 3
 
+_MOST_ROWS = 1 << 40
 _ROLES = {"group": "int64", "time": "float64"}
 
 
@@ -51,6 +54,10 @@ class Sample:
     part
         The part of the rows that this is, or None for all. Sources hold all rows, passes leave out
         those of other parts; ``row_sample`` is that of the part.
+    residuals
+        What is made of x and y on the way, or None.
+    first_row
+        Global index of the first row, which folds and the rows kept of cells are told by.
     """
 
     sources: tuple[RowSource, ...]
@@ -63,6 +70,7 @@ class Sample:
     folding: Folding = BY_ROWS
     part: Part | None = None
     residuals: Residuals | None = None
+    first_row: int = 0
 
     def __post_init__(self) -> None:
         single = {"weights": self.weights, **self._unit_sources}
@@ -254,6 +262,17 @@ def open_store(group: zarr.Group, location: str) -> Sample:
                 f"the array {name!r} of {location} should be {' or '.join(types)} rows, it is "
                 f"{array.dtype} of shape {array.shape}: write the store again"
             )
+        dims = getattr(array.metadata, "dimension_names", None)
+        if dims and dims[0] != "row":
+            raise StoreError(
+                f"the array {name!r} of {location} has the dimensions {', '.join(map(str, dims))}, "
+                "rows come first: write the store again"
+            )
+        if array.shape[0] > _MOST_ROWS:
+            raise StoreError(
+                f"the array {name!r} of {location} claims {array.shape[0]:,} rows, at most "
+                f"{_MOST_ROWS:,} are possible: restore it from a copy or write the store again"
+            )
         if array.shape[0] != about.get("rows"):
             raise StoreError(
                 f"the array {name!r} of {location} has {array.shape[0]} rows, its description says "
@@ -263,7 +282,9 @@ def open_store(group: zarr.Group, location: str) -> Sample:
         columns = tuple(Columns.from_dict(about["columns"][v]) for v in variables)
     except (KeyError, TypeError) as error:
         raise StoreError(f"{location} describes no columns: {error!r}") from error
-    sources = {name: ZarrSource(array) for name, array in arrays.items()}
+    sources = {name: ZarrSource(array, whole=True) for name, array in arrays.items()}
+    for source in sources.values():
+        source.check_listed(location)
     return Sample(
         sources=tuple(sources[v] for v in variables),
         columns=columns,
@@ -272,7 +293,7 @@ def open_store(group: zarr.Group, location: str) -> Sample:
             group,
             {v: arrays[v] for v in variables},
             roles,
-            about.get("row_sample_complete") is True,
+            about,
             location,
         ),
         location=location,
@@ -310,16 +331,20 @@ def _row_sample(
     group: zarr.Group,
     arrays: dict[str, zarr.Array[Any]],
     roles: Sequence[str],
-    complete: bool,
+    about: dict[str, Any],
     location: str,
 ) -> RowSample:
     rows = member(group, "row_sample", location)
     if not isinstance(rows, zarr.Group):
         raise StoreError(f"{location} holds no row sample: write it again")
-    keys, index, weights, *parts = (
-        read_array(rows, name, location) for name in ("keys", "index", "weights", *arrays)
-    )
-    units = {name: read_array(rows, name, location) for name in roles}
+    complete = about.get("row_sample_complete") is True
+    written = about.get("row_sample", {})  # stores of before don't say what was written
+
+    def read(name: str) -> Array:
+        return read_array(rows, name, location, written.get(name))
+
+    keys, index, weights, *parts = map(read, ("keys", "index", "weights", *arrays))
+    units = {name: read(name) for name in roles}
     widths = [(len(keys), array.shape[1]) for array in arrays.values()]
     kinds = [a.dtype.kind for a in (index, keys, weights, *parts)]
     if (

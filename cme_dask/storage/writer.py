@@ -18,7 +18,7 @@ from cme_dask.storage.columns import Columns, check_finite, check_weights
 from cme_dask.storage.priority import RowSample, draw, merge
 from cme_dask.storage.sample import KIND, schema_version
 from cme_dask.storage.statistics import Statistics
-from cme_dask.storage.zarr_files import compressors, write_array
+from cme_dask.storage.zarr_files import compressors, sealed, write_array
 
 Array = Any
 
@@ -413,8 +413,7 @@ def finish_sample(
         "weights": kept.weights,
         **({} if roles is None else {role: kept.units[role] for role in roles.to_dict()}),
     }
-    for name, values in small.items():
-        write_array(folder, name, values)
+    written = {name: write_array(folder, name, values) for name, values in small.items()}
     named = {} if roles is None else roles.to_dict()
     variables = [arrays[variable] for variable, _ in zip("xy", columns, strict=False)]
     optional = {
@@ -423,13 +422,16 @@ def finish_sample(
         "group_labels": None if group_labels is None else list(group_labels),
         "statistics": statistics,
     }
-    group.attrs[ATTRIBUTE] = {
-        "kind": KIND,
-        "schema_version": _ROLES_VERSION if named else schema_version(variables),
-        "rows": arrays["x"].shape[0],
-        "weights": "weights" in arrays,
-        "seed": seed,
-        "row_sample_complete": kept.complete,
-        "columns": {v: c.to_dict() for v, c in zip("xy", columns, strict=False)},
-        **{key: value for key, value in optional.items() if value is not None},
-    }
+    group.attrs[ATTRIBUTE] = sealed(
+        {
+            "kind": KIND,
+            "schema_version": _ROLES_VERSION if named else schema_version(variables),
+            "rows": arrays["x"].shape[0],
+            "weights": "weights" in arrays,
+            "seed": seed,
+            "row_sample_complete": kept.complete,
+            "row_sample": written,
+            "columns": {v: c.to_dict() for v, c in zip("xy", columns, strict=False)},
+            **{key: value for key, value in optional.items() if value is not None},
+        }
+    )

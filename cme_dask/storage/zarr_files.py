@@ -1,24 +1,37 @@
 """Zarr groups as files of ours: a described kind, a schema version, checksummed arrays.
 
 The group attribute ``cme_dask`` describes what is inside. It is written last, so a group without it
-was never finished.
+was never finished, and closed by a checksum of its own. What is read may come from anybody: nothing
+in it is executed, and memory is taken only for what the files can hold.
 """
 
+import json
+import math
 import os
+import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import zarr
-from zarr.codecs import BloscCodec, Crc32cCodec
+from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec
 
 from cme_dask.errors import ResourceError, StoreError
 from cme_dask.storage.atomic import ATTRIBUTE, workshop_folder
+from cme_dask.storage.guarded import MOST_BYTES, GuardedStore, check_chunk
 
 Array = Any
 
 DECODE_ERRORS = (ValueError, RuntimeError, OSError, LookupError, TypeError, AttributeError)
 """What zarr, its codecs and its stores raise on bytes that don't decode."""
+
+_CHECKSUM = "checksum"
+_SAFE_CODECS = {  # of Zarr 2, by name; those left out run code, or are not known
+    *("adler32", "astype", "bitround", "blosc", "bz2", "crc32", "crc32c", "delta"),
+    *("fixedscaleoffset", "fletcher32", "gzip", "jenkins_lookup3", "lz4", "lzma", "packbits"),
+    *("quantize", "shuffle", "vlen-bytes", "vlen-utf8", "zlib", "zstd"),
+}
 
 
 def open_zarr(path: str | os.PathLike[str], storage_options: dict[str, Any] | None = None) -> Any:
@@ -32,18 +45,37 @@ def open_zarr(path: str | os.PathLike[str], storage_options: dict[str, Any] | No
         If the URL's protocol needs a package that is not installed.
     """
     where = os.fspath(path)
+    if where.startswith("file://"):
+        where = where.removeprefix("file://")
     if "://" not in where:
         _check_finished(Path(where))
     if "://" not in where and not os.path.exists(where):
         raise StoreError(f"{where} does not exist: give the path or URL of a Zarr store")
     try:
         # Absolute, because workers of a cluster may have another working folder.
-        absolute = where if "://" in where else os.path.abspath(where)
-        return zarr.open(absolute, mode="r", storage_options=storage_options)
+        absolute: Any = where if "://" in where else os.path.abspath(where)
+        if "://" not in where and os.path.isdir(where):
+            absolute = GuardedStore(absolute, read_only=True)
+        found = zarr.open(absolute, mode="r", storage_options=storage_options)
     except ImportError as error:
         raise ResourceError(f"{where} needs a package that is not installed: {error}") from error
     except DECODE_ERRORS as error:
         raise StoreError(f"{where} is no readable Zarr store: {error}") from error
+    return safe(found, where) if isinstance(found, zarr.Array) else found
+
+
+def safe(array: zarr.Array[Any], location: str) -> zarr.Array[Any]:
+    """The array itself; StoreError if reading it could run code that comes with the data."""
+    if array.metadata.zarr_format == 2:
+        codecs = [*(array.filters or ()), *array.compressors]
+        names = [getattr(codec, "codec_id", "?") for codec in codecs]
+        unsafe = [name for name in names if name not in _SAFE_CODECS]
+        if unsafe:
+            raise StoreError(
+                f"{location} uses the codec {unsafe[0]!r}, which may run code or is not known to "
+                "be safe: write it again with another one"
+            )
+    return array
 
 
 def _check_finished(path: Path) -> None:
@@ -74,17 +106,79 @@ def read_attribute(group: zarr.Group, kind: str, version: int, location: str) ->
             f"{location} has schema version {found}, this cme_dask reads up to {version}: "
             "install a newer cme_dask"
         )
+    _check_seal(about, location)
     return about
 
 
+def sealed(about: Mapping[str, Any]) -> dict[str, Any]:
+    """A description with a checksum of it, which :func:`read_attribute` checks."""
+    return {**about, _CHECKSUM: _checksum(about)}
+
+
+def _check_seal(about: dict[str, Any], location: str) -> None:
+    """StoreError if a description is not the one that was written; older ones have no checksum."""
+    if _CHECKSUM not in about:
+        return
+    rest = {key: value for key, value in about.items() if key != _CHECKSUM}
+    try:
+        intact = about[_CHECKSUM] == _checksum(rest)
+    except RecursionError:
+        intact = False
+    if not intact:
+        raise StoreError(
+            f"the description of {location} is damaged or was changed (its checksum differs): "
+            "restore it from a copy or write it again"
+        )
+
+
+def _checksum(about: Mapping[str, Any]) -> str:
+    # NaN and infinities become texts, as they do in Zarr's attributes.
+    plain = json.loads(json.dumps(about), parse_constant=str)
+    text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
+    return f"{zlib.crc32(text.encode()):08x}"
+
+
 def stored_array(group: zarr.Group, name: str, location: str) -> zarr.Array[Any]:
-    """The named array of a group; StoreError if it is not there or its description is damaged."""
+    """The named array of a group of ours.
+
+    Raises
+    ------
+    StoreError
+        If it is not there, its description is damaged, or its chunks are of another form than
+        :func:`write_array` and the writers of rows give them.
+    """
     array = member(group, name, location)
     if not isinstance(array, zarr.Array):
         raise StoreError(
-            f"{location} lacks the array {name!r}: restore it or write the store again"
+            f"{location} lacks the array {name!r}: restore it or write it again"
+        )
+    form = _foreign_form(array)
+    if form is not None:
+        raise StoreError(
+            f"the array {name!r} of {location} is not as cme_dask writes arrays ({form}): restore "
+            "it from a copy or write it again"
         )
     return array
+
+
+def _foreign_form(array: zarr.Array[Any]) -> str | None:
+    """What of an array's form is not ours, or None."""
+    if array.metadata.zarr_format != 3:
+        return f"Zarr version {array.metadata.zarr_format}"
+    strange = [
+        *array.filters,
+        *(c for c in array.compressors if not isinstance(c, BloscCodec | Crc32cCodec)),
+        *([] if array.shards is None else ["shards"]),
+    ]
+    serializer = array.serializer
+    endian = getattr(serializer, "endian", None)
+    if not isinstance(serializer, BytesCodec) or getattr(endian, "value", endian) == "big":
+        strange.append(serializer)
+    if strange:
+        name = strange[0] if isinstance(strange[0], str) else type(strange[0]).__name__
+        return f"{name} among its codecs"
+    size, _ = packed_bytes(array)
+    return f"chunks of {size:,} bytes" if size > MOST_BYTES else None
 
 
 def member(group: zarr.Group, name: str, location: str) -> Any:
@@ -98,28 +192,68 @@ def member(group: zarr.Group, name: str, location: str) -> Any:
         ) from error
 
 
-def read_array(group: zarr.Group, name: str, location: str) -> Array:
-    """All values of a small stored array; StoreError if a chunk is missing or does not decode."""
+def read_array(
+    group: zarr.Group, name: str, location: str, written: Mapping[str, Any] | None = None
+) -> Array:
+    """All values of a small stored array.
+
+    Parameters
+    ----------
+    group, name, location
+        The array.
+    written
+        What :func:`write_array` said of it; None if that is not known.
+
+    Raises
+    ------
+    StoreError
+        If its chunk is missing, does not decode, or is not what was written.
+    """
     array = stored_array(group, name, location)
+    restore = "restore it from a copy or write it again"
+    if written is not None and (form := _form(array)) != {k: written.get(k) for k in form}:
+        raise StoreError(
+            f"the array {name!r} of {location} should be {written.get('dtype')} of shape "
+            f"{written.get('shape')}, it is {form['dtype']} of shape {form['shape']}: {restore}"
+        )
+    if array.nchunks > 1:
+        raise StoreError(
+            f"the array {name!r} of {location} is cut into {array.nchunks:,} chunks, cme_dask "
+            f"writes it in one: {restore}"
+        )
     try:
-        # All chunks are written, so a missing one is lost: it would read as zeros.
-        whole = array.nchunks_initialized == array.nchunks
-        values = array[...]
+        # Its chunk is always written, so a missing one is lost: it would read as zeros.
+        whole = _has_chunk(array) and array.nchunks_initialized == array.nchunks
+        values = np.asarray(array[...] if whole else None)
     except DECODE_ERRORS as error:
         raise StoreError(
-            f"the array {name!r} of {location} is truncated or corrupt ({error}): restore it from "
-            "a copy or write it again"
+            f"the array {name!r} of {location} is truncated or corrupt ({error}): {restore}"
         ) from error
     if not whole:
+        raise StoreError(f"the array {name!r} of {location} lacks a chunk: {restore}")
+    if written is not None and written.get("crc32") != _crc32(values):
         raise StoreError(
-            f"the array {name!r} of {location} lacks a chunk: restore it from a copy or write it "
-            "again"
+            f"the array {name!r} of {location} is not the one that was written (its checksum "
+            f"differs): {restore}"
         )
     return values
 
 
-def write_array(group: zarr.Group, name: str, values: Array) -> None:
-    """Store a small array in one chunk, with a checksum."""
+def packed_bytes(array: zarr.Array[Any]) -> tuple[int, bool]:
+    """Bytes of the values of a chunk, and whether chunks are Blosc frames."""
+    size = math.prod(array.chunks) * array.dtype.itemsize
+    return size, bool(array.compressors) and isinstance(array.compressors[0], BloscCodec)
+
+
+def _has_chunk(array: zarr.Array[Any]) -> bool:
+    size, blosc = packed_bytes(array)
+    prefix = f"{array.path}/" if array.path else ""
+    key = prefix + array.metadata.encode_chunk_key((0,) * array.ndim)
+    return array.nchunks == 0 or check_chunk(array.store, key, size, blosc=blosc)
+
+
+def write_array(group: zarr.Group, name: str, values: Array) -> dict[str, Any]:
+    """Store a small array in one chunk, with a checksum; JSON form of what was written."""
     values = np.asarray(values)
     array = group.create_array(
         name,
@@ -130,6 +264,16 @@ def write_array(group: zarr.Group, name: str, values: Array) -> None:
         config={"write_empty_chunks": True},
     )
     array[...] = values
+    return {**_form(array), "crc32": _crc32(values)}
+
+
+def _form(array: zarr.Array[Any]) -> dict[str, Any]:
+    return {"dtype": str(array.dtype), "shape": list(array.shape)}
+
+
+def _crc32(values: Array) -> str:
+    flat: Any = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+    return f"{zlib.crc32(flat):08x}"
 
 
 def compressors() -> list[Any]:

@@ -19,7 +19,7 @@ from cme_dask.storage.conventions import Decode, cf_decoder
 from cme_dask.storage.rows import ZarrSource, in_strips
 from cme_dask.storage.sample import Sample, open_store
 from cme_dask.storage.tables import Batch, Kind, rows_per_batch
-from cme_dask.storage.zarr_files import DECODE_ERRORS, open_zarr
+from cme_dask.storage.zarr_files import DECODE_ERRORS, open_zarr, safe
 
 Array = Any
 
@@ -150,7 +150,9 @@ class ZarrTableSource:
             return _of_sample(found, open_store(found, self.location))
         else:
             try:
-                arrays = dict(sorted(found.arrays()))
+                arrays = {n: safe(a, f"{self.name}/{n}") for n, a in sorted(found.arrays())}
+            except StoreError:
+                raise
             except DECODE_ERRORS as error:
                 raise StoreError(
                     f"the description of an array of {self.name} is damaged ({error}): restore it "

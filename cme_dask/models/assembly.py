@@ -1,8 +1,8 @@
-"""The last step of a fit: the frozen model, from moments and coefficients."""
+"""The last step of a fit, and of merging: the frozen model, from moments and coefficients."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from scipy.linalg import block_diag
@@ -12,18 +12,15 @@ from cme_dask.models.basis_file import AnyBasis
 from cme_dask.models.joint import JointModel, Variable
 from cme_dask.numerics.basis import LinearBasis
 from cme_dask.numerics.cells import Cells
-from cme_dask.numerics.joint import JointSolution
+from cme_dask.numerics.joint import JointSolution, JointSolver
 from cme_dask.numerics.means import MeanMoments
 from cme_dask.numerics.moments import Moments, Side
 from cme_dask.numerics.pointwise import negative_mass
 from cme_dask.numerics.stacked import StackedBasis
-from cme_dask.numerics.validation import Replicates
-from cme_dask.storage.priority import RowSample
-from cme_dask.storage.sample import Sample
+from cme_dask.numerics.validation import Replicates, fold_replicates
+from cme_dask.storage.columns import Columns
 
 Array = Any
-
-_NEGATIVE_ROWS = 1024
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +40,47 @@ class Part:
     solution: JointSolution
     replicates: tuple[Replicates, Replicates]
 
+    @classmethod
+    def solved(
+        cls,
+        moments: Moments,
+        sides: tuple[Side, Side],
+        solver: JointSolver,
+        convergence: str,
+        *,
+        whole: JointSolver | None = None,
+    ) -> Self:
+        """Of all rows and without one fold each, from the moments.
+
+        Parameters
+        ----------
+        moments, sides
+            Of the rows.
+        solver
+            From moments to a solution.
+        convergence
+            ``"raise"`` or ``"warn"`` where it misses its tolerance.
+        whole
+            The solver for all rows, if it is another one than that of the refits.
+
+        Raises
+        ------
+        ConvergenceError
+            If a solver missed its tolerance, and ``convergence`` is ``"raise"``.
+        DataError
+            If kernels or ridge don't fit the constraint.
+        """
+        mean = MeanMoments.of(moments.total(), sides)
+        solution = (whole or solver)(mean)
+        solution.outcome.check(convergence)
+
+        def refit(rest: MeanMoments) -> JointSolution:
+            found = solver(rest, solution)
+            found.outcome.check(convergence)
+            return found
+
+        return cls(sides, mean, solution, fold_replicates(moments, sides, refit))
+
     def basis(self, i: int) -> LinearBasis:
         """The basis of variable ``i``."""
         transform = (self.solution.transform_x, self.solution.transform_y)[i]
@@ -60,8 +98,8 @@ def assemble(
     parts: Sequence[Part],
     moments: Moments,
     cells: Sequence[Cells],
-    rows: RowSample,
-    sample: Sample,
+    columns: Sequence[Columns],
+    points: Sequence[tuple[Array, Array]],
     about: dict[str, Any],
 ) -> JointModel:
     """The model.
@@ -74,14 +112,15 @@ def assemble(
         Of the first part.
     cells
         Of x and of y; empty where there are no laws.
-    rows
-        The row sample, on which it is told how much mass g takes below zero.
-    sample
-        Whose columns they are.
+    columns
+        Of x and of y.
+    points
+        Rows of x and rows of y with their weights, on which it is told how much mass g takes below
+        zero; empty where there are none.
     about
         What else the model says of its fit, as JSON values.
     """
-    x, y = (_variable(i, parts, sample, cells[i] if cells else None) for i in (0, 1))
+    x, y = (_variable(i, parts, columns[i], cells[i] if cells else None) for i in (0, 1))
     coef = block_diag(*(part.solution.coef for part in parts)) / len(parts)
     base = parts[0].solution.base
     errors = [
@@ -93,10 +132,7 @@ def assemble(
         "folds": moments.n_folds,
         "trace_error": dict(zip("xy", errors, strict=True)),
         "kkt_residual": max(part.solution.kkt_residual for part in parts),
-        "negative_mass": _negative_mass(x.basis, y.basis, coef, base, rows.prefix(_NEGATIVE_ROWS)),
-        "location": sample.location,
-        "fold_by": str(sample.folding),
-        "part": None if sample.part is None else sample.part.to_dict(),
+        "negative_mass": _negative_mass(x.basis, y.basis, coef, base, points) if points else None,
         "held_out": {given: _held_out(parts, i) for i, given in enumerate("xy")},
     }
     arrays = _named(moments, parts[0].sides).to_arrays() if len(parts) == 1 else {}
@@ -111,14 +147,18 @@ def _named(moments: Moments, sides: tuple[Side, Side]) -> Moments:
 
 
 def _negative_mass(
-    basis_x: AnyBasis, basis_y: AnyBasis, coef: Array, base: float, rows: RowSample
+    basis_x: AnyBasis,
+    basis_y: AnyBasis,
+    coef: Array,
+    base: float,
+    points: Sequence[tuple[Array, Array]],
 ) -> float:
     """Mass of P_X x P_Y that g takes below zero, over pairs of these rows."""
-    ratio = base + basis_x(rows.parts[0]) @ coef.T @ basis_y(rows.parts[1]).T
-    return negative_mass(ratio, rows.importance, rows.importance)
+    (x, weights_x), (y, weights_y) = points
+    return negative_mass(base + basis_x(x) @ coef.T @ basis_y(y).T, weights_x, weights_y)
 
 
-def _variable(given: int, parts: Sequence[Part], sample: Sample, cells: Cells | None) -> Variable:
+def _variable(given: int, parts: Sequence[Part], columns: Columns, cells: Cells | None) -> Variable:
     """A variable with the answers given it: means over the parts, their bases side by side."""
     names = parts[0].sides[1 - given].names
     q, count = len(names), len(parts)
@@ -126,7 +166,7 @@ def _variable(given: int, parts: Sequence[Part], sample: Sample, cells: Cells | 
     folds = [part.replicates[given] for part in parts]
     bases = tuple(part.basis(given) for part in parts)
     return Variable(
-        sample.columns[given],
+        columns,
         bases[0] if count == 1 else StackedBasis(bases),
         Answers(
             names,  # events that only a search needed come after them

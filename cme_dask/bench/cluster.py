@@ -1,0 +1,186 @@
+"""Fits on a real cluster: scheduler and workers in processes of their own, over TCP.
+
+The pass of a fit on two workers is held against the same pass on two threads, against two processes
+that each fit half of the rows and know nothing of each other, and against itself on a slow network.
+"""
+
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cme_dask import kernels
+from cme_dask.bench.data import write_uniform
+from cme_dask.bench.fits import Fit, Rows
+from cme_dask.bench.measure import Ratio, Term, Together
+from cme_dask.errors import ResourceError
+
+if TYPE_CHECKING:
+    from cme_dask.bench.cases import Bench, Size
+
+DELAY = 0.01
+"""Seconds that each message takes longer on the slow network, each way."""
+
+_D = 3
+_TOL = 1e-6  # the kernels reach the rank that is wanted long before it
+_START_SECONDS = 60.0
+_HOST = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A cluster that runs.
+
+    Attributes
+    ----------
+    address
+        Of its scheduler, as the client sees it.
+    workers
+        Process numbers of the nannies; each has a worker for its child.
+    """
+
+    address: str
+    workers: tuple[int, ...]
+
+
+@contextlib.contextmanager
+def running_cluster(
+    folder: Path, workers: int, *, memory_limit: str = "auto", delay: float = 0.0
+) -> Iterator[Cluster]:
+    """A scheduler and workers of one thread each, on this machine, for as long as it is used.
+
+    Parameters
+    ----------
+    folder
+        Takes their logs and what workers spill.
+    workers
+        Number of worker processes.
+    memory_limit
+        Of each, as ``dask worker`` takes it.
+    delay
+        Seconds by which all that goes to scheduler and workers, and comes back, is late.
+
+    Raises
+    ------
+    ResourceError
+        If they don't start.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    ports = _free_ports(1 + workers)
+    # Workers are known by the ports at which they are reached, which may be those of a proxy.
+    with contextlib.ExitStack() as stack:
+        reached = ports
+        if delay:
+            reached = stack.enter_context(_delayed(ports, delay))
+        address, *contacts = (f"tcp://{_HOST}:{port}" for port in reached)
+        common = ["--no-dashboard", "--dashboard-address", ":0"]
+        scheduler = ["scheduler", "--host", _HOST, "--port", str(ports[0]), *common]
+        stack.enter_context(_dask(scheduler, folder / "scheduler.log"))
+        _wait_for_port(ports[0])
+        nannies = []
+        for i, (port, contact) in enumerate(zip(ports[1:], contacts, strict=True)):
+            listen = f"tcp://{_HOST}:{port}"
+            worker = ["worker", address, "--nthreads", "1", "--memory-limit", memory_limit]
+            worker += ["--listen-address", listen, "--contact-address", contact]
+            worker += ["--local-directory", str(folder / f"worker-{i}"), *common]
+            nannies.append(stack.enter_context(_dask(worker, folder / f"worker-{i}.log")))
+        for port in ports[1:]:
+            _wait_for_port(port)
+        yield Cluster(address, tuple(nannies))
+
+
+@contextlib.contextmanager
+def _dask(arguments: list[str], log: Path) -> Iterator[int]:
+    """One of Dask's commands, and its process number; it ends with the block."""
+    with log.open("w") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "dask", *arguments], stdout=said, stderr=subprocess.STDOUT
+        )
+        try:
+            yield process.pid
+        finally:
+            process.terminate()
+            try:
+                process.wait(_START_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+@contextlib.contextmanager
+def _delayed(ports: list[int], seconds: float) -> Iterator[list[int]]:
+    """Ports that lead to these, only later."""
+    command = [sys.executable, "-m", "cme_dask.bench.delay", str(seconds)]
+    command += [f"{_HOST}:{port}" for port in ports]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as process:  # type: ignore[call-overload]
+        yield json.loads(process.stdout.readline())
+        process.stdin.close()
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind((_HOST, 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def _wait_for_port(port: int) -> None:
+    end = time.monotonic() + _START_SECONDS
+    while time.monotonic() < end:
+        with contextlib.suppress(OSError), socket.create_connection((_HOST, port), 1.0):
+            return
+        time.sleep(0.05)
+    raise ResourceError(f"a Dask process did not start within {_START_SECONDS:g} s: see its log")
+
+
+def cluster_case(bench: "Bench", size: "Size") -> None:
+    """The pass on workers beside threads, beside independent processes, and on a slow network.
+
+    What is compared is the wall time of the moment pass of a joint fit from a store, from handing
+    out its tasks to the sum in the client's hands; the seconds of whole fits, which choose their
+    pivots in the client alone, are shown beside it. The control is the later of two independent
+    fits of half of the rows.
+    """
+    store = bench.folder / "uniform.zarr"
+    write_uniform(store, size.rows, _D)
+    rows, w = Rows(size.rows, _D, str(store)), bench.workers
+    with (
+        running_cluster(bench.folder / "near", w) as near,
+        running_cluster(bench.folder / "far", w, delay=DELAY) as far,
+    ):
+        for rank in size.ranks:
+            _cluster_at(bench, rows, rank, near, far)
+
+
+def _cluster_at(bench: "Bench", rows: Rows, rank: int, near: Cluster, far: Cluster) -> None:
+    at, w = f"cluster/rank {rank}", bench.workers
+    kernel = kernels.Gaussian(float(rank ** (-1.0 / _D))).to_dict()
+    whole = Fit(rows, "joint", kernel, _TOL, rank, workers=w)
+    halves = (replace(whole, rows=replace(rows, share=(i, w)), workers=1) for i in range(w))
+    threads, apart = f"{at}/{w} threads", f"{at}/{w} processes on shares"
+    cluster, late = f"{at}/{w} workers", f"{at}/{w} workers, {DELAY * 1e3:g} ms away"
+    bench.measure(
+        {
+            threads: whole,
+            cluster: replace(whole, scheduler=near.address),
+            apart: Together(tuple(halves)),
+            late: replace(whole, scheduler=far.address),
+        }
+    )
+
+    def ratio(name: str, over: str, under: str, **aim: float) -> None:
+        for quantity, of, goal in (("pass_seconds", "pass", aim), ("seconds", "whole fit", {})):
+            terms = [Term(over, quantity)], [Term(under, quantity)]
+            bench.ratios.append(Ratio(at, f"{of}, {name}", *terms, **goal))
+
+    ratio("rows/s of workers / independent processes", apart, cluster, at_least=0.9)
+    ratio("workers / threads", cluster, threads, at_most=1.1)
+    ratio(f"workers {DELAY * 1e3:g} ms away / near", late, cluster, at_most=1.15)

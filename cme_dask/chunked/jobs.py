@@ -1,0 +1,69 @@
+"""A job: leaf tasks whose results are merged along the fixed tree, the same on every scheduler."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+from uuid import uuid4
+
+from dask.delayed import Delayed, delayed
+
+from cme_dask.chunked.plan import Tree
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """What :meth:`Executor.run` was given, see there."""
+
+    leaf: Callable[..., Any]
+    payloads: Sequence[tuple[Any, ...]]
+    merge: Callable[[Any, Any], Any]
+    shared: Any
+    name: str
+    on_done: Callable[[int], None]
+    after: Mapping[int, Callable[[Any], Any]]
+    token: str = field(default_factory=lambda: uuid4().hex)
+
+    @cached_property
+    def tree(self) -> Tree:
+        """Over the payloads."""
+        return Tree.over(len(self.payloads))
+
+    def key(self, node: int, attempt: int = 0) -> str:
+        """Name of the task of a node."""
+        again = f"-again{attempt}" if attempt else ""
+        if node < self.tree.leaves:
+            return f"{self.name}-{node}-{self.token}{again}"
+        return f"{self.name}-merge-{node - self.tree.leaves}-{self.token}{again}"
+
+    def leaves(self, attempts: Mapping[int, int] | None = None) -> list[Delayed]:
+        """Tasks of all leaves, or of those whose number has an attempt."""
+        attempts = dict.fromkeys(range(self.tree.leaves), 0) if attempts is None else attempts
+        common = delayed(self.shared, name=f"{self.name}-plan-{self.token}", traverse=False)
+        call = delayed(work, pure=False, traverse=False)
+        return [
+            call(
+                self.leaf,
+                self.after.get(node),
+                common,
+                *self.payloads[node],
+                dask_key_name=self.key(node, attempt),
+            )
+            for node, attempt in attempts.items()
+        ]
+
+
+def work(
+    leaf: Callable[..., Any], after: Callable[[Any], Any] | None, shared: Any, *payload: Any
+) -> Any:
+    """The task of a leaf."""
+    value = leaf(shared, *payload)
+    return value if after is None else after(value)
+
+
+def join(
+    merge: Callable[[Any, Any], Any], after: Callable[[Any], Any] | None, a: Any, b: Any
+) -> Any:
+    """The task of a merge."""
+    value = merge(a, b)
+    return value if after is None else after(value)

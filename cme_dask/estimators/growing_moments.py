@@ -1,0 +1,218 @@
+"""``partial_fit`` of estimators whose model is made of moments alone."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Self
+
+from cme_dask.chunked.blas import one_blas_thread
+from cme_dask.chunked.clusters import Scheduler
+from cme_dask.chunked.driver import Executor
+from cme_dask.chunked.memory import MemoryBudget
+from cme_dask.chunked.passes import PassReport
+from cme_dask.errors import DataError
+from cme_dask.estimators.growth import first_of, on_columns, warn_badly_spanned
+from cme_dask.estimators.predictors import MeanRegressor, weights_of
+from cme_dask.estimators.recipe import Progress, make_moments, usable_rows
+from cme_dask.models.embedding import EmbeddingModel
+from cme_dask.models.features import FeatureModel
+from cme_dask.numerics.guard import Arithmetic
+from cme_dask.numerics.means import MeanMoments
+from cme_dask.numerics.moments import Function, Moments, MomentSpec, Side
+from cme_dask.storage.priority import RowSample
+from cme_dask.storage.sample import Sample
+
+Sides = tuple[Side, ...]
+
+
+class GrowingMoments:
+    """An estimator that keeps its moments, and makes its model of them."""
+
+    fit: Any
+    tol: float
+    sample_size: int
+    random_state: int | None
+    n_passes_: int
+    report_: PassReport
+    arithmetic_: Arithmetic
+    _sides: Sides
+    _moments: Moments
+
+    def _settled(
+        self, spec: MomentSpec, rows: RowSample, n_rows: int
+    ) -> tuple[MomentSpec, Arithmetic]:
+        """The moments with the arithmetic that the accuracy allows."""
+        raise NotImplementedError
+
+    def _add(
+        self, sample: Sample, budget: MemoryBudget, progress: Progress | None, variables: str
+    ) -> None:
+        """Add the moments of new rows, in one pass over them."""
+        rows, passes = usable_rows(
+            sample, self.sample_size, self.random_state or 0, budget.executor
+        )
+        sides = tuple(replace(side, elimination=None) for side in self._sides)
+        spec = MomentSpec(sides, self._moments.n_folds)
+        with one_blas_thread():
+            spec, self.arithmetic_ = self._settled(spec, rows, sample.n_rows)
+        first = first_of(sample, self._moments)
+        (new,), _, self.report_ = make_moments(
+            replace(sample, first_row=first), [spec], budget, progress, 0
+        )
+        total = self._moments + new
+        several = [(moments, self._sides) for moments in (self._moments, new, total)]
+        warn_badly_spanned(several, variables, self.tol)
+        self._moments = total
+        self.n_passes_ += passes + 1
+
+
+class GrowingEmbedding(GrowingMoments, MeanRegressor):
+    """``partial_fit`` of a conditional mean embedding."""
+
+    model_: EmbeddingModel
+    _functions: Mapping[str, Function]
+
+    def partial_fit(
+        self,
+        X: Any,
+        Y: Any = None,
+        *,
+        weights: Any = None,
+        sample_weight: Any = None,
+        functions: Mapping[str, Function] | None = None,
+        scheduler: Scheduler = None,
+        workers: int | None = None,
+        memory_limit: str | int | None = None,
+        progress: Progress | None = None,
+    ) -> Self:
+        """Fit, or add rows to the fitted model, in one pass over the new rows alone.
+
+        The first call is a fit. Later calls keep kernels, pivots and folds, and add moments; a
+        ridge that is learned is chosen again, by the held-out loss over all rows. The model is, to
+        rounding, the one that a fit to all rows with these kernels and pivots makes. Saved models
+        hold no moments: what :func:`cme_dask.load` gives can't grow.
+
+        Parameters
+        ----------
+        X, Y, weights, sample_weight, scheduler, workers, memory_limit, progress
+            As in :meth:`fit`, of the new rows, which are numbered after the earlier ones.
+        functions
+            As in :meth:`fit`, on the first call; later calls take the same.
+
+        Raises
+        ------
+        DataError
+            As :meth:`fit`, or on other columns than before.
+
+        Warns
+        -----
+        ToleranceWarning
+            If the trace error over the new rows is above ``tol``, and more than twice that over the
+            earlier ones.
+        """
+        weights = weights_of(weights, sample_weight)
+        if not hasattr(self, "model_"):
+            fitted: Self = self.fit(
+                X,
+                Y,
+                weights=weights,
+                functions=functions,
+                scheduler=scheduler,
+                workers=workers,
+                memory_limit=memory_limit,
+                progress=progress,
+            )
+            return fitted
+        if functions is not None and set(functions) != set(self._functions):
+            raise DataError(
+                f"the model was fitted with the functions {', '.join(self._functions) or 'none'}, "
+                f"given are {', '.join(functions) or 'none'}: give the same ones, or none"
+            )
+        about = self.model_.about
+        sample = self._open_more(X, Y, weights)
+        if len(sample.sources) != 2:
+            raise DataError("an embedding needs rows of x and of y: give Y, or a store")
+        columns = (self.model_.x.columns, self.model_.y.columns)
+        sample = on_columns(sample, columns).fold_by(about["fold_by"])
+        budget = MemoryBudget.of(Executor.resolve(scheduler, workers), memory_limit)
+        self._add(sample, budget, progress, "xy")
+        with one_blas_thread():
+            self._solve(sample, (self._sides[0], self._sides[1]), self._moments)
+        return self
+
+    def _open(self, X: Any, Y: Any, weights: Any) -> Sample:
+        raise NotImplementedError
+
+    def _open_more(self, X: Any, Y: Any, weights: Any) -> Sample:
+        """The rows of a later call."""
+        return self._open(X, Y, weights)
+
+    def _solve(self, sample: Sample, sides: tuple[Side, Side], moments: Moments) -> None:
+        raise NotImplementedError
+
+
+class GrowingFeatures(GrowingMoments):
+    """``partial_fit`` of kernel features."""
+
+    model_: FeatureModel
+
+    def partial_fit(
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        weights: Any = None,
+        scheduler: Scheduler = None,
+        workers: int | None = None,
+        memory_limit: str | int | None = None,
+        progress: Progress | None = None,
+    ) -> Self:
+        """Fit, or add rows to what was fitted, in one pass over the new rows alone.
+
+        The first call is a fit. Later calls keep the pivots, and so the Newton features; the trace
+        error and the spectral basis are, to rounding, those over all rows. Saved features hold no
+        moments: what :meth:`load` gives can't grow.
+
+        Parameters
+        ----------
+        X, weights, scheduler, workers, memory_limit, progress
+            As in :meth:`fit`, of the new rows.
+        y
+            Ignored.
+
+        Raises
+        ------
+        DataError
+            As :meth:`fit`, or on other columns than before.
+
+        Warns
+        -----
+        ToleranceWarning
+            If the trace error over the new rows is above ``tol``, and more than twice that over the
+            earlier ones.
+        """
+        if not hasattr(self, "model_"):
+            fitted: Self = self.fit(
+                X,
+                weights=weights,
+                scheduler=scheduler,
+                workers=workers,
+                memory_limit=memory_limit,
+                progress=progress,
+            )
+            return fitted
+        if not hasattr(self, "_moments"):
+            raise DataError(
+                "these features were loaded, and their file holds no moments, without which no "
+                "rows can be added: fit them again"
+            )
+        sample = on_columns(self._opened(X, weights), (self.model_.columns,))
+        budget = MemoryBudget.of(Executor.resolve(scheduler, workers), memory_limit)
+        self._add(sample, budget, progress, "x")
+        self._model_of(sample, MeanMoments.of(self._moments.total(), self._sides), self.n_passes_)
+        return self
+
+    def _opened(self, X: Any, weights: Any) -> Sample:
+        raise NotImplementedError
+
+    def _model_of(self, sample: Sample, mean: MeanMoments, passes: int) -> None:
+        raise NotImplementedError

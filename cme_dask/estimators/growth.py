@@ -1,0 +1,294 @@
+"""The steps that add rows to a fitted joint model: their sums, more pivots, the union."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from cme_dask.chunked.blas import one_blas_thread
+from cme_dask.chunked.memory import MemoryBudget
+from cme_dask.chunked.passes import PassReport
+from cme_dask.errors import DataError, ToleranceWarning
+from cme_dask.estimators.joint_fit import Fitted, Functions, fitted_bases, origin
+from cme_dask.estimators.recipe import Progress, declared, make_moments, usable_rows
+from cme_dask.estimators.solving import Solving
+from cme_dask.learning.support import stands_for
+from cme_dask.models.joint import JointModel
+from cme_dask.models.merging import union
+from cme_dask.models.sums import JointSums, zero_filled
+from cme_dask.numerics.basis import Basis, NewtonBasis
+from cme_dask.numerics.cell_sums import CellSpec
+from cme_dask.numerics.extension import extended_basis
+from cme_dask.numerics.guard import Arithmetic
+from cme_dask.numerics.means import MeanMoments
+from cme_dask.numerics.moments import Moments, MomentSpec, Side
+from cme_dask.storage.columns import Columns
+from cme_dask.storage.priority import RowSample
+from cme_dask.storage.sample import Sample
+
+Array = Any
+
+_SHARE = 0.8  # of tol, down to which pivots are chosen on a sample
+_WORSE = 2.0  # times the trace error of earlier rows, beyond which new rows are badly spanned
+
+
+@dataclass(frozen=True, eq=False)
+class Growth:
+    """How rows are added to a joint model.
+
+    Attributes
+    ----------
+    functions
+        Declared functions of x and of y, by name.
+    new_pivots
+        ``keep``, ``extend`` or ``reread``.
+    max_rank, sample_size, seed, accuracy, convergence
+        Parameters of the estimator.
+    budget, progress
+        Of the passes.
+    """
+
+    functions: Functions
+    new_pivots: str
+    max_rank: int | None
+    sample_size: int
+    seed: int
+    accuracy: float
+    convergence: str
+    budget: MemoryBudget
+    progress: Progress | None
+
+    def add(
+        self, model: JointModel, sample: Sample, earlier: Sample | None, passes: int
+    ) -> tuple[Fitted, Sample]:
+        """The model with more rows; and these, as they were read.
+
+        Parameters
+        ----------
+        model
+            Of the earlier rows.
+        sample
+            The new rows.
+        earlier
+            The earlier rows, for ``reread``.
+        passes
+            That the model took.
+        """
+        old = self._sums(model)
+        sample, rows, took = self._opened(sample, old)
+        bases, filled = [side.basis for side in old.sides], []
+        if self.new_pivots != "keep":
+            bases = self._more_pivots(old, rows)
+        more = [b.rank - s.basis.rank for b, s in zip(bases, old.sides, strict=True)]
+        before = old
+        if earlier is not None and any(more):
+            earlier, few, again = self._opened(earlier, old)
+            wanted = replace(old, sides=_on(old.sides, bases), specs=())
+            before, _, _ = self._measure(wanted, earlier, few)
+            before = replace(before, specs=old.specs, cells=old.cells, about=old.about)
+            _check_same_rows(old, before)
+            took += again + 1
+        elif any(more):
+            filled = [
+                {"variable": "xy"[i], **zero_filled(old, i, count)}
+                for i, count in enumerate(more)
+                if count
+            ]
+            before = old.extended(bases)
+        wanted = replace(old, sides=_on(old.sides, bases))
+        first = first_of(sample, old.moments)
+        new, arithmetic, report = self._measure(wanted, sample, rows, first)
+        total = union([before, new])
+        self._warn(old, new, total)
+        entries = [*old.about.get("zero_filled", []), *filled]
+        told: dict[str, Any] = {"zero_filled": entries} if entries else {}
+        return self._fitted(total, arithmetic, report, passes + took + 1, told), sample
+
+    def alone(self, like: JointModel, sample: Sample, first_row: int) -> tuple[Fitted, Sample]:
+        """The model of these rows alone, with pivots, cells and parameters of another one."""
+        old = self._sums(like)
+        sample, rows, took = self._opened(sample, old)
+        new, arithmetic, report = self._measure(old, sample, rows, first_row)
+        self._warn(old, new, new)
+        return self._fitted(union([new]), arithmetic, report, took + 1, {}), sample
+
+    def _sums(self, model: JointModel) -> JointSums:
+        """Sums over the rows of the model, with the functions that are known by name there."""
+        sums = JointSums.of(model)
+        sides = []
+        for side, columns, functions in zip(sums.sides, sums.columns, self.functions, strict=True):
+            found = declared(functions, columns)
+            if set(found) != set(side.functions):
+                raise DataError(
+                    f"the model was fitted with the functions {_listed(side.functions)}, given are "
+                    f"{_listed(found)}: give the same ones"
+                )
+            sides.append(replace(side, functions={n: found[n] for n in side.functions}))
+        specs = tuple(
+            replace(spec, functions=side.functions)
+            for spec, side in zip(sums.specs, sides, strict=False)
+        )
+        return replace(sums, sides=(sides[0], sides[1]), specs=specs)
+
+    def _opened(self, sample: Sample, sums: JointSums) -> tuple[Sample, RowSample, int]:
+        """Rows with the model's columns and folds, their row sample, and the passes it took."""
+        if len(sample.sources) != 2:
+            raise DataError("a joint distribution needs rows of x and of y: give Y, or a store")
+        sample = on_columns(sample, sums.columns).fold_by(sums.about.get("fold_by", "rows"))
+        rows, passes = usable_rows(sample, self.sample_size, self.seed, self.budget.executor)
+        return sample, rows, passes
+
+    def _more_pivots(self, sums: JointSums, rows: RowSample) -> list[Basis]:
+        """Bases with the pivots that these rows need beside those that there are."""
+        tol, bases = _SHARE * float(sums.about["tol"]), []
+        with one_blas_thread():
+            for i, side in enumerate(sums.sides):
+                if not isinstance(side.basis, NewtonBasis):
+                    raise DataError(
+                        "a coupling can't be given more landmarks, since each changes the "
+                        "functions of all: take new_pivots='keep', or fit all rows again"
+                    )
+                index = rows.index + sums.moments.n_rows
+                bases.append(
+                    extended_basis(
+                        side.basis, rows.parts[i], index, rows.importance, tol, self.max_rank
+                    )
+                )
+        return list(bases)
+
+    def _measure(
+        self, sums: JointSums, sample: Sample, rows: RowSample, first: int = 0
+    ) -> tuple[JointSums, Arithmetic, PassReport]:
+        """The sums over other rows, in one pass; ``first`` is the global index of the first."""
+        solving = Solving(sums.constraint, sums.reg, self.convergence)
+        spec = MomentSpec(sums.sides, sums.moments.n_folds)
+        with one_blas_thread():
+            spec, arithmetic = solving.arithmetic(spec, rows, sample.n_rows, self.accuracy)
+        specs = [
+            CellSpec.of(s.support, part, *stands_for(rows, sample), s.functions, s.partition)
+            for s, part in zip(sums.specs, rows.parts, strict=False)
+        ]
+        (moments,), cells, report = make_moments(
+            replace(sample, first_row=first), [spec], self.budget, self.progress, 0, specs
+        )
+        about = {k: v for k, v in sums.about.items() if k != "zero_filled"}
+        about |= {"arithmetic": arithmetic.name, **origin(sample)}
+        return replace(sums, moments=moments, cells=cells, about=about), arithmetic, report
+
+    def _fitted(
+        self,
+        sums: JointSums,
+        arithmetic: Arithmetic,
+        report: PassReport,
+        passes: int,
+        told: dict[str, Any],
+    ) -> Fitted:
+        with one_blas_thread():
+            model, part = sums.solved(self.convergence, passes=passes, **told)
+            bases = fitted_bases(part)
+        return Fitted(
+            model,
+            bases,
+            part.solution,
+            part.replicates,
+            sums.moments,
+            sums.sides,
+            passes,
+            arithmetic,
+            report,
+            [],
+            None,
+        )
+
+    def _warn(self, old: JointSums, new: JointSums, total: JointSums) -> None:
+        """Warn where new rows are spanned much worse than the earlier ones were."""
+        if isinstance(old.sides[0].basis, NewtonBasis):
+            tol = float(old.about["tol"])
+            sums = (old, new, total)
+            warn_badly_spanned([(s.moments, s.sides) for s in sums], "xy", tol)
+
+
+def warn_badly_spanned(
+    several: Sequence[tuple[Moments, Sequence[Side]]], variables: str, tol: float
+) -> None:
+    """Warn where pivots that were chosen for earlier rows leave much of the new ones.
+
+    Parameters
+    ----------
+    several
+        Moments and their sides: of the earlier rows, of the new ones, of all.
+    variables
+        What messages call the variables.
+    tol
+        Of the fit.
+    """
+    errors = [
+        MeanMoments.of(moments.total(), tuple(sides)).trace_error for moments, sides in several
+    ]
+    for i, (before, now, total) in enumerate(zip(*errors, strict=True)):
+        if now > _WORSE * max(before, tol):
+            warnings.warn(
+                f"{variables[i]}: trace error {now:.2e} over the new rows at rank "
+                f"{several[1][1][i].basis.rank}, {total:.2e} over all rows, tol is {tol:g}: pivots "
+                "of earlier rows don't span them; fit all rows again, or give a joint distribution "
+                "new_pivots='extend' or 'reread'",
+                ToleranceWarning,
+                stacklevel=5,
+            )
+
+
+def first_of(sample: Sample, earlier: Moments) -> int:
+    """The global index of the first new row: they are numbered after the earlier ones.
+
+    Parts of a split are told by the numbers that rows have in their table, and keep them.
+    """
+    return 0 if sample.part is not None else earlier.n_rows
+
+
+def on_columns(sample: Sample, columns: Sequence[Columns]) -> Sample:
+    """The rows with the columns of a fit: by name, or by position where they have no names.
+
+    Raises
+    ------
+    DataError
+        If columns are missing, or their labels are other ones.
+    """
+    wanted: list[Sequence[str] | None] = []
+    for variable, found, known in zip("xy", sample.columns, columns, strict=False):
+        unnamed = found.names == Columns.default(variable, len(known.names)).names
+        if not unnamed and not set(known.names) <= set(found.names):
+            raise DataError(
+                f"the fit had columns {known.listed()} of {variable}, these rows have "
+                f"{found.listed()}: give the same ones"
+            )
+        wanted.append(None if unnamed or found.names == known.names else known.names)
+        for name, labels in found.categories.items():
+            if name in known.names and known.categories.get(name) != labels:
+                raise DataError(
+                    f"the labels of column {name!r} are {found.labels(name)}, in the fit they were "
+                    f"{known.labels(name) if name in known.categories else 'numbers'}: code them "
+                    "alike"
+                )
+    return replace(sample.select(*wanted), columns=tuple(columns))
+
+
+def _on(sides: Sequence[Side], bases: Sequence[Basis]) -> tuple[Side, Side]:
+    x, y = (replace(side, basis=basis) for side, basis in zip(sides, bases, strict=True))
+    return x, y
+
+
+def _check_same_rows(old: JointSums, again: JointSums) -> None:
+    """DataError unless these are as many rows as the model had, of the same weight."""
+    near = np.isclose(old.weight, again.weight, rtol=1e-9, atol=0.0)
+    if old.moments.n_rows != again.moments.n_rows or not near:
+        raise DataError(
+            f"earlier= holds {again.moments.n_rows:,} rows of weight {again.weight:.6g}, the model "
+            f"had {old.moments.n_rows:,} of weight {old.weight:.6g}: give all rows of the earlier "
+            "calls, with their weights"
+        )
+
+
+def _listed(names: Mapping[str, Any]) -> str:
+    return ", ".join(map(repr, names)) or "none"

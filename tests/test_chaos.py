@@ -1,0 +1,83 @@
+"""Two minutes of chaos; hours of it: `python tests/chaos.py`."""
+
+import logging
+
+import numpy as np
+import pytest
+from chaos import STRIP_SECONDS, WORKERS, disturbed
+from chaos_cases import CASES, bits, fit, write_stores
+from chaos_cluster import Cluster
+from chaos_restarts import Restarts
+from distributed import Client
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("chaos")
+    write_stores(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def processes(stores):
+    with Cluster(stores / "cluster", WORKERS, STRIP_SECONDS) as cluster:
+        cluster.wait_for_workers()
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def workers(processes):
+    noise = logging.getLogger("distributed")
+    level, noise.level = noise.level, logging.CRITICAL  # it tells of each kill
+    with Client(processes.address, set_as_default=False) as client:
+        yield client
+    noise.level = level
+
+
+RUNS = [
+    ("joint", ["one", "one"]),
+    ("joint, certified, greedy", ["all"]),
+    ("joint, coupling", ["replace"]),
+    ("joint, residual", ["one", "one"]),
+    ("joint, learned", ["all"]),
+    ("cholesky, greedy", ["one", "slow"]),
+    ("cholesky, random", ["one"]),
+    ("embedding", ["again"]),
+    ("logistic", ["one", "all"]),
+    ("joint classifier", ["one"]),
+    ("embedding classifier", ["all", "one"]),
+]
+
+
+def test_every_case_is_struck():
+    assert {case for case, _ in RUNS} == {*CASES}
+
+
+@pytest.mark.parametrize(("case", "strikes"), RUNS, ids=[case for case, _ in RUNS])
+def test_fits_survive_their_workers(case, strikes, stores, processes, workers):
+    wanted = bits(fit(case, stores, scheduler="threads", workers=2))
+    rng = np.random.default_rng(RUNS.index((case, strikes)))
+    outcome = disturbed(case, strikes, stores, processes, workers, wanted, rng)
+    assert not outcome.error
+    assert not outcome.different
+    assert outcome.hits, "no kill landed while a task ran"
+    if "again" in strikes:  # one task died over more workers than Dask allows, and was run again
+        assert outcome.retries
+
+
+@pytest.mark.parametrize(
+    ("name", "death"),
+    [
+        ("cme-dask fit", "client"),
+        ("cme-dask features", "Ctrl-C"),
+        ("cme-dask fit", "scheduler"),
+        ("cme-dask features", "everything"),
+    ],
+)
+def test_runs_go_on_after_their_client_or_scheduler(name, death, stores, processes):
+    restarts = Restarts(stores)
+    outcome = restarts.restarted(name, [death], processes, np.random.default_rng(5))
+    assert not outcome.error
+    assert outcome.deaths == [death]
+    assert not outcome.different
+    assert outcome.taken > 0

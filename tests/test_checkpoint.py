@@ -1,0 +1,382 @@
+"""Checkpoints: a run that goes on ends as if it had never stopped, or one sentence says why not."""
+
+import json
+import shutil
+import warnings
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import zarr
+from click.testing import CliRunner
+from conftest import write_store
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from cme_dask import (
+    ConditionalMeanEmbedding,
+    JointDistribution,
+    KernelLogisticRegression,
+    PivotedCholesky,
+    kernels,
+    open_sample,
+)
+from cme_dask.chunked.checkpoints import Checkpoint, ShardDone, block_rows
+from cme_dask.chunked.passes import PassProgress
+from cme_dask.chunked.plan import strip_length
+from cme_dask.cli.root import cli
+from cme_dask.errors import DataError, ResourceError, StoreError
+from cme_dask.storage.partials import read_partial, write_partial
+
+# Few pivots are enough here: bits are compared.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::cme_dask.errors.ToleranceWarning"),
+    pytest.mark.filterwarnings("ignore::cme_dask.errors.RankWarning"),
+]
+
+N = 400_000  # 7 blocks of 16 strips
+
+
+class Interrupted(Exception):
+    """What stops a fit in the middle."""
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(N, 2))
+    y = np.sin(x[:, :1]) + 0.3 * rng.normal(size=(N, 1))
+    return write_store(tmp_path_factory.mktemp("rows") / "s.zarr", x, y, chunk_rows=1 << 13)
+
+
+def joint(**options):
+    settled = {"kernel_x": kernels.Gaussian(1.0), "kernel_y": kernels.Gaussian(0.7)}
+    settled |= {"max_rank": 12, "residual": False, "reg": 1e-4, "sample_size": 2000}
+    return JointDistribution(**(settled | options))
+
+
+def bits(estimator):
+    """All bytes of a model but the number of its passes, which may be told in another place."""
+    state = estimator.model_.to_state()
+    return {name: np.asarray(values).tobytes() for name, values in state.arrays.items()}
+
+
+def stopping(after, name="strip-moments"):
+    """A progress that stops the fit when so many strips of a pass are done."""
+
+    def progress(event):
+        if isinstance(event, PassProgress) and event.name == name and event.strips >= after:
+            raise Interrupted
+
+    return progress
+
+
+def interrupted(estimator, rows, folder, after, **options):
+    with pytest.raises(Interrupted):
+        estimator.fit(rows, checkpoint=folder, progress=stopping(after), **options)
+
+
+@pytest.fixture(scope="module")
+def whole(store):
+    with warnings.catch_warnings(action="ignore"):
+        return bits(joint().fit(store))
+
+
+@pytest.mark.parametrize("scheduler", ["threads", "synchronous"])
+def test_a_run_that_goes_on_ends_with_the_same_bits(store, whole, tmp_path, scheduler):
+    folder = tmp_path / "run"
+    interrupted(joint(), store, folder, 40, scheduler=scheduler, workers=2)
+    kept = list((folder / "pass-000").glob("rows-*"))
+    assert kept
+    # Another number of workers cuts other tasks, and the blocks stay.
+    again = joint().fit(store, checkpoint=folder, scheduler="threads", workers=3)
+    assert bits(again) == whole
+    length, block = strip_length(N), block_rows(N, 1 << 13)
+    strips = -(-N // length)
+    redone = strips - again.report_.resumed_strips
+    # What was done when it stopped, but for a block and the tasks in flight, is not done again.
+    assert again.report_.resumed_strips > 0
+    assert redone <= strips - 40 + (1 + 2) * block // length
+    # All of it is there now: nothing is read.
+    third = joint().fit(store, checkpoint=folder)
+    assert bits(third) == whole
+    assert third.report_.resumed_strips == strips
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: joint(pivots="greedy", span=0.5, constraint="certified"),
+        lambda: joint(pivots="random", constraint="none", residual=True),
+        lambda: joint(constraint="coupling"),
+        lambda: PivotedCholesky(kernels.Gaussian(1.0), max_rank=10),
+        lambda: ConditionalMeanEmbedding(kernel_x=kernels.Gaussian(1.0), max_rank=12),
+    ],
+    ids=["greedy", "random with a residual", "coupling", "features", "embedding"],
+)
+def test_every_estimator_goes_on(store, tmp_path, make):
+    plain, folder = make().fit(store), tmp_path / "run"
+    # The first strips of whatever pass comes second, or of the only one.
+    seen = []
+
+    def progress(event):
+        if isinstance(event, PassProgress):
+            seen.append(event.name)
+            if event.strips >= 20 and (len(seen) > 12 or event.name == "strip-moments"):
+                raise Interrupted
+
+    with pytest.raises(Interrupted):
+        make().fit(store, checkpoint=folder, progress=progress)
+    again = make().fit(store, checkpoint=folder)
+    assert bits(again) == bits(plain)
+    assert again.report_.resumed_strips > 0
+
+
+def test_a_classifier_goes_on(tmp_path):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(70_000, 1))
+    label = np.where(x[:, 0] + rng.normal(size=70_000) > 0, "up", "down")
+
+    def make():
+        return KernelLogisticRegression(kernels.Gaussian(1.0), max_rank=6)
+
+    plain = make().fit(x, label)
+    again = [make().fit(x, label, checkpoint=tmp_path / "run") for _ in range(2)]
+    assert bits(again[0]) == bits(again[1]) == bits(plain)
+
+
+def test_shards_add_up_to_the_bits_of_one_fit(store, whole, tmp_path):
+    folder = tmp_path / "run"
+    for i in (3, 0, 4, 1, 2):  # in any order, on other numbers of workers
+        with pytest.raises(ShardDone, match=f"shard {i} of 5 has done its share of pass-000"):
+            joint().fit(store, checkpoint=folder, shard=(i, 5), workers=1 + i % 3)
+    done = joint().fit(store, checkpoint=folder)
+    assert bits(done) == whole
+    assert done.report_.resumed_strips == -(-N // strip_length(N))
+    with pytest.raises(DataError, match="a shard needs checkpoint="):
+        joint().fit(store, shard=(0, 2))
+    with pytest.raises(DataError, match=r"shard must be \(i, k\)"):
+        joint().fit(store, checkpoint=folder, shard=(2, 2))
+
+
+def test_a_cluster_keeps_and_goes_on(store, whole, tmp_path, cluster):
+    folder = tmp_path / "run"
+    interrupted(joint(), store, folder, 30, scheduler=cluster)
+    again = joint().fit(store, checkpoint=folder, scheduler=cluster)
+    assert bits(again) == whole
+    assert again.report_.resumed_strips > 0
+
+
+def test_workers_that_do_not_see_the_folder_are_named(cluster, tmp_path):
+    kept = Checkpoint(tmp_path / "elsewhere")  # made by nobody: as on another machine
+    with pytest.raises(ResourceError, match=r"can't see the checkpoint folder .*elsewhere"):
+        kept.check_seen(cluster)
+
+
+CHANGES = {
+    "tol": lambda store: (joint(tol=1e-4), store),
+    "kernel_x": lambda store: (joint(kernel_x=kernels.Gaussian(1.1)), store),
+    "constraint": lambda store: (joint(constraint="none"), store),
+    "estimator": lambda store: (ConditionalMeanEmbedding(), store),
+}
+
+
+@pytest.fixture
+def begun(store, tmp_path):
+    interrupted(joint(), store, tmp_path / "run", 40)
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_another_configuration_is_refused_by_name(store, begun, name):
+    estimator, rows = CHANGES[name](store)
+    with pytest.raises(StoreError, match=f"another run: configuration '{name}' was .* and is"):
+        estimator.fit(rows, checkpoint=begun)
+
+
+def test_other_functions_are_refused_by_name(store, begun):
+    with pytest.raises(StoreError, match="configuration 'functions' was"):
+        joint().fit(store, checkpoint=begun, functions={"up": lambda y: y[:, 0] > 0})
+
+
+def test_changed_rows_are_refused_by_name(store, begun, tmp_path):
+    other = tmp_path / "changed.zarr"
+    shutil.copytree(store, other)
+    array = zarr.open_group(str(other))["y"]
+    array[N // 2, 0] = 17.0
+    with pytest.raises(StoreError, match="data 'values of y' was"):
+        joint().fit(other, checkpoint=begun)
+    same = tmp_path / "copy.zarr"  # the same rows in another place are the same
+    shutil.copytree(store, same)
+    joint().fit(same, checkpoint=begun)
+
+
+def test_a_part_of_the_rows_is_another_run(store, begun):
+    with pytest.raises(StoreError, match="data 'part' was"):
+        joint().fit(open_sample(store).split(0.5)[0], checkpoint=begun)
+
+
+def edit(path, change):
+    about = json.loads(path.read_text())
+    change(about)
+    path.write_text(json.dumps(about))
+
+
+def test_other_versions_are_refused(store, begun):
+    def older(manifest):
+        manifest["attributes"]["cme_dask"]["about"]["version"]["cme_dask"] = "0.0.1"
+
+    edit(begun / "zarr.json", older)
+    with pytest.raises(StoreError, match=r"version 'cme_dask' was 0\.0\.1 and is"):
+        joint().fit(store, checkpoint=begun)
+
+    def newer(manifest):
+        manifest["attributes"]["cme_dask"]["schema_version"] = 99
+
+    edit(begun / "zarr.json", newer)
+    with pytest.raises(StoreError, match="schema version 99"):
+        joint().fit(store, checkpoint=begun)
+
+
+def test_a_damaged_checkpoint_is_one_sentence(store, tmp_path):
+    folder = tmp_path / "run"
+    joint().fit(store, checkpoint=folder)
+    hold = tmp_path / "hold"
+    shutil.copytree(folder, hold)
+
+    def fails(match, change):
+        shutil.rmtree(folder)
+        shutil.copytree(hold, folder)
+        change()
+        with pytest.raises(StoreError, match=match):
+            joint().fit(store, checkpoint=folder)
+
+    def flipped():
+        chunk = max((folder / "pass-000/total").rglob("c/*"), key=lambda path: path.stat().st_size)
+        data = bytearray(chunk.read_bytes())
+        data[len(data) // 2] ^= 1
+        chunk.write_bytes(data)
+
+    fails("truncated or corrupt", flipped)
+    fails(
+        "lacks the sums of pass-000, which its manifest lists",
+        lambda: shutil.rmtree(folder / "pass-000" / "total"),
+    )
+    fails("holds sums but not pass.json", lambda: (folder / "pass-000/pass.json").unlink())
+    fails("is no checkpoint", lambda: (folder / "zarr.json").unlink())
+    fails("is damaged", lambda: (folder / "zarr.json").write_text("{"))
+    fails(
+        "is of another strip-moments",
+        lambda: edit(folder / "pass-000/pass.json", lambda about: about.update(token="other")),
+    )
+    with pytest.raises(StoreError, match="is no checkpoint"):
+        joint().fit(store, checkpoint=store.parent)
+
+
+def test_half_written_blocks_count_for_nothing(store, whole, begun):
+    block = next(begun.glob("pass-000/rows-*"))
+    block.rename(block.with_name(f".{block.name}.1234abcd"))
+    assert bits(joint().fit(store, checkpoint=begun)) == whole
+
+
+def test_one_run_at_a_time(store, begun):
+    def second(event):
+        if isinstance(event, PassProgress):
+            with pytest.raises(DataError, match="is being written by process"):
+                joint().fit(store, checkpoint=begun)
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        joint().fit(store, checkpoint=begun, progress=second)
+
+
+def test_the_command_keeps_resumes_and_clears_up(store, tmp_path):
+    folder, out = tmp_path / "run", tmp_path / "m.zarr"
+    command = ["fit", str(store), "--out", str(out), "--reg", "1e-4", "--max-rank", "12"]
+    command += ["--constraint", "coupling", "--residual", "no", "--json"]
+
+    def run(*more):
+        return CliRunner().invoke(cli, [*command, *more])
+
+    assert "need --checkpoint" in run("--resume").stderr
+    assert "holds no checkpoint to resume" in run("--checkpoint", str(folder), "--resume").stderr
+    for i in (1, 2):
+        done = run("--checkpoint", str(folder), "--shard", f"{i}/2")
+        assert done.exit_code == 0, done.stderr
+        assert f"shard {i - 1} of 2 has done" in json.loads(done.stdout)["shard"]
+    refused = run("--checkpoint", str(folder))
+    assert refused.exit_code == 2
+    assert "an interrupted run lies in" in refused.stderr
+    done = run("--checkpoint", str(folder), "--resume")
+    assert done.exit_code == 0, done.stderr
+    assert json.loads(done.stdout)["resumed_strips"] == -(-N // strip_length(N))
+    assert out.exists()
+    assert not folder.exists()
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    left: object
+    right: object
+
+
+KINDS = {"Pair": Pair}
+ARRAYS = hnp.arrays(
+    st.sampled_from(["f8", "i8", "u8", "u1", "?", "f4"]),
+    hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4),
+)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | ARRAYS,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.integers() | st.text(), inner, max_size=2)
+        | st.builds(Pair, inner, inner)
+    ),
+    max_leaves=6,
+)
+
+
+def alike(a, b):
+    if isinstance(a, (np.ndarray, np.generic)):
+        return a.dtype == b.dtype and np.shape(a) == np.shape(b) and a.tobytes() == b.tobytes()
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, Pair):
+        return alike(a.left, b.left) and alike(a.right, b.right)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(alike, a, b))
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(alike(a[key], b[key]) for key in a)
+    return repr(a) == repr(b)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(value=VALUES)
+def test_partial_sums_come_back_as_they_went(tmp_path_factory, value):
+    path = tmp_path_factory.mktemp("partial") / "p"
+    write_partial(path, value, KINDS)
+    write_partial(path, "what comes second", KINDS)  # the first one wins
+    found = read_partial(path, KINDS)
+    shapeless = isinstance(value, np.ndarray) and not value.shape  # comes back as a scalar
+    assert alike(value[()] if shapeless else value, found) or _scalars(value)
+
+
+def _scalars(value):
+    """Whether 0-d arrays lie inside, which come back as scalars."""
+    if isinstance(value, np.ndarray):
+        return not value.shape
+    if isinstance(value, Pair):
+        return _scalars(value.left) or _scalars(value.right)
+    if isinstance(value, dict):
+        return any(map(_scalars, value.values()))
+    return isinstance(value, (list, tuple)) and any(map(_scalars, value))
+
+
+def test_unknown_kinds_neither_go_nor_come(tmp_path):
+    with pytest.raises(TypeError, match="can't be part of a checkpoint"):
+        write_partial(tmp_path / "p", replace(Pair(1, 2)), {})
+    write_partial(tmp_path / "p", Pair(1, 2), KINDS)
+    with pytest.raises(StoreError, match="is damaged"):
+        read_partial(tmp_path / "p", {})
