@@ -29,6 +29,10 @@ class ConvergenceError(CmeDaskError, RuntimeError):
     """A solver missed its tolerance; nothing was fitted."""
 
 
+class ShardDone(CmeDaskError):
+    """A shard has done its share of a pass; the fit goes on when the others have, too."""
+
+
 class ConvergenceWarning(UserWarning):
     """A solver missed its tolerance, and the solution was kept because that was asked for."""
 

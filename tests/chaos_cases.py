@@ -4,7 +4,6 @@ import dataclasses
 import json
 
 import numpy as np
-from conftest import write_store
 
 from cme_dask import (
     ConditionalMeanEmbedding,
@@ -27,18 +26,21 @@ GAUSS = Gaussian(1.0)
 TOL = 1e-2
 
 
-def write_stores(folder):
+def write_stores(folder, n=N_ROWS):
     """Two stores: numbers, and labels with weights in chunks whose ends no strip shares."""
     rng = np.random.default_rng(20261122)
-    x = rng.normal(size=(N_ROWS, 2))
-    y = np.sin(x[:, :1]) + 0.5 * rng.normal(size=(N_ROWS, 1))
-    write_store(folder / "numbers.zarr", x, y, chunk_rows=4_096)
-    codes = np.digitize(x[:, 0] + 0.3 * rng.normal(size=N_ROWS), [-0.5, 0.5])
-    columns = Columns(("a", "b")), Columns(("label",), categories={"label": ("l", "m", "h")})
+    x = rng.normal(size=(n, 2))
+    y = np.sin(x[:, :1]) + 0.5 * rng.normal(size=(n, 1))
+    folder.mkdir(exist_ok=True)
+    columns = Columns(("a", "b")), Columns(("y",))
+    with writing_sample(folder / "numbers.zarr", columns, chunk_rows=4_096, seed=0) as writer:
+        writer.append(x, y)
+    codes = np.digitize(x[:, 0] + 0.3 * rng.normal(size=n), [-0.5, 0.5])
+    columns = columns[0], Columns(("label",), categories={"label": ("l", "m", "h")})
     with writing_sample(
         folder / "labels.zarr", columns, weights=True, chunk_rows=3_000, seed=0
     ) as writer:
-        writer.append(x, codes[:, None].astype(float), rng.uniform(0.5, 1.5, N_ROWS))
+        writer.append(x, codes[:, None].astype(float), rng.uniform(0.5, 1.5, n))
 
 
 def joint(**options):

@@ -10,17 +10,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from chaos_cases import differences, state_bits
+from chaos_cases import differences, state_bits, write_stores
 from chaos_cluster import Cluster
 
 from cme_dask.chunked.plan import strip_length
 from cme_dask.storage.model_file import read_model
 
-WORKERS, STRIP_SECONDS = 3, 0.05
+N_ROWS, WORKERS, STRIP_SECONDS = 1_000_000, 3, 0.02
 _PATIENCE = 240.0  # seconds after which a client counts as lost
 _POLL = 0.005
 
-_FIT = ("--event", "y0 > 0.5", "--tol", "1e-2", "--max-rank", "60", "--reg", "1e-4")
+_FIT = ("--event", "y > 0.5", "--tol", "1e-2", "--max-rank", "60", "--reg", "1e-4")
 COMMANDS = {
     "cme-dask fit": ("fit", *_FIT, "--residual", "no"),
     "cme-dask fit, residual": ("fit", *_FIT, "--residual", "yes"),
@@ -74,12 +74,13 @@ class Restarts:
     Parameters
     ----------
     folder
-        Of the stores, and for all outputs.
+        To make, of the stores and for all outputs.
     """
 
     def __init__(self, folder):
         self._folder, self._count = Path(folder), 0
         self._wanted = {}
+        write_stores(self._folder, N_ROWS)
 
     def undisturbed(self, name, cluster):
         """Bits of the model, and the strips that its run reads."""
@@ -205,7 +206,7 @@ def _block_strips(checkpoint):
 def restart_all(restarts, seed, folder, say):
     """So many restarts in turn over all clients; returns their outcomes."""
     rng, outcomes = np.random.default_rng([seed, 1]), []
-    runs = Restarts(folder)
+    runs = Restarts(folder / "restarts")
     with Cluster(folder / "cluster-restarts", WORKERS, STRIP_SECONDS) as cluster:
         while sum(len(outcome.deaths) for outcome in outcomes) < restarts:
             name = NAMES[len(outcomes) % len(NAMES)]

@@ -9,7 +9,9 @@ from threadpoolctl import threadpool_limits
 
 @pytest.fixture(scope="session", autouse=True)
 def one_blas_thread():
-    """Small matrices only get slower on several BLAS threads."""
+    """Small matrices only get slower on several threads, of BLAS or of OpenMP."""
+    import sklearn.ensemble  # noqa: F401 (only libraries that are loaded can be limited)
+
     with threadpool_limits(1):
         yield
 

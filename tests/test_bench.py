@@ -260,7 +260,7 @@ SMALL = {
 
 
 @pytest.mark.parametrize("case", [case for case in SMALL if case not in ("ridge", "sweep")])
-def test_every_case_measures_and_reports(case, here, monkeypatch, tmp_path):
+def test_every_case_measures_and_reports(case, here, brief_search, monkeypatch, tmp_path):
     monkeypatch.setattr(run, "QUICK", SMALL)
     out = tmp_path / "out"
     args = ("--case", case, "--repeats", 2, "--workers", 2, "--out", out)

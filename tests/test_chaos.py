@@ -34,6 +34,11 @@ def workers(processes):
     noise.level = level
 
 
+@pytest.fixture(scope="module")
+def restarts(stores):
+    return Restarts(stores / "restarts")
+
+
 RUNS = [
     ("joint", ["one", "one"]),
     ("joint, certified, greedy", ["all"]),
@@ -74,8 +79,7 @@ def test_fits_survive_their_workers(case, strikes, stores, processes, workers):
         ("cme-dask features", "everything"),
     ],
 )
-def test_runs_go_on_after_their_client_or_scheduler(name, death, stores, processes):
-    restarts = Restarts(stores)
+def test_runs_go_on_after_their_client_or_scheduler(name, death, restarts, processes):
     outcome = restarts.restarted(name, [death], processes, np.random.default_rng(5))
     assert not outcome.error
     assert outcome.deaths == [death]

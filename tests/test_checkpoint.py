@@ -22,11 +22,11 @@ from cme_dask import (
     kernels,
     open_sample,
 )
-from cme_dask.chunked.checkpoints import Checkpoint, ShardDone, block_rows
+from cme_dask.chunked.checkpoints import Checkpoint, block_rows
 from cme_dask.chunked.passes import PassProgress
 from cme_dask.chunked.plan import strip_length
 from cme_dask.cli.root import cli
-from cme_dask.errors import DataError, ResourceError, StoreError
+from cme_dask.errors import DataError, ResourceError, ShardDone, StoreError
 from cme_dask.storage.partials import read_partial, write_partial
 
 # Few pivots are enough here: bits are compared.
@@ -83,7 +83,7 @@ def whole(store):
         return bits(joint().fit(store))
 
 
-@pytest.mark.parametrize("scheduler", ["threads", "synchronous"])
+@pytest.mark.parametrize("scheduler", ["threads", "processes"])
 def test_a_run_that_goes_on_ends_with_the_same_bits(store, whole, tmp_path, scheduler):
     folder = tmp_path / "run"
     interrupted(joint(), store, folder, 40, scheduler=scheduler, workers=2)
@@ -291,7 +291,7 @@ def test_one_run_at_a_time(store, begun):
         joint().fit(store, checkpoint=begun, progress=second)
 
 
-def test_the_command_keeps_resumes_and_clears_up(store, tmp_path):
+def test_the_command_keeps_resumes_and_clears_up(store, tmp_path, brief_search):
     folder, out = tmp_path / "run", tmp_path / "m.zarr"
     command = ["fit", str(store), "--out", str(out), "--reg", "1e-4", "--max-rank", "12"]
     command += ["--constraint", "coupling", "--residual", "no", "--json"]

@@ -148,7 +148,7 @@ def test_saved_models_answer_alike(tmp_path):
     with pytest.raises(StoreError, match="coefficients are damaged"):
         LogisticModel.from_state(replace(state, arrays=state.arrays | {"coef": spoiled}))
     zarr.open_group(path, mode="r+")["coef"][...] = np.nan
-    with pytest.raises(StoreError, match="'coef' of .* is not the one that was written"):
+    with pytest.raises(StoreError, match=r"'coef' of .* is not the one that was written"):
         load(path)
 
 

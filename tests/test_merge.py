@@ -1,5 +1,6 @@
 """Models of parts of the rows, merged, are the model of all rows; what can't be merged is named."""
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -9,11 +10,14 @@ from itertools import pairwise
 import numpy as np
 import oracle_joint as oracle
 import pytest
+from click.testing import CliRunner
+from conftest import write_store
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 from cme_dask import JointDistribution, constraints, kernels, load, merge, open_sample
+from cme_dask.cli import cli
 from cme_dask.errors import DataError
 from cme_dask.models.sums import JointSums
 from cme_dask.numerics.cell_sums import CellSpec
@@ -105,12 +109,12 @@ def assert_same_model(a, b, rtol=1e-12, *, folds=True):
         assert_allclose(found, expected, rtol=0, atol=rtol * scale)
 
     points, others = X[:40], Y[:30]
-    for given in ({"X": points}, {"Y": others}):
-        (mean, std), (expected, expected_std) = (m.expect(**given, return_std=True) for m in (a, b))
+    for at in ({"X": points}, {"Y": others}):
+        (mean, std), (expected, expected_std) = (m.expect(**at, return_std=True) for m in (a, b))
         near(mean, expected)
         if folds:
             near(std, expected_std)
-        laws, expected_laws = (m.conditional(**given) for m in (a, b))
+        laws, expected_laws = (m.conditional(**at) for m in (a, b))
         near(laws.weights(), expected_laws.weights())
         near(laws.mean(), expected_laws.mean())
         near(laws.cov(), expected_laws.cov())
@@ -384,3 +388,44 @@ def test_merged_rows_are_a_fair_sample():
     share = taken[0] / taken.sum()
     error = np.sqrt(0.8 * 0.2 / taken.sum())
     assert abs(share - 0.8) < 4 * error
+
+
+def command(*args):
+    result = CliRunner().invoke(cli, [str(a) for a in args], catch_exceptions=False)
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_the_commands_grow_and_merge(tmp_path):
+    names = {"x_names": ["u", "v"], "y_names": ["p", "q"]}
+    for name, here in (("a", slice(0, 700)), ("b", slice(700, N)), ("all", slice(0, N))):
+        write_store(tmp_path / f"{name}.zarr", X[here], Y[here], W[here], **names)
+    model, store = (lambda s: tmp_path / f"{s}.model"), (lambda s: tmp_path / f"{s}.zarr")
+    quick = ("--growing", "--reg", "1e-3", "--tol", "0.1", "--max-rank", 60)
+    fit = ("fit", store("a"), "--out", model("a"), *quick, "--event", "p > 5")
+    assert command(*fit)[0] == 0
+    alone = ("grow", model("a"), store("b"), "--alone", "--first-row", 700, "--out", model("b"))
+    assert command(*alone, "--json")[0] == 0
+    code, out, _ = command("merge", model("a"), model("b"), "--out", model("m"), "--json")
+    result = json.loads(out)
+    assert (code, result["rows"], len(result["merged"])) == (0, N, 2)
+    code, out, _ = command("grow", model("a"), store("b"), "--out", model("g"))
+    assert (code, "1,500 in 2 pass" in out) == (0, True)
+    merged, grown = load(model("m")), load(model("g"))
+    assert_allclose(merged.expect("p > 5", X[:20]), grown.expect("p > 5", X[:20]), rtol=1e-11)
+    assert_array_equal(merged.y.cells.atoms, grown.y.cells.atoms)
+    assert_allclose(grown.masses.sum(), 1.0)
+    # What is refused leaves nothing behind, and says so in a sentence.
+    code, _, err = command("merge", model("a"), "--out", model("n"))
+    assert (code, "at least two" in err, model("n").exists()) == (2, True, False)
+    other = ("fit", store("b"), "--out", model("o"), *quick, "--event", "p > 5")
+    assert command(*other)[0] == 0
+    code, _, err = command("merge", model("a"), model("o"), "--out", model("n"))
+    assert (code, model("n").exists()) == (2, False)
+    assert "model 2 can't be merged with the first one, " in err
+    code, _, err = command("merge", model("a"), model("b"), "--out", model("m"))
+    assert (code, "exists" in err) == (2, True)
+    reread = ("grow", model("a"), store("b"), "--new-pivots", "reread", "--out", model("r"))
+    assert command(*reread)[0] == 2
+    assert command(*fit[:3], model("z"), "--growing", "--residual", "yes")[0] == 2
+    assert command(*reread, "--earlier", store("a"))[0] == 0
+    assert load(model("r")).about["rows"] == N

@@ -22,7 +22,7 @@ from dask.tokenize import TokenizationError
 
 import cme_dask
 from cme_dask.chunked.plan import Run, Together, strip_length
-from cme_dask.errors import CmeDaskError, DataError, ResourceError, StoreError
+from cme_dask.errors import DataError, ResourceError, StoreError
 from cme_dask.numerics.cell_sums import CellSums
 from cme_dask.numerics.kept_rows import Kept
 from cme_dask.numerics.logistic import LogisticSums
@@ -50,10 +50,6 @@ def keeps(*kinds: type) -> None:
 
 keeps(Together, Moments, CellSums, Kept, LogisticSums, Measured, GreedyOffer, RandomOffer)
 keeps(Bound, RowSample, ScoreSums)
-
-
-class ShardDone(CmeDaskError):
-    """A shard has done its share of a pass; the fit goes on when the others have, too."""
 
 
 def block_rows(n: int, chunk_rows: int) -> int:
@@ -118,7 +114,7 @@ class Checkpoint:
     def check_seen(self, client: Any) -> None:
         """ResourceError unless all workers of a cluster see the folder, and it sees their files."""
         sign = uuid.uuid4().hex
-        found = client.run(_sees, str(self.folder), sign)
+        found = client.run(_sees, str(self.folder), sign, on_error="ignore")  # some may die now
         blind = [address for address, seen in found.items() if not seen]
         written = {path.name for path in self.folder.glob(f"{_SIGN}-{sign}-*")}
         for name in written:

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from cme_dask.chunked.checkpoints import KeptPass, ShardDone
+from cme_dask.chunked.checkpoints import KeptPass
 from cme_dask.chunked.driver import Executor
 from cme_dask.chunked.plan import Run, Tree
 from cme_dask.chunked.strips import Reading
+from cme_dask.errors import ShardDone
 
 log = logging.getLogger("cme_dask.run")
 

@@ -145,7 +145,7 @@ class ClusterWatch:
     def __enter__(self) -> "ClusterWatch":
         self._before = want_of_memory(self._client)
         self._stack.enter_context(self._client.as_current())
-        if importlib.util.find_spec("bokeh") is not None:
+        if _has_bokeh():
             self._stack.enter_context(performance_report(filename=str(self._path)))
         self._stream = self._stack.enter_context(get_task_stream(self._client))
         return self
@@ -165,6 +165,10 @@ class ClusterWatch:
         self.want = WantOfMemory(
             after.spilled - self._before.spilled, after.pauses - self._before.pauses
         )
+
+
+def _has_bokeh() -> bool:
+    return importlib.util.find_spec("bokeh") is not None
 
 
 def _name_of(key: Any) -> str:

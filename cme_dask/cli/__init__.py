@@ -4,7 +4,7 @@ Everything heavy is imported inside the commands: ``--help`` is fast, and ``info
 need neither Dask nor scikit-learn.
 """
 
-from cme_dask.cli import data, fits, laws, rechunk, runs, scores, tune
+from cme_dask.cli import data, fits, laws, merge, rechunk, runs, scores, tune
 from cme_dask.cli.root import cli, main
 
-__all__ = ["cli", "data", "fits", "laws", "main", "rechunk", "runs", "scores", "tune"]
+__all__ = ["cli", "data", "fits", "laws", "main", "merge", "rechunk", "runs", "scores", "tune"]

@@ -101,6 +101,11 @@ from cme_dask.defaults import ACCURACY, COUPLING_REG, N_FOLDS, PIVOTS, SAMPLE_SI
     "held-out scores say that it pays.",
 )
 @click.option(
+    "--growing",
+    is_flag=True,
+    help="The best of the learned kernels alone, and no residuals: a model that grow and merge take.",
+)
+@click.option(
     "--accuracy",
     type=float,
     default=ACCURACY,
@@ -142,6 +147,7 @@ def fit(
     pivots: str,
     span: float,
     residual: str,
+    growing: bool,
     accuracy: float,
     sample_size: int,
     dry_run: bool,
@@ -175,6 +181,10 @@ def fit(
         "accuracy": accuracy,
         "sample_size": sample_size,
     }
+    if growing:
+        if residual == "yes":
+            raise click.UsageError("--growing takes no residuals: leave --residual out")
+        options |= {"tuning": {"averaged": 1}, "residual": False}
     section = checked(FitSection, options, "")
 
     def open_rows() -> Any:

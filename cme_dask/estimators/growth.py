@@ -30,7 +30,6 @@ from cme_dask.storage.sample import Sample
 
 Array = Any
 
-_SHARE = 0.8  # of tol, down to which pivots are chosen on a sample
 _WORSE = 2.0  # times the trace error of earlier rows, beyond which new rows are badly spanned
 
 
@@ -142,7 +141,7 @@ class Growth:
 
     def _more_pivots(self, sums: JointSums, rows: RowSample) -> list[Basis]:
         """Bases with the pivots that these rows need beside those that there are."""
-        tol, bases = _SHARE * float(sums.about["tol"]), []
+        tol, bases = float(sums.about["tol"]), []
         with one_blas_thread():
             for i, side in enumerate(sums.sides):
                 if not isinstance(side.basis, NewtonBasis):
@@ -257,8 +256,9 @@ def on_columns(sample: Sample, columns: Sequence[Columns]) -> Sample:
     """
     wanted: list[Sequence[str] | None] = []
     for variable, found, known in zip("xy", sample.columns, columns, strict=False):
-        unnamed = found.names == Columns.default(variable, len(known.names)).names
-        if not unnamed and not set(known.names) <= set(found.names):
+        unnamed = found.names == Columns.default(variable, len(found.names)).names
+        same = len(found.names) == len(known.names)
+        if not (same if unnamed else set(known.names) <= set(found.names)):
             raise DataError(
                 f"the fit had columns {known.listed()} of {variable}, these rows have "
                 f"{found.listed()}: give the same ones"

@@ -283,7 +283,9 @@ class PivotChoice:
 
     def _tell(self, i: int, rank: int, residual: float) -> None:
         told = {"event": "pivots", "variable": self.names[i], "rank": rank, "residual": residual}
-        log.info("pivots of %s: rank %d, residual %.2e", self.names[i], rank, residual, extra=told)
+        level = logging.DEBUG if rank & (rank - 1) else logging.INFO  # a line whenever it doubles
+        text = "pivots of %s: rank %d, residual %.2e"
+        log.log(level, text, self.names[i], rank, residual, extra=told)
         if self.progress is not None:
             self.progress(PivotProgress(self.names[i], rank, residual, self.rule.tol))
 

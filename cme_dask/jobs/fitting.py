@@ -4,11 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cme_dask.chunked.checkpoints import ShardDone
 from cme_dask.chunked.clusters import Scheduler
 from cme_dask.chunked.memory import MemoryPlan
 from cme_dask.constraints import parse
-from cme_dask.errors import DataError
+from cme_dask.errors import DataError, ShardDone
 from cme_dask.estimators.joint import JointDistribution
 from cme_dask.jobs.compute import Compute
 from cme_dask.jobs.kept import Kept

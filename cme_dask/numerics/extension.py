@@ -10,6 +10,8 @@ from cme_dask.numerics.sampled import prefix_rows
 
 Array = Any
 
+_SHARE = 0.8
+
 
 def extended_basis(
     basis: NewtonBasis,
@@ -36,7 +38,8 @@ def extended_basis(
     weights
         Of the rows, shape (n,).
     tol
-        Relative residual trace over the rows at which the choice ends.
+        Relative residual trace over the rows beyond which there are more pivots: down to 0.8 of it,
+        since it is too small on rows of which some are pivots.
     max_rank
         Largest rank, the pivots of the basis included.
 
@@ -49,6 +52,9 @@ def extended_basis(
     run = PivotedRows(basis.kernel, rows[:few], index[:few], weights[:few] / weights[:few].sum())
     run.follow(basis.points, basis.factor)
     limit = few if max_rank is None else min(few, max_rank - basis.rank)
+    if run.history[-1] <= tol:
+        return basis
+    tol *= _SHARE
     while run.history[-1] > tol and run.rank < limit and run.greedy(limit):
         pass
     met = np.flatnonzero(np.asarray(run.history[basis.rank :]) <= tol)

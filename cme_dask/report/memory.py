@@ -16,7 +16,6 @@ MEASURE = "PSS" if sys.platform == "linux" else "RSS"
 the resident set size."""
 
 _PAUSE = 0.1  # seconds between samples
-_COST = 100.0  # a sample that takes t seconds is followed by a pause of at least 100 t: 1 %
 _MOST = 20_000  # samples that a timeline holds; then every other one goes
 
 
@@ -56,6 +55,8 @@ def process_tree() -> list[psutil.Process]:
 class _Sampling(ABC):
     """Take samples in a thread; use as a context manager."""
 
+    _cost: float  # a sample that takes t seconds is followed by a pause of at least t times this
+
     def __init__(self) -> None:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="memory-samples", daemon=True)
@@ -76,7 +77,7 @@ class _Sampling(ABC):
         while not self._stop.wait(pause):
             begin = time.perf_counter()
             self._sample()
-            pause = max(_PAUSE, _COST * (time.perf_counter() - begin))
+            pause = max(_PAUSE, self._cost * (time.perf_counter() - begin))
 
     @abstractmethod
     def _sample(self) -> None:
@@ -93,6 +94,8 @@ class PeakMemory(_Sampling):
     measure
         :data:`MEASURE`.
     """
+
+    _cost = 100.0
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,6 +114,8 @@ class MemoryTimeline(_Sampling):
     read
         Bytes now, by the name of the process.
     """
+
+    _cost = 25.0
 
     def __init__(self, read: Callable[[], Mapping[str, int]]) -> None:
         super().__init__()

@@ -30,7 +30,7 @@ class ProgressLines:
     def __init__(self, every: float = 30.0) -> None:
         self._console = Console(stderr=True, highlight=False)
         self._every = every
-        self._begun: dict[str, float] = {}
+        self._first: dict[str, tuple[float, float]] = {}  # when each was heard of, how far it was
         self._next = time.monotonic() + every
         self._bars = Progress(
             TextColumn("{task.description}"),
@@ -98,11 +98,13 @@ class ProgressLines:
 
     def _now_and_then(self, label: str, done: float, text: str) -> None:
         now = time.monotonic()
-        begun = self._begun.setdefault(label, now)
+        begun, before = self._first.setdefault(label, (now, done))
         if now < self._next:
             return
         self._next = now + self._every
-        left = f", {_duration((now - begun) * (1.0 - done) / done)} left" if done else ""
+        left = ""
+        if done > before:
+            left = f", {_duration((now - begun) * (1.0 - done) / (done - before))} left"
         self.say(f"{label} {done:.0%}, {text}{left}".replace("%", " %", 1))
 
 

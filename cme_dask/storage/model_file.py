@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import zarr
 
@@ -11,6 +11,8 @@ from cme_dask.errors import StoreError
 from cme_dask.storage.atomic import ATTRIBUTE, disk_errors, writing
 from cme_dask.storage.zarr_files import (
     DECODE_ERRORS,
+    brief,
+    is_listing,
     open_zarr,
     read_array,
     read_attribute,
@@ -121,11 +123,9 @@ def _listed(
             return dict.fromkeys(group.array_keys())
         except DECODE_ERRORS as error:
             raise StoreError(
-                f"{location} has an array with a damaged description ({error}): restore it or fit "
-                "it again"
+                f"{location} has an array with a damaged description ({brief(error)}): restore it "
+                "or fit it again"
             ) from error
-    if not isinstance(listed, dict) or not all(
-        name.isidentifier() and isinstance(written, dict) for name, written in listed.items()
-    ):
+    if not is_listing(listed):
         raise StoreError(f"{location} has a damaged list of arrays: restore it or fit it again")
-    return listed
+    return cast("Mapping[str, Mapping[str, Any]]", listed)

@@ -11,7 +11,7 @@ import zarr
 
 from cme_dask.errors import StoreError
 from cme_dask.storage.guarded import GuardedStore, check_chunk
-from cme_dask.storage.zarr_files import DECODE_ERRORS, packed_bytes
+from cme_dask.storage.zarr_files import DECODE_ERRORS, brief, packed_bytes
 
 Array = Any
 T = TypeVar("T")
@@ -218,10 +218,10 @@ class ZarrSource:
                 names = " or ".join(self._names(number))
                 return StoreError(
                     f"chunk {names} of {self.array.store} (rows {low} to {high - 1}) is truncated "
-                    f"or corrupt ({cause}): restore it from a copy or write the store again"
+                    f"or corrupt ({brief(cause)}): restore it from a copy or write the store again"
                 )
         return StoreError(
-            f"rows {start} to {stop - 1} of {self.array.store} can't be read: {error}"
+            f"rows {start} to {stop - 1} of {self.array.store} can't be read: {brief(error)}"
         )
 
 

@@ -20,7 +20,14 @@ from cme_dask.numerics.location import Residuals
 from cme_dask.storage.columns import Columns
 from cme_dask.storage.priority import RowSample
 from cme_dask.storage.rows import RowSource, ZarrSource
-from cme_dask.storage.zarr_files import member, read_array, read_attribute, stored_array
+from cme_dask.storage.zarr_files import (
+    brief,
+    is_listing,
+    member,
+    read_array,
+    read_attribute,
+    stored_array,
+)
 
 Array = Any
 
@@ -276,12 +283,12 @@ def open_store(group: zarr.Group, location: str) -> Sample:
         if array.shape[0] != about.get("rows"):
             raise StoreError(
                 f"the array {name!r} of {location} has {array.shape[0]} rows, its description says "
-                f"{about.get('rows')}: restore it from a copy or write the store again"
+                f"{brief(about.get('rows'))}: restore it from a copy or write the store again"
             )
     try:
         columns = tuple(Columns.from_dict(about["columns"][v]) for v in variables)
     except (KeyError, TypeError) as error:
-        raise StoreError(f"{location} describes no columns: {error!r}") from error
+        raise StoreError(f"{location} describes no columns: {brief(repr(error))}") from error
     sources = {name: ZarrSource(array, whole=True) for name, array in arrays.items()}
     for source in sources.values():
         source.check_listed(location)
@@ -316,7 +323,7 @@ def _roles(about: dict[str, Any], location: str) -> tuple[str, ...]:
     """Which of ``group`` and ``time`` the store has, as it may from version 3 on."""
     roles = about.get("roles", {}) if about["schema_version"] > 2 else {}
     if not isinstance(roles, dict) or not set(roles) <= set(_ROLES):
-        raise StoreError(f"{location} describes no roles: {roles!r}; write it again")
+        raise StoreError(f"{location} describes no roles: {brief(repr(roles))}; write it again")
     return tuple(name for name in _ROLES if name in roles)
 
 
@@ -339,6 +346,8 @@ def _row_sample(
         raise StoreError(f"{location} holds no row sample: write it again")
     complete = about.get("row_sample_complete") is True
     written = about.get("row_sample", {})  # stores of before don't say what was written
+    if not is_listing(written):
+        raise StoreError(f"{location} describes no row sample: write it again")
 
     def read(name: str) -> Array:
         return read_array(rows, name, location, written.get(name))

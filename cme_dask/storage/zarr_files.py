@@ -23,15 +23,25 @@ from cme_dask.storage.guarded import MOST_BYTES, GuardedStore, check_chunk
 
 Array = Any
 
-DECODE_ERRORS = (ValueError, RuntimeError, OSError, LookupError, TypeError, AttributeError)
+DECODE_ERRORS = (
+    *(ValueError, RuntimeError, OSError, LookupError, TypeError, AttributeError, ArithmeticError),
+    *(AssertionError, MemoryError),
+)
 """What zarr, its codecs and its stores raise on bytes that don't decode."""
 
 _CHECKSUM = "checksum"
+_LONGEST = 200
 _SAFE_CODECS = {  # of Zarr 2, by name; those left out run code, or are not known
     *("adler32", "astype", "bitround", "blosc", "bz2", "crc32", "crc32c", "delta"),
     *("fixedscaleoffset", "fletcher32", "gzip", "jenkins_lookup3", "lz4", "lzma", "packbits"),
     *("quantize", "shuffle", "vlen-bytes", "vlen-utf8", "zlib", "zstd"),
 }
+
+
+def brief(value: object) -> str:
+    """What others say or files hold, in one line that is no longer than a sentence may be."""
+    text = " ".join(str(value).split())
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 def open_zarr(path: str | os.PathLike[str], storage_options: dict[str, Any] | None = None) -> Any:
@@ -58,9 +68,11 @@ def open_zarr(path: str | os.PathLike[str], storage_options: dict[str, Any] | No
             absolute = GuardedStore(absolute, read_only=True)
         found = zarr.open(absolute, mode="r", storage_options=storage_options)
     except ImportError as error:
-        raise ResourceError(f"{where} needs a package that is not installed: {error}") from error
+        raise ResourceError(
+            f"{where} needs a package that is not installed: {brief(error)}"
+        ) from error
     except DECODE_ERRORS as error:
-        raise StoreError(f"{where} is no readable Zarr store: {error}") from error
+        raise StoreError(f"{where} is no readable Zarr store: {brief(error)}") from error
     return safe(found, where) if isinstance(found, zarr.Array) else found
 
 
@@ -72,8 +84,8 @@ def safe(array: zarr.Array[Any], location: str) -> zarr.Array[Any]:
         unsafe = [name for name in names if name not in _SAFE_CODECS]
         if unsafe:
             raise StoreError(
-                f"{location} uses the codec {unsafe[0]!r}, which may run code or is not known to "
-                "be safe: write it again with another one"
+                f"{location} uses the codec {brief(repr(unsafe[0]))}, which may run code or is not "
+                "known to be safe: write it again with another one"
             )
     return array
 
@@ -97,10 +109,12 @@ def read_attribute(group: zarr.Group, kind: str, version: int, location: str) ->
             "attribute): it is of another kind, or its writing was cut off; write it again"
         )
     if about.get("kind") != kind:
-        raise StoreError(f"{location} holds a {about.get('kind')!r}, a {kind!r} was expected")
+        raise StoreError(
+            f"{location} holds a {brief(repr(about.get('kind')))}, a {kind!r} was expected"
+        )
     found = about.get("schema_version")
     if type(found) is not int or found < 1:
-        raise StoreError(f"{location} has the unreadable schema version {found!r}")
+        raise StoreError(f"{location} has the unreadable schema version {brief(repr(found))}")
     if found > version:
         raise StoreError(
             f"{location} has schema version {found}, this cme_dask reads up to {version}: "
@@ -149,9 +163,7 @@ def stored_array(group: zarr.Group, name: str, location: str) -> zarr.Array[Any]
     """
     array = member(group, name, location)
     if not isinstance(array, zarr.Array):
-        raise StoreError(
-            f"{location} lacks the array {name!r}: restore it or write it again"
-        )
+        raise StoreError(f"{location} lacks the array {name!r}: restore it or write it again")
     form = _foreign_form(array)
     if form is not None:
         raise StoreError(
@@ -187,8 +199,8 @@ def member(group: zarr.Group, name: str, location: str) -> Any:
         return group.get(name)
     except DECODE_ERRORS as error:
         raise StoreError(
-            f"the description of {name!r} in {location} is damaged ({error}): restore it from a "
-            "copy or write it again"
+            f"the description of {name!r} in {location} is damaged ({brief(error)}): restore it "
+            "from a copy or write it again"
         ) from error
 
 
@@ -213,8 +225,9 @@ def read_array(
     restore = "restore it from a copy or write it again"
     if written is not None and (form := _form(array)) != {k: written.get(k) for k in form}:
         raise StoreError(
-            f"the array {name!r} of {location} should be {written.get('dtype')} of shape "
-            f"{written.get('shape')}, it is {form['dtype']} of shape {form['shape']}: {restore}"
+            f"the array {name!r} of {location} should be {brief(written.get('dtype'))} of shape "
+            f"{brief(written.get('shape'))}, it is {form['dtype']} of shape {form['shape']}: "
+            f"{restore}"
         )
     if array.nchunks > 1:
         raise StoreError(
@@ -223,11 +236,11 @@ def read_array(
         )
     try:
         # Its chunk is always written, so a missing one is lost: it would read as zeros.
-        whole = _has_chunk(array) and array.nchunks_initialized == array.nchunks
+        whole = _has_chunk(array)
         values = np.asarray(array[...] if whole else None)
     except DECODE_ERRORS as error:
         raise StoreError(
-            f"the array {name!r} of {location} is truncated or corrupt ({error}): {restore}"
+            f"the array {name!r} of {location} is truncated or corrupt ({brief(error)}): {restore}"
         ) from error
     if not whole:
         raise StoreError(f"the array {name!r} of {location} lacks a chunk: {restore}")
@@ -249,6 +262,8 @@ def _has_chunk(array: zarr.Array[Any]) -> bool:
     size, blosc = packed_bytes(array)
     prefix = f"{array.path}/" if array.path else ""
     key = prefix + array.metadata.encode_chunk_key((0,) * array.ndim)
+    if not isinstance(array.store, GuardedStore):
+        return array.nchunks_initialized == array.nchunks
     return array.nchunks == 0 or check_chunk(array.store, key, size, blosc=blosc)
 
 
@@ -265,6 +280,13 @@ def write_array(group: zarr.Group, name: str, values: Array) -> dict[str, Any]:
     )
     array[...] = values
     return {**_form(array), "crc32": _crc32(values)}
+
+
+def is_listing(value: object) -> bool:
+    """Whether this is what :func:`write_array` said of arrays, by name, as far as types tell."""
+    return isinstance(value, dict) and all(
+        name.isidentifier() and isinstance(written, dict) for name, written in value.items()
+    )
 
 
 def _form(array: zarr.Array[Any]) -> dict[str, Any]:

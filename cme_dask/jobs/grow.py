@@ -1,0 +1,103 @@
+"""The job that adds the rows of a store to a saved model, or fits them alone as it was."""
+
+from pathlib import Path
+from typing import Any
+
+from cme_dask.chunked.driver import Executor
+from cme_dask.chunked.memory import MemoryBudget
+from cme_dask.chunked.sources import open_sample
+from cme_dask.defaults import ACCURACY, SAMPLE_SIZE
+from cme_dask.errors import DataError
+from cme_dask.estimators.growth import Growth
+from cme_dask.jobs.compute import Compute
+from cme_dask.jobs.describe import describe
+from cme_dask.models import load_only
+from cme_dask.models.events import Event
+from cme_dask.models.joint import JointModel, Variable
+from cme_dask.report.progress import ProgressLines
+from cme_dask.storage.atomic import check_output
+
+
+def grow_model(
+    path: str,
+    store: str,
+    out: Path,
+    compute: Compute,
+    *,
+    new_pivots: str = "keep",
+    earlier: str | None = None,
+    alone: bool = False,
+    first_row: int = 0,
+    overwrite: bool = False,
+) -> dict[str, Any]:
+    """Add the rows of a store to a model, see :meth:`JointDistribution.partial_fit`.
+
+    Parameters
+    ----------
+    path
+        The model; events that it was fitted with are known from it.
+    store
+        The new rows.
+    out
+        Folder to write.
+    compute
+        Where to run.
+    new_pivots, earlier
+        As of ``partial_fit``.
+    alone
+        A model of the new rows alone, for merging, with the pivots and cells of the other.
+    first_row
+        With ``alone``, the number of the first row in the table that all parts make.
+    overwrite
+        Whether ``out`` may replace an earlier output.
+
+    Raises
+    ------
+    DataError, StoreError, ResourceError, ConvergenceError
+        As ``partial_fit``; and if the model has functions other than events.
+    """
+    check_output(out, overwrite)
+    model = load_only(JointModel, path)
+    sample = open_sample(store)
+    before = None if earlier is None else open_sample(earlier)
+    with ProgressLines() as progress, compute.open() as scheduler:
+        growth = Growth(
+            functions=(_events(model.x, model.y), _events(model.y, model.x)),
+            new_pivots=new_pivots,
+            max_rank=None,
+            sample_size=SAMPLE_SIZE,
+            seed=0,
+            accuracy=ACCURACY,
+            convergence="raise",
+            budget=MemoryBudget.of(
+                Executor.resolve(scheduler, compute.workers), compute.memory_limit
+            ),
+            progress=progress.fit,
+        )
+        if alone:
+            found, _ = growth.alone(model, sample, first_row)
+        else:
+            found, _ = growth.add(model, sample, before, int(model.about["passes"]))
+        found.model.save(out, overwrite=overwrite)
+    report = found.report
+    return {
+        "model": path,
+        "store": sample.location,
+        "added": report.rows,
+        "seconds": report.seconds,
+        "rows_per_second": report.rows_per_second,
+        **describe(str(out)),
+    }
+
+
+def _events(here: Variable, other: Variable) -> dict[str, Event]:
+    """The functions of a variable, which the other one answers for, from their names."""
+    columns = here.columns
+    names = other.answers.names[len(columns.names) :]
+    try:
+        return {name: Event.parse(name, columns.names, columns.categories) for name in names}
+    except DataError as error:
+        raise DataError(
+            f"the model was fitted with functions that are no events ({error}): add rows in "
+            "Python, JointDistribution().partial_fit(..., like=model, functions=...), and merge"
+        ) from error

@@ -1,0 +1,458 @@
+"""Damage real stores and models in random ways, and read them: only errors of ours, or the truth.
+
+``python tests/fuzz.py --count 100000 --seed 0`` makes that many cases; ``--only 4711`` one of them,
+told in full. A case is a copy of a store or a model with one fault, or a few:
+
+- bytes of a file flipped, cut off, inserted, overwritten;
+- a value, key or item of a JSON description changed, half of the time with the checksums made right
+  again, as somebody hostile would;
+- files and folders deleted, exchanged, doubled, made links, pipes or folders.
+
+It is opened, read as a whole and asked. What may come of it: an error of ours, of one line; or an
+answer, which without made-up checksums is bit-equal to that of the intact one. What is a finding:
+any other exception, a case that takes longer than its limit, memory beyond the limit, code that is
+run, a file that is written. Two chunks of rows that change places are the one damage that no
+checksum sees: there any answer is right.
+"""
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+import cme_dask
+from cme_dask import (
+    ConditionalMeanEmbedding,
+    JointDistribution,
+    KernelLogisticRegression,
+    PivotedCholesky,
+    kernels,
+    open_sample,
+)
+from cme_dask.errors import CmeDaskError
+from cme_dask.jobs.describe import describe
+from cme_dask.storage.columns import Columns
+from cme_dask.storage.writer import writing_sample
+from cme_dask.storage.zarr_files import sealed
+
+SECONDS = 10.0
+"""Of a case, on a machine that does other things as well; some milliseconds are usual."""
+
+MEMORY = 3 << 30
+"""Bytes of address space that reading may take beyond what is in use before."""
+
+VICTIMS = {"store": 6, "features": 5, "logistic": 4, "embedding": 3, "joint": 2}
+"""How often each is taken."""
+
+
+class Finding(Exception):
+    """What must not happen."""
+
+
+# What is read ----------------------------------------------------------------------------------
+
+
+def make_victims(folder):
+    """A store and a model of each kind, as small as they can be."""
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(40, 2))
+    y = x[:, :1] + 0.1 * rng.normal(size=(40, 1))
+    kernel = kernels.Gaussian(1.0)
+    columns = Columns(("a", "b"), {"a": "m"}), Columns(("c",), {}, {})
+    with writing_sample(folder / "store", columns, weights=True, chunk_rows=16) as writer:
+        writer.append(x, y, np.ones(40))
+    options = {"max_rank": 4, "tol": 1e-9}
+    where = {"scheduler": "synchronous"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        PivotedCholesky(kernel, **options).fit(x, **where).save(folder / "features")
+        KernelLogisticRegression(kernel, pivots=x[:4]).fit(x, y[:, 0] > 0, **where).save(
+            folder / "logistic"
+        )
+        ConditionalMeanEmbedding(kernel_x=kernel, kernel_y=kernel, **options).fit(
+            x, y, **where
+        ).save(folder / "embedding")
+        JointDistribution(
+            kernel_x=kernel, kernel_y=kernel, support_size=0, residual=False, **options
+        ).fit(x, y, **where).save(folder / "joint")
+    return {name: folder / name for name in VICTIMS}
+
+
+def read_store(path):
+    sample = open_sample(path)
+    repr(sample)
+    rows = sample.row_sample
+    values = [rows.keys, rows.index, rows.weights, *rows.parts]
+    for source in sample.reads:
+        last = source.shape[0]
+        values += [source.read(0, min(last, 1000)), source.read(max(last - 100, 0), last)]
+    return [*values, json.dumps([c.to_dict() for c in sample.columns])]
+
+
+def read_model(path):
+    model = cme_dask.load(path)
+    text = [repr(model), model._repr_html_(), json.dumps(model.contents())]
+    sides = [model.x.columns, model.y.columns] if hasattr(model, "x") else [model.columns]
+    x, y = ([0.1, -0.7] * 9, [0.3] * 9)
+    points = [
+        np.resize(np.array(v), (2, len(s.names))) for v, s in zip((x, y), sides, strict=False)
+    ]
+    if hasattr(model, "density_ratio"):
+        given = list(model.function_names[0])
+        return [*text, model.expect(given, points[0]), model.density_ratio(*points)]
+    if hasattr(model, "embedding"):
+        return [*text, model.expect(None, points[0]), model.embedding(*points)]
+    if hasattr(model, "predict_proba"):
+        return [*text, model.predict_proba(points[0])]
+    return [*text, model.transform(points[0])]
+
+
+def read(name, path, told):
+    """Everything that can be asked for, as a list of arrays and texts."""
+    if told:
+        json.dumps(describe(str(path)), default=str)
+    return read_store(path) if name == "store" else read_model(path)
+
+
+def same(a, b):
+    return len(a) == len(b) and all(
+        one == other if isinstance(one, str) else np.array_equal(one, other, equal_nan=True)
+        for one, other in zip(a, b, strict=True)
+    )
+
+
+# What is done to them --------------------------------------------------------------------------
+
+HOSTILE = [
+    *(None, True, False, 0, 1, -1, 3, 10**15, -(10**15), 1 << 63, 10**400, 0.5, 1e308, -0.0),
+    *(math.nan, math.inf, "", "x", "float64", "../../../etc/passwd", "/etc/passwd", "a\0b", "NaN"),
+    *("pickle", "|O", "__import__('os').system('true')", "\ud800", "x" * 100_000, [], {}, [[]]),
+    *([None], {"": None}, {"name": "numcodecs.pickle", "configuration": {}}, [0], [10**9] * 3),
+    *({"name": "transpose", "configuration": {"order": [1, 0]}}, {"type": "Custom", "name": "os"}),
+    {"name": "sharding_indexed", "configuration": {"chunk_shape": [1], "codecs": []}},
+]
+
+
+def nested(depth):
+    value = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def files_of(path):
+    return sorted(p for p in path.rglob("*") if p.is_file() and not p.is_symlink())
+
+
+def spoil_bytes(rng, path):
+    file = rng.choice(files_of(path))
+    data = bytearray(file.read_bytes())
+    at = rng.randrange(len(data) + 1)
+    how = rng.choice(["flip", "flip", "flip", "cut", "insert", "overwrite", "double", "empty"])
+    if how == "flip" and data:
+        data[min(at, len(data) - 1)] ^= 1 << rng.randrange(8)
+    elif how == "cut":
+        del data[at:]
+    elif how == "insert":
+        data[at:at] = rng.randbytes(rng.choice([1, 4, 100]))
+    elif how == "overwrite":
+        noise = rng.choice([b"\0", b"\xff", rng.randbytes(1)]) * rng.choice([1, 8, 64])
+        data[at : at + len(noise)] = noise
+    elif how == "double":
+        data += bytes(data)
+    else:
+        data.clear()
+    file.write_bytes(bytes(data))
+    return f"{how} at {at} of {file.relative_to(path)}"
+
+
+def places(value, found):
+    """Every container of a JSON value with a key or position of it."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            found.append((value, key))
+            places(item, found)
+    elif isinstance(value, list):
+        for i, item in enumerate(value):
+            found.append((value, i))
+            places(item, found)
+    return found
+
+
+def spoil_json(rng, path):
+    file = rng.choice([f for f in files_of(path) if f.name == "zarr.json"])
+    if rng.random() < 0.5:
+        file = path / "zarr.json"
+    try:
+        data = json.loads(file.read_text())
+        box, key = rng.choice(places(data, []))
+    except (ValueError, IndexError, OSError):
+        return "nothing"
+    how = rng.choice(["set", "set", "set", "set", "delete", "add", "swap", "nest"])
+    if how == "set":
+        box[key] = rng.choice(HOSTILE)
+    elif how == "delete":
+        del box[key]
+    elif how == "add" and isinstance(box, dict):
+        box[rng.choice(["", "x", "../x", "shape", "kernel", "residual"])] = rng.choice(HOSTILE)
+    elif how == "add":
+        box.insert(key, rng.choice([box[key], *HOSTILE]))
+    elif how == "swap":
+        other, place = rng.choice(places(data, []))
+        with contextlib.suppress(LookupError):
+            box[key] = json.loads(json.dumps(other[place]))
+    else:
+        box[key] = nested(rng.choice([50, 400]))
+    forged = rng.random() < 0.5 and forge(data)
+    file.write_text(json.dumps(data))
+    return f"{how} {str(key)[:40]!r} of {file.relative_to(path)}{' forged' if forged else ''}"
+
+
+def forge(data):
+    """Make the checksum of a description right again."""
+    with contextlib.suppress(KeyError, TypeError, AttributeError):
+        about = data["attributes"]["cme_dask"]
+        about.pop("checksum", None)
+        data["attributes"]["cme_dask"] = sealed(about)
+        return True
+    return False
+
+
+def forge_values(rng, path):
+    """Other values in a small array, with all checksums right."""
+    import zarr
+
+    from cme_dask.storage.zarr_files import write_array
+
+    root = zarr.open_group(str(path), mode="r+")
+    about = dict(root.attrs["cme_dask"])
+    inside = root["row_sample"] if about["kind"] == "sample" else root
+    listed = about["row_sample" if about["kind"] == "sample" else "arrays"]
+    name = rng.choice(sorted(listed))
+    values = np.array(inside[name][...])
+    how = rng.choice(["nan", "huge", "zero", "negative", "short", "long", "flat", "int8", "text"])
+    numbers = {"nan": np.nan, "huge": 1e300, "zero": 0.0, "negative": -3.0}
+    if how in numbers:
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            values.flat[rng.randrange(values.size or 1) :] = numbers[how]
+    elif how == "text":
+        values = values.astype("U8")
+    else:
+        changes = {
+            "short": values[:-1],
+            "long": np.concatenate([values] * 2),
+            "flat": values.ravel(),
+        }
+        values = changes.get(how, np.nan_to_num(values).astype("i1"))
+    del inside[name]
+    listed[name] = write_array(inside, name, values)
+    about.pop("checksum")
+    root.attrs["cme_dask"] = sealed(about)
+    return f"{how} values of {name} forged"
+
+
+def spoil_files(rng, path):
+    everything = sorted(path.rglob("*"))
+    one, other = rng.choice(everything), rng.choice(everything)
+    how = rng.choice(
+        ["delete", "swap", "copy", "rename", "link", "loop", "pipe", "device", "folder", "stray"]
+    )
+    told = f"{how} {one.relative_to(path)} {other.relative_to(path)}"
+    if how == "swap" and one != other and one.is_file() and other.is_file():
+        a, b = one.read_bytes(), other.read_bytes()
+        one.write_bytes(b)
+        other.write_bytes(a)
+        return f"{told} exchanged"
+    if how == "copy" and one.is_file() and other.is_file():
+        other.write_bytes(one.read_bytes())
+        return f"{told} exchanged"
+    if how == "rename":
+        with contextlib.suppress(OSError):
+            one.rename(one.with_name(rng.choice(["x", "0", "1", "zarr.json", "c", ".zarray"])))
+        return f"{told} exchanged"
+    if how == "stray":
+        (one if one.is_dir() else one.parent).joinpath(
+            rng.choice([".zgroup", "zarr.json.partial", "q"])
+        ).write_bytes(b"{}")
+        return told
+    if one.is_dir():
+        shutil.rmtree(one)
+    else:
+        one.unlink()
+    if how == "link":
+        one.symlink_to(
+            rng.choice(["/etc/passwd", "/etc", str(other), "../..", "nowhere", "/dev/zero"])
+        )
+        return f"{told} exchanged"
+    if how == "loop":
+        one.symlink_to(one.name)
+    elif how == "pipe":
+        os.mkfifo(one)
+    elif how == "device":
+        one.symlink_to("/dev/zero")
+    elif how == "folder":
+        one.mkdir()
+    return told
+
+
+KINDS = {spoil_bytes: 5, spoil_json: 6, spoil_files: 3, forge_values: 2}
+
+
+# The trial -------------------------------------------------------------------------------------
+
+
+class Watch:
+    """Tells of code that is run and of files that are written, in any thread, while it is on."""
+
+    FORBIDDEN = (
+        *("os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty"),
+        *("subprocess.Popen", "pickle.find_class", "socket.connect", "os.remove", "os.rename"),
+        *(
+            "os.mkdir",
+            "os.rmdir",
+            "os.link",
+            "os.symlink",
+            "os.truncate",
+            "os.chmod",
+            "ctypes.dlopen",
+        ),
+    )
+    WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+    def __init__(self):
+        self.on = False
+        self.seen = []
+        sys.addaudithook(self._hook)
+
+    def _hook(self, event, args):
+        if not self.on:
+            return
+        if event in self.FORBIDDEN:
+            self.seen.append(f"{event} {args!r}"[:200])
+        elif event == "open":
+            flags = args[2] if isinstance(args[2], int) else 0
+            if flags & self.WRITING or any(c in str(args[1] or "") for c in "wax+"):
+                self.seen.append(f"open {args!r}"[:200])
+        elif event in ("exec", "compile"):
+            name = getattr(args[0], "co_filename", None) if event == "exec" else args[1]
+            if name is not None and not os.path.exists(str(name)) and "frozen" not in str(name):
+                self.seen.append(f"{event} {name}")
+
+
+def too_long(*_):
+    raise Finding(f"takes longer than {SECONDS:g} s")
+
+
+def trial(number, seed, victims, truths, watch, folder):
+    """One case: what was done, and what came of it; Finding if it must not."""
+    rng = random.Random(f"{seed}/{number}")
+    name = rng.choices(list(VICTIMS), VICTIMS.values())[0]
+    path = folder / "case"
+    shutil.rmtree(path, ignore_errors=True)
+    shutil.copytree(victims[name], path)
+    faults = rng.choice([1, 1, 1, 2, 3])
+    done = []
+    for _ in range(faults):
+        with contextlib.suppress(Exception), warnings.catch_warnings():  # what is damaged already
+            warnings.simplefilter("ignore")
+            done.append(rng.choices(list(KINDS), KINDS.values())[0](rng, path))
+    told = f"{name}: {'; '.join(done)}"
+    any_answer = len(done) > 1 or any("forged" in d for d in done)
+    any_answer |= name == "store" and any("exchanged" in d for d in done)
+    watch.seen.clear()
+    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    watch.on = True
+    try:
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            answer = read(name, path, told=number % 10 == 0)
+        outcome = "answer"
+    except CmeDaskError as error:
+        outcome = type(error).__name__
+        if "\n" in str(error) or len(str(error)) > 3000:
+            raise Finding(f"{told}: not one sentence: {error}"[:3000]) from error
+    except Finding as error:
+        raise Finding(f"{told}: {error}") from error
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        raise Finding(f"{told}: {type(error).__name__}: {error}"[:1000]) from error
+    finally:
+        watch.on = False
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    if watch.seen:
+        raise Finding(f"{told}: {watch.seen[0]}")
+    if outcome == "answer" and not any_answer and not same(answer, truths[name]):
+        raise Finding(f"{told}: another answer")
+    return told, outcome
+
+
+def fuzz(count, seed, only=None, progress=lambda text: None):
+    """Outcomes counted, and findings by number."""
+    outcomes, findings = Counter(), {}
+    shm = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    before = signal.signal(signal.SIGALRM, too_long)
+    watch = WATCH
+    try:
+        with tempfile.TemporaryDirectory(dir=shm, prefix="cme-dask-fuzz-") as place:
+            folder = Path(place)
+            victims = make_victims(folder)
+            truths = {name: read(name, path, told=True) for name, path in victims.items()}
+            begin = time.monotonic()
+            for number in range(count) if only is None else [only]:
+                try:
+                    told, outcome = trial(number, seed, victims, truths, watch, folder)
+                    outcomes[outcome] += 1
+                    if only is not None:
+                        progress(f"{number}: {told}: {outcome}")
+                except Finding as error:
+                    findings[number] = error
+                    progress(f"FINDING {number}: {error}")
+                    if only is not None:
+                        traceback.print_exception(error)
+                if number and number % 5000 == 0:
+                    spent = time.monotonic() - begin
+                    progress(
+                        f"{number:,} cases, {spent / number * 1e3:.1f} ms each, {dict(outcomes)}"
+                    )
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    return outcomes, findings
+
+
+WATCH = Watch()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--count", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", type=int, help="Number of a single case.")
+    wanted = parser.parse_args()
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
+    outcomes, findings = fuzz(
+        wanted.count, wanted.seed, wanted.only, lambda text: print(text, flush=True)
+    )
+    total = sum(outcomes.values()) + len(findings)
+    print(f"{total:,} cases: {dict(outcomes)}, {len(findings)} findings")
+    return 1 if findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,116 @@
+"""Runs on a cluster that loses its workers: they go on, or one sentence says why not."""
+
+import os
+import signal
+import threading
+import time
+
+import dask
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cme_dask import JointDistribution, kernels
+from cme_dask.chunked.driver import Executor
+from cme_dask.chunked.plan import Tree, tree_build
+from cme_dask.errors import ResourceError
+
+
+@given(leaves=st.integers(1, 70))
+def test_the_tree_is_the_one_that_sums_follow(leaves):
+    tree = Tree.over(leaves)
+    nodes = [str(i) for i in range(leaves)]
+    for a, b in tree.merges:
+        nodes.append(f"({nodes[a]}+{nodes[b]})")
+    assert nodes[tree.root] == tree_build(
+        [str(i) for i in range(leaves)], lambda a, b: f"({a}+{b})"
+    )
+    assert tree.spans[tree.root] == (0, leaves)
+    for node, parent in tree.parents().items():
+        assert node in tree.merges[parent - leaves]
+        assert set(tree.below(node)) <= set(tree.below(parent))
+
+
+@pytest.fixture
+def small():
+    """A cluster of one worker process that is brought back when it dies."""
+    with (
+        dask.config.set({"distributed.scheduler.allowed-failures": 0}),
+        LocalCluster(
+            n_workers=1, threads_per_worker=1, dashboard_address="127.0.0.1:0", protocol="tcp"
+        ) as local,
+        Client(local) as client,
+    ):
+        yield local, client
+
+
+def slow(shared, seconds):
+    time.sleep(seconds)
+    return {os.getpid()}
+
+
+def union(a, b):
+    return a | b
+
+
+def killer(shared, path, times):
+    """A task that kills its worker so many times, and then counts itself."""
+    with open(path, "a+") as file:
+        file.seek(0)
+        dead = len(file.read())
+        if dead < times:
+            file.write("x")
+            file.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+    return 1
+
+
+def plus(a, b):
+    return a + b
+
+
+def test_a_task_outlives_more_workers_than_dask_allows(small, tmp_path):
+    _, client = small
+    path = str(tmp_path / "dead")
+    payloads = [(path, 0), (path, 2), (path, 0)]  # Dask gives up at the first death
+    done = []
+    found = Executor.resolve(client).run(
+        killer, payloads, plus, shared=None, name="killer", on_done=done.append
+    )
+    assert found == 3
+    assert sorted(done) == [0, 1, 2]
+    assert (tmp_path / "dead").read_text() == "xx"
+
+
+def test_a_task_that_always_kills_is_given_up(small, tmp_path, monkeypatch):
+    _, client = small
+    monkeypatch.setattr("cme_dask.chunked.cluster_run._ATTEMPTS", 1)
+    with pytest.raises(
+        ResourceError, match="died again and again while they ran killer-0"
+    ):
+        Executor.resolve(client).run(
+            killer, [(str(tmp_path / "dead"), 99)], plus, shared=None, name="killer"
+        )
+
+
+def test_without_any_worker_a_run_ends_with_a_sentence(small):
+    local, client = small
+    executor = Executor.resolve(client)
+    threading.Timer(0.5, local.scale, (0,)).start()
+    with (
+        dask.config.set({"cme-dask.no-workers-timeout": 0.5}),
+        pytest.raises(ResourceError, match="has had no worker for 0 s: start some"),
+    ):
+        executor.run(slow, [(3.0,), (3.0,)], union, shared=None, name="slow")
+
+
+def test_what_a_task_raises_comes_back_as_it_is(small):
+    _, client = small
+    x = np.ones((6000, 1))
+    x[4321] = np.nan
+    with pytest.raises(ValueError, match=r"x0.*1 .*4,?321"):
+        JointDistribution(kernel_x=kernels.Gaussian(1.0), kernel_y=kernels.Gaussian(1.0)).fit(
+            x, x[::-1].copy(), scheduler=client
+        )
