@@ -13,6 +13,7 @@ import contextlib
 import logging
 import re
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -296,6 +297,9 @@ def main(argv=None):
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(argv)
     logging.getLogger("distributed").setLevel(logging.CRITICAL)  # it tells of each kill
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # what nohup ignores clients would, too
     folder, begin = Path(tempfile.mkdtemp(prefix="chaos-")), time.monotonic()
     write_stores(folder)
     runs = list(run_all(given.runs, given.seed, folder, _say))

@@ -16,7 +16,7 @@ from chaos_cluster import Cluster
 from cme_dask.chunked.plan import strip_length
 from cme_dask.storage.model_file import read_model
 
-N_ROWS, WORKERS, STRIP_SECONDS = 1_000_000, 3, 0.02
+N_ROWS, WORKERS, STRIP_SECONDS = 300_000, 3, 0.05
 _PATIENCE = 240.0  # seconds after which a client counts as lost
 _POLL = 0.005
 
@@ -78,7 +78,7 @@ class Restarts:
     """
 
     def __init__(self, folder):
-        self._folder, self._count = Path(folder), 0
+        self._folder, self._count, self._started = Path(folder), 0, 0
         self._wanted = {}
         write_stores(self._folder, N_ROWS)
 
@@ -100,6 +100,7 @@ class Restarts:
             self._through(outcome, deaths, strips, wanted, cluster, rng)
         except Lost as error:
             outcome.error = str(error)
+            cluster.again()
         outcome.seconds = time.monotonic() - begin
         return outcome
 
@@ -133,11 +134,12 @@ class Restarts:
         else:
             script = str(Path(__file__).with_name("chaos_client.py"))
             words = [script, name, str(self._folder), cluster.address, str(checkpoint), str(out)]
+        self._started += 1
         with self._said("out").open("w") as said, self._said("err").open("w") as errors:
             return subprocess.Popen([sys.executable, *words], stdout=said, stderr=errors)
 
     def _said(self, stream):
-        return self._folder / f"client.{stream}"
+        return self._folder / f"client-{self._started}.{stream}"
 
     def _end(self, process, death, name, cluster):
         """End a run by force, and see that it says so in one sentence."""

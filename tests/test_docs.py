@@ -4,6 +4,7 @@ import gzip
 import os
 import re
 import runpy
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,7 @@ CUT = {
         "--set", f"fit.tuning={{{', '.join(f'{k}={v}' for k, v in BRIEF.items())}}}",
         "--set", "fit.max_rank=100",
     ],
+    "sample": ["--rows", "2e4"],
     "tune": ["--rows", "800", "--evaluations", "8", "--averaged", "1", "--max-rank", "100"],
 }  # fmt: skip
 """What is added to commands that ask for much, by one of their words."""
@@ -73,13 +75,31 @@ def commands(block):
 
 
 def words(line):
-    """Words of a command as the shell makes them, without its name."""
+    """Words of a plain ``cme-dask`` command as the shell makes them, None of any other line."""
+    tokens = shlex.shlex(line, posix=True, punctuation_chars=True)
+    tokens.whitespace_split = True
+    name, *rest = tokens
+    if name != "cme-dask" or any(set(word) <= set("();<>|&") for word in rest):
+        return None
     split = ["bash", "-c", f"printf '%s\\0' {line}"]
-    name, *rest = subprocess.run(split, check=True, capture_output=True, text=True).stdout.split(
-        "\0"
-    )[:-1]
-    assert name == "cme-dask"
-    return rest
+    done = subprocess.run(split, check=True, capture_output=True, text=True)
+    return done.stdout.split("\0")[1:-1]
+
+
+def run_line(line):
+    """Exit code and output; commands of this package in this process, to start no other."""
+    if (args := words(line)) is None:
+        done = subprocess.run(
+            ["bash", "-c", line], env=scripts(), stderr=subprocess.STDOUT, stdout=-1, text=True
+        )
+        return done.returncode, done.stdout
+    args += [more for word in args for more in CUT.get(word, [])]
+    done = CliRunner().invoke(cli, args, catch_exceptions=False)
+    return done.exit_code, done.output
+
+
+def scripts():
+    return {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
 
 @pytest.mark.filterwarnings("default")  # as for a user
@@ -93,16 +113,22 @@ def test_page(page, folder, brief_search, quick_studies, monkeypatch):
             runpy.run_path(str(folder / "block.py"), run_name="__main__")
             continue
         for line in commands(block):
-            args = words(line)
-            args += [more for name in args for more in CUT.get(name, [])]
-            done = CliRunner().invoke(cli, args, catch_exceptions=False)
-            assert done.exit_code == 0, f"{line}\n{done.output}"
+            code, output = run_line(line)
+            assert code == 0, f"{line}\n{output}"
 
 
-def test_the_command_of_the_pages_is_there():
-    scripts = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    shown = subprocess.run(["cme-dask", "--version"], env=scripts, capture_output=True, text=True)
-    assert shown.stdout.startswith("cme-dask, version ")
+def test_lines_are_run_as_by_a_shell(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    assert words('cme-dask fit "a b" --event "y1 <= y2" x.*') == [
+        *("fit", "a b", "--event", "y1 <= y2", "x.*")
+    ]
+    found = words("cme-dask ingest stations/*Dong*.gz --set rows=[1]")
+    assert found[1] == "stations/PRSA_Data_Dongsi_20130301-20170228.csv.gz"
+    assert words("cme-dask info s.zarr > out") is words("dask scheduler") is None
+    assert run_line("cme-dask info nix.zarr")[0] == 2
+    assert run_line("false")[0] == 1
+    code, output = run_line("cme-dask --version | cat")  # as it was installed
+    assert (code, output.startswith("cme-dask, version ")) == (0, True)
 
 
 def test_links_lead_somewhere():

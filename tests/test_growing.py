@@ -198,6 +198,22 @@ def test_zero_filled_moments_keep_within_their_bound():
     model.partial_fit(*spread(300, -4.0, 3), new_pivots="extend", **ONE)
     filled = model.model_.about["zero_filled"]
     assert [entry["rows"] for entry in filled if entry["variable"] == "x"] == [700, 1200]
+    # The bound of the second holds, though zeros of the first hide a part of lam.
+    m, basis, old = basis.rank, model.basis_x_.newton, np.concatenate([OLD[0], NEW[0]])
+    newton = basis(old)
+    spectral = np.linalg.eigh(newton[:, :m].T @ newton[:, :m])[1]
+    missing = newton[:, m:].T @ (newton[:, :m] @ spectral) / len(old)
+    told = [entry for entry in filled if entry["variable"] == "x"][1]
+    assert np.abs(missing).max() <= told["bound"]
+    # Reading all rows again makes everything exact, and there is nothing more to tell.
+    third = spread(300, -4.0, 3)
+    earlier = [np.concatenate(rows) for rows in zip(OLD, NEW, third, strict=True)]
+    model.partial_fit(*spread(200, -4.0, 4), new_pivots="reread", earlier=earlier, **ONE)
+    assert "zero_filled" not in model.model_.about
+    gram = model.moments_.total().gram[0]
+    rows = np.concatenate([earlier[0], spread(200, -4.0, 4)[0]])
+    newton = model.basis_x_.newton(rows)
+    assert_allclose(gram[: basis.rank, : basis.rank], newton.T @ newton, atol=1e-8)
 
 
 def test_an_extended_basis_begins_with_its_own_functions():
@@ -336,5 +352,13 @@ def test_classifiers_grow_with_the_labels_of_the_first_call():
     model.partial_fit(da.from_array(X[CUT:], chunks=(100, 2)), lazy, **ONE)
     assert list(model.classes_) == ["down", "side", "up"]
     assert model.score(X, label) > 0.85
+    told = JointClassifier(**given)
+    told.partial_fit(X[some], label[some], classes=["up", "side", "down"], **ONE)
+    with pytest.warns(ToleranceWarning, match="y: trace error"):  # no pivot is a row of it
+        told.partial_fit(X[:CUT], label[:CUT], **ONE)
+    assert list(told.classes_) == ["down", "side", "up"]
+    assert told.predict_proba(X).shape == (N, 3)
+    with pytest.raises(DataError, match="on the first call"):
+        told.partial_fit(X, label, classes=["up"], **ONE)
     with pytest.raises(DataError, match=r"labels that the first call had not, 'left'"):
         model.partial_fit(X[:9], np.array(["left"] * 9), **ONE)

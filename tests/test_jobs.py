@@ -265,11 +265,11 @@ def test_a_generated_job(tmp_path):
 def test_air_quality(tmp_path):
     code, out, err = run(
         *(ROOT / "pipelines" / "air_quality.toml", "--data", AIR, "--out", tmp_path / "air"),
-        *("--json", "--set", "fit.max_rank=200"),  # as it stands it takes some minutes
-        *("--set", "fit.tuning={max_rank=150, evaluations=60, finalists=3, averaged=2}"),
+        *("--json", "--set", "fit.max_rank=150"),  # as it stands it takes some minutes
+        *("--set", "fit.tuning={rows=3000, max_rank=100, evaluations=30, finalists=2, averaged=2}"),
     )
     assert code == 0, err
-    assert err.count("warning") == err.count("max_rank=200 was reached") == 1
+    assert err.count("warning") == err.count("max_rank=150 was reached") == 1
     result = json.loads(out)
     counts = [result["ingest"][f"rows_{what}"] for what in ("read", "kept", "dropped")]
     assert counts == [420_768, 409_930, 10_838]

@@ -4,23 +4,43 @@ import gc
 import json
 import subprocess
 import sys
+import warnings
 import weakref
 
 import numpy as np
+import psutil
 import pytest
 from conftest import write_store
+from distributed import Client
 
-from cme_dask import kernels
+from cme_dask import JointDistribution, kernels
+from cme_dask.bench.cluster import running_cluster
 from cme_dask.chunked.driver import Executor
 from cme_dask.chunked.memory import MemoryBudget, PassShape, pivot_bytes
+from cme_dask.chunked.observing import WantOfMemory, want_of_memory
 from cme_dask.chunked.plan import Run
 from cme_dask.errors import ResourceError
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.moments import MomentSpec, Side, StripMoments
+from cme_dask.report.memory import peak_of
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="the high-water mark is read from /proc"
 )
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory):
+    """A worker of 1 GB, and the client of its cluster."""
+    folder = tmp_path_factory.mktemp("cluster")
+    with (
+        running_cluster(folder, 1, memory_limit="1GB") as cluster,
+        Client(cluster.address) as client,
+    ):
+        client.wait_for_workers(1)
+        (nanny,) = cluster.workers
+        yield max(psutil.Process(nanny).children(), key=lambda p: p.memory_info().rss), client
+
 
 HEAD = """
 import json, sys, warnings
@@ -101,6 +121,25 @@ def test_prediction_of_a_search_is_near_the_measured_peak(tmp_path):
     assert phase == "the search for kernels"
 
 
+def test_prediction_of_a_worker_is_near_its_measured_peak(tmp_path, worker):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((40_000, 6))
+    write_store(tmp_path / "s.zarr", x, x[:, :4] ** 2, chunk_rows=4096)
+    kernel = kernels.Matern(1.0, 0.5)
+    process, client = worker
+    for rank in (30, 200):  # the process is most of the one, partial sums are most of the other
+        estimator = JointDistribution(
+            kernel_x=kernel, kernel_y=kernel, tol=1e-9, max_rank=rank, sample_size=2048
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            memory = estimator.fit(tmp_path / "s.zarr", scheduler=client).report_.memory
+        assert memory.place == "a worker"
+        assert memory.limit == 0.7 * 1_000_000_000  # where it would begin to spill
+        assert 0.8 <= memory.predicted / peak_of(process) <= 1.25
+    assert want_of_memory(client) == WantOfMemory(0, 0)
+
+
 @pytest.mark.slow
 def test_rank_two_thousand_on_a_million_rows(tmp_path):
     predicted, peak, phase = measured(tmp_path, FEATURES, 1_000_000, 2000)
@@ -147,6 +186,18 @@ def test_what_does_not_fit_is_refused_in_any_phase():
     on_cluster = MemoryBudget(Executor("threads", 2), 1 << 40, ((4, 200 << 20),))
     with pytest.raises(ResourceError, match="a worker would need"):
         on_cluster.check_pass(shape(n_folds=100), runs)
+
+
+def test_a_chunk_that_a_worker_cannot_hold_is_refused_with_the_remedy():
+    budget = MemoryBudget(Executor("threads", 1), 1 << 40, ((1, 700_000_000),))
+    rows = {"n_rows": 10**8, "n_columns": 20, "ranks": (50,), "width": 70}
+    runs = [Run(0, 1 << 20, 1 << 18)]
+    budget.check_pass(shape(**rows, chunk_rows=1 << 16), runs)
+    told = r"chunks of fewer rows than 4,194,304, which are read whole \(cme-dask rechunk\)"
+    with pytest.raises(ResourceError, match=told):
+        budget.check_pass(shape(**rows, chunk_rows=1 << 22), runs)
+    with pytest.raises(ResourceError, match=r"4,000,000, which are read whole"):
+        budget.check_pass(shape(**rows, chunk_rows=4_000_000), runs)
 
 
 def test_pivots_need_more_for_more_rows_and_pivots():

@@ -21,7 +21,9 @@ from cme_dask.cli import cli
 from cme_dask.errors import DataError
 from cme_dask.models.sums import JointSums
 from cme_dask.numerics.cell_sums import CellSpec
+from cme_dask.numerics.hashing import fold_of_rows
 from cme_dask.numerics.kept_rows import KEPT, Kept, kept_of_union
+from cme_dask.numerics.moments import MomentSpec
 from cme_dask.numerics.support import Support
 
 N, RANKS = 1500, (11, 8)
@@ -330,6 +332,23 @@ def test_sums_out_of_a_model_are_those_of_its_fit():
     )
 
 
+def test_moments_move_to_other_factors_and_shifts():
+    """As if the pass had been made with these: factors differ in last bits between processors."""
+    rng = np.random.default_rng(5)
+    sums = JointSums.of(whole_model())
+    sides = []
+    for side, functions in zip(sums.sides, ({}, FUNCTIONS), strict=True):
+        m = side.basis.rank
+        factor = side.basis.factor @ (np.eye(m) + 0.1 * np.tril(rng.normal(size=(m, m)), -1))
+        basis = replace(side.basis, factor=factor)
+        shift = side.shift + rng.normal(size=len(side.shift))
+        sides.append(replace(side, basis=basis, shift=shift, functions=functions))
+    found = sums.on_sides(tuple(sides))
+    spec = MomentSpec(tuple(sides), 10)
+    expected = spec.strip((X, Y), W, fold_of_rows(0, N, 10))
+    assert_allclose(found.gram, expected.gram, atol=1e-10 * np.abs(expected.gram).max())
+
+
 def test_columns_far_from_zero_merge_as_well():
     """Shifts are near the means: sums of squares don't cancel."""
     y = Y + 1e6
@@ -417,11 +436,6 @@ def test_the_commands_grow_and_merge(tmp_path):
     # What is refused leaves nothing behind, and says so in a sentence.
     code, _, err = command("merge", model("a"), "--out", model("n"))
     assert (code, "at least two" in err, model("n").exists()) == (2, True, False)
-    other = ("fit", store("b"), "--out", model("o"), *quick, "--event", "p > 5")
-    assert command(*other)[0] == 0
-    code, _, err = command("merge", model("a"), model("o"), "--out", model("n"))
-    assert (code, model("n").exists()) == (2, False)
-    assert "model 2 can't be merged with the first one, " in err
     code, _, err = command("merge", model("a"), model("b"), "--out", model("m"))
     assert (code, "exists" in err) == (2, True)
     reread = ("grow", model("a"), store("b"), "--new-pivots", "reread", "--out", model("r"))

@@ -176,10 +176,20 @@ def _cluster_at(bench: "Bench", rows: Rows, rank: int, near: Cluster, far: Clust
         }
     )
 
-    def ratio(name: str, over: str, under: str, **aim: float) -> None:
-        for quantity, of, goal in (("pass_seconds", "pass", aim), ("seconds", "whole fit", {})):
-            terms = [Term(over, quantity)], [Term(under, quantity)]
-            bench.ratios.append(Ratio(at, f"{of}, {name}", *terms, **goal))
+    def ratio(
+        name: str,
+        over: str,
+        under: str,
+        *,
+        at_least: float | None = None,
+        at_most: float | None = None,
+    ) -> None:
+        inside, whole = (
+            ([Term(over, quantity)], [Term(under, quantity)])
+            for quantity in ("pass_seconds", "seconds")
+        )
+        bench.ratios.append(Ratio(at, f"pass, {name}", *inside, at_least, at_most))
+        bench.ratios.append(Ratio(at, f"whole fit, {name}", *whole))
 
     ratio("rows/s of workers / independent processes", apart, cluster, at_least=0.9)
     ratio("workers / threads", cluster, threads, at_most=1.1)

@@ -22,7 +22,7 @@ from cme_dask.errors import ResourceError
 
 log = logging.getLogger("cme_dask.run")
 
-_ATTEMPTS = 6  # of a node, each after `allowed-failures` + 1 dead workers
+_ATTEMPTS = 6  # of a node while no other one ends, each after `allowed-failures` + 1 dead workers
 _PAUSE = 5.0  # seconds without news after which workers are looked for
 _NO_WORKERS = 300.0  # seconds without any worker, by default
 _LOST = (CommClosedError, CancelledError, FutureCancelledError, TimeoutError, OSError)
@@ -123,6 +123,7 @@ class ClusterRun:
         if node < self._job.tree.leaves:
             self._tell(node)
         self._finished.add(node)
+        self._failures.clear()
         for part in self._parts(node):  # they have gone into this one
             self._held.pop(part, None)
         parent = self._parents[node]

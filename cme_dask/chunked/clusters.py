@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import logging
 import ssl
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
@@ -9,6 +10,7 @@ from typing import Any, TypeAlias
 import dask
 from distributed import Client
 
+from cme_dask import __version__
 from cme_dask.errors import ResourceError
 
 Scheduler: TypeAlias = Any
@@ -48,8 +50,15 @@ def connected(scheduler: str | None) -> Iterator[Scheduler]:
         client = Client(scheduler, timeout=_CONNECT_SECONDS, set_as_default=False)
     except (OSError, ValueError, TypeError, RuntimeError) as error:
         raise ResourceError(_unreachable(scheduler, error)) from error
-    with client:
-        yield client
+    # A lost scheduler is told in one sentence, not in a traceback of each attempt to reconnect.
+    logger = logging.getLogger("distributed.client")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with client:
+            yield client
+    finally:
+        logger.setLevel(level)
 
 
 def _check_certificates(scheduler: str) -> None:
@@ -119,19 +128,23 @@ def cluster_threads(client: Client) -> int:
 
 def check_workers(client: Client) -> None:
     """ResourceError that names a worker which can't run tasks of this process, and why."""
+
+    # Inside, so that it is sent as code and not by the name of a module that may not be there.
+    def is_there() -> bool:
+        import importlib.util
+
+        return importlib.util.find_spec("cme_dask") is not None
+
+    seen = client.run(is_there, on_error="ignore")  # some may die now
+    lacking = [name for name, there in seen.items() if not there]
     found = client.get_versions(packages=["cme_dask", "zarr"])
     here = found["client"]["packages"]
+    if lacking:
+        raise ResourceError(
+            f"worker {lacking[0]}{_more(lacking)} has no cme_dask: install version "
+            f"{here['cme_dask'] or __version__} of it where the workers run"
+        )
     others = {name: about["packages"] for name, about in found["workers"].items() if about}
-    unknown = [name for name, packages in others.items() if not packages.get("cme_dask")]
-    if unknown and here.get("cme_dask"):
-        # Without metadata it may still be there, on a path.
-        specs = client.run(importlib.util.find_spec, "cme_dask", workers=unknown, on_error="return")
-        lacking = [name for name, spec in specs.items() if spec is None]
-        if lacking:
-            raise ResourceError(
-                f"worker {lacking[0]}{_more(lacking)} has no cme_dask: install version "
-                f"{here['cme_dask']} of it where the workers run"
-            )
     different: dict[str, str] = {}
     for name, packages in others.items():
         for package, (ours, theirs) in _differences(here, packages).items():

@@ -20,7 +20,7 @@ from cme_dask.numerics.sampled import prefix_rows
 _WORD = 8
 _HASH_WORDS = 10  # per row of a strip: its hash on the way, its fold, and their order
 _PROCESS = 240 << 20  # interpreter and libraries
-_WORKER = 90 << 20  # of a cluster's worker: it loads fewer, and some pages it shares with others
+_WORKER = 80 << 20  # of a cluster's worker: it loads fewer, and some pages it shares with others
 _CHILD = 170 << 20  # of each process that is started: it shares pages of the libraries
 _ROW_SAMPLE_WORDS = 4  # per row of the row sample beside its values: key, index, weight, importance
 _SOLVE_WORDS = 12  # per entry of a P x P matrix: eigenbases, and what they are made from
@@ -310,9 +310,12 @@ def _refusal(shape: PassShape, executor: Executor, plan: MemoryPlan) -> str:
     if executor.workers > 1:
         remedies.append(f"fewer than {executor.workers} workers or threads")
     if shape.chunk_rows > strip_length(shape.n_rows):
-        remedies.append(
+        reading = shape.n_columns * _WORD * 3 * shape.chunk_rows
+        first = 0 if 2 * reading > plan.predicted else len(remedies)
+        remedies.insert(
+            first,
             f"chunks of fewer rows than {shape.chunk_rows:,}, which are read whole "
-            "(cme-dask rechunk)"
+            "(cme-dask rechunk)",
         )
     return (
         f"{plan.place} would need {format_bytes(plan.predicted)} for rank {ranks} with "

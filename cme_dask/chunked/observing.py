@@ -96,7 +96,7 @@ def want_of_memory(client: Client) -> WantOfMemory:
 def _spilled(dask_scheduler: Any) -> float:
     """Sum of the workers' metrics ``(..., "disk-write", "bytes")``; runs on the scheduler."""
     metrics = dask_scheduler.cumulative_worker_metrics.items()
-    return sum(v for key, v in metrics if tuple(key)[-2:] == ("disk-write", "bytes"))
+    return float(sum(v for key, v in metrics if tuple(key)[-2:] == ("disk-write", "bytes")))
 
 
 @dataclass

@@ -103,7 +103,7 @@ from cme_dask.defaults import ACCURACY, COUPLING_REG, N_FOLDS, PIVOTS, SAMPLE_SI
 @click.option(
     "--growing",
     is_flag=True,
-    help="The best of the learned kernels alone, and no residuals: a model that grow and merge take.",
+    help="The best of learned kernels alone, and no residuals: a model that grow and merge take.",
 )
 @click.option(
     "--accuracy",

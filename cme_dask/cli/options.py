@@ -62,6 +62,45 @@ def log_option(command: Command) -> Callable[..., Any]:
     return logged
 
 
+def _configures(key: str) -> Callable[[click.Context, click.Parameter, Any], None]:
+    """What sets a key of Dask's configuration to the value of an option while the command runs."""
+
+    def set_key(ctx: click.Context, _: click.Parameter, value: Any) -> None:
+        if value:
+            import dask
+
+            ctx.with_resource(dask.config.set({key: value if value is True else str(value)}))
+
+    return set_key
+
+
+def tls_options(command: Command) -> Command:
+    """How a cluster is trusted, by the names of the options of ``dask worker``."""
+    files = {
+        "--tls-ca-file": ("ca-file", "Certificate authority of a tls:// cluster."),
+        "--tls-cert": ("client.cert", "Certificate of this client."),
+        "--tls-key": ("client.key", "Private key of this client."),
+    }
+    kind = click.Path(path_type=Path, exists=True, dir_okay=False, resolve_path=True)
+    wrapped = click.option(
+        "--require-tls",
+        is_flag=True,
+        expose_value=False,
+        callback=_configures("distributed.comm.require-encryption"),
+        help="Refuse a cluster that is not encrypted.",
+    )(command)
+    for option, (key, text) in reversed(files.items()):
+        wrapped = click.option(
+            option,
+            type=kind,
+            metavar="FILE",
+            expose_value=False,
+            callback=_configures(f"distributed.comm.tls.{key}"),
+            help=f"{text}  [default: Dask's configuration]",
+        )(wrapped)
+    return wrapped
+
+
 def compute_options(command: Command) -> Callable[..., Any]:
     """Where to run, as the ``compute`` of the command, and what is told of it."""
 
@@ -80,7 +119,7 @@ def compute_options(command: Command) -> Callable[..., Any]:
         compute = Compute(scheduler, workers, memory_limit, report, overwrite)
         return command(*arguments, compute=compute, **options)
 
-    wrapped = log_option(computing)
+    wrapped = tls_options(log_option(computing))
     for option in (
         click.option(
             "--report",

@@ -14,7 +14,7 @@ from cme_dask.numerics.projection import project
 Array = Any
 
 
-class JointClassifier(LabelClassifier, JointDistribution):
+class JointClassifier(LabelClassifier, JointDistribution):  # type: ignore[misc]
     r"""Classifier by the conditional law of a label: non-negative probabilities with sum 1.
 
     A :class:`JointDistribution` whose y is one column of labels. Attributes and queries are its
@@ -48,7 +48,7 @@ class JointClassifier(LabelClassifier, JointDistribution):
         return np.asarray(self._fitted().conditional(X).predict_proba())
 
 
-class EmbeddingClassifier(LabelClassifier, ConditionalMeanEmbedding):
+class EmbeddingClassifier(LabelClassifier, ConditionalMeanEmbedding):  # type: ignore[misc]
     r"""Classifier by the conditional mean embedding of a label.
 
     :math:`P(Y = c | x) = \mathrm E[1\{Y = c\} | x]` of :class:`ConditionalMeanEmbedding` is signed

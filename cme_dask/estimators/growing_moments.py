@@ -53,15 +53,15 @@ class GrowingMoments:
         sides = tuple(replace(side, elimination=None) for side in self._sides)
         spec = MomentSpec(sides, self._moments.n_folds)
         with one_blas_thread():
-            spec, self.arithmetic_ = self._settled(spec, rows, sample.n_rows)
+            spec, arithmetic = self._settled(spec, rows, sample.n_rows)
         first = first_of(sample, self._moments)
-        (new,), _, self.report_ = make_moments(
+        (new,), _, report = make_moments(
             replace(sample, first_row=first), [spec], budget, progress, 0
         )
         total = self._moments + new
         several = [(moments, self._sides) for moments in (self._moments, new, total)]
         warn_badly_spanned(several, variables, self.tol)
-        self._moments = total
+        self._moments, self.arithmetic_, self.report_ = total, arithmetic, report
         self.n_passes_ += passes + 1
 
 

@@ -77,33 +77,35 @@ class Growth:
         """
         old = self._sums(model)
         sample, rows, took = self._opened(sample, old)
-        bases, filled = [side.basis for side in old.sides], []
+        bases = [side.basis for side in old.sides]
         if self.new_pivots != "keep":
             bases = self._more_pivots(old, rows)
         more = [b.rank - s.basis.rank for b, s in zip(bases, old.sides, strict=True)]
-        before = old
-        if earlier is not None and any(more):
-            earlier, few, again = self._opened(earlier, old)
-            wanted = replace(old, sides=_on(old.sides, bases), specs=())
-            before, _, _ = self._measure(wanted, earlier, few)
-            before = replace(before, specs=old.specs, cells=old.cells, about=old.about)
-            _check_same_rows(old, before)
-            took += again + 1
+        entries, before = old.about.get("zero_filled", []), old
+        if earlier is not None and (any(more) or entries):
+            before, again = self._again(old, bases, earlier)
+            took, entries = took + again, []
         elif any(more):
-            filled = [
-                {"variable": "xy"[i], **zero_filled(old, i, count)}
-                for i, count in enumerate(more)
-                if count
-            ]
-            before = old.extended(bases)
+            filled = [zero_filled(old, i, count) for i, count in enumerate(more) if count]
+            before, entries = old.extended(bases), [*entries, *filled]
         wanted = replace(old, sides=_on(old.sides, bases))
         first = first_of(sample, old.moments)
         new, arithmetic, report = self._measure(wanted, sample, rows, first)
         total = union([before, new])
         self._warn(old, new, total)
-        entries = [*old.about.get("zero_filled", []), *filled]
+        total.about.pop("zero_filled", None)
         told: dict[str, Any] = {"zero_filled": entries} if entries else {}
         return self._fitted(total, arithmetic, report, passes + took + 1, told), sample
+
+    def _again(
+        self, old: JointSums, bases: Sequence[Basis], earlier: Sample
+    ) -> tuple[JointSums, int]:
+        """The sums over the earlier rows with other bases, and the passes over them."""
+        earlier, rows, passes = self._opened(earlier, old)
+        wanted = replace(old, sides=_on(old.sides, bases), specs=())
+        found, _, _ = self._measure(wanted, earlier, rows)
+        _check_same_rows(old, found)
+        return replace(found, specs=old.specs, cells=old.cells, about=old.about), passes + 1
 
     def alone(self, like: JointModel, sample: Sample, first_row: int) -> tuple[Fitted, Sample]:
         """The model of these rows alone, with pivots, cells and parameters of another one."""

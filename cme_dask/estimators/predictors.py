@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from sklearn.base import ClassifierMixin, RegressorMixin
@@ -107,6 +107,57 @@ class LabelClassifier(ClassifierMixin):  # type: ignore[misc]
     Estimators open rows by :meth:`_open` and give ``_probabilities(X)``, shape (n, K).
     """
 
+    _expected: Array | None = None  # labels that a first call of partial_fit was told of
+
+    def partial_fit(
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        classes: Any = None,
+        weights: Any = None,
+        sample_weight: Any = None,
+        scheduler: Any = None,
+        workers: int | None = None,
+        memory_limit: str | int | None = None,
+        progress: Any = None,
+    ) -> Self:
+        """Fit, or add rows to the fitted model, in one pass over the new rows alone.
+
+        As of the estimator without classes: later calls keep kernels, pivots and folds.
+
+        Parameters
+        ----------
+        X, y, weights, sample_weight, scheduler, workers, memory_limit, progress
+            As in :meth:`fit`, of the new rows.
+        classes
+            On the first call, all labels that may come, shape (K,); default those of its rows.
+
+        Raises
+        ------
+        DataError
+            As :meth:`fit`, or on labels that are not among those.
+        """
+        if classes is not None and hasattr(self, "classes_"):
+            if not np.array_equal(np.unique(classes), np.sort(self.classes_)):
+                raise DataError("classes are told on the first call of partial_fit: leave them out")
+        elif classes is not None:
+            self._expected = np.unique(classes)
+        try:
+            super().partial_fit(
+                X,
+                y,
+                weights=weights,
+                sample_weight=sample_weight,
+                scheduler=scheduler,
+                workers=workers,
+                memory_limit=memory_limit,
+                progress=progress,
+            )
+        finally:
+            self._expected = None
+        return self
+
     def predict_proba(self, X: Any) -> Array:
         """P(Y = label | x), shape (n, K), in the order of ``classes_``: non-negative, sum 1.
 
@@ -138,7 +189,7 @@ class LabelClassifier(ClassifierMixin):  # type: ignore[misc]
 
     def _open(self, X: Any, Y: Any, weights: Any) -> Sample:
         """The rows, with the labels as codes of a categorical column."""
-        sample, self.classes_ = labelled_sample(X, Y, weights)
+        sample, self.classes_ = labelled_sample(X, Y, weights, self._expected)
         return sample
 
     def _open_more(self, X: Any, Y: Any, weights: Any) -> Sample:

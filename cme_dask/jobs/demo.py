@@ -12,7 +12,8 @@ from scipy.stats import norm
 from cme_dask.chunked.sources import open_sample
 from cme_dask.errors import DataError, ResourceError
 from cme_dask.estimators.joint import JointDistribution
-from cme_dask.jobs.fitting import Compute, describe_fit, fit_sample
+from cme_dask.jobs.compute import Compute
+from cme_dask.jobs.fitting import describe_fit, fit_sample
 from cme_dask.jobs.folder import prepare_folder
 from cme_dask.jobs.schema import FitSection
 from cme_dask.models import drawing

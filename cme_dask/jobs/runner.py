@@ -12,7 +12,8 @@ from cme_dask.chunked.memory import MemoryBudget
 from cme_dask.chunked.sources import open_sample
 from cme_dask.jobs.describe import describe_ingest
 from cme_dask.jobs.evaluate import evaluate
-from cme_dask.jobs.fitting import Compute, describe_fit, fit_sample
+from cme_dask.jobs.compute import Compute
+from cme_dask.jobs.fitting import describe_fit, fit_sample
 from cme_dask.jobs.folder import prepare_folder
 from cme_dask.jobs.points import Questions, along_curves, compare, nearest
 from cme_dask.jobs.schema import IngestSection, Job, SampleSection

@@ -10,7 +10,7 @@ from cme_dask.chunked.memory import MemoryBudget
 from cme_dask.chunked.scores import Law, Prediction, ScoreReport, score_pass
 from cme_dask.chunked.sources import open_sample
 from cme_dask.errors import DataError
-from cme_dask.jobs.fitting import Compute
+from cme_dask.jobs.compute import Compute
 from cme_dask.models import JointModel, load_only
 from cme_dask.models.events import Event
 from cme_dask.numerics.folding import Part

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from cme_dask.errors import DataError
-from cme_dask.jobs.fitting import Compute, columns_of, describe_fit, events_of, fit_sample
+from cme_dask.jobs.compute import Compute
+from cme_dask.jobs.fitting import columns_of, describe_fit, events_of, fit_sample
 from cme_dask.jobs.folder import prepare_folder
 from cme_dask.jobs.schema import FitSection
 from cme_dask.models import drawing

@@ -10,6 +10,7 @@ from cme_dask.models.features import FeatureModel
 from cme_dask.models.joint import JointModel
 from cme_dask.models.logistic import LogisticModel
 from cme_dask.storage.model_file import read_model
+from cme_dask.storage.zarr_files import brief
 
 Model: TypeAlias = JointModel | FeatureModel | EmbeddingModel | LogisticModel
 """What ``load`` returns."""
@@ -53,7 +54,7 @@ def load(
     """
     state = read_model(path, storage_options)
     if state.type not in _TYPES:
-        raise StoreError(f"{path} holds a {state.type!r}; known are {', '.join(_TYPES)}")
+        raise StoreError(f"{path} holds a {brief(repr(state.type))}; known are {', '.join(_TYPES)}")
     return _TYPES[state.type].from_state(state, kernels)
 
 

@@ -57,7 +57,8 @@ def merge(models: Iterable[JointModel | str | os.PathLike[str]]) -> JointModel:
     not known whether the same name meant the same function.
 
     Landmarks of ``pointwise`` beyond the pivots, and ranges of ``certified`` with
-    ``bounds="sample"``, come from rows kept of the cells; a fit takes those of its row sample.
+    ``bounds="sample"``, come from rows kept of the cells, and the mass that g takes below zero is
+    told at the means of the cells; a fit takes rows of its row sample for both.
     """
     several = [JointSums.of(one_model(model)) for model in models]
     return union(several).solved()[0]

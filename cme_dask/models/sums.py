@@ -222,20 +222,26 @@ def zero_filled(sums: JointSums, i: int, functions: int) -> dict[str, Any]:
     Returns
     -------
     about : dict
-        ``functions``, ``rows``, ``weight`` of these rows, ``residual`` rho in units of k, and
-        ``bound`` sqrt(rho max lam) of |E[N_new psi_i]|, over these rows.
+        ``variable``, ``functions``, ``rows`` and ``weight`` of these rows, ``residual`` rho in
+        units of k, and ``bound`` sqrt(rho max lam) of |E[N_new psi_i]|, over these rows.
     """
     part = sums.moments.total()
     start = (0, sums.sides[0].basis.rank)[i]
     here = slice(start, start + sums.sides[i].basis.rank)
     gram = part.gram[0][here, here] / sums.weight
     residual = max(float(part.traces[0, i]) / sums.weight - float(np.trace(gram)), 0.0)
+    largest = float(np.linalg.eigvalsh(gram)[-1])
+    for entry in sums.about.get("zero_filled", []):  # what zeros of before may hide of lam
+        if entry["variable"] == "xy"[i]:
+            share = entry["weight"] / sums.weight
+            largest += share * (entry["residual"] + entry["bound"])
     return {
+        "variable": "xy"[i],
         "functions": functions,
         "rows": part.n_rows,
         "weight": sums.weight,
         "residual": residual,
-        "bound": float(np.sqrt(residual * np.linalg.eigvalsh(gram)[-1])),
+        "bound": float(np.sqrt(residual * largest)),
     }
 
 

@@ -1,5 +1,6 @@
 """What the columns of a variable are called, and whether their values are usable."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,9 +33,10 @@ class Columns:
     categories: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        twice = sorted({n for n in self.names if self.names.count(n) > 1})
+        twice = sorted(name for name, count in Counter(self.names).items() if count > 1)
         if twice:
-            raise DataError(f"column names must be unique, {', '.join(twice)} came more than once")
+            shown = ", ".join(twice[:_MANY])
+            raise DataError(f"column names must be unique, {shown} came more than once")
         unknown = sorted((set(self.units) | set(self.categories)) - set(self.names))
         if unknown:
             raise DataError(f"units or categories of unknown columns: {', '.join(unknown)}")
@@ -90,14 +92,18 @@ class Columns:
     def from_dict(cls, data: Any) -> "Columns":
         """Inverse of :meth:`to_dict`, for data that can't be trusted."""
         try:
-            names = tuple(_text(n) for n in data["names"])
+            names = _texts(data["names"])
             units = {_text(k): _text(v) for k, v in data["units"].items()}
-            categories = {
-                _text(k): tuple(_text(c) for c in v) for k, v in data["categories"].items()
-            }
+            categories = {_text(k): _texts(v) for k, v in data["categories"].items()}
         except (KeyError, TypeError, AttributeError) as error:
             raise StoreError(f"the description of the columns is damaged: {error!r}") from error
         return cls(names, units, categories)
+
+
+def _texts(values: Any) -> tuple[str, ...]:
+    if not isinstance(values, list):
+        raise TypeError(f"expected a list of texts, got {type(values).__name__}")
+    return tuple(map(_text, values))
 
 
 def _text(value: Any) -> str:

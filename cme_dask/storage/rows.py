@@ -150,7 +150,7 @@ class ZarrSource:
             Where it lies, for the message.
         """
         store = self.array.store
-        if not isinstance(store, GuardedStore) or self.array.shards is not None:
+        if not isinstance(store, GuardedStore) or 0 in self.array.shape:
             return
         first, *_ = self._names(0)
         folder = store.root / first.rsplit("/", self.array.ndim)[0]

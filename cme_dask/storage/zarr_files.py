@@ -190,6 +190,8 @@ def _foreign_form(array: zarr.Array[Any]) -> str | None:
         name = strange[0] if isinstance(strange[0], str) else type(strange[0]).__name__
         return f"{name} among its codecs"
     size, _ = packed_bytes(array)
+    if min((*array.chunks, *array.shape, 0)) < 0 or 0 in array.chunks:
+        return f"chunks {array.chunks} of shape {array.shape}"
     return f"chunks of {size:,} bytes" if size > MOST_BYTES else None
 
 
