@@ -32,6 +32,7 @@ from distributed import Client
 WORKERS, STRIP_SECONDS = 3, 0.05
 _PATIENCE = 240.0  # seconds after which a fit counts as lost
 _POLL = 0.002
+_WAIT = 0.4  # seconds before a strike, at most: less than a pass takes
 _AGAIN = 5  # kills over one task, more than `allowed-failures` + 1
 
 STRIKES = {"one": 0.5, "all": 0.16, "again": 0.08, "slow": 0.1, "cut off": 0.04, "replace": 0.12}
@@ -140,7 +141,7 @@ class Chaos:
         """Strike at a moment when tasks run; False if the fit ended before."""
         if not self._running():
             return False
-        time.sleep(self._rng.uniform(0.0, 0.8))
+        time.sleep(self._rng.uniform(0.0, _WAIT))
         if not self._running():
             return False
         getattr(self, "_" + kind.replace(" ", "_"))()
@@ -247,7 +248,8 @@ def drawn_strikes(rng):
 def run_all(runs, seed, folder, say):
     """So many fits in turn over all cases; yields their outcomes."""
     rng, names = np.random.default_rng(seed), list(CASES)
-    wanted = {name: bits(fit(name, folder, scheduler="threads", workers=2)) for name in names}
+    few = names[:runs]
+    wanted = {name: bits(fit(name, folder, scheduler="threads", workers=2)) for name in few}
     done = 0
     while done < runs:  # more than once where a fit does not end: it holds on to its cluster
         with (
@@ -297,9 +299,8 @@ def main(argv=None):
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(argv)
     logging.getLogger("distributed").setLevel(logging.CRITICAL)  # it tells of each kill
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # what nohup ignores clients would, too
+    # Clients would ignore Ctrl-C where we do: in the background of a script, under nohup.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     folder, begin = Path(tempfile.mkdtemp(prefix="chaos-")), time.monotonic()
     write_stores(folder)
     runs = list(run_all(given.runs, given.seed, folder, _say))
@@ -307,8 +308,8 @@ def main(argv=None):
     for rows in (rows_of(runs), restart_rows(restarts)):
         show(rows)
         print()
-    hit = Counter(_phase(kill.key) for outcome in runs for kill in outcome.kills)
-    print("killed in: " + ", ".join(f"{phase} {count}" for phase, count in hit.most_common()))
+    for line in told_of_kills([kill for outcome in runs for kill in outcome.kills]):
+        print(line)
     failed = any(outcome.error or outcome.different for outcome in (*runs, *restarts))
     end = f"FAILED, logs are in {folder}" if failed else "nothing was lost, nothing differs"
     print(f"{time.monotonic() - begin:.0f} s: {end}")
@@ -317,9 +318,14 @@ def main(argv=None):
     return int(failed)
 
 
-def _phase(key):
-    """What kind of task a key is of."""
-    return re.split(r"-(?:merge|plan|\d+)-", key)[0] or "no task"
+def told_of_kills(kills):
+    """Lines about the tasks that were hit, and how far the fits were."""
+    tasks = (re.split(r"-(?:merge|plan|\d+)-", kill.key)[0] or "no task" for kill in kills)
+    yield "killed in: " + ", ".join(f"{name} {n}" for name, n in Counter(tasks).most_common())
+    shares = [kill.rows / kill.rows_total for kill in kills if kill.rows_total]
+    if shares:
+        least, median, most = (f"{share:.0%}" for share in np.quantile(shares, [0, 0.5, 1]))
+        yield f"rows of the pass told at kills: {least} at least, {median} median, {most} at most"
 
 
 def _say(line):

@@ -19,6 +19,7 @@ from cme_dask.storage.model_file import read_model
 N_ROWS, WORKERS, STRIP_SECONDS = 300_000, 3, 0.05
 _PATIENCE = 240.0  # seconds after which a client counts as lost
 _POLL = 0.005
+_GIVE_UP = 5  # runs that were lost
 
 _FIT = ("--event", "y > 0.5", "--tol", "1e-2", "--max-rank", "60", "--reg", "1e-4")
 COMMANDS = {
@@ -210,7 +211,7 @@ def restart_all(restarts, seed, folder, say):
     rng, outcomes = np.random.default_rng([seed, 1]), []
     runs = Restarts(folder / "restarts")
     with Cluster(folder / "cluster-restarts", WORKERS, STRIP_SECONDS) as cluster:
-        while sum(len(outcome.deaths) for outcome in outcomes) < restarts:
+        while sum(len(o.deaths) for o in outcomes) < restarts and _lost(outcomes) < _GIVE_UP:
             name = NAMES[len(outcomes) % len(NAMES)]
             possible = DEATHS if name in COMMANDS else DEATHS[:3]
             deaths = [str(death) for death in rng.choice(possible, 1 + (rng.random() < 0.2))]
@@ -223,6 +224,10 @@ def restart_all(restarts, seed, folder, say):
                 f"checkpoint, {outcome.seconds:.1f} s: {what}"
             )
     return outcomes
+
+
+def _lost(outcomes):
+    return sum(bool(outcome.error) for outcome in outcomes)
 
 
 def restart_rows(outcomes):
@@ -238,7 +243,7 @@ def restart_rows(outcomes):
             *(died[death] for death in DEATHS),
             sum(o.again for o in of),
             sum(o.allowed for o in of),
-            sum(bool(o.error) for o in of),
+            _lost(of),
             sum(bool(o.different) for o in of),
             f"{sum(o.seconds for o in of):.0f}",
         )

@@ -15,6 +15,7 @@ from cme_dask.numerics.outcome import Outcome
 from cme_dask.numerics.problem import Regularization
 from cme_dask.numerics.projection import project
 from cme_dask.storage.generate import Normal3
+from cme_dask.storage.priority import draw
 
 OPTIONS = {
     "kernel_x": kernels.Gaussian(0.2),
@@ -290,7 +291,7 @@ def test_a_coupling_can_be_planned(rows):
 def test_trials_of_the_arithmetic_solve_no_programs(rows):
     """Each trial solves several times: what has no closed form is left out of it."""
     law = JointDistribution(**OPTIONS).fit(*rows)
-    sample = open_sample(*rows).row_sample
+    sample = draw(0, tuple(rows), None, 100, 0)
     reg = Regularization(1e-6, 1e-6)
     for name, left in (("none", "none"), ("certified", "certified"), ("coupling", "normalized")):
         solving = Solving(constraints.parse(name), reg, "raise")

@@ -348,8 +348,14 @@ def test_classifiers_grow_with_the_labels_of_the_first_call():
     model = JointClassifier(**given).partial_fit(X[:CUT], label[:CUT], **ONE)
     some = np.flatnonzero(label[CUT:] != "down") + CUT  # codes are not those of these alone
     model.partial_fit(X[some], label[some], **ONE)
+    seen = np.concatenate([label[:CUT], label[some]])
+    shares = [np.mean(seen == name) for name in ("down", "side", "up")]
+    assert_allclose(model.model_.masses, shares)  # cells of y are its codes
     lazy = da.from_array(label[CUT:], chunks=100)
     model.partial_fit(da.from_array(X[CUT:], chunks=(100, 2)), lazy, **ONE)
+    seen = np.concatenate([seen, label[CUT:]])
+    shares = [np.mean(seen == name) for name in ("down", "side", "up")]
+    assert_allclose(model.model_.masses, shares)
     assert list(model.classes_) == ["down", "side", "up"]
     assert model.score(X, label) > 0.85
     told = JointClassifier(**given)

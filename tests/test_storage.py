@@ -578,7 +578,11 @@ CHANGES = {
 }
 
 # Cells of older models are known by their points alone, or don't tell how their atoms were drawn.
-OPTIONAL = ("x_rows", "y_rows", *(f"{v}_cells_{name}" for v in "xy" for name in ("edges", "hashes")))
+OPTIONAL = (
+    "x_rows",
+    "y_rows",
+    *(f"{v}_cells_{name}" for v in "xy" for name in ("edges", "hashes")),
+)
 
 
 @pytest.mark.parametrize("change", CHANGES)

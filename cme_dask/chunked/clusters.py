@@ -22,6 +22,12 @@ _PARTS = {"cme_dask": 9, "python": 2, "numpy": 1, "zarr": 1}
 """Leading parts of the versions that must be equal: tasks are pickled, and sums are compared."""
 
 
+def configured(settings: Mapping[str, Any]) -> contextlib.AbstractContextManager[Any]:
+    """Settings of Dask's configuration by their dotted names, for as long as a block runs."""
+    context: contextlib.AbstractContextManager[Any] = dask.config.set(dict(settings))
+    return context
+
+
 @contextlib.contextmanager
 def connected(scheduler: str | None) -> Iterator[Scheduler]:
     """A scheduler's name as it is; of a cluster's address, a client for as long as it is used.
@@ -131,7 +137,6 @@ def check_workers(client: Client) -> None:
 
     # Inside, so that it is sent as code and not by the name of a module that may not be there.
     def is_there() -> bool:
-        import importlib.util
 
         return importlib.util.find_spec("cme_dask") is not None
 

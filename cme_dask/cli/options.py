@@ -67,9 +67,9 @@ def _configures(key: str) -> Callable[[click.Context, click.Parameter, Any], Non
 
     def set_key(ctx: click.Context, _: click.Parameter, value: Any) -> None:
         if value:
-            import dask
+            from cme_dask.chunked.clusters import configured
 
-            ctx.with_resource(dask.config.set({key: value if value is True else str(value)}))
+            ctx.with_resource(configured({key: value if value is True else str(value)}))
 
     return set_key
 

@@ -8,8 +8,8 @@ from cme_dask.chunked.passes import PassProgress
 from cme_dask.chunked.sources import open_sample
 from cme_dask.errors import DataError
 from cme_dask.estimators.cholesky import PivotedCholesky
-from cme_dask.jobs.describe import size_on_disk
 from cme_dask.jobs.compute import Compute
+from cme_dask.jobs.describe import size_on_disk
 from cme_dask.jobs.fitting import describe_memory
 from cme_dask.jobs.kept import Kept
 from cme_dask.report.memory import PeakMemory

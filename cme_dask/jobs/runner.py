@@ -10,9 +10,9 @@ from typing import Any
 from cme_dask.chunked.driver import Executor
 from cme_dask.chunked.memory import MemoryBudget
 from cme_dask.chunked.sources import open_sample
+from cme_dask.jobs.compute import Compute
 from cme_dask.jobs.describe import describe_ingest
 from cme_dask.jobs.evaluate import evaluate
-from cme_dask.jobs.compute import Compute
 from cme_dask.jobs.fitting import describe_fit, fit_sample
 from cme_dask.jobs.folder import prepare_folder
 from cme_dask.jobs.points import Questions, along_curves, compare, nearest
