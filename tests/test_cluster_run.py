@@ -87,9 +87,7 @@ def test_a_task_outlives_more_workers_than_dask_allows(small, tmp_path):
 def test_a_task_that_always_kills_is_given_up(small, tmp_path, monkeypatch):
     _, client = small
     monkeypatch.setattr("cme_dask.chunked.cluster_run._ATTEMPTS", 1)
-    with pytest.raises(
-        ResourceError, match="died again and again while they ran killer-0"
-    ):
+    with pytest.raises(ResourceError, match="died again and again while they ran killer-0"):
         Executor.resolve(client).run(
             killer, [(str(tmp_path / "dead"), 99)], plus, shared=None, name="killer"
         )

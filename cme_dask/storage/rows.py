@@ -167,6 +167,8 @@ class ZarrSource:
         firsts = [
             max(number * step, start) for number in self._chunk_numbers(start, start + len(rows))
         ]
+        if not firsts:
+            return
         heads = np.asarray(rows[np.asarray(firsts, dtype=np.int64) - start])
         alike = np.isnan(heads) if heads.dtype.kind == "f" and np.isnan(fill) else heads == fill
         for first, same in zip(firsts, alike.reshape(len(firsts), -1).all(axis=1), strict=True):
