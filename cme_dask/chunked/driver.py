@@ -20,7 +20,6 @@ import dask.multiprocessing
 import dask.threaded
 from dask.base import get_scheduler
 from dask.callbacks import Callback
-from dask.delayed import delayed
 from dask.system import CPU_COUNT
 from distributed import Client
 
@@ -28,7 +27,7 @@ from cme_dask.chunked.blas import limit_this_process, one_blas_thread
 from cme_dask.chunked.checkpoints import Checkpoint
 from cme_dask.chunked.cluster_run import ClusterRun
 from cme_dask.chunked.clusters import Scheduler, cluster_threads
-from cme_dask.chunked.jobs import Job, join
+from cme_dask.chunked.jobs import Job
 from cme_dask.errors import DataError, ResourceError
 
 _NAMES = {  # Dask's own aliases, too
@@ -141,16 +140,11 @@ class Executor:
             return self._locally(job)
 
     def _locally(self, job: Job) -> Any:
-        leaves = job.leaves()
-        nodes: list[Any] = list(leaves)
-        add = delayed(join, pure=False, traverse=False)
-        for node, (a, b) in enumerate(job.tree.merges, start=len(leaves)):
-            after = job.after.get(node)
-            nodes.append(add(job.merge, after, nodes[a], nodes[b], dask_key_name=job.key(node)))
-        numbers = {leaf.key: i for i, leaf in enumerate(leaves)}
+        tasks = job.tasks(dict.fromkeys(range(len(job.tree.spans)), 0), {})
+        numbers = {task.key: i for i, task in enumerate(tasks[: job.tree.leaves])}
         try:
             with self._local_options() as options, _Progress(numbers, job.on_done):
-                return dask.compute(nodes[-1], scheduler=self.kind, **options)[0]
+                return dask.compute(tasks[-1], scheduler=self.kind, **options)[0]
         except BrokenProcessPool as error:
             raise ResourceError(
                 "a worker process died: a script that uses processes needs the guard "

@@ -36,21 +36,24 @@ class Job:
             return f"{self.name}-{node}-{self.token}{again}"
         return f"{self.name}-merge-{node - self.tree.leaves}-{self.token}{again}"
 
-    def leaves(self, attempts: Mapping[int, int] | None = None) -> list[Delayed]:
-        """Tasks of all leaves, or of those whose number has an attempt."""
-        attempts = dict.fromkeys(range(self.tree.leaves), 0) if attempts is None else attempts
+    def tasks(self, attempts: Mapping[int, int], there: Mapping[int, Any]) -> list[Delayed]:
+        """Tasks of nodes, by the number of the attempt; parts that have none are ``there``.
+
+        Nodes come in ascending order, so that parts come before what they go into.
+        """
         common = delayed(self.shared, name=f"{self.name}-plan-{self.token}", traverse=False)
-        call = delayed(work, pure=False, traverse=False)
-        return [
-            call(
-                self.leaf,
-                self.after.get(node),
-                common,
-                *self.payloads[node],
-                dask_key_name=self.key(node, attempt),
-            )
-            for node, attempt in attempts.items()
-        ]
+        call, add = (delayed(f, pure=False, traverse=False) for f in (work, join))
+        made: dict[int, Delayed] = {}
+        for node in sorted(attempts):
+            after, key = self.after.get(node), self.key(node, attempts[node])
+            if node < self.tree.leaves:
+                given = self.payloads[node]
+                made[node] = call(self.leaf, after, common, *given, dask_key_name=key)
+            else:
+                parts = self.tree.merges[node - self.tree.leaves]
+                a, b = (made[part] if part in made else there[part] for part in parts)
+                made[node] = add(self.merge, after, a, b, dask_key_name=key)
+        return list(made.values())
 
 
 def work(

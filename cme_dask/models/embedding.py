@@ -193,7 +193,7 @@ class EmbeddingModel:
         model = cls(x, y, operator, total, answers, state.about.get("fit", {}))
         try:
             model.summary()
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise StoreError(
                 f"the model's description of its fit is damaged ({error!r}): restore it or fit it "
                 "again"

@@ -111,7 +111,7 @@ class LogisticModel:
         model = cls(columns, basis, coef, intercept, labels, state.about.get("fit", {}))
         try:
             model.summary()
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise StoreError(
                 f"the model's description of its fit is damaged ({error!r}): restore it or fit it "
                 "again"
