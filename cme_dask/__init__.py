@@ -5,9 +5,12 @@ scikit-learn.
 """
 
 import importlib
+import logging
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+logging.getLogger("cme_dask").addHandler(logging.NullHandler())  # users choose who listens
 
 if TYPE_CHECKING:
     from cme_dask import constraints, kernels, metrics
