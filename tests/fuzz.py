@@ -95,8 +95,8 @@ def make_victims(folder):
 def read_store(path):
     sample = open_sample(path)
     repr(sample)
-    rows = sample.row_sample
-    values = [rows.keys, rows.index, rows.weights, *rows.parts]
+    rows = sample.row_sample  # None, where the description has become that of a single array
+    values = [] if rows is None else [rows.keys, rows.index, rows.weights, *rows.parts]
     for source in sample.reads:
         last = source.shape[0]
         values += [source.read(0, min(last, 1000)), source.read(max(last - 100, 0), last)]
@@ -427,7 +427,7 @@ def fuzz(count, seed, only=None, progress=lambda text: None):
                     progress(f"FINDING {number}: {error}")
                     if only is not None:
                         traceback.print_exception(error)
-                if number and number % 5000 == 0:
+                if number and number % 1000 == 0:
                     spent = time.monotonic() - begin
                     progress(
                         f"{number:,} cases, {spent / number * 1e3:.1f} ms each, {dict(outcomes)}"

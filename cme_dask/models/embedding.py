@@ -16,6 +16,7 @@ from cme_dask.models.points import query_points
 from cme_dask.numerics.basis import LinearBasis
 from cme_dask.storage.columns import Columns
 from cme_dask.storage.model_file import ModelState, write_model
+from cme_dask.storage.zarr_files import brief
 
 Array = Any
 
@@ -195,8 +196,8 @@ class EmbeddingModel:
             model.summary()
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise StoreError(
-                f"the model's description of its fit is damaged ({error!r}): restore it or fit it "
-                "again"
+                f"the model's description of its fit is damaged ({brief(error)}): restore it or "
+                "fit it again"
             ) from error
         return model
 

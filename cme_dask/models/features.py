@@ -18,6 +18,7 @@ from cme_dask.numerics.blocks import in_blocks
 from cme_dask.numerics.elimination import Elimination
 from cme_dask.storage.columns import Columns, check_finite
 from cme_dask.storage.model_file import ModelState, write_model
+from cme_dask.storage.zarr_files import brief
 
 Array = Any
 
@@ -168,8 +169,8 @@ class FeatureModel:
             model.summary()
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise StoreError(
-                f"the model's description of its fit is damaged ({error!r}): restore it or fit it "
-                "again"
+                f"the model's description of its fit is damaged ({brief(error)}): restore it or "
+                "fit it again"
             ) from error
         return model
 

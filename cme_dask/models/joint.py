@@ -32,6 +32,7 @@ from cme_dask.numerics.stacked import StackedBasis
 from cme_dask.numerics.support import Support
 from cme_dask.storage.columns import Columns
 from cme_dask.storage.model_file import ModelState, write_model
+from cme_dask.storage.zarr_files import brief
 
 Array = Any
 Function = Callable[[Array], Array]
@@ -287,10 +288,10 @@ class JointModel:
         model = replace(model, residual=read_residual(state, widths, cls.from_state, custom))
         try:
             model.summary()
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise StoreError(
-                f"the model's description of its fit is damaged ({error!r}): restore it or fit it "
-                "again"
+                f"the model's description of its fit is damaged ({brief(error)}): restore it or "
+                "fit it again"
             ) from error
         return model
 

@@ -15,7 +15,14 @@ import zarr
 
 from cme_dask.errors import StoreError
 from cme_dask.storage.atomic import ATTRIBUTE, disk_errors
-from cme_dask.storage.zarr_files import open_zarr, read_array, read_attribute, write_array
+from cme_dask.storage.zarr_files import (
+    is_listing,
+    open_zarr,
+    read_array,
+    read_attribute,
+    sealed,
+    write_array,
+)
 
 Array = Any
 Kinds = Mapping[str, type]
@@ -52,10 +59,9 @@ def write_partial(path: Path, value: Any, kinds: Kinds) -> None:
     try:
         with disk_errors(path):
             group = zarr.open_group(str(aside), mode="w", zarr_format=3)
-            for name, parts in flat.items():
-                write_array(group, name, np.concatenate(parts))
+            arrays = {n: write_array(group, n, np.concatenate(p)) for n, p in flat.items()}
             about = {"kind": KIND, "schema_version": SCHEMA_VERSION, "value": tree}
-            group.attrs[ATTRIBUTE] = about
+            group.attrs[ATTRIBUTE] = sealed({**about, "arrays": arrays})
             try:
                 aside.rename(path)
             except OSError:
@@ -78,7 +84,10 @@ def read_partial(path: Path, kinds: Kinds) -> Any:
     if not isinstance(group, zarr.Group):
         raise StoreError(f"{location} is a single array, a partial sum was expected")
     about = read_attribute(group, KIND, SCHEMA_VERSION, location)
-    flat = {name: read_array(group, name, location) for name in group.array_keys()}
+    listed = about.get("arrays")
+    if not is_listing(listed):
+        raise StoreError(f"the partial sum {location} lists no arrays: {_ADVICE}")
+    flat = {name: read_array(group, name, location, listed[name]) for name in listed}
     try:
         return _decoded(about["value"], flat, kinds)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
