@@ -11,7 +11,7 @@ import os
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import zarr
@@ -284,7 +284,7 @@ def write_array(group: zarr.Group, name: str, values: Array) -> dict[str, Any]:
     return {**_form(array), "crc32": _crc32(values)}
 
 
-def is_listing(value: object) -> bool:
+def is_listing(value: object) -> TypeGuard[dict[str, dict[str, Any]]]:
     """Whether this is what :func:`write_array` said of arrays, by name, as far as types tell."""
     return isinstance(value, dict) and all(
         name.isidentifier() and isinstance(written, dict) for name, written in value.items()
