@@ -7,14 +7,14 @@ import numpy as np
 
 from cme_dask.estimators.embedding import ConditionalMeanEmbedding
 from cme_dask.estimators.joint import JointDistribution
-from cme_dask.estimators.predictors import LabelClassifier, Level
+from cme_dask.estimators.predictors import GrowingClassifier, Level
 from cme_dask.numerics.moments import Function
 from cme_dask.numerics.projection import project
 
 Array = Any
 
 
-class JointClassifier(LabelClassifier, JointDistribution):  # type: ignore[misc]
+class JointClassifier(GrowingClassifier, JointDistribution):  # type: ignore[misc]
     r"""Classifier by the conditional law of a label: non-negative probabilities with sum 1.
 
     A :class:`JointDistribution` whose y is one column of labels. Attributes and queries are its
@@ -48,7 +48,7 @@ class JointClassifier(LabelClassifier, JointDistribution):  # type: ignore[misc]
         return np.asarray(self._fitted().conditional(X).predict_proba())
 
 
-class EmbeddingClassifier(LabelClassifier, ConditionalMeanEmbedding):  # type: ignore[misc]
+class EmbeddingClassifier(GrowingClassifier, ConditionalMeanEmbedding):  # type: ignore[misc]
     r"""Classifier by the conditional mean embedding of a label.
 
     :math:`P(Y = c | x) = \mathrm E[1\{Y = c\} | x]` of :class:`ConditionalMeanEmbedding` is signed

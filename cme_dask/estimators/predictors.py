@@ -109,6 +109,56 @@ class LabelClassifier(ClassifierMixin):  # type: ignore[misc]
 
     _expected: Array | None = None  # labels that a first call of partial_fit was told of
 
+    def predict_proba(self, X: Any) -> Array:
+        """P(Y = label | x), shape (n, K), in the order of ``classes_``: non-negative, sum 1.
+
+        Parameters
+        ----------
+        X
+            Points, shape (n, d_X), or a table with the columns by name.
+
+        Raises
+        ------
+        DataError
+            On wrong columns or NaN.
+        """
+        return self._probabilities(X)
+
+    def predict(self, X: Any) -> Array:
+        """The most probable label at each point, shape (n,).
+
+        Parameters
+        ----------
+        X
+            As in :meth:`predict_proba`.
+        """
+        most = self._probabilities(X).argmax(axis=1)
+        return np.asarray(self.classes_[most])
+
+    def _probabilities(self, X: Any) -> Array:
+        raise NotImplementedError
+
+    def _open(self, X: Any, Y: Any, weights: Any) -> Sample:
+        """The rows, with the labels as codes of a categorical column."""
+        sample, self.classes_ = labelled_sample(X, Y, weights, self._expected)
+        return sample
+
+    def _open_more(self, X: Any, Y: Any, weights: Any) -> Sample:
+        """The rows of a later call, with the codes that labels had in the first."""
+        return labelled_sample(X, Y, weights, self.classes_)[0]
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.required = True
+        tags.target_tags.multi_output = False
+        tags.target_tags.single_output = True
+        tags.regressor_tags = None
+        return tags
+
+
+class GrowingClassifier(LabelClassifier):
+    """A classifier whose estimator takes more rows: its ``partial_fit`` knows labels."""
+
     def partial_fit(
         self,
         X: Any,
@@ -157,52 +207,6 @@ class LabelClassifier(ClassifierMixin):  # type: ignore[misc]
         finally:
             self._expected = None
         return self
-
-    def predict_proba(self, X: Any) -> Array:
-        """P(Y = label | x), shape (n, K), in the order of ``classes_``: non-negative, sum 1.
-
-        Parameters
-        ----------
-        X
-            Points, shape (n, d_X), or a table with the columns by name.
-
-        Raises
-        ------
-        DataError
-            On wrong columns or NaN.
-        """
-        return self._probabilities(X)
-
-    def predict(self, X: Any) -> Array:
-        """The most probable label at each point, shape (n,).
-
-        Parameters
-        ----------
-        X
-            As in :meth:`predict_proba`.
-        """
-        most = self._probabilities(X).argmax(axis=1)
-        return np.asarray(self.classes_[most])
-
-    def _probabilities(self, X: Any) -> Array:
-        raise NotImplementedError
-
-    def _open(self, X: Any, Y: Any, weights: Any) -> Sample:
-        """The rows, with the labels as codes of a categorical column."""
-        sample, self.classes_ = labelled_sample(X, Y, weights, self._expected)
-        return sample
-
-    def _open_more(self, X: Any, Y: Any, weights: Any) -> Sample:
-        """The rows of a later call, with the codes that labels had in the first."""
-        return labelled_sample(X, Y, weights, self.classes_)[0]
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.target_tags.required = True
-        tags.target_tags.multi_output = False
-        tags.target_tags.single_output = True
-        tags.regressor_tags = None
-        return tags
 
 
 def labelled_sample(
