@@ -61,20 +61,24 @@ def test_every_case_is_struck():
 @pytest.mark.parametrize(("case", "strikes"), RUNS, ids=[case for case, _ in RUNS])
 def test_fits_survive_their_workers(case, strikes, stores, processes, workers):
     wanted = bits(fit(case, stores, scheduler="threads", workers=2))
-    rng = np.random.default_rng(RUNS.index((case, strikes)))
-    outcome = disturbed(case, strikes, stores, processes, workers, wanted, rng)
-    assert not outcome.error
-    assert not outcome.different
-    assert outcome.hits, "no kill landed while a task ran"
-    if "again" in strikes:  # one task died over more workers than Dask allows, and was run again
-        assert outcome.retries
+    for seed in range(3):  # a strike may come too late: then once more
+        rng = np.random.default_rng(seed)
+        outcome = disturbed(case, strikes, stores, processes, workers, wanted, rng)
+        assert not outcome.error
+        assert not outcome.different
+        # Of one task that died over more workers than Dask allows the run asks again.
+        if outcome.hits and (outcome.retries or "again" not in strikes):
+            return
+    pytest.fail("no kill landed while a task ran, or the run never asked again")
 
 
 @pytest.mark.parametrize("death", ["client", "Ctrl-C", "scheduler", "everything"])
 def test_runs_go_on_after_their_client_or_scheduler(death, restarts, processes):
-    rng = np.random.default_rng(5)
-    outcome = restarts.restarted("cme-dask fit", [death], processes, rng)
-    assert not outcome.error
-    assert outcome.deaths == [death]
-    assert not outcome.different
-    assert outcome.taken > 0
+    for seed in (5, 6, 7):  # it may come after the end, or before anything is kept: then once more
+        rng = np.random.default_rng(seed)
+        outcome = restarts.restarted("cme-dask fit", [death], processes, rng)
+        assert not outcome.error
+        assert not outcome.different
+        if outcome.deaths == [death] and outcome.taken:
+            return
+    pytest.fail(f"no {death} came in time, or nothing was ever taken from the checkpoint")
