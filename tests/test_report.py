@@ -2,7 +2,6 @@
 
 import csv
 import json
-import logging
 import subprocess
 import sys
 import time
@@ -154,7 +153,7 @@ def test_without_matplotlib_and_bokeh_the_rest_is_told(store, tmp_path, monkeypa
 
 
 def test_logs_are_lines_of_json_with_times_in_utc(store, tmp_path):
-    path = tmp_path / "log.jsonl"
+    path, before = tmp_path / "log.jsonl", (list(LOGGER.handlers), LOGGER.level)
     args = ("features", store, "--log", path, "--out")
     assert command(*args, tmp_path / "f.model")[0] == 0
     assert command(*args, tmp_path / "f.model")[0] == 2
@@ -169,7 +168,7 @@ def test_logs_are_lines_of_json_with_times_in_utc(store, tmp_path):
     assert times == sorted(times)
     (ended,) = (record for record in records if record["event"] == "pass ended")
     assert ended["rows"] == 20_000
-    assert (LOGGER.handlers, LOGGER.level) == ([], logging.NOTSET)
+    assert (LOGGER.handlers, LOGGER.level) == before
     code, _, err = command(*args[:2], "--log", tmp_path / "no" / "log", "--out", tmp_path / "g")
     assert code == 3
     assert "can't be written" in err
