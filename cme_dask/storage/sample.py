@@ -289,6 +289,13 @@ def open_store(group: zarr.Group, location: str) -> Sample:
         columns = tuple(Columns.from_dict(about["columns"][v]) for v in variables)
     except (KeyError, TypeError) as error:
         raise StoreError(f"{location} describes no columns: {brief(repr(error))}") from error
+    for variable, described in zip(variables, columns, strict=True):
+        width = arrays[variable].shape[1]
+        if width != len(described.names):
+            raise StoreError(
+                f"the array {variable!r} of {location} has {width:,} columns, its description "
+                f"names {len(described.names)}: restore it from a copy or write the store again"
+            )
     sources = {name: ZarrSource(array, whole=True) for name, array in arrays.items()}
     for source in sources.values():
         source.check_listed(location)
