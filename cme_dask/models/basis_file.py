@@ -99,9 +99,9 @@ def _read(
             "restore it, fit it again, or read it with a newer version"
         )
     factor = state.array(f"{key}_factor", (m, m))
-    _check_finite(key, points, transform, eigenvalues, factor)
     if not (np.diagonal(factor) > 0).all():
         raise StoreError(f"the model's factor of {key} is singular: restore it or fit it again")
+    _check_finite(key, points, transform, eigenvalues, factor)
     return LinearBasis(NewtonBasis(kernel, points, factor, rows), transform, eigenvalues)
 
 
