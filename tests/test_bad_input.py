@@ -772,7 +772,7 @@ STORES = {
     "rows": (described(lambda a: a.update(rows=8999)), "has 9000 rows, its description says 8999"),
     "no columns": (described(lambda a: a.pop("columns")), "describes no columns"),
     "columns": (described(lambda a: a["columns"]["x"].pop("units")), "description of the columns"),
-    "names": (described(lambda a: a["columns"]["x"].update(names=["a"])), "columns, its .* names 1"),
+    "names": (described(lambda a: a["columns"]["x"].update(names=["a"])), "its .* names 1"),
     "more rows": (
         lambda path: edit(path / "x/zarr.json", lambda j: j.update(shape=[N + 1, 2])),
         "'x' of .* has 9001 rows, its description says 9000",
