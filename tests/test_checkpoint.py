@@ -35,7 +35,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::cme_dask.errors.RankWarning"),
 ]
 
-N = 400_000  # 7 blocks of 16 strips
+N = 400_000  # 49 blocks of 2 strips
 
 
 class Interrupted(Exception):
@@ -149,7 +149,7 @@ def test_a_classifier_goes_on(tmp_path):
 def test_shards_add_up_to_the_bits_of_one_fit(store, whole, tmp_path):
     folder = tmp_path / "run"
     for i in (3, 0, 9, 4, 1, 7, 2, 8, 6, 5):  # in any order, on other numbers of workers
-        with pytest.raises(ShardDone, match=f"shard {i} of 10 has done its share of pass-000"):
+        with pytest.raises(ShardDone, match=f"shard {i + 1} of 10 has done its share of pass-000"):
             joint().fit(store, checkpoint=folder, shard=(i, 10), workers=1 + i % 3)
     done = joint().fit(store, checkpoint=folder)
     assert bits(done) == whole
@@ -304,7 +304,7 @@ def test_the_command_keeps_resumes_and_clears_up(store, tmp_path, brief_search):
     for i in (1, 2):
         done = run("--checkpoint", str(folder), "--shard", f"{i}/2")
         assert done.exit_code == 0, done.stderr
-        assert f"shard {i - 1} of 2 has done" in json.loads(done.stdout)["shard"]
+        assert f"shard {i} of 2 has done" in json.loads(done.stdout)["shard"]
     refused = run("--checkpoint", str(folder))
     assert refused.exit_code == 2
     assert "an interrupted run lies in" in refused.stderr

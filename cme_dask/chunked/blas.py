@@ -4,8 +4,7 @@ The number of BLAS threads is a property of the process, and sums depend on it: 
 around everything that makes a fit's numbers, and given back when the last user has left.
 
 So is the time after which a thread must hand the interpreter over to one that waits for it. Threads
-that compute need it for microseconds between two calls that don't: after Python's 5 ms two of them
-wait for each other for a tenth of the time.
+that compute need it for microseconds between two calls that don't: Python's 5 ms are long then.
 """
 
 import contextlib
@@ -62,7 +61,7 @@ def _keep_freed_memory() -> None:
 
     Nannies of Dask set ``MALLOC_TRIM_THRESHOLD_``, which stops glibc from learning that: then every
     array of more than 128 kB is given back to the system when it goes, and its pages are zeroed
-    when the next one comes, a third of the time of a pass.
+    when the next one comes, a large part of the time of a pass.
     """
     if sys.platform == "linux":
         with contextlib.suppress(AttributeError, OSError):  # not glibc

@@ -33,12 +33,12 @@ from cme_dask.numerics.rounds import GreedyOffer, RandomOffer
 from cme_dask.numerics.scoring import ScoreSums
 from cme_dask.storage.atomic import ATTRIBUTE, disk_errors
 from cme_dask.storage.checkpoint import locked
-from cme_dask.storage.partials import Kinds, read_partial, write_json, write_partial
+from cme_dask.storage.partials import read_partial, write_json, write_partial
 from cme_dask.storage.priority import RowSample
 
 KIND, SCHEMA_VERSION = "checkpoint", 1
 
-_BLOCKS, _LEAST_ROWS = 64, 1 << 16  # shorter ones take longer to write than to compute
+_BLOCKS = 64
 _MANIFEST, _SIGN, _PASS, _TOTAL = "zarr.json", "sign", "pass.json", "total"
 _kinds: dict[str, type] = {}
 
@@ -390,8 +390,3 @@ def token_of(value: Any, name: str) -> str:
 def versions() -> dict[str, str]:
     """Versions whose change may change bits."""
     return {"cme_dask": cme_dask.__version__, "numpy": np.__version__}
-
-
-def kinds() -> Kinds:
-    """Dataclasses that may lie in checkpoints, by name."""
-    return dict(_kinds)

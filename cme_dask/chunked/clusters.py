@@ -137,7 +137,6 @@ def check_workers(client: Client) -> None:
 
     # Inside, so that it is sent as code and not by the name of a module that may not be there.
     def is_there() -> bool:
-
         return importlib.util.find_spec("cme_dask") is not None
 
     seen = client.run(is_there, on_error="ignore")  # some may die now

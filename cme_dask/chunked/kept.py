@@ -105,8 +105,8 @@ def run_kept(
 def _waiting(shard: tuple[int, int] | None, kept: KeptPass) -> str:
     i, k = shard or (0, 1)
     return (
-        f"shard {i} of {k} has done its share of {kept.name}: when all shards have, run the same "
-        "fit without a shard, which adds them up"
+        f"shard {i + 1} of {k} has done its share of {kept.name}: when all shards have, run the "
+        "same fit without a shard, which adds them up"
     )
 
 
