@@ -22,6 +22,7 @@ import cme_dask.kernels.blas  # noqa: F401 - only a library that is loaded can b
 
 _SWITCH_SECONDS = 1e-3
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+_REUSED_BYTES = 4 << 20
 
 _lock = threading.Lock()
 _users = 0
@@ -57,17 +58,19 @@ def limit_this_process() -> None:
 
 
 def _keep_freed_memory() -> None:
-    """Let glibc reuse the memory of arrays of up to 32 MB, as it does by itself.
+    """Let glibc reuse the memory of arrays of up to 4 MB: those of blocks, not those of strips.
 
-    Nannies of Dask set ``MALLOC_TRIM_THRESHOLD_``, which stops glibc from learning that: then every
-    array of more than 128 kB is given back to the system when it goes, and its pages are zeroed
-    when the next one comes, a large part of the time of a pass.
+    Nannies of Dask set ``MALLOC_TRIM_THRESHOLD_``, which stops glibc from learning what is asked
+    for often: then every array of more than 128 kB is given back to the system when it goes, and
+    its pages are zeroed when the next one comes, a large part of the time of a pass. Strips are a
+    few large arrays, made by threads that come and go: each thread's part of the heap would keep
+    what it once held of them.
     """
     if sys.platform == "linux":
         with contextlib.suppress(AttributeError, OSError):  # not glibc
             mallopt = ctypes.CDLL(None).mallopt
-            mallopt(_M_MMAP_THRESHOLD, 32 << 20)
-            mallopt(_M_TRIM_THRESHOLD, 64 << 20)
+            mallopt(_M_MMAP_THRESHOLD, _REUSED_BYTES)
+            mallopt(_M_TRIM_THRESHOLD, 2 * _REUSED_BYTES)
 
 
 class OneBlasThread(WorkerPlugin):  # type: ignore[misc]
