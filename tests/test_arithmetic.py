@@ -1,5 +1,6 @@
 """Faster arithmetic: what it computes, and that the guard lets it run only where answers stay."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -292,6 +293,49 @@ print(sorted({i["num_threads"] for i in threadpool_info() if i["user_api"] == "b
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[1]"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc is told")
+def test_a_worker_reuses_the_memory_of_blocks_and_gives_back_that_of_strips():
+    """As a nanny starts it: pages of 2 MB are zeroed once, 24 MB don't stay with their thread."""
+    code = """
+import os, resource, threading
+import numpy, psutil
+from cme_dask.chunked.blas import limit_this_process
+limit_this_process()
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+def block():
+    numpy.ones(2 << 17)
+block()
+before = faults()
+for _ in range(50):
+    block()
+pages = faults() - before
+def strips(start):
+    start.wait()
+    held = [numpy.ones(24 << 17)]
+    for _ in range(3):
+        held = [numpy.ones(24 << 17), held[0]]
+start = threading.Barrier(4)
+threads = [threading.Thread(target=strips, args=(start,)) for _ in range(4)]
+before = psutil.Process().memory_info().rss
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(pages * os.sysconf("SC_PAGESIZE") >> 20, psutil.Process().memory_info().rss - before >> 20)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "MALLOC_TRIM_THRESHOLD_": "65536"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    zeroed, stayed = map(int, done.stdout.split())
+    assert zeroed <= 10  # of 100 MB
+    assert stayed <= 10  # of 200 MB
 
 
 def test_cupy_is_told_that_both_factors_are_one(monkeypatch):
