@@ -1,5 +1,6 @@
 """``partial_fit``: rows are added to a fitted model, in one pass over them alone."""
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Self
@@ -187,22 +188,27 @@ class GrowingJoint(MeanRegressor):
         """The rows of a later call."""
         return self._open(X, Y, weights)
 
+    @abstractmethod
     def _open(self, X: Any, Y: Any, weights: Any) -> Sample:
-        raise NotImplementedError
+        """The rows as given, for parameters that have been checked."""
 
+    @abstractmethod
     def _opened(self, X: Any, Y: Any, weights: Any) -> Sample:
-        raise NotImplementedError
+        """The rows, once the parameters have been checked."""
 
+    @abstractmethod
     def _prepare(
         self, sample: Sample, budget: MemoryBudget, progress: Progress | None
     ) -> Preparation:
-        raise NotImplementedError
+        """The row sample read."""
 
+    @abstractmethod
     def _steps(self, ready: Preparation, functions: Functions) -> JointFit:
-        raise NotImplementedError
+        """The steps of a fit."""
 
+    @abstractmethod
     def _become(self, found: Fitted) -> None:
-        raise NotImplementedError
+        """Take over what was fitted."""
 
 
 def check_choice(new_pivots: Any, earlier: Any) -> None:

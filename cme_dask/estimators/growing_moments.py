@@ -1,5 +1,6 @@
 """``partial_fit`` of estimators whose model is made of moments alone."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Self
@@ -24,7 +25,7 @@ from cme_dask.storage.sample import Sample
 Sides = tuple[Side, ...]
 
 
-class GrowingMoments:
+class GrowingMoments(ABC):
     """An estimator that keeps its moments, and makes its model of them."""
 
     fit: Any
@@ -37,11 +38,11 @@ class GrowingMoments:
     _sides: Sides
     _moments: Moments
 
+    @abstractmethod
     def _settled(
         self, spec: MomentSpec, rows: RowSample, n_rows: int
     ) -> tuple[MomentSpec, Arithmetic]:
         """The moments with the arithmetic that the accuracy allows."""
-        raise NotImplementedError
 
     def _add(
         self, sample: Sample, budget: MemoryBudget, progress: Progress | None, variables: str
@@ -139,15 +140,17 @@ class GrowingEmbedding(GrowingMoments, MeanRegressor):
             self._solve(sample, (self._sides[0], self._sides[1]), self._moments)
         return self
 
+    @abstractmethod
     def _open(self, X: Any, Y: Any, weights: Any) -> Sample:
-        raise NotImplementedError
+        """The rows as given."""
 
     def _open_more(self, X: Any, Y: Any, weights: Any) -> Sample:
         """The rows of a later call."""
         return self._open(X, Y, weights)
 
+    @abstractmethod
     def _solve(self, sample: Sample, sides: tuple[Side, Side], moments: Moments) -> None:
-        raise NotImplementedError
+        """From moments to the model."""
 
 
 class GrowingFeatures(GrowingMoments):
@@ -211,8 +214,10 @@ class GrowingFeatures(GrowingMoments):
         self._model_of(sample, MeanMoments.of(self._moments.total(), self._sides), self.n_passes_)
         return self
 
+    @abstractmethod
     def _opened(self, X: Any, weights: Any) -> Sample:
-        raise NotImplementedError
+        """The rows of x, once the parameters have been checked."""
 
+    @abstractmethod
     def _model_of(self, sample: Sample, mean: MeanMoments, passes: int) -> None:
-        raise NotImplementedError
+        """From moments to the model."""

@@ -1,5 +1,6 @@
 """What makes estimators of scikit-learn: prediction, score, tags, labels as classes."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -51,7 +52,7 @@ def learn_features(estimator: Any, X: Any, columns: Columns) -> None:
         del estimator.feature_names_in_
 
 
-class MeanRegressor(RegressorMixin):  # type: ignore[misc]
+class MeanRegressor(RegressorMixin, ABC):  # type: ignore[misc]
     """A regressor that predicts conditional means of y; ``score`` is their R^2.
 
     Estimators give ``_means(X)``, shape (n, d_Y), and call ``_adopt`` at the end of their fit.
@@ -79,11 +80,13 @@ class MeanRegressor(RegressorMixin):  # type: ignore[misc]
         means = np.asarray(self._means(X))
         return means.reshape(len(means), *self._shape)
 
+    @abstractmethod
     def _means(self, X: Any) -> Array:
-        raise NotImplementedError
+        """Conditional means of y, shape (n, d_Y)."""
 
+    @abstractmethod
     def _fitted(self) -> Any:
-        raise NotImplementedError
+        """The fitted model; an error before a fit."""
 
     def _adopt(self, X: Any, Y: Any, sample: Sample) -> None:
         """Keep the shape of predictions, and which columns of y have none."""
@@ -101,7 +104,7 @@ class MeanRegressor(RegressorMixin):  # type: ignore[misc]
         return tags
 
 
-class LabelClassifier(ClassifierMixin):  # type: ignore[misc]
+class LabelClassifier(ClassifierMixin, ABC):  # type: ignore[misc]
     """A classifier by conditional probabilities of the labels of y; ``score`` is the accuracy.
 
     Estimators open rows by :meth:`_open` and give ``_probabilities(X)``, shape (n, K).
@@ -135,8 +138,9 @@ class LabelClassifier(ClassifierMixin):  # type: ignore[misc]
         most = self._probabilities(X).argmax(axis=1)
         return np.asarray(self.classes_[most])
 
+    @abstractmethod
     def _probabilities(self, X: Any) -> Array:
-        raise NotImplementedError
+        """P(Y = label | x), shape (n, K)."""
 
     def _open(self, X: Any, Y: Any, weights: Any) -> Sample:
         """The rows, with the labels as codes of a categorical column."""
