@@ -318,7 +318,7 @@ def test_embeddings_grow():
         assert_allclose(
             model.model_.embedding(X[:9], Y[:9]), whole.model_.embedding(X[:9], Y[:9]), atol=1e-12
         )
-    with pytest.raises(DataError, match="fitted with the functions positive"):
+    with pytest.raises(DataError, match="fitted with the functions 'positive'"):
         model.partial_fit(X, Y, functions={"other": np.sum}, **ONE)
     with pytest.warns(ToleranceWarning, match="over the new rows"):
         model.partial_fit(X + 9, Y, **ONE)
@@ -359,11 +359,13 @@ def test_classifiers_grow_with_the_labels_of_the_first_call():
     assert list(model.classes_) == ["down", "side", "up"]
     assert model.score(X, label) > 0.85
     told = JointClassifier(**given)
-    told.partial_fit(X[some], label[some], classes=["up", "side", "down"], **ONE)
-    with pytest.warns(ToleranceWarning, match="y: trace error"):  # no pivot is a row of it
-        told.partial_fit(X[:CUT], label[:CUT], **ONE)
+    with pytest.raises(DataError, match="no rows labelled 'down': pivots and cells"):
+        told.partial_fit(X[some], label[some], classes=["up", "side", "down"], **ONE)
+    with pytest.raises(DataError, match="NaN"):  # the labels are not forgotten with it
+        told.partial_fit(X[:CUT] * np.nan, label[:CUT], classes=["up", "side", "down"], **ONE)
+    assert not hasattr(told, "classes_")
+    told.partial_fit(X[:CUT], label[:CUT], classes=["up", "side", "down"], **ONE)
     assert list(told.classes_) == ["down", "side", "up"]
-    assert told.predict_proba(X).shape == (N, 3)
     with pytest.raises(DataError, match="on the first call"):
         told.partial_fit(X, label, classes=["up"], **ONE)
     with pytest.raises(DataError, match=r"labels that the first call had not, 'left'"):

@@ -42,6 +42,7 @@ def count_bad_values(sample: Sample, executor: Executor) -> None:
         If the NaN stand for a chunk that is missing from the store.
     """
     executor = replace(executor, checkpoint=None)  # what a failure leads to is no step of a run
+    sample = replace(sample, first_row=0)  # rows are told as they are numbered where they came from
     found = run_over_rows(sample, executor, _count, _merge)
     for source, count, first in zip(
         sample.reads, found.source_count, found.source_first, strict=True

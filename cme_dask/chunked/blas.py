@@ -54,17 +54,18 @@ def limit_this_process() -> None:
     """Limit a worker process for good."""
     threadpool_limits(1)
     sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
-    _keep_freed_memory()
+    reuse_memory()
 
 
-def _keep_freed_memory() -> None:
+def reuse_memory() -> None:
     """Let glibc reuse the memory of arrays of up to 4 MB: those of blocks, not those of strips.
 
-    Nannies of Dask set ``MALLOC_TRIM_THRESHOLD_``, which stops glibc from learning what is asked
-    for often: then every array of more than 128 kB is given back to the system when it goes, and
-    its pages are zeroed when the next one comes, a large part of the time of a pass. Strips are a
-    few large arrays, made by threads that come and go: each thread's part of the heap would keep
-    what it once held of them.
+    For processes of our own, workers and commands; it can't be undone. By itself glibc learns to
+    reuse arrays of up to 32 MB. Strips are a few large ones, made by threads that come and go, and
+    each thread's part of the heap would keep what it once held of them. Nannies of Dask set
+    ``MALLOC_TRIM_THRESHOLD_``, which stops glibc from learning: then every array of more than
+    128 kB is given back to the system when it goes, and its pages are zeroed when the next one
+    comes, a large part of the time of a pass.
     """
     if sys.platform == "linux":
         with contextlib.suppress(AttributeError, OSError):  # not glibc

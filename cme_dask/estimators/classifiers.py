@@ -44,6 +44,8 @@ class JointClassifier(GrowingClassifier, JointDistribution):  # type: ignore[mis
     ['up', 'down']
     """
 
+    _every_label = True
+
     def _probabilities(self, X: Any) -> Array:
         return np.asarray(self._fitted().conditional(X).predict_proba())
 
@@ -84,7 +86,7 @@ class EmbeddingClassifier(GrowingClassifier, ConditionalMeanEmbedding):  # type:
         return project(signed, np.ones(signed.shape[1]))[0]
 
     def _declared(self, functions: Mapping[str, Function] | None) -> Mapping[str, Function] | None:
-        indicators = {_name(code): Level(code) for code in range(len(self.classes_))}
+        indicators = {_name(code): Level(code) for code in range(len(self._classes))}
         return {**(functions or {}), **indicators}
 
 

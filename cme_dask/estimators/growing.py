@@ -10,7 +10,7 @@ from cme_dask.chunked.driver import Executor
 from cme_dask.chunked.memory import MemoryBudget
 from cme_dask.errors import DataError
 from cme_dask.estimators.arithmetic import check_accuracy
-from cme_dask.estimators.growth import Growth
+from cme_dask.estimators.growth import Growth, check_functions
 from cme_dask.estimators.joint_fit import Fitted, Functions, JointFit
 from cme_dask.estimators.planning import Preparation
 from cme_dask.estimators.predictors import MeanRegressor, weights_of
@@ -21,6 +21,7 @@ from cme_dask.numerics.moments import Function
 from cme_dask.storage.sample import Sample
 
 NEW_PIVOTS = ("keep", "extend", "reread")
+MAX_ROW = 1 << 53
 
 
 class GrowingJoint(MeanRegressor):
@@ -116,7 +117,7 @@ class GrowingJoint(MeanRegressor):
         :math:`\sqrt{\rho \lambda_1}`.
         """
         check_choice(new_pivots, earlier)
-        check_integer("first_row", first_row, 0)
+        check_integer("first_row", first_row, 0, MAX_ROW)
         weights = weights_of(weights, sample_weight)
         budget = MemoryBudget.of(Executor.resolve(scheduler, workers), memory_limit)
         fitted = hasattr(self, "model_")
@@ -133,15 +134,12 @@ class GrowingJoint(MeanRegressor):
                 "like= belongs to the first call of partial_fit, with new_pivots='keep': make "
                 "another estimator"
             )
-        none: Mapping[str, Function] = {}
-        known = self._functions if fitted else (none, none)
         growth = Growth(
-            functions=(
-                known[0] if functions_x is None else functions_x,
-                known[1] if functions is None else functions,
-            ),
+            functions=self._of_first_call((functions_x or {}, functions or {}))
+            if fitted
+            else (functions_x or {}, functions or {}),
             new_pivots=new_pivots,
-            max_rank=self.max_rank,
+            max_rank=self._most(),
             sample_size=self.sample_size,
             seed=self.random_state or 0,
             accuracy=check_accuracy(self.accuracy),
@@ -160,6 +158,12 @@ class GrowingJoint(MeanRegressor):
             found, sample = growth.add(self.model_, more, before, self.n_passes_)
         self._become(found)
         return self
+
+    def _of_first_call(self, given: Functions) -> Functions:
+        """The functions of the first call; DataError if others are given by name."""
+        for known, named in zip(self._functions, given, strict=True):
+            check_functions(known, named or {})
+        return self._functions
 
     def _first_fit(
         self,
@@ -195,6 +199,10 @@ class GrowingJoint(MeanRegressor):
     @abstractmethod
     def _opened(self, X: Any, Y: Any, weights: Any) -> Sample:
         """The rows, once the parameters have been checked."""
+
+    @abstractmethod
+    def _most(self) -> int | None:
+        """Largest number of pivots."""
 
     @abstractmethod
     def _prepare(

@@ -1,8 +1,8 @@
 """``partial_fit`` of estimators whose model is made of moments alone."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from cme_dask.chunked.blas import one_blas_thread
@@ -11,7 +11,11 @@ from cme_dask.chunked.driver import Executor
 from cme_dask.chunked.memory import MemoryBudget
 from cme_dask.chunked.passes import PassReport
 from cme_dask.errors import DataError
-from cme_dask.estimators.growth import first_of, on_columns, warn_badly_spanned
+from cme_dask.estimators.growth import (
+    check_functions,
+    on_columns,
+    warn_badly_spanned,
+)
 from cme_dask.estimators.predictors import MeanRegressor, weights_of
 from cme_dask.estimators.recipe import Progress, make_moments, usable_rows
 from cme_dask.models.embedding import EmbeddingModel
@@ -23,6 +27,16 @@ from cme_dask.storage.priority import RowSample
 from cme_dask.storage.sample import Sample
 
 Sides = tuple[Side, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Grown:
+    """Moments of all rows, and how those of the new ones were made."""
+
+    moments: Moments
+    arithmetic: Arithmetic
+    report: PassReport
+    passes: int
 
 
 class GrowingMoments(ABC):
@@ -44,10 +58,10 @@ class GrowingMoments(ABC):
     ) -> tuple[MomentSpec, Arithmetic]:
         """The moments with the arithmetic that the accuracy allows."""
 
-    def _add(
+    def _more(
         self, sample: Sample, budget: MemoryBudget, progress: Progress | None, variables: str
-    ) -> None:
-        """Add the moments of new rows, in one pass over them."""
+    ) -> "_Grown":
+        """The moments with those of new rows, in one pass over them; nothing is changed yet."""
         rows, passes = usable_rows(
             sample, self.sample_size, self.random_state or 0, budget.executor
         )
@@ -55,15 +69,27 @@ class GrowingMoments(ABC):
         spec = MomentSpec(sides, self._moments.n_folds)
         with one_blas_thread():
             spec, arithmetic = self._settled(spec, rows, sample.n_rows)
-        first = first_of(sample, self._moments)
+        first = 0 if sample.part is not None else self._moments.n_rows
         (new,), _, report = make_moments(
             replace(sample, first_row=first), [spec], budget, progress, 0
         )
         total = self._moments + new
         several = [(moments, self._sides) for moments in (self._moments, new, total)]
         warn_badly_spanned(several, variables, self.tol)
-        self._moments, self.arithmetic_, self.report_ = total, arithmetic, report
-        self.n_passes_ += passes + 1
+        return _Grown(total, arithmetic, report, self.n_passes_ + passes + 1)
+
+    def _become(self, grown: "_Grown", solve: Callable[[], None]) -> None:
+        """Solve, and take over what has grown; what fails on the way leaves all as it was."""
+        before = dict(vars(self))
+        self._moments, self.arithmetic_ = grown.moments, grown.arithmetic
+        self.report_, self.n_passes_ = grown.report, grown.passes
+        try:
+            with one_blas_thread():
+                solve()
+        except BaseException:
+            vars(self).clear()
+            vars(self).update(before)
+            raise
 
 
 class GrowingEmbedding(GrowingMoments, MeanRegressor):
@@ -123,11 +149,7 @@ class GrowingEmbedding(GrowingMoments, MeanRegressor):
                 progress=progress,
             )
             return fitted
-        if functions is not None and set(functions) != set(self._functions):
-            raise DataError(
-                f"the model was fitted with the functions {', '.join(self._functions) or 'none'}, "
-                f"given are {', '.join(functions) or 'none'}: give the same ones, or none"
-            )
+        check_functions(self._functions, functions or {})
         about = self.model_.about
         sample = self._open_more(X, Y, weights)
         if len(sample.sources) != 2:
@@ -135,9 +157,8 @@ class GrowingEmbedding(GrowingMoments, MeanRegressor):
         columns = (self.model_.x.columns, self.model_.y.columns)
         sample = on_columns(sample, columns).fold_by(about["fold_by"])
         budget = MemoryBudget.of(Executor.resolve(scheduler, workers), memory_limit)
-        self._add(sample, budget, progress, "xy")
-        with one_blas_thread():
-            self._solve(sample, (self._sides[0], self._sides[1]), self._moments)
+        grown, (x, y) = self._more(sample, budget, progress, "xy"), self._sides
+        self._become(grown, lambda: self._solve(sample, (x, y), grown.moments))
         return self
 
     @abstractmethod
@@ -210,8 +231,9 @@ class GrowingFeatures(GrowingMoments):
             )
         sample = on_columns(self._opened(X, weights), (self.model_.columns,))
         budget = MemoryBudget.of(Executor.resolve(scheduler, workers), memory_limit)
-        self._add(sample, budget, progress, "x")
-        self._model_of(sample, MeanMoments.of(self._moments.total(), self._sides), self.n_passes_)
+        grown = self._more(sample, budget, progress, "x")
+        mean = MeanMoments.of(grown.moments.total(), self._sides)
+        self._become(grown, lambda: self._model_of(sample, mean, grown.passes))
         return self
 
     @abstractmethod

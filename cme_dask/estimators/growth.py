@@ -23,13 +23,14 @@ from cme_dask.numerics.cell_sums import CellSpec
 from cme_dask.numerics.extension import extended_basis
 from cme_dask.numerics.guard import Arithmetic
 from cme_dask.numerics.means import MeanMoments
-from cme_dask.numerics.moments import Moments, MomentSpec, Side
+from cme_dask.numerics.moments import Function, Moments, MomentSpec, Side
 from cme_dask.storage.columns import Columns
 from cme_dask.storage.priority import RowSample
 from cme_dask.storage.sample import Sample
 
 Array = Any
 
+_SAME = 1e-9  # relative difference of means of the same rows that rounding may leave
 _WORSE = 2.0  # times the trace error of earlier rows, beyond which new rows are badly spanned
 
 
@@ -79,7 +80,7 @@ class Growth:
         sample, rows, took = self._opened(sample, old)
         bases = [side.basis for side in old.sides]
         if self.new_pivots != "keep":
-            bases = self._more_pivots(old, rows)
+            bases = self._more_pivots(old, sample, rows)
         more = [b.rank - s.basis.rank for b, s in zip(bases, old.sides, strict=True)]
         entries, before = old.about.get("zero_filled", []), old
         if earlier is not None and (any(more) or entries):
@@ -89,7 +90,7 @@ class Growth:
             filled = [zero_filled(old, i, count) for i, count in enumerate(more) if count]
             before, entries = old.extended(bases), [*entries, *filled]
         wanted = replace(old, sides=_on(old.sides, bases))
-        first = first_of(sample, old.moments)
+        first = first_of(sample, old)
         new, arithmetic, report = self._measure(wanted, sample, rows, first)
         total = union([before, new])
         self._warn(old, new, total)
@@ -141,7 +142,7 @@ class Growth:
         rows, passes = usable_rows(sample, self.sample_size, self.seed, self.budget.executor)
         return sample, rows, passes
 
-    def _more_pivots(self, sums: JointSums, rows: RowSample) -> list[Basis]:
+    def _more_pivots(self, sums: JointSums, sample: Sample, rows: RowSample) -> list[Basis]:
         """Bases with the pivots that these rows need beside those that there are."""
         tol, bases = float(sums.about["tol"]), []
         with one_blas_thread():
@@ -151,7 +152,7 @@ class Growth:
                         "a coupling can't be given more landmarks, since each changes the "
                         "functions of all: take new_pivots='keep', or fit all rows again"
                     )
-                index = rows.index + sums.moments.n_rows
+                index = rows.index + first_of(sample, sums)
                 bases.append(
                     extended_basis(
                         side.basis, rows.parts[i], index, rows.importance, tol, self.max_rank
@@ -176,6 +177,7 @@ class Growth:
         )
         about = {k: v for k, v in sums.about.items() if k != "zero_filled"}
         about |= {"arithmetic": arithmetic.name, **origin(sample)}
+        about["next_row"] = first + sample.n_rows
         return replace(sums, moments=moments, cells=cells, about=about), arithmetic, report
 
     def _fitted(
@@ -240,12 +242,23 @@ def warn_badly_spanned(
             )
 
 
-def first_of(sample: Sample, earlier: Moments) -> int:
+def first_of(sample: Sample, earlier: JointSums) -> int:
     """The global index of the first new row: they are numbered after the earlier ones.
 
     Parts of a split are told by the numbers that rows have in their table, and keep them.
     """
-    return 0 if sample.part is not None else earlier.n_rows
+    if sample.part is not None:
+        return 0
+    return max(int(earlier.about.get("next_row", 0)), earlier.moments.n_rows)
+
+
+def check_functions(known: Mapping[str, Function], given: Mapping[str, Function]) -> None:
+    """DataError if functions are given, and not by the names of the first call."""
+    if given and set(given) != set(known):
+        raise DataError(
+            f"the model was fitted with the functions {_listed(known)}, given are "
+            f"{_listed(given)}: give the same ones, or none"
+        )
 
 
 def on_columns(sample: Sample, columns: Sequence[Columns]) -> Sample:
@@ -254,26 +267,43 @@ def on_columns(sample: Sample, columns: Sequence[Columns]) -> Sample:
     Raises
     ------
     DataError
-        If columns are missing, or their labels are other ones.
+        If columns are missing, or their labels or units are other ones.
     """
     wanted: list[Sequence[str] | None] = []
     for variable, found, known in zip("xy", sample.columns, columns, strict=False):
-        unnamed = found.names == Columns.default(variable, len(found.names)).names
-        same = len(found.names) == len(known.names)
-        if not (same if unnamed else set(known.names) <= set(found.names)):
+        default, ours = (
+            Columns.default(variable, len(columns.names)).names for columns in (found, known)
+        )
+        unnamed, same = found.names == default, len(found.names) == len(known.names)
+        # Default names of an array of another width mean other columns.
+        named = set(known.names) <= set(found.names) and (same or known.names != ours)
+        if not named and not (unnamed and same):
             raise DataError(
                 f"the fit had columns {known.listed()} of {variable}, these rows have "
                 f"{found.listed()}: give the same ones"
             )
-        wanted.append(None if unnamed or found.names == known.names else known.names)
-        for name, labels in found.categories.items():
-            if name in known.names and known.categories.get(name) != labels:
-                raise DataError(
-                    f"the labels of column {name!r} are {found.labels(name)}, in the fit they were "
-                    f"{known.labels(name) if name in known.categories else 'numbers'}: code them "
-                    "alike"
-                )
+        wanted.append(known.names if named and found.names != known.names else None)
+        for name, mine in zip(known.names, known.names if named else found.names, strict=True):
+            _check_alike(name, known, mine, found)
     return replace(sample.select(*wanted), columns=tuple(columns))
+
+
+def _check_alike(name: str, known: Columns, mine: str, found: Columns) -> None:
+    """DataError if a column has other labels than in the fit, or is in another unit."""
+    if found.categories.get(mine) != known.categories.get(name):
+        told = [
+            columns.labels(column) if column in columns.categories else "numbers"
+            for column, columns in ((mine, found), (name, known))
+        ]
+        raise DataError(
+            f"the labels of column {name!r} are {told[0]}, in the fit they were {told[1]}: code "
+            "them alike"
+        )
+    units = found.units.get(mine), known.units.get(name)
+    if all(units) and units[0] != units[1]:
+        raise DataError(
+            f"column {name!r} is in {units[0]}, in the fit it was in {units[1]}: convert it"
+        )
 
 
 def _on(sides: Sequence[Side], bases: Sequence[Basis]) -> tuple[Side, Side]:
@@ -289,6 +319,17 @@ def _check_same_rows(old: JointSums, again: JointSums) -> None:
             f"earlier= holds {again.moments.n_rows:,} rows of weight {again.weight:.6g}, the model "
             f"had {old.moments.n_rows:,} of weight {old.weight:.6g}: give all rows of the earlier "
             "calls, with their weights"
+        )
+    means = [MeanMoments.of(sums.moments.total(), sums.sides) for sums in (old, again)]
+    scale = np.sqrt(np.maximum(np.diag(means[0].function_gram), 0.0))
+    one, two = (np.concatenate(mean.function_mean) for mean in means)
+    names = [name for side in old.sides for name in side.names]
+    differ = np.abs(one - two) > _SAME * (scale + np.abs(one))
+    if differ.any():
+        i = int(differ.argmax())
+        raise DataError(
+            f"earlier= holds other rows than the model had: the mean of {names[i]!r} is "
+            f"{two[i]:.6g}, it was {one[i]:.6g}: give all rows of the earlier calls"
         )
 
 

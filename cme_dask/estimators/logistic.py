@@ -177,6 +177,7 @@ class KernelLogisticRegression(LabelClassifier, BaseEstimator):  # type: ignore[
             executor = Executor.resolve(scheduler, workers, kept)
             self._fit(sample, MemoryBudget.of(executor, memory_limit), progress)
         learn_features(self, X, sample.columns[0])
+        self.classes_ = self._classes
         return self
 
     def _fit(self, sample: Sample, budget: MemoryBudget, progress: Progress | None) -> None:
@@ -202,7 +203,7 @@ class KernelLogisticRegression(LabelClassifier, BaseEstimator):  # type: ignore[
             mean, rows = _measure(choice, bases)
         (newton,), (error,) = bases, mean.trace_error
         gram = np.block([[mean.gram[0], mean.mean[0][:, None]], [mean.mean[0][None, :], 1.0]])
-        problem = LogisticProblem(newton.factor, gram, len(self.classes_), float(self.reg))
+        problem = LogisticProblem(newton.factor, gram, len(self._classes), float(self.reg))
         with one_blas_thread():
             self.solution_ = solve_logistic(
                 problem,
@@ -222,7 +223,7 @@ class KernelLogisticRegression(LabelClassifier, BaseEstimator):  # type: ignore[
             spectral,
             spectral.transform.T @ coef[:-1],
             coef[-1],
-            tuple(self.classes_.tolist()),
+            tuple(self._classes.tolist()),
             {
                 "rows": rows,
                 "passes": self.n_passes_,

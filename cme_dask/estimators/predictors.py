@@ -111,6 +111,7 @@ class LabelClassifier(ClassifierMixin, ABC):  # type: ignore[misc]
     """
 
     _expected: Array | None = None  # labels that a first call of partial_fit was told of
+    _every_label = False  # whether rows of each must be among those of a first call
 
     def predict_proba(self, X: Any) -> Array:
         """P(Y = label | x), shape (n, K), in the order of ``classes_``: non-negative, sum 1.
@@ -144,7 +145,9 @@ class LabelClassifier(ClassifierMixin, ABC):  # type: ignore[misc]
 
     def _open(self, X: Any, Y: Any, weights: Any) -> Sample:
         """The rows, with the labels as codes of a categorical column."""
-        sample, self.classes_ = labelled_sample(X, Y, weights, self._expected)
+        sample, self._classes = labelled_sample(
+            X, Y, weights, self._expected, complete=self._every_label
+        )
         return sample
 
     def _open_more(self, X: Any, Y: Any, weights: Any) -> Sample:
@@ -212,9 +215,14 @@ class GrowingClassifier(LabelClassifier):
             self._expected = None
         return self
 
+    def _adopt(self, X: Any, Y: Any, sample: Sample) -> None:
+        """Keep the labels, too, now that the fit has ended well."""
+        super()._adopt(X, Y, sample)
+        self.classes_ = self._classes
+
 
 def labelled_sample(
-    X: Any, y: Any, weights: Any, known: Array | None = None
+    X: Any, y: Any, weights: Any, known: Array | None = None, *, complete: bool = False
 ) -> tuple[Sample, Array]:
     """Rows of x and codes of labels, and the labels in the order of the codes, shape (K,).
 
@@ -228,6 +236,8 @@ def labelled_sample(
         Of the rows.
     known
         Labels of earlier rows, if there are some: these have no others.
+    complete
+        Whether there must be rows of all known labels.
 
     Raises
     ------
@@ -247,6 +257,7 @@ def labelled_sample(
         classes, codes = np.unique(y, return_inverse=True)
         codes = codes.astype(np.float64)
     if known is not None:
+        _check_complete(classes, known if complete else classes)
         classes, codes = known, _recoded(classes, codes, known)
     if len(classes) < 2:
         got = f"1 class: {classes[0]!r}" if len(classes) else "no rows"
@@ -255,6 +266,16 @@ def labelled_sample(
     name = name if name not in sample.columns[0].names else f"{name} label"
     labels = Columns((name,), {}, {name: tuple(map(str, classes))})
     return replace(sample, columns=(sample.columns[0], labels)), classes
+
+
+def _check_complete(classes: Array, known: Array) -> None:
+    missing = sorted(set(known.tolist()) - set(classes.tolist()), key=str)
+    if missing:
+        raise DataError(
+            f"the first call of partial_fit has no rows labelled {', '.join(map(repr, missing))}: "
+            "pivots and cells of the labels come from its rows, so give it some of each, or take "
+            "an EmbeddingClassifier, which needs none"
+        )
 
 
 def _recoded(classes: Array, codes: Array, known: Array) -> Array:

@@ -43,11 +43,13 @@ class Compute:
 
         The report is of what is done with it, and is written if that ends well.
         """
+        from cme_dask.chunked.blas import reuse_memory
         from cme_dask.chunked.clusters import connected
         from cme_dask.report.run_report import reporting
 
         if self.workers is not None and "://" in (self.scheduler or ""):
             raise DataError("workers is for local schedulers: a cluster has its own number")
+        reuse_memory()
         with (
             connected(self.scheduler) as scheduler,
             reporting(self.report, scheduler, overwrite=self.overwrite),

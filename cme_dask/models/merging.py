@@ -60,8 +60,12 @@ def merge(models: Iterable[JointModel | str | os.PathLike[str]]) -> JointModel:
     ``bounds="sample"``, come from rows kept of the cells, and the mass that g takes below zero is
     told at the means of the cells; a fit takes rows of its row sample for both.
     """
+    if isinstance(models, (str, os.PathLike)):
+        raise DataError(f"merging takes several models or paths, got the one path {models!s}")
     several = [JointSums.of(one_model(model)) for model in models]
-    return union(several).solved()[0]
+    total = union(several)
+    _check_distinct(several)
+    return total.solved()[0]
 
 
 def union(several: Sequence[JointSums]) -> JointSums:
@@ -104,6 +108,18 @@ def union(several: Sequence[JointSums]) -> JointSums:
         cells=cells,
         about=_about_union([each.about for each in several]),
     )
+
+
+def _check_distinct(several: Sequence[JointSums]) -> None:
+    """DataError if a model is given twice: its rows would count twice."""
+    seen: dict[bytes, int] = {}
+    for number, sums in enumerate(several, start=1):
+        earlier = seen.setdefault(sums.moments.gram.tobytes(), number)
+        if earlier != number:
+            raise DataError(
+                f"models {earlier} and {number} are of the same rows, which would count twice: "
+                "give each once"
+            )
 
 
 def one_model(given: Any) -> JointModel:
@@ -169,6 +185,11 @@ def _about_union(several: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "tol": max(float(about["tol"]) for about in several),
         "arithmetic": ", ".join(sorted({str(about.get("arithmetic")) for about in several})),
         "location": "; ".join(places),
+        **(
+            {"next_row": max(ends)}
+            if (ends := [a["next_row"] for a in several if "next_row" in a])
+            else {}
+        ),
         # Parts of one split make the whole; the same part of several tables stays one.
         "part": parts[0] if all(part == parts[0] for part in parts) else None,
         **({"zero_filled": filled} if filled else {}),

@@ -1,0 +1,189 @@
+"""Which rows and columns later calls take, and what a call that fails leaves as it was."""
+
+import numpy as np
+import pytest
+from conftest import write_store
+from numpy.testing import assert_allclose, assert_array_equal
+from test_growing import ONE
+from test_merge import (
+    FUNCTIONS,
+    KERNEL,
+    N,
+    W,
+    X,
+    Y,
+    assert_same_model,
+    estimator,
+    fitted,
+    whole_model,
+)
+
+from cme_dask import (
+    ConditionalMeanEmbedding,
+    EmbeddingClassifier,
+    JointDistribution,
+    PivotedCholesky,
+    kernels,
+    merge,
+    open_sample,
+)
+from cme_dask.errors import DataError, ToleranceWarning
+from cme_dask.estimators import embedding
+from cme_dask.storage.columns import Columns
+from cme_dask.storage.writer import writing_sample
+
+PART = {"kernel_x": KERNEL, "kernel_y": KERNEL, "tol": 0.3, "reg": 1e-3, "support_size": 20}
+
+
+def small(rows=slice(0, 600), **changed):
+    return JointDistribution(**{**PART, **changed}).partial_fit(X[rows], Y[rows, :1], **ONE)
+
+
+def test_functions_are_those_of_the_first_call():
+    given = {"functions": FUNCTIONS, "weights": W[:600]}
+    model = estimator().partial_fit(X[:600], Y[:600], **given, **ONE)
+    other = {"positive": lambda y: 1000.0 * FUNCTIONS["positive"](y)}
+    model.partial_fit(X[600:], Y[600:], weights=W[600:], functions=other, **ONE)
+    assert_allclose(model.expect("positive", X[:9]), fitted().expect("positive", X[:9]), rtol=1e-9)
+
+
+def test_rows_after_parts_with_numbers_of_their_own_follow_the_last():
+    """A model of rows 600 to 1,200 alone, then the rest: folds are those of one table."""
+    like = whole_model()
+    model = estimator().partial_fit(
+        X[600:1200],
+        Y[600:1200],
+        weights=W[600:1200],
+        functions=FUNCTIONS,
+        like=like,
+        first_row=600,
+        **ONE,
+    )
+    model.partial_fit(X[1200:], Y[1200:], weights=W[1200:], **ONE)
+    first = estimator().partial_fit(
+        X[:600], Y[:600], weights=W[:600], functions=FUNCTIONS, like=like, **ONE
+    )
+    assert_same_model(merge([first.model_, model.model_]), like)
+    # A merged model goes on where the last of its parts ended.
+    parts = [first.model_, model.model_]
+    assert merge(parts).about["next_row"] == merge(parts[::-1]).about["next_row"] == N
+
+
+def test_a_part_is_one_of_its_table_wherever_that_is_numbered():
+    sample = open_sample(X, Y, weights=W)
+    train, test = sample.split(0.3)
+    like = whole_model()
+    model = estimator().partial_fit(train, functions=FUNCTIONS, like=like, first_row=900, **ONE)
+    numbers = np.arange(N)
+    kept = train.part.keeps(numbers, {})
+    assert_array_equal(test.part.keeps(numbers, {}), ~kept)
+    assert model.moments_.rows.sum() == kept.sum()
+    folds = train.folding.folds(900 + numbers[kept], {}, 10)
+    assert_array_equal(model.moments_.rows, np.bincount(folds, minlength=10))
+
+
+def test_columns_are_taken_by_name_wherever_they_have_one(tmp_path):
+    write_store(tmp_path / "s.zarr", X, Y[:, :1], chunk_rows=500)
+    sample = open_sample(tmp_path / "s.zarr")
+    turned = sample.select(("x1", "x0"), None)
+    model = JointDistribution(**PART).partial_fit(turned, **ONE)
+    before = model.expect("y0", X[:9, ::-1])
+    model.partial_fit(sample, **ONE)  # the same rows again, in the order of the store
+    assert_allclose(model.expect("y0", X[:9, ::-1]), before, rtol=1e-9)
+    alone = JointDistribution(**PART).partial_fit(sample.select(("x1",), None), **ONE)
+    before = alone.expect("y0", X[:9, 1:])
+    alone.partial_fit(sample, **ONE)
+    assert_allclose(alone.expect("y0", X[:9, 1:]), before, rtol=1e-9)
+    with pytest.raises(DataError, match="the fit had columns x0, x1 of x"):
+        JointDistribution(**PART).partial_fit(sample, **ONE).partial_fit(X[:, :1], Y[:, :1], **ONE)
+
+
+def test_other_units_and_labels_are_refused(tmp_path):
+    for unit in ("K", "degC"):
+        columns = Columns(("a", "b"), {"a": unit}), Columns(("t",))
+        with writing_sample(tmp_path / unit, columns, chunk_rows=500) as writer:
+            writer.append(X, Y[:, :1])
+    model = JointDistribution(**PART).partial_fit(tmp_path / "K", **ONE)
+    with pytest.raises(DataError, match="column 'a' is in degC, in the fit it was in K: convert"):
+        model.partial_fit(tmp_path / "degC", **ONE)
+    pd = pytest.importorskip("pandas")
+    label = np.where(X[:, 0] > 0, "up", "down")
+    delta = {**PART, "kernel_y": kernels.Delta()}
+    labelled = JointDistribution(**delta).partial_fit(X, pd.Series(label, name="label"), **ONE)
+    turned = np.flatnonzero(label != label[0])  # its codes begin with the other label
+    order = np.concatenate([turned, np.flatnonzero(label == label[0])])
+    with pytest.raises(DataError, match=r"labels of column 'label' are .*: code them alike"):
+        labelled.partial_fit(X[order], pd.Series(label[order], name="label"), **ONE)
+    with pytest.raises(DataError, match="labels of column 'label' are numbers, in the fit"):
+        labelled.partial_fit(X, np.full(N, 7.5), **ONE)
+
+
+def test_other_rows_are_not_reread():
+    model = small()
+    more = (X[600:] + 3, Y[600:, :1])
+    with pytest.raises(DataError, match=r"earlier= holds other rows .* the mean of 'x0' is"):
+        model.partial_fit(*more, new_pivots="reread", earlier=(X[600:1200], Y[600:1200, :1]), **ONE)
+
+
+def test_a_model_merges_once():
+    model = small().model_
+    with pytest.raises(DataError, match="models 1 and 2 are of the same rows"):
+        merge([model, model])
+    with pytest.raises(DataError, match=r"got the one path a\.model"):
+        merge("a.model")
+
+
+def test_unusable_rows_of_later_calls_are_told_by_their_own_numbers():
+    model = small()
+    bad = X[600:].copy()
+    bad[7, 1] = np.nan
+    with pytest.raises(DataError, match="row 7"):
+        model.partial_fit(bad, Y[600:, :1], **ONE)
+    with pytest.raises(DataError, match="first_row must be an integer from 0 to"):
+        estimator().partial_fit(X, Y, like=whole_model(), first_row=2**63, **ONE)
+
+
+class Interrupted(Exception):
+    """What stands for Ctrl-C."""
+
+
+def test_a_later_call_that_fails_leaves_all_as_it_was(monkeypatch):
+    def interrupted(*_):
+        raise Interrupted
+
+    model = ConditionalMeanEmbedding(kernel_x=KERNEL, kernel_y=KERNEL, tol=0.3, reg=1e-3)
+    model.partial_fit(X[:600], Y[:600], **ONE)
+    before = dict(vars(model))
+    with monkeypatch.context() as patch:
+        patch.setattr(embedding, "embedding_replicates", interrupted)
+        with pytest.raises(Interrupted):
+            model.partial_fit(X[600:], Y[600:], **ONE)
+    assert vars(model).keys() == before.keys()
+    assert all(vars(model)[name] is value for name, value in before.items())
+    model.partial_fit(X[600:], Y[600:], **ONE)  # its rows count once
+    assert model.model_.about["rows"] == N
+    features = PivotedCholesky(KERNEL, tol=0.3).partial_fit(X[:600], **ONE)
+    before = dict(vars(features))
+    with monkeypatch.context() as patch:
+        patch.setattr(features, "_adopt", interrupted)
+        with pytest.raises(Interrupted):
+            features.partial_fit(X[600:], **ONE)
+    assert {k: v for k, v in vars(features).items() if k != "_adopt"} == before
+
+
+def test_a_classifier_learns_its_labels_with_its_model():
+    label = np.where(X[:, 0] > 0.5, "up", np.where(X[:, 1] > 0, "side", "down"))
+    model = EmbeddingClassifier(kernel_x=KERNEL, tol=0.3, reg=1e-3)
+    two = label != "side"
+    with pytest.raises(DataError, match="NaN"):
+        model.partial_fit(X * np.nan, label, classes=["up", "side", "down"], **ONE)
+    model.plan(X, label, scheduler="synchronous")
+    assert not hasattr(model, "classes_")
+    model.partial_fit(X[two], label[two], classes=["up", "side", "down"], **ONE)
+    assert list(model.classes_) == ["down", "side", "up"]
+    with pytest.warns(ToleranceWarning, match="y: trace error"):
+        model.partial_fit(X[~two], label[~two], **ONE)  # a label that the first rows had not
+    assert model.score(X, label) > 0.85
+    with pytest.raises(DataError):
+        model.fit(X * np.nan, np.where(X[:, 0] > 0, "b", "a"), scheduler="synchronous")
+    assert list(model.classes_) == ["down", "side", "up"]
