@@ -1,7 +1,11 @@
 """Checkpoints: a run that goes on ends as if it had never stopped, or one sentence says why not."""
 
+import importlib
 import json
 import shutil
+import subprocess
+import sys
+import time
 import warnings
 from dataclasses import dataclass, replace
 
@@ -22,11 +26,12 @@ from cme_dask import (
     kernels,
     open_sample,
 )
-from cme_dask.chunked.checkpoints import Checkpoint, block_rows
+from cme_dask.chunked.checkpoints import Checkpoint, block_rows, discard, keeping
 from cme_dask.chunked.passes import PassProgress
-from cme_dask.chunked.plan import strip_length
+from cme_dask.chunked.plan import Run, strip_length
 from cme_dask.cli.root import cli
 from cme_dask.errors import DataError, ResourceError, ShardDone, StoreError
+from cme_dask.jobs.kept import Kept
 from cme_dask.storage.partials import read_partial, write_partial
 
 # Few pivots are enough here: bits are compared.
@@ -169,9 +174,124 @@ def test_a_cluster_keeps_and_goes_on(store, whole, tmp_path, cluster):
 
 
 def test_workers_that_do_not_see_the_folder_are_named(cluster, tmp_path):
-    kept = Checkpoint(tmp_path / "elsewhere")  # made by nobody: as on another machine
+    kept = Checkpoint(tmp_path / "elsewhere", "run")  # made by nobody: as on another machine
     with pytest.raises(ResourceError, match=r"can't see the checkpoint folder .*elsewhere"):
         kept.check_seen(cluster)
+
+
+def test_a_shard_makes_no_model(store, tmp_path):
+    folder = tmp_path / "run"
+    for i in (0, 1, 1):  # the last one finds all shares done
+        with pytest.raises(ShardDone):
+            joint().fit(store, checkpoint=folder, shard=(i, 2))
+    with pytest.raises(ShardDone, match="all shares are done: run the same fit without a shard"):
+        joint().fit(store, checkpoint=folder, shard=(0, 2))
+
+
+BEGIN = """
+import sys, time
+from pathlib import Path
+from cme_dask.chunked.checkpoints import keeping
+from cme_dask.errors import ShardDone
+for turn in range(20):
+    while time.time() < float(sys.argv[3]) + 0.1 * turn:
+        pass
+    try:
+        with keeping(
+            Path(sys.argv[1]) / str(turn), lambda: {"data": {"rows": "9"}}, (int(sys.argv[2]), 2)
+        ) as kept:
+            kept.begin("rows", "asked", 100_000, 4096)
+            print(kept.run)
+    except ShardDone:
+        pass
+"""
+
+
+def test_shards_may_begin_at_once(tmp_path):
+    """Two processes make one manifest, and one description of the pass, twenty times."""
+    start = str(time.time() + 5.0)
+    shards = [
+        subprocess.Popen(
+            [sys.executable, "-c", BEGIN, str(tmp_path), str(i), start],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for i in (0, 1)
+    ]
+    (one, errors), (two, more) = (shard.communicate() for shard in shards)
+    assert (errors, more) == ("", "")
+    assert one == two
+    assert len(one.split()) == 20
+
+
+def test_a_task_that_outlives_its_run_writes_to_no_other(tmp_path):
+    """Of a client that died, one goes on; meanwhile another run has begun in the folder."""
+    folder = tmp_path / "run"
+
+    def begun():
+        with keeping(folder, lambda: {"data": {"rows": "9"}}) as kept:
+            return kept.begin("rows", "asked", 100_000, 4096)
+
+    old = begun()
+    old.write(0, 1000)
+    discard(folder)
+    new = begun()
+    with pytest.raises(ResourceError, match="can't see the checkpoint folder"):
+        old.write(4096, 1000)
+    shutil.copytree(old.folder / old.name, tmp_path / "late", dirs_exist_ok=True)
+    assert not any(new.has(Run(start, start + 4096, 4096)) for start in (0, 4096))
+    assert new.write(0, 1) == 1
+
+
+def test_a_run_that_goes_on_is_not_overwritten(tmp_path):
+    folder = tmp_path / "run"
+    with keeping(folder, lambda: {"data": {"rows": "9"}}):
+        with pytest.raises(DataError, match="is being written by process"):
+            Kept(folder).settle(overwrite=True)
+        Kept(folder).finish()  # leaves it as well
+        assert folder.exists()
+    Kept(folder).settle(overwrite=True)
+    assert not folder.exists()
+    assert not list(tmp_path.iterdir())
+
+
+def test_drafts_of_those_who_were_killed_are_no_hindrance(store, whole, tmp_path):
+    folder = tmp_path / "run"
+    interrupted(joint(), store, folder, 40)
+    (folder / "pass-000" / ".pass.json.12345678").write_text("{")
+    (folder / ".zarr.json.12345678").write_text("")
+    (folder / "pass-001").mkdir()
+    (folder / "pass-001" / ".pass.json.12345678").write_text("{")
+    (folder / "pass-000" / ".rows-0-8192-a.12345678").mkdir()
+    assert bits(joint().fit(store, checkpoint=folder)) == whole
+    kept = sorted(path.name for path in (folder / "pass-000").iterdir())
+    assert [name for name in kept if name != ".pass.json.12345678"] == ["pass.json", "total"]
+
+
+def test_functions_of_a_module_are_what_it_says(store, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    module, folder = tmp_path / "thresholds.py", tmp_path / "run"
+    module.write_text("def up(y):\n    return y[:, 0] > 0\n")
+    functions = {"up": importlib.import_module("thresholds").up}
+    interrupted(joint(), store, folder, 40, functions=functions)
+    module.write_text("def up(y):\n    return y[:, 0] > 1\n")
+    with pytest.raises(StoreError, match="configuration 'functions' was"):
+        joint().fit(store, checkpoint=folder, functions=functions)
+
+
+def test_changed_rows_of_other_stores_are_seen(tmp_path):
+    """Without checksums in the chunks: by what the filesystem says of their files."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(9000, 1))
+    names = {"x": tmp_path / "x.zarr", "y": tmp_path / "y.zarr"}
+    for path in names.values():
+        zarr.create_array(str(path), data=x, chunks=(1000, 1), compressors=None)
+    rows = [zarr.open_array(str(path), mode="r") for path in names.values()]
+    interrupted(joint(), rows[0], tmp_path / "run", 1, Y=rows[1])
+    zarr.open_array(str(names["y"]))[1500, 0] = 7.0
+    with pytest.raises(StoreError, match="data 'values of y' was"):
+        joint().fit(*rows, checkpoint=tmp_path / "run")
 
 
 CHANGES = {

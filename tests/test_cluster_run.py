@@ -93,6 +93,26 @@ def test_a_task_that_always_kills_is_given_up(small, tmp_path, monkeypatch):
         )
 
 
+def test_a_chunk_of_the_user_that_kills_its_workers_ends_the_run(small, tmp_path):
+    """It keeps its name, and so its error, however often it is asked for."""
+    _, client = small
+    chunk = dask.delayed(killer)(None, str(tmp_path / "dead"), 99, dask_key_name="chunk-0")
+    with pytest.raises(ResourceError, match="while they ran chunk-0: give them more memory"):
+        Executor.resolve(client).run(plus, [(chunk,), (chunk,)], plus, shared=1, name="read-strips")
+
+
+def test_what_hears_of_the_progress_is_not_the_scheduler(small):
+    _, client = small
+
+    def closed(_):
+        raise BrokenPipeError("the terminal is closed")
+
+    with pytest.raises(BrokenPipeError, match="the terminal is closed"):
+        Executor.resolve(client).run(
+            plus, [(1,), (2,)], plus, shared=1, name="plus", on_done=closed
+        )
+
+
 def test_without_any_worker_a_run_ends_with_a_sentence(small):
     local, client = small
     executor = Executor.resolve(client)

@@ -29,6 +29,8 @@ from cme_dask import (
 )
 from cme_dask.errors import DataError, ToleranceWarning
 from cme_dask.estimators import embedding
+from cme_dask.jobs.compute import Compute
+from cme_dask.jobs.scoring import score_model
 from cme_dask.storage.columns import Columns
 from cme_dask.storage.writer import writing_sample
 
@@ -131,6 +133,24 @@ def test_a_model_merges_once():
         merge([model, model])
     with pytest.raises(DataError, match=r"got the one path a\.model"):
         merge("a.model")
+
+
+def test_parts_of_several_tables_are_not_taken_for_all_rows(tmp_path):
+    write_store(tmp_path / "a.zarr", X[:900], Y[:900, :1], chunk_rows=500)
+    train, _ = open_sample(tmp_path / "a.zarr").split(0.2)
+    model = JointDistribution(**PART).partial_fit(train, **ONE)
+    more = open_sample(X[900:], Y[900:, :1])
+    alone = JointDistribution(**PART).partial_fit(more, like=model.model_, **ONE)
+    for grown in (merge([model.model_, alone.model_]), model.partial_fit(more, **ONE).model_):
+        assert grown.about["parts_differ"]
+        grown.save(tmp_path / "m", overwrite=True)
+        model_path, store = str(tmp_path / "m"), str(tmp_path / "a.zarr")
+        where = {"compute": Compute("synchronous")}
+        with pytest.raises(DataError, match="made of parts of several tables"):
+            score_model(model_path, store, (), **where)
+        found = score_model(model_path, store, (), hold_out=0.2, **where)
+        assert 0 < found["rows"] < 300
+    assert "parts_differ" not in alone.model_.about
 
 
 def test_unusable_rows_of_later_calls_are_told_by_their_own_numbers():

@@ -22,7 +22,7 @@ from dask.tokenize import TokenizationError
 
 import cme_dask
 from cme_dask.chunked.plan import Run, Together, strip_length
-from cme_dask.errors import DataError, ResourceError, StoreError
+from cme_dask.errors import DataError, ResourceError, ShardDone, StoreError
 from cme_dask.numerics.cell_sums import CellSums
 from cme_dask.numerics.kept_rows import Kept
 from cme_dask.numerics.logistic import LogisticSums
@@ -36,7 +36,7 @@ from cme_dask.storage.checkpoint import locked
 from cme_dask.storage.partials import read_partial, write_json, write_partial
 from cme_dask.storage.priority import RowSample
 
-KIND, SCHEMA_VERSION = "checkpoint", 1
+KIND, SCHEMA_VERSION = "checkpoint", 2
 
 _BLOCKS = 64
 _MANIFEST, _SIGN, _PASS, _TOTAL = "zarr.json", "sign", "pass.json", "total"
@@ -69,6 +69,8 @@ class Checkpoint:
     ----------
     folder
         Where it lies.
+    run
+        Name of the run, which nobody else has: a task that outlives its run writes to no other.
     shard
         (i, k): do the i-th of k shares of each pass, counted from 0, and no more; None: all.
     resumed_strips
@@ -76,6 +78,7 @@ class Checkpoint:
     """
 
     folder: Path
+    run: str
     shard: tuple[int, int] | None = None
     resumed_strips: int = 0
     _begun: int = 0
@@ -99,7 +102,7 @@ class Checkpoint:
         """
         number, self._begun = self._begun, self._begun + 1
         kept = KeptPass(
-            self.folder, f"pass-{number:03d}", n_rows, block, self._share(n_rows, block)
+            self.folder, self.run, f"pass-{number:03d}", n_rows, block, self._share(n_rows, block)
         )
         about = {"name": name, "token": token_of(asked, name), "rows": n_rows, "block": block}
         kept.open(about)
@@ -113,28 +116,32 @@ class Checkpoint:
 
     def check_seen(self, client: Any) -> None:
         """ResourceError unless all workers of a cluster see the folder, and it sees their files."""
-        sign = uuid.uuid4().hex
-        found = client.run(_sees, str(self.folder), sign, on_error="ignore")  # some may die now
-        blind = [address for address, seen in found.items() if not seen]
-        written = {path.name for path in self.folder.glob(f"{_SIGN}-{sign}-*")}
-        for name in written:
+        folder = str(self.folder)
+        found = client.run(_sees, folder, self.run, on_error="ignore")  # some may die now
+        # Each name is looked up: a list of the folder may be an old one, on a network.
+        blind = [who for who, name in found.items() if not (name and (self.folder / name).exists())]
+        for name in filter(None, found.values()):
             (self.folder / name).unlink(missing_ok=True)
-        if blind or len(written) < len(found):
-            who = ", ".join(blind) or "workers"
+        if blind:
+            who = ", ".join(blind)
             raise ResourceError(
                 f"{who} can't see the checkpoint folder {self.folder}: put it on a filesystem "
                 "that this process and all workers share"
             )
 
 
-def _sees(folder: str, sign: str) -> bool:
-    """On a worker: whether the folder is there; leaves a sign in it."""
-    path = Path(folder)
-    if not (path / _SIGN).exists():
-        return False
-    with contextlib.suppress(OSError):
-        (path / f"{_SIGN}-{sign}-{uuid.uuid4().hex}").touch()
-    return True
+def _sees(folder: str, run: str) -> str:
+    """On a worker: the name of the sign that it left in the folder; empty if it could not."""
+    name = f".seen-{uuid.uuid4().hex}"
+    if (Path(folder) / _sign_of(run)).exists():
+        with contextlib.suppress(OSError):
+            (Path(folder) / name).touch()
+            return name
+    return ""
+
+
+def _sign_of(run: str) -> str:
+    return f"{_SIGN}-{run}"
 
 
 @dataclass(frozen=True)
@@ -143,8 +150,8 @@ class KeptPass:
 
     Attributes
     ----------
-    folder, name
-        The checkpoint, and the folder of the pass in it.
+    folder, run, name
+        The checkpoint, the name of its run, and the folder of the pass in it.
     n_rows, block
         Number of rows, and of rows in a block.
     share
@@ -152,6 +159,7 @@ class KeptPass:
     """
 
     folder: Path
+    run: str
     name: str
     n_rows: int
     block: int
@@ -163,14 +171,17 @@ class KeptPass:
         with disk_errors(here):
             here.mkdir(exist_ok=True)
         found = _read_json(here / _PASS)
-        if found is None:
-            if any(here.iterdir()):
+        if found is None and _holds(here, ()):
+            found = _read_json(here / _PASS)  # another shard began it meanwhile
+            if found is None:
                 raise StoreError(
                     f"{here} holds sums but not {_PASS}, which says of what: remove {self.folder}, "
                     "and start the run again"
                 )
-            write_json(here / _PASS, about)
-        elif found != about:
+        if found is None:
+            write_json(here / _PASS, about, replace=False)
+            found = _read_json(here / _PASS)
+        if found != about:
             different = next((key for key in about if found.get(key) != about[key]), "")
             raise StoreError(
                 f"{self.name} of the checkpoint {self.folder} is of another {found.get('name')} "
@@ -187,7 +198,8 @@ class KeptPass:
     def path(self, row: int) -> Path:
         """Where the block of a row lies when it is done."""
         first = row // self.block * self.block
-        return self.folder / self.name / f"rows-{first}-{min(first + self.block, self.n_rows)}"
+        last = min(first + self.block, self.n_rows)
+        return self.folder / self.name / f"rows-{first}-{last}-{self.run}"
 
     def has(self, run: Run) -> bool:
         """Whether the block of these rows is done."""
@@ -200,13 +212,13 @@ class KeptPass:
     def write(self, row: int, value: Any) -> Any:
         """Keep the sum of the block of a row, or read it if there is one; returns it."""
         path = self.path(row)
-        if value is None:
-            return read_partial(path, _kinds)
-        if not (self.folder / _SIGN).exists():
+        if not (self.folder / _sign_of(self.run)).exists():
             raise ResourceError(
                 f"a worker can't see the checkpoint folder {self.folder}: put it on a filesystem "
                 "that this process and all workers share"
             )
+        if value is None:
+            return read_partial(path, _kinds)
         write_partial(path, value, _kinds)
         return value
 
@@ -233,14 +245,15 @@ class KeptPass:
         """Keep the sum over all rows, list it in the manifest, and drop its blocks."""
         if self.total.exists():  # of one who was cut off before it was listed
             shutil.rmtree(self.total)
-        write_partial(self.total, value, _kinds)
+        write_partial(self.total, value, _kinds, flush=True)  # blocks go when it is safe
         path = self.folder / _MANIFEST
         manifest = _read_json(path)
         assert manifest is not None
         manifest["attributes"][ATTRIBUTE]["ended"].append(self.name)
         write_json(path, manifest)
-        for block in (self.folder / self.name).glob("rows-*"):
-            shutil.rmtree(block, ignore_errors=True)
+        for block in (self.folder / self.name).iterdir():
+            if block.name not in (_TOTAL, _PASS):  # drafts of those who were killed, too
+                shutil.rmtree(block, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -282,15 +295,18 @@ def keeping(
     with disk_errors(path):
         known = path.is_dir() and any(path.iterdir())
         manifest = _read_json(path / _MANIFEST)
-        if known and manifest is None and not _only_lock(path):
+        if known and manifest is None and _holds(path, ("lock",)):
+            manifest = _read_json(path / _MANIFEST)  # another shard began it meanwhile
+        if known and manifest is None and _holds(path, ("lock",)):
             raise StoreError(
                 f"{path} is no checkpoint (it holds no {_MANIFEST}): choose an empty folder, or "
                 "a new one"
             )
         descriptor = locked(path, path, shared=shard is not None)
     try:
-        _settle(path, _read_json(path / _MANIFEST), about())
-        yield Checkpoint(path, shard)
+        yield Checkpoint(path, _settle(path, _read_json(path / _MANIFEST), about()), shard)
+        if shard is not None:
+            raise ShardDone("all shares are done: run the same fit without a shard, for its result")
     finally:
         os.close(descriptor)
 
@@ -300,20 +316,49 @@ def is_checkpoint(folder: Path) -> bool:
     return _described(_read_json(folder / _MANIFEST)) is not None
 
 
-def _only_lock(path: Path) -> bool:
-    """Whether nothing has been done in the folder yet."""
-    return all(item.name in ("lock", _SIGN) for item in path.iterdir())
+def discard(folder: Path) -> None:
+    """Remove a checkpoint that nobody holds.
+
+    Raises
+    ------
+    DataError
+        If a run goes on in it.
+    ResourceError
+        If the disk is read-only.
+    """
+    with disk_errors(folder):
+        descriptor = locked(folder, folder)
+        try:
+            # Renamed first: nobody may take the lock of a folder that is half gone.
+            trash = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}")
+            folder.rename(trash)
+            shutil.rmtree(trash, ignore_errors=True)
+        finally:
+            os.close(descriptor)
 
 
-def _settle(path: Path, manifest: Any, about: dict[str, dict[str, str]]) -> None:
-    """Write the manifest, or hold the one that is there against what it should say."""
+def _holds(path: Path, known: tuple[str, ...]) -> bool:
+    """Whether something lies in a folder beside what is known there, signs and drafts."""
+    names = (item.name for item in path.iterdir())
+    return any(n not in known and not n.startswith((".", f"{_SIGN}-")) for n in names)
+
+
+def _settle(path: Path, manifest: Any, about: dict[str, dict[str, str]]) -> str:
+    """Write the manifest, or hold the one that is there against what it should say.
+
+    Gives the name of the run.
+    """
     if manifest is None:
+        run = uuid.uuid4().hex[:12]
         with disk_errors(path):
-            (path / _SIGN).touch()
-        head = {"kind": KIND, "schema_version": SCHEMA_VERSION, "about": about, "ended": []}
-        whole = {"zarr_format": 3, "node_type": "group", "attributes": {ATTRIBUTE: head}}
-        write_json(path / _MANIFEST, whole)
-        return
+            (path / _sign_of(run)).touch()
+        head = {"kind": KIND, "schema_version": SCHEMA_VERSION, "run": run, "about": about}
+        whole = {"zarr_format": 3, "node_type": "group"}
+        whole["attributes"] = {ATTRIBUTE: {**head, "ended": []}}
+        if write_json(path / _MANIFEST, whole, replace=False):
+            return run
+        (path / _sign_of(run)).unlink(missing_ok=True)  # another shard was first
+        manifest = _read_json(path / _MANIFEST)
     found = _described(manifest)
     if found is None:
         raise StoreError(f"{path} is no checkpoint of cme_dask: choose another folder")
@@ -332,6 +377,7 @@ def _settle(path: Path, manifest: Any, about: dict[str, dict[str, str]]) -> None
                     f"the checkpoint {path} is of another run: {part} {name!r} was {_short(was)} "
                     f"and is {_short(now)}; go on with the same, or choose another folder"
                 )
+    return str(found.get("run"))
 
 
 def _described(manifest: Any) -> dict[str, Any] | None:

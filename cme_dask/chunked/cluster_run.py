@@ -50,6 +50,7 @@ class ClusterRun:
         self._killed: set[str] = set()
         self._failures: Counter[str] = Counter()  # since something ended
         self._told: set[int] = set()
+        self._refused: OSError | None = None  # what who hears of the progress raised
         self._news: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
 
     def result(self) -> Any:
@@ -69,6 +70,8 @@ class ClusterRun:
                 if last.status == "finished":
                     return last.result()
             except _LOST as error:
+                if error is self._refused:
+                    raise
                 raise self._lost(error) from error
             return last.result()  # raises what the task raised
         except KilledWorker as error:  # the sum was lost, and again, while it was fetched
@@ -97,7 +100,11 @@ class ClusterRun:
             self._failures.clear()
             if node < leaves and node not in self._told:
                 self._told.add(node)
-                self._job.on_done(node)
+                try:
+                    self._job.on_done(node)
+                except OSError as error:  # a full disk, a closed terminal: not our scheduler
+                    self._refused = error
+                    raise
             if node == root and future is not None:
                 return future
             for part in self._parts(node):  # they have gone into this one
@@ -133,6 +140,8 @@ class ClusterRun:
         """Ask again for a node that hangs on a task whose workers died, and for what it lacks."""
         error = future.exception()
         task = str(error.task)
+        if not self._job.owns(task):  # a chunk of the user's: under the same name, it has failed
+            raise _killers(task) from error
         if task not in self._killed:  # all that hang on it have the same error
             self._killed.add(task)
             name = task.split("-again")[0]
@@ -178,6 +187,6 @@ class ClusterRun:
 
 def _killers(task: str) -> ResourceError:
     return ResourceError(
-        f"workers died again and again while they ran {task}: give them more memory, or lower the "
-        "ranks"
+        f"workers died again and again while they ran {task}: give them more memory, lower the "
+        "ranks, or make chunks of fewer rows"
     )

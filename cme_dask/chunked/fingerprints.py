@@ -1,9 +1,12 @@
 """What a run depends on, told by short fingerprints: its rows, its parameters, its versions."""
 
 import asyncio
+import functools
 import hashlib
 import math
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +22,7 @@ from cme_dask.storage.sample import Sample
 
 _CHECKSUM = 4  # bytes of a CRC-32C, which close a chunk of our stores
 _AT_ONCE = 32
+_VERSIONED = {"builtins", "cme_dask", "dask", "numpy", "scipy", "sklearn"}
 
 
 def about_run(
@@ -34,10 +38,12 @@ def about_run(
         Its parameters.
     sample
         The rows. Of a Zarr store the last bytes of every chunk are read, which are its checksum in
-        stores of ours; arrays in memory are hashed; a Dask array is told by its name.
+        stores of ours, and of files of others when they were written, and their size; arrays in
+        memory are hashed; a Dask array is told by its name.
     given
         What else the fit was given: functions.
     """
+    # A function of a module goes by its name: what the module says is part of what it is.
     configuration = {"estimator": name} | {
         key: _told(value, key) for key, value in {**parameters, **given}.items()
     }
@@ -49,7 +55,40 @@ def _told(value: Any, name: str) -> str:
     if value is None or isinstance(value, (bool, int, float, str)):
         return repr(value)
     words = repr(value) if len(repr(value)) < 60 and " at 0x" not in repr(value) else ""
-    return f"{words or type(value).__name__} ({token_of(value, name)[:12]})"
+    files = sorted(_files(value, set()))
+    token = token_of((value, *map(_digest, files)) if files else value, name)
+    return f"{words or type(value).__name__} ({token[:12]})"
+
+
+def _files(value: Any, seen: set[int]) -> set[Path]:
+    """Source files of the functions and objects in a value, beside those of packages with versions.
+
+    Scripts have none: their functions are told by their code.
+    """
+    if id(value) in seen or value is None or isinstance(value, (bool, int, float, str, np.ndarray)):
+        return set()
+    seen.add(id(value))
+    found: set[Path] = set()
+    module = sys.modules.get(getattr(value, "__module__", None) or type(value).__module__)
+    path = getattr(module, "__file__", None)
+    if module is not None and module.__name__ != "__main__" and path is not None:
+        top = module.__name__.partition(".")[0]
+        if top not in _VERSIONED and Path(path).is_file():
+            found.add(Path(path))
+    parts: list[Any] = []
+    if isinstance(value, Mapping):
+        parts += value.values()
+    elif isinstance(value, (tuple, list, set, frozenset)):
+        parts += value
+    elif isinstance(value, functools.partial):
+        parts += [value.func, *value.args, *value.keywords.values()]
+    elif not isinstance(value, type) and hasattr(value, "__dict__"):
+        parts += vars(value).values()
+    return found.union(*(_files(part, seen) for part in parts))
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _rows(sample: Sample) -> dict[str, str]:
@@ -72,13 +111,13 @@ def _rows(sample: Sample) -> dict[str, str]:
 
 def _values(source: RowSource) -> str:
     if isinstance(source, ZarrSource):
-        return f"{_chunks(source.array)} {source.columns or ''}".strip()
+        return f"{_chunks(source.array, source.whole)} {source.columns or ''}".strip()
     if isinstance(source, DaskSource):
         return str(source.array.name)
     return token_of(np.asarray(source.array), "rows")[:16]  # type: ignore[attr-defined]
 
 
-def _chunks(array: zarr.Array[Any]) -> str:
+def _chunks(array: zarr.Array[Any], ours: bool) -> str:
     """A fingerprint of all chunks of a Zarr array, from their last bytes."""
     rows = int((array.shards or array.chunks)[0])
     grid = [math.ceil(array.shape[0] / rows)]
@@ -88,6 +127,8 @@ def _chunks(array: zarr.Array[Any]) -> str:
     keys = (prefix + encode(tuple(map(int, key))) for key in np.ndindex(*grid))
     found = hashlib.sha256(repr((array.shape, str(array.dtype), rows)).encode())
 
+    root = getattr(array.store, "root", None)  # of a local folder
+
     async def ends() -> None:
         gate = asyncio.Semaphore(_AT_ONCE)
 
@@ -96,10 +137,21 @@ def _chunks(array: zarr.Array[Any]) -> str:
                 part = await array.store.get(
                     key, default_buffer_prototype(), byte_range=SuffixByteRequest(_CHECKSUM)
                 )
-            return b"gone" if part is None else part.to_bytes()
+            if part is None:
+                return b"gone"
+            return part.to_bytes() + (b"" if ours or root is None else _written(root / key))
 
         for piece in await asyncio.gather(*map(end, keys)):
             found.update(piece)
 
     sync(ends())
     return found.hexdigest()[:16]
+
+
+def _written(path: Path) -> bytes:
+    """Size and time of a file: chunks without a checksum show no change in their last bytes."""
+    try:
+        found = path.stat()
+    except OSError:
+        return b""
+    return f"{found.st_size} {found.st_mtime_ns}".encode()

@@ -36,12 +36,18 @@ class Job:
             return f"{self.name}-{node}-{self.token}{again}"
         return f"{self.name}-merge-{node - self.tree.leaves}-{self.token}{again}"
 
+    def owns(self, key: str) -> bool:
+        """Whether a task is of this job, and not one that its payloads come from."""
+        return self.token in key or key.startswith((f"{work.__name__}-", f"{join.__name__}-"))
+
     def tasks(self, attempts: Mapping[int, int], there: Mapping[int, Any]) -> list[Delayed]:
         """Tasks of nodes, by the number of the attempt; parts that have none are ``there``.
 
         Nodes come in ascending order, so that parts come before what they go into.
         """
-        common = delayed(self.shared, name=f"{self.name}-plan-{self.token}", traverse=False)
+        # Under a name that has not failed yet.
+        plan = f"{self.name}-plan-{self.token}-{max(attempts.values(), default=0)}"
+        common = delayed(self.shared, name=plan, traverse=False)
         call, add = (delayed(f, pure=False, traverse=False) for f in (work, join))
         made: dict[int, Delayed] = {}
         for node in sorted(attempts):

@@ -118,7 +118,8 @@ class _Kept:
     kept: KeptPass
 
     def __call__(self, shared: Any, run: Run, *given: Any) -> Any:
-        return None if self.kept.has(run) else self.job(shared, run, *given)
+        # Of a block that was done before there are no sources, whatever this worker sees.
+        return None if len(given) < 2 or self.kept.has(run) else self.job(shared, run, *given)
 
 
 def _merge(merge: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:

@@ -151,9 +151,11 @@ class ClusterWatch:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._stack.__exit__(*error)
-        if error[0] is not None:
+        if error[0] is not None:  # perhaps that of a scheduler that is gone: nobody to ask
+            with contextlib.suppress(Exception):
+                self._stack.__exit__(*error)
             return
+        self._stack.__exit__(*error)
         for task in self._stream.data:
             times = self.times.setdefault(_name_of(task["key"]), TaskTimes())
             times.tasks += 1

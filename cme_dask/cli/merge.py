@@ -53,6 +53,7 @@ def merge(models: tuple[str, ...], out: Path, overwrite: bool, as_json: bool) ->
     "known of earlier rows, and a bound; or extend them and reread the --earlier rows.",
 )
 @click.option("--earlier", metavar="STORE", help="All rows that MODEL was fitted on.")
+@click.option("--max-rank", type=int, help="Most pivots per basis, with new ones.  [default: 500]")
 @click.option(
     "--alone",
     is_flag=True,
@@ -72,6 +73,7 @@ def grow(
     out: Path,
     new_pivots: str,
     earlier: str | None,
+    max_rank: int | None,
     alone: bool,
     first_row: int | None,
     compute: Any,
@@ -91,6 +93,8 @@ def grow(
         raise click.UsageError("--alone keeps the pivots: leave --new-pivots out")
     if first_row is not None and not alone:
         raise click.UsageError("--first-row belongs to --alone: other rows follow those of MODEL")
+    if max_rank is not None and new_pivots == "keep":
+        raise click.UsageError("--max-rank belongs to --new-pivots extend or reread")
     result = grow_model(
         model,
         store,
@@ -98,6 +102,7 @@ def grow(
         compute,
         new_pivots=new_pivots,
         earlier=earlier,
+        max_rank=max_rank,
         alone=alone,
         first_row=first_row or 0,
         overwrite=overwrite,

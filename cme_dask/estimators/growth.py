@@ -175,7 +175,8 @@ class Growth:
         (moments,), cells, report = make_moments(
             replace(sample, first_row=first), [spec], self.budget, self.progress, 0, specs
         )
-        about = {k: v for k, v in sums.about.items() if k != "zero_filled"}
+        # What these belong to is of the earlier rows alone.
+        about = {k: v for k, v in sums.about.items() if k not in ("zero_filled", "parts_differ")}
         about |= {"arithmetic": arithmetic.name, **origin(sample)}
         about["next_row"] = first + sample.n_rows
         return replace(sums, moments=moments, cells=cells, about=about), arithmetic, report

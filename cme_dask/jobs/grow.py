@@ -9,6 +9,8 @@ from cme_dask.chunked.sources import open_sample
 from cme_dask.defaults import ACCURACY, SAMPLE_SIZE
 from cme_dask.errors import DataError
 from cme_dask.estimators.growth import Growth
+from cme_dask.estimators.recipe import check_integer
+from cme_dask.estimators.tuned import MAX_RANK
 from cme_dask.jobs.compute import Compute
 from cme_dask.jobs.describe import describe
 from cme_dask.models import load_only
@@ -26,6 +28,7 @@ def grow_model(
     *,
     new_pivots: str = "keep",
     earlier: str | None = None,
+    max_rank: int | None = None,
     alone: bool = False,
     first_row: int = 0,
     overwrite: bool = False,
@@ -44,6 +47,8 @@ def grow_model(
         Where to run.
     new_pivots, earlier
         As of ``partial_fit``.
+    max_rank
+        Largest number of pivots of each variable, where there may be new ones; default 500.
     alone
         A model of the new rows alone, for merging, with the pivots and cells of the other.
     first_row
@@ -57,6 +62,8 @@ def grow_model(
         As ``partial_fit``; and if the model has functions other than events.
     """
     check_output(out, overwrite)
+    if max_rank is not None:
+        check_integer("max_rank", max_rank, 1)
     model = load_only(JointModel, path)
     sample = open_sample(store)
     before = None if earlier is None else open_sample(earlier)
@@ -64,7 +71,7 @@ def grow_model(
         growth = Growth(
             functions=(_events(model.x, model.y), _events(model.y, model.x)),
             new_pivots=new_pivots,
-            max_rank=None,
+            max_rank=MAX_RANK if max_rank is None else max_rank,
             sample_size=SAMPLE_SIZE,
             seed=0,
             accuracy=ACCURACY,

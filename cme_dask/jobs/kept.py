@@ -1,10 +1,10 @@
 """The checkpoint of a command: begun, gone on with, and removed when the output is there."""
 
-import shutil
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from cme_dask.errors import DataError
+from cme_dask.errors import CmeDaskError, DataError
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Kept:
             If options contradict each other, there is nothing to resume, or an interrupted run
             lies there and neither resuming nor overwriting was asked for.
         """
-        from cme_dask.chunked.checkpoints import is_checkpoint
+        from cme_dask.chunked.checkpoints import discard, is_checkpoint
 
         if self.folder is None:
             if self.resume or self.shard is not None:
@@ -47,7 +47,7 @@ class Kept:
                     f"{self.folder} holds no checkpoint to resume: leave out --resume to begin"
                 )
         elif there and overwrite:
-            shutil.rmtree(self.folder)
+            discard(self.folder)
         elif there:
             raise DataError(
                 f"an interrupted run lies in {self.folder}: --resume continues it, --overwrite "
@@ -56,7 +56,8 @@ class Kept:
 
     def finish(self) -> None:
         """Remove the checkpoint: the output is there."""
-        from cme_dask.chunked.checkpoints import is_checkpoint
+        from cme_dask.chunked.checkpoints import discard, is_checkpoint
 
         if self.folder is not None and is_checkpoint(self.folder):
-            shutil.rmtree(self.folder, ignore_errors=True)
+            with contextlib.suppress(CmeDaskError):  # it is somebody else's by now, or stays
+                discard(self.folder)

@@ -129,6 +129,11 @@ def _held_out(
     sample = sample.fold_by(fold_by or law.about.get("fold_by", "rows"))
     if hold_out is not None:
         return sample.split(hold_out)[1]
+    if law.about.get("parts_differ"):
+        raise DataError(
+            "the model was made of parts of several tables, so that rows it was not fitted on "
+            f"can't be told in {sample.location}: give the share that was held out (--hold-out)"
+        )
     seen = _fitted_on(law)
     if seen is None:
         return sample

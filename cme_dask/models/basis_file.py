@@ -91,7 +91,6 @@ def _read(
     kernel.check(points.shape[1])
     rows = state.array(f"{key}_rows", (m,)) if f"{key}_rows" in state.arrays else None
     if kind == PARTITION:
-        _check_finite(key, points, transform, eigenvalues)
         return LinearBasis(PartitionBasis(kernel, points, rows), transform, eigenvalues)
     if kind != NEWTON:
         raise StoreError(
@@ -101,13 +100,4 @@ def _read(
     factor = state.array(f"{key}_factor", (m, m))
     if not (np.diagonal(factor) > 0).all():
         raise StoreError(f"the model's factor of {key} is singular: restore it or fit it again")
-    _check_finite(key, points, transform, eigenvalues, factor)
     return LinearBasis(NewtonBasis(kernel, points, factor, rows), transform, eigenvalues)
-
-
-def _check_finite(key: str, *arrays: Array) -> None:
-    if not all(np.isfinite(values).all() for values in arrays):
-        raise StoreError(
-            f"the model's basis of {key} holds values that are not finite: restore it or fit it "
-            "again"
-        )

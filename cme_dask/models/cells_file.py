@@ -106,7 +106,7 @@ def _drawn(state: ModelState, prefix: str, size: int, atoms: int) -> Drawn | Non
 
 def _support(state: ModelState, prefix: str, shapes: dict[str, tuple[int | None, ...]]) -> Support:
     found = {
-        name: state.array(prefix + name, shape)
+        name: state.array(prefix + name, shape, finite=False)  # nodes without a threshold hold inf
         for name, shape in shapes.items()
         if prefix + name in state.arrays
     }

@@ -188,9 +188,6 @@ class EmbeddingModel:
             fold_slope,
         )
         operator, total = state.array("operator", (k, y.basis.rank)), state.array("total", (k,))
-        for values in (answers.slope, fold_slope, operator, total):
-            if not np.isfinite(values).all():
-                raise StoreError("the model's coefficients hold NaN or infinity: fit it again")
         model = cls(x, y, operator, total, answers, state.about.get("fit", {}))
         try:
             model.summary()

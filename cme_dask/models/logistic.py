@@ -107,8 +107,8 @@ class LogisticModel:
             raise StoreError("the model's basis is stacked, which it never is: fit it again")
         coef = state.array("coef", (basis.rank, len(labels)))
         intercept = state.array("intercept", (len(labels),))
-        if not (np.isfinite(coef).all() and np.isfinite(intercept).all() and len(labels) > 1):
-            raise StoreError("the model's coefficients are damaged: restore it or fit it again")
+        if len(labels) < 2:
+            raise StoreError("the model has fewer than two labels: restore it or fit it again")
         model = cls(columns, basis, coef, intercept, labels, state.about.get("fit", {}))
         try:
             model.summary()

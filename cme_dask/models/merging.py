@@ -178,6 +178,11 @@ def _about_union(several: Sequence[dict[str, Any]]) -> dict[str, Any]:
     first = {key: value for key, value in several[0].items() if key not in ("tuning", "residual")}
     parts = [about.get("part") for about in several]
     places = dict.fromkeys(str(about.get("location", "unknown")) for about in several)
+    ends = [about["next_row"] for about in several if "next_row" in about]
+    # The same part of several tables stays one; the two sides of a split make the whole.
+    alike = all(part == parts[0] for part in parts)
+    sides = all(parts) and len({_split_of(part) for part in parts if part}) == 1
+    differ = any(about.get("parts_differ") for about in several) or not (alike or sides)
     filled = [entry for about in several for entry in about.get("zero_filled", [])]
     return {
         **first,
@@ -185,12 +190,13 @@ def _about_union(several: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "tol": max(float(about["tol"]) for about in several),
         "arithmetic": ", ".join(sorted({str(about.get("arithmetic")) for about in several})),
         "location": "; ".join(places),
-        **(
-            {"next_row": max(ends)}
-            if (ends := [a["next_row"] for a in several if "next_row" in a])
-            else {}
-        ),
-        # Parts of one split make the whole; the same part of several tables stays one.
-        "part": parts[0] if all(part == parts[0] for part in parts) else None,
+        **({"next_row": max(ends)} if ends else {}),
+        "part": parts[0] if alike else None,
+        **({"parts_differ": True} if differ else {}),
         **({"zero_filled": filled} if filled else {}),
     }
+
+
+def _split_of(part: dict[str, Any]) -> tuple[Any, ...]:
+    """The split that a part is a side of."""
+    return tuple(value for name, value in sorted(part.items()) if name != "held_out")

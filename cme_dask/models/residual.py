@@ -115,7 +115,7 @@ def read_residual(
     except (KeyError, TypeError, AttributeError) as error:
         raise StoreError(f"the model's residual reference is damaged: {error!r}") from error
     points, constant, coef, trend, low, high = (
-        _finite(state, f"{_PREFIX}{name}", shape)
+        state.array(f"{_PREFIX}{name}", shape)
         for name, shape in {
             "points": (None, widths[0]),
             "constant": (widths[1],),
@@ -170,10 +170,3 @@ def _coordinates(described: Any, width: int) -> Coordinates:
             f"for {width}: restore it or fit it again"
         )
     return coordinates
-
-
-def _finite(state: ModelState, name: str, shape: tuple[int | None, ...]) -> Array:
-    values = state.array(name, shape)
-    if not np.isfinite(values).all():
-        raise StoreError(f"the model's array {name!r} has NaN or infinity: restore it or fit again")
-    return values

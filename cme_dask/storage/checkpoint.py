@@ -186,8 +186,9 @@ def locked(folder: Path, target: Path, *, shared: bool = False) -> int:
                 "choose another path"
             ) from None
         if _same(descriptor, path):
-            os.ftruncate(descriptor, 0)
-            os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
+            with contextlib.suppress(OSError):  # who holds it is for messages alone
+                os.ftruncate(descriptor, 0)
+                os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
             return descriptor
         os.close(descriptor)  # the folder was renamed away while we waited: lock the new one
 

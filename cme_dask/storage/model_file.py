@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
+import numpy as np
 import zarr
 
 from cme_dask.errors import StoreError
@@ -43,13 +44,14 @@ class ModelState:
     about: dict[str, Any]
     arrays: dict[str, Array]
 
-    def array(self, name: str, shape: tuple[int | None, ...]) -> Array:
+    def array(self, name: str, shape: tuple[int | None, ...], *, finite: bool = True) -> Array:
         """The named array, checked: float64 or integers, of this shape (None is any length).
 
         Raises
         ------
         StoreError
-            If it is missing or of another shape or kind.
+            If it is missing or of another shape or kind, or holds NaN or infinity where it must be
+            ``finite``.
         """
         if name not in self.arrays:
             raise StoreError(f"the model lacks the array {name!r}: restore it or fit it again")
@@ -61,6 +63,11 @@ class ModelState:
             raise StoreError(
                 f"the model's array {name!r} should be numeric of shape {shape}, it is "
                 f"{found.dtype} of shape {found.shape}: restore it or fit it again"
+            )
+        if finite and not np.isfinite(found).all():
+            raise StoreError(
+                f"the model's array {name!r} holds values that are not finite: restore it or fit "
+                "it again"
             )
         return found
 

@@ -33,7 +33,7 @@ KIND, SCHEMA_VERSION = "partial", 1
 _ADVICE = "remove it to have it computed again"
 
 
-def write_partial(path: Path, value: Any, kinds: Kinds) -> None:
+def write_partial(path: Path, value: Any, kinds: Kinds, *, flush: bool = False) -> None:
     """Write a value, whole or not at all; one that is there already is left as it is.
 
     Parameters
@@ -45,6 +45,8 @@ def write_partial(path: Path, value: Any, kinds: Kinds) -> None:
         ``kinds`` of these.
     kinds
         The dataclasses.
+    flush
+        Return when it is on the disk, and not on the way there.
 
     Raises
     ------
@@ -62,6 +64,8 @@ def write_partial(path: Path, value: Any, kinds: Kinds) -> None:
             arrays = {n: write_array(group, n, np.concatenate(p)) for n, p in flat.items()}
             about = {"kind": KIND, "schema_version": SCHEMA_VERSION, "value": tree}
             group.attrs[ATTRIBUTE] = sealed({**about, "arrays": arrays})
+            if flush:
+                _flush(aside)
             try:
                 aside.rename(path)
             except OSError:
@@ -139,12 +143,32 @@ def _decoded(tree: Any, flat: Mapping[str, Array], kinds: Kinds) -> Any:
     return kinds[tree["type"]](**made)
 
 
-def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Write a small description by an atomic rename."""
+def _flush(folder: Path) -> None:
+    """Wait until all files in a folder are on the disk."""
+    for here, _, names in os.walk(folder):
+        for name in (*names, "."):
+            descriptor = os.open(os.path.join(here, name), os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+
+def write_json(path: Path, values: Mapping[str, Any], *, replace: bool = True) -> bool:
+    """Write a small description whole; False if one was there that was not to be replaced."""
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     with disk_errors(path):
         with draft.open("w") as file:
             json.dump(values, file)
             file.flush()
             os.fsync(file.fileno())
-        draft.replace(path)
+        if replace:
+            draft.replace(path)
+            return True
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            return False
+        finally:
+            draft.unlink()
+        return True
