@@ -145,7 +145,7 @@ def test_saved_models_answer_alike(tmp_path):
         assert "gradient" in repr(found)
     state = read_model(path)
     spoiled = np.full_like(state.arrays["coef"], np.nan)
-    with pytest.raises(StoreError, match="coefficients are damaged"):
+    with pytest.raises(StoreError, match="'coef' holds values that are not finite"):
         LogisticModel.from_state(replace(state, arrays=state.arrays | {"coef": spoiled}))
     zarr.open_group(path, mode="r+")["coef"][...] = np.nan
     with pytest.raises(StoreError, match=r"'coef' of .* is not the one that was written"):

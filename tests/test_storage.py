@@ -601,9 +601,9 @@ def test_hostile_arrays_give_clear_errors(state, change):
 
 
 def test_a_singular_factor_is_refused(state):
-    for value in (0.0, -1.0, np.nan):
+    for value, message in {0.0: "is singular", -1.0: "is singular", np.nan: "not finite"}.items():
         factor = state.arrays["x_factor"].copy()
         factor[2, 2] = value
         hostile = ModelState(state.type, state.about, state.arrays | {"x_factor": factor})
-        with pytest.raises(StoreError, match="factor of x is singular"):
+        with pytest.raises(StoreError, match=rf"factor.* {message}"):
             JointModel.from_state(hostile)
