@@ -22,6 +22,7 @@ from cme_dask.chunked.gather import sample_rows
 from cme_dask.errors import DataError, StoreError
 from cme_dask.models.joint import JointModel
 from cme_dask.numerics.hashing import fold_of_rows, priority_keys, row_hash
+from cme_dask.storage import zarr_files
 from cme_dask.storage.atomic import writing
 from cme_dask.storage.columns import Columns
 from cme_dask.storage.model_file import ModelState, read_model
@@ -598,6 +599,22 @@ def test_hostile_arrays_give_clear_errors(state, change):
         elif value is None or value.shape != array.shape or value.dtype.kind not in "fi":
             with pytest.raises(StoreError, match=r"the model('s| lacks the array)"):
                 JointModel.from_state(hostile)
+
+
+def test_arrays_beyond_a_chunk_are_cut(tmp_path, monkeypatch):
+    """As Blosc, which takes 2 GB at once, asks for."""
+    monkeypatch.setattr(zarr_files, "_LARGEST", 800)
+    group = zarr.open_group(str(tmp_path / "g"), mode="w", zarr_format=3)
+    values = np.random.default_rng(0).normal(size=(30, 7))
+    arrays = {"long": values[:, 0], "wide": values, "deep": values.reshape(10, 3, 7)}
+    for name, array in arrays.items():
+        written = zarr_files.write_array(group, name, array)
+        found = zarr_files.open_zarr(str(tmp_path / "g"))
+        assert np.array_equal(zarr_files.read_array(found, name, "g", written), array)
+    assert group["wide"].nchunks == 3
+    (tmp_path / "g" / "wide" / "c" / "1" / "0").unlink()
+    with pytest.raises(StoreError, match="'wide' of g lacks a chunk"):
+        zarr_files.read_array(found, "wide", "g")
 
 
 def test_a_singular_factor_is_refused(state):

@@ -31,6 +31,7 @@ def kept_fit(
 
     def about() -> dict[str, dict[str, str]]:
         parameters = estimator.get_params(deep=False)
+        parameters.pop("convergence", None)  # no sum depends on it
         return about_run(type(estimator).__name__, parameters, sample, given)
 
     return keeping(checkpoint, about, shard)

@@ -48,8 +48,8 @@ def fit_features(
     check_output(out, overwrite)
     if kept.shard is not None:
         raise DataError("shards are for `cme-dask fit`: leave out --shard")
-    kept.settle(overwrite)
     sample = open_sample(store, x_columns=columns)
+    kept.settle(overwrite)
     with ProgressLines() as progress, compute.open() as scheduler:
         with PeakMemory() as memory:
             estimator.fit(

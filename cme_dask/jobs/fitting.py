@@ -163,9 +163,9 @@ def fit_and_save(
     Of a shard what it has done is described, and no model is made.
     """
     check_output(out, overwrite)
-    kept.settle(overwrite)
     sample = open_rows()
     events_of(columns_of(sample), options)
+    kept.settle(overwrite)
     with ProgressLines() as progress, compute.open() as scheduler:
         try:
             estimator, memory = fit_sample(sample, options, scheduler, compute, progress, kept)

@@ -31,6 +31,7 @@ DECODE_ERRORS = (
 
 _CHECKSUM = "checksum"
 _LONGEST = 200
+_LARGEST = 1 << 30  # bytes of a chunk: Blosc takes 2 GB at most
 _SAFE_CODECS = {  # of Zarr 2, by name; those left out run code, or are not known
     *("adler32", "astype", "bitround", "blosc", "bz2", "crc32", "crc32c", "delta"),
     *("fixedscaleoffset", "fletcher32", "gzip", "jenkins_lookup3", "lz4", "lzma", "packbits"),
@@ -231,14 +232,14 @@ def read_array(
             f"{brief(written.get('shape'))}, it is {form['dtype']} of shape {form['shape']}: "
             f"{restore}"
         )
-    if array.nchunks > 1:
+    if array.nchunks > 1 and array.chunks != _cut(array.shape, array.dtype.itemsize):
         raise StoreError(
             f"the array {name!r} of {location} is cut into {array.nchunks:,} chunks, cme_dask "
-            f"writes it in one: {restore}"
+            f"writes it otherwise: {restore}"
         )
     try:
-        # Its chunk is always written, so a missing one is lost: it would read as zeros.
-        whole = _has_chunk(array)
+        # Its chunks are always written, so a missing one is lost: it would read as zeros.
+        whole = _has_chunks(array)
         values = np.asarray(array[...] if whole else None)
     except DECODE_ERRORS as error:
         raise StoreError(
@@ -260,22 +261,33 @@ def packed_bytes(array: zarr.Array[Any]) -> tuple[int, bool]:
     return size, bool(array.compressors) and isinstance(array.compressors[0], BloscCodec)
 
 
-def _has_chunk(array: zarr.Array[Any]) -> bool:
+def _has_chunks(array: zarr.Array[Any]) -> bool:
+    """Whether all chunks of an array that is cut along its first axis are there."""
     size, blosc = packed_bytes(array)
-    prefix = f"{array.path}/" if array.path else ""
-    key = prefix + array.metadata.encode_chunk_key((0,) * array.ndim)
-    if not isinstance(array.store, GuardedStore):
+    prefix, rest = f"{array.path}/" if array.path else "", (0,) * (array.ndim - 1)
+    store, encode = array.store, array.metadata.encode_chunk_key
+    if not isinstance(store, GuardedStore):
         return array.nchunks_initialized == array.nchunks
-    return array.nchunks == 0 or check_chunk(array.store, key, size, blosc=blosc)
+    keys = (prefix + encode((i, *rest) if array.ndim else ()) for i in range(array.nchunks))
+    return all(check_chunk(store, key, size, blosc=blosc) for key in keys)
+
+
+def _cut(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Shape of the chunks of a small array: one, but for what is too large for Blosc."""
+    least = tuple(max(1, s) for s in shape)
+    if not least:
+        return ()
+    across = itemsize * math.prod(least[1:])
+    return (min(least[0], max(1, _LARGEST // across)), *least[1:])
 
 
 def write_array(group: zarr.Group, name: str, values: Array) -> dict[str, Any]:
-    """Store a small array in one chunk, with a checksum; JSON form of what was written."""
+    """Store an array that memory holds, with a checksum; JSON form of what was written."""
     values = np.asarray(values)
     array = group.create_array(
         name,
         shape=values.shape,
-        chunks=tuple(max(1, s) for s in values.shape),
+        chunks=_cut(values.shape, values.dtype.itemsize),
         dtype=values.dtype,
         compressors=compressors(),
         config={"write_empty_chunks": True},
