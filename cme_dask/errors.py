@@ -4,9 +4,18 @@ The command maps :class:`DataError` to exit code 2 (data or usage) and :class:`R
 (environment); a message says what was expected, what came, and what to do.
 """
 
+_LONGEST = 2000  # letters of a message
+
 
 class CmeDaskError(Exception):
     """Base of every error that cme_dask raises on purpose."""
+
+    def __str__(self) -> str:
+        """The message; what a file holds may be of any length, and is cut out of its middle."""
+        text = super().__str__()
+        if len(text) <= _LONGEST:
+            return text
+        return f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
 
 
 class DataError(CmeDaskError, ValueError):

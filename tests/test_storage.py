@@ -601,6 +601,15 @@ def test_hostile_arrays_give_clear_errors(state, change):
                 JointModel.from_state(hostile)
 
 
+def test_messages_are_of_a_length_whatever_files_hold(state):
+    kernel = {"kernel": "x" * 100_000}
+    about = copy.deepcopy(state.about)
+    about["variables"]["x"]["kernel"] = kernel
+    with pytest.raises(DataError, match=r"^unknown kernel 'xxx") as caught:
+        JointModel.from_state(ModelState(state.type, about, state.arrays))
+    assert len(str(caught.value)) < 2100
+
+
 def test_arrays_beyond_a_chunk_are_cut(tmp_path, monkeypatch):
     """As Blosc, which takes 2 GB at once, asks for."""
     monkeypatch.setattr(zarr_files, "_LARGEST", 800)
