@@ -269,15 +269,25 @@ def test_drafts_of_those_who_were_killed_are_no_hindrance(store, whole, tmp_path
     assert [name for name in kept if name != ".pass.json.12345678"] == ["pass.json", "total"]
 
 
+def test_workers_without_a_module_are_named(store, tmp_path, monkeypatch, cluster):
+    """Instead of dying of its tasks, one after the other."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "only_here.py").write_text("def up(y):\n    return y[:, 0] > 0\n")
+    functions = {"up": importlib.import_module("only_here").up}
+    with pytest.raises(ResourceError, match="can't import 'only_here', where functions of"):
+        joint().fit(store, functions=functions, scheduler=cluster)
+
+
 def test_functions_of_a_module_are_what_it_says(store, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     module, folder = tmp_path / "thresholds.py", tmp_path / "run"
     module.write_text("def up(y):\n    return y[:, 0] > 0\n")
     functions = {"up": importlib.import_module("thresholds").up}
-    interrupted(joint(), store, folder, 40, functions=functions)
+    here = {"functions": functions, "scheduler": "threads"}  # workers can't import it
+    interrupted(joint(), store, folder, 40, **here)
     module.write_text("def up(y):\n    return y[:, 0] > 1\n")
     with pytest.raises(StoreError, match="configuration 'functions' was"):
-        joint().fit(store, checkpoint=folder, functions=functions)
+        joint().fit(store, checkpoint=folder, **here)
 
 
 def test_changed_rows_of_other_stores_are_seen(tmp_path):

@@ -28,6 +28,7 @@ from cme_dask.chunked.checkpoints import Checkpoint
 from cme_dask.chunked.cluster_run import ClusterRun
 from cme_dask.chunked.clusters import Scheduler, cluster_threads
 from cme_dask.chunked.jobs import Job
+from cme_dask.chunked.user_modules import check_workers_have
 from cme_dask.errors import DataError, ResourceError
 
 _NAMES = {  # Dask's own aliases, too
@@ -137,6 +138,7 @@ class Executor:
         job = Job(leaf, payloads, merge, shared, name, on_done, after or {})
         with one_blas_thread():  # tasks of a cluster may share this process, too
             if self.client is not None:
+                check_workers_have(self.client, (leaf, merge, shared))
                 return ClusterRun(self.client, job).result()
             return self._locally(job)
 

@@ -1,7 +1,6 @@
 """What a run depends on, told by short fingerprints: its rows, its parameters, its versions."""
 
 import asyncio
-import functools
 import hashlib
 import math
 import sys
@@ -17,12 +16,12 @@ from zarr.core.sync import sync
 
 from cme_dask.chunked.checkpoints import token_of, versions
 from cme_dask.chunked.sources import DaskSource
+from cme_dask.chunked.user_modules import user_modules
 from cme_dask.storage.rows import RowSource, ZarrSource
 from cme_dask.storage.sample import Sample
 
 _CHECKSUM = 4  # bytes of a CRC-32C, which close a chunk of our stores
 _AT_ONCE = 32
-_VERSIONED = {"builtins", "cme_dask", "dask", "numpy", "scipy", "sklearn"}
 
 
 def about_run(
@@ -55,40 +54,15 @@ def _told(value: Any, name: str) -> str:
     if value is None or isinstance(value, (bool, int, float, str)):
         return repr(value)
     words = repr(value) if len(repr(value)) < 60 and " at 0x" not in repr(value) else ""
-    files = sorted(_files(value, set()))
-    token = token_of((value, *map(_digest, files)) if files else value, name)
+    sources = [_digest(module) for module in sorted(user_modules(value))]
+    token = token_of((value, *sources) if sources else value, name)
     return f"{words or type(value).__name__} ({token[:12]})"
 
 
-def _files(value: Any, seen: set[int]) -> set[Path]:
-    """Source files of the functions and objects in a value, beside those of packages with versions.
-
-    Scripts have none: their functions are told by their code.
-    """
-    if id(value) in seen or value is None or isinstance(value, (bool, int, float, str, np.ndarray)):
-        return set()
-    seen.add(id(value))
-    found: set[Path] = set()
-    module = sys.modules.get(getattr(value, "__module__", None) or type(value).__module__)
-    path = getattr(module, "__file__", None)
-    if module is not None and module.__name__ != "__main__" and path is not None:
-        top = module.__name__.partition(".")[0]
-        if top not in _VERSIONED and Path(path).is_file():
-            found.add(Path(path))
-    parts: list[Any] = []
-    if isinstance(value, Mapping):
-        parts += value.values()
-    elif isinstance(value, (tuple, list, set, frozenset)):
-        parts += value
-    elif isinstance(value, functools.partial):
-        parts += [value.func, *value.args, *value.keywords.values()]
-    elif not isinstance(value, type) and hasattr(value, "__dict__"):
-        parts += vars(value).values()
-    return found.union(*(_files(part, seen) for part in parts))
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def _digest(module: str) -> str:
+    """A fingerprint of the source of a module, where there is one."""
+    path = Path(getattr(sys.modules[module], "__file__", None) or "")
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
 
 def _rows(sample: Sample) -> dict[str, str]:
