@@ -297,11 +297,11 @@ def keeping(
         manifest = _read_json(path / _MANIFEST)
         if known and manifest is None and _holds(path, ("lock",)):
             manifest = _read_json(path / _MANIFEST)  # another shard began it meanwhile
-        if known and manifest is None and _holds(path, ("lock",)):
-            raise StoreError(
-                f"{path} is no checkpoint (it holds no {_MANIFEST}): choose an empty folder, or "
-                "a new one"
-            )
+            if manifest is None:
+                raise StoreError(
+                    f"{path} is no checkpoint (it holds no {_MANIFEST}): choose an empty folder, "
+                    "or a new one"
+                )
         descriptor = locked(path, path, shared=shard is not None)
     try:
         yield Checkpoint(path, _settle(path, _read_json(path / _MANIFEST), about()), shard)
