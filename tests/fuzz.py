@@ -352,6 +352,8 @@ class Watch:
                 self.seen.append(f"open {args!r}"[:200])
         elif event in ("exec", "compile"):
             name = getattr(args[0], "co_filename", None) if event == "exec" else args[1]
+            if (event, name) == ("compile", "<unknown>"):
+                return  # ast.parse, by which Python shows a line in a traceback: what ran is "exec"
             if name is not None and not os.path.exists(str(name)) and "frozen" not in str(name):
                 self.seen.append(f"{event} {name}")
 

@@ -13,6 +13,7 @@ from cme_dask.chunked.passes import PassReport
 from cme_dask.errors import DataError
 from cme_dask.estimators.growth import (
     check_functions,
+    first_of,
     on_columns,
     warn_badly_spanned,
 )
@@ -69,7 +70,7 @@ class GrowingMoments(ABC):
         spec = MomentSpec(sides, self._moments.n_folds)
         with one_blas_thread():
             spec, arithmetic = self._settled(spec, rows, sample.n_rows)
-        first = 0 if sample.part is not None else self._moments.n_rows
+        first = first_of(sample, self._moments.n_rows)
         (new,), _, report = make_moments(
             replace(sample, first_row=first), [spec], budget, progress, 0
         )

@@ -90,7 +90,7 @@ class Growth:
             filled = [zero_filled(old, i, count) for i, count in enumerate(more) if count]
             before, entries = old.extended(bases), [*entries, *filled]
         wanted = replace(old, sides=_on(old.sides, bases))
-        first = first_of(sample, old)
+        first = first_of(sample, _next_row(old))
         new, arithmetic, report = self._measure(wanted, sample, rows, first)
         total = union([before, new])
         self._warn(old, new, total)
@@ -152,7 +152,7 @@ class Growth:
                         "a coupling can't be given more landmarks, since each changes the "
                         "functions of all: take new_pivots='keep', or fit all rows again"
                     )
-                index = rows.index + first_of(sample, sums)
+                index = rows.index + first_of(sample, _next_row(sums))
                 bases.append(
                     extended_basis(
                         side.basis, rows.parts[i], index, rows.importance, tol, self.max_rank
@@ -243,13 +243,16 @@ def warn_badly_spanned(
             )
 
 
-def first_of(sample: Sample, earlier: JointSums) -> int:
+def first_of(sample: Sample, after: int) -> int:
     """The global index of the first new row: they are numbered after the earlier ones.
 
     Parts of a split are told by the numbers that rows have in their table, and keep them.
     """
-    if sample.part is not None:
-        return 0
+    return 0 if sample.part is not None else after
+
+
+def _next_row(earlier: JointSums) -> int:
+    """The number after those of the earlier rows, which may have gaps."""
     return max(int(earlier.about.get("next_row", 0)), earlier.moments.n_rows)
 
 

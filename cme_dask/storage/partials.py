@@ -71,6 +71,8 @@ def write_partial(path: Path, value: Any, kinds: Kinds, *, flush: bool = False) 
             except OSError:
                 if not path.exists():
                     raise
+            if flush:
+                _sync(path.parent)  # its new name
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
@@ -147,11 +149,15 @@ def _flush(folder: Path) -> None:
     """Wait until all files in a folder are on the disk."""
     for here, _, names in os.walk(folder):
         for name in (*names, "."):
-            descriptor = os.open(os.path.join(here, name), os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            _sync(os.path.join(here, name))
+
+
+def _sync(path: str | os.PathLike[str]) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_json(path: Path, values: Mapping[str, Any], *, replace: bool = True) -> bool:
