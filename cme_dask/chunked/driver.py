@@ -68,6 +68,11 @@ class Executor:
         """Whether tasks see the arrays of this process without a copy."""
         return self.kind in ("threads", "synchronous")
 
+    @property
+    def cores(self) -> int:
+        """Threads with which this process may compute by itself, between the passes."""
+        return self.workers if self.shares_memory else CPU_COUNT
+
     @classmethod
     def resolve(
         cls,

@@ -11,6 +11,13 @@ from dask.delayed import Delayed, delayed
 from cme_dask.chunked.plan import Tree
 
 
+class _Plain:
+    """A value with no task in it: Dask need not look, which for sources takes milliseconds each."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
 @dataclass(frozen=True, eq=False)
 class Job:
     """What :meth:`Executor.run` was given, see there."""
@@ -53,7 +60,7 @@ class Job:
         for node in sorted(attempts):
             after, key = self.after.get(node), self.key(node, attempts[node])
             if node < self.tree.leaves:
-                given = self.payloads[node]
+                given = [p if isinstance(p, Delayed) else _Plain(p) for p in self.payloads[node]]
                 made[node] = call(self.leaf, after, common, *given, dask_key_name=key)
             else:
                 parts = self.tree.merges[node - self.tree.leaves]
@@ -66,7 +73,7 @@ def work(
     leaf: Callable[..., Any], after: Callable[[Any], Any] | None, shared: Any, *payload: Any
 ) -> Any:
     """The task of a leaf."""
-    value = leaf(shared, *payload)
+    value = leaf(shared, *(p.value if isinstance(p, _Plain) else p for p in payload))
     return value if after is None else after(value)
 
 

@@ -13,7 +13,7 @@ from distributed.system import MEMORY_LIMIT
 from cme_dask.chunked.driver import Executor
 from cme_dask.chunked.plan import Run, strip_length
 from cme_dask.errors import DataError, ResourceError
-from cme_dask.numerics.moments import sub_block
+from cme_dask.numerics.moments import span, sub_block
 from cme_dask.numerics.pools import BLOCK
 from cme_dask.numerics.sampled import prefix_rows
 
@@ -84,6 +84,9 @@ class PassShape:
         # A sub-block of P functions, sections on the way, and the eliminations.
         block = 3 * sub_block(self.width) * self.width
         block += sum(m * m for m in self.ranks) // 2
+        # Several sub-blocks, whose rows are gathered, mapped and scaled; and their functions.
+        prepared = (3 + len(self.ranks)) * self.n_columns + self.width - sum(self.ranks)
+        block += min(span(self.width), strip_length(self.n_rows)) * max(prepared, 0)
         if self.cell_words:
             block += self.cell_block
             # Kept rows of the run, once more while they are joined.

@@ -20,6 +20,7 @@ from cme_dask.chunked.cost import Rates
 from cme_dask.chunked.driver import Executor
 from cme_dask.chunked.plan import Run
 from cme_dask.chunked.sources import DaskSource, for_task
+from cme_dask.kernels.sections import Sections
 from cme_dask.numerics.cell_sums import CellSpec
 from cme_dask.numerics.hashing import fold_of_rows
 from cme_dask.numerics.kept_rows import hashes_of
@@ -201,9 +202,7 @@ def _written(spec: MomentSpec, parts: tuple[Array, ...], outs: list[Array]) -> C
     return lambda: _write(writers, parts, outs)
 
 
-def _write(
-    writers: list[Callable[[Array, Array], None]], parts: tuple[Array, ...], outs: list[Array]
-) -> None:
+def _write(writers: list[Sections], parts: tuple[Array, ...], outs: list[Array]) -> None:
     for write, part, out in zip(writers, parts, outs, strict=True):
         write(part, out)
 

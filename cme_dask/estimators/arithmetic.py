@@ -28,7 +28,7 @@ def trial_rows(rows: RowSample, ranks: tuple[int, ...]) -> RowSample:
 
 
 def settle_arithmetic(
-    spec: MomentSpec, rows: RowSample, n_rows: int, accuracy: float, change: Change
+    spec: MomentSpec, rows: RowSample, n_rows: int, accuracy: float, change: Change, cores: int
 ) -> tuple[MomentSpec, Arithmetic]:
     """The moments with the cheapest arithmetic that a trial on the row sample admits.
 
@@ -44,9 +44,11 @@ def settle_arithmetic(
         Largest change admitted; 0 takes the safe form.
     change
         What must not change, see :func:`choose_arithmetic`.
+    cores
+        How many are tried at once.
     """
     if accuracy == 0.0 or n_rows < _WORTH * len(rows):
         return spec, SAFE
     with one_blas_thread():
-        chosen, _ = choose_arithmetic(spec, rows.parts, accuracy, change)
+        chosen, _ = choose_arithmetic(spec, rows.parts, accuracy, change, cores)
     return chosen.applied(spec), chosen

@@ -222,13 +222,14 @@ class PivotedCholesky(GrowingFeatures, FittedFeatures, BaseEstimator):  # type: 
         """The moments of the basis, with the arithmetic that the accuracy allows."""
         sample, rows = choice.sample, choice.rows
         spec = MomentSpec((make_side(bases[0], sample.columns[0], None, rows, 0),))
-        return self._settled(spec, rows, sample.n_rows)
+        return self._settled(spec, rows, sample.n_rows, choice.budget.executor.cores)
 
     def _settled(
-        self, spec: MomentSpec, rows: RowSample, n_rows: int
+        self, spec: MomentSpec, rows: RowSample, n_rows: int, cores: int
     ) -> tuple[MomentSpec, Arithmetic]:
         trial, accuracy = trial_rows(rows, spec.ranks), self._accuracy(n_rows)
-        return settle_arithmetic(spec, trial, n_rows, accuracy, SpectrumChange(self.tol, accuracy))
+        change = SpectrumChange(self.tol, accuracy)
+        return settle_arithmetic(spec, trial, n_rows, accuracy, change, cores)
 
     def _accuracy(self, n_rows: int) -> float:
         """The accuracy that was asked for, or a tenth of an eigenvalue's sampling error."""

@@ -336,15 +336,15 @@ class ConditionalMeanEmbedding(GrowingEmbedding, BaseEstimator):  # type: ignore
         x = make_side(bases[0], sample.columns[0], None, rows, 0)
         y = make_side(bases[1], sample.columns[1], self._declared(functions), rows, 1)
         spec = MomentSpec((x, y), choice.n_folds)
-        return self._settled(spec, rows, sample.n_rows)
+        return self._settled(spec, rows, sample.n_rows, choice.budget.executor.cores)
 
     def _settled(
-        self, spec: MomentSpec, rows: RowSample, n_rows: int
+        self, spec: MomentSpec, rows: RowSample, n_rows: int, cores: int
     ) -> tuple[MomentSpec, Arithmetic]:
         trial = trial_rows(rows, spec.ranks)
         # The smaller the ridge, the more the answers tell.
         change = EmbeddingChange(spec.sides[0].basis(trial.parts[0]), float(self._regs.min()))
-        return settle_arithmetic(spec, trial, n_rows, float(self.accuracy), change)
+        return settle_arithmetic(spec, trial, n_rows, float(self.accuracy), change, cores)
 
     def _measure(
         self,

@@ -55,7 +55,7 @@ class GrowingMoments(ABC):
 
     @abstractmethod
     def _settled(
-        self, spec: MomentSpec, rows: RowSample, n_rows: int
+        self, spec: MomentSpec, rows: RowSample, n_rows: int, cores: int
     ) -> tuple[MomentSpec, Arithmetic]:
         """The moments with the arithmetic that the accuracy allows."""
 
@@ -69,7 +69,7 @@ class GrowingMoments(ABC):
         sides = tuple(replace(side, elimination=None) for side in self._sides)
         spec = MomentSpec(sides, self._moments.n_folds)
         with one_blas_thread():
-            spec, arithmetic = self._settled(spec, rows, sample.n_rows)
+            spec, arithmetic = self._settled(spec, rows, sample.n_rows, budget.executor.cores)
         first = first_of(sample, self._moments.n_rows)
         (new,), _, report = make_moments(
             replace(sample, first_row=first), [spec], budget, progress, 0

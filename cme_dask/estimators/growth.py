@@ -167,7 +167,9 @@ class Growth:
         solving = Solving(sums.constraint, sums.reg, self.convergence)
         spec = MomentSpec(sums.sides, sums.moments.n_folds)
         with one_blas_thread():
-            spec, arithmetic = solving.arithmetic(spec, rows, sample.n_rows, self.accuracy)
+            spec, arithmetic = solving.arithmetic(
+                spec, rows, sample.n_rows, self.accuracy, self.budget.executor.cores
+            )
         specs = [
             CellSpec.of(s.support, part, *stands_for(rows, sample), s.functions, s.partition)
             for s, part in zip(sums.specs, rows.parts, strict=False)

@@ -1,6 +1,7 @@
 """The steps of a fit of the joint distribution, from the row sample to the frozen model."""
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -277,8 +278,9 @@ class JointFit:
         if self.support_size == 0:
             return ()
         choice = self.ready.choice
-        return tuple(
-            cell_spec(
+
+        def of_variable(i: int, basis: Basis | None) -> CellSpec:
+            return cell_spec(
                 choice.rows,
                 i,
                 choice.sample,
@@ -286,8 +288,9 @@ class JointFit:
                 declared(self.functions[i], choice.sample.columns[i]),
                 basis if isinstance(basis, PartitionBasis) else None,
             )
-            for i, basis in enumerate(bases or (None, None))
-        )
+
+        with ThreadPoolExecutor(min(choice.budget.executor.cores, 2)) as threads:
+            return tuple(threads.map(of_variable, (0, 1), bases or (None, None)))
 
     def _specify(
         self, bases: Sequence[Basis], reg: Regularization
@@ -302,7 +305,8 @@ class JointFit:
         y = make_side(bases[1], sample.columns[1], self.functions[1], rows, 1, judges)
         spec = MomentSpec((x, y), choice.n_folds)
         solving = replace(self.solving, reg=reg)
-        return solving.arithmetic(spec, rows, sample.n_rows, self.accuracy)
+        cores = choice.budget.executor.cores
+        return solving.arithmetic(spec, rows, sample.n_rows, self.accuracy, cores)
 
     def _measure(
         self, bases: Sequence[Basis], cells: Sequence[CellSpec]

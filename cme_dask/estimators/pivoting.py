@@ -1,7 +1,6 @@
 """The step of a fit that chooses pivots: from the row sample, over all rows, or as given."""
 
 import logging
-import os
 import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -229,9 +228,7 @@ class PivotChoice:
             return self.rows.prefix(step * size).importance[::step]
 
         self._check((*before, 1))
-        executor = self.budget.executor
-        cores = executor.workers if executor.shares_memory else os.cpu_count()
-        with ThreadPoolExecutor(cores) as threads:
+        with ThreadPoolExecutor(self.budget.executor.cores) as threads:
             result = sampled_cholesky(
                 kernel,
                 points,

@@ -107,7 +107,7 @@ class Solving:
         return Part.solved(moments, sides, solver, self.convergence, whole=whole), 1
 
     def arithmetic(
-        self, spec: MomentSpec, rows: RowSample, n_rows: int, accuracy: float
+        self, spec: MomentSpec, rows: RowSample, n_rows: int, accuracy: float, cores: int
     ) -> tuple[MomentSpec, Arithmetic]:
         """The moments with the arithmetic that the accuracy allows.
 
@@ -121,12 +121,14 @@ class Solving:
             Rows of the pass.
         accuracy
             Of the estimator.
+        cores
+            How many are tried at once.
         """
         if isinstance(self.constraint, Coupling):
             return spec, SAFE  # nothing is solved for
         trial = trial_rows(rows, spec.ranks)
         change = JointChange(spec, trial.parts, self.trial_solver(spec.sides, rows))
-        return settle_arithmetic(spec, trial, n_rows, accuracy, change)
+        return settle_arithmetic(spec, trial, n_rows, accuracy, change, cores)
 
 
 def _observed(

@@ -5,7 +5,7 @@ Operators and ``to_dict`` need modules that build on this one: they import them 
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from array_api_compat import array_namespace, device
 
 from cme_dask.errors import DataError
+from cme_dask.kernels.sections import Sections
 
 if TYPE_CHECKING:
     from cme_dask.kernels.composed import Columns, Product, Scaled, Sum
 
 Array = Any
-Sections = Callable[[Array, Array], None]
-"""``write(rows, out)``: rows (b, d), one function of them in each row of ``out`` (m, b)."""
 
 
 @dataclass(frozen=True)
@@ -47,24 +46,23 @@ class Kernel(ABC):
         return self._diagonal(array_namespace(X), X)
 
     def sections(self, Z: Array) -> Sections:
-        """Return the functions k(., z_j), j = 1..m, prepared for many blocks of rows.
+        """Return the functions k(., z_j), j = 1..m, prepared for many rows.
 
-        ``write(X, out)`` writes k(z_j, x_i) to ``out``, shape (m, n): a function a row, so that
-        several functions next to each other are contiguous. What depends on Z alone is computed
-        once, and memory on the way is kept: use one per thread.
+        Called with rows X, shape (n, d), they write k(z_j, x_i) to memory of shape (m, n). What
+        depends on Z alone is computed once, and memory on the way is kept: use one per thread.
         """
         return self._sections(array_namespace(Z), Z)
 
     def log_sections(self, Z: Array) -> Sections:
-        """Return the functions log k(., z_j), j = 1..m, for many blocks of rows.
+        """Return the functions log k(., z_j), j = 1..m, for many rows.
 
         As :meth:`sections`, without the underflow of a kernel far from z_j; -inf where k is zero.
 
         Raises
         ------
         DataError
-            If the kernel can be negative: here for linear and polynomial ones, at the call of
-            ``write`` for a user's own.
+            If the kernel can be negative: here for linear and polynomial ones, for a user's own
+            when they are called.
         """
         return self._log_sections(array_namespace(Z), Z)
 
@@ -72,22 +70,19 @@ class Kernel(ABC):
     def _block(self, xp: Any, X: Array, Z: Array) -> Array: ...
 
     def _log_sections(self, xp: Any, Z: Array) -> Sections:
-        sections = self._sections(xp, Z)
-
-        def write(X: Array, out: Array) -> None:
-            sections(X, out)
+        def logarithms(out: Array) -> None:
             if bool(xp.any(out < 0.0)):
                 raise negative_values(self)
             zero = out == 0.0
             out[...] = xp.where(zero, -xp.inf, xp.log(xp.where(zero, 1.0, out)))
 
-        return write
+        return self._sections(xp, Z).then(logarithms)
 
     def _sections(self, xp: Any, Z: Array) -> Sections:
         def write(X: Array, out: Array) -> None:
             out[...] = self._block(xp, X, Z).T
 
-        return write
+        return Sections.of_blocks(write)
 
     @abstractmethod
     def _diagonal(self, xp: Any, X: Array) -> Array: ...

@@ -10,6 +10,7 @@ columns first and sees their transposes; the comments name what it sees.
 """
 
 import ctypes
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ _dgemm, _dsyrk, _dtrmm = _routine("dgemm", 13), _routine("dsyrk", 10), _routine(
 _N, _T, _RIGHT, _UPPER, _LOWER = map(ctypes.c_char_p, (b"N", b"T", b"R", b"U", b"L"))
 
 
+@lru_cache(maxsize=1024)
 def _int(value: int) -> Any:
     return ctypes.byref(ctypes.c_int(value))
 
@@ -55,7 +57,7 @@ def _matrix(a: Array) -> tuple[int, Any]:
         step = a.itemsize
     if a.dtype != np.float64 or step != a.itemsize or apart % step or apart < columns * step:
         raise ValueError(f"rows of float64 expected, got {a.dtype} with strides {a.strides}")
-    return a.ctypes.data, _int(max(apart // step, 1))
+    return a.__array_interface__["data"][0], _int(max(apart // step, 1))
 
 
 def add_gram(out: Array, rows: Array) -> None:

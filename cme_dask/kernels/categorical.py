@@ -6,8 +6,9 @@ from typing import Any
 
 from array_api_compat import device
 
-from cme_dask.kernels.base import Array, Sections
+from cme_dask.kernels.base import Array
 from cme_dask.kernels.into import Scratch, into, take_rows
+from cme_dask.kernels.sections import Sections
 from cme_dask.kernels.stationary import Stationary
 
 _MOST = 1e30  # of 1 / l^2: exp(-1e30) is zero already, and sums over columns stay finite
@@ -66,4 +67,4 @@ class Categorical(Stationary):
                     take_rows(xp, part, rows, which)
                     into(xp, out, combine, out, part)
 
-        return write
+        return Sections.of_blocks(write)

@@ -3,6 +3,7 @@
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from array_api_compat import device
@@ -12,24 +13,29 @@ from cme_dask.kernels.base import (
     Array,
     Kernel,
     Sectioned,
-    Sections,
     check_integer,
     check_kernel,
     check_number,
 )
 from cme_dask.kernels.into import Scratch, into
+from cme_dask.kernels.sections import Block, Sections
 
 
 def _combined(xp: Any, left: Sections, right: Sections, function: str) -> Sections:
     scratch = Scratch()
 
-    def write(X: Array, out: Array) -> None:
-        other = scratch.like(xp, out)
-        left(X, out)
-        right(X, other)
-        into(xp, out, function, out, other)
+    def prepare(X: Array) -> Block:
+        one, two = left.prepare(X), right.prepare(X)
 
-    return write
+        def block(here: slice, out: Array) -> None:
+            other = scratch.like(xp, out)
+            one(here, out)
+            two(here, other)
+            into(xp, out, function, out, other)
+
+        return block
+
+    return Sections(prepare)
 
 
 @dataclass(frozen=True, repr=False)
@@ -118,22 +124,11 @@ class Scaled(Sectioned):
         check_kernel("base", self.base)
 
     def _sections(self, xp: Any, Z: Array) -> Sections:
-        base = self.base.sections(Z)
-
-        def write(X: Array, out: Array) -> None:
-            base(X, out)
-            into(xp, out, "multiply", out, self.scale)
-
-        return write
+        return self.base.sections(Z).then(lambda out: into(xp, out, "multiply", out, self.scale))
 
     def _log_sections(self, xp: Any, Z: Array) -> Sections:
-        base, shift = self.base.log_sections(Z), math.log(self.scale)
-
-        def write(X: Array, out: Array) -> None:
-            base(X, out)
-            into(xp, out, "add", out, shift)
-
-        return write
+        shift = math.log(self.scale)
+        return self.base.log_sections(Z).then(lambda out: into(xp, out, "add", out, shift))
 
     def _diagonal(self, xp: Any, X: Array) -> Array:
         return self.scale * self.base.diagonal(X)
@@ -184,16 +179,10 @@ class Columns(Sectioned):
         return xp.take(X, xp.asarray(self.columns, device=device(X)), axis=1)
 
     def _sections(self, xp: Any, Z: Array) -> Sections:
-        return self._of_columns(xp, self.base.sections(self._take(xp, Z)))
+        return self.base.sections(self._take(xp, Z)).after(partial(self._take, xp))
 
     def _log_sections(self, xp: Any, Z: Array) -> Sections:
-        return self._of_columns(xp, self.base.log_sections(self._take(xp, Z)))
-
-    def _of_columns(self, xp: Any, base: Sections) -> Sections:
-        def write(X: Array, out: Array) -> None:
-            base(self._take(xp, X), out)
-
-        return write
+        return self.base.log_sections(self._take(xp, Z)).after(partial(self._take, xp))
 
     def _diagonal(self, xp: Any, X: Array) -> Array:
         return self.base.diagonal(self._take(xp, X))

@@ -11,13 +11,13 @@ from cme_dask.kernels.base import (
     Array,
     Kernel,
     Sectioned,
-    Sections,
     Unit,
     check_integer,
     check_number,
     negative_values,
 )
 from cme_dask.kernels.into import Scratch, into
+from cme_dask.kernels.sections import Sections
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Linear(Sectioned):
             into(xp, out, "matmul", Z, X.T)
             into(xp, out, "add", out, self.offset)
 
-        return write
+        return Sections.of_blocks(write)
 
     def _diagonal(self, xp: Any, X: Array) -> Array:
         return xp.sum(X * X, axis=1) + self.offset
@@ -99,7 +99,7 @@ class Polynomial(Sectioned):
             for _ in range(self.degree - 1):  # a general power takes ten times as long
                 into(xp, out, "multiply", out, base)
 
-        return write
+        return Sections.of_blocks(write)
 
     def _diagonal(self, xp: Any, X: Array) -> Array:
         return (self.scale * xp.sum(X * X, axis=1) + self.offset) ** self.degree

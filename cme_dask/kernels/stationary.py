@@ -1,5 +1,6 @@
 """Kernels of the scaled differences (x - z) / l, and how these are formed."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Real
@@ -8,8 +9,9 @@ from typing import Any
 from array_api_compat import device
 
 from cme_dask.errors import DataError
-from cme_dask.kernels.base import Array, Sectioned, Sections, Unit, check_number, is_a
+from cme_dask.kernels.base import Array, Sectioned, Unit, check_number, is_a
 from cme_dask.kernels.into import Scratch, clip_above, into
+from cme_dask.kernels.sections import Block, Sections
 
 LengthScale = float | tuple[float, ...]
 Term = Callable[[Any, Array], None]
@@ -51,21 +53,26 @@ def _of_squared_distances(
     vv = factor * xp.sum(v * v, axis=1, keepdims=True)
     points = xp.concat([v, xp.ones_like(vv), vv], axis=1)
 
-    def write(X: Array, out: Array) -> None:
-        rows = scratch.shaped(xp, (d + 2, X.shape[0]), out)
+    def prepare(X: Array) -> Block:
+        near = scaled(X).T
+        rows = scratch.shaped(xp, (d + 2, X.shape[0]), near)
         u = rows[:d, :]
-        u[...] = scaled(X).T
+        u[...] = near
         rows[d, :] = factor * xp.sum(u * u, axis=0)
         rows[d + 1, :] = 1.0
         into(xp, u, "multiply", u, -2.0 * factor)
-        step = max(_CACHED // max(X.shape[0], 1), 1)
-        for start in range(0, Z.shape[0], step):
-            stop = min(start + step, Z.shape[0])
-            part = out[start:stop, :]
-            into(xp, part, "matmul", points[start:stop, :], rows)
-            function(xp, part)
 
-    return write
+        def block(here: slice, out: Array) -> None:
+            m, n = out.shape
+            step = math.ceil(m / max(round(m * n / _CACHED), 1))
+            for start in range(0, m, step):
+                part = out[start : start + step, :]
+                into(xp, part, "matmul", points[start : start + step, :], rows[:, here])
+                function(xp, part)
+
+        return block
+
+    return Sections(prepare)
 
 
 def _differences(xp: Any, Z: Array, length_scale: LengthScale, term: Term) -> Sections:
@@ -73,17 +80,21 @@ def _differences(xp: Any, Z: Array, length_scale: LengthScale, term: Term) -> Se
     scaled = _scaler(xp, Z, length_scale)
     v, scratch = scaled(Z), Scratch()
 
-    def write(X: Array, out: Array) -> None:
+    def prepare(X: Array) -> Block:
         u = scaled(X).T
-        into(xp, out, "subtract", v[:, :1], u[:1, :])
-        term(xp, out)
-        for j in range(1, X.shape[1]):
-            part = scratch.like(xp, out)
-            into(xp, part, "subtract", v[:, j : j + 1], u[j : j + 1, :])
-            term(xp, part)
-            into(xp, out, "add", out, part)
 
-    return write
+        def block(here: slice, out: Array) -> None:
+            into(xp, out, "subtract", v[:, :1], u[:1, here])
+            term(xp, out)
+            for j in range(1, u.shape[0]):
+                part = scratch.like(xp, out)
+                into(xp, part, "subtract", v[:, j : j + 1], u[j : j + 1, here])
+                term(xp, part)
+                into(xp, out, "add", out, part)
+
+        return block
+
+    return Sections(prepare)
 
 
 def _clip(xp: Any, values: Array) -> None:
@@ -162,22 +173,11 @@ class Laplace(Stationary):
     """
 
     def _sections(self, xp: Any, Z: Array) -> Sections:
-        logarithm = self._log_sections(xp, Z)
-
-        def write(X: Array, out: Array) -> None:
-            logarithm(X, out)
-            into(xp, out, "exp", out)
-
-        return write
+        return self._log_sections(xp, Z).then(lambda out: into(xp, out, "exp", out))
 
     def _log_sections(self, xp: Any, Z: Array) -> Sections:
         distance = _differences(xp, Z, self.length_scale, _absolute)
-
-        def write(X: Array, out: Array) -> None:
-            distance(X, out)
-            into(xp, out, "negative", out)
-
-        return write
+        return distance.then(lambda out: into(xp, out, "negative", out))
 
 
 @dataclass(frozen=True)
@@ -206,10 +206,9 @@ class Matern(Stationary):
         object.__setattr__(self, "nu", float(self.nu))
 
     def _sections(self, xp: Any, Z: Array) -> Sections:
-        radius, held = self._radius(xp, Z), Scratch()
+        held = Scratch()
 
-        def write(X: Array, out: Array) -> None:
-            radius(X, out)
+        def decay(out: Array) -> None:
             factor = self._factor(xp, out, held)
             into(xp, out, "negative", out)
             into(xp, out, "exp", out)
@@ -217,32 +216,30 @@ class Matern(Stationary):
                 into(xp, factor, "add", factor, 1.0)
                 into(xp, out, "multiply", out, factor)
 
-        return write
+        return self._radius(xp, Z).then(decay)
 
     def _log_sections(self, xp: Any, Z: Array) -> Sections:
-        radius, held = self._radius(xp, Z), Scratch()
+        held = Scratch()
 
-        def write(X: Array, out: Array) -> None:
-            radius(X, out)
+        def log_decay(out: Array) -> None:
             factor = self._factor(xp, out, held)
             into(xp, out, "negative", out)
             if factor is not None:
                 into(xp, factor, "log1p", factor)
                 into(xp, out, "add", out, factor)
 
-        return write
+        return self._radius(xp, Z).then(log_decay)
 
     def _radius(self, xp: Any, Z: Array) -> Sections:
         """S = sqrt(2 nu) r."""
         # By differences: the root would turn an error of 1e-16 at r = 0 into one of 1e-8.
         squared = _differences(xp, Z, self.length_scale, _square)
 
-        def write(X: Array, out: Array) -> None:
-            squared(X, out)
+        def root(out: Array) -> None:
             into(xp, out, "multiply", out, 2.0 * self.nu)
             into(xp, out, "sqrt", out)
 
-        return write
+        return squared.then(root)
 
     def _factor(self, xp: Any, s: Array, held: Scratch) -> Array | None:
         """What exp(-s) is multiplied with, less 1: nothing, s, or s + s^2 / 3 = s (1 + s / 3)."""

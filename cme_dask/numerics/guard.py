@@ -7,7 +7,8 @@ the pass each is tried on rows of the row sample, and its answers are compared w
 safe form on the same rows: solve first, float64.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -92,7 +93,11 @@ SAFE = Arithmetic()
 
 
 def choose_arithmetic(
-    spec: MomentSpec, parts: tuple[Array, ...], accuracy: float, change: Change
+    spec: MomentSpec,
+    parts: tuple[Array, ...],
+    accuracy: float,
+    change: Change,
+    cores: int = 1,
 ) -> tuple[Arithmetic, tuple[Arithmetic, ...]]:
     """The cheapest arithmetic whose answers on trial rows change by ``accuracy`` at most.
 
@@ -106,6 +111,8 @@ def choose_arithmetic(
         Largest change admitted; the safe form is taken where nothing else is.
     change
         Compares the moments of a trial with the safe ones, see :data:`Change`.
+    cores
+        How many are tried at once.
 
     Returns
     -------
@@ -116,23 +123,39 @@ def choose_arithmetic(
 
     def moments(arithmetic: Arithmetic) -> MeanMoments:
         applied = arithmetic.applied(alone)
-        return MeanMoments.of(applied.strip(parts, None, folds), applied.sides)
+        with np.errstate(all="ignore"):  # a shortcut that fails may do so loudly
+            return MeanMoments.of(applied.strip(parts, None, folds), applied.sides)
 
-    change_of = change(moments(SAFE))
+    single = Arithmetic(single=True)
+    # Most often float32 fails whatever else is done: one trial is enough to know.
+    first = [SAFE, single] if accuracy > _SINGLE_LEAST else [SAFE]
+    made = [found for _, found in _in_order(moments, first, cores)]
+    change_of = change(made[0])
     tried: list[Arithmetic] = []
 
-    def admitted(arithmetic: Arithmetic) -> bool:
-        with np.errstate(all="ignore"):  # a shortcut that fails may do so loudly
-            found = float(change_of(moments(arithmetic)))
-        tried.append(replace(arithmetic, change=found))
-        return found <= accuracy
+    def admitted(arithmetic: Arithmetic, found: MeanMoments) -> bool:
+        with np.errstate(all="ignore"):  # likewise
+            size = float(change_of(found))
+        tried.append(replace(arithmetic, change=size))
+        return size <= accuracy
 
-    # Most often float32 fails whatever else is done: one trial is enough to know.
-    single = accuracy > _SINGLE_LEAST and admitted(Arithmetic(single=True))
-    for arithmetic in _candidates(spec, single):
-        if admitted(arithmetic):
+    candidates = _candidates(spec, single=len(made) > 1 and admitted(single, made[1]))
+    for arithmetic, found in _in_order(moments, candidates, cores):
+        if admitted(arithmetic, found):
             return tried[-1], tuple(tried[:-1])
     return SAFE, tuple(tried)
+
+
+def _in_order(
+    work: Callable[[Arithmetic], MeanMoments],
+    items: Sequence[Arithmetic],
+    cores: int,
+) -> Iterator[tuple[Arithmetic, MeanMoments]]:
+    """Each item and ``work(item)``, so many at once, and none that nobody asks for."""
+    with ThreadPoolExecutor(cores) as threads:
+        for start in range(0, len(items), cores):
+            some = items[start : start + cores]
+            yield from zip(some, threads.map(work, some), strict=True)
 
 
 def _candidates(spec: MomentSpec, single: bool) -> list[Arithmetic]:

@@ -7,6 +7,7 @@ They are held as columns, ``[N_X, N_Y, 1, f]^T``: then each part is contiguous.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Self
 
 import numpy as np
@@ -23,6 +24,7 @@ from cme_dask.kernels.into import (
     to_numpy,
 )
 from cme_dask.numerics.basis import Basis
+from cme_dask.numerics.blocks import LINE
 from cme_dask.numerics.elimination import Elimination
 from cme_dask.numerics.thresholds import Judges
 
@@ -30,6 +32,7 @@ Array = Any
 Function = Callable[[Array], Array]
 
 _CACHE = 7 << 19  # bytes of augmented rows that are held at once
+_BLOCKS = 4  # that are prepared at once: what is done for each takes the interpreter lock
 
 
 def sub_block(width: int) -> int:
@@ -39,6 +42,11 @@ def sub_block(width: int) -> int:
     ones for each other.
     """
     return 1 << min(max((_CACHE // (8 * width)).bit_length() - 1, 9), 12)
+
+
+def span(width: int) -> int:
+    """Rows whose coordinates, functions and folds are prepared at once."""
+    return _BLOCKS * sub_block(width)
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,9 +264,9 @@ class StripMoments:
         self._block = sub_block(spec.width)
         self._writers = [side.basis.writer(side.eliminated, like) for side in spec.sides]
         xp, rank = self._xp, sum(spec.ranks)
-        self._rows = self._empty((spec.width, self._block), xp.float64)
+        self._rows = self._empty((spec.width, self._block + LINE), xp.float64)
         if spec.single:
-            self._rows32 = self._empty((rank, self._block), xp.float32)
+            self._rows32 = self._empty((rank, self._block + LINE), xp.float32)
             self._product32 = self._empty((rank, rank), xp.float32)
             self._rest = self._empty((spec.width - rank, spec.width), xp.float64)
         self._scratch = Scratch()
@@ -278,12 +286,13 @@ class StripMoments:
         xp, spec = self._xp, self._spec
         gram = np.zeros((spec.n_folds, spec.width, spec.width))
         traces = np.zeros((spec.n_folds, len(spec.sides)))
+        counts = np.bincount(folds, minlength=spec.n_folds).astype(np.int64)
         order = None if spec.n_folds == 1 else np.argsort(folds, kind="stable")
-        # Not kept: a bound method in its own object is a cycle, which holds the memory for long.
-        update = self._single_update if spec.single else self._rank_update
-        for start in range(0, len(folds), self._block):
-            here = slice(start, start + self._block)
-            taken, weight, fold = parts, weights, folds[here]
+        ends = np.cumsum(counts)  # of the folds, in this order
+        step = span(spec.width)
+        for start in range(0, len(folds), step):
+            here = slice(start, min(start + step, len(folds)))
+            edges = np.clip([0, *ends], here.start, here.stop) - start
             if order is None:
                 taken = tuple(part[here, :] for part in parts)
                 weight = None if weights is None else weights[here]
@@ -291,21 +300,54 @@ class StripMoments:
                 index = xp.asarray(order[here], device=self._device)
                 taken = tuple(xp.take(part, index, axis=0) for part in parts)
                 weight = None if weights is None else xp.take(weights, index)
-                fold = folds[order[here]]
-            rows = self._rows[:, : len(fold)]
-            self._augment(taken, rows)
-            diagonals = [
-                side.basis.kernel.diagonal(part)
-                for side, part in zip(spec.sides, taken, strict=True)
-            ]
-            if weight is not None:
-                into(xp, rows, "multiply", rows, xp.sqrt(weight)[None, :])
-                diagonals = [weight * diagonal for diagonal in diagonals]
-            for number, part in _folds_within(fold, spec.n_folds):
-                update(gram[number], rows[:, part])
-                traces[number] += [float(xp.sum(diagonal[part])) for diagonal in diagonals]
-        counts = np.bincount(folds, minlength=spec.n_folds).astype(np.int64)
+            self._add_span(gram, taken, weight, edges.tolist())
+            self._add_traces(traces, taken, weight, edges.tolist())
         return Moments(gram, traces, counts)
+
+    def _add_span(
+        self, gram: Array, parts: tuple[Array, ...], weights: Array | None, edges: list[int]
+    ) -> None:
+        """Sums over rows that lie fold by fold, with these edges."""
+        xp, spec, rank = self._xp, self._spec, sum(self._spec.ranks)
+        # Not kept: a bound method in its own object is a cycle, which holds the memory for long.
+        update = self._single_update if spec.single else self._rank_update
+        writers = [write.prepare(part) for write, part in zip(self._writers, parts, strict=True)]
+        rest = self._functions(parts)
+        roots = None if weights is None else xp.sqrt(weights)[None, :]
+        for start in range(0, edges[-1], self._block):
+            stop = min(start + self._block, edges[-1])
+            here, rows, low = slice(start, stop), self._rows[:, : stop - start], 0
+            for write, m in zip(writers, spec.ranks, strict=True):
+                write(here, rows[low : low + m, :])
+                low += m
+            rows[rank:, :] = rest[:, here]
+            if roots is not None:
+                into(xp, rows, "multiply", rows, roots[:, here])
+            for number, fold in _folds_within(edges, start, stop):
+                update(gram[number], rows[:, fold])
+
+    def _functions(self, parts: tuple[Array, ...]) -> Array:
+        """Rows 1, f_X - shift, f_Y - shift, shape (P - sum m, n)."""
+        xp, start = self._xp, 1
+        rows = self._empty(
+            (self._spec.width - sum(self._spec.ranks), parts[0].shape[0]), xp.float64
+        )
+        rows[0, :] = 1.0
+        for side, shift, part in zip(self._spec.sides, self._shift, parts, strict=True):
+            values = side.values(part) - shift
+            rows[start : start + values.shape[1], :] = values.T
+            start += values.shape[1]
+        return rows
+
+    def _add_traces(
+        self, traces: Array, parts: tuple[Array, ...], weights: Array | None, edges: list[int]
+    ) -> None:
+        for i, (side, part) in enumerate(zip(self._spec.sides, parts, strict=True)):
+            diagonal = side.basis.kernel.diagonal(part)
+            if weights is not None:
+                diagonal = weights * diagonal
+            for number, fold in _folds_within(edges, 0, edges[-1]):
+                traces[number, i] += float(self._xp.sum(diagonal[fold]))
 
     def _rank_update(self, gram: Array, rows: Array) -> None:
         add_rank_update(self._xp, gram, rows, self._scratch)
@@ -320,19 +362,6 @@ class StripMoments:
         gram[:rank, :rank] += to_numpy(self._product32)
         gram[rank:, :] += rest
         gram[:rank, rank:] += rest[:, :rank].T
-
-    def _augment(self, parts: tuple[Array, ...], out: Array) -> None:
-        """Augmented rows [C_X, C_Y, 1, f_X - shift, f_Y - shift]^T, shape (P, n)."""
-        start = 0
-        for side, write, part in zip(self._spec.sides, self._writers, parts, strict=True):
-            write(part, out[start : start + side.basis.rank, :])
-            start += side.basis.rank
-        out[start, :] = 1.0
-        start += 1
-        for side, shift, part in zip(self._spec.sides, self._shift, parts, strict=True):
-            values = side.values(part) - shift
-            out[start : start + values.shape[1], :] = values.T
-            start += values.shape[1]
 
     def _empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
         return self._xp.empty(shape, dtype=dtype, device=self._device)
@@ -372,9 +401,8 @@ def _called(name: str, function: Function, rows: Array) -> Array:
     return xp.astype(values, xp.float64)
 
 
-def _folds_within(sorted_folds: Array, n_folds: int) -> Iterator[tuple[int, slice]]:
-    """Each fold that occurs, with the slice of its rows."""
-    edges = np.searchsorted(sorted_folds, np.arange(n_folds + 1))
-    for fold in range(n_folds):
-        if edges[fold] < edges[fold + 1]:
-            yield fold, slice(int(edges[fold]), int(edges[fold + 1]))
+def _folds_within(edges: list[int], start: int, stop: int) -> Iterator[tuple[int, slice]]:
+    """Each fold with rows in [start, stop), and these, counted from ``start``."""
+    for fold, (low, high) in enumerate(pairwise(edges)):
+        if max(low, start) < min(high, stop):
+            yield fold, slice(max(low, start) - start, min(high, stop) - start)

@@ -8,6 +8,7 @@ import numpy as np
 from array_api_compat import array_namespace, device
 
 from cme_dask.kernels.into import into
+from cme_dask.kernels.sections import Sections
 from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.elimination import Elimination
 
@@ -66,8 +67,8 @@ class PartitionBasis:
         """1, an upper bound of b everywhere."""
         return 1.0
 
-    def writer(self, elimination: Elimination, like: Array) -> Callable[[Array, Array], None]:
-        """``write(x, out)`` of b as rows, shape (m, n).
+    def writer(self, elimination: Elimination, like: Array) -> Sections:
+        """The functions b for many rows.
 
         Parameters
         ----------
@@ -77,10 +78,10 @@ class PartitionBasis:
             An array of the library and on the device of the rows.
         """
         xp = array_namespace(like)
-        logarithms = self.kernel.log_sections(xp.asarray(self.points, device=device(like)))
+        points = xp.asarray(self.points, device=device(like))
+        logarithms: Sections = self.kernel.log_sections(points)
 
-        def write(x: Array, out: Array) -> None:
-            logarithms(x, out)
+        def normalise(out: Array) -> None:
             top = xp.max(out, axis=0, keepdims=True)
             seen = xp.isfinite(top)
             into(xp, out, "subtract", out, xp.where(seen, top, 0.0))
@@ -89,15 +90,15 @@ class PartitionBasis:
                 out[...] = xp.where(seen, out, 1.0)
             into(xp, out, "divide", out, xp.sum(out, axis=0, keepdims=True))
 
-        return write
+        return logarithms.then(normalise)
 
     def __call__(self, x: Array) -> Array:
         """B at the rows of x, shape (n, m): non-negative, with sum 1 to rounding."""
         xp = array_namespace(x)
         values = xp.empty((self.rank, x.shape[0]), dtype=xp.float64, device=device(x))
-        write = self.writer(Elimination.whole(self.rank), x)
+        write = self.writer(Elimination.whole(self.rank), x).prepare(x)
         for here in _slices(x.shape[0]):
-            write(x[here, :], values[:, here])
+            write(here, values[:, here])
         return values.T
 
     def combined(self, *slopes: Array) -> Callable[[Array], list[Array]]:
