@@ -132,6 +132,18 @@ def test_the_guard_refuses_to_solve_last(d, length_scale, tol):
     assert chosen.fractions != ()
 
 
+@pytest.mark.parametrize("accuracy", [1e-9, 1e-4, 0.0])
+def test_trials_side_by_side_choose_the_same(accuracy):
+    """The first that is admitted in the order of cost, though dearer ones ran meanwhile."""
+    spec, parts = problem(3, 0.3, 1e-6)
+    solve = partial(solve_joint, constraint="normalized", reg=Regularization(1e-6, 1e-6))
+    change = guard.JointChange(spec, parts, solve)
+    with one_blas_thread():
+        alone = guard.choose_arithmetic(spec, parts, accuracy, change)
+        assert guard.choose_arithmetic(spec, parts, accuracy, change, 3) == alone
+    assert len(alone[1]) >= 1
+
+
 def test_nothing_is_tried_at_accuracy_zero_and_nothing_admitted_that_fails():
     spec, parts = problem(1, 0.1, 1e-4)
     calls = []

@@ -192,6 +192,23 @@ def test_pickle(kernel):
     assert hash(again) == hash(kernel)
 
 
+@pytest.mark.parametrize("kernel", [*SIMPLE, *COMPOSED, CUSTOM], ids=repr)
+def test_sections_prepared_once_write_any_block(kernel):
+    """Any slices, in any order, and of logarithms where a kernel has them."""
+    X, Z = sample(3, n=400)
+    wanted = [(kernel.sections(Z), kernel(X, Z).T)]
+    if kernel.upper_bound is not None:
+        with np.errstate(divide="ignore"):
+            wanted.append((kernel.log_sections(Z), np.log(kernel(X, Z)).T))
+    for sections, expected in wanted:
+        sections.prepare(X[:7])  # what was prepared before is gone
+        write = sections.prepare(X)
+        found = np.full(expected.shape, np.nan)
+        for here in (slice(130, 400), slice(0, 1), slice(1, 130)):
+            write(here, found[:, here])
+        np.testing.assert_allclose(found, expected, 1e-12, 1e-14)
+
+
 def test_no_rows():
     _, Z = sample(3)
     for kernel in [*SIMPLE, *COMPOSED, CUSTOM]:
