@@ -12,7 +12,7 @@ from cme_dask.chunked.plan import Tree
 
 
 class _Plain:
-    """A value with no task in it: Dask need not look, which for sources takes milliseconds each."""
+    """A value with no task in it, into whose fields Dask need not look."""
 
     def __init__(self, value: Any) -> None:
         self.value = value

@@ -25,7 +25,7 @@ _CHILD = 170 << 20  # of each process that is started: it shares pages of the li
 _ROW_SAMPLE_WORDS = 4  # per row of the row sample beside its values: key, index, weight, importance
 _SOLVE_WORDS = 12  # per entry of a P x P matrix: eigenbases, and what they are made from
 _DECODED = 10  # chunks that Zarr decodes at once
-_TRIAL_WORDS = 8  # likewise: sums of the safe form and of the one that is tried
+_TRIAL_WORDS = 11  # likewise: sums of the safe form and of the two that are tried at once
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import numpy as np
 
 from cme_dask.chunked.blas import one_blas_thread
 from cme_dask.errors import DataError
-from cme_dask.numerics.guard import SAFE, TRIAL_ROWS, Arithmetic, Change, choose_arithmetic
+from cme_dask.numerics.guard import SAFE, TRIAL_ROWS, TRIALS, Arithmetic, Change, choose_arithmetic
 from cme_dask.numerics.moments import MomentSpec
 from cme_dask.storage.priority import RowSample
 
@@ -45,10 +45,10 @@ def settle_arithmetic(
     change
         What must not change, see :func:`choose_arithmetic`.
     cores
-        How many are tried at once.
+        How many may be tried at once; no more than two, whose sums take memory.
     """
     if accuracy == 0.0 or n_rows < _WORTH * len(rows):
         return spec, SAFE
     with one_blas_thread():
-        chosen, _ = choose_arithmetic(spec, rows.parts, accuracy, change, cores)
+        chosen, _ = choose_arithmetic(spec, rows.parts, accuracy, change, min(cores, TRIALS))
     return chosen.applied(spec), chosen

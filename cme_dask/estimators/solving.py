@@ -122,7 +122,7 @@ class Solving:
         accuracy
             Of the estimator.
         cores
-            How many are tried at once.
+            See :func:`settle_arithmetic`.
         """
         if isinstance(self.constraint, Coupling):
             return spec, SAFE  # nothing is solved for
