@@ -62,7 +62,7 @@ def test_strip_equals_plain_sums_in_every_fold(n, weighted):
 
 
 def test_functions_see_several_sub_blocks_at_once():
-    """Calls take the interpreter lock, so there are few; no row is missing, and none comes twice."""
+    """Calls take the interpreter lock, so there are few; no row is missing or comes twice."""
     X, Y, _, folds = rows(40000)
     seen = []
 
