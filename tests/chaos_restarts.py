@@ -113,7 +113,8 @@ class Restarts:
             moment = rng.uniform(0.0, 0.9) * max(strips - read, 1)
             if not _reached(process, cluster, moment):
                 break  # it had ended before
-            self._end(process, death, outcome.name, cluster)
+            if not self._end(process, death, outcome.name, cluster):
+                break  # likewise, between the look and the blow
             if out.exists():
                 raise Lost("a run that was ended by force left an output")
             read += cluster.strips_read()
@@ -143,7 +144,7 @@ class Restarts:
         return self._folder / f"client-{self._started}.{stream}"
 
     def _end(self, process, death, name, cluster):
-        """End a run by force, and see that it says so in one sentence."""
+        """End a run by force, and see that it says so in one sentence; False if it had ended."""
         if death == "scheduler":
             cluster.kill_scheduler()
         else:
@@ -151,9 +152,10 @@ class Restarts:
         if death == "everything":
             cluster.stop()
         code = self._wait(process)
-        if name in COMMANDS and code != _CODES[death]:
+        told = self._said("err").read_text()
+        if name in COMMANDS and code not in (0, _CODES[death]):
             raise Lost(f"exit code {code} after {death} died: {self._last_words()}")
-        if name in COMMANDS and "Traceback" in self._said("err").read_text():
+        if name in COMMANDS and ("Traceback" in told or "Exception ignored" in told):
             raise Lost(f"a traceback after {death} died: {self._last_words()}")
         if death in ("scheduler", "everything"):
             cluster.again()
@@ -162,6 +164,7 @@ class Restarts:
             if time.monotonic() > until:
                 raise Lost("workers run on for a client that is gone")
             time.sleep(_POLL)
+        return code != 0
 
     def _finish(self, process):
         """Strips that it took from the checkpoint."""

@@ -62,7 +62,7 @@ def test_elimination_is_a_partial_solve(fractions, rank):
     form = Elimination.whole(rank) if fractions is None else Elimination.between(R, fractions)
     newton = np.linalg.solve(R, basis.kernel(X, basis.points).T)
     out = np.empty((rank, 300))
-    basis.writer(form, X)(X, out)
+    basis.sections(form, X)(X, out)
     D = np.eye(rank)
     if not form.solved:
         D = np.zeros((rank, rank))
@@ -73,7 +73,7 @@ def test_elimination_is_a_partial_solve(fractions, rank):
     assert np.abs(out - newton).max() < 1e-11
     # On another array library, as on a GPU.
     theirs = strict.zeros((rank, 300))
-    basis.writer(form, strict.asarray(X))(strict.asarray(X), theirs)
+    basis.sections(form, strict.asarray(X))(strict.asarray(X), theirs)
     form.finish(R, theirs._array)
     assert np.abs(np.asarray(theirs) - newton).max() < 1e-11
 

@@ -201,7 +201,7 @@ def test_sections_prepared_once_write_any_block(kernel):
         with np.errstate(divide="ignore"):
             wanted.append((kernel.log_sections(Z), np.log(kernel(X, Z)).T))
     for sections, expected in wanted:
-        sections.prepare(X[:7])  # what was prepared before is gone
+        sections.prepare(X[:7])(slice(2, 5), np.empty((len(Z), 3)))  # what was prepared is gone
         write = sections.prepare(X)
         found = np.full(expected.shape, np.nan)
         for here in (slice(130, 400), slice(0, 1), slice(1, 130)):
@@ -213,6 +213,7 @@ def test_no_rows():
     _, Z = sample(3)
     for kernel in [*SIMPLE, *COMPOSED, CUSTOM]:
         assert kernel(Z[:0], Z).shape == (0, len(Z))
+        assert kernel(Z, Z[:0]).shape == (len(Z), 0)
         assert kernel.diagonal(Z[:0]).shape == (0,)
 
 

@@ -73,14 +73,14 @@ def test_functions_see_several_sub_blocks_at_once():
     spec = spec_of(X, Y, 5)
     spec.sides[1].functions["square"] = square
     spec.strip((X, Y), None, folds.astype(np.uint8))
-    assert len(seen) == -(-40000 // span(spec.width)) == 3
+    assert len(seen) == -(-40000 // span(spec.width, spec.beside)) == 3
     assert np.array_equal(np.sort(np.concatenate(seen)), np.sort(Y[:, 0]))
 
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_another_array_library_gives_the_same(weighted):
     """The code path of GPU arrays: only the array API standard is used."""
-    X, Y, w, folds = rows(3000)
+    X, Y, w, folds = rows(18000)  # of which 16,384 are prepared at once
     spec = spec_of(X, Y, 4)
     folds = folds.astype(np.uint8)
     ours = spec.strip((X, Y), w if weighted else None, folds)

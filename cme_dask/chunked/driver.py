@@ -73,6 +73,11 @@ class Executor:
         """Threads with which this process may compute by itself, between the passes."""
         return self.workers if self.shares_memory else CPU_COUNT
 
+    @property
+    def function_threads(self) -> int:
+        """Those of them that may call users' functions: in a pass they would do so as well."""
+        return self.workers if self.shares_memory else 1
+
     @classmethod
     def resolve(
         cls,
@@ -128,7 +133,7 @@ class Executor:
         leaf
             The work of one task.
         payloads
-            Its arguments; Delayed ones are computed first.
+            Its arguments; those that are Delayed themselves are computed first.
         merge
             Sum of two neighbours.
         shared

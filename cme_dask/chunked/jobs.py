@@ -61,7 +61,7 @@ class Job:
             after, key = self.after.get(node), self.key(node, attempts[node])
             if node < self.tree.leaves:
                 given = [p if isinstance(p, Delayed) else _Plain(p) for p in self.payloads[node]]
-                made[node] = call(self.leaf, after, common, *given, dask_key_name=key)
+                made[node] = call(_Plain((self.leaf, after)), common, *given, dask_key_name=key)
             else:
                 parts = self.tree.merges[node - self.tree.leaves]
                 a, b = (made[part] if part in made else there[part] for part in parts)
@@ -69,10 +69,9 @@ class Job:
         return list(made.values())
 
 
-def work(
-    leaf: Callable[..., Any], after: Callable[[Any], Any] | None, shared: Any, *payload: Any
-) -> Any:
+def work(job: _Plain, shared: Any, *payload: Any) -> Any:
     """The task of a leaf."""
+    leaf, after = job.value
     value = leaf(shared, *(p.value if isinstance(p, _Plain) else p for p in payload))
     return value if after is None else after(value)
 

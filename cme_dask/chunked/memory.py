@@ -84,9 +84,11 @@ class PassShape:
         # A sub-block of P functions, sections on the way, and the eliminations.
         block = 3 * sub_block(self.width) * self.width
         block += sum(m * m for m in self.ranks) // 2
-        # Several sub-blocks, whose rows are gathered, mapped and scaled; and their functions.
-        prepared = (3 + len(self.ranks)) * self.n_columns + self.width - sum(self.ranks)
-        block += min(span(self.width), strip_length(self.n_rows)) * max(prepared, 0)
+        # Rows gathered, mapped and scaled for several sub-blocks, coordinates of each basis, and
+        # functions; of several sets of moments, whose widths are unknown here, at least columns.
+        beside = max(self.width - sum(self.ranks), self.n_columns)
+        prepared = 2 * beside + (3 + len(self.ranks)) * self.n_columns
+        block += prepared * min(span(beside, beside), strip_length(self.n_rows))
         if self.cell_words:
             block += self.cell_block
             # Kept rows of the run, once more while they are joined.

@@ -21,6 +21,7 @@ from cme_dask.chunked.driver import Executor
 from cme_dask.chunked.plan import Run
 from cme_dask.chunked.sources import DaskSource, for_task
 from cme_dask.kernels.sections import Sections
+from cme_dask.numerics.blocks import LINE
 from cme_dask.numerics.cell_sums import CellSpec
 from cme_dask.numerics.hashing import fold_of_rows
 from cme_dask.numerics.kept_rows import hashes_of
@@ -153,7 +154,7 @@ def _measure(
     reading, reading_cores = _reading_seconds(ranges, sources, probe.sharing)
     spec, block = probe.spec, sub_block(probe.spec.width)
     parts = tuple(_tiled(part, block) for part in probe.parts)
-    outs = [np.empty((rank, block)) for rank in spec.ranks]
+    outs = [np.empty((rank, block + LINE))[:, :block] for rank in spec.ranks]
     partial, empty = _partial_seconds(spec)
     return (
         _Found(
@@ -193,18 +194,26 @@ def _reading_seconds(
 
 
 def _sections(spec: MomentSpec, parts: tuple[Array, ...], outs: list[Array]) -> Callable[[], None]:
-    writers = [side.basis.kernel.sections(side.basis.points) for side in spec.sides]
-    return lambda: _write(writers, parts, outs)
+    sections = [side.basis.kernel.sections(side.basis.points) for side in spec.sides]
+    return _write(sections, parts, outs)
 
 
 def _written(spec: MomentSpec, parts: tuple[Array, ...], outs: list[Array]) -> Callable[[], None]:
-    writers = [side.basis.writer(side.eliminated, parts[0]) for side in spec.sides]
-    return lambda: _write(writers, parts, outs)
+    sections = [side.basis.sections(side.eliminated, parts[0]) for side in spec.sides]
+    return _write(sections, parts, outs)
 
 
-def _write(writers: list[Sections], parts: tuple[Array, ...], outs: list[Array]) -> None:
-    for write, part, out in zip(writers, parts, outs, strict=True):
-        write(part, out)
+def _write(
+    sections: list[Sections], parts: tuple[Array, ...], outs: list[Array]
+) -> Callable[[], None]:
+    """Write one sub-block of rows, which are prepared now, as in the pass for several."""
+    writes = [one.prepare(part) for one, part in zip(sections, parts, strict=True)]
+
+    def work() -> None:
+        for write, out in zip(writes, outs, strict=True):
+            write(slice(0, out.shape[1]), out)
+
+    return work
 
 
 def _loop_seconds(probe: _Probe, empty: float) -> float:

@@ -222,7 +222,7 @@ class PivotedCholesky(GrowingFeatures, FittedFeatures, BaseEstimator):  # type: 
         """The moments of the basis, with the arithmetic that the accuracy allows."""
         sample, rows = choice.sample, choice.rows
         spec = MomentSpec((make_side(bases[0], sample.columns[0], None, rows, 0),))
-        return self._settled(spec, rows, sample.n_rows, choice.budget.executor.cores)
+        return self._settled(spec, rows, sample.n_rows, choice.budget.executor.function_threads)
 
     def _settled(
         self, spec: MomentSpec, rows: RowSample, n_rows: int, cores: int

@@ -336,7 +336,7 @@ class ConditionalMeanEmbedding(GrowingEmbedding, BaseEstimator):  # type: ignore
         x = make_side(bases[0], sample.columns[0], None, rows, 0)
         y = make_side(bases[1], sample.columns[1], self._declared(functions), rows, 1)
         spec = MomentSpec((x, y), choice.n_folds)
-        return self._settled(spec, rows, sample.n_rows, choice.budget.executor.cores)
+        return self._settled(spec, rows, sample.n_rows, choice.budget.executor.function_threads)
 
     def _settled(
         self, spec: MomentSpec, rows: RowSample, n_rows: int, cores: int

@@ -69,7 +69,9 @@ class GrowingMoments(ABC):
         sides = tuple(replace(side, elimination=None) for side in self._sides)
         spec = MomentSpec(sides, self._moments.n_folds)
         with one_blas_thread():
-            spec, arithmetic = self._settled(spec, rows, sample.n_rows, budget.executor.cores)
+            spec, arithmetic = self._settled(
+                spec, rows, sample.n_rows, budget.executor.function_threads
+            )
         first = first_of(sample, self._moments.n_rows)
         (new,), _, report = make_moments(
             replace(sample, first_row=first), [spec], budget, progress, 0

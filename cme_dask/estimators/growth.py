@@ -168,7 +168,7 @@ class Growth:
         spec = MomentSpec(sums.sides, sums.moments.n_folds)
         with one_blas_thread():
             spec, arithmetic = solving.arithmetic(
-                spec, rows, sample.n_rows, self.accuracy, self.budget.executor.cores
+                spec, rows, sample.n_rows, self.accuracy, self.budget.executor.function_threads
             )
         specs = [
             CellSpec.of(s.support, part, *stands_for(rows, sample), s.functions, s.partition)

@@ -1,7 +1,6 @@
 """The steps of a fit of the joint distribution, from the row sample to the frozen model."""
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -35,6 +34,7 @@ from cme_dask.numerics.means import MeanMoments
 from cme_dask.numerics.moments import Function, Moments, MomentSpec, Side
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.problem import Regularization
+from cme_dask.numerics.side_by_side import side_by_side
 from cme_dask.numerics.thresholds import Mapped
 from cme_dask.numerics.validation import Replicates
 from cme_dask.storage.sample import Sample
@@ -279,7 +279,8 @@ class JointFit:
             return ()
         choice = self.ready.choice
 
-        def of_variable(i: int, basis: Basis | None) -> CellSpec:
+        def of_variable(i: int) -> CellSpec:
+            basis = bases[i] if bases else None
             return cell_spec(
                 choice.rows,
                 i,
@@ -289,8 +290,7 @@ class JointFit:
                 basis if isinstance(basis, PartitionBasis) else None,
             )
 
-        with ThreadPoolExecutor(min(choice.budget.executor.cores, 2)) as threads:
-            return tuple(threads.map(of_variable, (0, 1), bases or (None, None)))
+        return tuple(side_by_side(of_variable, (0, 1), choice.budget.executor.cores))
 
     def _specify(
         self, bases: Sequence[Basis], reg: Regularization
@@ -305,7 +305,7 @@ class JointFit:
         y = make_side(bases[1], sample.columns[1], self.functions[1], rows, 1, judges)
         spec = MomentSpec((x, y), choice.n_folds)
         solving = replace(self.solving, reg=reg)
-        cores = choice.budget.executor.cores
+        cores = choice.budget.executor.function_threads
         return solving.arithmetic(spec, rows, sample.n_rows, self.accuracy, cores)
 
     def _measure(

@@ -18,13 +18,13 @@ from cme_dask.kernels.base import (
     check_number,
 )
 from cme_dask.kernels.into import Scratch, into
-from cme_dask.kernels.sections import Block, Sections
+from cme_dask.kernels.sections import Sections, Write
 
 
 def _combined(xp: Any, left: Sections, right: Sections, function: str) -> Sections:
     scratch = Scratch()
 
-    def prepare(X: Array) -> Block:
+    def prepare(X: Array) -> Write:
         one, two = left.prepare(X), right.prepare(X)
 
         def block(here: slice, out: Array) -> None:

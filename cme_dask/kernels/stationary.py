@@ -11,12 +11,12 @@ from array_api_compat import device
 from cme_dask.errors import DataError
 from cme_dask.kernels.base import Array, Sectioned, Unit, check_number, is_a
 from cme_dask.kernels.into import Scratch, clip_above, into
-from cme_dask.kernels.sections import Block, Sections
+from cme_dask.kernels.sections import Sections, Write
 
 LengthScale = float | tuple[float, ...]
 Term = Callable[[Any, Array], None]
 
-_CACHED = 3 << 15  # numbers that stay in the cache of a core from one function to the next
+_CACHED = 7 << 14  # numbers that stay in the cache of a core from one function to the next
 
 
 def _length_scale(value: Any) -> LengthScale:
@@ -32,7 +32,7 @@ def _scaler(xp: Any, Z: Array, length_scale: LengthScale) -> Callable[[Array], A
     Distances don't change with c, but their rounding does: an offset that is large against the
     spread would cancel only after it had been squared. Equal rows give bitwise equal u.
     """
-    centre = xp.mean(Z, axis=0)
+    centre = xp.mean(Z, axis=0) if Z.shape[0] else 0.0
     scale: Any = length_scale
     if isinstance(length_scale, tuple):
         scale = xp.asarray(length_scale, dtype=Z.dtype, device=device(Z))
@@ -53,21 +53,21 @@ def _of_squared_distances(
     vv = factor * xp.sum(v * v, axis=1, keepdims=True)
     points = xp.concat([v, xp.ones_like(vv), vv], axis=1)
 
-    def prepare(X: Array) -> Block:
-        near = scaled(X).T
-        rows = scratch.shaped(xp, (d + 2, X.shape[0]), near)
+    def prepare(X: Array) -> Write:
+        whole = scaled(X).T
+        rows = scratch.shaped(xp, (d + 2, X.shape[0]), whole)
         u = rows[:d, :]
-        u[...] = near
+        u[...] = whole
         rows[d, :] = factor * xp.sum(u * u, axis=0)
         rows[d + 1, :] = 1.0
         into(xp, u, "multiply", u, -2.0 * factor)
 
         def block(here: slice, out: Array) -> None:
-            m, n = out.shape
-            step = math.ceil(m / max(round(m * n / _CACHED), 1))
+            (m, n), near = out.shape, rows[:, here]
+            step = math.ceil(m / max(math.ceil(m * n / _CACHED), 1)) or 1
             for start in range(0, m, step):
                 part = out[start : start + step, :]
-                into(xp, part, "matmul", points[start : start + step, :], rows[:, here])
+                into(xp, part, "matmul", points[start : start + step, :], near)
                 function(xp, part)
 
         return block
@@ -80,7 +80,7 @@ def _differences(xp: Any, Z: Array, length_scale: LengthScale, term: Term) -> Se
     scaled = _scaler(xp, Z, length_scale)
     v, scratch = scaled(Z), Scratch()
 
-    def prepare(X: Array) -> Block:
+    def prepare(X: Array) -> Write:
         u = scaled(X).T
 
         def block(here: slice, out: Array) -> None:

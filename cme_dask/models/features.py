@@ -10,7 +10,7 @@ import numpy as np
 from cme_dask.errors import StoreError
 from cme_dask.kernels import Kernel
 from cme_dask.kernels.into import Scratch
-from cme_dask.kernels.sections import Block, Sections
+from cme_dask.kernels.sections import Sections, Write
 from cme_dask.models.basis_file import basis_arrays, basis_description, read_basis
 from cme_dask.models.points import query_points
 from cme_dask.numerics.basis import LinearBasis, NewtonBasis
@@ -58,12 +58,12 @@ class FeatureModel:
             for array in (self.pivots, self.basis.newton.factor, self.basis.transform.T)
         )
         newton = NewtonBasis(self.kernel, points, factor)
-        functions = newton.writer(Elimination.whole(newton.rank), points)
+        functions = newton.sections(Elimination.whole(newton.rank), points)
         if self.kind == "newton":
             return functions
         scratch = Scratch()
 
-        def spectral(rows: Array) -> Block:
+        def spectral(rows: Array) -> Write:
             write = functions.prepare(rows)
 
             def block(here: slice, out: Array) -> None:

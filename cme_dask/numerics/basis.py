@@ -15,7 +15,6 @@ from cme_dask.numerics.elimination import Elimination
 
 Array = Any
 
-_ROWS = 1024  # whose sections stay in cache
 _LOST = 1e-10
 
 
@@ -49,7 +48,7 @@ class Basis(Protocol):
     def bound(self) -> float | None:
         """Upper bound of each function everywhere, None if infinite."""
 
-    def writer(self, elimination: Elimination, like: Array) -> Sections:
+    def sections(self, elimination: Elimination, like: Array) -> Sections:
         """The functions, eliminated so far, for many rows of x."""
 
     def support(self, x: Array) -> Array:
@@ -111,7 +110,7 @@ class NewtonBasis:
         sup = self.kernel.upper_bound
         return None if sup is None else float(np.sqrt(sup))
 
-    def writer(self, elimination: Elimination, like: Array) -> Sections:
+    def sections(self, elimination: Elimination, like: Array) -> Sections:
         """The sections at the pivots, eliminated so far, for many rows.
 
         Parameters
@@ -127,13 +126,7 @@ class NewtonBasis:
 
     def __call__(self, x: Array) -> Array:
         """N at the rows of x, shape (n, m)."""
-        xp = array_namespace(x)
-        newton = xp.empty((self.rank, x.shape[0]), dtype=xp.float64, device=device(x))
-        write = self.writer(Elimination.whole(self.rank), x).prepare(x)
-        for start in range(0, x.shape[0], _ROWS):
-            here = slice(start, start + _ROWS)
-            write(here, newton[:, here])
-        return newton.T
+        return self.sections(Elimination.whole(self.rank), x).values(x, self.rank)
 
     def support(self, x: Array) -> Array:
         """Share |N(x)|^2 / k(x, x) of each section k(x, .) that the pivots span, shape (n,).

@@ -7,8 +7,7 @@ the pass each is tried on rows of the row sample, and its answers are compared w
 safe form on the same rows: solve first, float64.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -19,6 +18,7 @@ from cme_dask.numerics.elimination import Elimination
 from cme_dask.numerics.joint import JointSolution
 from cme_dask.numerics.means import MeanMoments
 from cme_dask.numerics.moments import MomentSpec
+from cme_dask.numerics.side_by_side import side_by_side
 
 Array = Any
 Change = Callable[[MeanMoments], Callable[[MeanMoments], float]]
@@ -126,39 +126,29 @@ def choose_arithmetic(
 
     def moments(arithmetic: Arithmetic) -> MeanMoments:
         applied = arithmetic.applied(alone)
-        with np.errstate(all="ignore"):  # a shortcut that fails may do so loudly
-            return MeanMoments.of(applied.strip(parts, None, folds), applied.sides)
+        return MeanMoments.of(applied.strip(parts, None, folds), applied.sides)
 
-    single = Arithmetic(single=True)
-    # Most often float32 fails whatever else is done: one trial is enough to know.
-    first = [SAFE, single] if accuracy > _SINGLE_LEAST else [SAFE]
-    made = [found for _, found in _in_order(moments, first, cores)]
-    change_of = change(made[0])
+    change_of = change(moments(SAFE))
     tried: list[Arithmetic] = []
 
-    def admitted(arithmetic: Arithmetic, found: MeanMoments) -> bool:
-        with np.errstate(all="ignore"):  # likewise
-            size = float(change_of(found))
-        tried.append(replace(arithmetic, change=size))
-        return size <= accuracy
+    def found_of(arithmetic: Arithmetic) -> float:
+        with np.errstate(all="ignore"):  # a shortcut that fails may do so loudly
+            return float(change_of(moments(arithmetic)))
 
-    candidates = _candidates(spec, single=len(made) > 1 and admitted(single, made[1]))
-    for arithmetic, found in _in_order(moments, candidates, cores):
-        if admitted(arithmetic, found):
-            return tried[-1], tuple(tried[:-1])
+    def first_admitted(options: Sequence[Arithmetic]) -> bool:
+        for start in range(0, len(options), cores):
+            some = options[start : start + cores]
+            for option, found in zip(some, side_by_side(found_of, some, cores), strict=True):
+                tried.append(replace(option, change=found))
+                if found <= accuracy:
+                    return True
+        return False
+
+    # Most often float32 fails whatever else is done: one trial is enough to know.
+    single = accuracy > _SINGLE_LEAST and first_admitted([Arithmetic(single=True)])
+    if first_admitted(_candidates(spec, single)):
+        return tried[-1], tuple(tried[:-1])
     return SAFE, tuple(tried)
-
-
-def _in_order(
-    work: Callable[[Arithmetic], MeanMoments],
-    items: Sequence[Arithmetic],
-    cores: int,
-) -> Iterator[tuple[Arithmetic, MeanMoments]]:
-    """Each item and ``work(item)``, so many at once, and none that nobody asks for."""
-    with ThreadPoolExecutor(cores) as threads:
-        for start in range(0, len(items), cores):
-            some = items[start : start + cores]
-            yield from zip(some, threads.map(work, some), strict=True)
 
 
 def _candidates(spec: MomentSpec, single: bool) -> list[Arithmetic]:

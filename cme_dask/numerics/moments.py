@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any, Self
 
 import numpy as np
-from array_api_compat import array_namespace, device
+from array_api_compat import array_namespace, device, is_numpy_array
 
 from cme_dask.errors import DataError
 from cme_dask.kernels.into import (
@@ -32,7 +32,8 @@ Array = Any
 Function = Callable[[Array], Array]
 
 _CACHE = 7 << 19  # bytes of augmented rows that are held at once
-_BLOCKS = 4  # that are prepared at once: what is done for each takes the interpreter lock
+_BLOCKS = 4  # sub-blocks prepared at once: what is done for each takes the interpreter lock
+_BESIDE = 1 << 18  # numbers beside the bases that are prepared at once, at most
 
 
 def sub_block(width: int) -> int:
@@ -44,9 +45,14 @@ def sub_block(width: int) -> int:
     return 1 << min(max((_CACHE // (8 * width)).bit_length() - 1, 9), 12)
 
 
-def span(width: int) -> int:
-    """Rows whose coordinates, functions and folds are prepared at once."""
-    return _BLOCKS * sub_block(width)
+def span(width: int, beside: int) -> int:
+    """Rows whose coordinates, functions and folds are prepared at once.
+
+    Several sub-blocks, unless that is too much memory: of ``width`` numbers a row ``beside`` are
+    none of the bases.
+    """
+    block = sub_block(width)
+    return block * min(max(_BESIDE // (beside * block), 1), _BLOCKS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,11 +106,23 @@ class Side:
         DataError
             If a function returns the wrong shape or a value that is not finite.
         """
-        xp = array_namespace(rows)
-        parts = [rows, *function_values(rows, self.functions)]
+        return array_namespace(rows).concat(list(self._functions(rows)), axis=1)
+
+    def write_values(self, rows: Array, out: Array) -> None:
+        """The same less the shift, a function a row, shape (q, n)."""
+        xp, start = array_namespace(rows), 0
+        for part in self._functions(rows):
+            out[start : start + part.shape[1], :] = part.T
+            start += part.shape[1]
+        if self.shift is not None:
+            shift = xp.asarray(self.shift, device=device(rows))
+            into(xp, out, "subtract", out, shift[:, None])
+
+    def _functions(self, rows: Array) -> Iterator[Array]:
+        yield rows
+        yield from function_values(rows, self.functions)
         if self.events is not None:
-            parts.append(self.events(rows))
-        return xp.concat(parts, axis=1)
+            yield self.events(rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,6 +235,11 @@ class MomentSpec:
         return sum(self.ranks) + 1 + sum(side.count for side in self.sides)
 
     @property
+    def beside(self) -> int:
+        """How many of its numbers are none of the bases."""
+        return self.width - sum(self.ranks)
+
+    @property
     def flops(self) -> int:
         """Operations per row: eliminations and one rank-k update (sections aside)."""
         return self.width**2 + sum(side.eliminated.flops for side in self.sides)
@@ -257,19 +280,17 @@ class StripMoments:
         self._spec = spec
         self._xp = array_namespace(like)
         self._device = device(like)
-        self._shift = [
-            0.0 if side.shift is None else self._xp.asarray(side.shift, device=self._device)
-            for side in spec.sides
-        ]
         self._block = sub_block(spec.width)
-        self._writers = [side.basis.writer(side.eliminated, like) for side in spec.sides]
+        self._span = span(spec.width, spec.beside)
+        self._sections = [side.basis.sections(side.eliminated, like) for side in spec.sides]
         xp, rank = self._xp, sum(spec.ranks)
-        self._rows = self._empty((spec.width, self._block + LINE), xp.float64)
+        line = self._block + (LINE if is_numpy_array(like) else 0)  # others copy what has gaps
+        self._rows = self._empty((spec.width, line), xp.float64)
         if spec.single:
-            self._rows32 = self._empty((rank, self._block + LINE), xp.float32)
+            self._rows32 = self._empty((rank, line), xp.float32)
             self._product32 = self._empty((rank, rank), xp.float32)
             self._rest = self._empty((spec.width - rank, spec.width), xp.float64)
-        self._scratch = Scratch()
+        self._scratch, self._functions = Scratch(), Scratch()
 
     def __call__(self, parts: tuple[Array, ...], weights: Array | None, folds: Array) -> Moments:
         """Sums over one strip of rows, for :meth:`MomentSpec.newton` once they have been added up.
@@ -289,9 +310,8 @@ class StripMoments:
         counts = np.bincount(folds, minlength=spec.n_folds).astype(np.int64)
         order = None if spec.n_folds == 1 else np.argsort(folds, kind="stable")
         ends = np.cumsum(counts)  # of the folds, in this order
-        step = span(spec.width)
-        for start in range(0, len(folds), step):
-            here = slice(start, min(start + step, len(folds)))
+        for start in range(0, len(folds), self._span):
+            here = slice(start, min(start + self._span, len(folds)))
             edges = np.clip([0, *ends], here.start, here.stop) - start
             if order is None:
                 taken = tuple(part[here, :] for part in parts)
@@ -311,13 +331,13 @@ class StripMoments:
         xp, spec, rank = self._xp, self._spec, sum(self._spec.ranks)
         # Not kept: a bound method in its own object is a cycle, which holds the memory for long.
         update = self._single_update if spec.single else self._rank_update
-        writers = [write.prepare(part) for write, part in zip(self._writers, parts, strict=True)]
-        rest = self._functions(parts)
+        writes = [one.prepare(part) for one, part in zip(self._sections, parts, strict=True)]
+        rest = self._beside(parts)
         roots = None if weights is None else xp.sqrt(weights)[None, :]
         for start in range(0, edges[-1], self._block):
             stop = min(start + self._block, edges[-1])
             here, rows, low = slice(start, stop), self._rows[:, : stop - start], 0
-            for write, m in zip(writers, spec.ranks, strict=True):
+            for write, m in zip(writes, spec.ranks, strict=True):
                 write(here, rows[low : low + m, :])
                 low += m
             rows[rank:, :] = rest[:, here]
@@ -326,17 +346,14 @@ class StripMoments:
             for number, fold in _folds_within(edges, start, stop):
                 update(gram[number], rows[:, fold])
 
-    def _functions(self, parts: tuple[Array, ...]) -> Array:
+    def _beside(self, parts: tuple[Array, ...]) -> Array:
         """Rows 1, f_X - shift, f_Y - shift, shape (P - sum m, n)."""
-        xp, start = self._xp, 1
-        rows = self._empty(
-            (self._spec.width - sum(self._spec.ranks), parts[0].shape[0]), xp.float64
-        )
+        shape = self._spec.beside, parts[0].shape[0]
+        rows, start = self._functions.shaped(self._xp, shape, self._rows), 1
         rows[0, :] = 1.0
-        for side, shift, part in zip(self._spec.sides, self._shift, parts, strict=True):
-            values = side.values(part) - shift
-            rows[start : start + values.shape[1], :] = values.T
-            start += values.shape[1]
+        for side, part in zip(self._spec.sides, parts, strict=True):
+            side.write_values(part, rows[start : start + side.count, :])
+            start += side.count
         return rows
 
     def _add_traces(
@@ -367,15 +384,15 @@ class StripMoments:
         return self._xp.empty(shape, dtype=dtype, device=self._device)
 
 
-def function_values(rows: Array, functions: Mapping[str, Function]) -> list[Array]:
-    """Values of each function at the rows, shapes (n, 1).
+def function_values(rows: Array, functions: Mapping[str, Function]) -> Iterator[Array]:
+    """Values of each function at the rows, shapes (n, 1), one after the other.
 
     Raises
     ------
     DataError
         If one fails, or returns the wrong shape or a value that is not finite.
     """
-    xp, parts = array_namespace(rows), []
+    xp = array_namespace(rows)
     for name, function in functions.items():
         part = _called(name, function, rows)
         if part.shape != (rows.shape[0],):
@@ -385,8 +402,7 @@ def function_values(rows: Array, functions: Mapping[str, Function]) -> list[Arra
             )
         if not bool(xp.all(xp.isfinite(part))):
             raise DataError(f"function {name!r} returned NaN or infinity")
-        parts.append(part[:, None])
-    return parts
+        yield part[:, None]
 
 
 def _called(name: str, function: Function, rows: Array) -> Array:

@@ -67,7 +67,7 @@ class PartitionBasis:
         """1, an upper bound of b everywhere."""
         return 1.0
 
-    def writer(self, elimination: Elimination, like: Array) -> Sections:
+    def sections(self, elimination: Elimination, like: Array) -> Sections:
         """The functions b for many rows.
 
         Parameters
@@ -94,12 +94,7 @@ class PartitionBasis:
 
     def __call__(self, x: Array) -> Array:
         """B at the rows of x, shape (n, m): non-negative, with sum 1 to rounding."""
-        xp = array_namespace(x)
-        values = xp.empty((self.rank, x.shape[0]), dtype=xp.float64, device=device(x))
-        write = self.writer(Elimination.whole(self.rank), x).prepare(x)
-        for here in _slices(x.shape[0]):
-            write(here, values[:, here])
-        return values.T
+        return self.sections(Elimination.whole(self.rank), x).values(x, self.rank)
 
     def combined(self, *slopes: Array) -> Callable[[Array], list[Array]]:
         """Functions x -> b(x)^T slope, shapes (n, q), of each of some slopes (m, q)."""
