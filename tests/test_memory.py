@@ -2,8 +2,10 @@
 
 import gc
 import json
+import math
 import subprocess
 import sys
+import tracemalloc
 import warnings
 import weakref
 
@@ -15,10 +17,11 @@ from distributed import Client
 
 from cme_dask import JointDistribution, kernels
 from cme_dask.bench.cluster import running_cluster
+from cme_dask.chunked import memory
 from cme_dask.chunked.driver import Executor
 from cme_dask.chunked.memory import MemoryBudget, PassShape, pivot_bytes
 from cme_dask.chunked.observing import WantOfMemory, want_of_memory
-from cme_dask.chunked.plan import Run
+from cme_dask.chunked.plan import Run, strip_length
 from cme_dask.errors import ResourceError
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.moments import MomentSpec, Side, StripMoments
@@ -222,3 +225,34 @@ def test_a_task_leaves_no_memory_to_the_garbage_collector(single):
         assert gone() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("columns", "functions", "finalists"), [(3, 0, 1), (2, 400, 1), (100, 0, 1), (10, 0, 6)]
+)
+def test_what_a_pass_prepares_is_predicted(columns, functions, finalists):
+    """Of few and many columns, functions and sets of moments; rows that are read stand aside."""
+    n, rank = 1 << 15, 30
+    rng = np.random.default_rng(0)
+    parts = rng.random((n, columns)), rng.random((n, columns))
+    declared = {f"f{i}": lambda x, i=i: x[:, 0] * i for i in range(functions)}
+    specs = []
+    for _ in range(finalists):
+        x, y = (NewtonBasis.from_points(kernels.Gaussian(2.0), part[:rank]) for part in parts)
+        names = tuple(f"c{j}" for j in range(columns))
+        specs.append(MomentSpec((Side(x, names, declared), Side(y, names)), n_folds=10))
+    width = math.isqrt(sum(spec.width**2 for spec in specs)) + 1
+    ranks = tuple(m for spec in specs for m in spec.ranks)
+    asked = shape(n_rows=10**7, n_columns=2 * columns, ranks=ranks, width=width, n_folds=10)
+    folds = (np.arange(n) % 10).astype(np.uint8)
+    length = strip_length(10**7)
+    aside = 8 * (asked._read_rows(length) * 2 * columns + memory._HASH_WORDS * (length - n))
+    tracemalloc.start()
+    try:
+        sums = [StripMoments(spec, parts[0]) for spec in specs]
+        moments = [one(parts, None, folds) for one in sums]
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(moments) == finalists
+    assert peak <= asked.task_bytes(Run(0, n, n)) - aside

@@ -81,8 +81,8 @@ class PassShape:
     def task_bytes(self, run: Run) -> int:
         """Peak of one running task: partial sums, a sub-block with its temporaries, rows."""
         sums = (1 + math.ceil(math.log2(run.strips))) * self.partial_bytes
-        # A sub-block of P functions, sections on the way, and the eliminations.
-        block = 3 * sub_block(self.width) * self.width
+        # A sub-block of P functions of each set of moments, what is on the way, and eliminations.
+        block = (2 + math.ceil(len(self.ranks) / 2)) * sub_block(self.width) * self.width
         block += sum(m * m for m in self.ranks) // 2
         # Rows gathered, mapped and scaled for several sub-blocks, coordinates of each basis, and
         # functions; of several sets of moments, whose widths are unknown here, at least columns.
