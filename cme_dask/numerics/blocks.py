@@ -1,5 +1,7 @@
 """Functions of many rows, evaluated on a fixed grid of blocks."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,20 @@ functions stays in cache.
 LINE = 8
 """Numbers between rows of memory, which a power of two apart meet in few places of the cache."""
 
+_BUFFER = 512
+
+
+@contextmanager
+def without_copies() -> Iterator[None]:
+    """Within, NumPy's functions of blocks with such lines between rows read them where they lie.
+
+    Rows of which several fit into its buffer are gathered there and brought back else, at half the
+    cost of an exponential.
+    """
+    with np.errstate():  # which restores the size of the buffer
+        np.setbufsize(_BUFFER)
+        yield
+
 
 class BlockValues:
     """Values of m functions at one block of rows after the other, in the same memory."""
@@ -27,6 +43,7 @@ class BlockValues:
         self._sections = sections
         self._held = np.empty((width, BLOCK + LINE))
 
+    @without_copies()
     def __call__(self, rows: Array) -> Array:
         """Values, shape (b, m), of at most ``BLOCK`` rows (b, d); good until the next call."""
         values = self._held[:, : len(rows)]

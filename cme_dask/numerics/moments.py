@@ -24,7 +24,7 @@ from cme_dask.kernels.into import (
     to_numpy,
 )
 from cme_dask.numerics.basis import Basis
-from cme_dask.numerics.blocks import LINE
+from cme_dask.numerics.blocks import LINE, without_copies
 from cme_dask.numerics.elimination import Elimination
 from cme_dask.numerics.thresholds import Judges
 
@@ -292,6 +292,7 @@ class StripMoments:
             self._rest = self._empty((spec.width - rank, spec.width), xp.float64)
         self._scratch, self._functions = Scratch(), Scratch()
 
+    @without_copies()
     def __call__(self, parts: tuple[Array, ...], weights: Array | None, folds: Array) -> Moments:
         """Sums over one strip of rows, for :meth:`MomentSpec.newton` once they have been added up.
 
