@@ -307,6 +307,39 @@ print(sorted({i["num_threads"] for i in threadpool_info() if i["user_api"] == "b
     assert done.stdout.strip() == "[1]"
 
 
+def test_libraries_are_looked_for_again_only_once_modules_have_come():
+    """Here scipy.linalg brings the BLAS of SciPy; the limit before it knew that of NumPy alone."""
+    code = """
+import sys, types
+import numpy
+sys.modules["cme_dask.kernels"] = sys.modules["cme_dask.kernels.blas"] = types.ModuleType("blas")
+from cme_dask.chunked import blas
+from threadpoolctl import ThreadpoolController, threadpool_info
+
+def threads():
+    return {i["num_threads"] for i in threadpool_info() if i["user_api"] == "blas"}
+
+looked = []
+class Counting(ThreadpoolController):
+    def __init__(self):
+        looked.append(1)
+        super().__init__()
+
+blas.ThreadpoolController = Counting
+for _ in range(3):
+    with blas.one_blas_thread():
+        print(threads())
+import scipy.linalg
+with blas.one_blas_thread():
+    print(threads())
+print(threads(), len(looked))
+"""
+    environment = os.environ | {"OPENBLAS_NUM_THREADS": "2"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout.splitlines() == ["{1}"] * 4 + ["{2} 2"]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc is told")
 def test_a_worker_reuses_the_memory_of_blocks_and_gives_back_that_of_strips():
     """As a nanny starts it: pages of 2 MB are zeroed once, 24 MB don't stay with their thread."""

@@ -17,6 +17,7 @@ from scipy.stats import chisquare
 
 import cme_dask
 from cme_dask import JointDistribution, kernels, open_sample
+from cme_dask.chunked import gather
 from cme_dask.chunked.driver import Executor
 from cme_dask.chunked.gather import sample_rows
 from cme_dask.errors import DataError, StoreError
@@ -188,7 +189,9 @@ def test_merging_is_drawing_from_the_whole(n, size, batches, weighted, seed):
 
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("chunks", [999, 4096, 10_000])
-def test_gathered_samples_equal_the_stored_one(tmp_path, weighted, chunks):
+@pytest.mark.parametrize("spare", [gather._SPARE, -3.0])  # rows of the sample lie above the bound
+def test_gathered_samples_equal_the_stored_one(tmp_path, monkeypatch, weighted, chunks, spare):
+    monkeypatch.setattr(gather, "_SPARE", spare)
     x, y, w = table(10_000)
     w = w if weighted else None
     stored = open_sample(write(tmp_path / "s", (x, y, w), [3000], 1000, seed=9)).row_sample
@@ -207,7 +210,7 @@ def test_gathered_samples_equal_the_stored_one(tmp_path, weighted, chunks):
         ),
     ]
     for sample in sources:
-        for size in (50, 10_000):
+        for size in (50, 9_000, 10_000):
             found, _ = sample_rows(sample, size, 9, Executor.resolve("threads", 2))
             np.testing.assert_array_equal(found.index, stored.index[:size])
             np.testing.assert_array_equal(found.keys, stored.keys[:size])

@@ -123,29 +123,36 @@ def choose_arithmetic(
     """
     alone = replace(spec, n_folds=1)
     folds = np.zeros(len(parts[0]), dtype=np.uint8)
+    tried: list[Arithmetic] = []
 
     def moments(arithmetic: Arithmetic) -> MeanMoments:
         applied = arithmetic.applied(alone)
-        return MeanMoments.of(applied.strip(parts, None, folds), applied.sides)
+        # A shortcut that fails may do so loudly.
+        with np.errstate() if arithmetic is SAFE else np.errstate(all="ignore"):
+            return MeanMoments.of(applied.strip(parts, None, folds), applied.sides)
 
-    change_of = change(moments(SAFE))
-    tried: list[Arithmetic] = []
+    def change_of(found: MeanMoments) -> float:
+        with np.errstate(all="ignore"):
+            return float(change_from_safe(found))
 
-    def found_of(arithmetic: Arithmetic) -> float:
-        with np.errstate(all="ignore"):  # a shortcut that fails may do so loudly
-            return float(change_of(moments(arithmetic)))
+    def admitted(option: Arithmetic, found: float) -> bool:
+        tried.append(replace(option, change=found))
+        return found <= accuracy
 
     def first_admitted(options: Sequence[Arithmetic]) -> bool:
         for start in range(0, len(options), cores):
             some = options[start : start + cores]
-            for option, found in zip(some, side_by_side(found_of, some, cores), strict=True):
-                tried.append(replace(option, change=found))
-                if found <= accuracy:
-                    return True
+            changes = side_by_side(lambda option: change_of(moments(option)), some, cores)
+            if any(map(admitted, some, changes)):
+                return True
         return False
 
     # Most often float32 fails whatever else is done: one trial is enough to know.
-    single = accuracy > _SINGLE_LEAST and first_admitted([Arithmetic(single=True)])
+    float32 = [Arithmetic(single=True)] if accuracy > _SINGLE_LEAST else []
+    safe, *others = side_by_side(moments, [SAFE, *float32], cores)
+    change_from_safe = change(safe)
+    single = any(admitted(*pair) for pair in zip(float32, map(change_of, others), strict=True))
+    del others
     if first_admitted(_candidates(spec, single)):
         return tried[-1], tuple(tried[:-1])
     return SAFE, tuple(tried)
