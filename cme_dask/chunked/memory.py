@@ -15,7 +15,7 @@ from cme_dask.chunked.plan import Run, strip_length
 from cme_dask.errors import DataError, ResourceError
 from cme_dask.numerics.moments import span, sub_block
 from cme_dask.numerics.pools import BLOCK
-from cme_dask.numerics.sampled import prefix_rows
+from cme_dask.numerics.sampled import ROWS_PER_PIVOT, prefix_rows
 
 _WORD = 8
 _HASH_WORDS = 10  # per row of a strip: its hash on the way, its fold, and their order
@@ -155,7 +155,7 @@ def pivot_bytes(sample_rows: int, rank: int, *, complete: bool = False) -> int:
         return int(1.5 * columns(sample_rows, rank))
     half = -(-sample_rows // 2)
     chosen = prefix_rows(rank, half)
-    growing = int(1.5 * columns(chosen, min(rank, chosen // 64)))
+    growing = int(1.5 * columns(chosen, min(rank, chosen // 2 // ROWS_PER_PIVOT)))
     return max(int(1.2 * columns(chosen, rank)) + columns(half, rank), growing)
 
 
