@@ -240,7 +240,7 @@ def _residual_kernel(kernel, points, basis, rank):
     """What is left of the kernel after some pivots, where anything worth choosing is left."""
     newton = basis(points)[:, :rank]
     left = 1 - (newton**2).sum(axis=1)
-    few = left >= 0.3 * left.max()
+    few = left >= 0.1 * left.max()
     K = np.zeros((len(points), len(points)))
     here = np.ix_(few, few)
     K[here] = kernel(points[few], points[few]) - newton[few] @ newton[few].T
