@@ -340,6 +340,40 @@ print(threads(), len(looked))
     assert done.stdout.splitlines() == ["{1}"] * 4 + ["{2} 2"]
 
 
+def test_threads_limit_the_process_in_turns_and_together():
+    """From threadpoolctl 3.8 on the first thread alone has a say, while it lives."""
+    code = """
+import threading
+from cme_dask.chunked.blas import one_blas_thread
+from threadpoolctl import threadpool_info
+
+def threads():
+    return {i["num_threads"] for i in threadpool_info() if i["user_api"] == "blas"}
+
+def use(entered, leave, seen):
+    with one_blas_thread():
+        seen.append(threads())
+        entered.set()
+        leave.wait()
+
+with one_blas_thread():
+    seen = [threads()]
+events = [(threading.Event(), threading.Event()) for _ in range(2)]
+users = [threading.Thread(target=use, args=(*pair, seen)) for pair in events]
+for user, (entered, _) in zip(users, events):
+    user.start()
+    entered.wait()
+for user, (_, leave) in zip(users, events):
+    leave.set()  # the one that came first leaves first
+    user.join()
+print(seen, threads())
+"""
+    environment = os.environ | {"OPENBLAS_NUM_THREADS": "2"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout.strip() == "[{1}, {1}, {1}] {2}"
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc is told")
 def test_a_worker_reuses_the_memory_of_blocks_and_gives_back_that_of_strips():
     """As a nanny starts it: pages of 2 MB are zeroed once, 24 MB don't stay with their thread."""

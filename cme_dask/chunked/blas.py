@@ -16,7 +16,7 @@ from typing import Any
 from uuid import uuid4
 
 from distributed import WorkerPlugin
-from threadpoolctl import ThreadpoolController, threadpool_limits
+from threadpoolctl import OpenBLASController, ThreadpoolController, threadpool_limits
 
 import cme_dask.kernels.blas  # noqa: F401 - only a library that is loaded can be limited
 
@@ -39,6 +39,7 @@ def one_blas_thread() -> Iterator[None]:
     global _users, _limits, _switch
     with _lock:
         if _users == 0:
+            _take_control()
             _limits, _switch = _loaded_libraries().limit(limits=1), sys.getswitchinterval()
             sys.setswitchinterval(min(_switch, _SWITCH_SECONDS))
         _users += 1
@@ -48,20 +49,34 @@ def one_blas_thread() -> Iterator[None]:
         with _lock:
             _users -= 1
             if _users == 0:
+                _take_control()
                 _limits.restore_original_limits()
+                _take_control()  # and leave it to others
                 sys.setswitchinterval(_switch)
 
 
 def _loaded_libraries() -> ThreadpoolController:
     """Libraries with threads of their own: they come with modules, and to find them takes 5 ms."""
     global _libraries, _modules
-    if _libraries is None or len(sys.modules) != _modules:
-        _libraries, _modules = ThreadpoolController(), len(sys.modules)
+    modules = len(sys.modules)  # before they are looked for: other threads may import meanwhile
+    if _libraries is None or modules != _modules:
+        _libraries, _modules = ThreadpoolController(), modules
     return _libraries
+
+
+def _take_control() -> None:
+    """Let this thread set the limit, which is the process's: users of it may come from any thread.
+
+    From threadpoolctl 3.8 on, OpenBLAS obeys only the thread that has limited it first, while that
+    one lives.
+    """
+    if hasattr(OpenBLASController, "clear_controlling_thread"):
+        OpenBLASController.clear_controlling_thread(force=True)
 
 
 def limit_this_process() -> None:
     """Limit a worker process for good."""
+    _take_control()
     threadpool_limits(1)
     sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
     reuse_memory()

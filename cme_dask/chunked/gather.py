@@ -89,7 +89,7 @@ def _draw(
     _: None, run: Run, reading: Reading, *sources: RowSource, size: int, seed: int
 ) -> RowSample:
     """The sample of a run's rows, of which only what tells weights and parts is read."""
-    if not sources:
+    if not sources and reading.part is None:
         # Keys of equal rows are uniform on (0, 1): nearly always this bound leaves out none of the
         # sample, and most of the other rows, which then need no sorting.
         bound = (size + _SPARE * np.sqrt(size)) / (run.stop - run.start)

@@ -15,7 +15,7 @@ from cme_dask.chunked.plan import Run, strip_length
 from cme_dask.errors import DataError, ResourceError
 from cme_dask.numerics.moments import span, sub_block
 from cme_dask.numerics.pools import BLOCK
-from cme_dask.numerics.sampled import ROWS_PER_PIVOT, prefix_rows
+from cme_dask.numerics.sampled import prefix_rows
 
 _WORD = 8
 _HASH_WORDS = 10  # per row of a strip: its hash on the way, its fold, and their order
@@ -149,14 +149,15 @@ def pivot_bytes(sample_rows: int, rank: int, *, complete: bool = False) -> int:
     def columns(rows: int, pivots: int) -> int:
         return rows * -(-pivots // BLOCK) * BLOCK * _WORD
 
-    # L in blocks of columns, and pools in pools of an eighth of the rows each; while the rows
-    # grow, what is known of half of them is held until the columns of all are ready.
+    # L in blocks of columns, and pools in pools of an eighth of the rows each. Where the rows tell
+    # too little of the others they are doubled, and what is known of one half of them is held until
+    # the columns of all are ready.
     if complete:
         return int(1.5 * columns(sample_rows, rank))
     half = -(-sample_rows // 2)
     chosen = prefix_rows(rank, half)
-    growing = int(1.5 * columns(chosen, min(rank, chosen // 2 // ROWS_PER_PIVOT)))
-    return max(int(1.2 * columns(chosen, rank)) + columns(half, rank), growing)
+    grown = min(2 * chosen, half)
+    return columns(half, rank) + int((1.5 if grown > chosen else 1.2) * columns(grown, rank))
 
 
 @dataclass(frozen=True)

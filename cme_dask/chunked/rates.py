@@ -21,7 +21,7 @@ from cme_dask.chunked.driver import Executor
 from cme_dask.chunked.plan import Run
 from cme_dask.chunked.sources import DaskSource, for_task
 from cme_dask.kernels.sections import Sections
-from cme_dask.numerics.blocks import LINE
+from cme_dask.numerics.blocks import LINE, without_copies
 from cme_dask.numerics.cell_sums import CellSpec
 from cme_dask.numerics.hashing import fold_of_rows
 from cme_dask.numerics.kept_rows import hashes_of
@@ -209,6 +209,7 @@ def _write(
     """Write one sub-block of rows, which are prepared now, as in the pass for several."""
     writes = [one.prepare(part) for one, part in zip(sections, parts, strict=True)]
 
+    @without_copies()
     def work() -> None:
         for write, out in zip(writes, outs, strict=True):
             write(slice(0, out.shape[1]), out)

@@ -21,15 +21,15 @@ functions stays in cache.
 LINE = 8
 """Numbers between rows of memory, which a power of two apart meet in few places of the cache."""
 
-_BUFFER = 512
+_BUFFER = 512  # numbers: less than two rows of a block, except of the last one
 
 
 @contextmanager
 def without_copies() -> Iterator[None]:
-    """Within, NumPy's functions of blocks with such lines between rows read them where they lie.
+    """Within, NumPy's functions of arrays with gaps between their rows read these where they lie.
 
-    Rows of which several fit into its buffer are gathered there and brought back else, at half the
-    cost of an exponential.
+    Otherwise, where several rows fit into NumPy's buffer, they are copied there and back, at half
+    the cost of an exponential.
     """
     with np.errstate():  # which restores the size of the buffer
         np.setbufsize(_BUFFER)

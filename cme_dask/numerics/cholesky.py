@@ -14,7 +14,7 @@ OnPivot = Callable[[int, float], None]
 
 _IN_ORDER = 256  # given pivots that are eliminated at once
 _TAIL = 16.0  # in pivots: normal columns at tol 1e-5 came out up to 1.4 tol without it
-_AT_ONCE = 128  # known pivots that new rows are brought up to date with
+_AT_ONCE = 96  # known pivots that new rows are brought up to date with
 
 
 @dataclass(frozen=True, eq=False)

@@ -48,7 +48,7 @@ def extended_basis(
     NewtonBasis
         The same one if the rows are spanned already.
     """
-    few = prefix_rows(2 * basis.rank, len(rows))
+    few = prefix_rows(4 * basis.rank, len(rows))  # no other rows tell whether these are enough
     run = PivotedRows(basis.kernel, rows[:few], index[:few], weights[:few] / weights[:few].sum())
     run.follow(basis.points, basis.factor)
     limit = few if max_rank is None else min(few, max_rank - basis.rank)

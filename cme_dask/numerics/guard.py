@@ -151,8 +151,8 @@ def choose_arithmetic(
     float32 = [Arithmetic(single=True)] if accuracy > _SINGLE_LEAST else []
     safe, *others = side_by_side(moments, [SAFE, *float32], cores)
     change_from_safe = change(safe)
-    single = any(admitted(*pair) for pair in zip(float32, map(change_of, others), strict=True))
-    del others
+    single = any(map(admitted, float32, map(change_of, others)))
+    del safe, others  # sums are large
     if first_admitted(_candidates(spec, single)):
         return tried[-1], tuple(tried[:-1])
     return SAFE, tuple(tried)

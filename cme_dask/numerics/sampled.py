@@ -10,11 +10,9 @@ from cme_dask.numerics.cholesky import CholeskyResult, OnPivot, PivotedRows, Tra
 
 Array = Any
 
+_ROWS_PER_PIVOT = 16
 _MIN_PREFIX = 1 << 12
 _GAP = 2.0  # traces on other rows and on those chosen from, beyond which more rows are needed
-
-ROWS_PER_PIVOT = 16
-"""Rows that are chosen from, for each pivot."""
 
 
 def prefix_rows(rank: int, size: int) -> int:
@@ -23,7 +21,7 @@ def prefix_rows(rank: int, size: int) -> int:
     16 rows for each pivot, at least 4,096: more cost time, and a greedy choice from more rows takes
     more outliers, which tell less of the others.
     """
-    return min(size, max(_MIN_PREFIX, 1 << (ROWS_PER_PIVOT * max(rank, 1) - 1).bit_length()))
+    return min(size, max(_MIN_PREFIX, 1 << (_ROWS_PER_PIVOT * max(rank, 1) - 1).bit_length()))
 
 
 def sampled_cholesky(
@@ -137,7 +135,7 @@ class _Growing:
                 if self.exhausted
                 else prefix_rows(self.run.rank + 1, len(self._points))
             )
-            most = self._limit if self.full else min(self._limit, self.size // ROWS_PER_PIVOT)
+            most = self._limit if self.full else min(self._limit, self.size // _ROWS_PER_PIVOT)
             self.exhausted = not self.run.greedy(most)
             self.run.tell(self._on_pivot)
         return self.run
