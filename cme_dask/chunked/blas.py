@@ -16,7 +16,7 @@ from typing import Any
 from uuid import uuid4
 
 from distributed import WorkerPlugin
-from threadpoolctl import OpenBLASController, ThreadpoolController, threadpool_limits
+from threadpoolctl import OpenBLASController, get_cached_controller, threadpool_limits
 
 import cme_dask.kernels.blas  # noqa: F401 - only a library that is loaded can be limited
 
@@ -28,8 +28,6 @@ _lock = threading.Lock()
 _users = 0
 _limits: Any = None
 _switch = 0.0
-_libraries: ThreadpoolController | None = None
-_modules = 0  # loaded when they were looked for
 _process = uuid4().hex
 
 
@@ -39,8 +37,9 @@ def one_blas_thread() -> Iterator[None]:
     global _users, _limits, _switch
     with _lock:
         if _users == 0:
-            _take_control()
-            _limits, _switch = _loaded_libraries().limit(limits=1), sys.getswitchinterval()
+            _clear_control()
+            # To look for the libraries takes 5 ms: they come with modules, and it is cached.
+            _limits, _switch = get_cached_controller().limit(limits=1), sys.getswitchinterval()
             sys.setswitchinterval(min(_switch, _SWITCH_SECONDS))
         _users += 1
     try:
@@ -49,34 +48,23 @@ def one_blas_thread() -> Iterator[None]:
         with _lock:
             _users -= 1
             if _users == 0:
-                _take_control()
+                _clear_control()
                 _limits.restore_original_limits()
-                _take_control()  # and leave it to others
+                _clear_control()
                 sys.setswitchinterval(_switch)
 
 
-def _loaded_libraries() -> ThreadpoolController:
-    """Libraries with threads of their own: they come with modules, and to find them takes 5 ms."""
-    global _libraries, _modules
-    modules = len(sys.modules)  # before they are looked for: other threads may import meanwhile
-    if _libraries is None or modules != _modules:
-        _libraries, _modules = ThreadpoolController(), modules
-    return _libraries
+def _clear_control() -> None:
+    """Let any thread set the limit, which is the process's.
 
-
-def _take_control() -> None:
-    """Let this thread set the limit, which is the process's: users of it may come from any thread.
-
-    From threadpoolctl 3.8 on, OpenBLAS obeys only the thread that has limited it first, while that
-    one lives.
+    OpenBLAS otherwise obeys only the thread that has limited it first, while that one lives.
     """
-    if hasattr(OpenBLASController, "clear_controlling_thread"):
-        OpenBLASController.clear_controlling_thread(force=True)
+    OpenBLASController.clear_controlling_thread(force=True)
 
 
 def limit_this_process() -> None:
     """Limit a worker process for good."""
-    _take_control()
+    _clear_control()
     threadpool_limits(1)
     sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
     reuse_memory()
