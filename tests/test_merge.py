@@ -24,6 +24,7 @@ from cme_dask.numerics.cell_sums import CellSpec
 from cme_dask.numerics.hashing import fold_of_rows
 from cme_dask.numerics.kept_rows import KEPT, Kept, kept_of_union
 from cme_dask.numerics.moments import MomentSpec
+from cme_dask.numerics.strip_cells import StripCells
 from cme_dask.numerics.support import Support
 
 N, RANKS = 1500, (11, 8)
@@ -400,7 +401,7 @@ def test_merged_rows_are_a_fair_sample():
         for label, size in enumerate(sizes):
             hashes = rng.choice(2**60, size, replace=False).astype(np.uint64)
             values = np.full((size, 1), float(label))
-            several.append(spec.strip(hashes, values, None, np.zeros(size, np.uint8), 1))
+            several.append(StripCells(spec)(hashes, values, None, np.zeros(size, np.uint8), 1))
         kept = type(several[0]).of_union(several).kept
         assert len(kept.cells) == KEPT
         taken += np.bincount(kept.rows[:, 0].astype(int), minlength=2)

@@ -53,7 +53,7 @@ class PassShape:
     array_bytes
         What the rows take that are in the memory of this process.
     cell_words, cell_block, kept_words
-        Numbers in the sums by cell of all variables, in a block of rows on the way there, and in
+        Numbers in the sums by cell of all variables, in blocks of rows on the way there, and in
         the rows that are kept; 0 without.
     selected
         Whether only a part of the rows counts.

@@ -21,6 +21,7 @@ from cme_dask.errors import DataError
 from cme_dask.numerics.cell_sums import CellSpec, CellSums
 from cme_dask.numerics.kept_rows import hashes_of
 from cme_dask.numerics.moments import Moments, MomentSpec, StripMoments
+from cme_dask.numerics.strip_cells import StripCells
 from cme_dask.storage.rows import ArraySource, RowSource
 from cme_dask.storage.sample import Sample
 
@@ -280,7 +281,7 @@ def predict_moments(
         sample_rows=sample_rows,
         array_bytes=array_bytes(sample),
         cell_words=sum(spec.words(n_folds) for spec in cells),
-        cell_block=max((spec.block_words for spec in cells), default=0),
+        cell_block=sum(spec.block_words for spec in cells),
         kept_words=sum(spec.kept_words for spec in cells),
         selected=sample.part is not None,
     )
@@ -310,14 +311,15 @@ def _strip_moments(
 
     def each() -> Iterator[Together]:
         sums: list[StripMoments] = []
+        cell_sums = [StripCells(spec) for spec in cells]
         for strip in strips_of(run, reading, sources):
             strip.check()
             sums = sums or [StripMoments(spec, strip.parts[0]) for spec in specs]
             folds = strip.folds(n_folds)
             hashes = hashes_of(strip.rows) if cells else strip.rows
             summed = (
-                spec.strip(hashes, part, strip.weights, folds, n_folds)
-                for spec, part in zip(cells, strip.parts, strict=False)
+                one(hashes, part, strip.weights, folds, n_folds)
+                for one, part in zip(cell_sums, strip.parts, strict=False)
             )
             moments = (one(strip.parts, strip.weights, folds) for one in sums)
             yield Together((*moments, *summed))

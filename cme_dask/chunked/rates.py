@@ -26,6 +26,7 @@ from cme_dask.numerics.cell_sums import CellSpec
 from cme_dask.numerics.hashing import fold_of_rows
 from cme_dask.numerics.kept_rows import hashes_of
 from cme_dask.numerics.moments import MomentSpec, StripMoments, sub_block
+from cme_dask.numerics.strip_cells import StripCells
 from cme_dask.storage.rows import RowSource
 from cme_dask.storage.sample import Sample
 
@@ -245,10 +246,12 @@ def _cell_seconds(probe: _Probe) -> float:
     weights = np.ones(rows) if probe.weighted else None
     folds = fold_of_rows(0, rows, n_folds)
 
+    loops = [StripCells(cells) for cells in probe.cells]
+
     def strip() -> None:
         hashes = hashes_of(np.arange(rows))
-        for cells, part in zip(probe.cells, parts, strict=False):
-            cells.strip(hashes, part, weights, folds, n_folds)
+        for loop, part in zip(loops, parts, strict=False):
+            loop(hashes, part, weights, folds, n_folds)
 
     return _repeated(strip, _SHORT) / rows
 

@@ -7,7 +7,7 @@ from typing import Any
 from array_api_compat import device
 
 from cme_dask.kernels.base import Array
-from cme_dask.kernels.into import Scratch, into, take_rows
+from cme_dask.kernels.into import Scratch, into, take_into
 from cme_dask.kernels.sections import Sections
 from cme_dask.kernels.stationary import Stationary
 
@@ -61,10 +61,10 @@ class Categorical(Stationary):
                 other = xp.asarray(far[j], dtype=out.dtype, device=place)
                 rows = xp.where(values[:, None] == X[None, :, j], same, other)
                 if j == 0:
-                    take_rows(xp, out, rows, which)
+                    take_into(xp, out, rows, which)
                 else:
                     part = scratch.like(xp, out)
-                    take_rows(xp, part, rows, which)
+                    take_into(xp, part, rows, which)
                     into(xp, out, combine, out, part)
 
         return Sections.of_blocks(write)

@@ -44,8 +44,16 @@ def cast_into(xp: Any, out: Array, values: Array) -> None:
         out[...] = xp.astype(values, out.dtype)
 
 
-def take_rows(xp: Any, out: Array, rows: Array, which: Array) -> None:
-    """``out[...] = rows[which, :]``."""
+def add_flags(xp: Any, out: Array, flags: Array) -> None:
+    """``out[...] += flags``, which are true or false."""
+    if is_numpy_array(out) or is_cupy_array(out):
+        xp.add(out, flags, out=out)
+    else:
+        out[...] = out + xp.astype(flags, out.dtype)
+
+
+def take_into(xp: Any, out: Array, rows: Array, which: Array) -> None:
+    """``out[...] = rows[which, ...]``, for numbers that are there: NumPy does not look."""
     if is_numpy_array(out):
         np.take(rows, which, axis=0, out=out, mode="clip")  # "raise" would go through a buffer
     else:

@@ -6,14 +6,13 @@ from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
-from scipy.sparse import csc_array
 
-from cme_dask.kernels.into import to_numpy
 from cme_dask.numerics.cells import Cells, Drawn
 from cme_dask.numerics.kept_rows import KEPT, Kept, kept_of_union, sample_covariances
-from cme_dask.numerics.moments import Function, function_values
+from cme_dask.numerics.moments import Function
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.support import Support
+from cme_dask.numerics.tree import WALK_WORDS
 
 Array = Any
 
@@ -21,7 +20,6 @@ _SPARE = 2  # times KEPT rows of each cell are expected below its bound: few hav
 _EXACT = 8  # columns whose products are summed over all rows; of more, kept rows tell
 _VALUES = 1 << 20  # numbers that are summed at once, roughly
 _ROWS = 1 << 10, 1 << 14  # in rows, at least and at most: threads wait for each other on short ones
-_WALK_WORDS = 8  # per row beside what is summed: the way to its cell
 _NO_BOUND = np.iinfo(np.uint64).max
 
 
@@ -80,7 +78,7 @@ class CellSpec:
     def width(self) -> int:
         """Number of sums per cell, masses and counts aside: z, z z^T, functions, partition."""
         parts = 0 if self.partition is None else self.partition.rank
-        return self._edges[-1] + parts
+        return self.edges[-1] + parts
 
     @property
     def block(self) -> int:
@@ -90,8 +88,9 @@ class CellSpec:
 
     @property
     def block_words(self) -> int:
-        """Numbers that this takes."""
-        return self.block * (self.width + _WALK_WORDS)
+        """Numbers that this takes, and the way of the rows of a strip to their cells."""
+        beside = int(self.support.points.shape[1]) + 3  # z, a column's points, ones and starts
+        return self.block * (self.width + beside) + WALK_WORDS
 
     def words(self, n_folds: int) -> int:
         """Numbers in a partial sum, rows that are kept aside."""
@@ -103,91 +102,22 @@ class CellSpec:
         return self.support.size * _SPARE * KEPT * (int(self.support.points.shape[1]) + 3)
 
     @cached_property
-    def _pairs(self) -> tuple[Array, Array]:
+    def pairs(self) -> tuple[Array, Array]:
         """Columns whose products are summed: all pairs of few columns, none of many."""
         d = self.support.points.shape[1]
         return np.triu_indices(d if d <= _EXACT else 0)
 
     @property
-    def _edges(self) -> tuple[int, int, int]:
+    def edges(self) -> tuple[int, int, int]:
         """Where the sums of z, of z z^T and of the functions end."""
-        d, pairs = int(self.support.points.shape[1]), len(self._pairs[0])
+        d, pairs = int(self.support.points.shape[1]), len(self.pairs[0])
         return d, d + pairs, d + pairs + len(self.functions)
-
-    def strip(
-        self, hashes: Array, part: Array, weights: Array | None, folds: Array, n_folds: int
-    ) -> "CellSums":
-        """Sums over one strip of rows.
-
-        Parameters
-        ----------
-        hashes
-            Of the global indices of the rows, shape (n,); see
-            :func:`cme_dask.numerics.kept_rows.hashes_of`.
-        part
-            The rows, shape (n, d).
-        weights
-            Shape (n,), or None for ones.
-        folds
-            Fold number of each row, shape (n,).
-        n_folds
-            Number of folds F.
-        """
-        size = self.support.size
-        masses = np.zeros(n_folds * size)
-        counts = np.zeros(size, dtype=np.int64)
-        sums = np.zeros((size, self.width))
-        kept = [Kept.none(self.support.points.shape[1])]
-        for start in range(0, len(folds), self.block):
-            here = slice(start, min(start + self.block, len(folds)))
-            values = part[here, :]
-            weight = None if weights is None else to_numpy(weights[here])
-            cells = to_numpy(self.support.assign(values))
-            masses += np.bincount(
-                cells + size * folds[here].astype(np.int64), weight, minlength=n_folds * size
-            )
-            heavy = cells if weight is None else cells[weight > 0.0]
-            counts += np.bincount(heavy, minlength=size)
-            with np.errstate(over="ignore", invalid="ignore"):  # the moments tell of it
-                sums += _one_hot(cells, weight, size) @ self._values(values, cells)
-            kept.append(self._kept(cells, hashes[here], values, weight))
-        return CellSums(masses.reshape(n_folds, size), counts, sums, Kept.joined(kept, size))
-
-    def _values(self, part: Array, cells: Array) -> Array:
-        """What is summed, shape (n, width); z is the row from the point of its cell."""
-        rows = to_numpy(part)
-        n, d = rows.shape
-        values = np.empty((n, self.width))
-        # A column at a time: loops over a few columns cost more than the arithmetic.
-        columns = [rows[:, j] - self.support.points[:, j].take(cells) for j in range(d)]
-        for j, column in enumerate(columns):
-            values[:, j] = column
-        for j, (a, b) in enumerate(zip(*self._pairs, strict=True), start=d):
-            np.multiply(columns[a], columns[b], out=values[:, j])
-        _, first, last = self._edges
-        for j, f in enumerate(function_values(part, self.functions), start=first):
-            values[:, j] = to_numpy(f)[:, 0]
-        if self.partition is not None:
-            values[:, last:] = to_numpy(self.partition(part))
-        return values
-
-    def _kept(self, cells: Array, hashes: Array, part: Array, weight: Array | None) -> "Kept":
-        below = hashes <= self.bounds.take(cells)
-        if weight is not None:
-            below &= weight > 0.0
-        where = np.flatnonzero(below)
-        return Kept(
-            cells[where],
-            hashes[where],
-            np.ones(len(where)) if weight is None else weight[where],
-            to_numpy(part)[where],
-        )
 
     def cells(self, sums: "CellSums") -> Cells:
         """The laws in the cells, from the sums over all rows."""
         points, counts = self.support.points, sums.counts
         mass = sums.masses.sum(axis=0)
-        away, squares, functions, parts = np.split(sums.sums, self._edges, axis=1)
+        away, squares, functions, parts = np.split(sums.sums, self.edges, axis=1)
         share = 1.0 / np.where(mass > 0.0, mass, 1.0)[:, None]
         away = away * share
         kept = sums.kept.only_first(KEPT)
@@ -227,7 +157,7 @@ class CellSpec:
         drawn, mass = cells.drawn, weight * cells.masses
         assert drawn is not None
         away = cells.means - self.support.points
-        a, b = self._pairs
+        a, b = self.pairs
         squares = cells.covariances[:, a, b] + away[:, a] * away[:, b]
         sums = mass[:, None] * np.concatenate([away, squares, cells.functions], axis=1)
         if cells.components is not None:
@@ -243,7 +173,7 @@ class CellSpec:
 
     def _covariances(self, away: Array, squares: Array, counts: Array) -> Array:
         """From means of z and of its products, shape (S, d, d); of a single row exactly zero."""
-        a, b = self._pairs
+        a, b = self.pairs
         spread = np.where(counts[:, None] > 1, squares - away[:, a] * away[:, b], 0.0)
         spread[:, a == b] = np.maximum(spread[:, a == b], 0.0)
         covariances = np.empty((*away.shape, away.shape[1]))
@@ -299,10 +229,3 @@ class CellSums:
             mine += theirs
         kept = Kept.joined([self.kept, other.kept], len(self.counts))
         return CellSums(self.masses, self.counts, self.sums, kept)
-
-
-def _one_hot(cells: Array, weight: Array | None, size: int) -> Any:
-    """The sparse matrix (S, n) whose product with values sums them by cell, times the weights."""
-    n = len(cells)
-    data = np.ones(n) if weight is None else weight
-    return csc_array((data, cells, np.arange(n + 1)), shape=(size, n))

@@ -7,7 +7,7 @@ They are held as columns, ``[N_X, N_Y, 1, f]^T``: then each part is contiguous.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, repeat
 from typing import Any, Self
 
 import numpy as np
@@ -21,6 +21,7 @@ from cme_dask.kernels.into import (
     into,
     mirror_upper,
     rank_update,
+    take_into,
     to_numpy,
 )
 from cme_dask.numerics.basis import Basis
@@ -291,6 +292,7 @@ class StripMoments:
             self._product32 = self._empty((rank, rank), xp.float32)
             self._rest = self._empty((spec.width - rank, spec.width), xp.float64)
         self._scratch, self._functions = Scratch(), Scratch()
+        self._taken = [Scratch() for _ in spec.sides]
 
     @without_copies()
     def __call__(self, parts: tuple[Array, ...], weights: Array | None, folds: Array) -> Moments:
@@ -319,7 +321,7 @@ class StripMoments:
                 weight = None if weights is None else weights[here]
             else:
                 index = xp.asarray(order[here], device=self._device)
-                taken = tuple(xp.take(part, index, axis=0) for part in parts)
+                taken = tuple(map(self._take, self._taken, parts, repeat(index)))
                 weight = None if weights is None else xp.take(weights, index)
             self._add_span(gram, taken, weight, edges.tolist())
             self._add_traces(traces, taken, weight, edges.tolist())
@@ -357,15 +359,22 @@ class StripMoments:
             start += side.count
         return rows
 
+    def _take(self, scratch: Scratch, part: Array, index: Array) -> Array:
+        """Rows of a part at these places."""
+        out = scratch.shaped(self._xp, (index.shape[0], part.shape[1]), part)
+        take_into(self._xp, out, part, index)
+        return out
+
     def _add_traces(
         self, traces: Array, parts: tuple[Array, ...], weights: Array | None, edges: list[int]
     ) -> None:
+        found = list(_folds_within(edges, 0, edges[-1]))
+        numbers, firsts = [number for number, _ in found], [fold.start for _, fold in found]
         for i, (side, part) in enumerate(zip(self._spec.sides, parts, strict=True)):
             diagonal = side.basis.kernel.diagonal(part)
             if weights is not None:
                 diagonal = weights * diagonal
-            for number, fold in _folds_within(edges, 0, edges[-1]):
-                traces[number, i] += float(self._xp.sum(diagonal[fold]))
+            traces[numbers, i] += np.add.reduceat(to_numpy(diagonal), firsts)
 
     def _rank_update(self, gram: Array, rows: Array) -> None:
         add_rank_update(self._xp, gram, rows, self._scratch)

@@ -8,10 +8,14 @@ import numpy as np
 from array_api_compat import array_namespace, device
 
 from cme_dask.errors import DataError
+from cme_dask.kernels.into import add_flags, into, take_into
 
 Array = Any
+Level = tuple[Array, Array, Array | None]
 
-_ROWS = 1 << 14  # walked at once: in cache, and long enough for threads not to wait for each other
+_ROWS = 1 << 16  # walked at once: steps on few are so short that threads wait for each other
+WALK_WORDS = 6 * _ROWS
+"""Numbers in the memory of a walk, at most."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,39 +66,63 @@ class Tree:
         """Number of leaves S."""
         return int(self._leaf.sum())
 
-    @cached_property
+    @property
     def depth(self) -> int:
         """Splits on the longest way to a leaf."""
-        level, nodes = 0, np.zeros(1, dtype=np.int64)
-        while len(nodes := nodes[~self._leaf[nodes]]):
-            nodes = np.concatenate([self.left[nodes], self.left[nodes] + 1])
-            level += 1
-        return level
+        return len(self._levels[0])
 
     @cached_property
     def _leaf(self) -> Array:
         return np.asarray(self.left) == np.arange(len(self.left))
 
+    @cached_property
+    def _levels(self) -> tuple[tuple[Level, ...], Array]:
+        """Levels, which all rows go through together, and the leaves where they end, in order.
+
+        A level is the columns and the thresholds of its nodes, and where their left children stand
+        in the next one: None if that of node i stands at 2 i. Leaves stand in all levels below.
+        """
+        levels: list[Level] = []
+        nodes = np.zeros(1, dtype=np.int64)
+        while not (ends := self._leaf[nodes]).all():
+            children = np.where(ends, 1, 2)
+            place = np.cumsum(children) - children
+            level = np.asarray(self.feature, dtype=np.int64)[nodes], self.threshold[nodes]
+            levels.append((*level, place if ends.any() else None))
+            right = np.arange(children.sum()) - np.repeat(place, children)
+            nodes = np.repeat(np.asarray(self.left, dtype=np.int64)[nodes], children) + right
+        return tuple(levels), (np.cumsum(self._leaf) - 1)[nodes]
+
     def leaves(self, rows: Array) -> Array:
         """Numbers 0..S-1 of the leaves, in the order of their nodes, of rows (n, d); shape (n,)."""
         xp, place = array_namespace(rows), device(rows)
-        feature, left, leaf = (
-            xp.asarray(np.asarray(a, dtype=np.int64), device=place)
-            for a in (self.feature, self.left, np.cumsum(self._leaf) - 1)
-        )
-        threshold = xp.asarray(self.threshold, device=place)
+        levels, ends = self._levels
+        there = [
+            [None if a is None else xp.asarray(a, device=place) for a in level] for level in levels
+        ]
         n, d = rows.shape
         found = xp.empty(n, dtype=xp.int64, device=place)
+        # Memory of all blocks: that of fresh arrays comes and goes, for which threads wait.
+        kinds = xp.int64, xp.int64, rows.dtype, xp.float64, xp.bool
+        kept = [xp.empty(min(n, _ROWS), dtype=kind, device=place) for kind in kinds]
+        firsts = xp.arange(min(n, _ROWS), dtype=xp.int64, device=place) * d
         for start in range(0, n, _ROWS):
             here = slice(start, min(start + _ROWS, n))
-            part = rows[here, :]
-            values = xp.reshape(part, (-1,))
-            first = xp.arange(part.shape[0], dtype=xp.int64, device=place) * d
-            node = xp.zeros(part.shape[0], dtype=xp.int64, device=place)
-            for _ in range(self.depth):
-                value = xp.take(values, xp.take(feature, node) + first)
-                right = value > xp.take(threshold, node)
-                node = xp.take(left, node)
-                node += xp.astype(right, xp.int64)
-            found[here] = xp.take(leaf, node)
+            block = slice(0, here.stop - start)
+            values, first = xp.reshape(rows[here, :], (-1,)), firsts[block]
+            node, at, value, border, right = (array[block] for array in kept)
+            node[...] = 0
+            for feature, threshold, left in there:
+                take_into(xp, at, feature, node)
+                into(xp, at, "add", at, first)
+                take_into(xp, value, values, at)
+                take_into(xp, border, threshold, node)
+                into(xp, right, "greater", value, border)
+                if left is None:
+                    into(xp, node, "add", node, node)
+                else:
+                    take_into(xp, at, left, node)
+                    node, at = at, node
+                add_flags(xp, node, right)
+            take_into(xp, found[here], xp.asarray(ends, device=place), node)
         return found
