@@ -23,7 +23,7 @@ from cme_dask.chunked.passes import moments_together, predict_moments
 from cme_dask.chunked.plan import Run, Together
 from cme_dask.errors import DataError, StoreError
 from cme_dask.learning.support import cell_spec, make_support
-from cme_dask.numerics import kept_rows
+from cme_dask.numerics import cell_sums, kept_rows
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.cell_sums import CellSpec
 from cme_dask.numerics.kept_rows import KEPT, hashes_of
@@ -58,7 +58,8 @@ def case(n, d, seed=0, offset=0.0):
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("d", [1, 2, 3])
 @pytest.mark.parametrize("bounded", [False, True])
-def test_cells_are_those_of_plain_loops(d, weighted, bounded):
+def test_cells_are_those_of_plain_loops(d, weighted, bounded, monkeypatch):
+    monkeypatch.setattr(cell_sums, "_ROWS", (1 << 10, 1 << 10))  # six blocks
     rows, w, folds = case(6000, d)
     spec = spec_of(rows, n_rows=len(rows) if bounded else 0, partition=True)
     assert (spec.bounds < np.iinfo(np.uint64).max).any() == bounded

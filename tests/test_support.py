@@ -12,6 +12,7 @@ from sklearn.cluster import KMeans
 
 from cme_dask.errors import DataError
 from cme_dask.learning.support import make_support
+from cme_dask.numerics import tree as tree_module
 from cme_dask.numerics.support import Support, cell_means
 from cme_dask.numerics.tree import Tree
 
@@ -290,3 +291,22 @@ def test_all_rows_at_once_and_one_by_one_find_the_same_leaves(n, size, seed):
     support = make_support(rows, rng.exponential(size=n), size)
     fresh = rng.integers(-4, 5, (30, 3)) * 0.1
     assert_array_equal(support.assign(fresh), [walked(support.tree, row) for row in fresh])
+
+
+@pytest.mark.parametrize("block", [1, 7, 1 << 16])
+def test_leaves_of_any_depth_are_found_block_by_block(block, monkeypatch):
+    """Every split of this tree has one leaf, so that most leaves stand in many levels."""
+    monkeypatch.setattr(tree_module, "_ROWS", block)
+    rows = np.stack([2.0 ** np.arange(40), np.zeros(40)], axis=1)
+    left, threshold = np.arange(81), np.full(81, np.inf)
+    inner = np.array([0, *range(1, 79, 2)])  # whose right children are leaves
+    left[inner] = [*inner[1:], 79]
+    threshold[inner] = 0.75 * 2.0 ** np.arange(39, -1, -1)
+    tree = Tree(np.zeros(81, dtype=np.int64), threshold, left)
+    assert tree.depth == 40
+    assert tree.size == 41
+    found = tree.leaves(rows)
+    assert_array_equal(found, [walked(tree, row) for row in rows])
+    assert len(set(found)) == 40
+    assert_array_equal(tree.leaves(rows.astype(np.float32)), found)
+    assert_array_equal(tree.leaves(rows[::-1]), found[::-1])
