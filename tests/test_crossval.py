@@ -11,6 +11,7 @@ from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.crossval import cross_validate, held_folds
 from cme_dask.numerics.moments import MomentSpec, Side
 from cme_dask.numerics.problem import Regularization
+from cme_dask.numerics.strip_moments import strip_moments
 from cme_dask.numerics.thresholds import make_thresholds
 
 REGS = [Regularization(y, x) for y, x in ((1e-6, 1e-6), (1e-3, 1e-2), (1.0, 0.1))]
@@ -64,7 +65,7 @@ def refit(sides, x, y, weights, out, reg):
 def test_moments_give_what_refits_give(weighted):
     x, y, weights, folds = rows_of(300, 0, weighted)
     sides, _ = sides_of(x, y, weights)
-    moments = MomentSpec(sides, 4).strip((x, y), weights if weighted else None, folds)
+    moments = strip_moments(MomentSpec(sides, 4), (x, y), weights if weighted else None, folds)
     each = list(held_folds(moments, sides))
     assert len(each) == 4
     joint, squared = np.zeros((4, len(REGS))), []
@@ -97,7 +98,7 @@ def test_screening_gives_the_same_losses():
         chosen = pivoted_cholesky(side.basis.kernel, kept, 1e-4, 40, weights=rows.weights)
         bases.append(NewtonBasis(side.basis.kernel, kept[chosen.pivots], chosen.factor))
     pair = (Side(bases[0], ("a", "b")), Side(bases[1], ("c", "d"), events=events))
-    moments = MomentSpec(pair, 4).strip((x, y), weights, folds)
+    moments = strip_moments(MomentSpec(pair, 4), (x, y), weights, folds)
     wanted = cross_validate(list(held_folds(moments, pair)), REGS)
     q = len(events)
     np.testing.assert_allclose(found.joint, wanted.joint, rtol=1e-8, atol=1e-10)

@@ -11,6 +11,7 @@ from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.embedding import MAX_ROWS, ConditionalEmbedding, surrogate_losses
 from cme_dask.numerics.means import MeanMoments
 from cme_dask.numerics.moments import MomentSpec, Side
+from cme_dask.numerics.strip_moments import strip_moments
 
 
 def case(n=200, n_folds=4, seed=0, duplicated=False):
@@ -28,7 +29,7 @@ def case(n=200, n_folds=4, seed=0, duplicated=False):
         {"event": lambda rows: rows[:, 0] > 5},
         np.array([5.0, 0.4]),
     )
-    moments = MomentSpec((x, y), n_folds).strip((X, Y), w, folds)
+    moments = strip_moments(MomentSpec((x, y), n_folds), (X, Y), w, folds)
     return X, Y, w, folds, (x, y), moments
 
 
@@ -65,7 +66,7 @@ def test_it_is_the_dense_form_on_the_rows(reg, duplicated, seed):
 def test_equal_weights_give_the_formula_as_printed():
     X, Y, _, folds, sides, _ = case()
     n, reg = len(X), 1e-3
-    moments = MomentSpec(sides, 4).strip((X, Y), None, folds)
+    moments = strip_moments(MomentSpec(sides, 4), (X, Y), None, folds)
     mean = MeanMoments.of(moments.total(), sides)
     model = ConditionalEmbedding.of(mean, reg)
     L, at = sides[0].basis(X), sides[0].basis(X[:10] + 0.1)

@@ -24,7 +24,8 @@ from cme_dask.chunked.observing import WantOfMemory, want_of_memory
 from cme_dask.chunked.plan import Run, strip_length
 from cme_dask.errors import ResourceError
 from cme_dask.numerics.basis import NewtonBasis
-from cme_dask.numerics.moments import MomentSpec, Side, StripMoments
+from cme_dask.numerics.moments import MomentSpec, Side
+from cme_dask.numerics.strip_moments import StripMoments
 from cme_dask.report.memory import peak_of
 
 pytestmark = pytest.mark.skipif(

@@ -14,6 +14,7 @@ from cme_dask.numerics.joint import JointSolution, solve_joint
 from cme_dask.numerics.means import MeanMoments
 from cme_dask.numerics.moments import MomentSpec, Side
 from cme_dask.numerics.problem import Regularization
+from cme_dask.numerics.strip_moments import strip_moments
 
 # CRPS --------------------------------------------------------------------------------------------
 
@@ -176,7 +177,7 @@ def fold_case(n=300, seed=0):
     w, folds = rng.exponential(size=n), rng.integers(0, 3, n).astype(np.uint8)
     x = Side(NewtonBasis.from_points(kernels.Gaussian(1.0), X[:20]), ("a", "b"))
     y = Side(NewtonBasis.from_points(kernels.Gaussian(0.7), Y[:15]), ("y",))
-    return X, Y, w, folds, (x, y), MomentSpec((x, y), 4).strip((X, Y), w, folds)
+    return X, Y, w, folds, (x, y), strip_moments(MomentSpec((x, y), 4), (X, Y), w, folds)
 
 
 @pytest.mark.parametrize("constraint", ["none", "normalized"])
@@ -241,7 +242,7 @@ def test_held_out_loss_orders_models_as_the_truth_does():
         for name, part in (("x", X), ("y", Y))
     )
     folds = np.append(np.zeros(n, np.uint8), rng.integers(1, 21, n).astype(np.uint8))
-    moments = MomentSpec(sides, 21).strip((X, Y), None, folds)
+    moments = strip_moments(MomentSpec(sides, 21), (X, Y), None, folds)
     rest, *held = (MeanMoments.of(moments.only([fold]), sides) for fold in range(21))
     u = norm.ppf((np.arange(300) + 0.5) / 300)[:, None]
     grid = [side.basis(u) for side in sides]

@@ -27,6 +27,7 @@ from cme_dask.numerics.means import MeanMoments
 from cme_dask.numerics.moments import MomentSpec, Side
 from cme_dask.numerics.partition import PartitionBasis, pivot_landmarks
 from cme_dask.numerics.problem import Regularization
+from cme_dask.numerics.strip_moments import strip_moments
 from cme_dask.storage.columns import Columns
 from cme_dask.storage.generate import Normal3
 from cme_dask.storage.model_file import read_model
@@ -169,7 +170,7 @@ def test_moments_need_no_elimination():
     b_x, b_y = (basis(rows) for basis, rows in zip(bases, (x, y), strict=True))
     spec = MomentSpec(sides, 3)
     for applied in (spec, Arithmetic(()).applied(spec), Arithmetic((0.5,)).applied(spec)):
-        moments = applied.strip((x, y), None, folds)
+        moments = strip_moments(applied, (x, y), None, folds)
         mean = MeanMoments.of(moments.total(), applied.sides)
         np.testing.assert_allclose(mean.gram[1], b_y.T @ b_y / len(y), rtol=1e-13, atol=1e-16)
         np.testing.assert_allclose(mean.cross, b_y.T @ b_x / len(y), rtol=1e-13, atol=1e-16)
@@ -194,7 +195,7 @@ def coupled(count=30, n=1500):
         for rows in (x, y)
     ]
     sides = (Side(bases[0], ("x0",), shift=np.array([0.3])), Side(bases[1], ("y0", "y1")))
-    moments = MomentSpec(sides).strip((x, y), None, np.zeros(n, np.uint8))
+    moments = strip_moments(MomentSpec(sides), (x, y), None, np.zeros(n, np.uint8))
     mean = MeanMoments.of(moments, sides)
     coef, outcome = solve_coupling(
         mean.gram[1], mean.cross, mean.gram[0], *mean.mean[::-1], Regularization(1e-5, 1e-5)

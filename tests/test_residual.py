@@ -27,6 +27,7 @@ from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.location import RIDGES, fit_location
 from cme_dask.numerics.moments import MomentSpec, Side
 from cme_dask.numerics.problem import Regularization
+from cme_dask.numerics.strip_moments import strip_moments
 from cme_dask.storage.model_file import ModelState
 
 QUICK = Tuning(rows=500, evaluations=0, finalists=2, averaged=2)
@@ -50,7 +51,7 @@ def located(request):
             shift=np.array([0.0, 50.0]),
         ),
     )
-    moments = MomentSpec(sides, N_FOLDS).strip((x, y), weights, folds)
+    moments = strip_moments(MomentSpec(sides, N_FOLDS), (x, y), weights, folds)
     within = (x.min(axis=0), x.max(axis=0)) if request.param == "trend" else None
     return x, y, weights, folds, fit_location(moments, sides, slice(0, 2), within=within)
 
@@ -110,7 +111,7 @@ def test_trends_go_on_constant_beyond_their_range():
         Side(NewtonBasis.from_points(kernels.Gaussian(1.0), y[:3]), ("c",)),
     )
     folds = (np.arange(500) % 4).astype(np.uint8)
-    moments = MomentSpec(sides, 4).strip((x, y), None, folds)
+    moments = strip_moments(MomentSpec(sides, 4), (x, y), None, folds)
     within = np.array([-1.0, 0.0]), np.array([1.0, 0.0])
     location = fit_location(moments, sides, slice(0, 1), within=within).residuals.location
     assert abs(location.trend[0, 0]) > 1.0
@@ -128,10 +129,10 @@ def test_rows_of_a_fold_do_not_change_their_own_location(located):
         Side(NewtonBasis.from_points(kernels.Gaussian(1.0), y[:5]), ("c", "d")),
     )
     other = y + 100.0 * (folds == 2)[:, None]
-    moments = MomentSpec(sides, N_FOLDS).strip((x, other), weights, folds)
+    moments = strip_moments(MomentSpec(sides, N_FOLDS), (x, other), weights, folds)
     ridges = [1e-2]
     again = fit_location(moments, sides, slice(0, 2), ridges=ridges)
-    moments = MomentSpec(sides, N_FOLDS).strip((x, y), weights, folds)
+    moments = strip_moments(MomentSpec(sides, N_FOLDS), (x, y), weights, folds)
     before = fit_location(moments, sides, slice(0, 2), ridges=ridges)
     moved = np.abs(again.residuals.held_out(x, folds) - before.residuals.held_out(x, folds))
     assert moved[folds == 2].max() < 1e-8
@@ -162,7 +163,7 @@ def test_the_pass_sees_the_residuals_that_are_made_by_hand(tmp_path, located, by
         Side(NewtonBasis.from_points(kernels.Gaussian(1.0), e[:9]), ("c", "d")),
     )
     spec = MomentSpec(sides, N_FOLDS)
-    expected = spec.strip((x[index], e), weights[index], folds)
+    expected = strip_moments(spec, (x[index], e), weights[index], folds)
     seen, *_ = moment_pass(moved, spec, budget)
     np.testing.assert_array_equal(seen.rows, expected.rows)
     np.testing.assert_allclose(seen.gram, expected.gram, rtol=1e-9, atol=1e-9)

@@ -40,6 +40,7 @@ from cme_dask.numerics.moments import MomentSpec, Side
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.problem import Regularization
 from cme_dask.numerics.projection import project
+from cme_dask.numerics.strip_moments import strip_moments
 from cme_dask.storage.generate import Normal3
 
 Array = Any
@@ -138,7 +139,7 @@ class Training:
         y = Side(bases[1], ("y",), {"positive": _positive})
         rows = self.rows(0), self.rows(i)
         folds = np.zeros(len(rows[0]), dtype=np.uint8)
-        moments = MomentSpec((x, y)).strip(rows, None, folds)
+        moments = strip_moments(MomentSpec((x, y)), rows, None, folds)
         return MeanMoments.of(moments, (x, y)), (x, y)
 
 

@@ -32,6 +32,7 @@ from cme_dask.numerics.moments import Moments, MomentSpec, Side
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.problem import Regularization
 from cme_dask.numerics.projection import clip, project
+from cme_dask.numerics.strip_moments import strip_moments
 from cme_dask.numerics.support import cell_means
 from cme_dask.numerics.validation import held_out_loss, split_folds, squared_error
 
@@ -107,7 +108,7 @@ class Sample:
                 {f"event {j}": _Event(self, j) for j in range(self.n_events)},
             )
             spec = MomentSpec((x, y), FOLDS)
-            self._moments[key] = spec.strip(self.parts, None, self.folds), (x, y)
+            self._moments[key] = strip_moments(spec, self.parts, None, self.folds), (x, y)
         return self._moments[key]
 
     @cached_property

@@ -21,6 +21,7 @@ from cme_dask.numerics.moments import Function, MomentSpec, Side
 from cme_dask.numerics.paper_form import solve_paper_form
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.problem import JointProblem, Regularization
+from cme_dask.numerics.strip_moments import strip_moments
 
 Array = Any
 Result = dict[str, Any]
@@ -134,7 +135,7 @@ def _moments(parts: tuple[Array, Array], bases: Sequence[Basis]) -> MeanMoments:
     }
     x, y = (tuple(f"{v}{i}" for i in range(z.shape[1])) for v, z in zip("xy", parts, strict=True))
     sides = Side(bases[0], x), Side(bases[1], y, functions)
-    moments = MomentSpec(sides).strip(parts, None, np.zeros(len(parts[0]), dtype=np.int64))
+    moments = strip_moments(MomentSpec(sides), parts, None, np.zeros(len(parts[0]), dtype=np.int64))
     return MeanMoments.of(moments, sides)
 
 

@@ -18,6 +18,7 @@ from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.joint import JointSolver
 from cme_dask.numerics.means import MeanMoments
 from cme_dask.numerics.moments import MomentSpec, Side
+from cme_dask.numerics.strip_moments import strip_moments
 
 Array = Any
 Figures = dict[str, float]
@@ -113,7 +114,9 @@ def _least_error(
             Side(side(i, kernel), tuple(map(str, range(extended[i].shape[1]))))
             for i, kernel in enumerate(kernels)
         )
-        moments = MomentSpec(sides).strip(extended, None, np.zeros(len(events), dtype=np.uint8))
+        moments = strip_moments(
+            MomentSpec(sides), extended, None, np.zeros(len(events), dtype=np.uint8)
+        )
         mean = MeanMoments.of(moments, sides)
         solution = JointSolver(Normalized(), candidate.reg)(mean)
         constant, slope = solution.answer(mean, 0)

@@ -22,7 +22,7 @@ from cme_dask.chunked.plan import Run, strip_length, tree_sum
 from cme_dask.chunked.strips import BadValues, Reading, Strip, strips_of
 from cme_dask.errors import DataError, ResourceError
 from cme_dask.numerics.logistic import LogisticSums
-from cme_dask.numerics.moments import sub_block
+from cme_dask.numerics.strip_moments import sub_block
 from cme_dask.storage.rows import RowSource
 from cme_dask.storage.sample import Sample
 

@@ -13,9 +13,9 @@ from distributed.system import MEMORY_LIMIT
 from cme_dask.chunked.driver import Executor
 from cme_dask.chunked.plan import Run, strip_length
 from cme_dask.errors import DataError, ResourceError
-from cme_dask.numerics.moments import span, sub_block
 from cme_dask.numerics.pools import BLOCK
 from cme_dask.numerics.sampled import prefix_rows
+from cme_dask.numerics.strip_moments import span, sub_block
 
 _WORD = 8
 _HASH_WORDS = 10  # per row of a strip: its hash on the way, its fold, and their order

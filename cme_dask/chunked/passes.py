@@ -20,8 +20,9 @@ from cme_dask.chunked.strips import Reading, empty_part, strips_of
 from cme_dask.errors import DataError
 from cme_dask.numerics.cell_sums import CellSpec, CellSums
 from cme_dask.numerics.kept_rows import hashes_of
-from cme_dask.numerics.moments import Moments, MomentSpec, StripMoments
+from cme_dask.numerics.moments import Moments, MomentSpec
 from cme_dask.numerics.strip_cells import StripCells
+from cme_dask.numerics.strip_moments import StripMoments
 from cme_dask.storage.rows import ArraySource, RowSource
 from cme_dask.storage.sample import Sample
 

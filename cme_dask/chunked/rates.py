@@ -25,8 +25,9 @@ from cme_dask.numerics.blocks import LINE, without_copies
 from cme_dask.numerics.cell_sums import CellSpec
 from cme_dask.numerics.hashing import fold_of_rows
 from cme_dask.numerics.kept_rows import hashes_of
-from cme_dask.numerics.moments import MomentSpec, StripMoments, sub_block
+from cme_dask.numerics.moments import MomentSpec
 from cme_dask.numerics.strip_cells import StripCells
+from cme_dask.numerics.strip_moments import StripMoments, sub_block
 from cme_dask.storage.rows import RowSource
 from cme_dask.storage.sample import Sample
 

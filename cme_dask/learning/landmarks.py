@@ -16,6 +16,7 @@ from cme_dask.numerics.joint import JointSolver
 from cme_dask.numerics.moments import Moments, MomentSpec, Side
 from cme_dask.numerics.partition import PartitionBasis, pivot_landmarks
 from cme_dask.numerics.problem import Regularization
+from cme_dask.numerics.strip_moments import strip_moments
 from cme_dask.numerics.validation import held_out_losses
 
 Array = Any
@@ -221,7 +222,7 @@ def _fold_losses(
     reg: Regularization,
 ) -> tuple[Array, Array]:
     """Held-out loss on each fold that has rows, and the folds' shares of the weight."""
-    moments: Moments = MomentSpec(sides, _FOLDS).strip(parts, weights, folds)
+    moments: Moments = strip_moments(MomentSpec(sides, _FOLDS), parts, weights, folds)
     losses, shares = held_out_losses(moments, sides, JointSolver(Coupling(tol=_TOL), reg))
     if not len(losses):
         raise DataError("all weight is on one fold of the row sample: give the number of landmarks")

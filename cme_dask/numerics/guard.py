@@ -19,6 +19,7 @@ from cme_dask.numerics.joint import JointSolution
 from cme_dask.numerics.means import MeanMoments
 from cme_dask.numerics.moments import MomentSpec
 from cme_dask.numerics.side_by_side import side_by_side
+from cme_dask.numerics.strip_moments import strip_moments
 
 Array = Any
 Change = Callable[[MeanMoments], Callable[[MeanMoments], float]]
@@ -129,7 +130,7 @@ def choose_arithmetic(
         applied = arithmetic.applied(alone)
         # A shortcut that fails may do so loudly.
         with np.errstate() if arithmetic is SAFE else np.errstate(all="ignore"):
-            return MeanMoments.of(applied.strip(parts, None, folds), applied.sides)
+            return MeanMoments.of(strip_moments(applied, parts, None, folds), applied.sides)
 
     def change_of(found: MeanMoments) -> float:
         with np.errstate(all="ignore"):

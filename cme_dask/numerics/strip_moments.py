@@ -1,0 +1,187 @@
+"""Moments of one strip of rows after the other."""
+
+from collections.abc import Iterator
+from itertools import pairwise, repeat
+from typing import Any
+
+import numpy as np
+from array_api_compat import array_namespace, device, is_numpy_array
+
+from cme_dask.kernels.into import (
+    Scratch,
+    add_rank_update,
+    cast_into,
+    into,
+    rank_update,
+    take_into,
+    to_numpy,
+)
+from cme_dask.numerics.blocks import LINE, without_copies
+from cme_dask.numerics.moments import Moments, MomentSpec
+
+Array = Any
+
+_CACHE = 7 << 19  # bytes of augmented rows that are held at once
+_BLOCKS = 4  # sub-blocks prepared at once: what is done for each takes the interpreter lock
+_BESIDE = 1 << 18  # numbers beside the bases that are prepared at once, at most
+
+
+def sub_block(width: int) -> int:
+    """Rows of ``width`` numbers held at once: they stay in cache, and chunks may be of any size.
+
+    A power of two from 2^9 to 2^12; on longer ones kernel and products wait for memory, on shorter
+    ones for each other.
+    """
+    return 1 << min(max((_CACHE // (8 * width)).bit_length() - 1, 9), 12)
+
+
+def span(width: int, beside: int) -> int:
+    """Rows whose coordinates, functions and folds are prepared at once.
+
+    Several sub-blocks, unless that is too much memory: of ``width`` numbers a row ``beside`` are
+    none of the bases.
+    """
+    block = sub_block(width)
+    return block * min(max(_BESIDE // (beside * block), 1), _BLOCKS)
+
+
+def strip_moments(
+    spec: MomentSpec, parts: tuple[Array, ...], weights: Array | None, folds: Array
+) -> Moments:
+    """Moments of one strip of rows alone, see :class:`StripMoments`."""
+    return spec.newton(StripMoments(spec, parts[0])(parts, weights, folds))
+
+
+class StripMoments:
+    """The loop over one strip after the other, with the memory that it keeps.
+
+    Parameters
+    ----------
+    spec
+        What to compute.
+    like
+        An array of the library and on the device of the rows.
+    """
+
+    def __init__(self, spec: MomentSpec, like: Array) -> None:
+        self._spec = spec
+        self._xp = array_namespace(like)
+        self._device = device(like)
+        self._block = sub_block(spec.width)
+        self._span = span(spec.width, spec.beside)
+        self._sections = [side.basis.sections(side.eliminated, like) for side in spec.sides]
+        xp, rank = self._xp, sum(spec.ranks)
+        line = self._block + (LINE if is_numpy_array(like) else 0)  # others copy what has gaps
+        self._rows = self._empty((spec.width, line), xp.float64)
+        if spec.single:
+            self._rows32 = self._empty((rank, line), xp.float32)
+            self._product32 = self._empty((rank, rank), xp.float32)
+            self._rest = self._empty((spec.width - rank, spec.width), xp.float64)
+        self._scratch, self._functions = Scratch(), Scratch()
+        self._taken = [Scratch() for _ in spec.sides]
+
+    @without_copies()
+    def __call__(self, parts: tuple[Array, ...], weights: Array | None, folds: Array) -> Moments:
+        """Sums over one strip of rows, for :meth:`MomentSpec.newton` once they have been added up.
+
+        Parameters
+        ----------
+        parts
+            Rows of each side, shapes (n, d).
+        weights
+            Shape (n,), or None for ones.
+        folds
+            Fold number of each row, shape (n,).
+        """
+        xp, spec = self._xp, self._spec
+        gram = np.zeros((spec.n_folds, spec.width, spec.width))
+        traces = np.zeros((spec.n_folds, len(spec.sides)))
+        counts = np.bincount(folds, minlength=spec.n_folds).astype(np.int64)
+        order = None if spec.n_folds == 1 else np.argsort(folds, kind="stable")
+        ends = np.cumsum(counts)  # of the folds, in this order
+        for start in range(0, len(folds), self._span):
+            here = slice(start, min(start + self._span, len(folds)))
+            edges = np.clip([0, *ends], here.start, here.stop) - start
+            if order is None:
+                taken = tuple(part[here, :] for part in parts)
+                weight = None if weights is None else weights[here]
+            else:
+                index = xp.asarray(order[here], device=self._device)
+                taken = tuple(map(self._take, self._taken, parts, repeat(index)))
+                weight = None if weights is None else xp.take(weights, index)
+            self._add_span(gram, taken, weight, edges.tolist())
+            self._add_traces(traces, taken, weight, edges.tolist())
+        return Moments(gram, traces, counts)
+
+    def _add_span(
+        self, gram: Array, parts: tuple[Array, ...], weights: Array | None, edges: list[int]
+    ) -> None:
+        """Sums over rows that lie fold by fold, with these edges."""
+        xp, spec, rank = self._xp, self._spec, sum(self._spec.ranks)
+        # Not kept: a bound method in its own object is a cycle, which holds the memory for long.
+        update = self._single_update if spec.single else self._rank_update
+        writes = [one.prepare(part) for one, part in zip(self._sections, parts, strict=True)]
+        rest = self._beside(parts)
+        roots = None if weights is None else xp.sqrt(weights)[None, :]
+        for start in range(0, edges[-1], self._block):
+            stop = min(start + self._block, edges[-1])
+            here, rows, low = slice(start, stop), self._rows[:, : stop - start], 0
+            for write, m in zip(writes, spec.ranks, strict=True):
+                write(here, rows[low : low + m, :])
+                low += m
+            rows[rank:, :] = rest[:, here]
+            if roots is not None:
+                into(xp, rows, "multiply", rows, roots[:, here])
+            for number, fold in _folds_within(edges, start, stop):
+                update(gram[number], rows[:, fold])
+
+    def _beside(self, parts: tuple[Array, ...]) -> Array:
+        """Rows 1, f_X - shift, f_Y - shift, shape (P - sum m, n)."""
+        shape = self._spec.beside, parts[0].shape[0]
+        rows, start = self._functions.shaped(self._xp, shape, self._rows), 1
+        rows[0, :] = 1.0
+        for side, part in zip(self._spec.sides, parts, strict=True):
+            side.write_values(part, rows[start : start + side.count, :])
+            start += side.count
+        return rows
+
+    def _take(self, scratch: Scratch, part: Array, index: Array) -> Array:
+        """Rows of a part at these places."""
+        out = scratch.shaped(self._xp, (index.shape[0], part.shape[1]), part)
+        take_into(self._xp, out, part, index)
+        return out
+
+    def _add_traces(
+        self, traces: Array, parts: tuple[Array, ...], weights: Array | None, edges: list[int]
+    ) -> None:
+        found = list(_folds_within(edges, 0, edges[-1]))
+        numbers, firsts = [number for number, _ in found], [fold.start for _, fold in found]
+        for i, (side, part) in enumerate(zip(self._spec.sides, parts, strict=True)):
+            diagonal = side.basis.kernel.diagonal(part)
+            if weights is not None:
+                diagonal = weights * diagonal
+            traces[numbers, i] += np.add.reduceat(to_numpy(diagonal), firsts)
+
+    def _rank_update(self, gram: Array, rows: Array) -> None:
+        add_rank_update(self._xp, gram, rows, self._scratch)
+
+    def _single_update(self, gram: Array, rows: Array) -> None:
+        rank = self._rows32.shape[0]
+        rows32 = self._rows32[:, : rows.shape[1]]
+        cast_into(self._xp, rows32, rows[:rank, :])
+        rank_update(self._xp, self._product32, rows32)
+        into(self._xp, self._rest, "matmul", rows[rank:, :], rows.T)
+        rest = to_numpy(self._rest)
+        gram[:rank, :rank] += to_numpy(self._product32)
+        gram[rank:, :] += rest
+        gram[:rank, rank:] += rest[:, :rank].T
+
+    def _empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        return self._xp.empty(shape, dtype=dtype, device=self._device)
+
+
+def _folds_within(edges: list[int], start: int, stop: int) -> Iterator[tuple[int, slice]]:
+    """Each fold with rows in [start, stop), and these, counted from ``start``."""
+    for fold, (low, high) in enumerate(pairwise(edges)):
+        if max(low, start) < min(high, stop):
+            yield fold, slice(max(low, start) - start, min(high, stop) - start)
