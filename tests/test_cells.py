@@ -158,7 +158,7 @@ def test_wide_variables_have_fewer_cells_and_blocks_fewer_rows():
     assert cell_spec(rows, 0, sample, 1000, {}).support.size == (1 << 21) // 100**2
     assert cell_spec(rows, 1, sample, 1000, {}).support.size == 1000
     narrow, partition = spec_of(wide[:, :2]), spec_of(wide[:, :2], partition=True)
-    assert narrow.block == 1 << 14
+    assert narrow.block == 1 << 16
     many = replace(partition, partition=PartitionBasis(kernels.Gaussian(1.0), wide[:500, :2]))
     assert many.block == 2048
     assert many.block * many.width <= 1 << 20

@@ -19,7 +19,7 @@ Array = Any
 _SPARE = 2  # times KEPT rows of each cell are expected below its bound: few have less then
 _EXACT = 8  # columns whose products are summed over all rows; of more, kept rows tell
 _VALUES = 1 << 20  # numbers that are summed at once, roughly
-_ROWS = 1 << 10, 1 << 14  # in rows, at least and at most: threads wait for each other on short ones
+_ROWS = 1 << 10, 1 << 16  # in rows, at least and at most: threads wait for each other on short ones
 _NO_BOUND = np.iinfo(np.uint64).max
 
 

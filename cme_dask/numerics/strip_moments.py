@@ -22,7 +22,7 @@ from cme_dask.numerics.moments import Moments, MomentSpec
 Array = Any
 
 _CACHE = 7 << 19  # bytes of augmented rows that are held at once
-_BLOCKS = 4  # sub-blocks prepared at once: what is done for each takes the interpreter lock
+_BLOCKS = 16  # sub-blocks prepared at once: what is done for each takes the interpreter lock
 _BESIDE = 1 << 18  # numbers beside the bases that are prepared at once, at most
 
 
