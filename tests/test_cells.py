@@ -45,6 +45,11 @@ def spec_of(rows, size=20, n_rows=0, partition=False):
     return CellSpec.of(support, few, np.ones(len(few)), n_rows, FUNCTIONS, basis)
 
 
+def summed(spec, hashes, rows, weights, folds, n_folds):
+    """Sums of one strip."""
+    return StripCells(spec, len(folds))(hashes, rows, weights, folds, n_folds)
+
+
 def case(n, d, seed=0, offset=0.0):
     rng = np.random.default_rng(seed)
     weights = rng.exponential(size=n)
@@ -64,7 +69,7 @@ def test_cells_are_those_of_plain_loops(d, weighted, bounded, monkeypatch):
     spec = spec_of(rows, n_rows=len(rows) if bounded else 0, partition=True)
     assert (spec.bounds < np.iinfo(np.uint64).max).any() == bounded
     hashes, size = hashes_of(np.arange(len(rows))), spec.support.size
-    sums = StripCells(spec)(hashes, rows, w if weighted else None, folds, 5)
+    sums = summed(spec, hashes, rows, w if weighted else None, folds, 5)
     found, w = spec.cells(sums), w if weighted else np.ones(len(rows))
     cells = spec.support.assign(rows)
     assert_allclose(sums.masses, oracle.masses(cells, w, folds, 5, size), rtol=1e-12)
@@ -92,7 +97,7 @@ def test_cells_are_those_of_plain_loops(d, weighted, bounded, monkeypatch):
 def test_bounds_keep_enough_rows_and_few_too_many():
     rows, _, folds = case(200_000, 2)
     spec = spec_of(rows, 50, len(rows))
-    sums = StripCells(spec)(hashes_of(np.arange(len(rows))), rows, None, folds, 5)
+    sums = summed(spec, hashes_of(np.arange(len(rows))), rows, None, folds, 5)
     assert len(sums.kept.cells) < 2.5 * KEPT * 50
     counts = np.diff(spec.cells(sums).starts)
     assert counts.max() == KEPT
@@ -107,7 +112,7 @@ def test_kept_rows_are_a_uniform_sample_of_their_cell():
     rows = np.zeros((n, 1))
     spec = CellSpec.of(Support(np.zeros((1, 1)), edges=np.empty(0)), rows, np.ones(n), n, {})
     position = np.arange(n, dtype=np.float64)[:, None]
-    sums = StripCells(spec)(hashes_of(np.arange(n)), position, None, np.zeros(n, np.uint8), 1)
+    sums = summed(spec, hashes_of(np.arange(n)), position, None, np.zeros(n, np.uint8), 1)
     atoms = spec.cells(sums).atoms[:, 0] / n
     assert len(atoms) == KEPT
     assert abs(atoms.mean() - 0.5) < 3 * np.sqrt(1 / 12 / KEPT)
@@ -117,7 +122,7 @@ def test_kept_rows_are_a_uniform_sample_of_their_cell():
 def test_spread_far_from_zero_does_not_cancel():
     rows, w, folds = case(3000, 2, offset=1e8)
     spec = spec_of(rows)
-    found = spec.cells(StripCells(spec)(hashes_of(np.arange(3000)), rows, w, folds, 5))
+    found = spec.cells(summed(spec, hashes_of(np.arange(3000)), rows, w, folds, 5))
     exact = rows - 1e8  # to rounding of the rows themselves
     _, covariances = oracle.moments(exact, spec.support.assign(rows), w, spec.support.size)
     assert_allclose(found.covariances, covariances, rtol=1e-6, atol=1e-9)
@@ -135,7 +140,7 @@ def test_covariances_of_many_columns_are_those_of_the_kept_rows(bounded):
     spec = CellSpec.of(support, rows, np.ones(len(rows)), len(rows) if bounded else 0, {})
     assert spec.width == 9
     hashes, folds = hashes_of(np.arange(len(rows))), np.zeros(len(rows), np.uint8)
-    found = spec.cells(StripCells(spec)(hashes, rows, None, folds, 1))
+    found = spec.cells(summed(spec, hashes, rows, None, folds, 1))
     exact, _ = oracle.moments(rows, support.assign(rows), np.ones(len(rows)), 200)
     assert_allclose(found.means, exact, atol=1e-12)
     s = 7
@@ -145,7 +150,7 @@ def test_covariances_of_many_columns_are_those_of_the_kept_rows(bounded):
     mean = found.covariances.mean(axis=0)
     assert np.abs(mean[:8, :8] - np.eye(8)).max() < 4 * np.sqrt(2 / (200 * KEPT))
     assert np.linalg.eigvalsh(found.covariances).min() > -1e-12
-    few = spec.cells(StripCells(spec)(hashes[:100], rows[:100], None, folds[:100], 1))
+    few = spec.cells(summed(spec, hashes[:100], rows[:100], None, folds[:100], 1))
     few_rows = few.atoms[few.starts[support.assign(rows[:1])[0]] :][:KEPT]
     assert not few.whole[support.assign(rows[:1])[0]]
     assert len(few_rows) == KEPT
@@ -158,10 +163,11 @@ def test_wide_variables_have_fewer_cells_and_blocks_fewer_rows():
     assert cell_spec(rows, 0, sample, 1000, {}).support.size == (1 << 21) // 100**2
     assert cell_spec(rows, 1, sample, 1000, {}).support.size == 1000
     narrow, partition = spec_of(wide[:, :2]), spec_of(wide[:, :2], partition=True)
-    assert narrow.block == 1 << 16
+    assert narrow.block(10**6) == 1 << 16
+    assert narrow.block(5000) == 5000
     many = replace(partition, partition=PartitionBasis(kernels.Gaussian(1.0), wide[:500, :2]))
-    assert many.block == 2048
-    assert many.block * many.width <= 1 << 20
+    assert many.block(10**6) == 2048
+    assert many.block(10**6) * many.width <= 1 << 20
 
 
 def test_cells_of_atoms_have_no_spread_and_cells_without_rows_their_points():
@@ -171,7 +177,7 @@ def test_cells_of_atoms_have_no_spread_and_cells_without_rows_their_points():
     rows = np.repeat(atoms[:3], [1, 40, 100], axis=0)
     w = np.ones(141)
     w[41:] = 0.0  # the third atom has no weight
-    sums = StripCells(spec)(hashes_of(np.arange(141)), rows, w, np.zeros(141, np.uint8), 1)
+    sums = summed(spec, hashes_of(np.arange(141)), rows, w, np.zeros(141, np.uint8), 1)
     found = spec.cells(sums)
     here = support.assign(atoms)
     assert_array_equal(found.means[here], atoms)
@@ -188,7 +194,7 @@ def test_weights_of_any_size_are_shares():
     rows = np.zeros((4, 1))
     w = np.array([1e-310, 1e300, 1e300, 0.0])
     spec = CellSpec.of(Support(np.zeros((1, 1)), edges=np.empty(0)), rows, np.ones(4), 4, {})
-    found = spec.cells(StripCells(spec)(hashes_of(np.arange(4)), rows, w, np.zeros(4, np.uint8), 1))
+    found = spec.cells(summed(spec, hashes_of(np.arange(4)), rows, w, np.zeros(4, np.uint8), 1))
     assert len(found.shares) == 3
     assert abs(found.shares.sum() - 1) < 1e-15
     assert found.whole[0]
@@ -204,7 +210,7 @@ def test_a_row_sample_tells_how_many_rows_a_cell_has(weighted, complete):
     w = np.exp(2 * rows[:, 0]) if weighted else np.ones(n)
     drawn = draw(0, (rows, rows), w if weighted else None, n if complete else 4000, 7)
     spec = cell_spec(drawn, 1, open_sample(rows, rows, weights=w), 40, {})
-    sums = StripCells(spec)(hashes_of(np.arange(n)), rows, w, np.zeros(n, np.uint8), 1)
+    sums = summed(spec, hashes_of(np.arange(n)), rows, w, np.zeros(n, np.uint8), 1)
     kept = np.bincount(sums.kept.cells, minlength=40) / np.minimum(sums.counts, 2 * KEPT)
     assert 0.8 < np.median(kept) < 1.2
     assert np.abs(np.log2(kept)).max() < 3
@@ -217,7 +223,7 @@ def test_weights_over_all_magnitudes_give_cells():
         drawn = draw(0, (rows, rows), w, size, 7)
         spec = cell_spec(drawn, 1, open_sample(rows, rows, weights=w), 40, {})
         found = spec.cells(
-            StripCells(spec)(hashes_of(np.arange(3000)), rows, w, np.zeros(3000, np.uint8), 1)
+            summed(spec, hashes_of(np.arange(3000)), rows, w, np.zeros(3000, np.uint8), 1)
         )
         assert (found.shares > 0).all()
         for values in (found.masses, found.means, found.covariances, found.shares):
@@ -236,8 +242,8 @@ def test_another_array_library_gives_the_same():
     rows, w, folds = case(3000, 2)
     spec = replace(spec_of(rows, partition=True), functions={})
     hashes = hashes_of(np.arange(3000))
-    ours = spec.cells(StripCells(spec)(hashes, rows, w, folds, 4))
-    theirs = spec.cells(StripCells(spec)(hashes, strict.asarray(rows), strict.asarray(w), folds, 4))
+    ours = spec.cells(summed(spec, hashes, rows, w, folds, 4))
+    theirs = spec.cells(summed(spec, hashes, strict.asarray(rows), strict.asarray(w), folds, 4))
     assert_array_equal(theirs.atoms, ours.atoms)
     assert_allclose(theirs.covariances, ours.covariances, rtol=1e-13)
     assert_allclose(theirs.components, ours.components, rtol=1e-13)
@@ -247,7 +253,7 @@ def test_a_function_that_fails_is_named():
     rows, _, folds = case(100, 2)
     spec = replace(spec_of(rows), functions={"bad": lambda z: z})
     with pytest.raises(DataError, match="'bad' must return shape"):
-        StripCells(spec)(hashes_of(np.arange(100)), rows, None, folds, 4)
+        summed(spec, hashes_of(np.arange(100)), rows, None, folds, 4)
 
 
 # However the rows are cut ------------------------------------------------------------------------
@@ -266,12 +272,12 @@ def test_any_cut_and_order_keeps_the_same_rows(n, d, size, cuts, seed, crowd):
     rows, w, folds = case(n, d, seed)
     spec = spec_of(rows, size)
     hashes = hashes_of(np.arange(n))
-    whole = spec.cells(StripCells(spec)(hashes, rows, w, folds, 4)) if w.any() else None
+    whole = spec.cells(summed(spec, hashes, rows, w, folds, 4)) if w.any() else None
     edges = [0, *sorted(min(c, n) for c in cuts), n]
     before = kept_rows._CROWD
     kept_rows._CROWD = crowd  # how soon rows that can't be needed are dropped
     try:
-        loop = StripCells(spec)
+        loop = StripCells(spec, 3000)
         strips = [loop(hashes[a:b], rows[a:b], w[a:b], folds[a:b], 4) for a, b in pairwise(edges)]
         strips = [strips[i] for i in np.random.default_rng(seed).permutation(len(strips))]
         total = reduce(operator.add, strips)
@@ -362,8 +368,9 @@ def test_memory_and_cost_know_the_cells():
         predict_moments(sample, spec.ranks, spec.width, 5, budget, cells=some)[1].predicted
         for some in ((), cells)
     ]
-    assert plans[1] - plans[0] > 8 * sum(one.words(5) + one.kept_words for one in cells)
-    sums = StripCells(cells[0])(hashes_of(np.arange(1000)), X, None, np.zeros(1000, np.uint8), 5)
+    more = (one.words(5) + one.kept_words + 2 * one.block_words(4096) for one in cells)
+    assert plans[1] - plans[0] >= 8 * sum(more)  # of two tasks
+    sums = summed(cells[0], hashes_of(np.arange(1000)), X, None, np.zeros(1000, np.uint8), 5)
     assert sums.masses.size + sums.counts.size + sums.sums.size == cells[0].words(5)
 
 

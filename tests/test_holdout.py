@@ -27,6 +27,7 @@ from cme_dask.numerics.basis import LinearBasis, NewtonBasis
 from cme_dask.numerics.folding import BY_ROWS, Folding, Part
 from cme_dask.numerics.hashing import fold_of_rows
 from cme_dask.numerics.moments import MomentSpec, Side
+from cme_dask.numerics.strip_moments import strip_moments
 from cme_dask.storage.atomic import ATTRIBUTE
 from cme_dask.storage.zarr_files import compressors, sealed, write_array
 
@@ -101,7 +102,7 @@ def moments_of(sample, n_folds=1, executor=THREADS):
 def oracle(kept, folds=None, n_folds=1, weights=None):
     folds = np.zeros(N, dtype=np.uint8) if folds is None else folds
     w = None if weights is None else weights[kept]
-    return spec_of(n_folds).strip((X[kept], Y[kept]), w, folds[kept])
+    return strip_moments(spec_of(n_folds), (X[kept], Y[kept]), w, folds[kept])
 
 
 def assert_close(found, expected):
@@ -138,7 +139,7 @@ def test_folds_by_rows_are_what_they_were(store):
     again, _ = moments_of(open_sample(str(store)).fold_by("rows"), 10)
     strips = [slice(s, s + 4096) for s in range(0, N, 4096)]
     one, two, three = (
-        spec_of(10).strip((X[s], Y[s]), W[s], fold_of_rows(s.start, min(s.stop, N), 10))
+        strip_moments(spec_of(10), (X[s], Y[s]), W[s], fold_of_rows(s.start, min(s.stop, N), 10))
         for s in strips
     )
     # Strips are added up along the tree, and mirrored once at the end, which changes no bit.

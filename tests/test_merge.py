@@ -402,7 +402,9 @@ def test_merged_rows_are_a_fair_sample():
         for label, size in enumerate(sizes):
             hashes = rng.choice(2**60, size, replace=False).astype(np.uint64)
             values = np.full((size, 1), float(label))
-            several.append(StripCells(spec)(hashes, values, None, np.zeros(size, np.uint8), 1))
+            several.append(
+                StripCells(spec, size)(hashes, values, None, np.zeros(size, np.uint8), 1)
+            )
         kept = type(several[0]).of_union(several).kept
         assert len(kept.cells) == KEPT
         taken += np.bincount(kept.rows[:, 0].astype(int), minlength=2)

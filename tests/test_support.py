@@ -1,6 +1,8 @@
 """Cells of a support: which row is in which."""
 
+import pickle
 from copy import deepcopy
+from unittest.mock import patch
 
 import array_api_strict as strict
 import numpy as np
@@ -290,7 +292,29 @@ def test_all_rows_at_once_and_one_by_one_find_the_same_leaves(n, size, seed):
     rows = rng.integers(-3, 4, (n, 3)) * 0.1
     support = make_support(rows, rng.exponential(size=n), size)
     fresh = rng.integers(-4, 5, (30, 3)) * 0.1
-    assert_array_equal(support.assign(fresh), [walked(support.tree, row) for row in fresh])
+    fresh[3, 1] = np.nan
+    expected = [walked(support.tree, row) for row in fresh]
+    for block, deep in ((1 << 16, 32), (7, 32), (7, 0)):
+        with patch.object(tree_module, "_ROWS", block), patch.object(tree_module, "_DEEP", deep):
+            tree = deepcopy(support.tree)  # without what is cached
+            assert_array_equal(tree.leaves(fresh), expected)
+            assert_array_equal(tree.leaves(np.asfortranarray(fresh)[::-1]), expected[::-1])
+
+
+def test_what_a_tree_keeps_does_not_travel_and_grows_with_its_nodes():
+    """A file may hold a tree of one leaf in each of many levels."""
+    count = 2000
+    left = np.arange(2 * count + 1)
+    inner = np.array([0, *range(1, 2 * count - 1, 2)])
+    left[inner] = [*inner[1:], 2 * count - 1]
+    threshold = np.full(2 * count + 1, np.inf)
+    threshold[inner] = -np.arange(count)
+    tree = Tree(np.zeros(2 * count + 1, dtype=np.int64), threshold, left)
+    before = len(pickle.dumps(tree))
+    rows = np.array([[1.0], [-500.5], [-1e9]])
+    assert_array_equal(tree.leaves(rows), [walked(tree, row) for row in rows])
+    assert len({id(array) for level in tree._levels[0] for array in level}) == 3
+    assert len(pickle.dumps(tree)) == before
 
 
 @pytest.mark.parametrize("block", [1, 7, 1 << 16])

@@ -15,10 +15,10 @@ from cme_dask.chunked.plan import Run, strip_length
 from cme_dask.errors import DataError, ResourceError
 from cme_dask.numerics.pools import BLOCK
 from cme_dask.numerics.sampled import prefix_rows
-from cme_dask.numerics.strip_moments import span, sub_block
+from cme_dask.numerics.strip_moments import most_spanned, sub_block
 
 _WORD = 8
-_HASH_WORDS = 10  # per row of a strip: its hash on the way, its fold, and their order
+_HASH_WORDS = 10  # per row of a strip: its hash on the way, its fold and its cell, their order
 _PROCESS = 240 << 20  # interpreter and libraries
 _WORKER = 80 << 20  # of a cluster's worker: it loads fewer, and some pages it shares with others
 _CHILD = 170 << 20  # of each process that is started: it shares pages of the libraries
@@ -88,7 +88,7 @@ class PassShape:
         # functions; of several sets of moments, whose widths are unknown here, at least columns.
         beside = max(self.width - sum(self.ranks), self.n_columns)
         prepared = 2 * beside + (3 + len(self.ranks)) * self.n_columns
-        block += prepared * min(span(beside, beside), strip_length(self.n_rows))
+        block += prepared * min(most_spanned(beside), strip_length(self.n_rows))
         if self.cell_words:
             block += self.cell_block
             # Kept rows of the run, once more while they are joined.

@@ -14,7 +14,7 @@ from cme_dask.chunked.driver import Executor
 from cme_dask.chunked.kept import Pass, run_kept
 from cme_dask.chunked.memory import MemoryBudget, MemoryPlan, PassShape
 from cme_dask.chunked.observing import logged_pass
-from cme_dask.chunked.plan import Run, Together, plan_runs, tree_sum
+from cme_dask.chunked.plan import Run, Together, plan_runs, strip_length, tree_sum
 from cme_dask.chunked.sources import DaskSource, for_task
 from cme_dask.chunked.strips import Reading, empty_part, strips_of
 from cme_dask.errors import DataError
@@ -282,7 +282,7 @@ def predict_moments(
         sample_rows=sample_rows,
         array_bytes=array_bytes(sample),
         cell_words=sum(spec.words(n_folds) for spec in cells),
-        cell_block=sum(spec.block_words for spec in cells),
+        cell_block=sum(spec.block_words(strip_length(sample.n_rows)) for spec in cells),
         kept_words=sum(spec.kept_words for spec in cells),
         selected=sample.part is not None,
     )
@@ -312,7 +312,7 @@ def _strip_moments(
 
     def each() -> Iterator[Together]:
         sums: list[StripMoments] = []
-        cell_sums = [StripCells(spec) for spec in cells]
+        cell_sums = [StripCells(spec, run.length) for spec in cells]
         for strip in strips_of(run, reading, sources):
             strip.check()
             sums = sums or [StripMoments(spec, strip.parts[0]) for spec in specs]

@@ -38,7 +38,7 @@ _READ_SECONDS = 1.0  # and how long
 
 _SHORT, _LONG = 0.08, 0.4  # seconds of a measurement: of a part, of the whole loop
 _SHORT_STRIP = 1 << 12  # rows whose folds come in short pieces: that costs, and must be seen
-_LONG_STRIP = 1 << 14  # rows that are summed by cell
+_LONG_STRIP = 1 << 16  # rows that are summed by cell
 _EIGEN = 384  # largest order of the eigenproblem that is timed
 
 
@@ -246,8 +246,7 @@ def _cell_seconds(probe: _Probe) -> float:
     parts = tuple(_tiled(part, rows) for part in probe.parts)
     weights = np.ones(rows) if probe.weighted else None
     folds = fold_of_rows(0, rows, n_folds)
-
-    loops = [StripCells(cells) for cells in probe.cells]
+    loops = [StripCells(cells, rows) for cells in probe.cells]
 
     def strip() -> None:
         hashes = hashes_of(np.arange(rows))

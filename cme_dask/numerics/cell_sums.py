@@ -12,7 +12,6 @@ from cme_dask.numerics.kept_rows import KEPT, Kept, kept_of_union, sample_covari
 from cme_dask.numerics.moments import Function
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.support import Support
-from cme_dask.numerics.tree import WALK_WORDS
 
 Array = Any
 
@@ -80,17 +79,17 @@ class CellSpec:
         parts = 0 if self.partition is None else self.partition.rank
         return self.edges[-1] + parts
 
-    @property
-    def block(self) -> int:
-        """Rows that are summed at once, a power of two."""
+    def block(self, rows: int) -> int:
+        """Rows that are summed at once, of strips of so many."""
         least, most = _ROWS
-        return min(max(1 << (_VALUES // self.width).bit_length() >> 1, least), most)
+        return min(max(1 << (_VALUES // self.width).bit_length() >> 1, least), most, rows)
 
-    @property
-    def block_words(self) -> int:
-        """Numbers that this takes, and the way of the rows of a strip to their cells."""
+    def block_words(self, rows: int) -> int:
+        """Numbers that this takes, and the way of the rows to their cells."""
         beside = int(self.support.points.shape[1]) + 3  # z, a column's points, ones and starts
-        return self.block * (self.width + beside) + WALK_WORDS
+        tree = self.support.tree
+        walk = 0 if tree is None else tree.walk_words(rows)
+        return self.block(rows) * (self.width + beside) + walk
 
     def words(self, n_folds: int) -> int:
         """Numbers in a partial sum, rows that are kept aside."""

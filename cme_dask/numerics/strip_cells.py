@@ -20,16 +20,19 @@ class StripCells:
     ----------
     spec
         What to sum.
+    rows
+        Rows of the longest strip, roughly.
     """
 
-    def __init__(self, spec: CellSpec) -> None:
+    def __init__(self, spec: CellSpec, rows: int) -> None:
         self._spec, points = spec, spec.support.points
-        self._values = np.empty((spec.block, spec.width))
-        self._columns = np.empty((points.shape[1], spec.block))
-        self._product = np.empty(spec.block)
-        self._points = np.ascontiguousarray(points.T)
+        block = self._block = spec.block(max(rows, 1))
+        self._values = np.empty((block, spec.width))
+        self._columns = np.empty((points.shape[1], block))
+        self._point = np.empty(block)
+        self._points = np.ascontiguousarray(points.T, dtype=np.float64)
         # Of the matrix whose products sum values by cell.
-        self._ones, self._starts = np.ones(spec.block), np.arange(spec.block + 1, dtype=np.int32)
+        self._ones, self._starts = np.ones(block), np.arange(block + 1, dtype=np.int32)
 
     def __call__(
         self, hashes: Array, part: Array, weights: Array | None, folds: Array, n_folds: int
@@ -62,23 +65,23 @@ class StripCells:
         else:
             counts = np.bincount(cells[weight > 0.0], minlength=size)
         sums = np.zeros((size, spec.width))
-        for start in range(0, len(cells), spec.block):
-            here = slice(start, min(start + spec.block, len(cells)))
+        for start in range(0, len(cells), self._block):
+            here = slice(start, min(start + self._block, len(cells)))
             with np.errstate(over="ignore", invalid="ignore"):  # the moments tell of it
-                values = self._block(part[here, :], rows[here], cells[here])
+                values = self._summed(part[here, :], rows[here], cells[here])
                 matrix = self._one_hot(cells[here], None if weight is None else weight[here])
                 sums += matrix @ values
         kept = self._kept(cells, hashes, rows, weight)
         return CellSums(masses.astype(np.float64), counts, sums, kept)
 
-    def _block(self, part: Array, rows: Array, cells: Array) -> Array:
+    def _summed(self, part: Array, rows: Array, cells: Array) -> Array:
         """What is summed, shape (n, width); z is the row from the point of its cell."""
         spec, (n, d) = self._spec, rows.shape
-        values, columns, product = self._values[:n], self._columns[:, :n], self._product[:n]
+        values, columns, point = self._values[:n], self._columns[:, :n], self._point[:n]
         # A column at a time: loops over a few columns cost more than the arithmetic.
         for j, column in enumerate(columns):
-            self._points[j].take(cells, out=product, mode="clip")
-            np.subtract(rows[:, j], product, out=column)
+            self._points[j].take(cells, out=point, mode="clip")
+            np.subtract(rows[:, j], point, out=column)
             values[:, j] = column
         for j, (a, b) in enumerate(zip(*spec.pairs, strict=True), start=d):
             np.multiply(columns[a], columns[b], out=values[:, j])
@@ -101,9 +104,10 @@ class StripCells:
         if weight is not None:
             below &= weight > 0.0
         where = np.flatnonzero(below)
-        return Kept(
+        kept = Kept(
             cells[where],
             hashes[where],
-            np.ones(len(where)) if weight is None else weight[where],
-            rows[where],
+            np.ones(len(where)) if weight is None else weight[where].astype(np.float64),
+            rows[where].astype(np.float64),
         )
+        return Kept.joined([kept], self._spec.support.size)

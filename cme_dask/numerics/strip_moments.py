@@ -22,6 +22,7 @@ from cme_dask.numerics.moments import Moments, MomentSpec
 Array = Any
 
 _CACHE = 7 << 19  # bytes of augmented rows that are held at once
+_LONGEST = 1 << 12  # rows of a sub-block
 _BLOCKS = 16  # sub-blocks prepared at once: what is done for each takes the interpreter lock
 _BESIDE = 1 << 18  # numbers beside the bases that are prepared at once, at most
 
@@ -29,10 +30,10 @@ _BESIDE = 1 << 18  # numbers beside the bases that are prepared at once, at most
 def sub_block(width: int) -> int:
     """Rows of ``width`` numbers held at once: they stay in cache, and chunks may be of any size.
 
-    A power of two from 2^9 to 2^12; on longer ones kernel and products wait for memory, on shorter
-    ones for each other.
+    A power of two from 2^9 to ``_LONGEST``; on longer ones kernel and products wait for memory, on
+    shorter ones for each other.
     """
-    return 1 << min(max((_CACHE // (8 * width)).bit_length() - 1, 9), 12)
+    return 1 << min(max((_CACHE // (8 * width)).bit_length() - 1, 9), _LONGEST.bit_length() - 1)
 
 
 def span(width: int, beside: int) -> int:
@@ -43,6 +44,11 @@ def span(width: int, beside: int) -> int:
     """
     block = sub_block(width)
     return block * min(max(_BESIDE // (beside * block), 1), _BLOCKS)
+
+
+def most_spanned(beside: int) -> int:
+    """The most that ``span`` is at any width."""
+    return min(max(_BESIDE // beside, _LONGEST), _BLOCKS * _LONGEST)
 
 
 def strip_moments(

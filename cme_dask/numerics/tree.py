@@ -1,6 +1,6 @@
 """Binary trees of axis-aligned splits, walked by all rows at once."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
@@ -14,8 +14,7 @@ Array = Any
 Level = tuple[Array, Array, Array | None]
 
 _ROWS = 1 << 16  # walked at once: steps on few are so short that threads wait for each other
-WALK_WORDS = 6 * _ROWS
-"""Numbers in the memory of a walk, at most."""
+_DEEP = 32  # levels: of more, tables of each would be large
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,10 +65,21 @@ class Tree:
         """Number of leaves S."""
         return int(self._leaf.sum())
 
-    @property
+    @cached_property
     def depth(self) -> int:
         """Splits on the longest way to a leaf."""
-        return len(self._levels[0])
+        level, nodes = 0, np.zeros(1, dtype=np.int64)
+        while len(nodes := nodes[~self._leaf[nodes]]):
+            nodes = np.concatenate([self.left[nodes], self.left[nodes] + 1])
+            level += 1
+        return level
+
+    def walk_words(self, rows: int) -> int:
+        """Numbers that the walk of so many rows keeps on the way."""
+        return 6 * min(rows, _ROWS)
+
+    def __getstate__(self) -> dict[str, Array]:
+        return {one.name: getattr(self, one.name) for one in fields(self)}  # not what is cached
 
     @cached_property
     def _leaf(self) -> Array:
@@ -81,25 +91,31 @@ class Tree:
 
         A level is the columns and the thresholds of its nodes, and where their left children stand
         in the next one: None if that of node i stands at 2 i. Leaves stand in all levels below.
+        In deep trees all nodes stand in every level.
         """
+        feature, left = (np.asarray(a, dtype=np.int64) for a in (self.feature, self.left))
+        threshold, leaf = np.asarray(self.threshold, dtype=np.float64), np.cumsum(self._leaf) - 1
+        if self.depth > _DEEP:
+            return ((feature, threshold, left),) * self.depth, leaf
         levels: list[Level] = []
         nodes = np.zeros(1, dtype=np.int64)
-        while not (ends := self._leaf[nodes]).all():
+        for _ in range(self.depth):
+            ends = self._leaf[nodes]
             children = np.where(ends, 1, 2)
             place = np.cumsum(children) - children
-            level = np.asarray(self.feature, dtype=np.int64)[nodes], self.threshold[nodes]
-            levels.append((*level, place if ends.any() else None))
+            levels.append((feature[nodes], threshold[nodes], place if ends.any() else None))
             right = np.arange(children.sum()) - np.repeat(place, children)
-            nodes = np.repeat(np.asarray(self.left, dtype=np.int64)[nodes], children) + right
-        return tuple(levels), (np.cumsum(self._leaf) - 1)[nodes]
+            nodes = np.repeat(left[nodes], children) + right
+        return tuple(levels), leaf[nodes]
 
     def leaves(self, rows: Array) -> Array:
         """Numbers 0..S-1 of the leaves, in the order of their nodes, of rows (n, d); shape (n,)."""
         xp, place = array_namespace(rows), device(rows)
-        levels, ends = self._levels
+        levels, leaf = self._levels
         there = [
             [None if a is None else xp.asarray(a, device=place) for a in level] for level in levels
         ]
+        ends = xp.asarray(leaf, device=place)
         n, d = rows.shape
         found = xp.empty(n, dtype=xp.int64, device=place)
         # Memory of all blocks: that of fresh arrays comes and goes, for which threads wait.
@@ -124,5 +140,5 @@ class Tree:
                     take_into(xp, at, left, node)
                     node, at = at, node
                 add_flags(xp, node, right)
-            take_into(xp, found[here], xp.asarray(ends, device=place), node)
+            take_into(xp, found[here], ends, node)
         return found
