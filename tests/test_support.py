@@ -317,10 +317,15 @@ def test_what_a_tree_keeps_does_not_travel_and_grows_with_its_nodes():
     assert len(pickle.dumps(tree)) == before
 
 
+@pytest.mark.parametrize("deep", [39, 40])
 @pytest.mark.parametrize("block", [1, 7, 1 << 16])
-def test_leaves_of_any_depth_are_found_block_by_block(block, monkeypatch):
-    """Every split of this tree has one leaf, so that most leaves stand in many levels."""
+def test_leaves_of_any_depth_are_found_block_by_block(block, deep, monkeypatch):
+    """Every split of this tree has one leaf, so that most leaves stand in many levels.
+
+    Its depth is 40: with 39 it is walked by its nodes, with 40 by its levels.
+    """
     monkeypatch.setattr(tree_module, "_ROWS", block)
+    monkeypatch.setattr(tree_module, "_DEEP", deep)
     rows = np.stack([2.0 ** np.arange(40), np.zeros(40)], axis=1)
     left, threshold = np.arange(81), np.full(81, np.inf)
     inner = np.array([0, *range(1, 79, 2)])  # whose right children are leaves

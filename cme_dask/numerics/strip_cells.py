@@ -21,7 +21,7 @@ class StripCells:
     spec
         What to sum.
     rows
-        Rows of the longest strip, roughly.
+        Rows of a strip: memory for no more is kept, and longer ones are summed in several blocks.
     """
 
     def __init__(self, spec: CellSpec, rows: int) -> None:

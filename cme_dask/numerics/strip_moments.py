@@ -33,7 +33,7 @@ def sub_block(width: int) -> int:
     A power of two from 2^9 to ``_LONGEST``; on longer ones kernel and products wait for memory, on
     shorter ones for each other.
     """
-    return 1 << min(max((_CACHE // (8 * width)).bit_length() - 1, 9), _LONGEST.bit_length() - 1)
+    return min(1 << max((_CACHE // (8 * width)).bit_length() - 1, 9), _LONGEST)
 
 
 def span(width: int, beside: int) -> int:
