@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 MIN_STRIP, MAX_STRIP = 1 << 12, 1 << 18
 _STRIPS_WANTED = 128
-_TASKS_PER_WORKER = 4, 16  # at least, and if they are long enough
+_TASKS_PER_WORKER = 8, 16  # at least, and if they are long enough
 _LEAST_SECONDS, _TASK_SECONDS = 0.25, 2.0
 
 
@@ -75,7 +75,7 @@ def plan_runs(
     Notes
     -----
     A task takes about two seconds, or less so that every worker gets sixteen, since the last one to
-    end keeps the others waiting; of short ones every worker gets four. Two tasks whose border lies
+    end keeps the others waiting; of short ones every worker gets eight. Two tasks whose border lies
     inside a chunk both read it: so, unless chunks end where tasks do, these cover four chunks where
     that leaves enough of them, and two, or at least one, where otherwise a worker would have none.
     """
