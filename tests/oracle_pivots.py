@@ -29,6 +29,51 @@ def greedy(K, tol, max_rank=None, weights=None):
     return pivots, L, np.array(trace)
 
 
+def by_trace(K, count, share, signs, candidates=256, worth=0.3, least=0.1):
+    """Pivots that take most from the trace, as sketched, with the residual matrix itself.
+
+    Row i is in group i mod 256; a round goes on while the best of the groups' best rows takes at
+    least 0.3 of what the best other row would have taken when it began. ``signs`` has a row for
+    each of K.
+    """
+    S, pivots = K.copy(), []
+
+    def gains():
+        residual = np.diag(S)
+        norms = ((S @ (signs * np.sqrt(share)[:, None])) ** 2).sum(axis=1)
+        return np.where(residual > bar, norms / np.maximum(residual, bar), 0.0)
+
+    while len(pivots) < count:
+        bar = least * share @ np.diag(S) / share.sum()
+        gain = gains()
+        best = [max(range(g, len(K), candidates), key=lambda i: gain[i]) for g in range(candidates)]
+        outside = np.delete(gain, best).max(initial=0.0)
+        first = True
+        while len(pivots) < count:
+            gain = gains()
+            j = max(sorted(best), key=lambda i: gain[i])
+            if not first and gain[j] < worth * outside:
+                break
+            S = S - np.outer(S[:, j], S[j]) / S[j, j]
+            S[j] = S[:, j] = 0.0
+            pivots.append(j)
+            first = False
+    return pivots
+
+
+def largest_gains(K, count):
+    """Pivots that take most from the trace, without a sketch (Farahat et al. 2011)."""
+    S, pivots = K.copy(), []
+    for _ in range(count):
+        residual = np.diag(S)
+        norms = (S**2).sum(axis=1)
+        some = residual > 0.1 * residual.mean()
+        j = int(np.argmax(np.where(some, norms / np.where(some, residual, 1.0), 0.0)))
+        S = S - np.outer(S[:, j], S[j]) / S[j, j]
+        pivots.append(j)
+    return pivots, np.trace(S) / np.trace(K)
+
+
 def randomly(K, rank, rng, weights=None):
     """Randomly pivoted Cholesky (Chen, Epperly, Tropp and Webber 2025, Algorithm 1)."""
     share = np.ones(len(K)) if weights is None else weights

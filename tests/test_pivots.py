@@ -13,7 +13,7 @@ from cme_dask.numerics import pools
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.pools import Bound, Pool, noise, top_rows
-from cme_dask.numerics.sampled import prefix_rows, sampled_cholesky
+from cme_dask.numerics.sampled import GREEDY, sampled_cholesky
 
 N = 1500
 KERNELS = {
@@ -193,14 +193,14 @@ def trace_error(kernel, pivots, factor, rows, weights=None):
 
 def test_sampled_pivots_are_greedy_on_a_prefix(rng):
     points, rows, check = halves(rng.uniform(size=(10_000, 2)))
-    result = sampled_cholesky(GAUSSIAN, points, rows, equal_weights, 1e-2, check=check)
-    on_prefix = pivoted_cholesky(GAUSSIAN, points[:4096], 1e-4)
+    result = sampled_cholesky(GAUSSIAN, points, rows, equal_weights, 1e-3, check=check)
+    on_prefix = pivoted_cholesky(GAUSSIAN, points[:4096], 1e-5)
     rank = len(result.pivots)
     assert 10 < rank < 128
     assert result.reached
     assert result.pivots.tolist() == on_prefix.pivots[:rank].tolist()
     found = points[result.pivots], result.factor
-    assert trace_error(GAUSSIAN, *found, check[0]) <= 1e-2
+    assert trace_error(GAUSSIAN, *found, check[0]) <= 1e-3
 
 
 def test_the_prefix_grows_with_the_rank(rng):
@@ -223,8 +223,8 @@ def test_the_prefix_grows_with_the_rank(rng):
     rank, basis = len(result.pivots), NewtonBasis(kernel, points[result.pivots], result.factor)
     assert 256 < rank < 512
     assert sizes == [(4096, 0), (8192, 256)]
-    assert prefix_rows(rank, len(points)) == 8192
-    assert prefix_rows(10**6, 5000) == 5000
+    assert GREEDY.prefix_rows(rank, len(points)) == 8192
+    assert GREEDY.prefix_rows(10**6, 5000) == 5000
     # What was found on the shorter prefix goes on, exactly, on the longer one.
     left = 1 - (basis(points[:8192]) ** 2).sum(axis=1)
     assert result.residual_trace[-1] == pytest.approx(left.mean(), rel=1e-9)

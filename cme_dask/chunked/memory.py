@@ -13,8 +13,9 @@ from distributed.system import MEMORY_LIMIT
 from cme_dask.chunked.driver import Executor
 from cme_dask.chunked.plan import Run, strip_length
 from cme_dask.errors import DataError, ResourceError
+from cme_dask.numerics.by_trace import SKETCH
 from cme_dask.numerics.pools import BLOCK
-from cme_dask.numerics.sampled import prefix_rows
+from cme_dask.numerics.sampled import BY_TRACE, GREEDY
 from cme_dask.numerics.strip_moments import most_spanned, sub_block
 
 _WORD = 8
@@ -155,9 +156,11 @@ def pivot_bytes(sample_rows: int, rank: int, *, complete: bool = False) -> int:
     if complete:
         return int(1.5 * columns(sample_rows, rank))
     half = -(-sample_rows // 2)
-    chosen = prefix_rows(rank, half)
+    chosen = GREEDY.prefix_rows(rank, half)
     grown = min(2 * chosen, half)
-    return columns(half, rank) + int((1.5 if grown > chosen else 1.2) * columns(grown, rank))
+    sketches = 2 * SKETCH * BY_TRACE.prefix_rows(rank, half) * _WORD
+    grown_columns = int((1.5 if grown > chosen else 1.2) * columns(grown, rank))
+    return columns(half, rank) + grown_columns + sketches
 
 
 @dataclass(frozen=True)

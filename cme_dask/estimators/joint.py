@@ -80,11 +80,12 @@ class JointDistribution(GrowingJoint, BaseEstimator):  # type: ignore[misc]
     convergence : {"raise", "warn"}
         What to do where a solver misses its tolerance.
     pivots : {"sampled", "greedy", "random"} or (array, array)
-        ``sampled``: greedy on the row sample, in no pass; where the moment pass then measures more
-        than ``tol``, rounds over all rows add what is missing. ``greedy``: largest residual over
-        all rows (Algorithm 1), in rounds of one pass each. ``random``: drawn with probability
-        proportional to the residual (Epperly, Tropp and Webber 2024), in fewer rounds. Or given
-        points of x and y, shapes (m, d), taken in order; a pair may also name a mode for each.
+        ``sampled``: from the row sample, in no pass, by what they take from the trace or, below
+        ``tol`` 3e-3, greedily; where the moment pass then measures more than ``tol``, rounds over
+        all rows add what is missing. ``greedy``: largest residual over all rows (Algorithm 1), in
+        rounds of one pass each. ``random``: drawn with probability proportional to the residual
+        (Epperly, Tropp and Webber 2024), in fewer rounds. Or given points of x and y, shapes
+        (m, d), taken in order; a pair may also name a mode for each.
     span : float
         For ``greedy``, in (0, 1]: accept pivots while their residual is at least ``span`` times any
         that may be left. 1 gives exactly the pivots of Algorithm 1; 0.5 takes a quarter of the

@@ -198,8 +198,8 @@ class PivotedRows(TracedRows):
         newton = pool.newton(np.arange(len(batch)))
         positions = iter(range(len(batch)))
 
-        def choose(residual: Array, j: int) -> int:
-            floor = self._floor(self.rank + j)
+        def choose(residual: Array, panel: Array) -> int:
+            floor = self._floor(self.rank + len(panel))
             return next((p for p in positions if residual[p] > floor), -1)
 
         schur = pool.kernel(pool.points, pool.points) - newton @ newton.T
@@ -218,11 +218,14 @@ class PivotedRows(TracedRows):
     def continued(self, points: Array, rows: Array, share: Array) -> "PivotedRows":
         """The same pivots on more rows, of which these were the first."""
         more = PivotedRows(self._pool.kernel, points, rows, share, self._threads)
+        self._hand_over(more)
+        return more
+
+    def _hand_over(self, more: "PivotedRows") -> None:
         factor = self.factor
-        more.follow(points[self.picks], factor)
+        more.follow(more._pool.points[self.picks], factor)
         more._pool.settle(self.picks, factor)
         more.picks, more._told = self.picks, self._told
-        return more
 
     def tell(self, on_pivot: OnPivot | None, tol: float = 0.0) -> None:
         """Report the pivots that have not been reported yet, up to the one that reaches ``tol``."""

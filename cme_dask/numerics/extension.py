@@ -6,7 +6,7 @@ import numpy as np
 
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.cholesky import PivotedRows
-from cme_dask.numerics.sampled import prefix_rows
+from cme_dask.numerics.sampled import GREEDY
 
 Array = Any
 
@@ -48,7 +48,9 @@ def extended_basis(
     NewtonBasis
         The same one if the rows are spanned already.
     """
-    few = prefix_rows(4 * basis.rank, len(rows))  # no other rows tell whether these are enough
+    few = GREEDY.prefix_rows(
+        4 * basis.rank, len(rows)
+    )  # no other rows tell whether these are enough
     run = PivotedRows(basis.kernel, rows[:few], index[:few], weights[:few] / weights[:few].sum())
     run.follow(basis.points, basis.factor)
     limit = few if max_rank is None else min(few, max_rank - basis.rank)

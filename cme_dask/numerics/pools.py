@@ -76,32 +76,33 @@ def noise(rank: int, largest: float) -> float:
 
 
 def eliminate(
-    schur: Array, residual: Array, choose: Callable[[Array, int], int], limit: int
+    schur: Array, residual: Array, choose: Callable[[Array, Array], int], limit: int
 ) -> tuple[Array, Array]:
     """Pivoted Cholesky of a small dense matrix with a rule of choice.
 
     Parameters
     ----------
     schur
-        Residual kernel matrix of the pool, shape (c, c).
+        Residual kernel matrix of the pool, shape (c, c), and any products of it, (c, q), beside it.
     residual
         Its diagonal, shape (c,).
     choose
-        ``choose(residual, j)``: position of pivot number j given the present residuals, or -1.
+        ``choose(residual, panel)``: position of the next pivot given the present residuals and the
+        panel so far, or -1.
     limit
         Largest number of pivots.
 
     Returns
     -------
     picks : (b,) positions of the pivots
-    panel : (b, c), row j the column of L that pivot j makes
+    panel : (b, c + q), row j the column of L that pivot j makes, and the same products of it
     """
-    residual = residual.copy()
-    panel = np.empty((min(limit, len(residual)), len(residual)))
+    residual, n = residual.copy(), len(residual)
+    panel = np.empty((min(limit, n), schur.shape[1]))
     picks: list[int] = []
     while len(picks) < len(panel):
         j = len(picks)
-        pick = choose(residual, j)
+        pick = choose(residual, panel[:j])
         if pick < 0:
             break
         root = np.sqrt(residual[pick])
@@ -110,7 +111,7 @@ def eliminate(
         column[picks] = 0.0
         column[pick] = root
         panel[j] = column
-        residual -= column * column
+        residual -= column[:n] * column[:n]
         np.maximum(residual, 0.0, out=residual)
         residual[pick] = 0.0
         picks.append(pick)
@@ -300,12 +301,12 @@ class Pool:
         order = np.argsort(self.rows)  # so that the first of equals is the lowest row
         rows, newton = self.rows[order], self.newton(order)
 
-        def choose(residual: Array, j: int) -> int:
-            best = float(residual.max())
+        def choose(residual: Array, panel: Array) -> int:
+            best, found = float(residual.max()), len(panel)
             pick = int((residual >= best * (1 - TIE)).argmax())
-            if best <= floor(self.rank + j):
+            if best <= floor(self.rank + found):
                 return -1
-            return pick if (certain and j == 0) or bound.admits(best, int(rows[pick])) else -1
+            return pick if (certain and not found) or bound.admits(best, int(rows[pick])) else -1
 
         points = self.points[order]
         schur = self.kernel(points, points) - newton @ newton.T

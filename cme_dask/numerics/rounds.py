@@ -148,9 +148,9 @@ class Greedy(_Rounds):
         """Positions of greedy pivots among these rows alone, at least one."""
         newton = state.newton(self.kernel, x)
 
-        def choose(left: Array, j: int) -> int:
-            pick = int(left.argmax())
-            return pick if j == 0 or left[pick] > measured.floor(state.rank + j) else -1
+        def choose(left: Array, panel: Array) -> int:
+            pick, found = int(left.argmax()), len(panel)
+            return pick if not found or left[pick] > measured.floor(state.rank + found) else -1
 
         schur = self.kernel(x, x) - newton @ newton.T
         # With nothing left but rounding, any one row tells as much as another.
@@ -275,9 +275,9 @@ class Random(_Rounds):
         least = rng.random(len(points)) * before
         next_one = 0
 
-        def choose(residual: Array, j: int) -> int:
+        def choose(residual: Array, panel: Array) -> int:
             nonlocal next_one
-            floor = offer.measured.floor(state.rank + j)
+            floor = offer.measured.floor(state.rank + len(panel))
             accepted = (residual >= least) & (residual > floor)
             accepted[:next_one] = False
             pick = int(accepted.argmax())

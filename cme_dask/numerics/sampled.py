@@ -2,26 +2,50 @@
 
 from collections.abc import Callable
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from cme_dask.numerics.by_trace import RowsByTrace
 from cme_dask.numerics.cholesky import CholeskyResult, OnPivot, PivotedRows, TracedRows
 
 Array = Any
 
-_ROWS_PER_PIVOT = 16
-_MIN_PREFIX = 1 << 12
+_COARSE = 3e-3  # tol down to which a choice by trace ends with fewer pivots
 _GAP = 2.0  # traces on other rows and on those chosen from, beyond which more rows are needed
 
 
-def prefix_rows(rank: int, size: int) -> int:
-    """Rows of ``size`` from which pivot number ``rank`` is chosen, a power of two.
+@dataclass(frozen=True)
+class Choice:
+    """How pivots are chosen from a sample.
 
-    16 rows for each pivot, at least 4,096: more cost time, and a greedy choice from more rows takes
-    more outliers, which tell less of the others.
+    Attributes
+    ----------
+    rows
+        What chooses.
+    per_pivot, least
+        From how many rows: so many for each pivot, and at least so many.
+    widest
+        From so many times as many at most, where rows tell too little of each other.
     """
-    return min(size, max(_MIN_PREFIX, 1 << (_ROWS_PER_PIVOT * max(rank, 1) - 1).bit_length()))
+
+    rows: type[PivotedRows]
+    per_pivot: int
+    least: int
+    widest: float
+
+    def prefix_rows(self, rank: int, size: int) -> int:
+        """Rows of ``size`` from which pivot number ``rank`` is chosen, a power of two."""
+        wanted = 1 << (self.per_pivot * max(rank, 1) - 1).bit_length()
+        return min(size, max(self.least, wanted))
+
+
+GREEDY = Choice(PivotedRows, 16, 1 << 12, np.inf)
+"""By residual: from more rows it takes more outliers, which tell less of the others."""
+
+BY_TRACE = Choice(RowsByTrace, 8, 1 << 10, 4)
+"""By what the trace falls: costs the square of the rows, and half as many give the same ranks."""
 
 
 def sampled_cholesky(
@@ -36,11 +60,14 @@ def sampled_cholesky(
     on_pivot: OnPivot | None = None,
     threads: Executor | None = None,
 ) -> CholeskyResult:
-    """Greedy pivots on a random sample, enough for the table that it was drawn from.
+    """Pivots from a random sample, enough for the table that it was drawn from.
 
-    Pivots are chosen from a prefix of the sample, which grows with the rank. On these rows the
-    residual trace is too small, since the pivots are some of them; so it is measured on others,
-    and there it must be below ``tol`` by two standard errors, and by more if pivots are few.
+    For ``tol`` of at least 3e-3 they are chosen by what they take from the trace (see
+    :mod:`cme_dask.numerics.by_trace`), else, or where the rows tell too little of each other for
+    that, by residual (joint paper, Algorithm 1). They come from a prefix of the sample, which grows
+    with the rank. On these rows the residual trace is too small, since the pivots are some of them;
+    so it is measured on others, and there it must be below ``tol`` by two standard errors, and by
+    more if pivots are few.
 
     Parameters
     ----------
@@ -67,20 +94,40 @@ def sampled_cholesky(
         these can't tell enough of the table.
     """
     limit = len(points) if max_rank is None else min(max_rank, len(points))
-    chosen = _Growing(kernel, points, rows, weights_of, limit, on_pivot, threads)
-    if check is None:
+
+    def by(choice: Choice) -> CholeskyResult:
+        chosen = _Growing(choice, kernel, points, rows, weights_of, limit, on_pivot, threads)
+        others = None if check is None else _others(kernel, check, threads)
+        return _chosen(chosen, others, points, tol)
+
+    if tol < _COARSE:
+        return by(GREEDY)
+    found = by(BY_TRACE)
+    ended = found.reached or found.exhausted or len(found.pivots) == limit
+    return found if ended else by(GREEDY)
+
+
+def _others(kernel: Any, check: tuple[Array, Array], threads: Executor | None) -> TracedRows:
+    rows, weights = check
+    return TracedRows(kernel, rows, np.arange(len(rows)), weights, threads)
+
+
+def _chosen(
+    chosen: "_Growing", others: TracedRows | None, points: Array, tol: float
+) -> CholeskyResult:
+    """Choose until the others tell that it is enough, or no more can be told."""
+    if others is None:
         chosen.until(tol)
-        chosen.grow(len(points))
+        chosen.take_all()
         chosen.until(tol)
         return chosen.run.result(chosen.run.history, tol, chosen.exhausted)
-    others = TracedRows(kernel, check[0], np.arange(len(check[0])), check[1], threads)
     target = tol
     while True:
         run = chosen.until(target)
         others.follow(points[run.picks], run.factor)
         bounds = others.upper_bounds(tol)
         gap = others.history[-1] / max(run.history[-1], np.finfo(np.float64).tiny)
-        if bounds.min() <= tol or chosen.ended or (chosen.full and gap > _GAP):
+        if bounds.min() <= tol or chosen.ended or (chosen.widest and gap > _GAP):
             return run.result(bounds, tol, chosen.exhausted)
         if gap > _GAP:  # more of the same rows would tell about these rows alone
             chosen.grow(2 * chosen.size)
@@ -90,10 +137,11 @@ def sampled_cholesky(
 
 
 class _Growing:
-    """Greedy pivots from a prefix that grows with the rank."""
+    """Pivots from a prefix that grows with the rank."""
 
     def __init__(
         self,
+        choice: Choice,
         kernel: Any,
         points: Array,
         rows: Array,
@@ -103,16 +151,22 @@ class _Growing:
         threads: Executor | None,
     ) -> None:
         self._points, self._rows, self._weights_of = points, rows, weights_of
-        self._limit, self._on_pivot = limit, on_pivot
-        self.size, self.exhausted = prefix_rows(0, len(points)), False
+        self._choice, self._limit, self._on_pivot = choice, limit, on_pivot
+        self.size, self.exhausted = choice.prefix_rows(0, len(points)), False
         first = slice(self.size)
         weights = weights_of(self.size)
-        self.run = PivotedRows(kernel, points[first], rows[first], weights, threads)
+        self.run = choice.rows(kernel, points[first], rows[first], weights, threads)
 
     @property
     def full(self) -> bool:
         """Whether the prefix holds all rows."""
         return self.size == len(self._points)
+
+    @property
+    def widest(self) -> bool:
+        """Whether the prefix is as long as it may get before there are more pivots."""
+        wanted = self._choice.prefix_rows(self.run.rank, len(self._points))
+        return self.full or self.size >= self._choice.widest * wanted
 
     @property
     def ended(self) -> bool:
@@ -127,15 +181,24 @@ class _Growing:
             self.run = self.run.continued(self._points[:size], self._rows[:size], weights)
             self.size, self.exhausted = size, False
 
+    def take_all(self) -> None:
+        """Go on with all rows, by residual: few pivots are missing, and all must be looked at."""
+        if self.full:
+            return
+        self.size, self.exhausted = len(self._points), False
+        weights = self._weights_of(self.size)
+        self.run = PivotedRows.continued(self.run, self._points, self._rows, weights)
+
     def until(self, target: float) -> PivotedRows:
         """Choose until the trace over the prefix is at most ``target``, or the choice ends."""
         while self.run.history[-1] > target and not self.ended:
             self.grow(
                 2 * self.size
                 if self.exhausted
-                else prefix_rows(self.run.rank + 1, len(self._points))
+                else self._choice.prefix_rows(self.run.rank + 1, len(self._points))
             )
-            most = self._limit if self.full else min(self._limit, self.size // _ROWS_PER_PIVOT)
+            most = self.size // self._choice.per_pivot
+            most = self._limit if self.full else min(self._limit, most)
             self.exhausted = not self.run.greedy(most)
             self.run.tell(self._on_pivot)
         return self.run

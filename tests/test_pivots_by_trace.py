@@ -1,0 +1,178 @@
+"""Pivots chosen by what they take from the trace: as written down, and fewer of them."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import oracle_pivots as slow
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cme_dask import kernels
+from cme_dask.numerics.basis import NewtonBasis
+from cme_dask.numerics.by_trace import SKETCH, RowsByTrace
+from cme_dask.numerics.cholesky import PivotedRows
+from cme_dask.numerics.sampled import BY_TRACE, GREEDY, sampled_cholesky
+
+GAUSSIAN = kernels.Gaussian(0.3)
+
+
+def equal(size):
+    return np.full(size, 1 / size)
+
+
+def signs(n):
+    return np.random.default_rng(0).choice((-1.0, 1.0), size=(n, SKETCH))
+
+
+def chosen(kernel, points, share, rank, threads=None):
+    run = RowsByTrace(kernel, points, np.arange(len(points)), share, threads)
+    while run.rank < rank:
+        assert run.greedy(rank)
+    return run
+
+
+LAWS = {
+    "uniform": (lambda rng, n: rng.uniform(size=(n, 3)), GAUSSIAN),
+    "normal": (lambda rng, n: rng.standard_normal((n, 3)), kernels.Gaussian(1.0)),
+    "t": (lambda rng, n: rng.standard_t(3, (n, 2)), kernels.Matern(1.0, 1.5)),
+    "clusters": (
+        lambda rng, n: (
+            rng.uniform(size=(20, 4))[rng.integers(20, size=n)] + 0.03 * rng.standard_normal((n, 4))
+        ),
+        kernels.Gaussian(0.1),
+    ),
+}
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("law", LAWS)
+def test_pivots_are_those_of_the_rule_on_the_whole_matrix(law, weighted, rng):
+    draw, kernel = LAWS[law]
+    points = draw(rng, 700)
+    share = rng.exponential(size=700) if weighted else equal(700)
+    run = chosen(kernel, points, share, 40)
+    K = kernel(points, points)
+    assert run.picks.tolist() == slow.by_trace(K, 40, share, signs(700))
+    np.testing.assert_allclose(
+        run.factor @ run.factor.T, K[np.ix_(run.picks, run.picks)], atol=1e-13
+    )
+    newton = NewtonBasis(kernel, points[run.picks], run.factor)(points)
+    trace = 1 - share @ (newton**2).sum(axis=1) / share.sum()
+    assert run.history[-1] == pytest.approx(trace, rel=1e-9)
+
+
+@settings(max_examples=10, deadline=None)
+@given(first=st.integers(1, 40), seed=st.integers(0, 99))
+def test_the_choice_goes_on_from_a_prefix_with_the_sketch_of_all_rows(first, seed):
+    """What is sketched of the residual matrix is that of the matrix itself."""
+    points = np.random.default_rng(seed).uniform(size=(600, 2))
+    run = chosen(GAUSSIAN, points[:300], equal(300), first)
+    more = run.continued(points, np.arange(600), equal(600))
+    newton = NewtonBasis(GAUSSIAN, points[run.picks], run.factor)(points)
+    S = GAUSSIAN(points, points) - newton @ newton.T
+    np.testing.assert_allclose(more._sketch, signs(600).T / np.sqrt(600) @ S, atol=1e-11)
+    assert more.picks.tolist() == run.picks.tolist()
+    assert more.greedy(first + 10)
+    newton = NewtonBasis(GAUSSIAN, points[more.picks], more.factor)(points)
+    S = GAUSSIAN(points, points) - newton @ newton.T
+    np.testing.assert_allclose(more._sketch, signs(600).T / np.sqrt(600) @ S, atol=1e-11)
+
+
+def test_threads_change_nothing(rng):
+    points = rng.uniform(size=(2000, 3))
+    alone = chosen(GAUSSIAN, points, equal(2000), 60)
+    with ThreadPoolExecutor(3) as threads:
+        beside = chosen(GAUSSIAN, points, equal(2000), 60, threads)
+    assert alone.picks.tolist() == beside.picks.tolist()
+    np.testing.assert_array_equal(alone.factor, beside.factor)
+
+
+def test_of_equal_rows_none_is_taken_twice(rng):
+    side = np.arange(7.0)
+    grid = np.stack(np.meshgrid(side, side), axis=-1).reshape(-1, 2)
+    points = np.tile(grid, (8, 1))[rng.permutation(392)]
+    run = RowsByTrace(kernels.Gaussian(1.0), points, np.arange(392), equal(392))
+    while run.greedy(392):
+        pass
+    assert run.history[-1] < 1e-14
+    assert sorted(map(tuple, points[run.picks])) == sorted(map(tuple, grid))
+
+
+def test_rows_without_weight_are_no_pivots(rng):
+    points = rng.uniform(size=(300, 2))
+    points[200:] += 100.0
+    share = np.where(np.arange(300) < 200, 1 / 200, 0.0)
+    run = RowsByTrace(GAUSSIAN, points, np.arange(300), share)
+    while run.history[-1] > 1e-6:
+        assert run.greedy(300)
+    assert run.picks.max() < 200
+    nothing = RowsByTrace(GAUSSIAN, points[200:], np.arange(100), np.zeros(100))
+    assert not nothing.greedy(10)
+    assert nothing.rank == 0
+    assert nothing.continued(points, np.arange(300), share).greedy(10)
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_a_sketch_takes_nearly_as_much_as_the_whole_matrix(law, rng):
+    draw, kernel = LAWS[law]
+    points = draw(rng, 900)
+    K = kernel(points, points)
+    least, greedy = slow.largest_gains(K, 50)[1], slow.greedy(K, 0.0, 50)[2][-1]
+    assert least < 0.8 * greedy
+    assert chosen(kernel, points, equal(900), 50).history[-1] <= (least + greedy) / 2
+
+
+@pytest.mark.parametrize(
+    ("law", "tol", "least"),
+    [("uniform", 1e-2, 0.97), ("normal", 1e-1, 0.7), ("t", 5e-2, 0.8), ("clusters", 2e-2, 0.9)],
+)
+def test_fewer_pivots_are_enough(law, tol, least, rng):
+    """Both choices reach the tolerance on rows that neither has seen, this one with fewer."""
+    draw, kernel = LAWS[law]
+    points, table = np.split(draw(rng, 20_000), [4096])
+    ranks = {}
+    for kind in (BY_TRACE, GREEDY):
+        run = kind.rows(kernel, points, np.arange(4096), equal(4096))
+        while run.history[-1] > tol / 2:
+            assert run.greedy(4096)
+        newton = NewtonBasis(kernel, points[run.picks], run.factor)(table)
+        error = 1 - np.cumsum((newton**2).mean(axis=0))
+        ranks[kind] = int(np.argmax(error <= tol)) + 1
+        assert error[-1] <= tol
+    assert ranks[BY_TRACE] <= least * ranks[GREEDY]
+
+
+def test_coarse_tolerances_are_reached_by_trace_and_others_by_residual(rng):
+    points = rng.uniform(size=(20_000, 3))
+    check = points[1::2], equal(10_000)
+    for tol, kind in ((1e-2, RowsByTrace), (1e-3, PivotedRows)):
+        result = sampled_cholesky(GAUSSIAN, points[::2], np.arange(10_000), equal, tol, check=check)
+        size = (BY_TRACE if kind is RowsByTrace else GREEDY).prefix_rows(len(result.pivots), 10_000)
+        run = kind(GAUSSIAN, points[::2][:size], np.arange(size), equal(size))
+        while run.rank < 20:
+            run.greedy(20)
+        assert result.reached
+        assert result.pivots[:3].tolist() == run.picks[:3].tolist()
+
+
+def test_where_rows_tell_too_little_the_choice_is_by_residual(rng):
+    """Half of the rows stand alone: no prefix of them tells of the others."""
+    x = rng.uniform(size=(6000, 2))
+    x[np.arange(6000) % 4 < 2] *= 1e4
+    points, check = x[::2], (x[1::2], equal(3000))
+    told = []
+    result = sampled_cholesky(
+        GAUSSIAN,
+        points,
+        np.arange(3000),
+        equal,
+        0.05,
+        check=check,
+        on_pivot=lambda rank, trace: told.append(rank),
+    )
+    assert not result.reached
+    assert told.count(1) == 2  # begun twice
+    run = PivotedRows(GAUSSIAN, points, np.arange(3000), equal(3000))
+    run.greedy(10)
+    assert result.pivots[0] == run.picks[0]
