@@ -74,7 +74,7 @@ def contents(folder):
 
 
 def fit_features(store, out, *more):
-    return "features", store, "--out", out, "--tol", "0.5", *more
+    return "features", store, "--out", out, "--tol", "0.1", *more
 
 
 @pytest.fixture(scope="module")

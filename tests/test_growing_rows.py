@@ -191,9 +191,10 @@ def test_a_later_call_that_fails_leaves_all_as_it_was(monkeypatch):
     assert {k: v for k, v in vars(features).items() if k != "_adopt"} == before
 
 
+@pytest.mark.filterwarnings("ignore:x. trace error")  # where only these rows are
 def test_a_classifier_learns_its_labels_with_its_model():
     label = np.where(X[:, 0] > 0.5, "up", np.where(X[:, 1] > 0, "side", "down"))
-    model = EmbeddingClassifier(kernel_x=KERNEL, tol=0.3, reg=1e-3)
+    model = EmbeddingClassifier(kernel_x=KERNEL, tol=0.1, reg=1e-3)
     two = label != "side"
     with pytest.raises(DataError, match="NaN"):
         model.partial_fit(X * np.nan, label, classes=["up", "side", "down"], **ONE)

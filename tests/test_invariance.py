@@ -308,7 +308,7 @@ def test_runs_cover_the_rows_with_few_tasks(n, chunk, workers, seconds):
 
 
 def test_strip_length_depends_on_n_alone():
-    assert [strip_length(n) for n in (2, 10**5, 10**6, 10**7, 10**8, 10**9)] == [
-        *(1 << 12, 1 << 12, 1 << 14),
+    assert [strip_length(n) for n in (2, 10**5, 10**6, 3 * 10**6, 10**7, 10**8, 10**9)] == [
+        *(1 << 12, 1 << 12, 1 << 14, 1 << 15),
         *(1 << 17, 1 << 18, 1 << 18),
     ]

@@ -287,7 +287,7 @@ def test_rows_that_tell_nothing_of_others_are_not_fitted_in_vain(rng):
     assert not result.reached
     assert not result.exhausted
     assert result.residual_trace[-1] <= 0.05
-    assert result.residual_trace[-1] > 0.03
+    assert (result.residual_trace <= 0.05).sum() <= len(points) // 8  # no more than one round
     limited = sampled_cholesky(GAUSSIAN, points, rows, equal_weights, 0.05, 20, check=check)
     assert len(limited.pivots) == 20
     assert not limited.reached

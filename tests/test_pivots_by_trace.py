@@ -1,5 +1,6 @@
 """Pivots chosen by what they take from the trace: as written down, and fewer of them."""
 
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cme_dask import kernels
+from cme_dask.chunked.memory import pivot_bytes
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.by_trace import SKETCH, RowsByTrace
 from cme_dask.numerics.cholesky import PivotedRows
@@ -22,7 +24,7 @@ def equal(size):
 
 
 def signs(n):
-    return np.random.default_rng(0).choice((-1.0, 1.0), size=(n, SKETCH))
+    return 2.0 * np.random.default_rng(0).integers(0, 2, size=(n, SKETCH), dtype=np.int8) - 1.0
 
 
 def chosen(kernel, points, share, rank, threads=None):
@@ -156,12 +158,12 @@ def test_coarse_tolerances_are_reached_by_trace_and_others_by_residual(rng):
         assert result.pivots[:3].tolist() == run.picks[:3].tolist()
 
 
-def test_where_rows_tell_too_little_the_choice_is_by_residual(rng):
+def test_where_rows_tell_too_little_the_choice_goes_on_by_residual(rng):
     """Half of the rows stand alone: no prefix of them tells of the others."""
     x = rng.uniform(size=(6000, 2))
     x[np.arange(6000) % 4 < 2] *= 1e4
-    points, check = x[::2], (x[1::2], equal(3000))
-    told = []
+    points, told = x[::2], []
+    check = x[1::2], equal(3000)
     result = sampled_cholesky(
         GAUSSIAN,
         points,
@@ -172,7 +174,68 @@ def test_where_rows_tell_too_little_the_choice_is_by_residual(rng):
         on_pivot=lambda rank, trace: told.append(rank),
     )
     assert not result.reached
-    assert told.count(1) == 2  # begun twice
-    run = PivotedRows(GAUSSIAN, points, np.arange(3000), equal(3000))
-    run.greedy(10)
-    assert result.pivots[0] == run.picks[0]
+    assert told == list(range(1, len(told) + 1))
+    first = chosen(GAUSSIAN, points[:1024], equal(1024), 20)
+    assert result.pivots[:20].tolist() == first.picks.tolist()
+    greedy = PivotedRows(GAUSSIAN, points, np.arange(3000), equal(3000))
+    while greedy.history[-1] > 0.05:
+        greedy.greedy(3000)
+    assert len(result.pivots) <= greedy.rank
+
+
+@pytest.mark.parametrize("n", [200, 5000])
+@pytest.mark.parametrize("law", LAWS)
+def test_a_whole_table_is_told_by_all_its_rows(law, n, rng):
+    draw, kernel = LAWS[law]
+    points, weights = draw(rng, n), rng.exponential(size=n)
+    result = sampled_cholesky(kernel, points, np.arange(n), lambda size: weights[:size], 0.05)
+    newton = NewtonBasis(kernel, points[result.pivots], result.factor)(points)
+    trace = 1 - weights @ (newton**2).sum(axis=1) / weights.sum()
+    assert result.reached
+    assert result.residual_trace[-1] == pytest.approx(trace, rel=1e-9)
+    assert trace <= 0.05
+    assert len(result.pivots) <= slow_rank(kernel, points, weights)
+
+
+def slow_rank(kernel, points, weights):
+    """How many pivots Algorithm 1 needs for 0.05."""
+    run = PivotedRows(kernel, points, np.arange(len(points)), weights)
+    while run.history[-1] > 0.05:
+        run.greedy(len(points))
+    return int(np.argmax(np.array(run.history) <= 0.05))
+
+
+SPANNED = {
+    "linear": (kernels.Linear(0.5), 3),
+    "polynomial": (kernels.Polynomial(2, 1.0), 6),
+    "delta": (kernels.Delta(), 9),
+    "tiny": (kernels.Linear(0.0)[0], 1),
+}
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("name", SPANNED)
+def test_kernels_of_finite_rank_are_spanned(name, known, rng):
+    kernel, most = SPANNED[name]
+    points = rng.integers(0, 3, size=(4000, 2)) * (1e-120 if name == "tiny" else 1.0)
+    check = (points[1::2], equal(2000)) if known else None
+    result = sampled_cholesky(
+        kernel, points[::2], np.arange(2000), equal, 3e-3, check=check, max_rank=50
+    )
+    assert 1 <= len(result.pivots) <= most
+    assert result.reached
+    limited = sampled_cholesky(kernel, points[::2], np.arange(2000), equal, 3e-3, 1, check=check)
+    assert len(limited.pivots) == 1
+
+
+def test_memory_of_the_choice_is_predicted(rng):
+    """Of rows that tell little of each other, too: they are looked at without a sketch."""
+    x = rng.uniform(size=(16_384, 3))
+    x[rng.random(16_384) < 0.05] *= 1e3
+    check = x[1::2], equal(8192)
+    for kernel, tol, limit in ((GAUSSIAN, 1e-2, 250), (kernels.Gaussian(0.2), 3e-3, 600)):
+        tracemalloc.start()
+        result = sampled_cholesky(kernel, x[::2], np.arange(8192), equal, tol, limit, check=check)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak <= pivot_bytes(16_384, len(result.pivots))

@@ -153,12 +153,13 @@ def pivot_bytes(sample_rows: int, rank: int, *, complete: bool = False) -> int:
     # L in blocks of columns, and pools in pools of an eighth of the rows each. Where the rows tell
     # too little of the others they are doubled, and what is known of one half of them is held until
     # the columns of all are ready.
+    # Signs and sketch of the rows of a choice by trace, and of half as many before.
+    half = sample_rows if complete else -(-sample_rows // 2)
+    sketches = 3 * SKETCH * BY_TRACE.prefix_rows(rank, half) * _WORD
     if complete:
-        return int(1.5 * columns(sample_rows, rank))
-    half = -(-sample_rows // 2)
+        return int(1.5 * columns(sample_rows, rank)) + sketches
     chosen = GREEDY.prefix_rows(rank, half)
     grown = min(2 * chosen, half)
-    sketches = 2 * SKETCH * BY_TRACE.prefix_rows(rank, half) * _WORD
     grown_columns = int((1.5 if grown > chosen else 1.2) * columns(grown, rank))
     return columns(half, rank) + grown_columns + sketches
 

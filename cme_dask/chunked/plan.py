@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, Self, TypeVar
 
 MIN_STRIP, MAX_STRIP = 1 << 12, 1 << 18
-_STRIPS_WANTED = (64, 1 << 17), (128, MAX_STRIP)  # some so many strips, of at most so many rows
+_STRIPS_WANTED = (64, 1 << 14), (128, MAX_STRIP)  # some so many strips, of at most so many rows
 _TASKS_PER_WORKER = 8, 16  # at least, and if they are long enough
 _LEAST_SECONDS, _TASK_SECONDS = 0.25, 2.0
 
@@ -29,8 +29,8 @@ N = TypeVar("N")
 def strip_length(n: int) -> int:
     """Rows per strip, a power of two from 2^12 to 2^18 that depends on n alone.
 
-    What is done once per strip takes the interpreter lock, for which threads wait, so of few rows
-    there are fewer strips.
+    What is done once per strip takes the interpreter lock, for which threads wait: of up to a
+    million rows, whose pass is short, there are fewer strips.
     """
     rows = max(min(n // count, longest) for count, longest in _STRIPS_WANTED)
     return max(MIN_STRIP, 1 << (max(rows, 1) - 1).bit_length())

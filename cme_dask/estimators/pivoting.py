@@ -204,7 +204,7 @@ class PivotChoice:
         return self.may_miss(i) and (most is None or basis.rank < most)
 
     def _sampled(self, i: int, kernel: Kernel, before: tuple[int, ...]) -> tuple[NewtonBasis, bool]:
-        """Greedy pivots on the row sample, and whether they are known to be enough.
+        """Pivots from the row sample, and whether they are known to be enough.
 
         Every other row of the sample is left to tell. Halves of the sample that are drawn so are
         samples, too, with the same chances: prefixes of it were drawn first.

@@ -44,8 +44,10 @@ class RowsByTrace(PivotedRows):
         threads: Executor | None = None,
     ) -> None:
         super().__init__(kernel, points, rows, share, threads)
-        signs = np.random.default_rng(0).choice((-1.0, 1.0), size=(len(rows), SKETCH))
-        self._signs = np.ascontiguousarray(signs.T) * np.sqrt(share)
+        bits = np.random.default_rng(0).integers(0, 2, size=(len(rows), SKETCH), dtype=np.int8)
+        size = float(share @ self._diagonal) or 1.0  # so that no square underflows
+        root = np.sqrt(share) / size
+        self._signs = np.where(np.ascontiguousarray(bits.T), root, -root)
         self._sketch = self._of_kernel()
 
     def greedy(self, limit: int) -> bool:
@@ -84,8 +86,7 @@ class RowsByTrace(PivotedRows):
         """The same pivots on more rows, of which these were the first."""
         more = RowsByTrace(self._pool.kernel, points, rows, share, self._threads)
         self._hand_over(more)
-        if more.rank:
-            more._subtract(0)
+        more._subtract(0)
         return more
 
     def _of_kernel(self) -> Array:
@@ -108,9 +109,12 @@ class RowsByTrace(PivotedRows):
 
         ``products`` of the columns with the signs, shape (SKETCH, b), if they are known.
         """
-        columns = np.stack([self._pool.column(j) for j in range(first, self.rank)])
-        products = self._signs @ columns.T if products is None else products
-        blas.subtract_product(self._sketch, np.ascontiguousarray(products), columns)
+        for columns in self._pool.columns(first):
+            if products is None:
+                of_these = self._signs @ columns.T
+            else:
+                of_these, products = np.split(products, [len(columns)], axis=1)
+            blas.subtract_product(self._sketch, np.ascontiguousarray(of_these), columns)
 
 
 def _blocks(n: int) -> Iterator[slice]:
@@ -124,13 +128,18 @@ def _gain(sketch: Array, residual: Array, least: float) -> Array:
 
 
 def _candidates(gain: Array, rows: Array) -> tuple[Array, float]:
-    """Positions of the best row of each group, by global index, and the best gain of the others."""
-    n = len(gain)
-    groups = min(_CANDIDATES, n)
-    padded = np.full(-(-n // groups) * groups, -1.0)
-    padded[:n] = gain
-    best = padded.reshape(-1, groups).argmax(axis=0) * groups + np.arange(groups)
-    best = best[padded[best] > 0.0]
+    """Positions of the best row of each group, by global index, and the best gain of the others.
+
+    Rows i, i + 256, ... are a group; ties go to the lowest row.
+    """
+    groups = min(_CANDIDATES, len(gain))
+    shape = -(-len(gain) // groups), groups
+    gains, numbers = np.full(shape, -1.0), np.full(shape, np.iinfo(np.int64).max)
+    gains.flat[: len(gain)], numbers.flat[: len(gain)] = gain, rows
+    tied = gains >= gains.max(axis=0) * (1 - TIE)
+    lowest = np.where(tied, numbers, np.iinfo(np.int64).max).argmin(axis=0)
+    best = lowest * groups + np.arange(groups)
+    best = best[gain[best] > 0.0]
     others = gain.copy()
     others[best] = 0.0
     return best[np.argsort(rows[best])], float(others.max())

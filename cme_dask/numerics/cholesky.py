@@ -113,7 +113,7 @@ class TracedRows:
         self._pool = Pool(kernel, points, rows, self._diagonal.copy(), threads=threads)
         self._threads = threads
         self._share = share
-        self._trace = float(share @ self._diagonal)
+        self._trace = max(float(share @ self._diagonal), np.finfo(np.float64).tiny)
         self.history = [1.0]
 
     def follow(self, pivots: Array, factor: Array) -> None:

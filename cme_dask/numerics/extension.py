@@ -48,9 +48,8 @@ def extended_basis(
     NewtonBasis
         The same one if the rows are spanned already.
     """
-    few = GREEDY.prefix_rows(
-        4 * basis.rank, len(rows)
-    )  # no other rows tell whether these are enough
+    # Many, since no other rows tell whether these pivots are enough.
+    few = GREEDY.prefix_rows(4 * basis.rank, len(rows))
     run = PivotedRows(basis.kernel, rows[:few], index[:few], weights[:few] / weights[:few].sum())
     run.follow(basis.points, basis.factor)
     limit = few if max_rank is None else min(few, max_rank - basis.rank)

@@ -88,7 +88,7 @@ def eliminate(
         Its diagonal, shape (c,).
     choose
         ``choose(residual, panel)``: position of the next pivot given the present residuals and the
-        panel so far, or -1.
+        panel so far, or -1; called once for each pivot.
     limit
         Largest number of pivots.
 
@@ -188,6 +188,13 @@ class Pool:
                 return block[j]
             j -= len(block)
         raise IndexError(j)
+
+    def columns(self, first: int) -> Iterator[Array]:
+        """Columns of L from number ``first`` on as they lie in memory, blocks of shape (b, c)."""
+        for block in self._filled():
+            if first < len(block):
+                yield block[max(first, 0) :]
+            first -= len(block)
 
     def take(self, at: Array) -> "Pool":
         """The rows in these positions alone."""

@@ -26,14 +26,11 @@ class Choice:
         What chooses.
     per_pivot, least
         From how many rows: so many for each pivot, and at least so many.
-    widest
-        From so many times as many at most, where rows tell too little of each other.
     """
 
     rows: type[PivotedRows]
     per_pivot: int
     least: int
-    widest: float
 
     def prefix_rows(self, rank: int, size: int) -> int:
         """Rows of ``size`` from which pivot number ``rank`` is chosen, a power of two."""
@@ -41,10 +38,10 @@ class Choice:
         return min(size, max(self.least, wanted))
 
 
-GREEDY = Choice(PivotedRows, 16, 1 << 12, np.inf)
+GREEDY = Choice(PivotedRows, 16, 1 << 12)
 """By residual: from more rows it takes more outliers, which tell less of the others."""
 
-BY_TRACE = Choice(RowsByTrace, 8, 1 << 10, 4)
+BY_TRACE = Choice(RowsByTrace, 8, 1 << 10)
 """By what the trace falls: costs the square of the rows, and half as many give the same ranks."""
 
 
@@ -63,8 +60,8 @@ def sampled_cholesky(
     """Pivots from a random sample, enough for the table that it was drawn from.
 
     For ``tol`` of at least 3e-3 they are chosen by what they take from the trace (see
-    :mod:`cme_dask.numerics.by_trace`), else, or where the rows tell too little of each other for
-    that, by residual (joint paper, Algorithm 1). They come from a prefix of the sample, which grows
+    :mod:`cme_dask.numerics.by_trace`), as long as rows tell enough of each other for that, else by
+    residual (joint paper, Algorithm 1). They come from a prefix of the sample, which grows
     with the rank. On these rows the residual trace is too small, since the pivots are some of them;
     so it is measured on others, and there it must be below ``tol`` by two standard errors, and by
     more if pivots are few.
@@ -94,43 +91,24 @@ def sampled_cholesky(
         these can't tell enough of the table.
     """
     limit = len(points) if max_rank is None else min(max_rank, len(points))
-
-    def by(choice: Choice) -> CholeskyResult:
-        chosen = _Growing(choice, kernel, points, rows, weights_of, limit, on_pivot, threads)
-        others = None if check is None else _others(kernel, check, threads)
-        return _chosen(chosen, others, points, tol)
-
-    if tol < _COARSE:
-        return by(GREEDY)
-    found = by(BY_TRACE)
-    ended = found.reached or found.exhausted or len(found.pivots) == limit
-    return found if ended else by(GREEDY)
-
-
-def _others(kernel: Any, check: tuple[Array, Array], threads: Executor | None) -> TracedRows:
-    rows, weights = check
-    return TracedRows(kernel, rows, np.arange(len(rows)), weights, threads)
-
-
-def _chosen(
-    chosen: "_Growing", others: TracedRows | None, points: Array, tol: float
-) -> CholeskyResult:
-    """Choose until the others tell that it is enough, or no more can be told."""
-    if others is None:
+    choice = BY_TRACE if tol >= _COARSE else GREEDY
+    chosen = _Growing(choice, kernel, points, rows, weights_of, limit, on_pivot, threads)
+    if check is None:
         chosen.until(tol)
-        chosen.take_all()
+        chosen.by_residual(len(points))
         chosen.until(tol)
         return chosen.run.result(chosen.run.history, tol, chosen.exhausted)
+    others = TracedRows(kernel, check[0], np.arange(len(check[0])), check[1], threads)
     target = tol
     while True:
         run = chosen.until(target)
         others.follow(points[run.picks], run.factor)
         bounds = others.upper_bounds(tol)
         gap = others.history[-1] / max(run.history[-1], np.finfo(np.float64).tiny)
-        if bounds.min() <= tol or chosen.ended or (chosen.widest and gap > _GAP):
+        if bounds.min() <= tol or chosen.ended or (chosen.full and gap > _GAP):
             return run.result(bounds, tol, chosen.exhausted)
         if gap > _GAP:  # more of the same rows would tell about these rows alone
-            chosen.grow(2 * chosen.size)
+            chosen.by_residual(2 * chosen.size)
             target = tol
         else:
             target = 0.9 * run.history[-1] * tol / bounds[-1]
@@ -163,40 +141,35 @@ class _Growing:
         return self.size == len(self._points)
 
     @property
-    def widest(self) -> bool:
-        """Whether the prefix is as long as it may get before there are more pivots."""
-        wanted = self._choice.prefix_rows(self.run.rank, len(self._points))
-        return self.full or self.size >= self._choice.widest * wanted
-
-    @property
     def ended(self) -> bool:
         """Whether there can be no more pivots."""
-        return self.run.rank >= self._limit or (self.exhausted and self.full)
+        alone = self.exhausted and self.full and self._choice is GREEDY
+        return alone or self.run.rank >= self._limit
 
     def grow(self, size: int) -> None:
         """Choose from a longer prefix, of at most all rows."""
         size = min(size, len(self._points))
         if size > self.size:
-            weights = self._weights_of(size)
-            self.run = self.run.continued(self._points[:size], self._rows[:size], weights)
-            self.size, self.exhausted = size, False
+            self._go_on(size)
 
-    def take_all(self) -> None:
-        """Go on with all rows, by residual: few pivots are missing, and all must be looked at."""
-        if self.full:
-            return
-        self.size, self.exhausted = len(self._points), False
-        weights = self._weights_of(self.size)
-        self.run = PivotedRows.continued(self.run, self._points, self._rows, weights)
+    def by_residual(self, size: int) -> None:
+        """The same, and go on by residual: of so many more rows a sketch costs too much."""
+        turned, self._choice = self._choice is not GREEDY, GREEDY
+        size = min(max(size, self.size), len(self._points))
+        if turned or size > self.size:
+            self._go_on(size)
+
+    def _go_on(self, size: int) -> None:
+        weights, continued = self._weights_of(size), self._choice.rows.continued
+        self.run = continued(self.run, self._points[:size], self._rows[:size], weights)
+        self.size, self.exhausted = size, False
 
     def until(self, target: float) -> PivotedRows:
         """Choose until the trace over the prefix is at most ``target``, or the choice ends."""
         while self.run.history[-1] > target and not self.ended:
-            self.grow(
-                2 * self.size
-                if self.exhausted
-                else self._choice.prefix_rows(self.run.rank + 1, len(self._points))
-            )
+            if self.exhausted:
+                self.by_residual(2 * self.size)
+            self.grow(self._choice.prefix_rows(self.run.rank + 1, len(self._points)))
             most = self.size // self._choice.per_pivot
             most = self._limit if self.full else min(self._limit, most)
             self.exhausted = not self.run.greedy(most)
