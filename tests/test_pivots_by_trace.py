@@ -239,3 +239,13 @@ def test_memory_of_the_choice_is_predicted(rng):
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak <= pivot_bytes(16_384, len(result.pivots))
+
+
+@pytest.mark.parametrize("tol", [1e-2, 1e-3])
+def test_other_rows_without_trace_are_no_error(tol, rng):
+    """Nothing is left of them, whatever the pivots; the moments tell what the table has left."""
+    points = rng.uniform(size=(3000, 2))
+    check = np.zeros((3000, 2)), equal(3000)
+    result = sampled_cholesky(kernels.Linear(), points, np.arange(3000), equal, tol, check=check)
+    assert 1 <= len(result.pivots) <= 2
+    assert np.isfinite(result.residual_trace).all()
