@@ -150,12 +150,13 @@ def pivot_bytes(sample_rows: int, rank: int, *, complete: bool = False) -> int:
     def columns(rows: int, pivots: int) -> int:
         return rows * -(-pivots // BLOCK) * BLOCK * _WORD
 
-    # L in blocks of columns, and pools in pools of an eighth of the rows each. Where the rows tell
-    # too little of the others they are doubled, and what is known of one half of them is held until
-    # the columns of all are ready.
     # Signs and sketch of the rows of a choice by trace, and of half as many before.
     half = sample_rows if complete else -(-sample_rows // 2)
     sketches = 3 * SKETCH * BY_TRACE.prefix_rows(rank, half) * _WORD
+
+    # L in blocks of columns, and pools in pools of an eighth of the rows each. Where the rows tell
+    # too little of the others they are doubled, and what is known of one half of them is held until
+    # the columns of all are ready.
     if complete:
         return int(1.5 * columns(sample_rows, rank)) + sketches
     chosen = GREEDY.prefix_rows(rank, half)
