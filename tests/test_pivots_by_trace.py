@@ -158,6 +158,18 @@ def test_coarse_tolerances_are_reached_by_trace_and_others_by_residual(rng):
         assert result.pivots[:3].tolist() == run.picks[:3].tolist()
 
 
+def test_a_longer_prefix_is_chosen_from_by_trace_as_well(rng):
+    draw, kernel = LAWS["normal"]
+    points = draw(rng, 20_000)
+    check = points[1::2], equal(10_000)
+    result = sampled_cholesky(kernel, points[::2], np.arange(10_000), equal, 3e-3, 150, check=check)
+    run = chosen(kernel, points[:2048:2], equal(1024), 128)  # 8 rows for each of them
+    run = run.continued(points[:4096:2], np.arange(2048), equal(2048))
+    while run.rank < 150:
+        assert run.greedy(150)
+    assert result.pivots.tolist() == run.picks.tolist()
+
+
 def test_where_rows_tell_too_little_the_choice_goes_on_by_residual(rng):
     """Half of the rows stand alone: no prefix of them tells of the others."""
     x = rng.uniform(size=(6000, 2))

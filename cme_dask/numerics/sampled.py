@@ -61,10 +61,10 @@ def sampled_cholesky(
 
     For ``tol`` of at least 3e-3 they are chosen by what they take from the trace (see
     :mod:`cme_dask.numerics.by_trace`), as long as rows tell enough of each other for that, else by
-    residual (joint paper, Algorithm 1). They come from a prefix of the sample, which grows
-    with the rank. On these rows the residual trace is too small, since the pivots are some of them;
-    so it is measured on others, and there it must be below ``tol`` by two standard errors, and by
-    more if pivots are few.
+    residual (joint paper, Algorithm 1). They come from a prefix of the sample, which grows with the
+    rank. On these rows the residual trace is too small, since the pivots are some of them; so it is
+    measured on others, and there it must be below ``tol`` by two standard errors, and by more if
+    pivots are few.
 
     Parameters
     ----------
