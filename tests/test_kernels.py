@@ -143,6 +143,35 @@ def test_symmetric_positive_semidefinite(kernel):
         assert (kernel(X, X) <= kernel.upper_bound * (1 + 4 * EPS)).all()
 
 
+@pytest.mark.parametrize("d", [1, 2, 4, 10, 100])
+@pytest.mark.parametrize("make", [Gaussian, lambda length: RationalQuadratic(length, 0.37)])
+def test_rounding_lifts_no_value_above_one(make, d):
+    rng = np.random.default_rng(d)
+    like = rng.random((300, 1))  # equal columns add up the most rounding
+    for X in (np.tile(like, (1, d)), rng.normal(size=(300, d)), rng.standard_cauchy((300, d))):
+        for length in (0.01, 0.3, 7.0):
+            logs = np.empty((300, 300))
+            make(length).log_sections(X)(X, logs)
+            assert logs.max() <= 0.0
+            assert make(length)(X, X).max() <= 1.0
+
+
+def test_values_at_far_rows_do_not_depend_on_the_others():
+    rng = np.random.default_rng(0)
+    X, Z = rng.normal(size=(200, 3)), rng.normal(size=(20, 3))
+    far = np.concatenate([X, [[1e7, -3e6, 2e6]]])  # whose rounding is clipped, as that of no other
+    Z[:5] = X[:5]
+    for kernel in (Gaussian(0.7), RationalQuadratic(0.7, 0.37)):
+        # One product with the same places of the rows: its last bits depend on these.
+        expected = kernel(np.concatenate([X, X[:1]]), Z)[:-1]
+        np.testing.assert_array_equal(kernel(far, Z)[:-1], expected)
+
+
+def test_far_rows_equal_themselves():
+    X = 10.0 ** np.arange(10)[:, None]  # 10^7 lengths from their mean and more
+    assert (np.diag(Gaussian(0.7)(X, X)) == 1.0).all()
+
+
 def test_matern_half_is_laplace_in_one_column_only():
     X, Z = sample(1)
     np.testing.assert_allclose(Matern(0.5, 0.5)(X, Z), Laplace(0.5)(X, Z), 1e-14)
