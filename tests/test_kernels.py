@@ -159,7 +159,7 @@ def test_rounding_lifts_no_value_above_one(make, d):
 def test_values_at_far_rows_do_not_depend_on_the_others():
     rng = np.random.default_rng(0)
     X, Z = rng.normal(size=(200, 3)), rng.normal(size=(20, 3))
-    far = np.concatenate([X, [[1e7, -3e6, 2e6]]])  # whose rounding is clipped, as that of no other
+    far = np.concatenate([X, [[1e7, -3e6, 2e6]]])  # of which rounding is large
     Z[:5] = X[:5]
     for kernel in (Gaussian(0.7), RationalQuadratic(0.7, 0.37)):
         # One product with the same places of the rows: its last bits depend on these.
@@ -167,8 +167,8 @@ def test_values_at_far_rows_do_not_depend_on_the_others():
         np.testing.assert_array_equal(kernel(far, Z)[:-1], expected)
 
 
-def test_far_rows_equal_themselves():
-    X = 10.0 ** np.arange(10)[:, None]  # 10^7 lengths from their mean and more
+def test_far_rows_of_one_column_equal_themselves():
+    X = 10.0 ** np.arange(10)[:, None]  # 10^7 lengths from their mean and more: pivots, if greedy
     assert (np.diag(Gaussian(0.7)(X, X)) == 1.0).all()
 
 

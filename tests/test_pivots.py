@@ -136,6 +136,14 @@ def test_rows_that_span_no_more_end_the_choice():
     assert len(none.pivots) == 0
 
 
+@pytest.mark.parametrize("length", [0.1, 0.01])
+def test_copies_of_rows_many_lengths_from_their_mean_are_no_pivots(length, rng):
+    points = np.repeat(rng.normal(size=(15, 1)), 2, axis=0)  # of one column, distances cancel
+    kernel = kernels.Gaussian(length)
+    assert len(pivoted_cholesky(kernel, points, 0.0).pivots) == 15
+    assert NewtonBasis.from_points(kernel, points).rank == 15
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     values=st.lists(st.integers(0, 6), min_size=1, max_size=40),

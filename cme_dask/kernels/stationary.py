@@ -97,6 +97,7 @@ def _differences(xp: Any, Z: Array, length_scale: LengthScale, term: Term) -> Se
     return Sections(prepare)
 
 
+# Longer |u|^2 would do without a look, but leave copies of pivots more than rounding.
 def _clip(xp: Any, values: Array) -> None:
     clip_above(xp, values, 0.0)
 
