@@ -144,7 +144,11 @@ def test_symmetric_positive_semidefinite(kernel):
 
 
 @pytest.mark.parametrize("d", [1, 2, 4, 10, 100])
-@pytest.mark.parametrize("make", [Gaussian, lambda length: RationalQuadratic(length, 0.37)])
+@pytest.mark.parametrize(
+    "make",
+    [Gaussian, lambda length: RationalQuadratic(length, 0.37)],
+    ids=["Gaussian", "RationalQuadratic"],
+)
 def test_rounding_lifts_no_value_above_one(make, d):
     rng = np.random.default_rng(d)
     like = rng.random((300, 1))  # equal columns add up the most rounding
