@@ -38,6 +38,10 @@ class ConvergenceError(CmeDaskError, RuntimeError):
     """A solver missed its tolerance; nothing was fitted."""
 
 
+class NumericalError(CmeDaskError, ArithmeticError):
+    """Rounding has spoiled a result that no input should spoil; nothing was fitted."""
+
+
 class ShardDone(CmeDaskError):
     """A shard has done its share of a pass; the fit goes on when the others have, too."""
 

@@ -382,7 +382,7 @@ def test_one_variable_may_be_chosen_otherwise(table):
     x, y, _ = table
     given = np.linspace(-0.5, 1.5, 9)[:, None]
     fit = fitted(("greedy", given), 0.5, x, y)
-    np.testing.assert_array_equal(fit.basis_y_.pivots, given)
+    np.testing.assert_array_equal(np.sort(fit.basis_y_.pivots, axis=0), given)
     assert fit.basis_x_.trace_error <= 3e-3
 
 

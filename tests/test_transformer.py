@@ -156,11 +156,11 @@ def test_pivots_of_the_fit_are_greedy_on_the_row_sample(table):
     assert fit.n_passes_ == 1
 
 
-def test_given_pivots_are_taken_in_order_without_those_already_spanned(table):
+def test_given_pivots_are_taken_without_those_the_others_span(table):
     given = np.vstack([table[:5], table[2:3], table[5:8]])
     with pytest.warns(RankWarning, match="X: 1 of 9 given pivots were left out"):
         fit = PivotedCholesky(GAUSSIAN, pivots=given).fit(table)
-    np.testing.assert_array_equal(fit.pivots_, table[:8])
+    assert sorted(fit.pivots_.tolist()) == sorted(table[:8].tolist())
 
 
 def test_max_rank_warns(table):

@@ -60,6 +60,15 @@ def take_into(xp: Any, out: Array, rows: Array, which: Array) -> None:
         out[...] = xp.take(rows, which, axis=0)
 
 
+def put_columns(out: Array, which: list[int], values: Array) -> None:
+    """``out[:, which] = values``, for columns of a matrix in these positions."""
+    if is_numpy_array(out) or is_cupy_array(out):
+        out[:, which] = values
+    else:
+        for j, position in enumerate(which):
+            out[:, position] = values[:, j]
+
+
 def subtract_product(xp: Any, out: Array, left: Array, right: Array, scratch: "Scratch") -> None:
     """``out[...] -= left @ right``."""
     if is_numpy_array(out):

@@ -1,6 +1,7 @@
 """Kernels of the scaled differences (x - z) / l, and how these are formed."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Real
@@ -10,13 +11,14 @@ from array_api_compat import device
 
 from cme_dask.errors import DataError
 from cme_dask.kernels.base import Array, Sectioned, Unit, check_number, is_a
-from cme_dask.kernels.into import Scratch, clip_above, into
+from cme_dask.kernels.into import Scratch, clip_above, into, put_columns, to_numpy
 from cme_dask.kernels.sections import Sections, Write
 
 LengthScale = float | tuple[float, ...]
 Term = Callable[[Any, Array], None]
 
 _CACHED = 7 << 14  # numbers that stay in the cache of a core from one function to the next
+_FAR = 2048.0  # |u|^2 from which rounding, 1.4 eps |u|^2, is more than 7e-13 of a kernel of 1
 
 
 def _length_scale(value: Any) -> LengthScale:
@@ -26,17 +28,53 @@ def _length_scale(value: Any) -> LengthScale:
     return check_number("length_scale", value)
 
 
-def _scaler(xp: Any, Z: Array, length_scale: LengthScale) -> Callable[[Array], Array]:
-    """Return the map of rows x to u = (x - c) / l with c the column means of Z.
+class _Scaler:
+    """The map of rows x to u = (x - c) / l, with c the column medians of Z.
 
     Distances don't change with c, but their rounding does: an offset that is large against the
-    spread would cancel only after it had been squared. Equal rows give bitwise equal u.
+    spread would cancel only after it had been squared. A median stays where most rows are, however
+    far away single ones lie. Equal rows give bitwise equal u.
     """
-    centre = xp.mean(Z, axis=0) if Z.shape[0] else 0.0
-    scale: Any = length_scale
-    if isinstance(length_scale, tuple):
-        scale = xp.asarray(length_scale, dtype=Z.dtype, device=device(Z))
-    return lambda rows: (rows - centre) / scale
+
+    def __init__(self, xp: Any, Z: Array, length_scale: LengthScale) -> None:
+        each = isinstance(length_scale, tuple)
+        self._xp, self._Z = xp, Z
+        self._scales: Any = length_scale if each else (length_scale,) * Z.shape[1]
+        self._scale: Any = length_scale
+        if each:
+            self._scale = xp.asarray(length_scale, dtype=Z.dtype, device=device(Z))
+        m = Z.shape[0]
+        self._centre = xp.sort(Z, axis=0)[m // 2, :] if m else 0.0
+
+    def __call__(self, rows: Array) -> Array:
+        """Scaled rows u, shape (n, d)."""
+        return (rows - self._centre) / self._scale
+
+    def far(self, squares: Array) -> list[int]:
+        """Positions of the rows whose |u|^2 is so large that its rounding shows in the kernel."""
+        if not squares.shape[0] or float(self._xp.max(squares)) <= _FAR:
+            return []
+        (positions,) = self._xp.nonzero(squares > _FAR)
+        return to_numpy(positions).tolist()  # type: ignore[no-any-return]
+
+    def sums(self, X: Array, which: list[int], term: Term) -> Array:
+        """Sums over columns of term((z - x) / l) for some rows of X, shape (m, len(which)).
+
+        By differences of the rows as they came, which are exact where x is near z.
+        """
+        xp = self._xp
+        near = xp.take(X, xp.asarray(which, device=device(X)), axis=0).T
+        total = None
+        for j, scale in enumerate(self._scales):
+            part = (self._Z[:, j : j + 1] - near[j : j + 1, :]) / scale
+            term(xp, part)
+            total = part if total is None else total + part
+        return total
+
+
+def _within(which: list[int], here: slice) -> tuple[int, int]:
+    """The range of the sorted positions that lie in a slice of the rows."""
+    return bisect_left(which, here.start), bisect_left(which, here.stop)
 
 
 def _of_squared_distances(
@@ -46,9 +84,10 @@ def _of_squared_distances(
 
     The distances come from one matrix product of augmented rows, [v, 1, f |v|^2] [-2 f u,
     f |u|^2, 1]^T. Rounding leaves about eps |u|^2, of either sign, where they are zero: the
-    function clips. It meets a few sections at a time, while they are in the cache of a core.
+    function clips. Rows whose |u|^2 is too large for that take differences instead. The function
+    meets a few sections at a time, while they are in the cache of a core.
     """
-    scaled, d, scratch = _scaler(xp, Z, length_scale), Z.shape[1], Scratch()
+    scaled, d, scratch = _Scaler(xp, Z, length_scale), Z.shape[1], Scratch()
     v = scaled(Z)
     vv = factor * xp.sum(v * v, axis=1, keepdims=True)
     points = xp.concat([v, xp.ones_like(vv), vv], axis=1)
@@ -58,16 +97,23 @@ def _of_squared_distances(
         rows = scratch.shaped(xp, (d + 2, X.shape[0]), whole)
         u = rows[:d, :]
         u[...] = whole
-        rows[d, :] = factor * xp.sum(u * u, axis=0)
+        squares = xp.sum(u * u, axis=0)
+        far = scaled.far(squares)
+        rows[d, :] = factor * squares
         rows[d + 1, :] = 1.0
         into(xp, u, "multiply", u, -2.0 * factor)
 
         def block(here: slice, out: Array) -> None:
             (m, n), near = out.shape, rows[:, here]
             step = math.ceil(m / max(math.ceil(m * n / _CACHED), 1)) or 1
+            first, last = _within(far, here)
+            places = [i - here.start for i in far[first:last]]
+            exact = factor * scaled.sums(X, far[first:last], _square) if places else None
             for start in range(0, m, step):
                 part = out[start : start + step, :]
                 into(xp, part, "matmul", points[start : start + step, :], near)
+                if exact is not None:
+                    put_columns(part, places, exact[start : start + step, :])
                 function(xp, part)
 
         return block
@@ -77,11 +123,12 @@ def _of_squared_distances(
 
 def _differences(xp: Any, Z: Array, length_scale: LengthScale, term: Term) -> Sections:
     """Return the sections of the sum over columns j of term(v_j - u_j), zero at equal rows."""
-    scaled = _scaler(xp, Z, length_scale)
+    scaled = _Scaler(xp, Z, length_scale)
     v, scratch = scaled(Z), Scratch()
 
     def prepare(X: Array) -> Write:
         u = scaled(X).T
+        far = scaled.far(xp.sum(u * u, axis=0))
 
         def block(here: slice, out: Array) -> None:
             into(xp, out, "subtract", v[:, :1], u[:1, here])
@@ -91,6 +138,10 @@ def _differences(xp: Any, Z: Array, length_scale: LengthScale, term: Term) -> Se
                 into(xp, part, "subtract", v[:, j : j + 1], u[j : j + 1, here])
                 term(xp, part)
                 into(xp, out, "add", out, part)
+            first, last = _within(far, here)
+            if first < last:
+                places = [i - here.start for i in far[first:last]]
+                put_columns(out, places, scaled.sums(X, far[first:last], term))
 
         return block
 

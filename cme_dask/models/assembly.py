@@ -90,8 +90,7 @@ class Part:
     @property
     def trace_errors(self) -> tuple[float | None, ...]:
         """Of both bases; partitions of unity approximate no kernel: they have none."""
-        found = self.mean.trace_error
-        return (None, None) if self.solution.base == 0.0 else found
+        return (None, None) if self.solution.base == 0.0 else self.mean.trace_error
 
 
 def assemble(

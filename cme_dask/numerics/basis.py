@@ -87,8 +87,12 @@ class NewtonBasis:
 
     @classmethod
     def from_points(cls, kernel: Any, points: Array) -> "NewtonBasis":
-        """Basis on given pivots in the given order, without those the earlier ones span."""
-        result = pivoted_cholesky(kernel, points, 0.0, order=np.arange(len(points)))
+        """Basis on given pivots, without those that the others span to rounding.
+
+        The pivots are eliminated greedily, the largest residual first, in whatever order they came:
+        neighbouring points next to each other, as in a grid, would amplify rounding.
+        """
+        result = pivoted_cholesky(kernel, points, 0.0)
         return cls(kernel, np.asarray(points)[result.pivots], result.factor)
 
     @property

@@ -1,18 +1,17 @@
 """Pivoted Cholesky decomposition of a kernel matrix that is never formed."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from cme_dask.numerics.pools import Pool, eliminate, noise
+from cme_dask.numerics.pools import Pool, noise
 
 Array = Any
 OnPivot = Callable[[int, float], None]
 
-_IN_ORDER = 256  # given pivots that are eliminated at once
 _TAIL = 16.0  # in pivots: normal columns at tol 1e-5 came out up to 1.4 tol without it
 _AT_ONCE = 96  # known pivots that new rows are brought up to date with
 
@@ -49,7 +48,6 @@ def pivoted_cholesky(
     max_rank: int | None = None,
     *,
     rows: Array | None = None,
-    order: Array | None = None,
     weights: Array | None = None,
     on_pivot: OnPivot | None = None,
 ) -> CholeskyResult:
@@ -67,9 +65,6 @@ def pivoted_cholesky(
         Largest number of pivots; default n.
     rows
         Global row index of each point: ties go to the lowest. Default ``arange(n)``.
-    order
-        Take pivots in this order instead of greedily, skipping those that the earlier ones
-        already span to rounding; for pivots given by the user.
     weights
         Weights of the rows in the trace, shape (n,); default equal.
     on_pivot
@@ -89,11 +84,10 @@ def pivoted_cholesky(
         np.arange(n) if rows is None else np.asarray(rows),
         np.ones(n) if weights is None else np.asarray(weights),
     )
-    batches = iter(()) if order is None else _batches(np.asarray(order))
     limit = min(n, n if max_rank is None else max_rank)
     exhausted = False
     while run.rank < limit and run.history[-1] > tol and not exhausted:
-        exhausted = not (run.greedy(limit) if order is None else run.given(batches, limit))
+        exhausted = not run.greedy(limit)
         run.tell(on_pivot, tol)
     return run.result(run.history, tol, exhausted)
 
@@ -130,6 +124,7 @@ class TracedRows:
         """Traces after each new pivot, the last one without the rounding of the differences."""
         traces = self.history[-1] - np.cumsum(squares) / self._trace
         traces[-1] = float(self._share @ self._pool.residual) / self._trace
+        # Only rounding of the differences can be below zero here: of residuals, the pool checks.
         self.history.extend(np.minimum.accumulate([self.history[-1], *traces.clip(min=0.0)])[1:])
 
     def upper_bounds(self, tol: float) -> Array:
@@ -189,26 +184,6 @@ class PivotedRows(TracedRows):
         self._accept(*self._pool.step(self._floor, limit - self.rank))
         return True
 
-    def given(self, batches: Iterator[Array], limit: int) -> bool:
-        """The next pivots in order, without those that the earlier ones span; False at the end."""
-        batch = next(batches, None)
-        if batch is None:
-            return False
-        pool = self._pool.take(batch)
-        newton = pool.newton(np.arange(len(batch)))
-        positions = iter(range(len(batch)))
-
-        def choose(residual: Array, panel: Array) -> int:
-            floor = self._floor(self.rank + len(panel))
-            return next((p for p in positions if residual[p] > floor), -1)
-
-        schur = pool.kernel(pool.points, pool.points) - newton @ newton.T
-        picks, panel = eliminate(schur, pool.residual, choose, limit - self.rank)
-        own = np.tril(panel[:, picks].T)
-        if len(picks):
-            self._accept(batch[picks], np.concatenate([newton[picks], own], axis=1))
-        return True
-
     def _accept(self, picks: Array, newton: Array) -> None:
         squares = self._pool.append(self._pool.points[picks], newton, self._share)
         self._pool.settle(picks, newton)
@@ -244,7 +219,3 @@ class PivotedRows(TracedRows):
             reached=bool(len(met)),
             exhausted=exhausted and not len(met),
         )
-
-
-def _batches(order: Array) -> Iterator[Array]:
-    return (order[start : start + _IN_ORDER] for start in range(0, len(order), _IN_ORDER))

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from cme_dask.numerics.moments import Moments, Side
+from cme_dask.numerics.pools import non_negative
 
 Array = Any
 
@@ -46,9 +47,18 @@ class MeanMoments:
 
     @property
     def trace_error(self) -> tuple[float, ...]:
-        """Relative trace error tau = trace(K - L L^T) / trace(K) of each side, over the rows."""
-        pairs = zip(self.trace, self.gram, strict=True)
-        return tuple(max(t - float(np.trace(s)), 0.0) / t for t, s in pairs)
+        """Relative trace error tau = trace(K - L L^T) / trace(K) of each side, over the rows.
+
+        Raises
+        ------
+        NumericalError
+            If it is below zero by more than rounding.
+        """
+        errors = np.array(
+            [(t - float(np.trace(s))) / t for t, s in zip(self.trace, self.gram, strict=True)]
+        )
+        non_negative(errors, 1.0)
+        return tuple(errors.tolist())
 
     @classmethod
     def of(cls, moments: Moments, sides: tuple[Side, ...]) -> "MeanMoments":

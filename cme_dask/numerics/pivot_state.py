@@ -7,7 +7,7 @@ import numpy as np
 
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.elimination import Elimination
-from cme_dask.numerics.pools import noise
+from cme_dask.numerics.pools import noise, non_negative
 
 Array = Any
 
@@ -192,7 +192,8 @@ class Residuals:
             np.multiply(newton, newton, out=newton)
             residual[here] -= newton.sum(axis=0)
             squares += newton @ weights[here]
-        residual = np.where(weights > 0, residual.clip(min=0.0), 0.0)
+        residual = np.where(weights > 0, residual, 0.0)
+        non_negative(residual, float(diagonal.max(initial=0.0)))
         return residual, Measured(
             squares,
             float(weights @ diagonal),

@@ -14,9 +14,13 @@ from typing import Any
 import numpy as np
 from scipy.linalg import solve_triangular
 
+from cme_dask.errors import NumericalError
 from cme_dask.kernels import blas
 
 Array = Any
+
+ROUNDING = 1e-6
+"""Share of k(x, x) down to which a residual below zero is rounding (of float32 blocks, too)."""
 
 TIE = 1e-10
 """Residuals within this fraction of the largest count as equal; the lowest row wins."""
@@ -73,6 +77,31 @@ class Bound:
 def noise(rank: int, largest: float) -> float:
     """Residual 8 eps (m + 1) max k(x, x) below which a row is rounding after m pivots."""
     return float(8 * np.finfo(np.float64).eps * (rank + 1) * largest)
+
+
+def non_negative(residual: Array, scale: float) -> None:
+    """Clip residuals of rows, or their means, at zero in place, where they are rounding.
+
+    Parameters
+    ----------
+    residual
+        k(x, x) - |N(x)|^2, shape (c,).
+    scale
+        Largest k(x, x), or the trace.
+
+    Raises
+    ------
+    NumericalError
+        If one is more than rounding below zero: K - L L^T is positive semidefinite.
+    """
+    least = float(residual.min(initial=0.0))
+    if least < -ROUNDING * scale:
+        raise NumericalError(
+            f"the residual of a kernel matrix is {least / scale:.2g} of its diagonal, but can't be "
+            "negative: a kernel that isn't positive semidefinite, or pivots that rounding makes "
+            "dependent; check the kernel, or leave the choice of pivots to the fit"
+        )
+    np.maximum(residual, 0.0, out=residual)
 
 
 def eliminate(
@@ -152,6 +181,8 @@ class Pool:
         k(x, x) - |N(x)|^2, shape (c,); the pool keeps and changes it.
     newton
         N at the rows, shape (c, m); default no columns.
+    scale
+        Largest k(x, x), by which rounding is judged; default the largest residual.
     threads
         Bring blocks of rows up to date side by side; default one after the other.
     """
@@ -164,9 +195,11 @@ class Pool:
         residual: Array,
         newton: Array | None = None,
         threads: Executor | None = None,
+        scale: float | None = None,
     ) -> None:
         self.kernel, self.points, self.rows, self.residual = kernel, points, rows, residual
         self._threads = threads
+        self._scale = float(residual.max(initial=0.0)) if scale is None else scale
         # Of N^T, functions in rows: what is read and written together lies together.
         self._blocks: list[Array] = [] if newton is None else [np.ascontiguousarray(newton.T)]
         self.rank = sum(len(block) for block in self._blocks)
@@ -198,7 +231,10 @@ class Pool:
 
     def take(self, at: Array) -> "Pool":
         """The rows in these positions alone."""
-        return Pool(self.kernel, self.points[at], self.rows[at], self.residual[at], self.newton(at))
+        newton, scale = self.newton(at), self._scale
+        return Pool(
+            self.kernel, self.points[at], self.rows[at], self.residual[at], newton, scale=scale
+        )
 
     def append(self, pivots: Array, newton: Array, share: Array | None = None) -> Array:
         """Bring all rows up to date with b more pivots.
@@ -238,7 +274,7 @@ class Pool:
             squares = sum(map(update, starts))
         else:
             squares = sum(self._threads.map(update, starts))
-        np.maximum(self.residual, 0.0, out=self.residual)
+        non_negative(self.residual, self._scale)
         return squares
 
     def settle(self, picks: Array, newton: Array) -> None:

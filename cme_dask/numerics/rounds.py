@@ -162,7 +162,9 @@ class Greedy(_Rounds):
         if self.terminate(state):
             return state
         kernel, points = self.kernel, offer.points
-        pool = Pool(kernel, points, offer.rows, offer.residual.copy(), state.newton(kernel, points))
+        newton, largest = state.newton(kernel, points), offer.measured.largest
+        residual = offer.residual.copy()
+        pool = Pool(kernel, points, offer.rows, residual, newton, scale=largest)
         floor, bound = offer.measured.floor, offer.bound.relaxed(self.span)
         if offer.residual.max() <= floor(state.rank):
             picks, newton = np.empty(0, dtype=np.int64), np.empty((0, state.rank))
