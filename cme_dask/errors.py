@@ -4,7 +4,36 @@ The command maps :class:`DataError` to exit code 2 (data or usage) and :class:`R
 (environment); a message says what was expected, what came, and what to do.
 """
 
+import re
+
 _LONGEST = 2000  # letters of a message
+_MARKS = re.compile(r"[\x02\x03\x1f]")
+_REMEDY = re.compile("\x02([^\x02\x03\x1f]*)\x1f([^\x02\x03\x1f]*)\x03")
+
+
+def remedy(python: str, command: str) -> str:
+    """Part of a message that depends on who reads it.
+
+    Parameters
+    ----------
+    python
+        What to do in Python, such as ``fit with max_rank=...``.
+    command
+        The same on the command line, such as ``give --max-rank``.
+
+    Returns
+    -------
+    text
+        For the message of a :class:`CmeDaskError`, which shows the first; the command shows the
+        second.
+    """
+    return f"\x02{python}\x1f{command}\x03"
+
+
+def wording(text: str, command: bool = False) -> str:
+    """A message as Python shows it, or the command."""
+    text = _REMEDY.sub(r"\2" if command else r"\1", text)
+    return _MARKS.sub("", text)  # of one that was cut
 
 
 class CmeDaskError(Exception):
@@ -12,10 +41,25 @@ class CmeDaskError(Exception):
 
     def __str__(self) -> str:
         """The message; what a file holds may be of any length, and is cut out of its middle."""
-        text = super().__str__()
-        if len(text) <= _LONGEST:
-            return text
-        return f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
+        return _cut(wording(super().__str__()))
+
+    def __format__(self, spec: str) -> str:
+        """The message for another one that quotes it, with the remedies of both readers."""
+        return format(_cut(super().__str__()), spec)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
+
+    @property
+    def for_command(self) -> str:
+        """The message as the command shows it."""
+        return _cut(wording(super().__str__(), command=True))
+
+
+def _cut(text: str) -> str:
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
 
 
 class DataError(CmeDaskError, ValueError):

@@ -297,7 +297,8 @@ def test_events_on_labels_with_signs():
     columns = {"size": ("<5", "a == b", "c")}
     for label in columns["size"]:
         event = Event.parse(f'size == "{label}"', ["size"], columns)
-        assert event.offset == columns["size"].index(label)
+        code = columns["size"].index(label)
+        np.testing.assert_array_equal(event(np.arange(3.0)[:, None]), np.arange(3) == code)
 
 
 @pytest.mark.parametrize(
@@ -314,7 +315,7 @@ def test_events_on_labels_with_signs():
         ("temp > station", "'station' holds labels: 'temp' can't be compared with it"),
         ('temp == "Dongsi"', "'temp' holds numbers"),
         ('wind == "N"', "unknown column 'wind'"),
-        ("1 < temp < 2", "an event reads COLUMN <= NUMBER"),
+        ("temp", "an event reads COLUMN <= NUMBER"),
         ("temp = 2", "an event reads COLUMN <= NUMBER"),
     ],
 )
@@ -402,8 +403,10 @@ def test_a_mixed_table_from_end_to_end(tmp_path, form):
     np.testing.assert_array_equal(unseen, model.expect("y", {"station": ["rare"], "temp": [5.0]}))
     far = model.expect("y", {"station": ["a", "a"], "temp": [1e9, -1e9]})
     assert np.isfinite(far).all()
-    coarse = model.expect("station", Y=[[2.0]])
+    coarse = model.expect("temp", Y=[[2.0]])
     assert np.isfinite(coarse).all()
+    with pytest.raises(DataError, match="column 'station' holds labels"):
+        model.expect("station", Y=[[2.0]])
 
 
 def test_no_kernel_means_no_order_of_codes():

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import click
 
-from cme_dask.errors import CmeDaskError, RankWarning, ResourceError, ToleranceWarning
+from cme_dask.errors import CmeDaskError, RankWarning, ResourceError, ToleranceWarning, wording
 
 
 def _fail(message: str, code: int) -> NoReturn:
@@ -25,7 +25,7 @@ def _one_sentence() -> Iterator[None]:
     """Map what goes wrong to one sentence on stderr and an exit code, warnings to a line each."""
 
     def show(message: Warning | str, *_: object, **__: object) -> None:
-        click.echo(f"warning: {message}", err=True)
+        click.echo(f"warning: {wording(str(message), command=True)}", err=True)
 
     try:
         with warnings.catch_warnings():
@@ -43,9 +43,9 @@ def _one_sentence() -> Iterator[None]:
     except click.ClickException as error:
         _fail(error.format_message(), error.exit_code)
     except ResourceError as error:
-        _fail(str(error), 3)
+        _fail(error.for_command, 3)
     except CmeDaskError as error:
-        _fail(str(error), 2)
+        _fail(error.for_command, 2)
     except MemoryError:
         _fail(
             "the memory of this machine is used up: smaller chunks, lower ranks or fewer workers "

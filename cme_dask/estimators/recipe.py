@@ -18,6 +18,7 @@ from cme_dask.chunked.strips import BadValues
 from cme_dask.errors import DataError, NotFittedError, RankWarning, ToleranceWarning
 from cme_dask.kernels import Kernel
 from cme_dask.learning.scales import HEURISTIC_ROWS, default_kernel
+from cme_dask.models.events import Event
 from cme_dask.numerics.basis import Basis, LinearBasis
 from cme_dask.numerics.cell_sums import CellSpec, CellSums
 from cme_dask.numerics.hashing import MAX_FOLDS
@@ -167,9 +168,18 @@ def choose_kernel(kernel: Any, rows: RowSample, i: int, columns: Columns, name: 
 
 def declared(functions: Any, columns: Columns) -> dict[str, Function]:
     """Declared functions by name; DataError unless they are that, and no columns."""
-    if functions is not None and not isinstance(functions, Mapping):
-        raise DataError(f"functions maps names to callables, got {functions!r}")
-    found: dict[str, Function] = dict(functions or {})
+    given = {} if functions is None else functions
+    if isinstance(given, (list, tuple)) and all(isinstance(text, str) for text in given):
+        given = dict(zip(given, given, strict=True))
+    if not isinstance(given, Mapping):
+        raise DataError(
+            "functions maps names to callables or events, or lists events such as "
+            f"['{columns.names[0]} > 0'], got {functions!r}"
+        )
+    found: dict[str, Function] = {
+        name: Event.parse(f, columns.names, columns.categories) if isinstance(f, str) else f
+        for name, f in given.items()
+    }
     for name, function in found.items():
         if not isinstance(name, str) or not callable(function):
             raise DataError(f"functions maps names to callables, got {name!r}: {function!r}")

@@ -70,7 +70,7 @@ def evaluate(
         Where to tell the progress.
     """
     rest, held_out = parts
-    targets = (*model.y.columns.names, *events)
+    targets = (*model.y.columns.numeric, *events)
     predictions = {MODEL: Prediction(targets, Expectation(model, targets))}
     boosting: Result | None = None
     if section.boosting:
@@ -79,8 +79,7 @@ def evaluate(
             f"gradient boosting on {boosting['rows']:,} rows took {boosting['seconds']:.3g} s"
         )
         predictions[BOOSTING] = Prediction(targets, fitted)
-    numeric = set(model.y.columns.names) - set(model.y.columns.categories)
-    laws = {MODEL: law_of(model)} if numeric and model.y.cells is not None else {}
+    laws = {MODEL: law_of(model)} if model.y.columns.numeric and model.y.cells is not None else {}
     found = score_pass(
         held_out, predictions, budget, functions=events, laws=laws, progress=progress.fit
     )
@@ -113,7 +112,8 @@ def boosted(
     whole = replace(sample, row_sample=None)  # which is too small
     rows, passes = sample_rows(whole, section.boosting_rows, section.seed, budget.executor)
     x, y = rows.parts
-    columns = sample.columns[0]
+    columns, of_y = sample.columns
+    numbers = y[:, of_y.positions(of_y.numeric)]
     coded = [columns.names.index(name) for name in columns.categories]
     options: dict[str, Any] = {"categorical_features": coded or None, "random_state": 0}
     for name, event in events.items():
@@ -124,7 +124,7 @@ def boosted(
     fitted = Boosted(
         tuple(
             HistGradientBoostingRegressor(**options).fit(x, column, rows.importance)
-            for column in y.T
+            for column in numbers.T
         ),
         tuple(
             HistGradientBoostingClassifier(**options).fit(x, event(y), rows.importance)

@@ -81,7 +81,7 @@ class Questions:
                 except DataError as error:
                     raise DataError(f"fit.kernel_{key}: {error}") from error
         events = events_of(columns, job.fit)[1]
-        known = [*columns[1].names, *events]
+        known = [*columns[1].numeric, *events]
         shown = job.report.functions or known
         unknown = [name for name in shown if name not in known]
         if unknown:

@@ -38,7 +38,7 @@ def answer(
     points
         CSV file of further points.
     functions
-        Columns or events; default all.
+        Columns of numbers, or events; default all.
     reverse
         E[f(x) | y].
     std
@@ -55,7 +55,8 @@ def answer(
     key, variable, other = ("y", law.y, law.x) if reverse else ("x", law.x, law.y)
     names = variable.columns.names
     array = parse_points(variable.columns, given, points)
-    shown = list(functions) or list(variable.answers.names)
+    labelled = other.columns.categories
+    shown = list(functions) or [n for n in variable.answers.names if n not in labelled]
     where = {"Y": array} if reverse else {"X": array}
     with_std = std and len(variable.answers.fold_constant) > 1
     found = law.expect(shown, where.get("X"), Y=where.get("Y"), return_std=with_std)

@@ -54,7 +54,7 @@ def score_model(
     model, store
         Paths or URLs.
     functions
-        Columns of y and events that the model was fitted with; default all.
+        Columns of y that hold numbers, and events that the model was fitted with; default all.
     hold_out
         Share of the units that is held out; default the part that the fit did not see, if it
         held one out, else all rows.
@@ -76,7 +76,7 @@ def score_model(
     law = load_only(JointModel, model)
     sample = _held_out(_matching(open_sample(store), law), law, hold_out, fold_by)
     events = _events(law, functions)
-    shown = tuple(functions) or (*law.y.columns.names, *events)
+    shown = tuple(functions) or (*law.y.columns.numeric, *events)
     laws = {"law": law_of(law, crps, coverage)} if crps or coverage else {}
     with ProgressLines() as progress, compute.open() as scheduler:
         budget = MemoryBudget.of(Executor.resolve(scheduler, compute.workers), compute.memory_limit)

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from cme_dask.errors import DataError
+from cme_dask.errors import DataError, remedy
 from cme_dask.models.basis_file import AnyBasis
-from cme_dask.storage.columns import Columns
+from cme_dask.models.events import Event, looks_like_event
+from cme_dask.storage.columns import Columns, labels_have_no_mean
 
 Array = Any
 
@@ -38,24 +39,62 @@ class Answers:
     fold_constant: Array
     fold_slope: Array
 
-    def wanted(self, f: str | Sequence[str] | None, columns: Sequence[str]) -> str | list[str]:
-        """The names that are asked for; by default those of the other variable's columns.
+    def wanted(
+        self, f: str | Sequence[str] | None, columns: Columns, reverse: bool = False
+    ) -> str | list[str]:
+        """The names that are asked for; by default those of the columns that hold numbers.
+
+        Parameters
+        ----------
+        f
+            What is asked for.
+        columns
+            Of the other variable.
+        reverse
+            Whether that is x.
 
         Raises
         ------
         DataError
-            If they are no texts.
+            If they are no texts, unknown, columns of labels, or events that weren't declared.
         """
         if f is None:
-            return list(columns)
-        if isinstance(f, str):
-            return f
-        if not isinstance(f, Iterable) or not all(isinstance(name, str) for name in f):
+            if not columns.numeric:
+                raise labels_have_no_mean(columns.names[0], columns)
+            return list(columns.numeric)
+        if not isinstance(f, str) and not (
+            isinstance(f, Iterable) and all(isinstance(name, str) for name in f)
+        ):
             raise DataError(
                 "expect takes names: declare a function at the fit, functions={'name': f}, and ask "
                 f"for its name; known here: {', '.join(self.names)}"
             )
-        return list(f)
+        for name in [f] if isinstance(f, str) else f:
+            self._check(name, columns, reverse)
+        return f if isinstance(f, str) else list(f)
+
+    def _check(self, name: str, columns: Columns, reverse: bool) -> None:
+        if name in columns.categories:
+            raise labels_have_no_mean(name, columns)
+        if name in self.names:
+            return
+        known = ", ".join(map(repr, self.names))
+        if not looks_like_event(name):
+            raise DataError(f"unknown column {name!r}: there are {known}")
+        try:
+            Event.parse(name, columns.names, columns.categories)
+        except DataError as error:
+            raise DataError(f"{name!r} is neither one of {known} nor an event ({error})") from error
+        x, of_x, flag, back = ("Y=y", "_x", "-x", " --reverse") if reverse else ("x", "", "", "")
+        raise DataError(
+            f"the event {name!r} was not declared, so that its moments are not known: "
+            + remedy(
+                f"fit with functions{of_x}=[{name!r}], or ask the law, "
+                f"conditional({x}).probability({name!r})",
+                f"fit with --event{flag} {name!r}, or ask the law, "
+                f"cme-dask predict --event {name!r}{back}",
+            )
+        )
 
     def expect(
         self, wanted: str | list[str], basis: AnyBasis, points: Array, return_std: bool
@@ -69,7 +108,8 @@ class Answers:
         DataError
             On unknown names, or folds that the fit did not keep.
         """
-        pick = list(Columns(self.names).positions([wanted] if isinstance(wanted, str) else wanted))
+        single = isinstance(wanted, str)
+        pick = [self.names.index(name) for name in ([wanted] if single else wanted)]
         folds = len(self.fold_constant)
         if return_std and folds < 2:
             raise DataError("standard errors need folds: fit with n_folds of at least 2")
@@ -87,6 +127,6 @@ class Answers:
                 each = each + self.fold_constant[:, pick]
                 spread = ((each - each.mean(axis=1, keepdims=True)) ** 2).sum(axis=1)
                 result[1, here] = np.sqrt((folds - 1) / folds * spread)
-        if isinstance(wanted, str):
+        if single:
             result = result[..., 0]
         return (result[0], result[1]) if return_std else result[0]

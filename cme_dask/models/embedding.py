@@ -83,7 +83,8 @@ class EmbeddingModel:
         Parameters
         ----------
         f
-            A column or declared function of y, or several; default the columns.
+            A numeric column, declared function or declared event of y, or several; default the
+            numeric columns.
         X
             Points, shape (n, d_X), or a table with the columns by name.
         return_std
@@ -97,10 +98,11 @@ class EmbeddingModel:
         Raises
         ------
         DataError
-            On unknown names, wrong columns, NaN, or folds that the fit did not keep.
+            On unknown names, columns of labels, events that were not declared, wrong columns,
+            NaN, or folds that the fit did not keep.
         """
         points = self.x.points(X, "X")
-        wanted = self.answers.wanted(f, self.y.columns.names)
+        wanted = self.answers.wanted(f, self.y.columns)
         return self.answers.expect(wanted, self.x.basis, points, return_std)
 
     def mass(self, X: Any) -> Array:

@@ -125,7 +125,9 @@ class JointModel:
         Parameters
         ----------
         f
-            A column or declared function of the other variable, or several; default its columns.
+            A numeric column, declared function or declared event of the other variable, or
+            several; default its numeric columns. Other events are answered by the law:
+            ``conditional(x).probability(event)``.
         X
             Points, shape (n, d_X), or a table with the columns by name.
         Y
@@ -141,7 +143,8 @@ class JointModel:
         Raises
         ------
         DataError
-            On unknown names, wrong columns, NaN, or folds that the fit did not keep.
+            On unknown names, columns of labels, events that were not declared, wrong columns,
+            NaN, or folds that the fit did not keep.
         """
         if (X is None) == (Y is None):
             raise DataError("expect takes points of one variable: X=... or Y=...")
@@ -149,7 +152,7 @@ class JointModel:
             (self.x, self.x.points(X, "X")) if Y is None else (self.y, self.y.points(Y, "Y"))
         )
         other = self.y if variable is self.x else self.x
-        wanted = variable.answers.wanted(f, other.columns.names)
+        wanted = variable.answers.wanted(f, other.columns, reverse=Y is not None)
         return variable.answers.expect(wanted, variable.basis, points, return_std)
 
     def density_ratio(self, X: Any, Y: Any) -> Array:

@@ -1,13 +1,13 @@
 """The law of one variable given the other, at points: everything that can be asked of it."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from cme_dask.errors import DataError
 from cme_dask.models.arguments import check_levels, check_thresholds, name_of
-from cme_dask.models.labels import Axis
+from cme_dask.models.labels import Axis, FloatArray
 from cme_dask.models.laws import LawsAtPoints
 from cme_dask.models.pictures import plot_cdf, plot_density, plot_fan
 from cme_dask.numerics.hashing import number_hash, unit_interval
@@ -49,24 +49,24 @@ class ConditionalLaw(LawsAtPoints):
 
     # Moments
 
-    def mean(self) -> Any:
+    def mean(self) -> FloatArray:
         """E[Y | x], shape (n,), or (n, d) of several columns; in their units."""
         pick = self._numeric()
         return self._columnwise("mean", self._fill(lambda x, _: self._measure.mean(x)[:, pick]))
 
-    def var(self) -> Any:
+    def var(self) -> FloatArray:
         """Var[Y_j | x], shape (n,) or (n, d); units squared."""
         return self._columnwise("var", self._variances())
 
-    def std(self) -> Any:
+    def std(self) -> FloatArray:
         """Standard deviations, shape (n,) or (n, d); in the units of the columns."""
         return self._columnwise("std", np.sqrt(self._variances()))
 
-    def cov(self) -> Any:
+    def cov(self) -> FloatArray:
         """Cov[Y | x], shape (n, d, d), positive semidefinite; products of units."""
         return self._labels.wrap(self._covariances(), "cov", *self._square())
 
-    def corr(self) -> Any:
+    def corr(self) -> FloatArray:
         """Correlations, shape (n, d, d), between -1 and 1; 0 beside the diagonal of constants."""
         found = self._covariances()
         std = np.sqrt(np.einsum("nii->ni", found))
@@ -78,14 +78,14 @@ class ConditionalLaw(LawsAtPoints):
 
     # Expectations and probabilities
 
-    def expect(self, f: Any) -> Any:
+    def expect(self, f: Any) -> FloatArray:
         """E[f(Y) | x] under the law.
 
         Parameters
         ----------
         f
-            A column, a declared function, the text of an event such as ``"PM2.5 > 75"``, a
-            function from rows (b, d) to (b,), or a list of these.
+            A column of numbers, a declared function, the text of an event (see
+            :meth:`probability`), a function from rows (b, d) to (b,), or a list of these.
 
         Returns
         -------
@@ -94,8 +94,8 @@ class ConditionalLaw(LawsAtPoints):
         Raises
         ------
         DataError
-            On unknown names, or functions that fail, or whose values have another shape or are
-            not finite.
+            On unknown names, columns of labels, or functions that fail, or whose values have
+            another shape or are not finite.
         """
         if isinstance(f, str) or callable(f):
             return self._labels.wrap(self._expectation(f), name_of(f))
@@ -105,26 +105,36 @@ class ConditionalLaw(LawsAtPoints):
         values = np.stack(found, axis=1) if found else np.empty((self.n, 0))
         return self._labels.wrap(values, "mean", ("function", [name_of(one) for one in f]))
 
-    def probability(self, event: Any) -> Any:
-        """P(event | x), shape (n,), in [0, 1].
+    def probability(self, event: Any) -> FloatArray:
+        """P(event | x), in [0, 1].
 
         Parameters
         ----------
         event
-            Text such as ``"y1 <= y2 - 0.5"``, a declared event, or a function from rows (b, d) to
-            truth values (b,).
+            Text, a declared event, a function from rows (b, d) to truth values (b,), or a list of
+            these. A text compares columns with numbers, labels and each other, such as
+            ``"y1 <= y2 - 0.5"``, ``"50 < y < 75"`` or ``"station in ('Dongsi', 'Tiantan')"``,
+            joined by ``and``, ``or``, ``not`` and parentheses: see
+            :meth:`cme_dask.models.events.Event.parse`.
+
+        Returns
+        -------
+        values : (n,), or (n, k) for a list of k events
 
         Raises
         ------
         DataError
             On unknown columns or labels, or values that are no truth values.
         """
-        if not (isinstance(event, str) or callable(event)):
-            raise DataError(f"an event is a text or a function, got {event!r}")
-        values = self._expectation(event, truth=True)
-        return self._labels.wrap(np.clip(values, 0.0, 1.0), f"P({name_of(event)})")
+        if isinstance(event, str) or callable(event):
+            return self._labels.wrap(self._chance(event), f"P({name_of(event)})")
+        if not isinstance(event, Sequence):
+            raise DataError(f"an event is a text or a function, or a list of these, got {event!r}")
+        found = [self._chance(one) for one in event]
+        values = np.stack(found, axis=1) if found else np.empty((self.n, 0))
+        return self._labels.wrap(values, "P", ("event", [name_of(one) for one in event]))
 
-    def predict_proba(self, column: str | None = None) -> Any:
+    def predict_proba(self, column: str | None = None) -> FloatArray:
         """Probabilities of the labels of a categorical column, shape (n, labels), rows of sum 1.
 
         Parameters
@@ -155,7 +165,7 @@ class ConditionalLaw(LawsAtPoints):
 
     # Distribution functions and quantiles
 
-    def cdf(self, t: Any, column: str | None = None, *, paired: bool = False) -> Any:
+    def cdf(self, t: Any, column: str | None = None, *, paired: bool = False) -> FloatArray:
         """P(Y <= t | x), in [0, 1].
 
         Parameters
@@ -191,7 +201,7 @@ class ConditionalLaw(LawsAtPoints):
             found = self._fill(lambda x, at: below(x, values[at, None] if paired else values))
         return self._thresholded(np.clip(found, 0.0, 1.0), "cdf", t, single or paired, several)
 
-    def quantile(self, q: Any, column: str | None = None) -> Any:
+    def quantile(self, q: Any, column: str | None = None) -> FloatArray:
         """Quantiles inf{t: P(Y_j <= t | x) >= q}, of each column by itself.
 
         Parameters
@@ -225,11 +235,13 @@ class ConditionalLaw(LawsAtPoints):
             found, axes = found[:, 0], axes[1:]
         return self._labels.wrap(found, names[0] if len(names) == 1 else "quantile", *axes)
 
-    def median(self, column: str | None = None) -> Any:
+    def median(self, column: str | None = None) -> FloatArray:
         """The quantile of level 1/2, shape (n,) or (n, d)."""
         return self.quantile(0.5, column)
 
-    def interval(self, level: float = 0.9, column: str | None = None) -> tuple[Any, Any]:
+    def interval(
+        self, level: float = 0.9, column: str | None = None
+    ) -> tuple[FloatArray, FloatArray]:
         """Lower and upper ends of the central intervals of this probability.
 
         Parameters
@@ -253,7 +265,7 @@ class ConditionalLaw(LawsAtPoints):
             (1.0 + level) / 2.0, column
         )
 
-    def crps(self, y: Any, column: str | None = None) -> Any:
+    def crps(self, y: Any, column: str | None = None) -> FloatArray:
         """Continuous ranked probability score at observed y, shape (n,), lower is better.
 
         See :func:`cme_dask.metrics.crps`; that of all atoms of the law.
@@ -286,7 +298,7 @@ class ConditionalLaw(LawsAtPoints):
 
     # Densities
 
-    def density_ratio(self, y: Any, *, paired: bool = False) -> Any:
+    def density_ratio(self, y: Any, *, paired: bool = False) -> FloatArray:
         """dQ_x / dP_Y: how much likelier y is given x than overall; no unit.
 
         Constant on each cell of y. Under a residual reference, whose atoms move with x, the
@@ -321,7 +333,7 @@ class ConditionalLaw(LawsAtPoints):
                 found = np.exp(self._log_pdf(points, paired) - self._log_marginal(points, paired))
         return self._at_points(found, "density_ratio", paired)
 
-    def pdf(self, y: Any, *, paired: bool = False, bandwidth: Any = None) -> Any:
+    def pdf(self, y: Any, *, paired: bool = False, bandwidth: Any = None) -> FloatArray:
         """Density against the Lebesgue measure, smoothed; one over the units of the columns.
 
         Each cell is spread as a normal one: the mean of its rows, their covariance, and on top the
@@ -346,16 +358,19 @@ class ConditionalLaw(LawsAtPoints):
         DataError
             On wrong columns, NaN, bandwidths that are not positive, or a variable with labels.
         """
-        return np.exp(self.log_pdf(y, paired=paired, bandwidth=bandwidth))
+        logarithm = self.log_pdf(y, paired=paired, bandwidth=bandwidth)
+        return cast(FloatArray, np.exp(logarithm))
 
-    def log_pdf(self, y: Any, *, paired: bool = False, bandwidth: Any = None) -> Any:
+    def log_pdf(self, y: Any, *, paired: bool = False, bandwidth: Any = None) -> FloatArray:
         """Logarithm of :meth:`pdf`; minus infinity where the density is below any number."""
         points = self._points(y, paired)
         return self._at_points(self._log_pdf(points, paired, bandwidth), "log_pdf", paired)
 
     # Draws and what the law is made of
 
-    def sample(self, size: int | None = None, *, random_state: int = 0, first: int = 0) -> Any:
+    def sample(
+        self, size: int | None = None, *, random_state: int = 0, first: int = 0
+    ) -> FloatArray:
         """Draws of Y given x: rows of the data, or moved residuals.
 
         The draws at a point depend on the seed and on its number alone.
@@ -371,7 +386,9 @@ class ConditionalLaw(LawsAtPoints):
 
         Returns
         -------
-        values : (n, size), of several columns (n, size, d); in their units
+        values : (n, size), of several columns (n, size, d); in their units. Of columns of labels
+            NumPy's answers hold the codes, that is positions in ``columns.categories[name]``;
+            pandas' and xarray's hold the labels.
 
         Raises
         ------
@@ -397,13 +414,13 @@ class ConditionalLaw(LawsAtPoints):
             found, axes = found[:, :, 0], axes[:1]
         if size is None:
             found, axes = found[:, 0], axes[1:]
-        return self._labels.wrap(found, "sample", *axes)
+        return self._labels.draws(found, self.columns, *axes)
 
-    def weights(self) -> Array:
+    def weights(self) -> FloatArray:
         """Probabilities w of the cells, shape (n, S): non-negative, sum 1."""
         return self._fill(lambda x, _: self._measure.weigh(x), (self._measure.cells.size,))
 
-    def mixture_weights(self) -> Array:
+    def mixture_weights(self) -> FloatArray:
         """Weights of a coupling's components, shape (n, m): non-negative, sum 1.
 
         Raises
@@ -416,7 +433,7 @@ class ConditionalLaw(LawsAtPoints):
         mixture = self.laws.mixture
         return self._fill(lambda x, _: mixture(x))
 
-    def effective_support(self) -> Any:
+    def effective_support(self) -> FloatArray:
         """How near each x is to the data, from 0 to 1, shape (n,).
 
         The share |N(x)|^2 / k(x, x) of the kernel's section at x that the pivots span; for a

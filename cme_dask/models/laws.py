@@ -2,17 +2,17 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from cme_dask.errors import DataError
 from cme_dask.models.arguments import function_values, name_of
 from cme_dask.models.events import Event
-from cme_dask.models.labels import Axis, Labels
+from cme_dask.models.labels import Axis, FloatArray, Labels
 from cme_dask.numerics.measures import CellMeasure, MovedMeasure
 from cme_dask.numerics.smoothing import bandwidths
-from cme_dask.storage.columns import Columns
+from cme_dask.storage.columns import Columns, labels_have_no_mean
 
 Array = Any
 Function = Callable[[Array], Array]
@@ -102,8 +102,7 @@ class LawsAtPoints:
     @property
     def numeric(self) -> tuple[str, ...]:
         """The columns that hold numbers, which have means and quantiles."""
-        pairs = zip(self.columns.names, self.columns.categorical, strict=True)
-        return tuple(name for name, categorical in pairs if not categorical)
+        return self.columns.numeric
 
     def __repr__(self) -> str:
         return f"{type(self).__name__} of {self.columns.listed()} at {self.n:,} points"
@@ -113,7 +112,7 @@ class LawsAtPoints:
         query: Callable[[Array, slice], Array],
         shape: tuple[int, ...] | None = None,
         held: int = 0,
-    ) -> Array:
+    ) -> FloatArray:
         """Answers at all points, block by block; the shape of one is asked for if there is none."""
         found: Array = None if shape is None else np.empty((self.n, *shape))
         for here in self._slices(held):
@@ -123,7 +122,7 @@ class LawsAtPoints:
             if found is None:
                 found = np.empty((self.n, *part.shape[1:]))
             found[here] = part
-        return found
+        return cast(FloatArray, found)
 
     def _slices(self, held: int) -> Iterator[slice]:
         step = max(min(_HELD // max(self._measure.held, held, 1), _MOST_ROWS), 1)
@@ -133,10 +132,7 @@ class LawsAtPoints:
 
     def _numeric(self) -> list[int]:
         if not self.numeric:
-            raise DataError(
-                f"{self.columns.listed()} hold labels, which have no mean or quantile: ask for "
-                "predict_proba() or probability(event)"
-            )
+            raise labels_have_no_mean(self.columns.names[0], self.columns)
         return [self._position(name) for name in self.numeric]
 
     def _names(self, column: str | None) -> tuple[str, ...]:
@@ -149,20 +145,19 @@ class LawsAtPoints:
     def _number_column(self, column: str) -> int:
         position = self._position(column)
         if column not in self.numeric:
-            raise DataError(
-                f"column {column!r} holds labels: ask for predict_proba() or probability(event)"
-            )
+            raise labels_have_no_mean(column, self.columns)
         return position
 
-    def _covariances(self) -> Array:
+    def _covariances(self) -> FloatArray:
         pick = self._numeric()
         index = np.ix_(pick, pick)
         return self._fill(lambda x, _: self._measure.covariance(x)[:, index[0], index[1]])
 
-    def _variances(self) -> Array:
-        return np.einsum("nii->ni", self._covariances())
+    def _variances(self) -> FloatArray:
+        found: FloatArray = np.einsum("nii->ni", self._covariances())
+        return found
 
-    def _columnwise(self, name: str, values: Array) -> Any:
+    def _columnwise(self, name: str, values: Array) -> FloatArray:
         if values.shape[1] == 1:
             return self._labels.wrap(values[:, 0], self.numeric[0])
         return self._labels.wrap(values, name, ("variable", self.numeric))
@@ -170,7 +165,13 @@ class LawsAtPoints:
     def _square(self) -> tuple[Axis, Axis]:
         return ("variable", self.numeric), ("with", self.numeric)
 
-    def _expectation(self, f: Any, truth: bool = False) -> Array:
+    def _chance(self, event: Any) -> FloatArray:
+        """Shape (n,)."""
+        if not (isinstance(event, str) or callable(event)):
+            raise DataError(f"an event is a text or a function, got {event!r}")
+        return np.clip(self._expectation(event, truth=True), 0.0, 1.0)
+
+    def _expectation(self, f: Any, truth: bool = False) -> FloatArray:
         """Shape (n,)."""
         if isinstance(f, str) and not truth and f in self.columns.names:
             j = self._number_column(f)
@@ -239,12 +240,14 @@ class LawsAtPoints:
             raise DataError(f"bandwidth must be one positive number, or {d}, got {given!r}")
         return found
 
-    def _at_points(self, values: Array, name: str, paired: bool) -> Any:
+    def _at_points(self, values: Array, name: str, paired: bool) -> FloatArray:
         if paired:
             return self._labels.wrap(values[:, 0], name)
         return self._labels.wrap(values, name, ("point", range(values.shape[1])))
 
-    def _thresholded(self, values: Array, name: str, t: Array, single: bool, several: bool) -> Any:
+    def _thresholded(
+        self, values: Array, name: str, t: Array, single: bool, several: bool
+    ) -> FloatArray:
         if single:
             return self._labels.wrap(values[:, 0], name)
         labels = range(values.shape[1]) if several else t[:, 0].tolist()

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cme_dask.errors import DataError, StoreError
+from cme_dask.errors import DataError, StoreError, remedy
 
 Array = Any
 
@@ -50,6 +50,11 @@ class Columns:
         """The names in a line; of many the first two and the last."""
         names = self.names if len(self.names) <= _MANY else (*self.names[:2], "...", self.names[-1])
         return ", ".join(names)
+
+    @property
+    def numeric(self) -> tuple[str, ...]:
+        """The columns that hold numbers, which have means and quantiles."""
+        return tuple(name for name in self.names if name not in self.categories)
 
     @property
     def categorical(self) -> tuple[bool, ...]:
@@ -98,6 +103,19 @@ class Columns:
         except (KeyError, TypeError, AttributeError) as error:
             raise StoreError(f"the description of the columns is damaged: {error!r}") from error
         return cls(names, units, categories)
+
+
+def labels_have_no_mean(name: str, columns: Columns) -> DataError:
+    """One sentence on a mean or quantile of a column of labels."""
+    label = next(iter(columns.categories[name]), "...")
+    event = f"{name} == '{label}'"
+    return DataError(
+        f"column {name!r} holds labels, which have no mean or quantile: ask for "
+        + remedy(
+            f'conditional(x).predict_proba({name!r}) or .probability("{event}")',
+            f'probabilities, cme-dask predict --event "{event}"',
+        )
+    )
 
 
 def _texts(values: Any) -> tuple[str, ...]:
