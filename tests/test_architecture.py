@@ -133,6 +133,9 @@ values, std = model.expect("y0", [[0.0], [1.0]], return_std=True)
 model.density_ratio([[0.0]], [[1.0]])
 repr(model), model._repr_html_()
 assert not heavy(), heavy()
+import cme_dask.estimators.joint  # estimators are scikit-learn's, but not all of it is loaded
+slow = {{"dask.array", "xarray", "sklearn.cluster", "sklearn.tree"}} & set(sys.modules)
+assert not slow, slow
 print(*(float(v).hex() for v in values))
 """
     printed = [float.fromhex(text) for text in run(code).split()]

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import dask.array as da
 import numpy as np
 import zarr
 
@@ -32,6 +31,8 @@ def coded(y: Any) -> tuple[Array, Array]:
         If the shape is another, labels are no integers, texts or booleans (nor floats that are
         whole), or there are too many.
     """
+    import dask.array as da  # slow to import, and few fits need it
+
     labels = da.from_zarr(y) if isinstance(y, zarr.Array) else y
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import dask.array as da
 import numpy as np
 from dask.base import tokenize
 from dask.delayed import delayed
@@ -73,6 +72,8 @@ def gram_columns(
     kernel.check(pivots.shape[1])
     width = min(len(pivots), _COLUMNS)
     rows = lazy_rows(source, width)
+    import dask.array as da  # slow to import, and no fit needs it
+
     return da.concatenate(
         [
             map_rows(rows, GramColumns(kernel, part, columns), (len(part),), "gram-columns")
@@ -164,6 +165,8 @@ def lazy_rows(source: RowSource, width: int) -> Any:
         rows = source.array.astype(np.float64)
         rows = rows.rechunk({1: -1})
     else:
+        import dask.array as da
+
         chunk = most if isinstance(source, ArraySource) else source.chunk_rows
         rows = da.from_array(
             _Slices(source),

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from operator import methodcaller
 from typing import Any
 
-import dask.array as da
 import numpy as np
 import zarr
+from dask.base import is_dask_collection
 
 from cme_dask.chunked.lazy import lazy_rows, map_rows
 from cme_dask.chunked.sources import open_sample
@@ -26,8 +26,8 @@ Question = Callable[[ConditionalLaw, int], Array]
 
 def is_out_of_core(values: Any) -> bool:
     """Whether points lie in a Dask array, a Zarr array or a store, by path, URL or ``Sample``."""
-    lazy = (str, da.Array, zarr.Array, zarr.Group, Sample)
-    return isinstance(values, lazy) or hasattr(values, "__fspath__")
+    lazy = (str, zarr.Array, zarr.Group, Sample)
+    return isinstance(values, lazy) or hasattr(values, "__fspath__") or is_dask_collection(values)
 
 
 def given_rows(

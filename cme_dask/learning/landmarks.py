@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from sklearn.cluster import KMeans
 
 from cme_dask.chunked.blas import one_blas_thread
 from cme_dask.constraints import LANDMARKS, Coupling
@@ -81,6 +80,8 @@ def _centres(rows: Array, weights: Array, count: int, seed: int) -> Array:
     if len(distinct) <= count:
         return distinct
     middle, scale = mass @ distinct, deviations(distinct, mass)
+    from sklearn.cluster import KMeans  # which takes longer to import than most fits need
+
     means = KMeans(count, n_init=1, max_iter=_ITERATIONS, random_state=seed % _SEEDS)
     # Several threads of k-means add up in the order in which they end: last bits would change.
     with one_blas_thread():

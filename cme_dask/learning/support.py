@@ -5,7 +5,6 @@ from itertools import count
 from typing import Any
 
 import numpy as np
-from sklearn.tree import DecisionTreeRegressor
 
 from cme_dask.errors import DataError
 from cme_dask.numerics.cell_sums import CellSpec
@@ -163,6 +162,8 @@ def _boxes(rows: Array, mass: Array, size: int, categorical: Array) -> Support:
     The tree sees the ranks of the values, which float32 holds exactly: it splits where a tree of
     the values themselves would.
     """
+    from sklearn.tree import DecisionTreeRegressor  # slow to import, and scalar variables need none
+
     values, ranks = zip(*(np.unique(c, return_inverse=True) for c in rows.T), strict=True)
     ranks = np.stack(ranks, axis=1)
     grown = DecisionTreeRegressor(max_leaf_nodes=max(size, 2), random_state=0)
