@@ -254,7 +254,7 @@ def test_many_unseen_labels_are_counted():
         ([["Dongsi", "warm", 1]], "column 'temp' of X must be numeric"),
         ({**TABLE, "temp": [1.0]}, r"equally long lists, got 'station' \(2,\), 'temp' \(1,\)"),
         ({**TABLE, "station": [["Dongsi"], ["Tiantan"]]}, "equally long lists"),
-        ({"station": ["Dongsi"]}, "unknown column 'temp', 'month'"),
+        ({"station": ["Dongsi"]}, "lacks the columns 'temp', 'month'"),
         ([["Dongsi", 1.0]], r"must have shape \(n, 3\) for the columns station, temp, month"),
     ],
 )

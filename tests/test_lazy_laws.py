@@ -141,7 +141,7 @@ def test_wrong_questions_are_refused_before_anything_is_read(fit, tmp_path):
     with pytest.raises(DataError, match="points of one variable"):
         lazy_law(fit.model_)
     path = write_store(tmp_path / "s.zarr", X, Y, x_names=["a", "b"])
-    with pytest.raises(DataError, match="unknown column 'x0', 'x1': there are 'a', 'b'"):
+    with pytest.raises(DataError, match="lacks the columns 'x0', 'x1', and has others: 'a', 'b'"):
         fit.conditional(str(path))
     with pytest.raises(StoreError, match="does not exist"):
         fit.conditional(str(tmp_path / "no.zarr"))

@@ -84,7 +84,7 @@ def test_a_loaded_estimator_is_fitted(saved, table, tmp_path):
 def test_what_a_loaded_model_refuses(saved, table):
     model = load(saved[1])
     for points, message in (
-        (table[["wind"]], "unknown column 'rain'"),
+        (table[["wind"]], "lacks the column 'rain'"),
         (table.to_numpy()[:, :1], r"X must have shape \(n, 2\)"),
         (table.assign(rain=np.nan), "'rain' has 1,500"),
         ([["a", "b"]], "X must be numeric"),

@@ -156,7 +156,7 @@ def test_columns_are_taken_by_name(rows, tmp_path):
     fit = PivotedCholesky(GAUSSIAN, tol=1e-1).fit(open_sample(path, x_columns=["rain"]))
     fit.transform_store(path, tmp_path / "f")
     assert_bits(tmp_path / "f", fit.transform(x[:, 1:]), y)
-    with pytest.raises(DataError, match="unknown column 'rain'"):
+    with pytest.raises(DataError, match="lacks the column 'rain'"):
         fit.transform_store(open_sample(path, x_columns=["wind"]), tmp_path / "g")
 
 

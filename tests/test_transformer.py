@@ -208,7 +208,7 @@ def test_columns_with_names_are_taken_by_name(table):
     np.testing.assert_array_equal(fit.transform(frame.assign(snow=0.0)), expected)
     data = xr.DataArray(table[:, ::-1], dims=("t", "c"), coords={"c": ["rain", "wind"]})
     np.testing.assert_array_equal(fit.transform(data), expected)
-    with pytest.raises(DataError, match="unknown column 'rain': there are 'wind', 'snow'"):
+    with pytest.raises(DataError, match="lacks the column 'rain', and has others: 'snow'"):
         fit.transform(frame.rename(columns={"rain": "snow"}))
 
 

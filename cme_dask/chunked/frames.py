@@ -1,10 +1,11 @@
-"""Tables in memory, of pandas or xarray, that hold labels beside numbers."""
+"""Tables in memory, of pandas, Arrow or xarray, that hold labels beside numbers."""
 
 from typing import Any
 
 import numpy as np
 
 from cme_dask.errors import DataError
+from cme_dask.storage.arrow import arrow_column, arrow_table
 from cme_dask.storage.columns import Columns
 
 Array = Any
@@ -66,6 +67,19 @@ def _texts(name: str, column: str, series: Any) -> tuple[Array, Any]:
             f"{series.dtype}: convert it, for example with .astype(float) or .astype('category')"
         )
     return codes, labels
+
+
+def arrow_values(name: str, value: Any) -> tuple[Array, Columns]:
+    """As :func:`frame_values` of a table or column of Arrow, Polars and the like."""
+    table = arrow_table(value, f"{name}0")
+    names = tuple(map(str, table.column_names))
+    values = np.empty((table.num_rows, len(names)))
+    categories: dict[str, tuple[str, ...]] = {}
+    for place, column in enumerate(names):
+        values[:, place], labels = arrow_column(table.column(place), column, name)
+        if labels is not None:
+            categories[column] = labels
+    return values, Columns(names, categories=categories)
 
 
 def series_values(name: str, series: Any) -> tuple[Array, Columns]:

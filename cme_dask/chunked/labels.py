@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import zarr
 
+from cme_dask.chunked.dask_frames import dask_series_values, is_dask_frame
 from cme_dask.errors import DataError
 
 Array = Any
@@ -33,6 +34,8 @@ def coded(y: Any) -> tuple[Array, Array]:
     """
     import dask.array as da  # slow to import, and few fits need it
 
+    if is_dask_frame(y):
+        y = dask_series_values(y)
     labels = da.from_zarr(y) if isinstance(y, zarr.Array) else y
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]

@@ -1,5 +1,6 @@
 """Conditional laws at the rows of Dask arrays and stores: the same questions, lazy answers."""
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from operator import methodcaller
@@ -9,12 +10,15 @@ import numpy as np
 import zarr
 from dask.base import is_dask_collection
 
+from cme_dask.chunked.dask_frames import is_dask_frame
 from cme_dask.chunked.lazy import lazy_rows, map_rows
-from cme_dask.chunked.sources import open_sample
-from cme_dask.errors import DataError
+from cme_dask.chunked.sources import DaskSource, open_sample
+from cme_dask.errors import DataError, UnseenCategoryWarning
+from cme_dask.models.functions import importable
 from cme_dask.models.joint import JointModel, Variable
 from cme_dask.models.law import ConditionalLaw
 from cme_dask.models.laws import Function
+from cme_dask.models.points import UNSEEN
 from cme_dask.storage.columns import Columns, check_finite
 from cme_dask.storage.rows import RowSource
 from cme_dask.storage.sample import Sample
@@ -25,7 +29,7 @@ Question = Callable[[ConditionalLaw, int], Array]
 
 
 def is_out_of_core(values: Any) -> bool:
-    """Whether points lie in a Dask array, a Zarr array or a store, by path, URL or ``Sample``."""
+    """Whether points lie in a Dask or Zarr array, a Dask DataFrame, or a store."""
     lazy = (str, zarr.Array, zarr.Group, Sample)
     return isinstance(values, lazy) or hasattr(values, "__fspath__") or is_dask_collection(values)
 
@@ -64,19 +68,56 @@ def given_rows(
     # Arrays have no names of their own: of these all columns are asked for, as in memory.
     unnamed = default and sample.location == "memory"
     if not unnamed and (not default or set(names) <= set(columns.names)):
-        source, columns = source.pick(columns.positions(names)), columns.only(names)
+        place = ("Y" if reverse else "X") if sample.location == "memory" else sample.location
+        positions = columns.positions_of(variable.columns, place)
+        source, columns = source.pick(positions), columns.only(names)
     if len(columns.names) != len(names):
         raise DataError(
             f"{sample.location} has {len(columns.names)} columns, the model's are "
             f"{variable.columns.listed()}"
         )
     for name, theirs in columns.categories.items():
-        if variable.columns.categories.get(name) != theirs:
+        ours = variable.columns.categories.get(name)
+        if ours == theirs:
+            continue
+        if ours is None or not is_dask_frame(values):
             raise DataError(
                 f"the labels of column {name!r} have other codes in {sample.location} than in the "
                 "model: ask it for the store that it was fitted on, or a part of that"
             )
+        assert isinstance(source, DaskSource)
+        source = _recoded(source, variable, name, theirs)
     return Sample((source,), (variable.columns,), location=sample.location, part=sample.part)
+
+
+def _recoded(
+    source: DaskSource, variable: Variable, name: str, labels: tuple[str, ...]
+) -> DaskSource:
+    """The rows of a Dask DataFrame with the model's codes of these labels of a column."""
+    place, ours = variable.columns.names.index(name), variable.columns.categories[name]
+    unseen = [label for label in labels if label not in ours]
+    if unseen:
+        told = ", ".join(map(repr, unseen[:10])) + (" and more" if len(unseen) > 10 else "")
+        if not variable.basis.newton.kernel.pools(place):
+            raise DataError(
+                f"column {name!r} has the unknown {told}: there are {variable.columns.labels(name)}"
+            )
+        warnings.warn(
+            "labels that the fit has not seen are answered as its pooled rare ones: column "
+            f"{name!r} {told}",
+            UnseenCategoryWarning,
+            stacklevel=5,
+        )
+    number = {label: float(code) for code, label in enumerate(ours)}
+    table = np.array([number.get(label, UNSEEN) for label in labels])
+    return DaskSource(source.array.map_blocks(_with_codes, place, table, dtype=np.float64))
+
+
+def _with_codes(rows: Array, place: int, table: Array) -> Array:
+    rows = rows.copy()
+    known = ~np.isnan(rows[:, place])
+    rows[known, place] = table[rows[known, place].astype(np.int64)]
+    return rows
 
 
 def lazy_law(
@@ -133,6 +174,10 @@ class LazyLaw:
     source: RowSource
     reverse: bool = False
     functions: Mapping[str, Function] = field(default_factory=dict)
+
+    def __reduce__(self) -> Any:
+        functions = importable(self.functions)
+        return LazyLaw, (self.model, self.source, self.reverse, functions)
 
     def __repr__(self) -> str:
         return f"LazyLaw of {self.columns.listed()} at {len(self):,} points"

@@ -1,4 +1,4 @@
-"""``open_sample``: one border for stores, URLs, NumPy, Dask, pandas and xarray."""
+"""``open_sample``: one border for stores, URLs, NumPy, Dask, pandas, Arrow and xarray."""
 
 import os
 from collections.abc import Sequence
@@ -9,8 +9,10 @@ import numpy as np
 import zarr
 from dask.delayed import Delayed, delayed
 
+from cme_dask.chunked.dask_frames import dask_frame_arrays, is_dask_frame
 from cme_dask.chunked.frames import (
     array_values,
+    arrow_values,
     dataset_frame,
     frame_values,
     is_number,
@@ -18,6 +20,7 @@ from cme_dask.chunked.frames import (
 )
 from cme_dask.chunked.units import unit_values
 from cme_dask.errors import DataError
+from cme_dask.storage.arrow import arrow_table, is_arrow
 from cme_dask.storage.columns import Columns
 from cme_dask.storage.rows import ArraySource, RowSource, ZarrSource
 from cme_dask.storage.sample import Sample, open_store
@@ -100,10 +103,12 @@ def open_sample(
     Parameters
     ----------
     x
-        A sample store (path, fsspec URL or Zarr group) that holds both variables; or a table
-        (pandas DataFrame, xarray Dataset) from which ``x_columns`` and ``y_columns`` are taken;
-        or the rows of x: NumPy, Dask, Zarr or xarray array of shape (n, d) or (n,), a DataFrame,
-        or the path or URL of a Zarr array.
+        A sample store (path, fsspec URL or Zarr group) that holds both variables; or a table (a
+        DataFrame of pandas, Dask or Polars, an Arrow table, an xarray Dataset) from which
+        ``x_columns`` and ``y_columns`` are taken; or the rows of x: NumPy, Dask, Zarr or xarray
+        array of shape (n, d) or (n,), a DataFrame or Series, or the path or URL of a Zarr array.
+        Truth values become 0 and 1, text and categories become codes of labels. Of Dask
+        DataFrames, the lengths of partitions and the labels of text columns are computed now.
     y
         Rows of y, likewise; None for stores and tables, or for one variable alone.
     weights
@@ -143,18 +148,43 @@ def open_sample(
         beside = {role: _single(x, value) for role, value in beside.items()}
         x, y = _column_arrays(x, x_columns), _column_arrays(x, y_columns)
         x_columns = y_columns = None
-    pairs = [("x", x), *([] if y is None else [("y", _opened(y, storage_options))])]
-    named = [_rows(name, value) for name, value in pairs]
+    variables = {"x": x} if y is None else {"x": x, "y": _opened(y, storage_options)}
+    beside = {role: _opened(value, storage_options) for role, value in beside.items()}
+    frames = {
+        name: value
+        for name, value in (variables | beside).items()
+        if is_dask_frame(value) and not _is_time(name, value)
+    }
+    lazy = dask_frame_arrays(frames) if frames else {}
+    named = [
+        _described(*lazy[name]) if name in lazy else _rows(name, value)
+        for name, value in variables.items()
+    ]
     sample = Sample(
         tuple(s for s, _ in named),
         tuple(c for _, c in named),
-        **{role: _role(role, _opened(v, storage_options)) for role, v in beside.items()},
+        **{role: _role(role, lazy[role][0] if role in lazy else v) for role, v in beside.items()},
     )
     return sample.select(x_columns, y_columns)
 
 
 def _opened(value: Any, storage_options: dict[str, Any] | None) -> Any:
-    return open_zarr(value, storage_options) if isinstance(value, (str, os.PathLike)) else value
+    if isinstance(value, (str, os.PathLike)):
+        return open_zarr(value, storage_options)
+    if type(value).__name__ == "LazyFrame" and hasattr(value, "collect"):
+        raise DataError(
+            "a LazyFrame of Polars has no rows yet: collect() it, or write it to Parquet and give "
+            "a Dask DataFrame or a sample store of that"
+        )
+    return value
+
+
+def _is_time(role: str, series: Any) -> bool:
+    return role == "time" and getattr(getattr(series, "dtype", None), "kind", None) == "M"
+
+
+def _described(array: Any, columns: Columns) -> tuple[RowSource, Columns]:
+    return DaskSource(array), columns
 
 
 def _role(role: str, value: Any) -> Any:
@@ -166,18 +196,28 @@ def _single(table: Any, value: Any) -> Any:
     if not isinstance(value, str):
         return value
     column = _column_arrays(table, [value])
+    if is_dask_frame(column):
+        return column[column.columns[0]]
+    if is_arrow(column):
+        return column.column(0)
     return column.iloc[:, 0] if hasattr(column, "iloc") else column[:, 0]
 
 
 def _is_table(value: Any) -> bool:
-    return hasattr(value, "columns") or hasattr(value, "data_vars")
+    return any(hasattr(value, name) for name in ("columns", "column_names", "data_vars"))
 
 
 def _column_arrays(table: Any, wanted: Sequence[str]) -> Any:
     """The wanted columns of a DataFrame or Dataset, side by side; labels may be no text."""
-    present = list(table.columns if hasattr(table, "columns") else table.data_vars)
+    if is_arrow(table):
+        table = arrow_table(table, "x0")
+        present = list(table.column_names)
+    else:
+        present = list(table.columns if hasattr(table, "columns") else table.data_vars)
     names = wanted if isinstance(wanted, str) else [str(name) for name in wanted]
     positions = Columns(tuple(str(p) for p in present)).positions(names)
+    if is_arrow(table):
+        return table.select(list(positions))
     if hasattr(table, "columns"):
         return table.iloc[:, list(positions)]
     dims = {table[name].dims for name in wanted}
@@ -198,8 +238,12 @@ def _rows(name: str, value: Any) -> tuple[RowSource, Columns]:
             f"{name} is an xarray Dataset: name its columns with x_columns and y_columns, or give "
             "one of its arrays"
         )
+    if is_arrow(value):
+        return _labelled(arrow_values(name, value))
     if hasattr(value, "columns") and hasattr(value, "to_numpy"):  # pandas DataFrame
-        if not all(map(is_number, value.dtypes)):
+        # Beside other numbers truth values would make a table of objects.
+        truths = sum(dtype.kind == "b" for dtype in value.dtypes)
+        if not all(map(is_number, value.dtypes)) or 0 < truths < len(value.dtypes):
             return _labelled(frame_values(name, value))
         labels = [str(label) for label in value.columns]
         value = value.to_numpy()
@@ -216,10 +260,7 @@ def _rows(name: str, value: Any) -> tuple[RowSource, Columns]:
     if not hasattr(value, "shape"):
         value = _as_array(name, value)
     if not hasattr(value, "dtype"):
-        raise DataError(
-            f"{name} must be an array or a pandas table, got {type(value).__name__}: of a Dask "
-            "DataFrame give .to_dask_array(lengths=True)"
-        )
+        raise DataError(f"{name} must be an array or a table, got {type(value).__name__}")
     if len(value.shape) not in (1, 2):
         raise DataError(f"{name} must have shape (n,) or (n, d), got {tuple(value.shape)}")
     if np.dtype(value.dtype).kind not in "fiub":

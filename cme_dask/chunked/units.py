@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from cme_dask.chunked.dask_frames import dask_series_values, is_dask_frame
 from cme_dask.errors import DataError
 
 Array = Any
@@ -26,7 +27,9 @@ def unit_values(name: str, values: Any) -> Any:
         On times that are texts.
     """
     kind = getattr(getattr(values, "dtype", None), "kind", None)
-    if hasattr(values, "dims") and hasattr(values, "coords"):
+    if is_dask_frame(values):
+        values = dask_series_values(values)
+    elif hasattr(values, "dims") and hasattr(values, "coords"):
         values = values.data
     elif hasattr(values, "to_numpy") and not hasattr(values, "dask"):
         # Timestamps with a zone are no type of NumPy: this brings them to UTC.

@@ -121,6 +121,7 @@ class PivotedCholesky(GrowingFeatures, FittedFeatures, BaseEstimator):  # type: 
         X: Any,
         y: Any = None,
         *,
+        Y: Any = None,
         weights: Any = None,
         scheduler: Scheduler = None,
         workers: int | None = None,
@@ -134,7 +135,7 @@ class PivotedCholesky(GrowingFeatures, FittedFeatures, BaseEstimator):  # type: 
         ----------
         X
             Rows, shape (n, d), as in :meth:`JointDistribution.fit`; of a sample store, its x.
-        y
+        y, Y
             Ignored.
         weights, scheduler, workers, memory_limit, progress, checkpoint
             As in :meth:`JointDistribution.fit`.

@@ -20,7 +20,7 @@ from cme_dask.estimators.growing_moments import GrowingEmbedding
 from cme_dask.estimators.keeping import kept_fit
 from cme_dask.estimators.pivoting import PivotRule, pair_of_pivots
 from cme_dask.estimators.planning import FitPlan, Preparation, plan_fit, prepare
-from cme_dask.estimators.predictors import names_of, weights_of
+from cme_dask.estimators.predictors import names_of, target_of, weights_of
 from cme_dask.estimators.recipe import (
     FittedBasis,
     NotFitted,
@@ -157,6 +157,7 @@ class ConditionalMeanEmbedding(GrowingEmbedding, BaseEstimator):  # type: ignore
         X: Any,
         Y: Any = None,
         *,
+        y: Any = None,
         weights: Any = None,
         sample_weight: Any = None,
         functions: Mapping[str, Function] | None = None,
@@ -170,7 +171,7 @@ class ConditionalMeanEmbedding(GrowingEmbedding, BaseEstimator):  # type: ignore
 
         Parameters
         ----------
-        X, Y, weights, scheduler, workers, memory_limit, progress, checkpoint
+        X, Y, y, weights, scheduler, workers, memory_limit, progress, checkpoint
             As in :meth:`JointDistribution.fit`.
         sample_weight
             scikit-learn's name of ``weights``.
@@ -192,6 +193,7 @@ class ConditionalMeanEmbedding(GrowingEmbedding, BaseEstimator):  # type: ignore
         ToleranceWarning, RankWarning
             If the trace error over all rows is above ``tol``.
         """
+        Y = target_of(Y, y)
         sample = self._rows(X, Y, weights_of(weights, sample_weight))
         with kept_fit(self, sample, {"functions": functions}, checkpoint) as kept:
             executor = Executor.resolve(scheduler, workers, kept)
@@ -221,6 +223,7 @@ class ConditionalMeanEmbedding(GrowingEmbedding, BaseEstimator):  # type: ignore
         X: Any,
         Y: Any = None,
         *,
+        y: Any = None,
         weights: Any = None,
         functions: Mapping[str, Function] | None = None,
         scheduler: Scheduler = None,
@@ -232,10 +235,10 @@ class ConditionalMeanEmbedding(GrowingEmbedding, BaseEstimator):  # type: ignore
 
         Parameters
         ----------
-        X, Y, weights, functions, scheduler, workers, memory_limit, progress
+        X, Y, y, weights, functions, scheduler, workers, memory_limit, progress
             As in :meth:`fit`.
         """
-        sample = self._rows(X, Y, weights)
+        sample = self._rows(X, target_of(Y, y), weights)
         budget = MemoryBudget.of(Executor.resolve(scheduler, workers), memory_limit)
         ready = self._prepare(sample, functions, budget, progress)
         seconds = 0.0 if self.search_ is None else self.search_.seconds

@@ -13,7 +13,7 @@ from cme_dask.estimators.arithmetic import check_accuracy
 from cme_dask.estimators.growth import Growth, check_functions
 from cme_dask.estimators.joint_fit import Fitted, Functions, JointFit
 from cme_dask.estimators.planning import Preparation
-from cme_dask.estimators.predictors import MeanRegressor, weights_of
+from cme_dask.estimators.predictors import MeanRegressor, target_of, weights_of
 from cme_dask.estimators.recipe import Progress, check_integer
 from cme_dask.models.joint import JointModel
 from cme_dask.models.merging import one_model
@@ -43,6 +43,7 @@ class GrowingJoint(MeanRegressor):
         X: Any,
         Y: Any = None,
         *,
+        y: Any = None,
         like: Any = None,
         first_row: int = 0,
         new_pivots: str = "keep",
@@ -66,7 +67,7 @@ class GrowingJoint(MeanRegressor):
 
         Parameters
         ----------
-        X, Y, weights, scheduler, workers, memory_limit, progress
+        X, Y, y, weights, scheduler, workers, memory_limit, progress
             As in :meth:`fit`, of the new rows, which are numbered after the earlier ones: folds are
             those of one table. Weights are on the scale of the earlier ones, 1 where not given.
         like
@@ -118,7 +119,7 @@ class GrowingJoint(MeanRegressor):
         """
         check_choice(new_pivots, earlier)
         check_integer("first_row", first_row, 0, MAX_ROW)
-        weights = weights_of(weights, sample_weight)
+        Y, weights = target_of(Y, y), weights_of(weights, sample_weight)
         budget = MemoryBudget.of(Executor.resolve(scheduler, workers), memory_limit)
         fitted = hasattr(self, "model_")
         if like is None and not fitted and not first_row:
@@ -163,7 +164,11 @@ class GrowingJoint(MeanRegressor):
         """The functions of the first call; DataError if others are given by name."""
         for known, named in zip(self._functions, given, strict=True):
             check_functions(known, named or {})
-        return self._functions
+        # Those given again take the place of what a pickle could not hold.
+        first, second = (
+            {**known, **(named or {})} for known, named in zip(self._functions, given, strict=True)
+        )
+        return first, second
 
     def _first_fit(
         self,

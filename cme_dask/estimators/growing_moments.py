@@ -17,7 +17,7 @@ from cme_dask.estimators.growth import (
     on_columns,
     warn_badly_spanned,
 )
-from cme_dask.estimators.predictors import MeanRegressor, weights_of
+from cme_dask.estimators.predictors import MeanRegressor, target_of, weights_of
 from cme_dask.estimators.recipe import Progress, make_moments, usable_rows
 from cme_dask.models.embedding import EmbeddingModel
 from cme_dask.models.features import FeatureModel
@@ -106,6 +106,7 @@ class GrowingEmbedding(GrowingMoments, MeanRegressor):
         X: Any,
         Y: Any = None,
         *,
+        y: Any = None,
         weights: Any = None,
         sample_weight: Any = None,
         functions: Mapping[str, Function] | None = None,
@@ -123,7 +124,7 @@ class GrowingEmbedding(GrowingMoments, MeanRegressor):
 
         Parameters
         ----------
-        X, Y, weights, sample_weight, scheduler, workers, memory_limit, progress
+        X, Y, y, weights, sample_weight, scheduler, workers, memory_limit, progress
             As in :meth:`fit`, of the new rows, which are numbered after the earlier ones.
         functions
             As in :meth:`fit`, on the first call; later calls take the same.
@@ -139,7 +140,7 @@ class GrowingEmbedding(GrowingMoments, MeanRegressor):
             If the trace error over the new rows is above ``tol``, and more than twice that over the
             earlier ones.
         """
-        weights = weights_of(weights, sample_weight)
+        Y, weights = target_of(Y, y), weights_of(weights, sample_weight)
         if not hasattr(self, "model_"):
             fitted: Self = self.fit(
                 X,
@@ -187,6 +188,7 @@ class GrowingFeatures(GrowingMoments):
         X: Any,
         y: Any = None,
         *,
+        Y: Any = None,
         weights: Any = None,
         scheduler: Scheduler = None,
         workers: int | None = None,
@@ -203,7 +205,7 @@ class GrowingFeatures(GrowingMoments):
         ----------
         X, weights, scheduler, workers, memory_limit, progress
             As in :meth:`fit`, of the new rows.
-        y
+        y, Y
             Ignored.
 
         Raises

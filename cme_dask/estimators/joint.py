@@ -20,9 +20,10 @@ from cme_dask.estimators.arithmetic import check_accuracy
 from cme_dask.estimators.growing import GrowingJoint
 from cme_dask.estimators.joint_fit import Fitted, Functions, JointFit
 from cme_dask.estimators.keeping import kept_fit
+from cme_dask.estimators.pickling import importable_sides, lean_members
 from cme_dask.estimators.pivoting import PivotRule, pair_of_pivots
 from cme_dask.estimators.planning import FitPlan, Preparation, prepare
-from cme_dask.estimators.predictors import names_of, weights_of
+from cme_dask.estimators.predictors import names_of, target_of, weights_of
 from cme_dask.estimators.recipe import (
     NotFitted,
     Progress,
@@ -37,6 +38,7 @@ from cme_dask.estimators.tuned import (
 )
 from cme_dask.kernels import Kernel
 from cme_dask.learning.candidates import Tuning
+from cme_dask.models.functions import importable
 from cme_dask.models.joint import JointModel
 from cme_dask.numerics.moments import Function
 from cme_dask.numerics.problem import Regularization
@@ -200,6 +202,7 @@ class JointDistribution(GrowingJoint, BaseEstimator):  # type: ignore[misc]
         X: Any,
         Y: Any = None,
         *,
+        y: Any = None,
         weights: Any = None,
         sample_weight: Any = None,
         functions: Mapping[str, Function] | None = None,
@@ -218,6 +221,8 @@ class JointDistribution(GrowingJoint, BaseEstimator):  # type: ignore[misc]
         X, Y
             Rows of x, shape (n, d_X), and of y, shape (n, d_Y): NumPy, Dask, Zarr, pandas or
             xarray; or X alone: a sample store by path or URL, or a ``Sample``.
+        y
+            scikit-learn's name of ``Y``.
         weights
             Non-negative weights of the rows, shape (n,); a store brings its own.
         sample_weight
@@ -263,6 +268,7 @@ class JointDistribution(GrowingJoint, BaseEstimator):  # type: ignore[misc]
         ConvergenceWarning
             If a solver misses its tolerance and ``convergence`` is ``"warn"``.
         """
+        Y = target_of(Y, y)
         sample = self._opened(X, Y, weights_of(weights, sample_weight))
         given = {"functions": functions, "functions_x": functions_x}
         with kept_fit(self, sample, given, checkpoint, shard) as kept:
@@ -294,6 +300,7 @@ class JointDistribution(GrowingJoint, BaseEstimator):  # type: ignore[misc]
         X: Any,
         Y: Any = None,
         *,
+        y: Any = None,
         weights: Any = None,
         functions: Mapping[str, Function] | None = None,
         functions_x: Mapping[str, Function] | None = None,
@@ -309,7 +316,7 @@ class JointDistribution(GrowingJoint, BaseEstimator):  # type: ignore[misc]
 
         Parameters
         ----------
-        X, Y, weights, functions, functions_x, scheduler, workers, memory_limit, progress
+        X, Y, y, weights, functions, functions_x, scheduler, workers, memory_limit, progress
             As in :meth:`fit`.
 
         Returns
@@ -321,7 +328,7 @@ class JointDistribution(GrowingJoint, BaseEstimator):  # type: ignore[misc]
         DataError, StoreError, ResourceError
             As :meth:`fit` would before its pass.
         """
-        sample = self._opened(X, Y, weights)
+        sample = self._opened(X, target_of(Y, y), weights)
         budget = MemoryBudget.of(Executor.resolve(scheduler, workers), memory_limit)
         ready = self._prepare(sample, budget, progress)
         return self._steps(ready, (functions_x, functions)).plan()
@@ -422,10 +429,11 @@ class JointDistribution(GrowingJoint, BaseEstimator):  # type: ignore[misc]
         A ``ConditionalLaw``; of Dask arrays, Zarr arrays and stores (paths, URLs, ``Sample``) a
         ``LazyLaw``, whose answers are lazy Dask arrays.
         """
+        model = self._fitted()
         declared = self._functions[1] if Y is None else self._functions[0]
         if is_out_of_core(X) or is_out_of_core(Y):
-            return lazy_law(self._fitted(), X, Y=Y, functions=declared)
-        return self._fitted().conditional(X, Y=Y, functions=declared)
+            return lazy_law(model, X, Y=Y, functions=declared)
+        return model.conditional(X, Y=Y, functions=declared)
 
     def weights(self, X: Any) -> Array:
         """Conditional laws on the support, shape (n, S), see :meth:`JointModel.weights`."""
@@ -436,13 +444,26 @@ class JointDistribution(GrowingJoint, BaseEstimator):  # type: ignore[misc]
         signed = model.support is None  # there is no law to ask
         return np.asarray(model.expect(None, X) if signed else model.conditional(X).mean())
 
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = dict(super().__getstate__())
+        if not hasattr(self, "model_"):
+            return state
+        state["_functions"] = tuple(map(importable, self._functions))
+        state["sides_"] = importable_sides(self.sides_)
+        state["members_"] = lean_members(self.members_)
+        if len(self.members_) > 1:
+            # Moments of all members are twenty times the model, and no query needs them; of one
+            # member alone the model holds them, so that it can grow.
+            state.pop("moments_", None)
+        return state
+
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write the fitted model to a folder, see :meth:`JointModel.save`."""
         self._fitted().save(path, overwrite=overwrite)
 
     def _fitted(self) -> JointModel:
         if not hasattr(self, "model_"):
-            raise NotFitted("this JointDistribution is not fitted: call fit first")
+            raise NotFitted(f"this {type(self).__name__} is not fitted: call fit first")
         return self.model_
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, str]:

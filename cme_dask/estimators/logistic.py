@@ -19,7 +19,7 @@ from cme_dask.estimators.features import x_alone
 from cme_dask.estimators.keeping import kept_fit
 from cme_dask.estimators.pivoting import PivotChoice, PivotRule
 from cme_dask.estimators.planning import prepare
-from cme_dask.estimators.predictors import LabelClassifier, learn_features, weights_of
+from cme_dask.estimators.predictors import LabelClassifier, learn_features, target_of, weights_of
 from cme_dask.estimators.recipe import (
     FittedBasis,
     NotFitted,
@@ -137,6 +137,7 @@ class KernelLogisticRegression(LabelClassifier, BaseEstimator):  # type: ignore[
         X: Any,
         y: Any = None,
         *,
+        Y: Any = None,
         weights: Any = None,
         sample_weight: Any = None,
         scheduler: Scheduler = None,
@@ -154,6 +155,8 @@ class KernelLogisticRegression(LabelClassifier, BaseEstimator):  # type: ignore[
             column.
         y
             Labels, shape (n,): numbers, texts or booleans; NumPy, Dask, Zarr or pandas.
+        Y
+            Another name of ``y``.
         weights, sample_weight
             Non-negative weights of the rows, by either name.
         scheduler, workers, memory_limit, progress, checkpoint
@@ -172,6 +175,7 @@ class KernelLogisticRegression(LabelClassifier, BaseEstimator):  # type: ignore[
             The same, if ``convergence`` is ``"warn"``.
         """
         self._check()
+        y = target_of(y, Y)
         sample = self._open(X, y, weights_of(weights, sample_weight))
         with kept_fit(self, sample, {}, checkpoint) as kept:
             executor = Executor.resolve(scheduler, workers, kept)
@@ -247,7 +251,7 @@ class KernelLogisticRegression(LabelClassifier, BaseEstimator):  # type: ignore[
 
     def _fitted(self) -> LogisticModel:
         if not hasattr(self, "model_"):
-            raise NotFitted("this KernelLogisticRegression is not fitted: call fit first")
+            raise NotFitted(f"this {type(self).__name__} is not fitted: call fit first")
         return self.model_
 
     def _check(self) -> None:

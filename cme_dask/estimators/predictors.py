@@ -33,6 +33,19 @@ def weights_of(weights: Any, sample_weight: Any) -> Any:
     return sample_weight if weights is None else weights
 
 
+def target_of(Y: Any, y: Any) -> Any:
+    """The rows of y, by whichever name they were given.
+
+    Raises
+    ------
+    DataError
+        If both names were used.
+    """
+    if Y is not None and y is not None:
+        raise DataError("Y and y are two names of the same argument: give one of them")
+    return y if Y is None else Y
+
+
 def names_of(f: Any, declared: Mapping[str, Function]) -> Any:
     """The same question with declared callables replaced by their names."""
     by_id = {id(function): name for name, function in declared.items()}
@@ -171,6 +184,7 @@ class GrowingClassifier(LabelClassifier):
         X: Any,
         y: Any = None,
         *,
+        Y: Any = None,
         classes: Any = None,
         weights: Any = None,
         sample_weight: Any = None,
@@ -187,6 +201,8 @@ class GrowingClassifier(LabelClassifier):
         ----------
         X, y, weights, sample_weight, scheduler, workers, memory_limit, progress
             As in :meth:`fit`, of the new rows.
+        Y
+            Another name of ``y``.
         classes
             On the first call, all labels that may come, shape (K,); default those of its rows.
 
@@ -203,7 +219,7 @@ class GrowingClassifier(LabelClassifier):
         try:
             super().partial_fit(
                 X,
-                y,
+                target_of(y, Y),
                 weights=weights,
                 sample_weight=sample_weight,
                 scheduler=scheduler,

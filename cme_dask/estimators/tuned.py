@@ -57,7 +57,7 @@ class Member:
     part
         What the model is made of.
     moments
-        By fold.
+        By fold; None in a copy that was pickled.
     joint, crps
         Held-out joint loss, and sliced CRPS over that of independence or what is in its place,
         over all rows.

@@ -1,6 +1,6 @@
 """What a search for kernels looks for: its options, candidates, scores and result."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from cme_dask.chunked.memory import MemoryPlan
 from cme_dask.errors import DataError
-from cme_dask.kernels import Kernel
+from cme_dask.kernels import Categorical, Coordinates, Gaussian, Kernel, Warped
 from cme_dask.numerics.problem import Regularization
 from cme_dask.numerics.support import Support
 from cme_dask.numerics.thresholds import Judges
@@ -102,6 +102,46 @@ class SidePoint:
         return SidePoint(self.form, tuple(scales.tolist()))
 
 
+@dataclass(frozen=True, eq=False)
+class VariableKernels:
+    """From points of a search to kernels of one variable; holds none of its rows.
+
+    Attributes
+    ----------
+    categorical
+        Which columns hold codes of categories.
+    given
+        The kernel, where it is not learned.
+    maps
+        Coordinates by their form, where it is.
+    """
+
+    categorical: tuple[bool, ...]
+    given: Kernel | None
+    maps: dict[str, Coordinates]
+
+    def inner(self, point: SidePoint) -> Kernel:
+        """The kernel of rows in the coordinates."""
+        if point.form == "given":
+            assert self.given is not None
+            return self.given
+        kinds = {}
+        for kind, coded in ((Gaussian, False), (Categorical, True)):
+            at = [j for j, c in enumerate(self.categorical) if c == coded]
+            if at:
+                kinds[kind] = kind(tuple(point.scales[j] for j in at)), at
+        kernels = [
+            kernel if len(at) == len(self.categorical) else kernel.on(at)
+            for kernel, at in kinds.values()
+        ]
+        return kernels[0] if len(kernels) == 1 else kernels[0] * kernels[1]
+
+    def kernel(self, point: SidePoint) -> Kernel:
+        """The kernel of rows as they are."""
+        inner = self.inner(point)
+        return inner if point.form == "given" else Warped(inner, self.maps[point.form])
+
+
 @dataclass(frozen=True)
 class Trial:
     """A candidate and its held-out losses.
@@ -188,8 +228,10 @@ class Search:
         Of a joint loss and a sliced CRPS.
     seconds
         What it took.
-    candidate
-        What a trial is made of.
+    kernels
+        From points of x and y to kernels.
+    reg
+        The ridge, where it was given.
     criterion
         What it judged by.
     rows
@@ -205,8 +247,28 @@ class Search:
     judges: Judges
     score: Score
     seconds: float
-    candidate: Callable[[Trial], Candidate] = field(repr=False)
+    kernels: tuple[VariableKernels, VariableKernels] = field(repr=False)
+    reg: Regularization | None
     criterion: str
     rows: int
     support: Support | None = None
     memory: MemoryPlan | None = None
+
+    def candidate(self, trial: Trial) -> Candidate:
+        """What a trial is made of.
+
+        Parameters
+        ----------
+        trial
+            One of ``trials``.
+        """
+        return candidate(self.kernels, self.reg, trial)
+
+
+def candidate(
+    kernels: tuple[VariableKernels, VariableKernels], reg: Regularization | None, trial: Trial
+) -> Candidate:
+    """Kernels and ridge of a trial; ``reg`` is the ridge, where it was given."""
+    x, y = kernels
+    ridge = Regularization(trial.reg, trial.reg) if reg is None else reg
+    return Candidate(x.kernel(trial.x), y.kernel(trial.y), ridge, trial)

@@ -120,7 +120,7 @@ def search_embedding(
     point = min(search.found, key=lambda p: search.found[p][0])
     loss, reg = search.found[point]
     seconds = time.perf_counter() - begin
-    return EmbeddingSearch(x.kernel(point), reg, loss, len(search.found), seconds)
+    return EmbeddingSearch(x.kernels.kernel(point), reg, loss, len(search.found), seconds)
 
 
 class _Search:
@@ -141,7 +141,9 @@ class _Search:
 
     def _side(self, variable: SearchedVariable, point: SidePoint) -> ScreenedSide:
         values = variable.values[point.form][self._rows.order]
-        return ScreenedSide(self._rows, variable.inner(point), values, self._tol, SEARCH_RANK)
+        return ScreenedSide(
+            self._rows, variable.kernels.inner(point), values, self._tol, SEARCH_RANK
+        )
 
     def __call__(self, point: SidePoint) -> float:
         """The loss with the best ridge."""

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from cme_dask.kernels import Categorical, Coordinates, Gaussian, Kernel, Warped
-from cme_dask.learning.candidates import Score, SidePoint, Trial, Tuning
+from cme_dask.kernels import Coordinates, Kernel
+from cme_dask.learning.candidates import Score, SidePoint, Trial, Tuning, VariableKernels
 from cme_dask.learning.coordinates import coordinates
 from cme_dask.learning.log_score import CelledRows, log_loss
 from cme_dask.learning.screening import ScreenedRows, ScreenedSide, screened_folds
@@ -58,26 +58,10 @@ class SearchedVariable:
         each = [1.0 if coded else np.sqrt(numeric) for coded in self.categorical]
         return SidePoint(form, tuple(each)).scaled([scale] * len(each))
 
-    def inner(self, point: SidePoint) -> Kernel:
-        """The kernel of rows in the coordinates."""
-        if point.form == "given":
-            assert self.given is not None
-            return self.given
-        kinds = {}
-        for kind, coded in ((Gaussian, False), (Categorical, True)):
-            at = [j for j, c in enumerate(self.categorical) if c == coded]
-            if at:
-                kinds[kind] = kind(tuple(point.scales[j] for j in at)), at
-        kernels = [
-            kernel if len(at) == len(self.categorical) else kernel.on(at)
-            for kernel, at in kinds.values()
-        ]
-        return kernels[0] if len(kernels) == 1 else kernels[0] * kernels[1]
-
-    def kernel(self, point: SidePoint) -> Kernel:
-        """The kernel of rows as they are."""
-        inner = self.inner(point)
-        return inner if point.form == "given" else Warped(inner, self.maps[point.form])
+    @property
+    def kernels(self) -> VariableKernels:
+        """What makes kernels of points, without the rows."""
+        return VariableKernels(self.categorical, self.given, self.maps)
 
 
 class Searcher:
@@ -109,7 +93,7 @@ class Searcher:
                 self._sides.pop(next(iter(self._sides)))
             values = variable.values[point.form][self._rows.order]
             self._sides[i, point] = ScreenedSide(
-                self._rows, variable.inner(point), values, self._tol, self._options.max_rank
+                self._rows, variable.kernels.inner(point), values, self._tol, self._options.max_rank
             )
         return self._sides[i, point]
 

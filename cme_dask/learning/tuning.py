@@ -11,7 +11,7 @@ from scipy.optimize import minimize
 from cme_dask.chunked.blas import one_blas_thread
 from cme_dask.errors import DataError
 from cme_dask.kernels import Kernel
-from cme_dask.learning.candidates import SCALES, Candidate, Search, SidePoint, Trial, Tuning
+from cme_dask.learning.candidates import SCALES, Search, SidePoint, Trial, Tuning, candidate
 from cme_dask.learning.log_score import LOG_CELLS, CelledRows
 from cme_dask.learning.screening import ScreenedRows
 from cme_dask.learning.searcher import Heard, SearchedVariable, Searcher
@@ -112,12 +112,9 @@ def search(
         searcher.settle()
     trials = searcher.trials()
 
-    def candidate(trial: Trial) -> Candidate:
-        x, y = variables
-        ridge = Regularization(trial.reg, trial.reg) if reg is None else reg
-        return Candidate(x.kernel(trial.x), y.kernel(trial.y), ridge, trial)
-
-    finalists = tuple(map(candidate, _finalists(trials, options.finalists)))
+    kernels = variables[0].kernels, variables[1].kernels
+    best_trials = _finalists(trials, options.finalists)
+    finalists = tuple(candidate(kernels, reg, trial) for trial in best_trials)
     seconds = time.perf_counter() - begin
     score = searcher.score_of
     return Search(
@@ -126,7 +123,8 @@ def search(
         judges,
         score,
         seconds,
-        candidate,
+        kernels,
+        reg,
         criterion=options.criterion,
         rows=len(folds),
         support=support,

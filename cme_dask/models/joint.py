@@ -217,7 +217,7 @@ class JointModel:
             raise DataError("conditional takes points of one variable: X=... or Y=...")
         given, values = ("x", X) if Y is None else ("y", Y)
         points = (self.x if Y is None else self.y).points(values, given.upper())
-        laws = self._laws_of_y if Y is None else self._laws_of_x
+        laws = self.laws(given)
         if functions:
             laws = replace(laws, functions=dict(functions))
         return ConditionalLaw(laws, points, Labels.of(values))
@@ -226,13 +226,17 @@ class JointModel:
         # Laws hold functions that can't be pickled; they are made again where they are asked for.
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
+    def laws(self, given: str) -> Laws:
+        """The laws of the other variable, given ``"x"`` or ``"y"``, at any point."""
+        return self._laws_of_y if given == "x" else self._laws_of_x
+
     @cached_property
     def _laws_of_y(self) -> Laws:
-        return laws_of(self, "x")
+        return replace(laws_of(self, "x"), source=(self, "x"))
 
     @cached_property
     def _laws_of_x(self) -> Laws:
-        return laws_of(self, "y")
+        return replace(laws_of(self, "y"), source=(self, "y"))
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write the model to a folder (Zarr, no pickles), whole or not at all."""

@@ -1,18 +1,22 @@
 """What laws at points are made of, and how answers at all points are put together."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, cast
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from cme_dask.errors import DataError
 from cme_dask.models.arguments import function_values, name_of
 from cme_dask.models.events import Event
+from cme_dask.models.functions import importable
 from cme_dask.models.labels import Axis, FloatArray, Labels
 from cme_dask.numerics.measures import CellMeasure, MovedMeasure
 from cme_dask.numerics.smoothing import bandwidths
 from cme_dask.storage.columns import Columns, labels_have_no_mean
+
+if TYPE_CHECKING:
+    from cme_dask.models.joint import JointModel
 
 Array = Any
 Function = Callable[[Array], Array]
@@ -49,6 +53,8 @@ class Laws:
         Columns of the other variable.
     mixture
         From rows of the other variable to the weights of a coupling's components; else None.
+    source
+        The model and the name of the given variable, of which pickles make the laws again.
     """
 
     measure: Measure
@@ -61,11 +67,22 @@ class Laws:
     near: Function
     given: Columns
     mixture: Function | None = None
+    source: tuple["JointModel", str] | None = None
+
+    def __reduce__(self) -> Any:
+        # Laws are closures over a model, which cannot be pickled; the model can.
+        if self.source is None:
+            raise TypeError("only laws that conditional() of a model gave can be pickled")
+        return _laws_again, (*self.source, importable(self.functions))
 
     @property
     def declared(self) -> tuple[str, ...]:
         """Functions whose means over all rows the cells have."""
         return self.measure.cells.names if isinstance(self.measure, CellMeasure) else ()
+
+
+def _laws_again(model: "JointModel", given: str, functions: Mapping[str, Function]) -> Laws:
+    return replace(model.laws(given), functions=functions)
 
 
 class LawsAtPoints:
@@ -84,6 +101,9 @@ class LawsAtPoints:
     def __init__(self, laws: Laws, points: Array, labels: Labels) -> None:
         self.laws, self.points = laws, points
         self._labels, self._measure = labels, laws.measure.remembering()
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.laws, self.points, self._labels)
 
     @property
     def columns(self) -> Columns:

@@ -11,13 +11,15 @@ import numpy as np
 from cme_dask.errors import DataError, UnseenCategoryWarning
 from cme_dask.kernels import Kernel
 from cme_dask.kernels.base import is_a
+from cme_dask.storage.arrow import arrow_column, arrow_table, is_arrow
 from cme_dask.storage.columns import Columns, check_finite
 
 Array = Any
 Unseen = dict[str, dict[str, int]]
 """Rows by unseen label, by column."""
 
-_UNSEEN = -1.0  # a code that no level has
+UNSEEN = -1.0
+"""A code that no label has."""
 _MISSING = {"NoneType", "NAType", "NaTType"}  # of Python and of pandas, besides NaN
 
 
@@ -68,21 +70,38 @@ def query_points(values: Any, columns: Columns, name: str, kernel: Kernel) -> Ar
 def _parts(values: Any, columns: Columns, name: str) -> Sequence[Array]:
     """The columns, equally long; those of labels as objects unless the values are an array."""
     names = columns.names
+    if is_arrow(values) and (hasattr(values, "columns") or hasattr(values, "column_names")):
+        values = _arrow_columns(values, columns)
     if isinstance(values, Mapping):
-        Columns(tuple(map(str, values))).positions(names)
+        Columns(tuple(map(str, values))).positions_of(columns, name)
         parts = [np.atleast_1d(np.array(values[key], dtype=object)) for key in names]
         if any(part.shape != parts[0].shape or part.ndim > 1 for part in parts):
             shapes = ", ".join(f"{k!r} {p.shape}" for k, p in zip(names, parts, strict=True))
             raise DataError(f"the columns of {name} must be equally long lists, got {shapes}")
         return parts
     if hasattr(values, "columns") and hasattr(values, "to_numpy"):
-        positions = Columns(tuple(map(str, values.columns))).positions(names)
+        positions = Columns(tuple(map(str, values.columns))).positions_of(columns, name)
         table = [values.iloc[:, p] for p in positions]
         return [
-            column.to_numpy(dtype=object, na_value=np.nan) if key in columns.categories else column
+            column.to_numpy(dtype=object, na_value=np.nan)
+            if key in columns.categories or not isinstance(column.dtype, np.dtype)
+            else column
             for key, column in zip(names, table, strict=True)
         ]
     return list(_rows(values, columns, name).T)
+
+
+def _arrow_columns(values: Any, columns: Columns) -> dict[str, Any]:
+    """Those columns of a table of Arrow or Polars that the variable has, by name."""
+    table = arrow_table(values, columns.names[0])
+    found: dict[str, Any] = {}
+    for place, key in enumerate(map(str, table.column_names)):
+        column = table.column(place)
+        if key in columns.categories:
+            found[key] = column.to_pylist()
+        else:
+            found[key] = arrow_column(column, key, "X")[0] if key in columns.names else column
+    return found
 
 
 def _rows(values: Any, columns: Columns, name: str) -> Array:
@@ -118,22 +137,22 @@ def _codes(part: Array, labels: Sequence[str], where: str) -> tuple[Array, dict[
     known = {label: float(code) for code, label in enumerate(labels)}
     of_numbers = written and all(label.lstrip("-").isdecimal() for label in labels)
     try:
-        code_of = dict.fromkeys(values, _UNSEEN)
+        code_of = dict.fromkeys(values, UNSEEN)
     except TypeError as error:
         raise DataError(f"{where} must hold labels: {error}") from error
     for value in code_of:
         if type(value).__name__ in _MISSING or value != value:
             code_of[value] = np.nan
         elif of_numbers or not is_a(value, Real):
-            code_of[value] = known.get(_label(value), _UNSEEN)
+            code_of[value] = known.get(_label(value), UNSEEN)
         else:
             code = float(value)
             is_code = code.is_integer() and 0 <= code < len(labels)
-            code_of[value] = code if is_code else _UNSEEN
+            code_of[value] = code if is_code else UNSEEN
     codes = np.fromiter(map(code_of.__getitem__, values), np.float64, len(values))
-    if _UNSEEN not in code_of.values():
+    if UNSEEN not in code_of.values():
         return codes, {}
-    lost = Counter(value for value in values if code_of[value] == _UNSEEN)
+    lost = Counter(value for value in values if code_of[value] == UNSEEN)
     return codes, {_label(value): count for value, count in lost.items()}
 
 

@@ -1,4 +1,4 @@
-"""NumPy columns as Arrow columns."""
+"""NumPy columns as Arrow columns, and Arrow tables of other libraries as NumPy columns."""
 
 from typing import Any
 
@@ -10,6 +10,7 @@ from cme_dask.errors import DataError
 Array = Any
 
 _TIME_UNITS = ("s", "ms", "us", "ns")
+_TEXTS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 
 
 def as_arrow(values: Array, column: str, table: str) -> pa.Array:
@@ -45,3 +46,63 @@ def _refusal(column: str, table: str, found: str) -> DataError:
 def matrix_names(name: str, width: int) -> tuple[str, ...]:
     """``name0, name1, ...``: what the columns of a matrix are called."""
     return tuple(f"{name}{place}" for place in range(width))
+
+
+def is_arrow(value: Any) -> bool:
+    """Whether this is a table or a column of Arrow, Polars and the like, but none of pandas."""
+    ours = any(hasattr(value, name) for name in ("iloc", "dims"))  # of pandas and xarray
+    return hasattr(value, "__arrow_c_stream__") and not ours
+
+
+def arrow_table(value: Any, name: str) -> pa.Table:
+    """A table, by the Arrow C stream; a column becomes the only one of a table.
+
+    Parameters
+    ----------
+    value
+        What :func:`is_arrow` knows.
+    name
+        What an unnamed column is called.
+    """
+    if hasattr(value, "columns") or hasattr(value, "column_names"):
+        return pa.table(value)
+    column = pa.chunked_array(value)
+    return pa.table({str(getattr(value, "name", None) or name): column})
+
+
+def arrow_column(column: Any, name: str, table: str) -> tuple[Array, tuple[str, ...] | None]:
+    """Numbers as float64, NaN where missing; or codes of labels, and the labels.
+
+    Truth values become 0 and 1. Codes are those of the categories in their order, or of text in the
+    order of first occurrence.
+
+    Raises
+    ------
+    DataError
+        If the column holds times or other objects.
+    """
+    kind = column.type
+    if pa.types.is_null(kind):
+        return np.full(len(column), np.nan), None
+    if pa.types.is_dictionary(kind):
+        column = column.unify_dictionaries() if isinstance(column, pa.ChunkedArray) else column
+        column = column.cast(pa.dictionary(pa.int32(), pa.large_string()))
+    elif (
+        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    ):
+        column = column.cast(pa.large_string()).dictionary_encode()
+    if pa.types.is_dictionary(column.type):
+        whole = pa.concat_arrays(column.chunks) if column.num_chunks else column.combine_chunks()
+        codes = whole.indices.cast(pa.float64()).to_numpy(zero_copy_only=False)
+        return codes, tuple(whole.dictionary.to_pylist())
+    if pa.types.is_boolean(kind):
+        column = column.cast(pa.int8())
+    elif pa.types.is_temporal(kind):
+        raise DataError(
+            f"column {name!r} of {table} holds times ({kind}): choose which feature of them to "
+            "use, such as the hour"
+        )
+    elif not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
+        raise DataError(f"column {name!r} of {table} must be numeric or text, got type {kind}")
+    values = column.cast(pa.float64(), safe=False)
+    return np.asarray(values.to_numpy(), dtype=np.float64), None

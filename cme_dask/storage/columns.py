@@ -79,6 +79,32 @@ class Columns:
             )
         return tuple(self.names.index(name) for name in wanted)
 
+    def positions_of(self, expected: "Columns", name: str) -> tuple[int, ...]:
+        """Positions, in this table, of the columns that a model expects.
+
+        Parameters
+        ----------
+        expected
+            The columns of the model.
+        name
+            What messages call the table.
+
+        Raises
+        ------
+        DataError
+            If the table lacks some; the message names those it has instead.
+        """
+        missing = [column for column in expected.names if column not in self.names]
+        if missing:
+            extra = [column for column in self.names if column not in expected.names]
+            others = f", and has others: {_quoted(extra)}" if extra else ""
+            plural = "s" if len(missing) > 1 else ""
+            raise DataError(
+                f"{name} lacks the column{plural} {_quoted(missing)}{others}; expected are "
+                f"{_quoted(expected.names)}"
+            )
+        return tuple(self.names.index(column) for column in expected.names)
+
     def only(self, wanted: Sequence[str]) -> "Columns":
         """Description of the wanted columns alone."""
         self.positions(wanted)
@@ -118,6 +144,11 @@ def labels_have_no_mean(name: str, columns: Columns) -> DataError:
     )
 
 
+def _quoted(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MANY:,} more" if len(names) > _MANY else ""
+    return ", ".join(map(repr, names[:_MANY])) + more
+
+
 def _texts(values: Any) -> tuple[str, ...]:
     if not isinstance(values, list):
         raise TypeError(f"expected a list of texts, got {type(values).__name__}")
@@ -148,7 +179,8 @@ def nonfinite_error(found: dict[str, tuple[int, int]]) -> DataError:
         if count
     ]
     return DataError(
-        f"values must be finite, but {'; '.join(parts)} NaN or infinite: drop or fill these rows"
+        f"values must be finite, but {'; '.join(parts)} NaN or infinite: drop or fill these rows "
+        "(.dropna() of a DataFrame; a sample store is made without them)"
     )
 
 
