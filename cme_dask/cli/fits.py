@@ -14,6 +14,7 @@ from cme_dask.cli.options import (
     fold_by_option,
     hold_out_option,
     json_option,
+    kernel_options,
     overwrite_option,
 )
 from cme_dask.cli.root import cli
@@ -26,6 +27,8 @@ from cme_dask.defaults import ACCURACY, COUPLING_REG, N_FOLDS, PIVOTS, SAMPLE_SI
     epilog=examples(
         'cme-dask fit s.zarr --out m.zarr --event "PM2.5 > 75" --max-rank 300',
         "cme-dask fit s.zarr --dry-run --max-rank 300",
+        "cme-dask fit s.zarr --out m.zarr --kernel median --max-rank 300",
+        "cme-dask fit s.zarr --out m.zarr --kernel-x gaussian:TEMP=8,DEWP=10 --kernel-y laplace:30",
         "cme-dask fit s.zarr --out m.zarr --fold-by 7d --hold-out 0.2",
         "cme-dask fit s.zarr --out m.zarr --scheduler tcp://10.0.0.1:8786 --memory-limit 2GB",
         "cme-dask fit s.zarr --out m.zarr --checkpoint run --resume",
@@ -42,10 +45,16 @@ from cme_dask.defaults import ACCURACY, COUPLING_REG, N_FOLDS, PIVOTS, SAMPLE_SI
     help='Event of y, such as "PM2.5 > 75" or "y1 <= y2 - 0.5"; repeatable.',
 )
 @click.option("--event-x", "events_x", multiple=True, help="Event of x; repeatable.")
+@kernel_options
+@click.option(
+    "--averaged",
+    type=click.IntRange(1),
+    help="Best of the learned kernels whose density ratios are averaged.  [default: 5]",
+)
 @click.option(
     "--tol", type=float, default=TOL, show_default=True, help="Relative trace error, in (0, 1)."
 )
-@click.option("--max-rank", type=int, help="Most pivots per basis.  [default: 500]")
+@click.option("--max-rank", type=int, help="Most pivots per basis.  [default: 500 if learned]")
 @click.option(
     "--reg",
     type=ridge,
@@ -136,6 +145,8 @@ def fit(
     y: tuple[str, ...] | None,
     events: tuple[str, ...],
     events_x: tuple[str, ...],
+    kernels: dict[str, str | None],
+    averaged: int | None,
     tol: float,
     max_rank: int | None,
     reg: Any,
@@ -158,7 +169,8 @@ def fit(
 ) -> None:
     """Fit the joint distribution of x and y in STORE (path or URL) in one pass, and save it.
 
-    Kernels, length scales and ridge are learned; `cme-dask tune` keeps the trace of their search.
+    Kernels, length scales and ridge are learned unless they are given; `cme-dask tune` keeps the
+    trace of their search.
     """
     from cme_dask.chunked.sources import open_sample
     from cme_dask.jobs.fitting import fit_and_save, plan_of_fit
@@ -168,6 +180,7 @@ def fit(
     options = {
         "events": list(events),
         "events_x": list(events_x),
+        **kernels,
         "tol": tol,
         "max_rank": max_rank,
         "reg": reg,
@@ -181,7 +194,13 @@ def fit(
         "accuracy": accuracy,
         "sample_size": sample_size,
     }
+    if averaged is not None:
+        if None not in kernels.values() and "learned" not in kernels.values():
+            raise click.UsageError("--averaged is for learned kernels: leave it or a kernel out")
+        options["tuning"] = {"averaged": averaged, "finalists": averaged + 1}
     if growing:
+        if averaged not in (None, 1):
+            raise click.UsageError("--growing takes one kernel alone: leave --averaged out")
         if residual == "yes":
             raise click.UsageError("--growing takes no residuals: leave --residual out")
         options |= {"tuning": {"averaged": 1}, "residual": False}

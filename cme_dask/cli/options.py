@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from cme_dask.cli.types import count, output, share
+from cme_dask.cli.types import count, kernel, output, share
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -41,6 +41,49 @@ fold_by_option = click.option(
 hold_out_option = click.option(
     "--hold-out", type=float, metavar="SHARE", help="Share of the rows that is held out, in (0, 1)."
 )
+
+
+def kernel_options(command: Command) -> Callable[..., Any]:
+    """Kernels of x and of y, as the ``kernels`` of the command: fields of a job's fit."""
+
+    @functools.wraps(command)
+    def with_kernels(
+        *arguments: Any,
+        kernel_both: str | None,
+        kernel_x: str | None,
+        kernel_y: str | None,
+        **options: Any,
+    ) -> Any:
+        kernels = {"kernel_x": kernel_x or kernel_both, "kernel_y": kernel_y or kernel_both}
+        return command(*arguments, kernels=kernels, **options)
+
+    wrapped: Callable[..., Any] = with_kernels
+    for option in (
+        click.option(
+            "--kernel-y",
+            type=kernel,
+            metavar="KERNEL",
+            help="Kernel of y, as --kernel-x.",
+        ),
+        click.option(
+            "--kernel-x",
+            type=kernel,
+            metavar="KERNEL",
+            help="Kernel of x, with length scales in the units of the columns: gaussian:0.3, "
+            "matern32:TEMP=8,DEWP=10, products such as 'gaussian:TEMP=8 * categorical:wd=0.7', or "
+            "JSON. Names: gaussian, laplace, matern12, matern32, matern52, categorical.",
+        ),
+        click.option(
+            "--kernel",
+            "kernel_both",
+            type=kernel,
+            metavar="KERNEL",
+            help="Kernel of x and of y: learned, median (Gaussian by the median heuristic, many "
+            "times faster), or as --kernel-x.  [default: learned]",
+        ),
+    ):
+        wrapped = option(wrapped)
+    return wrapped
 
 
 def log_option(command: Command) -> Callable[..., Any]:

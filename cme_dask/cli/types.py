@@ -124,6 +124,17 @@ def _plain(text: str) -> object:
     return text
 
 
+def kernel(value: str) -> str:
+    """A kernel as text, checked as far as possible without the columns."""
+    from cme_dask.kernels.text import read_specification
+
+    try:
+        read_specification(value)
+    except DataError as error:
+        raise click.BadParameter(str(error)) from error
+    return value
+
+
 def numbers(value: str) -> tuple[float, ...]:
     """One number, or several separated by commas."""
     try:

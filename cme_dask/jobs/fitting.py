@@ -52,9 +52,15 @@ def columns_of(sample: Sample) -> tuple[Columns, Columns]:
     return x, y
 
 
-def estimator_of(options: FitSection) -> JointDistribution:
-    """The estimator with these parameters."""
-    kernel_x, kernel_y = options.kernels()
+def estimator_of(columns: tuple[Columns, Columns], options: FitSection) -> JointDistribution:
+    """Return the estimator with these parameters for these columns of x and y.
+
+    Raises
+    ------
+    DataError
+        If a kernel doesn't fit its columns.
+    """
+    kernel_x, kernel_y = options.kernels(columns)
     return JointDistribution(
         kernel_x=kernel_x,
         kernel_y=kernel_y,
@@ -82,8 +88,9 @@ def fit_sample(
     kept: Kept = Kept(),  # noqa: B008 - frozen
 ) -> tuple[JointDistribution, PeakMemory]:
     """Fit, show the progress, and watch the memory."""
-    functions_x, functions = events_of(columns_of(sample), options)
-    estimator = estimator_of(options)
+    columns = columns_of(sample)
+    functions_x, functions = events_of(columns, options)
+    estimator = estimator_of(columns, options)
     with PeakMemory() as memory:
         estimator.fit(
             sample.fold_by(options.fold_by),
@@ -165,6 +172,7 @@ def fit_and_save(
     check_output(out, overwrite)
     sample = open_rows()
     events_of(columns_of(sample), options)
+    options.kernels(columns_of(sample))
     kept.settle(overwrite)
     with ProgressLines() as progress, compute.open() as scheduler:
         try:
@@ -181,9 +189,11 @@ def plan_of_fit(
 ) -> dict[str, Any]:
     """What :func:`fit_and_save` would do and take; nothing is written."""
     sample = open_rows()
-    functions_x, functions = events_of(columns_of(sample), options)
+    columns = columns_of(sample)
+    functions_x, functions = events_of(columns, options)
+    estimator = estimator_of(columns, options)
     with ProgressLines() as progress, compute.open() as scheduler:
-        plan = estimator_of(options).plan(
+        plan = estimator.plan(
             sample.fold_by(options.fold_by),
             functions=functions,
             functions_x=functions_x,

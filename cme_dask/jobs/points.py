@@ -11,7 +11,6 @@ from cme_dask.chunked.nearest import Neighbours, nearest_rows
 from cme_dask.errors import DataError
 from cme_dask.jobs.fitting import events_of
 from cme_dask.jobs.schema import CurveSection, FitSection, IngestSection, Job, PointSection
-from cme_dask.kernels import Kernel
 from cme_dask.models.events import Event
 from cme_dask.models.joint import JointModel
 from cme_dask.storage.columns import Columns
@@ -74,12 +73,10 @@ class Questions:
         """DataError on unknown columns or functions, and on kernels that don't fit."""
         layout = None if job.ingest is None else layout_of(job.ingest)
         columns = _columns(layout)
-        for key, kernel, each in zip("xy", job.fit.kernels(), columns, strict=True):
-            if isinstance(kernel, Kernel):
-                try:
-                    kernel.check(len(each.names))
-                except DataError as error:
-                    raise DataError(f"fit.kernel_{key}: {error}") from error
+        try:
+            job.fit.kernels(columns)
+        except DataError as error:
+            raise DataError(f"fit.{error}") from error
         events = events_of(columns, job.fit)[1]
         known = [*columns[1].numeric, *events]
         shown = job.report.functions or known

@@ -15,12 +15,13 @@ from pydantic import (
     model_validator,
 )
 
-from cme_dask import kernels
 from cme_dask.constraints import parse
 from cme_dask.defaults import ACCURACY, N_FOLDS, NULL_VALUES, SAMPLE_SIZE, SCENARIOS, TOL
 from cme_dask.errors import DataError
 from cme_dask.kernels import Kernel
+from cme_dask.kernels.text import SYNTAX, Specification, kernel_of, read_specification
 from cme_dask.numerics.folding import Folding
+from cme_dask.storage.columns import Columns
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -80,8 +81,8 @@ class FitSection(_Section):
     span: float = Field(default=1.0, gt=0.0, le=1.0)
     accuracy: float = Field(default=ACCURACY, ge=0.0)
     sample_size: int = Field(default=SAMPLE_SIZE, ge=2)
-    kernel_x: dict[str, Any] | Literal["median"] | None = None
-    kernel_y: dict[str, Any] | Literal["median"] | None = None
+    kernel_x: str | dict[str, Any] | None = None
+    kernel_y: str | dict[str, Any] | None = None
     residual: bool | Literal["auto"] = "auto"
     tuning: dict[str, Any] = {}
 
@@ -96,12 +97,14 @@ class FitSection(_Section):
         parse(value)
         return value
 
-    @field_validator("kernel_x", "kernel_y")
+    @field_validator("kernel_x", "kernel_y", mode="before")
     @classmethod
-    def _known(cls, value: dict[str, Any] | str | None) -> dict[str, Any] | str | None:
-        if isinstance(value, dict):
-            kernels.from_dict(value)
-        return value
+    def _readable(cls, value: Any) -> Specification:
+        if value is None:
+            return None
+        if not isinstance(value, (str, dict)):
+            raise ValueError(f"expected {SYNTAX}")
+        return read_specification(value)
 
     @field_validator("tuning")
     @classmethod
@@ -111,11 +114,35 @@ class FitSection(_Section):
             raise ValueError(f"takes {', '.join(TUNING_OPTIONS)}, got {', '.join(sorted(unknown))}")
         return value
 
-    def kernels(self) -> tuple[Kernel | str | None, Kernel | str | None]:
-        """The kernels of x and y: None for learned ones, ``"median"`` for the heuristic."""
-        described = (self.kernel_x, self.kernel_y)
-        x, y = (kernels.from_dict(d) if isinstance(d, dict) else d for d in described)
+    def kernels(
+        self, columns: Sequence[Columns]
+    ) -> tuple[Kernel | str | None, Kernel | str | None]:
+        """Return the kernels of x and y: None for learned ones, ``"median"`` for the heuristic.
+
+        Parameters
+        ----------
+        columns
+            Columns of x and of y.
+
+        Raises
+        ------
+        DataError
+            If a kernel doesn't fit its columns.
+        """
+        x, y = (
+            _kernel(key, specification, each)
+            for key, specification, each in zip(
+                ("kernel_x", "kernel_y"), (self.kernel_x, self.kernel_y), columns, strict=True
+            )
+        )
         return x, y
+
+
+def _kernel(key: str, specification: Specification, columns: Columns) -> Kernel | str | None:
+    try:
+        return kernel_of(specification, columns.names, columns.categories)
+    except DataError as error:
+        raise DataError(f"{key}: {error}") from error
 
 
 class StudySection(_Section):

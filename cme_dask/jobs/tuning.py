@@ -52,6 +52,7 @@ def tune(
     paths = {key: out / name for key, name in OUTPUTS.items()}
     sample = open_rows()
     events_of(columns_of(sample), options)
+    options.kernels(columns_of(sample))
     with ProgressLines() as progress, compute.open() as scheduler:
         estimator, memory = fit_sample(sample, options, scheduler, compute, progress)
         estimator.save(paths["model"], overwrite=overwrite)
