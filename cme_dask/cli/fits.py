@@ -52,7 +52,9 @@ from cme_dask.defaults import ACCURACY, COUPLING_REG, N_FOLDS, PIVOTS, SAMPLE_SI
     help="Best of the learned kernels whose density ratios are averaged.  [default: 5]",
 )
 @click.option(
-    "--tol", type=float, default=TOL, show_default=True, help="Relative trace error, in (0, 1)."
+    "--tol",
+    type=float,
+    help="Relative trace error, in (0, 1).  [default: 1e-5, or what the rank allows]",
 )
 @click.option("--max-rank", type=int, help="Most pivots per basis.  [default: 500 if learned]")
 @click.option(
@@ -147,7 +149,7 @@ def fit(
     events_x: tuple[str, ...],
     kernels: dict[str, str | None],
     averaged: int | None,
-    tol: float,
+    tol: float | None,
     max_rank: int | None,
     reg: Any,
     reg_form: str,

@@ -15,7 +15,6 @@ from cme_dask.cli.options import (
 )
 from cme_dask.cli.root import cli
 from cme_dask.cli.types import columns, count, output, ridge
-from cme_dask.defaults import TOL
 
 
 @cli.command(
@@ -61,7 +60,9 @@ from cme_dask.defaults import TOL
     help="Best kernels whose density ratios are averaged.",
 )
 @click.option(
-    "--tol", type=float, default=TOL, show_default=True, help="Relative trace error, in (0, 1)."
+    "--tol",
+    type=float,
+    help="Relative trace error, in (0, 1).  [default: 1e-5, or what the rank allows]",
 )
 @click.option("--max-rank", type=int, help="Most pivots per basis.  [default: 500]")
 @click.option("--reg", type=ridge, help="Ridge r, or rY,rX; no unit.  [default: learned]")
@@ -81,7 +82,7 @@ def tune(
     rows: int,
     evaluations: int | None,
     averaged: int,
-    tol: float,
+    tol: float | None,
     max_rank: int | None,
     reg: Any,
     fold_by: str | None,

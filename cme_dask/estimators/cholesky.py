@@ -23,10 +23,10 @@ from cme_dask.estimators.pivoting import PivotChoice, PivotRule
 from cme_dask.estimators.planning import FitPlan, Preparation, plan_fit, prepare
 from cme_dask.estimators.recipe import (
     Progress,
+    Tolerance,
     check_parameters,
     make_moments,
     make_side,
-    warn_of_error,
 )
 from cme_dask.kernels import Kernel
 from cme_dask.models.features import BASES, FeatureModel
@@ -155,7 +155,7 @@ class PivotedCholesky(GrowingFeatures, FittedFeatures, BaseEstimator):  # type: 
         self._model_of(sample, mean, passes)
         if isinstance(self.pivots, str):
             missed = choice.may_miss(0)
-            warn_of_error("X", self.basis_.rank, self.trace_error_, self.tol, self.max_rank, missed)
+            self._tolerance.warn("X", self.basis_.rank, self.trace_error_, missed)
         return self
 
     def _model_of(self, sample: Sample, mean: MeanMoments, passes: int) -> None:
@@ -166,7 +166,7 @@ class PivotedCholesky(GrowingFeatures, FittedFeatures, BaseEstimator):  # type: 
         fit = {
             "rows": self._moments.n_rows,
             "passes": passes,
-            "tol": float(self.tol),
+            "tol": self._tolerance.value,
             "trace_error": float(mean.trace_error[0]),
             "location": sample.location,
         }
@@ -193,6 +193,10 @@ class PivotedCholesky(GrowingFeatures, FittedFeatures, BaseEstimator):  # type: 
         ready = self._prepare(self._opened(X, weights), budget, progress)
         return plan_fit(ready, partial(self._specify, ready.choice))
 
+    @property
+    def _tolerance(self) -> Tolerance:
+        return Tolerance.of(self.tol, self.max_rank, None)
+
     def _opened(self, X: Any, weights: Any) -> Sample:
         """The rows of x, for parameters that have been checked."""
         check_parameters(self.tol, self.max_rank, 1, self.sample_size, self.random_state)
@@ -210,7 +214,7 @@ class PivotedCholesky(GrowingFeatures, FittedFeatures, BaseEstimator):  # type: 
             {"kernel": self.kernel},
             ("X",),
             (self.pivots,),
-            PivotRule(self.tol, self.max_rank, self.span, self.random_state or 0),
+            PivotRule(self._tolerance, self.span, self.random_state or 0),
             n_folds=1,
             sample_size=self.sample_size,
             budget=budget,
@@ -229,7 +233,7 @@ class PivotedCholesky(GrowingFeatures, FittedFeatures, BaseEstimator):  # type: 
         self, spec: MomentSpec, rows: RowSample, n_rows: int, cores: int
     ) -> tuple[MomentSpec, Arithmetic]:
         trial, accuracy = trial_rows(rows, spec.ranks), self._accuracy(n_rows)
-        change = SpectrumChange(self.tol, accuracy)
+        change = SpectrumChange(self._tolerance.value, accuracy)
         return settle_arithmetic(spec, trial, n_rows, accuracy, change, cores)
 
     def _accuracy(self, n_rows: int) -> float:

@@ -13,7 +13,7 @@ from cme_dask.chunked.clusters import Scheduler
 from cme_dask.chunked.driver import Executor
 from cme_dask.chunked.memory import MemoryBudget
 from cme_dask.chunked.sources import open_sample
-from cme_dask.defaults import ACCURACY, N_FOLDS, SAMPLE_SIZE, TOL
+from cme_dask.defaults import ACCURACY, N_FOLDS, SAMPLE_SIZE
 from cme_dask.errors import DataError
 from cme_dask.estimators.arithmetic import check_accuracy, settle_arithmetic, trial_rows
 from cme_dask.estimators.growing_moments import GrowingEmbedding
@@ -25,11 +25,11 @@ from cme_dask.estimators.recipe import (
     FittedBasis,
     NotFitted,
     Progress,
+    Tolerance,
     TuningProgress,
     check_parameters,
     make_moments,
     make_side,
-    warn_of_error,
 )
 from cme_dask.estimators.tuned import FOLDS, MAX_RANK
 from cme_dask.kernels import Kernel
@@ -80,8 +80,9 @@ class ConditionalMeanEmbedding(GrowingEmbedding, BaseEstimator):  # type: ignore
     kernel_y : Kernel or "median"
         Kernel of y: that of the surrogate loss, and of :meth:`EmbeddingModel.embedding`. It is
         never learned: longer scales always lower the loss.
-    tol : float
-        Relative trace error that the bases aim at, in (0, 1).
+    tol : float, optional
+        Relative trace error that the bases aim at, in (0, 1); default 1e-5, or as near to it as
+        ``max_rank`` allows.
     max_rank : int, optional
         Largest number of pivots of each basis; default 500.
     reg : float, optional
@@ -128,7 +129,7 @@ class ConditionalMeanEmbedding(GrowingEmbedding, BaseEstimator):  # type: ignore
         *,
         kernel_x: Kernel | str | None = None,
         kernel_y: Kernel | str = "median",
-        tol: float = TOL,
+        tol: float | None = None,
         max_rank: int | None = None,
         reg: float | None = None,
         criterion: str = "surrogate",
@@ -191,7 +192,8 @@ class ConditionalMeanEmbedding(GrowingEmbedding, BaseEstimator):  # type: ignore
         Warns
         -----
         ToleranceWarning, RankWarning
-            If the trace error over all rows is above ``tol``.
+            If the trace error over all rows is above ``tol``, or above 0.01 where no ``tol`` was
+            given.
         """
         Y = target_of(Y, y)
         sample = self._rows(X, Y, weights_of(weights, sample_weight))
@@ -210,11 +212,8 @@ class ConditionalMeanEmbedding(GrowingEmbedding, BaseEstimator):  # type: ignore
         with one_blas_thread():
             self._solve(sample, sides, moments)
         for i, basis in enumerate((self.basis_x_, self.basis_y_)):
-            if isinstance(choice.wanted[i], str) and self.max_rank is not None:
-                missed = choice.may_miss(i)
-                warn_of_error(
-                    "xy"[i], basis.rank, basis.trace_error, self.tol, self.max_rank, missed
-                )
+            if isinstance(choice.wanted[i], str):
+                self._tolerance.warn("xy"[i], basis.rank, basis.trace_error, choice.may_miss(i))
         self._adopt(X, Y, sample)
         return self
 
@@ -279,13 +278,12 @@ class ConditionalMeanEmbedding(GrowingEmbedding, BaseEstimator):  # type: ignore
         progress: Progress | None,
     ) -> Preparation:
         """The row sample read, the kernel learned if none was given."""
-        most = MAX_RANK if self.max_rank is None else self.max_rank
         ready = prepare(
             sample,
             {"kernel_x": self.kernel_x, "kernel_y": self.kernel_y},
             ("x", "y"),
             pair_of_pivots(self.pivots),
-            PivotRule(self.tol, most, self.span, self.random_state or 0),
+            PivotRule(self._tolerance, self.span, self.random_state or 0),
             n_folds=self.n_folds,
             sample_size=self.sample_size,
             budget=budget,
@@ -319,9 +317,13 @@ class ConditionalMeanEmbedding(GrowingEmbedding, BaseEstimator):  # type: ignore
             np.asarray(side.values(rows.parts[1])) - side.shift,
             criterion=self.criterion,
             regs=self._regs,
-            tol=self.tol,
+            tol=self._tolerance.value,
             heard=heard,
         )
+
+    @property
+    def _tolerance(self) -> Tolerance:
+        return Tolerance.of(self.tol, self.max_rank, MAX_RANK)
 
     @property
     def _regs(self) -> Array:
@@ -417,7 +419,7 @@ class ConditionalMeanEmbedding(GrowingEmbedding, BaseEstimator):  # type: ignore
             "rows": moments.n_rows,
             "folds": moments.n_folds,
             "passes": self.n_passes_,
-            "tol": float(self.tol),
+            "tol": self._tolerance.value,
             "trace_error": dict(zip("xy", map(float, mean.trace_error), strict=True)),
             "reg": self.reg_,
             "criterion": "hand" if self.reg is not None else f"{self.criterion} loss",

@@ -14,7 +14,7 @@ from cme_dask.estimators.growth import Growth, check_functions
 from cme_dask.estimators.joint_fit import Fitted, Functions, JointFit
 from cme_dask.estimators.planning import Preparation
 from cme_dask.estimators.predictors import MeanRegressor, target_of, weights_of
-from cme_dask.estimators.recipe import Progress, check_integer
+from cme_dask.estimators.recipe import Progress, Tolerance, check_integer
 from cme_dask.models.joint import JointModel
 from cme_dask.models.merging import one_model
 from cme_dask.numerics.moments import Function
@@ -140,7 +140,7 @@ class GrowingJoint(MeanRegressor):
             if fitted
             else (functions_x or {}, functions or {}),
             new_pivots=new_pivots,
-            max_rank=self._most(),
+            max_rank=self._tolerance.max_rank,
             sample_size=self.sample_size,
             seed=self.random_state or 0,
             accuracy=check_accuracy(self.accuracy),
@@ -205,9 +205,10 @@ class GrowingJoint(MeanRegressor):
     def _opened(self, X: Any, Y: Any, weights: Any) -> Sample:
         """The rows, once the parameters have been checked."""
 
+    @property
     @abstractmethod
-    def _most(self) -> int | None:
-        """Largest number of pivots."""
+    def _tolerance(self) -> Tolerance:
+        """The trace error that bases aim at, within a largest rank."""
 
     @abstractmethod
     def _prepare(

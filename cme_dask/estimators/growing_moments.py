@@ -18,7 +18,7 @@ from cme_dask.estimators.growth import (
     warn_badly_spanned,
 )
 from cme_dask.estimators.predictors import MeanRegressor, target_of, weights_of
-from cme_dask.estimators.recipe import Progress, make_moments, usable_rows
+from cme_dask.estimators.recipe import Progress, Tolerance, make_moments, usable_rows
 from cme_dask.models.embedding import EmbeddingModel
 from cme_dask.models.features import FeatureModel
 from cme_dask.numerics.guard import Arithmetic
@@ -44,7 +44,7 @@ class GrowingMoments(ABC):
     """An estimator that keeps its moments, and makes its model of them."""
 
     fit: Any
-    tol: float
+    tol: float | None
     sample_size: int
     random_state: int | None
     n_passes_: int
@@ -58,6 +58,11 @@ class GrowingMoments(ABC):
         self, spec: MomentSpec, rows: RowSample, n_rows: int, cores: int
     ) -> tuple[MomentSpec, Arithmetic]:
         """The moments with the arithmetic that the accuracy allows."""
+
+    @property
+    @abstractmethod
+    def _tolerance(self) -> Tolerance:
+        """The trace error that bases aim at."""
 
     def _more(
         self, sample: Sample, budget: MemoryBudget, progress: Progress | None, variables: str
@@ -78,7 +83,7 @@ class GrowingMoments(ABC):
         )
         total = self._moments + new
         several = [(moments, self._sides) for moments in (self._moments, new, total)]
-        warn_badly_spanned(several, variables, self.tol)
+        warn_badly_spanned(several, variables, self._tolerance.value)
         return _Grown(total, arithmetic, report, self.n_passes_ + passes + 1)
 
     def _become(self, grown: "_Grown", solve: Callable[[], None]) -> None:

@@ -14,7 +14,7 @@ from cme_dask.chunked.lazy_laws import is_out_of_core, lazy_law
 from cme_dask.chunked.memory import MemoryBudget
 from cme_dask.chunked.sources import open_sample
 from cme_dask.constraints import Constraint, Coupling, parse
-from cme_dask.defaults import ACCURACY, COUPLING_REG, N_FOLDS, REG, SAMPLE_SIZE, TOL
+from cme_dask.defaults import ACCURACY, COUPLING_REG, N_FOLDS, REG, SAMPLE_SIZE
 from cme_dask.errors import DataError
 from cme_dask.estimators.arithmetic import check_accuracy
 from cme_dask.estimators.growing import GrowingJoint
@@ -27,6 +27,7 @@ from cme_dask.estimators.predictors import names_of, target_of, weights_of
 from cme_dask.estimators.recipe import (
     NotFitted,
     Progress,
+    Tolerance,
     check_integer,
     check_parameters,
 )
@@ -65,8 +66,12 @@ class JointDistribution(GrowingJoint, BaseEstimator):  # type: ignore[misc]
         :class:`cme_dask.Tuning`; under ``normalized`` the density ratios of the best few are
         averaged. ``"median"``: Gaussian, with length scales by the median heuristic on standardised
         columns.
-    tol : float
-        Relative trace error tau = trace(K - L L^T) / trace(K) that the bases aim at, in (0, 1).
+    tol : float, optional
+        Relative trace error tau = trace(K - L L^T) / trace(K) of the bases over all rows, in
+        (0, 1). Pivots are added until it is reached, whether kernels are given or learned, and a
+        warning says where it is not. Default: 1e-5 where kernels are given. Where they are
+        learned, the default makes no promise: ``max_rank`` ends the bases, ``trace_error`` says
+        where, and a warning comes above 0.01 only.
     max_rank : int, optional
         Largest number of pivots of each basis; default 500 where kernels are learned.
     reg : float or (float, float), optional
@@ -163,7 +168,7 @@ class JointDistribution(GrowingJoint, BaseEstimator):  # type: ignore[misc]
         *,
         kernel_x: Kernel | str | None = None,
         kernel_y: Kernel | str | None = None,
-        tol: float = TOL,
+        tol: float | None = None,
         max_rank: int | None = None,
         reg: float | tuple[float, float] | None = None,
         reg_form: str = "two-sided",
@@ -264,7 +269,8 @@ class JointDistribution(GrowingJoint, BaseEstimator):  # type: ignore[misc]
         Warns
         -----
         ToleranceWarning, RankWarning
-            If the trace error over all rows is above ``tol``.
+            If the trace error over all rows is above ``tol``, or above 0.01 where kernels are
+            learned and no ``tol`` was given.
         ConvergenceWarning
             If a solver misses its tolerance and ``convergence`` is ``"warn"``.
         """
@@ -350,7 +356,7 @@ class JointDistribution(GrowingJoint, BaseEstimator):  # type: ignore[misc]
         self, sample: Sample, budget: MemoryBudget, progress: Progress | None
     ) -> Preparation:
         """The row sample read."""
-        rule = PivotRule(self.tol, self._most(), self.span, self.random_state or 0)
+        rule = PivotRule(self._tolerance, self.span, self.random_state or 0)
         return prepare(
             sample,
             {"kernel_x": self.kernel_x, "kernel_y": self.kernel_y},
@@ -377,9 +383,10 @@ class JointDistribution(GrowingJoint, BaseEstimator):  # type: ignore[misc]
         """The kernels, None for those that are learned."""
         return self.kernel_x, self.kernel_y
 
-    def _most(self) -> int | None:
+    @property
+    def _tolerance(self) -> Tolerance:
         learned = any(kernel is None for kernel in self._given)
-        return MAX_RANK if learned and self.max_rank is None else self.max_rank
+        return Tolerance.of(self.tol, self.max_rank, MAX_RANK if learned else None)
 
     def _steps(self, ready: Preparation, functions: Functions) -> JointFit:
         """The fit, with kernels and ridge as the search finds them best, if they are learned."""
@@ -389,7 +396,9 @@ class JointDistribution(GrowingJoint, BaseEstimator):  # type: ignore[misc]
             pairs = zip(ready.kernels, self._given, strict=True)
             x, y = (None if given is None else kernel for kernel, given in pairs)
             reg = None if self.reg is None else solving.reg
-            found = search_kernels(ready, (x, y), functions[1], reg, options, self.tol, seed)
+            found = search_kernels(
+                ready, (x, y), functions[1], reg, options, self._tolerance.value, seed
+            )
             best = found.finalists[0]
             ready = replace(ready, kernels=[best.kernel_x, best.kernel_y])
             if reg is None and not isinstance(solving.constraint, Coupling):
@@ -401,8 +410,7 @@ class JointDistribution(GrowingJoint, BaseEstimator):  # type: ignore[misc]
             functions,
             options,
             learn_reg=self.reg is None,
-            tol=self.tol,
-            max_rank=self.max_rank,
+            tolerance=self._tolerance,
             support_size=self.support_size,
             accuracy=check_accuracy(self.accuracy),
             seed=seed,

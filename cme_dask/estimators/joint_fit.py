@@ -13,10 +13,10 @@ from cme_dask.estimators.landmarks import partitions
 from cme_dask.estimators.planning import FitPlan, Preparation, plan_fit
 from cme_dask.estimators.recipe import (
     FittedBasis,
+    Tolerance,
     declared,
     make_moments,
     make_side,
-    warn_of_error,
 )
 from cme_dask.estimators.solving import Solving
 from cme_dask.estimators.tuned import Member, describe_search, tuned_members
@@ -85,7 +85,9 @@ class JointFit:
         How many finalists of the search are averaged.
     learn_reg
         Whether the ridge is learned.
-    tol, max_rank, support_size, accuracy, seed
+    tolerance
+        The trace error that bases aim at, within a largest rank.
+    support_size, accuracy, seed
         Parameters of the estimator.
     residual
         Whether a residual reference is tried: ``auto``, True or False.
@@ -97,8 +99,7 @@ class JointFit:
     functions: Functions
     tuning: Tuning
     learn_reg: bool
-    tol: float
-    max_rank: int | None
+    tolerance: Tolerance
     support_size: int
     accuracy: float
     seed: int
@@ -167,10 +168,9 @@ class JointFit:
             model = self._assembled([part], moments, laws, about)
             x, y = fitted_bases(part)
         for i, basis in enumerate((x, y)):
-            told = self.found is None and choice.sample.residuals is None
-            if told and isinstance(choice.wanted[i], str):
+            if choice.sample.residuals is None and isinstance(choice.wanted[i], str):
                 missed = choice.may_miss(i)
-                self._warn("xy"[i], basis.rank, basis.trace_error, missed=missed)
+                self.tolerance.warn("xy"[i], basis.rank, basis.trace_error, missed)
         return Fitted(
             model,
             (x, y),
@@ -197,6 +197,7 @@ class JointFit:
             cells,
             self.tuning.averaged,
             self.learn_reg,
+            top_up=self.tolerance.promised,
         )
         best, passes = members[0], passes + self.ready.passes
         model = self._assembled(
@@ -205,13 +206,16 @@ class JointFit:
             _laws(cells, summed),
             self._about(best.candidate.reg, passes, best.arithmetic, members),
         )
-        residuals = choice.sample.residuals is not None  # whose bases are nobody's choice
-        if (
-            self.max_rank is not None and not residuals
-        ):  # else the number of pivots was ours to choose
-            errors = zip("xy", best.part.sides, best.part.trace_errors, strict=True)
-            for variable, side, error in errors:
-                self._warn(variable, side.basis.rank, error, missed=False)
+        if choice.sample.residuals is None:  # their bases are nobody's choice
+            for i, variable in enumerate("xy"):
+                if not isinstance(choice.wanted[i], str):
+                    continue
+                reached = [
+                    (member.part.trace_errors[i] or 0.0, member.part.sides[i].basis.rank)
+                    for member in members
+                ]
+                error, rank = max(reached)
+                self.tolerance.warn(variable, rank, error, choice.may_miss(i))
         told = model.about["trace_error"].values()
         x, y = (
             FittedBasis(variable.basis.newton, variable.basis, error)
@@ -243,9 +247,6 @@ class JointFit:
         points = [(rows, few.importance) for rows in few.parts]
         return assemble(parts, moments, laws, sample.columns, points, about | origin(sample))
 
-    def _warn(self, variable: str, rank: int, error: float | None, *, missed: bool) -> None:
-        warn_of_error(variable, rank, error, self.tol, self.max_rank, missed)
-
     def _about(
         self,
         reg: Regularization,
@@ -257,7 +258,7 @@ class JointFit:
         searched = {} if self.found is None else {"tuning": describe_search(self.found, members)}
         return {
             "passes": passes,
-            "tol": self.tol,
+            "tol": self.tolerance.value,
             "constraint": self.solving.constraint.name,
             "constraint_options": self.solving.constraint.to_dict(),
             "reg": [reg.y, reg.x],
@@ -271,7 +272,8 @@ class JointFit:
         constraint, reg = self.solving.constraint, self.solving.reg
         if not isinstance(constraint, Coupling):
             return None
-        return partitions(self.ready, constraint, reg, self.max_rank, self.seed)
+        most = None if self.tolerance.default_rank else self.tolerance.max_rank
+        return partitions(self.ready, constraint, reg, most, self.seed)
 
     def _cells(self, bases: Sequence[Basis] = ()) -> tuple[CellSpec, ...]:
         """Cells of x and of y on which conditional laws live, with these bases."""

@@ -13,7 +13,7 @@ from cme_dask.chunked.clusters import Scheduler
 from cme_dask.chunked.driver import Executor
 from cme_dask.chunked.gradients import gradient_pass
 from cme_dask.chunked.memory import MemoryBudget
-from cme_dask.defaults import SAMPLE_SIZE, TOL
+from cme_dask.defaults import SAMPLE_SIZE
 from cme_dask.errors import ConvergenceError, ConvergenceWarning, DataError
 from cme_dask.estimators.features import x_alone
 from cme_dask.estimators.keeping import kept_fit
@@ -24,11 +24,11 @@ from cme_dask.estimators.recipe import (
     FittedBasis,
     NotFitted,
     Progress,
+    Tolerance,
     check_integer,
     check_parameters,
     make_moments,
     make_side,
-    warn_of_error,
 )
 from cme_dask.estimators.solving import CONVERGENCE
 from cme_dask.estimators.tuned import MAX_RANK
@@ -61,8 +61,9 @@ class KernelLogisticRegression(LabelClassifier, BaseEstimator):  # type: ignore[
         columns.
     reg : float
         Ridge r > 0; for two classes lambda = r / 4 of Zhu and Hastie (2005).
-    tol : float
-        Relative trace error that the basis aims at, in (0, 1).
+    tol : float, optional
+        Relative trace error that the basis aims at, in (0, 1); default 1e-5, or as near to it as
+        ``max_rank`` allows.
     max_rank : int, optional
         Largest number of pivots; default 500.
     gradient_tol : float
@@ -110,7 +111,7 @@ class KernelLogisticRegression(LabelClassifier, BaseEstimator):  # type: ignore[
         kernel: Kernel | None = None,
         *,
         reg: float = 1e-3,
-        tol: float = TOL,
+        tol: float | None = None,
         max_rank: int | None = None,
         gradient_tol: float = 1e-5,
         max_iter: int = 200,
@@ -186,13 +187,12 @@ class KernelLogisticRegression(LabelClassifier, BaseEstimator):  # type: ignore[
 
     def _fit(self, sample: Sample, budget: MemoryBudget, progress: Progress | None) -> None:
         """The passes, and everything after them."""
-        most = MAX_RANK if self.max_rank is None else self.max_rank
         ready = prepare(
             x_alone(sample),
             {"kernel": self.kernel},
             ("X",),
             (self.pivots,),
-            PivotRule(self.tol, most, self.span, self.random_state or 0),
+            PivotRule(self._tolerance, self.span, self.random_state or 0),
             n_folds=1,
             sample_size=self.sample_size,
             budget=budget,
@@ -231,7 +231,7 @@ class KernelLogisticRegression(LabelClassifier, BaseEstimator):  # type: ignore[
             {
                 "rows": rows,
                 "passes": self.n_passes_,
-                "tol": float(self.tol),
+                "tol": self._tolerance.value,
                 "trace_error": float(error),
                 "reg": float(self.reg),
                 "objective": self.solution_.objective,
@@ -239,8 +239,12 @@ class KernelLogisticRegression(LabelClassifier, BaseEstimator):  # type: ignore[
                 "location": sample.location,
             },
         )
-        if isinstance(self.pivots, str) and self.max_rank is not None:
-            warn_of_error("X", newton.rank, error, self.tol, self.max_rank, choice.may_miss(0))
+        if isinstance(self.pivots, str):
+            self._tolerance.warn("X", newton.rank, error, choice.may_miss(0))
+
+    @property
+    def _tolerance(self) -> Tolerance:
+        return Tolerance.of(self.tol, self.max_rank, MAX_RANK)
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write the fitted model to a folder, see :meth:`LogisticModel.save`."""

@@ -18,7 +18,7 @@ from cme_dask.chunked.pivots import choose_in_rounds, predict_round
 from cme_dask.chunked.strips import BadValues
 from cme_dask.defaults import PIVOTS
 from cme_dask.errors import DataError, RankWarning
-from cme_dask.estimators.recipe import PivotProgress, Progress
+from cme_dask.estimators.recipe import PivotProgress, Progress, Tolerance
 from cme_dask.kernels import Kernel
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.pivot_state import PivotState
@@ -43,20 +43,27 @@ class PivotRule:
 
     Parameters
     ----------
-    tol
-        Relative trace error at which the choice ends.
-    max_rank
-        Largest number of pivots, or None.
+    tolerance
+        Relative trace error at which the choice ends, and the largest number of pivots.
     span
         For ``greedy``: 1 is exactly Algorithm 1; less takes more pivots in a round.
     seed
         For ``random``.
     """
 
-    tol: float
-    max_rank: int | None
+    tolerance: Tolerance
     span: Any
     seed: int
+
+    @property
+    def tol(self) -> float:
+        """Relative trace error at which the choice ends."""
+        return self.tolerance.value
+
+    @property
+    def max_rank(self) -> int | None:
+        """Largest number of pivots, or None."""
+        return self.tolerance.max_rank
 
     def __post_init__(self) -> None:
         real = isinstance(self.span, Real) and not isinstance(self.span, bool)

@@ -15,6 +15,7 @@ from cme_dask.chunked.gather import sample_rows
 from cme_dask.chunked.memory import MemoryBudget
 from cme_dask.chunked.passes import PassProgress, PassReport, moments_together
 from cme_dask.chunked.strips import BadValues
+from cme_dask.defaults import TOL
 from cme_dask.errors import DataError, NotFittedError, RankWarning, ToleranceWarning
 from cme_dask.kernels import Kernel
 from cme_dask.learning.scales import HEURISTIC_ROWS, default_kernel
@@ -89,11 +90,81 @@ class FittedBasis:
         return self.newton.points
 
 
+_COARSE = 1e-2  # trace error of learned bases that is worth a warning when nobody gave a tol
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """The relative trace error that bases aim at, within a largest rank.
+
+    Parameters
+    ----------
+    value
+        Relative trace error.
+    max_rank
+        Largest number of pivots of a basis, or None.
+    promised
+        Whether every miss over all rows is worth a warning: where the user gave ``tol``, or
+        nothing limits the rank. Otherwise the rank decides, and only a coarse basis is reported.
+    default_rank
+        Whether ``max_rank`` is a default, for messages.
+    """
+
+    value: float
+    max_rank: int | None
+    promised: bool
+    default_rank: bool
+
+    @classmethod
+    def of(cls, tol: float | None, max_rank: int | None, limit: int | None) -> "Tolerance":
+        """What the parameters of an estimator mean.
+
+        Parameters
+        ----------
+        tol, max_rank
+            As given by the user, or None.
+        limit
+            The rank that takes the place of ``max_rank``; None where ``tol`` alone decides.
+        """
+        return cls(
+            TOL if tol is None else float(tol),
+            limit if max_rank is None else max_rank,
+            tol is not None or limit is None,
+            max_rank is None,
+        )
+
+    def warn(self, variable: str, rank: int, error: float | None, missed: bool) -> None:
+        """Warn if the trace error over all rows is above what was asked for.
+
+        ``missed`` says that it may come as news: pivots were chosen without seeing all rows.
+        """
+        limit = self.value if self.promised else max(self.value, _COARSE)
+        if error is None or error <= limit:
+            return
+        text = f"{variable}: trace error {error:.2e} over all rows at rank {rank}"
+        if self.promised:
+            text = f"{text}, tol is {self.value:g}"
+        if self.max_rank is not None and rank >= self.max_rank:
+            default = " (the default)" if self.default_rank else ""
+            remedy = "" if not self.default_rank and self.promised else ": raise max_rank"
+            warnings.warn(
+                f"{text}: max_rank={self.max_rank}{default} was reached{remedy}",
+                RankWarning,
+                stacklevel=3,
+            )
+        elif missed and self.promised:
+            warnings.warn(
+                f"{text}: the rows span no more than that, to rounding; raise tol",
+                ToleranceWarning,
+                stacklevel=3,
+            )
+
+
 def check_parameters(
     tol: Any, max_rank: Any, n_folds: Any, sample_size: Any, random_state: Any
 ) -> None:
     """DataError on numbers outside their range."""
-    if not (isinstance(tol, Real) and 0.0 < float(tol) < 1.0):
+    if tol is not None and not (isinstance(tol, Real) and 0.0 < float(tol) < 1.0):
         raise DataError(f"tol must lie between 0 and 1, exclusively, got {tol!r}")
     if max_rank is not None:
         check_integer("max_rank", max_rank, 1)
@@ -199,30 +270,3 @@ def make_side(
     """Side of the pass, with shifts near the means of its functions."""
     side = Side(basis, columns.names, declared(functions, columns), events=events)
     return replace(side, shift=rows.importance @ side.values(rows.parts[i]))
-
-
-def warn_of_error(
-    variable: str,
-    rank: int,
-    trace_error: float | None,
-    tol: float,
-    max_rank: int | None,
-    missed: bool,
-) -> None:
-    """Warn if the trace error over all rows is above tol.
-
-    ``missed`` says that it may come as news: pivots were chosen without seeing all rows.
-    """
-    if trace_error is None or trace_error <= tol:
-        return
-    found = (
-        f"{variable}: trace error {trace_error:.2e} over all rows at rank {rank}, tol is {tol:g}"
-    )
-    if max_rank is not None and rank >= max_rank:
-        warnings.warn(f"{found}: max_rank={max_rank} was reached", RankWarning, stacklevel=3)
-    elif missed:
-        warnings.warn(
-            f"{found}: the rows span no more than that, to rounding; raise tol",
-            ToleranceWarning,
-            stacklevel=3,
-        )

@@ -190,7 +190,7 @@ def _second_fit(fit: JointFit, location: FittedLocation) -> JointFit:
             None,
             None if fit.learn_reg else solving.reg,
             _quick(fit.tuning),
-            fit.tol,
+            fit.tolerance.value,
             fit.seed,
         )
         best = found.finalists[0]
@@ -226,7 +226,7 @@ def _screened_gain(fit: JointFit, second: JointFit, location: FittedLocation) ->
             (part[0], part[1]),
             rows.importance,
             folds,
-            fit.tol,
+            fit.tolerance.value,
             _SCREENED_RANK,
         )
         for one, part in ((fit, rows.parts), (second, moved.parts))

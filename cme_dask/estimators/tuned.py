@@ -153,6 +153,8 @@ def tuned_members(
     cells: Sequence[CellSpec],
     averaged: int,
     learn_reg: bool,
+    *,
+    top_up: bool = False,
 ) -> tuple[list[Member], tuple[CellSums, ...], int, PassReport]:
     """Moments of all finalists in one pass; of them the best, best first.
 
@@ -172,6 +174,9 @@ def tuned_members(
         How many are averaged at most.
     learn_reg
         Whether the ridge is learned.
+    top_up
+        Whether bases of the best that miss ``tol`` over all rows get more pivots, in rounds over
+        all rows and one more pass for their moments.
     """
     choice = ready.choice
     specs, arithmetics, passes = [], [], 1
@@ -196,7 +201,64 @@ def tuned_members(
                 found.finalists, specs, moments, arithmetics, strict=True
             )
         ]
-    return _best(members, found.score, averaged), summed, passes, report
+    best = _best(members, found.score, averaged)
+    if top_up:
+        best, more = _topped_up(best, ready, found, solving, specify, learn_reg)
+        passes += more
+    return best, summed, passes, report
+
+
+def _topped_up(
+    members: Sequence[Member],
+    ready: Preparation,
+    found: Search,
+    solving: Solving,
+    specify: Specify,
+    learn_reg: bool,
+) -> tuple[list[Member], int]:
+    """The members, those whose bases missed ``tol`` over all rows anew; and the passes it took.
+
+    Members often share a basis, which is topped up once.
+    """
+    choice = ready.choice
+    made: dict[tuple[int, Kernel], NewtonBasis] = {}
+    changed: dict[int, tuple[MomentSpec, Arithmetic]] = {}
+    passes = 0
+    for k, member in enumerate(members):
+        before = [_newton(side.basis) for side in member.part.sides]
+        errors = [error or 0.0 for error in member.part.trace_errors]
+        bases = [made.get((i, basis.kernel), basis) for i, basis in enumerate(before)]
+        missed = [
+            error if basis is old else 0.0  # 0: done for a member before
+            for error, basis, old in zip(errors, bases, before, strict=True)
+        ]
+        more, rounds = choice.topped_up(bases, missed)
+        passes += rounds
+        bases = bases if more is None else more
+        if all(basis is old for basis, old in zip(bases, before, strict=True)):
+            continue
+        made |= {(i, basis.kernel): basis for i, basis in enumerate(bases)}
+        changed[k] = specify(bases, member.candidate.reg)
+    if not changed:
+        return list(members), passes
+    moments, _, _ = make_moments(
+        choice.sample,
+        [spec for spec, _ in changed.values()],
+        choice.budget,
+        choice.progress,
+        choice.sample_rows,
+    )
+    topped = list(members)
+    with one_blas_thread():
+        for (k, (spec, arithmetic)), one in zip(changed.items(), moments, strict=True):
+            candidate = members[k].candidate
+            topped[k] = _member(candidate, spec, one, solving, arithmetic, found, learn_reg, choice)
+    return topped, passes + 1
+
+
+def _newton(basis: Basis) -> NewtonBasis:
+    assert isinstance(basis, NewtonBasis)
+    return basis
 
 
 def _member(

@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from cme_dask.constraints import parse
-from cme_dask.defaults import ACCURACY, N_FOLDS, NULL_VALUES, SAMPLE_SIZE, SCENARIOS, TOL
+from cme_dask.defaults import ACCURACY, N_FOLDS, NULL_VALUES, SAMPLE_SIZE, SCENARIOS
 from cme_dask.errors import DataError
 from cme_dask.kernels import Kernel
 from cme_dask.kernels.text import SYNTAX, Specification, kernel_of, read_specification
@@ -70,7 +70,7 @@ class FitSection(_Section):
 
     events: list[str] = []
     events_x: list[str] = []
-    tol: float = Field(default=TOL, gt=0.0, lt=1.0)
+    tol: float | None = Field(default=None, gt=0.0, lt=1.0)
     max_rank: int | None = Field(default=None, ge=1)
     reg: float | tuple[float, float] | None = None
     reg_form: Literal["two-sided", "single"] = "two-sided"
