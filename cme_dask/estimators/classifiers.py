@@ -24,8 +24,10 @@ class JointClassifier(GrowingClassifier, JointDistribution):  # type: ignore[mis
     ----------
     kernel_x, kernel_y, tol, max_rank, reg, reg_form, constraint, convergence
         As in :class:`JointDistribution`.
-    pivots, span, sample_size, n_folds, support_size, residual, accuracy, tuning, random_state
-        As in :class:`JointDistribution`; labels have no residuals.
+    pivots, span, sample_size, n_folds, support_size, residual, calibration, accuracy, tuning
+        As in :class:`JointDistribution`; labels have no residuals and no levels to calibrate.
+    random_state
+        As in :class:`JointDistribution`.
 
     Attributes
     ----------

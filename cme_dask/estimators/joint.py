@@ -17,6 +17,7 @@ from cme_dask.constraints import Constraint, Coupling, parse
 from cme_dask.defaults import ACCURACY, COUPLING_REG, N_FOLDS, REG, SAMPLE_SIZE
 from cme_dask.errors import DataError
 from cme_dask.estimators.arithmetic import check_accuracy
+from cme_dask.estimators.calibrating import calibration_choice
 from cme_dask.estimators.growing import GrowingJoint
 from cme_dask.estimators.joint_fit import Fitted, Functions, JointFit
 from cme_dask.estimators.keeping import kept_fit
@@ -112,6 +113,13 @@ class JointDistribution(GrowingJoint, BaseEstimator):  # type: ignore[misc]
         is then that of e, moved to mu(x). ``"auto"`` keeps it where its held-out CRPS is lower by
         more than one standard error, and tries it where kernels are learned, for numeric columns of
         y with more than 20 distinct values, under ``none`` or ``normalized``.
+    calibration : {"auto", True, False}
+        Calibrate the conditional laws of numeric columns of y by the levels at which held-out rows
+        lie under laws of refits without their fold (probability integral transforms), see
+        :class:`cme_dask.numerics.calibration.Calibration`. ``"auto"`` does so where kernels are
+        learned, under ``none`` or ``normalized``, and where the mean log density at held-out rows
+        rises by more than one standard error. Signed expectations, :meth:`expect`, and laws of X
+        given Y stay as they are.
     accuracy : float
         Faster arithmetic is used as far as it changes density ratios and conditional expectations
         (in standard deviations) by this much at most, as tried on the row sample before the pass;
@@ -180,6 +188,7 @@ class JointDistribution(GrowingJoint, BaseEstimator):  # type: ignore[misc]
         n_folds: int = N_FOLDS,
         support_size: int = SUPPORT_SIZE,
         residual: str | bool = "auto",
+        calibration: str | bool = "auto",
         accuracy: float = ACCURACY,
         tuning: Tuning | None = None,
         random_state: int | None = None,
@@ -198,6 +207,7 @@ class JointDistribution(GrowingJoint, BaseEstimator):  # type: ignore[misc]
         self.n_folds = n_folds
         self.support_size = support_size
         self.residual = residual
+        self.calibration = calibration
         self.accuracy = accuracy
         self.tuning = tuning
         self.random_state = random_state
@@ -416,6 +426,9 @@ class JointDistribution(GrowingJoint, BaseEstimator):  # type: ignore[misc]
             seed=seed,
             residual=residual_wanted(
                 self.residual, ready, solving, self.support_size, learned=found is not None
+            ),
+            calibration=calibration_choice(
+                self.calibration, ready, solving, self.support_size, learned=found is not None
             ),
         )
 

@@ -9,6 +9,7 @@ from cme_dask.chunked.blas import one_blas_thread
 from cme_dask.chunked.memory import MemoryPlan
 from cme_dask.chunked.passes import PassReport
 from cme_dask.constraints import Coupling
+from cme_dask.estimators.calibrating import with_calibration
 from cme_dask.estimators.landmarks import partitions
 from cme_dask.estimators.planning import FitPlan, Preparation, plan_fit
 from cme_dask.estimators.recipe import (
@@ -91,6 +92,8 @@ class JointFit:
         Parameters of the estimator.
     residual
         Whether a residual reference is tried: ``auto``, True or False.
+    calibration
+        Whether laws are calibrated: ``auto``, True or False.
     """
 
     ready: Preparation
@@ -104,10 +107,11 @@ class JointFit:
     accuracy: float
     seed: int
     residual: str | bool = False
+    calibration: str | bool = False
 
     def run(self) -> Fitted:
         """The passes, and everything after them."""
-        fitted = self._mean() if self._averages else self._single()
+        fitted = with_calibration(self, self._mean() if self._averages else self._single())
         memory = fitted.report.memory.or_tighter(self._searched)
         return replace(fitted, report=replace(fitted.report, memory=memory))
 

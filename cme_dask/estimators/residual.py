@@ -8,6 +8,7 @@ import numpy as np
 
 from cme_dask.chunked.blas import one_blas_thread
 from cme_dask.errors import DataError
+from cme_dask.estimators.calibrating import HELD_ROWS, averaged, refitted_laws
 from cme_dask.estimators.joint_fit import Fitted, JointFit
 from cme_dask.estimators.planning import RESIDUAL_FINALISTS, Preparation
 from cme_dask.estimators.recipe import choose_kernel
@@ -23,9 +24,6 @@ from cme_dask.learning.residual import (
 )
 from cme_dask.models.residual import Residual
 from cme_dask.numerics.location import FittedLocation, fit_location
-from cme_dask.numerics.means import MeanMoments
-from cme_dask.numerics.moments import Moments, Side
-from cme_dask.numerics.problem import Regularization
 from cme_dask.numerics.validation import held_out_folds
 
 Array = Any
@@ -38,7 +36,6 @@ DISTINCT = 20
 _SKILL = 0.01  # share of its variance that a location must explain in some column of y
 _SCREENED_ROWS = 2048
 _SCREENED_RANK = 100
-_DECIDING_ROWS = 4000
 _EVALUATIONS = 20  # of the second search
 
 
@@ -97,7 +94,7 @@ def with_residual(fit: JointFit, fitted: Fitted) -> Fitted:
         What it found.
     """
     auto = fit.residual == "auto"
-    sides, moments, _, _ = _members(fit, fitted)[0]
+    sides, moments, _, _ = averaged(fit, fitted)[0]
     if not fit.residual or (auto and not held_out_folds(moments, sides)):
         return fitted
     with one_blas_thread():
@@ -160,7 +157,7 @@ def _location(fit: JointFit, fitted: Fitted) -> FittedLocation:
     within = np.where(labels, 0.0, x.min(axis=0)), np.where(labels, 0.0, x.max(axis=0))
     found = (
         fit_location(moments, sides, here, fit.scores, within=within)
-        for sides, moments, _, _ in _members(fit, fitted)
+        for sides, moments, _, _ in averaged(fit, fitted)
     )
     return max(found, key=lambda each: float(each.skill.sum()))
 
@@ -238,8 +235,8 @@ def _final_gain(
     fit: JointFit, fitted: Fitted, second: JointFit, found: Fitted, location: FittedLocation
 ) -> Gain:
     """The gain of refits from all rows, at rows of the row sample."""
-    plain, moved = _refitted_laws(fit, fitted), _refitted_laws(second, found)
-    return _gain(fit, location, plain, moved, _DECIDING_ROWS)
+    plain, moved = refitted_laws(fit, fitted), refitted_laws(second, found)
+    return _gain(fit, location, plain, moved, HELD_ROWS)
 
 
 def _gain(
@@ -270,37 +267,3 @@ def _gain(
         share,
         folding.units(rows.index, rows.units),
     )
-
-
-def _refitted_laws(fit: JointFit, fitted: Fitted) -> Iterator[HeldLaws]:
-    """Laws of refits without each fold, at the rows of the fold in the row sample."""
-    choice = fit.ready.choice
-    rows = choice.rows.prefix(_DECIDING_ROWS)
-    folds = rows.folds(choice.sample.folding, choice.n_folds)
-    cells, masses = fitted.model.y.cells, fitted.masses
-    assert cells is not None
-    assert masses is not None
-    points = cells.support.points
-    members = [
-        (sides, moments, reg, kept, sides[0].basis(rows.parts[0]), sides[1].basis(points))
-        for sides, moments, reg, kept in _members(fit, fitted)
-    ]
-    for fold in held_out_folds(members[0][1], members[0][0]):
-        held = np.flatnonzero(folds == fold)
-        ratio = np.zeros((len(held), len(points)))
-        for sides, moments, reg, kept, left, right in members:
-            solver = replace(fit.solving, reg=reg).solver(sides, choice.rows)
-            found = solver(MeanMoments.of(moments.without(fold), sides)).shrunk(kept)
-            given = left[held] @ found.transform_x @ found.coef.T
-            ratio += found.base + given @ (right @ found.transform_y).T
-        rest = masses.sum(axis=0) - masses[fold]
-        yield HeldLaws(held, ratio / len(members), rest / rest.sum(), cells.means)
-
-
-def _members(
-    fit: JointFit, fitted: Fitted
-) -> list[tuple[tuple[Side, Side], Moments, Regularization, float]]:
-    """Sides, moments, ridge and share kept of the models whose ratios are averaged."""
-    if not fitted.members:
-        return [(fitted.sides, fitted.moments, fit.solving.reg, 1.0)]
-    return [(m.part.sides, m.moments, m.candidate.reg, m.kept) for m in fitted.members]

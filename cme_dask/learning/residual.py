@@ -30,12 +30,21 @@ class HeldLaws:
         Of the cells among the rows of the other folds, sum 1, shape (S,).
     atoms
         What the laws put mass on, shape (S, d).
+    calibrated
+        From the projected laws (b, S) to calibrated ones; None where they are not.
     """
 
     held: Array
     ratio: Array
     masses: Array
     atoms: Array
+    calibrated: Callable[[Array], Array] | None = None
+
+    @property
+    def weights(self) -> Array:
+        """The laws, shape (b, S): the projected ratio, calibrated."""
+        laws = project(self.ratio, self.masses)[0]
+        return laws if self.calibrated is None else self.calibrated(laws)
 
 
 @dataclass(frozen=True)
@@ -80,7 +89,7 @@ def held_out_crps(laws: Iterable[HeldLaws], y: Array, place: Place | None = None
     scores = np.full(len(y), np.nan)
     for fold in laws:
         atoms = fold.atoms if place is None else place(fold.atoms, fold.held)
-        scores[fold.held] = crps(project(fold.ratio, fold.masses)[0], atoms, y[fold.held])
+        scores[fold.held] = crps(fold.weights, atoms, y[fold.held])
     return scores
 
 

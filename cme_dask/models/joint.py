@@ -26,6 +26,7 @@ from cme_dask.models.residual import (
 )
 from cme_dask.models.spectra import plot_residual_trace, plot_spectrum
 from cme_dask.models.weighing import base_laws, laws_of
+from cme_dask.numerics.calibration import Calibration
 from cme_dask.numerics.cells import Cells
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.stacked import StackedBasis
@@ -104,6 +105,14 @@ class JointModel:
             )
         return self.y.cells.masses
 
+    @cached_property
+    def calibration(self) -> Calibration | None:
+        """How the laws of Y given X are calibrated; None where they are not."""
+        about = self.about.get("calibration")
+        if not (about and about["kept"]):
+            return None
+        return Calibration.from_list(about["exponents"], len(self.y.columns.names))
+
     @property
     def function_names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Names that ``expect`` knows: given X (functions of y), and given Y (functions of x)."""
@@ -180,7 +189,8 @@ class JointModel:
 
         The L2 projection of the signed ratio onto densities: w_s(x) = v_s max(g(x, y_s) - t(x), 0)
         with t(x) such that they add up to one. If the true ratio is a density on the support, w / v
-        is never farther from it in L2(v) than g.
+        is never farther from it in L2(v) than g. Where the fit learned a calibration, it follows,
+        see :class:`cme_dask.numerics.calibration.Calibration`.
 
         Parameters
         ----------
@@ -327,6 +337,7 @@ class JointModel:
             ("rows", f"{fit['rows']:,} in {fit['passes']} pass, {fit['folds']} folds"),
             ("constraint", f"{fit['constraint']}, reg {fit['reg']} ({fit['reg_form']})"),
             *([] if self.residual is None else [("residual", _residual(fit["residual"]))]),
+            *([] if self.calibration is None else [("laws", _calibrated(fit["calibration"]))]),
             ("E[. | x]", ", ".join(given_x)),
             ("E[. | y]", ", ".join(given_y)),
         ]
@@ -353,6 +364,11 @@ def _residual(about: dict[str, Any]) -> str:
     """What the residual reference gained."""
     plain, moved = about["crps"]
     return f"laws moved to mu(x): held-out CRPS {moved:.4g}, plain {plain:.4g}"
+
+
+def _calibrated(about: dict[str, Any]) -> str:
+    """What the calibration gained."""
+    return f"calibrated: held-out log density {about['gain']:+.3g}"
 
 
 def _kernels(variable: Variable) -> str:

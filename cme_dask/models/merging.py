@@ -152,6 +152,7 @@ def _difference(a: JointSums, b: JointSums) -> str | None:
         "constraints": lambda s: s.constraint,
         "ridges": lambda s: s.reg,
         "numbers of folds": lambda s: s.moments.n_folds,
+        "calibrations": lambda s: s.about.get("calibration", {}).get("exponents"),
         "what folds are by": lambda s: s.about.get("fold_by", "rows"),
     }
     for what, of in parameters.items():

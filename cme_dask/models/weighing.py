@@ -7,6 +7,7 @@ import numpy as np
 
 from cme_dask.errors import DataError
 from cme_dask.models.laws import Laws
+from cme_dask.numerics.calibration import Calibration, Levels
 from cme_dask.numerics.cells import Cells
 from cme_dask.numerics.measures import CellMeasure, MovedMeasure
 from cme_dask.numerics.projection import project
@@ -67,6 +68,8 @@ def base_laws(model: "JointModel", given: str) -> Laws:
         weigh, mixture = _mixing(here.basis, coef, cells)
     else:
         weigh = _projecting(here.basis, coef @ other.basis(cells.support.points).T, model, cells)
+        if given == "x" and model.calibration is not None:
+            weigh = _calibrating(weigh, here.basis.newton.support, model.calibration, cells)
     measure = CellMeasure(cells, weigh)
     marginal = CellMeasure(cells, lambda x: np.broadcast_to(cells.masses, (len(x), cells.size)))
     return Laws(
@@ -90,6 +93,12 @@ def _projecting(basis: Query, right: Array, model: "JointModel", cells: Cells) -
         return project(model.base + basis(points) @ right, cells.masses)[0]
 
     return weigh
+
+
+def _calibrating(weigh: Query, support: Query, calibration: Calibration, cells: Cells) -> Query:
+    """The laws, calibrated as far as data stand behind them."""
+    levels = Levels(cells.means, calibration.columns)
+    return lambda points: calibration.weights(weigh(points), levels, support(points))
 
 
 def _mixing(basis: Query, coef: Array, cells: Cells) -> tuple[Query, Query]:
