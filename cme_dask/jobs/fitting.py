@@ -75,6 +75,7 @@ def estimator_of(columns: tuple[Columns, Columns], options: FitSection) -> Joint
         sample_size=options.sample_size,
         n_folds=options.folds,
         residual=options.residual,
+        calibration=options.calibration,
         tuning=Tuning(**options.tuning) if options.tuning else None,
     )
 

@@ -84,6 +84,7 @@ class FitSection(_Section):
     kernel_x: str | dict[str, Any] | None = None
     kernel_y: str | dict[str, Any] | None = None
     residual: bool | Literal["auto"] = "auto"
+    calibration: bool | Literal["auto"] = "auto"
     tuning: dict[str, Any] = {}
 
     @field_validator("fold_by")
