@@ -63,9 +63,7 @@ def calibration_choice(
     }
     met = [needed for needed, missing in obstacles.items() if missing]
     if choice is True and met:
-        raise DataError(
-            f"calibration=True needs {met[0]}: change that, or take calibration='auto'"
-        )
+        raise DataError(f"calibration=True needs {met[0]}: change that, or take calibration='auto'")
     if choice is True:
         return True
     return "auto" if choice and learned and not met else False
