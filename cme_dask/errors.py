@@ -102,5 +102,13 @@ class RankWarning(UserWarning):
     """The numerical rank or ``max_rank`` was reached before ``tol``."""
 
 
+class ConstantColumnWarning(UserWarning):
+    """A column has one value in all sampled rows, and tells nothing."""
+
+
+class LengthScaleWarning(UserWarning):
+    """A given kernel is much too short or too long for the rows."""
+
+
 class UnseenCategoryWarning(UserWarning):
     """Labels that the fit has not seen are answered as its pooled rare ones."""

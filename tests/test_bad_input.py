@@ -19,7 +19,15 @@ from conftest import write_store
 
 import cme_dask
 from cme_dask import JointDistribution, PivotedCholesky, kernels, open_sample
-from cme_dask.errors import CmeDaskError, DataError, NotFittedError, ResourceError, StoreError
+from cme_dask.errors import (
+    CmeDaskError,
+    ConstantColumnWarning,
+    DataError,
+    LengthScaleWarning,
+    NotFittedError,
+    ResourceError,
+    StoreError,
+)
 from cme_dask.storage.columns import Columns
 from cme_dask.storage.rows import ZarrSource
 from cme_dask.storage.writer import writing_sample
@@ -267,13 +275,19 @@ def test_unknown_columns(few, store):
 
 
 @pytest.mark.parametrize("value", [0.0, 3.0, -1e200, 1e-300])
-def test_a_constant_column_needs_a_kernel(few, value):
+def test_a_constant_column_is_ignored_with_a_warning(few, value):
     x, y = few
     constant = np.column_stack([x[:, 0], np.full(len(x), value)])
-    with Refused(DataError, "column 'x1' is constant .* leave the column out, or give a kernel"):
-        JointDistribution(tol=0.1).fit(constant, y)
-    with Refused(DataError, "column 'y0' is constant"):
-        JointDistribution(tol=0.1).fit(x, np.full(len(x), value))
+    median = {"kernel_x": "median", "kernel_y": "median", "tol": 0.1}
+    with pytest.warns(ConstantColumnWarning, match="'x1' of x is constant .* ignores it"):
+        fit = JointDistribution(**median).fit(constant, y)
+    plain = JointDistribution(**median).fit(x[:, :1], y)
+    np.testing.assert_allclose(fit.predict(constant[:9]), plain.predict(x[:9, :1]), rtol=1e-9)
+    if abs(value) > 1e100:  # squares of y overflow
+        return
+    with pytest.warns(ConstantColumnWarning, match="'y0' of y is constant .* law is a point"):
+        point = JointDistribution(**median).fit(x, np.full(len(x), value))
+    np.testing.assert_allclose(point.predict(x[:4]), value)
 
 
 def test_a_constant_column_with_a_kernel_works(few):
@@ -337,10 +351,8 @@ def test_units_do_not_matter(few, scale, brief_search):
 
 @pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")
 def test_sums_that_overflow_are_refused(few):
-    with Refused(DataError, "sums over the rows overflow: give columns.* smaller"):
+    with pytest.warns(LengthScaleWarning), Refused(DataError, "overflow: give columns.* smaller"):
         joint().fit(few[0], few[1] * 1e200)
-    with Refused(DataError, "sums over the rows overflow"):
-        joint().fit(*few, weights=np.full(300, 1e306))
 
 
 # Weights -------------------------------------------------------------------------------------
@@ -418,10 +430,24 @@ def test_a_sample_takes_no_second_y_or_weights(few):
         PivotedCholesky(GAUSSIAN, tol=0.1).fit(sample, weights=np.ones(300))
 
 
-def test_one_row_of_positive_weight_is_that_row(few):
-    x, y = few
-    fit = joint().fit(x, y, weights=(np.arange(300) == 17).astype(float))
-    np.testing.assert_allclose(fit.expect("y0", x[:4]), y[17, 0], rtol=1e-12)
+def test_one_row_of_positive_weight_is_refused(few):
+    weights = (np.arange(300) == 17).astype(float)
+    with Refused(DataError, "at least 2 rows of positive weight are needed, got 1 among the 300"):
+        joint().fit(*few, weights=weights)
+
+
+@pytest.mark.parametrize("weight", [1e-310, 1e-250, 1e250])
+@pytest.mark.parametrize("kind", ["numpy", "dask", "store"])
+def test_weights_of_another_world_are_refused(tmp_path, few, weight, kind):
+    weights = np.full(300, weight)
+    if kind == "store":
+        given = (write_store(tmp_path / "s", *few, weights),), None
+    elif kind == "dask":
+        given = tuple(da.from_array(part, chunks=(100, -1)) for part in few), da.asarray(weights)
+    else:
+        given = few, weights
+    with Refused(DataError, "the largest weight of the sampled rows is .* multiply all weights"):
+        joint().fit(*given[0], weights=given[1])
 
 
 # Parameters ----------------------------------------------------------------------------------

@@ -369,8 +369,8 @@ def test_default_kernel():
     assert coded == Warped(Categorical(1.0), Coordinates((Pooled((0.0, 1.0, 2.0)),)))
     coded.check(1)
     x[:, 1] = 3.0
-    with pytest.raises(DataError, match="column 'temp' is constant"):
-        default_kernel(x, weights, x[:10], weights[:10], COLUMNS[0])
+    constant = default_kernel(x, weights, x[:10], weights[:10], COLUMNS[0])
+    assert constant.base == Gaussian(1.0)[1] * Categorical(1.0)[0]
 
 
 def mixed_kernel(x, form="standard"):

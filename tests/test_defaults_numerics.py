@@ -6,8 +6,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cme_dask import JointDistribution, PivotedCholesky, kernels
-from cme_dask.errors import NumericalError
+from cme_dask import (
+    ConditionalMeanEmbedding,
+    EmbeddingClassifier,
+    JointClassifier,
+    JointDistribution,
+    KernelLogisticRegression,
+    PivotedCholesky,
+    Tuning,
+    kernels,
+)
+from cme_dask.errors import ConstantColumnWarning, DataError, LengthScaleWarning, NumericalError
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.means import MeanMoments
 from cme_dask.numerics.pools import non_negative
@@ -109,3 +118,127 @@ def test_one_outlier_does_not_ruin_a_kernel_in_raw_units():
     fit = JointDistribution(kernel_x=kernels.Gaussian(0.5), kernel_y=kernels.Gaussian(0.5))
     at = np.array([[0.75]])
     assert abs(float(fit.fit(x, y).conditional(at).mean()[0]) - 1.0) < 0.1
+
+
+# Length scales, constant columns, labels, weights ------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def waves():
+    """Rows of x in one column and of y, for default fits that take a second."""
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(300, 1))
+    return x, np.sin(2 * x) + 0.2 * rng.normal(size=x.shape)
+
+
+def test_a_kernel_much_shorter_than_the_spacing_is_told_and_stays_quick():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2000, 1))
+    fit = JointDistribution(kernel_x=kernels.Gaussian(1e-8), kernel_y=kernels.Gaussian(0.5))
+    with pytest.warns(LengthScaleWarning, match=r"kernel_x=.*1e-08.* is too short .*'median'"):
+        fit.fit(x, np.sin(x))
+    assert fit.basis_x_.rank == 500  # the cost is that of its cube
+    assert fit.basis_x_.trace_error > 0.7
+
+
+def test_a_kernel_much_longer_than_the_spread_is_told(waves):
+    fit = JointDistribution(kernel_x=kernels.Gaussian(1e8), kernel_y=kernels.Gaussian(0.5))
+    with pytest.warns(LengthScaleWarning, match="kernel_x=.* is too long for the rows"):
+        fit.fit(*waves)
+
+
+def test_levels_that_rows_share_are_no_short_kernel():
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 30, size=(600, 1)).astype(float)
+    y = x % 2 + 0.1 * rng.normal(size=x.shape)
+    JointDistribution(kernel_x=kernels.Gaussian(0.01), kernel_y=kernels.Gaussian(0.5)).fit(x, y)
+
+
+QUICK = Tuning(evaluations=0, finalists=1, averaged=1)
+"""A search of the grid alone."""
+
+
+@pytest.fixture(scope="module")
+def plain(waves):
+    return JointDistribution(tuning=QUICK).fit(*waves)
+
+
+def test_a_constant_column_of_x_is_ignored_by_default_fits(waves, plain):
+    x, y = waves
+    constant = np.column_stack([x, np.full(len(x), 3.0)])
+    with pytest.warns(ConstantColumnWarning, match="column 'x1' of x is constant .* ignores it"):
+        fit = JointDistribution(tuning=QUICK).fit(constant, y)
+    moved = constant + np.array([0.0, 1e6])  # whatever the column holds
+    for table in (constant, moved):
+        law, same = fit.conditional(table[:20]), plain.conditional(x[:20])
+        np.testing.assert_allclose(law.mean(), same.mean(), rtol=1e-6, atol=1e-8)
+        np.testing.assert_allclose(law.cdf(0.3), same.cdf(0.3), rtol=1e-6, atol=1e-8)
+
+
+def test_constant_x_alone_gives_the_marginal_law(waves):
+    _, y = waves
+    x = np.full((len(y), 2), 3.0)
+    with pytest.warns(ConstantColumnWarning, match="columns 'x0', 'x1' of x are constant"):
+        fit = JointDistribution(tuning=QUICK).fit(x, y)
+    law = fit.conditional(np.array([[3.0, 3.0], [9.0, 1e9]]))
+    np.testing.assert_allclose(law.mean(), y.mean(), atol=1e-8)
+    np.testing.assert_allclose(law.std(), y.std(), rtol=1e-6)
+
+
+def test_a_constant_column_of_y_has_a_point_as_its_law(waves):
+    x, y = waves
+    both = np.column_stack([y, np.full(len(y), 7.0)])
+    with pytest.warns(ConstantColumnWarning, match="column 'y1' of y is constant .* is a point"):
+        fit = JointDistribution(tuning=QUICK).fit(x, both)
+    law = fit.conditional(x[:5])
+    np.testing.assert_allclose(law.mean()[:, 1], 7.0)
+    np.testing.assert_allclose(law.std()[:, 1], 0.0, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        ConditionalMeanEmbedding(),
+        EmbeddingClassifier(),
+        JointClassifier(tuning=QUICK),
+        KernelLogisticRegression(),
+        PivotedCholesky(),
+    ],
+    ids=lambda e: type(e).__name__,
+)
+def test_every_estimator_ignores_a_constant_column(waves, estimator):
+    x, y = waves
+    constant = np.column_stack([x, np.zeros(len(x))])
+    given = y if type(estimator) is ConditionalMeanEmbedding else (y[:, 0] > 0).astype(int)
+    given = () if isinstance(estimator, PivotedCholesky) else (given,)
+    with pytest.warns(ConstantColumnWarning, match="'x1' of x is constant"):
+        estimator.fit(constant, *given)
+    if given:
+        assert estimator.score(constant, *given) > 0.7
+    else:
+        assert estimator.trace_error_ < 1e-4
+
+
+def test_labels_are_no_numbers_to_a_given_kernel(waves):
+    pd = pytest.importorskip("pandas")
+    x, y = waves
+    table = pd.DataFrame({"lab": np.where(x[:, 0] > 0, "a", "b"), "x": x[:, 0]})
+    gaussian = kernels.Gaussian(1.0)
+    wrong = [gaussian, 2.0 * gaussian.on(0) * gaussian.on(1), kernels.Linear() + gaussian.on(1)]
+    for kernel in wrong:
+        with pytest.raises(DataError, match=r"column 'lab' holds labels.*Categorical.*\.on\(0\)"):
+            JointDistribution(kernel_x=kernel, kernel_y=gaussian).fit(table, y)
+    right = kernels.Categorical(1.0).on(0) * gaussian.on(1)
+    fit = JointDistribution(kernel_x=right, kernel_y=gaussian).fit(table, y)
+    assert np.isfinite(fit.predict(table[:5])).all()
+
+
+def test_denormal_weights_and_single_rows_are_refused_by_default_fits(waves):
+    with pytest.raises(DataError, match="largest weight of the sampled rows is 1e-310"):
+        JointDistribution().fit(*waves, weights=np.full(300, 1e-310))
+    with pytest.raises(DataError, match="at least 2 rows of positive weight are needed, got 1"):
+        JointDistribution().fit(*waves, weights=np.eye(300)[3])
+    median = JointDistribution(kernel_x="median", kernel_y="median")
+    small = median.fit(*waves, weights=np.full(300, 1e-150)).predict(waves[0][:9])
+    one = median.fit(*waves, weights=np.ones(300)).predict(waves[0][:9])
+    np.testing.assert_allclose(small, one, 1e-6)

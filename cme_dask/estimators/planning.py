@@ -13,8 +13,15 @@ from cme_dask.chunked.passes import predict_moments
 from cme_dask.chunked.rates import measure_rates
 from cme_dask.defaults import PIVOTS
 from cme_dask.estimators.pivoting import PivotChoice, PivotRule
-from cme_dask.estimators.recipe import Progress, choose_kernel, usable_rows
+from cme_dask.estimators.recipe import (
+    SHORT_RANK,
+    Progress,
+    choose_kernel,
+    usable_rows,
+    warn_of_length,
+)
 from cme_dask.kernels import Kernel
+from cme_dask.learning.scales import HEURISTIC_ROWS
 from cme_dask.numerics.basis import Basis
 from cme_dask.numerics.cell_sums import CellSpec
 from cme_dask.numerics.guard import Arithmetic
@@ -87,6 +94,13 @@ def prepare(
         choose_kernel(kernel, rows, i, sample.columns[i], name)
         for i, (name, kernel) in enumerate(kernels.items())
     ]
+    short = False
+    for i, (name, kernel) in enumerate(kernels.items()):
+        if isinstance(kernel, Kernel) and isinstance(pivots[i], str):
+            points = rows.prefix(HEURISTIC_ROWS).parts[i]
+            short = warn_of_length(kernel, points, name) or short
+    if short and rule.max_rank is None:  # its cost is that of the cube of the rank
+        rule = replace(rule, tolerance=replace(rule.tolerance, max_rank=SHORT_RANK))
     choice = PivotChoice(sample, rows, rule, pivots, n_folds, budget, names, progress)
     return Preparation(choice, chosen, passes, time.perf_counter() - begin)
 

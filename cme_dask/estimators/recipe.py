@@ -16,8 +16,16 @@ from cme_dask.chunked.memory import MemoryBudget
 from cme_dask.chunked.passes import PassProgress, PassReport, moments_together
 from cme_dask.chunked.strips import BadValues
 from cme_dask.defaults import TOL
-from cme_dask.errors import DataError, NotFittedError, RankWarning, ToleranceWarning
+from cme_dask.errors import (
+    ConstantColumnWarning,
+    DataError,
+    LengthScaleWarning,
+    NotFittedError,
+    RankWarning,
+    ToleranceWarning,
+)
 from cme_dask.kernels import Kernel
+from cme_dask.learning.coordinates import constant_columns
 from cme_dask.learning.scales import HEURISTIC_ROWS, default_kernel
 from cme_dask.models.events import Event
 from cme_dask.numerics.basis import Basis, LinearBasis
@@ -29,8 +37,17 @@ from cme_dask.numerics.thresholds import Judges
 from cme_dask.storage.columns import Columns, check_finite
 from cme_dask.storage.priority import RowSample
 from cme_dask.storage.sample import Sample
+from cme_dask.storage.zarr_files import brief
 
 Array = Any
+
+SHORT_RANK = 500
+"""Largest rank of a given kernel that is too short for the rows, unless ``max_rank`` is given."""
+
+_WEIGHTS = 1e-200, 1e200
+_MANY = 10  # names, of which no more are listed
+_FEW = 20  # rows, of fewer nothing is said about a kernel
+_UNRELATED, _SAME = 1e-3, 1e-10
 
 
 class NotFitted(NotFittedError, sklearn.exceptions.NotFittedError):  # type: ignore[misc]
@@ -193,11 +210,29 @@ def usable_rows(sample: Sample, size: int, seed: int, executor: Executor) -> tup
     except BadValues:
         count_bad_values(sample, executor)
         raise
+    if sample.weights is not None:
+        _check_weights(rows, sample)
     if not all(np.isfinite(part).all() for part in rows.parts):
         count_bad_values(sample, executor)
         for part, columns in zip(rows.parts, sample.columns, strict=True):
             check_finite(part, columns.names, 0)
     return rows, passes
+
+
+def _check_weights(rows: RowSample, sample: Sample) -> None:
+    if rows.complete and len(rows) < 2:
+        raise DataError(
+            f"at least 2 rows of positive weight are needed, got {len(rows)} among the "
+            f"{sample.n_rows:,} rows: check the column of weights"
+        )
+    largest = float(rows.weights.max(initial=0.0))
+    if not _WEIGHTS[0] <= largest <= _WEIGHTS[1]:
+        low, high = _WEIGHTS
+        raise DataError(
+            f"the largest weight of the sampled rows is {largest:g}, outside {low:g} to {high:g}, "
+            "where sums keep their digits: multiply all weights by one number, since only their "
+            "ratios count"
+        )
 
 
 def make_moments(
@@ -226,6 +261,7 @@ def make_moments(
 def choose_kernel(kernel: Any, rows: RowSample, i: int, columns: Columns, name: str) -> Kernel:
     """The given kernel, checked against the columns of variable ``i``, or the default one."""
     if kernel is None or (isinstance(kernel, str) and kernel == "median"):
+        warn_of_constants(rows, i, columns, "y" if name == "kernel_y" else "x")
         few = rows.prefix(HEURISTIC_ROWS)
         return default_kernel(rows.parts[i], rows.importance, few.parts[i], few.importance, columns)
     if not isinstance(kernel, Kernel):
@@ -234,7 +270,104 @@ def choose_kernel(kernel: Any, rows: RowSample, i: int, columns: Columns, name: 
             f"got {kernel!r}"
         )
     kernel.check(len(columns.names))
+    check_labels(kernel, columns, name)
     return kernel
+
+
+def check_labels(kernel: Kernel, columns: Columns, name: str) -> None:
+    """DataError if a numeric kernel would take codes of labels as numbers.
+
+    Parameters
+    ----------
+    kernel
+        A given kernel.
+    columns
+        Of its variable.
+    name
+        Of the parameter.
+    """
+    coded = [j for j, is_coded in enumerate(columns.categorical) if is_coded]
+    wrong = [j for j in coded if kernel.measures(j)]
+    if not wrong:
+        return
+    column = columns.names[wrong[0]]
+    raise DataError(
+        f"column {column!r} holds labels, whose codes {name}={brief(repr(kernel))} would take as "
+        f"numbers: give kernels.Categorical(1.0).on({wrong[0]}) for it, times a numeric kernel "
+        ".on(...) the other columns, or give no kernel, so that it is learned"
+    )
+
+
+def warn_of_constants(rows: RowSample, i: int, columns: Columns, variable: str) -> None:
+    """Warn of the numeric columns of variable ``i`` that have one value in all sampled rows."""
+    constant = constant_columns(rows.parts[i], rows.importance, columns.categorical)
+    if not constant:
+        return
+    one = len(constant) == 1
+    names = ", ".join(repr(columns.names[j]) for j in constant[:_MANY])
+    more = f" and {len(constant) - _MANY} more" if len(constant) > _MANY else ""
+    fate = "the model ignores " + ("it" if one else "them")
+    if variable == "y":
+        fate = "its law is a point" if one else "their laws are points"
+    warnings.warn(
+        f"column{'' if one else 's'} {names}{more} of {variable} {'is' if one else 'are'} constant "
+        f"in all {len(rows):,} sampled rows: {fate}",
+        ConstantColumnWarning,
+        stacklevel=7,
+    )
+
+
+def warn_of_length(kernel: Kernel, points: Array, name: str) -> bool:
+    """Warn if a given kernel is too short or too long for the rows; whether it is too short.
+
+    A kernel that is too short sees nearly no row near another one, one that is too long sees no
+    difference between rows.
+
+    Parameters
+    ----------
+    kernel
+        A given kernel.
+    points
+        Random rows, shape (k, d).
+    name
+        Of the parameter.
+
+    Notes
+    -----
+    Of correlations k(x, z) / sqrt(k(x, x) k(z, z)) between these rows: too short if nine rows of
+    ten have none above 1e-3 with another row, too long if all are within 1e-10 of 1 though the rows
+    differ.
+    """
+    if len(points) < _FEW:
+        return False
+    root = np.sqrt(np.maximum(np.asarray(kernel.diagonal(points), dtype=np.float64), 0.0))
+    if not root.all():
+        return False
+    values = np.abs(np.asarray(kernel(points, points))) / root / root[:, None]
+    np.fill_diagonal(values, 0.0)
+    nearest = float(np.quantile(values.max(axis=1), 0.9))
+    np.fill_diagonal(values, 1.0)
+    among = f"among {len(points):,} sampled rows"
+    if nearest < _UNRELATED:
+        warnings.warn(
+            f"{name}={brief(repr(kernel))} is too short for the rows: {among}, nine of ten have no "
+            f"other one at which the kernel is above {_UNRELATED:g}, so nothing can be learned "
+            "from neighbours and every row would need a function of its own; give a length scale "
+            f"of many times the distance of neighbouring rows, or {name}='median' (unless max_rank "
+            f"says otherwise, the rank is limited to {SHORT_RANK})",
+            LengthScaleWarning,
+            stacklevel=5,
+        )
+        return True
+    if values.min() > 1.0 - _SAME and np.ptp(points, axis=0).any():
+        warnings.warn(
+            f"{name}={brief(repr(kernel))} is too long for the rows: {among}, the kernel is the "
+            "same for all pairs to ten digits, so the model sees no difference between them; give "
+            f"a length scale in the units of the columns near their spread, or {name}='median'",
+            LengthScaleWarning,
+            stacklevel=5,
+        )
+    return False
 
 
 def declared(functions: Any, columns: Columns) -> dict[str, Function]:

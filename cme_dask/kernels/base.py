@@ -90,6 +90,13 @@ class Kernel(ABC):
     def check(self, n_columns: int) -> None:  # noqa: B027 (most kernels fit any number)
         """Raise DataError if the kernel can't be used on `n_columns` columns."""
 
+    def measures(self, column: int) -> bool:
+        """Whether the kernel takes values in this column as numbers, which codes of labels aren't.
+
+        False for users' own kernels, which may know of codes.
+        """
+        return False
+
     def pools(self, column: int) -> bool:
         """Whether numbers in this column that no level has are one level to the kernel."""
         return False

@@ -69,6 +69,10 @@ class _Pair(Sectioned):
         self.left.check(n_columns)
         self.right.check(n_columns)
 
+    def measures(self, column: int) -> bool:
+        """Whether either kernel does."""
+        return self.left.measures(column) or self.right.measures(column)
+
     def pools(self, column: int) -> bool:
         """Whether both kernels do."""
         return self.left.pools(column) and self.right.pools(column)
@@ -137,6 +141,10 @@ class Scaled(Sectioned):
         """Raise DataError if the kernel does."""
         self.base.check(n_columns)
 
+    def measures(self, column: int) -> bool:
+        """Whether the kernel does."""
+        return self.base.measures(column)
+
     def pools(self, column: int) -> bool:
         """Whether the kernel does."""
         return self.base.pools(column)
@@ -195,6 +203,10 @@ class Columns(Sectioned):
                 f"columns: use indices from 0 to {n_columns - 1}"
             )
         self.base.check(len(self.columns))
+
+    def measures(self, column: int) -> bool:
+        """Whether the kernel sees the column and does."""
+        return column in self.columns and self.base.measures(self.columns.index(column))
 
     def pools(self, column: int) -> bool:
         """Whether the kernel does, or does not see the column."""

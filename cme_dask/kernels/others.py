@@ -50,6 +50,10 @@ class Linear(Sectioned):
     def __post_init__(self) -> None:
         object.__setattr__(self, "offset", check_number("offset", self.offset, zero=True))
 
+    def measures(self, column: int) -> bool:
+        """True."""
+        return True
+
     def _sections(self, xp: Any, Z: Array) -> Sections:
         def write(X: Array, out: Array) -> None:
             into(xp, out, "matmul", Z, X.T)
@@ -86,6 +90,10 @@ class Polynomial(Sectioned):
         object.__setattr__(self, "degree", check_integer("degree", self.degree, 1))
         object.__setattr__(self, "offset", check_number("offset", self.offset, zero=True))
         object.__setattr__(self, "scale", check_number("scale", self.scale))
+
+    def measures(self, column: int) -> bool:
+        """True."""
+        return True
 
     def _sections(self, xp: Any, Z: Array) -> Sections:
         scratch = Scratch()

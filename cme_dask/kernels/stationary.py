@@ -183,6 +183,10 @@ class Stationary(Unit, Sectioned):
                 f"have {n_columns} columns: give one number, or one for each column"
             )
 
+    def measures(self, column: int) -> bool:
+        """True."""
+        return True
+
 
 @dataclass(frozen=True)
 class Gaussian(Stationary):

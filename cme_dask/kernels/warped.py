@@ -57,6 +57,10 @@ class Warped(Sectioned):
             )
         self.base.check(n_columns)
 
+    def measures(self, column: int) -> bool:
+        """Whether the base does."""
+        return self.base.measures(column)
+
     def pools(self, column: int) -> bool:
         """Whether the column's levels are pooled."""
         return isinstance(self.coordinates.columns[column], Pooled)

@@ -90,16 +90,30 @@ class Tuning:
 class SidePoint:
     """Kernel of one variable: its coordinates and a length scale for each column in them.
 
-    ``form`` is ``"given"``, without scales, for a kernel that is not learned.
+    ``form`` is ``"given"``, without scales, for a kernel that is not learned. Columns that are
+    ``ignored``, since they are constant, keep the longest length scale.
     """
 
     form: str
     scales: tuple[float, ...] = ()
+    ignored: tuple[int, ...] = ()
+
+    @property
+    def free(self) -> list[int]:
+        """Positions of the columns whose length scales are searched."""
+        return [j for j in range(len(self.scales)) if j not in self.ignored]
 
     def scaled(self, factors: Sequence[float]) -> "SidePoint":
         """With other length scales, kept within bounds."""
         scales = np.clip(np.asarray(self.scales) * factors, *SCALES)
-        return SidePoint(self.form, tuple(scales.tolist()))
+        scales[list(self.ignored)] = SCALES[1]
+        return replace(self, scales=tuple(scales.tolist()))
+
+    def at(self, scales: Sequence[float]) -> "SidePoint":
+        """With these length scales of the columns that are searched."""
+        found = np.asarray(self.scales)
+        found[self.free] = scales
+        return replace(self, scales=tuple(found.tolist()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,8 +140,9 @@ class VariableKernels:
             assert self.given is not None
             return self.given
         kinds = {}
+        used = point.free or range(len(self.categorical))  # a kernel of constants is one, too
         for kind, coded in ((Gaussian, False), (Categorical, True)):
-            at = [j for j, c in enumerate(self.categorical) if c == coded]
+            at = [j for j in used if self.categorical[j] == coded]
             if at:
                 kinds[kind] = kind(tuple(point.scales[j] for j in at)), at
         kernels = [

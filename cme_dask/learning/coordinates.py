@@ -94,6 +94,21 @@ def _atoms(values: Array, shares: Array) -> tuple[Array, Array]:
     return distinct, np.add.reduceat(shares, first)
 
 
+def constant_columns(rows: Array, weights: Array, categorical: Sequence[bool]) -> list[int]:
+    """Positions of the numeric columns that have one value at all rows of positive weight.
+
+    Parameters
+    ----------
+    rows, weights, categorical
+        As in :func:`coordinates`.
+    """
+    return [
+        j
+        for j, (column, is_coded) in enumerate(zip(rows.T, categorical, strict=True))
+        if not is_coded and _is_constant(np.sort(column[weights > 0]))
+    ]
+
+
 def _is_constant(values: Array) -> bool:
     least = max(_CONSTANT * np.abs(values).max(), _LEAST)
     # The difference of two values may leave the range, that of their halves can't.

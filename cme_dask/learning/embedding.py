@@ -169,32 +169,35 @@ def _grid(search: _Search, heard: Heard) -> SidePoint:
 
 def _columns(search: _Search, best: SidePoint, heard: Heard) -> SidePoint:
     """Columns whose length scale had better be much longer, one after the other."""
-    count = len(best.scales)
-    for j in range(count if count > 1 else 0):
-        tried = best.scaled([_OFF if i == j else 1.0 for i in range(count)])
+    free = best.free
+    for done, j in enumerate(free if len(free) > 1 else [], 1):
+        tried = best.scaled([_OFF if i == j else 1.0 for i in range(len(best.scales))])
         best = min(best, tried, key=search)
-        heard("columns", j + 1, count, search(best))
+        heard("columns", done, len(free), search(best))
     return best
 
 
 def _refine(search: _Search, start: SidePoint, heard: Heard) -> None:
     """All length scales together, from the best so far."""
-    most = 20 + 5 * len(start.scales)
+    free = start.free
+    if not free:
+        return
+    most = 20 + 5 * len(free)
     done = 0
 
     def objective(logarithms: Array) -> float:
         nonlocal done
         # Rounded: then a path does not follow the last bits of the rows.
         scales = np.exp(np.round(logarithms, _DIGITS))
-        loss = search(SidePoint(start.form, tuple(scales.tolist())))
+        loss = search(start.at(scales.tolist()))
         done += 1
         heard("refine", done, most, loss)
         return loss
 
     minimize(
         objective,
-        np.log(start.scales),
+        np.log([start.scales[j] for j in free]),
         method="COBYQA",
-        bounds=[(np.log(SCALES[0]), np.log(SCALES[1]))] * len(start.scales),
+        bounds=[(np.log(SCALES[0]), np.log(SCALES[1]))] * len(free),
         options={"maxfev": most, "initial_tr_radius": 0.5, "final_tr_radius": 0.05},
     )

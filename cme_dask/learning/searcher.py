@@ -8,7 +8,7 @@ import numpy as np
 
 from cme_dask.kernels import Coordinates, Kernel
 from cme_dask.learning.candidates import Score, SidePoint, Trial, Tuning, VariableKernels
-from cme_dask.learning.coordinates import coordinates
+from cme_dask.learning.coordinates import constant_columns, coordinates
 from cme_dask.learning.log_score import CelledRows, log_loss
 from cme_dask.learning.screening import ScreenedRows, ScreenedSide, screened_folds
 from cme_dask.numerics.crossval import HeldFold, over_folds
@@ -37,11 +37,13 @@ class SearchedVariable:
     categorical: tuple[bool, ...]
     given: Kernel | None
     maps: dict[str, Coordinates] = field(default_factory=dict)
+    constant: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.given is None:
             for form in FORMS:
                 self.maps[form] = coordinates(self.rows, self.weights, self.categorical, form)
+            self.constant = tuple(constant_columns(self.rows, self.weights, self.categorical))
         # Categories have no scores: with nothing else there is one form only.
         self.forms = tuple(self.maps)[: 1 if all(self.categorical) else 2] or ("given",)
         self.values = {form: self.at(self.rows, form) for form in (*self.maps, "given")}
@@ -51,12 +53,12 @@ class SearchedVariable:
         return rows if form == "given" else np.asarray(self.maps[form](rows))
 
     def start(self, form: str, scale: float) -> SidePoint:
-        """One length scale for all numeric columns, larger the more there are."""
+        """One length scale for all varying numeric columns, larger the more there are."""
         if form == "given":
             return SidePoint(form)
-        numeric = len(self.categorical) - sum(self.categorical)
+        numeric = len(self.categorical) - sum(self.categorical) - len(self.constant)
         each = [1.0 if coded else np.sqrt(numeric) for coded in self.categorical]
-        return SidePoint(form, tuple(each)).scaled([scale] * len(each))
+        return SidePoint(form, tuple(each), self.constant).scaled([scale] * len(each))
 
     @property
     def kernels(self) -> VariableKernels:

@@ -151,25 +151,25 @@ def _grid(searcher: Searcher) -> Pair:
 
 def _columns(searcher: Searcher, x: SidePoint, y: SidePoint) -> Pair:
     """Columns of x whose length scale had better be much longer, one after the other."""
-    count = len(x.scales)
+    count = len(x.free)
     if count < 2:
         return x, y
     best = searcher.score(x, y, "columns")
-    for j in range(count):
-        tried = x.scaled([_OFF if i == j else 1.0 for i in range(count)])
+    for done, j in enumerate(x.free, 1):
+        tried = x.scaled([_OFF if i == j else 1.0 for i in range(len(x.scales))])
         score = searcher.score(tried, y, "columns")
         if score < best:
             best, x = score, tried
-        searcher.hear("columns", j + 1, count, best)
+        searcher.hear("columns", done, count, best)
     return x, y
 
 
 def _refine(searcher: Searcher, x: SidePoint, y: SidePoint, evaluations: int) -> None:
     """All length scales together, from the best so far."""
-    start = np.log([*x.scales, *y.scales])
+    start = np.log([*(x.scales[j] for j in x.free), *(y.scales[j] for j in y.free)])
     if not len(start) or evaluations <= len(start) + 2:
         return
-    count = len(x.scales)
+    count = len(x.free)
     done = 0
     best = np.inf
 
@@ -177,11 +177,7 @@ def _refine(searcher: Searcher, x: SidePoint, y: SidePoint, evaluations: int) ->
         nonlocal done, best
         # Rounded, as scores are: then a path does not follow the last bits of the rows.
         scales = np.exp(np.round(logarithms, _DIGITS))
-        here = (
-            SidePoint(x.form, tuple(scales[:count].tolist())),
-            SidePoint(y.form, tuple(scales[count:].tolist())),
-        )
-        score = searcher.score(*here, "refine")
+        score = searcher.score(x.at(scales[:count]), y.at(scales[count:]), "refine")
         done, best = done + 1, min(best, score)
         searcher.hear("refine", done, evaluations, best)
         return round(score, _SCORE_DIGITS)

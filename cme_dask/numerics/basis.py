@@ -246,17 +246,19 @@ def eigenbasis(gram: Array, complement_of: Array | None = None) -> tuple[Array, 
     transform : (m, k) with k = m, or m - 1 if restricted
     eigenvalues : (k,), descending, clipped at zero
     """
-    if complement_of is None:
-        frame = np.eye(len(gram))
-    else:
-        # The last m - 1 columns of the Householder reflection that maps c to a multiple of e_1.
-        reflector = np.array(complement_of, dtype=np.float64)
-        norm = np.linalg.norm(reflector)
-        if norm == 0.0:
-            return eigenbasis(gram)
-        reflector[0] += np.copysign(norm, reflector[0])
-        reflector /= np.linalg.norm(reflector)
-        frame = np.eye(len(gram))[:, 1:] - 2.0 * np.outer(reflector, reflector[1:])
-    inner = frame.T @ gram @ frame
-    eigenvalues, vectors = np.linalg.eigh((inner + inner.T) / 2)
-    return frame @ vectors[:, ::-1], np.maximum(eigenvalues[::-1], 0.0)
+    norm = 0.0 if complement_of is None else np.linalg.norm(complement_of)
+    if norm == 0.0:
+        eigenvalues, vectors = np.linalg.eigh((gram + gram.T) / 2)
+        return vectors[:, ::-1], np.maximum(eigenvalues[::-1], 0.0)
+    # Q: the last m - 1 columns of the Householder reflection 1 - 2 r r^T that maps c to a multiple
+    # of e_1. It is applied by vectors: two products with Q would cost as much as the eigenbasis.
+    reflector = np.array(complement_of, dtype=np.float64)
+    reflector[0] += np.copysign(norm, reflector[0])
+    reflector /= np.linalg.norm(reflector)
+    image = gram @ reflector
+    image -= (reflector @ image) * reflector
+    inner = gram - 2.0 * (np.outer(reflector, image) + np.outer(image, reflector))
+    eigenvalues, vectors = np.linalg.eigh((inner[1:, 1:] + inner[1:, 1:].T) / 2)
+    transform = np.vstack([np.zeros((1, len(gram) - 1)), vectors[:, ::-1]])
+    transform -= 2.0 * np.outer(reflector, reflector[1:] @ transform[1:])
+    return transform, np.maximum(eigenvalues[::-1], 0.0)
