@@ -1,5 +1,7 @@
 """Pictures of laws and bases: what is drawn is what the law answers."""
 
+from dataclasses import replace
+
 import matplotlib as mpl
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ from matplotlib import pyplot as plt
 from cme_dask import JointDistribution, kernels
 from cme_dask.errors import DataError, ResourceError
 from cme_dask.models import drawing
-from cme_dask.models.spectra import residual_trace
+from cme_dask.models.spectra import spectra
 from cme_dask.storage.columns import Columns
 from cme_dask.storage.rows import ArraySource
 from cme_dask.storage.sample import Sample
@@ -110,8 +112,11 @@ def test_own_axes_are_drawn_into(model):
 
 def test_spectrum_and_residual_trace(model):
     ax = model.plot_spectrum()
-    for line, side in zip(ax.lines, (model.x, model.y), strict=True):
-        np.testing.assert_allclose(line.get_ydata(), np.sort(side.basis.eigenvalues)[::-1])
+    ((x, y),) = spectra(model)
+    for line, side, found in zip(ax.lines, (model.x, model.y), (x, y), strict=True):
+        eigenvalues = line.get_ydata()
+        assert len(eigenvalues) == side.basis.newton.rank
+        assert eigenvalues.sum() / found.trace == pytest.approx(1 - found.residual_trace[-1])
     ax = model.plot_residual_trace()
     for line, name, side in zip(ax.lines, "xy", (model.x, model.y), strict=True):
         found = line.get_ydata()
@@ -126,25 +131,20 @@ def test_the_residual_trace_is_that_of_the_kernel_matrix():
     x, y = rng.standard_normal((300, 1)), rng.standard_normal((300, 2))
     kernel = kernels.Gaussian(0.8)
     options = {"kernel_x": kernel, "kernel_y": kernel, "tol": 1e-2, "residual": False}
-    found, how = residual_trace(JointDistribution(**options).fit(x, y).model_, "y")
     model = JointDistribution(**options).fit(x, y).model_
+    found = spectra(model)[0][1].residual_trace
     pivots = np.asarray(model.y.basis.newton.points)
     K = kernel(y, y)
     for j in (1, 5, len(pivots)):
         kp = kernel(y, pivots[:j])
         left = K - kp @ np.linalg.solve(kernel(pivots[:j], pivots[:j]), kp.T)
         assert found[j] == pytest.approx(np.trace(left) / np.trace(K), rel=1e-8)
-    assert how == "by pivots"
 
 
-def test_averaged_models_tell_what_the_best_functions_would_leave(model):
-    from dataclasses import replace
-
-    averaged = replace(model, moments={})
-    found, how = residual_trace(averaged, "y")
-    assert how == "by eigenvalues"
-    assert found[-1] == pytest.approx(model.about["trace_error"]["y"])
-    assert (found[1:-1] <= residual_trace(model, "y")[0][1 : len(found) - 1] + 0.05).all()
+def test_an_averaged_model_of_an_earlier_version_says_what_it_lacks(model):
+    earlier = replace(model, moments={})
+    with pytest.raises(DataError, match="kept no spectra of its members: fit it again"):
+        earlier.plot_residual_trace()
 
 
 @pytest.mark.parametrize(

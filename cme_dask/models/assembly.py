@@ -10,6 +10,7 @@ from scipy.linalg import block_diag
 from cme_dask.models.answers import Answers
 from cme_dask.models.basis_file import AnyBasis
 from cme_dask.models.joint import JointModel, Variable
+from cme_dask.models.spectra import spectra_of
 from cme_dask.numerics.basis import LinearBasis
 from cme_dask.numerics.cells import Cells
 from cme_dask.numerics.joint import JointSolution, JointSolver
@@ -134,8 +135,11 @@ def assemble(
         "negative_mass": _negative_mass(x.basis, y.basis, coef, base, points) if points else None,
         "held_out": {given: _held_out(parts, i) for i, given in enumerate("xy")},
     }
-    arrays = _named(moments, parts[0].sides).to_arrays() if len(parts) == 1 else {}
-    return JointModel(x, y, coef, described, arrays, base)
+    if len(parts) == 1:
+        arrays = _named(moments, parts[0].sides).to_arrays()
+        return JointModel(x, y, coef, described, arrays, base)
+    spectra = spectra_of([part.mean for part in parts])
+    return JointModel(x, y, coef, described, {}, base, spectra=spectra)
 
 
 def _named(moments: Moments, sides: tuple[Side, Side]) -> Moments:

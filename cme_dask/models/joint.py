@@ -24,7 +24,13 @@ from cme_dask.models.residual import (
     residual_arrays,
     residual_description,
 )
-from cme_dask.models.spectra import plot_residual_trace, plot_spectrum
+from cme_dask.models.spectra import (
+    SpectrumPair,
+    plot_residual_trace,
+    plot_spectrum,
+    read_spectra,
+    spectra_arrays,
+)
 from cme_dask.models.weighing import base_laws, laws_of
 from cme_dask.numerics.calibration import Calibration
 from cme_dask.numerics.cells import Cells
@@ -78,6 +84,8 @@ class JointModel:
     residual
         A location of y given x and the joint distribution of x and what is left: then laws of y
         given x are made from these.
+    spectra
+        Of averaged models, whose moments are not stored: spectra of both kernels of each member.
     """
 
     plot_spectrum, plot_residual_trace = plot_spectrum, plot_residual_trace
@@ -89,6 +97,7 @@ class JointModel:
     moments: dict[str, Array]
     base: float = 1.0
     residual: Residual | None = None
+    spectra: tuple[SpectrumPair, ...] = ()
 
     @property
     def support(self) -> Support | None:
@@ -270,6 +279,7 @@ class JointModel:
             described = basis_description(variable.columns, variable.basis)
             sides[key] = {**described, "answers": list(answers.names)}
         arrays |= {f"moments_{name}": values for name, values in self.moments.items()}
+        arrays |= spectra_arrays(self.spectra)
         about = {"variables": sides, "fit": self.about, "base": self.base}
         if self.residual is not None:
             arrays |= residual_arrays(self.residual)
@@ -300,6 +310,7 @@ class JointModel:
             state.about.get("fit", {}),
             _moments(state, variables),
             _base(state, variables),
+            spectra=_spectra(state, variables),
         )
         widths = len(variables["x"].columns.names), len(variables["y"].columns.names)
         model = replace(model, residual=read_residual(state, widths, cls.from_state, custom))
@@ -435,6 +446,15 @@ def _moments(state: ModelState, variables: dict[str, Variable]) -> dict[str, Arr
         "traces": state.array("moments_traces", (folds, len(sides))),
         "rows": state.array("moments_rows", (folds,)),
     }
+
+
+def _spectra(state: ModelState, variables: dict[str, Variable]) -> tuple[SpectrumPair, ...]:
+    """The stored spectra of the members of an averaged model."""
+    x, y = (variables[key].basis for key in "xy")
+    if not (isinstance(x, StackedBasis) and isinstance(y, StackedBasis)):
+        return ()
+    ranks = [[part.newton.rank for part in basis.parts] for basis in (x, y)]
+    return read_spectra(state, (ranks[0], ranks[1]))
 
 
 def _in_blocks(

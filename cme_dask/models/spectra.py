@@ -1,55 +1,157 @@
-"""Pictures of fitted bases: their eigenvalues, and what they leave of their kernels' traces."""
+"""Spectra of the kernels over the rows, what pivots leave of their traces, and pictures of both."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from cme_dask.errors import DataError
+from cme_dask.errors import DataError, StoreError
 from cme_dask.models.drawing import FEW, PALETTE, drawing
+from cme_dask.storage.model_file import ModelState
 
 if TYPE_CHECKING:
     from cme_dask.models.joint import JointModel, Variable
+    from cme_dask.numerics.means import MeanMoments
 
 Array = Any
 
+_OTHERS: dict[str, Any] = {"lw": 0.8, "alpha": 0.45}  # lines of all members but the best
 
-def plot_spectrum(model: "JointModel", *, ax: Any = None) -> Any:
-    """Draw the eigenvalues of both bases, in L2 of the data, in descending order.
+
+@dataclass(frozen=True, eq=False)
+class Spectrum:
+    """What the rows say of one kernel in the span of its pivots.
+
+    Attributes
+    ----------
+    squares
+        E N_j(X)^2 of the Newton functions in the order of the pivots, shape (m,): what each pivot
+        takes from the trace.
+    eigenvalues
+        Of E[N(X) N(X)^T], in descending order, shape (m,): those of K / n up to the trace error.
+    trace
+        E k(X, X).
+    """
+
+    squares: Array
+    eigenvalues: Array
+    trace: float
+
+    @classmethod
+    def of(cls, gram: Array, trace: float) -> Self:
+        """From E[N N^T], shape (m, m), and E k(X, X)."""
+        eigenvalues = np.maximum(np.linalg.eigvalsh(gram)[::-1], 0.0)
+        return cls(np.diagonal(gram).copy(), eigenvalues, trace)
+
+    @property
+    def residual_trace(self) -> Array:
+        """trace(K - L_j L_j^T) / trace(K) after j = 0, ..., m pivots, shape (m + 1,)."""
+        left = 1.0 - np.concatenate([[0.0], np.cumsum(self.squares)]) / self.trace
+        return np.maximum(left, np.finfo(np.float64).eps)
+
+
+SpectrumPair = tuple[Spectrum, Spectrum]
+"""Of the kernels of x and of y."""
+
+
+def spectra_of(means: Sequence["MeanMoments"]) -> tuple[SpectrumPair, ...]:
+    """Return the spectra of x and of y from the moments of each member."""
+    pairs = []
+    for mean in means:
+        x, y = (Spectrum.of(g, t) for g, t in zip(mean.gram, mean.trace, strict=True))
+        pairs.append((x, y))
+    return tuple(pairs)
+
+
+def spectra_arrays(spectra: Sequence[SpectrumPair]) -> dict[str, Array]:
+    """Return the arrays that a saved model holds, inverse of :func:`read_spectra`."""
+    if not spectra:
+        return {}
+    sides = {key: [pair["xy".index(key)] for pair in spectra] for key in "xy"}
+    arrays = {
+        f"spectra_{key}": np.stack(
+            [
+                np.concatenate([one.squares for one in each]),
+                np.concatenate([one.eigenvalues for one in each]),
+            ]
+        )
+        for key, each in sides.items()
+    }
+    return arrays | {"spectra_traces": np.array([[x.trace, y.trace] for x, y in spectra])}
+
+
+def read_spectra(
+    state: ModelState, ranks: tuple[Sequence[int], Sequence[int]]
+) -> tuple[SpectrumPair, ...]:
+    """Return the spectra of a saved model; none of a file that holds none.
 
     Parameters
     ----------
-    model
-        The model; of averaged ones the eigenvalues of all.
-    ax
-        Axes to draw into; default those of a new figure.
-
-    Returns
-    -------
-    matplotlib.axes.Axes
+    state
+        The file.
+    ranks
+        Numbers of pivots of x and of y of each member.
 
     Raises
     ------
-    ResourceError
-        If matplotlib is not installed.
+    StoreError
+        If arrays are damaged.
     """
-    with drawing(ax) as ax:
-        for (name, variable), colour in zip(_sides(model), PALETTE, strict=False):
-            found = np.sort(np.asarray(variable.basis.eigenvalues))[::-1]
-            found = found[found > 0.0]
-            label = _described(name, variable)
-            ax.plot(1 + np.arange(len(found)), found, color=colour, lw=1.8, label=label)
-        ax.set(xlabel="number of the eigenvalue", ylabel="eigenvalue λ", xscale="log")
-        ax.set(yscale="log", title="Spectra of both bases")
-        ax.legend(loc="lower left")
-    return ax
+    if "spectra_traces" not in state.arrays:
+        return ()
+    traces = state.array("spectra_traces", (len(ranks[0]), 2))
+    if not (traces > 0.0).all():
+        raise StoreError("the traces of the model's kernels must be positive: fit it again")
+    sides = []
+    for i, (key, each) in enumerate(zip("xy", ranks, strict=True)):
+        squares, eigenvalues = (
+            np.split(row, np.cumsum(each)[:-1])
+            for row in state.array(f"spectra_{key}", (2, sum(each)))
+        )
+        found = zip(squares, eigenvalues, traces[:, i].tolist(), strict=True)
+        sides.append([Spectrum(*parts) for parts in found])
+    return tuple(zip(*sides, strict=True))
 
 
-def plot_residual_trace(model: "JointModel", *, ax: Any = None) -> Any:
-    """Draw what the first functions of each basis leave of the trace of its kernel over all rows.
+def spectra(model: "JointModel") -> tuple[SpectrumPair, ...]:
+    """Return the spectra of x and of y of each member of a model, the best one first.
 
-    By pivots, trace(K - L_j L_j^T) / trace(K) after j of them, where the model stores its moments;
-    of averaged models, which store none, by the eigenvalues of the first: what the best j functions
-    would leave.
+    Raises
+    ------
+    DataError
+        If an averaged model was saved by an earlier version, which did not keep them.
+    """
+    if model.spectra:
+        return model.spectra
+    if "gram" not in model.moments:
+        raise DataError(
+            "this averaged model was saved by an earlier version, which kept no spectra of its "
+            "members: fit it again"
+        )
+    ranks = [side.basis.newton.rank for side in (model.x, model.y)]
+    # Lower triangles of [N_X, N_Y, 1, ...], row by row.
+    packed = np.asarray(model.moments["gram"]).sum(axis=0)
+    traces = np.asarray(model.moments["traces"]).sum(axis=0)
+    weight = packed[_packed(np.array(sum(ranks)), np.array(sum(ranks)))]
+    pair = []
+    for first, rank, trace in zip((0, ranks[0]), ranks, traces.tolist(), strict=True):
+        i = first + np.arange(rank)
+        gram = packed[_packed(np.maximum.outer(i, i), np.minimum.outer(i, i))]
+        pair.append(Spectrum.of(gram / weight, trace / weight))
+    return ((pair[0], pair[1]),)
+
+
+def _packed(row: Array, column: Array) -> Array:
+    """Positions in a packed lower triangle."""
+    return row * (row + 1) // 2 + column
+
+
+def plot_spectrum(model: "JointModel", *, ax: Any = None) -> Any:
+    """Draw the eigenvalues of both kernels over the rows, in descending order.
+
+    They are those of the kernel matrix K / n, up to the trace error of the bases. Of averaged
+    models those of the best member are drawn, and those of the others in thin lines.
 
     Parameters
     ----------
@@ -65,64 +167,75 @@ def plot_residual_trace(model: "JointModel", *, ax: Any = None) -> Any:
     Raises
     ------
     DataError
-        If the bases are partitions of unity, which approximate no kernel.
+        If the model was saved by an earlier version, which kept no spectra.
     ResourceError
         If matplotlib is not installed.
     """
-    traces = [(*residual_trace(model, name), name, variable) for name, variable in _sides(model)]
+    found = spectra(model)
     with drawing(ax) as ax:
-        for (found, how, name, variable), colour in zip(traces, PALETTE, strict=False):
-            label = f"{_described(name, variable)} ({how})"
-            ax.plot(np.arange(len(found)), found, color=colour, lw=1.8, label=label)
-        ax.set(xlabel="rank", ylabel="relative residual trace τ", yscale="log")
-        ax.set_title("What the bases leave of the kernels' traces")
-        ax.legend(loc="best")
+        _draw(ax, model, [[_positive(one.eigenvalues) for one in pair] for pair in found], 1)
+        ax.set(xlabel="number of the eigenvalue", ylabel="eigenvalue λ", xscale="log")
+        ax.set(yscale="log", title="Spectra of both kernels")
+        ax.legend(loc="lower left")
     return ax
 
 
-def residual_trace(model: "JointModel", name: str) -> tuple[Array, str]:
-    """Relative residual trace of the kernel of x or y after 0, 1, ... functions, and which.
+def plot_residual_trace(model: "JointModel", *, ax: Any = None) -> Any:
+    """Draw what the first pivots of each basis leave of the trace of its kernel over all rows.
 
-    From the stored moments, exactly, after each pivot: trace(K - L_j L_j^T) / trace(K) over all
-    rows. Of several bases, whose moments are not stored, from the eigenvalues of the first and the
-    trace error: what the best functions would leave.
+    That is trace(K - L_j L_j^T) / trace(K) after j of them. Of averaged models the best member is
+    drawn, and the others in thin lines.
+
+    Parameters
+    ----------
+    model
+        The model.
+    ax
+        Axes to draw into; default those of a new figure.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
 
     Raises
     ------
     DataError
-        If the bases are partitions of unity, which approximate no kernel.
+        If the bases are partitions of unity, which approximate no kernel, or the model was saved by
+        an earlier version, which kept no traces.
+    ResourceError
+        If matplotlib is not installed.
     """
-    error = model.about["trace_error"][name]
-    if error is None:
+    if None in model.about["trace_error"].values():
         raise DataError(
             "partitions of unity approximate no kernel and have no residual trace: "
             "see plot_spectrum"
         )
-    variable = model.x if name == "x" else model.y
-    if "gram" in model.moments:
-        first = 0 if name == "x" else model.x.basis.newton.rank
-        ranks = [side.basis.newton.rank for side in (model.x, model.y)]
-        # Lower triangles of [N_X, N_Y, 1, ...], row by row.
-        i = np.append(first + np.arange(variable.basis.newton.rank), sum(ranks))
-        squares = np.asarray(model.moments["gram"])[:, i * (i + 1) // 2 + i].sum(axis=0)
-        traces = np.asarray(model.moments["traces"])[:, "xy".index(name)].sum()
-        return _left(squares[:-1], float(traces)), "by pivots"
-    found = np.sort(np.asarray(_first_eigenvalues(variable)))[::-1]
-    return _left(found, float(found.sum() / (1.0 - error))), "by eigenvalues"
+    found = spectra(model)
+    with drawing(ax) as ax:
+        _draw(ax, model, [[one.residual_trace for one in pair] for pair in found], 0)
+        ax.set(xlabel="number of pivots", ylabel="relative residual trace τ", yscale="log")
+        ax.set_title("What the pivots leave of the kernels' traces")
+        ax.legend(loc="best")
+    return ax
 
 
-def _left(parts: Array, total: float) -> Array:
-    left = 1.0 - np.concatenate([[0.0], np.cumsum(parts)]) / total
-    return np.maximum(left, np.finfo(np.float64).eps)
+def _draw(ax: Any, model: "JointModel", lines: Sequence[Sequence[Array]], first: int) -> None:
+    """A line of x and of y for each member, the best one on top, from this abscissa on."""
+    sides = [("x", model.x), ("y", model.y)]
+    more = len(lines) - 1
+    for i, ((name, variable), colour) in enumerate(zip(sides, PALETTE, strict=False)):
+        label = _described(name, variable) + (f", best of {len(lines)}" if more else "")
+        best = lines[0][i]
+        ax.plot(first + np.arange(len(best)), best, color=colour, lw=1.8, label=label, zorder=3)
+    for i, colour in zip((0, 1), PALETTE, strict=False):
+        for pair in lines[1:]:
+            ax.plot(first + np.arange(len(pair[i])), pair[i], color=colour, **_OTHERS)
+    if more:
+        ax.plot([], [], color="#555555", label="other members", **_OTHERS)
 
 
-def _first_eigenvalues(variable: "Variable") -> Array:
-    parts = getattr(variable.basis, "parts", (variable.basis,))
-    return parts[0].eigenvalues
-
-
-def _sides(model: "JointModel") -> list[tuple[str, "Variable"]]:
-    return [("x", model.x), ("y", model.y)]
+def _positive(values: Array) -> Array:
+    return values[values > 0.0]
 
 
 def _described(name: str, variable: "Variable") -> str:
