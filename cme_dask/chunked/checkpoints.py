@@ -31,6 +31,7 @@ from cme_dask.numerics.pivot_state import Measured
 from cme_dask.numerics.pools import Bound
 from cme_dask.numerics.rounds import GreedyOffer, RandomOffer
 from cme_dask.numerics.scoring import ScoreSums
+from cme_dask.numerics.value_range import ValueRange
 from cme_dask.storage.atomic import ATTRIBUTE, disk_errors
 from cme_dask.storage.checkpoint import locked
 from cme_dask.storage.partials import read_partial, write_json, write_partial
@@ -49,7 +50,7 @@ def keeps(*kinds: type) -> None:
 
 
 keeps(Together, Moments, CellSums, Kept, LogisticSums, Measured, GreedyOffer, RandomOffer)
-keeps(Bound, RowSample, ScoreSums)
+keeps(Bound, RowSample, ScoreSums, ValueRange)
 
 
 def block_rows(n: int, chunk_rows: int) -> int:

@@ -20,6 +20,11 @@ class JointClassifier(GrowingClassifier, JointDistribution):  # type: ignore[mis
     A :class:`JointDistribution` whose y is one column of labels. Attributes and queries are its
     own, and the model is one of both variables: X given the label can be asked, too.
 
+    ``predict_proba`` is positive: with n rows and K labels it is :math:`(n p + 1 / K) / (n + 1)`,
+    as if one more row had been seen, shared evenly among the labels, so that the log loss of a
+    label that the law excludes is about :math:`\log (n K)` and not infinite. The law itself
+    (``conditional(X).predict_proba()``) gives p, which may be exactly zero.
+
     Parameters
     ----------
     kernel_x, kernel_y, tol, max_rank, reg, reg_form, constraint, convergence
@@ -49,7 +54,8 @@ class JointClassifier(GrowingClassifier, JointDistribution):  # type: ignore[mis
     _every_label = True
 
     def _probabilities(self, X: Any) -> Array:
-        return np.asarray(self._fitted().conditional(X).predict_proba())
+        model = self._fitted()
+        return _positive(np.asarray(model.conditional(X).predict_proba()), model)
 
 
 class EmbeddingClassifier(GrowingClassifier, ConditionalMeanEmbedding):  # type: ignore[misc]
@@ -57,7 +63,8 @@ class EmbeddingClassifier(GrowingClassifier, ConditionalMeanEmbedding):  # type:
 
     :math:`P(Y = c | x) = \mathrm E[1\{Y = c\} | x]` of :class:`ConditionalMeanEmbedding` is signed
     and need not add up to one; ``predict_proba`` gives the nearest probabilities (Euclidean
-    projection onto the simplex), which have the same order.
+    projection onto the simplex), which have the same order, mixed with one more row that is shared
+    evenly among the labels, as in :class:`JointClassifier`: so they are positive.
 
     Parameters
     ----------
@@ -85,11 +92,17 @@ class EmbeddingClassifier(GrowingClassifier, ConditionalMeanEmbedding):  # type:
 
     def _probabilities(self, X: Any) -> Array:
         signed = self.signed_proba(X)
-        return project(signed, np.ones(signed.shape[1]))[0]
+        return _positive(project(signed, np.ones(signed.shape[1]))[0], self._fitted())
 
     def _declared(self, functions: Mapping[str, Function] | None) -> Mapping[str, Function] | None:
         indicators = {_name(code): Level(code) for code in range(len(self._classes))}
         return {**(functions or {}), **indicators}
+
+
+def _positive(found: Array, model: Any) -> Array:
+    """(n p + 1 / K) / (n + 1) of probabilities p (b, K) that a model of n rows gives."""
+    n, labels = float(model.about["rows"]), found.shape[1]
+    return np.asarray((n * found + 1.0 / labels) / (n + 1.0))
 
 
 def _name(code: int) -> str:

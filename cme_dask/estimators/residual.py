@@ -111,7 +111,7 @@ def with_residual(fit: JointFit, fitted: Fitted) -> Fitted:
     second = _second_fit(fit, location)
     if auto and not fit.ready.choice.rows.complete:
         with one_blas_thread():
-            gain = _screened_gain(fit, second, location)
+            gain = _screened_gain(fit, fitted, second, location)
         about |= {"decided": "row sample", **_figures(gain)}
         if not gain.pays:
             return _told(fitted, about)
@@ -210,7 +210,9 @@ def _quick(tuning: Tuning) -> Tuning:
     )
 
 
-def _screened_gain(fit: JointFit, second: JointFit, location: FittedLocation) -> Gain:
+def _screened_gain(
+    fit: JointFit, fitted: Fitted, second: JointFit, location: FittedLocation
+) -> Gain:
     """The gain of refits on a part of the row sample."""
     rows = fit.ready.choice.rows.prefix(_SCREENED_ROWS)
     moved = second.ready.choice.rows.prefix(_SCREENED_ROWS)
@@ -228,7 +230,7 @@ def _screened_gain(fit: JointFit, second: JointFit, location: FittedLocation) ->
         )
         for one, part in ((fit, rows.parts), (second, moved.parts))
     ]
-    return _gain(fit, location, laws[0], laws[1], _SCREENED_ROWS)
+    return _gain(fit, fitted, location, laws[0], laws[1], _SCREENED_ROWS)
 
 
 def _final_gain(
@@ -236,11 +238,12 @@ def _final_gain(
 ) -> Gain:
     """The gain of refits from all rows, at rows of the row sample."""
     plain, moved = refitted_laws(fit, fitted), refitted_laws(second, found)
-    return _gain(fit, location, plain, moved, HELD_ROWS)
+    return _gain(fit, fitted, location, plain, moved, HELD_ROWS)
 
 
 def _gain(
     fit: JointFit,
+    fitted: Fitted,
     location: FittedLocation,
     plain: Iterator[HeldLaws],
     moved: Iterator[HeldLaws],
@@ -254,9 +257,13 @@ def _gain(
     z = residuals.scores(y)
     deviation = np.sqrt(share @ (z - share @ z) ** 2)
     folds = rows.folds(folding, choice.n_folds)
+    cells = fitted.model.y.cells
+    assert cells is not None
+    values = cells.range
 
     def place(atoms: Array, held: Array) -> Array:
-        return (residuals.held_out(x[held], folds[held])[:, None] + atoms) / deviation
+        moved = residuals.held_out(x[held], folds[held])[:, None] + atoms
+        return residuals.possible(moved, values) / deviation
 
     def scaled(atoms: Array, held: Array) -> Array:
         return residuals.scores(atoms) / deviation

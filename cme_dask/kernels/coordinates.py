@@ -119,12 +119,15 @@ class Scores(Coordinate):
             for numbers in (self.values, self.scores, _steps(self.values), _steps(self.scores))
         )
         inner = values[1:-1]
+        # Rounding takes no segment but the last beyond its end: so the map ascends as computed.
+        ends = xp.asarray((*self.scores[1:-1], math.inf), dtype=xp.float64, device=device(like))
 
         def map_column(column: Array) -> Array:
             x = xp.astype(column, xp.float64, copy=False)
             segment = xp.searchsorted(inner, x)
             share = (x - xp.take(values, segment)) / xp.take(widths, segment)
             mapped = xp.take(scores, segment) + xp.take(rises, segment) * share
+            mapped = xp.minimum(mapped, xp.take(ends, segment))
             return xp.astype(mapped, column.dtype, copy=False)
 
         return map_column

@@ -7,6 +7,7 @@ import numpy as np
 from cme_dask.errors import DataError, StoreError
 from cme_dask.numerics.cells import Cells, Drawn
 from cme_dask.numerics.support import Support
+from cme_dask.numerics.value_range import ValueRange
 from cme_dask.storage.model_file import ModelState
 
 Array = Any
@@ -33,6 +34,12 @@ def cells_arrays(key: str, cells: Cells) -> dict[str, Array]:
             "counts": cells.drawn.counts,
             "hashes": cells.drawn.hashes.view(np.int64),
             "weights": cells.drawn.weights,
+        }
+    if cells.values is not None:
+        arrays |= {
+            "low": cells.values.low,
+            "high": cells.values.high,
+            "integer": cells.values.integer.astype(np.int8),
         }
     return {f"{key}_cells_{name}": values for name, values in arrays.items()}
 
@@ -85,6 +92,7 @@ def read_cells(
         whole=array("whole", size) != 0,
         components=None if rank is None else array("components", rank, size),
         drawn=_drawn(state, prefix, size, atoms),
+        values=_values(state, prefix, d),
     )
     _check(cells, key)
     return cells
@@ -102,6 +110,14 @@ def _drawn(state: ModelState, prefix: str, size: int, atoms: int) -> Drawn | Non
             f"{counts.dtype} and {hashes.dtype}: restore it or fit it again"
         )
     return Drawn(counts, hashes.view(np.uint64), state.array(f"{prefix}weights", (atoms,)))
+
+
+def _values(state: ModelState, prefix: str, d: int) -> ValueRange | None:
+    """Which values the columns take; None in files of before this was recorded."""
+    if f"{prefix}low" not in state.arrays:
+        return None
+    low, high = (state.array(f"{prefix}{name}", (d,), finite=False) for name in ("low", "high"))
+    return ValueRange(low, high, state.array(f"{prefix}integer", (d,)) != 0)
 
 
 def _support(state: ModelState, prefix: str, shapes: dict[str, tuple[int | None, ...]]) -> Support:
@@ -156,6 +172,7 @@ def _check(cells: Cells, key: str) -> None:
             bool((cells.components < 0).any())
             or np.abs(cells.components.sum(axis=0) - cells.masses).max() > _SUM_ERROR
         ),
+        "ranges": not _ascends(cells.range),
     }
     wrong = [name for name, found in faults.items() if found]
     if wrong:
@@ -163,6 +180,14 @@ def _check(cells: Cells, key: str) -> None:
             f"the model's cells of {key} are damaged ({', '.join(wrong)}): restore it or fit it "
             "again"
         )
+
+
+def _ascends(values: ValueRange) -> bool:
+    """Whether these may be ranges of columns, of whole numbers between whole numbers."""
+    low, high = values.low, values.high
+    with np.errstate(invalid="ignore"):
+        whole = (np.floor(low) == low) & (np.floor(high) == high)
+    return bool((low <= high).all() and whole[values.integer].all())
 
 
 def _fits(drawn: Drawn, cells: Cells) -> bool:

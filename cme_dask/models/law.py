@@ -30,7 +30,9 @@ class ConditionalLaw(LawsAtPoints):
     and declared functions of the cells come from all rows; distribution functions, quantiles,
     draws and other functions from up to 32 rows that were kept of each cell, so that they have a
     standard error of :math:`\sqrt{\sum_s w_s^2 \mathrm{Var}_s f / 32}`, and none where all rows of
-    the cells were kept. Under a residual reference, the measure is one of atoms at mu(x) + e_s.
+    the cells were kept. With a location, the measure is one of atoms at mu(x) + e_s, brought to
+    values that y can take; where the effective support of x is below 0.05 it is a mixture with the
+    measure above, which takes over as the support nears 0.
 
     Answers are made in blocks of points: memory doesn't grow with n but for the answers. Points of
     pandas or xarray give answers with their labels.
@@ -136,6 +138,8 @@ class ConditionalLaw(LawsAtPoints):
 
     def predict_proba(self, column: str | None = None) -> FloatArray:
         """Probabilities of the labels of a categorical column, shape (n, labels), rows of sum 1.
+
+        They are those of the law, which may exclude a label: classifiers give positive ones.
 
         Parameters
         ----------
@@ -301,8 +305,8 @@ class ConditionalLaw(LawsAtPoints):
     def density_ratio(self, y: Any, *, paired: bool = False) -> FloatArray:
         """dQ_x / dP_Y: how much likelier y is given x than overall; no unit.
 
-        Constant on each cell of y. Under a residual reference, whose atoms move with x, the
-        quotient of both smoothed densities.
+        Constant on each cell of y. With a location, whose atoms move with x, the quotient of both
+        smoothed densities.
 
         Parameters
         ----------
@@ -336,18 +340,18 @@ class ConditionalLaw(LawsAtPoints):
     def pdf(self, y: Any, *, paired: bool = False, bandwidth: Any = None) -> FloatArray:
         """Density against the Lebesgue measure, smoothed; one over the units of the columns.
 
-        Each cell is spread as a normal one: the mean of its rows, their covariance, and on top the
-        square of a bandwidth and of the distance to the next cell. So it integrates to one and
-        shows nothing narrower than that; see :class:`cme_dask.numerics.smoothing.Normals`.
+        Each cell is spread as a normal one, with a bandwidth that depends on how many cells share
+        the law and on the number of columns, such that the density has the mean and the covariance
+        of the law and integrates to one; see :func:`cme_dask.numerics.smoothing.log_density`.
 
         Parameters
         ----------
         y, paired
             As for :meth:`density_ratio`.
         bandwidth
-            One or one per column, in their units (under a residual reference, in those of the
-            coordinates in which residuals are taken); default Silverman's rule for the number of
-            rows and the standard deviations of y given x.
+            Standard deviation of normal noise to smooth by instead, one or one per column, in
+            their units (of a law with a location, in those of the coordinates in which residuals
+            are taken).
 
         Returns
         -------
@@ -417,8 +421,13 @@ class ConditionalLaw(LawsAtPoints):
         return self._labels.draws(found, self.columns, *axes)
 
     def weights(self) -> FloatArray:
-        """Probabilities w of the cells, shape (n, S): non-negative, sum 1."""
-        return self._fill(lambda x, _: self._measure.weigh(x), (self._measure.cells.size,))
+        """Probabilities w of what the law is made of, shape (n, S): non-negative, sum 1.
+
+        Those of the cells of y; of a law with a location those of the residuals' cells, and after
+        them those of the cells of y, which have mass only where the effective support is below
+        0.05.
+        """
+        return self._fill(lambda x, _: self._measure.weigh(x), (self._measure.size,))
 
     def mixture_weights(self) -> FloatArray:
         """Weights of a coupling's components, shape (n, m): non-negative, sum 1.
@@ -437,8 +446,9 @@ class ConditionalLaw(LawsAtPoints):
         """How near each x is to the data, from 0 to 1, shape (n,).
 
         The share |N(x)|^2 / k(x, x) of the kernel's section at x that the pivots span; for a
-        coupling, the largest k(x, p) relative to its value at a landmark. Near 0 the law is the
-        marginal one; for a coupling, that of the nearest landmark.
+        coupling, the largest k(x, p) relative to its value at a landmark. Where it nears 0 the law
+        tends to the marginal law, also of a model with a location; for a coupling, to that of the
+        nearest landmark.
         """
         found = self._fill(lambda x, _: self.laws.near(x)[:, None])[:, 0]
         return self._labels.wrap(found, "effective_support")

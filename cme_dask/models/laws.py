@@ -11,8 +11,9 @@ from cme_dask.models.arguments import function_values, name_of
 from cme_dask.models.events import Event
 from cme_dask.models.functions import importable
 from cme_dask.models.labels import Axis, FloatArray, Labels
-from cme_dask.numerics.measures import CellMeasure, MovedMeasure
-from cme_dask.numerics.smoothing import bandwidths
+from cme_dask.numerics.blending import BlendedMeasure
+from cme_dask.numerics.measures import CellMeasure
+from cme_dask.numerics.smoothing import Smoothing
 from cme_dask.storage.columns import Columns, labels_have_no_mean
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 Array = Any
 Function = Callable[[Array], Array]
-Measure = CellMeasure | MovedMeasure
+Measure = CellMeasure | BlendedMeasure
 
 _HELD = 1 << 22  # numbers of laws that are held at once, 32 MB
 _MOST_ROWS = 4096
@@ -45,8 +46,8 @@ class Laws:
     rows
         How many the laws were learned from.
     spread
-        Standard deviations given the other variable, shape (d,), in the coordinates of the
-        measure: what smoothed densities are to resolve.
+        Standard deviations given the other variable, shape (d,), in the units of the columns: what
+        smoothed densities are to resolve.
     near
         From rows of the other variable to how near they are to the data, shape (b,).
     given
@@ -55,6 +56,8 @@ class Laws:
         From rows of the other variable to the weights of a coupling's components; else None.
     source
         The model and the name of the given variable, of which pickles make the laws again.
+    residual_spread
+        As ``spread``, in the coordinates in which residuals are taken; None without a location.
     """
 
     measure: Measure
@@ -67,6 +70,7 @@ class Laws:
     near: Function
     given: Columns
     mixture: Function | None = None
+    residual_spread: Array | None = None
     source: tuple["JointModel", str] | None = None
 
     def __reduce__(self) -> Any:
@@ -231,34 +235,38 @@ class LawsAtPoints:
         return points
 
     def _log_pdf(self, points: Array, paired: bool, bandwidth: Any = None) -> Array:
-        query = self._measure.log_density(self._bandwidth(bandwidth))
+        if isinstance(self._measure, BlendedMeasure):
+            near = self._smoothing(bandwidth, self.laws.residual_spread)
+            query = self._measure.log_density(near, self._smoothing(None))
+        else:
+            query = self._measure.log_density(self._smoothing(bandwidth))
         if paired:
             return self._fill(lambda x, at: query(x, points[at], True))
         return self._fill(lambda x, _: query(x, points, False), (len(points),))
 
     def _log_marginal(self, points: Array, paired: bool) -> Array:
         """Logarithm of the smoothed density of the marginal, shape (n, 1) or (1, k)."""
-        normals = self.laws.marginal.log_density(self._bandwidth(None))
-        row = self.points[:1]
-        found = normals(row, points, False)
+        query = self.laws.marginal.log_density(self._smoothing(None))
+        found = query(self.points[:1], points, False)
         return found.T if paired else found
 
-    def _bandwidth(self, given: Any) -> Array:
+    def _smoothing(self, bandwidth: Any, spread: Array | None = None) -> Smoothing:
         if len(self.numeric) < len(self.columns.names):
             raise DataError(
                 "a variable with labels has no density against the Lebesgue measure: ask for "
                 "density_ratio or probability"
             )
         d = len(self.columns.names)
-        if given is None:
-            return bandwidths(self.laws.spread, self.laws.rows)
+        smoothing = Smoothing(self.laws.spread if spread is None else spread, self.laws.rows)
+        if bandwidth is None:
+            return smoothing
         try:
-            found = np.broadcast_to(np.asarray(given, dtype=np.float64), (d,))
+            found = np.broadcast_to(np.asarray(bandwidth, dtype=np.float64), (d,))
         except (TypeError, ValueError):
             found = np.zeros(d)
         if not (np.isfinite(found).all() and (found > 0.0).all()):
-            raise DataError(f"bandwidth must be one positive number, or {d}, got {given!r}")
-        return found
+            raise DataError(f"bandwidth must be one positive number, or {d}, got {bandwidth!r}")
+        return replace(smoothing, bandwidth=found)
 
     def _at_points(self, values: Array, name: str, paired: bool) -> FloatArray:
         if paired:

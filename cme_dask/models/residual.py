@@ -25,8 +25,8 @@ _PREFIX, _MODEL = "residual_", "residual_model_"
 class Residual:
     r"""Y = y(mu(x) + e): the law of e given x, moved to the location mu(x).
 
-    The law of Y given X = x has the mass w_s(x) at y(mu(x) + e_s), where w(x) is the law of e given
-    X = x on its cells s and e_s their means.
+    The law of Y given X = x has the mass w_s(x) at the value nearest to y(mu(x) + e_s) that Y can
+    take, where w(x) is the law of e given X = x on its cells s and e_s their means.
 
     Attributes
     ----------
@@ -49,6 +49,13 @@ class Residual:
     def undo(self, z: Array) -> Array:
         """Rows y with these coordinates z, both of shape (n, d)."""
         return z if self.coordinates is None else self.coordinates.inverse()(z)
+
+    def undo_column(self, z: Array, column: int) -> Array:
+        """Values of one column of y with these coordinates z, both of any one shape."""
+        if self.coordinates is None:
+            return z
+        back = self.coordinates.columns[column].inverse()
+        return back(np, np.ravel(z)).reshape(np.shape(z))
 
     def slope(self, y: Array) -> Array:
         """dz_j / dy_j at the rows y, shape (n, d)."""

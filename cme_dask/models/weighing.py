@@ -1,16 +1,20 @@
 """From a joint model to the laws of one variable given the other."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cme_dask.errors import DataError
 from cme_dask.models.laws import Laws
+from cme_dask.numerics.basis import NewtonBasis
+from cme_dask.numerics.blending import BlendedMeasure, near_data
 from cme_dask.numerics.calibration import Calibration, Levels
 from cme_dask.numerics.cells import Cells
 from cme_dask.numerics.measures import CellMeasure, MovedMeasure
 from cme_dask.numerics.projection import project
+from cme_dask.numerics.stacked import StackedNewton
 
 if TYPE_CHECKING:
     from cme_dask.models.joint import JointModel
@@ -20,7 +24,9 @@ Query = Callable[[Array], Array]
 
 
 def laws_of(model: "JointModel", given: str) -> Laws:
-    """The laws that a model answers with: moved residuals of y, where it has them.
+    """The laws that a model answers with: moved residuals of y near the data, where it has them.
+
+    Far from the data these are the laws without residuals, which tend to the marginal law.
 
     Parameters
     ----------
@@ -39,18 +45,15 @@ def laws_of(model: "JointModel", given: str) -> Laws:
     if given == "y" or residual is None:
         return base
     inner = base_laws(residual.model, "x")
-    measure = MovedMeasure(inner.measure.cells, inner.measure.weigh, residual)
-    return Laws(
-        measure,
-        base.marginal,
-        base.columns,
-        base.read,
-        {},
-        base.rows,
-        inner.spread,
-        base.near,
-        base.given,
+    assert isinstance(inner.measure, CellMeasure)
+    assert isinstance(base.measure, CellMeasure)
+    moved = MovedMeasure(
+        inner.measure.cells, inner.measure.weigh, residual, base.measure.cells.range
     )
+    newton = model.x.basis.newton
+    assert isinstance(newton, (NewtonBasis, StackedNewton))
+    measure = BlendedMeasure(moved, base.measure, near_data(newton))
+    return replace(base, measure=measure, residual_spread=inner.spread)
 
 
 def base_laws(model: "JointModel", given: str) -> Laws:

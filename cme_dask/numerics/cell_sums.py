@@ -1,8 +1,9 @@
 """Sums over the rows of each cell of a support, made in the pass: what laws are made of."""
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any, Self
 
 import numpy as np
@@ -12,6 +13,7 @@ from cme_dask.numerics.kept_rows import KEPT, Kept, kept_of_union, sample_covari
 from cme_dask.numerics.moments import Function
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.support import Support
+from cme_dask.numerics.value_range import ValueRange
 
 Array = Any
 
@@ -141,6 +143,7 @@ class CellSpec:
             whole=whole,
             components=None if self.partition is None else parts.T / mass.sum(),
             drawn=Drawn(counts, filled.hashes, filled.weights),
+            values=sums.values,
         )
 
     def sums(self, cells: Cells, weight: float) -> "CellSums":
@@ -168,7 +171,7 @@ class CellSpec:
             drawn.weights[where],
             cells.atoms[where],
         )
-        return CellSums(mass[None], drawn.counts, sums, kept)
+        return CellSums(mass[None], drawn.counts, sums, kept, cells.range)
 
     def _covariances(self, away: Array, squares: Array, counts: Array) -> Array:
         """From means of z and of its products, shape (S, d, d); of a single row exactly zero."""
@@ -194,12 +197,15 @@ class CellSums:
         Weighted sums of z, z z^T (pairs of columns), functions and partition, shape (S, width).
     kept
         Rows that are kept.
+    values
+        Which values the columns take.
     """
 
     masses: Array
     counts: Array
     sums: Array
     kept: Kept
+    values: ValueRange
 
     def __add__(self, other: "CellSums") -> "CellSums":
         """Sums over the union of two disjoint sets of rows."""
@@ -208,6 +214,7 @@ class CellSums:
             self.counts + other.counts,
             self.sums + other.sums,
             Kept.joined([self.kept, other.kept], len(self.counts)),
+            self.values + other.values,
         )
 
     @classmethod
@@ -219,6 +226,7 @@ class CellSums:
             np.sum(counts, axis=0),
             np.sum([each.sums for each in several], axis=0),
             kept_of_union([each.kept.only_first(KEPT) for each in several], counts),
+            reduce(operator.add, (each.values for each in several)),
         )
 
     def __iadd__(self, other: "CellSums") -> "CellSums":
@@ -227,4 +235,4 @@ class CellSums:
         for mine, theirs in pairs:
             mine += theirs
         kept = Kept.joined([self.kept, other.kept], len(self.counts))
-        return CellSums(self.masses, self.counts, self.sums, kept)
+        return CellSums(self.masses, self.counts, self.sums, kept, self.values + other.values)

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from cme_dask.numerics.support import Support
+from cme_dask.numerics.value_range import ValueRange
 
 Array = Any
 
@@ -64,6 +65,8 @@ class Cells:
         non-negative, rows of sum E b_j and columns of sum v_s; otherwise None.
     drawn
         How the atoms were drawn; None in models of before this was kept.
+    values
+        Which values the columns take, over all rows; None in models of before this was recorded.
     """
 
     support: Support
@@ -78,6 +81,12 @@ class Cells:
     whole: Array
     components: Array | None = None
     drawn: Drawn | None = None
+    values: ValueRange | None = None
+
+    @property
+    def range(self) -> ValueRange:
+        """Which values the columns take; any, where it is not known."""
+        return ValueRange.unknown(self.atoms.shape[1]) if self.values is None else self.values
 
     @property
     def size(self) -> int:

@@ -13,6 +13,7 @@ from cme_dask.numerics.basis import Basis, eigenbasis
 from cme_dask.numerics.means import MeanMoments
 from cme_dask.numerics.moments import Moments, Side
 from cme_dask.numerics.validation import held_out_folds
+from cme_dask.numerics.value_range import ValueRange
 
 Array = Any
 
@@ -91,6 +92,15 @@ class Residuals:
     def scores(self, y: Array) -> Array:
         """Columns z of the rows y, both of shape (n, q)."""
         return y if self.coordinates is None else self.coordinates(y)
+
+    def possible(self, z: Array, values: ValueRange) -> Array:
+        """Coordinates z (..., q), brought to those of values that the columns of y can take."""
+        found = np.clip(z, *self.scores(np.stack([values.low, values.high])))
+        if not values.integer.any():
+            return found
+        rows = found.reshape(-1, found.shape[-1])
+        rows = rows if self.coordinates is None else self.coordinates.inverse()(rows)
+        return self.scores(values.possible(rows)).reshape(found.shape)
 
     def values(self, e: Array, x: Array, folds: Array) -> Array:
         """Rows y that residuals e would belong to at these rows, shape (n, S, q).

@@ -8,9 +8,10 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from cme_dask.numerics.cells import Cells
-from cme_dask.numerics.quantiles import SortedAtoms, first_reaching
+from cme_dask.numerics.quantiles import SortedAtoms, first_reaching, first_true, reported
 from cme_dask.numerics.scoring import sorted_crps
-from cme_dask.numerics.smoothing import Normals
+from cme_dask.numerics.smoothing import Smoothing, log_density
+from cme_dask.numerics.value_range import ValueRange
 
 Array = Any
 Function = Callable[[Array], Array]
@@ -28,6 +29,9 @@ class Located(Protocol):
 
     def undo(self, z: Array) -> Array:
         """y(z), shape (n, d)."""
+
+    def undo_column(self, z: Array, column: int) -> Array:
+        """y_j(z_j) of one column, for z of any shape."""
 
     def slope(self, y: Array) -> Array:
         """dz_j / dy_j, shape (n, d)."""
@@ -47,6 +51,11 @@ class _Last:
         return last[1]
 
 
+def remembered(function: Query) -> Query:
+    """The same function; asked twice for the very same array, it computes once."""
+    return _Last(function)
+
+
 class _Weighed:
     """What the measures share."""
 
@@ -55,7 +64,7 @@ class _Weighed:
     def remembering(self) -> Self:
         """The same, with the weights of the last rows kept."""
         found = copy.copy(self)
-        found.weigh = _Last(self.weigh)
+        found.weigh = remembered(self.weigh)
         return found
 
 
@@ -75,6 +84,11 @@ class CellMeasure(_Weighed):
     def __init__(self, cells: Cells, weigh: Query) -> None:
         self.cells, self.weigh = cells, weigh
         self._sorted: dict[int, SortedAtoms] = {}
+
+    @property
+    def size(self) -> int:
+        """Number of cells S."""
+        return self.cells.size
 
     @property
     def held(self) -> int:
@@ -97,7 +111,7 @@ class CellMeasure(_Weighed):
             -1, d * d
         )
         second = (weights @ products).reshape(-1, d, d)
-        return _semidefinite(second - offset[:, :, None] * offset[:, None, :])
+        return semidefinite(second - offset[:, :, None] * offset[:, None, :])
 
     def declared(self, positions: list[int]) -> Query:
         """E[f | x] of declared functions, shape (b, q), from all rows."""
@@ -111,7 +125,7 @@ class CellMeasure(_Weighed):
 
     def below(self, column: int) -> Callable[[Array, Array], Array]:
         """P(Y_j <= t | x), shape (b, k), for thresholds (k,) or (b, k)."""
-        atoms = self._atoms(column)
+        atoms = self.sorted_atoms(column)
         return lambda x, t: atoms.below(self.weigh(x), t)
 
     def orthant(self, x: Array, columns: list[int], t: Array) -> Array:
@@ -121,12 +135,12 @@ class CellMeasure(_Weighed):
 
     def quantile(self, column: int, levels: Array) -> Query:
         """Quantiles of a column, shape (b, k)."""
-        atoms = self._atoms(column)
+        atoms = self.sorted_atoms(column)
         return lambda x: atoms.quantile(self.weigh(x), levels)
 
     def crps(self, column: int) -> Callable[[Array, Array], Array]:
         """Continuous ranked probability score of a column at y (b,), shape (b,)."""
-        atoms = self._atoms(column)
+        atoms = self.sorted_atoms(column)
         return lambda x, y: atoms.crps(self.weigh(x), y)
 
     def draw(self, x: Array, u: Array) -> Array:
@@ -155,12 +169,15 @@ class CellMeasure(_Weighed):
 
         return block
 
-    def log_density(self, bandwidth: Array) -> Callable[[Array, Array, bool], Array]:
-        """Logarithm of the smoothed density at y, shape (b, k), see :class:`Normals`."""
-        normals = Normals.of(self.cells.means, self.cells.covariances, self.cells.masses, bandwidth)
-        return lambda x, y, paired: normals.log_mixture(self.weigh(x), y, paired)
+    def log_density(self, smoothing: Smoothing) -> Callable[[Array, Array, bool], Array]:
+        """Logarithm of the smoothed density at y, shape (b, k), see :func:`log_density`."""
+        means, covariances = self.cells.means, self.cells.covariances
+        return lambda x, y, paired: log_density(
+            self.weigh(x), means, covariances, y, smoothing, paired=paired
+        )
 
-    def _atoms(self, column: int) -> SortedAtoms:
+    def sorted_atoms(self, column: int) -> SortedAtoms:
+        """The atoms of all cells in ascending order of a column."""
         if column not in self._sorted:
             cells = self.cells
             self._sorted[column] = SortedAtoms.of(
@@ -178,7 +195,10 @@ class CellMeasure(_Weighed):
 
 
 class MovedMeasure(_Weighed):
-    """Laws on the atoms y(mu(x) + e_s), s = 1..S, with masses w_s(x): residuals e moved to mu(x).
+    """Laws on atoms near y(mu(x) + e_s), s = 1..S, with masses w_s(x): residuals e moved to mu(x).
+
+    Atoms are brought to the nearest values that the columns can take: into the range of all rows,
+    and to whole numbers where all rows hold these.
 
     Has the methods of :class:`CellMeasure` that don't need rows of all cells.
 
@@ -190,10 +210,15 @@ class MovedMeasure(_Weighed):
         From rows of x to weights, shape (b, S).
     located
         mu and the coordinates.
+    values
+        Which values the columns of y can take; default any.
     """
 
-    def __init__(self, cells: Cells, weigh: Query, located: Located) -> None:
+    def __init__(
+        self, cells: Cells, weigh: Query, located: Located, values: ValueRange | None = None
+    ) -> None:
         self.cells, self.weigh, self.located = cells, weigh, located
+        self.values = ValueRange.unknown(cells.means.shape[1]) if values is None else values
         self._order = np.argsort(cells.means, axis=0, kind="stable")
 
     @property
@@ -203,19 +228,19 @@ class MovedMeasure(_Weighed):
 
     def mean(self, x: Array) -> Array:
         """E[Y | x], shape (b, d)."""
-        return np.einsum("bs,bsd->bd", self.weigh(x), self._places(x))
+        return np.einsum("bs,bsd->bd", self.weigh(x), self.places(x))
 
     def covariance(self, x: Array) -> Array:
         """Cov[Y | x], shape (b, d, d)."""
-        weights, places = self.weigh(x), self._places(x)
+        weights, places = self.weigh(x), self.places(x)
         gap = places - np.einsum("bs,bsd->bd", weights, places)[:, None]
-        return _semidefinite(np.einsum("bs,bsi,bsj->bij", weights, gap, gap, optimize=True))
+        return semidefinite(np.einsum("bs,bsi,bsj->bij", weights, gap, gap, optimize=True))
 
     def average(self, f: Function) -> Query:
         """E[f | x], shape (b, q), of functions f from rows (n, d) to (n, q)."""
 
         def block(x: Array) -> Array:
-            places = self._places(x)
+            places = self.places(x)
             values = f(places.reshape(-1, places.shape[2]))
             values = values.reshape(*places.shape[:2], values.shape[1])
             return np.einsum("bs,bsq->bq", self.weigh(x), values)
@@ -225,84 +250,92 @@ class MovedMeasure(_Weighed):
     def below(self, column: int) -> Callable[[Array, Array], Array]:
         """P(Y_j <= t | x), shape (b, k), for thresholds (k,) or (b, k)."""
         order = self._order[:, column]
-        atoms = self.cells.means[order, column]
 
         def block(x: Array, t: Array) -> Array:
-            wanted = np.broadcast_to(t, (len(x), t.shape[-1]))
-            points = np.zeros((wanted.size, self.cells.means.shape[1]))
-            points[:, column] = wanted.ravel()
-            z = self.located.forward(points)[:, column].reshape(wanted.shape)
-            position = np.searchsorted(
-                atoms, z - self.located.location(x)[:, [column]], side="right"
-            )
+            t = np.broadcast_to(t, (len(x), t.shape[-1]))
+            place = self.placing(column, x)
+            # Found among the very numbers that quantiles return.
+            position = first_true(t.shape, len(order), lambda at: place(at) > t)
             sums = np.cumsum(self.weigh(x)[:, order], axis=1)
             before = np.concatenate([np.zeros((len(x), 1)), sums], axis=1)
-            return np.clip(before[np.arange(len(x))[:, None], position], 0.0, 1.0)
+            return reported(np.take_along_axis(before, position, axis=1))
 
         return block
 
     def orthant(self, x: Array, columns: list[int], t: Array) -> Array:
         """P(Y_j <= t_j for all j | x), shape (b, 1), of one t (b, len(columns)) for each x."""
-        inside = (self._places(x)[:, :, columns] <= t[:, None]).all(axis=2)
+        inside = (self.places(x)[:, :, columns] <= t[:, None]).all(axis=2)
         return (self.weigh(x) * inside).sum(axis=1)[:, None]
 
     def quantile(self, column: int, levels: Array) -> Query:
         """Quantiles of a column, shape (b, k)."""
         order = self._order[:, column]
-        atoms = self.cells.means[order, column]
 
         def block(x: Array) -> Array:
             sums = np.cumsum(self.weigh(x)[:, order], axis=1)
             at = first_reaching(sums, np.broadcast_to(levels, (len(x), len(levels))))
-            location = self.located.location(x)
-            z = np.repeat(location, len(levels), axis=0)
-            z[:, column] += atoms[at].ravel()
-            return self.located.undo(z)[:, column].reshape(at.shape)
+            return self.placing(column, x)(at)
 
         return block
 
     def crps(self, column: int) -> Callable[[Array, Array], Array]:
         """Continuous ranked probability score of a column at y (b,), shape (b,)."""
-        order = self._order[:, column]
-        # The coordinates of a column rise with it, so that moved atoms keep their order.
-        return lambda x, y: sorted_crps(
-            self.weigh(x)[:, order], self._places(x)[:, order, column], y
-        )
+        return lambda x, y: sorted_crps(*self.ascending(column, x), y)
 
     def draw(self, x: Array, u: Array) -> Array:
         """Draws, shape (b, k, d), from numbers u (b, k) that are uniform on (0, 1)."""
         at = first_reaching(np.cumsum(self.weigh(x), axis=1), u)
-        z = self.located.location(x)[:, None] + self.cells.means[at]
-        return self.located.undo(z.reshape(-1, z.shape[2])).reshape(z.shape)
+        return self._values(self.located.location(x)[:, None] + self.cells.means[at])
 
-    def log_density(self, bandwidth: Array) -> Callable[[Array, Array, bool], Array]:
-        """Logarithm of the density at y, shape (b, k): of e smoothed, times dz / dy."""
-        cells = self.cells
-        normals = Normals.of(cells.means, cells.covariances, cells.masses, bandwidth)
+    def log_density(self, smoothing: Smoothing) -> Callable[[Array, Array, bool], Array]:
+        """Logarithm of the density at y, shape (b, k): of the atoms' z, smoothed, times dz / dy.
+
+        Atoms are brought into the range of y, but not to whole numbers.
+        """
+        known = np.isfinite(self.values.low) & np.isfinite(self.values.high)
+        low, high = (
+            np.where(known, self.located.forward(np.where(known, end, 0.0)[None])[0], beyond)
+            for end, beyond in ((self.values.low, -np.inf), (self.values.high, np.inf))
+        )
 
         def block(x: Array, y: Array, paired: bool) -> Array:
-            z, location = self.located.forward(y), self.located.location(x)
             with np.errstate(divide="ignore"):
                 change = np.log(self.located.slope(y)).sum(axis=1)
-            weights = self.weigh(x)
-            if paired:
-                found = normals.log_mixture(weights, z - location, True)
-                return found + change[:, None]
-            columns = [
-                normals.log_mixture(weights, one - location, True)[:, 0] + c
-                for one, c in zip(z, change, strict=True)
-            ]
-            return np.stack(columns, axis=1) if columns else np.empty((len(x), 0))
+            atoms = np.clip(self.located.location(x)[:, None] + self.cells.means, low, high)
+            z, covariances = self.located.forward(y), self.cells.covariances
+            found = log_density(self.weigh(x), atoms, covariances, z, smoothing, paired=paired)
+            return found + (change[:, None] if paired else change)
 
         return block
 
-    def _places(self, x: Array) -> Array:
+    def places(self, x: Array) -> Array:
         """The atoms, shape (b, S, d)."""
-        z = self.located.location(x)[:, None] + self.cells.means
-        return self.located.undo(z.reshape(-1, z.shape[2])).reshape(z.shape)
+        return self._values(self.located.location(x)[:, None] + self.cells.means)
+
+    def ascending(self, column: int, x: Array) -> tuple[Array, Array]:
+        """Masses of the atoms and their values in one column, in ascending order, shapes (b, S)."""
+        order = self._order[:, column]
+        every = np.broadcast_to(np.arange(len(order)), (len(x), len(order)))
+        # The coordinates of a column rise with it, so that moved atoms keep their order.
+        return self.weigh(x)[:, order], self.placing(column, x)(every)
+
+    def placing(self, column: int, x: Array) -> Query:
+        """From positions in ascending order (b, k) to the atoms' values there, ascending."""
+        location = self.located.location(x)[:, [column]]
+        atoms, values = self.cells.means[self._order[:, column], column], self.values.column(column)
+
+        def place(at: Array) -> Array:
+            y = self.located.undo_column(location + atoms[at], column)
+            return values.possible(y[..., None])[..., 0]
+
+        return place
+
+    def _values(self, z: Array) -> Array:
+        """Values that columns of y can take, for coordinates z, both of shape (b, k, d)."""
+        return self.values.possible(self.located.undo(z.reshape(-1, z.shape[2])).reshape(z.shape))
 
 
-def _semidefinite(covariance: Array) -> Array:
+def semidefinite(covariance: Array) -> Array:
     """The same matrices, symmetric to the bit, with variances that rounding can't make negative."""
     covariance = (covariance + np.swapaxes(covariance, 1, 2)) / 2
     diagonal = np.einsum("bii->bi", covariance)

@@ -1,5 +1,6 @@
 """Distribution functions and quantiles of mixtures of weighted atoms, many mixtures at once."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,16 @@ Array = Any
 _HELD = 1 << 15  # numbers at once: they stay in cache
 _BIN = 32  # atoms; the search goes over bins, then within one
 SLACK = 1e-12
-"""Mass by which a level may be missed: cumulative sums are exact to rounding only."""
+"""Relative error that is tolerated in sums of masses: they are exact to rounding only."""
+
+
+def reported(cumulative: Array) -> Array:
+    """Distribution functions as they are reported, from sums of masses.
+
+    Twice the tolerance of :func:`first_reaching` is added, so that F(F^-1(q)) >= q holds for the
+    numbers that are returned: the sums behind both may be rounded differently.
+    """
+    return np.minimum(cumulative * (1.0 + 2.0 * SLACK), 1.0)
 
 
 def first_reaching(cumulative: Array, levels: Array) -> Array:
@@ -24,23 +34,46 @@ def first_reaching(cumulative: Array, levels: Array) -> Array:
     cumulative
         Ascending in each row, from 0 to 1, shape (b, T).
     levels
-        In [0, 1], shape (b, k).
+        In [0, 1], shape (b, k). A level counts as reached where no more than the share ``SLACK``
+        of it is missing.
 
     Returns
     -------
     indices : (b, k), the last one that adds something where rounding leaves a level unreached
-
-    Notes
-    -----
-    All rows are searched as one ascending sequence: row i is moved up by 2 i.
     """
-    b, size = cumulative.shape
-    offset = 2.0 * np.arange(b)[:, None]
-    # Equal to the total within rounding: the last atom that has mass.
-    top = cumulative[:, -1:] * (1.0 - np.finfo(np.float64).eps)
-    wanted = np.minimum(np.maximum(levels - SLACK, SLACK), top)
-    flat = np.searchsorted((cumulative + offset).ravel(), (wanted + offset).ravel())
-    return np.clip(flat.reshape(wanted.shape) - size * np.arange(b)[:, None], 0, size - 1)
+    needed = _needed(levels, cumulative[:, -1:])
+    return first_true(
+        needed.shape,
+        cumulative.shape[1] - 1,
+        lambda at: np.take_along_axis(cumulative, at, axis=1) >= needed,
+    )
+
+
+def first_true(shape: tuple[int, ...], count: int, holds: Callable[[Array], Array]) -> Array:
+    """The first of the indices 0, ..., count - 1 at which a predicate holds, else ``count``.
+
+    Parameters
+    ----------
+    shape
+        Of the result: so many searches are made at once, by bisection.
+    count
+        Number of indices.
+    holds
+        From indices of this shape to truth values: false up to some index, true from there on.
+    """
+    low, high = np.zeros(shape, dtype=np.int64), np.full(shape, count)
+    for _ in range(count.bit_length()):
+        middle = (low + high) // 2
+        found = holds(np.minimum(middle, count - 1)) | (middle == count)
+        high = np.where(found, middle, high)
+        low = np.where(found, low, middle + 1)
+    return high
+
+
+def _needed(levels: Array, total: Array) -> Array:
+    """Sums of masses at which levels count as reached; the total suffices for any level."""
+    top = total * (1.0 - np.finfo(np.float64).eps)
+    return np.minimum(np.maximum(levels * (1.0 - SLACK), SLACK), top)
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +126,7 @@ class SortedAtoms:
         last = np.minimum(at, len(self.cells) - 1)
         counted = np.arange(_BIN) < np.where(at > last, 0, inner)[:, :, None]
         within = (self._masses(weights, last) * counted).sum(axis=2)
-        return np.clip(before[rows, at] + within, 0.0, 1.0)
+        return reported(before[rows, at] + within)
 
     def quantile(self, weights: Array, levels: Array) -> Array:
         """Smallest value v with P(value <= v) >= level, shape (b, k), for levels (k,) or (b, k)."""
@@ -104,9 +137,8 @@ class SortedAtoms:
         before = np.where(at > 0, cumulative[rows, at - 1], 0.0)
         masses = self._masses(weights, at)
         within = before[:, :, None] + np.cumsum(masses, axis=2)
-        top = within[:, :, -1] * (1.0 - np.finfo(np.float64).eps)
-        wanted = np.minimum(np.maximum(levels - SLACK, SLACK), top)
-        reached = (within >= wanted[:, :, None]) & (masses > 0.0)
+        needed = _needed(levels, within[:, :, -1])
+        reached = (within >= needed[:, :, None]) & (masses > 0.0)
         inner = np.where(reached.any(axis=2), reached.argmax(axis=2), 0)
         return np.asarray(self.values[np.minimum(at * _BIN + inner, len(self.values) - 1)])
 

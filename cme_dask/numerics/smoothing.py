@@ -1,103 +1,209 @@
-"""Densities against the Lebesgue measure: each cell of a law spread out as a normal one."""
+"""Densities against the Lebesgue measure: laws on cells, smoothed without changing their moments.
+
+Source of the smoothing: West (1993), Approximating posterior distributions by mixtures, Journal of
+the Royal Statistical Society B 55, 409, section 2: kernel locations are drawn towards the mean.
+"""
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
-from scipy.spatial import KDTree
 
 Array = Any
 
-_HELD = 1 << 20  # numbers at once
+OVERLAP = 1.5
+"""Bandwidth at which neighbouring cells overlap, over n_eff^(-1/d)."""
+
+_HELD = 1 << 19  # numbers at once
+_LEAST = 1e-3  # times Silverman's bandwidth, of laws without a covariance
 
 
-def bandwidths(spread: Array, rows: int) -> Array:
-    r"""Silverman's rule, :math:`h_j = \sigma_j (4 / ((d + 2) n))^{1 / (d + 4)}`.
+def silverman(d: int, rows: Any) -> Any:
+    r"""Silverman's bandwidth in standard deviations, :math:`(4 / ((d + 2) n))^{1 / (d + 4)}`.
 
-    Parameters
-    ----------
-    spread
-        Standard deviations sigma that the density is to resolve, shape (d,).
-    rows
-        n.
-
-    Notes
-    -----
     Source: Silverman (1986), Density Estimation, (4.14).
     """
-    d = len(spread)
-    return np.asarray(spread * (4.0 / ((d + 2) * rows)) ** (1.0 / (d + 4)))
+    return (4.0 / ((d + 2) * rows)) ** (1.0 / (d + 4))
 
 
 @dataclass(frozen=True, eq=False)
-class Normals:
-    r"""A normal density for each cell: the mean of its rows, and their covariance widened.
-
-    .. math:: p_s = N(m_s, C_s + \mathrm{diag}(h_j^2 + (\delta_s \sigma_j)^2))
-
-    with bandwidths h and the distance :math:`\delta_s` of m_s to the nearest other mean, in
-    standard deviations :math:`\sigma`: neighbouring cells overlap, whatever their size. A mixture
-    of them with the weights of a law integrates to one.
+class Smoothing:
+    r"""How the laws are smoothed.
 
     Attributes
     ----------
-    means
-        m, shape (S, d).
-    factors
-        Cholesky factors of the covariances, shape (S, d, d).
+    spread
+        Standard deviations given x that the density is to resolve, positive, shape (d,).
+    rows
+        How many rows n the laws were learned from.
+    bandwidth
+        Standard deviations of normal noise that is added instead, positive, shape (d,).
     """
 
-    means: Array
-    factors: Array
+    spread: Array
+    rows: int
+    bandwidth: Array | None = None
 
-    @classmethod
-    def of(cls, means: Array, covariances: Array, masses: Array, bandwidth: Array) -> "Normals":
-        """From what is known of the cells, see :class:`cme_dask.numerics.cells.Cells`.
+    def kernels(self, weights: Array, covariances: Array) -> tuple[Array, Array]:
+        r"""Shrinkage a and covariance of the kernel, shapes (b,) and (b, d, d).
+
+        The kernel of the law at x has the covariance :math:`h(x)^2 \Sigma(x)`, and
+        :math:`a^2 = 1 - h^2`. The bandwidth h is the one at which neighbouring cells overlap,
+        :math:`1.5\, n_\mathrm{eff}^{-1/d}` with :math:`n_\mathrm{eff} = 1 / \sum_s w_s^2` cells;
+        at least Silverman's for all rows, in units of the spread where the law is wider than that;
+        at most Silverman's for as many rows as there are cells.
 
         Parameters
         ----------
-        means, covariances, masses
-            Of the cells, shapes (S, d), (S, d, d), (S,).
-        bandwidth
-            h, positive, shape (d,).
+        weights
+            w, shape (b, S).
+        covariances
+            Sigma of the laws, shape (b, d, d).
         """
-        centre = masses @ means
-        spread = np.sqrt(masses @ (means - centre) ** 2)
-        scale = np.where(spread > 0.0, spread, 1.0)
-        gap = np.zeros(len(means))
-        if len(means) > 1:
-            gap = KDTree(means / scale).query(means / scale, k=2)[0][:, 1]
-        widened = bandwidth**2 + (gap[:, None] * spread) ** 2
-        diagonal = np.eye(means.shape[1]) * widened[:, None, :]
-        return cls(means, np.linalg.cholesky(covariances + diagonal))
-
-    def log_density(self, y: Array) -> Array:
-        """Log p_s(y_j), shape (S, k), at points y (k, d)."""
-        d = y.shape[1]
-        found = np.empty((len(self.means), len(y)))
-        logs = np.log(np.diagonal(self.factors, axis1=1, axis2=2)).sum(axis=1)
-        step = max(_HELD // max(len(y) * d, 1), 1)
-        for start in range(0, len(found), step):
-            here = slice(start, start + step)
-            gap = y[None] - self.means[here, None]
-            white = np.matmul(gap, self._inverse_transposed[here])
-            found[here] = -0.5 * (white * white).sum(axis=2) - logs[here, None]
-        return found - 0.5 * d * np.log(2.0 * np.pi)
-
-    @cached_property
-    def _inverse_transposed(self) -> Array:
-        return np.ascontiguousarray(np.swapaxes(np.linalg.inv(self.factors), 1, 2))
-
-    def log_mixture(self, weights: Array, y: Array, paired: bool) -> Array:
-        """Logarithm of the mixtures' densities, shape (b, k) of weights (b, S) and points (k, d).
-
-        ``paired``: of mixture i at point i alone, shape (b, 1). Minus infinity where a density
-        underflows.
-        """
-        logs = self.log_density(y)
-        top = logs.max(axis=0)
-        parts = np.exp(logs - top)
-        sums = np.einsum("bs,sb->b", weights, parts)[:, None] if paired else weights @ parts
+        b, d = covariances.shape[:2]
+        if self.bandwidth is not None:
+            return np.ones(b), np.broadcast_to(np.diag(self.bandwidth**2), (b, d, d))
+        cells = 1.0 / (weights * weights).sum(axis=1)
+        deviations = np.sqrt(np.einsum("bii->bi", covariances))
+        # The geometric mean of ratios: of laws without a covariance the spread is the larger one.
         with np.errstate(divide="ignore"):
-            return np.log(sums) + (top[:, None] if paired else top)
+            wider = np.exp(np.minimum(np.log(self.spread / deviations).mean(axis=1), 0.0))
+        least, most = silverman(d, self.rows) * wider, silverman(d, cells)
+        h = np.minimum(np.clip(OVERLAP * cells ** (-1.0 / d), least, np.maximum(most, least)), 1.0)
+        floor = (_LEAST * silverman(d, self.rows) * self.spread) ** 2
+        kernel = (h * h)[:, None, None] * covariances + np.diag(floor)
+        return np.sqrt(1.0 - h * h), kernel
+
+
+def log_density(
+    weights: Array,
+    centres: Array,
+    covariances: Array,
+    points: Array,
+    smoothing: Smoothing,
+    *,
+    paired: bool,
+) -> Array:
+    r"""Logarithm of the smoothed densities of laws on cells.
+
+    With mean mu and covariance Sigma of the law at x,
+
+    .. math:: p(y | x) = \sum_s w_s(x) N(y; \mu + a (m_s - \mu), a^2 C_s + h^2 \Sigma),
+              \quad a^2 = 1 - h^2,
+
+    has the mean mu and the covariance Sigma, too, and integrates to one. For h = 1 it is the normal
+    density with these moments. Where a bandwidth is given, noise of that size is added instead:
+    a = 1, and the kernel is the noise's.
+
+    Parameters
+    ----------
+    weights
+        w, shape (b, S), non-negative with sum 1.
+    centres
+        m of the cells, shape (S, d), or of the cells of each law, shape (b, S, d).
+    covariances
+        C of the cells, shape (S, d, d).
+    points
+        y, shape (k, d); paired (b, d), one for each law.
+    smoothing
+        Spread, rows, bandwidth.
+    paired
+        Whether each law is asked at its own point alone.
+
+    Returns
+    -------
+    values : (b, k), or (b, 1) if paired; minus infinity where a density is below any number
+    """
+    (b, size), d = weights.shape, covariances.shape[1]
+    found = np.empty((b, 1 if paired else len(points)))
+    columns = max(_HELD // (size * d), 1)
+    rows = max(_HELD // (size * d * min(columns, found.shape[1] or 1)), 1)
+    for start in range(0, b, rows):
+        here = slice(start, start + rows)
+        mixture = _Mixture.of(
+            weights[here], centres if centres.ndim == 2 else centres[here], covariances, smoothing
+        )
+        if paired:
+            found[here] = mixture.log_density(points[here][mixture.law][:, None])
+            continue
+        for first in range(0, len(points), columns):
+            there = slice(first, first + columns)
+            found[here, there] = mixture.log_density(points[None, there])
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Mixture:
+    """Normal components of several laws, one after the other.
+
+    Attributes
+    ----------
+    law
+        Which law each component belongs to, ascending from 0 on, shape (P,).
+    starts
+        First component of each law, shape (b,).
+    logs
+        Logarithms of the components' weights, shape (P,).
+    means, covariances
+        Of the components, shapes (P, d) and (P, d, d).
+    """
+
+    law: Array
+    starts: Array
+    logs: Array
+    means: Array
+    covariances: Array
+
+    @classmethod
+    def of(
+        cls, weights: Array, centres: Array, covariances: Array, smoothing: Smoothing
+    ) -> "_Mixture":
+        law, cell = np.nonzero(weights)
+        each = np.broadcast_to(centres, (*weights.shape, centres.shape[-1]))
+        mean = np.einsum("bs,bsd->bd", weights, each)
+        gap = each - mean[:, None]
+        total = np.einsum("bs,bsi,bsj->bij", weights, gap, gap, optimize=True)
+        total = total + np.tensordot(weights, covariances, 1)
+        shrinkage, kernel = smoothing.kernels(weights, total)
+        return cls(
+            law,
+            np.searchsorted(law, np.arange(len(weights))),
+            np.log(weights[law, cell]),
+            mean[law] + shrinkage[law, None] * gap[law, cell],
+            (shrinkage**2)[law, None, None] * covariances[cell] + kernel[law],
+        )
+
+    def log_density(self, points: Array) -> Array:
+        """Of each law at points (1, k, d), or at one for each component (P, 1, d): (b, k)."""
+        white, determinant = _whitened(points - self.means[:, None], self.covariances)
+        logs = (self.logs - 0.5 * determinant)[:, None] - 0.5 * white
+        top = np.maximum.reduceat(logs, self.starts)
+        top = np.where(np.isfinite(top), top, 0.0)
+        sums = np.add.reduceat(np.exp(logs - top[self.law]), self.starts)
+        with np.errstate(divide="ignore"):
+            return np.log(sums) + top - 0.5 * self.means.shape[1] * np.log(2.0 * np.pi)
+
+
+def _whitened(gap: Array, covariances: Array) -> tuple[Array, Array]:
+    """Squared Mahalanobis lengths (P, k) of gaps (P, k, d), and log determinants (P,).
+
+    The Cholesky decompositions of many small matrices at once, entry by entry.
+    """
+    d = gap.shape[2]
+    factor = np.zeros((d, d, len(covariances)))
+    length, log = np.zeros(gap.shape[:2]), np.zeros(len(covariances))
+    white = np.empty((d, *gap.shape[:2]))
+    least = np.finfo(np.float64).eps
+    for i in range(d):
+        for j in range(i):
+            entry = covariances[:, i, j] - (factor[i, :j] * factor[j, :j]).sum(axis=0)
+            factor[i, j] = entry / factor[j, j]
+        own = covariances[:, i, i]
+        square = np.maximum(own - (factor[i, :i] ** 2).sum(axis=0), least * own)
+        factor[i, i] = np.sqrt(square)
+        rest = gap[:, :, i] - np.einsum("lp,lpk->pk", factor[i, :i], white[:i])
+        white[i] = rest / factor[i, i][:, None]
+        with np.errstate(over="ignore"):
+            length += white[i] ** 2
+        log += np.log(square)
+    return length, log

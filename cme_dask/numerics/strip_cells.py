@@ -9,6 +9,7 @@ from cme_dask.kernels.into import to_numpy
 from cme_dask.numerics.cell_sums import CellSpec, CellSums
 from cme_dask.numerics.kept_rows import Kept
 from cme_dask.numerics.moments import function_values
+from cme_dask.numerics.value_range import ValueRange
 
 Array = Any
 
@@ -72,7 +73,8 @@ class StripCells:
                 matrix = self._one_hot(cells[here], None if weight is None else weight[here])
                 sums += matrix @ values
         kept = self._kept(cells, hashes, rows, weight)
-        return CellSums(masses.astype(np.float64), counts, sums, kept)
+        values = ValueRange.of(rows if weight is None else rows[weight > 0.0])
+        return CellSums(masses.astype(np.float64), counts, sums, kept, values)
 
     def _summed(self, part: Array, rows: Array, cells: Array) -> Array:
         """What is summed, shape (n, width); z is the row from the point of its cell."""
