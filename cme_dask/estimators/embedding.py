@@ -42,6 +42,7 @@ from cme_dask.learning.embedding import (
 )
 from cme_dask.models.answers import Answers
 from cme_dask.models.embedding import EmbeddedVariable, EmbeddingModel
+from cme_dask.models.relevance import LengthScales
 from cme_dask.numerics.basis import Basis, LinearBasis, eigenbasis
 from cme_dask.numerics.embedding import (
     ConditionalEmbedding,
@@ -107,6 +108,9 @@ class ConditionalMeanEmbedding(GrowingEmbedding, BaseEstimator):  # type: ignore
         Refits without one fold each, and their held-out errors.
     moments_ : Moments
         Sums over rows, per fold.
+    length_scales_ : LengthScales
+        For each column the length scale of the best kernel in the column's units, the same in
+        standard deviations, its relevance, and whether the kernels ignore it.
     search_ : EmbeddingSearch
         The search, where the kernel was learned.
     n_passes_, arithmetic_, report_
@@ -435,6 +439,11 @@ class ConditionalMeanEmbedding(GrowingEmbedding, BaseEstimator):  # type: ignore
         """E[f | x], see :meth:`EmbeddingModel.expect`; f may be a declared callable."""
         model = self._fitted()
         return model.expect(names_of(f, self._functions), X, return_std=return_std)
+
+    @property
+    def length_scales_(self) -> LengthScales:
+        """Length scale and relevance of each column, of the fitted model."""
+        return self._fitted().length_scales
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write the fitted model to a folder, see :meth:`EmbeddingModel.save`."""

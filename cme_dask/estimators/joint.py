@@ -42,6 +42,7 @@ from cme_dask.kernels import Kernel
 from cme_dask.learning.candidates import Tuning
 from cme_dask.models.functions import importable
 from cme_dask.models.joint import JointModel
+from cme_dask.models.relevance import LengthScales
 from cme_dask.numerics.moments import Function
 from cme_dask.numerics.problem import Regularization
 from cme_dask.numerics.support import SUPPORT_SIZE
@@ -153,6 +154,9 @@ class JointDistribution(GrowingJoint, BaseEstimator):  # type: ignore[misc]
         How the moments were computed: ``name``, and the ``change`` that the trial measured.
     report_ : PassReport
         Time, rows per second and predicted memory of the pass.
+    length_scales_ : LengthScales
+        For each column the length scale of the best kernel in the column's units, the same in
+        standard deviations, its relevance, and whether the kernels ignore it.
     search_ : Search
         The search, where kernels were learned: ``trials``, ``finalists``, ``seconds``.
     members_ : list of Member
@@ -477,6 +481,11 @@ class JointDistribution(GrowingJoint, BaseEstimator):  # type: ignore[misc]
             # member alone the model holds them, so that it can grow.
             state.pop("moments_", None)
         return state
+
+    @property
+    def length_scales_(self) -> LengthScales:
+        """Length scale and relevance of each column, of the fitted model."""
+        return self._fitted().length_scales
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write the fitted model to a folder, see :meth:`JointModel.save`."""

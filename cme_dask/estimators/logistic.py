@@ -35,6 +35,7 @@ from cme_dask.estimators.tuned import MAX_RANK
 from cme_dask.kernels import Kernel
 from cme_dask.learning.logistic import solve_logistic
 from cme_dask.models.logistic import LogisticModel
+from cme_dask.models.relevance import LengthScales
 from cme_dask.numerics.basis import Basis, LinearBasis, eigenbasis
 from cme_dask.numerics.embedding import check_ridges
 from cme_dask.numerics.logistic import LogisticProblem
@@ -83,6 +84,9 @@ class KernelLogisticRegression(LabelClassifier, BaseEstimator):  # type: ignore[
         The labels, ascending; of a store in the order of its codes.
     basis_x_ : FittedBasis
         ``rank``, ``trace_error`` over all rows, ``pivots``.
+    length_scales_ : LengthScales
+        For each column the length scale of the best kernel in the column's units, the same in
+        standard deviations, its relevance, and whether the kernels ignore it.
     solution_ : LogisticSolution
         ``objective``, ``gradient_norm``, ``iterations``, ``passes``.
     n_iter_ : int
@@ -245,6 +249,11 @@ class KernelLogisticRegression(LabelClassifier, BaseEstimator):  # type: ignore[
     @property
     def _tolerance(self) -> Tolerance:
         return Tolerance.of(self.tol, self.max_rank, MAX_RANK)
+
+    @property
+    def length_scales_(self) -> LengthScales:
+        """Length scale and relevance of each column, of the fitted model."""
+        return self._fitted().length_scales
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write the fitted model to a folder, see :meth:`LogisticModel.save`."""

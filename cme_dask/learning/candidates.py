@@ -9,6 +9,7 @@ import numpy as np
 from cme_dask.chunked.memory import MemoryPlan
 from cme_dask.errors import DataError
 from cme_dask.kernels import Categorical, Coordinates, Gaussian, Kernel, Warped
+from cme_dask.kernels.length_scales import IGNORED, SCALES
 from cme_dask.numerics.problem import Regularization
 from cme_dask.numerics.support import Support
 from cme_dask.numerics.thresholds import Judges
@@ -16,9 +17,6 @@ from cme_dask.numerics.thresholds import Judges
 Array = Any
 
 CRITERIA = ("auto", "joint+crps", "joint", "crps", "validation", "log")
-
-SCALES = (0.05, 50.0)
-"""The shortest and the longest length scale, in standard deviations."""
 
 
 @dataclass(frozen=True)
@@ -90,30 +88,23 @@ class Tuning:
 class SidePoint:
     """Kernel of one variable: its coordinates and a length scale for each column in them.
 
-    ``form`` is ``"given"``, without scales, for a kernel that is not learned. Columns that are
-    ``ignored``, since they are constant, keep the longest length scale.
+    The scale of a column that the kernel ignores is ``IGNORED``. The form is ``"given"``, without
+    scales, for a kernel that is not learned.
     """
 
     form: str
     scales: tuple[float, ...] = ()
-    ignored: tuple[int, ...] = ()
 
     @property
     def free(self) -> list[int]:
-        """Positions of the columns whose length scales are searched."""
-        return [j for j in range(len(self.scales)) if j not in self.ignored]
+        """Positions of the columns that are not ignored."""
+        return [j for j, scale in enumerate(self.scales) if scale < IGNORED]
 
     def scaled(self, factors: Sequence[float]) -> "SidePoint":
-        """With other length scales, kept within bounds."""
-        scales = np.clip(np.asarray(self.scales) * factors, *SCALES)
-        scales[list(self.ignored)] = SCALES[1]
+        """With other length scales, kept within bounds; ignored columns stay ignored."""
+        scales = np.asarray(self.scales)
+        scales = np.where(scales < IGNORED, np.clip(scales * factors, *SCALES), scales)
         return replace(self, scales=tuple(scales.tolist()))
-
-    def at(self, scales: Sequence[float]) -> "SidePoint":
-        """With these length scales of the columns that are searched."""
-        found = np.asarray(self.scales)
-        found[self.free] = scales
-        return replace(self, scales=tuple(found.tolist()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,7 +163,8 @@ class Trial:
     score
         What was minimised: 0 for independence, about -1 or -2 for the best.
     stage
-        Where it came up: ``grid``, ``columns``, ``refine``.
+        Where it came up: ``grid``, ``columns``, ``refine``; ``widen`` beyond the first bounds,
+        ``ignore`` with columns left out that nothing was lost by.
     """
 
     x: SidePoint

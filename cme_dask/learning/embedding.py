@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,9 @@ from scipy.optimize import minimize
 from cme_dask.chunked.blas import one_blas_thread
 from cme_dask.errors import DataError
 from cme_dask.kernels import Kernel
-from cme_dask.learning.candidates import SCALES, SidePoint
+from cme_dask.kernels.length_scales import IGNORED, SCALES, WIDEST
+from cme_dask.learning.bounds import at_bounds, ignored_columns, long_columns, without
+from cme_dask.learning.candidates import SidePoint
 from cme_dask.learning.screening import ScreenedRows, ScreenedSide, screened_folds
 from cme_dask.learning.searcher import SearchedVariable
 from cme_dask.learning.tuning import GRID
@@ -73,7 +75,8 @@ def search_embedding(
     """Search coordinates and length scales of the kernel of x by cross-validation.
 
     A grid of shared length scales in every form of coordinates; then each column with a much longer
-    one; then all together (``scipy.optimize``, COBYQA).
+    one; then all together (``scipy.optimize``, COBYQA), between wider bounds where the best lies at
+    one; columns without which nothing is lost are ignored.
 
     Parameters
     ----------
@@ -117,7 +120,10 @@ def search_embedding(
         best = _grid(search, heard)
         best = _columns(search, best, heard)
         _refine(search, best, heard)
-    point = min(search.found, key=lambda p: search.found[p][0])
+        point = _without_unneeded(search, search.best)
+        if at_bounds(point.scales):
+            _refine(search, point, heard, "widen", WIDEST)
+            point = _without_unneeded(search, min(point, search.best, key=search))
     loss, reg = search.found[point]
     seconds = time.perf_counter() - begin
     return EmbeddingSearch(x.kernels.kernel(point), reg, loss, len(search.found), seconds)
@@ -138,6 +144,11 @@ class _Search:
         self.x, self.found = x, dict[SidePoint, tuple[float, float]]()
         self._rows, self._loss, self._regs, self._tol = rows, loss, regs, tol
         self._y = self._side(y, y.start("given", 1.0))
+
+    @property
+    def best(self) -> SidePoint:
+        """The kernel with the smallest loss so far."""
+        return min(self.found, key=lambda point: self.found[point][0])
 
     def _side(self, variable: SearchedVariable, point: SidePoint) -> ScreenedSide:
         values = variable.values[point.form][self._rows.order]
@@ -177,27 +188,43 @@ def _columns(search: _Search, best: SidePoint, heard: Heard) -> SidePoint:
     return best
 
 
-def _refine(search: _Search, start: SidePoint, heard: Heard) -> None:
-    """All length scales together, from the best so far."""
-    free = start.free
-    if not free:
+def _without_unneeded(search: _Search, point: SidePoint) -> SidePoint:
+    """The kernel without columns that it does as well without."""
+    scales = point.scales
+    candidates = long_columns(scales, (slice(None),))
+    ignored = ignored_columns(scales, candidates, lambda s: search(replace(point, scales=s)))
+    return replace(point, scales=without(scales, ignored))
+
+
+def _refine(
+    search: _Search,
+    start: SidePoint,
+    heard: Heard,
+    stage: str = "refine",
+    bounds: tuple[float, float] = SCALES,
+) -> None:
+    """All length scales together, from the best so far; ignored columns stay ignored."""
+    all_scales = np.asarray(start.scales)
+    active = all_scales < IGNORED
+    if not active.any():
         return
-    most = 20 + 5 * len(free)
+    most = 20 + 5 * int(active.sum())
     done = 0
 
     def objective(logarithms: Array) -> float:
         nonlocal done
         # Rounded: then a path does not follow the last bits of the rows.
-        scales = np.exp(np.round(logarithms, _DIGITS))
-        loss = search(start.at(scales.tolist()))
+        scales = all_scales.copy()
+        scales[active] = np.exp(np.round(logarithms, _DIGITS))
+        loss = search(SidePoint(start.form, tuple(scales.tolist())))
         done += 1
-        heard("refine", done, most, loss)
+        heard(stage, done, most, loss)
         return loss
 
     minimize(
         objective,
-        np.log([start.scales[j] for j in free]),
+        np.log(np.clip(all_scales[active], *bounds)),
         method="COBYQA",
-        bounds=[(np.log(SCALES[0]), np.log(SCALES[1]))] * len(free),
+        bounds=[(np.log(bounds[0]), np.log(bounds[1]))] * int(active.sum()),
         options={"maxfev": most, "initial_tr_radius": 0.5, "final_tr_radius": 0.05},
     )

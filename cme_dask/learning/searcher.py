@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from cme_dask.kernels import Coordinates, Kernel
+from cme_dask.kernels.length_scales import IGNORED
 from cme_dask.learning.candidates import Score, SidePoint, Trial, Tuning, VariableKernels
 from cme_dask.learning.coordinates import constant_columns, coordinates
 from cme_dask.learning.log_score import CelledRows, log_loss
@@ -57,8 +58,11 @@ class SearchedVariable:
         if form == "given":
             return SidePoint(form)
         numeric = len(self.categorical) - sum(self.categorical) - len(self.constant)
-        each = [1.0 if coded else np.sqrt(numeric) for coded in self.categorical]
-        return SidePoint(form, tuple(each), self.constant).scaled([scale] * len(each))
+        each = [
+            IGNORED if j in self.constant else 1.0 if coded else float(np.sqrt(numeric))
+            for j, coded in enumerate(self.categorical)
+        ]
+        return SidePoint(form, tuple(each)).scaled([scale] * len(each))
 
     @property
     def kernels(self) -> VariableKernels:

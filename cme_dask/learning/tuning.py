@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -11,7 +12,9 @@ from scipy.optimize import minimize
 from cme_dask.chunked.blas import one_blas_thread
 from cme_dask.errors import DataError
 from cme_dask.kernels import Kernel
-from cme_dask.learning.candidates import SCALES, Search, SidePoint, Trial, Tuning, candidate
+from cme_dask.kernels.length_scales import IGNORED, SCALES, WIDEST
+from cme_dask.learning.bounds import at_bounds, ignored_columns, long_columns, without
+from cme_dask.learning.candidates import Search, SidePoint, Trial, Tuning, candidate
 from cme_dask.learning.log_score import LOG_CELLS, CelledRows
 from cme_dask.learning.screening import ScreenedRows
 from cme_dask.learning.searcher import Heard, SearchedVariable, Searcher
@@ -49,7 +52,10 @@ def search(
     """Search coordinates, length scales and ridge by cross-validation on a row sample.
 
     A grid of shared length scales for every form of coordinates; then each column of x is tried
-    with a much longer one; then all are refined together (``scipy.optimize``, COBYQA).
+    with a much longer one; then all are refined together (``scipy.optimize``, COBYQA) between 0.05
+    and 50 standard deviations. Where the best ends at one of these bounds, it is refined again
+    between 0.005 and 500. Columns with long scales are ignored altogether where nothing is lost by
+    that, except for the last one of a variable.
 
     Parameters
     ----------
@@ -108,12 +114,13 @@ def search(
         best = _columns(searcher, *best)
         columns = sum(part.shape[1] for part in parts)
         most = 40 + 5 * columns if options.evaluations is None else options.evaluations
-        _refine(searcher, *best, most)
+        _refine(searcher, *best, most, "refine")
         searcher.settle()
+        _widen(searcher, most // 2)
+        best_trials = _simplified(searcher, _finalists(searcher.trials(), options.finalists))
     trials = searcher.trials()
 
     kernels = variables[0].kernels, variables[1].kernels
-    best_trials = _finalists(trials, options.finalists)
     finalists = tuple(candidate(kernels, reg, trial) for trial in best_trials)
     seconds = time.perf_counter() - begin
     score = searcher.score_of
@@ -164,31 +171,89 @@ def _columns(searcher: Searcher, x: SidePoint, y: SidePoint) -> Pair:
     return x, y
 
 
-def _refine(searcher: Searcher, x: SidePoint, y: SidePoint, evaluations: int) -> None:
-    """All length scales together, from the best so far."""
-    start = np.log([*(x.scales[j] for j in x.free), *(y.scales[j] for j in y.free)])
+def _refine(
+    searcher: Searcher,
+    x: SidePoint,
+    y: SidePoint,
+    evaluations: int,
+    stage: str,
+    bounds: tuple[float, float] = SCALES,
+) -> None:
+    """All length scales together, from the best so far; ignored columns stay ignored."""
+    all_scales = np.asarray([*x.scales, *y.scales])
+    active = all_scales < IGNORED
+    start = np.log(np.clip(all_scales[active], *bounds))
     if not len(start) or evaluations <= len(start) + 2:
         return
-    count = len(x.free)
     done = 0
     best = np.inf
 
     def objective(logarithms: Array) -> float:
         nonlocal done, best
         # Rounded, as scores are: then a path does not follow the last bits of the rows.
-        scales = np.exp(np.round(logarithms, _DIGITS))
-        score = searcher.score(x.at(scales[:count]), y.at(scales[count:]), "refine")
+        scales = all_scales.copy()
+        scales[active] = np.exp(np.round(logarithms, _DIGITS))
+        score = searcher.score(*_pair(x, y, scales.tolist()), stage)
         done, best = done + 1, min(best, score)
-        searcher.hear("refine", done, evaluations, best)
+        searcher.hear(stage, done, evaluations, best)
         return round(score, _SCORE_DIGITS)
 
     minimize(
         objective,
         start,
         method="COBYQA",
-        bounds=[(np.log(SCALES[0]), np.log(SCALES[1]))] * len(start),
+        bounds=[(np.log(bounds[0]), np.log(bounds[1]))] * len(start),
         options={"maxfev": evaluations, "initial_tr_radius": 0.5, "final_tr_radius": 0.05},
     )
+
+
+def _pair(x: SidePoint, y: SidePoint, scales: Sequence[float]) -> Pair:
+    """The same coordinates with other length scales."""
+    count = len(x.scales)
+    return replace(x, scales=tuple(scales[:count])), replace(y, scales=tuple(scales[count:]))
+
+
+def _widen(searcher: Searcher, evaluations: int) -> None:
+    """Refine between wider bounds, if the best kernels lie at those of before."""
+    trial = min(searcher.trials(), key=lambda t: t.score)
+    scales, ignored = _ignored(searcher, trial)
+    if not at_bounds(without(scales, ignored)):
+        return
+    x, y = _pair(trial.x, trial.y, without(scales, ignored))
+    _refine(searcher, x, y, evaluations, "widen", WIDEST)
+    searcher.settle()
+
+
+def _ignored(
+    searcher: Searcher, trial: Trial, among: Sequence[int] | None = None
+) -> tuple[tuple[float, ...], list[int]]:
+    """Length scales of a trial, and the columns that it does as well without."""
+    count, scales = len(trial.x.scales), (*trial.x.scales, *trial.y.scales)
+
+    def score(changed: tuple[float, ...]) -> float:
+        return searcher.score(*_pair(trial.x, trial.y, changed), "ignore")
+
+    candidates = long_columns(scales, (slice(0, count), slice(count, None)))
+    if among is not None:
+        candidates = [j for j in candidates if j in among]
+    return scales, ignored_columns(scales, candidates, score)
+
+
+def _simplified(searcher: Searcher, trials: Sequence[Trial]) -> list[Trial]:
+    """The trials without columns that they do as well without, best first.
+
+    Columns that the first one needs are left to the others, too.
+    """
+    pairs: dict[Pair, None] = {}
+    among: list[int] | None = None
+    for trial in trials:
+        scales, ignored = _ignored(searcher, trial, among)
+        if among is None:
+            unused = [j for j, scale in enumerate(scales) if scale >= IGNORED]
+            among = [*ignored, *unused]
+        pairs[_pair(trial.x, trial.y, without(scales, ignored))] = None
+    found = [trial for trial in searcher.trials() if (trial.x, trial.y) in pairs]
+    return sorted(found, key=lambda trial: trial.score)
 
 
 def _finalists(trials: Sequence[Trial], count: int) -> list[Trial]:
@@ -205,6 +270,7 @@ def _finalists(trials: Sequence[Trial], count: int) -> list[Trial]:
 def _apart(one: Trial, two: Trial) -> bool:
     if (one.x.form, one.y.form) != (two.x.form, two.y.form):
         return True
-    scales = (np.log([*t.x.scales, *t.y.scales]) for t in (one, two))
+    # Beyond the bounds of the first search all long scales are alike.
+    scales = (np.log(np.minimum([*t.x.scales, *t.y.scales], SCALES[1])) for t in (one, two))
     first, second = scales
     return bool(np.abs(first - second).max(initial=0.0) >= _APART)

@@ -13,6 +13,7 @@ from cme_dask.kernels import Kernel
 from cme_dask.models.answers import Answers
 from cme_dask.models.basis_file import basis_arrays, basis_description, read_basis
 from cme_dask.models.points import query_points
+from cme_dask.models.relevance import LengthScales, length_scales, plot_relevance
 from cme_dask.numerics.basis import LinearBasis
 from cme_dask.storage.columns import Columns
 from cme_dask.storage.model_file import ModelState, write_model
@@ -56,6 +57,8 @@ class EmbeddingModel:
         What it was fitted on and how.
     """
 
+    plot_relevance = plot_relevance
+
     x: EmbeddedVariable
     y: EmbeddedVariable
     operator: Array
@@ -72,6 +75,13 @@ class EmbeddingModel:
     def reg(self) -> float:
         """The ridge r; lambda = n r."""
         return float(self.about["reg"])
+
+    @property
+    def length_scales(self) -> LengthScales:
+        """Length scale and relevance of each column, of x first, see :class:`ColumnRelevance`."""
+        return length_scales(
+            [(key, v.columns, v.basis) for key, v in (("x", self.x), ("y", self.y))]
+        )
 
     def expect(
         self, f: str | Sequence[str] | None = None, X: Any = None, *, return_std: bool = False

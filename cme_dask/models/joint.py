@@ -18,6 +18,12 @@ from cme_dask.models.labels import Labels
 from cme_dask.models.law import ConditionalLaw
 from cme_dask.models.laws import Laws
 from cme_dask.models.points import query_points
+from cme_dask.models.relevance import (
+    LengthScales,
+    length_scales,
+    plot_relevance,
+    scales_line,
+)
 from cme_dask.models.residual import (
     Residual,
     read_residual,
@@ -89,6 +95,7 @@ class JointModel:
     """
 
     plot_spectrum, plot_residual_trace = plot_spectrum, plot_residual_trace
+    plot_relevance = plot_relevance
 
     x: Variable
     y: Variable
@@ -126,6 +133,13 @@ class JointModel:
     def function_names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Names that ``expect`` knows: given X (functions of y), and given Y (functions of x)."""
         return self.x.answers.names, self.y.answers.names
+
+    @property
+    def length_scales(self) -> LengthScales:
+        """Length scale and relevance of each column, of x first, see :class:`ColumnRelevance`."""
+        return length_scales(
+            [(key, v.columns, v.basis) for key, v in (("x", self.x), ("y", self.y))]
+        )
 
     def expect(
         self,
@@ -329,6 +343,7 @@ class JointModel:
         return {
             "columns": {key: side.columns.to_dict() for key, side in sides.items()},
             "functions": {key: list(side.answers.names) for key, side in sides.items()},
+            "length_scales": self.length_scales.to_list(),
             "held_out": self.about.get("held_out", {}),
         }
 
@@ -343,8 +358,10 @@ class JointModel:
             for name, v in (("x", self.x), ("y", self.y))
         ]
         given_x, given_y = self.function_names
+        scales = scales_line(self.length_scales)
         return [
             *lines,
+            *([] if scales is None else [("scales", scales)]),
             ("rows", f"{fit['rows']:,} in {fit['passes']} pass, {fit['folds']} folds"),
             ("constraint", f"{fit['constraint']}, reg {fit['reg']} ({fit['reg_form']})"),
             *([] if self.residual is None else [("residual", _residual(fit["residual"]))]),

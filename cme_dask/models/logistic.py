@@ -12,6 +12,7 @@ from cme_dask.errors import StoreError
 from cme_dask.kernels import Kernel
 from cme_dask.models.basis_file import basis_arrays, basis_description, read_basis
 from cme_dask.models.points import query_points
+from cme_dask.models.relevance import LengthScales, length_scales
 from cme_dask.numerics.basis import LinearBasis
 from cme_dask.storage.columns import Columns
 from cme_dask.storage.model_file import ModelState, write_model
@@ -51,6 +52,11 @@ class LogisticModel:
     intercept: Array
     labels: tuple[Any, ...]
     about: dict[str, Any]
+
+    @property
+    def length_scales(self) -> LengthScales:
+        """Length scale and relevance of each column of x, see :class:`ColumnRelevance`."""
+        return length_scales([("x", self.columns, self.basis)])
 
     def predict_proba(self, X: Any) -> Array:
         """P(Y = label | x), shape (n, K), in the order of the labels.

@@ -6,12 +6,19 @@ from typing import Any
 
 import numpy as np
 
+from cme_dask.kernels.length_scales import IGNORED
 from cme_dask.models.drawing import STYLE
 from cme_dask.report.tables import facts, grid, number
 
 Result = dict[str, Any]
 
-_STAGES = {"grid": "#9aa5b1", "columns": "#c8552b", "refine": "#1f5fa8"}
+_STAGES = {
+    "grid": "#9aa5b1",
+    "columns": "#c8552b",
+    "refine": "#1f5fa8",
+    "widen": "#3a8f5c",
+    "ignore": "#7a4fa0",
+}
 _LOSSES = {"log": "log loss", "validation": "squared errors (41)"}  # for the sliced CRPS
 _FORMS = {"standard": "standardised", "scores": "normal scores", "given": "given kernel"}
 
@@ -63,7 +70,7 @@ def _caption(tuning: Result) -> str:
 
 def _scales(member: Result) -> list[str]:
     return [
-        "-" if not member[side]["scales"] else f"{scale:.3g}"
+        "-" if not member[side]["scales"] else "ignored" if scale >= IGNORED else f"{scale:.3g}"
         for side in "xy"
         for scale in member[side]["scales"] or [0.0]
     ]
@@ -112,18 +119,25 @@ def tuning_picture(tuning: Result, names: Sequence[str], path: Path) -> None:
         for i, member in enumerate(members):
             scales = [*member["x"]["scales"], *member["y"]["scales"]]
             if len(scales) == len(names):
+                scales = [np.nan if scale >= IGNORED else scale for scale in scales]
                 first = {"color": _STAGES["refine"], "label": "best model", "zorder": 3}
                 other = {"color": "#9aa5b1", "label": "others" if i == 1 else None}
                 right.plot(scales, at, "o", ms=6, **(first if i == 0 else other))
         right.set_xscale("log")
         right.xaxis.set_major_formatter(ScalarFormatter())
         right.xaxis.set_minor_formatter(NullFormatter())
-        right.set_yticks(at, names)
+        right.set_yticks(at, [_labelled(name, i, members) for i, name in enumerate(names)])
         right.set_xlabel("length scale in its coordinates")
         right.set_title("Columns, the more telling the shorter")
         if members:
             figure.legend(*right.get_legend_handles_labels(), loc="outside lower right", ncols=2)
         figure.savefig(path, format="png")
+
+
+def _labelled(name: str, i: int, members: Sequence[Result]) -> str:
+    """The name of a column, and whether the best model ignores it."""
+    scales = [s for m in members[:1] for side in "xy" for s in m[side]["scales"]]
+    return f"{name}\n(ignored)" if i < len(scales) and scales[i] >= IGNORED else name
 
 
 def tuning_facts(result: Result) -> Any:
