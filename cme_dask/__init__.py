@@ -15,6 +15,7 @@ logging.getLogger("cme_dask").addHandler(logging.NullHandler())  # users choose 
 if TYPE_CHECKING:
     from cme_dask import constraints, kernels, metrics
     from cme_dask.chunked.lazy import gram_columns
+    from cme_dask.chunked.lazy_laws import LazyLaw
     from cme_dask.chunked.sources import open_sample
     from cme_dask.estimators.cholesky import PivotedCholesky
     from cme_dask.estimators.classifiers import EmbeddingClassifier, JointClassifier
@@ -23,9 +24,12 @@ if TYPE_CHECKING:
     from cme_dask.estimators.logistic import KernelLogisticRegression
     from cme_dask.learning.candidates import Tuning
     from cme_dask.models import load
+    from cme_dask.models.law import ConditionalLaw
     from cme_dask.models.merging import merge
 
 _HOMES = {
+    "ConditionalLaw": "cme_dask.models.law",
+    "LazyLaw": "cme_dask.chunked.lazy_laws",
     "ConditionalMeanEmbedding": "cme_dask.estimators.embedding",
     "EmbeddingClassifier": "cme_dask.estimators.classifiers",
     "JointClassifier": "cme_dask.estimators.classifiers",
@@ -41,11 +45,13 @@ _HOMES = {
 _MODULES = ("constraints", "errors", "kernels", "metrics")
 
 __all__ = [
+    "ConditionalLaw",
     "ConditionalMeanEmbedding",
     "EmbeddingClassifier",
     "JointClassifier",
     "JointDistribution",
     "KernelLogisticRegression",
+    "LazyLaw",
     "PivotedCholesky",
     "Tuning",
     "constraints",

@@ -30,6 +30,16 @@ def remedy(python: str, command: str) -> str:
     return f"\x02{python}\x1f{command}\x03"
 
 
+def option(name: str) -> str:
+    """A parameter of Python's that the command has as an option: ``max_rank``, ``--max-rank``."""
+    return remedy(name, f"--{name.replace('_', '-')}")
+
+
+def switch(name: str) -> str:
+    """A parameter that is set to true, or the command's flag: ``resume=True``, ``--resume``."""
+    return remedy(f"{name}=True", f"--{name.replace('_', '-')}")
+
+
 def wording(text: str, command: bool = False) -> str:
     """A message as Python shows it, or the command."""
     text = _REMEDY.sub(r"\2" if command else r"\1", text)

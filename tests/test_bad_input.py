@@ -647,7 +647,7 @@ def test_functions_may_spoil_their_argument(few):
         (("y0", 3.0), r"X must have shape \(n, 2\)"),
         (("y0", np.zeros((2, 2, 2))), r"X must have shape \(n, 2\) .* got \(2, 2, 2\)"),
         (("y0", [[0.0, np.nan], [np.inf, np.nan]]), r"'x0' has 1 \(first at row 1\); .*'x1' has 2"),
-        (("y0", "abc"), "X must be numeric"),
+        (("y0", "abc"), "abc does not exist: give the path or URL"),
         (("y0", [["a", "b"]]), "X must be numeric"),
         (("y0", [[1.0, 2.0], [3.0]]), "X must be numeric"),
         (("y0", pd.DataFrame({"x0": [1.0], "z": [2.0]})), "lacks the column 'x1', and has others"),

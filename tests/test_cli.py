@@ -252,7 +252,7 @@ def test_wrong_uses_end_with_2(store, fitted, tmp_path):
     assert_refused(2, *fit, "--tol", 2, says="tol: must be less than 1, got 2.0")
     assert_refused(2, *fit, "--reg", "a", says="neither a number nor a pair")
     assert_refused(2, *fit, "--scheduler", "nix", says="scheduler must be")
-    assert_refused(2, *fit, "--memory-limit", "nix", says="memory_limit")
+    assert_refused(2, *fit, "--memory-limit", "nix", says="--memory-limit must be bytes")
     assert_refused(2, *fit, "--nix", says="cme fit --help")
     assert_refused(2, "fit", store, "--out", model, says="already exists")
     assert_refused(2, "fit", tmp_path / "nix.zarr", "--out", new, says="does not exist")

@@ -202,5 +202,5 @@ def test_events_are_declared_by_text_or_name():
     assert embedding.expect(by_name["high"], POINTS).shape == (3,)
     with pytest.raises(DataError, match="unknown column 'z'"):
         JointDistribution(**options).fit(x, y, functions=["z > 1"])
-    with pytest.raises(DataError, match=r"lists events such as \['y0 > 0'\], got 5"):
+    with pytest.raises(DataError, match=r"got 5: give .* list events such as \['y0 > 0'\]"):
         JointDistribution(**options).fit(x, y, functions=5)

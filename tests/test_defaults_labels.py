@@ -91,9 +91,8 @@ def test_pandas_draws_hold_labels(fit, points):
 
 def test_xarray_draws_hold_labels(fit, points):
     codes = fit.conditional(points.to_numpy()).sample(2, random_state=1)
-    data = xr.DataArray(
-        points.to_numpy(), dims=["place", "column"], coords={"place": points.index.to_numpy()}
-    )
+    coords = {"place": points.index.to_numpy(), "column": ["x"]}
+    data = xr.DataArray(points.to_numpy(), dims=["place", "column"], coords=coords)
     drawn = fit.conditional(data).sample(2, random_state=1)
     labels = np.array(fit.model_.y.columns.categories["kind"])
     assert drawn.dims == ("place", "draw", "variable")

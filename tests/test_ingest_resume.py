@@ -133,7 +133,7 @@ def test_interrupted_work_is_not_dropped_silently(tmp_path, table):
     output = tmp_path / "s"
     assert interrupted(table, output, 150)
     with pytest.raises(
-        DataError, match=r"an interrupted ingest of .* --resume continues it, --over"
+        DataError, match=r"an interrupted ingest of .* resume=True continues it, over"
     ):
         ingest([table / "*.csv*"], output, **OPTIONS)
     with pytest.raises(StoreError, match="is unfinished: it is still being written, or"):
@@ -201,7 +201,7 @@ def test_a_damaged_checkpoint_is_refused(tmp_path, table, damaged):
     assert interrupted(table, output, 150)
     (path,) = (tmp_path / ".s.partial").glob(f"*{damaged}")
     path.write_bytes(path.read_bytes()[:50])
-    with pytest.raises(DataError, match=r"is damaged .*: --overwrite starts again"):
+    with pytest.raises(DataError, match=r"is damaged .*: overwrite=True starts again"):
         ingest([table / "*.csv*"], output, **OPTIONS, resume=True)
 
 
@@ -239,7 +239,7 @@ def test_a_full_disk_keeps_the_checkpoint(tmp_path, table, monkeypatch, full_aft
         ingest([table / "*.csv*"], output, **OPTIONS, block_bytes=1_000)
     monkeypatch.undo()
     kept = (tmp_path / ".s.partial").exists()
-    assert kept == ("--resume continues" in str(caught.value)) == (full_after > 3)
+    assert kept == ("resume=True continues" in str(caught.value)) == (full_after > 3)
     assert ingest([table / "*.csv*"], output, **OPTIONS, resume=True).rows_resumed > 0 or not kept
     assert contents(output) == contents(table / "whole")
 
@@ -256,7 +256,7 @@ def test_a_full_disk_while_a_checkpoint_is_made(tmp_path, table, monkeypatch):
         savez(file, **arrays)
 
     monkeypatch.setattr(np, "savez", full)
-    with pytest.raises(ResourceError, match=r"disk is full .*--resume continues"):
+    with pytest.raises(ResourceError, match=r"disk is full .*resume=True continues"):
         ingest([table / "*.csv*"], tmp_path / "s", **OPTIONS, block_bytes=1_000)
     assert len(list((tmp_path / ".s.partial").glob("*.npz"))) == 1
     ingest([table / "*.csv*"], tmp_path / "s", **OPTIONS, resume=True)

@@ -218,8 +218,8 @@ def test_target_chunk(tmp_path, frame):
 
 
 BAD = {
-    "text as number": ({"x": ["wd"]}, "'wd' of .* must be numeric but has .* --categorical"),
-    "date as number": ({"x": ["date"]}, "'date' .* must be numeric .* --datetime"),
+    "text as number": ({"x": ["wd"]}, "'wd' of .* must be numeric but has .* as categorical"),
+    "date as number": ({"x": ["date"]}, "'date' .* must be numeric .* as datetime"),
     "number as date": (
         {"x": ["wd"], "datetime": {"wd": ["hour"]}},
         "column 'wd' of .* has '[NSW]+' in row 2: expected an ISO time",
@@ -277,7 +277,7 @@ def test_a_group_that_turns_into_text(tmp_path):
     rows = [f"{i},{i},{i % 7}" for i in range(300)]
     (tmp_path / "t.csv").write_text("\n".join(["a,b,g", *rows, "1,2,x9", *rows, ""]))
     options = {"x": ["a"], "y": ["b"], "group": "g", "block_bytes": 900}
-    with pytest.raises(DataError, match=r"'g' of .*t.csv has 'x9' in row 302, .* --categorical"):
+    with pytest.raises(DataError, match=r"'g' of .*t.csv has 'x9' in row 302, .* categorical"):
         ingest([tmp_path / "t.csv"], tmp_path / "s", **options)
     ingest([tmp_path / "t.csv"], tmp_path / "s", **options, categorical=["g"], overwrite=True)
     attribute = zarr.open_group(str(tmp_path / "s"), mode="r").attrs["cme_dask"]
@@ -355,8 +355,8 @@ def test_typed_times(column):
 @pytest.mark.parametrize(
     ("column", "kind", "message"),
     [
-        (pa.array(["a"]), Kind.NUMBER, "'v' of table.parquet holds text.*--categorical"),
-        (pa.array([np.datetime64("2020-01-01", "s")]), Kind.NUMBER, "holds times .*--datetime"),
+        (pa.array(["a"]), Kind.NUMBER, "'v' of table.parquet holds text.*as categorical"),
+        (pa.array([np.datetime64("2020-01-01", "s")]), Kind.NUMBER, "holds times .*as datetime"),
         (pa.array([[1]]), Kind.NUMBER, "has the type list"),
         (pa.array([0.5]), Kind.CATEGORY, "holds fractions"),
         (pa.array([np.datetime64("2020-01-01", "s")]), Kind.CATEGORY, "can't be labels"),

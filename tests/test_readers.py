@@ -257,7 +257,7 @@ def test_bad_parquet(tmp_path):
     pq.write_table(pa.table({"a": pa.array([b"u"] * 100), "b": b}), path)
     refused("column 'a' .* has the type binary")
     pq.write_table(pa.table({"a": ["u"] * 100, "b": b}), path)
-    refused("column 'a' .* holds text, numbers were expected: give it with --categorical")
+    refused("column 'a' .* holds text, numbers were expected: give it as categorical")
     pq.write_table(pa.table({"a": b[:0], "b": b[:0]}), path)
     refused("t.parquet has columns but no rows: leave it out")
     late = np.where(np.arange(100) == 70, np.inf, b)
@@ -696,7 +696,7 @@ def test_tables_in_memory_that_are_refused():
     data = xr.Dataset({n: ("t", table[n].to_numpy()) for n in ("a", "date")})
     data["wd"] = "t", table["wd"].to_numpy(object)
     for match, arguments, wanted in (
-        ("column 'date' of x holds times .* hour .* --datetime", [table], (["date"], ["a"])),
+        ("column 'date' of x holds times .* hour .* datetime=", [table], (["date"], ["a"])),
         ("column 'date' of y holds times", [table["a"], table["date"]], ()),
         ("column 'date' of x holds times", [data], (["date"], ["a"])),
         (r"column 'z' of x must be numeric or text", [table.assign(z=[{}] * 300)], (["z"], ["a"])),

@@ -231,7 +231,7 @@ def test_an_interrupted_one_goes_on(tmp_path, rng, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         rechunk(tmp_path / "z", tmp_path / "s", progress=stop)
     assert not (tmp_path / "s").exists()
-    with pytest.raises(DataError, match="--resume continues"):
+    with pytest.raises(DataError, match="resume=True continues"):
         rechunk(tmp_path / "z", tmp_path / "s")
     report = rechunk(tmp_path / "z", tmp_path / "s", resume=True)
     assert 0 < report.rows_resumed < N

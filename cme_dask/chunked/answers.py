@@ -21,7 +21,7 @@ from cme_dask.chunked.passes import (
 )
 from cme_dask.chunked.plan import Run
 from cme_dask.chunked.strips import BadValues, Reading, strips_of
-from cme_dask.errors import DataError, ResourceError
+from cme_dask.errors import DataError, ResourceError, option
 from cme_dask.models.query import Query
 from cme_dask.numerics.blocks import BLOCK
 from cme_dask.storage.answer_store import AnswerFiles
@@ -166,8 +166,8 @@ def _check_memory(
         raise ResourceError(
             f"{plan.place} would need {format_bytes(plan.predicted)} to write {width} answers of "
             f"laws of {cells} cells in chunks of {chunk:,} rows with {budget.executor.workers} "
-            f"tasks at once, the limit is {format_bytes(plan.limit)}: lower chunk_rows, or use "
-            "fewer workers"
+            f"tasks at once, the limit is {format_bytes(plan.limit)}: lower "
+            f"{option('chunk_rows')}, or use fewer workers"
         )
     return plan
 

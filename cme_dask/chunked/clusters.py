@@ -11,7 +11,7 @@ import dask
 from distributed import Client
 
 from cme_dask import __version__
-from cme_dask.errors import ResourceError
+from cme_dask.errors import ResourceError, remedy
 
 Scheduler: TypeAlias = Any
 """A scheduler's name, a ``distributed.Client``, or None for what Dask is set to."""
@@ -67,6 +67,9 @@ def connected(scheduler: str | None) -> Iterator[Scheduler]:
         logger.setLevel(level)
 
 
+_FLAGS = "--tls-ca-file, --tls-cert and --tls-key"
+
+
 def _check_certificates(scheduler: str) -> None:
     """ResourceError if Dask's certificates for clients are not there, or can't be read."""
     settings = {
@@ -76,7 +79,7 @@ def _check_certificates(scheduler: str) -> None:
     missing = [option for option, value in settings.items() if not value]
     if missing:
         raise ResourceError(
-            f"{scheduler} needs certificates: give --tls-ca-file, --tls-cert and --tls-key, or set "
+            f"{scheduler} needs certificates: {remedy('', f'give {_FLAGS}, or ')}set "
             "distributed.comm.tls in Dask's configuration"
         )
     key = dask.config.get("distributed.comm.tls.client.key", None)
@@ -86,8 +89,8 @@ def _check_certificates(scheduler: str) -> None:
     except OSError as error:  # an SSLError is one
         reason = error.strerror or str(error)
         raise ResourceError(
-            f"the certificates for {scheduler} can't be used ({reason}): correct --tls-ca-file, "
-            "--tls-cert and --tls-key, or distributed.comm.tls in Dask's configuration"
+            f"the certificates for {scheduler} can't be used ({reason}): correct "
+            f"{remedy('', f'{_FLAGS}, or ')}distributed.comm.tls in Dask's configuration"
         ) from error
 
 
@@ -97,7 +100,8 @@ def _unreachable(scheduler: str, error: BaseException) -> str:
     if any(isinstance(e, ssl.SSLError) or "SSL" in str(e) for e in causes):
         return (
             f"{scheduler} and this client don't trust each other: their certificates must be "
-            "signed by the same authority, that of --tls-ca-file"
+            "signed by the same authority, that of "
+            + remedy("distributed.comm.tls.ca-file in Dask's configuration", "--tls-ca-file")
         )
     return (
         f"no scheduler answers at {scheduler} within {_CONNECT_SECONDS} s: start one with "

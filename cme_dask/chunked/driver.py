@@ -29,7 +29,7 @@ from cme_dask.chunked.cluster_run import ClusterRun
 from cme_dask.chunked.clusters import Scheduler, cluster_threads
 from cme_dask.chunked.jobs import Job
 from cme_dask.chunked.user_modules import check_workers_have
-from cme_dask.errors import DataError, ResourceError
+from cme_dask.errors import DataError, ResourceError, remedy
 
 _NAMES = {  # Dask's own aliases, too
     "threads": "threads",
@@ -160,9 +160,13 @@ class Executor:
                 return dask.compute(tasks[-1], scheduler=self.kind, **options)[0]
         except BrokenProcessPool as error:
             raise ResourceError(
-                "a worker process died: a script that uses processes needs the guard "
-                "`if __name__ == '__main__':` around its work, else memory ran out, and fewer "
-                "workers or lower ranks need less"
+                "a worker process died: "
+                + remedy(
+                    "a script that uses processes needs the guard `if __name__ == '__main__':` "
+                    "around its work, else memory ran out",
+                    "memory ran out",
+                )
+                + ", and fewer workers or lower ranks need less"
             ) from error
 
     @contextlib.contextmanager

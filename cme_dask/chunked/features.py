@@ -23,7 +23,7 @@ from cme_dask.chunked.passes import (
 from cme_dask.chunked.plan import Run
 from cme_dask.chunked.strips import BadValues, Reading, strips_of
 from cme_dask.defaults import SAMPLE_SIZE
-from cme_dask.errors import DataError, ResourceError
+from cme_dask.errors import DataError, ResourceError, option
 from cme_dask.models.features import FeatureModel
 from cme_dask.numerics.blocks import BLOCK, BlockValues
 from cme_dask.numerics.folding import BY_ROWS
@@ -253,8 +253,8 @@ class _Layout:
             raise ResourceError(
                 f"{plan.place} would need {format_bytes(plan.predicted)} to write {m} features in "
                 f"chunks of {self.chunk_rows:,} rows with {budget.executor.workers} tasks at once, "
-                f"the limit is {format_bytes(plan.limit)}: lower chunk_rows, use fewer workers, or "
-                "write float32"
+                f"the limit is {format_bytes(plan.limit)}: lower {option('chunk_rows')}, use fewer "
+                "workers, or write float32"
             )
         return plan
 

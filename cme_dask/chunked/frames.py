@@ -49,7 +49,8 @@ def _column(name: str, column: str, series: Any) -> tuple[Array, tuple[str, ...]
     elif kind in "mM":
         raise DataError(
             f"column {column!r} of {name} holds times ({series.dtype}), which are no numbers: give "
-            "what matters of them, such as their hour (.dt.hour), or cme-dask ingest --datetime"
+            "what matters of them, such as their hour (.dt.hour), or make a store by "
+            "cme_dask.ingest(..., datetime=)"
         )
     else:
         codes, labels = _texts(name, column, series)
@@ -108,6 +109,6 @@ def _in_memory(name: str, array: Any) -> Any:
     if array.chunks is not None or "chunks" in array.encoding:
         raise DataError(
             f"{name} holds labels or times ({array.dtype}) that are not in memory: .load() them, "
-            "or make a sample store of the table with cme-dask ingest"
+            "or make a sample store of the table by cme_dask.ingest"
         )
     return array

@@ -12,7 +12,7 @@ from distributed.system import MEMORY_LIMIT
 
 from cme_dask.chunked.driver import Executor
 from cme_dask.chunked.plan import Run, strip_length
-from cme_dask.errors import DataError, ResourceError
+from cme_dask.errors import DataError, ResourceError, option, remedy
 from cme_dask.numerics.by_trace import SKETCH
 from cme_dask.numerics.pools import BLOCK
 from cme_dask.numerics.sampled import BY_TRACE, GREEDY
@@ -304,19 +304,20 @@ def _bytes(limit: str | int | None) -> int:
         value = parse_bytes(limit)
     except (ValueError, TypeError, AttributeError) as error:
         raise DataError(
-            f"memory_limit must be bytes or a text like '2GB', got {limit!r}"
+            f"{option('memory_limit')} must be bytes or a text like '2GB', got {limit!r}"
         ) from error
     if value <= 0:
-        raise DataError(f"memory_limit must be positive, got {limit!r}")
+        raise DataError(f"{option('memory_limit')} must be positive, got {limit!r}")
     return int(value)
 
 
 def _refusal(shape: PassShape, executor: Executor, plan: MemoryPlan) -> str:
     ranks = " + ".join(map(str, shape.ranks))
-    remedies = ["lower max_rank or raise tol"]
+    remedies = [f"lower {option('max_rank')} or raise {option('tol')}"]
     if shape.n_folds > 1:
         remedies.append(
-            f"n_folds=1 (partial sums {shape.n_folds} times smaller, no standard errors)"
+            f"{remedy('n_folds=1', '--folds 1')} (partial sums {shape.n_folds} times smaller, no "
+            "standard errors)"
         )
     if executor.workers > 1:
         remedies.append(f"fewer than {executor.workers} workers or threads")

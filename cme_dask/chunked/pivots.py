@@ -19,7 +19,7 @@ from cme_dask.chunked.passes import (
 )
 from cme_dask.chunked.plan import Run, strip_length, tree_sum
 from cme_dask.chunked.strips import Reading, empty_part, strips_of
-from cme_dask.errors import ResourceError
+from cme_dask.errors import ResourceError, option
 from cme_dask.numerics.folding import BY_ROWS
 from cme_dask.numerics.pivot_state import ROWS, PivotState
 from cme_dask.numerics.pools import BLOCK
@@ -181,7 +181,7 @@ def predict_round(
         raise ResourceError(
             f"{plan.place} would need {format_bytes(plan.predicted)} for a round of pivots at rank "
             f"{' + '.join(map(str, ranks))}, the limit is {format_bytes(plan.limit)}: lower "
-            "max_rank or raise tol, or use fewer workers"
+            f"{option('max_rank')} or raise {option('tol')}, or use fewer workers"
         )
     return runs, plan
 

@@ -8,6 +8,8 @@ import numpy as np
 from cme_dask.estimators.embedding import ConditionalMeanEmbedding
 from cme_dask.estimators.joint import JointDistribution
 from cme_dask.estimators.predictors import GrowingClassifier, Level
+from cme_dask.models.labels import FloatArray
+from cme_dask.models.lazily import is_out_of_core
 from cme_dask.numerics.moments import Function
 from cme_dask.numerics.projection import project
 
@@ -55,7 +57,8 @@ class JointClassifier(GrowingClassifier, JointDistribution):  # type: ignore[mis
 
     def _probabilities(self, X: Any) -> Array:
         model = self._fitted()
-        return _positive(np.asarray(model.conditional(X).predict_proba()), model)
+        found = model.conditional(X).predict_proba()
+        return _positive(found if is_out_of_core(X) else np.asarray(found), model)
 
 
 class EmbeddingClassifier(GrowingClassifier, ConditionalMeanEmbedding):  # type: ignore[misc]
@@ -79,7 +82,7 @@ class EmbeddingClassifier(GrowingClassifier, ConditionalMeanEmbedding):  # type:
         The labels, ascending; of a store in the order of its codes.
     """
 
-    def signed_proba(self, X: Any) -> Array:
+    def signed_proba(self, X: Any) -> FloatArray:
         """The estimates as they are, shape (n, K): they may be negative.
 
         Parameters
@@ -88,11 +91,15 @@ class EmbeddingClassifier(GrowingClassifier, ConditionalMeanEmbedding):  # type:
             Points, shape (n, d_X), or a table with the columns by name.
         """
         model = self._fitted()
-        return np.asarray(model.expect([_name(code) for code in range(len(self.classes_))], X))
+        return model.expect([_name(code) for code in range(len(self.classes_))], X)
 
     def _probabilities(self, X: Any) -> Array:
-        signed = self.signed_proba(X)
-        return _positive(project(signed, np.ones(signed.shape[1]))[0], self._fitted())
+        signed: Any = self.signed_proba(X)
+        if is_out_of_core(X):
+            nearest = signed.map_blocks(_nearest, dtype=np.float64, token="nearest-probabilities")
+        else:
+            nearest = _nearest(signed)
+        return _positive(nearest, self._fitted())
 
     def _declared(self, functions: Mapping[str, Function] | None) -> Mapping[str, Function] | None:
         indicators = {_name(code): Level(code) for code in range(len(self._classes))}
@@ -102,7 +109,12 @@ class EmbeddingClassifier(GrowingClassifier, ConditionalMeanEmbedding):  # type:
 def _positive(found: Array, model: Any) -> Array:
     """(n p + 1 / K) / (n + 1) of probabilities p (b, K) that a model of n rows gives."""
     n, labels = float(model.about["rows"]), found.shape[1]
-    return np.asarray((n * found + 1.0 / labels) / (n + 1.0))
+    return (n * found + 1.0 / labels) / (n + 1.0)
+
+
+def _nearest(signed: Array) -> Array:
+    """The nearest probabilities to signed ones, by row."""
+    return project(signed, np.ones(signed.shape[1]))[0]
 
 
 def _name(code: int) -> str:

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, Literal, Self, overload
 
 import numpy as np
 from sklearn.base import BaseEstimator
@@ -42,6 +42,7 @@ from cme_dask.learning.embedding import (
 )
 from cme_dask.models.answers import Answers
 from cme_dask.models.embedding import EmbeddedVariable, EmbeddingModel
+from cme_dask.models.labels import FloatArray
 from cme_dask.models.relevance import LengthScales
 from cme_dask.numerics.basis import Basis, LinearBasis, eigenbasis
 from cme_dask.numerics.embedding import (
@@ -435,7 +436,24 @@ class ConditionalMeanEmbedding(GrowingEmbedding, BaseEstimator):  # type: ignore
             "held_out": {"x": _held_out(names, self.replicates_)},
         }
 
-    def expect(self, f: Any = None, X: Any = None, *, return_std: bool = False) -> Any:
+    @overload
+    def expect(
+        self, f: Any = None, X: Any = None, *, return_std: Literal[False] = False
+    ) -> FloatArray: ...
+
+    @overload
+    def expect(
+        self, f: Any = None, X: Any = None, *, return_std: Literal[True]
+    ) -> tuple[FloatArray, FloatArray]: ...
+
+    @overload
+    def expect(
+        self, f: Any = None, X: Any = None, *, return_std: bool
+    ) -> FloatArray | tuple[FloatArray, FloatArray]: ...
+
+    def expect(
+        self, f: Any = None, X: Any = None, *, return_std: bool = False
+    ) -> FloatArray | tuple[FloatArray, FloatArray]:
         """E[f | x], see :meth:`EmbeddingModel.expect`; f may be a declared callable."""
         model = self._fitted()
         return model.expect(names_of(f, self._functions), X, return_std=return_std)
@@ -450,7 +468,7 @@ class ConditionalMeanEmbedding(GrowingEmbedding, BaseEstimator):  # type: ignore
         self._fitted().save(path, overwrite=overwrite)
 
     def _means(self, X: Any) -> Array:
-        return np.asarray(self._fitted().expect(None, X))
+        return self._fitted().expect(None, X)
 
     def _fitted(self) -> EmbeddingModel:
         if not hasattr(self, "model_"):

@@ -3,14 +3,13 @@
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, Literal, Self, overload
 
-import numpy as np
 from sklearn.base import BaseEstimator
 
 from cme_dask.chunked.clusters import Scheduler
 from cme_dask.chunked.driver import Executor
-from cme_dask.chunked.lazy_laws import is_out_of_core, lazy_law
+from cme_dask.chunked.lazy_laws import LazyLaw
 from cme_dask.chunked.memory import MemoryBudget
 from cme_dask.chunked.sources import open_sample
 from cme_dask.constraints import Constraint, Coupling, parse
@@ -42,6 +41,9 @@ from cme_dask.kernels import Kernel
 from cme_dask.learning.candidates import Tuning
 from cme_dask.models.functions import importable
 from cme_dask.models.joint import JointModel
+from cme_dask.models.labels import FloatArray
+from cme_dask.models.law import ConditionalLaw
+from cme_dask.models.lazily import OutOfCore
 from cme_dask.models.relevance import LengthScales
 from cme_dask.numerics.moments import Function
 from cme_dask.numerics.problem import Regularization
@@ -436,19 +438,43 @@ class JointDistribution(GrowingJoint, BaseEstimator):  # type: ignore[misc]
             ),
         )
 
+    @overload
+    def expect(
+        self, f: Any = None, X: Any = None, *, Y: Any = None, return_std: Literal[False] = False
+    ) -> FloatArray: ...
+
+    @overload
+    def expect(
+        self, f: Any = None, X: Any = None, *, Y: Any = None, return_std: Literal[True]
+    ) -> tuple[FloatArray, FloatArray]: ...
+
+    @overload
+    def expect(
+        self, f: Any = None, X: Any = None, *, Y: Any = None, return_std: bool
+    ) -> FloatArray | tuple[FloatArray, FloatArray]: ...
+
     def expect(
         self, f: Any = None, X: Any = None, *, Y: Any = None, return_std: bool = False
-    ) -> Any:
+    ) -> FloatArray | tuple[FloatArray, FloatArray]:
         """Conditional expectations, see :meth:`JointModel.expect`; f may be a declared callable."""
         model = self._fitted()
         declared = self._functions[1] if Y is None else self._functions[0]
         return model.expect(names_of(f, declared), X, Y=Y, return_std=return_std)
 
-    def density_ratio(self, X: Any, Y: Any) -> Array:
+    def density_ratio(self, X: Any, Y: Any) -> FloatArray:
         """g(x_i, y_j), shape (n_X, n_Y), see :meth:`JointModel.density_ratio`."""
         return self._fitted().density_ratio(X, Y)
 
-    def conditional(self, X: Any = None, *, Y: Any = None) -> Any:
+    @overload
+    def conditional(self, X: OutOfCore, *, Y: None = None) -> LazyLaw: ...
+
+    @overload
+    def conditional(self, X: None = None, *, Y: OutOfCore) -> LazyLaw: ...
+
+    @overload
+    def conditional(self, X: Any = None, *, Y: Any = None) -> ConditionalLaw: ...
+
+    def conditional(self, X: Any = None, *, Y: Any = None) -> ConditionalLaw | LazyLaw:
         """The law of Y given X = x, or of X given Y = y, see :meth:`JointModel.conditional`.
 
         A ``ConditionalLaw``; of Dask arrays, Zarr arrays and stores (paths, URLs, ``Sample``) a
@@ -456,18 +482,17 @@ class JointDistribution(GrowingJoint, BaseEstimator):  # type: ignore[misc]
         """
         model = self._fitted()
         declared = self._functions[1] if Y is None else self._functions[0]
-        if is_out_of_core(X) or is_out_of_core(Y):
-            return lazy_law(model, X, Y=Y, functions=declared)
-        return model.conditional(X, Y=Y, functions=declared)
+        law: ConditionalLaw | LazyLaw = model.conditional(X, Y=Y, functions=declared)
+        return law
 
-    def weights(self, X: Any) -> Array:
+    def weights(self, X: Any) -> FloatArray:
         """Conditional laws on the support, shape (n, S), see :meth:`JointModel.weights`."""
         return self._fitted().weights(X)
 
     def _means(self, X: Any) -> Array:
         model = self._fitted()
         signed = model.support is None  # there is no law to ask
-        return np.asarray(model.expect(None, X) if signed else model.conditional(X).mean())
+        return model.expect(None, X) if signed else model.conditional(X).mean()
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = dict(super().__getstate__())

@@ -3,9 +3,10 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
+from numpy.typing import NDArray
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
@@ -13,6 +14,8 @@ from sklearn.utils.validation import column_or_1d
 from cme_dask.chunked.labels import coded, is_chunked
 from cme_dask.chunked.sources import open_sample
 from cme_dask.errors import DataError
+from cme_dask.models.labels import FloatArray
+from cme_dask.models.lazily import is_out_of_core
 from cme_dask.numerics.moments import Function
 from cme_dask.storage.columns import Columns
 from cme_dask.storage.sample import Sample
@@ -71,13 +74,14 @@ class MeanRegressor(RegressorMixin, ABC):  # type: ignore[misc]
     Estimators give ``_means(X)``, shape (n, d_Y), and call ``_adopt`` at the end of their fit.
     """
 
-    def predict(self, X: Any) -> Array:
+    def predict(self, X: Any) -> FloatArray:
         """E[Y | x], shape (n,) if the fit was given y of that shape, else (n, d_Y).
 
         Parameters
         ----------
         X
-            Points, shape (n, d_X), or a table with the columns by name.
+            Points, shape (n, d_X), or a table with the columns by name. A Dask array, a Zarr array
+            or a store gives a Dask array; nothing is computed then.
 
         Raises
         ------
@@ -90,8 +94,11 @@ class MeanRegressor(RegressorMixin, ABC):  # type: ignore[misc]
                 f"column {self._labels[0]!r} holds labels, which have no mean: ask for "
                 "probabilities, or fit a JointClassifier"
             )
-        means = np.asarray(self._means(X))
-        return means.reshape(len(means), *self._shape)
+        means = self._means(X)
+        means = means if is_out_of_core(X) else np.asarray(means)
+        if means.ndim == 1 + len(self._shape):
+            return cast(FloatArray, means)
+        return cast(FloatArray, means[:, None] if self._shape else means[:, 0])
 
     @abstractmethod
     def _means(self, X: Any) -> Array:
@@ -126,22 +133,23 @@ class LabelClassifier(ClassifierMixin, ABC):  # type: ignore[misc]
     _expected: Array | None = None  # labels that a first call of partial_fit was told of
     _every_label = False  # whether rows of each must be among those of a first call
 
-    def predict_proba(self, X: Any) -> Array:
+    def predict_proba(self, X: Any) -> FloatArray:
         """P(Y = label | x), shape (n, K), in the order of ``classes_``: non-negative, sum 1.
 
         Parameters
         ----------
         X
-            Points, shape (n, d_X), or a table with the columns by name.
+            Points, shape (n, d_X), or a table with the columns by name. A Dask array, a Zarr array
+            or a store gives a Dask array; nothing is computed then.
 
         Raises
         ------
         DataError
             On wrong columns or NaN.
         """
-        return self._probabilities(X)
+        return cast(FloatArray, self._probabilities(X))
 
-    def predict(self, X: Any) -> Array:
+    def predict(self, X: Any) -> NDArray[Any]:
         """The most probable label at each point, shape (n,).
 
         Parameters
@@ -149,8 +157,11 @@ class LabelClassifier(ClassifierMixin, ABC):  # type: ignore[misc]
         X
             As in :meth:`predict_proba`.
         """
-        most = self._probabilities(X).argmax(axis=1)
-        return np.asarray(self.classes_[most])
+        found = self._probabilities(X)
+        if is_out_of_core(X):
+            names = {"classes": self.classes_, "dtype": self.classes_.dtype, "drop_axis": 1}
+            return cast(NDArray[Any], found.map_blocks(_most_probable, token="predict", **names))
+        return _most_probable(found, self.classes_)
 
     @abstractmethod
     def _probabilities(self, X: Any) -> Array:
@@ -315,7 +326,7 @@ def _stored_labels(sample: Sample) -> tuple[Sample, Array]:
     if len(sample.sources) != 2 or len(columns.names) != 1 or not columns.categories:
         found = "no y" if len(sample.sources) != 2 else f"y: {columns.listed()}"
         raise DataError(
-            "a classifier needs y to be one categorical column (ingest with --categorical), "
+            "a classifier needs y to be one categorical column (ingest with categorical=), "
             f"{sample.location} has {found}"
         )
     return sample, np.array(columns.categories[columns.names[0]], dtype=object)
@@ -328,6 +339,11 @@ def _check_labels(y: Array) -> None:
             f"y must hold labels, but {sum(missing):,} (first at row {missing.index(True)}) are "
             "NaN or missing: drop these rows"
         )
+
+
+def _most_probable(probabilities: Array, classes: Array) -> NDArray[Any]:
+    """The label of the largest of each row."""
+    return np.asarray(classes[np.asarray(probabilities).argmax(axis=1)])
 
 
 @dataclass(frozen=True)

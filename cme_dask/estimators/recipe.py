@@ -377,8 +377,8 @@ def declared(functions: Any, columns: Columns) -> dict[str, Function]:
         given = dict(zip(given, given, strict=True))
     if not isinstance(given, Mapping):
         raise DataError(
-            "functions maps names to callables or events, or lists events such as "
-            f"['{columns.names[0]} > 0'], got {functions!r}"
+            f"functions maps names to callables, got {functions!r}: give {{'name': f}}, or list "
+            f"events such as ['{columns.names[0]} > 0']"
         )
     found: dict[str, Function] = {
         name: Event.parse(f, columns.names, columns.categories) if isinstance(f, str) else f

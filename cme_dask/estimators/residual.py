@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from cme_dask.chunked.blas import one_blas_thread
-from cme_dask.errors import DataError
+from cme_dask.errors import DataError, remedy
 from cme_dask.estimators.calibrating import HELD_ROWS, averaged, refitted_laws
 from cme_dask.estimators.joint_fit import Fitted, JointFit
 from cme_dask.estimators.planning import RESIDUAL_FINALISTS, Preparation
@@ -65,7 +65,9 @@ def residual_wanted(
         f"constraint='none' or 'normalized', got {solving.constraint.name!r}": (
             solving.constraint.name not in ("none", "normalized")
         ),
-        f"n_folds of at least 2, got {ready.choice.n_folds}": ready.choice.n_folds < 2,
+        f"{remedy('n_folds', '--folds')} of at least 2, got {ready.choice.n_folds}": (
+            ready.choice.n_folds < 2
+        ),
         "laws, got support_size=0": support_size == 0,
         f"numeric columns of y, got labels in {', '.join(map(repr, columns.categories))}": bool(
             columns.categories
@@ -73,7 +75,9 @@ def residual_wanted(
     }
     met = [needed for needed, missing in obstacles.items() if missing]
     if wanted is True and met:
-        raise DataError(f"residual=True needs {met[0]}: change that, or take residual='auto'")
+        needs = remedy("residual=True", "--residual yes")
+        auto = remedy("residual='auto'", "--residual auto")
+        raise DataError(f"{needs} needs {met[0]}: change that, or take {auto}")
     if wanted is True:
         return True
     discrete = any(len(np.unique(column)) <= DISTINCT for column in y.T)

@@ -59,8 +59,11 @@ def answer(
     shown = list(functions) or [n for n in variable.answers.names if n not in labelled]
     where = {"Y": array} if reverse else {"X": array}
     with_std = std and len(variable.answers.fold_constant) > 1
-    found = law.expect(shown, where.get("X"), Y=where.get("Y"), return_std=with_std)
-    values, errors = found if with_std else (found, None)
+    errors: Array | None = None
+    if with_std:
+        values, errors = law.expect(shown, where.get("X"), Y=where.get("Y"), return_std=True)
+    else:
+        values = law.expect(shown, where.get("X"), Y=where.get("Y"))
     return {
         "model": model,
         "given": key,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from cme_dask.errors import DataError
+from cme_dask.errors import DataError, remedy
 from cme_dask.kernels.base import Kernel, check_kernel
 from cme_dask.kernels.categorical import Categorical
 from cme_dask.kernels.composed import Columns, Product, Scaled, Sum
@@ -87,7 +87,10 @@ def _supplied(name: object, custom: Mapping[str, Kernel]) -> Kernel:
     if kernel is None:
         raise DataError(
             f"the kernel {name!r} is a user's own and was not supplied: "
-            f"pass kernels={{{name!r}: kernel}}"
+            + remedy(
+                f"pass kernels={{{name!r}: kernel}}",
+                f"ask this model in Python, cme_dask.load(path, kernels={{{name!r}: kernel}})",
+            )
         )
     check_kernel(f"kernels[{name!r}]", kernel)
     return kernel

@@ -9,6 +9,7 @@ import numpy as np
 from cme_dask.errors import DataError, remedy
 from cme_dask.models.basis_file import AnyBasis
 from cme_dask.models.events import Event, looks_like_event
+from cme_dask.models.labels import FloatArray
 from cme_dask.storage.columns import Columns, labels_have_no_mean
 
 Array = Any
@@ -98,7 +99,7 @@ class Answers:
 
     def expect(
         self, wanted: str | list[str], basis: AnyBasis, points: Array, return_std: bool
-    ) -> Any:
+    ) -> FloatArray | tuple[FloatArray, FloatArray]:
         """E[f | z] at points (n, d), shape (n,) for one name and (n, len) for several.
 
         With ``return_std`` also standard errors by the jackknife over the folds.
@@ -112,7 +113,9 @@ class Answers:
         pick = [self.names.index(name) for name in ([wanted] if single else wanted)]
         folds = len(self.fold_constant)
         if return_std and folds < 2:
-            raise DataError("standard errors need folds: fit with n_folds of at least 2")
+            raise DataError(
+                f"standard errors need folds: fit with {remedy('n_folds', '--folds')} of at least 2"
+            )
         slopes = [basis.slope(self.slope[:, pick])]
         if return_std:  # what the folds say, side by side
             slopes.append(np.concatenate(self.fold_slope[:, :, pick], axis=1))

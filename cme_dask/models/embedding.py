@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any, Self
+from typing import Any, Literal, Self, cast, overload
 
 import numpy as np
 
@@ -12,6 +12,8 @@ from cme_dask.errors import StoreError
 from cme_dask.kernels import Kernel
 from cme_dask.models.answers import Answers
 from cme_dask.models.basis_file import basis_arrays, basis_description, read_basis
+from cme_dask.models.labels import FloatArray
+from cme_dask.models.lazily import is_out_of_core, lazy_answers
 from cme_dask.models.points import query_points
 from cme_dask.models.relevance import LengthScales, length_scales, plot_relevance
 from cme_dask.numerics.basis import LinearBasis
@@ -83,9 +85,28 @@ class EmbeddingModel:
             [(key, v.columns, v.basis) for key, v in (("x", self.x), ("y", self.y))]
         )
 
+    @overload
+    def expect(
+        self,
+        f: str | Sequence[str] | None = None,
+        X: Any = None,
+        *,
+        return_std: Literal[False] = False,
+    ) -> FloatArray: ...
+
+    @overload
+    def expect(
+        self, f: str | Sequence[str] | None = None, X: Any = None, *, return_std: Literal[True]
+    ) -> tuple[FloatArray, FloatArray]: ...
+
+    @overload
+    def expect(
+        self, f: str | Sequence[str] | None = None, X: Any = None, *, return_std: bool
+    ) -> FloatArray | tuple[FloatArray, FloatArray]: ...
+
     def expect(
         self, f: str | Sequence[str] | None = None, X: Any = None, *, return_std: bool = False
-    ) -> Any:
+    ) -> FloatArray | tuple[FloatArray, FloatArray]:
         """E[f(Y) | X = x] = psi_X(x)^T (diag(lam_X) + r)^-1 E[psi_X f].
 
         Signed: an event's answer may leave [0, 1], and E[1 | x] is not 1, see :meth:`mass`.
@@ -96,7 +117,8 @@ class EmbeddingModel:
             A numeric column, declared function or declared event of y, or several; default the
             numeric columns.
         X
-            Points, shape (n, d_X), or a table with the columns by name.
+            Points, shape (n, d_X), or a table with the columns by name. A Dask array, a Zarr array
+            or a store gives Dask arrays; nothing is computed then.
         return_std
             Also return standard errors by the jackknife over the fixed folds.
 
@@ -111,11 +133,16 @@ class EmbeddingModel:
             On unknown names, columns of labels, events that were not declared, wrong columns,
             NaN, or folds that the fit did not keep.
         """
+        if is_out_of_core(X):
+            found = lazy_answers().lazy_method(
+                self, "expect", X, self.x, f=f, return_std=return_std
+            )
+            return cast(FloatArray, found)
         points = self.x.points(X, "X")
         wanted = self.answers.wanted(f, self.y.columns)
         return self.answers.expect(wanted, self.x.basis, points, return_std)
 
-    def mass(self, X: Any) -> Array:
+    def mass(self, X: Any) -> FloatArray:
         """E[1 | x], shape (n,): 1 for a law; here less where data are few.
 
         Parameters
@@ -128,9 +155,11 @@ class EmbeddingModel:
         DataError
             On wrong columns or NaN.
         """
+        if is_out_of_core(X):
+            return cast(FloatArray, lazy_answers().lazy_method(self, "mass", X, self.x))
         return self._products(X, self.total[:, None])[:, 0]
 
-    def embedding(self, X: Any, Y: Any) -> Array:
+    def embedding(self, X: Any, Y: Any) -> FloatArray:
         """The embedding mu(x_i) at y_j, E[k_Y(y_j, Y) | X = x_i], shape (n_X, n_Y).
 
         Parameters
@@ -143,9 +172,12 @@ class EmbeddingModel:
         DataError
             On wrong columns or NaN.
         """
+        if is_out_of_core(X):
+            y = self.y.points(Y, "Y")
+            return cast(FloatArray, lazy_answers().lazy_method(self, "embedding", X, self.x, Y=y))
         return self._products(X, self.operator @ self.y.basis(self.y.points(Y, "Y")).T)
 
-    def _products(self, X: Any, right: Array) -> Array:
+    def _products(self, X: Any, right: Array) -> FloatArray:
         points = self.x.points(X, "X")
         result = np.empty((len(points), right.shape[1]))
         for start in range(0, len(points), _QUERY_ROWS):

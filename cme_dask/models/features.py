@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass
 from html import escape
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 
@@ -12,6 +12,8 @@ from cme_dask.kernels import Kernel
 from cme_dask.kernels.into import Scratch
 from cme_dask.kernels.sections import Sections, Write
 from cme_dask.models.basis_file import basis_arrays, basis_description, read_basis
+from cme_dask.models.labels import FloatArray
+from cme_dask.models.lazily import is_out_of_core, lazy_answers
 from cme_dask.models.points import query_points
 from cme_dask.numerics.basis import LinearBasis, NewtonBasis
 from cme_dask.numerics.blocks import in_blocks
@@ -101,21 +103,23 @@ class FeatureModel:
         """Relative trace error over all rows of the fit."""
         return float(self.about["trace_error"])
 
-    def transform(self, X: Any) -> Array:
+    def transform(self, X: Any) -> FloatArray:
         """Features of the rows of X, shape (n, m).
 
         Parameters
         ----------
         X
-            Rows, shape (n, d), or a table with the columns by name. Dask arrays and stores are
-            transformed by ``PivotedCholesky.load(path)``.
+            Rows, shape (n, d), or a table with the columns by name. A Dask array, a Zarr array or a
+            store gives a Dask array; nothing is computed then.
 
         Raises
         ------
         DataError
             On wrong columns, NaN or infinity.
         """
-        return in_blocks(self.sections(), self.points(X), self.rank)
+        if is_out_of_core(X):
+            return cast(FloatArray, lazy_answers().lazy_method(self, "transform", X, self))
+        return cast(FloatArray, in_blocks(self.sections(), self.points(X), self.rank))
 
     def points(self, X: Any) -> Array:
         """Rows as float64 of shape (n, d), see :func:`query_points`."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from html import escape
-from typing import Any, Self
+from typing import Any, Literal, Self, cast, overload
 
 import numpy as np
 
@@ -14,9 +14,10 @@ from cme_dask.errors import DataError, StoreError
 from cme_dask.models.answers import Answers
 from cme_dask.models.basis_file import AnyBasis, basis_arrays, basis_description, read_basis
 from cme_dask.models.cells_file import cells_arrays, read_cells
-from cme_dask.models.labels import Labels
+from cme_dask.models.labels import FloatArray, Labels
 from cme_dask.models.law import ConditionalLaw
 from cme_dask.models.laws import Laws
+from cme_dask.models.lazily import OutOfCore, is_out_of_core, lazy_answers
 from cme_dask.models.points import query_points
 from cme_dask.models.relevance import (
     LengthScales,
@@ -141,6 +142,36 @@ class JointModel:
             [(key, v.columns, v.basis) for key, v in (("x", self.x), ("y", self.y))]
         )
 
+    @overload
+    def expect(
+        self,
+        f: str | Sequence[str] | None = None,
+        X: Any = None,
+        *,
+        Y: Any = None,
+        return_std: Literal[False] = False,
+    ) -> FloatArray: ...
+
+    @overload
+    def expect(
+        self,
+        f: str | Sequence[str] | None = None,
+        X: Any = None,
+        *,
+        Y: Any = None,
+        return_std: Literal[True],
+    ) -> tuple[FloatArray, FloatArray]: ...
+
+    @overload
+    def expect(
+        self,
+        f: str | Sequence[str] | None = None,
+        X: Any = None,
+        *,
+        Y: Any = None,
+        return_std: bool,
+    ) -> FloatArray | tuple[FloatArray, FloatArray]: ...
+
     def expect(
         self,
         f: str | Sequence[str] | None = None,
@@ -148,7 +179,7 @@ class JointModel:
         *,
         Y: Any = None,
         return_std: bool = False,
-    ) -> Any:
+    ) -> FloatArray | tuple[FloatArray, FloatArray]:
         """Conditional expectations E[f(Y) | X = x] = E f + psi_X(x)^T H^T E[psi_Y f^T].
 
         The signed estimator: exact moments over all rows, so it adds up but may leave the range of
@@ -161,7 +192,8 @@ class JointModel:
             several; default its numeric columns. Other events are answered by the law:
             ``conditional(x).probability(event)``.
         X
-            Points, shape (n, d_X), or a table with the columns by name.
+            Points, shape (n, d_X), or a table with the columns by name. A Dask array, a Zarr array
+            or a store gives Dask arrays; nothing is computed then.
         Y
             Points, shape (n, d_Y): the other direction.
         return_std
@@ -180,34 +212,48 @@ class JointModel:
         """
         if (X is None) == (Y is None):
             raise DataError("expect takes points of one variable: X=... or Y=...")
-        variable, points = (
-            (self.x, self.x.points(X, "X")) if Y is None else (self.y, self.y.points(Y, "Y"))
-        )
-        other = self.y if variable is self.x else self.x
-        wanted = variable.answers.wanted(f, other.columns, reverse=Y is not None)
+        reverse = X is None
+        variable, other = (self.y, self.x) if reverse else (self.x, self.y)
+        values = Y if reverse else X
+        if is_out_of_core(values):
+            return cast(
+                FloatArray,
+                lazy_answers().lazy_method(
+                    self, "expect", values, variable, reverse=reverse, f=f, return_std=return_std
+                ),
+            )
+        points = variable.points(values, "Y" if reverse else "X")
+        wanted = variable.answers.wanted(f, other.columns, reverse)
         return variable.answers.expect(wanted, variable.basis, points, return_std)
 
-    def density_ratio(self, X: Any, Y: Any) -> Array:
+    def density_ratio(self, X: Any, Y: Any) -> FloatArray:
         """Radon-Nikodym derivative g(x_i, y_j) = dP / d(P_X x P_Y), shape (n_X, n_Y), no units.
 
         Parameters
         ----------
         X, Y
-            Points, shapes (n_X, d_X) and (n_Y, d_Y), or tables with the columns by name.
+            Points, shapes (n_X, d_X) and (n_Y, d_Y), or tables with the columns by name. X out of
+            core gives a Dask array.
 
         Raises
         ------
         DataError
             On wrong columns or NaN.
         """
+        if is_out_of_core(X):
+            y = self.y.points(Y, "Y")
+            return cast(
+                FloatArray, lazy_answers().lazy_method(self, "density_ratio", X, self.x, Y=y)
+            )
         points = self.x.points(X, "X")
         right = self.coef.T @ self.y.basis(self.y.points(Y, "Y")).T
         shape = (1, len(points), right.shape[1])
-        return _in_blocks(
+        found: FloatArray = _in_blocks(
             lambda rows: (self.base + self.x.basis(rows) @ right)[None], points, shape
         )[0]
+        return found
 
-    def weights(self, X: Any) -> Array:
+    def weights(self, X: Any) -> FloatArray:
         r"""Conditional laws of Y on the cells of the support, shape (n, S): non-negative, sum 1.
 
         The L2 projection of the signed ratio onto densities: w_s(x) = v_s max(g(x, y_s) - t(x), 0)
@@ -218,14 +264,36 @@ class JointModel:
         Parameters
         ----------
         X
-            Points, shape (n, d_X), or a table with the columns by name.
+            Points, shape (n, d_X), or a table with the columns by name. Points out of core give a
+            Dask array.
 
         Raises
         ------
         DataError
             On wrong columns or NaN, or if the model has no support.
         """
+        if is_out_of_core(X):
+            return cast(FloatArray, lazy_answers().lazy_method(self, "weights", X, self.x))
         return ConditionalLaw(base_laws(self, "x"), self.x.points(X, "X"), Labels()).weights()
+
+    @overload
+    def conditional(
+        self, X: OutOfCore, *, Y: None = None, functions: Mapping[str, Function] | None = None
+    ) -> Any: ...
+
+    @overload
+    def conditional(
+        self,
+        X: None = None,
+        *,
+        Y: OutOfCore,
+        functions: Mapping[str, Function] | None = None,
+    ) -> Any: ...
+
+    @overload
+    def conditional(
+        self, X: Any = None, *, Y: Any = None, functions: Mapping[str, Function] | None = None
+    ) -> ConditionalLaw: ...
 
     def conditional(
         self, X: Any = None, *, Y: Any = None, functions: Mapping[str, Function] | None = None
@@ -235,7 +303,8 @@ class JointModel:
         Parameters
         ----------
         X
-            Points, shape (n, d_X), or a table with the columns by name.
+            Points, shape (n, d_X), or a table with the columns by name. A Dask array, a Zarr array
+            or a store gives a :class:`cme_dask.LazyLaw`, whose answers are Dask arrays.
         Y
             Points, shape (n, d_Y): the other direction.
         functions
@@ -248,6 +317,9 @@ class JointModel:
         """
         if (X is None) == (Y is None):
             raise DataError("conditional takes points of one variable: X=... or Y=...")
+        if is_out_of_core(X) or is_out_of_core(Y):
+            law = lazy_answers().lazy_law(self, X, Y=Y, functions=functions)
+            return cast(ConditionalLaw, law)
         given, values = ("x", X) if Y is None else ("y", Y)
         points = (self.x if Y is None else self.y).points(values, given.upper())
         laws = self.laws(given)
@@ -476,7 +548,7 @@ def _spectra(state: ModelState, variables: dict[str, Variable]) -> tuple[Spectru
 
 def _in_blocks(
     function: Callable[[Array], Array], points: Array, shape: tuple[int, int, int]
-) -> Array:
+) -> FloatArray:
     """Fill an array of this shape, rows along axis 1, block by block."""
     result = np.empty(shape)
     for rows in _slices(len(points)):

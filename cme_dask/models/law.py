@@ -240,7 +240,13 @@ class ConditionalLaw(LawsAtPoints):
         return self._labels.wrap(found, names[0] if len(names) == 1 else "quantile", *axes)
 
     def median(self, column: str | None = None) -> FloatArray:
-        """The quantile of level 1/2, shape (n,) or (n, d)."""
+        """The quantile of level 1/2, shape (n,) or (n, d).
+
+        Parameters
+        ----------
+        column
+            One of several columns.
+        """
         return self.quantile(0.5, column)
 
     def interval(
@@ -366,7 +372,10 @@ class ConditionalLaw(LawsAtPoints):
         return cast(FloatArray, np.exp(logarithm))
 
     def log_pdf(self, y: Any, *, paired: bool = False, bandwidth: Any = None) -> FloatArray:
-        """Logarithm of :meth:`pdf`; minus infinity where the density is below any number."""
+        """Logarithm of the density; minus infinity where that is below any number.
+
+        Its arguments: see :meth:`pdf`.
+        """
         points = self._points(y, paired)
         return self._at_points(self._log_pdf(points, paired, bandwidth), "log_pdf", paired)
 

@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass
 from html import escape
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 from scipy.special import softmax
@@ -11,6 +11,8 @@ from scipy.special import softmax
 from cme_dask.errors import StoreError
 from cme_dask.kernels import Kernel
 from cme_dask.models.basis_file import basis_arrays, basis_description, read_basis
+from cme_dask.models.labels import FloatArray
+from cme_dask.models.lazily import is_out_of_core, lazy_answers
 from cme_dask.models.points import query_points
 from cme_dask.models.relevance import LengthScales, length_scales
 from cme_dask.numerics.basis import LinearBasis
@@ -58,19 +60,22 @@ class LogisticModel:
         """Length scale and relevance of each column of x, see :class:`ColumnRelevance`."""
         return length_scales([("x", self.columns, self.basis)])
 
-    def predict_proba(self, X: Any) -> Array:
+    def predict_proba(self, X: Any) -> FloatArray:
         """P(Y = label | x), shape (n, K), in the order of the labels.
 
         Parameters
         ----------
         X
-            Points, shape (n, d), or a table with the columns by name.
+            Points, shape (n, d), or a table with the columns by name. A Dask array, a Zarr array or
+            a store gives a Dask array; nothing is computed then.
 
         Raises
         ------
         DataError
             On wrong columns or NaN.
         """
+        if is_out_of_core(X):
+            return cast(FloatArray, lazy_answers().lazy_method(self, "predict_proba", X, self))
         points = query_points(X, self.columns, "X", self.basis.newton.kernel)
         result = np.empty((len(points), len(self.labels)))
         for start in range(0, len(points), _QUERY_ROWS):

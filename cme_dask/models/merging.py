@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cme_dask.errors import DataError
+from cme_dask.errors import DataError, remedy
 from cme_dask.models import load_only
 from cme_dask.models.joint import JointModel
 from cme_dask.models.sums import JointSums
@@ -90,7 +90,10 @@ def union(several: Sequence[JointSums]) -> JointSums:
             raise DataError(
                 f"model {number} can't be merged with the first one, {difference}: fit it with "
                 "the pivots, cells and parameters of the first, "
-                "JointDistribution().partial_fit(X, Y, like=first)"
+                + remedy(
+                    "JointDistribution().partial_fit(X, Y, like=first)",
+                    "cme-dask grow FIRST STORE --alone",
+                )
             )
     weights = [each.weight for each in several]
     sides = tuple(

@@ -8,7 +8,7 @@ import numpy as np
 from scipy.linalg import solve_triangular
 
 from cme_dask.constraints import Certified, Constraint, parse
-from cme_dask.errors import DataError
+from cme_dask.errors import DataError, remedy
 from cme_dask.models.assembly import Part, assemble
 from cme_dask.models.joint import JointModel, Variable
 from cme_dask.numerics.basis import Basis, LinearBasis
@@ -188,8 +188,11 @@ class JointSums:
         if constraint.bounds == "observed":
             raise DataError(
                 "bounds that are observed over all rows take a pass over them: fit with "
-                "Certified(bounds='analytic') or Certified(bounds='sample'), or fit all rows at "
-                "once"
+                + remedy(
+                    "Certified(bounds='analytic') or Certified(bounds='sample')",
+                    "--constraint certified,bounds=analytic or certified,bounds=sample",
+                )
+                + ", or fit all rows at once"
             )
         if not self.cells:
             raise DataError(
@@ -250,13 +253,18 @@ def _check_adds(model: JointModel) -> None:
     if not model.moments:
         raise DataError(
             "this model is a mean of several, as models with learned kernels are; sums over rows "
-            "don't make it: fit with kernel_x, kernel_y and reg given, such as those of the best "
-            "one, members_[0].candidate"
+            "don't make it: fit with "
+            + remedy(
+                "kernel_x, kernel_y and reg given, such as those of the best one, "
+                "members_[0].candidate",
+                "--growing",
+            )
         )
     if model.residual is not None:
         raise DataError(
             "this model has a residual reference, whose location depends on all rows, so that "
-            "residuals of different parts don't add up: fit with residual=False"
+            "residuals of different parts don't add up: fit with "
+            + remedy("residual=False", "--growing")
         )
     cells = [v.cells for v in (model.x, model.y)]
     if any(c is not None and c.drawn is None for c in cells) or (cells[0] is None) != (

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cme_dask.constraints import Certified, Constraint, Coupling, Pointwise, parse
-from cme_dask.errors import DataError
+from cme_dask.errors import DataError, option, remedy
 from cme_dask.numerics.certified import solve_certified
 from cme_dask.numerics.coupling import solve_coupling
 from cme_dask.numerics.geometry import NOTHING, Geometry
@@ -146,7 +146,8 @@ class JointSolver:
         iterative = isinstance(self.constraint, (Pointwise, Coupling))
         if iterative and self.reg.form != "two-sided":
             raise DataError(
-                f"constraint={self.constraint.name!r} takes reg_form='two-sided' only, got "
+                f"the constraint {self.constraint.name!r} takes the two-sided form of the ridge "
+                f"only, {option('reg_form')} is "
                 f"{self.reg.form!r}"
             )
 
@@ -247,8 +248,12 @@ def _kappa(geometry: Geometry) -> float:
     x, y = geometry.bounds
     if x is None or y is None:
         raise DataError(
-            "constraint='certified' needs kernels that are bounded: linear and polynomial ones are "
-            "not; take other kernels, or cme_dask.constraints.Certified(bounds='sample')"
+            "the constraint 'certified' needs kernels that are bounded: linear and polynomial ones "
+            "are not; take other kernels, or "
+            + remedy(
+                "cme_dask.constraints.Certified(bounds='sample')",
+                "--constraint certified,bounds=sample",
+            )
         )
     return x * y
 

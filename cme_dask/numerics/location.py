@@ -7,7 +7,7 @@ from typing import Any, Self
 import numpy as np
 from scipy.linalg import solve_triangular
 
-from cme_dask.errors import DataError
+from cme_dask.errors import DataError, remedy
 from cme_dask.kernels.coordinates import Coordinates
 from cme_dask.numerics.basis import Basis, eigenbasis
 from cme_dask.numerics.means import MeanMoments
@@ -306,7 +306,7 @@ def fit_location(
     if not held:
         raise DataError(
             "locations are cross-fitted, and fewer than two folds have rows of positive weight: "
-            "give more rows or folds, or fit with residual=False"
+            f"give more rows or folds, or fit with {remedy('residual=False', '--residual no')}"
         )
     d = len(sides[0].columns)
     low, high = (np.zeros(d), np.zeros(d)) if within is None else within

@@ -3,7 +3,7 @@
 import warnings
 from dataclasses import dataclass
 
-from cme_dask.errors import ConvergenceError, ConvergenceWarning
+from cme_dask.errors import ConvergenceError, ConvergenceWarning, remedy
 
 
 @dataclass(frozen=True)
@@ -69,5 +69,6 @@ class Outcome:
             "more iterations, raise tol or reg, or lower the rank"
         )
         if convergence == "raise":
-            raise ConvergenceError(f"{message}; convergence='warn' keeps such a solution")
+            keeps = remedy("; convergence='warn' keeps such a solution", "")
+            raise ConvergenceError(message + keeps)
         warnings.warn(message, ConvergenceWarning, stacklevel=3)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from cme_dask.errors import DataError
+from cme_dask.errors import DataError, option, remedy
 from cme_dask.numerics.basis import eigenbasis
 from cme_dask.numerics.means import MeanMoments
 
@@ -40,7 +40,8 @@ class Regularization:
                 f"reg must be a non-negative number r or a pair (r_Y, r_X), got {reg!r}"
             )
         if form == "single" and values.shape == (2,):
-            raise DataError(f"reg_form='single' takes one number for reg, got {reg!r}")
+            single = remedy("reg_form='single'", "--reg-form single")
+            raise DataError(f"{single} takes one number for {option('reg')}, got {reg!r}")
         pair = np.broadcast_to(values, (2,))
         return cls(float(pair[0]), float(pair[1]), form)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from array_api_compat import array_namespace, device
 
-from cme_dask.errors import DataError
+from cme_dask.errors import DataError, remedy
 from cme_dask.kernels.coordinates import Coordinates
 
 Array = Any
@@ -136,7 +136,8 @@ def declared(functions: Mapping[str, Any] | None, rows: Array, weights: Array) -
     """
     if not functions:
         raise DataError(
-            "criterion='validation' is about declared functions of y: give functions={name: f}"
+            "the criterion 'validation' scores declared functions of y: give "
+            + remedy("functions=, such as ['y0 > 0']", "some by --event")
         )
     found = Declared(tuple(functions.values()), np.ones(len(functions)))
     values = found(rows)

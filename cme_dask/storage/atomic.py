@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from cme_dask.errors import DataError, ResourceError
+from cme_dask.errors import DataError, ResourceError, switch
 
 ATTRIBUTE = "cme_dask"
 """Attribute of a Zarr group that describes what is inside; written last."""
@@ -38,7 +38,7 @@ def check_output(path: str | os.PathLike[str], overwrite: bool) -> Path:
         )
     if there and not overwrite:
         raise DataError(
-            f"{target} already exists: choose another path or overwrite it (--overwrite)"
+            f"{target} already exists: choose another path or overwrite it ({switch('overwrite')})"
         )
     parent = target.absolute().parent
     if not parent.is_dir():

@@ -20,7 +20,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from cme_dask.errors import DataError
+from cme_dask.errors import DataError, switch
 from cme_dask.storage.atomic import check_output, disk_errors, publish, workshop_folder
 
 Array = Any
@@ -99,8 +99,8 @@ class Workshop:
             return _read(path)
         if there and not self._overwrite:
             raise DataError(
-                f"an interrupted ingest of {self._target} lies in {self._folder}: --resume "
-                "continues it, --overwrite starts again"
+                f"an interrupted ingest of {self._target} lies in {self._folder}: "
+                f"{switch('resume')} continues it, {switch('overwrite')} starts again"
             )
         for name in os.listdir(self._folder):  # without a state nothing of it is of use
             if name != _LOCK:
@@ -116,8 +116,8 @@ class Workshop:
                 return {name: stored[name] for name in stored.files}
         except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
             raise DataError(
-                f"the interrupted ingest in {self._folder} is damaged ({error}): --overwrite "
-                "starts again"
+                f"the interrupted ingest in {self._folder} is damaged ({error}): "
+                f"{switch('overwrite')} starts again"
             ) from error
 
     def commit(self, state: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
@@ -204,9 +204,10 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         state = json.loads(path.read_text())
     except ValueError as error:
-        raise DataError(f"{path} is damaged ({error}): --overwrite starts again") from error
+        again = f"{switch('overwrite')} starts again"
+        raise DataError(f"{path} is damaged ({error}): {again}") from error
     if not isinstance(state, dict):
-        raise DataError(f"{path} is damaged: --overwrite starts again")
+        raise DataError(f"{path} is damaged: {switch('overwrite')} starts again")
     return state
 
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 from fsspec.core import OpenFile
 
-from cme_dask.errors import DataError
+from cme_dask.errors import DataError, option
 from cme_dask.storage.csv_blocks import Block, UnclosedQuoteError, record_blocks
 from cme_dask.storage.in_order import in_order
 from cme_dask.storage.tables import Batch, Kind, display_name, file_fingerprint
@@ -160,7 +160,8 @@ class CsvSource:
             return (
                 f"column {column!r} of {self.name} must be numeric but has {value[:40]!r} in row "
                 f"{row}: correct it, or if it means a missing value, add it to the null values; a "
-                "column of labels goes with --categorical, one of dates with --datetime"
+                f"column of labels is given as {option('categorical')}, one of dates as "
+                f"{option('datetime')}"
             )
         if match := _RAGGED.search(message):
             row = rows_before + int(match[1])

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from cme_dask.errors import DataError
+from cme_dask.errors import DataError, option
 from cme_dask.storage.layout import Layout
 from cme_dask.storage.tables import Kind
 from cme_dask.storage.typed import Coded, Decoded
@@ -95,7 +95,8 @@ class Encoder:
             row = decoded.row(int((coded.codes == bad).argmax()))
             raise DataError(
                 f"column {name!r} of {table} has {labels[bad][:40]!r} in row {row}, while the "
-                "first group was an integer: add the column to --categorical if it holds labels"
+                f"first group was an integer: add the column to {option('categorical')} if it "
+                "holds labels"
             )
         return values[coded.codes]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cme_dask.defaults import NULL_VALUES
-from cme_dask.errors import DataError
+from cme_dask.errors import DataError, option
 from cme_dask.storage.checkpoint import Workshop
 from cme_dask.storage.ingest_report import IngestProgress, IngestReport
 from cme_dask.storage.ingest_run import Plan, Run
@@ -155,7 +155,8 @@ def _check_arguments(
     check_chunk_rows(chunk_rows)
     check_seed(seed)
     if chunk_rows is not None and target_chunk is not None:
-        raise DataError("chunk_rows and target_chunk both say how large chunks are: give one")
+        both = f"{option('chunk_rows')} and {option('target_chunk')}"
+        raise DataError(f"{both} both say how large chunks are: give one")
     for name, count in (("target_chunk", target_chunk), ("block_bytes", block_bytes)):
         if count is not None and not 1 <= count <= 1 << 31:
             raise DataError(f"{name} must lie between 1 byte and 2 GiB, got {count}")

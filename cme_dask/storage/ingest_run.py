@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cme_dask.defaults import SAMPLE_SIZE
-from cme_dask.errors import CmeDaskError, DataError
+from cme_dask.errors import CmeDaskError, DataError, switch
 from cme_dask.storage.checkpoint import Workshop
 from cme_dask.storage.encoder import Encoder
 from cme_dask.storage.in_order import in_order
@@ -81,20 +81,21 @@ class Run:
         if changed:
             raise DataError(
                 f"the interrupted ingest had another {changed[0]} ({former.get(changed[0])!r}, now "
-                f"{plan[changed[0]]!r}): give what it had, or start again with --overwrite"
+                f"{plan[changed[0]]!r}): give what it had, or start again with "
+                f"{switch('overwrite')}"
             )
         names = [source.name for source in self._sources]
         if state["files"] != names:
             other = sorted(set(state["files"]) ^ set(names))
             raise DataError(
                 f"the interrupted ingest was of other files ({listed(other)}): give the same ones, "
-                "or start again with --overwrite"
+                f"or start again with {switch('overwrite')}"
             )
         for source, mark in zip(self._sources, state["marks"], strict=False):
             if source.fingerprint() != mark:
                 raise DataError(
                     f"{source.name} has changed since the interrupted ingest read it: start again "
-                    "with --overwrite"
+                    f"with {switch('overwrite')}"
                 )
 
     def read(self, progress: Callable[[IngestProgress], None] | None) -> None:
@@ -117,7 +118,8 @@ class Run:
         except CmeDaskError as error:
             if self._workshop.state is None:
                 raise
-            raise type(error)(f"{error} (what was read is kept: --resume continues)") from error
+            kept = f"what was read is kept: {switch('resume')} continues"
+            raise type(error)(f"{error} ({kept})") from error
 
     def _batches(self) -> Iterator[tuple[Source, Decoded]]:
         plan = self._plan

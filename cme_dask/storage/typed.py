@@ -8,14 +8,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cme_dask.errors import DataError
+from cme_dask.errors import DataError, option
 from cme_dask.storage.layout import Layout
 from cme_dask.storage.tables import Batch, Kind
 
 Array = Any
 
 _EXACT = 2.0**53  # integers up to here are exact as float64
-_REMEDY = "give it with --categorical if it holds labels, with --datetime if it holds dates"
+_REMEDY = "give it as {} if it holds labels, as {} if it holds dates".format(
+    option("categorical"), option("datetime")
+)
 
 
 @dataclass(frozen=True)

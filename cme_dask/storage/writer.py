@@ -12,7 +12,7 @@ import numpy as np
 import zarr
 
 from cme_dask.defaults import SAMPLE_SIZE
-from cme_dask.errors import DataError
+from cme_dask.errors import DataError, option
 from cme_dask.storage.atomic import ATTRIBUTE, disk_errors, writing
 from cme_dask.storage.columns import Columns, check_finite, check_weights
 from cme_dask.storage.priority import RowSample, draw, merge
@@ -116,7 +116,9 @@ def writing_sample(
 def check_chunk_rows(chunk_rows: int | None) -> None:
     """DataError on a number of rows that no chunk may have."""
     if chunk_rows is not None and not 1 <= chunk_rows <= MAX_CHUNK_ROWS:
-        raise DataError(f"chunk_rows must lie between 1 and {MAX_CHUNK_ROWS:,}, got {chunk_rows}")
+        raise DataError(
+            f"{option('chunk_rows')} must lie between 1 and {MAX_CHUNK_ROWS:,}, got {chunk_rows}"
+        )
 
 
 def check_seed(seed: int) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import zarr
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec
 
-from cme_dask.errors import ResourceError, StoreError
+from cme_dask.errors import ResourceError, StoreError, remedy
 from cme_dask.storage.atomic import ATTRIBUTE, workshop_folder
 from cme_dask.storage.guarded import MOST_BYTES, GuardedStore, check_chunk
 
@@ -96,8 +96,11 @@ def _check_finished(path: Path) -> None:
     ours = path.name.startswith(".") and path.name.endswith(".partial")
     if ours or (not path.exists() and workshop_folder(path).exists()):
         raise StoreError(
-            f"{path} is unfinished: it is still being written, or that was interrupted (the same "
-            "command with --resume goes on)"
+            f"{path} is unfinished: it is still being written, or that was interrupted "
+            + remedy(
+                "(cme_dask.ingest with resume=True goes on)",
+                "(the same command with --resume goes on)",
+            )
         )
 
 
