@@ -82,7 +82,7 @@ class Pointwise(Constraint):
     Parameters
     ----------
     landmarks : int or (int, int)
-        Their number, of x and y: the pivots first, then rows of the row sample.
+        Their number, of x and y: the pivots first, then distinct rows of the row sample.
     tol : float
         Relative residual at which the iteration ends.
     max_iterations : int

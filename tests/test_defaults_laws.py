@@ -9,7 +9,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy.integrate import trapezoid
 from sklearn.metrics import log_loss
 
-from cme_dask import JointClassifier, JointDistribution, Tuning, kernels, load
+from cme_dask import JointClassifier, JointDistribution, Tuning, kernels, load, open_sample
+from cme_dask.constraints import Coupling, Normalized, Pointwise
 from cme_dask.kernels.coordinates import Scores
 from cme_dask.metrics import crps
 
@@ -287,3 +288,50 @@ def test_joint_classifiers_exclude_no_label():
     assert_allclose(model.predict_proba(x), (600 * law + 1 / 3) / 601, atol=1e-14)
     assert np.isfinite(log_loss(label, model.predict_proba(x)))
     assert -np.log(model.predict_proba(x)).max() < np.log(3 * 601) + 1e-9
+
+
+@pytest.fixture(scope="module")
+def twice():
+    """Rows of which some weigh two, the same rows with these doubled, and a group for each row."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 1))
+    y = np.sin(2 * x) + 0.3 * rng.normal(size=x.shape)
+    again = np.concatenate([np.arange(300), np.arange(100)])
+    weights = np.ones(300)
+    weights[:100] = 2.0
+    one = open_sample(x, y, weights=weights, group=np.arange(300.0))
+    return one, open_sample(x[again], y[again], group=again.astype(float))
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [Coupling(12), Coupling(12, choice="kmeans"), Pointwise(40), Normalized()],
+    ids=["coupling", "k-means", "pointwise", "normalized"],
+)
+def test_weight_two_is_two_rows(twice, constraint):
+    options = {"kernel_x": kernels.Gaussian(0.5), "kernel_y": kernels.Gaussian(0.5), "reg": 1e-3}
+    if constraint.name in ("pointwise", "normalized"):
+        options["pivots"] = tuple(np.linspace(-2, 2, 9)[:, None] for _ in "xy")
+    at = np.linspace(-2, 2, 9)[:, None]
+    a, b = (JointDistribution(**options, constraint=constraint).fit(rows) for rows in twice)
+    assert_allclose(a.density_ratio(at, at), b.density_ratio(at, at), atol=1e-9)
+    laws = a.conditional(at), b.conditional(at)
+    assert_allclose(laws[0].mean(), laws[1].mean(), atol=1e-9)
+    assert_array_equal(*(law.quantile([0.1, 0.5, 0.9]) for law in laws))
+    proba = [law.probability("y0 > 0.2") for law in laws]
+    assert_allclose(*proba, atol=1e-9)
+
+
+def test_weight_two_is_two_rows_for_locations_in_folds_by_group(twice):
+    """Two copies of a row share its fold; the kernel of residuals is a median over pairs."""
+    options = {"kernel_x": kernels.Gaussian(0.5), "kernel_y": kernels.Gaussian(0.5), "reg": 1e-3}
+    options["pivots"] = tuple(np.linspace(-2, 2, 9)[:, None] for _ in "xy")
+    a, b = (
+        JointDistribution(**options, residual=True).fit(rows.fold_by("group")).model_
+        for rows in twice
+    )
+    at = np.linspace(-2, 2, 9)[:, None]
+    assert_allclose(a.residual.location(at), b.residual.location(at), atol=1e-7)
+    laws = a.conditional(at), b.conditional(at)
+    assert_allclose(laws[0].mean(), laws[1].mean(), atol=1e-4)
+    assert_allclose(*(law.cdf([-0.5, 0.0, 0.4]) for law in laws), atol=5e-3)

@@ -245,7 +245,13 @@ class JointDistribution(GrowingJoint, BaseEstimator):  # type: ignore[misc]
         y
             scikit-learn's name of ``Y``.
         weights
-            Non-negative weights of the rows, shape (n,); a store brings its own.
+            Non-negative weights of the rows, shape (n,); a store brings its own. A row of weight 2
+            counts as two equal rows: with given kernels and pivots the model is the same to
+            rounding, and also with landmarks of a coupling, or of pointwise constraints, that are
+            chosen from a row sample of all rows. What depends on the numbers of the rows is only
+            about the same: folds, and with them standard errors, calibration and learned numbers of
+            landmarks; the row sample of a larger table, and with it learned kernels and pivots; and
+            locations, unless the folds are by group and equal rows share one.
         sample_weight
             scikit-learn's name of ``weights``.
         functions, functions_x

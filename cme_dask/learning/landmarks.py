@@ -10,7 +10,7 @@ from cme_dask.chunked.blas import one_blas_thread
 from cme_dask.constraints import LANDMARKS, Coupling
 from cme_dask.errors import DataError
 from cme_dask.learning.support import deviations, distinct_rows, make_support
-from cme_dask.numerics.hashing import fold_of_rows
+from cme_dask.numerics.hashing import distinct_in_random_order, fold_of_rows
 from cme_dask.numerics.joint import JointSolver
 from cme_dask.numerics.moments import Moments, MomentSpec, Side
 from cme_dask.numerics.partition import PartitionBasis, pivot_landmarks
@@ -67,7 +67,9 @@ def choose_landmarks(
         if rows.shape[1] == 1:
             return make_support(rows, weights, count).points
         return _centres(rows[:_CLUSTERED], weights[:_CLUSTERED], count, seed)
-    return np.asarray(rows)[pivot_landmarks(kernel, rows, weights, count)]
+    first, which = distinct_in_random_order(rows)
+    distinct = np.asarray(rows)[first]
+    return distinct[pivot_landmarks(kernel, distinct, np.bincount(which, weights), count)]
 
 
 def _centres(rows: Array, weights: Array, count: int, seed: int) -> Array:

@@ -8,6 +8,7 @@ import numpy as np
 
 from cme_dask.constraints import Certified, Constraint, Pointwise
 from cme_dask.numerics.basis import Basis
+from cme_dask.numerics.hashing import distinct_in_random_order
 
 Array = Any
 
@@ -60,9 +61,10 @@ class Geometry:
 
 
 def _landmarks(basis: Basis, rows: Array, count: int) -> Array:
-    """The pivots, then rows, ``count`` in all."""
+    """The pivots, then distinct rows, ``count`` in all."""
     pivots = np.asarray(basis.points)[:count]
-    return np.concatenate([pivots, rows[: count - len(pivots)]])
+    first, _ = distinct_in_random_order(rows)
+    return np.concatenate([pivots, rows[first[: count - len(pivots)]]])
 
 
 NOTHING = Geometry()

@@ -16,6 +16,7 @@ Array = Any
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
+_VALUE_SALT = (1 << 63) + 0x76616C75  # "valu"
 _FOLD_SALT = (1 << 63) + 0x666F6C64  # "fold"; seeds of samples are below 2**63
 
 MAX_FOLDS = 255
@@ -44,6 +45,26 @@ def number_hash(salt: int, numbers: Array) -> Array:
     with np.errstate(over="ignore"):  # arithmetic modulo 2**64 is the point
         origin = _mix(np.array([salt], dtype=np.uint64) + _GAMMA)
         return _mix(_mix(origin + numbers * _GAMMA) + _GAMMA)
+
+
+def value_hash(salt: int, rows: Array) -> Array:
+    """Hash of the values of each row (n, d), uint64 of shape (n,): equal rows have equal ones."""
+    found = np.zeros(len(rows), dtype=np.uint64)
+    for j, column in enumerate(np.asarray(rows, dtype=np.float64).T):
+        found += number_hash(salt + j, np.ascontiguousarray(column + 0.0).view(np.uint64))
+    return found
+
+
+def distinct_in_random_order(rows: Array) -> tuple[Array, Array]:
+    """Positions of distinct rows (k,), and for each row (n,) which of them it equals.
+
+    They are in an order that depends on their values alone and is as good as random: so rows that
+    come twice count as one of twice the weight.
+    """
+    _, first, which = np.unique(
+        value_hash(_VALUE_SALT, rows), return_index=True, return_inverse=True
+    )
+    return first, which.ravel()
 
 
 def row_hash(salt: int, start: int, stop: int) -> Array:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cme_dask.numerics.hashing import number_hash
+from cme_dask.numerics.hashing import number_hash, value_hash
 
 Array = Any
 
@@ -122,9 +122,7 @@ def kept_of_union(several: list[Kept], counts: list[Array]) -> Kept:
         known[dropped] = np.minimum(known, largest)[dropped]
     every = Kept.every(several)
     every = every.at(every.hashes <= known[every.cells])
-    ties = np.zeros(len(every.cells), dtype=np.uint64)
-    for j, column in enumerate(every.rows.T):
-        ties += number_hash(_SALT + 1 + j, np.ascontiguousarray(column + 0.0).view(np.uint64))
+    ties = value_hash(_SALT + 1, every.rows)
     return every.at(np.argsort(ties, kind="stable")).only_first(KEPT)
 
 
