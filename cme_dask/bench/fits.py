@@ -165,9 +165,9 @@ class Fit:
             "passes": estimator.n_passes_,
             "bytes_read": 0 if in_memory else counter and counter.bytes_read,
             "tasks": estimator.report_.tasks,
-            "pass_seconds": estimator.report_.seconds,
+            "pass_seconds": estimator.report_.pass_seconds,
             "predicted_bytes": estimator.report_.memory.predicted,
-            **clock.parts(estimator.report_.seconds),
+            **clock.parts(estimator.report_.pass_seconds),
         }
 
 

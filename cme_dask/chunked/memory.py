@@ -18,6 +18,9 @@ from cme_dask.numerics.pools import BLOCK
 from cme_dask.numerics.sampled import BY_TRACE, GREEDY
 from cme_dask.numerics.strip_moments import most_spanned, sub_block
 
+A_WORKER = "a worker"
+"""The place of a prediction that is about a worker of a cluster."""
+
 _WORD = 8
 _HASH_WORDS = 10  # per row of a strip: its hash on the way, its fold and its cell, their order
 _PROCESS = 240 << 20  # interpreter and libraries
@@ -277,7 +280,7 @@ class MemoryBudget:
         plans = [MemoryPlan(base + need, self.client, here, name) for name, need in alone.items()]
         if self.workers:
             plans += [
-                MemoryPlan(_WORKER + threads * task + waiting, limit, "a worker")
+                MemoryPlan(_WORKER + threads * task + waiting, limit, A_WORKER)
                 for threads, limit in self.workers
             ]
         else:

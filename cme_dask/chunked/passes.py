@@ -56,9 +56,12 @@ class PassReport:
         Its extent: the rows that counted (of a part those of the others do not), and how all were
         cut.
     seconds
-        Wall time.
+        Wall time: of a fit that of the whole call of ``fit``, else that of the pass.
+    pass_seconds
+        Wall time of the pass; of a fit the one that makes the moments.
     tenths
-        Seconds that each tenth of the rows took, in the order in which rows were finished.
+        Seconds that each tenth of the rows took in the pass, in the order in which rows were
+        finished.
     memory
         Predicted peak and limit.
     resumed_strips
@@ -69,14 +72,20 @@ class PassReport:
     strips: int
     tasks: int
     seconds: float
+    pass_seconds: float
     tenths: tuple[float, ...]
     memory: MemoryPlan = field(repr=False)
     resumed_strips: int = 0
 
     @property
     def rows_per_second(self) -> float:
-        """Rows per second of wall time."""
+        """Rows per second of ``seconds``."""
         return self.rows / self.seconds
+
+    @property
+    def pass_rows_per_second(self) -> float:
+        """Rows per second of ``pass_seconds``."""
+        return self.rows / self.pass_seconds
 
 
 def run_over_rows(
@@ -369,11 +378,13 @@ class PassClock:
         rounds = [self._marks[0], *self._marks[self._workers : -1 : self._workers], self._marks[-1]]
         rows, seconds = zip(*rounds, strict=True)
         edges = np.interp(np.linspace(0, rows[-1], 11), rows, seconds)
+        spent = time.perf_counter() - self._begin
         return PassReport(
             rows=rows[-1],
             strips=self._strips,
             tasks=len(self._runs),
-            seconds=time.perf_counter() - self._begin,
+            seconds=spent,
+            pass_seconds=spent,
             tenths=tuple(float(t) for t in np.diff(edges)),
             memory=memory,
         )

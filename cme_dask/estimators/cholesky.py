@@ -28,6 +28,7 @@ from cme_dask.estimators.recipe import (
     make_moments,
     make_side,
 )
+from cme_dask.estimators.timing import timed_fit
 from cme_dask.kernels import Kernel
 from cme_dask.models.features import BASES, FeatureModel
 from cme_dask.numerics.basis import LinearBasis, NewtonBasis, eigenbasis
@@ -116,6 +117,7 @@ class PivotedCholesky(GrowingFeatures, FittedFeatures, BaseEstimator):  # type: 
         self.accuracy = accuracy
         self.random_state = random_state
 
+    @timed_fit
     def fit(
         self,
         X: Any,

@@ -31,6 +31,7 @@ from cme_dask.estimators.recipe import (
     make_moments,
     make_side,
 )
+from cme_dask.estimators.timing import timed_fit
 from cme_dask.estimators.tuned import FOLDS, MAX_RANK
 from cme_dask.kernels import Kernel
 from cme_dask.learning.embedding import (
@@ -158,6 +159,7 @@ class ConditionalMeanEmbedding(GrowingEmbedding, BaseEstimator):  # type: ignore
         self.accuracy = accuracy
         self.random_state = random_state
 
+    @timed_fit
     def fit(
         self,
         X: Any,

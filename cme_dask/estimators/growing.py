@@ -15,6 +15,7 @@ from cme_dask.estimators.joint_fit import Fitted, Functions, JointFit
 from cme_dask.estimators.planning import Preparation
 from cme_dask.estimators.predictors import MeanRegressor, target_of, weights_of
 from cme_dask.estimators.recipe import Progress, Tolerance, check_integer
+from cme_dask.estimators.timing import timed_fit
 from cme_dask.models.joint import JointModel
 from cme_dask.models.merging import one_model
 from cme_dask.numerics.moments import Function
@@ -38,6 +39,7 @@ class GrowingJoint(MeanRegressor):
     search_: Any
     _functions: tuple[Mapping[str, Function], Mapping[str, Function]]
 
+    @timed_fit
     def partial_fit(
         self,
         X: Any,

@@ -19,6 +19,7 @@ from cme_dask.estimators.growth import (
 )
 from cme_dask.estimators.predictors import MeanRegressor, target_of, weights_of
 from cme_dask.estimators.recipe import Progress, Tolerance, make_moments, usable_rows
+from cme_dask.estimators.timing import timed_fit
 from cme_dask.models.embedding import EmbeddingModel
 from cme_dask.models.features import FeatureModel
 from cme_dask.numerics.guard import Arithmetic
@@ -106,6 +107,7 @@ class GrowingEmbedding(GrowingMoments, MeanRegressor):
     model_: EmbeddingModel
     _functions: Mapping[str, Function]
 
+    @timed_fit
     def partial_fit(
         self,
         X: Any,
@@ -188,6 +190,7 @@ class GrowingFeatures(GrowingMoments):
 
     model_: FeatureModel
 
+    @timed_fit
     def partial_fit(
         self,
         X: Any,

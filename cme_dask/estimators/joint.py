@@ -33,6 +33,7 @@ from cme_dask.estimators.recipe import (
 )
 from cme_dask.estimators.residual import residual_wanted, with_residual
 from cme_dask.estimators.solving import Solving
+from cme_dask.estimators.timing import timed_fit
 from cme_dask.estimators.tuned import (
     MAX_RANK,
     search_kernels,
@@ -155,7 +156,8 @@ class JointDistribution(GrowingJoint, BaseEstimator):  # type: ignore[misc]
     arithmetic_ : Arithmetic
         How the moments were computed: ``name``, and the ``change`` that the trial measured.
     report_ : PassReport
-        Time, rows per second and predicted memory of the pass.
+        ``seconds`` of the fit and ``pass_seconds`` of its moment pass, rows per second, predicted
+        memory.
     length_scales_ : LengthScales
         For each column the length scale of the best kernel in the column's units, the same in
         standard deviations, its relevance, and whether the kernels ignore it.
@@ -218,6 +220,7 @@ class JointDistribution(GrowingJoint, BaseEstimator):  # type: ignore[misc]
         self.tuning = tuning
         self.random_state = random_state
 
+    @timed_fit
     def fit(
         self,
         X: Any,

@@ -32,7 +32,7 @@ from cme_dask.numerics.basis import Basis, LinearBasis
 from cme_dask.numerics.cell_sums import CellSpec, CellSums
 from cme_dask.numerics.hashing import MAX_FOLDS
 from cme_dask.numerics.moments import Function, Moments, MomentSpec, Side
-from cme_dask.numerics.stacked import StackedBasis, StackedNewton
+from cme_dask.numerics.stacked import StackedBasis, StackedNewton, ranks_of
 from cme_dask.numerics.thresholds import Judges
 from cme_dask.storage.columns import Columns, check_finite
 from cme_dask.storage.priority import RowSample
@@ -97,13 +97,18 @@ class FittedBasis:
     trace_error: float | None
 
     @property
+    def ranks(self) -> tuple[int, ...]:
+        """Number of pivots of each member of an averaged model, best first; else that of one."""
+        return ranks_of(self.newton)
+
+    @property
     def rank(self) -> int:
-        """Number of pivots m."""
-        return self.newton.rank
+        """Number of pivots m; of an averaged model the largest of a member."""
+        return max(self.ranks)
 
     @property
     def pivots(self) -> Array:
-        """Pivots, shape (m, d)."""
+        """Pivots, shape (m, d); of an averaged model those of all members, one after the other."""
         return self.newton.points
 
 

@@ -51,7 +51,7 @@ def fit_features(
     sample = open_sample(store, x_columns=columns)
     kept.settle(overwrite)
     with ProgressLines() as progress, compute.open() as scheduler:
-        with PeakMemory() as memory:
+        with PeakMemory(scheduler) as memory:
             estimator.fit(
                 sample,
                 scheduler=scheduler,
@@ -79,6 +79,8 @@ def fit_features(
         "resumed_strips": report.resumed_strips,
         "seconds": report.seconds,
         "rows_per_second": report.rows_per_second,
+        "pass_seconds": report.pass_seconds,
+        "pass_rows_per_second": report.pass_rows_per_second,
         "memory": describe_memory(report.memory, memory),
     }
 
@@ -106,7 +108,7 @@ def transform_store(
     """
     check_output(out, overwrite)
     features = PivotedCholesky.load(model)
-    with ProgressLines() as progress, compute.open() as scheduler, PeakMemory() as memory:
+    with ProgressLines() as progress, compute.open() as scheduler, PeakMemory(scheduler) as memory:
 
         def show(event: PassProgress) -> None:
             progress.counter("transform", event.rows_total)(event.rows)

@@ -92,7 +92,7 @@ def fit_sample(
     columns = columns_of(sample)
     functions_x, functions = events_of(columns, options)
     estimator = estimator_of(columns, options)
-    with PeakMemory() as memory:
+    with PeakMemory(scheduler) as memory:
         estimator.fit(
             sample.fold_by(options.fold_by),
             functions=functions,
@@ -124,6 +124,8 @@ def describe_fit(estimator: JointDistribution, memory: PeakMemory, model: str) -
             name: {
                 "columns": list(variables[name].columns.names),
                 "rank": basis.rank,
+                "ranks": list(basis.ranks),
+                "functions": variables[name].basis.rank,
                 "trace_error": basis.trace_error,
                 "kernel": repr(basis.newton.kernel),
             }
@@ -136,6 +138,8 @@ def describe_fit(estimator: JointDistribution, memory: PeakMemory, model: str) -
         "resumed_strips": report.resumed_strips,
         "seconds": report.seconds,
         "rows_per_second": report.rows_per_second,
+        "pass_seconds": report.pass_seconds,
+        "pass_rows_per_second": report.pass_rows_per_second,
         "tenths": list(report.tenths),
         "memory": describe_memory(report.memory, memory),
         "constraint": about["constraint"],
@@ -147,14 +151,15 @@ def describe_fit(estimator: JointDistribution, memory: PeakMemory, model: str) -
 
 
 def describe_memory(plan: MemoryPlan, memory: PeakMemory) -> dict[str, Any]:
-    """JSON form of the predicted and the measured peak."""
+    """JSON form of the predicted and the measured peak of the place that a run fills most."""
+    measured, measure = memory.of(plan.place)
     return {
         "predicted": plan.predicted,
         "limit": plan.limit,
         "place": plan.place,
         "phase": plan.phase,
-        "measured": memory.peak,
-        "measure": memory.measure,
+        "measured": measured,
+        "measure": measure,
     }
 
 

@@ -114,7 +114,7 @@ def predict_store(
 
     check_output(out, overwrite)
     rows = given_rows(store, query.given, reverse=query.reverse)
-    with ProgressLines() as progress, compute.open() as scheduler, PeakMemory() as memory:
+    with ProgressLines() as progress, compute.open() as scheduler, PeakMemory(scheduler) as memory:
 
         def show(event: Any) -> None:
             progress.counter("predict", event.rows_total)(event.rows)

@@ -31,6 +31,7 @@ from cme_dask.models.residual import (
     residual_arrays,
     residual_description,
 )
+from cme_dask.models.sizes import rank_text
 from cme_dask.models.spectra import (
     SpectrumPair,
     plot_residual_trace,
@@ -42,7 +43,7 @@ from cme_dask.models.weighing import base_laws, laws_of
 from cme_dask.numerics.calibration import Calibration
 from cme_dask.numerics.cells import Cells
 from cme_dask.numerics.partition import PartitionBasis
-from cme_dask.numerics.stacked import StackedBasis
+from cme_dask.numerics.stacked import StackedBasis, ranks_of
 from cme_dask.numerics.support import Support
 from cme_dask.storage.columns import Columns
 from cme_dask.storage.model_file import ModelState, write_model
@@ -62,6 +63,11 @@ class Variable:
     basis: AnyBasis
     answers: Answers
     cells: Cells | None = None
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Number of pivots of each member of an averaged model, else the one of the basis."""
+        return ranks_of(self.basis.newton)
 
     def points(self, values: Any, name: str) -> Array:
         """Query points of this variable, see :func:`query_points`."""
@@ -456,8 +462,10 @@ class JointModel:
 
 
 def _size(name: str, variable: Variable, fit: dict[str, Any]) -> str:
-    rank, error = variable.basis.newton.rank, fit["trace_error"][name]
-    return f"{rank} landmarks" if error is None else f"rank {rank}, trace error {error:.2e}"
+    error = fit["trace_error"][name]
+    if error is None:
+        return f"{variable.basis.newton.rank} landmarks"
+    return f"{rank_text(variable.ranks, variable.basis.rank)}, trace error {error:.2e}"
 
 
 def _residual(about: dict[str, Any]) -> str:
@@ -539,11 +547,10 @@ def _moments(state: ModelState, variables: dict[str, Variable]) -> dict[str, Arr
 
 def _spectra(state: ModelState, variables: dict[str, Variable]) -> tuple[SpectrumPair, ...]:
     """The stored spectra of the members of an averaged model."""
-    x, y = (variables[key].basis for key in "xy")
-    if not (isinstance(x, StackedBasis) and isinstance(y, StackedBasis)):
+    x, y = variables["x"], variables["y"]
+    if not all(isinstance(variable.basis, StackedBasis) for variable in (x, y)):
         return ()
-    ranks = [[part.newton.rank for part in basis.parts] for basis in (x, y)]
-    return read_spectra(state, (ranks[0], ranks[1]))
+    return read_spectra(state, (x.ranks, y.ranks))
 
 
 def _in_blocks(

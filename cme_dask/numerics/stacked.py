@@ -61,6 +61,12 @@ class StackedNewton:
         return np.concatenate([part(x) for part in self.parts], axis=1)
 
 
+def ranks_of(newton: Basis | StackedNewton) -> tuple[int, ...]:
+    """Number of pivots of each of several bases, or of the one that there is."""
+    parts = newton.parts if isinstance(newton, StackedNewton) else (newton,)
+    return tuple(part.rank for part in parts)
+
+
 @dataclass(frozen=True, eq=False)
 class StackedBasis:
     """Linear bases of several kernels, one after the other.

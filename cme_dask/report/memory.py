@@ -11,6 +11,9 @@ from typing import Any, Self
 
 import psutil
 
+from cme_dask.chunked.memory import A_WORKER
+from cme_dask.chunked.observing import worker_states
+
 MEASURE = "PSS" if sys.platform == "linux" else "RSS"
 """The proportional set size: pages that several processes share count once. Elsewhere than on Linux
 the resident set size."""
@@ -85,25 +88,40 @@ class _Sampling(ABC):
 
 
 class PeakMemory(_Sampling):
-    """Peak memory of the process tree; use as a context manager.
+    """Peak memory of the process tree, and of the workers of a cluster; use as a context manager.
+
+    Parameters
+    ----------
+    scheduler
+        Where tasks run: a connected client, or the name of a local scheduler.
 
     Attributes
     ----------
     peak
-        Largest sum seen, in bytes.
-    measure
-        :data:`MEASURE`.
+        Largest sum seen over this process and those it started, in bytes, by :data:`MEASURE`.
+    worker_peak
+        Most bytes seen in one worker of the cluster: its resident set size, as it tells the
+        scheduler every half second; 0 without a cluster.
     """
 
     _cost = 100.0
 
-    def __init__(self) -> None:
+    def __init__(self, scheduler: Any = None) -> None:
         super().__init__()
-        self.peak = 0
-        self.measure = MEASURE
+        self._client = None if scheduler is None or isinstance(scheduler, str) else scheduler
+        self.peak = self.worker_peak = 0
 
     def _sample(self) -> None:
         self.peak = max(self.peak, sum(map(bytes_of, process_tree())))
+        if self._client is not None:
+            workers = worker_states(self._client).values()
+            self.worker_peak = max((self.worker_peak, *(state.memory for state in workers)))
+
+    def of(self, place: str) -> tuple[int, str]:
+        """Return the peak of a place of :class:`MemoryPlan`, and what was measured, in words."""
+        if place == A_WORKER:
+            return self.worker_peak, "RSS of the worker that held most"
+        return self.peak, f"{MEASURE} of this process and its children"
 
 
 class MemoryTimeline(_Sampling):

@@ -11,6 +11,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from cme_dask.models.sizes import rank_text
+
 Result = dict[str, Any]
 
 _ROWS = ("read", "kept", "dropped")
@@ -151,10 +153,11 @@ def fit_tables(result: Result) -> list[RenderableType]:
         *bases,
         (
             "pass",
-            f"{result['passes']} over {number(result['rows'])} rows in {number(result['strips'])} "
-            f"strips, {number(result['tasks'])} tasks: {result['seconds']:.3g} s, "
-            f"{result['rows_per_second']:,.0f} rows/s",
+            f"{result['passes']} over {number(result['rows'])} rows; that of the moments in "
+            f"{number(result['strips'])} strips, {number(result['tasks'])} tasks: "
+            f"{result['pass_seconds']:.3g} s, {result['pass_rows_per_second']:,.0f} rows/s",
         ),
+        ("time", _fit_time(result)),
         ("arithmetic", result["arithmetic"]),
         ("peak memory", memory_line(result["memory"])),
         (
@@ -169,7 +172,14 @@ def fit_tables(result: Result) -> list[RenderableType]:
 def _size(variable: Result) -> str:
     if variable["trace_error"] is None:
         return f"{variable['rank']} landmarks"
-    return f"rank {variable['rank']}, trace error {variable['trace_error']:.2e}"
+    size = rank_text(variable["ranks"], variable["functions"])
+    most = " at most" if len(variable["ranks"]) > 1 else ""
+    return f"{size}, trace error {variable['trace_error']:.2e}{most}"
+
+
+def _fit_time(result: Result) -> str:
+    """Wall time of a whole fit, and its rows per second."""
+    return f"{result['seconds']:.3g} s in all, {result['rows_per_second']:,.0f} rows/s"
 
 
 def memory_line(memory: Result) -> str:
@@ -177,7 +187,7 @@ def memory_line(memory: Result) -> str:
     return (
         f"predicted {format_bytes(memory['predicted'])} in {memory['phase']} ({memory['place']}, "
         f"limit {format_bytes(memory['limit'])}), measured {format_bytes(memory['measured'])} "
-        f"({memory['measure']} of this process and its children)"
+        f"({memory['measure']})"
     )
 
 
@@ -242,7 +252,8 @@ def feature_fit_tables(result: Result) -> list[RenderableType]:
         ("columns", ", ".join(result["columns"])),
         ("features", f"{result['rank']}, {result['basis']} basis, {_short(result['kernel'])}"),
         ("trace error", f"{result['trace_error']:.2e} over all rows"),
-        ("pass", pass_line(result)),
+        ("pass", pass_line(result, "pass_")),
+        ("time", _fit_time(result)),
         ("peak memory", memory_line(result["memory"])),
     ]
     return [facts(result["model"], lines)]
@@ -262,11 +273,12 @@ def transform_tables(result: Result) -> list[RenderableType]:
     return [facts(result["out"], lines)]
 
 
-def pass_line(result: Result) -> str:
-    """Extent, time and speed of a pass."""
+def pass_line(result: Result, prefix: str = "") -> str:
+    """Extent, time and speed of a pass, whose seconds have this prefix in the result."""
+    seconds, speed = result[f"{prefix}seconds"], result[f"{prefix}rows_per_second"]
     return (
         f"{result['passes']} over {number(result['rows'])} rows, {number(result['tasks'])} tasks: "
-        f"{result['seconds']:.3g} s, {result['rows_per_second']:,.0f} rows/s"
+        f"{seconds:.3g} s, {speed:,.0f} rows/s"
     )
 
 
