@@ -1,0 +1,422 @@
+"""Default fits on every kind of input, and everything that one may ask of them.
+
+One table of inputs, one list of questions: no exception, no warning, and answers that agree with
+each other, before and after a pickle, a saved file and a clone.
+"""
+
+import pickle
+
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+import xarray as xr
+from conftest import write_store
+from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.base import clone
+
+from cme_dask import (
+    ConditionalMeanEmbedding,
+    EmbeddingClassifier,
+    JointClassifier,
+    JointDistribution,
+    KernelLogisticRegression,
+    PivotedCholesky,
+    load,
+    open_sample,
+)
+from cme_dask.errors import DataError, NotFittedError, UnseenCategoryWarning
+
+N = 100
+Q = [0.05, 0.25, 0.5, 0.75, 0.95]
+
+
+def table(n=N, seed=0):
+    """Numbers, truth values, integers with a type of pandas, text and categories beside y."""
+    rng = np.random.default_rng(seed)
+    wind, rain = rng.normal(size=n), rng.random(n) < 0.4
+    place = np.array(["hill", "lake", "town"])[rng.integers(0, 3, n)]
+    dust = np.sin(2 * wind) + 0.8 * rain + (place == "town") + 0.3 * rng.normal(size=n)
+    return pd.DataFrame(
+        {
+            "wind": wind,
+            "rain": rain,
+            "hour": pd.array(rng.integers(0, 24, n), dtype="Int64"),
+            "place": place,
+            "kind": pd.Categorical(np.where(wind > 0, "up", "down")),
+            "dust": dust,
+            "level": np.where(dust > 0.8, "high", "low"),
+        }
+    )
+
+
+FRAME = table()
+MIXED = ["wind", "rain", "place", "kind"]
+FEW = ["wind", "rain"]
+
+
+def numbers():
+    x = FRAME[FEW].to_numpy(np.float64)
+    return x, FRAME["dust"].to_numpy()
+
+
+def in_numpy(folder):
+    x, y = numbers()
+    return (x, y), x[:5]
+
+
+def in_pandas(folder):
+    return (FRAME[MIXED], FRAME["dust"]), FRAME[MIXED].iloc[:5]
+
+
+def in_xarray(folder):
+    x, y = numbers()
+    data = xr.DataArray(x, dims=("time", "variable"), coords={"variable": FEW}, name="weather")
+    return (data, xr.DataArray(y, dims="time", name="dust")), data[:5]
+
+
+def in_dask_arrays(folder):
+    x, y = numbers()
+    return (da.from_array(x, chunks=(70, 1)), da.from_array(y, chunks=90)), x[:5]
+
+
+def in_dask_frames(folder):
+    lazy = dd.from_pandas(FRAME, npartitions=3)
+    return (lazy[MIXED], lazy["dust"]), FRAME[MIXED].iloc[:5]
+
+
+def in_polars(folder):
+    frame = pl.from_pandas(FRAME)
+    return (frame.select(MIXED), frame["dust"]), frame.select(MIXED)[:5]
+
+
+def in_a_store(folder):
+    x, y = numbers()
+    path = write_store(folder / "s.zarr", x, y, chunk_rows=64, x_names=FEW, y_names=["dust"])
+    return (path,), x[:5]
+
+
+def of_one_column(folder):
+    x, y = numbers()
+    return (x[:, 0], y), x[:5, 0]
+
+
+def of_twenty_columns(folder):
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(N, 20))
+    return (x, x[:, 0] + 0.3 * rng.normal(size=N)), x[:5]
+
+
+def of_two_answers(folder):
+    x, _ = numbers()
+    return (x[:, :1], FRAME[["dust", "level"]]), x[:5, :1]
+
+
+INPUTS = {
+    build.__name__: build
+    for build in (
+        in_numpy,
+        in_pandas,
+        in_xarray,
+        in_dask_arrays,
+        in_dask_frames,
+        in_polars,
+        in_a_store,
+        of_one_column,
+        of_twenty_columns,
+        of_two_answers,
+    )
+}
+
+
+@pytest.fixture(scope="module", params=INPUTS)
+def case(request, tmp_path_factory):
+    """A default fit on one kind of input, and points to ask it at."""
+    folder = tmp_path_factory.mktemp(request.param)
+    data, at = INPUTS[request.param](folder)
+    return JointDistribution().fit(*data), data, at, folder
+
+
+def values(answer):
+    """Numbers, whatever they came in."""
+    return np.asarray(answer.compute() if hasattr(answer, "compute") else answer)
+
+
+def everything(law):
+    """Answers to all questions of a law, by name."""
+    found = {
+        "weights": law.weights(),
+        "effective_support": law.effective_support(),
+        "sample": law.sample(4, random_state=3),
+        "density_ratio": law.density_ratio(law.laws.measure.cells.atoms[:3]),
+    }
+    for column in law.numeric:
+        found |= {
+            f"quantile {column}": law.quantile(Q, column),
+            f"median {column}": law.median(column),
+            f"cdf {column}": law.cdf(0.5, column),
+            f"interval {column}": np.stack(law.interval(0.9, column)),
+            f"probability {column}": law.probability(f"{column} > 0.5"),
+            f"expect {column}": law.expect(column),
+        }
+    found |= {"mean": law.mean(), "std": law.std(), "var": law.var(), "cov": law.cov()}
+    for column in law.columns.categories:
+        found[f"proba {column}"] = law.predict_proba(column)
+    return {name: np.asarray(answer) for name, answer in found.items()}
+
+
+def test_default_fits_answer_everything_coherently(case):
+    model, _, at, _ = case
+    law = model.conditional(at)
+    assert law.n == len(law) == 5
+    found = everything(law)
+    for name, answer in found.items():
+        kinds = (name, answer.dtype)
+        assert answer.dtype.kind == "O" or np.isfinite(answer).all(), kinds
+    assert_allclose(found["weights"].sum(axis=1), 1.0, atol=1e-9)
+    assert (found["weights"] >= 0.0).all()
+    assert ((found["effective_support"] >= -1e-9) & (found["effective_support"] <= 1 + 1e-9)).all()
+    draws = law.sample(4000, random_state=1)
+    draws = np.asarray(draws).reshape(5, 4000, -1)
+    for column in law.numeric:
+        place = law.columns.names.index(column)
+        one = np.asarray(draws[:, :, place], dtype=np.float64)
+        mean = found["mean"].reshape(5, -1)[:, law.numeric.index(column)]
+        std = found["std"].reshape(5, -1)[:, law.numeric.index(column)]
+        assert_allclose(one.mean(axis=1), mean, atol=5 * std.max() / np.sqrt(4000))
+        assert_allclose(found[f"expect {column}"], mean, atol=1e-12)
+        assert (np.diff(law.quantile(Q, column), axis=1) >= 0.0).all()
+        low, high = found[f"interval {column}"]
+        assert (low <= high).all()
+        for name in (f"probability {column}", f"cdf {column}"):
+            assert ((found[name] >= 0.0) & (found[name] <= 1.0)).all()
+        total = found[f"probability {column}"] + np.asarray(law.cdf(0.5, column))
+        assert_allclose(total, 1.0, atol=1e-9)
+    for column in law.columns.categories:
+        shares = found[f"proba {column}"]
+        assert_allclose(shares.sum(axis=1), 1.0, atol=1e-9)
+        assert (shares >= 0.0).all()
+    scores = np.asarray(law.crps(model.model_.y.cells.atoms[:5]))
+    assert (scores >= 0.0).all()
+    if not law.columns.categories:
+        assert_allclose(
+            np.exp(np.asarray(law.log_pdf(law.laws.measure.cells.atoms[:3]))),
+            np.asarray(law.pdf(law.laws.measure.cells.atoms[:3])),
+        )
+        assert_allclose(values(model.predict(at)).ravel(), found["mean"].ravel(), atol=1e-12)
+    back = model.conditional(Y=model.model_.y.cells.atoms[:3])
+    assert_allclose(back.weights().sum(axis=1), 1.0, atol=1e-9)
+
+
+def test_pickled_saved_and_cloned_default_fits_answer_alike(case):
+    model, _, at, folder = case
+    expected = everything(model.conditional(at))
+    model.save(folder / "model", overwrite=True)
+    pickled = pickle.loads(pickle.dumps(model))  # noqa: S301 - our own bytes
+    for other in (pickled, load(folder / "model")):
+        for name, answer in everything(other.conditional(at)).items():
+            assert_array_equal(answer, expected[name], err_msg=name)
+        signed = model.model_.function_names[0][:1]
+        if signed[0] not in model.model_.y.columns.categories:
+            assert_array_equal(
+                values(other.expect(signed[0], at)), values(model.expect(signed[0], at))
+            )
+    assert clone(model).get_params() == model.get_params()
+    assert repr(pickled) == repr(model)
+    assert not hasattr(clone(model), "model_")
+
+
+@pytest.fixture(scope="module")
+def by_input():
+    """Quick fits with the same parameters on the same rows in many forms."""
+    x, y = FRAME[MIXED], FRAME["dust"]
+    lazy, polars = dd.from_pandas(FRAME, npartitions=3), pl.from_pandas(FRAME)
+    quick = {"kernel_x": "median", "kernel_y": "median", "reg": 1e-3, "residual": False}
+    return {
+        name: JointDistribution(**quick).fit(*data, scheduler="synchronous")
+        for name, data in {
+            "pandas": (x, y),
+            "nullable": (x.convert_dtypes(), y.astype("Float64")),
+            "arrow types": (x.convert_dtypes(dtype_backend="pyarrow"), y),
+            "polars": (polars.select(MIXED), polars["dust"]),
+            "arrow": (pa.Table.from_pandas(x), pa.chunked_array([y.to_numpy()])),
+            "dask": (lazy[MIXED], lazy["dust"]),
+            "unaligned dask": (lazy[MIXED].repartition(npartitions=2), lazy["dust"]),
+            "text of dask": (lazy[MIXED].assign(kind=lazy["kind"].cat.as_unknown()), y),
+            "columns of a table": (open_sample(polars, x_columns=MIXED, y_columns=["dust"]),),
+            "columns of a dask table": (open_sample(lazy, x_columns=MIXED, y_columns=["dust"]),),
+        }.items()
+    }
+
+
+def test_every_table_of_the_same_rows_is_the_same_fit(by_input):
+    expected = by_input["pandas"].predict(FRAME[MIXED])
+    for name, model in by_input.items():
+        assert model.model_.x.columns.names == tuple(MIXED), name
+        assert set(model.model_.x.columns.categories) == {"place", "kind"}, name
+        assert_allclose(model.predict(FRAME[MIXED]), expected, rtol=1e-9, err_msg=name)
+
+
+def test_points_come_in_every_table(by_input):
+    model = by_input["pandas"]
+    expected = np.asarray(model.conditional(FRAME[MIXED]).mean())
+    shuffled = FRAME[MIXED[::-1]].iloc[::-1]  # other columns first, labels in another order
+    lazy = dd.from_pandas(shuffled.reset_index(drop=True), npartitions=2)
+    for points in (
+        pl.from_pandas(FRAME),
+        pa.Table.from_pandas(FRAME[MIXED[::-1]]),
+        FRAME.convert_dtypes(dtype_backend="pyarrow"),
+        {name: FRAME[name].tolist() for name in MIXED},
+    ):
+        assert_allclose(np.asarray(model.conditional(points).mean()), expected, rtol=1e-9)
+    law = model.conditional(lazy)
+    assert hasattr(law.mean(), "dask")
+    assert_allclose(law.mean().compute()[::-1], expected, rtol=1e-9)
+    with pytest.warns(UnseenCategoryWarning, match="column 'place' 'sea'"):
+        new = model.conditional(lazy.assign(place="sea"))
+    with pytest.warns(UnseenCategoryWarning):
+        assert_allclose(
+            new.mean().compute(), model.conditional(shuffled.assign(place="sea")).mean(), rtol=1e-9
+        )
+
+
+def test_truth_values_stand_beside_floats_and_alone():
+    quick = JointDistribution(kernel_x="median", kernel_y="median", reg=1e-3, residual=False)
+    one = clone(quick).fit(FRAME[FEW], FRAME["dust"])
+    two = clone(quick).fit(FRAME[FEW].astype(float), FRAME["dust"])
+    assert_array_equal(one.predict(FRAME[FEW]), two.predict(FRAME[FEW].astype(float)))
+    alone = clone(quick).fit(FRAME[["rain"]], FRAME["dust"])
+    assert alone.model_.x.columns.categories == {}
+    assert len(np.unique(alone.predict(FRAME[["rain"]]))) == 2
+
+
+def test_dask_frames_are_described_in_one_computation_and_stay_lazy():
+    partitions = []
+
+    def counted(part):
+        partitions.append(len(part))
+        return part
+
+    lazy = dd.from_pandas(FRAME, npartitions=4).map_partitions(counted, meta=FRAME.iloc[:0])
+    import dask
+
+    with dask.config.set(scheduler="synchronous"):
+        partitions.clear()
+        sample = open_sample(lazy[["wind", "place"]], lazy["dust"], weights=lazy["rain"])
+    assert sample.n_rows == N
+    assert sum(partitions) <= 3 * N  # each of three frames once
+    assert all(hasattr(source.array, "dask") for source in sample.reads)
+    assert sample.columns[0].categories == {"place": tuple(FRAME["place"].unique())}
+
+
+@pytest.mark.parametrize("form", ["pandas", "polars", "dask", "nullable"])
+def test_missing_values_are_named_by_column_count_and_remedy(form):
+    frame = FRAME[["wind", "place"]].copy()
+    frame.loc[[7, 9], "wind"] = np.nan
+    frame.loc[11, "place"] = None
+    x = {
+        "pandas": frame,
+        "polars": pl.from_pandas(frame),
+        "dask": dd.from_pandas(frame, npartitions=3),
+        "nullable": frame.convert_dtypes(),
+    }[form]
+    said = r"'wind' has 2 \(first at row 7\); column 'place' has 1 \(first at row 11\).*dropna"
+    for estimator in (JointDistribution(), ConditionalMeanEmbedding(), PivotedCholesky()):
+        with pytest.raises(DataError, match=said):
+            estimator.fit(x, FRAME["dust"])
+
+
+def test_tables_that_are_no_numbers_are_refused_in_one_sentence():
+    y = FRAME["dust"]
+    times = pl.DataFrame({"t": pd.date_range("2020", periods=N)})
+    for x, said in (
+        (times, "column 't' of x holds times"),
+        (dd.from_pandas(times.to_pandas(), npartitions=2), "column 't' of x holds times"),
+        (pl.DataFrame({"l": [[1]] * N}), "column 'l' of x must be numeric or text"),
+        (pl.DataFrame({"a": y}).lazy(), "collect"),
+        (dd.from_pandas(pd.DataFrame({"a": y}).iloc[:-1], npartitions=2), "numbers of rows differ"),
+    ):
+        with pytest.raises(DataError, match=said):
+            JointDistribution().fit(x, y)
+
+
+ESTIMATORS = (
+    JointDistribution,
+    ConditionalMeanEmbedding,
+    JointClassifier,
+    EmbeddingClassifier,
+    KernelLogisticRegression,
+    PivotedCholesky,
+)
+
+
+@pytest.mark.parametrize("kind", ESTIMATORS, ids=lambda kind: kind.__name__)
+def test_y_has_two_names(kind):
+    x, target = FRAME[["wind"]], FRAME["level" if "ssi" in kind.__name__ else "dust"]
+    quick = {"reg": 1e-2} if kind is not PivotedCholesky else {}
+    names = kind().get_params()
+    quick |= {name: "median" for name in ("kernel_x", "kernel_y") if name in names}
+    ask = "transform" if kind is PivotedCholesky else "predict"
+    one, two, three = (
+        getattr(kind(**quick).fit(*args, **given), ask)(x)
+        for args, given in (((x, target), {}), ((x,), {"y": target}), ((x,), {"Y": target}))
+    )
+    assert_array_equal(one, two)
+    assert_array_equal(one, three)
+    if kind is not PivotedCholesky:
+        with pytest.raises(DataError, match="two names of the same argument"):
+            kind(**quick).fit(x, Y=target, y=target)
+    if hasattr(kind, "partial_fit"):
+        kind(**quick).partial_fit(x, y=target)
+    if hasattr(kind, "plan") and kind is not PivotedCholesky:
+        kind(**quick).plan(x, y=target)
+
+
+NO_QUERIES = {"fit", "partial_fit", "plan", "fit_transform", "load"}
+
+
+def queries(kind):
+    """Public methods of an estimator that ask the fitted model something."""
+    from sklearn.base import BaseEstimator, TransformerMixin
+
+    general = {name for base in (BaseEstimator, TransformerMixin) for name in dir(base)}
+    named = {name for name in dir(kind) if not name.startswith("_")}
+    return sorted(n for n in named - general - NO_QUERIES if callable(getattr(kind, n)))
+
+
+@pytest.mark.parametrize("kind", ESTIMATORS, ids=lambda kind: kind.__name__)
+def test_every_query_of_an_unfitted_estimator_says_so(kind):
+    x, y = np.zeros((3, 1)), np.array([0.0, 1.0, 1.0])
+    asked = {
+        "expect": ("y0", x),
+        "density_ratio": (x, x),
+        "score": (x, y),
+        "save": ("nowhere",),
+        "transform_store": (x, "nowhere"),
+        "get_feature_names_out": (),
+    }
+    names = queries(kind)
+    assert names
+    for name in names:
+        if "request" in name or name.startswith("set_"):
+            continue
+        for points in (x, da.zeros((3, 1))) if name not in asked else (x,):
+            with pytest.raises(NotFittedError, match=f"this {kind.__name__} is not fitted"):
+                getattr(kind(), name)(*asked.get(name, (points,)))
+
+
+def test_a_column_that_points_lack_is_named_with_those_they_have():
+    quick = {"kernel_x": "median", "kernel_y": "median", "reg": 1e-3, "residual": False}
+    model = JointDistribution(**quick).fit(FRAME[FEW], FRAME["dust"])
+    said = "X lacks the column 'rain', and has others: 'dust'; expected are 'wind', 'rain'"
+    for points in (
+        FRAME[["wind", "dust"]],
+        pl.from_pandas(FRAME[["wind", "dust"]]),
+        dd.from_pandas(FRAME[["wind", "dust"]], npartitions=2),
+        {"wind": [0.0], "dust": [1.0]},
+    ):
+        with pytest.raises(DataError, match=said):
+            model.conditional(points)
