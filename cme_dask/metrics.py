@@ -13,8 +13,10 @@ Array = Any
 __all__ = [
     "brier",
     "crps",
+    "crps_scorer",
     "held_out_loss",
     "held_out_losses",
+    "log_score_scorer",
     "oracle_error",
     "validation_error",
 ]
@@ -83,6 +85,90 @@ def crps(weights: Any, points: Any, y: Any) -> Array:
                 law, ascending = weights[here][:, order], atoms[order]
             scores[here] += sorted_crps(law, ascending, observed[here])
     return scores / y.shape[1]
+
+
+def crps_scorer(estimator: Any, X: Any, y: Any, sample_weight: Any = None) -> float:
+    """Minus the mean CRPS of the conditional laws: a ``scoring`` for scikit-learn.
+
+    ``cross_val_score(JointDistribution(), X, y, scoring=crps_scorer)`` judges whole laws, where the
+    estimator's own ``score`` judges their means alone.
+
+    Parameters
+    ----------
+    estimator
+        A fitted estimator of laws, or a pipeline that ends in one.
+    X, y
+        Held-out rows, shapes (n, d_X) and (n,) or (n, d_Y); y of numbers.
+    sample_weight
+        Weights of the rows, shape (n,).
+
+    Returns
+    -------
+    score : at most 0, higher is better, in the units of y
+
+    Raises
+    ------
+    DataError
+        If the estimator has no laws, or y holds labels.
+    """
+    return -float(np.average(np.asarray(_laws(estimator, X)[0].crps(y)), weights=sample_weight))
+
+
+def log_score_scorer(estimator: Any, X: Any, y: Any, sample_weight: Any = None) -> float:
+    """Mean logarithm of the density, or of the probability of the label: a ``scoring``.
+
+    Parameters
+    ----------
+    estimator
+        A fitted estimator of laws or of probabilities of labels, or a pipeline that ends in one.
+    X, y
+        Held-out rows, shapes (n, d_X) and (n,) or (n, d_Y): columns of numbers, or one of labels.
+    sample_weight
+        Weights of the rows, shape (n,).
+
+    Returns
+    -------
+    score : higher is better; of densities it depends on the units of y
+
+    Raises
+    ------
+    DataError
+        If the estimator has neither laws nor probabilities, or a label is none of its classes.
+    """
+    if hasattr(estimator, "classes_"):
+        shares, classes = np.asarray(estimator.predict_proba(X)), np.asarray(estimator.classes_)
+        observed = np.asarray(y).reshape(len(shares))
+    else:
+        law, columns = _laws(estimator, X)
+        if not columns.categories:
+            logarithms = np.asarray(law.log_pdf(y, paired=True))
+            return float(np.average(logarithms, weights=sample_weight))
+        shares = np.asarray(law.predict_proba())
+        classes = np.asarray(columns.categories[columns.names[0]])
+        observed = np.asarray(y).reshape(len(shares)).astype(classes.dtype)
+    order = np.argsort(classes)
+    place = np.minimum(np.searchsorted(classes[order], observed), len(classes) - 1)
+    codes = order[place]
+    if (classes[codes] != observed).any():
+        unknown = observed[classes[codes] != observed].tolist()[0]
+        raise DataError(f"y holds the label {unknown!r}, the classes are {classes.tolist()}")
+    with np.errstate(divide="ignore"):  # a law may exclude a label
+        logarithms = np.log(shares[np.arange(len(codes)), codes])
+    return float(np.average(logarithms, weights=sample_weight))
+
+
+def _laws(estimator: Any, X: Any) -> tuple[Any, Any]:
+    """The conditional laws at X, and the columns of y."""
+    while hasattr(estimator, "steps"):
+        if len(estimator.steps) > 1:
+            X = estimator[:-1].transform(X)
+        estimator = estimator[-1]
+    if not hasattr(estimator, "conditional"):
+        raise DataError(
+            f"{type(estimator).__name__} has no conditional laws: score a JointDistribution"
+        )
+    law = estimator.conditional(X)
+    return law, law.columns
 
 
 def brier(probabilities: Any, events: Any) -> float:

@@ -151,7 +151,7 @@ def everything(law):
         "weights": law.weights(),
         "effective_support": law.effective_support(),
         "sample": law.sample(4, random_state=3),
-        "density_ratio": law.density_ratio(law.laws.measure.cells.atoms[:3]),
+        "density_ratio": law.density_ratio(law.laws.marginal.cells.atoms[:3]),
     }
     for column in law.numeric:
         found |= {
@@ -203,12 +203,22 @@ def test_default_fits_answer_everything_coherently(case):
     assert (scores >= 0.0).all()
     if not law.columns.categories:
         assert_allclose(
-            np.exp(np.asarray(law.log_pdf(law.laws.measure.cells.atoms[:3]))),
-            np.asarray(law.pdf(law.laws.measure.cells.atoms[:3])),
+            np.exp(np.asarray(law.log_pdf(law.laws.marginal.cells.atoms[:3]))),
+            np.asarray(law.pdf(law.laws.marginal.cells.atoms[:3])),
         )
         assert_allclose(values(model.predict(at)).ravel(), found["mean"].ravel(), atol=1e-12)
     back = model.conditional(Y=model.model_.y.cells.atoms[:3])
     assert_allclose(back.weights().sum(axis=1), 1.0, atol=1e-9)
+
+
+def test_distribution_functions_at_quantiles_reach_their_levels(case):
+    model, _, at, _ = case
+    law = model.conditional(at)
+    for column in law.numeric:
+        quantiles = np.asarray(law.quantile(Q, column))
+        for i, q in enumerate(Q):
+            below = np.diag(np.asarray(law.cdf(quantiles[:, i], column)))
+            assert (below >= q).all(), (column, q, below)
 
 
 def test_pickled_saved_and_cloned_default_fits_answer_alike(case):

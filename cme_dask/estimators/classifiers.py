@@ -1,17 +1,16 @@
 """``JointClassifier`` and ``EmbeddingClassifier``: class probabilities from laws of a label."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
-
-import numpy as np
 
 from cme_dask.estimators.embedding import ConditionalMeanEmbedding
 from cme_dask.estimators.joint import JointDistribution
+from cme_dask.estimators.joint_fit import Fitted
 from cme_dask.estimators.predictors import GrowingClassifier, Level
 from cme_dask.models.labels import FloatArray
-from cme_dask.models.lazily import is_out_of_core
+from cme_dask.models.predicting import class_name
 from cme_dask.numerics.moments import Function
-from cme_dask.numerics.projection import project
 
 Array = Any
 
@@ -55,10 +54,12 @@ class JointClassifier(GrowingClassifier, JointDistribution):  # type: ignore[mis
 
     _every_label = True
 
+    def _become(self, found: Fitted) -> None:
+        about = found.model.about | {"classes": plain_labels(self._classes)}
+        super()._become(replace(found, model=replace(found.model, about=about)))
+
     def _probabilities(self, X: Any) -> Array:
-        model = self._fitted()
-        found = model.conditional(X).predict_proba()
-        return _positive(found if is_out_of_core(X) else np.asarray(found), model)
+        return self._fitted().predict_proba(X)
 
 
 class EmbeddingClassifier(GrowingClassifier, ConditionalMeanEmbedding):  # type: ignore[misc]
@@ -91,31 +92,20 @@ class EmbeddingClassifier(GrowingClassifier, ConditionalMeanEmbedding):  # type:
             Points, shape (n, d_X), or a table with the columns by name.
         """
         model = self._fitted()
-        return model.expect([_name(code) for code in range(len(self.classes_))], X)
+        return model.expect([class_name(code) for code in range(len(self.classes_))], X)
 
     def _probabilities(self, X: Any) -> Array:
-        signed: Any = self.signed_proba(X)
-        if is_out_of_core(X):
-            nearest = signed.map_blocks(_nearest, dtype=np.float64, token="nearest-probabilities")
-        else:
-            nearest = _nearest(signed)
-        return _positive(nearest, self._fitted())
+        return self._fitted().predict_proba(X)
+
+    def _about(self, *of_fit: Any) -> dict[str, Any]:
+        return super()._about(*of_fit) | {"classes": plain_labels(self._classes)}
 
     def _declared(self, functions: Mapping[str, Function] | None) -> Mapping[str, Function] | None:
-        indicators = {_name(code): Level(code) for code in range(len(self._classes))}
+        indicators = {class_name(code): Level(code) for code in range(len(self._classes))}
         return {**(functions or {}), **indicators}
 
 
-def _positive(found: Array, model: Any) -> Array:
-    """(n p + 1 / K) / (n + 1) of probabilities p (b, K) that a model of n rows gives."""
-    n, labels = float(model.about["rows"]), found.shape[1]
-    return (n * found + 1.0 / labels) / (n + 1.0)
-
-
-def _nearest(signed: Array) -> Array:
-    """The nearest probabilities to signed ones, by row."""
-    return project(signed, np.ones(signed.shape[1]))[0]
-
-
-def _name(code: int) -> str:
-    return f"class {code}"
+def plain_labels(classes: Array) -> list[Any] | None:
+    """The labels as a file may hold them in their own types; None if it may not."""
+    labels = classes.tolist()
+    return labels if all(isinstance(each, (str, bool, int, float)) for each in labels) else None

@@ -16,6 +16,7 @@ from cme_dask.chunked.sources import open_sample
 from cme_dask.errors import DataError
 from cme_dask.models.labels import FloatArray
 from cme_dask.models.lazily import is_out_of_core
+from cme_dask.models.predicting import most_probable
 from cme_dask.numerics.moments import Function
 from cme_dask.storage.columns import Columns
 from cme_dask.storage.sample import Sample
@@ -160,8 +161,8 @@ class LabelClassifier(ClassifierMixin, ABC):  # type: ignore[misc]
         found = self._probabilities(X)
         if is_out_of_core(X):
             names = {"classes": self.classes_, "dtype": self.classes_.dtype, "drop_axis": 1}
-            return cast(NDArray[Any], found.map_blocks(_most_probable, token="predict", **names))
-        return _most_probable(found, self.classes_)
+            return cast(NDArray[Any], found.map_blocks(most_probable, token="predict", **names))
+        return most_probable(found, self.classes_)
 
     @abstractmethod
     def _probabilities(self, X: Any) -> Array:
@@ -339,11 +340,6 @@ def _check_labels(y: Array) -> None:
             f"y must hold labels, but {sum(missing):,} (first at row {missing.index(True)}) are "
             "NaN or missing: drop these rows"
         )
-
-
-def _most_probable(probabilities: Array, classes: Array) -> NDArray[Any]:
-    """The label of the largest of each row."""
-    return np.asarray(classes[np.asarray(probabilities).argmax(axis=1)])
 
 
 @dataclass(frozen=True)

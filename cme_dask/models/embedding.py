@@ -8,13 +8,14 @@ from typing import Any, Literal, Self, cast, overload
 
 import numpy as np
 
-from cme_dask.errors import StoreError
+from cme_dask.errors import DataError, StoreError
 from cme_dask.kernels import Kernel
 from cme_dask.models.answers import Answers
 from cme_dask.models.basis_file import basis_arrays, basis_description, read_basis
 from cme_dask.models.labels import FloatArray
 from cme_dask.models.lazily import is_out_of_core, lazy_answers
 from cme_dask.models.points import query_points
+from cme_dask.models.predicting import PredictedMeans, class_name, nearest_shares
 from cme_dask.models.relevance import LengthScales, length_scales, plot_relevance
 from cme_dask.numerics.basis import LinearBasis
 from cme_dask.storage.columns import Columns
@@ -39,7 +40,7 @@ class EmbeddedVariable:
 
 
 @dataclass(frozen=True, eq=False)
-class EmbeddingModel:
+class EmbeddingModel(PredictedMeans):
     """Conditional mean embedding mu(x) = E[k_Y(., Y) | x], with E[f | x] = psi_X(x)^T slope.
 
     Made by :class:`cme_dask.ConditionalMeanEmbedding` or :func:`cme_dask.load`; needs neither data
@@ -67,6 +68,27 @@ class EmbeddingModel:
     total: Array
     answers: Answers
     about: dict[str, Any]
+
+    def _answered(self) -> Columns:
+        return self.y.columns
+
+    def _means(self, X: Any) -> Array:
+        return self.expect(None, X)
+
+    def _shares(self, X: Any) -> Array:
+        (labels,) = self.y.columns.categories.values()
+        names = [class_name(code) for code in range(len(labels))]
+        if not set(names) <= set(self.function_names):
+            raise DataError(
+                "this embedding was fitted without the indicators of its labels: fit an "
+                "EmbeddingClassifier"
+            )
+        signed: Any = self.expect(names, X)
+        if is_out_of_core(X):
+            return signed.map_blocks(
+                nearest_shares, dtype=np.float64, token="nearest-probabilities"
+            )
+        return nearest_shares(np.asarray(signed))
 
     @property
     def function_names(self) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from cme_dask.models.law import ConditionalLaw
 from cme_dask.models.laws import Laws
 from cme_dask.models.lazily import OutOfCore, is_out_of_core, lazy_answers
 from cme_dask.models.points import query_points
+from cme_dask.models.predicting import PredictedMeans
 from cme_dask.models.relevance import (
     LengthScales,
     length_scales,
@@ -75,7 +76,7 @@ class Variable:
 
 
 @dataclass(frozen=True, eq=False)
-class JointModel:
+class JointModel(PredictedMeans):
     """Joint distribution dP = g dP_X dP_Y with g(x, y) = base + psi_Y(y)^T H psi_X(x).
 
     Made by :class:`cme_dask.JointDistribution` or :func:`cme_dask.load`; needs neither data nor
@@ -112,6 +113,17 @@ class JointModel:
     base: float = 1.0
     residual: Residual | None = None
     spectra: tuple[SpectrumPair, ...] = ()
+
+    def _answered(self) -> Columns:
+        return self.y.columns
+
+    def _means(self, X: Any) -> Array:
+        signed = self.support is None  # there is no law to ask
+        return self.expect(None, X) if signed else self.conditional(X).mean()
+
+    def _shares(self, X: Any) -> Array:
+        found = self.conditional(X).predict_proba()
+        return found if is_out_of_core(X) else np.asarray(found)
 
     @property
     def support(self) -> Support | None:

@@ -14,6 +14,7 @@ from cme_dask.models.basis_file import basis_arrays, basis_description, read_bas
 from cme_dask.models.labels import FloatArray
 from cme_dask.models.lazily import is_out_of_core, lazy_answers
 from cme_dask.models.points import query_points
+from cme_dask.models.predicting import most_probable
 from cme_dask.models.relevance import LengthScales, length_scales
 from cme_dask.numerics.basis import LinearBasis
 from cme_dask.storage.columns import Columns
@@ -83,6 +84,41 @@ class LogisticModel:
             scores = self.basis(points[here]) @ self.coef + self.intercept
             result[here] = softmax(scores, axis=1)
         return result
+
+    @property
+    def classes(self) -> Array:
+        """The labels, shape (K,)."""
+        return np.asarray(self.labels)
+
+    def predict(self, X: Any) -> Array:
+        """The most probable label at each point, shape (n,).
+
+        Parameters
+        ----------
+        X
+            As in :meth:`predict_proba`.
+        """
+        found: Any = self.predict_proba(X)
+        if is_out_of_core(X):
+            named = {"classes": self.classes, "dtype": self.classes.dtype, "drop_axis": 1}
+            return found.map_blocks(most_probable, token="predict", **named)
+        return most_probable(found, self.classes)
+
+    def score(self, X: Any, Y: Any, sample_weight: Any = None) -> float:
+        """The accuracy of predicted labels; higher is better.
+
+        Parameters
+        ----------
+        X
+            As in :meth:`predict_proba`.
+        Y
+            The labels that were observed there, shape (n,).
+        sample_weight
+            Weights of the rows, shape (n,).
+        """
+        found = self.predict(X)
+        hits = found == np.asarray(Y).reshape(len(found))
+        return float(np.average(hits, weights=sample_weight))
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write the model to a folder (Zarr, no pickles), whole or not at all."""
