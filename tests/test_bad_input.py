@@ -274,7 +274,7 @@ def test_unknown_columns(few, store):
 # Degenerate rows -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("value", [0.0, 3.0, -1e200, 1e-300])
+@pytest.mark.parametrize("value", [0.0, 3.0, -1e100, 1e-300])
 def test_a_constant_column_is_ignored_with_a_warning(few, value):
     x, y = few
     constant = np.column_stack([x[:, 0], np.full(len(x), value)])
@@ -283,8 +283,6 @@ def test_a_constant_column_is_ignored_with_a_warning(few, value):
         fit = JointDistribution(**median).fit(constant, y)
     plain = JointDistribution(**median).fit(x[:, :1], y)
     np.testing.assert_allclose(fit.predict(constant[:9]), plain.predict(x[:9, :1]), rtol=1e-9)
-    if abs(value) > 1e100:  # squares of y overflow
-        return
     with pytest.warns(ConstantColumnWarning, match="'y0' of y is constant .* law is a point"):
         point = JointDistribution(**median).fit(x, np.full(len(x), value))
     np.testing.assert_allclose(point.predict(x[:4]), value)

@@ -1,10 +1,13 @@
 """Numbers at the border of float64: given pivots, outliers, weights, constant columns."""
 
+from dataclasses import replace
+
 import numpy as np
 import oracle_kernels as oracle
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 from cme_dask import (
     ConditionalMeanEmbedding,
@@ -16,10 +19,12 @@ from cme_dask import (
     Tuning,
     kernels,
 )
+from cme_dask.bench.coverage import Coverage, coverage
 from cme_dask.errors import ConstantColumnWarning, DataError, LengthScaleWarning, NumericalError
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.means import MeanMoments
 from cme_dask.numerics.pools import non_negative
+from cme_dask.numerics.validation import interval_factor
 
 GRID = np.linspace(-3.0, 3.0, 40)[:, None]
 X = np.random.default_rng(0).normal(size=(1000, 1))
@@ -242,3 +247,63 @@ def test_denormal_weights_and_single_rows_are_refused_by_default_fits(waves):
     small = median.fit(*waves, weights=np.full(300, 1e-150)).predict(waves[0][:9])
     one = median.fit(*waves, weights=np.ones(300)).predict(waves[0][:9])
     np.testing.assert_allclose(small, one, 1e-6)
+
+
+# What is printed ----------------------------------------------------------------------------------
+
+
+def test_results_of_a_default_fit_are_shown_in_a_line(plain):
+    shown = [plain.members_, plain.members_[0].part, plain.search_, plain.search_.finalists[0]]
+    shown += [plain.basis_x_, plain.solution_, plain.moments_, plain.replicates_, plain.sides_]
+    for result in shown:
+        assert len(repr(result)) < 1000, type(result)
+        assert "np.float64" not in repr(result)
+
+
+def test_numbers_of_a_default_fit_are_rounded_where_they_are_shown(plain):
+    ridges = replace(plain.model_, about=plain.model_.about | {"reg": [10.0**0.5 * 1e-4, 1e-4]})
+    assert "reg (0.00032, 0.0001) (two-sided)" in repr(ridges)
+    steps = replace(plain.model_, about=plain.model_.about | {"reg": [0.1 * 1e-3] * 2})
+    assert "reg 0.0001 (two-sided)" in repr(steps)
+    assert "in 2 passes, 10 folds" in repr(replace(steps, about=steps.about | {"passes": 2}))
+    assert "in 1 pass, 10 folds" in repr(replace(steps, about=steps.about | {"passes": 1}))
+
+
+# Intervals ---------------------------------------------------------------------------------------
+
+
+def test_intervals_take_the_t_quantile_of_the_folds(plain, waves):
+    points = waves[0][:20]
+    value, std = plain.expect("y0", points, return_std=True)
+    low, high = plain.expect_interval("y0", points)
+    assert interval_factor(10) == pytest.approx(stats.t.ppf(0.975, 9))
+    np.testing.assert_allclose(high - value, stats.t.ppf(0.975, 9) * std)
+    np.testing.assert_allclose(value - low, stats.t.ppf(0.975, 9) * std)
+    _, high = plain.expect_interval("y0", points, level=0.5)
+    np.testing.assert_allclose(high - value, stats.t.ppf(0.75, 9) * std)
+    for level in (0.0, 1.0, 95, True, "95%"):
+        with pytest.raises(DataError, match="level of an interval must lie between 0 and 1"):
+            plain.expect_interval("y0", points, level=level)
+
+
+def test_two_standard_errors_of_ten_folds_hold_less_than_intervals_do():
+    rng = np.random.default_rng(0)
+    folds = rng.normal(size=(20_000, 10))  # a mean of fold means, with its jackknife
+    error = np.sqrt(folds.var(axis=1, ddof=1) / 10)
+    found = coverage(folds.mean(axis=1)[:, None, None], error[:, None, None], np.zeros((1, 1)), 10)
+    assert found["two"] == pytest.approx(2 * stats.t.cdf(2.0, 9) - 1, abs=0.006)  # 0.923
+    assert found["t"] == pytest.approx(0.95, abs=0.005)
+    assert found["variance"] == pytest.approx(0.95, abs=0.005)
+    assert found["bias"] < 0.03
+    biased = coverage(
+        folds.mean(axis=1)[:, None, None], error[:, None, None], np.full((1, 1), 1.0), 10
+    )
+    assert biased["t"] < 0.25
+    assert biased["variance"] == found["variance"]
+
+
+def test_the_bench_measures_coverage():
+    found = Coverage("skewed", 200, "median", 3).prepare()()()
+    assert set(found) == {"two", "t", "lowest", "variance", "bias"}
+    assert 0.0 <= found["lowest"] <= found["t"] <= 1.0
+    assert found["two"] <= found["t"]

@@ -10,6 +10,7 @@ CASE_NAMES = (
     "programs",
     "ingest",
     "tuning",
+    "coverage",
     "queries",
     "cluster",
     "large",

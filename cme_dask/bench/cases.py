@@ -9,6 +9,7 @@ from cme_dask import kernels
 from cme_dask.bench import CASE_NAMES
 from cme_dask.bench.bare import bare_flops
 from cme_dask.bench.cluster import cluster_case
+from cme_dask.bench.coverage import LEVEL, Coverage
 from cme_dask.bench.data import write_uniform
 from cme_dask.bench.fits import Bare, Fit, Rows, StoreRead
 from cme_dask.bench.ingest import ingest_case
@@ -31,6 +32,7 @@ _NEAR = 0.985  # of their error: one pivot more or less changes it by about this
 _PROGRAM_RATIO = 5  # pivots of y for each of x
 _LARGEST_PROGRAM = 250_000  # unknowns that go to the quadratic programming solvers
 _PROGRAM_SECONDS = 35.0  # that they may take
+_COVERED = 24  # samples of which intervals are judged
 _COUPLINGS = {200: 5.0, 1000: 60.0}  # landmarks of x and of y, and the seconds aimed at
 
 
@@ -355,6 +357,25 @@ def tuning_case(bench: Bench, size: Size) -> None:
     bench.ratios.append(Ratio(at, "whole fit / pass of the finalists", *ratio, at_most=3.0))
 
 
+def coverage_case(bench: Bench, size: Size) -> None:
+    """Intervals of conditional expectations: how often they hold the truth."""
+    for scenario in ("bimodal", "skewed"):
+        for chosen in ("median", "learned"):
+            key = f"coverage/{scenario}, {size.rows:,} rows/{chosen}"
+            bench.measure({key: Coverage(scenario, size.rows, chosen, _COVERED)}, 1)
+            for name, quantity in (
+                ("truth within 2 standard errors", "two"),
+                (f"truth within the {LEVEL:.0%} interval", "t"),
+                ("the same, worst point", "lowest"),
+                ("mean of all estimates within it", "variance"),
+                ("bias / standard deviation", "bias"),
+            ):
+                at, label = key.rsplit("/", 1)
+                bench.ratios.append(
+                    Ratio(at, f"{label} kernels, {name}", [Term(key, quantity)], [Term()])
+                )
+
+
 def _bound(
     bench: Bench, group: str, name: str, measurement: str, quantity: str, at_most: float
 ) -> None:
@@ -381,6 +402,7 @@ CASES: dict[str, Callable[[Bench, Size], None]] = dict(
             programs_case,
             ingest_case,
             tuning_case,
+            coverage_case,
             queries_case,
             cluster_case,
             large_case,
@@ -399,6 +421,7 @@ QUICK = {
     "programs": Size(5000, ranks=(5, 14, 45, 100, 200, 448)),
     "ingest": Size(10**6),
     "tuning": Size(2 * 10**5),
+    "coverage": Size(1000),
     "queries": Size(10**5, ranks=(100,)),
     "cluster": Size(10**6, ranks=(100,)),
     "large": Size(10**6, ranks=(50,)),
@@ -415,6 +438,7 @@ FULL = {
     "programs": Size(5000, ranks=(5, 14, 45, 100, 200, 448)),
     "ingest": Size(32 * 10**6),
     "tuning": Size(10**7),
+    "coverage": Size(5000),
     "queries": Size(10**6, ranks=(100, 300)),
     "cluster": Size(10**7, ranks=(100,)),
     "large": Size(10**8, ranks=(50,)),

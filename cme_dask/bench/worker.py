@@ -29,6 +29,7 @@ JOBS = {
     "MachineRates": "cme_dask.bench.machine",
     "Quantiles": "cme_dask.bench.queries",
     "Reference": "cme_dask.bench.peers",
+    "Coverage": "cme_dask.bench.coverage",
     "SolveCoupling": "cme_dask.bench.programs",
     "SolveProgram": "cme_dask.bench.programs",
     "StoreRead": "cme_dask.bench.fits",

@@ -193,10 +193,11 @@ def bench(
     the bare pass, threads beside processes), random (randomly pivoted Cholesky), ridge (Nystroem
     features and ridge regression), sweep (one thing changed at a time), programs (certified
     programs: closed form, Clarabel, OSQP), ingest (a CSV file into a store, and pyarrow's read
-    of it), tuning (a fit that learns its kernels), queries (a saved model's expectations and
-    quantiles), cluster (workers beside threads, beside independent processes, and on a slow
-    network), large (rows 20 times larger than the workers' memory). Each measurement runs in a
-    fresh process, rivals in turns.
+    of it), tuning (a fit that learns its kernels), coverage (how often intervals of conditional
+    expectations hold the truth), queries (a saved model's expectations and quantiles), cluster
+    (workers beside threads, beside independent processes, and on a slow network), large (rows 20
+    times larger than the workers' memory). Each measurement runs in a fresh process, rivals in
+    turns.
     """
     from cme_dask.bench.run import Options, run_bench
     from cme_dask.bench.tables import bench_tables

@@ -460,6 +460,13 @@ class ConditionalMeanEmbedding(GrowingEmbedding, BaseEstimator):  # type: ignore
         model = self._fitted()
         return model.expect(names_of(f, self._functions), X, return_std=return_std)
 
+    def expect_interval(
+        self, f: Any = None, X: Any = None, *, level: float = 0.95
+    ) -> tuple[FloatArray, FloatArray]:
+        """Bounds of E[f | x], see :meth:`EmbeddingModel.expect_interval`."""
+        names = names_of(f, self._functions)
+        return self._fitted().expect_interval(names, X, level=level)
+
     @property
     def length_scales_(self) -> LengthScales:
         """Length scale and relevance of each column, of the fitted model."""

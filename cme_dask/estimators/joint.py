@@ -470,6 +470,14 @@ class JointDistribution(GrowingJoint, BaseEstimator):  # type: ignore[misc]
         declared = self._functions[1] if Y is None else self._functions[0]
         return model.expect(names_of(f, declared), X, Y=Y, return_std=return_std)
 
+    def expect_interval(
+        self, f: Any = None, X: Any = None, *, Y: Any = None, level: float = 0.95
+    ) -> tuple[FloatArray, FloatArray]:
+        """Bounds of conditional expectations, see :meth:`JointModel.expect_interval`."""
+        model = self._fitted()
+        declared = self._functions[1] if Y is None else self._functions[0]
+        return model.expect_interval(names_of(f, declared), X, Y=Y, level=level)
+
     def density_ratio(self, X: Any, Y: Any) -> FloatArray:
         """g(x_i, y_j), shape (n_X, n_Y), see :meth:`JointModel.density_ratio`."""
         return self._fitted().density_ratio(X, Y)

@@ -32,6 +32,7 @@ from cme_dask.numerics.basis import Basis, LinearBasis
 from cme_dask.numerics.cell_sums import CellSpec, CellSums
 from cme_dask.numerics.hashing import MAX_FOLDS
 from cme_dask.numerics.moments import Function, Moments, MomentSpec, Side
+from cme_dask.numerics.shown import brief_repr
 from cme_dask.numerics.stacked import StackedBasis, StackedNewton, ranks_of
 from cme_dask.numerics.thresholds import Judges
 from cme_dask.storage.columns import Columns, check_finite
@@ -95,6 +96,8 @@ class FittedBasis:
     newton: Basis | StackedNewton
     spectral: LinearBasis | StackedBasis
     trace_error: float | None
+
+    __repr__ = brief_repr
 
     @property
     def ranks(self) -> tuple[int, ...]:

@@ -27,6 +27,7 @@ from cme_dask.numerics.guard import Arithmetic
 from cme_dask.numerics.means import MeanMoments
 from cme_dask.numerics.moments import Function, Moments, MomentSpec, Side
 from cme_dask.numerics.problem import Regularization
+from cme_dask.numerics.shown import brief_repr
 from cme_dask.numerics.stacked import reduced
 from cme_dask.numerics.validation import held_out_folds, replicates
 
@@ -74,6 +75,8 @@ class Member:
     crps: float
     kept: float
     arithmetic: Arithmetic
+
+    __repr__ = brief_repr
 
 
 def search_kernels(

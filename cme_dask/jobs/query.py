@@ -72,6 +72,7 @@ def answer(
         "functions": shown,
         "values": values.tolist(),
         "std": None if errors is None else errors.tolist(),
+        "interval": None if errors is None else variable.answers.factor(0.95),
         "units": variable.columns.units | other.columns.units,
     }
 

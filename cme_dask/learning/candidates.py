@@ -11,6 +11,7 @@ from cme_dask.errors import DataError
 from cme_dask.kernels import Categorical, Coordinates, Gaussian, Kernel, Warped
 from cme_dask.kernels.length_scales import IGNORED, SCALES
 from cme_dask.numerics.problem import Regularization
+from cme_dask.numerics.shown import brief_repr
 from cme_dask.numerics.support import Support
 from cme_dask.numerics.thresholds import Judges
 
@@ -175,6 +176,8 @@ class Trial:
     score: float
     stage: str
 
+    __repr__ = brief_repr
+
 
 @dataclass(frozen=True)
 class Score:
@@ -218,6 +221,8 @@ class Candidate:
     reg: Regularization
     trial: Trial
 
+    __repr__ = brief_repr
+
 
 @dataclass(frozen=True, eq=False)
 class Search:
@@ -260,6 +265,8 @@ class Search:
     rows: int
     support: Support | None = None
     memory: MemoryPlan | None = None
+
+    __repr__ = brief_repr
 
     def candidate(self, trial: Trial) -> Candidate:
         """What a trial is made of.

@@ -10,6 +10,7 @@ from cme_dask.errors import DataError, remedy
 from cme_dask.models.basis_file import AnyBasis
 from cme_dask.models.events import Event, looks_like_event
 from cme_dask.models.labels import FloatArray
+from cme_dask.numerics.validation import interval_factor
 from cme_dask.storage.columns import Columns, labels_have_no_mean
 
 Array = Any
@@ -96,6 +97,10 @@ class Answers:
                 f"cme-dask predict --event {name!r}{back}",
             )
         )
+
+    def factor(self, level: float) -> float:
+        """Standard errors on each side of an interval, see :func:`interval_factor`."""
+        return interval_factor(len(self.fold_constant), level)
 
     def expect(
         self, wanted: str | list[str], basis: AnyBasis, points: Array, return_std: bool

@@ -17,6 +17,7 @@ from cme_dask.numerics.joint import JointSolution, JointSolver
 from cme_dask.numerics.means import MeanMoments
 from cme_dask.numerics.moments import Moments, Side
 from cme_dask.numerics.pointwise import negative_mass
+from cme_dask.numerics.shown import brief_repr
 from cme_dask.numerics.stacked import StackedBasis
 from cme_dask.numerics.validation import Replicates, fold_replicates
 from cme_dask.storage.columns import Columns
@@ -40,6 +41,8 @@ class Part:
     mean: MeanMoments
     solution: JointSolution
     replicates: tuple[Replicates, Replicates]
+
+    __repr__ = brief_repr
 
     @classmethod
     def solved(

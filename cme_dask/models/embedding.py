@@ -18,6 +18,7 @@ from cme_dask.models.points import query_points
 from cme_dask.models.predicting import PredictedMeans, class_name, nearest_shares
 from cme_dask.models.relevance import LengthScales, length_scales, plot_relevance
 from cme_dask.numerics.basis import LinearBasis
+from cme_dask.numerics.shown import passes
 from cme_dask.storage.columns import Columns
 from cme_dask.storage.model_file import ModelState, write_model
 from cme_dask.storage.zarr_files import brief
@@ -164,6 +165,32 @@ class EmbeddingModel(PredictedMeans):
         wanted = self.answers.wanted(f, self.y.columns)
         return self.answers.expect(wanted, self.x.basis, points, return_std)
 
+    def expect_interval(
+        self, f: str | Sequence[str] | None = None, X: Any = None, *, level: float = 0.95
+    ) -> tuple[FloatArray, FloatArray]:
+        """Bounds value - t std and value + t std of conditional expectations, as of ``expect``.
+
+        The factor t is the quantile of Student's law with one degree of freedom less than there are
+        folds. Standard errors measure the variance between samples alone, so an interval holds the
+        *mean of the estimator* at its level, and the truth less often: it leaves out the bias of
+        smoothing, and what choosing kernels on the same rows costs. The guide has a table.
+
+        Parameters
+        ----------
+        f, X
+            As in :meth:`expect`.
+        level
+            Of the interval, in (0, 1).
+
+        Raises
+        ------
+        DataError
+            As :meth:`expect`, or on another level.
+        """
+        value, std = self.expect(f, X, return_std=True)
+        margin = self.answers.factor(level) * std
+        return value - margin, value + margin
+
     def mass(self, X: Any) -> FloatArray:
         """E[1 | x], shape (n,): 1 for a law; here less where data are few.
 
@@ -285,7 +312,7 @@ class EmbeddingModel(PredictedMeans):
         ]
         return [
             *lines,
-            ("rows", f"{int(fit['rows']):,} in {int(fit['passes'])} pass, {fit['folds']} folds"),
+            ("rows", f"{int(fit['rows']):,} in {passes(fit['passes'])}, {fit['folds']} folds"),
             ("ridge", f"{self.reg:.2g}, by {fit['criterion']}"),
             ("E[. | x]", ", ".join(self.function_names)),
         ]

@@ -18,6 +18,7 @@ from cme_dask.models.points import query_points
 from cme_dask.numerics.basis import LinearBasis, NewtonBasis
 from cme_dask.numerics.blocks import in_blocks
 from cme_dask.numerics.elimination import Elimination
+from cme_dask.numerics.shown import passes
 from cme_dask.storage.columns import Columns, check_finite
 from cme_dask.storage.model_file import ModelState, write_model
 from cme_dask.storage.zarr_files import brief
@@ -201,7 +202,7 @@ class FeatureModel:
             ("features", f"{self.rank}, {self.kind} basis"),
             ("trace error", f"{self.trace_error:.2e} over all rows, tol {float(fit['tol']):g}"),
             ("kernel", repr(self.kernel)),
-            ("rows", f"{int(fit['rows']):,} in {int(fit['passes'])} pass"),
+            ("rows", f"{int(fit['rows']):,} in {passes(fit['passes'])}"),
         ]
 
     def __repr__(self) -> str:

@@ -44,6 +44,7 @@ from cme_dask.models.weighing import base_laws, laws_of
 from cme_dask.numerics.calibration import Calibration
 from cme_dask.numerics.cells import Cells
 from cme_dask.numerics.partition import PartitionBasis
+from cme_dask.numerics.shown import passes
 from cme_dask.numerics.stacked import StackedBasis, ranks_of
 from cme_dask.numerics.support import Support
 from cme_dask.storage.columns import Columns
@@ -243,6 +244,38 @@ class JointModel(PredictedMeans):
         points = variable.points(values, "Y" if reverse else "X")
         wanted = variable.answers.wanted(f, other.columns, reverse)
         return variable.answers.expect(wanted, variable.basis, points, return_std)
+
+    def expect_interval(
+        self,
+        f: str | Sequence[str] | None = None,
+        X: Any = None,
+        *,
+        Y: Any = None,
+        level: float = 0.95,
+    ) -> tuple[FloatArray, FloatArray]:
+        """Bounds value - t std and value + t std of conditional expectations, as of ``expect``.
+
+        The factor t is the quantile of Student's law with one degree of freedom less than there are
+        folds. Standard errors measure the variance between samples alone, so an interval holds the
+        *mean of the estimator* at its level, and the truth less often: it leaves out the bias of
+        smoothing, and what choosing kernels on the same rows costs. The guide has a table.
+
+        Parameters
+        ----------
+        f, X, Y
+            As in :meth:`expect`.
+        level
+            Of the interval, in (0, 1).
+
+        Raises
+        ------
+        DataError
+            As :meth:`expect`, or on another level.
+        """
+        answers = (self.x if Y is None else self.y).answers
+        value, std = self.expect(f, X, Y=Y, return_std=True)
+        margin = answers.factor(level) * std
+        return value - margin, value + margin
 
     def density_ratio(self, X: Any, Y: Any) -> FloatArray:
         """Radon-Nikodym derivative g(x_i, y_j) = dP / d(P_X x P_Y), shape (n_X, n_Y), no units.
@@ -452,8 +485,8 @@ class JointModel(PredictedMeans):
         return [
             *lines,
             *([] if scales is None else [("scales", scales)]),
-            ("rows", f"{fit['rows']:,} in {fit['passes']} pass, {fit['folds']} folds"),
-            ("constraint", f"{fit['constraint']}, reg {fit['reg']} ({fit['reg_form']})"),
+            ("rows", f"{fit['rows']:,} in {passes(fit['passes'])}, {fit['folds']} folds"),
+            ("constraint", f"{fit['constraint']}, reg {_ridges(fit['reg'])} ({fit['reg_form']})"),
             *([] if self.residual is None else [("residual", _residual(fit["residual"]))]),
             *([] if self.calibration is None else [("laws", _calibrated(fit["calibration"]))]),
             ("E[. | x]", ", ".join(given_x)),
@@ -471,6 +504,12 @@ class JointModel(PredictedMeans):
             for label, text in self.summary()
         )
         return f"<table><caption>JointModel</caption>{rows}</table>"
+
+
+def _ridges(regs: Any) -> str:
+    """The ridge, or those of y and of x where they differ."""
+    y, x = (f"{float(r):.2g}" for r in regs)
+    return y if y == x else f"({y}, {x})"
 
 
 def _size(name: str, variable: Variable, fit: dict[str, Any]) -> str:

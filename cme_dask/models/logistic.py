@@ -17,6 +17,7 @@ from cme_dask.models.points import query_points
 from cme_dask.models.predicting import most_probable
 from cme_dask.models.relevance import LengthScales, length_scales
 from cme_dask.numerics.basis import LinearBasis
+from cme_dask.numerics.shown import passes
 from cme_dask.storage.columns import Columns
 from cme_dask.storage.model_file import ModelState, write_model
 from cme_dask.storage.zarr_files import brief
@@ -178,7 +179,7 @@ class LogisticModel:
             ("columns", f"{self.columns.listed()}: rank {newton.rank}, trace error {error:.2e}"),
             ("kernel", repr(newton.kernel)),
             ("labels", ", ".join(map(str, self.labels))),
-            ("rows", f"{int(fit['rows']):,} in {int(fit['passes'])} passes"),
+            ("rows", f"{int(fit['rows']):,} in {passes(fit['passes'])}"),
             ("loss", f"{float(fit['objective']):.4g}, gradient {float(fit['gradient_norm']):.1e}"),
             ("ridge", f"{float(fit['reg']):g}"),
         ]

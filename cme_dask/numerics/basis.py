@@ -12,6 +12,7 @@ from cme_dask.kernels.sections import Sections
 from cme_dask.numerics.blocks import BLOCK, BlockValues
 from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.elimination import Elimination
+from cme_dask.numerics.shown import brief_repr
 
 Array = Any
 
@@ -84,6 +85,8 @@ class NewtonBasis:
     points: Array
     factor: Array
     rows: Array | None = None
+
+    __repr__ = brief_repr
 
     @classmethod
     def from_points(cls, kernel: Any, points: Array) -> "NewtonBasis":
@@ -207,6 +210,8 @@ class LinearBasis:
     newton: Basis
     transform: Array
     eigenvalues: Array
+
+    __repr__ = brief_repr
 
     @property
     def rank(self) -> int:

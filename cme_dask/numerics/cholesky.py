@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from cme_dask.numerics.pools import Pool, noise
+from cme_dask.numerics.shown import brief_repr
 
 Array = Any
 OnPivot = Callable[[int, float], None]
@@ -39,6 +40,8 @@ class CholeskyResult:
     residual_trace: Array
     reached: bool
     exhausted: bool
+
+    __repr__ = brief_repr
 
 
 def pivoted_cholesky(

@@ -17,6 +17,7 @@ from cme_dask.numerics.outcome import Outcome
 from cme_dask.numerics.paper_form import solve_paper_form
 from cme_dask.numerics.pointwise import solve_pointwise
 from cme_dask.numerics.problem import JointProblem, Regularization
+from cme_dask.numerics.shown import brief_repr
 
 Array = Any
 
@@ -49,6 +50,8 @@ class JointSolution:
     centred: bool
     outcome: Outcome
     base: float = 1.0
+
+    __repr__ = brief_repr
 
     @classmethod
     def of(cls, problem: JointProblem, coef: Array, outcome: Outcome) -> "JointSolution":

@@ -7,6 +7,7 @@ import numpy as np
 
 from cme_dask.numerics.moments import Moments, Side
 from cme_dask.numerics.pools import non_negative
+from cme_dask.numerics.shown import brief_repr
 
 Array = Any
 
@@ -44,6 +45,8 @@ class MeanMoments:
     function_cross: tuple[tuple[Array, ...], ...]
     function_gram: Array
     shift: tuple[Array, ...]
+
+    __repr__ = brief_repr
 
     @property
     def trace_error(self) -> tuple[float, ...]:

@@ -19,6 +19,7 @@ from cme_dask.kernels.into import (
 )
 from cme_dask.numerics.basis import Basis
 from cme_dask.numerics.elimination import Elimination
+from cme_dask.numerics.shown import brief_repr
 from cme_dask.numerics.thresholds import Judges
 
 Array = Any
@@ -52,6 +53,8 @@ class Side:
     shift: Array | None = None
     elimination: Elimination | None = None
     events: Judges | None = None
+
+    __repr__ = brief_repr
 
     @property
     def eliminated(self) -> Elimination:
@@ -112,6 +115,8 @@ class Moments:
     gram: Array
     traces: Array
     rows: Array
+
+    __repr__ = brief_repr
 
     def __add__(self, other: "Moments") -> "Moments":
         """Moments of the union of two disjoint sets of rows."""

@@ -11,6 +11,7 @@ from cme_dask.kernels.into import into
 from cme_dask.kernels.sections import Sections
 from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.elimination import Elimination
+from cme_dask.numerics.shown import brief_repr
 
 Array = Any
 
@@ -48,6 +49,8 @@ class PartitionBasis:
     kernel: Any
     points: Array
     rows: Array | None = None
+
+    __repr__ = brief_repr
 
     def __post_init__(self) -> None:
         self.kernel.log_sections(self.points)

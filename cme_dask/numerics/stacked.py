@@ -9,6 +9,7 @@ import numpy as np
 
 from cme_dask.numerics.basis import Basis, LinearBasis
 from cme_dask.numerics.joint import JointSolution
+from cme_dask.numerics.shown import brief_repr
 
 Array = Any
 
@@ -24,6 +25,8 @@ class StackedNewton:
     """
 
     parts: tuple[Basis, ...]
+
+    __repr__ = brief_repr
 
     @property
     def kernel(self) -> Any:
@@ -78,6 +81,8 @@ class StackedBasis:
     """
 
     parts: tuple[LinearBasis, ...]
+
+    __repr__ = brief_repr
 
     @property
     def newton(self) -> StackedNewton:

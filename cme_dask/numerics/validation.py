@@ -2,14 +2,18 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
+from scipy.special import stdtrit
 
+from cme_dask.errors import DataError
 from cme_dask.numerics.heldout import HeldOut
 from cme_dask.numerics.joint import JointSolution
 from cme_dask.numerics.means import MeanMoments
 from cme_dask.numerics.moments import Moments, Side
+from cme_dask.numerics.shown import brief_repr
 
 Array = Any
 Solve = Callable[[MeanMoments], JointSolution]
@@ -34,11 +38,39 @@ class Replicates:
     error: Array
     baseline: Array
 
+    __repr__ = brief_repr
+
     @property
     def skill(self) -> Array:
         """1 - error / baseline, shape (q,): for an indicator f, the Brier skill score."""
         with np.errstate(invalid="ignore", divide="ignore"):
             return 1.0 - self.error / self.baseline
+
+
+def interval_factor(folds: int, level: Any = 0.95) -> float:
+    """Standard errors on each side of an interval: the t quantile with F - 1 degrees of freedom.
+
+    Parameters
+    ----------
+    folds
+        Number F of folds, at least 2, of the jackknife.
+    level
+        Of the interval, in (0, 1).
+
+    Raises
+    ------
+    DataError
+        On fewer folds or another level.
+
+    Notes
+    -----
+    A standard error of few folds is itself uncertain: of ten, 2 of them hold 92 % and not 95 %.
+    """
+    if isinstance(level, bool) or not isinstance(level, Real) or not 0.0 < float(level) < 1.0:
+        raise DataError(f"the level of an interval must lie between 0 and 1, got {level!r}")
+    if folds < 2:
+        raise DataError(f"an interval needs at least 2 folds, got {folds}: fit with n_folds=10")
+    return float(stdtrit(folds - 1, 0.5 + 0.5 * float(level)))
 
 
 def held_out_folds(moments: Moments, sides: tuple[Side, ...]) -> list[int]:

@@ -306,7 +306,13 @@ def expectation_tables(result: Result) -> list[RenderableType]:
         for point, values, std in zip(result["points"], result["values"], stds, strict=True)
     ]
     other = "y" if given == "x" else "x"
-    caption = "± one standard error: jackknife over the folds of rows" if result["std"] else ""
+    caption = ""
+    if result["std"]:
+        caption = (
+            "± one standard error by the jackknife over the folds of rows; a 95 % interval is "
+            f"{result['interval']:.2f} of them on each side, for the variance alone: it leaves out "
+            "the bias of smoothing"
+        )
     return [grid(f"E[f({other}) | {given}]", head, rows, caption)]
 
 
