@@ -109,8 +109,9 @@ class Restarts:
         out, checkpoint = self._paths()
         cluster.strips_read()
         process, read = self._start(outcome.name, cluster, out, checkpoint, []), 0
-        for death in deaths:
-            moment = rng.uniform(0.0, 0.9) * max(strips - read, 1)
+        for number, death in enumerate(deaths):
+            # A share of what is left for each death that is still to come.
+            moment = rng.uniform(0.0, 0.9) * max(strips - read, 1) / (len(deaths) - number)
             if not _reached(process, cluster, moment):
                 break  # it had ended before
             self._end(process, death, outcome.name, cluster)

@@ -21,21 +21,27 @@ def rng():
     return np.random.default_rng(20261121)
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    """A real cluster: scheduler and two worker processes over TCP."""
-    from distributed import Client, LocalCluster
+@pytest.fixture(scope="session")
+def local_cluster():
+    """A real cluster, scheduler and two worker processes over TCP, which starts only once."""
+    from distributed import LocalCluster
 
-    with (
-        LocalCluster(
-            n_workers=2,
-            threads_per_worker=1,
-            processes=True,
-            dashboard_address="127.0.0.1:0",
-            protocol="tcp",
-        ) as local,
-        Client(local) as client,
-    ):
+    with LocalCluster(
+        n_workers=2,
+        threads_per_worker=1,
+        processes=True,
+        dashboard_address="127.0.0.1:0",
+        protocol="tcp",
+    ) as local:
+        yield local
+
+
+@pytest.fixture(scope="module")
+def cluster(local_cluster):
+    """A client of the cluster, which is what Dask uses by default while it is there."""
+    from distributed import Client
+
+    with Client(local_cluster) as client:
         yield client
 
 

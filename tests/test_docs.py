@@ -7,6 +7,7 @@ import runpy
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -71,7 +72,8 @@ def folder(tmp_path):
 def commands(block):
     """Commands of a console block, without prompts and comments."""
     lines = [line[2:].split("  #")[0].strip() for line in block.splitlines() if line[:2] == "$ "]
-    return [line for line in lines if not line.startswith("python3 run")]  # what runs this test
+    # One runs this test, the other needs a network: see the test of the installation below.
+    return [line for line in lines if not line.startswith(("python3 run", "pip install"))]
 
 
 def words(line):
@@ -142,3 +144,34 @@ def test_readme_names_both_commands():
     text = (ROOT / "README.md").read_text()
     assert "$ python3 run demo" in text
     assert "$ python3 run test" in text
+
+
+def test_readme_installs_this_project_with_extras_that_it_has():
+    """What pip is given: the project's own repository or folder, and names of its extras."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    repository = project["urls"]["Changelog"].partition("/blob/")[0]
+    text = (ROOT / "README.md").read_text()
+    lines = re.findall(r"^\$ pip install (.*?)(?:  #.*)?$", text, re.MULTILINE)
+    assert len(lines) == 2
+    extras = ",".join(sorted(project["optional-dependencies"].keys() & {"plot", "xarray"}))
+    assert shlex.split(lines[0]) == [f"{project['name']}[{extras}] @ git+{repository}"]
+    assert shlex.split(lines[1]) == [f".[{extras}]"]
+    assert text.index("$ pip install") < text.index("$ python3 run demo")
+    for extra in re.findall(r"`([a-z]+)` adds", text):
+        assert extra in project["optional-dependencies"]
+
+
+def test_readme_begins_with_a_table_and_the_default():
+    """The first Python block: DataFrames in, no arguments, labelled answers out."""
+    blocks = [b for kind, b in BLOCK.findall((ROOT / "README.md").read_text()) if kind == "python"]
+    assert "pd.DataFrame" in blocks[0]
+    assert "JointDistribution().fit(X, Y)" in blocks[0]
+    space = {}
+    exec(blocks[0], space)
+    given = space["given"]
+    assert given.mean().index.tolist() == [0, 1]
+    assert given.mean().name == "load"
+    mean, above = given.mean().to_numpy(), given.probability("load > 60").to_numpy()
+    np.testing.assert_allclose(mean, [75, 42], atol=2)  # what the text below it says
+    assert above[0] > 0.95
+    assert above[1] < 0.01

@@ -246,6 +246,7 @@ def test_tune_writes_model_trace_and_picture(done, tmp_path):
     assert (tmp_path / "tuned" / "tuning.png").exists()
     code, stdout, err = run(*arguments)
     assert code == 2
-    code, stdout, err = run(*arguments, "--overwrite")
+    fewer = ("--rows", 200, "--evaluations", 1, "--max-rank", 20)
+    code, stdout, err = run(*arguments, *fewer, "--overwrite")
     assert code == 0
     assert "Averaged models" in stdout

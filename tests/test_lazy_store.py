@@ -1,6 +1,7 @@
 """Features from store to store: the same bits, one pass, bounded memory, whole or absent."""
 
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -214,10 +215,13 @@ def test_processes_and_clusters(rows, fits, store, tmp_path, cluster):
 def test_a_relative_path_is_meant_here(rows, fits, cluster, tmp_path, monkeypatch):
     """Workers of a cluster have another working folder."""
     fit, features = fits["newton"]
-    cluster.run(lambda: __import__("os").chdir("/"))
+    folders = cluster.run(os.getcwd)
+    cluster.run(os.chdir, "/")
     monkeypatch.chdir(tmp_path)
     fit.transform_store(rows[0], "f.zarr", scheduler=cluster)
     assert_bits(tmp_path / "f.zarr", features)
+    for worker, folder in folders.items():
+        cluster.run(os.chdir, folder, workers=[worker])
 
 
 @settings(max_examples=200, deadline=None)

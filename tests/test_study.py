@@ -98,6 +98,18 @@ def test_the_study_sums_up(tmp_path):
     assert set(verdict["never_negative"]) == set(cell["models"])
     assert verdict["never_negative"][DEFAULT] == 1.0
     assert verdict["default_over_best"] == pytest.approx(errors[DEFAULT] / min(errors.values()))
+    # The page holds every model of this run, the default first, and the command that makes it.
+    page = (tmp_path / "out" / "study.md").read_text()
+    assert str(tmp_path / "out" / "study.md") in result["files"]
+    assert "`cme-dask study --scenario low --rows 60 --seeds 2 --out docs --overwrite`" in page
+    head, _, default, *others = page.partition("## Error (43)")[2].split("\n\n")[1].splitlines()
+    assert head == "| | low |"
+    number = float(default.removeprefix("| **default** (self-tuned) | ").split(" ")[0])
+    assert number == pytest.approx(1e4 * errors[DEFAULT], rel=5e-3)
+    assert [line.split(" | ")[0].removeprefix("| ") for line in others] == [
+        name for name in errors if name != DEFAULT
+    ]
+    assert f"| {100 * verdict['location']:.0f} % |" in page
 
 
 def test_the_self_tuned_law_is_a_law_and_not_far_from_the_truth():

@@ -1,7 +1,7 @@
 """What a bench or a study leaves in a folder: its JSON form and its picture."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,9 @@ def write_result(
     names: tuple[str, str],
     draw: Callable[[Result, Path], None],
     progress: ProgressLines,
+    pages: Mapping[str, Callable[[Result], str]] | None = None,
 ) -> None:
-    """Write both files, and their paths into the result.
+    """Write the files, and their paths into the result.
 
     Parameters
     ----------
@@ -33,6 +34,8 @@ def write_result(
         Draws the picture, where matplotlib is installed.
     progress
         Where it is said if it is not.
+    pages
+        Further texts by their file names, made from the result.
     """
     json_file, picture = (out / name for name in names)
     result["files"] = [str(json_file)]
@@ -42,5 +45,9 @@ def write_result(
         result["files"].append(str(picture))
     else:
         progress.say(f"no picture: {drawing.MISSING}")
+    for name, text in (pages or {}).items():
+        with writing(out / name, overwrite=True) as aside, disk_errors(out / name):
+            aside.write_text(text(result))
+        result["files"].append(str(out / name))
     with writing(json_file, overwrite=True) as aside, disk_errors(json_file):
         aside.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")

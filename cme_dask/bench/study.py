@@ -13,6 +13,7 @@ import numpy as np
 
 from cme_dask.bench.machine import describe_machine
 from cme_dask.bench.output import write_result
+from cme_dask.bench.study_page import study_page
 from cme_dask.bench.study_picture import study_picture
 from cme_dask.chunked.blas import limit_this_process
 from cme_dask.errors import DataError
@@ -36,7 +37,7 @@ VALIDATED = "traditional, (41)"
 SCENARIO_NAMES = ("low", "medium", "high", "strong", "bimodal", "skewed")
 ROWS = (200, 1000, 5000)
 SEEDS = 20
-OUTPUTS = ("study.json", "study.png")
+OUTPUTS = ("study.json", "study.png", "study.md")
 SCHEMA_VERSION = 1
 
 
@@ -75,7 +76,7 @@ class StudyOptions:
 def run_study(
     options: StudyOptions, out: Path | None, *, overwrite: bool, progress: ProgressLines
 ) -> Result:
-    """Judge all models; write ``study.json`` and ``study.png`` into the folder ``out``, if any."""
+    """Judge all models; write JSON, a picture and a page into the folder ``out``, if any."""
     if out is not None:
         prepare_folder(out, OUTPUTS, overwrite)
     begin = time.time()
@@ -106,7 +107,7 @@ def run_study(
         "files": [],
     }
     if out is not None:
-        write_result(result, out, OUTPUTS, study_picture, progress)
+        write_result(result, out, OUTPUTS[:2], study_picture, progress, {OUTPUTS[2]: study_page})
     return result
 
 
@@ -199,6 +200,7 @@ def _tuning(models: Result) -> Result:
     mean = {name: figures[name]["mean"] for name in figures}
     return {
         "default_over_truth": mean["error"] / mean["least_error"],
+        "location": mean["location"],
         "default_over_traditional": mean["error"] / models[VALIDATED]["error"]["mean"],
         "noisy_over_plain": mean["noisy_crps"] / mean["crps"],
         "never_negative": {

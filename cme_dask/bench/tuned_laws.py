@@ -33,7 +33,8 @@ def judge_tuned(name: str, n: int, seed: int) -> Figures:
     """Figures of the estimator without arguments.
 
     ``least_error`` is the error (43) of the trial of its search that the truth would have chosen;
-    ``noisy_error`` and ``noisy_crps`` are its own where six columns of noise were added to x.
+    ``noisy_error`` and ``noisy_crps`` are its own where six columns of noise were added to x;
+    ``location`` is 1 where its laws are those of residuals.
 
     Parameters
     ----------
@@ -53,6 +54,7 @@ def judge_tuned(name: str, n: int, seed: int) -> Figures:
     noisy = _fitted(wide[0], y)
     with_noise = _figures(noisy, scenario, y, (wide[1], test[1]), truth)
     more = {"noisy_error": with_noise["error"], "noisy_crps": with_noise["crps"]}
+    more["location"] = float(estimator.model_.residual is not None)
     return found | more | {"least_error": least, "seconds": estimator.search_.seconds}
 
 

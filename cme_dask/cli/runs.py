@@ -229,7 +229,10 @@ def bench(
 @click.option("--seeds", type=click.IntRange(1), default=20, show_default=True, help="Draws each.")
 @click.option("--workers", type=click.IntRange(1), help="Processes.  [default: one per core]")
 @click.option(
-    "--out", type=output, metavar="PATH", help="Folder for study.json, study.png.  [default: none]"
+    "--out",
+    type=output,
+    metavar="PATH",
+    help="Folder for study.json, study.png, study.md.  [default: none]",
 )
 @overwrite_option
 @json_option
@@ -246,7 +249,8 @@ def study(
 
     Error (43), CRPS, least probability, |E[1|x] - 1| and held-out loss of the models none and
     normalized (signed, clipped, projected), certified, pointwise, coupling and the traditional
-    embedding, with scales and ridge by the held-out joint loss over a grid.
+    embedding, with scales and ridge by the held-out joint loss over a grid; and of the default,
+    a fit without arguments.
     """
     from cme_dask.bench.study import ROWS, SCENARIO_NAMES, StudyOptions, run_study, study_tables
     from cme_dask.report import tables
