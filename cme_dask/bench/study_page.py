@@ -103,15 +103,15 @@ def _verdict_table(verdicts: Sequence[Result]) -> Iterator[str]:
         "without them. *Location*: the share of draws in which the default used laws of residuals."
     )
     yield ""
-    head = ("rows", "best model", "default / best", "within", "default / truth's choice")
-    head += ("default / traditional, (41)", "noise", "location")
+    head = ["rows", "best model", "default / best", "within", "default / truth's choice"]
+    head += ["default / traditional, (41)", "noise", "location"]
     yield "| | " + " | ".join(head) + " |"
     yield "|---" * (1 + len(head)) + "|"
     for verdict in verdicts:
         row = (
-            verdict["scenario"],
+            str(verdict["scenario"]),
             f"{verdict['rows']:,}",
-            _LABELS.get(verdict["best"], verdict["best"]),
+            _LABELS.get(verdict["best"], str(verdict["best"])),
             f"{verdict['default_over_best']:.2f}",
             "yes" if verdict["within"] else "no",
             f"{verdict['default_over_truth']:.2f}",

@@ -23,7 +23,7 @@ A_WORKER = "a worker"
 
 _WORD = 8
 _HASH_WORDS = 10  # per row of a strip: its hash on the way, its fold and its cell, their order
-_PROCESS = 240 << 20  # interpreter and libraries
+_PROCESS = 215 << 20  # interpreter and libraries
 _WORKER = 80 << 20  # of a cluster's worker: it loads fewer, and some pages it shares with others
 _CHILD = 170 << 20  # of each process that is started: it shares pages of the libraries
 _ROW_SAMPLE_WORDS = 4  # per row of the row sample beside its values: key, index, weight, importance
