@@ -80,7 +80,7 @@ def test_projection_is_nearer_than_clipping(judged):
         assert judged[f"{name}, projected"]["crps"] < judged[f"{name}, clipped"]["crps"] * 1.02
 
 
-def test_the_study_sums_up(tmp_path):
+def test_the_study_sums_up(tmp_path, quick_studies, brief_search):
     options = StudyOptions(("low",), (60,), 2, 1)
     result = run_study(options, tmp_path / "out", overwrite=False, progress=ProgressLines())
     assert json.loads((tmp_path / "out" / "study.json").read_text()) == result
@@ -112,7 +112,7 @@ def test_the_study_sums_up(tmp_path):
     assert f"| {100 * verdict['location']:.0f} % |" in page
 
 
-def test_the_self_tuned_law_is_a_law_and_not_far_from_the_truth():
+def test_the_self_tuned_law_is_a_law_and_not_far_from_the_truth(brief_search):
     found = judge_tuned("strong", 400, 1)
     assert set(FIGURES) < set(found)
     assert found["minimum"] >= 0.0
