@@ -40,7 +40,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::cme_dask.errors.RankWarning"),
 ]
 
-N = 270_000  # 66 strips in blocks of 2
+N = 400_000  # 13 blocks of 8 strips
 
 
 class Interrupted(Exception):
