@@ -14,6 +14,7 @@ logging.getLogger("cme_dask").addHandler(logging.NullHandler())  # users choose 
 
 if TYPE_CHECKING:
     from cme_dask import constraints, kernels, metrics
+    from cme_dask.chunked.held_out import ScoreTable, score
     from cme_dask.chunked.lazy import gram_columns
     from cme_dask.chunked.lazy_laws import LazyLaw
     from cme_dask.chunked.sources import open_sample
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from cme_dask.models import load
     from cme_dask.models.law import ConditionalLaw
     from cme_dask.models.merging import merge
+    from cme_dask.storage.ingest import ingest
 
 _HOMES = {
     "ConditionalLaw": "cme_dask.models.law",
@@ -37,6 +39,9 @@ _HOMES = {
     "KernelLogisticRegression": "cme_dask.estimators.logistic",
     "PivotedCholesky": "cme_dask.estimators.cholesky",
     "Tuning": "cme_dask.learning.candidates",
+    "ingest": "cme_dask.storage.ingest",
+    "score": "cme_dask.chunked.held_out",
+    "ScoreTable": "cme_dask.chunked.held_out",
     "gram_columns": "cme_dask.chunked.lazy",
     "load": "cme_dask.models",
     "merge": "cme_dask.models.merging",
@@ -53,14 +58,17 @@ __all__ = [
     "KernelLogisticRegression",
     "LazyLaw",
     "PivotedCholesky",
+    "ScoreTable",
     "Tuning",
     "constraints",
     "gram_columns",
+    "ingest",
     "kernels",
     "load",
     "merge",
     "metrics",
     "open_sample",
+    "score",
 ]
 
 

@@ -12,6 +12,8 @@ import click
 from cme_dask.constraints import parse
 from cme_dask.errors import DataError
 
+_MOST = 1 << 53
+
 SEED = click.IntRange(0, 2**63 - 1)
 """A seed of generators and of the row sample."""
 
@@ -27,6 +29,8 @@ def count(value: object) -> int:
         raise click.BadParameter(
             f"{text!r} is no count: expected for example 10000000, 1e7 or 10M"
         ) from error
+    if exact > _MOST:
+        raise click.BadParameter(f"{text!r} is more than 2^53, the largest count there can be")
     if exact != product or exact < 1:
         raise click.BadParameter(f"{text!r} is no whole number of at least 1")
     return exact

@@ -101,6 +101,18 @@ class MeanRegressor(RegressorMixin, ABC):  # type: ignore[misc]
             return cast(FloatArray, means)
         return cast(FloatArray, means[:, None] if self._shape else means[:, 0])
 
+    @property
+    def columns_x(self) -> Columns:
+        """Columns of x: names, units, and labels of those that hold labels."""
+        found: Columns = self._fitted().x.columns
+        return found
+
+    @property
+    def columns_y(self) -> Columns:
+        """Columns of y: names, units, and labels of those that hold labels."""
+        found: Columns = self._fitted().y.columns
+        return found
+
     @abstractmethod
     def _means(self, X: Any) -> Array:
         """Conditional means of y, shape (n, d_Y)."""

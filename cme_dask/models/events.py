@@ -120,6 +120,13 @@ class Event:
         return cls(_Parser(text, tuple(names), labels or {}).tree())
 
 
+def comparison(column: str, label: str) -> str:
+    """The text of the event that a column holds this label."""
+    quote = "'" if '"' in label else '"'
+    plain = column not in _KEYWORDS and _NUMBER.fullmatch(column) is None
+    return f"{column if plain else f'`{column}`'} == {quote}{label}{quote}"
+
+
 def looks_like_event(text: str) -> bool:
     """Whether a text compares something: an event, though perhaps a wrong one, and no name."""
     return re.search(r"[<>=!]|\bin\b", text) is not None

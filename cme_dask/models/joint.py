@@ -155,6 +155,16 @@ class JointModel(PredictedMeans):
         return self.x.answers.names, self.y.answers.names
 
     @property
+    def columns_x(self) -> Columns:
+        """Columns of x: names, units, and labels of those that hold labels."""
+        return self.x.columns
+
+    @property
+    def columns_y(self) -> Columns:
+        """Columns of y: names, units, and labels of those that hold labels."""
+        return self.y.columns
+
+    @property
     def length_scales(self) -> LengthScales:
         """Length scale and relevance of each column, of x first, see :class:`ColumnRelevance`."""
         return length_scales(

@@ -8,7 +8,7 @@ import numpy as np
 
 from cme_dask.defaults import ANSWERS, LEVELS
 from cme_dask.errors import DataError, UnseenCategoryWarning
-from cme_dask.models.events import Event
+from cme_dask.models.events import Event, comparison
 from cme_dask.models.joint import JointModel, Variable
 from cme_dask.storage.answer_store import AnswerArray
 
@@ -80,7 +80,7 @@ class Query:
     def chances(self) -> tuple[str, ...]:
         """The events, then one for each label of a categorical column."""
         labels = self.answered.columns.categories
-        each = (f'{name} == "{label}"' for name, all_ in labels.items() for label in all_)
+        each = (comparison(name, label) for name, all_ in labels.items() for label in all_)
         return (*self.events, *(text for text in each if text not in self.events))
 
     @property

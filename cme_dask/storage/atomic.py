@@ -16,6 +16,29 @@ ATTRIBUTE = "cme_dask"
 """Attribute of a Zarr group that describes what is inside; written last."""
 
 
+def check_room(path: str | os.PathLike[str], size: int, what: str) -> None:
+    """ResourceError unless the disk of an output has room for it.
+
+    Parameters
+    ----------
+    path
+        The output.
+    size
+        Bytes that it takes.
+    what
+        What takes them, for the message.
+    """
+    folder = Path(path).absolute().parent
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if size > free:
+        raise ResourceError(
+            f"{what} take about {size / 1e9:,.3g} GB, the disk of {folder} has "
+            f"{free / 1e9:,.3g} GB free: ask for fewer rows, or choose another path"
+        )
+
+
 def check_output(path: str | os.PathLike[str], overwrite: bool) -> Path:
     """Refuse an output before any work is done for it.
 

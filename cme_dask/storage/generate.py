@@ -10,6 +10,7 @@ from scipy.stats import norm
 
 from cme_dask.defaults import SCENARIOS
 from cme_dask.errors import DataError
+from cme_dask.storage.atomic import check_room
 from cme_dask.storage.columns import Columns
 from cme_dask.storage.writer import writing_sample
 
@@ -79,6 +80,7 @@ def write_normal3(
     """Write ``rows`` draws to a sample store; ``progress`` is called with the rows so far."""
     if rows < 2:
         raise DataError(f"at least 2 rows are needed, got {rows}")
+    check_room(path, 8 * sum(len(columns.names) for columns in COLUMNS) * rows, f"{rows:,} rows")
     law = Normal3(scenario)
     with writing_sample(
         path,
