@@ -166,9 +166,10 @@ class GrowingJoint(MeanRegressor):
         """The functions of the first call; DataError if others are given by name."""
         for known, named in zip(self._functions, given, strict=True):
             check_functions(known, named or {})
-        # Those given again take the place of what a pickle could not hold.
+        # Those given again take the place of what a pickle could not hold; listed events are known.
         first, second = (
-            {**known, **(named or {})} for known, named in zip(self._functions, given, strict=True)
+            {**known, **(named if isinstance(named, Mapping) else {})}
+            for known, named in zip(self._functions, given, strict=True)
         )
         return first, second
 

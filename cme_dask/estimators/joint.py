@@ -259,7 +259,8 @@ class JointDistribution(GrowingJoint, BaseEstimator):  # type: ignore[misc]
             scikit-learn's name of ``weights``.
         functions, functions_x
             Functions of y (of x) by name whose conditional expectations will be asked for; each
-            takes rows (b, d) and returns (b,).
+            takes rows (b, d) and returns (b,), or is the text of an event. Or a list of such texts,
+            ``["y0 > 1"]``, which are then their own names.
         scheduler
             ``"threads"``, ``"processes"``, ``"synchronous"`` or a ``distributed.Client``; default
             an active client, else what Dask is configured to, else threads.
