@@ -87,9 +87,9 @@ def test_scores_are_those_of_the_held_out_rows(done):
     x, y = (part[kept] for part in parts)
     assert found["rows"] == kept.sum()
     assert len({*(time[kept] // 86400)} & {*(time[~kept] // 86400)}) == 0
-    law = load(folder / "out" / "model.zarr")
+    law = load(folder / "out" / "model.zarr").conditional(x)
     for name, values in (("b", y[:, 0]), ("b > 0", (y[:, 0] > 0).astype(float))):
-        mse = ((law.expect(name, x) - values) ** 2).mean()
+        mse = ((law.expect(name) - values) ** 2).mean()
         told = found["scores"]["model"][name]
         assert told["mse"]["value"] == pytest.approx(mse)
         assert told["r2"]["value"] == pytest.approx(1 - mse / values.var())
@@ -110,6 +110,31 @@ def test_laws_are_scored_by_crps_and_coverage(done):
     assert coverage["columns"]["b"]["value"] == pytest.approx(inside.mean())
     assert (list(coverage["columns"]), coverage["level"]) == (["b"], 0.9)
     assert 0.84 < inside.mean() < 0.96
+
+
+def test_predictions_are_binned_beside_what_happened(done):
+    """Ten bins of what the laws predicted, and the frequency of the event in each."""
+    folder, result, _ = done
+    held = open_sample(folder / "out" / "sample.zarr").split(0.25, "1d")[1]
+    x, y = (source.read(0, 3000) for source in held.sources)
+    time = held.time.read(0, 3000)[:, 0]
+    kept = held.part.keeps(np.arange(3000), {"time": time})
+    law = load(folder / "out" / "model.zarr").conditional(x[kept])
+    bins = result["evaluation"]["reliability"]["b > 0"]
+    chance, happened = law.expect("b > 0"), y[kept, 0] > 0
+    assert len(bins) == 10
+    assert sum(one["share"] for one in bins) == pytest.approx(1.0)
+    for i, one in enumerate(bins):
+        inside = np.minimum((chance * 10).astype(int), 9) == i
+        assert one["share"] == pytest.approx(inside.mean(), abs=1e-9)
+        assert one["predicted"] == pytest.approx(chance[inside].mean())
+        assert one["seen"]["value"] == pytest.approx(happened[inside].mean())
+    means = result["evaluation"]["reliability"]["b"]
+    assert (np.diff([one["predicted"] for one in means]) > 0).all()
+    (point,) = result["points"]
+    found = point["functions"]["b > 0"]
+    (its,) = [b for b in bins if (b["low"] or 0) <= found["mean"] < (b["high"] or 1.1)]
+    assert found["held_out"]["seen"] == its["seen"]
 
 
 def test_curves_are_laws_along_a_column(done):
@@ -163,14 +188,14 @@ def test_points_take_labels_and_what_cyclic_columns_are_made_of(done):
     (point,) = result["points"]
     law = load(folder / "out" / "model.zarr")
     at = {"a": [0.5], "hour_sin": [np.sin(np.pi)], "hour_cos": [-1.0], "kind": ["up"]}
-    assert point["functions"]["b"]["mean"] == pytest.approx(law.expect("b", at)[0])
+    assert point["functions"]["b"]["mean"] == pytest.approx(law.conditional(at).mean()[0])
     assert abs(point["functions"]["b"]["mean"] - (np.sin(1.0) - 1.0)) < 0.5
     assert (table["kind"] == "up").any()
 
 
 def test_pictures_are_written(done):
     folder, result, _ = done
-    for name in ("report.png", "tuning.png", "scores.png", "laws.png"):
+    for name in ("report.png", "tuning.png", "scores.png", "reliability.png", "laws.png"):
         assert (folder / "out" / name).read_bytes()[:4] == b"\x89PNG"
     assert {"search", "scores", "picture", "laws"} < set(result["outputs"])
 
@@ -182,7 +207,14 @@ def test_the_tables_are_printed(done):
         "evaluate.boosting=false",
     )  # fmt: skip
     assert code == 0, err
-    for text in ("Search", "Averaged models", "On held-out rows", "Folds are by 1d", "Brier skill"):
+    for text in (
+        "Search",
+        "Averaged models",
+        "On held-out rows",
+        "Folds are by 1d",
+        "Brier skill",
+        "Reliability of P(b > 0)",
+    ):
         assert text in stdout
     assert "gradient boosting" not in stdout
 

@@ -36,6 +36,8 @@ _LAW_ARRAYS = 8  # as large as a block of laws: it, its sums, and what the model
 _PREDICT_SECONDS = 1e-5  # a guess per row and prediction: it only chooses the length of tasks
 _LAW_GUESS = 10  # predictions that a loss of a law takes as long as
 _WORD = 8
+_BINNED = ("predicted", "seen")
+_LEAST_CHANCE = 1e-15
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +66,12 @@ class Scored(Protocol):
     def quantile(self, q: Any, column: str | None = None) -> Array:
         """Quantiles of a column of y, shape (b, k)."""
 
+    def expect(self, f: Any) -> Array:
+        """Means of columns and functions of y, shape (b, len(f))."""
+
+    def predict_proba(self, column: str | None = None) -> Array:
+        """Probabilities of the labels of a column of y, shape (b, labels)."""
+
 
 @dataclass(frozen=True, eq=False)
 class Law:
@@ -80,12 +88,63 @@ class Law:
         Probability of the central intervals whose coverage is wanted, in (0, 1); default none.
     cells
         On how many cells the laws live: memory depends on it.
+    targets
+        Numeric columns of y, or names of functions of y, whose means under the laws are predictions
+        like those of :class:`Prediction`.
+    edges
+        Borders between bins of these predictions, ascending, by target: what happened where as much
+        was predicted.
+    labels
+        Whether the probabilities of labels are scored, in each column of y that holds some.
     """
 
     conditional: Callable[[Array], Scored]
     crps: bool = True
     level: float | None = None
     cells: int = 1024
+    targets: tuple[str, ...] = ()
+    edges: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    labels: bool = False
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Rows for which about as much was predicted.
+
+    Attributes
+    ----------
+    low, high
+        The predictions were from ``low`` up to, not including, ``high``; infinite at the ends.
+    share
+        Of the weight of all rows.
+    predicted
+        Mean of the predictions; NaN in a bin without rows.
+    seen
+        Mean of the target, with its standard error over blocks of rows.
+    """
+
+    low: float
+    high: float
+    share: float
+    predicted: float
+    seen: Estimate
+
+
+@dataclass(frozen=True)
+class LabelScores:
+    """Scores of the probabilities of a column of labels.
+
+    Attributes
+    ----------
+    accuracy
+        Share of the rows with the likeliest label.
+    log_loss
+        Mean of minus the logarithm of the probability of the label that was seen, in nats;
+        probabilities below 1e-15 count as that.
+    """
+
+    accuracy: Estimate
+    log_loss: Estimate
 
 
 @dataclass(frozen=True)
@@ -103,12 +162,28 @@ class ScoreReport:
         interval, whose probability it should be.
     report
         What the pass did.
+    reliability
+        By name of the law, then by target: bins of what was predicted.
+    labels
+        By name of the law, then by column of labels.
     """
 
     scores: dict[str, dict[str, Scores]]
     crps: dict[str, Estimate]
     coverage: dict[str, dict[str, Estimate]]
     report: PassReport = field(repr=False)
+    reliability: dict[str, dict[str, tuple[Bin, ...]]] = field(default_factory=dict)
+    labels: dict[str, dict[str, LabelScores]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Loss:
+    """One of the losses of a law: its kind, its column or target, and of a bin its number."""
+
+    law: str
+    kind: str
+    of: str = ""
+    bin: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,6 +195,7 @@ class _Plan:
     functions: Mapping[str, Function]
     names: tuple[str, ...]
     numeric: tuple[str, ...]
+    labelled: tuple[str, ...]
     n_folds: int
 
     @property
@@ -128,12 +204,18 @@ class _Plan:
         return [(name, t) for name, p in self.predictions.items() for t in p.targets]
 
     @property
-    def law_losses(self) -> list[tuple[str, str | None]]:
-        """Laws, and None for their CRPS or the column of a coverage, in the order of the losses."""
-        found: list[tuple[str, str | None]] = []
+    def law_losses(self) -> list[_Loss]:
+        """What is summed of the laws, in the order of the losses."""
+        found: list[_Loss] = []
         for name, law in self.laws.items():
-            found += [(name, None)] * law.crps
-            found += [(name, column) for column in self.numeric if law.level is not None]
+            found += [_Loss(name, "crps")] * law.crps
+            found += [_Loss(name, "coverage", c) for c in self.numeric if law.level is not None]
+            found += [_Loss(name, "squared", target) for target in law.targets]
+            for target, edges in law.edges.items():
+                bins = range(len(edges) + 1)
+                found += [_Loss(name, k, target, i) for k in ("in bin", *_BINNED) for i in bins]
+            for column in self.labelled if law.labels else ():
+                found += [_Loss(name, "accuracy", column), _Loss(name, "log", column)]
         return found
 
     def sums(self, strip: Strip) -> ScoreSums:
@@ -160,13 +242,11 @@ class _Plan:
             found = _predicted(name, prediction.predict, x, len(wanted))
             yield from ((found - targets[:, wanted]) ** 2).T
         for name, law in self.laws.items():
-            yield from self._law_losses(name, law, x, y).T
+            yield from self._law_losses(name, law, x, y, targets).T
 
-    def _law_losses(self, name: str, law: Law, x: Array, y: Array) -> Array:
-        """CRPS, then whether each column is within its interval, as asked for, shape (b, l)."""
-        columns = () if law.level is None else self.numeric
-        tail = 0.5 * (1.0 - (law.level or 0.0))
-        found = np.empty((len(x), law.crps + len(columns)))
+    def _law_losses(self, name: str, law: Law, x: Array, y: Array, targets: Array) -> Array:
+        """What ``law_losses`` lists of one law, shape (b, l)."""
+        found = np.empty((len(x), sum(loss.law == name for loss in self.law_losses)))
         for start in range(0, len(x), _LAW_ROWS):
             rows = slice(start, start + _LAW_ROWS)
             try:
@@ -175,14 +255,37 @@ class _Plan:
                 raise
             except Exception as error:
                 raise _failure(name, error) from error
-            if law.crps:
-                found[rows, 0] = _checked_shape(name, laws.crps(y[rows]), (len(y[rows]),))
-            for i, column in enumerate(columns):
-                ends = laws.quantile([tail, 1.0 - tail], column=column)
-                lower, upper = _checked_shape(name, ends, (len(y[rows]), 2)).T
-                seen = y[rows, self.names.index(column)]
-                found[rows, law.crps + i] = (lower <= seen) & (seen <= upper)
+            columns = self._of_laws(name, law, laws, y[rows], targets[rows])
+            for i, values in enumerate(columns):
+                found[rows, i] = values
         return found
+
+    def _of_laws(
+        self, name: str, law: Law, laws: Scored, y: Array, targets: Array
+    ) -> Iterator[Array]:
+        """The losses of some rows, each of shape (b,)."""
+        b, tail = len(y), 0.5 * (1.0 - (law.level or 0.0))
+        if law.crps:
+            yield _checked_shape(name, laws.crps(y), (b,))
+        for column in () if law.level is None else self.numeric:
+            ends = laws.quantile([tail, 1.0 - tail], column=column)
+            lower, upper = _checked_shape(name, ends, (b, 2)).T
+            seen = y[:, self.names.index(column)]
+            yield (lower <= seen) & (seen <= upper)
+        if law.targets:
+            means = _checked_shape(name, laws.expect(list(law.targets)), (b, len(law.targets)))
+            seen = targets[:, [self.names.index(target) for target in law.targets]]
+            yield from ((means - seen) ** 2).T
+            for target, edges in law.edges.items():
+                j = law.targets.index(target)
+                inside = np.searchsorted(edges, means[:, j], side="right")
+                member = (inside == np.arange(len(edges) + 1)[:, None]).astype(np.float64)
+                yield from (*member, *(member * means[:, j]), *(member * seen[:, j]))
+        for column in self.labelled if law.labels else ():
+            codes = y[:, self.names.index(column)].astype(np.int64)
+            chances = np.asarray(laws.predict_proba(column), dtype=np.float64)
+            yield chances.argmax(axis=1) == codes
+            yield -np.log(np.maximum(chances[np.arange(b), codes], _LEAST_CHANCE))
 
 
 def score_pass(
@@ -258,14 +361,52 @@ def score_pass(
     scores: dict[str, dict[str, Scores]] = {name: {} for name in plan.predictions}
     for loss, (name, target) in enumerate(plan.pairs):
         scores[name][target] = sums.scores(plan.names.index(target), loss)
+    for name, law in plan.laws.items():
+        if law.targets:
+            scores[name] = {}
     crps: dict[str, Estimate] = {}
     coverage: dict[str, dict[str, Estimate]] = {}
-    for loss, (name, column) in enumerate(plan.law_losses, start=len(plan.pairs)):
-        if column is None:
-            crps[name] = sums.mean_loss(loss)
-        else:
-            coverage.setdefault(name, {})[column] = sums.mean_loss(loss)
-    return ScoreReport(scores, crps, coverage, replace(clock.report(memory), rows=rows))
+    places = {loss: at for at, loss in enumerate(plan.law_losses, start=len(plan.pairs))}
+    for loss, at in places.items():
+        if loss.kind == "crps":
+            crps[loss.law] = sums.mean_loss(at)
+        elif loss.kind == "coverage":
+            coverage.setdefault(loss.law, {})[loss.of] = sums.mean_loss(at)
+        elif loss.kind == "squared":
+            scores[loss.law][loss.of] = sums.scores(plan.names.index(loss.of), at)
+    reliability = {
+        name: {
+            target: tuple(
+                _bin(sums, [places[_Loss(name, kind, target, i)] for kind in ("in bin", *_BINNED)])(
+                    *([-np.inf, *edges, np.inf][i : i + 2])
+                )
+                for i in range(len(edges) + 1)
+            )
+            for target, edges in law.edges.items()
+        }
+        for name, law in plan.laws.items()
+        if law.edges
+    }
+    labels = {
+        name: {
+            column: LabelScores(
+                *(sums.mean_loss(places[_Loss(name, kind, column)]) for kind in ("accuracy", "log"))
+            )
+            for column in plan.labelled
+        }
+        for name, law in plan.laws.items()
+        if law.labels and plan.labelled
+    }
+    report = replace(clock.report(memory), rows=rows)
+    return ScoreReport(scores, crps, coverage, report, reliability, labels)
+
+
+def _bin(sums: ScoreSums, places: list[int]) -> Callable[[float, float], Bin]:
+    """From the ends of a bin to it, from the places of its share, predictions and targets."""
+    share, predicted, _ = (sums.mean_loss(place).value for place in places)
+    seen = sums.ratio(places[2], places[0])
+    mean = predicted / share if share > 0.0 else np.nan
+    return lambda low, high: Bin(low, high, share, mean, seen)
 
 
 def _checked(
@@ -292,9 +433,23 @@ def _checked(
             raise DataError(
                 f"the level of the law {name!r} must lie between 0 and 1, got {law.level}"
             )
-    labelled = sample.columns[1].categories
+    labelled = tuple(sample.columns[1].categories)
     numeric = tuple(name for name in columns if name not in labelled)
-    return _Plan(dict(predictions), dict(laws), dict(functions), names, numeric, n_blocks)
+    for law in laws.values():
+        _check_targets(law, (*numeric, *functions))
+    return _Plan(dict(predictions), dict(laws), dict(functions), names, numeric, labelled, n_blocks)
+
+
+def _check_targets(law: Law, known: tuple[str, ...]) -> None:
+    """DataError on targets of a law that are no numbers, or on bins of something else."""
+    unknown = [target for target in law.targets if target not in known]
+    if unknown:
+        raise DataError(f"unknown target {unknown[0]!r}: there are {', '.join(map(repr, known))}")
+    for target, edges in law.edges.items():
+        if target not in law.targets or (np.diff(edges) <= 0.0).any():
+            raise DataError(
+                f"bins of {target!r} need one of the targets and ascending borders, got {edges}"
+            )
 
 
 def _check_memory(sample: Sample, plan: _Plan, runs: list[Run], budget: MemoryBudget) -> MemoryPlan:

@@ -1,7 +1,7 @@
 """A job's model on rows that it has not seen, beside gradient boosting on the same columns."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,9 +14,10 @@ from cme_dask.chunked.scores import Prediction, score_pass
 from cme_dask.errors import DataError
 from cme_dask.jobs.schema import EvaluateSection
 from cme_dask.jobs.scoring import (
-    Expectation,
     described,
+    described_bins,
     described_coverage,
+    described_labels,
     estimate,
     law_of,
 )
@@ -29,6 +30,11 @@ Array = Any
 Result = dict[str, Any]
 
 MODEL, BOOSTING = "model", "gradient boosting"
+
+BINS = 10
+"""Bins of predictions in which it is shown what happened."""
+
+_BIN_ROWS = 2000  # of the row sample, whose predictions tell the bins of means
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,16 +76,19 @@ def evaluate(
         Where to tell the progress.
     """
     rest, held_out = parts
-    targets = (*model.y.columns.numeric, *events)
-    predictions = {MODEL: Prediction(targets, Expectation(model, targets))}
+    numeric = model.y.columns.numeric
+    targets = (*numeric, *events)
+    predictions = {}
     boosting: Result | None = None
-    if section.boosting:
+    if section.boosting and targets:
         fitted, boosting = boosted(rest, events, section, budget)
         progress.say(
             f"gradient boosting on {boosting['rows']:,} rows took {boosting['seconds']:.3g} s"
         )
         predictions[BOOSTING] = Prediction(targets, fitted)
-    laws = {MODEL: law_of(model)} if model.y.columns.numeric and model.y.cells is not None else {}
+    scored = bool(numeric)
+    edges = bin_edges(model, rest, targets, set(events))
+    laws = {MODEL: law_of(model, scored, scored, targets=targets, edges=edges, labels=True)}
     found = score_pass(
         held_out, predictions, budget, functions=events, laws=laws, progress=progress.fit
     )
@@ -91,11 +100,32 @@ def evaluate(
         "boosting": boosting,
         "scores": {
             name: {t: {"event": t in events, **described(s)} for t, s in scores.items()}
-            for name, scores in found.scores.items()
+            for name, scores in sorted(found.scores.items(), key=lambda pair: pair[0] != MODEL)
         },
+        "labels": described_labels(found).get(MODEL, {}),
+        "reliability": described_bins(found).get(MODEL, {}),
         "crps": {name: estimate(value) for name, value in found.crps.items()},
         "coverage": described_coverage(found),
     }
+
+
+def bin_edges(
+    model: JointModel, sample: Sample, targets: Sequence[str], events: Set[str]
+) -> dict[str, tuple[float, ...]]:
+    """Borders between bins of predictions: tenths of probabilities, deciles of predicted means.
+
+    Deciles are those at rows of the row sample of the fit; of few distinct ones fewer.
+    """
+    assert sample.row_sample is not None
+    columns = [target for target in targets if target not in events]
+    found = dict.fromkeys(events, tuple(i / BINS for i in range(1, BINS)))
+    if columns:
+        points = sample.row_sample.prefix(_BIN_ROWS).parts[0]
+        means = np.asarray(model.conditional(points).expect(columns))
+        levels = np.arange(1, BINS) / BINS
+        for name, values in zip(columns, means.T, strict=True):
+            found[name] = tuple(np.unique(np.quantile(values, levels)).tolist())
+    return {target: found[target] for target in targets}
 
 
 def boosted(

@@ -147,6 +147,7 @@ def describe_fit(estimator: JointDistribution, memory: PeakMemory, model: str) -
         "kkt_residual": estimator.solution_.kkt_residual,
         "negative_mass": about["negative_mass"],
         "held_out": about["held_out"],
+        "calibration": estimator.model_.answering.about.get("calibration"),
     }
 
 

@@ -1,4 +1,4 @@
-"""What a job wants to know at stated points, and what the nearest rows say there."""
+"""Laws at the stated points of a job, and what they are compared with."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +11,7 @@ from cme_dask.chunked.nearest import Neighbours, nearest_rows
 from cme_dask.errors import DataError
 from cme_dask.jobs.fitting import events_of
 from cme_dask.jobs.schema import CurveSection, FitSection, IngestSection, Job, PointSection
+from cme_dask.jobs.scoring import LEVEL
 from cme_dask.models.events import Event
 from cme_dask.models.joint import JointModel
 from cme_dask.storage.columns import Columns
@@ -22,6 +23,9 @@ Result = dict[str, Any]
 
 _CURVE_POINTS = 73
 _CURVE_LEVELS = (0.025, 0.1, 0.25, 0.5, 0.75, 0.9, 0.975)
+NEAR = 1.0
+"""Rows are near if they are at most so many standard deviations away, all of them."""
+
 _OTHER_LABEL = 1e-6  # the unit of codes: no row with another label is near
 
 
@@ -225,30 +229,76 @@ def nearest(
 
 
 def compare(
-    job: Job, questions: Questions, model: JointModel, points: Array, near: Neighbours | None
+    job: Job,
+    questions: Questions,
+    model: JointModel,
+    points: Array,
+    near: Neighbours | None,
+    reliability: Mapping[str, Sequence[Result]],
 ) -> Result:
-    """Model and nearest rows at the stated points."""
+    """Laws at the stated points, and what there is to compare them with.
+
+    That is what happened at held-out rows for which as much was predicted, and the nearest rows,
+    which say something only where they are near.
+
+    Parameters
+    ----------
+    job, questions, model, points
+        What is asked at which rows of x.
+    near
+        The nearest rows to each point; None without points.
+    reliability
+        Bins of predictions by function, as :func:`cme_dask.jobs.evaluate.evaluate` tells them.
+    """
     if near is None:
         return {"points": [], "neighbours": {"k": 0, "passes": 0}}
-    if len(model.x.answers.fold_constant) > 1:
-        mean, std = model.expect(questions.shown, points, return_std=True)
-    else:
-        mean, std = model.expect(questions.shown, points), None
+    law, names = model.conditional(points), questions.shown
+    means = np.asarray(law.expect(names))
+    support = np.asarray(law.effective_support())
+    tail = 0.5 * (1.0 - LEVEL)
+    ends = {
+        name: np.asarray(law.quantile([tail, 1.0 - tail], column=name))
+        for name in names
+        if name not in questions.events
+    }
     rows = []
     for i, point in enumerate(job.report.points):
         functions = {
             name: {
-                "mean": float(mean[i, j]),
-                "std": None if std is None else float(std[i, j]),
+                "event": name in questions.events,
+                "mean": float(means[i, j]),
+                "interval": [float(e) for e in ends[name][i]] if name in ends else None,
+                "held_out": _bin_of(float(means[i, j]), reliability.get(name, ())),
                 **_empirical(questions.values(name, near.y[i]), near.weights[i]),
             }
-            for j, name in enumerate(questions.shown)
+            for j, name in enumerate(names)
         }
         farthest = float(near.distance[i, -1])
         rows.append(
-            {"name": point.name, "x": point.x, "farthest": farthest, "functions": functions}
+            {
+                "name": point.name,
+                "x": point.x,
+                "effective_support": float(support[i]),
+                "farthest": farthest,
+                "near": farthest <= NEAR,
+                "functions": functions,
+            }
         )
-    return {"points": rows, "neighbours": {"k": near.index.shape[1], "passes": 1}}
+    return {
+        "points": rows,
+        "level": LEVEL,
+        "neighbours": {"k": near.index.shape[1], "passes": 1, "near": NEAR},
+    }
+
+
+def _bin_of(value: float, bins: Sequence[Result]) -> Result | None:
+    """The bin that a prediction is in; None if there is none, or no row in it."""
+    for one in bins:
+        low, high = one["low"], one["high"]
+        inside = (low is None or value >= low) and (high is None or value < high)
+        if inside and one["seen"]["value"] is not None:
+            return {key: one[key] for key in ("share", "predicted", "seen")}
+    return None
 
 
 def _empirical(values: Array, weights: Array) -> dict[str, float]:

@@ -20,7 +20,11 @@ from cme_dask.jobs.schema import IngestSection, Job, SampleSection
 from cme_dask.models import drawing
 from cme_dask.report import plots
 from cme_dask.report.curves import curves_picture
-from cme_dask.report.evaluation import evaluation_picture, evaluation_tables
+from cme_dask.report.evaluation import (
+    evaluation_picture,
+    evaluation_tables,
+    reliability_picture,
+)
 from cme_dask.report.progress import ProgressLines
 from cme_dask.report.tuning import tuning_picture, tuning_tables
 from cme_dask.storage.atomic import disk_errors, writing
@@ -34,6 +38,7 @@ OUTPUTS = {
     "picture": "report.png",
     "search": "tuning.png",
     "scores": "scores.png",
+    "reliability": "reliability.png",
     "laws": "laws.png",
 }
 
@@ -103,7 +108,7 @@ def run_job(
         "tuning": model.about.get("tuning"),
         "evaluation": scores,
         "fold_by": job.fit.fold_by,
-        **compare(job, questions, model, points, near),
+        **compare(job, questions, model, points, near, scores["reliability"] if scores else {}),
         "curves": along_curves(questions, model),
         "units": {k: v for columns in sample.columns for k, v in columns.units.items()},
         "outputs": {name: str(path) for name, path in paths.items()},
@@ -183,6 +188,10 @@ def _pictures(
         "scores": (
             result["evaluation"] is not None,
             partial(evaluation_picture, result["evaluation"]),
+        ),
+        "reliability": (
+            bool(result["evaluation"] and result["evaluation"]["reliability"]),
+            partial(reliability_picture, result),
         ),
         "laws": (bool(result["curves"]), partial(curves_picture, result)),
     }

@@ -1,7 +1,7 @@
 """How good a saved model is on the rows of a store that it has not seen."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,7 +82,7 @@ def score_model(
         budget = MemoryBudget.of(Executor.resolve(scheduler, compute.workers), compute.memory_limit)
         found = score_pass(
             sample,
-            {"model": Prediction(shown, Expectation(law, shown))},
+            {"model": Prediction(shown, Expectation(law, shown))} if shown else {},
             budget,
             functions=events,
             laws=laws,
@@ -98,8 +98,9 @@ def score_model(
         "unseen": seen is not None and sample.part == seen.other,
         "scores": {
             name: {"event": name in events, **described(scores)}
-            for name, scores in found.scores["model"].items()
+            for name, scores in found.scores.get("model", {}).items()
         },
+        "labels": described_labels(found).get("law", {}),
         "crps": {name: estimate(value) for name, value in found.crps.items()}.get("law"),
         "coverage": described_coverage(found).get("law"),
         "units": law.y.columns.units,
@@ -167,8 +168,16 @@ def _events(law: JointModel, functions: Sequence[str]) -> dict[str, Event]:
     return events
 
 
-def law_of(model: JointModel, crps: bool = True, coverage: bool = True) -> Law:
-    """The laws of a model to be scored.
+def law_of(
+    model: JointModel,
+    crps: bool = True,
+    coverage: bool = True,
+    *,
+    targets: Sequence[str] = (),
+    edges: Mapping[str, tuple[float, ...]] | None = None,
+    labels: bool = False,
+) -> Law:
+    """The laws of a model to be scored; other parameters as of :class:`Law`.
 
     Raises
     ------
@@ -177,7 +186,44 @@ def law_of(model: JointModel, crps: bool = True, coverage: bool = True) -> Law:
     """
     if model.y.cells is None:
         raise DataError("this model has no laws to score: fit it with support_size of at least 1")
-    return Law(model.conditional, crps, LEVEL if coverage else None, model.y.cells.size)
+    level = LEVEL if coverage else None
+    size = model.y.cells.size
+    return Law(model.conditional, crps, level, size, tuple(targets), edges or {}, labels)
+
+
+def described_labels(found: ScoreReport) -> dict[str, dict[str, Any]]:
+    """JSON form of the scores of labels of each law."""
+    return {
+        name: {
+            column: {"accuracy": estimate(s.accuracy), "log_loss": estimate(s.log_loss)}
+            for column, s in columns.items()
+        }
+        for name, columns in found.labels.items()
+    }
+
+
+def described_bins(found: ScoreReport) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """JSON form of the bins of what each law predicted; None for the ends that are infinite."""
+    return {
+        name: {
+            target: [
+                {
+                    "low": _finite(b.low),
+                    "high": _finite(b.high),
+                    "share": b.share,
+                    "predicted": _finite(b.predicted),
+                    "seen": estimate(b.seen),
+                }
+                for b in bins
+            ]
+            for target, bins in targets.items()
+        }
+        for name, targets in found.reliability.items()
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def described_coverage(found: ScoreReport) -> dict[str, dict[str, Any]]:
@@ -200,5 +246,4 @@ def described(scores: Scores) -> dict[str, Any]:
 
 def estimate(found: Estimate) -> dict[str, float | None]:
     """JSON has no NaN."""
-    pair = {"value": found.value, "std": found.std}
-    return {key: value if math.isfinite(value) else None for key, value in pair.items()}
+    return {"value": _finite(found.value), "std": _finite(found.std)}

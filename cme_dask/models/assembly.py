@@ -136,7 +136,7 @@ def assemble(
         "trace_error": dict(zip("xy", errors, strict=True)),
         "kkt_residual": max(part.solution.kkt_residual for part in parts),
         "negative_mass": _negative_mass(x.basis, y.basis, coef, base, points) if points else None,
-        "held_out": {given: _held_out(parts, i) for i, given in enumerate("xy")},
+        "held_out": {given: _held_out(parts, i, columns[1 - i]) for i, given in enumerate("xy")},
     }
     if len(parts) == 1:
         arrays = _named(moments, parts[0].sides).to_arrays()
@@ -185,8 +185,8 @@ def _variable(given: int, parts: Sequence[Part], columns: Columns, cells: Cells 
     )
 
 
-def _held_out(parts: Sequence[Part], given: int) -> dict[str, dict[str, float]]:
-    """JSON table of held-out errors; empty without folds.
+def _held_out(parts: Sequence[Part], given: int, answered: Columns) -> dict[str, dict[str, float]]:
+    """JSON table of held-out errors; empty without folds, and without the codes of labels.
 
     The squared error of a mean of several answers is at most the mean of theirs, which stands here.
     """
@@ -199,6 +199,7 @@ def _held_out(parts: Sequence[Part], given: int) -> dict[str, dict[str, float]]:
     return {
         name: {"error": float(e), "baseline": float(b), "skill": _skill(float(e), float(b))}
         for name, e, b in rows
+        if name not in answered.categories
     }
 
 

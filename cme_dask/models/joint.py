@@ -141,6 +141,11 @@ class JointModel(PredictedMeans):
             )
         return self.y.cells.masses
 
+    @property
+    def answering(self) -> "JointModel":
+        """The model whose weights laws of Y given X have: that of (x, e) with a location."""
+        return self if self.residual is None else self.residual.model
+
     @cached_property
     def calibration(self) -> Calibration | None:
         """How the laws of Y given X are calibrated; None where they are not."""
@@ -498,7 +503,7 @@ class JointModel(PredictedMeans):
             ("rows", f"{fit['rows']:,} in {passes(fit['passes'])}, {fit['folds']} folds"),
             ("constraint", f"{fit['constraint']}, reg {_ridges(fit['reg'])} ({fit['reg_form']})"),
             *([] if self.residual is None else [("residual", _residual(fit["residual"]))]),
-            *([] if self.calibration is None else [("laws", _calibrated(fit["calibration"]))]),
+            *_calibrated(self.answering),
             ("E[. | x]", ", ".join(given_x)),
             ("E[. | y]", ", ".join(given_y)),
         ]
@@ -535,9 +540,12 @@ def _residual(about: dict[str, Any]) -> str:
     return f"laws moved to mu(x): held-out CRPS {moved:.4g}, plain {plain:.4g}"
 
 
-def _calibrated(about: dict[str, Any]) -> str:
-    """What the calibration gained."""
-    return f"calibrated: held-out log density {about['gain']:+.3g}"
+def _calibrated(model: "JointModel") -> list[tuple[str, str]]:
+    """What the calibration of the laws gained, if they are calibrated."""
+    if model.calibration is None:
+        return []
+    gain = model.about["calibration"]["gain"]
+    return [("laws", f"calibrated: held-out log density {gain:+.3g}")]
 
 
 def _kernels(variable: Variable) -> str:

@@ -140,6 +140,15 @@ class ScoreSums:
         """Mean of a loss over the rows."""
         return self._estimate(lambda sums: float(sums.losses[0, loss] / sums.weight[0]))
 
+    def ratio(self, above: int, below: int) -> Estimate:
+        """Sum of one loss over that of another; NaN where that is zero."""
+
+        def quotient(sums: "ScoreSums") -> float:
+            total = float(sums.losses[0, below])
+            return float(sums.losses[0, above]) / total if total > 0.0 else np.nan
+
+        return self._estimate(quotient)
+
     def _estimate(self, statistic: Callable[["ScoreSums"], float]) -> Estimate:
         """A statistic of all blocks, and its jackknife over those with weight."""
         used = [self._block(fold) for fold in range(len(self.weight)) if self.weight[fold] > 0.0]

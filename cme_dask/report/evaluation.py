@@ -29,17 +29,64 @@ def evaluation_tables(result: Result) -> list[Any]:
                 f"memory, {boosting['seconds']:.3g} s",
             )
         )
+    for name, found in result["labels"].items():
+        text = f"log loss {_text(found['log_loss'])}, accuracy {_text(found['accuracy'])}"
+        lines.append((f"labels of {name}", text))
     rivals = list(result["scores"])
     rows = []
     for name, scores in result["scores"][MODEL].items():
         values = [result["scores"][rival][name]["r2"] for rival in rivals]
-        row = [name, "Brier skill" if scores["event"] else "R^2", *map(_text, values)]
+        base = scores["variance"]
+        row = [
+            name,
+            "Brier score" if scores["event"] else "squared error",
+            _text(scores["mse"]),
+            number(base),
+            "Brier skill" if scores["event"] else "R^2",
+            *map(_text, values),
+        ]
         if boosting is not None:
             row.append(_ratio(*(value["value"] for value in values)))
         rows.append(tuple(row))
-    head = ("", "score", *rivals, *(["ratio"] if boosting is not None else []))
-    caption = "Standard errors: jackknife over folds of whole units."
-    return [facts("On held-out rows", lines), "", grid("", head, rows, caption, text_columns=2)]
+    head = (
+        *("", "error", "of the model", "unconditional", "skill", *rivals),
+        *(["ratio"] if boosting is not None else []),
+    )
+    caption = (
+        "Predictions are means and probabilities of the laws. Unconditional: the mean of the "
+        "held-out rows for all of them. Standard errors: jackknife over blocks of whole units."
+    )
+    found = [facts("On held-out rows", lines)]
+    if rows:
+        found += ["", grid("", head, rows, caption, text_columns=2)]
+    for name, bins in result["reliability"].items():
+        found += ["", _reliability_table(name, bins, result["scores"][MODEL][name]["event"])]
+    return found
+
+
+def _reliability_table(name: str, bins: list[Result], event: bool) -> Any:
+    rows = []
+    for one in bins:
+        low, high = one["low"], one["high"]
+        if one["predicted"] is None:
+            continue
+        if event:
+            borders = f"{low or 0.0:.1f} to {1.0 if high is None else high:.1f}"
+        else:
+            borders = " ".join(
+                text
+                for text in (
+                    "" if low is None else f"from {number(low, 3)}",
+                    "" if high is None else f"to {number(high, 3)}",
+                )
+                if text
+            )
+        predicted = f"{one['predicted']:.3f}" if event else number(one["predicted"])
+        rows.append((borders, f"{100 * one['share']:.1f} %", predicted, _text(one["seen"])))
+    what = f"P({name})" if event else f"mean {name}"
+    caption = "What was predicted, and what happened at the held-out rows in the same bin."
+    head = ("predicted", "rows", "mean prediction", "frequency" if event else "mean")
+    return grid(f"Reliability of {what}", head, rows, caption)
 
 
 def _ratio(model: float | None, boosting: float | None) -> str:
@@ -90,6 +137,64 @@ def evaluation_picture(result: Result, path: Path) -> None:
         ax.set_title(f"{result['rows']:,} held-out rows: {result['held_out']}")
         ax.grid(axis="y", visible=False)
         figure.legend(loc="outside lower right", ncols=2)
+        figure.savefig(path, format="png")
+
+
+def reliability_picture(result: Result, path: Path) -> None:
+    """What happened at held-out rows against what was predicted, a panel for each function.
+
+    Parameters
+    ----------
+    result
+        Of a job, with its evaluation.
+    path
+        PNG file to write.
+    """
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    evaluation, units = result["evaluation"], result["units"]
+    names = list(evaluation["reliability"])
+    columns = min(len(names), 2)
+    lines = -(-len(names) // columns)
+    with rc_context(STYLE):
+        figure = Figure(figsize=(5.0 * columns, 4.4 * lines), layout="constrained")
+        axes = list(np.ravel(figure.subplots(lines, columns, squeeze=False)))
+        for ax, name in zip(axes, names, strict=False):
+            bins = [b for b in evaluation["reliability"][name] if b["seen"]["value"] is not None]
+            event = evaluation["scores"][MODEL][name]["event"]
+            predicted = np.array([b["predicted"] for b in bins])
+            seen = np.array([b["seen"]["value"] for b in bins])
+            errors = 2.0 * np.array([b["seen"]["std"] or 0.0 for b in bins])
+            ends = (0.0, 1.0) if event else (0.0, 1.05 * max(predicted.max(), seen.max()))
+            low = min(ends[0], predicted.min(), seen.min())
+            ax.plot((low, ends[1]), (low, ends[1]), color="#777777", lw=1.0, ls="--")
+            ax.errorbar(
+                predicted, seen, yerr=errors, fmt="o-", color="#1f5fa8", capsize=2.5, ms=5, lw=1.2
+            )
+            for x, y, b in zip(predicted, seen, bins, strict=True):
+                ax.annotate(
+                    f"{100 * b['share']:.0f} %",
+                    (x, y),
+                    xytext=(7, -11),
+                    textcoords="offset points",
+                    fontsize=8,
+                    color="#555555",
+                )
+            if event:
+                ax.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
+            what = "probability" if event else "mean"
+            ax.set(xlabel=f"{what} predicted", ylabel="frequency seen" if event else "mean seen")
+            unit = units.get(name)
+            ax.set_title(f"P({name} | x)" if event else f"{name} [{unit}]" if unit else name)
+        for ax in axes[len(names) :]:
+            ax.set_visible(False)
+        figure.suptitle(
+            f"{evaluation['rows']:,} held-out rows in bins of what was predicted\n"
+            "(their share; bars: ±2 standard errors)",
+            x=0.01,
+            ha="left",
+        )
         figure.savefig(path, format="png")
 
 

@@ -50,49 +50,73 @@ class RatioGrid:
 
 
 def points_picture(result: Result, path: Path) -> None:
-    """A job's stated points: the model beside the nearest rows, a panel per function."""
+    """Laws at a job's stated points beside what happened where as much was predicted.
+
+    A panel for each function: of a column the mean and the central interval of the law, of an event
+    its probability. Hollow marks are held-out rows in the same bin of predictions, or, of a job
+    that holds none out, the nearest rows where these are near.
+    """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     points = result["points"]
     names = list(points[0]["functions"])
     at = np.arange(len(points))[::-1]
+    hollow = {"fmt": "o", "color": "#777777", "mfc": "white", "capsize": 2.5, "markersize": 6}
     with rc_context(STYLE):
-        figure = Figure(figsize=(10, 1.4 + 0.55 * len(points)), layout="constrained")
+        figure = Figure(figsize=(11, 1.8 + 0.55 * len(points)), layout="constrained")
         axes = np.atleast_1d(figure.subplots(1, len(names), sharey=True))
         for ax, name in zip(axes, names, strict=True):
             values = [point["functions"][name] for point in points]
-            for shift, key, style in (
-                (0.12, "", {"fmt": "o", "color": _MODEL, "label": "model"}),
-                (
-                    -0.12,
-                    "nearest_",
-                    {
-                        "fmt": "o",
-                        "color": "#777777",
-                        "mfc": "white",
-                        "label": f"nearest {result['neighbours']['k']:,} rows",
-                    },
-                ),
-            ):
-                ax.errorbar(
-                    [v[f"{key}mean"] for v in values],
-                    at + shift,
-                    xerr=[2.0 * (v[f"{key}std"] or 0.0) for v in values],
-                    capsize=2.5,
-                    markersize=6,
-                    **style,
-                )
+            event = values[0]["event"]
+            means = np.array([v["mean"] for v in values])
+            ends = np.array([v["interval"] or [v["mean"]] * 2 for v in values])
+            ax.errorbar(
+                means,
+                at + 0.12,
+                xerr=np.abs(ends - means[:, None]).T,
+                fmt="o",
+                color=_MODEL,
+                capsize=2.5 if not event else 0.0,
+                markersize=6,
+                label=f"law: mean and {100 * result['level']:g} % interval, or probability",
+            )
+            seen = [_reference(point, v) for point, v in zip(points, values, strict=True)]
+            shown = [i for i, (value, _) in enumerate(seen) if value is not None]
+            ax.errorbar(
+                [seen[i][0] for i in shown],
+                at[shown] - 0.12,
+                xerr=[2.0 * (seen[i][1] or 0.0) for i in shown],
+                label=_reference_label(result),
+                **hollow,
+            )
             unit = result["units"].get(name)
-            ax.set_title(f"mean {name}" if unit else name)
-            ax.set_xlabel(f"{name} [{unit}]" if unit else f"P({name} | x)")
-            ax.set_xlim(left=min(0.0, ax.get_xlim()[0]))
+            ax.set_title(f"P({name} | x)" if event else name)
+            ax.set_xlabel("probability" if event else f"{name} [{unit}]" if unit else name)
+            if event:
+                ax.set_xlim(-0.02, 1.02)
+            else:
+                ax.set_xlim(left=min(0.0, ax.get_xlim()[0]))
             ax.grid(axis="y", visible=False)
             ax.tick_params(axis="y", length=0)
         axes[0].set_yticks(at, [point["name"] for point in points])
+        axes[0].set_ylim(-0.5, len(points) - 0.5)
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower right", ncols=2)
-        figure.suptitle(f"{result['title']} (bars: ±2 standard errors)", x=0.01, ha="left")
+        figure.suptitle(result["title"], x=0.01, ha="left")
         figure.savefig(path, format="png")
+
+
+def _reference(point: Result, value: Result) -> tuple[float | None, float | None]:
+    """What a law is compared with, and its standard error; None where there is nothing."""
+    if value["held_out"] is not None:
+        return value["held_out"]["seen"]["value"], value["held_out"]["seen"]["std"]
+    return (value["nearest_mean"], value["nearest_std"]) if point["near"] else (None, None)
+
+
+def _reference_label(result: Result) -> str:
+    if result["evaluation"] is not None:
+        return "mean of held-out rows in the same bin of predictions ±2 standard errors"
+    return f"nearest {result['neighbours']['k']:,} rows, where near, ±2 standard errors"
 
 
 @dataclass(frozen=True, eq=False)

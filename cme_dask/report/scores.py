@@ -20,6 +20,9 @@ def score_tables(result: Result) -> list[RenderableType]:
     if result["crps"] is not None:
         lines.append(("CRPS", _text(result["crps"])))
     lines += coverage_lines(result["coverage"])
+    for name, each in result["labels"].items():
+        text = f"log loss {_text(each['log_loss'])}, accuracy {_text(each['accuracy'])}"
+        lines.append((f"labels of {name}", text))
     rows = [
         (
             name,
@@ -31,7 +34,8 @@ def score_tables(result: Result) -> list[RenderableType]:
         for name, scores in result["scores"].items()
     ]
     head = ("", "mean", "mean square error", "skill", "which is")
-    return [facts(result["model"], lines), "", grid("Scores", head, rows)]
+    found = [facts(result["model"], lines)]
+    return [*found, "", grid("Scores", head, rows)] if rows else found
 
 
 def coverage_lines(coverage: Result | None) -> list[tuple[str, str]]:

@@ -166,7 +166,17 @@ def fit_tables(result: Result) -> list[RenderableType]:
             f"{result['kkt_residual']:.1e}, mass below zero {result['negative_mass']:.2g}",
         ),
     ]
+    lines += calibration_lines(result.get("calibration"))
     return [facts(result["model"], lines), *held_out_tables(result["held_out"])]
+
+
+def calibration_lines(about: Result | None) -> list[tuple[str, str]]:
+    """Whether the laws were calibrated, and what that gains."""
+    if about is None:
+        return []
+    gain = with_error(about["gain"], about["std"])
+    done = "calibrated" if about["kept"] else "not calibrated"
+    return [("laws", f"{done}: gain in held-out log density {gain}, {number(about['rows'])} rows")]
 
 
 def _size(variable: Result) -> str:
@@ -371,18 +381,25 @@ def model_tables(result: Result) -> list[RenderableType]:
 
 
 def point_tables(result: Result) -> list[RenderableType]:
-    """Of a job's stated points: the model beside the nearest rows."""
-    near = result["neighbours"]
+    """Of a job's stated points: the laws, what happened where as much was predicted, near rows."""
+    near, level = result["neighbours"], 100.0 * result["level"]
     rows = []
     for point in result["points"]:
         for i, (name, v) in enumerate(point["functions"].items()):
+            held_out, interval = v["held_out"], v["interval"]
+            seen = None if held_out is None else held_out["seen"]
+            mean = f"{v['mean']:.3f}" if v["event"] else number(v["mean"], 3)
             rows.append(
                 (
                     point["name"] if i == 0 else "",
-                    with_unit(name, result["units"]),
-                    with_error(v["mean"], v["std"]),
-                    with_error(v["nearest_mean"], v["nearest_std"]),
-                    number(point["farthest"], 2) if i == 0 else "",
+                    f"P({name})" if v["event"] else f"mean {with_unit(name, result['units'])}",
+                    mean,
+                    "" if interval is None else " to ".join(number(e, 3) for e in interval),
+                    "none" if seen is None else with_error(seen["value"], seen["std"]),
+                    with_error(v["nearest_mean"], v["nearest_std"])
+                    if point["near"]
+                    else f"none ({point['farthest']:.2g} sd)",
+                    f"{point['effective_support']:.3f}" if i == 0 else "",
                 )
             )
     units = result["fold_by"]
@@ -392,12 +409,13 @@ def point_tables(result: Result) -> list[RenderableType]:
         else f"Folds are by {units}."
     )
     caption = (
-        f"± one standard error. Empirical: the {number(near['k'])} rows nearest in standardised x "
-        f"with the same labels, the farthest of them so many standard deviations away. {folds} "
-        "Estimates are signed: a probability near 0 or 1 may leave [0, 1]."
+        "Laws given x. Held out: mean over the held-out rows whose prediction is in the same one "
+        f"of ten bins. Near rows: the {number(near['k'])} nearest in standardised x with the same "
+        f"labels, where all are within {near['near']:g} standard deviation (else the distance of "
+        f"the farthest). ± one standard error. {folds}"
     )
-    head = ("point", "function", "model", "empirical", "farthest")
-    return ["", grid("Conditional means and probabilities", head, rows, caption, text_columns=2)]
+    head = ("point", "", "law", f"{level:g} % interval", "held out", "near rows", "support")
+    return ["", grid("Conditional laws", head, rows, caption, text_columns=2)]
 
 
 def with_unit(name: str, units: dict[str, str]) -> str:
