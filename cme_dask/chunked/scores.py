@@ -367,13 +367,13 @@ def score_pass(
     crps: dict[str, Estimate] = {}
     coverage: dict[str, dict[str, Estimate]] = {}
     places = {loss: at for at, loss in enumerate(plan.law_losses, start=len(plan.pairs))}
-    for loss, at in places.items():
-        if loss.kind == "crps":
-            crps[loss.law] = sums.mean_loss(at)
-        elif loss.kind == "coverage":
-            coverage.setdefault(loss.law, {})[loss.of] = sums.mean_loss(at)
-        elif loss.kind == "squared":
-            scores[loss.law][loss.of] = sums.scores(plan.names.index(loss.of), at)
+    for of_law, at in places.items():
+        if of_law.kind == "crps":
+            crps[of_law.law] = sums.mean_loss(at)
+        elif of_law.kind == "coverage":
+            coverage.setdefault(of_law.law, {})[of_law.of] = sums.mean_loss(at)
+        elif of_law.kind == "squared":
+            scores[of_law.law][of_law.of] = sums.scores(plan.names.index(of_law.of), at)
     reliability = {
         name: {
             target: tuple(
