@@ -444,3 +444,38 @@ def test_what_is_sent_to_workers_can_be_pickled(model):
     expectation = Expectation(load(model), ("y1",))
     again = pickle.loads(pickle.dumps(expectation))  # noqa: S301 (our own bytes)
     np.testing.assert_array_equal(again(X[:9]), expectation(X[:9]))
+
+
+def test_labels_are_scored_by_their_probabilities_and_codes_by_nothing(tmp_path):
+    """Of a column of labels: log loss and accuracy of the laws, no squared errors of codes."""
+    rng = np.random.default_rng(0)
+    a = rng.normal(size=600)
+    kind = np.where(a + 0.5 * rng.normal(size=600) > 0, "up", "down")
+    table = "\n".join(f"{u!r},{k}" for u, k in zip(a.tolist(), kind, strict=True))
+    (tmp_path / "t.csv").write_text(f"a,kind\n{table}\n")
+    runner = CliRunner()
+    for arguments in (
+        ("ingest", tmp_path / "t.csv", "--out", tmp_path / "s", "--x", "a", "--y", "kind",
+         "--categorical", "kind"),
+        ("fit", tmp_path / "s", "--out", tmp_path / "m", "--kernel-x", "median", "--kernel-y",
+         "median", "--hold-out", "0.3"),
+    ):  # fmt: skip
+        result = runner.invoke(cli, [*map(str, arguments)], catch_exceptions=False)
+        assert result.exit_code == 0, result.stderr
+    assert "kind" not in load(tmp_path / "m").contents()["held_out"]["x"]
+    arguments = ["score", str(tmp_path / "m"), str(tmp_path / "s"), "--json"]
+    result = runner.invoke(cli, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.stderr
+    told = json.loads(result.stdout)
+    assert told["scores"] == {}
+    sample = open_sample(tmp_path / "s").split(0.3)[1]
+    x, y = (source.read(0, 600) for source in sample.sources)
+    kept = sample.part.keeps(np.arange(600), {})
+    chances = load(tmp_path / "m").conditional(x[kept]).predict_proba()
+    codes = y[kept, 0].astype(int)
+    log_loss = -np.log(chances[np.arange(len(codes)), codes]).mean()
+    found = told["labels"]["kind"]
+    assert found["log_loss"]["value"] == pytest.approx(log_loss)
+    assert found["accuracy"]["value"] == pytest.approx((chances.argmax(axis=1) == codes).mean())
+    table = runner.invoke(cli, arguments[:-1], catch_exceptions=False)
+    assert "labels of kind" in table.stdout

@@ -77,7 +77,9 @@ def score_model(
     sample = _held_out(_matching(open_sample(store), law), law, hold_out, fold_by)
     events = _events(law, functions)
     shown = tuple(functions) or (*law.y.columns.numeric, *events)
-    laws = {"law": law_of(law, crps, coverage)} if crps or coverage else {}
+    labels = bool(law.y.columns.categories) and law.y.cells is not None
+    judged = crps or coverage or labels
+    laws = {"law": law_of(law, crps, coverage, labels=labels)} if judged else {}
     with ProgressLines() as progress, compute.open() as scheduler:
         budget = MemoryBudget.of(Executor.resolve(scheduler, compute.workers), compute.memory_limit)
         found = score_pass(

@@ -166,7 +166,10 @@ def reliability_picture(result: Result, path: Path) -> None:
             predicted = np.array([b["predicted"] for b in bins])
             seen = np.array([b["seen"]["value"] for b in bins])
             errors = 2.0 * np.array([b["seen"]["std"] or 0.0 for b in bins])
-            ends = (0.0, 1.0) if event else (0.0, 1.05 * max(predicted.max(), seen.max()))
+            # Of a rare event the upper bins are empty: the axes end above the highest one.
+            largest = max(predicted.max(), (seen + errors).max())
+            top = min(np.ceil(10.0 * largest) / 10.0, 1.0) if event else 1.05 * largest
+            ends = (0.0, top)
             low = min(ends[0], predicted.min(), seen.min())
             ax.plot((low, ends[1]), (low, ends[1]), color="#777777", lw=1.0, ls="--")
             ax.errorbar(
@@ -174,7 +177,7 @@ def reliability_picture(result: Result, path: Path) -> None:
             )
             for x, y, b in zip(predicted, seen, bins, strict=True):
                 ax.annotate(
-                    f"{100 * b['share']:.0f} %",
+                    f"{100 * b['share']:.0f} %" if b["share"] >= 0.005 else "< 1 %",
                     (x, y),
                     xytext=(7, -11),
                     textcoords="offset points",
@@ -182,7 +185,7 @@ def reliability_picture(result: Result, path: Path) -> None:
                     color="#555555",
                 )
             if event:
-                ax.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
+                ax.set(xlim=(-0.02 * top, 1.02 * top), ylim=(-0.02 * top, 1.02 * top))
             what = "probability" if event else "mean"
             ax.set(xlabel=f"{what} predicted", ylabel="frequency seen" if event else "mean seen")
             unit = units.get(name)
