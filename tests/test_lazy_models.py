@@ -77,8 +77,10 @@ def test_a_loaded_estimator_is_fitted(saved, table, tmp_path):
     again.save(tmp_path / "again")
     np.testing.assert_array_equal(load(tmp_path / "again").transform(table), fit.transform(table))
     refitted = clone(again).fit(table)  # on the pivots that it now is given
-    np.testing.assert_array_equal(refitted.pivots_, fit.pivots_)
-    np.testing.assert_allclose(refitted.transform(table), fit.transform(table), atol=1e-8)
+    order = np.lexsort(refitted.pivots_.T), np.lexsort(fit.pivots_.T)
+    np.testing.assert_array_equal(refitted.pivots_[order[0]], fit.pivots_[order[1]])
+    ours, theirs = (np.asarray(one.transform(table)[:200]) for one in (refitted, fit))
+    np.testing.assert_allclose(ours @ ours.T, theirs @ theirs.T, atol=1e-8)
 
 
 def test_what_a_loaded_model_refuses(saved, table):

@@ -19,6 +19,7 @@ _TITLES = {
     "sweep": "One thing changed at a time, around {rows} rows",
     "ingest": "CSV file of {rows} rows into a store",
     "tuning": "Learned kernels, {rows} rows",
+    "coverage": "Intervals, {rows} rows",
     "queries": "Questions at {rows} points",
     "cluster": "Joint fit of {rows} stored rows on a cluster",
     "large": "{rows} rows on workers of 1 GB",

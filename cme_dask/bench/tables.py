@@ -17,6 +17,7 @@ _TITLES = {
     "sweep": "Fits of one variable, one thing changed at a time",
     "ingest": "A CSV file into a sample store, beside pyarrow's streaming read of it",
     "tuning": "A fit that learns its kernels, beside the pass of its finalists",
+    "coverage": "Intervals of conditional expectations, beside the truth",
     "queries": "Questions to a saved model, in a process without Dask",
     "cluster": "A joint fit from a store: threads, workers of a cluster, independent processes",
     "large": "Rows many times larger than the workers' memory",
