@@ -43,6 +43,8 @@ class PassWork:
         Bytes of the rows, before compression, with the chunks that two tasks read.
     cells
         Of the supports: each row's is found among them, and it is added to its sums.
+    also
+        What the same pass does for further sets of moments, those of other learned kernels.
     """
 
     rows: int
@@ -56,6 +58,7 @@ class PassWork:
     busiest: int
     bytes_read: int
     cells: int = 0
+    also: tuple["PassWork", ...] = ()
 
     @classmethod
     def of(
@@ -65,6 +68,7 @@ class PassWork:
         runs: list[Run],
         workers: int,
         cells: Sequence[CellSpec] = (),
+        also: Sequence[MomentSpec] = (),
     ) -> "PassWork":
         """Of the moments of a sample, cut into these runs."""
         elimination = sum(side.eliminated.flops for side in spec.sides)
@@ -80,17 +84,23 @@ class PassWork:
             busiest=busiest_rows(runs, workers),
             bytes_read=sum(bytes_read(source, runs) for source in sample.reads),
             cells=sum(one.support.size for one in cells),
+            also=tuple(cls.of(sample, one, runs, workers) for one in also),
         )
 
     @property
+    def sets(self) -> tuple["PassWork", ...]:
+        """The work of each set of moments."""
+        return (self, *self.also)
+
+    @property
     def flops(self) -> int:
-        """Operations of the matrix products of a pass: n (P^2 + eliminations)."""
-        return self.rows * (self.elimination_flops + self.update_flops)
+        """Operations of the matrix products of a pass: n (P^2 + eliminations), for all sets."""
+        return sum(one.rows * (one.elimination_flops + one.update_flops) for one in self.sets)
 
     @property
     def kernel_values(self) -> int:
-        """Kernel values of a pass, n times the sum of the ranks: mostly exponentials."""
-        return self.rows * sum(self.ranks)
+        """Kernel values of a pass, n times the sum of all ranks: mostly exponentials."""
+        return self.rows * sum(rank for one in self.sets for rank in one.ranks)
 
     @property
     def solve_flops(self) -> int:
@@ -221,10 +231,11 @@ def predict_seconds(work: PassWork, rates: Rates) -> PassSeconds:
 
 def solution_seconds(work: PassWork, rates: Rates) -> float:
     """Seconds of the dense algebra after a pass, on one thread."""
-    eigen = (1 + work.solutions) * sum(m**3 for m in work.ranks) * rates.eigen
+    cubes = sum((1 + one.solutions) * sum(m**3 for m in one.ranks) for one in work.sets)
     # Sums of all folds but one, for each fold, and the copy that the model keeps.
     folds = (work.solutions + 6) * rates.partial
-    return work.solve_flops / rates.gemm_one + eigen + folds
+    products = sum(one.solve_flops for one in work.sets)
+    return products / rates.gemm_one + cubes * rates.eigen + folds
 
 
 def round_seconds(work: PassWork, rates: Rates) -> float:

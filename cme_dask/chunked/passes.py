@@ -209,7 +209,7 @@ def moments_together(
     runs, plan = predict_moments(
         sample,
         tuple(rank for spec in specs for rank in spec.ranks),
-        math.isqrt(sum(spec.width**2 for spec in specs) - 1) + 1,  # as much as all of them
+        together_width(specs),
         n_folds,
         budget,
         sample_rows=sample_rows,
@@ -244,6 +244,11 @@ def moments_together(
     resumed = 0 if kept is None else kept.resumed_strips
     report = replace(clock.report(plan), rows=newton[0].n_rows, resumed_strips=resumed)
     return newton, summed, report
+
+
+def together_width(specs: Sequence[MomentSpec]) -> int:
+    """Return the width of one set of moments that takes as much as all of these."""
+    return math.isqrt(sum(spec.width**2 for spec in specs) - 1) + 1
 
 
 def predict_moments(

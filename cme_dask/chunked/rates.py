@@ -37,6 +37,7 @@ _RANGES = 16  # of rows that a worker may read
 _READ_SECONDS = 1.0  # and how long
 
 _SHORT, _LONG = 0.08, 0.4  # seconds of a measurement: of a part, of the whole loop
+_LEAST = 5  # calls whose median is taken
 _SHORT_STRIP = 1 << 12  # rows whose folds come in short pieces: that costs, and must be seen
 _LONG_STRIP = 1 << 16  # rows that are summed by cell
 _EIGEN = 384  # largest order of the eigenproblem that is timed
@@ -46,7 +47,7 @@ _EIGEN = 384  # largest order of the eigenproblem that is timed
 class _Probe:
     """What every measuring task is given; ``sharing`` of them run in a process at once."""
 
-    spec: MomentSpec
+    specs: tuple[MomentSpec, ...]
     cells: tuple[CellSpec, ...]
     parts: tuple[Array, ...]
     weighted: bool
@@ -76,6 +77,7 @@ def measure_rates(
     runs: list[Run],
     executor: Executor,
     cells: Sequence[CellSpec] = (),
+    also: Sequence[MomentSpec] = (),
 ) -> Rates:
     """Rates of the moment pass, measured on all workers at once.
 
@@ -94,12 +96,15 @@ def measure_rates(
         Where it runs.
     cells
         Whose rows it sums.
+    also
+        Further sets of moments that the same pass computes: rates per row are of all together.
     """
     workers, client = executor.workers, executor.client
     sharing = workers if executor.shares_memory else 1
     if client is not None:
         sharing = max(client.nthreads().values())
-    probe = _Probe(spec, tuple(cells), parts, sample.weights is not None, runs[0].length, sharing)
+    specs = (spec, *also)
+    probe = _Probe(specs, tuple(cells), parts, sample.weights is not None, runs[0].length, sharing)
     payloads = [_payload(sample, runs[i * len(runs) // workers], executor) for i in range(workers)]
     begin = time.perf_counter()
     found: tuple[_Found, ...] = executor.run(
@@ -120,7 +125,7 @@ def measure_rates(
         partial=float(np.mean([one.partial for one in found])),
         gemm=sum(one.gemm for one in found),
         gemm_one=max(one.gemm for one in found),
-        eigen=_eigen_seconds(spec),
+        eigen=_eigen_seconds(specs),
         startup=max(0.0, wall - max(one.seconds for one in found)),
         cells=_together([one.cells for one in found]) if cells else 0.0,
     )
@@ -154,20 +159,18 @@ def _measure(
     """All rates of one worker."""
     begin = time.perf_counter()
     reading, reading_cores = _reading_seconds(ranges, sources, probe.sharing)
-    spec, block = probe.spec, sub_block(probe.spec.width)
-    parts = tuple(_tiled(part, block) for part in probe.parts)
-    outs = [np.empty((rank, block + LINE))[:, :block] for rank in spec.ranks]
-    partial, empty = _partial_seconds(spec)
+    sections, written = _block_seconds(probe)
+    partial, empty = _partial_seconds(probe.specs)
     return (
         _Found(
-            sections=_repeated(_sections(spec, parts, outs), _SHORT) / block,
-            written=_repeated(_written(spec, parts, outs), _SHORT) / block,
+            sections=sections,
+            written=written,
             whole=_loop_seconds(probe, empty),
             cells=_cell_seconds(probe) if probe.cells else 0.0,
             reading=reading,
             reading_cores=reading_cores,
             partial=partial,
-            gemm=_gemm_rate(spec, block),
+            gemm=_gemm_rate(max(probe.specs, key=lambda spec: spec.width)),
             seconds=time.perf_counter() - begin,
         ),
     )
@@ -193,6 +196,19 @@ def _reading_seconds(
         return 0.0, 0.0
     seconds = (time.perf_counter() - begin) / rows
     return seconds, min((time.process_time() - cpu) / rows / sharing, CPU_COUNT * seconds)
+
+
+def _block_seconds(probe: _Probe) -> tuple[float, float]:
+    """Seconds per row of kernel sections alone, and of whole Newton functions, for all sets."""
+    sections = written = 0.0
+    spent = _SHORT / len(probe.specs)
+    for spec in probe.specs:
+        block = sub_block(spec.width)
+        parts = tuple(_tiled(part, block) for part in probe.parts)
+        outs = [np.empty((rank, block + LINE))[:, :block] for rank in spec.ranks]
+        sections += _repeated(_sections(spec, parts, outs), spent) / block
+        written += _repeated(_written(spec, parts, outs), spent) / block
+    return sections, written
 
 
 def _sections(spec: MomentSpec, parts: tuple[Array, ...], outs: list[Array]) -> Callable[[], None]:
@@ -221,27 +237,31 @@ def _write(
 
 def _loop_seconds(probe: _Probe, empty: float) -> float:
     """Seconds per row of the loop of the pass, without what each call of it takes (``empty``)."""
-    loop, block = StripMoments(probe.spec, probe.parts[0]), sub_block(probe.spec.width)
+    loops = [StripMoments(spec, probe.parts[0]) for spec in probe.specs]
+    block = max(sub_block(spec.width) for spec in probe.specs)
 
     def seconds(rows: int, spent: float) -> float:
         parts = tuple(_tiled(part, rows) for part in probe.parts)
         weights = np.ones(rows) if probe.weighted else None
+        folds = fold_of_rows(0, rows, probe.specs[0].n_folds)
 
         def strip() -> None:
             for part in parts:
                 np.isfinite(part).all()
-            loop(parts, weights, fold_of_rows(0, rows, probe.spec.n_folds))
+            for loop in loops:
+                loop(parts, weights, folds)
 
         return _repeated(strip, spent)
 
-    wanted = int(_LONG * block / seconds(block, 0.0)) // block * block
+    # So short that the median is over several strips.
+    wanted = int(_LONG / _LEAST * block / seconds(block, 0.0)) // block * block
     rows = min(max(wanted, _SHORT_STRIP), probe.strip)
     return max(seconds(rows, _LONG) - empty, 1e-12) / rows
 
 
 def _cell_seconds(probe: _Probe) -> float:
     """Seconds per row of the sums by cell."""
-    n_folds = probe.spec.n_folds
+    n_folds = probe.specs[0].n_folds
     rows = min(_LONG_STRIP, probe.strip)
     parts = tuple(_tiled(part, rows) for part in probe.parts)
     weights = np.ones(rows) if probe.weighted else None
@@ -256,9 +276,9 @@ def _cell_seconds(probe: _Probe) -> float:
     return _repeated(strip, _SHORT) / rows
 
 
-def _partial_seconds(spec: MomentSpec) -> tuple[float, float]:
-    """Seconds to make a partial sum and to add it to another; and to make it alone."""
-    shape = (spec.n_folds, spec.width**2)
+def _partial_seconds(specs: Sequence[MomentSpec]) -> tuple[float, float]:
+    """Seconds to make partial sums of all sets and to add them to others; and to make them."""
+    shape = (specs[0].n_folds, sum(spec.width**2 for spec in specs))
     total = np.zeros(shape)
 
     def make() -> None:
@@ -271,8 +291,9 @@ def _partial_seconds(spec: MomentSpec) -> tuple[float, float]:
     return made + _repeated(add, _SHORT / 2), made
 
 
-def _gemm_rate(spec: MomentSpec, block: int) -> float:
+def _gemm_rate(spec: MomentSpec) -> float:
     """Operations per second of one worker in products of shapes (P, b) and (b, P)."""
+    block = sub_block(spec.width)
     left = np.ones((spec.width, block))
     right = np.ones((block, spec.width))
     out = np.empty((spec.width, spec.width))
@@ -280,9 +301,9 @@ def _gemm_rate(spec: MomentSpec, block: int) -> float:
     return flops / _repeated(lambda: np.matmul(left, right, out=out), _SHORT)
 
 
-def _eigen_seconds(spec: MomentSpec) -> float:
+def _eigen_seconds(specs: Sequence[MomentSpec]) -> float:
     """Seconds of an eigendecomposition over the cube of its order, on one thread."""
-    factor = max((side.basis.factor for side in spec.sides), key=len)
+    factor = max((side.basis.factor for spec in specs for side in spec.sides), key=len)
     part = np.array(factor[:_EIGEN, :_EIGEN])
     gram = part @ part.T
     with one_blas_thread():
@@ -295,12 +316,18 @@ def _tiled(rows: Array, count: int) -> Array:
 
 
 def _repeated(work: Callable[[], Any], seconds: float) -> float:
-    """Seconds of a call: mean over so many seconds, after one call that warms up."""
+    """Seconds of a call: the median over so many seconds, after one call that warms up.
+
+    Where ``seconds`` allows for it, of at least a few calls: what else the machine does for a
+    moment doesn't count.
+    """
     work()
-    calls, begin = 0, time.perf_counter()
+    calls: list[float] = []
+    begin = last = time.perf_counter()
     while True:
         work()
-        calls += 1
-        spent = time.perf_counter() - begin
-        if spent >= seconds:
-            return spent / calls
+        now = time.perf_counter()
+        calls.append(now - last)
+        last = now
+        if now - begin >= seconds and (len(calls) >= _LEAST or not seconds):
+            return float(np.median(calls))

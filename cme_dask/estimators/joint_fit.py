@@ -122,7 +122,10 @@ class JointFit:
             self.ready,
             partial(self._specify, reg=self.solving.reg),
             self._landmarks,
-            finalists=len(found.finalists) if found is not None and self._averages else 1,
+            others=[
+                ((one.kernel_x, one.kernel_y), partial(self._specify, reg=one.reg))
+                for one in (found.finalists[1:] if found is not None and self._averages else ())
+            ],
             search_seconds=0.0 if found is None else found.seconds,
             residual=self.residual,
             cells=self._cells,

@@ -129,6 +129,28 @@ class PivotChoice:
         _, plan = predict_round(self.sample, tuple(ranked), self.budget)
         return replace(report, memory=report.memory.or_tighter(plan))
 
+    def bases_of_each(
+        self, finalists: Sequence[Sequence[Kernel]]
+    ) -> tuple[list[list[NewtonBasis]], int]:
+        """Bases of several pairs of kernels, and the passes over the rows that they took.
+
+        Kernels that several of them share have one basis.
+
+        Parameters
+        ----------
+        finalists
+            The kernel of each variable, for each pair.
+        """
+        made: dict[tuple[int, Kernel], NewtonBasis] = {}
+        passes = 0
+        for kernels in finalists:
+            keys = list(enumerate(kernels))
+            if any(key not in made for key in keys):
+                bases, in_rounds = self.bases(kernels, top_up=False)
+                passes += in_rounds
+                made |= dict(zip(keys, bases, strict=True))
+        return [[made[key] for key in enumerate(kernels)] for kernels in finalists], passes
+
     def bases(
         self, kernels: Sequence[Kernel], *, top_up: bool = True
     ) -> tuple[list[NewtonBasis], int]:

@@ -1,6 +1,5 @@
 """The steps of a fit before its pass, and the plan that stops there: what the fit would cost."""
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -9,7 +8,7 @@ from typing import Any
 from cme_dask.chunked.blas import one_blas_thread
 from cme_dask.chunked.cost import PassSeconds, PassWork, Rates, predict_seconds, round_seconds
 from cme_dask.chunked.memory import MemoryBudget, MemoryPlan
-from cme_dask.chunked.passes import predict_moments
+from cme_dask.chunked.passes import predict_moments, together_width
 from cme_dask.chunked.rates import measure_rates
 from cme_dask.defaults import PIVOTS
 from cme_dask.estimators.pivoting import PivotChoice, PivotRule
@@ -107,17 +106,23 @@ def prepare(
 
 @dataclass(frozen=True)
 class PlannedVariable:
-    """A variable of a plan: its columns, the rank of its basis, how pivots are chosen, its kernel.
+    """A variable of a plan: its columns, the ranks of its bases, how pivots are chosen, its kernel.
 
-    ``pivots`` is a mode, or ``given``. For modes that go over all rows the rank is that of pivots
-    from the row sample.
+    ``ranks`` holds a number for each finalist, the best one first, and ``kernel`` is that one's.
+    ``pivots`` is a mode, or ``given``. For modes that go over all rows the ranks are those of
+    pivots from the row sample.
     """
 
     name: str
     columns: tuple[str, ...]
-    rank: int
+    ranks: tuple[int, ...]
     pivots: str
     kernel: str
+
+    @property
+    def rank(self) -> int:
+        """The rank of the best finalist."""
+        return self.ranks[0]
 
 
 @dataclass(frozen=True)
@@ -140,9 +145,9 @@ class FitPlan:
     passes
         Passes over the rows, rounds of pivots aside.
     work
-        What the moment pass does, counted.
+        What the moment pass does, counted: for the best finalist, and in ``also`` for the others.
     rates
-        What was measured.
+        What was measured: medians, of all finalists together.
     sample_seconds, pivot_seconds, trial_seconds
         Measured: reading the row sample; choosing the pivots; trying the arithmetic.
     pass_seconds
@@ -152,8 +157,7 @@ class FitPlan:
     memory
         Predicted peak of the fit, the limit, where and in which phase it is tightest.
     finalists
-        Learned kernels whose moments would be made in the pass, 1 for given kernels; ranks are
-        those of the best one, and the others are taken to cost as much.
+        Learned kernels whose moments would be made in the pass, 1 for given kernels.
     search_seconds
         Measured: the search for kernels.
     residual
@@ -184,7 +188,7 @@ class FitPlan:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Numbers of pivots, a number per variable."""
+        """Numbers of pivots of the best finalist, a number per variable."""
         return self.work.ranks
 
     @property
@@ -195,31 +199,62 @@ class FitPlan:
     @property
     def parts(self) -> dict[str, float]:
         """Seconds by part, in the order of the fit."""
-        one, many = self.pass_seconds, self.finalists
+        one = self.pass_seconds
         searched = {"search for kernels": self.search_seconds} if self.search_seconds else {}
-        again = {"residual reference": self.residual_seconds} if self.residual is True else {}
+        again = (
+            {"residual reference, at least": self.residual_seconds[0]}
+            if self.residual is True
+            else {}
+        )
         return {
             "row sample": self.sample_seconds,
             **searched,
-            "choice of pivots": many * self.pivot_seconds,
-            "trial of the arithmetic": many * self.trial_seconds,
-            "kernel sections": many * one.sections,
-            "elimination": many * one.elimination,
-            "rank-k update and rest": many * one.update,
+            "choice of pivots": self.pivot_seconds,
+            "trial of the arithmetic": self.trial_seconds,
+            "kernel sections": one.sections,
+            "elimination": one.elimination,
+            "rank-k update and rest": one.update,
             **({"sums by cell": one.cells} if one.cells else {}),
             "reading beyond that": one.reading,
-            "partial sums": many * one.sums,
+            "partial sums": one.sums,
             "scheduling": one.scheduling,
-            "solution": many * one.solution,
+            "solution": one.solution,
             **again,
         }
 
     @property
-    def residual_seconds(self) -> float:
-        """What a residual reference would take: its search and its pass, of fewer finalists."""
-        one, many = self.pass_seconds, min(self.finalists, RESIDUAL_FINALISTS)
-        return self.search_seconds + many * (
-            self.pivot_seconds + self.trial_seconds + one.one_pass + one.solution
+    def residual_seconds(self) -> tuple[float, float]:
+        """What a residual reference would take at ranks like those of the finalists: a range.
+
+        It is a shorter search on the row sample and a pass for at most three finalists, whose ranks
+        only that search tells. The lower end: a pass at the smallest ranks of the present
+        finalists; under ``auto`` nothing, where the first pass shows that it does not pay. The
+        upper end: as long a search, and a pass at their largest ranks.
+        """
+        if not self.residual:
+            return 0.0, 0.0
+        totals = [sum(ranks) for ranks in self._ranks_of_sets]
+        count = min(self.finalists, RESIDUAL_FINALISTS)
+        least, most = (count * self._pass_of_one(total) for total in (min(totals), max(totals)))
+        return (0.0 if self.residual == "auto" else least), self.search_seconds + most
+
+    @property
+    def _ranks_of_sets(self) -> list[tuple[int, ...]]:
+        return [one.ranks for one in self.work.sets]
+
+    def _pass_of_one(self, ranks: int) -> float:
+        """Seconds of pivots, trial, pass and solution of one set of this sum of ranks."""
+        one, sets = self.pass_seconds, self.work.sets
+        beside = sets[0].width - sum(sets[0].ranks)
+        linear = ranks / sum(map(sum, self._ranks_of_sets))
+        square = (ranks + beside) ** 2 / sum(each.width**2 for each in sets)
+        cube = ranks**3 / sum(sum(each) ** 3 for each in self._ranks_of_sets)
+        return (
+            linear * one.sections
+            + square * (one.elimination + one.update + one.sums)
+            + square * (self.pivot_seconds + self.trial_seconds)
+            + (one.cells + one.reading + one.scheduling) / len(sets)
+            + cube * one.solution
         )
 
     @property
@@ -229,10 +264,9 @@ class FitPlan:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        one, many = self.pass_seconds, self.finalists
         return {
             "rows": self.rows,
-            "variables": [asdict(variable) for variable in self.variables],
+            "variables": [asdict(v) | {"rank": v.rank} for v in self.variables],
             "arithmetic": self.arithmetic,
             "scheduler": self.scheduler,
             "passes": self.passes,
@@ -240,9 +274,9 @@ class FitPlan:
             "seconds": self.seconds,
             "parts": self.parts,
             "finalists": self.finalists,
-            "pass_seconds": many * one.one_pass - (many - 1) * one.cells,
+            "pass_seconds": self.pass_seconds.one_pass,
             "residual": self.residual,
-            "residual_seconds": self.residual_seconds if self.residual else 0.0,
+            "residual_seconds": list(self.residual_seconds),
             "round_seconds": self.round_seconds,
             "limit_seconds": self.pass_seconds.limit,
             "flops": self.work.flops,
@@ -258,7 +292,7 @@ def plan_fit(
     specify: Specify,
     landmarks: Callable[[], Sequence[Basis] | None] = lambda: None,
     *,
-    finalists: int = 1,
+    others: Sequence[tuple[Sequence[Kernel], Specify]] = (),
     search_seconds: float = 0.0,
     residual: str | bool = False,
     cells: Callable[[Sequence[Basis]], Sequence[CellSpec]] = lambda bases: (),
@@ -273,8 +307,10 @@ def plan_fit(
         From bases to the moments, with the arithmetic that their trial allows.
     landmarks
         Bases that take the place of those on pivots, if there are any.
-    finalists, search_seconds
-        Of learned kernels: how many are compared on all rows, and what their search took.
+    others
+        Further learned kernels that are compared on all rows, with their ``specify``.
+    search_seconds
+        What the search for learned kernels took.
     residual
         Whether a residual reference is tried.
     cells
@@ -293,30 +329,43 @@ def plan_fit(
         "sampled" if mode in PIVOTS else p
         for mode, p in zip(ready.modes, choice.wanted, strict=True)
     ]
-    bases = landmarks()
-    if bases is None:
-        bases, _ = replace(choice, wanted=wanted).bases(ready.kernels, top_up=False)
+    on_landmarks = landmarks()
+    if on_landmarks is not None:
+        each: Sequence[Sequence[Basis]] = [on_landmarks]
+    else:
+        kernels = [ready.kernels, *(kernels for kernels, _ in others)]
+        each, _ = replace(choice, wanted=wanted).bases_of_each(kernels)
     marks.append(time.perf_counter())
-    spec, arithmetic = specify(bases)
-    summed = cells(bases)
+    spec, arithmetic = specify(each[0])
+    also = [
+        specify_other(bases)[0] for bases, (_, specify_other) in zip(each[1:], others, strict=True)
+    ]
+    summed = cells(each[0])
     marks.append(time.perf_counter())
+    specs = [spec, *also]
     runs, memory = predict_moments(
         sample,
-        spec.ranks * finalists,
-        math.ceil(math.sqrt(finalists) * spec.width),
+        tuple(rank for one in specs for rank in one.ranks),
+        together_width(specs),
         spec.n_folds,
         choice.budget,
         sample_rows=choice.sample_rows,
         cells=summed,
     )
-    work = PassWork.of(sample, spec, runs, executor.workers, summed)
+    work = PassWork.of(sample, spec, runs, executor.workers, summed, also)
     with one_blas_thread():
-        rates = measure_rates(sample, spec, choice.rows.parts, runs, executor, summed)
+        rates = measure_rates(sample, spec, choice.rows.parts, runs, executor, summed, also)
     return FitPlan(
         variables=tuple(
-            PlannedVariable(name, columns.names, basis.rank, mode, repr(basis.kernel))
-            for name, columns, basis, mode in zip(
-                choice.names, sample.columns, bases, ready.modes, strict=True
+            PlannedVariable(
+                name,
+                columns.names,
+                tuple(basis.rank for basis in bases),
+                mode,
+                repr(bases[0].kernel),
+            )
+            for name, columns, bases, mode in zip(
+                choice.names, sample.columns, zip(*each, strict=True), ready.modes, strict=True
             )
         ),
         arithmetic=arithmetic.name,
@@ -330,7 +379,7 @@ def plan_fit(
         pass_seconds=predict_seconds(work, rates),
         round_seconds=round_seconds(work, rates),
         memory=memory,
-        finalists=finalists,
+        finalists=len(specs),
         search_seconds=search_seconds,
         residual=residual,
     )

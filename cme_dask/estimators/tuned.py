@@ -182,18 +182,13 @@ def tuned_members(
         all rows and one more pass for their moments.
     """
     choice = ready.choice
-    specs, arithmetics, passes = [], [], 1
-    made: dict[tuple[int, Kernel], NewtonBasis] = {}
-    for candidate in found.finalists:
-        kernels = candidate.kernel_x, candidate.kernel_y
-        keys = list(enumerate(kernels))
-        if any(key not in made for key in keys):
-            bases, in_rounds = choice.bases(kernels, top_up=False)
-            passes += in_rounds
-            made |= dict(zip(keys, bases, strict=True))
-        spec, arithmetic = specify([made[key] for key in keys], candidate.reg)
-        specs.append(spec)
-        arithmetics.append(arithmetic)
+    kernels = [(candidate.kernel_x, candidate.kernel_y) for candidate in found.finalists]
+    bases, in_rounds = choice.bases_of_each(kernels)
+    passes = 1 + in_rounds
+    specified = [
+        specify(each, candidate.reg) for each, candidate in zip(bases, found.finalists, strict=True)
+    ]
+    specs, arithmetics = [spec for spec, _ in specified], [how for _, how in specified]
     moments, summed, report = make_moments(
         choice.sample, specs, choice.budget, choice.progress, choice.sample_rows, cells
     )

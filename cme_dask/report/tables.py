@@ -207,7 +207,7 @@ def plan_tables(result: Result) -> list[RenderableType]:
     lines = [
         (
             f"basis of {v['name']}",
-            f"{', '.join(v['columns'])}: rank {v['rank']}, {v['pivots']} pivots, "
+            f"{', '.join(v['columns'])}: {_planned_ranks(v['ranks'])}, {v['pivots']} pivots, "
             f"{_short(v['kernel'])}",
         )
         for v in result["variables"]
@@ -226,12 +226,18 @@ def plan_tables(result: Result) -> list[RenderableType]:
             f"{format_bytes(memory['limit'])})",
         ),
     ]
-    if result["residual"] == "auto":
+    if result["residual"]:
+        least, most = result["residual_seconds"]
         lines.append(
             (
                 "residuals",
-                f"one more pass, {result['residual_seconds']:.3g} s with its search, where the "
-                "first one shows that it may pay",
+                f"one more search and pass, {least:.3g} to {most:.3g} s at ranks like those above: "
+                "its own are not known before"
+                + (
+                    ", and nothing where the first pass shows that it does not pay"
+                    if result["residual"] == "auto"
+                    else ""
+                ),
             )
         )
     if result["rounds"] is None:
@@ -254,6 +260,14 @@ def plan_tables(result: Result) -> list[RenderableType]:
         "",
         grid("Seconds", ("", "seconds"), [*seconds, ("in all", f"{total:.3g}")], caption),
     ]
+
+
+def _planned_ranks(ranks: Sequence[int]) -> str:
+    """Ranks of a basis in a plan, a number for each finalist of a search."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    listed = ", ".join(map(str, ranks))
+    return f"{len(ranks)} finalists of rank {listed} ({sum(ranks)} pivots together)"
 
 
 def feature_fit_tables(result: Result) -> list[RenderableType]:
