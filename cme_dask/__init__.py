@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from cme_dask.chunked.held_out import ScoreTable, score
     from cme_dask.chunked.lazy import gram_columns
     from cme_dask.chunked.lazy_laws import LazyLaw
+    from cme_dask.chunked.progress import Event
     from cme_dask.chunked.sources import open_sample
     from cme_dask.estimators.cholesky import PivotedCholesky
     from cme_dask.estimators.classifiers import EmbeddingClassifier, JointClassifier
@@ -34,6 +35,7 @@ _HOMES = {
     "LazyLaw": "cme_dask.chunked.lazy_laws",
     "ConditionalMeanEmbedding": "cme_dask.estimators.embedding",
     "EmbeddingClassifier": "cme_dask.estimators.classifiers",
+    "Event": "cme_dask.chunked.progress",
     "JointClassifier": "cme_dask.estimators.classifiers",
     "JointDistribution": "cme_dask.estimators.joint",
     "KernelLogisticRegression": "cme_dask.estimators.logistic",
@@ -53,6 +55,7 @@ __all__ = [
     "ConditionalLaw",
     "ConditionalMeanEmbedding",
     "EmbeddingClassifier",
+    "Event",
     "JointClassifier",
     "JointDistribution",
     "KernelLogisticRegression",

@@ -126,6 +126,7 @@ class Fit(threading.Thread):
             self.error = f"{type(error).__name__}: {error}"
 
     def _progress(self, news):
+        news = news.detail
         self.phase = getattr(news, "name", type(news).__name__)
         self.rows, self.rows_total = getattr(news, "rows", 0), getattr(news, "rows_total", 0)
 

@@ -71,7 +71,8 @@ def stopping(after, name="strip-moments"):
     """A progress that stops the fit when so many strips of a pass are done."""
 
     def progress(event):
-        if isinstance(event, PassProgress) and event.name == name and event.strips >= after:
+        part = event.detail
+        if isinstance(part, PassProgress) and part.name == name and part.strips >= after:
             raise Interrupted
 
     return progress
@@ -126,9 +127,10 @@ def test_every_estimator_goes_on(store, tmp_path, make):
     seen = []
 
     def progress(event):
-        if isinstance(event, PassProgress):
-            seen.append(event.name)
-            if event.strips >= 20 and (len(seen) > 12 or event.name == "strip-moments"):
+        part = event.detail
+        if isinstance(part, PassProgress):
+            seen.append(part.name)
+            if part.strips >= 20 and (len(seen) > 12 or part.name == "strip-moments"):
                 raise Interrupted
 
     with pytest.raises(Interrupted):
@@ -412,7 +414,7 @@ def test_half_written_blocks_count_for_nothing(store, whole, begun):
 
 def test_one_run_at_a_time(store, begun):
     def second(event):
-        if isinstance(event, PassProgress):
+        if isinstance(event.detail, PassProgress):
             with pytest.raises(DataError, match="is being written by process"):
                 joint().fit(store, checkpoint=begun)
             raise Interrupted

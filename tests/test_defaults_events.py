@@ -204,14 +204,3 @@ def test_events_are_declared_by_text_or_name():
         JointDistribution(**options).fit(x, y, functions=["z > 1"])
     with pytest.raises(DataError, match=r"got 5: give .* list events such as \['y0 > 0'\]"):
         JointDistribution(**options).fit(x, y, functions=5)
-
-
-def test_more_rows_take_the_same_listed_events():
-    rng = np.random.default_rng(5)
-    x = rng.normal(size=(300, 1))
-    gaussian = kernels.Gaussian(1.0)
-    fit = JointDistribution(kernel_x=gaussian, kernel_y=gaussian, tol=0.1, reg=1e-3)
-    for _ in range(2):
-        fit.partial_fit(x, x + 0.3 * rng.normal(size=x.shape), functions=["y0 > 0"])
-    assert fit.model_.about["rows"] == 600
-    assert fit.expect("y0 > 0", POINTS).shape == (3,)

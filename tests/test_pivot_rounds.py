@@ -15,6 +15,7 @@ from conftest import write_store
 from cme_dask import JointDistribution, PivotedCholesky, kernels
 from cme_dask.chunked.driver import Executor
 from cme_dask.chunked.memory import MemoryBudget
+from cme_dask.chunked.passes import PassProgress
 from cme_dask.chunked.pivots import choose_in_rounds
 from cme_dask.chunked.plan import strip_length
 from cme_dask.chunked.sources import open_sample
@@ -363,14 +364,14 @@ def test_a_round_is_one_pass_for_both_variables(mode, span, table):
         span=span,
     )
     estimator.fit(*lazy, weights=w, scheduler="synchronous", progress=events.append)
-    told = [e for e in events if isinstance(e, PivotProgress)]
+    told = [e.detail for e in events if isinstance(e.detail, PivotProgress)]
     rounds_of = Counter(e.variable for e in told)
     # A pass over the weights and one over all rows gather the sample, one makes the moments; the
     # rounds of x and y run side by side.
     assert estimator.n_passes_ == max(rounds_of.values()) + 3
     assert max(reads.values()) == estimator.n_passes_ - 1
     assert {count for (name, _), count in reads.items() if name == "y"} == {rounds_of["y"] + 2}
-    names = [e.name for e in events if not isinstance(e, PivotProgress)]
+    names = names_of(events)
     assert set(names) == {"pivot-round", "strip-moments"}
     for variable, basis in (("x", estimator.basis_x_), ("y", estimator.basis_y_)):
         last = [e for e in told if e.variable == variable][-1]
@@ -398,7 +399,8 @@ def with_rare_rows(seen):
 
 
 def names_of(events):
-    return [event.name for event in events if not isinstance(event, PivotProgress)]
+    parts = [event.detail for event in events]
+    return [part.name for part in parts if isinstance(part, PassProgress)]
 
 
 @pytest.mark.parametrize("seen", [0, 8])

@@ -14,6 +14,7 @@ from conftest import write_store
 
 from cme_dask import PivotedCholesky, kernels
 from cme_dask.chunked.passes import PassProgress
+from cme_dask.chunked.progress import duration
 from cme_dask.chunked.sources import open_sample
 from cme_dask.cli import cli
 from cme_dask.errors import DataError, ResourceError
@@ -202,7 +203,7 @@ def test_who_does_not_watch_gets_a_line_now_and_then(capsys, monkeypatch):
     [(1.2, "1 s"), (99, "99 s"), (100, "2 min"), (5900, "98 min"), (9e3, "2.5 h")],
 )
 def test_durations(seconds, text):
-    assert progress._duration(seconds) == text
+    assert duration(seconds) == text
 
 
 def test_a_timeline_keeps_few_samples_of_long_runs(monkeypatch):

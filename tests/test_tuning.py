@@ -423,7 +423,8 @@ def test_progress_tells_of_the_search():
     heard = []
     x, y = sample_of(500)
     JointDistribution(tuning=QUICK, residual=False).fit(x, y, progress=heard.append)
-    stages = [event.stage for event in heard if isinstance(event, TuningProgress)]
+    parts = [event.detail for event in heard]
+    stages = [part.stage for part in parts if isinstance(part, TuningProgress)]
     assert {"grid", "refine"} <= set(stages)
 
 

@@ -180,7 +180,7 @@ class _Clock:
         self._last_pivot = self._begin
 
     def __call__(self, event: Any) -> None:
-        if isinstance(event, PivotProgress):
+        if isinstance(event.detail, PivotProgress):
             self._last_pivot = time.perf_counter()
             self._first_pivot = self._first_pivot or self._last_pivot
 

@@ -28,6 +28,7 @@ from cme_dask.estimators.recipe import (
     make_moments,
     make_side,
 )
+from cme_dask.estimators.steps import ProgressOption, reported
 from cme_dask.estimators.timing import timed_fit
 from cme_dask.kernels import Kernel
 from cme_dask.models.features import BASES, FeatureModel
@@ -128,7 +129,7 @@ class PivotedCholesky(GrowingFeatures, FittedFeatures, BaseEstimator):  # type: 
         scheduler: Scheduler = None,
         workers: int | None = None,
         memory_limit: str | int | None = None,
-        progress: Progress | None = None,
+        progress: ProgressOption = None,
         checkpoint: str | os.PathLike[str] | None = None,
     ) -> Self:
         """Choose pivots, and measure them in a pass over the rows.
@@ -145,14 +146,16 @@ class PivotedCholesky(GrowingFeatures, FittedFeatures, BaseEstimator):  # type: 
         sample = self._opened(X, weights)
         with kept_fit(self, sample, {}, checkpoint) as kept:
             executor = Executor.resolve(scheduler, workers, kept)
-            ready = self._prepare(sample, MemoryBudget.of(executor, memory_limit), progress)
-            choice = ready.choice
-            bases, in_rounds = choice.bases(ready.kernels)
-            mean = self._measure(choice, bases)
-            more, topping_up = choice.topped_up(bases, mean.trace_error)
-            if more is not None:
-                bases = more
+            columns = [len(sample.columns[0].names)]
+            with reported(progress, executor, sample.n_rows, columns) as told:
+                ready = self._prepare(sample, MemoryBudget.of(executor, memory_limit), told)
+                choice = ready.choice
+                bases, in_rounds = choice.bases(ready.kernels)
                 mean = self._measure(choice, bases)
+                more, topping_up = choice.topped_up(bases, mean.trace_error)
+                if more is not None:
+                    bases = more
+                    mean = self._measure(choice, bases)
         passes = ready.passes + in_rounds + 1 + topping_up + (more is not None)
         self._model_of(sample, mean, passes)
         if isinstance(self.pivots, str):
@@ -182,7 +185,7 @@ class PivotedCholesky(GrowingFeatures, FittedFeatures, BaseEstimator):  # type: 
         scheduler: Scheduler = None,
         workers: int | None = None,
         memory_limit: str | int | None = None,
-        progress: Progress | None = None,
+        progress: ProgressOption = None,
     ) -> FitPlan:
         """What :meth:`fit` would do and take, see :meth:`JointDistribution.plan`.
 
@@ -192,7 +195,10 @@ class PivotedCholesky(GrowingFeatures, FittedFeatures, BaseEstimator):  # type: 
             As in :meth:`fit`.
         """
         budget = MemoryBudget.of(Executor.resolve(scheduler, workers), memory_limit)
-        ready = self._prepare(self._opened(X, weights), budget, progress)
+        sample = self._opened(X, weights)
+        columns = [len(sample.columns[0].names)]
+        with reported(progress, budget.executor, sample.n_rows, columns) as told:
+            ready = self._prepare(sample, budget, told)
         return plan_fit(ready, partial(self._specify, ready.choice))
 
     @property

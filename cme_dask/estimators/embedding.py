@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Literal, Self, overload
 
@@ -31,6 +32,7 @@ from cme_dask.estimators.recipe import (
     make_moments,
     make_side,
 )
+from cme_dask.estimators.steps import ProgressOption, reported
 from cme_dask.estimators.timing import timed_fit
 from cme_dask.estimators.tuned import FOLDS, MAX_RANK
 from cme_dask.kernels import Kernel
@@ -172,7 +174,7 @@ class ConditionalMeanEmbedding(GrowingEmbedding, BaseEstimator):  # type: ignore
         scheduler: Scheduler = None,
         workers: int | None = None,
         memory_limit: str | int | None = None,
-        progress: Progress | None = None,
+        progress: ProgressOption = None,
         checkpoint: str | os.PathLike[str] | None = None,
     ) -> Self:
         """Fit in one pass over the rows.
@@ -207,14 +209,15 @@ class ConditionalMeanEmbedding(GrowingEmbedding, BaseEstimator):  # type: ignore
         with kept_fit(self, sample, {"functions": functions}, checkpoint) as kept:
             executor = Executor.resolve(scheduler, workers, kept)
             budget = MemoryBudget.of(executor, memory_limit)
-            ready = self._prepare(sample, functions, budget, progress)
-            choice = ready.choice
-            bases, in_rounds = choice.bases(ready.kernels)
-            sides, moments = self._measure(ready, bases, functions)
-            errors = MeanMoments.of(moments.total(), sides).trace_error
-            more, topping_up = choice.topped_up(bases, errors)
-            if more is not None:
-                sides, moments = self._measure(ready, more, functions)
+            with self._reported(progress, executor, sample) as told:
+                ready = self._prepare(sample, functions, budget, told)
+                choice = ready.choice
+                bases, in_rounds = choice.bases(ready.kernels)
+                sides, moments = self._measure(ready, bases, functions)
+                errors = MeanMoments.of(moments.total(), sides).trace_error
+                more, topping_up = choice.topped_up(bases, errors)
+                if more is not None:
+                    sides, moments = self._measure(ready, more, functions)
         self.n_passes_ = ready.passes + in_rounds + 1 + topping_up + (more is not None)
         with one_blas_thread():
             self._solve(sample, sides, moments)
@@ -235,7 +238,7 @@ class ConditionalMeanEmbedding(GrowingEmbedding, BaseEstimator):  # type: ignore
         scheduler: Scheduler = None,
         workers: int | None = None,
         memory_limit: str | int | None = None,
-        progress: Progress | None = None,
+        progress: ProgressOption = None,
     ) -> FitPlan:
         """What :meth:`fit` would do and take, see :meth:`JointDistribution.plan`.
 
@@ -246,13 +249,22 @@ class ConditionalMeanEmbedding(GrowingEmbedding, BaseEstimator):  # type: ignore
         """
         sample = self._rows(X, target_of(Y, y), weights)
         budget = MemoryBudget.of(Executor.resolve(scheduler, workers), memory_limit)
-        ready = self._prepare(sample, functions, budget, progress)
+        with self._reported(progress, budget.executor, sample) as told:
+            ready = self._prepare(sample, functions, budget, told)
         seconds = 0.0 if self.search_ is None else self.search_.seconds
         return plan_fit(
             ready,
             lambda bases: self._specify(ready, bases, functions),
             search_seconds=seconds,
         )
+
+    def _reported(
+        self, progress: Any, executor: Executor, sample: Sample
+    ) -> AbstractContextManager[Progress | None]:
+        """What the parts of a fit report to."""
+        columns = [len(columns.names) for columns in sample.columns]
+        learned = self.kernel_x is None
+        return reported(progress, executor, sample.n_rows, columns, learned=learned)
 
     def _rows(self, X: Any, Y: Any, weights: Any) -> Sample:
         """The parameters checked, the rows opened."""
@@ -268,10 +280,7 @@ class ConditionalMeanEmbedding(GrowingEmbedding, BaseEstimator):  # type: ignore
             raise DataError("the ridge is chosen on held-out folds: give reg, or n_folds >= 2")
         sample = self._open(X, Y, weights)
         if len(sample.sources) != 2:
-            raise DataError(
-                f"{type(self).__name__} requires y to be passed, but the target y is None: it "
-                "needs rows of x and of y: give Y, or a store"
-            )
+            raise DataError("an embedding needs rows of x and of y: give Y, or a store")
         return sample
 
     def _open(self, X: Any, Y: Any, weights: Any) -> Sample:

@@ -15,6 +15,7 @@ from cme_dask.estimators.joint_fit import Fitted, Functions, JointFit
 from cme_dask.estimators.planning import Preparation
 from cme_dask.estimators.predictors import MeanRegressor, target_of, weights_of
 from cme_dask.estimators.recipe import Progress, Tolerance, check_integer
+from cme_dask.estimators.steps import ProgressOption, reported
 from cme_dask.estimators.timing import timed_fit
 from cme_dask.models.joint import JointModel
 from cme_dask.models.merging import one_model
@@ -57,7 +58,7 @@ class GrowingJoint(MeanRegressor):
         scheduler: Scheduler = None,
         workers: int | None = None,
         memory_limit: str | int | None = None,
-        progress: Progress | None = None,
+        progress: ProgressOption = None,
     ) -> Self:
         r"""Fit, or add rows to the fitted model, in one pass over the new rows alone.
 
@@ -137,10 +138,37 @@ class GrowingJoint(MeanRegressor):
                 "like= belongs to the first call of partial_fit, with new_pivots='keep': make "
                 "another estimator"
             )
+        with reported(progress, budget.executor, 0, (1, 1)) as told:
+            return self._grown(
+                X,
+                Y,
+                weights,
+                (functions_x, functions),
+                like,
+                first_row,
+                new_pivots,
+                earlier,
+                budget,
+                told,
+            )
+
+    def _grown(
+        self,
+        X: Any,
+        Y: Any,
+        weights: Any,
+        functions: tuple[Mapping[str, Function] | None, Mapping[str, Function] | None],
+        like: Any,
+        first_row: int,
+        new_pivots: str,
+        earlier: Any,
+        budget: MemoryBudget,
+        progress: Progress | None,
+    ) -> Self:
+        """The fitted model with new rows, or one of these alone ``like`` another."""
+        fitted, given = hasattr(self, "model_"), (functions[0] or {}, functions[1] or {})
         growth = Growth(
-            functions=self._of_first_call((functions_x or {}, functions or {}))
-            if fitted
-            else (functions_x or {}, functions or {}),
+            functions=self._of_first_call(given) if fitted else given,
             new_pivots=new_pivots,
             max_rank=self._tolerance.max_rank,
             sample_size=self.sample_size,
@@ -166,10 +194,9 @@ class GrowingJoint(MeanRegressor):
         """The functions of the first call; DataError if others are given by name."""
         for known, named in zip(self._functions, given, strict=True):
             check_functions(known, named or {})
-        # Those given again take the place of what a pickle could not hold; listed events are known.
+        # Those given again take the place of what a pickle could not hold.
         first, second = (
-            {**known, **(named if isinstance(named, Mapping) else {})}
-            for known, named in zip(self._functions, given, strict=True)
+            {**known, **(named or {})} for known, named in zip(self._functions, given, strict=True)
         )
         return first, second
 
@@ -180,7 +207,7 @@ class GrowingJoint(MeanRegressor):
         weights: Any,
         functions: Functions,
         budget: MemoryBudget,
-        progress: Progress | None,
+        progress: ProgressOption,
     ) -> Self:
         if self.residual is True:
             raise DataError(
@@ -188,9 +215,10 @@ class GrowingJoint(MeanRegressor):
                 "rows: take residual=False or 'auto'"
             )
         sample = self._opened(X, Y, weights)
-        steps = self._steps(self._prepare(sample, budget, progress), functions)
-        steps = replace(steps, tuning=replace(steps.tuning, averaged=1), residual=False)
-        found = steps.run()
+        with self._reported(progress, budget.executor, sample, residual=False) as told:
+            steps = self._steps(self._prepare(sample, budget, told), functions)
+            steps = replace(steps, tuning=replace(steps.tuning, averaged=1), residual=False)
+            found = steps.run()
         self.search_ = steps.found
         self._become(found)
         self._adopt(X, Y, sample)

@@ -18,7 +18,8 @@ from cme_dask.estimators.growth import (
     warn_badly_spanned,
 )
 from cme_dask.estimators.predictors import MeanRegressor, target_of, weights_of
-from cme_dask.estimators.recipe import Progress, Tolerance, make_moments, usable_rows
+from cme_dask.estimators.recipe import Tolerance, make_moments, usable_rows
+from cme_dask.estimators.steps import ProgressOption, reported
 from cme_dask.estimators.timing import timed_fit
 from cme_dask.models.embedding import EmbeddingModel
 from cme_dask.models.features import FeatureModel
@@ -66,7 +67,7 @@ class GrowingMoments(ABC):
         """The trace error that bases aim at."""
 
     def _more(
-        self, sample: Sample, budget: MemoryBudget, progress: Progress | None, variables: str
+        self, sample: Sample, budget: MemoryBudget, progress: ProgressOption, variables: str
     ) -> "_Grown":
         """The moments with those of new rows, in one pass over them; nothing is changed yet."""
         rows, passes = usable_rows(
@@ -79,9 +80,11 @@ class GrowingMoments(ABC):
                 spec, rows, sample.n_rows, budget.executor.function_threads
             )
         first = first_of(sample, self._moments.n_rows)
-        (new,), _, report = make_moments(
-            replace(sample, first_row=first), [spec], budget, progress, 0
-        )
+        columns = [len(c.names) for c in sample.columns]
+        with reported(progress, budget.executor, sample.n_rows, columns) as told:
+            (new,), _, report = make_moments(
+                replace(sample, first_row=first), [spec], budget, told, 0
+            )
         total = self._moments + new
         several = [(moments, self._sides) for moments in (self._moments, new, total)]
         warn_badly_spanned(several, variables, self._tolerance.value)
@@ -120,7 +123,7 @@ class GrowingEmbedding(GrowingMoments, MeanRegressor):
         scheduler: Scheduler = None,
         workers: int | None = None,
         memory_limit: str | int | None = None,
-        progress: Progress | None = None,
+        progress: ProgressOption = None,
     ) -> Self:
         """Fit, or add rows to the fitted model, in one pass over the new rows alone.
 
@@ -201,7 +204,7 @@ class GrowingFeatures(GrowingMoments):
         scheduler: Scheduler = None,
         workers: int | None = None,
         memory_limit: str | int | None = None,
-        progress: Progress | None = None,
+        progress: ProgressOption = None,
     ) -> Self:
         """Fit, or add rows to what was fitted, in one pass over the new rows alone.
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Literal, Self, overload
 
@@ -33,6 +34,7 @@ from cme_dask.estimators.recipe import (
 )
 from cme_dask.estimators.residual import residual_wanted, with_residual
 from cme_dask.estimators.solving import Solving
+from cme_dask.estimators.steps import ProgressOption, reported
 from cme_dask.estimators.timing import timed_fit
 from cme_dask.estimators.tuned import (
     MAX_RANK,
@@ -234,7 +236,7 @@ class JointDistribution(GrowingJoint, BaseEstimator):  # type: ignore[misc]
         scheduler: Scheduler = None,
         workers: int | None = None,
         memory_limit: str | int | None = None,
-        progress: Progress | None = None,
+        progress: ProgressOption = None,
         checkpoint: str | os.PathLike[str] | None = None,
         shard: tuple[int, int] | None = None,
     ) -> Self:
@@ -259,8 +261,7 @@ class JointDistribution(GrowingJoint, BaseEstimator):  # type: ignore[misc]
             scikit-learn's name of ``weights``.
         functions, functions_x
             Functions of y (of x) by name whose conditional expectations will be asked for; each
-            takes rows (b, d) and returns (b,), or is the text of an event. Or a list of such texts,
-            ``["y0 > 1"]``, which are then their own names.
+            takes rows (b, d) and returns (b,).
         scheduler
             ``"threads"``, ``"processes"``, ``"synchronous"`` or a ``distributed.Client``; default
             an active client, else what Dask is configured to, else threads.
@@ -269,7 +270,10 @@ class JointDistribution(GrowingJoint, BaseEstimator):  # type: ignore[misc]
         memory_limit
             Bytes ("2GB") that this process, or each worker of a cluster, may use.
         progress
-            Called with ``TuningProgress``, ``PivotProgress`` and ``PassProgress`` as it goes on.
+            True to show the steps, with one time left for the whole fit, as a bar in a terminal and
+            as a line in a notebook; or a function that is called with each
+            :class:`cme_dask.Event`. A cluster's scheduler keeps the steps under the topic
+            ``"cme-dask"``.
         checkpoint
             Folder, on a filesystem that all workers share, in which the sums of the strips that are
             done are kept. A fit that was interrupted goes on from there when it is called again
@@ -305,9 +309,10 @@ class JointDistribution(GrowingJoint, BaseEstimator):  # type: ignore[misc]
         given = {"functions": functions, "functions_x": functions_x}
         with kept_fit(self, sample, given, checkpoint, shard) as kept:
             executor = Executor.resolve(scheduler, workers, kept)
-            ready = self._prepare(sample, MemoryBudget.of(executor, memory_limit), progress)
-            steps = self._steps(ready, (functions_x, functions))
-            found = with_residual(steps, steps.run())
+            with self._reported(progress, executor, sample, residual=True) as told:
+                ready = self._prepare(sample, MemoryBudget.of(executor, memory_limit), told)
+                steps = self._steps(ready, (functions_x, functions))
+                found = with_residual(steps, steps.run())
         self.search_ = steps.found
         self._become(found)
         self._adopt(X, Y, sample)
@@ -339,7 +344,7 @@ class JointDistribution(GrowingJoint, BaseEstimator):  # type: ignore[misc]
         scheduler: Scheduler = None,
         workers: int | None = None,
         memory_limit: str | int | None = None,
-        progress: Progress | None = None,
+        progress: ProgressOption = None,
     ) -> FitPlan:
         """What :meth:`fit` would do and take: ranks, passes, seconds by part, peak memory.
 
@@ -362,8 +367,26 @@ class JointDistribution(GrowingJoint, BaseEstimator):  # type: ignore[misc]
         """
         sample = self._opened(X, target_of(Y, y), weights)
         budget = MemoryBudget.of(Executor.resolve(scheduler, workers), memory_limit)
-        ready = self._prepare(sample, budget, progress)
-        return self._steps(ready, (functions_x, functions)).plan()
+        with self._reported(progress, budget.executor, sample, residual=False) as told:
+            ready = self._prepare(sample, budget, told)
+            return self._steps(ready, (functions_x, functions)).plan()
+
+    def _reported(
+        self, progress: Any, executor: Executor, sample: Sample, *, residual: bool
+    ) -> AbstractContextManager[Progress | None]:
+        """What the parts of a fit report to."""
+        learned = any(kernel is None for kernel in self._given)
+        averages = learned and parse(self.constraint).name == "normalized"
+        located = self.residual is True or (self.residual == "auto" and learned)
+        return reported(
+            progress,
+            executor,
+            sample.n_rows,
+            [len(columns.names) for columns in sample.columns],
+            learned=learned,
+            specs=(self.tuning or Tuning()).finalists if averages else 1,
+            residual=residual and located and not sample.columns[1].categories,
+        )
 
     def _opened(self, X: Any, Y: Any, weights: Any) -> Sample:
         """The rows, for parameters that have been checked."""
@@ -375,10 +398,7 @@ class JointDistribution(GrowingJoint, BaseEstimator):  # type: ignore[misc]
         pair_of_pivots(self.pivots)
         sample = self._open(X, Y, weights)
         if len(sample.sources) != 2:
-            raise DataError(
-                f"{type(self).__name__} requires y to be passed, but the target y is None: it "
-                "needs rows of x and of y: give Y, or a store"
-            )
+            raise DataError("a joint distribution needs rows of x and of y: give Y, or a store")
         return sample
 
     def _prepare(

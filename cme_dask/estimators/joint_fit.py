@@ -8,6 +8,7 @@ from typing import Any
 from cme_dask.chunked.blas import one_blas_thread
 from cme_dask.chunked.memory import MemoryPlan
 from cme_dask.chunked.passes import PassReport
+from cme_dask.chunked.progress import StepBegan
 from cme_dask.constraints import Coupling
 from cme_dask.estimators.calibrating import with_calibration
 from cme_dask.estimators.landmarks import partitions
@@ -165,6 +166,8 @@ class JointFit:
             if more is not None:
                 sides, moments, _, arithmetic, report = self._measure(more, ())
             passes = in_rounds + 1 + topping_up + (more is not None)
+        if choice.progress is not None:
+            choice.progress(StepBegan("solution"))
         with one_blas_thread():
             part, more_passes = solving.solve(
                 moments, sides, choice.rows, choice.sample, choice.budget.executor

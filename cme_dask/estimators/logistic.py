@@ -31,6 +31,7 @@ from cme_dask.estimators.recipe import (
     make_side,
 )
 from cme_dask.estimators.solving import CONVERGENCE
+from cme_dask.estimators.steps import ProgressOption, reported
 from cme_dask.estimators.tuned import MAX_RANK
 from cme_dask.kernels import Kernel
 from cme_dask.learning.logistic import solve_logistic
@@ -148,7 +149,7 @@ class KernelLogisticRegression(LabelClassifier, BaseEstimator):  # type: ignore[
         scheduler: Scheduler = None,
         workers: int | None = None,
         memory_limit: str | int | None = None,
-        progress: Progress | None = None,
+        progress: ProgressOption = None,
         checkpoint: str | os.PathLike[str] | None = None,
     ) -> Self:
         """Fit, with one pass over the rows for each gradient.
@@ -184,7 +185,9 @@ class KernelLogisticRegression(LabelClassifier, BaseEstimator):  # type: ignore[
         sample = self._open(X, y, weights_of(weights, sample_weight))
         with kept_fit(self, sample, {}, checkpoint) as kept:
             executor = Executor.resolve(scheduler, workers, kept)
-            self._fit(sample, MemoryBudget.of(executor, memory_limit), progress)
+            columns = [len(sample.columns[0].names)]
+            with reported(progress, executor, sample.n_rows, columns, iterates=True) as told:
+                self._fit(sample, MemoryBudget.of(executor, memory_limit), told)
         learn_features(self, X, sample.columns[0])
         self.classes_ = self._classes
         return self

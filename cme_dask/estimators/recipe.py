@@ -14,6 +14,7 @@ from cme_dask.chunked.driver import Executor
 from cme_dask.chunked.gather import sample_rows
 from cme_dask.chunked.memory import MemoryBudget
 from cme_dask.chunked.passes import PassProgress, PassReport, moments_together
+from cme_dask.chunked.progress import StepBegan
 from cme_dask.chunked.strips import BadValues
 from cme_dask.defaults import TOL
 from cme_dask.errors import (
@@ -75,7 +76,8 @@ class TuningProgress:
     score: float
 
 
-Progress = Callable[[PivotProgress | PassProgress | TuningProgress], None]
+Progress = Callable[[PivotProgress | PassProgress | TuningProgress | StepBegan], None]
+"""What the parts of a fit report to, see :class:`cme_dask.estimators.steps.StepReports`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,8 +214,7 @@ def check_integer(name: str, value: Any, least: int, most: int | None = None) ->
 def usable_rows(sample: Sample, size: int, seed: int, executor: Executor) -> tuple[RowSample, int]:
     """The row sample and the passes it took; unusable values that it meets are counted."""
     if sample.n_rows < 2:
-        noun = "sample" if sample.n_rows == 1 else "samples"
-        raise DataError(f"at least 2 rows are needed, got {sample.n_rows} {noun}")
+        raise DataError(f"at least 2 rows are needed, got {sample.n_rows}")
     try:
         rows, passes = sample_rows(sample, size, seed, executor)
     except BadValues:

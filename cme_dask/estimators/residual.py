@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from cme_dask.chunked.blas import one_blas_thread
+from cme_dask.chunked.progress import StepBegan
 from cme_dask.errors import DataError, remedy
 from cme_dask.estimators.calibrating import HELD_ROWS, averaged, refitted_laws
 from cme_dask.estimators.joint_fit import Fitted, JointFit
@@ -101,6 +102,9 @@ def with_residual(fit: JointFit, fitted: Fitted) -> Fitted:
     sides, moments, _, _ = averaged(fit, fitted)[0]
     if not fit.residual or (auto and not held_out_folds(moments, sides)):
         return fitted
+    progress = fit.ready.choice.progress
+    if progress is not None:
+        progress(StepBegan("location"))
     with one_blas_thread():
         location = _location(fit, fitted)
     about: dict[str, Any] = {
@@ -120,6 +124,8 @@ def with_residual(fit: JointFit, fitted: Fitted) -> Fitted:
         if not gain.pays:
             return _told(fitted, about)
     found = second.run()
+    if progress is not None:
+        progress(StepBegan("decision"))
     with one_blas_thread():
         gain = _final_gain(fit, fitted, second, found, location)
     kept = gain.pays or not auto

@@ -10,6 +10,7 @@ import numpy as np
 from cme_dask.chunked.blas import one_blas_thread
 from cme_dask.chunked.memory import MemoryPlan, row_sample_bytes
 from cme_dask.chunked.passes import PassReport, array_bytes
+from cme_dask.chunked.progress import StepBegan
 from cme_dask.estimators.pivoting import PivotChoice
 from cme_dask.estimators.planning import Preparation
 from cme_dask.estimators.recipe import TuningProgress, make_moments
@@ -192,13 +193,15 @@ def tuned_members(
     moments, summed, report = make_moments(
         choice.sample, specs, choice.budget, choice.progress, choice.sample_rows, cells
     )
+    members = []
+    triples = list(zip(found.finalists, specs, moments, arithmetics, strict=True))
     with one_blas_thread():
-        members = [
-            _member(candidate, spec, one, solving, arithmetic, found, learn_reg, choice)
-            for candidate, spec, one, arithmetic in zip(
-                found.finalists, specs, moments, arithmetics, strict=True
+        for done, (candidate, spec, one, arithmetic) in enumerate(triples):
+            if choice.progress is not None:
+                choice.progress(StepBegan("solution", done / len(triples)))
+            members.append(
+                _member(candidate, spec, one, solving, arithmetic, found, learn_reg, choice)
             )
-        ]
     best = _best(members, found.score, averaged)
     if top_up:
         best, more = _topped_up(best, ready, found, solving, specify, learn_reg)

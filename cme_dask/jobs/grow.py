@@ -10,6 +10,7 @@ from cme_dask.defaults import ACCURACY, SAMPLE_SIZE
 from cme_dask.errors import DataError
 from cme_dask.estimators.growth import Growth
 from cme_dask.estimators.recipe import check_integer
+from cme_dask.estimators.steps import reported
 from cme_dask.estimators.tuned import MAX_RANK
 from cme_dask.jobs.compute import Compute
 from cme_dask.jobs.describe import describe
@@ -68,23 +69,23 @@ def grow_model(
     sample = open_sample(store)
     before = None if earlier is None else open_sample(earlier)
     with ProgressLines() as progress, compute.open() as scheduler:
-        growth = Growth(
-            functions=(_events(model.x, model.y), _events(model.y, model.x)),
-            new_pivots=new_pivots,
-            max_rank=MAX_RANK if max_rank is None else max_rank,
-            sample_size=SAMPLE_SIZE,
-            seed=0,
-            accuracy=ACCURACY,
-            convergence="raise",
-            budget=MemoryBudget.of(
-                Executor.resolve(scheduler, compute.workers), compute.memory_limit
-            ),
-            progress=progress.fit,
-        )
-        if alone:
-            found, _ = growth.alone(model, sample, first_row)
-        else:
-            found, _ = growth.add(model, sample, before, int(model.about["passes"]))
+        executor = Executor.resolve(scheduler, compute.workers)
+        with reported(progress.fit, executor, sample.n_rows, (1, 1)) as told:
+            growth = Growth(
+                functions=(_events(model.x, model.y), _events(model.y, model.x)),
+                new_pivots=new_pivots,
+                max_rank=MAX_RANK if max_rank is None else max_rank,
+                sample_size=SAMPLE_SIZE,
+                seed=0,
+                accuracy=ACCURACY,
+                convergence="raise",
+                budget=MemoryBudget.of(executor, compute.memory_limit),
+                progress=told,
+            )
+            if alone:
+                found, _ = growth.alone(model, sample, first_row)
+            else:
+                found, _ = growth.add(model, sample, before, int(model.about["passes"]))
         found.model.save(out, overwrite=overwrite)
     report = found.report
     return {

@@ -7,7 +7,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import TaskID
+
+from cme_dask.chunked.progress import Event, bars, duration, update_bar
 
 if TYPE_CHECKING:
     from cme_dask.chunked.passes import PassProgress
@@ -30,18 +32,10 @@ class ProgressLines:
     def __init__(self, every: float = 30.0) -> None:
         self._console = Console(stderr=True, highlight=False)
         self._every = every
-        self._first: dict[str, tuple[float, float]] = {}  # when each was heard of, how far it was
+        # When each began to be shown, how far it was then, and how far it was last.
+        self._first: dict[str, tuple[float, float, float]] = {}
         self._next = time.monotonic() + every
-        self._bars = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.percentage:>3.0f} %"),
-            TextColumn("{task.fields[text]}"),
-            TimeRemainingColumn(compact=True),
-            console=self._console,
-            transient=True,
-            disable=not self._console.is_terminal,
-        )
+        self._bars = bars(self._console, transient=True)
         self._tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> Self:
@@ -60,8 +54,11 @@ class ProgressLines:
         """Print a line that stays."""
         self._console.print(line, markup=False, soft_wrap=True)
 
-    def fit(self, event: "PivotProgress | PassProgress | TuningProgress") -> None:
-        """Show the progress of a fit; the ``progress`` of an estimator's ``fit``."""
+    def fit(self, event: "Event | PivotProgress | PassProgress | TuningProgress") -> None:
+        """Show the progress of a fit or of a single pass: the ``progress`` of what makes it."""
+        if isinstance(event, Event):
+            self._whole(event)
+            return
         from cme_dask.chunked.passes import PassProgress
         from cme_dask.estimators.recipe import TuningProgress
 
@@ -79,6 +76,18 @@ class ProgressLines:
         done = math.log(min(1.0, max(event.residual_trace, 1e-300))) / math.log(event.tol)
         self._show(f"pivots of {event.variable}", min(1.0, done), text)
 
+    def _whole(self, event: Event) -> None:
+        """Show how far a fit is: one bar, whose share never falls, with one time left."""
+        if self._console.is_terminal:
+            if "fit" not in self._tasks:
+                self._tasks["fit"] = self._bars.add_task("fit", total=1.0, text="")
+            update_bar(self._bars, self._tasks["fit"], event)
+            return
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + self._every
+            self.say(str(event).replace("%", " %"))
+
     def ingest(self, event: "IngestProgress") -> None:
         """Show the progress of an ingestion."""
         text = f"file {event.files_done + 1} of {event.files_total}, {event.rows_read:,} rows"
@@ -94,23 +103,23 @@ class ProgressLines:
             return
         if label not in self._tasks:
             self._tasks[label] = self._bars.add_task(label, total=1.0, text=text)
-        self._bars.update(self._tasks[label], completed=done, text=text)
+        now = time.monotonic()
+        left = self._left(label, done, now)
+        self._bars.update(self._tasks[label], completed=done, text=text, left=left, heard=now)
+
+    def _left(self, label: str, done: float, now: float) -> float | None:
+        """Seconds at the rate since the first report of this pass."""
+        begun, before, last = self._first.get(label, (now, done, done))
+        if done < last:  # another pass of that name
+            begun, before = now, done
+        self._first[label] = begun, before, done
+        return (now - begun) * (1.0 - done) / (done - before) if done > before else None
 
     def _now_and_then(self, label: str, done: float, text: str) -> None:
         now = time.monotonic()
-        begun, before = self._first.setdefault(label, (now, done))
+        seconds = self._left(label, done, now)
         if now < self._next:
             return
         self._next = now + self._every
-        left = ""
-        if done > before:
-            left = f", {_duration((now - begun) * (1.0 - done) / (done - before))} left"
+        left = "" if seconds is None else f", {duration(seconds)} left"
         self.say(f"{label} {done:.0%}, {text}{left}".replace("%", " %", 1))
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 99.5:
-        return f"{seconds:.0f} s"
-    if seconds < 99.5 * 60:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"

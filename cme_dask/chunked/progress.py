@@ -1,0 +1,379 @@
+"""How far a fit is: its steps, one share of the whole that only grows, and the time left."""
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.text import Text
+
+from cme_dask.errors import DataError
+
+TOPIC = "cme-dask"
+"""Topic of the events that a cluster's scheduler keeps: ``client.get_events("cme-dask")``."""
+
+_MOST = 0.99  # until the end something remains to be done
+_CERTAIN = 0.3  # from this share of a step on its own rate tells what remains of it
+_EVERY = 0.5  # seconds between looks at the clock
+_LINES = 10.0  # seconds between lines where nothing can be overwritten
+
+
+@dataclass(frozen=True)
+class Event:
+    """How far a fit is.
+
+    Parameters
+    ----------
+    step, steps : int
+        Number of the step, from 1, and of all steps.
+    name : str
+        What the step does, such as ``"search for kernels"``.
+    done : float
+        Share of the whole fit, in [0, 1]: it never falls.
+    seconds : float
+        Since the fit began.
+    seconds_left : float or None
+        Estimate for the whole fit; None while nothing is known.
+    text : str
+        Figures of the step, such as the rank reached or the rows per second.
+    detail : object
+        What the step itself reported: ``PivotProgress``, ``PassProgress``, ``TuningProgress`` or
+        None.
+    """
+
+    step: int
+    steps: int
+    name: str
+    done: float
+    seconds: float
+    seconds_left: float | None
+    text: str
+    detail: Any = field(default=None, repr=False)
+
+    def __str__(self) -> str:
+        left = "" if self.seconds_left is None else f", {duration(self.seconds_left)} left"
+        text = f", {self.text}" if self.text else ""
+        return f"step {self.step} of {self.steps}: {self.name}{text}, {self.done:.0%}{left}"
+
+
+Listener: TypeAlias = Callable[[Event], None]
+
+
+@dataclass(frozen=True)
+class StepBegan:
+    """A step that has begun, or is so far; ``key`` is that of a :class:`Step`."""
+
+    key: str
+    share: float = 0.0
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of a fit.
+
+    Attributes
+    ----------
+    key, name
+        For the program, and for people.
+    cost
+        Predicted seconds; only their ratios count, as soon as a step has been measured.
+    like, ratio
+        The earlier step of the same kind, and the share of its time that this one is expected to
+        take.
+    """
+
+    key: str
+    name: str
+    cost: float
+    like: str | None = None
+    ratio: float = 1.0
+
+
+class FitProgress:
+    """From the reports of single steps to events of the whole fit.
+
+    Parameters
+    ----------
+    steps
+        In their order; steps may be left out by the fit, and are then done.
+    listener
+        Called with each :class:`Event`.
+    client
+        Of the cluster, whose scheduler is told which step has begun; or None.
+    clock
+        Seconds.
+    """
+
+    def __init__(
+        self,
+        steps: Sequence[Step],
+        listener: Listener,
+        client: Any = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._steps, self._listener, self._client, self._clock = steps, listener, client, clock
+        self._begin = self._began = clock()
+        self._at, self._share, self._from, self._done = 0, 0.0, 0.0, 0.0
+        self._measured: dict[str, float] = {}
+        self._costs = {step.key: step.cost for step in steps}
+        self._ratios = {step.key: step.ratio for step in steps}
+        self._text, self._log = "", -1
+
+    def __call__(self, detail: Any, key: str, share: float, text: str) -> None:
+        """Take a report: how far the step is, in [0, 1]."""
+        self._enter(key, share)
+        if self._steps[self._at].key == key:
+            # A step that works in several rounds reports less again: it is as far as it was.
+            self._share = max(self._share, min(share, 1.0))
+        self._text = text
+        self._listener(self.event(detail))
+
+    def begin(self, key: str, share: float = 0.0) -> None:
+        """Take a step's beginning, or how far it is without figures."""
+        self(None, key, share, "")
+
+    def expect(self, key: str, cost: float) -> None:
+        """Correct the predicted seconds of a step."""
+        if key in self._costs:
+            self._costs[key] = cost
+
+    def relate(self, key: str, ratio: float) -> None:
+        """Correct the share of an earlier step's time that a step of the same kind takes."""
+        if key in self._ratios:
+            self._ratios[key] = ratio
+
+    def event(self, detail: Any = None) -> Event:
+        """How far the fit is now."""
+        now = self._clock()
+        left = self._left(now)
+        elapsed = now - self._begin
+        if left is not None and elapsed + left > 0.0:
+            self._done = max(self._done, min(_MOST, elapsed / (elapsed + left)))
+        step = self._steps[self._at]
+        return Event(
+            self._at + 1, len(self._steps), step.name, self._done, elapsed, left, self._text, detail
+        )
+
+    def finished(self) -> Event:
+        """The last event."""
+        self._done = 1.0
+        elapsed = self._clock() - self._begin
+        return Event(
+            len(self._steps), len(self._steps), "done", 1.0, elapsed, 0.0, f"{duration(elapsed)}"
+        )
+
+    def _enter(self, key: str, share: float) -> None:
+        numbers = [i for i, step in enumerate(self._steps) if step.key == key]
+        if numbers and numbers[0] > self._at:
+            now = self._clock()
+            here = self._steps[self._at].key
+            self._measured[here] = now - self._began
+            for skipped in self._steps[self._at + 1 : numbers[0]]:
+                self._measured[skipped.key] = self._costs[skipped.key] = 0.0
+            self._at, self._text, self._began = numbers[0], "", now
+            # Where the first report comes late, what was done before it belongs to the step before.
+            self._share = self._from = min(share, 1.0)
+        if self._client is not None and self._log != self._at:
+            self._log = self._at
+            step = self._steps[self._at]
+            about = {"step": self._at + 1, "steps": len(self._steps), "name": step.name}
+            self._client.log_event(TOPIC, about)
+
+    def _left(self, now: float) -> float | None:
+        """Seconds: of this step by its own rate, of later ones by prediction and by what was seen.
+
+        Predictions are scaled by what the steps so far took over what was predicted for them.
+        """
+        here = self._steps[self._at]
+        spent = now - self._began
+        predicted = sum(self._costs[key] for key in self._measured)
+        taken = sum(self._measured.values())
+        scale = taken / predicted if predicted > 0.0 and taken > 0.0 else 1.0
+        rest = 1.0 - self._from
+        expected = max(rest * self._expected(here, scale), spent)
+        if self._share > self._from:
+            trust = min(1.0, (self._share - self._from) / _CERTAIN)
+            measured = spent * rest / (self._share - self._from)
+            expected = trust * measured + (1.0 - trust) * expected
+        elif not self._measured:
+            return None
+        total = predicted + self._costs[here.key]
+        if total > 0.0:
+            scale = (taken + expected) / total
+        later = self._steps[self._at + 1 :]
+        now_measured = {here.key: expected, **self._measured}
+        return max(0.0, expected - spent) + sum(
+            self._expected(step, scale, now_measured) for step in later
+        )
+
+    def _expected(
+        self, step: Step, scale: float, measured: dict[str, float] | None = None
+    ) -> float:
+        known = self._measured if measured is None else measured
+        if step.like is not None and step.like in known:
+            return self._ratios[step.key] * known[step.like]
+        return scale * self._costs[step.key]
+
+
+@contextlib.contextmanager
+def listening(progress: Any) -> Iterator[Listener | None]:
+    """What hears of events: nothing, a display of our own for True, or the user's function.
+
+    Raises
+    ------
+    DataError
+        If it is neither a boolean nor a function.
+    """
+    if progress is None or progress is False:
+        yield None
+    elif progress is True:
+        with FitDisplay() as display:
+            yield display
+    elif callable(progress):
+        yield progress
+    else:
+        raise DataError(f"progress must be True, False or a function of events, got {progress!r}")
+
+
+class _Left(ProgressColumn):
+    """Time left, counted down between events."""
+
+    max_refresh = 0.2
+
+    def render(self, task: Task) -> Text:
+        left, heard = task.fields.get("left"), task.fields.get("heard", 0.0)
+        if left is None or task.finished:
+            return Text("")
+        return Text(f"{duration(max(0.0, left - (time.monotonic() - heard)))} left")
+
+
+def bars(console: Console, *, transient: bool) -> Progress:
+    """Bars for a terminal: one for a whole fit, whose description is the step."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TextColumn("{task.fields[text]}"),
+        TimeElapsedColumn(),
+        _Left(),
+        console=console,
+        transient=transient,
+        disable=not console.is_terminal or console.is_jupyter,
+    )
+
+
+def update_bar(shown: Progress, task: TaskID, event: Event) -> None:
+    """Show an event."""
+    shown.update(
+        task,
+        description=f"step {event.step} of {event.steps}: {event.name}",
+        completed=event.done,
+        text=event.text,
+        left=event.seconds_left,
+        heard=time.monotonic(),
+    )
+
+
+class FitDisplay:
+    """Events for people: a bar in a terminal, one line that changes in a notebook, else lines.
+
+    Use as a context manager. Where nothing is reported the clock goes on, twice a second.
+    """
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True, highlight=False)
+        self._bars = bars(self._console, transient=False)
+        self._task: TaskID | None = None
+        self._event: Event | None = None
+        self._heard = self._begin = time.monotonic()
+        self._spoken, self._step, self._width = 0.0, 0, 0
+        self._stop, self._lock = threading.Event(), threading.Lock()
+        self._notebook = _in_notebook()
+        self._ticking = threading.Thread(target=self._tick, daemon=True)
+
+    def __enter__(self) -> "FitDisplay":
+        if self._notebook:
+            self._ticking.start()
+        elif self._console.is_terminal:
+            self._bars.start()
+            self._task = self._bars.add_task("starting", total=1.0, text="")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        if self._notebook:
+            self._ticking.join()
+            sys.stdout.write("\n")
+        self._bars.stop()
+
+    def __call__(self, event: Event) -> None:
+        """Show an event."""
+        with self._lock:
+            self._event, self._heard = event, time.monotonic()
+            if self._task is not None:
+                update_bar(self._bars, self._task, event)
+            elif not self._notebook:
+                self._now_and_then(event)
+        if self._notebook and event.done == 1.0:
+            self._write()
+
+    def _now_and_then(self, event: Event) -> None:
+        now = time.monotonic()
+        if event.step != self._step or now - self._spoken >= _LINES or event.done == 1.0:
+            self._step, self._spoken = event.step, now
+            self._console.print(str(event), markup=False, soft_wrap=True)
+
+    def _tick(self) -> None:
+        while not self._stop.wait(_EVERY):
+            self._write()
+
+    def _write(self) -> None:
+        with self._lock:
+            now = time.monotonic()
+            if self._event is None:
+                line = f"starting, {duration(now - self._begin)}"
+            else:
+                since = now - self._heard
+                left = self._event.seconds_left
+                # The clock goes on where the step has nothing to report.
+                shown = Event(
+                    self._event.step,
+                    self._event.steps,
+                    self._event.name,
+                    self._event.done,
+                    self._event.seconds + since,
+                    None if left is None else max(0.0, left - since),
+                    self._event.text,
+                )
+                line = f"{shown}, {duration(now - self._begin)} so far"
+            padded = line.ljust(self._width)
+            self._width = len(line)
+            sys.stdout.write("\r" + padded)
+            sys.stdout.flush()
+
+
+def _in_notebook() -> bool:
+    """Whether this is a kernel of Jupyter, where output is shown as it is written."""
+    return "ipykernel" in sys.modules and type(sys.stdout).__module__.startswith("ipykernel")
+
+
+def duration(seconds: float) -> str:
+    """Seconds, minutes or hours, for people."""
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    if seconds < 99.5 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"

@@ -1,0 +1,196 @@
+"""The progress of default fits: steps k of n, a share that only grows, one time left."""
+
+import io
+
+import numpy as np
+import pytest
+
+from cme_dask import (
+    ConditionalMeanEmbedding,
+    Event,
+    JointDistribution,
+    KernelLogisticRegression,
+    PivotedCholesky,
+    kernels,
+)
+from cme_dask.chunked import progress as display
+from cme_dask.chunked.passes import PassProgress
+from cme_dask.chunked.progress import FitProgress, Step
+from cme_dask.errors import DataError
+from cme_dask.report.progress import ProgressLines
+
+
+@pytest.fixture(scope="module")
+def rows():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 1))
+    return x, np.sin(2.0 * x) + 0.3 * rng.normal(size=x.shape)
+
+
+@pytest.fixture(scope="module")
+def events(rows):
+    """Those of a default fit, with the search, a location and its own search."""
+    heard = []
+    JointDistribution().fit(*rows, progress=heard.append)
+    return heard
+
+
+def is_coherent(events):
+    assert all(isinstance(event, Event) for event in events)
+    done = [event.done for event in events]
+    assert done == sorted(done)
+    assert all(0.0 <= share <= 1.0 for share in done)
+    steps = [event.step for event in events]
+    assert steps == sorted(steps)
+    assert len({event.steps for event in events}) == 1
+    assert (events[-1].done, events[-1].seconds_left) == (1.0, 0.0)
+
+
+def test_progress_of_a_default_fit_is_monotone_and_names_its_steps(events):
+    is_coherent(events)
+    names = list(dict.fromkeys(event.name for event in events))
+    assert names[:4] == ["search for kernels", "pivots", "pass over the rows", "solution"]
+    assert {"location of y given x", "search for kernels of residuals"} <= set(names)
+    left = [event.seconds_left for event in events[len(events) // 10 :]]
+    assert all(seconds is not None and np.isfinite(seconds) for seconds in left)
+    assert str(events[5]).startswith(f"step 2 of {events[0].steps}: search for kernels")
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        ConditionalMeanEmbedding(),
+        JointDistribution(kernel_x="median", kernel_y="median", tol=1e-2),
+        PivotedCholesky(kernels.Gaussian(1.0), tol=1e-2, pivots="greedy"),
+        KernelLogisticRegression(tol=1e-2),
+    ],
+    ids=lambda estimator: type(estimator).__name__,
+)
+def test_progress_of_every_estimator(estimator, rows):
+    heard = []
+    x, y = rows
+    label = np.where(y[:, 0] > 0, "up", "down")
+    estimator.fit(x, label if isinstance(estimator, KernelLogisticRegression) else y)
+    estimator.fit(
+        x,
+        label if isinstance(estimator, KernelLogisticRegression) else y,
+        progress=heard.append,
+    )
+    is_coherent(heard)
+    assert "pass over the rows" in {event.name for event in heard}
+
+
+def test_progress_of_added_rows(rows):
+    heard = []
+    x, y = rows
+    law = JointDistribution(kernel_x="median", kernel_y="median", tol=1e-2, residual=False)
+    law.partial_fit(x, y, progress=heard.append)
+    is_coherent(heard)
+    heard.clear()
+    law.partial_fit(x, y, progress=heard.append)
+    is_coherent(heard)
+
+
+def test_progress_true_says_each_step_where_nothing_can_be_overwritten(rows, capsys):
+    fit = ConditionalMeanEmbedding(tol=1e-2).fit(*rows, progress=True)
+    assert fit.n_passes_ >= 1
+    lines = capsys.readouterr().err.splitlines()
+    assert any("of 5: search for kernels" in line for line in lines)
+    assert "done" in lines[-1]
+    assert "100%" in lines[-1]
+
+
+def test_progress_true_in_a_notebook_goes_on_where_nothing_is_reported(monkeypatch):
+    written = io.StringIO()
+    monkeypatch.setattr(display, "_in_notebook", lambda: True)
+    monkeypatch.setattr(display, "_EVERY", 0.01)
+    monkeypatch.setattr("sys.stdout", written)
+    event = Event(2, 5, "solution", 0.4, 3.0, 7.0, "")
+    with display.FitDisplay() as shown:
+        shown(event)
+        while written.getvalue().count("\r") < 3:  # the clock goes on by itself
+            pass
+        shown(Event(5, 5, "done", 1.0, 9.0, 0.0, "9 s"))
+    updates = written.getvalue().split("\r")
+    assert "step 2 of 5: solution, 40%" in "".join(updates)
+    assert "step 5 of 5: done" in updates[-1]
+    assert written.getvalue().endswith("\n")
+
+
+def test_progress_is_a_function_or_a_boolean(rows):
+    with pytest.raises(DataError, match="progress must be True, False or a function"):
+        JointDistribution().fit(*rows, progress="yes")
+
+
+def test_progress_stops_a_fit_by_an_error_of_the_function(rows):
+    def stop(event):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ConditionalMeanEmbedding().fit(*rows, progress=stop)
+
+
+STEPS = [Step("a", "first", 10.0), Step("b", "second", 20.0), Step("c", "third", 5.0, "b", 0.5)]
+
+
+def replay(steps, seconds):
+    """Events of a fit whose steps take these seconds, with ten reports each."""
+    now, heard = [0.0], []
+    target = FitProgress(steps, heard.append, clock=lambda: now[0])
+    for key, taken in seconds.items():
+        begin = now[0]
+        for part in range(11):
+            now[0] = begin + taken * part / 10
+            target(None, key, part / 10, "")
+    heard.append(target.finished())
+    return heard, now[0]
+
+
+def within(heard, total):
+    """From a third on the time left is right within a factor of 1.5."""
+    later = [event for event in heard if total / 3 <= event.seconds < 0.99 * total]
+    assert len(later) > 10
+    for event in later:
+        truth = total - event.seconds
+        assert truth / 1.5 <= event.seconds_left <= 1.5 * truth
+
+
+@pytest.mark.parametrize("factor", [0.1, 1.0, 7.0])
+def test_progress_time_left_is_scaled_by_what_was_measured(factor):
+    """Predictions that are all wrong by one factor are right from the first step on."""
+    heard, total = replay(STEPS, {"a": 10 * factor, "b": 20 * factor, "c": 10 * factor})
+    within(heard, total)
+
+
+def test_progress_time_left_does_not_depend_on_steps_of_before():
+    """A step's own rate counts as soon as it is known, and a later one of its kind follows it."""
+    heard, total = replay(STEPS, {"a": 1.0, "b": 300.0, "c": 150.0})
+    within(heard, total)
+
+
+def test_progress_steps_that_are_left_out_are_done():
+    heard, _ = replay([*STEPS, Step("d", "fourth", 100.0)], {"a": 10.0, "d": 100.0})
+    done = [event.done for event in heard]
+    assert done == sorted(done)
+    assert heard[-1].done == 1.0
+
+
+def test_progress_time_left_of_a_second_pass_of_the_same_name(capsys, monkeypatch):
+    clock = iter(range(0, 10000, 10))
+    monkeypatch.setattr("cme_dask.report.progress.time.monotonic", lambda: next(clock))
+    with ProgressLines(every=0.0) as lines:
+        for done in (100, 500, 1000, 100, 500):
+            lines.fit(PassProgress("strip-moments", done, 1000, 1, 10, 1.0))
+    last = capsys.readouterr().err.splitlines()[-1]
+    # 400 rows in the 10 s since the second pass began: 500 more take 12.5 s.
+    assert last.endswith(", 12 s left"), last
+
+
+def test_progress_is_known_to_the_scheduler_of_a_cluster(rows):
+    from distributed import Client
+
+    with Client(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0") as c:
+        law = JointDistribution(kernel_x="median", kernel_y="median", tol=1e-2)
+        law.fit(*rows, scheduler=c, progress=lambda event: None)
+        names = [about["name"] for _, about in c.get_events("cme-dask")]
+    assert names[-2:] == ["pass over the rows", "solution"]
