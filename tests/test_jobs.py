@@ -273,7 +273,7 @@ def test_air_quality(tmp_path):
         *("--set", "fit.tuning={rows=3000, max_rank=100, evaluations=30, finalists=2, averaged=2}"),
     )
     assert code == 0, err
-    assert err.count("warning") == err.count("max_rank=150 was reached") == 1
+    assert "warning" not in err
     result = json.loads(out)
     counts = [result["ingest"][f"rows_{what}"] for what in ("read", "kept", "dropped")]
     assert counts == [420_768, 409_930, 10_838]
