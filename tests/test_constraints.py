@@ -266,6 +266,10 @@ def test_landmarks_may_be_given(rows):
     law = JointDistribution(**OPTIONS, constraint="coupling", pivots=pivots).fit(x, y)
     np.testing.assert_array_equal(law.basis_x_.pivots, pivots[0])
     assert law.basis_y_.rank == 15
+    twice = np.concatenate([pivots[0], pivots[0]]), pivots[1]  # the cells of both are the same
+    again = JointDistribution(**OPTIONS, constraint="coupling", pivots=twice).fit(x, y)
+    expected = law.expect("y0", x[:200])
+    np.testing.assert_allclose(again.expect("y0", x[:200]), expected, atol=2e-3)
     with pytest.raises(DataError, match="takes landmarks from the row sample"):
         JointDistribution(**OPTIONS, constraint="coupling", pivots="greedy").fit(x, y)
     with pytest.raises(DataError, match="kernel"):

@@ -430,3 +430,31 @@ def test_a_column_that_points_lack_is_named_with_those_they_have():
     ):
         with pytest.raises(DataError, match=said):
             model.conditional(points)
+
+
+UNNAMED = {
+    "DataArray": lambda points: xr.DataArray(points, dims=("time", "column")),
+    "lazy DataArray": lambda points: xr.DataArray(da.from_array(points), dims=("time", "column")),
+    "frame": pd.DataFrame,
+    "lazy frame": lambda points: dd.from_pandas(pd.DataFrame(points), npartitions=1),
+}
+
+
+@pytest.mark.parametrize("kind", UNNAMED)
+def test_points_whose_columns_have_no_names_are_taken_by_position(kind):
+    points = np.array([[0.3, 1.0], [-1.0, 0.0]])
+    given, named = UNNAMED[kind](points), FRAME[FEW].astype(float)
+    for x in (named, named.to_numpy()):
+        features = PivotedCholesky(tol=0.1).fit(x)
+        assert_array_equal(features.transform(given), features.transform(points))
+        quick = {"kernel_x": "median", "kernel_y": "median", "reg": 1e-3, "residual": False}
+        model = JointDistribution(**quick).fit(x, FRAME["dust"].to_numpy())
+        assert_array_equal(model.expect("y0", given), model.expect("y0", points))
+        assert_array_equal(model.conditional(given).std(), model.conditional(points).std())
+        with pytest.raises(DataError, match=r"lacks the columns|must have shape|has 1 columns"):
+            model.conditional(UNNAMED[kind](points[:, :1]))
+
+
+def test_a_data_array_without_coordinates_has_the_default_names():
+    x = xr.DataArray(FRAME[FEW].to_numpy(float), dims=("time", "column"))
+    assert open_sample(x, FRAME["dust"]).columns[0].names == ("x0", "x1")

@@ -21,6 +21,7 @@ from cme_dask import (
 )
 from cme_dask.bench.coverage import Coverage, coverage
 from cme_dask.errors import ConstantColumnWarning, DataError, LengthScaleWarning, NumericalError
+from cme_dask.estimators.recipe import warn_of_length
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.means import MeanMoments
 from cme_dask.numerics.pools import non_negative
@@ -150,6 +151,17 @@ def test_a_kernel_much_longer_than_the_spread_is_told(waves):
     fit = JointDistribution(kernel_x=kernels.Gaussian(1e8), kernel_y=kernels.Gaussian(0.5))
     with pytest.warns(LengthScaleWarning, match="kernel_x=.* is too long for the rows"):
         fit.fit(*waves)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("columns", [1, 3])
+def test_unbounded_kernels_are_judged_by_what_they_tell_apart(scale, columns):
+    """The correlations of x z in one column are 1 or -1, and yet its values differ."""
+    points = scale * np.random.default_rng(0).normal(size=(100, columns))
+    for kernel in (kernels.Linear(), kernels.Polynomial(2, 1.0), kernels.Polynomial(3, 0.0)):
+        assert not warn_of_length(kernel, points, "kernel_x")
+    with pytest.warns(LengthScaleWarning, match="too long"):
+        warn_of_length(kernels.Polynomial(2, 1e15), points / scale, "kernel_x")
 
 
 def test_levels_that_rows_share_are_no_short_kernel():

@@ -82,17 +82,18 @@ def given_rows(
     # Arrays have no names of their own: of these all columns are asked for, as in memory.
     unnamed = default and sample.location == "memory"
     if not unnamed and (not default or set(names) <= set(columns.names)):
-        place = ("Y" if reverse else "X") if sample.location == "memory" else sample.location
-        positions = columns.positions_of(variable.columns, place)
-        source, columns = source.pick(positions), columns.only(names)
+        where = ("Y" if reverse else "X") if sample.location == "memory" else sample.location
+        positions = columns.positions_of(variable.columns, where)
+        columns = columns.only([columns.names[place] for place in positions])
+        source = source.pick(positions)
     if len(columns.names) != len(names):
         raise DataError(
             f"{sample.location} has {len(columns.names)} columns, the model's are "
             f"{variable.columns.listed()}"
         )
-    for name, theirs in columns.categories.items():
-        ours = variable.columns.categories.get(name)
-        if ours == theirs:
+    for name, label in zip(names, columns.names, strict=True):
+        theirs, ours = columns.categories.get(label), variable.columns.categories.get(name)
+        if theirs is None or ours == theirs:
             continue
         if ours is None or not is_dask_frame(values):
             raise DataError(

@@ -307,8 +307,10 @@ def _as_array(name: str, value: Any) -> Array:
 def _xarray_labels(value: Any) -> list[str] | None:
     if len(value.dims) == 1:
         return None if value.name is None else [str(value.name)]
-    coordinate = value.coords.get(value.dims[1])
-    return None if coordinate is None else [str(label) for label in coordinate.values]
+    # Asked for a dimension without coordinates, xarray would count it.
+    if value.dims[1] not in value.coords:
+        return None
+    return [str(label) for label in value.coords[value.dims[1]].values]
 
 
 def _xarray_data(value: Any) -> Any:

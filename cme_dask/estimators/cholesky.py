@@ -25,6 +25,7 @@ from cme_dask.estimators.recipe import (
     Progress,
     Tolerance,
     check_parameters,
+    check_tol,
     make_moments,
     make_side,
 )
@@ -207,6 +208,7 @@ class PivotedCholesky(GrowingFeatures, FittedFeatures, BaseEstimator):  # type: 
 
     def _opened(self, X: Any, weights: Any) -> Sample:
         """The rows of x, for parameters that have been checked."""
+        check_tol(self.tol)  # None is no default here
         check_parameters(self.tol, self.max_rank, 1, self.sample_size, self.random_state)
         self._accuracy(1)
         if self.basis not in BASES:

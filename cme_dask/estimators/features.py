@@ -195,9 +195,9 @@ class FittedFeatures(TransformerMixin):  # type: ignore[misc]
         names, found = self._fitted().columns.names, sample.columns[0].names
         named = sample.row_sample is not None or not _made_up(found)
         if named and (not _made_up(names) or set(names) <= set(found)):
-            place = "X" if sample.location == "memory" else sample.location
-            sample.columns[0].positions_of(self._fitted().columns, place)
-            sample = sample.select(names)
+            where = "X" if sample.location == "memory" else sample.location
+            places = sample.columns[0].positions_of(self._fitted().columns, where)
+            sample = sample.select([found[place] for place in places])
         if len(sample.columns[0].names) != len(names):
             raise DataError(
                 f"X has {len(sample.columns[0].names)} columns, the fit had {len(names)}"

@@ -5,7 +5,7 @@ from typing import Any
 from cme_dask.chunked.blas import one_blas_thread
 from cme_dask.constraints import Coupling
 from cme_dask.errors import DataError
-from cme_dask.estimators.pivoting import given_basis
+from cme_dask.estimators.pivoting import given_points
 from cme_dask.estimators.planning import Preparation
 from cme_dask.learning.landmarks import CANDIDATES, choose_landmarks, landmark_number
 from cme_dask.numerics.partition import PartitionBasis
@@ -72,7 +72,7 @@ def partitions(
                     kernel, rows.parts[i], rows.importance, counts[i], constraint.choice, seed
                 )
             else:
-                columns = choice.sample.columns[i]
-                points = given_basis(kernel, wanted, columns, choice.names[i]).points
+                # All of them: landmarks have cells, they need not be linearly independent.
+                points = given_points(wanted, choice.sample.columns[i], choice.names[i])
             bases.append(PartitionBasis(kernel, points))
     return bases

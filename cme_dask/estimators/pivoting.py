@@ -341,8 +341,8 @@ def pair_of_pivots(pivots: Any) -> tuple[Any, Any]:
     return pivots[0], pivots[1]
 
 
-def given_basis(kernel: Kernel, points: Any, columns: Columns, variable: str) -> NewtonBasis:
-    """Basis on the user's own pivots."""
+def given_points(points: Any, columns: Columns, variable: str) -> Array:
+    """The user's own points, shape (m, d), checked."""
     try:
         array = np.asarray(points, dtype=np.float64)
     except (TypeError, ValueError) as error:
@@ -353,6 +353,12 @@ def given_basis(kernel: Kernel, points: Any, columns: Columns, variable: str) ->
             f"pivots of {variable} must have shape (m, {len(columns.names)}), got {array.shape}"
         )
     check_finite(array, columns.names, 0)
+    return array
+
+
+def given_basis(kernel: Kernel, points: Any, columns: Columns, variable: str) -> NewtonBasis:
+    """Basis on the user's own pivots; a RankWarning if some of them add nothing."""
+    array = given_points(points, columns, variable)
     basis = NewtonBasis.from_points(kernel, array)
     if basis.rank < len(array):
         warnings.warn(

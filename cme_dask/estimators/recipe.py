@@ -190,15 +190,21 @@ class Tolerance:
 def check_parameters(
     tol: Any, max_rank: Any, n_folds: Any, sample_size: Any, random_state: Any
 ) -> None:
-    """DataError on numbers outside their range."""
-    if tol is not None and not (isinstance(tol, Real) and 0.0 < float(tol) < 1.0):
-        raise DataError(f"tol must lie between 0 and 1, exclusively, got {tol!r}")
+    """DataError on numbers outside their range; None is the default of ``tol`` and some others."""
+    if tol is not None:
+        check_tol(tol)
     if max_rank is not None:
         check_integer("max_rank", max_rank, 1)
     check_integer("n_folds", n_folds, 1, MAX_FOLDS)
     check_integer("sample_size", sample_size, 2)
     if random_state is not None:
         check_integer("random_state", random_state, 0, 2**63 - 1)
+
+
+def check_tol(tol: Any) -> None:
+    """DataError unless this is a relative trace error in (0, 1)."""
+    if not (isinstance(tol, Real) and 0.0 < float(tol) < 1.0):
+        raise DataError(f"tol must lie between 0 and 1, exclusively, got {tol!r}")
 
 
 def check_integer(name: str, value: Any, least: int, most: int | None = None) -> None:
@@ -344,19 +350,21 @@ def warn_of_length(kernel: Kernel, points: Array, name: str) -> bool:
 
     Notes
     -----
-    Of correlations k(x, z) / sqrt(k(x, x) k(z, z)) between these rows: too short if nine rows of
-    ten have none above 1e-3 with another row, too long if all are within 1e-10 of 1 though the rows
-    differ.
+    The kernel is too short if, for nine rows of ten, no correlation |k(x, z)| / sqrt(k(x, x)
+    k(z, z)) with another row is above 1e-3. It is too long if the rows differ and all values
+    k(x, z) are within 1e-10 of each other, as a fraction of the largest one; values, because
+    correlations of linear kernels can be 1 between rows that these kernels tell apart.
     """
     if len(points) < _FEW:
         return False
     root = np.sqrt(np.maximum(np.asarray(kernel.diagonal(points), dtype=np.float64), 0.0))
     if not root.all():
         return False
-    values = np.abs(np.asarray(kernel(points, points))) / root / root[:, None]
-    np.fill_diagonal(values, 0.0)
-    nearest = float(np.quantile(values.max(axis=1), 0.9))
-    np.fill_diagonal(values, 1.0)
+    values = np.asarray(kernel(points, points), dtype=np.float64)
+    same = np.ptp(values) <= _SAME * np.abs(values).max()
+    correlations = np.abs(values) / root / root[:, None]
+    np.fill_diagonal(correlations, 0.0)
+    nearest = float(np.quantile(correlations.max(axis=1), 0.9))
     among = f"among {len(points):,} sampled rows"
     if nearest < _UNRELATED:
         warnings.warn(
@@ -369,7 +377,7 @@ def warn_of_length(kernel: Kernel, points: Array, name: str) -> bool:
             stacklevel=5,
         )
         return True
-    if values.min() > 1.0 - _SAME and np.ptp(points, axis=0).any():
+    if same and np.ptp(points, axis=0).any():
         warnings.warn(
             f"{name}={brief(repr(kernel))} is too long for the rows: {among}, the kernel is the "
             "same for all pairs to ten digits, so the model sees no difference between them; give "

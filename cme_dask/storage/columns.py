@@ -82,6 +82,9 @@ class Columns:
     def positions_of(self, expected: "Columns", name: str) -> tuple[int, ...]:
         """Positions, in this table, of the columns that a model expects.
 
+        Columns are found by name. Those of a table that only counts them ("0", "1", ..., as pandas
+        does where no names are given) are taken in their order, unless the model knows these names.
+
         Parameters
         ----------
         expected
@@ -95,6 +98,8 @@ class Columns:
             If the table lacks some; the message names those it has instead.
         """
         missing = [column for column in expected.names if column not in self.names]
+        if missing == list(expected.names) and self.names == _counted(len(missing)):
+            return tuple(range(len(missing)))
         if missing:
             extra = [column for column in self.names if column not in expected.names]
             others = f", and has others: {_quoted(extra)}" if extra else ""
@@ -142,6 +147,10 @@ def labels_have_no_mean(name: str, columns: Columns) -> DataError:
             f'probabilities, cme-dask predict --event "{event}"',
         )
     )
+
+
+def _counted(count: int) -> tuple[str, ...]:
+    return tuple(map(str, range(count)))
 
 
 def _quoted(names: Sequence[str]) -> str:
