@@ -35,6 +35,7 @@ _NAMES = {
 _GRID, _REFINED = 100.0, 2.0  # pairs of a grid; time of a later trial over that of a pair
 _FEWER = 0.5  # finalists of the second search over those of the first
 _SECOND = {SEARCH: 0.7, PIVOTS: 0.3, PASS: 0.2, SOLUTION: 0.3}
+_BESIDE = 200.0  # rank whose products take as long as what a pass does beside them
 _GRADIENTS = 20.0  # of an iteration, when half of it is taken to be done
 _STAGES = ("grid", "columns", "refine", "widen", "ignore")
 
@@ -118,13 +119,14 @@ class StepReports:
             specs = max(1.0, self._bases / 2)
             if not self._prefix:
                 self._width = width
-                seconds = self._n_rows * specs * width**2 / FLOPS / self._workers
+                seconds = self._n_rows * specs * _row_flops(width) / FLOPS / self._workers
                 self._target.expect(PASS, seconds)
                 self._target.expect(SOLUTION, specs * _solution_seconds(width))
             elif self._width:
-                ratio = _FEWER * (width / self._width) ** 2
-                self._target.relate(SECOND + PASS, ratio)
-                self._target.relate(SECOND + SOLUTION, ratio)
+                rows = _row_flops(width) / _row_flops(self._width)
+                solved = _solution_seconds(width) / _solution_seconds(self._width)
+                self._target.relate(SECOND + PASS, _FEWER * rows)
+                self._target.relate(SECOND + SOLUTION, _FEWER * solved)
         # The residual falls about exponentially: its logarithm is what moves evenly.
         trace = min(1.0, max(float(event.residual_trace), 1e-300))
         part = min(1.0, math.log(trace) / math.log(event.tol))
@@ -167,7 +169,7 @@ def steps_of(
         ROWS: 0.1 + 2e-8 * n_rows,
         SEARCH: 0.3 * few * sum(columns) ** 2,
         PIVOTS: specs * sum(0.03 + 0.65 * (rank / 450.0) ** 2 for rank in ranks),
-        PASS: n_rows * specs * sum(ranks) ** 2 / FLOPS / workers,
+        PASS: n_rows * specs * _row_flops(sum(ranks)) / FLOPS / workers,
         SOLUTION: specs * _solution_seconds(sum(ranks)),
     }
     if not learned:
@@ -187,6 +189,11 @@ def steps_of(
     location = Step(LOCATION, _NAMES[LOCATION], 0.25 * solution, SOLUTION, 0.25)
     decision = Step(DECISION, _NAMES[DECISION], 0.4 * solution, SOLUTION, 0.4)
     return [*steps, location, *second, decision]
+
+
+def _row_flops(width: float) -> float:
+    """Operations for one row and bases of x and y of this rank; events and cells cost their own."""
+    return width**2 + _BESIDE**2
 
 
 def _solution_seconds(width: float) -> float:
