@@ -1,14 +1,24 @@
 """Events: joined, chained and listed, with the answers of NumPy's own expressions."""
 
 import re
+from collections.abc import Sequence
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
 from conftest import BRIEF
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_allclose
 
-from cme_dask import ConditionalMeanEmbedding, JointDistribution, Tuning, kernels
+from cme_dask import (
+    ConditionalMeanEmbedding,
+    EmbeddingClassifier,
+    JointClassifier,
+    JointDistribution,
+    Tuning,
+    kernels,
+)
 from cme_dask.errors import DataError
 from cme_dask.models.events import Event
 
@@ -204,3 +214,32 @@ def test_events_are_declared_by_text_or_name():
         JointDistribution(**options).fit(x, y, functions=["z > 1"])
     with pytest.raises(DataError, match=r"got 5: give .* list events such as \['y0 > 0'\]"):
         JointDistribution(**options).fit(x, y, functions=5)
+
+
+DECLARING = (ConditionalMeanEmbedding, EmbeddingClassifier, JointClassifier, JointDistribution)
+
+
+@pytest.mark.parametrize("kind", DECLARING)
+def test_signatures_say_that_functions_may_be_a_list_of_events(kind):
+    for name in ("fit", "plan", "partial_fit"):
+        hints = get_type_hints(getattr(kind, name))
+        for key in {"functions", "functions_x"} & set(hints):
+            assert Sequence[str] in get_args(hints[key])
+
+
+def test_listed_events_beside_labels_and_with_more_rows():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 1))
+    labels, events = np.where(x[:, 0] > 0, "up", "down"), ["y == 'up'"]
+    classes = EmbeddingClassifier(kernel_x="median", reg=1e-3).fit(x, labels, functions=events)
+    assert_allclose(classes.expect(events[0], x), classes.expect("class 1", x), atol=1e-12)
+    quick = {"kernel_x": "median", "kernel_y": "median", "reg": 1e-3, "residual": False}
+    growing = (JointDistribution(**quick), ConditionalMeanEmbedding(kernel_x="median", reg=1e-3))
+    for model in growing:
+        for _ in range(2):
+            model.partial_fit(x, x[:, 0], functions=["y0 > 0"])
+        assert model.expect("y0 > 0", x[:3]).shape == (3,)
+        with pytest.raises(DataError, match="was fitted with the functions"):
+            model.partial_fit(x, x[:, 0], functions=["y0 > 1"])
+    judged = Tuning(criterion="validation", **BRIEF)
+    JointDistribution(tuning=judged, residual=False).fit(x, x[:, 0], functions=["y0 > 0"])

@@ -4,6 +4,7 @@ import io
 
 import numpy as np
 import pytest
+from conftest import BRIEF
 
 from cme_dask import (
     ConditionalMeanEmbedding,
@@ -11,12 +12,14 @@ from cme_dask import (
     JointDistribution,
     KernelLogisticRegression,
     PivotedCholesky,
+    Tuning,
     kernels,
 )
 from cme_dask.chunked import progress as display
 from cme_dask.chunked.passes import PassProgress
 from cme_dask.chunked.progress import FitProgress, Step
 from cme_dask.errors import DataError
+from cme_dask.estimators.recipe import TuningProgress
 from cme_dask.report.progress import ProgressLines
 
 
@@ -54,6 +57,25 @@ def test_progress_of_a_default_fit_is_monotone_and_names_its_steps(events):
     left = [event.seconds_left for event in events[len(events) // 10 :]]
     assert all(seconds is not None and np.isfinite(seconds) for seconds in left)
     assert str(events[5]).startswith(f"step 2 of {events[0].steps}: search for kernels")
+
+
+def test_scores_of_a_search_are_reported_once_they_have_a_unit(events):
+    """Also of residuals, where few kernels beat independence: that has 0, the best about -2."""
+    scores = [e.detail.score for e in events if isinstance(e.detail, TuningProgress)]
+    settled = [score for score in scores if score is not None]
+    assert len(settled) > 20
+    assert all(-2.0 - 1e-9 <= score < 0.0 for score in settled)
+
+
+def test_a_search_without_any_gain_reports_no_score():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(2, 200, 1))
+    heard = []
+    fit = JointDistribution(residual=False, tuning=Tuning(**BRIEF))
+    fit.fit(x, y, progress=heard.append)
+    details = [e.detail for e in heard if isinstance(e.detail, TuningProgress)]
+    assert all(d.score is None or -2.0 - 1e-9 <= d.score < 0.0 for d in details)
+    assert not any("e+" in str(e) or len(str(e)) > 200 for e in heard)
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,12 @@ import json
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from scipy.stats import t as student
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
 from cme_dask import load, open_sample
 from cme_dask.cli import cli
+from cme_dask.report.evaluation import half_widths
 
 JOB = """
 title = "A mixed job"
@@ -283,3 +285,9 @@ def test_tune_writes_model_trace_and_picture(done, tmp_path):
     code, stdout, err = run(*arguments, *fewer, "--overwrite")
     assert code == 0
     assert "Averaged models" in stdout
+
+
+def test_bars_are_intervals_by_the_t_quantile_of_the_blocks():
+    """Of ten blocks: two standard errors on each side would hold 92 %."""
+    widths = half_widths([0.5, None])
+    np.testing.assert_allclose(widths, [0.5 * student.ppf(0.975, 9), 0.0], rtol=1e-12)

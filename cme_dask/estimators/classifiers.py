@@ -1,6 +1,5 @@
 """``JointClassifier`` and ``EmbeddingClassifier``: class probabilities from laws of a label."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -8,9 +7,9 @@ from cme_dask.estimators.embedding import ConditionalMeanEmbedding
 from cme_dask.estimators.joint import JointDistribution
 from cme_dask.estimators.joint_fit import Fitted
 from cme_dask.estimators.predictors import GrowingClassifier, Level
+from cme_dask.estimators.recipe import FunctionsLike, by_name
 from cme_dask.models.labels import FloatArray
 from cme_dask.models.predicting import class_name
-from cme_dask.numerics.moments import Function
 
 Array = Any
 
@@ -100,9 +99,9 @@ class EmbeddingClassifier(GrowingClassifier, ConditionalMeanEmbedding):  # type:
     def _about(self, *of_fit: Any) -> dict[str, Any]:
         return super()._about(*of_fit) | {"classes": plain_labels(self._classes)}
 
-    def _declared(self, functions: Mapping[str, Function] | None) -> Mapping[str, Function] | None:
+    def _declared(self, functions: FunctionsLike | None) -> FunctionsLike | None:
         indicators = {class_name(code): Level(code) for code in range(len(self._classes))}
-        return {**(functions or {}), **indicators}
+        return {**by_name(functions), **indicators}
 
 
 def plain_labels(classes: Array) -> list[Any] | None:

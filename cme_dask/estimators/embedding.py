@@ -1,7 +1,7 @@
 """``ConditionalMeanEmbedding``: the traditional embedding from one pass over rows of any number."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Literal, Self, overload
@@ -24,6 +24,7 @@ from cme_dask.estimators.planning import FitPlan, Preparation, plan_fit, prepare
 from cme_dask.estimators.predictors import names_of, target_of, weights_of
 from cme_dask.estimators.recipe import (
     FittedBasis,
+    FunctionsLike,
     NotFitted,
     Progress,
     Tolerance,
@@ -57,7 +58,7 @@ from cme_dask.numerics.embedding import (
 )
 from cme_dask.numerics.guard import Arithmetic
 from cme_dask.numerics.means import MeanMoments
-from cme_dask.numerics.moments import Function, Moments, MomentSpec, Side
+from cme_dask.numerics.moments import Moments, MomentSpec, Side
 from cme_dask.numerics.validation import Replicates
 from cme_dask.storage.priority import RowSample
 from cme_dask.storage.sample import Sample
@@ -170,7 +171,7 @@ class ConditionalMeanEmbedding(GrowingEmbedding, BaseEstimator):  # type: ignore
         y: Any = None,
         weights: Any = None,
         sample_weight: Any = None,
-        functions: Mapping[str, Function] | None = None,
+        functions: FunctionsLike | None = None,
         scheduler: Scheduler = None,
         workers: int | None = None,
         memory_limit: str | int | None = None,
@@ -186,8 +187,8 @@ class ConditionalMeanEmbedding(GrowingEmbedding, BaseEstimator):  # type: ignore
         sample_weight
             scikit-learn's name of ``weights``.
         functions
-            Functions of y by name whose conditional expectations will be asked for; each takes rows
-            (b, d) and returns (b,).
+            Functions of y by name whose conditional expectations will be asked for, events as
+            texts, or a list of events, as in :meth:`JointDistribution.fit`.
 
         Raises
         ------
@@ -234,7 +235,7 @@ class ConditionalMeanEmbedding(GrowingEmbedding, BaseEstimator):  # type: ignore
         *,
         y: Any = None,
         weights: Any = None,
-        functions: Mapping[str, Function] | None = None,
+        functions: FunctionsLike | None = None,
         scheduler: Scheduler = None,
         workers: int | None = None,
         memory_limit: str | int | None = None,
@@ -286,13 +287,13 @@ class ConditionalMeanEmbedding(GrowingEmbedding, BaseEstimator):  # type: ignore
     def _open(self, X: Any, Y: Any, weights: Any) -> Sample:
         return open_sample(X, Y, weights=weights)
 
-    def _declared(self, functions: Mapping[str, Function] | None) -> Mapping[str, Function] | None:
+    def _declared(self, functions: FunctionsLike | None) -> FunctionsLike | None:
         return functions
 
     def _prepare(
         self,
         sample: Sample,
-        functions: Mapping[str, Function] | None,
+        functions: FunctionsLike | None,
         budget: MemoryBudget,
         progress: Progress | None,
     ) -> Preparation:
@@ -314,16 +315,14 @@ class ConditionalMeanEmbedding(GrowingEmbedding, BaseEstimator):  # type: ignore
             ready = replace(ready, kernels=[self.search_.kernel, ready.kernels[1]])
         return ready
 
-    def _search(
-        self, ready: Preparation, functions: Mapping[str, Function] | None
-    ) -> EmbeddingSearch:
+    def _search(self, ready: Preparation, functions: FunctionsLike | None) -> EmbeddingSearch:
         choice = ready.choice
         rows = choice.rows.prefix(SEARCH_ROWS)
         # Only the columns and functions of this side are looked at, not its basis.
         declared = self._declared(functions)
         side = make_side(None, choice.sample.columns[1], declared, rows, 1)  # type: ignore[arg-type]
 
-        def heard(stage: str, done: int, most: int, best: float) -> None:
+        def heard(stage: str, done: int, most: int, best: float | None) -> None:
             if choice.progress is not None:
                 choice.progress(TuningProgress(stage, done, most, best))
 
@@ -352,7 +351,7 @@ class ConditionalMeanEmbedding(GrowingEmbedding, BaseEstimator):  # type: ignore
         self,
         ready: Preparation,
         bases: Sequence[Basis],
-        functions: Mapping[str, Function] | None,
+        functions: FunctionsLike | None,
     ) -> tuple[MomentSpec, Arithmetic]:
         """The moments of these bases, with the arithmetic that the accuracy allows."""
         choice = ready.choice
@@ -374,7 +373,7 @@ class ConditionalMeanEmbedding(GrowingEmbedding, BaseEstimator):  # type: ignore
         self,
         ready: Preparation,
         bases: Sequence[Basis],
-        functions: Mapping[str, Function] | None,
+        functions: FunctionsLike | None,
     ) -> tuple[tuple[Side, Side], Moments]:
         """The moment pass."""
         choice = ready.choice

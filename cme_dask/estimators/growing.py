@@ -14,7 +14,7 @@ from cme_dask.estimators.growth import Growth, check_functions
 from cme_dask.estimators.joint_fit import Fitted, Functions, JointFit
 from cme_dask.estimators.planning import Preparation
 from cme_dask.estimators.predictors import MeanRegressor, target_of, weights_of
-from cme_dask.estimators.recipe import Progress, Tolerance, check_integer
+from cme_dask.estimators.recipe import FunctionsLike, Progress, Tolerance, by_name, check_integer
 from cme_dask.estimators.steps import ProgressOption, reported
 from cme_dask.estimators.timing import timed_fit
 from cme_dask.models.joint import JointModel
@@ -53,8 +53,8 @@ class GrowingJoint(MeanRegressor):
         earlier: Any = None,
         weights: Any = None,
         sample_weight: Any = None,
-        functions: Mapping[str, Function] | None = None,
-        functions_x: Mapping[str, Function] | None = None,
+        functions: FunctionsLike | None = None,
+        functions_x: FunctionsLike | None = None,
         scheduler: Scheduler = None,
         workers: int | None = None,
         memory_limit: str | int | None = None,
@@ -157,7 +157,7 @@ class GrowingJoint(MeanRegressor):
         X: Any,
         Y: Any,
         weights: Any,
-        functions: tuple[Mapping[str, Function] | None, Mapping[str, Function] | None],
+        functions: tuple[FunctionsLike | None, FunctionsLike | None],
         like: Any,
         first_row: int,
         new_pivots: str,
@@ -193,10 +193,11 @@ class GrowingJoint(MeanRegressor):
     def _of_first_call(self, given: Functions) -> Functions:
         """The functions of the first call; DataError if others are given by name."""
         for known, named in zip(self._functions, given, strict=True):
-            check_functions(known, named or {})
-        # Those given again take the place of what a pickle could not hold.
+            check_functions(known, by_name(named))
+        # Those given again take the place of what a pickle could not hold; it can hold events.
         first, second = (
-            {**known, **(named or {})} for known, named in zip(self._functions, given, strict=True)
+            {**known, **{key: f for key, f in by_name(named).items() if not isinstance(f, str)}}
+            for known, named in zip(self._functions, given, strict=True)
         )
         return first, second
 

@@ -18,7 +18,7 @@ from cme_dask.estimators.growth import (
     warn_badly_spanned,
 )
 from cme_dask.estimators.predictors import MeanRegressor, target_of, weights_of
-from cme_dask.estimators.recipe import Tolerance, make_moments, usable_rows
+from cme_dask.estimators.recipe import FunctionsLike, Tolerance, by_name, make_moments, usable_rows
 from cme_dask.estimators.steps import ProgressOption, reported
 from cme_dask.estimators.timing import timed_fit
 from cme_dask.models.embedding import EmbeddingModel
@@ -119,7 +119,7 @@ class GrowingEmbedding(GrowingMoments, MeanRegressor):
         y: Any = None,
         weights: Any = None,
         sample_weight: Any = None,
-        functions: Mapping[str, Function] | None = None,
+        functions: FunctionsLike | None = None,
         scheduler: Scheduler = None,
         workers: int | None = None,
         memory_limit: str | int | None = None,
@@ -163,7 +163,7 @@ class GrowingEmbedding(GrowingMoments, MeanRegressor):
                 progress=progress,
             )
             return fitted
-        check_functions(self._functions, functions or {})
+        check_functions(self._functions, by_name(functions))
         about = self.model_.about
         sample = self._open_more(X, Y, weights)
         if len(sample.sources) != 2:

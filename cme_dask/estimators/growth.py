@@ -258,7 +258,7 @@ def _next_row(earlier: JointSums) -> int:
     return max(int(earlier.about.get("next_row", 0)), earlier.moments.n_rows)
 
 
-def check_functions(known: Mapping[str, Function], given: Mapping[str, Function]) -> None:
+def check_functions(known: Mapping[str, Function], given: Mapping[str, Any]) -> None:
     """DataError if functions are given, and not by the names of the first call."""
     if given and set(given) != set(known):
         raise DataError(

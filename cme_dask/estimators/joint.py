@@ -1,7 +1,6 @@
 """``JointDistribution``: the law of (X, Y) from one pass over rows of any number."""
 
 import os
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Literal, Self, overload
@@ -26,6 +25,7 @@ from cme_dask.estimators.pivoting import PivotRule, pair_of_pivots
 from cme_dask.estimators.planning import FitPlan, Preparation, prepare
 from cme_dask.estimators.predictors import names_of, target_of, weights_of
 from cme_dask.estimators.recipe import (
+    FunctionsLike,
     NotFitted,
     Progress,
     Tolerance,
@@ -48,7 +48,6 @@ from cme_dask.models.labels import FloatArray
 from cme_dask.models.law import ConditionalLaw
 from cme_dask.models.lazily import OutOfCore
 from cme_dask.models.relevance import LengthScales
-from cme_dask.numerics.moments import Function
 from cme_dask.numerics.problem import Regularization
 from cme_dask.numerics.support import SUPPORT_SIZE
 from cme_dask.storage.sample import Sample
@@ -231,8 +230,8 @@ class JointDistribution(GrowingJoint, BaseEstimator):  # type: ignore[misc]
         y: Any = None,
         weights: Any = None,
         sample_weight: Any = None,
-        functions: Mapping[str, Function] | None = None,
-        functions_x: Mapping[str, Function] | None = None,
+        functions: FunctionsLike | None = None,
+        functions_x: FunctionsLike | None = None,
         scheduler: Scheduler = None,
         workers: int | None = None,
         memory_limit: str | int | None = None,
@@ -261,7 +260,8 @@ class JointDistribution(GrowingJoint, BaseEstimator):  # type: ignore[misc]
             scikit-learn's name of ``weights``.
         functions, functions_x
             Functions of y (of x) by name whose conditional expectations will be asked for; each
-            takes rows (b, d) and returns (b,).
+            takes rows (b, d) and returns (b,). An event as text, such as ``"y0 > 1"``, may take
+            the place of a function, and a list of events that of the names as well.
         scheduler
             ``"threads"``, ``"processes"``, ``"synchronous"`` or a ``distributed.Client``; default
             an active client, else what Dask is configured to, else threads.
@@ -339,8 +339,8 @@ class JointDistribution(GrowingJoint, BaseEstimator):  # type: ignore[misc]
         *,
         y: Any = None,
         weights: Any = None,
-        functions: Mapping[str, Function] | None = None,
-        functions_x: Mapping[str, Function] | None = None,
+        functions: FunctionsLike | None = None,
+        functions_x: FunctionsLike | None = None,
         scheduler: Scheduler = None,
         workers: int | None = None,
         memory_limit: str | int | None = None,

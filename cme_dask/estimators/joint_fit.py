@@ -1,6 +1,6 @@
 """The steps of a fit of the joint distribution, from the row sample to the frozen model."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from cme_dask.estimators.landmarks import partitions
 from cme_dask.estimators.planning import FitPlan, Preparation, plan_fit
 from cme_dask.estimators.recipe import (
     FittedBasis,
+    FunctionsLike,
     Tolerance,
     declared,
     make_moments,
@@ -33,7 +34,7 @@ from cme_dask.numerics.cells import Cells
 from cme_dask.numerics.guard import Arithmetic
 from cme_dask.numerics.joint import JointSolution
 from cme_dask.numerics.means import MeanMoments
-from cme_dask.numerics.moments import Function, Moments, MomentSpec, Side
+from cme_dask.numerics.moments import Moments, MomentSpec, Side
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.problem import Regularization
 from cme_dask.numerics.side_by_side import side_by_side
@@ -44,7 +45,7 @@ from cme_dask.storage.sample import Sample
 Array = Any
 _NEGATIVE_ROWS = 1024  # that tell the mass below zero
 
-Functions = tuple[Mapping[str, Function] | None, Mapping[str, Function] | None]
+Functions = tuple[FunctionsLike | None, FunctionsLike | None]
 """Declared functions of x and of y."""
 
 

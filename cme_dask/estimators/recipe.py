@@ -68,13 +68,24 @@ class PivotProgress:
 
 @dataclass(frozen=True)
 class TuningProgress:
-    """How far the search for kernels is: trials of this stage, at most, and the best score."""
+    """How far the search for kernels is: trials of this stage, at most, and the best score.
+
+    The score is None as long as no kernels were found that are better than independence.
+    """
 
     stage: str
     done: int
     most: int
-    score: float
+    score: float | None
 
+    @property
+    def best(self) -> str:
+        """The best score, to be appended to a text."""
+        return "" if self.score is None else f", best score {self.score:.3f}"
+
+
+FunctionsLike = Mapping[str, Function | str] | Sequence[str]
+"""Functions to be declared: callables or events by name, or a list of events."""
 
 Progress = Callable[[PivotProgress | PassProgress | TuningProgress | StepBegan], None]
 """What the parts of a fit report to, see :class:`cme_dask.estimators.steps.StepReports`."""
@@ -388,16 +399,22 @@ def warn_of_length(kernel: Kernel, points: Array, name: str) -> bool:
     return False
 
 
-def declared(functions: Any, columns: Columns) -> dict[str, Function]:
-    """Declared functions by name; DataError unless they are that, and no columns."""
+def by_name(functions: FunctionsLike | None) -> Mapping[str, Function | str]:
+    """Functions as users give them, by name; DataError unless they are that."""
     given = {} if functions is None else functions
     if isinstance(given, (list, tuple)) and all(isinstance(text, str) for text in given):
         given = dict(zip(given, given, strict=True))
     if not isinstance(given, Mapping):
         raise DataError(
             f"functions maps names to callables, got {functions!r}: give {{'name': f}}, or list "
-            f"events such as ['{columns.names[0]} > 0']"
+            "events such as ['y0 > 0']"
         )
+    return given
+
+
+def declared(functions: FunctionsLike | None, columns: Columns) -> dict[str, Function]:
+    """Declared functions by name; DataError unless they are that, and no columns."""
+    given = by_name(functions)
     found: dict[str, Function] = {
         name: Event.parse(f, columns.names, columns.categories) if isinstance(f, str) else f
         for name, f in given.items()
@@ -413,7 +430,7 @@ def declared(functions: Any, columns: Columns) -> dict[str, Function]:
 def make_side(
     basis: Basis,
     columns: Columns,
-    functions: Mapping[str, Function] | None,
+    functions: FunctionsLike | None,
     rows: RowSample,
     i: int,
     events: Judges | None = None,

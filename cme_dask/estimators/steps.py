@@ -76,7 +76,7 @@ class StepReports:
             second = detail.key != DECISION
             self._target.begin((self._prefix if second else "") + detail.key, detail.share)
         elif isinstance(detail, TuningProgress):
-            text = f"{detail.stage}: {detail.done} of {detail.most}, best score {detail.score:.3f}"
+            text = f"{detail.stage}: {detail.done} of {detail.most}{detail.best}"
             self._target(detail, self._prefix + SEARCH, self._searched(detail), text)
         elif isinstance(detail, PassProgress):
             rate = detail.rows / detail.seconds if detail.seconds else 0.0

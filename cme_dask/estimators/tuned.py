@@ -1,6 +1,6 @@
 """The steps of a fit that learns its kernels: search, moments of finalists, mean of the best."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
@@ -13,7 +13,7 @@ from cme_dask.chunked.passes import PassReport, array_bytes
 from cme_dask.chunked.progress import StepBegan
 from cme_dask.estimators.pivoting import PivotChoice
 from cme_dask.estimators.planning import Preparation
-from cme_dask.estimators.recipe import TuningProgress, make_moments
+from cme_dask.estimators.recipe import FunctionsLike, TuningProgress, declared, make_moments
 from cme_dask.estimators.solving import Solving
 from cme_dask.kernels import Kernel
 from cme_dask.learning.candidates import Candidate, Score, Search, Tuning
@@ -26,7 +26,7 @@ from cme_dask.numerics.cell_sums import CellSpec, CellSums
 from cme_dask.numerics.crossval import HeldFold, held_folds
 from cme_dask.numerics.guard import Arithmetic
 from cme_dask.numerics.means import MeanMoments
-from cme_dask.numerics.moments import Function, Moments, MomentSpec, Side
+from cme_dask.numerics.moments import Moments, MomentSpec, Side
 from cme_dask.numerics.problem import Regularization
 from cme_dask.numerics.shown import brief_repr
 from cme_dask.numerics.stacked import reduced
@@ -84,7 +84,7 @@ class Member:
 def search_kernels(
     ready: Preparation,
     given: tuple[Kernel | None, Kernel | None],
-    functions: Mapping[str, Function] | None,
+    functions: FunctionsLike | None,
     reg: Regularization | None,
     options: Tuning,
     tol: float,
@@ -118,7 +118,7 @@ def search_kernels(
     columns = choice.sample.columns
     categorical = [tuple(name in c.categories for name in c.names) for c in columns]
 
-    def heard(stage: str, done: int, most: int, best: float) -> None:
+    def heard(stage: str, done: int, most: int, best: float | None) -> None:
         if choice.progress is not None:
             choice.progress(TuningProgress(stage, done, most, best))
 
@@ -128,7 +128,7 @@ def search_kernels(
         choice.sample.folding.folds(rows.index, rows.units, FOLDS),
         (given[0], given[1]),
         (categorical[0], categorical[1]),
-        functions=functions,
+        functions=declared(functions, columns[1]),
         reg=reg,
         options=options,
         tol=tol,

@@ -247,10 +247,11 @@ def _picture(
         return None
     x = np.linspace(-0.5, 0.5, 201)
     names = [_event(shift) for shift in SHIFTS]
-    values, std = estimator.expect(names, x, return_std=True)
+    value, (lower, upper) = estimator.expect(names, x), estimator.expect_interval(names, x)
     truth = _truth(law, x)
     curves = [
-        plots.Curve(name, values[:, j], std[:, j], truth[name]) for j, name in enumerate(names)
+        plots.Curve(name, value[:, j], lower[:, j], upper[:, j], truth[name])
+        for j, name in enumerate(names)
     ]
     grid = _ratio_grid(estimator, law)
     with writing(target, overwrite=True) as aside, disk_errors(target):

@@ -209,16 +209,16 @@ def _refine(
     if not active.any():
         return
     most = 20 + 5 * int(active.sum())
-    done = 0
+    done, best = 0, np.inf
 
     def objective(logarithms: Array) -> float:
-        nonlocal done
+        nonlocal done, best
         # Rounded: then a path does not follow the last bits of the rows.
         scales = all_scales.copy()
         scales[active] = np.exp(np.round(logarithms, _DIGITS))
         loss = search(SidePoint(start.form, tuple(scales.tolist())))
-        done += 1
-        heard(stage, done, most, loss)
+        done, best = done + 1, min(best, loss)
+        heard(stage, done, most, best)
         return loss
 
     minimize(

@@ -25,8 +25,8 @@ _WORD = 8
 Estimated = tuple[Array, Array]
 """Means over the folds for each ridge, and their standard errors."""
 
-Heard = Callable[[str, int, int, float], None]
-"""Told the stage, the number of trials in it so far and at most, and the best score."""
+Heard = Callable[[str, int, int, float | None], None]
+"""Called with the stage, its trials so far and at most, and the best score or None."""
 
 
 @dataclass(eq=False)
@@ -120,15 +120,20 @@ class Searcher:
 
     def settle(self) -> None:
         """Score from now on by the best candidates so far."""
-        gains, errors = [], []
-        for i in (0, 1):
-            losses, spreads = (
-                np.concatenate([each[i][k] for each in self._losses.values()]) for k in (0, 1)
-            )
-            best = int(losses.argmin())
-            gains.append(-float(losses[best]))
-            errors.append(float(spreads[best]))
-        self.score_of = Score.of(self._options.criterion, gains, errors)
+        self.score_of, _ = self._settled()
+
+    def _settled(self) -> tuple[Score, float | None]:
+        """The score by the best candidates so far, and theirs; None if independence is better."""
+        losses = [
+            [np.concatenate([each[i][k] for each in self._losses.values()]) for k in (0, 1)]
+            for i in (0, 1)
+        ]
+        best = [int(values.argmin()) for values, _ in losses]
+        gains = [-float(values[at]) for (values, _), at in zip(losses, best, strict=True)]
+        errors = [float(spreads[at]) for (_, spreads), at in zip(losses, best, strict=True)]
+        score = Score.of(self._options.criterion, gains, errors)
+        least = float(score(losses[0][0], losses[1][0]).min())
+        return score, least if least < 0.0 else None
 
     def scores(self, x: SidePoint, y: SidePoint, stage: str) -> Array:
         """The score for each ridge."""
@@ -149,10 +154,14 @@ class Searcher:
             found.append(Trial(x, y, reg, joint, crps, score, stage))
         return found
 
-    def hear(self, stage: str, done: int, most: int, best: float) -> None:
-        """Tell how far the stage is."""
+    def hear(self, stage: str, done: int, most: int) -> None:
+        """Report how far the stage is, with the score of the best candidate so far.
+
+        It is that by the best so far, about -1 or -2 then, whatever the search goes by now; while
+        none is better than independence, scores have no unit, and none is reported.
+        """
         if self._heard is not None:
-            self._heard(stage, done, most, best)
+            self._heard(stage, done, most, self._settled()[1])
 
 
 def search_bytes(rows: int, columns: int, rank: int, folds: int) -> int:

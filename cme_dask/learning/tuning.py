@@ -151,7 +151,7 @@ def _grid(searcher: Searcher) -> Pair:
         searcher.losses(x, y, "grid")
         if done % 10 == 0:
             searcher.settle()
-            searcher.hear("grid", done, len(pairs), searcher.score(x, y, "grid"))
+            searcher.hear("grid", done, len(pairs))
     searcher.settle()
     return min(pairs, key=lambda pair: searcher.score(pair[0], pair[1], "grid"))
 
@@ -167,7 +167,7 @@ def _columns(searcher: Searcher, x: SidePoint, y: SidePoint) -> Pair:
         score = searcher.score(tried, y, "columns")
         if score < best:
             best, x = score, tried
-        searcher.hear("columns", done, count, best)
+        searcher.hear("columns", done, count)
     return x, y
 
 
@@ -186,16 +186,15 @@ def _refine(
     if not len(start) or evaluations <= len(start) + 2:
         return
     done = 0
-    best = np.inf
 
     def objective(logarithms: Array) -> float:
-        nonlocal done, best
+        nonlocal done
         # Rounded, as scores are: then a path does not follow the last bits of the rows.
         scales = all_scales.copy()
         scales[active] = np.exp(np.round(logarithms, _DIGITS))
         score = searcher.score(*_pair(x, y, scales.tolist()), stage)
-        done, best = done + 1, min(best, score)
-        searcher.hear(stage, done, evaluations, best)
+        done += 1
+        searcher.hear(stage, done, evaluations)
         return round(score, _SCORE_DIGITS)
 
     minimize(

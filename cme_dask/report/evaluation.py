@@ -1,14 +1,18 @@
 """How a job's model did on held-out rows, beside gradient boosting: a table and a picture."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from cme_dask.defaults import N_FOLDS
 from cme_dask.models.drawing import STYLE
+from cme_dask.numerics.validation import interval_factor
 from cme_dask.report.scores import coverage_lines
 from cme_dask.report.tables import facts, grid, number, with_error
 
+Array = Any
 Result = dict[str, Any]
 
 MODEL, BOOSTING = "model", "gradient boosting"
@@ -100,8 +104,16 @@ def _text(estimate: Result) -> str:
     return with_error(estimate["value"], estimate["std"])
 
 
+def half_widths(errors: Sequence[float | None]) -> Array:
+    """Half the widths of 95 % intervals from standard errors over blocks of rows; 0 without one.
+
+    By the t quantile, see :func:`cme_dask.numerics.validation.interval_factor`.
+    """
+    return interval_factor(N_FOLDS) * np.array([error or 0.0 for error in errors])
+
+
 def evaluation_picture(result: Result, path: Path) -> None:
-    """Skills on held-out rows, with two standard errors.
+    """Skills on held-out rows, with 95 % intervals.
 
     Parameters
     ----------
@@ -127,13 +139,13 @@ def evaluation_picture(result: Result, path: Path) -> None:
                 at + 0.4 - height * (i + 0.5),
                 [v["value"] or 0.0 for v in found],
                 height * 0.9,
-                xerr=[2.0 * (v["std"] or 0.0) for v in found],
+                xerr=half_widths([v["std"] for v in found]),
                 color=colour,
                 label=rival,
                 error_kw={"capsize": 2.5, "elinewidth": 1.1},
             )
         ax.set_yticks(at, [_label(name, scores[MODEL][name]["event"]) for name in names])
-        ax.set_xlabel("share of the variance explained (bars: ±2 standard errors)")
+        ax.set_xlabel("share of the variance explained (bars: 95 % intervals)")
         ax.set_title(f"{result['rows']:,} held-out rows: {result['held_out']}")
         ax.grid(axis="y", visible=False)
         figure.legend(loc="outside lower right", ncols=2)
@@ -165,7 +177,7 @@ def reliability_picture(result: Result, path: Path) -> None:
             event = evaluation["scores"][MODEL][name]["event"]
             predicted = np.array([b["predicted"] for b in bins])
             seen = np.array([b["seen"]["value"] for b in bins])
-            errors = 2.0 * np.array([b["seen"]["std"] or 0.0 for b in bins])
+            errors = half_widths([b["seen"]["std"] for b in bins])
             # Of a rare event the upper bins are empty: the axes end above the highest one.
             largest = max(predicted.max(), (seen + errors).max())
             top = min(np.ceil(10.0 * largest) / 10.0, 1.0) if event else 1.05 * largest
@@ -194,7 +206,7 @@ def reliability_picture(result: Result, path: Path) -> None:
             ax.set_visible(False)
         figure.suptitle(
             f"{evaluation['rows']:,} held-out rows in bins of what was predicted\n"
-            "(their share; bars: ±2 standard errors)",
+            "(their share; bars: 95 % intervals)",
             x=0.01,
             ha="left",
         )

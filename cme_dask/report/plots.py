@@ -9,6 +9,7 @@ import numpy as np
 
 from cme_dask.models.drawing import STYLE
 from cme_dask.models.law import ConditionalLaw
+from cme_dask.report.evaluation import half_widths
 
 Array = Any
 Result = dict[str, Any]
@@ -21,11 +22,12 @@ _LEVELS = (0.25, 0.5, 1.0, 2.0, 4.0)
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """A conditional probability along x: estimate, standard error and truth, shapes (n,)."""
+    """A conditional probability along x: estimate, 95 % interval and truth, shapes (n,)."""
 
     name: str
     value: Array
-    std: Array
+    lower: Array
+    upper: Array
     truth: Array
 
 
@@ -86,7 +88,7 @@ def points_picture(result: Result, path: Path) -> None:
             ax.errorbar(
                 [seen[i][0] for i in shown],
                 at[shown] - 0.12,
-                xerr=[2.0 * (seen[i][1] or 0.0) for i in shown],
+                xerr=half_widths([seen[i][1] for i in shown]),
                 label=_reference_label(result),
                 **hollow,
             )
@@ -115,8 +117,8 @@ def _reference(point: Result, value: Result) -> tuple[float | None, float | None
 
 def _reference_label(result: Result) -> str:
     if result["evaluation"] is not None:
-        return "mean of held-out rows in the same bin of predictions ±2 standard errors"
-    return f"nearest {result['neighbours']['k']:,} rows, where near, ±2 standard errors"
+        return "mean of held-out rows in the same bin of predictions, 95 % interval"
+    return f"nearest {result['neighbours']['k']:,} rows, where near, 95 % interval"
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,16 +169,13 @@ def demo_picture(
         figure = Figure(figsize=(11, 8.4), layout="constrained")
         ((first, second), (third, fourth)) = figure.subplots(2, 2, width_ratios=[1.1, 1.0])
         for color, curve in zip(_EVENTS, curves, strict=False):
-            band = 2.0 * curve.std
-            first.fill_between(
-                x, curve.value - band, curve.value + band, color=color, alpha=0.3, lw=0
-            )
+            first.fill_between(x, curve.lower, curve.upper, color=color, alpha=0.3, lw=0)
             first.plot(x, curve.value, color=color, lw=2.4, label=f"P({curve.name} | x)")
             first.plot(x, curve.truth, **_DASHED)
         first.plot([], [], **_DASHED, label="truth")
         first.set(xlabel="x", ylabel="conditional probability", xlim=(x[0], x[-1]))
         first.set_ylim(bottom=min(0.0, first.get_ylim()[0]))
-        first.set_title(f"Learned from {laws.rows:,} rows (bands: ±2 standard errors)")
+        first.set_title(f"Learned from {laws.rows:,} rows (bands: 95 % intervals)")
         first.legend(loc="upper left")
         _ratio_panel(figure, second, ratio, at)
         _fan_panel(third, x, laws)

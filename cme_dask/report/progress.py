@@ -63,7 +63,7 @@ class ProgressLines:
         from cme_dask.estimators.recipe import TuningProgress
 
         if isinstance(event, TuningProgress):
-            text = f"{event.done} of {event.most} kernels, best score {event.score:.3f}"
+            text = f"{event.done} of {event.most} kernels{event.best}"
             self._show(f"tuning, {event.stage}", min(1.0, event.done / event.most), text)
             return
         if isinstance(event, PassProgress):
