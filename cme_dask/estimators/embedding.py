@@ -475,8 +475,8 @@ class ConditionalMeanEmbedding(GrowingEmbedding, BaseEstimator):  # type: ignore
         self, f: Any = None, X: Any = None, *, level: float = 0.95
     ) -> tuple[FloatArray, FloatArray]:
         """Bounds of E[f | x], see :meth:`EmbeddingModel.expect_interval`."""
-        names = names_of(f, self._functions)
-        return self._fitted().expect_interval(names, X, level=level)
+        model = self._fitted()
+        return model.expect_interval(names_of(f, self._functions), X, level=level)
 
     @property
     def length_scales_(self) -> LengthScales:

@@ -17,6 +17,7 @@ from cme_dask.estimators.predictors import MeanRegressor, target_of, weights_of
 from cme_dask.estimators.recipe import FunctionsLike, Progress, Tolerance, by_name, check_integer
 from cme_dask.estimators.steps import ProgressOption, reported
 from cme_dask.estimators.timing import timed_fit
+from cme_dask.models.functions import LocalFunction
 from cme_dask.models.joint import JointModel
 from cme_dask.models.merging import one_model
 from cme_dask.numerics.moments import Function
@@ -194,9 +195,14 @@ class GrowingJoint(MeanRegressor):
         """The functions of the first call; DataError if others are given by name."""
         for known, named in zip(self._functions, given, strict=True):
             check_functions(known, by_name(named))
-        # Those given again take the place of what a pickle could not hold; it can hold events.
         first, second = (
-            {**known, **{key: f for key, f in by_name(named).items() if not isinstance(f, str)}}
+            {
+                # One that is given again takes the place of what a pickle could not hold.
+                name: by_name(named).get(name, function)
+                if isinstance(function, LocalFunction)
+                else function
+                for name, function in known.items()
+            }
             for known, named in zip(self._functions, given, strict=True)
         )
         return first, second

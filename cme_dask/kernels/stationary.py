@@ -57,16 +57,16 @@ class _Scaler:
         (positions,) = self._xp.nonzero(squares > _FAR)
         return to_numpy(positions).tolist()  # type: ignore[no-any-return]
 
-    def sums(self, X: Array, which: list[int], term: Term) -> Array:
-        """Sums over columns of term((z - x) / l) for some rows of X, shape (m, len(which)).
+    def sums(self, X: Array, which: list[int], term: Term, points: slice = slice(None)) -> Array:
+        """Sums over columns of term((z - x) / l) for some points and rows, shape (m, len(which)).
 
         By differences of the rows as they came, which are exact where x is near z.
         """
-        xp = self._xp
+        xp, Z = self._xp, self._Z[points, :]
         near = xp.take(X, xp.asarray(which, device=device(X)), axis=0).T
         total = None
         for j, scale in enumerate(self._scales):
-            part = (self._Z[:, j : j + 1] - near[j : j + 1, :]) / scale
+            part = (Z[:, j : j + 1] - near[j : j + 1, :]) / scale
             term(xp, part)
             total = part if total is None else total + part
         return total
@@ -108,12 +108,14 @@ def _of_squared_distances(
             step = math.ceil(m / max(math.ceil(m * n / _CACHED), 1)) or 1
             first, last = _within(far, here)
             places = [i - here.start for i in far[first:last]]
-            exact = factor * scaled.sums(X, far[first:last], _square) if places else None
             for start in range(0, m, step):
-                part = out[start : start + step, :]
-                into(xp, part, "matmul", points[start : start + step, :], near)
-                if exact is not None:
-                    put_columns(part, places, exact[start : start + step, :])
+                few = slice(start, start + step)
+                part = out[few, :]
+                into(xp, part, "matmul", points[few, :], near)
+                if places:
+                    put_columns(
+                        part, places, factor * scaled.sums(X, far[first:last], _square, few)
+                    )
                 function(xp, part)
 
         return block

@@ -1,19 +1,20 @@
 """NumPy columns as Arrow columns, and Arrow tables of other libraries as NumPy columns."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 
 from cme_dask.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Array = Any
 
 _TIME_UNITS = ("s", "ms", "us", "ns")
-_TEXTS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 
 
-def as_arrow(values: Array, column: str, table: str) -> pa.Array:
+def as_arrow(values: Array, column: str, table: str) -> "pa.Array":
     """One column, shape (n,), in the type of Arrow that corresponds: numbers, text or times.
 
     Raises
@@ -21,6 +22,8 @@ def as_arrow(values: Array, column: str, table: str) -> pa.Array:
     DataError
         If its type is another one.
     """
+    import pyarrow as pa  # here, for questions to a saved model need none of it
+
     kind = values.dtype.kind
     if kind in "biuf":
         wide = values.dtype.itemsize > 8  # Arrow has no longer floats, and neither has a store
@@ -54,7 +57,7 @@ def is_arrow(value: Any) -> bool:
     return hasattr(value, "__arrow_c_stream__") and not ours
 
 
-def arrow_table(value: Any, name: str) -> pa.Table:
+def arrow_table(value: Any, name: str) -> "pa.Table":
     """A table, by the Arrow C stream; a column becomes the only one of a table.
 
     Parameters
@@ -64,6 +67,8 @@ def arrow_table(value: Any, name: str) -> pa.Table:
     name
         What an unnamed column is called.
     """
+    import pyarrow as pa
+
     if hasattr(value, "columns") or hasattr(value, "column_names"):
         return pa.table(value)
     column = pa.chunked_array(value)
@@ -81,6 +86,8 @@ def arrow_column(column: Any, name: str, table: str) -> tuple[Array, tuple[str, 
     DataError
         If the column holds times or other objects.
     """
+    import pyarrow as pa
+
     kind = column.type
     if pa.types.is_null(kind):
         return np.full(len(column), np.nan), None
