@@ -581,8 +581,8 @@ CHANGES = {
     "a scalar": lambda a: np.zeros(()),
 }
 
-# Cells of older models are known by their points alone, or don't tell how their atoms were drawn, or
-# the range of the values.
+# Cells of older models are known by their points alone, or don't tell how their atoms were drawn,
+# or the range of the values.
 OPTIONAL = (
     "x_rows",
     "y_rows",
