@@ -60,7 +60,7 @@ def folder(tmp_path):
             "wd": rng.choice(["NE", "NW", "ENE", "SSW", "SW"], n),
             "station": np.full(n, station),
             "PM2.5": pm.round(2),
-            "PM10": (pm * 1.3).round(2),
+            "PM10": (pm * np.exp(0.3 + 0.2 * rng.standard_normal(n))).round(2),
         }
         rows = zip(*(values.tolist() for values in columns.values()), strict=True)
         text = ",".join(columns) + "\n" + "\n".join(",".join(map(str, row)) for row in rows) + "\n"
