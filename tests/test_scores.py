@@ -9,6 +9,7 @@ import dask.array as da
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from conftest import BRIEF
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sklearn.linear_model import LinearRegression
@@ -16,7 +17,7 @@ from sklearn.metrics import brier_score_loss, r2_score
 from test_holdout import DAY, GROUP, TIME, W, X, Y, mask, write
 from test_reads import opened
 
-from cme_dask import JointDistribution, kernels, load
+from cme_dask import JointDistribution, Tuning, kernels, load, score
 from cme_dask.chunked.driver import Executor
 from cme_dask.chunked.memory import MemoryBudget
 from cme_dask.chunked.scores import Law, Prediction, score_pass
@@ -388,11 +389,24 @@ def test_the_command_scores_on_what_the_fit_left_out(store, model):
         told = found["coverage"]["columns"][name]
         share = np.average((lower <= y) & (y <= upper), weights=W[kept])
         assert told["value"] == pytest.approx(share, rel=1e-12)
-        assert 0.85 < share < 0.98  # shrunken laws are wide
+        # Kernels are given here, which no held-out rows have shown to be right: laws of too long
+        # a kernel are wide. Learned ones are held to 0.03 below.
+        assert 0.87 < share < 0.98
     assert found["coverage"]["level"] == 0.9
     same = ("--hold-out", 0.3, "--fold-by", "7d", "--crps", "--coverage", "--json")
     again = run("score", model, store, *same)[1]
     assert json.loads(again)["scores"] == found["scores"]
+
+
+def test_intervals_of_learned_laws_cover_what_they_say(store):
+    """On whole weeks that were held out, with locations and averaged members."""
+    sample = open_sample(str(store)).fold_by("7d")
+    fitted, held_out = sample.split(0.3)
+    law = JointDistribution(sample_size=1000, tuning=Tuning(**BRIEF)).fit(fitted)
+    coverage = score(law, held_out).coverage
+    assert list(coverage) == ["y0", "y1"]
+    for found in coverage.values():
+        assert found.value == pytest.approx(0.9, abs=0.03)
 
 
 def test_the_command_says_which_rows_it_scored(store, model):

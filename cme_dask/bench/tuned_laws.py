@@ -29,7 +29,7 @@ NOISE = 6
 _TOL, _MAX_RANK = 1e-5, 200
 
 
-def judge_tuned(name: str, n: int, seed: int) -> Figures:
+def judge_tuned(name: str, n: int, seed: int, residual: str | bool = "auto") -> Figures:
     """Figures of the estimator without arguments.
 
     ``least_error`` is the error (43) of the trial of its search that the truth would have chosen;
@@ -40,29 +40,32 @@ def judge_tuned(name: str, n: int, seed: int) -> Figures:
     ----------
     name, n, seed
         Scenario, rows and seed.
+    residual
+        Of the estimator.
     """
     scenario = SCENARIOS[name]
     x, y = scenario.draw(n, seed)
     test = scenario.draw(TEST_ROWS, TEST_SEED + seed)
     truth = scenario.truth(test[0])
-    estimator = _fitted(x, y)
+    estimator = _fitted(x, y, residual)
     found = _figures(estimator, scenario, y, test, truth)
     assert estimator.search_ is not None
     least = _least_error(estimator.search_, scenario, (x, y), test[0], truth)
     rng = np.random.default_rng([seed, 3])
     wide = [np.column_stack([p, rng.standard_normal((len(p), NOISE))]) for p in (x, test[0])]
-    noisy = _fitted(wide[0], y)
+    noisy = _fitted(wide[0], y, residual)
     with_noise = _figures(noisy, scenario, y, (wide[1], test[1]), truth)
     more = {"noisy_error": with_noise["error"], "noisy_crps": with_noise["crps"]}
     more["location"] = float(estimator.model_.residual is not None)
     return found | more | {"least_error": least, "seconds": estimator.search_.seconds}
 
 
-def _fitted(x: Array, y: Array) -> JointDistribution:
+def _fitted(x: Array, y: Array, residual: str | bool) -> JointDistribution:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RankWarning)
         warnings.simplefilter("ignore", ToleranceWarning)
-        return JointDistribution(random_state=0).fit(x, y, scheduler="synchronous")
+        estimator = JointDistribution(residual=residual, random_state=0)
+        return estimator.fit(x, y, scheduler="synchronous")
 
 
 def _figures(
