@@ -93,6 +93,16 @@ def test_labels_are_scored_by_their_probabilities():
     expected = brier(fit.conditional(x.to_numpy()).probability(warm), happened)
     assert table.brier[warm].value == pytest.approx(expected)
     assert table.r2 == {}
+    chances = fit.conditional(x.to_numpy()).predict_proba()
+    labels = fit.model_.y.columns.categories["kind"]
+    codes = np.array([labels.index(label) for label in kind["kind"]])
+    found = table.labels["kind"]
+    log_loss = -np.log(chances[np.arange(N), codes]).mean()
+    assert found.log_loss.value == pytest.approx(log_loss, rel=1e-12)
+    assert found.accuracy.value == pytest.approx((chances.argmax(axis=1) == codes).mean())
+    assert "log loss kind" in repr(table)
+    with pytest.raises(DataError, match="level"):
+        score(fit, x, kind, level=2.0)
 
 
 def test_what_cannot_be_scored(fit):

@@ -1,7 +1,7 @@
 """``score``: how good a fitted model is on rows that it has not seen, in one pass."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,7 @@ import numpy as np
 from cme_dask.chunked.clusters import Scheduler
 from cme_dask.chunked.driver import Executor
 from cme_dask.chunked.memory import MemoryBudget
-from cme_dask.chunked.scores import Law, Prediction, score_pass
+from cme_dask.chunked.scores import LabelScores, Law, Prediction, score_pass
 from cme_dask.chunked.sources import open_sample
 from cme_dask.errors import DataError
 from cme_dask.models.embedding import EmbeddingModel
@@ -43,6 +43,9 @@ class ScoreTable:
         models without laws and for labels alone.
     coverage
         By numeric column: share of the rows within the central interval, which ``level`` should be.
+    labels
+        By column that holds labels, of laws: ``log_loss``, the mean of -log P(label | x) in nats
+        (probabilities below 1e-15 count as that), and ``accuracy`` of the likeliest label.
     """
 
     rows: int
@@ -52,6 +55,7 @@ class ScoreTable:
     brier_skill: dict[str, Estimate]
     crps: Estimate | None
     coverage: dict[str, Estimate]
+    labels: dict[str, LabelScores] = field(default_factory=dict)
 
     def lines(self) -> list[tuple[str, str, float, float]]:
         """Score, column or event, value and standard error of each line of the table."""
@@ -61,6 +65,8 @@ class ScoreTable:
             "Brier": self.brier,
             "Brier skill": self.brier_skill,
             f"coverage of {self.level:.0%}": self.coverage,
+            "log loss": {name: each.log_loss for name, each in self.labels.items()},
+            "accuracy": {name: each.accuracy for name, each in self.labels.items()},
         }
         found += [(score, name, e) for score, each in several.items() for name, e in each.items()]
         return [(score, name, each.value, each.std) for score, name, each in found]
@@ -155,8 +161,14 @@ def score(
     texts = tuple(dict.fromkeys([*declared, *events, *(labels if has_laws else [])]))
     functions = {text: Event.parse(text, y.names, y.categories) for text in texts}
     laws = {}
-    if isinstance(fitted, JointModel) and fitted.y.cells is not None and y.numeric:
-        laws["law"] = Law(fitted.conditional, True, level, fitted.y.cells.size)
+    if isinstance(fitted, JointModel) and fitted.y.cells is not None:
+        laws["law"] = Law(
+            fitted.conditional,
+            crps=bool(y.numeric),
+            level=level,
+            cells=fitted.y.cells.size,
+            labels=bool(y.categories),
+        )
     sample = _rows(fitted, X, Y, weights)
     targets = (*y.numeric, *texts)
     found = score_pass(
@@ -175,6 +187,7 @@ def score(
         {text: scores[text].r2 for text in texts},
         found.crps.get("law"),
         found.coverage.get("law", {}),
+        found.labels.get("law", {}),
     )
 
 
