@@ -15,6 +15,7 @@ import cme_dask
 from cme_dask import (
     ConditionalMeanEmbedding,
     JointDistribution,
+    KernelLogisticRegression,
     Tuning,
     ingest,
     kernels,
@@ -103,6 +104,23 @@ def test_labels_are_scored_by_their_probabilities():
     assert "log loss kind" in repr(table)
     with pytest.raises(DataError, match="level"):
         score(fit, x, kind, level=2.0)
+
+
+@pytest.mark.parametrize("labels", [("cold", "warm"), (3, 7), (False, True)])
+def test_labels_of_a_logistic_regression_are_scored(labels):
+    rng = np.random.default_rng(4)
+    x = rng.normal(size=(N, 1))
+    codes = (x[:, 0] + rng.normal(size=N) > 0).astype(int)
+    seen = np.array(labels)[codes]
+    fit = KernelLogisticRegression(tol=0.1).fit(x, seen)
+    table, chances = score(fit, x, seen), fit.predict_proba(x)
+    found = table.labels["y"]
+    assert found.log_loss.value == pytest.approx(-np.log(chances[np.arange(N), codes]).mean())
+    assert found.accuracy.value == pytest.approx((fit.predict(x) == seen).mean())
+    first, second = (each.value for each in table.brier.values())
+    assert first == pytest.approx(second) == pytest.approx(brier(chances[:, 1], codes == 1))
+    with pytest.raises(DataError, match="unknown label"):
+        score(fit, x, np.full(N, "none"))
 
 
 def test_what_cannot_be_scored(fit):

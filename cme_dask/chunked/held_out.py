@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from cme_dask.models.embedding import EmbeddingModel
 from cme_dask.models.events import Event, comparison, looks_like_event
 from cme_dask.models.joint import JointModel
 from cme_dask.models.lazily import is_out_of_core
+from cme_dask.models.logistic import LogisticModel
+from cme_dask.models.points import query_points
 from cme_dask.numerics.scoring import Estimate
 from cme_dask.storage.columns import Columns
 from cme_dask.storage.sample import Sample
@@ -116,8 +119,8 @@ def score(
     Parameters
     ----------
     model
-        A fitted estimator, or a model from :func:`cme_dask.load`, that holds laws or a conditional
-        mean embedding.
+        A fitted estimator, or a model from :func:`cme_dask.load`, that holds laws, a conditional
+        mean embedding, or a logistic regression, of which labels are scored.
     X, Y
         Rows of x and of y: arrays, tables, Dask arrays; or X alone, a sample store by path or URL,
         or a ``Sample``. Folds of a ``Sample`` are the blocks for the standard errors.
@@ -144,10 +147,15 @@ def score(
         If the memory does not suffice.
     """
     fitted = getattr(model, "model_", model)
+    budget = MemoryBudget.of(Executor.resolve(scheduler, workers), memory_limit)
+    if isinstance(fitted, LogisticModel):
+        if events:
+            raise DataError("a logistic model scores the labels alone: leave events out")
+        return _score_labels(fitted, _labelled_rows(fitted, X, Y, weights), level, budget)
     if not isinstance(fitted, (JointModel, EmbeddingModel)):
         raise DataError(
-            "score takes a fitted joint distribution or conditional mean embedding, got "
-            f"{type(model).__name__}: for class probabilities see cme_dask.metrics"
+            "score takes a fitted joint distribution, conditional mean embedding or logistic "
+            f"regression, got {type(model).__name__}"
         )
     has_laws = isinstance(fitted, JointModel) and fitted.y.cells is not None
     if isinstance(fitted, JointModel) and not has_laws:
@@ -174,7 +182,7 @@ def score(
     found = score_pass(
         sample,
         {"model": Prediction(targets, _Predicted(fitted, y.numeric, texts))} if targets else {},
-        MemoryBudget.of(Executor.resolve(scheduler, workers), memory_limit),
+        budget,
         functions=functions,
         laws=laws,
     )
@@ -189,6 +197,77 @@ def score(
         found.coverage.get("law", {}),
         found.labels.get("law", {}),
     )
+
+
+@dataclass(frozen=True, eq=False)
+class _Labelled:
+    """Probabilities of labels at rows of x (b, d), as what scores ask of laws."""
+
+    model: LogisticModel
+    x: Array
+
+    def predict_proba(self, column: str | None = None) -> Array:
+        """Shape (b, K)."""
+        return self.model.predict_proba(self.x)
+
+
+def _score_labels(
+    model: LogisticModel, sample: Sample, level: float, budget: MemoryBudget
+) -> ScoreTable:
+    """Scores of class probabilities, each label an event."""
+    y = sample.columns[1]
+    (name,) = y.names
+    texts = tuple(comparison(name, label) for label in y.categories[name])
+    of_labels: Any = partial(_Labelled, model)  # which are all that is asked for
+    found = score_pass(
+        sample,
+        {"model": Prediction(texts, model.predict_proba)},
+        budget,
+        functions={text: Event.parse(text, y.names, y.categories) for text in texts},
+        laws={"law": Law(of_labels, crps=False, cells=len(texts), labels=True)},
+    )
+    scores = found.scores["model"]
+    return ScoreTable(
+        found.report.rows,
+        level,
+        {},
+        {text: scores[text].mse for text in texts},
+        {text: scores[text].r2 for text in texts},
+        None,
+        {},
+        found.labels["law"],
+    )
+
+
+def _labelled_rows(model: LogisticModel, X: Any, Y: Any, weights: Any) -> Sample:
+    """The rows with the model's columns of x, and its codes of labels."""
+    texts = tuple(map(str, model.labels))
+    if Y is not None:
+        if is_out_of_core(Y):
+            raise DataError("labels in chunks are scored from a store: give labels in memory")
+        if not is_out_of_core(X):
+            X = query_points(X, model.columns, "X", model.basis.newton.kernel)
+        known = {label: float(code) for code, label in enumerate(model.labels)}
+        labels, places = np.unique(np.asarray(Y).ravel(), return_inverse=True)
+        unknown = [label for label in labels.tolist() if label not in known]
+        if unknown:
+            raise DataError(f"unknown label {unknown[0]!r}: the model's are {', '.join(texts)}")
+        codes = np.array([known[label] for label in labels.tolist()])[places]
+        y = Columns(("y",), categories={"y": texts})
+        sample = open_sample(X, codes, weights=weights)
+        if len(sample.columns[0].names) != len(model.columns.names):
+            raise DataError(
+                f"X has the columns {sample.columns[0].listed()}, the model has "
+                f"{model.columns.listed()}"
+            )
+        return replace(sample, columns=(model.columns, y))
+    sample = open_sample(X, weights=weights)
+    if len(sample.columns) != 2:
+        raise DataError("scores need rows of x and of y: give Y, or a store that holds both")
+    y = sample.columns[1]
+    if tuple(y.categories.get(name) for name in y.names) != (texts,):
+        raise DataError(f"the y of {sample.location} is no column of the labels {', '.join(texts)}")
+    return sample.select(model.columns.names, None)
 
 
 def _rows(model: JointModel | EmbeddingModel, X: Any, Y: Any, weights: Any) -> Sample:
