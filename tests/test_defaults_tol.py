@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cme_dask import ConditionalMeanEmbedding, JointDistribution, Tuning, kernels
-from cme_dask.errors import RankWarning
+from cme_dask.errors import RankWarning, ToleranceWarning
 
 BRIEF = Tuning(rows=300, max_rank=60, evaluations=4, finalists=2, averaged=2)
 
@@ -66,3 +66,14 @@ def test_an_embedding_warns_where_its_default_rank_ends_before_a_given_tol(rows)
     model = ConditionalMeanEmbedding(kernel_x=kernels.Gaussian(1e-3), tol=1e-12, reg=1e-3)
     with pytest.warns(RankWarning, match=r"x: .*max_rank=500 \(the default\) was reached"):
         model.fit(*(part[:700] for part in rows))
+
+
+def test_a_row_sample_that_missed_too_much_is_reported_where_no_tol_was_given():
+    """A twentieth of the rows lies far out, one by one: a small row sample sees few of them."""
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(8_000, 1))
+    x[:400, 0] = 1e3 * np.arange(1, 401)
+    y = np.tanh(x) + 0.3 * rng.normal(size=x.shape)
+    options = {"kernel_x": kernels.Gaussian(1.0), "sample_size": 200}  # that of y is learned
+    with pytest.warns(ToleranceWarning, match=r"x: trace error .* row sample alone; give tol"):
+        JointDistribution(tuning=BRIEF, residual=False, **options).fit(x, y)

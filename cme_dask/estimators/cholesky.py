@@ -148,8 +148,8 @@ class PivotedCholesky(GrowingFeatures, FittedFeatures, BaseEstimator):  # type: 
         with kept_fit(self, sample, {}, checkpoint) as kept:
             executor = Executor.resolve(scheduler, workers, kept)
             columns = [len(sample.columns[0].names)]
-            with reported(progress, executor, sample.n_rows, columns) as told:
-                ready = self._prepare(sample, MemoryBudget.of(executor, memory_limit), told)
+            with reported(progress, executor, sample.n_rows, columns) as reports:
+                ready = self._prepare(sample, MemoryBudget.of(executor, memory_limit), reports)
                 choice = ready.choice
                 bases, in_rounds = choice.bases(ready.kernels)
                 mean = self._measure(choice, bases)
@@ -198,8 +198,8 @@ class PivotedCholesky(GrowingFeatures, FittedFeatures, BaseEstimator):  # type: 
         budget = MemoryBudget.of(Executor.resolve(scheduler, workers), memory_limit)
         sample = self._opened(X, weights)
         columns = [len(sample.columns[0].names)]
-        with reported(progress, budget.executor, sample.n_rows, columns) as told:
-            ready = self._prepare(sample, budget, told)
+        with reported(progress, budget.executor, sample.n_rows, columns) as reports:
+            ready = self._prepare(sample, budget, reports)
         return plan_fit(ready, partial(self._specify, ready.choice))
 
     @property

@@ -210,8 +210,8 @@ class ConditionalMeanEmbedding(GrowingEmbedding, BaseEstimator):  # type: ignore
         with kept_fit(self, sample, {"functions": functions}, checkpoint) as kept:
             executor = Executor.resolve(scheduler, workers, kept)
             budget = MemoryBudget.of(executor, memory_limit)
-            with self._reported(progress, executor, sample) as told:
-                ready = self._prepare(sample, functions, budget, told)
+            with self._reported(progress, executor, sample) as reports:
+                ready = self._prepare(sample, functions, budget, reports)
                 choice = ready.choice
                 bases, in_rounds = choice.bases(ready.kernels)
                 sides, moments = self._measure(ready, bases, functions)
@@ -250,8 +250,8 @@ class ConditionalMeanEmbedding(GrowingEmbedding, BaseEstimator):  # type: ignore
         """
         sample = self._rows(X, target_of(Y, y), weights)
         budget = MemoryBudget.of(Executor.resolve(scheduler, workers), memory_limit)
-        with self._reported(progress, budget.executor, sample) as told:
-            ready = self._prepare(sample, functions, budget, told)
+        with self._reported(progress, budget.executor, sample) as reports:
+            ready = self._prepare(sample, functions, budget, reports)
         seconds = 0.0 if self.search_ is None else self.search_.seconds
         return plan_fit(
             ready,

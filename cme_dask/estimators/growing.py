@@ -139,7 +139,7 @@ class GrowingJoint(MeanRegressor):
                 "like= belongs to the first call of partial_fit, with new_pivots='keep': make "
                 "another estimator"
             )
-        with reported(progress, budget.executor, 0, (1, 1)) as told:
+        with reported(progress, budget.executor, 0, (1, 1)) as reports:
             return self._grown(
                 X,
                 Y,
@@ -150,7 +150,7 @@ class GrowingJoint(MeanRegressor):
                 new_pivots,
                 earlier,
                 budget,
-                told,
+                reports,
             )
 
     def _grown(
@@ -222,8 +222,8 @@ class GrowingJoint(MeanRegressor):
                 "rows: take residual=False or 'auto'"
             )
         sample = self._opened(X, Y, weights)
-        with self._reported(progress, budget.executor, sample, residual=False) as told:
-            steps = self._steps(self._prepare(sample, budget, told), functions)
+        with self._reported(progress, budget.executor, sample, residual=False) as reports:
+            steps = self._steps(self._prepare(sample, budget, reports), functions)
             steps = replace(steps, tuning=replace(steps.tuning, averaged=1), residual=False)
             found = steps.run()
         self.search_ = steps.found

@@ -81,9 +81,9 @@ class GrowingMoments(ABC):
             )
         first = first_of(sample, self._moments.n_rows)
         columns = [len(c.names) for c in sample.columns]
-        with reported(progress, budget.executor, sample.n_rows, columns) as told:
+        with reported(progress, budget.executor, sample.n_rows, columns) as reports:
             (new,), _, report = make_moments(
-                replace(sample, first_row=first), [spec], budget, told, 0
+                replace(sample, first_row=first), [spec], budget, reports, 0
             )
         total = self._moments + new
         several = [(moments, self._sides) for moments in (self._moments, new, total)]

@@ -309,8 +309,8 @@ class JointDistribution(GrowingJoint, BaseEstimator):  # type: ignore[misc]
         given = {"functions": functions, "functions_x": functions_x}
         with kept_fit(self, sample, given, checkpoint, shard) as kept:
             executor = Executor.resolve(scheduler, workers, kept)
-            with self._reported(progress, executor, sample, residual=True) as told:
-                ready = self._prepare(sample, MemoryBudget.of(executor, memory_limit), told)
+            with self._reported(progress, executor, sample, residual=True) as reports:
+                ready = self._prepare(sample, MemoryBudget.of(executor, memory_limit), reports)
                 steps = self._steps(ready, (functions_x, functions))
                 found = with_residual(steps, steps.run())
         self.search_ = steps.found
@@ -367,8 +367,8 @@ class JointDistribution(GrowingJoint, BaseEstimator):  # type: ignore[misc]
         """
         sample = self._opened(X, target_of(Y, y), weights)
         budget = MemoryBudget.of(Executor.resolve(scheduler, workers), memory_limit)
-        with self._reported(progress, budget.executor, sample, residual=False) as told:
-            ready = self._prepare(sample, budget, told)
+        with self._reported(progress, budget.executor, sample, residual=False) as reports:
+            ready = self._prepare(sample, budget, reports)
             return self._steps(ready, (functions_x, functions)).plan()
 
     def _reported(

@@ -186,8 +186,8 @@ class KernelLogisticRegression(LabelClassifier, BaseEstimator):  # type: ignore[
         with kept_fit(self, sample, {}, checkpoint) as kept:
             executor = Executor.resolve(scheduler, workers, kept)
             columns = [len(sample.columns[0].names)]
-            with reported(progress, executor, sample.n_rows, columns, iterates=True) as told:
-                self._fit(sample, MemoryBudget.of(executor, memory_limit), told)
+            with reported(progress, executor, sample.n_rows, columns, iterates=True) as reports:
+                self._fit(sample, MemoryBudget.of(executor, memory_limit), reports)
         learn_features(self, X, sample.columns[0])
         self.classes_ = self._classes
         return self

@@ -190,12 +190,14 @@ class Tolerance:
                 RankWarning,
                 stacklevel=3,
             )
-        elif missed and self.promised:
-            warnings.warn(
-                f"{text}: the rows span no more than that, to rounding; raise tol",
-                ToleranceWarning,
-                stacklevel=3,
+        elif missed:
+            reason = (
+                "the rows span no more than that, to rounding; raise tol"
+                if self.promised
+                else "pivots were chosen from the row sample alone; give tol, and rounds over all "
+                "rows add what it missed"
             )
+            warnings.warn(f"{text}: {reason}", ToleranceWarning, stacklevel=3)
 
 
 def check_parameters(

@@ -1,5 +1,6 @@
 """``predict``, ``predict_proba`` and ``score`` of fitted models, as their estimators have them."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -59,7 +60,7 @@ def r_squared(y: Any, means: Array, weights: Any = None) -> float:
     )
 
 
-class PredictedMeans:
+class PredictedMeans(ABC):
     """What a model predicts of its y: means of numbers, or the label of one column of labels.
 
     Models give ``_means(X)``, shape (n, d_Y), ``_shares(X)``, shape (n, K), and their columns.
@@ -148,15 +149,15 @@ class PredictedMeans:
             return float(np.average(hits, weights=sample_weight))
         return r_squared(np.asarray(Y).reshape(found.shape), found, sample_weight)
 
+    @abstractmethod
     def _answered(self) -> Columns:
         """Columns of y."""
-        raise NotImplementedError
 
-    def _means(self, X: Any) -> Array:
-        raise NotImplementedError
+    @abstractmethod
+    def _means(self, X: Any) -> Array: ...
 
-    def _shares(self, X: Any) -> Array:
-        raise NotImplementedError
+    @abstractmethod
+    def _shares(self, X: Any) -> Array: ...
 
     def _one_label(self, columns: Columns) -> bool:
         return len(columns.names) == 1 and bool(columns.categories)
