@@ -94,6 +94,103 @@ def test_only_the_rooms_of_dask_know_dask(path):
         assert room(dotted_name(path)) in DASK_ROOMS
 
 
+# Where the rooms shall stand, lowest first: what is learned of bases needs no Dask.
+AIM = [
+    {"errors", "defaults"},
+    {"kernels", "constraints"},
+    {"numerics", "metrics"},
+    {"learning"},
+    {"storage", "models"},
+    {"chunked"},
+    {"estimators"},
+    {"report", "jobs", "cli"},
+    {"bench"},
+]
+FLOOR = {name: floor for floor, rooms in enumerate(AIM) for name in rooms}
+# What was counted last: these may only be lowered. Files in circles of imports: those that run with
+# the file, with those inside functions, and with those for type checkers alone.
+CIRCLES = [((), 0), (("late",), 13), (("late", "types"), 27)]
+UPWARD_ARROWS = 12
+
+
+def is_for_types(node):
+    """Whether this is ``if TYPE_CHECKING:``, whose imports never run."""
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+
+
+def import_nodes(tree, also):
+    """Imports that run with a file, and those inside functions (``late``) and of ``types``."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node
+        elif isinstance(node, ast.FunctionDef | ast.Lambda) and "late" not in also:
+            continue
+        elif is_for_types(node) and "types" not in also:
+            yield from import_nodes(ast.Module(node.orelse, []), also)
+        else:
+            yield from import_nodes(node, also)
+
+
+def file_arrows(also):
+    """For each module of the package the modules that it imports, as dotted names."""
+    names = {dotted_name(path): path for path in modules()}
+    arrows = {}
+    for name, path in names.items():
+        found = set()
+        for node in import_nodes(ast.parse(path.read_text()), also):
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            else:
+                below = [f"{node.module}.{alias.name}" for alias in node.names]
+                found |= {deep if deep in names else node.module for deep in below}
+        # The package itself loads nothing but on demand.
+        arrows[name] = (found & set(names)) - {name, "cme_dask"}
+    return arrows
+
+
+def circles(arrows):
+    """Sets of modules that reach each other (strongly connected components of two or more)."""
+
+    def reached(start):
+        seen, todo = set(), [start]
+        while todo:
+            new = arrows[todo.pop()] - seen
+            seen |= new
+            todo += new
+        return seen
+
+    reach = {name: reached(name) for name in arrows}
+    found = {frozenset(m for m in reach[name] if name in reach[m]) for name in arrows}
+    return sorted((sorted(circle) for circle in found if len(circle) > 1), key=len)
+
+
+@pytest.mark.parametrize(("also", "bar"), CIRCLES)
+def test_no_more_files_import_each_other_than_before(also, bar):
+    found = circles(file_arrows(also))
+    assert sum(map(len, found)) <= bar, "\n".join(", ".join(circle) for circle in found)
+
+
+def test_no_more_imports_run_upward_than_before():
+    arrows = file_arrows(("late",))
+    floors = {name: FLOOR.get(room(name)) for name in arrows}
+    upward = [
+        f"{name} -> {there}"
+        for name, all_there in arrows.items()
+        for there in sorted(all_there)
+        if None not in (floors[name], floors[there]) and floors[name] < floors[there]
+    ]
+    assert len(upward) <= UPWARD_ARROWS, "\n".join(upward)
+
+
+def test_circles_are_seen():
+    arrows = {"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"e"}, "e": set()}
+    assert circles(arrows) == [["b", "c"]]
+    source = "import a\nif TYPE_CHECKING:\n    import b\nelse:\n    import c\ndef f():\n  import d"
+    for also, expected in (((), "ac"), (("late",), "acd"), (("late", "types"), "abcd")):
+        nodes = import_nodes(ast.parse(source), also)
+        assert "".join(node.names[0].name for node in nodes) == expected
+
+
 def test_every_room_has_a_rank():
     rooms = {room(dotted_name(path)) for path in modules()} - {None}
     assert rooms <= set(RANK)
