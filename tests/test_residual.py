@@ -248,12 +248,24 @@ def test_a_table_much_larger_than_its_row_sample_is_screened_first(pays):
     x = rng.uniform(-2, 2, size=(12_000, 1))
     # Of two branches the middle says little, though it explains some of the variance.
     branches = rng.choice([-1.0, 1.0], size=x.shape) * (1 + x) + 0.2 * x
-    y = (x if pays else branches) + 0.1 * rng.normal(size=x.shape)
-    fit = JointDistribution(sample_size=2000, support_size=300, tuning=QUICK).fit(x, y)
+    y = (x if pays else branches) + (0.02 if pays else 0.1) * rng.normal(size=x.shape)
+    fit = JointDistribution(sample_size=2000, support_size=300, tuning=QUICK)
+    plan, events = fit.plan(x, y), []
+    fit.fit(x, y, progress=events.append)
     about = fit.model_.about["residual"]
     assert about["decided"] == ("all rows" if pays else "row sample")
     assert about["kept"] == pays
     assert fit.n_passes_ == 1 + pays
+    # It is known before the first pass, by the plan and by the progress.
+    assert plan.passes == fit.n_passes_
+    assert plan.residual is pays
+    assert (plan.residual_seconds[0] > 0.0) == pays == ("residual reference" in plan.parts)
+    assert plan.parts["trial of a residual reference"] > 0.0
+    np.testing.assert_allclose(plan.memory.predicted, fit.report_.memory.predicted, rtol=0.05)
+    names = list(dict.fromkeys(event.name for event in events))
+    first = names.index("pass over the rows")
+    assert names.index("search for kernels of residuals") < names.index("pivots") < first
+    assert ("pass over the residuals" in names[first:]) == pays
 
 
 def test_kernels_that_are_given_are_what_is_fitted():
@@ -393,6 +405,12 @@ def test_standard_errors_know_units():
     np.testing.assert_allclose(four.std, found.std, rtol=1e-12)
     assert not paired_gain(plain, plain, np.ones(400), units).pays
     assert not paired_gain(plain, moved, np.ones(400), 0 * units).pays
+    # A second pass and longer queries for less than half a percent are not worth it.
+    scores = np.full(400, 2.0)
+    for share, pays in ((0.004, False), (0.006, True)):
+        found = paired_gain(scores, (1.0 - share) * scores + 1e-9 * plain, np.ones(400), units)
+        assert found.gain > 100 * found.std
+        assert found.pays == pays
 
 
 @settings(max_examples=50, deadline=None)

@@ -26,7 +26,6 @@ TOPIC = "cme-dask"
 """Topic of the events that a cluster's scheduler keeps: ``client.get_events("cme-dask")``."""
 
 _MOST = 0.99  # until the end something remains to be done
-_CERTAIN = 0.3  # from this share of a step on its own rate tells what remains of it
 _EVERY = 0.5  # seconds between looks at the clock
 _LINES = 10.0  # seconds between lines where nothing can be overwritten
 
@@ -74,10 +73,14 @@ Listener: TypeAlias = Callable[[Event], None]
 
 @dataclass(frozen=True)
 class StepBegan:
-    """A step that has begun, or is so far; ``key`` is that of a :class:`Step`."""
+    """A step that has begun, or is so far; ``key`` is that of a :class:`Step`.
+
+    ``without`` lists later steps that are now known not to come.
+    """
 
     key: str
     share: float = 0.0
+    without: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,10 @@ class Step:
     like, ratio
         The earlier step of the same kind, and the share of its time that this one is expected to
         take.
+    certain
+        From this share of the step on, its own rate alone tells what remains of it.
+    reads
+        Whether it reads rows: its time then says nothing about that of other steps.
     """
 
     key: str
@@ -100,6 +107,8 @@ class Step:
     cost: float
     like: str | None = None
     ratio: float = 1.0
+    certain: float = 0.3
+    reads: bool = False
 
 
 class FitProgress:
@@ -150,6 +159,11 @@ class FitProgress:
         if key in self._costs:
             self._costs[key] = cost
 
+    def leave_out(self, keys: Sequence[str]) -> None:
+        """Expect that these steps do not come."""
+        for key in keys:
+            self._costs[key] = self._ratios[key] = 0.0
+
     def relate(self, key: str, ratio: float) -> None:
         """Correct the share of an earlier step's time that a step of the same kind takes."""
         if key in self._ratios:
@@ -199,19 +213,20 @@ class FitProgress:
         """
         here = self._steps[self._at]
         spent = now - self._began
-        predicted = sum(self._costs[key] for key in self._measured)
-        taken = sum(self._measured.values())
+        telling = [step.key for step in self._steps[: self._at] if not step.reads]
+        predicted = sum(self._costs[key] for key in telling)
+        taken = sum(self._measured[key] for key in telling)
         scale = taken / predicted if predicted > 0.0 and taken > 0.0 else 1.0
         rest = 1.0 - self._from
         expected = max(rest * self._expected(here, scale), spent)
         if self._share > self._from:
-            trust = min(1.0, (self._share - self._from) / _CERTAIN)
+            trust = min(1.0, (self._share - self._from) / here.certain)
             measured = spent * rest / (self._share - self._from)
             expected = trust * measured + (1.0 - trust) * expected
         elif not self._measured:
             return None
         total = predicted + self._costs[here.key]
-        if total > 0.0:
+        if total > 0.0 and not here.reads:
             scale = (taken + expected) / total
         later = self._steps[self._at + 1 :]
         now_measured = {here.key: expected, **self._measured}

@@ -32,7 +32,12 @@ from cme_dask.estimators.recipe import (
     check_integer,
     check_parameters,
 )
-from cme_dask.estimators.residual import residual_wanted, with_residual
+from cme_dask.estimators.residual import (
+    plan_with_residual,
+    residual_wanted,
+    screened_residual,
+    with_residual,
+)
 from cme_dask.estimators.solving import Solving
 from cme_dask.estimators.steps import ProgressOption, reported
 from cme_dask.estimators.timing import timed_fit
@@ -116,8 +121,10 @@ class JointDistribution(GrowingJoint, BaseEstimator):  # type: ignore[misc]
         Residual reference: a location mu(x) by ridge regression, cross-fitted over the folds, and
         the joint distribution of x and e = y - mu(x) from one more pass; the conditional law of Y
         is then that of e, moved to mu(x). ``"auto"`` keeps it where its held-out CRPS is lower by
-        more than one standard error, and tries it where kernels are learned, for numeric columns of
-        y with more than 20 distinct values, under ``none`` or ``normalized``.
+        more than one standard error and by more than half a percent, and tries it where kernels are
+        learned, for numeric columns of y with more than 20 distinct values, under ``none`` or
+        ``normalized``; where the row sample does not hold all rows, it decides before the first
+        pass whether there will be a second one.
     calibration : {"auto", True, False}
         Calibrate the conditional laws of numeric columns of y by the levels at which held-out rows
         lie under laws of refits without their fold (probability integral transforms), see
@@ -312,7 +319,8 @@ class JointDistribution(GrowingJoint, BaseEstimator):  # type: ignore[misc]
             with self._reported(progress, executor, sample, residual=True) as reports:
                 ready = self._prepare(sample, MemoryBudget.of(executor, memory_limit), reports)
                 steps = self._steps(ready, (functions_x, functions))
-                found = with_residual(steps, steps.run())
+                screening = screened_residual(steps)
+                found = with_residual(steps, steps.run(), screening)
         self.search_ = steps.found
         self._become(found)
         self._adopt(X, Y, sample)
@@ -369,7 +377,7 @@ class JointDistribution(GrowingJoint, BaseEstimator):  # type: ignore[misc]
         budget = MemoryBudget.of(Executor.resolve(scheduler, workers), memory_limit)
         with self._reported(progress, budget.executor, sample, residual=False) as reports:
             ready = self._prepare(sample, budget, reports)
-            return self._steps(ready, (functions_x, functions)).plan()
+            return plan_with_residual(self._steps(ready, (functions_x, functions)))
 
     def _reported(
         self, progress: Any, executor: Executor, sample: Sample, *, residual: bool
@@ -378,6 +386,8 @@ class JointDistribution(GrowingJoint, BaseEstimator):  # type: ignore[misc]
         learned = any(kernel is None for kernel in self._given)
         averages = learned and parse(self.constraint).name == "normalized"
         located = self.residual is True or (self.residual == "auto" and learned)
+        stored = sample.row_sample
+        whole = sample.n_rows <= self.sample_size if stored is None else stored.complete
         return reported(
             progress,
             executor,
@@ -386,6 +396,7 @@ class JointDistribution(GrowingJoint, BaseEstimator):  # type: ignore[misc]
             learned=learned,
             specs=(self.tuning or Tuning()).finalists if averages else 1,
             residual=residual and located and not sample.columns[1].categories,
+            screened=self.residual == "auto" and not whole,
         )
 
     def _opened(self, X: Any, Y: Any, weights: Any) -> Sample:

@@ -117,6 +117,12 @@ class JointFit:
         memory = fitted.report.memory.or_tighter(self._searched)
         return replace(fitted, report=replace(fitted.report, memory=memory))
 
+    def on(self, sample: Sample) -> "JointFit":
+        """The same fit of a sample that differs in its values only."""
+        assert sample.row_sample is not None
+        choice = replace(self.ready.choice, sample=sample, rows=sample.row_sample)
+        return replace(self, ready=replace(self.ready, choice=choice))
+
     def plan(self) -> FitPlan:
         """What :meth:`run` would do and take."""
         found = self.found
@@ -310,16 +316,19 @@ class JointFit:
     ) -> tuple[MomentSpec, Arithmetic]:
         """The moments of these bases, with the arithmetic that the accuracy allows."""
         choice = self.ready.choice
-        sample, rows = choice.sample, choice.rows
+        spec = MomentSpec(self.sides(bases), choice.n_folds)
+        solving = replace(self.solving, reg=reg)
+        cores = choice.budget.executor.function_threads
+        return solving.arithmetic(spec, choice.rows, choice.sample.n_rows, self.accuracy, cores)
+
+    def sides(self, bases: Sequence[Basis]) -> tuple[Side, Side]:
+        """Both variables on these bases, with the functions whose moments are made."""
+        sample, rows = self.ready.choice.sample, self.ready.choice.rows
         judges = self.found.judges if self.found is not None and self._averages else None
         if judges is not None and self.scores is not None:
             judges = Mapped(self.scores, judges)
         x = make_side(bases[0], sample.columns[0], self.functions[0], rows, 0)
-        y = make_side(bases[1], sample.columns[1], self.functions[1], rows, 1, judges)
-        spec = MomentSpec((x, y), choice.n_folds)
-        solving = replace(self.solving, reg=reg)
-        cores = choice.budget.executor.function_threads
-        return solving.arithmetic(spec, rows, sample.n_rows, self.accuracy, cores)
+        return x, make_side(bases[1], sample.columns[1], self.functions[1], rows, 1, judges)
 
     def _measure(
         self, bases: Sequence[Basis], cells: Sequence[CellSpec]

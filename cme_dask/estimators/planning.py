@@ -161,8 +161,13 @@ class FitPlan:
     search_seconds
         Measured: the search for kernels.
     residual
-        Whether a residual reference is tried, in one more search and pass: True, ``auto`` (if it
-        may pay, which only the first pass tells) or False.
+        Whether a residual reference is tried in one more pass: True, ``auto`` (if it may pay, which
+        only the first pass tells) or False, also where the row sample advises against it.
+    screening_seconds
+        Measured: whether the row sample advises a residual reference, with a search for its
+        kernels; 0 where the row sample does not decide.
+    second
+        The plan of its pass, where the row sample advises it.
     """
 
     variables: tuple[PlannedVariable, ...]
@@ -180,6 +185,8 @@ class FitPlan:
     finalists: int = 1
     search_seconds: float = 0.0
     residual: str | bool = False
+    screening_seconds: float = 0.0
+    second: "FitPlan | None" = None
 
     @property
     def rows(self) -> int:
@@ -201,14 +208,21 @@ class FitPlan:
         """Seconds by part, in the order of the fit."""
         one = self.pass_seconds
         searched = {"search for kernels": self.search_seconds} if self.search_seconds else {}
+        screened = (
+            {"trial of a residual reference": self.screening_seconds}
+            if self.screening_seconds
+            else {}
+        )
+        known = "" if self.second is not None else ", at least"
         again = (
-            {"residual reference, at least": self.residual_seconds[0]}
+            {f"residual reference{known}": self.residual_seconds[0]}
             if self.residual is True
             else {}
         )
         return {
             "row sample": self.sample_seconds,
             **searched,
+            **screened,
             "choice of pivots": self.pivot_seconds,
             "trial of the arithmetic": self.trial_seconds,
             "kernel sections": one.sections,
@@ -224,15 +238,20 @@ class FitPlan:
 
     @property
     def residual_seconds(self) -> tuple[float, float]:
-        """What a residual reference would take at ranks like those of the finalists: a range.
+        """What a residual reference would take, in seconds: a range.
 
-        It is a shorter search on the row sample and a pass for at most three finalists, whose ranks
-        only that search tells. The lower end: a pass at the smallest ranks of the present
-        finalists; under ``auto`` nothing, where the first pass shows that it does not pay. The
-        upper end: as long a search, and a pass at their largest ranks.
+        Where the row sample advises it, its pivots have been chosen as well, and both ends are what
+        its pass and solution take. Else it is a shorter search on the row sample and a pass for at
+        most three finalists, whose ranks only that search tells. The lower end: a pass at the
+        smallest ranks of the present finalists; under ``auto`` nothing, where the first pass shows
+        that it does not pay. The upper end: as long a search, and a pass at their largest ranks.
         """
         if not self.residual:
             return 0.0, 0.0
+        if self.second is not None:
+            known = self.second
+            rest = known.seconds - known.sample_seconds - known.search_seconds
+            return rest, rest
         totals = [sum(ranks) for ranks in self._ranks_of_sets]
         count = min(self.finalists, RESIDUAL_FINALISTS)
         least, most = (count * self._pass_of_one(total) for total in (min(totals), max(totals)))

@@ -1,7 +1,13 @@
-"""The step of a fit that tries a residual reference: a location, a second pass, a decision."""
+"""The step of a fit that tries a residual reference: a location, a second pass, a decision.
 
+A second pass takes as long as the first one. Where the rows are many more than the row sample, the
+row sample decides before the first pass whether the second one is worth it, so that the fit and its
+plan know from then on how many passes there are.
+"""
+
+import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,9 +17,10 @@ from cme_dask.chunked.progress import StepBegan
 from cme_dask.errors import DataError, remedy
 from cme_dask.estimators.calibrating import HELD_ROWS, averaged, refitted_laws
 from cme_dask.estimators.joint_fit import Fitted, JointFit
-from cme_dask.estimators.planning import RESIDUAL_FINALISTS, Preparation
+from cme_dask.estimators.planning import RESIDUAL_FINALISTS, FitPlan, Preparation
 from cme_dask.estimators.recipe import choose_kernel
 from cme_dask.estimators.solving import Solving
+from cme_dask.estimators.steps import DECISION, LOCATION, PIVOTS, SECOND, SECOND_PASS
 from cme_dask.estimators.tuned import search_kernels
 from cme_dask.learning.candidates import Tuning
 from cme_dask.learning.residual import (
@@ -24,8 +31,15 @@ from cme_dask.learning.residual import (
     screened_laws,
 )
 from cme_dask.models.residual import Residual
+from cme_dask.numerics.basis import NewtonBasis
+from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.location import FittedLocation, fit_location
+from cme_dask.numerics.moments import Moments, MomentSpec, Side
+from cme_dask.numerics.strip_moments import strip_moments
 from cme_dask.numerics.validation import held_out_folds
+from cme_dask.numerics.value_range import ValueRange
+from cme_dask.storage.priority import RowSample
+from cme_dask.storage.sample import Sample
 
 Array = Any
 
@@ -37,6 +51,10 @@ DISTINCT = 20
 _SKILL = 0.01  # share of its variance that a location must explain in some column of y
 _SCREENED_ROWS = 2048
 _SCREENED_RANK = 100
+_LOCATION_ROWS = (
+    1 << 13
+)  # of the row sample, and pivots among them, for the location of a screening
+_LOCATION_RANK = 200
 _EVALUATIONS = 20  # of the second search
 
 
@@ -85,54 +103,161 @@ def residual_wanted(
     return "auto" if wanted and learned and not met and not discrete else False
 
 
-def with_residual(fit: JointFit, fitted: Fitted) -> Fitted:
+@dataclass(frozen=True, eq=False)
+class Screening:
+    """What the row sample says of a residual reference, before the first pass.
+
+    Attributes
+    ----------
+    about
+        The figures of the decision, as the model records them.
+    second
+        The fit of x and e on the row sample's location; None if it is not worth a pass.
+    """
+
+    about: dict[str, Any]
+    second: JointFit | None
+
+
+def screened_residual(fit: JointFit) -> Screening | None:
+    """Whether a second pass is worth it, from refits on the row sample.
+
+    None where the row sample does not decide: it holds all rows, ``residual`` is not ``"auto"``, or
+    it has rows in fewer than two folds.
+
+    Parameters
+    ----------
+    fit
+        The fit that is about to be made.
+    """
+    rows = fit.ready.choice.rows
+    if fit.residual != "auto" or rows.complete:
+        return None
+    _report(fit, LOCATION)
+    with one_blas_thread():
+        sides, moments = _sampled_moments(fit)
+        if len(held_out_folds(moments, sides)) < 2:
+            return None
+        location = _location(fit, [(sides, moments)])
+    about = _described(fit, location) | {"decided": "row sample"}
+    second: JointFit | None = None
+    if location.skill.max() >= _SKILL:
+        second = _second_fit(fit, location)
+        with one_blas_thread():
+            gain = _screened_gain(fit, second, location)
+        about |= _figures(gain)
+        second = second if gain.pays else None
+    _report(fit, PIVOTS, () if second else SECOND_PASS)
+    return Screening(about, second)
+
+
+def plan_with_residual(fit: JointFit) -> FitPlan:
+    """What the fit would do and take, with the second pass where the row sample advises it.
+
+    Parameters
+    ----------
+    fit
+        The fit to be planned.
+    """
+    begin = time.perf_counter()
+    screening = screened_residual(fit)
+    seconds = time.perf_counter() - begin
+    plan = fit.plan()
+    if screening is None:
+        return plan
+    if screening.second is None:
+        return replace(plan, residual=False, screening_seconds=seconds)
+    second = screening.second.plan()
+    return replace(
+        plan,
+        residual=True,
+        passes=plan.passes + 1,
+        memory=plan.memory.or_tighter(second.memory),
+        screening_seconds=seconds,
+        second=second,
+    )
+
+
+def with_residual(fit: JointFit, fitted: Fitted, screening: Screening | None = None) -> Fitted:
     """The fit with a residual reference, if one is wanted and pays.
 
-    One more pass is made, unless the location explains nothing, or refits on the row sample gain
-    less than one standard error.
+    One more pass is made, unless the location explains nothing or the screening advises against it.
 
     Parameters
     ----------
     fit
         The fit that was made.
     fitted
-        What it found.
+        Its result.
+    screening
+        What the row sample said before.
     """
     auto = fit.residual == "auto"
     sides, moments, _, _ = averaged(fit, fitted)[0]
     if not fit.residual or (auto and not held_out_folds(moments, sides)):
         return fitted
-    progress = fit.ready.choice.progress
-    if progress is not None:
-        progress(StepBegan("location"))
+    if screening is not None and screening.second is None:
+        return _told(fitted, screening.about)
+    if screening is None:
+        _report(fit, LOCATION)
     with one_blas_thread():
-        location = _location(fit, fitted)
-    about: dict[str, Any] = {
+        location = _location(fit, [each[:2] for each in averaged(fit, fitted)])
+    about = _described(fit, location)
+    if auto and location.skill.max() < _SKILL:
+        return _told(fitted, about)
+    if screening is None or screening.second is None:
+        second = _second_fit(fit, location)
+    else:
+        _report(fit, SECOND + PIVOTS)
+        second = screening.second.on(_residual_sample(fit, location))
+    result = second.run()
+    _report(fit, DECISION)
+    with one_blas_thread():
+        gain = _final_gain(fit, fitted, second, result, location)
+    kept = gain.pays or not auto
+    about |= {"kept": kept, "decided": "all rows", **_figures(gain)}
+    residuals = location.residuals
+    reference = Residual(residuals.location, result.model, residuals.coordinates)
+    memory = fitted.report.memory.or_tighter(result.report.memory)
+    fitted = replace(fitted, report=replace(fitted.report, memory=memory))
+    return _told(fitted, about, result.passes, reference if kept else None)
+
+
+def _report(fit: JointFit, step: str, without: tuple[str, ...] = ()) -> None:
+    if fit.ready.choice.progress is not None:
+        fit.ready.choice.progress(StepBegan(step, without=without))
+
+
+def _described(fit: JointFit, location: FittedLocation) -> dict[str, Any]:
+    return {
         "kept": False,
         "decided": "location",
         "skill": location.skill.tolist(),
         "ridge": location.ridges.tolist(),
         "coordinates": "raw" if fit.scores is None else str(fit.scores),
     }
-    if auto and location.skill.max() < _SKILL:
-        return _told(fitted, about)
-    second = _second_fit(fit, location)
-    if auto and not fit.ready.choice.rows.complete:
-        with one_blas_thread():
-            gain = _screened_gain(fit, fitted, second, location)
-        about |= {"decided": "row sample", **_figures(gain)}
-        if not gain.pays:
-            return _told(fitted, about)
-    found = second.run()
-    if progress is not None:
-        progress(StepBegan("decision"))
-    with one_blas_thread():
-        gain = _final_gain(fit, fitted, second, found, location)
-    kept = gain.pays or not auto
-    about |= {"kept": kept, "decided": "all rows", **_figures(gain)}
-    residuals = location.residuals
-    reference = Residual(residuals.location, found.model, residuals.coordinates)
-    return _told(fitted, about, found.passes, reference if kept else None)
+
+
+def _sampled_moments(fit: JointFit) -> tuple[tuple[Side, Side], Moments]:
+    """Moments by fold of rows of the row sample, on a smaller basis of the best kernel of x."""
+    choice = fit.ready.choice
+    rows = choice.rows.prefix(_LOCATION_ROWS)
+    # Of y only the functions are needed, so that one pivot is enough.
+    bases = [
+        _sampled_basis(kernel, rows, i, rank)
+        for i, (kernel, rank) in enumerate(zip(fit.ready.kernels, (_LOCATION_RANK, 1), strict=True))
+    ]
+    sides = fit.sides(bases)
+    folds = rows.folds(choice.sample.folding, choice.n_folds)
+    spec = MomentSpec(sides, choice.n_folds)
+    return sides, strip_moments(spec, rows.parts, rows.importance, folds)
+
+
+def _sampled_basis(kernel: Any, rows: RowSample, i: int, rank: int) -> NewtonBasis:
+    few = rows.prefix(_SCREENED_ROWS)
+    points = few.parts[i]
+    found = pivoted_cholesky(kernel, points, 1e-9, rank, weights=few.importance)
+    return NewtonBasis(kernel, points[found.pivots], found.factor)
 
 
 def _told(
@@ -156,10 +281,10 @@ def _figures(gain: Gain) -> dict[str, Any]:
     }
 
 
-def _location(fit: JointFit, fitted: Fitted) -> FittedLocation:
-    """The location that explains most of unseen rows, among those on the bases of the members."""
-    columns = len(fitted.sides[1].columns)
-    first = 0 if fit.scores is None else len(fitted.sides[1].names)
+def _location(fit: JointFit, candidates: list[tuple[tuple[Side, Side], Moments]]) -> FittedLocation:
+    """The location that explains most of unseen rows, among those on the bases of x given."""
+    columns = len(fit.ready.choice.sample.columns[1].names)
+    first = 0 if fit.scores is None else len(candidates[0][0][1].names)
     here = slice(first, first + columns)
     x = fit.ready.choice.rows.parts[0]
     # Codes of labels have no trend: an empty range.
@@ -167,15 +292,21 @@ def _location(fit: JointFit, fitted: Fitted) -> FittedLocation:
     within = np.where(labels, 0.0, x.min(axis=0)), np.where(labels, 0.0, x.max(axis=0))
     found = (
         fit_location(moments, sides, here, fit.scores, within=within)
-        for sides, moments, _, _ in averaged(fit, fitted)
+        for sides, moments in candidates
     )
     return max(found, key=lambda each: float(each.skill.sum()))
+
+
+def _residual_sample(fit: JointFit, location: FittedLocation) -> Sample:
+    """The rows of x and e."""
+    choice = fit.ready.choice
+    return choice.sample.with_residuals(location.residuals, choice.rows)
 
 
 def _second_fit(fit: JointFit, location: FittedLocation) -> JointFit:
     """The same fit of x and e."""
     choice, solving, found = fit.ready.choice, fit.solving, None
-    sample = choice.sample.with_residuals(location.residuals, choice.rows)
+    sample = _residual_sample(fit, location)
     assert sample.row_sample is not None
     given = [p if not isinstance(p, str) else "sampled" for p in choice.wanted]
     choice = replace(
@@ -220,9 +351,7 @@ def _quick(tuning: Tuning) -> Tuning:
     )
 
 
-def _screened_gain(
-    fit: JointFit, fitted: Fitted, second: JointFit, location: FittedLocation
-) -> Gain:
+def _screened_gain(fit: JointFit, second: JointFit, location: FittedLocation) -> Gain:
     """The gain of refits on a part of the row sample."""
     rows = fit.ready.choice.rows.prefix(_SCREENED_ROWS)
     moved = second.ready.choice.rows.prefix(_SCREENED_ROWS)
@@ -240,7 +369,8 @@ def _screened_gain(
         )
         for one, part in ((fit, rows.parts), (second, moved.parts))
     ]
-    return _gain(fit, fitted, location, laws[0], laws[1], _SCREENED_ROWS)
+    values = ValueRange.of(fit.ready.choice.rows.parts[1])
+    return _gain(fit, values, location, laws[0], laws[1], _SCREENED_ROWS)
 
 
 def _final_gain(
@@ -248,12 +378,14 @@ def _final_gain(
 ) -> Gain:
     """The gain of refits from all rows, at rows of the row sample."""
     plain, moved = refitted_laws(fit, fitted), refitted_laws(second, found)
-    return _gain(fit, fitted, location, plain, moved, HELD_ROWS)
+    cells = fitted.model.y.cells
+    assert cells is not None
+    return _gain(fit, cells.range, location, plain, moved, HELD_ROWS)
 
 
 def _gain(
     fit: JointFit,
-    fitted: Fitted,
+    values: ValueRange,
     location: FittedLocation,
     plain: Iterator[HeldLaws],
     moved: Iterator[HeldLaws],
@@ -267,9 +399,6 @@ def _gain(
     z = residuals.scores(y)
     deviation = np.sqrt(share @ (z - share @ z) ** 2)
     folds = rows.folds(folding, choice.n_folds)
-    cells = fitted.model.y.cells
-    assert cells is not None
-    values = cells.range
 
     def place(atoms: Array, held: Array) -> Array:
         moved = residuals.held_out(x[held], folds[held])[:, None] + atoms

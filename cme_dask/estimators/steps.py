@@ -6,8 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 from cme_dask.chunked.driver import Executor
-from cme_dask.chunked.passes import FLOPS, PassProgress
+from cme_dask.chunked.passes import PassProgress
 from cme_dask.chunked.progress import FitProgress, Listener, Step, StepBegan, listening
+from cme_dask.defaults import SAMPLE_SIZE
+from cme_dask.estimators.calibrating import HELD_ROWS
 from cme_dask.estimators.recipe import PivotProgress, Progress, TuningProgress
 
 ProgressOption: TypeAlias = bool | Listener | None
@@ -17,6 +19,9 @@ ROWS, SEARCH, PIVOTS, PASS, SOLUTION = "rows", "search", "pivots", "pass", "solu
 LOCATION, DECISION, ITERATIONS = "location", "decision", "iterations"
 SECOND = "second "
 """Before the key of a step that is done again for the residuals of y."""
+
+SECOND_PASS = (SECOND + PIVOTS, SECOND + PASS, SECOND + SOLUTION, DECISION)
+"""What follows where the row sample advises a residual reference."""
 
 _NAMES = {
     ROWS: "row sample",
@@ -34,8 +39,12 @@ _NAMES = {
 }
 _GRID, _REFINED = 100.0, 2.0  # pairs of a grid; time of a later trial over that of a pair
 _FEWER = 0.5  # finalists of the second search over those of the first
-_SECOND = {SEARCH: 0.7, PIVOTS: 0.3, PASS: 0.2, SOLUTION: 0.3}
-_BESIDE = 200.0  # rank whose products take as long as what a pass does beside them
+_SECOND_SEARCH = 0.7  # time of the second search over that of the first
+_SECOND_RANK = 60.0  # of bases of x and of residuals, before their own are known
+_FLOPS = 2.2e10  # of one core in a pass, per second
+_BESIDE = 156.0  # rank whose products take as long as what a pass does beside them
+_LOCATION_SECONDS = 0.4  # of a location on the row sample
+_LARGE = 500.0  # rank of a basis that figures of the solution are for
 _GRADIENTS = 20.0  # of an iteration, when half of it is taken to be done
 _STAGES = ("grid", "columns", "refine", "widen", "ignore")
 
@@ -61,20 +70,23 @@ class StepReports:
         self._target, self._n_rows, self._workers = target, n_rows, workers
         self._bases, self._refinements = bases, 40 + 5 * columns
         self._prefix, self._iterations = "", 0
-        self._width = 0.0
+        self._first: list[float] = []
+        self._members = 0.5  # of the solution's time; then laws are calibrated
         self._ranks: list[tuple[str, int]] = []
         self._trials = dict.fromkeys(_STAGES, 0)
 
     def __call__(self, detail: PivotProgress | PassProgress | TuningProgress | StepBegan) -> None:
         """Take the report of a part."""
         if isinstance(detail, StepBegan):
-            if detail.key == LOCATION:
-                self._target.begin(LOCATION)
-                self._prefix, self._ranks = SECOND, []
+            self._target.leave_out(detail.without)
+            if detail.key in (LOCATION, PIVOTS, SECOND + PIVOTS):
+                self._prefix, self._ranks = "" if detail.key == PIVOTS else SECOND, []
                 self._trials = dict.fromkeys(_STAGES, 0)
+                self._target.begin(detail.key)
                 return
             second = detail.key != DECISION
-            self._target.begin((self._prefix if second else "") + detail.key, detail.share)
+            share = detail.share * (self._members if detail.key == SOLUTION else 1.0)
+            self._target.begin((self._prefix if second else "") + detail.key, share)
         elif isinstance(detail, TuningProgress):
             text = f"{detail.stage}: {detail.done} of {detail.most}{detail.best}"
             self._target(detail, self._prefix + SEARCH, self._searched(detail), text)
@@ -96,6 +108,13 @@ class StepReports:
             )
             self._target(detail, self._prefix + PIVOTS, self._chosen(detail), text)
 
+    def _expect(self, prefix: str, specs: float, ranks: Sequence[float]) -> None:
+        seconds = self._n_rows * specs * _row_flops(sum(ranks)) / _FLOPS / self._workers
+        self._target.expect(prefix + PASS, seconds)
+        solved = _solved(self._n_rows, specs, ranks)
+        self._target.expect(prefix + SOLUTION, solved)
+        self._members = _made(specs, ranks) / solved
+
     def _searched(self, event: TuningProgress) -> float:
         self._trials[event.stage] = event.done
         if event.stage == "refine":
@@ -115,18 +134,18 @@ class StepReports:
         for name, rank in self._ranks[:-1]:
             by_variable.setdefault(name, []).append(rank)
         if by_variable:
-            width = sum(sum(ranks) / len(ranks) for ranks in by_variable.values())
+            ranks = [_typical(each) for each in by_variable.values()]
             specs = max(1.0, self._bases / 2)
             if not self._prefix:
-                self._width = width
-                seconds = self._n_rows * specs * _row_flops(width) / FLOPS / self._workers
-                self._target.expect(PASS, seconds)
-                self._target.expect(SOLUTION, specs * _solution_seconds(width))
-            elif self._width:
-                rows = _row_flops(width) / _row_flops(self._width)
-                solved = _solution_seconds(width) / _solution_seconds(self._width)
-                self._target.relate(SECOND + PASS, _FEWER * rows)
-                self._target.relate(SECOND + SOLUTION, _FEWER * solved)
+                self._first = ranks
+                self._expect("", specs, ranks)
+                self._target.expect(LOCATION, _located(specs, ranks[0]))
+                self._target.expect(DECISION, _decided(self._n_rows, specs, ranks))
+            else:
+                self._expect(SECOND, _FEWER * specs, ranks)
+                if self._first:
+                    change = _row_flops(sum(ranks)) / _row_flops(sum(self._first))
+                    self._target.relate(SECOND + PASS, _FEWER * change)
         # The residual falls about exponentially: its logarithm is what moves evenly.
         trace = min(1.0, max(float(event.residual_trace), 1e-300))
         part = min(1.0, math.log(trace) / math.log(event.tol))
@@ -141,6 +160,7 @@ def steps_of(
     learned: bool,
     specs: int = 1,
     residual: bool = False,
+    screened: bool = False,
     iterates: bool = False,
 ) -> list[Step]:
     """The steps of a fit and their predicted seconds, before anything is known.
@@ -159,36 +179,75 @@ def steps_of(
         Number of models whose moments the pass makes.
     residual
         Whether a location of y given x is tried.
+    screened
+        Whether the row sample decides on that before the pass.
     iterates
         Whether the solution takes a pass for each of its gradients.
     """
-    ranks = [min(450.0, 60.0 * 3.0 ** (d - 1)) for d in columns]
-    few = min(n_rows, 4096) / 4096
-    # Figures of one core: of fits with one and three columns of x.
+    ranks = [min(450.0, 50.0 * 2.1 ** (columns[0] - 1))]
+    ranks += [min(450.0, 15.0 * 6.0 ** (d - 1)) for d in columns[1:]]
+    again = [_SECOND_RANK for _ in columns]
+    fewer = _FEWER * specs
     seconds = {
         ROWS: 0.1 + 2e-8 * n_rows,
-        SEARCH: 0.3 * few * sum(columns) ** 2,
-        PIVOTS: specs * sum(0.03 + 0.65 * (rank / 450.0) ** 2 for rank in ranks),
-        PASS: n_rows * specs * _row_flops(sum(ranks)) / FLOPS / workers,
-        SOLUTION: specs * _solution_seconds(sum(ranks)),
+        SEARCH: _search_seconds(n_rows, sum(columns)),
+        PIVOTS: _pivoted(n_rows, specs, ranks),
+        PASS: n_rows * specs * _row_flops(sum(ranks)) / _FLOPS / workers,
+        SOLUTION: _solved(n_rows, specs, ranks),
+    }
+    repeated = {
+        SEARCH: _SECOND_SEARCH * seconds[SEARCH],
+        PIVOTS: _pivoted(n_rows, fewer, again),
+        PASS: n_rows * fewer * _row_flops(sum(again)) / _FLOPS / workers,
+        SOLUTION: _solved(n_rows, fewer, again),
     }
     if not learned:
         del seconds[SEARCH]
     if iterates:
         seconds[ITERATIONS] = _GRADIENTS * seconds[PASS]
         del seconds[SOLUTION]
-    steps = [Step(key, _NAMES[key], cost) for key, cost in seconds.items()]
-    if not residual:
-        return steps
-    second = [
-        Step(SECOND + key, _NAMES[SECOND + key], _SECOND[key] * cost, key, _SECOND[key])
+    steps = {
+        key: Step(key, _NAMES[key], cost, certain=_certain(key), reads=key == PASS)
         for key, cost in seconds.items()
-        if key != ROWS
-    ]
-    solution = seconds[SOLUTION]
-    location = Step(LOCATION, _NAMES[LOCATION], 0.25 * solution, SOLUTION, 0.25)
-    decision = Step(DECISION, _NAMES[DECISION], 0.4 * solution, SOLUTION, 0.4)
-    return [*steps, location, *second, decision]
+    }
+    if not residual:
+        return list(steps.values())
+    ratios = {SEARCH: _SECOND_SEARCH, PASS: repeated[PASS] / seconds[PASS]}
+    second = {}
+    for key, cost in repeated.items():
+        if key in seconds:
+            like, ratio = (key, ratios[key]) if key in ratios else (None, 1.0)
+            name = SECOND + key
+            second[name] = Step(name, _NAMES[name], cost, like, ratio, _certain(key), key == PASS)
+    location = Step(LOCATION, _NAMES[LOCATION], _located(specs, ranks[0]))
+    decision = Step(DECISION, _NAMES[DECISION], _decided(n_rows, specs, ranks))
+    if not screened:
+        return [*steps.values(), location, *second.values(), decision]
+    first = [steps.pop(key) for key in (ROWS, SEARCH) if key in steps]
+    location = Step(LOCATION, _NAMES[LOCATION], _LOCATION_SECONDS)
+    searched = [second.pop(SECOND + SEARCH)] if learned else []
+    return [*first, location, *searched, *steps.values(), *second.values(), decision]
+
+
+def _certain(key: str) -> float:
+    """See :class:`Step`: rows of a pass take the same time from the first to the last."""
+    return 0.05 if key == PASS else 0.3
+
+
+# Figures below are seconds of one core, measured on fits of 300 to 100,000 rows with one to six
+# columns; what the machine takes for the steps before scales them.
+
+
+def _search_seconds(n_rows: int, columns: int) -> float:
+    """Seconds of a search for kernels, on 4096 rows at most."""
+    base = 0.13 * columns**2 if columns <= 4 else 2.1 + 0.65 * (columns - 4)
+    return base * (0.8 + 1.1 * min(n_rows, 4096) / 4096)
+
+
+def _pivoted(n_rows: int, specs: float, ranks: Sequence[float]) -> float:
+    """Seconds of the choice of pivots from the row sample."""
+    share = min(n_rows, SAMPLE_SIZE) / SAMPLE_SIZE
+    return specs * sum(0.01 + share * rank * (1.5e-3 + 2e-6 * rank) for rank in ranks)
 
 
 def _row_flops(width: float) -> float:
@@ -196,9 +255,38 @@ def _row_flops(width: float) -> float:
     return width**2 + _BESIDE**2
 
 
-def _solution_seconds(width: float) -> float:
-    """Seconds from moments to a solution with its ridges, for bases of x and y of this rank."""
-    return 0.12 + 1.05 * (width / 510.0) ** 2
+_POWER = 2.4  # of the rank: the time of its dense algebra
+
+
+def _typical(ranks: Sequence[int]) -> float:
+    """The rank whose dense algebra takes as long as that of these on average."""
+    return float((sum(rank**_POWER for rank in ranks) / len(ranks)) ** (1.0 / _POWER))
+
+
+def _dense(ranks: Sequence[float]) -> float:
+    """Dense algebra of bases of these ranks by fold, in that of one basis of a large rank."""
+    return float(sum((rank / _LARGE) ** _POWER for rank in ranks))
+
+
+def _solved(n_rows: int, specs: float, ranks: Sequence[float]) -> float:
+    """Seconds from moments to a solution with its ridges, calibrated at held-out rows."""
+    judged = min(n_rows, HELD_ROWS) / HELD_ROWS
+    return 0.15 + judged + _made(specs, ranks) + 0.7 * specs * _dense(ranks)
+
+
+def _made(specs: float, ranks: Sequence[float]) -> float:
+    """Seconds from moments to the members with their ridges."""
+    return specs * (0.02 + 0.8 * _dense(ranks))
+
+
+def _located(specs: float, rank: float) -> float:
+    """Seconds of a location from the moments of all rows."""
+    return specs * (0.02 + 0.3 * _dense([rank]))
+
+
+def _decided(n_rows: int, specs: float, ranks: Sequence[float]) -> float:
+    """Seconds of a comparison at held-out rows."""
+    return 0.5 * min(n_rows, HELD_ROWS) / HELD_ROWS + specs * 0.3 * _dense(ranks)
 
 
 @contextlib.contextmanager
@@ -211,6 +299,7 @@ def reported(
     learned: bool = False,
     specs: int = 1,
     residual: bool = False,
+    screened: bool = False,
     iterates: bool = False,
 ) -> Iterator[Progress | None]:
     """The ``progress`` to hand down in a fit, None where nobody listens.
@@ -221,7 +310,7 @@ def reported(
         As the user gave it: True, False, None or a function of :class:`cme_dask.Event`.
     executor
         Where the fit runs.
-    n_rows, columns, learned, specs, residual, iterates
+    n_rows, columns, learned, specs, residual, screened, iterates
         See :func:`steps_of`.
 
     Raises
@@ -240,6 +329,7 @@ def reported(
             learned=learned,
             specs=specs,
             residual=residual,
+            screened=screened,
             iterates=iterates,
         )
         target = FitProgress(steps, listener, executor.client)

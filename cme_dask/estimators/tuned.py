@@ -42,7 +42,6 @@ MAX_RANK = 500
 
 _NEAR = 0.1  # a finalist that is worse than the best by this share of its score is left out
 _NOTHING = 2.0  # standard errors of the gain on independence that may be luck
-_MEMBERS = 0.5  # of the solution's time; then the best are reduced and assembled
 _STEP = float(np.sqrt(10.0))  # between neighbouring ridges
 
 
@@ -199,7 +198,7 @@ def tuned_members(
     with one_blas_thread():
         for done, (candidate, spec, one, arithmetic) in enumerate(triples):
             if choice.progress is not None:
-                choice.progress(StepBegan("solution", _MEMBERS * done / len(triples)))
+                choice.progress(StepBegan("solution", done / len(triples)))
             members.append(
                 _member(candidate, spec, one, solving, arithmetic, found, learn_reg, choice)
             )

@@ -15,6 +15,8 @@ from cme_dask.numerics.projection import project
 Array = Any
 Place = Callable[[Array, Array], Array]
 
+_WORTH = 0.005  # of the CRPS of plain laws
+
 
 @dataclass(frozen=True, eq=False)
 class HeldLaws:
@@ -69,8 +71,11 @@ class Gain:
 
     @property
     def pays(self) -> bool:
-        """Whether the gain is more than one standard error."""
-        return self.gain > self.std
+        """Whether the gain is more than one standard error, and large enough to be worth it.
+
+        Moved laws take a second pass over all rows, and longer for every query.
+        """
+        return self.gain > max(self.std, _WORTH * self.plain)
 
 
 def held_out_crps(laws: Iterable[HeldLaws], y: Array, place: Place | None = None) -> Array:

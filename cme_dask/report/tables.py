@@ -227,19 +227,7 @@ def plan_tables(result: Result) -> list[RenderableType]:
         ),
     ]
     if result["residual"]:
-        least, most = result["residual_seconds"]
-        lines.append(
-            (
-                "residuals",
-                f"one more search and pass, {least:.3g} to {most:.3g} s at ranks like those above: "
-                "its own are not known before"
-                + (
-                    ", and nothing where the first pass shows that it does not pay"
-                    if result["residual"] == "auto"
-                    else ""
-                ),
-            )
-        )
+        lines.append(("residuals", _second_pass(result)))
     if result["rounds"] is None:
         lines.append(
             (
@@ -435,3 +423,17 @@ def point_tables(result: Result) -> list[RenderableType]:
 def with_unit(name: str, units: dict[str, str]) -> str:
     """A name with its unit, if it has one."""
     return f"{name} [{units[name]}]" if name in units else name
+
+
+def _second_pass(result: dict[str, Any]) -> str:
+    """What a plan says of the pass of a residual reference."""
+    least, most = result["residual_seconds"]
+    if least == most:
+        return f"one more pass and solution, {least:.3g} s: the row sample advises them"
+    unknown = (
+        f"one more search and pass, {least:.3g} to {most:.3g} s at ranks like those above: its own "
+        "are not known before"
+    )
+    if result["residual"] == "auto":
+        return f"{unknown}, and nothing where the first pass shows that it does not pay"
+    return unknown
