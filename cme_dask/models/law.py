@@ -347,8 +347,10 @@ class ConditionalLaw(LawsAtPoints):
         """Density against the Lebesgue measure, smoothed; one over the units of the columns.
 
         Each cell is spread as a normal one, with a bandwidth that depends on how many cells share
-        the law and on the number of columns, such that the density has the mean and the covariance
-        of the law and integrates to one; see :func:`cme_dask.numerics.smoothing.log_density`.
+        the law and on the number of columns; in several columns, a share of the density is the
+        normal one with the moments of the law. It has the mean and the covariance of the law and
+        integrates to one; see :func:`cme_dask.numerics.smoothing.log_density`. A law with a
+        location in normal scores is smoothed in scores without kinks, and keeps the moments there.
 
         Parameters
         ----------

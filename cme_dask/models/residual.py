@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cme_dask import kernels
+from cme_dask.defaults import SAMPLE_SIZE
 from cme_dask.errors import DataError, StoreError
 from cme_dask.kernels.coordinates import Coordinates
 from cme_dask.numerics.location import Location
+from cme_dask.numerics.monotone import MonotoneMaps, smooth_map
 from cme_dask.storage.model_file import ModelState
 
 if TYPE_CHECKING:
@@ -57,9 +59,12 @@ class Residual:
         back = self.coordinates.columns[column].inverse()
         return back(np, np.ravel(z)).reshape(np.shape(z))
 
-    def slope(self, y: Array) -> Array:
-        """dz_j / dy_j at the rows y, shape (n, d)."""
-        return np.ones_like(y) if self.coordinates is None else self.coordinates.slope(y)
+    def smoothed(self) -> MonotoneMaps | None:
+        """Smooth coordinates g(y) near z(y), see :func:`smooth_map`; None for z = y."""
+        if self.coordinates is None:
+            return None
+        rows = min(int(self.model.about["rows"]), SAMPLE_SIZE)  # the knots are those of a sample
+        return MonotoneMaps(tuple(smooth_map(c, rows) for c in self.coordinates.columns))
 
 
 def residual_arrays(residual: Residual) -> dict[str, Array]:

@@ -8,9 +8,10 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from cme_dask.numerics.cells import Cells
+from cme_dask.numerics.monotone import MonotoneMaps
 from cme_dask.numerics.quantiles import SortedAtoms, first_reaching, first_true, reported
 from cme_dask.numerics.scoring import sorted_crps
-from cme_dask.numerics.smoothing import Smoothing, log_density
+from cme_dask.numerics.smoothing import Smoothing, log_density, moments
 from cme_dask.numerics.value_range import ValueRange
 
 Array = Any
@@ -33,8 +34,8 @@ class Located(Protocol):
     def undo_column(self, z: Array, column: int) -> Array:
         """y_j(z_j) of one column, for z of any shape."""
 
-    def slope(self, y: Array) -> Array:
-        """dz_j / dy_j, shape (n, d)."""
+    def smoothed(self) -> MonotoneMaps | None:
+        """Smooth coordinates g(y) near z(y); None if z = y."""
 
 
 class _Last:
@@ -288,22 +289,36 @@ class MovedMeasure(_Weighed):
         return self._values(self.located.location(x)[:, None] + self.cells.means[at])
 
     def log_density(self, smoothing: Smoothing) -> Callable[[Array, Array, bool], Array]:
-        """Logarithm of the density at y, shape (b, k): of the atoms' z, smoothed, times dz / dy.
+        """Logarithm of the density at y, shape (b, k).
 
-        Atoms are brought into the range of y, but not to whole numbers.
+        It is the density of the atoms' g, smoothed, times dg / dy, with coordinates g near z that
+        have no kinks: the slopes of z are as rough as the gaps between single rows. Atoms are
+        brought into the range of y, but not to whole numbers; the kernels are those of the
+        atoms before, since a law whose atoms all lie at an end of the range has no width.
         """
-        known = np.isfinite(self.values.low) & np.isfinite(self.values.high)
+        values, smooth = self.values, self.located.smoothed()
+        forward: Query = (lambda y: y) if smooth is None else smooth
+        known = np.isfinite(values.low) & np.isfinite(values.high)
         low, high = (
-            np.where(known, self.located.forward(np.where(known, end, 0.0)[None])[0], beyond)
-            for end, beyond in ((self.values.low, -np.inf), (self.values.high, np.inf))
+            np.where(known, forward(np.where(known, end, 0.0)[None])[0], beyond)
+            for end, beyond in ((values.low, -np.inf), (values.high, np.inf))
         )
 
         def block(x: Array, y: Array, paired: bool) -> Array:
-            with np.errstate(divide="ignore"):
-                change = np.log(self.located.slope(y)).sum(axis=1)
-            atoms = np.clip(self.located.location(x)[:, None] + self.cells.means, low, high)
-            z, covariances = self.located.forward(y), self.cells.covariances
-            found = log_density(self.weigh(x), atoms, covariances, z, smoothing, paired=paired)
+            weights, covariances = self.weigh(x), self.cells.covariances
+            atoms = self.located.location(x)[:, None] + self.cells.means
+            if smooth is not None:
+                rows = self.located.undo(atoms.reshape(-1, atoms.shape[2]))
+                atoms = smooth(rows).reshape(atoms.shape)
+            inside, scales = np.clip(atoms, low, high), None
+            if (inside != atoms).any():
+                _, scales = moments(weights, atoms, covariances)
+            found = log_density(
+                weights, inside, covariances, forward(y), smoothing, paired=paired, scales=scales
+            )
+            if smooth is None:
+                return found
+            change = np.log(smooth.slope(y)).sum(axis=1)
             return found + (change[:, None] if paired else change)
 
         return block

@@ -70,9 +70,14 @@ class Smoothing:
             wider = np.exp(np.minimum(np.log(self.spread / deviations).mean(axis=1), 0.0))
         least, most = silverman(d, self.rows) * wider, silverman(d, cells)
         h = np.minimum(np.clip(OVERLAP * cells ** (-1.0 / d), least, np.maximum(most, least)), 1.0)
-        floor = (_LEAST * silverman(d, self.rows) * self.spread) ** 2
-        kernel = (h * h)[:, None, None] * covariances + np.diag(floor)
+        kernel = (h * h)[:, None, None] * covariances + self.floor
         return np.sqrt(1.0 - h * h), kernel
+
+    @property
+    def floor(self) -> Array:
+        """Covariance that is added to every kernel, shape (d, d)."""
+        least = _LEAST * silverman(len(self.spread), self.rows) * self.spread
+        return np.diag(least * least)
 
 
 def log_density(
@@ -83,17 +88,19 @@ def log_density(
     smoothing: Smoothing,
     *,
     paired: bool,
+    scales: Array | None = None,
 ) -> Array:
     r"""Logarithm of the smoothed densities of laws on cells.
 
     With mean mu and covariance Sigma of the law at x,
 
-    .. math:: p(y | x) = \sum_s w_s(x) N(y; \mu + a (m_s - \mu), a^2 C_s + h^2 \Sigma),
-              \quad a^2 = 1 - h^2,
+    .. math:: p(y | x) = a^{d - 1} \sum_s w_s(x) N(y; \mu + a (m_s - \mu), a^2 C_s + h^2 \Sigma)
+              + (1 - a^{d - 1}) N(y; \mu, \Sigma), \quad a^2 = 1 - h^2,
 
     has the mean mu and the covariance Sigma, too, and integrates to one. For h = 1 it is the normal
-    density with these moments. Where a bandwidth is given, noise of that size is added instead:
-    a = 1, and the kernel is the noise's.
+    density with these moments. The more columns there are, the wider are the gaps between the
+    kernels; the normal density fills them, and there is none in one column. Where a bandwidth is
+    given, noise of that size is added instead: a = 1, and the kernel is the noise's.
 
     Parameters
     ----------
@@ -109,6 +116,9 @@ def log_density(
         Spread, rows, bandwidth.
     paired
         Whether each law is asked at its own point alone.
+    scales
+        Sigma in the kernels and in the normal density, shape (b, d, d); default the covariances of
+        the laws.
 
     Returns
     -------
@@ -121,10 +131,14 @@ def log_density(
     for start in range(0, b, rows):
         here = slice(start, start + rows)
         mixture = _Mixture.of(
-            weights[here], centres if centres.ndim == 2 else centres[here], covariances, smoothing
+            weights[here],
+            centres if centres.ndim == 2 else centres[here],
+            covariances,
+            smoothing,
+            None if scales is None else scales[here],
         )
         if paired:
-            found[here] = mixture.log_density(points[here][mixture.law][:, None])
+            found[here] = mixture.log_density(points[here][:, None])
             continue
         for first in range(0, len(points), columns):
             there = slice(first, first + columns)
@@ -132,9 +146,18 @@ def log_density(
     return found
 
 
+def moments(weights: Array, centres: Array, covariances: Array) -> tuple[Array, Array]:
+    """Means and covariances of laws on cells, shapes (b, d) and (b, d, d); as `log_density`."""
+    each = np.broadcast_to(centres, (*weights.shape, centres.shape[-1]))
+    mean = np.einsum("bs,bsd->bd", weights, each)
+    gap = each - mean[:, None]
+    between = np.einsum("bs,bsi,bsj->bij", weights, gap, gap, optimize=True)
+    return mean, between + np.tensordot(weights, covariances, 1)
+
+
 @dataclass(frozen=True, eq=False)
 class _Mixture:
-    """Normal components of several laws, one after the other.
+    """Normal components of several laws, one after the other, and one normal density of each.
 
     Attributes
     ----------
@@ -146,6 +169,10 @@ class _Mixture:
         Logarithms of the components' weights, shape (P,).
     means, covariances
         Of the components, shapes (P, d) and (P, d, d).
+    share
+        Of the one normal density of the law, shape (b,).
+    mean, covariance
+        Of that density, shapes (b, d) and (b, d, d).
     """
 
     law: Array
@@ -153,35 +180,55 @@ class _Mixture:
     logs: Array
     means: Array
     covariances: Array
+    share: Array
+    mean: Array
+    covariance: Array
 
     @classmethod
     def of(
-        cls, weights: Array, centres: Array, covariances: Array, smoothing: Smoothing
+        cls,
+        weights: Array,
+        centres: Array,
+        covariances: Array,
+        smoothing: Smoothing,
+        scales: Array | None,
     ) -> "_Mixture":
         law, cell = np.nonzero(weights)
-        each = np.broadcast_to(centres, (*weights.shape, centres.shape[-1]))
-        mean = np.einsum("bs,bsd->bd", weights, each)
-        gap = each - mean[:, None]
-        total = np.einsum("bs,bsi,bsj->bij", weights, gap, gap, optimize=True)
-        total = total + np.tensordot(weights, covariances, 1)
-        shrinkage, kernel = smoothing.kernels(weights, total)
+        mean, own = moments(weights, centres, covariances)
+        scale = own if scales is None else scales
+        shrinkage, kernel = smoothing.kernels(weights, scale)
+        centre = centres[cell] if centres.ndim == 2 else centres[law, cell]
         return cls(
             law,
             np.searchsorted(law, np.arange(len(weights))),
             np.log(weights[law, cell]),
-            mean[law] + shrinkage[law, None] * gap[law, cell],
+            mean[law] + shrinkage[law, None] * (centre - mean[law]),
             (shrinkage**2)[law, None, None] * covariances[cell] + kernel[law],
+            1.0 - shrinkage ** (mean.shape[1] - 1),
+            mean,
+            scale + smoothing.floor,
         )
 
     def log_density(self, points: Array) -> Array:
-        """Of each law at points (1, k, d), or at one for each component (P, 1, d): (b, k)."""
-        white, determinant = _whitened(points - self.means[:, None], self.covariances)
-        logs = (self.logs - 0.5 * determinant)[:, None] - 0.5 * white
+        """Of each law at points (1, k, d), or at its own (b, 1, d): shape (b, k)."""
+        each = points if len(points) == 1 else points[self.law]
+        logs = self.logs[:, None] + _log_normal(each - self.means[:, None], self.covariances)
         top = np.maximum.reduceat(logs, self.starts)
         top = np.where(np.isfinite(top), top, 0.0)
         sums = np.add.reduceat(np.exp(logs - top[self.law]), self.starts)
         with np.errstate(divide="ignore"):
-            return np.log(sums) + top - 0.5 * self.means.shape[1] * np.log(2.0 * np.pi)
+            found = np.log(sums) + top
+            if not self.share.any():
+                return found
+            logs = np.log1p(-self.share)[:, None], np.log(self.share)[:, None]
+        normal = _log_normal(points - self.mean[:, None], self.covariance)
+        return np.logaddexp(logs[0] + found, logs[1] + normal)
+
+
+def _log_normal(gap: Array, covariances: Array) -> Array:
+    """Logarithms of centred normal densities at gaps (P, k, d), shape (P, k)."""
+    white, determinant = _whitened(gap, covariances)
+    return -0.5 * (white + determinant[:, None] + gap.shape[2] * np.log(2.0 * np.pi))
 
 
 def _whitened(gap: Array, covariances: Array) -> tuple[Array, Array]:
