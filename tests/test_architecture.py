@@ -109,7 +109,7 @@ AIM = [
 FLOOR = {name: floor for floor, rooms in enumerate(AIM) for name in rooms}
 # What was counted last: these may only be lowered. Files in circles of imports: those that run with
 # the file, with those inside functions, and with those for type checkers alone.
-CIRCLES = [((), 0), (("late",), 13), (("late", "types"), 27)]
+CIRCLES = [((), 0), (("late",), 7), (("late", "types"), 21)]
 UPWARD_ARROWS = 12
 
 

@@ -5,7 +5,7 @@ from dataclasses import fields
 from typing import Any
 
 from cme_dask.errors import DataError, remedy
-from cme_dask.kernels.base import Kernel, check_kernel
+from cme_dask.kernels.base import KERNELS, Kernel, check_kernel
 from cme_dask.kernels.categorical import Categorical
 from cme_dask.kernels.composed import Columns, Product, Scaled, Sum
 from cme_dask.kernels.coordinates import Coordinates
@@ -15,27 +15,13 @@ from cme_dask.kernels.warped import Warped
 
 MAX_DEPTH = 100  # of nested kernels in a file: a hostile one must not exhaust the stack
 
-KERNELS: dict[str, type[Kernel]] = {
-    cls.__name__: cls
+KERNELS.update(
+    (cls.__name__, cls)
     for cls in (
         *(Gaussian, Laplace, Matern, RationalQuadratic, Delta, Categorical),
         *(Linear, Polynomial, Custom, Sum, Product, Scaled, Columns, Warped),
     )
-}
-
-
-def describe(kernel: Kernel) -> dict[str, Any]:
-    """Return the kernel as :meth:`Kernel.to_dict` does."""
-    name = type(kernel).__name__
-    if KERNELS.get(name) is not type(kernel):
-        raise DataError(f"{name} is not a kernel of cme_dask: wrap it in Custom to save it")
-    return {"kernel": name, **{f.name: _plain(getattr(kernel, f.name)) for f in fields(kernel)}}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, (Kernel, Coordinates)):
-        return value.to_dict()
-    return list(value) if isinstance(value, tuple) else value
+)
 
 
 def from_dict(d: Mapping[str, Any], custom: Mapping[str, Kernel] | None = None) -> Kernel:
