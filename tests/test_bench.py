@@ -281,6 +281,36 @@ def test_every_case_measures_and_reports(case, here, brief_search, monkeypatch, 
     assert "already holds bench.json" in err
 
 
+def test_coverage_is_measured_for_given_and_learned_kernels(
+    here, brief_search, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(run, "QUICK", {"coverage": Size(1000)})
+    monkeypatch.setattr(cases, "_COVERED", 2)
+    out = tmp_path / "out"
+    code, stdout, err = command("--case", "coverage", "--workers", 1, "--out", out)
+    assert code == 0, err
+    result = json.loads((out / "bench.json").read_text())
+    assert (out / "bench.png").stat().st_size > 5_000
+    lines = stdout.splitlines()
+    assert any("Intervals of conditional expectations, beside the truth" in line for line in lines)
+    kinds = [(law, chosen) for law in ("bimodal", "skewed") for chosen in ("median", "learned")]
+    keys = [f"coverage/{law}, 1,000 rows/{chosen}" for law, chosen in kinds]
+    assert list(result["measurements"]) == keys
+    for key in keys:
+        (found,) = result["measurements"][key]["runs"]
+        assert 0.0 <= found["lowest"] <= found["t"] <= 1.0
+        assert 0.3 < found["two"] <= found["t"]
+        assert found["variance"] > 0.3
+        assert 0.0 < found["bias"] < 10.0
+        group, chosen = key.rsplit("/", 1)
+        own = [r for r in result["ratios"] if r["group"] == group and chosen in r["name"]]
+        names = ("two", "t", "lowest", "variance", "bias")
+        assert [r["value"] for r in own] == [found[name] for name in names]
+        row = next(line for line in lines if key.split("/")[1] in line and chosen in line)
+        assert row.count(" %") == 4
+        assert f"{100 * found['two']:.0f} %" in row
+
+
 def test_the_sweep_changes_one_thing_at_a_time(here, monkeypatch):
     monkeypatch.setattr(run, "QUICK", SMALL)
     code, stdout, err = command("--case", "sweep", "--repeats", 1, "--workers", 1)

@@ -5,6 +5,7 @@ from itertools import groupby
 from statistics import median
 from typing import Any
 
+from cme_dask.bench.coverage import LEVEL
 from cme_dask.report.tables import facts, format_bytes, grid, number
 
 Result = dict[str, Any]
@@ -66,7 +67,7 @@ def bench_tables(result: Result) -> Iterator[Any]:
             yield _rates(dict(found)["machine/rates"])
             continue
         yield ""
-        table = _programs if case == "programs" else _measurements
+        table = _TABLES.get(case, _measurements)
         yield table(_TITLES[case], list(found))
     if result["ratios"]:
         yield ""
@@ -154,6 +155,24 @@ def _programs(title: str, found: list[tuple[str, Result]]) -> Any:
         "is the solver's word; the KKT residual is ours, of its solution with its multipliers."
     )
     return grid(title, head, rows, caption)
+
+
+def _coverage(title: str, found: list[tuple[str, Result]]) -> Any:
+    rows = []
+    for key, measurement in found:
+        _, sample, chosen = key.split("/")
+        (run,) = measurement["runs"]
+        shares = (f"{100 * run[name]:.0f} %" for name in ("two", "t", "lowest", "variance"))
+        rows.append((sample, chosen, *shares, f"{run['bias']:.2g}"))
+    head = ("sample", "kernels", "2 errors", "interval", "worst", "mean", "bias / std")
+    caption = (
+        f"Truth within 2 standard errors, within the {100 * LEVEL:.0f} % interval, and the same at "
+        "the worst point; mean of all estimates within the interval; bias over standard deviation."
+    )
+    return grid(title, head, rows, caption, text_columns=2)
+
+
+_TABLES = {"programs": _programs, "coverage": _coverage}
 
 
 def _error(run: Result) -> str:
