@@ -1,5 +1,7 @@
 """The estimators among scikit-learn's: its own checks, pipelines, searches, labels of any kind."""
 
+from unittest import SkipTest
+
 import dask
 import dask.array as da
 import numpy as np
@@ -15,7 +17,7 @@ from sklearn.exceptions import NotFittedError as SklearnNotFitted
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from sklearn.utils.estimator_checks import check_estimator
+from sklearn.utils.estimator_checks import estimator_checks_generator
 
 from cme_dask import (
     ConditionalMeanEmbedding,
@@ -23,6 +25,7 @@ from cme_dask import (
     JointClassifier,
     JointDistribution,
     KernelLogisticRegression,
+    PivotedCholesky,
     kernels,
 )
 from cme_dask.errors import DataError
@@ -38,13 +41,19 @@ CLASSIFIERS = (
     KernelLogisticRegression(reg=1e-3, gradient_tol=1e-3),
 )
 
-OURS = "our own sentence says so: expected, received, remedy"
+DEFAULTS = (
+    JointDistribution,
+    ConditionalMeanEmbedding,
+    JointClassifier,
+    EmbeddingClassifier,
+    KernelLogisticRegression,
+    PivotedCholesky,
+)
+LAWS = (JointDistribution, JointClassifier)
+
 EXPECTED = {
-    "check_n_features_in_after_fitting": OURS,
-    "check_estimators_empty_data_messages": OURS,
-    "check_fit2d_1sample": OURS,
-    "check_requires_y_none": OURS,
-    "check_complex_data": OURS,
+    "check_n_features_in_after_fitting": "the message names the columns that are expected, not the "
+    "class of the estimator: models say it, too, which have no class of scikit-learn",
     "check_dtype_object": "columns of objects are refused: numbers come as numbers, labels as text",
     "check_fit1d": "one column may come as (n,), as y may",
     "check_fit2d_predict1d": "one point of d columns may come as (d,)",
@@ -52,23 +61,55 @@ EXPECTED = {
     "on the numbers of the rows, so learned kernels are only about the same for a weight of two as "
     "for two rows",
 }
+AVERAGED = {
+    "check_fit_score_takes_y": "a default fit averages several models, to which no rows can be "
+    "added: partial_fit after fit says so, and a first call of partial_fit keeps one model"
+}
+
+
+def expected_failures(kind):
+    found = EXPECTED | (AVERAGED if kind in LAWS else {})
+    if kind is PivotedCholesky:  # takes no weights of scikit-learn's name
+        found = {n: why for n, why in found.items() if "weight" not in n}
+    return found
+
+
+def check_defaults(kind, left_out=()):
+    """All checks of scikit-learn pass but those that are listed with a reason, and these fail."""
+    expected, outcome = expected_failures(kind), {}
+    with dask.config.set(scheduler="synchronous"):
+        for estimator, check in estimator_checks_generator(kind()):
+            name = getattr(check, "func", check).__name__
+            if name in left_out:
+                continue
+            try:
+                check(estimator)
+                outcome.setdefault(name, None)
+            except SkipTest:
+                pass
+            except Exception as error:  # noqa: BLE001 - whatever a check meets
+                outcome[name] = repr(error)
+    failed = {name: error for name, error in outcome.items() if error is not None}
+    surprises = {name: error for name, error in failed.items() if name not in expected}
+    assert not surprises
+    # A brief search may leave one member alone, which takes more rows.
+    assert failed.keys() >= (expected.keys() - AVERAGED.keys()) & outcome.keys()
+    assert len(outcome) - len(failed) >= 40 - len(left_out)
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("estimator", [*REGRESSORS, *CLASSIFIERS], ids=lambda e: type(e).__name__)
-def test_checks_of_scikit_learn(estimator):
-    """All pass but those that are listed with a reason."""
-    with dask.config.set(scheduler="synchronous"):
-        found = check_estimator(
-            clone(estimator), expected_failed_checks=EXPECTED, on_skip=None, on_fail=None
-        )
-    failed = {f"{c['check_name']}: {c['exception']!r}" for c in found if c["status"] == "failed"}
-    assert not failed
-    passed = [c for c in found if c["status"] == "passed"]
-    assert len(passed) >= 45
-    by_name = {c["check_name"]: c["status"] for c in found}
-    for name in ("check_fit1d", "check_fit2d_predict1d", "check_n_features_in_after_fitting"):
-        assert by_name[name] == "xfail"
+@pytest.mark.parametrize("kind", DEFAULTS, ids=lambda kind: kind.__name__)
+def test_checks_of_scikit_learn_on_defaults(kind, brief_search):
+    """With brief searches, and without the checks of the largest tables: see the slow one."""
+    large = "check_regressors_train", "check_regressor_data_not_an_array", "check_classifiers_train"
+    check_defaults(kind, large)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", DEFAULTS, ids=lambda kind: kind.__name__)
+def test_all_checks_of_scikit_learn_on_defaults(kind):
+    check_defaults(kind)
 
 
 def table(n=300, seed=0):

@@ -263,6 +263,10 @@ def _rows(name: str, value: Any) -> tuple[RowSource, Columns]:
         raise DataError(f"{name} must be an array or a table, got {type(value).__name__}")
     if len(value.shape) not in (1, 2):
         raise DataError(f"{name} must have shape (n,) or (n, d), got {tuple(value.shape)}")
+    if np.dtype(value.dtype).kind == "c":
+        raise DataError(
+            f"Complex data not supported: {name} must be numeric, got values of type {value.dtype}"
+        )
     if np.dtype(value.dtype).kind not in "fiub":
         raise DataError(f"{name} must be numeric, got values of type {value.dtype}")
     source = _source(name, value)

@@ -281,7 +281,10 @@ class ConditionalMeanEmbedding(GrowingEmbedding, BaseEstimator):  # type: ignore
             raise DataError("the ridge is chosen on held-out folds: give reg, or n_folds >= 2")
         sample = self._open(X, Y, weights)
         if len(sample.sources) != 2:
-            raise DataError("an embedding needs rows of x and of y: give Y, or a store")
+            raise DataError(
+                f"{type(self).__name__} requires y to be passed, but the target y is None: it "
+                "needs rows of x and of y: give Y, or a store"
+            )
         return sample
 
     def _open(self, X: Any, Y: Any, weights: Any) -> Sample:

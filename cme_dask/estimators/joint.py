@@ -409,7 +409,10 @@ class JointDistribution(GrowingJoint, BaseEstimator):  # type: ignore[misc]
         pair_of_pivots(self.pivots)
         sample = self._open(X, Y, weights)
         if len(sample.sources) != 2:
-            raise DataError("a joint distribution needs rows of x and of y: give Y, or a store")
+            raise DataError(
+                f"{type(self).__name__} requires y to be passed, but the target y is None: it "
+                "needs rows of x and of y: give Y, or a store"
+            )
         return sample
 
     def _prepare(

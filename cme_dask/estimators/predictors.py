@@ -336,8 +336,13 @@ def _recoded(classes: Array, codes: Array, known: Array) -> Array:
 
 def _stored_labels(sample: Sample) -> tuple[Sample, Array]:
     columns = sample.columns[-1]
-    if len(sample.sources) != 2 or len(columns.names) != 1 or not columns.categories:
-        found = "no y" if len(sample.sources) != 2 else f"y: {columns.listed()}"
+    if len(sample.sources) != 2:
+        raise DataError(
+            "a classifier requires y to be passed, but the target y is None: give labels, or a "
+            "store whose y is one categorical column"
+        )
+    if len(columns.names) != 1 or not columns.categories:
+        found = f"y: {columns.listed()}"
         raise DataError(
             "a classifier needs y to be one categorical column (ingest with categorical=), "
             f"{sample.location} has {found}"

@@ -233,7 +233,8 @@ def check_integer(name: str, value: Any, least: int, most: int | None = None) ->
 def usable_rows(sample: Sample, size: int, seed: int, executor: Executor) -> tuple[RowSample, int]:
     """The row sample and the passes it took; unusable values that it meets are counted."""
     if sample.n_rows < 2:
-        raise DataError(f"at least 2 rows are needed, got {sample.n_rows}")
+        noun = "sample" if sample.n_rows == 1 else "samples"
+        raise DataError(f"at least 2 rows are needed, got {sample.n_rows} {noun}")
     try:
         rows, passes = sample_rows(sample, size, seed, executor)
     except BadValues:

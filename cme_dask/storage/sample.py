@@ -93,7 +93,10 @@ class Sample:
             )
         for name, source in named.items():
             if source.shape[1] == 0:
-                raise DataError(f"{name} has no columns: at least one is needed")
+                raise DataError(
+                    f"{name} has no columns: 0 feature(s) (shape={source.shape}) while a minimum "
+                    "of 1 is required."
+                )
             if name in single and source.shape[1] != 1:
                 raise DataError(f"{name} must have one column, got {source.shape[1]}")
         for (name, source), columns in zip(named.items(), self.columns, strict=False):
