@@ -49,14 +49,15 @@ BRIEF = {"rows": 800, "max_rank": 60, "evaluations": 8, "finalists": 2, "average
 """A search for kernels that ends soon."""
 
 
-def shorten_searches(patch):
-    """Searches for kernels are brief by default, by this monkeypatch."""
+def shorten_searches(patch, **changes):
+    """Searches for kernels are brief by default, by this monkeypatch, or briefer still."""
     from cme_dask import Tuning
 
     names = [field.name for field in fields(Tuning)]
     defaults = dict(zip(names, Tuning.__init__.__defaults__, strict=True))
-    patch.setattr(Tuning.__init__, "__defaults__", tuple((defaults | BRIEF).values()))
-    assert Tuning() == Tuning(**BRIEF)
+    brief = BRIEF | changes
+    patch.setattr(Tuning.__init__, "__defaults__", tuple((defaults | brief).values()))
+    assert Tuning() == Tuning(**brief)
 
 
 @pytest.fixture

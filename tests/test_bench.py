@@ -263,7 +263,8 @@ SMALL = {
 def test_every_case_measures_and_reports(case, here, brief_search, monkeypatch, tmp_path):
     monkeypatch.setattr(run, "QUICK", SMALL)
     out = tmp_path / "out"
-    args = ("--case", case, "--repeats", 2, "--workers", 2, "--out", out)
+    repeats = 1 if case == "tuning" else 2
+    args = ("--case", case, "--repeats", repeats, "--workers", 2, "--out", out)
     code, stdout, err = command(*args, "--json")
     assert code == 0, err
     result = json.loads(stdout)
@@ -272,7 +273,7 @@ def test_every_case_measures_and_reports(case, here, brief_search, monkeypatch, 
     assert set(out.iterdir()) == {out / "bench.json", out / "bench.png"}
     assert (out / "bench.png").stat().st_size > 5_000
     timed = [m for m in result["measurements"].values() if m["runs"]]
-    assert all(len(m["runs"]) == (1 if case == "machine" else 2) for m in timed)
+    assert all(len(m["runs"]) == (1 if case == "machine" else repeats) for m in timed)
     for ratio in result["ratios"]:
         if "trace error" in ratio["name"] and case == "fmca" and ratio["value"] is not None:
             assert ratio["value"] <= 1.0

@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 
 import dask
 import numpy as np
@@ -46,7 +47,8 @@ def small():
         yield local, client
 
 
-def slow(shared, seconds):
+def slow(mark, seconds):
+    Path(mark).touch()
     time.sleep(seconds)
     return {os.getpid()}
 
@@ -113,15 +115,49 @@ def test_what_hears_of_the_progress_is_not_the_scheduler(small):
         )
 
 
-def test_without_any_worker_a_run_ends_with_a_sentence(small):
+def test_a_worker_that_dies_while_it_is_prepared_is_no_lost_scheduler(small):
+    """It hears of the plugin, but doesn't answer; its successor does."""
+    _, client = small
+    (pid,) = client.run(os.getpid).values()
+    prepared = client.register_plugin
+
+    def dying(plugin):
+        os.kill(pid, signal.SIGSTOP)
+        killing = threading.Timer(1.0, os.kill, (pid, signal.SIGKILL))
+        killing.start()
+        client.register_plugin = prepared
+        try:
+            return prepared(plugin)
+        finally:
+            killing.join()
+
+    client.register_plugin = dying
+    executor = Executor.resolve(client)
+    assert executor.run(plus, [(1,), (2,)], plus, shared=1, name="plus") == 5
+    client.wait_for_workers(1)
+    (pid,) = client.run(os.getpid).values()
+    client.register_plugin = dying
+    assert executor.run(plus, [(1,), (2,)], plus, shared=1, name="plus") == 5
+
+
+def test_without_any_worker_a_run_ends_with_a_sentence(small, tmp_path, monkeypatch):
+    """Its workers leave once its tasks run."""
     local, client = small
     executor = Executor.resolve(client)
-    threading.Timer(0.5, local.scale, (0,)).start()
+    begun = tmp_path / "begun"
+    monkeypatch.setattr("cme_dask.chunked.cluster_run._PAUSE", 0.2)
+
+    def leave():
+        while not begun.exists():
+            time.sleep(0.05)
+        local.scale(0)
+
+    threading.Thread(target=leave, daemon=True).start()
     with (
         dask.config.set({"cme-dask.no-workers-timeout": 0.5}),
         pytest.raises(ResourceError, match="has had no worker for 0 s: start some"),
     ):
-        executor.run(slow, [(3.0,), (3.0,)], union, shared=None, name="slow")
+        executor.run(slow, [(3.0,), (3.0,)], union, shared=str(begun), name="slow")
 
 
 def test_what_a_task_raises_comes_back_as_it_is(small):

@@ -26,7 +26,7 @@ CUT = {
         "--set", f"fit.tuning={{{', '.join(f'{k}={v}' for k, v in BRIEF.items())}}}",
         "--set", "fit.max_rank=100",
     ],
-    "sample": ["--rows", "2e4"],
+    "sample": ["--rows", "6e3"],
     "tune": ["--rows", "800", "--evaluations", "8", "--averaged", "1", "--max-rank", "100"],
 }  # fmt: skip
 """What is added to commands that ask for much, by one of their words."""
@@ -39,7 +39,7 @@ def folder(tmp_path):
     (tmp_path / "stations").mkdir()
     rng = np.random.default_rng(0)
     for station in ("Dongsi", "Dingling", "Gucheng"):
-        n = 4000
+        n = 2400
         date = np.datetime64("2013-03-01T00") + np.arange(n) * np.timedelta64(1, "h")
         day = date.astype("datetime64[D]")
         month = day.astype("datetime64[M]")

@@ -284,7 +284,7 @@ def half_written(folder):
 @pytest.mark.parametrize("scheduler", ["threads", "processes"])
 def test_interrupting_leaves_nothing(long_store, model, tmp_path, scheduler):
     args = ("transform", long_store, "--model", model[0], "--out", tmp_path / "f.zarr")
-    interrupt((*args, "--scheduler", scheduler), lambda: half_written(tmp_path))
+    interrupt((*args, "--scheduler", scheduler), lambda _: half_written(tmp_path))
     assert not list(tmp_path.iterdir())
 
 

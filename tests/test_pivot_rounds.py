@@ -325,10 +325,10 @@ def test_any_chunks_and_scheduler_give_the_same_bits(mode, span, table, tmp_path
 def test_processes_give_the_same_bits(table):
     x, y, _ = table
     for mode in ("greedy", "random"):
-        options = {"max_rank": 12}
-        with pytest.warns(RankWarning, match="max_rank=12"):
+        options = {"max_rank": 4}  # each round starts processes
+        with pytest.warns(RankWarning, match="max_rank=4"):
             expected = bits(fitted(mode, 0.3, x, y, **options))
-        with pytest.warns(RankWarning, match="max_rank=12"):
+        with pytest.warns(RankWarning, match="max_rank=4"):
             assert bits(fitted(mode, 0.3, x, y, scheduler="processes", **options)) == expected
 
 

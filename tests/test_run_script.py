@@ -272,10 +272,30 @@ def test_exec_of_a_missing_command(small_root, capsys):
     assert "there-is-no-such-command: No such file" in capsys.readouterr().err
 
 
+def test_steps_run_at_once(small_root, capfd):
+    """Each waits for a file of the other one."""
+    for own, other in ("ab", "ba"):
+        (small_root.ROOT / f"step_{own}.py").write_text(
+            "import pathlib, time\n"
+            f"pathlib.Path('{own}').touch()\n"
+            "until = time.monotonic() + 60\n"
+            f"while not pathlib.Path('{other}').exists():\n"
+            "    assert time.monotonic() < until\n"
+            "    time.sleep(0.01)\n"
+            f"print('{own} is done')\n"
+        )
+    assert small_root.run_all([["step_a"], ["step_b"]]) == 0
+    captured = capfd.readouterr()
+    assert captured.out == "b is done\n"
+    assert sorted(captured.err.splitlines()) == ["a is done", "run: step_a", "run: step_b"]
+
+
 def test_later_steps_run_after_a_failed_one(small_root, capfd):
     assert small_root.run_all([["no_such_module"], ["json.tool", "--help"]]) == 1
     captured = capfd.readouterr()
     assert "usage" in captured.out
+    assert "run: no_such_module failed\n" in captured.err
+    assert "No module named no_such_module" in captured.err
     assert captured.err.endswith("failed: no_such_module\n")
     assert small_root.run_all([["json.tool", "--help"]]) == 0
 

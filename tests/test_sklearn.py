@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import zarr
-from conftest import write_store
+from conftest import shorten_searches, write_store
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.base import clone
@@ -99,8 +99,9 @@ def check_defaults(kind, left_out=()):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", DEFAULTS, ids=lambda kind: kind.__name__)
-def test_checks_of_scikit_learn_on_defaults(kind, brief_search):
+def test_checks_of_scikit_learn_on_defaults(kind, monkeypatch):
     """With brief searches, and without the checks of the largest tables: see the slow one."""
+    shorten_searches(monkeypatch, rows=200, max_rank=15, evaluations=1)
     large = "check_regressors_train", "check_regressor_data_not_an_array", "check_classifiers_train"
     check_defaults(kind, large)
 

@@ -11,11 +11,12 @@ import contextlib
 import ctypes
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
 
-from distributed import WorkerPlugin
+from distributed import Client, WorkerPlugin
 from threadpoolctl import OpenBLASController, get_cached_controller, threadpool_limits
 
 import cme_dask.kernels.blas  # noqa: F401 - only a library that is loaded can be limited
@@ -23,6 +24,7 @@ import cme_dask.kernels.blas  # noqa: F401 - only a library that is loaded can b
 _SWITCH_SECONDS = 1e-3
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 _REUSED_BYTES = 4 << 20
+_ATTEMPTS, _PAUSE = 10, 0.5  # seconds between two attempts to reach all workers
 
 _lock = threading.Lock()
 _users = 0
@@ -99,3 +101,25 @@ class OneBlasThread(WorkerPlugin):  # type: ignore[misc]
         """Limit the process, unless it is the client's own, which limits itself while it waits."""
         if self._client_process != _process:
             limit_this_process()
+
+
+def limit_workers(client: Client) -> None:
+    """Limit all workers of a cluster, those that join later as well.
+
+    The scheduler sends the plugin to each worker, and fails when one of them dies meanwhile; it is
+    then asked to send it again.
+
+    Raises
+    ------
+    OSError
+        If the scheduler is lost, or workers die every time.
+    """
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            client.register_plugin(OneBlasThread())
+        except OSError:
+            client.nthreads()  # an OSError as well if it is the scheduler that was lost
+            time.sleep(_PAUSE)
+        else:
+            return
+    client.register_plugin(OneBlasThread())

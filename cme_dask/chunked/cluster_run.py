@@ -20,7 +20,7 @@ from distributed import CancelledError, Client, Future, KilledWorker
 from distributed.client import FutureCancelledError
 from distributed.comm import CommClosedError
 
-from cme_dask.chunked.blas import OneBlasThread
+from cme_dask.chunked.blas import limit_workers
 from cme_dask.chunked.jobs import Job
 from cme_dask.errors import ResourceError
 
@@ -83,7 +83,7 @@ class ClusterRun:
     def _drive(self) -> Future:
         """The future of the sum over all leaves, or of a node that failed for good."""
         root, leaves = self._job.tree.root, self._job.tree.leaves
-        self._client.register_plugin(OneBlasThread())
+        limit_workers(self._client)
         self._ask(range(root + 1))
         while True:
             node, attempt = self._next()

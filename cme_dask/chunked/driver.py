@@ -23,7 +23,7 @@ from dask.callbacks import Callback
 from dask.system import CPU_COUNT
 from distributed import Client
 
-from cme_dask.chunked.blas import OneBlasThread, limit_this_process, one_blas_thread
+from cme_dask.chunked.blas import limit_this_process, limit_workers, one_blas_thread
 from cme_dask.chunked.checkpoints import Checkpoint
 from cme_dask.chunked.cluster_run import ClusterRun
 from cme_dask.chunked.clusters import Scheduler, cluster_threads
@@ -100,7 +100,7 @@ class Executor:
             scheduler = _configured()
         if isinstance(scheduler, Client):
             threads = cluster_threads(scheduler)
-            scheduler.register_plugin(OneBlasThread())  # imports the package on the workers
+            limit_workers(scheduler)  # imports the package on the workers
             if checkpoint is not None:
                 checkpoint.check_seen(scheduler)
             return cls("distributed", threads, scheduler, checkpoint)
