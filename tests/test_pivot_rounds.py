@@ -8,6 +8,7 @@ from operator import add
 import dask.array as da
 import numpy as np
 import oracle_pivots as slow
+import psutil
 import pytest
 from click.testing import CliRunner
 from conftest import write_store
@@ -283,7 +284,7 @@ def table():
     return x, x[:, :1] + 0.3 * rng.standard_normal((ROWS, 1)), rng.exponential(size=ROWS)
 
 
-def fitted(mode, span, *data, scheduler="synchronous", **options):
+def fitted(mode, span, *data, scheduler="synchronous", progress=None, **options):
     estimator = JointDistribution(
         kernel_x=kernels.Gaussian(0.4),
         kernel_y=kernels.Matern(1.5, 1.5),
@@ -294,7 +295,7 @@ def fitted(mode, span, *data, scheduler="synchronous", **options):
         **options,
     )
     workers = {} if scheduler == "synchronous" else {"workers": 2}
-    return estimator.fit(*data, scheduler=scheduler, **workers)
+    return estimator.fit(*data, scheduler=scheduler, progress=progress, **workers)
 
 
 def bits(fit):
@@ -322,14 +323,26 @@ def test_any_chunks_and_scheduler_give_the_same_bits(mode, span, table, tmp_path
     assert bits(fitted(mode, span, *lazy, scheduler="threads")) == expected
 
 
-def test_processes_give_the_same_bits(table):
+def test_processes_give_the_same_bits_and_serve_all_passes(table):
     x, y, _ = table
+    this = psutil.Process()
+    others = set(this.children(recursive=True))
     for mode in ("greedy", "random"):
-        options = {"max_rank": 4}  # each round starts processes
-        with pytest.warns(RankWarning, match="max_rank=4"):
+        started, passes = set(), set()
+
+        def progress(event, started=started, passes=passes):
+            started.update(set(this.children(recursive=True)) - others)
+            passes.add(getattr(event.detail, "name", ""))
+
+        options = {"max_rank": 12}
+        with pytest.warns(RankWarning, match="max_rank=12"):
             expected = bits(fitted(mode, 0.3, x, y, **options))
-        with pytest.warns(RankWarning, match="max_rank=4"):
-            assert bits(fitted(mode, 0.3, x, y, scheduler="processes", **options)) == expected
+        options |= {"scheduler": "processes", "progress": progress}
+        with pytest.warns(RankWarning, match="max_rank=12"):
+            assert bits(fitted(mode, 0.3, x, y, **options)) == expected
+        assert len(passes) > 1
+        assert len(started) <= 3  # two workers, and what tracks their resources
+        assert not any(p.is_running() and "spawn_main" in " ".join(p.cmdline()) for p in started)
 
 
 def test_greedy_fits_equal_greedy_in_memory(table):

@@ -9,10 +9,11 @@ import multiprocessing
 import os
 import signal
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import dask
@@ -56,12 +57,15 @@ class Executor:
         The cluster, for ``"distributed"``.
     checkpoint
         Where passes keep what is done of them, if they do.
+    processes
+        Of all runs of this executor and of its copies, for ``"processes"``.
     """
 
     kind: str
     workers: int
     client: Client | None = None
     checkpoint: Checkpoint | None = None
+    processes: "WorkerProcesses" = field(default_factory=lambda: WorkerProcesses(), repr=False)
 
     @property
     def shares_memory(self) -> bool:
@@ -179,14 +183,46 @@ class Executor:
             with ThreadPoolExecutor(self.workers) as threads:
                 yield {"pool": threads, "num_workers": self.workers}
             return
-        # Zarr's event loop does not survive a fork, and each process gets one BLAS thread.
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(self.workers, context, initializer=limit_this_process) as pool:
-            with _deaf_to_interrupts():
-                for _ in range(self.workers):  # each starts a process, since none is idle yet
-                    pool.submit(os.getpid)
+        with self.processes.started(self.workers) as pool:
             # Dask's default of 6 tasks at a time leaves processes idle and runs on after Ctrl-C.
             yield {"pool": pool, "num_workers": self.workers, "chunksize": 1}
+
+
+class WorkerProcesses:
+    """Processes that the first run starts and further ones use; they end with their last user.
+
+    To start one takes longer than most passes over the rows: it has to import the package.
+    """
+
+    def __init__(self) -> None:
+        self._pool: ProcessPoolExecutor | None = None
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[type["WorkerProcesses"], tuple[()]]:
+        return WorkerProcesses, ()  # in another process none has started
+
+    @contextlib.contextmanager
+    def started(self, workers: int) -> Iterator[ProcessPoolExecutor]:
+        """The processes; after an error they end, so that nothing writes on."""
+        with self._lock:
+            pool = self._pool = self._pool or self._start(workers)
+        try:
+            yield pool
+        except BaseException:
+            with self._lock:
+                self._pool = None
+            pool.shutdown()
+            raise
+
+    def _start(self, workers: int) -> ProcessPoolExecutor:
+        # Zarr's event loop does not survive a fork, and each process gets one BLAS thread.
+        context = multiprocessing.get_context("spawn")
+        pool = ProcessPoolExecutor(workers, context, initializer=limit_this_process)
+        weakref.finalize(self, pool.shutdown)
+        with _deaf_to_interrupts():
+            for _ in range(workers):  # each starts a process, since none is idle yet
+                pool.submit(os.getpid)
+        return pool
 
 
 @contextlib.contextmanager
