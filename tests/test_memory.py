@@ -219,7 +219,7 @@ def test_a_task_leaves_no_memory_to_the_garbage_collector(single):
     basis = NewtonBasis.from_points(kernels.Gaussian(0.5), rows[:10])
     gc.disable()
     try:
-        loop = StripMoments(MomentSpec((Side(basis, ("a", "b")),), single=single), rows)
+        loop = StripMoments([MomentSpec((Side(basis, ("a", "b")),), single=single)], rows)
         loop((rows,), None, np.zeros(100, dtype=np.uint8))
         gone = weakref.ref(loop)
         del loop
@@ -250,8 +250,7 @@ def test_what_a_pass_prepares_is_predicted(columns, functions, finalists):
     aside = 8 * (asked._read_rows(length) * 2 * columns + memory._HASH_WORDS * (length - n))
     tracemalloc.start()
     try:
-        sums = [StripMoments(spec, parts[0]) for spec in specs]
-        moments = [one(parts, None, folds) for one in sums]
+        moments = StripMoments(specs, parts[0])(parts, None, folds)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -325,18 +325,18 @@ def _strip_moments(
     n_folds = specs[0].n_folds
 
     def each() -> Iterator[Together]:
-        sums: list[StripMoments] = []
+        sums: StripMoments | None = None
         cell_sums = [StripCells(spec, run.length) for spec in cells]
         for strip in strips_of(run, reading, sources):
             strip.check()
-            sums = sums or [StripMoments(spec, strip.parts[0]) for spec in specs]
+            sums = sums or StripMoments(specs, strip.parts[0])
             folds = strip.folds(n_folds)
             hashes = hashes_of(strip.rows) if cells else strip.rows
             summed = (
                 one(hashes, part, strip.weights, folds, n_folds)
                 for one, part in zip(cell_sums, strip.parts, strict=False)
             )
-            moments = (one(strip.parts, strip.weights, folds) for one in sums)
+            moments = sums(strip.parts, strip.weights, folds)
             yield Together((*moments, *summed))
 
     return tree_sum(each())

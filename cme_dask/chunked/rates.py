@@ -237,7 +237,7 @@ def _write(
 
 def _loop_seconds(probe: _Probe, empty: float) -> float:
     """Seconds per row of the loop of the pass, without what each call of it takes (``empty``)."""
-    loops = [StripMoments(spec, probe.parts[0]) for spec in probe.specs]
+    loop = StripMoments(probe.specs, probe.parts[0])
     block = max(sub_block(spec.width) for spec in probe.specs)
 
     def seconds(rows: int, spent: float) -> float:
@@ -248,8 +248,7 @@ def _loop_seconds(probe: _Probe, empty: float) -> float:
         def strip() -> None:
             for part in parts:
                 np.isfinite(part).all()
-            for loop in loops:
-                loop(parts, weights, folds)
+            loop(parts, weights, folds)
 
         return _repeated(strip, spent)
 

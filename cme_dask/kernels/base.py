@@ -50,6 +50,11 @@ class Kernel(ABC):
         """Return the block k(x_i, z_j), (n, m), of rows X (n, d) and Z (m, d)."""
         return self._block(array_namespace(X, Z), X, Z)
 
+    @property
+    def unmapped(self) -> "tuple[Any, Kernel]":
+        """Coordinates t, or None, and the kernel of rows in them: k(x, z) = base(t(x), t(z))."""
+        return None, self
+
     def diagonal(self, X: Array) -> Array:
         """Return k(x_i, x_i), (n,), of rows X (n, d)."""
         return self._diagonal(array_namespace(X), X)

@@ -47,6 +47,11 @@ class Warped(Sectioned):
     def _diagonal(self, xp: Any, X: Array) -> Array:
         return self.base.diagonal(self.coordinates(X))
 
+    @property
+    def unmapped(self) -> tuple[Any, Kernel]:
+        """The coordinates and the base."""
+        return self.coordinates, self.base
+
     def check(self, n_columns: int) -> None:
         """Raise DataError if there is not one coordinate per column, or the base does."""
         count = len(self.coordinates.columns)

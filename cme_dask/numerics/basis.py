@@ -1,7 +1,7 @@
 """Bases of V = span{k(., p_1), ..., k(., p_m)}: Newton, biorthogonal, spectral, centred."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -48,6 +48,13 @@ class Basis(Protocol):
     @property
     def bound(self) -> float | None:
         """Upper bound of each function everywhere, None if infinite."""
+
+    @property
+    def coordinates(self) -> Any:
+        """The coordinates in which the kernel sees rows, or None."""
+
+    def in_coordinates(self) -> "Basis":
+        """The same functions, of rows that are in these coordinates already."""
 
     def sections(self, elimination: Elimination, like: Array) -> Sections:
         """The functions, eliminated so far, for many rows of x."""
@@ -116,6 +123,18 @@ class NewtonBasis:
         """Upper bound sqrt(sup k) of |N_i| and |psi_i| everywhere, by (28); None if infinite."""
         sup = self.kernel.upper_bound
         return None if sup is None else float(np.sqrt(sup))
+
+    @property
+    def coordinates(self) -> Any:
+        """The coordinates in which the kernel sees rows, or None."""
+        return self.kernel.unmapped[0]
+
+    def in_coordinates(self) -> "NewtonBasis":
+        """The same functions, of rows that are in these coordinates already."""
+        coordinates, base = self.kernel.unmapped
+        if coordinates is None:
+            return self
+        return replace(self, kernel=base, points=coordinates(self.points))
 
     def sections(self, elimination: Elimination, like: Array) -> Sections:
         """The sections at the pivots, eliminated so far, for many rows.

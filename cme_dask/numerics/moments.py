@@ -91,6 +91,14 @@ class Side:
             shift = xp.asarray(self.shift, device=device(rows))
             into(xp, out, "subtract", out, shift[:, None])
 
+    def same_functions(self, other: "Side") -> bool:
+        """Whether columns, functions, events and shift are those of another side."""
+        same = self.events is other.events or self.events == other.events
+        same = same and self.columns == other.columns and self.functions == other.functions
+        if self.shift is None or other.shift is None:
+            return same and self.shift is other.shift
+        return same and np.array_equal(self.shift, other.shift)
+
     def _functions(self, rows: Array) -> Iterator[Array]:
         yield rows
         yield from function_values(rows, self.functions)

@@ -1,6 +1,6 @@
 """Moments of one strip of rows after the other."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise, repeat
 from typing import Any
 
@@ -55,39 +55,49 @@ def strip_moments(
     spec: MomentSpec, parts: tuple[Array, ...], weights: Array | None, folds: Array
 ) -> Moments:
     """Moments of one strip of rows alone, see :class:`StripMoments`."""
-    return spec.newton(StripMoments(spec, parts[0])(parts, weights, folds))
+    (moments,) = StripMoments([spec], parts[0])(parts, weights, folds)
+    return spec.newton(moments)
 
 
 class StripMoments:
     """The loop over one strip after the other, with the memory that it keeps.
 
+    Several sets of moments share what is done to the rows before their kernels: their order by
+    folds, their coordinates, and the values of equal functions.
+
     Parameters
     ----------
-    spec
-        What to compute.
+    specs
+        What to compute, with the same number of folds.
     like
         An array of the library and on the device of the rows.
     """
 
-    def __init__(self, spec: MomentSpec, like: Array) -> None:
-        self._spec = spec
-        self._xp = array_namespace(like)
-        self._device = device(like)
-        self._block = sub_block(spec.width)
-        self._span = span(spec.width, spec.beside)
-        self._sections = [side.basis.sections(side.eliminated, like) for side in spec.sides]
-        xp, rank = self._xp, sum(spec.ranks)
-        line = self._block + (LINE if is_numpy_array(like) else 0)  # others copy what has gaps
-        self._rows = self._empty((spec.width, line), xp.float64)
-        if spec.single:
-            self._rows32 = self._empty((rank, line), xp.float32)
-            self._product32 = self._empty((rank, rank), xp.float32)
-            self._rest = self._empty((spec.width - rank, spec.width), xp.float64)
-        self._scratch, self._functions = Scratch(), Scratch()
-        self._taken = [Scratch() for _ in spec.sides]
+    def __init__(self, specs: Sequence[MomentSpec], like: Array) -> None:
+        self._xp, self._device = array_namespace(like), device(like)
+        self._n_folds = specs[0].n_folds
+        self._span = min(span(spec.width, spec.beside) for spec in specs)
+        self._maps = [
+            {c: c and c.prepare(self._xp, like) for c in (one.basis.coordinates for one in sides)}
+            for sides in zip(*(spec.sides for spec in specs), strict=True)
+        ]
+        self._functions: list[_Functions] = []
+        self._sums = [_BlockSums(spec, like) for spec in specs]
+        self._of_functions = [self._shared(spec) for spec in specs]
+        self._taken = [Scratch() for _ in specs[0].sides]
+
+    def _shared(self, spec: MomentSpec) -> int:
+        """The number of the functions that are those of this set."""
+        for number, functions in enumerate(self._functions):
+            if functions.serve(spec):
+                return number
+        self._functions.append(_Functions(spec))
+        return len(self._functions) - 1
 
     @without_copies()
-    def __call__(self, parts: tuple[Array, ...], weights: Array | None, folds: Array) -> Moments:
+    def __call__(
+        self, parts: tuple[Array, ...], weights: Array | None, folds: Array
+    ) -> tuple[Moments, ...]:
         """Sums over one strip of rows, for :meth:`MomentSpec.newton` once they have been added up.
 
         Parameters
@@ -99,11 +109,10 @@ class StripMoments:
         folds
             Fold number of each row, shape (n,).
         """
-        xp, spec = self._xp, self._spec
-        gram = np.zeros((spec.n_folds, spec.width, spec.width))
-        traces = np.zeros((spec.n_folds, len(spec.sides)))
-        counts = np.bincount(folds, minlength=spec.n_folds).astype(np.int64)
-        order = None if spec.n_folds == 1 else np.argsort(folds, kind="stable")
+        xp, n_folds = self._xp, self._n_folds
+        counts = np.bincount(folds, minlength=n_folds).astype(np.int64)
+        made = tuple(one.zeros(counts.copy()) for one in self._sums)
+        order = None if n_folds == 1 else np.argsort(folds, kind="stable")
         ends = np.cumsum(counts)  # of the folds, in this order
         for start in range(0, len(folds), self._span):
             here = slice(start, min(start + self._span, len(folds)))
@@ -115,41 +124,27 @@ class StripMoments:
                 index = xp.asarray(order[here], device=self._device)
                 taken = tuple(map(self._take, self._taken, parts, repeat(index)))
                 weight = None if weights is None else xp.take(weights, index)
-            self._add_span(gram, taken, weight, edges.tolist())
-            self._add_traces(traces, taken, weight, edges.tolist())
-        return Moments(gram, traces, counts)
+            self._add_span(made, taken, weight, edges.tolist())
+        return made
 
     def _add_span(
-        self, gram: Array, parts: tuple[Array, ...], weights: Array | None, edges: list[int]
+        self,
+        made: tuple[Moments, ...],
+        parts: tuple[Array, ...],
+        weights: Array | None,
+        edges: list[int],
     ) -> None:
         """Sums over rows that lie fold by fold, with these edges."""
-        xp, spec, rank = self._xp, self._spec, sum(self._spec.ranks)
-        # Not kept: a bound method in its own object is a cycle, which holds the memory for long.
-        update = self._single_update if spec.single else self._rank_update
-        writes = [one.prepare(part) for one, part in zip(self._sections, parts, strict=True)]
-        rest = self._beside(parts)
-        roots = None if weights is None else xp.sqrt(weights)[None, :]
-        for start in range(0, edges[-1], self._block):
-            stop = min(start + self._block, edges[-1])
-            here, rows, low = slice(start, stop), self._rows[:, : stop - start], 0
-            for write, m in zip(writes, spec.ranks, strict=True):
-                write(here, rows[low : low + m, :])
-                low += m
-            rows[rank:, :] = rest[:, here]
-            if roots is not None:
-                into(xp, rows, "multiply", rows, roots[:, here])
-            for number, fold in _folds_within(edges, start, stop):
-                update(gram[number], rows[:, fold])
-
-    def _beside(self, parts: tuple[Array, ...]) -> Array:
-        """Rows 1, f_X - shift, f_Y - shift, shape (P - sum m, n)."""
-        shape = self._spec.beside, parts[0].shape[0]
-        rows, start = self._functions.shaped(self._xp, shape, self._rows), 1
-        rows[0, :] = 1.0
-        for side, part in zip(self._spec.sides, parts, strict=True):
-            side.write_values(part, rows[start : start + side.count, :])
-            start += side.count
-        return rows
+        mapped = [
+            {c: part if map_rows is None else map_rows(part) for c, map_rows in maps.items()}
+            for part, maps in zip(parts, self._maps, strict=True)
+        ]
+        roots = None if weights is None else self._xp.sqrt(weights)[None, :]
+        values = [functions(self._xp, parts) for functions in self._functions]
+        for one, moments, number in zip(self._sums, made, self._of_functions, strict=True):
+            rows = one.in_coordinates(mapped)
+            one.add(moments.gram, rows, values[number], roots, edges)
+            one.add_traces(moments.traces, rows, weights, edges)
 
     def _take(self, scratch: Scratch, part: Array, index: Array) -> Array:
         """Rows of a part at these places."""
@@ -157,13 +152,97 @@ class StripMoments:
         take_into(self._xp, out, part, index)
         return out
 
-    def _add_traces(
+
+class _Functions:
+    """Rows 1, f_X - shift, f_Y - shift of one or several sets of moments."""
+
+    def __init__(self, spec: MomentSpec) -> None:
+        self._spec, self._held = spec, Scratch()
+
+    def serve(self, spec: MomentSpec) -> bool:
+        """Whether another set has the same functions."""
+        pairs = zip(self._spec.sides, spec.sides, strict=True)
+        return all(mine.same_functions(other) for mine, other in pairs)
+
+    def __call__(self, xp: Any, parts: tuple[Array, ...]) -> Array:
+        """The rows, shape (P - sum m, n), good until the next call."""
+        shape = self._spec.beside, parts[0].shape[0]
+        like = xp.empty(0, dtype=xp.float64, device=device(parts[0]))
+        rows, start = self._held.shaped(xp, shape, like), 1
+        rows[0, :] = 1.0
+        for side, part in zip(self._spec.sides, parts, strict=True):
+            side.write_values(part, rows[start : start + side.count, :])
+            start += side.count
+        return rows
+
+
+class _BlockSums:
+    """One set of moments: the augmented rows of a sub-block, and their products."""
+
+    def __init__(self, spec: MomentSpec, like: Array) -> None:
+        self._spec = spec
+        self._xp, self._device = array_namespace(like), device(like)
+        self._block = sub_block(spec.width)
+        self._bases = [side.basis.in_coordinates() for side in spec.sides]
+        self._sections = [
+            basis.sections(side.eliminated, like)
+            for side, basis in zip(spec.sides, self._bases, strict=True)
+        ]
+        xp, rank = self._xp, sum(spec.ranks)
+        line = self._block + (LINE if is_numpy_array(like) else 0)  # others copy what has gaps
+        self._rows = self._empty((spec.width, line), xp.float64)
+        if spec.single:
+            self._rows32 = self._empty((rank, line), xp.float32)
+            self._product32 = self._empty((rank, rank), xp.float32)
+            self._rest = self._empty((spec.width - rank, spec.width), xp.float64)
+        self._scratch = Scratch()
+
+    def zeros(self, counts: Array) -> Moments:
+        """Sums over no rows, to which those of so many rows of each fold will be added."""
+        spec = self._spec
+        gram = np.zeros((spec.n_folds, spec.width, spec.width))
+        return Moments(gram, np.zeros((spec.n_folds, len(spec.sides))), counts)
+
+    def in_coordinates(self, mapped: Sequence[Mapping[Any, Array]]) -> tuple[Array, ...]:
+        """The rows of each side in the coordinates of its basis."""
+        return tuple(
+            rows[side.basis.coordinates]
+            for side, rows in zip(self._spec.sides, mapped, strict=True)
+        )
+
+    def add(
+        self,
+        gram: Array,
+        parts: tuple[Array, ...],
+        functions: Array,
+        roots: Array | None,
+        edges: list[int],
+    ) -> None:
+        """Add the products of rows that lie fold by fold, with these edges."""
+        xp, spec, rank = self._xp, self._spec, sum(self._spec.ranks)
+        # Not kept: a bound method in its own object is a cycle, which holds the memory for long.
+        update = self._single_update if spec.single else self._rank_update
+        writes = [one.prepare(part) for one, part in zip(self._sections, parts, strict=True)]
+        for start in range(0, edges[-1], self._block):
+            stop = min(start + self._block, edges[-1])
+            here, rows, low = slice(start, stop), self._rows[:, : stop - start], 0
+            for write, m in zip(writes, spec.ranks, strict=True):
+                write(here, rows[low : low + m, :])
+                low += m
+            rows[rank:, :] = functions[:, here]
+            if roots is not None:
+                into(xp, rows, "multiply", rows, roots[:, here])
+            for number, fold in _folds_within(edges, start, stop):
+                update(gram[number], rows[:, fold])
+
+    def add_traces(
         self, traces: Array, parts: tuple[Array, ...], weights: Array | None, edges: list[int]
     ) -> None:
+        """Add the sums of k(z, z)."""
         found = list(_folds_within(edges, 0, edges[-1]))
         numbers, firsts = [number for number, _ in found], [fold.start for _, fold in found]
-        for i, (side, part) in enumerate(zip(self._spec.sides, parts, strict=True)):
-            diagonal = side.basis.kernel.diagonal(part)
+        for i, (basis, part) in enumerate(zip(self._bases, parts, strict=True)):
+            diagonal = basis.kernel.diagonal(part)
             if weights is not None:
                 diagonal = weights * diagonal
             traces[numbers, i] += np.add.reduceat(to_numpy(diagonal), firsts)
