@@ -20,7 +20,7 @@ from cme_dask.chunked.passes import moment_pass
 from cme_dask.chunked.sources import open_sample
 from cme_dask.errors import DataError, StoreError
 from cme_dask.kernels.coordinates import Coordinates, Pooled, Scores, Standard
-from cme_dask.learning.residual import paired_gain, screened_laws
+from cme_dask.learning.residual import Gain, paired_gain, screened_laws
 from cme_dask.metrics import crps
 from cme_dask.models.joint import JointModel
 from cme_dask.numerics.basis import NewtonBasis
@@ -248,7 +248,7 @@ def test_a_table_much_larger_than_its_row_sample_is_screened_first(pays):
     x = rng.uniform(-2, 2, size=(12_000, 1))
     # Of two branches the middle says little, though it explains some of the variance.
     branches = rng.choice([-1.0, 1.0], size=x.shape) * (1 + x) + 0.2 * x
-    y = (x if pays else branches) + (0.02 if pays else 0.1) * rng.normal(size=x.shape)
+    y = (x if pays else branches) + 0.1 * rng.normal(size=x.shape)
     fit = JointDistribution(sample_size=2000, support_size=300, tuning=QUICK)
     plan, events = fit.plan(x, y), []
     fit.fit(x, y, progress=events.append)
@@ -405,12 +405,10 @@ def test_standard_errors_know_units():
     np.testing.assert_allclose(four.std, found.std, rtol=1e-12)
     assert not paired_gain(plain, plain, np.ones(400), units).pays
     assert not paired_gain(plain, moved, np.ones(400), 0 * units).pays
-    # A second pass and longer queries for less than half a percent are not worth it.
-    scores = np.full(400, 2.0)
-    for share, pays in ((0.004, False), (0.006, True)):
-        found = paired_gain(scores, (1.0 - share) * scores + 1e-9 * plain, np.ones(400), units)
-        assert found.gain > 100 * found.std
-        assert found.pays == pays
+    # Two standard errors are clear, one is enough where rows are few.
+    for errors, pays, clear in ((0.5, False, False), (1.5, True, False), (2.5, True, True)):
+        gain = Gain(1.0, 0.9, errors * 0.1, 0.1, 400)
+        assert (gain.pays, gain.is_clear) == (pays, clear)
 
 
 @settings(max_examples=50, deadline=None)

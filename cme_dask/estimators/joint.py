@@ -121,10 +121,10 @@ class JointDistribution(GrowingJoint, BaseEstimator):  # type: ignore[misc]
         Residual reference: a location mu(x) by ridge regression, cross-fitted over the folds, and
         the joint distribution of x and e = y - mu(x) from one more pass; the conditional law of Y
         is then that of e, moved to mu(x). ``"auto"`` keeps it where its held-out CRPS is lower by
-        more than one standard error and by more than half a percent, and tries it where kernels are
-        learned, for numeric columns of y with more than 20 distinct values, under ``none`` or
-        ``normalized``; where the row sample does not hold all rows, it decides before the first
-        pass whether there will be a second one.
+        more than one standard error, and tries it where kernels are learned, for numeric columns of
+        y with more than 20 distinct values, under ``none`` or ``normalized``. Where the row sample
+        does not hold all rows, it decides before the first pass whether there will be a second one:
+        its refits have to gain two standard errors.
     calibration : {"auto", True, False}
         Calibrate the conditional laws of numeric columns of y by the levels at which held-out rows
         lie under laws of refits without their fold (probability integral transforms), see

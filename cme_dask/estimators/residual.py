@@ -146,7 +146,7 @@ def screened_residual(fit: JointFit) -> Screening | None:
         with one_blas_thread():
             gain = _screened_gain(fit, second, location)
         about |= _figures(gain)
-        second = second if gain.pays else None
+        second = second if gain.is_clear else None
     _report(fit, PIVOTS, () if second else SECOND_PASS)
     return Screening(about, second)
 

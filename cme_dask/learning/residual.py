@@ -15,8 +15,6 @@ from cme_dask.numerics.projection import project
 Array = Any
 Place = Callable[[Array, Array], Array]
 
-_WORTH = 0.005  # of the CRPS of plain laws
-
 
 @dataclass(frozen=True, eq=False)
 class HeldLaws:
@@ -71,11 +69,13 @@ class Gain:
 
     @property
     def pays(self) -> bool:
-        """Whether the gain is more than one standard error, and large enough to be worth it.
+        """Whether the gain is more than one standard error."""
+        return self.gain > self.std
 
-        Moved laws take a second pass over all rows, and longer for every query.
-        """
-        return self.gain > max(self.std, _WORTH * self.plain)
+    @property
+    def is_clear(self) -> bool:
+        """Whether the gain is more than two standard errors: worth a second pass over many rows."""
+        return self.gain > 2.0 * self.std
 
 
 def held_out_crps(laws: Iterable[HeldLaws], y: Array, place: Place | None = None) -> Array:
