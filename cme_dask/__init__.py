@@ -8,46 +8,50 @@ import importlib
 import logging
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
-
-logging.getLogger("cme_dask").addHandler(logging.NullHandler())  # users choose who listens
-
 if TYPE_CHECKING:
     from cme_dask import constraints, kernels, metrics
-    from cme_dask.chunked.held_out import ScoreTable, score
-    from cme_dask.chunked.lazy import gram_columns
-    from cme_dask.chunked.lazy_laws import LazyLaw
-    from cme_dask.chunked.progress import Event
-    from cme_dask.chunked.sources import open_sample
+    from cme_dask.data.ingest import ingest
     from cme_dask.estimators.cholesky import PivotedCholesky
-    from cme_dask.estimators.classifiers import EmbeddingClassifier, JointClassifier
+    from cme_dask.estimators.classifiers import (
+        EmbeddingClassifier,
+        JointClassifier,
+        KernelLogisticRegression,
+    )
     from cme_dask.estimators.embedding import ConditionalMeanEmbedding
     from cme_dask.estimators.joint import JointDistribution
-    from cme_dask.estimators.logistic import KernelLogisticRegression
     from cme_dask.learning.candidates import Tuning
     from cme_dask.models import load
     from cme_dask.models.law import ConditionalLaw
     from cme_dask.models.merging import merge
-    from cme_dask.storage.ingest import ingest
+    from cme_dask.passes.held_out import ScoreTable, score
+    from cme_dask.passes.lazy import gram_columns
+    from cme_dask.passes.lazy_laws import LazyLaw
+    from cme_dask.passes.progress import Event
+    from cme_dask.passes.sources import open_sample
+
+
+__version__ = "0.1.0"
+
+logging.getLogger("cme_dask").addHandler(logging.NullHandler())  # users choose who listens
 
 _HOMES = {
     "ConditionalLaw": "cme_dask.models.law",
-    "LazyLaw": "cme_dask.chunked.lazy_laws",
+    "LazyLaw": "cme_dask.passes.lazy_laws",
     "ConditionalMeanEmbedding": "cme_dask.estimators.embedding",
     "EmbeddingClassifier": "cme_dask.estimators.classifiers",
-    "Event": "cme_dask.chunked.progress",
+    "Event": "cme_dask.passes.progress",
     "JointClassifier": "cme_dask.estimators.classifiers",
     "JointDistribution": "cme_dask.estimators.joint",
-    "KernelLogisticRegression": "cme_dask.estimators.logistic",
+    "KernelLogisticRegression": "cme_dask.estimators.classifiers",
     "PivotedCholesky": "cme_dask.estimators.cholesky",
     "Tuning": "cme_dask.learning.candidates",
-    "ingest": "cme_dask.storage.ingest",
-    "score": "cme_dask.chunked.held_out",
-    "ScoreTable": "cme_dask.chunked.held_out",
-    "gram_columns": "cme_dask.chunked.lazy",
+    "ingest": "cme_dask.data.ingest",
+    "score": "cme_dask.passes.held_out",
+    "ScoreTable": "cme_dask.passes.held_out",
+    "gram_columns": "cme_dask.passes.lazy",
     "load": "cme_dask.models",
     "merge": "cme_dask.models.merging",
-    "open_sample": "cme_dask.chunked.sources",
+    "open_sample": "cme_dask.passes.sources",
 }
 _MODULES = ("constraints", "errors", "kernels", "metrics")
 

@@ -1,5 +1,5 @@
 """``python -m cme_dask``."""
 
-from cme_dask.cli import main
+from cme_dask.cli.app import main
 
 main()

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 
 from cme_dask.errors import DataError
+from cme_dask.numerics.crossval import held_out_loss, held_out_losses
 from cme_dask.numerics.scoring import sorted_crps
-from cme_dask.numerics.validation import held_out_loss, held_out_losses
 
 Array = Any
 

@@ -16,10 +16,10 @@ from cme_dask import (
     open_sample,
 )
 from cme_dask.constraints import Coupling
+from cme_dask.data.columns import Columns
+from cme_dask.data.writer import writing_sample
 from cme_dask.kernels import Gaussian
 from cme_dask.models.events import Event
-from cme_dask.storage.columns import Columns
-from cme_dask.storage.writer import writing_sample
 
 N_ROWS = 150_000
 GAUSS = Gaussian(1.0)

@@ -11,9 +11,8 @@ from pathlib import Path
 
 from distributed.diagnostics.plugin import WorkerPlugin
 
-import cme_dask.estimators.joint
-import cme_dask.estimators.logistic  # noqa: F401 - before the worker is there, not in its first task
-from cme_dask.chunked.strips import Reading
+import cme_dask.estimators.classifiers  # noqa: F401 - before the worker is there, not in its first task
+from cme_dask.passes.plan import Reading
 
 FOLDER, DELAY = "CHAOS_FOLDER", "CHAOS_STRIP_SECONDS"
 

@@ -94,8 +94,8 @@ def quick_studies(monkeypatch):
 
 def write_store(path, x, y, weights=None, *, chunk_rows=1000, x_names=None, y_names=None, seed=0):
     """Rows to a sample store on disk."""
-    from cme_dask.storage.columns import Columns
-    from cme_dask.storage.writer import writing_sample
+    from cme_dask.data.columns import Columns
+    from cme_dask.data.writer import writing_sample
 
     x, y = (a if a.ndim == 2 else a[:, None] for a in (np.asarray(x), np.asarray(y)))
     columns = (

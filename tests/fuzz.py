@@ -43,11 +43,11 @@ from cme_dask import (
     kernels,
     open_sample,
 )
+from cme_dask.cli.describe import describe
+from cme_dask.data.columns import Columns
+from cme_dask.data.store import sealed
+from cme_dask.data.writer import writing_sample
 from cme_dask.errors import CmeDaskError
-from cme_dask.jobs.describe import describe
-from cme_dask.storage.columns import Columns
-from cme_dask.storage.writer import writing_sample
-from cme_dask.storage.zarr_files import sealed
 
 SECONDS = 10.0
 """Of a case, on a machine that does other things as well; some milliseconds are usual."""
@@ -236,7 +236,7 @@ def forge_values(rng, path):
     """Other values in a small array, with all checksums right."""
     import zarr
 
-    from cme_dask.storage.zarr_files import write_array
+    from cme_dask.data.store import write_array
 
     if any(not (p.is_file() or p.is_dir()) or p.is_symlink() for p in path.rglob("*")):
         return "nothing"  # zarr itself would wait for a pipe

@@ -5,7 +5,7 @@ import numpy as np
 from cme_dask import kernels
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.cholesky import pivoted_cholesky
-from cme_dask.numerics.means import MeanMoments
+from cme_dask.numerics.moments import MeanMoments
 from cme_dask.numerics.problem import JointProblem
 
 

@@ -12,18 +12,16 @@ import numpy as np
 import pytest
 
 from cme_dask import JointDistribution, PivotedCholesky, kernels
-from cme_dask.chunked.blas import one_blas_thread
 from cme_dask.errors import DataError
-from cme_dask.kernels import blas, into
-from cme_dask.numerics import guard
-from cme_dask.numerics.basis import NewtonBasis
+from cme_dask.kernels import blas
+from cme_dask.kernels import evaluator as into
+from cme_dask.numerics import precision as guard
+from cme_dask.numerics.basis import Elimination, NewtonBasis
 from cme_dask.numerics.cholesky import pivoted_cholesky
-from cme_dask.numerics.elimination import Elimination
 from cme_dask.numerics.joint import solve_joint
-from cme_dask.numerics.means import MeanMoments
-from cme_dask.numerics.moments import MomentSpec, Side
+from cme_dask.numerics.moments import MeanMoments, MomentSpec, Side, strip_moments
 from cme_dask.numerics.problem import Regularization
-from cme_dask.numerics.strip_moments import strip_moments
+from cme_dask.numerics.resources import one_blas_thread
 
 LAST = guard.Arithmetic(())
 
@@ -298,7 +296,7 @@ def test_the_interpreter_is_free_while_blas_runs():
 def test_a_process_is_limited_to_one_blas_thread():
     """Whatever it has loaded before: a library that is loaded later would not be limited."""
     code = """
-from cme_dask.chunked.blas import limit_this_process
+from cme_dask.numerics.resources import limit_this_process
 limit_this_process()
 import numpy, scipy.linalg, cme_dask.kernels.blas
 from threadpoolctl import threadpool_info
@@ -315,7 +313,7 @@ import sys, types
 import numpy
 sys.modules["cme_dask.kernels"] = sys.modules["cme_dask.kernels.blas"] = types.ModuleType("blas")
 import threadpoolctl
-from cme_dask.chunked import blas
+from cme_dask.numerics import resources as blas
 from threadpoolctl import ThreadpoolController
 
 def threads():
@@ -347,7 +345,7 @@ def test_threads_limit_the_process_in_turns_and_together():
     """OpenBLAS would obey the first thread alone, while it lives."""
     code = """
 import threading
-from cme_dask.chunked.blas import one_blas_thread
+from cme_dask.numerics.resources import one_blas_thread
 from threadpoolctl import threadpool_info
 
 def threads():
@@ -383,7 +381,7 @@ def test_a_worker_reuses_the_memory_of_blocks_and_gives_back_that_of_strips():
     code = """
 import os, resource, threading
 import numpy, psutil
-from cme_dask.chunked.blas import limit_this_process
+from cme_dask.numerics.resources import limit_this_process
 limit_this_process()
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -19,6 +19,9 @@ from conftest import write_store
 
 import cme_dask
 from cme_dask import JointDistribution, PivotedCholesky, kernels, open_sample
+from cme_dask.data.columns import Columns
+from cme_dask.data.sources import ZarrSource
+from cme_dask.data.writer import writing_sample
 from cme_dask.errors import (
     CmeDaskError,
     ConstantColumnWarning,
@@ -28,9 +31,6 @@ from cme_dask.errors import (
     ResourceError,
     StoreError,
 )
-from cme_dask.storage.columns import Columns
-from cme_dask.storage.rows import ZarrSource
-from cme_dask.storage.writer import writing_sample
 
 N = 9000  # three strips of 4,096 rows, a task each
 GAUSSIAN = kernels.Gaussian(1.0)

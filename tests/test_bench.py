@@ -17,13 +17,22 @@ from scipy.stats import chi2_contingency
 
 from cme_dask import JointDistribution, kernels
 from cme_dask.bench import cases, machine, measure, run
-from cme_dask.bench.bare import BareBasis, bare_flops, bare_pass
 from cme_dask.bench.cases import Size
-from cme_dask.bench.data import open_counted, share_of, uniform_rows, write_uniform
-from cme_dask.bench.fits import Bare, Fit, Rows
+from cme_dask.bench.fits import (
+    Bare,
+    BareBasis,
+    Fit,
+    Rows,
+    bare_flops,
+    bare_pass,
+    open_counted,
+    share_of,
+    uniform_rows,
+    write_uniform,
+)
 from cme_dask.bench.machine import limit_seconds
 from cme_dask.bench.measure import Measurement, Ratio, Term, Together, run_fresh
-from cme_dask.bench.references import accelerated_cholesky, random_cholesky, reject
+from cme_dask.bench.peers import accelerated_cholesky, random_cholesky, reject
 from cme_dask.bench.worker import JOBS, describe_job, make_job, measured
 from cme_dask.cli import cli
 from cme_dask.errors import DataError, ResourceError

@@ -13,13 +13,14 @@ import pytest
 from click.testing import CliRunner
 from distributed import Client, wait
 
-from cme_dask.bench import cluster, large, measure, run
+from cme_dask.bench import cluster, measure, run
+from cme_dask.bench import cluster as large
 from cme_dask.bench.cases import Size
 from cme_dask.bench.cluster import running_cluster
 from cme_dask.bench.measure import Together
-from cme_dask.chunked.observing import want_of_memory, worker_states
 from cme_dask.cli import cli
 from cme_dask.errors import ResourceError
+from cme_dask.passes.observing import want_of_memory, worker_states
 
 
 def command(*args):

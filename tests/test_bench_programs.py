@@ -8,8 +8,8 @@ from click.testing import CliRunner
 
 from cme_dask.bench import measure, run
 from cme_dask.bench.cases import FULL, QUICK, Size
+from cme_dask.bench.coverage import SCENARIOS
 from cme_dask.bench.programs import CLOSED, SolveCoupling, SolveProgram
-from cme_dask.bench.scenarios import SCENARIOS
 from cme_dask.bench.worker import describe_job, make_job, measured
 from cme_dask.cli import cli
 

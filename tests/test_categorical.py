@@ -10,8 +10,12 @@ from hypothesis import strategies as st
 from scipy.spatial.distance import pdist
 
 from cme_dask import JointDistribution, PivotedCholesky, load
+from cme_dask.cli.query import answer
+from cme_dask.cli.tables import expectation_tables
+from cme_dask.data.columns import Columns
+from cme_dask.data.sample import Sample
+from cme_dask.data.sources import ArraySource
 from cme_dask.errors import DataError, UnseenCategoryWarning
-from cme_dask.jobs.query import answer
 from cme_dask.kernels import (
     KERNELS,
     Categorical,
@@ -23,14 +27,9 @@ from cme_dask.kernels import (
     Warped,
     from_dict,
 )
-from cme_dask.learning.coordinates import coordinates
-from cme_dask.learning.scales import default_kernel
+from cme_dask.learning.transforms import coordinates, default_kernel
 from cme_dask.models.events import Event
 from cme_dask.models.points import query_points
-from cme_dask.report.tables import expectation_tables
-from cme_dask.storage.columns import Columns
-from cme_dask.storage.rows import ArraySource
-from cme_dask.storage.sample import Sample
 
 EPS = np.finfo(float).eps
 

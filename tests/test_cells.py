@@ -16,23 +16,22 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 from cme_dask import JointDistribution, kernels, load, open_sample
-from cme_dask.chunked.cost import PassWork
-from cme_dask.chunked.driver import Executor
-from cme_dask.chunked.memory import MemoryBudget, PassShape
-from cme_dask.chunked.passes import moments_together, predict_moments
-from cme_dask.chunked.plan import Run, Together
+from cme_dask.data.columns import Columns
+from cme_dask.data.row_sample import RowSample, draw
 from cme_dask.errors import DataError, StoreError
-from cme_dask.learning.support import cell_spec, make_support
-from cme_dask.numerics import cell_sums, kept_rows
+from cme_dask.learning.partition import cell_spec, make_support
+from cme_dask.numerics import cells as cell_sums
+from cme_dask.numerics import cells as kept_rows
 from cme_dask.numerics.basis import NewtonBasis
-from cme_dask.numerics.cell_sums import CellSpec
-from cme_dask.numerics.kept_rows import KEPT, hashes_of
+from cme_dask.numerics.cells import KEPT, CellSpec, StripCells, hashes_of
 from cme_dask.numerics.moments import MomentSpec, Side
 from cme_dask.numerics.partition import PartitionBasis
-from cme_dask.numerics.strip_cells import StripCells
 from cme_dask.numerics.support import Support
-from cme_dask.storage.columns import Columns
-from cme_dask.storage.priority import RowSample, draw
+from cme_dask.passes.cost import PassWork
+from cme_dask.passes.driver import Executor
+from cme_dask.passes.memory import MemoryBudget, PassShape
+from cme_dask.passes.plan import Run, Together
+from cme_dask.passes.run import moments_together, predict_moments
 
 FUNCTIONS = {"positive": lambda z: z[:, 0] > 0, "square": lambda z: z[:, -1] ** 2}
 

@@ -11,12 +11,11 @@ from numpy.testing import assert_allclose, assert_array_equal
 from programs import assert_no_descent, diagonal_problem, random_problem, sample_moments
 from scipy import sparse
 
+from cme_dask.data.generate import Normal3
 from cme_dask.errors import ConvergenceError, ConvergenceWarning
-from cme_dask.numerics.certified import solve_certified
+from cme_dask.numerics.certified import solve_certified, solve_paper_form
 from cme_dask.numerics.joint import solve_joint
-from cme_dask.numerics.paper_form import solve_paper_form
 from cme_dask.numerics.problem import JointProblem, Regularization
-from cme_dask.storage.generate import Normal3
 
 
 def weighted(coef, plus, minus):
@@ -295,7 +294,7 @@ def test_a_solver_out_of_time_is_told(solver):
 def test_the_measure_sees_what_is_not_optimal():
     """Residuals of a shrunken optimum, and of an answer that breaks the equalities."""
     problem, means, *_ = normal_problem((8, 20))
-    from cme_dask.numerics import paper_form
+    from cme_dask.numerics import certified as paper_form
 
     coef, _ = solve_paper_form(problem, *means, 1.0, "clarabel")
     none = np.zeros(coef.shape)

@@ -26,13 +26,13 @@ from cme_dask import (
     kernels,
     open_sample,
 )
-from cme_dask.chunked.checkpoints import Checkpoint, block_rows, discard, keeping
-from cme_dask.chunked.passes import PassProgress
-from cme_dask.chunked.plan import Run, strip_length
-from cme_dask.cli.root import cli
+from cme_dask.cli.app import cli
+from cme_dask.cli.compute import Kept
+from cme_dask.data.partials import read_partial, write_partial
 from cme_dask.errors import DataError, ResourceError, ShardDone, StoreError
-from cme_dask.jobs.kept import Kept
-from cme_dask.storage.partials import read_partial, write_partial
+from cme_dask.passes.checkpoint import Checkpoint, block_rows, discard, keeping
+from cme_dask.passes.plan import Run, strip_length
+from cme_dask.passes.run import PassProgress
 
 # Few pivots are enough here: bits are compared.
 pytestmark = [
@@ -203,7 +203,7 @@ def test_a_shard_makes_no_model(store, tmp_path):
 BEGIN = """
 import sys, time
 from pathlib import Path
-from cme_dask.chunked.checkpoints import keeping
+from cme_dask.passes.checkpoint import keeping
 from cme_dask.errors import ShardDone
 for turn in range(20):
     while time.time() < float(sys.argv[3]) + 0.1 * turn:

@@ -20,9 +20,9 @@ from cme_dask.bench.classification import (
 )
 from cme_dask.bench.classifiers import METHODS, TRUTH, Draw, Training
 from cme_dask.cli import cli
+from cme_dask.cli.progress import ProgressLines
+from cme_dask.cli.schema import read_job
 from cme_dask.errors import DataError
-from cme_dask.jobs.schema import read_job
-from cme_dask.report.progress import ProgressLines
 
 
 @pytest.mark.parametrize("scenario", ["medium", "strong", "high"])

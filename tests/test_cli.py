@@ -20,13 +20,12 @@ from distributed import Client
 
 import cme_dask
 from cme_dask import JointDistribution, load
-from cme_dask.chunked import clusters
-from cme_dask.cli import cli
+from cme_dask.cli import cli, query
+from cme_dask.cli.tables import with_error
+from cme_dask.data.generate import write_normal3
 from cme_dask.errors import DataError
-from cme_dask.jobs import query
 from cme_dask.models.events import Event
-from cme_dask.report.tables import with_error
-from cme_dask.storage.generate import write_normal3
+from cme_dask.passes import cluster as clusters
 
 EVENT = "y1 <= y2 - 0.2"
 
@@ -229,7 +228,7 @@ def test_too_little_memory_names_every_remedy(monkeypatch, tmp_path):
     def exhausted(*_, **__):
         raise MemoryError
 
-    monkeypatch.setattr("cme_dask.storage.generate.write_normal3", exhausted)
+    monkeypatch.setattr("cme_dask.data.generate.write_normal3", exhausted)
     says = "is used up: smaller chunks, lower ranks or fewer workers need less"
     assert_refused(3, "sample", tmp_path / "s.zarr", "--rows", 9, says=says)
 
@@ -345,9 +344,9 @@ def test_examples_keep_their_lines(name, width):
 
 
 def test_the_commands_import_no_dask_themselves():
-    """Only ``chunked`` and the estimators know it."""
+    """Only ``passes`` and the estimators know it."""
     package = Path(cme_dask.__file__).parent
-    files = [*package.glob("cli*.py"), *package.glob("jobs/*.py"), *package.glob("report/*.py")]
+    files = [*package.glob("cli/*.py")]
     assert len(files) > 10
     for file in files:
         found = re.findall(r"^\s*(?:from|import) (?:dask|distributed)\b", file.read_text(), re.M)

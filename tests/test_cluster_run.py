@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cme_dask import JointDistribution, kernels
-from cme_dask.chunked.driver import Executor
-from cme_dask.chunked.plan import Tree, tree_build
 from cme_dask.errors import ResourceError
+from cme_dask.passes.driver import Executor
+from cme_dask.passes.plan import Tree, tree_build
 
 
 @given(leaves=st.integers(1, 70))
@@ -88,7 +88,7 @@ def test_a_task_outlives_more_workers_than_dask_allows(small, tmp_path):
 
 def test_a_task_that_always_kills_is_given_up(small, tmp_path, monkeypatch):
     _, client = small
-    monkeypatch.setattr("cme_dask.chunked.cluster_run._ATTEMPTS", 1)
+    monkeypatch.setattr("cme_dask.passes.cluster._ATTEMPTS", 1)
     with pytest.raises(ResourceError, match="died again and again while they ran killer-0"):
         Executor.resolve(client).run(
             killer, [(str(tmp_path / "dead"), 99)], plus, shared=None, name="killer"
@@ -145,7 +145,7 @@ def test_without_any_worker_a_run_ends_with_a_sentence(small, tmp_path, monkeypa
     local, client = small
     executor = Executor.resolve(client)
     begun = tmp_path / "begun"
-    monkeypatch.setattr("cme_dask.chunked.cluster_run._PAUSE", 0.2)
+    monkeypatch.setattr("cme_dask.passes.cluster._PAUSE", 0.2)
 
     def leave():
         while not begun.exists():

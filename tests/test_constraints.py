@@ -8,14 +8,13 @@ from conftest import write_store
 from test_reads import opened
 
 from cme_dask import JointDistribution, constraints, kernels, load
-from cme_dask.chunked.sources import open_sample
+from cme_dask.data.generate import Normal3
+from cme_dask.data.row_sample import draw
 from cme_dask.errors import ConvergenceError, ConvergenceWarning, DataError
 from cme_dask.estimators.solving import Solving
-from cme_dask.numerics.outcome import Outcome
-from cme_dask.numerics.problem import Regularization
-from cme_dask.numerics.projection import project
-from cme_dask.storage.generate import Normal3
-from cme_dask.storage.priority import draw
+from cme_dask.numerics.blending import project
+from cme_dask.numerics.problem import Outcome, Regularization
+from cme_dask.passes.sources import open_sample
 
 OPTIONS = {
     "kernel_x": kernels.Gaussian(0.2),
@@ -71,9 +70,9 @@ def test_observed_bounds_allow_more_and_certify_at_their_rows(rows, bounds, tmp_
 
 def test_observed_ranges_are_those_of_all_rows(rows):
     """Against plain minima, with weights of zero left out."""
-    from cme_dask.chunked.driver import Executor
-    from cme_dask.chunked.ranges import observed_ranges
-    from cme_dask.chunked.sources import open_sample
+    from cme_dask.passes.driver import Executor
+    from cme_dask.passes.selections import observed_ranges
+    from cme_dask.passes.sources import open_sample
 
     x, y = rows
     weights = np.ones(len(x))

@@ -27,7 +27,7 @@ from cme_dask.kernels import (
     Warped,
     from_dict,
 )
-from cme_dask.learning.coordinates import KNOTS, coordinates
+from cme_dask.learning.transforms import KNOTS, coordinates
 
 EPS = np.finfo(float).eps
 quick = settings(max_examples=60, deadline=None)

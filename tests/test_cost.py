@@ -14,8 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cme_dask import JointDistribution, PivotedCholesky, kernels
-from cme_dask.chunked import rates as measuring
-from cme_dask.chunked.cost import (
+from cme_dask.cli import cli
+from cme_dask.data.sources import ArraySource, ZarrSource
+from cme_dask.errors import DataError, ResourceError
+from cme_dask.numerics.basis import Elimination, NewtonBasis
+from cme_dask.numerics.moments import MomentSpec, Side
+from cme_dask.passes import cost as measuring
+from cme_dask.passes.cost import (
     PassWork,
     Rates,
     busiest_rows,
@@ -23,15 +28,9 @@ from cme_dask.chunked.cost import (
     predict_seconds,
     round_seconds,
 )
-from cme_dask.chunked.driver import Executor
-from cme_dask.chunked.plan import Run, plan_runs
-from cme_dask.chunked.sources import open_sample
-from cme_dask.cli import cli
-from cme_dask.errors import DataError, ResourceError
-from cme_dask.numerics.basis import NewtonBasis
-from cme_dask.numerics.elimination import Elimination
-from cme_dask.numerics.moments import MomentSpec, Side
-from cme_dask.storage.rows import ArraySource, ZarrSource
+from cme_dask.passes.driver import Executor
+from cme_dask.passes.plan import Run, plan_runs
+from cme_dask.passes.sources import open_sample
 
 GAUSSIAN = kernels.Gaussian(0.3)
 

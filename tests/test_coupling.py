@@ -8,13 +8,12 @@ from hypothesis import strategies as st
 from scipy import sparse
 from scipy.optimize import linprog
 
+from cme_dask.data.generate import Normal3
 from cme_dask.errors import DataError
 from cme_dask.kernels import Gaussian
-from cme_dask.numerics.coupling import solve_coupling
+from cme_dask.numerics.coupling import round_coupling, solve_coupling
 from cme_dask.numerics.partition import PartitionBasis, pivot_landmarks
 from cme_dask.numerics.problem import Regularization
-from cme_dask.numerics.transport import round_coupling
-from cme_dask.storage.generate import Normal3
 
 TOL = 1e-6
 

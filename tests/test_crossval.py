@@ -5,14 +5,13 @@ import pytest
 from scipy.integrate import quad
 
 from cme_dask.kernels import Gaussian, Matern
-from cme_dask.learning.screening import ScreenedRows, ScreenedSide, screened_folds
+from cme_dask.learning.losses import ScreenedRows, ScreenedSide, screened_folds
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.crossval import cross_validate, held_folds
-from cme_dask.numerics.moments import MomentSpec, Side
+from cme_dask.numerics.moments import MomentSpec, Side, strip_moments
 from cme_dask.numerics.problem import Regularization
-from cme_dask.numerics.strip_moments import strip_moments
-from cme_dask.numerics.thresholds import make_thresholds
+from cme_dask.numerics.scoring import make_thresholds
 
 REGS = [Regularization(y, x) for y, x in ((1e-6, 1e-6), (1e-3, 1e-2), (1.0, 0.1))]
 

@@ -23,8 +23,8 @@ from conftest import write_store
 import cme_dask
 from cme_dask import PivotedCholesky, kernels
 from cme_dask.cli import cli
+from cme_dask.data.store import sealed
 from cme_dask.errors import ResourceError, StoreError
-from cme_dask.storage.zarr_files import sealed
 
 N = 9000
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "errors.md"
@@ -385,7 +385,7 @@ def test_a_worker_without_the_package(place, scheduler):
 
 
 def test_an_unreachable_scheduler(place, monkeypatch):
-    from cme_dask.chunked import clusters
+    from cme_dask.passes import cluster as clusters
 
     monkeypatch.setattr(clusters, "_CONNECT_SECONDS", 1)
     before = contents(place / "old")

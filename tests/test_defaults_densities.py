@@ -14,8 +14,8 @@ from scipy.stats import multivariate_normal
 
 from cme_dask import JointDistribution, Tuning, kernels
 from cme_dask.errors import DataError, RankWarning, ToleranceWarning
-from cme_dask.kernels.coordinates import Pooled, Scores, Standard
-from cme_dask.learning.coordinates import coordinates
+from cme_dask.kernels.transforms import Pooled, Scores, Standard
+from cme_dask.learning.transforms import coordinates
 from cme_dask.numerics.monotone import SEGMENT_ROWS, MonotoneMap, smooth_map
 from cme_dask.numerics.smoothing import Smoothing, log_density
 

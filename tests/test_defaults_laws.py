@@ -11,7 +11,7 @@ from sklearn.metrics import log_loss
 
 from cme_dask import JointClassifier, JointDistribution, Tuning, kernels, load, open_sample
 from cme_dask.constraints import Coupling, Normalized, Pointwise
-from cme_dask.kernels.coordinates import Scores
+from cme_dask.kernels.transforms import Scores
 from cme_dask.metrics import crps
 
 QUICK = Tuning(rows=400, max_rank=50, evaluations=2, finalists=2, averaged=2)

@@ -244,7 +244,9 @@ def test_queries_have_types(kind):
 
 SNIPPET = """
 import numpy as np
-from cme_dask import ConditionalLaw, JointDistribution, open_sample
+from cme_dask import ConditionalLaw
+from cme_dask import JointDistribution
+from cme_dask import open_sample
 fit = JointDistribution().fit(np.zeros((9, 1)), np.zeros((9, 1)))
 law = fit.conditional(np.zeros((2, 1)))
 reveal_type(law)

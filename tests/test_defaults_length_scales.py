@@ -9,7 +9,7 @@ import pytest
 from cme_dask import ConditionalMeanEmbedding, JointDistribution, kernels, load
 from cme_dask.errors import DataError
 from cme_dask.kernels.length_scales import IGNORED, SCALES, column_scales
-from cme_dask.learning.bounds import at_bounds, ignored_columns, long_columns
+from cme_dask.learning.candidates import at_bounds, ignored_columns, long_columns
 
 
 @pytest.fixture(scope="module")

@@ -23,9 +23,9 @@ from cme_dask.bench.coverage import Coverage, coverage
 from cme_dask.errors import ConstantColumnWarning, DataError, LengthScaleWarning, NumericalError
 from cme_dask.estimators.recipe import warn_of_length
 from cme_dask.numerics.basis import NewtonBasis
-from cme_dask.numerics.means import MeanMoments
+from cme_dask.numerics.crossval import interval_factor
+from cme_dask.numerics.moments import MeanMoments
 from cme_dask.numerics.pools import non_negative
-from cme_dask.numerics.validation import interval_factor
 
 GRID = np.linspace(-3.0, 3.0, 40)[:, None]
 X = np.random.default_rng(0).normal(size=(1000, 1))

@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from cme_dask import JointDistribution, Tuning
-from cme_dask.chunked import rates as measuring
-from cme_dask.report.tables import plan_tables
+from cme_dask.cli.tables import plan_tables
+from cme_dask.passes import cost as measuring
 
 BRIEF = Tuning(rows=300, max_rank=60, evaluations=4)
 """Few trials; finalists and members as by default."""

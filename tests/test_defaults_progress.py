@@ -15,12 +15,12 @@ from cme_dask import (
     Tuning,
     kernels,
 )
-from cme_dask.chunked import progress as display
-from cme_dask.chunked.passes import PassProgress
-from cme_dask.chunked.progress import FitProgress, Step
+from cme_dask.cli.progress import ProgressLines
 from cme_dask.errors import DataError
 from cme_dask.estimators.recipe import TuningProgress
-from cme_dask.report.progress import ProgressLines
+from cme_dask.passes import progress as display
+from cme_dask.passes.progress import FitProgress, Step
+from cme_dask.passes.run import PassProgress
 
 
 @pytest.fixture(scope="module")
@@ -199,7 +199,7 @@ def test_progress_steps_that_are_left_out_are_done():
 
 def test_progress_time_left_of_a_second_pass_of_the_same_name(capsys, monkeypatch):
     clock = iter(range(0, 10000, 10))
-    monkeypatch.setattr("cme_dask.report.progress.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("cme_dask.cli.progress.time.monotonic", lambda: next(clock))
     with ProgressLines(every=0.0) as lines:
         for done in (100, 500, 1000, 100, 500):
             lines.fit(PassProgress("strip-moments", done, 1000, 1, 10, 1.0))

@@ -9,9 +9,9 @@ from click.testing import CliRunner
 from conftest import write_store
 
 from cme_dask import JointDistribution
-from cme_dask.chunked.memory import A_WORKER
 from cme_dask.cli import cli
-from cme_dask.report.memory import PeakMemory
+from cme_dask.cli.run_report import PeakMemory
+from cme_dask.passes.memory import A_WORKER
 
 MOST = 12
 

@@ -8,11 +8,9 @@ from click.testing import CliRunner
 from zarr.storage import LocalStore
 
 from cme_dask import load
-from cme_dask.cli import cli
-from cme_dask.jobs import demo
-from cme_dask.models import drawing
-from cme_dask.report import plots
-from cme_dask.storage.generate import write_normal3
+from cme_dask.cli import cli, demo, plots
+from cme_dask.data.generate import write_normal3
+from cme_dask.models import plots as drawing
 
 
 def run(*args):

@@ -19,10 +19,8 @@ from cme_dask.errors import DataError, NotFittedError, StoreError
 from cme_dask.learning.embedding import REGS
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.embedding import EmbeddingChange
-from cme_dask.numerics.hashing import fold_of_rows
-from cme_dask.numerics.means import MeanMoments
-from cme_dask.numerics.moments import MomentSpec, Side
-from cme_dask.numerics.strip_moments import strip_moments
+from cme_dask.numerics.folds import fold_of_rows
+from cme_dask.numerics.moments import MeanMoments, MomentSpec, Side, strip_moments
 
 N, FOLDS = 400, 4
 KX, KY = kernels.Gaussian(1.1), kernels.Gaussian(0.6)

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from cme_dask.errors import DataError
-from cme_dask.numerics.folding import BY_ROWS, Folding, Part
-from cme_dask.numerics.hashing import fold_of_rows, priority_keys
+from cme_dask.numerics.folds import BY_ROWS, Folding, Part, fold_of_rows, priority_keys
 
 HOUR, DAY = 3600.0, 86_400.0
 N = 100_000

@@ -18,8 +18,7 @@ from cme_dask import (
     open_sample,
 )
 from cme_dask.errors import DataError, ToleranceWarning
-from cme_dask.numerics.basis import NewtonBasis
-from cme_dask.numerics.extension import extended_basis
+from cme_dask.numerics.basis import NewtonBasis, extended_basis
 
 N = len(X)
 CUT = 600

@@ -27,12 +27,12 @@ from cme_dask import (
     merge,
     open_sample,
 )
+from cme_dask.cli.compute import Compute
+from cme_dask.cli.scoring import score_model
+from cme_dask.data.columns import Columns
+from cme_dask.data.writer import writing_sample
 from cme_dask.errors import DataError, ToleranceWarning
 from cme_dask.estimators import embedding
-from cme_dask.jobs.compute import Compute
-from cme_dask.jobs.scoring import score_model
-from cme_dask.storage.columns import Columns
-from cme_dask.storage.writer import writing_sample
 
 PART = {"kernel_x": KERNEL, "kernel_y": KERNEL, "tol": 0.3, "reg": 1e-3, "support_size": 20}
 

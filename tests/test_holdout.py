@@ -14,22 +14,16 @@ from hypothesis import strategies as st
 from test_reads import opened
 
 from cme_dask import JointDistribution, PivotedCholesky, gram_columns, kernels
-from cme_dask.chunked.badvalues import count_bad_values
-from cme_dask.chunked.driver import Executor
-from cme_dask.chunked.gather import sample_rows
-from cme_dask.chunked.memory import MemoryBudget
-from cme_dask.chunked.nearest import nearest_rows
-from cme_dask.chunked.passes import moment_pass
-from cme_dask.chunked.ranges import observed_ranges
-from cme_dask.chunked.sources import open_sample
+from cme_dask.data.store import ATTRIBUTE, compressors, sealed, write_array
 from cme_dask.errors import DataError, StoreError
 from cme_dask.numerics.basis import LinearBasis, NewtonBasis
-from cme_dask.numerics.folding import BY_ROWS, Folding, Part
-from cme_dask.numerics.hashing import fold_of_rows
-from cme_dask.numerics.moments import MomentSpec, Side
-from cme_dask.numerics.strip_moments import strip_moments
-from cme_dask.storage.atomic import ATTRIBUTE
-from cme_dask.storage.zarr_files import compressors, sealed, write_array
+from cme_dask.numerics.folds import BY_ROWS, Folding, Part, fold_of_rows
+from cme_dask.numerics.moments import MomentSpec, Side, strip_moments
+from cme_dask.passes.driver import Executor
+from cme_dask.passes.memory import MemoryBudget
+from cme_dask.passes.run import count_bad_values, moment_pass
+from cme_dask.passes.selections import nearest_rows, observed_ranges, sample_rows
+from cme_dask.passes.sources import open_sample
 
 N = 10_001  # three strips, the last one short
 DAY = 86_400.0

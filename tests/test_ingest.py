@@ -11,10 +11,10 @@ import pandas as pd
 import pytest
 import zarr
 
+from cme_dask.data import csv as csv_reader
+from cme_dask.data.ingest import IngestProgress, ingest
+from cme_dask.data.sample import open_store
 from cme_dask.errors import DataError, ResourceError
-from cme_dask.storage import csv_reader, tables
-from cme_dask.storage.ingest import IngestProgress, ingest
-from cme_dask.storage.sample import open_store
 
 BEIJING = (
     Path(os.environ.get("CME_DASK_DATA", Path(__file__).parents[1].parent / "shared" / "data"))
@@ -356,7 +356,7 @@ def test_missing_package(tmp_path, monkeypatch):
     def url_to_fs(_):
         raise ImportError("Install s3fs to access S3")
 
-    monkeypatch.setattr(tables, "url_to_fs", url_to_fs)
+    monkeypatch.setattr("cme_dask.data.ingest.url_to_fs", url_to_fs)
     with pytest.raises(ResourceError, match=r"s3://b/t\.csv can't be opened: Install s3fs"):
         ingest(["s3://b/t.csv"], tmp_path / "s", x=["a"], y=["b"])
 

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cme_dask.storage.csv_blocks import (
+from cme_dask.data.csv import (
     UnclosedQuoteError,
+    in_order,
     last_open,
     quoted_spans,
     record_blocks,
     records_end,
 )
-from cme_dask.storage.in_order import in_order
 
 FIELDS = st.one_of(
     st.text("ab \u00e9", max_size=4),
@@ -81,7 +81,7 @@ def test_heavily_quoted_text_takes_the_fast_path(monkeypatch):
     def refuse(*_):
         raise AssertionError("walked quote by quote")
 
-    monkeypatch.setattr("cme_dask.storage.csv_blocks._walk", refuse)
+    monkeypatch.setattr("cme_dask.data.csv._walk", refuse)
     text = io.StringIO()
     csv.writer(text, quoting=csv.QUOTE_ALL).writerows([['say "hi"', 'a,\n"b"', '""']] * 50)
     starts, ends = quoted_spans(text.getvalue().encode())

@@ -8,9 +8,9 @@ import zarr
 from click.testing import CliRunner
 
 from cme_dask.bench.ingest import COLUMNS, write_table
-from cme_dask.cli.root import cli
-from cme_dask.jobs.schema import IngestSection
-from cme_dask.storage.ingest import ingest
+from cme_dask.cli.app import cli
+from cme_dask.cli.schema import IngestSection
+from cme_dask.data.ingest import ingest
 
 
 @pytest.fixture
@@ -81,8 +81,8 @@ def test_options_that_do_not_parse(tmp_path, table, options, words):
 
 
 def test_resume_from_the_command(tmp_path, table, monkeypatch):
-    monkeypatch.setattr("cme_dask.storage.ingest_run.CHECKPOINT_BATCHES", 1)
-    monkeypatch.setattr("cme_dask.storage.csv_reader.BLOCK_BYTES", 1000)
+    monkeypatch.setattr("cme_dask.data.ingest.CHECKPOINT_BATCHES", 1)
+    monkeypatch.setattr("cme_dask.data.csv.BLOCK_BYTES", 1000)
 
     def cut_off(_):
         raise KeyboardInterrupt

@@ -16,11 +16,11 @@ import zarr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cme_dask.chunked.sources import open_sample
+from cme_dask.data import ingest as module
+from cme_dask.data.checkpoint import Workshop
+from cme_dask.data.ingest import ingest
 from cme_dask.errors import DataError, ResourceError, StoreError
-from cme_dask.storage import ingest_run as module
-from cme_dask.storage.checkpoint import Workshop
-from cme_dask.storage.ingest import ingest
+from cme_dask.passes.sources import open_sample
 
 OPTIONS = {
     "x": ["a", "wd"],
@@ -102,7 +102,7 @@ def changed(path):
 
 def test_killed_twenty_times(tmp_path, table):
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["cme_dask.storage.ingest"])
+    context.set_forkserver_preload(["cme_dask.data.ingest"])
     chance = random.Random(8)
     options = OPTIONS | {"resume": True, "block_bytes": 300}
     output, kills, resumed = tmp_path / "s", 0, 0

@@ -8,13 +8,13 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cme_dask.data.ingest import ingest
+from cme_dask.data.layout import make_layout
+from cme_dask.data.sample import open_store
+from cme_dask.data.tables import Batch, Kind
+from cme_dask.data.typed import Decoder, joined_time
+from cme_dask.data.writer import Statistics
 from cme_dask.errors import DataError
-from cme_dask.storage.ingest import ingest
-from cme_dask.storage.layout import make_layout
-from cme_dask.storage.sample import open_store
-from cme_dask.storage.statistics import Statistics
-from cme_dask.storage.tables import Batch, Kind
-from cme_dask.storage.typed import Decoder, joined_time
 
 
 @pytest.fixture
@@ -292,7 +292,7 @@ def test_a_time_that_changes_form_names_its_row(tmp_path):
 
 
 def test_free_text_is_no_category(tmp_path, monkeypatch):
-    monkeypatch.setattr("cme_dask.storage.encoder.MAX_LABELS", 50)
+    monkeypatch.setattr("cme_dask.data.typed.MAX_LABELS", 50)
     (tmp_path / "t.csv").write_text("\n".join(["a,b", *(f"id{i},{i}" for i in range(60)), ""]))
     with pytest.raises(DataError, match="'a' has more than 50 different labels"):
         ingest([tmp_path / "t.csv"], tmp_path / "s", x=["a"], y=["b"], categorical=["a"])

@@ -10,7 +10,7 @@ from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostin
 
 from cme_dask import load, open_sample
 from cme_dask.cli import cli
-from cme_dask.report.evaluation import half_widths
+from cme_dask.cli.plots import half_widths
 
 JOB = """
 title = "A mixed job"

@@ -8,9 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from cme_dask import load
-from cme_dask.cli import cli
-from cme_dask.models import drawing
-from cme_dask.report import plots
+from cme_dask.cli import cli, plots
+from cme_dask.models import plots as drawing
 
 ROOT = Path(__file__).parents[1]
 AIR = Path(os.environ.get("CME_DASK_DATA", ROOT.parent / "shared" / "data")) / "air_quality"

@@ -9,7 +9,7 @@ import pytest
 
 from cme_dask import JointDistribution, kernels
 from cme_dask.numerics.joint import solve_joint
-from cme_dask.numerics.means import MeanMoments
+from cme_dask.numerics.moments import MeanMoments
 from cme_dask.numerics.problem import Regularization
 
 N, N_QUERY = 240, 25

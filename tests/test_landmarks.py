@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
+from cme_dask.data.generate import Normal3
 from cme_dask.errors import DataError
 from cme_dask.kernels import Delta, Gaussian
-from cme_dask.learning.landmarks import choose_landmarks, landmark_number
+from cme_dask.learning.partition import choose_landmarks, landmark_number
 from cme_dask.numerics.coupling import solve_coupling
-from cme_dask.numerics.hashing import fold_of_rows
+from cme_dask.numerics.folds import fold_of_rows
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.problem import Regularization
-from cme_dask.storage.generate import Normal3
 
 REG = Regularization(1e-4, 1e-4)
 

@@ -10,7 +10,7 @@ import time
 import psutil
 import pytest
 
-from cme_dask.storage.generate import write_normal3
+from cme_dask.data.generate import write_normal3
 
 pytestmark = pytest.mark.slow
 

@@ -19,8 +19,8 @@ from scipy import stats
 
 from cme_dask import JointDistribution, kernels, load
 from cme_dask.errors import DataError, UnseenCategoryWarning
-from cme_dask.kernels.coordinates import Coordinates, Scores, Standard
-from cme_dask.numerics.quantiles import SortedAtoms, first_reaching
+from cme_dask.kernels.transforms import Coordinates, Scores, Standard
+from cme_dask.numerics.measure import SortedAtoms, first_reaching
 
 N = 2000
 LEVELS = [0.0, 0.05, 0.3, 0.5, 0.9, 1.0]

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from test_reads import opened
 
 from cme_dask import PivotedCholesky, gram_columns, kernels, open_sample
-from cme_dask.chunked import lazy
 from cme_dask.errors import DataError, NotFittedError, StoreError
-from cme_dask.numerics.blocks import BLOCK, in_blocks
+from cme_dask.numerics.basis import BLOCK, in_blocks
+from cme_dask.passes import lazy
 
 GAUSSIAN = kernels.Gaussian(1.0)
 N = 2500

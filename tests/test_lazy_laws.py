@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cme_dask import JointDistribution, kernels, metrics, open_sample
-from cme_dask.chunked.lazy import BLOCK_BYTES
-from cme_dask.chunked.lazy_laws import LazyLaw, lazy_law
 from cme_dask.errors import DataError, StoreError
+from cme_dask.passes.lazy import BLOCK_BYTES
+from cme_dask.passes.lazy_laws import LazyLaw, lazy_law
 
 N = 3000
 OPTIONS = {

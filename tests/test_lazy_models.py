@@ -20,10 +20,10 @@ from test_cli import as_json, assert_refused, interrupt, run
 from test_storage import mutated
 
 from cme_dask import PivotedCholesky, kernels, load, open_sample
+from cme_dask.data.generate import write_normal3
+from cme_dask.data.model_file import ModelState
 from cme_dask.errors import DataError, NotFittedError, StoreError
 from cme_dask.models import FeatureModel, JointModel, load_only
-from cme_dask.storage.generate import write_normal3
-from cme_dask.storage.model_file import ModelState
 
 GAUSSIAN = kernels.Gaussian((0.9, 2.0))
 

@@ -18,13 +18,13 @@ from test_reads import opened
 from zarr.storage import LocalStore
 
 from cme_dask import JointDistribution, PivotedCholesky, kernels, open_sample
-from cme_dask.chunked.features import Piece, cut_for_chunks
-from cme_dask.chunked.plan import plan_runs
+from cme_dask.cli.describe import describe
+from cme_dask.data.outputs import ChunkWriter
+from cme_dask.data.row_sample import draw
 from cme_dask.errors import DataError, ResourceError, StoreError
-from cme_dask.jobs.describe import describe
-from cme_dask.numerics.blocks import BLOCK
-from cme_dask.storage.feature_store import ChunkWriter
-from cme_dask.storage.priority import draw
+from cme_dask.numerics.basis import BLOCK
+from cme_dask.passes.plan import plan_runs
+from cme_dask.passes.write import Piece, cut_for_chunks
 
 GAUSSIAN = kernels.Gaussian(1.0)
 N = 10_001  # ten blocks, the last one short
@@ -365,7 +365,7 @@ def test_a_damaged_source_chunk_is_named(rows, fits, tmp_path):
 
 def test_a_folder_that_workers_do_not_see_is_refused(rows, fits, tmp_path, monkeypatch):
     """A task that outlives a failed run must not make the folder anew either."""
-    from cme_dask.storage.feature_store import FeatureFiles
+    from cme_dask.data.outputs import FeatureFiles
 
     create = FeatureFiles.create.__func__
 
@@ -422,7 +422,7 @@ def test_features_too_large_for_float32_are_refused(tmp_path):
 
 
 def test_the_row_sample_of_wide_features_is_cut(rows, fits, store, tmp_path, monkeypatch):
-    from cme_dask.chunked import features as module
+    from cme_dask.passes import write as module
 
     fit, features = fits["newton"]
     monkeypatch.setattr(module, "_KEPT_BYTES", 100 * 8 * (features.shape[1] + 1))

@@ -15,11 +15,11 @@ from scipy.special import logsumexp
 from test_reads import opened
 
 from cme_dask import KernelLogisticRegression, kernels, load
+from cme_dask.data.model_file import read_model
 from cme_dask.errors import ConvergenceError, ConvergenceWarning, DataError, StoreError
 from cme_dask.models import LogisticModel
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.logistic import LogisticProblem, LogisticSums
-from cme_dask.storage.model_file import read_model
 
 KERNEL = kernels.Gaussian(1.2)
 N = 600

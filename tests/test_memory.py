@@ -17,16 +17,15 @@ from distributed import Client
 
 from cme_dask import JointDistribution, kernels
 from cme_dask.bench.cluster import running_cluster
-from cme_dask.chunked import memory
-from cme_dask.chunked.driver import Executor
-from cme_dask.chunked.memory import MemoryBudget, PassShape, pivot_bytes
-from cme_dask.chunked.observing import WantOfMemory, want_of_memory
-from cme_dask.chunked.plan import Run, strip_length
+from cme_dask.cli.run_report import peak_of
 from cme_dask.errors import ResourceError
 from cme_dask.numerics.basis import NewtonBasis
-from cme_dask.numerics.moments import MomentSpec, Side
-from cme_dask.numerics.strip_moments import StripMoments
-from cme_dask.report.memory import peak_of
+from cme_dask.numerics.moments import MomentSpec, Side, StripMoments
+from cme_dask.passes import memory
+from cme_dask.passes.driver import Executor
+from cme_dask.passes.memory import MemoryBudget, PassShape, pivot_bytes
+from cme_dask.passes.observing import WantOfMemory, want_of_memory
+from cme_dask.passes.plan import Run, strip_length
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="the high-water mark is read from /proc"
@@ -49,7 +48,9 @@ def worker(tmp_path_factory):
 HEAD = """
 import json, sys, warnings
 import numpy as np
-from cme_dask import JointDistribution, PivotedCholesky, kernels
+from cme_dask import JointDistribution
+from cme_dask import PivotedCholesky
+from cme_dask import kernels
 
 def told(fit):
     # The system's own high-water mark: a sampled peak of so short a fit misses it under load.

@@ -19,13 +19,10 @@ from numpy.testing import assert_allclose, assert_array_equal
 from cme_dask import JointDistribution, constraints, kernels, load, merge, open_sample
 from cme_dask.cli import cli
 from cme_dask.errors import DataError
-from cme_dask.models.sums import JointSums
-from cme_dask.numerics.cell_sums import CellSpec
-from cme_dask.numerics.hashing import fold_of_rows
-from cme_dask.numerics.kept_rows import KEPT, Kept, kept_of_union
-from cme_dask.numerics.moments import MomentSpec
-from cme_dask.numerics.strip_cells import StripCells
-from cme_dask.numerics.strip_moments import strip_moments
+from cme_dask.models.merging import JointSums
+from cme_dask.numerics.cells import KEPT, CellSpec, Kept, StripCells, kept_of_union
+from cme_dask.numerics.folds import fold_of_rows
+from cme_dask.numerics.moments import MomentSpec, strip_moments
 from cme_dask.numerics.support import Support
 
 N, RANKS = 1500, (11, 8)

@@ -11,10 +11,8 @@ from cme_dask import kernels, metrics
 from cme_dask.errors import DataError
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.joint import JointSolution, solve_joint
-from cme_dask.numerics.means import MeanMoments
-from cme_dask.numerics.moments import MomentSpec, Side
+from cme_dask.numerics.moments import MeanMoments, MomentSpec, Side, strip_moments
 from cme_dask.numerics.problem import Regularization
-from cme_dask.numerics.strip_moments import strip_moments
 
 # CRPS --------------------------------------------------------------------------------------------
 

@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 
 from cme_dask import kernels
 from cme_dask.numerics.basis import LinearBasis, NewtonBasis, eigenbasis
-from cme_dask.numerics.means import MeanMoments
-from cme_dask.numerics.moments import Moments, MomentSpec, Side
-from cme_dask.numerics.strip_moments import span, strip_moments
+from cme_dask.numerics.moments import MeanMoments, Moments, MomentSpec, Side, span, strip_moments
 
 
 def spec_of(X, Y, n_folds):

@@ -6,6 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cme_dask.data.columns import Columns
+from cme_dask.data.generate import Normal3
+from cme_dask.data.model_file import read_model
 from cme_dask.errors import DataError, StoreError
 from cme_dask.kernels import (
     Custom,
@@ -19,18 +22,12 @@ from cme_dask.kernels import (
 )
 from cme_dask.models.answers import Answers
 from cme_dask.models.joint import JointModel, Variable
-from cme_dask.numerics.basis import LinearBasis
+from cme_dask.numerics.basis import Elimination, LinearBasis
 from cme_dask.numerics.coupling import solve_coupling
-from cme_dask.numerics.elimination import Elimination
-from cme_dask.numerics.guard import Arithmetic
-from cme_dask.numerics.means import MeanMoments
-from cme_dask.numerics.moments import MomentSpec, Side
+from cme_dask.numerics.moments import MeanMoments, MomentSpec, Side, strip_moments
 from cme_dask.numerics.partition import PartitionBasis, pivot_landmarks
+from cme_dask.numerics.precision import Arithmetic
 from cme_dask.numerics.problem import Regularization
-from cme_dask.numerics.strip_moments import strip_moments
-from cme_dask.storage.columns import Columns
-from cme_dask.storage.generate import Normal3
-from cme_dask.storage.model_file import read_model
 
 KERNELS = [
     Gaussian(0.7),

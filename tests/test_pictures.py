@@ -8,12 +8,12 @@ import pytest
 from matplotlib import pyplot as plt
 
 from cme_dask import JointDistribution, kernels
+from cme_dask.data.columns import Columns
+from cme_dask.data.sample import Sample
+from cme_dask.data.sources import ArraySource
 from cme_dask.errors import DataError, ResourceError
-from cme_dask.models import drawing
+from cme_dask.models import plots as drawing
 from cme_dask.models.spectra import spectra
-from cme_dask.storage.columns import Columns
-from cme_dask.storage.rows import ArraySource
-from cme_dask.storage.sample import Sample
 
 mpl.use("Agg")
 N = 2000

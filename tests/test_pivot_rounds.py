@@ -14,21 +14,20 @@ from click.testing import CliRunner
 from conftest import write_store
 
 from cme_dask import JointDistribution, PivotedCholesky, kernels
-from cme_dask.chunked.driver import Executor
-from cme_dask.chunked.memory import MemoryBudget
-from cme_dask.chunked.passes import PassProgress
-from cme_dask.chunked.pivots import choose_in_rounds
-from cme_dask.chunked.plan import strip_length
-from cme_dask.chunked.sources import open_sample
 from cme_dask.cli import cli
+from cme_dask.cli.schema import FitSection, checked
+from cme_dask.data.row_sample import draw
 from cme_dask.errors import DataError, RankWarning, ResourceError
 from cme_dask.estimators.recipe import PivotProgress
-from cme_dask.jobs.schema import FitSection, checked
 from cme_dask.numerics import rounds
 from cme_dask.numerics.cholesky import pivoted_cholesky
-from cme_dask.numerics.pivot_state import PivotState
-from cme_dask.numerics.rounds import Greedy, Random, offered_rows
-from cme_dask.storage.priority import draw
+from cme_dask.numerics.rounds import Greedy, PivotState, Random, offered_rows
+from cme_dask.passes.driver import Executor
+from cme_dask.passes.memory import MemoryBudget
+from cme_dask.passes.pivots import choose_in_rounds
+from cme_dask.passes.plan import strip_length
+from cme_dask.passes.run import PassProgress
+from cme_dask.passes.sources import open_sample
 
 KERNELS = {
     "gaussian": kernels.Gaussian(0.3),

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from cme_dask import kernels
 from cme_dask.numerics import pools
 from cme_dask.numerics.basis import NewtonBasis
-from cme_dask.numerics.cholesky import pivoted_cholesky
+from cme_dask.numerics.cholesky import GREEDY, pivoted_cholesky, sampled_cholesky
 from cme_dask.numerics.pools import Bound, Pool, noise, top_rows
-from cme_dask.numerics.sampled import GREEDY, sampled_cholesky
 
 N = 1500
 KERNELS = {

@@ -10,11 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cme_dask import kernels
-from cme_dask.chunked.memory import pivot_bytes
 from cme_dask.numerics.basis import NewtonBasis
-from cme_dask.numerics.by_trace import SKETCH, RowsByTrace
-from cme_dask.numerics.cholesky import PivotedRows
-from cme_dask.numerics.sampled import BY_TRACE, GREEDY, sampled_cholesky
+from cme_dask.numerics.cholesky import (
+    BY_TRACE,
+    GREEDY,
+    SKETCH,
+    PivotedRows,
+    RowsByTrace,
+    sampled_cholesky,
+)
+from cme_dask.passes.memory import pivot_bytes
 
 GAUSSIAN = kernels.Gaussian(0.3)
 

@@ -9,10 +9,10 @@ from numpy.testing import assert_allclose, assert_array_equal
 from programs import assert_no_descent, diagonal_problem, sample_moments
 from scipy import sparse
 
+from cme_dask.data.generate import Normal3
 from cme_dask.errors import ConvergenceError
 from cme_dask.numerics.pointwise import negative_mass, solve_pointwise
 from cme_dask.numerics.problem import JointProblem, Regularization
-from cme_dask.storage.generate import Normal3
 
 METHODS = ["interior point", "ADMM"]
 

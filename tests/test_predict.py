@@ -15,14 +15,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cme_dask import JointDistribution, kernels, load, open_sample
-from cme_dask.chunked.answers import write_answers
-from cme_dask.chunked.driver import Executor
-from cme_dask.chunked.lazy_laws import given_rows
-from cme_dask.chunked.memory import MemoryBudget
 from cme_dask.cli import cli
 from cme_dask.errors import DataError, ResourceError
-from cme_dask.kernels.coordinates import Coordinates, Pooled, Standard
+from cme_dask.kernels.transforms import Coordinates, Pooled, Standard
 from cme_dask.models.query import Query
+from cme_dask.passes.driver import Executor
+from cme_dask.passes.lazy_laws import given_rows
+from cme_dask.passes.memory import MemoryBudget
+from cme_dask.passes.write import write_answers
 
 N = 5000
 EVENTS = ("y0 > 0.5", "y1 <= y0")

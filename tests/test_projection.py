@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
 from cme_dask.errors import DataError
-from cme_dask.numerics.projection import clip, project
+from cme_dask.numerics.blending import clip, project
 
 
 def by_sorting(g, v):

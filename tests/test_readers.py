@@ -20,14 +20,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cme_dask import JointDistribution, open_sample
+from cme_dask.data import tables
+from cme_dask.data.ingest import find_sources, ingest
+from cme_dask.data.readers import NumpySource, ParquetSource
+from cme_dask.data.tables import Kind
+from cme_dask.data.zarr_reader import ZarrTableSource
 from cme_dask.errors import DataError, ResourceError, StoreError
 from cme_dask.kernels import Gaussian
-from cme_dask.storage import tables
-from cme_dask.storage.ingest import ingest
-from cme_dask.storage.numpy_reader import NumpySource
-from cme_dask.storage.parquet_reader import ParquetSource
-from cme_dask.storage.tables import Kind, find_sources
-from cme_dask.storage.zarr_reader import ZarrTableSource
 
 N = 1_000
 LOCAL = fsspec.filesystem("file")

@@ -11,12 +11,12 @@ from conftest import write_store
 from zarr.storage import LocalStore, WrapperStore
 
 from cme_dask import JointDistribution, PivotedCholesky, kernels
-from cme_dask.chunked.driver import Executor
-from cme_dask.chunked.nearest import nearest_rows
-from cme_dask.chunked.sources import open_sample
+from cme_dask.data.generate import write_normal3
+from cme_dask.data.sources import ahead
 from cme_dask.errors import StoreError
-from cme_dask.storage.generate import write_normal3
-from cme_dask.storage.rows import ahead
+from cme_dask.passes.driver import Executor
+from cme_dask.passes.selections import nearest_rows
+from cme_dask.passes.sources import open_sample
 
 
 class CountingStore(WrapperStore):

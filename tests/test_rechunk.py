@@ -12,12 +12,11 @@ from conftest import write_store
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cme_dask.chunked.sources import open_sample
 from cme_dask.cli import cli
+from cme_dask.data import tables
+from cme_dask.data.ingest import ingest, rechunk
 from cme_dask.errors import DataError, StoreError
-from cme_dask.storage import tables
-from cme_dask.storage.ingest import ingest
-from cme_dask.storage.rechunk import rechunk
+from cme_dask.passes.sources import open_sample
 
 N = 3_000
 
@@ -219,7 +218,7 @@ def test_memory_is_bounded(tmp_path, monkeypatch):
 
 def test_an_interrupted_one_goes_on(tmp_path, rng, monkeypatch):
     monkeypatch.setattr(tables, "BATCH_BYTES", 1 << 12)
-    monkeypatch.setattr("cme_dask.storage.ingest_run.CHECKPOINT_BATCHES", 3)
+    monkeypatch.setattr("cme_dask.data.ingest.CHECKPOINT_BATCHES", 3)
     x, y = rows(rng)
     write(tmp_path / "z", x=(x, (100, 2)), y=(y, (70, 1)))
     rechunk(tmp_path / "z", tmp_path / "expected")

@@ -13,16 +13,14 @@ from click.testing import CliRunner
 from conftest import write_store
 
 from cme_dask import PivotedCholesky, kernels
-from cme_dask.chunked.passes import PassProgress
-from cme_dask.chunked.progress import duration
-from cme_dask.chunked.sources import open_sample
-from cme_dask.cli import cli
+from cme_dask.cli import cli, progress, run_report
+from cme_dask.cli.progress import LOGGER, logging_to
+from cme_dask.cli.run_report import FILES, MemoryTimeline, reporting
 from cme_dask.errors import DataError, ResourceError
-from cme_dask.models import drawing
-from cme_dask.report import progress, run_report
-from cme_dask.report.logs import LOGGER, logging_to
-from cme_dask.report.memory import MemoryTimeline
-from cme_dask.report.run_report import FILES, reporting
+from cme_dask.models import plots as drawing
+from cme_dask.passes.progress import duration
+from cme_dask.passes.run import PassProgress
+from cme_dask.passes.sources import open_sample
 
 
 def command(*args):
@@ -143,7 +141,7 @@ def test_a_report_is_whole_or_not_there(store, tmp_path, monkeypatch):
 
 def test_without_matplotlib_and_bokeh_the_rest_is_told(store, tmp_path, monkeypatch, cluster):
     monkeypatch.setattr(drawing, "available", lambda: False)
-    monkeypatch.setattr("cme_dask.chunked.observing._has_bokeh", lambda: False)
+    monkeypatch.setattr("cme_dask.passes.observing._has_bokeh", lambda: False)
     with reporting(tmp_path / "report", cluster):
         fitted(store, cluster)
     result = json.loads((tmp_path / "report" / "report.json").read_text())
@@ -207,7 +205,7 @@ def test_durations(seconds, text):
 
 
 def test_a_timeline_keeps_few_samples_of_long_runs(monkeypatch):
-    monkeypatch.setattr("cme_dask.report.memory._MOST", 10)
+    monkeypatch.setattr("cme_dask.cli.run_report._MOST", 10)
     counter = iter(range(10**6))
     timeline = MemoryTimeline(lambda: {"a": next(counter)})
     for _ in range(100):
@@ -220,7 +218,7 @@ def test_a_timeline_keeps_few_samples_of_long_runs(monkeypatch):
 
 def test_a_log_needs_no_dask(tmp_path):
     code = (
-        "import sys; from pathlib import Path; from cme_dask.report.logs import logging_to\n"
+        "import sys; from pathlib import Path; from cme_dask.cli.progress import logging_to\n"
         f"with logging_to(Path({str(tmp_path / 'log')!r})): pass\n"
         "assert 'dask' not in sys.modules and 'sklearn' not in sys.modules"
     )

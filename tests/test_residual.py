@@ -12,23 +12,22 @@ from hypothesis import strategies as st
 from test_reads import opened
 
 from cme_dask import JointDistribution, Tuning, kernels, load
-from cme_dask.bench.scenarios import SCENARIOS
-from cme_dask.chunked.driver import Executor
-from cme_dask.chunked.gather import sample_rows
-from cme_dask.chunked.memory import MemoryBudget
-from cme_dask.chunked.passes import moment_pass
-from cme_dask.chunked.sources import open_sample
+from cme_dask.bench.coverage import SCENARIOS
+from cme_dask.data.model_file import ModelState
 from cme_dask.errors import DataError, StoreError
-from cme_dask.kernels.coordinates import Coordinates, Pooled, Scores, Standard
-from cme_dask.learning.residual import Gain, paired_gain, screened_laws
+from cme_dask.kernels.transforms import Coordinates, Pooled, Scores, Standard
+from cme_dask.learning.losses import Gain, paired_gain, screened_laws
 from cme_dask.metrics import crps
 from cme_dask.models.joint import JointModel
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.location import RIDGES, fit_location
-from cme_dask.numerics.moments import MomentSpec, Side
+from cme_dask.numerics.moments import MomentSpec, Side, strip_moments
 from cme_dask.numerics.problem import Regularization
-from cme_dask.numerics.strip_moments import strip_moments
-from cme_dask.storage.model_file import ModelState
+from cme_dask.passes.driver import Executor
+from cme_dask.passes.memory import MemoryBudget
+from cme_dask.passes.run import moment_pass
+from cme_dask.passes.selections import sample_rows
+from cme_dask.passes.sources import open_sample
 
 QUICK = Tuning(rows=500, evaluations=0, finalists=2, averaged=2)
 N_FOLDS = 4

@@ -18,11 +18,10 @@ from conftest import write_store
 
 from cme_dask import JointDistribution, load, open_sample
 from cme_dask.cli import cli
+from cme_dask.data import tables
+from cme_dask.data.ingest import ingest, rechunk
 from cme_dask.errors import DataError, ResourceError, StoreError
 from cme_dask.kernels import Gaussian
-from cme_dask.storage import tables
-from cme_dask.storage.ingest import ingest
-from cme_dask.storage.rechunk import rechunk
 
 pytest.importorskip("moto")
 
@@ -148,7 +147,7 @@ def test_patterns(tmp_path, options, upload):
 
 
 def test_resuming(tmp_path, monkeypatch, options, upload):
-    monkeypatch.setattr("cme_dask.storage.ingest_run.CHECKPOINT_BATCHES", 1)
+    monkeypatch.setattr("cme_dask.data.ingest.CHECKPOINT_BATCHES", 1)
     monkeypatch.setattr(tables, "BATCH_BYTES", 1 << 12)
     frame().to_parquet(tmp_path / "t.parquet")
     url = upload(tmp_path / "t.parquet", "changing/t.parquet")

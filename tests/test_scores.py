@@ -18,19 +18,19 @@ from test_holdout import DAY, GROUP, TIME, W, X, Y, mask, write
 from test_reads import opened
 
 from cme_dask import JointDistribution, Tuning, kernels, load, score
-from cme_dask.chunked.driver import Executor
-from cme_dask.chunked.memory import MemoryBudget
-from cme_dask.chunked.scores import Law, Prediction, score_pass
-from cme_dask.chunked.sources import open_sample
-from cme_dask.cli import cli
+from cme_dask.cli import cli, fitting
+from cme_dask.cli.compute import Compute
+from cme_dask.cli.fitting import fit_and_save
+from cme_dask.cli.schema import FitSection, checked
 from cme_dask.errors import DataError, ResourceError
-from cme_dask.jobs import fitting
-from cme_dask.jobs.fitting import Compute, fit_and_save
-from cme_dask.jobs.schema import FitSection, checked
 from cme_dask.metrics import brier, crps
 from cme_dask.models.events import Event
-from cme_dask.numerics.folding import Folding, Part
+from cme_dask.numerics.folds import Folding, Part
 from cme_dask.numerics.scoring import ScoreSums
+from cme_dask.passes.driver import Executor
+from cme_dask.passes.memory import MemoryBudget
+from cme_dask.passes.scores import Law, Prediction, score_pass
+from cme_dask.passes.sources import open_sample
 
 BUDGET = MemoryBudget(Executor.resolve("threads", 2), 1 << 40, ())
 EVENT = Event.parse("y0 > 0.3", ("y0", "y1"))
@@ -453,7 +453,7 @@ def test_the_command_refuses_what_does_not_fit(tmp_path, store, model):
 
 
 def test_what_is_sent_to_workers_can_be_pickled(model):
-    from cme_dask.jobs.scoring import Expectation
+    from cme_dask.cli.scoring import Expectation
 
     expectation = Expectation(load(model), ("y1",))
     again = pickle.loads(pickle.dumps(expectation))  # noqa: S301 (our own bytes)

@@ -19,14 +19,14 @@ from conftest import write_store
 import cme_dask
 from cme_dask import PivotedCholesky, kernels, open_sample
 from cme_dask.cli import cli
+from cme_dask.cli.compute import prepare_folder
+from cme_dask.cli.runner import OUTPUTS
+from cme_dask.cli.schema import read_job
+from cme_dask.data.columns import Columns
+from cme_dask.data.store import sealed
+from cme_dask.data.zarr_reader import ZarrTableSource
 from cme_dask.errors import DataError, StoreError
-from cme_dask.jobs.folder import prepare_folder
-from cme_dask.jobs.runner import OUTPUTS
-from cme_dask.jobs.schema import read_job
 from cme_dask.models.events import Event
-from cme_dask.storage.columns import Columns
-from cme_dask.storage.zarr_files import sealed
-from cme_dask.storage.zarr_reader import ZarrTableSource
 
 PACKAGE = Path(cme_dask.__file__).parent
 ROOT = Path(__file__).resolve().parents[1]

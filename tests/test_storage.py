@@ -17,19 +17,19 @@ from scipy.stats import chisquare
 
 import cme_dask
 from cme_dask import JointDistribution, kernels, open_sample
-from cme_dask.chunked import gather
-from cme_dask.chunked.driver import Executor
-from cme_dask.chunked.gather import sample_rows
+from cme_dask.data import store as zarr_files
+from cme_dask.data.columns import Columns
+from cme_dask.data.model_file import ModelState, read_model
+from cme_dask.data.row_sample import draw, merge
+from cme_dask.data.sources import ArraySource, read_strips
+from cme_dask.data.store import writing
+from cme_dask.data.writer import writing_sample
 from cme_dask.errors import DataError, StoreError
 from cme_dask.models.joint import JointModel
-from cme_dask.numerics.hashing import fold_of_rows, priority_keys, row_hash
-from cme_dask.storage import zarr_files
-from cme_dask.storage.atomic import writing
-from cme_dask.storage.columns import Columns
-from cme_dask.storage.model_file import ModelState, read_model
-from cme_dask.storage.priority import draw, merge
-from cme_dask.storage.rows import ArraySource, read_strips
-from cme_dask.storage.writer import writing_sample
+from cme_dask.numerics.folds import fold_of_rows, priority_keys, row_hash
+from cme_dask.passes import selections as gather
+from cme_dask.passes.driver import Executor
+from cme_dask.passes.selections import sample_rows
 
 EXAMPLES = settings(
     max_examples=25,

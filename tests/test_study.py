@@ -8,12 +8,12 @@ from click.testing import CliRunner
 from conftest import few_scales
 
 from cme_dask.bench import laws
-from cme_dask.bench.scenarios import SCENARIOS
+from cme_dask.bench.coverage import SCENARIOS
+from cme_dask.bench.laws import judge_tuned
 from cme_dask.bench.study import DEFAULT, FIGURES, SCENARIO_NAMES, StudyOptions, run_study
-from cme_dask.bench.tuned_laws import judge_tuned
 from cme_dask.cli import cli
+from cme_dask.cli.progress import ProgressLines
 from cme_dask.errors import DataError
-from cme_dask.report.progress import ProgressLines
 
 MODELS = {
     "none",

@@ -13,10 +13,9 @@ from numpy.testing import assert_array_equal
 from sklearn.cluster import KMeans
 
 from cme_dask.errors import DataError
-from cme_dask.learning.support import make_support
-from cme_dask.numerics import tree as tree_module
-from cme_dask.numerics.support import Support, cell_means
-from cme_dask.numerics.tree import Tree
+from cme_dask.learning.partition import make_support
+from cme_dask.numerics import support as tree_module
+from cme_dask.numerics.support import Support, Tree, cell_means
 
 
 def equal_weights(rows):

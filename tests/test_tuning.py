@@ -17,10 +17,10 @@ from cme_dask import JointDistribution, Tuning, load, open_sample
 from cme_dask.cli import cli
 from cme_dask.errors import DataError, ResourceError
 from cme_dask.kernels import Gaussian, Matern, Warped
-from cme_dask.learning.log_score import CelledRows
-from cme_dask.learning.tuning import search
+from cme_dask.learning.losses import CelledRows
+from cme_dask.learning.search import search
 from cme_dask.numerics.cholesky import pivoted_cholesky
-from cme_dask.numerics.hashing import fold_of_rows
+from cme_dask.numerics.folds import fold_of_rows
 from cme_dask.numerics.problem import Regularization
 from cme_dask.numerics.support import Support
 

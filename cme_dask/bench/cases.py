@@ -7,21 +7,18 @@ from typing import Any
 
 from cme_dask import kernels
 from cme_dask.bench import CASE_NAMES
-from cme_dask.bench.bare import bare_flops
-from cme_dask.bench.cluster import cluster_case
+from cme_dask.bench.cluster import cluster_case, large_case
 from cme_dask.bench.coverage import LEVEL, Coverage
-from cme_dask.bench.data import write_uniform
-from cme_dask.bench.fits import Bare, Fit, Rows, StoreRead
+from cme_dask.bench.fits import Bare, Fit, Rows, StoreRead, bare_flops, write_uniform
 from cme_dask.bench.ingest import ingest_case
-from cme_dask.bench.large import large_case
 from cme_dask.bench.machine import GemmRate, MachineRates, limit_seconds
 from cme_dask.bench.measure import Measurement, Ratio, Tell, Term, Together, measure
 from cme_dask.bench.peers import NOT_INSTALLED, ConditionalMean, Fmca, Reference, fmca_installed
 from cme_dask.bench.programs import CLOSED, SolveCoupling, SolveProgram
 from cme_dask.bench.queries import queries_case
-from cme_dask.defaults import TOL
+from cme_dask.config import TOL
+from cme_dask.data.generate import write_normal3
 from cme_dask.kernels import Kernel
-from cme_dask.storage.generate import write_normal3
 
 D = 3
 FMCA_SCALE = 0.3

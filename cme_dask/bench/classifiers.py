@@ -1,4 +1,4 @@
-r"""Probabilities of a label by every method, on one sample whose truth is known.
+"""Probabilities of a label by every method, on one sample whose truth is known.
 
 Figure 5 of the joint paper (section 7): Z is a three-dimensional normal vector, x = (Z_1, Z_2), and
 P(sgn Z_3 = 1 | x) is asked. Every method has the same length scales of x and ridges to choose from,
@@ -17,31 +17,21 @@ import numpy as np
 from scipy.special import expit
 from scipy.stats import norm
 
-from cme_dask.constraints import (
-    Certified,
-    Constraint,
-    Coupling,
-    Normalized,
-    Unconstrained,
-)
+from cme_dask.constraints import Certified, Constraint, Coupling, Normalized, Unconstrained
+from cme_dask.data.generate import Normal3
 from cme_dask.errors import RankWarning, ToleranceWarning
 from cme_dask.estimators.joint import JointDistribution
 from cme_dask.kernels import Delta, Gaussian
-from cme_dask.learning.landmarks import choose_landmarks
-from cme_dask.learning.logistic import solve_logistic
+from cme_dask.learning.partition import choose_landmarks
 from cme_dask.numerics.basis import NewtonBasis
+from cme_dask.numerics.blending import project
 from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.embedding import ConditionalEmbedding
-from cme_dask.numerics.geometry import Geometry
 from cme_dask.numerics.joint import JointSolver
-from cme_dask.numerics.logistic import LogisticProblem, LogisticSums
-from cme_dask.numerics.means import MeanMoments
-from cme_dask.numerics.moments import MomentSpec, Side
+from cme_dask.numerics.logistic import LogisticProblem, LogisticSums, solve_logistic
+from cme_dask.numerics.moments import MeanMoments, MomentSpec, Side, strip_moments
 from cme_dask.numerics.partition import PartitionBasis
-from cme_dask.numerics.problem import Regularization
-from cme_dask.numerics.projection import project
-from cme_dask.numerics.strip_moments import strip_moments
-from cme_dask.storage.generate import Normal3
+from cme_dask.numerics.problem import Geometry, Regularization
 
 Array = Any
 Figures = dict[str, float]

@@ -1,4 +1,6 @@
-"""Fits on a real cluster: scheduler and workers in processes of their own, over TCP.
+"""Fits on a real cluster, and of rows larger than the memory of its workers.
+
+Fits on a real cluster: scheduler and workers in processes of their own, over TCP.
 
 The pass of a fit on two workers is held against the same pass on two threads, against two processes
 that each fit half of the rows and know nothing of each other, and against itself on a slow network.
@@ -6,23 +8,34 @@ that each fit half of the rows and know nothing of each other, and against itsel
 
 import contextlib
 import json
+import shutil
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+
 from cme_dask import kernels
-from cme_dask.bench.data import write_uniform
-from cme_dask.bench.fits import Fit, Rows
+from cme_dask.bench.fits import Describe, Fit, Rows, write_uniform
 from cme_dask.bench.measure import Ratio, Term, Together
+from cme_dask.cli.run_report import peak_of
+from cme_dask.cli.tables import format_bytes
 from cme_dask.errors import ResourceError
+from cme_dask.passes.cluster import connected
+from cme_dask.passes.observing import want_of_memory
 
 if TYPE_CHECKING:
     from cme_dask.bench.cases import Bench, Size
+
+
+# Fits on a real cluster: scheduler and workers in processes of their own, over TCP
+
 
 DELAY = 0.01
 """Seconds that each message takes longer on the slow network, each way."""
@@ -194,3 +207,88 @@ def _cluster_at(bench: "Bench", rows: Rows, rank: int, near: Cluster, far: Clust
     ratio("rows/s of workers / independent processes", apart, cluster, at_least=0.9)
     ratio("workers / threads", cluster, threads, at_most=1.1)
     ratio(f"workers {DELAY * 1e3:g} ms away / near", late, cluster, at_most=1.15)
+
+
+# A fit of rows that are many times larger than the memory of the workers that read them
+
+
+WORKERS, MEMORY = 2, "1GB"
+"""Worker processes of one thread, and the memory of each."""
+
+_D_LARGE = 13  # columns of x, and of y: 10^8 rows of float64 are 20.8 GB
+_TOL_LARGE = 1e-6
+_FREE = 1.2  # times what the rows take
+
+
+@dataclass(frozen=True)
+class WatchedFit:
+    """A fit on a fresh cluster of this machine, and what its workers took for it.
+
+    Parameters
+    ----------
+    fit
+        On the cluster.
+    workers
+        Process numbers of the nannies.
+    """
+
+    fit: Fit
+    workers: tuple[int, ...]
+
+    def prepare(self) -> Callable[[], Describe]:
+        """The fit's own preparation."""
+        return partial(self._run, self.fit.prepare())
+
+    def _run(self, run: Callable[[], Describe]) -> Describe:
+        describe = run()
+        peaks = [peak_of(worker) for worker in self._workers()]
+        with connected(self.fit.scheduler) as client:
+            short = want_of_memory(client)
+        found = {"worker_bytes": peaks, "worker_peak": max(peaks), **asdict(short)}
+        return lambda: {**describe(), **found}
+
+    def _workers(self) -> list[psutil.Process]:
+        """The worker processes: of what a nanny has started each is the largest."""
+        children = (psutil.Process(number).children() for number in self.workers)
+        return [max(started, key=lambda child: child.memory_info().rss) for started in children]
+
+
+def large_case(bench: "Bench", size: "Size") -> None:
+    """A joint fit on two workers of 1 GB: no spilling, no pause, and the memory that was predicted.
+
+    A worker's peak is its proportional set size at the system's high-water mark; what was predicted
+    is what the fit was held to before it began. Bytes that workers ever wrote to disk count as
+    spilled, however briefly they were there.
+    """
+    store = _store(bench, size.rows)
+    rows = Rows(size.rows, _D_LARGE, str(store))
+    with running_cluster(bench.folder / "large", WORKERS, memory_limit=MEMORY) as cluster:
+        for rank in size.ranks:
+            at = f"large/rank {rank}"
+            key = f"{at}/{WORKERS} workers of {MEMORY}"
+            kernel = kernels.Gaussian(2.0 * rank ** (-1.0 / _D_LARGE)).to_dict()
+            fit = Fit(rows, "joint", kernel, _TOL_LARGE, rank, scheduler=cluster.address)
+            bench.measure({key: WatchedFit(fit, cluster.workers)}, 1)
+            peak, predicted = Term(key, "worker_peak"), Term(key, "predicted_bytes")
+            told = "memory of a worker, predicted / measured"
+            bench.ratios += [
+                Ratio(at, f"{told}, at least", [predicted], [peak], at_least=0.75),
+                Ratio(at, f"{told}, at most", [predicted], [peak], at_most=1.25),
+                Ratio(at, "bytes spilled", [Term(key, "spilled")], [Term()], at_most=0.0),
+                Ratio(at, "workers paused", [Term(key, "pauses")], [Term()], at_most=0.0),
+            ]
+
+
+def _store(bench: "Bench", rows: int) -> Path:
+    """The rows, made unless they lie there from an earlier run."""
+    store = bench.stores / f"uniform-{rows}-{_D}.zarr"
+    if not store.exists():
+        need = _FREE * 2 * _D_LARGE * 8 * rows
+        free = shutil.disk_usage(bench.stores).free
+        if free < need:
+            raise ResourceError(
+                f"{rows:,} rows need {format_bytes(need)} of disk in {bench.stores}, where "
+                f"{format_bytes(free)} are free: fewer rows (--rows), or another folder (--dir)"
+            )
+        write_uniform(store, rows, _D_LARGE)
+    return store

@@ -1,28 +1,293 @@
-"""What one process measures of this library: whole fits, the bare pass, reading."""
+"""What one process measures of this library: whole fits, the bare pass, reading.
 
+The bare pass: what one pass over the rows costs in plain NumPy threads, by definition.
+
+The same pivots, the Newton bases of all variables, S = sum_i N_i N_i^T over their concatenation
+(so S_XX, S_YY and S_YX), the solve first, reads included. No Dask, no folds, no functions, no
+guards: what a fit takes beyond it is what the library adds.
+
+Blocks are transposed, functions in rows and data in columns: K^T and N^T of shape (m, b). Each
+thread keeps its buffers, and everything but loops over blocks is a matrix product or a ufunc that
+releases the interpreter lock.
+"""
+
+import queue
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import zarr
+from scipy.linalg import solve_triangular
+from threadpoolctl import threadpool_limits
+from zarr.storage import LocalStore, WrapperStore
 
 from cme_dask import kernels
-from cme_dask.bench.bare import BareBasis, bare_pass
-from cme_dask.bench.data import CountingStore, open_counted, share_of, uniform_rows
-from cme_dask.chunked.clusters import connected
-from cme_dask.chunked.sources import open_sample
-from cme_dask.defaults import N_FOLDS, SAMPLE_SIZE
+from cme_dask.config import N_FOLDS, SAMPLE_SIZE
+from cme_dask.data.columns import Columns
+from cme_dask.data.sample import Sample, open_store
+from cme_dask.data.sources import RowSource
+from cme_dask.data.writer import writing_sample
 from cme_dask.errors import RankWarning, ToleranceWarning
 from cme_dask.estimators.cholesky import PivotedCholesky
 from cme_dask.estimators.joint import JointDistribution
 from cme_dask.estimators.recipe import PivotProgress
-from cme_dask.storage.sample import Sample
+from cme_dask.passes.cluster import connected
+from cme_dask.passes.sources import open_sample
+
+# Rows to measure on, in memory or in a store that counts the bytes it hands out
+
 
 Array = Any
+
+_BATCH = 1 << 18
+
+
+def batches(n: int, d: int, seed: int = 0) -> Iterator[tuple[Array, Array]]:
+    """Rows x uniform on [0, 1]^d and y = (x + u) / 2, u uniform too, in batches."""
+    for number, start in enumerate(range(0, n, _BATCH)):
+        rng = np.random.default_rng([seed, number])
+        x, u = rng.uniform(size=(2, min(_BATCH, n - start), d))
+        yield x, (x + u) / 2
+
+
+def uniform_rows(n: int, d: int, seed: int = 0) -> tuple[Array, Array]:
+    """The same rows in memory, shapes (n, d)."""
+    x, y = zip(*batches(n, d, seed), strict=True)
+    return np.concatenate(x), np.concatenate(y)
+
+
+def write_uniform(path: Path, n: int, d: int, seed: int = 0) -> None:
+    """The same rows in a sample store."""
+    columns = (Columns.default("x", d), Columns.default("y", d))
+    with writing_sample(path, columns, expected_rows=n, seed=seed) as writer:
+        for x, y in batches(n, d, seed):
+            writer.append(x, y)
+
+
+class CountingStore(WrapperStore[LocalStore]):
+    """A store on disk that counts the bytes it hands out, as they are stored."""
+
+    def __init__(self, store: LocalStore) -> None:
+        super().__init__(store)
+        self.bytes_read = 0
+
+    async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:
+        """Value of a key; see ``zarr.abc.store.Store``."""
+        value = await self._store.get(key, prototype, byte_range)
+        self.bytes_read += 0 if value is None else len(value)
+        return value
+
+
+def open_counted(path: str) -> tuple[Sample, CountingStore]:
+    """The sample of a store on disk, and the counter of what is read from it."""
+    store = CountingStore(LocalStore(path, read_only=True))
+    return open_store(zarr.open_group(store, mode="r"), path), store
+
+
+@dataclass(frozen=True, eq=False)
+class RowRange:
+    """Rows [start, stop) of a source, counted from zero."""
+
+    source: RowSource
+    start: int
+    stop: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(stop - start, d)."""
+        return self.stop - self.start, self.source.shape[1]
+
+    @property
+    def chunk_rows(self) -> int | None:
+        """Rows per chunk of the source; the range begins at a chunk."""
+        return self.source.chunk_rows
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row of the source."""
+        return self.source.row_bytes
+
+    def read(self, start: int, stop: int) -> Array:
+        """Rows [start, stop) of the range."""
+        return self.source.read(self.start + start, self.start + stop)
+
+    def pick(self, positions: tuple[int, ...]) -> "RowRange":
+        """The same rows with the columns at these positions only."""
+        return RowRange(self.source.pick(positions), self.start, self.stop)
+
+
+def share_of(sample: Sample, number: int, shares: int) -> Sample:
+    """One of several equal shares of the rows of a stored sample, in whole chunks."""
+    chunk = max(source.chunk_rows or 1 for source in sample.reads)
+    chunks = -(-sample.n_rows // chunk)
+    start, stop = (min(chunks * i // shares * chunk, sample.n_rows) for i in (number, number + 1))
+    kept = sample.row_sample
+    if kept is not None:
+        here = (start <= kept.index) & (kept.index < stop)
+        kept = replace(
+            kept,
+            keys=kept.keys[here],
+            index=kept.index[here] - start,
+            parts=tuple(part[here] for part in kept.parts),
+            weights=kept.weights[here],
+        )
+    sources = tuple(RowRange(source, start, stop) for source in sample.sources)
+    return replace(sample, sources=sources, row_sample=kept)
+
+
+def regression_rows(n: int, d: int, seed: int) -> tuple[Array, Array, Array]:
+    """Rows x uniform on [0, 1]^d, y = f(x) + noise of shape (n, 1), and the true mean f(x).
+
+    f(x) = sin(2 pi x_1) + prod_j cos(x_j), noise normal with standard deviation 0.3.
+    """
+    rng = np.random.default_rng([seed, n, d])
+    x = rng.uniform(size=(n, d))
+    truth = np.sin(2.0 * np.pi * x[:, 0]) + np.cos(x).prod(axis=1)
+    return x, (truth + 0.3 * rng.standard_normal(n))[:, None], truth
+
+
+# The bare pass: what one pass over the rows costs in plain NumPy threads, by definition
+
+
+Read = Callable[[int, int], tuple[Array, ...]]
+
+_BLOCK = 768  # rows of the data: the best of 512 to 2,048 at ranks 100 to 800
+_SOLVE = 48  # functions per step of the solve, likewise
+_RUN_ROWS = 1 << 16
+
+
+@dataclass(frozen=True, eq=False)
+class BareBasis:
+    """Gaussian Newton basis N(z) = R^-1 k(p, z) on given pivots.
+
+    Parameters
+    ----------
+    points
+        Pivots p, shape (m, d).
+    factor
+        R with K(p, p) = R R^T, lower-triangular, shape (m, m).
+    length_scale
+        l of k(x, z) = exp(-|x - z|^2 / (2 l^2)).
+    """
+
+    points: Array
+    factor: Array
+    length_scale: float
+
+    @property
+    def rank(self) -> int:
+        """Number of pivots m."""
+        return len(self.points)
+
+    @cached_property
+    def inverse(self) -> Array:
+        """R^-1: its rows, cut at the diagonal, turn the solve into matrix products."""
+        return solve_triangular(self.factor, np.eye(self.rank), lower=True)
+
+    @cached_property
+    def centre(self) -> Array:
+        """Mean of the pivots: squared distances cancel less about it."""
+        return self.points.mean(axis=0)
+
+    @cached_property
+    def right(self) -> Array:
+        """Rows [v, 1, -|v|^2 / 2] of the scaled pivots v, shape (m, d + 2)."""
+        v = (self.points - self.centre) / self.length_scale
+        return np.column_stack([v, np.ones(len(v)), -0.5 * (v * v).sum(axis=1)])
+
+
+def bare_pass(
+    bases: Sequence[BareBasis],
+    read: Read,
+    n: int,
+    *,
+    threads: int,
+    run_rows: int = _RUN_ROWS,
+) -> Array:
+    """S = sum_i N_i N_i^T with N_i = [N_X(x_i), N_Y(y_i), ...], shape (M, M), M = sum of ranks.
+
+    Parameters
+    ----------
+    bases
+        A basis per variable.
+    read
+        ``read(start, stop)`` gives the rows of each variable, shapes (stop - start, d).
+    n
+        Number of rows.
+    threads
+        Threads, each with one BLAS thread.
+    run_rows
+        Rows that a thread reads at once; storage chunks should divide it.
+    """
+    starts: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for start in range(0, n, run_rows):
+        starts.put(start)
+
+    def work(_: int) -> Array:
+        sums = _Sums(bases)
+        while True:
+            try:
+                start = starts.get_nowait()
+            except queue.Empty:
+                return sums.gram
+            sums.add(read(start, min(start + run_rows, n)))
+
+    with threadpool_limits(1), ThreadPoolExecutor(threads) as pool:
+        return sum(pool.map(work, range(threads)))
+
+
+def bare_flops(n: int, ranks: Sequence[int]) -> float:
+    """Flops that the bare pass is credited with: sum of n m^2 (solves) and n M^2 (update).
+
+    2 n m^2 for one basis; kernels are not counted.
+    """
+    return float(n) * (sum(m * m for m in ranks) + sum(ranks) ** 2)
+
+
+class _Sums:
+    """Buffers and partial sums of one thread."""
+
+    def __init__(self, bases: Sequence[BareBasis]) -> None:
+        self._bases = bases
+        width = sum(basis.rank for basis in bases)
+        self._newton = np.empty((width, _BLOCK))
+        self._kernel = np.empty((max(basis.rank for basis in bases), _BLOCK))
+        self._left = [np.ones((basis.right.shape[1], _BLOCK)) for basis in bases]
+        self._product = np.empty((width, width))
+        self.gram = np.zeros((width, width))
+
+    def add(self, parts: tuple[Array, ...]) -> None:
+        """Add the rows of each variable, block by block."""
+        for start in range(0, len(parts[0]), _BLOCK):
+            self._block(tuple(part[start : start + _BLOCK] for part in parts))
+
+    def _block(self, parts: tuple[Array, ...]) -> None:
+        b, first = len(parts[0]), 0
+        for basis, left, rows in zip(self._bases, self._left, parts, strict=True):
+            u = left[:-2, :b]
+            np.subtract(rows.T, basis.centre[:, None], out=u)
+            u /= basis.length_scale
+            np.einsum("ij,ij->j", u, u, out=left[-2, :b])
+            left[-2, :b] *= -0.5
+            kernel = self._kernel[: basis.rank, :b]
+            np.matmul(basis.right, left[:, :b], out=kernel)
+            np.exp(kernel, out=kernel)
+            newton = self._newton[first : first + basis.rank, :b]
+            for s in range(0, basis.rank, _SOLVE):
+                e = min(s + _SOLVE, basis.rank)
+                np.matmul(basis.inverse[s:e, :e], kernel[:e], out=newton[s:e])
+            first += basis.rank
+        newton = self._newton[:, :b]
+        np.matmul(newton, newton.T, out=self._product)
+        self.gram += self._product
+
+
 Result = dict[str, Any]
 Describe = Callable[[], Result]
 Run = Callable[[], Describe]

@@ -12,11 +12,12 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 
 from cme_dask.bench.measure import Ratio, Term
-from cme_dask.storage.in_order import cores
-from cme_dask.storage.ingest import ingest
+from cme_dask.data.csv import cores
+from cme_dask.data.ingest import ingest
 
 if TYPE_CHECKING:
     from cme_dask.bench.cases import Bench, Size
+
 
 Result = dict[str, Any]
 Describe = Callable[[], Result]

@@ -7,21 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from cme_dask.bench.scenarios import SCENARIOS
+from cme_dask.bench.coverage import SCENARIOS
 from cme_dask.constraints import Coupling
 from cme_dask.kernels import Gaussian
 from cme_dask.metrics import oracle_error
 from cme_dask.numerics.basis import Basis, NewtonBasis
-from cme_dask.numerics.certified import solve_certified
+from cme_dask.numerics.certified import solve_certified, solve_paper_form
 from cme_dask.numerics.cholesky import pivoted_cholesky
-from cme_dask.numerics.heldout import HeldOut
-from cme_dask.numerics.joint import JointSolution, JointSolver
-from cme_dask.numerics.means import MeanMoments
-from cme_dask.numerics.moments import Function, MomentSpec, Side
-from cme_dask.numerics.paper_form import solve_paper_form
+from cme_dask.numerics.joint import HeldOut, JointSolution, JointSolver
+from cme_dask.numerics.moments import Function, MeanMoments, MomentSpec, Side, strip_moments
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.problem import JointProblem, Regularization
-from cme_dask.numerics.strip_moments import strip_moments
 
 Array = Any
 Result = dict[str, Any]

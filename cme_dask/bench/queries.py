@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cme_dask.bench.measure import Ratio, Term
-from cme_dask.models import JointModel, load_only
-from cme_dask.numerics.blocks import BLOCK, BlockValues
+from cme_dask.data.generate import Normal3
+from cme_dask.models import load_only
+from cme_dask.models.joint import JointModel
+from cme_dask.numerics.basis import BLOCK, BlockValues
 from cme_dask.numerics.moments import Function
-from cme_dask.storage.generate import Normal3
 
 if TYPE_CHECKING:
     from cme_dask.bench.cases import Bench, Size
+
 
 Array = Any
 Result = dict[str, Any]

@@ -1,22 +1,72 @@
-"""``cme-dask bench``: run the cases, write what they found."""
+"""``bench``: run the cases, write what they found into a folder."""
 
+import json
 import tempfile
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from cme_dask.bench.cases import CASES, FULL, QUICK, Bench, Size
 from cme_dask.bench.machine import describe_machine
-from cme_dask.bench.output import write_result
-from cme_dask.bench.picture import bench_picture
-from cme_dask.bench.tables import measurement_line
-from cme_dask.chunked.driver import Executor
+from cme_dask.bench.report import bench_picture, measurement_line
+from cme_dask.cli.compute import prepare_folder
+from cme_dask.cli.progress import ProgressLines
+from cme_dask.data.store import disk_errors, writing
 from cme_dask.errors import DataError
-from cme_dask.jobs.folder import prepare_folder
-from cme_dask.report.progress import ProgressLines
+from cme_dask.models import plots as drawing
+from cme_dask.passes.driver import Executor
+
+# What a bench or a study leaves in a folder: its JSON form and its picture
+
 
 Result = dict[str, Any]
+
+
+def write_result(
+    result: Result,
+    out: Path,
+    names: tuple[str, str],
+    draw: Callable[[Result, Path], None],
+    progress: ProgressLines,
+    pages: Mapping[str, Callable[[Result], str]] | None = None,
+) -> None:
+    """Write the files, and their paths into the result.
+
+    Parameters
+    ----------
+    result
+        The JSON form.
+    out
+        The folder.
+    names
+        Of the JSON file and of the picture.
+    draw
+        Draws the picture, where matplotlib is installed.
+    progress
+        Where it is said if it is not.
+    pages
+        Further texts by their file names, made from the result.
+    """
+    json_file, picture = (out / name for name in names)
+    result["files"] = [str(json_file)]
+    if drawing.available():
+        with writing(picture, overwrite=True) as aside, disk_errors(picture):
+            draw(result, aside)
+        result["files"].append(str(picture))
+    else:
+        progress.say(f"no picture: {drawing.MISSING}")
+    for name, text in (pages or {}).items():
+        with writing(out / name, overwrite=True) as aside, disk_errors(out / name):
+            aside.write_text(text(result))
+        result["files"].append(str(out / name))
+    with writing(json_file, overwrite=True) as aside, disk_errors(json_file):
+        aside.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
+
+
+# ``cme-dask bench``: run the cases, write what they found
+
 
 OUTPUTS = ("bench.json", "bench.png")
 SCHEMA_VERSION = 1

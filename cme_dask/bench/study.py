@@ -1,8 +1,8 @@
-"""The study of laws: every model on every scenario, many draws, means and standard errors."""
+"""The study of laws: every model on every scenario, its page and its picture."""
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -11,17 +11,218 @@ from typing import Any
 
 import numpy as np
 
+from cme_dask.bench.coverage import SCENARIOS
 from cme_dask.bench.machine import describe_machine
-from cme_dask.bench.output import write_result
-from cme_dask.bench.study_page import study_page
-from cme_dask.bench.study_picture import study_picture
-from cme_dask.chunked.blas import limit_this_process
+from cme_dask.bench.run import write_result
+from cme_dask.cli.compute import prepare_folder
+from cme_dask.cli.progress import ProgressLines
+from cme_dask.cli.tables import grid, number
 from cme_dask.errors import DataError
-from cme_dask.jobs.folder import prepare_folder
-from cme_dask.report.progress import ProgressLines
-from cme_dask.report.tables import grid, number
+from cme_dask.models.plots import STYLE
+from cme_dask.numerics.resources import limit_this_process
+
+# The page of a study in Markdown: every number in it comes from one run
+
 
 Result = dict[str, Any]
+
+_LABELS = {"self-tuned": "**default** (self-tuned)"}
+_SCALE = 1e4  # of the errors (43), so that they have few zeros
+
+
+def study_page(result: Result) -> str:
+    """The tables of a study, its picture and the command that made both, as Markdown.
+
+    Parameters
+    ----------
+    result
+        JSON form of a study, whose picture is ``study.png`` in the same folder.
+    """
+    return "\n".join(_lines(result))
+
+
+def _lines(result: Result) -> Iterator[str]:
+    cells, seeds = result["cells"], result["settings"]["seeds"]
+    machine = result["machine"]
+    scenarios = list(dict.fromkeys(cell["scenario"] for cell in cells))
+    sizes = sorted({cell["rows"] for cell in cells}, reverse=True)
+    asked = [] if set(scenarios) == set(SCENARIOS) else [f"--scenario {s}" for s in scenarios]
+    asked += [f"--rows {n}" for n in sorted(sizes)]
+    command = " ".join(["cme-dask study", *asked, f"--seeds {seeds}"])
+    yield "# The study of laws in numbers"
+    yield ""
+    yield (
+        f"This page, its picture and `study.json` beside it are the output of one run, `{command} "
+        f"--out docs --overwrite`, which took {result['seconds'] / 60:.0f} minutes on "
+        f"{machine['cores']} cores ({machine['processor']}). The tables show means over {seeds} "
+        "draws and their standard errors. The row **default** is `JointDistribution().fit(x, y)`: "
+        "learned kernels, averaged models, and laws of residuals where held-out scores prefer "
+        "them; the other models get kernels from a grid. [Laws](laws.md) describes the scenarios "
+        "and the measures, and says which constraint to choose."
+    )
+    yield ""
+    yield "![Mean squared error of conditional probabilities by scenario and rows](study.png)"
+    for n in sizes:
+        row = [cell for cell in cells if cell["rows"] == n]
+        for title, text in _TABLES.items():
+            yield from _table(f"{title}, {n:,} rows", row, text)
+    yield from _verdict_table(result["verdicts"])
+
+
+def _error(figures: Result) -> str:
+    found = figures["error"]
+    return f"{_plain(_SCALE * found['mean'], 3)} ± {_plain(_SCALE * found['std_error'], 2)}"
+
+
+def _with_error(figure: str) -> Callable[[Result], str]:
+    def text(figures: Result) -> str:
+        found = figures[figure]
+        return f"{found['mean']:.3f} ± {found['std_error']:.3f}"
+
+    return text
+
+
+def _least(figures: Result) -> str:
+    return f"{min(figures['minimum']['values']):.1e}"
+
+
+_TABLES: Mapping[str, Callable[[Result], str]] = {
+    "Error (43) times 10^4": _error,
+    "CRPS": _with_error("crps"),
+    "Held-out joint loss": _with_error("loss"),
+    "Least probability in any draw": _least,
+}
+
+
+def _table(title: str, cells: Sequence[Result], text: Callable[[Result], str]) -> Iterator[str]:
+    """A row for each model, a column for each scenario."""
+    names = list(cells[0]["models"])
+    names.sort(key=lambda name: name not in _LABELS)  # the default first
+    yield ""
+    yield f"## {title}"
+    yield ""
+    yield "| | " + " | ".join(cell["scenario"] for cell in cells) + " |"
+    yield "|---" * (1 + len(cells)) + "|"
+    for name in names:
+        found = (text(cell["models"][name]) for cell in cells)
+        yield f"| {_LABELS.get(name, name)} | " + " | ".join(found) + " |"
+
+
+def _verdict_table(verdicts: Sequence[Result]) -> Iterator[str]:
+    yield ""
+    yield "## The default beside the other models"
+    yield ""
+    yield (
+        "Ratios of errors (43). *Within*: the default has at most 1.1 times the error of the best "
+        "model, or the difference is below two standard errors of paired draws. *Truth's choice*: "
+        "the kernels that the truth would have chosen among those the search tried, without the "
+        "step for residuals. *Noise*: the CRPS with six columns of noise added to x, over that "
+        "without them. *Location*: the share of draws in which the default used laws of residuals."
+    )
+    yield ""
+    head = ["rows", "best model", "default / best", "within", "default / truth's choice"]
+    head += ["default / traditional, (41)", "noise", "location"]
+    yield "| | " + " | ".join(head) + " |"
+    yield "|---" * (1 + len(head)) + "|"
+    for verdict in verdicts:
+        row = (
+            str(verdict["scenario"]),
+            f"{verdict['rows']:,}",
+            _LABELS.get(verdict["best"], str(verdict["best"])),
+            f"{verdict['default_over_best']:.2f}",
+            "yes" if verdict["within"] else "no",
+            f"{verdict['default_over_truth']:.2f}",
+            f"{verdict['default_over_traditional']:.2f}",
+            f"{verdict['noisy_over_plain']:.3f}",
+            f"{100 * verdict['location']:.0f} %",
+        )
+        yield "| " + " | ".join(row) + " |"
+    yield ""
+    over = [verdict["default_over_truth"] for verdict in verdicts]
+    yield f"On average the default has {np.mean(over):.2f} times the error of the truth's choice."
+    yield ""
+
+
+def _plain(value: float, digits: int) -> str:
+    """A number with so many significant digits, without an exponent."""
+    if value == 0.0:
+        return "0"
+    places = max(0, digits - 1 - int(np.floor(np.log10(abs(value)))))
+    return f"{value:.{places}f}"
+
+
+# The picture of a study: errors of the laws by the number of rows, a panel per scenario
+
+
+_LINES = {
+    "self-tuned": ("#222222", "P", "-"),
+    "normalized, projected": ("#1f5fa8", "o", "-"),
+    "normalized, clipped": ("#1f5fa8", "o", ":"),
+    "pointwise": ("#3a8f5c", "s", "-"),
+    "coupling": ("#c8552b", "D", "-"),
+    "certified": ("#7a5195", "^", "-"),
+    "traditional": ("#777777", "v", "--"),
+}
+
+
+def study_picture(result: Result, path: Path) -> None:
+    """Draw criterion (43) with one standard error, on logarithmic axes.
+
+    Parameters
+    ----------
+    result
+        JSON form of a study.
+    path
+        PNG file to write.
+    """
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    scenarios = list(dict.fromkeys(cell["scenario"] for cell in result["cells"]))
+    columns = min(3, len(scenarios))
+    rows = -(-len(scenarios) // columns)
+    with rc_context(STYLE):
+        figure = Figure(figsize=(3.4 * columns, 2.7 * rows + 0.7), layout="constrained")
+        axes = figure.subplots(rows, columns, squeeze=False, sharex=True).flat
+        for ax, name in zip(axes, scenarios, strict=False):
+            _panel(ax, name, [cell for cell in result["cells"] if cell["scenario"] == name])
+        for ax in list(axes)[len(scenarios) :]:
+            ax.set_visible(False)
+        handles, labels = figure.axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
+        figure.suptitle(
+            "Mean squared error (43) of conditional probabilities against the truth, "
+            f"{result['settings']['seeds']} draws",
+            x=0.01,
+            ha="left",
+            fontsize=10.5,
+        )
+        figure.savefig(path, format="png", dpi=130)
+
+
+def _panel(ax: Any, name: str, cells: list[Result]) -> None:
+    sizes = [cell["rows"] for cell in cells]
+    for model, (colour, marker, line) in _LINES.items():
+        errors = [cell["models"][model]["error"] for cell in cells]
+        ax.errorbar(
+            sizes,
+            [error["mean"] for error in errors],
+            [error["std_error"] for error in errors],
+            color=colour,
+            marker=marker,
+            linestyle=line,
+            markersize=4,
+            linewidth=1.2,
+            label=model,
+        )
+    ax.set(xscale="log", yscale="log", title=name, xlabel="rows")
+    ax.set_xticks(sizes, [f"{size:,}" for size in sizes], minor=False)
+    ax.minorticks_off()
+
+
+# The study of laws: every model on every scenario, many draws, means and standard errors
+
+
 Task = tuple[str, int, int]
 
 FIGURES = {
@@ -145,8 +346,7 @@ def judge_all(
 
 
 def _judge(name: str, n: int, seed: int) -> Result:
-    from cme_dask.bench.laws import judge
-    from cme_dask.bench.tuned_laws import judge_tuned
+    from cme_dask.bench.laws import judge, judge_tuned
 
     return {**judge(name, n, seed), DEFAULT: judge_tuned(name, n, seed)}
 

@@ -33,7 +33,7 @@ JOBS = {
     "SolveCoupling": "cme_dask.bench.programs",
     "SolveProgram": "cme_dask.bench.programs",
     "StoreRead": "cme_dask.bench.fits",
-    "WatchedFit": "cme_dask.bench.large",
+    "WatchedFit": "cme_dask.bench.cluster",
 }
 """Where each job lives: only its own module is imported."""
 

@@ -1,13 +1,182 @@
-"""Options that several commands share."""
+"""Options that several commands share, and their values.
+
+Values of options: seeds, counts, column names, pairs, ridges, outputs.
+
+Click takes functions as types; what they raise is shown with the name of the option.
+"""
 
 import functools
+import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from cme_dask.cli.types import count, kernel, output, share
+from cme_dask.constraints import parse
+from cme_dask.errors import DataError
+
+# Values of options: seeds, counts, column names, pairs, ridges, outputs
+
+
+_MOST = 1 << 53
+
+SEED = click.IntRange(0, 2**63 - 1)
+"""A seed of generators and of the row sample."""
+
+
+def count(value: object) -> int:
+    """A count such as 10000000, 10_000_000, 1e7 or 10M."""
+    text = str(value).strip()
+    factor = {"k": 10**3, "M": 10**6, "G": 10**9}.get(text[-1:], 1)
+    try:
+        product = float(text[:-1] if factor > 1 else text) * factor
+        exact = int(product)
+    except (ValueError, OverflowError) as error:
+        raise click.BadParameter(
+            f"{text!r} is no count: expected for example 10000000, 1e7 or 10M"
+        ) from error
+    if exact > _MOST:
+        raise click.BadParameter(f"{text!r} is more than 2^53, the largest count there can be")
+    if exact != product or exact < 1:
+        raise click.BadParameter(f"{text!r} is no whole number of at least 1")
+    return exact
+
+
+def columns(value: str) -> tuple[str, ...]:
+    """Column names, separated by commas."""
+    names = tuple(name.strip() for name in value.split(","))
+    if not all(names):
+        raise click.BadParameter(f"{value!r} does not read COLUMN,COLUMN,...")
+    return names
+
+
+def unit(value: str) -> tuple[str, str]:
+    """A column and its unit from COLUMN=UNIT."""
+    name, _, text = value.partition("=")
+    if not (name and text):
+        raise click.BadParameter(f"{value!r} does not read COLUMN=UNIT")
+    return name, text
+
+
+def periodic(value: str) -> tuple[str, float]:
+    """A column and its period from COLUMN=PERIOD."""
+    name, _, text = value.rpartition("=")
+    try:
+        period = float(text)
+    except ValueError:
+        period = 0.0
+    if not name or not 0.0 < period < float("inf"):
+        raise click.BadParameter(f"{value!r} does not read COLUMN=PERIOD, such as hour=24")
+    return name, period
+
+
+def calendar(value: str) -> tuple[str, tuple[str, ...]]:
+    """A column of times and what to make of it from COLUMN=PART,PART,..."""
+    name, _, text = value.rpartition("=")
+    if not (name and text):
+        raise click.BadParameter(f"{value!r} does not read COLUMN=PART,..., such as date=hour")
+    return name, columns(text)
+
+
+def size(value: object) -> int:
+    """A number of bytes such as 8MB, 512KiB or 1000000."""
+    text = str(value).strip()
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKMG]?)(i?)[bB]?", text)
+    if not match:
+        raise click.BadParameter(f"{text!r} is no size: expected for example 8MB or 512KiB")
+    power = ["", "K", "M", "G"].index(match[2].upper())
+    return int(float(match[1]) * (1024 if match[3] else 1000) ** power)
+
+
+def option(value: str) -> tuple[str, object]:
+    """A key and its value, JSON or text, from KEY=VALUE."""
+    key, _, text = value.partition("=")
+    if not (key and text):
+        raise click.BadParameter(f"{value!r} does not read KEY=VALUE")
+    try:
+        return key, json.loads(text)
+    except ValueError:
+        return key, text
+
+
+def ridge(value: str) -> list[float] | float:
+    """One number, or the pair rY,rX."""
+    try:
+        parts = [float(part) for part in value.split(",")]
+    except ValueError:
+        parts = []
+    if len(parts) not in (1, 2):
+        raise click.BadParameter(f"{value!r} is neither a number nor a pair rY,rX")
+    return parts if len(parts) == 2 else parts[0]
+
+
+def constraint(value: str) -> dict[str, object]:
+    """A constraint and its options from NAME or NAME,OPTION=VALUE,... in the JSON form."""
+    name, *options = value.split(",")
+    found: dict[str, object] = {"name": name}
+    for option in options:
+        key, _, text = option.partition("=")
+        if not (key and text):
+            raise click.BadParameter(f"{value!r} does not read NAME,OPTION=VALUE,...")
+        found[key] = _plain(text)
+    try:
+        return parse(found).to_dict()
+    except DataError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+def _plain(text: str) -> object:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def kernel(value: str) -> str:
+    """A kernel as text, checked as far as possible without the columns."""
+    from cme_dask.kernels.text import read_specification
+
+    try:
+        read_specification(value)
+    except DataError as error:
+        raise click.BadParameter(str(error)) from error
+    return value
+
+
+def numbers(value: str) -> tuple[float, ...]:
+    """One number, or several separated by commas."""
+    try:
+        return tuple(float(part) for part in value.split(","))
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r} does not read NUMBER or NUMBER,NUMBER,...") from error
+
+
+def output(value: str | Path) -> Path:
+    """A local path; a URL would silently become one."""
+    if "://" in str(value):
+        raise click.BadParameter(f"outputs are local paths, got the URL {value}")
+    return Path(value)
+
+
+def counts(value: str) -> tuple[int, ...]:
+    """Counts, separated by commas."""
+    return tuple(count(part) for part in value.split(","))
+
+
+def share(value: str) -> tuple[int, int]:
+    """The number of a share, counted from 0, and how many there are, from I/K counted from 1."""
+    match = re.fullmatch(r"(\d+)/(\d+)", str(value).strip())
+    if not match or not 1 <= int(match[1]) <= int(match[2]):
+        raise click.BadParameter(f"{value!r} does not read I/K with I from 1 to K, such as 3/10")
+    return int(match[1]) - 1, int(match[2])
+
+
+# Options that several commands share
+
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -30,7 +199,6 @@ chunk_option = click.option(
     type=count,
     help="Rows per chunk.  [default: a power of two, 8 MB at most, features 32 MB]",
 )
-
 
 fold_by_option = click.option(
     "--fold-by",
@@ -97,7 +265,7 @@ def log_option(command: Command) -> Callable[..., Any]:
     )
     @functools.wraps(command)
     def logged(*arguments: Any, log: Path | None, **options: Any) -> Any:
-        from cme_dask.report.logs import logging_to
+        from cme_dask.cli.progress import logging_to
 
         with logging_to(log):
             return command(*arguments, **options)
@@ -110,7 +278,7 @@ def _configures(key: str) -> Callable[[click.Context, click.Parameter, Any], Non
 
     def set_key(ctx: click.Context, _: click.Parameter, value: Any) -> None:
         if value:
-            from cme_dask.chunked.clusters import configured
+            from cme_dask.passes.cluster import configured
 
             ctx.with_resource(configured({key: value if value is True else str(value)}))
 
@@ -156,7 +324,7 @@ def compute_options(command: Command) -> Callable[..., Any]:
         report: Path | None,
         **options: Any,
     ) -> Any:
-        from cme_dask.jobs.compute import Compute
+        from cme_dask.cli.compute import Compute
 
         overwrite = bool(options.get("overwrite"))
         compute = Compute(scheduler, workers, memory_limit, report, overwrite)
@@ -204,7 +372,7 @@ def checkpoint_options(command: Command) -> Callable[..., Any]:
         shard: tuple[int, int] | None,
         **options: Any,
     ) -> Any:
-        from cme_dask.jobs.kept import Kept
+        from cme_dask.cli.compute import Kept
 
         return command(*arguments, kept=Kept(checkpoint, resume, shard), **options)
 

@@ -1,15 +1,64 @@
-"""``JointClassifier`` and ``EmbeddingClassifier``: class probabilities from laws of a label."""
+"""Classifiers by laws of a label, and kernel logistic regression."""
 
+import os
+import warnings
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
+import numpy as np
+from sklearn.base import BaseEstimator
+
+from cme_dask.config import SAMPLE_SIZE
+from cme_dask.data.sample import Sample
+from cme_dask.errors import ConvergenceError, ConvergenceWarning, DataError
+from cme_dask.estimators.cholesky import x_alone
 from cme_dask.estimators.embedding import ConditionalMeanEmbedding
 from cme_dask.estimators.joint import JointDistribution
 from cme_dask.estimators.joint_fit import Fitted
-from cme_dask.estimators.predictors import GrowingClassifier, Level
-from cme_dask.estimators.recipe import FunctionsLike, by_name
-from cme_dask.models.labels import FloatArray
-from cme_dask.models.predicting import class_name
+from cme_dask.estimators.pivoting import PivotChoice, PivotRule
+from cme_dask.estimators.planning import prepare
+from cme_dask.estimators.predictors import (
+    GrowingClassifier,
+    LabelClassifier,
+    Level,
+    learn_features,
+    target_of,
+    weights_of,
+)
+from cme_dask.estimators.recipe import (
+    FittedBasis,
+    FunctionsLike,
+    NotFitted,
+    Progress,
+    Tolerance,
+    by_name,
+    check_integer,
+    check_parameters,
+    kept_fit,
+    make_moments,
+    make_side,
+)
+from cme_dask.estimators.solving import CONVERGENCE
+from cme_dask.estimators.steps import ProgressOption, reported
+from cme_dask.estimators.tuned import MAX_RANK
+from cme_dask.kernels import Kernel
+from cme_dask.models.answers import class_name
+from cme_dask.models.logistic import LogisticModel
+from cme_dask.models.points import FloatArray
+from cme_dask.models.relevance import LengthScales
+from cme_dask.numerics.basis import Basis, LinearBasis, eigenbasis
+from cme_dask.numerics.embedding import check_ridges
+from cme_dask.numerics.logistic import LogisticProblem, solve_logistic
+from cme_dask.numerics.moments import MeanMoments, MomentSpec
+from cme_dask.numerics.resources import one_blas_thread
+from cme_dask.passes.cluster import Scheduler
+from cme_dask.passes.driver import Executor
+from cme_dask.passes.gradients import gradient_pass
+from cme_dask.passes.memory import MemoryBudget
+
+# ``JointClassifier`` and ``EmbeddingClassifier``: class probabilities from laws of a label
+
 
 Array = Any
 
@@ -108,3 +157,263 @@ def plain_labels(classes: Array) -> list[Any] | None:
     """The labels as a file may hold them in their own types; None if it may not."""
     labels = classes.tolist()
     return labels if all(isinstance(each, (str, bool, int, float)) for each in labels) else None
+
+
+# ``KernelLogisticRegression``: on the basis of the pivots, with a pass for each gradient
+
+
+class KernelLogisticRegression(LabelClassifier, BaseEstimator):  # type: ignore[misc]
+    r"""Multinomial kernel logistic regression in the span of m kernel functions, out of core.
+
+    .. math:: p_c(x) = \frac{\exp(f_c(x) + b_c)}{\sum_e \exp(f_e(x) + b_e)}
+
+    minimises :math:`\mathrm E[-\log p_Y(X)] + \frac r2 \sum_c |f_c|_{\mathcal H}^2` over f_c in the
+    span of k(., p) at the pivots p. One pass over the rows makes the moments of the basis, which
+    scale the unknowns; then L-BFGS takes one more pass for each gradient.
+
+    Parameters
+    ----------
+    kernel : Kernel, optional
+        Kernel of x; default Gaussian, length scales by the median heuristic on standardised
+        columns.
+    reg : float
+        Ridge r > 0; for two classes lambda = r / 4 of Zhu and Hastie (2005).
+    tol : float, optional
+        Relative trace error that the basis aims at, in (0, 1); default 1e-5, or as near to it as
+        ``max_rank`` allows.
+    max_rank : int, optional
+        Largest number of pivots; default 500.
+    gradient_tol : float
+        Norm of the gradient, in unknowns of unit curvature, at which the iteration ends.
+    max_iter : int
+        Largest number of steps.
+    convergence : {"raise", "warn"}
+        What to do where that norm is missed.
+    pivots, span, sample_size, random_state
+        As in :class:`PivotedCholesky`.
+
+    Attributes
+    ----------
+    model_ : LogisticModel
+        The frozen model: probabilities without data or Dask.
+    classes_ : (K,) array
+        The labels, ascending; of a store in the order of its codes.
+    basis_x_ : FittedBasis
+        ``rank``, ``trace_error`` over all rows, ``pivots``.
+    length_scales_ : LengthScales
+        For each column the length scale of the best kernel in the column's units, the same in
+        standard deviations, its relevance, and whether the kernels ignore it.
+    solution_ : LogisticSolution
+        ``objective``, ``gradient_norm``, ``iterations``, ``passes``.
+    n_iter_ : int
+        Steps of L-BFGS.
+    n_passes_ : int
+        Passes over the rows: those of :class:`PivotedCholesky`, and one for each gradient.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cme_dask import KernelLogisticRegression
+    >>> rng = np.random.default_rng(0)
+    >>> x = rng.normal(size=(2_000, 2))
+    >>> label = np.where(x[:, 0] + 0.5 * rng.normal(size=2_000) > 0, "up", "down")
+    >>> model = KernelLogisticRegression().fit(x, label)
+    >>> model.predict([[2.0, 0.0], [-2.0, 0.0]]).tolist()
+    ['up', 'down']
+
+    Notes
+    -----
+    Source: Zhu and Hastie (2005), Journal of Computational and Graphical Statistics 14, 185.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel | None = None,
+        *,
+        reg: float = 1e-3,
+        tol: float | None = None,
+        max_rank: int | None = None,
+        gradient_tol: float = 1e-5,
+        max_iter: int = 200,
+        convergence: str = "raise",
+        pivots: Any = "sampled",
+        span: float = 1.0,
+        sample_size: int = SAMPLE_SIZE,
+        random_state: int | None = None,
+    ) -> None:
+        self.kernel = kernel
+        self.reg = reg
+        self.tol = tol
+        self.max_rank = max_rank
+        self.gradient_tol = gradient_tol
+        self.max_iter = max_iter
+        self.convergence = convergence
+        self.pivots = pivots
+        self.span = span
+        self.sample_size = sample_size
+        self.random_state = random_state
+
+    def fit(
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        Y: Any = None,
+        weights: Any = None,
+        sample_weight: Any = None,
+        scheduler: Scheduler = None,
+        workers: int | None = None,
+        memory_limit: str | int | None = None,
+        progress: ProgressOption = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+    ) -> Self:
+        """Fit, with one pass over the rows for each gradient.
+
+        Parameters
+        ----------
+        X
+            Rows of x, as in :meth:`JointDistribution.fit`; or a store whose y is one categorical
+            column.
+        y
+            Labels, shape (n,): numbers, texts or booleans; NumPy, Dask, Zarr or pandas.
+        Y
+            Another name of ``y``.
+        weights, sample_weight
+            Non-negative weights of the rows, by either name.
+        scheduler, workers, memory_limit, progress, checkpoint
+            As in :meth:`JointDistribution.fit`.
+
+        Raises
+        ------
+        DataError
+            On unusable rows, labels or parameters.
+        ConvergenceError
+            If the gradient stays above ``gradient_tol``.
+
+        Warns
+        -----
+        ConvergenceWarning
+            The same, if ``convergence`` is ``"warn"``.
+        """
+        self._check()
+        y = target_of(y, Y)
+        sample = self._open(X, y, weights_of(weights, sample_weight))
+        with kept_fit(self, sample, {}, checkpoint) as kept:
+            executor = Executor.resolve(scheduler, workers, kept)
+            columns = [len(sample.columns[0].names)]
+            with reported(progress, executor, sample.n_rows, columns, iterates=True) as reports:
+                self._fit(sample, MemoryBudget.of(executor, memory_limit), reports)
+        learn_features(self, X, sample.columns[0])
+        self.classes_ = self._classes
+        return self
+
+    def _fit(self, sample: Sample, budget: MemoryBudget, progress: Progress | None) -> None:
+        """The passes, and everything after them."""
+        ready = prepare(
+            x_alone(sample),
+            {"kernel": self.kernel},
+            ("X",),
+            (self.pivots,),
+            PivotRule(self._tolerance, self.span, self.random_state or 0),
+            n_folds=1,
+            sample_size=self.sample_size,
+            budget=budget,
+            progress=progress,
+        )
+        choice = ready.choice
+        bases, in_rounds = choice.bases(ready.kernels)
+        mean, rows = _measure(choice, bases)
+        more, topping_up = choice.topped_up(bases, mean.trace_error)
+        if more is not None:
+            bases = more
+            mean, rows = _measure(choice, bases)
+        (newton,), (error,) = bases, mean.trace_error
+        gram = np.block([[mean.gram[0], mean.mean[0][:, None]], [mean.mean[0][None, :], 1.0]])
+        problem = LogisticProblem(newton.factor, gram, len(self._classes), float(self.reg))
+        with one_blas_thread():
+            self.solution_ = solve_logistic(
+                problem,
+                lambda a: gradient_pass(sample, newton.kernel, newton.points, a, budget, progress),
+                tol=self.gradient_tol,
+                max_iter=self.max_iter,
+            )
+            spectral = LinearBasis(newton, *eigenbasis(mean.gram[0]))
+        self._check_convergence()
+        self.n_iter_ = self.solution_.iterations
+        passes = ready.passes + in_rounds + 1 + topping_up + (more is not None)
+        self.n_passes_ = passes + self.solution_.passes
+        self.basis_x_ = FittedBasis(newton, spectral, error)
+        coef = self.solution_.newton
+        self.model_ = LogisticModel(
+            sample.columns[0],
+            spectral,
+            spectral.transform.T @ coef[:-1],
+            coef[-1],
+            tuple(self._classes.tolist()),
+            {
+                "rows": rows,
+                "passes": self.n_passes_,
+                "tol": self._tolerance.value,
+                "trace_error": float(error),
+                "reg": float(self.reg),
+                "objective": self.solution_.objective,
+                "gradient_norm": self.solution_.gradient_norm,
+                "location": sample.location,
+            },
+        )
+        if isinstance(self.pivots, str):
+            self._tolerance.warn("X", newton.rank, error, choice.may_miss(0))
+
+    @property
+    def _tolerance(self) -> Tolerance:
+        return Tolerance.of(self.tol, self.max_rank, MAX_RANK)
+
+    @property
+    def length_scales_(self) -> LengthScales:
+        """Length scale and relevance of each column, of the fitted model."""
+        return self._fitted().length_scales
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Write the fitted model to a folder, see :meth:`LogisticModel.save`."""
+        self._fitted().save(path, overwrite=overwrite)
+
+    def _probabilities(self, X: Any) -> Array:
+        return self._fitted().predict_proba(X)
+
+    def _fitted(self) -> LogisticModel:
+        if not hasattr(self, "model_"):
+            raise NotFitted(f"this {type(self).__name__} is not fitted: call fit first")
+        return self.model_
+
+    def _check(self) -> None:
+        check_parameters(self.tol, self.max_rank, 1, self.sample_size, self.random_state)
+        check_integer("max_iter", self.max_iter, 1)
+        if not check_ridges([self.reg])[0] > 0.0:
+            raise DataError(f"reg must be above 0, got {self.reg!r}")
+        if not 0.0 < self.gradient_tol < 1.0:
+            raise DataError(f"gradient_tol must lie between 0 and 1, got {self.gradient_tol!r}")
+        if self.convergence not in CONVERGENCE:
+            raise DataError(
+                f"convergence must be one of {', '.join(CONVERGENCE)}, got {self.convergence!r}"
+            )
+
+    def _check_convergence(self) -> None:
+        found = self.solution_
+        if found.gradient_norm <= self.gradient_tol:
+            return
+        message = (
+            f"the gradient has norm {found.gradient_norm:.1e} after {found.iterations} steps, "
+            f"gradient_tol is {self.gradient_tol:g}: raise it, reg or max_iter"
+        )
+        if self.convergence == "raise":
+            raise ConvergenceError(message)
+        warnings.warn(message, ConvergenceWarning, stacklevel=3)
+
+
+def _measure(choice: PivotChoice, bases: Sequence[Basis]) -> tuple[MeanMoments, int]:
+    """Moments of x in one pass, and the number of rows that counted."""
+    side = make_side(bases[0], choice.sample.columns[0], None, choice.rows, 0)
+    (moments,), _, _ = make_moments(
+        choice.sample, [MomentSpec((side,))], choice.budget, choice.progress, choice.sample_rows
+    )
+    return MeanMoments.of(moments.total(), (side,)), moments.n_rows

@@ -9,16 +9,11 @@ from typing import Any, Literal, Self, overload
 import numpy as np
 from sklearn.base import BaseEstimator
 
-from cme_dask.chunked.blas import one_blas_thread
-from cme_dask.chunked.clusters import Scheduler
-from cme_dask.chunked.driver import Executor
-from cme_dask.chunked.memory import MemoryBudget
-from cme_dask.chunked.sources import open_sample
-from cme_dask.defaults import ACCURACY, N_FOLDS, SAMPLE_SIZE
+from cme_dask.config import ACCURACY, N_FOLDS, SAMPLE_SIZE
+from cme_dask.data.row_sample import RowSample
+from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
-from cme_dask.estimators.arithmetic import check_accuracy, settle_arithmetic, trial_rows
 from cme_dask.estimators.growing_moments import GrowingEmbedding
-from cme_dask.estimators.keeping import kept_fit
 from cme_dask.estimators.pivoting import PivotRule, pair_of_pivots
 from cme_dask.estimators.planning import FitPlan, Preparation, plan_fit, prepare
 from cme_dask.estimators.predictors import names_of, target_of, weights_of
@@ -29,26 +24,25 @@ from cme_dask.estimators.recipe import (
     Progress,
     Tolerance,
     TuningProgress,
+    check_accuracy,
     check_parameters,
+    kept_fit,
     make_moments,
     make_side,
+    settle_arithmetic,
+    timed_fit,
+    trial_rows,
 )
 from cme_dask.estimators.steps import ProgressOption, reported
-from cme_dask.estimators.timing import timed_fit
 from cme_dask.estimators.tuned import FOLDS, MAX_RANK
 from cme_dask.kernels import Kernel
-from cme_dask.learning.embedding import (
-    LOSSES,
-    REGS,
-    SEARCH_ROWS,
-    EmbeddingSearch,
-    search_embedding,
-)
+from cme_dask.learning.embedding import LOSSES, REGS, SEARCH_ROWS, EmbeddingSearch, search_embedding
 from cme_dask.models.answers import Answers
 from cme_dask.models.embedding import EmbeddedVariable, EmbeddingModel
-from cme_dask.models.labels import FloatArray
+from cme_dask.models.points import FloatArray
 from cme_dask.models.relevance import LengthScales
 from cme_dask.numerics.basis import Basis, LinearBasis, eigenbasis
+from cme_dask.numerics.crossval import Replicates
 from cme_dask.numerics.embedding import (
     ConditionalEmbedding,
     EmbeddingChange,
@@ -56,12 +50,13 @@ from cme_dask.numerics.embedding import (
     embedding_replicates,
     held_out_curve,
 )
-from cme_dask.numerics.guard import Arithmetic
-from cme_dask.numerics.means import MeanMoments
-from cme_dask.numerics.moments import Moments, MomentSpec, Side
-from cme_dask.numerics.validation import Replicates
-from cme_dask.storage.priority import RowSample
-from cme_dask.storage.sample import Sample
+from cme_dask.numerics.moments import MeanMoments, Moments, MomentSpec, Side
+from cme_dask.numerics.precision import Arithmetic
+from cme_dask.numerics.resources import one_blas_thread
+from cme_dask.passes.cluster import Scheduler
+from cme_dask.passes.driver import Executor
+from cme_dask.passes.memory import MemoryBudget
+from cme_dask.passes.sources import open_sample
 
 Array = Any
 CRITERIA = tuple(LOSSES)

@@ -5,29 +5,29 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from cme_dask.chunked.blas import one_blas_thread
-from cme_dask.chunked.clusters import Scheduler
-from cme_dask.chunked.driver import Executor
-from cme_dask.chunked.memory import MemoryBudget
-from cme_dask.chunked.passes import PassReport
+from cme_dask.data.row_sample import RowSample
+from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
-from cme_dask.estimators.growth import (
-    check_functions,
-    first_of,
-    on_columns,
-    warn_badly_spanned,
-)
+from cme_dask.estimators.growing import check_functions, first_of, on_columns, warn_badly_spanned
 from cme_dask.estimators.predictors import MeanRegressor, target_of, weights_of
-from cme_dask.estimators.recipe import FunctionsLike, Tolerance, by_name, make_moments, usable_rows
+from cme_dask.estimators.recipe import (
+    FunctionsLike,
+    Tolerance,
+    by_name,
+    make_moments,
+    timed_fit,
+    usable_rows,
+)
 from cme_dask.estimators.steps import ProgressOption, reported
-from cme_dask.estimators.timing import timed_fit
 from cme_dask.models.embedding import EmbeddingModel
 from cme_dask.models.features import FeatureModel
-from cme_dask.numerics.guard import Arithmetic
-from cme_dask.numerics.means import MeanMoments
-from cme_dask.numerics.moments import Function, Moments, MomentSpec, Side
-from cme_dask.storage.priority import RowSample
-from cme_dask.storage.sample import Sample
+from cme_dask.numerics.moments import Function, MeanMoments, Moments, MomentSpec, Side
+from cme_dask.numerics.precision import Arithmetic
+from cme_dask.numerics.resources import one_blas_thread
+from cme_dask.passes.cluster import Scheduler
+from cme_dask.passes.driver import Executor
+from cme_dask.passes.memory import MemoryBudget
+from cme_dask.passes.run import PassReport
 
 Sides = tuple[Side, ...]
 

@@ -7,20 +7,12 @@ from typing import Any, Literal, Self, overload
 
 from sklearn.base import BaseEstimator
 
-from cme_dask.chunked.clusters import Scheduler
-from cme_dask.chunked.driver import Executor
-from cme_dask.chunked.lazy_laws import LazyLaw
-from cme_dask.chunked.memory import MemoryBudget
-from cme_dask.chunked.sources import open_sample
+from cme_dask.config import ACCURACY, COUPLING_REG, N_FOLDS, REG, SAMPLE_SIZE
 from cme_dask.constraints import Constraint, Coupling, parse
-from cme_dask.defaults import ACCURACY, COUPLING_REG, N_FOLDS, REG, SAMPLE_SIZE
+from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
-from cme_dask.estimators.arithmetic import check_accuracy
-from cme_dask.estimators.calibrating import calibration_choice
 from cme_dask.estimators.growing import GrowingJoint
-from cme_dask.estimators.joint_fit import Fitted, Functions, JointFit
-from cme_dask.estimators.keeping import kept_fit
-from cme_dask.estimators.pickling import importable_sides, lean_members
+from cme_dask.estimators.joint_fit import Fitted, Functions, JointFit, calibration_choice
 from cme_dask.estimators.pivoting import PivotRule, pair_of_pivots
 from cme_dask.estimators.planning import FitPlan, Preparation, prepare
 from cme_dask.estimators.predictors import names_of, target_of, weights_of
@@ -29,8 +21,11 @@ from cme_dask.estimators.recipe import (
     NotFitted,
     Progress,
     Tolerance,
+    check_accuracy,
     check_integer,
     check_parameters,
+    kept_fit,
+    timed_fit,
 )
 from cme_dask.estimators.residual import (
     plan_with_residual,
@@ -40,22 +35,21 @@ from cme_dask.estimators.residual import (
 )
 from cme_dask.estimators.solving import Solving
 from cme_dask.estimators.steps import ProgressOption, reported
-from cme_dask.estimators.timing import timed_fit
-from cme_dask.estimators.tuned import (
-    MAX_RANK,
-    search_kernels,
-)
+from cme_dask.estimators.tuned import MAX_RANK, importable_sides, lean_members, search_kernels
 from cme_dask.kernels import Kernel
 from cme_dask.learning.candidates import Tuning
-from cme_dask.models.functions import importable
+from cme_dask.models.events import importable
 from cme_dask.models.joint import JointModel
-from cme_dask.models.labels import FloatArray
 from cme_dask.models.law import ConditionalLaw
-from cme_dask.models.lazily import OutOfCore
+from cme_dask.models.points import FloatArray, OutOfCore
 from cme_dask.models.relevance import LengthScales
 from cme_dask.numerics.problem import Regularization
 from cme_dask.numerics.support import SUPPORT_SIZE
-from cme_dask.storage.sample import Sample
+from cme_dask.passes.cluster import Scheduler
+from cme_dask.passes.driver import Executor
+from cme_dask.passes.lazy_laws import LazyLaw
+from cme_dask.passes.memory import MemoryBudget
+from cme_dask.passes.sources import open_sample
 
 Array = Any
 

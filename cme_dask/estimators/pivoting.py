@@ -10,23 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from cme_dask.chunked.badvalues import count_bad_values
-from cme_dask.chunked.blas import one_blas_thread
-from cme_dask.chunked.memory import MemoryBudget
-from cme_dask.chunked.passes import PassReport, predict_moments
-from cme_dask.chunked.pivots import choose_in_rounds, predict_round
-from cme_dask.chunked.strips import BadValues
-from cme_dask.defaults import PIVOTS
+from cme_dask.config import PIVOTS
+from cme_dask.data.columns import Columns, check_finite
+from cme_dask.data.row_sample import RowSample
+from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError, RankWarning
 from cme_dask.estimators.recipe import PivotProgress, Progress, Tolerance
 from cme_dask.kernels import Kernel
 from cme_dask.numerics.basis import NewtonBasis
-from cme_dask.numerics.pivot_state import PivotState
-from cme_dask.numerics.rounds import Greedy, Random, Rule
-from cme_dask.numerics.sampled import sampled_cholesky
-from cme_dask.storage.columns import Columns, check_finite
-from cme_dask.storage.priority import RowSample
-from cme_dask.storage.sample import Sample
+from cme_dask.numerics.cholesky import sampled_cholesky
+from cme_dask.numerics.resources import one_blas_thread
+from cme_dask.numerics.rounds import Greedy, PivotState, Random, Rule
+from cme_dask.passes.memory import MemoryBudget
+from cme_dask.passes.pivots import choose_in_rounds, predict_round
+from cme_dask.passes.plan import BadValues
+from cme_dask.passes.run import PassReport, count_bad_values, predict_moments
 
 log = logging.getLogger("cme_dask.run")
 

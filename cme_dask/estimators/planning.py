@@ -5,12 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from cme_dask.chunked.blas import one_blas_thread
-from cme_dask.chunked.cost import PassSeconds, PassWork, Rates, predict_seconds, round_seconds
-from cme_dask.chunked.memory import MemoryBudget, MemoryPlan
-from cme_dask.chunked.passes import predict_moments, together_width
-from cme_dask.chunked.rates import measure_rates
-from cme_dask.defaults import PIVOTS
+from cme_dask.config import PIVOTS
+from cme_dask.data.sample import Sample
 from cme_dask.estimators.pivoting import PivotChoice, PivotRule
 from cme_dask.estimators.recipe import (
     SHORT_RANK,
@@ -20,12 +16,22 @@ from cme_dask.estimators.recipe import (
     warn_of_length,
 )
 from cme_dask.kernels import Kernel
-from cme_dask.learning.scales import HEURISTIC_ROWS
+from cme_dask.learning.transforms import HEURISTIC_ROWS
 from cme_dask.numerics.basis import Basis
-from cme_dask.numerics.cell_sums import CellSpec
-from cme_dask.numerics.guard import Arithmetic
+from cme_dask.numerics.cells import CellSpec
 from cme_dask.numerics.moments import MomentSpec
-from cme_dask.storage.sample import Sample
+from cme_dask.numerics.precision import Arithmetic
+from cme_dask.numerics.resources import MemoryPlan, one_blas_thread
+from cme_dask.passes.cost import (
+    PassSeconds,
+    PassWork,
+    Rates,
+    measure_rates,
+    predict_seconds,
+    round_seconds,
+)
+from cme_dask.passes.memory import MemoryBudget
+from cme_dask.passes.run import predict_moments, together_width
 
 RESIDUAL_FINALISTS = 3
 """Learned kernels of residuals that are compared on all rows."""

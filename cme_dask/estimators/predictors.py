@@ -11,15 +11,13 @@ from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
 
-from cme_dask.chunked.labels import coded, is_chunked
-from cme_dask.chunked.sources import open_sample
+from cme_dask.data.columns import Columns
+from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
-from cme_dask.models.labels import FloatArray
-from cme_dask.models.lazily import is_out_of_core
-from cme_dask.models.predicting import most_probable
+from cme_dask.models.answers import most_probable
+from cme_dask.models.points import FloatArray, is_out_of_core
 from cme_dask.numerics.moments import Function
-from cme_dask.storage.columns import Columns
-from cme_dask.storage.sample import Sample
+from cme_dask.passes.sources import coded, is_chunked, open_sample
 
 Array = Any
 

@@ -1,22 +1,24 @@
-"""Steps that estimators share: check the parameters, choose kernels and pivots, warn."""
+"""Steps that estimators share: parameters, kernels, arithmetic, checkpoints, time."""
 
+import functools
+import os
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import sklearn.exceptions
 
-from cme_dask.chunked.badvalues import count_bad_values
-from cme_dask.chunked.driver import Executor
-from cme_dask.chunked.gather import sample_rows
-from cme_dask.chunked.memory import MemoryBudget
-from cme_dask.chunked.passes import PassProgress, PassReport, moments_together
-from cme_dask.chunked.progress import StepBegan
-from cme_dask.chunked.strips import BadValues
-from cme_dask.defaults import TOL
+from cme_dask.config import TOL
+from cme_dask.data.columns import Columns, check_finite
+from cme_dask.data.row_sample import RowSample
+from cme_dask.data.sample import Sample
+from cme_dask.data.store import brief
+from cme_dask.display import brief_repr
 from cme_dask.errors import (
     ConstantColumnWarning,
     DataError,
@@ -26,20 +28,134 @@ from cme_dask.errors import (
     ToleranceWarning,
 )
 from cme_dask.kernels import Kernel
-from cme_dask.learning.coordinates import constant_columns
-from cme_dask.learning.scales import HEURISTIC_ROWS, default_kernel
+from cme_dask.learning.transforms import HEURISTIC_ROWS, constant_columns, default_kernel
 from cme_dask.models.events import Event
 from cme_dask.numerics.basis import Basis, LinearBasis
-from cme_dask.numerics.cell_sums import CellSpec, CellSums
-from cme_dask.numerics.hashing import MAX_FOLDS
+from cme_dask.numerics.cells import CellSpec, CellSums
+from cme_dask.numerics.folds import MAX_FOLDS
+from cme_dask.numerics.joint import StackedBasis, StackedNewton, ranks_of
 from cme_dask.numerics.moments import Function, Moments, MomentSpec, Side
-from cme_dask.numerics.shown import brief_repr
-from cme_dask.numerics.stacked import StackedBasis, StackedNewton, ranks_of
-from cme_dask.numerics.thresholds import Judges
-from cme_dask.storage.columns import Columns, check_finite
-from cme_dask.storage.priority import RowSample
-from cme_dask.storage.sample import Sample
-from cme_dask.storage.zarr_files import brief
+from cme_dask.numerics.precision import (
+    SAFE,
+    TRIAL_ROWS,
+    TRIALS,
+    Arithmetic,
+    Change,
+    choose_arithmetic,
+)
+from cme_dask.numerics.resources import one_blas_thread
+from cme_dask.numerics.scoring import Judges
+from cme_dask.passes.checkpoint import Checkpoint, about_run, keeping
+from cme_dask.passes.driver import Executor
+from cme_dask.passes.memory import MemoryBudget
+from cme_dask.passes.plan import BadValues
+from cme_dask.passes.progress import StepBegan
+from cme_dask.passes.run import PassProgress, PassReport, count_bad_values, moments_together
+from cme_dask.passes.selections import sample_rows
+
+# The wall time of a fit
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def timed_fit(fit: Callable[P, R]) -> Callable[P, R]:
+    """Decorate ``fit`` or ``partial_fit`` so that ``report_.seconds`` is the time of the call.
+
+    The pass that makes the moments is only a part of a fit: the row sample, the search for kernels,
+    pivots, further passes and the solution are others.
+    """
+
+    @functools.wraps(fit)
+    def timed(*args: P.args, **kwargs: P.kwargs) -> R:
+        begin = time.perf_counter()
+        fitted = fit(*args, **kwargs)
+        estimator: Any = args[0]
+        estimator.report_ = replace(estimator.report_, seconds=time.perf_counter() - begin)
+        return fitted
+
+    return timed
+
+
+# Fits whose passes are kept in a checkpoint
+
+
+def kept_fit(
+    estimator: Any,
+    sample: Sample,
+    given: Mapping[str, Any],
+    checkpoint: str | os.PathLike[str] | None,
+    shard: tuple[int, int] | None = None,
+) -> AbstractContextManager[Checkpoint | None]:
+    """The checkpoint of a fit, begun or gone on with; None where none is asked for.
+
+    Parameters
+    ----------
+    estimator
+        Whose parameters, with the rows and what else is ``given``, the fit depends on.
+    sample, given
+        Rows, and functions.
+    checkpoint, shard
+        As in :meth:`JointDistribution.fit`, and so are the errors.
+    """
+
+    def about() -> dict[str, dict[str, str]]:
+        parameters = estimator.get_params(deep=False)
+        parameters.pop("convergence", None)  # no sum depends on it
+        return about_run(type(estimator).__name__, parameters, sample, given)
+
+    return keeping(checkpoint, about, shard)
+
+
+# The step of a fit that settles how its pass computes
+
+
+_WORTH = 32  # a pass over fewer than this many times the trial's rows is not worth a trial
+
+
+def check_accuracy(accuracy: Any) -> float:
+    """The accuracy as a number; DataError if it is negative or none."""
+    real = isinstance(accuracy, Real) and not isinstance(accuracy, bool)
+    if not real or not 0.0 <= float(accuracy) < np.inf:
+        raise DataError(f"accuracy must be a number of at least 0, got {accuracy!r}")
+    return float(accuracy)
+
+
+def trial_rows(rows: RowSample, ranks: tuple[int, ...]) -> RowSample:
+    """The rows on which faster arithmetic is tried."""
+    return rows.prefix(max(TRIAL_ROWS, 2 * max(ranks)))
+
+
+def settle_arithmetic(
+    spec: MomentSpec, rows: RowSample, n_rows: int, accuracy: float, change: Change, cores: int
+) -> tuple[MomentSpec, Arithmetic]:
+    """The moments with the cheapest arithmetic that a trial on the row sample admits.
+
+    Parameters
+    ----------
+    spec
+        What the pass will compute.
+    rows
+        The trial rows.
+    n_rows
+        Rows of the pass; of few rows none are tried, and the safe form is taken.
+    accuracy
+        Largest change admitted; 0 takes the safe form.
+    change
+        What must not change, see :func:`choose_arithmetic`.
+    cores
+        How many may be tried at once; no more than two, whose sums take memory.
+    """
+    if accuracy == 0.0 or n_rows < _WORTH * len(rows):
+        return spec, SAFE
+    with one_blas_thread():
+        chosen, _ = choose_arithmetic(spec, rows.parts, accuracy, change, min(cores, TRIALS))
+    return chosen.applied(spec), chosen
+
+
+# Steps that estimators share: check the parameters, choose kernels and pivots, warn
+
 
 Array = Any
 

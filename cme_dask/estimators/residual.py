@@ -12,34 +12,26 @@ from typing import Any
 
 import numpy as np
 
-from cme_dask.chunked.blas import one_blas_thread
-from cme_dask.chunked.progress import StepBegan
+from cme_dask.data.row_sample import RowSample
+from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError, remedy
-from cme_dask.estimators.calibrating import HELD_ROWS, averaged, refitted_laws
-from cme_dask.estimators.joint_fit import Fitted, JointFit
+from cme_dask.estimators.joint_fit import HELD_ROWS, Fitted, JointFit, averaged, refitted_laws
 from cme_dask.estimators.planning import RESIDUAL_FINALISTS, FitPlan, Preparation
 from cme_dask.estimators.recipe import choose_kernel
 from cme_dask.estimators.solving import Solving
 from cme_dask.estimators.steps import DECISION, LOCATION, PIVOTS, SECOND, SECOND_PASS
 from cme_dask.estimators.tuned import search_kernels
 from cme_dask.learning.candidates import Tuning
-from cme_dask.learning.residual import (
-    Gain,
-    HeldLaws,
-    held_out_crps,
-    paired_gain,
-    screened_laws,
-)
+from cme_dask.learning.losses import Gain, HeldLaws, held_out_crps, paired_gain, screened_laws
 from cme_dask.models.residual import Residual
 from cme_dask.numerics.basis import NewtonBasis
+from cme_dask.numerics.cells import ValueRange
 from cme_dask.numerics.cholesky import pivoted_cholesky
+from cme_dask.numerics.crossval import held_out_folds
 from cme_dask.numerics.location import FittedLocation, fit_location
-from cme_dask.numerics.moments import Moments, MomentSpec, Side
-from cme_dask.numerics.strip_moments import strip_moments
-from cme_dask.numerics.validation import held_out_folds
-from cme_dask.numerics.value_range import ValueRange
-from cme_dask.storage.priority import RowSample
-from cme_dask.storage.sample import Sample
+from cme_dask.numerics.moments import Moments, MomentSpec, Side, strip_moments
+from cme_dask.numerics.resources import one_blas_thread
+from cme_dask.passes.progress import StepBegan
 
 Array = Any
 

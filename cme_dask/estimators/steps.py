@@ -5,12 +5,12 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
-from cme_dask.chunked.driver import Executor
-from cme_dask.chunked.passes import PassProgress
-from cme_dask.chunked.progress import FitProgress, Listener, Step, StepBegan, listening
-from cme_dask.defaults import SAMPLE_SIZE
-from cme_dask.estimators.calibrating import HELD_ROWS
+from cme_dask.config import SAMPLE_SIZE
+from cme_dask.estimators.joint_fit import HELD_ROWS
 from cme_dask.estimators.recipe import PivotProgress, Progress, TuningProgress
+from cme_dask.passes.driver import Executor
+from cme_dask.passes.progress import FitProgress, Listener, Step, StepBegan, listening
+from cme_dask.passes.run import PassProgress
 
 ProgressOption: TypeAlias = bool | Listener | None
 """True to show the progress of a fit, or a function of its events."""

@@ -1,4 +1,4 @@
-"""The steps of a fit that learns its kernels: search, moments of finalists, mean of the best."""
+"""The steps of a fit that learns its kernels, and pickles of its members."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -7,30 +7,31 @@ from typing import Any
 
 import numpy as np
 
-from cme_dask.chunked.blas import one_blas_thread
-from cme_dask.chunked.memory import MemoryPlan, row_sample_bytes
-from cme_dask.chunked.passes import PassReport, array_bytes
-from cme_dask.chunked.progress import StepBegan
+from cme_dask.display import brief_repr
 from cme_dask.estimators.pivoting import PivotChoice
 from cme_dask.estimators.planning import Preparation
 from cme_dask.estimators.recipe import FunctionsLike, TuningProgress, declared, make_moments
 from cme_dask.estimators.solving import Solving
 from cme_dask.kernels import Kernel
 from cme_dask.learning.candidates import Candidate, Score, Search, Tuning
-from cme_dask.learning.log_score import CelledRows, log_loss
-from cme_dask.learning.searcher import Estimated, estimated, search_bytes
-from cme_dask.learning.tuning import search
+from cme_dask.learning.losses import CelledRows, log_loss
+from cme_dask.learning.search import Estimated, estimated, search, search_bytes
 from cme_dask.models.assembly import Part
+from cme_dask.models.events import importable
 from cme_dask.numerics.basis import Basis, NewtonBasis
-from cme_dask.numerics.cell_sums import CellSpec, CellSums
-from cme_dask.numerics.crossval import HeldFold, held_folds
-from cme_dask.numerics.guard import Arithmetic
-from cme_dask.numerics.means import MeanMoments
-from cme_dask.numerics.moments import Moments, MomentSpec, Side
+from cme_dask.numerics.cells import CellSpec, CellSums
+from cme_dask.numerics.crossval import HeldFold, held_folds, held_out_folds, replicates
+from cme_dask.numerics.joint import reduced
+from cme_dask.numerics.moments import MeanMoments, Moments, MomentSpec, Side
+from cme_dask.numerics.precision import Arithmetic
 from cme_dask.numerics.problem import Regularization
-from cme_dask.numerics.shown import brief_repr
-from cme_dask.numerics.stacked import reduced
-from cme_dask.numerics.validation import held_out_folds, replicates
+from cme_dask.numerics.resources import MemoryPlan, one_blas_thread
+from cme_dask.passes.memory import row_sample_bytes
+from cme_dask.passes.progress import StepBegan
+from cme_dask.passes.run import PassReport, array_bytes
+
+# The steps of a fit that learns its kernels: search, moments of finalists, mean of the best
+
 
 Array = Any
 
@@ -43,7 +44,6 @@ MAX_RANK = 500
 _NEAR = 0.1  # a finalist that is worse than the best by this share of its score is left out
 _NOTHING = 2.0  # standard errors of the gain on independence that may be luck
 _STEP = float(np.sqrt(10.0))  # between neighbouring ridges
-
 
 Specify = Callable[[Sequence[Basis], Regularization], tuple[MomentSpec, Arithmetic]]
 
@@ -102,7 +102,7 @@ def search_kernels(
     reg
         The ridge, None if it is learned.
     options, tol, seed
-        See :func:`cme_dask.learning.tuning.search`.
+        See :func:`cme_dask.learning.search.search`.
 
     Raises
     ------
@@ -358,3 +358,24 @@ def describe_search(found: Search, members: Sequence[Member]) -> dict[str, Any]:
             for m in members
         ],
     }
+
+
+# What pickles and copies of fitted estimators hold: no rows, no sums that only a fit needs
+
+
+def importable_sides(sides: tuple[Side, Side]) -> tuple[Side, Side]:
+    """Sides whose declared functions are :func:`importable`."""
+    x, y = (replace(side, functions=importable(side.functions)) for side in sides)
+    return x, y
+
+
+def lean_members(members: Sequence[Member]) -> list[Member]:
+    """Members without their moments per fold, the largest part of an averaged fit by far."""
+    return [
+        replace(
+            member,
+            moments=None,  # type: ignore[arg-type] # documented, and no query reads them
+            part=replace(member.part, sides=importable_sides(member.part.sides)),
+        )
+        for member in members
+    ]

@@ -12,20 +12,11 @@ formulas keep as few alive as they can: in-place operators, no names for interme
 In the docstrings n and m are numbers of rows and d the number of columns.
 """
 
-from cme_dask.kernels.base import KERNELS, Kernel
-from cme_dask.kernels.categorical import Categorical
-from cme_dask.kernels.composed import Columns, Product, Scaled, Sum
-from cme_dask.kernels.coordinates import Coordinate, Coordinates, Pooled, Scores, Standard
+from cme_dask.kernels.base import KERNELS, Columns, Kernel, Product, Scaled, Sum
+from cme_dask.kernels.discrete import Categorical, Custom, Delta, Linear, Polynomial
 from cme_dask.kernels.files import MAX_DEPTH, from_dict
-from cme_dask.kernels.others import Custom, Delta, Linear, Polynomial
-from cme_dask.kernels.stationary import (
-    Gaussian,
-    Laplace,
-    LengthScale,
-    Matern,
-    RationalQuadratic,
-)
-from cme_dask.kernels.warped import Warped
+from cme_dask.kernels.stationary import Gaussian, Laplace, LengthScale, Matern, RationalQuadratic
+from cme_dask.kernels.transforms import Coordinate, Coordinates, Pooled, Scores, Standard, Warped
 
 __all__ = [
     "KERNELS",

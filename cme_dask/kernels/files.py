@@ -5,13 +5,10 @@ from dataclasses import fields
 from typing import Any
 
 from cme_dask.errors import DataError, remedy
-from cme_dask.kernels.base import KERNELS, Kernel, check_kernel
-from cme_dask.kernels.categorical import Categorical
-from cme_dask.kernels.composed import Columns, Product, Scaled, Sum
-from cme_dask.kernels.coordinates import Coordinates
-from cme_dask.kernels.others import Custom, Delta, Linear, Polynomial
+from cme_dask.kernels.base import KERNELS, Columns, Kernel, Product, Scaled, Sum, check_kernel
+from cme_dask.kernels.discrete import Categorical, Custom, Delta, Linear, Polynomial
 from cme_dask.kernels.stationary import Gaussian, Laplace, Matern, RationalQuadratic
-from cme_dask.kernels.warped import Warped
+from cme_dask.kernels.transforms import Coordinates, Warped
 
 MAX_DEPTH = 100  # of nested kernels in a file: a hostile one must not exhaust the stack
 

@@ -4,12 +4,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cme_dask.kernels.base import Kernel
-from cme_dask.kernels.categorical import Categorical
-from cme_dask.kernels.composed import Columns, Product, Scaled, Sum
-from cme_dask.kernels.coordinates import Coordinate, Scores, Standard
+from cme_dask.kernels.base import Columns, Kernel, Product, Scaled, Sum
+from cme_dask.kernels.discrete import Categorical
 from cme_dask.kernels.stationary import Stationary
-from cme_dask.kernels.warped import Warped
+from cme_dask.kernels.transforms import Coordinate, Scores, Standard, Warped
 
 SCALES = (0.05, 50.0)
 """Length scales that a search tries first, in standard deviations."""

@@ -11,8 +11,15 @@ from array_api_compat import device
 
 from cme_dask.errors import DataError
 from cme_dask.kernels.base import Array, Sectioned, Unit, check_number, is_a
-from cme_dask.kernels.into import Scratch, clip_above, into, put_columns, to_numpy
-from cme_dask.kernels.sections import Sections, Write
+from cme_dask.kernels.evaluator import (
+    Scratch,
+    Sections,
+    Write,
+    clip_above,
+    into,
+    put_columns,
+    to_numpy,
+)
 
 LengthScale = float | tuple[float, ...]
 Term = Callable[[Any, Array], None]

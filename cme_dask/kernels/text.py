@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from cme_dask.errors import DataError
-from cme_dask.kernels.base import Kernel
-from cme_dask.kernels.categorical import Categorical
-from cme_dask.kernels.composed import Product
+from cme_dask.kernels.base import Kernel, Product
+from cme_dask.kernels.discrete import Categorical
 from cme_dask.kernels.files import from_dict
 from cme_dask.kernels.stationary import Gaussian, Laplace, LengthScale, Matern
 

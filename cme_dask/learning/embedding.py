@@ -8,16 +8,20 @@ from typing import Any
 import numpy as np
 from scipy.optimize import minimize
 
-from cme_dask.chunked.blas import one_blas_thread
 from cme_dask.errors import DataError
 from cme_dask.kernels import Kernel
 from cme_dask.kernels.length_scales import IGNORED, SCALES, WIDEST
-from cme_dask.learning.bounds import at_bounds, ignored_columns, long_columns, without
-from cme_dask.learning.candidates import SidePoint
-from cme_dask.learning.screening import ScreenedRows, ScreenedSide, screened_folds
-from cme_dask.learning.searcher import SearchedVariable
-from cme_dask.learning.tuning import GRID
+from cme_dask.learning.candidates import (
+    SidePoint,
+    at_bounds,
+    ignored_columns,
+    long_columns,
+    without,
+)
+from cme_dask.learning.losses import ScreenedRows, ScreenedSide, screened_folds
+from cme_dask.learning.search import GRID, SearchedVariable
 from cme_dask.numerics.embedding import FoldLoss, squared_loss, surrogate_loss
+from cme_dask.numerics.resources import one_blas_thread
 
 Array = Any
 

@@ -3,14 +3,14 @@
 import os
 from typing import Any, TypeAlias, TypeVar
 
+from cme_dask.data.model_file import read_model
+from cme_dask.data.store import brief
 from cme_dask.errors import DataError, StoreError
 from cme_dask.kernels import Kernel
 from cme_dask.models.embedding import EmbeddingModel
 from cme_dask.models.features import FeatureModel
 from cme_dask.models.joint import JointModel
 from cme_dask.models.logistic import LogisticModel
-from cme_dask.storage.model_file import read_model
-from cme_dask.storage.zarr_files import brief
 
 Model: TypeAlias = JointModel | FeatureModel | EmbeddingModel | LogisticModel
 """What ``load`` returns."""

@@ -7,20 +7,18 @@ from typing import Any, Self
 import numpy as np
 from scipy.linalg import block_diag
 
+from cme_dask.data.columns import Columns
+from cme_dask.display import brief_repr
 from cme_dask.models.answers import Answers
-from cme_dask.models.basis_file import AnyBasis
+from cme_dask.models.files import AnyBasis
 from cme_dask.models.joint import JointModel, Variable
 from cme_dask.models.spectra import spectra_of
 from cme_dask.numerics.basis import LinearBasis
 from cme_dask.numerics.cells import Cells
-from cme_dask.numerics.joint import JointSolution, JointSolver
-from cme_dask.numerics.means import MeanMoments
-from cme_dask.numerics.moments import Moments, Side
+from cme_dask.numerics.crossval import Replicates, fold_replicates
+from cme_dask.numerics.joint import JointSolution, JointSolver, StackedBasis
+from cme_dask.numerics.moments import MeanMoments, Moments, Side
 from cme_dask.numerics.pointwise import negative_mass
-from cme_dask.numerics.shown import brief_repr
-from cme_dask.numerics.stacked import StackedBasis
-from cme_dask.numerics.validation import Replicates, fold_replicates
-from cme_dask.storage.columns import Columns
 
 Array = Any
 

@@ -10,29 +10,32 @@ from typing import Any, Literal, Self, cast, overload
 import numpy as np
 
 from cme_dask import kernels
+from cme_dask.data.columns import Columns
+from cme_dask.data.model_file import ModelState, write_model
+from cme_dask.data.store import brief
+from cme_dask.display import passes, rank_text
 from cme_dask.errors import DataError, StoreError
-from cme_dask.models.answers import Answers
-from cme_dask.models.basis_file import AnyBasis, basis_arrays, basis_description, read_basis
-from cme_dask.models.cells_file import cells_arrays, read_cells
-from cme_dask.models.labels import FloatArray, Labels
+from cme_dask.models.answers import Answers, PredictedMeans
+from cme_dask.models.files import (
+    AnyBasis,
+    basis_arrays,
+    basis_description,
+    cells_arrays,
+    read_basis,
+    read_cells,
+)
 from cme_dask.models.law import ConditionalLaw
-from cme_dask.models.laws import Laws
-from cme_dask.models.lazily import OutOfCore, is_out_of_core, lazy_answers
-from cme_dask.models.points import query_points
-from cme_dask.models.predicting import PredictedMeans
-from cme_dask.models.relevance import (
-    LengthScales,
-    length_scales,
-    plot_relevance,
-    scales_line,
+from cme_dask.models.laws import Laws, base_laws, laws_of
+from cme_dask.models.points import (
+    FloatArray,
+    Labels,
+    OutOfCore,
+    is_out_of_core,
+    lazy_answers,
+    query_points,
 )
-from cme_dask.models.residual import (
-    Residual,
-    read_residual,
-    residual_arrays,
-    residual_description,
-)
-from cme_dask.models.sizes import rank_text
+from cme_dask.models.relevance import LengthScales, length_scales, plot_relevance, scales_line
+from cme_dask.models.residual import Residual, read_residual, residual_arrays, residual_description
 from cme_dask.models.spectra import (
     SpectrumPair,
     plot_residual_trace,
@@ -40,16 +43,11 @@ from cme_dask.models.spectra import (
     read_spectra,
     spectra_arrays,
 )
-from cme_dask.models.weighing import base_laws, laws_of
 from cme_dask.numerics.calibration import Calibration
 from cme_dask.numerics.cells import Cells
+from cme_dask.numerics.joint import StackedBasis, ranks_of
 from cme_dask.numerics.partition import PartitionBasis
-from cme_dask.numerics.shown import passes
-from cme_dask.numerics.stacked import StackedBasis, ranks_of
 from cme_dask.numerics.support import Support
-from cme_dask.storage.columns import Columns
-from cme_dask.storage.model_file import ModelState, write_model
-from cme_dask.storage.zarr_files import brief
 
 Array = Any
 Function = Callable[[Array], Array]

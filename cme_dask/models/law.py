@@ -6,12 +6,11 @@ from typing import Any, cast
 import numpy as np
 
 from cme_dask.errors import DataError
-from cme_dask.models.arguments import check_levels, check_thresholds, name_of
-from cme_dask.models.labels import Axis, FloatArray
-from cme_dask.models.laws import LawsAtPoints
-from cme_dask.models.pictures import plot_cdf, plot_density, plot_fan
-from cme_dask.numerics.hashing import number_hash, unit_interval
-from cme_dask.numerics.measures import CellMeasure
+from cme_dask.models.laws import LawsAtPoints, check_levels, check_thresholds, name_of
+from cme_dask.models.plots import plot_cdf, plot_density, plot_fan
+from cme_dask.models.points import Axis, FloatArray
+from cme_dask.numerics.folds import number_hash, unit_interval
+from cme_dask.numerics.measure import CellMeasure
 
 Array = Any
 

@@ -1,4 +1,4 @@
-"""What laws at points are made of, and how answers at all points are put together."""
+"""What laws at points are made of, from a joint model's weights to their blocks."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -6,20 +6,112 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from cme_dask.data.columns import Columns, labels_have_no_mean
 from cme_dask.errors import DataError
-from cme_dask.models.arguments import function_values, name_of
-from cme_dask.models.events import Event
-from cme_dask.models.functions import importable
-from cme_dask.models.labels import Axis, FloatArray, Labels
-from cme_dask.numerics.blending import BlendedMeasure
-from cme_dask.numerics.measures import CellMeasure
+from cme_dask.models.events import Event, importable
+from cme_dask.models.points import Axis, FloatArray, Labels
+from cme_dask.numerics.basis import NewtonBasis
+from cme_dask.numerics.blending import BlendedMeasure, near_data, project
+from cme_dask.numerics.calibration import Calibration, Levels
+from cme_dask.numerics.cells import Cells
+from cme_dask.numerics.joint import StackedNewton
+from cme_dask.numerics.measure import CellMeasure, MovedMeasure
 from cme_dask.numerics.smoothing import Smoothing
-from cme_dask.storage.columns import Columns, labels_have_no_mean
 
 if TYPE_CHECKING:
     from cme_dask.models.joint import JointModel
 
+
+# Arguments of queries on laws: checked, and brought to one shape
+
+
 Array = Any
+
+
+def check_levels(q: Any) -> tuple[Array, bool]:
+    """Levels in [0, 1], shape (k,), and whether there was a single number."""
+    try:
+        levels = np.asarray(q, dtype=np.float64)
+    except (TypeError, ValueError):
+        levels = np.array(np.nan)
+    if levels.ndim > 1 or not ((levels >= 0.0) & (levels <= 1.0)).all():
+        raise DataError(f"levels must be numbers from 0 to 1, got {q!r}")
+    return np.atleast_1d(levels), levels.ndim == 0
+
+
+def check_thresholds(t: Any, d: int, several: bool, paired: int | None) -> tuple[Array, bool]:
+    """Thresholds, shape (k, d), and whether there was a single one.
+
+    Parameters
+    ----------
+    t
+        A number or shape (k,) for one column; of ``several`` shape (d,) or (k, d).
+    d
+        Number of columns.
+    several
+        Whether each threshold is a row of numbers.
+    paired
+        Number of points with one threshold each; None if each goes with all points.
+    """
+    try:
+        values = np.asarray(t, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"thresholds must be numbers: {error}") from error
+    # Shape of one threshold, and of as many as are expected.
+    one = (d,) if several else ()
+    single = values.ndim == len(one)
+    count = values.shape[0] if values.ndim == len(one) + 1 else 1
+    fits = (
+        values.shape in (one, (count, *one)) if paired is None else values.shape == (paired, *one)
+    )
+    if not fits:
+        expected = f"({d},) or (k, {d})" if several else "() or (k,)"
+        if paired is not None:
+            expected = f"({paired}, {d})" if several else f"({paired},)"
+        raise DataError(f"thresholds must have shape {expected}, got {values.shape}")
+    if np.isnan(values).any():
+        raise DataError(f"thresholds must not be NaN, {int(np.isnan(values).sum())} are")
+    return values.reshape(count if paired is None else paired, d), single
+
+
+def function_values(
+    function: Callable[[Array], Array], rows: Array, name: str, truth: bool
+) -> Array:
+    """Values of a user's function at rows, shape (b, 1).
+
+    Raises
+    ------
+    DataError
+        If it fails, or its values have another shape, are not finite, or no truth values where
+        ``truth`` asks for these.
+    """
+    try:
+        values = np.asarray(function(rows), dtype=np.float64)
+    except Exception as error:
+        raise DataError(f"function {name!r} failed: {type(error).__name__}: {error}") from error
+    if values.shape != (len(rows),):
+        raise DataError(
+            f"function {name!r} must return shape ({len(rows)},) for rows of shape {rows.shape}, "
+            f"it returned {values.shape}"
+        )
+    if not np.isfinite(values).all():
+        raise DataError(
+            f"function {name!r} returned {int((~np.isfinite(values)).sum())} values "
+            "that are NaN or infinite"
+        )
+    if truth and not ((values == 0.0) | (values == 1.0)).all():
+        raise DataError(f"event {name!r} must be true or false at each row: ask for expect(f)")
+    return values[:, None]
+
+
+def name_of(f: Any) -> str:
+    """What a function is called in messages and labels."""
+    return f if isinstance(f, str) else str(getattr(f, "__name__", repr(f)))
+
+
+# What laws at points are made of, and how answers at all points are put together
+
+
 Function = Callable[[Array], Array]
 Measure = CellMeasure | BlendedMeasure
 
@@ -280,3 +372,122 @@ class LawsAtPoints:
             return self._labels.wrap(values[:, 0], name)
         labels = range(values.shape[1]) if several else t[:, 0].tolist()
         return self._labels.wrap(values, name, ("point" if several else "threshold", labels))
+
+
+# From a joint model to the laws of one variable given the other
+
+
+Query = Callable[[Array], Array]
+
+
+def laws_of(model: "JointModel", given: str) -> Laws:
+    """The laws that a model answers with: moved residuals of y near the data, where it has them.
+
+    Far from the data these are the laws without residuals, which tend to the marginal law.
+
+    Parameters
+    ----------
+    model
+        The model.
+    given
+        ``"x"`` or ``"y"``: which variable is given.
+
+    Raises
+    ------
+    DataError
+        If the model has no cells.
+    """
+    base = base_laws(model, given)
+    residual = model.residual
+    if given == "y" or residual is None:
+        return base
+    inner = base_laws(residual.model, "x")
+    assert isinstance(inner.measure, CellMeasure)
+    assert isinstance(base.measure, CellMeasure)
+    moved = MovedMeasure(
+        inner.measure.cells, inner.measure.weigh, residual, base.measure.cells.range
+    )
+    newton = model.x.basis.newton
+    assert isinstance(newton, (NewtonBasis, StackedNewton))
+    measure = BlendedMeasure(moved, base.measure, near_data(newton))
+    return replace(base, measure=measure, residual_spread=inner.spread)
+
+
+def base_laws(model: "JointModel", given: str) -> Laws:
+    """Laws on the cells of the answered variable; other parameters as for :func:`laws_of`."""
+    here, other = (model.x, model.y) if given == "x" else (model.y, model.x)
+    cells = other.cells
+    if cells is None:
+        raise DataError(
+            "this model has no cells for conditional laws: fit with support_size of at least 1"
+        )
+    # H goes from the functions of x to those of y.
+    coef = model.coef.T if given == "x" else model.coef
+    mixture = None
+    if model.base == 0.0:
+        weigh, mixture = _mixing(here.basis, coef, cells)
+    else:
+        weigh = _projecting(here.basis, coef @ other.basis(cells.support.points).T, model, cells)
+        if given == "x" and model.calibration is not None:
+            weigh = _calibrating(weigh, here.basis.newton.support, model.calibration, cells)
+    measure = CellMeasure(cells, weigh)
+    marginal = CellMeasure(cells, lambda x: np.broadcast_to(cells.masses, (len(x), cells.size)))
+    return Laws(
+        measure,
+        marginal,
+        other.columns,
+        lambda values: other.points(values, "y" if given == "x" else "x"),
+        {},
+        int(model.about["rows"]),
+        _spread(model, given, other.columns.names, cells),
+        here.basis.newton.support,
+        here.columns,
+        mixture,
+    )
+
+
+def _projecting(basis: Query, right: Array, model: "JointModel", cells: Cells) -> Query:
+    """w(x): the signed ratio at the points of the cells, projected onto densities."""
+
+    def weigh(points: Array) -> Array:
+        return project(model.base + basis(points) @ right, cells.masses)[0]
+
+    return weigh
+
+
+def _calibrating(weigh: Query, support: Query, calibration: Calibration, cells: Cells) -> Query:
+    """The laws, calibrated as far as data stand behind them."""
+    levels = Levels(cells.means, calibration.columns)
+    return lambda points: calibration.weights(weigh(points), levels, support(points))
+
+
+def _mixing(basis: Query, coef: Array, cells: Cells) -> tuple[Query, Query]:
+    """w(x) = pi(x) mixed over the components' cells, and pi_j(x) = E[b_j] sum_i C_ji b_i(x)."""
+    components = cells.components
+    if components is None:
+        raise DataError("this coupling counted no cells: fit it again")
+    masses = components.sum(axis=1)
+    shares = np.divide(
+        components, masses[:, None], out=np.zeros_like(components), where=masses[:, None] > 0.0
+    )
+
+    def mixture(points: Array) -> Array:
+        pi = (basis(points) @ coef) * masses
+        return np.asarray(pi / pi.sum(axis=1, keepdims=True))
+
+    def weigh(points: Array) -> Array:
+        found = mixture(points) @ shares
+        return np.asarray(found / found.sum(axis=1, keepdims=True))
+
+    return weigh, mixture
+
+
+def _spread(model: "JointModel", given: str, names: tuple[str, ...], cells: Cells) -> Array:
+    """Standard deviations of the columns given the other variable, from held-out errors."""
+    centre = cells.masses @ cells.means
+    within = np.einsum("sii->si", cells.covariances)
+    total = cells.masses @ ((cells.means - centre) ** 2 + within)
+    held_out = model.about.get("held_out", {}).get(given, {})
+    errors = np.array([held_out.get(name, {}).get("error", np.inf) for name in names])
+    least = np.finfo(np.float64).eps * (centre**2 + 1.0)
+    return np.sqrt(np.maximum(np.minimum(errors, total), least))

@@ -8,19 +8,17 @@ from typing import Any, Self, cast
 import numpy as np
 from scipy.special import softmax
 
+from cme_dask.data.columns import Columns
+from cme_dask.data.model_file import ModelState, write_model
+from cme_dask.data.store import brief
+from cme_dask.display import passes
 from cme_dask.errors import StoreError
 from cme_dask.kernels import Kernel
-from cme_dask.models.basis_file import basis_arrays, basis_description, read_basis
-from cme_dask.models.labels import FloatArray
-from cme_dask.models.lazily import is_out_of_core, lazy_answers
-from cme_dask.models.points import query_points
-from cme_dask.models.predicting import most_probable
+from cme_dask.models.answers import most_probable
+from cme_dask.models.files import basis_arrays, basis_description, read_basis
+from cme_dask.models.points import FloatArray, is_out_of_core, lazy_answers, query_points
 from cme_dask.models.relevance import LengthScales, length_scales
 from cme_dask.numerics.basis import LinearBasis
-from cme_dask.numerics.shown import passes
-from cme_dask.storage.columns import Columns
-from cme_dask.storage.model_file import ModelState, write_model
-from cme_dask.storage.zarr_files import brief
 
 Array = Any
 

@@ -1,20 +1,197 @@
-"""Query points from whatever users hold."""
+"""Query points from whatever users hold, and answers with their labels."""
 
+import importlib
+import os
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Real
-from typing import Any
+from typing import Any, Protocol, TypeAlias, cast
 
 import numpy as np
+import zarr
+from numpy.typing import NDArray
 
+from cme_dask.data.arrow import arrow_column, arrow_table, is_arrow
+from cme_dask.data.columns import Columns, check_finite
+from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError, UnseenCategoryWarning
 from cme_dask.kernels import Kernel
 from cme_dask.kernels.base import is_a
-from cme_dask.storage.arrow import arrow_column, arrow_table, is_arrow
-from cme_dask.storage.columns import Columns, check_finite
+
+# Points that lie out of core, in Dask arrays and stores: they are answered by Dask arrays
+
+
+class DaskCollection(Protocol):
+    """A Dask array or DataFrame, told by its graph: no module of Dask is imported for it."""
+
+    def __dask_graph__(self) -> Any:
+        """Tasks."""
+
+
+OutOfCore: TypeAlias = (
+    str | os.PathLike[str] | Sample | zarr.Array[Any] | zarr.Group | DaskCollection
+)
+"""Points out of core: a Dask or Zarr array, a store by path or URL, a ``Sample``."""
+
+
+def is_out_of_core(values: Any) -> bool:
+    """Whether points lie in a Dask array, a Zarr array or a store, by path, URL or ``Sample``."""
+    if isinstance(values, (str, zarr.Array, zarr.Group, Sample)):
+        return True
+    if hasattr(values, "__fspath__"):
+        return True
+    # Objects of xarray have the method, too: without chunks it returns nothing.
+    graph = getattr(values, "__dask_graph__", None)
+    return graph is not None and not isinstance(values, type) and graph() is not None
+
+
+def lazy_answers() -> Any:
+    """The module that makes lazy answers, which needs Dask.
+
+    It is imported by its name when the first points out of core are given, as public names of the
+    package are, so that queries in memory need no Dask.
+    """
+    return importlib.import_module("cme_dask.passes.lazy_laws")
+
+
+# Answers with the labels of their points: pandas' index, xarray's coordinates
+
 
 Array = Any
+FloatArray: TypeAlias = NDArray[np.float64]
+"""Answers at points; points of pandas or xarray give a Series, DataFrame or DataArray instead."""
+
+Axis = tuple[str, Sequence[Any]]
+"""Name and labels of an axis."""
+
+
+@dataclass(frozen=True, eq=False)
+class Labels:
+    """How answers at some points are labelled.
+
+    Attributes
+    ----------
+    index
+        pandas' index of the points, if they came with one.
+    rows
+        Name and coordinates of xarray's dimension of the points, if they came with one.
+    """
+
+    index: Any = None
+    rows: tuple[str, Any] | None = None
+
+    @classmethod
+    def of(cls, values: Any) -> "Labels":
+        """Those of points as users give them; none for arrays and lists."""
+        # What is not imported can't have made them.
+        pandas, xarray = sys.modules.get("pandas"), sys.modules.get("xarray")
+        if pandas is not None and isinstance(values, (pandas.DataFrame, pandas.Series)):
+            return cls(index=values.index)
+        if xarray is not None and isinstance(values, (xarray.DataArray, xarray.Dataset)):
+            name = next(iter(values.dims), None)
+            if name is not None:
+                return cls(rows=(str(name), values.coords.get(name)))
+        return cls()
+
+    def wrap(self, values: Array, name: str, *axes: Axis) -> FloatArray:
+        """Answers with labels.
+
+        Parameters
+        ----------
+        values
+            Shape (n, ...), points first.
+        name
+            What they are.
+        axes
+            The axes after the first.
+
+        Returns
+        -------
+        the array itself; or a Series, or a DataFrame with a level of columns for each axis; or a
+        DataArray
+        """
+        if self.rows is not None:
+            return cast(FloatArray, self._data_array(values, name, axes))
+        if self.index is None:
+            return cast(FloatArray, values)
+        return cast(FloatArray, self._table(values, name, axes))
+
+    def draws(self, values: Array, columns: Columns, *axes: Axis) -> FloatArray:
+        """Draws: as :meth:`wrap`, with the labels of columns that hold labels instead of codes.
+
+        pandas' answers hold categorical columns, xarray's are then arrays of objects; NumPy's hold
+        the codes, which stand for ``columns.categories``.
+
+        Parameters
+        ----------
+        values
+            Shape (n, ...); of several columns, the last axis is theirs.
+        columns
+            Of the variable.
+        axes
+            The axes after the first.
+        """
+        if not columns.categories or (self.rows is None and self.index is None):
+            return self.wrap(values, "sample", *axes)
+        labels = [columns.categories.get(name) for name in columns.names]
+        if self.rows is not None:
+            drawn = values.reshape(len(values), -1, len(labels)).astype(object)
+            for j, each in enumerate(labels):
+                if each is not None:
+                    drawn[:, :, j] = np.array(each, dtype=object)[drawn[:, :, j].astype(np.intp)]
+            return self.wrap(drawn.reshape(values.shape), "sample", *axes)
+        return cast(FloatArray, self._table(values, "sample", axes, labels))
+
+    def _table(
+        self,
+        values: Array,
+        name: str,
+        axes: Sequence[Axis],
+        labels: Sequence[Sequence[str] | None] = (None,),
+    ) -> Any:
+        """A Series or a DataFrame, its columns by turns with these labels instead of codes."""
+        import pandas as pd
+
+        flat = np.asarray(values).reshape(len(values), -1)
+        if all(each is None for each in labels):
+            table = pd.DataFrame(flat, index=self.index)
+        else:
+            parts: dict[int, Any] = {}
+            for k, part in enumerate(flat.T):
+                each = labels[k % len(labels)]
+                parts[k] = (
+                    part
+                    if each is None
+                    else pd.Categorical.from_codes(part.astype(np.int64), pd.Index(list(each)))
+                )
+            table = pd.DataFrame(parts, index=self.index)
+        if not axes:
+            return table[0].rename(name)
+        names = [axis for axis, _ in axes]
+        table.columns = (
+            pd.Index(list(axes[0][1]), name=names[0])
+            if len(axes) == 1
+            else pd.MultiIndex.from_product([list(each) for _, each in axes], names=names)
+        )
+        return table
+
+    def _data_array(self, values: Array, name: str, axes: Sequence[Axis]) -> Any:
+        import xarray as xr
+
+        assert self.rows is not None
+        row, along = self.rows
+        coords = {axis: list(labels) for axis, labels in axes}
+        if along is not None:
+            coords[row] = along.values
+        return xr.DataArray(values, dims=[row, *(a for a, _ in axes)], coords=coords, name=name)
+
+
+# Query points from whatever users hold
+
+
 Unseen = dict[str, dict[str, int]]
 """Rows by unseen label, by column."""
 

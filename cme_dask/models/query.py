@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from cme_dask.defaults import ANSWERS, LEVELS
+from cme_dask.config import ANSWERS, LEVELS
+from cme_dask.data.outputs import AnswerArray
 from cme_dask.errors import DataError, UnseenCategoryWarning
 from cme_dask.models.events import Event, comparison
 from cme_dask.models.joint import JointModel, Variable
-from cme_dask.storage.answer_store import AnswerArray
 
 Array = Any
 

@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from cme_dask.data.columns import Columns
 from cme_dask.errors import DataError
 from cme_dask.kernels import Kernel
 from cme_dask.kernels.length_scales import WIDEST, ColumnScale, column_scales
-from cme_dask.models.drawing import BLUE, PALETTE, drawing
-from cme_dask.storage.columns import Columns
+from cme_dask.models.plots import BLUE, PALETTE, drawing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
 
 _SHOWN = 8  # columns in one line of a summary
 _NEAR = 1.1  # within this factor of a bound a length scale is at it

@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cme_dask import kernels
-from cme_dask.defaults import SAMPLE_SIZE
+from cme_dask.config import SAMPLE_SIZE
+from cme_dask.data.model_file import ModelState
 from cme_dask.errors import DataError, StoreError
-from cme_dask.kernels.coordinates import Coordinates
+from cme_dask.kernels.transforms import Coordinates
 from cme_dask.numerics.location import Location
 from cme_dask.numerics.monotone import MonotoneMaps, smooth_map
-from cme_dask.storage.model_file import ModelState
 
 if TYPE_CHECKING:
     from cme_dask.models.joint import JointModel
+
 
 Array = Any
 Custom = dict[str, kernels.Kernel] | None

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from cme_dask.data.model_file import ModelState
 from cme_dask.errors import DataError, StoreError
-from cme_dask.models.drawing import FEW, PALETTE, drawing
-from cme_dask.storage.model_file import ModelState
+from cme_dask.models.plots import FEW, PALETTE, drawing
 
 if TYPE_CHECKING:
     from cme_dask.models.joint import JointModel, Variable
-    from cme_dask.numerics.means import MeanMoments
+    from cme_dask.numerics.moments import MeanMoments
+
 
 Array = Any
 

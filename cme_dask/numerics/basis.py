@@ -1,6 +1,20 @@
-"""Bases of V = span{k(., p_1), ..., k(., p_m)}: Newton, biorthogonal, spectral, centred."""
+"""Bases of the span of kernel functions, evaluated on a fixed grid of blocks.
 
-from collections.abc import Callable
+Kernel sections solved for, wholly or in part, with matrix products alone.
+
+The rows of K(p, .) become the Newton basis N = R^-1 K(p, .) by forward substitution in blocks of
+pivots. It can also stop half way: *between* blocks each kernel section loses what the earlier
+blocks explain of it, but within a block nothing is solved,
+
+    C_b = K_b - sum_{a < b} W_ba C_a,   W_ba = R_ba R_aa^-1,   N_b = R_bb^-1 C_b,
+
+and R_bb^-1 is applied to sums of products once, at the end of a pass. With one block, C = K and
+the whole solve comes last; that halves the work and loses |R^-1|^2 in the sums, while a few blocks
+lose only the square of each block's own range of residuals.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -8,13 +22,191 @@ import numpy as np
 from array_api_compat import array_namespace, device
 from scipy.linalg import solve_triangular
 
-from cme_dask.kernels.sections import Sections
-from cme_dask.numerics.blocks import BLOCK, BlockValues
-from cme_dask.numerics.cholesky import pivoted_cholesky
-from cme_dask.numerics.elimination import Elimination
-from cme_dask.numerics.shown import brief_repr
+from cme_dask.display import brief_repr
+from cme_dask.kernels.evaluator import Scratch, Sections, lower_product, subtract_product
+from cme_dask.numerics.cholesky import GREEDY, PivotedRows, pivoted_cholesky
+
+# Kernel sections solved for, wholly or in part, with matrix products alone
+
 
 Array = Any
+
+_BLOCK = 48  # pivots per step of a whole solve: measured, 32 to 64 differ by a few per cent
+
+
+@dataclass(frozen=True)
+class Elimination:
+    """How far the kernel sections at m pivots are solved for.
+
+    Parameters
+    ----------
+    edges
+        Borders of the blocks, from 0 to m.
+    solved
+        Whether each block is solved as well: the rows are the Newton basis (*solve first*).
+    """
+
+    edges: tuple[int, ...]
+    solved: bool
+
+    @classmethod
+    def whole(cls, rank: int) -> "Elimination":
+        """The Newton basis itself."""
+        return cls((*range(0, rank, _BLOCK), rank), solved=True)
+
+    @classmethod
+    def between(cls, factor: Array, fractions: tuple[float, ...]) -> "Elimination":
+        """Blocks cut where log R_jj has fallen by these fractions of its whole fall."""
+        fall = np.minimum.accumulate(np.log(np.diag(factor)))
+        levels = fall[0] + np.array(fractions) * (fall[-1] - fall[0])
+        cuts = np.searchsorted(-fall, -levels, side="right")
+        inner = sorted({int(c) for c in cuts if 0 < c < len(fall)})
+        return cls((0, *inner, len(fall)), solved=False)
+
+    @property
+    def blocks(self) -> list[slice]:
+        """The blocks of pivots."""
+        return [slice(a, b) for a, b in zip(self.edges[:-1], self.edges[1:], strict=True)]
+
+    @property
+    def flops(self) -> int:
+        """Operations per row of the data."""
+        sizes = [(b.start, b.stop - b.start) for b in self.blocks]
+        return sum(size * (2 * start + size * self.solved) for start, size in sizes)
+
+    def prepare(self, factor: Array, like: Array) -> Callable[[Array], None]:
+        """The elimination as a function that works in place on kernel sections, shape (m, n).
+
+        Parameters
+        ----------
+        factor
+            R, lower-triangular, shape (m, m).
+        like
+            An array of the library and on the device of the sections.
+        """
+        xp = array_namespace(like)
+        scratch = Scratch()
+        steps = [
+            (target, source, xp.asarray(matrix, device=device(like)))
+            for target, source, matrix in self._steps(factor)
+        ]
+
+        def run(sections: Array) -> None:
+            for target, source, matrix in steps:
+                out = sections[target, :]
+                if source is None:
+                    lower_product(xp, matrix, out, scratch)
+                else:
+                    subtract_product(xp, out, matrix, sections[source, :], scratch)
+
+        return run
+
+    def _steps(self, factor: Array) -> list[tuple[slice, slice | None, Array]]:
+        """Target, source, matrix: take matrix @ source from the target, or apply it to itself."""
+        if self.solved:
+            return list(_solving(factor, self.blocks))
+        steps: list[tuple[slice, slice | None, Array]] = []
+        for block in self.blocks[1:]:
+            weights = np.array(factor[block, : block.start])
+            for before in self.blocks:
+                if before.stop <= block.start:
+                    weights[:, before] = solve_triangular(
+                        factor[before, before], weights[:, before].T, lower=True, trans="T"
+                    ).T
+            steps.append((block, slice(0, block.start), weights))
+        return steps
+
+    def finish(self, factor: Array, rows: Array) -> None:
+        """Solve within the blocks, in place: what is still to do to rows of shape (m, k)."""
+        if self.solved:
+            return
+        for block in self.blocks:
+            rows[block] = solve_triangular(factor[block, block], rows[block], lower=True)
+
+
+def _solving(factor: Array, blocks: list[slice]) -> Iterator[tuple[slice, slice | None, Array]]:
+    """Forward substitution by halves: then most of it is products of large matrices."""
+    if len(blocks) == 1:
+        (block,) = blocks
+        own = factor[block, block]
+        inverse = solve_triangular(own, np.eye(len(own)), lower=True)
+        yield block, None, np.ascontiguousarray(inverse)
+        return
+    half = len(blocks) // 2
+    first, second = blocks[:half], blocks[half:]
+    source = slice(first[0].start, first[-1].stop)
+    target = slice(second[0].start, second[-1].stop)
+    yield from _solving(factor, first)
+    yield target, source, np.ascontiguousarray(factor[target, source])
+    yield from _solving(factor, second)
+
+
+# Functions of many rows, evaluated on a fixed grid of blocks
+
+
+BLOCK = 1024
+"""Rows evaluated at once, counted from row 0 of the table.
+
+The last bits of a matrix product depend on the shapes of its factors and on a row's place in them:
+on a fixed grid a row's values are the same however the table is cut. A block of some hundred
+functions stays in cache.
+"""
+
+LINE = 8
+"""Numbers between rows of memory, which a power of two apart meet in few places of the cache."""
+
+_BUFFER = 512  # numbers: less than two rows of a block, except of the last one
+
+
+@contextmanager
+def without_copies() -> Iterator[None]:
+    """Within, NumPy's functions of arrays with gaps between their rows read these where they lie.
+
+    Otherwise, where several rows fit into NumPy's buffer, they are copied there and back, at half
+    the cost of an exponential.
+    """
+    with np.errstate():  # which restores the size of the buffer
+        np.setbufsize(_BUFFER)
+        yield
+
+
+class BlockValues:
+    """Values of m functions at one block of rows after the other, in the same memory."""
+
+    def __init__(self, sections: Sections, width: int) -> None:
+        self._sections = sections
+        self._held = np.empty((width, BLOCK + LINE))
+
+    @without_copies()
+    def __call__(self, rows: Array) -> Array:
+        """Values, shape (b, m), of at most ``BLOCK`` rows (b, d); good until the next call."""
+        values = self._held[:, : len(rows)]
+        # The last bits of a matrix product depend on the order of its factors in memory, too.
+        self._sections(np.ascontiguousarray(rows), values)
+        return values.T
+
+
+def in_blocks(sections: Sections, rows: Array, width: int) -> Array:
+    """Values, shape (n, m), of m functions at rows (n, d).
+
+    Parameters
+    ----------
+    sections
+        The functions.
+    rows
+        Rows, shape (n, d).
+    width
+        Number of functions m.
+    """
+    values, block = np.empty((len(rows), width)), BlockValues(sections, width)
+    for start in range(0, len(rows), BLOCK):
+        here = slice(start, start + BLOCK)
+        values[here] = block(rows[here])
+    return values
+
+
+# Bases of V = span{k(., p_1), ..., k(., p_m)}: Newton, biorthogonal, spectral, centred
+
 
 _LOST = 1e-10
 
@@ -286,3 +478,71 @@ def eigenbasis(gram: Array, complement_of: Array | None = None) -> tuple[Array, 
     transform = np.vstack([np.zeros((1, len(gram) - 1)), vectors[:, ::-1]])
     transform -= 2.0 * np.outer(reflector, reflector[1:] @ transform[1:])
     return transform, np.maximum(eigenvalues[::-1], 0.0)
+
+
+# A Newton basis with more pivots, from rows that it does not span
+
+
+_SHARE = 0.8
+
+
+def extended_basis(
+    basis: NewtonBasis,
+    rows: Array,
+    index: Array,
+    weights: Array,
+    tol: float,
+    max_rank: int | None = None,
+) -> NewtonBasis:
+    """The basis with greedy pivots from these rows after its own (joint paper, Algorithm 1).
+
+    Its first functions are those of the basis: the factor of K(p, p) on more pivots begins with
+    that on the first ones.
+
+    Parameters
+    ----------
+    basis
+        The basis.
+    rows
+        A random sample of rows, shape (n, d), as it was drawn; as many are looked at as the rank
+        asks for.
+    index
+        Their global row indices, shape (n,).
+    weights
+        Of the rows, shape (n,).
+    tol
+        Relative residual trace over the rows beyond which there are more pivots: down to 0.8 of it,
+        since it is too small on rows of which some are pivots.
+    max_rank
+        Largest rank, the pivots of the basis included.
+
+    Returns
+    -------
+    NewtonBasis
+        The same one if the rows are spanned already.
+    """
+    # Many, since no other rows tell whether these pivots are enough.
+    few = GREEDY.prefix_rows(4 * basis.rank, len(rows))
+    run = PivotedRows(basis.kernel, rows[:few], index[:few], weights[:few] / weights[:few].sum())
+    run.follow(basis.points, basis.factor)
+    limit = few if max_rank is None else min(few, max_rank - basis.rank)
+    if run.history[-1] <= tol:
+        return basis
+    tol *= _SHARE
+    while run.history[-1] > tol and run.rank < limit and run.greedy(limit):
+        pass
+    met = np.flatnonzero(np.asarray(run.history[basis.rank :]) <= tol)
+    new = run.picks[: int(met[0])] if len(met) else run.picks
+    if not len(new):
+        return basis
+    points = rows[new]
+    left = basis(points)
+    own = np.linalg.cholesky(basis.kernel(points, points) - left @ left.T)
+    factor = np.block([[basis.factor, np.zeros((basis.rank, len(new)))], [left, own]])
+    known = basis.rows is not None
+    return NewtonBasis(
+        basis.kernel,
+        np.concatenate([basis.points, points]),
+        factor,
+        np.concatenate([basis.rows, index[new]]) if known else None,
+    )

@@ -1,14 +1,27 @@
-"""Pivoted Cholesky decomposition of a kernel matrix that is never formed."""
+"""Pivoted Cholesky of rows in memory: greedy, by trace, from a row sample.
 
-from collections.abc import Callable
+Pivots chosen by what they take from the residual trace, not by their own residual.
+
+With K' the residual kernel matrix, pivot p takes |K'_p|^2 / K'_pp from its trace. Greedy pivoting
+(joint paper, Algorithm 1) looks at K'_pp alone, and so takes rows that stand alone: in tails and
+corners, where they tell of few others. At coarse tolerances a choice by the whole gain ends with
+fewer pivots (A. K. Farahat, A. Ghodsi, M. S. Kamel, A novel greedy algorithm for Nystrom
+approximation, AISTATS 2011). Here the norms |K'_p| are those of a sketch, in one product with K.
+"""
+
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from cme_dask.numerics.pools import Pool, noise
-from cme_dask.numerics.shown import brief_repr
+from cme_dask.display import brief_repr
+from cme_dask.kernels import blas
+from cme_dask.numerics.pools import TIE, Pool, eliminate, noise
+
+# Pivoted Cholesky decomposition of a kernel matrix that is never formed
+
 
 Array = Any
 OnPivot = Callable[[int, float], None]
@@ -222,3 +235,300 @@ class PivotedRows(TracedRows):
             reached=bool(len(met)),
             exhausted=exhausted and not len(met),
         )
+
+
+# Pivots chosen by what they take from the residual trace, not by their own residual
+
+
+SKETCH = 64
+"""Random signs for each row: norms are right within a sixth or so."""
+
+_ROWS = 512  # and as many others, whose kernel values are held at once
+_CANDIDATES = 256  # rows that a round chooses from
+_WORTH = 0.3  # gain, in that of the best row outside, down to which a round goes on
+_LEAST = 0.1  # residual, in the mean one, below which rows are no pivots: R stays well conditioned
+
+
+class RowsByTrace(PivotedRows):
+    """Pivots so far, each chosen since it takes most from the trace.
+
+    A round chooses from candidates, the best one of each of 256 groups of rows, as long as what
+    one takes is at least 0.3 of what the best row outside would have taken before the round.
+    """
+
+    def __init__(
+        self,
+        kernel: Any,
+        points: Array,
+        rows: Array,
+        share: Array,
+        threads: Executor | None = None,
+    ) -> None:
+        super().__init__(kernel, points, rows, share, threads)
+        bits = np.random.default_rng(0).integers(0, 2, size=(len(rows), SKETCH), dtype=np.int8)
+        size = float(share @ self._diagonal) or 1.0  # so that no square underflows
+        root = np.sqrt(share) / size
+        self._signs = np.where(np.ascontiguousarray(bits.T), root, -root)
+        self._sketch = self._of_kernel()
+
+    def greedy(self, limit: int) -> bool:
+        """One round; False if no row is left above rounding."""
+        residual, mass = self._pool.residual, float(self._share.sum())
+        mean = float(self._share @ residual) / mass if mass else 0.0
+        least = max(self._floor(self.rank), _LEAST * mean)
+        if not mean > 0.0 or residual.max() <= least:
+            return False
+        gain = _gain(self._sketch, residual, least)
+        here, outside = _candidates(gain, self._pool.rows)
+        pool, sketch, known = self._pool.take(here), self._sketch[:, here].copy(), self.rank
+        n = len(here)
+
+        def choose(residual: Array, panel: Array) -> int:
+            if len(panel):
+                np.subtract(sketch, np.outer(panel[-1, n:], panel[-1, :n]), out=sketch)
+            gain = _gain(sketch, residual, least)
+            most = gain.max()
+            enough = most > 0.0 and (not len(panel) or most >= _WORTH * outside)
+            return int((gain >= most * (1 - TIE)).argmax()) if enough else -1
+
+        newton = pool.newton(np.arange(n))
+        schur = pool.kernel(pool.points, pool.points) - newton @ newton.T
+        picks, panel = eliminate(
+            np.concatenate([schur, sketch.T], axis=1), pool.residual, choose, limit - known
+        )
+        if not len(picks):  # what is left belongs to rows without weight
+            return False
+        own = np.tril(panel[:, picks].T)
+        self._accept(here[picks], np.concatenate([newton[picks], own], axis=1))
+        self._subtract(known, panel[:, n:].T)
+        return True
+
+    def continued(self, points: Array, rows: Array, share: Array) -> "RowsByTrace":
+        """The same pivots on more rows, of which these were the first."""
+        more = RowsByTrace(self._pool.kernel, points, rows, share, self._threads)
+        self._hand_over(more)
+        more._subtract(0)
+        return more
+
+    def _of_kernel(self) -> Array:
+        """Signs^T K, shape (SKETCH, n)."""
+        points, blocks = self._pool.points, list(_blocks(len(self._pool.points)))
+
+        def of_rows(here: slice) -> Array:
+            products = np.zeros((SKETCH, here.stop - here.start))
+            for there in blocks:
+                values = np.empty((there.stop - there.start, here.stop - here.start))
+                self._pool.kernel.sections(points[there])(points[here], values)
+                products += self._signs[:, there] @ values
+            return products
+
+        mapped = map if self._threads is None else self._threads.map
+        return np.concatenate(list(mapped(of_rows, blocks)), axis=1)
+
+    def _subtract(self, first: int, products: Array | None = None) -> None:
+        """Take from the sketch what the columns of L from ``first`` on explain.
+
+        ``products`` of the columns with the signs, shape (SKETCH, b), if they are known.
+        """
+        for columns in self._pool.columns(first):
+            if products is None:
+                of_these = self._signs @ columns.T
+            else:
+                of_these, products = np.split(products, [len(columns)], axis=1)
+            blas.subtract_product(self._sketch, np.ascontiguousarray(of_these), columns)
+
+
+def _blocks(n: int) -> Iterator[slice]:
+    return (slice(start, min(start + _ROWS, n)) for start in range(0, n, _ROWS))
+
+
+def _gain(sketch: Array, residual: Array, least: float) -> Array:
+    """What rows take from the trace, shape (n,); 0 where the residual is too small to tell."""
+    norms = np.einsum("ij,ij->j", sketch, sketch)
+    return np.where(residual > least, norms / np.maximum(residual, least), 0.0)
+
+
+def _candidates(gain: Array, rows: Array) -> tuple[Array, float]:
+    """Positions of the best row of each group, by global index, and the best gain of the others.
+
+    Rows i, i + 256, ... are a group; ties go to the lowest row.
+    """
+    groups = min(_CANDIDATES, len(gain))
+    shape = -(-len(gain) // groups), groups
+    gains, numbers = np.full(shape, -1.0), np.full(shape, np.iinfo(np.int64).max)
+    gains.flat[: len(gain)], numbers.flat[: len(gain)] = gain, rows
+    tied = gains >= gains.max(axis=0) * (1 - TIE)
+    lowest = np.where(tied, numbers, np.iinfo(np.int64).max).argmin(axis=0)
+    best = lowest * groups + np.arange(groups)
+    best = best[gain[best] > 0.0]
+    others = gain.copy()
+    others[best] = 0.0
+    return best[np.argsort(rows[best])], float(others.max())
+
+
+# Pivots from a random sample of the rows, enough for the table that it was drawn from
+
+
+_COARSE = 3e-3  # tol down to which a choice by trace ends with fewer pivots
+_GAP = 2.0  # traces on other rows and on those chosen from, beyond which more rows are needed
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How pivots are chosen from a sample.
+
+    Attributes
+    ----------
+    rows
+        What chooses.
+    per_pivot, least
+        From how many rows: so many for each pivot, and at least so many.
+    """
+
+    rows: type[PivotedRows]
+    per_pivot: int
+    least: int
+
+    def prefix_rows(self, rank: int, size: int) -> int:
+        """Rows of ``size`` from which pivot number ``rank`` is chosen, a power of two."""
+        wanted = 1 << (self.per_pivot * max(rank, 1) - 1).bit_length()
+        return min(size, max(self.least, wanted))
+
+
+GREEDY = Choice(PivotedRows, 16, 1 << 12)
+"""By residual: from more rows it takes more outliers, which tell less of the others."""
+
+BY_TRACE = Choice(RowsByTrace, 8, 1 << 10)
+"""By what the trace falls: costs the square of the rows, and half as many give the same ranks."""
+
+
+def sampled_cholesky(
+    kernel: Any,
+    points: Array,
+    rows: Array,
+    weights_of: Callable[[int], Array],
+    tol: float,
+    max_rank: int | None = None,
+    *,
+    check: tuple[Array, Array] | None = None,
+    on_pivot: OnPivot | None = None,
+    threads: Executor | None = None,
+) -> CholeskyResult:
+    """Pivots from a random sample, enough for the table that it was drawn from.
+
+    For ``tol`` of at least 3e-3 they are chosen by what they take from the trace (see
+    :mod:`cme_dask.numerics.cholesky`), as long as rows tell enough of each other for that, else by
+    residual (joint paper, Algorithm 1). They come from a prefix of the sample, which grows with the
+    rank. On these rows the residual trace is too small, since the pivots are some of them; so it is
+    measured on others, and there it must be below ``tol`` by two standard errors, and by more if
+    pivots are few.
+
+    Parameters
+    ----------
+    kernel
+        The kernel k.
+    points
+        Rows to choose from, shape (n, d); each prefix is a sample, too.
+    rows
+        Their global row indices, shape (n,).
+    weights_of
+        Weights of the first s rows for means over the table, shape (s,).
+    tol, max_rank, on_pivot
+        As in :func:`pivoted_cholesky`.
+    check
+        Other rows, and their weights for means over the table. Default: the table has no others,
+        and the trace is that over all rows given.
+    threads
+        Where blocks of rows are brought up to date; default one after the other.
+
+    Returns
+    -------
+    CholeskyResult
+        Its ``residual_trace`` is that on the rows to choose from; ``reached`` is False, too, if
+        these can't tell enough of the table.
+    """
+    limit = len(points) if max_rank is None else min(max_rank, len(points))
+    choice = BY_TRACE if tol >= _COARSE else GREEDY
+    chosen = _Growing(choice, kernel, points, rows, weights_of, limit, on_pivot, threads)
+    if check is None:
+        chosen.until(tol)
+        chosen.by_residual(len(points))
+        chosen.until(tol)
+        return chosen.run.result(chosen.run.history, tol, chosen.exhausted)
+    others = TracedRows(kernel, check[0], np.arange(len(check[0])), check[1], threads)
+    target = tol
+    while True:
+        run = chosen.until(target)
+        others.follow(points[run.picks], run.factor)
+        bounds = others.upper_bounds(tol)
+        gap = others.history[-1] / max(run.history[-1], np.finfo(np.float64).tiny)
+        if bounds.min() <= tol or chosen.ended or (chosen.full and gap > _GAP):
+            return run.result(bounds, tol, chosen.exhausted)
+        if gap > _GAP:  # more of the same rows would tell about these rows alone
+            chosen.by_residual(2 * chosen.size)
+            target = tol
+        else:
+            target = 0.9 * run.history[-1] * tol / bounds[-1]
+
+
+class _Growing:
+    """Pivots from a prefix that grows with the rank."""
+
+    def __init__(
+        self,
+        choice: Choice,
+        kernel: Any,
+        points: Array,
+        rows: Array,
+        weights_of: Callable[[int], Array],
+        limit: int,
+        on_pivot: OnPivot | None,
+        threads: Executor | None,
+    ) -> None:
+        self._points, self._rows, self._weights_of = points, rows, weights_of
+        self._choice, self._limit, self._on_pivot = choice, limit, on_pivot
+        self.size, self.exhausted = choice.prefix_rows(0, len(points)), False
+        first = slice(self.size)
+        weights = weights_of(self.size)
+        self.run = choice.rows(kernel, points[first], rows[first], weights, threads)
+
+    @property
+    def full(self) -> bool:
+        """Whether the prefix holds all rows."""
+        return self.size == len(self._points)
+
+    @property
+    def ended(self) -> bool:
+        """Whether there can be no more pivots."""
+        alone = self.exhausted and self.full and self._choice is GREEDY
+        return alone or self.run.rank >= self._limit
+
+    def grow(self, size: int) -> None:
+        """Choose from a longer prefix, of at most all rows."""
+        size = min(size, len(self._points))
+        if size > self.size:
+            self._go_on(size)
+
+    def by_residual(self, size: int) -> None:
+        """The same, and go on by residual: of so many more rows a sketch costs too much."""
+        turned, self._choice = self._choice is not GREEDY, GREEDY
+        size = min(max(size, self.size), len(self._points))
+        if turned or size > self.size:
+            self._go_on(size)
+
+    def _go_on(self, size: int) -> None:
+        weights, continued = self._weights_of(size), self._choice.rows.continued
+        self.run = continued(self.run, self._points[:size], self._rows[:size], weights)
+        self.size, self.exhausted = size, False
+
+    def until(self, target: float) -> PivotedRows:
+        """Choose until the trace over the prefix is at most ``target``, or the choice ends."""
+        while self.run.history[-1] > target and not self.ended:
+            if self.exhausted:
+                self.by_residual(2 * self.size)
+            self.grow(self._choice.prefix_rows(self.run.rank + 1, len(self._points)))
+            most = self.size // self._choice.per_pivot
+            most = self._limit if self.full else min(self._limit, most)
+            self.exhausted = not self.run.greedy(most)
+            self.run.tell(self._on_pivot)
+        return self.run

@@ -1,21 +1,255 @@
-"""Cross-validation from moments: every fold and every ridge, from one set of them."""
+"""Cross-validation from moments by fold: replicates, held-out errors, ridges."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
+from scipy.special import stdtrit
 
+from cme_dask.display import brief_repr
+from cme_dask.errors import DataError
 from cme_dask.numerics.basis import eigenbasis
-from cme_dask.numerics.heldout import HeldOut
-from cme_dask.numerics.joint import JointSolution
-from cme_dask.numerics.means import MeanMoments
-from cme_dask.numerics.moments import Moments, Side
-from cme_dask.numerics.outcome import Outcome
-from cme_dask.numerics.problem import JointProblem, Regularization
-from cme_dask.numerics.validation import split_folds, squared_error
+from cme_dask.numerics.joint import HeldOut, JointSolution
+from cme_dask.numerics.moments import MeanMoments, Moments, Side
+from cme_dask.numerics.problem import JointProblem, Outcome, Regularization
+
+# What fold moments tell without another pass: jackknife replicates and held-out errors
+
 
 Array = Any
+Solve = Callable[[MeanMoments], JointSolution]
+
+
+@dataclass(frozen=True, eq=False)
+class Replicates:
+    """Answers refitted without one fold each, and their errors on that fold.
+
+    Attributes
+    ----------
+    constant, slope
+        E[f | z] = constant + N(z)^T slope without fold f, shapes (F, q) and (F, m, q).
+    error
+        Held-out mean squared error of E[f | z], mean over the folds by weight, shape (q,).
+    baseline
+        The same for the other folds' mean of f, shape (q,).
+    """
+
+    constant: Array
+    slope: Array
+    error: Array
+    baseline: Array
+
+    __repr__ = brief_repr
+
+    @property
+    def skill(self) -> Array:
+        """1 - error / baseline, shape (q,): for an indicator f, the Brier skill score."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return 1.0 - self.error / self.baseline
+
+
+def interval_factor(folds: int, level: Any = 0.95) -> float:
+    """Standard errors on each side of an interval: the t quantile with F - 1 degrees of freedom.
+
+    Parameters
+    ----------
+    folds
+        Number F of folds, at least 2, of the jackknife.
+    level
+        Of the interval, in (0, 1).
+
+    Raises
+    ------
+    DataError
+        On fewer folds or another level.
+
+    Notes
+    -----
+    A standard error of few folds is itself uncertain: of ten, 2 of them hold 92 % and not 95 %.
+    """
+    if isinstance(level, bool) or not isinstance(level, Real) or not 0.0 < float(level) < 1.0:
+        raise DataError(f"the level of an interval must lie between 0 and 1, got {level!r}")
+    if folds < 2:
+        raise DataError(f"an interval needs at least 2 folds, got {folds}: fit with n_folds=10")
+    return float(stdtrit(folds - 1, 0.5 + 0.5 * float(level)))
+
+
+def held_out_folds(moments: Moments, sides: tuple[Side, ...]) -> list[int]:
+    """Folds with some of the weight, of which there must be two: else none."""
+    one = sum(side.basis.rank for side in sides)
+    weights = moments.gram[:, one, one]
+    usable = [f for f in range(moments.n_folds) if 0.0 < weights[f] < weights.sum()]
+    return usable if len(usable) > 1 else []
+
+
+def split_folds(
+    moments: Moments, sides: tuple[Side, ...]
+) -> Iterator[tuple[MeanMoments, MeanMoments]]:
+    """For each fold the means over the rows of the others, and over its own.
+
+    Folds without rows, and folds that hold all the weight, are left out.
+    """
+    for fold in held_out_folds(moments, sides):
+        yield (
+            MeanMoments.of(moments.without(fold), sides),
+            MeanMoments.of(moments.only([fold]), sides),
+        )
+
+
+def held_out_loss(held: MeanMoments, solution: JointSolution) -> float:
+    r"""Joint loss of a solution on rows that it has not seen, from their moments.
+
+    .. math:: -2 (E_P h - E_{P_X \otimes P_Y} h) + E_{P_X \otimes P_Y} h^2, \quad h = g - 1,
+
+    with all expectations over the held-out rows. Up to a constant that no model changes it is
+    |g - g_0|^2 in L2(P_X x P_Y): it compares between kernels and between constraints, and
+    independence has loss 0.
+
+    Parameters
+    ----------
+    held
+        Means over the held-out rows in the Newton bases of the solution.
+    solution
+        Fitted on other rows.
+
+    Returns
+    -------
+    loss
+    """
+    # With base 0 the features of each side add up to one, so h = b_Y^T (C - 1) b_X.
+    coef = solution.coef if solution.base else solution.coef - 1.0
+    return HeldOut.of(held, solution.transform_x, solution.transform_y).loss(coef)
+
+
+def held_out_losses(
+    moments: Moments, sides: tuple[Side, Side], solve: Solve
+) -> tuple[Array, Array]:
+    """Joint loss on each fold of a solution fitted on the others, see :func:`held_out_loss`.
+
+    Parameters
+    ----------
+    moments
+        By fold.
+    sides
+        Of the moments.
+    solve
+        From moments to the solution.
+
+    Returns
+    -------
+    losses : (F,), of the folds that can be held out
+    shares : (F,), of the weight, sum 1
+    """
+    pairs = [
+        (held_out_loss(held, solve(rest)), held.weight)
+        for rest, held in split_folds(moments, sides)
+    ]
+    losses, weights = np.array(pairs).reshape(-1, 2).T
+    return losses, weights / weights.sum() if len(weights) else weights
+
+
+def fold_replicates(
+    moments: Moments, sides: tuple[Side, Side], solve: Solve
+) -> tuple[Replicates, Replicates]:
+    """Delete-a-fold refits with the same pivots, given x and given y.
+
+    Folds without rows, and folds that hold all the weight, are left out.
+    """
+    refits = ((rest, held, solve(rest)) for rest, held in split_folds(moments, sides))
+    return replicates(refits, sides)
+
+
+def replicates(
+    refits: Iterable[tuple[MeanMoments, MeanMoments, JointSolution]], sides: tuple[Side, Side]
+) -> tuple[Replicates, Replicates]:
+    """What refits without one fold each answer, given x and given y, and their errors there.
+
+    E[f | z] = a + N(z)^T b is linear in N, so its squared error over the held-out fold follows from
+    that fold's E[N N^T], E[N f] and E f^2: exact, and no row is read again.
+
+    Parameters
+    ----------
+    refits
+        For each fold the means over the others, over it, and the solution of the others.
+    sides
+        Of the moments.
+    """
+    shares = []
+    parts: tuple[list[Any], list[Any]] = ([], [])
+    for rest, held, solution in refits:
+        shares.append(held.weight)
+        transforms = (solution.transform_x, solution.transform_y)
+        for given in (0, 1):
+            constant, slope = solution.answer(rest, given)
+            newton = transforms[given] @ slope
+            error = squared_error(held, given, constant, newton)
+            baseline = squared_error(held, given, rest.function_mean[1 - given], 0.0 * newton)
+            parts[given].append((constant, newton, error, baseline))
+    share = np.array(shares) / np.sum(shares)
+    return (
+        collect(parts[0], share, sides[0].basis.rank, sides[1].count),
+        collect(parts[1], share, sides[1].basis.rank, sides[0].count),
+    )
+
+
+def collect(parts: list[Any], share: Array, m: int, q: int) -> Replicates:
+    """Constant, slope, error and baseline of each fold as replicates; errors averaged by share.
+
+    Parameters
+    ----------
+    parts
+        Of each fold.
+    share
+        Of the weight, shape (F,).
+    m, q
+        Rank of the basis, and number of functions: they count where there are no folds.
+    """
+    if not parts:
+        unknown = np.full(q, np.nan)
+        return Replicates(np.zeros((0, q)), np.zeros((0, m, q)), unknown, unknown)
+    constant, slope, error, baseline = (np.stack(p) for p in zip(*parts, strict=True))
+    return Replicates(constant, slope, share @ error, share @ baseline)
+
+
+def squared_error(
+    held: MeanMoments, given: int, constant: Array, slope: Array, *, first: int = 0
+) -> Array:
+    """Mean of (constant + N^T slope - f)^2 over the held-out fold, for the other side's f.
+
+    Parameters
+    ----------
+    held
+        Means over the fold.
+    given
+        Side of the condition.
+    constant, slope
+        E[f | z] = constant + N(z)^T slope, shapes (q,) and (m, q).
+    first
+        Position of the first of these q functions among those of the other side.
+
+    Returns
+    -------
+    error : (q,)
+    """
+    other = 1 - given
+    columns = slice(first, first + len(constant))
+    start = first + (0 if other == 0 else len(held.function_mean[0]))
+    shift = held.shift[other][columns]
+    offset = constant - shift
+    mean = held.function_mean[other][columns] - shift
+    square = np.diag(held.function_gram)[start : start + len(constant)]
+    cross = held.function_cross[given][other][:, columns]
+    model = (slope * (held.gram[given] @ slope)).sum(axis=0) + 2 * offset * (
+        held.mean[given] @ slope
+    )
+    return np.maximum(
+        offset**2 + model + square - 2 * offset * mean - 2 * (slope * cross).sum(axis=0), 0.0
+    )
+
+
+# Cross-validation from moments: every fold and every ridge, from one set of them
 
 
 @dataclass(frozen=True, eq=False)

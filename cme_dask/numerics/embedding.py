@@ -8,9 +8,8 @@ import numpy as np
 
 from cme_dask.errors import DataError
 from cme_dask.numerics.basis import eigenbasis
-from cme_dask.numerics.means import MeanMoments
-from cme_dask.numerics.moments import Moments, Side
-from cme_dask.numerics.validation import Replicates, collect, split_folds, squared_error
+from cme_dask.numerics.crossval import Replicates, collect, split_folds, squared_error
+from cme_dask.numerics.moments import MeanMoments, Moments, Side
 
 Array = Any
 FoldLoss = Callable[[MeanMoments, MeanMoments, Array], Array]

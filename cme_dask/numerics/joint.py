@@ -1,23 +1,25 @@
-"""Joint distribution g = dP / d(P_X x P_Y) = 1 + psi_Y^T H psi_X from moments."""
+"""The joint distribution from moments: its solution, means of several, its loss."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from cme_dask.constraints import Certified, Constraint, Coupling, Pointwise, parse
+from cme_dask.display import brief_repr
 from cme_dask.errors import DataError, option, remedy
-from cme_dask.numerics.certified import solve_certified
+from cme_dask.numerics.basis import Basis, LinearBasis
+from cme_dask.numerics.certified import solve_certified, solve_paper_form
 from cme_dask.numerics.coupling import solve_coupling
-from cme_dask.numerics.geometry import NOTHING, Geometry
-from cme_dask.numerics.means import MeanMoments
-from cme_dask.numerics.outcome import Outcome
-from cme_dask.numerics.paper_form import solve_paper_form
+from cme_dask.numerics.moments import MeanMoments
 from cme_dask.numerics.pointwise import solve_pointwise
-from cme_dask.numerics.problem import JointProblem, Regularization
-from cme_dask.numerics.shown import brief_repr
+from cme_dask.numerics.problem import NOTHING, Geometry, JointProblem, Outcome, Regularization
+
+# Joint distribution g = dP / d(P_X x P_Y) = 1 + psi_Y^T H psi_X from moments
+
 
 Array = Any
 
@@ -338,3 +340,181 @@ _SOLVERS: dict[str, Solve] = {
     "pointwise": _pointwise,
     "coupling": _coupling,
 }
+
+# Bases of one variable side by side: for density ratios that are means of several
+
+
+@dataclass(frozen=True, eq=False)
+class StackedNewton:
+    """Newton bases of several kernels, one after the other: functions of all of them.
+
+    Parameters
+    ----------
+    parts
+        The bases.
+    """
+
+    parts: tuple[Basis, ...]
+
+    __repr__ = brief_repr
+
+    @property
+    def kernel(self) -> Any:
+        """The kernel of the first."""
+        return self.parts[0].kernel
+
+    @property
+    def points(self) -> Array:
+        """Pivots of all, shape (m, d)."""
+        return np.concatenate([np.asarray(part.points) for part in self.parts])
+
+    @property
+    def rank(self) -> int:
+        """Number of pivots m of all."""
+        return sum(part.rank for part in self.parts)
+
+    def combined(self, *slopes: Array) -> Callable[[Array], list[Array]]:
+        """Functions x -> N(x)^T slope, shapes (n, q), of slopes (m, q) on all of them."""
+        edges = np.cumsum([part.rank for part in self.parts])[:-1]
+        pieces = zip(*(np.split(slope, edges) for slope in slopes), strict=True)
+        each = [part.combined(*some) for part, some in zip(self.parts, pieces, strict=True)]
+
+        def sums(x: Array) -> list[Array]:
+            found = zip(*(one(x) for one in each), strict=True)
+            return [np.sum(values, axis=0) for values in found]
+
+        return sums
+
+    def support(self, x: Array) -> Array:
+        """How near the rows of x are to the pivots, mean over the bases, shape (n,)."""
+        return np.mean([part.support(x) for part in self.parts], axis=0)
+
+    def __call__(self, x: Array) -> Array:
+        """Values at the rows of x, shape (n, m)."""
+        return np.concatenate([part(x) for part in self.parts], axis=1)
+
+
+def ranks_of(newton: Basis | StackedNewton) -> tuple[int, ...]:
+    """Number of pivots of each of several bases, or of the one that there is."""
+    parts = newton.parts if isinstance(newton, StackedNewton) else (newton,)
+    return tuple(part.rank for part in parts)
+
+
+@dataclass(frozen=True, eq=False)
+class StackedBasis:
+    """Linear bases of several kernels, one after the other.
+
+    Parameters
+    ----------
+    parts
+        The bases, at least one.
+    """
+
+    parts: tuple[LinearBasis, ...]
+
+    __repr__ = brief_repr
+
+    @property
+    def newton(self) -> StackedNewton:
+        """The bases below."""
+        return StackedNewton(tuple(part.newton for part in self.parts))
+
+    @property
+    def rank(self) -> int:
+        """Number of functions k of all."""
+        return sum(part.rank for part in self.parts)
+
+    @property
+    def bound(self) -> float | None:
+        """Upper bound of each function everywhere; None if infinite."""
+        bounds = [part.bound for part in self.parts]
+        return None if None in bounds else max(b for b in bounds if b is not None)
+
+    @property
+    def eigenvalues(self) -> Array:
+        """E psi^2, shape (k,)."""
+        return np.concatenate([part.eigenvalues for part in self.parts])
+
+    def slope(self, slope: Array) -> Array:
+        """Slopes on the functions below, (m, q), of slopes (k, q) on these."""
+        edges = np.cumsum([part.rank for part in self.parts])[:-1]
+        pairs = zip(self.parts, np.split(slope, edges), strict=True)
+        return np.concatenate([part.slope(piece) for part, piece in pairs])
+
+    def of(self, newton: Array) -> Array:
+        """Functions from those below, shapes (n, m) to (n, k)."""
+        pieces = np.split(newton, self._edges, axis=1)
+        return np.concatenate(
+            [part.of(piece) for part, piece in zip(self.parts, pieces, strict=True)], axis=1
+        )
+
+    def __call__(self, x: Array) -> Array:
+        """Functions at the rows of x, shape (n, k)."""
+        return np.concatenate([part(x) for part in self.parts], axis=1)
+
+    @cached_property
+    def _edges(self) -> Array:
+        return np.cumsum([part.newton.rank for part in self.parts])[:-1]
+
+
+def reduced(solution: JointSolution) -> JointSolution:
+    """The same density ratio with H diagonal: H = U S V^T, in the bases U^T psi_Y and V^T psi_X.
+
+    So the larger basis has no more functions than the smaller one.
+    """
+    u, s, vt = np.linalg.svd(solution.coef, full_matrices=False)
+    return replace(
+        solution,
+        coef=np.diag(s),
+        transform_x=solution.transform_x @ vt.T,
+        transform_y=solution.transform_y @ u,
+        eigenvalues_x=(vt**2) @ solution.eigenvalues_x,
+        eigenvalues_y=(u**2).T @ solution.eigenvalues_y,
+    )
+
+
+# The joint loss on rows that a fit has not seen, from their moments
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOut:
+    r"""Moments of held-out rows in the bases of a solution: then a loss is two small products.
+
+    .. math:: -2 (E_P h - E_{P_X \otimes P_Y} h) + E_{P_X \otimes P_Y} h^2,
+              \quad h = g - 1 = \psi_Y^T H \psi_X
+
+    estimates |g - g_0|^2 in L2(P_X x P_Y) up to a constant that no model changes: it is comparable
+    across kernels and constraints, and 0 for independence.
+
+    Attributes
+    ----------
+    gram_x, gram_y, cross
+        E[psi psi^T] of x and of y, and E[psi_Y psi_X^T].
+    mean_x, mean_y
+        E psi.
+    """
+
+    gram_x: Array
+    gram_y: Array
+    cross: Array
+    mean_x: Array
+    mean_y: Array
+
+    @classmethod
+    def of(cls, held: MeanMoments, transform_x: Array, transform_y: Array) -> "HeldOut":
+        """In the bases psi = T^T N."""
+        assert held.cross is not None
+        return cls(
+            transform_x.T @ held.gram[0] @ transform_x,
+            transform_y.T @ held.gram[1] @ transform_y,
+            transform_y.T @ held.cross @ transform_x,
+            transform_x.T @ held.mean[0],
+            transform_y.T @ held.mean[1],
+        )
+
+    def loss(self, coef: Array) -> float:
+        """The loss of H, shape (k_Y, k_X)."""
+        joint = float((coef * self.cross).sum())
+        product = float(self.mean_y @ coef @ self.mean_x)
+        square = float(((self.gram_y @ coef @ self.gram_x) * coef).sum())
+        return square - 2.0 * (joint - product)

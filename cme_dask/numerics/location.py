@@ -8,12 +8,11 @@ import numpy as np
 from scipy.linalg import solve_triangular
 
 from cme_dask.errors import DataError, remedy
-from cme_dask.kernels.coordinates import Coordinates
+from cme_dask.kernels.transforms import Coordinates
 from cme_dask.numerics.basis import Basis, eigenbasis
-from cme_dask.numerics.means import MeanMoments
-from cme_dask.numerics.moments import Moments, Side
-from cme_dask.numerics.validation import held_out_folds
-from cme_dask.numerics.value_range import ValueRange
+from cme_dask.numerics.cells import ValueRange
+from cme_dask.numerics.crossval import held_out_folds
+from cme_dask.numerics.moments import MeanMoments, Moments, Side
 
 Array = Any
 

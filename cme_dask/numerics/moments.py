@@ -1,26 +1,38 @@
-"""Moments of both bases, of the columns and of declared functions, over a strip of rows.
+"""Moments of bases, columns and functions: sums over strips, and their means.
+
+Moments of both bases, of the columns and of declared functions, over a strip of rows.
 
 One rank-k update of the augmented rows ``[N_X, N_Y, 1, f]`` holds every moment there is: S_XX,
 S_YY, S_YX, the means, E[psi f] and E[f f^T]. Sums add over strips, so one pass makes them all.
 They are held as columns, ``[N_X, N_Y, 1, f]^T``: then each part is contiguous.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise, repeat
 from typing import Any, Self
 
 import numpy as np
-from array_api_compat import array_namespace, device
+from array_api_compat import array_namespace, device, is_numpy_array
 
+from cme_dask.display import brief_repr
 from cme_dask.errors import DataError
-from cme_dask.kernels.into import (
+from cme_dask.kernels.evaluator import (
+    Scratch,
+    add_rank_update,
+    cast_into,
     into,
     mirror_upper,
+    rank_update,
+    take_into,
+    to_numpy,
 )
-from cme_dask.numerics.basis import Basis
-from cme_dask.numerics.elimination import Elimination
-from cme_dask.numerics.shown import brief_repr
-from cme_dask.numerics.thresholds import Judges
+from cme_dask.numerics.basis import LINE, Basis, Elimination, without_copies
+from cme_dask.numerics.pools import non_negative
+from cme_dask.numerics.scoring import Judges
+
+# Moments of both bases, of the columns and of declared functions, over a strip of rows
+
 
 Array = Any
 Function = Callable[[Array], Array]
@@ -275,3 +287,341 @@ def _called(name: str, function: Function, rows: Array) -> Array:
     if not xp.isdtype(values.dtype, ("bool", "integral", "real floating")):
         raise DataError(f"function {name!r} must return numbers, it returned {values.dtype}")
     return xp.astype(values, xp.float64)
+
+
+# Moments of one strip of rows after the other
+
+
+_CACHE = 7 << 19  # bytes of augmented rows that are held at once
+_LONGEST = 1 << 12  # rows of a sub-block
+_BLOCKS = 16  # sub-blocks prepared at once: what is done for each takes the interpreter lock
+_BESIDE = 1 << 18  # numbers beside the bases that are prepared at once, at most
+
+
+def sub_block(width: int) -> int:
+    """Rows of ``width`` numbers held at once: they stay in cache, and chunks may be of any size.
+
+    A power of two from 2^9 to ``_LONGEST``; on longer ones kernel and products wait for memory, on
+    shorter ones for each other.
+    """
+    return min(1 << max((_CACHE // (8 * width)).bit_length() - 1, 9), _LONGEST)
+
+
+def span(width: int, beside: int) -> int:
+    """Rows whose coordinates, functions and folds are prepared at once.
+
+    Several sub-blocks, unless that is too much memory: of ``width`` numbers a row ``beside`` are
+    none of the bases.
+    """
+    block = sub_block(width)
+    return block * min(max(_BESIDE // (beside * block), 1), _BLOCKS)
+
+
+def most_spanned(beside: int) -> int:
+    """The most that ``span`` is at any width."""
+    return min(max(_BESIDE // beside, _LONGEST), _BLOCKS * _LONGEST)
+
+
+def strip_moments(
+    spec: MomentSpec, parts: tuple[Array, ...], weights: Array | None, folds: Array
+) -> Moments:
+    """Moments of one strip of rows alone, see :class:`StripMoments`."""
+    (moments,) = StripMoments([spec], parts[0])(parts, weights, folds)
+    return spec.newton(moments)
+
+
+class StripMoments:
+    """The loop over one strip after the other, with the memory that it keeps.
+
+    Several sets of moments share what is done to the rows before their kernels: their order by
+    folds, their coordinates, and the values of equal functions.
+
+    Parameters
+    ----------
+    specs
+        What to compute, with the same number of folds.
+    like
+        An array of the library and on the device of the rows.
+    """
+
+    def __init__(self, specs: Sequence[MomentSpec], like: Array) -> None:
+        self._xp, self._device = array_namespace(like), device(like)
+        self._n_folds = specs[0].n_folds
+        self._span = min(span(spec.width, spec.beside) for spec in specs)
+        self._maps = [
+            {c: c and c.prepare(self._xp, like) for c in (one.basis.coordinates for one in sides)}
+            for sides in zip(*(spec.sides for spec in specs), strict=True)
+        ]
+        self._functions: list[_Functions] = []
+        self._sums = [_BlockSums(spec, like) for spec in specs]
+        self._of_functions = [self._shared(spec) for spec in specs]
+        self._taken = [Scratch() for _ in specs[0].sides]
+
+    def _shared(self, spec: MomentSpec) -> int:
+        """The number of the functions that are those of this set."""
+        for number, functions in enumerate(self._functions):
+            if functions.serve(spec):
+                return number
+        self._functions.append(_Functions(spec))
+        return len(self._functions) - 1
+
+    @without_copies()
+    def __call__(
+        self, parts: tuple[Array, ...], weights: Array | None, folds: Array
+    ) -> tuple[Moments, ...]:
+        """Sums over one strip of rows, for :meth:`MomentSpec.newton` once they have been added up.
+
+        Parameters
+        ----------
+        parts
+            Rows of each side, shapes (n, d).
+        weights
+            Shape (n,), or None for ones.
+        folds
+            Fold number of each row, shape (n,).
+        """
+        xp, n_folds = self._xp, self._n_folds
+        counts = np.bincount(folds, minlength=n_folds).astype(np.int64)
+        made = tuple(one.zeros(counts.copy()) for one in self._sums)
+        order = None if n_folds == 1 else np.argsort(folds, kind="stable")
+        ends = np.cumsum(counts)  # of the folds, in this order
+        for start in range(0, len(folds), self._span):
+            here = slice(start, min(start + self._span, len(folds)))
+            edges = np.clip([0, *ends], here.start, here.stop) - start
+            if order is None:
+                taken = tuple(part[here, :] for part in parts)
+                weight = None if weights is None else weights[here]
+            else:
+                index = xp.asarray(order[here], device=self._device)
+                taken = tuple(map(self._take, self._taken, parts, repeat(index)))
+                weight = None if weights is None else xp.take(weights, index)
+            self._add_span(made, taken, weight, edges.tolist())
+        return made
+
+    def _add_span(
+        self,
+        made: tuple[Moments, ...],
+        parts: tuple[Array, ...],
+        weights: Array | None,
+        edges: list[int],
+    ) -> None:
+        """Sums over rows that lie fold by fold, with these edges."""
+        mapped = [
+            {c: part if map_rows is None else map_rows(part) for c, map_rows in maps.items()}
+            for part, maps in zip(parts, self._maps, strict=True)
+        ]
+        roots = None if weights is None else self._xp.sqrt(weights)[None, :]
+        values = [functions(self._xp, parts) for functions in self._functions]
+        for one, moments, number in zip(self._sums, made, self._of_functions, strict=True):
+            rows = one.in_coordinates(mapped)
+            one.add(moments.gram, rows, values[number], roots, edges)
+            one.add_traces(moments.traces, rows, weights, edges)
+
+    def _take(self, scratch: Scratch, part: Array, index: Array) -> Array:
+        """Rows of a part at these places."""
+        out = scratch.shaped(self._xp, (index.shape[0], part.shape[1]), part)
+        take_into(self._xp, out, part, index)
+        return out
+
+
+class _Functions:
+    """Rows 1, f_X - shift, f_Y - shift of one or several sets of moments."""
+
+    def __init__(self, spec: MomentSpec) -> None:
+        self._spec, self._held = spec, Scratch()
+
+    def serve(self, spec: MomentSpec) -> bool:
+        """Whether another set has the same functions."""
+        pairs = zip(self._spec.sides, spec.sides, strict=True)
+        return all(mine.same_functions(other) for mine, other in pairs)
+
+    def __call__(self, xp: Any, parts: tuple[Array, ...]) -> Array:
+        """The rows, shape (P - sum m, n), good until the next call."""
+        shape = self._spec.beside, parts[0].shape[0]
+        like = xp.empty(0, dtype=xp.float64, device=device(parts[0]))
+        rows, start = self._held.shaped(xp, shape, like), 1
+        rows[0, :] = 1.0
+        for side, part in zip(self._spec.sides, parts, strict=True):
+            side.write_values(part, rows[start : start + side.count, :])
+            start += side.count
+        return rows
+
+
+class _BlockSums:
+    """One set of moments: the augmented rows of a sub-block, and their products."""
+
+    def __init__(self, spec: MomentSpec, like: Array) -> None:
+        self._spec = spec
+        self._xp, self._device = array_namespace(like), device(like)
+        self._block = sub_block(spec.width)
+        self._bases = [side.basis.in_coordinates() for side in spec.sides]
+        self._sections = [
+            basis.sections(side.eliminated, like)
+            for side, basis in zip(spec.sides, self._bases, strict=True)
+        ]
+        xp, rank = self._xp, sum(spec.ranks)
+        line = self._block + (LINE if is_numpy_array(like) else 0)  # others copy what has gaps
+        self._rows = self._empty((spec.width, line), xp.float64)
+        if spec.single:
+            self._rows32 = self._empty((rank, line), xp.float32)
+            self._product32 = self._empty((rank, rank), xp.float32)
+            self._rest = self._empty((spec.width - rank, spec.width), xp.float64)
+        self._scratch = Scratch()
+
+    def zeros(self, counts: Array) -> Moments:
+        """Sums over no rows, to which those of so many rows of each fold will be added."""
+        spec = self._spec
+        gram = np.zeros((spec.n_folds, spec.width, spec.width))
+        return Moments(gram, np.zeros((spec.n_folds, len(spec.sides))), counts)
+
+    def in_coordinates(self, mapped: Sequence[Mapping[Any, Array]]) -> tuple[Array, ...]:
+        """The rows of each side in the coordinates of its basis."""
+        return tuple(
+            rows[side.basis.coordinates]
+            for side, rows in zip(self._spec.sides, mapped, strict=True)
+        )
+
+    def add(
+        self,
+        gram: Array,
+        parts: tuple[Array, ...],
+        functions: Array,
+        roots: Array | None,
+        edges: list[int],
+    ) -> None:
+        """Add the products of rows that lie fold by fold, with these edges."""
+        xp, spec, rank = self._xp, self._spec, sum(self._spec.ranks)
+        # Not kept: a bound method in its own object is a cycle, which holds the memory for long.
+        update = self._single_update if spec.single else self._rank_update
+        writes = [one.prepare(part) for one, part in zip(self._sections, parts, strict=True)]
+        for start in range(0, edges[-1], self._block):
+            stop = min(start + self._block, edges[-1])
+            here, rows, low = slice(start, stop), self._rows[:, : stop - start], 0
+            for write, m in zip(writes, spec.ranks, strict=True):
+                write(here, rows[low : low + m, :])
+                low += m
+            rows[rank:, :] = functions[:, here]
+            if roots is not None:
+                into(xp, rows, "multiply", rows, roots[:, here])
+            for number, fold in _folds_within(edges, start, stop):
+                update(gram[number], rows[:, fold])
+
+    def add_traces(
+        self, traces: Array, parts: tuple[Array, ...], weights: Array | None, edges: list[int]
+    ) -> None:
+        """Add the sums of k(z, z)."""
+        found = list(_folds_within(edges, 0, edges[-1]))
+        numbers, firsts = [number for number, _ in found], [fold.start for _, fold in found]
+        for i, (basis, part) in enumerate(zip(self._bases, parts, strict=True)):
+            diagonal = basis.kernel.diagonal(part)
+            if weights is not None:
+                diagonal = weights * diagonal
+            traces[numbers, i] += np.add.reduceat(to_numpy(diagonal), firsts)
+
+    def _rank_update(self, gram: Array, rows: Array) -> None:
+        add_rank_update(self._xp, gram, rows, self._scratch)
+
+    def _single_update(self, gram: Array, rows: Array) -> None:
+        rank = self._rows32.shape[0]
+        rows32 = self._rows32[:, : rows.shape[1]]
+        cast_into(self._xp, rows32, rows[:rank, :])
+        rank_update(self._xp, self._product32, rows32)
+        into(self._xp, self._rest, "matmul", rows[rank:, :], rows.T)
+        rest = to_numpy(self._rest)
+        gram[:rank, :rank] += to_numpy(self._product32)
+        gram[rank:, :] += rest
+        gram[:rank, rank:] += rest[:, :rank].T
+
+    def _empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        return self._xp.empty(shape, dtype=dtype, device=self._device)
+
+
+def _folds_within(edges: list[int], start: int, stop: int) -> Iterator[tuple[int, slice]]:
+    """Each fold with rows in [start, stop), and these, counted from ``start``."""
+    for fold, (low, high) in enumerate(pairwise(edges)):
+        if max(low, start) < min(high, stop):
+            yield fold, slice(max(low, start) - start, min(high, stop) - start)
+
+
+# Weighted means of the moments: what every solution is made from
+
+
+@dataclass(frozen=True, eq=False)
+class MeanMoments:
+    """Weighted means in the Newton bases: S_XX, S_YY, S_YX, c_X, c_Y, E[N f], E f.
+
+    Attributes
+    ----------
+    weight
+        Sum of the weights.
+    gram
+        S of each side, shapes (m, m).
+    cross
+        S_YX = E[N_Y N_X^T], shape (m_Y, m_X); None for one side.
+    mean
+        c of each side, shapes (m,).
+    trace
+        E k(x, x) of each side.
+    function_mean
+        E f of each side's columns and functions, shift added back, shapes (q,).
+    function_cross
+        ``function_cross[s][t]`` = E[N_s (f_t - shift_t)^T], shape (m_s, q_t).
+    function_gram
+        E[(f - shift)(f - shift)^T] over the functions of all sides, shape (q, q).
+    """
+
+    weight: float
+    gram: tuple[Array, ...]
+    cross: Array | None
+    mean: tuple[Array, ...]
+    trace: tuple[float, ...]
+    function_mean: tuple[Array, ...]
+    function_cross: tuple[tuple[Array, ...], ...]
+    function_gram: Array
+    shift: tuple[Array, ...]
+
+    __repr__ = brief_repr
+
+    @property
+    def trace_error(self) -> tuple[float, ...]:
+        """Relative trace error tau = trace(K - L L^T) / trace(K) of each side, over the rows.
+
+        Raises
+        ------
+        NumericalError
+            If it is below zero by more than rounding.
+        """
+        errors = np.array(
+            [(t - float(np.trace(s))) / t for t, s in zip(self.trace, self.gram, strict=True)]
+        )
+        non_negative(errors, 1.0)
+        return tuple(errors.tolist())
+
+    @classmethod
+    def of(cls, moments: Moments, sides: tuple[Side, ...]) -> "MeanMoments":
+        """Means of moments that hold a single fold (see :meth:`Moments.total`)."""
+        ranks = [side.basis.rank for side in sides]
+        counts = [side.count for side in sides]
+        shifts = tuple(
+            np.zeros(q) if side.shift is None else np.asarray(side.shift)
+            for side, q in zip(sides, counts, strict=True)
+        )
+        edges = np.cumsum([0, *ranks, 1, *counts])
+        basis = [slice(edges[i], edges[i + 1]) for i in range(len(sides))]
+        one = int(edges[len(sides)])
+        fun = [
+            slice(edges[len(sides) + 1 + i], edges[len(sides) + 2 + i]) for i in range(len(sides))
+        ]
+        weight = float(moments.gram[0, one, one])
+        gram = moments.gram[0] / weight
+        return cls(
+            weight=weight,
+            gram=tuple(gram[b, b] for b in basis),
+            cross=gram[basis[1], basis[0]] if len(sides) == 2 else None,
+            mean=tuple(gram[b, one] for b in basis),
+            trace=tuple(float(t) for t in moments.traces[0] / weight),
+            function_mean=tuple(s + gram[f, one] for s, f in zip(shifts, fun, strict=True)),
+            function_cross=tuple(tuple(gram[b, f] for f in fun) for b in basis),
+            function_gram=gram[one + 1 :, one + 1 :],
+            shift=shifts,
+        )

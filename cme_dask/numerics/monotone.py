@@ -12,7 +12,7 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 
 from cme_dask.errors import DataError
-from cme_dask.kernels.coordinates import Coordinate, Scores, Standard
+from cme_dask.kernels.transforms import Coordinate, Scores, Standard
 
 Array = Any
 

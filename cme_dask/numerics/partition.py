@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 from array_api_compat import array_namespace, device
 
-from cme_dask.kernels.into import into
-from cme_dask.kernels.sections import Sections
+from cme_dask.display import brief_repr
+from cme_dask.kernels.evaluator import Sections, into
+from cme_dask.numerics.basis import Elimination
 from cme_dask.numerics.cholesky import pivoted_cholesky
-from cme_dask.numerics.elimination import Elimination
-from cme_dask.numerics.shown import brief_repr
 
 Array = Any
 

@@ -1,13 +1,20 @@
-"""The quadratic program of the joint distribution, in bases that make it diagonal."""
+"""The quadratic program of the joint distribution, and what solvers report."""
 
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from cme_dask.errors import DataError, option, remedy
-from cme_dask.numerics.basis import eigenbasis
-from cme_dask.numerics.means import MeanMoments
+from cme_dask.constraints import Certified, Constraint, Pointwise
+from cme_dask.errors import ConvergenceError, ConvergenceWarning, DataError, option, remedy
+from cme_dask.numerics.basis import Basis, eigenbasis
+from cme_dask.numerics.folds import distinct_in_random_order
+from cme_dask.numerics.moments import MeanMoments
+
+# The quadratic program of the joint distribution, in bases that make it diagonal
+
 
 Array = Any
 
@@ -155,3 +162,135 @@ def _off(centre: Array | None, matrix: Array, axis: int) -> Array:
     if axis == 0:
         return matrix - np.outer(unit, unit @ matrix)
     return matrix - np.outer(matrix @ unit, unit)
+
+
+# What constraints need to know of basis functions beside their moments
+
+
+_RANGE_ROWS = 4096  # whose functions are held at once
+
+
+@dataclass(frozen=True, eq=False)
+class Geometry:
+    """What a constraint needs to know of the basis functions beside their moments.
+
+    Attributes
+    ----------
+    bounds
+        sup |N_i| of x and of y, None if infinite (:attr:`NewtonBasis.bound`).
+    newton
+        N of x and of y at rows of the row sample or at landmarks, shapes (s, m); where needed.
+    ranges
+        Lowest and highest values of the centred functions of x and of y, shapes (2, k_X) and
+        (2, k_Y), where they were observed in a pass.
+    """
+
+    bounds: tuple[float | None, float | None] = (None, None)
+    newton: tuple[Array, Array] | None = None
+    ranges: tuple[Array, Array] | None = None
+
+    @classmethod
+    def of(
+        cls, constraint: Constraint, bases: Sequence[Basis], rows: Sequence[Array]
+    ) -> "Geometry":
+        """What this constraint needs to know of these bases.
+
+        Parameters
+        ----------
+        constraint
+            What is asked of g.
+        bases
+            Of x and of y.
+        rows
+            Rows of x and of y in random order, shapes (n, d).
+        """
+        newton = None
+        if isinstance(constraint, Certified) and constraint.bounds != "analytic":
+            newton = bases[0](rows[0][:_RANGE_ROWS]), bases[1](rows[1][:_RANGE_ROWS])
+        elif isinstance(constraint, Pointwise):
+            landmarks = [
+                _landmarks(*each) for each in zip(bases, rows, constraint.counts, strict=True)
+            ]
+            newton = bases[0](landmarks[0]), bases[1](landmarks[1])
+        return cls((bases[0].bound, bases[1].bound), newton)
+
+
+def _landmarks(basis: Basis, rows: Array, count: int) -> Array:
+    """The pivots, then distinct rows, ``count`` in all."""
+    pivots = np.asarray(basis.points)[:count]
+    first, _ = distinct_in_random_order(rows)
+    return np.concatenate([pivots, rows[first[: count - len(pivots)]]])
+
+
+NOTHING = Geometry()
+"""What constraints without inequalities need to know."""
+
+# What a solver found, measured on what it returned and never taken from its own word
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How good a solution is.
+
+    Attributes
+    ----------
+    solver
+        ``"closed form"``, ``"interior point"``, ``"ADMM"``, ``"Clarabel"``, ``"OSQP"``.
+    status
+        ``"optimal"``, or what the solver said instead.
+    primal_residual
+        Largest violation of a constraint, absolutely.
+    dual_residual
+        |gradient of the Lagrangian|, relative to the gradient at G = 0.
+    kkt_residual
+        The largest of both and of the complementarity, relative to what the problem can gain; each
+        solver says how.
+    gap
+        (primal - dual objective) / max(1, |primal objective|).
+    iterations
+        Of the solver; 0 for closed forms.
+    seconds
+        Time that the solver took.
+    tol
+        The KKT residual that was asked for.
+    """
+
+    solver: str
+    status: str
+    primal_residual: float
+    dual_residual: float
+    kkt_residual: float
+    gap: float
+    iterations: int
+    seconds: float
+    tol: float
+
+    @property
+    def converged(self) -> bool:
+        """Whether the KKT residual is what was asked for; NaN is not."""
+        return self.kkt_residual <= self.tol
+
+    def check(self, convergence: str) -> None:
+        """Let nothing pass that is worse than it looks.
+
+        Parameters
+        ----------
+        convergence
+            ``"raise"`` or ``"warn"``.
+
+        Raises
+        ------
+        ConvergenceError
+            If the tolerance was missed.
+        """
+        if self.converged:
+            return
+        message = (
+            f"{self.solver} ended with KKT residual {self.kkt_residual:.1e} after "
+            f"{self.iterations} iterations ({self.status}), {self.tol:.1e} was asked for: allow "
+            "more iterations, raise tol or reg, or lower the rank"
+        )
+        if convergence == "raise":
+            keeps = remedy("; convergence='warn' keeps such a solution", "")
+            raise ConvergenceError(message + keeps)
+        warnings.warn(message, ConvergenceWarning, stacklevel=3)

@@ -1,15 +1,154 @@
-"""Bounded supports of laws: cells of one variable, whose masses are counted over all rows."""
+"""Supports of laws: binary trees of axis-aligned splits, and their cells."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from array_api_compat import array_namespace, device
 
 from cme_dask.errors import DataError
-from cme_dask.numerics.tree import Tree
+from cme_dask.kernels.evaluator import add_flags, into, take_into
+
+# Binary trees of axis-aligned splits, walked by all rows at once
+
 
 Array = Any
+Level = tuple[Array, Array, Array | None]
+
+_ROWS = 1 << 16  # walked at once: steps on few are so short that threads wait for each other
+_DEEP = 32  # levels: of more, tables of each would be large
+
+
+@dataclass(frozen=True, eq=False)
+class Tree:
+    """A partition of space into boxes, by a tree whose nodes come after their parents.
+
+    Node 0 is the root. A node with children sends rows with z[feature] <= threshold to its left
+    child and the others to the node after that; a leaf is its own left child, and sends all there.
+
+    Parameters
+    ----------
+    feature
+        Column that a node looks at, integers of shape (N,); any at leaves.
+    threshold
+        In the unit of the column, float64 of shape (N,); infinite at leaves.
+    left
+        Left child, integers of shape (N,).
+
+    Raises
+    ------
+    DataError
+        If this is no such tree.
+    """
+
+    feature: Array
+    threshold: Array
+    left: Array
+
+    def __post_init__(self) -> None:
+        feature, threshold, left = (
+            np.asarray(a) for a in (self.feature, self.threshold, self.left)
+        )
+        size = len(left)
+        if not size or feature.shape != (size,) or threshold.shape != (size,):
+            raise DataError("a tree needs a feature, a threshold and a left child of each node")
+        if feature.dtype.kind not in "iu" or left.dtype.kind not in "iu":
+            raise DataError("features and children of a tree must be integers")
+        number = np.arange(size)
+        inner = number[left != number]
+        children = np.sort(np.concatenate([left[inner], left[inner] + 1]))
+        ordered = (left[inner] > inner).all() and np.array_equal(children, number[1:])
+        split = np.isfinite(threshold[inner]).all() and (feature >= 0).all()
+        if not (ordered and split and np.isposinf(threshold[left == number]).all()):
+            raise DataError("the nodes of a tree do not fit together")
+
+    @property
+    def size(self) -> int:
+        """Number of leaves S."""
+        return int(self._leaf.sum())
+
+    @cached_property
+    def depth(self) -> int:
+        """Splits on the longest way to a leaf."""
+        level, nodes = 0, np.zeros(1, dtype=np.int64)
+        while len(nodes := nodes[~self._leaf[nodes]]):
+            nodes = np.concatenate([self.left[nodes], self.left[nodes] + 1])
+            level += 1
+        return level
+
+    def walk_words(self, rows: int) -> int:
+        """Numbers that the walk of so many rows keeps on the way."""
+        return 6 * min(rows, _ROWS)
+
+    def __getstate__(self) -> dict[str, Array]:
+        return {one.name: getattr(self, one.name) for one in fields(self)}  # not what is cached
+
+    @cached_property
+    def _leaf(self) -> Array:
+        return np.asarray(self.left) == np.arange(len(self.left))
+
+    @cached_property
+    def _levels(self) -> tuple[tuple[Level, ...], Array]:
+        """Levels, which all rows go through together, and the leaves where they end, in order.
+
+        A level is the columns and the thresholds of its nodes, and where their left children stand
+        in the next one: None if that of node i stands at 2 i. Leaves stand in all levels below.
+        In deep trees all nodes stand in every level.
+        """
+        feature, left = (np.asarray(a, dtype=np.int64) for a in (self.feature, self.left))
+        threshold, leaf = np.asarray(self.threshold, dtype=np.float64), np.cumsum(self._leaf) - 1
+        if self.depth > _DEEP:
+            return ((feature, threshold, left),) * self.depth, leaf
+        levels: list[Level] = []
+        nodes = np.zeros(1, dtype=np.int64)
+        for _ in range(self.depth):
+            ends = self._leaf[nodes]
+            children = np.where(ends, 1, 2)
+            place = np.cumsum(children) - children
+            levels.append((feature[nodes], threshold[nodes], place if ends.any() else None))
+            right = np.arange(children.sum()) - np.repeat(place, children)
+            nodes = np.repeat(left[nodes], children) + right
+        return tuple(levels), leaf[nodes]
+
+    def leaves(self, rows: Array) -> Array:
+        """Numbers 0..S-1 of the leaves, in the order of their nodes, of rows (n, d); shape (n,)."""
+        xp, place = array_namespace(rows), device(rows)
+        levels, leaf = self._levels
+        there = [
+            [None if a is None else xp.asarray(a, device=place) for a in level] for level in levels
+        ]
+        ends = xp.asarray(leaf, device=place)
+        n, d = rows.shape
+        found = xp.empty(n, dtype=xp.int64, device=place)
+        # Memory of all blocks: that of fresh arrays comes and goes, for which threads wait.
+        kinds = xp.int64, xp.int64, rows.dtype, xp.float64, xp.bool
+        kept = [xp.empty(min(n, _ROWS), dtype=kind, device=place) for kind in kinds]
+        firsts = xp.arange(min(n, _ROWS), dtype=xp.int64, device=place) * d
+        for start in range(0, n, _ROWS):
+            here = slice(start, min(start + _ROWS, n))
+            block = slice(0, here.stop - start)
+            values, first = xp.reshape(rows[here, :], (-1,)), firsts[block]
+            node, at, value, border, right = (array[block] for array in kept)
+            node[...] = 0
+            for feature, threshold, left in there:
+                take_into(xp, at, feature, node)
+                into(xp, at, "add", at, first)
+                take_into(xp, value, values, at)
+                take_into(xp, border, threshold, node)
+                into(xp, right, "greater", value, border)
+                if left is None:
+                    into(xp, node, "add", node, node)
+                else:
+                    take_into(xp, at, left, node)
+                    node, at = at, node
+                add_flags(xp, node, right)
+            take_into(xp, found[here], ends, node)
+        return found
+
+
+# Bounded supports of laws: cells of one variable, whose masses are counted over all rows
+
 
 SUPPORT_SIZE = 1000
 """Cells of a support, at most."""

@@ -1,0 +1,110 @@
+"""The group of all commands, which says what went wrong in one sentence."""
+
+import contextlib
+import logging
+import os
+import traceback
+import warnings
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import click
+
+from cme_dask import __version__
+from cme_dask.cli.options import examples
+from cme_dask.errors import CmeDaskError, RankWarning, ResourceError, ToleranceWarning, wording
+
+# A click group that says what went wrong in one sentence, with fixed exit codes
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    if os.environ.get("CME_DASK_TRACEBACK") == "1":
+        traceback.print_exc()
+    click.echo(f"error: {message}", err=True)
+    raise click.exceptions.Exit(code)
+
+
+@contextlib.contextmanager
+def _one_sentence() -> Iterator[None]:
+    """Map what goes wrong to one sentence on stderr and an exit code, warnings to a line each."""
+
+    def show(message: Warning | str, *_: object, **__: object) -> None:
+        click.echo(f"warning: {wording(str(message), command=True)}", err=True)
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", ToleranceWarning)
+            warnings.simplefilter("always", RankWarning)
+            warnings.showwarning = show
+            yield
+    except KeyboardInterrupt:
+        # Zarr's event loop dies with its unfinished writes, and asyncio would tell of each.
+        logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+        _fail("interrupted: no output was left half-written", 130)
+    except click.UsageError as error:
+        help_of = f" (see {error.ctx.command_path} --help)" if error.ctx else ""
+        _fail(f"{error.format_message()}{help_of}", 2)
+    except click.ClickException as error:
+        _fail(error.format_message(), error.exit_code)
+    except ResourceError as error:
+        _fail(error.for_command, 3)
+    except CmeDaskError as error:
+        _fail(error.for_command, 2)
+    except MemoryError:
+        _fail(
+            "the memory of this machine is used up: smaller chunks, lower ranks or fewer workers "
+            "need less",
+            3,
+        )
+    except BrokenPipeError:  # `cme-dask info | head`: click ends quietly
+        raise
+    except OSError as error:
+        _fail(f"{error.strerror or error}: {error.filename}" if error.filename else str(error), 3)
+
+
+class SentenceGroup(click.Group):
+    """A group whose sentences and exit codes are the same under ``dask cme``."""
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,
+    ) -> click.Context:
+        """Parse the group's own options."""
+        with _one_sentence():
+            return super().make_context(info_name, args, parent, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command that was asked for."""
+        with _one_sentence():
+            return super().invoke(ctx)
+
+
+# The group of all commands
+
+
+@click.group(
+    "cme",
+    cls=SentenceGroup,
+    invoke_without_command=True,
+    epilog=examples(
+        "cme-dask demo",
+        "cme-dask ingest data/*.csv --out s.zarr --x TEMP,DEWP --y PM2.5",
+        'cme-dask fit s.zarr --out m.zarr --event "PM2.5 > 75" --max-rank 300',
+        'cme-dask expect m.zarr --given TEMP=20,DEWP=5 --of PM2.5 --of "PM2.5 > 75"',
+    ),
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(__version__, prog_name="cme-dask")
+@click.pass_context
+def cli(ctx: click.Context) -> None:
+    """Learn joint and conditional distributions with kernels, out of core, on Dask."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+def main() -> None:
+    """Run the command and exit: 0, 2 data or usage, 3 environment, 130 interrupted."""
+    cli(prog_name="cme-dask")

@@ -1,0 +1,417 @@
+"""What the commands do that fit: joint distributions, features, searches."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from cme_dask.cli.compute import Compute, Kept, prepare_folder
+from cme_dask.cli.describe import size_on_disk
+from cme_dask.cli.plots import tuning_picture
+from cme_dask.cli.progress import ProgressLines
+from cme_dask.cli.run_report import PeakMemory
+from cme_dask.cli.schema import FitSection
+from cme_dask.constraints import parse
+from cme_dask.data.columns import Columns
+from cme_dask.data.sample import Sample
+from cme_dask.data.store import check_output, disk_errors, writing
+from cme_dask.errors import DataError, ShardDone
+from cme_dask.estimators.cholesky import PivotedCholesky
+from cme_dask.estimators.joint import JointDistribution
+from cme_dask.learning.candidates import Tuning
+from cme_dask.models import plots as drawing
+from cme_dask.models.events import Event
+from cme_dask.numerics.resources import MemoryPlan
+from cme_dask.passes.cluster import Scheduler
+from cme_dask.passes.run import PassProgress
+from cme_dask.passes.sources import open_sample
+
+# The fit that ``cme-dask fit``, ``run`` and ``demo`` share
+
+
+def events_of(
+    columns: tuple[Columns, Columns], options: FitSection
+) -> tuple[dict[str, Event], dict[str, Event]]:
+    """Functions of x and of y by the text of the event, for these columns of x and y.
+
+    Raises
+    ------
+    DataError
+        If an event has an unknown form, column or label.
+    """
+    x, y = columns
+    return (
+        {text: Event.parse(text, x.names, x.categories) for text in options.events_x},
+        {text: Event.parse(text, y.names, y.categories) for text in options.events},
+    )
+
+
+def columns_of(sample: Sample) -> tuple[Columns, Columns]:
+    """Columns of x and of y.
+
+    Raises
+    ------
+    DataError
+        If there is no y.
+    """
+    if len(sample.columns) != 2:
+        raise DataError(f"{sample.location} holds no y: a joint distribution needs x and y")
+    x, y = sample.columns
+    return x, y
+
+
+def estimator_of(columns: tuple[Columns, Columns], options: FitSection) -> JointDistribution:
+    """Return the estimator with these parameters for these columns of x and y.
+
+    Raises
+    ------
+    DataError
+        If a kernel doesn't fit its columns.
+    """
+    kernel_x, kernel_y = options.kernels(columns)
+    return JointDistribution(
+        kernel_x=kernel_x,
+        kernel_y=kernel_y,
+        tol=options.tol,
+        max_rank=options.max_rank,
+        reg=options.reg,
+        reg_form=options.reg_form,
+        constraint=parse(options.constraint),
+        pivots=options.pivots,
+        span=options.span,
+        accuracy=options.accuracy,
+        sample_size=options.sample_size,
+        n_folds=options.folds,
+        residual=options.residual,
+        calibration=options.calibration,
+        tuning=Tuning(**options.tuning) if options.tuning else None,
+    )
+
+
+def fit_sample(
+    sample: Sample,
+    options: FitSection,
+    scheduler: Scheduler,
+    compute: Compute,
+    progress: ProgressLines,
+    kept: Kept = Kept(),  # noqa: B008 - frozen
+) -> tuple[JointDistribution, PeakMemory]:
+    """Fit, show the progress, and watch the memory."""
+    columns = columns_of(sample)
+    functions_x, functions = events_of(columns, options)
+    estimator = estimator_of(columns, options)
+    with PeakMemory(scheduler) as memory:
+        estimator.fit(
+            sample.fold_by(options.fold_by),
+            functions=functions,
+            functions_x=functions_x,
+            scheduler=scheduler,
+            workers=compute.workers,
+            memory_limit=compute.memory_limit,
+            progress=progress.fit,
+            checkpoint=kept.folder,
+            shard=kept.shard,
+        )
+    report = estimator.report_
+    progress.say(
+        f"fitted {report.rows:,} rows in {report.seconds:.3g} s, "
+        f"{report.rows_per_second:,.0f} rows/s"
+    )
+    return estimator, memory
+
+
+def describe_fit(estimator: JointDistribution, memory: PeakMemory, model: str) -> dict[str, Any]:
+    """JSON form of what a fit did."""
+    report, about = estimator.report_, estimator.model_.about
+    bases = {"x": estimator.basis_x_, "y": estimator.basis_y_}
+    variables = {"x": estimator.model_.x, "y": estimator.model_.y}
+    return {
+        "model": model,
+        "rows": report.rows,
+        "variables": {
+            name: {
+                "columns": list(variables[name].columns.names),
+                "rank": basis.rank,
+                "ranks": list(basis.ranks),
+                "functions": variables[name].basis.rank,
+                "trace_error": basis.trace_error,
+                "kernel": repr(basis.newton.kernel),
+            }
+            for name, basis in bases.items()
+        },
+        "passes": estimator.n_passes_,
+        "arithmetic": estimator.arithmetic_.name,
+        "strips": report.strips,
+        "tasks": report.tasks,
+        "resumed_strips": report.resumed_strips,
+        "seconds": report.seconds,
+        "rows_per_second": report.rows_per_second,
+        "pass_seconds": report.pass_seconds,
+        "pass_rows_per_second": report.pass_rows_per_second,
+        "tenths": list(report.tenths),
+        "memory": describe_memory(report.memory, memory),
+        "constraint": about["constraint"],
+        "status": estimator.solution_.status,
+        "kkt_residual": estimator.solution_.kkt_residual,
+        "negative_mass": about["negative_mass"],
+        "held_out": about["held_out"],
+        "calibration": estimator.model_.answering.about.get("calibration"),
+    }
+
+
+def describe_memory(plan: MemoryPlan, memory: PeakMemory) -> dict[str, Any]:
+    """JSON form of the predicted and the measured peak of the place that a run fills most."""
+    measured, measure = memory.of(plan.place)
+    return {
+        "predicted": plan.predicted,
+        "limit": plan.limit,
+        "place": plan.place,
+        "phase": plan.phase,
+        "measured": measured,
+        "measure": measure,
+    }
+
+
+def fit_and_save(
+    open_rows: Callable[[], Sample],
+    options: FitSection,
+    compute: Compute,
+    out: Path,
+    overwrite: bool,
+    kept: Kept = Kept(),  # noqa: B008 - frozen
+) -> dict[str, Any]:
+    """Fit, save the model, and describe it; an existing output is refused before any work.
+
+    Of a shard what it has done is described, and no model is made.
+    """
+    check_output(out, overwrite)
+    sample = open_rows()
+    events_of(columns_of(sample), options)
+    options.kernels(columns_of(sample))
+    kept.settle(overwrite)
+    with ProgressLines() as progress, compute.open() as scheduler:
+        try:
+            estimator, memory = fit_sample(sample, options, scheduler, compute, progress, kept)
+        except ShardDone as done:
+            return {"store": sample.location, "checkpoint": str(kept.folder), "shard": str(done)}
+        estimator.save(out, overwrite=overwrite)
+        kept.finish()
+    return {"store": sample.location, **describe_fit(estimator, memory, str(out))}
+
+
+def plan_of_fit(
+    open_rows: Callable[[], Sample], options: FitSection, compute: Compute
+) -> dict[str, Any]:
+    """What :func:`fit_and_save` would do and take; nothing is written."""
+    sample = open_rows()
+    columns = columns_of(sample)
+    functions_x, functions = events_of(columns, options)
+    estimator = estimator_of(columns, options)
+    with ProgressLines() as progress, compute.open() as scheduler:
+        plan = estimator.plan(
+            sample.fold_by(options.fold_by),
+            functions=functions,
+            functions_x=functions_x,
+            scheduler=scheduler,
+            workers=compute.workers,
+            memory_limit=compute.memory_limit,
+            progress=progress.fit,
+        )
+    return {"store": sample.location, **plan.to_dict()}
+
+
+# What ``cme-dask features`` and ``cme-dask transform`` do
+
+
+Result = dict[str, Any]
+
+
+def fit_features(
+    estimator: PivotedCholesky,
+    store: str,
+    columns: Sequence[str] | None,
+    compute: Compute,
+    out: Path,
+    overwrite: bool,
+    kept: Kept,
+) -> Result:
+    """Fit features of a store's x, save them, and describe what was done.
+
+    Parameters
+    ----------
+    estimator
+        Not fitted yet.
+    store
+        Path or URL.
+    columns
+        Columns of x to use; default all.
+    compute
+        Where to run.
+    out, overwrite
+        The model to write.
+    kept
+        Its checkpoint.
+    """
+    check_output(out, overwrite)
+    if kept.shard is not None:
+        raise DataError("shards are for `cme-dask fit`: leave out --shard")
+    sample = open_sample(store, x_columns=columns)
+    kept.settle(overwrite)
+    with ProgressLines() as progress, compute.open() as scheduler:
+        with PeakMemory(scheduler) as memory:
+            estimator.fit(
+                sample,
+                scheduler=scheduler,
+                workers=compute.workers,
+                memory_limit=compute.memory_limit,
+                progress=progress.fit,
+                checkpoint=kept.folder,
+            )
+        estimator.save(out, overwrite=overwrite)
+        kept.finish()
+        report = estimator.report_
+        progress.say(f"fitted {report.rows:,} rows in {report.seconds:.3g} s")
+    model = estimator.model_
+    return {
+        "store": store,
+        "model": str(out),
+        "rows": report.rows,
+        "columns": list(model.columns.names),
+        "basis": model.kind,
+        "rank": model.rank,
+        "trace_error": model.trace_error,
+        "kernel": repr(model.kernel),
+        "passes": estimator.n_passes_,
+        "tasks": report.tasks,
+        "resumed_strips": report.resumed_strips,
+        "seconds": report.seconds,
+        "rows_per_second": report.rows_per_second,
+        "pass_seconds": report.pass_seconds,
+        "pass_rows_per_second": report.pass_rows_per_second,
+        "memory": describe_memory(report.memory, memory),
+    }
+
+
+def transform_store(
+    store: str,
+    model: str,
+    out: Path,
+    *,
+    chunk_rows: int | None,
+    dtype: str,
+    compute: Compute,
+    overwrite: bool,
+) -> Result:
+    """Write the features of a store's rows to a new store, and describe what was done.
+
+    Parameters
+    ----------
+    store, model
+        Paths or URLs.
+    out, chunk_rows, dtype, overwrite
+        See :meth:`PivotedCholesky.transform_store`.
+    compute
+        Where to run.
+    """
+    check_output(out, overwrite)
+    features = PivotedCholesky.load(model)
+    with ProgressLines() as progress, compute.open() as scheduler, PeakMemory(scheduler) as memory:
+
+        def show(event: PassProgress) -> None:
+            progress.counter("transform", event.rows_total)(event.rows)
+
+        report = features.transform_store(
+            store,
+            out,
+            chunk_rows=chunk_rows,
+            dtype=dtype,
+            overwrite=overwrite,
+            scheduler=scheduler,
+            workers=compute.workers,
+            memory_limit=compute.memory_limit,
+            progress=show,
+        )
+        progress.say(
+            f"transformed {report.rows:,} rows in {report.seconds:.3g} s, "
+            f"{report.rows_per_second:,.0f} rows/s"
+        )
+    return {
+        "store": store,
+        "model": model,
+        "out": str(out),
+        "rows": report.rows,
+        "rank": report.rank,
+        "basis": features.model_.kind,
+        "dtype": report.dtype,
+        "chunk_rows": report.chunk_rows,
+        "bytes": size_on_disk(out),
+        "passes": report.passes,
+        "tasks": report.tasks,
+        "seconds": report.seconds,
+        "rows_per_second": report.rows_per_second,
+        "memory": describe_memory(report.memory, memory),
+    }
+
+
+# What ``cme-dask tune`` does: learn kernels and ridge, and keep the trace of the search
+
+
+OUTPUTS = {"model": "model.zarr", "trace": "tuning.json", "picture": "tuning.png"}
+
+
+def tune(
+    open_rows: Callable[[], Sample],
+    options: FitSection,
+    compute: Compute,
+    out: Path,
+    overwrite: bool,
+) -> Result:
+    """Learn kernels, fit, and write model, trace and picture into a folder.
+
+    Parameters
+    ----------
+    open_rows
+        The rows.
+    options
+        Of the fit; at least one kernel is to be learned.
+    compute
+        Where to run.
+    out, overwrite
+        The folder.
+
+    Raises
+    ------
+    DataError
+        If both kernels are given, or outputs exist.
+    """
+    if None not in (options.kernel_x, options.kernel_y):
+        raise DataError("both kernels are given: there is nothing to tune")
+    prepare_folder(out, OUTPUTS.values(), overwrite)
+    paths = {key: out / name for key, name in OUTPUTS.items()}
+    sample = open_rows()
+    events_of(columns_of(sample), options)
+    options.kernels(columns_of(sample))
+    with ProgressLines() as progress, compute.open() as scheduler:
+        estimator, memory = fit_sample(sample, options, scheduler, compute, progress)
+        estimator.save(paths["model"], overwrite=overwrite)
+        fit = describe_fit(estimator, memory, str(paths["model"]))
+        tuning = estimator.model_.about["tuning"]
+        result = {"store": sample.location, **fit, "tuning": tuning}
+        result["outputs"] = {key: str(path) for key, path in paths.items()}
+        result["outputs"]["picture"] = draw(result, paths["picture"], overwrite, progress)
+    with writing(paths["trace"], overwrite=overwrite) as aside, disk_errors(paths["trace"]):
+        aside.write_text(json.dumps(result, allow_nan=False, indent=1), encoding="utf-8")
+    return result
+
+
+def draw(result: Result, path: Path, overwrite: bool, progress: ProgressLines) -> str | None:
+    """The picture of a search, where it can be drawn."""
+    if not drawing.available():
+        progress.say(f"no picture: {drawing.MISSING}")
+        with disk_errors(path):
+            path.unlink(missing_ok=True)  # an earlier run's would belie this one
+        return None
+    names = [name for key in "xy" for name in result["variables"][key]["columns"]]
+    with writing(path, overwrite=overwrite) as aside, disk_errors(path):
+        tuning_picture(result["tuning"], names, aside)
+    return str(path)

@@ -1,0 +1,171 @@
+"""Commands that ask conditional laws, and how good they are."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cme_dask.cli.app import cli
+from cme_dask.cli.options import (
+    chunk_option,
+    compute_options,
+    examples,
+    fold_by_option,
+    hold_out_option,
+    json_option,
+    numbers,
+    output,
+    overwrite_option,
+)
+from cme_dask.config import ANSWERS, LEVELS
+
+# The command that asks conditional laws: at points, for a CSV file, or for a whole store
+
+
+@cli.command(
+    short_help="Quantiles, probabilities and moments of conditional laws.",
+    epilog=examples(
+        'cme-dask predict m.zarr --given TEMP=20,DEWP=5 --event "PM2.5 > 75"',
+        "cme-dask predict m.zarr --points weather.csv --out answers.csv",
+        "cme-dask predict m.zarr s.zarr --out answers.zarr --of quantile --levels 0.1,0.5,0.9",
+    ),
+)
+@click.argument("model")
+@click.argument("store", required=False)
+@click.option("--out", type=output, metavar="PATH", help="Store, or CSV file of points, to make.")
+@click.option(
+    "--given", multiple=True, metavar="COLUMN=VALUE,...", help="A point, such as TEMP=20,DEWP=5."
+)
+@click.option(
+    "--points",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="CSV file of points with the column names in its header.",
+)
+@click.option(
+    "--of",
+    "answers",
+    type=click.Choice(ANSWERS),
+    multiple=True,
+    help="What is asked; repeatable.  [default: all]",
+)
+@click.option(
+    "--levels",
+    type=numbers,
+    default=",".join(f"{level:g}" for level in LEVELS),
+    show_default=True,
+    help="Levels of the quantiles, between 0 and 1.",
+)
+@click.option("--event", "events", multiple=True, help='Event such as "PM2.5 > 75"; repeatable.')
+@click.option("--reverse", is_flag=True, help="Laws of x given y.")
+@chunk_option
+@compute_options
+@overwrite_option
+@json_option
+def predict(
+    model: str,
+    store: str | None,
+    out: Path | None,
+    given: tuple[str, ...],
+    points: Path | None,
+    answers: tuple[str, ...],
+    levels: tuple[float, ...],
+    events: tuple[str, ...],
+    reverse: bool,
+    chunk_rows: int | None,
+    compute: Any,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """Ask the laws of y given x of a saved MODEL: all answers at a point are of one law.
+
+    Of points, --given or --points, they are printed, or written to --out, a CSV file. Of the x of
+    all rows in STORE (path or URL) they are written to --out, a new Zarr store, rows streaming
+    through in one pass. `cme-dask expect` gives signed expectations with standard errors instead.
+    """
+    from cme_dask.cli import query as job
+    from cme_dask.cli import tables
+    from cme_dask.cli import tables as laws
+    from cme_dask.data.store import check_output
+
+    of_points = bool(given) or points is not None
+    if (store is None) != of_points:
+        raise click.UsageError("give points by --given or --points, or a STORE: one of the two")
+    query = job.query_of(
+        model, reverse=reverse, answers=answers or ANSWERS, levels=levels, events=events
+    )
+    if store is not None:
+        if out is None:
+            raise click.UsageError("Missing option '--out': the answers of a STORE are written.")
+        result = job.predict_store(
+            query, model, store, out, chunk_rows=chunk_rows, compute=compute, overwrite=overwrite
+        )
+        tables.show(result, laws.store_answer_tables(result), as_json)
+        return
+    if out is not None:
+        check_output(out, overwrite)
+    result = job.predict_points(query, model, given, points)
+    if out is not None:
+        result = job.write_points(result, out, overwrite)
+        tables.show(result, laws.file_answer_tables(result), as_json)
+        return
+    tables.show(result, laws.answer_tables(result), as_json)
+
+
+# The command that tells how good a model is on rows it has not seen
+
+
+@cli.command(
+    short_help="Score a model on held-out rows.",
+    epilog=examples(
+        "cme-dask score m.zarr s.zarr",
+        "cme-dask score m.zarr s.zarr --hold-out 0.2 --fold-by 7d --crps --coverage",
+    ),
+)
+@click.argument("model")
+@click.argument("store")
+@hold_out_option
+@fold_by_option
+@click.option(
+    "--of", "functions", multiple=True, help="Column or event; repeatable.  [default: all]"
+)
+@click.option(
+    "--crps", is_flag=True, help="Also the continuous ranked probability score of the laws."
+)
+@click.option(
+    "--coverage",
+    is_flag=True,
+    help="Also the share of rows within the 90 % intervals of the laws, by column.",
+)
+@compute_options
+@json_option
+def score(
+    model: str,
+    store: str,
+    hold_out: float | None,
+    fold_by: str | None,
+    functions: tuple[str, ...],
+    crps: bool,
+    coverage: bool,
+    compute: Any,
+    as_json: bool,
+) -> None:
+    """Score MODEL on rows of STORE in one pass: R^2 of means, Brier skill of probabilities.
+
+    Without --hold-out these are the rows that the fit held out; of a fit on all rows, all rows.
+    Standard errors come from blocks of rows that --fold-by keeps together.
+    """
+    from cme_dask.cli import tables
+    from cme_dask.cli import tables as scores
+    from cme_dask.cli.scoring import score_model
+
+    result = score_model(
+        model,
+        store,
+        functions,
+        hold_out=hold_out,
+        fold_by=fold_by,
+        crps=crps,
+        coverage=coverage,
+        compute=compute,
+    )
+    tables.show(result, scores.score_tables(result), as_json)

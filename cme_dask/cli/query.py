@@ -1,0 +1,350 @@
+"""Answers of a saved model: at points given as text, for files and whole stores."""
+
+import csv
+import io
+import re
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cme_dask.data.columns import Columns
+from cme_dask.data.store import check_output, disk_errors, writing
+from cme_dask.errors import DataError
+from cme_dask.models import load_only
+from cme_dask.models.joint import JointModel
+from cme_dask.models.query import Query
+
+# Conditional expectations of a saved model at points given as text; needs no Dask
+
+
+Array = Any
+
+_CONVERSION = re.compile(r"CSV column #(\d+): Row #(\d+): .* invalid value '(.*)'", re.DOTALL)
+
+
+def answer(
+    model: str,
+    given: Sequence[str],
+    points: Path | None,
+    functions: Sequence[str],
+    *,
+    reverse: bool = False,
+    std: bool = True,
+) -> dict[str, Any]:
+    """JSON form of E[f(y) | x], or E[f(x) | y], at some points.
+
+    Parameters
+    ----------
+    model
+        Path or URL.
+    given
+        Points as ``COLUMN=NUMBER,...``; of categorical columns with labels.
+    points
+        CSV file of further points.
+    functions
+        Columns of numbers, or events; default all.
+    reverse
+        E[f(x) | y].
+    std
+        With standard errors, if the model has folds.
+
+    Raises
+    ------
+    DataError
+        On unknown names, missing columns, or values that are no numbers.
+    StoreError
+        If the model is unusable.
+    """
+    law = load_only(JointModel, model)
+    key, variable, other = ("y", law.y, law.x) if reverse else ("x", law.x, law.y)
+    names = variable.columns.names
+    array = parse_points(variable.columns, given, points)
+    labelled = other.columns.categories
+    shown = list(functions) or [n for n in variable.answers.names if n not in labelled]
+    where = {"Y": array} if reverse else {"X": array}
+    with_std = std and len(variable.answers.fold_constant) > 1
+    errors: Array | None = None
+    if with_std:
+        values, errors = law.expect(shown, where.get("X"), Y=where.get("Y"), return_std=True)
+    else:
+        values = law.expect(shown, where.get("X"), Y=where.get("Y"))
+    return {
+        "model": model,
+        "given": key,
+        "columns": list(names),
+        "points": array.tolist(),
+        "functions": shown,
+        "values": values.tolist(),
+        "std": None if errors is None else errors.tolist(),
+        "interval": None if errors is None else variable.answers.factor(0.95),
+        "units": variable.columns.units | other.columns.units,
+    }
+
+
+def parse_points(columns: Columns, given: Sequence[str], points: Path | None) -> Array:
+    """Points of a command, shape (n, d): those given as text, then those of a CSV file.
+
+    With categorical columns the array is one of objects, labels and numbers.
+
+    Raises
+    ------
+    DataError
+        If there are none, or as of :func:`read_points`.
+    """
+    if not given and points is None:
+        raise DataError("give at least one point: --given COLUMN=NUMBER,... or --points FILE.csv")
+    names, labelled = columns.names, set(columns.categories)
+    rows = [_parse(text, names, labelled) for text in given]
+    array = np.array(rows, dtype=object if labelled else np.float64).reshape(-1, len(names))
+    if points is None:
+        return array
+    return np.concatenate([array, read_points(points, names, labelled)])
+
+
+def _parse(text: str, names: Sequence[str], labelled: Collection[str]) -> list[float | str]:
+    """A point from ``COLUMN=NUMBER,...``, with text in columns of labels."""
+    pairs = [part.partition("=") for part in text.split(",")]
+    if any(not equals for _, equals, _ in pairs):
+        raise DataError(f"--given takes COLUMN=NUMBER,..., got {text!r}")
+    values = {name.strip(): value for name, _, value in pairs}
+    place = f"--given {text!r}"
+    _check(list(values), names, place)
+    return [
+        values[name].strip() if name in labelled else _number(values[name], name, place)
+        for name in names
+    ]
+
+
+def read_points(path: Path, names: Sequence[str], labelled: Collection[str] = ()) -> Array:
+    """Points from the columns of these names of a CSV file, shape (n, d); others are left unread.
+
+    Columns of labels are text; with them the array is one of objects.
+
+    Raises
+    ------
+    DataError
+        If the file is missing or no CSV file, lacks a column, or has values that are not finite
+        numbers. Rows in messages count the header as row 1 and skip empty lines.
+    """
+    # Imported here, since points on the command line need no pyarrow.
+    import pyarrow as pa
+    from pyarrow import csv as pacsv
+
+    try:
+        data = path.read_bytes()
+        header = _header(data)
+    except OSError as error:
+        raise DataError(f"{path} can't be read: {error.strerror}") from error
+    except csv.Error as error:
+        raise DataError(f"{path} is no CSV file: {error}") from error
+    wanted = [name for name in header if name in names]
+    _check(wanted, names, str(path))
+    if len(wanted) > len(names):
+        twice = [name for name in names if wanted.count(name) > 1]
+        raise DataError(f"the header of {path} has {', '.join(map(repr, twice))} more than once")
+    try:
+        table = pacsv.read_csv(
+            pa.BufferReader(data),
+            pacsv.ReadOptions(use_threads=False),  # only then do messages tell the row
+            pacsv.ParseOptions(newlines_in_values=True),
+            pacsv.ConvertOptions(
+                include_columns=list(names),
+                column_types={n: pa.string() if n in labelled else pa.float64() for n in names},
+            ),
+        )
+    except pa.ArrowException as error:
+        match = _CONVERSION.search(str(error))
+        if match is None:
+            raise DataError(f"{path} is no CSV file of points: {error}") from error
+        raise _not_finite(header[int(match[1])], f"row {match[2]} of {path}", match[3]) from error
+    if not len(table):
+        raise DataError(f"{path} holds no points")
+    numeric = [name for name in names if name not in labelled]
+    numbers = np.column_stack([np.empty((len(table), 0)), *map(table.column, numeric)])
+    bad = np.argwhere(~np.isfinite(numbers))
+    if len(bad):
+        row, column = bad[0]
+        raise _not_finite(numeric[column], f"row {row + 2} of {path}", numbers[row, column])
+    if not labelled:
+        return numbers
+    points = np.empty((len(table), len(names)), dtype=object)
+    for j, name in enumerate(names):
+        points[:, j] = table.column(name).to_numpy()
+    return points
+
+
+def _header(data: bytes) -> list[str]:
+    # Other columns may have any encoding, hence "replace".
+    text = io.TextIOWrapper(io.BytesIO(data), "utf-8-sig", errors="replace", newline="")
+    return next(filter(None, csv.reader(text)), [])
+
+
+def _check(found: Sequence[str], names: Sequence[str], place: str) -> None:
+    unknown = [name for name in found if name not in names]
+    lacking = [name for name in names if name not in found]
+    for problem, which in (("unknown", unknown), ("lacks", lacking)):
+        if which:
+            raise DataError(
+                f"{place}: {problem} column {', '.join(map(repr, which))}: "
+                f"the model's are {', '.join(map(repr, names))}"
+            )
+
+
+def _number(text: str, name: str, place: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = np.nan
+    if not np.isfinite(value):
+        raise _not_finite(name, place, text)
+    return value
+
+
+def _not_finite(name: str, place: str, found: object) -> DataError:
+    shown = repr(found) if isinstance(found, str) else f"{found:g}"
+    return DataError(f"{place}: {name} must be a finite number, got {shown}")
+
+
+# What ``cme-dask predict`` does: answers of conditional laws at points, files or whole stores
+
+
+Result = dict[str, Any]
+
+
+def query_of(
+    model: str,
+    *,
+    reverse: bool,
+    answers: Sequence[str],
+    levels: Sequence[float],
+    events: Sequence[str],
+) -> Query:
+    """The query of a saved model.
+
+    Raises
+    ------
+    DataError
+        On unknown answers or events, levels out of range, or a model without laws.
+    StoreError
+        If the model is unusable.
+    """
+    law = load_only(JointModel, model)
+    return Query(law, reverse, tuple(answers), tuple(levels), tuple(events))
+
+
+def predict_points(query: Query, model: str, given: Sequence[str], points: Path | None) -> Result:
+    """JSON form of the answers at some points.
+
+    Parameters
+    ----------
+    query
+        What is asked.
+    model
+        Path or URL of its model.
+    given, points
+        As of :func:`cme_dask.cli.query.answer`.
+    """
+    array = parse_points(query.given.columns, given, points)
+    values = query.flat(query.given.points(array, "the points"))
+    return {
+        "model": model,
+        "given": "y" if query.reverse else "x",
+        "columns": list(query.given.columns.names),
+        "points": array.tolist(),
+        "answers": list(query.labels),
+        "values": values.tolist(),
+        "units": query.given.columns.units | query.answered.columns.units,
+    }
+
+
+def write_points(result: Result, out: Path, overwrite: bool) -> Result:
+    """Write points and the answers beside them to a CSV file, whole or not at all.
+
+    Parameters
+    ----------
+    result
+        Of :func:`predict_points`.
+    out, overwrite
+        File to make.
+    """
+    import pyarrow as pa
+    from pyarrow import csv
+
+    columns = [*zip(*result["points"], strict=True), *zip(*result["values"], strict=True)]
+    table = pa.table(list(map(pa.array, columns)), names=[*result["columns"], *result["answers"]])
+    with writing(out, overwrite=overwrite) as aside, disk_errors(out):
+        csv.write_csv(table, aside)
+    kept = {key: result[key] for key in ("model", "given", "answers")}
+    return {**kept, "out": str(out), "rows": len(result["points"])}
+
+
+def predict_store(
+    query: Query,
+    model: str,
+    store: str,
+    out: Path,
+    *,
+    chunk_rows: int | None,
+    compute: Any,
+    overwrite: bool,
+) -> Result:
+    """Write the answers at all rows of a store to a new one, and describe what was done.
+
+    Parameters
+    ----------
+    query
+        What is asked.
+    model, store
+        Paths or URLs.
+    out, chunk_rows, overwrite
+        See :func:`cme_dask.passes.write.write_answers`.
+    compute
+        A :class:`cme_dask.cli.fitting.Compute`: where to run.
+    """
+    from cme_dask.cli.describe import size_on_disk
+    from cme_dask.cli.fitting import describe_memory
+    from cme_dask.cli.progress import ProgressLines
+    from cme_dask.cli.run_report import PeakMemory
+    from cme_dask.passes.driver import Executor
+    from cme_dask.passes.lazy_laws import given_rows
+    from cme_dask.passes.memory import MemoryBudget
+    from cme_dask.passes.write import write_answers
+
+    check_output(out, overwrite)
+    rows = given_rows(store, query.given, reverse=query.reverse)
+    with ProgressLines() as progress, compute.open() as scheduler, PeakMemory(scheduler) as memory:
+
+        def show(event: Any) -> None:
+            progress.counter("predict", event.rows_total)(event.rows)
+
+        budget = MemoryBudget.of(Executor.resolve(scheduler, compute.workers), compute.memory_limit)
+        report, chunk = write_answers(
+            rows,
+            query,
+            out,
+            chunk_rows=chunk_rows,
+            overwrite=overwrite,
+            budget=budget,
+            progress=show,
+        )
+        progress.say(
+            f"answered {report.rows:,} rows in {report.seconds:.3g} s, "
+            f"{report.rows_per_second:,.0f} rows/s"
+        )
+    return {
+        "model": model,
+        "store": store,
+        "out": str(out),
+        "rows": report.rows,
+        "arrays": {f.name: [report.rows, *f.shape] for f in query.fields},
+        "answers": list(query.labels),
+        "chunk_rows": chunk,
+        "bytes": size_on_disk(out),
+        "passes": 1,
+        "tasks": report.tasks,
+        "seconds": report.seconds,
+        "rows_per_second": report.rows_per_second,
+        "memory": describe_memory(report.memory, memory),
+    }

@@ -1,0 +1,415 @@
+"""A folder that tells what a run did: its passes, its memory over time, its events."""
+
+import contextlib
+import csv
+import html
+import json
+import shutil
+import sys
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import psutil
+
+from cme_dask.cli.progress import Remembered, handling
+from cme_dask.data.store import check_output, disk_errors, writing
+from cme_dask.errors import DataError
+from cme_dask.models import plots as drawing
+from cme_dask.models.plots import PALETTE, STYLE
+from cme_dask.passes.memory import A_WORKER
+from cme_dask.passes.observing import ClusterWatch, worker_states
+
+if TYPE_CHECKING:
+    from cme_dask.passes.cluster import Scheduler
+
+
+# Memory of processes, sampled while they work: peaks and timelines
+
+
+MEASURE = "PSS" if sys.platform == "linux" else "RSS"
+"""The proportional set size: pages that several processes share count once. Elsewhere than on Linux
+the resident set size."""
+
+_PAUSE = 0.1  # seconds between samples
+_MOST = 20_000  # samples that a timeline holds; then every other one goes
+
+
+def bytes_of(process: psutil.Process) -> int:
+    """Memory of a process, by :data:`MEASURE`; 0 if it has ended."""
+    with contextlib.suppress(psutil.Error):
+        if MEASURE == "PSS":
+            return int(process.memory_full_info().pss)
+        return int(process.memory_info().rss)
+    return 0
+
+
+def peak_of(process: psutil.Process) -> int:
+    """Most memory that a process has held since it began, by :data:`MEASURE`; 0 if it has ended.
+
+    Of Linux's high-water mark of the resident set, which misses no moment, what the process shares
+    now is taken off as the proportional set size does.
+    """
+    with contextlib.suppress(psutil.Error, OSError):
+        if MEASURE == "PSS":
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            highest = 1024 * int(status.split("VmHWM:")[1].split()[0])
+            now = process.memory_full_info()
+            return int(highest - now.rss + now.pss)
+        return int(process.memory_info().rss)
+    return 0
+
+
+def process_tree() -> list[psutil.Process]:
+    """The tree of this process: itself and those that it started."""
+    this = psutil.Process()
+    with contextlib.suppress(psutil.Error):
+        return [this, *this.children(recursive=True)]
+    return [this]
+
+
+class _Sampling(ABC):
+    """Take samples in a thread; use as a context manager."""
+
+    _cost: float  # a sample that takes t seconds is followed by a pause of at least t times this
+
+    def __init__(self) -> None:
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="memory-samples", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: Any
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._sample()
+
+    def _watch(self) -> None:
+        pause = 0.0
+        while not self._stop.wait(pause):
+            begin = time.perf_counter()
+            self._sample()
+            pause = max(_PAUSE, self._cost * (time.perf_counter() - begin))
+
+    @abstractmethod
+    def _sample(self) -> None:
+        """Take one."""
+
+
+class PeakMemory(_Sampling):
+    """Peak memory of the process tree, and of the workers of a cluster; use as a context manager.
+
+    Parameters
+    ----------
+    scheduler
+        Where tasks run: a connected client, or the name of a local scheduler.
+
+    Attributes
+    ----------
+    peak
+        Largest sum seen over this process and those it started, in bytes, by :data:`MEASURE`.
+    worker_peak
+        Most bytes seen in one worker of the cluster: its resident set size, as it tells the
+        scheduler every half second; 0 without a cluster.
+    """
+
+    _cost = 100.0
+
+    def __init__(self, scheduler: Any = None) -> None:
+        super().__init__()
+        self._client = None if scheduler is None or isinstance(scheduler, str) else scheduler
+        self.peak = self.worker_peak = 0
+
+    def _sample(self) -> None:
+        self.peak = max(self.peak, sum(map(bytes_of, process_tree())))
+        if self._client is not None:
+            workers = worker_states(self._client).values()
+            self.worker_peak = max((self.worker_peak, *(state.memory for state in workers)))
+
+    def of(self, place: str) -> tuple[int, str]:
+        """Return the peak of a place of :class:`MemoryPlan`, and what was measured, in words."""
+        if place == A_WORKER:
+            return self.worker_peak, "RSS of the worker that held most"
+        return self.peak, f"{MEASURE} of this process and its children"
+
+
+class MemoryTimeline(_Sampling):
+    """Memory of several processes over time; use as a context manager.
+
+    Parameters
+    ----------
+    read
+        Bytes now, by the name of the process.
+    """
+
+    _cost = 25.0
+
+    def __init__(self, read: Callable[[], Mapping[str, int]]) -> None:
+        super().__init__()
+        self._read, self._begin = read, time.perf_counter()
+        self._times: list[float] = []
+        self._values: dict[str, dict[float, int]] = {}
+
+    def _sample(self) -> None:
+        now = time.perf_counter() - self._begin
+        self._times.append(now)
+        for name, value in self._read().items():
+            self._values.setdefault(name, {})[now] = value
+        if len(self._times) > _MOST:
+            self._times = self._times[::2]
+            kept = set(self._times)
+            self._values = {
+                name: {t: v for t, v in values.items() if t in kept}
+                for name, values in self._values.items()
+            }
+
+    @property
+    def processes(self) -> dict[str, tuple[list[float], list[int]]]:
+        """Seconds since the start, and bytes then, of each process."""
+        return {name: (list(v), list(v.values())) for name, v in self._values.items()}
+
+    @property
+    def peaks(self) -> dict[str, int]:
+        """Most bytes seen of each process."""
+        return {name: max(values.values()) for name, values in self._values.items()}
+
+
+Result = dict[str, Any]
+
+FILES = ("report.html", "report.json", "memory.csv", "memory.png", "events.jsonl", "dask.html")
+SCHEMA_VERSION = 1
+
+_NO_BOKEH = "Dask's performance report needs bokeh, install cme-dask[report]"
+_SERIES = 10  # processes that the picture names; of more, the largest
+_MEGA = 1e6
+
+
+@contextlib.contextmanager
+def reporting(
+    folder: Path | None, scheduler: "Scheduler", *, overwrite: bool = False
+) -> Iterator[None]:
+    """Watch what is done in the block, and write a folder that tells of it if it ends well.
+
+    Parameters
+    ----------
+    folder
+        Where; None for nowhere.
+    scheduler
+        What the block runs on; of a cluster's client its workers are watched.
+    overwrite
+        Whether an earlier report may be replaced.
+
+    Raises
+    ------
+    DataError
+        If the folder exists and is no earlier report, or may not be replaced.
+    ResourceError
+        If it can't be written.
+    """
+    if folder is None:
+        yield
+        return
+    _check(folder, overwrite)
+    client = None if scheduler is None or isinstance(scheduler, str) else scheduler
+    begun, begin = time.time(), time.perf_counter()
+    # The old one stays until the new one is whole.
+    with _aside(folder) as aside:
+        events = Remembered()
+        memory = MemoryTimeline(_readings(client))
+        with contextlib.ExitStack() as stack:
+            watch = None
+            if client is not None:
+                watch = stack.enter_context(ClusterWatch(client, aside / "dask.html"))
+            stack.enter_context(memory)
+            stack.enter_context(handling(events))
+            yield
+        seconds = time.perf_counter() - begin
+        result = {
+            "kind": "report",
+            "schema_version": SCHEMA_VERSION,
+            "begun": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(begun)),
+            "seconds": seconds,
+            "scheduler": scheduler if client is None else client.scheduler.address,
+            "passes": [_pass(e) for e in events.records if e["event"] == "pass ended"],
+            "memory": {"measure": _measures(client), "peaks": memory.peaks},
+            "cluster": None if watch is None else _cluster(watch),
+        }
+        with disk_errors(folder):
+            _write(aside, result, memory, events)
+
+
+def _check(folder: Path, overwrite: bool) -> None:
+    """Refuse what would replace anything but an earlier report."""
+    if not folder.exists():
+        check_output(folder, overwrite=False)
+        return
+    ours = folder.is_dir() and {path.name for path in folder.iterdir()} <= set(FILES)
+    if not ours or not (folder / "report.json").exists():
+        raise DataError(f"{folder} exists and is no report: choose another folder (--report)")
+    if not overwrite:
+        raise DataError(
+            f"{folder} already exists: choose another folder (--report) or replace it (--overwrite)"
+        )
+
+
+@contextlib.contextmanager
+def _aside(folder: Path) -> Iterator[Path]:
+    """A new folder beside this one, which takes its place if the block ends well."""
+    new = folder.with_name(f".{folder.name}.new")
+    with writing(new) as aside:
+        aside.mkdir()
+        yield aside
+    with disk_errors(folder):
+        if folder.exists():
+            shutil.rmtree(folder)
+        new.rename(folder)
+
+
+def _readings(client: Any) -> Callable[[], Mapping[str, int]]:
+    """Bytes of each process now: this one, those it started, and the workers of a cluster."""
+
+    def read() -> dict[str, int]:
+        this, *others = process_tree()
+        found = {"this process": bytes_of(this)}
+        if client is None:
+            found |= {f"process {process.pid}": bytes_of(process) for process in others}
+        else:
+            found |= {name: state.memory for name, state in worker_states(client).items()}
+        return found
+
+    return read
+
+
+def _measures(client: Any) -> str:
+    return MEASURE if client is None else f"{MEASURE}; of workers the RSS that they tell"
+
+
+def _pass(event: Mapping[str, Any]) -> Result:
+    keys = ("pass", "rows", "tasks", "strips", "seconds", "rows_per_second")
+    return {key: event[key] for key in keys}
+
+
+def _cluster(watch: ClusterWatch) -> Result:
+    return {
+        **asdict(watch.want),
+        "tasks": {name: asdict(times) for name, times in watch.times.items()},
+    }
+
+
+def _write(folder: Path, result: Result, memory: MemoryTimeline, events: Remembered) -> None:
+    missing = []
+    with (folder / "memory.csv").open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        table.writerow(("process", "seconds", "bytes"))
+        for name, (times, values) in memory.processes.items():
+            table.writerows((name, f"{t:.3f}", v) for t, v in zip(times, values, strict=True))
+    lines = (json.dumps(record, default=str) + "\n" for record in events.records)
+    (folder / "events.jsonl").write_text("".join(lines), encoding="utf-8")
+    if drawing.available():
+        memory_picture(memory, result["passes"], folder / "memory.png")
+    else:
+        missing.append(drawing.MISSING)
+    if result["cluster"] is not None and not (folder / "dask.html").exists():
+        missing.append(_NO_BOKEH)
+    result["missing"] = missing
+    page = _page(result, {path.name for path in folder.iterdir()})
+    (folder / "report.html").write_text(page, encoding="utf-8")
+    (folder / "report.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+def memory_picture(memory: MemoryTimeline, passes: list[Result], path: Path) -> None:
+    """Memory of each process over time.
+
+    Parameters
+    ----------
+    memory
+        The samples.
+    passes
+        What ran, for the title.
+    path
+        PNG file to write.
+    """
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    peaks = memory.peaks
+    shown = sorted(peaks, key=lambda name: -peaks[name])[:_SERIES]
+    with rc_context(STYLE):
+        figure = Figure(figsize=(9, 4), layout="constrained")
+        ax = figure.subplots()
+        for name, (times, values) in memory.processes.items():
+            if name in shown:
+                colour = PALETTE[shown.index(name) % len(PALETTE)]
+                label = f"{name}: at most {peaks[name] / _MEGA:,.0f} MB"
+                ax.plot(times, [v / _MEGA for v in values], color=colour, lw=1.6, label=label)
+        ax.set(xlabel="seconds", ylabel="memory [MB]", ylim=(0.0, None))
+        rows = sum(one["rows"] for one in passes)
+        title = f"{len(passes)} passes over {rows:,} rows" if len(passes) > 1 else f"{rows:,} rows"
+        left = len(peaks) - len(shown)
+        ax.set_title(title + (f"; {left} smaller processes not shown" if left else ""))
+        ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=9)
+        figure.savefig(path, format="png")
+
+
+_STYLE = (
+    "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:60rem;padding:0 1rem;"
+    "color:#222}table{border-collapse:collapse;margin:.5rem 0 1.5rem}th,td{padding:.2rem .8rem;"
+    "border-bottom:1px solid #ddd;text-align:right}th:first-child,td:first-child{text-align:left}"
+    "img{max-width:100%}h2{font-size:1.1rem;margin-top:1.5rem}"
+)
+
+
+def _page(result: Result, files: set[str]) -> str:
+    cluster = result["cluster"]
+    peaks = [(name, f"{v / _MEGA:,.0f}") for name, v in result["memory"]["peaks"].items()]
+    parts = [
+        f"<p>Begun {html.escape(result['begun'])}, took {result['seconds']:.1f} s on "
+        f"{html.escape(str(result['scheduler'] or 'threads'))}.</p>",
+        "<h2>Passes over the rows</h2>",
+        _table(
+            ("pass", "rows", "tasks", "strips", "seconds", "rows/s"), map(_cells, result["passes"])
+        ),
+        "<h2>Memory</h2>",
+        '<img src="memory.png" alt="memory over time">' if "memory.png" in files else "",
+        _table((f"process ({result['memory']['measure']})", "most MB"), peaks),
+    ]
+    if cluster is not None:
+        rows = ((name, *_times(times)) for name, times in cluster["tasks"].items())
+        parts += [
+            "<h2>Cluster</h2>",
+            f"<p>{cluster['spilled']:,} bytes spilled to disk, {cluster['pauses']} pauses for want "
+            "of memory.</p>",
+            _table(("tasks", "number", "computing s", "waiting for data s", "other s"), rows),
+        ]
+    links = (name for name in ("dask.html", "memory.csv", "events.jsonl") if name in files)
+    parts += [f'<p>{" · ".join(f"""<a href="{name}">{name}</a>""" for name in links)}</p>']
+    parts += [f"<p>{html.escape(why)}</p>" for why in result["missing"]]
+    head = '<!doctype html><html lang="en"><meta charset="utf-8"><title>cme-dask run</title>'
+    return f"{head}<style>{_STYLE}</style><h1>A run of cme-dask</h1>{''.join(parts)}</html>\n"
+
+
+def _cells(one: Result) -> tuple[str, ...]:
+    numbers = (f"{one[key]:,}" for key in ("rows", "tasks", "strips"))
+    return one["pass"], *numbers, f"{one['seconds']:.3g}", f"{one['rows_per_second']:,.0f}"
+
+
+def _times(times: Mapping[str, Any]) -> tuple[str, ...]:
+    seconds = (f"{times[key]:.2f}" for key in ("compute", "transfer", "other"))
+    return f"{times['tasks']:,}", *seconds
+
+
+def _table(head: tuple[str, ...], rows: Any) -> str:
+    def line(tag: str, cells: tuple[str, ...]) -> str:
+        return "<tr>" + "".join(f"<{tag}>{html.escape(c)}</{tag}>" for c in cells) + "</tr>"
+
+    body = "".join(map(partial(line, "td"), rows))
+    return f"<table>{line('th', head)}{body}</table>"

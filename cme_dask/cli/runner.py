@@ -1,0 +1,229 @@
+"""Run a job: get the sample, fit, save, score, compare with the nearest rows, report."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from cme_dask.cli import plots
+from cme_dask.cli.compute import Compute, prepare_folder
+from cme_dask.cli.describe import describe_ingest
+from cme_dask.cli.fitting import describe_fit, fit_sample
+from cme_dask.cli.plots import (
+    curves_picture,
+    evaluation_picture,
+    evaluation_tables,
+    reliability_picture,
+    tuning_picture,
+    tuning_tables,
+)
+from cme_dask.cli.points import Questions, along_curves, compare, nearest
+from cme_dask.cli.progress import ProgressLines
+from cme_dask.cli.schema import IngestSection, Job, SampleSection
+from cme_dask.cli.scoring import evaluate
+from cme_dask.data.store import disk_errors, writing
+from cme_dask.models import plots as drawing
+from cme_dask.passes.driver import Executor
+from cme_dask.passes.memory import MemoryBudget
+from cme_dask.passes.sources import open_sample
+
+Result = dict[str, Any]
+
+OUTPUTS = {
+    "sample": "sample.zarr",
+    "model": "model.zarr",
+    "report": "report.json",
+    "picture": "report.png",
+    "search": "tuning.png",
+    "scores": "scores.png",
+    "reliability": "reliability.png",
+    "laws": "laws.png",
+}
+
+
+def run_job(
+    job: Job,
+    data: Path,
+    out: Path,
+    *,
+    compute: Compute,
+    overwrite: bool,
+    progress: ProgressLines,
+) -> Result:
+    """Do all of a job; everything it writes goes to ``out`` under fixed names.
+
+    Parameters
+    ----------
+    job
+        What to do.
+    data
+        Folder that relative input files are relative to.
+    out
+        Folder of the outputs, made if missing.
+    compute
+        Where to run.
+    overwrite
+        Replace earlier outputs.
+    progress
+        Where to tell the progress.
+
+    Returns
+    -------
+    The content of the report file.
+
+    Raises
+    ------
+    DataError
+        If outputs exist already, before any work, or the job does not fit its data.
+    """
+    begin = time.perf_counter()
+    questions = Questions.of(job)
+    prepare_folder(out, OUTPUTS.values(), overwrite)
+    paths = {key: out / name for key, name in OUTPUTS.items()}
+    origin = _make_sample(job, data, paths["sample"], overwrite, progress)
+    sample = open_sample(paths["sample"])
+    questions = questions.with_labels(sample, job.fit)
+    held_out = None
+    if job.evaluate is not None:
+        held = job.evaluate
+        sample, held_out = sample.split(held.hold_out, job.fit.fold_by, held.seed)
+    with compute.open() as scheduler:
+        estimator, memory = fit_sample(sample, job.fit, scheduler, compute, progress)
+        model = estimator.model_
+        fit = describe_fit(estimator, memory, str(paths["model"]))
+        estimator.save(paths["model"], overwrite=overwrite)
+        budget = MemoryBudget.of(Executor.resolve(scheduler, compute.workers), compute.memory_limit)
+        points = questions.rows(model)
+        near = nearest(questions, points, job.report.nearest, sample, budget.executor)
+        scores = None
+        if job.evaluate is not None and held_out is not None:
+            parts = sample, held_out.fold_by(job.fit.fold_by)
+            scores = evaluate(model, parts, questions.events, job.evaluate, budget, progress)
+    result = {
+        "title": job.title,
+        **origin,
+        "fit": fit,
+        "tuning": model.about.get("tuning"),
+        "evaluation": scores,
+        "fold_by": job.fit.fold_by,
+        **compare(job, questions, model, points, near, scores["reliability"] if scores else {}),
+        "curves": along_curves(questions, model),
+        "units": {k: v for columns in sample.columns for k, v in columns.units.items()},
+        "outputs": {name: str(path) for name, path in paths.items()},
+    }
+    for key, path in _pictures(result, paths, overwrite, progress).items():
+        result["outputs"][key] = path
+    result["seconds"] = time.perf_counter() - begin
+    with writing(paths["report"], overwrite=overwrite) as aside, disk_errors(paths["report"]):
+        aside.write_text(json.dumps(result, allow_nan=False, indent=1), encoding="utf-8")
+    return result
+
+
+def _make_sample(
+    job: Job, data: Path, path: Path, overwrite: bool, progress: ProgressLines
+) -> Result:
+    if job.ingest is not None:
+        return {"ingest": _ingest(job.ingest, data, path, overwrite, progress)}
+    assert job.sample is not None
+    return {"sample": _generate(job.sample, path, overwrite, progress)}
+
+
+def _ingest(
+    section: IngestSection, data: Path, path: Path, overwrite: bool, progress: ProgressLines
+) -> Result:
+    from cme_dask.data.ingest import ingest
+
+    report = ingest(
+        [file if "://" in file else str(data / file) for file in section.files],
+        path,
+        x=section.x,
+        y=section.y,
+        weights=section.weights,
+        group=section.group,
+        time=section.time,
+        categorical=section.categorical,
+        datetime=section.datetime,
+        cyclic=section.cyclic,
+        missing=section.missing,
+        units=section.units,
+        null_values=section.null_values,
+        overwrite=overwrite,
+        progress=progress.ingest,
+    )
+    progress.say(f"ingested {report.rows_kept:,} of {report.rows_read:,} rows")
+    return describe_ingest(report, section.units)
+
+
+def _generate(
+    section: SampleSection, path: Path, overwrite: bool, progress: ProgressLines
+) -> Result:
+    from cme_dask.data.generate import write_normal3
+
+    write_normal3(
+        path,
+        section.rows,
+        scenario=section.scenario,
+        seed=section.seed,
+        overwrite=overwrite,
+        progress=progress.counter("generate", section.rows),
+    )
+    progress.say(f"generated {section.rows:,} rows")
+    return {"store": str(path), **section.model_dump()}
+
+
+def _pictures(
+    result: Result, paths: dict[str, Path], overwrite: bool, progress: ProgressLines
+) -> dict[str, str | None]:
+    """Draw what there is to draw, and take away an earlier run's, which would belie this one."""
+    columns = result["fit"]["variables"]
+    names = [name for key in "xy" for name in columns[key]["columns"]]
+    drawings: dict[str, tuple[bool, Callable[[Path], None]]] = {
+        "picture": (bool(result["points"]), partial(plots.points_picture, result)),
+        "search": (
+            result["tuning"] is not None,
+            partial(tuning_picture, result["tuning"], names),
+        ),
+        "scores": (
+            result["evaluation"] is not None,
+            partial(evaluation_picture, result["evaluation"]),
+        ),
+        "reliability": (
+            bool(result["evaluation"] and result["evaluation"]["reliability"]),
+            partial(reliability_picture, result),
+        ),
+        "laws": (bool(result["curves"]), partial(curves_picture, result)),
+    }
+    written: dict[str, str | None] = {}
+    for key, (wanted, draw) in drawings.items():
+        written[key] = str(paths[key]) if wanted and drawing.available() else None
+        if written[key] is None:
+            with disk_errors(paths[key]):
+                paths[key].unlink(missing_ok=True)
+            continue
+        with writing(paths[key], overwrite=overwrite) as aside, disk_errors(paths[key]):
+            draw(aside)
+    if not drawing.available():
+        progress.say(f"no pictures: {drawing.MISSING}")
+    return written
+
+
+def job_tables(result: Result) -> Iterator[Any]:
+    """All tables of a job's result."""
+    from cme_dask.cli import tables
+
+    if "ingest" in result:
+        yield from tables.ingest_tables(result["ingest"])
+        yield ""
+    if result["tuning"] is not None:
+        yield from tuning_tables({**result["fit"], "tuning": result["tuning"]})
+    yield from tables.fit_tables(result["fit"])
+    if result["evaluation"] is not None:
+        yield ""
+        yield from evaluation_tables(result["evaluation"])
+    if result["points"]:
+        yield from tables.point_tables(result)
+    yield ""
+    written = [path for path in result["outputs"].values() if path]
+    yield tables.facts("Written", [("", path) for path in written])

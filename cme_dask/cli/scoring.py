@@ -1,0 +1,402 @@
+"""How good a saved model is on rows that it has not seen."""
+
+import math
+import time
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+
+from cme_dask.cli.compute import Compute
+from cme_dask.cli.progress import ProgressLines
+from cme_dask.cli.schema import EvaluateSection
+from cme_dask.data.sample import Sample
+from cme_dask.errors import DataError
+from cme_dask.models import load_only
+from cme_dask.models.events import Event
+from cme_dask.models.joint import JointModel
+from cme_dask.numerics.folds import Part
+from cme_dask.numerics.scoring import Estimate, Scores
+from cme_dask.passes.driver import Executor
+from cme_dask.passes.memory import MemoryBudget
+from cme_dask.passes.scores import Law, Prediction, ScoreReport, score_pass
+from cme_dask.passes.selections import sample_rows
+from cme_dask.passes.sources import open_sample
+
+# How good a saved model is on the rows of a store that it has not seen
+
+
+Array = Any
+
+LEVEL = 0.9
+"""Probability of the intervals whose coverage is told."""
+
+
+@dataclass(frozen=True, eq=False)
+class Expectation:
+    """E[f | x] of a model for some functions f, at rows of x."""
+
+    model: JointModel
+    names: tuple[str, ...]
+
+    def __call__(self, x: Array) -> Array:
+        """Shape (b, len(names))."""
+        return self.model.expect(self.names, x)
+
+
+def score_model(
+    model: str,
+    store: str,
+    functions: Sequence[str],
+    *,
+    hold_out: float | None = None,
+    fold_by: str | None = None,
+    crps: bool = False,
+    coverage: bool = False,
+    compute: Compute,
+) -> dict[str, Any]:
+    """JSON form of the scores of E[f(y) | x], and of the laws, on held-out rows of a store.
+
+    Parameters
+    ----------
+    model, store
+        Paths or URLs.
+    functions
+        Columns of y that hold numbers, and events that the model was fitted with; default all.
+    hold_out
+        Share of the units that is held out; default the part that the fit did not see, if it
+        held one out, else all rows.
+    fold_by
+        What the units are; default what they were in the fit.
+    crps, coverage
+        Also score the laws: by CRPS, and by the share of rows within their 90 % intervals.
+    compute
+        Where to run.
+
+    Raises
+    ------
+    DataError
+        On unknown functions or columns, a share out of range, a store without groups or times, or a
+        model without laws.
+    StoreError
+        If model or store is unusable.
+    """
+    law = load_only(JointModel, model)
+    sample = _held_out(_matching(open_sample(store), law), law, hold_out, fold_by)
+    events = _events(law, functions)
+    shown = tuple(functions) or (*law.y.columns.numeric, *events)
+    labels = bool(law.y.columns.categories) and law.y.cells is not None
+    judged = crps or coverage or labels
+    laws = {"law": law_of(law, crps, coverage, labels=labels)} if judged else {}
+    with ProgressLines() as progress, compute.open() as scheduler:
+        budget = MemoryBudget.of(Executor.resolve(scheduler, compute.workers), compute.memory_limit)
+        found = score_pass(
+            sample,
+            {"model": Prediction(shown, Expectation(law, shown))} if shown else {},
+            budget,
+            functions=events,
+            laws=laws,
+            progress=progress.fit,
+        )
+    seen = _fitted_on(law)
+    return {
+        "model": model,
+        "store": sample.location,
+        "rows": found.report.rows,
+        "held_out": None if sample.part is None else str(sample.part),
+        "fold_by": str(sample.folding),
+        "unseen": seen is not None and sample.part == seen.other,
+        "scores": {
+            name: {"event": name in events, **described(scores)}
+            for name, scores in found.scores.get("model", {}).items()
+        },
+        "labels": described_labels(found).get("law", {}),
+        "crps": {name: estimate(value) for name, value in found.crps.items()}.get("law"),
+        "coverage": described_coverage(found).get("law"),
+        "units": law.y.columns.units,
+        "seconds": found.report.seconds,
+        "rows_per_second": found.report.rows_per_second,
+    }
+
+
+def _matching(sample: Sample, law: JointModel) -> Sample:
+    """The sample with the columns of the model."""
+    x, y = law.x.columns, law.y.columns
+    sample = sample.select(x.names, y.names)
+    for mine, theirs in zip((x, y), sample.columns, strict=True):
+        for name in mine.names:
+            if mine.categories.get(name) != theirs.categories.get(name):
+                raise DataError(
+                    f"the labels of column {name!r} have other codes in {sample.location} than in "
+                    "the model: score it on the store that it was fitted on, or a part of that"
+                )
+    return sample
+
+
+def _held_out(
+    sample: Sample, law: JointModel, hold_out: float | None, fold_by: str | None
+) -> Sample:
+    """The rows to score on, with folds for the standard errors."""
+    sample = sample.fold_by(fold_by or law.about.get("fold_by", "rows"))
+    if hold_out is not None:
+        return sample.split(hold_out)[1]
+    if law.about.get("parts_differ"):
+        raise DataError(
+            "the model was made of parts of several tables, so that rows it was not fitted on "
+            f"can't be told in {sample.location}: give the share that was held out (--hold-out)"
+        )
+    seen = _fitted_on(law)
+    if seen is None:
+        return sample
+    rest, held_out = sample.split(seen.share, seen.folding, seen.seed)
+    return rest if seen.held_out else held_out
+
+
+def _fitted_on(law: JointModel) -> Part | None:
+    """The part of the rows that the model was fitted on, if it was a part."""
+    about = law.about.get("part")
+    return None if about is None else Part.from_dict(about)
+
+
+def _events(law: JointModel, functions: Sequence[str]) -> dict[str, Event]:
+    """The model's events by their text; of functions that are none only the names are stored."""
+    columns, known = law.y.columns, law.x.answers.names
+    unknown = [name for name in functions if name not in known]
+    if unknown:
+        raise DataError(
+            f"the model knows no {unknown[0]!r}: there are {', '.join(map(repr, known))}"
+        )
+    events = {}
+    for name in functions or known:
+        if name in columns.names:
+            continue
+        try:
+            events[name] = Event.parse(name, columns.names, columns.categories)
+        except DataError:
+            if functions:
+                raise
+    return events
+
+
+def law_of(
+    model: JointModel,
+    crps: bool = True,
+    coverage: bool = True,
+    *,
+    targets: Sequence[str] = (),
+    edges: Mapping[str, tuple[float, ...]] | None = None,
+    labels: bool = False,
+) -> Law:
+    """The laws of a model to be scored; other parameters as of :class:`Law`.
+
+    Raises
+    ------
+    DataError
+        If it has none.
+    """
+    if model.y.cells is None:
+        raise DataError("this model has no laws to score: fit it with support_size of at least 1")
+    level = LEVEL if coverage else None
+    size = model.y.cells.size
+    return Law(model.conditional, crps, level, size, tuple(targets), edges or {}, labels)
+
+
+def described_labels(found: ScoreReport) -> dict[str, dict[str, Any]]:
+    """JSON form of the scores of labels of each law."""
+    return {
+        name: {
+            column: {"accuracy": estimate(s.accuracy), "log_loss": estimate(s.log_loss)}
+            for column, s in columns.items()
+        }
+        for name, columns in found.labels.items()
+    }
+
+
+def described_bins(found: ScoreReport) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """JSON form of the bins of what each law predicted; None for the ends that are infinite."""
+    return {
+        name: {
+            target: [
+                {
+                    "low": _finite(b.low),
+                    "high": _finite(b.high),
+                    "share": b.share,
+                    "predicted": _finite(b.predicted),
+                    "seen": estimate(b.seen),
+                }
+                for b in bins
+            ]
+            for target, bins in targets.items()
+        }
+        for name, targets in found.reliability.items()
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def described_coverage(found: ScoreReport) -> dict[str, dict[str, Any]]:
+    """JSON form of the coverage of each law."""
+    return {
+        name: {"level": LEVEL, "columns": {c: estimate(v) for c, v in columns.items()}}
+        for name, columns in found.coverage.items()
+    }
+
+
+def described(scores: Scores) -> dict[str, Any]:
+    """JSON form of the scores of one target."""
+    return {
+        "mean": scores.mean,
+        "variance": scores.variance,
+        "mse": estimate(scores.mse),
+        "r2": estimate(scores.r2),
+    }
+
+
+def estimate(found: Estimate) -> dict[str, float | None]:
+    """JSON has no NaN."""
+    return {"value": _finite(found.value), "std": _finite(found.std)}
+
+
+# A job's model on rows that it has not seen, beside gradient boosting on the same columns
+
+
+Result = dict[str, Any]
+
+MODEL, BOOSTING = "model", "gradient boosting"
+
+BINS = 10
+"""Bins of predictions in which it is shown what happened."""
+
+_BIN_ROWS = 2000  # of the row sample, whose predictions tell the bins of means
+
+
+@dataclass(frozen=True, eq=False)
+class Boosted:
+    """Means of columns and probabilities of events, from fitted gradient boosting."""
+
+    means: tuple[HistGradientBoostingRegressor, ...]
+    chances: tuple[HistGradientBoostingClassifier, ...]
+
+    def __call__(self, x: Array) -> Array:
+        """Shape (b, columns and events)."""
+        means = [model.predict(x) for model in self.means]
+        return np.column_stack([*means, *(m.predict_proba(x)[:, 1] for m in self.chances)])
+
+
+def evaluate(
+    model: JointModel,
+    parts: tuple[Sample, Sample],
+    events: Mapping[str, Event],
+    section: EvaluateSection,
+    budget: MemoryBudget,
+    progress: ProgressLines,
+) -> Result:
+    """JSON form of the scores on held-out rows.
+
+    Parameters
+    ----------
+    model
+        Fitted on the first part.
+    parts
+        The rows of the fit, and those that were held out.
+    events
+        Of y, by their text.
+    section
+        What to compare with.
+    budget
+        Where to run, and the memory that is there.
+    progress
+        Where to tell the progress.
+    """
+    rest, held_out = parts
+    numeric = model.y.columns.numeric
+    targets = (*numeric, *events)
+    predictions = {}
+    boosting: Result | None = None
+    if section.boosting and targets:
+        fitted, boosting = boosted(rest, events, section, budget)
+        progress.say(
+            f"gradient boosting on {boosting['rows']:,} rows took {boosting['seconds']:.3g} s"
+        )
+        predictions[BOOSTING] = Prediction(targets, fitted)
+    scored = bool(numeric)
+    edges = bin_edges(model, rest, targets, set(events))
+    laws = {MODEL: law_of(model, scored, scored, targets=targets, edges=edges, labels=True)}
+    found = score_pass(
+        held_out, predictions, budget, functions=events, laws=laws, progress=progress.fit
+    )
+    return {
+        "rows": found.report.rows,
+        "held_out": str(held_out.part),
+        "passes": 1,
+        "seconds": found.report.seconds,
+        "boosting": boosting,
+        "scores": {
+            name: {t: {"event": t in events, **described(s)} for t, s in scores.items()}
+            for name, scores in sorted(found.scores.items(), key=lambda pair: pair[0] != MODEL)
+        },
+        "labels": described_labels(found).get(MODEL, {}),
+        "reliability": described_bins(found).get(MODEL, {}),
+        "crps": {name: estimate(value) for name, value in found.crps.items()},
+        "coverage": described_coverage(found),
+    }
+
+
+def bin_edges(
+    model: JointModel, sample: Sample, targets: Sequence[str], events: Set[str]
+) -> dict[str, tuple[float, ...]]:
+    """Borders between bins of predictions: tenths of probabilities, deciles of predicted means.
+
+    Deciles are those at rows of the row sample of the fit; of few distinct ones fewer.
+    """
+    assert sample.row_sample is not None
+    columns = [target for target in targets if target not in events]
+    found = dict.fromkeys(events, tuple(i / BINS for i in range(1, BINS)))
+    if columns:
+        points = sample.row_sample.prefix(_BIN_ROWS).parts[0]
+        means = np.asarray(model.conditional(points).expect(columns))
+        levels = np.arange(1, BINS) / BINS
+        for name, values in zip(columns, means.T, strict=True):
+            found[name] = tuple(np.unique(np.quantile(values, levels)).tolist())
+    return {target: found[target] for target in targets}
+
+
+def boosted(
+    sample: Sample, events: Mapping[str, Event], section: EvaluateSection, budget: MemoryBudget
+) -> tuple[Boosted, Result]:
+    """Gradient boosting with scikit-learn's defaults, in memory, and what it took.
+
+    Raises
+    ------
+    DataError
+        If an event happens at all rows or at none.
+    """
+    begin = time.perf_counter()
+    whole = replace(sample, row_sample=None)  # which is too small
+    rows, passes = sample_rows(whole, section.boosting_rows, section.seed, budget.executor)
+    x, y = rows.parts
+    columns, of_y = sample.columns
+    numbers = y[:, of_y.positions(of_y.numeric)]
+    coded = [columns.names.index(name) for name in columns.categories]
+    options: dict[str, Any] = {"categorical_features": coded or None, "random_state": 0}
+    for name, event in events.items():
+        if len(np.unique(event(y))) < 2:
+            raise DataError(
+                f"{name} has one outcome in all rows: there is nothing to compare, leave it out"
+            )
+    fitted = Boosted(
+        tuple(
+            HistGradientBoostingRegressor(**options).fit(x, column, rows.importance)
+            for column in numbers.T
+        ),
+        tuple(
+            HistGradientBoostingClassifier(**options).fit(x, event(y), rows.importance)
+            for event in events.values()
+        ),
+    )
+    seconds = time.perf_counter() - begin
+    return fitted, {"rows": len(rows), "passes": passes, "seconds": seconds}

@@ -1,0 +1,218 @@
+"""A folder beside an output in which work on it goes on after an interruption.
+
+It is hidden, named after the output, and held by one process at a time. Inside are ``store``, the
+output to be, ``state.json``, written last and by an atomic rename, and the arrays that it names.
+"""
+
+import contextlib
+import fcntl
+import glob
+import json
+import os
+import shutil
+import socket
+import uuid
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from cme_dask.data.store import check_output, disk_errors, publish, workshop_folder
+from cme_dask.errors import DataError, switch
+
+Array = Any
+
+_LOCK, _STATE, _STORE = "lock", "state.json", "store"
+
+
+class Workshop:
+    """The folder of one output; a context manager that holds its lock.
+
+    What lies in it is removed when the block ends without a checkpoint or :meth:`discard` was
+    called, and stays otherwise.
+
+    Parameters
+    ----------
+    output
+        Local path of the output.
+    overwrite
+        Replace an output that is there, and drop interrupted work on it.
+    resume
+        Go on with interrupted work if there is any.
+
+    Raises
+    ------
+    DataError
+        If the output is not usable, another process writes it, or interrupted work lies there and
+        neither of the two was asked for.
+    """
+
+    def __init__(self, output: str | os.PathLike[str], *, overwrite: bool, resume: bool) -> None:
+        self._target = check_output(output, overwrite)
+        self._overwrite, self._resume = overwrite, resume
+        self._folder = workshop_folder(self._target)
+        self._lock: int | None = None
+        self._state: dict[str, Any] | None = None
+
+    @property
+    def store(self) -> Path:
+        """Where the output is made."""
+        return self._folder / _STORE
+
+    @property
+    def state(self) -> dict[str, Any] | None:
+        """The state of the last checkpoint, or None."""
+        return self._state
+
+    def __enter__(self) -> Self:
+        with disk_errors(self._target):
+            self._lock = locked(self._folder, self._target)
+            try:
+                self._state = self._found()
+            except BaseException:
+                self._release()
+                raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if self._state is None:
+                self._clear()
+        finally:
+            self._release()
+
+    def _found(self) -> dict[str, Any] | None:
+        """The state that lies there, if it is wanted."""
+        path = self._folder / _STATE
+        for trash in self._folder.parent.glob(f"{glob.escape(self._folder.name)}.*"):
+            _remove(trash)  # of one who was cut off while clearing up
+        there = path.exists() and self.store.exists()  # or it was published just before the end
+        if there and self._resume:
+            return _read(path)
+        if there and not self._overwrite:
+            raise DataError(
+                f"an interrupted ingest of {self._target} lies in {self._folder}: "
+                f"{switch('resume')} continues it, {switch('overwrite')} starts again"
+            )
+        for name in os.listdir(self._folder):  # without a state nothing of it is of use
+            if name != _LOCK:
+                _remove(self._folder / name)
+        return None
+
+    def arrays(self) -> dict[str, Array]:
+        """The arrays of the last checkpoint."""
+        assert self._state is not None
+        path = self._folder / self._state["arrays"]
+        try:
+            with path.open("rb") as file, np.load(file) as stored:
+                return {name: stored[name] for name in stored.files}
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+            raise DataError(
+                f"the interrupted ingest in {self._folder} is damaged ({error}): "
+                f"{switch('overwrite')} starts again"
+            ) from error
+
+    def commit(self, state: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
+        """Make a checkpoint: what the store holds now and what it does not."""
+        former = self._state["arrays"] if self._state is not None else None
+        name = f"state-{uuid.uuid4().hex[:8]}.npz"
+        with disk_errors(self._target):
+            try:
+                np.savez(self._folder / name, **dict(arrays))
+            except OSError:
+                (self._folder / name).unlink(missing_ok=True)  # the former checkpoint holds
+                raise
+            draft = self._folder / f"{_STATE}.draft"
+            with draft.open("w") as file:
+                json.dump({**state, "arrays": name}, file)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(self._folder / _STATE)
+            self._state = {**state, "arrays": name}
+            if former is not None:
+                (self._folder / former).unlink(missing_ok=True)
+
+    def discard(self) -> None:
+        """Forget the checkpoint: going on from it would end as it did."""
+        self._state = None
+
+    def publish(self) -> None:
+        """Put the store in the place of the output, whole, and leave nothing else behind."""
+        with disk_errors(self._target):
+            publish(self.store, self._target)
+        self._state = None
+
+    def _clear(self) -> None:
+        # Renamed first: nobody may take the lock of a folder that is half gone.
+        trash = self._folder.with_name(f"{self._folder.name}.{uuid.uuid4().hex[:8]}")
+        with contextlib.suppress(OSError):
+            self._folder.rename(trash)
+            _remove(trash)
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)  # which unlocks
+            self._lock = None
+
+
+def locked(folder: Path, target: Path, *, shared: bool = False) -> int:
+    """A descriptor that holds the lock of a folder, made if need be; possibly beside others.
+
+    The system drops the lock when its process ends, however it does, so that none is ever stale.
+    """
+    while True:
+        folder.mkdir(exist_ok=True)
+        path = folder / _LOCK
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        except FileNotFoundError:  # the folder went away in between
+            continue
+        try:
+            kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(descriptor, 200).decode(errors="replace")
+            os.close(descriptor)
+            raise DataError(
+                f"{target} is being written by {holder or 'another process'}: wait for it, or "
+                "choose another path"
+            ) from None
+        if _same(descriptor, path):
+            with contextlib.suppress(OSError):  # who holds it is for messages alone
+                os.ftruncate(descriptor, 0)
+                os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
+            return descriptor
+        os.close(descriptor)  # the folder was renamed away while we waited: lock the new one
+
+
+def _same(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        state = json.loads(path.read_text())
+    except ValueError as error:
+        again = f"{switch('overwrite')} starts again"
+        raise DataError(f"{path} is damaged ({error}): {again}") from error
+    if not isinstance(state, dict):
+        raise DataError(f"{path} is damaged: {switch('overwrite')} starts again")
+    return state
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

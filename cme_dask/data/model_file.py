@@ -1,0 +1,140 @@
+"""Saved models: a Zarr group of small arrays and a JSON description; nothing in it is executed."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import zarr
+
+from cme_dask.data.store import (
+    ATTRIBUTE,
+    DECODE_ERRORS,
+    brief,
+    disk_errors,
+    is_listing,
+    open_zarr,
+    read_array,
+    read_attribute,
+    sealed,
+    write_array,
+    writing,
+)
+from cme_dask.errors import StoreError
+
+Array = Any
+
+KIND, SCHEMA_VERSION = "model", 1
+
+
+@dataclass(frozen=True, eq=False)
+class ModelState:
+    """What a model is made of, as plain values.
+
+    Attributes
+    ----------
+    type
+        Name of the model's class.
+    about
+        JSON description.
+    arrays
+        Arrays by name.
+    """
+
+    type: str
+    about: dict[str, Any]
+    arrays: dict[str, Array]
+
+    def array(self, name: str, shape: tuple[int | None, ...], *, finite: bool = True) -> Array:
+        """The named array, checked: float64 or integers, of this shape (None is any length).
+
+        Raises
+        ------
+        StoreError
+            If it is missing or of another shape or kind, or holds NaN or infinity where it must be
+            ``finite``.
+        """
+        if name not in self.arrays:
+            raise StoreError(f"the model lacks the array {name!r}: restore it or fit it again")
+        found = self.arrays[name]
+        fits = found.ndim == len(shape) and all(
+            want is None or want == got for want, got in zip(shape, found.shape, strict=True)
+        )
+        if not fits or found.dtype.kind not in "fi":
+            raise StoreError(
+                f"the model's array {name!r} should be numeric of shape {shape}, it is "
+                f"{found.dtype} of shape {found.shape}: restore it or fit it again"
+            )
+        if finite and not np.isfinite(found).all():
+            raise StoreError(
+                f"the model's array {name!r} holds values that are not finite: restore it or fit "
+                "it again"
+            )
+        return found
+
+
+def write_model(
+    path: str | os.PathLike[str], state: ModelState, *, overwrite: bool = False
+) -> None:
+    """Write a model to a local folder, whole or not at all.
+
+    Raises
+    ------
+    DataError
+        If the path exists and ``overwrite`` is not set.
+    ResourceError
+        If the disk is full or read-only.
+    """
+    with writing(path, overwrite=overwrite) as aside, disk_errors(path):
+        group = zarr.open_group(str(aside), mode="w", zarr_format=3)
+        group.attrs[ATTRIBUTE] = sealed(
+            {
+                "kind": KIND,
+                "schema_version": SCHEMA_VERSION,
+                "type": state.type,
+                "about": state.about,
+                "arrays": {n: write_array(group, n, values) for n, values in state.arrays.items()},
+            }
+        )
+
+
+def read_model(
+    path: str | os.PathLike[str], storage_options: dict[str, Any] | None = None
+) -> ModelState:
+    """Read a model from a path or fsspec URL.
+
+    Raises
+    ------
+    StoreError
+        If there is none, or it is damaged, unfinished or of a newer version.
+    """
+    location = os.fspath(path)
+    group = open_zarr(path, storage_options)
+    if not isinstance(group, zarr.Group):
+        raise StoreError(f"{location} is a single array, a model was expected")
+    head = read_attribute(group, KIND, SCHEMA_VERSION, location)
+    kind, about = head.get("type"), head.get("about")
+    if not isinstance(kind, str) or not isinstance(about, dict):
+        raise StoreError(f"{location} has a damaged description: restore it or fit it again")
+    listed = _listed(head, group, location)
+    arrays = {n: read_array(group, n, location, written) for n, written in listed.items()}
+    return ModelState(kind, about, arrays)
+
+
+def _listed(
+    head: dict[str, Any], group: zarr.Group, location: str
+) -> Mapping[str, Mapping[str, Any] | None]:
+    """What was written of each array; of files of before there was a list, no more than names."""
+    listed = head.get("arrays")
+    if listed is None:
+        try:
+            return dict.fromkeys(group.array_keys())
+        except DECODE_ERRORS as error:
+            raise StoreError(
+                f"{location} has an array with a damaged description ({brief(error)}): restore it "
+                "or fit it again"
+            ) from error
+    if not is_listing(listed):
+        raise StoreError(f"{location} has a damaged list of arrays: restore it or fit it again")
+    return cast("Mapping[str, Mapping[str, Any]]", listed)

@@ -1,0 +1,375 @@
+"""A sample of (x, y, weight) rows, wherever it lies, and its Zarr schema.
+
+Schema version 1: a Zarr (version 3) group with float64 arrays ``x`` (n, d_x), ``y`` (n, d_y),
+optionally ``weights`` (n,), and the priority sample in ``row_sample/{keys,index,x,y}``. Chunks hold
+whole rows. Version 2: ``x`` may be float32, and ``y`` may be absent. Version 3: the attribute
+``roles`` names the columns that became ``group`` (n,), int64, and ``time`` (n,), float64, seconds
+since 1970-01-01 UTC, both also in ``row_sample``.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import zarr
+
+from cme_dask.data.columns import Columns
+from cme_dask.data.row_sample import RowSample
+from cme_dask.data.sources import RowSource, ZarrSource
+from cme_dask.data.store import brief, is_listing, member, read_array, read_attribute, stored_array
+from cme_dask.errors import DataError, StoreError
+from cme_dask.numerics.folds import BY_ROWS, Folding, Part
+from cme_dask.numerics.location import Residuals
+
+Array = Any
+
+KIND, SCHEMA_VERSION = "sample", 3
+
+_MOST_ROWS = 1 << 40
+_ROLES = {"group": "int64", "time": "float64"}
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """Rows (x_i, y_i, w_i), not read yet.
+
+    Attributes
+    ----------
+    sources
+        Rows of x and, if there is a y, of y.
+    columns
+        Descriptions of their columns.
+    weights
+        Weights of the rows, a source with one column, or None for equal weights.
+    row_sample
+        The stored priority sample, or None if the source holds none.
+    location
+        Where the rows lie, for messages.
+    group, time
+        The group of each row, a number, and its time, seconds since 1970-01-01 UTC; sources with
+        one column, or None.
+    folding
+        What goes into folds as a whole.
+    part
+        The part of the rows that this is, or None for all. Sources hold all rows, passes leave out
+        those of other parts; ``row_sample`` is that of the part.
+    residuals
+        What is made of x and y on the way, or None.
+    first_row
+        Global index of the first row, which folds and the rows kept of cells are told by.
+    """
+
+    sources: tuple[RowSource, ...]
+    columns: tuple[Columns, ...]
+    weights: RowSource | None = None
+    row_sample: RowSample | None = None
+    location: str = "memory"
+    group: RowSource | None = None
+    time: RowSource | None = None
+    folding: Folding = BY_ROWS
+    part: Part | None = None
+    residuals: Residuals | None = None
+    first_row: int = 0
+
+    def __post_init__(self) -> None:
+        single = {"weights": self.weights, **self._unit_sources}
+        named = {
+            **dict(zip("xy", self.sources, strict=False)),
+            **{name: source for name, source in single.items() if source is not None},
+        }
+        rows = {name: source.shape[0] for name, source in named.items()}
+        if len(set(rows.values())) != 1:
+            counts = ", ".join(f"{name} has {count}" for name, count in rows.items())
+            raise DataError(
+                f"the numbers of rows differ: {counts}; row i of each must be one observation"
+            )
+        for name, source in named.items():
+            if source.shape[1] == 0:
+                raise DataError(
+                    f"{name} has no columns: 0 feature(s) (shape={source.shape}) while a minimum "
+                    "of 1 is required."
+                )
+            if name in single and source.shape[1] != 1:
+                raise DataError(f"{name} must have one column, got {source.shape[1]}")
+        for (name, source), columns in zip(named.items(), self.columns, strict=False):
+            if source.shape[1] != len(columns.names):
+                raise DataError(
+                    f"{name} has {source.shape[1]} columns but {len(columns.names)} names"
+                )
+
+    def __repr__(self) -> str:
+        names = "; ".join(
+            f"{variable}: {columns.listed()}"
+            for variable, columns in zip("xy", self.columns, strict=False)
+        )
+        weights = "" if self.weights is None else ", weighted"
+        part = "" if self.part is None else f" of which {self.part}"
+        folds = "" if self.folding.column is None else f", folds by {self.folding}"
+        return f"Sample({self.n_rows:,} rows{part}{weights}{folds}, {names}, in {self.location})"
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows n of the sources; of a part, how many are its own only a pass tells."""
+        return self.reads[0].shape[0]
+
+    @property
+    def units(self) -> dict[str, RowSource]:
+        """The columns that folds and the part are told by, by name."""
+        needed = {self.folding.column, self.part and self.part.folding.column}
+        return {name: s for name, s in self._unit_sources.items() if name in needed and s}
+
+    @property
+    def _unit_sources(self) -> dict[str, RowSource | None]:
+        return {"group": self.group, "time": self.time}
+
+    @property
+    def reads(self) -> tuple[RowSource, ...]:
+        """All sources that a pass reads: x, y, weights, and columns that folds are told by."""
+        weights = () if self.weights is None else (self.weights,)
+        return *self.sources, *weights, *self.units.values()
+
+    def fold_by(self, folding: str | Folding) -> "Sample":
+        """The same rows with folds by ``"rows"``, by ``"group"`` or by blocks of time, as ``"7d"``.
+
+        Parameters
+        ----------
+        folding
+            See :meth:`cme_dask.numerics.folds.Folding.parse`.
+
+        Raises
+        ------
+        DataError
+            If it has another form, or the sample has no groups or times.
+        """
+        return replace(self, folding=self._possible(folding))
+
+    def for_folds(self, n_folds: int) -> "Sample":
+        """The sample as passes with so many folds read it: one fold needs no column to tell it."""
+        return self.fold_by(BY_ROWS) if n_folds == 1 and self.residuals is None else self
+
+    def split(
+        self, share: float = 0.2, by: str | Folding | None = None, seed: int = 0
+    ) -> tuple["Sample", "Sample"]:
+        """Two parts of the same rows: those to fit on, and those held out.
+
+        Nothing is copied or stored: passes over a part read all rows and leave out the others. A
+        unit is held out where a hash of it and the seed, as a number in (0, 1), is below ``share``,
+        independently of folds and row samples. Of few units the rows held out may be another share.
+
+        Parameters
+        ----------
+        share
+            Chance of a unit to be held out, in (0, 1).
+        by
+            What is held out as a whole, as in :meth:`fold_by`; default what folds are by.
+        seed
+            Equal ones give the same parts.
+
+        Returns
+        -------
+        rest, held_out : Sample
+
+        Raises
+        ------
+        DataError
+            On a share or seed out of range, without groups or times, or if this is a part already.
+        """
+        if self.part is not None:
+            raise DataError(f"this is a part already ({self.part}): split the whole sample")
+        folding = self._possible(self.folding if by is None else by)
+        rest, held_out = (Part(folding, share, seed, side) for side in (False, True))
+        return self._only(rest), self._only(held_out)
+
+    def with_residuals(self, residuals: Residuals, rows: RowSample) -> "Sample":
+        """The rows (x, e) that passes make of these, with the row sample of them.
+
+        Parameters
+        ----------
+        residuals
+            What to make of x and y, in the folds of this sample.
+        rows
+            The row sample of these rows.
+        """
+        folds = rows.folds(self.folding, residuals.n_folds)
+        made = replace(rows, parts=residuals(rows.parts, folds))
+        x, y = self.columns
+        return replace(self, columns=(x, Columns(y.names)), row_sample=made, residuals=residuals)
+
+    def check_whole(self, what: str) -> None:
+        """DataError if this is a part: ``what`` takes all rows."""
+        if self.part is not None:
+            raise DataError(
+                f"{what} takes all rows, this is a part of them ({self.part}): give the sample "
+                "that was split"
+            )
+
+    def _possible(self, folding: str | Folding) -> Folding:
+        found = Folding.parse(folding)
+        if found.column is not None and self._unit_sources[found.column] is None:
+            raise DataError(
+                f"folds by {found} need the {found.column} of each row, which {self.location} does "
+                f"not have: ingest with --{found.column} COLUMN, or open_sample(..., "
+                f"{found.column}=...)"
+            )
+        return found
+
+    def _only(self, part: Part) -> "Sample":
+        rows = self.row_sample
+        kept = rows and rows.only(part.keeps(rows.index, rows.units))
+        return replace(self, part=part, row_sample=kept)
+
+    def select(self, x: Sequence[str] | None = None, y: Sequence[str] | None = None) -> "Sample":
+        """The same rows with the wanted columns of x and y only."""
+        if y is not None and len(self.sources) < 2:
+            raise DataError("columns of y are wanted, but there are only rows of x: give y as well")
+        wanted = [x, y][: len(self.sources)]
+        if all(w is None for w in wanted):
+            return self
+        sources, columns, parts = [], [], list(self.row_sample.parts) if self.row_sample else []
+        for i, (source, info, names) in enumerate(
+            zip(self.sources, self.columns, wanted, strict=True)
+        ):
+            if names is None:
+                sources.append(source)
+                columns.append(info)
+                continue
+            positions = info.positions(names)
+            sources.append(source.pick(positions))
+            columns.append(info.only(names))
+            if parts:
+                parts[i] = parts[i][:, list(positions)]
+        sample = self.row_sample and replace(self.row_sample, parts=tuple(parts))
+        return replace(self, sources=tuple(sources), columns=tuple(columns), row_sample=sample)
+
+
+def open_store(group: zarr.Group, location: str) -> Sample:
+    """The sample in a Zarr group.
+
+    Raises
+    ------
+    StoreError
+        If it is no sample of this schema, was never finished, or is of a newer version.
+    """
+    about = read_attribute(group, KIND, SCHEMA_VERSION, location)
+    if not isinstance(about.get("weights"), bool):
+        raise StoreError(f"{location} does not say whether it has weights: write it again")
+    variables, roles = _variables(about), _roles(about, location)
+    names = [*variables, *(["weights"] if about["weights"] else []), *roles]
+    arrays = {name: stored_array(group, name, location) for name in names}
+    for name, array in arrays.items():
+        either = name == "x" and about["schema_version"] > 1
+        types = ("float64", "float32") if either else (_ROLES.get(name, "float64"),)
+        if array.dtype not in types or array.ndim != (2 if name in variables else 1):
+            raise StoreError(
+                f"the array {name!r} of {location} should be {' or '.join(types)} rows, it is "
+                f"{array.dtype} of shape {array.shape}: write the store again"
+            )
+        dims = getattr(array.metadata, "dimension_names", None)
+        if dims and dims[0] != "row":
+            raise StoreError(
+                f"the array {name!r} of {location} has the dimensions {', '.join(map(str, dims))}, "
+                "rows come first: write the store again"
+            )
+        if array.shape[0] > _MOST_ROWS:
+            raise StoreError(
+                f"the array {name!r} of {location} claims {array.shape[0]:,} rows, at most "
+                f"{_MOST_ROWS:,} are possible: restore it from a copy or write the store again"
+            )
+        if array.shape[0] != about.get("rows"):
+            raise StoreError(
+                f"the array {name!r} of {location} has {array.shape[0]} rows, its description says "
+                f"{brief(about.get('rows'))}: restore it from a copy or write the store again"
+            )
+    try:
+        columns = tuple(Columns.from_dict(about["columns"][v]) for v in variables)
+    except (KeyError, TypeError) as error:
+        raise StoreError(f"{location} describes no columns: {brief(repr(error))}") from error
+    for variable, described in zip(variables, columns, strict=True):
+        width = arrays[variable].shape[1]
+        if width != len(described.names):
+            raise StoreError(
+                f"the array {variable!r} of {location} has {width:,} columns, its description "
+                f"names {len(described.names)}: restore it from a copy or write the store again"
+            )
+    sources = {name: ZarrSource(array, whole=True) for name, array in arrays.items()}
+    for source in sources.values():
+        source.check_listed(location)
+    return Sample(
+        sources=tuple(sources[v] for v in variables),
+        columns=columns,
+        weights=sources.get("weights"),
+        row_sample=_row_sample(
+            group,
+            {v: arrays[v] for v in variables},
+            roles,
+            about,
+            location,
+        ),
+        location=location,
+        group=sources.get("group"),
+        time=sources.get("time"),
+    )
+
+
+def schema_version(variables: Sequence[zarr.Array[Any]], *, roles: bool = False) -> int:
+    """The lowest version that allows these arrays x and y: older readers read what they can.
+
+    ``roles`` says that there are groups or times beside them.
+    """
+    if roles:
+        return 3
+    return 1 if len(variables) == 2 and variables[0].dtype == np.float64 else 2
+
+
+def _roles(about: dict[str, Any], location: str) -> tuple[str, ...]:
+    """Which of ``group`` and ``time`` the store has, as it may from version 3 on."""
+    roles = about.get("roles", {}) if about["schema_version"] > 2 else {}
+    if not isinstance(roles, dict) or not set(roles) <= set(_ROLES):
+        raise StoreError(f"{location} describes no roles: {brief(repr(roles))}; write it again")
+    return tuple(name for name in _ROLES if name in roles)
+
+
+def _variables(about: dict[str, Any]) -> str:
+    """``"xy"``, or ``"x"`` if the store describes no y, as it may from version 2 on."""
+    described = about.get("columns")
+    alone = isinstance(described, dict) and "y" not in described
+    return "x" if alone and about["schema_version"] > 1 else "xy"
+
+
+def _row_sample(
+    group: zarr.Group,
+    arrays: dict[str, zarr.Array[Any]],
+    roles: Sequence[str],
+    about: dict[str, Any],
+    location: str,
+) -> RowSample:
+    rows = member(group, "row_sample", location)
+    if not isinstance(rows, zarr.Group):
+        raise StoreError(f"{location} holds no row sample: write it again")
+    complete = about.get("row_sample_complete") is True
+    written = about.get("row_sample", {})  # stores of before don't say what was written
+    if not is_listing(written):
+        raise StoreError(f"{location} describes no row sample: write it again")
+
+    def read(name: str) -> Array:
+        return read_array(rows, name, location, written.get(name))
+
+    keys, index, weights, *parts = map(read, ("keys", "index", "weights", *arrays))
+    units = {name: read(name) for name in roles}
+    widths = [(len(keys), array.shape[1]) for array in arrays.values()]
+    kinds = [a.dtype.kind for a in (index, keys, weights, *parts)]
+    if (
+        keys.ndim != 1
+        or index.shape != keys.shape
+        or weights.shape != keys.shape
+        or [part.shape for part in parts] != widths
+        or kinds != ["i", *(["f"] * (len(kinds) - 1))]
+        or any((v.shape, v.dtype) != (keys.shape, _ROLES[name]) for name, v in units.items())
+        or not len(keys)
+        or not 0 <= index.min() <= index.max() < arrays["x"].shape[0]
+    ):
+        raise StoreError(f"the row sample of {location} does not fit its rows: write it again")
+    # As floats, which passes read: then the rows of the sample are in the folds they are in there.
+    units = {name: values.astype(np.float64) for name, values in units.items()}
+    return RowSample(keys, index, tuple(parts), weights, complete, units)

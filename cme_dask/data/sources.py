@@ -1,0 +1,273 @@
+"""Where rows come from: anything with a shape that can be read by row ranges."""
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import zarr
+
+from cme_dask.data.store import DECODE_ERRORS, GuardedStore, brief, check_chunk, packed_bytes
+from cme_dask.errors import StoreError
+
+Array = Any
+T = TypeVar("T")
+
+
+class RowSource(Protocol):
+    """Rows of a two-dimensional array, read by ranges, picklable to any worker."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(n, d)."""
+
+    @property
+    def chunk_rows(self) -> int | None:
+        """Rows per storage chunk; None if any range costs the same (memory)."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row where it lies, before compression."""
+
+    def read(self, start: int, stop: int) -> Array:
+        """Rows [start, stop) as float64, shape (stop - start, d)."""
+
+    def pick(self, positions: tuple[int, ...]) -> "RowSource":
+        """The same rows with the columns at these positions only."""
+
+
+@dataclass(frozen=True, eq=False)
+class ArraySource:
+    """Rows of an array in memory, the first of them with global index ``offset``."""
+
+    array: Array
+    offset: int = 0
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(n, d)."""
+        return int(self.array.shape[0]), int(self.array.shape[1])
+
+    @property
+    def chunk_rows(self) -> int | None:
+        """Any range costs the same."""
+        return None
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row in memory."""
+        return self.shape[1] * int(self.array.dtype.itemsize)
+
+    def read(self, start: int, stop: int) -> Array:
+        """Rows with global index in [start, stop), shape (stop - start, d)."""
+        rows = self.array[start - self.offset : stop - self.offset]
+        return np.ascontiguousarray(rows, dtype=np.float64)
+
+    def pick(self, positions: tuple[int, ...]) -> "ArraySource":
+        """The same rows with the columns at these positions only."""
+        return ArraySource(self.array[:, list(positions)], self.offset)
+
+
+@dataclass(frozen=True, eq=False)
+class ZarrSource:
+    """Rows of a Zarr array of one or two dimensions, optionally some of its columns.
+
+    A chunk that does not decode is an error that names the chunk.
+
+    Attributes
+    ----------
+    array
+        The array.
+    columns
+        Positions of the columns; None for all.
+    whole
+        Whether all its chunks were written, so that one that is not there is lost; of others, its
+        values are those of the array's fill value.
+    """
+
+    array: zarr.Array[Any]
+    columns: tuple[int, ...] | None = None
+    whole: bool = False
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(n, d)."""
+        width = self.array.shape[1] if self.array.ndim == 2 else 1
+        return int(self.array.shape[0]), width if self.columns is None else len(self.columns)
+
+    @property
+    def chunk_rows(self) -> int | None:
+        """Rows per chunk (per shard, if there are shards)."""
+        return int((self.array.shards or self.array.chunks)[0])
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a whole row in the store: chunks hold all columns."""
+        return int(np.prod(self.array.shape[1:])) * int(self.array.dtype.itemsize)
+
+    def read(self, start: int, stop: int) -> Array:
+        """Rows [start, stop) as float64, shape (stop - start, d).
+
+        Raises
+        ------
+        StoreError
+            If a chunk is truncated, corrupt or missing; the message names it.
+        """
+        rows = np.asarray(self.stored(start, stop), dtype=np.float64)
+        return rows if rows.ndim == 2 else rows[:, None]
+
+    def stored(self, start: int, stop: int) -> Array:
+        """Rows [start, stop) in the stored type and number of dimensions; errors as of `read`."""
+        try:
+            rows = self._select(start, stop)
+        except DECODE_ERRORS as error:
+            raise self._locate(start, stop, error) from error
+        if self.whole:
+            self._check_filled(start, rows)
+        return rows
+
+    def pick(self, positions: tuple[int, ...]) -> "ZarrSource":
+        """The same rows with the columns at these positions only; the others are left unread."""
+        held = range(self.shape[1]) if self.columns is None else self.columns
+        return replace(self, columns=tuple(held[p] for p in positions))
+
+    def missing_chunks(self, start: int, stop: int) -> list[str]:
+        """Names of the chunks of rows [start, stop) that are not in the store."""
+        names = [
+            name for number in self._chunk_numbers(start, stop) for name in self._names(number)
+        ]
+        return [name for name in names if not zarr.core.sync.sync(self.array.store.exists(name))]
+
+    def check_listed(self, location: str) -> None:
+        """StoreError if chunks of a local folder are missing, by a look at the names alone.
+
+        Parameters
+        ----------
+        location
+            Where it lies, for the message.
+        """
+        store = self.array.store
+        if not isinstance(store, GuardedStore) or 0 in self.array.shape:
+            return
+        first, *_ = self._names(0)
+        folder = store.root / first.rsplit("/", self.array.ndim)[0]
+        count = -(-self.array.shape[0] // self.array.chunks[0])
+        found = set(os.listdir(folder)) if folder.is_dir() else set()
+        if len(found) < count or not {"0", str(count - 1)} <= found:
+            lost = next((i for i in range(count) if str(i) not in found), 0)
+            raise lost_chunk(self._names(lost)[0], location)
+
+    def _check_filled(self, start: int, rows: Array) -> None:
+        """StoreError if rows are those of a chunk that is not in the store."""
+        step = self.chunk_rows or 1
+        fill: Any = self.array.fill_value
+        firsts = [
+            max(number * step, start) for number in self._chunk_numbers(start, start + len(rows))
+        ]
+        if not firsts:
+            return
+        heads = np.asarray(rows[np.asarray(firsts, dtype=np.int64) - start])
+        alike = np.isnan(heads) if heads.dtype.kind == "f" and np.isnan(fill) else heads == fill
+        for first, same in zip(firsts, alike.reshape(len(firsts), -1).all(axis=1), strict=True):
+            if same and (lost := self.missing_chunks(first, first + 1)):
+                raise lost_chunk(lost[0], str(self.array.store))
+
+    def _check_files(self, start: int, stop: int) -> None:
+        """Errors of `check_chunk`; StoreError on a chunk that is missing from a local folder."""
+        size, blosc = packed_bytes(self.array)
+        for number in self._chunk_numbers(start, stop):
+            for name in self._names(number):
+                if not check_chunk(self.array.store, name, size, blosc=blosc):
+                    raise lost_chunk(name, str(self.array.store))
+
+    def _select(self, start: int, stop: int) -> Array:
+        if self.whole and self.array.shards is None:
+            self._check_files(start, stop)
+        if self.array.ndim == 1:
+            return self.array[start:stop]
+        if self.columns is None:
+            return self.array[start:stop, :]
+        return self.array.get_orthogonal_selection((slice(start, stop), np.array(self.columns)))
+
+    def _chunk_numbers(self, start: int, stop: int) -> range:
+        rows = self.chunk_rows or 1
+        return range(start // rows, -(-stop // rows))
+
+    def _names(self, number: int) -> list[str]:
+        rest = (
+            range(-(-s // c))
+            for s, c in zip(self.array.shape[1:], self.array.chunks[1:], strict=True)
+        )
+        grid = np.stack(np.meshgrid([number], *rest, indexing="ij"), axis=-1)
+        encode = self.array.metadata.encode_chunk_key
+        prefix = f"{self.array.path}/" if self.array.path else ""
+        return [
+            prefix + encode(tuple(int(i) for i in key)) for key in grid.reshape(-1, grid.shape[-1])
+        ]
+
+    def _locate(self, start: int, stop: int, error: BaseException) -> StoreError:
+        rows = self.chunk_rows or 1
+        for number in self._chunk_numbers(start, stop):
+            low, high = max(start, number * rows), min(stop, (number + 1) * rows)
+            try:
+                self._select(low, high)
+            except StoreError as missing:
+                return missing
+            except DECODE_ERRORS as cause:
+                names = " or ".join(self._names(number))
+                return StoreError(
+                    f"chunk {names} of {self.array.store} (rows {low} to {high - 1}) is truncated "
+                    f"or corrupt ({brief(cause)}): restore it from a copy or write the store again"
+                )
+        return StoreError(
+            f"rows {start} to {stop - 1} of {self.array.store} can't be read: {brief(error)}"
+        )
+
+
+def lost_chunk(name: str, location: str) -> StoreError:
+    """The error on a chunk that is not there."""
+    return StoreError(
+        f"chunk {name} of {location} is missing: restore it from a copy or write the store again"
+    )
+
+
+def read_strips(source: RowSource, start: int, stop: int, length: int) -> Iterator[Array]:
+    """Consecutive strips of ``length`` rows of [start, stop), each storage chunk read once."""
+    return in_strips(source.read, source.chunk_rows, start, stop, length)
+
+
+def in_strips(
+    read: Callable[[int, int], Array], chunk: int | None, start: int, stop: int, length: int
+) -> Iterator[Array]:
+    """What ``read(start, stop)`` gives, in strips of ``length`` rows.
+
+    Reads end on the borders of chunks of ``chunk`` rows; rows of a chunk that belong to the next
+    strip wait in memory.
+    """
+    held, held_stop = None, start
+    for low in range(start, stop, length):
+        high = min(low + length, stop)
+        if held_stop < high:
+            upto = high if chunk is None else min(stop, -(-high // chunk) * chunk)
+            fresh = read(held_stop, upto)
+            held = fresh if held is None or not len(held) else np.concatenate([held, fresh])
+            held_stop = upto
+        assert held is not None
+        yield held[: high - low]
+        held = held[high - low :]
+
+
+def ahead(items: Iterator[T]) -> Iterator[T]:
+    """The items, each fetched by a second thread while the one before it is in use.
+
+    So a task that computes does not wait for the store as well, at the price of one more item in
+    memory.
+    """
+    with ThreadPoolExecutor(1, thread_name_prefix="read-ahead") as reader:
+        end = object()
+        coming = reader.submit(next, items, end)
+        while (item := coming.result()) is not end:
+            coming = reader.submit(next, items, end)
+            yield item  # type: ignore[misc]

@@ -1,0 +1,563 @@
+"""Zarr groups as files of ours: written aside and renamed, read without trust.
+
+Zarr groups as files of ours: a described kind, a schema version, checksummed arrays.
+
+The group attribute ``cme_dask`` describes what is inside. It is written last, so a group without it
+was never finished, and closed by a checksum of its own. What is read may come from anybody: nothing
+in it is executed, and memory is taken only for what the files can hold.
+"""
+
+import contextlib
+import errno
+import json
+import math
+import os
+import shutil
+import stat
+import time
+import uuid
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import numpy as np
+import zarr
+from zarr.abc.store import ByteRequest
+from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec
+from zarr.core.buffer import Buffer, BufferPrototype
+from zarr.storage import LocalStore
+
+from cme_dask.errors import DataError, ResourceError, StoreError, remedy, switch
+
+# Write aside, rename last: an output is either whole or absent
+
+
+ATTRIBUTE = "cme_dask"
+"""Attribute of a Zarr group that describes what is inside; written last."""
+
+
+def check_room(path: str | os.PathLike[str], size: int, what: str) -> None:
+    """ResourceError unless the disk of an output has room for it.
+
+    Parameters
+    ----------
+    path
+        The output.
+    size
+        Bytes that it takes.
+    what
+        What takes them, for the message.
+    """
+    folder = Path(path).absolute().parent
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if size > free:
+        raise ResourceError(
+            f"{what} take about {size / 1e9:,.3g} GB, the disk of {folder} has "
+            f"{free / 1e9:,.3g} GB free: ask for fewer rows, or choose another path"
+        )
+
+
+def check_output(path: str | os.PathLike[str], overwrite: bool) -> Path:
+    """Refuse an output before any work is done for it.
+
+    Raises
+    ------
+    DataError
+        If the path is a URL, exists without ``overwrite``, or its folder is missing.
+    ResourceError
+        If its folder can't be written to.
+    """
+    if "://" in str(path):
+        raise DataError(f"outputs are local paths, got the URL {path}: write here and upload it")
+    target = Path(path)
+    with disk_errors(target):
+        there, folder = os.path.lexists(target), target.is_dir()
+    if folder and overwrite and not _is_ours(target):
+        raise DataError(
+            f"{target} is a folder that cme_dask did not write: it will not be overwritten; choose "
+            "another path, or remove it yourself"
+        )
+    if there and not overwrite:
+        raise DataError(
+            f"{target} already exists: choose another path or overwrite it ({switch('overwrite')})"
+        )
+    parent = target.absolute().parent
+    if not parent.is_dir():
+        raise DataError(f"the folder {parent} of the output does not exist: create it first")
+    if not os.access(parent, os.W_OK):
+        raise ResourceError(f"the folder {parent} can't be written to: check its permissions")
+    return target
+
+
+@contextlib.contextmanager
+def writing(path: str | os.PathLike[str], *, overwrite: bool = False) -> Iterator[Path]:
+    """A side path to write to; it takes the place of ``path`` when the block ends well.
+
+    On any error the side path is removed and an earlier output stays as it was.
+    """
+    target = check_output(path, overwrite)
+    aside = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")
+    try:
+        yield aside
+        with disk_errors(target):
+            publish(aside, target)
+    finally:
+        _remove(aside)
+
+
+def workshop_folder(target: Path) -> Path:
+    """Where work on an output goes on that may be resumed, beside it."""
+    return target.with_name(f".{target.name}.partial")
+
+
+@contextlib.contextmanager
+def disk_errors(target: object) -> Iterator[None]:
+    """Turn a full or read-only disk into one sentence."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise ResourceError(
+                f"the disk is full while writing {target}: free some space and run it again; "
+                "nothing was left half-written"
+            ) from error
+        raise ResourceError(f"{target} can't be written: {error.strerror or error}") from error
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether a folder is a finished store of ours, by the attribute that is written last."""
+    try:
+        described = json.loads((folder / "zarr.json").read_text())["attributes"]
+        return ATTRIBUTE in described
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def publish(aside: Path, target: Path) -> None:
+    """Put a whole output in its place; an earlier one is there until then."""
+    if not os.path.lexists(target):  # a link that leads nowhere is there, too
+        aside.rename(target)
+        return
+    old = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.old")
+    target.rename(old)
+    try:
+        aside.rename(target)
+    except OSError:
+        old.rename(target)
+        raise
+    _remove(old)
+
+
+def _remove(path: Path) -> None:
+    """Remove a path; threads that wrote when we were interrupted may still add to it."""
+    for pause in (0.0, 0.1, 0.3, 1.0):
+        time.sleep(pause)
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+        if not path.exists():
+            return
+
+
+# A local folder of Zarr files that may come from anybody: only its own plain files are read
+
+
+MOST_BYTES = 1 << 31
+"""Of a chunk as Blosc packs it, and so of any array that is one chunk."""
+
+_METADATA = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
+_MOST_METADATA = 1 << 27
+_OVERHEAD = 1 << 16  # of a packed chunk over its values, at most
+_FRAME = 16  # bytes of the head of a Blosc frame
+
+
+class GuardedStore(LocalStore):
+    """A folder out of which no link leads, and in which nothing blocks or never ends."""
+
+    async def get(
+        self,
+        key: str,
+        prototype: BufferPrototype | None = None,
+        byte_range: ByteRequest | None = None,
+    ) -> Buffer | None:
+        """The bytes of a file; OSError if it is none of the folder's own plain files."""
+        check_file(str(self.root), key)
+        return await super().get(key, prototype, byte_range)
+
+    def get_sync(
+        self,
+        key: str,
+        *,
+        prototype: BufferPrototype | None = None,
+        byte_range: ByteRequest | None = None,
+    ) -> Buffer | None:
+        """As :meth:`get`."""
+        check_file(str(self.root), key)
+        return super().get_sync(key, prototype=prototype, byte_range=byte_range)
+
+
+def check_file(root: str, key: str) -> int | None:
+    """Bytes of the file of this key, or None if there is none.
+
+    Raises
+    ------
+    OSError
+        If it is a device or a pipe, which may never end; lies outside the folder, by a link or
+        ``..``; or is a description of more than 128 MB.
+    """
+    path = os.path.join(root, key)
+    try:
+        about = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    if stat.S_ISDIR(about.st_mode):
+        return None
+    if not stat.S_ISREG(about.st_mode):
+        raise OSError(f"{key} is no plain file but a device, pipe or socket")
+    folder = os.path.realpath(root)
+    if os.path.commonpath([folder, os.path.realpath(path)]) != folder:
+        raise OSError(f"{key} leads out of the folder: copy it with its links followed (cp -rL)")
+    if about.st_size > _MOST_METADATA and os.path.basename(key) in _METADATA:
+        raise OSError(f"{key} is a description of {about.st_size:,} bytes")
+    return about.st_size
+
+
+def check_chunk(store: Any, key: str, values: int, *, blosc: bool) -> bool:
+    """Whether a chunk is there, before any memory is taken for it; other stores than folders: True.
+
+    Parameters
+    ----------
+    store
+        Where it lies.
+    key
+        Its key.
+    values
+        Bytes of its values.
+    blosc
+        Whether it is a Blosc frame, which says itself what it unpacks to.
+
+    Raises
+    ------
+    OSError
+        If it is longer than its values can be packed to, or unpacks to another number of bytes.
+    """
+    if not isinstance(store, GuardedStore):
+        return True
+    size = check_file(str(store.root), key)
+    if size is None:
+        return False
+    if size > values + values // 64 + _OVERHEAD:
+        raise OSError(f"{key} has {size:,} bytes for values of {values:,}")
+    if blosc:
+        with open(os.path.join(store.root, key), "rb") as file:
+            head = file.read(_FRAME)
+        found = int.from_bytes(head[4:8], "little")
+        if len(head) < _FRAME or found != values:
+            raise OSError(f"{key} unpacks to {found:,} bytes, not to {values:,}")
+    return True
+
+
+# Zarr groups as files of ours: a described kind, a schema version, checksummed arrays
+
+
+Array = Any
+
+DECODE_ERRORS = (
+    *(ValueError, RuntimeError, OSError, LookupError, TypeError, AttributeError, ArithmeticError),
+    *(AssertionError, MemoryError),
+)
+"""What zarr, its codecs and its stores raise on bytes that don't decode."""
+
+_CHECKSUM = "checksum"
+_LONGEST = 200
+_LARGEST = 1 << 30  # bytes of a chunk: Blosc takes 2 GB at most
+_SAFE_CODECS = {  # of Zarr 2, by name; those left out run code, or are not known
+    *("adler32", "astype", "bitround", "blosc", "bz2", "crc32", "crc32c", "delta"),
+    *("fixedscaleoffset", "fletcher32", "gzip", "jenkins_lookup3", "lz4", "lzma", "packbits"),
+    *("quantize", "shuffle", "vlen-bytes", "vlen-utf8", "zlib", "zstd"),
+}
+
+
+def brief(value: object) -> str:
+    """What others say or files hold, in one line that is no longer than a sentence may be."""
+    text = " ".join(str(value).split())
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def open_zarr(path: str | os.PathLike[str], storage_options: dict[str, Any] | None = None) -> Any:
+    """The Zarr group or array at a path or fsspec URL.
+
+    Raises
+    ------
+    StoreError
+        If there is nothing, or nothing that Zarr can read.
+    ResourceError
+        If the URL's protocol needs a package that is not installed.
+    """
+    where = os.fspath(path)
+    if where.startswith("file://"):
+        where = where.removeprefix("file://")
+    if "://" not in where:
+        _check_finished(Path(where))
+    if "://" not in where and not os.path.exists(where):
+        raise StoreError(f"{where} does not exist: give the path or URL of a Zarr store")
+    try:
+        # Absolute, because workers of a cluster may have another working folder.
+        absolute: Any = where if "://" in where else os.path.abspath(where)
+        if "://" not in where and os.path.isdir(where):
+            absolute = GuardedStore(absolute, read_only=True)
+        found = zarr.open(absolute, mode="r", storage_options=storage_options)
+    except ImportError as error:
+        raise ResourceError(
+            f"{where} needs a package that is not installed: {brief(error)}"
+        ) from error
+    except DECODE_ERRORS as error:
+        raise StoreError(f"{where} is no readable Zarr store: {brief(error)}") from error
+    return safe(found, where) if isinstance(found, zarr.Array) else found
+
+
+def safe(array: zarr.Array[Any], location: str) -> zarr.Array[Any]:
+    """The array itself; StoreError if reading it could run code that comes with the data."""
+    if array.metadata.zarr_format == 2:
+        codecs = [*(array.filters or ()), *array.compressors]
+        names = [getattr(codec, "codec_id", "?") for codec in codecs]
+        unsafe = [name for name in names if name not in _SAFE_CODECS]
+        if unsafe:
+            raise StoreError(
+                f"{location} uses the codec {brief(repr(unsafe[0]))}, which may run code or is not "
+                "known to be safe: write it again with another one"
+            )
+    return array
+
+
+def _check_finished(path: Path) -> None:
+    """StoreError on a store that is being written, or that was when its writer was cut off."""
+    ours = path.name.startswith(".") and path.name.endswith(".partial")
+    if ours or (not path.exists() and workshop_folder(path).exists()):
+        raise StoreError(
+            f"{path} is unfinished: it is still being written, or that was interrupted "
+            + remedy(
+                "(cme_dask.ingest with resume=True goes on)",
+                "(the same command with --resume goes on)",
+            )
+        )
+
+
+def read_attribute(group: zarr.Group, kind: str, version: int, location: str) -> dict[str, Any]:
+    """The description of a stored ``kind``, checked for completeness and version."""
+    about = group.attrs.get(ATTRIBUTE)
+    if not isinstance(about, dict):
+        raise StoreError(
+            f"{location} is no finished {kind} of cme_dask (its group has no {ATTRIBUTE!r} "
+            "attribute): it is of another kind, or its writing was cut off; write it again"
+        )
+    if about.get("kind") != kind:
+        raise StoreError(
+            f"{location} holds a {brief(repr(about.get('kind')))}, a {kind!r} was expected"
+        )
+    found = about.get("schema_version")
+    if type(found) is not int or found < 1:
+        raise StoreError(f"{location} has the unreadable schema version {brief(repr(found))}")
+    if found > version:
+        raise StoreError(
+            f"{location} has schema version {found}, this cme_dask reads up to {version}: "
+            "install a newer cme_dask"
+        )
+    _check_seal(about, location)
+    return about
+
+
+def sealed(about: Mapping[str, Any]) -> dict[str, Any]:
+    """A description with a checksum of it, which :func:`read_attribute` checks."""
+    return {**about, _CHECKSUM: _checksum(about)}
+
+
+def _check_seal(about: dict[str, Any], location: str) -> None:
+    """StoreError if a description is not the one that was written; older ones have no checksum."""
+    if _CHECKSUM not in about:
+        return
+    rest = {key: value for key, value in about.items() if key != _CHECKSUM}
+    try:
+        intact = about[_CHECKSUM] == _checksum(rest)
+    except RecursionError:
+        intact = False
+    if not intact:
+        raise StoreError(
+            f"the description of {location} is damaged or was changed (its checksum differs): "
+            "restore it from a copy or write it again"
+        )
+
+
+def _checksum(about: Mapping[str, Any]) -> str:
+    # NaN and infinities become texts, as they do in Zarr's attributes.
+    plain = json.loads(json.dumps(about), parse_constant=str)
+    text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
+    return f"{zlib.crc32(text.encode()):08x}"
+
+
+def stored_array(group: zarr.Group, name: str, location: str) -> zarr.Array[Any]:
+    """The named array of a group of ours.
+
+    Raises
+    ------
+    StoreError
+        If it is not there, its description is damaged, or its chunks are of another form than
+        :func:`write_array` and the writers of rows give them.
+    """
+    array = member(group, name, location)
+    if not isinstance(array, zarr.Array):
+        raise StoreError(f"{location} lacks the array {name!r}: restore it or write it again")
+    form = _foreign_form(array)
+    if form is not None:
+        raise StoreError(
+            f"the array {name!r} of {location} is not as cme_dask writes arrays ({form}): restore "
+            "it from a copy or write it again"
+        )
+    return array
+
+
+def _foreign_form(array: zarr.Array[Any]) -> str | None:
+    """What of an array's form is not ours, or None."""
+    if array.metadata.zarr_format != 3:
+        return f"Zarr version {array.metadata.zarr_format}"
+    strange = [
+        *array.filters,
+        *(c for c in array.compressors if not isinstance(c, BloscCodec | Crc32cCodec)),
+        *([] if array.shards is None else ["shards"]),
+    ]
+    serializer = array.serializer
+    endian = getattr(serializer, "endian", None)
+    if not isinstance(serializer, BytesCodec) or getattr(endian, "value", endian) == "big":
+        strange.append(serializer)
+    if strange:
+        name = strange[0] if isinstance(strange[0], str) else type(strange[0]).__name__
+        return f"{name} among its codecs"
+    size, _ = packed_bytes(array)
+    if min((*array.chunks, *array.shape, 0)) < 0 or 0 in array.chunks:
+        return f"chunks {array.chunks} of shape {array.shape}"
+    return f"chunks of {size:,} bytes" if size > MOST_BYTES else None
+
+
+def member(group: zarr.Group, name: str, location: str) -> Any:
+    """The named array or group, or None; StoreError if its description is damaged."""
+    try:
+        return group.get(name)
+    except DECODE_ERRORS as error:
+        raise StoreError(
+            f"the description of {name!r} in {location} is damaged ({brief(error)}): restore it "
+            "from a copy or write it again"
+        ) from error
+
+
+def read_array(
+    group: zarr.Group, name: str, location: str, written: Mapping[str, Any] | None = None
+) -> Array:
+    """All values of a small stored array.
+
+    Parameters
+    ----------
+    group, name, location
+        The array.
+    written
+        What :func:`write_array` said of it; None if that is not known.
+
+    Raises
+    ------
+    StoreError
+        If its chunk is missing, does not decode, or is not what was written.
+    """
+    array = stored_array(group, name, location)
+    restore = "restore it from a copy or write it again"
+    if written is not None and (form := _form(array)) != {k: written.get(k) for k in form}:
+        raise StoreError(
+            f"the array {name!r} of {location} should be {brief(written.get('dtype'))} of shape "
+            f"{brief(written.get('shape'))}, it is {form['dtype']} of shape {form['shape']}: "
+            f"{restore}"
+        )
+    if array.nchunks > 1 and array.chunks != _cut(array.shape, array.dtype.itemsize):
+        raise StoreError(
+            f"the array {name!r} of {location} is cut into {array.nchunks:,} chunks, cme_dask "
+            f"writes it otherwise: {restore}"
+        )
+    try:
+        # Its chunks are always written, so a missing one is lost: it would read as zeros.
+        whole = _has_chunks(array)
+        values = np.asarray(array[...] if whole else None)
+    except DECODE_ERRORS as error:
+        raise StoreError(
+            f"the array {name!r} of {location} is truncated or corrupt ({brief(error)}): {restore}"
+        ) from error
+    if not whole:
+        raise StoreError(f"the array {name!r} of {location} lacks a chunk: {restore}")
+    if written is not None and written.get("crc32") != _crc32(values):
+        raise StoreError(
+            f"the array {name!r} of {location} is not the one that was written (its checksum "
+            f"differs): {restore}"
+        )
+    return values
+
+
+def packed_bytes(array: zarr.Array[Any]) -> tuple[int, bool]:
+    """Bytes of the values of a chunk, and whether chunks are Blosc frames."""
+    size = math.prod(array.chunks) * array.dtype.itemsize
+    return size, bool(array.compressors) and isinstance(array.compressors[0], BloscCodec)
+
+
+def _has_chunks(array: zarr.Array[Any]) -> bool:
+    """Whether all chunks of an array that is cut along its first axis are there."""
+    size, blosc = packed_bytes(array)
+    prefix, rest = f"{array.path}/" if array.path else "", (0,) * (array.ndim - 1)
+    store, encode = array.store, array.metadata.encode_chunk_key
+    if not isinstance(store, GuardedStore):
+        return array.nchunks_initialized == array.nchunks
+    keys = (prefix + encode((i, *rest) if array.ndim else ()) for i in range(array.nchunks))
+    return all(check_chunk(store, key, size, blosc=blosc) for key in keys)
+
+
+def _cut(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Shape of the chunks of a small array: one, but for what is too large for Blosc."""
+    least = tuple(max(1, s) for s in shape)
+    if not least:
+        return ()
+    across = itemsize * math.prod(least[1:])
+    return (min(least[0], max(1, _LARGEST // across)), *least[1:])
+
+
+def write_array(group: zarr.Group, name: str, values: Array) -> dict[str, Any]:
+    """Store an array that memory holds, with a checksum; JSON form of what was written."""
+    values = np.asarray(values)
+    array = group.create_array(
+        name,
+        shape=values.shape,
+        chunks=_cut(values.shape, values.dtype.itemsize),
+        dtype=values.dtype,
+        compressors=compressors(),
+        config={"write_empty_chunks": True},
+    )
+    array[...] = values
+    return {**_form(array), "crc32": _crc32(values)}
+
+
+def is_listing(value: object) -> TypeGuard[dict[str, dict[str, Any]]]:
+    """Whether this is what :func:`write_array` said of arrays, by name, as far as types tell."""
+    return isinstance(value, dict) and all(
+        name.isidentifier() and isinstance(written, dict) for name, written in value.items()
+    )
+
+
+def _form(array: zarr.Array[Any]) -> dict[str, Any]:
+    return {"dtype": str(array.dtype), "shape": list(array.shape)}
+
+
+def _crc32(values: Array) -> str:
+    flat: Any = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+    return f"{zlib.crc32(flat):08x}"
+
+
+def compressors() -> list[Any]:
+    """LZ4 behind a byte shuffle, closed by a CRC-32C checksum."""
+    return [BloscCodec(cname="lz4", clevel=5, shuffle="shuffle"), Crc32cCodec()]

@@ -1,0 +1,96 @@
+"""Tables to ingest, in whatever format: what a reader gives, and which one reads what."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Protocol
+
+import fsspec
+import pyarrow as pa
+from fsspec.implementations.local import LocalFileSystem
+
+BATCH_BYTES = 1 << 23
+
+
+class Kind(StrEnum):
+    """What the values of a column are taken for."""
+
+    NUMBER = "number"
+    CATEGORY = "category"
+    TIME = "time"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Consecutive rows of a table.
+
+    Attributes
+    ----------
+    columns
+        The wanted columns, in the wanted order, in native types: numbers, booleans, text (plain or
+        dictionary-encoded), timestamps; null where a value is missing.
+    first_row
+        What messages call the first of these rows.
+    position
+        Where reading resumes after this batch; JSON that only the reader understands.
+    """
+
+    columns: pa.RecordBatch
+    first_row: int
+    position: dict[str, Any]
+
+
+class Source(Protocol):
+    """One table, read in order and in bounded memory."""
+
+    @property
+    def name(self) -> str:
+        """What messages call it: the path, or the URL if it is remote."""
+
+    def columns(self) -> tuple[str, ...]:
+        """The names of its columns, as they are, so possibly repeated."""
+
+    def batches(
+        self,
+        wanted: Sequence[str],
+        kinds: Mapping[str, Kind],
+        null_values: Sequence[str],
+        position: Mapping[str, Any] | None,
+    ) -> Iterator[Batch]:
+        """Batches from a position on, or from the start.
+
+        ``kinds`` tells a reader of text what each column holds; readers of typed formats give what
+        is there. ``null_values`` are the texts that stand for a missing value.
+
+        Raises
+        ------
+        DataError
+            If the table is damaged or a value is not of its kind, naming table, column and row.
+        """
+
+    def fingerprint(self) -> str:
+        """Changes when the table does: its size and time of change, or its ETag."""
+
+
+def display_name(files: fsspec.AbstractFileSystem, path: str) -> str:
+    """What messages call a file: its path, or its URL if it is remote."""
+    return path if isinstance(files, LocalFileSystem) else str(files.unstrip_protocol(path))
+
+
+def file_fingerprint(files: fsspec.AbstractFileSystem, path: str) -> str:
+    """Size and time of change, or ETag, of one file."""
+    about = files.info(path)
+    marks = [about.get(key) for key in ("mtime", "ETag", "etag", "LastModified", "created")]
+    changed = next((mark for mark in marks if mark is not None), "")
+    return f"{about['size']} {changed}"
+
+
+def rows_per_batch(row_bytes: int) -> int:
+    """Rows of a batch, 8 MB in all."""
+    return max(1, BATCH_BYTES // row_bytes)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names for a message, the first 20 of many."""
+    more = f" and {len(names) - 20:,} more" if len(names) > 20 else ""
+    return ", ".join(map(repr, names[:20])) + more

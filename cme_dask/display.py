@@ -1,0 +1,72 @@
+"""How results are shown in one line: arrays by their shapes, bases by their sizes."""
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+# A ``repr`` that fits on a line, for results that hold arrays
+
+
+_MOST = 300  # letters
+_FEW = 4  # items of a sequence that are all shown
+
+
+def brief_repr(self: Any) -> str:
+    """Class and fields, of arrays their shapes and of long sequences their lengths.
+
+    To be a dataclass's ``__repr__``: of the arrays of a fit, the numbers tell a reader little.
+    """
+    shown = (f"{f.name}={_shown(getattr(self, f.name))}" for f in fields(self) if f.repr)
+    text = ", ".join(shown)
+    if len(text) > _MOST:
+        text = f"{text[: _MOST - 3]}..."
+    return f"{type(self).__name__}({text})"
+
+
+def passes(count: Any) -> str:
+    """A number of passes in words."""
+    return "1 pass" if int(count) == 1 else f"{int(count)} passes"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return f"<array {value.shape}>"
+    if isinstance(value, (float, np.floating)):
+        return f"{value:.6g}"
+    if isinstance(value, np.generic):
+        return repr(value.item())
+    if type(value) in (list, tuple):
+        if len(value) > _FEW:
+            return f"<{len(value)} {_kind(value)}>"
+        items = ", ".join(map(_shown, value))
+        return f"[{items}]" if isinstance(value, list) else f"({items})"
+    if isinstance(value, dict):
+        return f"<dict of {len(value)}>"
+    return repr(value)
+
+
+def _kind(values: Any) -> str:
+    kinds = {type(value).__name__ for value in values}
+    return f"{kinds.pop()}s" if len(kinds) == 1 else "items"
+
+
+# The size of a basis in words
+
+
+def rank_text(ranks: Sequence[int], functions: int) -> str:
+    """Return the size of a basis in words.
+
+    Parameters
+    ----------
+    ranks
+        Numbers of pivots, one for each member of an averaged model.
+    functions
+        Number of functions of the model, all members together.
+    """
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    low, high = min(ranks), max(ranks)
+    each = f"{low}" if low == high else f"{low} to {high}"
+    return f"{len(ranks)} members of rank {each} each, {functions} functions"

@@ -1,0 +1,383 @@
+"""Transforms of single columns, and kernels of transformed columns."""
+
+import math
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from numbers import Real
+from typing import Any, ClassVar
+
+from array_api_compat import array_namespace, device
+
+from cme_dask.errors import DataError
+from cme_dask.kernels.base import Array, Kernel, Sectioned, check_kernel, check_number, is_a
+from cme_dask.kernels.evaluator import Sections
+
+# Coordinates: maps of single columns, to a common scale or to pooled levels
+
+
+Map = Callable[[Array], Array]
+
+
+@dataclass(frozen=True)
+class Coordinate(ABC):
+    """A map of one column, ``coordinate(xp, column)``, shape (n,) to (n,)."""
+
+    # What columns in this coordinate are called.
+    _noun: ClassVar[str]
+
+    def __call__(self, xp: Any, column: Array) -> Array:
+        """Return the mapped column, shape (n,)."""
+        return self.prepare(xp, column)(column)
+
+    @abstractmethod
+    def prepare(self, xp: Any, like: Array) -> Map:
+        """Return the map, prepared for many columns that live where ``like`` does."""
+
+    @abstractmethod
+    def inverse(self) -> "Coordinate":
+        """Return the map back.
+
+        Raises
+        ------
+        DataError
+            If several values are mapped to one.
+        """
+
+    @abstractmethod
+    def slope(self, xp: Any, column: Array) -> Array:
+        """Return dt / dx at a column, shape (n,), at knots that on the left; DataError as above."""
+
+
+@dataclass(frozen=True)
+class Standard(Coordinate):
+    """A column without location and unit, (x - shift) / scale.
+
+    Parameters
+    ----------
+    shift
+        Finite, in the units of the column.
+    scale
+        Positive, in the units of the column.
+    """
+
+    shift: float
+    scale: float
+
+    _noun: ClassVar[str] = "standardised columns"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shift", _finite("shift", self.shift))
+        object.__setattr__(self, "scale", check_number("scale", self.scale))
+
+    def prepare(self, xp: Any, like: Array) -> Map:
+        """Return the map."""
+        return lambda column: (column - self.shift) / self.scale
+
+    def inverse(self) -> "Standard":
+        """Return the map back, scale * t + shift."""
+        return Standard(-self.shift / self.scale, 1.0 / self.scale)
+
+    def slope(self, xp: Any, column: Array) -> Array:
+        """Return 1 / scale."""
+        return xp.full_like(column, 1.0 / self.scale)
+
+
+@dataclass(frozen=True)
+class Scores(Coordinate):
+    """A piecewise linear, strictly increasing map through knots (value, score).
+
+    Beyond the outer knots it goes on with the slopes of the outer segments, so that it is
+    injective and finite everywhere.
+
+    Parameters
+    ----------
+    values
+        At least two, ascending and distinct, in the units of the column.
+    scores
+        As many, ascending and distinct, no unit.
+    """
+
+    values: tuple[float, ...]
+    scores: tuple[float, ...]
+
+    _noun: ClassVar[str] = "normal scores"
+
+    def __post_init__(self) -> None:
+        for name in ("values", "scores"):
+            object.__setattr__(self, name, _ascending(name, getattr(self, name)))
+        if len(self.values) != len(self.scores) or len(self.values) < 2:
+            raise DataError(
+                "values and scores must be at least two and equally many, got "
+                f"{len(self.values)} and {len(self.scores)}"
+            )
+
+    def prepare(self, xp: Any, like: Array) -> Map:
+        """Return the map."""
+        # In float64 whatever the column: neighbouring knots may be one number in float32. A share
+        # of the segment, not a slope: the slope of a short segment may leave the range.
+        values, scores, widths, rises = (
+            xp.asarray(numbers, dtype=xp.float64, device=device(like))
+            for numbers in (self.values, self.scores, _steps(self.values), _steps(self.scores))
+        )
+        inner = values[1:-1]
+        # Rounding takes no segment but the last beyond its end: so the map ascends as computed.
+        ends = xp.asarray((*self.scores[1:-1], math.inf), dtype=xp.float64, device=device(like))
+
+        def map_column(column: Array) -> Array:
+            x = xp.astype(column, xp.float64, copy=False)
+            segment = xp.searchsorted(inner, x)
+            share = (x - xp.take(values, segment)) / xp.take(widths, segment)
+            mapped = xp.take(scores, segment) + xp.take(rises, segment) * share
+            mapped = xp.minimum(mapped, xp.take(ends, segment))
+            return xp.astype(mapped, column.dtype, copy=False)
+
+        return map_column
+
+    def inverse(self) -> "Scores":
+        """Return the map back: the same knots the other way."""
+        return Scores(self.scores, self.values)
+
+    def slope(self, xp: Any, column: Array) -> Array:
+        """Return the slope of the segment."""
+        values, widths, rises = (
+            xp.asarray(numbers, dtype=xp.float64, device=device(column))
+            for numbers in (self.values, _steps(self.values), _steps(self.scores))
+        )
+        segment = xp.searchsorted(values[1:-1], xp.astype(column, xp.float64, copy=False))
+        return xp.take(rises, segment) / xp.take(widths, segment)
+
+
+@dataclass(frozen=True)
+class Pooled(Coordinate):
+    """Codes of a categorical column, those of rare and unknown levels made one.
+
+    A code in ``levels`` becomes its position there, any other number becomes ``len(levels)``.
+
+    Parameters
+    ----------
+    levels
+        The codes that are kept, ascending and distinct; none to pool all.
+    """
+
+    levels: tuple[float, ...]
+
+    _noun: ClassVar[str] = "pooled levels"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "levels", _ascending("levels", self.levels))
+
+    def prepare(self, xp: Any, like: Array) -> Map:
+        """Return the map."""
+        count = len(self.levels)
+        if not count:
+            return xp.zeros_like  # type: ignore[no-any-return]
+        levels = xp.asarray(self.levels, dtype=xp.float64, device=device(like))
+
+        def map_column(column: Array) -> Array:
+            codes = xp.astype(column, xp.float64, copy=False)
+            position = xp.searchsorted(levels, codes)
+            position = xp.where(position < count, position, xp.zeros_like(position))
+            known = xp.take(levels, position) == codes
+            return xp.astype(xp.where(known, position, xp.full_like(position, count)), column.dtype)
+
+        return map_column
+
+    def inverse(self) -> "Coordinate":
+        """Raise DataError: pooled levels can't be told apart."""
+        raise DataError("a column of pooled levels has no inverse")
+
+    def slope(self, xp: Any, column: Array) -> Array:
+        """Raise DataError: levels have no distance."""
+        raise DataError("a column of pooled levels has no slope")
+
+
+COORDINATES: dict[str, type[Coordinate]] = {cls.__name__: cls for cls in (Standard, Scores, Pooled)}
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    """A coordinate for each column of a variable; ``coordinates(X)`` has the shape of X (n, d).
+
+    Parameters
+    ----------
+    columns
+        One :class:`Standard`, :class:`Scores` or :class:`Pooled` per column.
+    """
+
+    columns: tuple[Coordinate, ...]
+
+    def __post_init__(self) -> None:
+        given: Any = self.columns
+        columns = tuple(given) if isinstance(given, (list, tuple)) else ()
+        if not columns or not all(type(c) in COORDINATES.values() for c in columns):
+            raise DataError(
+                f"columns must be at least one of {', '.join(COORDINATES)}, got {given!r}"
+            )
+        object.__setattr__(self, "columns", columns)
+
+    def __call__(self, X: Array) -> Array:
+        """Return the mapped rows, (n, d), of rows X (n, d)."""
+        return self.prepare(array_namespace(X), X)(X)
+
+    def prepare(self, xp: Any, like: Array) -> Map:
+        """Return the map of rows, prepared for many blocks that live where ``like`` does."""
+        maps = [column.prepare(xp, like) for column in self.columns]
+
+        def map_rows(X: Array) -> Array:
+            # A column next to another: blocks are written faster so, and read as fast.
+            return xp.stack([one(X[:, j]) for j, one in enumerate(maps)]).T
+
+        return map_rows
+
+    def inverse(self) -> "Coordinates":
+        """Return the map back; raise DataError if levels of a column are pooled."""
+        return Coordinates(tuple(column.inverse() for column in self.columns))
+
+    def slope(self, X: Array) -> Array:
+        """Return dt_j / dx_j at rows X, shape (n, d); raise DataError if levels are pooled."""
+        xp = array_namespace(X)
+        each = [column.slope(xp, X[:, j]) for j, column in enumerate(self.columns)]
+        return xp.stack(each, axis=1)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {
+            "columns": [
+                {"coordinate": type(column).__name__}
+                | {f.name: _plain(getattr(column, f.name)) for f in fields(column)}
+                for column in self.columns
+            ]
+        }
+
+    @classmethod
+    def from_dict(cls, d: object) -> "Coordinates":
+        """Inverse of :meth:`to_dict`, for files that can't be trusted.
+
+        Raises
+        ------
+        DataError
+            If a name, key, type or value is not one that ``to_dict`` writes.
+        """
+        columns = d.get("columns") if isinstance(d, Mapping) and set(d) == {"columns"} else None
+        if not isinstance(columns, list):
+            raise DataError(f"coordinates must be described by a list of columns, got {d!r:.80}")
+        return cls(tuple(map(_coordinate, columns)))
+
+    def __str__(self) -> str:
+        kinds = {type(column) for column in self.columns}
+        return " and ".join(cls._noun for cls in COORDINATES.values() if cls in kinds)
+
+
+def _coordinate(d: object) -> Coordinate:
+    given = dict(d) if isinstance(d, Mapping) else {}
+    name = given.pop("coordinate", None)
+    cls = COORDINATES.get(name) if isinstance(name, str) else None
+    if cls is None:
+        raise DataError(f"unknown coordinate {name!r}: expected one of {', '.join(COORDINATES)}")
+    expected = {f.name for f in fields(cls)}
+    if set(given) != expected:
+        raise DataError(
+            f"{name} takes exactly the keys {sorted(expected)}, got {sorted(map(str, given))}"
+        )
+    return cls(**given)
+
+
+def _finite(name: str, value: Any) -> float:
+    if is_a(value, Real) and abs(value) <= sys.float_info.max:
+        return float(value)
+    raise DataError(f"{name} must be a finite number, got {value!r}")
+
+
+def _ascending(name: str, values: Any) -> tuple[float, ...]:
+    values = values.tolist() if hasattr(values, "tolist") else values
+    if not isinstance(values, (list, tuple)):
+        raise DataError(f"{name} must be a list of numbers, got {values!r}")
+    numbers = tuple(_finite(name, value) for value in values)
+    if any(a >= b for a, b in pairwise(numbers)):
+        raise DataError(f"{name} must be ascending and distinct, got {values!r:.80}")
+    if numbers and not math.isfinite(numbers[-1] - numbers[0]):
+        raise DataError(f"{name} must span a finite range, got {numbers[0]!r} to {numbers[-1]!r}")
+    return numbers
+
+
+def _steps(values: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(b - a for a, b in pairwise(values))
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+# Kernels of columns in other coordinates
+
+
+@dataclass(frozen=True, repr=False)
+class Warped(Sectioned):
+    """A kernel of mapped columns, base(t(x), t(z)).
+
+    Length scales of the base are in units of the coordinates: standard deviations.
+
+    Parameters
+    ----------
+    base
+        The kernel; it sees rows in the coordinates.
+    coordinates
+        One coordinate t_j for each column.
+    """
+
+    base: Kernel
+    coordinates: Coordinates
+
+    _precedence: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        check_kernel("base", self.base)
+        if not isinstance(self.coordinates, Coordinates):
+            raise DataError(f"coordinates must be Coordinates, got {self.coordinates!r}")
+
+    def _sections(self, xp: Any, Z: Array) -> Sections:
+        return self._mapped(xp, Z, self.base.sections)
+
+    def _log_sections(self, xp: Any, Z: Array) -> Sections:
+        return self._mapped(xp, Z, self.base.log_sections)
+
+    def _mapped(self, xp: Any, Z: Array, prepare: Callable[[Array], Sections]) -> Sections:
+        map_rows = self.coordinates.prepare(xp, Z)
+        return prepare(map_rows(Z)).after(map_rows)
+
+    def _diagonal(self, xp: Any, X: Array) -> Array:
+        return self.base.diagonal(self.coordinates(X))
+
+    @property
+    def unmapped(self) -> tuple[Any, Kernel]:
+        """The coordinates and the base."""
+        return self.coordinates, self.base
+
+    def check(self, n_columns: int) -> None:
+        """Raise DataError if there is not one coordinate per column, or the base does."""
+        count = len(self.coordinates.columns)
+        if count != n_columns:
+            raise DataError(
+                f"the kernel has coordinates of {count} columns but the data have {n_columns} "
+                "columns: give one for each column"
+            )
+        self.base.check(n_columns)
+
+    def measures(self, column: int) -> bool:
+        """Whether the base does."""
+        return self.base.measures(column)
+
+    def pools(self, column: int) -> bool:
+        """Whether the column's levels are pooled."""
+        return isinstance(self.coordinates.columns[column], Pooled)
+
+    @property
+    def upper_bound(self) -> float | None:
+        """The base's bound."""
+        return self.base.upper_bound
+
+    def __repr__(self) -> str:
+        return f"{self.base._operand(1)} of {self.coordinates}"

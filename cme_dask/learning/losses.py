@@ -1,0 +1,411 @@
+"""Held-out losses of kernels on rows in memory, each basis made once."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from scipy.linalg import solve_triangular
+
+from cme_dask.kernels import Kernel
+from cme_dask.metrics import crps
+from cme_dask.numerics.basis import eigenbasis
+from cme_dask.numerics.blending import project
+from cme_dask.numerics.cholesky import pivoted_cholesky
+from cme_dask.numerics.crossval import HeldFold, over_folds
+from cme_dask.numerics.moments import MeanMoments
+from cme_dask.numerics.problem import Regularization
+from cme_dask.numerics.support import Support
+
+# Cross-validation of many kernels on rows held in memory, each basis made once
+
+
+Array = Any
+
+
+@dataclass(frozen=True, eq=False)
+class _Sums:
+    """Weighted sums over some rows: of N N^T, N, N t^T for the events t, and of k(z, z)."""
+
+    gram: Array
+    mean: Array
+    events: Array
+    trace: float
+
+    def __sub__(self, other: "_Sums") -> "_Sums":
+        return _Sums(
+            self.gram - other.gram,
+            self.mean - other.mean,
+            self.events - other.events,
+            self.trace - other.trace,
+        )
+
+
+class ScreenedRows:
+    """Rows of a sample in the order of their folds, with the events that losses are made of.
+
+    Parameters
+    ----------
+    weights
+        Shape (n,).
+    folds
+        Fold number of each row, shape (n,).
+    events
+        Values of functions of y at the rows, shape (n, q).
+    """
+
+    def __init__(self, weights: Array, folds: Array, events: Array) -> None:
+        self.order = np.argsort(folds, kind="stable")
+        self.weights = weights[self.order]
+        self.events = events[self.order]
+        numbers, starts = np.unique(folds[self.order], return_index=True)
+        edges = [*starts.tolist(), len(folds)]
+        self.slices = [slice(edges[i], edges[i + 1]) for i in range(len(numbers))]
+        weighted = self.weights[:, None] * self.events
+        self.shares = np.array([self.weights[s].sum() for s in self.slices])
+        self.event_sums = np.stack([weighted[s].sum(axis=0) for s in self.slices])
+        squares = weighted * self.events
+        self.event_squares = np.stack([squares[s].sum(axis=0) for s in self.slices])
+
+
+class ScreenedSide:
+    """The basis of one variable with one kernel, and what its moments tell in each fold.
+
+    Parameters
+    ----------
+    rows
+        The folds.
+    kernel
+        Of the values.
+    values
+        Rows of the variable in the order of the folds, shape (n, d).
+    tol, max_rank
+        Of the pivots.
+    """
+
+    def __init__(
+        self, rows: ScreenedRows, kernel: Any, values: Array, tol: float, max_rank: int
+    ) -> None:
+        self._rows, self._kernel = rows, kernel
+        found = pivoted_cholesky(kernel, values, tol, max_rank, weights=rows.weights)
+        self._pivots, self._factor = values[found.pivots], found.factor
+        self.newton = self.at(values)
+        self.rank = len(found.pivots)
+        weighted = rows.weights[:, None] * self.newton
+        diagonal = rows.weights * kernel.diagonal(values)
+        self.folds = [
+            _Sums(
+                weighted[s].T @ self.newton[s],
+                weighted[s].sum(axis=0),
+                weighted[s].T @ rows.events[s],
+                float(diagonal[s].sum()),
+            )
+            for s in rows.slices
+        ]
+        self.total = _Sums(
+            sum(f.gram for f in self.folds),
+            sum(f.mean for f in self.folds),
+            sum(f.events for f in self.folds),
+            sum(f.trace for f in self.folds),
+        )
+
+    def at(self, values: Array) -> Array:
+        """The Newton basis at rows of the variable, shape (q, rank)."""
+        sections = self._kernel(values, self._pivots)
+        return solve_triangular(self._factor, sections.T, lower=True, check_finite=False).T
+
+    @cached_property
+    def bases(self) -> list[tuple[Array, Array]]:
+        """Centred eigenbases without each fold: transform and eigenvalues."""
+        found = []
+        for fold, share in zip(self.folds, self._rows.shares, strict=True):
+            rest = self._rows.shares.sum() - share
+            sums = self.total - fold
+            found.append(eigenbasis(sums.gram / rest, sums.mean / rest))
+        return found
+
+
+def screened_folds(rows: ScreenedRows, x: ScreenedSide, y: ScreenedSide) -> list[HeldFold]:
+    """Every fold held out, for this pair of bases."""
+    weighted = rows.weights[:, None] * y.newton
+    cross = [weighted[s].T @ x.newton[s] for s in rows.slices]
+    sums = np.stack([rows.event_sums, rows.event_squares], axis=1)  # (F, 2, q)
+    all_cross, all_events = sum(cross), sums.sum(axis=0)
+    weight = rows.shares.sum()
+    folds = []
+    for i, (own, events, share) in enumerate(zip(cross, sums, rows.shares, strict=True)):
+        rest = _means(
+            weight - share,
+            x.total - x.folds[i],
+            y.total - y.folds[i],
+            all_cross - own,
+            all_events - events,
+        )
+        held = _means(share, x.folds[i], y.folds[i], own, events)
+        (t_x, lam_x), (t_y, lam_y) = x.bases[i], y.bases[i]
+        folds.append(HeldFold(rest, held, t_x, t_y, lam_x, lam_y))
+    return folds
+
+
+def _means(weight: float, x: _Sums, y: _Sums, cross: Array, events: Array) -> MeanMoments:
+    mean, square = events / weight
+    none_x, none_y = np.zeros((len(x.mean), 0)), np.zeros((len(y.mean), 0))
+    return MeanMoments(
+        weight=float(weight),
+        gram=(x.gram / weight, y.gram / weight),
+        cross=cross / weight,
+        mean=(x.mean / weight, y.mean / weight),
+        trace=(x.trace / weight, y.trace / weight),
+        function_mean=(np.zeros(0), mean),
+        function_cross=((none_x, x.events / weight), (none_y, y.events / weight)),
+        function_gram=np.diag(square),  # of which only the diagonal is looked at
+        shift=(np.zeros(0), np.zeros(len(mean))),
+    )
+
+
+# The log score of projected laws at rows that they were fitted without, in cells of y
+
+
+LOG_CELLS = 100
+"""Cells of y in which the log score of a search is taken, at most."""
+
+
+@dataclass(frozen=True, eq=False)
+class CelledRows:
+    """Rows that are judged by the log score, fold by fold.
+
+    Parameters
+    ----------
+    support
+        The S cells of y.
+    rows
+        y of the rows, shape (n, d).
+    weights
+        Of the rows, shape (n,).
+    held
+        What selects the rows of each fold.
+    """
+
+    support: Support
+    rows: Array
+    weights: Array
+    held: Sequence[Array | slice]
+
+    @cached_property
+    def cells(self) -> Array:
+        """The cell of each row, shape (n,)."""
+        return self.support.assign(self.rows)
+
+    def score(self, fold: int, ratio: Array) -> float:
+        r"""Mean log score of the laws at the rows of one fold.
+
+        .. math:: \sum_i p_i \log\Bigl((1 - \epsilon) \frac{w_s(x_i)}{v_s} + \epsilon\Bigr), \quad
+                  y_i \in s, \quad \epsilon = 1 / m,
+
+        with w the projection of the ratio and v the masses of the cells among the m rows of the
+        other folds: a law of which a share of 1 / m is the marginal, so that the logarithm is
+        finite. Independence has 0, and so does a row in a cell that the others have no rows in.
+
+        Parameters
+        ----------
+        fold
+            Which of ``held``, b rows.
+        ratio
+            Signed density ratio at these rows and the points of the support, shape (b, S), fitted
+            on the other folds.
+        """
+        held = self.held[fold]
+        rest = np.ones(len(self.cells), dtype=bool)
+        rest[held] = False
+        at, weights = self.cells[held], self.weights[held]
+        if not len(at) or not rest.any():
+            return 0.0  # there is nothing to judge, or nothing to judge by
+        masses = np.bincount(self.cells[rest], self.weights[rest], len(self.support.points))
+        masses = masses / masses.sum()
+        laws = project(ratio, masses)[0][np.arange(len(at)), at]
+        density = np.divide(laws, masses[at], out=np.ones(len(at)), where=masses[at] > 0.0)
+        floor = 1.0 / np.count_nonzero(rest)
+        return float(weights @ np.log((1.0 - floor) * density + floor) / weights.sum())
+
+
+def log_loss(
+    folds: Sequence[HeldFold],
+    regs: Sequence[Regularization],
+    rows: CelledRows,
+    newton_x: Array,
+    newton_y: Array,
+) -> tuple[Array, Array]:
+    """Minus the held-out log score for each ridge, and its standard error over the folds.
+
+    Parameters
+    ----------
+    folds
+        Each fold held out.
+    regs
+        Positive ridges.
+    rows
+        Rows to judge by, with as many folds.
+    newton_x, newton_y
+        Newton bases of x at the rows and of y at the points of the support, shapes (n, m_X) and
+        (S, m_Y).
+    """
+    losses = np.empty((len(folds), len(regs)))
+    for i, (fold, held) in enumerate(zip(folds, rows.held, strict=True)):
+        problem = fold.problem(regs[0])
+        psi_x, psi_y = newton_x[held] @ fold.transform_x, newton_y @ fold.transform_y
+        for j, reg in enumerate(regs):
+            slope = problem.ridged(reg).free.T @ psi_y.T
+            losses[i, j] = -rows.score(i, 1.0 + psi_x @ slope)
+    return over_folds(folds, losses)
+
+
+# Whether laws of residuals, moved to a location, are better than plain ones: held-out CRPS
+
+
+Place = Callable[[Array, Array], Array]
+
+
+@dataclass(frozen=True, eq=False)
+class HeldLaws:
+    """Laws at the rows of one fold, fitted on the others.
+
+    Attributes
+    ----------
+    held
+        Positions of the rows of the fold, b of them.
+    ratio
+        The signed density ratio at these rows and the cells, shape (b, S).
+    masses
+        Of the cells among the rows of the other folds, sum 1, shape (S,).
+    atoms
+        What the laws put mass on, shape (S, d).
+    calibrated
+        From the projected laws (b, S) to calibrated ones; None where they are not.
+    """
+
+    held: Array
+    ratio: Array
+    masses: Array
+    atoms: Array
+    calibrated: Callable[[Array], Array] | None = None
+
+    @property
+    def weights(self) -> Array:
+        """The laws, shape (b, S): the projected ratio, calibrated."""
+        laws = project(self.ratio, self.masses)[0]
+        return laws if self.calibrated is None else self.calibrated(laws)
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Held-out CRPS of plain laws less that of moved residuals, at the same rows.
+
+    Attributes
+    ----------
+    plain, residual
+        Their means, in standard deviations of y.
+    gain, std
+        Mean of the difference and its standard error over units of rows.
+    rows
+        How many.
+    """
+
+    plain: float
+    residual: float
+    gain: float
+    std: float
+    rows: int
+
+    @property
+    def pays(self) -> bool:
+        """Whether the gain is more than one standard error."""
+        return self.gain > self.std
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the gain is more than two standard errors: worth a second pass over many rows."""
+        return self.gain > 2.0 * self.std
+
+
+def held_out_crps(laws: Iterable[HeldLaws], y: Array, place: Place | None = None) -> Array:
+    """CRPS of every row by the laws of its fold, mean over the columns, shape (n,).
+
+    Parameters
+    ----------
+    laws
+        Of all folds.
+    y
+        The rows, shape (n, d), in the units in which columns are averaged.
+    place
+        From atoms (S, d) and the positions of b rows to the atoms of each row in the units of y,
+        shape (b, S, d); default the atoms.
+    """
+    scores = np.full(len(y), np.nan)
+    for fold in laws:
+        atoms = fold.atoms if place is None else place(fold.atoms, fold.held)
+        scores[fold.held] = crps(fold.weights, atoms, y[fold.held])
+    return scores
+
+
+def paired_gain(plain: Array, residual: Array, weights: Array, units: Array) -> Gain:
+    r"""The gain and its standard error.
+
+    .. math:: \bar d = \sum_i w_i d_i, \quad
+              \mathrm{s.e.}^2 = \frac{U}{U - 1} \sum_u \Bigl(\sum_{i \in u} w_i (d_i - \bar d)
+              \Bigr)^2
+
+    Parameters
+    ----------
+    plain, residual
+        Scores of the same rows, shape (n,).
+    weights
+        Of the rows, shape (n,).
+    units
+        A number for each row that tells which rows are alike, shape (n,).
+    """
+    share = weights / weights.sum()
+    difference = plain - residual
+    gain = float(share @ difference)
+    _, unit = np.unique(units, return_inverse=True)
+    sums = np.bincount(unit, share * (difference - gain))
+    count = len(sums)
+    std = float(np.sqrt(count / (count - 1) * (sums @ sums))) if count > 1 else np.inf
+    return Gain(float(share @ plain), float(share @ residual), gain, std, len(plain))
+
+
+def screened_laws(
+    kernels: tuple[Kernel, Kernel],
+    reg: Regularization,
+    parts: tuple[Array, Array],
+    weights: Array,
+    folds: Array,
+    tol: float,
+    max_rank: int,
+) -> Iterator[HeldLaws]:
+    """Laws on the rows of the other folds, refitted for each fold on rows in memory, normalized.
+
+    Parameters
+    ----------
+    kernels, reg
+        Of x and of the variable whose laws they are, and the ridge.
+    parts
+        Rows of both, shapes (n, d).
+    weights, folds
+        Of the rows, shape (n,).
+    tol, max_rank
+        Of the bases.
+    """
+    rows = ScreenedRows(weights, folds, np.zeros((len(folds), 0)))
+    x, y = (
+        ScreenedSide(rows, kernel, part[rows.order], tol, max_rank)
+        for kernel, part in zip(kernels, parts, strict=True)
+    )
+    for fold, held in zip(screened_folds(rows, x, y), rows.slices, strict=True):
+        solution = fold.solution(reg)
+        rest = np.ones(len(folds), dtype=bool)
+        rest[held] = False
+        left = x.newton[held] @ solution.transform_x @ solution.coef.T
+        ratio = 1.0 + left @ (y.newton[rest] @ solution.transform_y).T
+        masses = rows.weights[rest] / rows.weights[rest].sum()
+        yield HeldLaws(rows.order[held], ratio, masses, parts[1][rows.order[rest]])

@@ -1,0 +1,364 @@
+"""Pictures of conditional laws; matplotlib comes with the extra ``plot``."""
+
+import contextlib
+import importlib.util
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cme_dask.data.columns import Columns
+from cme_dask.errors import DataError, ResourceError
+
+if TYPE_CHECKING:
+    from cme_dask.models.law import ConditionalLaw
+
+
+# How pictures are drawn; matplotlib comes with the extra ``plot``
+
+
+MISSING = "pictures need matplotlib, install cme-dask[plot]"
+
+STYLE = {
+    "font.size": 10.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 11.5,
+    "axes.grid": True,
+    "grid.color": "#e6e6e6",
+    "grid.linewidth": 0.8,
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "figure.dpi": 120,
+}
+"""Matplotlib settings of all pictures."""
+
+BLUE, DARK = "#1f5fa8", "#12365e"
+PALETTE = (BLUE, "#c8552b", "#3a8f5c", "#7a4fa0", "#b08d1a", "#3b8ea5", "#a03b63", "#5b6570")
+
+FEW = 3
+"""Columns whose names are told; of more their number."""
+
+
+def available() -> bool:
+    """Whether matplotlib is installed."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def require() -> None:
+    """ResourceError if matplotlib is not installed."""
+    if not available():
+        raise ResourceError(MISSING)
+
+
+@contextlib.contextmanager
+def drawing(ax: Any) -> Iterator[Any]:
+    """Axes to draw into: users' own in their style, or new ones in ours."""
+    require()
+    if ax is not None:
+        yield ax
+        return
+    from matplotlib import pyplot, rc_context
+
+    with rc_context(STYLE):
+        yield pyplot.subplots(figsize=(7.2, 4.2), layout="constrained")[1]
+
+
+# Pictures of conditional laws: fans of quantiles, densities, distribution functions
+
+
+Array = Any
+
+LEVELS = (0.5, 0.8, 0.95)
+"""Probabilities of the bands of a fan."""
+
+_BINS = 48  # of the y of a heat map
+_STEPS = 400  # of a distribution function
+_OUTER = 0.005  # mass left out on each side of an axis of y
+_BRIGHTEST = 0.995  # of the densities of a heat map, which the darkest colour stands for
+
+
+@dataclass(frozen=True, eq=False)
+class _Axis:
+    """Where the points of a law are drawn: positions in ascending order, and their labels."""
+
+    order: Array
+    at: Array
+    label: str
+    ticks: Sequence[str] | None = None
+
+    @classmethod
+    def of(cls, law: "ConditionalLaw", along: str | None) -> "_Axis":
+        """Along a column of the given variable, by default the only one that varies, else rows."""
+        if not len(law):
+            raise DataError("there are no points to draw: give at least one")
+        points, given = law.points, law.laws.given
+        if along is None:
+            varying = np.flatnonzero((points != points[0]).any(axis=0))
+            if len(varying) != 1:
+                return cls(np.arange(len(law)), np.arange(len(law)), "row")
+            along = given.names[int(varying[0])]
+        values = points[:, given.positions([along])[0]]
+        order = np.argsort(values, kind="stable")
+        if along not in given.categories:
+            return cls(order, values[order], _with_unit(along, given))
+        labels = [given.categories[along][int(code)] for code in values[order]]
+        return cls(order, np.arange(len(law)), along, labels)
+
+    def label_x(self, ax: Any) -> None:
+        """Name the axis and, of labels, its places."""
+        ax.set_xlabel(self.label)
+        if self.ticks is not None:
+            many = {"rotation": 60, "ha": "right"} if len(self.at) > 8 else {}
+            ax.set_xticks(self.at, self.ticks, **many)
+
+
+def plot_fan(
+    law: "ConditionalLaw",
+    column: str | None = None,
+    *,
+    levels: Sequence[float] = LEVELS,
+    along: str | None = None,
+    ax: Any = None,
+) -> Any:
+    """Draw medians and central bands of a column over the points: a fan of quantiles.
+
+    Parameters
+    ----------
+    law
+        The laws.
+    column
+        What to draw; default the only column of numbers.
+    levels
+        Probabilities of the bands, in (0, 1).
+    along
+        Column of the given variable for the horizontal axis; default the only one that varies, else
+        the number of the row.
+    ax
+        Axes to draw into; default those of a new figure.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+
+    Raises
+    ------
+    DataError
+        On levels out of range, unknown columns, or no points.
+    ResourceError
+        If matplotlib is not installed.
+    """
+    name, axis = _column(law, column), _Axis.of(law, along)
+    widths = sorted({float(level) for level in levels}, reverse=True)
+    if not widths or not all(0.0 < width < 1.0 for width in widths):
+        raise DataError(f"levels are probabilities of bands, between 0 and 1, got {levels!r}")
+    ends = np.array([[(1.0 - width) / 2.0, (1.0 + width) / 2.0] for width in widths])
+    found = np.asarray(law.quantile(np.append(ends.ravel(), 0.5), column=name))
+    found = found.reshape(len(law), -1)[axis.order]
+    bands = [(width, found[:, 2 * i], found[:, 2 * i + 1]) for i, width in enumerate(widths)]
+    with drawing(ax) as ax:
+        lines = axis.ticks is None and len(law) > 1
+        shown = draw_fan(ax, axis.at, bands, found[:, -1], lines=lines)
+        axis.label_x(ax)
+        ax.set_ylabel(_with_unit(name, law.columns))
+        ax.set_title(f"Quantiles of {name}{_given(law)}")
+        _legend_beside(ax, handles=shown[::-1], title="central bands")
+    return ax
+
+
+def draw_fan(
+    ax: Any,
+    at: Array,
+    bands: Sequence[tuple[float, Array, Array]],
+    median: Array,
+    *,
+    lines: bool = True,
+) -> list[Any]:
+    """Draw bands, their probabilities and ends from the widest on, and medians; what was drawn.
+
+    Parameters
+    ----------
+    ax
+        Axes.
+    at
+        Positions, ascending, shape (n,).
+    bands
+        Probability, lower and upper ends (n,) of each.
+    median
+        Shape (n,).
+    lines
+        Whether positions are points of a line; otherwise each has a bar.
+    """
+    shown: list[Any] = []
+    # The narrowest band and the median lie on top.
+    for i, (width, lower, upper) in enumerate(bands):
+        shade = 0.18 + 0.5 * i / max(len(bands), 2)
+        style = {"color": BLUE, "alpha": shade, "lw": 0, "label": f"{100 * width:g} %"}
+        if lines:
+            shown.append(ax.fill_between(at, lower, upper, **style))
+        else:
+            shown.append(ax.bar(at, upper - lower, 0.7, lower, **style))
+    middle = {"lw": 2.0} if lines else {"lw": 0, "marker": "_", "ms": 14, "mew": 2.0}
+    shown += ax.plot(at, median, color=DARK, label="median", **middle)
+    if lines:
+        ax.set_xlim(at[0], at[-1])
+    return shown
+
+
+def plot_density(
+    law: "ConditionalLaw",
+    column: str | None = None,
+    *,
+    along: str | None = None,
+    bins: int = _BINS,
+    ax: Any = None,
+) -> Any:
+    """Draw the density of a column over the points as a heat map, and its median.
+
+    Densities are masses of bins over their widths, exactly those of the law and not smoothed.
+
+    Parameters
+    ----------
+    law
+        The laws.
+    column
+        What to draw; default the only column of numbers.
+    along
+        Column of the given variable for the horizontal axis; default the only one that varies, else
+        the number of the row.
+    bins
+        Number of bins of the column, between its lowest and highest quantiles 0.005 and 0.995.
+    ax
+        Axes to draw into; default those of a new figure.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+
+    Raises
+    ------
+    DataError
+        On unknown columns, fewer than 2 bins, or no points.
+    ResourceError
+        If matplotlib is not installed.
+    """
+    name, axis = _column(law, column), _Axis.of(law, along)
+    if not isinstance(bins, (int, np.integer)) or bins < 2:
+        raise DataError(f"bins must be an integer of at least 2, got {bins!r}")
+    edges = np.linspace(*_range(law, name), bins + 1)
+    below = np.asarray(law.cdf(edges, column=name)).reshape(len(law), -1)[axis.order]
+    density = np.diff(below, axis=1) / np.diff(edges)
+    middle = np.asarray(law.median(column=name))[axis.order]
+    top = float(np.quantile(density, _BRIGHTEST)) or float(density.max())
+    unit = law.columns.units.get(name)
+    with drawing(ax) as ax:
+        from matplotlib.colors import PowerNorm
+
+        filled = ax.pcolormesh(
+            _borders(axis.at),
+            edges,
+            density.T,
+            cmap="GnBu",
+            norm=PowerNorm(
+                0.5, vmin=0.0, vmax=top
+            ),  # so that wide laws are seen beside narrow ones
+            rasterized=True,
+        )
+        scale = f"density [1/({unit})]" if unit else "density"
+        ax.figure.colorbar(filled, ax=ax, label=scale, extend="max", pad=0.02)
+        ax.plot(axis.at, middle, color="#222222", lw=1.2, label="median")
+        axis.label_x(ax)
+        ax.set_ylabel(_with_unit(name, law.columns))
+        ax.set_title(f"Density of {name}{_given(law)}")
+        ax.grid(visible=False)
+        ax.legend()
+    return ax
+
+
+def plot_cdf(law: "ConditionalLaw", column: str | None = None, *, ax: Any = None) -> Any:
+    """Draw the distribution functions of a column, a line for each of at most 8 points.
+
+    Parameters
+    ----------
+    law
+        The laws.
+    column
+        What to draw; default the only column of numbers.
+    ax
+        Axes to draw into; default those of a new figure.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+
+    Raises
+    ------
+    DataError
+        On unknown columns, no points or too many.
+    ResourceError
+        If matplotlib is not installed.
+    """
+    if len(law) > len(PALETTE):
+        raise DataError(
+            f"plot_cdf draws at most {len(PALETTE)} points, got {len(law):,}: "
+            "take some of them, or plot_fan"
+        )
+    name, axis = _column(law, column), _Axis.of(law, None)
+    low, high = _range(law, name)
+    t = np.linspace(low, high, _STEPS)
+    found = np.asarray(law.cdf(t, column=name)).reshape(len(law), -1)[axis.order]
+    texts = axis.ticks or [f"{value:.4g}" for value in axis.at]
+    with drawing(ax) as ax:
+        for values, text, colour in zip(found, texts, PALETTE, strict=False):
+            ax.step(t, values, where="post", color=colour, lw=1.8, label=text)
+        ax.set(xlabel=_with_unit(name, law.columns), ylim=(0.0, 1.02), xlim=(low, high))
+        ax.set_ylabel(f"P({name} ≤ t)")
+        ax.set_title(f"Distribution functions of {name}{_given(law)}")
+        _legend_beside(ax, title=axis.label)
+    return ax
+
+
+def _column(law: "ConditionalLaw", column: str | None) -> str:
+    """The column to draw; DataError if it is not told, or holds labels."""
+    if column is None and len(law.numeric) == 1:
+        return law.numeric[0]
+    if column not in law.numeric:
+        listed = ", ".join(map(repr, law.numeric)) or "no columns of numbers"
+        asked = "which column to draw is not told" if column is None else f"got column {column!r}"
+        raise DataError(f"{asked}: there are {listed}")
+    return column
+
+
+def _range(law: "ConditionalLaw", name: str) -> tuple[float, float]:
+    """An axis of y that holds nearly all the mass of every law."""
+    ends = np.asarray(law.quantile([_OUTER, 1.0 - _OUTER], column=name)).reshape(len(law), 2)
+    low, high = float(ends[:, 0].min()), float(ends[:, 1].max())
+    room = 0.02 * (high - low) or 0.5
+    return low - room, high + room
+
+
+def _borders(at: Array) -> Array:
+    """Borders halfway between ascending positions."""
+    if len(at) == 1:
+        return np.array([at[0] - 0.5, at[0] + 0.5])
+    middle = (at[1:] + at[:-1]) / 2.0
+    return np.concatenate([[2 * at[0] - middle[0]], middle, [2 * at[-1] - middle[-1]]])
+
+
+def _with_unit(name: str, columns: Columns) -> str:
+    return f"{name} [{columns.units[name]}]" if name in columns.units else name
+
+
+def _given(law: "ConditionalLaw") -> str:
+    """What is given, of a few columns."""
+    names = law.laws.given.names
+    return f" given {', '.join(names)}" if len(names) <= FEW else ""
+
+
+def _legend_beside(ax: Any, *, title: str, handles: Sequence[Any] | None = None) -> None:
+    """A legend that covers nothing."""
+    ax.legend(
+        handles=handles, title=title, alignment="left", loc="upper left", bbox_to_anchor=(1.0, 1.0)
+    )

@@ -1,0 +1,320 @@
+"""Hashes of rows, and the folds and hold-outs that follow from them.
+
+Random numbers that are functions of a row, or of the unit it belongs to, alone.
+
+Folds, hold-outs and the priority sample must not depend on chunks, workers or order, so each row's
+number is a hash of (salt, row), or of (salt, unit): the splitmix64 generator of Steele, Lea and
+Flood (2014), started at the salt and advanced by the number.
+
+Which rows belong together: folds and hold-outs by row, by group or by blocks of time.
+
+Rows of one station, or of one week, are alike: a model that is tried on rows whose neighbours it
+has seen looks better than it is. So whole units are held out. A unit's fold, and on which side of
+a split it lies, are hashes of (salt, unit): nothing is stored for the table, any strip of rows
+knows its own.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+
+from cme_dask.errors import DataError
+
+# Random numbers that are functions of a row, or of the unit it belongs to, alone
+
+
+Array = Any
+
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+_VALUE_SALT = (1 << 63) + 0x76616C75  # "valu"
+_FOLD_SALT = (1 << 63) + 0x666F6C64  # "fold"; seeds of samples are below 2**63
+
+MAX_FOLDS = 255
+
+
+def _mix(z: Array) -> Array:
+    z = (z ^ (z >> np.uint64(30))) * _MIX_1
+    z = (z ^ (z >> np.uint64(27))) * _MIX_2
+    return z ^ (z >> np.uint64(31))
+
+
+def number_hash(salt: int, numbers: Array) -> Array:
+    """Hash of each number, uniform on the 64-bit integers.
+
+    Parameters
+    ----------
+    salt
+        Distinguishes independent uses; any non-negative integer below 2**64.
+    numbers
+        64-bit integers without a sign, shape (n,).
+
+    Returns
+    -------
+    uint64 array of shape (n,)
+    """
+    with np.errstate(over="ignore"):  # arithmetic modulo 2**64 is the point
+        origin = _mix(np.array([salt], dtype=np.uint64) + _GAMMA)
+        return _mix(_mix(origin + numbers * _GAMMA) + _GAMMA)
+
+
+def value_hash(salt: int, rows: Array) -> Array:
+    """Hash of the values of each row (n, d), uint64 of shape (n,): equal rows have equal ones."""
+    found = np.zeros(len(rows), dtype=np.uint64)
+    for j, column in enumerate(np.asarray(rows, dtype=np.float64).T):
+        found += number_hash(salt + j, np.ascontiguousarray(column + 0.0).view(np.uint64))
+    return found
+
+
+def distinct_in_random_order(rows: Array) -> tuple[Array, Array]:
+    """Positions of distinct rows (k,), and for each row (n,) which of them it equals.
+
+    They are in an order that depends on their values alone and is as good as random: so rows that
+    come twice count as one of twice the weight.
+    """
+    _, first, which = np.unique(
+        value_hash(_VALUE_SALT, rows), return_index=True, return_inverse=True
+    )
+    return first, which.ravel()
+
+
+def row_hash(salt: int, start: int, stop: int) -> Array:
+    """Hash of each global row index in ``[start, stop)``, see :func:`number_hash`."""
+    return number_hash(salt, np.arange(start, stop, dtype=np.uint64))
+
+
+def unit_interval(hashes: Array) -> Array:
+    """The hashes as numbers strictly between 0 and 1, float64."""
+    return ((hashes >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+
+
+def fold_numbers(numbers: Array, n_folds: int) -> Array:
+    """Fixed fold in ``[0, n_folds)`` of each number (a row, or its unit), as uint8.
+
+    Raises
+    ------
+    DataError
+        If ``n_folds`` is out of range.
+    """
+    if not 1 <= n_folds <= MAX_FOLDS:
+        raise DataError(f"n_folds must lie between 1 and {MAX_FOLDS}, got {n_folds}")
+    if n_folds == 1:
+        return np.zeros(len(numbers), dtype=np.uint8)
+    return (number_hash(_FOLD_SALT, numbers) % np.uint64(n_folds)).astype(np.uint8)
+
+
+def fold_of_rows(start: int, stop: int, n_folds: int) -> Array:
+    """Fixed fold number in ``[0, n_folds)`` of each global row, as uint8."""
+    return fold_numbers(np.arange(start, stop, dtype=np.uint64), n_folds)
+
+
+def priority_keys(seed: int, rows: Array, weights: Array | None = None) -> Array:
+    """Priority of each global row: the k smallest keys are a random sample without replacement.
+
+    ``u / 1`` for equal rows, where u in (0, 1) is the hash of the row; ``-log(u) / w`` with
+    weights (Efraimidis and Spirakis, 2006), so that rows of the sample count equally. Rows of
+    weight zero get an infinite key.
+
+    Parameters
+    ----------
+    seed
+        Of the sample.
+    rows
+        Global indices, shape (n,).
+    weights
+        Shape (n,), or None for equal ones.
+
+    Returns
+    -------
+    float64 array of shape (n,)
+    """
+    u = unit_interval(number_hash(seed, rows.astype(np.uint64)))
+    if weights is None:
+        return u
+    with np.errstate(divide="ignore", over="ignore"):
+        keys = -np.log(u) / weights
+    # Only a weight of zero excludes a row, however small the others are.
+    return np.where(weights > 0, np.minimum(keys, np.finfo(np.float64).max), np.inf)
+
+
+# Which rows belong together: folds and hold-outs by row, by group or by blocks of time
+
+
+_SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_BLOCK = re.compile(rf"(\d+(?:\.\d+)?)({'|'.join(_SECONDS)})")
+_PART_SALT = 3 << 62  # salts of folds and seeds of row samples are below
+_MAX_SEED = 1 << 62
+
+
+@dataclass(frozen=True)
+class Folding:
+    """How rows are put together to units.
+
+    Parameters
+    ----------
+    by
+        ``"rows"``: each row is a unit. ``"group"``: rows with the same group are one. ``"time"``:
+        rows of the same block of time, floor(time / block), are one; blocks count from 1970-01-01
+        00:00 UTC, so weeks begin on Thursdays.
+    block
+        Length of the blocks in seconds, for ``"time"``.
+    """
+
+    by: str = "rows"
+    block: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.by not in ("rows", "group", "time"):
+            raise DataError(f"folds are by rows, group or time, got {self.by!r}")
+        timed = self.block is not None
+        if timed != (self.by == "time") or (
+            self.block is not None and not 0.0 < self.block < np.inf
+        ):
+            raise DataError(
+                "folds by time, and only these, need the length of a block as a positive number of "
+                f"seconds, got {self.block!r}"
+            )
+
+    @classmethod
+    def parse(cls, text: "str | Folding") -> Self:
+        """From ``rows``, ``group``, or a length of time such as ``7d``, ``12h`` or ``30min``.
+
+        Raises
+        ------
+        DataError
+            If it is none of these.
+        """
+        if isinstance(text, cls):
+            return text
+        if text in ("rows", "group"):
+            return cls(str(text))
+        found = _BLOCK.fullmatch(text) if isinstance(text, str) else None
+        if found is None or not float(found[1]):
+            raise DataError(
+                "folds are by 'rows', by 'group', or by blocks of time such as '7d', '12h' or "
+                f"'30min' (units: {', '.join(_SECONDS)}), got {text!r}"
+            )
+        return cls("time", float(found[1]) * _SECONDS[found[2]])
+
+    def __str__(self) -> str:
+        """The text that :meth:`parse` takes."""
+        if self.block is None:
+            return self.by
+        whole = [unit for unit, seconds in _SECONDS.items() if self.block % seconds == 0.0]
+        unit = whole[-1] if whole else "s"
+        # Weeks are what 7d is called by; nobody says 1w.
+        unit = "d" if unit == "w" else unit
+        return f"{self.block / _SECONDS[unit]!r}".removesuffix(".0") + unit
+
+    @property
+    def column(self) -> str | None:
+        """The column that tells the units, ``"group"`` or ``"time"``; None for rows."""
+        return None if self.by == "rows" else self.by
+
+    def units(self, rows: Array, columns: Mapping[str, Array]) -> Array:
+        """A 64-bit number for each row that is equal where the units are, shape (n,).
+
+        Parameters
+        ----------
+        rows
+            Global row indices, shape (n,).
+        columns
+            Values of the columns ``group`` and ``time`` at these rows, as float64, if needed.
+        """
+        if self.column is None:
+            return rows.astype(np.uint64)
+        values = columns[self.column]
+        if self.block is not None:
+            values = np.floor(values / self.block)
+        # The bits of a number tell it from all others; those of -0 from 0, which they should not.
+        return np.ascontiguousarray(values + 0.0).view(np.uint64)
+
+    def folds(self, rows: Array, columns: Mapping[str, Array], n_folds: int) -> Array:
+        """Fold number in ``[0, n_folds)`` of each row, as uint8; arguments as of :meth:`units`."""
+        if n_folds == 1:
+            return np.zeros(len(rows), dtype=np.uint8)
+        return fold_numbers(self.units(rows, columns), n_folds)
+
+
+BY_ROWS = Folding()
+
+
+@dataclass(frozen=True)
+class Part:
+    """One side of a split: the units that are held out, or the rest.
+
+    Parameters
+    ----------
+    folding
+        What the units are.
+    share
+        Chance of a unit to be held out, in (0, 1).
+    seed
+        Equal ones give the same split; independent of folds and row samples.
+    held_out
+        Which side this is.
+    """
+
+    folding: Folding
+    share: float
+    seed: int
+    held_out: bool
+
+    def __post_init__(self) -> None:
+        if isinstance(self.share, bool) or not isinstance(self.share, (int, float, np.floating)):
+            raise DataError(f"the share held out must be a number, got {self.share!r}")
+        if not 0.0 < self.share < 1.0:
+            raise DataError(
+                f"the share held out must lie between 0 and 1, exclusively, got {self.share!r}"
+            )
+        whole = isinstance(self.seed, (int, np.integer)) and not isinstance(self.seed, bool)
+        if not whole or not 0 <= self.seed < _MAX_SEED:
+            raise DataError(f"the seed must be an integer from 0 to 2**62 - 1, got {self.seed!r}")
+
+    def __str__(self) -> str:
+        """For messages."""
+        side = f"{self.share:.3g}" if self.held_out else f"all but {self.share:.3g}"
+        return f"{side} by {self.folding}"
+
+    @property
+    def kept_share(self) -> float:
+        """Share of the units that belong to this side, as expected."""
+        return float(self.share if self.held_out else 1.0 - self.share)
+
+    @property
+    def other(self) -> "Part":
+        """The other side of the split."""
+        return replace(self, held_out=not self.held_out)
+
+    def keeps(self, rows: Array, columns: Mapping[str, Array]) -> Array:
+        """Whether each row belongs to this side, shape (n,); see :meth:`Folding.units`."""
+        hashes = number_hash(_PART_SALT + int(self.seed), self.folding.units(rows, columns))
+        return (unit_interval(hashes) < self.share) == self.held_out
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form."""
+        return {
+            "by": str(self.folding),
+            "share": float(self.share),
+            "seed": int(self.seed),
+            "held_out": self.held_out,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Self:
+        """Inverse of :meth:`to_dict`, for data that can't be trusted.
+
+        Raises
+        ------
+        DataError
+            If it describes no part.
+        """
+        try:
+            folding = Folding.parse(data["by"])
+            return cls(folding, data["share"], data["seed"], data["held_out"] is True)
+        except (KeyError, TypeError) as error:
+            raise DataError(f"the description of a part is damaged: {error!r}") from error

@@ -1,0 +1,518 @@
+"""Laws as measures: weighted atoms, their distribution functions and quantiles."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol, Self
+
+import numpy as np
+from scipy.sparse import csr_array
+
+from cme_dask.numerics.cells import Cells, ValueRange
+from cme_dask.numerics.monotone import MonotoneMaps
+from cme_dask.numerics.scoring import sorted_crps
+from cme_dask.numerics.smoothing import Smoothing, log_density, moments
+
+# Distribution functions and quantiles of mixtures of weighted atoms, many mixtures at once
+
+
+Array = Any
+
+_HELD = 1 << 15  # numbers at once: they stay in cache
+_BIN = 32  # atoms; the search goes over bins, then within one
+SLACK = 1e-12
+"""Relative error that is tolerated in sums of masses: they are exact to rounding only."""
+
+
+def reported(cumulative: Array) -> Array:
+    """Distribution functions as they are reported, from sums of masses.
+
+    Twice the tolerance of :func:`first_reaching` is added, so that F(F^-1(q)) >= q holds for the
+    numbers that are returned: the sums behind both may be rounded differently.
+    """
+    return np.minimum(cumulative * (1.0 + 2.0 * SLACK), 1.0)
+
+
+def first_reaching(cumulative: Array, levels: Array) -> Array:
+    """Index of the first entry of each row that reaches a level.
+
+    Parameters
+    ----------
+    cumulative
+        Ascending in each row, from 0 to 1, shape (b, T).
+    levels
+        In [0, 1], shape (b, k). A level counts as reached where no more than the share ``SLACK``
+        of it is missing.
+
+    Returns
+    -------
+    indices : (b, k), the last one that adds something where rounding leaves a level unreached
+    """
+    needed = _needed(levels, cumulative[:, -1:])
+    return first_true(
+        needed.shape,
+        cumulative.shape[1] - 1,
+        lambda at: np.take_along_axis(cumulative, at, axis=1) >= needed,
+    )
+
+
+def first_true(shape: tuple[int, ...], count: int, holds: Callable[[Array], Array]) -> Array:
+    """The first of the indices 0, ..., count - 1 at which a predicate holds, else ``count``.
+
+    Parameters
+    ----------
+    shape
+        Of the result: so many searches are made at once, by bisection.
+    count
+        Number of indices.
+    holds
+        From indices of this shape to truth values: false up to some index, true from there on.
+    """
+    low, high = np.zeros(shape, dtype=np.int64), np.full(shape, count)
+    for _ in range(count.bit_length()):
+        middle = (low + high) // 2
+        found = holds(np.minimum(middle, count - 1)) | (middle == count)
+        high = np.where(found, middle, high)
+        low = np.where(found, low, middle + 1)
+    return high
+
+
+def _needed(levels: Array, total: Array) -> Array:
+    """Sums of masses at which levels count as reached; the total suffices for any level."""
+    top = total * (1.0 - np.finfo(np.float64).eps)
+    return np.minimum(np.maximum(levels * (1.0 - SLACK), SLACK), top)
+
+
+@dataclass(frozen=True, eq=False)
+class SortedAtoms:
+    """One coordinate of the atoms of cells, in ascending order.
+
+    Mixtures are given by weights w of the cells, shape (b, S); atom a has the mass
+    w[cell(a)] share(a).
+
+    Attributes
+    ----------
+    values
+        Ascending, shape (A,).
+    cells, shares
+        Of the atoms, in that order, filled up to whole bins by atoms of no mass: shape (T, 32).
+    bins
+        Share of each cell in each bin, sparse, shape (T, S).
+    """
+
+    values: Array
+    cells: Array
+    shares: Array
+    bins: Any
+
+    @classmethod
+    def of(cls, values: Array, cells: Array, shares: Array, size: int) -> "SortedAtoms":
+        """From values, cells and shares of atoms in any order, shapes (A,), of ``size`` cells."""
+        order = np.argsort(values, kind="stable")
+        count = -(-len(order) // _BIN)
+        bin_of = np.arange(len(order)) // _BIN
+        filled_cells, filled_shares = np.zeros(count * _BIN, np.int64), np.zeros(count * _BIN)
+        filled_cells[: len(order)] = cells[order]
+        filled_shares[: len(order)] = shares[order]
+        bins = csr_array((shares[order], (bin_of, cells[order])), shape=(count, size))
+        bins.sum_duplicates()
+        return cls(
+            np.asarray(values[order]),
+            filled_cells.reshape(count, _BIN),
+            filled_shares.reshape(count, _BIN),
+            bins,
+        )
+
+    def below(self, weights: Array, t: Array) -> Array:
+        """P(value <= t) of each mixture, shape (b, k), for thresholds (k,) or (b, k)."""
+        found: Array = np.searchsorted(self.values, t, side="right")
+        position = np.broadcast_to(found, (len(weights), found.shape[-1]))
+        at, inner = np.divmod(position, _BIN)
+        before = np.concatenate([np.zeros((len(weights), 1)), self._cumulative(weights)], axis=1)
+        rows = np.arange(len(weights))[:, None]
+        last = np.minimum(at, len(self.cells) - 1)
+        counted = np.arange(_BIN) < np.where(at > last, 0, inner)[:, :, None]
+        within = (self._masses(weights, last) * counted).sum(axis=2)
+        return reported(before[rows, at] + within)
+
+    def quantile(self, weights: Array, levels: Array) -> Array:
+        """Smallest value v with P(value <= v) >= level, shape (b, k), for levels (k,) or (b, k)."""
+        levels = np.broadcast_to(levels, (len(weights), np.shape(levels)[-1]))
+        cumulative = self._cumulative(weights)
+        at = first_reaching(cumulative, levels)
+        rows = np.arange(len(weights))[:, None]
+        before = np.where(at > 0, cumulative[rows, at - 1], 0.0)
+        masses = self._masses(weights, at)
+        within = before[:, :, None] + np.cumsum(masses, axis=2)
+        needed = _needed(levels, within[:, :, -1])
+        reached = (within >= needed[:, :, None]) & (masses > 0.0)
+        inner = np.where(reached.any(axis=2), reached.argmax(axis=2), 0)
+        return np.asarray(self.values[np.minimum(at * _BIN + inner, len(self.values) - 1)])
+
+    def crps(self, weights: Array, y: Array) -> Array:
+        """Continuous ranked probability score of each mixture at y (b,), shape (b,)."""
+        count, scores = len(self.values), np.empty(len(weights))
+        cells, shares = self.cells.ravel()[:count], self.shares.ravel()[:count]
+        step = max(_HELD // count, 1)
+        for start in range(0, len(weights), step):
+            here = slice(start, start + step)
+            masses = np.take(weights[here], cells, axis=1)
+            masses *= shares
+            scores[here] = sorted_crps(masses, self.values, y[here])
+        return scores
+
+    def _cumulative(self, weights: Array) -> Array:
+        """Mass up to the end of each bin, shape (b, T)."""
+        return np.cumsum((self.bins @ np.ascontiguousarray(weights.T)).T, axis=1)
+
+    def _masses(self, weights: Array, bins: Array) -> Array:
+        """Masses of the atoms in some bins, shape (b, k, 32), of bins (b, k)."""
+        rows = np.arange(len(weights))[:, None, None]
+        return weights[rows, self.cells[bins]] * self.shares[bins]
+
+
+# Laws as measures: rows of cells mixed by weights, or atoms moved along with x
+
+
+Function = Callable[[Array], Array]
+Query = Callable[[Array], Array]
+
+
+class Located(Protocol):
+    """Where the atoms of a moved law are."""
+
+    def location(self, x: Array) -> Array:
+        """mu(x), shape (b, d), in the coordinates z."""
+
+    def forward(self, y: Array) -> Array:
+        """z(y), shape (n, d)."""
+
+    def undo(self, z: Array) -> Array:
+        """y(z), shape (n, d)."""
+
+    def undo_column(self, z: Array, column: int) -> Array:
+        """y_j(z_j) of one column, for z of any shape."""
+
+    def smoothed(self) -> MonotoneMaps | None:
+        """Smooth coordinates g(y) near z(y); None if z = y."""
+
+
+class _Last:
+    """A function that remembers its last value: queries on the same rows weigh them once."""
+
+    def __init__(self, function: Query) -> None:
+        self._function = function
+        self._last: tuple[Array, Array] | None = None
+
+    def __call__(self, x: Array) -> Array:
+        last = self._last
+        if last is None or last[0] is not x:
+            last = self._last = x, self._function(x)
+        return last[1]
+
+
+def remembered(function: Query) -> Query:
+    """The same function; asked twice for the very same array, it computes once."""
+    return _Last(function)
+
+
+class _Weighed:
+    """What the measures share."""
+
+    weigh: Query
+
+    def remembering(self) -> Self:
+        """The same, with the weights of the last rows kept."""
+        found = copy.copy(self)
+        found.weigh = remembered(self.weigh)
+        return found
+
+
+class CellMeasure(_Weighed):
+    """Laws Q_x = sum_s w_s(x) P_s, P_s the rows of cell s.
+
+    Each method takes rows of x as ``weigh`` does; the others' results have them as first axis.
+
+    Parameters
+    ----------
+    cells
+        The cells.
+    weigh
+        From rows of x (b, d_X) to weights w, shape (b, S).
+    """
+
+    def __init__(self, cells: Cells, weigh: Query) -> None:
+        self.cells, self.weigh = cells, weigh
+        self._sorted: dict[int, SortedAtoms] = {}
+
+    @property
+    def size(self) -> int:
+        """Number of cells S."""
+        return self.cells.size
+
+    @property
+    def held(self) -> int:
+        """Numbers that a query holds for each row of x."""
+        return self.cells.size
+
+    def mean(self, x: Array) -> Array:
+        """E[Y | x], shape (b, d)."""
+        return np.asarray(self.weigh(x) @ self.cells.means)
+
+    def covariance(self, x: Array) -> Array:
+        """Cov[Y | x], shape (b, d, d): of the means between cells, and mean within them."""
+        weights, means = self.weigh(x), self.cells.means
+        mean = weights @ means
+        d = means.shape[1]
+        # From the centre of all: the square of a large mean would cancel.
+        centre = self.cells.masses @ means
+        shifted, offset = means - centre, mean - centre
+        products = (shifted[:, :, None] * shifted[:, None, :] + self.cells.covariances).reshape(
+            -1, d * d
+        )
+        second = (weights @ products).reshape(-1, d, d)
+        return semidefinite(second - offset[:, :, None] * offset[:, None, :])
+
+    def declared(self, positions: list[int]) -> Query:
+        """E[f | x] of declared functions, shape (b, q), from all rows."""
+        values = self.cells.functions[:, positions]
+        return lambda x: self.weigh(x) @ values
+
+    def average(self, f: Function) -> Query:
+        """E[f | x], shape (b, q), of functions f from rows (n, d) to (n, q), on the kept rows."""
+        values = self.cells.average(f(self.cells.atoms))
+        return lambda x: self.weigh(x) @ values
+
+    def below(self, column: int) -> Callable[[Array, Array], Array]:
+        """P(Y_j <= t | x), shape (b, k), for thresholds (k,) or (b, k)."""
+        atoms = self.sorted_atoms(column)
+        return lambda x, t: atoms.below(self.weigh(x), t)
+
+    def orthant(self, x: Array, columns: list[int], t: Array) -> Array:
+        """P(Y_j <= t_j for all j | x), shape (b, 1), of one t (b, len(columns)) for each x."""
+        inside = (self.cells.atoms[:, None, columns] <= t[None]).all(axis=2).astype(np.float64)
+        return np.einsum("bs,sb->b", self.weigh(x), self.cells.average(inside))[:, None]
+
+    def quantile(self, column: int, levels: Array) -> Query:
+        """Quantiles of a column, shape (b, k)."""
+        atoms = self.sorted_atoms(column)
+        return lambda x: atoms.quantile(self.weigh(x), levels)
+
+    def crps(self, column: int) -> Callable[[Array, Array], Array]:
+        """Continuous ranked probability score of a column at y (b,), shape (b,)."""
+        atoms = self.sorted_atoms(column)
+        return lambda x, y: atoms.crps(self.weigh(x), y)
+
+    def draw(self, x: Array, u: Array) -> Array:
+        """Draws, shape (b, k, d), from numbers u (b, k) that are uniform on (0, 1)."""
+        weights = self.weigh(x)
+        cumulative = np.cumsum(weights, axis=1)
+        cell = first_reaching(cumulative, u)
+        rows = np.arange(len(weights))[:, None]
+        begin = np.where(cell > 0, cumulative[rows, cell - 1], 0.0)
+        # What is left of u is uniform within the cell.
+        rest = np.clip((u - begin) / weights[rows, cell], 0.0, 1.0)
+        starts, ends = self.cells.starts[:-1], self.cells.starts[1:] - 1
+        atom = np.searchsorted(self._within, (cell + rest).ravel()).reshape(cell.shape)
+        return np.asarray(self.cells.atoms[np.clip(atom, starts[cell], ends[cell])])
+
+    def ratio(self, y: Array, paired: bool) -> Query:
+        """dQ_x / dP_Y, shape (b, k), constant on cells; 0 where there is no row."""
+        cells = self.cells.support.assign(y)
+        masses = self.cells.masses[cells]
+
+        def block(x: Array) -> Array:
+            weights = self.weigh(x)
+            found = weights[np.arange(len(x)), cells][:, None] if paired else weights[:, cells]
+            mass = masses[:, None] if paired else masses
+            return np.divide(found, mass, out=np.zeros_like(found), where=mass > 0.0)
+
+        return block
+
+    def log_density(self, smoothing: Smoothing) -> Callable[[Array, Array, bool], Array]:
+        """Logarithm of the smoothed density at y, shape (b, k), see :func:`log_density`."""
+        means, covariances = self.cells.means, self.cells.covariances
+        return lambda x, y, paired: log_density(
+            self.weigh(x), means, covariances, y, smoothing, paired=paired
+        )
+
+    def sorted_atoms(self, column: int) -> SortedAtoms:
+        """The atoms of all cells in ascending order of a column."""
+        if column not in self._sorted:
+            cells = self.cells
+            self._sorted[column] = SortedAtoms.of(
+                cells.atoms[:, column], cells.cell_of_atom, cells.shares, cells.size
+            )
+        return self._sorted[column]
+
+    @cached_property
+    def _within(self) -> Array:
+        """Cell number plus cumulative share of the atoms, ascending, shape (A,)."""
+        shares, starts = np.cumsum(self.cells.shares), self.cells.starts
+        before = np.concatenate([[0.0], shares])[starts[:-1]]
+        cell = self.cells.cell_of_atom
+        return np.asarray(cell + np.clip(shares - before[cell], 0.0, 1.0))
+
+
+class MovedMeasure(_Weighed):
+    """Laws on atoms near y(mu(x) + e_s), s = 1..S, with masses w_s(x): residuals e moved to mu(x).
+
+    Atoms are brought to the nearest values that the columns can take: into the range of all rows,
+    and to whole numbers where all rows hold these.
+
+    Has the methods of :class:`CellMeasure` that don't need rows of all cells.
+
+    Parameters
+    ----------
+    cells
+        Cells of e; its means are the atoms.
+    weigh
+        From rows of x to weights, shape (b, S).
+    located
+        mu and the coordinates.
+    values
+        Which values the columns of y can take; default any.
+    """
+
+    def __init__(
+        self, cells: Cells, weigh: Query, located: Located, values: ValueRange | None = None
+    ) -> None:
+        self.cells, self.weigh, self.located = cells, weigh, located
+        self.values = ValueRange.unknown(cells.means.shape[1]) if values is None else values
+        self._order = np.argsort(cells.means, axis=0, kind="stable")
+
+    @property
+    def held(self) -> int:
+        """Numbers that a query holds for each row of x."""
+        return 4 * int(self.cells.means.size)
+
+    def mean(self, x: Array) -> Array:
+        """E[Y | x], shape (b, d)."""
+        return np.einsum("bs,bsd->bd", self.weigh(x), self.places(x))
+
+    def covariance(self, x: Array) -> Array:
+        """Cov[Y | x], shape (b, d, d)."""
+        weights, places = self.weigh(x), self.places(x)
+        gap = places - np.einsum("bs,bsd->bd", weights, places)[:, None]
+        return semidefinite(np.einsum("bs,bsi,bsj->bij", weights, gap, gap, optimize=True))
+
+    def average(self, f: Function) -> Query:
+        """E[f | x], shape (b, q), of functions f from rows (n, d) to (n, q)."""
+
+        def block(x: Array) -> Array:
+            places = self.places(x)
+            values = f(places.reshape(-1, places.shape[2]))
+            values = values.reshape(*places.shape[:2], values.shape[1])
+            return np.einsum("bs,bsq->bq", self.weigh(x), values)
+
+        return block
+
+    def below(self, column: int) -> Callable[[Array, Array], Array]:
+        """P(Y_j <= t | x), shape (b, k), for thresholds (k,) or (b, k)."""
+        order = self._order[:, column]
+
+        def block(x: Array, t: Array) -> Array:
+            t = np.broadcast_to(t, (len(x), t.shape[-1]))
+            place = self.placing(column, x)
+            # Found among the very numbers that quantiles return.
+            position = first_true(t.shape, len(order), lambda at: place(at) > t)
+            sums = np.cumsum(self.weigh(x)[:, order], axis=1)
+            before = np.concatenate([np.zeros((len(x), 1)), sums], axis=1)
+            return reported(np.take_along_axis(before, position, axis=1))
+
+        return block
+
+    def orthant(self, x: Array, columns: list[int], t: Array) -> Array:
+        """P(Y_j <= t_j for all j | x), shape (b, 1), of one t (b, len(columns)) for each x."""
+        inside = (self.places(x)[:, :, columns] <= t[:, None]).all(axis=2)
+        return (self.weigh(x) * inside).sum(axis=1)[:, None]
+
+    def quantile(self, column: int, levels: Array) -> Query:
+        """Quantiles of a column, shape (b, k)."""
+        order = self._order[:, column]
+
+        def block(x: Array) -> Array:
+            sums = np.cumsum(self.weigh(x)[:, order], axis=1)
+            at = first_reaching(sums, np.broadcast_to(levels, (len(x), len(levels))))
+            return self.placing(column, x)(at)
+
+        return block
+
+    def crps(self, column: int) -> Callable[[Array, Array], Array]:
+        """Continuous ranked probability score of a column at y (b,), shape (b,)."""
+        return lambda x, y: sorted_crps(*self.ascending(column, x), y)
+
+    def draw(self, x: Array, u: Array) -> Array:
+        """Draws, shape (b, k, d), from numbers u (b, k) that are uniform on (0, 1)."""
+        at = first_reaching(np.cumsum(self.weigh(x), axis=1), u)
+        return self._values(self.located.location(x)[:, None] + self.cells.means[at])
+
+    def log_density(self, smoothing: Smoothing) -> Callable[[Array, Array, bool], Array]:
+        """Logarithm of the density at y, shape (b, k).
+
+        It is the density of the atoms' g, smoothed, times dg / dy, with coordinates g near z that
+        have no kinks: the slopes of z are as rough as the gaps between single rows. Atoms are
+        brought into the range of y, but not to whole numbers; the kernels are those of the
+        atoms before, since a law whose atoms all lie at an end of the range has no width.
+        """
+        values, smooth = self.values, self.located.smoothed()
+        forward: Query = (lambda y: y) if smooth is None else smooth
+        known = np.isfinite(values.low) & np.isfinite(values.high)
+        low, high = (
+            np.where(known, forward(np.where(known, end, 0.0)[None])[0], beyond)
+            for end, beyond in ((values.low, -np.inf), (values.high, np.inf))
+        )
+
+        def block(x: Array, y: Array, paired: bool) -> Array:
+            weights, covariances = self.weigh(x), self.cells.covariances
+            atoms = self.located.location(x)[:, None] + self.cells.means
+            if smooth is not None:
+                rows = self.located.undo(atoms.reshape(-1, atoms.shape[2]))
+                atoms = smooth(rows).reshape(atoms.shape)
+            inside, scales = np.clip(atoms, low, high), None
+            if (inside != atoms).any():
+                _, scales = moments(weights, atoms, covariances)
+            found = log_density(
+                weights, inside, covariances, forward(y), smoothing, paired=paired, scales=scales
+            )
+            if smooth is None:
+                return found
+            change = np.log(smooth.slope(y)).sum(axis=1)
+            return found + (change[:, None] if paired else change)
+
+        return block
+
+    def places(self, x: Array) -> Array:
+        """The atoms, shape (b, S, d)."""
+        return self._values(self.located.location(x)[:, None] + self.cells.means)
+
+    def ascending(self, column: int, x: Array) -> tuple[Array, Array]:
+        """Masses of the atoms and their values in one column, in ascending order, shapes (b, S)."""
+        order = self._order[:, column]
+        every = np.broadcast_to(np.arange(len(order)), (len(x), len(order)))
+        # The coordinates of a column rise with it, so that moved atoms keep their order.
+        return self.weigh(x)[:, order], self.placing(column, x)(every)
+
+    def placing(self, column: int, x: Array) -> Query:
+        """From positions in ascending order (b, k) to the atoms' values there, ascending."""
+        location = self.located.location(x)[:, [column]]
+        atoms, values = self.cells.means[self._order[:, column], column], self.values.column(column)
+
+        def place(at: Array) -> Array:
+            y = self.located.undo_column(location + atoms[at], column)
+            return values.possible(y[..., None])[..., 0]
+
+        return place
+
+    def _values(self, z: Array) -> Array:
+        """Values that columns of y can take, for coordinates z, both of shape (b, k, d)."""
+        return self.values.possible(self.located.undo(z.reshape(-1, z.shape[2])).reshape(z.shape))
+
+
+def semidefinite(covariance: Array) -> Array:
+    """The same matrices, symmetric to the bit, with variances that rounding can't make negative."""
+    covariance = (covariance + np.swapaxes(covariance, 1, 2)) / 2
+    diagonal = np.einsum("bii->bi", covariance)
+    np.maximum(diagonal, 0.0, out=diagonal)
+    return covariance

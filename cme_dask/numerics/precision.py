@@ -1,0 +1,265 @@
+"""Faster arithmetic for the moments, admitted where a trial shows that the answers stay.
+
+Two shortcuts save work: to solve between blocks of pivots only (:class:`Elimination`, with one
+block the solve comes last), and to multiply in float32. What they cost depends on kernel, pivots,
+ridge and data, and worst-case bounds are too large by orders of magnitude to be of use. So before
+the pass each is tried on rows of the row sample, and its answers are compared with those of the
+safe form on the same rows: solve first, float64.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from cme_dask.numerics.basis import Elimination
+from cme_dask.numerics.joint import JointSolution
+from cme_dask.numerics.moments import MeanMoments, MomentSpec, strip_moments
+from cme_dask.numerics.resources import side_by_side
+
+Array = Any
+Change = Callable[[MeanMoments], Callable[[MeanMoments], float]]
+"""From the safe moments of the trial rows to the change in others: what is compared is made once.
+"""
+
+TRIAL_ROWS = 2048
+"""Rows of a trial, or twice the rank where that is more."""
+
+TRIALS = 2
+"""Trials at once: of more most would not be asked for, and each takes some sums of memory."""
+
+_POINTS = 256  # at whose pairs density ratios are compared
+_FRACTIONS = (
+    (),
+    (0.1,),
+    (0.15,),
+    (0.2,),
+    (0.27,),
+    (0.35,),
+    (0.5,),
+    (1 / 3, 2 / 3),
+    (0.25, 0.5, 0.75),
+)
+_TAU = 1e-3  # change of tau, in tol, that is as bad as the accuracy
+_SINGLE_COST = 0.55  # of a float32 product, in float64 ones
+_CAST_COST = 50  # of a value that becomes float32, in operations: products of few don't pay for it
+_SINGLE_LEAST = 1e-8  # relative error that float32 products have in any case
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """A way to compute the moments, and what it changed in the answers where it was tried.
+
+    Attributes
+    ----------
+    fractions
+        Borders between the blocks (see :meth:`Elimination.between`); None if solved wholly.
+    single
+        Whether the products of the bases are float32.
+    change
+        Largest change against the safe form, NaN if it was not tried.
+    """
+
+    fractions: tuple[float, ...] | None = None
+    single: bool = False
+    change: float = float("nan")
+
+    @property
+    def name(self) -> str:
+        """In words."""
+        if self.fractions is None:
+            solve = "solve first"
+        elif not self.fractions:
+            solve = "solve last"
+        else:
+            solve = f"solve between {len(self.fractions) + 1} blocks first"
+        return f"{solve}, {'float32' if self.single else 'float64'} products"
+
+    def applied(self, spec: MomentSpec) -> MomentSpec:
+        """The same moments computed this way."""
+        if self.fractions is None:
+            forms = [Elimination.whole(side.basis.rank) for side in spec.sides]
+        else:
+            forms = [Elimination.between(s.basis.factor, self.fractions) for s in spec.sides]
+        pairs = zip(spec.sides, forms, strict=True)
+        return replace(
+            spec,
+            sides=tuple(replace(side, elimination=form) for side, form in pairs),
+            single=self.single,
+        )
+
+
+SAFE = Arithmetic()
+
+
+def choose_arithmetic(
+    spec: MomentSpec,
+    parts: tuple[Array, ...],
+    accuracy: float,
+    change: Change,
+    cores: int = 1,
+) -> tuple[Arithmetic, tuple[Arithmetic, ...]]:
+    """The cheapest arithmetic whose answers on trial rows change by ``accuracy`` at most.
+
+    Parameters
+    ----------
+    spec
+        What the pass will compute.
+    parts
+        Trial rows of each side, shapes (T, d).
+    accuracy
+        Largest change admitted; the safe form is taken where nothing else is.
+    change
+        Compares the moments of a trial with the safe ones, see :data:`Change`.
+    cores
+        How many are tried at once.
+
+    Returns
+    -------
+    chosen, refused
+    """
+    alone = replace(spec, n_folds=1)
+    folds = np.zeros(len(parts[0]), dtype=np.uint8)
+    tried: list[Arithmetic] = []
+
+    def moments(arithmetic: Arithmetic) -> MeanMoments:
+        applied = arithmetic.applied(alone)
+        # A shortcut that fails may do so loudly.
+        with np.errstate() if arithmetic is SAFE else np.errstate(all="ignore"):
+            return MeanMoments.of(strip_moments(applied, parts, None, folds), applied.sides)
+
+    def change_of(found: MeanMoments) -> float:
+        with np.errstate(all="ignore"):
+            return float(change_from_safe(found))
+
+    def admitted(option: Arithmetic, found: float) -> bool:
+        tried.append(replace(option, change=found))
+        return found <= accuracy
+
+    def first_admitted(options: Sequence[Arithmetic]) -> bool:
+        for start in range(0, len(options), cores):
+            some = options[start : start + cores]
+            changes = side_by_side(lambda option: change_of(moments(option)), some, cores)
+            if any(map(admitted, some, changes)):
+                return True
+        return False
+
+    # Most often float32 fails whatever else is done: one trial is enough to know.
+    float32 = [Arithmetic(single=True)] if accuracy > _SINGLE_LEAST else []
+    safe, *others = side_by_side(moments, [SAFE, *float32], cores)
+    change_from_safe = change(safe)
+    single = any(map(admitted, float32, map(change_of, others)))
+    del safe, others  # sums are large
+    if first_admitted(_candidates(spec, single)):
+        return tried[-1], tuple(tried[:-1])
+    return SAFE, tuple(tried)
+
+
+def _candidates(spec: MomentSpec, single: bool) -> list[Arithmetic]:
+    """Shortcuts cheaper than the safe form, the cheapest first."""
+    options = [Arithmetic(fractions) for fractions in _FRACTIONS]
+    if single:
+        options += [Arithmetic(fractions, single=True) for fractions in (*_FRACTIONS, None)]
+    priced = [(_cost(spec, option), option) for option in options]
+    most = _cost(spec, SAFE)
+    return [option for cost, option in sorted(priced, key=lambda p: p[0]) if cost < most]
+
+
+def _cost(spec: MomentSpec, arithmetic: Arithmetic) -> float:
+    applied = arithmetic.applied(spec)
+    solve = sum(side.eliminated.flops for side in applied.sides)
+    if arithmetic.single:
+        return solve + applied.width**2 * _SINGLE_COST + sum(applied.ranks) * _CAST_COST
+    return solve + applied.width**2
+
+
+@dataclass(frozen=True, eq=False)
+class JointChange:
+    """Largest change of g at pairs of trial rows, and of E[f | z] there in standard deviations.
+
+    Parameters
+    ----------
+    spec, parts
+        What the pass will compute, and the trial rows.
+    solve
+        From moments to the solution of the fit.
+    """
+
+    spec: MomentSpec
+    parts: tuple[Array, ...]
+    solve: Callable[[MeanMoments], JointSolution]
+
+    def __call__(self, safe: MeanMoments) -> Callable[[MeanMoments], float]:
+        """The change from these moments of the trial rows to others."""
+        ratio, *answers = self._answers(safe)
+        # An event that no trial row saw has no deviation, and must not change at all.
+        means = np.concatenate(safe.function_mean)
+        scale = np.sqrt(np.diag(safe.function_gram)) + 1e-6 * np.abs(means)
+        scale += np.finfo(np.float64).tiny
+        count = len(safe.function_mean[0])
+        scales = (scale[count:], scale[:count])  # of functions of y, given x first
+
+        def change(tried: MeanMoments) -> float:
+            if not all(np.isfinite(gram).all() for gram in tried.gram):
+                return np.inf
+            other, *others = self._answers(tried)
+            found = [np.abs(other - ratio).max()]
+            for one, two, unit in zip(others, answers, scales, strict=True):
+                found.append((np.abs(one - two).max(axis=0) / unit).max(initial=0.0))
+            return float(np.max(found))
+
+        return change
+
+    def _answers(self, mean: MeanMoments) -> tuple[Array, Array, Array]:
+        solution = self.solve(mean)
+        return self._ratio(solution), *(self._expectation(solution, mean, s) for s in (0, 1))
+
+    @cached_property
+    def _newton(self) -> list[Array]:
+        pairs = zip(self.spec.sides, self.parts, strict=True)
+        return [side.basis(part[:_POINTS]) for side, part in pairs]
+
+    def _ratio(self, solution: JointSolution) -> Array:
+        psi_x = self._newton[0] @ solution.transform_x
+        psi_y = self._newton[1] @ solution.transform_y
+        return psi_x @ solution.coef.T @ psi_y.T
+
+    def _expectation(self, solution: JointSolution, mean: MeanMoments, given: int) -> Array:
+        constant, slope = solution.answer(mean, given)
+        transform = (solution.transform_x, solution.transform_y)[given]
+        return constant + self._newton[given] @ (transform @ slope)
+
+
+@dataclass(frozen=True)
+class SpectrumChange:
+    """Largest relative change of an eigenvalue of E[N N^T]; tau must stay, within 1e-3 tol.
+
+    Eigenvalues below the rounding of the largest, eps m lam_max, are left out: no form has them.
+
+    Parameters
+    ----------
+    tol
+        Relative trace error aimed at.
+    accuracy
+        What will be admitted: a change of tau by 1e-3 tol counts as much.
+    """
+
+    tol: float
+    accuracy: float
+
+    def __call__(self, safe: MeanMoments) -> Callable[[MeanMoments], float]:
+        """The change from these moments of the trial rows to others."""
+        reference = np.linalg.eigvalsh(safe.gram[0])
+        seen = reference > np.finfo(np.float64).eps * len(reference) * reference[-1]
+
+        def change_of(tried: MeanMoments) -> float:
+            if not np.isfinite(tried.gram[0]).all():
+                return np.inf
+            tau = abs(np.trace(tried.gram[0]) - np.trace(safe.gram[0])) / safe.trace[0]
+            found = np.abs(np.linalg.eigvalsh(tried.gram[0])[seen] / reference[seen] - 1.0)
+            change = max(found.max(initial=0.0), self.accuracy * tau / (_TAU * self.tol))
+            return float(change)
+
+        return change_of

@@ -1,0 +1,567 @@
+"""Checkpoints: finished strips on disk, and fingerprints of the run they belong to.
+
+Checkpoints: the strips of each pass that are done, on disk, so that a run may go on.
+
+The rows of a pass are cut into at most 64 blocks, nodes of the fixed tree of its sums. A task that
+has made the sum of a block writes it to a folder that all workers see, and the sum over all rows
+follows when the pass has ended. A run that goes on finds blocks and passes that are done and leaves
+out their tasks; since sums follow the same tree, it ends with the same bits.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import math
+import os
+import shutil
+import sys
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+from dask.base import tokenize
+from dask.tokenize import TokenizationError
+from zarr.abc.store import SuffixByteRequest
+from zarr.core.buffer import default_buffer_prototype
+from zarr.core.sync import sync
+
+import cme_dask
+from cme_dask.data.checkpoint import locked
+from cme_dask.data.partials import read_partial, write_json, write_partial
+from cme_dask.data.row_sample import RowSample
+from cme_dask.data.sample import Sample
+from cme_dask.data.sources import RowSource, ZarrSource
+from cme_dask.data.store import ATTRIBUTE, disk_errors
+from cme_dask.errors import DataError, ResourceError, ShardDone, StoreError
+from cme_dask.numerics.cells import CellSums, Kept, ValueRange
+from cme_dask.numerics.logistic import LogisticSums
+from cme_dask.numerics.moments import Moments
+from cme_dask.numerics.pools import Bound
+from cme_dask.numerics.rounds import GreedyOffer, Measured, RandomOffer
+from cme_dask.numerics.scoring import ScoreSums
+from cme_dask.passes.cluster import user_modules
+from cme_dask.passes.plan import Run, Together, strip_length
+from cme_dask.passes.sources import DaskSource
+
+# Checkpoints: the strips of each pass that are done, on disk, so that a run may go on
+
+
+KIND, SCHEMA_VERSION = "checkpoint", 2
+
+_BLOCKS = 64
+_MANIFEST, _SIGN, _PASS, _TOTAL = "zarr.json", "sign", "pass.json", "total"
+_kinds: dict[str, type] = {}
+
+
+def keeps(*kinds: type) -> None:
+    """Let dataclasses lie in checkpoints."""
+    _kinds.update({kind.__name__: kind for kind in kinds})
+
+
+keeps(Together, Moments, CellSums, Kept, LogisticSums, Measured, GreedyOffer, RandomOffer)
+keeps(Bound, RowSample, ScoreSums, ValueRange)
+
+
+def block_rows(n: int, chunk_rows: int) -> int:
+    """Rows of a block: strips of n rows in at most 64 blocks, none much shorter than a chunk."""
+    length = strip_length(n)
+    rows = max(
+        -(-n // _BLOCKS), 4 * chunk_rows if chunk_rows and length % chunk_rows else chunk_rows
+    )
+    return length << (-(-rows // length) - 1).bit_length()
+
+
+@dataclass(eq=False)
+class Checkpoint:
+    """The folder of one run; made by :func:`keeping`.
+
+    Attributes
+    ----------
+    folder
+        Where it lies.
+    run
+        Name of the run, which nobody else has: a task that outlives its run writes to no other.
+    shard
+        (i, k): do the i-th of k shares of each pass, counted from 0, and no more; None: all.
+    resumed_strips
+        Strips of all passes so far that were done before.
+    """
+
+    folder: Path
+    run: str
+    shard: tuple[int, int] | None = None
+    resumed_strips: int = 0
+    _begun: int = 0
+
+    def begin(self, name: str, asked: Any, n_rows: int, block: int) -> "KeptPass":
+        """The folder of the next pass of the run.
+
+        Parameters
+        ----------
+        name
+            Of its tasks.
+        asked
+            All that its tasks compute from.
+        n_rows, block
+            Number of rows, and of rows in a block.
+
+        Raises
+        ------
+        StoreError
+            If what lies there is of another pass, or lacks what the manifest lists.
+        """
+        number, self._begun = self._begun, self._begun + 1
+        kept = KeptPass(
+            self.folder, self.run, f"pass-{number:03d}", n_rows, block, self._share(n_rows, block)
+        )
+        about = {"name": name, "token": token_of(asked, name), "rows": n_rows, "block": block}
+        kept.open(about)
+        return kept
+
+    def _share(self, n_rows: int, block: int) -> tuple[int, int]:
+        """Blocks [first, last) of the pass that are ours."""
+        blocks = -(-n_rows // block)
+        i, k = self.shard or (0, 1)
+        return blocks * i // k, blocks * (i + 1) // k
+
+    def check_seen(self, client: Any) -> None:
+        """ResourceError unless all workers of a cluster see the folder, and it sees their files."""
+        folder = str(self.folder)
+        found = client.run(_sees, folder, self.run, on_error="ignore")  # some may die now
+        # Each name is looked up: a list of the folder may be an old one, on a network.
+        blind = [who for who, name in found.items() if not (name and (self.folder / name).exists())]
+        for name in filter(None, found.values()):
+            (self.folder / name).unlink(missing_ok=True)
+        if blind:
+            who = ", ".join(blind)
+            raise ResourceError(
+                f"{who} can't see the checkpoint folder {self.folder}: put it on a filesystem "
+                "that this process and all workers share"
+            )
+
+
+def _sees(folder: str, run: str) -> str:
+    """On a worker: the name of the sign that it left in the folder; empty if it could not."""
+    name = f".seen-{uuid.uuid4().hex}"
+    if (Path(folder) / _sign_of(run)).exists():
+        with contextlib.suppress(OSError):
+            (Path(folder) / name).touch()
+            return name
+    return ""
+
+
+def _sign_of(run: str) -> str:
+    return f"{_SIGN}-{run}"
+
+
+@dataclass(frozen=True)
+class KeptPass:
+    """The sums of one pass on disk, as client and tasks see them.
+
+    Attributes
+    ----------
+    folder, run, name
+        The checkpoint, the name of its run, and the folder of the pass in it.
+    n_rows, block
+        Number of rows, and of rows in a block.
+    share
+        Blocks [first, last) that this run makes.
+    """
+
+    folder: Path
+    run: str
+    name: str
+    n_rows: int
+    block: int
+    share: tuple[int, int]
+
+    def open(self, about: dict[str, Any]) -> None:
+        """Begin, or go on with, the pass that is described so."""
+        here = self.folder / self.name
+        with disk_errors(here):
+            here.mkdir(exist_ok=True)
+        found = _read_json(here / _PASS)
+        if found is None and _holds(here, ()):
+            found = _read_json(here / _PASS)  # another shard began it meanwhile
+            if found is None:
+                raise StoreError(
+                    f"{here} holds sums but not {_PASS}, which says of what: remove {self.folder}, "
+                    "and start the run again"
+                )
+        if found is None:
+            write_json(here / _PASS, about, replace=False)
+            found = _read_json(here / _PASS)
+        if found != about:
+            different = next((key for key in about if found.get(key) != about[key]), "")
+            raise StoreError(
+                f"{self.name} of the checkpoint {self.folder} is of another {found.get('name')} "
+                f"(its {different} differs): a run goes on where the same data, configuration, "
+                "versions and kind of processor lead to the same pivots; start again with another "
+                "folder"
+            )
+
+    @property
+    def total(self) -> Path:
+        """Where the sum over all rows lies when the pass has ended."""
+        return self.folder / self.name / _TOTAL
+
+    def path(self, row: int) -> Path:
+        """Where the block of a row lies when it is done."""
+        first = row // self.block * self.block
+        last = min(first + self.block, self.n_rows)
+        return self.folder / self.name / f"rows-{first}-{last}-{self.run}"
+
+    def has(self, run: Run) -> bool:
+        """Whether the block of these rows is done."""
+        return self.path(run.start).exists()
+
+    def ours(self, run: Run) -> bool:
+        """Whether the block of these rows is in our share."""
+        return self.share[0] <= run.start // self.block < self.share[1]
+
+    def write(self, row: int, value: Any) -> Any:
+        """Keep the sum of the block of a row, or read it if there is one; returns it."""
+        path = self.path(row)
+        if not (self.folder / _sign_of(self.run)).exists():
+            raise ResourceError(
+                f"a worker can't see the checkpoint folder {self.folder}: put it on a filesystem "
+                "that this process and all workers share"
+            )
+        if value is None:
+            return read_partial(path, _kinds)
+        write_partial(path, value, _kinds)
+        return value
+
+    def read_total(self) -> Any:
+        """The sum over all rows of a pass that has ended, else None.
+
+        Raises
+        ------
+        StoreError
+            If the manifest says that it has ended, and it is not there.
+        """
+        manifest = _read_json(self.folder / _MANIFEST)
+        ended = (manifest or {}).get("attributes", {}).get(ATTRIBUTE, {}).get("ended", [])
+        if self.name not in ended:
+            return None
+        if not self.total.exists():
+            raise StoreError(
+                f"the checkpoint {self.folder} lacks the sums of {self.name}, which its manifest "
+                "lists: restore them from a copy, or start the run again in another folder"
+            )
+        return read_partial(self.total, _kinds)
+
+    def end(self, value: Any) -> None:
+        """Keep the sum over all rows, list it in the manifest, and drop its blocks."""
+        if self.total.exists():  # of one who was cut off before it was listed
+            shutil.rmtree(self.total)
+        write_partial(self.total, value, _kinds, flush=True)  # blocks go when it is safe
+        path = self.folder / _MANIFEST
+        manifest = _read_json(path)
+        assert manifest is not None
+        manifest["attributes"][ATTRIBUTE]["ended"].append(self.name)
+        write_json(path, manifest)
+        for block in (self.folder / self.name).iterdir():
+            if block.name not in (_TOTAL, _PASS):  # drafts of those who were killed, too
+                shutil.rmtree(block, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def keeping(
+    folder: str | os.PathLike[str] | None,
+    about: Callable[[], dict[str, dict[str, str]]],
+    shard: tuple[int, int] | None = None,
+) -> Iterator[Checkpoint | None]:
+    """The checkpoint in a folder, begun or gone on with; None without a folder.
+
+    Parameters
+    ----------
+    folder
+        Where it lies: on a filesystem that this process and all workers share.
+    about
+        Gives fingerprints of what the run depends on, by what they are of (``data``,
+        ``configuration``, ``version``) and by name.
+    shard
+        See :class:`Checkpoint`.
+
+    Raises
+    ------
+    DataError
+        If another run goes on in the folder, or the shard is none.
+    StoreError
+        If what lies there is no checkpoint, or one of another run; the message names what differs.
+    ResourceError
+        If the folder can't be written to.
+    """
+    if folder is None:
+        if shard is not None:
+            raise DataError("a shard needs checkpoint=, the folder that all shards share")
+        yield None
+        return
+    _check_shard(shard)
+    path = Path(os.path.abspath(folder))
+    if not path.parent.is_dir():
+        raise DataError(f"the folder {path.parent} of the checkpoint does not exist: create it")
+    with disk_errors(path):
+        known = path.is_dir() and any(path.iterdir())
+        manifest = _read_json(path / _MANIFEST)
+        if known and manifest is None and _holds(path, ("lock",)):
+            manifest = _read_json(path / _MANIFEST)  # another shard began it meanwhile
+            if manifest is None:
+                raise StoreError(
+                    f"{path} is no checkpoint (it holds no {_MANIFEST}): choose an empty folder, "
+                    "or a new one"
+                )
+        descriptor = locked(path, path, shared=shard is not None)
+    try:
+        yield Checkpoint(path, _settle(path, _read_json(path / _MANIFEST), about()), shard)
+        if shard is not None:
+            raise ShardDone("all shares are done: run the same fit without a shard, for its result")
+    finally:
+        os.close(descriptor)
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Whether a checkpoint lies in a folder."""
+    return _described(_read_json(folder / _MANIFEST)) is not None
+
+
+def discard(folder: Path) -> None:
+    """Remove a checkpoint that nobody holds.
+
+    Raises
+    ------
+    DataError
+        If a run goes on in it.
+    ResourceError
+        If the disk is read-only.
+    """
+    with disk_errors(folder):
+        descriptor = locked(folder, folder)
+        try:
+            # Renamed first: nobody may take the lock of a folder that is half gone.
+            trash = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}")
+            folder.rename(trash)
+            shutil.rmtree(trash, ignore_errors=True)
+        finally:
+            os.close(descriptor)
+
+
+def _holds(path: Path, known: tuple[str, ...]) -> bool:
+    """Whether something lies in a folder beside what is known there, signs and drafts."""
+    names = (item.name for item in path.iterdir())
+    return any(n not in known and not n.startswith((".", f"{_SIGN}-")) for n in names)
+
+
+def _settle(path: Path, manifest: Any, about: dict[str, dict[str, str]]) -> str:
+    """Write the manifest, or hold the one that is there against what it should say.
+
+    Gives the name of the run.
+    """
+    if manifest is None:
+        run = uuid.uuid4().hex[:12]
+        with disk_errors(path):
+            (path / _sign_of(run)).touch()
+        head = {"kind": KIND, "schema_version": SCHEMA_VERSION, "run": run, "about": about}
+        whole = {"zarr_format": 3, "node_type": "group"}
+        whole["attributes"] = {ATTRIBUTE: {**head, "ended": []}}
+        if write_json(path / _MANIFEST, whole, replace=False):
+            return run
+        (path / _sign_of(run)).unlink(missing_ok=True)  # another shard was first
+        manifest = _read_json(path / _MANIFEST)
+    found = _described(manifest)
+    if found is None:
+        raise StoreError(f"{path} is no checkpoint of cme_dask: choose another folder")
+    if found.get("schema_version") != SCHEMA_VERSION:
+        raise StoreError(
+            f"the checkpoint {path} has schema version {found.get('schema_version')}, this "
+            f"cme_dask reads {SCHEMA_VERSION}: finish it with the version that began it"
+        )
+    before = found.get("about", {})
+    for part in about:
+        names = [*about[part], *(name for name in before.get(part, {}) if name not in about[part])]
+        for name in names:
+            was, now = (side.get(part, {}).get(name) for side in (before, about))
+            if was != now:
+                raise StoreError(
+                    f"the checkpoint {path} is of another run: {part} {name!r} was {_short(was)} "
+                    f"and is {_short(now)}; go on with the same, or choose another folder"
+                )
+    return str(found.get("run"))
+
+
+def _described(manifest: Any) -> dict[str, Any] | None:
+    if not isinstance(manifest, dict):
+        return None
+    attributes = manifest.get("attributes")
+    head = attributes.get(ATTRIBUTE) if isinstance(attributes, dict) else None
+    return head if isinstance(head, dict) and head.get("kind") == KIND else None
+
+
+def _short(value: Any) -> str:
+    text = "absent" if value is None else str(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _check_shard(shard: Any) -> None:
+    if shard is None:
+        return
+    whole = isinstance(shard, tuple) and len(shard) == 2 and all(isinstance(s, int) for s in shard)
+    if not whole or not 0 <= shard[0] < shard[1] <= _BLOCKS:
+        raise DataError(
+            f"shard must be (i, k) with 0 <= i < k <= {_BLOCKS}, one of k shares, got {shard!r}"
+        )
+
+
+def _read_json(path: Path) -> Any:
+    """What a file says; None if there is none."""
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except (ValueError, OSError) as error:
+        raise StoreError(
+            f"{path} is damaged ({error}): restore it from a copy, or start the run again in "
+            "another folder"
+        ) from error
+
+
+def token_of(value: Any, name: str) -> str:
+    """A fingerprint of plain values, arrays, kernels and functions.
+
+    Raises
+    ------
+    DataError
+        If there is none that would be the same in another process.
+    """
+    try:
+        return str(tokenize(value, ensure_deterministic=True))
+    except TokenizationError as error:
+        raise DataError(
+            f"a checkpoint must recognise {name!r} in another process, and can't: define its "
+            f"functions in a module ({error})"
+        ) from error
+
+
+def versions() -> dict[str, str]:
+    """Versions whose change may change bits."""
+    return {"cme_dask": cme_dask.__version__, "numpy": np.__version__}
+
+
+# What a run depends on, told by short fingerprints: its rows, its parameters, its versions
+
+
+_CHECKSUM = 4  # bytes of a CRC-32C, which close a chunk of our stores
+_AT_ONCE = 32
+
+
+def about_run(
+    name: str, parameters: Mapping[str, Any], sample: Sample, given: Mapping[str, Any]
+) -> dict[str, dict[str, str]]:
+    """Fingerprints of a fit, by what they are of and by name.
+
+    Parameters
+    ----------
+    name
+        Of the estimator.
+    parameters
+        Its parameters.
+    sample
+        The rows. Of a Zarr store the last bytes of every chunk are read, which are its checksum in
+        stores of ours, and of files of others when they were written, and their size; arrays in
+        memory are hashed; a Dask array is told by its name.
+    given
+        What else the fit was given: functions.
+    """
+    # A function of a module goes by its name: what the module says is part of what it is.
+    configuration = {"estimator": name} | {
+        key: _told(value, key) for key, value in {**parameters, **given}.items()
+    }
+    return {"version": versions(), "configuration": configuration, "data": _rows(sample)}
+
+
+def _told(value: Any, name: str) -> str:
+    """A value in words where these tell all of it, else with a fingerprint."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return repr(value)
+    words = repr(value) if len(repr(value)) < 60 and " at 0x" not in repr(value) else ""
+    sources = [_digest(module) for module in sorted(user_modules(value))]
+    token = token_of((value, *sources) if sources else value, name)
+    return f"{words or type(value).__name__} ({token[:12]})"
+
+
+def _digest(module: str) -> str:
+    """A fingerprint of the source of a module, where there is one."""
+    path = Path(getattr(sys.modules[module], "__file__", None) or "")
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+
+
+def _rows(sample: Sample) -> dict[str, str]:
+    told = {
+        "rows": f"{sample.n_rows:,}",
+        "columns": "; ".join(columns.listed() for columns in sample.columns),
+        "part": str(sample.part),
+        "folds": str(sample.folding),
+    }
+    names = ["x", "y"][: len(sample.sources)]
+    names += ["weights"] if sample.weights is not None else []
+    names += list(sample.units)
+    for name, source in zip(names, sample.reads, strict=True):
+        told[f"values of {name}"] = _values(source)
+    if sample.row_sample is not None:
+        rows = sample.row_sample
+        told["row sample"] = token_of((rows.index, rows.keys), "row sample")[:16]
+    return told
+
+
+def _values(source: RowSource) -> str:
+    if isinstance(source, ZarrSource):
+        return f"{_chunks(source.array, source.whole)} {source.columns or ''}".strip()
+    if isinstance(source, DaskSource):
+        return str(source.array.name)
+    return token_of(np.asarray(source.array), "rows")[:16]  # type: ignore[attr-defined]
+
+
+def _chunks(array: zarr.Array[Any], ours: bool) -> str:
+    """A fingerprint of all chunks of a Zarr array, from their last bytes."""
+    rows = int((array.shards or array.chunks)[0])
+    grid = [math.ceil(array.shape[0] / rows)]
+    grid += [math.ceil(s / c) for s, c in zip(array.shape[1:], array.chunks[1:], strict=True)]
+    prefix = f"{array.path}/" if array.path else ""
+    encode = array.metadata.encode_chunk_key
+    keys = (prefix + encode(tuple(map(int, key))) for key in np.ndindex(*grid))
+    found = hashlib.sha256(repr((array.shape, str(array.dtype), rows)).encode())
+
+    root = getattr(array.store, "root", None)  # of a local folder
+
+    async def ends() -> None:
+        gate = asyncio.Semaphore(_AT_ONCE)
+
+        async def end(key: str) -> bytes:
+            async with gate:
+                part = await array.store.get(
+                    key, default_buffer_prototype(), byte_range=SuffixByteRequest(_CHECKSUM)
+                )
+            if part is None:
+                return b"gone"
+            return part.to_bytes() + (b"" if ours or root is None else _written(root / key))
+
+        for piece in await asyncio.gather(*map(end, keys)):
+            found.update(piece)
+
+    sync(ends())
+    return found.hexdigest()[:16]
+
+
+def _written(path: Path) -> bytes:
+    """Size and time of a file: chunks without a checksum show no change in their last bytes."""
+    try:
+        found = path.stat()
+    except OSError:
+        return b""
+    return f"{found.st_size} {found.st_mtime_ns}".encode()

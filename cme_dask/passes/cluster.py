@@ -1,0 +1,561 @@
+"""Clusters: how they are reached, and jobs on them that survive their workers.
+
+A job on a cluster, which survives its workers.
+
+The whole tree is asked for at once, so that a slow network costs no pause between its levels. Nodes
+are held until their sum has gone into another: what was lost with a worker Dask repeats by itself,
+and what ran on so many workers that died that Dask gives it up for a killer of workers is asked for
+again, with what hangs on it, while all other sums stay.
+"""
+
+import contextlib
+import functools
+import importlib
+import importlib.util
+import logging
+import queue
+import ssl
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any, TypeAlias
+from uuid import uuid4
+
+import dask
+import numpy as np
+from dask.delayed import Delayed, delayed
+from distributed import CancelledError, Client, Future, KilledWorker, WorkerPlugin
+from distributed.client import FutureCancelledError
+from distributed.comm import CommClosedError
+
+from cme_dask import __version__
+from cme_dask.errors import ResourceError, remedy
+from cme_dask.numerics.resources import _process, limit_this_process
+from cme_dask.passes.plan import Tree
+
+_REGISTRATIONS, _REGISTRATION_PAUSE = 10, 0.5  # seconds between two attempts to reach all workers
+
+
+class OneBlasThread(WorkerPlugin):  # type: ignore[misc]
+    """Limits each worker process of a cluster, once."""
+
+    name = "cme-dask-one-blas-thread"
+
+    def __init__(self) -> None:
+        self._client_process = _process
+
+    def setup(self, worker: Any) -> None:
+        """Limit the process, unless it is the client's own, which limits itself while it waits."""
+        if self._client_process != _process:
+            limit_this_process()
+
+
+def limit_workers(client: Client) -> None:
+    """Limit all workers of a cluster, those that join later as well.
+
+    The scheduler sends the plugin to each worker, and fails when one of them dies meanwhile; it is
+    then asked to send it again.
+
+    Raises
+    ------
+    OSError
+        If the scheduler is lost, or workers die every time.
+    """
+    for _ in range(_REGISTRATIONS - 1):
+        try:
+            client.register_plugin(OneBlasThread())
+        except OSError:
+            client.nthreads()  # an OSError as well if it is the scheduler that was lost
+            time.sleep(_REGISTRATION_PAUSE)
+        else:
+            return
+    client.register_plugin(OneBlasThread())
+
+
+# A job: leaf tasks whose results are merged along the fixed tree, the same on every scheduler
+
+
+class _Plain:
+    """A value with no task in it, into whose fields Dask need not look."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """What :meth:`Executor.run` was given, see there."""
+
+    leaf: Callable[..., Any]
+    payloads: Sequence[tuple[Any, ...]]
+    merge: Callable[[Any, Any], Any]
+    shared: Any
+    name: str
+    on_done: Callable[[int], None]
+    after: Mapping[int, Callable[[Any], Any]]
+    token: str = field(default_factory=lambda: uuid4().hex)
+
+    @cached_property
+    def tree(self) -> Tree:
+        """Over the payloads."""
+        return Tree.over(len(self.payloads))
+
+    def key(self, node: int, attempt: int = 0) -> str:
+        """Name of the task of a node."""
+        again = f"-again{attempt}" if attempt else ""
+        if node < self.tree.leaves:
+            return f"{self.name}-{node}-{self.token}{again}"
+        return f"{self.name}-merge-{node - self.tree.leaves}-{self.token}{again}"
+
+    def owns(self, key: str) -> bool:
+        """Whether a task is of this job, and not one that its payloads come from."""
+        return self.token in key or key.startswith((f"{work.__name__}-", f"{join.__name__}-"))
+
+    def tasks(self, attempts: Mapping[int, int], there: Mapping[int, Any]) -> list[Delayed]:
+        """Tasks of nodes, by the number of the attempt; parts that have none are ``there``.
+
+        Nodes come in ascending order, so that parts come before what they go into.
+        """
+        # Under a name that has not failed yet.
+        plan = f"{self.name}-plan-{self.token}-{max(attempts.values(), default=0)}"
+        common = delayed(self.shared, name=plan, traverse=False)
+        call, add = (delayed(f, pure=False, traverse=False) for f in (work, join))
+        made: dict[int, Delayed] = {}
+        for node in sorted(attempts):
+            after, key = self.after.get(node), self.key(node, attempts[node])
+            if node < self.tree.leaves:
+                given = [p if isinstance(p, Delayed) else _Plain(p) for p in self.payloads[node]]
+                made[node] = call(_Plain((self.leaf, after)), common, *given, dask_key_name=key)
+            else:
+                parts = self.tree.merges[node - self.tree.leaves]
+                a, b = (made[part] if part in made else there[part] for part in parts)
+                made[node] = add(self.merge, after, a, b, dask_key_name=key)
+        return list(made.values())
+
+
+def work(job: _Plain, shared: Any, *payload: Any) -> Any:
+    """The task of a leaf."""
+    leaf, after = job.value
+    value = leaf(shared, *(p.value if isinstance(p, _Plain) else p for p in payload))
+    return value if after is None else after(value)
+
+
+def join(
+    merge: Callable[[Any, Any], Any], after: Callable[[Any], Any] | None, a: Any, b: Any
+) -> Any:
+    """The task of a merge."""
+    value = merge(a, b)
+    return value if after is None else after(value)
+
+
+# Modules of the user's own functions: part of what a run is, and workers must have them
+
+
+_VERSIONED = {"builtins", "cme_dask", "dask", "distributed", "numpy", "scipy", "sklearn"}
+
+
+def user_modules(value: Any) -> set[str]:
+    """Names of the modules of functions and objects in a value, beside packages with versions.
+
+    Scripts are none: what they define travels with its code.
+    """
+    return _modules(value, set())
+
+
+def _modules(value: Any, seen: set[int]) -> set[str]:
+    if id(value) in seen or value is None or isinstance(value, (bool, int, float, str, np.ndarray)):
+        return set()
+    seen.add(id(value))
+    found: set[str] = set()
+    name = getattr(value, "__module__", None) or type(value).__module__
+    top = name.partition(".")[0]
+    versioned = top in _VERSIONED or top in sys.stdlib_module_names
+    file = getattr(sys.modules.get(name), "__file__", None)
+    if name != "__main__" and not versioned and file is not None:
+        found.add(name)
+    parts: list[Any] = []
+    if isinstance(value, Mapping):
+        parts += value.values()
+    elif isinstance(value, (tuple, list, set, frozenset)):
+        parts += value
+    elif isinstance(value, functools.partial):
+        parts += [value.func, *value.args, *value.keywords.values()]
+    elif not isinstance(value, type) and hasattr(value, "__dict__"):
+        parts += vars(value).values()
+    return found.union(*(_modules(part, seen) for part in parts))
+
+
+def check_workers_have(client: Client, value: Any) -> None:
+    """ResourceError unless all workers can import the modules that a value needs.
+
+    A worker that can't unpack a task dies of it, and the next one, too.
+    """
+    names = sorted(user_modules(value))
+    if not names:
+        return
+    missing = client.run(_missing, names, on_error="ignore")  # some may die now
+    lacking = {name: who for who, lost in missing.items() for name in lost}
+    for name, who in lacking.items():
+        raise ResourceError(
+            f"the worker {who} can't import {name!r}, where functions of this run are defined: "
+            "install it there, put it on PYTHONPATH, or send it with Client.upload_file"
+        )
+
+
+def _missing(names: list[str]) -> list[str]:
+    lost = []
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            lost.append(name)
+    return lost
+
+
+# Clusters: how they are reached, and what they must have
+
+
+Scheduler: TypeAlias = Any
+"""A scheduler's name, a ``distributed.Client``, or None for what Dask is set to."""
+
+_CONNECT_SECONDS = 10
+_ENCRYPTED = "tls://", "wss://"
+_PARTS = {"cme_dask": 9, "python": 2, "numpy": 1, "zarr": 1}
+"""Leading parts of the versions that must be equal: tasks are pickled, and sums are compared."""
+
+
+def configured(settings: Mapping[str, Any]) -> contextlib.AbstractContextManager[Any]:
+    """Settings of Dask's configuration by their dotted names, for as long as a block runs."""
+    context: contextlib.AbstractContextManager[Any] = dask.config.set(dict(settings))
+    return context
+
+
+@contextlib.contextmanager
+def connected(scheduler: str | None) -> Iterator[Scheduler]:
+    """A scheduler's name as it is; of a cluster's address, a client for as long as it is used.
+
+    Certificates for ``tls://`` addresses, and whether other ones are refused, are what Dask is set
+    to: ``distributed.comm.tls`` and ``distributed.comm.require-encryption``.
+
+    Raises
+    ------
+    ResourceError
+        If no scheduler answers at the address; if its certificate or ours is missing, unreadable or
+        refused; if encryption is required and the address has none.
+    """
+    if scheduler is None or "://" not in scheduler:
+        yield scheduler
+        return
+    encrypted = scheduler.startswith(_ENCRYPTED)
+    if dask.config.get("distributed.comm.require-encryption", None) and not encrypted:
+        raise ResourceError(
+            f"encryption is required, but {scheduler} is not encrypted: start the scheduler and "
+            "its workers with certificates, and give its tls:// address"
+        )
+    if encrypted:
+        _check_certificates(scheduler)
+    try:
+        client = Client(scheduler, timeout=_CONNECT_SECONDS, set_as_default=False)
+    except (OSError, ValueError, TypeError, RuntimeError) as error:
+        raise ResourceError(_unreachable(scheduler, error)) from error
+    # A lost scheduler is told in one sentence, not in a traceback of each attempt to reconnect.
+    logger = logging.getLogger("distributed.client")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with client:
+            yield client
+    finally:
+        logger.setLevel(level)
+
+
+_FLAGS = "--tls-ca-file, --tls-cert and --tls-key"
+
+
+def _check_certificates(scheduler: str) -> None:
+    """ResourceError if Dask's certificates for clients are not there, or can't be read."""
+    settings = {
+        "--tls-ca-file": dask.config.get("distributed.comm.tls.ca-file", None),
+        "--tls-cert": dask.config.get("distributed.comm.tls.client.cert", None),
+    }
+    missing = [option for option, value in settings.items() if not value]
+    if missing:
+        raise ResourceError(
+            f"{scheduler} needs certificates: {remedy('', f'give {_FLAGS}, or ')}set "
+            "distributed.comm.tls in Dask's configuration"
+        )
+    key = dask.config.get("distributed.comm.tls.client.key", None)
+    try:
+        context = ssl.create_default_context(cafile=settings["--tls-ca-file"])
+        context.load_cert_chain(settings["--tls-cert"], key)
+    except OSError as error:  # an SSLError is one
+        reason = error.strerror or str(error)
+        raise ResourceError(
+            f"the certificates for {scheduler} can't be used ({reason}): correct "
+            f"{remedy('', f'{_FLAGS}, or ')}distributed.comm.tls in Dask's configuration"
+        ) from error
+
+
+def _unreachable(scheduler: str, error: BaseException) -> str:
+    """The sentence on a failed connection; what TLS refused is told by text, too."""
+    causes = _causes(error)
+    if any(isinstance(e, ssl.SSLError) or "SSL" in str(e) for e in causes):
+        return (
+            f"{scheduler} and this client don't trust each other: their certificates must be "
+            "signed by the same authority, that of "
+            + remedy("distributed.comm.tls.ca-file in Dask's configuration", "--tls-ca-file")
+        )
+    return (
+        f"no scheduler answers at {scheduler} within {_CONNECT_SECONDS} s: start one with "
+        "`dask scheduler`, or correct the address"
+    )
+
+
+def _causes(error: BaseException | None) -> list[BaseException]:
+    found: list[BaseException] = []
+    while error is not None and error not in found:
+        found.append(error)
+        error = error.__cause__ or error.__context__
+    return found
+
+
+def cluster_threads(client: Client) -> int:
+    """Threads of all workers, which must be able to run tasks of this process.
+
+    Raises
+    ------
+    ResourceError
+        If there are no workers, or one lacks cme_dask, or has another version of it, another minor
+        version of Python, or another major version of NumPy or Zarr.
+    """
+    threads = sum(client.nthreads().values())
+    if threads == 0:
+        raise ResourceError(
+            f"the cluster at {client.scheduler.address} has no workers: start some, "
+            "for example with `dask worker ADDRESS`"
+        )
+    check_workers(client)
+    return int(threads)
+
+
+def check_workers(client: Client) -> None:
+    """ResourceError that names a worker which can't run tasks of this process, and why."""
+
+    # Inside, so that it is sent as code and not by the name of a module that may not be there.
+    def is_there() -> bool:
+        return importlib.util.find_spec("cme_dask") is not None
+
+    seen = client.run(is_there, on_error="ignore")  # some may die now
+    lacking = [name for name, there in seen.items() if not there]
+    found = client.get_versions(packages=["cme_dask", "zarr"])
+    here = found["client"]["packages"]
+    if lacking:
+        raise ResourceError(
+            f"worker {lacking[0]}{_more(lacking)} has no cme_dask: install version "
+            f"{here['cme_dask'] or __version__} of it where the workers run"
+        )
+    others = {name: about["packages"] for name, about in found["workers"].items() if about}
+    different: dict[str, str] = {}
+    for name, packages in others.items():
+        for package, (ours, theirs) in _differences(here, packages).items():
+            different.setdefault(name, f"{package} {theirs}, this client {package} {ours}")
+    if different:
+        name, said = next(iter(different.items()))
+        raise ResourceError(
+            f"worker {name}{_more(list(different))} has {said}: install the same versions on both "
+            "sides"
+        )
+
+
+def _differences(
+    here: Mapping[str, str | None], there: Mapping[str, str | None]
+) -> dict[str, tuple[str, str]]:
+    """Versions here and there of the packages in which they differ too much."""
+    both = {name: (here.get(name), there.get(name)) for name in _PARTS}
+    return {
+        name: (ours, theirs)
+        for name, (ours, theirs) in both.items()
+        if ours and theirs and _leading(ours, name) != _leading(theirs, name)
+    }
+
+
+def _leading(version: str, name: str) -> list[str]:
+    return version.split(".")[: _PARTS[name]]
+
+
+def _more(names: list[str]) -> str:
+    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+
+
+# A job on a cluster, which survives its workers
+
+
+log = logging.getLogger("cme_dask.run")
+
+_ATTEMPTS = 6  # of a node while no other one ends, each after `allowed-failures` + 1 dead workers
+_PAUSE = 5.0  # seconds without news after which workers are looked for
+_NO_WORKERS = 300.0  # seconds without any worker, by default
+_LOST = (CommClosedError, CancelledError, FutureCancelledError, TimeoutError, OSError)
+
+
+class ClusterRun:
+    """One run of a job.
+
+    Parameters
+    ----------
+    client
+        The cluster.
+    job
+        What to do.
+    """
+
+    def __init__(self, client: Client, job: Job) -> None:
+        self._client, self._job = client, job
+        self._held: dict[int, Future] = {}
+        self._attempts: dict[int, int] = {}
+        self._killed: set[str] = set()
+        self._failures: Counter[str] = Counter()  # since something ended
+        self._told: set[int] = set()
+        self._refused: OSError | None = None  # what who hears of the progress raised
+        self._news: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
+
+    def result(self) -> Any:
+        """The sum over all leaves.
+
+        Raises
+        ------
+        ResourceError
+            If the scheduler is lost, no worker is left, or workers die again and again over the
+            same task.
+        Exception
+            What a task raised.
+        """
+        try:
+            try:
+                last = self._drive()
+                if last.status == "finished":
+                    return last.result()
+            except _LOST as error:
+                if error is self._refused:
+                    raise
+                raise self._lost(error) from error
+            return last.result()  # raises what the task raised
+        except KilledWorker as error:  # the sum was lost, and again, while it was fetched
+            raise _killers(str(error.task)) from error
+        finally:
+            with contextlib.suppress(Exception):
+                self._client.cancel(list(self._held.values()))
+
+    def _drive(self) -> Future:
+        """The future of the sum over all leaves, or of a node that failed for good."""
+        root, leaves = self._job.tree.root, self._job.tree.leaves
+        limit_workers(self._client)
+        self._ask(range(root + 1))
+        while True:
+            node, attempt = self._next()
+            if attempt != self._attempts[node]:
+                continue  # of a future that was given up
+            future = self._held.get(node)
+            if future is not None and future.status == "cancelled":
+                raise self._lost("its tasks were cancelled")
+            if future is not None and future.status == "error":
+                if not isinstance(future.exception(), KilledWorker):
+                    return future
+                self._again(node, future)
+                continue
+            self._failures.clear()
+            if node < leaves and node not in self._told:
+                self._told.add(node)
+                try:
+                    self._job.on_done(node)
+                except OSError as error:  # a full disk, a closed terminal: not our scheduler
+                    self._refused = error
+                    raise
+            if node == root and future is not None:
+                return future
+            for part in self._parts(node):  # they have gone into this one
+                self._held.pop(part, None)
+
+    def _next(self) -> tuple[int, int]:
+        """The next node that has ended, and its attempt; ResourceError if nobody works."""
+        patience = dask.config.get("cme-dask.no-workers-timeout", _NO_WORKERS)
+        idle_since = None
+        while True:
+            try:
+                return self._news.get(timeout=_PAUSE)
+            except queue.Empty:
+                if self._client.status not in ("running", "connecting"):
+                    raise self._lost(f"the client is {self._client.status}") from None
+            if self._client.nthreads():
+                idle_since = None
+                continue
+            now = time.monotonic()
+            idle_since = now if idle_since is None else idle_since
+            if now - idle_since > patience:
+                raise ResourceError(
+                    f"the cluster at {self._client.scheduler.address} has had no worker for "
+                    f"{patience:.0f} s: start some, for example with `dask worker ADDRESS`, and "
+                    "run it again"
+                )
+
+    def _parts(self, node: int) -> tuple[int, ...]:
+        leaves = self._job.tree.leaves
+        return () if node < leaves else self._job.tree.merges[node - leaves]
+
+    def _again(self, node: int, future: Future) -> None:
+        """Ask again for a node that hangs on a task whose workers died, and for what it lacks."""
+        error = future.exception()
+        task = str(error.task)
+        if not self._job.owns(task):  # a chunk of the user's: under the same name, it has failed
+            raise _killers(task) from error
+        if task not in self._killed:  # all that hang on it have the same error
+            self._killed.add(task)
+            name = task.split("-again")[0]
+            self._failures[name] += 1
+            told = {"event": "retry", "task": task, "failures": self._failures[name]}
+            log.warning("%s lost its workers and is run again", task, extra=told)
+            if self._failures[name] >= _ATTEMPTS:
+                raise _killers(task) from error
+        lacking: set[int] = set()
+
+        def need(other: int) -> None:
+            there = self._held.get(other)
+            if other in lacking or (there is not None and there.status != "error"):
+                return
+            lacking.add(other)
+            for part in self._parts(other):
+                need(part)
+
+        need(node)
+        self._ask(sorted(lacking))
+
+    def _ask(self, nodes: Sequence[int]) -> None:
+        """Futures of nodes, in ascending order, whose other parts are held."""
+        for node in nodes:
+            self._attempts[node] = self._attempts.get(node, -1) + 1
+        tasks = self._job.tasks({node: self._attempts[node] for node in nodes}, self._held)
+        with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1 GiB"}):
+            futures = self._client.compute(tasks)
+        for node, future in zip(nodes, futures, strict=True):
+            self._held[node] = future
+            told = partial(self._tell, node, self._attempts[node])
+            future.add_done_callback(told)
+
+    def _tell(self, node: int, attempt: int, _: Future) -> None:
+        self._news.put((node, attempt))
+
+    def _lost(self, why: object) -> ResourceError:
+        return ResourceError(
+            f"the scheduler at {self._client.scheduler.address} was lost, and with it the run: "
+            f"start it again and repeat; a run with a checkpoint goes on where it was ({why})"
+        )
+
+
+def _killers(task: str) -> ResourceError:
+    return ResourceError(
+        f"workers died again and again while they ran {task}: give them more memory, lower the "
+        "ranks, or make chunks of fewer rows"
+    )

@@ -1,0 +1,356 @@
+"""How rows are cut: strips, tasks and the tree that sums them; strips as tasks read them.
+
+How rows are cut: fixed strips, runs of strips for tasks, and the fixed tree that sums them.
+
+Strips are functions of n alone, tasks are aligned runs of a power of two of strips, and sums follow
+the binary tree over strip numbers. So the bits of a sum don't depend on chunks, on the length of
+the tasks, on workers or on the order in which they finish.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, Self, TypeVar
+
+import numpy as np
+
+from cme_dask.data.sample import Sample
+from cme_dask.data.sources import RowSource, ahead, read_strips
+from cme_dask.errors import DataError
+from cme_dask.numerics.folds import BY_ROWS, Folding, Part
+from cme_dask.numerics.location import Residuals
+
+# How rows are cut: fixed strips, runs of strips for tasks, and the fixed tree that sums them
+
+
+MIN_STRIP, MAX_STRIP = 1 << 12, 1 << 18
+_STRIPS_WANTED = (64, 1 << 14), (128, MAX_STRIP)  # some so many strips, of at most so many rows
+_TASKS_PER_WORKER = 8, 16  # at least, and if they are long enough
+_LEAST_SECONDS, _TASK_SECONDS = 0.25, 2.0
+
+
+class Additive(Protocol):
+    """Anything that adds."""
+
+    def __add__(self, other: Self, /) -> Self:
+        """Sum of two."""
+
+
+T = TypeVar("T", bound=Additive)
+N = TypeVar("N")
+
+
+def strip_length(n: int) -> int:
+    """Rows per strip, a power of two from 2^12 to 2^18 that depends on n alone.
+
+    What is done once per strip takes the interpreter lock, for which threads wait: of up to a
+    million rows, whose pass is short, there are fewer strips.
+    """
+    rows = max(min(n // count, longest) for count, longest in _STRIPS_WANTED)
+    return max(MIN_STRIP, 1 << (max(rows, 1) - 1).bit_length())
+
+
+@dataclass(frozen=True)
+class Run:
+    """Rows [start, stop) of one task: strips of ``length`` rows, the last one possibly shorter."""
+
+    start: int
+    stop: int
+    length: int
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return self.stop - self.start
+
+    @property
+    def strips(self) -> int:
+        """Number of strips."""
+        return -(-self.rows // self.length)
+
+
+def plan_runs(
+    n: int,
+    chunk_rows: int,
+    workers: int,
+    seconds_per_row: float,
+    max_rows: int | None = None,
+) -> list[Run]:
+    """Cut n rows into tasks.
+
+    Parameters
+    ----------
+    n
+        Number of rows.
+    chunk_rows
+        Rows of the largest storage chunk; 0 for arrays in memory.
+    workers
+        Tasks that run at once.
+    seconds_per_row
+        Estimated cost.
+    max_rows
+        Rows that a task may hold at once; default any number.
+
+    Notes
+    -----
+    A task takes about two seconds, or less so that every worker gets sixteen, since the last one to
+    end keeps the others waiting; of short ones every worker gets eight. Two tasks whose border lies
+    inside a chunk both read it: so, unless chunks end where tasks do, these cover four chunks where
+    that leaves enough of them, and two, or at least one, where otherwise a worker would have none.
+    """
+    length = strip_length(n)
+    few, many = (-(-n // (tasks * workers)) for tasks in _TASKS_PER_WORKER)
+    fair = min(few, max(many, int(_LEAST_SECONDS / seconds_per_row)))
+    rows = max(int(min(_TASK_SECONDS / seconds_per_row, fair)), min(4 * chunk_rows, fair), length)
+    size = length << ((rows // length).bit_length() - 1)
+    if chunk_rows and size % chunk_rows:
+        for share, chunks in ((2, 2), (1, 1)):
+            if n >= share * workers * chunk_rows:
+                size = max(size, _up(chunks * chunk_rows, length))
+                break
+        else:
+            size = max(size, _up(-(-n // workers), length))
+    if max_rows is not None:
+        size = min(size, length << (max(max_rows // length, 1).bit_length() - 1))
+    return [Run(start, min(start + size, n), length) for start in range(0, n, size)]
+
+
+def _up(rows: int, length: int) -> int:
+    """The smallest run of a power of two of strips that holds these rows."""
+    return length << (-(-rows // length) - 1).bit_length()
+
+
+@dataclass(frozen=True, eq=False)
+class Together:
+    """Several sums over the same rows; they add one by one."""
+
+    each: tuple[Any, ...]
+
+    def __add__(self, other: "Together") -> "Together":
+        """Those over the union of two disjoint sets of rows."""
+        return Together(tuple(a + b for a, b in zip(self.each, other.each, strict=True)))
+
+    def __iadd__(self, other: "Together") -> "Together":
+        """The same in the memory of the left ones, where their types can."""
+        return Together(tuple(_sum(a, b) for a, b in zip(self.each, other.each, strict=True)))
+
+
+def tree_sum(items: Iterable[T]) -> T:
+    """Sum along the fixed binary tree over positions, holding O(log) partial sums.
+
+    Items are added up in place where their type can.
+    """
+    stack: list[tuple[int, T]] = []
+    for item in items:
+        level, value = 0, item
+        while stack and stack[-1][0] == level:
+            value = _sum(stack.pop()[1], value)
+            level += 1
+        stack.append((level, value))
+    total = stack.pop()[1]
+    while stack:
+        total = _sum(stack.pop()[1], total)
+    return total
+
+
+def _sum(a: T, b: T) -> T:
+    a += b
+    return a
+
+
+def tree_build(items: list[N], merge: Callable[[N, N], N]) -> N:
+    """The upper part of the same tree, as calls of ``merge`` on neighbours."""
+    while len(items) > 1:
+        pairs = [merge(items[i], items[i + 1]) for i in range(0, len(items) - 1, 2)]
+        items = pairs + items[2 * len(pairs) :]
+    return items[0]
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The fixed binary tree over k leaves, as numbers: leaves are 0..k-1, and merges follow.
+
+    Attributes
+    ----------
+    leaves
+        k.
+    merges
+        The left and the right part of the nodes k, k+1, ...; the last one is the root.
+    spans
+        Leaves [first, last) of each node.
+    """
+
+    leaves: int
+    merges: tuple[tuple[int, int], ...]
+    spans: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def over(cls, leaves: int) -> Self:
+        """That of :func:`tree_build`."""
+        merges: list[tuple[int, int]] = []
+        spans = [(i, i + 1) for i in range(leaves)]
+
+        def merge(a: int, b: int) -> int:
+            merges.append((a, b))
+            spans.append((spans[a][0], spans[b][1]))
+            return len(spans) - 1
+
+        tree_build(list(range(leaves)), merge)
+        return cls(leaves, tuple(merges), tuple(spans))
+
+    @property
+    def root(self) -> int:
+        """The node of all leaves."""
+        return len(self.spans) - 1
+
+    def parents(self) -> dict[int, int]:
+        """The merge that each node but the root goes into."""
+        return {part: self.leaves + i for i, pair in enumerate(self.merges) for part in pair}
+
+    def below(self, node: int) -> range:
+        """Leaves of a node."""
+        return range(*self.spans[node])
+
+
+# Strips of rows as tasks see them: which rows are kept, their weights and folds, in one place
+
+
+Array = Any
+
+
+class BadValues(DataError):
+    """A strip met a value that is not usable; :func:`count_bad_values` finds them all."""
+
+
+def empty_part(sample: Sample) -> DataError:
+    """The error on a sample none of whose rows count."""
+    if sample.part is None:
+        return DataError("there are no rows: at least one is needed")
+    return DataError(f"no row belongs to this part ({sample.part}): take another share or seed")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the sources of a task are, and which of their rows count.
+
+    Attributes
+    ----------
+    variables
+        How many of them, the first, are x and y.
+    weighted
+        Whether weights follow.
+    units
+        Names of the columns that follow these: ``group``, ``time``.
+    folding
+        What goes into folds as a whole.
+    part
+        The part of the rows that counts, or None.
+    residuals
+        What is made of the rows of x and y, or None.
+    first_row
+        Global index of the first row of the sources.
+    """
+
+    variables: int
+    weighted: bool = False
+    units: tuple[str, ...] = ()
+    folding: Folding = BY_ROWS
+    part: Part | None = None
+    residuals: Residuals | None = None
+    first_row: int = 0
+
+    @classmethod
+    def of(cls, sample: Sample) -> Self:
+        """How tasks read the sources ``sample.reads``."""
+        return cls(
+            len(sample.sources),
+            sample.weights is not None,
+            (*sample.units,),
+            sample.folding,
+            sample.part,
+            sample.residuals,
+            sample.first_row,
+        )
+
+    def strip(self, rows: Array, arrays: tuple[Array, ...]) -> "Strip":
+        """What counts of the rows with these global indices, given what all sources hold."""
+        first = self.variables + self.weighted
+        columns = (array[:, 0] for array in arrays[first:])
+        units = dict(zip(self.units, columns, strict=True))
+        weights = arrays[self.variables][:, 0] if self.weighted else None
+        strip = Strip(rows, arrays[: self.variables], weights, units, self.folding)
+        if self.part is not None:
+            kept = self.part.keeps(rows - self.first_row, units)  # a part is one of its table
+            for values in units.values():
+                kept |= ~np.isfinite(values)  # of no part: kept to be found
+            strip = strip if kept.all() else strip.only(kept)
+        if self.residuals is None:
+            return strip
+        return replace(
+            strip, parts=self.residuals(strip.parts, strip.folds(self.residuals.n_folds))
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Strip:
+    """Consecutive rows that count, possibly none.
+
+    Attributes
+    ----------
+    rows
+        Global indices, ascending, shape (n,).
+    parts
+        Rows of each variable, shapes (n, d).
+    weights
+        Shape (n,), or None for equal ones.
+    units
+        Values of the columns that tell the units, by name, shapes (n,).
+    folding
+        What the units are.
+    """
+
+    rows: Array
+    parts: tuple[Array, ...]
+    weights: Array | None
+    units: Mapping[str, Array]
+    folding: Folding
+
+    def __len__(self) -> int:
+        """Number of rows n."""
+        return len(self.rows)
+
+    def folds(self, n_folds: int) -> Array:
+        """Fold number of each row, shape (n,), uint8."""
+        return self.folding.folds(self.rows, self.units, n_folds)
+
+    def only(self, kept: Array) -> "Strip":
+        """The rows at which ``kept``, shape (n,), is true."""
+        return Strip(
+            self.rows[kept],
+            tuple(part[kept] for part in self.parts),
+            None if self.weights is None else self.weights[kept],
+            {name: values[kept] for name, values in self.units.items()},
+            self.folding,
+        )
+
+    def columns(self) -> tuple[Array, ...]:
+        """Everything that must be finite, in the order of the sources, shapes (n, d)."""
+        weights = () if self.weights is None else (self.weights[:, None],)
+        return *self.parts, *weights, *(values[:, None] for values in self.units.values())
+
+    def check(self) -> None:
+        """BadValues if there is NaN, infinity or an unusable weight."""
+        usable = all(np.isfinite(values).all() for values in self.columns())
+        if not usable or (self.weights is not None and not (self.weights >= 0).all()):
+            raise BadValues(f"rows {self.rows[0]} to {self.rows[-1]} hold unusable values")
+
+
+def strips_of(run: Run, reading: Reading, sources: tuple[RowSource, ...]) -> Iterator[Strip]:
+    """The strips of a run, one after the other; a strip that holds nothing of the part is empty."""
+    starts = range(run.start, run.stop, run.length)
+    readers = [read_strips(source, run.start, run.stop, run.length) for source in sources]
+    strips: Iterator[tuple[Any, ...]] = zip(starts, *readers, strict=True)
+    if any(source.chunk_rows is not None for source in sources):
+        strips = ahead(strips)
+    for start, *arrays in strips:
+        rows = reading.first_row + np.arange(start, min(start + run.length, run.stop))
+        yield reading.strip(rows, tuple(arrays))

@@ -1,0 +1,524 @@
+"""Scores of predictions over the rows of a sample, in one pass: of held-out rows, honest ones."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+from dask.utils import format_bytes
+
+from cme_dask.config import N_FOLDS
+from cme_dask.data.sample import Sample
+from cme_dask.data.sources import RowSource
+from cme_dask.errors import DataError, ResourceError
+from cme_dask.numerics.moments import Function, function_values
+from cme_dask.numerics.resources import MemoryPlan
+from cme_dask.numerics.scoring import Estimate, Scores, ScoreSums
+from cme_dask.passes.memory import MemoryBudget
+from cme_dask.passes.plan import (
+    BadValues,
+    Reading,
+    Run,
+    Strip,
+    empty_part,
+    strip_length,
+    strips_of,
+    tree_sum,
+)
+from cme_dask.passes.run import (
+    PassClock,
+    PassProgress,
+    PassReport,
+    count_bad_values,
+    materialised,
+    plan_sample,
+    run_over_rows,
+)
+
+Array = Any
+Predict = Callable[[Array], Array]
+
+_BLOCK = 1 << 12  # rows that are predicted at once
+_LAW_ROWS = 1 << 9  # rows whose laws are held at once
+_LAW_ARRAYS = 8  # as large as a block of laws: it, its sums, and what the model makes them from
+_PREDICT_SECONDS = 1e-5  # a guess per row and prediction: it only chooses the length of tasks
+_LAW_GUESS = 10  # predictions that a loss of a law takes as long as
+_WORD = 8
+_BINNED = ("predicted", "seen")
+_LEAST_CHANCE = 1e-15
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """What one model says of some targets.
+
+    Parameters
+    ----------
+    targets
+        Columns of y, or names of functions of y.
+    predict
+        From rows of x (b, d) to their conditional expectations, shape (b, len(targets)), or (b,) if
+        there is one; probabilities of events. It is sent to the workers, so it can be pickled.
+    """
+
+    targets: tuple[str, ...]
+    predict: Predict
+
+
+class Scored(Protocol):
+    """What is asked of the laws at some rows of x: methods of a ``ConditionalLaw``."""
+
+    def crps(self, y: Array) -> Array:
+        """Continuous ranked probability score at y (b, d_Y), shape (b,)."""
+
+    def quantile(self, q: Any, column: str | None = None) -> Array:
+        """Quantiles of a column of y, shape (b, k)."""
+
+    def expect(self, f: Any) -> Array:
+        """Means of columns and functions of y, shape (b, len(f))."""
+
+    def predict_proba(self, column: str | None = None) -> Array:
+        """Probabilities of the labels of a column of y, shape (b, labels)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Law:
+    """Conditional laws of y.
+
+    Parameters
+    ----------
+    conditional
+        From rows of x (b, d) to the laws there, as ``conditional`` of a model. It is sent to the
+        workers, so it can be pickled.
+    crps
+        Whether the continuous ranked probability score is wanted.
+    level
+        Probability of the central intervals whose coverage is wanted, in (0, 1); default none.
+    cells
+        On how many cells the laws live: memory depends on it.
+    targets
+        Numeric columns of y, or names of functions of y, whose means under the laws are predictions
+        like those of :class:`Prediction`.
+    edges
+        Borders between bins of these predictions, ascending, by target: what happened where as much
+        was predicted.
+    labels
+        Whether the probabilities of labels are scored, in each column of y that holds some.
+    """
+
+    conditional: Callable[[Array], Scored]
+    crps: bool = True
+    level: float | None = None
+    cells: int = 1024
+    targets: tuple[str, ...] = ()
+    edges: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    labels: bool = False
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Rows for which about as much was predicted.
+
+    Attributes
+    ----------
+    low, high
+        The predictions were from ``low`` up to, not including, ``high``; infinite at the ends.
+    share
+        Of the weight of all rows.
+    predicted
+        Mean of the predictions; NaN in a bin without rows.
+    seen
+        Mean of the target, with its standard error over blocks of rows.
+    """
+
+    low: float
+    high: float
+    share: float
+    predicted: float
+    seen: Estimate
+
+
+@dataclass(frozen=True)
+class LabelScores:
+    """Scores of the probabilities of a column of labels.
+
+    Attributes
+    ----------
+    accuracy
+        Share of the rows with the likeliest label.
+    log_loss
+        Mean of minus the logarithm of the probability of the label that was seen, in nats;
+        probabilities below 1e-15 count as that.
+    """
+
+    accuracy: Estimate
+    log_loss: Estimate
+
+
+@dataclass(frozen=True)
+class ScoreReport:
+    """Scores on the rows of a sample.
+
+    Attributes
+    ----------
+    scores
+        By name of the prediction, then by target.
+    crps
+        By name of the law: continuous ranked probability score, mean over the numeric columns of y.
+    coverage
+        By name of the law, then by numeric column of y: share of the rows within the central
+        interval, whose probability it should be.
+    report
+        What the pass did.
+    reliability
+        By name of the law, then by target: bins of what was predicted.
+    labels
+        By name of the law, then by column of labels.
+    """
+
+    scores: dict[str, dict[str, Scores]]
+    crps: dict[str, Estimate]
+    coverage: dict[str, dict[str, Estimate]]
+    report: PassReport = field(repr=False)
+    reliability: dict[str, dict[str, tuple[Bin, ...]]] = field(default_factory=dict)
+    labels: dict[str, dict[str, LabelScores]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Loss:
+    """One of the losses of a law: its kind, its column or target, and of a bin its number."""
+
+    law: str
+    kind: str
+    of: str = ""
+    bin: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """What every task is given."""
+
+    predictions: Mapping[str, Prediction]
+    laws: Mapping[str, Law]
+    functions: Mapping[str, Function]
+    names: tuple[str, ...]
+    numeric: tuple[str, ...]
+    labelled: tuple[str, ...]
+    n_folds: int
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """Predictions and their targets, in the order of the losses."""
+        return [(name, t) for name, p in self.predictions.items() for t in p.targets]
+
+    @property
+    def law_losses(self) -> list[_Loss]:
+        """What is summed of the laws, in the order of the losses."""
+        found: list[_Loss] = []
+        for name, law in self.laws.items():
+            found += [_Loss(name, "crps")] * law.crps
+            found += [_Loss(name, "coverage", c) for c in self.numeric if law.level is not None]
+            found += [_Loss(name, "squared", target) for target in law.targets]
+            for target, edges in law.edges.items():
+                bins = range(len(edges) + 1)
+                found += [_Loss(name, k, target, i) for k in ("in bin", *_BINNED) for i in bins]
+            for column in self.labelled if law.labels else ():
+                found += [_Loss(name, "accuracy", column), _Loss(name, "log", column)]
+        return found
+
+    def sums(self, strip: Strip) -> ScoreSums:
+        """Of one strip."""
+        folds = strip.folds(self.n_folds)
+        # At least one block, even of no rows.
+        starts = range(0, max(len(strip), 1), _BLOCK)
+        return tree_sum(self._block(strip, folds, slice(s, s + _BLOCK)) for s in starts)
+
+    def _block(self, strip: Strip, folds: Array, here: slice) -> ScoreSums:
+        x, y = (part[here] for part in strip.parts)
+        targets = np.empty((len(y), len(self.names)))
+        losses = np.empty((len(y), len(self.pairs) + len(self.law_losses)))
+        if len(y):  # functions and predictions are never asked for no rows
+            targets[:] = np.concatenate([y, *function_values(y, self.functions)], axis=1)
+            for i, column in enumerate(self._losses(x, y, targets)):
+                losses[:, i] = column
+        weights = None if strip.weights is None else strip.weights[here]
+        return ScoreSums.of(targets, losses, weights, folds[here], self.n_folds)
+
+    def _losses(self, x: Array, y: Array, targets: Array) -> Iterator[Array]:
+        for name, prediction in self.predictions.items():
+            wanted = [self.names.index(target) for target in prediction.targets]
+            found = _predicted(name, prediction.predict, x, len(wanted))
+            yield from ((found - targets[:, wanted]) ** 2).T
+        for name, law in self.laws.items():
+            yield from self._law_losses(name, law, x, y, targets).T
+
+    def _law_losses(self, name: str, law: Law, x: Array, y: Array, targets: Array) -> Array:
+        """What ``law_losses`` lists of one law, shape (b, l)."""
+        found = np.empty((len(x), sum(loss.law == name for loss in self.law_losses)))
+        for start in range(0, len(x), _LAW_ROWS):
+            rows = slice(start, start + _LAW_ROWS)
+            try:
+                laws = law.conditional(x[rows])
+            except DataError:
+                raise
+            except Exception as error:
+                raise _failure(name, error) from error
+            columns = self._of_laws(name, law, laws, y[rows], targets[rows])
+            for i, values in enumerate(columns):
+                found[rows, i] = values
+        return found
+
+    def _of_laws(
+        self, name: str, law: Law, laws: Scored, y: Array, targets: Array
+    ) -> Iterator[Array]:
+        """The losses of some rows, each of shape (b,)."""
+        b, tail = len(y), 0.5 * (1.0 - (law.level or 0.0))
+        if law.crps:
+            yield _checked_shape(name, laws.crps(y), (b,))
+        for column in () if law.level is None else self.numeric:
+            ends = laws.quantile([tail, 1.0 - tail], column=column)
+            lower, upper = _checked_shape(name, ends, (b, 2)).T
+            seen = y[:, self.names.index(column)]
+            yield (lower <= seen) & (seen <= upper)
+        if law.targets:
+            means = _checked_shape(name, laws.expect(list(law.targets)), (b, len(law.targets)))
+            seen = targets[:, [self.names.index(target) for target in law.targets]]
+            yield from ((means - seen) ** 2).T
+            for target, edges in law.edges.items():
+                j = law.targets.index(target)
+                inside = np.searchsorted(edges, means[:, j], side="right")
+                member = (inside == np.arange(len(edges) + 1)[:, None]).astype(np.float64)
+                yield from (*member, *(member * means[:, j]), *(member * seen[:, j]))
+        for column in self.labelled if law.labels else ():
+            codes = y[:, self.names.index(column)].astype(np.int64)
+            chances = np.asarray(laws.predict_proba(column), dtype=np.float64)
+            yield chances.argmax(axis=1) == codes
+            yield -np.log(np.maximum(chances[np.arange(b), codes], _LEAST_CHANCE))
+
+
+def score_pass(
+    sample: Sample,
+    predictions: Mapping[str, Prediction],
+    budget: MemoryBudget,
+    *,
+    functions: Mapping[str, Function] | None = None,
+    laws: Mapping[str, Law] | None = None,
+    n_blocks: int = N_FOLDS,
+    progress: Callable[[PassProgress], None] | None = None,
+) -> ScoreReport:
+    """Scores of predictions and laws over all rows of a sample (of a part), in one pass.
+
+    Parameters
+    ----------
+    sample
+        Rows of x and y: for honest scores, those that no model was fitted on.
+    predictions
+        By name, what is to be scored.
+    budget
+        Where to run, and the memory that is there.
+    functions
+        Functions of y by name, such as events; each takes rows (b, d_Y) and returns (b,).
+    laws
+        Laws by name.
+    n_blocks
+        Blocks of rows for the standard errors, told by ``sample.folding``: with folds by time or
+        group these know that neighbours are alike.
+    progress
+        Called when a task has ended.
+
+    Raises
+    ------
+    DataError
+        On unknown targets, predictions of the wrong shape or that are not finite, unusable values,
+        or a part without rows of positive weight.
+    StoreError
+        On damaged chunks.
+    ResourceError
+        If the memory does not suffice; no row has been read then.
+
+    Notes
+    -----
+    The bits do not depend on chunks, tasks or scheduler: rows are predicted in blocks that depend
+    on the sample alone, and sums follow the tree of all passes.
+    """
+    plan = _checked(sample, predictions, functions or {}, laws or {}, n_blocks)
+    sample, executor = sample.for_folds(n_blocks), budget.executor
+    guesses = len(plan.predictions) + _LAW_GUESS * len(plan.law_losses)
+    runs = plan_sample(sample, executor, guesses * _PREDICT_SECONDS)
+    memory = _check_memory(sample, plan, runs, budget)
+    clock = PassClock(runs, executor.workers, progress, "score-rows")
+    try:
+        sums: ScoreSums = run_over_rows(
+            sample,
+            executor,
+            _score_strips,
+            _add,
+            shared=plan,
+            name="score-rows",
+            runs=runs,
+            on_done=clock.done,
+        )
+    except BadValues:
+        count_bad_values(sample, executor)
+        raise
+    rows = int(sums.rows.sum())
+    if not rows:
+        raise empty_part(sample)
+    if not sums.weight.sum() > 0.0:
+        raise DataError("all weights are zero: at least one row needs a positive weight")
+    scores: dict[str, dict[str, Scores]] = {name: {} for name in plan.predictions}
+    for loss, (name, target) in enumerate(plan.pairs):
+        scores[name][target] = sums.scores(plan.names.index(target), loss)
+    for name, law in plan.laws.items():
+        if law.targets:
+            scores[name] = {}
+    crps: dict[str, Estimate] = {}
+    coverage: dict[str, dict[str, Estimate]] = {}
+    places = {loss: at for at, loss in enumerate(plan.law_losses, start=len(plan.pairs))}
+    for of_law, at in places.items():
+        if of_law.kind == "crps":
+            crps[of_law.law] = sums.mean_loss(at)
+        elif of_law.kind == "coverage":
+            coverage.setdefault(of_law.law, {})[of_law.of] = sums.mean_loss(at)
+        elif of_law.kind == "squared":
+            scores[of_law.law][of_law.of] = sums.scores(plan.names.index(of_law.of), at)
+    reliability = {
+        name: {
+            target: tuple(
+                _bin(sums, [places[_Loss(name, kind, target, i)] for kind in ("in bin", *_BINNED)])(
+                    *([-np.inf, *edges, np.inf][i : i + 2])
+                )
+                for i in range(len(edges) + 1)
+            )
+            for target, edges in law.edges.items()
+        }
+        for name, law in plan.laws.items()
+        if law.edges
+    }
+    labels = {
+        name: {
+            column: LabelScores(
+                *(sums.mean_loss(places[_Loss(name, kind, column)]) for kind in ("accuracy", "log"))
+            )
+            for column in plan.labelled
+        }
+        for name, law in plan.laws.items()
+        if law.labels and plan.labelled
+    }
+    report = replace(clock.report(memory), rows=rows)
+    return ScoreReport(scores, crps, coverage, report, reliability, labels)
+
+
+def _bin(sums: ScoreSums, places: list[int]) -> Callable[[float, float], Bin]:
+    """From the ends of a bin to it, from the places of its share, predictions and targets."""
+    share, predicted, _ = (sums.mean_loss(place).value for place in places)
+    seen = sums.ratio(places[2], places[0])
+    mean = predicted / share if share > 0.0 else np.nan
+    return lambda low, high: Bin(low, high, share, mean, seen)
+
+
+def _checked(
+    sample: Sample,
+    predictions: Mapping[str, Prediction],
+    functions: Mapping[str, Function],
+    laws: Mapping[str, Law],
+    n_blocks: int,
+) -> _Plan:
+    if len(sample.sources) != 2:
+        raise DataError("scores need rows of x and of y: give y, or a store that holds both")
+    if not predictions and not laws:
+        raise DataError("there is nothing to score: give a prediction or a law")
+    columns = sample.columns[1].names
+    twice = [name for name in functions if name in columns]
+    if twice:
+        raise DataError(f"{twice[0]!r} is a column already: give the function another name")
+    names = (*columns, *functions)
+    unknown = [t for p in predictions.values() for t in p.targets if t not in names]
+    if unknown:
+        raise DataError(f"unknown target {unknown[0]!r}: there are {', '.join(map(repr, names))}")
+    for name, law in laws.items():
+        if law.level is not None and not 0.0 < law.level < 1.0:
+            raise DataError(
+                f"the level of the law {name!r} must lie between 0 and 1, got {law.level}"
+            )
+    labelled = tuple(sample.columns[1].categories)
+    numeric = tuple(name for name in columns if name not in labelled)
+    for law in laws.values():
+        _check_targets(law, (*numeric, *functions))
+    return _Plan(dict(predictions), dict(laws), dict(functions), names, numeric, labelled, n_blocks)
+
+
+def _check_targets(law: Law, known: tuple[str, ...]) -> None:
+    """DataError on targets of a law that are no numbers, or on bins of something else."""
+    unknown = [target for target in law.targets if target not in known]
+    if unknown:
+        raise DataError(f"unknown target {unknown[0]!r}: there are {', '.join(map(repr, known))}")
+    for target, edges in law.edges.items():
+        if target not in law.targets or (np.diff(edges) <= 0.0).any():
+            raise DataError(
+                f"bins of {target!r} need one of the targets and ascending borders, got {edges}"
+            )
+
+
+def _check_memory(sample: Sample, plan: _Plan, runs: list[Run], budget: MemoryBudget) -> MemoryPlan:
+    """Predict the peak (of what predictions take inside, nothing is known)."""
+    d = sum(source.shape[1] for source in sample.reads)
+    length = strip_length(sample.n_rows)
+    rows = 5 * length + 2 * max(source.chunk_rows or 0 for source in sample.reads)
+    if materialised(sample, budget.executor):
+        rows += 2 * max(run.rows for run in runs)
+    losses = len(plan.pairs) + len(plan.law_losses)
+    width = 4 * (len(plan.names) + losses) + 2 * plan.n_folds
+    cells = max((law.cells for law in plan.laws.values()), default=0)
+    sums = plan.n_folds * width * (2 + math.ceil(math.log2(len(runs) + 1)))
+    task = rows * d + _BLOCK * width + _LAW_ARRAYS * _LAW_ROWS * cells + sums
+    found = budget.tightest(task * _WORD, sums * _WORD, {})
+    if found.predicted > found.limit:
+        raise ResourceError(
+            f"{found.place} would need {format_bytes(found.predicted)} to score {len(plan.names)} "
+            f"targets and laws of {cells} cells with {budget.executor.workers} tasks at once, the "
+            f"limit is {format_bytes(found.limit)}: use fewer workers, or fewer cells"
+        )
+    return found
+
+
+def _score_strips(plan: _Plan, run: Run, reading: Reading, *sources: RowSource) -> ScoreSums:
+    def each() -> Iterator[ScoreSums]:
+        for strip in strips_of(run, reading, sources):
+            strip.check()
+            yield plan.sums(strip)
+
+    return tree_sum(each())
+
+
+def _add(a: ScoreSums, b: ScoreSums) -> ScoreSums:
+    return a + b
+
+
+def _predicted(name: str, predict: Predict, x: Array, width: int) -> Array:
+    """What a prediction says at rows, shape (b, width)."""
+    try:
+        found = np.asarray(predict(x), dtype=np.float64)
+    except DataError:
+        raise
+    except Exception as error:
+        raise _failure(name, error) from error
+    found = found[:, None] if found.ndim == 1 and width == 1 else found
+    return _checked_shape(name, found, (len(x), width))
+
+
+def _failure(name: str, error: Exception) -> DataError:
+    return DataError(f"prediction {name!r} failed: {type(error).__name__}: {error}")
+
+
+def _checked_shape(name: str, found: Array, shape: tuple[int, ...]) -> Array:
+    """What was predicted, if it has this shape and is finite."""
+    if found.shape != shape:
+        raise DataError(
+            f"prediction {name!r} must return shape {shape} for {shape[0]} rows, "
+            f"it returned {found.shape}"
+        )
+    if not np.isfinite(found).all():
+        raise DataError(f"prediction {name!r} returned NaN or infinity")
+    return found

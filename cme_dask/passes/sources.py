@@ -1,0 +1,550 @@
+"""``open_sample``: one border for stores, URLs, NumPy, Dask, pandas, Arrow and xarray."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import dask
+import numpy as np
+import zarr
+from dask.delayed import Delayed, delayed
+
+from cme_dask.data.arrow import (
+    array_values,
+    arrow_table,
+    arrow_values,
+    dataset_frame,
+    frame_values,
+    is_arrow,
+    is_number,
+    series_values,
+)
+from cme_dask.data.columns import Columns
+from cme_dask.data.sample import Sample, open_store
+from cme_dask.data.sources import ArraySource, RowSource, ZarrSource
+from cme_dask.data.store import open_zarr
+from cme_dask.errors import DataError
+
+# Dask DataFrames and Series as Dask arrays of known chunks, without gathering rows
+
+
+Array = Any
+
+_MOST_LABELS = 10_000  # of one column
+
+
+def is_dask_frame(value: Any) -> bool:
+    """Whether this is a DataFrame or a Series of Dask."""
+    return hasattr(value, "dask") and hasattr(value, "map_partitions")
+
+
+@dataclass(frozen=True)
+class _Partition:
+    """What must be known of one partition before its rows are read: rows, labels by column."""
+
+    rows: int
+    labels: dict[str, tuple[str, ...]]
+
+
+def dask_frame_arrays(frames: dict[str, Any]) -> dict[str, tuple[Array, Columns]]:
+    """Dask DataFrames and Series as lazy float64 arrays (n, d), with their columns.
+
+    Lengths of partitions and labels of text columns are not known before the partitions are: they
+    are counted for all frames together, in one computation that keeps no rows. Codes of labels are
+    those of the categories in their order, or of text in the order of first occurrence.
+
+    Parameters
+    ----------
+    frames
+        By the names that messages call them.
+
+    Raises
+    ------
+    DataError
+        If a column holds times or other objects, or more than 10,000 labels.
+    """
+    names = {name: _names(name, frame) for name, frame in frames.items()}
+    parts = {name: frame.to_delayed() for name, frame in frames.items()}
+    described = delayed(_described)
+    found = dask.compute(
+        *([described(name, part, names[name]) for part in each] for name, each in parts.items())
+    )
+    return {
+        name: _array(name, names[name], parts[name], each)
+        for name, each in zip(parts, found, strict=True)
+    }
+
+
+def dask_series_values(series: Any) -> Array:
+    """A Dask Series as a lazy array of known chunks in its own type; text as objects.
+
+    Raises
+    ------
+    DataError
+        If it is a DataFrame of several columns.
+    """
+    if series.ndim == 2:
+        if len(series.columns) != 1:
+            raise DataError(f"one column was expected, got {len(series.columns)}")
+        series = series[series.columns[0]]
+    if series.dtype.kind in "OUT" or hasattr(series.dtype, "categories"):
+        series = series.astype(object)
+    return series.to_dask_array(lengths=True)
+
+
+def _names(name: str, frame: Any) -> tuple[str, ...]:
+    if frame.ndim == 2:
+        return tuple(map(str, frame.columns))
+    return (f"{name}0" if frame.name is None else str(frame.name),)
+
+
+def _described(name: str, part: Any, names: tuple[str, ...]) -> _Partition:
+    _, columns = frame_values(name, _frame(part, names))
+    return _Partition(len(part), columns.categories)
+
+
+def _frame(part: Any, names: tuple[str, ...]) -> Any:
+    """A partition as a DataFrame, be it one of a Series."""
+    return part if part.ndim == 2 else part.to_frame(names[0])
+
+
+def _array(
+    name: str, names: tuple[str, ...], parts: Sequence[Delayed], found: Sequence[_Partition]
+) -> tuple[Array, Columns]:
+    import dask.array as da  # slow to import, and few fits need it
+
+    categories: dict[str, tuple[str, ...]] = {}
+    for part in found:
+        for column, labels in part.labels.items():
+            categories[column] = tuple(dict.fromkeys((*categories.get(column, ()), *labels)))
+            if len(categories[column]) > _MOST_LABELS:
+                raise DataError(
+                    f"column {column!r} of {name} has more than {_MOST_LABELS:,} different labels: "
+                    "convert it to numbers, or leave it out"
+                )
+    columns = Columns(names, categories=categories)
+    coded = delayed(_coded)
+    blocks = [
+        da.from_delayed(coded(name, part, columns), (info.rows, len(names)), dtype=np.float64)
+        for part, info in zip(parts, found, strict=True)
+        if info.rows
+    ]
+    if not blocks:
+        return da.zeros((0, len(names))), columns
+    return da.concatenate(blocks), columns
+
+
+def _coded(name: str, part: Any, columns: Columns) -> Array:
+    """The values of a partition, with codes of the labels of the whole frame."""
+    values, found = frame_values(name, _frame(part, columns.names))
+    for column, labels in found.categories.items():
+        place, whole = columns.names.index(column), columns.categories[column]
+        if labels == whole[: len(labels)]:
+            continue
+        number = {label: float(code) for code, label in enumerate(whole)}
+        table = np.array([number[label] for label in labels])
+        codes = values[:, place]
+        known = ~np.isnan(codes)
+        codes[known] = table[codes[known].astype(np.int64)]
+    return values
+
+
+# Groups and times as users give them, as columns of numbers
+
+
+def unit_values(name: str, values: Any) -> Any:
+    """Groups as numbers, or times as seconds since 1970-01-01 UTC; numbers are left as they are.
+
+    Parameters
+    ----------
+    name
+        ``"group"``: texts become codes 0, 1, ... in the order in which they first occur.
+        ``"time"``: timestamps become seconds; without a zone they are UTC.
+    values
+        Array-like of shape (n,): NumPy, Dask (of numbers or timestamps), Zarr, pandas or xarray.
+
+    Raises
+    ------
+    DataError
+        On times that are texts.
+    """
+    kind = getattr(getattr(values, "dtype", None), "kind", None)
+    if is_dask_frame(values):
+        values = dask_series_values(values)
+    elif hasattr(values, "dims") and hasattr(values, "coords"):
+        values = values.data
+    elif hasattr(values, "to_numpy") and not hasattr(values, "dask"):
+        # Timestamps with a zone are no type of NumPy: this brings them to UTC.
+        values = values.to_numpy("datetime64[us]") if kind == "M" else values.to_numpy()
+    elif not hasattr(values, "dtype"):
+        values = np.asarray(values)
+    kind = np.dtype(values.dtype).kind
+    if kind == "M":
+        lazy = hasattr(values, "dask")
+        return values.map_blocks(_seconds, dtype=np.float64) if lazy else _seconds(values)
+    if kind not in "OUST":
+        return values
+    if name == "time":
+        raise DataError(
+            "time must be timestamps or seconds since 1970-01-01, got text: convert it, for "
+            "example with pandas.to_datetime"
+        )
+    if hasattr(values, "dask"):
+        raise DataError("groups of a Dask array must be numbers: give codes of the labels")
+    return _codes(np.asarray(values))
+
+
+def _seconds(times: Array) -> Array:
+    times = np.asarray(times).astype("datetime64[us]")
+    return np.where(np.isnat(times), np.nan, times.astype(np.int64) / 1e6)
+
+
+def _codes(labels: Array) -> Array:
+    """Codes in order of first occurrence; NaN where there is no label."""
+    missing = (labels != labels) | (labels == None)  # noqa: E711 - elementwise
+    _, first, inverse = np.unique(labels.astype(str), return_index=True, return_inverse=True)
+    codes = np.argsort(np.argsort(first))[inverse.ravel()]
+    return np.where(missing.ravel(), np.nan, codes)
+
+
+# Labels of chunked arrays as codes, without gathering the rows
+
+
+_MOST = 10_000  # classes
+
+
+def is_chunked(y: Any) -> bool:
+    """Whether labels lie in a Dask or Zarr array."""
+    return isinstance(y, zarr.Array) or hasattr(y, "dask")
+
+
+def coded(y: Any) -> tuple[Array, Array]:
+    """The distinct labels, ascending, and the code of each row as a lazy Dask array, shape (n,).
+
+    Parameters
+    ----------
+    y
+        Labels, Dask or Zarr array of shape (n,) or (n, 1).
+
+    Raises
+    ------
+    DataError
+        If the shape is another, labels are no integers, texts or booleans (nor floats that are
+        whole), or there are too many.
+    """
+    import dask.array as da  # slow to import, and few fits need it
+
+    if is_dask_frame(y):
+        y = dask_series_values(y)
+    labels = da.from_zarr(y) if isinstance(y, zarr.Array) else y
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if labels.ndim != 1:
+        raise DataError(f"labels must have shape (n,), got {labels.shape}")
+    classes = np.asarray(da.unique(labels).compute())
+    if classes.dtype.kind == "f" and not (classes == np.floor(classes)).all():
+        raise DataError(f"labels must be whole numbers or texts, y holds {classes[:3].tolist()}")
+    if len(classes) > _MOST:
+        raise DataError(f"y has {len(classes):,} distinct labels, at most {_MOST:,} are classes")
+    return classes, labels.map_blocks(_codes_labels, classes, dtype=np.float64)
+
+
+def _codes_labels(block: Array, classes: Array) -> Array:
+    return np.searchsorted(classes, block).astype(np.float64)
+
+
+_LABELS_OR_TIMES = "OUTmM"
+
+
+@dataclass(frozen=True, eq=False)
+class DaskSource:
+    """Rows of a two-dimensional Dask array; its tasks become part of the pass."""
+
+    array: Any
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(n, d)."""
+        return int(self.array.shape[0]), int(self.array.shape[1])
+
+    @property
+    def chunk_rows(self) -> int | None:
+        """Rows of the largest chunk."""
+        return int(max(self.array.chunks[0]))
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row once computed."""
+        return self.shape[1] * int(self.array.dtype.itemsize)
+
+    def read(self, start: int, stop: int) -> Array:
+        """Rows [start, stop) as float64, computed now."""
+        return np.asarray(self.array[start:stop].compute(), dtype=np.float64)
+
+    def pick(self, positions: tuple[int, ...]) -> "DaskSource":
+        """The same rows with the columns at these positions only."""
+        return DaskSource(self.array[:, list(positions)])
+
+    def delayed(self, start: int, stop: int) -> Delayed:
+        """Rows [start, stop) as a source in memory, once computed."""
+        rows = self.array[start:stop].rechunk((stop - start, -1))
+        # Not optimised: tasks, and x and y, that need the same block must name it alike.
+        block = rows.to_delayed(optimize_graph=False)[0, 0]
+        return delayed(_computed, pure=False)(block, start, (stop - start, self.shape[1]))
+
+
+def _computed(block: Array, start: int, shape: tuple[int, int]) -> ArraySource:
+    """The block as a source; a Dask array may announce other shapes than it computes."""
+    if np.shape(block) != shape:
+        raise DataError(
+            f"a Dask array computed shape {np.shape(block)} for rows from {start} on where it "
+            f"announced {shape}: correct the chunks it declares"
+        )
+    return ArraySource(block, start)
+
+
+def for_task(source: RowSource, start: int, stop: int, shares_memory: bool) -> Any:
+    """What a task on rows [start, stop) is given to read from."""
+    if isinstance(source, DaskSource):
+        return source.delayed(start, stop)
+    if isinstance(source, ArraySource) and not shares_memory:
+        return ArraySource(source.read(start, stop), start)
+    return source
+
+
+def open_sample(
+    x: Any,
+    y: Any = None,
+    *,
+    weights: Any = None,
+    group: Any = None,
+    time: Any = None,
+    x_columns: Sequence[str] | None = None,
+    y_columns: Sequence[str] | None = None,
+    storage_options: dict[str, Any] | None = None,
+) -> Sample:
+    """Rows (x_i, y_i) wherever they lie, without reading them.
+
+    Parameters
+    ----------
+    x
+        A sample store (path, fsspec URL or Zarr group) that holds both variables; or a table (a
+        DataFrame of pandas, Dask or Polars, an Arrow table, an xarray Dataset) from which
+        ``x_columns`` and ``y_columns`` are taken; or the rows of x: NumPy, Dask, Zarr or xarray
+        array of shape (n, d) or (n,), a DataFrame or Series, or the path or URL of a Zarr array.
+        Truth values become 0 and 1, text and categories become codes of labels. Of Dask
+        DataFrames, the lengths of partitions and the labels of text columns are computed now.
+    y
+        Rows of y, likewise; None for stores and tables, or for one variable alone.
+    weights
+        Non-negative weights of the rows, shape (n,), or a column's name if ``x`` is a table.
+    group, time
+        What folds and hold-outs may keep together, shape (n,), or a column's name if ``x`` is a
+        table: the group of each row (numbers or texts), its time (timestamps, or seconds since
+        1970-01-01 UTC). See :meth:`Sample.fold_by` and :meth:`Sample.split`.
+    x_columns, y_columns
+        Columns to use, by name; default all of a store's.
+    storage_options
+        Passed on to fsspec with URLs.
+
+    Returns
+    -------
+    Sample
+
+    Raises
+    ------
+    DataError
+        If shapes or columns do not fit; the message says what was expected.
+    StoreError
+        If a store is missing, damaged, unfinished or of a newer version.
+    """
+    x = _opened(x, storage_options)
+    beside = {"weights": weights, "group": group, "time": time}
+    beside = {role: value for role, value in beside.items() if value is not None}
+    if isinstance(x, (Sample, zarr.Group)) and not (y is None and not beside):
+        raise DataError("a sample holds y, weights, group and time itself: give it alone")
+    if isinstance(x, Sample):
+        return x.select(x_columns, y_columns)
+    if isinstance(x, zarr.Group):
+        return open_store(x, str(x.store)).select(x_columns, y_columns)
+    if y is None and _is_table(x) and y_columns is not None:
+        if x_columns is None:
+            raise DataError("x_columns is needed beside y_columns to divide a table")
+        beside = {role: _single(x, value) for role, value in beside.items()}
+        x, y = _column_arrays(x, x_columns), _column_arrays(x, y_columns)
+        x_columns = y_columns = None
+    variables = {"x": x} if y is None else {"x": x, "y": _opened(y, storage_options)}
+    beside = {role: _opened(value, storage_options) for role, value in beside.items()}
+    frames = {
+        name: value
+        for name, value in (variables | beside).items()
+        if is_dask_frame(value) and not _is_time(name, value)
+    }
+    lazy = dask_frame_arrays(frames) if frames else {}
+    named = [
+        _described_sources(*lazy[name]) if name in lazy else _rows(name, value)
+        for name, value in variables.items()
+    ]
+    sample = Sample(
+        tuple(s for s, _ in named),
+        tuple(c for _, c in named),
+        **{role: _role(role, lazy[role][0] if role in lazy else v) for role, v in beside.items()},
+    )
+    return sample.select(x_columns, y_columns)
+
+
+def _opened(value: Any, storage_options: dict[str, Any] | None) -> Any:
+    if isinstance(value, (str, os.PathLike)):
+        return open_zarr(value, storage_options)
+    if type(value).__name__ == "LazyFrame" and hasattr(value, "collect"):
+        raise DataError(
+            "a LazyFrame of Polars has no rows yet: collect() it, or write it to Parquet and give "
+            "a Dask DataFrame or a sample store of that"
+        )
+    return value
+
+
+def _is_time(role: str, series: Any) -> bool:
+    return role == "time" and getattr(getattr(series, "dtype", None), "kind", None) == "M"
+
+
+def _described_sources(array: Any, columns: Columns) -> tuple[RowSource, Columns]:
+    return DaskSource(array), columns
+
+
+def _role(role: str, value: Any) -> Any:
+    return _rows(role, value if role == "weights" else unit_values(role, value))[0]
+
+
+def _single(table: Any, value: Any) -> Any:
+    """The column of this name of a table; what is no name is left as it is."""
+    if not isinstance(value, str):
+        return value
+    column = _column_arrays(table, [value])
+    if is_dask_frame(column):
+        return column[column.columns[0]]
+    if is_arrow(column):
+        return column.column(0)
+    return column.iloc[:, 0] if hasattr(column, "iloc") else column[:, 0]
+
+
+def _is_table(value: Any) -> bool:
+    return any(hasattr(value, name) for name in ("columns", "column_names", "data_vars"))
+
+
+def _column_arrays(table: Any, wanted: Sequence[str]) -> Any:
+    """The wanted columns of a DataFrame or Dataset, side by side; labels may be no text."""
+    if is_arrow(table):
+        table = arrow_table(table, "x0")
+        present = list(table.column_names)
+    else:
+        present = list(table.columns if hasattr(table, "columns") else table.data_vars)
+    names = wanted if isinstance(wanted, str) else [str(name) for name in wanted]
+    positions = Columns(tuple(str(p) for p in present)).positions(names)
+    if is_arrow(table):
+        return table.select(list(positions))
+    if hasattr(table, "columns"):
+        return table.iloc[:, list(positions)]
+    dims = {table[name].dims for name in wanted}
+    if len(dims) != 1 or len(next(iter(dims))) != 1:
+        raise DataError(
+            f"columns of a Dataset must share one dimension, got {sorted(map(str, dims))}"
+        )
+    if not all(is_number(table[name].dtype) for name in wanted):
+        return dataset_frame(table, list(wanted))
+    return table[list(wanted)].to_dataarray("column").transpose(..., "column")
+
+
+def _rows(name: str, value: Any) -> tuple[RowSource, Columns]:
+    """Source and column names of one array-like of shape (n,) or (n, d)."""
+    labels: list[str] | None = None
+    if hasattr(value, "data_vars"):
+        raise DataError(
+            f"{name} is an xarray Dataset: name its columns with x_columns and y_columns, or give "
+            "one of its arrays"
+        )
+    if is_arrow(value):
+        return _labelled(arrow_values(name, value))
+    if hasattr(value, "columns") and hasattr(value, "to_numpy"):  # pandas DataFrame
+        # Beside other numbers truth values would make a table of objects.
+        truths = sum(dtype.kind == "b" for dtype in value.dtypes)
+        if not all(map(is_number, value.dtypes)) or 0 < truths < len(value.dtypes):
+            return _labelled(frame_values(name, value))
+        labels = [str(label) for label in value.columns]
+        value = value.to_numpy()
+    elif hasattr(value, "dims") and hasattr(value, "coords"):  # xarray DataArray
+        labels = _xarray_labels(value)
+        if value.ndim in (1, 2) and value.dtype.kind in _LABELS_OR_TIMES:
+            return _labelled(array_values(name, value, labels))
+        value = _xarray_data(value)
+    elif hasattr(value, "to_numpy") and not hasattr(value, "dask"):  # pandas Series
+        if hasattr(value, "to_frame") and not is_number(value.dtype):
+            return _labelled(series_values(name, value))
+        labels = None if getattr(value, "name", None) is None else [str(value.name)]
+        value = value.to_numpy()
+    if not hasattr(value, "shape"):
+        value = _as_array(name, value)
+    if not hasattr(value, "dtype"):
+        raise DataError(f"{name} must be an array or a table, got {type(value).__name__}")
+    if len(value.shape) not in (1, 2):
+        raise DataError(f"{name} must have shape (n,) or (n, d), got {tuple(value.shape)}")
+    if np.dtype(value.dtype).kind == "c":
+        raise DataError(
+            f"Complex data not supported: {name} must be numeric, got values of type {value.dtype}"
+        )
+    if np.dtype(value.dtype).kind not in "fiub":
+        raise DataError(f"{name} must be numeric, got values of type {value.dtype}")
+    source = _source(name, value)
+    return source, Columns.default(name, source.shape[1]) if labels is None else Columns(
+        tuple(labels)
+    )
+
+
+def _labelled(coded: tuple[Array, Columns]) -> tuple[RowSource, Columns]:
+    values, columns = coded
+    return ArraySource(values), columns
+
+
+def _source(name: str, value: Any) -> RowSource:
+    if isinstance(value, zarr.Array):
+        return ZarrSource(value)
+    if hasattr(value, "dask"):
+        if any(np.isnan(c) for axis in value.chunks for c in axis):
+            raise DataError(
+                f"the chunk sizes of {name} are unknown: call compute_chunk_sizes() on it first"
+            )
+        return DaskSource(value if value.ndim == 2 else value[:, None])
+    if isinstance(value, np.ma.MaskedArray):  # a masked value is a missing one
+        value = np.ma.filled(value.astype(np.float64), np.nan)
+    array = _as_array(name, value)
+    return ArraySource(array if array.ndim == 2 else array[:, None])
+
+
+def _as_array(name: str, value: Any) -> Array:
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{name} must be an array of numbers: {error}") from error
+    if array.dtype == object:
+        raise DataError(
+            f"{name} must be a dense array of numbers (no objects, nothing sparse), "
+            f"got {type(value).__name__}"
+        )
+    return array
+
+
+def _xarray_labels(value: Any) -> list[str] | None:
+    if len(value.dims) == 1:
+        return None if value.name is None else [str(value.name)]
+    # Asked for a dimension without coordinates, xarray would count it.
+    if value.dims[1] not in value.coords:
+        return None
+    return [str(label) for label in value.coords[value.dims[1]].values]
+
+
+def _xarray_data(value: Any) -> Any:
+    """The array inside, lazily if it is chunked on disk."""
+    if value.chunks is None and "chunks" in value.encoding:
+        value = value.chunk()
+    return value.data

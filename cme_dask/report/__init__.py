@@ -1,1 +1,0 @@
-"""What people see: progress, tables, pictures, peak memory."""
