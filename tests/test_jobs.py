@@ -336,4 +336,4 @@ def test_jobs_that_come_with_the_package_run_by_name(
         "classification.toml",
         "normal3.toml",
     ]
-    assert {path.resolve().parent.name for path in pipelines} == {"jobs"}
+    assert {path.resolve().parent.name for path in pipelines} == {"cli"}

@@ -278,10 +278,7 @@ def test_kmeans_on_features_separates_rings(rng):
 
 WORDING = "the error is raised; its words differ from those that scikit-learn searches for"
 EXPECTED_FAILURES = {
-    "check_complex_data": WORDING,
-    "check_estimators_empty_data_messages": WORDING,
     "check_n_features_in_after_fitting": WORDING,
-    "check_fit2d_1sample": WORDING,
     "check_fit2d_predict1d": WORDING,
     "check_dtype_object": "object arrays are refused: their conversion would hide text and None",
     "check_fit1d": "shape (n,) is one column, here as in open_sample",

@@ -129,7 +129,7 @@ class ClassificationOptions:
     Attributes
     ----------
     scenarios
-        Correlations: names of ``cme_dask.defaults.SCENARIOS``.
+        Correlations: names of ``cme_dask.config.SCENARIOS``.
     rows
         Sizes of the training samples, and of the validation samples.
     seeds

@@ -67,7 +67,7 @@ class Draw:
 
     @classmethod
     def of(cls, scenario: str, n: int, seed: int) -> "Draw":
-        """Rows of a scenario of ``cme_dask.defaults.SCENARIOS``, in standard deviations."""
+        """Rows of a scenario of ``cme_dask.config.SCENARIOS``, in standard deviations."""
         law = Normal3(scenario)
         cov = law.covariance * 25.0
         last, first = next(law.batches(n, seed))

@@ -281,7 +281,7 @@ def large_case(bench: "Bench", size: "Size") -> None:
 
 def _store(bench: "Bench", rows: int) -> Path:
     """The rows, made unless they lie there from an earlier run."""
-    store = bench.stores / f"uniform-{rows}-{_D}.zarr"
+    store = bench.stores / f"uniform-{rows}-{_D_LARGE}.zarr"
     if not store.exists():
         need = _FREE * 2 * _D_LARGE * 8 * rows
         free = shutil.disk_usage(bench.stores).free

@@ -497,17 +497,17 @@ def score_tables(result: Result) -> list[RenderableType]:
         ("errors", f"jackknife over folds by {result['fold_by']}"),
     ]
     if result["crps"] is not None:
-        lines.append(("CRPS", _text_scores(result["crps"])))
+        lines.append(("CRPS", _score_text(result["crps"])))
     lines += coverage_lines(result["coverage"])
     for name, each in result["labels"].items():
-        text = f"log loss {_text(each['log_loss'])}, accuracy {_text(each['accuracy'])}"
+        text = f"log loss {_score_text(each['log_loss'])}, accuracy {_score_text(each['accuracy'])}"
         lines.append((f"labels of {name}", text))
     rows = [
         (
             name,
             number(scores["mean"]),
-            _text_scores(scores["mse"]),
-            _text_scores(scores["r2"]),
+            _score_text(scores["mse"]),
+            _score_text(scores["r2"]),
             "Brier skill" if scores["event"] else "R^2",
         )
         for name, scores in result["scores"].items()
@@ -528,7 +528,7 @@ def coverage_lines(coverage: Result | None) -> list[tuple[str, str]]:
     return [(f"within the {100.0 * coverage['level']:g} % interval", ", ".join(each))]
 
 
-def _text_scores(estimate: Result) -> str:
+def _score_text(estimate: Result) -> str:
     if estimate["value"] is None:
         return "none"
     return with_error(estimate["value"], estimate["std"])

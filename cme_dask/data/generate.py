@@ -29,7 +29,7 @@ class Normal3:
     Parameters
     ----------
     scenario
-        A key of ``cme_dask.defaults.SCENARIOS``.
+        A key of ``cme_dask.config.SCENARIOS``.
     """
 
     scenario: str = "medium"

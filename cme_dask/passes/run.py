@@ -570,7 +570,7 @@ def count_bad_values(sample: Sample, executor: Executor) -> None:
     """
     executor = replace(executor, checkpoint=None)  # what a failure leads to is no step of a run
     sample = replace(sample, first_row=0)  # rows are told as they are numbered where they came from
-    found = run_over_rows(sample, executor, _count, _merge_badvalues)
+    found = run_over_rows(sample, executor, _count, _add_counts)
     for source, count, first in zip(
         sample.reads, found.source_count, found.source_first, strict=True
     ):
@@ -596,7 +596,7 @@ def count_bad_values(sample: Sample, executor: Executor) -> None:
 
 
 def _count(_: None, run: Run, reading: Reading, *sources: RowSource) -> _Counts:
-    return reduce(_merge_badvalues, map(_counts_of, strips_of(run, reading, sources)))
+    return reduce(_add_counts, map(_counts_of, strips_of(run, reading, sources)))
 
 
 def _counts_of(strip: Strip) -> _Counts:
@@ -618,7 +618,7 @@ def _counts_of(strip: Strip) -> _Counts:
     )
 
 
-def _merge_badvalues(a: _Counts, b: _Counts) -> _Counts:
+def _add_counts(a: _Counts, b: _Counts) -> _Counts:
     return _Counts(
         a.column_count + b.column_count,
         np.where(a.column_count > 0, a.column_first, b.column_first),

@@ -221,7 +221,7 @@ def _nearest_of_run(
         w = np.ones(len(x)) if strip.weights is None else strip.weights
         away = np.where(w > 0.0, 0.0, np.inf)
         each = [away + np.sqrt((((x - point) / scale) ** 2).sum(axis=1)) for point in points]
-        near = [_smallest_nearest(distance, k) for distance in each]
+        near = [_nearest_positions(distance, k) for distance in each]
         found = Neighbours(
             np.stack([d[i] for d, i in zip(each, near, strict=True)]),
             np.stack([strip.rows[i] for i in near]),
@@ -248,7 +248,7 @@ def _closer(a: Neighbours, b: Neighbours, *, k: int) -> Neighbours:
     )
 
 
-def _smallest_nearest(distance: Array, k: int) -> Array:
+def _nearest_positions(distance: Array, k: int) -> Array:
     """Positions of the k smallest in ascending order, ties to the lowest position."""
     if len(distance) > k:
         edge = np.partition(distance, k - 1)[k - 1]

@@ -423,7 +423,7 @@ def write_answers(
             run_over_rows(
                 sample,
                 executor,
-                _write_piece_answers,
+                _write_answers,
                 _nothing,
                 shared=(query, files),
                 name="predict-rows",
@@ -438,7 +438,7 @@ def write_answers(
     return clock.report(memory), chunk
 
 
-def _write_piece_answers(
+def _write_answers(
     plan: tuple[Query, AnswerFiles], piece: Piece, reading: Reading, *sources: RowSource
 ) -> None:
     query, files = plan
