@@ -41,7 +41,7 @@ _GRID, _REFINED = 100.0, 2.0  # pairs of a grid; time of a later trial over that
 _FEWER = 0.5  # finalists of the second search over those of the first
 _SECOND_SEARCH = 0.7  # time of the second search over that of the first
 _SECOND_RANK = 60.0  # of bases of x and of residuals, before their own are known
-_FLOPS = 2.2e10  # of one core in a pass, per second
+_FLOPS = 3.5e10  # of one core in a pass, per second
 _BESIDE = 156.0  # rank whose products take as long as what a pass does beside them
 _LOCATION_SECONDS = 0.4  # of a location on the row sample
 _LARGE = 500.0  # rank of a basis that figures of the solution are for
@@ -247,7 +247,7 @@ def _search_seconds(n_rows: int, columns: int) -> float:
 def _pivoted(n_rows: int, specs: float, ranks: Sequence[float]) -> float:
     """Seconds of the choice of pivots from the row sample."""
     share = min(n_rows, SAMPLE_SIZE) / SAMPLE_SIZE
-    return specs * sum(0.01 + share * rank * (1.5e-3 + 2e-6 * rank) for rank in ranks)
+    return specs * sum(0.01 + share * rank * (1.0e-3 + 1.3e-6 * rank) for rank in ranks)
 
 
 def _row_flops(width: float) -> float:
@@ -271,22 +271,22 @@ def _dense(ranks: Sequence[float]) -> float:
 def _solved(n_rows: int, specs: float, ranks: Sequence[float]) -> float:
     """Seconds from moments to a solution with its ridges, calibrated at held-out rows."""
     judged = min(n_rows, HELD_ROWS) / HELD_ROWS
-    return 0.15 + judged + _made(specs, ranks) + 0.7 * specs * _dense(ranks)
+    return 0.1 + 0.7 * judged + _made(specs, ranks) + 0.4 * specs * _dense(ranks)
 
 
 def _made(specs: float, ranks: Sequence[float]) -> float:
     """Seconds from moments to the members with their ridges."""
-    return specs * (0.02 + 0.8 * _dense(ranks))
+    return specs * (0.02 + 0.5 * _dense(ranks))
 
 
 def _located(specs: float, rank: float) -> float:
     """Seconds of a location from the moments of all rows."""
-    return specs * (0.02 + 0.3 * _dense([rank]))
+    return specs * (0.02 + 0.25 * _dense([rank]))
 
 
 def _decided(n_rows: int, specs: float, ranks: Sequence[float]) -> float:
     """Seconds of a comparison at held-out rows."""
-    return 0.5 * min(n_rows, HELD_ROWS) / HELD_ROWS + specs * 0.3 * _dense(ranks)
+    return 0.5 * min(n_rows, HELD_ROWS) / HELD_ROWS + specs * 0.2 * _dense(ranks)
 
 
 @contextlib.contextmanager
