@@ -197,6 +197,21 @@ def test_progress_steps_that_are_left_out_are_done():
     assert heard[-1].done == 1.0
 
 
+def test_progress_expects_no_location_where_none_is_tried(rows, monkeypatch):
+    """Of y with few values: known once the search has ended, so no time is left for it."""
+    left = []
+    leave_out = FitProgress.leave_out
+    monkeypatch.setattr(
+        FitProgress, "leave_out", lambda self, keys: (left.extend(keys), leave_out(self, keys))
+    )
+    x, y = rows
+    events = []
+    law = JointDistribution(tuning=Tuning(**BRIEF)).fit(x, np.sign(y), progress=events.append)
+    assert "residual" not in law.model_.about
+    assert {"location", "second search", "second pass"} <= set(left)
+    is_coherent(events)
+
+
 def test_progress_time_left_of_a_second_pass_of_the_same_name(capsys, monkeypatch):
     clock = iter(range(0, 10000, 10))
     monkeypatch.setattr("cme_dask.cli.progress.time.monotonic", lambda: next(clock))

@@ -9,8 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cme_dask import kernels
+from cme_dask.kernels import Coordinates, Scores, Standard, Warped
 from cme_dask.numerics.basis import LinearBasis, NewtonBasis, eigenbasis
-from cme_dask.numerics.moments import MeanMoments, Moments, MomentSpec, Side, span, strip_moments
+from cme_dask.numerics.moments import (
+    MeanMoments,
+    Moments,
+    MomentSpec,
+    Side,
+    StripMoments,
+    span,
+    strip_moments,
+)
 
 
 def spec_of(X, Y, n_folds):
@@ -35,6 +44,33 @@ def rows(n, seed=0):
     rng = np.random.default_rng(seed)
     X = rng.standard_normal((n, 2))
     return X, np.sin(X[:, :1]) + 0.5, rng.exponential(size=n), rng.integers(0, 4, n)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_sets_that_share_their_rows_are_what_each_is_alone(weighted):
+    """Coordinates, functions and shifts that are equal for some of the sets only."""
+    X, Y, w, folds = rows(5000)
+    spec = spec_of(X, Y, 4)
+    scores = Scores(np.sort(X[:9, 0]).tolist(), np.linspace(-1.5, 1.5, 9).tolist())
+    warped = [
+        Warped(kernels.Gaussian(length), Coordinates((scores, Standard(0.5, shift))))
+        for length, shift in ((1.0, 2.0), (0.7, 2.0), (1.0, 3.0))
+    ]
+    x, y = spec.sides
+    sides = [replace(x, basis=NewtonBasis.from_points(kernel, X[:40])) for kernel in warped]
+    specs = [spec, *(replace(spec, sides=(side, y)) for side in sides)]
+    specs.append(replace(spec, sides=(sides[0], replace(y, shift=np.zeros(2)))))
+    given = (X, Y), w if weighted else None, folds.astype(np.uint8)
+    together = StripMoments(specs, X)(*given)
+    for one, summed in zip(specs, together, strict=True):
+        alone, summed = strip_moments(one, *given), one.newton(summed)
+        for name in ("gram", "traces", "rows"):
+            np.testing.assert_array_equal(getattr(summed, name), getattr(alone, name))
+        newton = one.sides[0].basis(X)  # which maps the rows itself
+        weights = given[1] if weighted else np.ones(len(X))
+        plain = (newton * weights[:, None]).T @ newton
+        m = newton.shape[1]
+        np.testing.assert_allclose(summed.gram.sum(axis=0)[:m, :m], plain, atol=1e-9)
 
 
 @settings(max_examples=15, deadline=None)

@@ -19,7 +19,7 @@ from cme_dask.estimators.joint_fit import HELD_ROWS, Fitted, JointFit, averaged,
 from cme_dask.estimators.planning import RESIDUAL_FINALISTS, FitPlan, Preparation
 from cme_dask.estimators.recipe import choose_kernel
 from cme_dask.estimators.solving import Solving
-from cme_dask.estimators.steps import DECISION, LOCATION, PIVOTS, SECOND, SECOND_PASS
+from cme_dask.estimators.steps import DECISION, LOCATION, PIVOTS, SEARCH, SECOND, SECOND_PASS
 from cme_dask.estimators.tuned import search_kernels
 from cme_dask.learning.candidates import Tuning
 from cme_dask.learning.losses import Gain, HeldLaws, held_out_crps, paired_gain, screened_laws
@@ -123,12 +123,15 @@ def screened_residual(fit: JointFit) -> Screening | None:
         The fit that is about to be made.
     """
     rows = fit.ready.choice.rows
+    if not fit.residual and fit.ready.choice.progress is not None:
+        _report(fit, PIVOTS, (LOCATION, SECOND + SEARCH, *SECOND_PASS))
     if fit.residual != "auto" or rows.complete:
         return None
     _report(fit, LOCATION)
     with one_blas_thread():
         sides, moments = _sampled_moments(fit)
         if len(held_out_folds(moments, sides)) < 2:
+            _report(fit, PIVOTS)
             return None
         location = _location(fit, [(sides, moments)])
     about = _described(fit, location) | {"decided": "row sample"}
