@@ -18,6 +18,7 @@ from cme_dask import (
 from cme_dask.cli.progress import ProgressLines
 from cme_dask.errors import DataError
 from cme_dask.estimators.recipe import TuningProgress
+from cme_dask.estimators.steps import SearchTimes
 from cme_dask.passes import progress as display
 from cme_dask.passes.progress import FitProgress, Step
 from cme_dask.passes.run import PassProgress
@@ -231,3 +232,55 @@ def test_progress_is_known_to_the_scheduler_of_a_cluster(rows):
         law.fit(*rows, scheduler=c, progress=lambda event: None)
         names = [about["name"] for _, about in c.get_events("cme-dask")]
     assert names[-2:] == ["pass over the rows", "solution"]
+
+
+def searched(times, stages, now=0.0):
+    """Shares of a search that reports these numbers of trials, each of these seconds."""
+    shares = []
+    for stage, done, most, seconds in stages:
+        now += seconds
+        share = times.share(TuningProgress(stage, done, most, None), now)
+        shares.append((now, share))
+    return shares
+
+
+GRID_OF_TEN = [("grid", done, 100, 0.0 if done == 0 else 1.0) for done in range(0, 100, 10)]
+
+
+def test_progress_of_a_search_follows_the_time_of_its_own_trials():
+    """Later trials are slower than pairs of the grid: their time is known once some are done."""
+    times = SearchTimes(5)
+    stages = [*GRID_OF_TEN, ("columns", 5, 5, 1.0)]
+    stages += [("refine", done, 70, 0.5) for done in range(1, 71)]
+    shares = searched(times, stages)
+    total = shares[-1][0]
+    for now, share in shares:
+        if total / 3 <= now < 0.99 * total:
+            assert abs((1.0 - share) / share * now - (total - now)) < 0.05 * total + 1e-9
+    assert times.second == pytest.approx(10.0 + 25 * 0.1, rel=0.1)
+
+
+def test_progress_of_a_second_search_follows_the_grid_of_the_first():
+    """The first pairs make bases that later ones share: they are slower in either search."""
+    slow = [(stage, done, most, 5.0 if done == 10 else s) for stage, done, most, s in GRID_OF_TEN]
+    first = SearchTimes(2)
+    searched(first, [*slow, ("refine", 1, 50, 1.0)])
+    again = SearchTimes(2, 1.0, first)
+    (now, share), *_ = searched(again, slow)[1:]
+    alone = searched(SearchTimes(2, 1.0), slow)[1][1]
+    truth = now / (14.0 + 17 * 0.14)  # and trials like pairs of the grid
+    assert abs(share - truth) < 0.05 < abs(alone - truth)
+
+
+def test_progress_expects_what_was_measured_of_its_kind_whatever_the_scale():
+    """Seconds that are known are not scaled, and no step that was left out comes back."""
+    now, heard = [0.0], []
+    steps = [Step("a", "first", 1.0), Step("b", "second", 0.7), Step("c", "third", 1.0)]
+    target = FitProgress(steps, heard.append, clock=lambda: now[0])
+    target.begin("a")
+    target.know("b", 7.0)
+    now[0] = 10.0  # ten times slower than predicted
+    target.begin("b")
+    assert heard[-1].seconds_left == pytest.approx(7.0 + 10.0)
+    target.leave_out(["b"])
+    assert heard[-1].seconds_left > target.event().seconds_left == pytest.approx(10.0)

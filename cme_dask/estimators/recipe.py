@@ -207,6 +207,17 @@ Progress = Callable[[PivotProgress | PassProgress | TuningProgress | StepBegan],
 """What the parts of a fit report to, see :class:`cme_dask.estimators.steps.StepReports`."""
 
 
+DENSE_POWER = 2.4
+"""Of the rank: the measured time of dense algebra by fold."""
+
+_LARGE = 500.0
+
+
+def dense_cost(ranks: Sequence[float]) -> float:
+    """Time of dense algebra on bases of these ranks, in that of one of rank 500."""
+    return float(sum((rank / _LARGE) ** DENSE_POWER for rank in ranks))
+
+
 @dataclass(frozen=True, eq=False)
 class FittedBasis:
     """A basis with what the pass measured of it.

@@ -7,7 +7,13 @@ from typing import Any, TypeAlias
 
 from cme_dask.config import SAMPLE_SIZE
 from cme_dask.estimators.joint_fit import HELD_ROWS
-from cme_dask.estimators.recipe import PivotProgress, Progress, TuningProgress
+from cme_dask.estimators.recipe import (
+    DENSE_POWER,
+    PivotProgress,
+    Progress,
+    TuningProgress,
+    dense_cost,
+)
 from cme_dask.passes.driver import Executor
 from cme_dask.passes.progress import FitProgress, Listener, Step, StepBegan, listening
 from cme_dask.passes.run import PassProgress
@@ -37,16 +43,90 @@ _NAMES = {
     ITERATIONS: "passes of the iteration",
     DECISION: "comparison on held-out rows",
 }
-_GRID, _REFINED = 100.0, 2.0  # pairs of a grid; time of a later trial over that of a pair
+_REFINED = 3.5  # time of a later trial over that of a pair of the grid, where columns are scaled
+_CONVERGED = 16  # trials after which a refinement of few length scales ends by itself
 _FEWER = 0.5  # finalists of the second search over those of the first
-_SECOND_SEARCH = 0.7  # time of the second search over that of the first
-_SECOND_RANK = 60.0  # of bases of x and of residuals, before their own are known
-_FLOPS = 3.5e10  # of one core in a pass, per second
-_BESIDE = 156.0  # rank whose products take as long as what a pass does beside them
+_SECOND_SEARCH = 0.5  # time of the second search over that of the first, before that is known
+_RESIDUAL_COLUMNS = 3  # with length scales that are worth trials, of x and residuals
+_SECOND_TRIALS = 25.0  # of the second search after its grid, each like a pair of the grid
+_LEARNED_RANK = 280.0  # of bases of several columns, before their own are known
+_SECOND_RANK = 25.0  # of bases of x and of residuals, before their own are known
+_FLOPS = 5.5e10  # of one core in a pass, per second
+_BESIDE = 215.0  # rank whose products take as long as what a pass does beside them
 _LOCATION_SECONDS = 0.4  # of a location on the row sample
-_LARGE = 500.0  # rank of a basis that figures of the solution are for
 _GRADIENTS = 20.0  # of an iteration, when half of it is taken to be done
-_STAGES = ("grid", "columns", "refine", "widen", "ignore")
+
+
+class SearchTimes:
+    """How far a search for kernels is, by the time that its own trials take.
+
+    Parameters
+    ----------
+    columns
+        Of all variables: each has a length scale to be refined.
+    refined
+        Time of a trial after the grid over that of a pair of the grid, until it is measured.
+    before
+        Times of an earlier search, whose grid took its time in the same way: the first pairs make
+        bases that later ones share.
+    """
+
+    def __init__(
+        self, columns: int, refined: float = _REFINED, before: "SearchTimes | None" = None
+    ) -> None:
+        self._columns, self._refined = columns, refined
+        self._shares: dict[int, float] = {} if before is None else before._grid_shares()
+        self._spent: dict[int, float] = {}
+        self._stage, self._before = "", 0
+        self._begin: float | None = None
+        self._since = self._last = self._pair = self._grid = 0.0
+
+    @property
+    def second(self) -> float:
+        """Seconds expected of a search for kernels of residuals: the same grid, few trials."""
+        return self._grid + _SECOND_TRIALS * self._pair
+
+    def share(self, event: TuningProgress, now: float) -> float:
+        """Share of the search's time that has passed.
+
+        Parameters
+        ----------
+        event
+            What the search reports.
+        now
+            Seconds by a clock.
+        """
+        if self._begin is None:
+            self._begin = self._last = now
+        if event.stage != self._stage:
+            self._stage, self._since, self._before = event.stage, self._last, 0
+            if event.stage == "grid":
+                self._before = event.done
+        self._last = now
+        spent, done = now - self._since, event.done - self._before
+        trial = spent / done if done else 0.0
+        most, trials = event.most, 0.0
+        if event.stage == "grid":
+            self._spent[event.done] = spent
+            if event.done in self._shares:
+                trial = spent * (1.0 / self._shares[event.done] - 1.0) / (most - event.done)
+            self._grid = spent + trial * (most - event.done)
+            self._pair = self._grid / most
+            trials = self._columns + self._refinements(20 + 10 * self._columns)
+        elif event.stage == "columns":
+            trial = self._refined * self._pair
+            trials = self._refinements(20 + 10 * self._columns)
+        elif event.stage == "refine":
+            most = self._refinements(event.most)
+        left = max(most - event.done, 1) * trial + trials * self._refined * self._pair
+        elapsed = now - self._begin
+        return elapsed / (elapsed + left) if elapsed > 0.0 else 0.0
+
+    def _grid_shares(self) -> dict[int, float]:
+        return {done: spent / self._grid for done, spent in self._spent.items() if spent > 0.0}
+
+    def _refinements(self, most: int) -> int:
+        return min(most, _CONVERGED) if self._columns <= 3 else most
 
 
 class StepReports:
@@ -61,19 +141,19 @@ class StepReports:
     bases
         Number of bases whose pivots are chosen.
     columns
-        Of all variables: the trials of a search depend on them.
+        Of each variable: the trials of a search and what is judged depend on them.
     """
 
     def __init__(
-        self, target: FitProgress, n_rows: int, workers: int, bases: int, columns: int
+        self, target: FitProgress, n_rows: int, workers: int, bases: int, columns: Sequence[int]
     ) -> None:
         self._target, self._n_rows, self._workers = target, n_rows, workers
-        self._bases, self._refinements = bases, 40 + 5 * columns
+        self._bases, self._judged = bases, _judged(n_rows, columns)
+        self._search, self._before = SearchTimes(sum(columns)), _guessed_ranks(n_rows, columns)
         self._prefix, self._iterations = "", 0
         self._first: list[float] = []
         self._members = 0.5  # of the solution's time; then laws are calibrated
         self._ranks: list[tuple[str, int]] = []
-        self._trials = dict.fromkeys(_STAGES, 0)
 
     def __call__(self, detail: PivotProgress | PassProgress | TuningProgress | StepBegan) -> None:
         """Take the report of a part."""
@@ -81,7 +161,7 @@ class StepReports:
             self._target.leave_out(detail.without)
             if detail.key in (LOCATION, PIVOTS, SECOND + PIVOTS):
                 self._prefix, self._ranks = "" if detail.key == PIVOTS else SECOND, []
-                self._trials = dict.fromkeys(_STAGES, 0)
+                self._search = SearchTimes(_RESIDUAL_COLUMNS, 1.0, self._search)
                 self._target.begin(detail.key)
                 return
             second = detail.key != DECISION
@@ -89,7 +169,10 @@ class StepReports:
             self._target.begin((self._prefix if second else "") + detail.key, share)
         elif isinstance(detail, TuningProgress):
             text = f"{detail.stage}: {detail.done} of {detail.most}{detail.best}"
-            self._target(detail, self._prefix + SEARCH, self._searched(detail), text)
+            share = self._search.share(detail, self._target.now())
+            if not self._prefix:
+                self._target.know(SECOND + SEARCH, self._search.second)
+            self._target(detail, self._prefix + SEARCH, share, text)
         elif isinstance(detail, PassProgress):
             rate = detail.rows / detail.seconds if detail.seconds else 0.0
             rounds = detail.name == "pivot-round"
@@ -111,18 +194,9 @@ class StepReports:
     def _expect(self, prefix: str, specs: float, ranks: Sequence[float]) -> None:
         seconds = self._n_rows * specs * _row_flops(sum(ranks)) / _FLOPS / self._workers
         self._target.expect(prefix + PASS, seconds)
-        solved = _solved(self._n_rows, specs, ranks)
+        solved = _solved(self._judged, specs, ranks)
         self._target.expect(prefix + SOLUTION, solved)
         self._members = _made(specs, ranks) / solved
-
-    def _searched(self, event: TuningProgress) -> float:
-        self._trials[event.stage] = event.done
-        if event.stage == "refine":
-            self._refinements = event.most
-        grid = float(event.most) if event.stage == "grid" else _GRID
-        done = self._trials["grid"] if event.stage == "grid" else grid
-        later = sum(self._trials[stage] for stage in _STAGES[1:])
-        return (done + _REFINED * later) / (grid + _REFINED * (self._refinements + 5))
 
     def _chosen(self, event: PivotProgress) -> float:
         """Share of all pivots; the pass's cost is predicted by the ranks so far."""
@@ -130,17 +204,25 @@ class StepReports:
         if event.variable != last[0] or event.rank < last[1]:
             self._ranks.append((event.variable, event.rank))
         self._ranks[-1] = (event.variable, event.rank)
-        by_variable: dict[str, list[int]] = {}
-        for name, rank in self._ranks[:-1]:
-            by_variable.setdefault(name, []).append(rank)
-        if by_variable:
-            ranks = [_typical(each) for each in by_variable.values()]
-            specs = max(1.0, self._bases / 2)
+        chosen: dict[str, list[float]] = {}
+        for name, rank in self._ranks:
+            chosen.setdefault(name, []).append(rank)
+        if len(self._ranks) > 1:
+            specs = max(1.0, self._bases / len(self._before))
+            count = max(1, round(_FEWER * specs if self._prefix else specs))
+            before = [_SECOND_RANK] * len(self._before) if self._prefix else self._before
+            # The last one is still being chosen; of those to come only the guess is known.
+            next(reversed(chosen.values())).pop()
+            finished = [*chosen.values(), *([] for _ in before[len(chosen) :])]
+            ranks = [
+                _typical([*each, *[_to_come(each, guess)] * (count - len(each))])
+                for each, guess in zip(finished, before, strict=False)
+            ]
             if not self._prefix:
                 self._first = ranks
                 self._expect("", specs, ranks)
                 self._target.expect(LOCATION, _located(specs, ranks[0]))
-                self._target.expect(DECISION, _decided(self._n_rows, specs, ranks))
+                self._target.expect(DECISION, _decided(self._judged, specs, ranks))
             else:
                 self._expect(SECOND, _FEWER * specs, ranks)
                 if self._first:
@@ -184,22 +266,21 @@ def steps_of(
     iterates
         Whether the solution takes a pass for each of its gradients.
     """
-    ranks = [min(450.0, 50.0 * 2.1 ** (columns[0] - 1))]
-    ranks += [min(450.0, 15.0 * 6.0 ** (d - 1)) for d in columns[1:]]
+    ranks = _guessed_ranks(n_rows, columns)
     again = [_SECOND_RANK for _ in columns]
-    fewer = _FEWER * specs
+    fewer, judged = _FEWER * specs, _judged(n_rows, columns)
     seconds = {
         ROWS: 0.1 + 2e-8 * n_rows,
         SEARCH: _search_seconds(n_rows, sum(columns)),
         PIVOTS: _pivoted(n_rows, specs, ranks),
         PASS: n_rows * specs * _row_flops(sum(ranks)) / _FLOPS / workers,
-        SOLUTION: _solved(n_rows, specs, ranks),
+        SOLUTION: _solved(judged, specs, ranks),
     }
     repeated = {
         SEARCH: _SECOND_SEARCH * seconds[SEARCH],
         PIVOTS: _pivoted(n_rows, fewer, again),
         PASS: n_rows * fewer * _row_flops(sum(again)) / _FLOPS / workers,
-        SOLUTION: _solved(n_rows, fewer, again),
+        SOLUTION: _solved(judged, fewer, again),
     }
     if not learned:
         del seconds[SEARCH]
@@ -220,13 +301,20 @@ def steps_of(
             name = SECOND + key
             second[name] = Step(name, _NAMES[name], cost, like, ratio, _certain(key), key == PASS)
     location = Step(LOCATION, _NAMES[LOCATION], _located(specs, ranks[0]))
-    decision = Step(DECISION, _NAMES[DECISION], _decided(n_rows, specs, ranks))
+    decision = Step(DECISION, _NAMES[DECISION], _decided(judged, specs, ranks))
     if not screened:
         return [*steps.values(), location, *second.values(), decision]
     first = [steps.pop(key) for key in (ROWS, SEARCH) if key in steps]
     location = Step(LOCATION, _NAMES[LOCATION], _LOCATION_SECONDS)
     searched = [second.pop(SECOND + SEARCH)] if learned else []
     return [*first, location, *searched, *steps.values(), *second.values(), decision]
+
+
+def _guessed_ranks(n_rows: int, columns: Sequence[int]) -> list[float]:
+    """Of learned bases, before their kernels are known."""
+    most = min(_LEARNED_RANK, n_rows / 5.0)
+    ranks = [50.0 * 5.0 ** (columns[0] - 1), *(15.0 * 8.0 ** (d - 1) for d in columns[1:])]
+    return [min(most, rank) for rank in ranks]
 
 
 def _certain(key: str) -> float:
@@ -240,7 +328,7 @@ def _certain(key: str) -> float:
 
 def _search_seconds(n_rows: int, columns: int) -> float:
     """Seconds of a search for kernels, on 4096 rows at most."""
-    base = 0.13 * columns**2 if columns <= 4 else 2.1 + 0.65 * (columns - 4)
+    base = {1: 0.2, 2: 0.31, 3: 1.0}.get(columns, 2.3 + 0.55 * (columns - 4))
     return base * (0.8 + 1.1 * min(n_rows, 4096) / 4096)
 
 
@@ -255,38 +343,39 @@ def _row_flops(width: float) -> float:
     return width**2 + _BESIDE**2
 
 
-_POWER = 2.4  # of the rank: the time of its dense algebra
+def _to_come(chosen: Sequence[float], guess: float) -> float:
+    """The rank of a basis that is still to be chosen: between the guess and those chosen."""
+    return (guess + _typical(chosen)) / 2.0 if chosen else guess
 
 
-def _typical(ranks: Sequence[int]) -> float:
+def _typical(ranks: Sequence[float]) -> float:
     """The rank whose dense algebra takes as long as that of these on average."""
-    return float((sum(rank**_POWER for rank in ranks) / len(ranks)) ** (1.0 / _POWER))
+    return float((sum(rank**DENSE_POWER for rank in ranks) / len(ranks)) ** (1.0 / DENSE_POWER))
 
 
-def _dense(ranks: Sequence[float]) -> float:
-    """Dense algebra of bases of these ranks by fold, in that of one basis of a large rank."""
-    return float(sum((rank / _LARGE) ** _POWER for rank in ranks))
+def _judged(n_rows: int, columns: Sequence[int]) -> float:
+    """Values of y at which laws are judged, in those of one column at most."""
+    return sum(columns[1:]) * min(n_rows, HELD_ROWS) / HELD_ROWS
 
 
-def _solved(n_rows: int, specs: float, ranks: Sequence[float]) -> float:
+def _solved(judged: float, specs: float, ranks: Sequence[float]) -> float:
     """Seconds from moments to a solution with its ridges, calibrated at held-out rows."""
-    judged = min(n_rows, HELD_ROWS) / HELD_ROWS
-    return 0.1 + 0.7 * judged + _made(specs, ranks) + 0.4 * specs * _dense(ranks)
+    return 0.6 * judged + _made(specs, ranks) + 0.5 * specs * dense_cost(ranks)
 
 
 def _made(specs: float, ranks: Sequence[float]) -> float:
     """Seconds from moments to the members with their ridges."""
-    return specs * (0.02 + 0.5 * _dense(ranks))
+    return specs * (0.006 + 0.6 * dense_cost(ranks))
 
 
 def _located(specs: float, rank: float) -> float:
     """Seconds of a location from the moments of all rows."""
-    return specs * (0.02 + 0.25 * _dense([rank]))
+    return specs * (0.01 + 0.25 * dense_cost([rank]))
 
 
-def _decided(n_rows: int, specs: float, ranks: Sequence[float]) -> float:
+def _decided(judged: float, specs: float, ranks: Sequence[float]) -> float:
     """Seconds of a comparison at held-out rows."""
-    return 0.5 * min(n_rows, HELD_ROWS) / HELD_ROWS + specs * 0.2 * _dense(ranks)
+    return 0.3 * judged + specs * 0.23 * dense_cost(ranks)
 
 
 @contextlib.contextmanager
@@ -333,5 +422,5 @@ def reported(
             iterates=iterates,
         )
         target = FitProgress(steps, listener, executor.client)
-        yield StepReports(target, n_rows, executor.workers, specs * len(columns), sum(columns))
+        yield StepReports(target, n_rows, executor.workers, specs * len(columns), columns)
         listener(target.finished())

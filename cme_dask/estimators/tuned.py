@@ -10,7 +10,13 @@ import numpy as np
 from cme_dask.display import brief_repr
 from cme_dask.estimators.pivoting import PivotChoice
 from cme_dask.estimators.planning import Preparation
-from cme_dask.estimators.recipe import FunctionsLike, TuningProgress, declared, make_moments
+from cme_dask.estimators.recipe import (
+    FunctionsLike,
+    TuningProgress,
+    declared,
+    dense_cost,
+    make_moments,
+)
 from cme_dask.estimators.solving import Solving
 from cme_dask.kernels import Kernel
 from cme_dask.learning.candidates import Candidate, Score, Search, Tuning
@@ -196,9 +202,11 @@ def tuned_members(
     members = []
     triples = list(zip(found.finalists, specs, moments, arithmetics, strict=True))
     with one_blas_thread():
-        for done, (candidate, spec, one, arithmetic) in enumerate(triples):
+        costs = np.array([dense_cost([side.basis.rank for side in spec.sides]) for spec in specs])
+        shares = np.cumsum([0.0, *costs]) / costs.sum()
+        for share, (candidate, spec, one, arithmetic) in zip(shares[:-1], triples, strict=True):
             if choice.progress is not None:
-                choice.progress(StepBegan("solution", done / len(triples)))
+                choice.progress(StepBegan("solution", float(share)))
             members.append(
                 _member(candidate, spec, one, solving, arithmetic, found, learn_reg, choice)
             )

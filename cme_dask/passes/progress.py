@@ -139,6 +139,7 @@ class FitProgress:
         self._measured: dict[str, float] = {}
         self._costs = {step.key: step.cost for step in steps}
         self._ratios = {step.key: step.ratio for step in steps}
+        self._known: dict[str, float] = {}
         self._text, self._log = "", -1
 
     def __call__(self, detail: Any, key: str, share: float, text: str) -> None:
@@ -159,15 +160,23 @@ class FitProgress:
         if key in self._costs:
             self._costs[key] = cost
 
+    def know(self, key: str, seconds: float) -> None:
+        """Expect a step to take these seconds, by what was measured of its kind."""
+        self._known[key] = seconds
+
     def leave_out(self, keys: Sequence[str]) -> None:
         """Expect that these steps do not come."""
         for key in keys:
-            self._costs[key] = self._ratios[key] = 0.0
+            self._costs[key] = self._ratios[key] = self._known[key] = 0.0
 
     def relate(self, key: str, ratio: float) -> None:
         """Correct the share of an earlier step's time that a step of the same kind takes."""
         if key in self._ratios:
             self._ratios[key] = ratio
+
+    def now(self) -> float:
+        """Seconds by its clock."""
+        return self._clock()
 
     def event(self, detail: Any = None) -> Event:
         """How far the fit is now."""
@@ -237,6 +246,8 @@ class FitProgress:
     def _expected(
         self, step: Step, scale: float, measured: dict[str, float] | None = None
     ) -> float:
+        if step.key in self._known:
+            return self._known[step.key]
         known = self._measured if measured is None else measured
         if step.like is not None and step.like in known:
             return self._ratios[step.key] * known[step.like]
