@@ -22,7 +22,7 @@ time = ["t"]
 categorical = ["kind"]
 cyclic = { hour = 24 }
 [fit]
-events = ["b > 0"]
+events = ["b > 0", "b > 99"]
 fold_by = "1d"
 [fit.tuning]
 rows = 800
@@ -193,6 +193,14 @@ def test_points_take_labels_and_what_cyclic_columns_are_made_of(done):
     assert point["functions"]["b"]["mean"] == pytest.approx(law.conditional(at).mean()[0])
     assert abs(point["functions"]["b"]["mean"] - (np.sin(1.0) - 1.0)) < 0.5
     assert (table["kind"] == "up").any()
+
+
+def test_an_event_that_never_happens_is_compared_like_any_other(done):
+    """Both say that it never happens; skill over a constant forecast does not exist."""
+    _, result, _ = done
+    for name in ("model", "gradient boosting"):
+        scores = result["evaluation"]["scores"][name]["b > 99"]
+        assert scores["mse"]["value"] == pytest.approx(0.0, abs=1e-12)
 
 
 def test_pictures_are_written(done):

@@ -251,7 +251,8 @@ def reliability_picture(result: Result, path: Path) -> None:
             errors = half_widths([b["seen"]["std"] for b in bins])
             # Of a rare event the upper bins are empty: the axes end above the highest one.
             largest = max(predicted.max(), (seen + errors).max())
-            top = min(np.ceil(10.0 * largest) / 10.0, 1.0) if event else 1.05 * largest
+            tenth = np.ceil(10.0 * largest) / 10.0
+            top = np.clip(tenth, 0.1, 1.0) if event else 1.05 * largest
             ends = (0.0, top)
             low = min(ends[0], predicted.min(), seen.min())
             ax.plot((low, ends[1]), (low, ends[1]), color="#777777", lw=1.0, ls="--")

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from sklearn.base import ClassifierMixin
+from sklearn.dummy import DummyClassifier
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
 from cme_dask.cli.compute import Compute
@@ -279,12 +281,17 @@ class Boosted:
     """Means of columns and probabilities of events, from fitted gradient boosting."""
 
     means: tuple[HistGradientBoostingRegressor, ...]
-    chances: tuple[HistGradientBoostingClassifier, ...]
+    chances: tuple[ClassifierMixin, ...]
 
     def __call__(self, x: Array) -> Array:
         """Shape (b, columns and events)."""
         means = [model.predict(x) for model in self.means]
-        return np.column_stack([*means, *(m.predict_proba(x)[:, 1] for m in self.chances)])
+        return np.column_stack([*means, *(_chance(model, x) for model in self.chances)])
+
+
+def _chance(model: ClassifierMixin, x: Array) -> Array:
+    """Probability of True, which a model that never saw it does not list."""
+    return model.predict_proba(x)[:, np.asarray(model.classes_, dtype=bool)].sum(axis=1)
 
 
 def evaluate(
@@ -370,10 +377,7 @@ def boosted(
 ) -> tuple[Boosted, Result]:
     """Gradient boosting with scikit-learn's defaults, in memory, and what it took.
 
-    Raises
-    ------
-    DataError
-        If an event happens at all rows or at none.
+    An event with one outcome in all rows has that outcome with probability 1.
     """
     begin = time.perf_counter()
     whole = replace(sample, row_sample=None)  # which is too small
@@ -383,20 +387,18 @@ def boosted(
     numbers = y[:, of_y.positions(of_y.numeric)]
     coded = [columns.names.index(name) for name in columns.categories]
     options: dict[str, Any] = {"categorical_features": coded or None, "random_state": 0}
-    for name, event in events.items():
-        if len(np.unique(event(y))) < 2:
-            raise DataError(
-                f"{name} has one outcome in all rows: there is nothing to compare, leave it out"
-            )
+
+    def classifier(happens: Array) -> ClassifierMixin:
+        one = len(np.unique(happens)) == 1
+        chosen = DummyClassifier() if one else HistGradientBoostingClassifier(**options)
+        return chosen.fit(x, happens, rows.importance)
+
     fitted = Boosted(
         tuple(
             HistGradientBoostingRegressor(**options).fit(x, column, rows.importance)
             for column in numbers.T
         ),
-        tuple(
-            HistGradientBoostingClassifier(**options).fit(x, event(y), rows.importance)
-            for event in events.values()
-        ),
+        tuple(classifier(event(y)) for event in events.values()),
     )
     seconds = time.perf_counter() - begin
     return fitted, {"rows": len(rows), "passes": passes, "seconds": seconds}
