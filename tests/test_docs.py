@@ -5,6 +5,7 @@ import os
 import re
 import runpy
 import shlex
+import socket
 import subprocess
 import sys
 import tomllib
@@ -30,6 +31,9 @@ CUT = {
     "tune": ["--rows", "800", "--evaluations", "8", "--averaged", "1", "--max-rank", "100"],
 }  # fmt: skip
 """What is added to commands that ask for much, by one of their words."""
+
+PORT = "8786"
+"""The port of a scheduler in the docs, Dask's own; tests take a free one."""
 
 
 @pytest.fixture
@@ -107,9 +111,13 @@ def scripts():
 @pytest.mark.filterwarnings("default")  # as for a user
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_page(page, folder, brief_search, quick_studies, monkeypatch):
-    """As it stands, but for searches and studies, which are cut short."""
+    """As it stands, but for searches and studies, which are cut short, and the scheduler's port."""
     monkeypatch.chdir(folder)
-    for kind, block in BLOCK.findall(page.read_text()):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    for kind, block in BLOCK.findall(page.read_text().replace(f":{PORT}", f":{port}")):
+        block = block.replace(f"--port {PORT}", f"--port {port}")
         if kind == "python":
             (folder / "block.py").write_text(block)
             runpy.run_path(str(folder / "block.py"), run_name="__main__")
