@@ -1,45 +1,97 @@
-"""Constraints on the density ratio g of a joint distribution, as plain descriptions.
+"""Constraints on the density ratio g of a joint distribution: what they need, how they solve.
 
 ``JointDistribution(constraint="certified")`` takes the defaults,
-``JointDistribution(constraint=Certified(bounds="observed"))`` says more.
+``JointDistribution(constraint=Certified(bounds="observed"))`` says more, and a frozen dataclass
+derived from :class:`Constraint` is a constraint of one's own.
 """
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, ClassVar
 
-from cme_dask.errors import DataError
+import numpy as np
+
+from cme_dask.config import COUPLING_REG
+from cme_dask.errors import DataError, remedy
+from cme_dask.numerics.basis import Basis
+from cme_dask.numerics.certified import solve_certified, solve_paper_form
+from cme_dask.numerics.coupling import CouplingProblem
+from cme_dask.numerics.folds import distinct_in_random_order
+from cme_dask.numerics.moments import MeanMoments
+from cme_dask.numerics.pointwise import solve_pointwise
+from cme_dask.numerics.problem import (
+    CONSTRAINTS,
+    BasisBounds,
+    Constraint,
+    JointProblem,
+    LandmarkRule,
+    Regularization,
+    SolverInfo,
+)
+
+Array = Any
 
 BOUNDS = ("analytic", "sample", "observed")
 FORMULATIONS = ("centred", "paper")
 PROGRAM_SOLVERS = ("clarabel", "osqp")
 LANDMARKS = ("pivots", "kmeans")
 
+_RANGE_ROWS = 4096  # whose functions are held at once
+
+__all__ = [
+    "BasisBounds",
+    "Certified",
+    "Constraint",
+    "Coupling",
+    "JointProblem",
+    "LandmarkRule",
+    "Normalized",
+    "Pointwise",
+    "SolverInfo",
+    "Unconstrained",
+    "parse",
+]
+
+
+class _Free(Constraint):
+    """Constraints without inequalities: H = -A/D, entry by entry (joint paper, (38))."""
+
+    linear: ClassVar[bool] = True
+
+    @property
+    def closed(self) -> bool:
+        """True."""
+        return True
+
+    def minimize(
+        self, problem: JointProblem, bounds: BasisBounds, start: Array | None
+    ) -> tuple[Array, SolverInfo]:
+        """Return -A/D."""
+        begin, coef = time.perf_counter(), -problem.linear / problem.quadratic
+        residual = problem.newton_residual(coef)
+        seconds = time.perf_counter() - begin
+        # Without a ridge what was pruned shows in the residual, and is no failure of the solver.
+        return coef, SolverInfo(
+            "closed form", "optimal", 0.0, residual, residual, 0.0, 0, seconds, np.inf
+        )
+
 
 @dataclass(frozen=True)
-class Constraint:
-    """What is asked of g = dP / d(P_X x P_Y)."""
-
-    name: ClassVar[str]
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON form, see :func:`parse`."""
-        return {"name": self.name, **asdict(self)}
-
-
-@dataclass(frozen=True)
-class Unconstrained(Constraint):
-    """Nothing: H = -A/D, entry by entry (joint paper, (38))."""
+class Unconstrained(_Free):
+    """No condition: H = -A/D, entry by entry (joint paper, (38))."""
 
     name: ClassVar[str] = "none"
+    centred: ClassVar[bool] = False
 
 
 @dataclass(frozen=True)
-class Normalized(Constraint):
+class Normalized(_Free):
     """E_Y g(x, Y) = 1 and E_X g(X, y) = 1 at every x and y (joint paper, (19))."""
 
     name: ClassVar[str] = "normalized"
+    averages: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
@@ -74,6 +126,91 @@ class Certified(Constraint):
                 f"the paper's formulation takes analytic bounds, got bounds={self.bounds!r}"
             )
 
+    @property
+    def closed(self) -> bool:
+        """Whether the formulation is the centred one."""
+        return self.formulation == "centred"
+
+    @property
+    def needs_rows(self) -> bool:
+        """Whether the bounds are those of the row sample."""
+        return self.bounds == "sample"
+
+    @property
+    def needs_ranges(self) -> bool:
+        """Whether the bounds are observed over all rows."""
+        return self.bounds == "observed"
+
+    def bounds_of(self, bases: Sequence[Basis], rows: Sequence[Array]) -> BasisBounds:
+        """Return suprema and, unless these are the bounds, values at the row sample."""
+        sup = bases[0].bound, bases[1].bound
+        if self.bounds == "analytic":
+            return BasisBounds(sup)
+        # With bounds that are observed, refits without a fold take those of the row sample.
+        return BasisBounds(sup, (bases[0](rows[0][:_RANGE_ROWS]), bases[1](rows[1][:_RANGE_ROWS])))
+
+    def problem(self, mean: MeanMoments, reg: Regularization) -> JointProblem:
+        """Return the problem in the centred bases, or in the spectral ones of the paper's form."""
+        return JointProblem.of(mean, reg, centred=self.closed)
+
+    def minimize(
+        self, problem: JointProblem, bounds: BasisBounds, start: Array | None
+    ) -> tuple[Array, SolverInfo]:
+        """Minimise in closed form, or the paper's quadratic program by a solver.
+
+        Raises
+        ------
+        DataError
+            If the bounds are analytic and a kernel has none.
+        """
+        if self.closed:
+            return solve_certified(problem, *self._weights(problem, bounds))
+        (mean_x, mean_y), kappa = problem.mean.mean, _kappa(bounds)
+        means = problem.transform_x.T @ mean_x, problem.transform_y.T @ mean_y
+        return solve_paper_form(problem, *means, kappa, self.solver)
+
+    def _weights(self, problem: JointProblem, bounds: BasisBounds) -> tuple[Array, Array]:
+        """What a unit of G_ji > 0 and of G_ji < 0 can take from g, shapes (k_Y, k_X) or ().
+
+        With psi in [a, b] and phi in [c, d], a, c <= 0 <= b, d: phi psi lies in [min(c b, d a),
+        max(c a, d b)].
+        """
+        if self.bounds == "analytic":
+            kappa = np.asarray(_kappa(bounds))
+            return kappa, kappa
+        x, y = bounds.ranges or _ranges(problem, bounds)
+        (a, b), (c, d) = (np.stack([r[0].clip(max=0.0), r[1].clip(min=0.0)]) for r in (x, y))
+        lowest = np.minimum(np.outer(c, b), np.outer(d, a))
+        highest = np.maximum(np.outer(c, a), np.outer(d, b))
+        return -lowest, highest
+
+
+def _kappa(bounds: BasisBounds) -> float:
+    """kappa_X kappa_Y, the bound of |psi_Y psi_X|."""
+    x, y = bounds.sup
+    if x is None or y is None:
+        raise DataError(
+            "the constraint 'certified' needs kernels that are bounded: linear and polynomial ones "
+            "are not; take other kernels, or "
+            + remedy(
+                "cme_dask.constraints.Certified(bounds='sample')",
+                "--constraint certified,bounds=sample",
+            )
+        )
+    return x * y
+
+
+def _values(problem: JointProblem, bounds: BasisBounds) -> tuple[Array, Array]:
+    """Functions of the problem at the rows or landmarks of the bounds, of x and of y."""
+    assert bounds.values is not None
+    x, y = bounds.values
+    return x @ problem.transform_x, y @ problem.transform_y
+
+
+def _ranges(problem: JointProblem, bounds: BasisBounds) -> tuple[Array, Array]:
+    x, y = (np.stack([v.min(axis=0), v.max(axis=0)]) for v in _values(problem, bounds))
+    return x, y
+
 
 @dataclass(frozen=True)
 class Pointwise(Constraint):
@@ -93,6 +230,7 @@ class Pointwise(Constraint):
     tol: float = 1e-6
     max_iterations: int = 20_000
     name: ClassVar[str] = "pointwise"
+    reg_forms: ClassVar[tuple[str, ...]] = ("two-sided",)
 
     def __post_init__(self) -> None:
         _check_pair("landmarks", self.landmarks)
@@ -102,6 +240,29 @@ class Pointwise(Constraint):
     def counts(self) -> tuple[int, int]:
         """Numbers of landmarks of x and of y."""
         return _check_pair("landmarks", self.landmarks)
+
+    def bounds_of(self, bases: Sequence[Basis], rows: Sequence[Array]) -> BasisBounds:
+        """Return the functions at the landmarks."""
+        x, y = (
+            basis(_landmarks(basis, part, count))
+            for basis, part, count in zip(bases, rows, self.counts, strict=True)
+        )
+        return BasisBounds((bases[0].bound, bases[1].bound), (x, y))
+
+    def minimize(
+        self, problem: JointProblem, bounds: BasisBounds, start: Array | None
+    ) -> tuple[Array, SolverInfo]:
+        """Minimise by an interior point method or ADMM."""
+        values_x, values_y = _values(problem, bounds)
+        options: Any = {"tol": self.tol, "max_iterations": self.max_iterations}
+        return solve_pointwise(problem, values_x, values_y, problem.reg, **options)
+
+
+def _landmarks(basis: Basis, rows: Array, count: int) -> Array:
+    """The pivots, then distinct rows, ``count`` in all."""
+    pivots = np.asarray(basis.points)[:count]
+    first, _ = distinct_in_random_order(rows)
+    return np.concatenate([pivots, rows[first[: count - len(pivots)]]])
 
 
 @dataclass(frozen=True)
@@ -128,6 +289,8 @@ class Coupling(Constraint):
     tol: float = 1e-6
     max_iterations: int = 20_000
     name: ClassVar[str] = "coupling"
+    default_reg: ClassVar[float] = COUPLING_REG
+    reg_forms: ClassVar[tuple[str, ...]] = ("two-sided",)
 
     def __post_init__(self) -> None:
         if self.landmarks is not None:
@@ -140,14 +303,26 @@ class Coupling(Constraint):
         """Numbers of landmarks of x and of y, if they were given."""
         return None if self.landmarks is None else _check_pair("landmarks", self.landmarks)
 
+    @property
+    def landmarks_of_partition(self) -> LandmarkRule:
+        """How to choose the landmarks."""
+        return LandmarkRule(self.counts, self.choice)
 
-KINDS: dict[str, type[Constraint]] = {
-    kind.name: kind for kind in (Unconstrained, Normalized, Certified, Pointwise, Coupling)
-}
+    def problem(self, mean: MeanMoments, reg: Regularization) -> CouplingProblem:
+        """Return the problem of the partitions' own functions."""
+        return CouplingProblem(mean, reg)
+
+    def minimize(
+        self, problem: CouplingProblem, bounds: BasisBounds, start: Array | None
+    ) -> tuple[Array, SolverInfo]:
+        """Minimise by ADMM and, where that is slow, an interior point method."""
+        return problem.solve(tol=self.tol, max_iterations=self.max_iterations, start=start)
 
 
 def parse(constraint: Any) -> Constraint:
-    """A constraint from itself, its name, or its JSON form.
+    """Return a constraint from itself, its name, or its JSON form.
+
+    Names are those of the package and of constraints that the program has defined.
 
     Raises
     ------
@@ -156,16 +331,16 @@ def parse(constraint: Any) -> Constraint:
     """
     if isinstance(constraint, Constraint):
         return constraint
-    if isinstance(constraint, str) and constraint in KINDS:
-        return KINDS[constraint]()
-    if isinstance(constraint, Mapping) and constraint.get("name") in KINDS:
+    if isinstance(constraint, str) and constraint in CONSTRAINTS:
+        return CONSTRAINTS[constraint]()
+    if isinstance(constraint, Mapping) and constraint.get("name") in CONSTRAINTS:
         values = {key: value for key, value in constraint.items() if key != "name"}
         try:
-            return KINDS[constraint["name"]](**values)
+            return CONSTRAINTS[constraint["name"]](**values)
         except TypeError as error:
             raise DataError(f"constraint {constraint['name']!r}: {error}") from error
     raise DataError(
-        f"constraint must be one of {', '.join(KINDS)}, or made by cme_dask.constraints, got "
+        f"constraint must be one of {', '.join(CONSTRAINTS)}, or made by cme_dask.constraints, got "
         f"{constraint!r}"
     )
 

@@ -2,18 +2,24 @@
 
 import numpy as np
 
-from cme_dask import kernels
+from cme_dask import constraints, kernels
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.cholesky import pivoted_cholesky
+from cme_dask.numerics.joint import JointSolver
 from cme_dask.numerics.moments import MeanMoments
 from cme_dask.numerics.problem import JointProblem
 
 
+def solve_joint(mean, constraint, reg):
+    """The solution under a constraint that needs nothing but moments."""
+    return JointSolver(constraints.parse(constraint), reg)(mean)
+
+
 def diagonal_problem(linear, quadratic):
-    """A program of nothing but A and D."""
+    """A program of nothing but A and D: without moments and ridge."""
     k_y, k_x = linear.shape
     return JointProblem(
-        linear, quadratic, np.eye(k_x), np.eye(k_y), np.ones(k_x), np.ones(k_y), True
+        None, None, linear, quadratic, np.eye(k_x), np.eye(k_y), np.ones(k_x), np.ones(k_y), True
     )
 
 

@@ -10,6 +10,7 @@ from functools import partial
 import array_api_strict as strict
 import numpy as np
 import pytest
+from programs import solve_joint
 
 from cme_dask import JointDistribution, PivotedCholesky, kernels
 from cme_dask.errors import DataError
@@ -18,7 +19,6 @@ from cme_dask.kernels import evaluator as into
 from cme_dask.numerics import precision as guard
 from cme_dask.numerics.basis import Elimination, NewtonBasis
 from cme_dask.numerics.cholesky import pivoted_cholesky
-from cme_dask.numerics.joint import solve_joint
 from cme_dask.numerics.moments import MeanMoments, MomentSpec, Side, strip_moments
 from cme_dask.numerics.problem import Regularization
 from cme_dask.numerics.resources import one_blas_thread

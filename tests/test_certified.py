@@ -8,13 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
-from programs import assert_no_descent, diagonal_problem, random_problem, sample_moments
+from programs import (
+    assert_no_descent,
+    diagonal_problem,
+    random_problem,
+    sample_moments,
+    solve_joint,
+)
 from scipy import sparse
 
 from cme_dask.data.generate import Normal3
 from cme_dask.errors import ConvergenceError, ConvergenceWarning
 from cme_dask.numerics.certified import solve_certified, solve_paper_form
-from cme_dask.numerics.joint import solve_joint
 from cme_dask.numerics.problem import JointProblem, Regularization
 
 

@@ -13,7 +13,7 @@ from cme_dask.data.row_sample import draw
 from cme_dask.errors import ConvergenceError, ConvergenceWarning, DataError
 from cme_dask.estimators.solving import Solving
 from cme_dask.numerics.blending import project
-from cme_dask.numerics.problem import Outcome, Regularization
+from cme_dask.numerics.problem import Regularization, SolverInfo
 from cme_dask.passes.sources import open_sample
 
 OPTIONS = {
@@ -40,7 +40,7 @@ def far_and_near(x, y):
 def test_certified_ratios_are_nowhere_negative(rows, constraint):
     law = JointDistribution(**OPTIONS, constraint=constraint).fit(*rows)
     assert law.density_ratio(*far_and_near(*rows)).min() >= -1e-6
-    assert law.solution_.outcome.converged
+    assert law.solution_.info.converged
     ratio = law.density_ratio(rows[0][:50], rows[1])
     assert np.abs(ratio.mean(axis=1) - 1).max() < 1e-6
     free = JointDistribution(**OPTIONS).fit(*rows)
@@ -92,11 +92,12 @@ def test_unbounded_kernels_have_no_analytic_certificate(rows):
     with pytest.raises(DataError, match="needs kernels that are bounded"):
         JointDistribution(**options, constraint="certified").fit(*rows)
     bounds = constraints.Certified(bounds="sample")
-    assert JointDistribution(**options, constraint=bounds).fit(*rows).solution_.outcome.converged
+    assert JointDistribution(**options, constraint=bounds).fit(*rows).solution_.info.converged
 
 
 def test_names_objects_and_json_forms_say_the_same():
-    for name, kind in constraints.KINDS.items():
+    for name in ("none", "normalized", "certified", "pointwise", "coupling"):
+        kind = constraints.CONSTRAINTS[name]
         assert constraints.parse(name) == kind() == constraints.parse(kind().to_dict())
     one = constraints.Coupling(landmarks=(20, 40), choice="kmeans")
     assert constraints.parse(one.to_dict()) == one
@@ -154,19 +155,19 @@ def test_a_missed_tolerance_is_an_error_or_a_warning(rows):
         JointDistribution(**options).fit(*rows)
     with pytest.warns(ConvergenceWarning, match="KKT residual"):
         law = JointDistribution(**options, convergence="warn").fit(*rows)
-    assert not law.solution_.outcome.converged
+    assert not law.solution_.info.converged
     with pytest.raises(DataError, match="convergence must be one of"):
         JointDistribution(**options, convergence="ignore").fit(*rows)
 
 
 def test_nan_is_no_convergence():
-    outcome = Outcome("ADMM", "optimal", 0.0, 0.0, float("nan"), 0.0, 1, 0.0, 1e-6)
+    outcome = SolverInfo("ADMM", "optimal", 0.0, 0.0, float("nan"), 0.0, 1, 0.0, 1e-6)
     assert not outcome.converged
     with pytest.raises(ConvergenceError):
         outcome.check("raise")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        Outcome("ADMM", "optimal", 0.0, 0.0, 1e-7, 0.0, 1, 0.0, 1e-6).check("raise")
+        SolverInfo("ADMM", "optimal", 0.0, 0.0, 1e-7, 0.0, 1, 0.0, 1e-6).check("raise")
 
 
 @pytest.mark.parametrize(
@@ -241,7 +242,7 @@ def test_mass_below_zero_is_told(rows):
 )
 def test_couplings_are_densities_far_from_all_data(rows, constraint):
     law = JointDistribution(**OPTIONS, constraint=constraint, reg=1e-4).fit(*rows)
-    assert law.solution_.outcome.converged
+    assert law.solution_.info.converged
     assert law.n_passes_ == 1
     assert law.basis_x_.trace_error is None
     x, y = far_and_near(*rows)

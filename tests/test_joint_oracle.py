@@ -6,9 +6,9 @@ import numpy as np
 import oracle_joint as dense
 import oracle_kernels as slow
 import pytest
+from programs import solve_joint
 
 from cme_dask import JointDistribution, kernels
-from cme_dask.numerics.joint import solve_joint
 from cme_dask.numerics.moments import MeanMoments
 from cme_dask.numerics.problem import Regularization
 

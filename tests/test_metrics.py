@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from programs import solve_joint
 from scipy.stats import norm
 
 import cme_dask
 from cme_dask import kernels, metrics
 from cme_dask.errors import DataError
 from cme_dask.numerics.basis import NewtonBasis
-from cme_dask.numerics.joint import JointSolution, solve_joint
+from cme_dask.numerics.joint import JointSolution
 from cme_dask.numerics.moments import MeanMoments, MomentSpec, Side, strip_moments
 from cme_dask.numerics.problem import Regularization
 
@@ -223,7 +224,7 @@ def test_held_out_loss_with_base_zero_is_that_of_g_minus_one():
     eyes = [np.eye(size) for size in sizes]
     lam = [np.ones(size) for size in sizes]
     for coef in (C, np.ones_like(C)):
-        solution = JointSolution(coef, *eyes, *lam, centred=False, outcome=None, base=0.0)
+        solution = JointSolution(coef, *eyes, *lam, centred=False, info=None, base=0.0)
         plain = by_pairs(b_y @ coef @ b_x.T, w)
         assert metrics.held_out_loss(held, solution) == pytest.approx(plain, rel=1e-11, abs=1e-14)
     assert abs(plain) < 1e-14  # C = 1 is independence, whose loss is 0

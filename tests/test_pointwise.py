@@ -123,6 +123,8 @@ def test_optimal_in_degenerate_cases(seed, ranks, landmarks, least, reg, kind):
     if kind == "null landmarks":
         values_y[:] = 0.0
     problem = JointProblem(
+        None,
+        two_sided,
         linear,
         two_sided.denominator(lam_y, lam_x),
         np.eye(ranks[0]),

@@ -31,7 +31,7 @@ from cme_dask.numerics.joint import JointSolver
 from cme_dask.numerics.logistic import LogisticProblem, LogisticSums, solve_logistic
 from cme_dask.numerics.moments import MeanMoments, MomentSpec, Side, strip_moments
 from cme_dask.numerics.partition import PartitionBasis
-from cme_dask.numerics.problem import Geometry, Regularization
+from cme_dask.numerics.problem import BasisBounds, Regularization
 
 Array = Any
 Figures = dict[str, float]
@@ -194,7 +194,7 @@ class Joint:
             x, y = training.newton(0, scale_x), training.newton(i, scale_y)
             mean, _ = training.moments((x, y), i)
             at_points = y(points[:, None])
-            solver = JointSolver(self.constraint, regs[0], Geometry((x.bound, y.bound)))
+            solver = JointSolver(self.constraint, regs[0], BasisBounds((x.bound, y.bound)))
             for found in solver.path(mean, regs):
                 if self.law:
                     right = found.coef.T @ (at_points @ found.transform_y).T

@@ -32,7 +32,7 @@ from cme_dask.numerics.folds import fold_of_rows
 from cme_dask.numerics.joint import HeldOut, JointSolution, JointSolver
 from cme_dask.numerics.moments import MeanMoments, Moments, MomentSpec, Side, strip_moments
 from cme_dask.numerics.partition import PartitionBasis
-from cme_dask.numerics.problem import Geometry, Regularization
+from cme_dask.numerics.problem import BasisBounds, Regularization
 from cme_dask.numerics.support import cell_means
 
 # Every model of a conditional law on one sample whose truth is known, tuned as a user would
@@ -154,9 +154,9 @@ def tune(sample: Sample, constraint: Constraint) -> Choice:
     best: Choice | None = None
     for scale_x, scale_y in product(SCALES, SCALES):
         moments, sides = sample.moments(scale_x, scale_y)
-        geometry = Geometry(tuple(side.basis.bound for side in sides))  # type: ignore[arg-type]
+        bounds = BasisBounds(tuple(side.basis.bound for side in sides))  # type: ignore[arg-type]
         losses = np.zeros(len(REGS))
-        solver = JointSolver(constraint, REGS[0], geometry)
+        solver = JointSolver(constraint, REGS[0], bounds)
         for rest, held in split_folds(moments, sides):
             unseen: HeldOut | None = None
             for i, solution in enumerate(solver.path(rest, REGS)):
@@ -249,8 +249,8 @@ def _solution(
             for s, p in zip(sides, sample.parts, strict=True)
         ]
         newton = sides[0].basis(points[0]), sides[1].basis(points[1])
-    geometry = Geometry((sides[0].basis.bound, sides[1].basis.bound), newton)
-    return JointSolver(constraint, choice.reg, geometry)(mean), sides, mean
+    bounds = BasisBounds((sides[0].basis.bound, sides[1].basis.bound), newton)
+    return JointSolver(constraint, choice.reg, bounds)(mean), sides, mean
 
 
 def _ratio(solution: JointSolution, sides: tuple[Side, Side], sample: Sample, test: Test) -> Array:

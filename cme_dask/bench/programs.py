@@ -141,7 +141,7 @@ def _event(number: int, y: Array) -> Array:
 
 def _describe(solution: JointSolution, mean: MeanMoments, basis: Basis, objective: float) -> Result:
     """How good the solution is, as a program and as an estimate: criterion (43) on new rows."""
-    law, outcome = SCENARIOS[_SCENARIO], solution.outcome
+    law, outcome = SCENARIOS[_SCENARIO], solution.info
     test = law.draw(_TEST_ROWS, 1)[0]
     constant, slope = solution.answer(mean, 0)
     truth = law.truth(test)

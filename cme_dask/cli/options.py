@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 import click
 
-from cme_dask.constraints import parse
 from cme_dask.errors import DataError
 
 # Values of options: seeds, counts, column names, pairs, ridges, outputs
@@ -114,6 +113,8 @@ def ridge(value: str) -> list[float] | float:
 
 def constraint(value: str) -> dict[str, object]:
     """A constraint and its options from NAME or NAME,OPTION=VALUE,... in the JSON form."""
+    from cme_dask.constraints import parse  # which loads the solvers
+
     name, *options = value.split(",")
     found: dict[str, object] = {"name": name}
     for option in options:

@@ -7,8 +7,8 @@ from typing import Any, Literal, Self, overload
 
 from sklearn.base import BaseEstimator
 
-from cme_dask.config import ACCURACY, COUPLING_REG, N_FOLDS, REG, SAMPLE_SIZE
-from cme_dask.constraints import Constraint, Coupling, parse
+from cme_dask.config import ACCURACY, N_FOLDS, SAMPLE_SIZE
+from cme_dask.constraints import Constraint, parse
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
 from cme_dask.estimators.growing import GrowingJoint
@@ -378,7 +378,7 @@ class JointDistribution(GrowingJoint, BaseEstimator):  # type: ignore[misc]
     ) -> AbstractContextManager[Progress | None]:
         """What the parts of a fit report to."""
         learned = any(kernel is None for kernel in self._given)
-        averages = learned and parse(self.constraint).name == "normalized"
+        averages = learned and parse(self.constraint).averages
         located = self.residual is True or (self.residual == "auto" and learned)
         stored = sample.row_sample
         whole = sample.n_rows <= self.sample_size if stored is None else stored.complete
@@ -431,9 +431,8 @@ class JointDistribution(GrowingJoint, BaseEstimator):  # type: ignore[misc]
 
     def _solving(self) -> Solving:
         constraint = parse(self.constraint)
-        default = COUPLING_REG if isinstance(constraint, Coupling) else REG
-        reg = Regularization.parse(default if self.reg is None else self.reg, self.reg_form)
-        return Solving(constraint, reg, self.convergence)
+        reg = constraint.default_reg if self.reg is None else self.reg
+        return Solving(constraint, Regularization.parse(reg, self.reg_form), self.convergence)
 
     @property
     def _given(self) -> tuple[Any, Any]:
@@ -458,7 +457,7 @@ class JointDistribution(GrowingJoint, BaseEstimator):  # type: ignore[misc]
             )
             best = found.finalists[0]
             ready = replace(ready, kernels=[best.kernel_x, best.kernel_y])
-            if reg is None and not isinstance(solving.constraint, Coupling):
+            if reg is None and solving.constraint.landmarks_of_partition is None:
                 solving = replace(solving, reg=replace(best.reg, form=solving.reg.form))
         return JointFit(
             ready,

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from cme_dask.constraints import Coupling
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
 from cme_dask.estimators.planning import FitPlan, Preparation, plan_fit
@@ -75,7 +74,7 @@ def calibration_choice(
         raise DataError(f"calibration must be 'auto', True or False, got {choice!r}")
     obstacles = {
         f"constraint='none' or 'normalized', got {solving.constraint.name!r}": (
-            solving.constraint.name not in ("none", "normalized")
+            not solving.constraint.linear
         ),
         f"n_folds of at least 2, got {ready.choice.n_folds}": ready.choice.n_folds < 2,
         "laws, got support_size=0": support_size == 0,
@@ -292,7 +291,7 @@ class JointFit:
 
     @property
     def _averages(self) -> bool:
-        return self.found is not None and self.solving.constraint.name == "normalized"
+        return self.found is not None and self.solving.constraint.averages
 
     def _single(self) -> Fitted:
         choice, solving = self.ready.choice, self.solving
@@ -422,12 +421,12 @@ class JointFit:
         }
 
     def _landmarks(self) -> list[PartitionBasis] | None:
-        """The partitions of unity of a coupling; None for other constraints, which have pivots."""
-        constraint, reg = self.solving.constraint, self.solving.reg
-        if not isinstance(constraint, Coupling):
+        """Partitions of unity, for a constraint on these; None for others, which have pivots."""
+        rule = self.solving.constraint.landmarks_of_partition
+        if rule is None:
             return None
         most = None if self.tolerance.default_rank else self.tolerance.max_rank
-        return partitions(self.ready, constraint, reg, most, self.seed)
+        return partitions(self.ready, rule, self.solving.reg, most, self.seed)
 
     def _cells(self, bases: Sequence[Basis] = ()) -> tuple[CellSpec, ...]:
         """Cells of x and of y on which conditional laws live, with these bases."""

@@ -74,7 +74,7 @@ def residual_wanted(
     columns, y = ready.choice.sample.columns[1], ready.choice.rows.parts[1]
     obstacles = {
         f"constraint='none' or 'normalized', got {solving.constraint.name!r}": (
-            solving.constraint.name not in ("none", "normalized")
+            not solving.constraint.linear
         ),
         f"{remedy('n_folds', '--folds')} of at least 2, got {ready.choice.n_folds}": (
             ready.choice.n_folds < 2

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cme_dask.constraints import Certified, Constraint, Coupling, Normalized
+from cme_dask.constraints import Constraint, LandmarkRule, Normalized
 from cme_dask.data.row_sample import RowSample
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
@@ -13,12 +13,11 @@ from cme_dask.estimators.planning import Preparation
 from cme_dask.estimators.recipe import settle_arithmetic, trial_rows
 from cme_dask.learning.partition import CANDIDATES, choose_landmarks, landmark_number
 from cme_dask.models.assembly import Part
-from cme_dask.numerics.basis import LinearBasis
 from cme_dask.numerics.joint import JointSolver
 from cme_dask.numerics.moments import MeanMoments, Moments, MomentSpec, Side
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.precision import SAFE, Arithmetic, JointChange
-from cme_dask.numerics.problem import Geometry, JointProblem, Regularization
+from cme_dask.numerics.problem import Regularization, centred_bases
 from cme_dask.numerics.resources import one_blas_thread
 from cme_dask.passes.driver import Executor
 from cme_dask.passes.selections import observed_ranges
@@ -67,17 +66,16 @@ class Solving:
             The row sample.
         """
         bases = [side.basis for side in sides]
-        return JointSolver(
-            self.constraint, self.reg, Geometry.of(self.constraint, bases, rows.parts)
-        )
+        return JointSolver(self.constraint, self.reg, self.constraint.bounds_of(bases, rows.parts))
 
     def trial_solver(self, sides: Sequence[Side], rows: RowSample) -> JointSolver:
         """The solver for trials of the arithmetic, each of which solves several times.
 
-        Programs without a closed form are represented by the one without their inequalities.
+        A constraint without a closed form is represented by normalization alone.
         """
-        solver = self.solver(sides, rows)
-        return solver if solver.closed else JointSolver(Normalized(), self.reg)
+        if not self.constraint.closed:
+            return JointSolver(Normalized(), self.reg)
+        return self.solver(sides, rows)
 
     def solve(
         self,
@@ -104,12 +102,13 @@ class Solving:
             See :meth:`Part.solved`.
         """
         solver = self.solver(sides, rows)
-        if not (isinstance(self.constraint, Certified) and self.constraint.bounds == "observed"):
+        if not self.constraint.needs_ranges:
             return Part.solved(moments, sides, solver, self.convergence), 0
         mean = MeanMoments.of(moments.total(), sides)
-        ranges = _observed(mean, self.reg, sides, sample, executor)
-        # Refits have other bases, whose ranges the row sample tells.
-        whole = replace(solver, geometry=replace(solver.geometry, ranges=ranges))
+        bases = centred_bases(mean, self.reg, [side.basis for side in sides])
+        x, y = observed_ranges(sample, bases, executor)
+        # Refits have other bases, whose ranges are those over the row sample.
+        whole = replace(solver, bounds=replace(solver.bounds, ranges=(x, y)))
         return Part.solved(moments, sides, solver, self.convergence, whole=whole), 1
 
     def arithmetic(
@@ -130,30 +129,11 @@ class Solving:
         cores
             See :func:`settle_arithmetic`.
         """
-        if isinstance(self.constraint, Coupling):
-            return spec, SAFE  # nothing is solved for
+        if self.constraint.landmarks_of_partition is not None:
+            return spec, SAFE  # partitions of unity take no triangular solve that could be left out
         trial = trial_rows(rows, spec.ranks)
         change = JointChange(spec, trial.parts, self.trial_solver(spec.sides, rows))
         return settle_arithmetic(spec, trial, n_rows, accuracy, change, cores)
-
-
-def _observed(
-    mean: MeanMoments,
-    reg: Regularization,
-    sides: tuple[Side, Side],
-    sample: Sample,
-    executor: Executor,
-) -> tuple[Array, Array]:
-    problem = JointProblem.of(mean, reg, centred=True)
-    x, y = observed_ranges(
-        sample,
-        [
-            LinearBasis(sides[0].basis, problem.transform_x, problem.eigenvalues_x),
-            LinearBasis(sides[1].basis, problem.transform_y, problem.eigenvalues_y),
-        ],
-        executor,
-    )
-    return x, y
 
 
 # The step of a fit that chooses the landmarks of a coupling
@@ -164,7 +144,7 @@ _ROWS = 1 << 13  # of the row sample, among which landmarks are chosen
 
 def partitions(
     ready: Preparation,
-    constraint: Coupling,
+    rule: LandmarkRule,
     reg: Regularization,
     max_rank: int | None,
     seed: int,
@@ -175,9 +155,11 @@ def partitions(
     ----------
     ready
         The preparation of the fit.
-    constraint, reg
-        Of the fit: where the number of landmarks is to be chosen, the held-out loss of its
-        solutions on the row sample decides.
+    rule
+        How many landmarks there are and what they are. Where the number is to be chosen, the
+        held-out loss of couplings on the row sample decides.
+    reg
+        The ridge.
     max_rank
         Largest number that is tried.
     seed
@@ -189,7 +171,7 @@ def partitions(
         If a kernel can be negative, or pivots are to be chosen over all rows.
     """
     choice, rows = ready.choice, ready.choice.rows.prefix(_ROWS)
-    counts = constraint.counts
+    counts = rule.counts
     if any(isinstance(wanted, str) and wanted != "sampled" for wanted in choice.wanted):
         raise DataError(
             "constraint='coupling' takes landmarks from the row sample or given points as pivots, "
@@ -198,7 +180,7 @@ def partitions(
     if counts is None:  # of a side whose points are given it is not asked
         counts = (1, 1)
     with one_blas_thread():
-        if constraint.counts is None and any(isinstance(wanted, str) for wanted in choice.wanted):
+        if rule.counts is None and any(isinstance(wanted, str) for wanted in choice.wanted):
             tried = [c for c in CANDIDATES if max_rank is None or c <= max_rank] or [max_rank or 1]
             kernel_x, kernel_y = ready.kernels
             found = landmark_number(
@@ -206,7 +188,7 @@ def partitions(
                 (rows.parts[0], rows.parts[1]),
                 rows.importance,
                 reg,
-                choice=constraint.choice,
+                choice=rule.choice,
                 seed=seed,
                 candidates=tried,
             )
@@ -215,7 +197,7 @@ def partitions(
         for i, (kernel, wanted) in enumerate(zip(ready.kernels, choice.wanted, strict=True)):
             if isinstance(wanted, str):
                 points = choose_landmarks(
-                    kernel, rows.parts[i], rows.importance, counts[i], constraint.choice, seed
+                    kernel, rows.parts[i], rows.importance, counts[i], rule.choice, seed
                 )
             else:
                 # All of them: landmarks have cells, they need not be linearly independent.

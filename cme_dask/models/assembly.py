@@ -74,11 +74,11 @@ class Part:
         """
         mean = MeanMoments.of(moments.total(), sides)
         solution = (whole or solver)(mean)
-        solution.outcome.check(convergence)
+        solution.info.check(convergence)
 
         def refit(rest: MeanMoments) -> JointSolution:
             found = solver(rest, solution)
-            found.outcome.check(convergence)
+            found.info.check(convergence)
             return found
 
         return cls(sides, mean, solution, fold_replicates(moments, sides, refit))

@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 from scipy.linalg import solve_triangular
 
-from cme_dask.constraints import Certified, Constraint, parse
+from cme_dask.constraints import Constraint, parse
 from cme_dask.data.columns import Columns
 from cme_dask.errors import DataError, remedy
 from cme_dask.models import load_only
@@ -21,7 +21,7 @@ from cme_dask.numerics.cells import CellSpec, CellSums
 from cme_dask.numerics.joint import JointSolver
 from cme_dask.numerics.moments import Function, Moments, Side
 from cme_dask.numerics.partition import PartitionBasis
-from cme_dask.numerics.problem import Geometry, Regularization
+from cme_dask.numerics.problem import Regularization
 
 # Sums over rows that a joint model is made of: out of a model, and into one
 
@@ -130,11 +130,10 @@ class JointSums:
             If the constraint takes a pass over the rows.
         """
         constraint = self.constraint
-        if isinstance(constraint, Certified) and constraint.bounds != "analytic":
-            self._check_bounds(constraint)
+        self._check_bounds(constraint)
         bases = [side.basis for side in self.sides]
         rows = [self._kept_rows(i) for i in (0, 1)]
-        solver = JointSolver(constraint, self.reg, Geometry.of(constraint, bases, rows))
+        solver = JointSolver(constraint, self.reg, constraint.bounds_of(bases, rows))
         part = Part.solved(self.moments, self.sides, solver, convergence)
         laws = [spec.cells(sums) for spec, sums in zip(self.specs, self.cells, strict=True)]
         points = [(each.means, each.masses) for each in laws]
@@ -190,8 +189,8 @@ class JointSums:
         kept = self.cells[i].kept
         return kept.rows[np.argsort(kept.hashes, kind="stable")]
 
-    def _check_bounds(self, constraint: Certified) -> None:
-        if constraint.bounds == "observed":
+    def _check_bounds(self, constraint: Constraint) -> None:
+        if constraint.needs_ranges:
             raise DataError(
                 "bounds that are observed over all rows take a pass over them: fit with "
                 + remedy(
@@ -200,7 +199,7 @@ class JointSums:
                 )
                 + ", or fit all rows at once"
             )
-        if not self.cells:
+        if constraint.needs_rows and not self.cells:
             raise DataError(
                 "bounds='sample' are taken from rows kept of the cells, and this model has none: "
                 "fit with support_size of at least 1"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from cme_dask.numerics.problem import JointProblem, Outcome
+from cme_dask.numerics.problem import JointProblem, SolverInfo
 
 # Non-negative by one inequality (joint paper, (20)): a weighted l1 ball, in closed form
 
@@ -20,7 +20,7 @@ _TOL = 1e-10
 
 def solve_certified(
     problem: JointProblem, weight_plus: Array, weight_minus: Array
-) -> tuple[Array, Outcome]:
+) -> tuple[Array, SolverInfo]:
     r"""Minimise <A, G> + <D, G^2> / 2 subject to <w+, G+> + <w-, G-> <= 1.
 
     Where w+ is what a unit of G_ji > 0 can take from g, and w- of G_ji < 0, the left side bounds
@@ -41,7 +41,7 @@ def solve_certified(
     Returns
     -------
     coef : (k_Y, k_X)
-    outcome : Outcome
+    info : SolverInfo
         ``kkt_residual`` is the largest violation of stationarity, relative to max |A|, and of
         the inequality and its complementarity.
     """
@@ -51,7 +51,7 @@ def solve_certified(
     magnitude, t = _shrunk(np.abs(linear), weight, quadratic)
     coef = np.copysign(magnitude, -linear)
     seconds = time.perf_counter() - begin
-    return coef, _outcome(problem, coef, weight, t, seconds)
+    return coef, _info(problem, coef, weight, t, seconds)
 
 
 def _shrunk(size: Array, weight: Array, quadratic: Array) -> tuple[Array, float]:
@@ -88,9 +88,9 @@ def _reaching(breaks: Array, weight: Array, quadratic: Array) -> Array:
         return breaks >= (breaks - quadratic / weight / weight).max()
 
 
-def _outcome(
+def _info(
     problem: JointProblem, coef: Array, weight: Array, t: float, seconds: float
-) -> Outcome:
+) -> SolverInfo:
     linear, quadratic = problem.linear, problem.quadratic
     scale = float(np.abs(linear).max(initial=0.0)) or 1.0
     gradient = linear + quadratic * coef
@@ -108,7 +108,7 @@ def _outcome(
     value = problem.objective(coef)
     bound = -t - float((np.maximum(np.abs(linear) - t * weight, 0.0) ** 2 / quadratic).sum()) / 2
     residual = max(primal, dual, complementarity)
-    return Outcome(
+    return SolverInfo(
         solver="closed form",
         status="optimal" if residual <= _TOL else "inaccurate",
         primal_residual=primal,
@@ -170,7 +170,7 @@ def solve_paper_form(
     solver: str,
     *,
     seconds: float | None = None,
-) -> tuple[Array, Outcome]:
+) -> tuple[Array, SolverInfo]:
     r"""Minimise <A, H> + <D, H^2> / 2 subject to normalization and one inequality for g >= 0.
 
     .. math:: c_Y^T H = 0, \quad H c_X = 0, \quad \kappa \sum_{ji} |H_{ji}| \le 1,
@@ -198,7 +198,7 @@ def solve_paper_form(
     -------
     H : (k_Y, k_X)
         Shrunk onto kappa sum |H| <= 1 where the solver left it outside; zero where it has none.
-    outcome : Outcome
+    info : SolverInfo
         ``kkt_residual`` is measured on H with the solver's multipliers: the largest violation of
         the constraints; of stationarity, relative to max |A|; and of complementarity, relative to
         max |A| / kappa, the most that <A, H> can be.
@@ -225,7 +225,9 @@ def solve_paper_form(
         float(np.abs(mean_y @ coef).max(initial=0.0)), float(np.abs(coef @ mean_x).max(initial=0.0))
     )
     measured = _measured(problem, coef, slope, kappa, t, violation)
-    return coef, Outcome(name, answer.status, *measured, answer.iterations, spent, _TOL_PAPER_FORM)
+    return coef, SolverInfo(
+        name, answer.status, *measured, answer.iterations, spent, _TOL_PAPER_FORM
+    )
 
 
 def _normalization(mean_x: Array, mean_y: Array) -> tuple[Any, Array]:
@@ -272,7 +274,7 @@ def _measured(
     t: float,
     violation: float,
 ) -> tuple[float, float, float, float]:
-    """Primal, dual and KKT residuals and the gap, see :class:`Outcome`.
+    """Primal, dual and KKT residuals and the gap, see :class:`SolverInfo`.
 
     ``slope`` is what the multipliers of the equalities add to the gradient q: stationarity is
     |q| <= t kappa, complementarity <q, H> + t kappa |H| = 0 and t (1 - kappa sum |H|) = 0.

@@ -22,16 +22,17 @@ which is where the objective is flat, an interior point method goes on from ther
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
 from cme_dask.errors import DataError
 from cme_dask.numerics.basis import eigenbasis
-from cme_dask.numerics.problem import Outcome, Regularization
+from cme_dask.numerics.moments import MeanMoments
+from cme_dask.numerics.problem import Regularization, SolverInfo
 
 # Quadratic programs over a transport polytope: scaling, optimality, rounding onto it
 
@@ -372,6 +373,50 @@ class _Direction:
 # A density ratio g = b_Y^T C b_X that is non-negative and normalized everywhere
 
 
+@dataclass(frozen=True, eq=False)
+class CouplingProblem:
+    """The problem of the partitions' own functions: g = 0 + b_Y^T C b_X."""
+
+    mean: MeanMoments
+    reg: Regularization
+
+    base: ClassVar[float] = 0.0
+    centred: ClassVar[bool] = False
+
+    @property
+    def transform_x(self) -> Array:
+        """The identity: landmarks are not rotated."""
+        return np.eye(len(self.mean.gram[0]))
+
+    @property
+    def transform_y(self) -> Array:
+        """The identity."""
+        return np.eye(len(self.mean.gram[1]))
+
+    @property
+    def eigenvalues_x(self) -> Array:
+        """E b^2 of x."""
+        return np.diag(self.mean.gram[0]).copy()
+
+    @property
+    def eigenvalues_y(self) -> Array:
+        """E b^2 of y."""
+        return np.diag(self.mean.gram[1]).copy()
+
+    def ridged(self, reg: Regularization) -> "CouplingProblem":
+        """The same problem with another ridge."""
+        return replace(self, reg=reg)
+
+    def solve(
+        self, *, tol: float, max_iterations: int, start: Array | None
+    ) -> tuple[Array, SolverInfo]:
+        """See :func:`solve_coupling`."""
+        (gram_x, gram_y), (mean_x, mean_y), cross = self.mean.gram, self.mean.mean, self.mean.cross
+        assert cross is not None
+        options: Any = {"tol": tol, "max_iterations": max_iterations, "start": start}
+        return solve_coupling(gram_y, cross, gram_x, mean_y, mean_x, self.reg, **options)
+
+
 _NO_MASS = 1e-15  # landmarks with less have no row near: C = 1 there
 _RELAXATION = 1.6
 _EVERY = 20  # iterations of ADMM between looks at the residual
@@ -393,7 +438,7 @@ def solve_coupling(
     tol: float = 1e-6,
     max_iterations: int = 20_000,
     start: Array | None = None,
-) -> tuple[Array, Outcome]:
+) -> tuple[Array, SolverInfo]:
     r"""Fit C of g(x, y) = b_Y(y)^T C b_X(x), a transport plan between landmarks.
 
     .. math::
@@ -423,7 +468,7 @@ def solve_coupling(
     -------
     coef : (m_Y, m_X)
         C >= 0; marginals exact to 1e-12.
-    outcome : Outcome
+    info : SolverInfo
         Measured on ``coef``. ``primal_residual`` is the largest violation of a marginal.
 
     Raises
@@ -450,7 +495,7 @@ def solve_coupling(
     run.solve(first)
     coef = np.ones((len(mean_y), len(mean_x)))
     coef[np.ix_(live_y, live_x)] = run.best / problem.independent
-    return coef, run.outcome(coef, mean_y, mean_x, time.perf_counter() - begin)
+    return coef, run.info(coef, mean_y, mean_x, time.perf_counter() - begin)
 
 
 class _Run:
@@ -528,13 +573,13 @@ class _Run:
             if last or self._done:
                 return
 
-    def outcome(self, coef: Array, mean_y: Array, mean_x: Array, seconds: float) -> Outcome:
+    def info(self, coef: Array, mean_y: Array, mean_x: Array, seconds: float) -> SolverInfo:
         """Of the matrix that is returned."""
         dual, residual, gap, objective = self._found
         errors = (np.abs(mean_y @ coef - 1.0), np.abs(coef @ mean_x - 1.0))
         primal = max(float(error.max()) for error in errors)
         residual = max(residual, primal)
-        return Outcome(
+        return SolverInfo(
             solver=self._solver,
             status="optimal" if residual <= self._tol else "inaccurate",
             primal_residual=primal,

@@ -13,7 +13,7 @@ from cme_dask.errors import DataError
 from cme_dask.numerics.basis import eigenbasis
 from cme_dask.numerics.joint import HeldOut, JointSolution
 from cme_dask.numerics.moments import MeanMoments, Moments, Side
-from cme_dask.numerics.problem import JointProblem, Outcome, Regularization
+from cme_dask.numerics.problem import JointProblem, Regularization, SolverInfo
 
 # What fold moments tell without another pass: jackknife replicates and held-out errors
 
@@ -300,6 +300,8 @@ class HeldFold:
         """The quadratic program of the other folds, normalized, with a positive ridge."""
         assert self.rest.cross is not None
         return JointProblem(
+            self.rest,
+            reg,
             -(self.transform_y.T @ self.rest.cross @ self.transform_x),
             reg.denominator(self.eigenvalues_y, self.eigenvalues_x),
             self.transform_x,
@@ -312,7 +314,7 @@ class HeldFold:
     def solution(self, reg: Regularization) -> JointSolution:
         """What the other folds give, normalized."""
         problem = self.problem(reg)
-        exact = Outcome("closed form", "optimal", 0.0, 0.0, 0.0, 0.0, 0, 0.0, np.inf)
+        exact = SolverInfo("closed form", "optimal", 0.0, 0.0, 0.0, 0.0, 0, 0.0, np.inf)
         return JointSolution.of(problem, problem.free, exact)
 
     def losses(self, regs: Sequence[Regularization]) -> Losses:

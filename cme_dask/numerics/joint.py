@@ -1,6 +1,5 @@
 """The joint distribution from moments: its solution, means of several, its loss."""
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -8,15 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from cme_dask.constraints import Certified, Constraint, Coupling, Pointwise, parse
 from cme_dask.display import brief_repr
-from cme_dask.errors import DataError, option, remedy
+from cme_dask.errors import DataError, option
 from cme_dask.numerics.basis import Basis, LinearBasis
-from cme_dask.numerics.certified import solve_certified, solve_paper_form
-from cme_dask.numerics.coupling import solve_coupling
 from cme_dask.numerics.moments import MeanMoments
-from cme_dask.numerics.pointwise import solve_pointwise
-from cme_dask.numerics.problem import NOTHING, Geometry, JointProblem, Outcome, Regularization
+from cme_dask.numerics.problem import (
+    NO_BOUNDS,
+    BasisBounds,
+    Constraint,
+    Problem,
+    Regularization,
+    SolverInfo,
+)
 
 # Joint distribution g = dP / d(P_X x P_Y) = 1 + psi_Y^T H psi_X from moments
 
@@ -38,7 +40,7 @@ class JointSolution:
         lam, shapes (k_X,) and (k_Y,).
     centred
         True if both bases have mean zero.
-    outcome
+    info
         How good the solution is.
     base
         1, or 0 for ``coupling``, where the features add up to one.
@@ -50,13 +52,13 @@ class JointSolution:
     eigenvalues_x: Array
     eigenvalues_y: Array
     centred: bool
-    outcome: Outcome
+    info: SolverInfo
     base: float = 1.0
 
     __repr__ = brief_repr
 
     @classmethod
-    def of(cls, problem: JointProblem, coef: Array, outcome: Outcome) -> "JointSolution":
+    def of(cls, problem: Problem, coef: Array, info: SolverInfo) -> "JointSolution":
         """In the bases of the problem."""
         return cls(
             coef,
@@ -65,7 +67,8 @@ class JointSolution:
             problem.eigenvalues_x,
             problem.eigenvalues_y,
             problem.centred,
-            outcome,
+            info,
+            problem.base,
         )
 
     def shrunk(self, kept: float) -> "JointSolution":
@@ -75,23 +78,23 @@ class JointSolution:
     @property
     def status(self) -> str:
         """``"optimal"`` or what the solver said; ``"closed form"`` where there was none."""
-        closed = self.outcome.solver == "closed form" and self.outcome.converged
-        return "closed form" if closed else self.outcome.status
+        closed = self.info.solver == "closed form" and self.info.converged
+        return "closed form" if closed else self.info.status
 
     @property
     def kkt_residual(self) -> float:
-        """See :class:`Outcome`."""
-        return self.outcome.kkt_residual
+        """See :class:`SolverInfo`."""
+        return self.info.kkt_residual
 
     @property
     def gap(self) -> float:
-        """See :class:`Outcome`."""
-        return self.outcome.gap
+        """See :class:`SolverInfo`."""
+        return self.info.gap
 
     @property
     def iterations(self) -> int:
-        """See :class:`Outcome`."""
-        return self.outcome.iterations
+        """See :class:`SolverInfo`."""
+        return self.info.iterations
 
     def answer(self, mean: MeanMoments, given: int) -> tuple[Array, Array]:
         """Constants and slopes of E[f | z] = constant + psi(z)^T slope for the other side's f.
@@ -131,33 +134,32 @@ class JointSolver:
     Parameters
     ----------
     constraint
-        What is asked of g.
+        The condition on g.
     reg
         The ridge.
-    geometry
+    bounds
         What the constraint needs to know of the basis functions.
 
     Raises
     ------
     DataError
-        If the constraint takes a two-sided ridge only.
+        If the constraint does not take this form of the ridge.
     """
 
     constraint: Constraint
     reg: Regularization
-    geometry: Geometry = NOTHING
+    bounds: BasisBounds = NO_BOUNDS
 
     def __post_init__(self) -> None:
-        iterative = isinstance(self.constraint, (Pointwise, Coupling))
-        if iterative and self.reg.form != "two-sided":
+        if self.reg.form not in self.constraint.reg_forms:
             raise DataError(
-                f"the constraint {self.constraint.name!r} takes the two-sided form of the ridge "
-                f"only, {option('reg_form')} is "
-                f"{self.reg.form!r}"
+                f"the constraint {self.constraint.name!r} takes the "
+                f"{' or '.join(self.constraint.reg_forms)} form of the ridge only, "
+                f"{option('reg_form')} is {self.reg.form!r}"
             )
 
     def __call__(self, mean: MeanMoments, start: JointSolution | None = None) -> JointSolution:
-        """Solve; the outcome is not checked.
+        """Solve; the info is not checked.
 
         Parameters
         ----------
@@ -171,7 +173,11 @@ class JointSolver:
         DataError
             If the kernels or the ridge don't fit the constraint.
         """
-        return _SOLVERS[self.constraint.name](self, mean, start)
+        problem, coef = (
+            self.constraint.problem(mean, self.reg),
+            None if start is None else start.coef,
+        )
+        return JointSolution.of(problem, *self.constraint.minimize(problem, self.bounds, coef))
 
     def path(self, mean: MeanMoments, regs: Sequence[Regularization]) -> Iterator[JointSolution]:
         """Solutions at one positive ridge after the other; iterations start from the last.
@@ -183,163 +189,12 @@ class JointSolver:
         regs
             Ridges in place of the solver's own.
         """
-        last: JointSolution | None = None
-        problem = JointProblem.of(mean, regs[0], centred=self.centred) if self.closed else None
+        problem, coef = self.constraint.problem(mean, regs[0]), None
         for reg in regs:
-            solver = replace(self, reg=reg)
-            if problem is None:
-                last = solver(mean, last)
-            else:
-                last = _closed(solver, mean, problem.ridged(reg))
-            yield last
+            problem = problem.ridged(reg)
+            coef, info = self.constraint.minimize(problem, self.bounds, coef)
+            yield JointSolution.of(problem, coef, info)
 
-    @property
-    def centred(self) -> bool:
-        """Whether the problem lives in centred bases."""
-        return self.constraint.name != "none"
-
-    @property
-    def closed(self) -> bool:
-        """Whether the solution is closed."""
-        paper = isinstance(self.constraint, Certified) and self.constraint.formulation == "paper"
-        return self.constraint.name in ("none", "normalized", "certified") and not paper
-
-
-def solve_joint(mean: MeanMoments, constraint: Any, reg: Regularization) -> JointSolution:
-    """Minimise half of (34) under a constraint that needs nothing but moments.
-
-    Source: joint paper, (34) and (38); (37) as printed halves Lambda + lambda I, against (34).
-    """
-    return JointSolver(parse(constraint), reg)(mean)
-
-
-Solve = Callable[[JointSolver, MeanMoments, JointSolution | None], JointSolution]
-
-
-def _in_closed_form(
-    solver: JointSolver, mean: MeanMoments, _: JointSolution | None
-) -> JointSolution:
-    return _closed(solver, mean, JointProblem.of(mean, solver.reg, centred=solver.centred))
-
-
-def _closed(solver: JointSolver, mean: MeanMoments, problem: JointProblem) -> JointSolution:
-    begin, constraint = time.perf_counter(), solver.constraint
-    if isinstance(constraint, Certified):
-        weights = _weights(problem, constraint.bounds, solver.geometry)
-        return JointSolution.of(problem, *solve_certified(problem, *weights))
-    coef = problem.free
-    residual = problem.newton_residual(mean, solver.reg, coef)
-    seconds = time.perf_counter() - begin
-    # Without a ridge what was pruned shows in the residual, and is no failure of the solver.
-    outcome = Outcome("closed form", "optimal", 0.0, residual, residual, 0.0, 0, seconds, np.inf)
-    return JointSolution.of(problem, coef, outcome)
-
-
-def _certified(
-    solver: JointSolver, mean: MeanMoments, start: JointSolution | None
-) -> JointSolution:
-    if solver.closed:
-        return _in_closed_form(solver, mean, start)
-    assert isinstance(solver.constraint, Certified)
-    kappa = _kappa(solver.geometry)
-    problem = JointProblem.of(mean, solver.reg, centred=False)
-    means = problem.transform_x.T @ mean.mean[0], problem.transform_y.T @ mean.mean[1]
-    coef, outcome = solve_paper_form(problem, *means, kappa, solver.constraint.solver)
-    return JointSolution.of(problem, coef, outcome)
-
-
-def _kappa(geometry: Geometry) -> float:
-    """kappa_X kappa_Y, the bound of |psi_Y psi_X|."""
-    x, y = geometry.bounds
-    if x is None or y is None:
-        raise DataError(
-            "the constraint 'certified' needs kernels that are bounded: linear and polynomial ones "
-            "are not; take other kernels, or "
-            + remedy(
-                "cme_dask.constraints.Certified(bounds='sample')",
-                "--constraint certified,bounds=sample",
-            )
-        )
-    return x * y
-
-
-def _weights(problem: JointProblem, bounds: str, geometry: Geometry) -> tuple[Array, Array]:
-    """What a unit of G_ji > 0 and of G_ji < 0 can take from g, shapes (k_Y, k_X) or ().
-
-    With psi in [a, b] and phi in [c, d], a, c <= 0 <= b, d: phi psi lies in [min(c b, d a),
-    max(c a, d b)].
-    """
-    if bounds == "analytic":
-        kappa = np.asarray(_kappa(geometry))
-        return kappa, kappa
-    if geometry.ranges is not None:
-        x, y = geometry.ranges
-    else:
-        assert geometry.newton is not None
-        values = (
-            geometry.newton[0] @ problem.transform_x,
-            geometry.newton[1] @ problem.transform_y,
-        )
-        x, y = (np.stack([v.min(axis=0), v.max(axis=0)]) for v in values)
-    (a, b), (c, d) = (np.stack([r[0].clip(max=0.0), r[1].clip(min=0.0)]) for r in (x, y))
-    lowest = np.minimum(np.outer(c, b), np.outer(d, a))
-    highest = np.maximum(np.outer(c, a), np.outer(d, b))
-    return -lowest, highest
-
-
-def _pointwise(
-    solver: JointSolver, mean: MeanMoments, start: JointSolution | None
-) -> JointSolution:
-    constraint, newton = solver.constraint, solver.geometry.newton
-    assert isinstance(constraint, Pointwise)
-    assert newton is not None
-    problem = JointProblem.of(mean, solver.reg, centred=True)
-    coef, outcome = solve_pointwise(
-        problem,
-        newton[0] @ problem.transform_x,
-        newton[1] @ problem.transform_y,
-        solver.reg,
-        tol=constraint.tol,
-        max_iterations=constraint.max_iterations,
-    )
-    return JointSolution.of(problem, coef, outcome)
-
-
-def _coupling(solver: JointSolver, mean: MeanMoments, start: JointSolution | None) -> JointSolution:
-    constraint = solver.constraint
-    assert isinstance(constraint, Coupling)
-    assert mean.cross is not None
-    coef, outcome = solve_coupling(
-        mean.gram[1],
-        mean.cross,
-        mean.gram[0],
-        mean.mean[1],
-        mean.mean[0],
-        solver.reg,
-        tol=constraint.tol,
-        max_iterations=constraint.max_iterations,
-        start=None if start is None else start.coef,
-    )
-    (gram_x, gram_y) = mean.gram
-    return JointSolution(
-        coef,
-        np.eye(len(gram_x)),
-        np.eye(len(gram_y)),
-        np.diag(gram_x).copy(),
-        np.diag(gram_y).copy(),
-        centred=False,
-        outcome=outcome,
-        base=0.0,
-    )
-
-
-_SOLVERS: dict[str, Solve] = {
-    "none": _in_closed_form,
-    "normalized": _in_closed_form,
-    "certified": _certified,
-    "pointwise": _pointwise,
-    "coupling": _coupling,
-}
 
 # Bases of one variable side by side: for density ratios that are means of several
 

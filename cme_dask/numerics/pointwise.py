@@ -1,13 +1,13 @@
 """Non-negative on landmarks: a projection onto a polyhedron, and its solver."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 from scipy.linalg import LinAlgError, cho_factor, cho_solve
 
-from cme_dask.numerics.problem import JointProblem, Outcome, Regularization
+from cme_dask.numerics.problem import JointProblem, Regularization, SolverInfo, iterate
 
 # Interior point method for a projection onto a polyhedron with two-sided constraints
 
@@ -61,19 +61,44 @@ def interior_point(
     max_iterations
         At most so many, and at most 100.
     """
-    squares = _squares(program.y), _squares(program.x)
-    point = np.zeros(program.linear.shape)
-    slack = np.ones((len(program.y), len(program.x)))
-    multipliers = np.full(slack.shape, (program.linear**2).sum() / (2 * slack.size))
-    iteration = 0
-    while iteration < min(max_iterations, _MAX_ITERATIONS):
-        if max(program.residuals(point, multipliers)) <= tol:
-            break
+    state, steps = iterate(_InteriorPoint(program, tol), min(max_iterations, _MAX_ITERATIONS))
+    return state.point, state.multipliers, steps - state.stuck
+
+
+@dataclass(frozen=True, eq=False)
+class _Interior:
+    """F, the slack Z > 0, U > 0, and whether rounding allows no other step."""
+
+    point: Array
+    slack: Array
+    multipliers: Array
+    stuck: bool = False
+
+
+class _InteriorPoint:
+    """Mehrotra's method as an :class:`Iteration`."""
+
+    def __init__(self, program: Polyhedron, tol: float) -> None:
+        self._program, self._tol = program, tol
+        self._squares = _squares(program.y), _squares(program.x)
+
+    def init(self) -> _Interior:
+        program = self._program
+        slack = np.ones((len(program.y), len(program.x)))
+        multipliers = np.full(slack.shape, (program.linear**2).sum() / (2 * slack.size))
+        return _Interior(np.zeros(program.linear.shape), slack, multipliers)
+
+    def done(self, state: _Interior) -> bool:
+        residuals = self._program.residuals(state.point, state.multipliers)
+        return state.stuck or max(residuals) <= self._tol
+
+    def step(self, state: _Interior) -> _Interior:
+        slack, multipliers = state.slack, state.multipliers
         try:
-            factor = _factor(squares[0], multipliers / slack, squares[1])
-        except LinAlgError:  # the weights span more than rounding allows: as near as it gets
-            break
-        newton = _Newton(program, point, slack, multipliers, factor)
+            factor = _factor(self._squares[0], multipliers / slack, self._squares[1])
+        except LinAlgError:  # the weights span more than rounding allows
+            return replace(state, stuck=True)
+        newton = _Newton(self._program, state.point, slack, multipliers, factor)
         product = slack * multipliers
         middle = float(product.mean())
         _, along, towards = newton.step(product)
@@ -82,10 +107,9 @@ def interior_point(
         aim = middle * (float(reached) / middle) ** 3
         step, along, towards = newton.step(product + along * towards - aim)
         length = newton.length(along, towards) * _TO_THE_BOUNDARY
-        point, slack = point + length * step, slack + length * along
-        multipliers = multipliers + length * towards
-        iteration += 1
-    return point, multipliers, iteration
+        return _Interior(
+            state.point + length * step, slack + length * along, multipliers + length * towards
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,7 +238,7 @@ def solve_pointwise(
     tol: float,
     max_iterations: int,
     method: str | None = None,
-) -> tuple[Array, Outcome]:
+) -> tuple[Array, SolverInfo]:
     r"""Minimise <A, G> + <D, G^2> / 2 subject to g >= 0 on landmarks of x times landmarks of y.
 
     .. math:: 1 + \Phi_Y G \Phi_X^T \ge 0, \quad D = (\lambda_Y + r_Y)(\lambda_X + r_X)^T.
@@ -243,7 +267,7 @@ def solve_pointwise(
     -------
     coef : (k_Y, k_X)
         Shrunk towards zero by what g falls below zero on the landmarks.
-    outcome : Outcome
+    info : SolverInfo
         With multipliers U >= 0: ``primal_residual`` is max(-g, 0) on the landmarks,
         ``dual_residual`` max |E| / max |A| with E = A + D G - Phi_Y^T U Phi_X, complementarity
         (<U, g> + <E, E / D> / 2) / (<A, A / D> / 2): the duality gap against what the program
@@ -267,7 +291,7 @@ def solve_pointwise(
     residual = max(primal, dual, slack)
     value = float((program.linear * point).sum() + 0.5 * (point**2).sum())
     bound = -0.5 * float(((program.linear - program.pull(multipliers)) ** 2).sum())
-    return coef, Outcome(
+    return coef, SolverInfo(
         solver=method,
         status="optimal" if residual <= tol else "iterations",
         primal_residual=primal,
@@ -294,39 +318,72 @@ def negative_mass(ratio: Array, weights_x: Array, weights_y: Array) -> float:
 
 
 def _admm(program: LandmarkProgram, tol: float, max_iterations: int) -> tuple[Array, Array, int]:
-    """F, U and the number of iterations of ADMM with over-relaxation on R = Z, Z >= 0.
+    """F, U and the number of iterations of ADMM, see :class:`_Splitting`."""
+    method = _Splitting(program, tol)
+    state, steps = iterate(method, max_iterations)
+    return method.point(state), -state.penalty * state.scaled, steps
+
+
+@dataclass(frozen=True, eq=False)
+class _Split:
+    """F in the eigenbases, Z >= 0, U / -penalty, and the residual when it was computed last."""
+
+    point: Array
+    split: Array
+    scaled: Array
+    penalty: float
+    steps: int = 0
+    residual: float = np.inf
+
+
+class _Splitting:
+    """ADMM with over-relaxation on R = Z, Z >= 0, as an :class:`Iteration`.
 
     Boyd et al., "Distributed optimization and statistical learning via ADMM" (2011), sections 3.1
     and 3.4; the penalty balances the relative residuals.
     """
-    (squares_y, turn_y), (squares_x, turn_x) = (
-        np.linalg.eigh(side.T @ side) for side in (program.y, program.x)
-    )
-    squares = np.outer(squares_y.clip(min=0.0), squares_x.clip(min=0.0))
-    left, right = program.y @ turn_y, program.x @ turn_x
-    linear = turn_y.T @ program.linear @ turn_x
-    penalty = 1.0 / (float(np.median(squares)) or 1.0)
-    split = np.maximum(1.0 - left @ linear @ right.T, 0.0)
-    scaled = np.zeros_like(split)  # U = -penalty * scaled
-    point, iteration = -linear, 0
-    while iteration < max_iterations:
-        iteration += 1
-        pull = left.T @ (split - 1.0 - scaled) @ right
-        point = (penalty * pull - linear) / (1.0 + penalty * squares)
+
+    def __init__(self, program: LandmarkProgram, tol: float) -> None:
+        self._program, self._tol = program, tol
+        (squares_y, self._turn_y), (squares_x, self._turn_x) = (
+            np.linalg.eigh(side.T @ side) for side in (program.y, program.x)
+        )
+        self._squares = np.outer(squares_y.clip(min=0.0), squares_x.clip(min=0.0))
+        self._left, self._right = program.y @ self._turn_y, program.x @ self._turn_x
+        self._linear = self._turn_y.T @ program.linear @ self._turn_x
+
+    def init(self) -> _Split:
+        linear, penalty = self._linear, 1.0 / (float(np.median(self._squares)) or 1.0)
+        split = np.maximum(1.0 - self._left @ linear @ self._right.T, 0.0)
+        return _Split(-linear, split, np.zeros_like(split), penalty)
+
+    def done(self, state: _Split) -> bool:
+        return state.residual <= self._tol
+
+    def point(self, state: _Split) -> Array:
+        """F, shape (k_Y, k_X)."""
+        return self._turn_y @ state.point @ self._turn_x.T
+
+    def step(self, state: _Split) -> _Split:
+        left, right, penalty, last = self._left, self._right, state.penalty, state.split
+        pull = left.T @ (last - 1.0 - state.scaled) @ right
+        point = (penalty * pull - self._linear) / (1.0 + penalty * self._squares)
         ratio = 1.0 + left @ point @ right.T
-        relaxed = _RELAXATION * ratio + (1.0 - _RELAXATION) * split
-        last, split = split, np.maximum(relaxed + scaled, 0.0)
-        scaled = scaled + relaxed - split
-        if iteration % _CHECK:
-            continue
-        turned = turn_y @ point @ turn_x.T
-        if max(program.residuals(program.feasible(turned), -penalty * scaled)) <= tol:
-            break
+        relaxed = _RELAXATION * ratio + (1.0 - _RELAXATION) * last
+        split = np.maximum(relaxed + state.scaled, 0.0)
+        scaled = state.scaled + relaxed - split
+        state = _Split(point, split, scaled, penalty, state.steps + 1, state.residual)
+        if state.steps % _CHECK:
+            return state
+        feasible = self._program.feasible(self.point(state))
+        state = replace(state, residual=max(self._program.residuals(feasible, -penalty * scaled)))
+        if self.done(state):
+            return state
         primal = np.linalg.norm(ratio - split) / max(np.linalg.norm(ratio), np.linalg.norm(split))
         dual = penalty * np.linalg.norm(left.T @ (split - last) @ right)
-        dual /= max(np.linalg.norm(linear), np.linalg.norm(point))
-        step = float(np.sqrt(primal / dual)) if primal * dual > 0.0 else 1.0
-        if not 1.0 / _BALANCE <= step <= _BALANCE:
-            step = min(max(step, 0.2), 5.0)
-            penalty, scaled = penalty * step, scaled / step
-    return turn_y @ point @ turn_x.T, -penalty * scaled, iteration
+        dual /= max(np.linalg.norm(self._linear), np.linalg.norm(point))
+        balance = float(np.sqrt(primal / dual)) if primal * dual > 0.0 else 1.0
+        if 1.0 / _BALANCE <= balance <= _BALANCE:
+            return state
+        balance = min(max(balance, 0.2), 5.0)
+        return replace(state, penalty=penalty * balance, scaled=scaled / balance)

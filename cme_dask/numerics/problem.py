@@ -1,16 +1,21 @@
-"""The quadratic program of the joint distribution, and what solvers report."""
+"""The quadratic program of the joint distribution, constraints as strategies, what solvers report.
+
+A :class:`Constraint` says what it needs beside the moments and minimises a :class:`JointProblem`;
+:class:`SolverInfo` says how well. The constraints of the package are in
+:mod:`cme_dask.constraints`.
+"""
 
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
-from cme_dask.constraints import Certified, Constraint, Pointwise
+from cme_dask.config import REG
 from cme_dask.errors import ConvergenceError, ConvergenceWarning, DataError, option, remedy
-from cme_dask.numerics.basis import Basis, eigenbasis
-from cme_dask.numerics.folds import distinct_in_random_order
+from cme_dask.numerics.basis import Basis, LinearBasis, eigenbasis
 from cme_dask.numerics.moments import MeanMoments
 
 # The quadratic program of the joint distribution, in bases that make it diagonal
@@ -75,6 +80,8 @@ class JointProblem:
 
     Attributes
     ----------
+    mean, reg
+        The moments and the ridge of the program.
     linear
         A = -T_Y^T S_YX T_X (for uncentred bases of S_YX - c_Y c_X^T), shape (k_Y, k_X).
     quadratic
@@ -88,6 +95,8 @@ class JointProblem:
         constraints c_Y^T H = 0 and H c_X = 0 of (19) hold by construction, to 1e-15.
     """
 
+    mean: MeanMoments
+    reg: Regularization
     linear: Array
     quadratic: Array
     transform_x: Array
@@ -95,6 +104,8 @@ class JointProblem:
     eigenvalues_x: Array
     eigenvalues_y: Array
     centred: bool
+
+    base: ClassVar[float] = 1.0
 
     @classmethod
     def of(cls, mean: MeanMoments, reg: Regularization, *, centred: bool) -> "JointProblem":
@@ -106,6 +117,8 @@ class JointProblem:
         transform_x, lam_x = _pruned(*eigenbasis(gram_x, mean_x if centred else None), reg)
         transform_y, lam_y = _pruned(*eigenbasis(gram_y, mean_y if centred else None), reg)
         return cls(
+            mean,
+            reg,
             -(transform_y.T @ _target(mean, centred) @ transform_x),
             reg.denominator(lam_y, lam_x),
             transform_x,
@@ -117,7 +130,8 @@ class JointProblem:
 
     def ridged(self, reg: Regularization) -> "JointProblem":
         """The same program with another positive ridge: the eigenbases stay."""
-        return replace(self, quadratic=reg.denominator(self.eigenvalues_y, self.eigenvalues_x))
+        quadratic = reg.denominator(self.eigenvalues_y, self.eigenvalues_x)
+        return replace(self, reg=reg, quadratic=quadratic)
 
     @property
     def free(self) -> Array:
@@ -128,15 +142,16 @@ class JointProblem:
         """<A, G> + <D, G^2> / 2."""
         return float((self.linear * coef).sum() + 0.5 * (self.quadratic * coef**2).sum())
 
-    def newton_residual(self, mean: MeanMoments, reg: Regularization, coef: Array) -> float:
+    def newton_residual(self, coef: Array) -> float:
         """|projected gradient|_F / |gradient at 0|_F in Newton coordinates.
 
         It does not use the eigenbases, so it also sees their error and what was pruned.
         """
+        mean = self.mean
         centres = mean.mean if self.centred else (None, None)
         target = _target(mean, self.centred)
         newton = self.transform_y @ coef @ self.transform_x.T
-        gradient = reg.quadratic(mean.gram[1], newton, mean.gram[0]) - target
+        gradient = self.reg.quadratic(mean.gram[1], newton, mean.gram[0]) - target
         both = [_off(centres[1], _off(centres[0], m, 1), 0) for m in (gradient, target)]
         residual, scale = (float(np.linalg.norm(m)) for m in both)
         return residual / scale if scale else 0.0
@@ -164,72 +179,249 @@ def _off(centre: Array | None, matrix: Array, axis: int) -> Array:
     return matrix - np.outer(matrix @ unit, unit)
 
 
-# What constraints need to know of basis functions beside their moments
-
-
-_RANGE_ROWS = 4096  # whose functions are held at once
+# Constraints: what they need beside the moments, and how they solve
 
 
 @dataclass(frozen=True, eq=False)
-class Geometry:
-    """What a constraint needs to know of the basis functions beside their moments.
+class BasisBounds:
+    """Bounds of the basis functions: what a constraint needs beside the moments.
 
     Attributes
     ----------
-    bounds
+    sup
         sup |N_i| of x and of y, None if infinite (:attr:`NewtonBasis.bound`).
-    newton
+    values
         N of x and of y at rows of the row sample or at landmarks, shapes (s, m); where needed.
     ranges
         Lowest and highest values of the centred functions of x and of y, shapes (2, k_X) and
-        (2, k_Y), where they were observed in a pass.
+        (2, k_Y), where a pass has observed them.
     """
 
-    bounds: tuple[float | None, float | None] = (None, None)
-    newton: tuple[Array, Array] | None = None
+    sup: tuple[float | None, float | None] = (None, None)
+    values: tuple[Array, Array] | None = None
     ranges: tuple[Array, Array] | None = None
 
-    @classmethod
-    def of(
-        cls, constraint: Constraint, bases: Sequence[Basis], rows: Sequence[Array]
-    ) -> "Geometry":
-        """What this constraint needs to know of these bases.
+
+NO_BOUNDS = BasisBounds()
+"""For constraints without inequalities."""
+
+
+@dataclass(frozen=True)
+class LandmarkRule:
+    """How the landmarks of partitions of unity are chosen.
+
+    Attributes
+    ----------
+    counts
+        Numbers of landmarks of x and of y; None where the held-out loss on the row sample decides.
+    choice
+        ``"pivots"`` or ``"kmeans"``.
+    """
+
+    counts: tuple[int, int] | None
+    choice: str
+
+
+class Problem(Protocol):
+    """What a constraint minimises: H in bases T_X, T_Y of g = base + (T_Y^T N_Y)^T H (T_X^T N_X).
+
+    :class:`JointProblem` is the one of bases that diagonalise the quadratic form.
+    """
+
+    base: ClassVar[float]
+
+    @property
+    def transform_x(self) -> Array:
+        """T_X, shape (m_X, k_X)."""
+
+    @property
+    def transform_y(self) -> Array:
+        """T_Y, shape (m_Y, k_Y)."""
+
+    @property
+    def eigenvalues_x(self) -> Array:
+        """E psi^2 of x, shape (k_X,)."""
+
+    @property
+    def eigenvalues_y(self) -> Array:
+        """E psi^2 of y, shape (k_Y,)."""
+
+    @property
+    def centred(self) -> bool:
+        """Whether both bases have mean zero."""
+
+    def ridged(self, reg: Regularization) -> "Problem":
+        """The same problem with another positive ridge."""
+
+
+@dataclass(frozen=True)
+class Constraint(ABC):
+    """A condition on g = dP / d(P_X x P_Y), and how the coefficients are found under it.
+
+    Subclasses are frozen dataclasses whose fields are JSON values, with a ``name`` of their own and
+    the method :meth:`minimize`; models record both and find the class again by its name.
+
+    Attributes
+    ----------
+    name
+        The name in models, job files and on the command line.
+    default_reg
+        The ridge, unless it is given or learned.
+    reg_forms
+        Forms of the ridge that the constraint takes.
+    centred
+        Whether the problem is in centred bases, where normalization holds by construction.
+    closed
+        Whether solving takes no iterations, so that trial solutions are cheap.
+    linear
+        Whether solutions are linear in the moments of functions: then laws can be calibrated and
+        residuals can be a reference.
+    averages
+        Whether kernels that were learned are averaged: the search looks at such solutions.
+    needs_rows
+        Whether :meth:`bounds_of` takes rows of the row sample.
+    needs_ranges
+        Whether the ranges of the centred functions over all rows are needed, in one more pass.
+    landmarks_of_partition
+        How to choose the landmarks, for a constraint on partitions of unity; else None.
+    """
+
+    name: ClassVar[str]
+    default_reg: ClassVar[float] = REG
+    reg_forms: ClassVar[tuple[str, ...]] = REG_FORMS
+    centred: ClassVar[bool] = True
+    linear: ClassVar[bool] = False
+    averages: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        name = vars(cls).get("name")
+        if name is None:
+            return
+        other = CONSTRAINTS.get(name)
+        if other is not None and _package(other) == "cme_dask" != _package(cls):
+            raise DataError(f"{cls.__name__}: {name!r} is the name of a constraint of cme_dask")
+        CONSTRAINTS[name] = cls
+
+    @property
+    def closed(self) -> bool:
+        """Whether solving takes no iterations."""
+        return False
+
+    @property
+    def needs_rows(self) -> bool:
+        """Whether :meth:`bounds_of` takes rows of the row sample."""
+        return False
+
+    @property
+    def needs_ranges(self) -> bool:
+        """Whether the ranges of the centred functions over all rows are needed."""
+        return False
+
+    @property
+    def landmarks_of_partition(self) -> LandmarkRule | None:
+        """How to choose the landmarks, for a constraint on partitions of unity; else None."""
+        return None
+
+    def bounds_of(self, bases: Sequence[Basis], rows: Sequence[Array]) -> BasisBounds:
+        """Return what the constraint needs to know of these bases beside their moments.
 
         Parameters
         ----------
-        constraint
-            What is asked of g.
         bases
             Of x and of y.
         rows
             Rows of x and of y in random order, shapes (n, d).
         """
-        newton = None
-        if isinstance(constraint, Certified) and constraint.bounds != "analytic":
-            newton = bases[0](rows[0][:_RANGE_ROWS]), bases[1](rows[1][:_RANGE_ROWS])
-        elif isinstance(constraint, Pointwise):
-            landmarks = [
-                _landmarks(*each) for each in zip(bases, rows, constraint.counts, strict=True)
-            ]
-            newton = bases[0](landmarks[0]), bases[1](landmarks[1])
-        return cls((bases[0].bound, bases[1].bound), newton)
+        return BasisBounds((bases[0].bound, bases[1].bound))
+
+    def problem(self, mean: MeanMoments, reg: Regularization) -> Problem:
+        """Return the problem of these moments."""
+        return JointProblem.of(mean, reg, centred=self.centred)
+
+    @abstractmethod
+    def minimize(
+        self, problem: Any, bounds: BasisBounds, start: Array | None
+    ) -> "tuple[Array, SolverInfo]":
+        """Minimise under the constraint.
+
+        Parameters
+        ----------
+        problem
+            From :meth:`problem`.
+        bounds
+            From :meth:`bounds_of`, with the ranges if the constraint needs them.
+        start
+            Coefficients of a similar problem, from which iterations may start, or None.
+
+        Returns
+        -------
+        coef : (k_Y, k_X)
+        info : SolverInfo
+            How good the coefficients are, measured on what is returned.
+
+        Raises
+        ------
+        DataError
+            If the kernels or the ridge don't fit the constraint.
+        """
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form, see :func:`cme_dask.constraints.parse`."""
+        return {"name": self.name, **asdict(self)}
 
 
-def _landmarks(basis: Basis, rows: Array, count: int) -> Array:
-    """The pivots, then distinct rows, ``count`` in all."""
-    pivots = np.asarray(basis.points)[:count]
-    first, _ = distinct_in_random_order(rows)
-    return np.concatenate([pivots, rows[first[: count - len(pivots)]]])
+CONSTRAINTS: dict[str, type[Constraint]] = {}
+"""Constraints by name: those of the package and those that a program has defined."""
 
 
-NOTHING = Geometry()
-"""What constraints without inequalities need to know."""
+def _package(kind: type) -> str:
+    return kind.__module__.partition(".")[0]
 
-# What a solver found, measured on what it returned and never taken from its own word
+
+def centred_bases(
+    mean: MeanMoments, reg: Regularization, bases: Sequence[Basis]
+) -> list[LinearBasis]:
+    """Return the centred bases of x and of y, in which problems are stated."""
+    problem = JointProblem.of(mean, reg, centred=True)
+    return [
+        LinearBasis(bases[0], problem.transform_x, problem.eigenvalues_x),
+        LinearBasis(bases[1], problem.transform_y, problem.eigenvalues_y),
+    ]
+
+
+# Iterations on explicit state
+
+
+State = TypeVar("State")
+
+
+class Iteration(Protocol[State]):
+    """A method of steps from one state to the next."""
+
+    def init(self) -> State:
+        """Return the first state."""
+
+    def step(self, state: State) -> State:
+        """Return the next state."""
+
+    def done(self, state: State) -> bool:
+        """Whether this state is as good as asked for, or no step makes it better."""
+
+
+def iterate(method: Iteration[State], most: int) -> tuple[State, int]:
+    """Return the state after the last step, and the number of steps, which is ``most`` at most."""
+    state, steps = method.init(), 0
+    while steps < most and not method.done(state):
+        state, steps = method.step(state), steps + 1
+    return state, steps
+
+
+# How good a solution is, measured on what the solver returned
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SolverInfo:
     """How good a solution is.
 
     Attributes
