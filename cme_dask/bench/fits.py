@@ -31,7 +31,7 @@ from cme_dask import kernels
 from cme_dask.config import N_FOLDS, SAMPLE_SIZE
 from cme_dask.data.columns import Columns
 from cme_dask.data.sample import Sample, open_store
-from cme_dask.data.sources import RowSource
+from cme_dask.data.sources import RowFunction, RowSource
 from cme_dask.data.writer import writing_sample
 from cme_dask.errors import RankWarning, ToleranceWarning
 from cme_dask.estimators.cholesky import PivotedCholesky
@@ -120,6 +120,20 @@ class RowRange:
     def pick(self, positions: tuple[int, ...]) -> "RowRange":
         """The same rows with the columns at these positions only."""
         return RowRange(self.source.pick(positions), self.start, self.stop)
+
+    def map(self, function: RowFunction, width: int) -> "RowRange":
+        """The rows that a function makes of these."""
+        return RowRange(self.source.map(function, width), self.start, self.stop)
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether those of the source lie in the memory of this process."""
+        return self.source.in_memory
+
+    def for_rows(self, start: int, stop: int) -> "RowRange":
+        """Rows [start, stop) of the range, for another process."""
+        rows = self.source.for_rows(self.start + start, self.start + stop)
+        return RowRange(rows, self.start, self.stop)
 
 
 def share_of(sample: Sample, number: int, shares: int) -> Sample:

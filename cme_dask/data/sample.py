@@ -7,16 +7,17 @@ whole rows. Version 2: ``x`` may be float32, and ``y`` may be absent. Version 3:
 since 1970-01-01 UTC, both also in ``row_sample``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import zarr
 
+from cme_dask.data.batches import Batch, BatchReader, batches
 from cme_dask.data.columns import Columns
 from cme_dask.data.row_sample import RowSample
-from cme_dask.data.sources import RowSource, ZarrSource
+from cme_dask.data.sources import RowFunction, RowSource, ZarrSource, applied
 from cme_dask.data.store import brief, is_listing, member, read_array, read_attribute, stored_array
 from cme_dask.errors import DataError, StoreError
 from cme_dask.numerics.folds import BY_ROWS, Folding, Part
@@ -27,6 +28,7 @@ Array = Any
 KIND, SCHEMA_VERSION = "sample", 3
 
 _MOST_ROWS = 1 << 40
+_TRIED_ROWS = 64  # on which a function of rows is tried
 _ROLES = {"group": "int64", "time": "float64"}
 
 
@@ -181,6 +183,112 @@ class Sample:
         rest, held_out = (Part(folding, share, seed, side) for side in (False, True))
         return self._only(rest), self._only(held_out)
 
+    def map(
+        self,
+        x: RowFunction | None = None,
+        y: RowFunction | None = None,
+        *,
+        x_columns: Sequence[str] | None = None,
+        y_columns: Sequence[str] | None = None,
+    ) -> "Sample":
+        """Rows (f(x_i), g(y_i)): functions of the rows in their place, computed whenever read.
+
+        Nothing is copied or stored. Weights, groups, times, parts and folds stay those of the rows.
+
+        Parameters
+        ----------
+        x, y
+            Functions f and g from arrays of shape (b, d) to arrays of shape (b, k), which make each
+            row of its own row alone; None leaves the variable as it is. Worker processes and
+            clusters must be able to import them, and a checkpoint recognises them by their module.
+        x_columns, y_columns
+            Names of the new columns; default x0, x1, ... and y0, y1, ...
+
+        Returns
+        -------
+        Sample
+
+        Raises
+        ------
+        DataError
+            If a function returns another number of rows, no numbers, or rows that depend on other
+            rows; if names do not match; if a variable has columns of labels, or there is no y.
+
+        Examples
+        --------
+        >>> sample = open_sample(np.arange(6.0).reshape(3, 2), np.arange(3.0))
+        >>> sample.map(x=lambda x: x[:, :1] ** 2, x_columns=["squared"])
+        Sample(3 rows, x: squared; y: y0, in memory)
+        """
+        if y is not None and len(self.sources) < 2:
+            raise DataError("y is to be mapped, but there are only rows of x: give y as well")
+        sources, columns = list(self.sources), list(self.columns)
+        rows = self.row_sample
+        parts = list(rows.parts) if rows is not None else []
+        for i, (function, names) in enumerate(((x, x_columns), (y, y_columns))):
+            if function is None:
+                continue
+            name = "xy"[i]
+            if self.columns[i].categories:
+                labels = ", ".join(map(repr, self.columns[i].categories))
+                raise DataError(
+                    f"{labels} of {name} hold labels, which functions of numbers do not take: "
+                    f"select the other columns first, sample.select({name}=[...])"
+                )
+            source = self.sources[i]
+            few = parts[i] if parts else source.read(0, min(self.n_rows, _TRIED_ROWS))
+            width = _width(function, few[:_TRIED_ROWS], name)
+            sources[i] = source.map(function, width)
+            columns[i] = Columns.default(name, width) if names is None else Columns(tuple(names))
+            if len(columns[i].names) != width:
+                raise DataError(
+                    f"{name}_columns has {len(columns[i].names)} names for {width} columns"
+                )
+            if parts:
+                parts[i] = applied(function, parts[i], width)
+        made = rows and replace(rows, parts=tuple(parts))
+        return replace(self, sources=tuple(sources), columns=tuple(columns), row_sample=made)
+
+    def batches(
+        self, size: int, seed: int = 0, *, epoch: int = 0, start: int = 0
+    ) -> Iterator[Batch]:
+        """Mini-batches of random rows, each row in one batch of an epoch, read from their place.
+
+        Rows are shuffled among blocks of at least eight storage chunks, whose blocks come in random
+        order, so that a whole epoch reads every chunk once and holds few of them.
+
+        Parameters
+        ----------
+        size
+            Rows of a batch; the last one of an epoch may have fewer.
+        seed, epoch
+            Equal ones give the same batches, for the same rows in the same chunks.
+        start
+            Number of the first batch to be given: learning that was interrupted goes on with it.
+            Rows of earlier batches are not read, unless they share a block with later ones.
+
+        Yields
+        ------
+        Batch
+            With ``x``, ``y``, ``weights``, ``index`` and ``number``.
+
+        Raises
+        ------
+        DataError
+            If ``size`` is not positive, or ``epoch`` or ``start`` is negative.
+        StoreError
+            On damaged chunks, when they are read.
+
+        Examples
+        --------
+        >>> sample = open_sample(np.arange(10.0), np.arange(10.0))
+        >>> [len(batch) for batch in sample.batches(4, seed=1)]
+        [4, 4, 2]
+        """
+        units = {} if self.part is None else self.units
+        reader = BatchReader(self.sources, self.weights, self.part, units)
+        return batches(reader, size, seed, epoch=epoch, start=start)
+
     def with_residuals(self, residuals: Residuals, rows: RowSample) -> "Sample":
         """The rows (x, e) that passes make of these, with the row sample of them.
 
@@ -241,6 +349,23 @@ class Sample:
                 parts[i] = parts[i][:, list(positions)]
         sample = self.row_sample and replace(self.row_sample, parts=tuple(parts))
         return replace(self, sources=tuple(sources), columns=tuple(columns), row_sample=sample)
+
+
+def _width(function: RowFunction, rows: Array, name: str) -> int:
+    """Columns that a function makes; DataError if a row's values depend on other rows."""
+    together = applied(function, rows)
+    first = applied(function, rows[: (len(rows) + 1) // 2])
+    scale = np.abs(first).max(initial=0.0)
+    if first.shape[1] != together.shape[1] or not np.allclose(
+        first, together[: len(first)], rtol=1e-6, atol=1e-9 * scale, equal_nan=True
+    ):
+        raise DataError(
+            f"the function of {name} makes other values of the same rows when fewer are given: "
+            "passes see the rows in blocks, so each must be made of its own row alone"
+        )
+    if not together.shape[1]:
+        raise DataError(f"the function of {name} makes no columns")
+    return int(together.shape[1])
 
 
 def open_store(group: zarr.Group, location: str) -> Sample:

@@ -4,13 +4,13 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 import zarr
 
 from cme_dask.data.store import DECODE_ERRORS, GuardedStore, brief, check_chunk, packed_bytes
-from cme_dask.errors import StoreError
+from cme_dask.errors import DataError, StoreError
 
 Array = Any
 T = TypeVar("T")
@@ -37,6 +37,20 @@ class RowSource(Protocol):
     def pick(self, positions: tuple[int, ...]) -> "RowSource":
         """The same rows with the columns at these positions only."""
 
+    def map(self, function: "RowFunction", width: int) -> "RowSource":
+        """The rows that a function makes of these, of so many columns."""
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the rows lie in the memory of this process."""
+
+    def for_rows(self, start: int, stop: int) -> Any:
+        """A source of rows [start, stop) for another process, without the other rows."""
+
+
+RowFunction = Callable[[Array], Array]
+"""From rows of shape (b, d) to rows of shape (b, k), each made of its own row alone."""
+
 
 @dataclass(frozen=True, eq=False)
 class ArraySource:
@@ -44,6 +58,7 @@ class ArraySource:
 
     array: Array
     offset: int = 0
+    in_memory: ClassVar[bool] = True
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -69,6 +84,112 @@ class ArraySource:
         """The same rows with the columns at these positions only."""
         return ArraySource(self.array[:, list(positions)], self.offset)
 
+    def map(self, function: RowFunction, width: int) -> RowSource:
+        """The rows that a function makes of these, when they are read."""
+        return MappedSource(self, function, width)
+
+    def for_rows(self, start: int, stop: int) -> "ArraySource":
+        """A copy of rows [start, stop)."""
+        return ArraySource(self.read(start, stop), start)
+
+
+@dataclass(frozen=True, eq=False)
+class MappedSource:
+    """Rows that a function makes of the rows of another source, whenever they are read.
+
+    Attributes
+    ----------
+    source
+        Rows of shape (n, d).
+    function
+        From rows of shape (b, d) to rows of shape (b, k), each made of its own row alone.
+    width
+        Number of columns k.
+    columns
+        Positions of the columns of the result that are in use; None for all.
+    """
+
+    source: RowSource
+    function: RowFunction
+    width: int
+    columns: tuple[int, ...] | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(n, k)."""
+        return self.source.shape[0], self.width if self.columns is None else len(self.columns)
+
+    @property
+    def chunk_rows(self) -> int | None:
+        """Of the source."""
+        return self.source.chunk_rows
+
+    @property
+    def row_bytes(self) -> int:
+        """Of the source."""
+        return self.source.row_bytes
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether those of the source do."""
+        return self.source.in_memory
+
+    def read(self, start: int, stop: int) -> Array:
+        """Rows [start, stop) as float64, shape (stop - start, k).
+
+        Raises
+        ------
+        DataError
+            If the function returns another shape, or no numbers.
+        """
+        rows = applied(self.function, self.source.read(start, stop), self.width)
+        return rows if self.columns is None else rows[:, list(self.columns)]
+
+    def pick(self, positions: tuple[int, ...]) -> "MappedSource":
+        """The same rows with the columns at these positions only."""
+        held = range(self.width) if self.columns is None else self.columns
+        return replace(self, columns=tuple(held[p] for p in positions))
+
+    def map(self, function: RowFunction, width: int) -> "MappedSource":
+        """The rows that a function makes of these, when they are read."""
+        return MappedSource(self, function, width)
+
+    def for_rows(self, start: int, stop: int) -> "MappedSource":
+        """The same function of rows [start, stop) of the source."""
+        return replace(self, source=self.source.for_rows(start, stop))
+
+
+def applied(function: RowFunction, rows: Array, width: int | None = None) -> Array:
+    """What a function makes of rows, as float64 of shape (b, k).
+
+    Parameters
+    ----------
+    function
+        See :class:`MappedSource`.
+    rows
+        Shape (b, d).
+    width
+        The expected k; None for any.
+
+    Raises
+    ------
+    DataError
+        If the function returns another shape, or no numbers.
+    """
+    name = getattr(function, "__name__", type(function).__name__)
+    result = function(rows)
+    try:
+        values = np.asarray(result, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{name} maps rows to numbers, got {brief(repr(result))}") from error
+    expected = f"({len(rows)}, {'k' if width is None else width})"
+    if values.ndim != 2 or len(values) != len(rows) or width not in (None, values.shape[1]):
+        raise DataError(
+            f"{name} made shape {values.shape} of rows of shape {rows.shape}, expected {expected}: "
+            "return one row for each row, as a two-dimensional array"
+        )
+    return np.ascontiguousarray(values)
+
 
 @dataclass(frozen=True, eq=False)
 class ZarrSource:
@@ -90,6 +211,7 @@ class ZarrSource:
     array: zarr.Array[Any]
     columns: tuple[int, ...] | None = None
     whole: bool = False
+    in_memory: ClassVar[bool] = False
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -132,6 +254,14 @@ class ZarrSource:
         """The same rows with the columns at these positions only; the others are left unread."""
         held = range(self.shape[1]) if self.columns is None else self.columns
         return replace(self, columns=tuple(held[p] for p in positions))
+
+    def map(self, function: RowFunction, width: int) -> MappedSource:
+        """The rows that a function makes of these, when they are read."""
+        return MappedSource(self, function, width)
+
+    def for_rows(self, start: int, stop: int) -> "ZarrSource":
+        """The source itself: each process opens the store."""
+        return self
 
     def missing_chunks(self, start: int, stop: int) -> list[str]:
         """Names of the chunks of rows [start, stop) that are not in the store."""
@@ -224,6 +354,31 @@ class ZarrSource:
         return StoreError(
             f"rows {start} to {stop - 1} of {self.array.store} can't be read: {brief(error)}"
         )
+
+
+def take_rows(
+    source: RowSource, index: Array, block: int, start: int = 0, stop: int | None = None
+) -> Array:
+    """Rows by sorted index, shape (k, d): each block that holds some is read once.
+
+    Parameters
+    ----------
+    source
+        The rows.
+    index
+        Ascending global indices, shape (k,).
+    block
+        Rows that are read at once, from a multiple of this number on.
+    start, stop
+        The rows that may be read; default all.
+    """
+    end = source.shape[0] if stop is None else stop
+    pieces = [np.empty((0, source.shape[1]))]
+    for number in np.unique(index // block):
+        low, high = max(int(number) * block, start), min((int(number) + 1) * block, end)
+        mine = index[np.searchsorted(index, low) : np.searchsorted(index, high)]
+        pieces.append(source.read(low, high)[mine - low])
+    return np.concatenate(pieces)
 
 
 def lost_chunk(name: str, location: str) -> StoreError:

@@ -13,7 +13,6 @@ from cme_dask.config import SAMPLE_SIZE, TOL
 from cme_dask.data.columns import Columns
 from cme_dask.data.row_sample import RowSample
 from cme_dask.data.sample import Sample
-from cme_dask.data.sources import ArraySource
 from cme_dask.errors import DataError
 from cme_dask.estimators.growing_moments import GrowingFeatures
 from cme_dask.estimators.pivoting import PivotChoice, PivotRule
@@ -93,7 +92,7 @@ class FittedFeatures(TransformerMixin):  # type: ignore[misc]
         sample = self._rows_of(X)
         sample.check_whole("transform")
         source = sample.sources[0]
-        if isinstance(source, ArraySource):
+        if source.in_memory:
             return model.checked(source.read(0, sample.n_rows), 0)
         return lazy_features(source, model)
 

@@ -35,7 +35,7 @@ from cme_dask.data.checkpoint import locked
 from cme_dask.data.partials import read_partial, write_json, write_partial
 from cme_dask.data.row_sample import RowSample
 from cme_dask.data.sample import Sample
-from cme_dask.data.sources import RowSource, ZarrSource
+from cme_dask.data.sources import MappedSource, RowSource, ZarrSource
 from cme_dask.data.store import ATTRIBUTE, disk_errors
 from cme_dask.errors import DataError, ResourceError, ShardDone, StoreError
 from cme_dask.numerics.cells import CellSums, Kept, ValueRange
@@ -524,6 +524,9 @@ def _values(source: RowSource) -> str:
         return f"{_chunks(source.array, source.whole)} {source.columns or ''}".strip()
     if isinstance(source, DaskSource):
         return str(source.array.name)
+    if isinstance(source, MappedSource):
+        function = _told(source.function, "map")
+        return f"{_values(source.source)} by {function} {source.columns or ''}".strip()
     return token_of(np.asarray(source.array), "rows")[:16]  # type: ignore[attr-defined]
 
 

@@ -9,7 +9,7 @@ from dask.base import tokenize
 from dask.delayed import delayed
 
 from cme_dask.data.columns import Columns, check_finite
-from cme_dask.data.sources import ArraySource, RowSource
+from cme_dask.data.sources import RowSource
 from cme_dask.errors import DataError
 from cme_dask.kernels import Kernel
 from cme_dask.models.features import FeatureModel
@@ -167,7 +167,7 @@ def lazy_rows(source: RowSource, width: int) -> Any:
     else:
         import dask.array as da
 
-        chunk = most if isinstance(source, ArraySource) else source.chunk_rows
+        chunk = source.chunk_rows or most
         rows = da.from_array(
             _Slices(source),
             chunks=(chunk, d),

@@ -13,7 +13,7 @@ import numpy as np
 
 from cme_dask.data.columns import negative_error, nonfinite_error
 from cme_dask.data.sample import Sample
-from cme_dask.data.sources import ArraySource, RowSource, ZarrSource
+from cme_dask.data.sources import RowSource, ZarrSource
 from cme_dask.errors import DataError, ShardDone, StoreError
 from cme_dask.numerics.cells import CellSpec, CellSums, StripCells, hashes_of
 from cme_dask.numerics.moments import Moments, MomentSpec, StripMoments
@@ -449,13 +449,12 @@ def predict_moments(
 
 def array_bytes(sample: Sample) -> int:
     """What the rows take that were given in the memory of this process."""
-    in_memory = [source for source in sample.reads if isinstance(source, ArraySource)]
-    return sum(source.row_bytes for source in in_memory) * sample.n_rows
+    return sum(s.row_bytes for s in sample.reads if s.in_memory) * sample.n_rows
 
 
 def materialised(sample: Sample, executor: Executor) -> bool:
     """Whether tasks are given their rows instead of reading them strip by strip."""
-    copied = not executor.shares_memory and any(isinstance(s, ArraySource) for s in sample.reads)
+    copied = not executor.shares_memory and any(s.in_memory for s in sample.reads)
     return copied or any(isinstance(s, DaskSource) for s in sample.reads)
 
 

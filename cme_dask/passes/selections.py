@@ -9,7 +9,7 @@ import numpy as np
 
 from cme_dask.data.row_sample import RowSample, draw_among, merge
 from cme_dask.data.sample import Sample
-from cme_dask.data.sources import ArraySource, RowSource
+from cme_dask.data.sources import RowSource, take_rows
 from cme_dask.errors import DataError
 from cme_dask.numerics.basis import BLOCK, LinearBasis
 from cme_dask.numerics.folds import BY_ROWS
@@ -52,8 +52,10 @@ def sample_rows(sample: Sample, size: int, seed: int, executor: Executor) -> tup
     by_row = np.argsort(chosen.index)
     index = chosen.index[by_row]
     columns = Sample((*sample.sources, *sample.units.values()), ())
-    if all(isinstance(source, ArraySource) for source in columns.reads):
-        found = tuple(_take(source, index, 0, sample.n_rows) for source in columns.reads)
+    if all(source.in_memory for source in columns.reads):
+        found = tuple(
+            take_rows(source, index, source.chunk_rows or _BLOCK) for source in columns.reads
+        )
     else:
         found = run_over_rows(columns, executor, _gather, _join, shared=index, name="gather-sample")
         passes += 1
@@ -76,7 +78,7 @@ def choose_rows(sample: Sample, size: int, seed: int, executor: Executor) -> tup
     sample = replace(sample.fold_by(BY_ROWS), row_sample=None)
     told_by = sample.reads[len(sample.sources) :]
     job = partial(_draw, size=size, seed=seed)
-    if not told_by or all(isinstance(source, ArraySource) for source in sample.reads):
+    if not told_by or all(source.in_memory for source in sample.reads):
         reading = replace(Reading.of(sample), variables=0)
         chosen, passes = job(None, Run(0, sample.n_rows, _BLOCK), reading, *told_by), 0
     else:
@@ -124,18 +126,7 @@ def _merge_two(a: RowSample, b: RowSample, *, size: int) -> RowSample:
 
 def _gather(index: Array, run: Run, reading: Reading, *sources: RowSource) -> tuple[Array, ...]:
     mine = index[np.searchsorted(index, run.start) : np.searchsorted(index, run.stop)]
-    return tuple(_take(source, mine, run.start, run.stop) for source in sources)
-
-
-def _take(source: RowSource, rows: Array, start: int, stop: int) -> Array:
-    """Rows of [start, stop) by sorted index; only the chunks that hold some are read."""
-    step = source.chunk_rows or _BLOCK
-    pieces = [np.empty((0, source.shape[1]))]
-    for chunk in np.unique(rows // step):
-        low, high = max(int(chunk) * step, start), min((int(chunk) + 1) * step, stop)
-        mine = rows[np.searchsorted(rows, low) : np.searchsorted(rows, high)]
-        pieces.append(source.read(low, high)[mine - low])
-    return np.concatenate(pieces)
+    return tuple(take_rows(s, mine, s.chunk_rows or _BLOCK, run.start, run.stop) for s in sources)
 
 
 def _join(a: tuple[Array, ...], b: tuple[Array, ...]) -> tuple[Array, ...]:

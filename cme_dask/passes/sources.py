@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import dask
 import numpy as np
@@ -22,7 +22,7 @@ from cme_dask.data.arrow import (
 )
 from cme_dask.data.columns import Columns
 from cme_dask.data.sample import Sample, open_store
-from cme_dask.data.sources import ArraySource, RowSource, ZarrSource
+from cme_dask.data.sources import ArraySource, RowFunction, RowSource, ZarrSource, applied
 from cme_dask.data.store import open_zarr
 from cme_dask.errors import DataError
 
@@ -262,6 +262,7 @@ class DaskSource:
     """Rows of a two-dimensional Dask array; its tasks become part of the pass."""
 
     array: Any
+    in_memory: ClassVar[bool] = False
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -286,12 +287,31 @@ class DaskSource:
         """The same rows with the columns at these positions only."""
         return DaskSource(self.array[:, list(positions)])
 
+    def map(self, function: RowFunction, width: int) -> "DaskSource":
+        """The rows that a function makes of these, block by block."""
+        rows = self.array.rechunk({1: -1})
+        chunks = (rows.chunks[0], (width,))
+        mapped = rows.map_blocks(
+            applied_to, function=function, width=width, chunks=chunks, dtype=np.float64,
+            meta=np.empty((0, 0)),
+        )  # fmt: skip
+        return DaskSource(mapped)
+
+    def for_rows(self, start: int, stop: int) -> Delayed:
+        """Rows [start, stop) as a source in memory, once computed."""
+        return self.delayed(start, stop)
+
     def delayed(self, start: int, stop: int) -> Delayed:
         """Rows [start, stop) as a source in memory, once computed."""
         rows = self.array[start:stop].rechunk((stop - start, -1))
         # Not optimised: tasks, and x and y, that need the same block must name it alike.
         block = rows.to_delayed(optimize_graph=False)[0, 0]
         return delayed(_computed, pure=False)(block, start, (stop - start, self.shape[1]))
+
+
+def applied_to(block: Array, *, function: RowFunction, width: int) -> Array:
+    """What a function makes of a block of rows, see :func:`cme_dask.data.sources.applied`."""
+    return applied(function, np.asarray(block, dtype=np.float64), width)
 
 
 def _computed(block: Array, start: int, shape: tuple[int, int]) -> ArraySource:
@@ -306,11 +326,7 @@ def _computed(block: Array, start: int, shape: tuple[int, int]) -> ArraySource:
 
 def for_task(source: RowSource, start: int, stop: int, shares_memory: bool) -> Any:
     """What a task on rows [start, stop) is given to read from."""
-    if isinstance(source, DaskSource):
-        return source.delayed(start, stop)
-    if isinstance(source, ArraySource) and not shares_memory:
-        return ArraySource(source.read(start, stop), start)
-    return source
+    return source if source.in_memory and shares_memory else source.for_rows(start, stop)
 
 
 def open_sample(

@@ -14,7 +14,7 @@ from cme_dask.data.columns import Columns
 from cme_dask.data.outputs import DTYPES, AnswerFiles, FeatureFiles, default_feature_chunk
 from cme_dask.data.row_sample import RowSample
 from cme_dask.data.sample import Sample
-from cme_dask.data.sources import ArraySource, RowSource
+from cme_dask.data.sources import RowSource
 from cme_dask.data.store import check_output, disk_errors, writing
 from cme_dask.data.writer import check_chunk_rows
 from cme_dask.errors import DataError, ResourceError, option
@@ -251,8 +251,7 @@ class _Layout:
         process = _HEAP + _FACTORS_HELD * 8 * m * m
         if budget.executor.kind == "processes":  # of which each runs one task
             task += process
-        arrays = [source for source in sources if isinstance(source, ArraySource)]
-        given = sum(source.row_bytes for source in arrays) * self.sample.n_rows
+        given = sum(s.row_bytes for s in sources if s.in_memory) * self.sample.n_rows
         plan = budget.tightest(task, process + kept, {"the row sample": process + kept}, given)
         if plan.predicted > plan.limit:
             raise ResourceError(
