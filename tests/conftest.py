@@ -68,7 +68,7 @@ def brief_search(monkeypatch):
 
 def few_scales(patch):
     """Grids of a few length scales for the studies, by this monkeypatch."""
-    from cme_dask.bench import classifiers, laws
+    from benchmarks import classifiers, laws
 
     patch.setattr(laws, "SCALES", (0.35, 1.0))
     patch.setattr(laws, "COUPLING_SCALES", (0.2, 0.6))
@@ -87,7 +87,7 @@ def quick_studies(monkeypatch):
     few_scales(monkeypatch)
     for module in ("study", "classification"):
         monkeypatch.setattr(
-            f"cme_dask.bench.{module}.judge_all",
+            f"benchmarks.{module}.judge_all",
             lambda judge, tasks, workers, progress: {task: judge(*task) for task in tasks},
         )
 

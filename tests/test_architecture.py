@@ -17,6 +17,7 @@ from cme_dask import JointDistribution, kernels
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "cme_dask"
+BENCHMARKS = ROOT / "benchmarks"
 
 # Who may import whom: a module may import from its own rank and lower ones. Errors and kernels
 # stand below all; models need data for the model file alone.
@@ -33,8 +34,8 @@ RANK = {
     "models": 4,
     "passes": 5,
     "estimators": 6,
-    "bench": 8,
     "cli": 8,
+    "benchmarks": 9,
 }
 DASK_ROOMS = {"passes"}
 
@@ -43,9 +44,16 @@ def modules():
     return sorted(PACKAGE.rglob("*.py"))
 
 
+def all_modules():
+    """Those of the package, and the benchmarks beside it."""
+    return modules() + sorted(BENCHMARKS.rglob("*.py"))
+
+
 def room(dotted):
     """The room of a module of the package; the package itself and ``__main__`` have none."""
     parts = dotted.split(".")
+    if parts[0] == "benchmarks":
+        return "benchmarks"
     if len(parts) == 1 or parts[1] in ("__main__", "__version__"):
         return None
     name = parts[1]
@@ -74,19 +82,19 @@ def imports(path):
 HOMES = {name: room(home) for name, home in cme_dask._HOMES.items()}
 
 
-@pytest.mark.parametrize("path", modules(), ids=dotted_name)
+@pytest.mark.parametrize("path", all_modules(), ids=dotted_name)
 def test_imports_run_one_way(path):
     here = room(dotted_name(path))
     if here is None:  # the package's own lazy doors, and `python -m`
         return
     for name in imports(path):
-        if name.split(".")[0] == "cme_dask":
+        if name.split(".")[0] in ("cme_dask", "benchmarks"):
             there = room(name)
             there = HOMES.get(there, there)
             assert there is None or RANK[there] <= RANK[here], f"{dotted_name(path)}: {name}"
 
 
-@pytest.mark.parametrize("path", modules(), ids=dotted_name)
+@pytest.mark.parametrize("path", all_modules(), ids=dotted_name)
 def test_only_the_rooms_of_dask_know_dask(path):
     tops = {name.split(".")[0] for name in imports(path)}
     if tops & {"dask", "distributed"}:
@@ -119,7 +127,7 @@ def import_nodes(tree, also):
 
 def file_arrows(also):
     """For each module of the package the modules that it imports, as dotted names."""
-    names = {dotted_name(path): path for path in modules()}
+    names = {dotted_name(path): path for path in all_modules()}
     arrows = {}
     for name, path in names.items():
         found = set()
@@ -178,12 +186,12 @@ def test_circles_are_seen():
 
 
 def test_every_room_has_a_rank():
-    rooms = {room(dotted_name(path)) for path in modules()} - {None}
+    rooms = {room(dotted_name(path)) for path in all_modules()} - {None}
     assert rooms <= set(RANK)
     assert {"numerics", "data", "passes", "estimators"} <= rooms
 
 
-@pytest.mark.parametrize("path", modules(), ids=dotted_name)
+@pytest.mark.parametrize("path", all_modules(), ids=dotted_name)
 def test_nothing_is_pickled_or_executed(path):
     tops = {name.split(".")[0] for name in imports(path)}
     assert not tops & {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}

@@ -15,10 +15,10 @@ import pytest
 from click.testing import CliRunner
 from scipy.stats import chi2_contingency
 
-from cme_dask import JointDistribution, kernels
-from cme_dask.bench import cases, machine, measure, run
-from cme_dask.bench.cases import Size
-from cme_dask.bench.fits import (
+from benchmarks import cases, machine, measure, run
+from benchmarks.__main__ import cli
+from benchmarks.cases import Size
+from benchmarks.fits import (
     Bare,
     BareBasis,
     Fit,
@@ -30,11 +30,11 @@ from cme_dask.bench.fits import (
     uniform_rows,
     write_uniform,
 )
-from cme_dask.bench.machine import limit_seconds
-from cme_dask.bench.measure import Measurement, Ratio, Term, Together, run_fresh
-from cme_dask.bench.peers import accelerated_cholesky, random_cholesky, reject
-from cme_dask.bench.worker import JOBS, describe_job, make_job, measured
-from cme_dask.cli import cli
+from benchmarks.machine import limit_seconds
+from benchmarks.measure import Measurement, Ratio, Term, Together, run_fresh
+from benchmarks.peers import accelerated_cholesky, random_cholesky, reject
+from benchmarks.worker import JOBS, describe_job, make_job, measured
+from cme_dask import JointDistribution, kernels
 from cme_dask.errors import DataError, ResourceError
 
 KERNEL = kernels.Gaussian(0.5)
@@ -363,7 +363,7 @@ def test_an_interrupt_leaves_nothing(tmp_path):
     """Ctrl-C reaches the whole group of processes, as in a terminal."""
     args = ["--case", "ridge", "--rows", "1e6", "--out", str(tmp_path / "out")]
     process = subprocess.Popen(
-        [sys.executable, "-m", "cme_dask", "bench", *args],
+        [sys.executable, "-m", "benchmarks", "bench", *args],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -408,7 +408,7 @@ def test_without_fmca_the_rest_is_measured(here, monkeypatch):
     result = json.loads(stdout)
     check(result)
     peer = result["measurements"]["fmca/tol 0.1/FMCA"]
-    assert peer["missing"] == "not installed: pip install 'cme-dask[bench]'"
+    assert peer["missing"] == "not installed: pip install '.[bench]'"
     assert len(result["measurements"]["fmca/tol 0.1/fit"]["runs"]) == 1
     code, stdout, err = command(*args)
     assert code == 0, err
@@ -417,7 +417,7 @@ def test_without_fmca_the_rest_is_measured(here, monkeypatch):
 
 @pytest.mark.skipif(importlib.util.find_spec("FMCA") is None, reason="FMCA is not installed")
 def test_fmca_is_held_to_the_same_error():
-    from cme_dask.bench.peers import Fmca
+    from benchmarks.peers import Fmca
 
     found = measured(Fmca(3000, 3, 0.3, 1e-3).prepare())
     assert 0 < found["trace_error"] <= 1e-3

@@ -13,12 +13,12 @@ import pytest
 from click.testing import CliRunner
 from distributed import Client, wait
 
-from cme_dask.bench import cluster, measure, run
-from cme_dask.bench import cluster as large
-from cme_dask.bench.cases import Size
-from cme_dask.bench.cluster import running_cluster
-from cme_dask.bench.measure import Together
-from cme_dask.cli import cli
+from benchmarks import cluster, measure, run
+from benchmarks import cluster as large
+from benchmarks.__main__ import cli
+from benchmarks.cases import Size
+from benchmarks.cluster import running_cluster
+from benchmarks.measure import Together
 from cme_dask.errors import ResourceError
 from cme_dask.passes.observing import want_of_memory, worker_states
 
@@ -152,7 +152,7 @@ def test_rows_that_the_disk_does_not_hold_are_refused(tmp_path):
 
 
 def test_the_proxy_ends_with_its_input():
-    arguments = [sys.executable, "-m", "cme_dask.bench.delay", "0.01", "127.0.0.1:9"]
+    arguments = [sys.executable, "-m", "benchmarks.delay", "0.01", "127.0.0.1:9"]
     with subprocess.Popen(arguments, stdin=-1, stdout=-1, text=True) as proxy:
         (port,) = json.loads(proxy.stdout.readline())
         with socket.create_connection(("127.0.0.1", port)) as client:

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from cme_dask.bench import measure, run
-from cme_dask.bench.cases import FULL, QUICK, Size
-from cme_dask.bench.coverage import SCENARIOS
-from cme_dask.bench.programs import CLOSED, SolveCoupling, SolveProgram
-from cme_dask.bench.worker import describe_job, make_job, measured
-from cme_dask.cli import cli
+from benchmarks import measure, run
+from benchmarks.__main__ import cli
+from benchmarks.cases import FULL, QUICK, Size
+from benchmarks.coverage import SCENARIOS
+from benchmarks.programs import CLOSED, SolveCoupling, SolveProgram
+from benchmarks.worker import describe_job, make_job, measured
 
 
 def again(job):
@@ -78,8 +78,8 @@ def here(monkeypatch):
 
 def test_the_case_prints_its_table(here, monkeypatch, tmp_path):
     monkeypatch.setattr(run, "QUICK", {"programs": Size(2000, ranks=(3, 6))})
-    monkeypatch.setattr("cme_dask.bench.cases._LARGEST_PROGRAM", 100)
-    monkeypatch.setattr("cme_dask.bench.cases._COUPLINGS", {12: 5.0})
+    monkeypatch.setattr("benchmarks.cases._LARGEST_PROGRAM", 100)
+    monkeypatch.setattr("benchmarks.cases._COUPLINGS", {12: 5.0})
     out = tmp_path / "out"
     code, stdout, err = command("--case", "programs", "--repeats", 2, "--out", out)
     assert code == 0, err

@@ -8,8 +8,9 @@ from click.testing import CliRunner
 from conftest import few_scales
 from scipy.special import expit
 
-from cme_dask.bench import classifiers
-from cme_dask.bench.classification import (
+from benchmarks import classifiers
+from benchmarks.__main__ import cli
+from benchmarks.classification import (
     FIGURES,
     JUDGED,
     LAWS,
@@ -18,10 +19,8 @@ from cme_dask.bench.classification import (
     classification_tables,
     run_classification,
 )
-from cme_dask.bench.classifiers import METHODS, TRUTH, Draw, Training
-from cme_dask.cli import cli
+from benchmarks.classifiers import METHODS, TRUTH, Draw, Training
 from cme_dask.cli.progress import ProgressLines
-from cme_dask.cli.schema import read_job
 from cme_dask.errors import DataError
 
 
@@ -95,7 +94,7 @@ def result(small):
     figures = classifiers.judge("strong", 100, 0), classifiers.judge("strong", 100, 1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "cme_dask.bench.classification.judge_all",
+            "benchmarks.classification.judge_all",
             lambda judge, tasks, workers, progress: {task: figures[task[2]] for task in tasks},
         )
         with ProgressLines() as progress:
@@ -135,11 +134,7 @@ def test_verdicts_pair_the_draws():
         assert verdict[figure]["tied"] == {LAWS[0]: False, LAWS[1]: True}
 
 
-def test_the_job_runs_by_one_command(tmp_path, monkeypatch, result):
-    job = tmp_path / "small.toml"
-    job.write_text(
-        'title = "t"\n[classification]\nscenarios = ["strong"]\nrows = [100, 200]\nseeds = 2\n'
-    )
+def test_the_study_runs_by_one_command(tmp_path, monkeypatch, result):
     seen = {(n, s) for n in (100, 200) for s in (0, 1)}
 
     def judged(judge, tasks, workers, progress):
@@ -152,24 +147,20 @@ def test_the_job_runs_by_one_command(tmp_path, monkeypatch, result):
             for task in tasks
         }
 
-    monkeypatch.setattr("cme_dask.bench.classification.judge_all", judged)
-    done = CliRunner().invoke(cli, ["run", str(job), "--out", str(tmp_path / "out"), "--json"])
+    monkeypatch.setattr("benchmarks.classification.judge_all", judged)
+    out = ("--out", str(tmp_path / "out"))
+    args = ["study", "classification", "--scenario", "strong", "--rows", "100", "--rows", "200"]
+    done = CliRunner().invoke(cli, [*args, "--seeds", "2", *out, "--json"])
     assert done.exit_code == 0, done.output
     found = json.loads((tmp_path / "out" / "classification.json").read_text())
     assert found["verdicts"] == result["verdicts"]
     assert (tmp_path / "out" / "classification.png").stat().st_size > 10_000
-    again = CliRunner().invoke(cli, ["run", str(job), "--out", str(tmp_path / "out")])
+    again = CliRunner().invoke(cli, [*args, *out])
     assert again.exit_code == 2
 
 
-def test_bad_jobs_are_one_sentence(tmp_path):
+def test_bad_options():
     with pytest.raises(DataError, match="scenarios must be among"):
         ClassificationOptions(("bimodal",))
     with pytest.raises(DataError, match="at least 50 rows"):
         ClassificationOptions(("medium",), (10,))
-    job = tmp_path / "two.toml"
-    job.write_text(
-        'title = "t"\n[sample]\nrows = 100\n[classification]\nscenarios = ["low"]\nrows = [100]\n'
-    )
-    with pytest.raises(DataError, match="exactly one of the tables"):
-        read_job(job)

@@ -9,6 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from benchmarks.coverage import Coverage, coverage
 from cme_dask import (
     ConditionalMeanEmbedding,
     EmbeddingClassifier,
@@ -19,7 +20,6 @@ from cme_dask import (
     Tuning,
     kernels,
 )
-from cme_dask.bench.coverage import Coverage, coverage
 from cme_dask.errors import ConstantColumnWarning, DataError, LengthScaleWarning, NumericalError
 from cme_dask.estimators.recipe import warn_of_length
 from cme_dask.numerics.basis import NewtonBasis

@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 from conftest import BRIEF
 
+from benchmarks.__main__ import cli as beside
 from cme_dask.cli import cli
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,6 +35,9 @@ CUT = {
 
 PORT = "8786"
 """The port of a scheduler in the docs, Dask's own; tests take a free one."""
+
+BESIDE = ("python3 run bench", "python3 run study")
+"""Commands of the benchmarks, which run in this process as those of the package do."""
 
 
 @pytest.fixture
@@ -77,19 +81,23 @@ def commands(block):
     """Commands of a console block, without prompts and comments."""
     lines = [line[2:].split("  #")[0].strip() for line in block.splitlines() if line[:2] == "$ "]
     # One runs this test, the other needs a network: see the test of the installation below.
-    return [line for line in lines if not line.startswith(("python3 run", "pip install"))]
+    skipped = ("python3 run test", "python3 run demo", "python3 run slow", "pip install")
+    return [line for line in lines if not line.startswith(skipped)]
 
 
 def words(line):
-    """Words of a plain ``cme-dask`` command as the shell makes them, None of any other line."""
+    """Words of a plain command of the project as the shell makes them, None of any other line."""
+    line = line.removeprefix("python3 run ") if line.startswith(BESIDE) else line
     tokens = shlex.shlex(line, posix=True, punctuation_chars=True)
     tokens.whitespace_split = True
     name, *rest = tokens
-    if name != "cme-dask" or any(set(word) <= set("();<>|&") for word in rest):
+    ours = name in ("cme-dask", "bench", "study")
+    if not ours or any(set(word) <= set("();<>|&") for word in rest):
         return None
     split = ["bash", "-c", f"printf '%s\\0' {line}"]
     done = subprocess.run(split, check=True, capture_output=True, text=True)
-    return done.stdout.split("\0")[1:-1]
+    found = done.stdout.split("\0")[:-1]
+    return found[1:] if name == "cme-dask" else found
 
 
 def run_line(line):
@@ -100,7 +108,8 @@ def run_line(line):
         )
         return done.returncode, done.stdout
     args += [more for word in args for more in CUT.get(word, [])]
-    done = CliRunner().invoke(cli, args, catch_exceptions=False)
+    commands = beside if line.startswith(BESIDE) else cli
+    done = CliRunner().invoke(commands, args, catch_exceptions=False)
     return done.exit_code, done.output
 
 

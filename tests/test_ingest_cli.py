@@ -7,7 +7,7 @@ import pytest
 import zarr
 from click.testing import CliRunner
 
-from cme_dask.bench.ingest import COLUMNS, write_table
+from benchmarks.ingest import COLUMNS, write_table
 from cme_dask.cli.app import cli
 from cme_dask.cli.schema import IngestSection
 from cme_dask.data.ingest import ingest

@@ -229,25 +229,6 @@ def test_the_tables_are_printed(done):
     assert "gradient boosting" not in stdout
 
 
-def test_a_job_of_another_kind_is_refused(tmp_path):
-    (tmp_path / "job.toml").write_text(
-        'title = "s"\n[study]\nscenarios = ["low"]\nrows = [60]\n[evaluate]\nhold_out = 0.1\n'
-    )
-    code, _, err = run("run", tmp_path / "job.toml", "--out", tmp_path / "out")
-    assert code == 2
-    assert "a study takes no other tables" in err
-
-
-def test_a_study_runs_as_a_job(tmp_path, quick_studies, brief_search):
-    (tmp_path / "job.toml").write_text(
-        'title = "s"\n[study]\nscenarios = ["low"]\nrows = [60]\nseeds = 1\n'
-    )
-    code, stdout, err = run("run", tmp_path / "job.toml", "--out", tmp_path / "out", "--json")
-    assert code == 0, err
-    assert json.loads(stdout)["kind"] == "study"
-    assert (tmp_path / "out" / "study.png").exists()
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

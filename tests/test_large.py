@@ -1,4 +1,4 @@
-"""Sizes that no laptop holds in memory; minutes long, run by `python3 run study`."""
+"""Sizes that no laptop holds in memory; minutes long, run by `python3 run slow`."""
 
 import json
 import shutil

@@ -15,8 +15,8 @@ import pytest
 from conftest import write_store
 from distributed import Client
 
+from benchmarks.cluster import running_cluster
 from cme_dask import JointDistribution, kernels
-from cme_dask.bench.cluster import running_cluster
 from cme_dask.cli.run_report import peak_of
 from cme_dask.errors import ResourceError
 from cme_dask.numerics.basis import NewtonBasis

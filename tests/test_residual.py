@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_reads import opened
 
+from benchmarks.coverage import SCENARIOS
 from cme_dask import JointDistribution, Tuning, kernels, load
-from cme_dask.bench.coverage import SCENARIOS
 from cme_dask.data.model_file import ModelState
 from cme_dask.errors import DataError, StoreError
 from cme_dask.kernels.transforms import Coordinates, Pooled, Scores, Standard

@@ -93,7 +93,8 @@ def test_usage(args, code):
     text = done.stdout + done.stderr
     assert "python3 run COMMAND" in text
     if args != ["nope"]:
-        assert all(word in text for word in ("demo", "test", "study", "lint", "exec --"))
+        commands = ("demo", "test", "bench", "study", "slow", "lint", "exec --")
+        assert all(word in text for word in commands)
 
 
 def test_too_old_python_is_one_sentence(run, monkeypatch, capsys):
@@ -313,7 +314,7 @@ def test_later_steps_run_after_a_failed_one(small_root, capfd):
             ],
         ),
         (["test", "-k", "x"], ["pytest -k x"]),
-        (["study", "-x"], ["pytest -m slow -x"]),
+        (["slow", "-x"], ["pytest -m slow -x"]),
         (["lint"], ["ruff check . run", "ruff format --check . run", "mypy"]),
     ],
 )
@@ -322,6 +323,14 @@ def test_commands(small_root, monkeypatch, argv, expected):
     monkeypatch.setattr(small_root, "run_all", lambda modules: steps.extend(modules) or 0)
     assert small_root.main(argv) == 0
     assert [" ".join(step) for step in steps] == expected
+
+
+@pytest.mark.parametrize(
+    ("argv", "package"), [(["demo"], "cme_dask"), (["bench", "-h"], "benchmarks")]
+)
+def test_commands_of_packages(small_root, monkeypatch, argv, package):
+    monkeypatch.setattr(small_root, "become", list)
+    assert small_root.main(argv) == [small_root.PYTHON, "-m", package, *argv]
 
 
 # --- real environments ----------------------------------------------------------------------------

@@ -7,11 +7,11 @@ import pytest
 from click.testing import CliRunner
 from conftest import few_scales
 
-from cme_dask.bench import laws
-from cme_dask.bench.coverage import SCENARIOS
-from cme_dask.bench.laws import judge_tuned
-from cme_dask.bench.study import DEFAULT, FIGURES, SCENARIO_NAMES, StudyOptions, run_study
-from cme_dask.cli import cli
+from benchmarks import laws
+from benchmarks.__main__ import cli
+from benchmarks.coverage import SCENARIOS
+from benchmarks.laws import judge_tuned
+from benchmarks.study import DEFAULT, FIGURES, SCENARIO_NAMES, StudyOptions, run_study
 from cme_dask.cli.progress import ProgressLines
 from cme_dask.errors import DataError
 
@@ -101,7 +101,7 @@ def test_the_study_sums_up(tmp_path, quick_studies, brief_search):
     # The page holds every model of this run, the default first, and the command that makes it.
     page = (tmp_path / "out" / "study.md").read_text()
     assert str(tmp_path / "out" / "study.md") in result["files"]
-    assert "`cme-dask study --scenario low --rows 60 --seeds 2 --out docs --overwrite`" in page
+    assert "`python3 run study --scenario low --rows 60 --seeds 2 --out docs --overwrite`" in page
     head, _, default, *others = page.partition("## Error (43)")[2].split("\n\n")[1].splitlines()
     assert head == "| | low |"
     number = float(default.removeprefix("| **default** (self-tuned) | ").split(" ")[0])

@@ -146,22 +146,6 @@ def _kernel(key: str, specification: Specification, columns: Columns) -> Kernel 
         raise DataError(f"{key}: {error}") from error
 
 
-class StudySection(_Section):
-    """Laws of samples whose truth is known; see :func:`cme_dask.bench.study.run_study`."""
-
-    scenarios: list[str] = Field(min_length=1)
-    rows: list[int] = Field(min_length=1)
-    seeds: int = Field(default=20, ge=1)
-
-
-class ClassificationSection(_Section):
-    """Class probabilities where they are known; see ``cme_dask.bench.classification``."""
-
-    scenarios: list[str] = Field(min_length=1)
-    rows: list[int] = Field(min_length=1)
-    seeds: int = Field(default=20, ge=1)
-
-
 class EvaluateSection(_Section):
     """Rows that are held out, by the units of ``fit.fold_by``, and scored in one more pass.
 
@@ -214,28 +198,19 @@ class ReportSection(_Section):
 
 
 class Job(_Section):
-    """A whole job: get a sample, fit, report; or a study of samples whose truth is known."""
+    """A whole job: get a sample, fit, report."""
 
     title: str
     ingest: IngestSection | None = None
     sample: SampleSection | None = None
-    study: StudySection | None = None
-    classification: ClassificationSection | None = None
     fit: FitSection = FitSection()
     evaluate: EvaluateSection | None = None
     report: ReportSection = ReportSection()
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
-        origins = (self.ingest, self.sample, self.study, self.classification)
-        if sum(table is not None for table in origins) != 1:
-            raise ValueError(
-                "a job needs exactly one of the tables [ingest], [sample], [study] and "
-                "[classification]"
-            )
-        alone = self.study is not None or self.classification is not None
-        if alone and (self.evaluate or self.fit.events or self.report.points):
-            raise ValueError("a study takes no other tables: it fits and reports itself")
+        if (self.ingest is None) == (self.sample is None):
+            raise ValueError("a job needs exactly one of the tables [ingest] and [sample]")
         return self
 
 

@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pacsv
 
-from cme_dask.bench.measure import Ratio, Term
+from benchmarks.measure import Ratio, Term
 from cme_dask.data.csv import cores
 from cme_dask.data.ingest import ingest
 
 if TYPE_CHECKING:
-    from cme_dask.bench.cases import Bench, Size
+    from benchmarks.cases import Bench, Size
 
 
 Result = dict[str, Any]

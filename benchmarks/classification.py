@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from cme_dask.bench.machine import describe_machine
-from cme_dask.bench.run import write_result
-from cme_dask.bench.study import judge_all, mean_and_error, short, summary
+from benchmarks.machine import describe_machine
+from benchmarks.run import write_result
+from benchmarks.study import judge_all, mean_and_error, short, summary
 from cme_dask.cli.compute import prepare_folder
 from cme_dask.cli.progress import ProgressLines
 from cme_dask.cli.tables import grid
@@ -192,7 +192,7 @@ def run_classification(
 
 
 def _judge(name: str, n: int, seed: int) -> Result:
-    from cme_dask.bench.classifiers import judge
+    from benchmarks.classifiers import judge
 
     return judge(name, n, seed)
 

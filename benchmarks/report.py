@@ -6,8 +6,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from cme_dask.bench.coverage import LEVEL
-from cme_dask.bench.programs import CLOSED
+from benchmarks.coverage import LEVEL
+from benchmarks.programs import CLOSED
 from cme_dask.cli.tables import facts, format_bytes, grid, number
 from cme_dask.models.plots import STYLE
 

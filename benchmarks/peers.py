@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from scipy.linalg import solve_triangular
 
+from benchmarks.fits import BareBasis, bare_pass, regression_rows, uniform_rows
 from cme_dask import kernels
-from cme_dask.bench.fits import BareBasis, bare_pass, regression_rows, uniform_rows
 
 # Randomly pivoted Cholesky, plain and accelerated, written from the paper in plain NumPy
 
@@ -140,7 +140,7 @@ Result = dict[str, Any]
 Describe = Callable[[], Result]
 Run = Callable[[], Describe]
 
-NOT_INSTALLED = "not installed: pip install 'cme-dask[bench]'"
+NOT_INSTALLED = "not installed: pip install '.[bench]'"
 
 _WARM_ROWS = 2000
 _TEST_ROWS = 20_000

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import IO, Any, TypeAlias
 
+from benchmarks.worker import describe_job
 from cme_dask import errors
-from cme_dask.bench.worker import describe_job
 from cme_dask.errors import ResourceError
 
 Result = dict[str, Any]
 Job: TypeAlias = Any
-"""One of the dataclasses that ``cme_dask.bench.worker.JOBS`` names."""
+"""One of the dataclasses that ``benchmarks.worker.JOBS`` names."""
 
 Tell = Callable[[str, int, Result], None]
 
@@ -231,7 +231,7 @@ class _Process:
         self._name = type(job).__name__
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed on exit)
         self._popen = subprocess.Popen(
-            [sys.executable, "-m", "cme_dask.bench.worker"],
+            [sys.executable, "-m", "benchmarks.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from cme_dask.bench.coverage import SCENARIOS
-from cme_dask.bench.machine import describe_machine
-from cme_dask.bench.run import write_result
+from benchmarks.coverage import SCENARIOS
+from benchmarks.machine import describe_machine
+from benchmarks.run import write_result
 from cme_dask.cli.compute import prepare_folder
 from cme_dask.cli.progress import ProgressLines
 from cme_dask.cli.tables import grid, number
@@ -48,7 +48,7 @@ def _lines(result: Result) -> Iterator[str]:
     sizes = sorted({cell["rows"] for cell in cells}, reverse=True)
     asked = [] if set(scenarios) == set(SCENARIOS) else [f"--scenario {s}" for s in scenarios]
     asked += [f"--rows {n}" for n in sorted(sizes)]
-    command = " ".join(["cme-dask study", *asked, f"--seeds {seeds}"])
+    command = " ".join(["python3 run study", *asked, f"--seeds {seeds}"])
     yield "# The study of laws in numbers"
     yield ""
     yield (
@@ -352,7 +352,7 @@ def judge_all(
 
 
 def _judge(name: str, n: int, seed: int) -> Result:
-    from cme_dask.bench.laws import judge, judge_tuned
+    from benchmarks.laws import judge, judge_tuned
 
     return {**judge(name, n, seed), DEFAULT: judge_tuned(name, n, seed)}
 

@@ -1,4 +1,4 @@
-"""``bench``: run the cases, write what they found into a folder."""
+"""Run the cases of ``python3 run bench`` and write the results into a folder."""
 
 import json
 import tempfile
@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cme_dask.bench.cases import CASES, FULL, QUICK, Bench, Size
-from cme_dask.bench.machine import describe_machine
-from cme_dask.bench.report import bench_picture, measurement_line
+from benchmarks.cases import CASES, FULL, QUICK, Bench, Size
+from benchmarks.machine import describe_machine
+from benchmarks.report import bench_picture, measurement_line
 from cme_dask.cli.compute import prepare_folder
 from cme_dask.cli.progress import ProgressLines
 from cme_dask.data.store import disk_errors, writing
@@ -65,7 +65,7 @@ def write_result(
         aside.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
 
 
-# ``cme-dask bench``: run the cases, write what they found
+# ``python3 run bench``: run the cases and write the results
 
 
 OUTPUTS = ("bench.json", "bench.png")

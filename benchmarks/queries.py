@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cme_dask.bench.measure import Ratio, Term
+from benchmarks.measure import Ratio, Term
 from cme_dask.data.generate import Normal3
 from cme_dask.models import load_only
 from cme_dask.models.joint import JointModel
@@ -17,7 +17,7 @@ from cme_dask.numerics.basis import BLOCK, BlockValues
 from cme_dask.numerics.moments import Function
 
 if TYPE_CHECKING:
-    from cme_dask.bench.cases import Bench, Size
+    from benchmarks.cases import Bench, Size
 
 
 Array = Any

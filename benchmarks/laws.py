@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cme_dask.bench.coverage import SCENARIOS, Scenario
+from benchmarks.coverage import SCENARIOS, Scenario
 from cme_dask.constraints import (
     Certified,
     Constraint,

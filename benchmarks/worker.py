@@ -1,4 +1,4 @@
-"""One measurement in a process of its own: `python -m cme_dask.bench.worker`.
+"""One measurement in a process of its own: ``python -m benchmarks.worker``.
 
 A line of JSON names the job on stdin; the process prepares, says "ready" on stdout, waits for
 another line, runs the job once, and prints one line of JSON. So several can start together.
@@ -17,23 +17,23 @@ from typing import Any, get_type_hints
 from cme_dask.errors import CmeDaskError
 
 JOBS = {
-    "ArrowRead": "cme_dask.bench.ingest",
-    "Bare": "cme_dask.bench.fits",
-    "ConditionalMean": "cme_dask.bench.peers",
-    "Expectations": "cme_dask.bench.queries",
-    "Fit": "cme_dask.bench.fits",
-    "Fmca": "cme_dask.bench.peers",
-    "Ingest": "cme_dask.bench.ingest",
-    "GemmRate": "cme_dask.bench.machine",
-    "KernelBlocks": "cme_dask.bench.queries",
-    "MachineRates": "cme_dask.bench.machine",
-    "Quantiles": "cme_dask.bench.queries",
-    "Reference": "cme_dask.bench.peers",
-    "Coverage": "cme_dask.bench.coverage",
-    "SolveCoupling": "cme_dask.bench.programs",
-    "SolveProgram": "cme_dask.bench.programs",
-    "StoreRead": "cme_dask.bench.fits",
-    "WatchedFit": "cme_dask.bench.cluster",
+    "ArrowRead": "benchmarks.ingest",
+    "Bare": "benchmarks.fits",
+    "ConditionalMean": "benchmarks.peers",
+    "Expectations": "benchmarks.queries",
+    "Fit": "benchmarks.fits",
+    "Fmca": "benchmarks.peers",
+    "Ingest": "benchmarks.ingest",
+    "GemmRate": "benchmarks.machine",
+    "KernelBlocks": "benchmarks.queries",
+    "MachineRates": "benchmarks.machine",
+    "Quantiles": "benchmarks.queries",
+    "Reference": "benchmarks.peers",
+    "Coverage": "benchmarks.coverage",
+    "SolveCoupling": "benchmarks.programs",
+    "SolveProgram": "benchmarks.programs",
+    "StoreRead": "benchmarks.fits",
+    "WatchedFit": "benchmarks.cluster",
 }
 """Where each job lives: only its own module is imported."""
 

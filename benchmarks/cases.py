@@ -5,17 +5,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks import CASE_NAMES
+from benchmarks.cluster import cluster_case, large_case
+from benchmarks.coverage import LEVEL, Coverage
+from benchmarks.fits import Bare, Fit, Rows, StoreRead, bare_flops, write_uniform
+from benchmarks.ingest import ingest_case
+from benchmarks.machine import GemmRate, MachineRates, limit_seconds
+from benchmarks.measure import Measurement, Ratio, Tell, Term, Together, measure
+from benchmarks.peers import NOT_INSTALLED, ConditionalMean, Fmca, Reference, fmca_installed
+from benchmarks.programs import CLOSED, SolveCoupling, SolveProgram
+from benchmarks.queries import queries_case
 from cme_dask import kernels
-from cme_dask.bench import CASE_NAMES
-from cme_dask.bench.cluster import cluster_case, large_case
-from cme_dask.bench.coverage import LEVEL, Coverage
-from cme_dask.bench.fits import Bare, Fit, Rows, StoreRead, bare_flops, write_uniform
-from cme_dask.bench.ingest import ingest_case
-from cme_dask.bench.machine import GemmRate, MachineRates, limit_seconds
-from cme_dask.bench.measure import Measurement, Ratio, Tell, Term, Together, measure
-from cme_dask.bench.peers import NOT_INSTALLED, ConditionalMean, Fmca, Reference, fmca_installed
-from cme_dask.bench.programs import CLOSED, SolveCoupling, SolveProgram
-from cme_dask.bench.queries import queries_case
 from cme_dask.config import TOL
 from cme_dask.data.generate import write_normal3
 from cme_dask.kernels import Kernel

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from benchmarks.fits import Describe, Fit, Rows, write_uniform
+from benchmarks.measure import Ratio, Term, Together
 from cme_dask import kernels
-from cme_dask.bench.fits import Describe, Fit, Rows, write_uniform
-from cme_dask.bench.measure import Ratio, Term, Together
 from cme_dask.cli.run_report import peak_of
 from cme_dask.cli.tables import format_bytes
 from cme_dask.errors import ResourceError
@@ -31,7 +31,7 @@ from cme_dask.passes.cluster import connected
 from cme_dask.passes.observing import want_of_memory
 
 if TYPE_CHECKING:
-    from cme_dask.bench.cases import Bench, Size
+    from benchmarks.cases import Bench, Size
 
 
 # Fits on a real cluster: scheduler and workers in processes of their own, over TCP
@@ -129,7 +129,7 @@ def _dask(arguments: list[str], log: Path) -> Iterator[int]:
 @contextlib.contextmanager
 def _delayed(ports: list[int], seconds: float) -> Iterator[list[int]]:
     """Ports that lead to these, only later."""
-    command = [sys.executable, "-m", "cme_dask.bench.delay", str(seconds)]
+    command = [sys.executable, "-m", "benchmarks.delay", str(seconds)]
     command += [f"{_HOST}:{port}" for port in ports]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, **pipes) as process:  # type: ignore[call-overload]

@@ -1,4 +1,4 @@
-"""``cme-dask bench``: what the machine can do, what a fit does, and what others take."""
+"""Benchmarks and studies of cme_dask: ``python3 run bench``, ``python3 run study``."""
 
 CASE_NAMES = (
     "machine",

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cme_dask.bench.coverage import SCENARIOS
+from benchmarks.coverage import SCENARIOS
 from cme_dask.constraints import Coupling
 from cme_dask.kernels import Gaussian
 from cme_dask.metrics import oracle_error

@@ -1,0 +1,179 @@
+"""The commands ``python3 run bench`` and ``python3 run study``: their options."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks import CASE_NAMES
+from cme_dask.cli import tables
+from cme_dask.cli.app import SentenceGroup
+from cme_dask.cli.options import (
+    count,
+    counts,
+    examples,
+    json_option,
+    numbers,
+    output,
+    overwrite_option,
+)
+from cme_dask.cli.progress import ProgressLines
+
+
+@click.group(
+    cls=SentenceGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+def cli() -> None:
+    """Measure cme_dask beside other packages, and compare its models where the truth is known."""
+
+
+@cli.command(
+    short_help="Measure fits beside the limits of the machine and beside other packages.",
+    epilog=examples(
+        "python3 run bench --out bench",
+        "python3 run bench --case fmca --rows 1e6 --tols 1e-4,1e-6 --repeats 5",
+    ),
+)
+@click.option(
+    "--case",
+    "cases",
+    type=click.Choice(CASE_NAMES),
+    multiple=True,
+    help="What to measure; repeatable.  [default: all]",
+)
+@click.option(
+    "--full", is_flag=True, help="Sizes of the published figures (hours), not of a few minutes."
+)
+@click.option("--rows", type=count, help="Rows, such as 1000000, 1e6 or 1M.  [default: by case]")
+@click.option("--ranks", type=counts, help="Ranks, such as 100,400.  [default: by case]")
+@click.option("--tols", type=numbers, help="Tolerances of the case fmca.  [default: by case]")
+@click.option(
+    "--repeats",
+    type=click.IntRange(1),
+    help="Runs of each measurement.  [default: 3, with --full 5]",
+)
+@click.option("--workers", type=click.IntRange(1), help="Threads.  [default: one per core]")
+@click.option(
+    "--out",
+    type=output,
+    metavar="PATH",
+    help="Folder for bench.json and bench.png, and for temporary stores.  [default: none]",
+)
+@click.option(
+    "--dir",
+    "stores",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="Folder for the store of the case large, which is kept for further runs.",
+)
+@overwrite_option
+@json_option
+def bench(
+    cases: tuple[str, ...],
+    full: bool,
+    rows: int | None,
+    ranks: tuple[int, ...] | None,
+    tols: tuple[float, ...] | None,
+    repeats: int | None,
+    workers: int | None,
+    out: Path | None,
+    stores: Path | None,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """Measure fits beside what the machine can do and beside other packages.
+
+    The cases: machine (rates), fmca (FMCA's pivoted Cholesky), pass (joint fits from a store beside
+    the bare pass, threads beside processes), random (randomly pivoted Cholesky), ridge (Nystroem
+    features and ridge regression), sweep (one parameter changed at a time), programs (certified
+    programs: closed form, Clarabel, OSQP), ingest (a CSV file into a store, and pyarrow's read
+    of it), tuning (a fit that learns its kernels), coverage (how often intervals of conditional
+    expectations hold the truth), queries (a saved model's expectations and quantiles), cluster
+    (workers beside threads, beside independent processes, and on a slow network), large (rows 20
+    times larger than the memory of the workers). Each measurement runs in a fresh process, and
+    rivals take turns.
+    """
+    from benchmarks.report import bench_tables
+    from benchmarks.run import Options, run_bench
+
+    options = Options(cases, full, rows, ranks, tols, repeats, workers, stores)
+    with ProgressLines() as progress:
+        result = run_bench(options, out, overwrite=overwrite, progress=progress)
+    tables.show(result, bench_tables(result), as_json)
+
+
+@cli.command(
+    short_help="Compare models where the truth is known.",
+    epilog=examples(
+        "python3 run study --out study",
+        "python3 run study --scenario strong --rows 1000 --seeds 5",
+        "python3 run study classification --out classification",
+    ),
+)
+@click.argument("subject", type=click.Choice(["laws", "classification"]), default="laws")
+@click.option(
+    "--scenario",
+    "scenarios",
+    multiple=True,
+    help="low, medium, high or strong, and of laws also bimodal or skewed; repeatable.  [default: "
+    "all; of classification: medium, strong]",
+)
+@click.option(
+    "--rows",
+    "sizes",
+    type=count,
+    multiple=True,
+    help="Training rows; repeatable.  [default: 200, 1000, 5000; of classification: 100, 200, 500, "
+    "1000]",
+)
+@click.option("--seeds", type=click.IntRange(1), default=20, show_default=True, help="Draws each.")
+@click.option("--workers", type=click.IntRange(1), help="Processes.  [default: one per core]")
+@click.option(
+    "--out",
+    type=output,
+    metavar="PATH",
+    help="Folder for study.json, study.png and study.md, or for classification.json and "
+    "classification.png.  [default: none]",
+)
+@overwrite_option
+@json_option
+def study(
+    subject: str,
+    scenarios: tuple[str, ...],
+    sizes: tuple[int, ...],
+    seeds: int,
+    workers: int | None,
+    out: Path | None,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """Compare every model with the truth: means and standard errors over draws.
+
+    Of laws: error (43), CRPS, least probability, |E[1|x] - 1| and held-out loss of the models none
+    and normalized (signed, clipped, projected), certified, pointwise, coupling and the traditional
+    embedding, with scales and ridge by the held-out joint loss over a grid; and of the default, a
+    fit without arguments. Of classification: probabilities of a label by laws, embeddings and
+    kernel logistic regression, figure 5 of the joint paper.
+    """
+    from benchmarks import classification, study
+
+    chosen = {"scenarios": scenarios, "rows": sizes}
+    given: dict[str, Any] = {"seeds": seeds, "workers": workers}
+    given |= {key: values for key, values in chosen.items() if values}
+    with ProgressLines() as progress:
+        if subject == "classification":
+            options = classification.ClassificationOptions(**given)
+            result = classification.run_classification(
+                options, out, overwrite=overwrite, progress=progress
+            )
+            lines = classification.classification_tables(result)
+        else:
+            result = study.run_study(
+                study.StudyOptions(**given), out, overwrite=overwrite, progress=progress
+            )
+            lines = study.study_tables(result)
+    tables.show(result, lines, as_json)
+
+
+if __name__ == "__main__":
+    cli(prog_name="python3 run")
