@@ -15,10 +15,10 @@ from cme_dask import (
     PivotedCholesky,
     Tuning,
     kernels,
+    merge,
     open_sample,
 )
 from cme_dask.errors import DataError, ToleranceWarning
-from cme_dask.numerics.basis import NewtonBasis, extended_basis
 
 N = len(X)
 CUT = 600
@@ -119,8 +119,12 @@ def dense(model, x, y):
 
 def test_badly_spanned_rows_are_warned_of():
     model = first_fit()
-    with pytest.warns(ToleranceWarning, match=r"x: trace error .* over the new rows.*'extend'"):
+    with pytest.warns(ToleranceWarning, match=r"x: trace error .* over the new rows.*together$"):
         model.partial_fit(*NEW, **ONE)
+    told = model.model_.about["new_rows"]
+    assert told["rows"] == len(NEW[0])
+    left = 1.0 - (model.basis_x_.newton(NEW[0]) ** 2).sum(axis=1)
+    assert told["trace_error"]["x"] == pytest.approx(left.mean(), rel=1e-9)
     expected, means = dense(model, NEW[0][:20], None)
     assert model.basis_x_.trace_error == pytest.approx(means["tau_x"], rel=1e-9)
     assert model.basis_x_.trace_error > 0.01
@@ -128,127 +132,15 @@ def test_badly_spanned_rows_are_warned_of():
 
 
 def test_rows_of_the_same_law_are_not_warned_of():
-    first_fit().partial_fit(*spread(500, 0.0, 9), **ONE)  # warnings are errors
-
-
-def test_reread_rows_make_the_model_of_all_rows(tmp_path):
-    model = first_fit()
-    ranks = model.basis_x_.rank, model.basis_y_.rank
-    passes = model.n_passes_
-    store = write_store(tmp_path / "old.zarr", *OLD)
-    model.partial_fit(*NEW, new_pivots="reread", earlier=store, **ONE)
-    assert model.basis_x_.rank > ranks[0]
-    assert model.n_passes_ == passes + 2
-    assert model.basis_x_.trace_error < 1.2e-3
-    points = np.concatenate([OLD[0][:20], NEW[0][:20]])
-    expected, means = dense(model, points, None)
-    assert model.basis_x_.trace_error == pytest.approx(means["tau_x"], rel=1e-6)
-    assert_allclose(model.expect("y0", points)[:, None], expected, atol=1e-6)
-    assert "zero_filled" not in model.model_.about
-    again = first_fit().partial_fit(*NEW, new_pivots="reread", earlier=OLD, **ONE)
-    assert_allclose(again.expect("y0", points), model.expect("y0", points), rtol=1e-12)
-    # And it is one model with the same pivots, fitted at once.
-    pivots = model.basis_x_.pivots, model.basis_y_.pivots
-    rows = [np.concatenate(pair) for pair in zip(OLD, NEW, strict=True)]
-    once = JointDistribution(
-        kernel_x=SHORT, kernel_y=SHORT, reg=1e-4, pivots=pivots, support_size=30
-    ).fit(*rows, **ONE)
-    assert_allclose(once.basis_x_.rank, model.basis_x_.rank)
-    mean, std = model.expect("y0", points, return_std=True)
-    once_mean, once_std = once.expect("y0", points, return_std=True)
-    assert_allclose(mean, once_mean, atol=1e-8)
-    assert_allclose(std, once_std, atol=1e-8)
-
-
-def test_zero_filled_moments_keep_within_their_bound():
-    """The bound holds for every entry that is missing, and is stored with the model."""
-    model = first_fit(n_folds=3)
-    m = model.basis_x_.rank
-    old_spectral = model.basis_x_.spectral
-    model.partial_fit(*NEW, new_pivots="extend", **ONE)
-    basis = model.basis_x_.newton
-    assert basis.rank > m
-    newton = basis(OLD[0])
-    told = {entry["variable"]: entry for entry in model.model_.about["zero_filled"]}["x"]
-    assert told["functions"] == basis.rank - m
-    assert told["rows"] == len(OLD[0])
-    residual = np.mean(1.0 - (newton[:, :m] ** 2).sum(axis=1))
-    assert told["residual"] == pytest.approx(residual, rel=1e-6)
-    lam = old_spectral.eigenvalues
-    missing = newton[:, m:].T @ (newton[:, :m] @ old_spectral.transform) / len(newton)
-    assert (np.abs(missing) <= np.sqrt(residual * lam) + 1e-15).all()
-    assert np.abs(missing).max() > 1e-3 * told["bound"]  # something is missing indeed
-    assert told["bound"] == pytest.approx(np.sqrt(residual * lam[0]), rel=1e-6)
-    among = newton[:, m:].T @ newton[:, m:] / len(newton)
-    assert np.abs(among).max() <= residual + 1e-15
-    # What is there is exact: old functions over all rows, new ones over the new rows.
-    gram = model.moments_.total().gram[0]
-    rows = np.concatenate([OLD[0], NEW[0]])
-    assert_allclose(gram[:m, :m], basis(rows)[:, :m].T @ basis(rows)[:, :m], atol=1e-8)
-    new = basis(NEW[0])
-    assert_allclose(gram[m : basis.rank, : basis.rank], new[:, m:].T @ new, atol=1e-8)
-    # The answers are near those of the model that read the rows again.
-    reread = first_fit(n_folds=3).partial_fit(*NEW, new_pivots="reread", earlier=OLD, **ONE)
-    points = np.concatenate([OLD[0][:50], NEW[0][:50]])
-    distance = np.abs(model.expect("y0", points) - reread.expect("y0", points))
-    assert distance.max() < 0.3
-    assert distance.mean() < 0.03
-    # A second extension tells of both.
-    model.partial_fit(*spread(300, -4.0, 3), new_pivots="extend", **ONE)
-    filled = model.model_.about["zero_filled"]
-    assert [entry["rows"] for entry in filled if entry["variable"] == "x"] == [700, 1200]
-    # The bound of the second holds, though zeros of the first hide a part of lam.
-    m, basis, old = basis.rank, model.basis_x_.newton, np.concatenate([OLD[0], NEW[0]])
-    newton = basis(old)
-    spectral = np.linalg.eigh(newton[:, :m].T @ newton[:, :m])[1]
-    missing = newton[:, m:].T @ (newton[:, :m] @ spectral) / len(old)
-    told = [entry for entry in filled if entry["variable"] == "x"][1]
-    assert np.abs(missing).max() <= told["bound"]
-    # Reading all rows again makes everything exact, and there is nothing more to tell.
-    third = spread(300, -4.0, 3)
-    earlier = [np.concatenate(rows) for rows in zip(OLD, NEW, third, strict=True)]
-    model.partial_fit(*spread(200, -4.0, 4), new_pivots="reread", earlier=earlier, **ONE)
-    assert "zero_filled" not in model.model_.about
-    gram = model.moments_.total().gram[0]
-    rows = np.concatenate([earlier[0], spread(200, -4.0, 4)[0]])
-    newton = model.basis_x_.newton(rows)
-    assert_allclose(gram[: basis.rank, : basis.rank], newton.T @ newton, atol=1e-8)
-
-
-def test_an_extended_basis_begins_with_its_own_functions():
-    old = NewtonBasis.from_points(SHORT, OLD[0][:6])
-    rows = NEW[0]
-    index, weights = np.arange(len(rows)), np.ones(len(rows))
-    more = extended_basis(old, rows, index, weights, 1e-4)
-    assert_allclose(more.factor @ more.factor.T, SHORT(more.points, more.points), atol=1e-12)
-    assert_allclose(more(rows)[:, : old.rank], old(rows), atol=1e-12)
-    left = 1.0 - (more(rows) ** 2).sum(axis=1)
-    assert left.mean() <= 1e-4
-    fewer = NewtonBasis(SHORT, more.points[:-1], more.factor[:-1, :-1])
-    assert (1.0 - (fewer(rows) ** 2).sum(axis=1)).mean() > 1e-4
-    # Greedy: the first new pivot is where the old basis leaves most.
-    residual = 1.0 - (old(rows) ** 2).sum(axis=1)
-    assert (1.0 - (old(more.points[6:7]) ** 2).sum()) >= residual.max() - 1e-9
-    assert extended_basis(more, rows, index, weights, 1e-4) is more
-    assert extended_basis(old, rows, index, weights, 1e-4, max_rank=8).rank == 8
-
-
-def test_nothing_to_extend_is_nothing_changed():
-    more = spread(400, 0.0, 5)
-    kept = first_fit().partial_fit(*more, **ONE)
-    extended = first_fit(tol=0.5).partial_fit(*more, new_pivots="extend", **ONE)
-    assert "zero_filled" not in extended.model_.about
-    assert "zero_filled" not in kept.model_.about
+    model = first_fit().partial_fit(*spread(500, 0.0, 9), **ONE)  # warnings are errors
+    assert model.model_.about["new_rows"]["trace_error"]["x"] < 2e-3
+    assert "new_rows" not in merge([model.model_]).about
+    assert grown("coupling").model_.about["new_rows"] == {"rows": N - CUT}  # which leaves no trace
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"new_pivots": "more"}, "must be one of keep, extend, reread"),
-        ({"new_pivots": "reread"}, "takes earlier="),
-        ({"earlier": OLD}, "only that, takes earlier="),
-        ({"new_pivots": "reread", "earlier": NEW}, r"500 rows of weight 500, the model had 700"),
-        ({"new_pivots": "reread", "earlier": (1, 2, 3, 4)}, r"\(X, Y, weights\)"),
         ({"like": 3}, "first call"),
         ({"first_row": 3}, "belongs to like="),
         ({"functions": {"f": np.sum}}, "fitted with the functions none, given are 'f'"),
@@ -273,8 +165,6 @@ def test_other_columns_are_refused():
         model.partial_fit(np.full((5, 1), np.nan), np.zeros((5, 1)), **ONE)
     with pytest.raises(DataError, match="residual=False"):
         first_fit(residual=True)
-    with pytest.raises(DataError, match="coupling can't be given more landmarks"):
-        grown("coupling").partial_fit(X, Y, new_pivots="extend", **ONE)
     with pytest.raises(DataError, match="residual reference"):
         fitted(residual=True).partial_fit(X, Y, **ONE)
 

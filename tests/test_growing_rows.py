@@ -120,13 +120,6 @@ def test_other_units_and_labels_are_refused(tmp_path):
         labelled.partial_fit(X, np.full(N, 7.5), **ONE)
 
 
-def test_other_rows_are_not_reread():
-    model = small()
-    more = (X[600:] + 3, Y[600:, :1])
-    with pytest.raises(DataError, match=r"earlier= holds other rows .* the mean of 'x0' is"):
-        model.partial_fit(*more, new_pivots="reread", earlier=(X[600:1200], Y[600:1200, :1]), **ONE)
-
-
 def test_a_model_merges_once():
     model = small().model_
     with pytest.raises(DataError, match="models 1 and 2 are of the same rows"):

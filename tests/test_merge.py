@@ -430,6 +430,10 @@ def test_the_commands_grow_and_merge(tmp_path):
     assert (code, result["rows"], len(result["merged"])) == (0, N, 2)
     code, out, _ = command("grow", model("a"), store("b"), "--out", model("g"))
     assert (code, "1,500 in 2 pass" in out) == (0, True)
+    code, out, _ = command("grow", model("a"), store("b"), "--out", model("j"), "--json")
+    told = json.loads(out)
+    assert (code, told["added"]) == (0, N - 700)
+    assert 0.0 < told["added_trace_error"]["x"] < 0.2
     merged, grown = load(model("m")), load(model("g"))
     assert_allclose(merged.expect("p > 5", X[:20]), grown.expect("p > 5", X[:20]), rtol=1e-11)
     assert_array_equal(merged.y.cells.atoms, grown.y.cells.atoms)
@@ -439,8 +443,4 @@ def test_the_commands_grow_and_merge(tmp_path):
     assert (code, "at least two" in err, model("n").exists()) == (2, True, False)
     code, _, err = command("merge", model("a"), model("b"), "--out", model("m"))
     assert (code, "exists" in err) == (2, True)
-    reread = ("grow", model("a"), store("b"), "--new-pivots", "reread", "--out", model("r"))
-    assert command(*reread)[0] == 2
     assert command(*fit[:3], model("z"), "--growing", "--residual", "yes")[0] == 2
-    assert command(*reread, "--earlier", store("a"))[0] == 0
-    assert load(model("r")).about["rows"] == N

@@ -526,9 +526,6 @@ def tune(
 # The commands that add rows to models: of a store, or of other models
 
 
-NEW_PIVOTS = ("keep", "extend", "reread")
-
-
 @cli.command(
     short_help="Merge models of parts of the rows into one of all.",
     epilog=examples("cme-dask merge jan.model feb.model mar.model --out quarter.model"),
@@ -554,23 +551,12 @@ def merge(models: tuple[str, ...], out: Path, overwrite: bool, as_json: bool) ->
     short_help="Add the rows of a store to a model, in one pass over them alone.",
     epilog=examples(
         "cme-dask grow jan.model feb.zarr --out both.model",
-        "cme-dask grow jan.model feb.zarr --out both.model --new-pivots reread --earlier jan.zarr",
         "cme-dask grow jan.model feb.zarr --alone --out feb.model",
     ),
 )
 @click.argument("model")
 @click.argument("store")
 @click.option("--out", type=output, required=True, metavar="PATH", help="Model to make.")
-@click.option(
-    "--new-pivots",
-    type=click.Choice(NEW_PIVOTS),
-    default="keep",
-    show_default=True,
-    help="Where pivots don't span the new rows: keep them; extend them, with zeros for what is not "
-    "known of earlier rows, and a bound; or extend them and reread the --earlier rows.",
-)
-@click.option("--earlier", metavar="STORE", help="All rows that MODEL was fitted on.")
-@click.option("--max-rank", type=int, help="Most pivots per basis, with new ones.  [default: 500]")
 @click.option(
     "--alone",
     is_flag=True,
@@ -588,9 +574,6 @@ def grow(
     model: str,
     store: str,
     out: Path,
-    new_pivots: str,
-    earlier: str | None,
-    max_rank: int | None,
     alone: bool,
     first_row: int | None,
     compute: Any,
@@ -604,22 +587,13 @@ def grow(
     from cme_dask.cli import tables
     from cme_dask.cli.growing import grow_model
 
-    if (new_pivots == "reread") != (earlier is not None):
-        raise click.UsageError("--new-pivots reread, and only that, takes --earlier STORE")
-    if alone and new_pivots != "keep":
-        raise click.UsageError("--alone keeps the pivots: leave --new-pivots out")
     if first_row is not None and not alone:
         raise click.UsageError("--first-row belongs to --alone: other rows follow those of MODEL")
-    if max_rank is not None and new_pivots == "keep":
-        raise click.UsageError("--max-rank belongs to --new-pivots extend or reread")
     result = grow_model(
         model,
         store,
         out,
         compute,
-        new_pivots=new_pivots,
-        earlier=earlier,
-        max_rank=max_rank,
         alone=alone,
         first_row=first_row or 0,
         overwrite=overwrite,

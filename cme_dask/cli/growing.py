@@ -10,10 +10,8 @@ from cme_dask.cli.progress import ProgressLines
 from cme_dask.config import ACCURACY, SAMPLE_SIZE
 from cme_dask.data.store import check_output
 from cme_dask.errors import DataError
-from cme_dask.estimators.growing import Growth
-from cme_dask.estimators.recipe import check_integer
+from cme_dask.estimators.partial_fit import JointUpdate
 from cme_dask.estimators.steps import reported
-from cme_dask.estimators.tuned import MAX_RANK
 from cme_dask.models import load_only
 from cme_dask.models.events import Event
 from cme_dask.models.joint import JointModel, Variable
@@ -31,9 +29,6 @@ def grow_model(
     out: Path,
     compute: Compute,
     *,
-    new_pivots: str = "keep",
-    earlier: str | None = None,
-    max_rank: int | None = None,
     alone: bool = False,
     first_row: int = 0,
     overwrite: bool = False,
@@ -50,10 +45,6 @@ def grow_model(
         Folder to write.
     compute
         Where to run.
-    new_pivots, earlier
-        As of ``partial_fit``.
-    max_rank
-        Largest number of pivots of each variable, where there may be new ones; default 500.
     alone
         A model of the new rows alone, for merging, with the pivots and cells of the other.
     first_row
@@ -67,35 +58,30 @@ def grow_model(
         As ``partial_fit``; and if the model has functions other than events.
     """
     check_output(out, overwrite)
-    if max_rank is not None:
-        check_integer("max_rank", max_rank, 1)
     model = load_only(JointModel, path)
     sample = open_sample(store)
-    before = None if earlier is None else open_sample(earlier)
     with ProgressLines() as progress, compute.open() as scheduler:
         executor = Executor.resolve(scheduler, compute.workers)
-        with reported(progress.fit, executor, sample.n_rows, (1, 1)) as told:
-            growth = Growth(
+        with reported(progress.fit, executor, sample.n_rows, (1, 1)) as reports:
+            update = JointUpdate(
                 functions=(_events(model.x, model.y), _events(model.y, model.x)),
-                new_pivots=new_pivots,
-                max_rank=MAX_RANK if max_rank is None else max_rank,
                 sample_size=SAMPLE_SIZE,
                 seed=0,
                 accuracy=ACCURACY,
                 convergence="raise",
                 budget=MemoryBudget.of(executor, compute.memory_limit),
-                progress=told,
+                progress=reports,
             )
-            if alone:
-                found, _ = growth.alone(model, sample, first_row)
-            else:
-                found, _ = growth.add(model, sample, before, int(model.about["passes"]))
-        found.model.save(out, overwrite=overwrite)
-    report = found.report
+            fitted, _ = (
+                update.alone(model, sample, first_row) if alone else update.add(model, sample)
+            )
+        fitted.model.save(out, overwrite=overwrite)
+    report = fitted.report
     return {
         "model": path,
         "store": sample.location,
         "added": report.rows,
+        "added_trace_error": fitted.model.about["new_rows"].get("trace_error"),
         "seconds": report.seconds,
         "rows_per_second": report.rows_per_second,
         **describe(str(out)),

@@ -14,7 +14,7 @@ from cme_dask.data.columns import Columns
 from cme_dask.data.row_sample import RowSample
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
-from cme_dask.estimators.growing_moments import GrowingFeatures
+from cme_dask.estimators.partial_fit import FeaturesPartialFit
 from cme_dask.estimators.pivoting import PivotChoice, PivotRule
 from cme_dask.estimators.planning import FitPlan, Preparation, plan_fit, prepare
 from cme_dask.estimators.recipe import (
@@ -256,7 +256,7 @@ def x_alone(sample: Sample) -> Sample:
 # ``PivotedCholesky``: low-rank kernel features for anyone's kernel PCA, ridge or clustering
 
 
-class PivotedCholesky(GrowingFeatures, FittedFeatures, BaseEstimator):  # type: ignore[misc]
+class PivotedCholesky(FeaturesPartialFit, FittedFeatures, BaseEstimator):  # type: ignore[misc]
     """Low-rank kernel features by pivoted Cholesky, K ~ L L^T, from data of any size.
 
     Row i of L is N(x_i), the Newton basis at x_i (joint paper, section 5): inner products of

@@ -13,7 +13,7 @@ from cme_dask.config import ACCURACY, N_FOLDS, SAMPLE_SIZE
 from cme_dask.data.row_sample import RowSample
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
-from cme_dask.estimators.growing_moments import GrowingEmbedding
+from cme_dask.estimators.partial_fit import EmbeddingPartialFit
 from cme_dask.estimators.pivoting import PivotRule, pair_of_pivots
 from cme_dask.estimators.planning import FitPlan, Preparation, plan_fit, prepare
 from cme_dask.estimators.predictors import names_of, target_of, weights_of
@@ -62,7 +62,7 @@ Array = Any
 CRITERIA = tuple(LOSSES)
 
 
-class ConditionalMeanEmbedding(GrowingEmbedding, BaseEstimator):  # type: ignore[misc]
+class ConditionalMeanEmbedding(EmbeddingPartialFit, BaseEstimator):  # type: ignore[misc]
     r"""Conditional mean embedding of Y given X (joint paper, (42)).
 
     .. math:: \mathrm E[f(Y) | x] = \psi_X(x)^T (\mathrm{diag}(\lambda_X) + r)^{-1}

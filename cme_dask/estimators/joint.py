@@ -11,8 +11,8 @@ from cme_dask.config import ACCURACY, N_FOLDS, SAMPLE_SIZE
 from cme_dask.constraints import Constraint, parse
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
-from cme_dask.estimators.growing import GrowingJoint
 from cme_dask.estimators.joint_fit import Fitted, Functions, JointFit, calibration_choice
+from cme_dask.estimators.partial_fit import JointPartialFit
 from cme_dask.estimators.pivoting import PivotRule, pair_of_pivots
 from cme_dask.estimators.planning import FitPlan, Preparation, prepare
 from cme_dask.estimators.predictors import names_of, target_of, weights_of
@@ -54,7 +54,7 @@ from cme_dask.passes.sources import open_sample
 Array = Any
 
 
-class JointDistribution(GrowingJoint, BaseEstimator):  # type: ignore[misc]
+class JointDistribution(JointPartialFit, BaseEstimator):  # type: ignore[misc]
     r"""Joint distribution of X and Y relative to the product of its marginals.
 
     Estimates :math:`g = dP / d(P_X \otimes P_Y) = 1 + \psi_Y(y)^T H \psi_X(x)` in the span of m_X
@@ -320,19 +320,19 @@ class JointDistribution(GrowingJoint, BaseEstimator):  # type: ignore[misc]
         self._adopt(X, Y, sample)
         return self
 
-    def _become(self, found: Fitted) -> None:
-        """Take what a fit found."""
-        self.model_, self.coef_ = found.model, found.model.coef
-        self.members_ = found.members
-        self.basis_x_, self.basis_y_ = found.bases
-        self.solution_, self.replicates_ = found.solution, found.replicates
-        self.moments_, self.sides_ = found.moments, found.sides
+    def _become(self, result: Fitted) -> None:
+        """Take over the result of a fit."""
+        self.model_, self.coef_ = result.model, result.model.coef
+        self.members_ = result.members
+        self.basis_x_, self.basis_y_ = result.bases
+        self.solution_, self.replicates_ = result.solution, result.replicates
+        self.moments_, self.sides_ = result.moments, result.sides
         self.n_passes_, self.arithmetic_, self.report_ = (
-            found.passes,
-            found.arithmetic,
-            found.report,
+            result.passes,
+            result.arithmetic,
+            result.report,
         )
-        self._functions = (found.sides[0].functions, found.sides[1].functions)
+        self._functions = (result.sides[0].functions, result.sides[1].functions)
 
     def plan(
         self,

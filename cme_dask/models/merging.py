@@ -16,7 +16,7 @@ from cme_dask.errors import DataError, remedy
 from cme_dask.models import load_only
 from cme_dask.models.assembly import Part, assemble
 from cme_dask.models.joint import JointModel, Variable
-from cme_dask.numerics.basis import Basis, LinearBasis
+from cme_dask.numerics.basis import LinearBasis
 from cme_dask.numerics.cells import CellSpec, CellSums
 from cme_dask.numerics.joint import JointSolver
 from cme_dask.numerics.moments import Function, Moments, Side
@@ -140,26 +140,6 @@ class JointSums:
         about = self.about | told
         return assemble([part], self.moments, laws, self.columns, points, about), part
 
-    def extended(self, bases: Sequence[Basis]) -> Self:
-        """With zeros for the moments of functions that these bases have beyond the present ones.
-
-        Their first functions are the present ones. See :func:`zero_filled`.
-        """
-        old = [side.basis.rank for side in self.sides]
-        new = [basis.rank for basis in bases]
-        rest = self.moments.gram.shape[1] - sum(old)
-        where = np.concatenate(
-            [
-                np.arange(old[0]),
-                new[0] + np.arange(old[1]),
-                sum(new) + np.arange(rest),
-            ]
-        )
-        gram = np.zeros((self.moments.n_folds, sum(new) + rest, sum(new) + rest))
-        gram[:, where[:, None], where] = self.moments.gram
-        x, y = (replace(s, basis=b) for s, b in zip(self.sides, bases, strict=True))
-        return replace(self, sides=(x, y), moments=replace(self.moments, gram=gram))
-
     def on_sides(self, sides: tuple[Side, Side]) -> Moments:
         """The moments on bases with the same pivots and with the shifts of these sides.
 
@@ -204,53 +184,6 @@ class JointSums:
                 "bounds='sample' are taken from rows kept of the cells, and this model has none: "
                 "fit with support_size of at least 1"
             )
-
-
-def zero_filled(sums: JointSums, i: int, functions: int) -> dict[str, Any]:
-    r"""What is known of moments of variable ``i`` that are filled with zeros, as JSON values.
-
-    A new Newton function is orthogonal to the present ones in H, so that at each row its square is
-    at most the residual k(z, z) - |N(z)|^2, and by Cauchy-Schwarz
-
-    .. math:: |E[N_\mathrm{new} \psi_i]| \le \sqrt{\rho \lambda_i}, \quad
-              |E[N_\mathrm{new} N_\mathrm{new}']| \le \rho, \quad
-              \rho = \mathrm E[k(z, z) - |N(z)|^2]
-
-    over the rows whose moments are filled.
-
-    Parameters
-    ----------
-    sums
-        Over these rows, before they are extended.
-    i
-        0 for x, 1 for y.
-    functions
-        Number of new functions.
-
-    Returns
-    -------
-    about : dict
-        ``variable``, ``functions``, ``rows`` and ``weight`` of these rows, ``residual`` rho in
-        units of k, and ``bound`` sqrt(rho max lam) of |E[N_new psi_i]|, over these rows.
-    """
-    part = sums.moments.total()
-    start = (0, sums.sides[0].basis.rank)[i]
-    here = slice(start, start + sums.sides[i].basis.rank)
-    gram = part.gram[0][here, here] / sums.weight
-    residual = max(float(part.traces[0, i]) / sums.weight - float(np.trace(gram)), 0.0)
-    largest = float(np.linalg.eigvalsh(gram)[-1])
-    for entry in sums.about.get("zero_filled", []):  # what zeros of before may hide of lam
-        if entry["variable"] == "xy"[i]:
-            share = entry["weight"] / sums.weight
-            largest += share * (entry["residual"] + entry["bound"])
-    return {
-        "variable": "xy"[i],
-        "functions": functions,
-        "rows": part.n_rows,
-        "weight": sums.weight,
-        "residual": residual,
-        "bound": float(np.sqrt(residual * largest)),
-    }
 
 
 def _check_adds(model: JointModel) -> None:
@@ -469,7 +402,8 @@ def _same_arrays(a: dict[str, Array], b: dict[str, Array]) -> bool:
 
 def _about_union(several: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What the model of the union says of its fit."""
-    first = {key: value for key, value in several[0].items() if key not in ("tuning", "residual")}
+    own = ("tuning", "residual", "new_rows")
+    first = {key: value for key, value in several[0].items() if key not in own}
     parts = [about.get("part") for about in several]
     places = dict.fromkeys(str(about.get("location", "unknown")) for about in several)
     ends = [about["next_row"] for about in several if "next_row" in about]
@@ -477,7 +411,6 @@ def _about_union(several: Sequence[dict[str, Any]]) -> dict[str, Any]:
     alike = all(part == parts[0] for part in parts)
     sides = all(parts) and len({_split_of(part) for part in parts if part}) == 1
     differ = any(about.get("parts_differ") for about in several) or not (alike or sides)
-    filled = [entry for about in several for entry in about.get("zero_filled", [])]
     return {
         **first,
         "passes": max(int(about["passes"]) for about in several),
@@ -487,7 +420,6 @@ def _about_union(several: Sequence[dict[str, Any]]) -> dict[str, Any]:
         **({"next_row": max(ends)} if ends else {}),
         "part": parts[0] if alike else None,
         **({"parts_differ": True} if differ else {}),
-        **({"zero_filled": filled} if filled else {}),
     }
 
 
