@@ -25,11 +25,12 @@ from cme_dask.kernels import Delta, Gaussian
 from cme_dask.learning.partition import choose_landmarks
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.blending import project
+from cme_dask.numerics.blocks import Moments
 from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.embedding import ConditionalEmbedding
 from cme_dask.numerics.joint import JointSolver
 from cme_dask.numerics.logistic import LogisticProblem, LogisticSums, solve_logistic
-from cme_dask.numerics.moments import MeanMoments, MomentSpec, Side, strip_moments
+from cme_dask.numerics.moments import MomentSpec, Side, strip_moments
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.problem import BasisBounds, Regularization
 
@@ -123,14 +124,14 @@ class Training:
         points = choose_landmarks(kernel, rows, self.shares, count, "kmeans", 0)
         return PartitionBasis(kernel, points)
 
-    def moments(self, bases: tuple[Any, Any], i: int = 1) -> tuple[MeanMoments, tuple[Side, Side]]:
+    def moments(self, bases: tuple[Any, Any], i: int = 1) -> tuple[Moments, tuple[Side, Side]]:
         """Of x and of variable ``i``, with the event Y > 0 as the last function."""
         x = Side(bases[0], ("x0", "x1"))
         y = Side(bases[1], ("y",), {"positive": _positive})
         rows = self.rows(0), self.rows(i)
         folds = np.zeros(len(rows[0]), dtype=np.uint8)
         moments = strip_moments(MomentSpec((x, y)), rows, None, folds)
-        return MeanMoments.of(moments, (x, y)), (x, y)
+        return moments.means(), (x, y)
 
 
 def _positive(rows: Array) -> Array:

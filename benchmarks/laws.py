@@ -25,12 +25,13 @@ from cme_dask.learning.partition import choose_landmarks, make_support
 from cme_dask.metrics import crps, oracle_error
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.blending import clip, project
+from cme_dask.numerics.blocks import Moments, MomentSums
 from cme_dask.numerics.cholesky import pivoted_cholesky
-from cme_dask.numerics.crossval import held_out_loss, split_folds, squared_error
+from cme_dask.numerics.crossval import held_out_loss, split_folds
 from cme_dask.numerics.embedding import ConditionalEmbedding, surrogate_losses
 from cme_dask.numerics.folds import fold_of_rows
 from cme_dask.numerics.joint import HeldOut, JointSolution, JointSolver
-from cme_dask.numerics.moments import MeanMoments, Moments, MomentSpec, Side, strip_moments
+from cme_dask.numerics.moments import MomentSpec, Side, strip_moments
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.problem import BasisBounds, Regularization
 from cme_dask.numerics.support import cell_means
@@ -79,7 +80,7 @@ class Sample:
         self.parts = tuple(part / scale for part, scale in zip(raw, self.scales, strict=True))
         self.folds = fold_of_rows(0, n, FOLDS)
         self._bases: dict[tuple[int, float, bool], Any] = {}
-        self._moments: dict[tuple[float, float, bool], tuple[Moments, tuple[Side, Side]]] = {}
+        self._moments: dict[tuple[float, float, bool], tuple[MomentSums, tuple[Side, Side]]] = {}
 
     def basis(self, side: int, scale: float, partition: bool = False) -> Any:
         """The basis of a side at a length scale."""
@@ -98,7 +99,7 @@ class Sample:
 
     def moments(
         self, scale_x: float, scale_y: float, partition: bool = False
-    ) -> tuple[Moments, tuple[Side, Side]]:
+    ) -> tuple[MomentSums, tuple[Side, Side]]:
         """Moments by fold, with the events as functions of y."""
         key = (scale_x, scale_y, partition)
         if key not in self._moments:
@@ -157,7 +158,7 @@ def tune(sample: Sample, constraint: Constraint) -> Choice:
         bounds = BasisBounds(tuple(side.basis.bound for side in sides))  # type: ignore[arg-type]
         losses = np.zeros(len(REGS))
         solver = JointSolver(constraint, REGS[0], bounds)
-        for rest, held in split_folds(moments, sides):
+        for rest, held in split_folds(moments):
             unseen: HeldOut | None = None
             for i, solution in enumerate(solver.path(rest, REGS)):
                 # Eigenbases don't depend on the ridge.
@@ -174,8 +175,8 @@ def tune_coupling(sample: Sample) -> Choice:
     """Likewise for the coupling, on one fold; ridges descend, each starts from the last."""
     best: Choice | None = None
     for scale_x, scale_y in product(COUPLING_SCALES, COUPLING_SCALES):
-        moments, sides = sample.moments(scale_x, scale_y, partition=True)
-        rest, held = next(split_folds(moments, sides))
+        moments, _ = sample.moments(scale_x, scale_y, partition=True)
+        rest, held = next(split_folds(moments))
         solver = JointSolver(Coupling(tol=1e-4), COUPLING_REGS[0])
         for reg, solution in zip(COUPLING_REGS, solver.path(rest, COUPLING_REGS), strict=True):
             loss = held_out_loss(held, solution)
@@ -239,9 +240,9 @@ def judge(name: str, n: int, seed: int) -> dict[str, Figures]:
 
 def _solution(
     sample: Sample, choice: Choice, constraint: Constraint, partition: bool = False
-) -> tuple[JointSolution, tuple[Side, Side], MeanMoments]:
+) -> tuple[JointSolution, tuple[Side, Side], Moments]:
     moments, sides = sample.moments(choice.scale_x, choice.scale_y, partition)
-    mean = MeanMoments.of(moments.total(), sides)
+    mean = moments.means()
     newton = None
     if isinstance(constraint, Pointwise):
         points = [
@@ -261,7 +262,7 @@ def _ratio(solution: JointSolution, sides: tuple[Side, Side], sample: Sample, te
 
 
 def _expected(
-    solution: JointSolution, sides: tuple[Side, Side], mean: MeanMoments, sample: Sample, test: Test
+    solution: JointSolution, sides: tuple[Side, Side], mean: Moments, sample: Sample, test: Test
 ) -> Array:
     """E[t(Y) | x] from exact moments, shape (n, q)."""
     constant, slope = solution.answer(mean, 0)
@@ -305,8 +306,8 @@ def _traditional(sample: Sample, test: Test, choice: Choice) -> Figures:
     regs = [reg.x for reg in REGS]
     best: tuple[float, float, float] | None = None
     for scale in SCALES:
-        moments, sides = sample.moments(scale, choice.scale_y)
-        losses, shares = surrogate_losses(moments, sides, regs)
+        moments, _ = sample.moments(scale, choice.scale_y)
+        losses, shares = surrogate_losses(moments, regs)
         mean = shares @ losses
         i = int(mean.argmin())
         best = min(best or (np.inf, 0.0, 0.0), (float(mean[i]), scale, regs[i]))
@@ -319,15 +320,14 @@ def _traditional_validated(sample: Sample, test: Test, choice: Choice) -> Figure
     regs = [reg.x for reg in REGS]
     best: tuple[float, float, float] | None = None
     for scale in SCALES:
-        moments, sides = sample.moments(scale, choice.scale_y)
+        moments, _ = sample.moments(scale, choice.scale_y)
         for reg in regs:
             errors, weight = 0.0, 0.0
-            for rest, held in split_folds(moments, sides):
+            for rest, held in split_folds(moments):
                 slope = ConditionalEmbedding.of(rest, reg).functions(rest)
                 flat = np.zeros(slope.shape[1])
-                errors += (
-                    held.weight * squared_error(held, 0, flat, slope)[-sample.n_events :].sum()
-                )
+                error = held.squared_error("x", "y", flat, slope)
+                errors += held.weight * error[-sample.n_events :].sum()
                 weight += held.weight
             best = min(best or (np.inf, 0.0, 0.0), (float(errors / weight), scale, reg))
     assert best is not None
@@ -337,7 +337,7 @@ def _traditional_validated(sample: Sample, test: Test, choice: Choice) -> Figure
 def _embedded(sample: Sample, test: Test, choice: Choice, scale: float, reg: float) -> Figures:
     """The embedding at a scale of x and a ridge."""
     moments, sides = sample.moments(scale, choice.scale_y)
-    mean = MeanMoments.of(moments.total(), sides)
+    mean = moments.means()
     embedding, newton = ConditionalEmbedding.of(mean, reg), sides[0].basis
     rows, (cells, masses) = sample.parts, sample.support
     weights = np.full(len(rows[0]), 1.0 / len(rows[0]))
@@ -450,7 +450,7 @@ def _least_error(
         moments = strip_moments(
             MomentSpec(sides), extended, None, np.zeros(len(events), dtype=np.uint8)
         )
-        mean = MeanMoments.of(moments, sides)
+        mean = moments.means()
         solution = JointSolver(Normalized(), candidate.reg)(mean)
         constant, slope = solution.answer(mean, 0)
         q = events.shape[1]

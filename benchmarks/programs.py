@@ -12,10 +12,11 @@ from cme_dask.constraints import Coupling
 from cme_dask.kernels import Gaussian
 from cme_dask.metrics import oracle_error
 from cme_dask.numerics.basis import Basis, NewtonBasis
+from cme_dask.numerics.blocks import Moments
 from cme_dask.numerics.certified import solve_certified, solve_paper_form
 from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.joint import HeldOut, JointSolution, JointSolver
-from cme_dask.numerics.moments import Function, MeanMoments, MomentSpec, Side, strip_moments
+from cme_dask.numerics.moments import Function, MomentSpec, Side, strip_moments
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.problem import JointProblem, Regularization
 
@@ -72,12 +73,12 @@ class SolveProgram:
         )
         return partial(self._run, problem, mean, bases[0])
 
-    def _run(self, problem: JointProblem, mean: MeanMoments, basis: NewtonBasis) -> Describe:
+    def _run(self, problem: JointProblem, mean: Moments, basis: NewtonBasis) -> Describe:
         if self.solver == CLOSED:
             kappa = np.asarray(_KAPPA)
             coef, outcome = solve_certified(problem, kappa, kappa)
         else:
-            means = problem.transform_x.T @ mean.mean[0], problem.transform_y.T @ mean.mean[1]
+            means = problem.transform_x.T @ mean.mean("x"), problem.transform_y.T @ mean.mean("y")
             coef, outcome = solve_paper_form(
                 problem, *means, _KAPPA, self.solver, seconds=self.limit
             )
@@ -115,7 +116,7 @@ class SolveCoupling:
         ]
         return partial(self._run, _moments(parts, bases), bases[0])
 
-    def _run(self, mean: MeanMoments, basis: Basis) -> Describe:
+    def _run(self, mean: Moments, basis: Basis) -> Describe:
         solver = JointSolver(Coupling(), Regularization(self.reg, self.reg))
         solution = solver(mean)
         identity = np.eye(self.landmarks)
@@ -123,7 +124,7 @@ class SolveCoupling:
         return partial(_describe, solution, mean, basis, loss / 2.0)
 
 
-def _moments(parts: tuple[Array, Array], bases: Sequence[Basis]) -> MeanMoments:
+def _moments(parts: tuple[Array, Array], bases: Sequence[Basis]) -> Moments:
     """Moments of all rows, with the events as functions of y."""
     law = SCENARIOS[_SCENARIO]
     functions: dict[str, Function] = {
@@ -132,14 +133,14 @@ def _moments(parts: tuple[Array, Array], bases: Sequence[Basis]) -> MeanMoments:
     x, y = (tuple(f"{v}{i}" for i in range(z.shape[1])) for v, z in zip("xy", parts, strict=True))
     sides = Side(bases[0], x), Side(bases[1], y, functions)
     moments = strip_moments(MomentSpec(sides), parts, None, np.zeros(len(parts[0]), dtype=np.int64))
-    return MeanMoments.of(moments, sides)
+    return moments.means()
 
 
 def _event(number: int, y: Array) -> Array:
     return SCENARIOS[_SCENARIO].events(y)[:, number]
 
 
-def _describe(solution: JointSolution, mean: MeanMoments, basis: Basis, objective: float) -> Result:
+def _describe(solution: JointSolution, mean: Moments, basis: Basis, objective: float) -> Result:
     """How good the solution is, as a program and as an estimate: criterion (43) on new rows."""
     law, outcome = SCENARIOS[_SCENARIO], solution.info
     test = law.draw(_TEST_ROWS, 1)[0]
@@ -149,7 +150,7 @@ def _describe(solution: JointSolution, mean: MeanMoments, basis: Basis, objectiv
     expected = constant[events] + basis(test) @ solution.transform_x @ slope[:, events]
     return {
         "unknowns": int(solution.coef.size),
-        "ranks": [basis.rank, len(mean.mean[1])],
+        "ranks": [basis.rank, len(mean.mean("y"))],
         "status": outcome.status,
         "iterations": outcome.iterations,
         "kkt_residual": outcome.kkt_residual,

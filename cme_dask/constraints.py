@@ -16,10 +16,10 @@ import numpy as np
 from cme_dask.config import COUPLING_REG
 from cme_dask.errors import DataError, remedy
 from cme_dask.numerics.basis import Basis
+from cme_dask.numerics.blocks import Moments
 from cme_dask.numerics.certified import solve_certified, solve_paper_form
 from cme_dask.numerics.coupling import CouplingProblem
 from cme_dask.numerics.folds import distinct_in_random_order
-from cme_dask.numerics.moments import MeanMoments
 from cme_dask.numerics.pointwise import solve_pointwise
 from cme_dask.numerics.problem import (
     CONSTRAINTS,
@@ -149,7 +149,7 @@ class Certified(Constraint):
         # With bounds that are observed, refits without a fold take those of the row sample.
         return BasisBounds(sup, (bases[0](rows[0][:_RANGE_ROWS]), bases[1](rows[1][:_RANGE_ROWS])))
 
-    def problem(self, mean: MeanMoments, reg: Regularization) -> JointProblem:
+    def problem(self, mean: Moments, reg: Regularization) -> JointProblem:
         """Return the problem in the centred bases, or in the spectral ones of the paper's form."""
         return JointProblem.of(mean, reg, centred=self.closed)
 
@@ -165,7 +165,7 @@ class Certified(Constraint):
         """
         if self.closed:
             return solve_certified(problem, *self._weights(problem, bounds))
-        (mean_x, mean_y), kappa = problem.mean.mean, _kappa(bounds)
+        mean_x, mean_y, kappa = problem.mean.mean("x"), problem.mean.mean("y"), _kappa(bounds)
         means = problem.transform_x.T @ mean_x, problem.transform_y.T @ mean_y
         return solve_paper_form(problem, *means, kappa, self.solver)
 
@@ -308,7 +308,7 @@ class Coupling(Constraint):
         """How to choose the landmarks."""
         return LandmarkRule(self.counts, self.choice)
 
-    def problem(self, mean: MeanMoments, reg: Regularization) -> CouplingProblem:
+    def problem(self, mean: Moments, reg: Regularization) -> CouplingProblem:
         """Return the problem of the partitions' own functions."""
         return CouplingProblem(mean, reg)
 

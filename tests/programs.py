@@ -4,9 +4,9 @@ import numpy as np
 
 from cme_dask import constraints, kernels
 from cme_dask.numerics.basis import NewtonBasis
+from cme_dask.numerics.blocks import Moments
 from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.joint import JointSolver
-from cme_dask.numerics.moments import MeanMoments
 from cme_dask.numerics.problem import JointProblem
 
 
@@ -38,19 +38,15 @@ def sample_moments(x, y, scale_x, scale_y, ranks):
         found = pivoted_cholesky(kernel, rows, 0.0, rank)
         sides.append(NewtonBasis(kernel, rows[found.pivots], found.factor))
     newton_x, newton_y = (side(rows) for side, rows in zip(sides, (x, y), strict=True))
-    n, none = len(x), np.zeros(0)
-    mean = MeanMoments(
-        weight=float(n),
-        gram=(newton_x.T @ newton_x / n, newton_y.T @ newton_y / n),
-        cross=newton_y.T @ newton_x / n,
-        mean=(newton_x.mean(axis=0), newton_y.mean(axis=0)),
-        trace=(1.0, 1.0),
-        function_mean=(none, none),
-        function_cross=((none, none), (none, none)),
-        function_gram=np.zeros((0, 0)),
-        shift=(none, none),
-    )
-    return mean, sides
+    n = len(x)
+    blocks = {
+        ("x", "x"): newton_x.T @ newton_x / n,
+        ("y", "y"): newton_y.T @ newton_y / n,
+        ("y", "x"): newton_y.T @ newton_x / n,
+        ("x", "1"): newton_x.mean(axis=0),
+        ("y", "1"): newton_y.mean(axis=0),
+    }
+    return Moments(float(n), blocks, {"x": 1.0, "y": 1.0}, {}), sides
 
 
 def assert_no_descent(problem, coef, feasible, slack):

@@ -19,7 +19,7 @@ from cme_dask.kernels import evaluator as into
 from cme_dask.numerics import precision as guard
 from cme_dask.numerics.basis import Elimination, NewtonBasis
 from cme_dask.numerics.cholesky import pivoted_cholesky
-from cme_dask.numerics.moments import MeanMoments, MomentSpec, Side, strip_moments
+from cme_dask.numerics.moments import MomentSpec, Side, strip_moments
 from cme_dask.numerics.problem import Regularization
 from cme_dask.numerics.resources import one_blas_thread
 
@@ -48,7 +48,7 @@ def problem(d, length_scale, tol, n=6144, max_rank=450):
 def means(spec, parts, arithmetic):
     applied = arithmetic.applied(spec)
     folds = np.zeros(len(parts[0]), dtype=np.uint8)
-    return MeanMoments.of(strip_moments(applied, parts, None, folds), applied.sides)
+    return strip_moments(applied, parts, None, folds).means()
 
 
 @pytest.mark.parametrize("fractions", [(), (0.5,), (0.25, 0.5, 0.75), None])
@@ -169,9 +169,9 @@ def test_float32_products_are_admitted_for_who_asks_for_less():
     single = guard.Arithmetic(None, single=True)
     safe, found = means(spec, parts, guard.SAFE), means(spec, parts, single)
     assert 1e-9 < change(safe)(found) < 1e-3
-    assert found.mean[0] == pytest.approx(safe.mean[0], rel=1e-14)  # means stay float64
-    assert np.abs(found.function_cross[0][1] - safe.function_cross[0][1]).max() < 1e-15
-    assert np.abs(found.gram[0] - safe.gram[0]).max() < 1e-6
+    assert found.mean("x") == pytest.approx(safe.mean("x"), rel=1e-14)  # means stay float64
+    assert np.abs(found.functions("x", "y") - safe.functions("x", "y")).max() < 1e-15
+    assert np.abs(found.gram("x") - safe.gram("x")).max() < 1e-6
     assert guard.choose_arithmetic(spec, trial, np.inf, change)[0].single  # the cheapest of all
 
 

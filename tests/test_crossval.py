@@ -65,7 +65,7 @@ def test_moments_give_what_refits_give(weighted):
     x, y, weights, folds = rows_of(300, 0, weighted)
     sides, _ = sides_of(x, y, weights)
     moments = strip_moments(MomentSpec(sides, 4), (x, y), weights if weighted else None, folds)
-    each = list(held_folds(moments, sides))
+    each = list(held_folds(moments))
     assert len(each) == 4
     joint, squared = np.zeros((4, len(REGS))), []
     for number, fold in enumerate(each):
@@ -98,7 +98,7 @@ def test_screening_gives_the_same_losses():
         bases.append(NewtonBasis(side.basis.kernel, kept[chosen.pivots], chosen.factor))
     pair = (Side(bases[0], ("a", "b")), Side(bases[1], ("c", "d"), events=events))
     moments = strip_moments(MomentSpec(pair, 4), (x, y), weights, folds)
-    wanted = cross_validate(list(held_folds(moments, pair)), REGS)
+    wanted = cross_validate(list(held_folds(moments)), REGS)
     q = len(events)
     np.testing.assert_allclose(found.joint, wanted.joint, rtol=1e-8, atol=1e-10)
     np.testing.assert_allclose(found.squared, wanted.squared[:, -q:], rtol=1e-8, atol=1e-12)

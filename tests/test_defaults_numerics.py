@@ -23,8 +23,8 @@ from cme_dask import (
 from cme_dask.errors import ConstantColumnWarning, DataError, LengthScaleWarning, NumericalError
 from cme_dask.estimators.recipe import warn_of_length
 from cme_dask.numerics.basis import NewtonBasis
+from cme_dask.numerics.blocks import Moments
 from cme_dask.numerics.crossval import interval_factor
-from cme_dask.numerics.moments import MeanMoments
 from cme_dask.numerics.pools import non_negative
 
 GRID = np.linspace(-3.0, 3.0, 40)[:, None]
@@ -75,9 +75,7 @@ def test_a_trace_error_below_zero_is_an_error_and_not_zero():
     rounding = np.array([0.1, -1e-12])
     non_negative(rounding, 1.0)
     assert rounding.tolist() == [0.1, 0.0]
-    mean = MeanMoments(
-        1.0, (np.diag([0.6, 0.5]),), None, (np.zeros(2),), (1.0,), (), (), np.empty((0, 0)), ()
-    )
+    mean = Moments(1.0, {("x", "x"): np.diag([0.6, 0.5])}, {"x": 1.0}, {})
     with pytest.raises(NumericalError):
         _ = mean.trace_error
 

@@ -9,7 +9,7 @@ from cme_dask import kernels
 from cme_dask.errors import DataError
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.embedding import MAX_ROWS, ConditionalEmbedding, surrogate_losses
-from cme_dask.numerics.moments import MeanMoments, MomentSpec, Side, strip_moments
+from cme_dask.numerics.moments import MomentSpec, Side, strip_moments
 
 
 def case(n=200, n_folds=4, seed=0, duplicated=False):
@@ -45,7 +45,7 @@ def test_it_is_the_dense_form_on_the_rows(reg, duplicated, seed):
     """f(Y)^T M k_X(X, x) with M = (K_X + n reg)^-1 of the kernel that the basis spans."""
     X, Y, w, _, sides, moments = case(seed=seed, duplicated=duplicated)
     p = w / w.sum()
-    mean = MeanMoments.of(moments.total(), sides)
+    mean = moments.means()
     model = ConditionalEmbedding.of(mean, reg)
     L = sides[0].basis(X)
     at = sides[0].basis(np.random.default_rng(seed + 1).normal(size=(30, 2)))
@@ -65,7 +65,7 @@ def test_equal_weights_give_the_formula_as_printed():
     X, Y, _, folds, sides, _ = case()
     n, reg = len(X), 1e-3
     moments = strip_moments(MomentSpec(sides, 4), (X, Y), None, folds)
-    mean = MeanMoments.of(moments.total(), sides)
+    mean = moments.means()
     model = ConditionalEmbedding.of(mean, reg)
     L, at = sides[0].basis(X), sides[0].basis(X[:10] + 0.1)
     M = np.linalg.inv(L @ L.T + n * reg * np.eye(n))
@@ -76,7 +76,7 @@ def test_equal_weights_give_the_formula_as_printed():
 def test_weights_of_cells_are_those_of_their_rows_added_up():
     X, _, w, _, sides, moments = case()
     p = w / w.sum()
-    model = ConditionalEmbedding.of(MeanMoments.of(moments.total(), sides), 1e-3)
+    model = ConditionalEmbedding.of(moments.means(), 1e-3)
     L = sides[0].basis(X)
     cells = np.random.default_rng(1).integers(0, 7, len(X))
     each, together = model.rows(L, p), model.cells(L, p, cells, 9)
@@ -87,7 +87,7 @@ def test_weights_of_cells_are_those_of_their_rows_added_up():
 
 def test_without_a_ridge_directions_that_are_rounding_are_left_out():
     X, Y, _, _, sides, moments = case(duplicated=True)
-    mean = MeanMoments.of(moments.total(), sides)
+    mean = moments.means()
     model = ConditionalEmbedding.of(mean, 0.0)
     assert np.count_nonzero(model.shrunk) == 3
     # Three distinct rows: the answers there are their own means.
@@ -101,7 +101,7 @@ def test_without_a_ridge_directions_that_are_rounding_are_left_out():
 
 def test_the_ridge_that_vanishes_and_the_one_that_swallows_all():
     _, _, _, _, sides, moments = case()
-    mean = MeanMoments.of(moments.total(), sides)
+    mean = moments.means()
     at = sides[0].basis(case()[0])
     assert np.abs(at @ ConditionalEmbedding.of(mean, 1e9).functions(mean)).max() < 1e-7
     near, far = (at @ ConditionalEmbedding.of(mean, reg).one(mean) for reg in (1e-8, 1e-1))
@@ -113,7 +113,7 @@ def test_the_ridge_that_vanishes_and_the_one_that_swallows_all():
 def test_surrogate_losses_are_those_of_refits_on_rows(duplicated):
     X, Y, w, folds, sides, moments = case(duplicated=duplicated)
     regs = np.array([1e-6, 1e-3, 1e-1, 10.0])
-    losses, shares = surrogate_losses(moments, sides, regs)
+    losses, shares = surrogate_losses(moments, regs)
     assert losses.shape == (3, 4)
     N, M = sides[0].basis(X), sides[1].basis(Y)
     diagonal = np.ones(len(Y))  # k_Y(y, y) of the kernel itself, not of its projection
@@ -131,31 +131,31 @@ def test_surrogate_losses_are_those_of_refits_on_rows(duplicated):
 
 
 def test_surrogate_losses_without_a_ridge_are_finite():
-    _, _, _, _, sides, moments = case(duplicated=True)
-    losses, _ = surrogate_losses(moments, sides, [0.0, 1e-9])
+    _, _, _, _, _, moments = case(duplicated=True)
+    losses, _ = surrogate_losses(moments, [0.0, 1e-9])
     assert losses[:, 0] == pytest.approx(losses[:, 1], rel=1e-4)
 
 
 def test_one_fold_has_nothing_to_hold_out():
-    _, _, _, _, sides, moments = case()
-    losses, shares = surrogate_losses(moments.total(), sides, [1.0, 2.0])
+    _, _, _, _, _, moments = case()
+    losses, shares = surrogate_losses(moments.total(), [1.0, 2.0])
     assert losses.shape == (0, 2)
     assert shares.shape == (0,)
 
 
 @pytest.mark.parametrize("bad", [-1.0, np.nan, np.inf, "a", [[1.0]]])
 def test_ridges_that_are_none_are_refused(bad):
-    _, _, _, _, sides, moments = case()
-    mean = MeanMoments.of(moments.total(), sides)
+    _, _, _, _, _, moments = case()
+    mean = moments.means()
     with pytest.raises(DataError, match="ridges must be"):
         ConditionalEmbedding.of(mean, bad)
     with pytest.raises(DataError, match="ridges must be"):
-        surrogate_losses(moments, sides, bad)
+        surrogate_losses(moments, bad)
 
 
 def test_laws_on_too_many_rows_are_refused():
-    _, _, _, _, sides, moments = case()
-    model = ConditionalEmbedding.of(MeanMoments.of(moments.total(), sides), 1.0)
+    _, _, _, _, _, moments = case()
+    model = ConditionalEmbedding.of(moments.means(), 1.0)
     rows = np.zeros((MAX_ROWS + 1, 25))
     with pytest.raises(DataError, match="cells of a support"):
         model.rows(rows, np.zeros(len(rows)))

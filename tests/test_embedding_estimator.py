@@ -20,7 +20,7 @@ from cme_dask.learning.embedding import REGS
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.embedding import EmbeddingChange
 from cme_dask.numerics.folds import fold_of_rows
-from cme_dask.numerics.moments import MeanMoments, MomentSpec, Side, strip_moments
+from cme_dask.numerics.moments import MomentSpec, Side, strip_moments
 
 N, FOLDS = 400, 4
 KX, KY = kernels.Gaussian(1.1), kernels.Gaussian(0.6)
@@ -293,8 +293,9 @@ def test_the_trial_sees_what_changes_the_answers():
         Side(NewtonBasis.from_points(KY, PIVOTS[1]), ("c",), {"above": above}),
     )
     moments = strip_moments(MomentSpec(sides), (X, Y), None, np.zeros(N, dtype=np.uint8))
-    mean = MeanMoments.of(moments, sides)
+    mean = moments.means()
     change = EmbeddingChange(sides[0].basis(X[:50]), 1e-4)(mean)
     assert change(mean) == 0.0
-    shaken = type(mean)(**{**vars(mean), "gram": (mean.gram[0] + 1e-6 * np.eye(30), mean.gram[1])})
+    blocks = {**mean.blocks, ("x", "x"): mean.gram("x") + 1e-6 * np.eye(30)}
+    shaken = replace(mean, blocks=blocks)
     assert 1e-6 < change(shaken) < 0.1

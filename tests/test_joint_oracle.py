@@ -9,7 +9,6 @@ import pytest
 from programs import solve_joint
 
 from cme_dask import JointDistribution, kernels
-from cme_dask.numerics.moments import MeanMoments
 from cme_dask.numerics.problem import Regularization
 
 N, N_QUERY = 240, 25
@@ -99,17 +98,17 @@ def test_everything_against_the_oracle(name, d, tol, weighted):
     f = np.column_stack([Y, event(Y)])
     m = dense.means(slow_kernel, slow_y, X, Y, px, py, weights, f)
     sides = fit.sides_
-    mean = MeanMoments.of(fit.moments_.total(), sides)
+    mean = fit.moments_.means()
 
     def close(ours, theirs, tolerance):
         assert np.linalg.norm(ours - theirs) <= tolerance * np.linalg.norm(theirs)
 
-    close(mean.gram[0], m["xx"], 1e-12)
-    close(mean.gram[1], m["yy"], 1e-12)
-    close(mean.cross, m["yx"], 1e-12)
-    close(mean.mean[0], m["cx"], 1e-12)
-    close(mean.mean[1], m["cy"], 1e-12)
-    close(mean.function_mean[1], m["f"], 1e-12)
+    close(mean.gram("x"), m["xx"], 1e-12)
+    close(mean.gram("y"), m["yy"], 1e-12)
+    close(mean.cross("y", "x"), m["yx"], 1e-12)
+    close(mean.mean("x"), m["cx"], 1e-12)
+    close(mean.mean("y"), m["cy"], 1e-12)
+    close(mean.function_mean("y"), m["f"], 1e-12)
     assert abs(fit.basis_x_.trace_error - m["tau_x"]) <= 1e-12
     assert abs(fit.basis_y_.trace_error - m["tau_y"]) <= 1e-12
 
@@ -133,7 +132,7 @@ def test_everything_against_the_oracle(name, d, tol, weighted):
             assert np.abs(got - expected).max() <= 1e-8 * np.abs(expected).max()
             if constraint == "normalized":
                 full = solution.transform_y @ solution.coef @ solution.transform_x.T
-                cx, cy = mean.mean
+                cx, cy = mean.mean("x"), mean.mean("y")
                 assert (np.abs(cy @ full) <= 1e-12 * (np.abs(cy) @ np.abs(full))).all()
                 assert (np.abs(full @ cx) <= 1e-12 * (np.abs(full) @ np.abs(cx))).all()
 

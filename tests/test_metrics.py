@@ -11,8 +11,9 @@ import cme_dask
 from cme_dask import kernels, metrics
 from cme_dask.errors import DataError
 from cme_dask.numerics.basis import NewtonBasis
+from cme_dask.numerics.blocks import Moments
 from cme_dask.numerics.joint import JointSolution
-from cme_dask.numerics.moments import MeanMoments, MomentSpec, Side, strip_moments
+from cme_dask.numerics.moments import MomentSpec, Side, strip_moments
 from cme_dask.numerics.problem import Regularization
 
 # CRPS --------------------------------------------------------------------------------------------
@@ -188,18 +189,18 @@ def test_held_out_loss_is_that_over_all_pairs_of_held_out_rows(constraint, reg):
     def solve(mean):
         return solve_joint(mean, constraint, ridge)
 
-    losses, shares = metrics.held_out_losses(moments, sides, solve)
+    losses, shares = metrics.held_out_losses(moments, solve)
     assert len(losses) == 3  # the fold without rows has no loss
     for fold in range(3):
         mine = folds == fold
         assert shares[fold] == pytest.approx(w[mine].sum() / w.sum(), rel=1e-12)
-        solution = solve(MeanMoments.of(moments.without(fold), sides))
+        solution = solve(moments.means(without=fold))
         phi = sides[0].basis(X[mine]) @ solution.transform_x
         psi = sides[1].basis(Y[mine]) @ solution.transform_y
         g = 1 + psi @ solution.coef @ phi.T
         plain = by_pairs(g, w[mine] / w[mine].sum())
         assert losses[fold] == pytest.approx(plain, rel=1e-9, abs=1e-11)
-        held = MeanMoments.of(moments.only([fold]), sides)
+        held = moments.means(fold=fold)
         assert metrics.held_out_loss(held, solution) == losses[fold]
 
 
@@ -209,17 +210,14 @@ def test_held_out_loss_with_base_zero_is_that_of_g_minus_one():
     n, sizes = 80, (5, 4)
     b_x, b_y = (rng.dirichlet(np.ones(size), n) for size in sizes)
     w = rng.dirichlet(np.ones(n))
-    held = MeanMoments(
-        weight=1.0,
-        gram=tuple((b * w[:, None]).T @ b for b in (b_x, b_y)),
-        cross=(b_y * w[:, None]).T @ b_x,
-        mean=(w @ b_x, w @ b_y),
-        trace=(1.0, 1.0),
-        function_mean=(),
-        function_cross=(),
-        function_gram=np.zeros((0, 0)),
-        shift=(),
-    )
+    blocks = {
+        ("x", "x"): (b_x * w[:, None]).T @ b_x,
+        ("y", "y"): (b_y * w[:, None]).T @ b_y,
+        ("y", "x"): (b_y * w[:, None]).T @ b_x,
+        ("x", "1"): w @ b_x,
+        ("y", "1"): w @ b_y,
+    }
+    held = Moments(1.0, blocks, {"x": 1.0, "y": 1.0}, {})
     C = rng.exponential(size=sizes[::-1])
     eyes = [np.eye(size) for size in sizes]
     lam = [np.ones(size) for size in sizes]
@@ -242,7 +240,7 @@ def test_held_out_loss_orders_models_as_the_truth_does():
     )
     folds = np.append(np.zeros(n, np.uint8), rng.integers(1, 21, n).astype(np.uint8))
     moments = strip_moments(MomentSpec(sides, 21), (X, Y), None, folds)
-    rest, *held = (MeanMoments.of(moments.only([fold]), sides) for fold in range(21))
+    rest, *held = (moments.means(fold=fold) for fold in range(21))
     u = norm.ppf((np.arange(300) + 0.5) / 300)[:, None]
     grid = [side.basis(u) for side in sides]
     cov = np.array([[1, rho], [rho, 1]])

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from cme_dask import kernels
 from cme_dask.kernels import Coordinates, Scores, Standard, Warped
 from cme_dask.numerics.basis import LinearBasis, NewtonBasis, eigenbasis
+from cme_dask.numerics.blocks import MomentSums
 from cme_dask.numerics.moments import (
-    MeanMoments,
-    Moments,
     MomentSpec,
     Side,
     StripMoments,
@@ -153,24 +152,103 @@ def test_moments_add_and_travel_as_arrays():
     total = halves[0] + halves[1]
     assert np.allclose(total.gram, whole.gram, rtol=1e-12, atol=1e-10)
     assert (total.rows == whole.rows).all()
-    back = Moments.from_arrays(total.to_arrays())
+    back = MomentSums.from_arrays(total.to_arrays(), total.ranks, total.shifts)
     for name in ("gram", "traces", "rows"):
         assert (getattr(back, name) == getattr(total, name)).all()
-    parts = total.only([1]) + total.without(1)
-    assert np.allclose(parts.gram, total.total().gram, rtol=1e-13)
+    rest = total.total() - total.only([1])
+    assert np.allclose(rest.gram, total.only([0, 2, 3]).gram, rtol=1e-12, atol=1e-10)
+    assert rest.n_rows == (folds != 1).sum()
 
 
 def test_means_of_columns_and_functions():
     X, Y, w, folds = rows(2000)
     spec = spec_of(X, Y, 4)
-    mean = MeanMoments.of(
-        strip_moments(spec, (X, Y), w, folds.astype(np.uint8)).total(), spec.sides
-    )
-    assert mean.function_mean[0] == pytest.approx(np.average(X, axis=0, weights=w), rel=1e-12)
+    mean = strip_moments(spec, (X, Y), w, folds.astype(np.uint8)).means()
+    assert mean.function_mean("x") == pytest.approx(np.average(X, axis=0, weights=w), rel=1e-12)
     expected = [np.average(Y[:, 0], weights=w), np.average(Y[:, 0] ** 2, weights=w)]
-    assert mean.function_mean[1] == pytest.approx(expected, rel=1e-12)
+    assert mean.function_mean("y") == pytest.approx(expected, rel=1e-12)
     centred = Y[:, 0] - 0.1
-    assert mean.function_gram[2, 2] == pytest.approx(np.average(centred**2, weights=w), rel=1e-12)
+    assert mean.function_gram("y", "y")[0, 0] == pytest.approx(
+        np.average(centred**2, weights=w), rel=1e-12
+    )
+
+
+def dense(spec, X, Y, w):
+    """Values of each block at the rows, and means of products of two of them."""
+    x, y = spec.sides
+    values = {
+        "x": x.basis(X),
+        "y": y.basis(Y),
+        "1": np.ones((len(X), 1)),
+        "f(x)": x.values(X) - x.shift,
+        "f(y)": y.values(Y) - y.shift,
+    }
+    share = w / w.sum()
+    return values, lambda a, b: (values[a] * share[:, None]).T @ values[b]
+
+
+@pytest.mark.parametrize(("fold", "without"), [(None, None), (2, None), (None, 1)])
+def test_named_blocks_are_means_over_the_rows(fold, without):
+    X, Y, w, folds = rows(1500)
+    spec = spec_of(X, Y, 4)
+    sums = strip_moments(spec, (X, Y), w, folds.astype(np.uint8))
+    mine = (np.full(len(X), True) if fold is None else folds == fold) & (folds != without)
+    moments = sums.means(fold=fold, without=without)
+    _, plain = dense(spec, X[mine], Y[mine], w[mine])
+    assert moments.weight == pytest.approx(w[mine].sum(), rel=1e-12)
+    for v, other in (("x", "y"), ("y", "x")):
+        f, g = f"f({v})", f"f({other})"
+        pairs = [
+            (moments.gram(v), plain(v, v)),
+            (moments.cross(v, other), plain(v, other)),
+            (moments.mean(v), plain(v, "1")[:, 0]),
+            (moments.functions(v, v), plain(v, f)),
+            (moments.functions(v, other), plain(v, g)),
+            (moments.function_gram(v, other), plain(f, g)),
+            (moments.function_offset(v), plain(f, "1")[:, 0]),
+        ]
+        for found, expected in pairs:
+            np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-12)
+
+
+def test_squared_errors_are_those_of_the_rows():
+    """Linear in the basis of x and in its first columns, for some functions of y and for all."""
+    X, Y, w, folds = rows(1500)
+    spec = spec_of(X, Y, 1)
+    moments = strip_moments(spec, (X, Y), w, np.zeros_like(folds, dtype=np.uint8)).means()
+    rng = np.random.default_rng(3)
+    constant, slope, trend = (rng.normal(size=s) for s in (2, (70, 2), (1, 2)))
+    plain = constant + spec.sides[0].basis(X) @ slope
+    functions = spec.sides[1].values(Y)
+    for here in (slice(0, 2), slice(1, 2)):
+        for added in (None, trend[:, here]):
+            residual = plain[:, here] - functions[:, here]
+            residual = residual if added is None else residual + X[:, :1] @ added
+            found = moments.squared_error("x", "y", constant[here], slope[:, here], here, added)
+            np.testing.assert_allclose(found, np.average(residual**2, 0, w), rtol=1e-10)
+
+
+def test_sums_change_their_basis_their_shifts_and_their_functions():
+    X, Y, w, folds = rows(1500)
+    spec = spec_of(X, Y, 4)
+    folds = folds.astype(np.uint8)
+    sums = strip_moments(spec, (X, Y), w, folds)
+    rng = np.random.default_rng(5)
+    change, shifts = rng.normal(size=(5, 5)), [rng.normal(size=2), rng.normal(size=2)]
+    changed = sums.changed({"y": change}, shifts)
+    values, _ = dense(spec, X, Y, w)
+    x, y = spec.sides
+    augmented = np.hstack(
+        [values["x"], values["y"] @ change.T, values["1"]]
+        + [s.values(part) - shift for s, part, shift in zip((x, y), (X, Y), shifts, strict=True)]
+    )
+    scale = np.abs(changed.gram).max()
+    for fold in range(4):
+        mine = folds == fold
+        plain = (augmented[mine] * w[mine, None]).T @ augmented[mine]
+        np.testing.assert_allclose(changed.gram[fold], plain, atol=1e-11 * scale)
+    fewer = changed.with_functions(1).means()
+    np.testing.assert_array_equal(fewer.function_mean("y"), changed.means().function_mean("y")[:1])
 
 
 def test_newton_basis_by_blocks_equals_one_solve():

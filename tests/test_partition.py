@@ -24,7 +24,7 @@ from cme_dask.models.answers import Answers
 from cme_dask.models.joint import JointModel, Variable
 from cme_dask.numerics.basis import Elimination, LinearBasis
 from cme_dask.numerics.coupling import solve_coupling
-from cme_dask.numerics.moments import MeanMoments, MomentSpec, Side, strip_moments
+from cme_dask.numerics.moments import MomentSpec, Side, strip_moments
 from cme_dask.numerics.partition import PartitionBasis, pivot_landmarks
 from cme_dask.numerics.precision import Arithmetic
 from cme_dask.numerics.problem import Regularization
@@ -168,11 +168,13 @@ def test_moments_need_no_elimination():
     spec = MomentSpec(sides, 3)
     for applied in (spec, Arithmetic(()).applied(spec), Arithmetic((0.5,)).applied(spec)):
         moments = strip_moments(applied, (x, y), None, folds)
-        mean = MeanMoments.of(moments.total(), applied.sides)
-        np.testing.assert_allclose(mean.gram[1], b_y.T @ b_y / len(y), rtol=1e-13, atol=1e-16)
-        np.testing.assert_allclose(mean.cross, b_y.T @ b_x / len(y), rtol=1e-13, atol=1e-16)
-        np.testing.assert_allclose(mean.mean[0], b_x.mean(axis=0), rtol=1e-13)
-        np.testing.assert_allclose(mean.gram[0].sum(axis=1), mean.mean[0], rtol=1e-13)
+        mean = moments.means()
+        np.testing.assert_allclose(mean.gram("y"), b_y.T @ b_y / len(y), rtol=1e-13, atol=1e-16)
+        np.testing.assert_allclose(
+            mean.cross("y", "x"), b_y.T @ b_x / len(y), rtol=1e-13, atol=1e-16
+        )
+        np.testing.assert_allclose(mean.mean("x"), b_x.mean(axis=0), rtol=1e-13)
+        np.testing.assert_allclose(mean.gram("x").sum(axis=1), mean.mean("x"), rtol=1e-13)
     assert Elimination.whole(5).solved
 
 
@@ -193,21 +195,25 @@ def coupled(count=30, n=1500):
     ]
     sides = (Side(bases[0], ("x0",), shift=np.array([0.3])), Side(bases[1], ("y0", "y1")))
     moments = strip_moments(MomentSpec(sides), (x, y), None, np.zeros(n, np.uint8))
-    mean = MeanMoments.of(moments, sides)
+    mean = moments.means()
     coef, outcome = solve_coupling(
-        mean.gram[1], mean.cross, mean.gram[0], *mean.mean[::-1], Regularization(1e-5, 1e-5)
+        mean.gram("y"),
+        mean.cross("y", "x"),
+        mean.gram("x"),
+        mean.mean("y"),
+        mean.mean("x"),
+        Regularization(1e-5, 1e-5),
     )
     assert outcome.converged
     variables = []
     for given_, transform in ((0, coef.T), (1, coef)):
         other = 1 - given_
         size = bases[given_].rank
-        slope = transform @ mean.function_cross[other][other]
+        slope = transform @ mean.functions("xy"[other], "xy"[other])
         none = np.zeros((0, slope.shape[1]))
-        answers = Answers(
-            sides[other].names, mean.shift[other], slope, none, np.zeros((0, size, slope.shape[1]))
-        )
-        linear = LinearBasis(bases[given_], np.eye(size), np.diag(mean.gram[given_]))
+        shift, slopes = mean.shifts["xy"[other]], np.zeros((0, size, slope.shape[1]))
+        answers = Answers(sides[other].names, shift, slope, none, slopes)
+        linear = LinearBasis(bases[given_], np.eye(size), np.diag(mean.gram("xy"[given_])))
         variables.append(Variable(Columns(sides[given_].columns), linear, answers))
     about = {
         "rows": n,

@@ -37,7 +37,8 @@ from cme_dask.kernels import Kernel
 from cme_dask.models import load_only
 from cme_dask.models.features import BASES, FeatureModel
 from cme_dask.numerics.basis import LinearBasis, NewtonBasis, eigenbasis
-from cme_dask.numerics.moments import MeanMoments, MomentSpec
+from cme_dask.numerics.blocks import Moments
+from cme_dask.numerics.moments import MomentSpec
 from cme_dask.numerics.precision import Arithmetic, SpectrumChange
 from cme_dask.numerics.resources import one_blas_thread
 from cme_dask.passes.cluster import Scheduler
@@ -379,11 +380,11 @@ class PivotedCholesky(FeaturesPartialFit, FittedFeatures, BaseEstimator):  # typ
             self._tolerance.warn("X", self.basis_.rank, self.trace_error_, missed)
         return self
 
-    def _model_of(self, sample: Sample, mean: MeanMoments, passes: int) -> None:
+    def _model_of(self, sample: Sample, mean: Moments, passes: int) -> None:
         """From moments to the model."""
         (side,) = self._sides
         with one_blas_thread():
-            spectral = LinearBasis(side.basis, *eigenbasis(mean.gram[0]))
+            spectral = LinearBasis(side.basis, *eigenbasis(mean.gram("x")))
         fit = {
             "rows": self._moments.n_rows,
             "passes": passes,
@@ -467,7 +468,7 @@ class PivotedCholesky(FeaturesPartialFit, FittedFeatures, BaseEstimator):  # typ
             return 0.1 * float(np.sqrt(2.0 / n_rows))
         return check_accuracy(self.accuracy)
 
-    def _measure(self, choice: PivotChoice, bases: Sequence[NewtonBasis]) -> MeanMoments:
+    def _measure(self, choice: PivotChoice, bases: Sequence[NewtonBasis]) -> Moments:
         """The moment pass."""
         spec, self.arithmetic_ = self._specify(choice, bases)
         (moments,), _, report = make_moments(
@@ -475,4 +476,4 @@ class PivotedCholesky(FeaturesPartialFit, FittedFeatures, BaseEstimator):  # typ
         )
         self.report_ = choice.covering(report, spec.ranks)
         self._sides, self._moments = spec.sides, moments
-        return MeanMoments.of(moments.total(), spec.sides)
+        return moments.means()

@@ -48,9 +48,10 @@ from cme_dask.models.logistic import LogisticModel
 from cme_dask.models.points import FloatArray
 from cme_dask.models.relevance import LengthScales
 from cme_dask.numerics.basis import Basis, LinearBasis, eigenbasis
+from cme_dask.numerics.blocks import Moments
 from cme_dask.numerics.embedding import check_ridges
 from cme_dask.numerics.logistic import LogisticProblem, solve_logistic
-from cme_dask.numerics.moments import MeanMoments, MomentSpec
+from cme_dask.numerics.moments import MomentSpec
 from cme_dask.numerics.resources import one_blas_thread
 from cme_dask.passes.cluster import Scheduler
 from cme_dask.passes.driver import Executor
@@ -328,7 +329,7 @@ class KernelLogisticRegression(LabelClassifier, BaseEstimator):  # type: ignore[
             bases = more
             mean, rows = _measure(choice, bases)
         (newton,), (error,) = bases, mean.trace_error
-        gram = np.block([[mean.gram[0], mean.mean[0][:, None]], [mean.mean[0][None, :], 1.0]])
+        gram = np.block([[mean.gram("x"), mean.mean("x")[:, None]], [mean.mean("x")[None, :], 1.0]])
         problem = LogisticProblem(newton.factor, gram, len(self._classes), float(self.reg))
         with one_blas_thread():
             self.solution_ = solve_logistic(
@@ -337,7 +338,7 @@ class KernelLogisticRegression(LabelClassifier, BaseEstimator):  # type: ignore[
                 tol=self.gradient_tol,
                 max_iter=self.max_iter,
             )
-            spectral = LinearBasis(newton, *eigenbasis(mean.gram[0]))
+            spectral = LinearBasis(newton, *eigenbasis(mean.gram("x")))
         self._check_convergence()
         self.n_iter_ = self.solution_.iterations
         passes = ready.passes + in_rounds + 1 + topping_up + (more is not None)
@@ -410,10 +411,10 @@ class KernelLogisticRegression(LabelClassifier, BaseEstimator):  # type: ignore[
         warnings.warn(message, ConvergenceWarning, stacklevel=3)
 
 
-def _measure(choice: PivotChoice, bases: Sequence[Basis]) -> tuple[MeanMoments, int]:
+def _measure(choice: PivotChoice, bases: Sequence[Basis]) -> tuple[Moments, int]:
     """Moments of x in one pass, and the number of rows that counted."""
     side = make_side(bases[0], choice.sample.columns[0], None, choice.rows, 0)
     (moments,), _, _ = make_moments(
         choice.sample, [MomentSpec((side,))], choice.budget, choice.progress, choice.sample_rows
     )
-    return MeanMoments.of(moments.total(), (side,)), moments.n_rows
+    return moments.means(), moments.n_rows

@@ -42,6 +42,7 @@ from cme_dask.models.embedding import EmbeddedVariable, EmbeddingModel
 from cme_dask.models.points import FloatArray
 from cme_dask.models.relevance import LengthScales
 from cme_dask.numerics.basis import Basis, LinearBasis, eigenbasis
+from cme_dask.numerics.blocks import Moments, MomentSums
 from cme_dask.numerics.crossval import Replicates
 from cme_dask.numerics.embedding import (
     ConditionalEmbedding,
@@ -50,7 +51,7 @@ from cme_dask.numerics.embedding import (
     embedding_replicates,
     held_out_curve,
 )
-from cme_dask.numerics.moments import MeanMoments, Moments, MomentSpec, Side
+from cme_dask.numerics.moments import MomentSpec, Side
 from cme_dask.numerics.precision import Arithmetic
 from cme_dask.numerics.resources import one_blas_thread
 from cme_dask.passes.cluster import Scheduler
@@ -106,7 +107,7 @@ class ConditionalMeanEmbedding(EmbeddingPartialFit, BaseEstimator):  # type: ign
         Ridges that were compared, and their held-out losses; no rows where the ridge was given.
     replicates_ : Replicates
         Refits without one fold each, and their held-out errors.
-    moments_ : Moments
+    moments_ : MomentSums
         Sums over rows, per fold.
     length_scales_ : LengthScales
         For each column the length scale of the best kernel in the column's units, the same in
@@ -210,7 +211,7 @@ class ConditionalMeanEmbedding(EmbeddingPartialFit, BaseEstimator):  # type: ign
                 choice = ready.choice
                 bases, in_rounds = choice.bases(ready.kernels)
                 sides, moments = self._measure(ready, bases, functions)
-                errors = MeanMoments.of(moments.total(), sides).trace_error
+                errors = moments.means().trace_error
                 more, topping_up = choice.topped_up(bases, errors)
                 if more is not None:
                     sides, moments = self._measure(ready, more, functions)
@@ -372,7 +373,7 @@ class ConditionalMeanEmbedding(EmbeddingPartialFit, BaseEstimator):  # type: ign
         ready: Preparation,
         bases: Sequence[Basis],
         functions: FunctionsLike | None,
-    ) -> tuple[tuple[Side, Side], Moments]:
+    ) -> tuple[tuple[Side, Side], MomentSums]:
         """The moment pass."""
         choice = ready.choice
         spec, self.arithmetic_ = self._specify(ready, bases, functions)
@@ -384,22 +385,23 @@ class ConditionalMeanEmbedding(EmbeddingPartialFit, BaseEstimator):  # type: ign
         self._functions = y.functions
         return (x, y), moments
 
-    def _solve(self, sample: Sample, sides: tuple[Side, Side], moments: Moments) -> None:
+    def _solve(self, sample: Sample, sides: tuple[Side, Side], moments: MomentSums) -> None:
         """From moments to the model."""
         self._sides, self._moments, self.moments_ = sides, moments, moments
         regs = self._regs
         self.losses_ = np.empty((0, 2))
         self.reg_ = float(regs[0])
         if self.reg is None:
-            losses = held_out_curve(moments, sides, LOSSES[self.criterion], regs)
+            losses = held_out_curve(moments, LOSSES[self.criterion], regs)
             self.losses_ = np.column_stack([regs, losses])
             self.reg_ = float(regs[losses.argmin()])
-        mean = MeanMoments.of(moments.total(), sides)
+        mean = moments.means()
         spectra = [
-            LinearBasis(s.basis, *eigenbasis(g)) for s, g in zip(sides, mean.gram, strict=True)
+            LinearBasis(side.basis, *eigenbasis(mean.gram(v)))
+            for v, side in zip("xy", sides, strict=True)
         ]
         embedding = ConditionalEmbedding.of(mean, self.reg_)
-        self.replicates_ = embedding_replicates(moments, sides, self.reg_)
+        self.replicates_ = embedding_replicates(moments, self.reg_)
         self.basis_x_, self.basis_y_ = (
             FittedBasis(side.basis, spectral, error)
             for side, spectral, error in zip(sides, spectra, mean.trace_error, strict=True)
@@ -428,7 +430,7 @@ class ConditionalMeanEmbedding(EmbeddingPartialFit, BaseEstimator):  # type: ign
         )
 
     def _about(
-        self, sample: Sample, moments: Moments, mean: MeanMoments, names: tuple[str, ...]
+        self, sample: Sample, moments: MomentSums, mean: Moments, names: tuple[str, ...]
     ) -> dict[str, Any]:
         """What the model says of its fit."""
         return {

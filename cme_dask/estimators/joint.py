@@ -146,7 +146,7 @@ class JointDistribution(JointPartialFit, BaseEstimator):  # type: ignore[misc]
         H in the bases of the model.
     solution_ : JointSolution
         ``status``, ``kkt_residual``, ``gap``, ``iterations``.
-    moments_ : Moments
+    moments_ : MomentSums
         Sums over rows, per fold; they add.
     replicates_ : (Replicates, Replicates)
         Refits without one fold each, and their held-out errors: given x, and given y.

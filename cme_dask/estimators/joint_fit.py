@@ -27,11 +27,12 @@ from cme_dask.learning.partition import cell_spec
 from cme_dask.models.assembly import Part, assemble
 from cme_dask.models.joint import JointModel
 from cme_dask.numerics.basis import Basis, LinearBasis, eigenbasis
+from cme_dask.numerics.blocks import MomentSums
 from cme_dask.numerics.calibration import HeldRows, LearnedCalibration, Levels, learn_calibration
 from cme_dask.numerics.cells import Cells, CellSpec, CellSums
 from cme_dask.numerics.crossval import Replicates, held_out_folds
 from cme_dask.numerics.joint import JointSolution
-from cme_dask.numerics.moments import MeanMoments, Moments, MomentSpec, Side
+from cme_dask.numerics.moments import MomentSpec, Side
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.precision import Arithmetic
 from cme_dask.numerics.problem import Regularization
@@ -98,8 +99,7 @@ def with_calibration(fit: "JointFit", fitted: "Fitted") -> "Fitted":
     fitted
         Its result.
     """
-    sides, moments = fitted.sides, fitted.moments
-    if not fit.calibration or len(held_out_folds(moments, sides)) < 2:
+    if not fit.calibration or len(held_out_folds(fitted.moments)) < 2:
         return fitted
     with one_blas_thread():
         learned = _learned(fit, fitted)
@@ -153,12 +153,12 @@ def refitted_laws(fit: "JointFit", fitted: "Fitted") -> Iterator[HeldLaws]:
         for sides, moments, reg, kept in averaged(fit, fitted)
     ]
     levels = None if calibration is None else Levels(cells.means, calibration.columns)
-    for fold in held_out_folds(members[0][1], members[0][0]):
+    for fold in held_out_folds(members[0][1]):
         held = np.flatnonzero(folds == fold)
         ratio = np.zeros((len(held), len(points)))
         for sides, moments, reg, kept, left, right in members:
             solver = replace(fit.solving, reg=reg).solver(sides, choice.rows)
-            found = solver(MeanMoments.of(moments.without(fold), sides)).shrunk(kept)
+            found = solver(moments.means(without=fold)).shrunk(kept)
             given = left[held] @ found.transform_x @ found.coef.T
             ratio += found.base + given @ (right @ found.transform_y).T
         rest = masses.sum(axis=0) - masses[fold]
@@ -197,7 +197,7 @@ class Fitted:
     bases: tuple[FittedBasis, FittedBasis]
     solution: JointSolution
     replicates: tuple[Replicates, Replicates]
-    moments: Moments
+    moments: MomentSums
     sides: tuple[Side, Side]
     passes: int
     arithmetic: Arithmetic
@@ -304,7 +304,7 @@ class JointFit:
             bases, in_rounds = choice.bases(self.ready.kernels)
             cells = self._cells(bases)
             sides, moments, summed, arithmetic, report = self._measure(bases, cells)
-            errors = MeanMoments.of(moments.total(), sides).trace_error
+            errors = moments.means().trace_error
             more, topping_up = choice.topped_up(bases, errors)
             if more is not None:
                 sides, moments, _, arithmetic, report = self._measure(more, ())
@@ -391,7 +391,7 @@ class JointFit:
     def _assembled(
         self,
         parts: Sequence[Part],
-        moments: Moments,
+        moments: MomentSums,
         laws: Sequence[Cells],
         about: dict[str, Any],
     ) -> JointModel:
@@ -468,7 +468,7 @@ class JointFit:
 
     def _measure(
         self, bases: Sequence[Basis], cells: Sequence[CellSpec]
-    ) -> tuple[tuple[Side, Side], Moments, tuple[CellSums, ...], Arithmetic, PassReport]:
+    ) -> tuple[tuple[Side, Side], MomentSums, tuple[CellSums, ...], Arithmetic, PassReport]:
         """The moment pass, with sums by cell."""
         choice = self.ready.choice
         spec, arithmetic = self._specify(bases, self.solving.reg)
@@ -482,8 +482,8 @@ class JointFit:
 def fitted_bases(part: Part) -> tuple[FittedBasis, FittedBasis]:
     """Bases of x and of y, with what the pass measured of them."""
     x, y = (
-        FittedBasis(side.basis, LinearBasis(side.basis, *eigenbasis(gram)), error)
-        for side, gram, error in zip(part.sides, part.mean.gram, part.trace_errors, strict=True)
+        FittedBasis(side.basis, LinearBasis(side.basis, *eigenbasis(part.mean.gram(v))), error)
+        for v, side, error in zip("xy", part.sides, part.trace_errors, strict=True)
     )
     return x, y
 

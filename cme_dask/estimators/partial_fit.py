@@ -34,8 +34,9 @@ from cme_dask.models.features import FeatureModel
 from cme_dask.models.joint import JointModel
 from cme_dask.models.merging import JointSums, one_model, union
 from cme_dask.numerics.basis import NewtonBasis
+from cme_dask.numerics.blocks import Moments, MomentSums
 from cme_dask.numerics.cells import CellSpec
-from cme_dask.numerics.moments import Function, MeanMoments, Moments, MomentSpec, Side
+from cme_dask.numerics.moments import Function, MomentSpec, Side
 from cme_dask.numerics.precision import Arithmetic
 from cme_dask.numerics.resources import one_blas_thread
 from cme_dask.passes.cluster import Scheduler
@@ -53,7 +54,7 @@ _WORSE = 2.0  # times the trace error of the earlier rows, beyond which a refit 
 
 
 def new_rows(
-    earlier: Moments, new: Moments, sides: Sequence[Side], variables: str, tol: float
+    earlier: MomentSums, new: MomentSums, sides: Sequence[Side], variables: str, tol: float
 ) -> dict[str, Any]:
     """How well the pivots of a fit span rows that were added to it, as JSON values.
 
@@ -80,10 +81,7 @@ def new_rows(
     """
     if not all(isinstance(side.basis, NewtonBasis) for side in sides):
         return {"rows": new.n_rows}  # partitions of unity leave no trace
-    before, now, total = (
-        MeanMoments.of(moments.total(), tuple(sides)).trace_error
-        for moments in (earlier, new, earlier + new)
-    )
+    before, now, total = (moments.means().trace_error for moments in (earlier, new, earlier + new))
     for i, variable in enumerate(variables):
         if now[i] > _WORSE * max(before[i], tol):
             warnings.warn(
@@ -453,7 +451,7 @@ class MomentsPartialFit(ABC):
     report_: PassReport
     arithmetic_: Arithmetic
     _sides: tuple[Side, ...]
-    _moments: Moments
+    _moments: MomentSums
 
     @abstractmethod
     def _settled(
@@ -586,7 +584,7 @@ class EmbeddingPartialFit(MomentsPartialFit, MeanRegressor):
         return self._open(X, Y, weights)
 
     @abstractmethod
-    def _solve(self, sample: Sample, sides: tuple[Side, Side], moments: Moments) -> None:
+    def _solve(self, sample: Sample, sides: tuple[Side, Side], moments: MomentSums) -> None:
         """From moments to the model."""
 
 
@@ -651,7 +649,7 @@ class FeaturesPartialFit(MomentsPartialFit):
         budget = MemoryBudget.of(Executor.resolve(scheduler, workers), memory_limit)
 
         def solve() -> None:
-            mean = MeanMoments.of(self._moments.total(), self._sides)
+            mean = self._moments.means()
             self._model_of(sample, mean, self.n_passes_)
 
         self._add_rows(sample, budget, progress, "x", solve)
@@ -662,5 +660,5 @@ class FeaturesPartialFit(MomentsPartialFit):
         """The rows of x, once the parameters have been checked."""
 
     @abstractmethod
-    def _model_of(self, sample: Sample, mean: MeanMoments, passes: int) -> None:
+    def _model_of(self, sample: Sample, mean: Moments, passes: int) -> None:
         """From moments to the model."""

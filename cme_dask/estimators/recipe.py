@@ -31,10 +31,11 @@ from cme_dask.kernels import Kernel
 from cme_dask.learning.transforms import HEURISTIC_ROWS, constant_columns, default_kernel
 from cme_dask.models.events import Event
 from cme_dask.numerics.basis import Basis, LinearBasis
+from cme_dask.numerics.blocks import MomentSums
 from cme_dask.numerics.cells import CellSpec, CellSums
 from cme_dask.numerics.folds import MAX_FOLDS
 from cme_dask.numerics.joint import StackedBasis, StackedNewton, ranks_of
-from cme_dask.numerics.moments import Function, Moments, MomentSpec, Side
+from cme_dask.numerics.moments import Function, MomentSpec, Side
 from cme_dask.numerics.precision import (
     SAFE,
     TRIAL_ROWS,
@@ -399,7 +400,7 @@ def make_moments(
     progress: Progress | None,
     pivot_rows: int,
     cells: Sequence[CellSpec] = (),
-) -> tuple[tuple[Moments, ...], tuple[CellSums, ...], PassReport]:
+) -> tuple[tuple[MomentSums, ...], tuple[CellSums, ...], PassReport]:
     """The moment pass, with sums by cell.
 
     Unusable values are counted in a second pass, which only a failure makes.

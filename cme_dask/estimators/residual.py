@@ -25,11 +25,12 @@ from cme_dask.learning.candidates import Tuning
 from cme_dask.learning.losses import Gain, HeldLaws, held_out_crps, paired_gain, screened_laws
 from cme_dask.models.residual import Residual
 from cme_dask.numerics.basis import NewtonBasis
+from cme_dask.numerics.blocks import MomentSums
 from cme_dask.numerics.cells import ValueRange
 from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.crossval import held_out_folds
 from cme_dask.numerics.location import FittedLocation, fit_location
-from cme_dask.numerics.moments import Moments, MomentSpec, Side, strip_moments
+from cme_dask.numerics.moments import MomentSpec, Side, strip_moments
 from cme_dask.numerics.resources import one_blas_thread
 from cme_dask.passes.progress import StepBegan
 
@@ -130,7 +131,7 @@ def screened_residual(fit: JointFit) -> Screening | None:
     _report(fit, LOCATION)
     with one_blas_thread():
         sides, moments = _sampled_moments(fit)
-        if len(held_out_folds(moments, sides)) < 2:
+        if len(held_out_folds(moments)) < 2:
             _report(fit, PIVOTS)
             return None
         location = _location(fit, [(sides, moments)])
@@ -188,8 +189,8 @@ def with_residual(fit: JointFit, fitted: Fitted, screening: Screening | None = N
         What the row sample said before.
     """
     auto = fit.residual == "auto"
-    sides, moments, _, _ = averaged(fit, fitted)[0]
-    if not fit.residual or (auto and not held_out_folds(moments, sides)):
+    _, moments, _, _ = averaged(fit, fitted)[0]
+    if not fit.residual or (auto and not held_out_folds(moments)):
         return fitted
     if screening is not None and screening.second is None:
         return _told(fitted, screening.about)
@@ -233,7 +234,7 @@ def _described(fit: JointFit, location: FittedLocation) -> dict[str, Any]:
     }
 
 
-def _sampled_moments(fit: JointFit) -> tuple[tuple[Side, Side], Moments]:
+def _sampled_moments(fit: JointFit) -> tuple[tuple[Side, Side], MomentSums]:
     """Moments by fold of rows of the row sample, on a smaller basis of the best kernel of x."""
     choice = fit.ready.choice
     rows = choice.rows.prefix(_LOCATION_ROWS)
@@ -276,7 +277,9 @@ def _figures(gain: Gain) -> dict[str, Any]:
     }
 
 
-def _location(fit: JointFit, candidates: list[tuple[tuple[Side, Side], Moments]]) -> FittedLocation:
+def _location(
+    fit: JointFit, candidates: list[tuple[tuple[Side, Side], MomentSums]]
+) -> FittedLocation:
     """The location that explains most of unseen rows, among those on the bases of x given."""
     columns = len(fit.ready.choice.sample.columns[1].names)
     first = 0 if fit.scores is None else len(candidates[0][0][1].names)
@@ -286,7 +289,7 @@ def _location(fit: JointFit, candidates: list[tuple[tuple[Side, Side], Moments]]
     labels = np.array(fit.ready.choice.sample.columns[0].categorical)
     within = np.where(labels, 0.0, x.min(axis=0)), np.where(labels, 0.0, x.max(axis=0))
     found = (
-        fit_location(moments, sides, here, fit.scores, within=within)
+        fit_location(moments, sides[0].basis, here, fit.scores, within=within)
         for sides, moments in candidates
     )
     return max(found, key=lambda each: float(each.skill.sum()))

@@ -13,8 +13,9 @@ from cme_dask.estimators.planning import Preparation
 from cme_dask.estimators.recipe import settle_arithmetic, trial_rows
 from cme_dask.learning.partition import CANDIDATES, choose_landmarks, landmark_number
 from cme_dask.models.assembly import Part
+from cme_dask.numerics.blocks import MomentSums
 from cme_dask.numerics.joint import JointSolver
-from cme_dask.numerics.moments import MeanMoments, Moments, MomentSpec, Side
+from cme_dask.numerics.moments import MomentSpec, Side
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.precision import SAFE, Arithmetic, JointChange
 from cme_dask.numerics.problem import Regularization, centred_bases
@@ -79,7 +80,7 @@ class Solving:
 
     def solve(
         self,
-        moments: Moments,
+        moments: MomentSums,
         sides: tuple[Side, Side],
         rows: RowSample,
         sample: Sample,
@@ -104,7 +105,7 @@ class Solving:
         solver = self.solver(sides, rows)
         if not self.constraint.needs_ranges:
             return Part.solved(moments, sides, solver, self.convergence), 0
-        mean = MeanMoments.of(moments.total(), sides)
+        mean = moments.means()
         bases = centred_bases(mean, self.reg, [side.basis for side in sides])
         x, y = observed_ranges(sample, bases, executor)
         # Refits have other bases, whose ranges are those over the row sample.

@@ -25,10 +25,11 @@ from cme_dask.learning.search import Estimated, estimated, search, search_bytes
 from cme_dask.models.assembly import Part
 from cme_dask.models.events import importable
 from cme_dask.numerics.basis import Basis, NewtonBasis
+from cme_dask.numerics.blocks import MomentSums
 from cme_dask.numerics.cells import CellSpec, CellSums
 from cme_dask.numerics.crossval import HeldFold, held_folds, held_out_folds, replicates
 from cme_dask.numerics.joint import reduced
-from cme_dask.numerics.moments import MeanMoments, Moments, MomentSpec, Side
+from cme_dask.numerics.moments import MomentSpec, Side
 from cme_dask.numerics.precision import Arithmetic
 from cme_dask.numerics.problem import Regularization
 from cme_dask.numerics.resources import MemoryPlan, one_blas_thread
@@ -77,7 +78,7 @@ class Member:
 
     candidate: Candidate
     part: Part
-    moments: Moments
+    moments: MomentSums
     joint: float
     crps: float
     kept: float
@@ -273,7 +274,7 @@ def _newton(basis: Basis) -> NewtonBasis:
 def _member(
     candidate: Candidate,
     spec: MomentSpec,
-    moments: Moments,
+    moments: MomentSums,
     solving: Solving,
     arithmetic: Arithmetic,
     found: Search,
@@ -281,23 +282,23 @@ def _member(
     choice: PivotChoice,
 ) -> Member:
     x, y = spec.sides
-    folds = list(held_folds(moments, (x, y)))
+    folds = list(held_folds(moments))
     reg, joint, crps = candidate.reg, candidate.trial.joint, candidate.trial.crps
     kept = 1.0
     if folds:
         regs = _ridges(reg) if learn_reg else [reg]
         losses = estimated(folds, regs, found.judges)
         if found.support is not None:
-            numbers = held_out_folds(moments, (x, y))
+            numbers = held_out_folds(moments)
             losses = losses[0], _log_loss(folds, numbers, regs, found, choice, (x, y))
         best = int(np.argmin(found.score(losses[0][0], losses[1][0])))
         reg = regs[best]
         joint, crps = (float(mean[best]) for mean, _ in losses)
         kept = _kept([(float(mean[best]), float(error[best])) for mean, error in losses])
-    mean = MeanMoments.of(moments.total(), (x, y))
+    mean = moments.means()
     solution = replace(solving, reg=reg).solver((x, y), choice.rows)(mean).shrunk(kept)
     refits = ((fold.rest, fold.held, fold.solution(reg).shrunk(kept)) for fold in folds)
-    part = Part((x, y), mean, reduced(solution), replicates(refits, (x, y)))
+    part = Part((x, y), mean, reduced(solution), replicates(refits, moments))
     return Member(replace(candidate, reg=reg), part, moments, joint, crps, kept, arithmetic)
 
 

@@ -12,9 +12,9 @@ from cme_dask.kernels import Kernel
 from cme_dask.metrics import crps
 from cme_dask.numerics.basis import eigenbasis
 from cme_dask.numerics.blending import project
+from cme_dask.numerics.blocks import Moments
 from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.crossval import HeldFold, over_folds
-from cme_dask.numerics.moments import MeanMoments
 from cme_dask.numerics.problem import Regularization
 from cme_dask.numerics.support import Support
 
@@ -148,20 +148,21 @@ def screened_folds(rows: ScreenedRows, x: ScreenedSide, y: ScreenedSide) -> list
     return folds
 
 
-def _means(weight: float, x: _Sums, y: _Sums, cross: Array, events: Array) -> MeanMoments:
+def _means(weight: float, x: _Sums, y: _Sums, cross: Array, events: Array) -> Moments:
     mean, square = events / weight
-    none_x, none_y = np.zeros((len(x.mean), 0)), np.zeros((len(y.mean), 0))
-    return MeanMoments(
-        weight=float(weight),
-        gram=(x.gram / weight, y.gram / weight),
-        cross=cross / weight,
-        mean=(x.mean / weight, y.mean / weight),
-        trace=(x.trace / weight, y.trace / weight),
-        function_mean=(np.zeros(0), mean),
-        function_cross=((none_x, x.events / weight), (none_y, y.events / weight)),
-        function_gram=np.diag(square),  # of which only the diagonal is looked at
-        shift=(np.zeros(0), np.zeros(len(mean))),
-    )
+    blocks = {
+        ("x", "x"): x.gram / weight,
+        ("y", "y"): y.gram / weight,
+        ("y", "x"): cross / weight,
+        ("x", "1"): x.mean / weight,
+        ("y", "1"): y.mean / weight,
+        ("x", "f(y)"): x.events / weight,
+        ("y", "f(y)"): y.events / weight,
+        ("f(y)", "1"): mean,
+        ("f(y)", "f(y)"): np.diag(square),  # only whose diagonal is read
+    }
+    traces = {"x": x.trace / weight, "y": y.trace / weight}
+    return Moments(float(weight), blocks, traces, {"y": np.zeros(len(mean))})
 
 
 # The log score of projected laws at rows that they were fitted without, in cells of y

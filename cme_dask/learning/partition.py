@@ -15,7 +15,7 @@ from cme_dask.numerics.cells import CellSpec
 from cme_dask.numerics.crossval import held_out_losses
 from cme_dask.numerics.folds import distinct_in_random_order, fold_of_rows
 from cme_dask.numerics.joint import JointSolver
-from cme_dask.numerics.moments import Function, Moments, MomentSpec, Side, strip_moments
+from cme_dask.numerics.moments import Function, MomentSpec, Side, strip_moments
 from cme_dask.numerics.partition import PartitionBasis, pivot_landmarks
 from cme_dask.numerics.problem import Regularization
 from cme_dask.numerics.resources import one_blas_thread
@@ -444,8 +444,8 @@ def _fold_losses(
     reg: Regularization,
 ) -> tuple[Array, Array]:
     """Held-out loss on each fold that has rows, and the folds' shares of the weight."""
-    moments: Moments = strip_moments(MomentSpec(sides, _FOLDS), parts, weights, folds)
-    losses, shares = held_out_losses(moments, sides, JointSolver(Coupling(tol=_TOL), reg))
+    moments = strip_moments(MomentSpec(sides, _FOLDS), parts, weights, folds)
+    losses, shares = held_out_losses(moments, JointSolver(Coupling(tol=_TOL), reg))
     if not len(losses):
         raise DataError("all weight is on one fold of the row sample: give the number of landmarks")
     return losses, shares

@@ -1,7 +1,7 @@
 """The last step of a fit, and of merging: the frozen model, from moments and coefficients."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -14,10 +14,11 @@ from cme_dask.models.files import AnyBasis
 from cme_dask.models.joint import JointModel, Variable
 from cme_dask.models.spectra import spectra_of
 from cme_dask.numerics.basis import LinearBasis
+from cme_dask.numerics.blocks import Moments, MomentSums
 from cme_dask.numerics.cells import Cells
 from cme_dask.numerics.crossval import Replicates, fold_replicates
 from cme_dask.numerics.joint import JointSolution, JointSolver, StackedBasis
-from cme_dask.numerics.moments import MeanMoments, Moments, Side
+from cme_dask.numerics.moments import Side
 from cme_dask.numerics.pointwise import negative_mass
 
 Array = Any
@@ -36,7 +37,7 @@ class Part:
     """
 
     sides: tuple[Side, Side]
-    mean: MeanMoments
+    mean: Moments
     solution: JointSolution
     replicates: tuple[Replicates, Replicates]
 
@@ -45,7 +46,7 @@ class Part:
     @classmethod
     def solved(
         cls,
-        moments: Moments,
+        moments: MomentSums,
         sides: tuple[Side, Side],
         solver: JointSolver,
         convergence: str,
@@ -72,16 +73,16 @@ class Part:
         DataError
             If kernels or ridge don't fit the constraint.
         """
-        mean = MeanMoments.of(moments.total(), sides)
+        mean = moments.means()
         solution = (whole or solver)(mean)
         solution.info.check(convergence)
 
-        def refit(rest: MeanMoments) -> JointSolution:
+        def refit(rest: Moments) -> JointSolution:
             found = solver(rest, solution)
             found.info.check(convergence)
             return found
 
-        return cls(sides, mean, solution, fold_replicates(moments, sides, refit))
+        return cls(sides, mean, solution, fold_replicates(moments, refit))
 
     def basis(self, i: int) -> LinearBasis:
         """The basis of variable ``i``."""
@@ -97,7 +98,7 @@ class Part:
 
 def assemble(
     parts: Sequence[Part],
-    moments: Moments,
+    moments: MomentSums,
     cells: Sequence[Cells],
     columns: Sequence[Columns],
     points: Sequence[tuple[Array, Array]],
@@ -137,17 +138,11 @@ def assemble(
         "held_out": {given: _held_out(parts, i, columns[1 - i]) for i, given in enumerate("xy")},
     }
     if len(parts) == 1:
-        arrays = _named(moments, parts[0].sides).to_arrays()
+        names = parts[0].sides[1].names  # events that only a search needed come after them
+        arrays = moments.with_functions(len(names)).to_arrays()
         return JointModel(x, y, coef, described, arrays, base)
     spectra = spectra_of([part.mean for part in parts])
     return JointModel(x, y, coef, described, {}, base, spectra=spectra)
-
-
-def _named(moments: Moments, sides: tuple[Side, Side]) -> Moments:
-    """The moments without those of events that only a search needed: they come last."""
-    events = 0 if sides[1].events is None else len(sides[1].events)
-    kept = moments.gram.shape[1] - events
-    return replace(moments, gram=moments.gram[:, :kept, :kept])
 
 
 def _negative_mass(

@@ -90,7 +90,7 @@ class JointModel(PredictedMeans):
     about
         What it was fitted on and how: rows, tol, trace errors, constraint, reg.
     moments
-        Moments per fold as plain arrays (``Moments.to_arrays``), for growing and cross-validation.
+        Moments by fold as plain arrays (``MomentSums.to_arrays``), for growing and merging.
     base
         1; or 0 for ``coupling``, where psi = b are partitions of unity and H = C >= 0, so that g is
         a sum of products of non-negative numbers.

@@ -17,9 +17,10 @@ from cme_dask.models import load_only
 from cme_dask.models.assembly import Part, assemble
 from cme_dask.models.joint import JointModel, Variable
 from cme_dask.numerics.basis import LinearBasis
+from cme_dask.numerics.blocks import MomentSums
 from cme_dask.numerics.cells import CellSpec, CellSums
 from cme_dask.numerics.joint import JointSolver
-from cme_dask.numerics.moments import Function, Moments, Side
+from cme_dask.numerics.moments import Function, Side
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.problem import Regularization
 
@@ -60,7 +61,7 @@ class JointSums:
 
     columns: tuple[Columns, Columns]
     sides: tuple[Side, Side]
-    moments: Moments
+    moments: MomentSums
     specs: tuple[CellSpec, ...]
     cells: tuple[CellSums, ...]
     about: dict[str, Any]
@@ -75,18 +76,18 @@ class JointSums:
             If the model does not hold them.
         """
         _check_adds(model)
-        moments = Moments.from_arrays(model.moments)
-        total = moments.total().gram[0]
-        start = sum(v.basis.newton.rank for v in (model.x, model.y))
-        weight, sums = float(total[start, start]), total[start, start + 1 :]
         x, y, laws = model.x, model.y, model.y.cells is not None
+        ranks = tuple(v.basis.newton.rank for v in (x, y))
+        # The shifts are not stored: they follow from the means of the shifted functions.
+        unknown = tuple(np.zeros(len(v.answers.names)) for v in (y, x))
+        moments = MomentSums.from_arrays(model.moments, ranks, unknown)
+        mean = moments.means()
+        weight = mean.weight
         sides = [
-            _side(here, other, model.base, mean / weight)
-            for here, other, mean in (
-                (x, y, sums[: len(y.answers.names)]),
-                (y, x, sums[len(y.answers.names) :]),
-            )
+            _side(here, other, model.base, mean.function_mean(name))
+            for name, here, other in (("x", x, y), ("y", y, x))
         ]
+        moments = replace(moments, shifts=tuple(side.offsets for side in sides))
         specs = tuple(_spec(v, side) for v, side in zip((x, y), sides, strict=True) if laws)
         cells = tuple(
             spec.sums(v.cells, weight)
@@ -98,8 +99,7 @@ class JointSums:
     @property
     def weight(self) -> float:
         """Sum of the weights of the rows."""
-        one = sum(side.basis.rank for side in self.sides)
-        return float(self.moments.gram[:, one, one].sum())
+        return float(self.moments.weights.sum())
 
     @property
     def constraint(self) -> Constraint:
@@ -140,27 +140,17 @@ class JointSums:
         about = self.about | told
         return assemble([part], self.moments, laws, self.columns, points, about), part
 
-    def on_sides(self, sides: tuple[Side, Side]) -> Moments:
+    def on_sides(self, sides: tuple[Side, Side]) -> MomentSums:
         """The moments on bases with the same pivots and with the shifts of these sides.
 
-        The rows a = [N_X, N_Y, 1, f - shift] become T a: N = R^-1 k(p, .) with another factor R,
-        whose last bits depend on the kind of processor, and f - shift with another shift.
+        N = R^-1 k(p, .) may have another factor R, whose last bits depend on the kind of processor.
         """
-        gram = self.moments.gram.copy()
-        start = 0
-        for mine, other in zip(self.sides, sides, strict=True):
-            here = slice(start, start + mine.basis.rank)
-            if not np.array_equal(mine.basis.factor, other.basis.factor):
-                change = solve_triangular(other.basis.factor, mine.basis.factor, lower=True)
-                gram[:, here] = change @ gram[:, here]
-                gram[:, :, here] = gram[:, :, here] @ change.T
-            start += mine.basis.rank
-        moved = np.concatenate([s.shift for s in self.sides]) - np.concatenate(
-            [s.shift for s in sides]
-        )
-        gram[:, start + 1 :] += moved[:, None] * gram[:, start : start + 1]
-        gram[:, :, start + 1 :] += gram[:, :, start : start + 1] * moved
-        return replace(self.moments, gram=gram)
+        changes = {
+            name: solve_triangular(other.basis.factor, mine.basis.factor, lower=True)
+            for name, mine, other in zip("xy", self.sides, sides, strict=True)
+            if not np.array_equal(mine.basis.factor, other.basis.factor)
+        }
+        return self.moments.changed(changes, [side.offsets for side in sides])
 
     def _kept_rows(self, i: int) -> Array:
         """Rows that were kept of the cells of variable ``i``, in random order."""

@@ -12,7 +12,7 @@ from cme_dask.models.plots import FEW, PALETTE, drawing
 
 if TYPE_CHECKING:
     from cme_dask.models.joint import JointModel, Variable
-    from cme_dask.numerics.moments import MeanMoments
+    from cme_dask.numerics.blocks import Moments
 
 
 Array = Any
@@ -56,11 +56,11 @@ SpectrumPair = tuple[Spectrum, Spectrum]
 """Of the kernels of x and of y."""
 
 
-def spectra_of(means: Sequence["MeanMoments"]) -> tuple[SpectrumPair, ...]:
+def spectra_of(means: Sequence["Moments"]) -> tuple[SpectrumPair, ...]:
     """Return the spectra of x and of y from the moments of each member."""
     pairs = []
     for mean in means:
-        x, y = (Spectrum.of(g, t) for g, t in zip(mean.gram, mean.trace, strict=True))
+        x, y = (Spectrum.of(mean.gram(v), mean.traces[v]) for v in "xy")
         pairs.append((x, y))
     return tuple(pairs)
 

@@ -31,7 +31,7 @@ from scipy.linalg import cho_factor, cho_solve
 
 from cme_dask.errors import DataError
 from cme_dask.numerics.basis import eigenbasis
-from cme_dask.numerics.moments import MeanMoments
+from cme_dask.numerics.blocks import Moments
 from cme_dask.numerics.problem import Regularization, SolverInfo
 
 # Quadratic programs over a transport polytope: scaling, optimality, rounding onto it
@@ -377,7 +377,7 @@ class _Direction:
 class CouplingProblem:
     """The problem of the partitions' own functions: g = 0 + b_Y^T C b_X."""
 
-    mean: MeanMoments
+    mean: Moments
     reg: Regularization
 
     base: ClassVar[float] = 0.0
@@ -386,22 +386,22 @@ class CouplingProblem:
     @property
     def transform_x(self) -> Array:
         """The identity: landmarks are not rotated."""
-        return np.eye(len(self.mean.gram[0]))
+        return np.eye(len(self.mean.gram("x")))
 
     @property
     def transform_y(self) -> Array:
         """The identity."""
-        return np.eye(len(self.mean.gram[1]))
+        return np.eye(len(self.mean.gram("y")))
 
     @property
     def eigenvalues_x(self) -> Array:
         """E b^2 of x."""
-        return np.diag(self.mean.gram[0]).copy()
+        return np.diag(self.mean.gram("x")).copy()
 
     @property
     def eigenvalues_y(self) -> Array:
         """E b^2 of y."""
-        return np.diag(self.mean.gram[1]).copy()
+        return np.diag(self.mean.gram("y")).copy()
 
     def ridged(self, reg: Regularization) -> "CouplingProblem":
         """The same problem with another ridge."""
@@ -411,10 +411,17 @@ class CouplingProblem:
         self, *, tol: float, max_iterations: int, start: Array | None
     ) -> tuple[Array, SolverInfo]:
         """See :func:`solve_coupling`."""
-        (gram_x, gram_y), (mean_x, mean_y), cross = self.mean.gram, self.mean.mean, self.mean.cross
-        assert cross is not None
-        options: Any = {"tol": tol, "max_iterations": max_iterations, "start": start}
-        return solve_coupling(gram_y, cross, gram_x, mean_y, mean_x, self.reg, **options)
+        return solve_coupling(
+            self.mean.gram("y"),
+            self.mean.cross("y", "x"),
+            self.mean.gram("x"),
+            self.mean.mean("y"),
+            self.mean.mean("x"),
+            self.reg,
+            tol=tol,
+            max_iterations=max_iterations,
+            start=start,
+        )
 
 
 _NO_MASS = 1e-15  # landmarks with less have no row near: C = 1 there

@@ -11,15 +11,15 @@ from scipy.special import stdtrit
 from cme_dask.display import brief_repr
 from cme_dask.errors import DataError
 from cme_dask.numerics.basis import eigenbasis
+from cme_dask.numerics.blocks import Moments, MomentSums
 from cme_dask.numerics.joint import HeldOut, JointSolution
-from cme_dask.numerics.moments import MeanMoments, Moments, Side
 from cme_dask.numerics.problem import JointProblem, Regularization, SolverInfo
 
 # What fold moments tell without another pass: jackknife replicates and held-out errors
 
 
 Array = Any
-Solve = Callable[[MeanMoments], JointSolution]
+Solve = Callable[[Moments], JointSolution]
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,29 +76,23 @@ def interval_factor(folds: int, level: Any = 0.95) -> float:
     return float(stdtrit(folds - 1, 0.5 + 0.5 * float(level)))
 
 
-def held_out_folds(moments: Moments, sides: tuple[Side, ...]) -> list[int]:
+def held_out_folds(moments: MomentSums) -> list[int]:
     """Folds with some of the weight, of which there must be two: else none."""
-    one = sum(side.basis.rank for side in sides)
-    weights = moments.gram[:, one, one]
+    weights = moments.weights
     usable = [f for f in range(moments.n_folds) if 0.0 < weights[f] < weights.sum()]
     return usable if len(usable) > 1 else []
 
 
-def split_folds(
-    moments: Moments, sides: tuple[Side, ...]
-) -> Iterator[tuple[MeanMoments, MeanMoments]]:
+def split_folds(moments: MomentSums) -> Iterator[tuple[Moments, Moments]]:
     """For each fold the means over the rows of the others, and over its own.
 
     Folds without rows, and folds that hold all the weight, are left out.
     """
-    for fold in held_out_folds(moments, sides):
-        yield (
-            MeanMoments.of(moments.without(fold), sides),
-            MeanMoments.of(moments.only([fold]), sides),
-        )
+    for fold in held_out_folds(moments):
+        yield moments.means(without=fold), moments.means(fold=fold)
 
 
-def held_out_loss(held: MeanMoments, solution: JointSolution) -> float:
+def held_out_loss(held: Moments, solution: JointSolution) -> float:
     r"""Joint loss of a solution on rows that it has not seen, from their moments.
 
     .. math:: -2 (E_P h - E_{P_X \otimes P_Y} h) + E_{P_X \otimes P_Y} h^2, \quad h = g - 1,
@@ -123,17 +117,13 @@ def held_out_loss(held: MeanMoments, solution: JointSolution) -> float:
     return HeldOut.of(held, solution.transform_x, solution.transform_y).loss(coef)
 
 
-def held_out_losses(
-    moments: Moments, sides: tuple[Side, Side], solve: Solve
-) -> tuple[Array, Array]:
+def held_out_losses(moments: MomentSums, solve: Solve) -> tuple[Array, Array]:
     """Joint loss on each fold of a solution fitted on the others, see :func:`held_out_loss`.
 
     Parameters
     ----------
     moments
         By fold.
-    sides
-        Of the moments.
     solve
         From moments to the solution.
 
@@ -142,27 +132,22 @@ def held_out_losses(
     losses : (F,), of the folds that can be held out
     shares : (F,), of the weight, sum 1
     """
-    pairs = [
-        (held_out_loss(held, solve(rest)), held.weight)
-        for rest, held in split_folds(moments, sides)
-    ]
+    pairs = [(held_out_loss(held, solve(rest)), held.weight) for rest, held in split_folds(moments)]
     losses, weights = np.array(pairs).reshape(-1, 2).T
     return losses, weights / weights.sum() if len(weights) else weights
 
 
-def fold_replicates(
-    moments: Moments, sides: tuple[Side, Side], solve: Solve
-) -> tuple[Replicates, Replicates]:
+def fold_replicates(moments: MomentSums, solve: Solve) -> tuple[Replicates, Replicates]:
     """Delete-a-fold refits with the same pivots, given x and given y.
 
     Folds without rows, and folds that hold all the weight, are left out.
     """
-    refits = ((rest, held, solve(rest)) for rest, held in split_folds(moments, sides))
-    return replicates(refits, sides)
+    refits = ((rest, held, solve(rest)) for rest, held in split_folds(moments))
+    return replicates(refits, moments)
 
 
 def replicates(
-    refits: Iterable[tuple[MeanMoments, MeanMoments, JointSolution]], sides: tuple[Side, Side]
+    refits: Iterable[tuple[Moments, Moments, JointSolution]], moments: MomentSums
 ) -> tuple[Replicates, Replicates]:
     """What refits without one fold each answer, given x and given y, and their errors there.
 
@@ -173,8 +158,8 @@ def replicates(
     ----------
     refits
         For each fold the means over the others, over it, and the solution of the others.
-    sides
-        Of the moments.
+    moments
+        By fold.
     """
     shares = []
     parts: tuple[list[Any], list[Any]] = ([], [])
@@ -184,13 +169,14 @@ def replicates(
         for given in (0, 1):
             constant, slope = solution.answer(rest, given)
             newton = transforms[given] @ slope
-            error = squared_error(held, given, constant, newton)
-            baseline = squared_error(held, given, rest.function_mean[1 - given], 0.0 * newton)
+            z, other = "xy"[given], "yx"[given]
+            error = held.squared_error(z, other, constant, newton)
+            baseline = held.squared_error(z, other, rest.function_mean(other), 0.0 * newton)
             parts[given].append((constant, newton, error, baseline))
     share = np.array(shares) / np.sum(shares)
     return (
-        collect(parts[0], share, sides[0].basis.rank, sides[1].count),
-        collect(parts[1], share, sides[1].basis.rank, sides[0].count),
+        collect(parts[0], share, moments.ranks[0], len(moments.shifts[1])),
+        collect(parts[1], share, moments.ranks[1], len(moments.shifts[0])),
     )
 
 
@@ -211,42 +197,6 @@ def collect(parts: list[Any], share: Array, m: int, q: int) -> Replicates:
         return Replicates(np.zeros((0, q)), np.zeros((0, m, q)), unknown, unknown)
     constant, slope, error, baseline = (np.stack(p) for p in zip(*parts, strict=True))
     return Replicates(constant, slope, share @ error, share @ baseline)
-
-
-def squared_error(
-    held: MeanMoments, given: int, constant: Array, slope: Array, *, first: int = 0
-) -> Array:
-    """Mean of (constant + N^T slope - f)^2 over the held-out fold, for the other side's f.
-
-    Parameters
-    ----------
-    held
-        Means over the fold.
-    given
-        Side of the condition.
-    constant, slope
-        E[f | z] = constant + N(z)^T slope, shapes (q,) and (m, q).
-    first
-        Position of the first of these q functions among those of the other side.
-
-    Returns
-    -------
-    error : (q,)
-    """
-    other = 1 - given
-    columns = slice(first, first + len(constant))
-    start = first + (0 if other == 0 else len(held.function_mean[0]))
-    shift = held.shift[other][columns]
-    offset = constant - shift
-    mean = held.function_mean[other][columns] - shift
-    square = np.diag(held.function_gram)[start : start + len(constant)]
-    cross = held.function_cross[given][other][:, columns]
-    model = (slope * (held.gram[given] @ slope)).sum(axis=0) + 2 * offset * (
-        held.mean[given] @ slope
-    )
-    return np.maximum(
-        offset**2 + model + square - 2 * offset * mean - 2 * (slope * cross).sum(axis=0), 0.0
-    )
 
 
 # Cross-validation from moments: every fold and every ridge, from one set of them
@@ -283,26 +233,25 @@ class HeldFold:
         The centred bases of the other folds, see :class:`JointProblem`.
     """
 
-    rest: MeanMoments
-    held: MeanMoments
+    rest: Moments
+    held: Moments
     transform_x: Array
     transform_y: Array
     eigenvalues_x: Array
     eigenvalues_y: Array
 
     @classmethod
-    def of(cls, rest: MeanMoments, held: MeanMoments) -> "HeldFold":
+    def of(cls, rest: Moments, held: Moments) -> "HeldFold":
         """With the eigenbases made."""
-        x, y = (eigenbasis(g, c) for g, c in zip(rest.gram, rest.mean, strict=True))
+        x, y = (eigenbasis(rest.gram(v), rest.mean(v)) for v in "xy")
         return cls(rest, held, x[0], y[0], x[1], y[1])
 
     def problem(self, reg: Regularization) -> JointProblem:
         """The quadratic program of the other folds, normalized, with a positive ridge."""
-        assert self.rest.cross is not None
         return JointProblem(
             self.rest,
             reg,
-            -(self.transform_y.T @ self.rest.cross @ self.transform_x),
+            -(self.transform_y.T @ self.rest.cross("y", "x") @ self.transform_x),
             reg.denominator(self.eigenvalues_y, self.eigenvalues_x),
             self.transform_x,
             self.transform_y,
@@ -321,22 +270,22 @@ class HeldFold:
         """Losses on the fold of refits with positive ridges, fitted without it."""
         problem = self.problem(regs[0])
         unseen = HeldOut.of(self.held, self.transform_x, self.transform_y)
-        target = self.transform_y.T @ self.rest.function_cross[1][1]
-        constant = self.rest.function_mean[1]
+        target = self.transform_y.T @ self.rest.functions("y", "y")
+        constant = self.rest.function_mean("y")
         joint, squared = [], []
         for reg in regs:
             coef = problem.ridged(reg).free
             joint.append(unseen.loss(coef))
             slope = self.transform_x @ (coef.T @ target)
-            squared.append(squared_error(self.held, 0, constant, slope))
+            squared.append(self.held.squared_error("x", "y", constant, slope))
         flat = np.zeros((len(self.transform_x), len(constant)))
-        baseline = squared_error(self.held, 0, constant, flat)
+        baseline = self.held.squared_error("x", "y", constant, flat)
         return Losses(np.array(joint), np.array(squared), baseline)
 
 
-def held_folds(moments: Moments, sides: tuple[Side, Side]) -> Iterator[HeldFold]:
+def held_folds(moments: MomentSums) -> Iterator[HeldFold]:
     """Each fold that can be held out, see :func:`split_folds`."""
-    for rest, held in split_folds(moments, sides):
+    for rest, held in split_folds(moments):
         yield HeldFold.of(rest, held)
 
 

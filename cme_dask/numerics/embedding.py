@@ -8,11 +8,11 @@ import numpy as np
 
 from cme_dask.errors import DataError
 from cme_dask.numerics.basis import eigenbasis
-from cme_dask.numerics.crossval import Replicates, collect, split_folds, squared_error
-from cme_dask.numerics.moments import MeanMoments, Moments, Side
+from cme_dask.numerics.blocks import Moments, MomentSums
+from cme_dask.numerics.crossval import Replicates, collect, split_folds
 
 Array = Any
-FoldLoss = Callable[[MeanMoments, MeanMoments, Array], Array]
+FoldLoss = Callable[[Moments, Moments, Array], Array]
 """From means over the other folds and over one, and ridges, to losses on it."""
 
 MAX_ROWS = 20_000
@@ -46,7 +46,7 @@ class ConditionalEmbedding:
     shrunk: Array
 
     @classmethod
-    def of(cls, mean: MeanMoments, reg: float) -> "ConditionalEmbedding":
+    def of(cls, mean: Moments, reg: float) -> "ConditionalEmbedding":
         """From moments of x and y.
 
         Raises
@@ -54,25 +54,24 @@ class ConditionalEmbedding:
         DataError
             If the ridge is negative or not finite.
         """
-        transform, lam = eigenbasis(mean.gram[0])
+        transform, lam = eigenbasis(mean.gram("x"))
         return cls(transform, _shrunk(lam, check_ridges([reg]))[:, 0])
 
     def slope(self, target: Array) -> Array:
         """(S_XX + r)^-1 E[N_X f], shape (m, q), of E[N_X f], (m, q): E[f | x] = N_X(x)^T slope."""
         return np.asarray(self.transform @ (self.shrunk[:, None] * (self.transform.T @ target)))
 
-    def functions(self, mean: MeanMoments) -> Array:
+    def functions(self, mean: Moments) -> Array:
         """Slopes of the columns and declared functions of y, shape (m, q)."""
         return self.slope(_function_moments(mean))
 
-    def one(self, mean: MeanMoments) -> Array:
+    def one(self, mean: Moments) -> Array:
         """Slope of E[1 | x], shape (m,): a law would answer with one."""
-        return self.slope(mean.mean[0][:, None])[:, 0]
+        return self.slope(mean.mean("x")[:, None])[:, 0]
 
-    def operator(self, mean: MeanMoments) -> Array:
+    def operator(self, mean: Moments) -> Array:
         """C^T, slopes of N_Y, shape (m_X, m_Y): E[k_Y(y, Y) | x] = N_X(x)^T C^T N_Y(y)."""
-        assert mean.cross is not None
-        return self.slope(mean.cross.T)
+        return self.slope(mean.cross("y", "x").T)
 
     def rows(self, newton: Array, weights: Array) -> Array:
         """Slopes of the weights of rows, shape (m, n): weights(x) = N_X(x)^T slopes.
@@ -113,7 +112,7 @@ class ConditionalEmbedding:
         return self.slope(target)
 
 
-def surrogate_losses(moments: Moments, sides: tuple[Side, Side], regs: Any) -> tuple[Array, Array]:
+def surrogate_losses(moments: MomentSums, regs: Any) -> tuple[Array, Array]:
     r"""Held-out surrogate loss of every fold and ridge, from one set of moments.
 
     .. math:: \mathrm E |k_Y(y, \cdot) - C \psi_X(x)|^2
@@ -127,8 +126,6 @@ def surrogate_losses(moments: Moments, sides: tuple[Side, Side], regs: Any) -> t
     ----------
     moments
         By fold.
-    sides
-        x and y.
     regs
         Ridges, shape (R,).
 
@@ -147,19 +144,17 @@ def surrogate_losses(moments: Moments, sides: tuple[Side, Side], regs: Any) -> t
     Source: Grünewälder et al. (2012), Conditional mean embeddings as regressors, section 3.2.
     """
     regs = check_ridges(regs)
-    pairs = list(split_folds(moments, sides))
+    pairs = list(split_folds(moments))
     losses = [surrogate_loss(rest, held, regs) for rest, held in pairs]
     return np.array(losses).reshape(-1, len(regs)), _shares(pairs)
 
 
-def held_out_curve(
-    moments: Moments, sides: tuple[Side, Side], loss: FoldLoss, regs: Array
-) -> Array:
+def held_out_curve(moments: MomentSums, loss: FoldLoss, regs: Array) -> Array:
     """Mean over the folds, by weight, of a held-out loss for each ridge, shape (R,).
 
     Parameters
     ----------
-    moments, sides
+    moments
         As in :func:`surrogate_losses`.
     loss
         Of one fold: :func:`surrogate_loss` or :func:`squared_loss`.
@@ -171,7 +166,7 @@ def held_out_curve(
     DataError
         If fewer than two folds have rows.
     """
-    pairs = list(split_folds(moments, sides))
+    pairs = list(split_folds(moments))
     if not pairs:
         raise DataError(
             "the ridge is chosen on held-out folds, and fewer than two have rows: give reg, or "
@@ -180,7 +175,7 @@ def held_out_curve(
     return np.asarray(_shares(pairs) @ np.stack([loss(r, h, regs) for r, h in pairs]))
 
 
-def surrogate_loss(rest: MeanMoments, held: MeanMoments, regs: Array) -> Array:
+def surrogate_loss(rest: Moments, held: Moments, regs: Array) -> Array:
     """The loss of :func:`surrogate_losses` on one fold, shape (R,).
 
     Parameters
@@ -190,18 +185,16 @@ def surrogate_loss(rest: MeanMoments, held: MeanMoments, regs: Array) -> Array:
     regs
         Ridges >= 0, shape (R,).
     """
-    assert rest.cross is not None
-    assert held.cross is not None
-    transform, lam = eigenbasis(rest.gram[0])
-    cross = rest.cross @ transform
-    linear = (cross * (held.cross @ transform)).sum(axis=0)
-    quadratic = (cross.T @ cross) * (transform.T @ held.gram[0] @ transform)
+    transform, lam = eigenbasis(rest.gram("x"))
+    cross = rest.cross("y", "x") @ transform
+    linear = (cross * (held.cross("y", "x") @ transform)).sum(axis=0)
+    quadratic = (cross.T @ cross) * (transform.T @ held.gram("x") @ transform)
     shrunk = _shrunk(lam, regs)
     square = (shrunk * (quadratic @ shrunk)).sum(axis=0)
-    return np.asarray(held.trace[1] - 2.0 * linear @ shrunk + square)
+    return np.asarray(held.traces["y"] - 2.0 * linear @ shrunk + square)
 
 
-def squared_loss(rest: MeanMoments, held: MeanMoments, regs: Array) -> Array:
+def squared_loss(rest: Moments, held: Moments, regs: Array) -> Array:
     r"""Held-out squared error of E[f | x], averaged over the functions f of y, shape (R,).
 
     .. math:: \frac1q \sum_j \mathrm E (f_j(Y) - \mathrm E[f_j | X])^2 / \mathrm{Var}(f_j),
@@ -213,36 +206,37 @@ def squared_loss(rest: MeanMoments, held: MeanMoments, regs: Array) -> Array:
     rest, held, regs
         As in :func:`surrogate_loss`.
     """
-    transform, lam = eigenbasis(rest.gram[0])
+    transform, lam = eigenbasis(rest.gram("x"))
     target = transform.T @ _function_moments(rest)
     none = np.zeros(target.shape[1])
-    variance = squared_error(held, 0, held.function_mean[1], np.zeros((len(transform), len(none))))
-    varies = variance > (1e-13 * np.abs(held.function_mean[1])) ** 2
+    flat = np.zeros((len(transform), len(none)))
+    variance = held.squared_error("x", "y", held.function_mean("y"), flat)
+    varies = variance > (1e-13 * np.abs(held.function_mean("y"))) ** 2
     losses = []
     for shrunk in _shrunk(lam, regs).T:
-        error = squared_error(held, 0, none, transform @ (shrunk[:, None] * target))
+        error = held.squared_error("x", "y", none, transform @ (shrunk[:, None] * target))
         losses.append((error[varies] / variance[varies]).sum() / max(varies.sum(), 1))
     return np.array(losses)
 
 
-def embedding_replicates(moments: Moments, sides: tuple[Side, Side], reg: float) -> Replicates:
+def embedding_replicates(moments: MomentSums, reg: float) -> Replicates:
     """E[f | x] without one fold each, and the squared errors on that fold.
 
     Parameters
     ----------
-    moments, sides
+    moments
         As in :func:`surrogate_losses`.
     reg
         The ridge.
     """
-    parts, none = [], np.zeros(sides[1].count)
-    pairs = list(split_folds(moments, sides))
+    parts, none = [], np.zeros(len(moments.shifts[1]))
+    pairs = list(split_folds(moments))
     for rest, held in pairs:
         slope = ConditionalEmbedding.of(rest, reg).functions(rest)
-        error = squared_error(held, 0, none, slope)
-        baseline = squared_error(held, 0, rest.function_mean[1], 0.0 * slope)
+        error = held.squared_error("x", "y", none, slope)
+        baseline = held.squared_error("x", "y", rest.function_mean("y"), 0.0 * slope)
         parts.append((none, slope, error, baseline))
-    return collect(parts, _shares(pairs), sides[0].basis.rank, len(none))
+    return collect(parts, _shares(pairs), moments.ranks[0], len(none))
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,32 +254,31 @@ class EmbeddingChange:
     newton: Array
     reg: float
 
-    def __call__(self, safe: MeanMoments) -> Callable[[MeanMoments], float]:
+    def __call__(self, safe: Moments) -> Callable[[Moments], float]:
         """The change from these moments of the trial rows to others."""
         answers = self._answers(safe)
-        count = len(safe.function_mean[0])
-        means = np.concatenate([safe.function_mean[1], [1.0]])
-        spread = np.sqrt(np.append(np.diag(safe.function_gram)[count:], 1.0))
+        means = np.concatenate([safe.function_mean("y"), [1.0]])
+        spread = np.sqrt(np.append(np.diag(safe.function_gram("y", "y")), 1.0))
         scale = spread + 1e-6 * np.abs(means) + np.finfo(np.float64).tiny
 
-        def change(tried: MeanMoments) -> float:
-            if not all(np.isfinite(gram).all() for gram in tried.gram):
+        def change(tried: Moments) -> float:
+            if not all(np.isfinite(tried.gram(v)).all() for v in tried.traces):
                 return np.inf
             return float((np.abs(self._answers(tried) - answers).max(axis=0) / scale).max())
 
         return change
 
-    def _answers(self, mean: MeanMoments) -> Array:
+    def _answers(self, mean: Moments) -> Array:
         model = ConditionalEmbedding.of(mean, self.reg)
         return self.newton @ np.column_stack([model.functions(mean), model.one(mean)])
 
 
-def _function_moments(mean: MeanMoments) -> Array:
+def _function_moments(mean: Moments) -> Array:
     """E[N_X f^T] of the functions of y, shape (m, q)."""
-    return np.asarray(mean.function_cross[0][1] + np.outer(mean.mean[0], mean.shift[1]))
+    return np.asarray(mean.functions("x", "y") + np.outer(mean.mean("x"), mean.shifts["y"]))
 
 
-def _shares(pairs: Sequence[tuple[MeanMoments, MeanMoments]]) -> Array:
+def _shares(pairs: Sequence[tuple[Moments, Moments]]) -> Array:
     """Shares of the weight of the held-out folds, shape (F,)."""
     weights = np.array([held.weight for _, held in pairs])
     return weights / weights.sum() if len(weights) else weights

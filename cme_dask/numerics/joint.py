@@ -10,7 +10,7 @@ import numpy as np
 from cme_dask.display import brief_repr
 from cme_dask.errors import DataError, option
 from cme_dask.numerics.basis import Basis, LinearBasis
-from cme_dask.numerics.moments import MeanMoments
+from cme_dask.numerics.blocks import Moments
 from cme_dask.numerics.problem import (
     NO_BOUNDS,
     BasisBounds,
@@ -96,7 +96,7 @@ class JointSolution:
         """See :class:`SolverInfo`."""
         return self.info.iterations
 
-    def answer(self, mean: MeanMoments, given: int) -> tuple[Array, Array]:
+    def answer(self, mean: Moments, given: int) -> tuple[Array, Array]:
         """Constants and slopes of E[f | z] = constant + psi(z)^T slope for the other side's f.
 
         Parameters
@@ -116,15 +116,15 @@ class JointSolution:
         With base 1 the constant is E f and the slope H^T E[psi_Y f^T] (or H E[psi_X f^T]). With
         base 0, psi^T C^T E[b f^T] = s + psi^T C^T E[b (f - s)^T] for any shift s, since C^T c = 1.
         """
-        other = 1 - given
+        other = "yx"[given]
         coef = self.coef.T if given == 0 else self.coef
-        transform = (self.transform_x, self.transform_y)[other]
-        slope = coef @ (transform.T @ mean.function_cross[other][other])
+        transform = self.transform_y if given == 0 else self.transform_x
+        slope = coef @ (transform.T @ mean.functions(other, other))
         if self.base == 0.0:
-            return mean.shift[other], slope
+            return mean.shifts[other], slope
         if not self.centred:  # a centred basis has mean zero: the shift drops out
-            slope = slope + np.outer(coef @ (transform.T @ mean.mean[other]), mean.shift[other])
-        return mean.function_mean[other], slope
+            slope = slope + np.outer(coef @ (transform.T @ mean.mean(other)), mean.shifts[other])
+        return mean.function_mean(other), slope
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,7 +158,7 @@ class JointSolver:
                 f"{option('reg_form')} is {self.reg.form!r}"
             )
 
-    def __call__(self, mean: MeanMoments, start: JointSolution | None = None) -> JointSolution:
+    def __call__(self, mean: Moments, start: JointSolution | None = None) -> JointSolution:
         """Solve; the info is not checked.
 
         Parameters
@@ -179,7 +179,7 @@ class JointSolver:
         )
         return JointSolution.of(problem, *self.constraint.minimize(problem, self.bounds, coef))
 
-    def path(self, mean: MeanMoments, regs: Sequence[Regularization]) -> Iterator[JointSolution]:
+    def path(self, mean: Moments, regs: Sequence[Regularization]) -> Iterator[JointSolution]:
         """Solutions at one positive ridge after the other; iterations start from the last.
 
         Parameters
@@ -356,15 +356,14 @@ class HeldOut:
     mean_y: Array
 
     @classmethod
-    def of(cls, held: MeanMoments, transform_x: Array, transform_y: Array) -> "HeldOut":
+    def of(cls, held: Moments, transform_x: Array, transform_y: Array) -> "HeldOut":
         """In the bases psi = T^T N."""
-        assert held.cross is not None
         return cls(
-            transform_x.T @ held.gram[0] @ transform_x,
-            transform_y.T @ held.gram[1] @ transform_y,
-            transform_y.T @ held.cross @ transform_x,
-            transform_x.T @ held.mean[0],
-            transform_y.T @ held.mean[1],
+            transform_x.T @ held.gram("x") @ transform_x,
+            transform_y.T @ held.gram("y") @ transform_y,
+            transform_y.T @ held.cross("y", "x") @ transform_x,
+            transform_x.T @ held.mean("x"),
+            transform_y.T @ held.mean("y"),
         )
 
     def loss(self, coef: Array) -> float:

@@ -10,9 +10,9 @@ from scipy.linalg import solve_triangular
 from cme_dask.errors import DataError, remedy
 from cme_dask.kernels.transforms import Coordinates
 from cme_dask.numerics.basis import Basis, eigenbasis
+from cme_dask.numerics.blocks import Moments, MomentSums
 from cme_dask.numerics.cells import ValueRange
 from cme_dask.numerics.crossval import held_out_folds
-from cme_dask.numerics.moments import MeanMoments, Moments, Side
 
 Array = Any
 
@@ -173,28 +173,9 @@ class _Fitted:
     slope: Array
     trend: Array
 
-    def error(self, held: MeanMoments, columns: slice) -> Array:
+    def error(self, held: Moments, columns: slice) -> Array:
         """E (a + N^T B + t^T T - z)^2 over other rows, shape (q,)."""
-        d, first = len(self.trend), len(held.function_mean[0])
-        z = slice(first + columns.start, first + columns.stop)
-        shift_t, shift_z = held.shift[0][:d], held.shift[1][columns]
-        away_t, away_z = (
-            held.function_mean[0][:d] - shift_t,
-            held.function_mean[1][columns] - shift_z,
-        )
-        # Of the shifted functions: g = k + N^T B + (t - s_t)^T T - (z - s_z).
-        k = self.constant + shift_t @ self.trend - shift_z
-        mean = held.mean[0] @ self.slope + away_t @ self.trend - away_z
-        cross_t, cross_z = held.function_cross[0][0][:, :d], held.function_cross[0][1][:, columns]
-        gram_t, gram_z = held.function_gram[:d, :d], held.function_gram[z, z]
-        square = (
-            (self.slope * (held.gram[0] @ self.slope)).sum(axis=0)
-            + (self.trend * (gram_t @ self.trend)).sum(axis=0)
-            + np.diagonal(gram_z)
-            + 2.0 * (self.slope * (cross_t @ self.trend - cross_z)).sum(axis=0)
-            - 2.0 * (self.trend * held.function_gram[:d, z]).sum(axis=0)
-        )
-        return np.asarray(np.maximum(square + 2.0 * k * mean + k * k, 0.0))
+        return held.squared_error("x", "y", self.constant, self.slope, columns, self.trend)
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,17 +195,17 @@ class _Ridge:
     mean: tuple[Array, Array, Array]
 
     @classmethod
-    def of(cls, mean: MeanMoments, columns: slice, trend: Array) -> Self:
+    def of(cls, mean: Moments, columns: slice, trend: Array) -> Self:
         """From means over rows; ``trend`` tells which columns of x are in t, shape (d,)."""
-        c, first, d = mean.mean[0], len(mean.function_mean[0]), len(trend)
-        z = slice(first + columns.start, first + columns.stop)
-        t, f = mean.function_mean[0][:d], mean.function_mean[1][columns]
-        away_t, away_z = t - mean.shift[0][:d], f - mean.shift[1][columns]
-        gram = mean.gram[0] - np.outer(c, c)
-        target = mean.function_cross[0][1][:, columns] - np.outer(c, away_z)
-        n_t = mean.function_cross[0][0][:, :d] - np.outer(c, away_t)
-        t_z = mean.function_gram[:d, z] - np.outer(away_t, away_z)
-        inverse = _inverse(mean.function_gram[:d, :d] - np.outer(away_t, away_t), trend)
+        c, d = mean.mean("x"), len(trend)
+        t, f = mean.function_mean("x")[:d], mean.function_mean("y")[columns]
+        away_t, away_z = mean.function_offset("x")[:d], mean.function_offset("y")[columns]
+        gram = mean.gram("x") - np.outer(c, c)
+        target = mean.functions("x", "y")[:, columns] - np.outer(c, away_z)
+        n_t = mean.functions("x", "x")[:, :d] - np.outer(c, away_t)
+        t_z = mean.function_gram("x", "y")[:d, columns] - np.outer(away_t, away_z)
+        gram_t = mean.function_gram("x", "x")[:d, :d] - np.outer(away_t, away_t)
+        inverse = _inverse(gram_t, trend)
         part = n_t @ inverse
         transform, lam = eigenbasis(gram - part @ n_t.T)
         return cls(
@@ -263,8 +244,8 @@ def _inverse(gram: Array, which: Array) -> Array:
 
 
 def fit_location(
-    moments: Moments,
-    sides: tuple[Side, Side],
+    moments: MomentSums,
+    basis: Basis,
     columns: slice,
     coordinates: Coordinates | None = None,
     ridges: Iterable[float] = RIDGES,
@@ -279,8 +260,10 @@ def fit_location(
 
     Parameters
     ----------
-    moments, sides
-        By fold; the basis of x is the one to regress on.
+    moments
+        By fold.
+    basis
+        Of x, on which to regress.
     columns
         Positions of the functions z among those of y.
     coordinates
@@ -301,18 +284,18 @@ def fit_location(
     Equal to refits on the rows of the other folds, with the same pivots.
     """
     grid = np.sort(np.array(tuple(ridges)))
-    held = held_out_folds(moments, sides)
+    held = held_out_folds(moments)
     if not held:
         raise DataError(
             "locations are cross-fitted, and fewer than two folds have rows of positive weight: "
             f"give more rows or folds, or fit with {remedy('residual=False', '--residual no')}"
         )
-    d = len(sides[0].columns)
+    d = basis.points.shape[1]
     low, high = (np.zeros(d), np.zeros(d)) if within is None else within
     fits, errors, baselines, shares = [], [], [], []
     for fold in held:
-        rest = MeanMoments.of(moments.without(fold), sides)
-        own = MeanMoments.of(moments.only(np.array([fold])), sides)
+        rest = moments.means(without=fold)
+        own = moments.means(fold=fold)
         fit = _Ridge.of(rest, columns, low < high)
         fits.append(fit)
         errors.append([fit.solve(ridge).error(own, columns) for ridge in grid])
@@ -320,8 +303,8 @@ def fit_location(
         shares.append(own.weight)
     share = np.array(shares) / np.sum(shares)
     chosen = _simplest(np.array(errors), share)
-    ridge, basis = grid[chosen], sides[0].basis
-    whole = _Ridge.of(MeanMoments.of(moments.total(), sides), columns, low < high).solve(ridge)
+    ridge = grid[chosen]
+    whole = _Ridge.of(moments.means(), columns, low < high).solve(ridge)
     location = Location(
         basis.kernel,
         basis.points,

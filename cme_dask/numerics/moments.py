@@ -1,16 +1,15 @@
-"""Moments of bases, columns and functions: sums over strips, and their means.
-
-Moments of both bases, of the columns and of declared functions, over a strip of rows.
+"""The sums of a pass over rows of which moments are made: what is summed, and how.
 
 One rank-k update of the augmented rows ``[N_X, N_Y, 1, f]`` holds every moment there is: S_XX,
 S_YY, S_YX, the means, E[psi f] and E[f f^T]. Sums add over strips, so one pass makes them all.
-They are held as columns, ``[N_X, N_Y, 1, f]^T``: then each part is contiguous.
+They are held as columns, ``[N_X, N_Y, 1, f]^T``: then each part is contiguous. Their blocks have
+names in :mod:`cme_dask.numerics.blocks`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, repeat
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from array_api_compat import array_namespace, device, is_numpy_array
@@ -28,7 +27,7 @@ from cme_dask.kernels.evaluator import (
     to_numpy,
 )
 from cme_dask.numerics.basis import LINE, Basis, Elimination, without_copies
-from cme_dask.numerics.pools import non_negative
+from cme_dask.numerics.blocks import MomentSums
 from cme_dask.numerics.scoring import Judges
 
 # Moments of both bases, of the columns and of declared functions, over a strip of rows
@@ -83,6 +82,11 @@ class Side:
         """Number of functions, named ones and events."""
         return len(self.names) + (0 if self.events is None else len(self.events))
 
+    @property
+    def offsets(self) -> Array:
+        """The shift, or zeros, shape (q,)."""
+        return np.zeros(self.count) if self.shift is None else np.asarray(self.shift)
+
     def values(self, rows: Array) -> Array:
         """Columns, declared functions and events at the rows, shape (n, q), without the shift.
 
@@ -119,95 +123,6 @@ class Side:
 
 
 @dataclass(frozen=True, eq=False)
-class Moments:
-    """Sums over rows, one slice per fold; they add, strip by strip.
-
-    Attributes
-    ----------
-    gram
-        sum_i w_i a_i a_i^T of the augmented rows a = [N_X, N_Y, 1, f - shift], shape (F, P, P).
-    traces
-        sum_i w_i k(x_i, x_i), a column per side, shape (F, sides).
-    rows
-        Number of rows, shape (F,), integers.
-    """
-
-    gram: Array
-    traces: Array
-    rows: Array
-
-    __repr__ = brief_repr
-
-    def __add__(self, other: "Moments") -> "Moments":
-        """Moments of the union of two disjoint sets of rows."""
-        return Moments(
-            self.gram + other.gram,
-            self.traces + other.traces,
-            self.rows + other.rows,
-        )
-
-    def __iadd__(self, other: "Moments") -> Self:
-        """The same in the memory of the left one."""
-        for mine, theirs in zip(self._sums, other._sums, strict=True):
-            mine += theirs
-        return self
-
-    @property
-    def _sums(self) -> tuple[Array, ...]:
-        return self.gram, self.traces, self.rows
-
-    @property
-    def n_folds(self) -> int:
-        """Number of folds F."""
-        return int(self.gram.shape[0])
-
-    @property
-    def n_rows(self) -> int:
-        """Number of rows in all folds."""
-        return int(self.rows.sum())
-
-    def only(self, folds: Array) -> "Moments":
-        """Sum over the given folds, as moments of a single fold."""
-        pick = np.asarray(folds)
-        gram = np.zeros((1, *self.gram.shape[1:]))
-        for fold in pick:  # one after the other: no copy of all of them
-            gram += self.gram[fold]
-        return Moments(
-            gram,
-            self.traces[pick].sum(axis=0, keepdims=True),
-            self.rows[pick].sum(keepdims=True),
-        )
-
-    def total(self) -> "Moments":
-        """Sum over all folds."""
-        return self.only(np.arange(self.n_folds))
-
-    def without(self, fold: int) -> "Moments":
-        """Sum over all folds but one."""
-        return self.only(np.delete(np.arange(self.n_folds), fold))
-
-    def to_arrays(self) -> dict[str, Array]:
-        """Plain arrays to store; of each symmetric Gram matrix the lower triangle."""
-        lower = np.tril_indices(self.gram.shape[1])
-        return {
-            "gram": np.ascontiguousarray(self.gram[:, lower[0], lower[1]]),
-            "traces": self.traces,
-            "rows": self.rows,
-        }
-
-    @classmethod
-    def from_arrays(cls, arrays: dict[str, Array]) -> "Moments":
-        """Inverse of :meth:`to_arrays`."""
-        packed = arrays["gram"]
-        size = int((np.sqrt(8 * packed.shape[1] + 1) - 1) // 2)
-        lower = np.tril_indices(size)
-        gram = np.empty((packed.shape[0], size, size))
-        gram[:, lower[0], lower[1]] = packed
-        gram[:, lower[1], lower[0]] = packed
-        return cls(gram, arrays["traces"], arrays["rows"])
-
-
-@dataclass(frozen=True, eq=False)
 class MomentSpec:
     """What a pass computes: one or two sides (x first, then y) and the number of folds.
 
@@ -225,6 +140,11 @@ class MomentSpec:
         return tuple(side.basis.rank for side in self.sides)
 
     @property
+    def shifts(self) -> tuple[Array, ...]:
+        """What is subtracted from the functions of each side, shapes (q,)."""
+        return tuple(side.offsets for side in self.sides)
+
+    @property
     def width(self) -> int:
         """P, the length of an augmented row."""
         return sum(self.ranks) + 1 + sum(side.count for side in self.sides)
@@ -239,20 +159,18 @@ class MomentSpec:
         """Operations per row: eliminations and one rank-k update (sections aside)."""
         return self.width**2 + sum(side.eliminated.flops for side in self.sides)
 
-    def newton(self, moments: Moments) -> Moments:
+    def newton(self, moments: MomentSums) -> MomentSums:
         """Moments in the Newton bases, in place, from sums over strips.
 
         Of these the upper triangles count, and bases may not be solved for yet.
         """
         for gram in moments.gram:
             mirror_upper(gram)
-        start = 0
-        for side in self.sides:
-            stop = start + side.basis.rank
+        places = moments.positions
+        for name, side in zip("xy", self.sides, strict=False):
             for gram in moments.gram if not side.eliminated.solved else ():
-                side.eliminated.finish(side.basis.factor, gram[start:stop])
-                side.eliminated.finish(side.basis.factor, gram.T[start:stop])
-            start = stop
+                side.eliminated.finish(side.basis.factor, gram[places[name]])
+                side.eliminated.finish(side.basis.factor, gram.T[places[name]])
         return moments
 
 
@@ -324,7 +242,7 @@ def most_spanned(beside: int) -> int:
 
 def strip_moments(
     spec: MomentSpec, parts: tuple[Array, ...], weights: Array | None, folds: Array
-) -> Moments:
+) -> MomentSums:
     """Moments of one strip of rows alone, see :class:`StripMoments`."""
     (moments,) = StripMoments([spec], parts[0])(parts, weights, folds)
     return spec.newton(moments)
@@ -368,7 +286,7 @@ class StripMoments:
     @without_copies()
     def __call__(
         self, parts: tuple[Array, ...], weights: Array | None, folds: Array
-    ) -> tuple[Moments, ...]:
+    ) -> tuple[MomentSums, ...]:
         """Sums over one strip of rows, for :meth:`MomentSpec.newton` once they have been added up.
 
         Parameters
@@ -400,7 +318,7 @@ class StripMoments:
 
     def _add_span(
         self,
-        made: tuple[Moments, ...],
+        made: tuple[MomentSums, ...],
         parts: tuple[Array, ...],
         weights: Array | None,
         edges: list[int],
@@ -468,11 +386,12 @@ class _BlockSums:
             self._rest = self._empty((spec.width - rank, spec.width), xp.float64)
         self._scratch = Scratch()
 
-    def zeros(self, counts: Array) -> Moments:
+    def zeros(self, counts: Array) -> MomentSums:
         """Sums over no rows, to which those of so many rows of each fold will be added."""
         spec = self._spec
         gram = np.zeros((spec.n_folds, spec.width, spec.width))
-        return Moments(gram, np.zeros((spec.n_folds, len(spec.sides))), counts)
+        traces = np.zeros((spec.n_folds, len(spec.sides)))
+        return MomentSums(gram, traces, counts, spec.ranks, spec.shifts)
 
     def in_coordinates(self, mapped: Sequence[Mapping[Any, Array]]) -> tuple[Array, ...]:
         """The rows of each side in the coordinates of its basis."""
@@ -541,87 +460,3 @@ def _folds_within(edges: list[int], start: int, stop: int) -> Iterator[tuple[int
     for fold, (low, high) in enumerate(pairwise(edges)):
         if max(low, start) < min(high, stop):
             yield fold, slice(max(low, start) - start, min(high, stop) - start)
-
-
-# Weighted means of the moments: what every solution is made from
-
-
-@dataclass(frozen=True, eq=False)
-class MeanMoments:
-    """Weighted means in the Newton bases: S_XX, S_YY, S_YX, c_X, c_Y, E[N f], E f.
-
-    Attributes
-    ----------
-    weight
-        Sum of the weights.
-    gram
-        S of each side, shapes (m, m).
-    cross
-        S_YX = E[N_Y N_X^T], shape (m_Y, m_X); None for one side.
-    mean
-        c of each side, shapes (m,).
-    trace
-        E k(x, x) of each side.
-    function_mean
-        E f of each side's columns and functions, shift added back, shapes (q,).
-    function_cross
-        ``function_cross[s][t]`` = E[N_s (f_t - shift_t)^T], shape (m_s, q_t).
-    function_gram
-        E[(f - shift)(f - shift)^T] over the functions of all sides, shape (q, q).
-    """
-
-    weight: float
-    gram: tuple[Array, ...]
-    cross: Array | None
-    mean: tuple[Array, ...]
-    trace: tuple[float, ...]
-    function_mean: tuple[Array, ...]
-    function_cross: tuple[tuple[Array, ...], ...]
-    function_gram: Array
-    shift: tuple[Array, ...]
-
-    __repr__ = brief_repr
-
-    @property
-    def trace_error(self) -> tuple[float, ...]:
-        """Relative trace error tau = trace(K - L L^T) / trace(K) of each side, over the rows.
-
-        Raises
-        ------
-        NumericalError
-            If it is below zero by more than rounding.
-        """
-        errors = np.array(
-            [(t - float(np.trace(s))) / t for t, s in zip(self.trace, self.gram, strict=True)]
-        )
-        non_negative(errors, 1.0)
-        return tuple(errors.tolist())
-
-    @classmethod
-    def of(cls, moments: Moments, sides: tuple[Side, ...]) -> "MeanMoments":
-        """Means of moments that hold a single fold (see :meth:`Moments.total`)."""
-        ranks = [side.basis.rank for side in sides]
-        counts = [side.count for side in sides]
-        shifts = tuple(
-            np.zeros(q) if side.shift is None else np.asarray(side.shift)
-            for side, q in zip(sides, counts, strict=True)
-        )
-        edges = np.cumsum([0, *ranks, 1, *counts])
-        basis = [slice(edges[i], edges[i + 1]) for i in range(len(sides))]
-        one = int(edges[len(sides)])
-        fun = [
-            slice(edges[len(sides) + 1 + i], edges[len(sides) + 2 + i]) for i in range(len(sides))
-        ]
-        weight = float(moments.gram[0, one, one])
-        gram = moments.gram[0] / weight
-        return cls(
-            weight=weight,
-            gram=tuple(gram[b, b] for b in basis),
-            cross=gram[basis[1], basis[0]] if len(sides) == 2 else None,
-            mean=tuple(gram[b, one] for b in basis),
-            trace=tuple(float(t) for t in moments.traces[0] / weight),
-            function_mean=tuple(s + gram[f, one] for s, f in zip(shifts, fun, strict=True)),
-            function_cross=tuple(tuple(gram[b, f] for f in fun) for b in basis),
-            function_gram=gram[one + 1 :, one + 1 :],
-            shift=shifts,
-        )

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 
 from cme_dask.numerics.basis import Elimination
+from cme_dask.numerics.blocks import Moments
 from cme_dask.numerics.joint import JointSolution
-from cme_dask.numerics.moments import MeanMoments, MomentSpec, strip_moments
+from cme_dask.numerics.moments import MomentSpec, strip_moments
 from cme_dask.numerics.resources import side_by_side
 
 Array = Any
-Change = Callable[[MeanMoments], Callable[[MeanMoments], float]]
+Change = Callable[[Moments], Callable[[Moments], float]]
 """From the safe moments of the trial rows to the change in others: what is compared is made once.
 """
 
@@ -124,13 +125,13 @@ def choose_arithmetic(
     folds = np.zeros(len(parts[0]), dtype=np.uint8)
     tried: list[Arithmetic] = []
 
-    def moments(arithmetic: Arithmetic) -> MeanMoments:
+    def moments(arithmetic: Arithmetic) -> Moments:
         applied = arithmetic.applied(alone)
         # A shortcut that fails may do so loudly.
         with np.errstate() if arithmetic is SAFE else np.errstate(all="ignore"):
-            return MeanMoments.of(strip_moments(applied, parts, None, folds), applied.sides)
+            return strip_moments(applied, parts, None, folds).means()
 
-    def change_of(found: MeanMoments) -> float:
+    def change_of(found: Moments) -> float:
         with np.errstate(all="ignore"):
             return float(change_from_safe(found))
 
@@ -189,20 +190,21 @@ class JointChange:
 
     spec: MomentSpec
     parts: tuple[Array, ...]
-    solve: Callable[[MeanMoments], JointSolution]
+    solve: Callable[[Moments], JointSolution]
 
-    def __call__(self, safe: MeanMoments) -> Callable[[MeanMoments], float]:
+    def __call__(self, safe: Moments) -> Callable[[Moments], float]:
         """The change from these moments of the trial rows to others."""
         ratio, *answers = self._answers(safe)
         # An event that no trial row saw has no deviation, and must not change at all.
-        means = np.concatenate(safe.function_mean)
-        scale = np.sqrt(np.diag(safe.function_gram)) + 1e-6 * np.abs(means)
-        scale += np.finfo(np.float64).tiny
-        count = len(safe.function_mean[0])
-        scales = (scale[count:], scale[:count])  # of functions of y, given x first
+        scales = [  # of functions of y, given x, first
+            np.sqrt(np.diag(safe.function_gram(v, v)))
+            + 1e-6 * np.abs(safe.function_mean(v))
+            + np.finfo(np.float64).tiny
+            for v in "yx"
+        ]
 
-        def change(tried: MeanMoments) -> float:
-            if not all(np.isfinite(gram).all() for gram in tried.gram):
+        def change(tried: Moments) -> float:
+            if not all(np.isfinite(tried.gram(v)).all() for v in tried.traces):
                 return np.inf
             other, *others = self._answers(tried)
             found = [np.abs(other - ratio).max()]
@@ -212,7 +214,7 @@ class JointChange:
 
         return change
 
-    def _answers(self, mean: MeanMoments) -> tuple[Array, Array, Array]:
+    def _answers(self, mean: Moments) -> tuple[Array, Array, Array]:
         solution = self.solve(mean)
         return self._ratio(solution), *(self._expectation(solution, mean, s) for s in (0, 1))
 
@@ -226,7 +228,7 @@ class JointChange:
         psi_y = self._newton[1] @ solution.transform_y
         return psi_x @ solution.coef.T @ psi_y.T
 
-    def _expectation(self, solution: JointSolution, mean: MeanMoments, given: int) -> Array:
+    def _expectation(self, solution: JointSolution, mean: Moments, given: int) -> Array:
         constant, slope = solution.answer(mean, given)
         transform = (solution.transform_x, solution.transform_y)[given]
         return constant + self._newton[given] @ (transform @ slope)
@@ -249,16 +251,16 @@ class SpectrumChange:
     tol: float
     accuracy: float
 
-    def __call__(self, safe: MeanMoments) -> Callable[[MeanMoments], float]:
+    def __call__(self, safe: Moments) -> Callable[[Moments], float]:
         """The change from these moments of the trial rows to others."""
-        reference = np.linalg.eigvalsh(safe.gram[0])
+        reference = np.linalg.eigvalsh(safe.gram("x"))
         seen = reference > np.finfo(np.float64).eps * len(reference) * reference[-1]
 
-        def change_of(tried: MeanMoments) -> float:
-            if not np.isfinite(tried.gram[0]).all():
+        def change_of(tried: Moments) -> float:
+            if not np.isfinite(tried.gram("x")).all():
                 return np.inf
-            tau = abs(np.trace(tried.gram[0]) - np.trace(safe.gram[0])) / safe.trace[0]
-            found = np.abs(np.linalg.eigvalsh(tried.gram[0])[seen] / reference[seen] - 1.0)
+            tau = abs(np.trace(tried.gram("x")) - np.trace(safe.gram("x"))) / safe.traces["x"]
+            found = np.abs(np.linalg.eigvalsh(tried.gram("x"))[seen] / reference[seen] - 1.0)
             change = max(found.max(initial=0.0), self.accuracy * tau / (_TAU * self.tol))
             return float(change)
 

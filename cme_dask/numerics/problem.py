@@ -16,7 +16,7 @@ import numpy as np
 from cme_dask.config import REG
 from cme_dask.errors import ConvergenceError, ConvergenceWarning, DataError, option, remedy
 from cme_dask.numerics.basis import Basis, LinearBasis, eigenbasis
-from cme_dask.numerics.moments import MeanMoments
+from cme_dask.numerics.blocks import Moments
 
 # The quadratic program of the joint distribution, in bases that make it diagonal
 
@@ -95,7 +95,7 @@ class JointProblem:
         constraints c_Y^T H = 0 and H c_X = 0 of (19) hold by construction, to 1e-15.
     """
 
-    mean: MeanMoments
+    mean: Moments
     reg: Regularization
     linear: Array
     quadratic: Array
@@ -108,14 +108,14 @@ class JointProblem:
     base: ClassVar[float] = 1.0
 
     @classmethod
-    def of(cls, mean: MeanMoments, reg: Regularization, *, centred: bool) -> "JointProblem":
+    def of(cls, mean: Moments, reg: Regularization, *, centred: bool) -> "JointProblem":
         """The program of these moments.
 
         Without a ridge, directions with lam <= eps m lam_max are rounding and are pruned.
         """
-        (gram_x, gram_y), (mean_x, mean_y) = mean.gram, mean.mean
-        transform_x, lam_x = _pruned(*eigenbasis(gram_x, mean_x if centred else None), reg)
-        transform_y, lam_y = _pruned(*eigenbasis(gram_y, mean_y if centred else None), reg)
+        mean_x, mean_y = (mean.mean("x"), mean.mean("y")) if centred else (None, None)
+        transform_x, lam_x = _pruned(*eigenbasis(mean.gram("x"), mean_x), reg)
+        transform_y, lam_y = _pruned(*eigenbasis(mean.gram("y"), mean_y), reg)
         return cls(
             mean,
             reg,
@@ -148,18 +148,18 @@ class JointProblem:
         It does not use the eigenbases, so it also sees their error and what was pruned.
         """
         mean = self.mean
-        centres = mean.mean if self.centred else (None, None)
+        centres = (mean.mean("x"), mean.mean("y")) if self.centred else (None, None)
         target = _target(mean, self.centred)
         newton = self.transform_y @ coef @ self.transform_x.T
-        gradient = self.reg.quadratic(mean.gram[1], newton, mean.gram[0]) - target
+        gradient = self.reg.quadratic(mean.gram("y"), newton, mean.gram("x")) - target
         both = [_off(centres[1], _off(centres[0], m, 1), 0) for m in (gradient, target)]
         residual, scale = (float(np.linalg.norm(m)) for m in both)
         return residual / scale if scale else 0.0
 
 
-def _target(mean: MeanMoments, centred: bool) -> Array:
-    assert mean.cross is not None
-    return mean.cross if centred else mean.cross - np.outer(mean.mean[1], mean.mean[0])
+def _target(mean: Moments, centred: bool) -> Array:
+    cross = mean.cross("y", "x")
+    return cross if centred else cross - np.outer(mean.mean("y"), mean.mean("x"))
 
 
 def _pruned(transform: Array, lam: Array, reg: Regularization) -> tuple[Array, Array]:
@@ -335,7 +335,7 @@ class Constraint(ABC):
         """
         return BasisBounds((bases[0].bound, bases[1].bound))
 
-    def problem(self, mean: MeanMoments, reg: Regularization) -> Problem:
+    def problem(self, mean: Moments, reg: Regularization) -> Problem:
         """Return the problem of these moments."""
         return JointProblem.of(mean, reg, centred=self.centred)
 
@@ -379,9 +379,7 @@ def _package(kind: type) -> str:
     return kind.__module__.partition(".")[0]
 
 
-def centred_bases(
-    mean: MeanMoments, reg: Regularization, bases: Sequence[Basis]
-) -> list[LinearBasis]:
+def centred_bases(mean: Moments, reg: Regularization, bases: Sequence[Basis]) -> list[LinearBasis]:
     """Return the centred bases of x and of y, in which problems are stated."""
     problem = JointProblem.of(mean, reg, centred=True)
     return [

@@ -38,9 +38,9 @@ from cme_dask.data.sample import Sample
 from cme_dask.data.sources import MappedSource, RowSource, ZarrSource
 from cme_dask.data.store import ATTRIBUTE, disk_errors
 from cme_dask.errors import DataError, ResourceError, ShardDone, StoreError
+from cme_dask.numerics.blocks import MomentSums
 from cme_dask.numerics.cells import CellSums, Kept, ValueRange
 from cme_dask.numerics.logistic import LogisticSums
-from cme_dask.numerics.moments import Moments
 from cme_dask.numerics.pools import Bound
 from cme_dask.numerics.rounds import GreedyOffer, Measured, RandomOffer
 from cme_dask.numerics.scoring import ScoreSums
@@ -63,7 +63,7 @@ def keeps(*kinds: type) -> None:
     _kinds.update({kind.__name__: kind for kind in kinds})
 
 
-keeps(Together, Moments, CellSums, Kept, LogisticSums, Measured, GreedyOffer, RandomOffer)
+keeps(Together, MomentSums, CellSums, Kept, LogisticSums, Measured, GreedyOffer, RandomOffer)
 keeps(Bound, RowSample, ScoreSums, ValueRange)
 
 

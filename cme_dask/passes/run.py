@@ -15,8 +15,9 @@ from cme_dask.data.columns import negative_error, nonfinite_error
 from cme_dask.data.sample import Sample
 from cme_dask.data.sources import RowSource, ZarrSource
 from cme_dask.errors import DataError, ShardDone, StoreError
+from cme_dask.numerics.blocks import MomentSums
 from cme_dask.numerics.cells import CellSpec, CellSums, StripCells, hashes_of
-from cme_dask.numerics.moments import Moments, MomentSpec, StripMoments
+from cme_dask.numerics.moments import MomentSpec, StripMoments
 from cme_dask.numerics.resources import MemoryPlan
 from cme_dask.passes.checkpoint import KeptPass, block_rows
 from cme_dask.passes.driver import Executor
@@ -295,7 +296,7 @@ def moment_pass(
     progress: Callable[[PassProgress], None] | None = None,
     *,
     sample_rows: int = 0,
-) -> tuple[Moments, PassReport]:
+) -> tuple[MomentSums, PassReport]:
     """All moments of a sample in one pass over its rows.
 
     Parameters
@@ -336,7 +337,7 @@ def moments_together(
     *,
     sample_rows: int = 0,
     cells: Sequence[CellSpec] = (),
-) -> tuple[tuple[Moments, ...], tuple[CellSums, ...], PassReport]:
+) -> tuple[tuple[MomentSums, ...], tuple[CellSums, ...], PassReport]:
     """Several sets of moments of the same rows in one pass over them, and sums by cell.
 
     Parameters
@@ -371,7 +372,7 @@ def moments_together(
         on_done=clock.done,
     )
     made, summed = found.each[: len(specs)], found.each[len(specs) :]
-    for spec, moments in zip(specs, made, strict=True):
+    for moments in made:
         total = moments.total()
         if not total.n_rows:
             raise empty_part(sample)
@@ -380,8 +381,7 @@ def moments_together(
                 "sums over the rows overflow: give columns, weights and functions in units that "
                 "make their values smaller"
             )
-        one = sum(spec.ranks)
-        if not float(total.gram[0, one, one]) >= np.finfo(np.float64).tiny:
+        if not float(total.weights[0]) >= np.finfo(np.float64).tiny:
             raise DataError("all weights are zero: at least one row needs a positive weight")
     newton = tuple(spec.newton(moments) for spec, moments in zip(specs, made, strict=True))
     kept = executor.checkpoint
