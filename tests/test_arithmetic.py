@@ -61,7 +61,7 @@ def test_elimination_is_a_partial_solve(fractions, rank):
     form = Elimination.whole(rank) if fractions is None else Elimination.between(R, fractions)
     newton = np.linalg.solve(R, basis.kernel(X, basis.points).T)
     out = np.empty((rank, 300))
-    basis.sections(form, X)(X, out)
+    basis.evaluator(form, X)(X, out)
     D = np.eye(rank)
     if not form.solved:
         D = np.zeros((rank, rank))
@@ -72,7 +72,7 @@ def test_elimination_is_a_partial_solve(fractions, rank):
     assert np.abs(out - newton).max() < 1e-11
     # On another array library, as on a GPU.
     theirs = strict.zeros((rank, 300))
-    basis.sections(form, strict.asarray(X))(strict.asarray(X), theirs)
+    basis.evaluator(form, strict.asarray(X))(strict.asarray(X), theirs)
     form.finish(R, theirs._array)
     assert np.abs(np.asarray(theirs) - newton).max() < 1e-11
 
@@ -216,7 +216,7 @@ def test_bad_accuracies(accuracy):
 def test_results_go_into_the_memory_that_is_given(xp):
     a = xp.reshape(xp.arange(12.0), (3, 4))
     out = xp.empty((3, 3))
-    into.into(xp, out, "matmul", a, a.T)
+    into.in_place(out).matmul(a, a.T, out=out)
     assert np.array_equal(np.asarray(out), np.asarray(a) @ np.asarray(a).T)
     other = xp.empty((3, 3))
     into.rank_update(xp, other, a)

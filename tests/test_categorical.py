@@ -66,7 +66,7 @@ def test_block_equals_oracle(d):
         np.testing.assert_allclose(kernel(X, Z), slow(X, Z, each), error, 0)
         np.testing.assert_array_equal(kernel.diagonal(X), np.ones(len(X)))
         out = np.empty((len(Z), len(X)))
-        kernel.log_sections(Z)(X, out)
+        kernel.evaluator(Z, log=True)(X, out)
         np.testing.assert_allclose(out.T, np.log(slow(X, Z, each)), 0, 2 * error)
 
 
@@ -82,7 +82,7 @@ def test_limits():
     np.testing.assert_array_equal(Categorical((1e-3, 0.02))(X, Z), Delta()(X, Z))
     np.testing.assert_array_equal(Categorical(1e200)(X, Z), np.ones((len(X), len(Z))))
     logarithms = np.empty((len(Z), len(X)))
-    Categorical(1e-200).log_sections(Z)(X, logarithms)
+    Categorical(1e-200).evaluator(Z, log=True)(X, logarithms)
     assert np.isfinite(logarithms).all()
 
 
@@ -110,8 +110,8 @@ def test_any_blocks_give_the_same_bits(n, m, data):
     Z = X[data.draw(st.lists(st.integers(0, n - 1), min_size=m, max_size=m))]
     kernel = Categorical((0.6, 1.3))
     whole, parts = np.empty((m, n)), np.empty((m, n))
-    kernel.sections(Z)(X, whole)
-    write, cut = kernel.sections(Z), data.draw(st.integers(0, n))
+    kernel.evaluator(Z)(X, whole)
+    write, cut = kernel.evaluator(Z), data.draw(st.integers(0, n))
     for rows in (slice(0, cut), slice(cut, n)):  # columns of a block are strided memory
         write(X[rows], parts[:, rows])
     np.testing.assert_array_equal(parts, whole)

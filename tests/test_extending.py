@@ -9,14 +9,76 @@ import pytest
 import cme_dask
 from cme_dask import JointDistribution, constraints, kernels
 from cme_dask.errors import DataError
+from cme_dask.kernels.text import kernel_of, read_specification
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "extending.md"
 
 
-def example(heading):
-    """The names that the first Python block under a heading of the page defines."""
+def example(heading, number=0):
+    """A Python block under a heading of the page."""
     text = PAGE.read_text().partition(f"\n## {heading}\n")[2]
-    return re.search(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[1]
+    return re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[number]
+
+
+# A kernel ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=[(0, "Cauchy"), (1, "Periodic")], ids=lambda one: one[1])
+def kernel(request, tmp_path_factory):
+    """A kernel of the page for rows of one column, and its formula written down once more."""
+    number, name = request.param
+    space = {"__name__": "a_users_module"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("kernel"))
+        exec(example("A kernel", number), space)
+    own = re.search(r"@dataclass.*?\n\n\n", example("A kernel", number), re.DOTALL)[0]
+    assert len(own.splitlines()) <= 15
+    if name == "Cauchy":
+        return space[name](0.8), lambda t: 1 / (1 + (t / 0.8) ** 2)
+    return space[name](3.0, 1.5), lambda t: np.exp(-2 * (np.sin(np.pi * t / 3) / 1.5) ** 2)
+
+
+def test_a_kernel_is_evaluated_as_its_formula_says(kernel):
+    kernel, of_difference = kernel
+    X = np.random.default_rng(0).normal(size=(300, 1))
+    Z = np.concatenate([X[:20], [[1e5]]])  # which is so far that rounding would show
+    expected = np.array([[of_difference(x - z) for z in Z[:, 0]] for x in X[:, 0]])
+    np.testing.assert_allclose(kernel.formula(np, X, Z), expected, 1e-12, 1e-12)
+    np.testing.assert_allclose(kernel(X, Z), expected, 1e-11, 1e-11)
+    logs = np.empty(expected.T.shape)
+    kernel.evaluator(Z, log=True)(X, logs)
+    np.testing.assert_allclose(logs, np.log(expected).T, 1e-10, 1e-11)
+    composed = (2.0 * kernel[1] * kernels.Gaussian(1.0))(np.c_[X, X], np.c_[Z, Z])
+    both = np.exp(-((X - Z.T) ** 2))
+    np.testing.assert_allclose(composed, 2 * expected * both, 1e-11, 1e-11)
+
+
+def test_a_kernel_is_fitted_saved_and_written_as_text(kernel, tmp_path):
+    kernel, _ = kernel
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(3000, 1))
+    y = np.sin(x) + 0.3 * rng.normal(size=(3000, 1))
+    options = {"kernel_y": kernels.Gaussian(0.7), "tol": 1e-3, "reg": 1e-5}
+    fit = JointDistribution(kernel_x=kernel, **options).fit(x, y)
+    at = np.array([[-0.5], [0.0], [0.5]])
+    np.testing.assert_allclose(fit.expect("y0", at), np.sin(at[:, 0]), atol=0.1)
+    fit.save(tmp_path / "m")
+    again = cme_dask.load(tmp_path / "m")
+    assert again.x.basis.newton.kernel == kernel
+    assert np.array_equal(again.expect("y0", at), fit.expect("y0", at))
+    assert kernels.from_dict(kernel.to_dict()) == kernel
+    assert kernel_of(read_specification(kernel.to_dict()), ["a"]) == kernel
+    if isinstance(kernel, kernels.Stationary):
+        product = kernel_of(read_specification("cauchy:a=0.8 * gaussian:b=2"), ["a", "b"])
+        assert product == type(kernel)((0.8,))[0] * kernels.Gaussian((2.0,))[1]
+    else:
+        with pytest.raises(DataError, match="is no kernel"):
+            read_specification("periodic:0.8")
+
+
+def test_names_of_kernels_are_their_own():
+    with pytest.raises(DataError, match="Gaussian is the name of a kernel of cme_dask"):
+        type("Gaussian", (kernels.Unit,), {})
 
 
 # A constraint ------------------------------------------------------------------------------------

@@ -12,7 +12,9 @@ from cme_dask.errors import DataError
 from cme_dask.kernels import (
     KERNELS,
     MAX_DEPTH,
+    Categorical,
     Columns,
+    Coordinates,
     Custom,
     Delta,
     Gaussian,
@@ -24,7 +26,9 @@ from cme_dask.kernels import (
     Product,
     RationalQuadratic,
     Scaled,
+    Standard,
     Sum,
+    Warped,
     from_dict,
 )
 
@@ -72,6 +76,7 @@ COMPOSED = [
     2.0 * Gaussian((0.3, 2.0))[0, 2] * Matern(1.0, 1.5).on(1),
     (Gaussian(1.0) * Delta()[1])[2, 0],
 ]
+CATEGORICAL = [Categorical(0.7), Categorical((0.5, 1.0, 2.0)) + Gaussian(1.0)]
 
 
 def sample(d, n=40, seed=0, offset=0.0):
@@ -155,7 +160,7 @@ def test_rounding_lifts_no_value_above_one(make, d):
     for X in (np.tile(like, (1, d)), rng.normal(size=(300, d)), rng.standard_cauchy((300, d))):
         for length in (0.01, 0.3, 7.0):
             logs = np.empty((300, 300))
-            make(length).log_sections(X)(X, logs)
+            make(length).evaluator(X, log=True)(X, logs)
             assert logs.max() <= 0.0
             assert make(length)(X, X).max() <= 1.0
 
@@ -226,19 +231,20 @@ def test_pickle(kernel):
 
 
 @pytest.mark.parametrize("kernel", [*SIMPLE, *COMPOSED, CUSTOM], ids=repr)
-def test_sections_prepared_once_write_any_block(kernel):
+def test_an_evaluator_writes_any_block(kernel):
     """Any slices, in any order, and of logarithms where a kernel has them."""
     X, Z = sample(3, n=400)
-    wanted = [(kernel.sections(Z), kernel(X, Z).T)]
+    wanted = [(kernel.evaluator(Z), kernel(X, Z).T)]
     if kernel.upper_bound is not None:
         with np.errstate(divide="ignore"):
-            wanted.append((kernel.log_sections(Z), np.log(kernel(X, Z)).T))
-    for sections, expected in wanted:
-        sections.prepare(X[:7])(slice(2, 5), np.empty((len(Z), 3)))  # what was prepared is gone
-        write = sections.prepare(X)
+            wanted.append((kernel.evaluator(Z, log=True), np.log(kernel(X, Z)).T))
+    for evaluator, expected in wanted:
+        evaluator.load(X[:7])
+        evaluator.write(slice(2, 5), np.empty((len(Z), 3)))  # these rows are forgotten
+        evaluator.load(X)
         found = np.full(expected.shape, np.nan)
         for here in (slice(130, 400), slice(0, 1), slice(1, 130)):
-            write(here, found[:, here])
+            evaluator.write(here, found[:, here])
         np.testing.assert_allclose(found, expected, 1e-12, 1e-14)
 
 
@@ -344,12 +350,83 @@ def test_custom_returns_are_checked(block, diagonal, message):
         kernel.diagonal(X) + kernel(X, Z)[:, 0]
 
 
-def test_users_subclasses_are_not_saved_by_accident():
-    class Mine(Linear):
+def test_private_kernels_are_not_saved():
+    class _Mine(Linear):
         pass
 
-    with pytest.raises(DataError, match="wrap it in Custom"):
-        Mine().to_dict()
+    with pytest.raises(DataError, match="rename the class"):
+        _Mine().to_dict()
+
+
+@pytest.mark.parametrize("kernel", [*SIMPLE, *COMPOSED, *CATEGORICAL, CUSTOM], ids=repr)
+@pytest.mark.parametrize("offset", [0.0, 100.0])
+def test_evaluators_write_what_the_formula_says(kernel, offset):
+    X, Z = sample(3, offset=offset)
+    block, formula = kernel(X, Z), kernel.formula(np, X, Z)
+    bound = kernel.upper_bound or float(np.abs(formula).max())
+    np.testing.assert_allclose(block, formula, 1e-12, 1e-12 * bound)
+    np.testing.assert_allclose(
+        kernel.diagonal(X), np.diag(kernel.formula(np, X, X)), 1e-12, 1e-12 * bound
+    )
+
+
+# Derivatives with respect to the continuous parameters.
+
+TRACED = [
+    Gaussian(0.7),
+    Laplace((0.5, 1.0, 2.0)) + RationalQuadratic(0.7, 0.4) + Categorical(0.7),
+    Matern(0.7, 0.5) + Matern(0.7, 1.5) * Matern((0.5, 1.0, 2.0), 2.5),
+    2.0 * Gaussian((0.3, 2.0))[0, 2] * Polynomial(3, 0.5, 0.1) + Linear(2.0).on(1),
+    Warped(Gaussian((0.5, 1.0, 2.0)), Coordinates([Standard(1.0, 2.0)] * 3)),
+]
+
+
+def finite_differences(kernel, X, Z):
+    """Derivatives of the block, by central differences of relative width 1e-5."""
+    values, found = np.array(kernel.parameters), []
+    for i, value in enumerate(values):
+        step = 1e-5 * max(value, 1.0)
+        up, down = (values + sign * step * (np.arange(len(values)) == i) for sign in (1, -1))
+        blocks = [kernel.with_parameters(v).formula(np, X, Z) for v in (up, down)]
+        found.append((blocks[0] - blocks[1]) / (2 * step))
+    return np.reshape(found, (len(values), len(X), len(Z)))
+
+
+@pytest.mark.parametrize("kernel", TRACED, ids=repr)
+def test_automatic_derivatives_equal_finite_differences(kernel):
+    jax = pytest.importorskip("jax")
+    X, Z = sample(3, 8)
+    weights = np.random.default_rng(1).normal(size=(len(X), len(Z)))
+
+    def weighted(values):
+        rows, points = jax.numpy.asarray(X), jax.numpy.asarray(Z)
+        return (weights * kernel.with_parameters(values).formula(jax.numpy, rows, points)).sum()
+
+    expected = np.einsum("pnm,nm->p", finite_differences(kernel, X, Z), weights)
+    with jax.enable_x64(True):
+        found = jax.grad(weighted)(jax.numpy.asarray(kernel.parameters, dtype=float))
+    scale = max(1.0, float(np.abs(kernel(X, Z)).max()))
+    np.testing.assert_allclose(found, expected, 1e-5, 1e-6 * scale)
+
+
+@pytest.mark.parametrize("scale", [0.7, (0.5, 1.0, 2.0)])
+def test_derivatives_of_the_gaussian_in_closed_form(scale):
+    X, Z = sample(3)
+    found = Gaussian(scale).gradient(X, Z)
+    np.testing.assert_allclose(found, finite_differences(Gaussian(scale), X, Z), 1e-7, 1e-9)
+
+
+def test_parameters_and_back():
+    for kernel in TRACED:
+        again = kernel.with_parameters(kernel.parameters)
+        assert again == kernel
+        with pytest.raises(DataError, match="parameters expected"):
+            kernel.with_parameters((*kernel.parameters, 1.0))
+    kernel = 2.0 * Gaussian((0.3, 4.0))[0, 2] * Matern(1.0, 1.5).on(1) + Polynomial(3, 0.5, 0.1)
+    assert kernel.parameters == (2.0, 0.3, 4.0, 1.0, 0.5, 0.1)
+    changed = kernel.with_parameters((3.0, 0.4, 5.0, 2.0, 0.6, 0.2))
+    expected = 3.0 * Gaussian((0.4, 5.0))[0, 2] * Matern(2.0, 1.5).on(1) + Polynomial(3, 0.6, 0.2)
+    assert changed == expected
 
 
 BAD_NUMBERS = [-1.0, 0.0, np.inf, np.nan, True, "1", None, 10**400, 1j, [], [[1.0]], [1.0, -1.0]]

@@ -6,16 +6,25 @@ looks at the data for errors: data are validated where they enter, and ``kernel.
 whether the kernel fits d columns. ``to_dict`` and :func:`from_dict` carry kernels through files as
 plain JSON values; nothing in a file is ever executed.
 
-Blocks are the largest arrays of a pass and allocating one can cost more than filling it, so the
-formulas keep as few alive as they can: in-place operators, no names for intermediate blocks.
+A kernel states its formula once, in plain arithmetic that an autodiff namespace can trace
+(``kernel.formula(jax.numpy, X, Z)``, ``kernel.with_parameters(values)``). Blocks are the largest
+arrays of a pass and allocating one can cost more than filling it, so ``kernel.evaluator(Z)`` writes
+them into memory that is given, in place and solved for on the way.
 
 In the docstrings n and m are numbers of rows and d the number of columns.
 """
 
-from cme_dask.kernels.base import KERNELS, Columns, Kernel, Product, Scaled, Sum
+from cme_dask.kernels.base import KERNELS, Columns, Kernel, Product, Scaled, Sum, Unit
 from cme_dask.kernels.discrete import Categorical, Custom, Delta, Linear, Polynomial
 from cme_dask.kernels.files import MAX_DEPTH, from_dict
-from cme_dask.kernels.stationary import Gaussian, Laplace, LengthScale, Matern, RationalQuadratic
+from cme_dask.kernels.stationary import (
+    Gaussian,
+    Laplace,
+    LengthScale,
+    Matern,
+    RationalQuadratic,
+    Stationary,
+)
 from cme_dask.kernels.transforms import Coordinate, Coordinates, Pooled, Scores, Standard, Warped
 
 __all__ = [
@@ -40,7 +49,9 @@ __all__ = [
     "Scaled",
     "Scores",
     "Standard",
+    "Stationary",
     "Sum",
+    "Unit",
     "Warped",
     "from_dict",
 ]

@@ -1,22 +1,21 @@
 """What a kernel is, and its algebra: sums, products, scalings, columns.
 
-What a kernel is, and checks of what it is made of.
-
-Operators need a module that builds on this one: they import it when called.
+Operators need classes that are defined further down: they look them up when called.
 """
 
+import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from numbers import Integral, Real
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from array_api_compat import array_namespace, device
 
 from cme_dask.errors import DataError
-from cme_dask.kernels.evaluator import Scratch, Sections, Write, into
+from cme_dask.kernels.evaluator import BlockEvaluator
 
 # What a kernel is, and checks of what it is made of
 
@@ -24,7 +23,8 @@ from cme_dask.kernels.evaluator import Scratch, Sections, Write, into
 Array = Any
 
 KERNELS: dict[str, type["Kernel"]] = {}
-"""The kernels that files may hold, by name: :mod:`cme_dask.kernels.files` lists them."""
+"""The kernels that files may hold, by name: those of the package and those that a program defines.
+"""
 
 
 def _plain(value: Any) -> Any:
@@ -37,9 +37,11 @@ def _plain(value: Any) -> Any:
 class Kernel(ABC):
     """A positive semidefinite function of two rows.
 
-    Subclasses are frozen dataclasses that define the block, the diagonal and, where they exist,
-    the bound and the conditions on the number of columns. Kernels add and multiply, scale by
-    positive numbers, and ``kernel[0, 2]`` (or ``kernel.on([0, 2])``) looks at some columns only.
+    Subclasses are frozen dataclasses whose fields are JSON values or kernels. They define
+    :meth:`formula` and :meth:`diagonal_formula` and, where they exist, the bound and the conditions
+    on the number of columns; files find them again by the name of the class. Kernels add and
+    multiply, scale by positive numbers, and ``kernel[0, 2]`` (or ``kernel.on([0, 2])``) looks at
+    some columns only.
     """
 
     # Indexing selects columns: without this, iteration over a kernel would never end.
@@ -49,9 +51,105 @@ class Kernel(ABC):
     # How tightly the repr binds: sums 0, products 1, everything else 2.
     _precedence: ClassVar[int] = 2
 
+    fixed: ClassVar[tuple[str, ...]] = ()
+    """Fields that hold numbers but are no continuous parameters."""
+
+    signed: ClassVar[bool] = False
+    """Whether values can be negative whatever the rows, so that there are no logarithms."""
+
+    def __init_subclass__(cls, *, abstract: bool = False, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if abstract or cls.__name__.startswith("_"):
+            return
+        other = KERNELS.get(cls.__name__)
+        if other is not None and _package(other) == "cme_dask" != _package(cls):
+            raise DataError(f"{cls.__name__} is the name of a kernel of cme_dask")
+        KERNELS[cls.__name__] = cls
+
     def __call__(self, X: Array, Z: Array) -> Array:
         """Return the block k(x_i, z_j), (n, m), of rows X (n, d) and Z (m, d)."""
-        return self._block(array_namespace(X, Z), X, Z)
+        return self.formula(array_namespace(X, Z), X, Z)
+
+    @abstractmethod
+    def formula(self, xp: Any, X: Array, Z: Array) -> Array:
+        """Return the block k(x_i, z_j), (n, m), as plain arithmetic of an array namespace.
+
+        An autodiff namespace can trace it. Blocks are written faster by :meth:`evaluator`, and are
+        the same to rounding.
+        """
+
+    @abstractmethod
+    def diagonal_formula(self, xp: Any, X: Array) -> Array:
+        """Return k(x_i, x_i), (n,), as plain arithmetic of an array namespace."""
+
+    def evaluator(self, Z: Array, *, log: bool = False) -> BlockEvaluator:
+        """Return the functions k(., z_j), j = 1..m, or their logarithms, for many rows.
+
+        Parameters
+        ----------
+        Z
+            The points z_j, shape (m, d).
+        log
+            Whether to take logarithms.
+
+        Raises
+        ------
+        DataError
+            If logarithms are asked for and the kernel can be negative.
+        """
+        return BlockEvaluator(self, Z, log=log)
+
+    @property
+    def parameters(self) -> tuple[float, ...]:
+        """The continuous parameters: length scales and the like, in the order of the fields."""
+        found: list[float] = []
+        for _, value in self._continuous():
+            if isinstance(value, Kernel):
+                found += value.parameters
+            else:
+                found += value if isinstance(value, tuple) else (value,)
+        return tuple(found)
+
+    def with_parameters(self, values: Sequence[Any]) -> Self:
+        """Return the kernel with other continuous parameters, which may be traced ones.
+
+        They are not checked: an autodiff namespace has no numbers yet.
+
+        Parameters
+        ----------
+        values
+            As many as :attr:`parameters`.
+
+        Raises
+        ------
+        DataError
+            If there are more or fewer.
+        """
+        if len(values) != len(self.parameters):
+            raise DataError(f"{len(self.parameters)} parameters expected, got {len(values)}")
+        changed, start = copy.copy(self), 0
+        for name, value in self._continuous():
+            if isinstance(value, Kernel):
+                count = len(value.parameters)
+                part: Any = value.with_parameters(values[start : start + count])
+            elif isinstance(value, tuple):
+                count = len(value)
+                part = tuple(values[start + i] for i in range(count))
+            else:
+                count, part = 1, values[start]
+            object.__setattr__(changed, name, part)
+            start += count
+        return changed
+
+    def _continuous(self) -> Iterator[tuple[str, Any]]:
+        """Fields that hold kernels or continuous parameters, with their values."""
+        for f in fields(self):
+            value = getattr(self, f.name)
+            numbers = value if isinstance(value, tuple) else (value,)
+            if isinstance(value, Kernel) or (
+                f.name not in self.fixed and all(type(one) is float for one in numbers)
+            ):
+                yield f.name, value
 
     @property
     def unmapped(self) -> "tuple[Any, Kernel]":
@@ -60,49 +158,7 @@ class Kernel(ABC):
 
     def diagonal(self, X: Array) -> Array:
         """Return k(x_i, x_i), (n,), of rows X (n, d)."""
-        return self._diagonal(array_namespace(X), X)
-
-    def sections(self, Z: Array) -> Sections:
-        """Return the functions k(., z_j), j = 1..m, prepared for many rows.
-
-        Called with rows X, shape (n, d), they write k(z_j, x_i) to memory of shape (m, n). What
-        depends on Z alone is computed once, and memory on the way is kept: use one per thread.
-        """
-        return self._sections(array_namespace(Z), Z)
-
-    def log_sections(self, Z: Array) -> Sections:
-        """Return the functions log k(., z_j), j = 1..m, for many rows.
-
-        As :meth:`sections`, without the underflow of a kernel far from z_j; -inf where k is zero.
-
-        Raises
-        ------
-        DataError
-            If the kernel can be negative: here for linear and polynomial ones, for a user's own
-            when they are called.
-        """
-        return self._log_sections(array_namespace(Z), Z)
-
-    @abstractmethod
-    def _block(self, xp: Any, X: Array, Z: Array) -> Array: ...
-
-    def _log_sections(self, xp: Any, Z: Array) -> Sections:
-        def logarithms(out: Array) -> None:
-            if bool(xp.any(out < 0.0)):
-                raise negative_values(self)
-            zero = out == 0.0
-            out[...] = xp.where(zero, -xp.inf, xp.log(xp.where(zero, 1.0, out)))
-
-        return self._sections(xp, Z).then(logarithms)
-
-    def _sections(self, xp: Any, Z: Array) -> Sections:
-        def write(X: Array, out: Array) -> None:
-            out[...] = self._block(xp, X, Z).T
-
-        return Sections.of_blocks(write)
-
-    @abstractmethod
-    def _diagonal(self, xp: Any, X: Array) -> Array: ...
+        return self.diagonal_formula(array_namespace(X), X)
 
     def check(self, n_columns: int) -> None:  # noqa: B027 (most kernels fit any number)
         """Raise DataError if the kernel can't be used on `n_columns` columns."""
@@ -127,7 +183,10 @@ class Kernel(ABC):
         """Return the kernel as plain JSON values, to be read by :func:`from_dict`."""
         name = type(self).__name__
         if KERNELS.get(name) is not type(self):
-            raise DataError(f"{name} is not a kernel of cme_dask: wrap it in Custom to save it")
+            raise DataError(
+                f"{name} is not saved by its name, which is private or another kernel's by now: "
+                "rename the class"
+            )
         return {"kernel": name, **{f.name: _plain(getattr(self, f.name)) for f in fields(self)}}
 
     def on(self, columns: int | Sequence[int]) -> "Columns":
@@ -153,10 +212,11 @@ class Kernel(ABC):
 
 
 @dataclass(frozen=True)
-class Unit(Kernel):
+class Unit(Kernel, abstract=True):
     """A kernel that is 1 at equal rows and nowhere more."""
 
-    def _diagonal(self, xp: Any, X: Array) -> Array:
+    def diagonal_formula(self, xp: Any, X: Array) -> Array:
+        """Return ones."""
         return xp.ones(X.shape[0], dtype=X.dtype, device=device(X))
 
     @property
@@ -165,27 +225,22 @@ class Unit(Kernel):
         return 1.0
 
 
-class Sectioned(Kernel):
-    """A kernel whose one formula is that of its sections."""
+class Evaluated(Kernel, abstract=True):
+    """A kernel whose blocks come from its evaluator, not from its formula."""
 
-    @abstractmethod
-    def _sections(self, xp: Any, Z: Array) -> Sections: ...
-
-    def _block(self, xp: Any, X: Array, Z: Array) -> Array:
+    def __call__(self, X: Array, Z: Array) -> Array:
+        """Return the block k(x_i, z_j), (n, m), of rows X (n, d) and Z (m, d)."""
+        xp = array_namespace(X, Z)
         dtype = xp.result_type(X, Z)
         if not xp.isdtype(dtype, "real floating"):
             dtype = xp.float64
         out = xp.empty((Z.shape[0], X.shape[0]), dtype=dtype, device=device(X))
-        self._sections(xp, Z)(X, out)
+        self.evaluator(Z)(X, out)
         return out.T
 
 
-def negative_values(kernel: Kernel) -> DataError:
-    """The error for a kernel of which there is no logarithm."""
-    return DataError(
-        f"{kernel!r} can be negative, but a kernel k >= 0 was expected: take a Gaussian, Laplace, "
-        "Matern or rational quadratic one, or sums and products of these"
-    )
+def _package(kind: type) -> str:
+    return kind.__module__.partition(".")[0]
 
 
 def is_a(value: object, kind: Any) -> bool:
@@ -223,25 +278,28 @@ def check_kernel(name: str, value: object) -> None:
 # Kernels made of kernels
 
 
-def _combined(xp: Any, left: Sections, right: Sections, function: str) -> Sections:
-    scratch = Scratch()
+class _PairEvaluator(BlockEvaluator):
+    """Two kernels, and the function that combines their blocks."""
 
-    def prepare(X: Array) -> Write:
-        one, two = left.prepare(X), right.prepare(X)
+    def __init__(self, kernel: "_Pair", Z: Array, *, log: bool) -> None:
+        super().__init__(kernel, Z, log=log)
+        self._both = kernel.left.evaluator(Z, log=log), kernel.right.evaluator(Z, log=log)
+        self._combine = getattr(self.ops, kernel._log_function if log else kernel._function)
 
-        def block(here: slice, out: Array) -> None:
-            other = scratch.like(xp, out)
-            one(here, out)
-            two(here, other)
-            into(xp, out, function, out, other)
+    def _load(self, X: Array) -> None:
+        for evaluator in self._both:
+            evaluator.load(X)
 
-        return block
-
-    return Sections(prepare)
+    def _fill(self, here: slice, out: Array) -> None:
+        other = self.scratch.like(self.xp, out)
+        left, right = self._both
+        left.write(here, out)
+        right.write(here, other)
+        self._combine(out, other, out=out)
 
 
 @dataclass(frozen=True, repr=False)
-class _Pair(Sectioned):
+class _Pair(Evaluated, abstract=True):
     left: Kernel
     right: Kernel
 
@@ -256,15 +314,17 @@ class _Pair(Sectioned):
         check_kernel("left", self.left)
         check_kernel("right", self.right)
 
-    def _sections(self, xp: Any, Z: Array) -> Sections:
-        return _combined(xp, self.left.sections(Z), self.right.sections(Z), self._function)
+    def formula(self, xp: Any, X: Array, Z: Array) -> Array:
+        """Return the sum or product of both blocks."""
+        return self._combine(self.left.formula(xp, X, Z), self.right.formula(xp, X, Z))
 
-    def _log_sections(self, xp: Any, Z: Array) -> Sections:
-        logarithms = self.left.log_sections(Z), self.right.log_sections(Z)
-        return _combined(xp, *logarithms, self._log_function)
+    def diagonal_formula(self, xp: Any, X: Array) -> Array:
+        """Return the sum or product of both diagonals."""
+        return self._combine(self.left.diagonal_formula(xp, X), self.right.diagonal_formula(xp, X))
 
-    def _diagonal(self, xp: Any, X: Array) -> Array:
-        return self._combine(self.left.diagonal(X), self.right.diagonal(X))
+    def evaluator(self, Z: Array, *, log: bool = False) -> BlockEvaluator:
+        """Return the functions of both, combined."""
+        return _PairEvaluator(self, Z, log=log)
 
     def check(self, n_columns: int) -> None:
         """Raise DataError if either kernel does."""
@@ -317,7 +377,7 @@ class Product(_Pair):
 
 
 @dataclass(frozen=True, repr=False)
-class Scaled(Sectioned):
+class Scaled(Evaluated):
     """A positive multiple of a kernel, scale * base(x, z)."""
 
     scale: float
@@ -329,15 +389,22 @@ class Scaled(Sectioned):
         object.__setattr__(self, "scale", check_number("scale", self.scale))
         check_kernel("base", self.base)
 
-    def _sections(self, xp: Any, Z: Array) -> Sections:
-        return self.base.sections(Z).then(lambda out: into(xp, out, "multiply", out, self.scale))
+    def formula(self, xp: Any, X: Array, Z: Array) -> Array:
+        """Return the scaled block."""
+        return self.scale * self.base.formula(xp, X, Z)
 
-    def _log_sections(self, xp: Any, Z: Array) -> Sections:
-        shift = math.log(self.scale)
-        return self.base.log_sections(Z).then(lambda out: into(xp, out, "add", out, shift))
+    def diagonal_formula(self, xp: Any, X: Array) -> Array:
+        """Return the scaled diagonal."""
+        return self.scale * self.base.diagonal_formula(xp, X)
 
-    def _diagonal(self, xp: Any, X: Array) -> Array:
-        return self.scale * self.base.diagonal(X)
+    def evaluator(self, Z: Array, *, log: bool = False) -> BlockEvaluator:
+        """Return the functions of the base, scaled."""
+        base = self.base.evaluator(Z, log=log)
+        ops = base.ops  # and not the evaluator, which would hold itself
+        if log:
+            shift = math.log(self.scale)
+            return base.then(lambda out: ops.add(out, shift, out=out))
+        return base.then(lambda out: ops.multiply(out, self.scale, out=out))
 
     def check(self, n_columns: int) -> None:
         """Raise DataError if the kernel does."""
@@ -362,7 +429,7 @@ class Scaled(Sectioned):
 
 
 @dataclass(frozen=True, repr=False)
-class Columns(Sectioned):
+class Columns(Evaluated):
     """A kernel of some columns, base(x[columns], z[columns]).
 
     Parameters
@@ -388,14 +455,18 @@ class Columns(Sectioned):
     def _take(self, xp: Any, X: Array) -> Array:
         return xp.take(X, xp.asarray(self.columns, device=device(X)), axis=1)
 
-    def _sections(self, xp: Any, Z: Array) -> Sections:
-        return self.base.sections(self._take(xp, Z)).after(partial(self._take, xp))
+    def formula(self, xp: Any, X: Array, Z: Array) -> Array:
+        """Return the block of these columns."""
+        return self.base.formula(xp, self._take(xp, X), self._take(xp, Z))
 
-    def _log_sections(self, xp: Any, Z: Array) -> Sections:
-        return self.base.log_sections(self._take(xp, Z)).after(partial(self._take, xp))
+    def diagonal_formula(self, xp: Any, X: Array) -> Array:
+        """Return the diagonal of these columns."""
+        return self.base.diagonal_formula(xp, self._take(xp, X))
 
-    def _diagonal(self, xp: Any, X: Array) -> Array:
-        return self.base.diagonal(self._take(xp, X))
+    def evaluator(self, Z: Array, *, log: bool = False) -> BlockEvaluator:
+        """Return the functions of the base, of these columns."""
+        take = partial(self._take, array_namespace(Z))
+        return self.base.evaluator(take(Z), log=log).after(take)
 
     def check(self, n_columns: int) -> None:
         """Raise DataError if a column is out of range or the kernel doesn't fit their number."""

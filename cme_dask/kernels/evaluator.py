@@ -1,41 +1,44 @@
-"""Kernel blocks written into memory that is given, block by block.
-
-Array functions that write into memory that is given: the one file that knows where that is so.
+"""Kernel blocks written into memory that is given, block by block, and solved for on the way.
 
 Fresh memory costs page faults, several times the arithmetic of a kernel block. The array API
-standard has no ``out=``, NumPy and CuPy have: there results are written in place, elsewhere they
-are computed and copied.
+standard has no ``out=``, NumPy and CuPy have: this file alone knows which library can do what.
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from array_api_compat import array_namespace, device, is_cupy_array, is_numpy_array
 
+from cme_dask.errors import DataError
 from cme_dask.kernels import blas
 
-# Array functions that write into memory that is given: the one file that knows where that is so
+# Array functions that write into memory that is given
 
 
 Array = Any
 
 
-def into(xp: Any, out: Array, function: str, *arguments: Any) -> None:
-    """``out[...] = xp.function(*arguments)``, without other memory where the library can."""
-    # Most are NumPy's, and questions take the interpreter lock, for which threads wait.
-    if type(out) is np.ndarray or is_numpy_array(out) or is_cupy_array(out):
-        getattr(xp, function)(*arguments, out=out)
-    else:
-        out[...] = getattr(xp, function)(*arguments)
+class _Copying:
+    """A namespace whose functions take ``out=``, for libraries whose own do not."""
+
+    def __init__(self, xp: Any) -> None:
+        self._xp = xp
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        function = getattr(self._xp, name)
+
+        def call(*arguments: Any, out: Array) -> None:
+            out[...] = function(*arguments)
+
+        return call
 
 
-def clip_above(xp: Any, out: Array, bound: float) -> None:
-    """``out[...] = minimum(out, bound)``; on a CPU, to look costs a fifth of writing."""
-    if not is_numpy_array(out) or np.maximum.reduce(out, axis=None, initial=bound) > bound:
-        into(xp, out, "minimum", out, bound)
+def in_place(like: Array) -> Any:
+    """The namespace of an array, whose functions also take ``out=``."""
+    xp = array_namespace(like)
+    return xp if is_numpy_array(like) or is_cupy_array(like) else _Copying(xp)
 
 
 def to_numpy(array: Array) -> Array:
@@ -76,26 +79,6 @@ def put_columns(out: Array, which: list[int], values: Array) -> None:
             out[:, position] = values[:, j]
 
 
-def subtract_product(xp: Any, out: Array, left: Array, right: Array, scratch: "Scratch") -> None:
-    """``out[...] -= left @ right``."""
-    if is_numpy_array(out):
-        blas.subtract_product(out, left, right)
-    else:
-        part = scratch.like(xp, out)
-        into(xp, part, "matmul", left, right)
-        into(xp, out, "subtract", out, part)
-
-
-def lower_product(xp: Any, matrix: Array, out: Array, scratch: "Scratch") -> None:
-    """``out[...] = matrix @ out`` with a lower-triangular matrix."""
-    if is_numpy_array(out):
-        blas.lower_product(matrix, out)
-    else:
-        part = scratch.like(xp, out)
-        into(xp, part, "matmul", matrix, out)
-        out[...] = part
-
-
 def rank_update(xp: Any, out: Array, rows: Array) -> None:
     """``out[...] = rows @ rows.T``, at the cost of one half of it.
 
@@ -110,7 +93,7 @@ def rank_update(xp: Any, out: Array, rows: Array) -> None:
         lower = xp.tril(out)
         out[...] = lower + xp.tril(out, k=-1).T
     else:
-        into(xp, out, "matmul", rows, rows.T)
+        in_place(out).matmul(rows, rows.T, out=out)
 
 
 def add_rank_update(xp: Any, out: Array, rows: Array, scratch: "Scratch") -> None:
@@ -148,61 +131,142 @@ class Scratch:
         return xp.reshape(held[:size], shape)
 
 
-# Functions of rows that write block by block into memory that is given
+# Kernel functions of rows, written block by block
 
 
-Write = Callable[[slice, Array], None]
+Step = tuple[slice, slice | None, Array]
+"""Target, source, matrix: take matrix @ source from the target, or apply it to the target."""
 
 _ROWS = 1024  # whose functions stay in cache
 
 
-@dataclass(frozen=True, eq=False)
-class Sections:
-    """Functions k(., z_j), j = 1..m, or others, prepared for many rows; one per thread.
+class BlockEvaluator:
+    """Functions k(., z_j), j = 1..m, written block by block into memory that is given.
+
+    ``load(X)`` takes rows, shape (n, d), and does what is cheaper once for many rows than for each
+    block of them. Then ``write(here, out)`` writes the functions at the rows ``X[here]`` to
+    ``out``, shape (m, b): a function a row, so that several functions next to each other are
+    contiguous. What depends on Z alone is computed once, and memory on the way is reused: use one
+    evaluator per thread.
+
+    This class evaluates the kernel's formula; kernels with a faster way derive from it.
 
     Parameters
     ----------
-    prepare
-        ``prepare(X)`` of rows X, shape (n, d), does what is cheaper once for many rows than for
-        each block of them, and holds some copies of these. It returns ``write(here, out)``, good
-        until the next call, which writes the functions at the rows ``X[here]`` to ``out``, shape
-        (m, b): a function a row, so that several functions next to each other are contiguous.
+    kernel
+        The kernel k.
+    Z
+        The points z_j, shape (m, d).
+    log
+        Whether the functions are log k(., z_j): without the underflow of a kernel far from z_j,
+        -inf where k is zero.
+
+    Raises
+    ------
+    DataError
+        If the logarithm is asked for and the kernel can be negative: at once for kernels that are
+        known to be, for others when a value is.
     """
 
-    prepare: Callable[[Array], Write]
+    def __init__(self, kernel: Any, Z: Array, *, log: bool = False) -> None:
+        if log and kernel.signed:
+            raise negative_values(kernel)
+        self.kernel, self.points, self.log = kernel, Z, log
+        self.xp, self.ops, self.scratch = array_namespace(Z), in_place(Z), Scratch()
+        self._maps: list[Callable[[Array], Array]] = []
+        self._works: list[Callable[[Array], None]] = []
+        self._steps: Sequence[Step] = ()
+        self._transform: Array | None = None
+        self._in_process = is_numpy_array(Z)
+
+    def load(self, X: Array) -> None:
+        """Take the rows X, shape (n, d), until the next call."""
+        for map_rows in self._maps:
+            X = map_rows(X)
+        self._load(X)
+
+    def write(self, here: slice, out: Array) -> None:
+        """Write the functions at the rows in this slice to ``out``, shape (m, b)."""
+        self._fill(here, out)
+        for work in self._works:
+            work(out)
+        for target, source, matrix in self._steps:
+            part = out[target, :]
+            if not self._in_process:
+                self._apply(part, None if source is None else out[source, :], matrix)
+            elif source is None:
+                blas.lower_product(matrix, part)
+            else:
+                blas.subtract_product(part, matrix, out[source, :])
+        if self._transform is not None:
+            values = self.scratch.like(self.xp, out)
+            values[...] = out
+            self.ops.matmul(self._transform, values, out=out)
 
     def __call__(self, X: Array, out: Array) -> None:
         """Write the functions at all rows X, shape (n, d), to ``out``, shape (m, n)."""
-        self.prepare(X)(slice(0, X.shape[0]), out)
+        self.load(X)
+        self.write(slice(0, X.shape[0]), out)
 
-    def values(self, X: Array, count: int) -> Array:
-        """Values of so many functions at the rows X, shapes (n, d) and (n, m), in float64."""
+    def values(self, X: Array) -> Array:
+        """Return the functions at the rows X, shapes (n, d) and (n, m), in float64."""
         xp, n = array_namespace(X), X.shape[0]
-        found = xp.empty((count, n), dtype=xp.float64, device=device(X))
+        values = xp.empty((self.points.shape[0], n), dtype=xp.float64, device=device(X))
         for start in range(0, n, _ROWS):
             here = slice(start, min(start + _ROWS, n))
-            self(X[here, :], found[:, here])
-        return found.T
+            self(X[here, :], values[:, here])
+        return values.T
 
-    @classmethod
-    def of_blocks(cls, write: Callable[[Array, Array], None]) -> "Sections":
-        """Functions of which nothing is known but ``write(X, out)``."""
-        return cls(lambda X: lambda here, out: write(X[here, :], out))
+    def after(self, map_rows: Callable[[Array], Array]) -> "BlockEvaluator":
+        """Evaluate at mapped rows, x -> k(t(x), z_j)."""
+        self._maps.insert(0, map_rows)
+        return self
 
-    def then(self, work: Callable[[Array], None]) -> "Sections":
-        """These functions, and ``work(out)`` on each block of them."""
+    def then(self, work: Callable[[Array], None]) -> "BlockEvaluator":
+        """Do ``work(out)`` on each block that is written."""
+        self._works.append(work)
+        return self
 
-        def prepare(X: Array) -> Write:
-            write = self.prepare(X)
+    def solve(self, steps: Sequence[Step]) -> "BlockEvaluator":
+        """Solve for combinations of the functions, by products with these matrices."""
+        place = device(self.points)
+        self._steps = [(t, s, self.xp.asarray(matrix, device=place)) for t, s, matrix in steps]
+        return self
 
-            def write_more(here: slice, out: Array) -> None:
-                write(here, out)
-                work(out)
+    def rotate(self, transform: Array) -> "BlockEvaluator":
+        """Write ``transform @ out`` instead of what is solved for; ``transform`` is square."""
+        self._transform = transform
+        return self
 
-            return write_more
+    def _load(self, X: Array) -> None:
+        self._rows = X
 
-        return Sections(prepare)
+    def _fill(self, here: slice, out: Array) -> None:
+        out[...] = self.kernel.formula(self.xp, self._rows[here, :], self.points).T
+        if self.log:
+            take_logarithms(self.kernel, self.xp, out)
 
-    def after(self, map_rows: Callable[[Array], Array]) -> "Sections":
-        """These functions of mapped rows, x -> k(t(x), z_j)."""
-        return Sections(lambda X: self.prepare(map_rows(X)))
+    def _apply(self, part: Array, source: Array | None, matrix: Array) -> None:
+        product = self.scratch.like(self.xp, part)
+        if source is None:
+            self.ops.matmul(matrix, part, out=product)
+            part[...] = product
+        else:
+            self.ops.matmul(matrix, source, out=product)
+            self.ops.subtract(part, product, out=part)
+
+
+def take_logarithms(kernel: Any, xp: Any, out: Array) -> None:
+    """Logarithms in place, -inf where a value is zero; DataError where one is negative."""
+    if bool(xp.any(out < 0.0)):
+        raise negative_values(kernel)
+    zero = out == 0.0
+    out[...] = xp.where(zero, -xp.inf, xp.log(xp.where(zero, 1.0, out)))
+
+
+def negative_values(kernel: Any) -> DataError:
+    """The error for a kernel of which there is no logarithm."""
+    return DataError(
+        f"{kernel!r} can be negative, but a kernel k >= 0 was expected: take a Gaussian, Laplace, "
+        "Matern or rational quadratic one, or sums and products of these"
+    )

@@ -5,20 +5,11 @@ from dataclasses import fields
 from typing import Any
 
 from cme_dask.errors import DataError, remedy
-from cme_dask.kernels.base import KERNELS, Columns, Kernel, Product, Scaled, Sum, check_kernel
-from cme_dask.kernels.discrete import Categorical, Custom, Delta, Linear, Polynomial
-from cme_dask.kernels.stationary import Gaussian, Laplace, Matern, RationalQuadratic
-from cme_dask.kernels.transforms import Coordinates, Warped
+from cme_dask.kernels.base import KERNELS, Kernel, check_kernel
+from cme_dask.kernels.discrete import Custom
+from cme_dask.kernels.transforms import Coordinates
 
 MAX_DEPTH = 100  # of nested kernels in a file: a hostile one must not exhaust the stack
-
-KERNELS.update(
-    (cls.__name__, cls)
-    for cls in (
-        *(Gaussian, Laplace, Matern, RationalQuadratic, Delta, Categorical),
-        *(Linear, Polynomial, Custom, Sum, Product, Scaled, Columns, Warped),
-    )
-)
 
 
 def from_dict(d: Mapping[str, Any], custom: Mapping[str, Kernel] | None = None) -> Kernel:

@@ -2,27 +2,24 @@
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
+from typing import Any, ClassVar
 
-from array_api_compat import device
+import numpy as np
+from array_api_compat import array_namespace, device
 
 from cme_dask.errors import DataError
-from cme_dask.kernels.base import Array, Sectioned, Unit, check_number, is_a
+from cme_dask.kernels.base import Array, Evaluated, Unit, check_number, is_a
 from cme_dask.kernels.evaluator import (
+    BlockEvaluator,
     Scratch,
-    Sections,
-    Write,
-    clip_above,
-    into,
     put_columns,
+    take_logarithms,
     to_numpy,
 )
 
 LengthScale = float | tuple[float, ...]
-Term = Callable[[Any, Array], None]
 
 _CACHED = 7 << 14  # numbers that stay in the cache of a core from one function to the next
 _FAR = 2048.0  # |u|^2 from which rounding, 1.4 eps |u|^2, is more than 7e-13 of a kernel of 1
@@ -35,154 +32,145 @@ def _length_scale(value: Any) -> LengthScale:
     return check_number("length_scale", value)
 
 
-class _Scaler:
-    """The map of rows x to u = (x - c) / l, with c the column medians of Z.
+def _scaled_differences(X: Array, Z: Array, length_scale: LengthScale) -> list[Array]:
+    """(x_j - z_j) / l_j for each column j, shapes (n, m)."""
+    d = X.shape[1]
+    scales = length_scale if isinstance(length_scale, tuple) else (length_scale,) * d
+    return [(X[:, j : j + 1] - Z[:, j : j + 1].T) / scales[j] for j in range(d)]
+
+
+class DistanceEvaluator(BlockEvaluator):
+    """Functions of the scaled rows u = (x - c) / l, with c the column medians of Z.
 
     Distances don't change with c, but their rounding does: an offset that is large against the
     spread would cancel only after it had been squared. A median stays where most rows are, however
     far away single ones lie. Equal rows give bitwise equal u.
+
+    Smooth functions of f |v - u|^2 take it from one matrix product of augmented rows, [v, 1,
+    f |v|^2] [-2 f u, f |u|^2, 1]^T. Rounding leaves about eps |u|^2, of either sign, where it is
+    zero: the kernel clips. Rows whose |u|^2 is too large for that take differences of the rows as
+    they came, which are exact where x is near z. The kernel meets a few functions at a time, while
+    they are in the cache of a core. Others take sums of terms, a column at a time.
     """
 
-    def __init__(self, xp: Any, Z: Array, length_scale: LengthScale) -> None:
-        each = isinstance(length_scale, tuple)
-        self._xp, self._Z = xp, Z
-        self._scales: Any = length_scale if each else (length_scale,) * Z.shape[1]
-        self._scale: Any = length_scale
-        if each:
-            self._scale = xp.asarray(length_scale, dtype=Z.dtype, device=device(Z))
-        m = Z.shape[0]
-        self._centre = xp.sort(Z, axis=0)[m // 2, :] if m else 0.0
+    def __init__(self, kernel: "Stationary", Z: Array, *, log: bool) -> None:
+        super().__init__(kernel, Z, log=log)
+        xp, scale, (m, d) = self.xp, kernel.length_scale, Z.shape
+        self._scales: Any = scale if isinstance(scale, tuple) else (scale,) * d
+        self._scale: Any = scale
+        if isinstance(scale, tuple):
+            self._scale = xp.asarray(scale, dtype=Z.dtype, device=device(Z))
+        self._centre: Any = xp.sort(Z, axis=0)[m // 2, :] if m else 0.0
+        self._factor, self._smooth, self._augmented = kernel.factor, kernel.smooth, Scratch()
+        self._v = (Z - self._centre) / self._scale
+        if self._smooth:
+            squares = self._factor * xp.sum(self._v * self._v, axis=1, keepdims=True)
+            self._v = xp.concat([self._v, xp.ones_like(squares), squares], axis=1)
 
-    def __call__(self, rows: Array) -> Array:
-        """Scaled rows u, shape (n, d)."""
-        return (rows - self._centre) / self._scale
+    def _load(self, X: Array) -> None:
+        xp, (n, d) = self.xp, X.shape
+        u = ((X - self._centre) / self._scale).T
+        self._X, self._u, self._far = X, u, []
+        if self._smooth:
+            self._u = self._augmented.shaped(xp, (d + 2, n), u)
+            self._u[:d, :] = u
+            u = self._u[:d, :]
+        squares = xp.sum(u * u, axis=0)
+        if n and float(xp.max(squares)) > _FAR:
+            (positions,) = xp.nonzero(squares > _FAR)
+            self._far = to_numpy(positions).tolist()
+        if self._smooth:
+            self._u[d, :] = self._factor * squares
+            self._u[d + 1, :] = 1.0
+            self.ops.multiply(u, -2.0 * self._factor, out=u)
 
-    def far(self, squares: Array) -> list[int]:
-        """Positions of the rows whose |u|^2 is so large that its rounding shows in the kernel."""
-        if not squares.shape[0] or float(self._xp.max(squares)) <= _FAR:
-            return []
-        (positions,) = self._xp.nonzero(squares > _FAR)
-        return to_numpy(positions).tolist()  # type: ignore[no-any-return]
+    def _fill(self, here: slice, out: Array) -> None:
+        ops, u, v, (m, n) = self.ops, self._u[:, here], self._v, out.shape
+        far, places = self._far, []
+        if far:
+            far = far[bisect_left(far, here.start) : bisect_left(far, here.stop)]
+            places = [i - here.start for i in far]
+        if self._smooth:
+            step = math.ceil(m / max(math.ceil(m * n / _CACHED), 1)) or 1
+            for start in range(0, m, step):
+                few = slice(start, start + step)
+                part = out[few, :]
+                ops.matmul(v[few, :], u, out=part)
+                if places:
+                    put_columns(part, places, self._factor * self._sums(far, few))
+                self.kernel.finish(ops, part, self.scratch, self.log)
+            return
+        ops.subtract(v[:, :1], u[:1, :], out=out)
+        self.kernel.term(ops, out)
+        for j in range(1, v.shape[1]):
+            part = self.scratch.like(self.xp, out)
+            ops.subtract(v[:, j : j + 1], u[j : j + 1, :], out=part)
+            self.kernel.term(ops, part)
+            ops.add(out, part, out=out)
+        if places:
+            put_columns(out, places, self._sums(far, slice(None)))
+        self.kernel.finish(ops, out, self.scratch, self.log)
 
-    def sums(self, X: Array, which: list[int], term: Term, points: slice = slice(None)) -> Array:
-        """Sums over columns of term((z - x) / l) for some points and rows, shape (m, len(which)).
-
-        By differences of the rows as they came, which are exact where x is near z.
-        """
-        xp, Z = self._xp, self._Z[points, :]
-        near = xp.take(X, xp.asarray(which, device=device(X)), axis=0).T
+    def _sums(self, far: list[int], points: slice) -> Array:
+        """Sums over columns of the terms of (z - x) / l for some points and these rows."""
+        xp, Z = self.xp, self.points[points, :]
+        rows = xp.take(self._X, xp.asarray(far, device=device(self._X)), axis=0).T
         total = None
         for j, scale in enumerate(self._scales):
-            part = (Z[:, j : j + 1] - near[j : j + 1, :]) / scale
-            term(xp, part)
+            part = (Z[:, j : j + 1] - rows[j : j + 1, :]) / scale
+            self.kernel.term(self.ops, part)
             total = part if total is None else total + part
         return total
 
 
-def _within(which: list[int], here: slice) -> tuple[int, int]:
-    """The range of the sorted positions that lie in a slice of the rows."""
-    return bisect_left(which, here.start), bisect_left(which, here.stop)
-
-
-def _of_squared_distances(
-    xp: Any, Z: Array, length_scale: LengthScale, factor: float, function: Term
-) -> Sections:
-    """Return the sections of a function of factor |v - u|^2, which works in place.
-
-    The distances come from one matrix product of augmented rows, [v, 1, f |v|^2] [-2 f u,
-    f |u|^2, 1]^T. Rounding leaves about eps |u|^2, of either sign, where they are zero: the
-    function clips. Rows whose |u|^2 is too large for that take differences instead. The function
-    meets a few sections at a time, while they are in the cache of a core.
-    """
-    scaled, d, scratch = _Scaler(xp, Z, length_scale), Z.shape[1], Scratch()
-    v = scaled(Z)
-    vv = factor * xp.sum(v * v, axis=1, keepdims=True)
-    points = xp.concat([v, xp.ones_like(vv), vv], axis=1)
-
-    def prepare(X: Array) -> Write:
-        whole = scaled(X).T
-        rows = scratch.shaped(xp, (d + 2, X.shape[0]), whole)
-        u = rows[:d, :]
-        u[...] = whole
-        squares = xp.sum(u * u, axis=0)
-        far = scaled.far(squares)
-        rows[d, :] = factor * squares
-        rows[d + 1, :] = 1.0
-        into(xp, u, "multiply", u, -2.0 * factor)
-
-        def block(here: slice, out: Array) -> None:
-            (m, n), near = out.shape, rows[:, here]
-            step = math.ceil(m / max(math.ceil(m * n / _CACHED), 1)) or 1
-            first, last = _within(far, here)
-            places = [i - here.start for i in far[first:last]]
-            for start in range(0, m, step):
-                few = slice(start, start + step)
-                part = out[few, :]
-                into(xp, part, "matmul", points[few, :], near)
-                if places:
-                    put_columns(
-                        part, places, factor * scaled.sums(X, far[first:last], _square, few)
-                    )
-                function(xp, part)
-
-        return block
-
-    return Sections(prepare)
-
-
-def _differences(xp: Any, Z: Array, length_scale: LengthScale, term: Term) -> Sections:
-    """Return the sections of the sum over columns j of term(v_j - u_j), zero at equal rows."""
-    scaled = _Scaler(xp, Z, length_scale)
-    v, scratch = scaled(Z), Scratch()
-
-    def prepare(X: Array) -> Write:
-        u = scaled(X).T
-        far = scaled.far(xp.sum(u * u, axis=0))
-
-        def block(here: slice, out: Array) -> None:
-            into(xp, out, "subtract", v[:, :1], u[:1, here])
-            term(xp, out)
-            for j in range(1, u.shape[0]):
-                part = scratch.like(xp, out)
-                into(xp, part, "subtract", v[:, j : j + 1], u[j : j + 1, here])
-                term(xp, part)
-                into(xp, out, "add", out, part)
-            first, last = _within(far, here)
-            if first < last:
-                places = [i - here.start for i in far[first:last]]
-                put_columns(out, places, scaled.sums(X, far[first:last], term))
-
-        return block
-
-    return Sections(prepare)
-
-
-# Longer |u|^2 would do without a look, but leave copies of pivots more than rounding.
-def _clip(xp: Any, values: Array) -> None:
-    clip_above(xp, values, 0.0)
-
-
-def _decay(xp: Any, values: Array) -> None:
-    _clip(xp, values)
-    into(xp, values, "exp", values)
-
-
-def _square(xp: Any, values: Array) -> None:
-    into(xp, values, "multiply", values, values)
-
-
-def _absolute(xp: Any, values: Array) -> None:
-    into(xp, values, "abs", values)
-
-
 @dataclass(frozen=True)
-class Stationary(Unit, Sectioned):
-    """A kernel of the scaled differences (x - z) / l."""
+class Stationary(Unit, Evaluated, abstract=True):
+    """A kernel of the scaled differences (x - z) / l.
+
+    Subclasses define :meth:`of_squares`, or :meth:`formula` if they are no functions of r^2.
+
+    Parameters
+    ----------
+    length_scale
+        l > 0 in the units of the columns: one number for all, or one per column (ARD).
+    """
 
     length_scale: LengthScale
 
+    smooth: ClassVar[bool] = True
+    """Whether k is smooth in r^2 at 0: else a rounding error of r^2 there would show."""
+
+    @property
+    def factor(self) -> float:
+        """What r^2 is multiplied with before :meth:`finish`."""
+        return 1.0
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "length_scale", _length_scale(self.length_scale))
+
+    def of_squares(self, xp: Any, squares: Array) -> Array:
+        """Return k as a function of r^2 = |(x - z) / l|^2, an array of any shape."""
+        raise NotImplementedError(f"{type(self).__name__} defines neither of_squares nor formula")
+
+    def formula(self, xp: Any, X: Array, Z: Array) -> Array:
+        """Return k of the sum of squared differences."""
+        return self.of_squares(xp, sum(u * u for u in _scaled_differences(X, Z, self.length_scale)))
+
+    def evaluator(self, Z: Array, *, log: bool = False) -> BlockEvaluator:
+        """Return the functions by matrix products, or by differences where k is not smooth."""
+        return DistanceEvaluator(self, Z, log=log)
+
+    def term(self, ops: Any, values: Array) -> None:
+        """Square scaled differences in place: the terms that are added over the columns."""
+        ops.multiply(values, values, out=values)
+
+    def finish(self, ops: Any, out: Array, scratch: Scratch, log: bool) -> None:
+        """Turn ``factor`` r^2 into k or log k, in place; r^2 may be rounded to less than zero."""
+        xp = array_namespace(out)
+        ops.maximum(out, 0.0, out=out)
+        out[...] = self.of_squares(xp, out)
+        if log:
+            take_logarithms(self, xp, out)
 
     def check(self, n_columns: int) -> None:
         """Raise DataError if there is not one length scale for each column."""
@@ -215,11 +203,47 @@ class Gaussian(Stationary):
     # the allocator reuses it took 0.7, 0.8, 0.9 ms for d = 1, 3, 10 (differences: 0.8, 1.8, 4.9).
     # Its error relative to k, against extended precision, stayed below 1.4 eps (1 + max |u|^2), u
     # the centred scaled rows (differences: 1.9): the exponential amplifies no error near r = 0.
-    def _sections(self, xp: Any, Z: Array) -> Sections:
-        return _of_squared_distances(xp, Z, self.length_scale, -0.5, _decay)
+    @property
+    def factor(self) -> float:
+        """-1/2."""
+        return -0.5
 
-    def _log_sections(self, xp: Any, Z: Array) -> Sections:
-        return _of_squared_distances(xp, Z, self.length_scale, -0.5, _clip)
+    def of_squares(self, xp: Any, squares: Array) -> Array:
+        """Return exp(-r^2 / 2)."""
+        return xp.exp(-0.5 * squares)
+
+    def finish(self, ops: Any, out: Array, scratch: Scratch, log: bool) -> None:
+        """Exponentiate, in place."""
+        # Longer |u|^2 would do without a look, but leave copies of pivots more than rounding. On a
+        # CPU, to look costs a fifth of writing.
+        if type(out) is not np.ndarray or np.maximum.reduce(out, axis=None, initial=0.0) > 0.0:
+            ops.minimum(out, 0.0, out=out)
+        if not log:
+            ops.exp(out, out=out)
+
+    def gradient(self, X: Array, Z: Array) -> Array:
+        r"""Return the derivatives of the block with respect to the length scales.
+
+        .. math:: \partial k / \partial l_j = k \, (x_j - z_j)^2 / l_j^3
+
+        and their sum over the columns for one length scale.
+
+        Parameters
+        ----------
+        X, Z
+            Rows, shapes (n, d) and (m, d).
+
+        Returns
+        -------
+        gradient : (p, n, m)
+            In the order of :attr:`parameters`.
+        """
+        xp, scale = array_namespace(X, Z), self.length_scale
+        block = self(X, Z)
+        squares = [u * u for u in _scaled_differences(X, Z, scale)]
+        if isinstance(scale, tuple):
+            return xp.stack([block * s / one for s, one in zip(squares, scale, strict=True)])
+        return (block * sum(squares) / scale)[None, ...]
 
 
 @dataclass(frozen=True)
@@ -237,12 +261,21 @@ class Laplace(Stationary):
         l > 0 in the units of the columns: one number for all, or one per column (ARD).
     """
 
-    def _sections(self, xp: Any, Z: Array) -> Sections:
-        return self._log_sections(xp, Z).then(lambda out: into(xp, out, "exp", out))
+    smooth: ClassVar[bool] = False
 
-    def _log_sections(self, xp: Any, Z: Array) -> Sections:
-        distance = _differences(xp, Z, self.length_scale, _absolute)
-        return distance.then(lambda out: into(xp, out, "negative", out))
+    def formula(self, xp: Any, X: Array, Z: Array) -> Array:
+        """Return exp of minus the sum of absolute differences."""
+        return xp.exp(-sum(xp.abs(u) for u in _scaled_differences(X, Z, self.length_scale)))
+
+    def term(self, ops: Any, values: Array) -> None:
+        """Take absolute values, in place."""
+        ops.abs(values, out=values)
+
+    def finish(self, ops: Any, out: Array, scratch: Scratch, log: bool) -> None:
+        """Exponentiate, in place."""
+        ops.negative(out, out=out)
+        if not log:
+            ops.exp(out, out=out)
 
 
 @dataclass(frozen=True)
@@ -264,59 +297,50 @@ class Matern(Stationary):
 
     nu: float
 
+    # By differences: the root would turn an error of 1e-16 at r = 0 into one of 1e-8.
+    smooth: ClassVar[bool] = False
+    fixed: ClassVar[tuple[str, ...]] = ("nu",)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if not is_a(self.nu, Real) or self.nu not in (0.5, 1.5, 2.5):
             raise DataError(f"nu must be 0.5, 1.5 or 2.5, got {self.nu!r}")
         object.__setattr__(self, "nu", float(self.nu))
 
-    def _sections(self, xp: Any, Z: Array) -> Sections:
-        held = Scratch()
+    def of_squares(self, xp: Any, squares: Array) -> Array:
+        """Return the polynomial in s = sqrt(2 nu) r times exp(-s)."""
+        # The root has no derivative at 0, where k has one: it is taken elsewhere.
+        apart = squares > 0.0
+        s = xp.where(apart, xp.sqrt(2.0 * self.nu * xp.where(apart, squares, 1.0)), 0.0)
+        factor = {0.5: 1.0, 1.5: 1.0 + s, 2.5: 1.0 + s + s * s / 3.0}[self.nu]
+        return factor * xp.exp(-s)
 
-        def decay(out: Array) -> None:
-            factor = self._factor(xp, out, held)
-            into(xp, out, "negative", out)
-            into(xp, out, "exp", out)
-            if factor is not None:
-                into(xp, factor, "add", factor, 1.0)
-                into(xp, out, "multiply", out, factor)
+    def finish(self, ops: Any, out: Array, scratch: Scratch, log: bool) -> None:
+        """From r^2 to s and to k, in place."""
+        ops.multiply(out, 2.0 * self.nu, out=out)
+        ops.sqrt(out, out=out)
+        factor = self._factor(ops, out, scratch)
+        ops.negative(out, out=out)
+        if not log:
+            ops.exp(out, out=out)
+        if factor is not None and log:
+            ops.log1p(factor, out=factor)
+            ops.add(out, factor, out=out)
+        elif factor is not None:
+            ops.add(factor, 1.0, out=factor)
+            ops.multiply(out, factor, out=out)
 
-        return self._radius(xp, Z).then(decay)
-
-    def _log_sections(self, xp: Any, Z: Array) -> Sections:
-        held = Scratch()
-
-        def log_decay(out: Array) -> None:
-            factor = self._factor(xp, out, held)
-            into(xp, out, "negative", out)
-            if factor is not None:
-                into(xp, factor, "log1p", factor)
-                into(xp, out, "add", out, factor)
-
-        return self._radius(xp, Z).then(log_decay)
-
-    def _radius(self, xp: Any, Z: Array) -> Sections:
-        """S = sqrt(2 nu) r."""
-        # By differences: the root would turn an error of 1e-16 at r = 0 into one of 1e-8.
-        squared = _differences(xp, Z, self.length_scale, _square)
-
-        def root(out: Array) -> None:
-            into(xp, out, "multiply", out, 2.0 * self.nu)
-            into(xp, out, "sqrt", out)
-
-        return squared.then(root)
-
-    def _factor(self, xp: Any, s: Array, held: Scratch) -> Array | None:
+    def _factor(self, ops: Any, s: Array, scratch: Scratch) -> Array | None:
         """What exp(-s) is multiplied with, less 1: nothing, s, or s + s^2 / 3 = s (1 + s / 3)."""
         if self.nu < 1.0:
             return None
-        factor = held.like(xp, s)
+        factor = scratch.like(array_namespace(s), s)
         if self.nu < 2.0:
             factor[...] = s
         else:
-            into(xp, factor, "divide", s, 3.0)
-            into(xp, factor, "add", factor, 1.0)
-            into(xp, factor, "multiply", factor, s)
+            ops.divide(s, 3.0, out=factor)
+            ops.add(factor, 1.0, out=factor)
+            ops.multiply(factor, s, out=factor)
         return factor
 
 
@@ -342,18 +366,20 @@ class RationalQuadratic(Stationary):
         super().__post_init__()
         object.__setattr__(self, "alpha", check_number("alpha", self.alpha))
 
-    def _sections(self, xp: Any, Z: Array) -> Sections:
-        return _of_squared_distances(xp, Z, self.length_scale, 0.5 / self.alpha, self._power)
+    @property
+    def factor(self) -> float:
+        """1 / (2 alpha)."""
+        return 0.5 / self.alpha
 
-    def _log_sections(self, xp: Any, Z: Array) -> Sections:
-        return _of_squared_distances(xp, Z, self.length_scale, 0.5 / self.alpha, self._log_power)
+    def of_squares(self, xp: Any, squares: Array) -> Array:
+        """Return (1 + r^2 / (2 alpha))^-alpha."""
+        return xp.exp(-self.alpha * xp.log1p(squares * (0.5 / self.alpha)))
 
-    def _power(self, xp: Any, values: Array) -> None:
-        self._log_power(xp, values)
-        into(xp, values, "exp", values)
-
-    def _log_power(self, xp: Any, values: Array) -> None:
+    def finish(self, ops: Any, out: Array, scratch: Scratch, log: bool) -> None:
+        """Take the power, in place."""
         # log1p keeps the digits that 1 + r^2 / (2 alpha) loses when alpha is large.
-        into(xp, values, "maximum", values, 0.0)
-        into(xp, values, "log1p", values)
-        into(xp, values, "multiply", values, -self.alpha)
+        ops.maximum(out, 0.0, out=out)
+        ops.log1p(out, out=out)
+        ops.multiply(out, -self.alpha, out=out)
+        if not log:
+            ops.exp(out, out=out)

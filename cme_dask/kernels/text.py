@@ -4,14 +4,14 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from cme_dask.errors import DataError
-from cme_dask.kernels.base import Kernel, Product
+from cme_dask.kernels.base import KERNELS, Kernel, Product
 from cme_dask.kernels.discrete import Categorical
 from cme_dask.kernels.files import from_dict
-from cme_dask.kernels.stationary import Gaussian, Laplace, LengthScale, Matern
+from cme_dask.kernels.stationary import Gaussian, Laplace, LengthScale, Matern, Stationary
 
 FAMILIES: dict[str, Callable[[LengthScale], Kernel]] = {
     "gaussian": Gaussian,
@@ -22,6 +22,18 @@ FAMILIES: dict[str, Callable[[LengthScale], Kernel]] = {
     "categorical": Categorical,
 }
 """Kernels by the names that a text uses, as functions of their length scales."""
+
+
+def families() -> dict[str, Callable[[LengthScale], Kernel]]:
+    """Return these and, in lower case, kernels of a program's own that need a length scale only."""
+    own = {
+        name.lower(): kind
+        for name, kind in KERNELS.items()
+        if issubclass(kind, Stationary)
+        and all(f.name == "length_scale" or f.default is not MISSING for f in fields(kind))
+    }
+    return {**own, **FAMILIES}
+
 
 SYNTAX = (
     "median, NAME:NUMBER such as gaussian:0.3, NAME:NUMBER,NUMBER with a length scale for each "
@@ -140,8 +152,8 @@ def factors(text: str) -> list[Factor]:
 
 def _factor(part: str, text: str) -> Factor:
     family, colon, rest = (piece.strip() for piece in part.partition(":"))
-    if family not in FAMILIES or not colon:
-        known = f"names are {', '.join(FAMILIES)}"
+    if family not in families() or not colon:
+        known = f"names are {', '.join(families())}"
         raise DataError(f"{text!r} is no kernel: expected {SYNTAX}; {known}")
     pairs = [piece.rpartition("=") for piece in rest.split(",")]
     named = [bool(equals) for _, equals, _ in pairs]
@@ -203,6 +215,6 @@ def _check_cover(seen: Sequence[tuple[str, ...]], names: Sequence[str], text: st
 
 
 def _checked(factor: Factor, columns: int) -> Kernel:
-    kernel = FAMILIES[factor.family](factor.length_scale)
+    kernel = families()[factor.family](factor.length_scale)
     kernel.check(columns)
     return kernel

@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 from array_api_compat import array_namespace, device
 
 from cme_dask.errors import DataError
-from cme_dask.kernels.base import Array, Kernel, Sectioned, check_kernel, check_number, is_a
-from cme_dask.kernels.evaluator import Sections
+from cme_dask.kernels.base import Array, Evaluated, Kernel, check_kernel, check_number, is_a
+from cme_dask.kernels.evaluator import BlockEvaluator
 
 # Coordinates: maps of single columns, to a common scale or to pooled levels
 
@@ -315,7 +315,7 @@ def _plain(value: Any) -> Any:
 
 
 @dataclass(frozen=True, repr=False)
-class Warped(Sectioned):
+class Warped(Evaluated):
     """A kernel of mapped columns, base(t(x), t(z)).
 
     Length scales of the base are in units of the coordinates: standard deviations.
@@ -338,18 +338,19 @@ class Warped(Sectioned):
         if not isinstance(self.coordinates, Coordinates):
             raise DataError(f"coordinates must be Coordinates, got {self.coordinates!r}")
 
-    def _sections(self, xp: Any, Z: Array) -> Sections:
-        return self._mapped(xp, Z, self.base.sections)
-
-    def _log_sections(self, xp: Any, Z: Array) -> Sections:
-        return self._mapped(xp, Z, self.base.log_sections)
-
-    def _mapped(self, xp: Any, Z: Array, prepare: Callable[[Array], Sections]) -> Sections:
+    def formula(self, xp: Any, X: Array, Z: Array) -> Array:
+        """Return the block of the mapped rows."""
         map_rows = self.coordinates.prepare(xp, Z)
-        return prepare(map_rows(Z)).after(map_rows)
+        return self.base.formula(xp, map_rows(X), map_rows(Z))
 
-    def _diagonal(self, xp: Any, X: Array) -> Array:
-        return self.base.diagonal(self.coordinates(X))
+    def diagonal_formula(self, xp: Any, X: Array) -> Array:
+        """Return the diagonal of the mapped rows."""
+        return self.base.diagonal_formula(xp, self.coordinates.prepare(xp, X)(X))
+
+    def evaluator(self, Z: Array, *, log: bool = False) -> BlockEvaluator:
+        """Return the functions of the base, of mapped rows."""
+        map_rows = self.coordinates.prepare(array_namespace(Z), Z)
+        return self.base.evaluator(map_rows(Z), log=log).after(map_rows)
 
     @property
     def unmapped(self) -> tuple[Any, Kernel]:

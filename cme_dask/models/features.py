@@ -13,7 +13,7 @@ from cme_dask.data.store import brief
 from cme_dask.display import passes
 from cme_dask.errors import StoreError
 from cme_dask.kernels import Kernel
-from cme_dask.kernels.evaluator import Scratch, Sections, Write
+from cme_dask.kernels.evaluator import BlockEvaluator
 from cme_dask.models.files import basis_arrays, basis_description, read_basis
 from cme_dask.models.points import FloatArray, is_out_of_core, lazy_answers, query_points
 from cme_dask.numerics.basis import Elimination, LinearBasis, NewtonBasis, in_blocks
@@ -48,7 +48,7 @@ class FeatureModel:
     kind: str
     about: dict[str, Any]
 
-    def sections(self) -> Sections:
+    def evaluator(self) -> BlockEvaluator:
         """The features as functions that write into given memory; use one per thread."""
         # In the order in memory that a saved model has: the last bits depend on it.
         points, factor, transform = (
@@ -56,22 +56,8 @@ class FeatureModel:
             for array in (self.pivots, self.basis.newton.factor, self.basis.transform.T)
         )
         newton = NewtonBasis(self.kernel, points, factor)
-        functions = newton.sections(Elimination.whole(newton.rank), points)
-        if self.kind == "newton":
-            return functions
-        scratch = Scratch()
-
-        def spectral(rows: Array) -> Write:
-            write = functions.prepare(rows)
-
-            def block(here: slice, out: Array) -> None:
-                part = scratch.like(np, out)
-                write(here, part)
-                np.matmul(transform, part, out=out)
-
-            return block
-
-        return Sections(spectral)
+        functions = newton.evaluator(Elimination.whole(newton.rank), points)
+        return functions if self.kind == "newton" else functions.rotate(transform)
 
     @property
     def rank(self) -> int:
@@ -115,7 +101,7 @@ class FeatureModel:
         """
         if is_out_of_core(X):
             return cast(FloatArray, lazy_answers().lazy_method(self, "transform", X, self))
-        return cast(FloatArray, in_blocks(self.sections(), self.points(X), self.rank))
+        return cast(FloatArray, in_blocks(self.evaluator(), self.points(X), self.rank))
 
     def points(self, X: Any) -> Array:
         """Rows as float64 of shape (n, d), see :func:`query_points`."""
@@ -130,7 +116,7 @@ class FeatureModel:
             On NaN or infinity, by column and row.
         """
         check_finite(rows, self.columns.names, first)
-        return in_blocks(self.sections(), rows, self.rank)
+        return in_blocks(self.evaluator(), rows, self.rank)
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write the model to a folder (Zarr, no pickles), whole or not at all."""

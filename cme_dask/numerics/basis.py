@@ -23,7 +23,7 @@ from array_api_compat import array_namespace, device
 from scipy.linalg import solve_triangular
 
 from cme_dask.display import brief_repr
-from cme_dask.kernels.evaluator import Scratch, Sections, lower_product, subtract_product
+from cme_dask.kernels.evaluator import BlockEvaluator, Step
 from cme_dask.numerics.cholesky import pivoted_cholesky
 
 # Kernel sections solved for, wholly or in part, with matrix products alone
@@ -74,38 +74,17 @@ class Elimination:
         sizes = [(b.start, b.stop - b.start) for b in self.blocks]
         return sum(size * (2 * start + size * self.solved) for start, size in sizes)
 
-    def prepare(self, factor: Array, like: Array) -> Callable[[Array], None]:
-        """The elimination as a function that works in place on kernel sections, shape (m, n).
+    def steps(self, factor: Array) -> list[Step]:
+        """The products of the elimination, for :meth:`BlockEvaluator.solve`.
 
         Parameters
         ----------
         factor
             R, lower-triangular, shape (m, m).
-        like
-            An array of the library and on the device of the sections.
         """
-        xp = array_namespace(like)
-        scratch = Scratch()
-        steps = [
-            (target, source, xp.asarray(matrix, device=device(like)))
-            for target, source, matrix in self._steps(factor)
-        ]
-
-        def run(sections: Array) -> None:
-            for target, source, matrix in steps:
-                out = sections[target, :]
-                if source is None:
-                    lower_product(xp, matrix, out, scratch)
-                else:
-                    subtract_product(xp, out, matrix, sections[source, :], scratch)
-
-        return run
-
-    def _steps(self, factor: Array) -> list[tuple[slice, slice | None, Array]]:
-        """Target, source, matrix: take matrix @ source from the target, or apply it to itself."""
         if self.solved:
             return list(_solving(factor, self.blocks))
-        steps: list[tuple[slice, slice | None, Array]] = []
+        steps: list[Step] = []
         for block in self.blocks[1:]:
             weights = np.array(factor[block, : block.start])
             for before in self.blocks:
@@ -124,7 +103,7 @@ class Elimination:
             rows[block] = solve_triangular(factor[block, block], rows[block], lower=True)
 
 
-def _solving(factor: Array, blocks: list[slice]) -> Iterator[tuple[slice, slice | None, Array]]:
+def _solving(factor: Array, blocks: list[slice]) -> Iterator[Step]:
     """Forward substitution by halves: then most of it is products of large matrices."""
     if len(blocks) == 1:
         (block,) = blocks
@@ -173,8 +152,8 @@ def without_copies() -> Iterator[None]:
 class BlockValues:
     """Values of m functions at one block of rows after the other, in the same memory."""
 
-    def __init__(self, sections: Sections, width: int) -> None:
-        self._sections = sections
+    def __init__(self, evaluator: BlockEvaluator, width: int) -> None:
+        self._evaluator = evaluator
         self._held = np.empty((width, BLOCK + LINE))
 
     @without_copies()
@@ -182,23 +161,23 @@ class BlockValues:
         """Values, shape (b, m), of at most ``BLOCK`` rows (b, d); good until the next call."""
         values = self._held[:, : len(rows)]
         # The last bits of a matrix product depend on the order of its factors in memory, too.
-        self._sections(np.ascontiguousarray(rows), values)
+        self._evaluator(np.ascontiguousarray(rows), values)
         return values.T
 
 
-def in_blocks(sections: Sections, rows: Array, width: int) -> Array:
+def in_blocks(evaluator: BlockEvaluator, rows: Array, width: int) -> Array:
     """Values, shape (n, m), of m functions at rows (n, d).
 
     Parameters
     ----------
-    sections
+    evaluator
         The functions.
     rows
         Rows, shape (n, d).
     width
         Number of functions m.
     """
-    values, block = np.empty((len(rows), width)), BlockValues(sections, width)
+    values, block = np.empty((len(rows), width)), BlockValues(evaluator, width)
     for start in range(0, len(rows), BLOCK):
         here = slice(start, start + BLOCK)
         values[here] = block(rows[here])
@@ -248,7 +227,7 @@ class Basis(Protocol):
     def in_coordinates(self) -> "Basis":
         """The same functions, of rows that are in these coordinates already."""
 
-    def sections(self, elimination: Elimination, like: Array) -> Sections:
+    def evaluator(self, elimination: Elimination, like: Array) -> BlockEvaluator:
         """The functions, eliminated so far, for many rows of x."""
 
     def support(self, x: Array) -> Array:
@@ -328,8 +307,8 @@ class NewtonBasis:
             return self
         return replace(self, kernel=base, points=coordinates(self.points))
 
-    def sections(self, elimination: Elimination, like: Array) -> Sections:
-        """The sections at the pivots, eliminated so far, for many rows.
+    def evaluator(self, elimination: Elimination, like: Array) -> BlockEvaluator:
+        """The kernel functions at the pivots, eliminated so far, for many rows.
 
         Parameters
         ----------
@@ -338,13 +317,13 @@ class NewtonBasis:
         like
             An array of the library and on the device of the rows.
         """
-        xp = array_namespace(like)
-        sections: Sections = self.kernel.sections(xp.asarray(self.points, device=device(like)))
-        return sections.then(elimination.prepare(self.factor, like))
+        points = array_namespace(like).asarray(self.points, device=device(like))
+        functions: BlockEvaluator = self.kernel.evaluator(points)
+        return functions.solve(elimination.steps(self.factor))
 
     def __call__(self, x: Array) -> Array:
         """N at the rows of x, shape (n, m)."""
-        return self.sections(Elimination.whole(self.rank), x).values(x, self.rank)
+        return self.evaluator(Elimination.whole(self.rank), x).values(x)
 
     def support(self, x: Array) -> Array:
         """Share |N(x)|^2 / k(x, x) of each section k(x, .) that the pivots span, shape (n,).
@@ -377,10 +356,10 @@ class NewtonBasis:
                 return [newton @ slope for slope in slopes]
 
             return products
-        sections = self.kernel.sections(self.points)
+        functions = self.kernel.evaluator(self.points)
 
         def combined(x: Array) -> list[Array]:
-            values = BlockValues(sections, self.rank)
+            values = BlockValues(functions, self.rank)
             found = [np.empty((len(x), coef.shape[1])) for coef in coefs]
             for start in range(0, len(x), BLOCK):
                 here = slice(start, start + BLOCK)

@@ -318,7 +318,7 @@ class RowsByTrace(PivotedRows):
             products = np.zeros((SKETCH, here.stop - here.start))
             for there in blocks:
                 values = np.empty((there.stop - there.start, here.stop - here.start))
-                self._pool.kernel.sections(points[there])(points[here], values)
+                self._pool.kernel.evaluator(points[there])(points[here], values)
                 products += self._signs[:, there] @ values
             return products
 

@@ -20,7 +20,7 @@ from cme_dask.kernels.evaluator import (
     Scratch,
     add_rank_update,
     cast_into,
-    into,
+    in_place,
     mirror_upper,
     rank_update,
     take_into,
@@ -105,7 +105,7 @@ class Side:
             start += part.shape[1]
         if self.shift is not None:
             shift = xp.asarray(self.shift, device=device(rows))
-            into(xp, out, "subtract", out, shift[:, None])
+            in_place(out).subtract(out, shift[:, None], out=out)
 
     def same_functions(self, other: "Side") -> bool:
         """Whether columns, functions, events and shift are those of another side."""
@@ -371,10 +371,10 @@ class _BlockSums:
     def __init__(self, spec: MomentSpec, like: Array) -> None:
         self._spec = spec
         self._xp, self._device = array_namespace(like), device(like)
-        self._block = sub_block(spec.width)
+        self._block, self._ops = sub_block(spec.width), in_place(like)
         self._bases = [side.basis.in_coordinates() for side in spec.sides]
-        self._sections = [
-            basis.sections(side.eliminated, like)
+        self._evaluators = [
+            basis.evaluator(side.eliminated, like)
             for side, basis in zip(spec.sides, self._bases, strict=True)
         ]
         xp, rank = self._xp, sum(spec.ranks)
@@ -409,19 +409,20 @@ class _BlockSums:
         edges: list[int],
     ) -> None:
         """Add the products of rows that lie fold by fold, with these edges."""
-        xp, spec, rank = self._xp, self._spec, sum(self._spec.ranks)
+        spec, rank = self._spec, sum(self._spec.ranks)
         # Not kept: a bound method in its own object is a cycle, which holds the memory for long.
         update = self._single_update if spec.single else self._rank_update
-        writes = [one.prepare(part) for one, part in zip(self._sections, parts, strict=True)]
+        for one, part in zip(self._evaluators, parts, strict=True):
+            one.load(part)
         for start in range(0, edges[-1], self._block):
             stop = min(start + self._block, edges[-1])
             here, rows, low = slice(start, stop), self._rows[:, : stop - start], 0
-            for write, m in zip(writes, spec.ranks, strict=True):
-                write(here, rows[low : low + m, :])
+            for one, m in zip(self._evaluators, spec.ranks, strict=True):
+                one.write(here, rows[low : low + m, :])
                 low += m
             rows[rank:, :] = functions[:, here]
             if roots is not None:
-                into(xp, rows, "multiply", rows, roots[:, here])
+                self._ops.multiply(rows, roots[:, here], out=rows)
             for number, fold in _folds_within(edges, start, stop):
                 update(gram[number], rows[:, fold])
 
@@ -445,7 +446,7 @@ class _BlockSums:
         rows32 = self._rows32[:, : rows.shape[1]]
         cast_into(self._xp, rows32, rows[:rank, :])
         rank_update(self._xp, self._product32, rows32)
-        into(self._xp, self._rest, "matmul", rows[rank:, :], rows.T)
+        self._ops.matmul(rows[rank:, :], rows.T, out=self._rest)
         rest = to_numpy(self._rest)
         gram[:rank, :rank] += to_numpy(self._product32)
         gram[rank:, :] += rest

@@ -8,7 +8,7 @@ import numpy as np
 from array_api_compat import array_namespace, device
 
 from cme_dask.display import brief_repr
-from cme_dask.kernels.evaluator import Sections, into
+from cme_dask.kernels.evaluator import BlockEvaluator
 from cme_dask.numerics.basis import Elimination
 from cme_dask.numerics.cholesky import pivoted_cholesky
 
@@ -52,7 +52,7 @@ class PartitionBasis:
     __repr__ = brief_repr
 
     def __post_init__(self) -> None:
-        self.kernel.log_sections(self.points)
+        self.kernel.evaluator(self.points, log=True)
 
     @property
     def rank(self) -> int:
@@ -81,7 +81,7 @@ class PartitionBasis:
             return self
         return replace(self, kernel=base, points=coordinates(self.points))
 
-    def sections(self, elimination: Elimination, like: Array) -> Sections:
+    def evaluator(self, elimination: Elimination, like: Array) -> BlockEvaluator:
         """The functions b for many rows.
 
         Parameters
@@ -93,22 +93,23 @@ class PartitionBasis:
         """
         xp = array_namespace(like)
         points = xp.asarray(self.points, device=device(like))
-        logarithms: Sections = self.kernel.log_sections(points)
+        logarithms: BlockEvaluator = self.kernel.evaluator(points, log=True)
+        ops = logarithms.ops
 
         def normalise(out: Array) -> None:
             top = xp.max(out, axis=0, keepdims=True)
             seen = xp.isfinite(top)
-            into(xp, out, "subtract", out, xp.where(seen, top, 0.0))
-            into(xp, out, "exp", out)
+            ops.subtract(out, xp.where(seen, top, 0.0), out=out)
+            ops.exp(out, out=out)
             if not bool(xp.all(seen)):
                 out[...] = xp.where(seen, out, 1.0)
-            into(xp, out, "divide", out, xp.sum(out, axis=0, keepdims=True))
+            ops.divide(out, xp.sum(out, axis=0, keepdims=True), out=out)
 
         return logarithms.then(normalise)
 
     def __call__(self, x: Array) -> Array:
         """B at the rows of x, shape (n, m): non-negative, with sum 1 to rounding."""
-        return self.sections(Elimination.whole(self.rank), x).values(x, self.rank)
+        return self.evaluator(Elimination.whole(self.rank), x).values(x)
 
     def combined(self, *slopes: Array) -> Callable[[Array], list[Array]]:
         """Functions x -> b(x)^T slope, shapes (n, q), of each of some slopes (m, q)."""

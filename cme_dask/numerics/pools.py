@@ -259,7 +259,7 @@ class Pool:
         def update(start: int) -> Array:
             here = slice(start, min(start + _ROWS, len(self.rows)))
             columns = np.empty((len(pivots), here.stop - here.start))
-            self.kernel.sections(pivots)(self.points[here], columns)
+            self.kernel.evaluator(pivots)(self.points[here], columns)
             for block, weights in _beside(old, before.T):
                 blas.subtract_product(columns, np.ascontiguousarray(weights.T), block[:, here])
             blas.lower_product(inverse, columns)

@@ -196,7 +196,7 @@ class Residuals:
         Rows of weight zero are no rows: their residual is zero.
         """
         if self._write is None and self._basis.rank:
-            self._write = self._basis.sections(Elimination.whole(self._basis.rank), x)
+            self._write = self._basis.evaluator(Elimination.whole(self._basis.rank), x)
         weights = np.ones(len(x)) if weights is None else weights
         diagonal = np.asarray(self._basis.kernel.diagonal(x), dtype=np.float64)
         residual, squares = diagonal.copy(), np.zeros(self._basis.rank)

@@ -8,7 +8,7 @@ import numpy as np
 from array_api_compat import array_namespace, device
 
 from cme_dask.errors import DataError
-from cme_dask.kernels.evaluator import add_flags, into, take_into
+from cme_dask.kernels.evaluator import add_flags, in_place, take_into
 
 # Binary trees of axis-aligned splits, walked by all rows at once
 
@@ -119,7 +119,7 @@ class Tree:
             [None if a is None else xp.asarray(a, device=place) for a in level] for level in levels
         ]
         ends = xp.asarray(leaf, device=place)
-        n, d = rows.shape
+        (n, d), ops = rows.shape, in_place(rows)
         found = xp.empty(n, dtype=xp.int64, device=place)
         # Memory of all blocks: that of fresh arrays comes and goes, for which threads wait.
         kinds = xp.int64, xp.int64, rows.dtype, xp.float64, xp.bool
@@ -133,12 +133,12 @@ class Tree:
             node[...] = 0
             for feature, threshold, left in there:
                 take_into(xp, at, feature, node)
-                into(xp, at, "add", at, first)
+                ops.add(at, first, out=at)
                 take_into(xp, value, values, at)
                 take_into(xp, border, threshold, node)
-                into(xp, right, "greater", value, border)
+                ops.greater(value, border, out=right)
                 if left is None:
-                    into(xp, node, "add", node, node)
+                    ops.add(node, node, out=node)
                 else:
                     take_into(xp, at, left, node)
                     node, at = at, node

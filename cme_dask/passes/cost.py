@@ -24,7 +24,7 @@ from dask.system import CPU_COUNT
 
 from cme_dask.data.sample import Sample
 from cme_dask.data.sources import RowSource
-from cme_dask.kernels.evaluator import Sections
+from cme_dask.kernels.evaluator import BlockEvaluator
 from cme_dask.numerics.basis import LINE, without_copies
 from cme_dask.numerics.cells import CellSpec, StripCells, hashes_of
 from cme_dask.numerics.folds import fold_of_rows
@@ -452,25 +452,26 @@ def _block_seconds(probe: _Probe) -> tuple[float, float]:
 
 
 def _sections(spec: MomentSpec, parts: tuple[Array, ...], outs: list[Array]) -> Callable[[], None]:
-    sections = [side.basis.kernel.sections(side.basis.points) for side in spec.sides]
-    return _write(sections, parts, outs)
+    functions = [side.basis.kernel.evaluator(side.basis.points) for side in spec.sides]
+    return _write(functions, parts, outs)
 
 
 def _written(spec: MomentSpec, parts: tuple[Array, ...], outs: list[Array]) -> Callable[[], None]:
-    sections = [side.basis.sections(side.eliminated, parts[0]) for side in spec.sides]
-    return _write(sections, parts, outs)
+    functions = [side.basis.evaluator(side.eliminated, parts[0]) for side in spec.sides]
+    return _write(functions, parts, outs)
 
 
 def _write(
-    sections: list[Sections], parts: tuple[Array, ...], outs: list[Array]
+    functions: list[BlockEvaluator], parts: tuple[Array, ...], outs: list[Array]
 ) -> Callable[[], None]:
     """Write one sub-block of rows, which are prepared now, as in the pass for several."""
-    writes = [one.prepare(part) for one, part in zip(sections, parts, strict=True)]
+    for one, part in zip(functions, parts, strict=True):
+        one.load(part)
 
     @without_copies()
     def work() -> None:
-        for write, out in zip(writes, outs, strict=True):
-            write(slice(0, out.shape[1]), out)
+        for one, out in zip(functions, outs, strict=True):
+            one.write(slice(0, out.shape[1]), out)
 
     return work
 

@@ -46,7 +46,7 @@ class _Plan:
     def sums(self, strip: Strip) -> LogisticSums:
         """Of one strip, in blocks that stay in cache."""
         size, classes = sub_block(self.width), self.coefficients.shape[1]
-        write = self.kernel.sections(self.points)
+        write = self.kernel.evaluator(self.points)
 
         def block(here: slice) -> LogisticSums:
             x, codes = strip.parts[0][here], strip.parts[1][here, 0].astype(np.intp)

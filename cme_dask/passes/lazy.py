@@ -102,7 +102,7 @@ class GramColumns:
     def __call__(self, rows: Array, first: int) -> Array:
         """K(rows, points), shape (b, m); ``first`` is the number of the first row."""
         check_finite(rows, self.columns.names, first)
-        return in_blocks(self.kernel.sections(self.points), rows, len(self.points))
+        return in_blocks(self.kernel.evaluator(self.points), rows, len(self.points))
 
 
 def check_points(points: Any, columns: Columns) -> Array:

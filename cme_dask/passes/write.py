@@ -305,7 +305,7 @@ def _write_piece(
 ) -> tuple[Array, ...]:
     """Write a piece; return its rows of the row sample, an array per variable."""
     writers = plan.files.writers(piece.first)
-    features = BlockValues(plan.model.sections(), plan.model.rank)
+    features = BlockValues(plan.model.evaluator(), plan.model.rank)
     index = plan.index[slice(*np.searchsorted(plan.index, [piece.first, piece.last]))]
     # Made at once: small arrays kept between large passing ones would leave the heap in pieces.
     kept = plan.files.empty_rows(len(index), variables=reading.variables)
