@@ -8,16 +8,14 @@ import click
 from benchmarks import CASE_NAMES
 from cme_dask.cli import tables
 from cme_dask.cli.app import SentenceGroup
-from cme_dask.cli.options import (
+from cme_dask.cli.options import examples, json_option, overwrite_option
+from cme_dask.cli.progress import ProgressLines
+from cme_dask.cli.values import (
     count,
     counts,
-    examples,
-    json_option,
     numbers,
     output,
-    overwrite_option,
 )
-from cme_dask.cli.progress import ProgressLines
 
 
 @click.group(

@@ -5,7 +5,6 @@ import json
 import subprocess
 import sys
 import time
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
@@ -40,27 +39,6 @@ def fitted(store, scheduler=None):
     return estimator.fit(open_sample(store), scheduler=scheduler)
 
 
-class Page(HTMLParser):
-    """The words of a page, and what it refers to; fails on tags that are left open."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.words, self.refers, self.open = "", set(), []
-        self.feed(text)
-        assert self.open == []
-
-    def handle_starttag(self, tag, attrs):
-        self.refers |= {value for name, value in attrs if name in ("src", "href")}
-        if tag not in ("meta", "img"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.words += data + " "
-
-
 def test_a_report_of_threads(store, tmp_path):
     folder = tmp_path / "report"
     args = ("features", store, "--out", tmp_path / "f.model", "--report", folder)
@@ -79,10 +57,6 @@ def test_a_report_of_threads(store, tmp_path):
     assert max(mine) == result["memory"]["peaks"]["this process"] > 50e6
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     assert [e["event"] for e in events if "pass" in e["event"]] == ["pass started", "pass ended"]
-    page = Page((folder / "report.html").read_text())
-    assert page.refers == {"memory.png", "memory.csv", "events.jsonl"}
-    assert "strip-moments" in page.words
-    assert "20,000" in page.words
     assert (folder / "memory.png").stat().st_size > 5_000
     assert not list(tmp_path.glob(".*"))
 
@@ -98,9 +72,7 @@ def test_a_report_of_a_cluster(store, tmp_path, cluster):
     told = result["cluster"]["tasks"]["strip-moments"]
     assert told["tasks"] == result["passes"][0]["tasks"]
     assert told["compute"] > 0
-    page = Page((folder / "report.html").read_text())
-    assert all((folder / name).exists() for name in page.refers)
-    bokeh = "dask.html" in page.refers
+    bokeh = (folder / "dask.html").exists()
     assert bokeh != any("bokeh" in why for why in result["missing"])
 
 
@@ -146,9 +118,8 @@ def test_without_matplotlib_and_bokeh_the_rest_is_told(store, tmp_path, monkeypa
         fitted(store, cluster)
     result = json.loads((tmp_path / "report" / "report.json").read_text())
     assert ["matplotlib" in why or "bokeh" in why for why in result["missing"]] == [True, True]
-    page = Page((tmp_path / "report" / "report.html").read_text())
-    assert page.refers == {"memory.csv", "events.jsonl"}
-    assert all(why in page.words for why in result["missing"])
+    files = {path.name for path in (tmp_path / "report").iterdir()}
+    assert files == {"report.json", "memory.csv", "events.jsonl"}
 
 
 def test_logs_are_lines_of_json_with_times_in_utc(store, tmp_path):

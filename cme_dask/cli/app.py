@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import click
 
 from cme_dask import __version__
-from cme_dask.cli.options import examples
+from cme_dask.cli.options import SchemaCommand, examples
 from cme_dask.errors import CmeDaskError, RankWarning, ResourceError, ToleranceWarning, wording
 
 # A click group that says what went wrong in one sentence, with fixed exit codes
@@ -64,6 +64,8 @@ def _one_sentence() -> Iterator[None]:
 
 class SentenceGroup(click.Group):
     """A group whose sentences and exit codes are the same under ``dask cme``."""
+
+    command_class = SchemaCommand
 
     def make_context(
         self,

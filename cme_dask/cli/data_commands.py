@@ -1,27 +1,25 @@
 """Commands that make sample stores and tell what is in a file."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from cme_dask.cli.app import cli
 from cme_dask.cli.options import (
-    SEED,
-    calendar,
     chunk_option,
-    columns,
-    count,
     examples,
     json_option,
     log_option,
+    overwrite_option,
+    section_options,
+)
+from cme_dask.cli.values import (
+    SEED,
     option,
     output,
-    overwrite_option,
-    periodic,
     size,
-    unit,
 )
-from cme_dask.config import SCENARIOS
 
 
 @cli.command(
@@ -31,23 +29,13 @@ from cme_dask.config import SCENARIOS
     ),
 )
 @click.argument("out", type=output)
-@click.option("--rows", type=count, required=True, help="Rows, such as 10000000, 1e7 or 10M.")
-@click.option(
-    "--scenario",
-    type=click.Choice(list(SCENARIOS)),
-    default="medium",
-    show_default=True,
-    help="Correlations of y1, y2 and x.",
-)
-@click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the draws.")
+@section_options("SampleSection", "rows", "scenario", "seed")
 @chunk_option
 @overwrite_option
 @json_option
 def sample(
     out: Path,
-    rows: int,
-    scenario: str,
-    seed: int,
+    given: dict[str, Any],
     chunk_rows: int | None,
     overwrite: bool,
     as_json: bool,
@@ -58,12 +46,11 @@ def sample(
     from cme_dask.cli.progress import ProgressLines
     from cme_dask.data.generate import write_normal3
 
+    rows = given["rows"]
     with ProgressLines() as progress:
         write_normal3(
             out,
-            rows,
-            scenario=scenario,
-            seed=seed,
+            **given,
             chunk_rows=chunk_rows,
             overwrite=overwrite,
             progress=progress.counter("generate", rows),
@@ -83,48 +70,8 @@ def sample(
 )
 @click.argument("files", nargs=-1, required=True)
 @click.option("--out", required=True, type=output, metavar="PATH", help="Store to make (a folder).")
-@click.option("--x", type=columns, required=True, help="Columns of x, such as TEMP,DEWP.")
-@click.option("--y", type=columns, required=True, help="Columns of y.")
-@click.option("--weights", metavar="COLUMN", help="Column of row weights.  [default: all equal]")
-@click.option("--group", metavar="COLUMN", help="Column of groups that folds keep together.")
-@click.option(
-    "--time",
-    type=columns,
-    help="Column of times (ISO, UTC; or seconds), or the columns year,month,day,hour.",
-)
-@click.option("--categorical", type=columns, help="Columns that hold labels.")
-@click.option(
-    "--datetime",
-    "datetimes",
-    metavar="COLUMN=PART,...",
-    type=calendar,
-    multiple=True,
-    help="Column of times to expand into hour, weekday, season; repeatable.",
-)
-@click.option(
-    "--cyclic",
-    metavar="COLUMN=PERIOD",
-    type=periodic,
-    multiple=True,
-    help="Column of numbers that repeat, such as hour=24; repeatable.",
-)
-@click.option(
-    "--missing",
-    type=click.Choice(["drop", "error"]),
-    default="drop",
-    show_default=True,
-    help="What to do with rows that lack a value.",
-)
-@click.option(
-    "--null-value",
-    "null_values",
-    metavar="TEXT",
-    multiple=True,
-    help="Further text that stands for a missing value; repeatable.",
-)
-@click.option(
-    "--units", metavar="COLUMN=UNIT", type=unit, multiple=True, help="Unit of a column; repeatable."
-)
+@section_options("IngestSection", "x", "y", "weights", "group", "time", "categorical")
+@section_options("IngestSection", "datetime", "cyclic", "missing", "null_values", "units")
 @chunk_option
 @click.option(
     "--target-chunk", type=size, metavar="BYTES", help="Size of a chunk, such as 8MB, instead."
@@ -144,17 +91,7 @@ def sample(
 def ingest(
     files: tuple[str, ...],
     out: Path,
-    x: tuple[str, ...],
-    y: tuple[str, ...],
-    weights: str | None,
-    group: str | None,
-    time: tuple[str, ...] | None,
-    categorical: tuple[str, ...] | None,
-    datetimes: tuple[tuple[str, tuple[str, ...]], ...],
-    cyclic: tuple[tuple[str, float], ...],
-    missing: str,
-    null_values: tuple[str, ...],
-    units: tuple[tuple[str, str], ...],
+    given: dict[str, Any],
     chunk_rows: int | None,
     target_chunk: int | None,
     seed: int,
@@ -173,21 +110,14 @@ def ingest(
     from cme_dask.config import NULL_VALUES
     from cme_dask.data import ingest as ingestion
 
+    pairs = {key: dict(given.get(key, ())) for key in ("datetime", "cyclic", "units")}
+    null_values = (*NULL_VALUES, *given.get("null_values", ()))
+    options: dict[str, Any] = {**given, **pairs, "null_values": null_values}
     with ProgressLines() as progress:
         report = ingestion.ingest(
             files,
             out,
-            x=x,
-            y=y,
-            weights=weights,
-            group=group,
-            time=time or (),
-            categorical=categorical or (),
-            datetime=dict(datetimes),
-            cyclic=dict(cyclic),
-            missing=missing,
-            units=dict(units),
-            null_values=(*NULL_VALUES, *null_values),
+            **options,
             chunk_rows=chunk_rows,
             target_chunk=target_chunk,
             seed=seed,
@@ -196,7 +126,7 @@ def ingest(
             storage_options=dict(storage_options),
             progress=progress.ingest,
         )
-    result = describe_ingest(report, dict(units))
+    result = describe_ingest(report, pairs["units"])
     tables.show(result, tables.ingest_tables(result), as_json)
 
 
@@ -238,20 +168,13 @@ def info(path: str, as_json: bool) -> None:
     show_default=True,
     help="Size of a chunk of whole rows.",
 )
-@click.option("--x", type=columns, help="Columns of x.  [default: of the store or array x]")
-@click.option("--y", type=columns, help="Columns of y.  [default: of the store or array y]")
-@click.option("--weights", metavar="COLUMN", help="Column of row weights.  [default: the store's]")
-@click.option("--group", metavar="COLUMN", help="Column of groups.  [default: the store's]")
-@click.option("--time", type=columns, help="Column of times.  [default: the store's]")
-@click.option(
-    "--categorical", type=columns, help="Columns that hold labels.  [default: the store's]"
-)
-@click.option(
-    "--missing",
-    type=click.Choice(["error", "drop"]),
-    default="error",
-    show_default=True,
-    help="What to do with rows that lack a value.",
+@section_options(
+    "IngestSection",
+    *("x", "y", "weights", "group", "time", "categorical", "missing"),
+    x="of the store or array x",
+    y="of the store or array y",
+    missing="error",
+    **dict.fromkeys(("weights", "group", "time", "categorical"), "the store's"),
 )
 @click.option("--seed", type=SEED, help="Seed of the row sample.  [default: the store's, or 0]")
 @click.option("--resume", is_flag=True, help="Go on with an interrupted one.")
@@ -269,13 +192,7 @@ def rechunk(
     source: str,
     out: Path,
     target_chunk: int,
-    x: tuple[str, ...] | None,
-    y: tuple[str, ...] | None,
-    weights: str | None,
-    group: str | None,
-    time: tuple[str, ...] | None,
-    categorical: tuple[str, ...] | None,
-    missing: str,
+    given: dict[str, Any],
     seed: int | None,
     resume: bool,
     storage_options: tuple[tuple[str, object], ...],
@@ -295,13 +212,7 @@ def rechunk(
         report = rechunking.rechunk(
             source,
             out,
-            x=x,
-            y=y,
-            weights=weights,
-            group=group,
-            time=time or (),
-            categorical=categorical or (),
-            missing=missing,
+            **given,
             target_chunk=target_chunk,
             seed=seed,
             resume=resume,

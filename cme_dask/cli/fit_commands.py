@@ -10,26 +10,23 @@ from cme_dask.cli.app import cli
 from cme_dask.cli.options import (
     checkpoint_options,
     chunk_option,
-    columns,
     compute_options,
-    constraint,
-    count,
     examples,
-    fold_by_option,
     hold_out_option,
     json_option,
-    kernel_options,
+    overwrite_option,
+    section_options,
+)
+from cme_dask.cli.values import (
+    columns,
+    count,
+    kernel,
     numbers,
     output,
-    overwrite_option,
-    ridge,
 )
-from cme_dask.config import ACCURACY, COUPLING_REG, N_FOLDS, PIVOTS, SAMPLE_SIZE, TOL
+from cme_dask.config import TOL
 
 # Commands that fit and ask: joint laws and features
-
-
-_CHOICES = {"auto": "auto", "yes": True, "no": False}
 
 
 @cli.command(
@@ -48,106 +45,30 @@ _CHOICES = {"auto": "auto", "yes": True, "no": False}
 @click.option("--out", type=output, metavar="PATH", help="Model to make (a folder).  [required]")
 @click.option("--x", type=columns, help="Columns of x to use.  [default: all]")
 @click.option("--y", type=columns, help="Columns of y to use.  [default: all]")
+@section_options("FitSection", "events", "events_x")
 @click.option(
-    "--event",
-    "events",
-    multiple=True,
-    help='Event of y, such as "PM2.5 > 75" or "y1 <= y2 - 0.5"; repeatable.',
+    "--kernel",
+    type=kernel,
+    metavar="KERNEL",
+    help="Kernel of x and of y: learned, median (Gaussian by the median heuristic, many times "
+    "faster), or as --kernel-x.  [default: learned]",
 )
-@click.option("--event-x", "events_x", multiple=True, help="Event of x; repeatable.")
-@kernel_options
+@section_options("FitSection", "kernel_x", "kernel_y")
 @click.option(
     "--averaged",
     type=click.IntRange(1),
     help="Best of the learned kernels whose density ratios are averaged.  [default: 5]",
 )
-@click.option(
-    "--tol",
-    type=float,
-    help="Relative trace error, in (0, 1).  [default: 1e-5, or what the rank allows]",
-)
-@click.option("--max-rank", type=int, help="Most pivots per basis.  [default: 500 if learned]")
-@click.option(
-    "--reg",
-    type=ridge,
-    help=f"Ridge r, or rY,rX; no unit.  [default: learned; of couplings {COUPLING_REG:g}]",
-)
-@click.option(
-    "--reg-form",
-    type=click.Choice(["two-sided", "single"]),
-    default="two-sided",
-    show_default=True,
-    help="Form of the ridge.",
-)
-@click.option(
-    "--constraint",
-    type=constraint,
-    default="normalized",
-    show_default=True,
-    metavar="NAME[,OPTION=VALUE...]",
-    help="What is asked of densities: none, normalized, certified, pointwise or coupling; with "
-    "options of cme_dask.constraints such as certified,bounds=observed or coupling,landmarks=64.",
-)
-@click.option(
-    "--folds",
-    type=int,
-    default=N_FOLDS,
-    show_default=True,
-    help="Folds for standard errors; 1: none.",
-)
-@fold_by_option
+@section_options("FitSection", "tol", "max_rank", "reg", "reg_form", "constraint", "folds")
+@section_options("FitSection", "fold_by")
 @hold_out_option
-@click.option(
-    "--pivots",
-    type=click.Choice(PIVOTS),
-    default="sampled",
-    show_default=True,
-    help="sampled: from the row sample, in no pass of their own. greedy, random: over all rows, in "
-    "rounds of one pass each.",
-)
-@click.option(
-    "--span",
-    type=float,
-    default=1.0,
-    show_default=True,
-    help="Of greedy pivots, in (0, 1]: 1 takes the largest residuals exactly, 0.5 a quarter of the "
-    "rounds.",
-)
-@click.option(
-    "--residual",
-    type=click.Choice(["auto", "yes", "no"]),
-    default="auto",
-    show_default=True,
-    help="Laws of what a location of y leaves, moved along with it, in one more pass; auto: where "
-    "held-out scores say that it pays.",
-)
-@click.option(
-    "--calibration",
-    type=click.Choice(["auto", "yes", "no"]),
-    default="auto",
-    show_default=True,
-    help="Calibrate the laws by the levels of held-out rows under refits; auto: where kernels are "
-    "learned and the held-out log density rises.",
-)
+@section_options("FitSection", "pivots", "span", "residual", "calibration")
 @click.option(
     "--growing",
     is_flag=True,
     help="The best of learned kernels alone, and no residuals: a model that grow and merge take.",
 )
-@click.option(
-    "--accuracy",
-    type=float,
-    default=ACCURACY,
-    show_default=True,
-    help="Change of probabilities that faster arithmetic may cause; 0: none.",
-)
-@click.option(
-    "--sample-size",
-    type=count,
-    default=SAMPLE_SIZE,
-    show_default=True,
-    help="Rows from which pivots are chosen.",
-)
+@section_options("FitSection", "accuracy", "sample_size")
 @click.option(
     "--dry-run",
     is_flag=True,
@@ -163,25 +84,11 @@ def fit(
     out: Path | None,
     x: tuple[str, ...] | None,
     y: tuple[str, ...] | None,
-    events: tuple[str, ...],
-    events_x: tuple[str, ...],
-    kernels: dict[str, str | None],
+    given: dict[str, Any],
+    kernel: str | None,
     averaged: int | None,
-    tol: float | None,
-    max_rank: int | None,
-    reg: Any,
-    reg_form: str,
-    constraint: dict[str, Any],
-    folds: int,
-    fold_by: str | None,
     hold_out: float | None,
-    pivots: str,
-    span: float,
-    residual: str,
-    calibration: str,
     growing: bool,
-    accuracy: float,
-    sample_size: int,
     dry_run: bool,
     kept: Any,
     compute: Any,
@@ -198,32 +105,16 @@ def fit(
     from cme_dask.cli.schema import FitSection, checked
     from cme_dask.passes.sources import open_sample
 
-    options = {
-        "events": list(events),
-        "events_x": list(events_x),
-        **kernels,
-        "tol": tol,
-        "max_rank": max_rank,
-        "reg": reg,
-        "reg_form": reg_form,
-        "constraint": constraint,
-        "folds": folds,
-        "fold_by": fold_by or "rows",
-        "pivots": pivots,
-        "span": span,
-        "residual": _CHOICES[residual],
-        "calibration": _CHOICES[calibration],
-        "accuracy": accuracy,
-        "sample_size": sample_size,
-    }
+    options = {"kernel_x": kernel, "kernel_y": kernel, **given}
+    learned = any(options[key] in (None, "learned") for key in ("kernel_x", "kernel_y"))
     if averaged is not None:
-        if None not in kernels.values() and "learned" not in kernels.values():
+        if not learned:
             raise click.UsageError("--averaged is for learned kernels: leave it or a kernel out")
         options["tuning"] = {"averaged": averaged, "finalists": averaged + 1}
     if growing:
         if averaged not in (None, 1):
             raise click.UsageError("--growing takes one kernel alone: leave --averaged out")
-        if residual == "yes":
+        if options.get("residual") is True:
             raise click.UsageError("--growing takes no residuals: leave --residual out")
         options |= {"tuning": {"averaged": 1}, "residual": False}
     section = checked(FitSection, options, "")
@@ -312,13 +203,7 @@ def expect(
     show_default=True,
     help="Features: Newton basis, or uncorrelated and ordered by variance.",
 )
-@click.option(
-    "--sample-size",
-    type=count,
-    default=SAMPLE_SIZE,
-    show_default=True,
-    help="Rows from which pivots are chosen.",
-)
+@section_options("FitSection", "sample_size")
 @checkpoint_options
 @compute_options
 @overwrite_option
@@ -331,7 +216,7 @@ def features(
     tol: float,
     max_rank: int | None,
     basis: str,
-    sample_size: int,
+    given: dict[str, Any],
     kept: Any,
     compute: Any,
     overwrite: bool,
@@ -353,7 +238,7 @@ def features(
         tol=tol,
         max_rank=max_rank,
         basis=basis,
-        sample_size=sample_size,
+        **given,
     )
     result = fit_features(estimator, store, x, compute, out, overwrite, kept)
     tables.show(result, tables.feature_fit_tables(result), as_json)
@@ -429,39 +314,9 @@ def transform(
 )
 @click.option("--x", type=columns, help="Columns of x to use.  [default: all]")
 @click.option("--y", type=columns, help="Columns of y to use.  [default: all]")
-@click.option("--event", "events", multiple=True, help='Event of y, as in "cme-dask fit".')
-@click.option("--event-x", "events_x", multiple=True, help="Event of x; repeatable.")
-@click.option(
-    "--criterion",
-    type=click.Choice(["auto", "joint+crps", "joint", "crps", "validation", "log"]),
-    default="auto",
-    show_default=True,
-    help="What held-out rows judge by: the joint loss, the sliced CRPS, both, (41), the squared "
-    "error of the events, or the log score of the law.",
-)
-@click.option(
-    "--rows", type=count, default=4096, show_default=True, help="Rows that the search sees."
-)
-@click.option(
-    "--evaluations",
-    type=click.IntRange(0),
-    help="Pairs of kernels that are tried after the grid.  [default: 40, and 5 for each column]",
-)
-@click.option(
-    "--averaged",
-    type=click.IntRange(1),
-    default=5,
-    show_default=True,
-    help="Best kernels whose density ratios are averaged.",
-)
-@click.option(
-    "--tol",
-    type=float,
-    help="Relative trace error, in (0, 1).  [default: 1e-5, or what the rank allows]",
-)
-@click.option("--max-rank", type=int, help="Most pivots per basis.  [default: 500]")
-@click.option("--reg", type=ridge, help="Ridge r, or rY,rX; no unit.  [default: learned]")
-@fold_by_option
+@section_options("FitSection", "events", "events_x")
+@section_options("TuningSection", "criterion", "rows", "evaluations", "averaged")
+@section_options("FitSection", "tol", "max_rank", "reg", "fold_by", max_rank="500", reg="learned")
 @hold_out_option
 @compute_options
 @overwrite_option
@@ -471,16 +326,7 @@ def tune(
     out: Path,
     x: tuple[str, ...] | None,
     y: tuple[str, ...] | None,
-    events: tuple[str, ...],
-    events_x: tuple[str, ...],
-    criterion: str,
-    rows: int,
-    evaluations: int | None,
-    averaged: int,
-    tol: float | None,
-    max_rank: int | None,
-    reg: Any,
-    fold_by: str | None,
+    given: dict[str, Any],
     hold_out: float | None,
     compute: Any,
     overwrite: bool,
@@ -494,24 +340,13 @@ def tune(
     from cme_dask.cli import tables
     from cme_dask.cli.fitting import tune as run
     from cme_dask.cli.plots import tuning_facts, tuning_tables
-    from cme_dask.cli.schema import FitSection, checked
+    from cme_dask.cli.schema import FitSection, TuningSection, checked
     from cme_dask.passes.sources import open_sample
 
-    options = {
-        "events": list(events),
-        "events_x": list(events_x),
-        "tol": tol,
-        "max_rank": max_rank,
-        "reg": reg,
-        "fold_by": fold_by or "rows",
-        "tuning": {
-            "criterion": criterion,
-            "rows": rows,
-            "evaluations": evaluations,
-            "averaged": averaged,
-            "finalists": averaged + 1,
-        },
-    }
+    search = {key: given.pop(key) for key in list(given) if key in TuningSection.model_fields}
+    if "averaged" in search:
+        search["finalists"] = search["averaged"] + 1
+    options = {**given, "tuning": search}
     section = checked(FitSection, options, "")
 
     def open_rows() -> Any:

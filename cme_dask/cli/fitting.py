@@ -18,7 +18,6 @@ from cme_dask.data.store import check_output, disk_errors, writing
 from cme_dask.errors import DataError, ShardDone
 from cme_dask.estimators.cholesky import PivotedCholesky
 from cme_dask.estimators.joint import JointDistribution
-from cme_dask.learning.candidates import Tuning
 from cme_dask.models import plots as drawing
 from cme_dask.models.events import Event
 from cme_dask.numerics.resources import MemoryPlan
@@ -69,22 +68,15 @@ def estimator_of(columns: tuple[Columns, Columns], options: FitSection) -> Joint
         If a kernel doesn't fit its columns.
     """
     kernel_x, kernel_y = options.kernels(columns)
+    special = {"kernel_x", "kernel_y", "constraint", "tuning"}
+    same = (set(JointDistribution().get_params()) & set(FitSection.model_fields)) - special
     return JointDistribution(
         kernel_x=kernel_x,
         kernel_y=kernel_y,
-        tol=options.tol,
-        max_rank=options.max_rank,
-        reg=options.reg,
-        reg_form=options.reg_form,
         constraint=parse(options.constraint),
-        pivots=options.pivots,
-        span=options.span,
-        accuracy=options.accuracy,
-        sample_size=options.sample_size,
         n_folds=options.folds,
-        residual=options.residual,
-        calibration=options.calibration,
-        tuning=Tuning(**options.tuning) if options.tuning else None,
+        tuning=None if options.tuning is None else options.tuning.tuning(),
+        **{name: getattr(options, name) for name in same},
     )
 
 

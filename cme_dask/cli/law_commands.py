@@ -10,13 +10,12 @@ from cme_dask.cli.options import (
     chunk_option,
     compute_options,
     examples,
-    fold_by_option,
     hold_out_option,
     json_option,
-    numbers,
-    output,
     overwrite_option,
+    section_options,
 )
+from cme_dask.cli.values import numbers, output
 from cme_dask.config import ANSWERS, LEVELS
 
 # The command that asks conditional laws: at points, for a CSV file, or for a whole store
@@ -84,7 +83,6 @@ def predict(
     """
     from cme_dask.cli import query as job
     from cme_dask.cli import tables
-    from cme_dask.cli import tables as laws
     from cme_dask.data.store import check_output
 
     of_points = bool(given) or points is not None
@@ -99,16 +97,16 @@ def predict(
         result = job.predict_store(
             query, model, store, out, chunk_rows=chunk_rows, compute=compute, overwrite=overwrite
         )
-        tables.show(result, laws.store_answer_tables(result), as_json)
+        tables.show(result, tables.store_answer_tables(result), as_json)
         return
     if out is not None:
         check_output(out, overwrite)
     result = job.predict_points(query, model, given, points)
     if out is not None:
         result = job.write_points(result, out, overwrite)
-        tables.show(result, laws.file_answer_tables(result), as_json)
+        tables.show(result, tables.file_answer_tables(result), as_json)
         return
-    tables.show(result, laws.answer_tables(result), as_json)
+    tables.show(result, tables.answer_tables(result), as_json)
 
 
 # The command that tells how good a model is on rows it has not seen
@@ -124,7 +122,7 @@ def predict(
 @click.argument("model")
 @click.argument("store")
 @hold_out_option
-@fold_by_option
+@section_options("FitSection", "fold_by", fold_by="as the fit did")
 @click.option(
     "--of", "functions", multiple=True, help="Column or event; repeatable.  [default: all]"
 )
@@ -142,7 +140,7 @@ def score(
     model: str,
     store: str,
     hold_out: float | None,
-    fold_by: str | None,
+    given: dict[str, Any],
     functions: tuple[str, ...],
     crps: bool,
     coverage: bool,
@@ -155,7 +153,6 @@ def score(
     Standard errors come from blocks of rows that --fold-by keeps together.
     """
     from cme_dask.cli import tables
-    from cme_dask.cli import tables as scores
     from cme_dask.cli.scoring import score_model
 
     result = score_model(
@@ -163,9 +160,9 @@ def score(
         store,
         functions,
         hold_out=hold_out,
-        fold_by=fold_by,
+        fold_by=given.get("fold_by"),
         crps=crps,
         coverage=coverage,
         compute=compute,
     )
-    tables.show(result, scores.score_tables(result), as_json)
+    tables.show(result, tables.score_tables(result), as_json)

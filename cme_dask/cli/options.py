@@ -1,179 +1,84 @@
-"""Options that several commands share, and their values.
-
-Values of options: seeds, counts, column names, pairs, ridges, outputs.
-
-Click takes functions as types; what they raise is shown with the name of the option.
-"""
+"""Options that several commands share, and options made from the schema of jobs."""
 
 import functools
-import json
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from cme_dask.errors import DataError
+from cme_dask.cli.values import Flag, count, output, share
 
-# Values of options: seeds, counts, column names, pairs, ridges, outputs
-
-
-_MOST = 1 << 53
-
-SEED = click.IntRange(0, 2**63 - 1)
-"""A seed of generators and of the row sample."""
+# Options made from the schema of jobs
 
 
-def count(value: object) -> int:
-    """A count such as 10000000, 10_000_000, 1e7 or 10M."""
-    text = str(value).strip()
-    factor = {"k": 10**3, "M": 10**6, "G": 10**9}.get(text[-1:], 1)
-    try:
-        product = float(text[:-1] if factor > 1 else text) * factor
-        exact = int(product)
-    except (ValueError, OverflowError) as error:
-        raise click.BadParameter(
-            f"{text!r} is no count: expected for example 10000000, 1e7 or 10M"
-        ) from error
-    if exact > _MOST:
-        raise click.BadParameter(f"{text!r} is more than 2^53, the largest count there can be")
-    if exact != product or exact < 1:
-        raise click.BadParameter(f"{text!r} is no whole number of at least 1")
-    return exact
+@dataclass(frozen=True)
+class _Fields:
+    """Stands for the options of some fields of a section until they are needed."""
+
+    section: str
+    names: tuple[str, ...]
+    defaults: dict[str, str]
+
+    def options(self) -> Iterator[click.Option]:
+        from cme_dask.cli import schema
+
+        fields = getattr(schema, self.section).model_fields
+        for key in self.names:
+            (flag,) = (each for each in fields[key].metadata if isinstance(each, Flag))
+            yield flag.option(key, fields[key], self.defaults.get(key))
 
 
-def columns(value: str) -> tuple[str, ...]:
-    """Column names, separated by commas."""
-    names = tuple(name.strip() for name in value.split(","))
-    if not all(names):
-        raise click.BadParameter(f"{value!r} does not read COLUMN,COLUMN,...")
-    return names
+def section_options(section: str, *names: str, **defaults: str) -> Callable[[Any], Any]:
+    """Options for fields of a section of the schema of jobs, as the dict ``given`` of a command.
+
+    Parameters
+    ----------
+    section
+        Class in :mod:`cme_dask.cli.schema`, which is imported only when its options are needed.
+    names
+        Of the fields.
+    defaults
+        What the help says of the default of a field, where it differs from the field's own.
+
+    Returns
+    -------
+    decorator
+        Values that are not given on the command line are not in the dict.
+    """
+
+    def decorate(command: Any) -> Any:
+        @functools.wraps(command)
+        def gathering(*arguments: Any, given: dict[str, Any] | None = None, **options: Any) -> Any:
+            values = {name: options.pop(name) for name in names}
+            mine = {key: value for key, value in values.items() if value not in (None, ())}
+            return command(*arguments, given={**(given or {}), **mine}, **options)
+
+        parameters = vars(gathering).setdefault("__click_params__", [])
+        parameters.append(_Fields(section, names, defaults))
+        return gathering
+
+    return decorate
 
 
-def unit(value: str) -> tuple[str, str]:
-    """A column and its unit from COLUMN=UNIT."""
-    name, _, text = value.partition("=")
-    if not (name and text):
-        raise click.BadParameter(f"{value!r} does not read COLUMN=UNIT")
-    return name, text
+class SchemaCommand(click.Command):
+    """A command whose options may come from the schema, which is imported when they are needed."""
 
+    _declared: list[Any]
 
-def periodic(value: str) -> tuple[str, float]:
-    """A column and its period from COLUMN=PERIOD."""
-    name, _, text = value.rpartition("=")
-    try:
-        period = float(text)
-    except ValueError:
-        period = 0.0
-    if not name or not 0.0 < period < float("inf"):
-        raise click.BadParameter(f"{value!r} does not read COLUMN=PERIOD, such as hour=24")
-    return name, period
+    @property
+    def params(self) -> list[click.Parameter]:
+        """All parameters, those of the schema too."""
+        found: list[click.Parameter] = []
+        for each in self._declared:
+            found += each.options() if isinstance(each, _Fields) else [each]
+        self._declared = found
+        return found
 
-
-def calendar(value: str) -> tuple[str, tuple[str, ...]]:
-    """A column of times and what to make of it from COLUMN=PART,PART,..."""
-    name, _, text = value.rpartition("=")
-    if not (name and text):
-        raise click.BadParameter(f"{value!r} does not read COLUMN=PART,..., such as date=hour")
-    return name, columns(text)
-
-
-def size(value: object) -> int:
-    """A number of bytes such as 8MB, 512KiB or 1000000."""
-    text = str(value).strip()
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKMG]?)(i?)[bB]?", text)
-    if not match:
-        raise click.BadParameter(f"{text!r} is no size: expected for example 8MB or 512KiB")
-    power = ["", "K", "M", "G"].index(match[2].upper())
-    return int(float(match[1]) * (1024 if match[3] else 1000) ** power)
-
-
-def option(value: str) -> tuple[str, object]:
-    """A key and its value, JSON or text, from KEY=VALUE."""
-    key, _, text = value.partition("=")
-    if not (key and text):
-        raise click.BadParameter(f"{value!r} does not read KEY=VALUE")
-    try:
-        return key, json.loads(text)
-    except ValueError:
-        return key, text
-
-
-def ridge(value: str) -> list[float] | float:
-    """One number, or the pair rY,rX."""
-    try:
-        parts = [float(part) for part in value.split(",")]
-    except ValueError:
-        parts = []
-    if len(parts) not in (1, 2):
-        raise click.BadParameter(f"{value!r} is neither a number nor a pair rY,rX")
-    return parts if len(parts) == 2 else parts[0]
-
-
-def constraint(value: str) -> dict[str, object]:
-    """A constraint and its options from NAME or NAME,OPTION=VALUE,... in the JSON form."""
-    from cme_dask.constraints import parse  # which loads the solvers
-
-    name, *options = value.split(",")
-    found: dict[str, object] = {"name": name}
-    for option in options:
-        key, _, text = option.partition("=")
-        if not (key and text):
-            raise click.BadParameter(f"{value!r} does not read NAME,OPTION=VALUE,...")
-        found[key] = _plain(text)
-    try:
-        return parse(found).to_dict()
-    except DataError as error:
-        raise click.BadParameter(str(error)) from error
-
-
-def _plain(text: str) -> object:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
-
-
-def kernel(value: str) -> str:
-    """A kernel as text, checked as far as possible without the columns."""
-    from cme_dask.kernels.text import read_specification
-
-    try:
-        read_specification(value)
-    except DataError as error:
-        raise click.BadParameter(str(error)) from error
-    return value
-
-
-def numbers(value: str) -> tuple[float, ...]:
-    """One number, or several separated by commas."""
-    try:
-        return tuple(float(part) for part in value.split(","))
-    except ValueError as error:
-        raise click.BadParameter(f"{value!r} does not read NUMBER or NUMBER,NUMBER,...") from error
-
-
-def output(value: str | Path) -> Path:
-    """A local path; a URL would silently become one."""
-    if "://" in str(value):
-        raise click.BadParameter(f"outputs are local paths, got the URL {value}")
-    return Path(value)
-
-
-def counts(value: str) -> tuple[int, ...]:
-    """Counts, separated by commas."""
-    return tuple(count(part) for part in value.split(","))
-
-
-def share(value: str) -> tuple[int, int]:
-    """The number of a share, counted from 0, and how many there are, from I/K counted from 1."""
-    match = re.fullmatch(r"(\d+)/(\d+)", str(value).strip())
-    if not match or not 1 <= int(match[1]) <= int(match[2]):
-        raise click.BadParameter(f"{value!r} does not read I/K with I from 1 to K, such as 3/10")
-    return int(match[1]) - 1, int(match[2])
+    @params.setter
+    def params(self, declared: list[Any]) -> None:
+        self._declared = declared
 
 
 # Options that several commands share
@@ -201,58 +106,9 @@ chunk_option = click.option(
     help="Rows per chunk.  [default: a power of two, 8 MB at most, features 32 MB]",
 )
 
-fold_by_option = click.option(
-    "--fold-by",
-    metavar="rows|group|LENGTH",
-    help="What folds and hold-outs keep together: rows one by one, groups, or blocks of time such "
-    "as 7d, 12h or 30min.  [default: rows; of a score, as the fit did]",
-)
 hold_out_option = click.option(
     "--hold-out", type=float, metavar="SHARE", help="Share of the rows that is held out, in (0, 1)."
 )
-
-
-def kernel_options(command: Command) -> Callable[..., Any]:
-    """Kernels of x and of y, as the ``kernels`` of the command: fields of a job's fit."""
-
-    @functools.wraps(command)
-    def with_kernels(
-        *arguments: Any,
-        kernel_both: str | None,
-        kernel_x: str | None,
-        kernel_y: str | None,
-        **options: Any,
-    ) -> Any:
-        kernels = {"kernel_x": kernel_x or kernel_both, "kernel_y": kernel_y or kernel_both}
-        return command(*arguments, kernels=kernels, **options)
-
-    wrapped: Callable[..., Any] = with_kernels
-    for option in (
-        click.option(
-            "--kernel-y",
-            type=kernel,
-            metavar="KERNEL",
-            help="Kernel of y, as --kernel-x.",
-        ),
-        click.option(
-            "--kernel-x",
-            type=kernel,
-            metavar="KERNEL",
-            help="Kernel of x, with length scales in the units of the columns: gaussian:0.3, "
-            "matern32:TEMP=8,DEWP=10, products such as 'gaussian:TEMP=8 * categorical:wd=0.7', or "
-            "JSON. Names: gaussian, laplace, matern12, matern32, matern52, categorical.",
-        ),
-        click.option(
-            "--kernel",
-            "kernel_both",
-            type=kernel,
-            metavar="KERNEL",
-            help="Kernel of x and of y: learned, median (Gaussian by the median heuristic, many "
-            "times faster), or as --kernel-x.  [default: learned]",
-        ),
-    ):
-        wrapped = option(wrapped)
-    return wrapped
 
 
 def log_option(command: Command) -> Callable[..., Any]:

@@ -8,12 +8,11 @@ import click
 from cme_dask.cli.app import cli
 from cme_dask.cli.options import (
     compute_options,
-    count,
     examples,
     json_option,
-    output,
     overwrite_option,
 )
+from cme_dask.cli.values import count, output
 
 
 @cli.command(

@@ -2,7 +2,6 @@
 
 import contextlib
 import csv
-import html
 import json
 import shutil
 import sys
@@ -11,7 +10,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -185,7 +183,7 @@ class MemoryTimeline(_Sampling):
 
 Result = dict[str, Any]
 
-FILES = ("report.html", "report.json", "memory.csv", "memory.png", "events.jsonl", "dask.html")
+FILES = ("report.json", "memory.csv", "memory.png", "events.jsonl", "dask.html")
 SCHEMA_VERSION = 1
 
 _NO_BOKEH = "Dask's performance report needs bokeh, install cme-dask[report]"
@@ -321,8 +319,6 @@ def _write(folder: Path, result: Result, memory: MemoryTimeline, events: Remembe
     if result["cluster"] is not None and not (folder / "dask.html").exists():
         missing.append(_NO_BOKEH)
     result["missing"] = missing
-    page = _page(result, {path.name for path in folder.iterdir()})
-    (folder / "report.html").write_text(page, encoding="utf-8")
     (folder / "report.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
@@ -358,58 +354,3 @@ def memory_picture(memory: MemoryTimeline, passes: list[Result], path: Path) -> 
         ax.set_title(title + (f"; {left} smaller processes not shown" if left else ""))
         ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=9)
         figure.savefig(path, format="png")
-
-
-_STYLE = (
-    "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:60rem;padding:0 1rem;"
-    "color:#222}table{border-collapse:collapse;margin:.5rem 0 1.5rem}th,td{padding:.2rem .8rem;"
-    "border-bottom:1px solid #ddd;text-align:right}th:first-child,td:first-child{text-align:left}"
-    "img{max-width:100%}h2{font-size:1.1rem;margin-top:1.5rem}"
-)
-
-
-def _page(result: Result, files: set[str]) -> str:
-    cluster = result["cluster"]
-    peaks = [(name, f"{v / _MEGA:,.0f}") for name, v in result["memory"]["peaks"].items()]
-    parts = [
-        f"<p>Begun {html.escape(result['begun'])}, took {result['seconds']:.1f} s on "
-        f"{html.escape(str(result['scheduler'] or 'threads'))}.</p>",
-        "<h2>Passes over the rows</h2>",
-        _table(
-            ("pass", "rows", "tasks", "strips", "seconds", "rows/s"), map(_cells, result["passes"])
-        ),
-        "<h2>Memory</h2>",
-        '<img src="memory.png" alt="memory over time">' if "memory.png" in files else "",
-        _table((f"process ({result['memory']['measure']})", "most MB"), peaks),
-    ]
-    if cluster is not None:
-        rows = ((name, *_times(times)) for name, times in cluster["tasks"].items())
-        parts += [
-            "<h2>Cluster</h2>",
-            f"<p>{cluster['spilled']:,} bytes spilled to disk, {cluster['pauses']} pauses for want "
-            "of memory.</p>",
-            _table(("tasks", "number", "computing s", "waiting for data s", "other s"), rows),
-        ]
-    links = (name for name in ("dask.html", "memory.csv", "events.jsonl") if name in files)
-    parts += [f'<p>{" · ".join(f"""<a href="{name}">{name}</a>""" for name in links)}</p>']
-    parts += [f"<p>{html.escape(why)}</p>" for why in result["missing"]]
-    head = '<!doctype html><html lang="en"><meta charset="utf-8"><title>cme-dask run</title>'
-    return f"{head}<style>{_STYLE}</style><h1>A run of cme-dask</h1>{''.join(parts)}</html>\n"
-
-
-def _cells(one: Result) -> tuple[str, ...]:
-    numbers = (f"{one[key]:,}" for key in ("rows", "tasks", "strips"))
-    return one["pass"], *numbers, f"{one['seconds']:.3g}", f"{one['rows_per_second']:,.0f}"
-
-
-def _times(times: Mapping[str, Any]) -> tuple[str, ...]:
-    seconds = (f"{times[key]:.2f}" for key in ("compute", "transfer", "other"))
-    return f"{times['tasks']:,}", *seconds
-
-
-def _table(head: tuple[str, ...], rows: Any) -> str:
-    def line(tag: str, cells: tuple[str, ...]) -> str:
-        return "<tr>" + "".join(f"<{tag}>{html.escape(c)}</{tag}>" for c in cells) + "</tr>"
-
-    body = "".join(map(partial(line, "td"), rows))
-    return f"<table>{line('th', head)}{body}</table>"

@@ -138,17 +138,7 @@ def _ingest(
     report = ingest(
         [file if "://" in file else str(data / file) for file in section.files],
         path,
-        x=section.x,
-        y=section.y,
-        weights=section.weights,
-        group=section.group,
-        time=section.time,
-        categorical=section.categorical,
-        datetime=section.datetime,
-        cyclic=section.cyclic,
-        missing=section.missing,
-        units=section.units,
-        null_values=section.null_values,
+        **section.model_dump(exclude={"files"}),
         overwrite=overwrite,
         progress=progress.ingest,
     )

@@ -1,10 +1,11 @@
-"""Job files: what they may say, and one sentence on what they may not."""
+"""The schema of job files, from which the options of commands are made, and its errors."""
 
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
+import click
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -15,18 +16,36 @@ from pydantic import (
     model_validator,
 )
 
-from cme_dask.config import ACCURACY, N_FOLDS, NULL_VALUES, SAMPLE_SIZE, SCENARIOS
+from cme_dask.cli.values import (
+    SEED,
+    Flag,
+    Switch,
+    calendar,
+    columns,
+    count,
+    kernel,
+    periodic,
+    ridge,
+    unit,
+)
+from cme_dask.cli.values import constraint as constraint_text
+from cme_dask.config import (
+    ACCURACY,
+    COUPLING_REG,
+    N_FOLDS,
+    NULL_VALUES,
+    SAMPLE_SIZE,
+    SCENARIOS,
+)
 from cme_dask.constraints import parse
 from cme_dask.data.columns import Columns
 from cme_dask.errors import DataError
 from cme_dask.kernels import Kernel
 from cme_dask.kernels.text import SYNTAX, Specification, kernel_of, read_specification
+from cme_dask.learning.candidates import Tuning
 from cme_dask.numerics.folds import Folding
 
 Model = TypeVar("Model", bound=BaseModel)
-
-TUNING_OPTIONS = ("criterion", "rows", "max_rank", "evaluations", "finalists", "averaged")
-"""Options of :class:`cme_dask.Tuning`, of which a job may give some."""
 
 
 class _Section(BaseModel):
@@ -37,25 +56,55 @@ class IngestSection(_Section):
     """Tables and what to take from them; see :func:`cme_dask.data.ingest.ingest`."""
 
     files: list[str] = Field(min_length=1)
-    x: list[str] = Field(min_length=1)
-    y: list[str] = Field(min_length=1)
-    weights: str | None = None
-    group: str | None = None
-    time: list[str] = []
-    categorical: list[str] = []
-    datetime: dict[str, list[Literal["hour", "weekday", "season"]]] = {}
-    cyclic: dict[str, float] = {}
-    missing: Literal["drop", "error"] = "drop"
-    units: dict[str, str] = {}
-    null_values: list[str] = list(NULL_VALUES)
+    x: Annotated[list[str], Flag(type=columns)] = Field(
+        min_length=1, description="Columns of x, such as TEMP,DEWP."
+    )
+    y: Annotated[list[str], Flag(type=columns)] = Field(min_length=1, description="Columns of y.")
+    weights: Annotated[str | None, Flag(metavar="COLUMN", default="all equal")] = Field(
+        None, description="Column of row weights."
+    )
+    group: Annotated[str | None, Flag(metavar="COLUMN")] = Field(
+        None, description="Column of groups that folds keep together."
+    )
+    time: Annotated[list[str], Flag(type=columns)] = Field(
+        [],
+        description="Column of times (ISO, UTC; or seconds), or the columns year,month,day,hour.",
+    )
+    categorical: Annotated[list[str], Flag(type=columns)] = Field(
+        [], description="Columns that hold labels."
+    )
+    datetime: Annotated[
+        dict[str, list[Literal["hour", "weekday", "season"]]],
+        Flag(type=calendar, metavar="COLUMN=PART,...", repeatable=True),
+    ] = Field({}, description="Column of times to expand into hour, weekday, season; repeatable.")
+    cyclic: Annotated[
+        dict[str, float], Flag(type=periodic, metavar="COLUMN=PERIOD", repeatable=True)
+    ] = Field({}, description="Column of numbers that repeat, such as hour=24; repeatable.")
+    missing: Annotated[Literal["drop", "error"], Flag()] = Field(
+        "drop", description="What to do with rows that lack a value."
+    )
+    null_values: Annotated[
+        list[str], Flag("--null-value", metavar="TEXT", default="", repeatable=True)
+    ] = Field(
+        list(NULL_VALUES), description="Further text that stands for a missing value; repeatable."
+    )
+    units: Annotated[dict[str, str], Flag(type=unit, metavar="COLUMN=UNIT", repeatable=True)] = (
+        Field({}, description="Unit of a column; repeatable.")
+    )
 
 
 class SampleSection(_Section):
     """A generated three-dimensional normal sample; see ``cme_dask.data.generate.Normal3``."""
 
-    rows: int = Field(ge=2)
-    scenario: str = "medium"
-    seed: int = Field(default=0, ge=0, lt=1 << 63)
+    rows: Annotated[int, Flag(type=count)] = Field(
+        ge=2, description="Rows, such as 10000000, 1e7 or 10M."
+    )
+    scenario: Annotated[str, Flag(type=click.Choice(list(SCENARIOS)))] = Field(
+        "medium", description="Correlations of y1, y2 and x."
+    )
+    seed: Annotated[int, Flag(type=SEED)] = Field(
+        0, ge=0, lt=1 << 63, description="Seed of the draws."
+    )
 
     @field_validator("scenario")
     @classmethod
@@ -65,27 +114,111 @@ class SampleSection(_Section):
         return value
 
 
-class FitSection(_Section):
-    """Parameters of ``cme_dask.JointDistribution`` and the events whose laws are wanted."""
+class TuningSection(_Section):
+    """Options of :class:`cme_dask.Tuning`, of which a job may give some."""
 
-    events: list[str] = []
-    events_x: list[str] = []
-    tol: float | None = Field(default=None, gt=0.0, lt=1.0)
-    max_rank: int | None = Field(default=None, ge=1)
-    reg: float | tuple[float, float] | None = None
-    reg_form: Literal["two-sided", "single"] = "two-sided"
-    constraint: str | dict[str, Any] = "normalized"
-    folds: int = Field(default=N_FOLDS, ge=1)
-    fold_by: str = "rows"
-    pivots: Literal["sampled", "greedy", "random"] = "sampled"
-    span: float = Field(default=1.0, gt=0.0, le=1.0)
-    accuracy: float = Field(default=ACCURACY, ge=0.0)
-    sample_size: int = Field(default=SAMPLE_SIZE, ge=2)
-    kernel_x: str | dict[str, Any] | None = None
-    kernel_y: str | dict[str, Any] | None = None
-    residual: bool | Literal["auto"] = "auto"
-    calibration: bool | Literal["auto"] = "auto"
-    tuning: dict[str, Any] = {}
+    criterion: Annotated[
+        Literal["auto", "joint+crps", "joint", "crps", "validation", "log"], Flag()
+    ] = Field(
+        "auto",
+        description="What held-out rows judge by: the joint loss, the sliced CRPS, both, (41), the "
+        "squared error of the events, or the log score of the law.",
+    )
+    rows: Annotated[int, Flag(type=count)] = Field(4096, description="Rows that the search sees.")
+    max_rank: int | None = None
+    evaluations: Annotated[
+        int | None, Flag(type=click.IntRange(0), default="40, and 5 for each column")
+    ] = Field(None, description="Pairs of kernels that are tried after the grid.")
+    finalists: int | None = None
+    averaged: Annotated[int, Flag(type=click.IntRange(1))] = Field(
+        5, description="Best of the learned kernels whose density ratios are averaged."
+    )
+
+    def tuning(self) -> Tuning:
+        """As the estimators take it."""
+        return Tuning(**self.model_dump(exclude_unset=True))
+
+
+class FitSection(_Section):
+    """Parameters of ``cme_dask.JointDistribution``, and the events whose laws are asked for."""
+
+    events: Annotated[list[str], Flag("--event", repeatable=True)] = Field(
+        [], description='Event of y, such as "PM2.5 > 75" or "y1 <= y2 - 0.5"; repeatable.'
+    )
+    events_x: Annotated[list[str], Flag("--event-x", repeatable=True)] = Field(
+        [], description="Event of x; repeatable."
+    )
+    tol: Annotated[float | None, Flag(default="1e-5, or what the rank allows")] = Field(
+        None, gt=0.0, lt=1.0, description="Relative trace error, in (0, 1)."
+    )
+    max_rank: Annotated[int | None, Flag(default="500 if learned")] = Field(
+        None, ge=1, description="Most pivots per basis."
+    )
+    reg: Annotated[
+        float | tuple[float, float] | None,
+        Flag(type=ridge, default=f"learned; of couplings {COUPLING_REG:g}"),
+    ] = Field(None, description="Ridge r, or rY,rX; no unit.")
+    reg_form: Annotated[Literal["two-sided", "single"], Flag()] = Field(
+        "two-sided", description="Form of the ridge."
+    )
+    constraint: Annotated[
+        str | dict[str, Any], Flag(type=constraint_text, metavar="NAME[,OPTION=VALUE...]")
+    ] = Field(
+        "normalized",
+        description="What is asked of densities: none, normalized, certified, pointwise or "
+        "coupling; with options of cme_dask.constraints such as certified,bounds=observed or "
+        "coupling,landmarks=64.",
+    )
+    folds: Annotated[int, Flag()] = Field(
+        N_FOLDS, ge=1, description="Folds for standard errors; 1: none."
+    )
+    fold_by: Annotated[str, Flag(metavar="rows|group|LENGTH")] = Field(
+        "rows",
+        description="What folds and hold-outs keep together: rows one by one, groups, or blocks of "
+        "time such as 7d, 12h or 30min.",
+    )
+    pivots: Annotated[Literal["sampled", "greedy", "random"], Flag()] = Field(
+        "sampled",
+        description="sampled: from the row sample, in no pass of their own. greedy, random: over "
+        "all rows, in rounds of one pass each.",
+    )
+    span: Annotated[float, Flag()] = Field(
+        1.0,
+        gt=0.0,
+        le=1.0,
+        description="Of greedy pivots, in (0, 1]: 1 takes the largest residuals exactly, 0.5 a "
+        "quarter of the rounds.",
+    )
+    accuracy: Annotated[float, Flag()] = Field(
+        ACCURACY,
+        ge=0.0,
+        description="Change of probabilities that faster arithmetic may cause; 0: none.",
+    )
+    sample_size: Annotated[int, Flag(type=count)] = Field(
+        SAMPLE_SIZE, ge=2, description="Rows from which pivots are chosen."
+    )
+    kernel_x: Annotated[
+        str | dict[str, Any] | None, Flag(type=kernel, metavar="KERNEL", default="learned")
+    ] = Field(
+        None,
+        description="Kernel of x, with length scales in the units of the columns: gaussian:0.3, "
+        "matern32:TEMP=8,DEWP=10, products such as 'gaussian:TEMP=8 * categorical:wd=0.7', or "
+        "JSON. Names: gaussian, laplace, matern12, matern32, matern52, categorical.",
+    )
+    kernel_y: Annotated[
+        str | dict[str, Any] | None, Flag(type=kernel, metavar="KERNEL", default="learned")
+    ] = Field(None, description="Kernel of y, as --kernel-x.")
+    residual: Annotated[bool | Literal["auto"], Flag(type=Switch())] = Field(
+        "auto",
+        description="Laws of the residuals of a location of y, moved along with it, in one more "
+        "pass; auto: where held-out scores say that it pays.",
+    )
+    calibration: Annotated[bool | Literal["auto"], Flag(type=Switch())] = Field(
+        "auto",
+        description="Calibrate the laws by the levels of held-out rows under refits; auto: where "
+        "kernels are learned and the held-out log density rises.",
+    )
+    tuning: TuningSection | None = None
 
     @field_validator("fold_by")
     @classmethod
@@ -107,12 +240,13 @@ class FitSection(_Section):
             raise ValueError(f"expected {SYNTAX}")
         return read_specification(value)
 
-    @field_validator("tuning")
+    @field_validator("tuning", mode="before")
     @classmethod
-    def _searchable(cls, value: dict[str, Any]) -> dict[str, Any]:
-        unknown = set(value) - set(TUNING_OPTIONS)
+    def _searchable(cls, value: Any) -> Any:
+        known = TuningSection.model_fields
+        unknown = set(value) - set(known) if isinstance(value, dict) else ()
         if unknown:
-            raise ValueError(f"takes {', '.join(TUNING_OPTIONS)}, got {', '.join(sorted(unknown))}")
+            raise ValueError(f"takes {', '.join(known)}, got {', '.join(sorted(unknown))}")
         return value
 
     def kernels(

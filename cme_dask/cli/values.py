@@ -1,0 +1,227 @@
+"""Values of options on the command line, and how a field of the schema of jobs is an option.
+
+Click takes functions as types; what they raise is shown with the name of the option.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import click
+
+from cme_dask.errors import DataError
+
+_MOST = 1 << 53
+
+SEED = click.IntRange(0, 2**63 - 1)
+"""A seed of generators and of the row sample."""
+
+
+def count(value: object) -> int:
+    """A count such as 10000000, 10_000_000, 1e7 or 10M."""
+    text = str(value).strip()
+    factor = {"k": 10**3, "M": 10**6, "G": 10**9}.get(text[-1:], 1)
+    try:
+        product = float(text[:-1] if factor > 1 else text) * factor
+        exact = int(product)
+    except (ValueError, OverflowError) as error:
+        raise click.BadParameter(
+            f"{text!r} is no count: expected for example 10000000, 1e7 or 10M"
+        ) from error
+    if exact > _MOST:
+        raise click.BadParameter(f"{text!r} is more than 2^53, the largest count there can be")
+    if exact != product or exact < 1:
+        raise click.BadParameter(f"{text!r} is no whole number of at least 1")
+    return exact
+
+
+def columns(value: str) -> tuple[str, ...]:
+    """Column names, separated by commas."""
+    names = tuple(name.strip() for name in value.split(","))
+    if not all(names):
+        raise click.BadParameter(f"{value!r} does not read COLUMN,COLUMN,...")
+    return names
+
+
+def unit(value: str) -> tuple[str, str]:
+    """A column and its unit from COLUMN=UNIT."""
+    name, _, text = value.partition("=")
+    if not (name and text):
+        raise click.BadParameter(f"{value!r} does not read COLUMN=UNIT")
+    return name, text
+
+
+def periodic(value: str) -> tuple[str, float]:
+    """A column and its period from COLUMN=PERIOD."""
+    name, _, text = value.rpartition("=")
+    try:
+        period = float(text)
+    except ValueError:
+        period = 0.0
+    if not name or not 0.0 < period < float("inf"):
+        raise click.BadParameter(f"{value!r} does not read COLUMN=PERIOD, such as hour=24")
+    return name, period
+
+
+def calendar(value: str) -> tuple[str, tuple[str, ...]]:
+    """A column of times and what to make of it from COLUMN=PART,PART,..."""
+    name, _, text = value.rpartition("=")
+    if not (name and text):
+        raise click.BadParameter(f"{value!r} does not read COLUMN=PART,..., such as date=hour")
+    return name, columns(text)
+
+
+def size(value: object) -> int:
+    """A number of bytes such as 8MB, 512KiB or 1000000."""
+    text = str(value).strip()
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKMG]?)(i?)[bB]?", text)
+    if not match:
+        raise click.BadParameter(f"{text!r} is no size: expected for example 8MB or 512KiB")
+    power = ["", "K", "M", "G"].index(match[2].upper())
+    return int(float(match[1]) * (1024 if match[3] else 1000) ** power)
+
+
+def option(value: str) -> tuple[str, object]:
+    """A key and its value, JSON or text, from KEY=VALUE."""
+    key, _, text = value.partition("=")
+    if not (key and text):
+        raise click.BadParameter(f"{value!r} does not read KEY=VALUE")
+    try:
+        return key, json.loads(text)
+    except ValueError:
+        return key, text
+
+
+def ridge(value: str) -> list[float] | float:
+    """One number, or the pair rY,rX."""
+    try:
+        parts = [float(part) for part in value.split(",")]
+    except ValueError:
+        parts = []
+    if len(parts) not in (1, 2):
+        raise click.BadParameter(f"{value!r} is neither a number nor a pair rY,rX")
+    return parts if len(parts) == 2 else parts[0]
+
+
+def constraint(value: str) -> dict[str, object]:
+    """A constraint and its options from NAME or NAME,OPTION=VALUE,... in the JSON form."""
+    from cme_dask.constraints import parse
+
+    name, *options = value.split(",")
+    found: dict[str, object] = {"name": name}
+    for option in options:
+        key, _, text = option.partition("=")
+        if not (key and text):
+            raise click.BadParameter(f"{value!r} does not read NAME,OPTION=VALUE,...")
+        found[key] = _plain(text)
+    try:
+        return parse(found).to_dict()
+    except DataError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+def _plain(text: str) -> object:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def kernel(value: str) -> str:
+    """A kernel as text, checked as far as possible without the columns."""
+    from cme_dask.kernels.text import read_specification
+
+    try:
+        read_specification(value)
+    except DataError as error:
+        raise click.BadParameter(str(error)) from error
+    return value
+
+
+def numbers(value: str) -> tuple[float, ...]:
+    """One number, or several separated by commas."""
+    try:
+        return tuple(float(part) for part in value.split(","))
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r} does not read NUMBER or NUMBER,NUMBER,...") from error
+
+
+def output(value: str | Path) -> Path:
+    """A local path; a URL would silently become one."""
+    if "://" in str(value):
+        raise click.BadParameter(f"outputs are local paths, got the URL {value}")
+    return Path(value)
+
+
+def counts(value: str) -> tuple[int, ...]:
+    """Counts, separated by commas."""
+    return tuple(count(part) for part in value.split(","))
+
+
+def share(value: str) -> tuple[int, int]:
+    """The number of a share, counted from 0, and how many there are, from I/K counted from 1."""
+    match = re.fullmatch(r"(\d+)/(\d+)", str(value).strip())
+    if not match or not 1 <= int(match[1]) <= int(match[2]):
+        raise click.BadParameter(f"{value!r} does not read I/K with I from 1 to K, such as 3/10")
+    return int(match[1]) - 1, int(match[2])
+
+
+class Switch(click.Choice[str]):
+    """auto, yes or no, as the schema of jobs has it: ``"auto"``, True or False."""
+
+    def __init__(self) -> None:
+        super().__init__(["auto", "yes", "no"])
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The value of the schema."""
+        return {"yes": True, "no": False}.get(super().convert(value, param, ctx), "auto")
+
+
+# How a field of the schema of jobs is an option
+
+
+@dataclass(frozen=True)
+class Flag:
+    """How a field of a section is given on the command line; its description is the help.
+
+    Attributes
+    ----------
+    name
+        Of the option; default that of the field.
+    type
+        For click; default that of the field.
+    metavar
+        Stands for the value in the help.
+    default
+        What the help says of the default; default that of the field.
+    repeatable
+        Whether the option can be given several times, for a list or a table.
+    """
+
+    name: str | None = None
+    type: Any = None
+    metavar: str | None = None
+    default: str | None = None
+    repeatable: bool = False
+
+    def option(self, key: str, field: Any, default: str | None) -> click.Option:
+        """The option of a field of pydantic's; ``default`` as the help shall tell it."""
+        text, kind = default or self.default, self.type
+        if text is None and field.default not in (None, [], {}) and not field.is_required():
+            text = str(field.default)
+        if kind is None and get_origin(field.annotation) is Literal:
+            kind = click.Choice(get_args(field.annotation))
+        elif kind is None:  # of a union the first, which is the type of what is not None
+            kind = (get_args(field.annotation) or (field.annotation,))[0]
+        return click.Option(
+            [self.name or f"--{key.replace('_', '-')}", key],
+            type=kind,
+            metavar=self.metavar,
+            multiple=self.repeatable,
+            required=field.is_required() and default is None,
+            help=field.description + (f"  [default: {text}]" if text else ""),
+        )
