@@ -138,6 +138,14 @@ Step = tuple[slice, slice | None, Array]
 """Target, source, matrix: take matrix @ source from the target, or apply it to the target."""
 
 _ROWS = 1024  # whose functions stay in cache
+_FEW = 1 << 15  # numbers whose temporaries need no fresh memory from the system
+
+
+def in_cache(out: Array) -> list[slice]:
+    """Slices of the rows of ``out``, each small enough that results on the way stay in cache."""
+    m, n = out.shape
+    step = max(_FEW // max(n, 1), 1) if is_numpy_array(out) else m
+    return [slice(start, min(start + step, m)) for start in range(0, m, max(step, 1))]
 
 
 class BlockEvaluator:
@@ -242,7 +250,9 @@ class BlockEvaluator:
         self._rows = X
 
     def _fill(self, here: slice, out: Array) -> None:
-        out[...] = self.kernel.formula(self.xp, self._rows[here, :], self.points).T
+        X = self._rows[here, :]
+        for few in in_cache(out):
+            out[few, :] = self.kernel.formula(self.xp, X, self.points[few, :]).T
         if self.log:
             take_logarithms(self.kernel, self.xp, out)
 

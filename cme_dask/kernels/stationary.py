@@ -14,6 +14,7 @@ from cme_dask.kernels.base import Array, Evaluated, Unit, check_number, is_a
 from cme_dask.kernels.evaluator import (
     BlockEvaluator,
     Scratch,
+    in_cache,
     put_columns,
     take_logarithms,
     to_numpy,
@@ -168,7 +169,8 @@ class Stationary(Unit, Evaluated, abstract=True):
         """Turn ``factor`` r^2 into k or log k, in place; r^2 may be rounded to less than zero."""
         xp = array_namespace(out)
         ops.maximum(out, 0.0, out=out)
-        out[...] = self.of_squares(xp, out)
+        for few in in_cache(out):
+            out[few, :] = self.of_squares(xp, out[few, :])
         if log:
             take_logarithms(self, xp, out)
 
