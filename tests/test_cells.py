@@ -510,38 +510,6 @@ def test_components_must_add_up():
             type(model).from_state(replace(state, arrays=arrays))
 
 
-@pytest.mark.parametrize("d", [1, 2])
-def test_models_of_before_there_were_cells_have_points_and_masses(d):
-    """Their files hold a support and masses by fold; boxes were Voronoi cells with a scale."""
-    fit, x, y = fitted(d=d, n=400)
-    state, cells = fit.model_.to_state(), fit.model_.y.cells
-    arrays = {k: a for k, a in state.arrays.items() if "_cells_" not in k}
-    cut = {"edges": cells.support.edges} if d == 1 else {"scale": np.ones(2)}
-    arrays |= {
-        "support_points": cells.support.points,
-        "moments_masses": np.tile(cells.masses, (3, 1)),
-    }
-    arrays |= {f"support_{name}": a for name, a in cut.items()}
-    back = type(fit.model_).from_state(replace(state, arrays=arrays))
-    assert back.x.cells is None
-    old = back.y.cells
-    assert_allclose(old.masses, cells.masses, rtol=1e-14)
-    assert_array_equal(old.atoms, cells.support.points)
-    assert not old.covariances.any()
-    assert back.weights(x[:3]).shape == (3, cells.size)
-    if d == 1:
-        assert_array_equal(old.support.assign(y), cells.support.assign(y))
-    else:
-        with pytest.raises(DataError, match="older version: fit it again"):
-            old.support.assign(y)
-    for masses in (np.ones((3, cells.size + 1)), -np.ones((3, cells.size))):
-        with pytest.raises(StoreError, match="masses"):
-            type(fit.model_).from_state(replace(state, arrays=arrays | {"moments_masses": masses}))
-    del arrays["moments_masses"]
-    with pytest.raises(StoreError, match="moments_masses"):
-        type(fit.model_).from_state(replace(state, arrays=arrays))
-
-
 def test_without_laws_there_are_no_cells(tmp_path):
     fit, _, _ = fitted(support_size=0)
     assert fit.model_.support is None

@@ -282,16 +282,6 @@ def test_what_does_not_add_up_is_refused():
         merge([observed])
 
 
-def test_files_of_before_rows_were_told_are_refused():
-    model = whole_model()
-    state = model.to_state()
-    old = {k: v for k, v in state.arrays.items() if not k.endswith(("_hashes", "_counts"))}
-    older = type(model).from_state(type(state)(state.type, state.about, old))
-    assert older.y.cells.drawn is None
-    with pytest.raises(DataError, match="older version: fit it again"):
-        merge([older])
-
-
 @pytest.mark.parametrize(
     ("name", "change"),
     [

@@ -1,7 +1,5 @@
 """Pictures of laws and bases: what is drawn is what the law answers."""
 
-from dataclasses import replace
-
 import matplotlib as mpl
 import numpy as np
 import pytest
@@ -139,12 +137,6 @@ def test_the_residual_trace_is_that_of_the_kernel_matrix():
         kp = kernel(y, pivots[:j])
         left = K - kp @ np.linalg.solve(kernel(pivots[:j], pivots[:j]), kp.T)
         assert found[j] == pytest.approx(np.trace(left) / np.trace(K), rel=1e-8)
-
-
-def test_an_averaged_model_of_an_earlier_version_says_what_it_lacks(model):
-    earlier = replace(model, moments={})
-    with pytest.raises(DataError, match="kept no spectra of its members: fit it again"):
-        earlier.plot_residual_trace()
 
 
 @pytest.mark.parametrize(

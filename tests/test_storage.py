@@ -581,13 +581,7 @@ CHANGES = {
     "a scalar": lambda a: np.zeros(()),
 }
 
-# Cells of older models are known by their points alone, or don't tell how their atoms were drawn,
-# or the range of the values.
-OPTIONAL = (
-    "x_rows",
-    "y_rows",
-    *(f"{v}_cells_{name}" for v in "xy" for name in ("edges", "hashes", "low")),
-)
+OPTIONAL = ("x_rows", "y_rows")
 
 
 @pytest.mark.parametrize("change", CHANGES)

@@ -222,13 +222,6 @@ def test_means_over_cells_keep_events_that_cut_through_them():
     assert np.abs(masses @ means - w @ events).max() < 1e-12
 
 
-def test_cells_that_are_known_by_their_points_alone():
-    support = Support(np.zeros((2, 2)))
-    with pytest.raises(DataError, match="older version: fit it again"):
-        support.assign(np.zeros((1, 2)))
-    assert_array_equal(Support.from_arrays(support.to_arrays()).points, support.points)
-
-
 def stump(**changes):
     """One split of two columns."""
     arrays = {

@@ -1,17 +1,14 @@
 """Saved models: a Zarr group of small arrays and a JSON description; nothing in it is executed."""
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import zarr
 
 from cme_dask.data.store import (
     ATTRIBUTE,
-    DECODE_ERRORS,
-    brief,
     disk_errors,
     is_listing,
     open_zarr,
@@ -117,24 +114,8 @@ def read_model(
     kind, about = head.get("type"), head.get("about")
     if not isinstance(kind, str) or not isinstance(about, dict):
         raise StoreError(f"{location} has a damaged description: restore it or fit it again")
-    listed = _listed(head, group, location)
-    arrays = {n: read_array(group, n, location, written) for n, written in listed.items()}
-    return ModelState(kind, about, arrays)
-
-
-def _listed(
-    head: dict[str, Any], group: zarr.Group, location: str
-) -> Mapping[str, Mapping[str, Any] | None]:
-    """What was written of each array; of files of before there was a list, no more than names."""
     listed = head.get("arrays")
-    if listed is None:
-        try:
-            return dict.fromkeys(group.array_keys())
-        except DECODE_ERRORS as error:
-            raise StoreError(
-                f"{location} has an array with a damaged description ({brief(error)}): restore it "
-                "or fit it again"
-            ) from error
     if not is_listing(listed):
         raise StoreError(f"{location} has a damaged list of arrays: restore it or fit it again")
-    return cast("Mapping[str, Mapping[str, Any]]", listed)
+    arrays = {n: read_array(group, n, location, written) for n, written in listed.items()}
+    return ModelState(kind, about, arrays)

@@ -378,7 +378,7 @@ def _final_gain(
     plain, moved = refitted_laws(fit, fitted), refitted_laws(second, found)
     cells = fitted.model.y.cells
     assert cells is not None
-    return _gain(fit, cells.range, location, plain, moved, HELD_ROWS)
+    return _gain(fit, cells.values, location, plain, moved, HELD_ROWS)
 
 
 def _gain(

@@ -1,31 +1,19 @@
 """Frozen models and ``load``: queries without data, Dask or scikit-learn."""
 
 import os
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from cme_dask.data.model_file import read_model
 from cme_dask.data.store import brief
 from cme_dask.errors import DataError, StoreError
 from cme_dask.kernels import Kernel
+from cme_dask.models.base import MODELS, Model, maker
 from cme_dask.models.embedding import EmbeddingModel
 from cme_dask.models.features import FeatureModel
 from cme_dask.models.joint import JointModel
 from cme_dask.models.logistic import LogisticModel
 
-Model: TypeAlias = JointModel | FeatureModel | EmbeddingModel | LogisticModel
-"""What ``load`` returns."""
-
-Kind = TypeVar("Kind", JointModel, FeatureModel, EmbeddingModel, LogisticModel)
-
-_TYPES: dict[
-    str,
-    type[JointModel] | type[FeatureModel] | type[EmbeddingModel] | type[LogisticModel],
-] = {
-    "JointModel": JointModel,
-    "FeatureModel": FeatureModel,
-    "EmbeddingModel": EmbeddingModel,
-    "LogisticModel": LogisticModel,
-}
+Kind = TypeVar("Kind", bound=Model)
 
 
 def load(
@@ -53,17 +41,10 @@ def load(
         If a user's own kernel is needed and not given.
     """
     state = read_model(path, storage_options)
-    if state.type not in _TYPES:
-        raise StoreError(f"{path} holds a {brief(repr(state.type))}; known are {', '.join(_TYPES)}")
-    return _TYPES[state.type].from_state(state, kernels)
-
-
-_MAKERS = {
-    JointModel: "JointDistribution or `cme-dask fit`",
-    FeatureModel: "PivotedCholesky or `cme-dask features`",
-    EmbeddingModel: "ConditionalMeanEmbedding",
-    LogisticModel: "KernelLogisticRegression",
-}
+    if state.type not in MODELS:
+        known = ", ".join(MODELS)
+        raise StoreError(f"{path} holds a {brief(repr(state.type))}; known are {known}")
+    return MODELS[state.type].from_state(state, kernels)
 
 
 def load_only(
@@ -84,7 +65,7 @@ def load_only(
     if not isinstance(model, kind):
         raise DataError(
             f"{os.fspath(path)} holds a {type(model).__name__}, a {kind.__name__} was expected: "
-            f"save one by {_MAKERS[kind]}"
+            f"save one by {maker(kind)}"
         )
     return model
 

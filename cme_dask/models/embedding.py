@@ -1,21 +1,18 @@
 """The fitted conditional mean embedding: small frozen arrays and the queries on them."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Any, Literal, Self, cast, overload
 
 import numpy as np
 
 from cme_dask.data.columns import Columns
-from cme_dask.data.model_file import ModelState, write_model
-from cme_dask.data.store import brief
+from cme_dask.data.model_file import ModelState
 from cme_dask.display import passes
 from cme_dask.errors import DataError, StoreError
-from cme_dask.kernels import Kernel
 from cme_dask.models.answers import Answers, PredictedMeans, class_name, nearest_shares
-from cme_dask.models.files import basis_arrays, basis_description, read_basis
+from cme_dask.models.base import Custom, Model
+from cme_dask.models.files import basis_arrays, basis_description, read_linear_basis
 from cme_dask.models.points import FloatArray, is_out_of_core, lazy_answers, query_points
 from cme_dask.models.relevance import LengthScales, length_scales, plot_relevance
 from cme_dask.numerics.basis import LinearBasis
@@ -37,8 +34,8 @@ class EmbeddedVariable:
         return query_points(values, self.columns, name, self.basis.newton.kernel)
 
 
-@dataclass(frozen=True, eq=False)
-class EmbeddingModel(PredictedMeans):
+@dataclass(frozen=True, eq=False, repr=False)
+class EmbeddingModel(Model, PredictedMeans):
     """Conditional mean embedding mu(x) = E[k_Y(., Y) | x], with E[f | x] = psi_X(x)^T slope.
 
     Made by :class:`cme_dask.ConditionalMeanEmbedding` or :func:`cme_dask.load`; needs neither data
@@ -58,6 +55,7 @@ class EmbeddingModel(PredictedMeans):
         What it was fitted on and how.
     """
 
+    _made_by = "ConditionalMeanEmbedding"
     plot_relevance = plot_relevance
 
     x: EmbeddedVariable
@@ -241,12 +239,7 @@ class EmbeddingModel(PredictedMeans):
             result[here] = self.x.basis(points[here]) @ right
         return result
 
-    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write the model to a folder (Zarr, no pickles), whole or not at all."""
-        write_model(path, self.to_state(), overwrite=overwrite)
-
-    def to_state(self) -> ModelState:
-        """Plain arrays and JSON values."""
+    def _stored(self) -> tuple[dict[str, Any], dict[str, Array]]:
         sides = {"x": self.x, "y": self.y}
         arrays = {
             "operator": self.operator,
@@ -256,26 +249,13 @@ class EmbeddingModel(PredictedMeans):
         }
         for key, variable in sides.items():
             arrays |= basis_arrays(key, variable.basis)
-        described = {key: basis_description(v.columns, v.basis) for key, v in sides.items()}
-        about = {"variables": described, "answers": list(self.answers.names), "fit": self.about}
-        return ModelState("EmbeddingModel", about, arrays)
+        variables = {key: basis_description(v.columns, v.basis) for key, v in sides.items()}
+        return {"variables": variables, "answers": list(self.answers.names)}, arrays
 
     @classmethod
-    def from_state(cls, state: ModelState, custom: dict[str, Kernel] | None = None) -> Self:
-        """Inverse of :meth:`to_state`, for files that can't be trusted.
-
-        Raises
-        ------
-        StoreError
-            If arrays or descriptions do not fit together.
-        DataError
-            If a user's own kernel is needed and not in ``custom``.
-        """
-        x, y = (_variable(state, key, custom) for key in "xy")
-        try:
-            names = tuple(map(str, state.about["answers"]))
-        except (KeyError, TypeError) as error:
-            raise StoreError(f"the model's description is damaged: {error!r}") from error
+    def _restored(cls, state: ModelState, custom: Custom) -> Self:
+        x, y = (EmbeddedVariable(*read_linear_basis(state, key, custom)) for key in "xy")
+        names = tuple(map(str, state.about["answers"]))
         k, m, q = x.basis.rank, x.basis.newton.rank, len(names)
         if names[: len(y.columns.names)] != y.columns.names or len(set(names)) != q:
             raise StoreError("the model's functions do not fit its columns: fit it again")
@@ -288,15 +268,7 @@ class EmbeddingModel(PredictedMeans):
             fold_slope,
         )
         operator, total = state.array("operator", (k, y.basis.rank)), state.array("total", (k,))
-        model = cls(x, y, operator, total, answers, state.about.get("fit", {}))
-        try:
-            model.summary()
-        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
-            raise StoreError(
-                f"the model's description of its fit is damaged ({brief(error)}): restore it or "
-                "fit it again"
-            ) from error
-        return model
+        return cls(x, y, operator, total, answers, state.about.get("fit", {}))
 
     def contents(self) -> dict[str, Any]:
         """JSON form of what can be asked for, and the held-out errors."""
@@ -323,26 +295,3 @@ class EmbeddingModel(PredictedMeans):
             ("ridge", f"{self.reg:.2g}, by {fit['criterion']}"),
             ("E[. | x]", ", ".join(self.function_names)),
         ]
-
-    def __repr__(self) -> str:
-        body = "\n".join(f"  {label:<10} {text}" for label, text in self.summary())
-        return f"EmbeddingModel\n{body}"
-
-    def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><th style='text-align:left'>{escape(label)}</th>"
-            f"<td style='text-align:left'>{escape(text)}</td></tr>"
-            for label, text in self.summary()
-        )
-        return f"<table><caption>EmbeddingModel</caption>{rows}</table>"
-
-
-def _variable(state: ModelState, key: str, custom: dict[str, Kernel] | None) -> EmbeddedVariable:
-    try:
-        about = state.about["variables"][key]
-    except (KeyError, TypeError) as error:
-        raise StoreError(f"the model's description of {key} is damaged: {error!r}") from error
-    columns, basis = read_basis(state, key, about, custom)
-    if not isinstance(basis, LinearBasis):
-        raise StoreError("an embedding's basis is stacked, which it never is: fit it again")
-    return EmbeddedVariable(columns, basis)

@@ -1,20 +1,18 @@
 """A fitted feature map: pivots, basis and columns, usable without data or Dask."""
 
-import os
 from dataclasses import dataclass
-from html import escape
 from typing import Any, Self, cast
 
 import numpy as np
 
 from cme_dask.data.columns import Columns, check_finite
-from cme_dask.data.model_file import ModelState, write_model
-from cme_dask.data.store import brief
+from cme_dask.data.model_file import ModelState
 from cme_dask.display import passes
 from cme_dask.errors import StoreError
 from cme_dask.kernels import Kernel
 from cme_dask.kernels.evaluator import BlockEvaluator
-from cme_dask.models.files import basis_arrays, basis_description, read_basis
+from cme_dask.models.base import Custom, Model
+from cme_dask.models.files import basis_arrays, basis_description, read_linear_basis
 from cme_dask.models.points import FloatArray, is_out_of_core, lazy_answers, query_points
 from cme_dask.numerics.basis import Elimination, LinearBasis, NewtonBasis, in_blocks
 
@@ -24,8 +22,8 @@ BASES = ("newton", "spectral")
 """Which features: N(x), or psi(x) = V^T N(x)."""
 
 
-@dataclass(frozen=True, eq=False)
-class FeatureModel:
+@dataclass(frozen=True, eq=False, repr=False)
+class FeatureModel(Model):
     """Feature map x -> N(x), or psi(x) = V^T N(x), with k(x, z) ~ N(x) . N(z).
 
     Made by :class:`cme_dask.PivotedCholesky` or :func:`cme_dask.load`; needs neither data nor
@@ -42,6 +40,8 @@ class FeatureModel:
     about
         What it was fitted on and how: rows, passes, tol, trace error, location.
     """
+
+    _made_by = "PivotedCholesky or `cme-dask features`"
 
     columns: Columns
     basis: LinearBasis
@@ -118,52 +118,21 @@ class FeatureModel:
         check_finite(rows, self.columns.names, first)
         return in_blocks(self.evaluator(), rows, self.rank)
 
-    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write the model to a folder (Zarr, no pickles), whole or not at all."""
-        write_model(path, self.to_state(), overwrite=overwrite)
-
-    def to_state(self) -> ModelState:
-        """Plain arrays and JSON values."""
-        about = {
-            "variables": {"x": basis_description(self.columns, self.basis)},
-            "basis": self.kind,
-            "fit": self.about,
-        }
-        return ModelState("FeatureModel", about, basis_arrays("x", self.basis))
+    def _stored(self) -> tuple[dict[str, Any], dict[str, Array]]:
+        variables = {"x": basis_description(self.columns, self.basis)}
+        return {"variables": variables, "basis": self.kind}, basis_arrays("x", self.basis)
 
     @classmethod
-    def from_state(cls, state: ModelState, custom: dict[str, Kernel] | None = None) -> Self:
-        """Inverse of :meth:`to_state`, for files that can't be trusted.
-
-        Raises
-        ------
-        StoreError
-            If arrays or descriptions do not fit together.
-        DataError
-            If a user's own kernel is needed and not in ``custom``.
-        """
-        try:
-            about, kind = state.about["variables"]["x"], state.about["basis"]
-        except (KeyError, TypeError) as error:
-            raise StoreError(f"the model's description is damaged: {error!r}") from error
+    def _restored(cls, state: ModelState, custom: Custom) -> Self:
+        kind = state.about["basis"]
         if kind not in BASES:
             raise StoreError(
                 f"the model's features should be one of {', '.join(BASES)}, they are {kind!r}: "
                 "restore it or fit it again"
             )
-        columns, basis = read_basis(state, "x", about, custom)
-        if not isinstance(basis, LinearBasis):
-            raise StoreError("the features' basis is stacked, which features never are: fit again")
+        columns, basis = read_linear_basis(state, "x", custom)
         state.array("x_transform", (basis.newton.rank, basis.newton.rank))
-        model = cls(columns, basis, kind, state.about.get("fit", {}))
-        try:
-            model.summary()
-        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
-            raise StoreError(
-                f"the model's description of its fit is damaged ({brief(error)}): restore it or "
-                "fit it again"
-            ) from error
-        return model
+        return cls(columns, basis, kind, state.about.get("fit", {}))
 
     def contents(self) -> dict[str, Any]:
         """JSON form of what it takes and gives."""
@@ -185,15 +154,3 @@ class FeatureModel:
             ("kernel", repr(self.kernel)),
             ("rows", f"{int(fit['rows']):,} in {passes(fit['passes'])}"),
         ]
-
-    def __repr__(self) -> str:
-        body = "\n".join(f"  {label:<11} {text}" for label, text in self.summary())
-        return f"FeatureModel\n{body}"
-
-    def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><th style='text-align:left'>{escape(label)}</th>"
-            f"<td style='text-align:left'>{escape(text)}</td></tr>"
-            for label, text in self.summary()
-        )
-        return f"<table><caption>FeatureModel</caption>{rows}</table>"

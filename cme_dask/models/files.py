@@ -8,6 +8,7 @@ from cme_dask import kernels
 from cme_dask.data.columns import Columns
 from cme_dask.data.model_file import ModelState
 from cme_dask.errors import DataError, StoreError
+from cme_dask.models.base import Custom
 from cme_dask.numerics.basis import LinearBasis, NewtonBasis
 from cme_dask.numerics.cells import Cells, Drawn, ValueRange
 from cme_dask.numerics.joint import StackedBasis
@@ -55,10 +56,8 @@ def _description(basis: LinearBasis) -> dict[str, Any]:
     return {"kernel": basis.newton.kernel.to_dict(), "basis": kind}
 
 
-def read_basis(
-    state: ModelState, key: str, about: Any, custom: dict[str, kernels.Kernel] | None
-) -> tuple[Columns, AnyBasis]:
-    """Inverse of both, for files that can't be trusted.
+def read_basis(state: ModelState, key: str, custom: Custom) -> tuple[Columns, AnyBasis]:
+    """Inverse of both for the variable ``key``, for files that can't be trusted.
 
     Raises
     ------
@@ -68,27 +67,42 @@ def read_basis(
         If a user's own kernel is needed and not in ``custom``.
     """
     try:
+        about = state.about["variables"][key]
         columns = Columns.from_dict(about["columns"])
-        parts = about["parts"] if about.get("basis") == STACKED else None
-        if parts is not None and not (isinstance(parts, list) and 0 < len(parts) <= _MOST_PARTS):
-            raise TypeError(f"parts must be a list of 1 to {_MOST_PARTS} bases")
-        if parts is None:
+        if about["basis"] != STACKED:
             return columns, _read(state, key, about, columns, custom)
+        parts = about["parts"]
+        if not (isinstance(parts, list) and 0 < len(parts) <= _MOST_PARTS):
+            raise TypeError(f"parts must be a list of 1 to {_MOST_PARTS} bases")
         read = [_read(state, f"{key}{i}", p, columns, custom) for i, p in enumerate(parts)]
     except (KeyError, TypeError, AttributeError) as error:
         raise StoreError(f"the model's description of {key} is damaged: {error!r}") from error
     return columns, StackedBasis(tuple(read))
 
 
-def _read(
-    state: ModelState,
-    key: str,
-    about: Any,
-    columns: Columns,
-    custom: dict[str, kernels.Kernel] | None,
-) -> LinearBasis:
-    kernel = kernels.from_dict(about["kernel"], custom)
-    kind = about.get("basis", NEWTON)  # files of before there were others don't say
+def read_linear_basis(state: ModelState, key: str, custom: Custom) -> tuple[Columns, LinearBasis]:
+    """Columns and basis of a variable of a model whose bases are never stacked.
+
+    Raises
+    ------
+    StoreError, DataError
+        As :func:`read_basis`.
+    """
+    columns, basis = read_basis(state, key, custom)
+    if not isinstance(basis, LinearBasis):
+        raise StoreError(
+            f"the model's basis of {key} is stacked, which only joint models have: fit it again"
+        )
+    return columns, basis
+
+
+def _read(state: ModelState, key: str, about: Any, columns: Columns, custom: Custom) -> LinearBasis:
+    kernel, kind = kernels.from_dict(about["kernel"], custom), about["basis"]
+    if kind not in (NEWTON, PARTITION):
+        raise StoreError(
+            f"the model's basis of {key} should be {NEWTON!r} or {PARTITION!r}, it is {kind!r}: "
+            "restore it, fit it again, or read it with a newer version"
+        )
     points = state.array(f"{key}_points", (None, len(columns.names)))
     m = len(points)
     transform = state.array(f"{key}_transform", (m, None))
@@ -97,11 +111,6 @@ def _read(
     rows = state.array(f"{key}_rows", (m,)) if f"{key}_rows" in state.arrays else None
     if kind == PARTITION:
         return LinearBasis(PartitionBasis(kernel, points, rows), transform, eigenvalues)
-    if kind != NEWTON:
-        raise StoreError(
-            f"the model's basis of {key} should be {NEWTON!r} or {PARTITION!r}, it is {kind!r}: "
-            "restore it, fit it again, or read it with a newer version"
-        )
     factor = state.array(f"{key}_factor", (m, m))
     if not (np.diagonal(factor) > 0).all():
         raise StoreError(f"the model's factor of {key} is singular: restore it or fit it again")
@@ -125,21 +134,15 @@ def cells_arrays(key: str, cells: Cells) -> dict[str, Array]:
         "starts": cells.starts,
         "shares": cells.shares,
         "whole": cells.whole.astype(np.int8),
+        "counts": cells.drawn.counts,
+        "hashes": cells.drawn.hashes.view(np.int64),
+        "weights": cells.drawn.weights,
+        "low": cells.values.low,
+        "high": cells.values.high,
+        "integer": cells.values.integer.astype(np.int8),
     }
     if cells.components is not None:
         arrays["components"] = cells.components
-    if cells.drawn is not None:
-        arrays |= {
-            "counts": cells.drawn.counts,
-            "hashes": cells.drawn.hashes.view(np.int64),
-            "weights": cells.drawn.weights,
-        }
-    if cells.values is not None:
-        arrays |= {
-            "low": cells.values.low,
-            "high": cells.values.high,
-            "integer": cells.values.integer.astype(np.int8),
-        }
     return {f"{key}_cells_{name}": values for name, values in arrays.items()}
 
 
@@ -168,7 +171,7 @@ def read_cells(
     """
     prefix = f"{key}_cells_"
     if not any(name.startswith(prefix) for name in state.arrays):
-        return _from_support(state, d) if key == "y" and rank is None else None
+        return None
     shapes: dict[str, tuple[int | None, ...]] = {"points": (None, d)}
     shapes |= dict.fromkeys(("edges", "feature", "threshold", "left"), (None,))
     support = _support(state, prefix, shapes)
@@ -197,10 +200,8 @@ def read_cells(
     return cells
 
 
-def _drawn(state: ModelState, prefix: str, size: int, atoms: int) -> Drawn | None:
-    """How the atoms were drawn; None in files of before this was kept."""
-    if f"{prefix}hashes" not in state.arrays:
-        return None
+def _drawn(state: ModelState, prefix: str, size: int, atoms: int) -> Drawn:
+    """How the atoms were drawn."""
     counts = state.array(f"{prefix}counts", (size,))
     hashes = state.array(f"{prefix}hashes", (atoms,))
     if counts.dtype != np.int64 or hashes.dtype != np.int64:
@@ -211,10 +212,8 @@ def _drawn(state: ModelState, prefix: str, size: int, atoms: int) -> Drawn | Non
     return Drawn(counts, hashes.view(np.uint64), state.array(f"{prefix}weights", (atoms,)))
 
 
-def _values(state: ModelState, prefix: str, d: int) -> ValueRange | None:
-    """Which values the columns take; None in files of before this was recorded."""
-    if f"{prefix}low" not in state.arrays:
-        return None
+def _values(state: ModelState, prefix: str, d: int) -> ValueRange:
+    """Which values the columns take."""
     low, high = (state.array(f"{prefix}{name}", (d,), finite=False) for name in ("low", "high"))
     return ValueRange(low, high, state.array(f"{prefix}integer", (d,)) != 0)
 
@@ -265,13 +264,13 @@ def _check(cells: Cells, key: str) -> None:
         "shares": not in_order
         or bool((cells.shares <= 0).any())
         or np.abs(np.add.reduceat(cells.shares, starts[:-1]) - 1.0).max() > _SUM_ERROR,
-        "counts": not in_order or (cells.drawn is not None and not _fits(cells.drawn, cells)),
+        "counts": not in_order or not _fits(cells.drawn, cells),
         "components": cells.components is not None
         and (
             bool((cells.components < 0).any())
             or np.abs(cells.components.sum(axis=0) - cells.masses).max() > _SUM_ERROR
         ),
-        "ranges": not _ascends(cells.range),
+        "ranges": not _ascends(cells.values),
     }
     wrong = [name for name, found in faults.items() if found]
     if wrong:
@@ -294,27 +293,3 @@ def _fits(drawn: Drawn, cells: Cells) -> bool:
     finite = bool(np.isfinite(drawn.weights).all()) and bool((drawn.weights >= 0).all())
     kept = np.bincount(cells.cell_of_atom[drawn.weights > 0], minlength=cells.size)
     return finite and bool((kept <= drawn.counts).all())
-
-
-def _from_support(state: ModelState, d: int) -> Cells | None:
-    """Cells of a model of before there were any: of each its point and its mass are known."""
-    if "support_points" not in state.arrays:
-        return None
-    support = _support(state, "support_", {"points": (None, d), "edges": (None,)})
-    counted = state.array("moments_masses", (None, support.size))
-    total = counted.sum()
-    if not ((counted >= 0).all() and 0 < total < np.inf and np.isfinite(support.points).all()):
-        raise StoreError("the model's masses are damaged: restore it or fit it again")
-    size = support.size
-    return Cells(
-        support=support,
-        masses=np.asarray(counted.sum(axis=0) / total),
-        means=support.points,
-        covariances=np.zeros((size, d, d)),
-        names=(),
-        functions=np.zeros((size, 0)),
-        atoms=support.points,
-        starts=np.arange(size + 1),
-        shares=np.ones(size),
-        whole=np.zeros(size, dtype=bool),
-    )

@@ -1,21 +1,18 @@
 """The fitted joint distribution: small frozen arrays and the queries on them."""
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from html import escape
 from typing import Any, Literal, Self, cast, overload
 
 import numpy as np
 
-from cme_dask import kernels
 from cme_dask.data.columns import Columns
-from cme_dask.data.model_file import ModelState, write_model
-from cme_dask.data.store import brief
+from cme_dask.data.model_file import ModelState
 from cme_dask.display import passes, rank_text
 from cme_dask.errors import DataError, StoreError
 from cme_dask.models.answers import Answers, PredictedMeans
+from cme_dask.models.base import Custom, Model
 from cme_dask.models.files import (
     AnyBasis,
     basis_arrays,
@@ -43,6 +40,7 @@ from cme_dask.models.spectra import (
     read_spectra,
     spectra_arrays,
 )
+from cme_dask.numerics.blocks import MomentSums
 from cme_dask.numerics.calibration import Calibration
 from cme_dask.numerics.cells import Cells
 from cme_dask.numerics.joint import StackedBasis, ranks_of
@@ -74,8 +72,8 @@ class Variable:
         return query_points(values, self.columns, name, self.basis.newton.kernel)
 
 
-@dataclass(frozen=True, eq=False)
-class JointModel(PredictedMeans):
+@dataclass(frozen=True, eq=False, repr=False)
+class JointModel(Model, PredictedMeans):
     """Joint distribution dP = g dP_X dP_Y with g(x, y) = base + psi_Y(y)^T H psi_X(x).
 
     Made by :class:`cme_dask.JointDistribution` or :func:`cme_dask.load`; needs neither data nor
@@ -101,6 +99,7 @@ class JointModel(PredictedMeans):
         Of averaged models, whose moments are not stored: spectra of both kernels of each member.
     """
 
+    _made_by = "JointDistribution or `cme-dask fit`"
     plot_spectrum, plot_residual_trace = plot_spectrum, plot_residual_trace
     plot_relevance = plot_relevance
 
@@ -391,6 +390,27 @@ class JointModel(PredictedMeans):
             laws = replace(laws, functions=dict(functions))
         return ConditionalLaw(laws, points, Labels.of(values))
 
+    def moment_sums(self) -> MomentSums:
+        """The moments by fold, with named blocks.
+
+        Raises
+        ------
+        DataError
+            If the model is a mean of several, which holds none.
+        """
+        if not self.moments:
+            raise DataError("this model is a mean of several, which holds no moments")
+        constants = self.y.answers.constant, self.x.answers.constant
+        ranks = tuple(v.basis.newton.rank for v in (self.x, self.y))
+        unknown = tuple(map(np.zeros_like, constants))
+        sums = MomentSums.from_arrays(self.moments, ranks, unknown)
+        if self.base == 0.0:
+            return replace(sums, shifts=constants)
+        # Shifts are not stored: constants are the shifts and the means of the shifted functions.
+        mean = sums.means()
+        shifts = (c - mean.function_mean(v) for v, c in zip("xy", constants, strict=True))
+        return replace(sums, shifts=tuple(shifts))
+
     def __getstate__(self) -> dict[str, Any]:
         # Laws hold functions that can't be pickled; they are made again where they are asked for.
         return {field.name: getattr(self, field.name) for field in fields(self)}
@@ -407,14 +427,10 @@ class JointModel(PredictedMeans):
     def _laws_of_x(self) -> Laws:
         return replace(laws_of(self, "y"), source=(self, "y"))
 
-    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write the model to a folder (Zarr, no pickles), whole or not at all."""
-        write_model(path, self.to_state(), overwrite=overwrite)
-
-    def to_state(self) -> ModelState:
-        """Plain arrays and JSON values."""
-        arrays = {"coef": self.coef}
-        sides: dict[str, Any] = {}
+    def _stored(self) -> tuple[dict[str, Any], dict[str, Array]]:
+        arrays = {"coef": self.coef, **spectra_arrays(self.spectra)}
+        arrays |= {f"moments_{name}": values for name, values in self.moments.items()}
+        variables: dict[str, Any] = {}
         for key, variable in (("x", self.x), ("y", self.y)):
             answers = variable.answers
             arrays |= basis_arrays(key, variable.basis)
@@ -427,51 +443,29 @@ class JointModel(PredictedMeans):
             if variable.cells is not None:
                 arrays |= cells_arrays(key, variable.cells)
             described = basis_description(variable.columns, variable.basis)
-            sides[key] = {**described, "answers": list(answers.names)}
-        arrays |= {f"moments_{name}": values for name, values in self.moments.items()}
-        arrays |= spectra_arrays(self.spectra)
-        about = {"variables": sides, "fit": self.about, "base": self.base}
+            variables[key] = {**described, "answers": list(answers.names)}
+        described = {"variables": variables, "base": self.base}
         if self.residual is not None:
             arrays |= residual_arrays(self.residual)
-            about["residual"] = residual_description(self.residual)
-        return ModelState("JointModel", about, arrays)
+            described["residual"] = residual_description(self.residual)
+        return described, arrays
 
     @classmethod
-    def from_state(cls, state: ModelState, custom: dict[str, kernels.Kernel] | None = None) -> Self:
-        """Inverse of :meth:`to_state`, for files that can't be trusted.
-
-        Raises
-        ------
-        StoreError
-            If arrays or descriptions do not fit together.
-        DataError
-            If a user's own kernel is needed and not in ``custom``.
-        """
-        variables = {key: _variable(state, key, custom) for key in "xy"}
-        variables = {
-            key: replace(variable, cells=_cells(state, key, variable, variables[other].answers))
-            for (key, variable), other in zip(variables.items(), "yx", strict=True)
-        }
-        shape = (variables["y"].basis.rank, variables["x"].basis.rank)
-        model = cls(
-            variables["x"],
-            variables["y"],
-            state.array("coef", shape),
+    def _restored(cls, state: ModelState, custom: Custom) -> Self:
+        x, y = (_variable(state, key, custom) for key in "xy")
+        x = replace(x, cells=_cells(state, "x", x, y.answers))
+        y = replace(y, cells=_cells(state, "y", y, x.answers))
+        widths = len(x.columns.names), len(y.columns.names)
+        return cls(
+            x,
+            y,
+            state.array("coef", (y.basis.rank, x.basis.rank)),
             state.about.get("fit", {}),
-            _moments(state, variables),
-            _base(state, variables),
-            spectra=_spectra(state, variables),
+            _moments(state, (x, y)),
+            _base(state, (x, y)),
+            read_residual(state, widths, cls.from_state, custom),
+            _spectra(state, (x, y)),
         )
-        widths = len(variables["x"].columns.names), len(variables["y"].columns.names)
-        model = replace(model, residual=read_residual(state, widths, cls.from_state, custom))
-        try:
-            model.summary()
-        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
-            raise StoreError(
-                f"the model's description of its fit is damaged ({brief(error)}): restore it or "
-                "fit it again"
-            ) from error
-        return model
 
     def contents(self) -> dict[str, Any]:
         """JSON form of what can be asked for, and the held-out errors."""
@@ -505,18 +499,6 @@ class JointModel(PredictedMeans):
             ("E[. | x]", ", ".join(given_x)),
             ("E[. | y]", ", ".join(given_y)),
         ]
-
-    def __repr__(self) -> str:
-        body = "\n".join(f"  {label:<10} {text}" for label, text in self.summary())
-        return f"JointModel\n{body}"
-
-    def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><th style='text-align:left'>{escape(label)}</th>"
-            f"<td style='text-align:left'>{escape(text)}</td></tr>"
-            for label, text in self.summary()
-        )
-        return f"<table><caption>JointModel</caption>{rows}</table>"
 
 
 def _ridges(regs: Any) -> str:
@@ -553,13 +535,9 @@ def _kernels(variable: Variable) -> str:
     return f"{basis.newton.kernel!r}" + (f" and {more} more" if more else "")
 
 
-def _variable(state: ModelState, key: str, custom: dict[str, kernels.Kernel] | None) -> Variable:
-    try:
-        about = state.about["variables"][key]
-        names = tuple(str(name) for name in about["answers"])
-    except (KeyError, TypeError) as error:
-        raise StoreError(f"the model's description of {key} is damaged: {error!r}") from error
-    columns, basis = read_basis(state, key, about, custom)
+def _variable(state: ModelState, key: str, custom: Custom) -> Variable:
+    names = tuple(map(str, state.about["variables"][key]["answers"]))
+    columns, basis = read_basis(state, key, custom)
     m, k, q = basis.newton.rank, basis.rank, len(names)
     fold_constant = state.array(f"{key}_fold_constant", (None, q))
     return Variable(
@@ -575,13 +553,13 @@ def _variable(state: ModelState, key: str, custom: dict[str, kernels.Kernel] | N
     )
 
 
-def _base(state: ModelState, variables: dict[str, Variable]) -> float:
+def _base(state: ModelState, variables: tuple[Variable, ...]) -> float:
     """The stored base of g, which partitions of unity and nothing else bring to zero."""
-    stacked = [isinstance(v.basis, StackedBasis) for v in variables.values()]
+    stacked = [isinstance(v.basis, StackedBasis) for v in variables]
     if stacked[0] != stacked[1]:
         raise StoreError("one of the model's bases is stacked and one is not: fit it again")
-    partitions = [isinstance(v.basis.newton, PartitionBasis) for v in variables.values()]
-    base = state.about.get("base", 1.0)  # files of before there were others don't say
+    partitions = [isinstance(v.basis.newton, PartitionBasis) for v in variables]
+    base = state.about["base"]
     if base not in (0.0, 1.0) or partitions != [base == 0.0] * len(partitions):
         raise StoreError(
             f"the model's base {base!r} does not fit its bases: 0 belongs to two partitions of "
@@ -597,25 +575,24 @@ def _cells(state: ModelState, key: str, variable: Variable, given: Answers) -> C
     return read_cells(state, key, d, rank, given.names[d:])
 
 
-def _moments(state: ModelState, variables: dict[str, Variable]) -> dict[str, Array]:
+def _moments(state: ModelState, variables: tuple[Variable, ...]) -> dict[str, Array]:
     """The stored moments, of the shapes that belong to the variables."""
-    sides = variables.values()
-    if any(isinstance(v.basis, StackedBasis) for v in sides):
+    if any(isinstance(v.basis, StackedBasis) for v in variables):
         return {}
-    width = 1 + sum(v.basis.newton.rank + len(v.answers.names) for v in sides)
+    width = 1 + sum(v.basis.newton.rank + len(v.answers.names) for v in variables)
     gram = state.array("moments_gram", (None, width * (width + 1) // 2))
     folds = len(gram)
     return {
         "gram": gram,
-        "traces": state.array("moments_traces", (folds, len(sides))),
+        "traces": state.array("moments_traces", (folds, len(variables))),
         "rows": state.array("moments_rows", (folds,)),
     }
 
 
-def _spectra(state: ModelState, variables: dict[str, Variable]) -> tuple[SpectrumPair, ...]:
+def _spectra(state: ModelState, variables: tuple[Variable, ...]) -> tuple[SpectrumPair, ...]:
     """The stored spectra of the members of an averaged model."""
-    x, y = variables["x"], variables["y"]
-    if not all(isinstance(variable.basis, StackedBasis) for variable in (x, y)):
+    x, y = variables
+    if not all(isinstance(variable.basis, StackedBasis) for variable in variables):
         return ()
     return read_spectra(state, (x.ranks, y.ranks))
 

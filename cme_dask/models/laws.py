@@ -405,7 +405,7 @@ def laws_of(model: "JointModel", given: str) -> Laws:
     assert isinstance(inner.measure, CellMeasure)
     assert isinstance(base.measure, CellMeasure)
     moved = MovedMeasure(
-        inner.measure.cells, inner.measure.weigh, residual, base.measure.cells.range
+        inner.measure.cells, inner.measure.weigh, residual, base.measure.cells.values
     )
     newton = model.x.basis.newton
     assert isinstance(newton, (NewtonBasis, StackedNewton))

@@ -1,21 +1,18 @@
 """A fitted kernel logistic regression: small frozen arrays and its probabilities."""
 
-import os
 from dataclasses import dataclass
-from html import escape
 from typing import Any, Self, cast
 
 import numpy as np
 from scipy.special import softmax
 
 from cme_dask.data.columns import Columns
-from cme_dask.data.model_file import ModelState, write_model
-from cme_dask.data.store import brief
+from cme_dask.data.model_file import ModelState
 from cme_dask.display import passes
 from cme_dask.errors import StoreError
-from cme_dask.kernels import Kernel
 from cme_dask.models.answers import most_probable
-from cme_dask.models.files import basis_arrays, basis_description, read_basis
+from cme_dask.models.base import Custom, Model
+from cme_dask.models.files import basis_arrays, basis_description, read_linear_basis
 from cme_dask.models.points import FloatArray, is_out_of_core, lazy_answers, query_points
 from cme_dask.models.relevance import LengthScales, length_scales
 from cme_dask.numerics.basis import LinearBasis
@@ -25,8 +22,8 @@ Array = Any
 _QUERY_ROWS = 4096
 
 
-@dataclass(frozen=True, eq=False)
-class LogisticModel:
+@dataclass(frozen=True, eq=False, repr=False)
+class LogisticModel(Model):
     """Class probabilities p_c(x) = exp(f_c(x)) / sum_e exp(f_e(x)), f = intercept + psi_X(x)^T C.
 
     Made by :class:`cme_dask.KernelLogisticRegression` or :func:`cme_dask.load`; needs neither data
@@ -47,6 +44,8 @@ class LogisticModel:
     about
         What it was fitted on and how.
     """
+
+    _made_by = "KernelLogisticRegression"
 
     columns: Columns
     basis: LinearBasis
@@ -119,51 +118,21 @@ class LogisticModel:
         hits = found == np.asarray(Y).reshape(len(found))
         return float(np.average(hits, weights=sample_weight))
 
-    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write the model to a folder (Zarr, no pickles), whole or not at all."""
-        write_model(path, self.to_state(), overwrite=overwrite)
-
-    def to_state(self) -> ModelState:
-        """Plain arrays and JSON values."""
-        about = {
-            "variables": {"x": basis_description(self.columns, self.basis)},
-            "labels": list(self.labels),
-            "fit": self.about,
-        }
+    def _stored(self) -> tuple[dict[str, Any], dict[str, Array]]:
+        variables = {"x": basis_description(self.columns, self.basis)}
         arrays = {"coef": self.coef, "intercept": self.intercept}
-        return ModelState("LogisticModel", about, basis_arrays("x", self.basis) | arrays)
+        arrays |= basis_arrays("x", self.basis)
+        return {"variables": variables, "labels": list(self.labels)}, arrays
 
     @classmethod
-    def from_state(cls, state: ModelState, custom: dict[str, Kernel] | None = None) -> Self:
-        """Inverse of :meth:`to_state`, for files that can't be trusted.
-
-        Raises
-        ------
-        StoreError
-            If arrays or descriptions do not fit together.
-        DataError
-            If a user's own kernel is needed and not in ``custom``.
-        """
-        try:
-            about, labels = state.about["variables"]["x"], tuple(state.about["labels"])
-        except (KeyError, TypeError) as error:
-            raise StoreError(f"the model's description is damaged: {error!r}") from error
-        columns, basis = read_basis(state, "x", about, custom)
-        if not isinstance(basis, LinearBasis):
-            raise StoreError("the model's basis is stacked, which it never is: fit it again")
+    def _restored(cls, state: ModelState, custom: Custom) -> Self:
+        labels = tuple(state.about["labels"])
+        columns, basis = read_linear_basis(state, "x", custom)
         coef = state.array("coef", (basis.rank, len(labels)))
         intercept = state.array("intercept", (len(labels),))
         if len(labels) < 2:
             raise StoreError("the model has fewer than two labels: restore it or fit it again")
-        model = cls(columns, basis, coef, intercept, labels, state.about.get("fit", {}))
-        try:
-            model.summary()
-        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
-            raise StoreError(
-                f"the model's description of its fit is damaged ({brief(error)}): restore it or "
-                "fit it again"
-            ) from error
-        return model
+        return cls(columns, basis, coef, intercept, labels, state.about.get("fit", {}))
 
     def contents(self) -> dict[str, Any]:
         """JSON form of what can be asked for."""
@@ -181,15 +150,3 @@ class LogisticModel:
             ("loss", f"{float(fit['objective']):.4g}, gradient {float(fit['gradient_norm']):.1e}"),
             ("ridge", f"{float(fit['reg']):g}"),
         ]
-
-    def __repr__(self) -> str:
-        body = "\n".join(f"  {label:<10} {text}" for label, text in self.summary())
-        return f"LogisticModel\n{body}"
-
-    def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><th style='text-align:left'>{escape(label)}</th>"
-            f"<td style='text-align:left'>{escape(text)}</td></tr>"
-            for label, text in self.summary()
-        )
-        return f"<table><caption>LogisticModel</caption>{rows}</table>"

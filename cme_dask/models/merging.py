@@ -77,17 +77,12 @@ class JointSums:
         """
         _check_adds(model)
         x, y, laws = model.x, model.y, model.y.cells is not None
-        ranks = tuple(v.basis.newton.rank for v in (x, y))
-        # The shifts are not stored: they follow from the means of the shifted functions.
-        unknown = tuple(np.zeros(len(v.answers.names)) for v in (y, x))
-        moments = MomentSums.from_arrays(model.moments, ranks, unknown)
-        mean = moments.means()
-        weight = mean.weight
+        moments = model.moment_sums()
+        weight = float(moments.total().weights[0])
         sides = [
-            _side(here, other, model.base, mean.function_mean(name))
-            for name, here, other in (("x", x, y), ("y", y, x))
+            _side(here, other.answers.names, shift)
+            for here, other, shift in zip((x, y), (y, x), moments.shifts, strict=True)
         ]
-        moments = replace(moments, shifts=tuple(side.offsets for side in sides))
         specs = tuple(_spec(v, side) for v, side in zip((x, y), sides, strict=True) if laws)
         cells = tuple(
             spec.sums(v.cells, weight)
@@ -194,25 +189,12 @@ def _check_adds(model: JointModel) -> None:
             "residuals of different parts don't add up: fit with "
             + remedy("residual=False", "--growing")
         )
-    cells = [v.cells for v in (model.x, model.y)]
-    if any(c is not None and c.drawn is None for c in cells) or (cells[0] is None) != (
-        cells[1] is None
-    ):
-        raise DataError(
-            "the cells of this model don't tell how their rows were drawn, since it was saved by "
-            "an older version: fit it again"
-        )
 
 
-def _side(here: Variable, other: Variable, base: float, mean: Array) -> Side:
-    """The side of a variable, whose functions the other one answers for.
-
-    Constants of these answers are shift + mean, and the shift alone for partitions of unity.
-    """
+def _side(here: Variable, names: Sequence[str], shift: Array) -> Side:
+    """The side of a variable, whose columns and functions have these names."""
     assert isinstance(here.basis, LinearBasis)
-    names, constant = other.answers.names, other.answers.constant
     functions: dict[str, Function] = {n: Named(n) for n in names[len(here.columns.names) :]}
-    shift = constant - mean if base else constant
     return Side(here.basis.newton, here.columns.names, functions, shift)
 
 

@@ -11,6 +11,7 @@ from cme_dask.config import SAMPLE_SIZE
 from cme_dask.data.model_file import ModelState
 from cme_dask.errors import DataError, StoreError
 from cme_dask.kernels.transforms import Coordinates
+from cme_dask.models.base import Custom
 from cme_dask.numerics.location import Location
 from cme_dask.numerics.monotone import MonotoneMaps, smooth_map
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 
 Array = Any
-Custom = dict[str, kernels.Kernel] | None
 
 _PREFIX, _MODEL = "residual_", "residual_model_"
 

@@ -85,7 +85,7 @@ def spectra_arrays(spectra: Sequence[SpectrumPair]) -> dict[str, Array]:
 def read_spectra(
     state: ModelState, ranks: tuple[Sequence[int], Sequence[int]]
 ) -> tuple[SpectrumPair, ...]:
-    """Return the spectra of a saved model; none of a file that holds none.
+    """Return the spectra of a saved averaged model.
 
     Parameters
     ----------
@@ -99,8 +99,6 @@ def read_spectra(
     StoreError
         If arrays are damaged.
     """
-    if "spectra_traces" not in state.arrays:
-        return ()
     traces = state.array("spectra_traces", (len(ranks[0]), 2))
     if not (traces > 0.0).all():
         raise StoreError("the traces of the model's kernels must be positive: fit it again")
@@ -116,36 +114,10 @@ def read_spectra(
 
 
 def spectra(model: "JointModel") -> tuple[SpectrumPair, ...]:
-    """Return the spectra of x and of y of each member of a model, the best one first.
-
-    Raises
-    ------
-    DataError
-        If an averaged model was saved by an earlier version, which did not keep them.
-    """
+    """Return the spectra of x and of y of each member of a model, the best one first."""
     if model.spectra:
         return model.spectra
-    if "gram" not in model.moments:
-        raise DataError(
-            "this averaged model was saved by an earlier version, which kept no spectra of its "
-            "members: fit it again"
-        )
-    ranks = [side.basis.newton.rank for side in (model.x, model.y)]
-    # Lower triangles of [N_X, N_Y, 1, ...], row by row.
-    packed = np.asarray(model.moments["gram"]).sum(axis=0)
-    traces = np.asarray(model.moments["traces"]).sum(axis=0)
-    weight = packed[_packed(np.array(sum(ranks)), np.array(sum(ranks)))]
-    pair = []
-    for first, rank, trace in zip((0, ranks[0]), ranks, traces.tolist(), strict=True):
-        i = first + np.arange(rank)
-        gram = packed[_packed(np.maximum.outer(i, i), np.minimum.outer(i, i))]
-        pair.append(Spectrum.of(gram / weight, trace / weight))
-    return ((pair[0], pair[1]),)
-
-
-def _packed(row: Array, column: Array) -> Array:
-    """Positions in a packed lower triangle."""
-    return row * (row + 1) // 2 + column
+    return spectra_of([model.moment_sums().means()])
 
 
 def plot_spectrum(model: "JointModel", *, ax: Any = None) -> Any:
@@ -167,8 +139,6 @@ def plot_spectrum(model: "JointModel", *, ax: Any = None) -> Any:
 
     Raises
     ------
-    DataError
-        If the model was saved by an earlier version, which kept no spectra.
     ResourceError
         If matplotlib is not installed.
     """
@@ -201,8 +171,7 @@ def plot_residual_trace(model: "JointModel", *, ax: Any = None) -> Any:
     Raises
     ------
     DataError
-        If the bases are partitions of unity, which approximate no kernel, or the model was saved by
-        an earlier version, which kept no traces.
+        If the bases are partitions of unity, which approximate no kernel.
     ResourceError
         If matplotlib is not installed.
     """

@@ -38,8 +38,7 @@ class ValueRange:
     Attributes
     ----------
     low, high
-        Shape (d,), in the units of the columns; infinite where nothing is known, as in models of
-        before ranges were recorded.
+        Shape (d,), in the units of the columns; infinite where nothing is known.
     integer
         Whether all values are whole numbers, shape (d,).
     """
@@ -279,9 +278,9 @@ class Cells:
         For partitions of unity b of this variable: E[b_j 1_s] over all rows, shape (m, S),
         non-negative, rows of sum E b_j and columns of sum v_s; otherwise None.
     drawn
-        How the atoms were drawn; None in models of before this was kept.
+        How the atoms were drawn.
     values
-        Which values the columns take, over all rows; None in models of before this was recorded.
+        Which values the columns take, over all rows.
     """
 
     support: Support
@@ -294,14 +293,9 @@ class Cells:
     starts: Array
     shares: Array
     whole: Array
-    components: Array | None = None
-    drawn: Drawn | None = None
-    values: ValueRange | None = None
-
-    @property
-    def range(self) -> ValueRange:
-        """Which values the columns take; any, where it is not known."""
-        return ValueRange.unknown(self.atoms.shape[1]) if self.values is None else self.values
+    components: Array | None
+    drawn: Drawn
+    values: ValueRange
 
     @property
     def size(self) -> int:
@@ -461,7 +455,6 @@ class CellSpec:
             Sum of the weights of all rows.
         """
         drawn, mass = cells.drawn, weight * cells.masses
-        assert drawn is not None
         away = cells.means - self.support.points
         a, b = self.pairs
         squares = cells.covariances[:, a, b] + away[:, a] * away[:, b]
@@ -475,7 +468,7 @@ class CellSpec:
             drawn.weights[where],
             cells.atoms[where],
         )
-        return CellSums(mass[None], drawn.counts, sums, kept, cells.range)
+        return CellSums(mass[None], drawn.counts, sums, kept, cells.values)
 
     def _covariances(self, away: Array, squares: Array, counts: Array) -> Array:
         """From means of z and of its products, shape (S, d, d); of a single row exactly zero."""

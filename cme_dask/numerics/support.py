@@ -173,11 +173,6 @@ class Support:
     ------
     DataError
         If these don't fit together.
-
-    Notes
-    -----
-    Models of before there were trees bring neither: their cells have points, but rows can't be
-    assigned to them.
     """
 
     points: Array
@@ -188,7 +183,7 @@ class Support:
         shape = np.shape(self.points)
         if len(shape) != 2 or 0 in shape:
             raise DataError(f"a support needs points of shape (S, d), got shape {shape}")
-        if self.edges is not None and self.tree is not None:
+        if (self.edges is None) == (self.tree is None):
             raise DataError("a support takes either edges or a tree")
         if self.edges is not None and (shape[1] != 1 or np.shape(self.edges) != (shape[0] - 1,)):
             raise DataError(
@@ -211,17 +206,9 @@ class Support:
         return int(self.points.shape[0])
 
     def assign(self, rows: Array) -> Array:
-        """Cell numbers, integers of shape (n,), of rows (n, d).
-
-        Raises
-        ------
-        DataError
-            If the cells are known by their points alone.
-        """
+        """Cell numbers, integers of shape (n,), of rows (n, d)."""
         if self.tree is not None:
             return self.tree.leaves(rows)
-        if self.edges is None:
-            raise DataError("the cells of this model are of an older version: fit it again")
         xp = array_namespace(rows)
         return xp.searchsorted(xp.asarray(self.edges, device=device(rows)), rows[:, 0])
 

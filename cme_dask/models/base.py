@@ -1,0 +1,109 @@
+"""The base of fitted models: saving, loading and showing them.
+
+A model is a frozen dataclass of small arrays and JSON values. A subclass says what of it is stored
+and in which shapes it is read back; the base writes files, refuses damaged ones and shows models.
+"""
+
+import os
+from abc import ABC, abstractmethod
+from html import escape
+from typing import Any, ClassVar, Self
+
+from cme_dask.data.model_file import ModelState, write_model
+from cme_dask.data.store import brief
+from cme_dask.errors import StoreError
+from cme_dask.kernels import Kernel
+
+Array = Any
+Custom = dict[str, Kernel] | None
+"""Users' own kernels by name."""
+
+_LABEL = 10  # letters of the labels of ``repr``, at least
+
+
+MODELS: dict[str, type["Model"]] = {}
+"""All kinds of models by the name that their files hold."""
+
+
+class Model(ABC):
+    """What fits make and :func:`cme_dask.load` reads; needs neither data nor Dask.
+
+    Subclasses give ``summary``, ``contents``, ``_stored`` and ``_restored``.
+    """
+
+    _made_by: ClassVar[str]
+
+    about: dict[str, Any]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        MODELS[cls.__name__] = cls
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Write the model to a folder (Zarr, no pickles), whole or not at all."""
+        write_model(path, self.to_state(), overwrite=overwrite)
+
+    def to_state(self) -> ModelState:
+        """Plain arrays and JSON values."""
+        description, arrays = self._stored()
+        return ModelState(type(self).__name__, {**description, "fit": self.about}, arrays)
+
+    @classmethod
+    def from_state(cls, state: ModelState, custom: Custom = None) -> Self:
+        """Inverse of :meth:`to_state`, for files that can't be trusted.
+
+        Raises
+        ------
+        StoreError
+            If arrays or descriptions do not fit together.
+        DataError
+            If a user's own kernel is needed and not in ``custom``.
+        """
+        try:
+            model = cls._restored(state, custom)
+        except (KeyError, TypeError) as error:
+            raise StoreError(f"the model's description is damaged: {error!r}") from error
+        try:
+            model.summary()
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
+            raise StoreError(
+                f"the model's description of its fit is damaged ({brief(error)}): restore it or "
+                "fit it again"
+            ) from error
+        return model
+
+    @abstractmethod
+    def _stored(self) -> tuple[dict[str, Any], dict[str, Array]]:
+        """JSON description beside that of the fit, and arrays by name."""
+
+    @classmethod
+    @abstractmethod
+    def _restored(cls, state: ModelState, custom: Custom) -> Self:
+        """Inverse of :meth:`_stored`; KeyError and TypeError tell of a damaged description."""
+
+    @abstractmethod
+    def contents(self) -> dict[str, Any]:
+        """JSON form of what can be asked for."""
+
+    @abstractmethod
+    def summary(self) -> list[tuple[str, str]]:
+        """Lines of ``repr``: label and text."""
+
+    def __repr__(self) -> str:
+        lines = self.summary()
+        width = max(_LABEL, *(len(label) for label, _ in lines))
+        body = "\n".join(f"  {label:<{width}} {text}" for label, text in lines)
+        return f"{type(self).__name__}\n{body}"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><th style='text-align:left'>{escape(label)}</th>"
+            f"<td style='text-align:left'>{escape(text)}</td></tr>"
+            for label, text in self.summary()
+        )
+        return f"<table><caption>{type(self).__name__}</caption>{rows}</table>"
+
+
+def maker(kind: type[Model]) -> str:
+    """What makes models of a kind, for messages."""
+    return kind._made_by
