@@ -8,7 +8,7 @@ import pytest
 
 from cme_dask import ConditionalMeanEmbedding, JointDistribution, kernels, load
 from cme_dask.errors import DataError
-from cme_dask.kernels.length_scales import IGNORED, SCALES, column_scales
+from cme_dask.kernels.length_scales import IGNORED, SCALES
 from cme_dask.learning.candidates import at_bounds, ignored_columns, long_columns
 
 
@@ -97,10 +97,10 @@ def test_bounds_given_kernels_have_length_scales_but_no_relevance():
 def test_column_scales_follow_the_structure_of_a_kernel():
     labels = kernels.Categorical(2.0)
     kernel = 3.0 * (kernels.Gaussian((1.0, 4.0)).on([0, 2]) * labels.on([1]))
-    assert [s.scale for s in column_scales(kernel, 3)] == [1.0, 2.0, 4.0]
+    assert [s.scale for s in kernel.column_scales(3)] == [1.0, 2.0, 4.0]
     both = kernels.Gaussian(0.5) + kernels.Laplace(2.0)
-    assert [s.scale for s in column_scales(both, 2)] == [0.5, 0.5]
-    assert column_scales(kernels.Delta(), 2) == (None, None)
+    assert [s.scale for s in both.column_scales(2)] == [0.5, 0.5]
+    assert kernels.Delta().column_scales(2) == (None, None)
 
 
 def test_columns_are_ignored_only_where_the_score_is_no_worse():

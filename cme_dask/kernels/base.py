@@ -16,6 +16,7 @@ from array_api_compat import array_namespace, device
 
 from cme_dask.errors import DataError
 from cme_dask.kernels.evaluator import BlockEvaluator
+from cme_dask.kernels.length_scales import ColumnScale
 
 # What a kernel is, and checks of what it is made of
 
@@ -173,6 +174,10 @@ class Kernel(ABC):
     def pools(self, column: int) -> bool:
         """Whether numbers in this column that no level has are one level to the kernel."""
         return False
+
+    def column_scales(self, n_columns: int) -> tuple[ColumnScale | None, ...]:
+        """Return the length scale along each column; None for columns along which there is none."""
+        return (None,) * n_columns
 
     @property
     def upper_bound(self) -> float | None:
@@ -335,6 +340,14 @@ class _Pair(Evaluated, abstract=True):
         """Whether either kernel does."""
         return self.left.measures(column) or self.right.measures(column)
 
+    def column_scales(self, n_columns: int) -> tuple[ColumnScale | None, ...]:
+        """Return the shorter of both scales of each column."""
+        both = self.left.column_scales(n_columns), self.right.column_scales(n_columns)
+        return tuple(
+            min((s for s in pair if s is not None), key=lambda s: s.scale, default=None)
+            for pair in zip(*both, strict=True)
+        )
+
     def pools(self, column: int) -> bool:
         """Whether both kernels do."""
         return self.left.pools(column) and self.right.pools(column)
@@ -414,6 +427,10 @@ class Scaled(Evaluated):
         """Whether the kernel does."""
         return self.base.measures(column)
 
+    def column_scales(self, n_columns: int) -> tuple[ColumnScale | None, ...]:
+        """Return those of the base."""
+        return self.base.column_scales(n_columns)
+
     def pools(self, column: int) -> bool:
         """Whether the kernel does."""
         return self.base.pools(column)
@@ -480,6 +497,12 @@ class Columns(Evaluated):
     def measures(self, column: int) -> bool:
         """Whether the kernel sees the column and does."""
         return column in self.columns and self.base.measures(self.columns.index(column))
+
+    def column_scales(self, n_columns: int) -> tuple[ColumnScale | None, ...]:
+        """Return those of the base, infinite for columns that it does not see."""
+        seen = self.base.column_scales(len(self.columns))
+        each = dict(zip(self.columns, seen, strict=True))
+        return tuple(each.get(j, ColumnScale(math.inf)) for j in range(n_columns))
 
     def pools(self, column: int) -> bool:
         """Whether the kernel does, or does not see the column."""

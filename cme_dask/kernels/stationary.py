@@ -19,6 +19,7 @@ from cme_dask.kernels.evaluator import (
     take_logarithms,
     to_numpy,
 )
+from cme_dask.kernels.length_scales import ColumnScale
 
 LengthScale = float | tuple[float, ...]
 
@@ -185,6 +186,15 @@ class Stationary(Unit, Evaluated, abstract=True):
     def measures(self, column: int) -> bool:
         """True."""
         return True
+
+    def column_scales(self, n_columns: int) -> tuple[ColumnScale | None, ...]:
+        """Return the length scale along each column."""
+        each = self.length_scale
+        scales = each if isinstance(each, tuple) else (each,) * n_columns
+        return tuple(
+            ColumnScale(float(scale), categorical=not self.measures(j))
+            for j, scale in enumerate(scales)
+        )
 
 
 @dataclass(frozen=True)

@@ -4,16 +4,18 @@ import math
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from numbers import Real
 from typing import Any, ClassVar
 
+import numpy as np
 from array_api_compat import array_namespace, device
 
 from cme_dask.errors import DataError
 from cme_dask.kernels.base import Array, Evaluated, Kernel, check_kernel, check_number, is_a
 from cme_dask.kernels.evaluator import BlockEvaluator
+from cme_dask.kernels.length_scales import ColumnScale
 
 # Coordinates: maps of single columns, to a common scale or to pooled levels
 
@@ -45,6 +47,10 @@ class Coordinate(ABC):
         DataError
             If several values are mapped to one.
         """
+
+    def width(self, scale: float) -> float:
+        """Return a length in this coordinate in the units of the column."""
+        return scale
 
     @abstractmethod
     def slope(self, xp: Any, column: Array) -> Array:
@@ -79,6 +85,10 @@ class Standard(Coordinate):
     def inverse(self) -> "Standard":
         """Return the map back, scale * t + shift."""
         return Standard(-self.shift / self.scale, 1.0 / self.scale)
+
+    def width(self, scale: float) -> float:
+        """Return the length times the scale of the column."""
+        return scale * self.scale
 
     def slope(self, xp: Any, column: Array) -> Array:
         """Return 1 / scale."""
@@ -139,6 +149,11 @@ class Scores(Coordinate):
     def inverse(self) -> "Scores":
         """Return the map back: the same knots the other way."""
         return Scores(self.scores, self.values)
+
+    def width(self, scale: float) -> float:
+        """Return the width around the median, t^-1(l / 2) - t^-1(-l / 2) for the length l."""
+        low, high = self.inverse()(np, np.asarray([-scale / 2, scale / 2]))
+        return float(high - low)
 
     def slope(self, xp: Any, column: Array) -> Array:
         """Return the slope of the segment."""
@@ -356,6 +371,11 @@ class Warped(Evaluated):
     def unmapped(self) -> tuple[Any, Kernel]:
         """The coordinates and the base."""
         return self.coordinates, self.base
+
+    def column_scales(self, n_columns: int) -> tuple[ColumnScale | None, ...]:
+        """Return those of the base, with the coordinates."""
+        pairs = zip(self.base.column_scales(n_columns), self.coordinates.columns, strict=True)
+        return tuple(scale and replace(scale, coordinate=coordinate) for scale, coordinate in pairs)
 
     def check(self, n_columns: int) -> None:
         """Raise DataError if there is not one coordinate per column, or the base does."""

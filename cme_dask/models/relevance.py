@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cme_dask.data.columns import Columns
 from cme_dask.errors import DataError
-from cme_dask.kernels import Kernel
-from cme_dask.kernels.length_scales import WIDEST, ColumnScale, column_scales
+from cme_dask.kernels.length_scales import WIDEST, ColumnScale
 from cme_dask.models.plots import BLUE, PALETTE, drawing
 
 if TYPE_CHECKING:
@@ -152,7 +151,7 @@ def length_scales(sides: Sequence[tuple[str, Columns, Any]]) -> LengthScales:
 
 def _scales_of(newton: Any, count: int) -> tuple[ColumnScale | None, ...]:
     kernel = getattr(newton, "kernel", None)
-    return column_scales(kernel, count) if isinstance(kernel, Kernel) else (None,) * count
+    return (None,) * count if kernel is None else kernel.column_scales(count)
 
 
 def _row(name: str, variable: str, members: Sequence[ColumnScale | None]) -> ColumnRelevance:

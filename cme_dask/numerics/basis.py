@@ -213,6 +213,10 @@ class Basis(Protocol):
         """Their number m."""
 
     @property
+    def parts(self) -> "tuple[Basis, ...]":
+        """The bases that it is made of, or itself."""
+
+    @property
     def factor(self) -> Array:
         """The lower-triangular matrix that is solved for, shape (m, m)."""
 
@@ -280,6 +284,11 @@ class NewtonBasis:
     def rank(self) -> int:
         """Number of pivots m."""
         return int(self.factor.shape[0])
+
+    @property
+    def parts(self) -> "tuple[NewtonBasis]":
+        """Itself."""
+        return (self,)
 
     @property
     def biorthogonal(self) -> Array:

@@ -174,7 +174,7 @@ def near_data(newton: NewtonBasis | StackedNewton) -> Query:
     The support takes a triangular solve for each row. Most rows do without: they are so near to a
     single pivot that its kernel section alone shows that the share is 1.
     """
-    parts = newton.parts if isinstance(newton, StackedNewton) else (newton,)
+    parts = newton.parts
 
     def share(x: Array) -> Array:
         least, open_ = np.zeros(len(x)), np.arange(len(x))

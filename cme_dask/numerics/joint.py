@@ -251,8 +251,7 @@ class StackedNewton:
 
 def ranks_of(newton: Basis | StackedNewton) -> tuple[int, ...]:
     """Number of pivots of each of several bases, or of the one that there is."""
-    parts = newton.parts if isinstance(newton, StackedNewton) else (newton,)
-    return tuple(part.rank for part in parts)
+    return tuple(part.rank for part in newton.parts)
 
 
 @dataclass(frozen=True, eq=False)

@@ -60,6 +60,11 @@ class PartitionBasis:
         return int(self.points.shape[0])
 
     @property
+    def parts(self) -> "tuple[PartitionBasis]":
+        """Itself."""
+        return (self,)
+
+    @property
     def factor(self) -> Array:
         """The identity: no triangular factor stands between kernel sections and functions."""
         return np.eye(self.rank)
