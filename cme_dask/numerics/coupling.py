@@ -21,7 +21,6 @@ which is where the objective is flat, an interior point method goes on from ther
 """
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -32,7 +31,7 @@ from scipy.linalg import cho_factor, cho_solve
 from cme_dask.errors import DataError
 from cme_dask.numerics.basis import eigenbasis
 from cme_dask.numerics.blocks import Moments
-from cme_dask.numerics.problem import Regularization, SolverInfo
+from cme_dask.numerics.problem import Regularization, SolverInfo, iterate
 
 # Quadratic programs over a transport polytope: scaling, optimality, rounding onto it
 
@@ -237,68 +236,93 @@ _INNER = 1000
 
 @dataclass(frozen=True, eq=False)
 class InteriorPoint:
-    """X > 0, the multipliers Z > 0 of X >= 0, and conjugate-gradient iterations so far."""
+    """X > 0 and the multipliers Z > 0 of X >= 0.
+
+    ``inner`` are the conjugate-gradient iterations so far, ``step`` is the length of the last step,
+    ``dual`` the gradient of the Lagrangian, ``residual`` the KKT residual before rounding.
+    """
 
     x: Array
     z: Array
+    dual: Array
+    residual: float
     inner: int = 0
     step: float = 1.0
+    steps: int = 0
 
     @property
     def mu(self) -> float:
         """Mean of X Z."""
         return float((self.x * self.z).mean())
 
-    @classmethod
-    def independent(cls, problem: TransportProblem) -> "InteriorPoint":
-        """C = 1, which is on the polytope, and multipliers that are as large as the gradient."""
-        x = problem.independent
-        mu = float(np.abs(problem.linear * x).max())
-        return cls(x, mu / x)
 
-    @classmethod
-    def smoothed(cls, value: Array, penalty: float, mu: float) -> "InteriorPoint":
-        """X Z = mu with X - Z / penalty = value: max(value, 0) and its multiplier, smoothed."""
-        large = 0.5 * (np.abs(value) + np.sqrt(value**2 + 4.0 * mu / penalty))
-        x = np.where(value > 0.0, large, mu / penalty / large)
-        return cls(x, mu / x)
-
-
-def interior_steps(
-    problem: TransportProblem, point: InteriorPoint, tol: float
-) -> Iterator[tuple[InteriorPoint, float]]:
-    """Points along the path, each with its KKT residual before rounding.
+class PathFollowing:
+    """The interior point method as an :class:`Iteration`, from X and Z on.
 
     Parameters
     ----------
     problem
         The program.
-    point
-        Where to start.
+    first
+        X and Z.
     tol
         Relative KKT residual aimed at: the inner iteration is not driven further.
+    within
+        Residual at which the iteration ends.
     """
-    sides = ((problem.gram_y, problem.unit_y), (problem.gram_x, problem.unit_x))
-    diagonals = [np.maximum(np.diag(gram) - unit**2, 0.0) for gram, unit in sides]
-    floor = problem.ridge + _DIAGONAL**2 * np.outer(*diagonals)
-    while True:
-        dual = problem.tangent(problem.gradient(point.x) - point.z)
-        share = np.minimum(point.x / problem.independent, 1.0)
-        complementary = float(np.linalg.norm(point.z * share)) / problem.scale
-        stationary = float(np.linalg.norm(dual)) / problem.scale
-        residual = max(complementary, stationary)
-        yield point, residual
+
+    def __init__(
+        self, problem: TransportProblem, first: tuple[Array, Array], tol: float, within: float
+    ) -> None:
+        self._problem, self._first, self._tol, self._within = problem, first, tol, within
+        sides = ((problem.gram_y, problem.unit_y), (problem.gram_x, problem.unit_x))
+        diagonals = [np.maximum(np.diag(gram) - unit**2, 0.0) for gram, unit in sides]
+        self._floor = problem.ridge + _DIAGONAL**2 * np.outer(*diagonals)
+
+    def init(self) -> InteriorPoint:
+        """Return the first point."""
+        return self._at(*self._first)
+
+    def done(self, point: InteriorPoint) -> bool:
+        """Whether the residual is small enough."""
+        return point.residual <= self._within
+
+    def step(self, point: InteriorPoint) -> InteriorPoint:
+        """Return the next point along the path."""
+        problem = self._problem
         centring = _CENTRING if point.step > _SHORT else _SHORT
         aim = _LOOSE * centring * np.sqrt(point.mu * point.x.size)
-        within = 0.2 * max(tol, centring * residual) * problem.scale
+        within = 0.2 * max(self._tol, centring * point.residual) * problem.scale
         target = centring * point.mu / point.x
-        direction = _Direction(problem, point.z / point.x, floor)
+        direction = _Direction(problem, point.z / point.x, self._floor)
         a, b = problem.marginals(point.x)
         missing = problem.unit_x - a, problem.unit_y - b
-        dx, inner = direction.solve(target - point.z - dual, missing, aim, within)
+        dx, inner = direction.solve(target - point.z - point.dual, missing, aim, within)
         dz = target - point.z - direction.barrier * dx
         step = min(_longest(point.x, dx), _longest(point.z, dz))
-        point = InteriorPoint(point.x + step * dx, point.z + step * dz, point.inner + inner, step)
+        x, z = point.x + step * dx, point.z + step * dz
+        return replace(self._at(x, z), inner=point.inner + inner, step=step, steps=point.steps + 1)
+
+    def _at(self, x: Array, z: Array) -> InteriorPoint:
+        problem = self._problem
+        dual = problem.tangent(problem.gradient(x) - z)
+        share = np.minimum(x / problem.independent, 1.0)
+        complementary = float(np.linalg.norm(z * share)) / problem.scale
+        stationary = float(np.linalg.norm(dual)) / problem.scale
+        return InteriorPoint(x, z, dual, max(complementary, stationary))
+
+
+def _from_independence(problem: TransportProblem) -> tuple[Array, Array]:
+    """C = 1, which is on the polytope, and multipliers that are as large as the gradient."""
+    x = problem.independent
+    return x, float(np.abs(problem.linear * x).max()) / x
+
+
+def _smoothed(value: Array, penalty: float, mu: float) -> tuple[Array, Array]:
+    """X Z = mu with X - Z / penalty = value: max(value, 0) and its multiplier, smoothed."""
+    large = 0.5 * (np.abs(value) + np.sqrt(value**2 + 4.0 * mu / penalty))
+    x = np.where(value > 0.0, large, mu / penalty / large)
+    return x, mu / x
 
 
 def _longest(value: Array, change: Array) -> float:
@@ -498,102 +522,127 @@ def solve_coupling(
     first = problem.independent
     if start is not None:
         first = problem.rounded(start[np.ix_(live_y, live_x)] * first)
-    run = _Run(problem, tol, max_iterations)
-    run.solve(first)
+    multiplier = np.maximum(problem.tangent(problem.gradient(first)), 0.0)
+    multiplier[first > 1e-3 * problem.independent] = 0.0
+    state = _Feasible(problem.independent).or_better(problem, first, multiplier)
+    solver, iterations = "ADMM", 0
+    if state.residual > tol and min(first.shape) > 1:  # with one landmark C = 1 is all there is
+        splitting = _Splitting(problem, tol, first - multiplier / _PENALTY, state)
+        split, rounds = iterate(splitting, -(-max_iterations // _EVERY))
+        state, iterations = split.best, rounds * _EVERY
+        if state.residual > tol and iterations < max_iterations:
+            solver = "interior point"
+            state, iterations = _interior(problem, split, tol, iterations, max_iterations)
     coef = np.ones((len(mean_y), len(mean_x)))
-    coef[np.ix_(live_y, live_x)] = run.best / problem.independent
-    return coef, run.info(coef, mean_y, mean_x, time.perf_counter() - begin)
+    coef[np.ix_(live_y, live_x)] = state.x / problem.independent
+    errors = (np.abs(mean_y @ coef - 1.0), np.abs(coef @ mean_x - 1.0))
+    primal = max(float(error.max()) for error in errors)
+    residual = max(state.residual, primal)
+    return coef, SolverInfo(
+        solver=solver,
+        status="optimal" if residual <= tol else "inaccurate",
+        primal_residual=primal,
+        dual_residual=state.stationarity,
+        kkt_residual=residual,
+        gap=state.gap / max(1.0, abs(state.objective)),
+        iterations=iterations,
+        seconds=time.perf_counter() - begin,
+        tol=tol,
+    )
 
 
-class _Run:
-    """The best feasible point so far, and how it was found."""
+@dataclass(frozen=True, eq=False)
+class _Feasible:
+    """The best point of the polytope so far, as :meth:`TransportProblem.residual` measures it."""
 
-    def __init__(self, problem: TransportProblem, tol: float, max_iterations: int) -> None:
-        self._problem, self._tol, self._left = problem, tol, max_iterations
-        self._iterations, self._solver = 0, "ADMM"
-        self._found = (np.inf, np.inf, np.inf, np.inf)
-        self.best = problem.independent
+    x: Array
+    stationarity: float = np.inf
+    residual: float = np.inf
+    gap: float = np.inf
+    objective: float = np.inf
 
-    @property
-    def _done(self) -> bool:
-        return self._found[1] <= self._tol or self._iterations >= self._left
+    def or_better(self, problem: TransportProblem, x: Array, multiplier: Array) -> "_Feasible":
+        """Return the better of itself and the point near X."""
+        other = _Feasible.near(problem, x, multiplier)
+        return other if other.residual < self.residual else self
 
-    def solve(self, first: Array) -> None:
-        """ADMM, and where it is slow the interior point method."""
-        problem = self._problem
-        multiplier = np.maximum(problem.tangent(problem.gradient(first)), 0.0)
-        multiplier[first > 1e-3 * problem.independent] = 0.0
-        self._consider(first, multiplier)
-        if self._done or min(first.shape) == 1:  # with one landmark C = 1 is all there is
-            return
-        value, penalty = self._admm(first, multiplier)
-        if not self._done:
-            self._solver = "interior point"
-            self._interior(value, penalty)
+    @classmethod
+    def near(cls, problem: TransportProblem, x: Array, multiplier: Array) -> "_Feasible":
+        """The point near X."""
+        rounded = problem.rounded(x)
+        return cls(rounded, *problem.residual(rounded, multiplier))
 
-    def _consider(self, x: Array, multiplier: Array) -> float:
-        rounded = self._problem.rounded(x)
-        found = self._problem.residual(rounded, multiplier)
-        if found[1] < self._found[1]:
-            self._found, self.best = found, rounded
-        return found[1]
 
-    def _admm(self, x: Array, multiplier: Array) -> tuple[Array, float]:
-        """Douglas-Rachford splitting; returns X - Z / penalty, and the penalty."""
-        problem, penalty = self._problem, _PENALTY
-        (basis_y, lam_y), (basis_x, lam_x) = (
+@dataclass(frozen=True, eq=False)
+class _Split:
+    """X - Z / penalty; the best point; residuals of the last two rounds; the rounds so far."""
+
+    value: Array
+    best: _Feasible
+    last: float
+    before: float
+    rounds: int = 0
+
+
+class _Splitting:
+    """Douglas-Rachford splitting as an :class:`Iteration`, whose steps are rounds of several."""
+
+    def __init__(
+        self, problem: TransportProblem, tol: float, value: Array, best: _Feasible
+    ) -> None:
+        self._problem, self._tol = problem, tol
+        self._value, self._best = value, best
+        (self._basis_y, lam_y), (self._basis_x, lam_x) = (
             eigenbasis(gram, unit)
             for gram, unit in (
                 (problem.gram_y, problem.unit_y),
                 (problem.gram_x, problem.unit_x),
             )
         )
-        linear = basis_y.T @ problem.linear @ basis_x
-        quadratic, independent = np.outer(lam_y, lam_x), problem.independent
-        value, before = x - multiplier / penalty, self._found[1]
-        while not self._done:
-            for _ in range(_EVERY):
-                x = np.maximum(value, 0.0)
-                inner = basis_y.T @ (2.0 * x - value) @ basis_x
-                inner = (penalty * inner - linear) / (quadratic + penalty)
-                change = independent + basis_y @ inner @ basis_x.T - x
-                value += _RELAXATION * change
-            self._iterations += _EVERY
+        self._linear = self._basis_y.T @ problem.linear @ self._basis_x
+        self._quadratic = np.outer(lam_y, lam_x)
+
+    def init(self) -> _Split:
+        return _Split(self._value, self._best, self._best.residual, np.inf)
+
+    def done(self, state: _Split) -> bool:
+        slow = state.rounds * _EVERY >= _LEAST and state.last > _WORTH * state.before
+        return state.best.residual <= self._tol or slow
+
+    def step(self, state: _Split) -> _Split:
+        problem, basis_y, basis_x = self._problem, self._basis_y, self._basis_x
+        value = state.value.copy()
+        for _ in range(_EVERY):
             x = np.maximum(value, 0.0)
-            now = self._consider(x, penalty * (x - value))
-            if self._iterations >= _LEAST and now > _WORTH * before:
-                break
-            before = now
-        return value, penalty
+            inner = basis_y.T @ (2.0 * x - value) @ basis_x
+            inner = (_PENALTY * inner - self._linear) / (self._quadratic + _PENALTY)
+            change = problem.independent + basis_y @ inner @ basis_x.T - x
+            value += _RELAXATION * change
+        x = np.maximum(value, 0.0)
+        now = _Feasible.near(problem, x, _PENALTY * (x - value))
+        best = now if now.residual < state.best.residual else state.best
+        return _Split(value, best, now.residual, state.last, state.rounds + 1)
 
-    def _interior(self, value: Array, penalty: float) -> None:
-        problem, tol, spent = self._problem, self._tol, self._iterations
-        mu = _HANDOVER * min(self._found[1], 1.0) * problem.scale / value.size
-        path = interior_steps(problem, InteriorPoint.smoothed(value, penalty, mu), 0.3 * tol)
-        if next(path)[1] > 1.0:  # worse than independence
-            path = interior_steps(problem, InteriorPoint.independent(problem), 0.3 * tol)
-        for steps, (point, residual) in enumerate(path):
-            self._iterations = spent + steps + point.inner
-            last = self._iterations >= self._left or steps >= _STEPS
-            if last or residual <= 2.0 * tol:
-                self._consider(point.x, point.z)
-            if last or self._done:
-                return
 
-    def info(self, coef: Array, mean_y: Array, mean_x: Array, seconds: float) -> SolverInfo:
-        """Of the matrix that is returned."""
-        dual, residual, gap, objective = self._found
-        errors = (np.abs(mean_y @ coef - 1.0), np.abs(coef @ mean_x - 1.0))
-        primal = max(float(error.max()) for error in errors)
-        residual = max(residual, primal)
-        return SolverInfo(
-            solver=self._solver,
-            status="optimal" if residual <= self._tol else "inaccurate",
-            primal_residual=primal,
-            dual_residual=dual,
-            kkt_residual=residual,
-            gap=gap / max(1.0, abs(objective)),
-            iterations=self._iterations,
-            seconds=seconds,
-            tol=self._tol,
-        )
+def _interior(
+    problem: TransportProblem, split: _Split, tol: float, spent: int, most: int
+) -> tuple[_Feasible, int]:
+    """The best point of the interior point method after the splitting, and all iterations."""
+    best, aim = split.best, 0.3 * tol
+    mu = _HANDOVER * min(best.residual, 1.0) * problem.scale / split.value.size
+    path = PathFollowing(problem, _smoothed(split.value, _PENALTY, mu), aim, 2.0 * tol)
+    point, first = path.init(), 1
+    if point.residual > 1.0:  # worse than independence
+        path = PathFollowing(problem, _from_independence(problem), aim, 2.0 * tol)
+        point, first = path.init(), 0
+    else:
+        point = path.step(point)
+    while True:
+        steps = point.steps - first
+        iterations = spent + steps + point.inner
+        last = iterations >= most or steps >= _STEPS
+        if last or path.done(point):
+            best = best.or_better(problem, point.x, point.z)
+        if last or best.residual <= tol:
+            return best, iterations
+        point = path.step(point)
