@@ -1,10 +1,11 @@
 """Conditional laws at the rows of Dask arrays and stores: the same questions, lazy answers."""
 
+import functools
+import inspect
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from operator import methodcaller
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, cast
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from cme_dask.data.sources import RowSource
 from cme_dask.errors import DataError, UnseenCategoryWarning
 from cme_dask.models.events import importable
 from cme_dask.models.files import AnyBasis
-from cme_dask.models.joint import JointModel
+from cme_dask.models.joint import JointModel, Variable
 from cme_dask.models.law import ConditionalLaw
 from cme_dask.models.laws import Function
 from cme_dask.models.points import UNSEEN, is_out_of_core
@@ -26,12 +27,6 @@ if TYPE_CHECKING:
 
 
 Array = Any
-Question = Callable[..., Array]
-"""From laws, and the number of the first of their points, to answers (b, ...).
-
-Where each point has a row of its own, such as an observed y, these are given as well.
-"""
-
 _ROWS = 1 << 16  # of a chunk of rows in memory that are paired with lazy ones
 
 
@@ -174,34 +169,8 @@ def lazy_method(
     """
     sample = given_rows(values, given, reverse=reverse)
     sample.check_whole(method)
-    asked = _Method(model, method, "Y" if reverse else "X", arguments, given.columns)
-    first = asked.call(_a_row(given))
-    shape = np.shape(asked.one_array(first))[1:]
-    rows = lazy_rows(sample.sources[0], int(np.prod(shape, dtype=int)))
-    found = map_rows(rows, asked, shape, f"model-{method.replace('_', '-')}")
-    return tuple(found[:, i] for i in range(shape[0])) if isinstance(first, tuple) else found
-
-
-@dataclass(frozen=True, eq=False)
-class _Method:
-    """A method of a model at rows."""
-
-    model: Any
-    method: str
-    points: str
-    arguments: dict[str, Any]
-    columns: Columns
-
-    def call(self, rows: Array) -> Any:
-        return getattr(self.model, self.method)(**{self.points: rows}, **self.arguments)
-
-    @staticmethod
-    def one_array(found: Any) -> Array:
-        return np.stack(found, axis=1) if isinstance(found, tuple) else np.asarray(found)
-
-    def __call__(self, rows: Array, first: int) -> Array:
-        check_finite(rows, self.columns.names, first)
-        return self.one_array(self.call(rows))
+    query = _Query(model, reverse, method, arguments, given.columns)
+    return _at_rows(query, f"model-{method}", sample.sources[0], _a_row(given))
 
 
 def lazy_law(
@@ -243,6 +212,39 @@ def lazy_law(
     )
     sample.check_whole("conditional")
     return LazyLaw(model, sample.sources[0], reverse, functions or {})
+
+
+P = ParamSpec("P")
+
+
+def _lazily(
+    query: Callable[Concatenate[ConditionalLaw, P], Any],
+    *,
+    pairs: str | None = None,
+    returns: str = "da.Array",
+) -> "Callable[Concatenate[LazyLaw, P], da.Array]":
+    """A query of laws as a method of lazy laws.
+
+    Parameters
+    ----------
+    query
+        The method of :class:`ConditionalLaw`.
+    pairs
+        Its argument that has a row for each point, always or where ``paired`` says so.
+    returns
+        Type of its answers.
+    """
+    signature = inspect.signature(query)
+
+    @functools.wraps(query)
+    def ask(self: "LazyLaw", *args: Any, **kwargs: Any) -> Any:
+        _, *given = signature.bind(self, *args, **kwargs).arguments.items()
+        arguments = dict(given)
+        paired = arguments.get("paired", "paired" not in signature.parameters)
+        return self._ask(query.__name__, arguments, pairs if paired else None)
+
+    ask.__annotations__ = {**query.__annotations__, "return": returns}
+    return cast("Callable[Concatenate[LazyLaw, P], da.Array]", ask)
 
 
 @dataclass(frozen=True, eq=False)
@@ -297,181 +299,62 @@ class LazyLaw:
         """The columns that hold numbers, which have means and quantiles."""
         return self.columns.numeric
 
-    def mean(self) -> "da.Array":
-        """Means, shape (n,) of one column, (n, d) of several."""
-        return self._ask("mean", _Of(methodcaller("mean")))
+    mean = _lazily(ConditionalLaw.mean)
+    var = _lazily(ConditionalLaw.var)
+    std = _lazily(ConditionalLaw.std)
+    cov = _lazily(ConditionalLaw.cov)
+    corr = _lazily(ConditionalLaw.corr)
+    expect = _lazily(ConditionalLaw.expect)
+    probability = _lazily(ConditionalLaw.probability)
+    predict_proba = _lazily(ConditionalLaw.predict_proba)
+    cdf = _lazily(ConditionalLaw.cdf, pairs="t")
+    quantile = _lazily(ConditionalLaw.quantile)
+    median = _lazily(ConditionalLaw.median)
+    interval = cast(
+        "Callable[..., tuple[da.Array, da.Array]]",
+        _lazily(ConditionalLaw.interval, returns="tuple[da.Array, da.Array]"),
+    )
+    crps = _lazily(ConditionalLaw.crps, pairs="y")
+    density_ratio = _lazily(ConditionalLaw.density_ratio, pairs="y")
+    pdf = _lazily(ConditionalLaw.pdf, pairs="y")
+    log_pdf = _lazily(ConditionalLaw.log_pdf, pairs="y")
+    sample = _lazily(ConditionalLaw.sample)
+    weights = _lazily(ConditionalLaw.weights)
+    mixture_weights = _lazily(ConditionalLaw.mixture_weights)
+    effective_support = _lazily(ConditionalLaw.effective_support)
 
-    def std(self) -> "da.Array":
-        """Standard deviations, shaped like the means."""
-        return self._ask("std", _Of(methodcaller("std")))
+    def _ask(self, method: str, arguments: dict[str, Any], pairs: str | None) -> Any:
+        given, answered = self.model.x, self.model.y
+        if self.reverse:
+            given, answered = answered, given
+        rows, row = None, _a_row(given)
+        if pairs is not None:
+            values = arguments.pop(pairs)
+            if pairs == "y":
+                rows, beside = self._observed(values, answered), _a_row(answered)
+            else:
+                width = 1 if arguments.get("column") is not None else len(self.numeric)
+                rows, beside = self._thresholds(values, width), np.zeros((1, width))
+            if len(rows) != len(self):
+                name = "points of y" if pairs == "y" else "thresholds"
+                raise DataError(
+                    f"paired {name} are one for each x: {len(self):,} expected, got {len(rows):,}"
+                )
+            row = np.concatenate([row, beside], axis=1)
+        query = _Query(
+            self.model, self.reverse, method, arguments, given.columns, self.functions, pairs
+        )
+        return _at_rows(query, f"law-{method}", self.source, row, rows)
 
-    def var(self) -> "da.Array":
-        """Variances, shaped like the means."""
-        return self._ask("var", _Of(methodcaller("var")))
-
-    def cov(self) -> "da.Array":
-        """Covariances, shape (n, d, d)."""
-        return self._ask("cov", _Of(methodcaller("cov")))
-
-    def corr(self) -> "da.Array":
-        """Correlations, shape (n, d, d)."""
-        return self._ask("corr", _Of(methodcaller("corr")))
-
-    def cdf(self, t: Any, column: str | None = None, *, paired: bool = False) -> "da.Array":
-        """Distribution functions at t, shape (n,) or (n, k); one t for each row if ``paired``.
-
-        Its arguments: see :meth:`ConditionalLaw.cdf`.
-        """
-        if not paired:
-            return self._ask("cdf", _Of(methodcaller("cdf", t, column=column)))
-        width = 1 if column is not None else len(self.numeric)
-        return self._ask("cdf", _Thresholds(column), self._thresholds(t, width))
-
-    def quantile(self, q: Any, column: str | None = None) -> "da.Array":
-        """Quantiles, shape (n,), (n, k), (n, d) or (n, k, d).
-
-        Its arguments: see :meth:`ConditionalLaw.quantile`.
-        """
-        return self._ask("quantile", _Of(methodcaller("quantile", q, column=column)))
-
-    def median(self, column: str | None = None) -> "da.Array":
-        """Medians, shape (n,) or (n, d).
-
-        Its arguments: see :meth:`ConditionalLaw.median`.
-        """
-        return self._ask("median", _Of(methodcaller("median", column=column)))
-
-    def interval(
-        self, level: float = 0.9, column: str | None = None
-    ) -> "tuple[da.Array, da.Array]":
-        """Central intervals: their lower and upper ends, shapes (n,) or (n, d).
-
-        Its arguments: see :meth:`ConditionalLaw.interval`.
-        """
-        ends = self._ask("interval", _Ends(level, column))
-        return ends[:, 0], ends[:, 1]
-
-    def crps(self, y: Any, column: str | None = None) -> "da.Array":
-        """Continuous ranked probability scores at observed y, one for each row, shape (n,).
-
-        Its arguments: see :meth:`ConditionalLaw.crps`.
-        """
-        return self._ask("crps", _Paired("crps", {"column": column}), self._observed(y))
-
-    def probability(self, event: Any) -> "da.Array":
-        """Probabilities of an event, shape (n,), or of several, (n, k).
-
-        Its arguments: see :meth:`ConditionalLaw.probability`.
-        """
-        return self._ask("probability", _Of(methodcaller("probability", event)))
-
-    def expect(self, f: Any) -> "da.Array":
-        """Expectations of f, shape (n,), or (n, k) of several.
-
-        Its arguments: see :meth:`ConditionalLaw.expect`.
-        """
-        return self._ask("expect", _Of(methodcaller("expect", f)))
-
-    def density_ratio(self, y: Any, *, paired: bool = False) -> "da.Array":
-        """Density ratios of the laws to the marginal at points y, shape (n, k), or (n,).
-
-        Its arguments: see :meth:`ConditionalLaw.density_ratio`.
-        """
-        return self._at("density_ratio", y, paired)
-
-    def pdf(self, y: Any, *, paired: bool = False, bandwidth: Any = None) -> "da.Array":
-        """Densities at points y, shape (n, k), or (n,) if ``paired``.
-
-        Its arguments: see :meth:`ConditionalLaw.pdf`.
-        """
-        return self._at("pdf", y, paired, bandwidth=bandwidth)
-
-    def log_pdf(self, y: Any, *, paired: bool = False, bandwidth: Any = None) -> "da.Array":
-        """Logarithms of the densities at points y, shape (n, k), or (n,) if ``paired``.
-
-        Its arguments: see :meth:`ConditionalLaw.log_pdf`.
-        """
-        return self._at("log_pdf", y, paired, bandwidth=bandwidth)
-
-    def sample(
-        self, size: int | None = None, *, random_state: int = 0, first: int = 0
-    ) -> "da.Array":
-        """Draws, shape (n,), (n, d), (n, size) or (n, size, d).
-
-        Those of a row depend on the seed and the number of the row alone, so that any chunks give
-        the same ones. Of columns of labels they are codes: ``columns.categories`` has the labels.
-
-        Parameters
-        ----------
-        size
-            Draws at each row; default one, without an axis of its own.
-        random_state
-            Seed, a non-negative integer.
-        first
-            Number of the first row.
-        """
-        return self._ask("sample", _Draws(size, random_state, first))
-
-    def weights(self) -> "da.Array":
-        """Probabilities of the cells, shape (n, S)."""
-        return self._ask("weights", _Of(methodcaller("weights")))
-
-    def mixture_weights(self) -> "da.Array":
-        """Of couplings: weights of the components, shape (n, m)."""
-        return self._ask("mixture-weights", _Of(methodcaller("mixture_weights")))
-
-    def effective_support(self) -> "da.Array":
-        """How much of the data speaks at each point, in [0, 1], shape (n,)."""
-        return self._ask("effective-support", _Of(methodcaller("effective_support")))
-
-    def predict_proba(self, column: str | None = None) -> "da.Array":
-        """Probabilities of the labels of a categorical column, shape (n, labels).
-
-        Its arguments: see :meth:`ConditionalLaw.predict_proba`.
-        """
-        return self._ask("predict-proba", _Of(methodcaller("predict_proba", column=column)))
-
-    def _ask(self, name: str, question: Question, paired: Any = None) -> Any:
-        given = self.model.y if self.reverse else self.model.x
-        asked = _Asked(self.model, self.reverse, self.functions, given.columns, question)
-        row = _a_row(given)
-        if paired is not None:
-            row = np.concatenate([row, self._one_of(paired)], axis=1)
-        shape = np.shape(asked(row, 0))[1:]
-        rows = lazy_rows(self.source, int(np.prod(shape, dtype=int)))
-        if paired is not None:
-            paired = paired.rechunk((rows.chunks[0], -1))
-            import dask.array as da
-
-            rows = da.concatenate([rows, paired], axis=1).rechunk({1: -1})
-        return map_rows(rows, asked, shape, f"law-{name}")
-
-    def _one_of(self, paired: Any) -> Array:
-        """A row like those that are paired with the points: of the variable, or zeros."""
-        answered = self.model.x if self.reverse else self.model.y
-        row = _a_row(answered)
-        return row if row.shape[1] == paired.shape[1] else np.zeros((1, paired.shape[1]))
-
-    def _at(self, method: str, y: Any, paired: bool, **options: Any) -> Any:
-        """A method that takes points y, with each row or one for each row."""
-        name = method.replace("_", "-")
-        if paired:
-            return self._ask(name, _Paired(method, {"paired": True, **options}), self._observed(y))
-        return self._ask(name, _Of(methodcaller(method, y, **options)))
-
-    def _observed(self, y: Any) -> Any:
+    def _observed(self, y: Any, answered: Variable) -> Any:
         """Points of the answered variable, one for each row, as a Dask array (n, d)."""
         import dask.array as da
 
-        answered = self.model.x if self.reverse else self.model.y
-        if is_out_of_core(y):
-            sample = given_rows(y, answered, reverse=not self.reverse)
-            sample.check_whole("points y")
-            rows = lazy_rows(sample.sources[0], len(answered.columns.names))
-        else:
-            points = answered.points(y, "y")
-            rows = da.from_array(points, chunks=(_ROWS, -1))
-        return self._checked(rows, "points of y")
+        if not is_out_of_core(y):
+            return da.from_array(answered.points(y, "y"), chunks=(_ROWS, -1))
+        sample = given_rows(y, answered, reverse=not self.reverse)
+        sample.check_whole("points y")
+        return lazy_rows(sample.sources[0], len(answered.columns.names))
 
     def _thresholds(self, t: Any, width: int) -> Any:
         """Thresholds, one row for each point, as a Dask array (n, width) of numbers."""
@@ -484,91 +367,63 @@ class LazyLaw:
                 f"thresholds must have shape ({len(self)}{f', {width}' if width > 1 else ','}), "
                 f"got {t.shape}"
             )
-        return self._checked(rows.astype(np.float64), "thresholds")
-
-    def _checked(self, rows: Any, name: str) -> Any:
-        if len(rows) != len(self):
-            raise DataError(
-                f"paired {name} are one for each x: {len(self):,} expected, got {len(rows):,}"
-            )
-        return rows
+        return rows.astype(np.float64)
 
 
 @dataclass(frozen=True, eq=False)
-class _Asked:
-    """A question to the laws at rows, of which the first has the number ``first``."""
+class _Query:
+    """A method of a model, or of its laws where there are ``functions``, at given rows.
 
-    model: JointModel
+    Called with rows and the number of the first. Where the argument ``pairs`` has a row of its own
+    for each of them, these are their last columns.
+    """
+
+    model: Any
     reverse: bool
-    functions: Mapping[str, Function]
+    method: str
+    arguments: dict[str, Any]
     columns: Columns
-    question: Question
+    functions: Mapping[str, Function] | None = None
+    pairs: str | None = None
 
-    def __call__(self, rows: Array, first: int) -> Array:
+    def answer(self, rows: Array, first: int) -> Any:
         d = len(self.columns.names)
         given, paired = np.ascontiguousarray(rows[:, :d]), rows[:, d:]
         check_finite(given, self.columns.names, first)
-        x, y = (None, given) if self.reverse else (given, None)
-        law = self.model.conditional(x, Y=y, functions=self.functions)
-        if paired.shape[1]:
-            return np.asarray(self.question(law, first, paired))
-        return np.asarray(self.question(law, first))
+        points, arguments = {"Y" if self.reverse else "X": given}, dict(self.arguments)
+        if self.functions is None:
+            return getattr(self.model, self.method)(**points, **arguments)
+        law = self.model.conditional(**points, functions=self.functions)
+        if self.pairs == "y":
+            check_finite(paired, law.columns.names, first)
+        if self.pairs is not None:
+            single = self.pairs == "t" and paired.shape[1] == 1
+            arguments[self.pairs] = paired[:, 0] if single else paired
+        if self.method == "sample":  # draws depend on the numbers of the points
+            arguments["first"] = arguments.get("first", 0) + first
+        return getattr(law, self.method)(**arguments)
+
+    def __call__(self, rows: Array, first: int) -> Array:
+        return _one_array(self.answer(rows, first))
 
 
-@dataclass(frozen=True)
-class _Of:
-    """What a method of the laws answers."""
-
-    method: Callable[[ConditionalLaw], Array]
-
-    def __call__(self, law: ConditionalLaw, first: int) -> Array:
-        return self.method(law)
+def _one_array(answer: Any) -> Array:
+    """An answer, or several of the same shape side by side, shape (b, 2, ...)."""
+    return np.stack(answer, axis=1) if isinstance(answer, tuple) else np.asarray(answer)
 
 
-@dataclass(frozen=True)
-class _Ends:
-    """The ends of intervals side by side, shape (b, 2, ...)."""
+def _at_rows(query: _Query, name: str, source: RowSource, row: Array, paired: Any = None) -> Any:
+    """Lazy answers at the rows of a source, which are first put to one row of the model."""
+    first = query.answer(row, 0)
+    shape = np.shape(_one_array(first))[1:]
+    rows = lazy_rows(source, int(np.prod(shape, dtype=int)))
+    if paired is not None:
+        import dask.array as da
 
-    level: float
-    column: str | None
-
-    def __call__(self, law: ConditionalLaw, first: int) -> Array:
-        return np.stack(law.interval(self.level, column=self.column), axis=1)
-
-
-@dataclass(frozen=True)
-class _Paired:
-    """What a method answers that takes one point y for each row."""
-
-    method: str
-    options: dict[str, Any]
-
-    def __call__(self, law: ConditionalLaw, first: int, y: Array) -> Array:
-        check_finite(y, law.columns.names, first)
-        return np.asarray(getattr(law, self.method)(y, **self.options))
-
-
-@dataclass(frozen=True)
-class _Thresholds:
-    """Distribution functions at one threshold for each row."""
-
-    column: str | None
-
-    def __call__(self, law: ConditionalLaw, first: int, t: Array) -> Array:
-        single = self.column is not None or len(law.numeric) == 1
-        return law.cdf(t[:, 0] if single else t, self.column, paired=True)
-
-
-@dataclass(frozen=True)
-class _Draws:
-    """Draws, which depend on the numbers of the points."""
-
-    size: int | None
-    seed: int
-    start: int = 0
-
-    def __call__(self, law: ConditionalLaw, first: int) -> Array:
-        return law.sample(self.size, random_state=self.seed, first=self.start + first)
+        rows = da.concatenate([rows, paired.rechunk((rows.chunks[0], -1))], axis=1)
+        rows = rows.rechunk({1: -1})
+    found = map_rows(rows, query, shape, name.replace("_", "-"))
+    return tuple(found[:, i] for i in range(shape[0])) if isinstance(first, tuple) else found
 
 
 def _a_row(given: Given) -> Array:
