@@ -27,7 +27,7 @@ from cme_dask import (
     open_sample,
 )
 from cme_dask.cli.app import cli
-from cme_dask.cli.compute import Kept
+from cme_dask.cli.compute import CheckpointOptions
 from cme_dask.data.partials import read_partial, write_partial
 from cme_dask.errors import DataError, ResourceError, ShardDone, StoreError
 from cme_dask.passes.checkpoint import Checkpoint, block_rows, discard, keeping
@@ -260,10 +260,10 @@ def test_a_run_that_goes_on_is_not_overwritten(tmp_path):
     folder = tmp_path / "run"
     with keeping(folder, lambda: {"data": {"rows": "9"}}):
         with pytest.raises(DataError, match="is being written by process"):
-            Kept(folder).settle(overwrite=True)
-        Kept(folder).finish()  # leaves it as well
+            CheckpointOptions(folder).prepare(overwrite=True)
+        CheckpointOptions(folder).finish()  # leaves it as well
         assert folder.exists()
-    Kept(folder).settle(overwrite=True)
+    CheckpointOptions(folder).prepare(overwrite=True)
     assert not folder.exists()
     assert not list(tmp_path.iterdir())
 

@@ -20,7 +20,7 @@ from test_reads import opened
 from cme_dask import JointDistribution, Tuning, kernels, load, score
 from cme_dask.cli import cli, fitting
 from cme_dask.cli.compute import Compute
-from cme_dask.cli.fitting import fit_and_save
+from cme_dask.cli.fitting import TrainingRows, fit_and_save
 from cme_dask.cli.schema import FitSection, checked
 from cme_dask.errors import DataError, ResourceError
 from cme_dask.metrics import brier, crps
@@ -335,9 +335,7 @@ def model(store, tmp_path_factory):
     section = FitSection(
         events=["y0 > 0.3"], tol=1e-2, fold_by="7d", kernel_x=gaussian, kernel_y=gaussian
     )
-    fit_and_save(
-        lambda: open_sample(str(store)).split(0.3, "7d")[0], section, Compute(), path, False
-    )
+    fit_and_save(TrainingRows(str(store), hold_out=0.3), section, Compute(), path, False)
     return path
 
 
@@ -345,8 +343,8 @@ def model(store, tmp_path_factory):
 def test_the_options_of_a_fit_reach_its_sample(store, tmp_path, monkeypatch, hold_out):
     seen = []
 
-    def note(open_rows, section, *others):
-        seen.append((open_rows(), section.fold_by))
+    def note(rows, section, *others):
+        seen.append((rows.open(section), section.fold_by))
         raise DataError("enough")
 
     monkeypatch.setattr(fitting, "fit_and_save", note)

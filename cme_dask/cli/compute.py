@@ -59,7 +59,7 @@ def prepare_folder(folder: Path, names: Iterable[str], overwrite: bool) -> None:
 
 
 @dataclass(frozen=True)
-class Kept:
+class CheckpointOptions:
     """Where a command keeps what is done.
 
     Parameters
@@ -76,7 +76,7 @@ class Kept:
     resume: bool = False
     shard: tuple[int, int] | None = None
 
-    def settle(self, overwrite: bool) -> None:
+    def prepare(self, overwrite: bool) -> None:
         """Refuse or remove what lies there, before any work is done.
 
         Raises

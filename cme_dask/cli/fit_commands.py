@@ -90,7 +90,7 @@ def fit(
     hold_out: float | None,
     growing: bool,
     dry_run: bool,
-    kept: Any,
+    checkpoint: Any,
     compute: Any,
     overwrite: bool,
     as_json: bool,
@@ -101,9 +101,8 @@ def fit(
     trace of their search.
     """
     from cme_dask.cli import tables
-    from cme_dask.cli.fitting import fit_and_save, plan_of_fit
+    from cme_dask.cli.fitting import TrainingRows, fit_and_save, plan_of_fit
     from cme_dask.cli.schema import FitSection, checked
-    from cme_dask.passes.sources import open_sample
 
     options = {"kernel_x": kernel, "kernel_y": kernel, **given}
     learned = any(options[key] in (None, "learned") for key in ("kernel_x", "kernel_y"))
@@ -118,18 +117,14 @@ def fit(
             raise click.UsageError("--growing takes no residuals: leave --residual out")
         options |= {"tuning": {"averaged": 1}, "residual": False}
     section = checked(FitSection, options, "")
-
-    def open_rows() -> Any:
-        sample = open_sample(store, x_columns=x, y_columns=y)
-        return sample if hold_out is None else sample.split(hold_out, section.fold_by)[0]
-
+    rows = TrainingRows(store, x, y, hold_out)
     if dry_run:
-        result = plan_of_fit(open_rows, section, compute)
+        result = plan_of_fit(rows, section, compute)
         tables.show(result, tables.plan_tables(result), as_json)
         return
     if out is None:
         raise click.UsageError("Missing option '--out'.")
-    result = fit_and_save(open_rows, section, compute, out, overwrite, kept)
+    result = fit_and_save(rows, section, compute, out, overwrite, checkpoint)
     if "shard" in result:
         click.echo(json.dumps(result) if as_json else result["shard"])
         return
@@ -217,7 +212,7 @@ def features(
     max_rank: int | None,
     basis: str,
     given: dict[str, Any],
-    kept: Any,
+    checkpoint: Any,
     compute: Any,
     overwrite: bool,
     as_json: bool,
@@ -240,7 +235,7 @@ def features(
         basis=basis,
         **given,
     )
-    result = fit_features(estimator, store, x, compute, out, overwrite, kept)
+    result = fit_features(estimator, store, x, compute, out, overwrite, checkpoint)
     tables.show(result, tables.feature_fit_tables(result), as_json)
 
 
@@ -338,22 +333,18 @@ def tune(
     rows in one pass, and their density ratios are averaged.
     """
     from cme_dask.cli import tables
+    from cme_dask.cli.fitting import TrainingRows
     from cme_dask.cli.fitting import tune as run
     from cme_dask.cli.plots import tuning_facts, tuning_tables
     from cme_dask.cli.schema import FitSection, TuningSection, checked
-    from cme_dask.passes.sources import open_sample
 
     search = {key: given.pop(key) for key in list(given) if key in TuningSection.model_fields}
     if "averaged" in search:
         search["finalists"] = search["averaged"] + 1
     options = {**given, "tuning": search}
     section = checked(FitSection, options, "")
-
-    def open_rows() -> Any:
-        sample = open_sample(store, x_columns=x, y_columns=y)
-        return sample if hold_out is None else sample.split(hold_out, section.fold_by)[0]
-
-    result = run(open_rows, section, compute, out, overwrite)
+    rows = TrainingRows(store, x, y, hold_out)
+    result = run(rows, section, compute, out, overwrite)
     shown = [*tuning_tables(result), *tables.fit_tables(result), "", tuning_facts(result)]
     tables.show(result, shown, as_json)
 
@@ -376,7 +367,7 @@ def merge(models: tuple[str, ...], out: Path, overwrite: bool, as_json: bool) ->
     --alone` makes them; what differs is named.
     """
     from cme_dask.cli import tables
-    from cme_dask.cli.growing import merge_models
+    from cme_dask.cli.fitting import merge_models
 
     result = merge_models(models, out, overwrite)
     tables.show(result, tables.model_tables(result), as_json)
@@ -420,7 +411,7 @@ def grow(
     Kernels, pivots, cells, folds, constraint, ridge and events are those of MODEL.
     """
     from cme_dask.cli import tables
-    from cme_dask.cli.growing import grow_model
+    from cme_dask.cli.fitting import grow_model
 
     if first_row is not None and not alone:
         raise click.UsageError("--first-row belongs to --alone: other rows follow those of MODEL")

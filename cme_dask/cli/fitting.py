@@ -1,16 +1,18 @@
-"""What the commands do that fit: joint distributions, features, searches."""
+"""What the commands do that fit: joint distributions, features, searches, more rows, merging."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cme_dask.cli.compute import Compute, Kept, prepare_folder
-from cme_dask.cli.describe import size_on_disk
+from cme_dask.cli.compute import CheckpointOptions, Compute, prepare_folder
+from cme_dask.cli.describe import describe, size_on_disk
 from cme_dask.cli.plots import tuning_picture
 from cme_dask.cli.progress import ProgressLines
 from cme_dask.cli.run_report import PeakMemory
 from cme_dask.cli.schema import FitSection
+from cme_dask.config import ACCURACY, SAMPLE_SIZE
 from cme_dask.constraints import parse
 from cme_dask.data.columns import Columns
 from cme_dask.data.sample import Sample
@@ -18,10 +20,17 @@ from cme_dask.data.store import check_output, disk_errors, writing
 from cme_dask.errors import DataError, ShardDone
 from cme_dask.estimators.cholesky import PivotedCholesky
 from cme_dask.estimators.joint import JointDistribution
+from cme_dask.estimators.partial_fit import JointUpdate
+from cme_dask.estimators.steps import reported
+from cme_dask.models import load_only
 from cme_dask.models import plots as drawing
 from cme_dask.models.events import Event
+from cme_dask.models.joint import JointModel, Variable
+from cme_dask.models.merging import merge
 from cme_dask.numerics.resources import MemoryPlan
 from cme_dask.passes.cluster import Scheduler
+from cme_dask.passes.driver import Executor
+from cme_dask.passes.memory import MemoryBudget
 from cme_dask.passes.run import PassProgress
 from cme_dask.passes.sources import open_sample
 
@@ -86,7 +95,7 @@ def fit_sample(
     scheduler: Scheduler,
     compute: Compute,
     progress: ProgressLines,
-    kept: Kept = Kept(),  # noqa: B008 - frozen
+    checkpoint: CheckpointOptions = CheckpointOptions(),  # noqa: B008 - frozen
 ) -> tuple[JointDistribution, PeakMemory]:
     """Fit, show the progress, and watch the memory."""
     columns = columns_of(sample)
@@ -101,8 +110,8 @@ def fit_sample(
             workers=compute.workers,
             memory_limit=compute.memory_limit,
             progress=progress.fit,
-            checkpoint=kept.folder,
-            shard=kept.shard,
+            checkpoint=checkpoint.folder,
+            shard=checkpoint.shard,
         )
     report = estimator.report_
     progress.say(
@@ -164,38 +173,67 @@ def describe_memory(plan: MemoryPlan, memory: PeakMemory) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True)
+class TrainingRows:
+    """Rows of a store that a fit sees.
+
+    Parameters
+    ----------
+    store
+        Path or URL.
+    x, y
+        Columns to use; None for all.
+    hold_out
+        Share of the units of ``fold_by`` that is held out; None for none.
+    """
+
+    store: str
+    x: Sequence[str] | None = None
+    y: Sequence[str] | None = None
+    hold_out: float | None = None
+
+    def open(self, options: FitSection) -> Sample:
+        """The rows, for which events and kernels have been checked; DataError if they don't fit."""
+        sample = open_sample(self.store, x_columns=self.x, y_columns=self.y)
+        events_of(columns_of(sample), options)
+        options.kernels(columns_of(sample))
+        return sample if self.hold_out is None else sample.split(self.hold_out, options.fold_by)[0]
+
+
 def fit_and_save(
-    open_rows: Callable[[], Sample],
+    rows: TrainingRows,
     options: FitSection,
     compute: Compute,
     out: Path,
     overwrite: bool,
-    kept: Kept = Kept(),  # noqa: B008 - frozen
+    checkpoint: CheckpointOptions = CheckpointOptions(),  # noqa: B008 - frozen
 ) -> dict[str, Any]:
     """Fit, save the model, and describe it; an existing output is refused before any work.
 
     Of a shard what it has done is described, and no model is made.
     """
     check_output(out, overwrite)
-    sample = open_rows()
-    events_of(columns_of(sample), options)
-    options.kernels(columns_of(sample))
-    kept.settle(overwrite)
+    sample = rows.open(options)
+    checkpoint.prepare(overwrite)
     with ProgressLines() as progress, compute.open() as scheduler:
         try:
-            estimator, memory = fit_sample(sample, options, scheduler, compute, progress, kept)
+            estimator, memory = fit_sample(
+                sample, options, scheduler, compute, progress, checkpoint
+            )
         except ShardDone as done:
-            return {"store": sample.location, "checkpoint": str(kept.folder), "shard": str(done)}
+            return {
+                "store": sample.location,
+                "checkpoint": str(checkpoint.folder),
+                "shard": str(done),
+            }
         estimator.save(out, overwrite=overwrite)
-        kept.finish()
+        checkpoint.finish()
     return {"store": sample.location, **describe_fit(estimator, memory, str(out))}
 
 
-def plan_of_fit(
-    open_rows: Callable[[], Sample], options: FitSection, compute: Compute
-) -> dict[str, Any]:
+def plan_of_fit(rows: TrainingRows, options: FitSection, compute: Compute) -> dict[str, Any]:
     """What :func:`fit_and_save` would do and take; nothing is written."""
-    sample = open_rows()
+    sample = rows.open(options)
     columns = columns_of(sample)
     functions_x, functions = events_of(columns, options)
     estimator = estimator_of(columns, options)
@@ -225,7 +263,7 @@ def fit_features(
     compute: Compute,
     out: Path,
     overwrite: bool,
-    kept: Kept,
+    checkpoint: CheckpointOptions,
 ) -> Result:
     """Fit features of a store's x, save them, and describe what was done.
 
@@ -241,14 +279,14 @@ def fit_features(
         Where to run.
     out, overwrite
         The model to write.
-    kept
+    checkpoint
         Its checkpoint.
     """
     check_output(out, overwrite)
-    if kept.shard is not None:
+    if checkpoint.shard is not None:
         raise DataError("shards are for `cme-dask fit`: leave out --shard")
     sample = open_sample(store, x_columns=columns)
-    kept.settle(overwrite)
+    checkpoint.prepare(overwrite)
     with ProgressLines() as progress, compute.open() as scheduler:
         with PeakMemory(scheduler) as memory:
             estimator.fit(
@@ -257,10 +295,10 @@ def fit_features(
                 workers=compute.workers,
                 memory_limit=compute.memory_limit,
                 progress=progress.fit,
-                checkpoint=kept.folder,
+                checkpoint=checkpoint.folder,
             )
         estimator.save(out, overwrite=overwrite)
-        kept.finish()
+        checkpoint.finish()
         report = estimator.report_
         progress.say(f"fitted {report.rows:,} rows in {report.seconds:.3g} s")
     model = estimator.model_
@@ -352,7 +390,7 @@ OUTPUTS = {"model": "model.zarr", "trace": "tuning.json", "picture": "tuning.png
 
 
 def tune(
-    open_rows: Callable[[], Sample],
+    rows: TrainingRows,
     options: FitSection,
     compute: Compute,
     out: Path,
@@ -362,7 +400,7 @@ def tune(
 
     Parameters
     ----------
-    open_rows
+    rows
         The rows.
     options
         Of the fit; at least one kernel is to be learned.
@@ -380,9 +418,7 @@ def tune(
         raise DataError("both kernels are given: there is nothing to tune")
     prepare_folder(out, OUTPUTS.values(), overwrite)
     paths = {key: out / name for key, name in OUTPUTS.items()}
-    sample = open_rows()
-    events_of(columns_of(sample), options)
-    options.kernels(columns_of(sample))
+    sample = rows.open(options)
     with ProgressLines() as progress, compute.open() as scheduler:
         estimator, memory = fit_sample(sample, options, scheduler, compute, progress)
         estimator.save(paths["model"], overwrite=overwrite)
@@ -407,3 +443,111 @@ def draw(result: Result, path: Path, overwrite: bool, progress: ProgressLines) -
     with writing(path, overwrite=overwrite) as aside, disk_errors(path):
         tuning_picture(result["tuning"], names, aside)
     return str(path)
+
+
+# The job that adds the rows of a store to a saved model, or fits them alone as it was
+
+
+def grow_model(
+    path: str,
+    store: str,
+    out: Path,
+    compute: Compute,
+    *,
+    alone: bool = False,
+    first_row: int = 0,
+    overwrite: bool = False,
+) -> dict[str, Any]:
+    """Add the rows of a store to a model, see :meth:`JointDistribution.partial_fit`.
+
+    Parameters
+    ----------
+    path
+        The model; events that it was fitted with are known from it.
+    store
+        The new rows.
+    out
+        Folder to write.
+    compute
+        Where to run.
+    alone
+        A model of the new rows alone, for merging, with the pivots and cells of the other.
+    first_row
+        With ``alone``, the number of the first row in the table that all parts make.
+    overwrite
+        Whether ``out`` may replace an earlier output.
+
+    Raises
+    ------
+    DataError, StoreError, ResourceError, ConvergenceError
+        As ``partial_fit``; and if the model has functions other than events.
+    """
+    check_output(out, overwrite)
+    model = load_only(JointModel, path)
+    sample = open_sample(store)
+    with ProgressLines() as progress, compute.open() as scheduler:
+        executor = Executor.resolve(scheduler, compute.workers)
+        with reported(progress.fit, executor, sample.n_rows, (1, 1)) as reports:
+            update = JointUpdate(
+                functions=(_events(model.x, model.y), _events(model.y, model.x)),
+                sample_size=SAMPLE_SIZE,
+                seed=0,
+                accuracy=ACCURACY,
+                convergence="raise",
+                budget=MemoryBudget.of(executor, compute.memory_limit),
+                progress=reports,
+            )
+            fitted, _ = (
+                update.alone(model, sample, first_row) if alone else update.add(model, sample)
+            )
+        fitted.model.save(out, overwrite=overwrite)
+    report = fitted.report
+    return {
+        "model": path,
+        "store": sample.location,
+        "added": report.rows,
+        "added_trace_error": fitted.model.about["new_rows"].get("trace_error"),
+        "seconds": report.seconds,
+        "rows_per_second": report.rows_per_second,
+        **describe(str(out)),
+    }
+
+
+def _events(here: Variable, other: Variable) -> dict[str, Event]:
+    """The functions of a variable, which the other one answers for, from their names."""
+    columns = here.columns
+    names = other.answers.names[len(columns.names) :]
+    try:
+        return {name: Event.parse(name, columns.names, columns.categories) for name in names}
+    except DataError as error:
+        raise DataError(
+            f"the model was fitted with functions that are no events ({error}): add rows in "
+            "Python, JointDistribution().partial_fit(..., like=model, functions=...), and merge"
+        ) from error
+
+
+# The job that makes the model of all rows from models of its parts
+
+
+def merge_models(models: Sequence[str], out: Path, overwrite: bool) -> dict[str, Any]:
+    """Merge saved models, see :func:`cme_dask.merge`, and describe what was written.
+
+    Parameters
+    ----------
+    models
+        Paths or URLs, of at least two models.
+    out
+        Folder to write.
+    overwrite
+        Whether it may replace an earlier output.
+
+    Raises
+    ------
+    DataError, StoreError, ResourceError
+        If models are missing, damaged or different, or the output can't be written.
+    """
+    if len(models) < 2:
+        raise DataError(f"merging takes at least two models, got {len(models)}")
+    check_output(out, overwrite)
+    merge(models).save(out, overwrite=overwrite)
+    return {"merged": list(models), **describe(str(out))}

@@ -219,21 +219,23 @@ def compute_options(command: Command) -> Callable[..., Any]:
 
 
 def checkpoint_options(command: Command) -> Callable[..., Any]:
-    """Where the run is kept while it goes on, as the ``kept`` of the command."""
+    """Where partial sums are saved, as the ``checkpoint`` of the command."""
 
     @functools.wraps(command)
-    def keeping(
+    def checkpointing(
         *arguments: Any,
         checkpoint: Path | None,
         resume: bool,
         shard: tuple[int, int] | None,
         **options: Any,
     ) -> Any:
-        from cme_dask.cli.compute import Kept
+        from cme_dask.cli.compute import CheckpointOptions
 
-        return command(*arguments, kept=Kept(checkpoint, resume, shard), **options)
+        return command(
+            *arguments, checkpoint=CheckpointOptions(checkpoint, resume, shard), **options
+        )
 
-    wrapped: Callable[..., Any] = keeping
+    wrapped: Callable[..., Any] = checkpointing
     for option in (
         click.option(
             "--shard",
@@ -243,14 +245,13 @@ def checkpoint_options(command: Command) -> Callable[..., Any]:
             "same command then adds them up.",
         ),
         click.option(
-            "--resume", is_flag=True, help="Go on with the run that lies in --checkpoint."
+            "--resume", is_flag=True, help="Continue the run that is saved in --checkpoint."
         ),
         click.option(
             "--checkpoint",
             type=output,
             metavar="DIR",
-            help="Folder, seen by all workers, in which what is done is kept until the output is "
-            "there.",
+            help="Folder, shared by all workers, for partial sums until the output is complete.",
         ),
     ):
         wrapped = option(wrapped)

@@ -301,7 +301,7 @@ def predict_store(
     out, chunk_rows, overwrite
         See :func:`cme_dask.passes.write.write_answers`.
     compute
-        A :class:`cme_dask.cli.fitting.Compute`: where to run.
+        A :class:`cme_dask.cli.compute.Compute`: where to run.
     """
     from cme_dask.cli.describe import size_on_disk
     from cme_dask.cli.fitting import describe_memory
