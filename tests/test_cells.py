@@ -24,14 +24,15 @@ from cme_dask.numerics import cells as cell_sums
 from cme_dask.numerics import cells as kept_rows
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.cells import KEPT, CellSpec, StripCells, hashes_of
-from cme_dask.numerics.moments import MomentSpec, Side
+from cme_dask.numerics.moments import MomentSpec, Side, moment_cost
 from cme_dask.numerics.partition import PartitionBasis
+from cme_dask.numerics.reduction import Cost, Extent
 from cme_dask.numerics.support import Support
 from cme_dask.passes.cost import PassWork
 from cme_dask.passes.driver import Executor
-from cme_dask.passes.memory import MemoryBudget, PassShape
-from cme_dask.passes.plan import Run, Together
-from cme_dask.passes.run import moments_together, predict_moments
+from cme_dask.passes.memory import MemoryBudget, task_bytes, waiting_bytes
+from cme_dask.passes.moments import make_moments, predict_moments
+from cme_dask.passes.plan import Run, strip_length
 
 FUNCTIONS = {"positive": lambda z: z[:, 0] > 0, "square": lambda z: z[:, -1] ** 2}
 
@@ -305,7 +306,7 @@ def joint_case(n=20_000):
 
 def passed(sample, spec, cells, scheduler="threads", workers=2):
     budget = MemoryBudget.of(Executor.resolve(scheduler, workers), None)
-    return moments_together(sample, [spec], budget, cells=cells)
+    return make_moments(sample, [spec], budget, None, cells=cells)
 
 
 def test_a_pass_gives_the_same_bits_however_the_rows_are_cut(tmp_path):
@@ -331,33 +332,13 @@ def test_a_pass_gives_the_same_bits_however_the_rows_are_cut(tmp_path):
                 assert_array_equal(getattr(other, name), getattr(ours, name))
 
 
-def test_several_sums_add_one_by_one():
-    parts = [Together((np.ones(2), 3)), Together((np.arange(2.0), 4))]
-    assert (parts[0] + parts[1]).each[1] == 7
-    kept = parts[0].each[0]
-    parts[0] += parts[1]
-    assert parts[0].each[0] is kept
-    assert_array_equal(kept, [1.0, 2.0])
-    assert parts[0].each[1] == 7
-
-
 def test_memory_and_cost_know_the_cells():
-    values = {
-        "n_rows": 10**6,
-        "n_columns": 3,
-        "chunk_rows": 0,
-        "materialised": False,
-        "ranks": (20, 20),
-        "width": 44,
-        "n_folds": 10,
-    }
-    run = Run(0, 4096, 4096)
-    without = PassShape(**values)
-    more = PassShape(**values, cell_words=5000, cell_block=9 * 16_384, kept_words=10**6)
-    assert more.partial_bytes - without.partial_bytes == 5000 * 8
-    assert more.waiting_bytes(2) - without.waiting_bytes(2) == (5000 + 10**6) * 8
+    run, extent = Run(0, 4096, 4096), Extent(10**6, 3, strip_length(10**6))
+    bare = moment_cost((20, 20), 44, 10, extent)
+    cost = bare + Cost(state=9 * 8 * 16_384, partial=5000 * 8, retained=8 * 10**6)
+    assert waiting_bytes(cost, 2) - waiting_bytes(bare, 2) == (5000 + 10**6) * 8
     more_words = 5000 + 9 * 16_384 + 2 * 4096
-    assert more.task_bytes(run) - without.task_bytes(run) == 8 * more_words
+    assert task_bytes(cost, extent, run) - task_bytes(bare, extent, run) == 8 * more_words
     X, Y, _, spec, cells = joint_case(1000)
     sample = open_sample(X, Y)
     assert PassWork.of(sample, spec, [run], 2, cells).cells == 80

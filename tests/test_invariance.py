@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from threadpoolctl import threadpool_info
 
 from cme_dask import JointDistribution, kernels
-from cme_dask.passes.plan import Run, plan_runs, strip_length, tree_build, tree_sum
+from cme_dask.numerics.reduction import tree_sum
+from cme_dask.passes.plan import Run, plan_runs, strip_length, tree_build
 
 N = 10_001  # three strips, the last one short
 

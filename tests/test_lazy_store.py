@@ -23,8 +23,7 @@ from cme_dask.data.outputs import ChunkWriter
 from cme_dask.data.row_sample import draw
 from cme_dask.errors import DataError, ResourceError, StoreError
 from cme_dask.numerics.basis import BLOCK
-from cme_dask.passes.plan import plan_runs
-from cme_dask.passes.write import Piece, cut_for_chunks
+from cme_dask.passes.plan import cut_for_chunks, plan_runs
 
 GAUSSIAN = kernels.Gaussian(1.0)
 N = 10_001  # ten blocks, the last one short
@@ -232,17 +231,17 @@ def test_a_relative_path_is_meant_here(rows, fits, cluster, tmp_path, monkeypatc
     workers=st.integers(1, 64),
 )
 def test_pieces_have_whole_chunks_and_whole_blocks(n, chunk_in, chunk_out, workers):
-    pieces = cut_for_chunks(plan_runs(n, chunk_in, workers, 1e-6), chunk_out)
-    assert [p.first for p in pieces] == [0, *(p.last for p in pieces[:-1])]
-    assert pieces[-1].last == n
-    for p in pieces:
-        assert p.first < p.last
-        assert p.first % chunk_out == 0
-        assert p.start <= p.first < p.start + BLOCK
-        assert p.last <= p.stop < p.last + BLOCK
-        assert p.start % BLOCK == 0
-        assert p.stop == n or p.stop % BLOCK == 0
-        assert isinstance(p, Piece)
+    runs = cut_for_chunks(plan_runs(n, chunk_in, workers, 1e-6), chunk_out, BLOCK)
+    assert [run.owned[0] for run in runs] == [0, *(run.owned[1] for run in runs[:-1])]
+    assert runs[-1].owned[1] == n
+    for run in runs:
+        first, last = run.owned
+        assert first < last
+        assert first % chunk_out == 0
+        assert run.start <= first < run.start + BLOCK
+        assert last <= run.stop < last + BLOCK
+        assert run.start % BLOCK == 0
+        assert run.stop == n or run.stop % BLOCK == 0
 
 
 # One pass, one writer ------------------------------------------------------------------------
@@ -400,7 +399,7 @@ def test_chunks_that_are_not_there_at_the_end_are_missed(rows, fits, tmp_path, m
         ({"out": "no/such/folder"}, DataError, "does not exist: create it first"),
         ({"X": np.zeros((5, 3))}, DataError, "X has 3 columns, the fit had 2"),
         ({"X": np.zeros((0, 2))}, DataError, "X has no rows"),
-        ({"memory_limit": "10MB"}, ResourceError, "lower chunk_rows, use fewer workers"),
+        ({"memory_limit": "10MB"}, ResourceError, "lower chunk_rows, or write float32"),
     ],
 )
 def test_what_is_refused_before_any_row_is_read(fits, store, tmp_path, changes, error, message):

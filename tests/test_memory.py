@@ -16,14 +16,16 @@ from conftest import write_store
 from distributed import Client
 
 from benchmarks.cluster import running_cluster
-from cme_dask import JointDistribution, kernels
+from cme_dask import JointDistribution, kernels, open_sample
 from cme_dask.cli.run_report import peak_of
 from cme_dask.errors import ResourceError
 from cme_dask.numerics.basis import NewtonBasis
-from cme_dask.numerics.moments import MomentSpec, Side, StripMoments
+from cme_dask.numerics.moments import MomentSpec, Side, StripMoments, moment_cost
+from cme_dask.numerics.reduction import Extent
 from cme_dask.passes import memory
 from cme_dask.passes.driver import Executor
-from cme_dask.passes.memory import MemoryBudget, PassShape, pivot_bytes
+from cme_dask.passes.memory import MemoryBudget, task_bytes
+from cme_dask.passes.moments import pivot_bytes, predict_moments
 from cme_dask.passes.observing import WantOfMemory, want_of_memory
 from cme_dask.passes.plan import Run, strip_length
 
@@ -152,57 +154,53 @@ def test_rank_two_thousand_on_a_million_rows(tmp_path):
     assert 0.8 <= predicted / peak <= 1.25
 
 
-def shape(**changes):
-    values = {
-        "n_rows": 10**6,
-        "n_columns": 3,
-        "chunk_rows": 0,
-        "materialised": False,
-        "ranks": (200,),
-        "width": 204,
-        "n_folds": 1,
-    }
-    return PassShape(**values | changes)
+def asked(n_rows=10**6, n_columns=3, ranks=(200,), width=204, n_folds=1, **changes):
+    extent = Extent(n_rows, n_columns, strip_length(n_rows), **changes)
+    return moment_cost(ranks, width, n_folds, extent), extent
 
 
 def test_the_predicted_peak_is_the_largest_over_the_phases():
     budget = MemoryBudget(Executor("threads", 2), 1 << 40, ())
     runs = [Run(0, 4096, 4096)] * 100
-    alone = budget.check_pass(shape(), runs)
+    alone = budget.check_pass(*asked(), runs)
     assert alone.phase == "the pass"
-    sampled = budget.check_pass(shape(sample_rows=1 << 15, ranks=(2000,), width=2004), runs)
-    assert sampled.phase == "the choice of pivots"
-    assert sampled.predicted > pivot_bytes(1 << 15, 2000) > 8 * 2000 << 15
-    one = budget.check_pass(shape(n_folds=200), runs[:1])
-    long = budget.check_pass(shape(n_folds=200), [Run(0, 4096 * 16, 4096)])
+    sampled = budget.check_pass(*asked(), runs, {"the choice": 10**10})
+    assert (sampled.phase, sampled.predicted > 10**10) == ("the choice", True)
+    one = budget.check_pass(*asked(n_folds=200), runs[:1])
+    long = budget.check_pass(*asked(n_folds=200), [Run(0, 4096 * 16, 4096)])
     assert long.predicted == one.predicted + 2 * 4 * 200 * 204**2 * 8  # a tree of 16 strips a task
-    held = budget.check_pass(shape(array_bytes=10**9), runs)
+    held = budget.check_pass(*asked(), runs, held=10**9)
     assert held.predicted == alone.predicted + 10**9
-    ahead = budget.check_pass(shape(chunk_rows=1), runs)
+    ahead = budget.check_pass(*asked(chunk_rows=1), runs)
     assert ahead.predicted > alone.predicted  # the next strip is read meanwhile
 
 
-def test_what_does_not_fit_is_refused_in_any_phase():
-    runs = [Run(0, 4096, 4096)]
-    budget = MemoryBudget(Executor("threads", 2), 600 << 20, ())
-    budget.check_pass(shape(), runs)
+def test_a_fit_is_refused_where_its_pivots_do_not_fit():
+    sample = open_sample(np.zeros((1 << 15, 3)))
+    roomy, tight = (MemoryBudget(Executor("threads", 2), 1 << size, ()) for size in (40, 29))
+    _, plan = predict_moments(sample, (2000,), 2004, 1, roomy, sample_rows=1 << 15)
+    assert plan.phase == "the choice of pivots"
+    assert plan.predicted > pivot_bytes(1 << 15, 2000) > 8 * 2000 << 15
     with pytest.raises(ResourceError, match=r"this machine would need .* lower max_rank"):
-        budget.check_pass(shape(sample_rows=1 << 15, ranks=(2000,), width=2004), runs)
+        predict_moments(sample, (2000,), 2004, 1, tight, sample_rows=1 << 15)
+
+
+def test_what_does_not_fit_into_a_worker_is_refused():
     on_cluster = MemoryBudget(Executor("threads", 2), 1 << 40, ((4, 200 << 20),))
     with pytest.raises(ResourceError, match="a worker would need"):
-        on_cluster.check_pass(shape(n_folds=100), runs)
+        on_cluster.check_pass(*asked(n_folds=100), [Run(0, 4096, 4096)])
 
 
 def test_a_chunk_that_a_worker_cannot_hold_is_refused_with_the_remedy():
     budget = MemoryBudget(Executor("threads", 1), 1 << 40, ((1, 700_000_000),))
     rows = {"n_rows": 10**8, "n_columns": 20, "ranks": (50,), "width": 70}
     runs = [Run(0, 1 << 20, 1 << 18)]
-    budget.check_pass(shape(**rows, chunk_rows=1 << 16), runs)
+    budget.check_pass(*asked(**rows, chunk_rows=1 << 16), runs)
     told = r"chunks of fewer rows than 4,194,304, which are read whole \(cme-dask rechunk\)"
     with pytest.raises(ResourceError, match=told):
-        budget.check_pass(shape(**rows, chunk_rows=1 << 22), runs)
+        budget.check_pass(*asked(**rows, chunk_rows=1 << 22), runs)
     with pytest.raises(ResourceError, match=r"4,000,000, which are read whole"):
-        budget.check_pass(shape(**rows, chunk_rows=4_000_000), runs)
+        budget.check_pass(*asked(**rows, chunk_rows=4_000_000), runs)
 
 
 def test_pivots_need_more_for_more_rows_and_pivots():
@@ -245,10 +243,10 @@ def test_what_a_pass_prepares_is_predicted(columns, functions, finalists):
         specs.append(MomentSpec((Side(x, names, declared), Side(y, names)), n_folds=10))
     width = math.isqrt(sum(spec.width**2 for spec in specs)) + 1
     ranks = tuple(m for spec in specs for m in spec.ranks)
-    asked = shape(n_rows=10**7, n_columns=2 * columns, ranks=ranks, width=width, n_folds=10)
+    cost, extent = asked(n_rows=10**7, n_columns=2 * columns, ranks=ranks, width=width, n_folds=10)
     folds = (np.arange(n) % 10).astype(np.uint8)
     length = strip_length(10**7)
-    aside = 8 * (asked._read_rows(length) * 2 * columns + memory._HASH_WORDS * (length - n))
+    aside = 8 * (memory._read_rows(length, 0) * 2 * columns + memory._HASH_WORDS * (length - n))
     tracemalloc.start()
     try:
         moments = StripMoments(specs, parts[0])(parts, None, folds)
@@ -256,4 +254,4 @@ def test_what_a_pass_prepares_is_predicted(columns, functions, finalists):
     finally:
         tracemalloc.stop()
     assert len(moments) == finalists
-    assert peak <= asked.task_bytes(Run(0, n, n)) - aside
+    assert peak <= task_bytes(cost, extent, Run(0, n, n)) - aside

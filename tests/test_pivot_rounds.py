@@ -482,7 +482,9 @@ def test_a_round_that_does_not_fit_is_refused_before_it_runs(table):
     rule = Greedy(kernels.Matern(0.05, 0.5), 1e-6, span=0.5)
     seen = []
     tight = MemoryBudget.of(executor, "262MB")
-    with pytest.raises(ResourceError, match=r"for a round of pivots at rank \d+, the limit is"):
+    with pytest.raises(
+        ResourceError, match=r"for a round of pivots at rank \d+ and 2 tasks at once"
+    ):
         choose_in_rounds(
             sample,
             {0: rule},

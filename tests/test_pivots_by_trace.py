@@ -19,7 +19,7 @@ from cme_dask.numerics.cholesky import (
     RowsByTrace,
     sampled_cholesky,
 )
-from cme_dask.passes.memory import pivot_bytes
+from cme_dask.passes.moments import pivot_bytes
 
 GAUSSIAN = kernels.Gaussian(0.3)
 

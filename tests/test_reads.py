@@ -15,8 +15,11 @@ from cme_dask.data.generate import write_normal3
 from cme_dask.data.sources import ahead
 from cme_dask.errors import StoreError
 from cme_dask.passes.driver import Executor
+from cme_dask.passes.memory import MemoryBudget
 from cme_dask.passes.selections import nearest_rows
 from cme_dask.passes.sources import open_sample
+
+BUDGET = MemoryBudget(Executor.resolve("threads", 2), 1 << 40, ())
 
 
 class CountingStore(WrapperStore):
@@ -153,7 +156,7 @@ def test_nearest_rows_take_one_pass_and_equal_a_full_sort(tmp_path, positive):
     write_store(tmp_path / "s.zarr", x, y, stored, chunk_rows=4096)
     store, group = opened(tmp_path / "s.zarr")
     points, scale = rng.standard_normal((4, 3)).round(1), np.array([1.0, 2.0, 0.5])
-    found = nearest_rows(open_sample(group), points, 200, scale, Executor.resolve("threads", 2))
+    found = nearest_rows(open_sample(group), points, 200, scale, BUDGET)
     for name in ("x", "y") if positive is None else ("x", "y", "weights"):
         assert set(store.chunks(name).values()) == {1}
     assert found.index.shape == found.weights.shape == (4, min(200, positive or 200))

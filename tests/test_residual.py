@@ -25,7 +25,7 @@ from cme_dask.numerics.moments import MomentSpec, Side, strip_moments
 from cme_dask.numerics.problem import Regularization
 from cme_dask.passes.driver import Executor
 from cme_dask.passes.memory import MemoryBudget
-from cme_dask.passes.run import moment_pass
+from cme_dask.passes.moments import make_moments
 from cme_dask.passes.selections import sample_rows
 from cme_dask.passes.sources import open_sample
 
@@ -150,7 +150,7 @@ def test_the_pass_sees_the_residuals_that_are_made_by_hand(tmp_path, located, by
         sample, _ = sample.split(0.3)
     residuals = found.residuals
     budget = MemoryBudget.of(Executor.resolve("synchronous", None), None)
-    rows, _ = sample_rows(sample, 600, 0, budget.executor)
+    rows, _ = sample_rows(sample, 600, 0, budget)
     moved = sample.with_residuals(residuals, rows)
     index = np.sort(rows.index)
     folds = sample.folding.folds(index, {"group": groups[index]}, N_FOLDS)
@@ -163,7 +163,7 @@ def test_the_pass_sees_the_residuals_that_are_made_by_hand(tmp_path, located, by
     )
     spec = MomentSpec(sides, N_FOLDS)
     expected = strip_moments(spec, (x[index], e), weights[index], folds)
-    seen, *_ = moment_pass(moved, spec, budget)
+    (seen,), *_ = make_moments(moved, [spec], budget, None)
     np.testing.assert_array_equal(seen.rows, expected.rows)
     np.testing.assert_allclose(seen.gram, expected.gram, rtol=1e-9, atol=1e-9)
 

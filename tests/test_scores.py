@@ -284,7 +284,7 @@ def test_unusable_rows_and_memory(store):
         scored(empty[0])
     tiny = MemoryBudget(Executor.resolve("threads", 2), 100 << 20, ())
     counted, opened_store = opened(store)
-    with pytest.raises(ResourceError, match="to score 3 targets and laws of 40 cells"):
+    with pytest.raises(ResourceError, match="scores of 3 targets and laws of 40 cells"):
         scored(open_sample(opened_store), tiny)
     assert not counted.chunks("x")
 

@@ -29,6 +29,7 @@ from cme_dask.models.joint import JointModel
 from cme_dask.numerics.folds import fold_of_rows, priority_keys, row_hash
 from cme_dask.passes import selections as gather
 from cme_dask.passes.driver import Executor
+from cme_dask.passes.memory import MemoryBudget
 from cme_dask.passes.selections import sample_rows
 
 EXAMPLES = settings(
@@ -209,9 +210,10 @@ def test_gathered_samples_equal_the_stored_one(tmp_path, monkeypatch, weighted, 
             weights=None if w is None else da.from_array(w, chunks=chunks),
         ),
     ]
+    budget = MemoryBudget.of(Executor.resolve("threads", 2), None)
     for sample in sources:
         for size in (50, 9_000, 10_000):
-            found, _ = sample_rows(sample, size, 9, Executor.resolve("threads", 2))
+            found, _ = sample_rows(sample, size, 9, budget)
             np.testing.assert_array_equal(found.index, stored.index[:size])
             np.testing.assert_array_equal(found.keys, stored.keys[:size])
             for ours, theirs in zip(found.parts, stored.parts, strict=True):

@@ -15,8 +15,9 @@ from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
 from cme_dask.models.events import Event
 from cme_dask.models.joint import JointModel
-from cme_dask.passes.driver import Executor
-from cme_dask.passes.selections import Neighbours, nearest_rows
+from cme_dask.numerics.rows import Neighbours
+from cme_dask.passes.memory import MemoryBudget
+from cme_dask.passes.selections import nearest_rows
 
 Array = Any
 Result = dict[str, Any]
@@ -214,7 +215,7 @@ def _stored(point: PointSection, x: Columns, layout: Layout | None) -> dict[str,
 
 
 def nearest(
-    questions: Questions, points: Array, count: int, sample: Sample, executor: Executor
+    questions: Questions, points: Array, count: int, sample: Sample, budget: MemoryBudget
 ) -> Neighbours | None:
     """The rows nearest to the stated points, in standardised x with the same labels; one pass."""
     if not len(points):
@@ -225,7 +226,7 @@ def nearest(
     rows = sample.row_sample.parts[0]
     scale = np.where((rows == rows[0]).all(axis=0), 1.0, rows.std(axis=0))
     scale = np.where(questions.columns[0].categorical, _OTHER_LABEL, scale)
-    return nearest_rows(sample, points, min(count, sample.n_rows), scale, executor)
+    return nearest_rows(sample, points, min(count, sample.n_rows), scale, budget)
 
 
 def compare(

@@ -96,7 +96,7 @@ def run_job(
         estimator.save(paths["model"], overwrite=overwrite)
         budget = MemoryBudget.of(Executor.resolve(scheduler, compute.workers), compute.memory_limit)
         points = questions.rows(model)
-        near = nearest(questions, points, job.report.nearest, sample, budget.executor)
+        near = nearest(questions, points, job.report.nearest, sample, budget)
         scores = None
         if job.evaluate is not None and held_out is not None:
             parts = sample, held_out.fold_by(job.fit.fold_by)

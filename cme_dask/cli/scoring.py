@@ -381,7 +381,7 @@ def boosted(
     """
     begin = time.perf_counter()
     whole = replace(sample, row_sample=None)  # which is too small
-    rows, passes = sample_rows(whole, section.boosting_rows, section.seed, budget.executor)
+    rows, passes = sample_rows(whole, section.boosting_rows, section.seed, budget)
     x, y = rows.parts
     columns, of_y = sample.columns
     numbers = y[:, of_y.positions(of_y.numeric)]

@@ -1,11 +1,15 @@
-"""Partial sums on disk: nested plain values as a Zarr group of few arrays; nothing is executed."""
+"""Partial results on disk, encoded by structure: nested plain values as a Zarr group of few arrays.
+
+A file names the dataclasses in it, and the reader says which these may be: nothing is imported or
+executed because a file says so.
+"""
 
 import json
 import math
 import os
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -26,8 +30,8 @@ from cme_dask.data.store import (
 from cme_dask.errors import StoreError
 
 Array = Any
-Kinds = Mapping[str, type]
-"""Dataclasses that may lie in a file, by name."""
+Kinds = Sequence[type]
+"""The dataclasses that may lie in a file."""
 
 KIND, SCHEMA_VERSION = "partial", 1
 
@@ -117,8 +121,8 @@ def _encoded(value: Any, flat: dict[str, list[Array]], kinds: Kinds) -> Any:
     if isinstance(value, Mapping):
         return {"map": [[_encoded(x, flat, kinds) for x in pair] for pair in value.items()]}
     name = type(value).__name__
-    if not is_dataclass(value) or kinds.get(name) is not type(value):
-        raise TypeError(f"a {name} can't be part of a checkpoint")
+    if not is_dataclass(value) or type(value) not in kinds:
+        raise TypeError(f"a {name} can't be part of a checkpoint: name it in the reduction's kinds")
     found = {f.name: _encoded(getattr(value, f.name), flat, kinds) for f in fields(value)}
     return {"type": name, "fields": found}
 
@@ -143,7 +147,7 @@ def _decoded(tree: Any, flat: Mapping[str, Array], kinds: Kinds) -> Any:
     if "map" in tree:
         return {_decoded(k, flat, kinds): _decoded(v, flat, kinds) for k, v in tree["map"]}
     made = {name: _decoded(item, flat, kinds) for name, item in tree["fields"].items()}
-    return kinds[tree["type"]](**made)
+    return {kind.__name__: kind for kind in kinds}[tree["type"]](**made)
 
 
 def _flush(folder: Path) -> None:

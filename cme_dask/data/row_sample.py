@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from cme_dask.numerics.folds import Folding, priority_keys
+from cme_dask.numerics.reduction import Cost, Extent, Reduction, Strip
 
 Array = Any
 
@@ -149,6 +150,73 @@ def merge(samples: Iterable[RowSample], size: int) -> RowSample:
             for name in several[0].units
         },
     )
+
+
+@dataclass(frozen=True)
+class PrioritySample(Reduction[RowSample, RowSample]):
+    """Keys, indices and weights of a row sample (a bottom-k sketch), without its rows.
+
+    Parameters
+    ----------
+    size, seed
+        Of the sample.
+    bound
+        Rows with keys from here on are left out.
+    """
+
+    size: int
+    seed: int
+    bound: float = np.inf
+    name = "row-sample"
+    kinds = (RowSample,)
+
+    def cost(self, extent: Extent) -> Cost:
+        """A key for each row, and two samples."""
+        return Cost(flops=50, state=2 * extent.strip_rows * 8, partial=2 * 4 * self.size * 8)
+
+    def start(self, like: Array) -> list[Array]:
+        """The smallest keys of the strips so far."""
+        return [np.empty(0)]
+
+    def update(self, state: list[Array], strip: Strip) -> RowSample:
+        """Of one strip, without rows that can't be in the sample of all strips so far."""
+        full = len(state[0]) == self.size
+        bound = min(self.bound, float(state[0].max())) if full else self.bound
+        drawn = draw_among(strip.rows, (), strip.weights, self.size, self.seed, bound)
+        keys = np.concatenate([state[0], drawn.keys])
+        state[0] = keys if len(keys) <= self.size else np.partition(keys, self.size)[: self.size]
+        return drawn
+
+    def combine(self, a: RowSample, b: RowSample) -> RowSample:
+        """Of both sets of rows."""
+        return merge((a, b), self.size)
+
+
+@dataclass(frozen=True)
+class Rows(Reduction[tuple[Array, ...], tuple[Array, ...]]):
+    """All rows of each variable that a pass reads, in their order: give it the few to be read.
+
+    Parameters
+    ----------
+    count
+        Their number.
+    """
+
+    count: int
+    name = "gather-rows"
+    checked = False
+
+    def cost(self, extent: Extent) -> Cost:
+        """The rows."""
+        return Cost(retained=self.count * extent.n_columns * 8)
+
+    def update(self, state: None, strip: Strip) -> tuple[Array, ...]:
+        """The rows of one strip."""
+        return strip.parts
+
+    def combine(self, a: tuple[Array, ...], b: tuple[Array, ...]) -> tuple[Array, ...]:
+        """One after the other."""
+        return tuple(np.concatenate(pair) for pair in zip(a, b, strict=True))
 
 
 def _smallest(keys: Array, size: int, below: float = np.inf) -> Array:

@@ -9,7 +9,7 @@ since 1970-01-01 UTC, both also in ``row_sample``.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import zarr
@@ -21,7 +21,9 @@ from cme_dask.data.sources import RowFunction, RowSource, ZarrSource, applied
 from cme_dask.data.store import brief, is_listing, member, read_array, read_attribute, stored_array
 from cme_dask.errors import DataError, StoreError
 from cme_dask.numerics.folds import BY_ROWS, Folding, Part
-from cme_dask.numerics.location import Residuals
+
+if TYPE_CHECKING:
+    from cme_dask.numerics.location import Residuals
 
 Array = Any
 
@@ -71,7 +73,7 @@ class Sample:
     time: RowSource | None = None
     folding: Folding = BY_ROWS
     part: Part | None = None
-    residuals: Residuals | None = None
+    residuals: "Residuals | None" = None
     first_row: int = 0
 
     def __post_init__(self) -> None:
@@ -289,7 +291,7 @@ class Sample:
         reader = BatchReader(self.sources, self.weights, self.part, units)
         return batches(reader, size, seed, epoch=epoch, start=start)
 
-    def with_residuals(self, residuals: Residuals, rows: RowSample) -> "Sample":
+    def with_residuals(self, residuals: "Residuals", rows: RowSample) -> "Sample":
         """The rows (x, e) that passes make of these, with the row sample of them.
 
         Parameters

@@ -26,7 +26,6 @@ from cme_dask.estimators.recipe import (
     check_parameters,
     check_tol,
     kept_fit,
-    make_moments,
     make_side,
     settle_arithmetic,
     timed_fit,
@@ -45,6 +44,7 @@ from cme_dask.passes.cluster import Scheduler
 from cme_dask.passes.driver import Executor
 from cme_dask.passes.lazy import gram_columns, lazy_features
 from cme_dask.passes.memory import MemoryBudget
+from cme_dask.passes.moments import make_moments
 from cme_dask.passes.sources import open_sample
 from cme_dask.passes.write import FeatureReport, WriteProgress, write_features
 
@@ -459,7 +459,7 @@ class PivotedCholesky(FeaturesPartialFit, FittedFeatures, BaseEstimator):  # typ
         self, spec: MomentSpec, rows: RowSample, n_rows: int, cores: int
     ) -> tuple[MomentSpec, Arithmetic]:
         trial, accuracy = trial_rows(rows, spec.ranks), self._accuracy(n_rows)
-        change = SpectrumChange(self._tolerance.value, accuracy)
+        change = partial(SpectrumChange, self._tolerance.value, accuracy)
         return settle_arithmetic(spec, trial, n_rows, accuracy, change, cores)
 
     def _accuracy(self, n_rows: int) -> float:

@@ -36,7 +36,6 @@ from cme_dask.estimators.recipe import (
     check_integer,
     check_parameters,
     kept_fit,
-    make_moments,
     make_side,
 )
 from cme_dask.estimators.solving import CONVERGENCE
@@ -50,13 +49,14 @@ from cme_dask.models.relevance import LengthScales
 from cme_dask.numerics.basis import Basis, LinearBasis, eigenbasis
 from cme_dask.numerics.blocks import Moments
 from cme_dask.numerics.embedding import check_ridges
-from cme_dask.numerics.logistic import LogisticProblem, solve_logistic
+from cme_dask.numerics.logistic import LogisticGradient, LogisticProblem, solve_logistic
 from cme_dask.numerics.moments import MomentSpec
 from cme_dask.numerics.resources import one_blas_thread
 from cme_dask.passes.cluster import Scheduler
 from cme_dask.passes.driver import Executor
-from cme_dask.passes.gradients import gradient_pass
 from cme_dask.passes.memory import MemoryBudget
+from cme_dask.passes.moments import make_moments
+from cme_dask.passes.run import run_pass
 
 # ``JointClassifier`` and ``EmbeddingClassifier``: class probabilities from laws of a label
 
@@ -334,7 +334,9 @@ class KernelLogisticRegression(LabelClassifier, BaseEstimator):  # type: ignore[
         with one_blas_thread():
             self.solution_ = solve_logistic(
                 problem,
-                lambda a: gradient_pass(sample, newton.kernel, newton.points, a, budget, progress),
+                lambda a: run_pass(
+                    sample, LogisticGradient(newton.kernel, newton.points, a), budget, progress
+                )[0],
                 tol=self.gradient_tol,
                 max_iter=self.max_iter,
             )

@@ -27,7 +27,6 @@ from cme_dask.estimators.recipe import (
     check_accuracy,
     check_parameters,
     kept_fit,
-    make_moments,
     make_side,
     settle_arithmetic,
     timed_fit,
@@ -57,6 +56,7 @@ from cme_dask.numerics.resources import one_blas_thread
 from cme_dask.passes.cluster import Scheduler
 from cme_dask.passes.driver import Executor
 from cme_dask.passes.memory import MemoryBudget
+from cme_dask.passes.moments import make_moments
 from cme_dask.passes.sources import open_sample
 
 Array = Any
@@ -364,8 +364,11 @@ class ConditionalMeanEmbedding(EmbeddingPartialFit, BaseEstimator):  # type: ign
         self, spec: MomentSpec, rows: RowSample, n_rows: int, cores: int
     ) -> tuple[MomentSpec, Arithmetic]:
         trial = trial_rows(rows, spec.ranks)
-        # The smaller the ridge, the more the answers tell.
-        change = EmbeddingChange(spec.sides[0].basis(trial.parts[0]), float(self._regs.min()))
+
+        def change() -> EmbeddingChange:
+            # The smaller the ridge, the more the answers change.
+            return EmbeddingChange(spec.sides[0].basis(trial.parts[0]), float(self._regs.min()))
+
         return settle_arithmetic(spec, trial, n_rows, float(self.accuracy), change, cores)
 
     def _measure(

@@ -15,7 +15,6 @@ from cme_dask.estimators.recipe import (
     FunctionsLike,
     Tolerance,
     declared,
-    make_moments,
     make_side,
 )
 from cme_dask.estimators.solving import Solving, partitions
@@ -38,6 +37,7 @@ from cme_dask.numerics.precision import Arithmetic
 from cme_dask.numerics.problem import Regularization
 from cme_dask.numerics.resources import MemoryPlan, one_blas_thread, side_by_side
 from cme_dask.numerics.scoring import Mapped
+from cme_dask.passes.moments import make_moments
 from cme_dask.passes.progress import StepBegan
 from cme_dask.passes.run import PassReport
 
@@ -313,7 +313,7 @@ class JointFit:
             choice.progress(StepBegan("solution"))
         with one_blas_thread():
             part, more_passes = solving.solve(
-                moments, sides, choice.rows, choice.sample, choice.budget.executor
+                moments, sides, choice.rows, choice.sample, choice.budget
             )
             passes += self.ready.passes + more_passes
             about = self._about(solving.reg, passes, arithmetic, [])

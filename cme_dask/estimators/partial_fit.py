@@ -21,7 +21,6 @@ from cme_dask.estimators.recipe import (
     check_accuracy,
     check_integer,
     declared,
-    make_moments,
     timed_fit,
     usable_rows,
 )
@@ -42,6 +41,7 @@ from cme_dask.numerics.resources import one_blas_thread
 from cme_dask.passes.cluster import Scheduler
 from cme_dask.passes.driver import Executor
 from cme_dask.passes.memory import MemoryBudget
+from cme_dask.passes.moments import make_moments
 from cme_dask.passes.run import PassReport
 
 Array = Any
@@ -208,7 +208,7 @@ class JointUpdate:
         if len(sample.sources) != 2:
             raise DataError("a joint distribution needs rows of x and of y: give Y, or a store")
         sample = on_columns(sample, old.columns).fold_by(old.about.get("fold_by", "rows"))
-        rows, sampling = usable_rows(sample, self.sample_size, self.seed, self.budget.executor)
+        rows, sampling = usable_rows(sample, self.sample_size, self.seed, self.budget)
         new, arithmetic, report = self._measure(old, sample, rows, first)
         total = union([new] if passes is None else [old, new])
         told = new_rows(old.moments, new.moments, old.sides, "xy", float(old.about["tol"]))
@@ -473,9 +473,7 @@ class MomentsPartialFit(ABC):
         solve: Callable[[], None],
     ) -> None:
         """Add the moments of new rows, in one pass over them, and solve; all of it or nothing."""
-        rows, sampling = usable_rows(
-            sample, self.sample_size, self.random_state or 0, budget.executor
-        )
+        rows, sampling = usable_rows(sample, self.sample_size, self.random_state or 0, budget)
         sides = tuple(replace(side, elimination=None) for side in self._sides)
         spec = MomentSpec(sides, self._moments.n_folds)
         with one_blas_thread():

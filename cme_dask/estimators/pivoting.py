@@ -22,9 +22,9 @@ from cme_dask.numerics.cholesky import sampled_cholesky
 from cme_dask.numerics.resources import one_blas_thread
 from cme_dask.numerics.rounds import Greedy, PivotState, Random, Rule
 from cme_dask.passes.memory import MemoryBudget
+from cme_dask.passes.moments import predict_moments
 from cme_dask.passes.pivots import choose_in_rounds, predict_round
-from cme_dask.passes.plan import BadValues
-from cme_dask.passes.run import PassReport, count_bad_values, predict_moments
+from cme_dask.passes.run import PassReport
 
 log = logging.getLogger("cme_dask.run")
 
@@ -291,13 +291,9 @@ class PivotChoice:
             self._check(tuple(ranks[j] for j in sorted(ranks)))
             self._tell(i, state.rank, float(state.history[-1]))
 
-        try:
-            return choose_in_rounds(
-                self.sample, rules, states, self.budget, progress=self.progress, on_round=tell
-            )
-        except BadValues:
-            count_bad_values(self.sample, self.budget.executor)
-            raise
+        return choose_in_rounds(
+            self.sample, rules, states, self.budget, progress=self.progress, on_round=tell
+        )
 
     def _check(self, ranks: tuple[int, ...]) -> None:
         width = sum(ranks) + 1 + sum(len(c.names) for c in self.sample.columns)

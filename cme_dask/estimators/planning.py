@@ -19,7 +19,7 @@ from cme_dask.kernels import Kernel
 from cme_dask.learning.transforms import HEURISTIC_ROWS
 from cme_dask.numerics.basis import Basis
 from cme_dask.numerics.cells import CellSpec
-from cme_dask.numerics.moments import MomentSpec
+from cme_dask.numerics.moments import MomentSpec, joint_width
 from cme_dask.numerics.precision import Arithmetic
 from cme_dask.numerics.resources import MemoryPlan, one_blas_thread
 from cme_dask.passes.cost import (
@@ -31,7 +31,7 @@ from cme_dask.passes.cost import (
     round_seconds,
 )
 from cme_dask.passes.memory import MemoryBudget
-from cme_dask.passes.run import predict_moments, together_width
+from cme_dask.passes.moments import predict_moments
 
 RESIDUAL_FINALISTS = 3
 """Learned kernels of residuals that are compared on all rows."""
@@ -94,7 +94,7 @@ def prepare(
         Of the fit.
     """
     begin = time.perf_counter()
-    rows, passes = usable_rows(sample, sample_size, rule.seed, budget.executor)
+    rows, passes = usable_rows(sample, sample_size, rule.seed, budget)
     chosen = [
         choose_kernel(kernel, rows, i, sample.columns[i], name)
         for i, (name, kernel) in enumerate(kernels.items())
@@ -371,7 +371,7 @@ def plan_fit(
     runs, memory = predict_moments(
         sample,
         tuple(rank for one in specs for rank in one.ranks),
-        together_width(specs),
+        joint_width(specs),
         spec.n_folds,
         choice.budget,
         sample_rows=choice.sample_rows,

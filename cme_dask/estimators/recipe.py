@@ -31,8 +31,6 @@ from cme_dask.kernels import Kernel
 from cme_dask.learning.transforms import HEURISTIC_ROWS, constant_columns, default_kernel
 from cme_dask.models.events import Event
 from cme_dask.numerics.basis import Basis, LinearBasis
-from cme_dask.numerics.blocks import MomentSums
-from cme_dask.numerics.cells import CellSpec, CellSums
 from cme_dask.numerics.folds import MAX_FOLDS
 from cme_dask.numerics.joint import StackedBasis, StackedNewton, ranks_of
 from cme_dask.numerics.moments import Function, MomentSpec, Side
@@ -47,11 +45,9 @@ from cme_dask.numerics.precision import (
 from cme_dask.numerics.resources import one_blas_thread
 from cme_dask.numerics.scoring import Judges
 from cme_dask.passes.checkpoint import Checkpoint, about_run, keeping
-from cme_dask.passes.driver import Executor
 from cme_dask.passes.memory import MemoryBudget
-from cme_dask.passes.plan import BadValues
 from cme_dask.passes.progress import StepBegan
-from cme_dask.passes.run import PassProgress, PassReport, count_bad_values, moments_together
+from cme_dask.passes.run import PassProgress, count_bad_values
 from cme_dask.passes.selections import sample_rows
 
 # The wall time of a fit
@@ -129,7 +125,12 @@ def trial_rows(rows: RowSample, ranks: tuple[int, ...]) -> RowSample:
 
 
 def settle_arithmetic(
-    spec: MomentSpec, rows: RowSample, n_rows: int, accuracy: float, change: Change, cores: int
+    spec: MomentSpec,
+    rows: RowSample,
+    n_rows: int,
+    accuracy: float,
+    change: Callable[[], Change],
+    cores: int,
 ) -> tuple[MomentSpec, Arithmetic]:
     """The moments with the cheapest arithmetic that a trial on the row sample admits.
 
@@ -144,14 +145,14 @@ def settle_arithmetic(
     accuracy
         Largest change admitted; 0 takes the safe form.
     change
-        What must not change, see :func:`choose_arithmetic`.
+        Makes the measure of what must not change, see :func:`choose_arithmetic`.
     cores
         How many may be tried at once; no more than two, whose sums take memory.
     """
     if accuracy == 0.0 or n_rows < _WORTH * len(rows):
         return spec, SAFE
     with one_blas_thread():
-        chosen, _ = choose_arithmetic(spec, rows.parts, accuracy, change, min(cores, TRIALS))
+        chosen, _ = choose_arithmetic(spec, rows.parts, accuracy, change(), min(cores, TRIALS))
     return chosen.applied(spec), chosen
 
 
@@ -358,20 +359,18 @@ def check_integer(name: str, value: Any, least: int, most: int | None = None) ->
     raise DataError(f"{name} must be an integer {upto} {least}{end}, got {value!r}")
 
 
-def usable_rows(sample: Sample, size: int, seed: int, executor: Executor) -> tuple[RowSample, int]:
+def usable_rows(
+    sample: Sample, size: int, seed: int, budget: MemoryBudget
+) -> tuple[RowSample, int]:
     """The row sample and the passes it took; unusable values that it meets are counted."""
     if sample.n_rows < 2:
         noun = "sample" if sample.n_rows == 1 else "samples"
         raise DataError(f"at least 2 rows are needed, got {sample.n_rows} {noun}")
-    try:
-        rows, passes = sample_rows(sample, size, seed, executor)
-    except BadValues:
-        count_bad_values(sample, executor)
-        raise
+    rows, passes = sample_rows(sample, size, seed, budget)
     if sample.weights is not None:
         _check_weights(rows, sample)
     if not all(np.isfinite(part).all() for part in rows.parts):
-        count_bad_values(sample, executor)
+        count_bad_values(sample, budget.executor)
         for part, columns in zip(rows.parts, sample.columns, strict=True):
             check_finite(part, columns.names, 0)
     return rows, passes
@@ -391,29 +390,6 @@ def _check_weights(rows: RowSample, sample: Sample) -> None:
             "where sums keep their digits: multiply all weights by one number, since only their "
             "ratios count"
         )
-
-
-def make_moments(
-    sample: Sample,
-    specs: Sequence[MomentSpec],
-    budget: MemoryBudget,
-    progress: Progress | None,
-    pivot_rows: int,
-    cells: Sequence[CellSpec] = (),
-) -> tuple[tuple[MomentSums, ...], tuple[CellSums, ...], PassReport]:
-    """The moment pass, with sums by cell.
-
-    Unusable values are counted in a second pass, which only a failure makes.
-
-    ``pivot_rows`` is the number of rows from which pivots were chosen in memory.
-    """
-    try:
-        return moments_together(
-            sample, specs, budget, progress, sample_rows=pivot_rows, cells=cells
-        )
-    except BadValues:
-        count_bad_values(sample, budget.executor)
-        raise
 
 
 def choose_kernel(kernel: Any, rows: RowSample, i: int, columns: Columns, name: str) -> Kernel:

@@ -20,7 +20,7 @@ from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.precision import SAFE, Arithmetic, JointChange
 from cme_dask.numerics.problem import Regularization, centred_bases
 from cme_dask.numerics.resources import one_blas_thread
-from cme_dask.passes.driver import Executor
+from cme_dask.passes.memory import MemoryBudget
 from cme_dask.passes.selections import observed_ranges
 
 # The step of a fit from moments to coefficients, under its constraint
@@ -84,7 +84,7 @@ class Solving:
         sides: tuple[Side, Side],
         rows: RowSample,
         sample: Sample,
-        executor: Executor,
+        budget: MemoryBudget,
     ) -> tuple[Part, int]:
         """Solve, with all rows and without each fold; and the passes over the rows that it took.
 
@@ -94,7 +94,7 @@ class Solving:
             Of the pass.
         rows
             The row sample.
-        sample, executor
+        sample, budget
             The rows, and where to run a pass over them, if the constraint needs one.
 
         Raises
@@ -107,7 +107,7 @@ class Solving:
             return Part.solved(moments, sides, solver, self.convergence), 0
         mean = moments.means()
         bases = centred_bases(mean, self.reg, [side.basis for side in sides])
-        x, y = observed_ranges(sample, bases, executor)
+        x, y = observed_ranges(sample, bases, budget)
         # Refits have other bases, whose ranges are those over the row sample.
         whole = replace(solver, bounds=replace(solver.bounds, ranges=(x, y)))
         return Part.solved(moments, sides, solver, self.convergence, whole=whole), 1
@@ -133,7 +133,10 @@ class Solving:
         if self.constraint.landmarks_of_partition is not None:
             return spec, SAFE  # partitions of unity take no triangular solve that could be left out
         trial = trial_rows(rows, spec.ranks)
-        change = JointChange(spec, trial.parts, self.trial_solver(spec.sides, rows))
+
+        def change() -> JointChange:
+            return JointChange(spec, trial.parts, self.trial_solver(spec.sides, rows))
+
         return settle_arithmetic(spec, trial, n_rows, accuracy, change, cores)
 
 

@@ -15,7 +15,6 @@ from cme_dask.estimators.recipe import (
     TuningProgress,
     declared,
     dense_cost,
-    make_moments,
 )
 from cme_dask.estimators.solving import Solving
 from cme_dask.kernels import Kernel
@@ -34,8 +33,9 @@ from cme_dask.numerics.precision import Arithmetic
 from cme_dask.numerics.problem import Regularization
 from cme_dask.numerics.resources import MemoryPlan, one_blas_thread
 from cme_dask.passes.memory import row_sample_bytes
+from cme_dask.passes.moments import make_moments
 from cme_dask.passes.progress import StepBegan
-from cme_dask.passes.run import PassReport, array_bytes
+from cme_dask.passes.run import PassReport, extent_of
 
 # The steps of a fit that learns its kernels: search, moments of finalists, mean of the best
 
@@ -150,7 +150,8 @@ def _check_memory(choice: PivotChoice, rows: int, max_rank: int) -> MemoryPlan:
     return choice.budget.check_alone(
         "the search for kernels",
         search_bytes(rows, columns, max_rank, FOLDS),
-        array_bytes(choice.sample) + row_sample_bytes(len(choice.rows), columns),
+        extent_of(choice.sample, choice.budget.executor).in_memory
+        + row_sample_bytes(len(choice.rows), columns),
         f"search on fewer rows than {rows:,}, tuning=Tuning(rows={rows // 2}), or lower max_rank "
         "of the tuning, or give kernels",
     )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace, device, is_cupy_array, is_numpy_array
+from array_api_compat import array_namespace, device, is_cupy_array, is_numpy_array, to_device
 
 from cme_dask.errors import DataError
 from cme_dask.kernels import blas
@@ -43,7 +43,13 @@ def in_place(like: Array) -> Any:
 
 def to_numpy(array: Array) -> Array:
     """The array in the memory of the process."""
-    return array.get() if is_cupy_array(array) else np.asarray(array)
+    if is_numpy_array(array):
+        return array
+    if is_cupy_array(array):
+        return array.get()
+    info = getattr(array_namespace(array), "__array_namespace_info__", None)
+    host = device(array) if info is None else info().default_device()
+    return np.asarray(array if device(array) == host else to_device(array, host))
 
 
 def cast_into(xp: Any, out: Array, values: Array) -> None:
@@ -97,13 +103,21 @@ def rank_update(xp: Any, out: Array, rows: Array) -> None:
 
 
 def add_rank_update(xp: Any, out: Array, rows: Array, scratch: "Scratch") -> None:
-    """Upper triangle of ``out += rows @ rows.T``; ``out`` is in the memory of the process."""
+    """Upper triangle of ``out += rows @ rows.T``."""
     if is_numpy_array(rows):
         blas.add_gram(out, rows)
     else:
         product = scratch.shaped(xp, out.shape, rows)
         rank_update(xp, product, rows)
-        out += to_numpy(product)
+        out += product
+
+
+def add_product(xp: Any, out: Array, product: Array) -> None:
+    """``out += product``, of which ``product`` may be of lower precision."""
+    if is_numpy_array(out) or is_cupy_array(out):
+        out += product
+    else:
+        out += xp.astype(product, out.dtype)
 
 
 def mirror_upper(out: Array) -> None:

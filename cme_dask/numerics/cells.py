@@ -19,6 +19,7 @@ from cme_dask.kernels.evaluator import to_numpy
 from cme_dask.numerics.folds import number_hash, value_hash
 from cme_dask.numerics.moments import Function, function_values
 from cme_dask.numerics.partition import PartitionBasis
+from cme_dask.numerics.reduction import Cost, Extent, Reduction, Strip
 from cme_dask.numerics.support import Support
 
 # Which values the columns of a variable take: their range over all rows, and whole numbers
@@ -26,6 +27,8 @@ from cme_dask.numerics.support import Support
 
 Array = Any
 
+_WORD = 8
+_CELL_FLOPS = 900  # per row, in operations of a product: its way to its cell, and its sums
 _FIRST = 64  # rows that tell of most columns that they don't hold whole numbers
 
 
@@ -323,8 +326,8 @@ _NO_BOUND = np.iinfo(np.uint64).max
 
 
 @dataclass(frozen=True, eq=False)
-class CellSpec:
-    """What is summed for one variable.
+class CellSpec(Reduction["CellSums", "CellSums"]):
+    """What is summed by cell for one variable, over all rows, with a few rows of each cell.
 
     Parameters
     ----------
@@ -336,12 +339,19 @@ class CellSpec:
         Declared functions by name, each takes rows (n, d) and returns (n,).
     partition
         The partition of unity of this variable, if its model has one.
+    variable
+        Its number among the variables of the rows.
+    n_folds
+        Number of folds F of the rows.
     """
 
     support: Support
     bounds: Array
     functions: Mapping[str, Function] = field(default_factory=dict)
     partition: PartitionBasis | None = None
+    variable: int = 0
+    n_folds: int = 1
+    name = "cell-sums"
 
     @classmethod
     def of(
@@ -399,6 +409,32 @@ class CellSpec:
     def kept_words(self) -> int:
         """Numbers in the rows that are kept of all, as expected."""
         return self.support.size * _SPARE * KEPT * (int(self.support.points.shape[1]) + 3)
+
+    def cost(self, extent: Extent) -> Cost:
+        """The way of each row to its cell, and sums of all cells."""
+        return Cost(
+            flops=_CELL_FLOPS,
+            state=self.block_words(extent.strip_rows) * _WORD,
+            partial=self.words(self.n_folds) * _WORD,
+            retained=self.kept_words * _WORD,
+        )
+
+    def start(self, like: Array) -> list["StripCells"]:
+        """The loop over strips, for the longest strip so far."""
+        return []
+
+    def update(self, state: list["StripCells"], strip: Strip) -> "CellSums":
+        """Sums over one strip."""
+        if not state or state[0].rows < len(strip):
+            state[:] = [StripCells(self, len(strip))]
+        folds, hashes = strip.folds(self.n_folds), strip.once(strip_hashes)
+        part = strip.parts[self.variable]
+        return state[0](hashes, part, strip.weights, folds, self.n_folds)
+
+    def accumulate(self, a: "CellSums", b: "CellSums") -> "CellSums":
+        """Sums over both, in the memory of ``a``."""
+        a += b
+        return a
 
     @cached_property
     def pairs(self) -> tuple[Array, Array]:
@@ -550,7 +586,7 @@ class StripCells:
     """
 
     def __init__(self, spec: CellSpec, rows: int) -> None:
-        self._spec, points = spec, spec.support.points
+        self._spec, self.rows, points = spec, rows, spec.support.points
         block = self._block = spec.block(max(rows, 1))
         self._values = np.empty((block, spec.width))
         self._columns = np.empty((points.shape[1], block))
@@ -637,3 +673,11 @@ class StripCells:
             rows[where].astype(np.float64),
         )
         return Kept.joined([kept], self._spec.support.size)
+
+
+def strip_hashes(strip: Strip) -> Array:
+    """:func:`hashes_of` the rows of a strip."""
+    return hashes_of(strip.rows)
+
+
+CellSpec.kinds = (CellSums, Kept, ValueRange)

@@ -9,10 +9,17 @@ from scipy.linalg import helmert, solve_triangular
 from scipy.optimize import minimize
 from scipy.special import softmax
 
+from cme_dask.errors import DataError, option
+from cme_dask.numerics.moments import sub_block
+from cme_dask.numerics.reduction import Cost, Extent, Reduction, Strip, blocks, tree_sum
+
 # Multinomial logistic loss over rows in the span of kernel functions, with its gradient
 
 
 Array = Any
+
+_WORD = 8
+_KERNEL_FLOPS = 20  # of a kernel value, in operations of a product
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +79,62 @@ class LogisticSums:
             weight, loss = float(weights.sum()), float(weights @ losses)
             residual *= weights[:, None]
         return cls(weight, loss, sections @ residual, len(codes))
+
+
+@dataclass(frozen=True, eq=False)
+class LogisticGradient(Reduction[LogisticSums, LogisticSums]):
+    """Loss and gradient of scores [k(x, p), 1] A over all rows.
+
+    Kernel sections are not solved for here: that needs n m^2 operations, scores and gradient of K
+    classes need 4 n m K.
+
+    Parameters
+    ----------
+    kernel, points
+        k, and the pivots p, shape (m, d).
+    coefficients
+        A, shape (m + 1, K).
+    """
+
+    kernel: Any
+    points: Array
+    coefficients: Array
+    name = "logistic-rows"
+    kinds = (LogisticSums,)
+
+    @property
+    def _block(self) -> int:
+        """Rows that stay in cache."""
+        return sub_block(len(self.points) + 2 * int(self.coefficients.shape[1]) + 1)
+
+    def cost(self, extent: Extent) -> Cost:
+        """Kernel values and two products of a block with A."""
+        m, classes = len(self.points), int(self.coefficients.shape[1])
+        return Cost(
+            flops=m * (_KERNEL_FLOPS + 4 * classes),
+            state=3 * self._block * (m + 2 * classes + 1) * _WORD,
+            partial=self.coefficients.size * _WORD,
+            subject=f"{m} pivots and {classes} classes",
+            remedies=(f"lower {option('max_rank')}",),
+        )
+
+    def start(self, like: Array) -> Any:
+        """What writes kernel sections."""
+        return self.kernel.evaluator(self.points)
+
+    def update(self, state: Any, strip: Strip) -> LogisticSums:
+        """Of one strip, in blocks that stay in cache."""
+        return tree_sum(self._sums(state, strip, here) for here in blocks(len(strip), self._block))
+
+    def _sums(self, write: Any, strip: Strip, here: slice) -> LogisticSums:
+        classes = int(self.coefficients.shape[1])
+        x, codes = strip.parts[0][here], strip.parts[1][here, 0].astype(np.intp)
+        if not ((codes >= 0) & (codes < classes)).all():
+            raise DataError(f"codes of labels must be 0 to {classes - 1}: correct y")
+        sections = np.ones((len(self.coefficients), len(x)))
+        write(x, sections[:-1])
+        weights = None if strip.weights is None else strip.weights[here]
+        return LogisticSums.of(sections, codes, weights, self.coefficients)
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,6 +6,8 @@ They are held as columns, ``[N_X, N_Y, 1, f]^T``: then each part is contiguous. 
 names in :mod:`cme_dask.numerics.blocks`.
 """
 
+import math
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, repeat
@@ -15,23 +17,21 @@ import numpy as np
 from array_api_compat import array_namespace, device, is_numpy_array
 
 from cme_dask.display import brief_repr
-from cme_dask.errors import DataError
+from cme_dask.errors import DataError, option, remedy
 from cme_dask.kernels.evaluator import (
     Scratch,
+    add_product,
     add_rank_update,
     cast_into,
     in_place,
     mirror_upper,
     rank_update,
     take_into,
-    to_numpy,
 )
 from cme_dask.numerics.basis import LINE, Basis, Elimination, without_copies
 from cme_dask.numerics.blocks import MomentSums
+from cme_dask.numerics.reduction import Cost, Extent, Reduction, Strip, to_host
 from cme_dask.numerics.scoring import Judges
-
-# Moments of both bases, of the columns and of declared functions, over a strip of rows
-
 
 Array = Any
 Function = Callable[[Array], Array]
@@ -210,6 +210,7 @@ def _called(name: str, function: Function, rows: Array) -> Array:
 # Moments of one strip of rows after the other
 
 
+_WORD = 8
 _CACHE = 7 << 19  # bytes of augmented rows that are held at once
 _LONGEST = 1 << 12  # rows of a sub-block
 _BLOCKS = 16  # sub-blocks prepared at once: what is done for each takes the interpreter lock
@@ -245,7 +246,7 @@ def strip_moments(
 ) -> MomentSums:
     """Moments of one strip of rows alone, see :class:`StripMoments`."""
     (moments,) = StripMoments([spec], parts[0])(parts, weights, folds)
-    return spec.newton(moments)
+    return spec.newton(to_host(moments))
 
 
 class StripMoments:
@@ -270,17 +271,17 @@ class StripMoments:
             {c: c and c.prepare(self._xp, like) for c in (one.basis.coordinates for one in sides)}
             for sides in zip(*(spec.sides for spec in specs), strict=True)
         ]
-        self._functions: list[_Functions] = []
+        self._functions: list[tuple[MomentSpec, Scratch]] = []  # sets with functions of their own
         self._sums = [_BlockSums(spec, like) for spec in specs]
         self._of_functions = [self._shared(spec) for spec in specs]
         self._taken = [Scratch() for _ in specs[0].sides]
 
     def _shared(self, spec: MomentSpec) -> int:
         """The number of the functions that are those of this set."""
-        for number, functions in enumerate(self._functions):
-            if functions.serve(spec):
+        for number, (other, _) in enumerate(self._functions):
+            if all(map(Side.same_functions, other.sides, spec.sides)):
                 return number
-        self._functions.append(_Functions(spec))
+        self._functions.append((spec, Scratch()))
         return len(self._functions) - 1
 
     @without_copies()
@@ -329,40 +330,28 @@ class StripMoments:
             for part, maps in zip(parts, self._maps, strict=True)
         ]
         roots = None if weights is None else self._xp.sqrt(weights)[None, :]
-        values = [functions(self._xp, parts) for functions in self._functions]
+        values = [self._values(spec, held, parts) for spec, held in self._functions]
         for one, moments, number in zip(self._sums, made, self._of_functions, strict=True):
             rows = one.in_coordinates(mapped)
             one.add(moments.gram, rows, values[number], roots, edges)
             one.add_traces(moments.traces, rows, weights, edges)
+
+    def _values(self, spec: MomentSpec, held: Scratch, parts: tuple[Array, ...]) -> Array:
+        """The rows 1, f_X - shift, f_Y - shift, shape (P - sum m, n), good until the next call."""
+        xp = self._xp
+        like = xp.empty(0, dtype=xp.float64, device=self._device)
+        rows, start = held.shaped(xp, (spec.beside, parts[0].shape[0]), like), 1
+        rows[0, :] = 1.0
+        for side, part in zip(spec.sides, parts, strict=True):
+            side.write_values(part, rows[start : start + side.count, :])
+            start += side.count
+        return rows
 
     def _take(self, scratch: Scratch, part: Array, index: Array) -> Array:
         """Rows of a part at these places."""
         out = scratch.shaped(self._xp, (index.shape[0], part.shape[1]), part)
         take_into(self._xp, out, part, index)
         return out
-
-
-class _Functions:
-    """Rows 1, f_X - shift, f_Y - shift of one or several sets of moments."""
-
-    def __init__(self, spec: MomentSpec) -> None:
-        self._spec, self._held = spec, Scratch()
-
-    def serve(self, spec: MomentSpec) -> bool:
-        """Whether another set has the same functions."""
-        pairs = zip(self._spec.sides, spec.sides, strict=True)
-        return all(mine.same_functions(other) for mine, other in pairs)
-
-    def __call__(self, xp: Any, parts: tuple[Array, ...]) -> Array:
-        """The rows, shape (P - sum m, n), good until the next call."""
-        shape = self._spec.beside, parts[0].shape[0]
-        like = xp.empty(0, dtype=xp.float64, device=device(parts[0]))
-        rows, start = self._held.shaped(xp, shape, like), 1
-        rows[0, :] = 1.0
-        for side, part in zip(self._spec.sides, parts, strict=True):
-            side.write_values(part, rows[start : start + side.count, :])
-            start += side.count
-        return rows
 
 
 class _BlockSums:
@@ -388,9 +377,10 @@ class _BlockSums:
 
     def zeros(self, counts: Array) -> MomentSums:
         """Sums over no rows, to which those of so many rows of each fold will be added."""
-        spec = self._spec
-        gram = np.zeros((spec.n_folds, spec.width, spec.width))
-        traces = np.zeros((spec.n_folds, len(spec.sides)))
+        spec, xp = self._spec, self._xp
+        of, f = {"dtype": xp.float64, "device": self._device}, spec.n_folds
+        gram = xp.zeros((f, spec.width, spec.width), **of)
+        traces = xp.zeros((f, len(spec.sides)), **of)
         return MomentSums(gram, traces, counts, spec.ranks, spec.shifts)
 
     def in_coordinates(self, mapped: Sequence[Mapping[Any, Array]]) -> tuple[Array, ...]:
@@ -424,7 +414,7 @@ class _BlockSums:
             if roots is not None:
                 self._ops.multiply(rows, roots[:, here], out=rows)
             for number, fold in _folds_within(edges, start, stop):
-                update(gram[number], rows[:, fold])
+                update(gram[number, ...], rows[:, fold])
 
     def add_traces(
         self, traces: Array, parts: tuple[Array, ...], weights: Array | None, edges: list[int]
@@ -436,7 +426,11 @@ class _BlockSums:
             diagonal = basis.kernel.diagonal(part)
             if weights is not None:
                 diagonal = weights * diagonal
-            traces[numbers, i] += np.add.reduceat(to_numpy(diagonal), firsts)
+            if is_numpy_array(diagonal):
+                traces[numbers, i] += np.add.reduceat(diagonal, firsts)
+                continue
+            for number, fold in found:
+                traces[number, i] += self._xp.sum(diagonal[fold])
 
     def _rank_update(self, gram: Array, rows: Array) -> None:
         add_rank_update(self._xp, gram, rows, self._scratch)
@@ -446,9 +440,9 @@ class _BlockSums:
         rows32 = self._rows32[:, : rows.shape[1]]
         cast_into(self._xp, rows32, rows[:rank, :])
         rank_update(self._xp, self._product32, rows32)
-        self._ops.matmul(rows[rank:, :], rows.T, out=self._rest)
-        rest = to_numpy(self._rest)
-        gram[:rank, :rank] += to_numpy(self._product32)
+        rest = self._rest
+        self._ops.matmul(rows[rank:, :], rows.T, out=rest)
+        add_product(self._xp, gram[:rank, :rank], self._product32)
         gram[rank:, :] += rest
         gram[:rank, rank:] += rest[:, :rank].T
 
@@ -461,3 +455,117 @@ def _folds_within(edges: list[int], start: int, stop: int) -> Iterator[tuple[int
     for fold, (low, high) in enumerate(pairwise(edges)):
         if max(low, start) < min(high, stop):
             yield fold, slice(max(low, start) - start, min(high, stop) - start)
+
+
+# The reduction: the moments of all rows
+
+
+Sums = tuple[MomentSums, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class MomentReduction(Reduction[Sums, Sums]):
+    """One or several sets of moments of the same rows.
+
+    Parameters
+    ----------
+    specs
+        What to compute, with the same number of folds.
+    """
+
+    specs: tuple[MomentSpec, ...]
+    name = "strip-moments"
+    kinds = (MomentSums,)
+
+    @property
+    def n_folds(self) -> int:  # type: ignore[override]
+        """Number of folds F."""
+        return self.specs[0].n_folds
+
+    def cost(self, extent: Extent) -> Cost:
+        """See :func:`moment_cost`."""
+        return moment_cost(joint_ranks(self.specs), joint_width(self.specs), self.n_folds, extent)
+
+    def start(self, like: Array) -> StripMoments:
+        """The loop over strips, with its buffers where the rows are."""
+        return StripMoments(self.specs, like)
+
+    def update(self, state: StripMoments, strip: Strip) -> Sums:
+        """Sums over one strip."""
+        return state(strip.parts, strip.weights, strip.folds(self.n_folds))
+
+    def combine(self, a: Sums, b: Sums) -> Sums:
+        """Sums over both."""
+        return tuple(map(operator.add, a, b))
+
+    def accumulate(self, a: Sums, b: Sums) -> Sums:
+        """The same in the memory of ``a``."""
+        return tuple(map(operator.iadd, a, b))
+
+    def finalize(self, total: Sums) -> Sums:
+        """Moments in the Newton bases.
+
+        Raises
+        ------
+        DataError
+            If the sums overflow, or all weights are zero.
+        """
+        for spec, moments in zip(self.specs, total, strict=True):
+            gram = moments.total().gram[0]
+            if not (np.isfinite(gram).all() and np.isfinite(moments.traces).all()):
+                raise DataError(
+                    "sums over the rows overflow: give columns, weights and functions in units "
+                    "that make their values smaller"
+                )
+            one = sum(spec.ranks)
+            if not float(gram[one, one]) >= np.finfo(np.float64).tiny:
+                raise DataError("all weights are zero: at least one row needs a positive weight")
+            spec.newton(moments)
+        return total
+
+
+def joint_ranks(specs: Sequence[MomentSpec]) -> tuple[int, ...]:
+    """Numbers of pivots, a number per side of each set."""
+    return sum((spec.ranks for spec in specs), ())
+
+
+def joint_width(specs: Sequence[MomentSpec]) -> int:
+    """The width of one set of moments that takes as much as all of these."""
+    return math.isqrt(sum(spec.width**2 for spec in specs) - 1) + 1
+
+
+def moment_cost(ranks: tuple[int, ...], width: int, n_folds: int, extent: Extent) -> Cost:
+    """What moments of these ranks and of this width P take, F Gram matrices P x P.
+
+    Parameters
+    ----------
+    ranks
+        Numbers of pivots, a number per side of each set.
+    width
+        Of the augmented rows; of several sets that of :func:`joint_width`.
+    n_folds
+        Number of folds F.
+    extent
+        The rows.
+    """
+    d = extent.n_columns
+    # A sub-block of P functions of each set of moments, what is on the way, and eliminations.
+    block = (2 + -(-len(ranks) // 2)) * sub_block(width) * width + sum(m * m for m in ranks) // 2
+    # Rows gathered, mapped and scaled for several sub-blocks, coordinates of each basis, and
+    # functions; of several sets of moments, whose widths are unknown here, at least columns.
+    beside = max(width - sum(ranks), d)
+    prepared = 2 * beside + (3 + len(ranks)) * d
+    block += prepared * min(most_spanned(beside), extent.strip_rows)
+    remedies = [f"lower {option('max_rank')} or raise {option('tol')}"]
+    if n_folds > 1:
+        remedies.append(
+            f"{remedy('n_folds=1', '--folds 1')} (partial sums {n_folds} times smaller, no "
+            "standard errors)"
+        )
+    return Cost(
+        flops=width**2 + 2 * width * d,
+        state=block * _WORD,
+        partial=n_folds * width**2 * _WORD,
+        subject=f"rank {' + '.join(map(str, ranks))} with {n_folds} folds",
+        remedies=tuple(remedies),
+    )

@@ -1,6 +1,4 @@
-"""Pivots chosen in rounds over rows that are not in memory.
-
-Rules that choose pivots in rounds over rows that are not in memory.
+"""Rules that choose pivots in rounds over rows that are not in memory, and the rounds' reduction.
 
 A round asks each strip of rows for an offer, adds the offers, and takes a step:
 
@@ -12,14 +10,17 @@ A round asks each strip of rows for an offer, adds the offers, and takes a step:
 A state is plain arrays, so a choice of pivots can be stored after any round and taken up again.
 """
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
 import numpy as np
 
+from cme_dask.errors import option
 from cme_dask.numerics.basis import Elimination, NewtonBasis
-from cme_dask.numerics.pools import Bound, Pool, eliminate, noise, non_negative, top_rows
+from cme_dask.numerics.pools import BLOCK, Bound, Pool, eliminate, noise, non_negative, top_rows
+from cme_dask.numerics.reduction import Cost, Extent, Reduction, Strip
 
 # How far a choice of pivots is, as plain arrays, and what a round measures of it
 
@@ -27,6 +28,9 @@ from cme_dask.numerics.pools import Bound, Pool, eliminate, noise, non_negative,
 Array = Any
 
 STATUS = ("running", "tolerance", "max_rank", "exhausted")
+
+_WORD = 8
+_ROW_WORDS = 8  # per row of a strip: residual, diagonal, weight, index, their temporaries
 
 ROWS = 1024
 """Rows whose columns are held at once: they stay in cache."""
@@ -488,3 +492,66 @@ class Random(_Rounds):
         picks, panel = eliminate(schur, before, choose, self._limit(state))
         newton = np.concatenate([newton[picks], np.tril(panel[:, picks].T)], axis=1)
         return self._accepted(state, points[picks], offer.rows[picks], newton)
+
+
+@dataclass(frozen=True, eq=False)
+class PivotOffers(Reduction[tuple[Any, ...], tuple[Any, ...]]):
+    """What all rows offer in a round, for each variable that is still choosing.
+
+    Parameters
+    ----------
+    asked
+        Rules and states of these variables, in the order of the sources.
+    strips
+        Number of strips of all rows.
+    """
+
+    asked: tuple[tuple[Rule, PivotState], ...]
+    strips: int
+    name = "pivot-round"
+    kinds = (GreedyOffer, RandomOffer, Measured, Bound)
+
+    def cost(self, extent: Extent) -> Cost:
+        """See :func:`round_cost`."""
+        return round_cost(tuple(state.rank for _, state in self.asked), extent)
+
+    def start(self, like: Array) -> list[Callable[..., Any]]:
+        """What makes the offers of a strip."""
+        return [rule.prepare(state, self.strips) for rule, state in self.asked]
+
+    def update(self, state: list[Callable[..., Any]], strip: Strip) -> tuple[Any, ...]:
+        """The offers of one strip; no rows offer none."""
+        if not len(strip):
+            return ()
+        pairs = zip(state, strip.parts, strict=True)
+        return tuple(offer(strip.rows, x, strip.weights) for offer, x in pairs)
+
+    def combine(self, a: tuple[Any, ...], b: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The offers of both, one by one."""
+        return tuple(map(operator.add, a, b)) if a and b else a or b
+
+
+def round_cost(ranks: tuple[int, ...], extent: Extent) -> Cost:
+    """What a round at these ranks takes."""
+    d, strips, square = extent.n_columns, extent.strips, sum(m * m for m in ranks)
+    # The factor as it came and as it is prepared, and kernel sections with their temporaries.
+    state = _ROW_WORDS * extent.strip_rows + 2 * square + 3 * ROWS * sum(ranks)
+    offered = [max(offered_rows(m, strips), -(-2 * m // strips)) for m in ranks]
+    return Cost(
+        flops=square + 2 * sum(ranks) * d,
+        state=state * _WORD,
+        partial=sum(max(offered_rows(m, strips), 2 * m) for m in ranks) * (d + 3) * _WORD,
+        retained=2 * strips * sum(offered) * (d + 3) * _WORD,
+        subject=f"a round of pivots at rank {' + '.join(map(str, ranks))}",
+        remedies=(f"lower {option('max_rank')} or raise {option('tol')}",),
+    )
+
+
+def choice_bytes(ranks: tuple[int, ...], extent: Extent) -> int:
+    """What the choice among all offers takes."""
+    # Columns of L over the pool and its parts, or the residual matrix of random proposals.
+    pool = max(
+        max(int(1.7 * extent.strips * offered_rows(m, extent.strips) * (m + BLOCK)), 12 * m * m)
+        for m in ranks
+    )
+    return (pool + 2 * sum(m * m for m in ranks)) * _WORD

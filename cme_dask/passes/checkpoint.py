@@ -1,11 +1,11 @@
-"""Checkpoints: finished strips on disk, and fingerprints of the run they belong to.
+"""Checkpoints: the partial results of each pass on disk, so that an interrupted run may go on.
 
-Checkpoints: the strips of each pass that are done, on disk, so that a run may go on.
+The rows of a pass are cut into at most 64 blocks, nodes of the fixed tree of its reduction. A task
+that has computed a block writes its partial result to a folder that all workers see, and that of
+all rows follows when the pass has ended. A resumed run leaves out the tasks of blocks and passes
+that are there; since partial results are combined along the same tree, it ends with the same bits.
 
-The rows of a pass are cut into at most 64 blocks, nodes of the fixed tree of its sums. A task that
-has made the sum of a block writes it to a folder that all workers see, and the sum over all rows
-follows when the pass has ended. A run that goes on finds blocks and passes that are done and leaves
-out their tasks; since sums follow the same tree, it ends with the same bits.
+Partial results are encoded by their structure: this module knows no reduction.
 """
 
 import asyncio
@@ -19,6 +19,7 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,38 +34,18 @@ from zarr.core.sync import sync
 import cme_dask
 from cme_dask.data.checkpoint import locked
 from cme_dask.data.partials import read_partial, write_json, write_partial
-from cme_dask.data.row_sample import RowSample
 from cme_dask.data.sample import Sample
 from cme_dask.data.sources import MappedSource, RowSource, ZarrSource
 from cme_dask.data.store import ATTRIBUTE, disk_errors
 from cme_dask.errors import DataError, ResourceError, ShardDone, StoreError
-from cme_dask.numerics.blocks import MomentSums
-from cme_dask.numerics.cells import CellSums, Kept, ValueRange
-from cme_dask.numerics.logistic import LogisticSums
-from cme_dask.numerics.pools import Bound
-from cme_dask.numerics.rounds import GreedyOffer, Measured, RandomOffer
-from cme_dask.numerics.scoring import ScoreSums
 from cme_dask.passes.cluster import user_modules
-from cme_dask.passes.plan import Run, Together, strip_length
+from cme_dask.passes.plan import Run, strip_length
 from cme_dask.passes.sources import DaskSource
 
-# Checkpoints: the strips of each pass that are done, on disk, so that a run may go on
-
-
-KIND, SCHEMA_VERSION = "checkpoint", 2
+KIND, SCHEMA_VERSION = "checkpoint", 3
 
 _BLOCKS = 64
 _MANIFEST, _SIGN, _PASS, _TOTAL = "zarr.json", "sign", "pass.json", "total"
-_kinds: dict[str, type] = {}
-
-
-def keeps(*kinds: type) -> None:
-    """Let dataclasses lie in checkpoints."""
-    _kinds.update({kind.__name__: kind for kind in kinds})
-
-
-keeps(Together, MomentSums, CellSums, Kept, LogisticSums, Measured, GreedyOffer, RandomOffer)
-keeps(Bound, RowSample, ScoreSums, ValueRange)
 
 
 def block_rows(n: int, chunk_rows: int) -> int:
@@ -98,17 +79,21 @@ class Checkpoint:
     resumed_strips: int = 0
     _begun: int = 0
 
-    def begin(self, name: str, asked: Any, n_rows: int, block: int) -> "KeptPass":
+    def begin(
+        self, name: str, computed_from: Any, n_rows: int, block: int, kinds: tuple[type, ...] = ()
+    ) -> "PassSums":
         """The folder of the next pass of the run.
 
         Parameters
         ----------
         name
             Of its tasks.
-        asked
+        computed_from
             All that its tasks compute from.
         n_rows, block
             Number of rows, and of rows in a block.
+        kinds
+            The dataclasses in its partial results.
 
         Raises
         ------
@@ -116,12 +101,13 @@ class Checkpoint:
             If what lies there is of another pass, or lacks what the manifest lists.
         """
         number, self._begun = self._begun, self._begun + 1
-        kept = KeptPass(
-            self.folder, self.run, f"pass-{number:03d}", n_rows, block, self._share(n_rows, block)
+        share = self._share(n_rows, block)
+        sums = PassSums(
+            self.folder, self.run, f"pass-{number:03d}", n_rows, block, share, tuple(kinds)
         )
-        about = {"name": name, "token": token_of(asked, name), "rows": n_rows, "block": block}
-        kept.open(about)
-        return kept
+        token = token_of(computed_from, name)
+        sums.open({"name": name, "token": token, "rows": n_rows, "block": block})
+        return sums
 
     def _share(self, n_rows: int, block: int) -> tuple[int, int]:
         """Blocks [first, last) of the pass that are ours."""
@@ -160,8 +146,8 @@ def _sign_of(run: str) -> str:
 
 
 @dataclass(frozen=True)
-class KeptPass:
-    """The sums of one pass on disk, as client and tasks see them.
+class PassSums:
+    """The partial results of one pass on disk, as client and tasks see them.
 
     Attributes
     ----------
@@ -171,6 +157,8 @@ class KeptPass:
         Number of rows, and of rows in a block.
     share
         Blocks [first, last) that this run makes.
+    kinds
+        The dataclasses in the partial results.
     """
 
     folder: Path
@@ -179,6 +167,7 @@ class KeptPass:
     n_rows: int
     block: int
     share: tuple[int, int]
+    kinds: tuple[type, ...] = ()
 
     def open(self, about: dict[str, Any]) -> None:
         """Begin, or go on with, the pass that is described so."""
@@ -224,8 +213,12 @@ class KeptPass:
         """Whether the block of these rows is in our share."""
         return self.share[0] <= run.start // self.block < self.share[1]
 
+    def writer(self, row: int) -> Callable[[Any], Any]:
+        """:meth:`write` of the block of a row, as a function that can be pickled."""
+        return partial(self.write, row)
+
     def write(self, row: int, value: Any) -> Any:
-        """Keep the sum of the block of a row, or read it if there is one; returns it."""
+        """Write the partial result of the block of a row, or read it if it is None; returns it."""
         path = self.path(row)
         if not (self.folder / _sign_of(self.run)).exists():
             raise ResourceError(
@@ -233,8 +226,8 @@ class KeptPass:
                 "that this process and all workers share"
             )
         if value is None:
-            return read_partial(path, _kinds)
-        write_partial(path, value, _kinds)
+            return read_partial(path, self.kinds)
+        write_partial(path, value, self.kinds)
         return value
 
     def read_total(self) -> Any:
@@ -254,13 +247,13 @@ class KeptPass:
                 f"the checkpoint {self.folder} lacks the sums of {self.name}, which its manifest "
                 "lists: restore them from a copy, or start the run again in another folder"
             )
-        return read_partial(self.total, _kinds)
+        return read_partial(self.total, self.kinds)
 
     def end(self, value: Any) -> None:
         """Keep the sum over all rows, list it in the manifest, and drop its blocks."""
         if self.total.exists():  # of one who was cut off before it was listed
             shutil.rmtree(self.total)
-        write_partial(self.total, value, _kinds, flush=True)  # blocks go when it is safe
+        write_partial(self.total, value, self.kinds, flush=True)  # blocks go when it is safe
         path = self.folder / _MANIFEST
         manifest = _read_json(path)
         assert manifest is not None

@@ -91,7 +91,7 @@ class Job:
 
     leaf: Callable[..., Any]
     payloads: Sequence[tuple[Any, ...]]
-    merge: Callable[[Any, Any], Any]
+    merge: Callable[[Any, Any, Any], Any]
     shared: Any
     name: str
     on_done: Callable[[int], None]
@@ -132,7 +132,7 @@ class Job:
             else:
                 parts = self.tree.merges[node - self.tree.leaves]
                 a, b = (made[part] if part in made else there[part] for part in parts)
-                made[node] = add(self.merge, after, a, b, dask_key_name=key)
+                made[node] = add(self.merge, after, common, a, b, dask_key_name=key)
         return list(made.values())
 
 
@@ -144,10 +144,14 @@ def work(job: _Plain, shared: Any, *payload: Any) -> Any:
 
 
 def join(
-    merge: Callable[[Any, Any], Any], after: Callable[[Any], Any] | None, a: Any, b: Any
+    merge: Callable[[Any, Any, Any], Any],
+    after: Callable[[Any], Any] | None,
+    shared: Any,
+    a: Any,
+    b: Any,
 ) -> Any:
     """The task of a merge."""
-    value = merge(a, b)
+    value = merge(shared, a, b)
     return value if after is None else after(value)
 
 

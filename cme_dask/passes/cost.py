@@ -389,7 +389,7 @@ def _payload(sample: Sample, run: Run, executor: Executor) -> tuple[Any, ...]:
     return ranges, *(for_task(s, edges[0], edges[-1], local) for s in sample.reads)
 
 
-def _join(a: tuple[_Found, ...], b: tuple[_Found, ...]) -> tuple[_Found, ...]:
+def _join(probe: _Probe, a: tuple[_Found, ...], b: tuple[_Found, ...]) -> tuple[_Found, ...]:
     return a + b
 
 

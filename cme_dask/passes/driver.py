@@ -67,7 +67,11 @@ class Executor:
     workers: int
     client: Client | None = None
     checkpoint: Checkpoint | None = None
-    processes: "WorkerProcesses" = field(default_factory=lambda: WorkerProcesses(), repr=False)
+    processes: "WorkerProcesses | None" = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.kind == "processes" and self.processes is None:
+            object.__setattr__(self, "processes", WorkerProcesses())
 
     @property
     def shares_memory(self) -> bool:
@@ -125,14 +129,14 @@ class Executor:
         self,
         leaf: Callable[..., Any],
         payloads: Sequence[tuple[Any, ...]],
-        merge: Callable[[Any, Any], Any],
+        merge: Callable[[Any, Any, Any], Any],
         *,
         shared: Any,
         name: str,
         on_done: Callable[[int], None] = lambda number: None,
         after: Mapping[int, Callable[[Any], Any]] | None = None,
     ) -> Any:
-        """Merge ``leaf(shared, *payload)`` over all payloads along the fixed tree.
+        """Merge ``leaf(shared, *payload)`` over all payloads along the fixed binary tree.
 
         Parameters
         ----------
@@ -141,7 +145,7 @@ class Executor:
         payloads
             Its arguments; those that are Delayed themselves are computed first.
         merge
-            Sum of two neighbours.
+            ``merge(shared, a, b)``, the result of two neighbours.
         shared
             First argument of every task, sent to each worker once.
         name
@@ -161,8 +165,13 @@ class Executor:
     def _locally(self, job: Job) -> Any:
         tasks = job.tasks(dict.fromkeys(range(len(job.tree.spans)), 0), {})
         numbers = {task.key: i for i, task in enumerate(tasks[: job.tree.leaves])}
+
+        def ended(key: Any, *about: Any) -> None:
+            if key in numbers:
+                job.on_done(numbers[key])
+
         try:
-            with self._local_options() as options, _Progress(numbers, job.on_done):
+            with self._local_options() as options, Callback(posttask=ended):
                 return dask.compute(tasks[-1], scheduler=self.kind, **options)[0]
         except BrokenProcessPool as error:
             raise ResourceError(
@@ -185,6 +194,7 @@ class Executor:
             with ThreadPoolExecutor(self.workers) as threads:
                 yield {"pool": threads, "num_workers": self.workers}
             return
+        assert self.processes is not None
         with self.processes.started(self.workers) as pool:
             # Dask's default of 6 tasks at a time leaves processes idle and runs on after Ctrl-C.
             yield {"pool": pool, "num_workers": self.workers, "chunksize": 1}
@@ -244,18 +254,6 @@ def _deaf_to_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-class _Progress(Callback):  # type: ignore[misc]
-    """Tell of each leaf that a local scheduler has finished."""
-
-    def __init__(self, numbers: dict[str, int], on_done: Callable[[int], None]) -> None:
-        super().__init__()
-        self._numbers, self._on_done = numbers, on_done
-
-    def _posttask(self, key: Any, result: Any, dsk: Any, state: Any, worker_id: Any) -> None:
-        if key in self._numbers:
-            self._on_done(self._numbers[key])
 
 
 def _configured() -> Scheduler:

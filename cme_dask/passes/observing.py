@@ -2,9 +2,7 @@
 
 import contextlib
 import importlib.util
-import logging
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -12,28 +10,7 @@ from typing import Any
 
 from distributed import Client, get_task_stream, performance_report
 
-from cme_dask.passes.plan import Run
-
-log = logging.getLogger("cme_dask.run")
-
 _TOKEN = 32  # letters of the token in a task's key
-
-
-@contextlib.contextmanager
-def logged_pass(name: str, rows: int, runs: Sequence[Run]) -> Iterator[None]:
-    """Log the start of a pass and its end, with its seconds."""
-    numbers = {
-        "pass": name,
-        "rows": rows,
-        "tasks": len(runs),
-        "strips": sum(r.strips for r in runs),
-    }
-    log.info("pass %s over %s rows", name, f"{rows:,}", extra={"event": "pass started", **numbers})
-    begin = time.perf_counter()
-    yield
-    seconds = time.perf_counter() - begin
-    numbers |= {"seconds": seconds, "rows_per_second": rows / seconds}
-    log.info("pass %s: %.3g s", name, seconds, extra={"event": "pass ended", **numbers})
 
 
 @dataclass(frozen=True)

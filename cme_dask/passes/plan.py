@@ -1,25 +1,24 @@
-"""How rows are cut: strips, tasks and the tree that sums them; strips as tasks read them.
-
-How rows are cut: fixed strips, runs of strips for tasks, and the fixed tree that sums them.
+"""How rows are cut into strips and tasks, the tree that sums them, and how tasks read strips.
 
 Strips are functions of n alone, tasks are aligned runs of a power of two of strips, and sums follow
 the binary tree over strip numbers. So the bits of a sum don't depend on chunks, on the length of
 the tasks, on workers or on the order in which they finish.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 
 from cme_dask.data.sample import Sample
-from cme_dask.data.sources import RowSource, ahead, read_strips
+from cme_dask.data.sources import RowSource, ahead, read_strips, take_rows
 from cme_dask.errors import DataError
 from cme_dask.numerics.folds import BY_ROWS, Folding, Part
-from cme_dask.numerics.location import Residuals
+from cme_dask.numerics.reduction import Strip
 
-# How rows are cut: fixed strips, runs of strips for tasks, and the fixed tree that sums them
+if TYPE_CHECKING:
+    from cme_dask.numerics.location import Residuals
 
 
 MIN_STRIP, MAX_STRIP = 1 << 12, 1 << 18
@@ -28,14 +27,6 @@ _TASKS_PER_WORKER = 8, 16  # at least, and if they are long enough
 _LEAST_SECONDS, _TASK_SECONDS = 0.25, 2.0
 
 
-class Additive(Protocol):
-    """Anything that adds."""
-
-    def __add__(self, other: Self, /) -> Self:
-        """Sum of two."""
-
-
-T = TypeVar("T", bound=Additive)
 N = TypeVar("N")
 
 
@@ -51,11 +42,20 @@ def strip_length(n: int) -> int:
 
 @dataclass(frozen=True)
 class Run:
-    """Rows [start, stop) of one task: strips of ``length`` rows, the last one possibly shorter."""
+    """Rows [start, stop) of one task: strips of ``length`` rows, the last one possibly shorter.
+
+    ``own`` are the rows [first, last) that the task writes, where these are not all its rows.
+    """
 
     start: int
     stop: int
     length: int
+    own: tuple[int, int] | None = None
+
+    @property
+    def owned(self) -> tuple[int, int]:
+        """The rows [first, last) that no other task has."""
+        return self.own or (self.start, self.stop)
 
     @property
     def rows(self) -> int:
@@ -119,42 +119,18 @@ def _up(rows: int, length: int) -> int:
     return length << (-(-rows // length) - 1).bit_length()
 
 
-@dataclass(frozen=True, eq=False)
-class Together:
-    """Several sums over the same rows; they add one by one."""
+def cut_for_chunks(runs: list[Run], chunk_rows: int, block: int) -> list[Run]:
+    """Tasks whose borders are those of the runs, moved up to borders of chunks to be written.
 
-    each: tuple[Any, ...]
-
-    def __add__(self, other: "Together") -> "Together":
-        """Those over the union of two disjoint sets of rows."""
-        return Together(tuple(a + b for a, b in zip(self.each, other.each, strict=True)))
-
-    def __iadd__(self, other: "Together") -> "Together":
-        """The same in the memory of the left ones, where their types can."""
-        return Together(tuple(_sum(a, b) for a, b in zip(self.each, other.each, strict=True)))
-
-
-def tree_sum(items: Iterable[T]) -> T:
-    """Sum along the fixed binary tree over positions, holding O(log) partial sums.
-
-    Items are added up in place where their type can.
+    So each chunk has one writer (zarr#3682). Rows are computed on a fixed grid of blocks: a block
+    that two tasks share is computed by both, and its rows have the same bits in either.
     """
-    stack: list[tuple[int, T]] = []
-    for item in items:
-        level, value = 0, item
-        while stack and stack[-1][0] == level:
-            value = _sum(stack.pop()[1], value)
-            level += 1
-        stack.append((level, value))
-    total = stack.pop()[1]
-    while stack:
-        total = _sum(stack.pop()[1], total)
-    return total
-
-
-def _sum(a: T, b: T) -> T:
-    a += b
-    return a
+    n = runs[-1].stop
+    borders = sorted({min(n, -(-run.stop // chunk_rows) * chunk_rows) for run in runs})
+    return [
+        Run(first // block * block, min(n, -(-last // block) * block), block, (first, last))
+        for first, last in zip([0, *borders], borders, strict=False)
+    ]
 
 
 def tree_build(items: list[N], merge: Callable[[N, N], N]) -> N:
@@ -211,14 +187,10 @@ class Tree:
         return range(*self.spans[node])
 
 
-# Strips of rows as tasks see them: which rows are kept, their weights and folds, in one place
+# Strips of rows as tasks read them: which rows count, their weights and folds, in one place
 
 
 Array = Any
-
-
-class BadValues(DataError):
-    """A strip met a value that is not usable; :func:`count_bad_values` finds them all."""
 
 
 def empty_part(sample: Sample) -> DataError:
@@ -248,6 +220,8 @@ class Reading:
         What is made of the rows of x and y, or None.
     first_row
         Global index of the first row of the sources.
+    index
+        The rows that are read, ascending, shape (k,); None for all.
     """
 
     variables: int
@@ -255,11 +229,12 @@ class Reading:
     units: tuple[str, ...] = ()
     folding: Folding = BY_ROWS
     part: Part | None = None
-    residuals: Residuals | None = None
+    residuals: "Residuals | None" = None
     first_row: int = 0
+    index: Array | None = None
 
     @classmethod
-    def of(cls, sample: Sample) -> Self:
+    def of(cls, sample: Sample, index: Array | None = None) -> Self:
         """How tasks read the sources ``sample.reads``."""
         return cls(
             len(sample.sources),
@@ -269,9 +244,10 @@ class Reading:
             sample.part,
             sample.residuals,
             sample.first_row,
+            index,
         )
 
-    def strip(self, rows: Array, arrays: tuple[Array, ...]) -> "Strip":
+    def strip(self, rows: Array, arrays: tuple[Array, ...]) -> Strip:
         """What counts of the rows with these global indices, given what all sources hold."""
         first = self.variables + self.weighted
         columns = (array[:, 0] for array in arrays[first:])
@@ -290,67 +266,25 @@ class Reading:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class Strip:
-    """Consecutive rows that count, possibly none.
-
-    Attributes
-    ----------
-    rows
-        Global indices, ascending, shape (n,).
-    parts
-        Rows of each variable, shapes (n, d).
-    weights
-        Shape (n,), or None for equal ones.
-    units
-        Values of the columns that tell the units, by name, shapes (n,).
-    folding
-        What the units are.
-    """
-
-    rows: Array
-    parts: tuple[Array, ...]
-    weights: Array | None
-    units: Mapping[str, Array]
-    folding: Folding
-
-    def __len__(self) -> int:
-        """Number of rows n."""
-        return len(self.rows)
-
-    def folds(self, n_folds: int) -> Array:
-        """Fold number of each row, shape (n,), uint8."""
-        return self.folding.folds(self.rows, self.units, n_folds)
-
-    def only(self, kept: Array) -> "Strip":
-        """The rows at which ``kept``, shape (n,), is true."""
-        return Strip(
-            self.rows[kept],
-            tuple(part[kept] for part in self.parts),
-            None if self.weights is None else self.weights[kept],
-            {name: values[kept] for name, values in self.units.items()},
-            self.folding,
-        )
-
-    def columns(self) -> tuple[Array, ...]:
-        """Everything that must be finite, in the order of the sources, shapes (n, d)."""
-        weights = () if self.weights is None else (self.weights[:, None],)
-        return *self.parts, *weights, *(values[:, None] for values in self.units.values())
-
-    def check(self) -> None:
-        """BadValues if there is NaN, infinity or an unusable weight."""
-        usable = all(np.isfinite(values).all() for values in self.columns())
-        if not usable or (self.weights is not None and not (self.weights >= 0).all()):
-            raise BadValues(f"rows {self.rows[0]} to {self.rows[-1]} hold unusable values")
-
-
 def strips_of(run: Run, reading: Reading, sources: tuple[RowSource, ...]) -> Iterator[Strip]:
     """The strips of a run, one after the other; a strip that holds nothing of the part is empty."""
+    if reading.index is not None:
+        rows = reading.index[slice(*np.searchsorted(reading.index, [run.start, run.stop]))]
+        arrays = tuple(
+            take_rows(source, rows, source.chunk_rows or MAX_STRIP, run.start, run.stop)
+            for source in sources
+        )
+        yield reading.strip(reading.first_row + rows, arrays)
+        return
     starts = range(run.start, run.stop, run.length)
     readers = [read_strips(source, run.start, run.stop, run.length) for source in sources]
     strips: Iterator[tuple[Any, ...]] = zip(starts, *readers, strict=True)
     if any(source.chunk_rows is not None for source in sources):
         strips = ahead(strips)
-    for start, *arrays in strips:
-        rows = reading.first_row + np.arange(start, min(start + run.length, run.stop))
-        yield reading.strip(rows, tuple(arrays))
+    for start, *values in strips:
+        stop = min(start + run.length, run.stop)
+        strip = reading.strip(reading.first_row + np.arange(start, stop), tuple(values))
+        if run.own is not None:
+            first, last = max(run.own[0], start), min(run.own[1], stop)
+            strip = replace(strip, own=slice(first - start, last - start))
+        yield strip

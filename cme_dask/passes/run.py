@@ -1,182 +1,61 @@
-"""Passes over the rows: how a job runs over them, resumes, and names bad values."""
+"""``run_pass``: one reduction over the rows of a sample, planned, checked, reported and kept.
 
+Whatever goes over the rows goes through here: this file cuts the rows into tasks, predicts the
+memory, tells the progress, counts unusable values after a failure, and reads from and writes to
+checkpoints.
+"""
+
+import contextlib
 import logging
-import math
 import operator
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial, reduce
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 
 from cme_dask.data.columns import negative_error, nonfinite_error
 from cme_dask.data.sample import Sample
 from cme_dask.data.sources import RowSource, ZarrSource
-from cme_dask.errors import DataError, ShardDone, StoreError
-from cme_dask.numerics.blocks import MomentSums
-from cme_dask.numerics.cells import CellSpec, CellSums, StripCells, hashes_of
-from cme_dask.numerics.moments import MomentSpec, StripMoments
+from cme_dask.errors import ShardDone, StoreError
+from cme_dask.numerics.reduction import (
+    BadValues,
+    Cost,
+    Extent,
+    Reduction,
+    reduce_strips,
+)
 from cme_dask.numerics.resources import MemoryPlan
-from cme_dask.passes.checkpoint import KeptPass, block_rows
+from cme_dask.numerics.rows import BadValueCounts, Counts
+from cme_dask.passes.checkpoint import PassSums, block_rows
 from cme_dask.passes.driver import Executor
-from cme_dask.passes.memory import MemoryBudget, PassShape
-from cme_dask.passes.observing import logged_pass
+from cme_dask.passes.memory import MemoryBudget
 from cme_dask.passes.plan import (
     Reading,
     Run,
-    Strip,
-    Together,
     Tree,
+    cut_for_chunks,
     empty_part,
     plan_runs,
     strip_length,
     strips_of,
-    tree_sum,
 )
 from cme_dask.passes.sources import DaskSource, for_task
 
-# A pass whose sums are kept in a checkpoint: what is done is read, what is not is run
-
-
-log = logging.getLogger("cme_dask.run")
-
-
-@dataclass(frozen=True)
-class Pass:
-    """A pass over rows.
-
-    Attributes
-    ----------
-    job, merge, shared
-        As in :meth:`Executor.run`; the job is called with a run, how it reads, and its sources.
-    reading
-        How tasks read.
-    runs
-        Its tasks.
-    given
-        The sources of a run.
-    name
-        Of the tasks.
-    """
-
-    job: Callable[..., Any]
-    merge: Callable[[Any, Any], Any]
-    shared: Any
-    reading: Reading
-    runs: list[Run]
-    given: Callable[[Run], list[Any]]
-    name: str
-
-
-def run_kept(
-    asked: Pass, executor: Executor, n_rows: int, block: int, on_done: Callable[[int], None]
-) -> Any:
-    """The sum over all runs, kept in the checkpoint of the executor.
-
-    Parameters
-    ----------
-    asked
-        The pass.
-    executor
-        Where it runs.
-    n_rows, block
-        Number of rows, and of rows in a block.
-    on_done
-        See :meth:`Executor.run`.
-
-    Raises
-    ------
-    StoreError
-        If the checkpoint is of another run, or damaged.
-    ShardDone
-        If only a share was to be done, and that is.
-    """
-    checkpoint, runs = executor.checkpoint, asked.runs
-    assert checkpoint is not None
-    computed_from = (asked.job, asked.merge, asked.shared, asked.reading)
-    kept = checkpoint.begin(asked.name, computed_from, n_rows, block)
-    total = kept.read_total()
-    if total is not None:
-        checkpoint.resumed_strips += sum(run.strips for run in runs)
-        for number in range(len(runs)):
-            on_done(number)
-        return total
-    done = [kept.has(run) for run in runs]
-    checkpoint.resumed_strips += sum(r.strips for r, there in zip(runs, done, strict=True) if there)
-    share = list(range(len(runs)))
-    if checkpoint.shard is not None and not all(done):
-        share = [i for i, run in enumerate(runs) if kept.ours(run)]
-        finished = all(done[i] for i in share)
-        if finished:
-            raise ShardDone(_waiting(checkpoint.shard, kept))
-    value = executor.run(
-        _Kept(asked.job, kept),
-        [(runs[i], asked.reading, *(() if done[i] else asked.given(runs[i]))) for i in share],
-        partial(_merge, asked.merge),
-        shared=asked.shared,
-        name=asked.name,
-        on_done=lambda number: on_done(share[number]),
-        after=_after(kept, [runs[i] for i in share]),
-    )
-    if len(share) < len(runs):
-        raise ShardDone(_waiting(checkpoint.shard, kept))
-    if checkpoint.shard is None:
-        kept.end(value)
-        log.info(
-            "%s is kept in %s", kept.name, kept.folder, extra={"event": "kept", "pass": kept.name}
-        )
-    return value
-
-
-def _waiting(shard: tuple[int, int] | None, kept: KeptPass) -> str:
-    i, k = shard or (0, 1)
-    return (
-        f"shard {i + 1} of {k} has done its share of {kept.name}: when all shards have, run the "
-        "same fit without a shard, which adds them up"
-    )
-
-
-@dataclass(frozen=True)
-class _Kept:
-    """The work of a task, unless the block of its rows is done: then None stands for it."""
-
-    job: Callable[..., Any]
-    kept: KeptPass
-
-    def __call__(self, shared: Any, run: Run, *given: Any) -> Any:
-        # Of a block that was done before there are no sources, whatever this worker sees.
-        return None if len(given) < 2 or self.kept.has(run) else self.job(shared, run, *given)
-
-
-def _merge(merge: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
-    return None if a is None or b is None else merge(a, b)
-
-
-def _after(kept: KeptPass, runs: list[Run]) -> dict[int, Callable[[Any], Any]]:
-    """Nodes that are blocks: their sums are written, or read where they were."""
-    after: dict[int, Callable[[Any], Any]] = {}
-    for node, (first, last) in enumerate(Tree.over(len(runs)).spans):
-        start, stop = runs[first].start, runs[last - 1].stop
-        if start % kept.block == 0 and stop == min(start + kept.block, kept.n_rows):
-            after[node] = partial(_keep, kept, start)
-    return after
-
-
-def _keep(kept: KeptPass, row: int, value: Any) -> Any:
-    return kept.write(row, value)
-
-
-# Passes over the rows: how a job runs over them, and the pass that makes the moments
-
+Array = Any
+Result = TypeVar("Result")
 
 FLOPS = 1.5e10
 """A cautious rate of one core, per second: it only chooses the length of tasks."""
 
 _READ_SECONDS = 1e-8  # per value
-_CELL_SECONDS = 6e-8  # per row and variable whose rows are summed by cell
+_WRITE_RATE = 3e8  # bytes per second, as cautious as FLOPS
+_UNLIMITED = 1 << 62
 _HELD_BYTES = 1 << 26  # rows that a task holds at once, where it must hold them all
+
+log = logging.getLogger("cme_dask.run")
 
 
 @dataclass(frozen=True)
@@ -233,278 +112,279 @@ class PassReport:
         return self.rows / self.pass_seconds
 
 
-def run_over_rows(
+def run_pass(
     sample: Sample,
-    executor: Executor,
-    job: Callable[..., Any],
-    merge: Callable[[Any, Any], Any],
-    *,
-    shared: Any = None,
-    name: str = "read-strips",
-    runs: list[Run] | None = None,
-    on_done: Callable[[int], None] = lambda number: None,
-) -> Any:
-    """``job(shared, run, reading, *sources)`` over all runs, merged along the fixed tree.
-
-    Parameters
-    ----------
-    sample
-        The rows; the job is told by a :class:`Reading` which sources are what.
-    executor
-        Where to run.
-    job, merge, shared, name, on_done
-        See :meth:`Executor.run`.
-    runs
-        Default: cut for a job that does little more than read.
-    """
-    runs = plan_sample(sample, executor, 0.0) if runs is None else runs
-    reading = Reading.of(sample)
-
-    def given(run: Run) -> list[Any]:
-        return [for_task(s, run.start, run.stop, executor.shares_memory) for s in sample.reads]
-
-    with logged_pass(name, sample.n_rows, runs):
-        if executor.checkpoint is not None:
-            asked = Pass(job, merge, shared, reading, runs, given, name)
-            block = block_rows(sample.n_rows, _chunk_rows(sample))
-            return run_kept(asked, executor, sample.n_rows, block, on_done)
-        payloads = [(run, reading, *given(run)) for run in runs]
-        return executor.run(job, payloads, merge, shared=shared, name=name, on_done=on_done)
-
-
-def _chunk_rows(sample: Sample) -> int:
-    """Rows of the largest storage chunk; 0 for arrays in memory."""
-    return max(source.chunk_rows or 0 for source in sample.reads)
-
-
-def plan_sample(sample: Sample, executor: Executor, seconds_per_row: float) -> list[Run]:
-    """Cut the rows of a sample into tasks for a job of this cost beside reading."""
-    chunk = _chunk_rows(sample)
-    values = sum(source.shape[1] for source in sample.reads)
-    seconds = seconds_per_row + values * _READ_SECONDS
-    most = _HELD_BYTES // (8 * values) if materialised(sample, executor) else None
-    if executor.checkpoint is not None:
-        block = block_rows(sample.n_rows, chunk)
-        most = block if most is None else min(most, block)
-    return plan_runs(sample.n_rows, chunk, executor.workers, seconds, most)
-
-
-def moment_pass(
-    sample: Sample,
-    spec: MomentSpec,
+    reduction: Reduction[Any, Result],
     budget: MemoryBudget,
     progress: Callable[[PassProgress], None] | None = None,
     *,
-    sample_rows: int = 0,
-) -> tuple[MomentSums, PassReport]:
-    """All moments of a sample in one pass over its rows.
+    alone: Mapping[str, int] | None = None,
+    held: int = 0,
+    index: Array | None = None,
+    named: Sample | None = None,
+) -> tuple[Result, PassReport]:
+    """One reduction over all rows of a sample (of a part, its rows), in one pass.
 
     Parameters
     ----------
     sample
         The rows.
-    spec
+    reduction
         What to compute.
     budget
         Where to run, and the memory that is there.
     progress
         Called when a task has ended.
-    sample_rows
-        See :func:`predict_moments`.
+    alone, held
+        See :meth:`MemoryBudget.check_pass`.
+    index
+        Global indices of the only rows that are read, ascending; default all rows.
+    named
+        The sample whose unusable values are counted where a row holds some; default this one.
 
     Raises
     ------
-    BadValues
-        On NaN, infinity or unusable weights.
     DataError
-        On all-zero weights, or functions that fail.
+        On NaN, infinity or unusable weights, with the columns and the first rows; or if no row
+        belongs to the part.
     StoreError
-        On damaged chunks.
+        On damaged chunks, or a checkpoint of another run.
     ResourceError
         If the memory does not suffice; no row has been read then.
+    ShardDone
+        If only a share of the tasks was to be done, and that is.
     """
-    (moments,), _, report = moments_together(
-        sample, [spec], budget, progress, sample_rows=sample_rows
+    executor = budget.executor
+    sample = sample.for_folds(reduction.n_folds)
+    extent = extent_of(sample, executor, reduction.strip_rows)
+    cost, chunk = reduction.cost(extent), reduction.chunk_rows
+    runs, memory = plan_pass(cost, extent, budget, chunk, alone=alone, held=held)
+    clock = PassClock(runs, executor.workers, progress, reduction.name)
+    shared = reduction, Reading.of(sample, index)
+    given = partial(_given, sample, executor.shares_memory)
+    try:
+        with _logged(reduction.name, sample.n_rows, runs):
+            if executor.checkpoint is None:
+                rows, total = executor.run(
+                    _reduce_run,
+                    list(map(given, runs)),
+                    _combine,
+                    shared=shared,
+                    name=reduction.name,
+                    on_done=clock.done,
+                )
+            else:
+                rows, total = _checkpointed(executor, shared, runs, given, extent, clock.done)
+    except BadValues:
+        count_bad_values(named or sample, executor)
+        raise
+    if not rows:
+        raise empty_part(sample)
+    resumed = 0 if executor.checkpoint is None else executor.checkpoint.resumed_strips
+    result = reduction.finalize(total)
+    return result, replace(clock.report(memory), rows=rows, resumed_strips=resumed)
+
+
+@contextlib.contextmanager
+def _logged(name: str, rows: int, runs: list[Run]) -> Iterator[None]:
+    """Log the start of a pass and its end, with its seconds."""
+    numbers = {
+        "pass": name,
+        "rows": rows,
+        "tasks": len(runs),
+        "strips": sum(map(operator.attrgetter("strips"), runs)),
+    }
+    log.info("pass %s over %s rows", name, f"{rows:,}", extra={"event": "pass started", **numbers})
+    begin = time.perf_counter()
+    yield
+    seconds = time.perf_counter() - begin
+    numbers |= {"seconds": seconds, "rows_per_second": rows / seconds}
+    log.info("pass %s: %.3g s", name, seconds, extra={"event": "pass ended", **numbers})
+
+
+def _given(sample: Sample, shares_memory: bool, run: Run) -> tuple[Any, ...]:
+    """What a task is given: its rows, and where to read them."""
+    given: list[Any] = [run]
+    for source in sample.reads:
+        given.append(for_task(source, run.start, run.stop, shares_memory))
+    return tuple(given)
+
+
+def _reduce_run(
+    shared: tuple[Reduction[Any, Any], Reading], run: Run, *sources: RowSource
+) -> tuple[int, Any]:
+    reduction, reading = shared
+    return reduce_strips(reduction, strips_of(run, reading, sources))
+
+
+def _combine(
+    shared: tuple[Reduction[Any, Any], Reading], a: tuple[int, Any], b: tuple[int, Any]
+) -> tuple[int, Any]:
+    return a[0] + b[0], shared[0].combine(a[1], b[1])
+
+
+# A pass whose partial results are in a checkpoint: those that are there are read, others computed
+
+
+def _checkpointed(
+    executor: Executor,
+    shared: tuple[Reduction[Any, Any], Reading],
+    runs: list[Run],
+    given: Callable[[Run], tuple[Any, ...]],
+    extent: Extent,
+    on_done: Callable[[int], None],
+) -> Any:
+    """The number of rows and the partial result of them all, of each block in the checkpoint."""
+    checkpoint, reduction = executor.checkpoint, shared[0]
+    assert checkpoint is not None
+    block = block_rows(extent.n_rows, extent.chunk_rows)
+    sums = checkpoint.begin(reduction.name, shared, extent.n_rows, block, reduction.kinds)
+    total = sums.read_total()
+    if total is not None:
+        checkpoint.resumed_strips += sum(run.strips for run in runs)
+        for number in range(len(runs)):
+            on_done(number)
+        return total
+    done = [sums.has(run) for run in runs]
+    checkpoint.resumed_strips += sum(r.strips for r, there in zip(runs, done, strict=True) if there)
+    share = list(range(len(runs)))
+    if checkpoint.shard is not None and not all(done):
+        share = [i for i, run in enumerate(runs) if sums.ours(run)]
+        if all(done[i] for i in share):
+            raise ShardDone(_waiting(checkpoint.shard, sums))
+    value = executor.run(
+        _Resumed(sums),
+        [(runs[i],) if done[i] else given(runs[i]) for i in share],
+        _combine_resumed,
+        shared=shared,
+        name=reduction.name,
+        on_done=lambda number: on_done(share[number]),
+        after=_writes(sums, [runs[i] for i in share]),
     )
-    return moments, report
+    if len(share) < len(runs):
+        raise ShardDone(_waiting(checkpoint.shard, sums))
+    if checkpoint.shard is None:
+        sums.end(value)
+        log.info(
+            "%s is kept in %s", sums.name, sums.folder, extra={"event": "kept", "pass": sums.name}
+        )
+    return value
 
 
-def moments_together(
-    sample: Sample,
-    specs: Sequence[MomentSpec],
+def _waiting(shard: tuple[int, int] | None, sums: PassSums) -> str:
+    i, k = shard or (0, 1)
+    return (
+        f"shard {i + 1} of {k} has done its share of {sums.name}: when all shards have, run the "
+        "same fit without a shard, which adds them up"
+    )
+
+
+@dataclass(frozen=True)
+class _Resumed:
+    """The work of a task, unless the block of its rows is done: then None stands for it."""
+
+    sums: PassSums
+
+    def __call__(self, shared: Any, run: Run, *sources: Any) -> Any:
+        # Of a block that was done before there are no sources, whatever this worker sees.
+        done = not sources or self.sums.has(run)
+        return None if done else _reduce_run(shared, run, *sources)
+
+
+def _combine_resumed(shared: Any, a: Any, b: Any) -> Any:
+    return None if a is None or b is None else _combine(shared, a, b)
+
+
+def _writes(sums: PassSums, runs: list[Run]) -> dict[int, Callable[[Any], Any]]:
+    """Nodes that are blocks: their partial results are written, or read where they are."""
+    after: dict[int, Callable[[Any], Any]] = {}
+    for node, (first, last) in enumerate(Tree.over(len(runs)).spans):
+        start, stop = runs[first].start, runs[last - 1].stop
+        if start % sums.block == 0 and stop == min(start + sums.block, sums.n_rows):
+            after[node] = sums.writer(start)
+    return after
+
+
+# How a pass is cut into tasks, and the memory that it takes
+
+
+def extent_of(sample: Sample, executor: Executor, strip_rows: int = 0) -> Extent:
+    """What is known of the rows before they are read, in strips of ``strip_rows`` or as usual."""
+    n, reads = sample.n_rows, sample.reads
+    columns = chunk_rows = row_bytes = 0
+    materialised = False
+    for source in reads:
+        columns += source.shape[1]
+        chunk_rows = max(chunk_rows, source.chunk_rows or 0)
+        row_bytes += source.row_bytes if source.in_memory else 0
+        copied = source.in_memory and not executor.shares_memory
+        materialised = materialised or copied or isinstance(source, DaskSource)
+    length, selected = strip_rows or strip_length(n), sample.part is not None
+    return Extent(n, columns, length, chunk_rows, row_bytes * n, materialised, selected)
+
+
+def plan_pass(
+    cost: Cost,
+    extent: Extent,
     budget: MemoryBudget,
-    progress: Callable[[PassProgress], None] | None = None,
+    chunk_rows: int = 0,
     *,
-    sample_rows: int = 0,
-    cells: Sequence[CellSpec] = (),
-) -> tuple[tuple[MomentSums, ...], tuple[CellSums, ...], PassReport]:
-    """Several sets of moments of the same rows in one pass over them, and sums by cell.
-
-    Parameters
-    ----------
-    specs
-        What to compute, with the same number of folds.
-    cells
-        Of the first variables, one after the other: the cells whose rows are summed.
-    sample, budget, progress, sample_rows
-        As in :func:`moment_pass`, and so are the errors.
-    """
-    n_folds = specs[0].n_folds
-    executor, sample = budget.executor, sample.for_folds(n_folds)
-    runs, plan = predict_moments(
-        sample,
-        tuple(rank for spec in specs for rank in spec.ranks),
-        together_width(specs),
-        n_folds,
-        budget,
-        sample_rows=sample_rows,
-        cells=cells,
-    )
-    clock = PassClock(runs, executor.workers, progress)
-    found = run_over_rows(
-        sample,
-        executor,
-        _strip_moments,
-        operator.add,
-        shared=(tuple(specs), tuple(cells)),
-        name="strip-moments",
-        runs=runs,
-        on_done=clock.done,
-    )
-    made, summed = found.each[: len(specs)], found.each[len(specs) :]
-    for moments in made:
-        total = moments.total()
-        if not total.n_rows:
-            raise empty_part(sample)
-        if not (np.isfinite(total.gram).all() and np.isfinite(total.traces).all()):
-            raise DataError(
-                "sums over the rows overflow: give columns, weights and functions in units that "
-                "make their values smaller"
-            )
-        if not float(total.weights[0]) >= np.finfo(np.float64).tiny:
-            raise DataError("all weights are zero: at least one row needs a positive weight")
-    newton = tuple(spec.newton(moments) for spec, moments in zip(specs, made, strict=True))
-    kept = executor.checkpoint
-    resumed = 0 if kept is None else kept.resumed_strips
-    report = replace(clock.report(plan), rows=newton[0].n_rows, resumed_strips=resumed)
-    return newton, summed, report
-
-
-def together_width(specs: Sequence[MomentSpec]) -> int:
-    """Return the width of one set of moments that takes as much as all of these."""
-    return math.isqrt(sum(spec.width**2 for spec in specs) - 1) + 1
-
-
-def predict_moments(
-    sample: Sample,
-    ranks: tuple[int, ...],
-    width: int,
-    n_folds: int,
-    budget: MemoryBudget,
-    *,
-    sample_rows: int = 0,
-    cells: Sequence[CellSpec] = (),
+    alone: Mapping[str, int] | None = None,
+    held: int = 0,
 ) -> tuple[list[Run], MemoryPlan]:
-    """How the moment pass would be cut, and what the fit would need.
+    """How a pass would be cut, and what it would need.
 
     Parameters
     ----------
-    sample
-        The rows.
-    ranks, width, n_folds
-        Of the moments.
+    cost
+        Of its reduction.
+    extent
+        Its rows.
     budget
         Where to run, and the memory that is there.
-    sample_rows
-        Rows of the row sample if pivots are chosen from it: that takes memory before the pass.
-    cells
-        Whose rows are summed.
+    chunk_rows
+        Rows of the chunks that the tasks write; 0 if they write none.
+    alone, held
+        See :meth:`MemoryBudget.check_pass`.
 
     Raises
     ------
     ResourceError
         If that does not fit into the budget.
     """
-    sample = sample.for_folds(n_folds)
-    d = sum(source.shape[1] for source in sample.reads)
-    seconds = (width**2 + 2 * width * d) / FLOPS + _CELL_SECONDS * len(cells)
-    runs = plan_sample(sample, budget.executor, seconds)
-    shape = PassShape(
-        n_rows=sample.n_rows,
-        n_columns=d,
-        chunk_rows=_chunk_rows(sample),
-        materialised=materialised(sample, budget.executor),
-        ranks=ranks,
-        width=width,
-        n_folds=n_folds,
-        sample_rows=sample_rows,
-        array_bytes=array_bytes(sample),
-        cell_words=sum(spec.words(n_folds) for spec in cells),
-        cell_block=sum(spec.block_words(strip_length(sample.n_rows)) for spec in cells),
-        kept_words=sum(spec.kept_words for spec in cells),
-        selected=sample.part is not None,
-    )
-    return runs, budget.check_pass(shape, runs)
-
-
-def array_bytes(sample: Sample) -> int:
-    """What the rows take that were given in the memory of this process."""
-    return sum(s.row_bytes for s in sample.reads if s.in_memory) * sample.n_rows
-
-
-def materialised(sample: Sample, executor: Executor) -> bool:
-    """Whether tasks are given their rows instead of reading them strip by strip."""
-    copied = not executor.shares_memory and any(s.in_memory for s in sample.reads)
-    return copied or any(isinstance(s, DaskSource) for s in sample.reads)
-
-
-def _strip_moments(
-    shared: tuple[tuple[MomentSpec, ...], tuple[CellSpec, ...]],
-    run: Run,
-    reading: Reading,
-    *sources: RowSource,
-) -> Together:
-    specs, cells = shared
-    n_folds = specs[0].n_folds
-
-    def each() -> Iterator[Together]:
-        sums: StripMoments | None = None
-        cell_sums = [StripCells(spec, run.length) for spec in cells]
-        for strip in strips_of(run, reading, sources):
-            strip.check()
-            sums = sums or StripMoments(specs, strip.parts[0])
-            folds = strip.folds(n_folds)
-            hashes = hashes_of(strip.rows) if cells else strip.rows
-            summed = (
-                one(hashes, part, strip.weights, folds, n_folds)
-                for one, part in zip(cell_sums, strip.parts, strict=False)
-            )
-            moments = sums(strip.parts, strip.weights, folds)
-            yield Together((*moments, *summed))
-
-    return tree_sum(each())
+    executor, d = budget.executor, extent.n_columns
+    seconds = cost.flops / FLOPS + cost.written / _WRITE_RATE + d * _READ_SECONDS
+    most = _HELD_BYTES // (8 * d) if extent.materialised else None
+    if executor.checkpoint is not None:
+        block = block_rows(extent.n_rows, extent.chunk_rows)
+        most = block if most is None else min(most, block)
+    runs = plan_runs(extent.n_rows, extent.chunk_rows, executor.workers, seconds, most)
+    if chunk_rows:
+        runs = cut_for_chunks(runs, chunk_rows, extent.strip_rows)
+    return runs, budget.check_pass(cost, extent, runs, alone, held)
 
 
 class PassClock:
-    """Hear of finished tasks, tell the progress, and time the tenths."""
+    """The progress and the times of a pass, from the tasks that have ended."""
 
     def __init__(
         self,
         runs: list[Run],
         workers: int,
         progress: Callable[[PassProgress], None] | None,
-        name: str = "strip-moments",
+        name: str,
     ) -> None:
         self._runs, self._workers, self._progress, self._name = runs, workers, progress, name
-        self._strips_total = sum(run.strips for run in runs)
+        self._strips_total = sum(map(operator.attrgetter("strips"), runs))
         self._rows = self._strips = 0
         self._begin = time.perf_counter()
         self._marks = [(0, 0.0)]
 
     def done(self, number: int) -> None:
-        """Hear of run ``number``, which has ended."""
+        """Take note that run ``number`` has ended."""
         run = self._runs[number]
-        self._rows += run.rows
+        first, last = run.owned
+        self._rows += last - first
         self._strips += run.strips
         seconds = time.perf_counter() - self._begin
         self._marks.append((self._rows, seconds))
@@ -541,21 +421,6 @@ class PassClock:
 # After a failure only: one more pass that counts every unusable value and names the first
 
 
-Array = Any
-
-
-@dataclass(frozen=True)
-class _Counts:
-    """Numbers of unusable values and the first rows that hold one."""
-
-    column_count: Array
-    column_first: Array
-    source_count: Array
-    source_first: Array
-    negative_count: int
-    negative_first: int
-
-
 def count_bad_values(sample: Sample, executor: Executor) -> None:
     """Raise the error that names every column with unusable values; return if there is none.
 
@@ -568,10 +433,11 @@ def count_bad_values(sample: Sample, executor: Executor) -> None:
         If the NaN stand for a chunk that is missing from the store.
     """
     executor = replace(executor, checkpoint=None)  # what a failure leads to is no step of a run
-    sample = replace(sample, first_row=0)  # rows are told as they are numbered where they came from
-    found = run_over_rows(sample, executor, _count, _add_counts)
+    sample = replace(sample, first_row=0)  # messages number the rows as their source does
+    unlimited = MemoryBudget(executor, _UNLIMITED, ())
+    counts: Counts = run_pass(sample, BadValueCounts(), unlimited)[0]
     for source, count, first in zip(
-        sample.reads, found.source_count, found.source_first, strict=True
+        sample.reads, counts.source_count, counts.source_first, strict=True
     ):
         missing = (
             source.missing_chunks(first, first + 1)
@@ -587,42 +453,8 @@ def count_bad_values(sample: Sample, executor: Executor) -> None:
     if sample.weights is not None:
         names.append("weights")
     names += sample.units
-    if found.column_count.any():
-        pairs = zip(found.column_count, found.column_first, strict=True)
+    if counts.column_count.any():
+        pairs = zip(counts.column_count, counts.column_first, strict=True)
         raise nonfinite_error(dict(zip(names, pairs, strict=True)))
-    if found.negative_count:
-        raise negative_error(found.negative_count, found.negative_first)
-
-
-def _count(_: None, run: Run, reading: Reading, *sources: RowSource) -> _Counts:
-    return reduce(_add_counts, map(_counts_of, strips_of(run, reading, sources)))
-
-
-def _counts_of(strip: Strip) -> _Counts:
-    masks = [~np.isfinite(values) for values in strip.columns()]
-    negative = strip.weights < 0 if strip.weights is not None else np.zeros(len(strip), bool)
-    columns = np.concatenate(masks, axis=1)
-
-    def first(mask: Array) -> Array:
-        """The first row of each column of a mask; of none, any number."""
-        return strip.rows[mask.argmax(axis=0)] if len(strip) else np.zeros(mask.shape[1], np.int64)
-
-    return _Counts(
-        columns.sum(axis=0),
-        first(columns),
-        np.array([mask.sum() for mask in masks]),
-        first(np.column_stack([mask.any(axis=1) for mask in masks])),
-        int(negative.sum()),
-        int(first(negative[:, None])[0]),
-    )
-
-
-def _add_counts(a: _Counts, b: _Counts) -> _Counts:
-    return _Counts(
-        a.column_count + b.column_count,
-        np.where(a.column_count > 0, a.column_first, b.column_first),
-        a.source_count + b.source_count,
-        np.where(a.source_count > 0, a.source_first, b.source_first),
-        a.negative_count + b.negative_count,
-        a.negative_first if a.negative_count else b.negative_first,
-    )
+    if counts.negative_count:
+        raise negative_error(counts.negative_count, counts.negative_first)

@@ -1,40 +1,19 @@
 """Scores of predictions over the rows of a sample, in one pass: of held-out rows, honest ones."""
 
-import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
-from dask.utils import format_bytes
 
 from cme_dask.config import N_FOLDS
 from cme_dask.data.sample import Sample
-from cme_dask.data.sources import RowSource
-from cme_dask.errors import DataError, ResourceError
+from cme_dask.errors import DataError
 from cme_dask.numerics.moments import Function, function_values
-from cme_dask.numerics.resources import MemoryPlan
+from cme_dask.numerics.reduction import Cost, Extent, Reduction, Strip, blocks, tree_sum
 from cme_dask.numerics.scoring import Estimate, Scores, ScoreSums
 from cme_dask.passes.memory import MemoryBudget
-from cme_dask.passes.plan import (
-    BadValues,
-    Reading,
-    Run,
-    Strip,
-    empty_part,
-    strip_length,
-    strips_of,
-    tree_sum,
-)
-from cme_dask.passes.run import (
-    PassClock,
-    PassProgress,
-    PassReport,
-    count_bad_values,
-    materialised,
-    plan_sample,
-    run_over_rows,
-)
+from cme_dask.passes.run import PassProgress, PassReport, run_pass
 
 Array = Any
 Predict = Callable[[Array], Array]
@@ -42,7 +21,7 @@ Predict = Callable[[Array], Array]
 _BLOCK = 1 << 12  # rows that are predicted at once
 _LAW_ROWS = 1 << 9  # rows whose laws are held at once
 _LAW_ARRAYS = 8  # as large as a block of laws: it, its sums, and what the model makes them from
-_PREDICT_SECONDS = 1e-5  # a guess per row and prediction: it only chooses the length of tasks
+_PREDICT_FLOPS = 150_000  # a guess per row and prediction: it only chooses the length of tasks
 _LAW_GUESS = 10  # predictions that a loss of a law takes as long as
 _WORD = 8
 _BINNED = ("predicted", "seen")
@@ -196,8 +175,8 @@ class _Loss:
 
 
 @dataclass(frozen=True, eq=False)
-class _Plan:
-    """What every task is given."""
+class _ScoreReduction(Reduction[ScoreSums, ScoreSums]):
+    """Sums of the losses of all predictions and laws."""
 
     predictions: Mapping[str, Prediction]
     laws: Mapping[str, Law]
@@ -206,6 +185,8 @@ class _Plan:
     numeric: tuple[str, ...]
     labelled: tuple[str, ...]
     n_folds: int
+    name = "score-rows"
+    kinds = (ScoreSums,)
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
@@ -227,12 +208,26 @@ class _Plan:
                 found += [_Loss(name, "accuracy", column), _Loss(name, "log", column)]
         return found
 
-    def sums(self, strip: Strip) -> ScoreSums:
+    def cost(self, extent: Extent) -> Cost:
+        """Predictions of a block, and its laws; of what predictions take inside, nothing is known.
+
+        Their time is a guess, too.
+        """
+        losses = len(self.pairs) + len(self.law_losses)
+        width = 4 * (len(self.names) + losses) + 2 * self.n_folds
+        cells = max((law.cells for law in self.laws.values()), default=0)
+        return Cost(
+            flops=(len(self.predictions) + _LAW_GUESS * len(self.law_losses)) * _PREDICT_FLOPS,
+            state=(_BLOCK * width + _LAW_ARRAYS * _LAW_ROWS * cells) * _WORD,
+            partial=self.n_folds * width * _WORD,
+            subject=f"scores of {len(self.names)} targets and laws of {cells} cells",
+            remedies=("fewer cells",) if cells else (),
+        )
+
+    def update(self, state: None, strip: Strip) -> ScoreSums:
         """Of one strip."""
         folds = strip.folds(self.n_folds)
-        # At least one block, even of no rows.
-        starts = range(0, max(len(strip), 1), _BLOCK)
-        return tree_sum(self._block(strip, folds, slice(s, s + _BLOCK)) for s in starts)
+        return tree_sum(self._block(strip, folds, here) for here in blocks(len(strip), _BLOCK))
 
     def _block(self, strip: Strip, folds: Array, here: slice) -> ScoreSums:
         x, y = (part[here] for part in strip.parts)
@@ -343,28 +338,7 @@ def score_pass(
     on the sample alone, and sums follow the tree of all passes.
     """
     plan = _checked(sample, predictions, functions or {}, laws or {}, n_blocks)
-    sample, executor = sample.for_folds(n_blocks), budget.executor
-    guesses = len(plan.predictions) + _LAW_GUESS * len(plan.law_losses)
-    runs = plan_sample(sample, executor, guesses * _PREDICT_SECONDS)
-    memory = _check_memory(sample, plan, runs, budget)
-    clock = PassClock(runs, executor.workers, progress, "score-rows")
-    try:
-        sums: ScoreSums = run_over_rows(
-            sample,
-            executor,
-            _score_strips,
-            _add,
-            shared=plan,
-            name="score-rows",
-            runs=runs,
-            on_done=clock.done,
-        )
-    except BadValues:
-        count_bad_values(sample, executor)
-        raise
-    rows = int(sums.rows.sum())
-    if not rows:
-        raise empty_part(sample)
+    sums, report = run_pass(sample, plan, budget, progress)
     if not sums.weight.sum() > 0.0:
         raise DataError("all weights are zero: at least one row needs a positive weight")
     scores: dict[str, dict[str, Scores]] = {name: {} for name in plan.predictions}
@@ -406,7 +380,6 @@ def score_pass(
         for name, law in plan.laws.items()
         if law.labels and plan.labelled
     }
-    report = replace(clock.report(memory), rows=rows)
     return ScoreReport(scores, crps, coverage, report, reliability, labels)
 
 
@@ -424,7 +397,7 @@ def _checked(
     functions: Mapping[str, Function],
     laws: Mapping[str, Law],
     n_blocks: int,
-) -> _Plan:
+) -> _ScoreReduction:
     if len(sample.sources) != 2:
         raise DataError("scores need rows of x and of y: give y, or a store that holds both")
     if not predictions and not laws:
@@ -446,7 +419,9 @@ def _checked(
     numeric = tuple(name for name in columns if name not in labelled)
     for law in laws.values():
         _check_targets(law, (*numeric, *functions))
-    return _Plan(dict(predictions), dict(laws), dict(functions), names, numeric, labelled, n_blocks)
+    return _ScoreReduction(
+        dict(predictions), dict(laws), dict(functions), names, numeric, labelled, n_blocks
+    )
 
 
 def _check_targets(law: Law, known: tuple[str, ...]) -> None:
@@ -459,41 +434,6 @@ def _check_targets(law: Law, known: tuple[str, ...]) -> None:
             raise DataError(
                 f"bins of {target!r} need one of the targets and ascending borders, got {edges}"
             )
-
-
-def _check_memory(sample: Sample, plan: _Plan, runs: list[Run], budget: MemoryBudget) -> MemoryPlan:
-    """Predict the peak (of what predictions take inside, nothing is known)."""
-    d = sum(source.shape[1] for source in sample.reads)
-    length = strip_length(sample.n_rows)
-    rows = 5 * length + 2 * max(source.chunk_rows or 0 for source in sample.reads)
-    if materialised(sample, budget.executor):
-        rows += 2 * max(run.rows for run in runs)
-    losses = len(plan.pairs) + len(plan.law_losses)
-    width = 4 * (len(plan.names) + losses) + 2 * plan.n_folds
-    cells = max((law.cells for law in plan.laws.values()), default=0)
-    sums = plan.n_folds * width * (2 + math.ceil(math.log2(len(runs) + 1)))
-    task = rows * d + _BLOCK * width + _LAW_ARRAYS * _LAW_ROWS * cells + sums
-    found = budget.tightest(task * _WORD, sums * _WORD, {})
-    if found.predicted > found.limit:
-        raise ResourceError(
-            f"{found.place} would need {format_bytes(found.predicted)} to score {len(plan.names)} "
-            f"targets and laws of {cells} cells with {budget.executor.workers} tasks at once, the "
-            f"limit is {format_bytes(found.limit)}: use fewer workers, or fewer cells"
-        )
-    return found
-
-
-def _score_strips(plan: _Plan, run: Run, reading: Reading, *sources: RowSource) -> ScoreSums:
-    def each() -> Iterator[ScoreSums]:
-        for strip in strips_of(run, reading, sources):
-            strip.check()
-            yield plan.sums(strip)
-
-    return tree_sum(each())
-
-
-def _add(a: ScoreSums, b: ScoreSums) -> ScoreSums:
-    return a + b
 
 
 def _predicted(name: str, predict: Predict, x: Array, width: int) -> Array:

@@ -1,40 +1,35 @@
 """Features and answers at all rows of a store, to a new store, in one pass."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from dask.utils import format_bytes
 
 from cme_dask.config import SAMPLE_SIZE
 from cme_dask.data.columns import Columns
-from cme_dask.data.outputs import DTYPES, AnswerFiles, FeatureFiles, default_feature_chunk
+from cme_dask.data.outputs import (
+    DTYPES,
+    AnswerFiles,
+    ChunkWriter,
+    FeatureFiles,
+    default_feature_chunk,
+)
 from cme_dask.data.row_sample import RowSample
 from cme_dask.data.sample import Sample
-from cme_dask.data.sources import RowSource
 from cme_dask.data.store import check_output, disk_errors, writing
 from cme_dask.data.writer import check_chunk_rows
-from cme_dask.errors import DataError, ResourceError, option
+from cme_dask.errors import DataError, option
 from cme_dask.models.features import FeatureModel
 from cme_dask.models.query import Query
 from cme_dask.numerics.basis import BLOCK, BlockValues
 from cme_dask.numerics.folds import BY_ROWS
+from cme_dask.numerics.reduction import Cost, Extent, Reduction, Strip
 from cme_dask.numerics.resources import MemoryPlan
 from cme_dask.passes.memory import MemoryBudget
-from cme_dask.passes.plan import BadValues, Reading, Run, strips_of
-from cme_dask.passes.run import (
-    FLOPS,
-    PassClock,
-    PassProgress,
-    PassReport,
-    count_bad_values,
-    materialised,
-    plan_sample,
-    run_over_rows,
-)
+from cme_dask.passes.run import PassProgress, PassReport, extent_of, plan_pass, run_pass
 from cme_dask.passes.selections import choose_rows
 
 # Features of all rows, from store to store: one pass, out of core, one writer per chunk
@@ -43,7 +38,7 @@ from cme_dask.passes.selections import choose_rows
 Array = Any
 WriteProgress = Callable[[PassProgress], None]
 
-_WRITE_RATE = 3e8  # bytes per second, as cautious as FLOPS
+_WORD = 8
 _KEPT_BYTES = 1 << 25  # of the new store's row sample
 _CHUNKS_HELD = 3  # of a task: the one being filled, and what its encoding takes
 _BLOCKS_HELD = 4  # of m features: kernel block, basis, their temporaries
@@ -90,28 +85,6 @@ class FeatureReport:
         return self.rows / self.seconds
 
 
-@dataclass(frozen=True)
-class Piece(Run):
-    """Rows [first, last) that one task writes, and the blocks [start, stop) that hold them."""
-
-    first: int
-    last: int
-
-
-def cut_for_chunks(runs: list[Run], chunk_rows: int) -> list[Piece]:
-    """Tasks whose borders are those of the runs, moved up to borders of chunks to be written.
-
-    So each chunk has one writer (zarr#3682). Features are made on the fixed grid of blocks: a block
-    that two tasks share is made by both, and its rows have the same bits in either.
-    """
-    n = runs[-1].stop
-    borders = sorted({min(n, -(-run.stop // chunk_rows) * chunk_rows) for run in runs})
-    return [
-        Piece(first // BLOCK * BLOCK, min(n, -(-last // BLOCK) * BLOCK), BLOCK, first, last)
-        for first, last in zip([0, *borders], borders, strict=False)
-    ]
-
-
 def write_features(
     sample: Sample,
     model: FeatureModel,
@@ -131,46 +104,33 @@ def write_features(
     sample.check_whole("writing features")
     sample = sample.fold_by(BY_ROWS)
     layout = _Layout.of(sample, model, chunk_rows, dtype)
-    pieces = layout.pieces(budget)
-    memory = layout.check_memory(pieces, budget)
-    runs = [Run(piece.first, piece.last, BLOCK) for piece in pieces]
-    executor = budget.executor
-    try:
-        chosen, passes = layout.choose_rows(budget)
-        clock = PassClock(runs, executor.workers, progress, "write-features")
-        with writing(out, overwrite=overwrite) as aside:
-            with disk_errors(out):
-                files = layout.create(aside)
-            by_row = np.argsort(chosen.index)
-            kept = run_over_rows(
-                sample,
-                executor,
-                _write_piece,
-                _join,
-                shared=_Plan(model, files, layout.dtype, chosen.index[by_row]),
-                name="write-features",
-                runs=list(pieces),
-                on_done=clock.done,
-            )
-            back = np.argsort(by_row)
-            kept = tuple(part.astype(np.float64)[back] for part in kept)
-            with disk_errors(out):
-                rows = replace(chosen, parts=kept)
-                files.finish(rows, layout.columns, _origin(model, sample))
-    except BadValues:
-        count_bad_values(sample, executor)
-        raise
-    done = clock.report(memory)
+    writer = layout.writer()
+    kept_bytes = layout.kept_rows * layout.kept_row_bytes
+    extent = extent_of(sample, budget.executor, BLOCK)
+    cost = writer.cost(extent)
+    alone = {"the row sample": cost.process + 3 * kept_bytes}
+    plan_pass(cost, extent, budget, writer.chunk_rows, alone=alone)  # before any row is read
+    chosen, passes = layout.choose_rows(budget)
+    by_row = np.argsort(chosen.index)
+    with writing(out, overwrite=overwrite) as aside:
+        with disk_errors(out):
+            files = layout.create(aside)
+        writer = replace(writer, files=files, index=chosen.index[by_row])
+        rows, report = run_pass(sample, writer, budget, progress, alone=alone)
+        back = np.argsort(by_row)
+        parts = tuple(part.astype(np.float64)[back] for part in rows)
+        with disk_errors(out):
+            files.finish(replace(chosen, parts=parts), layout.columns, _origin(model, sample))
     return FeatureReport(
         path=str(out),
-        rows=done.rows,
+        rows=report.rows,
         rank=model.rank,
         dtype=layout.dtype.name,
         chunk_rows=layout.chunk_rows,
         passes=passes + 1,
-        tasks=done.tasks,
-        seconds=done.seconds,
-        memory=memory,
+        tasks=report.tasks,
+        seconds=report.seconds,
+        memory=report.memory,
     )
 
 
@@ -223,51 +183,18 @@ class _Layout:
         most = most if stored is None else min(most, len(stored))
         return max(1, min(most, _KEPT_BYTES // self.kept_row_bytes))
 
-    def pieces(self, budget: MemoryBudget) -> list[Piece]:
-        """The tasks."""
-        m, d = self.model.rank, self.sample.sources[0].shape[1]
-        seconds = 2 * m * (m + d) / FLOPS + self.row_bytes / _WRITE_RATE
-        return cut_for_chunks(plan_sample(self.sample, budget.executor, seconds), self.chunk_rows)
-
-    def check_memory(self, pieces: list[Piece], budget: MemoryBudget) -> MemoryPlan:
-        """Predict the peak.
-
-        Raises
-        ------
-        ResourceError
-            If it does not fit.
-        """
-        sources, m = self.sample.reads, self.model.rank
-        read = 2 * max(source.chunk_rows or 0 for source in sources) + BLOCK
-        if materialised(self.sample, budget.executor):
-            read += 2 * max(piece.rows for piece in pieces)
-        held = min(self.chunk_rows, max(piece.rows for piece in pieces))
-        task = (
-            8 * read * sum(source.shape[1] for source in sources)
-            + 8 * m * (_BLOCKS_HELD * BLOCK + m)
-            + _CHUNKS_HELD * held * self.row_bytes
+    def writer(self) -> "FeatureWriter":
+        """What will write them, before files and the row sample are there."""
+        return FeatureWriter(
+            self.model, self.dtype, self.row_bytes, self.kept_rows, self.chunk_rows
         )
-        kept = 3 * self.kept_rows * self.kept_row_bytes
-        process = _HEAP + _FACTORS_HELD * 8 * m * m
-        if budget.executor.kind == "processes":  # of which each runs one task
-            task += process
-        given = sum(s.row_bytes for s in sources if s.in_memory) * self.sample.n_rows
-        plan = budget.tightest(task, process + kept, {"the row sample": process + kept}, given)
-        if plan.predicted > plan.limit:
-            raise ResourceError(
-                f"{plan.place} would need {format_bytes(plan.predicted)} to write {m} features in "
-                f"chunks of {self.chunk_rows:,} rows with {budget.executor.workers} tasks at once, "
-                f"the limit is {format_bytes(plan.limit)}: lower {option('chunk_rows')}, use fewer "
-                "workers, or write float32"
-            )
-        return plan
 
     def choose_rows(self, budget: MemoryBudget) -> tuple[RowSample, int]:
         """Keys and indices of the new store's row sample, and the passes that took."""
         stored = self.sample.row_sample
         if stored is not None:
             return stored.prefix(self.kept_rows), 0
-        return choose_rows(self.sample, self.kept_rows, 0, budget.executor)
+        return choose_rows(self.sample, self.kept_rows, 0, budget)
 
     def create(self, folder: Path) -> FeatureFiles:
         """The empty arrays."""
@@ -282,15 +209,81 @@ class _Layout:
 
 
 @dataclass(frozen=True, eq=False)
-class _Plan:
-    """What every task is given; ``index`` are the rows of the row sample, ascending."""
+class FeatureWriter(Reduction[tuple[Array, ...], tuple[Array, ...]]):
+    """Writes the features of all rows, and returns those of the row sample.
+
+    Parameters
+    ----------
+    model
+        Whose features.
+    dtype
+        Type of the new x.
+    row_bytes
+        Bytes of a written row.
+    sampled
+        Number of rows of the row sample.
+    chunk_rows
+        Rows per chunk of the new store.
+    files
+        The store.
+    index
+        The rows of the row sample, ascending.
+    """
 
     model: FeatureModel
-    files: FeatureFiles
     dtype: np.dtype[Any]
-    index: Array
+    row_bytes: int
+    sampled: int
+    chunk_rows: int = 0
+    files: FeatureFiles | None = None
+    index: Array = ()
+    name = "write-features"
+    strip_rows = BLOCK
 
-    def check_features(self, values: Array, start: int) -> None:
+    def cost(self, extent: Extent) -> Cost:
+        """A block of features, and the chunks that are being filled."""
+        m, d = self.model.rank, extent.n_columns
+        held = min(self.chunk_rows, extent.n_rows)
+        return Cost(
+            flops=2 * m * (m + d),
+            written=self.row_bytes,
+            state=_WORD * m * (_BLOCKS_HELD * BLOCK + m) + _CHUNKS_HELD * held * self.row_bytes,
+            retained=2 * self.sampled * _WORD * (m + d),
+            process=_HEAP + _FACTORS_HELD * _WORD * m * m,
+            subject=f"{m} features in chunks of {self.chunk_rows:,} rows",
+            remedies=(f"lower {option('chunk_rows')}", "write float32"),
+        )
+
+    def start(self, like: Array) -> "_Writing":
+        """The basis, and no file yet."""
+        return _Writing(BlockValues(self.model.evaluator(), self.model.rank))
+
+    def update(self, state: "_Writing", strip: Strip) -> tuple[Array, ...]:
+        """Write a block; return its rows of the row sample, an array per variable."""
+        assert self.files is not None
+        start = int(strip.rows[0])
+        values = state.values(strip.parts[0])
+        self._check(values, start)
+        variables = (values, *strip.parts[1:])
+        state.write(
+            self.files, strip, variables if strip.weights is None else (*variables, strip.weights)
+        )
+        low, high, _ = strip.own.indices(len(strip))
+        mine = self.index[slice(*np.searchsorted(self.index, [start + low, start + high]))]
+        rows = self.files.empty_rows(len(mine), variables=len(variables))
+        for row, part in zip(rows, variables, strict=True):
+            row[:] = part[mine - start]
+        return rows
+
+    def combine(self, a: tuple[Array, ...], b: tuple[Array, ...]) -> tuple[Array, ...]:
+        """Rows one after the other."""
+        return tuple(np.concatenate(pair) for pair in zip(a, b, strict=True))
+
+    def finish(self, state: "_Writing") -> None:
+        """Write the last chunks."""
+        state.flush()
+
+    def _check(self, values: Array, start: int) -> None:
         """DataError if the dtype can't hold them, or they overflowed before."""
         limit = np.finfo(self.dtype).max
         if not (values.min() >= -limit and values.max() <= limit):
@@ -300,35 +293,26 @@ class _Plan:
             )
 
 
-def _write_piece(
-    plan: _Plan, piece: Piece, reading: Reading, *sources: RowSource
-) -> tuple[Array, ...]:
-    """Write a piece; return its rows of the row sample, an array per variable."""
-    writers = plan.files.writers(piece.first)
-    features = BlockValues(plan.model.evaluator(), plan.model.rank)
-    index = plan.index[slice(*np.searchsorted(plan.index, [piece.first, piece.last]))]
-    # Made at once: small arrays kept between large passing ones would leave the heap in pieces.
-    kept = plan.files.empty_rows(len(index), variables=reading.variables)
-    for strip in strips_of(piece, reading, sources):
-        strip.check()
-        start = int(strip.rows[0])
-        values = features(strip.parts[0])
-        plan.check_features(values, start)
-        variables = (values, *strip.parts[1:])
-        rows = variables if strip.weights is None else (*variables, strip.weights)
-        low, high = max(start, piece.first), min(start + len(values), piece.last)
-        for writer, part in zip(writers, rows, strict=True):
-            writer.append(part[low - start : high - start])
-        mine = slice(*np.searchsorted(index, [low, high]))
-        for into, part in zip(kept, variables, strict=True):
-            into[mine] = part[index[mine] - start]
-    for writer in writers:
-        writer.flush()
-    return kept
+@dataclass(eq=False)
+class _Writing:
+    """What a task that writes holds: the values of a block, and its files once it has rows."""
 
+    values: Callable[[Array], Array]
+    writers: Sequence[ChunkWriter] = ()
 
-def _join(a: tuple[Array, ...], b: tuple[Array, ...]) -> tuple[Array, ...]:
-    return tuple(np.concatenate(pair) for pair in zip(a, b, strict=True))
+    def write(
+        self, files: FeatureFiles | AnswerFiles, strip: Strip, arrays: Sequence[Array]
+    ) -> None:
+        """Append the task's own rows of a strip."""
+        low, _, _ = strip.own.indices(len(strip))
+        self.writers = self.writers or files.writers(int(strip.rows[0]) + low)
+        for writer, rows in zip(self.writers, arrays, strict=True):
+            writer.append(rows[strip.own])
+
+    def flush(self) -> None:
+        """Write the last chunks."""
+        for writer in self.writers:
+            writer.flush()
 
 
 def _origin(model: FeatureModel, sample: Sample) -> dict[str, Any]:
@@ -347,7 +331,6 @@ def _origin(model: FeatureModel, sample: Sample) -> dict[str, Any]:
 
 _LAWS_HELD = 8  # as large as the weights of a block of laws: what they are made from
 _LAW_FLOPS = 1500  # per row and cell, as cautious: weights and the search of quantiles
-_WORD = 8
 
 
 def write_answers(
@@ -403,83 +386,68 @@ def write_answers(
     sample.check_whole("predict")
     if not sample.n_rows:
         raise DataError(f"{sample.location} has no rows: at least one is needed")
-    width, executor = len(query.labels), budget.executor
+    width = len(query.labels)
     chunk = chunk_rows or default_feature_chunk(_WORD * width, sample.n_rows)
-    model, cells = query.model, query.answered.cells.size  # type: ignore[union-attr]
-    flops = _LAW_FLOPS * cells + 2 * cells * model.coef.shape[0]
-    pieces = cut_for_chunks(plan_sample(sample, executor, flops / FLOPS), chunk)
-    memory = _check_memory(sample, pieces, (width, cells, chunk), budget)
-    clock = PassClock(
-        [Run(piece.first, piece.last, BLOCK) for piece in pieces],
-        executor.workers,
-        progress,
-        "predict-rows",
-    )
-    try:
-        with writing(out, overwrite=overwrite) as aside:
-            with disk_errors(out):
-                files = AnswerFiles.create(aside, query.fields, sample.n_rows, chunk)
-            run_over_rows(
-                sample,
-                executor,
-                _write_answers,
-                _nothing,
-                shared=(query, files),
-                name="predict-rows",
-                runs=list(pieces),
-                on_done=clock.done,
-            )
-            with disk_errors(out):
-                files.finish(_described(sample, query))
-    except BadValues:
-        count_bad_values(sample, executor)
-        raise
-    return clock.report(memory), chunk
+    writer = AnswerWriter(query, chunk)
+    extent = extent_of(sample, budget.executor, BLOCK)
+    plan_pass(writer.cost(extent), extent, budget, chunk)  # before anything is written
+    with writing(out, overwrite=overwrite) as aside:
+        with disk_errors(out):
+            files = AnswerFiles.create(aside, query.fields, sample.n_rows, chunk)
+        _, report = run_pass(sample, replace(writer, files=files), budget, progress)
+        with disk_errors(out):
+            files.finish(_described(sample, query))
+    return report, chunk
 
 
-def _write_answers(
-    plan: tuple[Query, AnswerFiles], piece: Piece, reading: Reading, *sources: RowSource
-) -> None:
-    query, files = plan
-    writers = files.writers(piece.first)
-    for strip in strips_of(piece, reading, sources):
-        strip.check()
-        start = int(strip.rows[0])
-        values = query(np.ascontiguousarray(strip.parts[0]))
-        mine = slice(max(piece.first - start, 0), piece.last - start)
-        for writer, part in zip(writers, values, strict=True):
-            writer.append(part[mine])
-    for writer in writers:
-        writer.flush()
+@dataclass(frozen=True, eq=False)
+class AnswerWriter(Reduction[None, None]):
+    """Writes the answers at all rows.
 
+    Parameters
+    ----------
+    query
+        What is asked.
+    chunk_rows
+        Rows per chunk of the new store.
+    files
+        The store.
+    """
 
-def _nothing(a: None, b: None) -> None:
-    return None
+    query: Query
+    chunk_rows: int
+    files: AnswerFiles | None = None
+    name = "predict-rows"
+    strip_rows = BLOCK
 
-
-def _check_memory(
-    sample: Sample, pieces: list[Piece], sizes: tuple[int, int, int], budget: MemoryBudget
-) -> MemoryPlan:
-    """Predict the peak; ResourceError if it does not fit."""
-    width, cells, chunk = sizes
-    d = sample.sources[0].shape[1]
-    read = 2 * (sample.sources[0].chunk_rows or 0) + BLOCK
-    if materialised(sample, budget.executor):
-        read += 2 * max(piece.rows for piece in pieces)
-    held = min(chunk, max(piece.rows for piece in pieces))
-    law = BLOCK * (_LAWS_HELD * cells + 4 * width)
-    task = _WORD * (read * d + law + _CHUNKS_HELD * held * width)
-    if budget.executor.kind == "processes":  # of which each runs one task
-        task += _HEAP
-    plan = budget.tightest(task, _HEAP, {})
-    if plan.predicted > plan.limit:
-        raise ResourceError(
-            f"{plan.place} would need {format_bytes(plan.predicted)} to write {width} answers of "
-            f"laws of {cells} cells in chunks of {chunk:,} rows with {budget.executor.workers} "
-            f"tasks at once, the limit is {format_bytes(plan.limit)}: lower "
-            f"{option('chunk_rows')}, or use fewer workers"
+    def cost(self, extent: Extent) -> Cost:
+        """The laws of a block, and the chunks that are being filled."""
+        width, cells = len(self.query.labels), self.query.answered.cells.size  # type: ignore[union-attr]
+        held = min(self.chunk_rows, extent.n_rows)
+        return Cost(
+            flops=_LAW_FLOPS * cells + 2 * cells * self.query.model.coef.shape[0],
+            state=_WORD * (BLOCK * (_LAWS_HELD * cells + 4 * width) + _CHUNKS_HELD * held * width),
+            process=_HEAP,
+            subject=f"{width} answers of laws of {cells} cells in chunks of "
+            f"{self.chunk_rows:,} rows",
+            remedies=(f"lower {option('chunk_rows')}",),
         )
-    return plan
+
+    def start(self, like: Array) -> _Writing:
+        """No file yet."""
+        return _Writing(self.query)
+
+    def update(self, state: _Writing, strip: Strip) -> None:
+        """Write the answers of a block."""
+        assert self.files is not None
+        state.write(self.files, strip, state.values(np.ascontiguousarray(strip.parts[0])))
+
+    def combine(self, a: None, b: None) -> None:
+        """Nothing of nothing."""
+
+    def finish(self, state: _Writing) -> None:
+        """Write the last chunks."""
+        state.flush()
 
 
 def _described(sample: Sample, query: Query) -> dict[str, Any]:

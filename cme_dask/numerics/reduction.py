@@ -1,0 +1,414 @@
+"""Reductions: what is computed from all rows of a sample, apart from where and how it runs.
+
+A :class:`Reduction` turns strips of rows into partial results and combines them. It knows neither
+Dask nor Zarr; :func:`cme_dask.passes.run.run` cuts the rows into tasks, predicts the memory from
+:class:`Cost`, checks the values, reports progress and writes checkpoints. The parts of a pass:
+
+* ``start`` makes the buffers of one task, where the rows are (in host memory or on a device).
+* ``update`` makes the partial result of one strip. Strips depend on the number of rows alone.
+* ``combine`` joins two partial results along a fixed binary tree over the strips, so that the bits
+  of the result depend neither on chunks nor on tasks, workers or scheduler. Within a task,
+  ``accumulate`` does the same and may reuse the memory of the left operand.
+* ``finish`` closes what the task holds open, such as files. Then the partial result, which is made
+  of numbers, arrays, tuples, mappings and dataclasses of these, comes to the host: once per task.
+* ``finalize`` turns the combined result into the answer, in the process of the caller.
+"""
+
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from array_api_compat import is_array_api_obj
+
+from cme_dask.errors import DataError
+from cme_dask.kernels.evaluator import to_numpy
+from cme_dask.numerics.folds import BY_ROWS, Folding
+
+Array = Any
+T = TypeVar("T")
+Made = TypeVar("Made")
+Partial = TypeVar("Partial")
+Result = TypeVar("Result")
+
+
+class BadValues(DataError):
+    """A strip met a value that is not usable; a further pass then finds and names them all."""
+
+
+@dataclass(frozen=True, eq=False)
+class Strip:
+    """Consecutive rows that count, possibly none.
+
+    Attributes
+    ----------
+    rows
+        Global indices, ascending, shape (n,).
+    parts
+        Rows of each variable (x, or x and y), shapes (n, d).
+    weights
+        Shape (n,), or None for equal ones.
+    units
+        Values of the columns that define groups and times, by name, shapes (n,).
+    folding
+        How rows are assigned to folds.
+    own
+        The rows that the task itself is to write; the others are there to fill a block.
+    """
+
+    rows: Array
+    parts: tuple[Array, ...]
+    weights: Array | None
+    units: Mapping[str, Array] = field(default_factory=dict)
+    folding: Folding = BY_ROWS
+    own: slice = field(default_factory=lambda: slice(None))
+    _made: dict[Any, Any] = field(default_factory=dict, repr=False)
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self.rows)
+
+    @property
+    def own_rows(self) -> int:
+        """Number of the rows that the task itself is to write."""
+        return len(range(*self.own.indices(len(self))))
+
+    def folds(self, n_folds: int) -> Array:
+        """Fold number of each row, shape (n,), uint8."""
+        if n_folds not in self._made:
+            self._made[n_folds] = self.folding.folds(self.rows, self.units, n_folds)
+        return self._made[n_folds]
+
+    def once(self, function: "Callable[[Strip], Made]") -> Made:
+        """``function(strip)``, computed once for all reductions that share the strip."""
+        if function not in self._made:
+            self._made[function] = function(self)
+        made: Made = self._made[function]
+        return made
+
+    def only(self, selected: Array) -> "Strip":
+        """The rows at which ``selected``, shape (n,), is true."""
+        return Strip(
+            self.rows[selected],
+            tuple(part[selected] for part in self.parts),
+            None if self.weights is None else self.weights[selected],
+            {name: values[selected] for name, values in self.units.items()},
+            self.folding,
+        )
+
+    def placed(self, place: Callable[[Array], Array]) -> "Strip":
+        """The same with the rows and weights where ``place`` puts them."""
+        weights = None if self.weights is None else place(self.weights)
+        return replace(self, parts=tuple(map(place, self.parts)), weights=weights)
+
+    def columns(self) -> tuple[Array, ...]:
+        """Everything that must be finite, in the order of the sources, shapes (n, d)."""
+        weights = () if self.weights is None else (self.weights[:, None],)
+        return *self.parts, *weights, *(values[:, None] for values in self.units.values())
+
+    def check(self) -> None:
+        """BadValues if there is NaN, infinity or an unusable weight."""
+        usable = all(np.isfinite(values).all() for values in self.columns())
+        if not usable or (self.weights is not None and not (self.weights >= 0).all()):
+            raise BadValues(f"rows {self.rows[0]} to {self.rows[-1]} hold unusable values")
+
+
+@dataclass(frozen=True)
+class Extent:
+    """What is known of the rows of a pass before they are read.
+
+    Attributes
+    ----------
+    n_rows
+        Number of rows.
+    n_columns
+        Number of all columns that are read: x, y, weights, groups and times.
+    strip_rows
+        Rows of a strip.
+    chunk_rows
+        Rows of the largest storage chunk; 0 for arrays in memory.
+    in_memory
+        Bytes of the rows that were given in the memory of this process.
+    materialised
+        Whether a task holds all its rows at once (Dask arrays, copies sent to other processes).
+    selected
+        Whether only a part of the rows counts.
+    """
+
+    n_rows: int
+    n_columns: int
+    strip_rows: int
+    chunk_rows: int = 0
+    in_memory: int = 0
+    materialised: bool = False
+    selected: bool = False
+
+    @property
+    def strips(self) -> int:
+        """Number of strips."""
+        return -(-self.n_rows // self.strip_rows)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a reduction takes: costs add.
+
+    Parameters
+    ----------
+    flops
+        Operations per row.
+    written
+        Bytes per row that are written.
+    state
+        Bytes of the buffers of a task, with the largest temporaries of an update.
+    partial
+        Bytes of one partial result.
+    retained
+        Bytes of rows that the partial results retain, over all rows together.
+    process
+        Bytes that each process takes once, however many tasks it runs.
+    subject
+        What the memory is for, in messages: ``"rank 20 + 20 with 10 folds"``.
+    remedies
+        What to do where the memory does not suffice, in messages: ``"lower max_rank"``.
+    """
+
+    flops: float = 0.0
+    written: float = 0.0
+    state: int = 0
+    partial: int = 0
+    retained: int = 0
+    process: int = 0
+    subject: str = ""
+    remedies: tuple[str, ...] = ()
+
+    def __add__(self, other: "Cost") -> "Cost":
+        """The cost of both over the same rows."""
+        return Cost(
+            self.flops + other.flops,
+            self.written + other.written,
+            self.state + other.state,
+            self.partial + other.partial,
+            self.retained + other.retained,
+            self.process + other.process,
+            " and ".join(filter(None, (self.subject, other.subject))),
+            tuple(dict.fromkeys((*self.remedies, *other.remedies))),
+        )
+
+
+class Reduction(Generic[Partial, Result]):
+    """What is computed from all rows in one pass; users subclass it.
+
+    Subclasses are picklable and hold no data but what they compute with. ``update`` must be
+    implemented, and ``combine`` unless partial results add up with ``+``.
+
+    Attributes
+    ----------
+    name : str
+        The name of the pass, in progress reports, in checkpoints and on Dask's dashboard.
+    n_folds : int
+        Number of folds that ``strip.folds(n_folds)`` is asked for; 1 without folds.
+    checked : bool
+        Whether rows are checked before ``update``: NaN, infinities and negative weights are then
+        refused with a list of all columns that hold some.
+    chunk_rows : int
+        Rows of the chunks that the tasks write, each by one task; 0 if they write none.
+    strip_rows : int
+        Rows of a strip, where the tasks write chunks; 0 for a number that depends on the number of
+        rows alone.
+    kinds : tuple of types
+        The dataclasses in its partial results: a checkpoint decodes no others.
+    """
+
+    name: str = "reduction"
+    n_folds: int = 1
+    checked: bool = True
+    chunk_rows: int = 0
+    strip_rows: int = 0
+    kinds: tuple[type, ...] = ()
+
+    def cost(self, extent: Extent) -> Cost:
+        """What it takes: operations per row, bytes of the buffers and of a partial result."""
+        return Cost()
+
+    def start(self, like: Array) -> Any:
+        """The buffers of one task, in the library and on the device of the rows ``like``."""
+        return None
+
+    def update(self, state: Any, strip: Strip) -> Partial:
+        """The partial result of one strip of rows, possibly of none."""
+        raise NotImplementedError
+
+    def combine(self, a: Partial, b: Partial) -> Partial:
+        """The partial result of two neighbouring sets of rows; ``a`` and ``b`` stay as they are.
+
+        It must be associative up to rounding: it is applied along a fixed tree.
+        """
+        total: Partial = a + b  # type: ignore[operator]
+        return total
+
+    def accumulate(self, a: Partial, b: Partial) -> Partial:
+        """The same within a task, where the memory of ``a`` may be reused."""
+        return self.combine(a, b)
+
+    def finish(self, state: Any) -> None:
+        """Close what the task holds open; called after its last strip."""
+
+    def finalize(self, total: Partial) -> Result:
+        """The answer, from the partial result of all rows."""
+        return total  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class Fused(Reduction[tuple[Any, ...], tuple[Any, ...]]):
+    """Several reductions of the same rows in one pass; its result is the tuple of theirs.
+
+    Parameters
+    ----------
+    each
+        The reductions. Folds, groups and times are read as the one with most folds needs them.
+    name
+        Of the pass; default that of the first reduction.
+    """
+
+    each: tuple[Reduction[Any, Any], ...]
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        set_ = object.__setattr__
+        set_(self, "name", self.name or self.each[0].name)
+        set_(self, "checked", False)
+        for one in self.each:
+            if one.chunk_rows or one.strip_rows:
+                raise ValueError(f"{one.name!r} writes chunks: it has a pass of its own")
+            set_(self, "n_folds", max(self.n_folds, one.n_folds))
+            set_(self, "checked", self.checked or one.checked)
+            set_(self, "kinds", (*self.kinds, *one.kinds))
+
+    def cost(self, extent: Extent) -> Cost:
+        """The sum of their costs."""
+        total = Cost()
+        for one in self.each:
+            total += one.cost(extent)
+        return total
+
+    def start(self, like: Array) -> list[Any]:
+        """The buffers of each."""
+        return [one.start(like) for one in self.each]
+
+    def update(self, state: list[Any], strip: Strip) -> tuple[Any, ...]:
+        """The partial results of each."""
+        made = []
+        for one, mine in zip(self.each, state, strict=True):
+            made.append(one.update(mine, strip))
+        return tuple(made)
+
+    def combine(self, a: tuple[Any, ...], b: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Each combines its own."""
+        return tuple(one.combine(*pair) for one, *pair in zip(self.each, a, b, strict=True))
+
+    def accumulate(self, a: tuple[Any, ...], b: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Each accumulates its own."""
+        return tuple(one.accumulate(*pair) for one, *pair in zip(self.each, a, b, strict=True))
+
+    def finish(self, state: list[Any]) -> None:
+        """Each finishes."""
+        for one, mine in zip(self.each, state, strict=True):
+            one.finish(mine)
+
+    def finalize(self, total: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The answer of each."""
+        return tuple(one.finalize(part) for one, part in zip(self.each, total, strict=True))
+
+
+def reduce_strips(
+    reduction: Reduction[Partial, Any],
+    strips: Iterable[Strip],
+    place: Callable[[Array], Array] | None = None,
+) -> tuple[int, Partial]:
+    """The work of one task: how many rows its strips have, and their partial result on the host.
+
+    Parameters
+    ----------
+    reduction
+        What to compute.
+    strips
+        At least one strip of rows in host memory.
+    place
+        Puts an array where it is computed with; default: it stays in host memory.
+
+    Raises
+    ------
+    BadValues
+        If a strip holds unusable values, and the reduction does not admit them.
+    """
+    rows, state = 0, None
+    waiting: list[tuple[int, Partial]] = []
+    for number, strip in enumerate(strips):
+        if reduction.checked:
+            strip.check()
+        rows += strip.own_rows
+        placed = strip if place is None else strip.placed(place)
+        if not number:
+            state = reduction.start(placed.parts[0] if placed.parts else placed.rows)
+        _push(waiting, reduction.update(state, placed), reduction.accumulate)
+    reduction.finish(state)
+    return rows, to_host(_joined(waiting, reduction.accumulate))
+
+
+def tree_sum(items: Iterable[T], add: Callable[[T, T], T] = operator.iadd) -> T:
+    """Sum along the fixed binary tree over positions, holding O(log) partial sums.
+
+    Parameters
+    ----------
+    items
+        At least one.
+    add
+        Sum of two neighbours, which may reuse the memory of the left one.
+    """
+    waiting: list[tuple[int, T]] = []
+    for item in items:
+        _push(waiting, item, add)
+    return _joined(waiting, add)
+
+
+def _push(waiting: list[tuple[int, T]], value: T, add: Callable[[T, T], T]) -> None:
+    """Add an item: of sums that wait for their neighbour, each has its level in the tree."""
+    level = 0
+    while waiting and waiting[-1][0] == level:
+        value = add(waiting.pop()[1], value)
+        level += 1
+    waiting.append((level, value))
+
+
+def _joined(waiting: list[tuple[int, T]], add: Callable[[T, T], T]) -> T:
+    """The sum of those that still wait."""
+    total = waiting.pop()[1]
+    while waiting:
+        total = add(waiting.pop()[1], total)
+    return total
+
+
+def to_host(value: Any) -> Any:
+    """The same structure of tuples, lists, mappings and dataclasses with its arrays in NumPy."""
+    if isinstance(value, np.ndarray):
+        return value
+    if isinstance(value, (tuple, list)):
+        return type(value)(map(to_host, value))
+    if isinstance(value, Mapping):
+        return dict(zip(value, map(to_host, value.values()), strict=True))
+    if is_dataclass(value) and not isinstance(value, type):
+        moved = {}
+        for each in fields(value):
+            before = getattr(value, each.name)
+            after = to_host(before) if each.init else before
+            if after is not before:
+                moved[each.name] = after
+        return replace(value, **moved) if moved else value
+    return to_numpy(value) if is_array_api_obj(value) else value
+
+
+def blocks(n: int, length: int) -> Iterator[slice]:
+    """Slices of ``length`` rows of n, at least one, possibly empty."""
+    return (slice(start, start + length) for start in range(0, max(n, 1), length))

@@ -1,0 +1,152 @@
+"""The pass of a fit that makes the moments, and the memory of what a fit does around it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from cme_dask.data.sample import Sample
+from cme_dask.numerics.blocks import MomentSums
+from cme_dask.numerics.cells import CellSpec, CellSums
+from cme_dask.numerics.cholesky import BY_TRACE, GREEDY, SKETCH
+from cme_dask.numerics.moments import (
+    MomentReduction,
+    MomentSpec,
+    joint_ranks,
+    joint_width,
+    moment_cost,
+)
+from cme_dask.numerics.pools import BLOCK
+from cme_dask.numerics.reduction import Cost, Extent, Fused
+from cme_dask.numerics.resources import MemoryPlan
+from cme_dask.passes.memory import MemoryBudget, row_sample_bytes
+from cme_dask.passes.plan import Run
+from cme_dask.passes.run import PassProgress, PassReport, extent_of, plan_pass, run_pass
+
+_WORD = 8
+_SOLVE_WORDS = 12  # per entry of a P x P matrix: eigenbases, and what they are made from
+_TRIAL_WORDS = 11  # likewise: sums of the safe form and of the two that are tried at once
+
+
+def make_moments(
+    sample: Sample,
+    specs: Sequence[MomentSpec],
+    budget: MemoryBudget,
+    progress: Callable[[PassProgress], None] | None,
+    sample_rows: int = 0,
+    cells: Sequence[CellSpec] = (),
+) -> tuple[tuple[MomentSums, ...], tuple[CellSums, ...], PassReport]:
+    """Sets of moments of all rows, and sums by cell, in one pass.
+
+    Parameters
+    ----------
+    sample
+        The rows.
+    specs
+        What to compute, with the same number of folds.
+    budget
+        Where to run, and the memory that is there.
+    progress
+        Called when a task has ended.
+    sample_rows
+        Rows of the row sample if pivots are chosen from it: that takes memory before the pass.
+    cells
+        Of the first variables, one after the other: the cells whose rows are summed.
+
+    Raises
+    ------
+    DataError
+        On NaN, infinity, unusable or all-zero weights, or functions that fail.
+    StoreError
+        On damaged chunks.
+    ResourceError
+        If the memory does not suffice; no row has been read then.
+    """
+    n_folds = specs[0].n_folds
+    reduction = Fused((MomentReduction(tuple(specs)), *_by_cell(cells, n_folds)))
+    extent = extent_of(sample.for_folds(n_folds), budget.executor)
+    ranks, width, cost = joint_ranks(specs), joint_width(specs), reduction.cost(extent)
+    (moments, *summed), report = run_pass(
+        sample,
+        reduction,
+        budget,
+        progress,
+        alone=_alone(ranks, width, cost, extent, sample_rows),
+        held=row_sample_bytes(sample_rows, extent.n_columns),
+    )
+    return moments, tuple(summed), report
+
+
+def _by_cell(cells: Sequence[CellSpec], n_folds: int) -> list[CellSpec]:
+    """The sums by cell of the first variables, one after the other."""
+    return [replace(spec, variable=i, n_folds=n_folds) for i, spec in enumerate(cells)]
+
+
+def predict_moments(
+    sample: Sample,
+    ranks: tuple[int, ...],
+    width: int,
+    n_folds: int,
+    budget: MemoryBudget,
+    *,
+    sample_rows: int = 0,
+    cells: Sequence[CellSpec] = (),
+) -> tuple[list[Run], MemoryPlan]:
+    """How the moment pass would be cut, and what the fit would need.
+
+    Parameters
+    ----------
+    ranks, width, n_folds
+        Of the moments, see :func:`cme_dask.numerics.moments.moment_cost`.
+    sample, budget, sample_rows, cells
+        As in :func:`make_moments`.
+
+    Raises
+    ------
+    ResourceError
+        If that does not fit into the budget.
+    """
+    extent = extent_of(sample.for_folds(n_folds), budget.executor)
+    cost = moment_cost(ranks, width, n_folds, extent)
+    for spec in _by_cell(cells, n_folds):
+        cost += spec.cost(extent)
+    alone = _alone(ranks, width, cost, extent, sample_rows)
+    held = row_sample_bytes(sample_rows, extent.n_columns)
+    return plan_pass(cost, extent, budget, alone=alone, held=held)
+
+
+def _alone(
+    ranks: tuple[int, ...], width: int, cost: Cost, extent: Extent, sample_rows: int
+) -> dict[str, int]:
+    """Bytes that the client takes before and after the pass, by phase."""
+    square = width**2 * _WORD
+    complete = extent.selected or sample_rows >= extent.n_rows
+    return {
+        "the choice of pivots": pivot_bytes(sample_rows, max(ranks), complete=complete),
+        "the trial of the arithmetic": _TRIAL_WORDS * square,
+        # The moments, once more packed for the model, and a fold's solution.
+        "the solution": 3 * cost.partial // 2 + _SOLVE_WORDS * square,
+    }
+
+
+def pivot_bytes(sample_rows: int, rank: int, *, complete: bool = False) -> int:
+    """Peak of a choice of ``rank`` pivots from a row sample.
+
+    One half of it is chosen from and the other half tells how good the choice is, unless it is
+    complete.
+    """
+
+    def columns(rows: int, pivots: int) -> int:
+        return rows * -(-pivots // BLOCK) * BLOCK * _WORD
+
+    # Signs and sketch of the rows of a choice by trace, and of half as many before.
+    half = sample_rows if complete else -(-sample_rows // 2)
+    sketches = 3 * SKETCH * BY_TRACE.prefix_rows(rank, half) * _WORD
+
+    # L in blocks of columns, and pools in pools of an eighth of the rows each. Where the rows tell
+    # too little of the others they are doubled, and what is known of one half of them is held until
+    # the columns of all are ready.
+    if complete:
+        return int(1.5 * columns(sample_rows, rank)) + sketches
+    chosen = GREEDY.prefix_rows(rank, half)
+    grown = min(2 * chosen, half)
+    grown_columns = int((1.5 if grown > chosen else 1.2) * columns(grown, rank))
+    return columns(half, rank) + grown_columns + sketches
