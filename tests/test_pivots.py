@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from cme_dask import kernels
 from cme_dask.numerics import pools
 from cme_dask.numerics.basis import NewtonBasis
-from cme_dask.numerics.cholesky import GREEDY, pivoted_cholesky, sampled_cholesky
-from cme_dask.numerics.pools import Bound, Pool, noise, top_rows
+from cme_dask.numerics.cholesky import ResidualSelector, pivoted_cholesky, sampled_cholesky
+from cme_dask.numerics.pools import Bound, CandidateBlock, noise, top_rows
 
 N = 1500
 KERNELS = {
@@ -178,7 +178,7 @@ def test_bounds_of_parts_are_no_looser_than_they_may_be(pairs):
 
 def test_a_pool_stops_where_rows_outside_may_come_first(rng):
     points = scattered(rng)
-    pool = Pool(GAUSSIAN, points, np.arange(N), np.ones(N))
+    pool = CandidateBlock(GAUSSIAN, points, np.arange(N), np.ones(N))
     picks, newton = pool.advance(Bound(0.5, 0), lambda rank: noise(rank, 1.0), N, certain=True)
     pivots, L, _ = slow.greedy(GAUSSIAN(points, points), 1e-9, len(picks) + 1)
     assert picks.tolist() == pivots[:-1]
@@ -231,8 +231,8 @@ def test_the_prefix_grows_with_the_rank(rng):
     rank, basis = len(result.pivots), NewtonBasis(kernel, points[result.pivots], result.factor)
     assert 256 < rank < 512
     assert sizes == [(4096, 0), (8192, 256)]
-    assert GREEDY.prefix_rows(rank, len(points)) == 8192
-    assert GREEDY.prefix_rows(10**6, 5000) == 5000
+    assert ResidualSelector.prefix_rows(rank, len(points)) == 8192
+    assert ResidualSelector.prefix_rows(10**6, 5000) == 5000
     # What was found on the shorter prefix goes on, exactly, on the longer one.
     left = 1 - (basis(points[:8192]) ** 2).sum(axis=1)
     assert result.residual_trace[-1] == pytest.approx(left.mean(), rel=1e-9)

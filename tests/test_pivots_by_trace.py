@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 from cme_dask import kernels
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.cholesky import (
-    BY_TRACE,
-    GREEDY,
     SKETCH,
-    PivotedRows,
-    RowsByTrace,
+    ResidualSelector,
+    TraceGainSelector,
     sampled_cholesky,
 )
 from cme_dask.passes.moments import pivot_bytes
@@ -33,7 +31,7 @@ def signs(n):
 
 
 def chosen(kernel, points, share, rank, threads=None):
-    run = RowsByTrace(kernel, points, np.arange(len(points)), share, threads)
+    run = TraceGainSelector(kernel, points, np.arange(len(points)), share, threads)
     while run.rank < rank:
         assert run.greedy(rank)
     return run
@@ -75,7 +73,7 @@ def test_the_choice_goes_on_from_a_prefix_with_the_sketch_of_all_rows(first, see
     """What is sketched of the residual matrix is that of the matrix itself."""
     points = np.random.default_rng(seed).uniform(size=(600, 2))
     run = chosen(GAUSSIAN, points[:300], equal(300), first)
-    more = run.continued(points, np.arange(600), equal(600))
+    more = run.continued(TraceGainSelector, points, np.arange(600), equal(600))
     newton = NewtonBasis(GAUSSIAN, points[run.picks], run.factor)(points)
     S = GAUSSIAN(points, points) - newton @ newton.T
     np.testing.assert_allclose(more._sketch, signs(600).T / np.sqrt(600) @ S, atol=1e-11)
@@ -99,7 +97,7 @@ def test_of_equal_rows_none_is_taken_twice(rng):
     side = np.arange(7.0)
     grid = np.stack(np.meshgrid(side, side), axis=-1).reshape(-1, 2)
     points = np.tile(grid, (8, 1))[rng.permutation(392)]
-    run = RowsByTrace(kernels.Gaussian(1.0), points, np.arange(392), equal(392))
+    run = TraceGainSelector(kernels.Gaussian(1.0), points, np.arange(392), equal(392))
     while run.greedy(392):
         pass
     assert run.history[-1] < 1e-14
@@ -110,14 +108,14 @@ def test_rows_without_weight_are_no_pivots(rng):
     points = rng.uniform(size=(300, 2))
     points[200:] += 100.0
     share = np.where(np.arange(300) < 200, 1 / 200, 0.0)
-    run = RowsByTrace(GAUSSIAN, points, np.arange(300), share)
+    run = TraceGainSelector(GAUSSIAN, points, np.arange(300), share)
     while run.history[-1] > 1e-6:
         assert run.greedy(300)
     assert run.picks.max() < 200
-    nothing = RowsByTrace(GAUSSIAN, points[200:], np.arange(100), np.zeros(100))
+    nothing = TraceGainSelector(GAUSSIAN, points[200:], np.arange(100), np.zeros(100))
     assert not nothing.greedy(10)
     assert nothing.rank == 0
-    assert nothing.continued(points, np.arange(300), share).greedy(10)
+    assert nothing.continued(TraceGainSelector, points, np.arange(300), share).greedy(10)
 
 
 @pytest.mark.parametrize("law", LAWS)
@@ -139,23 +137,23 @@ def test_fewer_pivots_are_enough(law, tol, least, rng):
     draw, kernel = LAWS[law]
     points, table = np.split(draw(rng, 20_000), [4096])
     ranks = {}
-    for kind in (BY_TRACE, GREEDY):
-        run = kind.rows(kernel, points, np.arange(4096), equal(4096))
+    for kind in (TraceGainSelector, ResidualSelector):
+        run = kind(kernel, points, np.arange(4096), equal(4096))
         while run.history[-1] > tol / 2:
             assert run.greedy(4096)
         newton = NewtonBasis(kernel, points[run.picks], run.factor)(table)
         error = 1 - np.cumsum((newton**2).mean(axis=0))
         ranks[kind] = int(np.argmax(error <= tol)) + 1
         assert error[-1] <= tol
-    assert ranks[BY_TRACE] <= least * ranks[GREEDY]
+    assert ranks[TraceGainSelector] <= least * ranks[ResidualSelector]
 
 
 def test_coarse_tolerances_are_reached_by_trace_and_others_by_residual(rng):
     points = rng.uniform(size=(20_000, 3))
     check = points[1::2], equal(10_000)
-    for tol, kind in ((1e-2, RowsByTrace), (1e-3, PivotedRows)):
+    for tol, kind in ((1e-2, TraceGainSelector), (1e-3, ResidualSelector)):
         result = sampled_cholesky(GAUSSIAN, points[::2], np.arange(10_000), equal, tol, check=check)
-        size = (BY_TRACE if kind is RowsByTrace else GREEDY).prefix_rows(len(result.pivots), 10_000)
+        size = kind.prefix_rows(len(result.pivots), 10_000)
         run = kind(GAUSSIAN, points[::2][:size], np.arange(size), equal(size))
         while run.rank < 20:
             run.greedy(20)
@@ -169,7 +167,7 @@ def test_a_longer_prefix_is_chosen_from_by_trace_as_well(rng):
     check = points[1::2], equal(10_000)
     result = sampled_cholesky(kernel, points[::2], np.arange(10_000), equal, 3e-3, 150, check=check)
     run = chosen(kernel, points[:2048:2], equal(1024), 128)  # 8 rows for each of them
-    run = run.continued(points[:4096:2], np.arange(2048), equal(2048))
+    run = run.continued(TraceGainSelector, points[:4096:2], np.arange(2048), equal(2048))
     while run.rank < 150:
         assert run.greedy(150)
     assert result.pivots.tolist() == run.picks.tolist()
@@ -194,7 +192,7 @@ def test_where_rows_tell_too_little_the_choice_goes_on_by_residual(rng):
     assert told == list(range(1, len(told) + 1))
     first = chosen(GAUSSIAN, points[:1024], equal(1024), 20)
     assert result.pivots[:20].tolist() == first.picks.tolist()
-    greedy = PivotedRows(GAUSSIAN, points, np.arange(3000), equal(3000))
+    greedy = ResidualSelector(GAUSSIAN, points, np.arange(3000), equal(3000))
     while greedy.history[-1] > 0.05:
         greedy.greedy(3000)
     assert len(result.pivots) <= greedy.rank
@@ -216,7 +214,7 @@ def test_a_whole_table_is_told_by_all_its_rows(law, n, rng):
 
 def slow_rank(kernel, points, weights):
     """How many pivots Algorithm 1 needs for 0.05."""
-    run = PivotedRows(kernel, points, np.arange(len(points)), weights)
+    run = ResidualSelector(kernel, points, np.arange(len(points)), weights)
     while run.history[-1] > 0.05:
         run.greedy(len(points))
     return int(np.argmax(np.array(run.history) <= 0.05))

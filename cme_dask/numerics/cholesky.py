@@ -12,13 +12,13 @@ approximation, AISTATS 2011). Here the norms |K'_p| are those of a sketch, in on
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from cme_dask.display import brief_repr
 from cme_dask.kernels import blas
-from cme_dask.numerics.pools import TIE, Pool, eliminate, noise
+from cme_dask.numerics.pools import TIE, CandidateBlock, eliminate, noise
 
 # Pivoted Cholesky decomposition of a kernel matrix that is never formed
 
@@ -94,7 +94,7 @@ def pivoted_cholesky(
     by one.
     """
     n = len(points)
-    run = PivotedRows(
+    run = ResidualSelector(
         kernel,
         points,
         np.arange(n) if rows is None else np.asarray(rows),
@@ -104,12 +104,32 @@ def pivoted_cholesky(
     exhausted = False
     while run.rank < limit and run.history[-1] > tol and not exhausted:
         exhausted = not run.greedy(limit)
-        run.tell(on_pivot, tol)
+        run.report(on_pivot, tol)
     return run.result(run.history, tol, exhausted)
 
 
-class TracedRows:
-    """Rows that are brought up to date with pivots, and the residual trace over them."""
+class ResidualSelector:
+    """Pivots chosen from rows by their residuals, and the residual trace over these rows.
+
+    Rows can also take the pivots that others chose (:meth:`follow`), to measure the trace.
+
+    Parameters
+    ----------
+    kernel
+        The kernel.
+    points, rows
+        Rows, shape (n, d), and their global indices, shape (n,).
+    share
+        Weights of the rows in the trace, shape (n,).
+    threads
+        Where blocks of rows are brought up to date; default one after the other.
+    """
+
+    per_pivot: ClassVar[int] = 16
+    """From how many rows to choose: so many for each pivot."""
+
+    least: ClassVar[int] = 1 << 12
+    """And at least so many. From more rows this takes more outliers, which tell less of others."""
 
     def __init__(
         self,
@@ -120,11 +140,20 @@ class TracedRows:
         threads: Executor | None = None,
     ) -> None:
         self._diagonal = np.array(kernel.diagonal(points), dtype=np.float64)
-        self._pool = Pool(kernel, points, rows, self._diagonal.copy(), threads=threads)
+        self._largest = float(self._diagonal.max(initial=0.0))
+        self._pool = CandidateBlock(kernel, points, rows, self._diagonal.copy(), threads=threads)
         self._threads = threads
         self._share = share
         self._trace = max(float(share @ self._diagonal), np.finfo(np.float64).tiny)
+        self._reported = 0
         self.history = [1.0]
+        self.picks = np.empty(0, dtype=np.int64)
+
+    @classmethod
+    def prefix_rows(cls, rank: int, size: int) -> int:
+        """Rows of ``size`` from which pivot number ``rank`` is chosen, a power of two."""
+        enough = 1 << (cls.per_pivot * max(rank, 1) - 1).bit_length()
+        return min(size, max(cls.least, enough))
 
     def follow(self, pivots: Array, factor: Array) -> None:
         """Take the same pivots as others did; those that came first are known already."""
@@ -162,23 +191,6 @@ class TracedRows:
             residual += self._pool.column(m - 1) ** 2
         return bounds
 
-
-class PivotedRows(TracedRows):
-    """Pivots so far, and the rows that they were chosen from."""
-
-    def __init__(
-        self,
-        kernel: Any,
-        points: Array,
-        rows: Array,
-        share: Array,
-        threads: Executor | None = None,
-    ) -> None:
-        super().__init__(kernel, points, rows, share, threads)
-        self._largest = float(self._diagonal.max(initial=0.0))
-        self._told = 0
-        self.picks = np.empty(0, dtype=np.int64)
-
     @property
     def rank(self) -> int:
         """Number of pivots."""
@@ -206,23 +218,29 @@ class PivotedRows(TracedRows):
         self.picks = np.concatenate([self.picks, picks])
         self._remember(squares)
 
-    def continued(self, points: Array, rows: Array, share: Array) -> "PivotedRows":
-        """The same pivots on more rows, of which these were the first."""
-        more = PivotedRows(self._pool.kernel, points, rows, share, self._threads)
-        self._hand_over(more)
-        return more
-
-    def _hand_over(self, more: "PivotedRows") -> None:
-        factor = self.factor
+    def continued(
+        self, kind: "type[ResidualSelector]", points: Array, rows: Array, share: Array
+    ) -> "ResidualSelector":
+        """The same pivots on more rows, of which these were the first; others of this kind."""
+        more, factor = kind(self._pool.kernel, points, rows, share, self._threads), self.factor
         more.follow(more._pool.points[self.picks], factor)
         more._pool.settle(self.picks, factor)
-        more.picks, more._told = self.picks, self._told
+        more.picks, more._reported = self.picks, self._reported
+        more._subtract(0)
+        return more
 
-    def tell(self, on_pivot: OnPivot | None, tol: float = 0.0) -> None:
+    def _subtract(self, first: int) -> None:
+        """Bring what a rule knows beside the residuals up to date with columns of L."""
+
+    def report(self, on_pivot: OnPivot | None, tol: float = 0.0) -> None:
         """Report the pivots that have not been reported yet, up to the one that reaches ``tol``."""
-        while on_pivot is not None and self._told < self.rank and self.history[self._told] > tol:
-            self._told += 1
-            on_pivot(self._told, self.history[self._told])
+        while (
+            on_pivot is not None
+            and self._reported < self.rank
+            and self.history[self._reported] > tol
+        ):
+            self._reported += 1
+            on_pivot(self._reported, self.history[self._reported])
 
     def result(self, bounds: Array | list[float], tol: float, exhausted: bool) -> CholeskyResult:
         """The pivots up to the first bound that is at most tol, or all."""
@@ -249,12 +267,16 @@ _WORTH = 0.3  # gain, in that of the best row outside, down to which a round goe
 _LEAST = 0.1  # residual, in the mean one, below which rows are no pivots: R stays well conditioned
 
 
-class RowsByTrace(PivotedRows):
-    """Pivots so far, each chosen since it takes most from the trace.
+class TraceGainSelector(ResidualSelector):
+    """Pivots each chosen because it takes most from the trace.
 
     A round chooses from candidates, the best one of each of 256 groups of rows, as long as what
-    one takes is at least 0.3 of what the best row outside would have taken before the round.
+    one takes is at least 0.3 of what the best row outside would have taken before the round. It
+    costs the square of the rows, and half as many as by residual give the same ranks.
     """
+
+    per_pivot: ClassVar[int] = 8
+    least: ClassVar[int] = 1 << 10
 
     def __init__(
         self,
@@ -302,13 +324,6 @@ class RowsByTrace(PivotedRows):
         self._accept(here[picks], np.concatenate([newton[picks], own], axis=1))
         self._subtract(known, panel[:, n:].T)
         return True
-
-    def continued(self, points: Array, rows: Array, share: Array) -> "RowsByTrace":
-        """The same pivots on more rows, of which these were the first."""
-        more = RowsByTrace(self._pool.kernel, points, rows, share, self._threads)
-        self._hand_over(more)
-        more._subtract(0)
-        return more
 
     def _of_kernel(self) -> Array:
         """Signs^T K, shape (SKETCH, n)."""
@@ -373,35 +388,6 @@ _COARSE = 3e-3  # tol down to which a choice by trace ends with fewer pivots
 _GAP = 2.0  # traces on other rows and on those chosen from, beyond which more rows are needed
 
 
-@dataclass(frozen=True)
-class Choice:
-    """How pivots are chosen from a sample.
-
-    Attributes
-    ----------
-    rows
-        What chooses.
-    per_pivot, least
-        From how many rows: so many for each pivot, and at least so many.
-    """
-
-    rows: type[PivotedRows]
-    per_pivot: int
-    least: int
-
-    def prefix_rows(self, rank: int, size: int) -> int:
-        """Rows of ``size`` from which pivot number ``rank`` is chosen, a power of two."""
-        wanted = 1 << (self.per_pivot * max(rank, 1) - 1).bit_length()
-        return min(size, max(self.least, wanted))
-
-
-GREEDY = Choice(PivotedRows, 16, 1 << 12)
-"""By residual: from more rows it takes more outliers, which tell less of the others."""
-
-BY_TRACE = Choice(RowsByTrace, 8, 1 << 10)
-"""By what the trace falls: costs the square of the rows, and half as many give the same ranks."""
-
-
 def sampled_cholesky(
     kernel: Any,
     points: Array,
@@ -448,14 +434,14 @@ def sampled_cholesky(
         these can't tell enough of the table.
     """
     limit = len(points) if max_rank is None else min(max_rank, len(points))
-    choice = BY_TRACE if tol >= _COARSE else GREEDY
-    chosen = _Growing(choice, kernel, points, rows, weights_of, limit, on_pivot, threads)
+    kind = TraceGainSelector if tol >= _COARSE else ResidualSelector
+    chosen = _Growing(kind, kernel, points, rows, weights_of, limit, on_pivot, threads)
     if check is None:
         chosen.until(tol)
         chosen.by_residual(len(points))
         chosen.until(tol)
         return chosen.run.result(chosen.run.history, tol, chosen.exhausted)
-    others = TracedRows(kernel, check[0], np.arange(len(check[0])), check[1], threads)
+    others = ResidualSelector(kernel, check[0], np.arange(len(check[0])), check[1], threads)
     target = tol
     while True:
         run = chosen.until(target)
@@ -476,7 +462,7 @@ class _Growing:
 
     def __init__(
         self,
-        choice: Choice,
+        kind: type[ResidualSelector],
         kernel: Any,
         points: Array,
         rows: Array,
@@ -486,11 +472,11 @@ class _Growing:
         threads: Executor | None,
     ) -> None:
         self._points, self._rows, self._weights_of = points, rows, weights_of
-        self._choice, self._limit, self._on_pivot = choice, limit, on_pivot
-        self.size, self.exhausted = choice.prefix_rows(0, len(points)), False
+        self._kind, self._limit, self._on_pivot = kind, limit, on_pivot
+        self.size, self.exhausted = kind.prefix_rows(0, len(points)), False
         first = slice(self.size)
         weights = weights_of(self.size)
-        self.run = choice.rows(kernel, points[first], rows[first], weights, threads)
+        self.run = kind(kernel, points[first], rows[first], weights, threads)
 
     @property
     def full(self) -> bool:
@@ -500,7 +486,7 @@ class _Growing:
     @property
     def ended(self) -> bool:
         """Whether there can be no more pivots."""
-        alone = self.exhausted and self.full and self._choice is GREEDY
+        alone = self.exhausted and self.full and self._kind is ResidualSelector
         return alone or self.run.rank >= self._limit
 
     def grow(self, size: int) -> None:
@@ -511,24 +497,24 @@ class _Growing:
 
     def by_residual(self, size: int) -> None:
         """The same, and go on by residual: of so many more rows a sketch costs too much."""
-        turned, self._choice = self._choice is not GREEDY, GREEDY
+        turned, self._kind = self._kind is not ResidualSelector, ResidualSelector
         size = min(max(size, self.size), len(self._points))
         if turned or size > self.size:
             self._go_on(size)
 
     def _go_on(self, size: int) -> None:
-        weights, continued = self._weights_of(size), self._choice.rows.continued
-        self.run = continued(self.run, self._points[:size], self._rows[:size], weights)
+        points, rows, weights = self._points[:size], self._rows[:size], self._weights_of(size)
+        self.run = self.run.continued(self._kind, points, rows, weights)
         self.size, self.exhausted = size, False
 
-    def until(self, target: float) -> PivotedRows:
+    def until(self, target: float) -> ResidualSelector:
         """Choose until the trace over the prefix is at most ``target``, or the choice ends."""
         while self.run.history[-1] > target and not self.ended:
             if self.exhausted:
                 self.by_residual(2 * self.size)
-            self.grow(self._choice.prefix_rows(self.run.rank + 1, len(self._points)))
-            most = self.size // self._choice.per_pivot
+            self.grow(self._kind.prefix_rows(self.run.rank + 1, len(self._points)))
+            most = self.size // self._kind.per_pivot
             most = self._limit if self.full else min(self._limit, most)
             self.exhausted = not self.run.greedy(most)
-            self.run.tell(self._on_pivot)
+            self.run.report(self._on_pivot)
         return self.run

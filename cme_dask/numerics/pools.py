@@ -166,7 +166,7 @@ def top_rows(residual: Array, rows: Array, size: int) -> tuple[Array, Bound]:
     return np.sort(top), Bound.of(residual[outside], rows[outside])
 
 
-class Pool:
+class CandidateBlock:
     """Rows with their residuals and columns of L, brought up to date together.
 
     Parameters
@@ -229,10 +229,10 @@ class Pool:
                 yield block[max(first, 0) :]
             first -= len(block)
 
-    def take(self, at: Array) -> "Pool":
+    def take(self, at: Array) -> "CandidateBlock":
         """The rows in these positions alone."""
         newton, scale = self.newton(at), self._scale
-        return Pool(
+        return CandidateBlock(
             self.kernel, self.points[at], self.rows[at], self.residual[at], newton, scale=scale
         )
 

@@ -19,7 +19,15 @@ import numpy as np
 
 from cme_dask.errors import option
 from cme_dask.numerics.basis import Elimination, NewtonBasis
-from cme_dask.numerics.pools import BLOCK, Bound, Pool, eliminate, noise, non_negative, top_rows
+from cme_dask.numerics.pools import (
+    BLOCK,
+    Bound,
+    CandidateBlock,
+    eliminate,
+    noise,
+    non_negative,
+    top_rows,
+)
 from cme_dask.numerics.reduction import Cost, Extent, Reduction, Strip
 
 # How far a choice of pivots is, as plain arrays, and what a round measures of it
@@ -367,7 +375,7 @@ class Greedy(_Rounds):
         kernel, points = self.kernel, offer.points
         newton, largest = state.newton(kernel, points), offer.measured.largest
         residual = offer.residual.copy()
-        pool = Pool(kernel, points, offer.rows, residual, newton, scale=largest)
+        pool = CandidateBlock(kernel, points, offer.rows, residual, newton, scale=largest)
         floor, bound = offer.measured.floor, offer.bound.relaxed(self.span)
         if offer.residual.max() <= floor(state.rank):
             picks, newton = np.empty(0, dtype=np.int64), np.empty((0, state.rank))
