@@ -417,15 +417,10 @@ class JointModel(Model, PredictedMeans):
 
     def laws(self, given: str) -> Laws:
         """The laws of the other variable, given ``"x"`` or ``"y"``, at any point."""
-        return self._laws_of_y if given == "x" else self._laws_of_x
-
-    @cached_property
-    def _laws_of_y(self) -> Laws:
-        return replace(laws_of(self, "x"), source=(self, "x"))
-
-    @cached_property
-    def _laws_of_x(self) -> Laws:
-        return replace(laws_of(self, "y"), source=(self, "y"))
+        made: dict[str, Laws] = self.__dict__.setdefault("_laws", {})
+        if given not in made:
+            made[given] = replace(laws_of(self, given), source=(self, given))
+        return made[given]
 
     def _stored(self) -> tuple[dict[str, Any], dict[str, Array]]:
         arrays = {"coef": self.coef, **spectra_arrays(self.spectra)}

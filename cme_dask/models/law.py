@@ -10,7 +10,6 @@ from cme_dask.models.laws import LawsAtPoints, check_levels, check_thresholds, n
 from cme_dask.models.plots import plot_cdf, plot_density, plot_fan
 from cme_dask.models.points import Axis, FloatArray
 from cme_dask.numerics.folds import number_hash, unit_interval
-from cme_dask.numerics.measure import CellMeasure
 
 Array = Any
 
@@ -52,7 +51,7 @@ class ConditionalLaw(LawsAtPoints):
 
     def mean(self) -> FloatArray:
         """E[Y | x], shape (n,), or (n, d) of several columns; in their units."""
-        pick = self._numeric()
+        pick = list(self._positions().values())
         return self._columnwise("mean", self._fill(lambda x, _: self._measure.mean(x)[:, pick]))
 
     def var(self) -> FloatArray:
@@ -157,7 +156,7 @@ class ConditionalLaw(LawsAtPoints):
                 "give column=, or ask for probability(event)"
             )
         name = labelled[0] if column is None else column
-        j = self._position(name)
+        (j,) = self.columns.positions([name])
         if name not in labelled:
             raise DataError(f"column {name!r} holds numbers: ask for probability(event)")
         labels = self.columns.categories[name]
@@ -191,7 +190,7 @@ class ConditionalLaw(LawsAtPoints):
         DataError
             On shapes that don't fit, NaN, or columns of labels.
         """
-        measure, pick = self._measure, [self._number_column(name) for name in self._names(column)]
+        measure, pick = self._measure, list(self._positions(column).values())
         several = len(pick) > 1
         t, single = check_thresholds(t, len(pick), several, self.n if paired else None)
         if several and paired:
@@ -225,12 +224,17 @@ class ConditionalLaw(LawsAtPoints):
             On levels outside [0, 1], or columns of labels.
         """
         levels, single = check_levels(q)
-        names = self._names(column)
-        queries = [self._measure.quantile(self._number_column(n), levels) for n in names]
-        found = self._fill(
-            lambda x, _: np.stack([query(x) for query in queries], axis=2),
-            (len(levels), len(names)),
-        )
+        positions = self._positions(column)
+        names = tuple(positions)
+        queries = [self._measure.quantile(j, levels) for j in positions.values()]
+
+        def block(x: Array, _: slice) -> Array:
+            quantiles = np.empty((len(x), len(levels), len(queries)))
+            for k, query in enumerate(queries):
+                quantiles[:, :, k] = query(x)
+            return quantiles
+
+        found = self._fill(block, (len(levels), len(names)))
         axes: list[Axis] = [("quantile", levels.tolist()), ("variable", names)]
         if len(names) == 1:
             found, axes = found[:, :, 0], axes[:1]
@@ -295,15 +299,15 @@ class ConditionalLaw(LawsAtPoints):
         DataError
             On wrong columns or NaN, another number of rows, or columns of labels.
         """
-        points, names = self._points(y, True), self._names(column)
+        points, positions = self._points(y, True), self._positions(column)
         found = np.zeros(self.n)
-        for position in map(self._number_column, names):
+        for position in positions.values():
             query, observed = self._measure.crps(position), points[:, position]
             # Bound here: each column has its own.
             found += self._fill(
                 lambda x, at, q=query, y=observed: q(x, y[at])[:, None]  # type: ignore[misc]
             )[:, 0]
-        return self._labels.wrap(found / len(names), "crps")
+        return self._labels.wrap(found / len(positions), "crps")
 
     # Densities
 
@@ -330,13 +334,11 @@ class ConditionalLaw(LawsAtPoints):
             On wrong columns or NaN.
         """
         points = self._points(y, paired)
-        if isinstance(self._measure, CellMeasure):
-            if paired:
-                measure = self._measure
-                found = self._fill(lambda x, at: measure.ratio(points[at], True)(x))
-            else:
-                query = self._measure.ratio(points, False)
-                found = self._fill(lambda x, _: query(x), (len(points),))
+        query = self._measure.ratio(points)
+        if query is not None:
+            ratio = query
+            shape = (1 if paired else len(points),)
+            found = self._fill(lambda x, at: ratio(x, at if paired else None), shape)
         else:
             with np.errstate(over="ignore"):
                 found = np.exp(self._log_pdf(points, paired) - self._log_marginal(points, paired))

@@ -1,7 +1,8 @@
 """What laws at points are made of, from a joint model's weights to their blocks."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -15,7 +16,7 @@ from cme_dask.numerics.blending import BlendedMeasure, near_data, project
 from cme_dask.numerics.calibration import Calibration, Levels
 from cme_dask.numerics.cells import Cells
 from cme_dask.numerics.joint import StackedNewton
-from cme_dask.numerics.measure import CellMeasure, MovedMeasure
+from cme_dask.numerics.measure import CellMeasure, Law, MovedMeasure
 from cme_dask.numerics.smoothing import Smoothing
 
 if TYPE_CHECKING:
@@ -113,7 +114,6 @@ def name_of(f: Any) -> str:
 
 
 Function = Callable[[Array], Array]
-Measure = CellMeasure | BlendedMeasure
 
 _HELD = 1 << 22  # numbers of laws that are held at once, 32 MB
 _MOST_ROWS = 4096
@@ -138,8 +138,8 @@ class Laws:
     rows
         How many the laws were learned from.
     spread
-        Standard deviations given the other variable, shape (d,), in the units of the columns: what
-        smoothed densities are to resolve.
+        Gives standard deviations given the other variable, shape (d,), in the units of the columns:
+        what smoothed densities are to resolve.
     near
         From rows of the other variable to how near they are to the data, shape (b,).
     given
@@ -152,17 +152,17 @@ class Laws:
         As ``spread``, in the coordinates in which residuals are taken; None without a location.
     """
 
-    measure: Measure
+    measure: Law
     marginal: CellMeasure
     columns: Columns
     read: Function
     functions: Mapping[str, Function]
     rows: int
-    spread: Array
+    spread: Callable[[], Array]
     near: Function
     given: Columns
     mixture: Function | None = None
-    residual_spread: Array | None = None
+    residual_spread: Callable[[], Array] | None = None
     source: tuple["JointModel", str] | None = None
 
     def __reduce__(self) -> Any:
@@ -170,11 +170,6 @@ class Laws:
         if self.source is None:
             raise TypeError("only laws that conditional() of a model gave can be pickled")
         return _laws_again, (*self.source, importable(self.functions))
-
-    @property
-    def declared(self) -> tuple[str, ...]:
-        """Functions whose means over all rows the cells have."""
-        return self.measure.cells.names if isinstance(self.measure, CellMeasure) else ()
 
 
 def _laws_again(model: "JointModel", given: str, functions: Mapping[str, Function]) -> Laws:
@@ -230,42 +225,34 @@ class LawsAtPoints:
         held: int = 0,
     ) -> FloatArray:
         """Answers at all points, block by block; the shape of one is asked for if there is none."""
-        found: Array = None if shape is None else np.empty((self.n, *shape))
-        for here in self._slices(held):
-            # The very same array where it is all points: what it weighs is remembered.
-            whole = here.stop - here.start == self.n
-            part = query(self.points if whole else self.points[here], here)
+        n = len(self.points)
+        step = max(min(_HELD // max(self._measure.held, held, 1), _MOST_ROWS), 1)
+        found: Array = None if shape is None else np.empty((n, *shape))
+        for start in range(0, max(n, 1), step):  # of no points one empty block tells the shape
+            here = slice(start, min(start + step, n))
+            # The very same array where it is all points: its weights are remembered.
+            part = query(self.points if n <= step else self.points[here], here)
             if found is None:
-                found = np.empty((self.n, *part.shape[1:]))
+                found = np.empty((n, *part.shape[1:]))
             found[here] = part
         return cast(FloatArray, found)
 
-    def _slices(self, held: int) -> Iterator[slice]:
-        step = max(min(_HELD // max(self._measure.held, held, 1), _MOST_ROWS), 1)
-        # Of no points one empty block still tells the shape.
-        for start in range(0, max(self.n, 1), step):
-            yield slice(start, min(start + step, self.n))
-
-    def _numeric(self) -> list[int]:
-        if not self.numeric:
-            raise labels_have_no_mean(self.columns.names[0], self.columns)
-        return [self._position(name) for name in self.numeric]
-
-    def _names(self, column: str | None) -> tuple[str, ...]:
-        self._numeric()
-        return self.numeric if column is None else (column,)
-
-    def _position(self, column: str) -> int:
-        return self.columns.positions([column])[0]
-
-    def _number_column(self, column: str) -> int:
-        position = self._position(column)
-        if column not in self.numeric:
-            raise labels_have_no_mean(column, self.columns)
-        return position
+    def _positions(self, column: str | None = None) -> dict[str, int]:
+        """Positions of the columns of numbers by name, or of the one that is asked for."""
+        columns = self.laws.columns
+        every = zip(columns.names, range(len(columns.names)), strict=True)
+        found = {name: j for name, j in every if name not in columns.categories}
+        if not found:
+            raise labels_have_no_mean(columns.names[0], columns)
+        if column is None:
+            return found
+        if column not in found:
+            columns.positions([column])  # names it if there is none
+            raise labels_have_no_mean(column, columns)
+        return {column: found[column]}
 
     def _covariances(self) -> FloatArray:
-        pick = self._numeric()
+        pick = list(self._positions().values())
         index = np.ix_(pick, pick)
         return self._fill(lambda x, _: self._measure.covariance(x)[:, index[0], index[1]])
 
@@ -290,18 +277,14 @@ class LawsAtPoints:
     def _expectation(self, f: Any, truth: bool = False) -> FloatArray:
         """Shape (n,)."""
         if isinstance(f, str) and not truth and f in self.columns.names:
-            j = self._number_column(f)
+            j = self._positions(f)[f]
             return self._fill(lambda x, _: self._measure.mean(x)[:, [j]])[:, 0]
-        if (
-            isinstance(f, str)
-            and isinstance(self._measure, CellMeasure)
-            and f in self.laws.declared
-        ):
-            query = self._measure.declared([self.laws.declared.index(f)])
-        else:
+        query = self._measure.declared(f) if isinstance(f, str) else None
+        if query is None:
             function = self._function(f)
             query = self._measure.average(lambda y: function_values(function, y, name_of(f), truth))
-        return self._fill(lambda x, _: query(x))[:, 0]
+        answer = query
+        return self._fill(lambda x, _: answer(x))[:, 0]
 
     def _function(self, f: Any) -> Function:
         if not isinstance(f, str):
@@ -312,7 +295,10 @@ class LawsAtPoints:
         try:
             return Event.parse(f, self.columns.names, self.columns.categories)
         except DataError as error:
-            known = [*self.columns.names, *self.laws.declared]
+            known = [
+                *self.columns.names,
+                *filter(self._measure.declared, self.laws.marginal.cells.names),
+            ]
             raise DataError(
                 f"{f!r} is neither one of {', '.join(map(repr, known))} nor an event ({error}): "
                 "give the function itself"
@@ -327,11 +313,8 @@ class LawsAtPoints:
         return points
 
     def _log_pdf(self, points: Array, paired: bool, bandwidth: Any = None) -> Array:
-        if isinstance(self._measure, BlendedMeasure):
-            near = self._smoothing(bandwidth, self.laws.residual_spread)
-            query = self._measure.log_density(near, self._smoothing(None))
-        else:
-            query = self._measure.log_density(self._smoothing(bandwidth))
+        smoothing = self._smoothing(bandwidth, self.laws.residual_spread)
+        query = self._measure.log_density(smoothing, self._smoothing(None))
         if paired:
             return self._fill(lambda x, at: query(x, points[at], True))
         return self._fill(lambda x, _: query(x, points, False), (len(points),))
@@ -342,14 +325,14 @@ class LawsAtPoints:
         found = query(self.points[:1], points, False)
         return found.T if paired else found
 
-    def _smoothing(self, bandwidth: Any, spread: Array | None = None) -> Smoothing:
+    def _smoothing(self, bandwidth: Any, spread: Callable[[], Array] | None = None) -> Smoothing:
         if len(self.numeric) < len(self.columns.names):
             raise DataError(
                 "a variable with labels has no density against the Lebesgue measure: ask for "
                 "density_ratio or probability"
             )
         d = len(self.columns.names)
-        smoothing = Smoothing(self.laws.spread if spread is None else spread, self.laws.rows)
+        smoothing = Smoothing((spread or self.laws.spread)(), self.laws.rows)
         if bandwidth is None:
             return smoothing
         try:
@@ -439,7 +422,7 @@ def base_laws(model: "JointModel", given: str) -> Laws:
         lambda values: other.points(values, "y" if given == "x" else "x"),
         {},
         int(model.about["rows"]),
-        _spread(model, given, other.columns.names, cells),
+        partial(_spread, model, given, other.columns.names, cells),
         here.basis.newton.support,
         here.columns,
         mixture,

@@ -230,6 +230,10 @@ def query_points(values: Any, columns: Columns, name: str, kernel: Kernel) -> Ar
         On unseen labels that the kernel pools, once for all.
     """
     names = columns.names
+    if type(values) is np.ndarray and not columns.categories:
+        points = np.ascontiguousarray(_rows(values, columns, name))
+        check_finite(points, names, 0)
+        return points
     parts = _parts(values, columns, name)
     points = np.empty((len(parts[0]), len(names)))
     unseen: Unseen = {}

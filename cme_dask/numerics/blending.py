@@ -15,8 +15,8 @@ from cme_dask.numerics.measure import (
     Function,
     MovedMeasure,
     Query,
+    Remembered,
     first_true,
-    remembered,
     reported,
     semidefinite,
 )
@@ -216,7 +216,7 @@ class BlendedMeasure:
         """The same, with the weights of the last rows kept."""
         found = copy.copy(self)
         found.near, found.far = self.near.remembering(), self.far.remembering()
-        found.share = remembered(self.share)
+        found.share = Remembered(self.share)
         return found
 
     @property
@@ -264,6 +264,12 @@ class BlendedMeasure:
         """E[f | x], shape (b, q), of functions f from rows (n, d) to (n, q)."""
         near = self.near.average(f)
         return lambda x: self._mixed(x, lambda x, _: near(x), lambda x, _: self.far.average(f)(x))
+
+    def declared(self, name: str) -> None:
+        """None: means of declared functions are not known of moved atoms."""
+
+    def ratio(self, y: Array) -> None:
+        """None: moved atoms have no ratio to the marginal but that of smoothed densities."""
 
     def below(self, column: int) -> Callable[[Array, Array], Array]:
         """P(Y_j <= t | x), shape (b, k), for thresholds (k,) or (b, k)."""
@@ -367,7 +373,7 @@ class BlendedMeasure:
         )
 
     def log_density(
-        self, smoothing: Smoothing, far_smoothing: Smoothing
+        self, smoothing: Smoothing, far: Smoothing
     ) -> Callable[[Array, Array, bool], Array]:
         """Logarithm of the density at y, shape (b, k), see the measures of both."""
         near = self.near.log_density(smoothing)
@@ -376,10 +382,10 @@ class BlendedMeasure:
             share = self.share(x)
             if (share == 1.0).all():
                 return near(x, y, paired)
-            far = self.far.log_density(far_smoothing)
+            beyond = self.far.log_density(far)
             with np.errstate(divide="ignore"):
                 logs = np.log(share)[:, None], np.log1p(-share)[:, None]
-            return np.logaddexp(logs[0] + near(x, y, paired), logs[1] + far(x, y, paired))
+            return np.logaddexp(logs[0] + near(x, y, paired), logs[1] + beyond(x, y, paired))
 
         return block
 

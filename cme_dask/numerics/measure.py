@@ -198,23 +198,79 @@ class Located(Protocol):
         """Smooth coordinates g(y) near z(y); None if z = y."""
 
 
-class _Last:
-    """A function that remembers its last value: queries on the same rows weigh them once."""
+class Remembered:
+    """A function of rows that remembers its last value: the very same array is weighed once."""
 
     def __init__(self, function: Query) -> None:
         self._function = function
         self._last: tuple[Array, Array] | None = None
 
     def __call__(self, x: Array) -> Array:
+        """The value at x."""
         last = self._last
         if last is None or last[0] is not x:
             last = self._last = x, self._function(x)
         return last[1]
 
 
-def remembered(function: Query) -> Query:
-    """The same function; asked twice for the very same array, it computes once."""
-    return _Last(function)
+class Law(Protocol):
+    """Conditional distributions of Y at rows of x: one probability measure for each row.
+
+    Queries take rows of x (b, d_X), and their answers have these as the first axis. Those that
+    return a function prepare what does not depend on x, and are then asked block by block.
+    """
+
+    @property
+    def size(self) -> int:
+        """Number S of weights."""
+
+    @property
+    def held(self) -> int:
+        """Numbers that a query holds for each row of x."""
+
+    def remembering(self) -> Self:
+        """The same law, which remembers the weights of the last rows."""
+
+    def weigh(self, x: Array) -> Array:
+        """Probabilities of what the law is made of, shape (b, S)."""
+
+    def mean(self, x: Array) -> Array:
+        """E[Y | x], shape (b, d)."""
+
+    def covariance(self, x: Array) -> Array:
+        """Cov[Y | x], shape (b, d, d)."""
+
+    def average(self, f: Function) -> Query:
+        """E[f | x], shape (b, q), of functions f from rows (n, d) to (n, q)."""
+
+    def declared(self, name: str) -> Query | None:
+        """E[f | x] of a declared function, shape (b, 1); None if its means are not known."""
+
+    def below(self, column: int) -> Callable[[Array, Array], Array]:
+        """P(Y_j <= t | x), shape (b, k), for thresholds (k,) or (b, k)."""
+
+    def orthant(self, x: Array, columns: list[int], t: Array) -> Array:
+        """P(Y_j <= t_j for all j | x), shape (b, 1), of one t (b, len(columns)) for each x."""
+
+    def quantile(self, column: int, levels: Array) -> Query:
+        """Quantiles of a column, shape (b, k)."""
+
+    def crps(self, column: int) -> Callable[[Array, Array], Array]:
+        """Continuous ranked probability score of a column at y (b,), shape (b,)."""
+
+    def draw(self, x: Array, u: Array) -> Array:
+        """Draws, shape (b, k, d), from numbers u (b, k) that are uniform on (0, 1)."""
+
+    def ratio(self, y: Array) -> Callable[[Array, slice | None], Array] | None:
+        """dQ_x / dP_Y at y, shape (b, k), or (b, 1) at the y of a slice, one for each x.
+
+        None if only smoothed densities have a ratio.
+        """
+
+    def log_density(
+        self, smoothing: Smoothing, far: Smoothing
+    ) -> Callable[[Array, Array, bool], Array]:
+        """Logarithm of the smoothed density at y, shape (b, k); ``far`` is that far from data."""
 
 
 class _Weighed:
@@ -225,7 +281,7 @@ class _Weighed:
     def remembering(self) -> Self:
         """The same, with the weights of the last rows kept."""
         found = copy.copy(self)
-        found.weigh = remembered(self.weigh)
+        found.weigh = Remembered(self.weigh)
         return found
 
 
@@ -274,9 +330,11 @@ class CellMeasure(_Weighed):
         second = (weights @ products).reshape(-1, d, d)
         return semidefinite(second - offset[:, :, None] * offset[:, None, :])
 
-    def declared(self, positions: list[int]) -> Query:
-        """E[f | x] of declared functions, shape (b, q), from all rows."""
-        values = self.cells.functions[:, positions]
+    def declared(self, name: str) -> Query | None:
+        """E[f | x] of a declared function, shape (b, 1), from all rows; None for other names."""
+        if name not in self.cells.names:
+            return None
+        values = self.cells.functions[:, [self.cells.names.index(name)]]
         return lambda x: self.weigh(x) @ values
 
     def average(self, f: Function) -> Query:
@@ -317,20 +375,24 @@ class CellMeasure(_Weighed):
         atom = np.searchsorted(self._within, (cell + rest).ravel()).reshape(cell.shape)
         return np.asarray(self.cells.atoms[np.clip(atom, starts[cell], ends[cell])])
 
-    def ratio(self, y: Array, paired: bool) -> Query:
+    def ratio(self, y: Array) -> Callable[[Array, slice | None], Array]:
         """dQ_x / dP_Y, shape (b, k), constant on cells; 0 where there is no row."""
         cells = self.cells.support.assign(y)
-        masses = self.cells.masses[cells]
 
-        def block(x: Array) -> Array:
+        def block(x: Array, at: slice | None) -> Array:
             weights = self.weigh(x)
-            found = weights[np.arange(len(x)), cells][:, None] if paired else weights[:, cells]
-            mass = masses[:, None] if paired else masses
+            if at is None:
+                found, mass = weights[:, cells], self.cells.masses[cells]
+            else:
+                found = weights[np.arange(len(x)), cells[at]][:, None]
+                mass = self.cells.masses[cells[at]][:, None]
             return np.divide(found, mass, out=np.zeros_like(found), where=mass > 0.0)
 
         return block
 
-    def log_density(self, smoothing: Smoothing) -> Callable[[Array, Array, bool], Array]:
+    def log_density(
+        self, smoothing: Smoothing, far: Smoothing | None = None
+    ) -> Callable[[Array, Array, bool], Array]:
         """Logarithm of the smoothed density at y, shape (b, k), see :func:`log_density`."""
         means, covariances = self.cells.means, self.cells.covariances
         return lambda x, y, paired: log_density(
