@@ -284,3 +284,17 @@ def test_progress_expects_what_was_measured_of_its_kind_whatever_the_scale():
     assert heard[-1].seconds_left == pytest.approx(7.0 + 10.0)
     target.leave_out(["b"])
     assert heard[-1].seconds_left > target.event().seconds_left == pytest.approx(10.0)
+
+
+def test_progress_expects_half_of_a_pass_that_may_not_come():
+    """Until that is decided: then all of it, or nothing."""
+    now, heard = [0.0], []
+    steps = [Step("a", "first", 10.0), Step("b", "second", 30.0, chance=0.5)]
+    target = FitProgress(steps, heard.append, clock=lambda: now[0])
+    now[0] = 5.0
+    target(None, "a", 0.5, "")
+    assert heard[-1].seconds_left == pytest.approx(5.0 + 15.0)
+    target.confirm()
+    assert target.event().seconds_left == pytest.approx(5.0 + 30.0)
+    target.leave_out(["b"])
+    assert target.event().seconds_left == pytest.approx(5.0)

@@ -3,6 +3,7 @@
 import contextlib
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from cme_dask.config import SAMPLE_SIZE
@@ -159,6 +160,8 @@ class StepReports:
         """Take the report of a part."""
         if isinstance(detail, StepBegan):
             self._target.leave_out(detail.without)
+            if detail.key == PIVOTS:
+                self._target.confirm()
             if detail.key in (LOCATION, PIVOTS, SECOND + PIVOTS):
                 self._prefix, self._ranks = "" if detail.key == PIVOTS else SECOND, []
                 self._search = SearchTimes(_RESIDUAL_COLUMNS, 1.0, self._search)
@@ -307,7 +310,9 @@ def steps_of(
     first = [steps.pop(key) for key in (ROWS, SEARCH) if key in steps]
     location = Step(LOCATION, _NAMES[LOCATION], _LOCATION_SECONDS)
     searched = [second.pop(SECOND + SEARCH)] if learned else []
-    return [*first, location, *searched, *steps.values(), *second.values(), decision]
+    # Until the row sample has decided, half of a second pass is least wrong in either case.
+    possible = [replace(step, chance=0.5) for step in (*second.values(), decision)]
+    return [*first, location, *searched, *steps.values(), *possible]
 
 
 def _guessed_ranks(n_rows: int, columns: Sequence[int]) -> list[float]:

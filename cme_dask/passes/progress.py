@@ -100,6 +100,8 @@ class Step:
         From this share of the step on, its own rate alone tells what remains of it.
     reads
         Whether it reads rows: its time then says nothing about that of other steps.
+    chance
+        That the step comes at all, until :meth:`FitProgress.confirm`.
     """
 
     key: str
@@ -109,6 +111,7 @@ class Step:
     ratio: float = 1.0
     certain: float = 0.3
     reads: bool = False
+    chance: float = 1.0
 
 
 class FitProgress:
@@ -140,6 +143,7 @@ class FitProgress:
         self._costs = {step.key: step.cost for step in steps}
         self._ratios = {step.key: step.ratio for step in steps}
         self._known: dict[str, float] = {}
+        self._chances = {step.key: step.chance for step in steps}
         self._text, self._log = "", -1
 
     def __call__(self, detail: Any, key: str, share: float, text: str) -> None:
@@ -168,6 +172,10 @@ class FitProgress:
         """Expect that these steps do not come."""
         for key in keys:
             self._costs[key] = self._ratios[key] = self._known[key] = 0.0
+
+    def confirm(self) -> None:
+        """Expect all steps that are not left out to come for certain."""
+        self._chances = dict.fromkeys(self._chances, 1.0)
 
     def relate(self, key: str, ratio: float) -> None:
         """Correct the share of an earlier step's time that a step of the same kind takes."""
@@ -240,7 +248,7 @@ class FitProgress:
         later = self._steps[self._at + 1 :]
         now_measured = {here.key: expected, **self._measured}
         return max(0.0, expected - spent) + sum(
-            self._expected(step, scale, now_measured) for step in later
+            self._chances[step.key] * self._expected(step, scale, now_measured) for step in later
         )
 
     def _expected(
