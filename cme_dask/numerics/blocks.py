@@ -197,9 +197,13 @@ class Moments:
     __repr__ = brief_repr
 
     @classmethod
-    def of(cls, sums: MomentSums) -> Self:
-        """Means from sums that hold a single fold (see :meth:`MomentSums.total`)."""
-        weight, variables = float(sums.weights[0]), "xy"[: len(sums.ranks)]
+    def of(cls, sums: MomentSums, weight: float | None = None) -> Self:
+        """Means from sums that hold a single fold (see :meth:`MomentSums.total`).
+
+        ``weight`` is what sums are divided by; default their own sum of weights.
+        """
+        weight = float(sums.weights[0]) if weight is None else weight
+        variables = "xy"[: len(sums.ranks)]
         gram, places = sums.gram[0] / weight, {**sums.positions, "1": sum(sums.ranks)}
         blocks = {}
         for a, b in product(places, repeat=2):

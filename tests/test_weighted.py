@@ -1,0 +1,103 @@
+"""Weighted Gram matrices, and moments of a second sample in given bases, each in one pass."""
+
+import numpy as np
+import pytest
+import zarr
+
+from cme_dask import kernels
+from cme_dask.errors import DataError
+from cme_dask.kernels import Coordinates, Standard, Warped
+from cme_dask.numerics.basis import NewtonBasis
+from cme_dask.numerics.moments import MomentReduction, MomentSpec, Side
+from cme_dask.numerics.partition import PartitionBasis
+from cme_dask.numerics.weighted import WeightedMoments
+from cme_dask.passes.driver import Executor
+from cme_dask.passes.memory import MemoryBudget
+from cme_dask.passes.run import run_pass
+from cme_dask.passes.sources import open_sample
+
+FUNCTIONS = ({"sign": lambda x: np.sign(x[:, 0])}, {"cube": lambda y: y[:, 0] ** 3})
+
+
+def draw(n, seed):
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n, 2))
+    return X, np.sin(X[:, :1]) + 0.3 * rng.normal(size=(n, 1)), rng.exponential(size=n)
+
+
+@pytest.fixture(scope="module")
+def bases():
+    X, Y, _ = draw(50, 0)
+    warped = Warped(kernels.Gaussian(0.9), Coordinates((Standard(0.1, 2.0), Standard(0.0, 1.0))))
+    return NewtonBasis.from_points(warped, X[:30]), PartitionBasis(kernels.Gaussian(0.7), Y[:12])
+
+
+def one_pass(sample, reduction, scheduler="threads"):
+    budget = MemoryBudget.of(Executor.resolve(scheduler, 2), None)
+    result, report = run_pass(sample, reduction, budget)
+    assert report.rows == sample.n_rows
+    return result
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_weighted_grams_are_those_of_dense_arrays(tmp_path, bases, weighted):
+    X, Y, w = draw(20_011, 1)
+    stored = [
+        zarr.create_array(str(tmp_path / f"{name}.zarr"), data=rows, chunks=(3000, rows.shape[1]))
+        for name, rows in {"x": X, "y": Y}.items()
+    ]
+    sample = open_sample(*stored, weights=w if weighted else None)
+    share = w / w.sum() if weighted else np.full(len(X), 1.0 / len(X))
+    reduction = WeightedMoments(bases, FUNCTIONS)
+    found, again = (one_pass(sample, reduction, each) for each in ("threads", "synchronous"))
+    assert list(found) == ["sign", "cube"]
+    N, M = bases[0](X), bases[1](Y)
+    for name, f in {"sign": np.sign(X[:, 0]), "cube": Y[:, 0] ** 3}.items():
+        moments, by = found[name], (share * f)[:, None]
+        pairs = [
+            (moments.gram("x"), (N * by).T @ N),
+            (moments.gram("y"), (M * by).T @ M),
+            (moments.cross("y", "x"), (M * by).T @ N),
+            (moments.mean("x"), (N * by).sum(axis=0)),
+        ]
+        for mine, plain in pairs:
+            np.testing.assert_allclose(mine, plain, rtol=0, atol=1e-13 * np.abs(plain).max())
+        np.testing.assert_array_equal(moments.gram("x"), again[name].gram("x"))
+        np.testing.assert_array_equal(moments.gram("x"), moments.gram("x").T)
+
+
+def test_a_multiplication_operator_multiplies(bases):
+    """(S + r)^-1 E[f N N^T] h is the projection of f h, up to the ridge."""
+    X, Y, _ = draw(4000, 2)
+    f = {"shifted": lambda x: 2.0 + x[:, 0]}
+    (moments,) = one_pass(open_sample(X, Y), WeightedMoments(bases, (f,))).values()
+    N = bases[0](X)
+    h = np.random.default_rng(3).normal(size=30)
+    product = np.linalg.solve(N.T @ N / len(X) + 1e-12 * np.eye(30), moments.gram("x") @ h)
+    best = np.linalg.lstsq(N, (2.0 + X[:, 0]) * (N @ h), rcond=None)[0]
+    np.testing.assert_allclose(N @ product, N @ best, atol=1e-6 * np.abs(N @ best).max())
+
+
+def test_moments_of_a_second_sample_in_given_bases(bases):
+    """Change of measure: the same functions over other rows."""
+    X, Y, w = draw(5003, 4)
+    sides = Side(bases[0], ("a", "b")), Side(bases[1], ("c",), FUNCTIONS[1])
+    reduction = MomentReduction((MomentSpec(sides),))
+    (sums,) = one_pass(open_sample(X + 0.5, Y, weights=w), reduction)
+    mean, share = sums.means(), (w / w.sum())[:, None]
+    N, M = bases[0](X + 0.5), bases[1](Y)
+    np.testing.assert_allclose(mean.mean("x"), (share * N).sum(axis=0), rtol=1e-11)
+    np.testing.assert_allclose(mean.gram("x"), (share * N).T @ N, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(mean.cross("y", "x"), (share * M).T @ N, rtol=0, atol=1e-13)
+    assert mean.function_mean("y")[1] == pytest.approx(float((share * Y**3).sum()), rel=1e-12)
+
+
+def test_functions_are_needed_and_must_be_usable(bases):
+    X, Y, _ = draw(300, 5)
+    for functions in ((), ({}, {}), ({"f": np.sum}, {"f": np.sum}), ({}, {}, {"f": np.sum})):
+        with pytest.raises(DataError, match="different names"):
+            WeightedMoments(bases, functions)
+    with pytest.raises(DataError, match="'f' must return shape"):
+        one_pass(open_sample(X, Y), WeightedMoments(bases, ({"f": np.sum},)), "synchronous")
+    with pytest.raises(DataError, match="all weights are zero"):
+        one_pass(open_sample(X, Y, weights=np.zeros(300)), WeightedMoments(bases, FUNCTIONS))
