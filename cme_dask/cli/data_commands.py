@@ -1,4 +1,4 @@
-"""Commands that make sample stores and tell what is in a file."""
+"""Commands that make sample stores and describe files."""
 
 from pathlib import Path
 from typing import Any
@@ -77,7 +77,7 @@ def sample(
     "--target-chunk", type=size, metavar="BYTES", help="Size of a chunk, such as 8MB, instead."
 )
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the row sample.")
-@click.option("--resume", is_flag=True, help="Go on with an interrupted ingest.")
+@click.option("--resume", is_flag=True, help="Continue an interrupted ingest.")
 @click.option(
     "--storage-options",
     metavar="KEY=VALUE",
@@ -131,7 +131,7 @@ def ingest(
 
 
 @cli.command(
-    short_help="Tell what is in a sample store or a model.",
+    short_help="Describe a sample store or a model.",
     epilog=examples(
         "cme-dask info m.zarr",
     ),
@@ -139,7 +139,7 @@ def ingest(
 @click.argument("path")
 @json_option
 def info(path: str, as_json: bool) -> None:
-    """Tell what is in PATH, a sample store or a model."""
+    """Describe PATH, a sample store or a model."""
     from cme_dask.cli import tables
     from cme_dask.cli.describe import describe
 
@@ -177,7 +177,7 @@ def info(path: str, as_json: bool) -> None:
     **dict.fromkeys(("weights", "group", "time", "categorical"), "the store's"),
 )
 @click.option("--seed", type=SEED, help="Seed of the row sample.  [default: the store's, or 0]")
-@click.option("--resume", is_flag=True, help="Go on with an interrupted one.")
+@click.option("--resume", is_flag=True, help="Continue an interrupted run.")
 @click.option(
     "--storage-options",
     metavar="KEY=VALUE",

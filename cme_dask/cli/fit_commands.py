@@ -66,14 +66,15 @@ from cme_dask.config import TOL
 @click.option(
     "--growing",
     is_flag=True,
-    help="The best of learned kernels alone, and no residuals: a model that grow and merge take.",
+    help="Use only the best of the learned kernels, and no residuals, so that `grow` and `merge` "
+    "accept the model.",
 )
 @section_options("FitSection", "accuracy", "sample_size")
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="Only tell ranks, passes, seconds by part and peak memory, from the row sample and rates "
-    "measured in a second; --out is not needed.",
+    help="Only predict ranks, passes, seconds by part and peak memory, from the row sample and "
+    "rates measured in about a second; --out is not needed.",
 )
 @checkpoint_options
 @compute_options
@@ -97,7 +98,7 @@ def fit(
 ) -> None:
     """Fit the joint distribution of x and y in STORE (path or URL) in one pass, and save it.
 
-    Kernels, length scales and ridge are learned unless they are given; `cme-dask tune` keeps the
+    Kernels, length scales and ridge are learned unless they are given; `cme-dask tune` saves the
     trace of their search.
     """
     from cme_dask.cli import tables
@@ -293,7 +294,7 @@ def transform(
 
 
 @cli.command(
-    short_help="Learn kernels and ridge, fit, and keep the trace of the search.",
+    short_help="Learn kernels and ridge, fit, and save the trace of the search.",
     epilog=examples(
         'cme-dask tune s.zarr --out tuned --event "PM2.5 > 75" --fold-by 7d',
         "cme-dask tune s.zarr --out tuned --criterion crps --evaluations 120",
@@ -386,7 +387,7 @@ def merge(models: tuple[str, ...], out: Path, overwrite: bool, as_json: bool) ->
 @click.option(
     "--alone",
     is_flag=True,
-    help="A model of these rows alone, with pivots and cells of MODEL, to be merged.",
+    help="Make a model of the new rows alone, with the pivots and cells of MODEL, to be merged.",
 )
 @click.option(
     "--first-row",

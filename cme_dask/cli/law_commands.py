@@ -1,4 +1,4 @@
-"""Commands that ask conditional laws, and how good they are."""
+"""Commands that query conditional laws and score them."""
 
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ from cme_dask.config import ANSWERS, LEVELS
     "answers",
     type=click.Choice(ANSWERS),
     multiple=True,
-    help="What is asked; repeatable.  [default: all]",
+    help="Quantity to compute; repeatable.  [default: all]",
 )
 @click.option(
     "--levels",
@@ -75,11 +75,11 @@ def predict(
     overwrite: bool,
     as_json: bool,
 ) -> None:
-    """Ask the laws of y given x of a saved MODEL: all answers at a point are of one law.
+    """Query the laws of y given x of a saved MODEL; all answers at a point belong to one law.
 
-    Of points, --given or --points, they are printed, or written to --out, a CSV file. Of the x of
-    all rows in STORE (path or URL) they are written to --out, a new Zarr store, rows streaming
-    through in one pass. `cme-dask expect` gives signed expectations with standard errors instead.
+    For points (--given or --points) the answers are printed, or written to the CSV file --out. For
+    the x of all rows in STORE (path or URL) they are written to the new Zarr store --out, in one
+    pass. `cme-dask expect` gives signed expectations with standard errors instead.
     """
     from cme_dask.cli import query as job
     from cme_dask.cli import tables
@@ -149,8 +149,8 @@ def score(
 ) -> None:
     """Score MODEL on rows of STORE in one pass: R^2 of means, Brier skill of probabilities.
 
-    Without --hold-out these are the rows that the fit held out; of a fit on all rows, all rows.
-    Standard errors come from blocks of rows that --fold-by keeps together.
+    Without --hold-out, the rows that the fit held out are scored, or all rows if it held out none.
+    Standard errors are over blocks of rows that --fold-by keeps together.
     """
     from cme_dask.cli import tables
     from cme_dask.cli.scoring import score_model

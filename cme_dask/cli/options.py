@@ -98,7 +98,7 @@ json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object instead of tables."
 )
 overwrite_option = click.option(
-    "--overwrite", is_flag=True, help="Replace an existing output, once the new one is whole."
+    "--overwrite", is_flag=True, help="Replace an existing output once the new one is complete."
 )
 chunk_option = click.option(
     "--chunk-rows",
@@ -107,7 +107,10 @@ chunk_option = click.option(
 )
 
 hold_out_option = click.option(
-    "--hold-out", type=float, metavar="SHARE", help="Share of the rows that is held out, in (0, 1)."
+    "--hold-out",
+    type=float,
+    metavar="SHARE",
+    help="Share of units that is held out, in (0, 1).",
 )
 
 
@@ -118,7 +121,7 @@ def log_option(command: Command) -> Callable[..., Any]:
         "--log",
         type=output,
         metavar="FILE",
-        help="Append what happens to FILE, a line of JSON each: passes, pivots, retries.",
+        help="Append events to FILE, one line of JSON each: passes, pivots, retries.",
     )
     @functools.wraps(command)
     def logged(*arguments: Any, log: Path | None, **options: Any) -> Any:
@@ -193,14 +196,14 @@ def compute_options(command: Command) -> Callable[..., Any]:
             "--report",
             type=output,
             metavar="DIR",
-            help="Folder that tells of the run, if it ends well: passes, memory over time, and of "
+            help="Folder for a report of the run, if it succeeds: passes, memory over time, and on "
             "a cluster Dask's performance report.",
         ),
         click.option(
             "--memory-limit",
             metavar="BYTES",
-            help="Memory this process, or each worker of a cluster, may use, such as 2GB; a fit "
-            "that would need more is refused.  [default: what there is]",
+            help="Memory that this process, or each worker of a cluster, may use, such as 2GB; a "
+            "fit that would need more is refused.  [default: all available]",
         ),
         click.option(
             "--workers",
@@ -241,8 +244,8 @@ def checkpoint_options(command: Command) -> Callable[..., Any]:
             "--shard",
             type=share,
             metavar="I/K",
-            help="Do only the I-th (from 1) of K shares into the checkpoint; without --shard the "
-            "same command then adds them up.",
+            help="Compute only the I-th (from 1) of K shares into the checkpoint; the same command "
+            "without --shard then adds them up.",
         ),
         click.option(
             "--resume", is_flag=True, help="Continue the run that is saved in --checkpoint."

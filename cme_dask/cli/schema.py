@@ -85,9 +85,7 @@ class IngestSection(_Section):
     )
     null_values: Annotated[
         list[str], Flag("--null-value", metavar="TEXT", default="", repeatable=True)
-    ] = Field(
-        list(NULL_VALUES), description="Further text that stands for a missing value; repeatable."
-    )
+    ] = Field(list(NULL_VALUES), description="Further text that marks a missing value; repeatable.")
     units: Annotated[dict[str, str], Flag(type=unit, metavar="COLUMN=UNIT", repeatable=True)] = (
         Field({}, description="Unit of a column; repeatable.")
     )
@@ -121,14 +119,14 @@ class TuningSection(_Section):
         Literal["auto", "joint+crps", "joint", "crps", "validation", "log"], Flag()
     ] = Field(
         "auto",
-        description="What held-out rows judge by: the joint loss, the sliced CRPS, both, (41), the "
+        description="Loss on held-out rows: the joint loss, the sliced CRPS, both, (41), the "
         "squared error of the events, or the log score of the law.",
     )
-    rows: Annotated[int, Flag(type=count)] = Field(4096, description="Rows that the search sees.")
+    rows: Annotated[int, Flag(type=count)] = Field(4096, description="Rows used by the search.")
     max_rank: int | None = None
     evaluations: Annotated[
         int | None, Flag(type=click.IntRange(0), default="40, and 5 for each column")
-    ] = Field(None, description="Pairs of kernels that are tried after the grid.")
+    ] = Field(None, description="Pairs of kernels tried after the grid.")
     finalists: int | None = None
     averaged: Annotated[int, Flag(type=click.IntRange(1))] = Field(
         5, description="Best of the learned kernels whose density ratios are averaged."
@@ -165,8 +163,8 @@ class FitSection(_Section):
         str | dict[str, Any], Flag(type=constraint_text, metavar="NAME[,OPTION=VALUE...]")
     ] = Field(
         "normalized",
-        description="What is asked of densities: none, normalized, certified, pointwise or "
-        "coupling; with options of cme_dask.constraints such as certified,bounds=observed or "
+        description="Constraint on densities: none, normalized, certified, pointwise or coupling, "
+        "with options of cme_dask.constraints such as certified,bounds=observed or "
         "coupling,landmarks=64.",
     )
     folds: Annotated[int, Flag()] = Field(
@@ -174,25 +172,25 @@ class FitSection(_Section):
     )
     fold_by: Annotated[str, Flag(metavar="rows|group|LENGTH")] = Field(
         "rows",
-        description="What folds and hold-outs keep together: rows one by one, groups, or blocks of "
-        "time such as 7d, 12h or 30min.",
+        description="Units that folds and hold-outs keep together: single rows, groups, or blocks "
+        "of time such as 7d, 12h or 30min.",
     )
     pivots: Annotated[Literal["sampled", "greedy", "random"], Flag()] = Field(
         "sampled",
-        description="sampled: from the row sample, in no pass of their own. greedy, random: over "
-        "all rows, in rounds of one pass each.",
+        description="sampled: from the row sample, without a pass. greedy, random: from all "
+        "rows, in rounds of one pass each.",
     )
     span: Annotated[float, Flag()] = Field(
         1.0,
         gt=0.0,
         le=1.0,
-        description="Of greedy pivots, in (0, 1]: 1 takes the largest residuals exactly, 0.5 a "
-        "quarter of the rounds.",
+        description="Of greedy pivots, in (0, 1]: 1 selects the largest residuals exactly, 0.5 "
+        "needs a quarter of the rounds.",
     )
     accuracy: Annotated[float, Flag()] = Field(
         ACCURACY,
         ge=0.0,
-        description="Change of probabilities that faster arithmetic may cause; 0: none.",
+        description="Largest change of density ratios tolerated from faster arithmetic; 0: none.",
     )
     sample_size: Annotated[int, Flag(type=count)] = Field(
         SAMPLE_SIZE, ge=2, description="Rows from which pivots are chosen."
@@ -210,13 +208,13 @@ class FitSection(_Section):
     ] = Field(None, description="Kernel of y, as --kernel-x.")
     residual: Annotated[bool | Literal["auto"], Flag(type=Switch())] = Field(
         "auto",
-        description="Laws of the residuals of a location of y, moved along with it, in one more "
-        "pass; auto: where held-out scores say that it pays.",
+        description="Fit a location of y and laws of its residuals, in one more pass; auto: where "
+        "held-out scores improve.",
     )
     calibration: Annotated[bool | Literal["auto"], Flag(type=Switch())] = Field(
         "auto",
-        description="Calibrate the laws by the levels of held-out rows under refits; auto: where "
-        "kernels are learned and the held-out log density rises.",
+        description="Calibrate the laws on held-out rows; auto: where kernels are learned and the "
+        "held-out log density rises.",
     )
     tuning: TuningSection | None = None
 
