@@ -53,7 +53,7 @@ _HOMES = {
     "merge": "cme_dask.models.merging",
     "open_sample": "cme_dask.passes.sources",
 }
-_MODULES = ("constraints", "errors", "kernels", "metrics")
+_MODULES = ("constraints", "errors", "kernels", "metrics", "reductions")
 
 __all__ = [
     "ConditionalLaw",
@@ -75,6 +75,7 @@ __all__ = [
     "merge",
     "metrics",
     "open_sample",
+    "reductions",
     "score",
 ]
 

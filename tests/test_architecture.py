@@ -34,6 +34,7 @@ RANK = {
     "models": 4,
     "passes": 5,
     "estimators": 6,
+    "reductions": 6,
     "cli": 8,
     "benchmarks": 9,
 }

@@ -1,0 +1,57 @@
+"""Computing your own statistics of all rows in one pass: write a reduction, and run it.
+
+A :class:`Reduction` says what is computed from a strip of rows and how the partial results of two
+neighbouring sets of rows are combined. :func:`run` takes it over the rows of a sample: on threads,
+processes or a cluster, with predicted memory, checks of the values, progress and checkpoints.
+"""
+
+from typing import Any, TypeVar
+
+from cme_dask.data.sample import Sample
+from cme_dask.numerics.reduction import Cost, Extent, Fused, Reduction, Strip
+from cme_dask.passes.options import RunOptions
+from cme_dask.passes.run import PassReport, run_pass
+
+__all__ = ["Cost", "Extent", "Fused", "PassReport", "Reduction", "RunOptions", "Strip", "run"]
+
+Result = TypeVar("Result")
+
+
+def run(
+    sample: Sample, reduction: Reduction[Any, Result], options: RunOptions | None = None
+) -> tuple[Result, PassReport]:
+    """Compute a reduction over all rows of a sample in one pass.
+
+    Parameters
+    ----------
+    sample : Sample
+        The rows, from :func:`cme_dask.open_sample`; of a part only its rows count.
+    reduction : Reduction
+        What to compute. Several take one pass as ``Fused((a, b))``.
+    options : RunOptions, optional
+        Where and how to run; default: Dask's current scheduler, without a checkpoint.
+
+    Returns
+    -------
+    result : what ``reduction.finalize`` returns
+    report : PassReport
+        With ``rows``, ``seconds``, ``memory`` (predicted peak and limit) and ``resumed_strips``.
+
+    Raises
+    ------
+    DataError
+        On NaN, infinity or negative weights, with the columns and the first rows.
+    StoreError
+        On damaged chunks, or a checkpoint of another run.
+    ResourceError
+        If the memory does not suffice; no row has been read then.
+
+    Notes
+    -----
+    Strips of rows depend on the number of rows alone, and partial results are combined along a
+    fixed binary tree. So the bits of the result depend neither on the scheduler nor on workers,
+    storage chunks or interruptions.
+    """
+    options = options or RunOptions()
+    with options.opened(reduction.name, {"reduction": reduction}, sample) as (budget, progress):
+        return run_pass(sample, reduction, budget, progress)

@@ -1,0 +1,193 @@
+"""A reduction of one's own, the example of docs/extending.md: on every scheduler and resumed."""
+
+import importlib
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import array_api_strict as strict
+import numpy as np
+import pytest
+from conftest import write_store
+from numpy.testing import assert_allclose, assert_array_equal
+
+from cme_dask import kernels, open_sample
+from cme_dask.errors import DataError, ResourceError, StoreError
+from cme_dask.numerics.basis import NewtonBasis
+from cme_dask.numerics.folds import fold_of_rows
+from cme_dask.numerics.moments import MomentReduction, MomentSpec, Side
+from cme_dask.numerics.reduction import reduce_strips
+from cme_dask.reductions import Cost, Fused, Reduction, RunOptions, Strip, run
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "extending.md"
+N = 40_000  # ten strips
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory):
+    """The class of the page, in a module that processes can import."""
+    text = PAGE.read_text().partition("\n## A reduction\n")[2]
+    code = re.search(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[1]
+    folder = tmp_path_factory.mktemp("module")
+    (folder / "third_moments.py").write_text(code.partition("\nrng = ")[0])
+    sys.path.insert(0, str(folder))
+    yield importlib.import_module("third_moments").ThirdMoments
+    sys.path.remove(str(folder))
+
+
+def rows():
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(N, 1)), rng.exponential(size=(N, 2)) + 50.0, rng.random(N)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return write_store(tmp_path_factory.mktemp("store") / "s", *rows(), chunk_rows=3000)
+
+
+def naive(y, w, folds, n_folds):
+    """Third central moments by fold from the definition."""
+    found = []
+    for fold in range(n_folds):
+        part, weight = y[folds == fold], w[folds == fold]
+        mean = np.average(part, axis=0, weights=weight)
+        found.append(np.average((part - mean) ** 3, axis=0, weights=weight))
+    return np.array(found)
+
+
+def test_the_example_takes_40_lines_and_equals_the_definition(example, store):
+    text = PAGE.read_text().partition("\n## A reduction\n")[2]
+    code = re.search(r"@dataclass.*?\n\n\n", text, re.DOTALL)[0]
+    assert len(code.strip().splitlines()) <= 40
+    _, y, w = rows()
+    result, report = run(open_sample(store), example())
+    assert_allclose(result, naive(y, w, fold_of_rows(0, N, 5), 5), rtol=1e-9)
+    assert report.rows == N
+    result, _ = run(open_sample(store).split(0.3)[1], example(3))
+    part = open_sample(store).split(0.3)[1].part.keeps(np.arange(N), {})
+    assert_allclose(result, naive(y[part], w[part], fold_of_rows(0, N, 3)[part], 3), rtol=1e-9)
+
+
+def test_every_scheduler_gives_the_same_bits(example, store, cluster):
+    x, y, w = rows()
+    first, _ = run(open_sample(store), example(), RunOptions("synchronous"))
+    for scheduler in ("threads", "processes", cluster):
+        options = RunOptions(scheduler, workers=2 if isinstance(scheduler, str) else None)
+        assert_array_equal(run(open_sample(store), example(), options)[0], first)
+    memory = open_sample(x, y, weights=w)
+    assert_array_equal(run(memory, example(), RunOptions(workers=3))[0], first)
+
+
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+from third_moments import ThirdMoments
+from cme_dask import open_sample
+from cme_dask.reductions import RunOptions, run
+done = []
+def progress(event):
+    done.append(event.done)
+    if len(done) == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+run(open_sample(sys.argv[2]), ThirdMoments(),
+    RunOptions("synchronous", checkpoint=sys.argv[3], progress=progress))
+"""
+
+
+def test_a_killed_run_resumes_with_the_same_bits(example, store, tmp_path):
+    module = Path(sys.modules[example.__module__].__file__).parent
+    arguments = [sys.executable, "-c", KILLED, str(module), str(store), str(tmp_path / "c")]
+    done = subprocess.run(arguments, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    options = RunOptions("threads", 2, checkpoint=tmp_path / "c")
+    result, report = run(open_sample(store), example(), options)
+    assert 0 < report.resumed_strips < 10
+    assert_array_equal(result, run(open_sample(store), example())[0])
+    again, report = run(open_sample(store), example(), options)
+    assert report.resumed_strips == 10  # all of it
+    assert_array_equal(again, result)
+    with pytest.raises(StoreError, match="of another run: configuration 'reduction'"):
+        run(open_sample(store), example(7), options)
+
+
+def test_memory_is_predicted_and_refused(example, store):
+    _, report = run(open_sample(store), example(), RunOptions("threads", 2))
+
+    class Large(example):
+        def cost(self, extent):
+            return super().cost(extent) + Cost(partial=1 << 30, subject="partial results of 1 GiB")
+
+    with pytest.raises(ResourceError, match=r"for partial results of 1 GiB and 2 tasks at once"):
+        run(open_sample(store), Large(), RunOptions("threads", 2, memory_limit="1GB"))
+    assert 200e6 < report.memory.predicted < 400e6
+
+
+def test_fused_reductions_take_one_pass(example, store):
+    events = []
+    both = Fused((example(3), example(5)))
+    (three, five), _ = run(open_sample(store), both, RunOptions(progress=events.append))
+    assert_array_equal(three, run(open_sample(store), example(3))[0])
+    assert_array_equal(five, run(open_sample(store), example(5))[0])
+    assert events[-1].done == 1.0
+    assert {event.name for event in events} == {"third-moments"}
+
+
+def test_bad_values_are_named(example):
+    x, y, w = rows()
+    y[1234, 1] = np.nan
+    with pytest.raises(DataError, match=r"y1.*1 .*1,?234"):
+        run(open_sample(x, y, weights=w), example())
+
+
+# Devices ------------------------------------------------------------------------------------------
+
+
+class Counted:
+    """How often an array of the second device is brought to the host."""
+
+    def __init__(self, monkeypatch):
+        self.transfers, move = 0, strict._array_object.Array.to_device
+
+        def to_device(array, device, /, **options):
+            self.transfers += 1
+            return move(array, device, **options)
+
+        monkeypatch.setattr(strict._array_object.Array, "to_device", to_device)
+
+
+@pytest.mark.parametrize("single", [False, True])
+def test_a_pass_runs_whole_on_a_device_and_comes_to_the_host_once(single, monkeypatch):
+    """Mixing devices raises, and so does reading an array of the second one as one of NumPy."""
+    x, y, w = (part[:9000] for part in rows())
+    y = y - 51.0
+    bases = [NewtonBasis.from_points(kernels.Gaussian(0.3), part[:9]) for part in (x, y)]
+    second = Side(bases[1], ("y0", "y1"), {"square": lambda y: y[:, 0] ** 2}, np.full(3, 0.1))
+    reduction = MomentReduction((MomentSpec((Side(bases[0], ("x0",)), second), 4, single),))
+    strips = [
+        Strip(np.arange(9000)[s], (x[s], y[s]), w[s]) for s in (slice(0, 5000), slice(5000, None))
+    ]
+    rows_of, ours = reduce_strips(reduction, strips)
+    counted, device = Counted(monkeypatch), strict.Device("device1")
+    strips = [replace(strip, _made={}) for strip in strips]
+    n, theirs = reduce_strips(reduction, strips, lambda a: strict.asarray(a, device=device))
+    assert n == rows_of == 9000
+    assert counted.transfers == 2  # the Gram matrices and the traces
+    (ours,), (theirs,) = reduction.finalize(ours), reduction.finalize(theirs)
+    assert_allclose(theirs.gram, ours.gram, rtol=1e-5 if single else 1e-12, atol=1e-9)
+    assert_allclose(theirs.traces, ours.traces, rtol=1e-12)
+
+
+def test_importing_the_driver_loads_none_of_the_sums():
+    code = (
+        "import sys, cme_dask.passes.driver; print(*sorted(name for name in sys.modules if "
+        "name.startswith(('cme_dask.numerics', 'cme_dask.models', 'cme_dask.learning'))))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    loaded = {name.rpartition(".")[2] for name in done.stdout.split()}
+    sums = {"moments", "cells", "blocks", "logistic", "rounds", "pools", "scoring", "rows"}
+    assert "folds" in loaded
+    assert not loaded & sums
+    assert Reduction.name == "reduction"
