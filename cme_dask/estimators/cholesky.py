@@ -25,7 +25,7 @@ from cme_dask.estimators.recipe import (
     check_accuracy,
     check_parameters,
     check_tol,
-    kept_fit,
+    fit_budget,
     make_side,
     settle_arithmetic,
     timed_fit,
@@ -45,6 +45,7 @@ from cme_dask.passes.driver import Executor
 from cme_dask.passes.lazy import gram_columns, lazy_features
 from cme_dask.passes.memory import MemoryBudget
 from cme_dask.passes.moments import make_moments
+from cme_dask.passes.run import RunOptions
 from cme_dask.passes.sources import open_sample
 from cme_dask.passes.write import FeatureReport, WriteProgress, write_features
 
@@ -361,11 +362,11 @@ class PivotedCholesky(FeaturesPartialFit, FittedFeatures, BaseEstimator):  # typ
             As in :meth:`JointDistribution.fit`.
         """
         sample = self._opened(X, weights)
-        with kept_fit(self, sample, {}, checkpoint) as kept:
-            executor = Executor.resolve(scheduler, workers, kept)
+        options = RunOptions(scheduler, workers, memory_limit, progress, checkpoint)
+        with fit_budget(self, sample, {}, options) as budget:
             columns = [len(sample.columns[0].names)]
-            with reported(progress, executor, sample.n_rows, columns) as reports:
-                ready = self._prepare(sample, MemoryBudget.of(executor, memory_limit), reports)
+            with reported(progress, budget.executor, sample.n_rows, columns) as reports:
+                ready = self._prepare(sample, budget, reports)
                 choice = ready.choice
                 bases, in_rounds = choice.bases(ready.kernels)
                 mean = self._measure(choice, bases)

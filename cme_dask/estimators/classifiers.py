@@ -35,7 +35,7 @@ from cme_dask.estimators.recipe import (
     by_name,
     check_integer,
     check_parameters,
-    kept_fit,
+    fit_budget,
     make_side,
 )
 from cme_dask.estimators.solving import CONVERGENCE
@@ -53,10 +53,9 @@ from cme_dask.numerics.logistic import LogisticGradient, LogisticProblem, solve_
 from cme_dask.numerics.moments import MomentSpec
 from cme_dask.numerics.resources import one_blas_thread
 from cme_dask.passes.cluster import Scheduler
-from cme_dask.passes.driver import Executor
 from cme_dask.passes.memory import MemoryBudget
 from cme_dask.passes.moments import make_moments
-from cme_dask.passes.run import run_pass
+from cme_dask.passes.run import RunOptions, run_pass
 
 # ``JointClassifier`` and ``EmbeddingClassifier``: class probabilities from laws of a label
 
@@ -299,11 +298,13 @@ class KernelLogisticRegression(LabelClassifier, BaseEstimator):  # type: ignore[
         self._check()
         y = target_of(y, Y)
         sample = self._open(X, y, weights_of(weights, sample_weight))
-        with kept_fit(self, sample, {}, checkpoint) as kept:
-            executor = Executor.resolve(scheduler, workers, kept)
+        options = RunOptions(scheduler, workers, memory_limit, progress, checkpoint)
+        with fit_budget(self, sample, {}, options) as budget:
             columns = [len(sample.columns[0].names)]
-            with reported(progress, executor, sample.n_rows, columns, iterates=True) as reports:
-                self._fit(sample, MemoryBudget.of(executor, memory_limit), reports)
+            with reported(
+                progress, budget.executor, sample.n_rows, columns, iterates=True
+            ) as reports:
+                self._fit(sample, budget, reports)
         learn_features(self, X, sample.columns[0])
         self.classes_ = self._classes
         return self

@@ -26,7 +26,7 @@ from cme_dask.estimators.recipe import (
     TuningProgress,
     check_accuracy,
     check_parameters,
-    kept_fit,
+    fit_budget,
     make_side,
     settle_arithmetic,
     timed_fit,
@@ -57,6 +57,7 @@ from cme_dask.passes.cluster import Scheduler
 from cme_dask.passes.driver import Executor
 from cme_dask.passes.memory import MemoryBudget
 from cme_dask.passes.moments import make_moments
+from cme_dask.passes.run import RunOptions
 from cme_dask.passes.sources import open_sample
 
 Array = Any
@@ -203,18 +204,19 @@ class ConditionalMeanEmbedding(EmbeddingPartialFit, BaseEstimator):  # type: ign
         """
         Y = target_of(Y, y)
         sample = self._rows(X, Y, weights_of(weights, sample_weight))
-        with kept_fit(self, sample, {"functions": functions}, checkpoint) as kept:
-            executor = Executor.resolve(scheduler, workers, kept)
-            budget = MemoryBudget.of(executor, memory_limit)
-            with self._reported(progress, executor, sample) as reports:
-                ready = self._prepare(sample, functions, budget, reports)
-                choice = ready.choice
-                bases, in_rounds = choice.bases(ready.kernels)
-                sides, moments = self._measure(ready, bases, functions)
-                errors = moments.means().trace_error
-                more, topping_up = choice.topped_up(bases, errors)
-                if more is not None:
-                    sides, moments = self._measure(ready, more, functions)
+        options = RunOptions(scheduler, workers, memory_limit, progress, checkpoint)
+        with (
+            fit_budget(self, sample, {"functions": functions}, options) as budget,
+            self._reported(progress, budget.executor, sample) as reports,
+        ):
+            ready = self._prepare(sample, functions, budget, reports)
+            choice = ready.choice
+            bases, in_rounds = choice.bases(ready.kernels)
+            sides, moments = self._measure(ready, bases, functions)
+            errors = moments.means().trace_error
+            more, topping_up = choice.topped_up(bases, errors)
+            if more is not None:
+                sides, moments = self._measure(ready, more, functions)
         self.n_passes_ = ready.passes + in_rounds + 1 + topping_up + (more is not None)
         with one_blas_thread():
             self._solve(sample, sides, moments)

@@ -24,7 +24,7 @@ from cme_dask.estimators.recipe import (
     check_accuracy,
     check_integer,
     check_parameters,
-    kept_fit,
+    fit_budget,
     timed_fit,
 )
 from cme_dask.estimators.residual import (
@@ -49,6 +49,7 @@ from cme_dask.passes.cluster import Scheduler
 from cme_dask.passes.driver import Executor
 from cme_dask.passes.lazy_laws import LazyLaw
 from cme_dask.passes.memory import MemoryBudget
+from cme_dask.passes.run import RunOptions
 from cme_dask.passes.sources import open_sample
 
 Array = Any
@@ -308,13 +309,15 @@ class JointDistribution(JointPartialFit, BaseEstimator):  # type: ignore[misc]
         Y = target_of(Y, y)
         sample = self._opened(X, Y, weights_of(weights, sample_weight))
         given = {"functions": functions, "functions_x": functions_x}
-        with kept_fit(self, sample, given, checkpoint, shard) as kept:
-            executor = Executor.resolve(scheduler, workers, kept)
-            with self._reported(progress, executor, sample, residual=True) as reports:
-                ready = self._prepare(sample, MemoryBudget.of(executor, memory_limit), reports)
-                steps = self._steps(ready, (functions_x, functions))
-                screening = screened_residual(steps)
-                found = with_residual(steps, steps.run(), screening)
+        options = RunOptions(scheduler, workers, memory_limit, progress, checkpoint, shard)
+        with (
+            fit_budget(self, sample, given, options) as budget,
+            self._reported(progress, budget.executor, sample, residual=True) as reports,
+        ):
+            ready = self._prepare(sample, budget, reports)
+            steps = self._steps(ready, (functions_x, functions))
+            screening = screened_residual(steps)
+            found = with_residual(steps, steps.run(), screening)
         self.search_ = steps.found
         self._become(found)
         self._adopt(X, Y, sample)

@@ -1,7 +1,6 @@
 """Steps that estimators share: parameters, kernels, arithmetic, checkpoints, time."""
 
 import functools
-import os
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -44,10 +43,9 @@ from cme_dask.numerics.precision import (
 )
 from cme_dask.numerics.resources import one_blas_thread
 from cme_dask.numerics.scoring import Judges
-from cme_dask.passes.checkpoint import Checkpoint, about_run, keeping
 from cme_dask.passes.memory import MemoryBudget
 from cme_dask.passes.progress import StepBegan
-from cme_dask.passes.run import PassProgress, count_bad_values
+from cme_dask.passes.run import PassProgress, RunOptions, count_bad_values
 from cme_dask.passes.selections import sample_rows
 
 # The wall time of a fit
@@ -75,17 +73,13 @@ def timed_fit(fit: Callable[P, R]) -> Callable[P, R]:
     return timed
 
 
-# Fits whose passes are kept in a checkpoint
+# Where a fit runs, and its checkpoint
 
 
-def kept_fit(
-    estimator: Any,
-    sample: Sample,
-    given: Mapping[str, Any],
-    checkpoint: str | os.PathLike[str] | None,
-    shard: tuple[int, int] | None = None,
-) -> AbstractContextManager[Checkpoint | None]:
-    """The checkpoint of a fit, begun or gone on with; None where none is asked for.
+def fit_budget(
+    estimator: Any, sample: Sample, given: Mapping[str, Any], options: RunOptions
+) -> AbstractContextManager[MemoryBudget]:
+    """The place of a fit and its memory, with its checkpoint held meanwhile.
 
     Parameters
     ----------
@@ -93,16 +87,12 @@ def kept_fit(
         Whose parameters, with the rows and what else is ``given``, the fit depends on.
     sample, given
         Rows, and functions.
-    checkpoint, shard
-        As in :meth:`JointDistribution.fit`, and so are the errors.
+    options
+        Of the fit.
     """
-
-    def about() -> dict[str, dict[str, str]]:
-        parameters = estimator.get_params(deep=False)
-        parameters.pop("convergence", None)  # no sum depends on it
-        return about_run(type(estimator).__name__, parameters, sample, given)
-
-    return keeping(checkpoint, about, shard)
+    parameters = estimator.get_params(deep=False)
+    parameters.pop("convergence", None)  # no sum depends on it
+    return options.budget(type(estimator).__name__, {**parameters, **given}, sample)
 
 
 # The step of a fit that settles how its pass computes

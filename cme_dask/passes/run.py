@@ -8,6 +8,7 @@ checkpoints.
 import contextlib
 import logging
 import operator
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -29,7 +30,8 @@ from cme_dask.numerics.reduction import (
 )
 from cme_dask.numerics.resources import MemoryPlan
 from cme_dask.numerics.rows import BadValueCounts, Counts
-from cme_dask.passes.checkpoint import PassSums, block_rows
+from cme_dask.passes.checkpoint import PassSums, about_run, block_rows, keeping
+from cme_dask.passes.cluster import Scheduler
 from cme_dask.passes.driver import Executor
 from cme_dask.passes.memory import MemoryBudget
 from cme_dask.passes.plan import (
@@ -42,6 +44,7 @@ from cme_dask.passes.plan import (
     strip_length,
     strips_of,
 )
+from cme_dask.passes.progress import Event, Listener, listening
 from cme_dask.passes.sources import DaskSource, for_task
 
 Array = Any
@@ -112,6 +115,89 @@ class PassReport:
         return self.rows / self.pass_seconds
 
 
+@dataclass(frozen=True)
+class RunOptions:
+    """Where and how to run.
+
+    Parameters
+    ----------
+    scheduler : str or distributed.Client, optional
+        ``"threads"``, ``"processes"``, ``"synchronous"`` or the client of a cluster; default: what
+        Dask is set to, else threads.
+    workers : int, optional
+        Tasks at once, without a cluster; default: one per core.
+    memory_limit : str or int, optional
+        Bytes that each place may use, such as ``"2GB"``; default: what the machine has.
+    progress : bool or callable, optional
+        True shows a bar; a function is called with each :class:`cme_dask.Event`.
+    checkpoint : path, optional
+        Folder for partial results, on a filesystem that all workers share: an interrupted run
+        resumes from it.
+    shard : (int, int), optional
+        (i, k): compute the i-th of k shares into the checkpoint, and no more.
+    """
+
+    scheduler: Scheduler = None
+    workers: int | None = None
+    memory_limit: str | int | None = None
+    progress: bool | Listener | None = None
+    checkpoint: str | os.PathLike[str] | None = None
+    shard: tuple[int, int] | None = None
+
+    @contextlib.contextmanager
+    def budget(
+        self, name: str, depends_on: Mapping[str, Any], sample: Sample
+    ) -> Iterator[MemoryBudget]:
+        """The place of a run and its memory, with its checkpoint held meanwhile.
+
+        Parameters
+        ----------
+        name
+            What runs, such as the name of an estimator.
+        depends_on
+            What the results depend on beside the rows, by name.
+        sample
+            The rows.
+
+        Raises
+        ------
+        DataError
+            On unusable options, or if another run goes on in the checkpoint.
+        StoreError
+            If the checkpoint is of another run; the message names what differs.
+        ResourceError
+            If the cluster has no workers, or they don't see the checkpoint.
+        """
+
+        def described() -> dict[str, dict[str, str]]:
+            return about_run(name, depends_on, sample, {})
+
+        with keeping(self.checkpoint, described, self.shard) as checkpoint:
+            executor = Executor.resolve(self.scheduler, self.workers, checkpoint)
+            yield MemoryBudget.of(executor, self.memory_limit)
+
+    @contextlib.contextmanager
+    def opened(
+        self, name: str, depends_on: Mapping[str, Any], sample: Sample
+    ) -> Iterator[tuple[MemoryBudget, Callable[[PassProgress], None] | None]]:
+        """The same, and what to call with the progress of the only pass."""
+        with self.budget(name, depends_on, sample) as budget, listening(self.progress) as listener:
+            yield budget, None if listener is None else _EventsOf(listener)
+
+
+@dataclass(frozen=True)
+class _EventsOf:
+    """From the progress of a pass to events."""
+
+    listener: Listener
+
+    def __call__(self, done: PassProgress) -> None:
+        share = done.rows / done.rows_total
+        left = done.seconds * (1.0 / share - 1.0)
+        text = f"{done.rows / max(done.seconds, 1e-9):,.0f} rows/s"
+        self.listener(Event(1, 1, done.name, share, done.seconds, left, text, done))
+
+
 def run_pass(
     sample: Sample,
     reduction: Reduction[Any, Result],
@@ -159,9 +245,18 @@ def run_pass(
     extent = extent_of(sample, executor, reduction.strip_rows)
     cost, chunk = reduction.cost(extent), reduction.chunk_rows
     runs, memory = plan_pass(cost, extent, budget, chunk, alone=alone, held=held)
-    clock = PassClock(runs, executor.workers, progress, reduction.name)
+    begin, marks = time.perf_counter(), [(0, 0, 0.0)]
     shared = reduction, Reading.of(sample, index)
     given = partial(_given, sample, executor.shares_memory)
+
+    def ended(number: int) -> None:
+        first, last = runs[number].owned
+        rows, strips = marks[-1][0] + last - first, marks[-1][1] + runs[number].strips
+        marks.append((rows, strips, time.perf_counter() - begin))
+        if progress is not None:
+            most = extent.n_rows, sum(map(operator.attrgetter("strips"), runs))
+            progress(PassProgress(reduction.name, rows, most[0], strips, most[1], marks[-1][2]))
+
     try:
         with _logged(reduction.name, sample.n_rows, runs):
             if executor.checkpoint is None:
@@ -171,18 +266,19 @@ def run_pass(
                     _combine,
                     shared=shared,
                     name=reduction.name,
-                    on_done=clock.done,
+                    on_done=ended,
                 )
             else:
-                rows, total = _checkpointed(executor, shared, runs, given, extent, clock.done)
+                rows, total = _checkpointed(executor, shared, runs, given, extent, ended)
     except BadValues:
         count_bad_values(named or sample, executor)
         raise
     if not rows:
         raise empty_part(sample)
     resumed = 0 if executor.checkpoint is None else executor.checkpoint.resumed_strips
-    result = reduction.finalize(total)
-    return result, replace(clock.report(memory), rows=rows, resumed_strips=resumed)
+    report = _report(marks, time.perf_counter() - begin, executor.workers, memory)
+    report = replace(report, rows=rows, resumed_strips=resumed)
+    return reduction.finalize(total), report
 
 
 @contextlib.contextmanager
@@ -364,58 +460,22 @@ def plan_pass(
     return runs, budget.check_pass(cost, extent, runs, alone, held)
 
 
-class PassClock:
-    """The progress and the times of a pass, from the tasks that have ended."""
-
-    def __init__(
-        self,
-        runs: list[Run],
-        workers: int,
-        progress: Callable[[PassProgress], None] | None,
-        name: str,
-    ) -> None:
-        self._runs, self._workers, self._progress, self._name = runs, workers, progress, name
-        self._strips_total = sum(map(operator.attrgetter("strips"), runs))
-        self._rows = self._strips = 0
-        self._begin = time.perf_counter()
-        self._marks = [(0, 0.0)]
-
-    def done(self, number: int) -> None:
-        """Take note that run ``number`` has ended."""
-        run = self._runs[number]
-        first, last = run.owned
-        self._rows += last - first
-        self._strips += run.strips
-        seconds = time.perf_counter() - self._begin
-        self._marks.append((self._rows, seconds))
-        if self._progress is not None:
-            self._progress(
-                PassProgress(
-                    name=self._name,
-                    rows=self._rows,
-                    rows_total=self._runs[-1].stop,
-                    strips=self._strips,
-                    strips_total=self._strips_total,
-                    seconds=seconds,
-                )
-            )
-
-    def report(self, memory: MemoryPlan) -> PassReport:
-        """What the pass did."""
-        # Tasks that run side by side end side by side: one mark per round of them is smooth.
-        rounds = [self._marks[0], *self._marks[self._workers : -1 : self._workers], self._marks[-1]]
-        rows, seconds = zip(*rounds, strict=True)
-        edges = np.interp(np.linspace(0, rows[-1], 11), rows, seconds)
-        spent = time.perf_counter() - self._begin
-        return PassReport(
-            rows=rows[-1],
-            strips=self._strips,
-            tasks=len(self._runs),
-            seconds=spent,
-            pass_seconds=spent,
-            tenths=tuple(float(t) for t in np.diff(edges)),
-            memory=memory,
-        )
+def _report(
+    marks: list[tuple[int, int, float]], spent: float, workers: int, memory: MemoryPlan
+) -> PassReport:
+    """What a pass did, from the rows, strips and seconds at the end of each task."""
+    # Tasks that run side by side end side by side: one mark per round of them is smooth.
+    rows, strips, seconds = zip(marks[0], *marks[workers:-1:workers], marks[-1], strict=True)
+    edges = np.interp(np.linspace(0, rows[-1], 11), rows, seconds)
+    return PassReport(
+        rows=rows[-1],
+        strips=strips[-1],
+        tasks=len(marks) - 1,
+        seconds=spent,
+        pass_seconds=spent,
+        tenths=tuple(np.diff(edges).tolist()),
+        memory=memory,
+    )
 
 
 # After a failure only: one more pass that counts every unusable value and names the first
