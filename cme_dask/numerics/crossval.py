@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from scipy.special import stdtrit
@@ -20,6 +20,7 @@ from cme_dask.numerics.problem import JointProblem, Regularization, SolverInfo
 
 Array = Any
 Solve = Callable[[Moments], JointSolution]
+Evaluated = TypeVar("Evaluated")
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +93,31 @@ def split_folds(moments: MomentSums) -> Iterator[tuple[Moments, Moments]]:
         yield moments.means(without=fold), moments.means(fold=fold)
 
 
+def held_out(
+    moments: MomentSums, evaluate: Callable[[Moments, Moments], Evaluated]
+) -> tuple[list[Evaluated], Array]:
+    """Evaluate refits on each fold that can be held out, from moments alone.
+
+    Parameters
+    ----------
+    moments
+        By fold.
+    evaluate
+        Called with the means over the rows of the other folds, and over those of the fold.
+
+    Returns
+    -------
+    values : list, of the folds that can be held out
+    shares : (F,), of the weight, sum 1
+    """
+    values, weights = [], []
+    for rest, held in split_folds(moments):
+        values.append(evaluate(rest, held))
+        weights.append(held.weight)
+    shares = np.array(weights)
+    return values, shares / shares.sum() if weights else shares
+
+
 def held_out_loss(held: Moments, solution: JointSolution) -> float:
     r"""Joint loss of a solution on rows that it has not seen, from their moments.
 
@@ -132,9 +158,8 @@ def held_out_losses(moments: MomentSums, solve: Solve) -> tuple[Array, Array]:
     losses : (F,), of the folds that can be held out
     shares : (F,), of the weight, sum 1
     """
-    pairs = [(held_out_loss(held, solve(rest)), held.weight) for rest, held in split_folds(moments)]
-    losses, weights = np.array(pairs).reshape(-1, 2).T
-    return losses, weights / weights.sum() if len(weights) else weights
+    losses, shares = held_out(moments, lambda rest, held: held_out_loss(held, solve(rest)))
+    return np.array(losses), shares
 
 
 def fold_replicates(moments: MomentSums, solve: Solve) -> tuple[Replicates, Replicates]:
@@ -168,16 +193,22 @@ def replicates(
         transforms = (solution.transform_x, solution.transform_y)
         for given in (0, 1):
             constant, slope = solution.answer(rest, given)
-            newton = transforms[given] @ slope
-            z, other = "xy"[given], "yx"[given]
-            error = held.squared_error(z, other, constant, newton)
-            baseline = held.squared_error(z, other, rest.function_mean(other), 0.0 * newton)
-            parts[given].append((constant, newton, error, baseline))
+            parts[given].append(replicate(rest, held, given, constant, transforms[given] @ slope))
     share = np.array(shares) / np.sum(shares)
     return (
         collect(parts[0], share, moments.ranks[0], len(moments.shifts[1])),
         collect(parts[1], share, moments.ranks[1], len(moments.shifts[0])),
     )
+
+
+def replicate(
+    rest: Moments, held: Moments, given: int, constant: Array, slope: Array
+) -> tuple[Array, ...]:
+    """An answer without one fold: constant, slope, its error on the fold and that of the mean."""
+    z, other = "xy"[given], "yx"[given]
+    error = held.squared_error(z, other, constant, slope)
+    baseline = held.squared_error(z, other, rest.function_mean(other), 0.0 * slope)
+    return constant, slope, error, baseline
 
 
 def collect(parts: list[Any], share: Array, m: int, q: int) -> Replicates:

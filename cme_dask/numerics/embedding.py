@@ -1,6 +1,6 @@
 """The traditional conditional mean embedding, (42) of the joint paper, from the same moments."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,7 @@ import numpy as np
 from cme_dask.errors import DataError
 from cme_dask.numerics.basis import eigenbasis
 from cme_dask.numerics.blocks import Moments, MomentSums
-from cme_dask.numerics.crossval import Replicates, collect, split_folds
+from cme_dask.numerics.crossval import Replicates, collect, held_out, replicate
 
 Array = Any
 FoldLoss = Callable[[Moments, Moments, Array], Array]
@@ -144,9 +144,8 @@ def surrogate_losses(moments: MomentSums, regs: Any) -> tuple[Array, Array]:
     Source: Grünewälder et al. (2012), Conditional mean embeddings as regressors, section 3.2.
     """
     regs = check_ridges(regs)
-    pairs = list(split_folds(moments))
-    losses = [surrogate_loss(rest, held, regs) for rest, held in pairs]
-    return np.array(losses).reshape(-1, len(regs)), _shares(pairs)
+    losses, shares = held_out(moments, lambda rest, held: surrogate_loss(rest, held, regs))
+    return np.array(losses).reshape(-1, len(regs)), shares
 
 
 def held_out_curve(moments: MomentSums, loss: FoldLoss, regs: Array) -> Array:
@@ -166,13 +165,13 @@ def held_out_curve(moments: MomentSums, loss: FoldLoss, regs: Array) -> Array:
     DataError
         If fewer than two folds have rows.
     """
-    pairs = list(split_folds(moments))
-    if not pairs:
+    losses, shares = held_out(moments, lambda rest, held: loss(rest, held, regs))
+    if not losses:
         raise DataError(
             "the ridge is chosen on held-out folds, and fewer than two have rows: give reg, or "
             "more rows"
         )
-    return np.asarray(_shares(pairs) @ np.stack([loss(r, h, regs) for r, h in pairs]))
+    return np.asarray(shares @ np.stack(losses))
 
 
 def surrogate_loss(rest: Moments, held: Moments, regs: Array) -> Array:
@@ -229,14 +228,14 @@ def embedding_replicates(moments: MomentSums, reg: float) -> Replicates:
     reg
         The ridge.
     """
-    parts, none = [], np.zeros(len(moments.shifts[1]))
-    pairs = list(split_folds(moments))
-    for rest, held in pairs:
+    none = np.zeros(len(moments.shifts[1]))
+
+    def refit(rest: Moments, held: Moments) -> tuple[Array, ...]:
         slope = ConditionalEmbedding.of(rest, reg).functions(rest)
-        error = held.squared_error("x", "y", none, slope)
-        baseline = held.squared_error("x", "y", rest.function_mean("y"), 0.0 * slope)
-        parts.append((none, slope, error, baseline))
-    return collect(parts, _shares(pairs), moments.ranks[0], len(none))
+        return replicate(rest, held, 0, none, slope)
+
+    parts, shares = held_out(moments, refit)
+    return collect(parts, shares, moments.ranks[0], len(none))
 
 
 @dataclass(frozen=True, eq=False)
@@ -276,12 +275,6 @@ class EmbeddingChange:
 def _function_moments(mean: Moments) -> Array:
     """E[N_X f^T] of the functions of y, shape (m, q)."""
     return np.asarray(mean.functions("x", "y") + np.outer(mean.mean("x"), mean.shifts["y"]))
-
-
-def _shares(pairs: Sequence[tuple[Moments, Moments]]) -> Array:
-    """Shares of the weight of the held-out folds, shape (F,)."""
-    weights = np.array([held.weight for _, held in pairs])
-    return weights / weights.sum() if len(weights) else weights
 
 
 def _shrunk(lam: Array, regs: Array) -> Array:

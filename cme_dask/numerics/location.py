@@ -12,7 +12,7 @@ from cme_dask.kernels.transforms import Coordinates
 from cme_dask.numerics.basis import Basis, eigenbasis
 from cme_dask.numerics.blocks import Moments, MomentSums
 from cme_dask.numerics.cells import ValueRange
-from cme_dask.numerics.crossval import held_out_folds
+from cme_dask.numerics.crossval import held_out, held_out_folds
 
 Array = Any
 
@@ -292,16 +292,14 @@ def fit_location(
         )
     d = basis.points.shape[1]
     low, high = (np.zeros(d), np.zeros(d)) if within is None else within
-    fits, errors, baselines, shares = [], [], [], []
-    for fold in held:
-        rest = moments.means(without=fold)
-        own = moments.means(fold=fold)
+
+    def refit(rest: Moments, own: Moments) -> tuple[_Ridge, list[Array], Array]:
         fit = _Ridge.of(rest, columns, low < high)
-        fits.append(fit)
-        errors.append([fit.solve(ridge).error(own, columns) for ridge in grid])
-        baselines.append(fit.flat.error(own, columns))
-        shares.append(own.weight)
-    share = np.array(shares) / np.sum(shares)
+        errors = [fit.solve(ridge).error(own, columns) for ridge in grid]
+        return fit, errors, fit.flat.error(own, columns)
+
+    refits, share = held_out(moments, refit)
+    fits, errors, baselines = zip(*refits, strict=True)
     chosen = _simplest(np.array(errors), share)
     ridge = grid[chosen]
     whole = _Ridge.of(moments.means(), columns, low < high).solve(ridge)

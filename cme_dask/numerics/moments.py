@@ -511,14 +511,13 @@ class MomentReduction(Reduction[Sums, Sums]):
             If the sums overflow, or all weights are zero.
         """
         for spec, moments in zip(self.specs, total, strict=True):
-            gram = moments.total().gram[0]
-            if not (np.isfinite(gram).all() and np.isfinite(moments.traces).all()):
+            whole = moments.total()
+            if not (np.isfinite(whole.gram).all() and np.isfinite(moments.traces).all()):
                 raise DataError(
                     "sums over the rows overflow: give columns, weights and functions in units "
                     "that make their values smaller"
                 )
-            one = sum(spec.ranks)
-            if not float(gram[one, one]) >= np.finfo(np.float64).tiny:
+            if not float(whole.weights[0]) >= np.finfo(np.float64).tiny:
                 raise DataError("all weights are zero: at least one row needs a positive weight")
             spec.newton(moments)
         return total
