@@ -23,7 +23,7 @@ from cme_dask.kernels import Kernel
 D = 3
 FMCA_SCALE = 0.3
 _REG = 1e-6
-_TOL = 1e-6  # where a rank is wanted: these kernels reach the rank long before it
+_TOL = 1e-6  # where a rank is given: these kernels reach the rank long before it
 _TRIALS = 4
 _NEAR = 0.985  # of their error: one pivot more or less changes it by about this much
 _PROGRAM_RATIO = 5  # pivots of y for each of x
@@ -167,17 +167,17 @@ def _equal_error(
     """
     if theirs.missing is not None:
         return tol
-    wanted = asked = float(theirs.runs[0]["trace_error"])
+    target = asked = float(theirs.runs[0]["trace_error"])
     met = 0.0  # the largest that was asked for and did not end above theirs
     for _ in range(_TRIALS):
         trial: dict[str, Measurement] = {}
         measure({"trial": ours(asked)}, 1, trial, lambda *_: None)
         reached = trial["trial"].median("trace_error")
-        if reached <= wanted:
+        if reached <= target:
             met = max(met, asked)
-            if reached >= _NEAR * wanted:
+            if reached >= _NEAR * target:
                 break
-        asked *= (1.0 + _NEAR) / 2 * wanted / reached
+        asked *= (1.0 + _NEAR) / 2 * target / reached
     return met or asked
 
 

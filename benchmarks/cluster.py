@@ -41,7 +41,7 @@ DELAY = 0.01
 """Seconds that each message takes longer on the slow network, each way."""
 
 _D = 3
-_TOL = 1e-6  # the kernels reach the rank that is wanted long before it
+_TOL = 1e-6  # the kernels reach the requested rank long before it
 _START_SECONDS = 60.0
 _HOST = "127.0.0.1"
 
@@ -270,10 +270,10 @@ def large_case(bench: "Bench", size: "Size") -> None:
             fit = Fit(rows, "joint", kernel, _TOL_LARGE, rank, scheduler=cluster.address)
             bench.measure({key: WatchedFit(fit, cluster.workers)}, 1)
             peak, predicted = Term(key, "worker_peak"), Term(key, "predicted_bytes")
-            told = "memory of a worker, predicted / measured"
+            name = "memory of a worker, predicted / measured"
             bench.ratios += [
-                Ratio(at, f"{told}, at least", [predicted], [peak], at_least=0.75),
-                Ratio(at, f"{told}, at most", [predicted], [peak], at_most=1.25),
+                Ratio(at, f"{name}, at least", [predicted], [peak], at_least=0.75),
+                Ratio(at, f"{name}, at most", [predicted], [peak], at_most=1.25),
                 Ratio(at, "bytes spilled", [Term(key, "spilled")], [Term()], at_most=0.0),
                 Ratio(at, "workers paused", [Term(key, "pauses")], [Term()], at_most=0.0),
             ]

@@ -204,8 +204,12 @@ def run_fresh(job: Job | Together) -> Result:
 
 def last_of(found: Sequence[Result]) -> Result:
     """Seconds of the one that took longest, of the whole and of its pass if all tell of one."""
-    told = ("seconds", "pass_seconds")
-    return {key: max(run[key] for run in found) for key in told if all(key in run for run in found)}
+    quantities = ("seconds", "pass_seconds")
+    return {
+        key: max(run[key] for run in found)
+        for key in quantities
+        if all(key in run for run in found)
+    }
 
 
 def _described(job: Job | Together) -> Any:
@@ -278,8 +282,8 @@ class _Process:
 
     def _raise(self, line: str) -> None:
         if line:
-            told = json.loads(line)
-            raise getattr(errors, told["error"], ResourceError)(told["message"])
+            info = json.loads(line)
+            raise getattr(errors, info["error"], ResourceError)(info["message"])
         code = self._popen.wait()
         self._errors.seek(0)
         said = self._errors.read().strip().splitlines()

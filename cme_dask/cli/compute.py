@@ -114,7 +114,7 @@ class CheckpointOptions:
                 discard(self.folder)
 
 
-# Where a command runs, and what is told of it
+# Where a command runs, and its report
 
 
 @dataclass(frozen=True)

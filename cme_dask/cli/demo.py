@@ -159,7 +159,7 @@ def _event(shift: float) -> str:
 
 
 def _sample(law: Normal3, rows: int, path: Path, progress: ProgressLines) -> Sample:
-    """The sample in a store, reused if it is the one wanted."""
+    """The sample in a store, reused if it is the requested one."""
     earlier = _earlier(law, rows, path)
     if earlier is not None:
         progress.say(f"reusing {path} with {rows:,} rows")

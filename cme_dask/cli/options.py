@@ -173,7 +173,7 @@ def tls_options(command: Command) -> Command:
 
 
 def compute_options(command: Command) -> Callable[..., Any]:
-    """Where to run, as the ``compute`` of the command, and what is told of it."""
+    """Where to run, as the ``compute`` of the command, and its report."""
 
     @functools.wraps(command)
     def computing(

@@ -196,7 +196,7 @@ def _columns(layout: Layout | None) -> tuple[Columns, Columns]:
 def _stored(point: PointSection, x: Columns, layout: Layout | None) -> dict[str, float | str]:
     """The stored columns of a point, which may be given by what they are made of."""
     values = dict(point.x)
-    wanted = list(x.names)
+    required = list(x.names)
     for feature in () if layout is None else layout.x:
         if not isinstance(feature, Cyclic):
             continue
@@ -204,11 +204,11 @@ def _stored(point: PointSection, x: Columns, layout: Layout | None) -> dict[str,
         if isinstance(given, float | int):
             parts = feature(np.array([float(given)]))
             values |= {n: float(v[0]) for n, v in zip(feature.names, parts, strict=True)}
-        at = wanted.index(feature.names[0])
-        wanted[at : at + 2] = [feature.column]
+        at = required.index(feature.names[0])
+        required[at : at + 2] = [feature.column]
     if set(values) != set(x.names):
         raise DataError(
-            f"report.points: {point.name!r} must give {', '.join(wanted)}, "
+            f"report.points: {point.name!r} must give {', '.join(required)}, "
             f"it gives {', '.join(point.x) or 'nothing'}"
         )
     return values

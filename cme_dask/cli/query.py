@@ -139,10 +139,10 @@ def read_points(path: Path, names: Sequence[str], labelled: Collection[str] = ()
         raise DataError(f"{path} can't be read: {error.strerror}") from error
     except csv.Error as error:
         raise DataError(f"{path} is no CSV file: {error}") from error
-    wanted = [name for name in header if name in names]
-    _check(wanted, names, str(path))
-    if len(wanted) > len(names):
-        twice = [name for name in names if wanted.count(name) > 1]
+    selected = [name for name in header if name in names]
+    _check(selected, names, str(path))
+    if len(selected) > len(names):
+        twice = [name for name in names if selected.count(name) > 1]
         raise DataError(f"the header of {path} has {', '.join(map(repr, twice))} more than once")
     try:
         table = pacsv.read_csv(

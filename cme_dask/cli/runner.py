@@ -186,8 +186,8 @@ def _pictures(
         "laws": (bool(result["curves"]), partial(curves_picture, result)),
     }
     written: dict[str, str | None] = {}
-    for key, (wanted, draw) in drawings.items():
-        written[key] = str(paths[key]) if wanted and drawing.available() else None
+    for key, (requested, draw) in drawings.items():
+        written[key] = str(paths[key]) if requested and drawing.available() else None
         if written[key] is None:
             with disk_errors(paths[key]):
                 paths[key].unlink(missing_ok=True)

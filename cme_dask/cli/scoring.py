@@ -33,7 +33,7 @@ from cme_dask.passes.sources import open_sample
 Array = Any
 
 LEVEL = 0.9
-"""Probability of the intervals whose coverage is told."""
+"""Probability of the intervals whose coverage is reported."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +147,8 @@ def _held_out(
     if law.about.get("parts_differ"):
         raise DataError(
             "the model was made of parts of several tables, so that rows it was not fitted on "
-            f"can't be told in {sample.location}: give the share that was held out (--hold-out)"
+            f"cannot be identified in {sample.location}: give the share that was held out "
+            "(--hold-out)"
         )
     seen = _fitted_on(law)
     if seen is None:

@@ -445,7 +445,7 @@ def _second_pass(result: dict[str, Any]) -> str:
 # Answers of conditional laws as tables
 
 
-_WIDE = 8  # columns, which are then told below each other
+_WIDE = 8  # columns, which are then listed below each other
 
 
 def answer_tables(result: Result) -> list[RenderableType]:
@@ -460,8 +460,8 @@ def answer_tables(result: Result) -> list[RenderableType]:
         return [grid(title, [*names, *answers], rows)]
     head = [f"{i + 1}" for i in range(len(pairs))]
     lines = [(name, *(_text(point[j]) for point, _ in pairs)) for j, name in enumerate(names)]
-    told = [(name, *(number(values[j]) for _, values in pairs)) for j, name in enumerate(answers)]
-    return [grid(title, ["", *head], [*lines, *told])]
+    means = [(name, *(number(values[j]) for _, values in pairs)) for j, name in enumerate(answers)]
+    return [grid(title, ["", *head], [*lines, *means])]
 
 
 def file_answer_tables(result: Result) -> list[RenderableType]:

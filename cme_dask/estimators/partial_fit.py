@@ -98,7 +98,7 @@ def new_rows(
 def first_of(sample: Sample, after: int) -> int:
     """The global index of the first new row: they are numbered after the earlier ones.
 
-    Parts of a split are told by the numbers that rows have in their table, and keep them.
+    Parts of a split are identified by the numbers that rows have in their table, and keep them.
     """
     return 0 if sample.part is not None else after
 
@@ -125,7 +125,7 @@ def on_columns(sample: Sample, columns: Sequence[Columns]) -> Sample:
     DataError
         If columns are missing, or their labels or units are other ones.
     """
-    wanted: list[Sequence[str] | None] = []
+    selected: list[Sequence[str] | None] = []
     for variable, found, known in zip("xy", sample.columns, columns, strict=False):
         default, ours = (
             Columns.default(variable, len(columns.names)).names for columns in (found, known)
@@ -138,22 +138,22 @@ def on_columns(sample: Sample, columns: Sequence[Columns]) -> Sample:
                 f"the fit had columns {known.listed()} of {variable}, these rows have "
                 f"{found.listed()}: give the same ones"
             )
-        wanted.append(known.names if named and found.names != known.names else None)
+        selected.append(known.names if named and found.names != known.names else None)
         for name, mine in zip(known.names, known.names if named else found.names, strict=True):
             _check_alike(name, known, mine, found)
-    return replace(sample.select(*wanted), columns=tuple(columns))
+    return replace(sample.select(*selected), columns=tuple(columns))
 
 
 def _check_alike(name: str, known: Columns, mine: str, found: Columns) -> None:
     """DataError if a column has other labels than in the fit, or is in another unit."""
     if found.categories.get(mine) != known.categories.get(name):
-        told = [
+        labels = [
             columns.labels(column) if column in columns.categories else "numbers"
             for column, columns in ((mine, found), (name, known))
         ]
         raise DataError(
-            f"the labels of column {name!r} are {told[0]}, in the fit they were {told[1]}: code "
-            "them alike"
+            f"the labels of column {name!r} are {labels[0]}, in the fit they were {labels[1]}: "
+            "code them alike"
         )
     units = found.units.get(mine), known.units.get(name)
     if all(units) and units[0] != units[1]:
@@ -211,10 +211,10 @@ class JointUpdate:
         rows, sampling = usable_rows(sample, self.sample_size, self.seed, self.budget)
         new, arithmetic, report = self._measure(old, sample, rows, first)
         total = union([new] if passes is None else [old, new])
-        told = new_rows(old.moments, new.moments, old.sides, "xy", float(old.about["tol"]))
+        info = new_rows(old.moments, new.moments, old.sides, "xy", float(old.about["tol"]))
         passes = (passes or 0) + sampling + 1
         with one_blas_thread():
-            model, part = total.solved(self.convergence, passes=passes, new_rows=told)
+            model, part = total.solved(self.convergence, passes=passes, new_rows=info)
             bases = fitted_bases(part)
         solved = (part.solution, part.replicates, total.moments, total.sides)
         return Fitted(model, bases, *solved, passes, arithmetic, report, [], None), sample
@@ -486,14 +486,14 @@ class MomentsPartialFit(ABC):
             (new,), _, report = make_moments(
                 replace(sample, first_row=first), [spec], budget, reports, 0
             )
-        told = new_rows(self._moments, new, self._sides, variables, self._tolerance.value)
+        info = new_rows(self._moments, new, self._sides, variables, self._tolerance.value)
         before = dict(vars(self))
         self._moments, self.arithmetic_, self.report_ = self._moments + new, arithmetic, report
         self.n_passes_ += sampling + 1
         try:
             with one_blas_thread():
                 solve()
-            self.model_.about["new_rows"] = told
+            self.model_.about["new_rows"] = info
         except BaseException:
             vars(self).clear()
             vars(self).update(before)
