@@ -1,6 +1,5 @@
 """Kernels of the scaled differences (x - z) / l, and how these are formed."""
 
-import math
 from bisect import bisect_left
 from dataclasses import dataclass
 from numbers import Real
@@ -23,7 +22,6 @@ from cme_dask.kernels.length_scales import ColumnScale
 
 LengthScale = float | tuple[float, ...]
 
-_CACHED = 7 << 14  # numbers that stay in the cache of a core from one function to the next
 _FAR = 2048.0  # |u|^2 from which rounding, 1.4 eps |u|^2, is more than 7e-13 of a kernel of 1
 
 
@@ -51,8 +49,7 @@ class DistanceEvaluator(BlockEvaluator):
     Smooth functions of f |v - u|^2 take it from one matrix product of augmented rows, [v, 1,
     f |v|^2] [-2 f u, f |u|^2, 1]^T. Rounding leaves about eps |u|^2, of either sign, where it is
     zero: the kernel clips. Rows whose |u|^2 is too large for that take differences of the rows as
-    they came, which are exact where x is near z. The kernel meets a few functions at a time, while
-    they are in the cache of a core. Others take sums of terms, a column at a time.
+    they came, which are exact where x is near z. Others take sums of terms, a column at a time.
     """
 
     def __init__(self, kernel: "Stationary", Z: Array, *, log: bool) -> None:
@@ -87,35 +84,28 @@ class DistanceEvaluator(BlockEvaluator):
             self.ops.multiply(u, -2.0 * self._factor, out=u)
 
     def _fill(self, here: slice, out: Array) -> None:
-        ops, u, v, (m, n) = self.ops, self._u[:, here], self._v, out.shape
+        ops, u, v = self.ops, self._u[:, here], self._v
         far, places = self._far, []
         if far:
             far = far[bisect_left(far, here.start) : bisect_left(far, here.stop)]
             places = [i - here.start for i in far]
         if self._smooth:
-            step = math.ceil(m / max(math.ceil(m * n / _CACHED), 1)) or 1
-            for start in range(0, m, step):
-                few = slice(start, start + step)
-                part = out[few, :]
-                ops.matmul(v[few, :], u, out=part)
-                if places:
-                    put_columns(part, places, self._factor * self._sums(far, few))
-                self.kernel.finish(ops, part, self.scratch, self.log)
-            return
-        ops.subtract(v[:, :1], u[:1, :], out=out)
-        self.kernel.term(ops, out)
-        for j in range(1, v.shape[1]):
-            part = self.scratch.like(self.xp, out)
-            ops.subtract(v[:, j : j + 1], u[j : j + 1, :], out=part)
-            self.kernel.term(ops, part)
-            ops.add(out, part, out=out)
+            ops.matmul(v, u, out=out)
+        else:
+            ops.subtract(v[:, :1], u[:1, :], out=out)
+            self.kernel.term(ops, out)
+            for j in range(1, v.shape[1]):
+                part = self.scratch.like(self.xp, out)
+                ops.subtract(v[:, j : j + 1], u[j : j + 1, :], out=part)
+                self.kernel.term(ops, part)
+                ops.add(out, part, out=out)
         if places:
-            put_columns(out, places, self._sums(far, slice(None)))
+            put_columns(out, places, self._factor * self._sums(far))
         self.kernel.finish(ops, out, self.scratch, self.log)
 
-    def _sums(self, far: list[int], points: slice) -> Array:
-        """Sums over columns of the terms of (z - x) / l for some points and these rows."""
-        xp, Z = self.xp, self.points[points, :]
+    def _sums(self, far: list[int]) -> Array:
+        """Sums over columns of the terms of (z - x) / l, shape (m, len(far)), for these rows."""
+        xp, Z = self.xp, self.points
         rows = xp.take(self._X, xp.asarray(far, device=device(self._X)), axis=0).T
         total = None
         for j, scale in enumerate(self._scales):

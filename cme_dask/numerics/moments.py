@@ -28,7 +28,7 @@ from cme_dask.kernels.evaluator import (
     rank_update,
     take_into,
 )
-from cme_dask.numerics.basis import LINE, Basis, Elimination, without_copies
+from cme_dask.numerics.basis import Basis, Elimination, without_copies
 from cme_dask.numerics.blocks import MomentSums
 from cme_dask.numerics.reduction import Cost, Extent, Reduction, Strip, to_host
 from cme_dask.numerics.scoring import Judges
@@ -367,10 +367,9 @@ class _BlockSums:
             for side, basis in zip(spec.sides, self._bases, strict=True)
         ]
         xp, rank = self._xp, sum(spec.ranks)
-        line = self._block + (LINE if is_numpy_array(like) else 0)  # others copy what has gaps
-        self._rows = self._empty((spec.width, line), xp.float64)
+        self._rows = self._empty((spec.width, self._block), xp.float64)
         if spec.single:
-            self._rows32 = self._empty((rank, line), xp.float32)
+            self._rows32 = self._empty((rank, self._block), xp.float32)
             self._product32 = self._empty((rank, rank), xp.float32)
             self._rest = self._empty((spec.width - rank, spec.width), xp.float64)
         self._scratch = Scratch()

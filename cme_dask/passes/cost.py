@@ -25,7 +25,7 @@ from dask.system import CPU_COUNT
 from cme_dask.data.sample import Sample
 from cme_dask.data.sources import RowSource
 from cme_dask.kernels.evaluator import BlockEvaluator
-from cme_dask.numerics.basis import LINE, without_copies
+from cme_dask.numerics.basis import without_copies
 from cme_dask.numerics.cells import CellSpec, StripCells, hashes_of
 from cme_dask.numerics.folds import fold_of_rows
 from cme_dask.numerics.moments import MomentSpec, StripMoments, sub_block
@@ -445,7 +445,7 @@ def _block_seconds(probe: _Probe) -> tuple[float, float]:
     for spec in probe.specs:
         block = sub_block(spec.width)
         parts = tuple(_tiled(part, block) for part in probe.parts)
-        outs = [np.empty((rank, block + LINE))[:, :block] for rank in spec.ranks]
+        outs = [np.empty((rank, block)) for rank in spec.ranks]
         sections += _repeated(_sections(spec, parts, outs), spent) / block
         written += _repeated(_written(spec, parts, outs), spent) / block
     return sections, written
