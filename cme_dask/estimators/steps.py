@@ -51,6 +51,8 @@ _SECOND_SEARCH = 0.5  # time of the second search over that of the first, before
 _RESIDUAL_COLUMNS = 3  # with length scales that are worth trials, of x and residuals
 _SECOND_TRIALS = 25.0  # of the second search after its grid, each like a pair of the grid
 _LEARNED_RANK = 280.0  # of bases of several columns, before their own are known
+_LEARNED_MOST = 500.0  # pivots of a learned basis
+_SHORT = 1.3  # ranks over those on the rows of the search, which are fewer
 _SECOND_RANK = 25.0  # of bases of x and of residuals, before their own are known
 _FLOPS = 5.5e10  # of one core in a pass, per second
 _BESIDE = 215.0  # rank whose products take as long as what a pass does beside them
@@ -143,12 +145,21 @@ class StepReports:
         Number of bases whose pivots are chosen.
     columns
         Of each variable: the trials of a search and what is judged depend on them.
+    screened
+        Whether the row sample gives the location.
     """
 
     def __init__(
-        self, target: FitProgress, n_rows: int, workers: int, bases: int, columns: Sequence[int]
+        self,
+        target: FitProgress,
+        n_rows: int,
+        workers: int,
+        bases: int,
+        columns: Sequence[int],
+        screened: bool = False,
     ) -> None:
         self._target, self._n_rows, self._workers = target, n_rows, workers
+        self._screened = screened
         self._bases, self._judged = bases, _judged(n_rows, columns)
         self._search, self._before = SearchTimes(sum(columns)), _guessed_ranks(n_rows, columns)
         self._prefix, self._iterations = "", 0
@@ -175,6 +186,8 @@ class StepReports:
             share = self._search.share(detail, self._target.now())
             if not self._prefix:
                 self._target.know(SECOND + SEARCH, self._search.second)
+                if detail.ranks:
+                    self._guess([_SHORT * rank for rank in detail.ranks])
             self._target(detail, self._prefix + SEARCH, share, text)
         elif isinstance(detail, PassProgress):
             rate = detail.rows / detail.seconds if detail.seconds else 0.0
@@ -201,6 +214,20 @@ class StepReports:
         self._target.expect(prefix + SOLUTION, solved)
         self._members = _made(specs, ranks) / solved
 
+    def _guess(self, ranks: list[float]) -> None:
+        """Ranks of the best kernels that the search has seen, on fewer rows than those to come."""
+        most = min(_LEARNED_MOST, self._n_rows / 3.0)
+        self._before = [min(most, rank) for rank in ranks]
+        specs = max(1.0, self._bases / len(ranks))
+        self._expect_first(specs, self._before)
+        self._target.expect(PIVOTS, _pivoted(self._n_rows, specs, self._before))
+
+    def _expect_first(self, specs: float, ranks: Sequence[float]) -> None:
+        self._expect("", specs, ranks)
+        self._target.expect(DECISION, _decided(self._judged, specs, ranks))
+        if not self._screened:
+            self._target.expect(LOCATION, _located(specs, ranks[0]))
+
     def _chosen(self, event: PivotProgress) -> float:
         """Share of all pivots; the pass's cost is predicted by the ranks so far."""
         last = self._ranks[-1] if self._ranks else ("", math.inf)
@@ -223,9 +250,7 @@ class StepReports:
             ]
             if not self._prefix:
                 self._first = ranks
-                self._expect("", specs, ranks)
-                self._target.expect(LOCATION, _located(specs, ranks[0]))
-                self._target.expect(DECISION, _decided(self._judged, specs, ranks))
+                self._expect_first(specs, ranks)
             else:
                 self._expect(SECOND, _FEWER * specs, ranks)
                 if self._first:
@@ -427,5 +452,5 @@ def reported(
             iterates=iterates,
         )
         target = FitProgress(steps, listener, executor.client)
-        yield StepReports(target, n_rows, executor.workers, specs * len(columns), columns)
+        yield StepReports(target, n_rows, executor.workers, specs * len(columns), columns, screened)
         listener(target.finished())

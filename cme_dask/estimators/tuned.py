@@ -124,9 +124,9 @@ def search_kernels(
     columns = choice.sample.columns
     categorical = [tuple(name in c.categories for name in c.names) for c in columns]
 
-    def heard(stage: str, done: int, most: int, best: float | None) -> None:
+    def heard(stage: str, done: int, most: int, best: float | None, ranks: tuple[int, ...]) -> None:
         if choice.progress is not None:
-            choice.progress(TuningProgress(stage, done, most, best))
+            choice.progress(TuningProgress(stage, done, most, best, ranks))
 
     found = search(
         (rows.parts[0], rows.parts[1]),

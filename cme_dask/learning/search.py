@@ -53,8 +53,8 @@ _WORD = 8
 Estimated = tuple[Array, Array]
 """Means over the folds for each ridge, and their standard errors."""
 
-Heard = Callable[[str, int, int, float | None], None]
-"""Called with the stage, its trials so far and at most, and the best score or None."""
+Heard = Callable[[str, int, int, float | None, tuple[int, ...]], None]
+"""Called with the stage, its trials so far and at most, the best score or None, and its ranks."""
 
 
 @dataclass(eq=False)
@@ -117,6 +117,8 @@ class Searcher:
         self._sides: dict[tuple[int, SidePoint], ScreenedSide] = {}
         self._losses: dict[tuple[SidePoint, SidePoint], tuple[Estimated, Estimated]] = {}
         self._stages: dict[tuple[SidePoint, SidePoint], str] = {}
+        self._ranks: dict[tuple[int, SidePoint], int] = {}
+        self._best: tuple[SidePoint, SidePoint] | None = None
         self.score_of = Score()
 
     def side(self, i: int, point: SidePoint) -> ScreenedSide:
@@ -129,6 +131,7 @@ class Searcher:
             self._sides[i, point] = ScreenedSide(
                 self._rows, variable.kernels.inner(point), values, self._tol, self._options.max_rank
             )
+            self._ranks[i, point] = self._sides[i, point].rank
         return self._sides[i, point]
 
     def losses(self, x: SidePoint, y: SidePoint, stage: str) -> tuple[Array, Array]:
@@ -160,7 +163,10 @@ class Searcher:
         gains = [-float(values[at]) for (values, _), at in zip(losses, best, strict=True)]
         errors = [float(spreads[at]) for (_, spreads), at in zip(losses, best, strict=True)]
         score = Score.of(self._options.criterion, gains, errors)
-        least = float(score(losses[0][0], losses[1][0]).min())
+        scores = score(losses[0][0], losses[1][0])
+        at = int(scores.argmin())
+        self._best = list(self._losses)[at // len(self.regs)]
+        least = float(scores[at])
         return score, least if least < 0.0 else None
 
     def scores(self, x: SidePoint, y: SidePoint, stage: str) -> Array:
@@ -189,7 +195,10 @@ class Searcher:
         none is better than independence, scores have no unit, and none is reported.
         """
         if self._heard is not None:
-            self._heard(stage, done, most, self._settled()[1])
+            score = self._settled()[1]
+            best = self._best or ()
+            ranks = tuple(self._ranks[i, point] for i, point in enumerate(best))
+            self._heard(stage, done, most, score, ranks)
 
 
 def search_bytes(rows: int, columns: int, rank: int, folds: int) -> int:
