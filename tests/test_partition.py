@@ -20,7 +20,7 @@ from cme_dask.kernels import (
     Polynomial,
     RationalQuadratic,
 )
-from cme_dask.models.answers import Answers
+from cme_dask.models.answers import ConditionalExpectation
 from cme_dask.models.joint import JointModel, Variable
 from cme_dask.numerics.basis import Elimination, LinearBasis
 from cme_dask.numerics.coupling import solve_coupling
@@ -212,7 +212,7 @@ def coupled(count=30, n=1500):
         slope = transform @ mean.functions("xy"[other], "xy"[other])
         none = np.zeros((0, slope.shape[1]))
         shift, slopes = mean.shifts["xy"[other]], np.zeros((0, size, slope.shape[1]))
-        answers = Answers(sides[other].names, shift, slope, none, slopes)
+        answers = ConditionalExpectation(sides[other].names, shift, slope, none, slopes)
         linear = LinearBasis(bases[given_], np.eye(size), np.diag(mean.gram("xy"[given_])))
         variables.append(Variable(Columns(sides[given_].columns), linear, answers))
     about = {

@@ -36,7 +36,7 @@ from cme_dask.estimators.steps import ProgressOption, reported
 from cme_dask.estimators.tuned import FOLDS, MAX_RANK
 from cme_dask.kernels import Kernel
 from cme_dask.learning.embedding import LOSSES, REGS, SEARCH_ROWS, EmbeddingSearch, search_embedding
-from cme_dask.models.answers import Answers
+from cme_dask.models.answers import ConditionalExpectation
 from cme_dask.models.embedding import EmbeddedVariable, EmbeddingModel
 from cme_dask.models.points import FloatArray
 from cme_dask.models.relevance import LengthScales
@@ -418,7 +418,7 @@ class ConditionalMeanEmbedding(EmbeddingPartialFit, BaseEstimator):  # type: ign
         # T is orthogonal: slopes on N_X become those on psi_X = T^T N_X.
         of_x, of_y = (spectral.transform.T for spectral in spectra)
         names = sides[1].names
-        answers = Answers(
+        answers = ConditionalExpectation(
             names,
             np.zeros(len(names)),
             of_x @ embedding.functions(mean),

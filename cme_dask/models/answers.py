@@ -25,7 +25,7 @@ _QUERY_ROWS = 4096  # points per block: memory does not grow with the number of 
 
 
 @dataclass(frozen=True, eq=False)
-class Answers:
+class ConditionalExpectation:
     """Everything E[f | z] needs for the functions f of one variable given the other.
 
     Attributes
@@ -47,7 +47,7 @@ class Answers:
     fold_constant: Array
     fold_slope: Array
 
-    def wanted(
+    def select(
         self, f: str | Sequence[str] | None, columns: Columns, reverse: bool = False
     ) -> str | list[str]:
         """The names that are asked for; by default those of the columns that hold numbers.
@@ -109,7 +109,7 @@ class Answers:
         return interval_factor(len(self.fold_constant), level)
 
     def expect(
-        self, wanted: str | list[str], basis: AnyBasis, points: Array, return_std: bool
+        self, names: str | list[str], basis: AnyBasis, points: Array, return_std: bool
     ) -> FloatArray | tuple[FloatArray, FloatArray]:
         """E[f | z] at points (n, d), shape (n,) for one name and (n, len) for several.
 
@@ -120,8 +120,8 @@ class Answers:
         DataError
             On unknown names, or folds that the fit did not keep.
         """
-        single = isinstance(wanted, str)
-        pick = [self.names.index(name) for name in ([wanted] if single else wanted)]
+        single = isinstance(names, str)
+        pick = [self.names.index(name) for name in ([names] if single else names)]
         folds = len(self.fold_constant)
         if return_std and folds < 2:
             raise DataError(

@@ -9,7 +9,7 @@ from scipy.linalg import block_diag
 
 from cme_dask.data.columns import Columns
 from cme_dask.display import brief_repr
-from cme_dask.models.answers import Answers
+from cme_dask.models.answers import ConditionalExpectation
 from cme_dask.models.files import AnyBasis
 from cme_dask.models.joint import JointModel, Variable
 from cme_dask.models.spectra import spectra_of
@@ -167,7 +167,7 @@ def _variable(given: int, parts: Sequence[Part], columns: Columns, cells: Cells 
     return Variable(
         columns,
         bases[0] if count == 1 else StackedBasis(bases),
-        Answers(
+        ConditionalExpectation(
             names,  # events that only a search needed come after them
             np.mean([constant[:q] for constant, _ in answers], axis=0),
             np.concatenate([slope[:, :q] for _, slope in answers]) / count,

@@ -10,7 +10,12 @@ from cme_dask.data.columns import Columns
 from cme_dask.data.model_file import ModelState
 from cme_dask.display import passes
 from cme_dask.errors import DataError, StoreError
-from cme_dask.models.answers import Answers, PredictedMeans, class_name, nearest_shares
+from cme_dask.models.answers import (
+    ConditionalExpectation,
+    PredictedMeans,
+    class_name,
+    nearest_shares,
+)
 from cme_dask.models.base import Custom, Model
 from cme_dask.models.files import basis_arrays, basis_description, read_linear_basis
 from cme_dask.models.points import FloatArray, is_out_of_core, lazy_answers, query_points
@@ -62,7 +67,7 @@ class EmbeddingModel(Model, PredictedMeans):
     y: EmbeddedVariable
     operator: Array
     total: Array
-    answers: Answers
+    answers: ConditionalExpectation
     about: dict[str, Any]
 
     def _answered(self) -> Columns:
@@ -167,8 +172,8 @@ class EmbeddingModel(Model, PredictedMeans):
             )
             return cast(FloatArray, found)
         points = self.x.points(X, "X")
-        wanted = self.answers.wanted(f, self.y.columns)
-        return self.answers.expect(wanted, self.x.basis, points, return_std)
+        names = self.answers.select(f, self.y.columns)
+        return self.answers.expect(names, self.x.basis, points, return_std)
 
     def expect_interval(
         self, f: str | Sequence[str] | None = None, X: Any = None, *, level: float = 0.95
@@ -260,7 +265,7 @@ class EmbeddingModel(Model, PredictedMeans):
         if names[: len(y.columns.names)] != y.columns.names or len(set(names)) != q:
             raise StoreError("the model's functions do not fit its columns: fit it again")
         fold_slope = state.array("fold_slope", (None, m, q))
-        answers = Answers(
+        answers = ConditionalExpectation(
             names,
             np.zeros(q),
             state.array("slope", (k, q)),

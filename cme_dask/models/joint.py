@@ -11,7 +11,7 @@ from cme_dask.data.columns import Columns
 from cme_dask.data.model_file import ModelState
 from cme_dask.display import passes, rank_text
 from cme_dask.errors import DataError, StoreError
-from cme_dask.models.answers import Answers, PredictedMeans
+from cme_dask.models.answers import ConditionalExpectation, PredictedMeans
 from cme_dask.models.base import Custom, Model
 from cme_dask.models.files import (
     AnyBasis,
@@ -59,7 +59,7 @@ class Variable:
 
     columns: Columns
     basis: AnyBasis
-    answers: Answers
+    answers: ConditionalExpectation
     cells: Cells | None = None
 
     @property
@@ -254,8 +254,8 @@ class JointModel(Model, PredictedMeans):
                 ),
             )
         points = variable.points(values, "Y" if reverse else "X")
-        wanted = variable.answers.wanted(f, other.columns, reverse)
-        return variable.answers.expect(wanted, variable.basis, points, return_std)
+        names = variable.answers.select(f, other.columns, reverse)
+        return variable.answers.expect(names, variable.basis, points, return_std)
 
     def expect_interval(
         self,
@@ -538,7 +538,7 @@ def _variable(state: ModelState, key: str, custom: Custom) -> Variable:
     return Variable(
         columns,
         basis,
-        Answers(
+        ConditionalExpectation(
             names,
             state.array(f"{key}_constant", (q,)),
             state.array(f"{key}_slope", (k, q)),
@@ -563,7 +563,9 @@ def _base(state: ModelState, variables: tuple[Variable, ...]) -> float:
     return float(base)
 
 
-def _cells(state: ModelState, key: str, variable: Variable, given: Answers) -> Cells | None:
+def _cells(
+    state: ModelState, key: str, variable: Variable, given: ConditionalExpectation
+) -> Cells | None:
     """The stored cells of a variable, whose declared functions the other one answers for."""
     d, newton = len(variable.columns.names), variable.basis.newton
     rank = newton.rank if isinstance(newton, PartitionBasis) else None

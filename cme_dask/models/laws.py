@@ -16,7 +16,7 @@ from cme_dask.numerics.blending import BlendedMeasure, near_data, project
 from cme_dask.numerics.calibration import Calibration, Levels
 from cme_dask.numerics.cells import Cells
 from cme_dask.numerics.joint import StackedNewton
-from cme_dask.numerics.measure import CellMeasure, Law, MovedMeasure
+from cme_dask.numerics.measure import CellMeasure, Law, ShiftedMeasure
 from cme_dask.numerics.smoothing import Smoothing
 
 if TYPE_CHECKING:
@@ -387,7 +387,7 @@ def laws_of(model: "JointModel", given: str) -> Laws:
     inner = base_laws(residual.model, "x")
     assert isinstance(inner.measure, CellMeasure)
     assert isinstance(base.measure, CellMeasure)
-    moved = MovedMeasure(
+    moved = ShiftedMeasure(
         inner.measure.cells, inner.measure.weigh, residual, base.measure.cells.values
     )
     newton = model.x.basis.newton

@@ -13,9 +13,9 @@ from cme_dask.numerics.measure import (
     SLACK,
     CellMeasure,
     Function,
-    MovedMeasure,
     Query,
     Remembered,
+    ShiftedMeasure,
     first_true,
     reported,
     semidefinite,
@@ -209,7 +209,7 @@ class BlendedMeasure:
         From rows of x (b, d_X) to a, shape (b,), in [0, 1].
     """
 
-    def __init__(self, near: MovedMeasure, far: CellMeasure, share: Query) -> None:
+    def __init__(self, near: ShiftedMeasure, far: CellMeasure, share: Query) -> None:
         self.near, self.far, self.share = near, far, share
 
     def remembering(self) -> Self:
@@ -245,7 +245,7 @@ class BlendedMeasure:
     def covariance(self, x: Array) -> Array:
         """Cov[Y | x], shape (b, d, d)."""
 
-        def moments(measure: MovedMeasure | CellMeasure, x: Array) -> Array:
+        def moments(measure: ShiftedMeasure | CellMeasure, x: Array) -> Array:
             mean = measure.mean(x)
             return np.concatenate([measure.covariance(x), mean[:, None]], axis=1)
 

@@ -417,7 +417,7 @@ class CellMeasure(_Weighed):
         return np.asarray(cell + np.clip(shares - before[cell], 0.0, 1.0))
 
 
-class MovedMeasure(_Weighed):
+class ShiftedMeasure(_Weighed):
     """Laws on atoms near y(mu(x) + e_s), s = 1..S, with masses w_s(x): residuals e moved to mu(x).
 
     Atoms are brought to the nearest values that the columns can take: into the range of all rows,
