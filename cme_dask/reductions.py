@@ -9,9 +9,20 @@ from typing import Any, TypeVar
 
 from cme_dask.data.sample import Sample
 from cme_dask.numerics.reduction import Cost, Extent, Fused, Reduction, Strip
+from cme_dask.numerics.weighted import WeightedMoments
 from cme_dask.passes.run import PassReport, RunOptions, run_pass
 
-__all__ = ["Cost", "Extent", "Fused", "PassReport", "Reduction", "RunOptions", "Strip", "run"]
+__all__ = [
+    "Cost",
+    "Extent",
+    "Fused",
+    "PassReport",
+    "Reduction",
+    "RunOptions",
+    "Strip",
+    "WeightedMoments",
+    "run",
+]
 
 Result = TypeVar("Result")
 

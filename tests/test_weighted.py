@@ -1,5 +1,8 @@
 """Weighted Gram matrices, and moments of a second sample in given bases, each in one pass."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import zarr
@@ -76,6 +79,17 @@ def test_a_multiplication_operator_multiplies(bases):
     product = np.linalg.solve(N.T @ N / len(X) + 1e-12 * np.eye(30), moments.gram("x") @ h)
     best = np.linalg.lstsq(N, (2.0 + X[:, 0]) * (N @ h), rcond=None)[0]
     np.testing.assert_allclose(N @ product, N @ best, atol=1e-6 * np.abs(N @ best).max())
+
+
+def test_the_example_of_the_page_multiplies():
+    page = (Path(__file__).resolve().parents[1] / "docs" / "extending.md").read_text()
+    text = page.partition("\n## Moments weighted by a function\n")[2]
+    space = {"__name__": "a_users_module"}
+    exec(re.search(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[1], space)
+    at = space["at"]
+    found = space["basis"](at) @ space["multiplication"] @ space["h"]
+    expected = (1.0 + at**2) * np.exp(-((at - 0.5) ** 2) / 2)
+    np.testing.assert_allclose(found, expected[:, 0], atol=1e-4)
 
 
 def test_moments_of_a_second_sample_in_given_bases(bases):
