@@ -8,6 +8,7 @@ processes or a cluster, with predicted memory, checks of the values, progress an
 from typing import Any, TypeVar
 
 from cme_dask.data.sample import Sample
+from cme_dask.errors import DataError
 from cme_dask.numerics.reduction import Cost, Extent, Fused, Reduction, Strip
 from cme_dask.numerics.weighted import WeightedMoments
 from cme_dask.passes.run import PassReport, RunOptions, run_pass
@@ -62,6 +63,10 @@ def run(
     fixed binary tree. So the bits of the result depend neither on the scheduler nor on workers,
     storage chunks or interruptions.
     """
+    if not isinstance(reduction, Reduction):
+        raise DataError(f"reduction must be a Reduction, got {type(reduction).__name__}")
+    if not isinstance(sample, Sample):
+        raise DataError(f"sample must come from open_sample, got {type(sample).__name__}")
     options = options or RunOptions()
     with options.opened(reduction.name, {"reduction": reduction}, sample) as (budget, progress):
         return run_pass(sample, reduction, budget, progress)

@@ -136,6 +136,14 @@ def test_fused_reductions_take_one_pass(example, store):
 
 
 def test_bad_values_are_named(example):
+    for sample, reduction, message in (
+        (open_sample(np.ones(9)), np.sum, "must be a Reduction, got "),
+        (np.ones(9), example(), "must come from open_sample, got ndarray"),
+    ):
+        with pytest.raises(DataError, match=message):
+            run(sample, reduction)
+    with pytest.raises(DataError, match="at least one reduction"):
+        Fused(())
     x, y, w = rows()
     y[1234, 1] = np.nan
     with pytest.raises(DataError, match=r"y1.*1 .*1,?234"):

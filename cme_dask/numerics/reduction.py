@@ -276,12 +276,14 @@ class Fused(Reduction[tuple[Any, ...], tuple[Any, ...]]):
     name: str = ""
 
     def __post_init__(self) -> None:
+        if not self.each:
+            raise DataError("there is nothing to compute: give at least one reduction")
         set_ = object.__setattr__
         set_(self, "name", self.name or self.each[0].name)
         set_(self, "checked", False)
         for one in self.each:
             if one.chunk_rows or one.strip_rows:
-                raise ValueError(f"{one.name!r} writes chunks: it has a pass of its own")
+                raise DataError(f"{one.name!r} writes chunks: give it a pass of its own")
             set_(self, "n_folds", max(self.n_folds, one.n_folds))
             set_(self, "checked", self.checked or one.checked)
             set_(self, "kinds", (*self.kinds, *one.kinds))
