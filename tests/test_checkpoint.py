@@ -30,7 +30,7 @@ from cme_dask.cli.app import cli
 from cme_dask.cli.compute import CheckpointOptions
 from cme_dask.data.partials import read_partial, write_partial
 from cme_dask.errors import DataError, ResourceError, ShardDone, StoreError
-from cme_dask.passes.checkpoint import Checkpoint, block_rows, discard, keeping
+from cme_dask.passes.checkpoint import Checkpoint, block_rows, checkpointed_run, discard
 from cme_dask.passes.plan import Run, strip_length
 from cme_dask.passes.run import PassProgress
 
@@ -203,13 +203,13 @@ def test_a_shard_makes_no_model(store, tmp_path):
 BEGIN = """
 import sys, time
 from pathlib import Path
-from cme_dask.passes.checkpoint import keeping
+from cme_dask.passes.checkpoint import checkpointed_run
 from cme_dask.errors import ShardDone
 for turn in range(20):
     while time.time() < float(sys.argv[3]) + 0.1 * turn:
         pass
     try:
-        with keeping(
+        with checkpointed_run(
             Path(sys.argv[1]) / str(turn), lambda: {"data": {"rows": "9"}}, (int(sys.argv[2]), 2)
         ) as kept:
             kept.begin("rows", "asked", 100_000, 4096)
@@ -242,7 +242,7 @@ def test_a_task_that_outlives_its_run_writes_to_no_other(tmp_path):
     folder = tmp_path / "run"
 
     def begun():
-        with keeping(folder, lambda: {"data": {"rows": "9"}}) as kept:
+        with checkpointed_run(folder, lambda: {"data": {"rows": "9"}}) as kept:
             return kept.begin("rows", "asked", 100_000, 4096)
 
     old = begun()
@@ -258,7 +258,7 @@ def test_a_task_that_outlives_its_run_writes_to_no_other(tmp_path):
 
 def test_a_run_that_goes_on_is_not_overwritten(tmp_path):
     folder = tmp_path / "run"
-    with keeping(folder, lambda: {"data": {"rows": "9"}}):
+    with checkpointed_run(folder, lambda: {"data": {"rows": "9"}}):
         with pytest.raises(DataError, match="is being written by process"):
             CheckpointOptions(folder).prepare(overwrite=True)
         CheckpointOptions(folder).finish()  # leaves it as well

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cme_dask.data import ingest as module
-from cme_dask.data.checkpoint import Workshop
+from cme_dask.data.checkpoint import ResumableOutput
 from cme_dask.data.ingest import ingest
 from cme_dask.errors import DataError, ResourceError, StoreError
 from cme_dask.passes.sources import open_sample
@@ -207,7 +207,7 @@ def test_a_damaged_checkpoint_is_refused(tmp_path, table, damaged):
 
 def test_one_writer_at_a_time(tmp_path, table):
     output = tmp_path / "s"
-    with Workshop(output, overwrite=False, resume=False):
+    with ResumableOutput(output, overwrite=False, resume=False):
         with pytest.raises(DataError, match=rf"being written by process {os.getpid()} on \w+"):
             ingest([table / "*.csv*"], output, **OPTIONS)
         ingest([table / "0.csv"], tmp_path / "other", **OPTIONS)
@@ -268,7 +268,7 @@ def test_cut_off_at_the_very_end(tmp_path, table, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(module, "CHECKPOINT_BATCHES", 5)
-    monkeypatch.setattr(Workshop, "publish", dies)
+    monkeypatch.setattr(ResumableOutput, "publish", dies)
     with pytest.raises(KeyboardInterrupt):
         ingest([table / "*.csv*"], tmp_path / "s", **OPTIONS, block_bytes=5_000)
     monkeypatch.undo()
@@ -282,7 +282,7 @@ def test_cut_off_between_publishing_and_clearing_up(tmp_path, table, monkeypatch
 
     output = tmp_path / "s"
     assert interrupted(table, output, 150)
-    monkeypatch.setattr(Workshop, "_clear", dies)
+    monkeypatch.setattr(ResumableOutput, "_clear", dies)
     with pytest.raises(KeyboardInterrupt):
         ingest([table / "*.csv*"], output, **OPTIONS, resume=True)
     monkeypatch.undo()

@@ -20,7 +20,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from cme_dask.data.store import check_output, disk_errors, publish, workshop_folder
+from cme_dask.data.store import check_output, disk_errors, publish, work_folder
 from cme_dask.errors import DataError, switch
 
 Array = Any
@@ -28,7 +28,7 @@ Array = Any
 _LOCK, _STATE, _STORE = "lock", "state.json", "store"
 
 
-class Workshop:
+class ResumableOutput:
     """The folder of one output; a context manager that holds its lock.
 
     What lies in it is removed when the block ends without a checkpoint or :meth:`discard` was
@@ -53,7 +53,7 @@ class Workshop:
     def __init__(self, output: str | os.PathLike[str], *, overwrite: bool, resume: bool) -> None:
         self._target = check_output(output, overwrite)
         self._overwrite, self._resume = overwrite, resume
-        self._folder = workshop_folder(self._target)
+        self._folder = work_folder(self._target)
         self._lock: int | None = None
         self._state: dict[str, Any] | None = None
 

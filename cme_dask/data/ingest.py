@@ -14,7 +14,7 @@ from fsspec.core import has_magic, url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from cme_dask.config import NULL_VALUES, SAMPLE_SIZE
-from cme_dask.data.checkpoint import Workshop
+from cme_dask.data.checkpoint import ResumableOutput
 from cme_dask.data.csv import in_order
 from cme_dask.data.layout import Layout, make_layout
 from cme_dask.data.tables import Source, display_name, listed
@@ -206,25 +206,25 @@ class Plan:
 class Run:
     """One ingestion, from its start or its last checkpoint."""
 
-    def __init__(self, plan: Plan, sources: Sequence[Source], workshop: Workshop) -> None:
-        self._plan, self._sources, self._workshop = plan, sources, workshop
+    def __init__(self, plan: Plan, sources: Sequence[Source], resumable: ResumableOutput) -> None:
+        self._plan, self._sources, self._resumable = plan, sources, resumable
         self._encoder = Encoder(plan.layout)
         self._missing = dict.fromkeys(plan.layout.kinds, 0)
         self._rows_read = self._done = 0
         self._position: dict[str, Any] | None = None
         self._marks: list[str] = []  # fingerprints of the files begun
         resumed = None
-        if (state := workshop.state) is not None:
+        if (state := resumable.state) is not None:
             self._check_same(state)
             self._encoder.restore(state["encoder"])
             self._missing, self._rows_read = state["missing"], state["rows_read"]
             self._done, self._position = state["done"], state["position"]
             self._marks = state["marks"]
-            resumed = workshop.arrays()
+            resumed = resumable.arrays()
         self._rows_resumed = self._rows_read
         layout = plan.layout
         self._writer = SampleWriter(
-            workshop.store,
+            resumable.store,
             layout.columns(plan.units, {}),
             layout.weights is not None,
             plan.chunk_rows,
@@ -280,7 +280,7 @@ class Run:
                     counts = (self._rows_read, self._writer.n_rows, self._done, len(self._sources))
                     progress(IngestProgress(source.name, *counts))
         except CmeDaskError as error:
-            if self._workshop.state is None:
+            if self._resumable.state is None:
                 raise
             kept = f"what was read is kept: {switch('resume')} continues"
             raise type(error)(f"{error} ({kept})") from error
@@ -309,7 +309,7 @@ class Run:
             "missing": self._missing,
             "encoder": self._encoder.state(),
         }
-        self._workshop.commit(state, self._writer.state())
+        self._resumable.commit(state, self._writer.state())
 
     def finish(self, location: str) -> IngestReport:
         """Describe the store and put it in its place."""
@@ -326,9 +326,9 @@ class Run:
             self._check_kept()
             self._writer.finish(described)
         except DataError:
-            self._workshop.discard()  # all is read, so to resume would not help
+            self._resumable.discard()  # all is read, so to resume would not help
             raise
-        self._workshop.publish()
+        self._resumable.publish()
         return IngestReport(
             files=tuple(source.name for source in self._sources),
             rows_read=self._rows_read,
@@ -473,8 +473,8 @@ def ingest(
         else chunk_rows_for(columns, target_chunk)
     )
     plan = Plan(layout, missing, tuple(null_values), rows, seed, units)
-    with Workshop(output, overwrite=overwrite, resume=resume) as workshop:
-        run = Run(plan, sources, workshop)
+    with ResumableOutput(output, overwrite=overwrite, resume=resume) as resumable:
+        run = Run(plan, sources, resumable)
         with contextlib.closing(run):
             run.read(progress)
             return run.finish(str(output))

@@ -67,8 +67,8 @@ def write_partial(path: Path, value: Any, kinds: Kinds, *, flush: bool = False) 
         with disk_errors(path):
             group = zarr.open_group(str(aside), mode="w", zarr_format=3)
             arrays = {n: write_array(group, n, np.concatenate(p)) for n, p in flat.items()}
-            about = {"kind": KIND, "schema_version": SCHEMA_VERSION, "value": tree}
-            group.attrs[ATTRIBUTE] = sealed({**about, "arrays": arrays})
+            metadata = {"kind": KIND, "schema_version": SCHEMA_VERSION, "value": tree}
+            group.attrs[ATTRIBUTE] = sealed({**metadata, "arrays": arrays})
             if flush:
                 _flush(aside)
             try:
@@ -94,13 +94,13 @@ def read_partial(path: Path, kinds: Kinds) -> Any:
     group = open_zarr(location)
     if not isinstance(group, zarr.Group):
         raise StoreError(f"{location} is a single array, a partial sum was expected")
-    about = read_attribute(group, KIND, SCHEMA_VERSION, location)
-    listed = about.get("arrays")
+    metadata = read_attribute(group, KIND, SCHEMA_VERSION, location)
+    listed = metadata.get("arrays")
     if not is_listing(listed):
         raise StoreError(f"the partial sum {location} lists no arrays: {_ADVICE}")
     flat = {name: read_array(group, name, location, listed[name]) for name in listed}
     try:
-        return _decoded(about["value"], flat, kinds)
+        return _decoded(metadata["value"], flat, kinds)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise StoreError(f"the partial sum {location} is damaged ({error}): {_ADVICE}") from error
 
@@ -123,8 +123,8 @@ def _encoded(value: Any, flat: dict[str, list[Array]], kinds: Kinds) -> Any:
     name = type(value).__name__
     if not is_dataclass(value) or type(value) not in kinds:
         raise TypeError(f"a {name} can't be part of a checkpoint: name it in the reduction's kinds")
-    found = {f.name: _encoded(getattr(value, f.name), flat, kinds) for f in fields(value)}
-    return {"type": name, "fields": found}
+    items = {f.name: _encoded(getattr(value, f.name), flat, kinds) for f in fields(value)}
+    return {"type": name, "fields": items}
 
 
 def _decoded(tree: Any, flat: Mapping[str, Array], kinds: Kinds) -> Any:

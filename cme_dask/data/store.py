@@ -108,7 +108,7 @@ def writing(path: str | os.PathLike[str], *, overwrite: bool = False) -> Iterato
         _remove(aside)
 
 
-def workshop_folder(target: Path) -> Path:
+def work_folder(target: Path) -> Path:
     """Where work on an output goes on that may be resumed, beside it."""
     return target.with_name(f".{target.name}.partial")
 
@@ -337,7 +337,7 @@ def safe(array: zarr.Array[Any], location: str) -> zarr.Array[Any]:
 def _check_finished(path: Path) -> None:
     """StoreError on a store that is being written, or that was when its writer was cut off."""
     ours = path.name.startswith(".") and path.name.endswith(".partial")
-    if ours or (not path.exists() and workshop_folder(path).exists()):
+    if ours or (not path.exists() and work_folder(path).exists()):
         raise StoreError(
             f"{path} is unfinished: it is still being written, or that was interrupted "
             + remedy(

@@ -59,7 +59,7 @@ def block_rows(n: int, chunk_rows: int) -> int:
 
 @dataclass(eq=False)
 class Checkpoint:
-    """The folder of one run; made by :func:`keeping`.
+    """The folder of one run; made by :func:`checkpointed_run`.
 
     Attributes
     ----------
@@ -118,10 +118,10 @@ class Checkpoint:
     def check_seen(self, client: Any) -> None:
         """ResourceError unless all workers of a cluster see the folder, and it sees their files."""
         folder = str(self.folder)
-        found = client.run(_sees, folder, self.run, on_error="ignore")  # some may die now
+        signs = client.run(_sees, folder, self.run, on_error="ignore")  # some may die now
         # Each name is looked up: a list of the folder may be an old one, on a network.
-        blind = [who for who, name in found.items() if not (name and (self.folder / name).exists())]
-        for name in filter(None, found.values()):
+        blind = [who for who, name in signs.items() if not (name and (self.folder / name).exists())]
+        for name in filter(None, signs.values()):
             (self.folder / name).unlink(missing_ok=True)
         if blind:
             who = ", ".join(blind)
@@ -169,26 +169,28 @@ class PassSums:
     share: tuple[int, int]
     kinds: tuple[type, ...] = ()
 
-    def open(self, about: dict[str, Any]) -> None:
+    def open(self, description: dict[str, Any]) -> None:
         """Begin, or go on with, the pass that is described so."""
         here = self.folder / self.name
         with disk_errors(here):
             here.mkdir(exist_ok=True)
-        found = _read_json(here / _PASS)
-        if found is None and _holds(here, ()):
-            found = _read_json(here / _PASS)  # another shard began it meanwhile
-            if found is None:
+        recorded = _read_json(here / _PASS)
+        if recorded is None and _holds(here, ()):
+            recorded = _read_json(here / _PASS)  # another shard began it meanwhile
+            if recorded is None:
                 raise StoreError(
                     f"{here} holds sums but not {_PASS}, which says of what: remove {self.folder}, "
                     "and start the run again"
                 )
-        if found is None:
-            write_json(here / _PASS, about, replace=False)
-            found = _read_json(here / _PASS)
-        if found != about:
-            different = next((key for key in about if found.get(key) != about[key]), "")
+        if recorded is None:
+            write_json(here / _PASS, description, replace=False)
+            recorded = _read_json(here / _PASS)
+        if recorded != description:
+            different = next(
+                (key for key in description if recorded.get(key) != description[key]), ""
+            )
             raise StoreError(
-                f"{self.name} of the checkpoint {self.folder} is of another {found.get('name')} "
+                f"{self.name} of the checkpoint {self.folder} is of another {recorded.get('name')} "
                 f"(its {different} differs): a run goes on where the same data, configuration, "
                 "versions and kind of processor lead to the same pivots; start again with another "
                 "folder"
@@ -265,9 +267,9 @@ class PassSums:
 
 
 @contextlib.contextmanager
-def keeping(
+def checkpointed_run(
     folder: str | os.PathLike[str] | None,
-    about: Callable[[], dict[str, dict[str, str]]],
+    describe: Callable[[], dict[str, dict[str, str]]],
     shard: tuple[int, int] | None = None,
 ) -> Iterator[Checkpoint | None]:
     """The checkpoint in a folder, begun or gone on with; None without a folder.
@@ -276,7 +278,7 @@ def keeping(
     ----------
     folder
         Where it lies: on a filesystem that this process and all workers share.
-    about
+    describe
         Gives fingerprints of what the run depends on, by what they are of (``data``,
         ``configuration``, ``version``) and by name.
     shard
@@ -312,7 +314,7 @@ def keeping(
                 )
         descriptor = locked(path, path, shared=shard is not None)
     try:
-        yield Checkpoint(path, _settle(path, _read_json(path / _MANIFEST), about()), shard)
+        yield Checkpoint(path, _settle(path, _read_json(path / _MANIFEST), describe()), shard)
         if shard is not None:
             raise ShardDone("all shares are done: run the same fit without a shard, for its result")
     finally:
@@ -351,7 +353,7 @@ def _holds(path: Path, known: tuple[str, ...]) -> bool:
     return any(n not in known and not n.startswith((".", f"{_SIGN}-")) for n in names)
 
 
-def _settle(path: Path, manifest: Any, about: dict[str, dict[str, str]]) -> str:
+def _settle(path: Path, manifest: Any, description: dict[str, dict[str, str]]) -> str:
     """Write the manifest, or hold the one that is there against what it should say.
 
     Gives the name of the run.
@@ -360,32 +362,35 @@ def _settle(path: Path, manifest: Any, about: dict[str, dict[str, str]]) -> str:
         run = uuid.uuid4().hex[:12]
         with disk_errors(path):
             (path / _sign_of(run)).touch()
-        head = {"kind": KIND, "schema_version": SCHEMA_VERSION, "run": run, "about": about}
+        head = {"kind": KIND, "schema_version": SCHEMA_VERSION, "run": run, "about": description}
         whole = {"zarr_format": 3, "node_type": "group"}
         whole["attributes"] = {ATTRIBUTE: {**head, "ended": []}}
         if write_json(path / _MANIFEST, whole, replace=False):
             return run
         (path / _sign_of(run)).unlink(missing_ok=True)  # another shard was first
         manifest = _read_json(path / _MANIFEST)
-    found = _described(manifest)
-    if found is None:
+    recorded = _described(manifest)
+    if recorded is None:
         raise StoreError(f"{path} is no checkpoint of cme_dask: choose another folder")
-    if found.get("schema_version") != SCHEMA_VERSION:
+    if recorded.get("schema_version") != SCHEMA_VERSION:
         raise StoreError(
-            f"the checkpoint {path} has schema version {found.get('schema_version')}, this "
+            f"the checkpoint {path} has schema version {recorded.get('schema_version')}, this "
             f"cme_dask reads {SCHEMA_VERSION}: finish it with the version that began it"
         )
-    before = found.get("about", {})
-    for part in about:
-        names = [*about[part], *(name for name in before.get(part, {}) if name not in about[part])]
+    before = recorded.get("about", {})
+    for part in description:
+        names = [
+            *description[part],
+            *(name for name in before.get(part, {}) if name not in description[part]),
+        ]
         for name in names:
-            was, now = (side.get(part, {}).get(name) for side in (before, about))
+            was, now = (side.get(part, {}).get(name) for side in (before, description))
             if was != now:
                 raise StoreError(
                     f"the checkpoint {path} is of another run: {part} {name!r} was {_short(was)} "
                     f"and is {_short(now)}; go on with the same, or choose another folder"
                 )
-    return str(found.get("run"))
+    return str(recorded.get("run"))
 
 
 def _described(manifest: Any) -> dict[str, Any] | None:
@@ -446,7 +451,7 @@ def versions() -> dict[str, str]:
     return {"cme_dask": cme_dask.__version__, "numpy": np.__version__}
 
 
-# What a run depends on, told by short fingerprints: its rows, its parameters, its versions
+# What a run depends on, as short fingerprints: its rows, its parameters, its versions
 
 
 _CHECKSUM = 4  # bytes of a CRC-32C, which close a chunk of our stores
@@ -467,18 +472,18 @@ def about_run(
     sample
         The rows. Of a Zarr store the last bytes of every chunk are read, which are its checksum in
         stores of ours, and of files of others when they were written, and their size; arrays in
-        memory are hashed; a Dask array is told by its name.
+        memory are hashed; of a Dask array the name counts.
     given
         What else the fit was given: functions.
     """
     # A function of a module goes by its name: what the module says is part of what it is.
     configuration = {"estimator": name} | {
-        key: _told(value, key) for key, value in {**parameters, **given}.items()
+        key: _fingerprint(value, key) for key, value in {**parameters, **given}.items()
     }
     return {"version": versions(), "configuration": configuration, "data": _rows(sample)}
 
 
-def _told(value: Any, name: str) -> str:
+def _fingerprint(value: Any, name: str) -> str:
     """A value in words where these tell all of it, else with a fingerprint."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return repr(value)
@@ -495,7 +500,7 @@ def _digest(module: str) -> str:
 
 
 def _rows(sample: Sample) -> dict[str, str]:
-    told = {
+    fingerprints = {
         "rows": f"{sample.n_rows:,}",
         "columns": "; ".join(columns.listed() for columns in sample.columns),
         "part": str(sample.part),
@@ -505,11 +510,11 @@ def _rows(sample: Sample) -> dict[str, str]:
     names += ["weights"] if sample.weights is not None else []
     names += list(sample.units)
     for name, source in zip(names, sample.reads, strict=True):
-        told[f"values of {name}"] = _values(source)
+        fingerprints[f"values of {name}"] = _values(source)
     if sample.row_sample is not None:
         rows = sample.row_sample
-        told["row sample"] = token_of((rows.index, rows.keys), "row sample")[:16]
-    return told
+        fingerprints["row sample"] = token_of((rows.index, rows.keys), "row sample")[:16]
+    return fingerprints
 
 
 def _values(source: RowSource) -> str:
@@ -518,7 +523,7 @@ def _values(source: RowSource) -> str:
     if isinstance(source, DaskSource):
         return str(source.array.name)
     if isinstance(source, MappedSource):
-        function = _told(source.function, "map")
+        function = _fingerprint(source.function, "map")
         return f"{_values(source.source)} by {function} {source.columns or ''}".strip()
     return token_of(np.asarray(source.array), "rows")[:16]  # type: ignore[attr-defined]
 
@@ -531,7 +536,7 @@ def _chunks(array: zarr.Array[Any], ours: bool) -> str:
     prefix = f"{array.path}/" if array.path else ""
     encode = array.metadata.encode_chunk_key
     keys = (prefix + encode(tuple(map(int, key))) for key in np.ndindex(*grid))
-    found = hashlib.sha256(repr((array.shape, str(array.dtype), rows)).encode())
+    digest = hashlib.sha256(repr((array.shape, str(array.dtype), rows)).encode())
 
     root = getattr(array.store, "root", None)  # of a local folder
 
@@ -548,16 +553,16 @@ def _chunks(array: zarr.Array[Any], ours: bool) -> str:
             return part.to_bytes() + (b"" if ours or root is None else _written(root / key))
 
         for piece in await asyncio.gather(*map(end, keys)):
-            found.update(piece)
+            digest.update(piece)
 
     sync(ends())
-    return found.hexdigest()[:16]
+    return digest.hexdigest()[:16]
 
 
 def _written(path: Path) -> bytes:
     """Size and time of a file: chunks without a checksum show no change in their last bytes."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return b""
-    return f"{found.st_size} {found.st_mtime_ns}".encode()
+    return f"{status.st_size} {status.st_mtime_ns}".encode()

@@ -95,8 +95,8 @@ class MemoryBudget:
         most = _bytes(limit)
         workers = []
         if executor.client is not None:
-            found = executor.client.scheduler_info(n_workers=-1)["workers"].values()
-            workers = [(w["nthreads"], min(most, _usable(w["memory_limit"]))) for w in found]
+            described = executor.client.scheduler_info(n_workers=-1)["workers"].values()
+            workers = [(w["nthreads"], min(most, _usable(w["memory_limit"]))) for w in described]
         free = psutil.virtual_memory().available + psutil.Process().memory_info().rss
         return cls(executor, int(min(most, MEMORY_LIMIT, free)), tuple(workers))
 

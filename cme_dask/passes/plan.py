@@ -255,10 +255,10 @@ class Reading:
         weights = arrays[self.variables][:, 0] if self.weighted else None
         strip = Strip(rows, arrays[: self.variables], weights, units, self.folding)
         if self.part is not None:
-            kept = self.part.keeps(rows - self.first_row, units)  # a part is one of its table
+            selected = self.part.keeps(rows - self.first_row, units)  # a part is one of its table
             for values in units.values():
-                kept |= ~np.isfinite(values)  # of no part: kept to be found
-            strip = strip if kept.all() else strip.only(kept)
+                selected |= ~np.isfinite(values)  # of no part: selected to be refused
+            strip = strip if selected.all() else strip.only(selected)
         if self.residuals is None:
             return strip
         return replace(

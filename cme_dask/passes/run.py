@@ -30,7 +30,7 @@ from cme_dask.numerics.reduction import (
 )
 from cme_dask.numerics.resources import MemoryPlan
 from cme_dask.numerics.rows import BadValueCounts, Counts
-from cme_dask.passes.checkpoint import PassSums, about_run, block_rows, keeping
+from cme_dask.passes.checkpoint import PassSums, about_run, block_rows, checkpointed_run
 from cme_dask.passes.cluster import Scheduler
 from cme_dask.passes.driver import Executor
 from cme_dask.passes.memory import MemoryBudget
@@ -172,7 +172,7 @@ class RunOptions:
         def described() -> dict[str, dict[str, str]]:
             return about_run(name, depends_on, sample, {})
 
-        with keeping(self.checkpoint, described, self.shard) as checkpoint:
+        with checkpointed_run(self.checkpoint, described, self.shard) as checkpoint:
             executor = Executor.resolve(self.scheduler, self.workers, checkpoint)
             yield MemoryBudget.of(executor, self.memory_limit)
 
@@ -362,7 +362,10 @@ def _checkpointed(
     if checkpoint.shard is None:
         sums.end(value)
         log.info(
-            "%s is kept in %s", sums.name, sums.folder, extra={"event": "kept", "pass": sums.name}
+            "the result of %s is in %s",
+            sums.name,
+            sums.folder,
+            extra={"event": "kept", "pass": sums.name},
         )
     return value
 

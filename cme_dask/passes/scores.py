@@ -71,9 +71,9 @@ class Law:
         From rows of x (b, d) to the laws there, as ``conditional`` of a model. It is sent to the
         workers, so it can be pickled.
     crps
-        Whether the continuous ranked probability score is wanted.
+        Whether the continuous ranked probability score is computed.
     level
-        Probability of the central intervals whose coverage is wanted, in (0, 1); default none.
+        Probability of the central intervals whose coverage is computed, in (0, 1); default none.
     cells
         On how many cells the laws live: memory depends on it.
     targets
@@ -196,17 +196,17 @@ class _ScoreReduction(Reduction[ScoreSums, ScoreSums]):
     @property
     def law_losses(self) -> list[_Loss]:
         """What is summed of the laws, in the order of the losses."""
-        found: list[_Loss] = []
+        losses: list[_Loss] = []
         for name, law in self.laws.items():
-            found += [_Loss(name, "crps")] * law.crps
-            found += [_Loss(name, "coverage", c) for c in self.numeric if law.level is not None]
-            found += [_Loss(name, "squared", target) for target in law.targets]
+            losses += [_Loss(name, "crps")] * law.crps
+            losses += [_Loss(name, "coverage", c) for c in self.numeric if law.level is not None]
+            losses += [_Loss(name, "squared", target) for target in law.targets]
             for target, edges in law.edges.items():
                 bins = range(len(edges) + 1)
-                found += [_Loss(name, k, target, i) for k in ("in bin", *_BINNED) for i in bins]
+                losses += [_Loss(name, k, target, i) for k in ("in bin", *_BINNED) for i in bins]
             for column in self.labelled if law.labels else ():
-                found += [_Loss(name, "accuracy", column), _Loss(name, "log", column)]
-        return found
+                losses += [_Loss(name, "accuracy", column), _Loss(name, "log", column)]
+        return losses
 
     def cost(self, extent: Extent) -> Cost:
         """Predictions of a block, and its laws; of what predictions take inside, nothing is known.
@@ -242,15 +242,15 @@ class _ScoreReduction(Reduction[ScoreSums, ScoreSums]):
 
     def _losses(self, x: Array, y: Array, targets: Array) -> Iterator[Array]:
         for name, prediction in self.predictions.items():
-            wanted = [self.names.index(target) for target in prediction.targets]
-            found = _predicted(name, prediction.predict, x, len(wanted))
-            yield from ((found - targets[:, wanted]) ** 2).T
+            columns = [self.names.index(target) for target in prediction.targets]
+            values = _predicted(name, prediction.predict, x, len(columns))
+            yield from ((values - targets[:, columns]) ** 2).T
         for name, law in self.laws.items():
             yield from self._law_losses(name, law, x, y, targets).T
 
     def _law_losses(self, name: str, law: Law, x: Array, y: Array, targets: Array) -> Array:
         """What ``law_losses`` lists of one law, shape (b, l)."""
-        found = np.empty((len(x), sum(loss.law == name for loss in self.law_losses)))
+        losses = np.empty((len(x), sum(loss.law == name for loss in self.law_losses)))
         for start in range(0, len(x), _LAW_ROWS):
             rows = slice(start, start + _LAW_ROWS)
             try:
@@ -261,8 +261,8 @@ class _ScoreReduction(Reduction[ScoreSums, ScoreSums]):
                 raise _failure(name, error) from error
             columns = self._of_laws(name, law, laws, y[rows], targets[rows])
             for i, values in enumerate(columns):
-                found[rows, i] = values
-        return found
+                losses[rows, i] = values
+        return losses
 
     def _of_laws(
         self, name: str, law: Law, laws: Scored, y: Array, targets: Array
@@ -317,7 +317,7 @@ def score_pass(
     laws
         Laws by name.
     n_blocks
-        Blocks of rows for the standard errors, told by ``sample.folding``: with folds by time or
+        Blocks of rows for the standard errors, by ``sample.folding``: with folds by time or
         group these know that neighbours are alike.
     progress
         Called when a task has ended.
@@ -439,26 +439,26 @@ def _check_targets(law: Law, known: tuple[str, ...]) -> None:
 def _predicted(name: str, predict: Predict, x: Array, width: int) -> Array:
     """What a prediction says at rows, shape (b, width)."""
     try:
-        found = np.asarray(predict(x), dtype=np.float64)
+        values = np.asarray(predict(x), dtype=np.float64)
     except DataError:
         raise
     except Exception as error:
         raise _failure(name, error) from error
-    found = found[:, None] if found.ndim == 1 and width == 1 else found
-    return _checked_shape(name, found, (len(x), width))
+    values = values[:, None] if values.ndim == 1 and width == 1 else values
+    return _checked_shape(name, values, (len(x), width))
 
 
 def _failure(name: str, error: Exception) -> DataError:
     return DataError(f"prediction {name!r} failed: {type(error).__name__}: {error}")
 
 
-def _checked_shape(name: str, found: Array, shape: tuple[int, ...]) -> Array:
+def _checked_shape(name: str, values: Array, shape: tuple[int, ...]) -> Array:
     """What was predicted, if it has this shape and is finite."""
-    if found.shape != shape:
+    if values.shape != shape:
         raise DataError(
             f"prediction {name!r} must return shape {shape} for {shape[0]} rows, "
-            f"it returned {found.shape}"
+            f"it returned {values.shape}"
         )
-    if not np.isfinite(found).all():
+    if not np.isfinite(values).all():
         raise DataError(f"prediction {name!r} returned NaN or infinity")
-    return found
+    return values

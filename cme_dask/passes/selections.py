@@ -43,10 +43,10 @@ def sample_rows(
         If weights are negative, weights or times are not finite, all weights are zero, or no row
         belongs to the part.
     """
-    stored, wanted = sample.row_sample, min(size, sample.n_rows)
+    stored, requested = sample.row_sample, min(size, sample.n_rows)
     if sample.part is not None:
-        wanted = min(wanted, _ENOUGH)
-    if stored is not None and len(stored) >= (1 if stored.complete else wanted):
+        requested = min(requested, _ENOUGH)
+    if stored is not None and len(stored) >= (1 if stored.complete else requested):
         return stored.prefix(size), 0
     chosen, passes = choose_rows(sample, size, seed, budget)
     by_row = np.argsort(chosen.index)
