@@ -842,7 +842,10 @@ MODELS = {
     "half-written": (STORES["half-written"][0], "no finished model of cme_dask .* write it again"),
     "newer": (STORES["newer"][0], "install a newer cme_dask"),
     "no type": (described(lambda a: a.pop("type")), "has a damaged description"),
-    "other type": (described(lambda a: a.update(type="Q")), "holds a 'Q'; known are JointModel"),
+    "other type": (
+        described(lambda a: a.update(type="Q")),
+        "holds a 'Q'; known are EmbeddingModel, ",
+    ),
     "no fit": (described(lambda a: a["about"].pop("fit")), "description of its fit is damaged"),
     "no kernel": (
         described(lambda a: a["about"]["variables"]["x"].pop("kernel")),
