@@ -83,8 +83,8 @@ def _panel(ax: Any, cells: list[Result], measure: str) -> None:
     for model, (colour, marker, line) in _LINES.items():
         if model == "truth" and measure == "deviation":
             continue
-        found = [cell["models"][model][measure] for cell in cells]
-        means = [each["mean"] for each in found]
+        result = [cell["models"][model][measure] for cell in cells]
+        means = [each["mean"] for each in result]
         ax.plot(
             sizes,
             means,
@@ -96,7 +96,7 @@ def _panel(ax: Any, cells: list[Result], measure: str) -> None:
             label=model,
         )
         if model in ("self-tuned", "kernel logistic"):
-            low, high = np.quantile([each["values"] for each in found], [0.05, 0.95], axis=1)
+            low, high = np.quantile([each["values"] for each in result], [0.05, 0.95], axis=1)
             ax.fill_between(sizes, low, high, color=colour, alpha=0.12, linewidth=0)
     ax.set(xscale="log", yscale="log")
     ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 1.5, 2.0, 3.0, 4.5, 7.0)))
@@ -166,12 +166,12 @@ def run_classification(
         for name in options.scenarios
         for seed in range(options.seeds)
     ]
-    found = judge_all(_judge, tasks, options.workers, progress)
+    values = judge_all(_judge, tasks, options.workers, progress)
     cells = [
         {
             "scenario": name,
             "rows": n,
-            "models": summary([found[name, n, seed] for seed in range(options.seeds)]),
+            "models": summary([values[name, n, seed] for seed in range(options.seeds)]),
         }
         for name in options.scenarios
         for n in options.rows
@@ -241,15 +241,15 @@ def classification_tables(result: Result) -> Iterator[Any]:
 def _verdict_rows(verdicts: Sequence[Result]) -> Iterator[tuple[str, ...]]:
     for verdict in verdicts:
         for figure in JUDGED:
-            found = verdict[figure]
+            result = verdict[figure]
             ratios = [
-                f"{ratio:.3f}" if found["tied"][law] else f"({ratio:.3f})"
-                for law, ratio in found["over_best"].items()
+                f"{ratio:.3f}" if result["tied"][law] else f"({ratio:.3f})"
+                for law, ratio in result["over_best"].items()
             ]
             yield (
                 f"{verdict['scenario']}, {verdict['rows']:,}" if figure == JUDGED[0] else "",
                 FIGURES[figure],
-                found["best"],
+                result["best"],
                 *ratios,
             )
 

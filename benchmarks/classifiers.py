@@ -115,8 +115,8 @@ class Training:
     def _newton(self, i: int, scale: float) -> NewtonBasis:
         rows = self.rows(i)
         kernel = Delta() if i == 2 else Gaussian(scale)
-        found = pivoted_cholesky(kernel, rows, TOL, MAX_RANK)
-        return NewtonBasis(kernel, rows[found.pivots], found.factor)
+        result = pivoted_cholesky(kernel, rows, TOL, MAX_RANK)
+        return NewtonBasis(kernel, rows[result.pivots], result.factor)
 
     def _partition(self, i: int, scale: float) -> PartitionBasis:
         kernel, rows = Gaussian(scale), self.rows(i)
@@ -196,13 +196,13 @@ class Joint:
             mean, _ = training.moments((x, y), i)
             at_points = y(points[:, None])
             solver = JointSolver(self.constraint, regs[0], BasisBounds((x.bound, y.bound)))
-            for found in solver.path(mean, regs):
+            for result in solver.path(mean, regs):
                 if self.law:
-                    right = found.coef.T @ (at_points @ found.transform_y).T
-                    yield _Projected(x, found.transform_x @ right, masses, points > 0.0)
+                    right = result.coef.T @ (at_points @ result.transform_y).T
+                    yield _Projected(x, result.transform_x @ right, masses, points > 0.0)
                 else:
-                    constant, slope = found.answer(mean, 0)
-                    yield _Linear(x, found.transform_x @ slope[:, -1], constant[-1])
+                    constant, slope = result.answer(mean, 0)
+                    yield _Linear(x, result.transform_x @ slope[:, -1], constant[-1])
 
 
 def _coupling(training: Training) -> Iterator[Predict]:
@@ -210,9 +210,9 @@ def _coupling(training: Training) -> Iterator[Predict]:
     for scale_x, scale_y in product(COUPLING_SCALES, COUPLING_SCALES_Y):
         x, y = training.partition(0, scale_x), training.partition(1, scale_y)
         mean, _ = training.moments((x, y))
-        for found in JointSolver(Coupling(tol=1e-4), regs[0]).path(mean, regs):
-            constant, slope = found.answer(mean, 0)
-            yield _Linear(x, found.transform_x @ slope[:, -1], constant[-1])
+        for result in JointSolver(Coupling(tol=1e-4), regs[0]).path(mean, regs):
+            constant, slope = result.answer(mean, 0)
+            yield _Linear(x, result.transform_x @ slope[:, -1], constant[-1])
 
 
 def _traditional(training: Training) -> Iterator[Predict]:
@@ -292,11 +292,11 @@ def judge(scenario: str, n: int, seed: int) -> dict[str, Figures]:
     training = Training(Draw.of(scenario, n, seed))
     unseen = Draw.of(scenario, n, VALIDATION_SEED + seed)
     test = Draw.of(scenario, TEST_ROWS, TEST_SEED + seed)
-    found = {TRUTH: _figures(test.truth, test)}
+    result = {TRUTH: _figures(test.truth, test)}
     for name, candidates in METHODS.items():
         best = min(candidates(training), key=lambda predict: _loss(predict(unseen.x), unseen))
-        found[name] = _figures(best(test.x), test)
-    return found
+        result[name] = _figures(best(test.x), test)
+    return result
 
 
 def _loss(probability: Array, draw: Draw) -> float:

@@ -244,8 +244,8 @@ class WatchedFit:
         peaks = [peak_of(worker) for worker in self._workers()]
         with connected(self.fit.scheduler) as client:
             short = want_of_memory(client)
-        found = {"worker_bytes": peaks, "worker_peak": max(peaks), **asdict(short)}
-        return lambda: {**describe(), **found}
+        result = {"worker_bytes": peaks, "worker_peak": max(peaks), **asdict(short)}
+        return lambda: {**describe(), **result}
 
     def _workers(self) -> list[psutil.Process]:
         """The worker processes: of what a nanny has started each is the largest."""

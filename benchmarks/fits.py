@@ -141,18 +141,18 @@ def share_of(sample: Sample, number: int, shares: int) -> Sample:
     chunk = max(source.chunk_rows or 1 for source in sample.reads)
     chunks = -(-sample.n_rows // chunk)
     start, stop = (min(chunks * i // shares * chunk, sample.n_rows) for i in (number, number + 1))
-    kept = sample.row_sample
-    if kept is not None:
-        here = (start <= kept.index) & (kept.index < stop)
-        kept = replace(
-            kept,
-            keys=kept.keys[here],
-            index=kept.index[here] - start,
-            parts=tuple(part[here] for part in kept.parts),
-            weights=kept.weights[here],
+    retained = sample.row_sample
+    if retained is not None:
+        here = (start <= retained.index) & (retained.index < stop)
+        retained = replace(
+            retained,
+            keys=retained.keys[here],
+            index=retained.index[here] - start,
+            parts=tuple(part[here] for part in retained.parts),
+            weights=retained.weights[here],
         )
     sources = tuple(RowRange(source, start, stop) for source in sample.sources)
-    return replace(sample, sources=sources, row_sample=kept)
+    return replace(sample, sources=sources, row_sample=retained)
 
 
 def regression_rows(n: int, d: int, seed: int) -> tuple[Array, Array, Array]:

@@ -93,8 +93,8 @@ class Sample:
                 points = choose_landmarks(kernel, rows, weights, count, "kmeans", 0)
                 self._bases[key] = PartitionBasis(kernel, points)
             else:
-                found = pivoted_cholesky(kernel, rows, TOL, MAX_RANK)
-                self._bases[key] = NewtonBasis(kernel, rows[found.pivots], found.factor)
+                result = pivoted_cholesky(kernel, rows, TOL, MAX_RANK)
+                self._bases[key] = NewtonBasis(kernel, rows[result.pivots], result.factor)
         return self._bases[key]
 
     def moments(
@@ -210,14 +210,14 @@ def judge(name: str, n: int, seed: int) -> dict[str, Figures]:
     """Figures of every model on one sample, by the model's name."""
     sample = Sample(name, n, seed)
     test = Test.of(sample, TEST_SEED + seed)
-    found: dict[str, Figures] = {}
+    result: dict[str, Figures] = {}
     for constraint in (Unconstrained(), Normalized(), Certified()):
         choice = tune(sample, constraint)
         solution, sides, mean = _solution(sample, choice, constraint)
         ratio = _ratio(solution, sides, sample, test)
         signed = _expected(solution, sides, mean, sample, test)
         label = constraint.name
-        found[label] = _figures(sample, test, ratio, signed, choice)
+        result[label] = _figures(sample, test, ratio, signed, choice)
         if label == "certified":
             continue
         masses = sample.support[1]
@@ -225,17 +225,17 @@ def judge(name: str, n: int, seed: int) -> dict[str, Figures]:
             ("clipped", clip(ratio, masses)),
             ("projected", project(ratio, masses)[0]),
         ):
-            found[f"{label}, {law}"] = _of_law(sample, test, weights, choice)
+            result[f"{label}, {law}"] = _of_law(sample, test, weights, choice)
         if label == "normalized":
-            found["pointwise"] = _pointwise(sample, test, choice)
-            found["traditional"] = _traditional(sample, test, choice)
+            result["pointwise"] = _pointwise(sample, test, choice)
+            result["traditional"] = _traditional(sample, test, choice)
     choice = tune_coupling(sample)
     solution, sides, mean = _solution(sample, choice, Coupling(tol=1e-5), partition=True)
     ratio = _ratio(solution, sides, sample, test)
     signed = _expected(solution, sides, mean, sample, test)
-    found["coupling"] = _figures(sample, test, ratio, signed, choice)
-    found["traditional, (41)"] = _traditional_validated(sample, test, choice)
-    return found
+    result["coupling"] = _figures(sample, test, ratio, signed, choice)
+    result["traditional, (41)"] = _traditional_validated(sample, test, choice)
+    return result
 
 
 def _solution(
@@ -376,7 +376,7 @@ def judge_tuned(name: str, n: int, seed: int, residual: str | bool = "auto") -> 
     test = scenario.draw(TEST_ROWS, TEST_SEED + seed)
     truth = scenario.truth(test[0])
     estimator = _fitted(x, y, residual)
-    found = _figures_tuned_laws(estimator, scenario, y, test, truth)
+    result = _figures_tuned_laws(estimator, scenario, y, test, truth)
     assert estimator.search_ is not None
     least = _least_error(estimator.search_, scenario, (x, y), test[0], truth)
     rng = np.random.default_rng([seed, 3])
@@ -385,7 +385,7 @@ def judge_tuned(name: str, n: int, seed: int, residual: str | bool = "auto") -> 
     with_noise = _figures_tuned_laws(noisy, scenario, y, (wide[1], test[1]), truth)
     more = {"noisy_error": with_noise["error"], "noisy_crps": with_noise["crps"]}
     more["location"] = float(estimator.model_.residual is not None)
-    return found | more | {"least_error": least, "seconds": estimator.search_.seconds}
+    return result | more | {"least_error": least, "seconds": estimator.search_.seconds}
 
 
 def _fitted(x: Array, y: Array, residual: str | bool) -> JointDistribution:
@@ -434,8 +434,8 @@ def _least_error(
         # The events are columns that the kernel of y does not see.
         seen = kernel if i == 0 else kernel.on(list(range(rows[1].shape[1])))
         if kernel not in bases:
-            found = pivoted_cholesky(seen, extended[i], _TOL, _MAX_RANK)
-            basis = NewtonBasis(seen, extended[i][found.pivots], found.factor)
+            result = pivoted_cholesky(seen, extended[i], _TOL, _MAX_RANK)
+            basis = NewtonBasis(seen, extended[i][result.pivots], result.factor)
             bases[kernel] = basis, basis(x) if i == 0 else x
         return bases[kernel][0]
 

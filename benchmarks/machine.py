@@ -71,12 +71,12 @@ class GemmRate:
         return self._measure
 
     def _measure(self) -> Callable[[], Result]:
-        found = {
+        result = {
             "gemm_one": _gemm(1, 1, np.float64, self.samples),
             "gemm_all": _gemm(self.workers, 1, np.float64, self.samples),
             "exp_all": _exp(self.workers, self.samples),
         }
-        return lambda: {name: float(np.median(rates)) for name, rates in found.items()}
+        return lambda: {name: float(np.median(rates)) for name, rates in result.items()}
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class MachineRates:
 
     def _measure(self) -> Callable[[], Result]:
         w, k = self.workers, self.samples
-        found = {
+        result = {
             "gemm_one": _gemm(1, 1, np.float64, k),
             "gemm_all": _gemm(w, 1, np.float64, k),
             "gemm_blas_threads": _gemm(1, w, np.float64, k),
@@ -107,7 +107,7 @@ class MachineRates:
             "memory_one": _triad(1, k),
             "memory_all": _triad(w, k),
         }
-        return lambda: {"rates": found}
+        return lambda: {"rates": result}
 
 
 def _gemm(threads: int, blas_threads: int, dtype: Any, samples: int) -> list[float]:
@@ -159,14 +159,14 @@ def _rates(work: list[Work], amount: float, samples: int) -> list[float]:
         for _ in range(times):
             one()
 
-    found = []
+    result = []
     with ThreadPoolExecutor(len(work)) as pool:
         list(pool.map(repeat, work))  # warm-up
         for _ in range(samples):
             begin = time.perf_counter()
             list(pool.map(repeat, work))
-            found.append(len(work) * times * amount / (time.perf_counter() - begin))
-    return found
+            result.append(len(work) * times * amount / (time.perf_counter() - begin))
+    return result
 
 
 def describe_machine() -> Result:

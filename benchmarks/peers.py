@@ -129,8 +129,8 @@ def reject(gram: Array, most: int, rng: np.random.Generator) -> tuple[Array, Arr
 def _draws(residual: Array, count: int, rng: np.random.Generator) -> Array:
     """Independent draws in proportion to the residual diagonal."""
     sums = np.cumsum(residual)
-    found = np.searchsorted(sums, sums[-1] * rng.uniform(size=count), side="right")
-    return np.minimum(found, len(residual) - 1)
+    result = np.searchsorted(sums, sums[-1] * rng.uniform(size=count), side="right")
+    return np.minimum(result, len(residual) - 1)
 
 
 # What one process measures of others: FMCA, references of RPCholesky, Nystroem and ridge
@@ -174,8 +174,8 @@ class Fmca:
         return partial(self._run, fmca, kernel, columns)
 
     def _run(self, fmca: Any, kernel: Any, columns: Array) -> Describe:
-        found = fmca.PivotedCholesky(kernel, columns, self.tol)
-        return partial(self._describe, found, columns)
+        result = fmca.PivotedCholesky(kernel, columns, self.tol)
+        return partial(self._describe, result, columns)
 
     def _describe(self, found: Any, columns: Array) -> Result:
         factor, pivots = found.matrixL(), found.indices().astype(np.int64)

@@ -65,8 +65,8 @@ class SolveProgram:
         bases = []
         for rows, scale, rank in zip((x, y), scales, (self.rank_x, self.rank_y), strict=True):
             kernel = Gaussian(float(scale))
-            found = pivoted_cholesky(kernel, rows, 0.0, rank)
-            bases.append(NewtonBasis(kernel, rows[found.pivots], found.factor))
+            result = pivoted_cholesky(kernel, rows, 0.0, rank)
+            bases.append(NewtonBasis(kernel, rows[result.pivots], result.factor))
         mean = _moments((x, y), bases)
         problem = JointProblem.of(
             mean, Regularization(_REG, _REG, "two-sided"), centred=self.solver == CLOSED

@@ -98,13 +98,13 @@ class KernelBlocks:
         law, points = load_only(JointModel, self.model), query_points(self.rows)
         newton = law.x.basis.newton
         coef = np.random.default_rng(0).standard_normal((newton.rank, 4))
-        functions, found = newton.kernel.evaluator(newton.points), np.empty((self.rows, 4))
+        functions, result = newton.kernel.evaluator(newton.points), np.empty((self.rows, 4))
 
         def run() -> Describe:
             values = BlockValues(functions, newton.rank)
             for start in range(0, self.rows, BLOCK):
                 here = slice(start, start + BLOCK)
-                np.matmul(values(points[here]), coef, out=found[here])
+                np.matmul(values(points[here]), coef, out=result[here])
             return partial(_described, law)
 
         return run

@@ -67,14 +67,14 @@ def bench_tables(result: Result) -> Iterator[Any]:
     """All tables of a bench."""
     yield _machine(result)
     cases = groupby(result["measurements"].items(), lambda item: item[0].partition("/")[0])
-    for case, found in cases:
+    for case, values in cases:
         if case == "machine":
             yield ""
-            yield _rates(dict(found)["machine/rates"])
+            yield _rates(dict(values)["machine/rates"])
             continue
         yield ""
         table = _TABLES.get(case, _measurements)
-        yield table(_TITLES[case], list(found))
+        yield table(_TITLES[case], list(values))
     if result["ratios"]:
         yield ""
         yield _ratios(result["ratios"])
@@ -328,20 +328,20 @@ def _heading(result: Result) -> str:
 def _panels(result: Result) -> dict[str, list[Row]]:
     """Per case, rows from top to bottom; a setting that several rows share has a row of its own."""
     timed = [
-        (key, found)
-        for key, found in result["measurements"].items()
-        if found["runs"] and not key.startswith("machine/") and "gemm_all" not in found["runs"][0]
+        (key, values)
+        for key, values in result["measurements"].items()
+        if values["runs"] and not key.startswith("machine/") and "gemm_all" not in values["runs"][0]
     ]
     panels: dict[str, list[Row]] = {}
     for case, group in groupby(timed, lambda item: item[0].split("/")[0]):
         rows: list[Row] = []
         setting = None
-        for key, found in group:
+        for key, values in group:
             _, here, *who = key.split("/", 2)
             if who and here != setting:
                 setting = here
                 rows.append((here, {}))
-            rows.append((who[0] if who else here, found))
+            rows.append((who[0] if who else here, values))
         panels[case] = rows
     return panels
 
@@ -359,18 +359,18 @@ def _ratios_picture(result: Result, case: str) -> dict[str, str]:
 def _panel(ax: Any, rows: list[Row], ratios: dict[str, str]) -> None:
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
-    for i, (label, found) in enumerate(rows):
-        if not found:
+    for i, (label, result) in enumerate(rows):
+        if not result:
             at = {"xycoords": ("axes fraction", "data"), "va": "center", "fontsize": 9}
             ax.annotate(ratios.get(label, ""), (0.01, i), fontweight="bold", **at)
             continue
-        color, marker = _look(label, found)
-        ax.plot([found["least"], found["most"]], [i, i], color=color, lw=2.0, alpha=0.5)
+        color, marker = _look(label, result)
+        ax.plot([result["least"], result["most"]], [i, i], color=color, lw=2.0, alpha=0.5)
         size = 11 if marker == "|" else 6
-        ax.plot(found["median"], i, marker, color=color, markersize=size, markeredgewidth=1.6)
+        ax.plot(result["median"], i, marker, color=color, markersize=size, markeredgewidth=1.6)
         ax.annotate(
-            f"{found['median']:.3g}",
-            (found["most"], i),
+            f"{result['median']:.3g}",
+            (result["most"], i),
             xytext=(8, 0),
             textcoords="offset points",
             va="center",
@@ -381,13 +381,13 @@ def _panel(ax: Any, rows: list[Row], ratios: dict[str, str]) -> None:
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     ax.xaxis.set_minor_formatter(NullFormatter())
     low, high = (
-        f(found[k] for _, found in rows if found) for f, k in ((min, "least"), (max, "most"))
+        f(result[k] for _, result in rows if result) for f, k in ((min, "least"), (max, "most"))
     )
     ax.set_xlim(min(low, high / 9) / 1.5, high * 2.5)
     ax.set_ylim(len(rows) - 0.4, -0.6)
     ax.set_yticks(range(len(rows)), [label for label, _ in rows])
-    for tick, (_, found) in zip(ax.get_yticklabels(), rows, strict=True):
-        if not found:
+    for tick, (_, result) in zip(ax.get_yticklabels(), rows, strict=True):
+        if not result:
             tick.set_fontweight("bold")
     ax.tick_params(axis="y", length=0)
     ax.grid(axis="y", visible=False)

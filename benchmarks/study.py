@@ -70,14 +70,14 @@ def _lines(result: Result) -> Iterator[str]:
 
 
 def _error(figures: Result) -> str:
-    found = figures["error"]
-    return f"{_plain(_SCALE * found['mean'], 3)} ± {_plain(_SCALE * found['std_error'], 2)}"
+    result = figures["error"]
+    return f"{_plain(_SCALE * result['mean'], 3)} ± {_plain(_SCALE * result['std_error'], 2)}"
 
 
 def _with_error(figure: str) -> Callable[[Result], str]:
     def text(figures: Result) -> str:
-        found = figures[figure]
-        return f"{found['mean']:.3f} ± {found['std_error']:.3f}"
+        result = figures[figure]
+        return f"{result['mean']:.3f} ± {result['std_error']:.3f}"
 
     return text
 
@@ -104,8 +104,8 @@ def _table(title: str, cells: Sequence[Result], text: Callable[[Result], str]) -
     yield "| | " + " | ".join(cell["scenario"] for cell in cells) + " |"
     yield "|---" * (1 + len(cells)) + "|"
     for name in names:
-        found = (text(cell["models"][name]) for cell in cells)
-        yield f"| {_LABELS.get(name, name)} | " + " | ".join(found) + " |"
+        result = (text(cell["models"][name]) for cell in cells)
+        yield f"| {_LABELS.get(name, name)} | " + " | ".join(result) + " |"
 
 
 def _verdict_table(verdicts: Sequence[Result]) -> Iterator[str]:
@@ -293,12 +293,12 @@ def run_study(
         for name in options.scenarios
         for seed in range(options.seeds)
     ]
-    found = judge_all(_judge, tasks, options.workers, progress)
+    values = judge_all(_judge, tasks, options.workers, progress)
     cells = [
         {
             "scenario": name,
             "rows": n,
-            "models": summary([found[name, n, seed] for seed in range(options.seeds)]),
+            "models": summary([values[name, n, seed] for seed in range(options.seeds)]),
         }
         for name in options.scenarios
         for n in options.rows
@@ -337,7 +337,7 @@ def judge_all(
     progress
         Told of each task that has ended.
     """
-    found: dict[Task, Result] = {}
+    result: dict[Task, Result] = {}
     with ProcessPoolExecutor(
         workers or os.cpu_count() or 1,
         mp_context=get_context("spawn"),
@@ -346,9 +346,9 @@ def judge_all(
         futures = {pool.submit(judge, *task): task for task in tasks}
         for done, future in enumerate(as_completed(futures), 1):
             name, n, seed = futures[future]
-            found[name, n, seed] = future.result()
+            result[name, n, seed] = future.result()
             progress.say(f"{name}, {n} rows, draw {seed}: {done} of {len(tasks)}")
-    return found
+    return result
 
 
 def _judge(name: str, n: int, seed: int) -> Result:
@@ -380,13 +380,13 @@ def _verdicts(cells: Sequence[Result]) -> list[Result]:
     It is within 1.1 of the best if what it has more is at most two standard errors, of differences
     paired by draws.
     """
-    found = []
+    result = []
     for cell in cells:
         errors = {name: figures["error"] for name, figures in cell["models"].items()}
         best = min(errors, key=lambda name: float(errors[name]["mean"]))
         default, least = (np.array(errors[name]["values"]) for name in (DEFAULT, best))
         excess = mean_and_error([float(e) for e in default - 1.1 * least])
-        found.append(
+        result.append(
             {
                 "scenario": cell["scenario"],
                 "rows": cell["rows"],
@@ -397,7 +397,7 @@ def _verdicts(cells: Sequence[Result]) -> list[Result]:
                 **_tuning(cell["models"]),
             }
         )
-    return found
+    return result
 
 
 def _tuning(models: Result) -> Result:

@@ -82,8 +82,8 @@ def _status(name: str) -> int | None:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
         return None
-    found = (line.split()[1] for line in lines if line.startswith(f"{name}:"))
-    return next((1024 * int(kibibytes) for kibibytes in found), None)
+    result = (line.split()[1] for line in lines if line.startswith(f"{name}:"))
+    return next((1024 * int(kibibytes) for kibibytes in result), None)
 
 
 def main() -> None:

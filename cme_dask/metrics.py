@@ -62,8 +62,8 @@ def crps(weights: Any, points: Any, y: Any) -> Array:
     """
     weights, points, y = _numbers("weights", weights), _columns(points), _columns(y)
     own = points.ndim == 3
-    wanted = (*weights.shape, y.shape[1])[0 if own else 1 :]
-    if weights.ndim != 2 or len(weights) != len(y) or points.shape != wanted:
+    requested = (*weights.shape, y.shape[1])[0 if own else 1 :]
+    if weights.ndim != 2 or len(weights) != len(y) or points.shape != requested:
         raise DataError(
             "crps takes weights (q, S), points (S, d) or (q, S, d) and y (q, d), got shapes "
             f"{weights.shape}, {points.shape} and {y.shape}"

@@ -17,13 +17,13 @@ from cme_dask.errors import DataError
 from cme_dask.kernels import blas
 from cme_dask.kernels import evaluator as into
 from cme_dask.numerics import precision as guard
-from cme_dask.numerics.basis import Elimination, NewtonBasis
+from cme_dask.numerics.basis import BlockSolve, NewtonBasis
 from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.moments import MomentSpec, Side, strip_moments
 from cme_dask.numerics.problem import Regularization
 from cme_dask.numerics.resources import one_blas_thread
 
-LAST = guard.Arithmetic(())
+LAST = guard.ComputeMode(())
 
 
 def basis_of(kernel, points, tol, max_rank=None):
@@ -58,7 +58,7 @@ def test_elimination_is_a_partial_solve(fractions, rank):
     X = np.random.default_rng(0).uniform(0, 1, (300, 3))
     basis = NewtonBasis.from_points(kernels.Matern(0.5, 1.5), X[:rank])
     R = basis.factor
-    form = Elimination.whole(rank) if fractions is None else Elimination.between(R, fractions)
+    form = BlockSolve.whole(rank) if fractions is None else BlockSolve.between(R, fractions)
     newton = np.linalg.solve(R, basis.kernel(X, basis.points).T)
     out = np.empty((rank, 300))
     basis.evaluator(form, X)(X, out)
@@ -78,10 +78,10 @@ def test_elimination_is_a_partial_solve(fractions, rank):
 
 
 def test_flops_of_an_elimination():
-    assert Elimination((0, 64), solved=False).flops == 0
-    assert Elimination((0, 32, 64), solved=False).flops == 2 * 32 * 32
-    assert Elimination((0, 32, 64), solved=True).flops == 64**2
-    assert Elimination.whole(100).flops == 100**2
+    assert BlockSolve((0, 64), solved=False).flops == 0
+    assert BlockSolve((0, 32, 64), solved=False).flops == 2 * 32 * 32
+    assert BlockSolve((0, 32, 64), solved=True).flops == 64**2
+    assert BlockSolve.whole(100).flops == 100**2
 
 
 @pytest.mark.parametrize("tol", [1e-1, 1e-2, 1e-4, 1e-6, 1e-8, 1e-10])
@@ -99,7 +99,7 @@ def test_what_the_guard_admits_equals_the_safe_form(tol, d, length_scale, constr
     held_out = guard.JointChange(spec, others, solve)(means(spec, parts, guard.SAFE))
     admitted = 0
     for fractions in guard._FRACTIONS:
-        arithmetic = guard.Arithmetic(fractions)
+        arithmetic = guard.ComputeMode(fractions)
         if change(means(spec, trial, arithmetic)) <= 1e-9:
             admitted += 1
             assert held_out(means(spec, parts, arithmetic)) <= 1e-8
@@ -115,7 +115,7 @@ def test_the_guard_refuses_to_solve_last(d, length_scale, tol):
     spec, parts = problem(d, length_scale, tol)
     solve = partial(solve_joint, constraint="normalized", reg=Regularization(1e-6, 1e-6))
     change = guard.JointChange(spec, parts, solve)
-    chosen, refused = guard.choose_arithmetic(spec, parts, 1e-9, change)
+    chosen, refused = guard.fastest_mode(spec, parts, 1e-9, change)
     assert () in [a.fractions for a in refused]
     assert chosen.fractions != ()
     last, safe = means(spec, parts, LAST), means(spec, parts, guard.SAFE)
@@ -124,9 +124,7 @@ def test_the_guard_refuses_to_solve_last(d, length_scale, tol):
     assert change(safe)(last) > 1e-6
     # The basis alone: eigenvalues are wrong as well.
     alone = MomentSpec(spec.sides[:1])
-    chosen, refused = guard.choose_arithmetic(
-        alone, parts[:1], 1e-4, guard.SpectrumChange(tol, 1e-4)
-    )
+    chosen, refused = guard.fastest_mode(alone, parts[:1], 1e-4, guard.SpectrumChange(tol, 1e-4))
     assert () in [a.fractions for a in refused]
     assert chosen.fractions != ()
 
@@ -138,8 +136,8 @@ def test_trials_side_by_side_choose_the_same(accuracy):
     solve = partial(solve_joint, constraint="normalized", reg=Regularization(1e-6, 1e-6))
     change = guard.JointChange(spec, parts, solve)
     with one_blas_thread():
-        alone = guard.choose_arithmetic(spec, parts, accuracy, change)
-        assert guard.choose_arithmetic(spec, parts, accuracy, change, 3) == alone
+        alone = guard.fastest_mode(spec, parts, accuracy, change)
+        assert guard.fastest_mode(spec, parts, accuracy, change, 3) == alone
     assert len(alone[1]) >= 1
 
 
@@ -154,7 +152,7 @@ def test_nothing_is_tried_at_accuracy_zero_and_nothing_admitted_that_fails():
 
         return change
 
-    chosen, refused = guard.choose_arithmetic(spec, parts, 1e-9, never)
+    chosen, refused = guard.fastest_mode(spec, parts, 1e-9, never)
     assert chosen is guard.SAFE
     assert len(refused) == len(calls) >= 1
 
@@ -164,15 +162,15 @@ def test_float32_products_are_admitted_for_who_asks_for_less():
     solve = partial(solve_joint, constraint="normalized", reg=Regularization(1e-4, 1e-4))
     trial = tuple(part[: guard.TRIAL_ROWS] for part in parts)
     change = guard.JointChange(spec, trial, solve)
-    chosen, _ = guard.choose_arithmetic(spec, trial, 1e-9, change)
+    chosen, _ = guard.fastest_mode(spec, trial, 1e-9, change)
     assert not chosen.single
-    single = guard.Arithmetic(None, single=True)
+    single = guard.ComputeMode(None, single=True)
     safe, found = means(spec, parts, guard.SAFE), means(spec, parts, single)
     assert 1e-9 < change(safe)(found) < 1e-3
     assert found.mean("x") == pytest.approx(safe.mean("x"), rel=1e-14)  # means stay float64
     assert np.abs(found.functions("x", "y") - safe.functions("x", "y")).max() < 1e-15
     assert np.abs(found.gram("x") - safe.gram("x")).max() < 1e-6
-    assert guard.choose_arithmetic(spec, trial, np.inf, change)[0].single  # the cheapest of all
+    assert guard.fastest_mode(spec, trial, np.inf, change)[0].single  # the cheapest of all
 
 
 def test_the_fit_says_how_it_computed():

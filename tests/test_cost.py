@@ -17,7 +17,7 @@ from cme_dask import JointDistribution, PivotedCholesky, kernels
 from cme_dask.cli import cli
 from cme_dask.data.sources import ArraySource, ZarrSource
 from cme_dask.errors import DataError, ResourceError
-from cme_dask.numerics.basis import Elimination, NewtonBasis
+from cme_dask.numerics.basis import BlockSolve, NewtonBasis
 from cme_dask.numerics.moments import MomentSpec, Side
 from cme_dask.passes import cost as measuring
 from cme_dask.passes.cost import (
@@ -63,7 +63,7 @@ def rates(**changes):
 def work(n=10**6, ranks=(50, 40), n_folds=10, workers=2):
     runs = plan_runs(n, 0, workers, 1e-6)
     width = sum(ranks) + 4
-    elimination = sum(Elimination.whole(m).flops for m in ranks)
+    elimination = sum(BlockSolve.whole(m).flops for m in ranks)
     return PassWork(
         rows=n,
         ranks=ranks,
@@ -82,7 +82,7 @@ def spec_of(rank=40, n_folds=3, between=None):
     rng = np.random.default_rng(0)
     X, Y = rng.random((300, 2)), rng.random((300, 1))
     bases = [NewtonBasis.from_points(kernels.Matern(0.5, 0.5), part[:rank]) for part in (X, Y)]
-    forms = [Elimination.whole(b.rank) if between is None else between for b in bases]
+    forms = [BlockSolve.whole(b.rank) if between is None else between for b in bases]
     sides = tuple(
         Side(basis, tuple(f"{name}{i}" for i in range(part.shape[1])), elimination=form)
         for basis, form, part, name in zip(bases, forms, (X, Y), "xy", strict=True)
@@ -100,7 +100,7 @@ def counted_flops(form):
     return flops
 
 
-@pytest.mark.parametrize("between", [None, Elimination((0, 25, 40), solved=False)])
+@pytest.mark.parametrize("between", [None, BlockSolve((0, 25, 40), solved=False)])
 def test_flops_are_those_of_the_products(between):
     spec, parts = spec_of(between=between)
     sample = open_sample(*parts)
@@ -121,7 +121,7 @@ def test_flops_are_those_of_the_products(between):
 def test_the_flops_of_a_whole_solve_and_update_approach_two_m_squared():
     """Beside the m^2 of the update: 2 n m^2 for one basis is what the bench counts."""
     m = 4096
-    assert Elimination.whole(m).flops == m**2
+    assert BlockSolve.whole(m).flops == m**2
 
 
 def test_sums_by_cell_are_a_part_of_the_pass():

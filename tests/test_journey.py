@@ -13,7 +13,7 @@ import zarr
 
 import cme_dask
 from cme_dask import JointDistribution, kernels
-from cme_dask.numerics.basis import Elimination
+from cme_dask.numerics.basis import BlockSolve
 
 PACKAGE = str(Path(cme_dask.__file__).parent)
 RANK_K_UPDATE = "add_gram"
@@ -80,7 +80,7 @@ def journeys(tmp_path_factory):
             newton = fit.basis_x_.newton
             with Journey() as of_basis:
                 newton(x[:5])
-            evaluator = newton.evaluator(Elimination.whole(newton.rank), x)
+            evaluator = newton.evaluator(BlockSolve.whole(newton.rank), x)
             evaluator.load(x)
             out = np.empty((newton.rank, 5))
             with Journey() as of_block:

@@ -22,11 +22,11 @@ from cme_dask.kernels import (
 )
 from cme_dask.models.answers import ConditionalExpectation
 from cme_dask.models.joint import JointModel, Variable
-from cme_dask.numerics.basis import Elimination, LinearBasis
+from cme_dask.numerics.basis import BlockSolve, LinearBasis
 from cme_dask.numerics.coupling import solve_coupling
 from cme_dask.numerics.moments import MomentSpec, Side, strip_moments
 from cme_dask.numerics.partition import PartitionBasis, pivot_landmarks
-from cme_dask.numerics.precision import Arithmetic
+from cme_dask.numerics.precision import ComputeMode
 from cme_dask.numerics.problem import Regularization
 
 KERNELS = [
@@ -166,7 +166,7 @@ def test_moments_need_no_elimination():
     folds = (np.arange(len(x)) % 3).astype(np.uint8)
     b_x, b_y = (basis(rows) for basis, rows in zip(bases, (x, y), strict=True))
     spec = MomentSpec(sides, 3)
-    for applied in (spec, Arithmetic(()).applied(spec), Arithmetic((0.5,)).applied(spec)):
+    for applied in (spec, ComputeMode(()).applied(spec), ComputeMode((0.5,)).applied(spec)):
         moments = strip_moments(applied, (x, y), None, folds)
         mean = moments.means()
         np.testing.assert_allclose(mean.gram("y"), b_y.T @ b_y / len(y), rtol=1e-13, atol=1e-16)
@@ -175,7 +175,7 @@ def test_moments_need_no_elimination():
         )
         np.testing.assert_allclose(mean.mean("x"), b_x.mean(axis=0), rtol=1e-13)
         np.testing.assert_allclose(mean.gram("x").sum(axis=1), mean.mean("x"), rtol=1e-13)
-    assert Elimination.whole(5).solved
+    assert BlockSolve.whole(5).solved
 
 
 def test_landmarks_by_pivots_are_nested():

@@ -122,13 +122,13 @@ def _comparison(title: str, names: list[str], points: list[Result]) -> Any:
 
     rows = []
     for point in points:
-        found = [point["functions"][name] for name in names]
+        result = [point["functions"][name] for name in names]
         pairs = [
             (
                 tables.with_error(v["value"], v["std"]),
                 f"{v['truth'] + 0.0:.{tables.decimals(v['std'])}f}",
             )
-            for v in found
+            for v in result
         ]
         rows.append((f"{point['x']:g}", *(cell for pair in pairs for cell in pair)))
     head = ["x", *(label for name in names for label in (name, "truth"))]
@@ -189,15 +189,17 @@ def _earlier(law: Normal3, rows: int, path: Path) -> Sample | None:
         sample = open_sample(path)
     except DataError:
         return None
-    kept, start = sample.row_sample, 0
-    if sample.n_rows != rows or kept is None:
+    retained, start = sample.row_sample, 0
+    if sample.n_rows != rows or retained is None:
         return None
     for batch in law.batches(rows, SEED):
-        here = (start <= kept.index) & (kept.index < start + len(batch[0]))
+        here = (start <= retained.index) & (retained.index < start + len(batch[0]))
         start += len(batch[0])
         if here.any():  # some rows tell: another law, seed or number has none of them
-            at = kept.index[here] - start
-            same = (np.array_equal(p[here], b[at]) for p, b in zip(kept.parts, batch, strict=True))
+            at = retained.index[here] - start
+            same = (
+                np.array_equal(p[here], b[at]) for p, b in zip(retained.parts, batch, strict=True)
+            )
             return sample if all(same) else None
     return None
 
@@ -277,8 +279,8 @@ def _true_moments(law: Normal3, x: Any) -> tuple[Array, float]:
 
 def _true_quantile(law: Normal3, x: Any, level: float) -> Any:
     """Quantile of y1 given x, shape (n,), or a number at one x."""
-    found = norm.ppf(level, *_true_moments(law, x))
-    return found if np.ndim(x) else found[0]
+    result = norm.ppf(level, *_true_moments(law, x))
+    return result if np.ndim(x) else result[0]
 
 
 def _ratio_grid(estimator: JointDistribution, law: Normal3) -> plots.RatioGrid:

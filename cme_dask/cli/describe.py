@@ -58,11 +58,11 @@ def describe_ingest(report: "IngestReport", units: dict[str, str]) -> Result:
                 "name": name,
                 "variable": variable,
                 "from": report.origins[name],
-                **about,
-                **({"labels": list(report.categories[name])} if "counts" in about else {}),
+                **metadata,
+                **({"labels": list(report.categories[name])} if "counts" in metadata else {}),
             }
             for variable, columns in report.statistics.items()
-            for name, about in columns.items()
+            for name, metadata in columns.items()
         ],
     }
 
@@ -73,7 +73,7 @@ def size_on_disk(folder: Path) -> int:
 
 
 def _sample(path: str, group: zarr.Group) -> Result:
-    about = read_attribute(group, sample_file.KIND, sample_file.SCHEMA_VERSION, path)
+    metadata = read_attribute(group, sample_file.KIND, sample_file.SCHEMA_VERSION, path)
     sample = open_store(group, path)
     chunk = max(source.chunk_rows or 1 for source in sample.sources)
     return {
@@ -84,11 +84,11 @@ def _sample(path: str, group: zarr.Group) -> Result:
         "chunk_rows": chunk,
         "chunks": -(-sample.n_rows // chunk),
         "row_sample": len(sample.row_sample.index) if sample.row_sample else 0,
-        "seed": about.get("seed"),
-        "roles": about.get("roles", {}),
-        "statistics": about.get("statistics"),
-        "features": _origin(about.get("features"), path),
-        "schema_version": about["schema_version"],
+        "seed": metadata.get("seed"),
+        "roles": metadata.get("roles", {}),
+        "statistics": metadata.get("statistics"),
+        "features": _origin(metadata.get("features"), path),
+        "schema_version": metadata["schema_version"],
     }
 
 

@@ -123,7 +123,7 @@ def fit_sample(
 
 def describe_fit(estimator: JointDistribution, memory: PeakMemory, model: str) -> dict[str, Any]:
     """JSON form of what a fit did."""
-    report, about = estimator.report_, estimator.model_.about
+    report, metadata = estimator.report_, estimator.model_.about
     bases = {"x": estimator.basis_x_, "y": estimator.basis_y_}
     variables = {"x": estimator.model_.x, "y": estimator.model_.y}
     return {
@@ -151,11 +151,11 @@ def describe_fit(estimator: JointDistribution, memory: PeakMemory, model: str) -
         "pass_rows_per_second": report.pass_rows_per_second,
         "tenths": list(report.tenths),
         "memory": describe_memory(report.memory, memory),
-        "constraint": about["constraint"],
+        "constraint": metadata["constraint"],
         "status": estimator.solution_.status,
         "kkt_residual": estimator.solution_.kkt_residual,
-        "negative_mass": about["negative_mass"],
-        "held_out": about["held_out"],
+        "negative_mass": metadata["negative_mass"],
+        "held_out": metadata["held_out"],
         "calibration": estimator.model_.answering.about.get("calibration"),
     }
 

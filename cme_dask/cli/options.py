@@ -70,11 +70,11 @@ class SchemaCommand(click.Command):
     @property
     def params(self) -> list[click.Parameter]:
         """All parameters, those of the schema too."""
-        found: list[click.Parameter] = []
+        result: list[click.Parameter] = []
         for each in self._declared:
-            found += each.options() if isinstance(each, _Fields) else [each]
-        self._declared = found
-        return found
+            result += each.options() if isinstance(each, _Fields) else [each]
+        self._declared = result
+        return result
 
     @params.setter
     def params(self, declared: list[Any]) -> None:

@@ -205,12 +205,12 @@ def evaluation_picture(result: Result, path: Path) -> None:
         colours = {MODEL: "#1f5fa8", BOOSTING: "#9aa5b1"}
         height = 0.8 / len(scores)
         for i, (rival, colour) in enumerate((k, c) for k, c in colours.items() if k in scores):
-            found = [scores[rival][name]["r2"] for name in names]
+            values = [scores[rival][name]["r2"] for name in names]
             ax.barh(
                 at + 0.4 - height * (i + 0.5),
-                [v["value"] or 0.0 for v in found],
+                [v["value"] or 0.0 for v in values],
                 height * 0.9,
-                xerr=half_widths([v["std"] for v in found]),
+                xerr=half_widths([v["std"] for v in values]),
                 color=colour,
                 label=rival,
                 error_kw={"capsize": 2.5, "elinewidth": 1.1},
@@ -521,7 +521,7 @@ def tuning_tables(result: Result) -> list[Any]:
     for stage in dict.fromkeys(trial["stage"] for trial in trials):
         scores = [trial["score"] for trial in trials if trial["stage"] == stage]
         stages.append((stage, number(len(scores)), f"{min(scores):.4f}"))
-    found = [
+    values = [
         grid("Search", ("stage", "kernels", "best score"), stages, _caption(tuning)),
         "",
     ]
@@ -541,8 +541,8 @@ def tuning_tables(result: Result) -> list[Any]:
     ]
     caption = "Length scales in units of the coordinates; losses on held-out folds of all rows."
     if tuning["members"]:
-        found += [grid("Averaged models", head, [*rows, *extra], caption), ""]
-    return found
+        values += [grid("Averaged models", head, [*rows, *extra], caption), ""]
+    return values
 
 
 def _caption(tuning: Result) -> str:

@@ -155,7 +155,7 @@ def _table(
 
 def along_curves(questions: Questions, model: JointModel) -> list[Result]:
     """JSON form of the laws along columns: quantiles, and probabilities of events."""
-    found = []
+    result = []
     for curve in questions.curves if model.y.cells is not None else ():
         section = curve.section
         points = _table(curve.points, questions.columns[0], model, "report.curves")
@@ -166,8 +166,8 @@ def along_curves(questions: Questions, model: JointModel) -> list[Result]:
             one["quantiles"] = law.quantile(_CURVE_LEVELS, column=section.of).tolist()
         if section.event is not None:
             one["probability"] = law.probability(section.event).tolist()
-        found.append(one)
-    return found
+        result.append(one)
+    return result
 
 
 def layout_of(section: IngestSection) -> Layout:

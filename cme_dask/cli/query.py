@@ -276,8 +276,8 @@ def write_points(result: Result, out: Path, overwrite: bool) -> Result:
     table = pa.table(list(map(pa.array, columns)), names=[*result["columns"], *result["answers"]])
     with writing(out, overwrite=overwrite) as aside, disk_errors(out):
         csv.write_csv(table, aside)
-    kept = {key: result[key] for key in ("model", "given", "answers")}
-    return {**kept, "out": str(out), "rows": len(result["points"])}
+    retained = {key: result[key] for key in ("model", "given", "answers")}
+    return {**retained, "out": str(out), "rows": len(result["points"])}
 
 
 def predict_store(

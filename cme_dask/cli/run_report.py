@@ -164,9 +164,9 @@ class MemoryTimeline(_Sampling):
             self._values.setdefault(name, {})[now] = value
         if len(self._times) > _MOST:
             self._times = self._times[::2]
-            kept = set(self._times)
+            retained = set(self._times)
             self._values = {
-                name: {t: v for t, v in values.items() if t in kept}
+                name: {t: v for t, v in values.items() if t in retained}
                 for name, values in self._values.items()
             }
 
@@ -277,12 +277,12 @@ def _readings(client: Any) -> Callable[[], Mapping[str, int]]:
 
     def read() -> dict[str, int]:
         this, *others = process_tree()
-        found = {"this process": bytes_of(this)}
+        result = {"this process": bytes_of(this)}
         if client is None:
-            found |= {f"process {process.pid}": bytes_of(process) for process in others}
+            result |= {f"process {process.pid}": bytes_of(process) for process in others}
         else:
-            found |= {name: state.memory for name, state in worker_states(client).items()}
-        return found
+            result |= {name: state.memory for name, state in worker_states(client).items()}
+        return result
 
     return read
 

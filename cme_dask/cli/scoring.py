@@ -94,7 +94,7 @@ def score_model(
     laws = {"law": law_of(law, crps, coverage, labels=labels)} if judged else {}
     with ProgressLines() as progress, compute.open() as scheduler:
         budget = MemoryBudget.of(Executor.resolve(scheduler, compute.workers), compute.memory_limit)
-        found = score_pass(
+        result = score_pass(
             sample,
             {"model": Prediction(shown, Expectation(law, shown))} if shown else {},
             budget,
@@ -106,20 +106,20 @@ def score_model(
     return {
         "model": model,
         "store": sample.location,
-        "rows": found.report.rows,
+        "rows": result.report.rows,
         "held_out": None if sample.part is None else str(sample.part),
         "fold_by": str(sample.folding),
         "unseen": seen is not None and sample.part == seen.other,
         "scores": {
             name: {"event": name in events, **described(scores)}
-            for name, scores in found.scores.get("model", {}).items()
+            for name, scores in result.scores.get("model", {}).items()
         },
-        "labels": described_labels(found).get("law", {}),
-        "crps": {name: estimate(value) for name, value in found.crps.items()}.get("law"),
-        "coverage": described_coverage(found).get("law"),
+        "labels": described_labels(result).get("law", {}),
+        "crps": {name: estimate(value) for name, value in result.crps.items()}.get("law"),
+        "coverage": described_coverage(result).get("law"),
         "units": law.y.columns.units,
-        "seconds": found.report.seconds,
-        "rows_per_second": found.report.rows_per_second,
+        "seconds": result.report.seconds,
+        "rows_per_second": result.report.rows_per_second,
     }
 
 
@@ -159,8 +159,8 @@ def _held_out(
 
 def _fitted_on(law: JointModel) -> Part | None:
     """The part of the rows that the model was fitted on, if it was a part."""
-    about = law.about.get("part")
-    return None if about is None else Part.from_dict(about)
+    metadata = law.about.get("part")
+    return None if metadata is None else Part.from_dict(metadata)
 
 
 def _events(law: JointModel, functions: Sequence[str]) -> dict[str, Event]:
@@ -334,23 +334,23 @@ def evaluate(
     scored = bool(numeric)
     edges = bin_edges(model, rest, targets, set(events))
     laws = {MODEL: law_of(model, scored, scored, targets=targets, edges=edges, labels=True)}
-    found = score_pass(
+    result = score_pass(
         held_out, predictions, budget, functions=events, laws=laws, progress=progress.fit
     )
     return {
-        "rows": found.report.rows,
+        "rows": result.report.rows,
         "held_out": str(held_out.part),
         "passes": 1,
-        "seconds": found.report.seconds,
+        "seconds": result.report.seconds,
         "boosting": boosting,
         "scores": {
             name: {t: {"event": t in events, **described(s)} for t, s in scores.items()}
-            for name, scores in sorted(found.scores.items(), key=lambda pair: pair[0] != MODEL)
+            for name, scores in sorted(result.scores.items(), key=lambda pair: pair[0] != MODEL)
         },
-        "labels": described_labels(found).get(MODEL, {}),
-        "reliability": described_bins(found).get(MODEL, {}),
-        "crps": {name: estimate(value) for name, value in found.crps.items()},
-        "coverage": described_coverage(found),
+        "labels": described_labels(result).get(MODEL, {}),
+        "reliability": described_bins(result).get(MODEL, {}),
+        "crps": {name: estimate(value) for name, value in result.crps.items()},
+        "coverage": described_coverage(result),
     }
 
 
@@ -363,14 +363,14 @@ def bin_edges(
     """
     assert sample.row_sample is not None
     columns = [target for target in targets if target not in events]
-    found = dict.fromkeys(events, tuple(i / BINS for i in range(1, BINS)))
+    result = dict.fromkeys(events, tuple(i / BINS for i in range(1, BINS)))
     if columns:
         points = sample.row_sample.prefix(_BIN_ROWS).parts[0]
         means = np.asarray(model.conditional(points).expect(columns))
         levels = np.arange(1, BINS) / BINS
         for name, values in zip(columns, means.T, strict=True):
-            found[name] = tuple(np.unique(np.quantile(values, levels)).tolist())
-    return {target: found[target] for target in targets}
+            result[name] = tuple(np.unique(np.quantile(values, levels)).tolist())
+    return {target: result[target] for target in targets}
 
 
 def boosted(

@@ -513,8 +513,8 @@ def score_tables(result: Result) -> list[RenderableType]:
         for name, scores in result["scores"].items()
     ]
     head = ("", "mean", "mean square error", "skill", "which is")
-    found = [facts(result["model"], lines)]
-    return [*found, "", grid("Scores", head, rows)] if rows else found
+    values = [facts(result["model"], lines)]
+    return [*values, "", grid("Scores", head, rows)] if rows else values
 
 
 def coverage_lines(coverage: Result | None) -> list[tuple[str, str]]:
@@ -522,8 +522,8 @@ def coverage_lines(coverage: Result | None) -> list[tuple[str, str]]:
     if coverage is None:
         return []
     each = []
-    for name, found in coverage["columns"].items():
-        value, std = (None if v is None else 100.0 * v for v in (found["value"], found["std"]))
+    for name, result in coverage["columns"].items():
+        value, std = (None if v is None else 100.0 * v for v in (result["value"], result["std"]))
         each.append(f"{name} {'none' if value is None else with_error(value, std)} %")
     return [(f"within the {100.0 * coverage['level']:g} % interval", ", ".join(each))]
 

@@ -110,14 +110,14 @@ def constraint(value: str) -> dict[str, object]:
     from cme_dask.constraints import parse
 
     name, *options = value.split(",")
-    found: dict[str, object] = {"name": name}
+    result: dict[str, object] = {"name": name}
     for option in options:
         key, _, text = option.partition("=")
         if not (key and text):
             raise click.BadParameter(f"{value!r} does not read NAME,OPTION=VALUE,...")
-        found[key] = _plain(text)
+        result[key] = _plain(text)
     try:
-        return parse(found).to_dict()
+        return parse(result).to_dict()
     except DataError as error:
         raise click.BadParameter(str(error)) from error
 

@@ -52,11 +52,11 @@ def find_sources(
     """
     if isinstance(entries, str) or not entries:
         raise DataError(f"files must be a list of at least one path, got {entries!r}")
-    found: dict[str, Source] = {}
+    result: dict[str, Source] = {}
     for entry in entries:
         for source in _matches(os.fspath(entry), dict(storage_options or {}), block_bytes):
-            found.setdefault(source.name, source)
-    return [found[name] for name in sorted(found)]
+            result.setdefault(source.name, source)
+    return [result[name] for name in sorted(result)]
 
 
 def _matches(entry: str, options: dict[str, Any], block_bytes: int | None) -> list[Source]:
@@ -75,17 +75,17 @@ def _matches(entry: str, options: dict[str, Any], block_bytes: int | None) -> li
             return [_folder_source(files, path, entry, options)]
         if not has_magic(path):
             raise DataError(f"there is no file {entry}")
-        found: list[Source] = []
+        result: list[Source] = []
         for match in files.glob(path):
             if files.isfile(match):
-                found.append(_file_source(files, match, block_bytes))
+                result.append(_file_source(files, match, block_bytes))
             elif _holds_zarr(files, match):
-                found.append(_folder_source(files, match, entry, options))
+                result.append(_folder_source(files, match, entry, options))
     except OSError as error:
         raise DataError(f"{entry} can't be read: {error.strerror or error}") from error
-    if not found:
+    if not result:
         raise DataError(f"no file matches {entry}")
-    return found
+    return result
 
 
 def _file_source(files: fsspec.AbstractFileSystem, path: str, block_bytes: int | None) -> Source:
@@ -175,7 +175,7 @@ class IngestReport:
     def ranges(self) -> dict[str, tuple[float, float]]:
         """Smallest and largest kept value by stored column."""
         both = {**self.statistics["x"], **self.statistics["y"]}
-        return {name: (about["min"], about["max"]) for name, about in both.items()}
+        return {name: (metadata["min"], metadata["max"]) for name, metadata in both.items()}
 
 
 # One ingestion, step by step, with checkpoints from which another process goes on
@@ -282,8 +282,8 @@ class Run:
         except CmeDaskError as error:
             if self._resumable.state is None:
                 raise
-            kept = f"what was read is kept: {switch('resume')} continues"
-            raise type(error)(f"{error} ({kept})") from error
+            retained = f"what was read is kept: {switch('resume')} continues"
+            raise type(error)(f"{error} ({retained})") from error
 
     def _batches(self) -> Iterator[tuple[Source, Decoded]]:
         plan = self._plan
@@ -507,14 +507,14 @@ def _check_units(units: dict[str, str], layout: Layout) -> None:
 
 def _check_columns(source: Source, layout: Layout) -> None:
     """DataError unless each wanted column is there exactly once."""
-    wanted, found = tuple(layout.kinds), source.columns()
-    lacking = [name for name in wanted if name not in found]
+    requested, result = tuple(layout.kinds), source.columns()
+    lacking = [name for name in requested if name not in result]
     if lacking:
-        hint = " (the header is not UTF-8 text)" if "\ufffd" in "".join(found) else ""
+        hint = " (the header is not UTF-8 text)" if "\ufffd" in "".join(result) else ""
         raise DataError(
-            f"{source.name} lacks column {listed(lacking)}: there are {listed(found)}{hint}"
+            f"{source.name} lacks column {listed(lacking)}: there are {listed(result)}{hint}"
         )
-    twice = [name for name in wanted if found.count(name) > 1]
+    twice = [name for name in requested if result.count(name) > 1]
     if twice:
         raise DataError(f"the header of {source.name} has {listed(twice)} more than once")
 
@@ -620,10 +620,10 @@ def rechunk(
 def _the_store(
     source: str | os.PathLike[str], options: Mapping[str, Any] | None
 ) -> ZarrTableSource:
-    found = find_sources([source], storage_options=options)
-    if len(found) != 1 or not isinstance(found[0], ZarrTableSource):
+    result = find_sources([source], storage_options=options)
+    if len(result) != 1 or not isinstance(result[0], ZarrTableSource):
         raise DataError(f"{os.fspath(source)} is no Zarr store: ingest reads files of tables")
-    return found[0]
+    return result[0]
 
 
 def _wanted(

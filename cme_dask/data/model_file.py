@@ -54,21 +54,21 @@ class ModelState:
         """
         if name not in self.arrays:
             raise StoreError(f"the model lacks the array {name!r}: restore it or fit it again")
-        found = self.arrays[name]
-        fits = found.ndim == len(shape) and all(
-            want is None or want == got for want, got in zip(shape, found.shape, strict=True)
+        result = self.arrays[name]
+        fits = result.ndim == len(shape) and all(
+            want is None or want == got for want, got in zip(shape, result.shape, strict=True)
         )
-        if not fits or found.dtype.kind not in "fi":
+        if not fits or result.dtype.kind not in "fi":
             raise StoreError(
                 f"the model's array {name!r} should be numeric of shape {shape}, it is "
-                f"{found.dtype} of shape {found.shape}: restore it or fit it again"
+                f"{result.dtype} of shape {result.shape}: restore it or fit it again"
             )
-        if finite and not np.isfinite(found).all():
+        if finite and not np.isfinite(result).all():
             raise StoreError(
                 f"the model's array {name!r} holds values that are not finite: restore it or fit "
                 "it again"
             )
-        return found
+        return result
 
 
 def write_model(
@@ -111,11 +111,11 @@ def read_model(
     if not isinstance(group, zarr.Group):
         raise StoreError(f"{location} is a single array, a model was expected")
     head = read_attribute(group, KIND, SCHEMA_VERSION, location)
-    kind, about = head.get("type"), head.get("about")
-    if not isinstance(kind, str) or not isinstance(about, dict):
+    kind, metadata = head.get("type"), head.get("about")
+    if not isinstance(kind, str) or not isinstance(metadata, dict):
         raise StoreError(f"{location} has a damaged description: restore it or fit it again")
     listed = head.get("arrays")
     if not is_listing(listed):
         raise StoreError(f"{location} has a damaged list of arrays: restore it or fit it again")
     arrays = {n: read_array(group, n, location, written) for n, written in listed.items()}
-    return ModelState(kind, about, arrays)
+    return ModelState(kind, metadata, arrays)

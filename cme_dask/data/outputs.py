@@ -31,8 +31,8 @@ _SHARED = "all workers must see the output's folder under the same path"
 def default_feature_chunk(row_bytes: int, rows: int) -> int:
     """Rows per chunk, a power of two from 2^10 to 2^18: at most 32 MB, some 64 chunks if small."""
     fitting = 1 << (max(CHUNK_BYTES // row_bytes, 1).bit_length() - 1)
-    wanted = max(1 << 12, 1 << (rows // 64).bit_length())
-    return max(1 << 10, min(1 << 18, fitting, wanted))
+    requested = max(1 << 12, 1 << (rows // 64).bit_length())
+    return max(1 << 10, min(1 << 18, fitting, requested))
 
 
 @dataclass(frozen=True, eq=False)

@@ -138,8 +138,8 @@ def _decoded(tree: Any, flat: Mapping[str, Array], kinds: Kinds) -> Any:
         size = math.prod(shape)
         if not 0 <= start <= start + size <= len(values) or values.dtype != np.dtype(dtype):
             raise ValueError(f"no {size} values of {dtype} from {start}")
-        found = values[start : start + size].reshape(shape)
-        return found if shape else found[()]
+        result = values[start : start + size].reshape(shape)
+        return result if shape else result[()]
     if "tuple" in tree:
         return tuple(_decoded(item, flat, kinds) for item in tree["tuple"])
     if "list" in tree:

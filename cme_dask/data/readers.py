@@ -129,8 +129,8 @@ class NumpySource:
         """The common number of rows."""
         lengths = {member.name: member.shape[0] for member in members}
         if len(set(lengths.values())) != 1:
-            told = ", ".join(f"{name!r} has {count:,}" for name, count in lengths.items())
-            raise DataError(f"the arrays of {self.name} must have equally many rows, but {told}")
+            info = ", ".join(f"{name!r} has {count:,}" for name, count in lengths.items())
+            raise DataError(f"the arrays of {self.name} must have equally many rows, but {info}")
         (n,) = set(lengths.values())
         if n == 0:
             raise DataError(f"{self.name} has columns but no rows: leave it out")

@@ -122,14 +122,14 @@ def draw_among(
         Values of ``group`` and ``time``, shapes (n,).
     """
     keys = priority_keys(seed, rows, weights)
-    kept = _smallest(keys, size, below)
+    retained = _smallest(keys, size, below)
     return RowSample(
-        keys[kept],
-        rows[kept],
-        tuple(np.array(part[kept]) for part in parts),
-        np.ones(len(kept)) if weights is None else np.array(weights[kept]),
-        complete=bool(np.isfinite(keys).sum() == len(kept)),
-        units={name: np.array(values[kept]) for name, values in (units or {}).items()},
+        keys[retained],
+        rows[retained],
+        tuple(np.array(part[retained]) for part in parts),
+        np.ones(len(retained)) if weights is None else np.array(weights[retained]),
+        complete=bool(np.isfinite(keys).sum() == len(retained)),
+        units={name: np.array(values[retained]) for name, values in (units or {}).items()},
     )
 
 
@@ -137,16 +137,16 @@ def merge(samples: Iterable[RowSample], size: int) -> RowSample:
     """Sample of the union of disjoint sets of rows, from their samples of at least ``size``."""
     several = list(samples)
     keys = np.concatenate([s.keys for s in several])
-    kept = _smallest(keys, size)
+    retained = _smallest(keys, size)
     parts = zip(*(s.parts for s in several), strict=True)
     return RowSample(
-        keys[kept],
-        np.concatenate([s.index for s in several])[kept],
-        tuple(np.concatenate(p)[kept] for p in parts),
-        np.concatenate([s.weights for s in several])[kept],
+        keys[retained],
+        np.concatenate([s.index for s in several])[retained],
+        tuple(np.concatenate(p)[retained] for p in parts),
+        np.concatenate([s.weights for s in several])[retained],
         complete=len(keys) <= size and all(s.complete for s in several),
         units={
-            name: np.concatenate([s.units[name] for s in several])[kept]
+            name: np.concatenate([s.units[name] for s in several])[retained]
             for name in several[0].units
         },
     )

@@ -315,30 +315,30 @@ class Sample:
             )
 
     def _possible(self, folding: str | Folding) -> Folding:
-        found = Folding.parse(folding)
-        if found.column is not None and self._unit_sources[found.column] is None:
+        result = Folding.parse(folding)
+        if result.column is not None and self._unit_sources[result.column] is None:
             raise DataError(
-                f"folds by {found} need the {found.column} of each row, which {self.location} does "
-                f"not have: ingest with --{found.column} COLUMN, or open_sample(..., "
-                f"{found.column}=...)"
+                f"folds by {result} need the {result.column} of each row, which {self.location} "
+                f"does not have: ingest with --{result.column} COLUMN, or open_sample(..., "
+                f"{result.column}=...)"
             )
-        return found
+        return result
 
     def _only(self, part: Part) -> "Sample":
         rows = self.row_sample
-        kept = rows and rows.only(part.keeps(rows.index, rows.units))
-        return replace(self, part=part, row_sample=kept)
+        retained = rows and rows.only(part.keeps(rows.index, rows.units))
+        return replace(self, part=part, row_sample=retained)
 
     def select(self, x: Sequence[str] | None = None, y: Sequence[str] | None = None) -> "Sample":
         """The same rows with the wanted columns of x and y only."""
         if y is not None and len(self.sources) < 2:
             raise DataError("columns of y are wanted, but there are only rows of x: give y as well")
-        wanted = [x, y][: len(self.sources)]
-        if all(w is None for w in wanted):
+        requested = [x, y][: len(self.sources)]
+        if all(w is None for w in requested):
             return self
         sources, columns, parts = [], [], list(self.row_sample.parts) if self.row_sample else []
         for i, (source, info, names) in enumerate(
-            zip(self.sources, self.columns, wanted, strict=True)
+            zip(self.sources, self.columns, requested, strict=True)
         ):
             if names is None:
                 sources.append(source)
@@ -378,14 +378,14 @@ def open_store(group: zarr.Group, location: str) -> Sample:
     StoreError
         If it is no sample of this schema, was never finished, or is of a newer version.
     """
-    about = read_attribute(group, KIND, SCHEMA_VERSION, location)
-    if not isinstance(about.get("weights"), bool):
+    metadata = read_attribute(group, KIND, SCHEMA_VERSION, location)
+    if not isinstance(metadata.get("weights"), bool):
         raise StoreError(f"{location} does not say whether it has weights: write it again")
-    variables, roles = _variables(about), _roles(about, location)
-    names = [*variables, *(["weights"] if about["weights"] else []), *roles]
+    variables, roles = _variables(metadata), _roles(metadata, location)
+    names = [*variables, *(["weights"] if metadata["weights"] else []), *roles]
     arrays = {name: stored_array(group, name, location) for name in names}
     for name, array in arrays.items():
-        either = name == "x" and about["schema_version"] > 1
+        either = name == "x" and metadata["schema_version"] > 1
         types = ("float64", "float32") if either else (_ROLES.get(name, "float64"),)
         if array.dtype not in types or array.ndim != (2 if name in variables else 1):
             raise StoreError(
@@ -403,13 +403,13 @@ def open_store(group: zarr.Group, location: str) -> Sample:
                 f"the array {name!r} of {location} claims {array.shape[0]:,} rows, at most "
                 f"{_MOST_ROWS:,} are possible: restore it from a copy or write the store again"
             )
-        if array.shape[0] != about.get("rows"):
+        if array.shape[0] != metadata.get("rows"):
             raise StoreError(
                 f"the array {name!r} of {location} has {array.shape[0]} rows, its description says "
-                f"{brief(about.get('rows'))}: restore it from a copy or write the store again"
+                f"{brief(metadata.get('rows'))}: restore it from a copy or write the store again"
             )
     try:
-        columns = tuple(Columns.from_dict(about["columns"][v]) for v in variables)
+        columns = tuple(Columns.from_dict(metadata["columns"][v]) for v in variables)
     except (KeyError, TypeError) as error:
         raise StoreError(f"{location} describes no columns: {brief(repr(error))}") from error
     for variable, described in zip(variables, columns, strict=True):
@@ -430,7 +430,7 @@ def open_store(group: zarr.Group, location: str) -> Sample:
             group,
             {v: arrays[v] for v in variables},
             roles,
-            about,
+            metadata,
             location,
         ),
         location=location,

@@ -284,9 +284,9 @@ class ZarrSource:
         first, *_ = self._names(0)
         folder = store.root / first.rsplit("/", self.array.ndim)[0]
         count = -(-self.array.shape[0] // self.array.chunks[0])
-        found = set(os.listdir(folder)) if folder.is_dir() else set()
-        if len(found) < count or not {"0", str(count - 1)} <= found:
-            lost = next((i for i in range(count) if str(i) not in found), 0)
+        result = set(os.listdir(folder)) if folder.is_dir() else set()
+        if len(result) < count or not {"0", str(count - 1)} <= result:
+            lost = next((i for i in range(count) if str(i) not in result), 0)
             raise lost_chunk(self._names(lost)[0], location)
 
     def _check_filled(self, start: int, rows: Array) -> None:

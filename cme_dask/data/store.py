@@ -211,19 +211,19 @@ def check_file(root: str, key: str) -> int | None:
     """
     path = os.path.join(root, key)
     try:
-        about = os.stat(path)
+        metadata = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    if stat.S_ISDIR(about.st_mode):
+    if stat.S_ISDIR(metadata.st_mode):
         return None
-    if not stat.S_ISREG(about.st_mode):
+    if not stat.S_ISREG(metadata.st_mode):
         raise OSError(f"{key} is no plain file but a device, pipe or socket")
     folder = os.path.realpath(root)
     if os.path.commonpath([folder, os.path.realpath(path)]) != folder:
         raise OSError(f"{key} leads out of the folder: copy it with its links followed (cp -rL)")
-    if about.st_size > _MOST_METADATA and os.path.basename(key) in _METADATA:
-        raise OSError(f"{key} is a description of {about.st_size:,} bytes")
-    return about.st_size
+    if metadata.st_size > _MOST_METADATA and os.path.basename(key) in _METADATA:
+        raise OSError(f"{key} is a description of {metadata.st_size:,} bytes")
+    return metadata.st_size
 
 
 def check_chunk(store: Any, key: str, values: int, *, blosc: bool) -> bool:
@@ -255,9 +255,9 @@ def check_chunk(store: Any, key: str, values: int, *, blosc: bool) -> bool:
     if blosc:
         with open(os.path.join(store.root, key), "rb") as file:
             head = file.read(_FRAME)
-        found = int.from_bytes(head[4:8], "little")
-        if len(head) < _FRAME or found != values:
-            raise OSError(f"{key} unpacks to {found:,} bytes, not to {values:,}")
+        result = int.from_bytes(head[4:8], "little")
+        if len(head) < _FRAME or result != values:
+            raise OSError(f"{key} unpacks to {result:,} bytes, not to {values:,}")
     return True
 
 
@@ -310,14 +310,14 @@ def open_zarr(path: str | os.PathLike[str], storage_options: dict[str, Any] | No
         absolute: Any = where if "://" in where else os.path.abspath(where)
         if "://" not in where and os.path.isdir(where):
             absolute = GuardedStore(absolute, read_only=True)
-        found = zarr.open(absolute, mode="r", storage_options=storage_options)
+        result = zarr.open(absolute, mode="r", storage_options=storage_options)
     except ImportError as error:
         raise ResourceError(
             f"{where} needs a package that is not installed: {brief(error)}"
         ) from error
     except DECODE_ERRORS as error:
         raise StoreError(f"{where} is no readable Zarr store: {brief(error)}") from error
-    return safe(found, where) if isinstance(found, zarr.Array) else found
+    return safe(result, where) if isinstance(result, zarr.Array) else result
 
 
 def safe(array: zarr.Array[Any], location: str) -> zarr.Array[Any]:
@@ -349,26 +349,26 @@ def _check_finished(path: Path) -> None:
 
 def read_attribute(group: zarr.Group, kind: str, version: int, location: str) -> dict[str, Any]:
     """The description of a stored ``kind``, checked for completeness and version."""
-    about = group.attrs.get(ATTRIBUTE)
-    if not isinstance(about, dict):
+    metadata = group.attrs.get(ATTRIBUTE)
+    if not isinstance(metadata, dict):
         raise StoreError(
             f"{location} is no finished {kind} of cme_dask (its group has no {ATTRIBUTE!r} "
             "attribute): it is of another kind, or its writing was cut off; write it again"
         )
-    if about.get("kind") != kind:
+    if metadata.get("kind") != kind:
         raise StoreError(
-            f"{location} holds a {brief(repr(about.get('kind')))}, a {kind!r} was expected"
+            f"{location} holds a {brief(repr(metadata.get('kind')))}, a {kind!r} was expected"
         )
-    found = about.get("schema_version")
-    if type(found) is not int or found < 1:
-        raise StoreError(f"{location} has the unreadable schema version {brief(repr(found))}")
-    if found > version:
+    result = metadata.get("schema_version")
+    if type(result) is not int or result < 1:
+        raise StoreError(f"{location} has the unreadable schema version {brief(repr(result))}")
+    if result > version:
         raise StoreError(
-            f"{location} has schema version {found}, this cme_dask reads up to {version}: "
+            f"{location} has schema version {result}, this cme_dask reads up to {version}: "
             "install a newer cme_dask"
         )
-    _check_seal(about, location)
-    return about
+    _check_seal(metadata, location)
+    return metadata
 
 
 def sealed(about: Mapping[str, Any]) -> dict[str, Any]:

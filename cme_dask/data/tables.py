@@ -79,10 +79,10 @@ def display_name(files: fsspec.AbstractFileSystem, path: str) -> str:
 
 def file_fingerprint(files: fsspec.AbstractFileSystem, path: str) -> str:
     """Size and time of change, or ETag, of one file."""
-    about = files.info(path)
-    marks = [about.get(key) for key in ("mtime", "ETag", "etag", "LastModified", "created")]
+    metadata = files.info(path)
+    marks = [metadata.get(key) for key in ("mtime", "ETag", "etag", "LastModified", "created")]
     changed = next((mark for mark in marks if mark is not None), "")
-    return f"{about['size']} {changed}"
+    return f"{metadata['size']} {changed}"
 
 
 def rows_per_batch(row_bytes: int) -> int:

@@ -110,22 +110,22 @@ class Decoder:
             else:
                 values[name] = _as_numbers(column, kind, refusal)
                 absent[name] = np.isnan(values[name])
-        kept = ~np.logical_or.reduce(list(absent.values()))
-        self._check(values, absent, kept, batch.first_row)
-        if not kept.all():
-            values = {name: column[kept] for name, column in values.items()}
-            labels = {name: column.filter(pa.array(kept)) for name, column in labels.items()}
-        rows = int(kept.sum())
+        retained = ~np.logical_or.reduce(list(absent.values()))
+        self._check(values, absent, retained, batch.first_row)
+        if not retained.all():
+            values = {name: column[retained] for name, column in values.items()}
+            labels = {name: column.filter(pa.array(retained)) for name, column in labels.items()}
+        rows = int(retained.sum())
         return Decoded(
             first_row=batch.first_row,
-            rows_read=len(kept),
-            kept=kept,
+            rows_read=len(retained),
+            kept=retained,
             missing={name: int(mask.sum()) for name, mask in absent.items()},
             x=self._matrix("x", values, rows),
             y=self._matrix("y", values, rows),
             weights=None if layout.weights is None else values[layout.weights],
-            time=self._time(values, kept, batch.first_row),
-            group=self._group(values, kept, batch.first_row),
+            time=self._time(values, retained, batch.first_row),
+            group=self._group(values, retained, batch.first_row),
             coded={name: _coded(column) for name, column in labels.items()},
             position=batch.position,
         )
@@ -241,20 +241,20 @@ def _is_text(kind: pa.DataType) -> bool:
 
 def _as_numbers(column: Any, kind: Kind, refusal: _Refusal) -> Array:
     """Float64 values, NaN where missing: numbers, or for times seconds since 1970-01-01 UTC."""
-    found = column.type
-    if pa.types.is_timestamp(found) or pa.types.is_date(found):
+    result = column.type
+    if pa.types.is_timestamp(result) or pa.types.is_date(result):
         if kind is not Kind.TIME:
-            raise refusal.error(f"holds times ({found}), numbers were expected: {_REMEDY}")
+            raise refusal.error(f"holds times ({result}), numbers were expected: {_REMEDY}")
         return _seconds(column)
-    if _is_text(found):
+    if _is_text(result):
         if kind is not Kind.TIME:
             raise refusal.error(f"holds text, numbers were expected: {_REMEDY}")
         return _parsed_time(column, refusal)
-    numeric = pa.types.is_integer(found) or pa.types.is_floating(found)
-    if not (numeric or pa.types.is_boolean(found) or pa.types.is_decimal(found)):
-        raise refusal.error(f"has the type {found}, numbers were expected")
-    if not pa.types.is_float64(found):
-        if pa.types.is_boolean(found):  # there is no cast to floats
+    numeric = pa.types.is_integer(result) or pa.types.is_floating(result)
+    if not (numeric or pa.types.is_boolean(result) or pa.types.is_decimal(result)):
+        raise refusal.error(f"has the type {result}, numbers were expected")
+    if not pa.types.is_float64(result):
+        if pa.types.is_boolean(result):  # there is no cast to floats
             column = column.cast(pa.int8())
         column = column.cast(pa.float64(), safe=False)
     return column.to_numpy(zero_copy_only=False)
@@ -302,18 +302,18 @@ def _first_failure(column: Any, target: pa.DataType) -> int:
 
 def _as_labels(column: Any, refusal: _Refusal) -> Any:
     """Text, plain or dictionary-encoded."""
-    found = column.type
-    if _is_text(found) or pa.types.is_integer(found):
+    result = column.type
+    if _is_text(result) or pa.types.is_integer(result):
         return column
-    if pa.types.is_boolean(found):
+    if pa.types.is_boolean(result):
         return column.cast(pa.string())
-    if pa.types.is_floating(found):
+    if pa.types.is_floating(result):
         column = pc.if_else(pc.is_nan(column), None, column)
         try:
             return column.cast(pa.int64())  # as integers with missing values often come
         except pa.ArrowInvalid as error:
             raise refusal.error(f"holds fractions, which can't be labels ({error})") from error
-    raise refusal.error(f"has the type {found}, which can't be labels: expected text or integers")
+    raise refusal.error(f"has the type {result}, which can't be labels: expected text or integers")
 
 
 def _coded(column: Any) -> Coded:

@@ -194,8 +194,8 @@ def check_seed(seed: int) -> None:
 def default_chunk_rows(columns: tuple[Columns, Columns], expected_rows: int | None) -> int:
     """Rows per chunk, a power of two, so that chunks are aligned with strips."""
     fitting = chunk_rows_for(columns, CHUNK_BYTES)
-    wanted = 1 << 16 if expected_rows is None else 1 << (expected_rows // 64).bit_length()
-    return max(1 << 12, min(1 << 18, fitting, wanted))
+    requested = 1 << 16 if expected_rows is None else 1 << (expected_rows // 64).bit_length()
+    return max(1 << 12, min(1 << 18, fitting, requested))
 
 
 def chunk_rows_for(columns: tuple[Columns, Columns], target_bytes: int) -> int:
@@ -358,15 +358,18 @@ class SampleWriter:
 
     def statistics(self, described: Described) -> dict[str, dict[str, dict[str, Any]]]:
         """Of the rows kept, by variable and column: of all of them once the store is finished."""
-        found = iter(self._statistics.to_dicts())
+        result = iter(self._statistics.to_dicts())
         by_variable: dict[str, dict[str, dict[str, Any]]] = {}
         for variable, columns in zip("xy", described.columns, strict=True):
             by_variable[variable] = {}
             for name in columns.names:
-                about: dict[str, Any] = {**next(found), "missing": described.missing.get(name, 0)}
+                metadata: dict[str, Any] = {
+                    **next(result),
+                    "missing": described.missing.get(name, 0),
+                }
                 if name in described.counts:
-                    about["counts"] = [int(count) for count in described.counts[name]]
-                by_variable[variable][name] = about
+                    metadata["counts"] = [int(count) for count in described.counts[name]]
+                by_variable[variable][name] = metadata
         return by_variable
 
     def state(self) -> dict[str, Array]:
@@ -380,11 +383,14 @@ class SampleWriter:
         if self._waiting:
             joined = (np.concatenate(parts) for parts in zip(*self._waiting, strict=True))
             arrays |= {f"waiting_{n}": a for n, a in zip(self._names, joined, strict=True)}
-        if (kept := self._row_sample) is not None:
-            parts = {**dict(zip("xy", kept.parts, strict=True)), **kept.units}
+        if (retained := self._row_sample) is not None:
+            parts = {**dict(zip("xy", retained.parts, strict=True)), **retained.units}
             arrays |= {f"sample_{name}": part for name, part in parts.items()}
-            arrays |= {"sample_keys": kept.keys, "sample_index": kept.index}
-            arrays |= {"sample_weights": kept.weights, "sample_complete": np.array(kept.complete)}
+            arrays |= {"sample_keys": retained.keys, "sample_index": retained.index}
+            arrays |= {
+                "sample_weights": retained.weights,
+                "sample_complete": np.array(retained.complete),
+            }
         return arrays
 
     def _restore(self, state: Mapping[str, Array]) -> None:

@@ -171,9 +171,9 @@ class ZarrTableSource:
 
     def roles(self) -> "StoredRoles":
         """Which columns play which part: of a sample store its own, else those of x and of y."""
-        found = self._open()
-        if _is_ours(found):
-            return _sample_roles(found, open_store(found, self.location))
+        result = self._open()
+        if _is_ours(result):
+            return _sample_roles(result, open_store(result, self.location))
         by_array = {stored.name: stored.columns for stored in self._stored()}
         return StoredRoles(by_array.get("x", ()), by_array.get("y", ()))
 
@@ -205,22 +205,22 @@ class ZarrTableSource:
         """The common number of rows."""
         lengths = {stored.name: int(stored.array.shape[0]) for stored in chosen}
         if len(set(lengths.values())) != 1:
-            told = ", ".join(f"{name!r} has {count:,}" for name, count in lengths.items())
-            raise DataError(f"the arrays of {self.name} must have equally many rows, but {told}")
+            info = ", ".join(f"{name!r} has {count:,}" for name, count in lengths.items())
+            raise DataError(f"the arrays of {self.name} must have equally many rows, but {info}")
         (n,) = set(lengths.values())
         if n == 0:
             raise DataError(f"{self.name} has columns but no rows: leave it out")
         return n
 
     def _stored(self) -> list[_Stored]:
-        found = self._open()
-        if isinstance(found, zarr.Array):
-            arrays = {"x": found}
-        elif _is_ours(found):
-            return _of_sample(found, open_store(found, self.location))
+        result = self._open()
+        if isinstance(result, zarr.Array):
+            arrays = {"x": result}
+        elif _is_ours(result):
+            return _of_sample(result, open_store(result, self.location))
         else:
             try:
-                arrays = {n: safe(a, f"{self.name}/{n}") for n, a in sorted(found.arrays())}
+                arrays = {n: safe(a, f"{self.name}/{n}") for n, a in sorted(result.arrays())}
             except StoreError:
                 raise
             except DECODE_ERRORS as error:
@@ -245,11 +245,12 @@ class ZarrTableSource:
         if isinstance(files, LocalFileSystem):
             for folder, _, names in os.walk(path):
                 for name in names:
-                    about = os.stat(os.path.join(folder, name))
-                    yield f"{os.path.relpath(folder, path)}/{name} {about.st_size} {about.st_mtime}"
+                    metadata = os.stat(os.path.join(folder, name))
+                    key = f"{os.path.relpath(folder, path)}/{name}"
+                    yield f"{key} {metadata.st_size} {metadata.st_mtime}"
             return
-        for name, about in files.find(path, detail=True).items():
-            marks = [about.get(key) for key in ("size", "ETag", "etag", "LastModified", "mtime")]
+        for name, metadata in files.find(path, detail=True).items():
+            marks = [metadata.get(key) for key in ("size", "ETag", "etag", "LastModified", "mtime")]
             yield f"{name} {marks}"
 
 
@@ -273,7 +274,7 @@ def _is_ours(found: Any) -> bool:
 
 def _of_sample(group: zarr.Group, sample: Sample) -> list[_Stored]:
     """The arrays of a sample store; a column that is in x or y and has another role comes once."""
-    about: Any = group.attrs[ATTRIBUTE]
+    metadata: Any = group.attrs[ATTRIBUTE]
     stored = [
         _Stored(name, source.array, columns.names, labels=columns.categories)
         for name, source, columns in zip("xy", sample.sources, sample.columns, strict=False)
@@ -281,9 +282,9 @@ def _of_sample(group: zarr.Group, sample: Sample) -> list[_Stored]:
     ]
     names = {name for part in stored for name in part.columns}
     columns = {"weights": "weights"} if sample.weights is not None else {}
-    for role, column in {**columns, **about.get("roles", {})}.items():
+    for role, column in {**columns, **metadata.get("roles", {})}.items():
         if column not in names:
-            labels = about.get("group_labels") if role == "group" else None
+            labels = metadata.get("group_labels") if role == "group" else None
             described = {} if labels is None else {column: labels}
             stored.append(_Stored(role, _array(group, role), (column,), labels=described))
             names.add(column)
@@ -291,8 +292,8 @@ def _of_sample(group: zarr.Group, sample: Sample) -> list[_Stored]:
 
 
 def _sample_roles(group: zarr.Group, sample: Sample) -> StoredRoles:
-    about: Any = group.attrs[ATTRIBUTE]
-    roles = about.get("roles", {})
+    metadata: Any = group.attrs[ATTRIBUTE]
+    roles = metadata.get("roles", {})
     variables = [*(columns.names for columns in sample.columns), ()]
     return StoredRoles(
         x=variables[0],
@@ -302,14 +303,14 @@ def _sample_roles(group: zarr.Group, sample: Sample) -> StoredRoles:
         time=(roles["time"],) if "time" in roles else (),
         categorical=tuple(name for c in sample.columns for name in c.categories),
         units={name: unit for c in sample.columns for name, unit in c.units.items()},
-        seed=about.get("seed") or 0,
+        seed=metadata.get("seed") or 0,
     )
 
 
 def _array(group: zarr.Group, name: str) -> zarr.Array[Any]:
-    found = group[name]
-    assert isinstance(found, zarr.Array)  # `open_store` has looked
-    return found
+    result = group[name]
+    assert isinstance(result, zarr.Array)  # `open_store` has looked
+    return result
 
 
 def _of_group(arrays: Mapping[str, zarr.Array[Any]]) -> list[_Stored]:

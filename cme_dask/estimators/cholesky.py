@@ -15,8 +15,8 @@ from cme_dask.data.row_sample import RowSample
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
 from cme_dask.estimators.partial_fit import FeaturesPartialFit
-from cme_dask.estimators.pivoting import PivotChoice, PivotRule
-from cme_dask.estimators.planning import FitPlan, Preparation, plan_fit, prepare
+from cme_dask.estimators.pivoting import PivotRule, PivotSelector
+from cme_dask.estimators.planning import FitContext, FitPlan, plan_fit, prepare
 from cme_dask.estimators.recipe import (
     FittedBasis,
     NotFitted,
@@ -25,9 +25,9 @@ from cme_dask.estimators.recipe import (
     check_accuracy,
     check_parameters,
     check_tol,
+    choose_mode,
     fit_budget,
     make_side,
-    settle_arithmetic,
     timed_fit,
     trial_rows,
 )
@@ -38,7 +38,7 @@ from cme_dask.models.features import BASES, FeatureModel
 from cme_dask.numerics.basis import LinearBasis, NewtonBasis, eigenbasis
 from cme_dask.numerics.blocks import Moments
 from cme_dask.numerics.moments import MomentSpec
-from cme_dask.numerics.precision import Arithmetic, SpectrumChange
+from cme_dask.numerics.precision import ComputeMode, SpectrumChange
 from cme_dask.numerics.resources import one_blas_thread
 from cme_dask.passes.cluster import Scheduler
 from cme_dask.passes.driver import Executor
@@ -223,12 +223,12 @@ class FittedFeatures(TransformerMixin):  # type: ignore[misc]
     def _rows_of(self, X: Any) -> Sample:
         """The sample with those columns of x, by name or position, that the fit had."""
         sample = open_sample(X)
-        names, found = self._fitted().columns.names, sample.columns[0].names
-        named = sample.row_sample is not None or not _made_up(found)
-        if named and (not _made_up(names) or set(names) <= set(found)):
+        names, result = self._fitted().columns.names, sample.columns[0].names
+        named = sample.row_sample is not None or not _made_up(result)
+        if named and (not _made_up(names) or set(names) <= set(result)):
             where = "X" if sample.location == "memory" else sample.location
             places = sample.columns[0].positions_of(self._fitted().columns, where)
-            sample = sample.select([found[place] for place in places])
+            sample = sample.select([result[place] for place in places])
         if len(sample.columns[0].names) != len(names):
             raise DataError(
                 f"X has {len(sample.columns[0].names)} columns, the fit had {len(names)}"
@@ -434,7 +434,7 @@ class PivotedCholesky(FeaturesPartialFit, FittedFeatures, BaseEstimator):  # typ
 
     def _prepare(
         self, sample: Sample, budget: MemoryBudget, progress: Progress | None
-    ) -> Preparation:
+    ) -> FitContext:
         """The row sample read."""
         return prepare(
             sample,
@@ -449,8 +449,8 @@ class PivotedCholesky(FeaturesPartialFit, FittedFeatures, BaseEstimator):  # typ
         )
 
     def _specify(
-        self, choice: PivotChoice, bases: Sequence[NewtonBasis]
-    ) -> tuple[MomentSpec, Arithmetic]:
+        self, choice: PivotSelector, bases: Sequence[NewtonBasis]
+    ) -> tuple[MomentSpec, ComputeMode]:
         """The moments of the basis, with the arithmetic that the accuracy allows."""
         sample, rows = choice.sample, choice.rows
         spec = MomentSpec((make_side(bases[0], sample.columns[0], None, rows, 0),))
@@ -458,10 +458,10 @@ class PivotedCholesky(FeaturesPartialFit, FittedFeatures, BaseEstimator):  # typ
 
     def _settled(
         self, spec: MomentSpec, rows: RowSample, n_rows: int, cores: int
-    ) -> tuple[MomentSpec, Arithmetic]:
+    ) -> tuple[MomentSpec, ComputeMode]:
         trial, accuracy = trial_rows(rows, spec.ranks), self._accuracy(n_rows)
         change = partial(SpectrumChange, self._tolerance.value, accuracy)
-        return settle_arithmetic(spec, trial, n_rows, accuracy, change, cores)
+        return choose_mode(spec, trial, n_rows, accuracy, change, cores)
 
     def _accuracy(self, n_rows: int) -> float:
         """The accuracy that was asked for, or a tenth of an eigenvalue's sampling error."""
@@ -469,7 +469,7 @@ class PivotedCholesky(FeaturesPartialFit, FittedFeatures, BaseEstimator):  # typ
             return 0.1 * float(np.sqrt(2.0 / n_rows))
         return check_accuracy(self.accuracy)
 
-    def _measure(self, choice: PivotChoice, bases: Sequence[NewtonBasis]) -> Moments:
+    def _measure(self, choice: PivotSelector, bases: Sequence[NewtonBasis]) -> Moments:
         """The moment pass."""
         spec, self.arithmetic_ = self._specify(choice, bases)
         (moments,), _, report = make_moments(

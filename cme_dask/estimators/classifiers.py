@@ -16,7 +16,7 @@ from cme_dask.estimators.cholesky import x_alone
 from cme_dask.estimators.embedding import ConditionalMeanEmbedding
 from cme_dask.estimators.joint import JointDistribution
 from cme_dask.estimators.joint_fit import Fitted
-from cme_dask.estimators.pivoting import PivotChoice, PivotRule
+from cme_dask.estimators.pivoting import PivotRule, PivotSelector
 from cme_dask.estimators.planning import prepare
 from cme_dask.estimators.predictors import (
     GrowingClassifier,
@@ -103,8 +103,8 @@ class JointClassifier(GrowingClassifier, JointDistribution):  # type: ignore[mis
     _every_label = True
 
     def _become(self, found: Fitted) -> None:
-        about = found.model.about | {"classes": plain_labels(self._classes)}
-        super()._become(replace(found, model=replace(found.model, about=about)))
+        metadata = found.model.about | {"classes": plain_labels(self._classes)}
+        super()._become(replace(found, model=replace(found.model, about=metadata)))
 
     def _probabilities(self, X: Any) -> Array:
         return self._fitted().predict_proba(X)
@@ -402,11 +402,11 @@ class KernelLogisticRegression(LabelClassifier, BaseEstimator):  # type: ignore[
             )
 
     def _check_convergence(self) -> None:
-        found = self.solution_
-        if found.gradient_norm <= self.gradient_tol:
+        result = self.solution_
+        if result.gradient_norm <= self.gradient_tol:
             return
         message = (
-            f"the gradient has norm {found.gradient_norm:.1e} after {found.iterations} steps, "
+            f"the gradient has norm {result.gradient_norm:.1e} after {result.iterations} steps, "
             f"gradient_tol is {self.gradient_tol:g}: raise it, reg or max_iter"
         )
         if self.convergence == "raise":
@@ -414,7 +414,7 @@ class KernelLogisticRegression(LabelClassifier, BaseEstimator):  # type: ignore[
         warnings.warn(message, ConvergenceWarning, stacklevel=3)
 
 
-def _measure(choice: PivotChoice, bases: Sequence[Basis]) -> tuple[Moments, int]:
+def _measure(choice: PivotSelector, bases: Sequence[Basis]) -> tuple[Moments, int]:
     """Moments of x in one pass, and the number of rows that counted."""
     side = make_side(bases[0], choice.sample.columns[0], None, choice.rows, 0)
     (moments,), _, _ = make_moments(

@@ -15,7 +15,7 @@ from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
 from cme_dask.estimators.partial_fit import EmbeddingPartialFit
 from cme_dask.estimators.pivoting import PivotRule, pair_of_pivots
-from cme_dask.estimators.planning import FitPlan, Preparation, plan_fit, prepare
+from cme_dask.estimators.planning import FitContext, FitPlan, plan_fit, prepare
 from cme_dask.estimators.predictors import names_of, target_of, weights_of
 from cme_dask.estimators.recipe import (
     FittedBasis,
@@ -26,9 +26,9 @@ from cme_dask.estimators.recipe import (
     TuningProgress,
     check_accuracy,
     check_parameters,
+    choose_mode,
     fit_budget,
     make_side,
-    settle_arithmetic,
     timed_fit,
     trial_rows,
 )
@@ -51,7 +51,7 @@ from cme_dask.numerics.embedding import (
     held_out_curve,
 )
 from cme_dask.numerics.moments import MomentSpec, Side
-from cme_dask.numerics.precision import Arithmetic
+from cme_dask.numerics.precision import ComputeMode
 from cme_dask.numerics.resources import one_blas_thread
 from cme_dask.passes.cluster import Scheduler
 from cme_dask.passes.driver import Executor
@@ -297,7 +297,7 @@ class ConditionalMeanEmbedding(EmbeddingPartialFit, BaseEstimator):  # type: ign
         functions: FunctionsLike | None,
         budget: MemoryBudget,
         progress: Progress | None,
-    ) -> Preparation:
+    ) -> FitContext:
         """The row sample read, the kernel learned if none was given."""
         ready = prepare(
             sample,
@@ -316,14 +316,14 @@ class ConditionalMeanEmbedding(EmbeddingPartialFit, BaseEstimator):  # type: ign
             ready = replace(ready, kernels=[self.search_.kernel, ready.kernels[1]])
         return ready
 
-    def _search(self, ready: Preparation, functions: FunctionsLike | None) -> EmbeddingSearch:
+    def _search(self, ready: FitContext, functions: FunctionsLike | None) -> EmbeddingSearch:
         choice = ready.choice
         rows = choice.rows.prefix(SEARCH_ROWS)
         # Only the columns and functions of this side are looked at, not its basis.
         declared = self._declared(functions)
         side = make_side(None, choice.sample.columns[1], declared, rows, 1)  # type: ignore[arg-type]
 
-        def heard(stage: str, done: int, most: int, best: float | None) -> None:
+        def callback(stage: str, done: int, most: int, best: float | None) -> None:
             if choice.progress is not None:
                 choice.progress(TuningProgress(stage, done, most, best))
 
@@ -337,7 +337,7 @@ class ConditionalMeanEmbedding(EmbeddingPartialFit, BaseEstimator):  # type: ign
             criterion=self.criterion,
             regs=self._regs,
             tol=self._tolerance.value,
-            heard=heard,
+            callback=callback,
         )
 
     @property
@@ -350,10 +350,10 @@ class ConditionalMeanEmbedding(EmbeddingPartialFit, BaseEstimator):  # type: ign
 
     def _specify(
         self,
-        ready: Preparation,
+        ready: FitContext,
         bases: Sequence[Basis],
         functions: FunctionsLike | None,
-    ) -> tuple[MomentSpec, Arithmetic]:
+    ) -> tuple[MomentSpec, ComputeMode]:
         """The moments of these bases, with the arithmetic that the accuracy allows."""
         choice = ready.choice
         sample, rows = choice.sample, choice.rows
@@ -364,18 +364,18 @@ class ConditionalMeanEmbedding(EmbeddingPartialFit, BaseEstimator):  # type: ign
 
     def _settled(
         self, spec: MomentSpec, rows: RowSample, n_rows: int, cores: int
-    ) -> tuple[MomentSpec, Arithmetic]:
+    ) -> tuple[MomentSpec, ComputeMode]:
         trial = trial_rows(rows, spec.ranks)
 
         def change() -> EmbeddingChange:
             # The smaller the ridge, the more the answers change.
             return EmbeddingChange(spec.sides[0].basis(trial.parts[0]), float(self._regs.min()))
 
-        return settle_arithmetic(spec, trial, n_rows, float(self.accuracy), change, cores)
+        return choose_mode(spec, trial, n_rows, float(self.accuracy), change, cores)
 
     def _measure(
         self,
-        ready: Preparation,
+        ready: FitContext,
         bases: Sequence[Basis],
         functions: FunctionsLike | None,
     ) -> tuple[tuple[Side, Side], MomentSums]:

@@ -11,10 +11,10 @@ from cme_dask.config import ACCURACY, N_FOLDS, SAMPLE_SIZE
 from cme_dask.constraints import Constraint, parse
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
-from cme_dask.estimators.joint_fit import Fitted, Functions, JointFit, calibration_choice
+from cme_dask.estimators.joint_fit import Fitted, Functions, JointRecipe, calibration_choice
 from cme_dask.estimators.partial_fit import JointPartialFit
 from cme_dask.estimators.pivoting import PivotRule, pair_of_pivots
-from cme_dask.estimators.planning import FitPlan, Preparation, prepare
+from cme_dask.estimators.planning import FitContext, FitPlan, prepare
 from cme_dask.estimators.predictors import names_of, target_of, weights_of
 from cme_dask.estimators.recipe import (
     FunctionsLike,
@@ -33,7 +33,7 @@ from cme_dask.estimators.residual import (
     screened_residual,
     with_residual,
 )
-from cme_dask.estimators.solving import Solving
+from cme_dask.estimators.solving import SolveOptions
 from cme_dask.estimators.steps import ProgressOption, reported
 from cme_dask.estimators.tuned import MAX_RANK, importable_sides, lean_members, search_kernels
 from cme_dask.kernels import Kernel
@@ -317,9 +317,9 @@ class JointDistribution(JointPartialFit, BaseEstimator):  # type: ignore[misc]
             ready = self._prepare(sample, budget, reports)
             steps = self._steps(ready, (functions_x, functions))
             screening = screened_residual(steps)
-            found = with_residual(steps, steps.run(), screening)
+            result = with_residual(steps, steps.run(), screening)
         self.search_ = steps.found
-        self._become(found)
+        self._become(result)
         self._adopt(X, Y, sample)
         return self
 
@@ -414,7 +414,7 @@ class JointDistribution(JointPartialFit, BaseEstimator):  # type: ignore[misc]
 
     def _prepare(
         self, sample: Sample, budget: MemoryBudget, progress: Progress | None
-    ) -> Preparation:
+    ) -> FitContext:
         """The row sample read."""
         rule = PivotRule(self._tolerance, self.span, self.random_state or 0)
         return prepare(
@@ -432,10 +432,10 @@ class JointDistribution(JointPartialFit, BaseEstimator):  # type: ignore[misc]
     def _open(self, X: Any, Y: Any, weights: Any) -> Sample:
         return open_sample(X, Y, weights=weights)
 
-    def _solving(self) -> Solving:
+    def _solving(self) -> SolveOptions:
         constraint = parse(self.constraint)
         reg = constraint.default_reg if self.reg is None else self.reg
-        return Solving(constraint, Regularization.parse(reg, self.reg_form), self.convergence)
+        return SolveOptions(constraint, Regularization.parse(reg, self.reg_form), self.convergence)
 
     @property
     def _given(self) -> tuple[Any, Any]:
@@ -447,25 +447,25 @@ class JointDistribution(JointPartialFit, BaseEstimator):  # type: ignore[misc]
         learned = any(kernel is None for kernel in self._given)
         return Tolerance.of(self.tol, self.max_rank, MAX_RANK if learned else None)
 
-    def _steps(self, ready: Preparation, functions: Functions) -> JointFit:
+    def _steps(self, ready: FitContext, functions: Functions) -> JointRecipe:
         """The fit, with kernels and ridge as the search finds them best, if they are learned."""
         solving, options, seed = self._solving(), self.tuning or Tuning(), self.random_state or 0
-        found = None
+        result = None
         if any(kernel is None for kernel in self._given):
             pairs = zip(ready.kernels, self._given, strict=True)
             x, y = (None if given is None else kernel for kernel, given in pairs)
             reg = None if self.reg is None else solving.reg
-            found = search_kernels(
+            result = search_kernels(
                 ready, (x, y), functions[1], reg, options, self._tolerance.value, seed
             )
-            best = found.finalists[0]
+            best = result.finalists[0]
             ready = replace(ready, kernels=[best.kernel_x, best.kernel_y])
             if reg is None and solving.constraint.landmarks_of_partition is None:
                 solving = replace(solving, reg=replace(best.reg, form=solving.reg.form))
-        return JointFit(
+        return JointRecipe(
             ready,
             solving,
-            found,
+            result,
             functions,
             options,
             learn_reg=self.reg is None,
@@ -474,10 +474,10 @@ class JointDistribution(JointPartialFit, BaseEstimator):  # type: ignore[misc]
             accuracy=check_accuracy(self.accuracy),
             seed=seed,
             residual=residual_wanted(
-                self.residual, ready, solving, self.support_size, learned=found is not None
+                self.residual, ready, solving, self.support_size, learned=result is not None
             ),
             calibration=calibration_choice(
-                self.calibration, ready, solving, self.support_size, learned=found is not None
+                self.calibration, ready, solving, self.support_size, learned=result is not None
             ),
         )
 

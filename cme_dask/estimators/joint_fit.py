@@ -9,7 +9,7 @@ import numpy as np
 
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
-from cme_dask.estimators.planning import FitPlan, Preparation, plan_fit
+from cme_dask.estimators.planning import FitContext, FitPlan, plan_fit
 from cme_dask.estimators.recipe import (
     FittedBasis,
     FunctionsLike,
@@ -17,8 +17,8 @@ from cme_dask.estimators.recipe import (
     declared,
     make_side,
 )
-from cme_dask.estimators.solving import Solving, partitions
-from cme_dask.estimators.tuned import Member, describe_search, tuned_members
+from cme_dask.estimators.solving import SolveOptions, partitions
+from cme_dask.estimators.tuned import EnsembleMember, describe_search, tuned_members
 from cme_dask.kernels import Coordinates, Warped
 from cme_dask.learning.candidates import Search, Tuning
 from cme_dask.learning.losses import HeldLaws
@@ -28,14 +28,14 @@ from cme_dask.models.joint import JointModel
 from cme_dask.numerics.basis import Basis, LinearBasis, eigenbasis
 from cme_dask.numerics.blocks import MomentSums
 from cme_dask.numerics.calibration import HeldRows, LearnedCalibration, Levels, learn_calibration
-from cme_dask.numerics.cells import Cells, CellSpec, CellSums
+from cme_dask.numerics.cells import Cells, CellSpec, CellStatistics
 from cme_dask.numerics.crossval import Replicates, held_out_folds
 from cme_dask.numerics.joint import JointSolution
 from cme_dask.numerics.moments import MomentSpec, Side
 from cme_dask.numerics.partition import PartitionBasis
-from cme_dask.numerics.precision import Arithmetic
+from cme_dask.numerics.precision import ComputeMode
 from cme_dask.numerics.problem import Regularization
-from cme_dask.numerics.resources import MemoryPlan, one_blas_thread, side_by_side
+from cme_dask.numerics.resources import MemoryPlan, one_blas_thread, parallel_map
 from cme_dask.numerics.scoring import Mapped
 from cme_dask.passes.moments import make_moments
 from cme_dask.passes.progress import StepBegan
@@ -53,7 +53,7 @@ HELD_ROWS = 4000
 
 
 def calibration_choice(
-    choice: Any, ready: "Preparation", solving: "Solving", support_size: int, *, learned: bool
+    choice: Any, ready: "FitContext", solving: "SolveOptions", support_size: int, *, learned: bool
 ) -> str | bool:
     """Whether laws are calibrated: ``auto``, True, or False where they can't be.
 
@@ -89,7 +89,7 @@ def calibration_choice(
     return "auto" if choice and learned and not met else False
 
 
-def with_calibration(fit: "JointFit", fitted: "Fitted") -> "Fitted":
+def with_calibration(fit: "JointRecipe", fitted: "Fitted") -> "Fitted":
     """The fit with calibrated laws, if that is asked for and pays.
 
     Parameters
@@ -105,18 +105,18 @@ def with_calibration(fit: "JointFit", fitted: "Fitted") -> "Fitted":
         learned = _learned(fit, fitted)
     if learned is None:
         return fitted
-    about = {
+    metadata = {
         "kept": fit.calibration is True or learned.pays,
         "exponents": learned.calibration.to_list(),
         "gain": learned.gain,
         "std": learned.std if np.isfinite(learned.std) else None,
         "rows": learned.rows,
     }
-    described = fitted.model.about | {"calibration": about}
+    described = fitted.model.about | {"calibration": metadata}
     return replace(fitted, model=replace(fitted.model, about=described))
 
 
-def _learned(fit: "JointFit", fitted: "Fitted") -> LearnedCalibration | None:
+def _learned(fit: "JointRecipe", fitted: "Fitted") -> LearnedCalibration | None:
     """The calibration; None if fewer than two folds have rows in the row sample."""
     choice, cells = fit.ready.choice, fitted.model.y.cells
     assert cells is not None
@@ -136,7 +136,7 @@ def _learned(fit: "JointFit", fitted: "Fitted") -> LearnedCalibration | None:
     return learn_calibration(folds, cells.means, columns)
 
 
-def refitted_laws(fit: "JointFit", fitted: "Fitted") -> Iterator[HeldLaws]:
+def refitted_laws(fit: "JointRecipe", fitted: "Fitted") -> Iterator[HeldLaws]:
     """Laws of refits without each fold, at the rows of the fold in the row sample.
 
     They are calibrated as those of the model are.
@@ -149,18 +149,18 @@ def refitted_laws(fit: "JointFit", fitted: "Fitted") -> Iterator[HeldLaws]:
     assert masses is not None
     points = cells.support.points
     members = [
-        (sides, moments, reg, kept, sides[0].basis(rows.parts[0]), sides[1].basis(points))
-        for sides, moments, reg, kept in averaged(fit, fitted)
+        (sides, moments, reg, retained, sides[0].basis(rows.parts[0]), sides[1].basis(points))
+        for sides, moments, reg, retained in averaged(fit, fitted)
     ]
     levels = None if calibration is None else Levels(cells.means, calibration.columns)
     for fold in held_out_folds(members[0][1]):
         held = np.flatnonzero(folds == fold)
         ratio = np.zeros((len(held), len(points)))
-        for sides, moments, reg, kept, left, right in members:
+        for sides, moments, reg, retained, left, right in members:
             solver = replace(fit.solving, reg=reg).solver(sides, choice.rows)
-            found = solver(moments.means(without=fold)).shrunk(kept)
-            given = left[held] @ found.transform_x @ found.coef.T
-            ratio += found.base + given @ (right @ found.transform_y).T
+            result = solver(moments.means(without=fold)).shrunk(retained)
+            given = left[held] @ result.transform_x @ result.coef.T
+            ratio += result.base + given @ (right @ result.transform_y).T
         rest = masses.sum(axis=0) - masses[fold]
         calibrated = None
         if calibration is not None and levels is not None:
@@ -169,7 +169,7 @@ def refitted_laws(fit: "JointFit", fitted: "Fitted") -> Iterator[HeldLaws]:
         yield HeldLaws(held, ratio / len(members), rest / rest.sum(), cells.means, calibrated)
 
 
-def averaged(fit: "JointFit", fitted: "Fitted") -> list[tuple[Any, Any, Any, float]]:
+def averaged(fit: "JointRecipe", fitted: "Fitted") -> list[tuple[Any, Any, Any, float]]:
     """Sides, moments, ridge and share kept of the models whose ratios are averaged."""
     if not fitted.members:
         return [(fitted.sides, fitted.moments, fit.solving.reg, 1.0)]
@@ -200,14 +200,14 @@ class Fitted:
     moments: MomentSums
     sides: tuple[Side, Side]
     passes: int
-    arithmetic: Arithmetic
+    arithmetic: ComputeMode
     report: PassReport
-    members: list[Member]
+    members: list[EnsembleMember]
     masses: Array | None
 
 
 @dataclass(frozen=True, eq=False)
-class JointFit:
+class JointRecipe:
     """A fit whose row sample is read, and whose kernels are known.
 
     Attributes
@@ -234,8 +234,8 @@ class JointFit:
         Whether laws are calibrated: ``auto``, True or False.
     """
 
-    ready: Preparation
-    solving: Solving
+    ready: FitContext
+    solving: SolveOptions
     found: Search | None
     functions: Functions
     tuning: Tuning
@@ -253,7 +253,7 @@ class JointFit:
         memory = fitted.report.memory.or_tighter(self._searched)
         return replace(fitted, report=replace(fitted.report, memory=memory))
 
-    def on(self, sample: Sample) -> "JointFit":
+    def on(self, sample: Sample) -> "JointRecipe":
         """The same fit of a sample that differs in its values only."""
         assert sample.row_sample is not None
         choice = replace(self.ready.choice, sample=sample, rows=sample.row_sample)
@@ -261,16 +261,16 @@ class JointFit:
 
     def plan(self) -> FitPlan:
         """What :meth:`run` would do and take."""
-        found = self.found
+        result = self.found
         plan = plan_fit(
             self.ready,
             partial(self._specify, reg=self.solving.reg),
             self._landmarks,
             others=[
                 ((one.kernel_x, one.kernel_y), partial(self._specify, reg=one.reg))
-                for one in (found.finalists[1:] if found is not None and self._averages else ())
+                for one in (result.finalists[1:] if result is not None and self._averages else ())
             ],
-            search_seconds=0.0 if found is None else found.seconds,
+            search_seconds=0.0 if result is None else result.seconds,
             residual=self.residual,
             cells=self._cells,
         )
@@ -316,9 +316,9 @@ class JointFit:
                 moments, sides, choice.rows, choice.sample, choice.budget
             )
             passes += self.ready.passes + more_passes
-            about = self._about(solving.reg, passes, arithmetic, [])
+            metadata = self._about(solving.reg, passes, arithmetic, [])
             laws = _laws(cells, summed)
-            model = self._assembled([part], moments, laws, about)
+            model = self._assembled([part], moments, laws, metadata)
             x, y = fitted_bases(part)
         for i, basis in enumerate((x, y)):
             if choice.sample.residuals is None and isinstance(choice.wanted[i], str):
@@ -369,10 +369,10 @@ class JointFit:
                 ]
                 error, rank = max(reached)
                 self.tolerance.warn(variable, rank, error, choice.may_miss(i))
-        told = model.about["trace_error"].values()
+        info = model.about["trace_error"].values()
         x, y = (
             FittedBasis(variable.basis.newton, variable.basis, error)
-            for variable, error in zip((model.x, model.y), told, strict=True)
+            for variable, error in zip((model.x, model.y), info, strict=True)
         )
         return Fitted(
             model,
@@ -404,8 +404,8 @@ class JointFit:
         self,
         reg: Regularization,
         passes: int,
-        arithmetic: Arithmetic,
-        members: Sequence[Member],
+        arithmetic: ComputeMode,
+        members: Sequence[EnsembleMember],
     ) -> dict[str, Any]:
         """What the model says of its fit."""
         searched = {} if self.found is None else {"tuning": describe_search(self.found, members)}
@@ -445,11 +445,11 @@ class JointFit:
                 basis if isinstance(basis, PartitionBasis) else None,
             )
 
-        return tuple(side_by_side(of_variable, (0, 1), choice.budget.executor.cores))
+        return tuple(parallel_map(of_variable, (0, 1), choice.budget.executor.cores))
 
     def _specify(
         self, bases: Sequence[Basis], reg: Regularization
-    ) -> tuple[MomentSpec, Arithmetic]:
+    ) -> tuple[MomentSpec, ComputeMode]:
         """The moments of these bases, with the arithmetic that the accuracy allows."""
         choice = self.ready.choice
         spec = MomentSpec(self.sides(bases), choice.n_folds)
@@ -468,7 +468,7 @@ class JointFit:
 
     def _measure(
         self, bases: Sequence[Basis], cells: Sequence[CellSpec]
-    ) -> tuple[tuple[Side, Side], MomentSums, tuple[CellSums, ...], Arithmetic, PassReport]:
+    ) -> tuple[tuple[Side, Side], MomentSums, tuple[CellStatistics, ...], ComputeMode, PassReport]:
         """The moment pass, with sums by cell."""
         choice = self.ready.choice
         spec, arithmetic = self._specify(bases, self.solving.reg)
@@ -497,9 +497,9 @@ def origin(sample: Sample) -> dict[str, Any]:
     }
 
 
-def _laws(cells: Sequence[CellSpec], summed: Sequence[CellSums]) -> tuple[Cells, ...]:
+def _laws(cells: Sequence[CellSpec], summed: Sequence[CellStatistics]) -> tuple[Cells, ...]:
     return tuple(spec.cells(sums) for spec, sums in zip(cells, summed, strict=True))
 
 
-def _masses(summed: Sequence[CellSums]) -> Array | None:
+def _masses(summed: Sequence[CellStatistics]) -> Array | None:
     return summed[1].masses if summed else None

@@ -10,8 +10,8 @@ from cme_dask.data.columns import Columns
 from cme_dask.data.row_sample import RowSample
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError, ToleranceWarning
-from cme_dask.estimators.joint_fit import Fitted, Functions, JointFit, fitted_bases, origin
-from cme_dask.estimators.planning import Preparation
+from cme_dask.estimators.joint_fit import Fitted, Functions, JointRecipe, fitted_bases, origin
+from cme_dask.estimators.planning import FitContext
 from cme_dask.estimators.predictors import MeanRegressor, target_of, weights_of
 from cme_dask.estimators.recipe import (
     FunctionsLike,
@@ -24,7 +24,7 @@ from cme_dask.estimators.recipe import (
     timed_fit,
     usable_rows,
 )
-from cme_dask.estimators.solving import Solving
+from cme_dask.estimators.solving import SolveOptions
 from cme_dask.estimators.steps import ProgressOption, reported
 from cme_dask.learning.partition import stands_for
 from cme_dask.models.embedding import EmbeddingModel
@@ -36,7 +36,7 @@ from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.blocks import Moments, MomentSums
 from cme_dask.numerics.cells import CellSpec
 from cme_dask.numerics.moments import Function, MomentSpec, Side
-from cme_dask.numerics.precision import Arithmetic
+from cme_dask.numerics.precision import ComputeMode
 from cme_dask.numerics.resources import one_blas_thread
 from cme_dask.passes.cluster import Scheduler
 from cme_dask.passes.driver import Executor
@@ -126,21 +126,21 @@ def on_columns(sample: Sample, columns: Sequence[Columns]) -> Sample:
         If columns are missing, or their labels or units are other ones.
     """
     selected: list[Sequence[str] | None] = []
-    for variable, found, known in zip("xy", sample.columns, columns, strict=False):
+    for variable, result, known in zip("xy", sample.columns, columns, strict=False):
         default, ours = (
-            Columns.default(variable, len(columns.names)).names for columns in (found, known)
+            Columns.default(variable, len(columns.names)).names for columns in (result, known)
         )
-        unnamed, same = found.names == default, len(found.names) == len(known.names)
+        unnamed, same = result.names == default, len(result.names) == len(known.names)
         # Default names of an array of another width mean other columns.
-        named = set(known.names) <= set(found.names) and (same or known.names != ours)
+        named = set(known.names) <= set(result.names) and (same or known.names != ours)
         if not named and not (unnamed and same):
             raise DataError(
                 f"the fit had columns {known.listed()} of {variable}, these rows have "
-                f"{found.listed()}: give the same ones"
+                f"{result.listed()}: give the same ones"
             )
-        selected.append(known.names if named and found.names != known.names else None)
-        for name, mine in zip(known.names, known.names if named else found.names, strict=True):
-            _check_alike(name, known, mine, found)
+        selected.append(known.names if named and result.names != known.names else None)
+        for name, mine in zip(known.names, known.names if named else result.names, strict=True):
+            _check_alike(name, known, mine, result)
     return replace(sample.select(*selected), columns=tuple(columns))
 
 
@@ -224,13 +224,13 @@ class JointUpdate:
         sums = JointSums.of(model)
         sides = []
         for side, columns, functions in zip(sums.sides, sums.columns, self.functions, strict=True):
-            found = declared(functions, columns)
-            if set(found) != set(side.functions):
+            result = declared(functions, columns)
+            if set(result) != set(side.functions):
                 raise DataError(
                     f"the model was fitted with the functions {_listed(side.functions)}, given are "
-                    f"{_listed(found)}: give the same ones"
+                    f"{_listed(result)}: give the same ones"
                 )
-            sides.append(replace(side, functions={n: found[n] for n in side.functions}))
+            sides.append(replace(side, functions={n: result[n] for n in side.functions}))
         specs = tuple(
             replace(spec, functions=side.functions)
             for spec, side in zip(sums.specs, sides, strict=False)
@@ -239,9 +239,9 @@ class JointUpdate:
 
     def _measure(
         self, sums: JointSums, sample: Sample, rows: RowSample, first: int
-    ) -> tuple[JointSums, Arithmetic, PassReport]:
+    ) -> tuple[JointSums, ComputeMode, PassReport]:
         """The sums over the new rows, in one pass; ``first`` is the global index of the first."""
-        solving = Solving(sums.constraint, sums.reg, self.convergence)
+        solving = SolveOptions(sums.constraint, sums.reg, self.convergence)
         spec = MomentSpec(sums.sides, sums.moments.n_folds)
         with one_blas_thread():
             spec, arithmetic = solving.arithmetic(
@@ -254,10 +254,10 @@ class JointUpdate:
         (moments,), cells, report = make_moments(
             replace(sample, first_row=first), [spec], self.budget, self.progress, 0, specs
         )
-        about = {key: value for key, value in sums.about.items() if key != "parts_differ"}
-        about |= {"arithmetic": arithmetic.name, **origin(sample)}
-        about["next_row"] = first + sample.n_rows
-        return replace(sums, moments=moments, cells=cells, about=about), arithmetic, report
+        metadata = {key: value for key, value in sums.about.items() if key != "parts_differ"}
+        metadata |= {"arithmetic": arithmetic.name, **origin(sample)}
+        metadata["next_row"] = first + sample.n_rows
+        return replace(sums, moments=moments, cells=cells, about=metadata), arithmetic, report
 
 
 class JointPartialFit(MeanRegressor):
@@ -425,11 +425,11 @@ class JointPartialFit(MeanRegressor):
     @abstractmethod
     def _prepare(
         self, sample: Sample, budget: MemoryBudget, progress: Progress | None
-    ) -> Preparation:
+    ) -> FitContext:
         """The row sample read."""
 
     @abstractmethod
-    def _steps(self, ready: Preparation, functions: Functions) -> JointFit:
+    def _steps(self, ready: FitContext, functions: Functions) -> JointRecipe:
         """The steps of a fit."""
 
     @abstractmethod
@@ -449,14 +449,14 @@ class MomentsPartialFit(ABC):
     model_: Any
     n_passes_: int
     report_: PassReport
-    arithmetic_: Arithmetic
+    arithmetic_: ComputeMode
     _sides: tuple[Side, ...]
     _moments: MomentSums
 
     @abstractmethod
     def _settled(
         self, spec: MomentSpec, rows: RowSample, n_rows: int, cores: int
-    ) -> tuple[MomentSpec, Arithmetic]:
+    ) -> tuple[MomentSpec, ComputeMode]:
         """The moments with the arithmetic that the accuracy allows."""
 
     @property
@@ -560,12 +560,12 @@ class EmbeddingPartialFit(MomentsPartialFit, MeanRegressor):
             )
             return fitted
         check_functions(self._functions, by_name(functions))
-        about = self.model_.about
+        metadata = self.model_.about
         sample = self._open_more(X, Y, weights)
         if len(sample.sources) != 2:
             raise DataError("an embedding needs rows of x and of y: give Y, or a store")
         columns = (self.model_.x.columns, self.model_.y.columns)
-        sample = on_columns(sample, columns).fold_by(about["fold_by"])
+        sample = on_columns(sample, columns).fold_by(metadata["fold_by"])
         budget = MemoryBudget.of(Executor.resolve(scheduler, workers), memory_limit)
         x, y = self._sides
         self._add_rows(

@@ -80,7 +80,7 @@ class PivotRule:
 
 
 @dataclass(frozen=True, eq=False)
-class PivotChoice:
+class PivotSelector:
     """How the variables of a fit get their pivots, within the memory that there is.
 
     Attributes
@@ -121,7 +121,9 @@ class PivotChoice:
 
     def covering(self, report: PassReport, ranks: tuple[int, ...]) -> PassReport:
         """The report of the moment pass, with what rounds took at these ranks if that was more."""
-        ranked = [m for m, wanted in zip(ranks, self.wanted, strict=True) if _in_rounds(wanted)]
+        ranked = [
+            m for m, requested in zip(ranks, self.wanted, strict=True) if _in_rounds(requested)
+        ]
         if not ranked:
             return report
         _, plan = predict_round(self.sample, tuple(ranked), self.budget)
@@ -171,24 +173,26 @@ class PivotChoice:
         bases: dict[int, NewtonBasis] = {}
         rules: dict[int, Rule] = {}
         states: dict[int, PivotState] = {}
-        for i, (kernel, wanted) in enumerate(zip(kernels, self.wanted, strict=True)):
-            if not isinstance(wanted, str):
+        for i, (kernel, requested) in enumerate(zip(kernels, self.wanted, strict=True)):
+            if not isinstance(requested, str):
                 with one_blas_thread():
-                    bases[i] = given_basis(kernel, wanted, self.sample.columns[i], self.names[i])
-            elif wanted == "sampled":
+                    bases[i] = given_basis(kernel, requested, self.sample.columns[i], self.names[i])
+            elif requested == "sampled":
                 before = tuple(bases[j].rank for j in sorted(bases))
                 with one_blas_thread():
                     bases[i], reached = self._sampled(i, kernel, before)
                 if top_up and not reached and self._may_top_up(i, bases[i]):
                     rules[i] = self.rule.topping_up(kernel)
                     states[i] = PivotState.of(bases.pop(i))
-            elif wanted in PIVOTS:
-                rules[i] = self.rule.rounds(wanted, i, kernel)
+            elif requested in PIVOTS:
+                rules[i] = self.rule.rounds(requested, i, kernel)
                 states[i] = rules[i].init(len(self.sample.columns[i].names))
             else:
-                raise DataError(f"pivots must be {_listed(PIVOTS)} or given points, got {wanted!r}")
-        found, passes = self._in_rounds(bases, rules, states)
-        for i, state in found.items():
+                raise DataError(
+                    f"pivots must be {_listed(PIVOTS)} or given points, got {requested!r}"
+                )
+        result, passes = self._in_rounds(bases, rules, states)
+        for i, state in result.items():
             if not state.rank:
                 raise _zero_kernel(self.names[i], "row")
             if state.status == "exhausted" and not self.may_miss(i):
@@ -217,11 +221,11 @@ class PivotChoice:
         }
         states = {i: PivotState.of(bases[i]) for i in rules}
         before = {i: basis for i, basis in enumerate(bases) if i not in rules}
-        found, passes = self._in_rounds(before, rules, states)
-        if not any(state.rank > bases[i].rank for i, state in found.items()):
+        result, passes = self._in_rounds(before, rules, states)
+        if not any(state.rank > bases[i].rank for i, state in result.items()):
             return None, passes
         return [
-            found[i].basis(basis.kernel) if i in found else basis for i, basis in enumerate(bases)
+            result[i].basis(basis.kernel) if i in result else basis for i, basis in enumerate(bases)
         ], passes
 
     def _may_top_up(self, i: int, basis: NewtonBasis) -> bool:
@@ -302,10 +306,10 @@ class PivotChoice:
         )
 
     def _tell(self, i: int, rank: int, residual: float) -> None:
-        told = {"event": "pivots", "variable": self.names[i], "rank": rank, "residual": residual}
+        info = {"event": "pivots", "variable": self.names[i], "rank": rank, "residual": residual}
         level = logging.DEBUG if rank & (rank - 1) else logging.INFO  # a line whenever it doubles
         text = "pivots of %s: rank %d, residual %.2e"
-        log.log(level, text, self.names[i], rank, residual, extra=told)
+        log.log(level, text, self.names[i], rank, residual, extra=info)
         if self.progress is not None:
             self.progress(PivotProgress(self.names[i], rank, residual, self.rule.tol))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from cme_dask.config import PIVOTS
 from cme_dask.data.sample import Sample
-from cme_dask.estimators.pivoting import PivotChoice, PivotRule
+from cme_dask.estimators.pivoting import PivotRule, PivotSelector
 from cme_dask.estimators.recipe import (
     SHORT_RANK,
     Progress,
@@ -20,7 +20,7 @@ from cme_dask.learning.transforms import HEURISTIC_ROWS
 from cme_dask.numerics.basis import Basis
 from cme_dask.numerics.cells import CellSpec
 from cme_dask.numerics.moments import MomentSpec, joint_width
-from cme_dask.numerics.precision import Arithmetic
+from cme_dask.numerics.precision import ComputeMode
 from cme_dask.numerics.resources import MemoryPlan, one_blas_thread
 from cme_dask.passes.cost import (
     PassSeconds,
@@ -36,11 +36,11 @@ from cme_dask.passes.moments import predict_moments
 RESIDUAL_FINALISTS = 3
 """Learned kernels of residuals that are compared on all rows."""
 
-Specify = Callable[[Sequence[Basis]], tuple[MomentSpec, Arithmetic]]
+Specify = Callable[[Sequence[Basis]], tuple[MomentSpec, ComputeMode]]
 
 
 @dataclass(frozen=True, eq=False)
-class Preparation:
+class FitContext:
     """What a fit has before it chooses pivots.
 
     Attributes
@@ -55,7 +55,7 @@ class Preparation:
         What that took.
     """
 
-    choice: PivotChoice
+    choice: PivotSelector
     kernels: list[Kernel]
     passes: int
     seconds: float
@@ -77,7 +77,7 @@ def prepare(
     sample_size: int,
     budget: MemoryBudget,
     progress: Progress | None,
-) -> Preparation:
+) -> FitContext:
     """Read the row sample and settle the kernels.
 
     Parameters
@@ -106,8 +106,8 @@ def prepare(
             short = warn_of_length(kernel, points, name) or short
     if short and rule.max_rank is None:  # its cost is that of the cube of the rank
         rule = replace(rule, tolerance=replace(rule.tolerance, max_rank=SHORT_RANK))
-    choice = PivotChoice(sample, rows, rule, pivots, n_folds, budget, names, progress)
-    return Preparation(choice, chosen, passes, time.perf_counter() - begin)
+    choice = PivotSelector(sample, rows, rule, pivots, n_folds, budget, names, progress)
+    return FitContext(choice, chosen, passes, time.perf_counter() - begin)
 
 
 @dataclass(frozen=True)
@@ -313,7 +313,7 @@ class FitPlan:
 
 
 def plan_fit(
-    ready: Preparation,
+    ready: FitContext,
     specify: Specify,
     landmarks: Callable[[], Sequence[Basis] | None] = lambda: None,
     *,
@@ -350,7 +350,7 @@ def plan_fit(
     sample, executor = choice.sample, choice.budget.executor
     marks = [time.perf_counter()]
     # Rounds over all rows are what a plan must not do: the row sample tells about which rank.
-    wanted = [
+    requested = [
         "sampled" if mode in PIVOTS else p
         for mode, p in zip(ready.modes, choice.wanted, strict=True)
     ]
@@ -359,7 +359,7 @@ def plan_fit(
         each: Sequence[Sequence[Basis]] = [on_landmarks]
     else:
         kernels = [ready.kernels, *(kernels for kernels, _ in others)]
-        each, _ = replace(choice, wanted=wanted).bases_of_each(kernels)
+        each, _ = replace(choice, wanted=requested).bases_of_each(kernels)
     marks.append(time.perf_counter())
     spec, arithmetic = specify(each[0])
     also = [

@@ -102,14 +102,14 @@ class MeanRegressor(RegressorMixin, ABC):  # type: ignore[misc]
     @property
     def columns_x(self) -> Columns:
         """Columns of x: names, units, and labels of those that hold labels."""
-        found: Columns = self._fitted().x.columns
-        return found
+        result: Columns = self._fitted().x.columns
+        return result
 
     @property
     def columns_y(self) -> Columns:
         """Columns of y: names, units, and labels of those that hold labels."""
-        found: Columns = self._fitted().y.columns
-        return found
+        result: Columns = self._fitted().y.columns
+        return result
 
     @abstractmethod
     def _means(self, X: Any) -> Array:
@@ -168,11 +168,11 @@ class LabelClassifier(ClassifierMixin, ABC):  # type: ignore[misc]
         X
             As in :meth:`predict_proba`.
         """
-        found = self._probabilities(X)
+        result = self._probabilities(X)
         if is_out_of_core(X):
             names = {"classes": self.classes_, "dtype": self.classes_.dtype, "drop_axis": 1}
-            return cast(NDArray[Any], found.map_blocks(most_probable, token="predict", **names))
-        return most_probable(found, self.classes_)
+            return cast(NDArray[Any], result.map_blocks(most_probable, token="predict", **names))
+        return most_probable(result, self.classes_)
 
     @abstractmethod
     def _probabilities(self, X: Any) -> Array:
@@ -340,10 +340,10 @@ def _stored_labels(sample: Sample) -> tuple[Sample, Array]:
             "store whose y is one categorical column"
         )
     if len(columns.names) != 1 or not columns.categories:
-        found = f"y: {columns.listed()}"
+        result = f"y: {columns.listed()}"
         raise DataError(
             "a classifier needs y to be one categorical column (ingest with categorical=), "
-            f"{sample.location} has {found}"
+            f"{sample.location} has {result}"
         )
     return sample, np.array(columns.categories[columns.names[0]], dtype=object)
 

@@ -37,12 +37,12 @@ from cme_dask.numerics.precision import (
     SAFE,
     TRIAL_ROWS,
     TRIALS,
-    Arithmetic,
     Change,
-    choose_arithmetic,
+    ComputeMode,
+    fastest_mode,
 )
 from cme_dask.numerics.resources import one_blas_thread
-from cme_dask.numerics.scoring import Judges
+from cme_dask.numerics.scoring import ScoringFunctions
 from cme_dask.passes.memory import MemoryBudget
 from cme_dask.passes.progress import StepBegan
 from cme_dask.passes.run import PassProgress, RunOptions, count_bad_values
@@ -114,14 +114,14 @@ def trial_rows(rows: RowSample, ranks: tuple[int, ...]) -> RowSample:
     return rows.prefix(max(TRIAL_ROWS, 2 * max(ranks)))
 
 
-def settle_arithmetic(
+def choose_mode(
     spec: MomentSpec,
     rows: RowSample,
     n_rows: int,
     accuracy: float,
     change: Callable[[], Change],
     cores: int,
-) -> tuple[MomentSpec, Arithmetic]:
+) -> tuple[MomentSpec, ComputeMode]:
     """The moments with the cheapest arithmetic that a trial on the row sample admits.
 
     Parameters
@@ -135,14 +135,14 @@ def settle_arithmetic(
     accuracy
         Largest change admitted; 0 takes the safe form.
     change
-        Makes the measure of what must not change, see :func:`choose_arithmetic`.
+        Makes the measure of what must not change, see :func:`fastest_mode`.
     cores
         How many may be tried at once; no more than two, whose sums take memory.
     """
     if accuracy == 0.0 or n_rows < _WORTH * len(rows):
         return spec, SAFE
     with one_blas_thread():
-        chosen, _ = choose_arithmetic(spec, rows.parts, accuracy, change(), min(cores, TRIALS))
+        chosen, _ = fastest_mode(spec, rows.parts, accuracy, change(), min(cores, TRIALS))
     return chosen.applied(spec), chosen
 
 
@@ -514,16 +514,16 @@ def by_name(functions: FunctionsLike | None) -> Mapping[str, Function | str]:
 def declared(functions: FunctionsLike | None, columns: Columns) -> dict[str, Function]:
     """Declared functions by name; DataError unless they are that, and no columns."""
     given = by_name(functions)
-    found: dict[str, Function] = {
+    result: dict[str, Function] = {
         name: Event.parse(f, columns.names, columns.categories) if isinstance(f, str) else f
         for name, f in given.items()
     }
-    for name, function in found.items():
+    for name, function in result.items():
         if not isinstance(name, str) or not callable(function):
             raise DataError(f"functions maps names to callables, got {name!r}: {function!r}")
         if name in columns.names:
             raise DataError(f"{name!r} is a column already: give the function another name")
-    return found
+    return result
 
 
 def make_side(
@@ -532,7 +532,7 @@ def make_side(
     functions: FunctionsLike | None,
     rows: RowSample,
     i: int,
-    events: Judges | None = None,
+    events: ScoringFunctions | None = None,
 ) -> Side:
     """Side of the pass, with shifts near the means of its functions."""
     side = Side(basis, columns.names, declared(functions, columns), events=events)

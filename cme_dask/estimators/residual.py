@@ -15,10 +15,10 @@ import numpy as np
 from cme_dask.data.row_sample import RowSample
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError, remedy
-from cme_dask.estimators.joint_fit import HELD_ROWS, Fitted, JointFit, averaged, refitted_laws
-from cme_dask.estimators.planning import RESIDUAL_FINALISTS, FitPlan, Preparation
+from cme_dask.estimators.joint_fit import HELD_ROWS, Fitted, JointRecipe, averaged, refitted_laws
+from cme_dask.estimators.planning import RESIDUAL_FINALISTS, FitContext, FitPlan
 from cme_dask.estimators.recipe import choose_kernel
-from cme_dask.estimators.solving import Solving
+from cme_dask.estimators.solving import SolveOptions
 from cme_dask.estimators.steps import DECISION, LOCATION, PIVOTS, SEARCH, SECOND, SECOND_PASS
 from cme_dask.estimators.tuned import search_kernels
 from cme_dask.learning.candidates import Tuning
@@ -52,7 +52,7 @@ _EVALUATIONS = 20  # of the second search
 
 
 def residual_wanted(
-    wanted: Any, ready: Preparation, solving: Solving, support_size: int, *, learned: bool
+    wanted: Any, ready: FitContext, solving: SolveOptions, support_size: int, *, learned: bool
 ) -> str | bool:
     """Whether a residual reference is tried: ``auto``, True, or False where there can be none.
 
@@ -109,10 +109,10 @@ class Screening:
     """
 
     about: dict[str, Any]
-    second: JointFit | None
+    second: JointRecipe | None
 
 
-def screened_residual(fit: JointFit) -> Screening | None:
+def screened_residual(fit: JointRecipe) -> Screening | None:
     """Whether a second pass is worth it, from refits on the row sample.
 
     None where the row sample does not decide: it holds all rows, ``residual`` is not ``"auto"``, or
@@ -135,19 +135,19 @@ def screened_residual(fit: JointFit) -> Screening | None:
             _report(fit, PIVOTS)
             return None
         location = _location(fit, [(sides, moments)])
-    about = _described(fit, location) | {"decided": "row sample"}
-    second: JointFit | None = None
+    metadata = _described(fit, location) | {"decided": "row sample"}
+    second: JointRecipe | None = None
     if location.skill.max() >= _SKILL:
         second = _second_fit(fit, location)
         with one_blas_thread():
             gain = _screened_gain(fit, second, location)
-        about |= _figures(gain)
+        metadata |= _figures(gain)
         second = second if gain.is_clear else None
     _report(fit, PIVOTS, () if second else SECOND_PASS)
-    return Screening(about, second)
+    return Screening(metadata, second)
 
 
-def plan_with_residual(fit: JointFit) -> FitPlan:
+def plan_with_residual(fit: JointRecipe) -> FitPlan:
     """What the fit would do and take, with the second pass where the row sample advises it.
 
     Parameters
@@ -174,7 +174,7 @@ def plan_with_residual(fit: JointFit) -> FitPlan:
     )
 
 
-def with_residual(fit: JointFit, fitted: Fitted, screening: Screening | None = None) -> Fitted:
+def with_residual(fit: JointRecipe, fitted: Fitted, screening: Screening | None = None) -> Fitted:
     """The fit with a residual reference, if one is wanted and pays.
 
     One more pass is made, unless the location explains nothing or the screening advises against it.
@@ -198,9 +198,9 @@ def with_residual(fit: JointFit, fitted: Fitted, screening: Screening | None = N
         _report(fit, LOCATION)
     with one_blas_thread():
         location = _location(fit, [each[:2] for each in averaged(fit, fitted)])
-    about = _described(fit, location)
+    metadata = _described(fit, location)
     if auto and location.skill.max() < _SKILL:
-        return _told(fitted, about)
+        return _told(fitted, metadata)
     if screening is None or screening.second is None:
         second = _second_fit(fit, location)
     else:
@@ -210,21 +210,21 @@ def with_residual(fit: JointFit, fitted: Fitted, screening: Screening | None = N
     _report(fit, DECISION)
     with one_blas_thread():
         gain = _final_gain(fit, fitted, second, result, location)
-    kept = gain.pays or not auto
-    about |= {"kept": kept, "decided": "all rows", **_figures(gain)}
+    retained = gain.pays or not auto
+    metadata |= {"kept": retained, "decided": "all rows", **_figures(gain)}
     residuals = location.residuals
     reference = Residual(residuals.location, result.model, residuals.coordinates)
     memory = fitted.report.memory.or_tighter(result.report.memory)
     fitted = replace(fitted, report=replace(fitted.report, memory=memory))
-    return _told(fitted, about, result.passes, reference if kept else None)
+    return _told(fitted, metadata, result.passes, reference if retained else None)
 
 
-def _report(fit: JointFit, step: str, without: tuple[str, ...] = ()) -> None:
+def _report(fit: JointRecipe, step: str, without: tuple[str, ...] = ()) -> None:
     if fit.ready.choice.progress is not None:
         fit.ready.choice.progress(StepBegan(step, without=without))
 
 
-def _described(fit: JointFit, location: FittedLocation) -> dict[str, Any]:
+def _described(fit: JointRecipe, location: FittedLocation) -> dict[str, Any]:
     return {
         "kept": False,
         "decided": "location",
@@ -234,7 +234,7 @@ def _described(fit: JointFit, location: FittedLocation) -> dict[str, Any]:
     }
 
 
-def _sampled_moments(fit: JointFit) -> tuple[tuple[Side, Side], MomentSums]:
+def _sampled_moments(fit: JointRecipe) -> tuple[tuple[Side, Side], MomentSums]:
     """Moments by fold of rows of the row sample, on a smaller basis of the best kernel of x."""
     choice = fit.ready.choice
     rows = choice.rows.prefix(_LOCATION_ROWS)
@@ -252,8 +252,8 @@ def _sampled_moments(fit: JointFit) -> tuple[tuple[Side, Side], MomentSums]:
 def _sampled_basis(kernel: Any, rows: RowSample, i: int, rank: int) -> NewtonBasis:
     few = rows.prefix(_SCREENED_ROWS)
     points = few.parts[i]
-    found = pivoted_cholesky(kernel, points, 1e-9, rank, weights=few.importance)
-    return NewtonBasis(kernel, points[found.pivots], found.factor)
+    result = pivoted_cholesky(kernel, points, 1e-9, rank, weights=few.importance)
+    return NewtonBasis(kernel, points[result.pivots], result.factor)
 
 
 def _told(
@@ -278,7 +278,7 @@ def _figures(gain: Gain) -> dict[str, Any]:
 
 
 def _location(
-    fit: JointFit, candidates: list[tuple[tuple[Side, Side], MomentSums]]
+    fit: JointRecipe, candidates: list[tuple[tuple[Side, Side], MomentSums]]
 ) -> FittedLocation:
     """The location that explains most of unseen rows, among those on the bases of x given."""
     columns = len(fit.ready.choice.sample.columns[1].names)
@@ -288,22 +288,22 @@ def _location(
     # Codes of labels have no trend: an empty range.
     labels = np.array(fit.ready.choice.sample.columns[0].categorical)
     within = np.where(labels, 0.0, x.min(axis=0)), np.where(labels, 0.0, x.max(axis=0))
-    found = (
+    result = (
         fit_location(moments, sides[0].basis, here, fit.scores, within=within)
         for sides, moments in candidates
     )
-    return max(found, key=lambda each: float(each.skill.sum()))
+    return max(result, key=lambda each: float(each.skill.sum()))
 
 
-def _residual_sample(fit: JointFit, location: FittedLocation) -> Sample:
+def _residual_sample(fit: JointRecipe, location: FittedLocation) -> Sample:
     """The rows of x and e."""
     choice = fit.ready.choice
     return choice.sample.with_residuals(location.residuals, choice.rows)
 
 
-def _second_fit(fit: JointFit, location: FittedLocation) -> JointFit:
+def _second_fit(fit: JointRecipe, location: FittedLocation) -> JointRecipe:
     """The same fit of x and e."""
-    choice, solving, found = fit.ready.choice, fit.solving, None
+    choice, solving, result = fit.ready.choice, fit.solving, None
     sample = _residual_sample(fit, location)
     assert sample.row_sample is not None
     given = [p if not isinstance(p, str) else "sampled" for p in choice.wanted]
@@ -317,10 +317,10 @@ def _second_fit(fit: JointFit, location: FittedLocation) -> JointFit:
     kernels = list(fit.ready.kernels)
     if fit.found is None:
         kernels[1] = choose_kernel(None, choice.rows, 1, sample.columns[1], "kernel_y")
-    ready = Preparation(choice, kernels, 0, 0.0)
+    ready = FitContext(choice, kernels, 0, 0.0)
     if fit.found is not None:
         learned = fit.found.finalists[0].trial.x.form != "given"
-        found = search_kernels(
+        result = search_kernels(
             ready,
             (None if learned else kernels[0], None),
             None,
@@ -329,11 +329,11 @@ def _second_fit(fit: JointFit, location: FittedLocation) -> JointFit:
             fit.tolerance.value,
             fit.seed,
         )
-        best = found.finalists[0]
+        best = result.finalists[0]
         ready = replace(ready, kernels=[best.kernel_x, best.kernel_y])
         solving = replace(solving, reg=replace(best.reg, form=solving.reg.form))
     return replace(
-        fit, ready=ready, solving=solving, found=found, functions=(None, None), residual=False
+        fit, ready=ready, solving=solving, found=result, functions=(None, None), residual=False
     )
 
 
@@ -349,7 +349,7 @@ def _quick(tuning: Tuning) -> Tuning:
     )
 
 
-def _screened_gain(fit: JointFit, second: JointFit, location: FittedLocation) -> Gain:
+def _screened_gain(fit: JointRecipe, second: JointRecipe, location: FittedLocation) -> Gain:
     """The gain of refits on a part of the row sample."""
     rows = fit.ready.choice.rows.prefix(_SCREENED_ROWS)
     moved = second.ready.choice.rows.prefix(_SCREENED_ROWS)
@@ -372,7 +372,7 @@ def _screened_gain(fit: JointFit, second: JointFit, location: FittedLocation) ->
 
 
 def _final_gain(
-    fit: JointFit, fitted: Fitted, second: JointFit, found: Fitted, location: FittedLocation
+    fit: JointRecipe, fitted: Fitted, second: JointRecipe, found: Fitted, location: FittedLocation
 ) -> Gain:
     """The gain of refits from all rows, at rows of the row sample."""
     plain, moved = refitted_laws(fit, fitted), refitted_laws(second, found)
@@ -382,7 +382,7 @@ def _final_gain(
 
 
 def _gain(
-    fit: JointFit,
+    fit: JointRecipe,
     values: ValueRange,
     location: FittedLocation,
     plain: Iterator[HeldLaws],

@@ -9,15 +9,15 @@ from cme_dask.data.row_sample import RowSample
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
 from cme_dask.estimators.pivoting import given_points
-from cme_dask.estimators.planning import Preparation
-from cme_dask.estimators.recipe import settle_arithmetic, trial_rows
+from cme_dask.estimators.planning import FitContext
+from cme_dask.estimators.recipe import choose_mode, trial_rows
 from cme_dask.learning.partition import CANDIDATES, choose_landmarks, landmark_number
 from cme_dask.models.assembly import Part
 from cme_dask.numerics.blocks import MomentSums
 from cme_dask.numerics.joint import JointSolver
 from cme_dask.numerics.moments import MomentSpec, Side
 from cme_dask.numerics.partition import PartitionBasis
-from cme_dask.numerics.precision import SAFE, Arithmetic, JointChange
+from cme_dask.numerics.precision import SAFE, ComputeMode, JointChange
 from cme_dask.numerics.problem import Regularization, centred_bases
 from cme_dask.numerics.resources import one_blas_thread
 from cme_dask.passes.memory import MemoryBudget
@@ -32,7 +32,7 @@ CONVERGENCE = ("raise", "warn")
 
 
 @dataclass(frozen=True, eq=False)
-class Solving:
+class SolveOptions:
     """How moments become coefficients.
 
     Parameters
@@ -114,7 +114,7 @@ class Solving:
 
     def arithmetic(
         self, spec: MomentSpec, rows: RowSample, n_rows: int, accuracy: float, cores: int
-    ) -> tuple[MomentSpec, Arithmetic]:
+    ) -> tuple[MomentSpec, ComputeMode]:
         """The moments with the arithmetic that the accuracy allows.
 
         Parameters
@@ -128,7 +128,7 @@ class Solving:
         accuracy
             Of the estimator.
         cores
-            See :func:`settle_arithmetic`.
+            See :func:`choose_mode`.
         """
         if self.constraint.landmarks_of_partition is not None:
             return spec, SAFE  # partitions of unity take no triangular solve that could be left out
@@ -137,7 +137,7 @@ class Solving:
         def change() -> JointChange:
             return JointChange(spec, trial.parts, self.trial_solver(spec.sides, rows))
 
-        return settle_arithmetic(spec, trial, n_rows, accuracy, change, cores)
+        return choose_mode(spec, trial, n_rows, accuracy, change, cores)
 
 
 # The step of a fit that chooses the landmarks of a coupling
@@ -147,7 +147,7 @@ _ROWS = 1 << 13  # of the row sample, among which landmarks are chosen
 
 
 def partitions(
-    ready: Preparation,
+    ready: FitContext,
     rule: LandmarkRule,
     reg: Regularization,
     max_rank: int | None,
@@ -176,7 +176,7 @@ def partitions(
     """
     choice, rows = ready.choice, ready.choice.rows.prefix(_ROWS)
     counts = rule.counts
-    if any(isinstance(wanted, str) and wanted != "sampled" for wanted in choice.wanted):
+    if any(isinstance(requested, str) and requested != "sampled" for requested in choice.wanted):
         raise DataError(
             "constraint='coupling' takes landmarks from the row sample or given points as pivots, "
             f"got pivots={choice.wanted!r}"
@@ -184,10 +184,10 @@ def partitions(
     if counts is None:  # of a side whose points are given it is not asked
         counts = (1, 1)
     with one_blas_thread():
-        if rule.counts is None and any(isinstance(wanted, str) for wanted in choice.wanted):
+        if rule.counts is None and any(isinstance(requested, str) for requested in choice.wanted):
             tried = [c for c in CANDIDATES if max_rank is None or c <= max_rank] or [max_rank or 1]
             kernel_x, kernel_y = ready.kernels
-            found = landmark_number(
+            result = landmark_number(
                 (kernel_x, kernel_y),
                 (rows.parts[0], rows.parts[1]),
                 rows.importance,
@@ -196,15 +196,15 @@ def partitions(
                 seed=seed,
                 candidates=tried,
             )
-            counts = found.count, found.count
+            counts = result.count, result.count
         bases = []
-        for i, (kernel, wanted) in enumerate(zip(ready.kernels, choice.wanted, strict=True)):
-            if isinstance(wanted, str):
+        for i, (kernel, requested) in enumerate(zip(ready.kernels, choice.wanted, strict=True)):
+            if isinstance(requested, str):
                 points = choose_landmarks(
                     kernel, rows.parts[i], rows.importance, counts[i], rule.choice, seed
                 )
             else:
                 # All of them: landmarks have cells, they need not be linearly independent.
-                points = given_points(wanted, choice.sample.columns[i], choice.names[i])
+                points = given_points(requested, choice.sample.columns[i], choice.names[i])
             bases.append(PartitionBasis(kernel, points))
     return bases

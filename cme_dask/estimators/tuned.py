@@ -8,28 +8,28 @@ from typing import Any
 import numpy as np
 
 from cme_dask.display import brief_repr
-from cme_dask.estimators.pivoting import PivotChoice
-from cme_dask.estimators.planning import Preparation
+from cme_dask.estimators.pivoting import PivotSelector
+from cme_dask.estimators.planning import FitContext
 from cme_dask.estimators.recipe import (
     FunctionsLike,
     TuningProgress,
     declared,
     dense_cost,
 )
-from cme_dask.estimators.solving import Solving
+from cme_dask.estimators.solving import SolveOptions
 from cme_dask.kernels import Kernel
-from cme_dask.learning.candidates import Candidate, Score, Search, Tuning
+from cme_dask.learning.candidates import KernelChoice, Score, Search, Tuning
 from cme_dask.learning.losses import CelledRows, log_loss
 from cme_dask.learning.search import Estimated, estimated, search, search_bytes
 from cme_dask.models.assembly import Part
 from cme_dask.models.events import importable
 from cme_dask.numerics.basis import Basis, NewtonBasis
 from cme_dask.numerics.blocks import MomentSums
-from cme_dask.numerics.cells import CellSpec, CellSums
+from cme_dask.numerics.cells import CellSpec, CellStatistics
 from cme_dask.numerics.crossval import HeldFold, held_folds, held_out_folds, replicates
 from cme_dask.numerics.joint import reduced
 from cme_dask.numerics.moments import MomentSpec, Side
-from cme_dask.numerics.precision import Arithmetic
+from cme_dask.numerics.precision import ComputeMode
 from cme_dask.numerics.problem import Regularization
 from cme_dask.numerics.resources import MemoryPlan, one_blas_thread
 from cme_dask.passes.memory import row_sample_bytes
@@ -52,11 +52,11 @@ _NEAR = 0.1  # a finalist that is worse than the best by this share of its score
 _NOTHING = 2.0  # standard errors of the gain on independence that may be luck
 _STEP = float(np.sqrt(10.0))  # between neighbouring ridges
 
-Specify = Callable[[Sequence[Basis], Regularization], tuple[MomentSpec, Arithmetic]]
+Specify = Callable[[Sequence[Basis], Regularization], tuple[MomentSpec, ComputeMode]]
 
 
 @dataclass(frozen=True, eq=False)
-class Member:
+class EnsembleMember:
     """One of the models whose density ratios are averaged.
 
     Attributes
@@ -76,19 +76,19 @@ class Member:
         How its moments were computed.
     """
 
-    candidate: Candidate
+    candidate: KernelChoice
     part: Part
     moments: MomentSums
     joint: float
     crps: float
     kept: float
-    arithmetic: Arithmetic
+    arithmetic: ComputeMode
 
     __repr__ = brief_repr
 
 
 def search_kernels(
-    ready: Preparation,
+    ready: FitContext,
     given: tuple[Kernel | None, Kernel | None],
     functions: FunctionsLike | None,
     reg: Regularization | None,
@@ -124,11 +124,13 @@ def search_kernels(
     columns = choice.sample.columns
     categorical = [tuple(name in c.categories for name in c.names) for c in columns]
 
-    def heard(stage: str, done: int, most: int, best: float | None, ranks: tuple[int, ...]) -> None:
+    def callback(
+        stage: str, done: int, most: int, best: float | None, ranks: tuple[int, ...]
+    ) -> None:
         if choice.progress is not None:
             choice.progress(TuningProgress(stage, done, most, best, ranks))
 
-    found = search(
+    result = search(
         (rows.parts[0], rows.parts[1]),
         rows.importance,
         choice.sample.folding.folds(rows.index, rows.units, FOLDS),
@@ -139,12 +141,12 @@ def search_kernels(
         options=options,
         tol=tol,
         seed=seed,
-        heard=heard,
+        callback=callback,
     )
-    return replace(found, memory=memory)
+    return replace(result, memory=memory)
 
 
-def _check_memory(choice: PivotChoice, rows: int, max_rank: int) -> MemoryPlan:
+def _check_memory(choice: PivotSelector, rows: int, max_rank: int) -> MemoryPlan:
     """What the search needs; ResourceError if there is less."""
     columns = sum(source.shape[1] for source in choice.sample.reads)
     return choice.budget.check_alone(
@@ -158,16 +160,16 @@ def _check_memory(choice: PivotChoice, rows: int, max_rank: int) -> MemoryPlan:
 
 
 def tuned_members(
-    ready: Preparation,
+    ready: FitContext,
     found: Search,
-    solving: Solving,
+    solving: SolveOptions,
     specify: Specify,
     cells: Sequence[CellSpec],
     averaged: int,
     learn_reg: bool,
     *,
     top_up: bool = False,
-) -> tuple[list[Member], tuple[CellSums, ...], int, PassReport]:
+) -> tuple[list[EnsembleMember], tuple[CellStatistics, ...], int, PassReport]:
     """Moments of all finalists in one pass; of them the best, best first.
 
     And the sums by cell, the number of passes with those that chose pivots, and how the pass went.
@@ -220,20 +222,20 @@ def tuned_members(
 
 
 def _topped_up(
-    members: Sequence[Member],
-    ready: Preparation,
+    members: Sequence[EnsembleMember],
+    ready: FitContext,
     found: Search,
-    solving: Solving,
+    solving: SolveOptions,
     specify: Specify,
     learn_reg: bool,
-) -> tuple[list[Member], int]:
+) -> tuple[list[EnsembleMember], int]:
     """The members, those whose bases missed ``tol`` over all rows anew; and the passes it took.
 
     Members often share a basis, which is topped up once.
     """
     choice = ready.choice
     made: dict[tuple[int, Kernel], NewtonBasis] = {}
-    changed: dict[int, tuple[MomentSpec, Arithmetic]] = {}
+    changed: dict[int, tuple[MomentSpec, ComputeMode]] = {}
     passes = 0
     for k, member in enumerate(members):
         before = [_newton(side.basis) for side in member.part.sides]
@@ -273,19 +275,19 @@ def _newton(basis: Basis) -> NewtonBasis:
 
 
 def _member(
-    candidate: Candidate,
+    candidate: KernelChoice,
     spec: MomentSpec,
     moments: MomentSums,
-    solving: Solving,
-    arithmetic: Arithmetic,
+    solving: SolveOptions,
+    arithmetic: ComputeMode,
     found: Search,
     learn_reg: bool,
-    choice: PivotChoice,
-) -> Member:
+    choice: PivotSelector,
+) -> EnsembleMember:
     x, y = spec.sides
     folds = list(held_folds(moments))
     reg, joint, crps = candidate.reg, candidate.trial.joint, candidate.trial.crps
-    kept = 1.0
+    retained = 1.0
     if folds:
         regs = _ridges(reg) if learn_reg else [reg]
         losses = estimated(folds, regs, found.judges)
@@ -295,12 +297,14 @@ def _member(
         best = int(np.argmin(found.score(losses[0][0], losses[1][0])))
         reg = regs[best]
         joint, crps = (float(mean[best]) for mean, _ in losses)
-        kept = _kept([(float(mean[best]), float(error[best])) for mean, error in losses])
+        retained = _kept([(float(mean[best]), float(error[best])) for mean, error in losses])
     mean = moments.means()
-    solution = replace(solving, reg=reg).solver((x, y), choice.rows)(mean).shrunk(kept)
-    refits = ((fold.rest, fold.held, fold.solution(reg).shrunk(kept)) for fold in folds)
+    solution = replace(solving, reg=reg).solver((x, y), choice.rows)(mean).shrunk(retained)
+    refits = ((fold.rest, fold.held, fold.solution(reg).shrunk(retained)) for fold in folds)
     part = Part((x, y), mean, reduced(solution), replicates(refits, moments))
-    return Member(replace(candidate, reg=reg), part, moments, joint, crps, kept, arithmetic)
+    return EnsembleMember(
+        replace(candidate, reg=reg), part, moments, joint, crps, retained, arithmetic
+    )
 
 
 def _log_loss(
@@ -308,7 +312,7 @@ def _log_loss(
     numbers: Sequence[int],
     regs: Sequence[Regularization],
     found: Search,
-    choice: PivotChoice,
+    choice: PivotSelector,
     sides: tuple[Side, Side],
 ) -> Estimated:
     """Log loss, at the rows of the search, of refits from all rows without each fold."""
@@ -337,7 +341,7 @@ def _ridges(start: Regularization) -> list[Regularization]:
     return [replace(start, y=start.y * a, x=start.x * b) for a, b in product(steps, steps)]
 
 
-def _best(members: Sequence[Member], score: Score, count: int) -> list[Member]:
+def _best(members: Sequence[EnsembleMember], score: Score, count: int) -> list[EnsembleMember]:
     """The best members by their scores over all rows."""
     scores = {id(m): float(score(np.asarray(m.joint), np.asarray(m.crps))) for m in members}
     ordered = sorted(members, key=lambda m: scores[id(m)])
@@ -346,7 +350,7 @@ def _best(members: Sequence[Member], score: Score, count: int) -> list[Member]:
     return near[:count]
 
 
-def describe_search(found: Search, members: Sequence[Member]) -> dict[str, Any]:
+def describe_search(found: Search, members: Sequence[EnsembleMember]) -> dict[str, Any]:
     """JSON form of the search and of the members."""
     return {
         "criterion": found.criterion,
@@ -379,7 +383,7 @@ def importable_sides(sides: tuple[Side, Side]) -> tuple[Side, Side]:
     return x, y
 
 
-def lean_members(members: Sequence[Member]) -> list[Member]:
+def lean_members(members: Sequence[EnsembleMember]) -> list[EnsembleMember]:
     """Members without their moments per fold, the largest part of an averaged fit by far."""
     return [
         replace(

@@ -103,13 +103,13 @@ class Kernel(ABC):
     @property
     def parameters(self) -> tuple[float, ...]:
         """The continuous parameters: length scales and the like, in the order of the fields."""
-        found: list[float] = []
+        result: list[float] = []
         for _, value in self._continuous():
             if isinstance(value, Kernel):
-                found += value.parameters
+                result += value.parameters
             else:
-                found += value if isinstance(value, tuple) else (value,)
-        return tuple(found)
+                result += value if isinstance(value, tuple) else (value,)
+        return tuple(result)
 
     def with_parameters(self, values: Sequence[Any]) -> Self:
         """Return the kernel with other continuous parameters, which may be traced ones.

@@ -130,14 +130,14 @@ def kernel_of(
         kernel = from_dict(specification)
         kernel.check(len(names))
         return kernel
-    found = factors(specification)
-    seen = [_columns(factor, names, labelled, specification) for factor in found]
+    result = factors(specification)
+    seen = [_columns(factor, names, labelled, specification) for factor in result]
     _check_cover(seen, names, specification)
-    if len(found) == 1 and seen[0] == tuple(names):
-        return _checked(found[0], len(names))
+    if len(result) == 1 and seen[0] == tuple(names):
+        return _checked(result[0], len(names))
     kernels = [
         _checked(factor, len(columns)).on([names.index(name) for name in columns])
-        for factor, columns in zip(found, seen, strict=True)
+        for factor, columns in zip(result, seen, strict=True)
     ]
     product: Kernel = kernels[0]
     for kernel in kernels[1:]:

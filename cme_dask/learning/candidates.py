@@ -12,7 +12,7 @@ from cme_dask.kernels import Categorical, Coordinates, Gaussian, Kernel, Warped
 from cme_dask.kernels.length_scales import IGNORED, SCALES
 from cme_dask.numerics.problem import Regularization
 from cme_dask.numerics.resources import MemoryPlan
-from cme_dask.numerics.scoring import Judges
+from cme_dask.numerics.scoring import ScoringFunctions
 from cme_dask.numerics.support import Support
 
 # What a search for kernels looks for: its options, candidates, scores and result
@@ -89,7 +89,7 @@ class Tuning:
 
 
 @dataclass(frozen=True)
-class SidePoint:
+class KernelPoint:
     """Kernel of one variable: its coordinates and a length scale for each column in them.
 
     The scale of a column that the kernel ignores is ``IGNORED``. The form is ``"given"``, without
@@ -104,7 +104,7 @@ class SidePoint:
         """Positions of the columns that are not ignored."""
         return [j for j, scale in enumerate(self.scales) if scale < IGNORED]
 
-    def scaled(self, factors: Sequence[float]) -> "SidePoint":
+    def scaled(self, factors: Sequence[float]) -> "KernelPoint":
         """With other length scales, kept within bounds; ignored columns stay ignored."""
         scales = np.asarray(self.scales)
         scales = np.where(scales < IGNORED, np.clip(scales * factors, *SCALES), scales)
@@ -129,7 +129,7 @@ class VariableKernels:
     given: Kernel | None
     maps: dict[str, Coordinates]
 
-    def inner(self, point: SidePoint) -> Kernel:
+    def inner(self, point: KernelPoint) -> Kernel:
         """The kernel of rows in the coordinates."""
         if point.form == "given":
             assert self.given is not None
@@ -146,14 +146,14 @@ class VariableKernels:
         ]
         return kernels[0] if len(kernels) == 1 else kernels[0] * kernels[1]
 
-    def kernel(self, point: SidePoint) -> Kernel:
+    def kernel(self, point: KernelPoint) -> Kernel:
         """The kernel of rows as they are."""
         inner = self.inner(point)
         return inner if point.form == "given" else Warped(inner, self.maps[point.form])
 
 
 @dataclass(frozen=True)
-class Trial:
+class TrialResult:
     """A candidate and its held-out losses.
 
     Attributes
@@ -171,8 +171,8 @@ class Trial:
         ``ignore`` with columns left out that nothing was lost by.
     """
 
-    x: SidePoint
-    y: SidePoint
+    x: KernelPoint
+    y: KernelPoint
     reg: float
     joint: float
     crps: float
@@ -207,22 +207,22 @@ class Score:
     def of(cls, criterion: str, gains: Sequence[float], errors: Sequence[float]) -> "Score":
         """From the gains of the best candidates and their standard errors: joint, CRPS."""
         # Of what is in the place of the sliced CRPS the gain is what counts, too.
-        wanted = ["joint" in criterion, criterion != "joint"]
+        requested = ["joint" in criterion, criterion != "joint"]
         # Where nothing is gained independence is best, and any unit does.
         gained = np.maximum(gains, 1e-12)
-        precision = (gained / np.maximum(errors, 1e-6 * gained)) ** 2 * wanted
-        factors = sum(wanted) * precision / precision.sum() / gained
+        precision = (gained / np.maximum(errors, 1e-6 * gained)) ** 2 * requested
+        factors = sum(requested) * precision / precision.sum() / gained
         return cls(float(factors[0]), float(factors[1]))
 
 
 @dataclass(frozen=True, eq=False)
-class Candidate:
+class KernelChoice:
     """What a finalist is made of."""
 
     kernel_x: Kernel
     kernel_y: Kernel
     reg: Regularization
-    trial: Trial
+    trial: TrialResult
 
     __repr__ = brief_repr
 
@@ -257,9 +257,9 @@ class Search:
         Predicted peak.
     """
 
-    trials: tuple[Trial, ...]
-    finalists: tuple[Candidate, ...]
-    judges: Judges
+    trials: tuple[TrialResult, ...]
+    finalists: tuple[KernelChoice, ...]
+    judges: ScoringFunctions
     score: Score
     seconds: float
     kernels: tuple[VariableKernels, VariableKernels] = field(repr=False)
@@ -271,7 +271,7 @@ class Search:
 
     __repr__ = brief_repr
 
-    def candidate(self, trial: Trial) -> Candidate:
+    def candidate(self, trial: TrialResult) -> KernelChoice:
         """What a trial is made of.
 
         Parameters
@@ -283,12 +283,12 @@ class Search:
 
 
 def candidate(
-    kernels: tuple[VariableKernels, VariableKernels], reg: Regularization | None, trial: Trial
-) -> Candidate:
+    kernels: tuple[VariableKernels, VariableKernels], reg: Regularization | None, trial: TrialResult
+) -> KernelChoice:
     """Kernels and ridge of a trial; ``reg`` is the ridge, where it was given."""
     x, y = kernels
     ridge = Regularization(trial.reg, trial.reg) if reg is None else reg
-    return Candidate(x.kernel(trial.x), y.kernel(trial.y), ridge, trial)
+    return KernelChoice(x.kernel(trial.x), y.kernel(trial.y), ridge, trial)
 
 
 # Length scales at the end of a search: bounds that are widened, columns that are ignored
@@ -323,15 +323,15 @@ def long_columns(scales: Scales, groups: Sequence[slice]) -> list[int]:
     groups
         Which of them belong to each variable.
     """
-    found = []
+    result = []
     for group in groups:
         shortest = min(scales[group], default=0.0)
-        found += [
+        result += [
             j
             for j in range(len(scales))[group]
             if max(_LONG, _LONGER * shortest) <= scales[j] < IGNORED
         ]
-    return sorted(found, key=lambda j: -scales[j])
+    return sorted(result, key=lambda j: -scales[j])
 
 
 def without(scales: Scales, columns: Sequence[int]) -> Scales:

@@ -12,7 +12,7 @@ from cme_dask.errors import DataError
 from cme_dask.kernels import Kernel
 from cme_dask.kernels.length_scales import IGNORED, SCALES, WIDEST
 from cme_dask.learning.candidates import (
-    SidePoint,
+    KernelPoint,
     at_bounds,
     ignored_columns,
     long_columns,
@@ -74,7 +74,7 @@ def search_embedding(
     criterion: str,
     regs: Array,
     tol: float,
-    heard: Callable[[str, int, int, float], None] = lambda stage, done, most, best: None,
+    callback: Callable[[str, int, int, float], None] = lambda stage, done, most, best: None,
 ) -> EmbeddingSearch:
     """Search coordinates and length scales of the kernel of x by cross-validation.
 
@@ -102,7 +102,7 @@ def search_embedding(
         Ridges, shape (R,).
     tol
         Relative trace error that the bases aim at.
-    heard
+    callback
         Told the stage, the trials in it so far and at most, and the best loss.
 
     Raises
@@ -121,12 +121,12 @@ def search_embedding(
     rows = ScreenedRows(weights, folds, functions)
     search = _Search(x, y, rows, LOSSES[criterion], regs, tol)
     with one_blas_thread():
-        best = _grid(search, heard)
-        best = _columns(search, best, heard)
-        _refine(search, best, heard)
+        best = _grid(search, callback)
+        best = _columns(search, best, callback)
+        _refine(search, best, callback)
         point = _without_unneeded(search, search.best)
         if at_bounds(point.scales):
-            _refine(search, point, heard, "widen", WIDEST)
+            _refine(search, point, callback, "widen", WIDEST)
             point = _without_unneeded(search, min(point, search.best, key=search))
     loss, reg = search.found[point]
     seconds = time.perf_counter() - begin
@@ -145,22 +145,22 @@ class _Search:
         regs: Array,
         tol: float,
     ) -> None:
-        self.x, self.found = x, dict[SidePoint, tuple[float, float]]()
+        self.x, self.found = x, dict[KernelPoint, tuple[float, float]]()
         self._rows, self._loss, self._regs, self._tol = rows, loss, regs, tol
         self._y = self._side(y, y.start("given", 1.0))
 
     @property
-    def best(self) -> SidePoint:
+    def best(self) -> KernelPoint:
         """The kernel with the smallest loss so far."""
         return min(self.found, key=lambda point: self.found[point][0])
 
-    def _side(self, variable: SearchedVariable, point: SidePoint) -> ScreenedSide:
+    def _side(self, variable: SearchedVariable, point: KernelPoint) -> ScreenedSide:
         values = variable.values[point.form][self._rows.order]
         return ScreenedSide(
             self._rows, variable.kernels.inner(point), values, self._tol, SEARCH_RANK
         )
 
-    def __call__(self, point: SidePoint) -> float:
+    def __call__(self, point: KernelPoint) -> float:
         """The loss with the best ridge."""
         if point not in self.found:
             folds = screened_folds(self._rows, self._side(self.x, point), self._y)
@@ -171,28 +171,28 @@ class _Search:
         return self.found[point][0]
 
 
-Heard = Callable[[str, int, int, float], None]
+SearchCallback = Callable[[str, int, int, float], None]
 
 
-def _grid(search: _Search, heard: Heard) -> SidePoint:
+def _grid(search: _Search, callback: SearchCallback) -> KernelPoint:
     points = [search.x.start(form, scale) for form in search.x.forms for scale in GRID]
     for done, point in enumerate(points, 1):
         search(point)
-        heard("grid", done, len(points), min(loss for loss, _ in search.found.values()))
+        callback("grid", done, len(points), min(loss for loss, _ in search.found.values()))
     return min(points, key=search)
 
 
-def _columns(search: _Search, best: SidePoint, heard: Heard) -> SidePoint:
+def _columns(search: _Search, best: KernelPoint, callback: SearchCallback) -> KernelPoint:
     """Columns whose length scale had better be much longer, one after the other."""
     free = best.free
     for done, j in enumerate(free if len(free) > 1 else [], 1):
         tried = best.scaled([_OFF if i == j else 1.0 for i in range(len(best.scales))])
         best = min(best, tried, key=search)
-        heard("columns", done, len(free), search(best))
+        callback("columns", done, len(free), search(best))
     return best
 
 
-def _without_unneeded(search: _Search, point: SidePoint) -> SidePoint:
+def _without_unneeded(search: _Search, point: KernelPoint) -> KernelPoint:
     """The kernel without columns that it does as well without."""
     scales = point.scales
     candidates = long_columns(scales, (slice(None),))
@@ -202,8 +202,8 @@ def _without_unneeded(search: _Search, point: SidePoint) -> SidePoint:
 
 def _refine(
     search: _Search,
-    start: SidePoint,
-    heard: Heard,
+    start: KernelPoint,
+    callback: SearchCallback,
     stage: str = "refine",
     bounds: tuple[float, float] = SCALES,
 ) -> None:
@@ -220,9 +220,9 @@ def _refine(
         # Rounded: then a path does not follow the last bits of the rows.
         scales = all_scales.copy()
         scales[active] = np.exp(np.round(logarithms, _DIGITS))
-        loss = search(SidePoint(start.form, tuple(scales.tolist())))
+        loss = search(KernelPoint(start.form, tuple(scales.tolist())))
         done, best = done + 1, min(best, loss)
-        heard(stage, done, most, best)
+        callback(stage, done, most, best)
         return loss
 
     minimize(

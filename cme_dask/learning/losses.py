@@ -88,10 +88,10 @@ class ScreenedSide:
         self, rows: ScreenedRows, kernel: Any, values: Array, tol: float, max_rank: int
     ) -> None:
         self._rows, self._kernel = rows, kernel
-        found = pivoted_cholesky(kernel, values, tol, max_rank, weights=rows.weights)
-        self._pivots, self._factor = values[found.pivots], found.factor
+        result = pivoted_cholesky(kernel, values, tol, max_rank, weights=rows.weights)
+        self._pivots, self._factor = values[result.pivots], result.factor
         self.newton = self.at(values)
-        self.rank = len(found.pivots)
+        self.rank = len(result.pivots)
         weighted = rows.weights[:, None] * self.newton
         diagonal = rows.weights * kernel.diagonal(values)
         self.folds = [
@@ -118,12 +118,12 @@ class ScreenedSide:
     @cached_property
     def bases(self) -> list[tuple[Array, Array]]:
         """Centred eigenbases without each fold: transform and eigenvalues."""
-        found = []
+        result = []
         for fold, share in zip(self.folds, self._rows.shares, strict=True):
             rest = self._rows.shares.sum() - share
             sums = self.total - fold
-            found.append(eigenbasis(sums.gram / rest, sums.mean / rest))
-        return found
+            result.append(eigenbasis(sums.gram / rest, sums.mean / rest))
+        return result
 
 
 def screened_folds(rows: ScreenedRows, x: ScreenedSide, y: ScreenedSide) -> list[HeldFold]:

@@ -13,10 +13,10 @@ from cme_dask.errors import DataError
 from cme_dask.kernels import Coordinates, Kernel
 from cme_dask.kernels.length_scales import IGNORED, SCALES, WIDEST
 from cme_dask.learning.candidates import (
+    KernelPoint,
     Score,
     Search,
-    SidePoint,
-    Trial,
+    TrialResult,
     Tuning,
     VariableKernels,
     at_bounds,
@@ -39,7 +39,7 @@ from cme_dask.numerics.crossval import HeldFold, over_folds
 from cme_dask.numerics.moments import Function
 from cme_dask.numerics.problem import Regularization
 from cme_dask.numerics.resources import one_blas_thread
-from cme_dask.numerics.scoring import Judges, declared, make_thresholds
+from cme_dask.numerics.scoring import ScoringFunctions, declared, make_thresholds
 
 # The rows of a search, and the losses of pairs of kernels on them, each made once
 
@@ -53,7 +53,7 @@ _WORD = 8
 Estimated = tuple[Array, Array]
 """Means over the folds for each ridge, and their standard errors."""
 
-Heard = Callable[[str, int, int, float | None, tuple[int, ...]], None]
+SearchCallback = Callable[[str, int, int, float | None, tuple[int, ...]], None]
 """Called with the stage, its trials so far and at most, the best score or None, and its ranks."""
 
 
@@ -81,16 +81,16 @@ class SearchedVariable:
         """Other rows in these coordinates."""
         return rows if form == "given" else np.asarray(self.maps[form](rows))
 
-    def start(self, form: str, scale: float) -> SidePoint:
+    def start(self, form: str, scale: float) -> KernelPoint:
         """One length scale for all varying numeric columns, larger the more there are."""
         if form == "given":
-            return SidePoint(form)
+            return KernelPoint(form)
         numeric = len(self.categorical) - sum(self.categorical) - len(self.constant)
         each = [
             IGNORED if j in self.constant else 1.0 if coded else float(np.sqrt(numeric))
             for j, coded in enumerate(self.categorical)
         ]
-        return SidePoint(form, tuple(each)).scaled([scale] * len(each))
+        return KernelPoint(form, tuple(each)).scaled([scale] * len(each))
 
     @property
     def kernels(self) -> VariableKernels:
@@ -105,23 +105,23 @@ class Searcher:
         self,
         variables: tuple[SearchedVariable, SearchedVariable],
         rows: ScreenedRows,
-        judges: Judges,
+        judges: ScoringFunctions,
         regs: Sequence[Regularization],
         options: Tuning,
         tol: float,
-        heard: Heard | None,
+        callback: SearchCallback | None,
         celled: CelledRows | None = None,
     ) -> None:
         self.variables, self._rows, self._judges, self._celled = variables, rows, judges, celled
-        self.regs, self._options, self._tol, self._heard = regs, options, tol, heard
-        self._sides: dict[tuple[int, SidePoint], ScreenedSide] = {}
-        self._losses: dict[tuple[SidePoint, SidePoint], tuple[Estimated, Estimated]] = {}
-        self._stages: dict[tuple[SidePoint, SidePoint], str] = {}
-        self._ranks: dict[tuple[int, SidePoint], int] = {}
-        self._best: tuple[SidePoint, SidePoint] | None = None
+        self.regs, self._options, self._tol, self._heard = regs, options, tol, callback
+        self._sides: dict[tuple[int, KernelPoint], ScreenedSide] = {}
+        self._losses: dict[tuple[KernelPoint, KernelPoint], tuple[Estimated, Estimated]] = {}
+        self._stages: dict[tuple[KernelPoint, KernelPoint], str] = {}
+        self._ranks: dict[tuple[int, KernelPoint], int] = {}
+        self._best: tuple[KernelPoint, KernelPoint] | None = None
         self.score_of = Score()
 
-    def side(self, i: int, point: SidePoint) -> ScreenedSide:
+    def side(self, i: int, point: KernelPoint) -> ScreenedSide:
         """The basis of variable ``i``; those that were made first are forgotten first."""
         if (i, point) not in self._sides:
             variable = self.variables[i]
@@ -134,7 +134,7 @@ class Searcher:
             self._ranks[i, point] = self._sides[i, point].rank
         return self._sides[i, point]
 
-    def losses(self, x: SidePoint, y: SidePoint, stage: str) -> tuple[Array, Array]:
+    def losses(self, x: KernelPoint, y: KernelPoint, stage: str) -> tuple[Array, Array]:
         """Joint loss, and sliced CRPS over independence's or log loss, for each ridge."""
         if (x, y) not in self._losses:
             sides = self.side(0, x), self.side(1, y)
@@ -169,24 +169,24 @@ class Searcher:
         least = float(scores[at])
         return score, least if least < 0.0 else None
 
-    def scores(self, x: SidePoint, y: SidePoint, stage: str) -> Array:
+    def scores(self, x: KernelPoint, y: KernelPoint, stage: str) -> Array:
         """The score for each ridge."""
         return self.score_of(*self.losses(x, y, stage))
 
-    def score(self, x: SidePoint, y: SidePoint, stage: str) -> float:
+    def score(self, x: KernelPoint, y: KernelPoint, stage: str) -> float:
         """The score with the best ridge."""
         return float(self.scores(x, y, stage).min())
 
-    def trials(self) -> list[Trial]:
+    def trials(self) -> list[TrialResult]:
         """All pairs that were tried, in that order, by the last scores."""
-        found = []
+        result = []
         for (x, y), stage in self._stages.items():
             scores = self.scores(x, y, stage)
             best = int(scores.argmin())
             joint, crps = (float(each[best]) for each in self.losses(x, y, stage))
             reg, score = self.regs[best].x, float(scores[best])
-            found.append(Trial(x, y, reg, joint, crps, score, stage))
-        return found
+            result.append(TrialResult(x, y, reg, joint, crps, score, stage))
+        return result
 
     def hear(self, stage: str, done: int, most: int) -> None:
         """Report how far the stage is, with the score of the best candidate so far.
@@ -224,7 +224,7 @@ def search_bytes(rows: int, columns: int, rank: int, folds: int) -> int:
 
 
 def estimated(
-    folds: Sequence[HeldFold], regs: Sequence[Regularization], judges: Judges
+    folds: Sequence[HeldFold], regs: Sequence[Regularization], judges: ScoringFunctions
 ) -> tuple[Estimated, Estimated]:
     """Joint loss, and sliced CRPS less that of independence, for each ridge."""
     each = [fold.losses(regs) for fold in folds]
@@ -257,7 +257,7 @@ def search(
     options: Tuning | None = None,
     tol: float = 1e-5,
     seed: int = 0,
-    heard: Heard | None = None,
+    callback: SearchCallback | None = None,
 ) -> Search:
     """Search coordinates, length scales and ridge by cross-validation on a row sample.
 
@@ -289,7 +289,7 @@ def search(
         Relative trace error that the bases aim at.
     seed
         Of the directions of the sliced CRPS.
-    heard
+    callback
         Told how far it is.
 
     Raises
@@ -303,7 +303,7 @@ def search(
             "kernels are learned on held-out folds, and the row sample has rows of one only: give "
             "kernels, more rows or more folds"
         )
-    judges: Judges = (
+    judges: ScoringFunctions = (
         declared(functions, parts[1], weights)
         if options.criterion == "validation"
         else make_thresholds(parts[1], weights, categorical[1], seed)
@@ -318,7 +318,7 @@ def search(
         for part, coded, kernel in zip(parts, categorical, given, strict=True)
     )
     regs = [Regularization(r, r) for r in REGS] if reg is None else [reg]
-    searcher = Searcher(variables, rows, judges, regs, options, tol, heard, celled)  # type: ignore[arg-type]
+    searcher = Searcher(variables, rows, judges, regs, options, tol, callback, celled)  # type: ignore[arg-type]
     with one_blas_thread():
         best = _grid(searcher)
         best = _columns(searcher, *best)
@@ -348,7 +348,7 @@ def search(
     )
 
 
-Pair = tuple[SidePoint, SidePoint]
+Pair = tuple[KernelPoint, KernelPoint]
 
 
 def _grid(searcher: Searcher) -> Pair:
@@ -366,7 +366,7 @@ def _grid(searcher: Searcher) -> Pair:
     return min(pairs, key=lambda pair: searcher.score(pair[0], pair[1], "grid"))
 
 
-def _columns(searcher: Searcher, x: SidePoint, y: SidePoint) -> Pair:
+def _columns(searcher: Searcher, x: KernelPoint, y: KernelPoint) -> Pair:
     """Columns of x whose length scale had better be much longer, one after the other."""
     count = len(x.free)
     if count < 2:
@@ -383,8 +383,8 @@ def _columns(searcher: Searcher, x: SidePoint, y: SidePoint) -> Pair:
 
 def _refine(
     searcher: Searcher,
-    x: SidePoint,
-    y: SidePoint,
+    x: KernelPoint,
+    y: KernelPoint,
     evaluations: int,
     stage: str,
     bounds: tuple[float, float] = SCALES,
@@ -416,7 +416,7 @@ def _refine(
     )
 
 
-def _pair(x: SidePoint, y: SidePoint, scales: Sequence[float]) -> Pair:
+def _pair(x: KernelPoint, y: KernelPoint, scales: Sequence[float]) -> Pair:
     """The same coordinates with other length scales."""
     count = len(x.scales)
     return replace(x, scales=tuple(scales[:count])), replace(y, scales=tuple(scales[count:]))
@@ -434,7 +434,7 @@ def _widen(searcher: Searcher, evaluations: int) -> None:
 
 
 def _ignored(
-    searcher: Searcher, trial: Trial, among: Sequence[int] | None = None
+    searcher: Searcher, trial: TrialResult, among: Sequence[int] | None = None
 ) -> tuple[tuple[float, ...], list[int]]:
     """Length scales of a trial, and the columns that it does as well without."""
     count, scales = len(trial.x.scales), (*trial.x.scales, *trial.y.scales)
@@ -448,7 +448,7 @@ def _ignored(
     return scales, ignored_columns(scales, candidates, score)
 
 
-def _simplified(searcher: Searcher, trials: Sequence[Trial]) -> list[Trial]:
+def _simplified(searcher: Searcher, trials: Sequence[TrialResult]) -> list[TrialResult]:
     """The trials without columns that they do as well without, best first.
 
     Columns that the first one needs are left to the others, too.
@@ -461,13 +461,13 @@ def _simplified(searcher: Searcher, trials: Sequence[Trial]) -> list[Trial]:
             unused = [j for j, scale in enumerate(scales) if scale >= IGNORED]
             among = [*ignored, *unused]
         pairs[_pair(trial.x, trial.y, without(scales, ignored))] = None
-    found = [trial for trial in searcher.trials() if (trial.x, trial.y) in pairs]
-    return sorted(found, key=lambda trial: trial.score)
+    result = [trial for trial in searcher.trials() if (trial.x, trial.y) in pairs]
+    return sorted(result, key=lambda trial: trial.score)
 
 
-def _finalists(trials: Sequence[Trial], count: int) -> list[Trial]:
+def _finalists(trials: Sequence[TrialResult], count: int) -> list[TrialResult]:
     """The best trials whose kernels differ."""
-    chosen: list[Trial] = []
+    chosen: list[TrialResult] = []
     for trial in sorted(trials, key=lambda t: t.score):
         if len(chosen) == count:
             break
@@ -476,7 +476,7 @@ def _finalists(trials: Sequence[Trial], count: int) -> list[Trial]:
     return chosen
 
 
-def _apart(one: Trial, two: Trial) -> bool:
+def _apart(one: TrialResult, two: TrialResult) -> bool:
     if (one.x.form, one.y.form) != (two.x.form, two.y.form):
         return True
     # Beyond the bounds of the first search all long scales are alike.

@@ -136,10 +136,10 @@ def _scores(values: Array, shares: Array) -> Coordinate:
         return Standard(float(values[0]), 1.0)
     distinct, mass = _atoms(values, shares)
     scores = _mid_rank_scores(mass, len(values))
-    kept = _knots(scores, mass)
+    retained = _knots(scores, mass)
     # Rounding may have made scores of tiny masses equal.
-    scores, first = np.unique(scores[kept], return_index=True)
-    knots, scores = _with_tails(distinct[kept][first], scores)
+    scores, first = np.unique(scores[retained], return_index=True)
+    knots, scores = _with_tails(distinct[retained][first], scores)
     return Scores(tuple(knots.tolist()), tuple(scores.tolist()))
 
 

@@ -181,13 +181,13 @@ def r_squared(y: Any, means: Array, weights: Any = None) -> float:
     A column that is constant in these rows has the score 1 where it is met and 0 where it is not,
     as in ``sklearn.metrics.r2_score``.
     """
-    observed, found = (np.asarray(values, dtype=np.float64) for values in (y, means))
-    observed, found = (v[:, None] if v.ndim == 1 else v for v in (observed, found))
-    if observed.shape != found.shape:
-        raise DataError(f"y must have shape {found.shape}, got {observed.shape}")
+    observed, result = (np.asarray(values, dtype=np.float64) for values in (y, means))
+    observed, result = (v[:, None] if v.ndim == 1 else v for v in (observed, result))
+    if observed.shape != result.shape:
+        raise DataError(f"y must have shape {result.shape}, got {observed.shape}")
     w = np.ones(len(observed)) if weights is None else np.asarray(weights, dtype=np.float64)
     centre = np.average(observed, axis=0, weights=w)
-    error, total = w @ (observed - found) ** 2, w @ (observed - centre) ** 2
+    error, total = w @ (observed - result) ** 2, w @ (observed - centre) ** 2
     constant = np.where(error == 0.0, 1.0, 0.0)
     return float(
         np.where(total > 0.0, 1.0 - error / np.where(total > 0, total, 1), constant).mean()
@@ -218,11 +218,11 @@ class PredictedMeans(ABC):
         """
         columns = self._answered()
         if self._one_label(columns):
-            found = self.predict_proba(X)
+            result = self.predict_proba(X)
             if is_out_of_core(X):
                 named = {"classes": self.classes, "dtype": self.classes.dtype, "drop_axis": 1}
-                return found.map_blocks(most_probable, token="predict", **named)
-            return most_probable(found, self.classes)
+                return result.map_blocks(most_probable, token="predict", **named)
+            return most_probable(result, self.classes)
         for name in columns.categories:
             raise labels_have_no_mean(name, columns)
         means = self._means(X)
@@ -256,9 +256,9 @@ class PredictedMeans(ABC):
         """The labels, shape (K,), where y is one column of them."""
         columns = self._answered()
         labels: Sequence[Any] = columns.categories[columns.names[0]]
-        found = self.about.get("classes")  # in their own type, where a classifier was fitted
-        whole = isinstance(found, list) and len(found) == len(labels)
-        return np.asarray(found if whole else labels)
+        result = self.about.get("classes")  # in their own type, where a classifier was fitted
+        whole = isinstance(result, list) and len(result) == len(labels)
+        return np.asarray(result if whole else labels)
 
     def score(self, X: Any, Y: Any, sample_weight: Any = None) -> float:
         """R^2 of the predicted means, or the accuracy of predicted labels; higher is better.
@@ -277,11 +277,11 @@ class PredictedMeans(ABC):
         DataError
             As :meth:`predict`, or if the shapes differ.
         """
-        found = self.predict(X)
+        result = self.predict(X)
         if self._one_label(self._answered()):
-            hits = np.asarray(found) == np.asarray(Y).reshape(len(found))
+            hits = np.asarray(result) == np.asarray(Y).reshape(len(result))
             return float(np.average(hits, weights=sample_weight))
-        return r_squared(np.asarray(Y).reshape(found.shape), found, sample_weight)
+        return r_squared(np.asarray(Y).reshape(result.shape), result, sample_weight)
 
     @abstractmethod
     def _answered(self) -> Columns:

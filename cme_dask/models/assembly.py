@@ -78,9 +78,9 @@ class Part:
         solution.info.check(convergence)
 
         def refit(rest: Moments) -> JointSolution:
-            found = solver(rest, solution)
-            found.info.check(convergence)
-            return found
+            result = solver(rest, solution)
+            result.info.check(convergence)
+            return result
 
         return cls(sides, mean, solution, fold_replicates(moments, refit))
 
@@ -126,8 +126,8 @@ def assemble(
     coef = block_diag(*(part.solution.coef for part in parts)) / len(parts)
     base = parts[0].solution.base
     errors = [
-        None if None in found else max(e for e in found if e is not None)
-        for found in zip(*(part.trace_errors for part in parts), strict=True)
+        None if None in result else max(e for e in result if e is not None)
+        for result in zip(*(part.trace_errors for part in parts), strict=True)
     ]
     described = about | {
         "rows": moments.n_rows,

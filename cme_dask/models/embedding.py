@@ -167,10 +167,10 @@ class EmbeddingModel(Model, PredictedMeans):
             NaN, or folds that the fit did not keep.
         """
         if is_out_of_core(X):
-            found = lazy_answers().lazy_method(
+            result = lazy_answers().lazy_method(
                 self, "expect", X, self.x, f=f, return_std=return_std
             )
-            return cast(FloatArray, found)
+            return cast(FloatArray, result)
         points = self.x.points(X, "X")
         names = self.answers.select(f, self.y.columns)
         return self.answers.expect(names, self.x.basis, points, return_std)

@@ -321,8 +321,8 @@ class _Parser:
             return math.nan
         label = token.value
         if token.kind == "number":
-            found = _NUMBER.match(self.text, token.start)
-            label = "" if found is None else found[0]
+            result = _NUMBER.match(self.text, token.start)
+            label = "" if result is None else result[0]
         if label not in known:
             raise self._error(
                 f"column {name!r} has no label {label!r}: there are {', '.join(map(repr, known))}",
@@ -451,7 +451,7 @@ def _is_local(function: Any) -> bool:
     """Whether this is a function that is not found under its name in its module."""
     if not isinstance(function, FunctionType):  # other objects are pickled in their own ways
         return False
-    found: Any = sys.modules.get(function.__module__)
+    result: Any = sys.modules.get(function.__module__)
     for name in function.__qualname__.split("."):
-        found = getattr(found, name, None)
-    return found is not function
+        result = getattr(result, name, None)
+    return result is not function

@@ -67,11 +67,11 @@ def read_basis(state: ModelState, key: str, custom: Custom) -> tuple[Columns, An
         If a user's own kernel is needed and not in ``custom``.
     """
     try:
-        about = state.about["variables"][key]
-        columns = Columns.from_dict(about["columns"])
-        if about["basis"] != STACKED:
-            return columns, _read(state, key, about, columns, custom)
-        parts = about["parts"]
+        metadata = state.about["variables"][key]
+        columns = Columns.from_dict(metadata["columns"])
+        if metadata["basis"] != STACKED:
+            return columns, _read(state, key, metadata, columns, custom)
+        parts = metadata["parts"]
         if not (isinstance(parts, list) and 0 < len(parts) <= _MOST_PARTS):
             raise TypeError(f"parts must be a list of 1 to {_MOST_PARTS} bases")
         read = [_read(state, f"{key}{i}", p, columns, custom) for i, p in enumerate(parts)]
@@ -219,13 +219,13 @@ def _values(state: ModelState, prefix: str, d: int) -> ValueRange:
 
 
 def _support(state: ModelState, prefix: str, shapes: dict[str, tuple[int | None, ...]]) -> Support:
-    found = {
+    result = {
         name: state.array(prefix + name, shape, finite=False)  # nodes without a threshold hold inf
         for name, shape in shapes.items()
         if prefix + name in state.arrays
     }
     try:
-        return Support.from_arrays(found)
+        return Support.from_arrays(result)
     except KeyError as error:
         raise StoreError(
             f"the model lacks the array {prefix}{error.args[0]}: restore it or fit it again"
@@ -272,7 +272,7 @@ def _check(cells: Cells, key: str) -> None:
         ),
         "ranges": not _ascends(cells.values),
     }
-    wrong = [name for name, found in faults.items() if found]
+    wrong = [name for name, result in faults.items() if result]
     if wrong:
         raise StoreError(
             f"the model's cells of {key} are damaged ({', '.join(wrong)}): restore it or fit it "
@@ -291,5 +291,5 @@ def _ascends(values: ValueRange) -> bool:
 def _fits(drawn: Drawn, cells: Cells) -> bool:
     """Whether counts and weights may be those of the atoms."""
     finite = bool(np.isfinite(drawn.weights).all()) and bool((drawn.weights >= 0).all())
-    kept = np.bincount(cells.cell_of_atom[drawn.weights > 0], minlength=cells.size)
-    return finite and bool((kept <= drawn.counts).all())
+    retained = np.bincount(cells.cell_of_atom[drawn.weights > 0], minlength=cells.size)
+    return finite and bool((retained <= drawn.counts).all())

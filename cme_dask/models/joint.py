@@ -120,8 +120,8 @@ class JointModel(Model, PredictedMeans):
         return self.expect(None, X) if signed else self.conditional(X).mean()
 
     def _shares(self, X: Any) -> Array:
-        found = self.conditional(X).predict_proba()
-        return found if is_out_of_core(X) else np.asarray(found)
+        result = self.conditional(X).predict_proba()
+        return result if is_out_of_core(X) else np.asarray(result)
 
     @property
     def support(self) -> Support | None:
@@ -146,10 +146,10 @@ class JointModel(Model, PredictedMeans):
     @cached_property
     def calibration(self) -> Calibration | None:
         """How the laws of Y given X are calibrated; None where they are not."""
-        about = self.about.get("calibration")
-        if not (about and about["kept"]):
+        metadata = self.about.get("calibration")
+        if not (metadata and metadata["kept"]):
             return None
-        return Calibration.from_list(about["exponents"], len(self.y.columns.names))
+        return Calibration.from_list(metadata["exponents"], len(self.y.columns.names))
 
     @property
     def function_names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -311,10 +311,10 @@ class JointModel(Model, PredictedMeans):
         points = self.x.points(X, "X")
         right = self.coef.T @ self.y.basis(self.y.points(Y, "Y")).T
         shape = (1, len(points), right.shape[1])
-        found: FloatArray = _in_blocks(
+        result: FloatArray = _in_blocks(
             lambda rows: (self.base + self.x.basis(rows) @ right)[None], points, shape
         )[0]
-        return found
+        return result
 
     def weights(self, X: Any) -> FloatArray:
         r"""Conditional laws of Y on the cells of the support, shape (n, S): non-negative, sum 1.

@@ -68,13 +68,13 @@ class ConditionalLaw(LawsAtPoints):
 
     def corr(self) -> FloatArray:
         """Correlations, shape (n, d, d), between -1 and 1; 0 beside the diagonal of constants."""
-        found = self._covariances()
-        std = np.sqrt(np.einsum("nii->ni", found))
+        result = self._covariances()
+        std = np.sqrt(np.einsum("nii->ni", result))
         scale = np.where(std > 0.0, std, 1.0)
-        found = np.clip(found / scale[:, :, None] / scale[:, None, :], -1.0, 1.0)
-        d = np.arange(found.shape[1])
-        found[:, d, d] = 1.0
-        return self._labels.wrap(found, "corr", *self._square())
+        result = np.clip(result / scale[:, :, None] / scale[:, None, :], -1.0, 1.0)
+        d = np.arange(result.shape[1])
+        result[:, d, d] = 1.0
+        return self._labels.wrap(result, "corr", *self._square())
 
     # Expectations and probabilities
 
@@ -101,8 +101,8 @@ class ConditionalLaw(LawsAtPoints):
             return self._labels.wrap(self._expectation(f), name_of(f))
         if not isinstance(f, Sequence):
             raise DataError(f"expect takes names, events and functions, got {f!r}")
-        found = [self._expectation(one) for one in f]
-        values = np.stack(found, axis=1) if found else np.empty((self.n, 0))
+        result = [self._expectation(one) for one in f]
+        values = np.stack(result, axis=1) if result else np.empty((self.n, 0))
         return self._labels.wrap(values, "mean", ("function", [name_of(one) for one in f]))
 
     def probability(self, event: Any) -> FloatArray:
@@ -130,8 +130,8 @@ class ConditionalLaw(LawsAtPoints):
             return self._labels.wrap(self._chance(event), f"P({name_of(event)})")
         if not isinstance(event, Sequence):
             raise DataError(f"an event is a text or a function, or a list of these, got {event!r}")
-        found = [self._chance(one) for one in event]
-        values = np.stack(found, axis=1) if found else np.empty((self.n, 0))
+        result = [self._chance(one) for one in event]
+        values = np.stack(result, axis=1) if result else np.empty((self.n, 0))
         return self._labels.wrap(values, "P", ("event", [name_of(one) for one in event]))
 
     def predict_proba(self, column: str | None = None) -> FloatArray:
@@ -162,8 +162,8 @@ class ConditionalLaw(LawsAtPoints):
         labels = self.columns.categories[name]
         codes = np.arange(len(labels), dtype=np.float64)
         query = self._measure.average(lambda y: (y[:, [j]] == codes).astype(np.float64))
-        found = self._fill(lambda x, _: query(x))
-        return self._labels.wrap(found / found.sum(axis=1, keepdims=True), name, (name, labels))
+        result = self._fill(lambda x, _: query(x))
+        return self._labels.wrap(result / result.sum(axis=1, keepdims=True), name, (name, labels))
 
     # Distribution functions and quantiles
 
@@ -194,14 +194,14 @@ class ConditionalLaw(LawsAtPoints):
         several = len(pick) > 1
         t, single = check_thresholds(t, len(pick), several, self.n if paired else None)
         if several and paired:
-            found = self._fill(lambda x, at: measure.orthant(x, pick, t[at]))
+            result = self._fill(lambda x, at: measure.orthant(x, pick, t[at]))
         elif several:
             lower = measure.average(lambda y: _inside(y[:, pick], t))
-            found = self._fill(lambda x, _: lower(x), (len(t),))
+            result = self._fill(lambda x, _: lower(x), (len(t),))
         else:
             below, values = measure.below(pick[0]), t[:, 0]
-            found = self._fill(lambda x, at: below(x, values[at, None] if paired else values))
-        return self._thresholded(np.clip(found, 0.0, 1.0), "cdf", t, single or paired, several)
+            result = self._fill(lambda x, at: below(x, values[at, None] if paired else values))
+        return self._thresholded(np.clip(result, 0.0, 1.0), "cdf", t, single or paired, several)
 
     def quantile(self, q: Any, column: str | None = None) -> FloatArray:
         """Quantiles inf{t: P(Y_j <= t | x) >= q}, of each column by itself.
@@ -234,13 +234,13 @@ class ConditionalLaw(LawsAtPoints):
                 quantiles[:, :, k] = query(x)
             return quantiles
 
-        found = self._fill(block, (len(levels), len(names)))
+        result = self._fill(block, (len(levels), len(names)))
         axes: list[Axis] = [("quantile", levels.tolist()), ("variable", names)]
         if len(names) == 1:
-            found, axes = found[:, :, 0], axes[:1]
+            result, axes = result[:, :, 0], axes[:1]
         if single:
-            found, axes = found[:, 0], axes[1:]
-        return self._labels.wrap(found, names[0] if len(names) == 1 else "quantile", *axes)
+            result, axes = result[:, 0], axes[1:]
+        return self._labels.wrap(result, names[0] if len(names) == 1 else "quantile", *axes)
 
     def median(self, column: str | None = None) -> FloatArray:
         """The quantile of level 1/2, shape (n,) or (n, d).
@@ -300,14 +300,14 @@ class ConditionalLaw(LawsAtPoints):
             On wrong columns or NaN, another number of rows, or columns of labels.
         """
         points, positions = self._points(y, True), self._positions(column)
-        found = np.zeros(self.n)
+        result = np.zeros(self.n)
         for position in positions.values():
             query, observed = self._measure.crps(position), points[:, position]
             # Bound here: each column has its own.
-            found += self._fill(
+            result += self._fill(
                 lambda x, at, q=query, y=observed: q(x, y[at])[:, None]  # type: ignore[misc]
             )[:, 0]
-        return self._labels.wrap(found / len(positions), "crps")
+        return self._labels.wrap(result / len(positions), "crps")
 
     # Densities
 
@@ -338,11 +338,11 @@ class ConditionalLaw(LawsAtPoints):
         if query is not None:
             ratio = query
             shape = (1 if paired else len(points),)
-            found = self._fill(lambda x, at: ratio(x, at if paired else None), shape)
+            result = self._fill(lambda x, at: ratio(x, at if paired else None), shape)
         else:
             with np.errstate(over="ignore"):
-                found = np.exp(self._log_pdf(points, paired) - self._log_marginal(points, paired))
-        return self._at_points(found, "density_ratio", paired)
+                result = np.exp(self._log_pdf(points, paired) - self._log_marginal(points, paired))
+        return self._at_points(result, "density_ratio", paired)
 
     def pdf(self, y: Any, *, paired: bool = False, bandwidth: Any = None) -> FloatArray:
         """Density against the Lebesgue measure, smoothed; one over the units of the columns.
@@ -424,13 +424,13 @@ class ConditionalLaw(LawsAtPoints):
             u = unit_interval(number_hash(_DRAWN, start + np.arange(count, dtype=np.uint64)))
             return self._measure.draw(x, u)
 
-        found = self._fill(block, (int(count), d), held=4 * count * d)
+        result = self._fill(block, (int(count), d), held=4 * count * d)
         axes: list[Axis] = [("draw", range(int(count))), ("variable", self.columns.names)]
         if d == 1:
-            found, axes = found[:, :, 0], axes[:1]
+            result, axes = result[:, :, 0], axes[:1]
         if size is None:
-            found, axes = found[:, 0], axes[1:]
-        return self._labels.draws(found, self.columns, *axes)
+            result, axes = result[:, 0], axes[1:]
+        return self._labels.draws(result, self.columns, *axes)
 
     def weights(self) -> FloatArray:
         """Probabilities w of what the law is made of, shape (n, S): non-negative, sum 1.
@@ -462,8 +462,8 @@ class ConditionalLaw(LawsAtPoints):
         tends to the marginal law, also of a model with a location; for a coupling, to that of the
         nearest landmark.
         """
-        found = self._fill(lambda x, _: self.laws.near(x)[:, None])[:, 0]
-        return self._labels.wrap(found, "effective_support")
+        result = self._fill(lambda x, _: self.laws.near(x)[:, None])[:, 0]
+        return self._labels.wrap(result, "effective_support")
 
 
 def _inside(y: Array, t: Array) -> Array:

@@ -227,29 +227,29 @@ class LawsAtPoints:
         """Answers at all points, block by block; the shape of one is asked for if there is none."""
         n = len(self.points)
         step = max(min(_HELD // max(self._measure.held, held, 1), _MOST_ROWS), 1)
-        found: Array = None if shape is None else np.empty((n, *shape))
+        result: Array = None if shape is None else np.empty((n, *shape))
         for start in range(0, max(n, 1), step):  # of no points one empty block tells the shape
             here = slice(start, min(start + step, n))
             # The very same array where it is all points: its weights are remembered.
             part = query(self.points if n <= step else self.points[here], here)
-            if found is None:
-                found = np.empty((n, *part.shape[1:]))
-            found[here] = part
-        return cast(FloatArray, found)
+            if result is None:
+                result = np.empty((n, *part.shape[1:]))
+            result[here] = part
+        return cast(FloatArray, result)
 
     def _positions(self, column: str | None = None) -> dict[str, int]:
         """Positions of the columns of numbers by name, or of the one that is asked for."""
         columns = self.laws.columns
         every = zip(columns.names, range(len(columns.names)), strict=True)
-        found = {name: j for name, j in every if name not in columns.categories}
-        if not found:
+        result = {name: j for name, j in every if name not in columns.categories}
+        if not result:
             raise labels_have_no_mean(columns.names[0], columns)
         if column is None:
-            return found
-        if column not in found:
+            return result
+        if column not in result:
             columns.positions([column])  # names it if there is none
             raise labels_have_no_mean(column, columns)
-        return {column: found[column]}
+        return {column: result[column]}
 
     def _covariances(self) -> FloatArray:
         pick = list(self._positions().values())
@@ -257,8 +257,8 @@ class LawsAtPoints:
         return self._fill(lambda x, _: self._measure.covariance(x)[:, index[0], index[1]])
 
     def _variances(self) -> FloatArray:
-        found: FloatArray = np.einsum("nii->ni", self._covariances())
-        return found
+        result: FloatArray = np.einsum("nii->ni", self._covariances())
+        return result
 
     def _columnwise(self, name: str, values: Array) -> FloatArray:
         if values.shape[1] == 1:
@@ -322,8 +322,8 @@ class LawsAtPoints:
     def _log_marginal(self, points: Array, paired: bool) -> Array:
         """Logarithm of the smoothed density of the marginal, shape (n, 1) or (1, k)."""
         query = self.laws.marginal.log_density(self._smoothing(None))
-        found = query(self.points[:1], points, False)
-        return found.T if paired else found
+        result = query(self.points[:1], points, False)
+        return result.T if paired else result
 
     def _smoothing(self, bandwidth: Any, spread: Callable[[], Array] | None = None) -> Smoothing:
         if len(self.numeric) < len(self.columns.names):
@@ -336,12 +336,12 @@ class LawsAtPoints:
         if bandwidth is None:
             return smoothing
         try:
-            found = np.broadcast_to(np.asarray(bandwidth, dtype=np.float64), (d,))
+            result = np.broadcast_to(np.asarray(bandwidth, dtype=np.float64), (d,))
         except (TypeError, ValueError):
-            found = np.zeros(d)
-        if not (np.isfinite(found).all() and (found > 0.0).all()):
+            result = np.zeros(d)
+        if not (np.isfinite(result).all() and (result > 0.0).all()):
             raise DataError(f"bandwidth must be one positive number, or {d}, got {bandwidth!r}")
-        return replace(smoothing, bandwidth=found)
+        return replace(smoothing, bandwidth=result)
 
     def _at_points(self, values: Array, name: str, paired: bool) -> FloatArray:
         if paired:
@@ -459,8 +459,8 @@ def _mixing(basis: Query, coef: Array, cells: Cells) -> tuple[Query, Query]:
         return np.asarray(pi / pi.sum(axis=1, keepdims=True))
 
     def weigh(points: Array) -> Array:
-        found = mixture(points) @ shares
-        return np.asarray(found / found.sum(axis=1, keepdims=True))
+        result = mixture(points) @ shares
+        return np.asarray(result / result.sum(axis=1, keepdims=True))
 
     return weigh, mixture
 

@@ -96,11 +96,11 @@ class LogisticModel(Model):
         X
             As in :meth:`predict_proba`.
         """
-        found: Any = self.predict_proba(X)
+        result: Any = self.predict_proba(X)
         if is_out_of_core(X):
             named = {"classes": self.classes, "dtype": self.classes.dtype, "drop_axis": 1}
-            return found.map_blocks(most_probable, token="predict", **named)
-        return most_probable(found, self.classes)
+            return result.map_blocks(most_probable, token="predict", **named)
+        return most_probable(result, self.classes)
 
     def score(self, X: Any, Y: Any, sample_weight: Any = None) -> float:
         """The accuracy of predicted labels; higher is better.
@@ -114,8 +114,8 @@ class LogisticModel(Model):
         sample_weight
             Weights of the rows, shape (n,).
         """
-        found = self.predict(X)
-        hits = found == np.asarray(Y).reshape(len(found))
+        result = self.predict(X)
+        hits = result == np.asarray(Y).reshape(len(result))
         return float(np.average(hits, weights=sample_weight))
 
     def _stored(self) -> tuple[dict[str, Any], dict[str, Array]]:

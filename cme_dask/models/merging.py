@@ -18,7 +18,7 @@ from cme_dask.models.assembly import Part, assemble
 from cme_dask.models.joint import JointModel, Variable
 from cme_dask.numerics.basis import LinearBasis
 from cme_dask.numerics.blocks import MomentSums
-from cme_dask.numerics.cells import CellSpec, CellSums
+from cme_dask.numerics.cells import CellSpec, CellStatistics
 from cme_dask.numerics.joint import JointSolver
 from cme_dask.numerics.moments import Function, Side
 from cme_dask.numerics.partition import PartitionBasis
@@ -63,7 +63,7 @@ class JointSums:
     sides: tuple[Side, Side]
     moments: MomentSums
     specs: tuple[CellSpec, ...]
-    cells: tuple[CellSums, ...]
+    cells: tuple[CellStatistics, ...]
     about: dict[str, Any]
 
     @classmethod
@@ -132,8 +132,8 @@ class JointSums:
         part = Part.solved(self.moments, self.sides, solver, convergence)
         laws = [spec.cells(sums) for spec, sums in zip(self.specs, self.cells, strict=True)]
         points = [(each.means, each.masses) for each in laws]
-        about = self.about | told
-        return assemble([part], self.moments, laws, self.columns, points, about), part
+        metadata = self.about | told
+        return assemble([part], self.moments, laws, self.columns, points, metadata), part
 
     def on_sides(self, sides: tuple[Side, Side]) -> MomentSums:
         """The moments on bases with the same pivots and with the shifts of these sides.
@@ -151,8 +151,8 @@ class JointSums:
         """Rows that were kept of the cells of variable ``i``, in random order."""
         if not self.cells:
             return np.empty((0, len(self.columns[i].names)))
-        kept = self.cells[i].kept
-        return kept.rows[np.argsort(kept.hashes, kind="stable")]
+        retained = self.cells[i].kept
+        return retained.rows[np.argsort(retained.hashes, kind="stable")]
 
     def _check_bounds(self, constraint: Constraint) -> None:
         if constraint.needs_ranges:
@@ -297,7 +297,8 @@ def union(several: Sequence[JointSums]) -> JointSums:
     )
     moments = reduce(operator.add, (each.on_sides((sides[0], sides[1])) for each in several))
     cells = tuple(
-        CellSums.of_union([each.cells[i] for each in several]) for i in range(len(first.cells))
+        CellStatistics.of_union([each.cells[i] for each in several])
+        for i in range(len(first.cells))
     )
     return replace(
         first,
@@ -376,18 +377,18 @@ def _about_union(several: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What the model of the union says of its fit."""
     own = ("tuning", "residual", "new_rows")
     first = {key: value for key, value in several[0].items() if key not in own}
-    parts = [about.get("part") for about in several]
-    places = dict.fromkeys(str(about.get("location", "unknown")) for about in several)
-    ends = [about["next_row"] for about in several if "next_row" in about]
+    parts = [metadata.get("part") for metadata in several]
+    places = dict.fromkeys(str(metadata.get("location", "unknown")) for metadata in several)
+    ends = [metadata["next_row"] for metadata in several if "next_row" in metadata]
     # The same part of several tables stays one; the two sides of a split make the whole.
     alike = all(part == parts[0] for part in parts)
     sides = all(parts) and len({_split_of(part) for part in parts if part}) == 1
-    differ = any(about.get("parts_differ") for about in several) or not (alike or sides)
+    differ = any(metadata.get("parts_differ") for metadata in several) or not (alike or sides)
     return {
         **first,
-        "passes": max(int(about["passes"]) for about in several),
-        "tol": max(float(about["tol"]) for about in several),
-        "arithmetic": ", ".join(sorted({str(about.get("arithmetic")) for about in several})),
+        "passes": max(int(metadata["passes"]) for metadata in several),
+        "tol": max(float(metadata["tol"]) for metadata in several),
+        "arithmetic": ", ".join(sorted({str(metadata.get("arithmetic")) for metadata in several})),
         "location": "; ".join(places),
         **({"next_row": max(ends)} if ends else {}),
         "part": parts[0] if alike else None,

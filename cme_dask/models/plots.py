@@ -155,12 +155,12 @@ def plot_fan(
     if not widths or not all(0.0 < width < 1.0 for width in widths):
         raise DataError(f"levels are probabilities of bands, between 0 and 1, got {levels!r}")
     ends = np.array([[(1.0 - width) / 2.0, (1.0 + width) / 2.0] for width in widths])
-    found = np.asarray(law.quantile(np.append(ends.ravel(), 0.5), column=name))
-    found = found.reshape(len(law), -1)[axis.order]
-    bands = [(width, found[:, 2 * i], found[:, 2 * i + 1]) for i, width in enumerate(widths)]
+    result = np.asarray(law.quantile(np.append(ends.ravel(), 0.5), column=name))
+    result = result.reshape(len(law), -1)[axis.order]
+    bands = [(width, result[:, 2 * i], result[:, 2 * i + 1]) for i, width in enumerate(widths)]
     with drawing(ax) as ax:
         lines = axis.ticks is None and len(law) > 1
-        shown = draw_fan(ax, axis.at, bands, found[:, -1], lines=lines)
+        shown = draw_fan(ax, axis.at, bands, result[:, -1], lines=lines)
         axis.label_x(ax)
         ax.set_ylabel(_with_unit(name, law.columns))
         ax.set_title(f"Quantiles of {name}{_given(law)}")
@@ -308,10 +308,10 @@ def plot_cdf(law: "ConditionalLaw", column: str | None = None, *, ax: Any = None
     name, axis = _column(law, column), _Axis.of(law, None)
     low, high = _range(law, name)
     t = np.linspace(low, high, _STEPS)
-    found = np.asarray(law.cdf(t, column=name)).reshape(len(law), -1)[axis.order]
+    result = np.asarray(law.cdf(t, column=name)).reshape(len(law), -1)[axis.order]
     texts = axis.ticks or [f"{value:.4g}" for value in axis.at]
     with drawing(ax) as ax:
-        for values, text, colour in zip(found, texts, PALETTE, strict=False):
+        for values, text, colour in zip(result, texts, PALETTE, strict=False):
             ax.step(t, values, where="post", color=colour, lw=1.8, label=text)
         ax.set(xlabel=_with_unit(name, law.columns), ylim=(0.0, 1.02), xlim=(low, high))
         ax.set_ylabel(f"P({name} ≤ t)")

@@ -275,14 +275,14 @@ def _parts(values: Any, columns: Columns, name: str) -> Sequence[Array]:
 def _arrow_columns(values: Any, columns: Columns) -> dict[str, Any]:
     """Those columns of a table of Arrow or Polars that the variable has, by name."""
     table = arrow_table(values, columns.names[0])
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for place, key in enumerate(map(str, table.column_names)):
         column = table.column(place)
         if key in columns.categories:
-            found[key] = column.to_pylist()
+            result[key] = column.to_pylist()
         else:
-            found[key] = arrow_column(column, key, "X")[0] if key in columns.names else column
-    return found
+            result[key] = arrow_column(column, key, "X")[0] if key in columns.names else column
+    return result
 
 
 def _rows(values: Any, columns: Columns, name: str) -> Array:
@@ -347,14 +347,14 @@ def _label(value: Any) -> str:
 
 def _tell(unseen: Unseen, columns: Columns, kernel: Kernel) -> None:
     """Warn of unseen labels that are pooled, and refuse others."""
-    found = {key: counts for key, counts in unseen.items() if counts}
-    for key, counts in found.items():
+    result = {key: counts for key, counts in unseen.items() if counts}
+    for key, counts in result.items():
         if not kernel.pools(columns.names.index(key)):
             raise DataError(
                 f"column {key!r} has the unknown {_listed(counts)}: there are {columns.labels(key)}"
             )
-    if found:
-        each = "; ".join(f"column {key!r} {_listed(counts)}" for key, counts in found.items())
+    if result:
+        each = "; ".join(f"column {key!r} {_listed(counts)}" for key, counts in result.items())
         warnings.warn(
             f"labels that the fit has not seen are answered as its pooled rare ones: {each}",
             UnseenCategoryWarning,

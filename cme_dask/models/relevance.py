@@ -65,11 +65,11 @@ class LengthScales(Sequence[ColumnRelevance]):
     def __getitem__(self, key: Any) -> Any:
         """A row by its place or the name of its column (that of x, if y has the same name)."""
         if isinstance(key, str):
-            found = [row for row in self.rows if row.column == key]
-            if not found:
+            result = [row for row in self.rows if row.column == key]
+            if not result:
                 names = ", ".join(row.column for row in self.rows)
                 raise DataError(f"there is no column {key!r}: the model has {names}")
-            return found[0]
+            return result[0]
         return self.rows[key]
 
     def __len__(self) -> int:

@@ -118,11 +118,11 @@ def read_residual(
     DataError
         If a user's own kernel is needed and not in ``custom``.
     """
-    about = state.about.get("residual")
-    if about is None:
+    metadata = state.about.get("residual")
+    if metadata is None:
         return None
     try:
-        described, kernel, given = about["model"], about["kernel"], about["coordinates"]
+        described, kernel, given = metadata["model"], metadata["kernel"], metadata["coordinates"]
         if described.get("residual") is not None:
             raise TypeError("a residual reference has none itself")
     except (KeyError, TypeError, AttributeError) as error:
@@ -153,8 +153,8 @@ def read_residual(
         if name.startswith(_MODEL)
     }
     model = read(ModelState(state.type, described, arrays), custom)
-    found = tuple(len(v.columns.names) for v in (model.x, model.y))
-    if found != widths or model.y.columns.categories:
+    result = tuple(len(v.columns.names) for v in (model.x, model.y))
+    if result != widths or model.y.columns.categories:
         raise StoreError(
             "the columns of the model's residual reference are not those of the model: restore it "
             "or fit it again"

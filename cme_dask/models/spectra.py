@@ -108,8 +108,8 @@ def read_spectra(
             np.split(row, np.cumsum(each)[:-1])
             for row in state.array(f"spectra_{key}", (2, sum(each)))
         )
-        found = zip(squares, eigenvalues, traces[:, i].tolist(), strict=True)
-        sides.append([Spectrum(*parts) for parts in found])
+        result = zip(squares, eigenvalues, traces[:, i].tolist(), strict=True)
+        sides.append([Spectrum(*parts) for parts in result])
     return tuple(zip(*sides, strict=True))
 
 
@@ -142,9 +142,9 @@ def plot_spectrum(model: "JointModel", *, ax: Any = None) -> Any:
     ResourceError
         If matplotlib is not installed.
     """
-    found = spectra(model)
+    result = spectra(model)
     with drawing(ax) as ax:
-        _draw(ax, model, [[_positive(one.eigenvalues) for one in pair] for pair in found], 1)
+        _draw(ax, model, [[_positive(one.eigenvalues) for one in pair] for pair in result], 1)
         ax.set(xlabel="number of the eigenvalue", ylabel="eigenvalue λ", xscale="log")
         ax.set(yscale="log", title="Spectra of both kernels")
         ax.legend(loc="lower left")
@@ -180,9 +180,9 @@ def plot_residual_trace(model: "JointModel", *, ax: Any = None) -> Any:
             "partitions of unity approximate no kernel and have no residual trace: "
             "see plot_spectrum"
         )
-    found = spectra(model)
+    result = spectra(model)
     with drawing(ax) as ax:
-        _draw(ax, model, [[one.residual_trace for one in pair] for pair in found], 0)
+        _draw(ax, model, [[one.residual_trace for one in pair] for pair in result], 0)
         ax.set(xlabel="number of pivots", ylabel="relative residual trace τ", yscale="log")
         ax.set_title("What the pivots leave of the kernels' traces")
         ax.legend(loc="best")

@@ -35,7 +35,7 @@ _BLOCK = 48  # pivots per step of a whole solve: measured, 32 to 64 differ by a 
 
 
 @dataclass(frozen=True)
-class Elimination:
+class BlockSolve:
     """How far the kernel sections at m pivots are solved for.
 
     Parameters
@@ -50,12 +50,12 @@ class Elimination:
     solved: bool
 
     @classmethod
-    def whole(cls, rank: int) -> "Elimination":
+    def whole(cls, rank: int) -> "BlockSolve":
         """The Newton basis itself."""
         return cls((*range(0, rank, _BLOCK), rank), solved=True)
 
     @classmethod
-    def between(cls, factor: Array, fractions: tuple[float, ...]) -> "Elimination":
+    def between(cls, factor: Array, fractions: tuple[float, ...]) -> "BlockSolve":
         """Blocks cut where log R_jj has fallen by these fractions of its whole fall."""
         fall = np.minimum.accumulate(np.log(np.diag(factor)))
         levels = fall[0] + np.array(fractions) * (fall[-1] - fall[0])
@@ -230,7 +230,7 @@ class Basis(Protocol):
     def in_coordinates(self) -> "Basis":
         """The same functions, of rows that are in these coordinates already."""
 
-    def evaluator(self, elimination: Elimination, like: Array) -> BlockEvaluator:
+    def evaluator(self, elimination: BlockSolve, like: Array) -> BlockEvaluator:
         """The functions, eliminated so far, for many rows of x."""
 
     def support(self, x: Array) -> Array:
@@ -315,7 +315,7 @@ class NewtonBasis:
             return self
         return replace(self, kernel=base, points=coordinates(self.points))
 
-    def evaluator(self, elimination: Elimination, like: Array) -> BlockEvaluator:
+    def evaluator(self, elimination: BlockSolve, like: Array) -> BlockEvaluator:
         """The kernel functions at the pivots, eliminated so far, for many rows.
 
         Parameters
@@ -331,7 +331,7 @@ class NewtonBasis:
 
     def __call__(self, x: Array) -> Array:
         """N at the rows of x, shape (n, m)."""
-        return self.evaluator(Elimination.whole(self.rank), x).values(x)
+        return self.evaluator(BlockSolve.whole(self.rank), x).values(x)
 
     def support(self, x: Array) -> Array:
         """Share |N(x)|^2 / k(x, x) of each section k(x, .) that the pivots span, shape (n,).
@@ -368,13 +368,13 @@ class NewtonBasis:
 
         def combined(x: Array) -> list[Array]:
             values = BlockValues(functions, self.rank)
-            found = [np.empty((len(x), coef.shape[1])) for coef in coefs]
+            result = [np.empty((len(x), coef.shape[1])) for coef in coefs]
             for start in range(0, len(x), BLOCK):
                 here = slice(start, start + BLOCK)
                 block = values(x[here])
-                for coef, out in zip(coefs, found, strict=True):
+                for coef, out in zip(coefs, result, strict=True):
                     np.matmul(block, coef, out=out[here])
-            return found
+            return result
 
         return combined
 

@@ -187,9 +187,9 @@ def near_data(newton: NewtonBasis | StackedNewton) -> Query:
             open_ = open_[least[open_] < NEAR]
             if not len(open_):
                 return np.ones(len(x))
-        found = np.ones(len(x))
-        found[open_] = share_near(newton.support(x[open_]))
-        return found
+        result = np.ones(len(x))
+        result[open_] = share_near(newton.support(x[open_]))
+        return result
 
     return share
 
@@ -214,10 +214,10 @@ class BlendedMeasure:
 
     def remembering(self) -> Self:
         """The same, with the weights of the last rows kept."""
-        found = copy.copy(self)
-        found.near, found.far = self.near.remembering(), self.far.remembering()
-        found.share = Remembered(self.share)
-        return found
+        result = copy.copy(self)
+        result.near, result.far = self.near.remembering(), self.far.remembering()
+        result.share = Remembered(self.share)
+        return result
 
     @property
     def held(self) -> int:
@@ -249,16 +249,16 @@ class BlendedMeasure:
             mean = measure.mean(x)
             return np.concatenate([measure.covariance(x), mean[:, None]], axis=1)
 
-        found = self._mixed(
+        result = self._mixed(
             x, lambda x, _: moments(self.near, x), lambda x, _: moments(self.far, x)
         )
         share = self.share(x)
-        between, both = np.zeros(found[:, :-1].shape), (share > 0.0) & (share < 1.0)
+        between, both = np.zeros(result[:, :-1].shape), (share > 0.0) & (share < 1.0)
         if both.any():
             gap = self.near.mean(x[both]) - self.far.mean(x[both])
             part = (share * (1.0 - share))[both, None, None]
             between[both] = part * gap[:, :, None] * gap[:, None, :]
-        return semidefinite(found[:, :-1] + between)
+        return semidefinite(result[:, :-1] + between)
 
     def average(self, f: Function) -> Query:
         """E[f | x], shape (b, q), of functions f from rows (n, d) to (n, q)."""
@@ -299,15 +299,15 @@ class BlendedMeasure:
             share = self.share(x)
             if (share == 1.0).all():
                 return near(x)
-            found = np.empty((len(x), len(levels)))
+            result = np.empty((len(x), len(levels)))
             for query, where in (
                 (near, share == 1.0),
                 (far, share == 0.0),
                 (lambda x: self._quantile(column, levels, x), (share > 0.0) & (share < 1.0)),
             ):
                 if where.any():
-                    found[where] = query(x[where])
-            return found
+                    result[where] = query(x[where])
+            return result
 
         return block
 
@@ -335,15 +335,15 @@ class BlendedMeasure:
             share = self.share(x)
             if (share == 1.0).all():
                 return near(x, y)
-            found, some = np.empty(len(x)), np.flatnonzero(share < 1.0)
+            result, some = np.empty(len(x)), np.flatnonzero(share < 1.0)
             if len(some) < len(x):
-                found[share == 1.0] = near(x[share == 1.0], y[share == 1.0])
+                result[share == 1.0] = near(x[share == 1.0], y[share == 1.0])
             step = max(_HELD_BLENDING // (self.near.cells.size + len(self.far.cells.atoms)), 1)
             for start in range(0, len(some), step):
                 at = some[start : start + step]
                 masses, atoms = self._merged(column, x[at], share[at, None])
-                found[at] = sorted_crps(masses, atoms, y[at])
-            return found
+                result[at] = sorted_crps(masses, atoms, y[at])
+            return result
 
         return block
 
@@ -404,14 +404,14 @@ class BlendedMeasure:
         share = self.share(x)
         if (share == 1.0).all():
             return near(x, np.arange(len(x)))
-        found: Array = None
+        result: Array = None
         for query, part in ((near, share), (far, 1.0 - share)):
             at = np.flatnonzero(part > 0.0)
             if len(at):
                 values = query(x[at], at)
-                if found is None:
-                    found = np.zeros((len(x), *values.shape[1:]))
-                found[at] += part[at].reshape(-1, *[1] * (values.ndim - 1)) * values
+                if result is None:
+                    result = np.zeros((len(x), *values.shape[1:]))
+                result[at] += part[at].reshape(-1, *[1] * (values.ndim - 1)) * values
         both = (share > 0.0) & (share < 1.0)
-        found[both] = finish(found[both])
-        return found
+        result[both] = finish(result[both])
+        return result

@@ -59,12 +59,12 @@ class Calibration:
         support
             Effective support e of each law, shape (b,).
         """
-        found = np.empty_like(weights)
+        result = np.empty_like(weights)
         flat = self.exponents[:, self.columns].ravel()
         for here in _slices(len(weights)):
             tilt = levels.features(weights[here]) @ flat * support[here, None]
-            found[here] = _tilted(weights[here], tilt)[0]
-        return found
+            result[here] = _tilted(weights[here], tilt)[0]
+        return result
 
     def to_list(self) -> list[list[float]]:
         """JSON form."""
@@ -91,8 +91,8 @@ class Levels:
     """
 
     def __init__(self, means: Array, columns: Sequence[int]) -> None:
-        found = (np.unique(means[:, j], return_inverse=True) for j in columns)
-        self._groups = [(inverse, len(values)) for values, inverse in found]
+        result = (np.unique(means[:, j], return_inverse=True) for j in columns)
+        self._groups = [(inverse, len(values)) for values, inverse in result]
         self._orders = [
             (np.argsort(inverse, kind="stable"), np.searchsorted(np.sort(inverse), np.arange(size)))
             for inverse, size in self._groups
@@ -101,15 +101,15 @@ class Levels:
     def features(self, weights: Array) -> Array:
         """Logarithms of F_j and of 1 - F_j, shape (b, S, 2 q), of laws (b, S)."""
         q = len(self._groups)
-        found = np.empty((*weights.shape, 2 * q))
+        result = np.empty((*weights.shape, 2 * q))
         for j, ((group, _), (order, starts)) in enumerate(
             zip(self._groups, self._orders, strict=True)
         ):
             masses = np.add.reduceat(weights[:, order], starts, axis=1)
             level = np.clip(np.cumsum(masses, axis=1) - 0.5 * masses, _LEAST, 1.0 - _LEAST)
-            found[:, :, j] = np.log(level)[:, group]
-            found[:, :, q + j] = np.log1p(-level)[:, group]
-        return found
+            result[:, :, j] = np.log(level)[:, group]
+            result[:, :, q + j] = np.log1p(-level)[:, group]
+        return result
 
 
 @dataclass(frozen=True, eq=False)
@@ -238,12 +238,12 @@ def _derivatives(
 
 def _log_gain(fold: HeldRows, levels: Levels, theta: Array) -> Array:
     """Logarithm of the calibrated over the given density at the rows of a fold, shape (b,)."""
-    found = np.empty(len(fold.cells))
+    result = np.empty(len(fold.cells))
     for here, features in _features(fold, levels):
         tilt = features @ theta
         seen = tilt[np.arange(len(tilt)), fold.cells[here]]
-        found[here] = seen - _tilted(fold.laws[here], tilt)[1]
-    return found
+        result[here] = seen - _tilted(fold.laws[here], tilt)[1]
+    return result
 
 
 def _features(fold: HeldRows, levels: Levels) -> Iterator[tuple[slice, Array]]:
@@ -254,9 +254,9 @@ def _features(fold: HeldRows, levels: Levels) -> Iterator[tuple[slice, Array]]:
 def _tilted(weights: Array, tilt: Array) -> tuple[Array, Array]:
     """Laws w exp(tilt) over their sums, shape (b, S), and the logarithms of these, shape (b,)."""
     top = np.where(weights > 0.0, tilt, -np.inf).max(axis=1, keepdims=True)
-    found = weights * np.exp(np.minimum(tilt - top, 0.0))
-    sums = found.sum(axis=1, keepdims=True)
-    return found / sums, (top + np.log(sums))[:, 0]
+    result = weights * np.exp(np.minimum(tilt - top, 0.0))
+    sums = result.sum(axis=1, keepdims=True)
+    return result / sums, (top + np.log(sums))[:, 0]
 
 
 def _slices(n: int) -> Iterator[slice]:

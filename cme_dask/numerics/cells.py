@@ -86,10 +86,10 @@ class ValueRange:
 
         Halves are rounded up. The map ascends in each column.
         """
-        found = self.clipped(values)
+        result = self.clipped(values)
         if self.integer.any():
-            found[..., self.integer] = np.floor(found[..., self.integer] + 0.5)
-        return found
+            result[..., self.integer] = np.floor(result[..., self.integer] + 0.5)
+        return result
 
     def column(self, j: int) -> "ValueRange":
         """The range of one column, for values of shape (..., 1)."""
@@ -145,7 +145,7 @@ class Kept:
         """All of them, one after the other."""
         return cls(
             *(
-                np.concatenate([getattr(kept, name) for kept in several])
+                np.concatenate([getattr(retained, name) for retained in several])
                 for name in ("cells", "hashes", "weights", "rows")
             )
         )
@@ -201,10 +201,10 @@ def kept_of_union(several: list[Kept], counts: list[Array]) -> Kept:
         Rows of each set in the cells, shapes (S,).
     """
     known = np.full(len(counts[0]), _LAST)
-    for kept, count in zip(several, counts, strict=True):
-        dropped = np.bincount(kept.cells, minlength=len(count)) < count
+    for retained, count in zip(several, counts, strict=True):
+        dropped = np.bincount(retained.cells, minlength=len(count)) < count
         largest = np.zeros(len(count), dtype=np.uint64)
-        np.maximum.at(largest, kept.cells, kept.hashes)
+        np.maximum.at(largest, retained.cells, retained.hashes)
         known[dropped] = np.minimum(known, largest)[dropped]
     every = Kept.every(several)
     every = every.at(every.hashes <= known[every.cells])
@@ -326,7 +326,7 @@ _NO_BOUND = np.iinfo(np.uint64).max
 
 
 @dataclass(frozen=True, eq=False)
-class CellSpec(Reduction["CellSums", "CellSums"]):
+class CellSpec(Reduction["CellStatistics", "CellStatistics"]):
     """What is summed by cell for one variable, over all rows, with a few rows of each cell.
 
     Parameters
@@ -423,7 +423,7 @@ class CellSpec(Reduction["CellSums", "CellSums"]):
         """The loop over strips, for the longest strip so far."""
         return []
 
-    def update(self, state: list["StripCells"], strip: Strip) -> "CellSums":
+    def update(self, state: list["StripCells"], strip: Strip) -> "CellStatistics":
         """Sums over one strip."""
         if not state or state[0].rows < len(strip):
             state[:] = [StripCells(self, len(strip))]
@@ -431,7 +431,7 @@ class CellSpec(Reduction["CellSums", "CellSums"]):
         part = strip.parts[self.variable]
         return state[0](hashes, part, strip.weights, folds, self.n_folds)
 
-    def accumulate(self, a: "CellSums", b: "CellSums") -> "CellSums":
+    def accumulate(self, a: "CellStatistics", b: "CellStatistics") -> "CellStatistics":
         """Sums over both, in the memory of ``a``."""
         a += b
         return a
@@ -448,17 +448,17 @@ class CellSpec(Reduction["CellSums", "CellSums"]):
         d, pairs = int(self.support.points.shape[1]), len(self.pairs[0])
         return d, d + pairs, d + pairs + len(self.functions)
 
-    def cells(self, sums: "CellSums") -> Cells:
+    def cells(self, sums: "CellStatistics") -> Cells:
         """The laws in the cells, from the sums over all rows."""
         points, counts = self.support.points, sums.counts
         mass = sums.masses.sum(axis=0)
         away, squares, functions, parts = np.split(sums.sums, self.edges, axis=1)
         share = 1.0 / np.where(mass > 0.0, mass, 1.0)[:, None]
         away = away * share
-        kept = sums.kept.only_first(KEPT)
-        filled = kept.filled(points + away)
+        retained = sums.kept.only_first(KEPT)
+        filled = retained.filled(points + away)
         atoms, (starts, shares) = filled.rows, filled.shares(len(points))
-        whole = np.bincount(kept.cells, minlength=len(points)) == counts
+        whole = np.bincount(retained.cells, minlength=len(points)) == counts
         overall = functions.sum(axis=0) / mass.sum()
         return Cells(
             support=self.support,
@@ -480,7 +480,7 @@ class CellSpec(Reduction["CellSums", "CellSums"]):
             values=sums.values,
         )
 
-    def sums(self, cells: Cells, weight: float) -> "CellSums":
+    def sums(self, cells: Cells, weight: float) -> "CellStatistics":
         """Inverse of :meth:`cells`, but for folds: the sums of all rows stand in one.
 
         Parameters
@@ -498,13 +498,13 @@ class CellSpec(Reduction["CellSums", "CellSums"]):
         if cells.components is not None:
             sums = np.concatenate([sums, weight * cells.components.T], axis=1)
         where = np.flatnonzero(drawn.weights > 0.0)
-        kept = Kept(
+        retained = Kept(
             cells.cell_of_atom[where],
             drawn.hashes[where],
             drawn.weights[where],
             cells.atoms[where],
         )
-        return CellSums(mass[None], drawn.counts, sums, kept, cells.values)
+        return CellStatistics(mass[None], drawn.counts, sums, retained, cells.values)
 
     def _covariances(self, away: Array, squares: Array, counts: Array) -> Array:
         """From means of z and of its products, shape (S, d, d); of a single row exactly zero."""
@@ -517,7 +517,7 @@ class CellSpec(Reduction["CellSums", "CellSums"]):
 
 
 @dataclass(frozen=True, eq=False)
-class CellSums:
+class CellStatistics:
     """Sums over rows; they add, strip by strip.
 
     Attributes
@@ -540,9 +540,9 @@ class CellSums:
     kept: Kept
     values: ValueRange
 
-    def __add__(self, other: "CellSums") -> "CellSums":
+    def __add__(self, other: "CellStatistics") -> "CellStatistics":
         """Sums over the union of two disjoint sets of rows."""
-        return CellSums(
+        return CellStatistics(
             self.masses + other.masses,
             self.counts + other.counts,
             self.sums + other.sums,
@@ -551,7 +551,7 @@ class CellSums:
         )
 
     @classmethod
-    def of_union(cls, several: Sequence["CellSums"]) -> "CellSums":
+    def of_union(cls, several: Sequence["CellStatistics"]) -> "CellStatistics":
         """Sums over all folds of any sets of rows, whose hashes may be equal."""
         counts = [each.counts for each in several]
         return cls(
@@ -562,13 +562,15 @@ class CellSums:
             reduce(operator.add, (each.values for each in several)),
         )
 
-    def __iadd__(self, other: "CellSums") -> "CellSums":
+    def __iadd__(self, other: "CellStatistics") -> "CellStatistics":
         """The same, sums in the memory of the left one."""
         pairs = ((self.masses, other.masses), (self.counts, other.counts), (self.sums, other.sums))
         for mine, theirs in pairs:
             mine += theirs
-        kept = Kept.joined([self.kept, other.kept], len(self.counts))
-        return CellSums(self.masses, self.counts, self.sums, kept, self.values + other.values)
+        retained = Kept.joined([self.kept, other.kept], len(self.counts))
+        return CellStatistics(
+            self.masses, self.counts, self.sums, retained, self.values + other.values
+        )
 
 
 # Sums by cell of one strip of rows after the other
@@ -597,7 +599,7 @@ class StripCells:
 
     def __call__(
         self, hashes: Array, part: Array, weights: Array | None, folds: Array, n_folds: int
-    ) -> CellSums:
+    ) -> CellStatistics:
         """Sums over one strip of rows.
 
         Parameters
@@ -632,9 +634,9 @@ class StripCells:
                 values = self._summed(part[here, :], rows[here], cells[here])
                 matrix = self._one_hot(cells[here], None if weight is None else weight[here])
                 sums += matrix @ values
-        kept = self._kept(cells, hashes, rows, weight)
+        retained = self._kept(cells, hashes, rows, weight)
         values = ValueRange.of(rows if weight is None else rows[weight > 0.0])
-        return CellSums(masses.astype(np.float64), counts, sums, kept, values)
+        return CellStatistics(masses.astype(np.float64), counts, sums, retained, values)
 
     def _summed(self, part: Array, rows: Array, cells: Array) -> Array:
         """What is summed, shape (n, width); z is the row from the point of its cell."""
@@ -666,13 +668,13 @@ class StripCells:
         if weight is not None:
             below &= weight > 0.0
         where = np.flatnonzero(below)
-        kept = Kept(
+        retained = Kept(
             cells[where],
             hashes[where],
             np.ones(len(where)) if weight is None else weight[where].astype(np.float64),
             rows[where].astype(np.float64),
         )
-        return Kept.joined([kept], self._spec.support.size)
+        return Kept.joined([retained], self._spec.support.size)
 
 
 def strip_hashes(strip: Strip) -> Array:
@@ -680,4 +682,4 @@ def strip_hashes(strip: Strip) -> Array:
     return hashes_of(strip.rows)
 
 
-CellSpec.kinds = (CellSums, Kept, ValueRange)
+CellSpec.kinds = (CellStatistics, Kept, ValueRange)

@@ -208,13 +208,13 @@ def solve_paper_form(
     scale = (float(np.abs(problem.linear).max(initial=0.0)) or 1.0) / kappa
     # Both solvers end sooner if H, the objective and the long row have similar sizes.
     unit = 1.0 / (kappa * np.sqrt(problem.linear.size))
-    normal, kept = _normalization(mean_x, mean_y)
+    normal, retained = _normalization(mean_x, mean_y)
     program = _program(problem, normal, kappa, unit, scale)
     name, run = _SOLVERS[solver]
     answer = run(program, seconds)
     coef = unit * answer.x[: problem.linear.size].reshape(shape)
     multipliers = np.zeros(sum(shape))
-    multipliers[kept] = answer.multipliers[: len(kept)] * (scale / unit)
+    multipliers[retained] = answer.multipliers[: len(retained)] * (scale / unit)
     t = max(float(answer.multipliers[-1]) * scale, 0.0)
     if not all(np.all(np.isfinite(values)) for values in (coef, multipliers, t)):
         coef, multipliers, t = np.zeros(shape), np.zeros(sum(shape)), 0.0
@@ -246,8 +246,8 @@ def _normalization(mean_x: Array, mean_y: Array) -> tuple[Any, Array]:
     needed = np.repeat([np.any(mean_y), np.any(mean_x)], [k_x, k_y])
     if np.all(needed):
         needed[np.argmax(np.abs(mean_x))] = False
-    kept = np.flatnonzero(needed)
-    return rows[kept], kept
+    retained = np.flatnonzero(needed)
+    return rows[retained], retained
 
 
 def _program(
@@ -306,12 +306,12 @@ def _clarabel(program: Program, seconds: float | None) -> Answer:
     bounds[-1] = program.bound
     equal = program.equalities
     cones = [clarabel.ZeroConeT(equal), clarabel.NonnegativeConeT(len(bounds) - equal)]
-    found = clarabel.DefaultSolver(
+    result = clarabel.DefaultSolver(
         program.quadratic, program.linear, program.rows, bounds, cones, settings
     ).solve()
-    solved = str(found.status) == "Solved"
-    status = "optimal" if solved else str(found.status)
-    return Answer(status, np.array(found.x), np.array(found.z), int(found.iterations))
+    solved = str(result.status) == "Solved"
+    status = "optimal" if solved else str(result.status)
+    return Answer(status, np.array(result.x), np.array(result.z), int(result.iterations))
 
 
 def _osqp(program: Program, seconds: float | None) -> Answer:
@@ -338,14 +338,14 @@ def _osqp(program: Program, seconds: float | None) -> Answer:
         check_dualgap=False,
         time_limit=1e10 if seconds is None else seconds,
     )
-    found = solver.solve(raise_error=False)
-    status = "optimal" if found.info.status == "solved" else str(found.info.status)
+    result = solver.solve(raise_error=False)
+    status = "optimal" if result.info.status == "solved" else str(result.info.status)
     unknown = np.full(len(program.linear), np.nan), np.full(len(upper), np.nan)
     x, y = (
         none if values is None else np.asarray(values)
-        for values, none in zip((found.x, found.y), unknown, strict=True)
+        for values, none in zip((result.x, result.y), unknown, strict=True)
     )
-    return Answer(status, x, y, int(found.info.iter))
+    return Answer(status, x, y, int(result.info.iter))
 
 
 _SOLVERS: dict[str, tuple[str, Callable[[Program, float | None], Answer]]] = {

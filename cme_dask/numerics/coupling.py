@@ -170,12 +170,12 @@ class TransportProblem:
         for _ in range(_FITS):
             reduced = self.tangent(gradient - multiplier) + multiplier
             negative = np.minimum(reduced, 0.0)
-            found = [
+            result = [
                 self._relative(part)
                 for part in (negative, negative + reduced * share * (reduced > 0.0))
             ]
-            if found[1] < best[1]:
-                best = (found[0], found[1], reduced)
+            if result[1] < best[1]:
+                best = (result[0], result[1], reduced)
             multiplier = np.maximum(reduced, 0.0) * (share < 1e-3)
         reduced = best[2] / independent
         reduced = reduced - reduced.min(axis=0)

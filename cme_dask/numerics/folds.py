@@ -64,10 +64,10 @@ def number_hash(salt: int, numbers: Array) -> Array:
 
 def value_hash(salt: int, rows: Array) -> Array:
     """Hash of the values of each row (n, d), uint64 of shape (n,): equal rows have equal ones."""
-    found = np.zeros(len(rows), dtype=np.uint64)
+    result = np.zeros(len(rows), dtype=np.uint64)
     for j, column in enumerate(np.asarray(rows, dtype=np.float64).T):
-        found += number_hash(salt + j, np.ascontiguousarray(column + 0.0).view(np.uint64))
-    return found
+        result += number_hash(salt + j, np.ascontiguousarray(column + 0.0).view(np.uint64))
+    return result
 
 
 def distinct_in_random_order(rows: Array) -> tuple[Array, Array]:
@@ -192,13 +192,13 @@ class Folding:
             return text
         if text in ("rows", "group"):
             return cls(str(text))
-        found = _BLOCK.fullmatch(text) if isinstance(text, str) else None
-        if found is None or not float(found[1]):
+        result = _BLOCK.fullmatch(text) if isinstance(text, str) else None
+        if result is None or not float(result[1]):
             raise DataError(
                 "folds are by 'rows', by 'group', or by blocks of time such as '7d', '12h' or "
                 f"'30min' (units: {', '.join(_SECONDS)}), got {text!r}"
             )
-        return cls("time", float(found[1]) * _SECONDS[found[2]])
+        return cls("time", float(result[1]) * _SECONDS[result[2]])
 
     def __str__(self) -> str:
         """The text that :meth:`parse` takes."""

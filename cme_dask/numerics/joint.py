@@ -235,8 +235,8 @@ class StackedNewton:
         each = [part.combined(*some) for part, some in zip(self.parts, pieces, strict=True)]
 
         def sums(x: Array) -> list[Array]:
-            found = zip(*(one(x) for one in each), strict=True)
-            return [np.sum(values, axis=0) for values in found]
+            result = zip(*(one(x) for one in each), strict=True)
+            return [np.sum(values, axis=0) for values in result]
 
         return sums
 

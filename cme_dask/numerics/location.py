@@ -56,10 +56,10 @@ class Location:
 
     def __call__(self, x: Array) -> Array:
         """Mu at the rows of x, shape (n, q)."""
-        found = self.constant + self.clipped(x) @ self.trend
+        result = self.constant + self.clipped(x) @ self.trend
         for here in _slices(len(x)):
-            found[here] += self.kernel(x[here], self.points) @ self.coef
-        return found
+            result[here] += self.kernel(x[here], self.points) @ self.coef
+        return result
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,12 +94,12 @@ class Residuals:
 
     def possible(self, z: Array, values: ValueRange) -> Array:
         """Coordinates z (..., q), brought to those of values that the columns of y can take."""
-        found = np.clip(z, *self.scores(np.stack([values.low, values.high])))
+        result = np.clip(z, *self.scores(np.stack([values.low, values.high])))
         if not values.integer.any():
-            return found
-        rows = found.reshape(-1, found.shape[-1])
+            return result
+        rows = result.reshape(-1, result.shape[-1])
         rows = rows if self.coordinates is None else self.coordinates.inverse()(rows)
-        return self.scores(values.possible(rows)).reshape(found.shape)
+        return self.scores(values.possible(rows)).reshape(result.shape)
 
     def values(self, e: Array, x: Array, folds: Array) -> Array:
         """Rows y that residuals e would belong to at these rows, shape (n, S, q).
@@ -123,15 +123,15 @@ class Residuals:
             slopes.transpose(1, 0, 2).reshape(-1, n_folds * q)
             for slopes in (self.coefs, self.trends)
         )
-        found = np.empty((len(x), q))
+        result = np.empty((len(x), q))
         for here in _slices(len(x)):
             section = self.location.kernel(x[here], self.location.points)
             # The locations of all folds cost less than to sort the rows by fold.
             each = section @ coefs + self.location.clipped(x[here]) @ trends
             each = each.reshape(-1, n_folds, q)
             fold = folds[here]
-            found[here] = self.constants[fold] + each[np.arange(len(fold)), fold]
-        return found
+            result[here] = self.constants[fold] + each[np.arange(len(fold)), fold]
+        return result
 
     def __call__(self, parts: tuple[Array, ...], folds: Array) -> tuple[Array, ...]:
         """Rows (x, e) of rows (x, y), shapes (n, d), in the folds (n,)."""
@@ -316,9 +316,9 @@ def fit_location(
     coefs = np.tile(location.coef, (moments.n_folds, 1, 1))
     trends = np.tile(location.trend, (moments.n_folds, 1, 1))
     for fold, fit in zip(held, fits, strict=True):
-        found = fit.solve(ridge)
-        constants[fold], trends[fold] = found.constant, found.trend
-        coefs[fold] = _sections(basis, found.slope)
+        result = fit.solve(ridge)
+        constants[fold], trends[fold] = result.constant, result.trend
+        coefs[fold] = _sections(basis, result.slope)
     loss = np.tensordot(share, np.array(errors), 1)
     return FittedLocation(
         Residuals(location, constants, coefs, trends, coordinates),

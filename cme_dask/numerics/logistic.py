@@ -276,7 +276,7 @@ def solve_logistic(
         newton = problem.newton(z)
         return problem.value(newton, sums(problem.coefficients(newton)))
 
-    found = minimize(
+    result = minimize(
         value,
         np.zeros(unknowns),
         jac=True,
@@ -291,9 +291,9 @@ def solve_logistic(
         },
     )
     return LogisticSolution(
-        problem.newton(found.x),
-        float(found.fun),
-        float(np.linalg.norm(found.jac)),
-        int(found.nit),
-        int(found.nfev),
+        problem.newton(result.x),
+        float(result.fun),
+        float(np.linalg.norm(result.jac)),
+        int(result.nit),
+        int(result.nfev),
     )

@@ -72,9 +72,9 @@ def first_true(shape: tuple[int, ...], count: int, holds: Callable[[Array], Arra
     low, high = np.zeros(shape, dtype=np.int64), np.full(shape, count)
     for _ in range(count.bit_length()):
         middle = (low + high) // 2
-        found = holds(np.minimum(middle, count - 1)) | (middle == count)
-        high = np.where(found, middle, high)
-        low = np.where(found, low, middle + 1)
+        result = holds(np.minimum(middle, count - 1)) | (middle == count)
+        high = np.where(result, middle, high)
+        low = np.where(result, low, middle + 1)
     return high
 
 
@@ -126,8 +126,8 @@ class SortedAtoms:
 
     def below(self, weights: Array, t: Array) -> Array:
         """P(value <= t) of each mixture, shape (b, k), for thresholds (k,) or (b, k)."""
-        found: Array = np.searchsorted(self.values, t, side="right")
-        position = np.broadcast_to(found, (len(weights), found.shape[-1]))
+        result: Array = np.searchsorted(self.values, t, side="right")
+        position = np.broadcast_to(result, (len(weights), result.shape[-1]))
         at, inner = np.divmod(position, _BIN)
         before = np.concatenate([np.zeros((len(weights), 1)), self._cumulative(weights)], axis=1)
         rows = np.arange(len(weights))[:, None]
@@ -280,9 +280,9 @@ class _Weighed:
 
     def remembering(self) -> Self:
         """The same, with the weights of the last rows kept."""
-        found = copy.copy(self)
-        found.weigh = Remembered(self.weigh)
-        return found
+        result = copy.copy(self)
+        result.weigh = Remembered(self.weigh)
+        return result
 
 
 class CellMeasure(_Weighed):
@@ -382,11 +382,11 @@ class CellMeasure(_Weighed):
         def block(x: Array, at: slice | None) -> Array:
             weights = self.weigh(x)
             if at is None:
-                found, mass = weights[:, cells], self.cells.masses[cells]
+                result, mass = weights[:, cells], self.cells.masses[cells]
             else:
-                found = weights[np.arange(len(x)), cells[at]][:, None]
+                result = weights[np.arange(len(x)), cells[at]][:, None]
                 mass = self.cells.masses[cells[at]][:, None]
-            return np.divide(found, mass, out=np.zeros_like(found), where=mass > 0.0)
+            return np.divide(result, mass, out=np.zeros_like(result), where=mass > 0.0)
 
         return block
 
@@ -535,13 +535,13 @@ class ShiftedMeasure(_Weighed):
             inside, scales = np.clip(atoms, low, high), None
             if (inside != atoms).any():
                 _, scales = moments(weights, atoms, covariances)
-            found = log_density(
+            result = log_density(
                 weights, inside, covariances, forward(y), smoothing, paired=paired, scales=scales
             )
             if smooth is None:
-                return found
+                return result
             change = np.log(smooth.slope(y)).sum(axis=1)
-            return found + (change[:, None] if paired else change)
+            return result + (change[:, None] if paired else change)
 
         return block
 

@@ -28,10 +28,10 @@ from cme_dask.kernels.evaluator import (
     rank_update,
     take_into,
 )
-from cme_dask.numerics.basis import Basis, Elimination, without_copies
+from cme_dask.numerics.basis import Basis, BlockSolve, without_copies
 from cme_dask.numerics.blocks import MomentSums
 from cme_dask.numerics.reduction import Cost, Extent, Reduction, Strip, to_host
-from cme_dask.numerics.scoring import Judges
+from cme_dask.numerics.scoring import ScoringFunctions
 
 Array = Any
 Function = Callable[[Array], Array]
@@ -62,15 +62,15 @@ class Side:
     columns: tuple[str, ...]
     functions: dict[str, Function] = field(default_factory=dict)
     shift: Array | None = None
-    elimination: Elimination | None = None
-    events: Judges | None = None
+    elimination: BlockSolve | None = None
+    events: ScoringFunctions | None = None
 
     __repr__ = brief_repr
 
     @property
-    def eliminated(self) -> Elimination:
+    def eliminated(self) -> BlockSolve:
         """The elimination, or the default one."""
-        return self.elimination or Elimination.whole(self.basis.rank)
+        return self.elimination or BlockSolve.whole(self.basis.rank)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -419,8 +419,8 @@ class _BlockSums:
         self, traces: Array, parts: tuple[Array, ...], weights: Array | None, edges: list[int]
     ) -> None:
         """Add the sums of k(z, z)."""
-        found = list(_folds_within(edges, 0, edges[-1]))
-        numbers, firsts = [number for number, _ in found], [fold.start for _, fold in found]
+        result = list(_folds_within(edges, 0, edges[-1]))
+        numbers, firsts = [number for number, _ in result], [fold.start for _, fold in result]
         for i, (basis, part) in enumerate(zip(self._bases, parts, strict=True)):
             diagonal = basis.kernel.diagonal(part)
             if weights is not None:
@@ -428,7 +428,7 @@ class _BlockSums:
             if is_numpy_array(diagonal):
                 traces[numbers, i] += np.add.reduceat(diagonal, firsts)
                 continue
-            for number, fold in found:
+            for number, fold in result:
                 traces[number, i] += self._xp.sum(diagonal[fold])
 
     def _rank_update(self, gram: Array, rows: Array) -> None:

@@ -9,7 +9,7 @@ from array_api_compat import array_namespace, device
 
 from cme_dask.display import brief_repr
 from cme_dask.kernels.evaluator import BlockEvaluator
-from cme_dask.numerics.basis import Elimination
+from cme_dask.numerics.basis import BlockSolve
 from cme_dask.numerics.cholesky import pivoted_cholesky
 
 Array = Any
@@ -86,7 +86,7 @@ class PartitionBasis:
             return self
         return replace(self, kernel=base, points=coordinates(self.points))
 
-    def evaluator(self, elimination: Elimination, like: Array) -> BlockEvaluator:
+    def evaluator(self, elimination: BlockSolve, like: Array) -> BlockEvaluator:
         """The functions b for many rows.
 
         Parameters
@@ -114,7 +114,7 @@ class PartitionBasis:
 
     def __call__(self, x: Array) -> Array:
         """B at the rows of x, shape (n, m): non-negative, with sum 1 to rounding."""
-        return self.evaluator(Elimination.whole(self.rank), x).values(x)
+        return self.evaluator(BlockSolve.whole(self.rank), x).values(x)
 
     def combined(self, *slopes: Array) -> Callable[[Array], list[Array]]:
         """Functions x -> b(x)^T slope, shapes (n, q), of each of some slopes (m, q)."""

@@ -321,12 +321,12 @@ class CandidateBlock:
                 break
             top, outside = self._top()
             pool = self.take(top)
-            found, newton = pool.advance(bound | outside, floor, limit - len(picks), certain)
-            if not len(found):
+            result, newton = pool.advance(bound | outside, floor, limit - len(picks), certain)
+            if not len(result):
                 break
-            self.append(pool.points[found], newton)
-            self.settle(top[found], newton)
-            picks = np.concatenate([picks, top[found]])
+            self.append(pool.points[result], newton)
+            self.settle(top[result], newton)
+            picks = np.concatenate([picks, top[result]])
             certain = False
         return picks, self.newton(picks)
 
@@ -335,8 +335,8 @@ class CandidateBlock:
         if len(self.rows) <= _SMALL:
             return self._advance_dense(Bound(), floor, limit, True)
         top, outside = self._top()
-        found, newton = self.take(top).advance(outside, floor, limit, True)
-        return top[found], newton
+        result, newton = self.take(top).advance(outside, floor, limit, True)
+        return top[result], newton
 
     def _advance_dense(
         self, bound: Bound, floor: Callable[[int], float], limit: int, certain: bool
@@ -345,11 +345,11 @@ class CandidateBlock:
         rows, newton = self.rows[order], self.newton(order)
 
         def choose(residual: Array, panel: Array) -> int:
-            best, found = float(residual.max()), len(panel)
+            best, result = float(residual.max()), len(panel)
             pick = int((residual >= best * (1 - TIE)).argmax())
-            if best <= floor(self.rank + found):
+            if best <= floor(self.rank + result):
                 return -1
-            return pick if (certain and not found) or bound.admits(best, int(rows[pick])) else -1
+            return pick if (certain and not result) or bound.admits(best, int(rows[pick])) else -1
 
         points = self.points[order]
         schur = self.kernel(points, points) - newton @ newton.T

@@ -1,6 +1,6 @@
 """Faster arithmetic for the moments, admitted where a trial shows that the answers stay.
 
-Two shortcuts save work: to solve between blocks of pivots only (:class:`Elimination`, with one
+Two shortcuts save work: to solve between blocks of pivots only (:class:`BlockSolve`, with one
 block the solve comes last), and to multiply in float32. What they cost depends on kernel, pivots,
 ridge and data, and worst-case bounds are too large by orders of magnitude to be of use. So before
 the pass each is tried on rows of the row sample, and its answers are compared with those of the
@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from cme_dask.numerics.basis import Elimination
+from cme_dask.numerics.basis import BlockSolve
 from cme_dask.numerics.blocks import Moments
 from cme_dask.numerics.joint import JointSolution
 from cme_dask.numerics.moments import MomentSpec, strip_moments
-from cme_dask.numerics.resources import side_by_side
+from cme_dask.numerics.resources import parallel_map
 
 Array = Any
 Change = Callable[[Moments], Callable[[Moments], float]]
@@ -50,13 +50,13 @@ _SINGLE_LEAST = 1e-8  # relative error that float32 products have in any case
 
 
 @dataclass(frozen=True)
-class Arithmetic:
+class ComputeMode:
     """A way to compute the moments, and what it changed in the answers where it was tried.
 
     Attributes
     ----------
     fractions
-        Borders between the blocks (see :meth:`Elimination.between`); None if solved wholly.
+        Borders between the blocks (see :meth:`BlockSolve.between`); None if solved wholly.
     single
         Whether the products of the bases are float32.
     change
@@ -81,9 +81,9 @@ class Arithmetic:
     def applied(self, spec: MomentSpec) -> MomentSpec:
         """The same moments computed this way."""
         if self.fractions is None:
-            forms = [Elimination.whole(side.basis.rank) for side in spec.sides]
+            forms = [BlockSolve.whole(side.basis.rank) for side in spec.sides]
         else:
-            forms = [Elimination.between(s.basis.factor, self.fractions) for s in spec.sides]
+            forms = [BlockSolve.between(s.basis.factor, self.fractions) for s in spec.sides]
         pairs = zip(spec.sides, forms, strict=True)
         return replace(
             spec,
@@ -92,16 +92,16 @@ class Arithmetic:
         )
 
 
-SAFE = Arithmetic()
+SAFE = ComputeMode()
 
 
-def choose_arithmetic(
+def fastest_mode(
     spec: MomentSpec,
     parts: tuple[Array, ...],
     accuracy: float,
     change: Change,
     cores: int = 1,
-) -> tuple[Arithmetic, tuple[Arithmetic, ...]]:
+) -> tuple[ComputeMode, tuple[ComputeMode, ...]]:
     """The cheapest arithmetic whose answers on trial rows change by ``accuracy`` at most.
 
     Parameters
@@ -123,9 +123,9 @@ def choose_arithmetic(
     """
     alone = replace(spec, n_folds=1)
     folds = np.zeros(len(parts[0]), dtype=np.uint8)
-    tried: list[Arithmetic] = []
+    tried: list[ComputeMode] = []
 
-    def moments(arithmetic: Arithmetic) -> Moments:
+    def moments(arithmetic: ComputeMode) -> Moments:
         applied = arithmetic.applied(alone)
         # A shortcut that fails may do so loudly.
         with np.errstate() if arithmetic is SAFE else np.errstate(all="ignore"):
@@ -135,21 +135,21 @@ def choose_arithmetic(
         with np.errstate(all="ignore"):
             return float(change_from_safe(found))
 
-    def admitted(option: Arithmetic, found: float) -> bool:
+    def admitted(option: ComputeMode, found: float) -> bool:
         tried.append(replace(option, change=found))
         return found <= accuracy
 
-    def first_admitted(options: Sequence[Arithmetic]) -> bool:
+    def first_admitted(options: Sequence[ComputeMode]) -> bool:
         for start in range(0, len(options), cores):
             some = options[start : start + cores]
-            changes = side_by_side(lambda option: change_of(moments(option)), some, cores)
+            changes = parallel_map(lambda option: change_of(moments(option)), some, cores)
             if any(map(admitted, some, changes)):
                 return True
         return False
 
     # Most often float32 fails whatever else is done: one trial is enough to know.
-    float32 = [Arithmetic(single=True)] if accuracy > _SINGLE_LEAST else []
-    safe, *others = side_by_side(moments, [SAFE, *float32], cores)
+    float32 = [ComputeMode(single=True)] if accuracy > _SINGLE_LEAST else []
+    safe, *others = parallel_map(moments, [SAFE, *float32], cores)
     change_from_safe = change(safe)
     single = any(map(admitted, float32, map(change_of, others)))
     del safe, others  # sums are large
@@ -158,17 +158,17 @@ def choose_arithmetic(
     return SAFE, tuple(tried)
 
 
-def _candidates(spec: MomentSpec, single: bool) -> list[Arithmetic]:
+def _candidates(spec: MomentSpec, single: bool) -> list[ComputeMode]:
     """Shortcuts cheaper than the safe form, the cheapest first."""
-    options = [Arithmetic(fractions) for fractions in _FRACTIONS]
+    options = [ComputeMode(fractions) for fractions in _FRACTIONS]
     if single:
-        options += [Arithmetic(fractions, single=True) for fractions in (*_FRACTIONS, None)]
+        options += [ComputeMode(fractions, single=True) for fractions in (*_FRACTIONS, None)]
     priced = [(_cost(spec, option), option) for option in options]
     most = _cost(spec, SAFE)
     return [option for cost, option in sorted(priced, key=lambda p: p[0]) if cost < most]
 
 
-def _cost(spec: MomentSpec, arithmetic: Arithmetic) -> float:
+def _cost(spec: MomentSpec, arithmetic: ComputeMode) -> float:
     applied = arithmetic.applied(spec)
     solve = sum(side.eliminated.flops for side in applied.sides)
     if arithmetic.single:
@@ -207,10 +207,10 @@ class JointChange:
             if not all(np.isfinite(tried.gram(v)).all() for v in tried.traces):
                 return np.inf
             other, *others = self._answers(tried)
-            found = [np.abs(other - ratio).max()]
+            result = [np.abs(other - ratio).max()]
             for one, two, unit in zip(others, answers, scales, strict=True):
-                found.append((np.abs(one - two).max(axis=0) / unit).max(initial=0.0))
-            return float(np.max(found))
+                result.append((np.abs(one - two).max(axis=0) / unit).max(initial=0.0))
+            return float(np.max(result))
 
         return change
 
@@ -260,8 +260,8 @@ class SpectrumChange:
             if not np.isfinite(tried.gram("x")).all():
                 return np.inf
             tau = abs(np.trace(tried.gram("x")) - np.trace(safe.gram("x"))) / safe.traces["x"]
-            found = np.abs(np.linalg.eigvalsh(tried.gram("x"))[seen] / reference[seen] - 1.0)
-            change = max(found.max(initial=0.0), self.accuracy * tau / (_TAU * self.tol))
+            result = np.abs(np.linalg.eigvalsh(tried.gram("x"))[seen] / reference[seen] - 1.0)
+            change = max(result.max(initial=0.0), self.accuracy * tau / (_TAU * self.tol))
             return float(change)
 
         return change_of

@@ -101,7 +101,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def side_by_side(
+def parallel_map(
     function: Callable[[Item], Result], items: Sequence[Item], cores: int
 ) -> list[Result]:
     """``function`` of each item in so many threads; with one core in the thread that asks."""

@@ -18,7 +18,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from cme_dask.errors import option
-from cme_dask.numerics.basis import Elimination, NewtonBasis
+from cme_dask.numerics.basis import BlockSolve, NewtonBasis
 from cme_dask.numerics.pools import (
     BLOCK,
     Bound,
@@ -208,7 +208,7 @@ class Residuals:
         Rows of weight zero are no rows: their residual is zero.
         """
         if self._write is None and self._basis.rank:
-            self._write = self._basis.evaluator(Elimination.whole(self._basis.rank), x)
+            self._write = self._basis.evaluator(BlockSolve.whole(self._basis.rank), x)
         weights = np.ones(len(x)) if weights is None else weights
         diagonal = np.asarray(self._basis.kernel.diagonal(x), dtype=np.float64)
         residual, squares = diagonal.copy(), np.zeros(self._basis.rank)
@@ -360,8 +360,8 @@ class Greedy(_Rounds):
         newton = state.newton(self.kernel, x)
 
         def choose(left: Array, panel: Array) -> int:
-            pick, found = int(left.argmax()), len(panel)
-            return pick if not found or left[pick] > measured.floor(state.rank + found) else -1
+            pick, result = int(left.argmax()), len(panel)
+            return pick if not result or left[pick] > measured.floor(state.rank + result) else -1
 
         schur = self.kernel(x, x) - newton @ newton.T
         # With nothing left but rounding, any one row tells as much as another.

@@ -229,7 +229,7 @@ class Thresholds:
 
 
 @dataclass(frozen=True, eq=False)
-class Declared:
+class DeclaredFunctions:
     """Functions of users in the place of events, each squared error over the function's variance.
 
     Parameters
@@ -266,7 +266,7 @@ class Mapped:
     """
 
     coordinates: Coordinates
-    events: "Judges"
+    events: "ScoringFunctions"
 
     def __len__(self) -> int:
         """Number of columns and events."""
@@ -283,11 +283,11 @@ class Mapped:
         return xp.concat([self.coordinates(rows), self.events(rows)], axis=1)
 
 
-Judges = Thresholds | Declared | Mapped
+ScoringFunctions = Thresholds | DeclaredFunctions | Mapped
 """Functions of y whose held-out squared errors, weighted by ``scores``, judge a candidate."""
 
 
-def declared(functions: Mapping[str, Any] | None, rows: Array, weights: Array) -> Declared:
+def declared(functions: Mapping[str, Any] | None, rows: Array, weights: Array) -> DeclaredFunctions:
     """Users' functions as judges.
 
     Parameters
@@ -307,14 +307,14 @@ def declared(functions: Mapping[str, Any] | None, rows: Array, weights: Array) -
             "the criterion 'validation' scores declared functions of y: give "
             + remedy("functions=, such as ['y0 > 0']", "some by --event")
         )
-    found = Declared(tuple(functions.values()), np.ones(len(functions)))
-    values = found(rows)
+    result = DeclaredFunctions(tuple(functions.values()), np.ones(len(functions)))
+    values = result(rows)
     variance = weights @ (values - weights @ values) ** 2
     least = (1e-13 * np.abs(values).max(axis=0)) ** 2  # rounding of a constant
     for name, spread, rounding in zip(functions, variance, least, strict=True):
         if not (np.isfinite(spread) and spread > rounding):
             raise DataError(f"function {name!r} does not vary over the sampled rows: leave it out")
-    return Declared(found.functions, 1.0 / variance)
+    return DeclaredFunctions(result.functions, 1.0 / variance)
 
 
 def make_thresholds(
@@ -390,5 +390,5 @@ def _quantiles(values: Array, weights: Array, count: int) -> Array:
     order = np.argsort(values, kind="stable")
     mass = np.cumsum(weights[order])
     at = np.searchsorted(mass, (np.arange(count) + 0.5) / count * mass[-1])
-    found = np.unique(values[order][np.minimum(at, len(values) - 1)])
-    return found[:-1] if len(found) > 1 and found[-1] == values.max() else found
+    result = np.unique(values[order][np.minimum(at, len(values) - 1)])
+    return result[:-1] if len(result) > 1 and result[-1] == values.max() else result

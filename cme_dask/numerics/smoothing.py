@@ -125,9 +125,9 @@ def log_density(
     values : (b, k), or (b, 1) if paired; minus infinity where a density is below any number
     """
     (b, size), d = weights.shape, covariances.shape[1]
-    found = np.empty((b, 1 if paired else len(points)))
+    result = np.empty((b, 1 if paired else len(points)))
     columns = max(_HELD // (size * d), 1)
-    rows = max(_HELD // (size * d * min(columns, found.shape[1] or 1)), 1)
+    rows = max(_HELD // (size * d * min(columns, result.shape[1] or 1)), 1)
     for start in range(0, b, rows):
         here = slice(start, start + rows)
         mixture = _Mixture.of(
@@ -138,12 +138,12 @@ def log_density(
             None if scales is None else scales[here],
         )
         if paired:
-            found[here] = mixture.log_density(points[here][:, None])
+            result[here] = mixture.log_density(points[here][:, None])
             continue
         for first in range(0, len(points), columns):
             there = slice(first, first + columns)
-            found[here, there] = mixture.log_density(points[None, there])
-    return found
+            result[here, there] = mixture.log_density(points[None, there])
+    return result
 
 
 def moments(weights: Array, centres: Array, covariances: Array) -> tuple[Array, Array]:
@@ -217,12 +217,12 @@ class _Mixture:
         top = np.where(np.isfinite(top), top, 0.0)
         sums = np.add.reduceat(np.exp(logs - top[self.law]), self.starts)
         with np.errstate(divide="ignore"):
-            found = np.log(sums) + top
+            result = np.log(sums) + top
             if not self.share.any():
-                return found
+                return result
             logs = np.log1p(-self.share)[:, None], np.log(self.share)[:, None]
         normal = _log_normal(points - self.mean[:, None], self.covariance)
-        return np.logaddexp(logs[0] + found, logs[1] + normal)
+        return np.logaddexp(logs[0] + result, logs[1] + normal)
 
 
 def _log_normal(gap: Array, covariances: Array) -> Array:

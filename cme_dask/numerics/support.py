@@ -120,16 +120,16 @@ class Tree:
         ]
         ends = xp.asarray(leaf, device=place)
         (n, d), ops = rows.shape, in_place(rows)
-        found = xp.empty(n, dtype=xp.int64, device=place)
+        result = xp.empty(n, dtype=xp.int64, device=place)
         # Memory of all blocks: that of fresh arrays comes and goes, for which threads wait.
         kinds = xp.int64, xp.int64, rows.dtype, xp.float64, xp.bool
-        kept = [xp.empty(min(n, _ROWS), dtype=kind, device=place) for kind in kinds]
+        retained = [xp.empty(min(n, _ROWS), dtype=kind, device=place) for kind in kinds]
         firsts = xp.arange(min(n, _ROWS), dtype=xp.int64, device=place) * d
         for start in range(0, n, _ROWS):
             here = slice(start, min(start + _ROWS, n))
             block = slice(0, here.stop - start)
             values, first = xp.reshape(rows[here, :], (-1,)), firsts[block]
-            node, at, value, border, right = (array[block] for array in kept)
+            node, at, value, border, right = (array[block] for array in retained)
             node[...] = 0
             for feature, threshold, left in there:
                 take_into(xp, at, feature, node)
@@ -143,8 +143,8 @@ class Tree:
                     take_into(xp, at, left, node)
                     node, at = at, node
                 add_flags(xp, node, right)
-            take_into(xp, found[here], ends, node)
-        return found
+            take_into(xp, result[here], ends, node)
+        return result
 
 
 # Bounded supports of laws: cells of one variable, whose masses are counted over all rows

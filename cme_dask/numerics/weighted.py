@@ -12,7 +12,7 @@ import numpy as np
 from array_api_compat import array_namespace, device
 
 from cme_dask.errors import DataError
-from cme_dask.numerics.basis import Basis, Elimination
+from cme_dask.numerics.basis import Basis, BlockSolve
 from cme_dask.numerics.blocks import Moments, MomentSums
 from cme_dask.numerics.moments import Function, function_values, sub_block
 from cme_dask.numerics.reduction import Cost, Extent, Reduction, Strip
@@ -95,7 +95,7 @@ class WeightedMoments(Reduction[WeightedSums, dict[str, Moments]]):
         """Evaluators of the bases, and the rows [N_X, N_Y, 1] of a sub-block as columns."""
         xp, length = array_namespace(like), sub_block(self.width)
         buffer = xp.ones((self.width, length), dtype=xp.float64, device=device(like))
-        whole = (Elimination.whole(basis.rank) for basis in self.bases)
+        whole = (BlockSolve.whole(basis.rank) for basis in self.bases)
         pairs = zip(self.bases, whole, strict=True)
         return buffer, [basis.evaluator(elimination, like) for basis, elimination in pairs]
 

@@ -173,13 +173,13 @@ def _modules(value: Any, seen: set[int]) -> set[str]:
     if id(value) in seen or value is None or isinstance(value, (bool, int, float, str, np.ndarray)):
         return set()
     seen.add(id(value))
-    found: set[str] = set()
+    values: set[str] = set()
     name = getattr(value, "__module__", None) or type(value).__module__
     top = name.partition(".")[0]
     versioned = top in _VERSIONED or top in sys.stdlib_module_names
     file = getattr(sys.modules.get(name), "__file__", None)
     if name != "__main__" and not versioned and file is not None:
-        found.add(name)
+        values.add(name)
     parts: list[Any] = []
     if isinstance(value, Mapping):
         parts += value.values()
@@ -189,7 +189,7 @@ def _modules(value: Any, seen: set[int]) -> set[str]:
         parts += [value.func, *value.args, *value.keywords.values()]
     elif not isinstance(value, type) and hasattr(value, "__dict__"):
         parts += vars(value).values()
-    return found.union(*(_modules(part, seen) for part in parts))
+    return values.union(*(_modules(part, seen) for part in parts))
 
 
 def check_workers_have(client: Client, value: Any) -> None:
@@ -319,11 +319,11 @@ def _unreachable(scheduler: str, error: BaseException) -> str:
 
 
 def _causes(error: BaseException | None) -> list[BaseException]:
-    found: list[BaseException] = []
-    while error is not None and error not in found:
-        found.append(error)
+    values: list[BaseException] = []
+    while error is not None and error not in values:
+        values.append(error)
         error = error.__cause__ or error.__context__
-    return found
+    return values
 
 
 def cluster_threads(client: Client) -> int:
@@ -354,14 +354,16 @@ def check_workers(client: Client) -> None:
 
     seen = client.run(is_there, on_error="ignore")  # some may die now
     lacking = [name for name, there in seen.items() if not there]
-    found = client.get_versions(packages=["cme_dask", "zarr"])
-    here = found["client"]["packages"]
+    values = client.get_versions(packages=["cme_dask", "zarr"])
+    here = values["client"]["packages"]
     if lacking:
         raise ResourceError(
             f"worker {lacking[0]}{_more(lacking)} has no cme_dask: install version "
             f"{here['cme_dask'] or __version__} of it where the workers run"
         )
-    others = {name: about["packages"] for name, about in found["workers"].items() if about}
+    others = {
+        name: metadata["packages"] for name, metadata in values["workers"].items() if metadata
+    }
     different: dict[str, str] = {}
     for name, packages in others.items():
         for package, (ours, theirs) in _differences(here, packages).items():
@@ -519,8 +521,8 @@ class ClusterRun:
             self._killed.add(task)
             name = task.split("-again")[0]
             self._failures[name] += 1
-            told = {"event": "retry", "task": task, "failures": self._failures[name]}
-            log.warning("%s lost its workers and is run again", task, extra=told)
+            info = {"event": "retry", "task": task, "failures": self._failures[name]}
+            log.warning("%s lost its workers and is run again", task, extra=info)
             if self._failures[name] >= _ATTEMPTS:
                 raise _killers(task) from error
         lacking: set[int] = set()
@@ -545,8 +547,8 @@ class ClusterRun:
             futures = self._client.compute(tasks)
         for node, future in zip(nodes, futures, strict=True):
             self._held[node] = future
-            told = partial(self._tell, node, self._attempts[node])
-            future.add_done_callback(told)
+            info = partial(self._tell, node, self._attempts[node])
+            future.add_done_callback(info)
 
     def _tell(self, node: int, attempt: int, _: Future) -> None:
         self._news.put((node, attempt))

@@ -347,27 +347,27 @@ def measure_rates(
     probe = _Probe(specs, tuple(cells), parts, sample.weights is not None, runs[0].length, sharing)
     payloads = [_payload(sample, runs[i * len(runs) // workers], executor) for i in range(workers)]
     begin = time.perf_counter()
-    found: tuple[_Found, ...] = executor.run(
+    result: tuple[_Found, ...] = executor.run(
         _measure, payloads, _join, shared=probe, name="measure-rates"
     )
     wall = time.perf_counter() - begin
-    whole = _together([one.whole for one in found])
-    written = min(_together([one.written for one in found]), whole)
-    sections = min(_together([one.sections for one in found]), written)
+    whole = _together([one.whole for one in result])
+    written = min(_together([one.written for one in result]), whole)
+    sections = min(_together([one.sections for one in result]), written)
     return Rates(
         workers=workers,
         cores=CPU_COUNT if client is None else workers,
         sections=sections,
         elimination=written - sections,
         update=whole - written,
-        reading=float(np.mean([one.reading for one in found])) / workers,
-        reading_cores=float(np.mean([one.reading_cores for one in found])),
-        partial=float(np.mean([one.partial for one in found])),
-        gemm=sum(one.gemm for one in found),
-        gemm_one=max(one.gemm for one in found),
+        reading=float(np.mean([one.reading for one in result])) / workers,
+        reading_cores=float(np.mean([one.reading_cores for one in result])),
+        partial=float(np.mean([one.partial for one in result])),
+        gemm=sum(one.gemm for one in result),
+        gemm_one=max(one.gemm for one in result),
         eigen=_eigen_seconds(specs),
-        startup=max(0.0, wall - max(one.seconds for one in found)),
-        cells=_together([one.cells for one in found]) if cells else 0.0,
+        startup=max(0.0, wall - max(one.seconds for one in result)),
+        cells=_together([one.cells for one in result]) if cells else 0.0,
     )
 
 
@@ -494,8 +494,8 @@ def _loop_seconds(probe: _Probe, empty: float) -> float:
         return _repeated(strip, spent)
 
     # So short that the median is over several strips.
-    wanted = int(_LONG / _LEAST * block / seconds(block, 0.0)) // block * block
-    rows = min(max(wanted, _SHORT_STRIP), probe.strip)
+    requested = int(_LONG / _LEAST * block / seconds(block, 0.0)) // block * block
+    rows = min(max(requested, _SHORT_STRIP), probe.strip)
     return max(seconds(rows, _LONG) - empty, 1e-12) / rows
 
 

@@ -122,8 +122,8 @@ class Executor:
             )
         if kind == "synchronous":
             return cls(kind, 1, None, checkpoint)
-        found = workers or dask.config.get("num_workers", None) or CPU_COUNT
-        return cls(kind, found, None, checkpoint)
+        result = workers or dask.config.get("num_workers", None) or CPU_COUNT
+        return cls(kind, result, None, checkpoint)
 
     def run(
         self,

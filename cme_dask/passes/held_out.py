@@ -61,7 +61,7 @@ class ScoreTable:
 
     def lines(self) -> list[tuple[str, str, float, float]]:
         """Score, column or event, value and standard error of each line of the table."""
-        found = [] if self.crps is None else [("CRPS", "", self.crps)]
+        result = [] if self.crps is None else [("CRPS", "", self.crps)]
         several = {
             "R^2": self.r2,
             "Brier": self.brier,
@@ -70,8 +70,8 @@ class ScoreTable:
             "log loss": {name: each.log_loss for name, each in self.labels.items()},
             "accuracy": {name: each.accuracy for name, each in self.labels.items()},
         }
-        found += [(score, name, e) for score, each in several.items() for name, e in each.items()]
-        return [(score, name, each.value, each.std) for score, name, each in found]
+        result += [(score, name, e) for score, each in several.items() for name, e in each.items()]
+        return [(score, name, each.value, each.std) for score, name, each in result]
 
     def __repr__(self) -> str:
         width = max(len(f"{score} {name}") for score, name, _, _ in self.lines())
@@ -178,23 +178,23 @@ def score(
         )
     sample = _rows(fitted, X, Y, weights)
     targets = (*y.numeric, *texts)
-    found = score_pass(
+    result = score_pass(
         sample,
         {"model": Prediction(targets, _Predicted(fitted, y.numeric, texts))} if targets else {},
         budget,
         functions=functions,
         laws=laws,
     )
-    scores = found.scores.get("model", {})
+    scores = result.scores.get("model", {})
     return ScoreTable(
-        found.report.rows,
+        result.report.rows,
         level,
         {name: scores[name].r2 for name in y.numeric},
         {text: scores[text].mse for text in texts},
         {text: scores[text].r2 for text in texts},
-        found.crps.get("law"),
-        found.coverage.get("law", {}),
-        found.labels.get("law", {}),
+        result.crps.get("law"),
+        result.coverage.get("law", {}),
+        result.labels.get("law", {}),
     )
 
 
@@ -218,23 +218,23 @@ def _score_labels(
     (name,) = y.names
     texts = tuple(comparison(name, label) for label in y.categories[name])
     of_labels: Any = partial(_Labelled, model)  # which are all that is asked for
-    found = score_pass(
+    result = score_pass(
         sample,
         {"model": Prediction(texts, model.predict_proba)},
         budget,
         functions={text: Event.parse(text, y.names, y.categories) for text in texts},
         laws={"law": Law(of_labels, crps=False, cells=len(texts), labels=True)},
     )
-    scores = found.scores["model"]
+    scores = result.scores["model"]
     return ScoreTable(
-        found.report.rows,
+        result.report.rows,
         level,
         {},
         {text: scores[text].mse for text in texts},
         {text: scores[text].r2 for text in texts},
         None,
         {},
-        found.labels["law"],
+        result.labels["law"],
     )
 
 

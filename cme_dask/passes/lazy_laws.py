@@ -104,14 +104,14 @@ def _recoded(source: DaskSource, variable: Given, name: str, labels: tuple[str, 
     place, ours = variable.columns.names.index(name), variable.columns.categories[name]
     unseen = [label for label in labels if label not in ours]
     if unseen:
-        told = ", ".join(map(repr, unseen[:10])) + (" and more" if len(unseen) > 10 else "")
+        info = ", ".join(map(repr, unseen[:10])) + (" and more" if len(unseen) > 10 else "")
         if not variable.basis.newton.kernel.pools(place):
             raise DataError(
-                f"column {name!r} has the unknown {told}: there are {variable.columns.labels(name)}"
+                f"column {name!r} has the unknown {info}: there are {variable.columns.labels(name)}"
             )
         warnings.warn(
             "labels that the fit has not seen are answered as its pooled rare ones: column "
-            f"{name!r} {told}",
+            f"{name!r} {info}",
             UnseenCategoryWarning,
             stacklevel=5,
         )
@@ -422,8 +422,8 @@ def _at_rows(query: _Query, name: str, source: RowSource, row: Array, paired: An
 
         rows = da.concatenate([rows, paired.rechunk((rows.chunks[0], -1))], axis=1)
         rows = rows.rechunk({1: -1})
-    found = map_rows(rows, query, shape, name.replace("_", "-"))
-    return tuple(found[:, i] for i in range(shape[0])) if isinstance(first, tuple) else found
+    result = map_rows(rows, query, shape, name.replace("_", "-"))
+    return tuple(result[:, i] for i in range(shape[0])) if isinstance(first, tuple) else result
 
 
 def _a_row(given: Given) -> Array:

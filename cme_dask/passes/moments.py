@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from cme_dask.data.sample import Sample
 from cme_dask.numerics.blocks import MomentSums
-from cme_dask.numerics.cells import CellSpec, CellSums
+from cme_dask.numerics.cells import CellSpec, CellStatistics
 from cme_dask.numerics.cholesky import SKETCH, ResidualSelector, TraceGainSelector
 from cme_dask.numerics.moments import (
     MomentReduction,
@@ -33,7 +33,7 @@ def make_moments(
     progress: Callable[[PassProgress], None] | None,
     sample_rows: int = 0,
     cells: Sequence[CellSpec] = (),
-) -> tuple[tuple[MomentSums, ...], tuple[CellSums, ...], PassReport]:
+) -> tuple[tuple[MomentSums, ...], tuple[CellStatistics, ...], PassReport]:
     """Sets of moments of all rows, and sums by cell, in one pass.
 
     Parameters

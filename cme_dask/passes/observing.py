@@ -153,5 +153,5 @@ def _has_bokeh() -> bool:
 def _name_of(key: Any) -> str:
     """What a task's key begins with: ``strip-moments`` of ``strip-moments-3-...``."""
     words = str(key).split("-")
-    kept = takewhile(lambda word: not word[:1].isdigit() and len(word) < _TOKEN, words)
-    return "-".join(kept) or words[0]
+    retained = takewhile(lambda word: not word[:1].isdigit() and len(word) < _TOKEN, words)
+    return "-".join(retained) or words[0]

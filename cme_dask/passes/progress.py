@@ -220,8 +220,8 @@ class FitProgress:
         if self._client is not None and self._log != self._at:
             self._log = self._at
             step = self._steps[self._at]
-            about = {"step": self._at + 1, "steps": len(self._steps), "name": step.name}
-            self._client.log_event(TOPIC, about)
+            metadata = {"step": self._at + 1, "steps": len(self._steps), "name": step.name}
+            self._client.log_event(TOPIC, metadata)
 
     def _left(self, now: float) -> float | None:
         """Seconds: of this step by its own rate, of later ones by prediction and by what was seen.
@@ -288,10 +288,10 @@ class _Left(ProgressColumn):
     max_refresh = 0.2
 
     def render(self, task: Task) -> Text:
-        left, heard = task.fields.get("left"), task.fields.get("heard", 0.0)
+        left, callback = task.fields.get("left"), task.fields.get("heard", 0.0)
         if left is None or task.finished:
             return Text("")
-        return Text(f"{duration(max(0.0, left - (time.monotonic() - heard)))} left")
+        return Text(f"{duration(max(0.0, left - (time.monotonic() - callback)))} left")
 
 
 def bars(console: Console, *, transient: bool) -> Progress:

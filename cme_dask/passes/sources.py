@@ -67,12 +67,12 @@ def dask_frame_arrays(frames: dict[str, Any]) -> dict[str, tuple[Array, Columns]
     names = {name: _names(name, frame) for name, frame in frames.items()}
     parts = {name: frame.to_delayed() for name, frame in frames.items()}
     described = delayed(_described)
-    found = dask.compute(
+    result = dask.compute(
         *([described(name, part, names[name]) for part in each] for name, each in parts.items())
     )
     return {
         name: _array(name, names[name], parts[name], each)
-        for name, each in zip(parts, found, strict=True)
+        for name, each in zip(parts, result, strict=True)
     }
 
 
@@ -137,8 +137,8 @@ def _array(
 
 def _coded(name: str, part: Any, columns: Columns) -> Array:
     """The values of a partition, with codes of the labels of the whole frame."""
-    values, found = frame_values(name, _frame(part, columns.names))
-    for column, labels in found.categories.items():
+    values, result = frame_values(name, _frame(part, columns.names))
+    for column, labels in result.categories.items():
         place, whole = columns.names.index(column), columns.categories[column]
         if labels == whole[: len(labels)]:
             continue
