@@ -3,6 +3,7 @@
 import importlib
 import re
 import signal
+import site
 import subprocess
 import sys
 from dataclasses import replace
@@ -22,6 +23,8 @@ from cme_dask.numerics.moments import MomentReduction, MomentSpec, Side
 from cme_dask.numerics.reduction import reduce_strips
 from cme_dask.reductions import Cost, Fused, Reduction, RunOptions, Strip, run
 
+# A client that another test has opened would be the default.
+THREADS = RunOptions("threads", 2)
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "extending.md"
 N = 40_000  # ten strips
 
@@ -63,22 +66,23 @@ def test_the_example_takes_40_lines_and_equals_the_definition(example, store):
     code = re.search(r"@dataclass.*?\n\n\n", text, re.DOTALL)[0]
     assert len(code.strip().splitlines()) <= 40
     _, y, w = rows()
-    result, report = run(open_sample(store), example())
+    result, report = run(open_sample(store), example(), THREADS)
     assert_allclose(result, naive(y, w, fold_of_rows(0, N, 5), 5), rtol=1e-9)
     assert report.rows == N
-    result, _ = run(open_sample(store).split(0.3)[1], example(3))
+    result, _ = run(open_sample(store).split(0.3)[1], example(3), THREADS)
     part = open_sample(store).split(0.3)[1].part.keeps(np.arange(N), {})
     assert_allclose(result, naive(y[part], w[part], fold_of_rows(0, N, 3)[part], 3), rtol=1e-9)
 
 
 def test_every_scheduler_gives_the_same_bits(example, store, cluster):
     x, y, w = rows()
+    cluster.run(site.addsitedir, str(Path(sys.modules[example.__module__].__file__).parent))
     first, _ = run(open_sample(store), example(), RunOptions("synchronous"))
     for scheduler in ("threads", "processes", cluster):
         options = RunOptions(scheduler, workers=2 if isinstance(scheduler, str) else None)
         assert_array_equal(run(open_sample(store), example(), options)[0], first)
     memory = open_sample(x, y, weights=w)
-    assert_array_equal(run(memory, example(), RunOptions(workers=3))[0], first)
+    assert_array_equal(run(memory, example(), RunOptions("threads", workers=3))[0], first)
 
 
 KILLED = """
@@ -105,7 +109,7 @@ def test_a_killed_run_resumes_with_the_same_bits(example, store, tmp_path):
     options = RunOptions("threads", 2, checkpoint=tmp_path / "c")
     result, report = run(open_sample(store), example(), options)
     assert 0 < report.resumed_strips < 10
-    assert_array_equal(result, run(open_sample(store), example())[0])
+    assert_array_equal(result, run(open_sample(store), example(), THREADS)[0])
     again, report = run(open_sample(store), example(), options)
     assert report.resumed_strips == 10  # all of it
     assert_array_equal(again, result)
@@ -128,9 +132,9 @@ def test_memory_is_predicted_and_refused(example, store):
 def test_fused_reductions_take_one_pass(example, store):
     events = []
     both = Fused((example(3), example(5)))
-    (three, five), _ = run(open_sample(store), both, RunOptions(progress=events.append))
-    assert_array_equal(three, run(open_sample(store), example(3))[0])
-    assert_array_equal(five, run(open_sample(store), example(5))[0])
+    (three, five), _ = run(open_sample(store), both, replace(THREADS, progress=events.append))
+    assert_array_equal(three, run(open_sample(store), example(3), THREADS)[0])
+    assert_array_equal(five, run(open_sample(store), example(5), THREADS)[0])
     assert events[-1].done == 1.0
     assert {event.name for event in events} == {"third-moments"}
 
@@ -141,13 +145,13 @@ def test_bad_values_are_named(example):
         (np.ones(9), example(), "must come from open_sample, got ndarray"),
     ):
         with pytest.raises(DataError, match=message):
-            run(sample, reduction)
+            run(sample, reduction, THREADS)
     with pytest.raises(DataError, match="at least one reduction"):
         Fused(())
     x, y, w = rows()
     y[1234, 1] = np.nan
     with pytest.raises(DataError, match=r"y1.*1 .*1,?234"):
-        run(open_sample(x, y, weights=w), example())
+        run(open_sample(x, y, weights=w), example(), THREADS)
 
 
 # Devices ------------------------------------------------------------------------------------------

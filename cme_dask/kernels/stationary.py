@@ -100,18 +100,23 @@ class DistanceEvaluator(BlockEvaluator):
                 self.kernel.term(ops, part)
                 ops.add(out, part, out=out)
         if places:
-            put_columns(out, places, self._factor * self._sums(far))
+            put_columns(out, places, self._sums(far))
         self.kernel.finish(ops, out, self.scratch, self.log)
 
     def _sums(self, far: list[int]) -> Array:
-        """Sums over columns of the terms of (z - x) / l, shape (m, len(far)), for these rows."""
-        xp, Z = self.xp, self.points
+        """Factor times the sums of the terms of (z - x) / l for these rows, shape (m, len(far))."""
+        xp, ops, Z = self.xp, self.ops, self.points
         rows = xp.take(self._X, xp.asarray(far, device=device(self._X)), axis=0).T
-        total = None
+        shape = Z.shape[0], len(far)
+        total, part = (xp.empty(shape, dtype=Z.dtype, device=device(Z)) for _ in range(2))
         for j, scale in enumerate(self._scales):
-            part = (Z[:, j : j + 1] - rows[j : j + 1, :]) / scale
-            self.kernel.term(self.ops, part)
-            total = part if total is None else total + part
+            term = part if j else total
+            ops.subtract(Z[:, j : j + 1], rows[j : j + 1, :], out=term)
+            ops.divide(term, scale, out=term)
+            self.kernel.term(ops, term)
+            if j:
+                ops.add(total, part, out=total)
+        ops.multiply(total, self._factor, out=total)
         return total
 
 
