@@ -52,9 +52,10 @@ _RESIDUAL_COLUMNS = 3  # with length scales that are worth trials, of x and resi
 _SECOND_TRIALS = 25.0  # of the second search after its grid, each like a pair of the grid
 _LEARNED_RANK = 280.0  # of bases of several columns, before their own are known
 _LEARNED_MOST = 500.0  # pivots of a learned basis
+_SEARCHED = 4096  # rows that a search sees
 _SHORT = 1.3  # ranks over those on the rows of the search, which are fewer
 _SECOND_RANK = 25.0  # of bases of x and of residuals, before their own are known
-_FLOPS = 5.5e10  # of one core in a pass, per second
+_FLOPS = 4.7e10  # of one core in a pass, per second
 _BESIDE = 215.0  # rank whose products take as long as what a pass does beside them
 _LOCATION_SECONDS = 0.4  # of a location on the row sample
 _GRADIENTS = 20.0  # of an iteration, when half of it is taken to be done
@@ -187,7 +188,8 @@ class StepReports:
             if not self._prefix:
                 self._target.know(SECOND + SEARCH, self._search.second)
                 if detail.ranks:
-                    self._guess([_SHORT * rank for rank in detail.ranks])
+                    more = _SHORT if self._n_rows > _SEARCHED else 1.0
+                    self._guess([more * rank for rank in detail.ranks])
             self._target(detail, self._prefix + SEARCH, share, text)
         elif isinstance(detail, PassProgress):
             rate = detail.rows / detail.seconds if detail.seconds else 0.0
@@ -374,8 +376,8 @@ def _row_flops(width: float) -> float:
 
 
 def _to_come(chosen: Sequence[float], guess: float) -> float:
-    """The rank of a basis that is still to be chosen: between the guess and those chosen."""
-    return (guess + _typical(chosen)) / 2.0 if chosen else guess
+    """The rank of a basis that is still to be chosen: the guess, unless those chosen are lower."""
+    return min(guess, (guess + _typical(chosen)) / 2.0) if chosen else guess
 
 
 def _typical(ranks: Sequence[float]) -> float:
