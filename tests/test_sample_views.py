@@ -160,6 +160,8 @@ def test_batches_differ_between_epochs_and_leave_out_other_parts(rows, store):
     np.testing.assert_array_equal(later[0].index, whole[-2].index)
     with pytest.raises(DataError, match="size must be an integer of at least 1"):
         sample.batches(0)
+    with pytest.raises(DataError, match="seed must be an integer of at least 0, got -1"):
+        sample.batches(10, -1)
 
 
 def test_an_epoch_reads_every_chunk_once(store):

@@ -113,7 +113,9 @@ def batches(
     reader: BatchReader, size: int, seed: int = 0, *, epoch: int = 0, start: int = 0
 ) -> Iterator[Batch]:
     """See :meth:`cme_dask.data.sample.Sample.batches`."""
-    for name, value, least in (("size", size, 1), ("epoch", epoch, 0), ("start", start, 0)):
+    numbers = {"size": size, "seed": seed, "epoch": epoch, "start": start}
+    for name, value in numbers.items():
+        least = int(name == "size")
         if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
             raise DataError(f"{name} must be an integer of at least {least}, got {value!r}")
     return _batches(reader, int(size), np.random.default_rng((seed, epoch)), int(start))

@@ -277,7 +277,7 @@ class Sample:
         Raises
         ------
         DataError
-            If ``size`` is not positive, or ``epoch`` or ``start`` is negative.
+            If ``size`` is not positive, or ``seed``, ``epoch`` or ``start`` is negative.
         StoreError
             On damaged chunks, when they are read.
 

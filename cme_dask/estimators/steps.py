@@ -15,6 +15,8 @@ from cme_dask.estimators.recipe import (
     TuningProgress,
     dense_cost,
 )
+from cme_dask.estimators.tuned import MAX_RANK
+from cme_dask.learning.candidates import Tuning
 from cme_dask.passes.driver import Executor
 from cme_dask.passes.progress import FitProgress, Listener, Step, StepBegan, listening
 from cme_dask.passes.run import PassProgress
@@ -51,8 +53,6 @@ _SECOND_SEARCH = 0.5  # time of the second search over that of the first, before
 _RESIDUAL_COLUMNS = 3  # with length scales that are worth trials, of x and residuals
 _SECOND_TRIALS = 25.0  # of the second search after its grid, each like a pair of the grid
 _LEARNED_RANK = 280.0  # of bases of several columns, before their own are known
-_LEARNED_MOST = 500.0  # pivots of a learned basis
-_SEARCHED = 4096  # rows that a search sees
 _SHORT = 1.3  # ranks over those on the rows of the search, which are fewer
 _SECOND_RANK = 25.0  # of bases of x and of residuals, before their own are known
 _FLOPS = 4.7e10  # of one core in a pass, per second
@@ -113,7 +113,8 @@ class SearchTimes:
         if event.stage == "grid":
             self._spent[event.done] = spent
             if event.done in self._shares:
-                trial = spent * (1.0 / self._shares[event.done] - 1.0) / (most - event.done)
+                left = spent * (1.0 / self._shares[event.done] - 1.0)
+                trial = left / max(most - event.done, 1)
             self._grid = spent + trial * (most - event.done)
             self._pair = self._grid / most
             trials = self._columns + self._refinements(20 + 10 * self._columns)
@@ -188,7 +189,7 @@ class StepReports:
             if not self._prefix:
                 self._target.know(SECOND + SEARCH, self._search.second)
                 if detail.ranks:
-                    more = _SHORT if self._n_rows > _SEARCHED else 1.0
+                    more = _SHORT if self._n_rows > Tuning().rows else 1.0
                     self._guess([more * rank for rank in detail.ranks])
             self._target(detail, self._prefix + SEARCH, share, text)
         elif isinstance(detail, PassProgress):
@@ -218,7 +219,7 @@ class StepReports:
 
     def _guess(self, ranks: list[float]) -> None:
         """Ranks of the best kernels that the search has seen, on fewer rows than those to come."""
-        most = min(_LEARNED_MOST, self._n_rows / 3.0)
+        most = min(MAX_RANK, self._n_rows / 3.0)
         self._before = [min(most, rank) for rank in ranks]
         specs = max(1.0, self._bases / len(ranks))
         self._expect_first(specs, self._before)
@@ -323,11 +324,10 @@ def steps_of(
     }
     if not residual:
         return list(steps.values())
-    ratios = {SEARCH: _SECOND_SEARCH, PASS: repeated[PASS] / seconds[PASS]}
     second = {}
     for key, cost in repeated.items():
         if key in seconds:
-            like, ratio = (key, ratios[key]) if key in ratios else (None, 1.0)
+            like, ratio = (PASS, cost / seconds[PASS]) if key == PASS else (None, 1.0)
             name = SECOND + key
             second[name] = Step(name, _NAMES[name], cost, like, ratio, _certain(key), key == PASS)
     location = Step(LOCATION, _NAMES[LOCATION], _located(specs, ranks[0]))
