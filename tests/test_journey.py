@@ -1,6 +1,7 @@
 """How much code a call passes through: files, functions, kinds of objects, frames on the stack.
 
-The bars are what was counted last; they may only be lowered. The aim stands beside each.
+The bars are what was counted last; they may only be lowered. The aim stands beside each. A
+comprehension counts as a part of the function that holds it, as it does since Python 3.12.
 """
 
 import sys
@@ -17,6 +18,7 @@ from cme_dask.numerics.basis import BlockSolve
 
 PACKAGE = str(Path(cme_dask.__file__).parent)
 RANK_K_UPDATE = "add_gram"
+COMPREHENSIONS = ("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>")
 
 
 class Journey:
@@ -38,7 +40,8 @@ class Journey:
             return
         if code.co_filename.startswith(PACKAGE):
             self.files.add(code.co_filename)
-            self.functions.add((code.co_filename, code.co_qualname, code.co_firstlineno))
+            if code.co_name not in COMPREHENSIONS:
+                self.functions.add((code.co_filename, code.co_qualname, code.co_firstlineno))
             if code.co_name == RANK_K_UPDATE:
                 self.frames = max(self.frames, own_frames(frame))
         elif code.co_name != "__init__":
@@ -92,12 +95,12 @@ def journeys(tmp_path_factory):
 # What is counted, the bar, and the aim.
 BARS = {
     ("fit", "files"): (48, 25),
-    ("fit", "functions"): (560, 200),
+    ("fit", "functions"): (436, 200),
     ("fit", "kinds"): (67, 30),
     ("fit", "frames"): (20, 10),
     ("quantile", "files"): (14, 8),
-    ("quantile", "functions"): (75, 35),
-    ("basis", "functions"): (26, 20),
+    ("quantile", "functions"): (71, 35),
+    ("basis", "functions"): (24, 20),
     ("block", "functions"): (5, 5),
 }
 
