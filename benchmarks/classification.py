@@ -1,6 +1,5 @@
 """The study of classification: figure 5 of the joint paper, and its picture."""
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,14 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.machine import describe_machine
 from benchmarks.run import write_result
-from benchmarks.study import judge_all, mean_and_error, short, summary
+from benchmarks.study import StudyOptions, judge_cells, mean_and_error, short
 from cme_dask.cli.compute import prepare_folder
 from cme_dask.cli.progress import ProgressLines
 from cme_dask.cli.tables import grid
 from cme_dask.config import SCENARIOS
-from cme_dask.errors import DataError
 from cme_dask.models.plots import STYLE
 
 # The picture of the study of classification: two figures by the number of rows
@@ -117,40 +114,16 @@ FIGURES = {
 }
 LAWS, TRUTH = ("self-tuned", "constrained"), "truth"
 JUDGED = ("deviation", "perfect", "loss", "wrong")
-ROWS, SEEDS = (100, 200, 500, 1000), 20
 OUTPUTS = ("classification.json", "classification.png")
-SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True)
-class ClassificationOptions:
-    """What to study.
-
-    Attributes
-    ----------
-    scenarios
-        Correlations: names of ``cme_dask.config.SCENARIOS``.
-    rows
-        Sizes of the training samples, and of the validation samples.
-    seeds
-        Draws of each.
-    workers
-        Processes; default one per core.
-    """
+class ClassificationOptions(StudyOptions):
+    """What to study; the validation samples are as large as the training samples."""
 
     scenarios: tuple[str, ...] = ("medium", "strong")
-    rows: tuple[int, ...] = ROWS
-    seeds: int = SEEDS
-    workers: int | None = None
-
-    def __post_init__(self) -> None:
-        unknown = sorted(set(self.scenarios) - set(SCENARIOS))
-        if unknown:
-            raise DataError(
-                f"scenarios must be among {', '.join(SCENARIOS)}, got {', '.join(unknown)}"
-            )
-        if min(self.rows, default=0) < 50:
-            raise DataError(f"samples of at least 50 rows are needed, got {list(self.rows)}")
+    rows: tuple[int, ...] = (100, 200, 500, 1000)
+    known = tuple(SCENARIOS)
 
 
 def run_classification(
@@ -159,33 +132,7 @@ def run_classification(
     """Judge all methods; write JSON and a picture into the folder ``out``, if any."""
     if out is not None:
         prepare_folder(out, OUTPUTS, overwrite)
-    begin = time.time()
-    tasks = [
-        (name, n, seed)
-        for n in sorted(options.rows, reverse=True)  # the longest first
-        for name in options.scenarios
-        for seed in range(options.seeds)
-    ]
-    values = judge_all(_judge, tasks, options.workers, progress)
-    cells = [
-        {
-            "scenario": name,
-            "rows": n,
-            "models": summary([values[name, n, seed] for seed in range(options.seeds)]),
-        }
-        for name in options.scenarios
-        for n in options.rows
-    ]
-    result: Result = {
-        "kind": "classification",
-        "schema_version": SCHEMA_VERSION,
-        "seconds": time.time() - begin,
-        "machine": describe_machine(),
-        "settings": {"seeds": options.seeds, "rows": list(options.rows)},
-        "cells": cells,
-        "verdicts": [_verdict(cell) for cell in cells],
-        "files": [],
-    }
+    result = judge_cells("classification", options, _judge, _verdicts, progress)
     if out is not None:
         write_result(result, out, OUTPUTS, classification_picture, progress)
     return result
@@ -195,6 +142,10 @@ def _judge(name: str, n: int, seed: int) -> Result:
     from benchmarks.classifiers import judge
 
     return judge(name, n, seed)
+
+
+def _verdicts(cells: Sequence[Result]) -> list[Result]:
+    return [_verdict(cell) for cell in cells]
 
 
 def _verdict(cell: Result) -> Result:

@@ -2,12 +2,12 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -54,78 +54,83 @@ def _lines(result: Result) -> Iterator[str]:
     yield (
         f"This page, its picture and `study.json` beside it are the output of one run, `{command} "
         f"--out docs --overwrite`, which took {result['seconds'] / 60:.0f} minutes on "
-        f"{machine['cores']} cores ({machine['processor']}). The tables show means over {seeds} "
-        "draws and their standard errors. The row **default** is `JointDistribution().fit(x, y)`: "
-        "learned kernels, averaged models, and laws of residuals where held-out scores prefer "
-        "them; the other models get kernels from a grid. [Laws](laws.md) describes the scenarios "
-        "and the measures, and says which constraint to choose."
+        f"{machine['cores']} cores ({machine['processor']}). Figures are means over {seeds} draws "
+        "and their standard errors. [Laws](laws.md) describes the scenarios, the models and the "
+        "measures, and says which constraint to choose."
     )
     yield ""
     yield "![Mean squared error of conditional probabilities by scenario and rows](study.png)"
-    for n in sizes:
-        row = [cell for cell in cells if cell["rows"] == n]
-        for title, text in _TABLES.items():
-            yield from _table(f"{title}, {n:,} rows", row, text)
+    largest = [cell for cell in cells if cell["rows"] == sizes[0]]
+    yield from _error_table(largest)
+    yield from _model_table(cells, sizes)
     yield from _verdict_table(result["verdicts"])
 
 
-def _error(figures: Result) -> str:
-    result = figures["error"]
-    return f"{_plain(_SCALE * result['mean'], 3)} ± {_plain(_SCALE * result['std_error'], 2)}"
-
-
-def _with_error(figure: str) -> Callable[[Result], str]:
-    def text(figures: Result) -> str:
-        result = figures[figure]
-        return f"{result['mean']:.3f} ± {result['std_error']:.3f}"
-
-    return text
-
-
-def _least(figures: Result) -> str:
-    return f"{min(figures['minimum']['values']):.1e}"
-
-
-_TABLES: Mapping[str, Callable[[Result], str]] = {
-    "Error (43) times 10^4": _error,
-    "CRPS": _with_error("crps"),
-    "Held-out joint loss": _with_error("loss"),
-    "Least probability in any draw": _least,
-}
-
-
-def _table(title: str, cells: Sequence[Result], text: Callable[[Result], str]) -> Iterator[str]:
+def _error_table(cells: Sequence[Result]) -> Iterator[str]:
     """A row for each model, a column for each scenario."""
-    names = list(cells[0]["models"])
-    names.sort(key=lambda name: name not in _LABELS)  # the default first
+    yield from _table_head(
+        f"Error (43) times 10^4, {cells[0]['rows']:,} rows", [cell["scenario"] for cell in cells]
+    )
+    for name in _model_names(cells):
+        errors = (cell["models"][name]["error"] for cell in cells)
+        yield _table_row(
+            _LABELS.get(name, name),
+            *(
+                f"{_plain(_SCALE * e['mean'], 3)} ± {_plain(_SCALE * e['std_error'], 2)}"
+                for e in errors
+            ),
+        )
+
+
+def _model_table(cells: Sequence[Result], sizes: Sequence[int]) -> Iterator[str]:
+    """A row for each model, over all scenarios."""
+    yield from _table_head(
+        "Over all scenarios", [*(f"error, {n:,} rows" for n in sizes), "CRPS", "least probability"]
+    )
+    for name in _model_names(cells):
+        ratios = [_over_default(cells, name, "error", n) for n in sizes]
+        ratios.append(_over_default(cells, name, "crps", sizes[0]))
+        least = min(min(cell["models"][name]["minimum"]["values"]) for cell in cells)
+        yield _table_row(
+            _LABELS.get(name, name), *(f"{ratio:.2f}" for ratio in ratios), f"{least:.1g}"
+        )
     yield ""
-    yield f"## {title}"
-    yield ""
-    yield "| | " + " | ".join(cell["scenario"] for cell in cells) + " |"
-    yield "|---" * (1 + len(cells)) + "|"
-    for name in names:
-        result = (text(cell["models"][name]) for cell in cells)
-        yield f"| {_LABELS.get(name, name)} | " + " | ".join(result) + " |"
+    yield (
+        "Errors (43) and CRPS are divided by those of the default, as geometric means over the "
+        f"scenarios; the CRPS is that of {sizes[0]:,} rows. The last column is the least "
+        "probability in any draw."
+    )
+
+
+def _over_default(cells: Sequence[Result], name: str, figure: str, rows: int) -> float:
+    ratios = [
+        cell["models"][name][figure]["mean"] / cell["models"][DEFAULT][figure]["mean"]
+        for cell in cells
+        if cell["rows"] == rows
+    ]
+    return float(np.exp(np.mean(np.log(ratios))))
+
+
+def _model_names(cells: Sequence[Result]) -> list[str]:
+    """Names of the models, the default first."""
+    return sorted(cells[0]["models"], key=lambda name: name not in _LABELS)
+
+
+def _table_head(title: str, columns: Sequence[str]) -> Iterator[str]:
+    yield from ("", f"## {title}", "", _table_row("", *columns))
+    yield "|---" * (1 + len(columns)) + "|"
+
+
+def _table_row(*texts: str) -> str:
+    return f"| {' | '.join(texts)} |".replace("|  |", "| |")
 
 
 def _verdict_table(verdicts: Sequence[Result]) -> Iterator[str]:
-    yield ""
-    yield "## The default beside the other models"
-    yield ""
-    yield (
-        "Ratios of errors (43). *Within*: the default has at most 1.1 times the error of the best "
-        "model, or the difference is below two standard errors of paired draws. *Truth's choice*: "
-        "the kernels that the truth would have chosen among those the search tried, without the "
-        "step for residuals. *Noise*: the CRPS with six columns of noise added to x, over that "
-        "without them. *Location*: the share of draws in which the default used laws of residuals."
-    )
-    yield ""
     head = ["rows", "best model", "default / best", "within", "default / truth's choice"]
     head += ["default / traditional, (41)", "noise", "location"]
-    yield "| | " + " | ".join(head) + " |"
-    yield "|---" * (1 + len(head)) + "|"
+    yield from _table_head("The default beside the other models", head)
     for verdict in verdicts:
-        row = (
+        yield _table_row(
             str(verdict["scenario"]),
             f"{verdict['rows']:,}",
             _LABELS.get(verdict["best"], str(verdict["best"])),
@@ -136,10 +141,14 @@ def _verdict_table(verdicts: Sequence[Result]) -> Iterator[str]:
             f"{verdict['noisy_over_plain']:.3f}",
             f"{100 * verdict['location']:.0f} %",
         )
-        yield "| " + " | ".join(row) + " |"
     yield ""
     yield (
-        f"The geometric mean of the ratios to the truth's choice is {_over_truth(verdicts):.2f}."
+        "Ratios of errors (43). *Within*: the error of the default is at most 1.1 times that of "
+        "the best model, or the difference is below two standard errors of paired draws. *Truth's "
+        "choice*: the kernels that the truth would have chosen among those of the search, without "
+        f"the step for residuals; the geometric mean of the ratios is {_over_truth(verdicts):.2f}. "
+        "*Noise*: the CRPS with six columns of noise added to x, divided by the CRPS without them. "
+        "*Location*: the share of draws in which the default used laws of residuals."
     )
     yield ""
 
@@ -255,7 +264,7 @@ class StudyOptions:
     Attributes
     ----------
     scenarios
-        Their names.
+        Their names, of ``known``.
     rows
         Sizes of the training samples.
     seeds
@@ -268,13 +277,13 @@ class StudyOptions:
     rows: tuple[int, ...] = ROWS
     seeds: int = SEEDS
     workers: int | None = None
+    known: ClassVar[tuple[str, ...]] = SCENARIO_NAMES
 
     def __post_init__(self) -> None:
-        unknown = set(self.scenarios) - set(SCENARIO_NAMES)
+        unknown = sorted(set(self.scenarios) - set(self.known))
         if unknown:
             raise DataError(
-                f"scenarios must be among {', '.join(SCENARIO_NAMES)}, got "
-                f"{', '.join(sorted(unknown))}"
+                f"scenarios must be among {', '.join(self.known)}, got {', '.join(unknown)}"
             )
         if min(self.rows, default=0) < 50:
             raise DataError(f"samples of at least 50 rows are needed, got {list(self.rows)}")
@@ -286,6 +295,21 @@ def run_study(
     """Judge all models; write JSON, a picture and a page into the folder ``out``, if any."""
     if out is not None:
         prepare_folder(out, OUTPUTS, overwrite)
+    result = judge_cells("study", options, _judge, _verdicts, progress)
+    result["settings"]["default"] = DEFAULT
+    if out is not None:
+        write_result(result, out, OUTPUTS[:2], study_picture, progress, {OUTPUTS[2]: study_page})
+    return result
+
+
+def judge_cells(
+    kind: str,
+    options: StudyOptions,
+    judge: Callable[[str, int, int], Result],
+    verdicts: Callable[[Sequence[Result]], list[Result]],
+    progress: ProgressLines,
+) -> Result:
+    """JSON form of a study: a summary of the draws for each scenario and size, and the verdicts."""
     begin = time.time()
     tasks = [
         (name, n, seed)
@@ -293,7 +317,7 @@ def run_study(
         for name in options.scenarios
         for seed in range(options.seeds)
     ]
-    values = judge_all(_judge, tasks, options.workers, progress)
+    values = judge_all(judge, tasks, options.workers, progress)
     cells = [
         {
             "scenario": name,
@@ -303,19 +327,16 @@ def run_study(
         for name in options.scenarios
         for n in options.rows
     ]
-    result: Result = {
-        "kind": "study",
+    return {
+        "kind": kind,
         "schema_version": SCHEMA_VERSION,
         "seconds": time.time() - begin,
         "machine": describe_machine(),
-        "settings": {"seeds": options.seeds, "rows": list(options.rows), "default": DEFAULT},
+        "settings": {"seeds": options.seeds, "rows": list(options.rows)},
         "cells": cells,
-        "verdicts": _verdicts(cells),
+        "verdicts": verdicts(cells),
         "files": [],
     }
-    if out is not None:
-        write_result(result, out, OUTPUTS[:2], study_picture, progress, {OUTPUTS[2]: study_page})
-    return result
 
 
 def judge_all(
@@ -335,7 +356,7 @@ def judge_all(
     workers
         Processes; default one per core.
     progress
-        Told of each task that has ended.
+        Prints a line for each task that has ended.
     """
     result: dict[Task, Result] = {}
     with ProcessPoolExecutor(

@@ -85,11 +85,10 @@ def few_scales(patch):
 def quick_studies(monkeypatch):
     """Studies of few length scales that judge in this process, not in some of their own."""
     few_scales(monkeypatch)
-    for module in ("study", "classification"):
-        monkeypatch.setattr(
-            f"benchmarks.{module}.judge_all",
-            lambda judge, tasks, workers, progress: {task: judge(*task) for task in tasks},
-        )
+    monkeypatch.setattr(
+        "benchmarks.study.judge_all",
+        lambda judge, tasks, workers, progress: {task: judge(*task) for task in tasks},
+    )
 
 
 def write_store(path, x, y, weights=None, *, chunk_rows=1000, x_names=None, y_names=None, seed=0):

@@ -94,7 +94,7 @@ def result(small):
     figures = classifiers.judge("strong", 100, 0), classifiers.judge("strong", 100, 1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "benchmarks.classification.judge_all",
+            "benchmarks.study.judge_all",
             lambda judge, tasks, workers, progress: {task: figures[task[2]] for task in tasks},
         )
         with ProgressLines() as progress:
@@ -147,7 +147,7 @@ def test_the_study_runs_by_one_command(tmp_path, monkeypatch, result):
             for task in tasks
         }
 
-    monkeypatch.setattr("benchmarks.classification.judge_all", judged)
+    monkeypatch.setattr("benchmarks.study.judge_all", judged)
     out = ("--out", str(tmp_path / "out"))
     args = ["study", "classification", "--scenario", "strong", "--rows", "100", "--rows", "200"]
     done = CliRunner().invoke(cli, [*args, "--seeds", "2", *out, "--json"])

@@ -1,6 +1,7 @@
 """The study of laws: scenarios whose truth is right, figures that mean what they say."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from benchmarks import laws
 from benchmarks.__main__ import cli
 from benchmarks.coverage import SCENARIOS
 from benchmarks.laws import judge_tuned
-from benchmarks.study import DEFAULT, FIGURES, SCENARIO_NAMES, StudyOptions, run_study
+from benchmarks.study import DEFAULT, FIGURES, SCENARIO_NAMES, StudyOptions, run_study, study_page
 from cme_dask.cli.progress import ProgressLines
 from cme_dask.errors import DataError
 
@@ -110,6 +111,12 @@ def test_the_study_sums_up(tmp_path, quick_studies, brief_search):
         name for name in errors if name != DEFAULT
     ]
     assert f"| {100 * verdict['location']:.0f} % |" in page
+
+
+def test_the_page_of_the_docs_is_that_of_its_figures():
+    docs = Path(__file__).resolve().parents[1] / "docs"
+    result = json.loads((docs / "study.json").read_text())
+    assert (docs / "study.md").read_text() == study_page(result)
 
 
 @pytest.mark.parametrize("residual", ["auto", False])
