@@ -19,15 +19,15 @@ from cme_dask.errors import DataError, UnseenCategoryWarning
 from cme_dask.kernels import (
     KERNELS,
     Categorical,
-    Coordinates,
     Delta,
     Gaussian,
-    Pooled,
+    PoolRare,
     Standard,
-    Warped,
+    Transform,
+    TransformedKernel,
     from_dict,
 )
-from cme_dask.learning.transforms import coordinates, default_kernel
+from cme_dask.learning.transforms import default_kernel, learn_transform
 from cme_dask.models.events import Event
 from cme_dask.models.points import query_points
 
@@ -149,9 +149,9 @@ def test_bad_input():
 
 LABELS = {"station": ("Dongsi", "Tiantan", "Gucheng"), "month": ("1", "2", "12")}
 MIXED = Columns(("station", "temp", "month"), {}, LABELS)
-POOLS = Warped(
+POOLS = TransformedKernel(
     Gaussian(1.0)[1] * Categorical(1.0)[0, 2],
-    Coordinates((Pooled((0.0, 1.0)), Standard(0.0, 1.0), Pooled((0.0, 1.0, 2.0)))),
+    Transform((PoolRare((0.0, 1.0)), Standard(0.0, 1.0), PoolRare((0.0, 1.0, 2.0)))),
 )
 REFUSES = Gaussian(1.0)
 EXPECTED = [[1.0, 20.5, 2.0], [0.0, -3.0, 0.0]]
@@ -214,7 +214,7 @@ def test_unseen_labels_are_pooled_with_one_warning():
     with pytest.warns(UnseenCategoryWarning, match=r"'station' '7' \(1 row\), '0.5' \(1 row\)"):
         points = query_points([[7, 0, 0], [0.5, 0, 0]], MIXED, "X", POOLS)
     np.testing.assert_array_equal(points[:, 0], [-1.0, -1.0])
-    pooled = POOLS.coordinates.columns[0](np, np.array([-1.0, 2.0]))
+    pooled = POOLS.transform.columns[0](np, np.array([-1.0, 2.0]))
     np.testing.assert_array_equal(pooled, [2.0, 2.0])  # as the level that was rare
 
 
@@ -223,7 +223,7 @@ def test_unseen_labels_are_refused_by_kernels_that_do_not_pool():
         r"^column 'station' has the unknown 'Wuhan' \(2 rows\): "
         r"there are 'Dongsi', 'Tiantan', 'Gucheng'$"
     )
-    half = Warped(Delta(), Coordinates((Standard(0.0, 1.0), *POOLS.coordinates.columns[1:])))
+    half = TransformedKernel(Delta(), Transform((Standard(0.0, 1.0), *POOLS.transform.columns[1:])))
     for kernel in (REFUSES, Delta(), half, POOLS + REFUSES, 2.0 * Delta()):
         with pytest.raises(DataError, match=message):
             query_points(UNSEEN, MIXED, "X", kernel)
@@ -360,12 +360,12 @@ def test_default_kernel():
     assert kernel.base.left.base.length_scale == pytest.approx((median,), rel=1e-9)
     rare = (x[:, 0] == 3).sum()
     assert 0 < rare < 10
-    assert kernel.coordinates.columns[0] == Pooled((0.0, 1.0, 2.0))
-    assert kernel.coordinates.columns[1].scale == pytest.approx(x[:, 1].std())
+    assert kernel.transform.columns[0] == PoolRare((0.0, 1.0, 2.0))
+    assert kernel.transform.columns[1].scale == pytest.approx(x[:, 1].std())
     plain = default_kernel(x, weights, *few, Columns(("station", "temp")))
     assert isinstance(plain, Gaussian)
     coded = default_kernel(x[:, :1], weights, few[0][:, :1], few[1], COLUMNS[0].only(["station"]))
-    assert coded == Warped(Categorical(1.0), Coordinates((Pooled((0.0, 1.0, 2.0)),)))
+    assert coded == TransformedKernel(Categorical(1.0), Transform((PoolRare((0.0, 1.0, 2.0)),)))
     coded.check(1)
     x[:, 1] = 3.0
     constant = default_kernel(x, weights, x[:10], weights[:10], COLUMNS[0])
@@ -373,15 +373,15 @@ def test_default_kernel():
 
 
 def mixed_kernel(x, form="standard"):
-    to_scale = coordinates(x, np.full(len(x), 1 / len(x)), COLUMNS[0].categorical, form)
-    return Warped(Gaussian(1.0)[1] * Categorical(0.5)[0], to_scale)
+    to_scale = learn_transform(x, np.full(len(x), 1 / len(x)), COLUMNS[0].categorical, form)
+    return TransformedKernel(Gaussian(1.0)[1] * Categorical(0.5)[0], to_scale)
 
 
 @pytest.mark.parametrize("form", ["standard", "scores"])
 def test_a_mixed_table_from_end_to_end(tmp_path, form):
     x, y = table()
     kernel_x = mixed_kernel(x, form)
-    kernel_y = Warped(Gaussian(0.3), coordinates(y, np.ones(len(y)), [False], form))
+    kernel_y = TransformedKernel(Gaussian(0.3), learn_transform(y, np.ones(len(y)), [False], form))
     fit = JointDistribution(kernel_x=kernel_x, kernel_y=kernel_y, tol=1e-4, reg=1e-4)
     fit.fit(sample_of(x, y))
     fit.save(tmp_path / "m")
@@ -411,7 +411,7 @@ def test_a_mixed_table_from_end_to_end(tmp_path, form):
 def test_no_kernel_means_no_order_of_codes():
     x, y = table()
     fit = PivotedCholesky(tol=1e-2).fit(sample_of(x, y))
-    assert isinstance(fit.model_.kernel, Warped)
+    assert isinstance(fit.model_.kernel, TransformedKernel)
     swapped = x.copy()
     swapped[:, 0] = np.array([2.0, 0.0, 1.0, 3.0])[x[:, 0].astype(int)]
     other = PivotedCholesky(tol=1e-2).fit(sample_of(swapped, y))

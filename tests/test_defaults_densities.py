@@ -14,8 +14,8 @@ from scipy.stats import multivariate_normal
 
 from cme_dask import JointDistribution, Tuning, kernels
 from cme_dask.errors import DataError, RankWarning, ToleranceWarning
-from cme_dask.kernels.transforms import Pooled, Scores, Standard
-from cme_dask.learning.transforms import coordinates
+from cme_dask.kernels.transforms import PoolRare, Scores, Standard
+from cme_dask.learning.transforms import learn_transform
 from cme_dask.numerics.monotone import SEGMENT_ROWS, MonotoneMap, smooth_map
 from cme_dask.numerics.smoothing import Smoothing, log_density
 
@@ -58,7 +58,7 @@ def skewed():
     x = rng.normal(size=(1200, 1))
     y = np.exp(x + 0.5 * rng.normal(size=x.shape))
     model = default(x, y)
-    assert model.residual.coordinates is not None
+    assert model.residual.transform is not None
     return x[ROWS:], y[ROWS:], model
 
 
@@ -191,7 +191,7 @@ def test_monotone_maps_increase_and_have_the_slope_that_they_tell(seed):
 def test_smooth_maps_have_few_knots_with_rows_between_them(n):
     rng = np.random.default_rng(0)
     rows = np.exp(rng.normal(size=(n, 1)))
-    (there,) = coordinates(rows, np.ones(n), [False], "scores").columns
+    (there,) = learn_transform(rows, np.ones(n), [False], "scores").columns
     smooth = smooth_map(there, n)
     assert np.cbrt(n) / 2 < len(smooth.values) < np.cbrt(n)
     assert set(smooth.values) <= set(there.values)
@@ -211,4 +211,4 @@ def test_smooth_maps_of_standardised_columns_are_these():
         assert_allclose(smooth.slope(column + shift), 1 / scale, rtol=1e-9)
     assert len(smooth_map(Scores((0.0, 1.0), (-1.0, 2.0)), 10).values) == 2
     with pytest.raises(DataError, match="levels have no density"):
-        smooth_map(Pooled((0.0, 1.0)), 10)
+        smooth_map(PoolRare((0.0, 1.0)), 10)

@@ -17,7 +17,7 @@ BRIEF = Tuning(rows=300, max_rank=60, evaluations=4)
 
 @pytest.fixture(scope="module")
 def planned():
-    """A fit with learned kernels, averaged members and a residual reference, and two plans."""
+    """A fit with learned kernels, averaged members and a location model, and two plans."""
     rng = np.random.default_rng(3)
     x = rng.normal(size=(300, 1))
     y = np.sin(2 * x) + 0.3 * rng.normal(size=(300, 1))

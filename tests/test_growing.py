@@ -165,7 +165,7 @@ def test_other_columns_are_refused():
         model.partial_fit(np.full((5, 1), np.nan), np.zeros((5, 1)), **ONE)
     with pytest.raises(DataError, match="residual=False"):
         first_fit(residual=True)
-    with pytest.raises(DataError, match="residual reference"):
+    with pytest.raises(DataError, match="location model"):
         fitted(residual=True).partial_fit(X, Y, **ONE)
 
 

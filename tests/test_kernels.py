@@ -18,7 +18,6 @@ from cme_dask.kernels import (
     MAX_DEPTH,
     Categorical,
     Columns,
-    Coordinates,
     Custom,
     Delta,
     Gaussian,
@@ -32,7 +31,8 @@ from cme_dask.kernels import (
     Scaled,
     Standard,
     Sum,
-    Warped,
+    Transform,
+    TransformedKernel,
     from_dict,
 )
 
@@ -381,7 +381,7 @@ TRACED = [
     Laplace((0.5, 1.0, 2.0)) + RationalQuadratic(0.7, 0.4) + Categorical(0.7),
     Matern(0.7, 0.5) + Matern(0.7, 1.5) * Matern((0.5, 1.0, 2.0), 2.5),
     2.0 * Gaussian((0.3, 2.0))[0, 2] * Polynomial(3, 0.5, 0.1) + Linear(2.0).on(1),
-    Warped(Gaussian((0.5, 1.0, 2.0)), Coordinates([Standard(1.0, 2.0)] * 3)),
+    TransformedKernel(Gaussian((0.5, 1.0, 2.0)), Transform([Standard(1.0, 2.0)] * 3)),
 ]
 
 

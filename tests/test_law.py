@@ -19,7 +19,7 @@ from scipy import stats
 
 from cme_dask import JointDistribution, kernels, load
 from cme_dask.errors import DataError, UnseenCategoryWarning
-from cme_dask.kernels.transforms import Coordinates, Scores, Standard
+from cme_dask.kernels.transforms import Scores, Standard, Transform
 from cme_dask.numerics.measure import SortedAtoms, first_reaching
 
 N = 2000
@@ -502,7 +502,7 @@ def moved(request):
     if request.param == "scores":  # other coordinates: what is located are scores of y
         knots = tuple(np.linspace(-8.0, 8.0, 9))
         curved = Scores(knots, tuple(np.sinh(np.linspace(-2.0, 2.0, 9))))
-        residual = replace(residual, coordinates=Coordinates((curved, Standard(0.5, 2.0))))
+        residual = replace(residual, transform=Transform((curved, Standard(0.5, 2.0))))
         model = replace(model, residual=residual)
     at = AT[:5]
     z = residual.location(at)[:, None] + residual.model.y.cells.means

@@ -274,7 +274,7 @@ def test_what_does_not_add_up_is_refused():
     with pytest.raises(DataError, match=r"mean of several.*kernel_x, kernel_y and reg given"):
         merge([mean, mean])
     moved = fitted(residual=True).model_
-    with pytest.raises(DataError, match=r"residual reference.*residual=False"):
+    with pytest.raises(DataError, match=r"location model.*residual=False"):
         merge([moved, moved])
     bounds = constraints.Certified(bounds="observed")
     observed = estimator().set_params(constraint=bounds).fit(X, Y).model_

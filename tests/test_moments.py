@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cme_dask import kernels
-from cme_dask.kernels import Coordinates, Scores, Standard, Warped
+from cme_dask.kernels import Scores, Standard, Transform, TransformedKernel
 from cme_dask.numerics.basis import LinearBasis, NewtonBasis, eigenbasis
 from cme_dask.numerics.blocks import MomentSums
 from cme_dask.numerics.moments import (
@@ -52,7 +52,7 @@ def test_sets_that_share_their_rows_are_what_each_is_alone(weighted):
     spec = spec_of(X, Y, 4)
     scores = Scores(np.sort(X[:9, 0]).tolist(), np.linspace(-1.5, 1.5, 9).tolist())
     warped = [
-        Warped(kernels.Gaussian(length), Coordinates((scores, Standard(0.5, shift))))
+        TransformedKernel(kernels.Gaussian(length), Transform((scores, Standard(0.5, shift))))
         for length, shift in ((1.0, 2.0), (0.7, 2.0), (1.0, 3.0))
     ]
     x, y = spec.sides

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from cme_dask import JointDistribution, kernels, load, open_sample
 from cme_dask.cli import cli
 from cme_dask.errors import DataError, ResourceError
-from cme_dask.kernels.transforms import Coordinates, Pooled, Standard
+from cme_dask.kernels.transforms import PoolRare, Standard, Transform
 from cme_dask.models.query import Query
 from cme_dask.passes.driver import Executor
 from cme_dask.passes.lazy_laws import given_rows
@@ -261,8 +261,11 @@ def test_unseen_labels_are_told_of_once(tmp_path):
     labels = rng.choice(["a", "b", "rare"], 600, p=[0.5, 0.497, 0.003])
     frame = pd.DataFrame({"place": labels, "x": rng.standard_normal(600)})
     kernel = kernels.Gaussian(1.0).on([1]) * kernels.Categorical(1.0).on([0])
-    pooled = Coordinates((Pooled((0.0, 1.0)), Standard(0.0, 1.0)))
-    options = {"kernel_x": kernels.Warped(kernel, pooled), "kernel_y": kernels.Gaussian(1.0)}
+    pooled = Transform((PoolRare((0.0, 1.0)), Standard(0.0, 1.0)))
+    options = {
+        "kernel_x": kernels.TransformedKernel(kernel, pooled),
+        "kernel_y": kernels.Gaussian(1.0),
+    }
     codes = pd.Categorical(labels, categories=["a", "b", "rare"])
     y = frame["x"] + (labels == "b")
     fit = JointDistribution(**options, tol=0.1, reg=1e-3, support_size=50, residual=False)

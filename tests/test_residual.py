@@ -1,4 +1,4 @@
-"""The residual reference: locations, the second pass, the decision, files; oracles by hand."""
+"""The location model: locations, the second pass, the decision, files; oracles by hand."""
 
 import copy
 
@@ -15,7 +15,7 @@ from benchmarks.coverage import SCENARIOS
 from cme_dask import JointDistribution, Tuning, kernels, load
 from cme_dask.data.model_file import ModelState
 from cme_dask.errors import DataError, StoreError
-from cme_dask.kernels.transforms import Coordinates, Pooled, Scores, Standard
+from cme_dask.kernels.transforms import PoolRare, Scores, Standard, Transform
 from cme_dask.learning.losses import Gain, paired_gain, screened_laws
 from cme_dask.metrics import crps
 from cme_dask.models.joint import JointModel
@@ -208,16 +208,16 @@ def test_exactly_one_more_pass_reads_the_store(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "kept", "coordinates"),
+    ("name", "kept", "transform"),
     [("bimodal", False, "raw"), ("skewed", True, "normal scores")],
 )
-def test_it_is_kept_where_it_pays(name, kept, coordinates):
+def test_it_is_kept_where_it_pays(name, kept, transform):
     x, y = SCENARIOS[name].draw(1000, 0)
     fit = JointDistribution(tuning=QUICK, random_state=0).fit(x, y, scheduler="synchronous")
     about = fit.model_.about["residual"]
     assert about["kept"] == kept == (fit.model_.residual is not None)
     assert fit.n_passes_ == 1 + kept
-    assert about["coordinates"] == coordinates
+    assert about["transform"] == transform
     if kept:
         plain, moved = about["crps"]
         np.testing.assert_allclose(about["gain"], plain - moved, rtol=1e-9)
@@ -258,8 +258,8 @@ def test_a_table_much_larger_than_its_row_sample_is_screened_first(pays):
     # It is known before the first pass, by the plan and by the progress.
     assert plan.passes == fit.n_passes_
     assert plan.residual is pays
-    assert (plan.residual_seconds[0] > 0.0) == pays == ("residual reference" in plan.parts)
-    assert plan.parts["trial of a residual reference"] > 0.0
+    assert (plan.residual_seconds[0] > 0.0) == pays == ("location model" in plan.parts)
+    assert plan.parts["trial of a location model"] > 0.0
     np.testing.assert_allclose(plan.memory.predicted, fit.report_.memory.predicted, rtol=0.05)
     names = list(dict.fromkeys(event.name for event in events))
     first = names.index("pass over the rows")
@@ -412,7 +412,7 @@ def test_standard_errors_know_units():
 
 @settings(max_examples=50, deadline=None)
 @given(st.data())
-def test_coordinates_have_inverses_and_slopes(data):
+def test_transforms_have_inverses_and_slopes(data):
     numbers = st.lists(st.integers(-1000, 1000), min_size=2, max_size=9, unique=True).map(sorted)
     values = np.array(data.draw(numbers)) / 7.0
     scores = (
@@ -426,7 +426,7 @@ def test_coordinates_have_inverses_and_slopes(data):
         / 100.0
     )
     shift, scale = data.draw(st.floats(-1e3, 1e3)), data.draw(st.floats(1e-3, 1e3))
-    there = Coordinates((Scores(tuple(values), tuple(scores)), Standard(shift, scale)))
+    there = Transform((Scores(tuple(values), tuple(scores)), Standard(shift, scale)))
     rows = np.random.default_rng(0).uniform(-300, 300, size=(50, 2))
     back = there.inverse()(there(rows))
     np.testing.assert_allclose(back, rows, atol=1e-6)
@@ -437,7 +437,7 @@ def test_coordinates_have_inverses_and_slopes(data):
 
 
 def test_pooled_levels_have_no_inverse():
-    pooled = Coordinates((Pooled((0.0, 1.0)),))
+    pooled = Transform((PoolRare((0.0, 1.0)),))
     with pytest.raises(DataError, match="no inverse"):
         pooled.inverse()
     with pytest.raises(DataError, match="no slope"):
@@ -492,8 +492,8 @@ def kept():
     x, y = SCENARIOS["skewed"].draw(400, 0)
     scored = JointDistribution(tuning=QUICK, residual=True, random_state=0).fit(x, y).model_
     raw = quick().fit(x, y).model_
-    assert scored.residual.coordinates is not None
-    assert raw.residual.coordinates is None
+    assert scored.residual.transform is not None
+    assert raw.residual.transform is None
     return scored, raw
 
 
@@ -535,12 +535,12 @@ DAMAGE = {
     ),
     "no model": lambda about, arrays: about["residual"].update(model=None),
     "nested": lambda about, arrays: about["residual"]["model"].update(residual={}),
-    "coordinates": lambda about, arrays: about["residual"].update(coordinates={"columns": 3}),
+    "transform": lambda about, arrays: about["residual"].update(transform={"columns": 3}),
     "pooled": lambda about, arrays: about["residual"].update(
-        coordinates=Coordinates((Pooled((0.0,)),)).to_dict()
+        transform=Transform((PoolRare((0.0,)),)).to_dict()
     ),
-    "two coordinates": lambda about, arrays: about["residual"].update(
-        coordinates=Coordinates((Standard(0.0, 1.0),) * 2).to_dict()
+    "two transforms": lambda about, arrays: about["residual"].update(
+        transform=Transform((Standard(0.0, 1.0),) * 2).to_dict()
     ),
     "missing points": lambda about, arrays: arrays.pop("residual_points"),
     "wide constant": lambda about, arrays: arrays.update(residual_constant=np.zeros(2)),

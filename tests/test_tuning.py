@@ -16,7 +16,7 @@ from test_reads import opened
 from cme_dask import JointDistribution, Tuning, load, open_sample
 from cme_dask.cli import cli
 from cme_dask.errors import DataError, ResourceError
-from cme_dask.kernels import Gaussian, Matern, Warped
+from cme_dask.kernels import Gaussian, Matern, TransformedKernel
 from cme_dask.learning.losses import CelledRows
 from cme_dask.learning.search import search
 from cme_dask.numerics.cholesky import pivoted_cholesky
@@ -82,7 +82,7 @@ def test_given_kernels_and_ridge_stay():
     assert all(
         c.kernel_x == kernel and c.reg == Regularization(1e-3, 1e-2) for c in found.finalists
     )
-    assert all(isinstance(c.kernel_y, Warped) for c in found.finalists)
+    assert all(isinstance(c.kernel_y, TransformedKernel) for c in found.finalists)
 
 
 @pytest.mark.parametrize("criterion", ["joint", "crps"])

@@ -9,7 +9,7 @@ import zarr
 
 from cme_dask import kernels
 from cme_dask.errors import DataError
-from cme_dask.kernels import Coordinates, Standard, Warped
+from cme_dask.kernels import Standard, Transform, TransformedKernel
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.moments import MomentReduction, MomentSpec, Side
 from cme_dask.numerics.partition import PartitionBasis
@@ -31,7 +31,9 @@ def draw(n, seed):
 @pytest.fixture(scope="module")
 def bases():
     X, Y, _ = draw(50, 0)
-    warped = Warped(kernels.Gaussian(0.9), Coordinates((Standard(0.1, 2.0), Standard(0.0, 1.0))))
+    warped = TransformedKernel(
+        kernels.Gaussian(0.9), Transform((Standard(0.1, 2.0), Standard(0.0, 1.0)))
+    )
     return NewtonBasis.from_points(warped, X[:30]), PartitionBasis(kernels.Gaussian(0.7), Y[:12])
 
 

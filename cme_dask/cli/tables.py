@@ -429,7 +429,7 @@ def with_unit(name: str, units: dict[str, str]) -> str:
 
 
 def _second_pass(result: dict[str, Any]) -> str:
-    """What a plan says of the pass of a residual reference."""
+    """What a plan says of the pass of a location model."""
     least, most = result["residual_seconds"]
     if least == most:
         return f"one more pass and solution, {least:.3g} s: the row sample advises them"

@@ -113,7 +113,7 @@ class JointDistribution(JointPartialFit, BaseEstimator):  # type: ignore[misc]
         covariances of them are summed over all rows in the same pass, and up to 32 rows of each
         are kept. Of more than 45 columns they are fewer. 0: no laws, only expectations.
     residual : {"auto", True, False}
-        Residual reference: a location mu(x) by ridge regression, cross-fitted over the folds, and
+        Location model: a location mu(x) by ridge regression, cross-fitted over the folds, and
         the joint distribution of x and e = y - mu(x) from one more pass; the conditional law of Y
         is then that of e, moved to mu(x). ``"auto"`` keeps it where its held-out CRPS is lower by
         more than one standard error, and tries it where kernels are learned, for numeric columns of

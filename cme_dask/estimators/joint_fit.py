@@ -19,7 +19,7 @@ from cme_dask.estimators.recipe import (
 )
 from cme_dask.estimators.solving import SolveOptions, partitions
 from cme_dask.estimators.tuned import EnsembleMember, describe_search, tuned_members
-from cme_dask.kernels import Coordinates, Warped
+from cme_dask.kernels import Transform, TransformedKernel
 from cme_dask.learning.candidates import Search, Tuning
 from cme_dask.learning.losses import HeldLaws
 from cme_dask.learning.partition import cell_spec
@@ -229,7 +229,7 @@ class JointRecipe:
     support_size, accuracy, seed
         Parameters of the estimator.
     residual
-        Whether a residual reference is tried: ``auto``, True or False.
+        Whether a location model is tried: ``auto``, True or False.
     calibration
         Whether laws are calibrated: ``auto``, True or False.
     """
@@ -281,13 +281,13 @@ class JointRecipe:
         return None if self.found is None else self.found.memory
 
     @property
-    def scores(self) -> Coordinates | None:
+    def scores(self) -> Transform | None:
         """Normal scores of y whose location is fitted, where the best kernel takes them."""
         if not (self.residual and self._averages and self.found is not None):
             return None
         kernel = self.found.finalists[0].kernel_y
         scored = self.found.finalists[0].trial.y.form == "scores"
-        return kernel.coordinates if scored and isinstance(kernel, Warped) else None
+        return kernel.transform if scored and isinstance(kernel, TransformedKernel) else None
 
     @property
     def _averages(self) -> bool:

@@ -294,7 +294,7 @@ class JointPartialFit(MeanRegressor):
         r"""Fit, or add rows to the fitted model, in one pass over the new rows alone.
 
         The first call is a fit; where it learns kernels, the best ones alone are kept, and there is
-        no residual reference. Later calls keep kernels, pivots, cells, folds, constraint and ridge:
+        no location model. Later calls keep kernels, pivots, cells, folds, constraint and ridge:
         moments and sums by cell of the new rows are added to those of the earlier ones, and the
         problem is solved again. The model is, to rounding, the one that a fit to all rows with
         these pivots and cells makes.
@@ -320,7 +320,7 @@ class JointPartialFit(MeanRegressor):
         ------
         DataError
             As :meth:`fit`, on other columns or functions than before, or on a model that sums over
-            rows don't make: a mean of several, or one with a residual reference.
+            rows don't make: a mean of several, or one with a location model.
         StoreError, ResourceError, ConvergenceError
             As :meth:`fit`.
 
@@ -397,7 +397,7 @@ class JointPartialFit(MeanRegressor):
     ) -> Self:
         if self.residual is True:
             raise DataError(
-                "a model with a residual reference takes no more rows, since its location depends "
+                "a model with a location model takes no more rows, since the location depends "
                 "on all of them: take residual=False or 'auto'"
             )
         sample = self._opened(X, Y, weights)

@@ -167,10 +167,10 @@ class FitPlan:
     search_seconds
         Measured: the search for kernels.
     residual
-        Whether a residual reference is tried in one more pass: True, ``auto`` (if it may pay, which
+        Whether a location model is tried in one more pass: True, ``auto`` (if it may pay, which
         only the first pass tells) or False, also where the row sample advises against it.
     screening_seconds
-        Measured: whether the row sample advises a residual reference, with a search for its
+        Measured: whether the row sample advises a location model, with a search for its
         kernels; 0 where the row sample does not decide.
     second
         The plan of its pass, where the row sample advises it.
@@ -215,15 +215,11 @@ class FitPlan:
         one = self.pass_seconds
         searched = {"search for kernels": self.search_seconds} if self.search_seconds else {}
         screened = (
-            {"trial of a residual reference": self.screening_seconds}
-            if self.screening_seconds
-            else {}
+            {"trial of a location model": self.screening_seconds} if self.screening_seconds else {}
         )
         known = "" if self.second is not None else ", at least"
         again = (
-            {f"residual reference{known}": self.residual_seconds[0]}
-            if self.residual is True
-            else {}
+            {f"location model{known}": self.residual_seconds[0]} if self.residual is True else {}
         )
         return {
             "row sample": self.sample_seconds,
@@ -244,7 +240,7 @@ class FitPlan:
 
     @property
     def residual_seconds(self) -> tuple[float, float]:
-        """What a residual reference would take, in seconds: a range.
+        """What a location model would take, in seconds: a range.
 
         Where the row sample advises it, its pivots have been chosen as well, and both ends are what
         its pass and solution take. Else it is a shorter search on the row sample and a pass for at
@@ -337,7 +333,7 @@ def plan_fit(
     search_seconds
         What the search for learned kernels took.
     residual
-        Whether a residual reference is tried.
+        Whether a location model is tried.
     cells
         From bases to the cells whose rows the pass sums.
 

@@ -1,4 +1,4 @@
-"""The step of a fit that tries a residual reference: a location, a second pass, a decision.
+"""The step of a fit that tries a location model: a location, a second pass, a decision.
 
 A second pass takes as long as the first one. Where the rows are many more than the row sample, the
 row sample decides before the first pass whether the second one is worth it, so that the fit and its
@@ -23,7 +23,7 @@ from cme_dask.estimators.steps import DECISION, LOCATION, PIVOTS, SEARCH, SECOND
 from cme_dask.estimators.tuned import search_kernels
 from cme_dask.learning.candidates import Tuning
 from cme_dask.learning.losses import Gain, HeldLaws, held_out_crps, paired_gain, screened_laws
-from cme_dask.models.residual import Residual
+from cme_dask.models.location import LocationModel
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.blocks import MomentSums
 from cme_dask.numerics.cells import ValueRange
@@ -54,7 +54,7 @@ _EVALUATIONS = 20  # of the second search
 def residual_wanted(
     wanted: Any, ready: FitContext, solving: SolveOptions, support_size: int, *, learned: bool
 ) -> str | bool:
-    """Whether a residual reference is tried: ``auto``, True, or False where there can be none.
+    """Whether a location model is tried: ``auto``, True, or False where there can be none.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ def residual_wanted(
 
 @dataclass(frozen=True, eq=False)
 class Screening:
-    """What the row sample says of a residual reference, before the first pass.
+    """What the row sample says of a location model, before the first pass.
 
     Attributes
     ----------
@@ -175,7 +175,7 @@ def plan_with_residual(fit: JointRecipe) -> FitPlan:
 
 
 def with_residual(fit: JointRecipe, fitted: Fitted, screening: Screening | None = None) -> Fitted:
-    """The fit with a residual reference, if one is wanted and pays.
+    """The fit with a location model, if one is wanted and pays.
 
     One more pass is made, unless the location explains nothing or the screening advises against it.
 
@@ -213,7 +213,7 @@ def with_residual(fit: JointRecipe, fitted: Fitted, screening: Screening | None 
     retained = gain.pays or not auto
     metadata |= {"kept": retained, "decided": "all rows", **_figures(gain)}
     residuals = location.residuals
-    reference = Residual(residuals.location, result.model, residuals.coordinates)
+    reference = LocationModel(residuals.location, result.model, residuals.transform)
     memory = fitted.report.memory.or_tighter(result.report.memory)
     fitted = replace(fitted, report=replace(fitted.report, memory=memory))
     return _told(fitted, metadata, result.passes, reference if retained else None)
@@ -230,7 +230,7 @@ def _described(fit: JointRecipe, location: FittedLocation) -> dict[str, Any]:
         "decided": "location",
         "skill": location.skill.tolist(),
         "ridge": location.ridges.tolist(),
-        "coordinates": "raw" if fit.scores is None else str(fit.scores),
+        "transform": "raw" if fit.scores is None else str(fit.scores),
     }
 
 
@@ -257,7 +257,7 @@ def _sampled_basis(kernel: Any, rows: RowSample, i: int, rank: int) -> NewtonBas
 
 
 def _told(
-    fitted: Fitted, about: dict[str, Any], passes: int = 0, residual: Residual | None = None
+    fitted: Fitted, about: dict[str, Any], passes: int = 0, residual: LocationModel | None = None
 ) -> Fitted:
     passes += fitted.passes
     described = fitted.model.about | {"residual": about, "passes": passes}
@@ -393,7 +393,7 @@ def _gain(
     rows, folding = choice.rows.prefix(size), choice.sample.folding
     x, y = rows.parts
     share = rows.importance
-    # In the coordinates of the location: of raw columns with heavy tails a few rows would decide.
+    # As the location maps it: of raw columns with heavy tails a few rows would decide.
     z = residuals.scores(y)
     deviation = np.sqrt(share @ (z - share @ z) ** 2)
     folds = rows.folds(folding, choice.n_folds)

@@ -30,7 +30,7 @@ SECOND = "second "
 """Before the key of a step that is done again for the residuals of y."""
 
 SECOND_PASS = (SECOND + PIVOTS, SECOND + PASS, SECOND + SOLUTION, DECISION)
-"""What follows where the row sample advises a residual reference."""
+"""What follows where the row sample advises a location model."""
 
 _NAMES = {
     ROWS: "row sample",

@@ -25,15 +25,21 @@ from cme_dask.kernels.stationary import (
     RationalQuadratic,
     Stationary,
 )
-from cme_dask.kernels.transforms import Coordinate, Coordinates, Pooled, Scores, Standard, Warped
+from cme_dask.kernels.transforms import (
+    ColumnTransform,
+    PoolRare,
+    Scores,
+    Standard,
+    Transform,
+    TransformedKernel,
+)
 
 __all__ = [
     "KERNELS",
     "MAX_DEPTH",
     "Categorical",
+    "ColumnTransform",
     "Columns",
-    "Coordinate",
-    "Coordinates",
     "Custom",
     "Delta",
     "Gaussian",
@@ -43,7 +49,7 @@ __all__ = [
     "Linear",
     "Matern",
     "Polynomial",
-    "Pooled",
+    "PoolRare",
     "Product",
     "RationalQuadratic",
     "Scaled",
@@ -51,7 +57,8 @@ __all__ = [
     "Standard",
     "Stationary",
     "Sum",
+    "Transform",
+    "TransformedKernel",
     "Unit",
-    "Warped",
     "from_dict",
 ]

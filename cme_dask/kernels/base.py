@@ -154,7 +154,7 @@ class Kernel(ABC):
 
     @property
     def unmapped(self) -> "tuple[Any, Kernel]":
-        """Coordinates t, or None, and the kernel of rows in them: k(x, z) = base(t(x), t(z))."""
+        """Transform t, or None, and the kernel of mapped rows: k(x, z) = base(t(x), t(z))."""
         return None, self
 
     def diagonal(self, X: Array) -> Array:

@@ -7,7 +7,7 @@ from typing import Any
 from cme_dask.errors import DataError, remedy
 from cme_dask.kernels.base import KERNELS, Kernel, check_kernel
 from cme_dask.kernels.discrete import Custom
-from cme_dask.kernels.transforms import Coordinates
+from cme_dask.kernels.transforms import Transform
 
 MAX_DEPTH = 100  # of nested kernels in a file: a hostile one must not exhaust the stack
 
@@ -51,8 +51,8 @@ def _build(d: object, custom: Mapping[str, Kernel], depth: int) -> Kernel:
 
 
 def _part(key: str, value: object, custom: Mapping[str, Kernel], depth: int) -> Any:
-    if key == "coordinates":
-        return Coordinates.from_dict(value)
+    if key == "transform":
+        return Transform.from_dict(value)
     return _build(value, custom, depth) if isinstance(value, Mapping) else value
 
 

@@ -20,16 +20,16 @@ class ColumnScale:
     Attributes
     ----------
     scale
-        In the units of the coordinate, or of the column where there is none; infinite for a column
+        In the units of the transform, or of the column where there is none; infinite for a column
         that the kernel does not see.
-    coordinate
+    transform
         What the column is mapped by, if it is.
     categorical
         Whether the column holds levels: then the scale has no unit.
     """
 
     scale: float
-    coordinate: Any = None
+    transform: Any = None
     categorical: bool = False
 
     @property
@@ -42,4 +42,4 @@ class ColumnScale:
         """The length scale in the units of the column; infinite where it is ignored."""
         if self.ignored:
             return float("inf")
-        return self.scale if self.coordinate is None else self.coordinate.width(self.scale)
+        return self.scale if self.transform is None else self.transform.width(self.scale)

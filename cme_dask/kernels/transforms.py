@@ -17,17 +17,17 @@ from cme_dask.kernels.base import Array, Evaluated, Kernel, check_kernel, check_
 from cme_dask.kernels.evaluator import BlockEvaluator
 from cme_dask.kernels.length_scales import ColumnScale
 
-# Coordinates: maps of single columns, to a common scale or to pooled levels
+# Maps of single columns, to a common scale or to pooled levels
 
 
 Map = Callable[[Array], Array]
 
 
 @dataclass(frozen=True)
-class Coordinate(ABC):
-    """A map of one column, ``coordinate(xp, column)``, shape (n,) to (n,)."""
+class ColumnTransform(ABC):
+    """A map of one column, ``transform(xp, column)``, shape (n,) to (n,)."""
 
-    # What columns in this coordinate are called.
+    # What mapped columns are called.
     _noun: ClassVar[str]
 
     def __call__(self, xp: Any, column: Array) -> Array:
@@ -39,7 +39,7 @@ class Coordinate(ABC):
         """Return the map, prepared for many columns that live where ``like`` does."""
 
     @abstractmethod
-    def inverse(self) -> "Coordinate":
+    def inverse(self) -> "ColumnTransform":
         """Return the map back.
 
         Raises
@@ -49,7 +49,7 @@ class Coordinate(ABC):
         """
 
     def width(self, scale: float) -> float:
-        """Return a length in this coordinate in the units of the column."""
+        """Return a length of the mapped column in the units of the column."""
         return scale
 
     @abstractmethod
@@ -58,7 +58,7 @@ class Coordinate(ABC):
 
 
 @dataclass(frozen=True)
-class Standard(Coordinate):
+class Standard(ColumnTransform):
     """A column without location and unit, (x - shift) / scale.
 
     Parameters
@@ -96,7 +96,7 @@ class Standard(Coordinate):
 
 
 @dataclass(frozen=True)
-class Scores(Coordinate):
+class Scores(ColumnTransform):
     """A piecewise linear, strictly increasing map through knots (value, score).
 
     Beyond the outer knots it goes on with the slopes of the outer segments, so that it is
@@ -166,7 +166,7 @@ class Scores(Coordinate):
 
 
 @dataclass(frozen=True)
-class Pooled(Coordinate):
+class PoolRare(ColumnTransform):
     """Codes of a categorical column, those of rare and unknown levels made one.
 
     A code in ``levels`` becomes its position there, any other number becomes ``len(levels)``.
@@ -200,7 +200,7 @@ class Pooled(Coordinate):
 
         return map_column
 
-    def inverse(self) -> "Coordinate":
+    def inverse(self) -> "ColumnTransform":
         """Raise DataError: pooled levels can't be told apart."""
         raise DataError("a column of pooled levels has no inverse")
 
@@ -209,27 +209,29 @@ class Pooled(Coordinate):
         raise DataError("a column of pooled levels has no slope")
 
 
-COORDINATES: dict[str, type[Coordinate]] = {cls.__name__: cls for cls in (Standard, Scores, Pooled)}
+COLUMN_TRANSFORMS: dict[str, type[ColumnTransform]] = {
+    cls.__name__: cls for cls in (Standard, Scores, PoolRare)
+}
 
 
 @dataclass(frozen=True)
-class Coordinates:
-    """A coordinate for each column of a variable; ``coordinates(X)`` has the shape of X (n, d).
+class Transform:
+    """A map for each column of a variable; ``transform(X)`` has the shape of X (n, d).
 
     Parameters
     ----------
     columns
-        One :class:`Standard`, :class:`Scores` or :class:`Pooled` per column.
+        One :class:`Standard`, :class:`Scores` or :class:`PoolRare` per column.
     """
 
-    columns: tuple[Coordinate, ...]
+    columns: tuple[ColumnTransform, ...]
 
     def __post_init__(self) -> None:
         given: Any = self.columns
         columns = tuple(given) if isinstance(given, (list, tuple)) else ()
-        if not columns or not all(type(c) in COORDINATES.values() for c in columns):
+        if not columns or not all(type(c) in COLUMN_TRANSFORMS.values() for c in columns):
             raise DataError(
-                f"columns must be at least one of {', '.join(COORDINATES)}, got {given!r}"
+                f"columns must be at least one of {', '.join(COLUMN_TRANSFORMS)}, got {given!r}"
             )
         object.__setattr__(self, "columns", columns)
 
@@ -247,9 +249,9 @@ class Coordinates:
 
         return map_rows
 
-    def inverse(self) -> "Coordinates":
+    def inverse(self) -> "Transform":
         """Return the map back; raise DataError if levels of a column are pooled."""
-        return Coordinates(tuple(column.inverse() for column in self.columns))
+        return Transform(tuple(column.inverse() for column in self.columns))
 
     def slope(self, X: Array) -> Array:
         """Return dt_j / dx_j at rows X, shape (n, d); raise DataError if levels are pooled."""
@@ -261,14 +263,14 @@ class Coordinates:
         """Return plain JSON values."""
         return {
             "columns": [
-                {"coordinate": type(column).__name__}
+                {"transform": type(column).__name__}
                 | {f.name: _plain(getattr(column, f.name)) for f in fields(column)}
                 for column in self.columns
             ]
         }
 
     @classmethod
-    def from_dict(cls, d: object) -> "Coordinates":
+    def from_dict(cls, d: object) -> "Transform":
         """Inverse of :meth:`to_dict`, for files that can't be trusted.
 
         Raises
@@ -278,20 +280,22 @@ class Coordinates:
         """
         columns = d.get("columns") if isinstance(d, Mapping) and set(d) == {"columns"} else None
         if not isinstance(columns, list):
-            raise DataError(f"coordinates must be described by a list of columns, got {d!r:.80}")
-        return cls(tuple(map(_coordinate, columns)))
+            raise DataError(f"a transform must be described by a list of columns, got {d!r:.80}")
+        return cls(tuple(map(_column_transform, columns)))
 
     def __str__(self) -> str:
         kinds = {type(column) for column in self.columns}
-        return " and ".join(cls._noun for cls in COORDINATES.values() if cls in kinds)
+        return " and ".join(cls._noun for cls in COLUMN_TRANSFORMS.values() if cls in kinds)
 
 
-def _coordinate(d: object) -> Coordinate:
+def _column_transform(d: object) -> ColumnTransform:
     given = dict(d) if isinstance(d, Mapping) else {}
-    name = given.pop("coordinate", None)
-    cls = COORDINATES.get(name) if isinstance(name, str) else None
+    name = given.pop("transform", None)
+    cls = COLUMN_TRANSFORMS.get(name) if isinstance(name, str) else None
     if cls is None:
-        raise DataError(f"unknown coordinate {name!r}: expected one of {', '.join(COORDINATES)}")
+        raise DataError(
+            f"unknown transform {name!r}: expected one of {', '.join(COLUMN_TRANSFORMS)}"
+        )
     expected = {f.name for f in fields(cls)}
     if set(given) != expected:
         raise DataError(
@@ -326,63 +330,63 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-# Kernels of columns in other coordinates
+# Kernels of mapped columns
 
 
 @dataclass(frozen=True, repr=False)
-class Warped(Evaluated):
+class TransformedKernel(Evaluated):
     """A kernel of mapped columns, base(t(x), t(z)).
 
-    Length scales of the base are in units of the coordinates: standard deviations.
+    Length scales of the base are in units of the mapped columns: standard deviations.
 
     Parameters
     ----------
     base
-        The kernel; it sees rows in the coordinates.
-    coordinates
-        One coordinate t_j for each column.
+        The kernel; it sees mapped rows.
+    transform
+        One map t_j for each column.
     """
 
     base: Kernel
-    coordinates: Coordinates
+    transform: Transform
 
     _precedence: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         check_kernel("base", self.base)
-        if not isinstance(self.coordinates, Coordinates):
-            raise DataError(f"coordinates must be Coordinates, got {self.coordinates!r}")
+        if not isinstance(self.transform, Transform):
+            raise DataError(f"transform must be a Transform, got {self.transform!r}")
 
     def formula(self, xp: Any, X: Array, Z: Array) -> Array:
         """Return the block of the mapped rows."""
-        map_rows = self.coordinates.prepare(xp, Z)
+        map_rows = self.transform.prepare(xp, Z)
         return self.base.formula(xp, map_rows(X), map_rows(Z))
 
     def diagonal_formula(self, xp: Any, X: Array) -> Array:
         """Return the diagonal of the mapped rows."""
-        return self.base.diagonal_formula(xp, self.coordinates.prepare(xp, X)(X))
+        return self.base.diagonal_formula(xp, self.transform.prepare(xp, X)(X))
 
     def evaluator(self, Z: Array, *, log: bool = False) -> BlockEvaluator:
         """Return the functions of the base, of mapped rows."""
-        map_rows = self.coordinates.prepare(array_namespace(Z), Z)
+        map_rows = self.transform.prepare(array_namespace(Z), Z)
         return self.base.evaluator(map_rows(Z), log=log).after(map_rows)
 
     @property
     def unmapped(self) -> tuple[Any, Kernel]:
-        """The coordinates and the base."""
-        return self.coordinates, self.base
+        """The transform and the base."""
+        return self.transform, self.base
 
     def column_scales(self, n_columns: int) -> tuple[ColumnScale | None, ...]:
-        """Return those of the base, with the coordinates."""
-        pairs = zip(self.base.column_scales(n_columns), self.coordinates.columns, strict=True)
-        return tuple(scale and replace(scale, coordinate=coordinate) for scale, coordinate in pairs)
+        """Return those of the base, with the maps of the columns."""
+        pairs = zip(self.base.column_scales(n_columns), self.transform.columns, strict=True)
+        return tuple(scale and replace(scale, transform=transform) for scale, transform in pairs)
 
     def check(self, n_columns: int) -> None:
-        """Raise DataError if there is not one coordinate per column, or the base does."""
-        count = len(self.coordinates.columns)
+        """Raise DataError if there is not one map per column, or the base does."""
+        count = len(self.transform.columns)
         if count != n_columns:
             raise DataError(
-                f"the kernel has coordinates of {count} columns but the data have {n_columns} "
+                f"the kernel has a transform of {count} columns but the data have {n_columns} "
                 "columns: give one for each column"
             )
         self.base.check(n_columns)
@@ -393,7 +397,7 @@ class Warped(Evaluated):
 
     def pools(self, column: int) -> bool:
         """Whether the column's levels are pooled."""
-        return isinstance(self.coordinates.columns[column], Pooled)
+        return isinstance(self.transform.columns[column], PoolRare)
 
     @property
     def upper_bound(self) -> float | None:
@@ -401,4 +405,4 @@ class Warped(Evaluated):
         return self.base.upper_bound
 
     def __repr__(self) -> str:
-        return f"{self.base._operand(1)} of {self.coordinates}"
+        return f"{self.base._operand(1)} of {self.transform}"

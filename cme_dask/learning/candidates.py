@@ -8,7 +8,7 @@ import numpy as np
 
 from cme_dask.display import brief_repr
 from cme_dask.errors import DataError
-from cme_dask.kernels import Categorical, Coordinates, Gaussian, Kernel, Warped
+from cme_dask.kernels import Categorical, Gaussian, Kernel, Transform, TransformedKernel
 from cme_dask.kernels.length_scales import IGNORED, SCALES
 from cme_dask.numerics.problem import Regularization
 from cme_dask.numerics.resources import MemoryPlan
@@ -90,7 +90,7 @@ class Tuning:
 
 @dataclass(frozen=True)
 class KernelPoint:
-    """Kernel of one variable: its coordinates and a length scale for each column in them.
+    """Kernel of one variable: its transform and a length scale for each mapped column.
 
     The scale of a column that the kernel ignores is ``IGNORED``. The form is ``"given"``, without
     scales, for a kernel that is not learned.
@@ -122,15 +122,15 @@ class VariableKernels:
     given
         The kernel, where it is not learned.
     maps
-        Coordinates by their form, where it is.
+        Transforms by their form, where it is.
     """
 
     categorical: tuple[bool, ...]
     given: Kernel | None
-    maps: dict[str, Coordinates]
+    maps: dict[str, Transform]
 
     def inner(self, point: KernelPoint) -> Kernel:
-        """The kernel of rows in the coordinates."""
+        """The kernel of mapped rows."""
         if point.form == "given":
             assert self.given is not None
             return self.given
@@ -149,7 +149,7 @@ class VariableKernels:
     def kernel(self, point: KernelPoint) -> Kernel:
         """The kernel of rows as they are."""
         inner = self.inner(point)
-        return inner if point.form == "given" else Warped(inner, self.maps[point.form])
+        return inner if point.form == "given" else TransformedKernel(inner, self.maps[point.form])
 
 
 @dataclass(frozen=True)

@@ -76,9 +76,9 @@ def search_embedding(
     tol: float,
     callback: Callable[[str, int, int, float], None] = lambda stage, done, most, best: None,
 ) -> EmbeddingSearch:
-    """Search coordinates and length scales of the kernel of x by cross-validation.
+    """Search transforms and length scales of the kernel of x by cross-validation.
 
-    A grid of shared length scales in every form of coordinates; then each column with a much longer
+    A grid of shared length scales in every form of transform; then each column with a much longer
     one; then all together (``scipy.optimize``, COBYQA), between wider bounds where the best lies at
     one; columns without which nothing is lost are ignored.
 

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.optimize import minimize
 
 from cme_dask.errors import DataError
-from cme_dask.kernels import Coordinates, Kernel
+from cme_dask.kernels import Kernel, Transform
 from cme_dask.kernels.length_scales import IGNORED, SCALES, WIDEST
 from cme_dask.learning.candidates import (
     KernelPoint,
@@ -34,7 +34,7 @@ from cme_dask.learning.losses import (
     screened_folds,
 )
 from cme_dask.learning.partition import make_support
-from cme_dask.learning.transforms import constant_columns, coordinates
+from cme_dask.learning.transforms import constant_columns, learn_transform
 from cme_dask.numerics.crossval import HeldFold, over_folds
 from cme_dask.numerics.moments import Function
 from cme_dask.numerics.problem import Regularization
@@ -59,26 +59,26 @@ SearchCallback = Callable[[str, int, int, float | None, tuple[int, ...]], None]
 
 @dataclass(eq=False)
 class SearchedVariable:
-    """One variable of the search: its rows in each form of coordinates."""
+    """One variable of the search: its rows in each form of transform."""
 
     rows: Array
     weights: Array
     categorical: tuple[bool, ...]
     given: Kernel | None
-    maps: dict[str, Coordinates] = field(default_factory=dict)
+    maps: dict[str, Transform] = field(default_factory=dict)
     constant: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.given is None:
             for form in FORMS:
-                self.maps[form] = coordinates(self.rows, self.weights, self.categorical, form)
+                self.maps[form] = learn_transform(self.rows, self.weights, self.categorical, form)
             self.constant = tuple(constant_columns(self.rows, self.weights, self.categorical))
         # Categories have no scores: with nothing else there is one form only.
         self.forms = tuple(self.maps)[: 1 if all(self.categorical) else 2] or ("given",)
         self.values = {form: self.at(self.rows, form) for form in (*self.maps, "given")}
 
     def at(self, rows: Array, form: str) -> Array:
-        """Other rows in these coordinates."""
+        """Other rows, mapped alike."""
         return rows if form == "given" else np.asarray(self.maps[form](rows))
 
     def start(self, form: str, scale: float) -> KernelPoint:
@@ -218,7 +218,7 @@ def search_bytes(rows: int, columns: int, rank: int, folds: int) -> int:
     held = rows * rank + (2 * folds + 2) * rank**2
     # What one more is made from: its sections, the elimination, weighted copies.
     made = 8 * rows * rank
-    # Columns as they are and in their coordinates, sorted, in the order of the folds.
+    # Columns as they are and mapped, sorted, in the order of the folds.
     values = 6 * rows * columns
     return (_HELD_SIDES * held + made + values) * _WORD
 
@@ -259,9 +259,9 @@ def search(
     seed: int = 0,
     callback: SearchCallback | None = None,
 ) -> Search:
-    """Search coordinates, length scales and ridge by cross-validation on a row sample.
+    """Search transforms, length scales and ridge by cross-validation on a row sample.
 
-    A grid of shared length scales for every form of coordinates; then each column of x is tried
+    A grid of shared length scales for every form of transform; then each column of x is tried
     with a much longer one; then all are refined together (``scipy.optimize``, COBYQA) between 0.05
     and 50 standard deviations. Where the best ends at one of these bounds, it is refined again
     between 0.005 and 500. Columns with long scales are ignored altogether where nothing is lost by
@@ -417,7 +417,7 @@ def _refine(
 
 
 def _pair(x: KernelPoint, y: KernelPoint, scales: Sequence[float]) -> Pair:
-    """The same coordinates with other length scales."""
+    """The same transform with other length scales."""
     count = len(x.scales)
     return replace(x, scales=tuple(scales[:count])), replace(y, scales=tuple(scales[count:]))
 

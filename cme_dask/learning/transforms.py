@@ -9,10 +9,10 @@ from scipy.special import ndtri
 
 from cme_dask.data.columns import Columns
 from cme_dask.errors import DataError
-from cme_dask.kernels import Categorical, Gaussian, Kernel, Warped
-from cme_dask.kernels.transforms import Coordinate, Coordinates, Pooled, Scores, Standard
+from cme_dask.kernels import Categorical, Gaussian, Kernel, TransformedKernel
+from cme_dask.kernels.transforms import ColumnTransform, PoolRare, Scores, Standard, Transform
 
-# Coordinates of columns, learned from the row sample
+# Transforms of columns, learned from the row sample
 
 
 Array = Any
@@ -30,15 +30,15 @@ _STEEPEST = 1e100  # slope of a tail relative to that of the whole map: scores s
 _QUARTILE = 0.6744897501960817  # of the standard normal law
 
 
-def coordinates(
+def learn_transform(
     rows: Array,
     weights: Array,
     categorical: Sequence[bool],
     form: str,
     *,
     rare: int = RARE_ROWS,
-) -> Coordinates:
-    r"""Coordinates in which all columns have the same scale.
+) -> Transform:
+    r"""Transform after which all columns have the same scale.
 
     Numeric columns become (x - mean) / std, or normal scores: the increasing piecewise linear map
     through the points :math:`(v, \Phi^{-1}(P(X < v) + P(X = v) / 2))` of at most 255 values v of
@@ -79,7 +79,7 @@ def coordinates(
         )
     shares = weights / np.sum(np.sort(weights))  # sorted: the same for any order of the rows
     numeric = _standard if form == "standard" else _scores
-    return Coordinates(
+    return Transform(
         tuple(
             _pooled(column, shares, rare) if is_coded else numeric(*_sorted(column, shares))
             for column, is_coded in zip(rows.T, categorical, strict=True)
@@ -106,7 +106,7 @@ def constant_columns(rows: Array, weights: Array, categorical: Sequence[bool]) -
     Parameters
     ----------
     rows, weights, categorical
-        As in :func:`coordinates`.
+        As in :func:`learn_transform`.
     """
     return [
         j
@@ -121,7 +121,7 @@ def _is_constant(values: Array) -> bool:
     return bool(values[-1] / 2 - values[0] / 2 <= least / 2)
 
 
-def _standard(values: Array, shares: Array) -> Coordinate:
+def _standard(values: Array, shares: Array) -> ColumnTransform:
     if _is_constant(values):
         return Standard(float(values[0]), 1.0)
     unit = np.abs(values).max()  # squares of the values may leave the range
@@ -131,7 +131,7 @@ def _standard(values: Array, shares: Array) -> Coordinate:
     return Standard(float(unit * mean), deviation or 1.0)
 
 
-def _scores(values: Array, shares: Array) -> Coordinate:
+def _scores(values: Array, shares: Array) -> ColumnTransform:
     if _is_constant(values):
         return Standard(float(values[0]), 1.0)
     distinct, mass = _atoms(values, shares)
@@ -183,11 +183,11 @@ def _with_tails(knots: Array, scores: Array) -> tuple[Array, Array]:
     return knots, scores
 
 
-def _pooled(column: Array, shares: Array, rare: int) -> Coordinate:
+def _pooled(column: Array, shares: Array, rare: int) -> ColumnTransform:
     levels, mass = _atoms(*_sorted(column, shares))
     # Shares are sums: a level of exactly the least number of rows must not be lost to rounding.
     least = max(rare / len(column), RARE_SHARE) * (1 - 1e-9)
-    return Pooled(tuple(levels[mass >= least].tolist()))
+    return PoolRare(tuple(levels[mass >= least].tolist()))
 
 
 # Default length scales, until they are learned
@@ -207,7 +207,7 @@ def default_kernel(
     """
     if not columns.categories:
         return _of_varying(rows, weights, few, few_weights)
-    to_scale = coordinates(rows, weights, columns.categorical, "standard")
+    to_scale = learn_transform(rows, weights, columns.categorical, "standard")
     coded = [j for j, is_coded in enumerate(columns.categorical) if is_coded]
     numeric = [j for j, is_coded in enumerate(columns.categorical) if not is_coded]
     kernel: Kernel = Categorical(1.0)
@@ -215,7 +215,7 @@ def default_kernel(
         scaled, few_scaled = to_scale(rows)[:, numeric], to_scale(few)[:, numeric]
         gaussian = _of_varying(scaled, weights, few_scaled, few_weights)
         kernel = gaussian.on(numeric) * kernel.on(coded)
-    return Warped(kernel, to_scale)
+    return TransformedKernel(kernel, to_scale)
 
 
 def _of_varying(rows: Array, weights: Array, few: Array, few_weights: Array) -> Kernel:

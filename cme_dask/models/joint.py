@@ -23,6 +23,12 @@ from cme_dask.models.files import (
 )
 from cme_dask.models.law import ConditionalLaw
 from cme_dask.models.laws import Laws, base_laws, laws_of
+from cme_dask.models.location import (
+    LocationModel,
+    read_residual,
+    residual_arrays,
+    residual_description,
+)
 from cme_dask.models.points import (
     FloatArray,
     Labels,
@@ -32,7 +38,6 @@ from cme_dask.models.points import (
     query_points,
 )
 from cme_dask.models.relevance import LengthScales, length_scales, plot_relevance, scales_line
-from cme_dask.models.residual import Residual, read_residual, residual_arrays, residual_description
 from cme_dask.models.spectra import (
     SpectrumPair,
     plot_residual_trace,
@@ -109,7 +114,7 @@ class JointModel(Model, PredictedMeans):
     about: dict[str, Any]
     moments: dict[str, Array]
     base: float = 1.0
-    residual: Residual | None = None
+    residual: LocationModel | None = None
     spectra: tuple[SpectrumPair, ...] = ()
 
     def _answered(self) -> Columns:
@@ -510,7 +515,7 @@ def _size(name: str, variable: Variable, fit: dict[str, Any]) -> str:
 
 
 def _residual(about: dict[str, Any]) -> str:
-    """What the residual reference gained."""
+    """What the location model gained."""
     plain, moved = about["crps"]
     return f"laws moved to mu(x): held-out CRPS {moved:.4g}, plain {plain:.4g}"
 

@@ -185,7 +185,7 @@ def _check_adds(model: JointModel) -> None:
         )
     if model.residual is not None:
         raise DataError(
-            "this model has a residual reference, whose location depends on all rows, so that "
+            "this model has a location model, which depends on all rows, so that "
             "residuals of different parts don't add up: fit with "
             + remedy("residual=False", "--growing")
         )

@@ -159,7 +159,7 @@ def _row(name: str, variable: str, members: Sequence[ColumnScale | None]) -> Col
     if best is None:
         return ColumnRelevance(name, variable, math.nan, math.nan, math.nan)
     known = [m for m in members if m is not None]
-    standardised = best.coordinate is not None
+    standardised = best.transform is not None
     each = [0.0 if m.ignored else 1.0 / m.scale for m in known]
     relevance = sum(each) / len(each) if standardised or not any(each) else math.nan
     deviations = math.inf if best.ignored else best.scale if standardised else math.nan

@@ -8,7 +8,7 @@ import numpy as np
 from scipy.linalg import solve_triangular
 
 from cme_dask.errors import DataError, remedy
-from cme_dask.kernels.transforms import Coordinates
+from cme_dask.kernels.transforms import Transform
 from cme_dask.numerics.basis import Basis, eigenbasis
 from cme_dask.numerics.blocks import Moments, MomentSums
 from cme_dask.numerics.cells import ValueRange
@@ -24,7 +24,7 @@ _ROWS = 1 << 12  # whose kernel sections are held at once
 
 
 @dataclass(frozen=True, eq=False)
-class Location:
+class MeanFunction:
     r"""Location of columns z given x, :math:`\mu(x) = a + k(x, p) B + t(x) T`.
 
     The trend is linear in t(x), which is x itself within a range of it and goes on constant beyond:
@@ -73,15 +73,15 @@ class Residuals:
     constants, coefs, trends
         Those without each fold, shapes (F, q), (F, m, q) and (F, d, q); of a fold without weight
         those of all.
-    coordinates
-        z = coordinates(y); None for z = y.
+    transform
+        z = transform(y); None for z = y.
     """
 
-    location: Location
+    location: MeanFunction
     constants: Array
     coefs: Array
     trends: Array
-    coordinates: Coordinates | None = None
+    transform: Transform | None = None
 
     @property
     def n_folds(self) -> int:
@@ -90,7 +90,7 @@ class Residuals:
 
     def scores(self, y: Array) -> Array:
         """Columns z of the rows y, both of shape (n, q)."""
-        return y if self.coordinates is None else self.coordinates(y)
+        return y if self.transform is None else self.transform(y)
 
     def possible(self, z: Array, values: ValueRange) -> Array:
         """Coordinates z (..., q), brought to those of values that the columns of y can take."""
@@ -98,7 +98,7 @@ class Residuals:
         if not values.integer.any():
             return result
         rows = result.reshape(-1, result.shape[-1])
-        rows = rows if self.coordinates is None else self.coordinates.inverse()(rows)
+        rows = rows if self.transform is None else self.transform.inverse()(rows)
         return self.scores(values.possible(rows)).reshape(result.shape)
 
     def values(self, e: Array, x: Array, folds: Array) -> Array:
@@ -112,9 +112,9 @@ class Residuals:
             Rows and the fold of each, shapes (n, d) and (n,): their location has not seen it.
         """
         z = self.held_out(x, folds)[:, None, :] + e
-        if self.coordinates is None:
+        if self.transform is None:
             return z
-        return self.coordinates.inverse()(z.reshape(-1, z.shape[2])).reshape(z.shape)
+        return self.transform.inverse()(z.reshape(-1, z.shape[2])).reshape(z.shape)
 
     def held_out(self, x: Array, folds: Array) -> Array:
         """Mu at the rows of x, shape (n, q), each from all folds but its own, ``folds`` (n,)."""
@@ -247,7 +247,7 @@ def fit_location(
     moments: MomentSums,
     basis: Basis,
     columns: slice,
-    coordinates: Coordinates | None = None,
+    transform: Transform | None = None,
     ridges: Iterable[float] = RIDGES,
     *,
     within: tuple[Array, Array] | None = None,
@@ -266,8 +266,8 @@ def fit_location(
         Of x, on which to regress.
     columns
         Positions of the functions z among those of y.
-    coordinates
-        z = coordinates(y); None if they are the columns of y.
+    transform
+        z = transform(y); None if they are the columns of y.
     ridges
         Positive numbers.
     within
@@ -303,7 +303,7 @@ def fit_location(
     chosen = _simplest(np.array(errors), share)
     ridge = grid[chosen]
     whole = _Ridge.of(moments.means(), columns, low < high).solve(ridge)
-    location = Location(
+    location = MeanFunction(
         basis.kernel,
         basis.points,
         whole.constant,
@@ -321,7 +321,7 @@ def fit_location(
         coefs[fold] = _sections(basis, result.slope)
     loss = np.tensordot(share, np.array(errors), 1)
     return FittedLocation(
-        Residuals(location, constants, coefs, trends, coordinates),
+        Residuals(location, constants, coefs, trends, transform),
         ridge,
         loss[chosen, np.arange(loss.shape[1])],
         share @ np.array(baselines),

@@ -12,7 +12,7 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 
 from cme_dask.errors import DataError
-from cme_dask.kernels.transforms import Coordinate, Scores, Standard
+from cme_dask.kernels.transforms import ColumnTransform, Scores, Standard
 
 Array = Any
 
@@ -87,8 +87,8 @@ class MonotoneMaps:
         return np.stack(each, axis=1)
 
 
-def smooth_map(coordinate: Coordinate, rows: int) -> MonotoneMap:
-    r"""Return a map near a coordinate, without the kinks that its knots at single rows have.
+def smooth_map(transform: ColumnTransform, rows: int) -> MonotoneMap:
+    r"""Return a map near a transform, without the kinks that its knots at single rows have.
 
     Normal scores are interpolated at some of their knots: about :math:`2 n^{1/3} / 3` that are
     equally far apart as scores, and have at least 25 rows between them. Densities are multiplied
@@ -96,23 +96,23 @@ def smooth_map(coordinate: Coordinate, rows: int) -> MonotoneMap:
 
     Parameters
     ----------
-    coordinate
+    transform
         :class:`~cme_dask.kernels.Standard` or :class:`~cme_dask.kernels.Scores`.
     rows
-        How many rows n the coordinate was made from.
+        How many rows n the transform was made from.
 
     Raises
     ------
     DataError
         If levels of the column are pooled.
     """
-    if isinstance(coordinate, Standard):
-        step = max(coordinate.scale, abs(coordinate.shift))  # so that the two knots differ
+    if isinstance(transform, Standard):
+        step = max(transform.scale, abs(transform.shift))  # so that the two knots differ
         ends = np.array([-step, step])
-        return MonotoneMap(coordinate.shift + ends, ends / coordinate.scale)
-    if not isinstance(coordinate, Scores):
+        return MonotoneMap(transform.shift + ends, ends / transform.scale)
+    if not isinstance(transform, Scores):
         raise DataError("levels have no density: only standardised columns and normal scores do")
-    values, scores = np.asarray(coordinate.values), np.asarray(coordinate.scores)
+    values, scores = np.asarray(transform.values), np.asarray(transform.scores)
     at = _thinned(values, scores, rows)
     return MonotoneMap(values[at], scores[at])
 

@@ -11,7 +11,7 @@ import numpy as np
 from array_api_compat import array_namespace, device
 
 from cme_dask.errors import DataError, remedy
-from cme_dask.kernels.transforms import Coordinates
+from cme_dask.kernels.transforms import Transform
 
 # Sums over rows from which scores of predictions follow, and their standard errors by blocks
 
@@ -259,28 +259,28 @@ class Mapped:
 
     Parameters
     ----------
-    coordinates
+    transform
         Of the columns, d of them.
     events
         The events.
     """
 
-    coordinates: Coordinates
+    transform: Transform
     events: "ScoringFunctions"
 
     def __len__(self) -> int:
         """Number of columns and events."""
-        return len(self.coordinates.columns) + len(self.events)
+        return len(self.transform.columns) + len(self.events)
 
     @property
     def scores(self) -> Array:
         """Weights as of the events, 0 for the columns."""
-        return np.concatenate([np.zeros(len(self.coordinates.columns)), self.events.scores])
+        return np.concatenate([np.zeros(len(self.transform.columns)), self.events.scores])
 
     def __call__(self, rows: Array) -> Array:
         """Values of shape (n, d + q) at rows (n, d)."""
         xp = array_namespace(rows)
-        return xp.concat([self.coordinates(rows), self.events(rows)], axis=1)
+        return xp.concat([self.transform(rows), self.events(rows)], axis=1)
 
 
 ScoringFunctions = Thresholds | DeclaredFunctions | Mapped

@@ -1,4 +1,4 @@
-"""The residual reference: a location of y given x, and the joint distribution of x and the rest."""
+"""The location model: a mean function of y given x, and the law of what is left of y."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from cme_dask import kernels
 from cme_dask.config import SAMPLE_SIZE
 from cme_dask.data.model_file import ModelState
 from cme_dask.errors import DataError, StoreError
-from cme_dask.kernels.transforms import Coordinates
+from cme_dask.kernels.transforms import Transform
 from cme_dask.models.base import Custom
-from cme_dask.numerics.location import Location
+from cme_dask.numerics.location import MeanFunction
 from cme_dask.numerics.monotone import MonotoneMaps, smooth_map
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _PREFIX, _MODEL = "residual_", "residual_model_"
 
 
 @dataclass(frozen=True, eq=False)
-class Residual:
+class LocationModel:
     r"""Y = y(mu(x) + e): the law of e given x, moved to the location mu(x).
 
     The law of Y given X = x has the mass w_s(x) at the value nearest to y(mu(x) + e_s) that Y can
@@ -37,39 +37,39 @@ class Residual:
         mu(x), shape (n, d), of rows x (n, d_X), in the coordinates z of y.
     model
         Joint distribution of x and e = z(y) - mu(x).
-    coordinates
+    transform
         z(y) of each column; None for z = y.
     """
 
-    location: Location
+    location: MeanFunction
     model: "JointModel"
-    coordinates: Coordinates | None = None
+    transform: Transform | None = None
 
     def forward(self, y: Array) -> Array:
         """Coordinates z of the rows y, both of shape (n, d)."""
-        return y if self.coordinates is None else self.coordinates(y)
+        return y if self.transform is None else self.transform(y)
 
     def undo(self, z: Array) -> Array:
         """Rows y with these coordinates z, both of shape (n, d)."""
-        return z if self.coordinates is None else self.coordinates.inverse()(z)
+        return z if self.transform is None else self.transform.inverse()(z)
 
     def undo_column(self, z: Array, column: int) -> Array:
         """Values of one column of y with these coordinates z, both of any one shape."""
-        if self.coordinates is None:
+        if self.transform is None:
             return z
-        back = self.coordinates.columns[column].inverse()
+        back = self.transform.columns[column].inverse()
         return back(np, np.ravel(z)).reshape(np.shape(z))
 
     def smoothed(self) -> MonotoneMaps | None:
         """Smooth coordinates g(y) near z(y), see :func:`smooth_map`; None for z = y."""
-        if self.coordinates is None:
+        if self.transform is None:
             return None
         rows = min(int(self.model.about["rows"]), SAMPLE_SIZE)  # the knots are those of a sample
-        return MonotoneMaps(tuple(smooth_map(c, rows) for c in self.coordinates.columns))
+        return MonotoneMaps(tuple(smooth_map(c, rows) for c in self.transform.columns))
 
 
-def residual_arrays(residual: Residual) -> dict[str, Array]:
-    """Arrays of a residual reference in the state of its base model."""
+def residual_arrays(residual: LocationModel) -> dict[str, Array]:
+    """Arrays of a location model in the state of its base model."""
     location = residual.location
     return {
         f"{_PREFIX}points": location.points,
@@ -82,12 +82,12 @@ def residual_arrays(residual: Residual) -> dict[str, Array]:
     }
 
 
-def residual_description(residual: Residual) -> dict[str, Any]:
+def residual_description(residual: LocationModel) -> dict[str, Any]:
     """JSON description that belongs to :func:`residual_arrays`."""
-    coordinates = residual.coordinates
+    transform = residual.transform
     return {
         "kernel": residual.location.kernel.to_dict(),
-        "coordinates": None if coordinates is None else coordinates.to_dict(),
+        "transform": None if transform is None else transform.to_dict(),
         "model": residual.model.to_state().about,
     }
 
@@ -97,7 +97,7 @@ def read_residual(
     widths: tuple[int, int],
     read: Callable[[ModelState, Custom], "JointModel"],
     custom: Custom = None,
-) -> Residual | None:
+) -> LocationModel | None:
     """Inverse of both, for files that can't be trusted; None if there is none.
 
     Parameters
@@ -122,11 +122,11 @@ def read_residual(
     if metadata is None:
         return None
     try:
-        described, kernel, given = metadata["model"], metadata["kernel"], metadata["coordinates"]
+        described, kernel, given = metadata["model"], metadata["kernel"], metadata["transform"]
         if described.get("residual") is not None:
-            raise TypeError("a residual reference has none itself")
+            raise TypeError("a location model has none itself")
     except (KeyError, TypeError, AttributeError) as error:
-        raise StoreError(f"the model's residual reference is damaged: {error!r}") from error
+        raise StoreError(f"the location model is damaged: {error!r}") from error
     points, constant, coef, trend, low, high = (
         state.array(f"{_PREFIX}{name}", shape)
         for name, shape in {
@@ -139,12 +139,10 @@ def read_residual(
         }.items()
     )
     if not (low <= high).all():
-        raise StoreError(
-            "the model's residual reference has a trend of no range: restore it or fit it again"
-        )
+        raise StoreError("the location model has a trend of no range: restore it or fit it again")
     if len(points) != len(coef):
         raise StoreError(
-            f"the model's residual reference has {len(points)} points and {len(coef)} coefficients:"
+            f"the location model has {len(points)} points and {len(coef)} coefficients:"
             " restore it or fit it again"
         )
     arrays = {
@@ -156,13 +154,13 @@ def read_residual(
     result = tuple(len(v.columns.names) for v in (model.x, model.y))
     if result != widths or model.y.columns.categories:
         raise StoreError(
-            "the columns of the model's residual reference are not those of the model: restore it "
+            "the columns of the location model are not those of the model: restore it "
             "or fit it again"
         )
-    location = Location(
+    location = MeanFunction(
         _kernel(kernel, widths[0], custom), points, constant, coef, trend, low, high
     )
-    return Residual(location, model, None if given is None else _coordinates(given, widths[1]))
+    return LocationModel(location, model, None if given is None else _transform(given, widths[1]))
 
 
 def _kernel(described: Any, width: int, custom: Custom) -> kernels.Kernel:
@@ -171,15 +169,15 @@ def _kernel(described: Any, width: int, custom: Custom) -> kernels.Kernel:
     return kernel
 
 
-def _coordinates(described: Any, width: int) -> Coordinates:
+def _transform(described: Any, width: int) -> Transform:
     try:
-        coordinates = Coordinates.from_dict(described)
-        coordinates.inverse()
+        transform = Transform.from_dict(described)
+        transform.inverse()
     except DataError as error:
-        raise StoreError(f"the model's residual coordinates are damaged: {error}") from error
-    if len(coordinates.columns) != width:
+        raise StoreError(f"the location model's transform is damaged: {error}") from error
+    if len(transform.columns) != width:
         raise StoreError(
-            f"the model's residual reference has coordinates of {len(coordinates.columns)} columns "
+            f"the location model has a transform of {len(transform.columns)} columns "
             f"for {width}: restore it or fit it again"
         )
-    return coordinates
+    return transform

@@ -1,4 +1,4 @@
-"""Coordinates of columns: the maps, kernels of mapped columns, and maps learned from a sample."""
+"""Transforms of columns: the maps, kernels of mapped columns, and maps learned from a sample."""
 
 import json
 import math
@@ -14,28 +14,28 @@ from scipy.stats import norm
 from cme_dask.errors import DataError
 from cme_dask.kernels import (
     Categorical,
-    Coordinates,
     Custom,
     Delta,
     Gaussian,
     Laplace,
     Linear,
     Matern,
-    Pooled,
+    PoolRare,
     Scores,
     Standard,
-    Warped,
+    Transform,
+    TransformedKernel,
     from_dict,
 )
-from cme_dask.learning.transforms import KNOTS, coordinates
+from cme_dask.learning.transforms import KNOTS, learn_transform
 
 EPS = np.finfo(float).eps
 quick = settings(max_examples=60, deadline=None)
 
 # The maps.
 
-THREE = Coordinates(
-    (Standard(2.0, 0.5), Scores((-1.0, 0.0, 3.0), (-2.0, 0.5, 1.0)), Pooled((0.0, 3.0, 7.0)))
+THREE = Transform(
+    (Standard(2.0, 0.5), Scores((-1.0, 0.0, 3.0), (-2.0, 0.5, 1.0)), PoolRare((0.0, 3.0, 7.0)))
 )
 
 
@@ -94,7 +94,7 @@ def test_neighbouring_knots_have_no_slope_but_a_share():
 
 
 def test_all_levels_pooled():
-    np.testing.assert_array_equal(Pooled(())(np, np.array([0.0, 5.0, -1.0])), [0.0, 0.0, 0.0])
+    np.testing.assert_array_equal(PoolRare(())(np, np.array([0.0, 5.0, -1.0])), [0.0, 0.0, 0.0])
 
 
 def test_maps_follow_the_array_api():
@@ -124,7 +124,7 @@ BASES = [
 @pytest.mark.parametrize("base", BASES, ids=repr)
 def test_warped_is_the_base_of_mapped_rows(base):
     X, Z = rows(), rows(12, seed=1)
-    kernel, mapped = Warped(base, THREE), (slow(X), slow(Z))
+    kernel, mapped = TransformedKernel(base, THREE), (slow(X), slow(Z))
     expected, size = base(*mapped), 1 + np.abs(mapped[0]).max() ** 2
     np.testing.assert_allclose(kernel(X, Z), expected, 0, 40 * EPS * size)
     np.testing.assert_allclose(kernel.diagonal(X), base.diagonal(mapped[0]), 40 * EPS)
@@ -142,7 +142,7 @@ def test_warped_is_the_base_of_mapped_rows(base):
 
 def test_warped_logarithms():
     X, Z = rows(), rows(12, seed=1)
-    kernel = Warped(Gaussian(0.05)[0, 1] * Categorical(0.5)[2], THREE)
+    kernel = TransformedKernel(Gaussian(0.05)[0, 1] * Categorical(0.5)[2], THREE)
     logarithms = np.empty((12, 40))
     kernel.evaluator(Z, log=True)(X, logarithms)
     mapped, points = slow(X), slow(Z)
@@ -155,7 +155,7 @@ def test_warped_logarithms():
 def test_warped_writes_any_block_with_the_same_bits():
     X, Z = rows(), rows(12, seed=1)
     whole, parts = np.empty((12, 40)), np.empty((12, 40))
-    kernel = Warped(Laplace(1.0)[0, 1] * Categorical(0.5)[2], THREE)
+    kernel = TransformedKernel(Laplace(1.0)[0, 1] * Categorical(0.5)[2], THREE)
     kernel.evaluator(Z)(X, whole)
     write = kernel.evaluator(Z)
     for part in (slice(0, 17), slice(17, 18), slice(18, 40)):
@@ -164,20 +164,22 @@ def test_warped_writes_any_block_with_the_same_bits():
 
 
 def test_warped_in_words():
-    kernel = Warped(Gaussian(0.5)[0, 1] * Categorical(0.8)[2], THREE)
+    kernel = TransformedKernel(Gaussian(0.5)[0, 1] * Categorical(0.8)[2], THREE)
     text = (
         "Gaussian(length_scale=0.5)[0, 1] * Categorical(length_scale=0.8)[2] "
         "of standardised columns and normal scores and pooled levels"
     )
     assert repr(kernel) == text
     assert repr(2.0 * kernel) == f"2.0 * ({text})"
-    scores = Coordinates((Scores((0.0, 1.0), (-1.0, 1.0)),))
-    assert repr(Warped(Delta() + Delta(), scores)) == "(Delta() + Delta()) of normal scores"
+    scores = Transform((Scores((0.0, 1.0), (-1.0, 1.0)),))
+    assert (
+        repr(TransformedKernel(Delta() + Delta(), scores)) == "(Delta() + Delta()) of normal scores"
+    )
 
 
 def test_users_kernels_in_coordinates_are_supplied():
     custom = Custom("ones", lambda X, Z: np.ones((len(X), len(Z))), lambda X: np.ones(len(X)))
-    kernel = Warped(custom, THREE)
+    kernel = TransformedKernel(custom, THREE)
     assert from_dict(kernel.to_dict(), {"ones": custom}) == kernel
     with pytest.raises(DataError, match="was not supplied"):
         from_dict(kernel.to_dict())
@@ -196,14 +198,17 @@ def test_users_kernels_in_coordinates_are_supplied():
         (lambda: Scores((0.0, math.inf), (0.0, 1.0)), "values must be a finite number, got inf"),
         (lambda: Scores((-1.7e308, 1.7e308), (0.0, 1.0)), "must span a finite range"),
         (lambda: Scores("01", (0.0, 1.0)), "values must be a list of numbers"),
-        (lambda: Pooled((0.0, True)), "levels must be a finite number, got True"),
-        (lambda: Pooled((1.0, 0.0)), "levels must be ascending"),
-        (lambda: Coordinates(()), "columns must be at least one of Standard, Scores, Pooled"),
-        (lambda: Coordinates((Delta(),)), "columns must be at least one of"),
-        (lambda: Warped(1.0, THREE), "base must be a kernel"),
-        (lambda: Warped(Delta(), THREE.columns), "coordinates must be Coordinates"),
-        (lambda: Warped(Delta(), THREE).check(2), "coordinates of 3 columns but the data have 2"),
-        (lambda: Warped(Gaussian((1.0, 2.0)), THREE).check(3), "2 length scales"),
+        (lambda: PoolRare((0.0, True)), "levels must be a finite number, got True"),
+        (lambda: PoolRare((1.0, 0.0)), "levels must be ascending"),
+        (lambda: Transform(()), "columns must be at least one of Standard, Scores, PoolRare"),
+        (lambda: Transform((Delta(),)), "columns must be at least one of"),
+        (lambda: TransformedKernel(1.0, THREE), "base must be a kernel"),
+        (lambda: TransformedKernel(Delta(), THREE.columns), "transform must be a Transform"),
+        (
+            lambda: TransformedKernel(Delta(), THREE).check(2),
+            "transform of 3 columns but the data have 2",
+        ),
+        (lambda: TransformedKernel(Gaussian((1.0, 2.0)), THREE).check(3), "2 length scales"),
     ],
 )
 def test_bad_constructions(build, message):
@@ -219,17 +224,17 @@ def test_bad_constructions(build, message):
         ({"columns": "Standard"}, "described by a list of columns"),
         ({"columns": [], "x": 1}, "described by a list of columns"),
         ({"columns": []}, "columns must be at least one"),
-        ({"columns": [1]}, "unknown coordinate None"),
-        ({"columns": [{"coordinate": "Coordinate"}]}, "unknown coordinate 'Coordinate'"),
-        ({"columns": [{"coordinate": ["Standard"]}]}, "unknown coordinate"),
-        ({"columns": [{"coordinate": "Standard"}]}, "takes exactly the keys"),
-        ({"columns": [{"coordinate": "Pooled", "levels": [0], 3: 1}]}, "takes exactly the keys"),
-        ({"columns": [{"coordinate": "Pooled", "levels": {"a": 1}}]}, "must be a list of numbers"),
-        ({"columns": [{"coordinate": "Pooled", "levels": [[0.0]]}]}, "must be a finite number"),
+        ({"columns": [1]}, "unknown transform None"),
+        ({"columns": [{"transform": "ColumnTransform"}]}, "unknown transform 'ColumnTransform'"),
+        ({"columns": [{"transform": ["Standard"]}]}, "unknown transform"),
+        ({"columns": [{"transform": "Standard"}]}, "takes exactly the keys"),
+        ({"columns": [{"transform": "PoolRare", "levels": [0], 3: 1}]}, "takes exactly the keys"),
+        ({"columns": [{"transform": "PoolRare", "levels": {"a": 1}}]}, "must be a list of numbers"),
+        ({"columns": [{"transform": "PoolRare", "levels": [[0.0]]}]}, "must be a finite number"),
     ],
 )
 def test_hostile_dicts(d, message):
-    kernel = {"kernel": "Warped", "base": {"kernel": "Delta"}, "coordinates": d}
+    kernel = {"kernel": "TransformedKernel", "base": {"kernel": "Delta"}, "transform": d}
     with pytest.raises(DataError, match=message):
         from_dict(kernel)
 
@@ -240,7 +245,9 @@ def test_hostile_dicts(d, message):
 def learn(column, form="scores", weights=None, categorical=False, **options):
     column = np.asarray(column, dtype=float).reshape(-1, 1)
     weights = np.ones(len(column)) if weights is None else np.asarray(weights, dtype=float)
-    return coordinates(column, weights / weights.sum(), [categorical], form, **options).columns[0]
+    return learn_transform(column, weights / weights.sum(), [categorical], form, **options).columns[
+        0
+    ]
 
 
 def mid_rank_scores(column):
@@ -332,8 +339,8 @@ def test_order_of_the_rows_is_no_matter(column, random):
     random.shuffle(order)
     for form in ("standard", "scores"):
         for coded in (False, True):
-            one = coordinates(table, weights, [coded, False], form)
-            assert coordinates(table[order], weights[order], [coded, False], form) == one
+            one = learn_transform(table, weights, [coded, False], form)
+            assert learn_transform(table[order], weights[order], [coded, False], form) == one
 
 
 @quick
@@ -435,12 +442,12 @@ def test_extreme_weights_stay_finite():
 def test_rare_levels_are_pooled():
     counts = {0.0: 500, 1.0: 10, 2.0: 9, 5.0: 300}
     column = np.repeat(list(counts), list(counts.values()))
-    assert learn(column, categorical=True) == Pooled((0.0, 1.0, 5.0))
-    assert learn(column, categorical=True, rare=11) == Pooled((0.0, 5.0))
-    assert learn(column, categorical=True, rare=1) == Pooled((0.0, 1.0, 2.0, 5.0))
-    assert learn(np.tile(column, 50), categorical=True, rare=1) == Pooled((0.0, 1.0, 2.0, 5.0))
+    assert learn(column, categorical=True) == PoolRare((0.0, 1.0, 5.0))
+    assert learn(column, categorical=True, rare=11) == PoolRare((0.0, 5.0))
+    assert learn(column, categorical=True, rare=1) == PoolRare((0.0, 1.0, 2.0, 5.0))
+    assert learn(np.tile(column, 50), categorical=True, rare=1) == PoolRare((0.0, 1.0, 2.0, 5.0))
     many = np.repeat(list(counts), [50_000, 50, 40, 0])  # 0.1 % are 50.09
-    assert learn(many, categorical=True) == Pooled((0.0,))
+    assert learn(many, categorical=True) == PoolRare((0.0,))
     weights = np.where(column == 2.0, 3.0, 1.0)
     assert 2.0 in learn(column, weights=weights, categorical=True).levels
 
@@ -449,4 +456,4 @@ def test_bad_arguments():
     with pytest.raises(DataError, match="form must be 'standard' or 'scores', got 'ranks'"):
         learn([0.0, 1.0], "ranks")
     with pytest.raises(DataError, match="tell of each of 2 columns, got 1"):
-        coordinates(np.zeros((3, 2)), np.ones(3), [True], "scores")
+        learn_transform(np.zeros((3, 2)), np.ones(3), [True], "scores")
