@@ -28,7 +28,6 @@ from cme_dask.numerics.moments import MomentSpec, Side, moment_cost
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.reduction import Cost, Extent
 from cme_dask.numerics.support import Support
-from cme_dask.passes.cost import PassWork
 from cme_dask.passes.driver import Executor
 from cme_dask.passes.memory import MemoryBudget, task_bytes, waiting_bytes
 from cme_dask.passes.moments import make_moments, predict_moments
@@ -341,8 +340,6 @@ def test_memory_and_cost_know_the_cells():
     assert task_bytes(cost, extent, run) - task_bytes(bare, extent, run) == 8 * more_words
     X, Y, _, spec, cells = joint_case(1000)
     sample = open_sample(X, Y)
-    assert PassWork.of(sample, spec, [run], 2, cells).cells == 80
-    assert PassWork.of(sample, spec, [run], 2).cells == 0
     budget = MemoryBudget(Executor("threads", 2), 1 << 40, ())
     plans = [
         predict_moments(sample, spec.ranks, spec.width, 5, budget, cells=some)[1].predicted

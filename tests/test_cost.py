@@ -1,8 +1,7 @@
-"""The cost model: counts against what is counted otherwise, seconds right in structure."""
+"""What a fit would cost: its plan is the fit up to its pass, whose seconds are those of strips."""
 
 import json
 import os
-from dataclasses import replace
 from itertools import pairwise
 
 import dask.array as da
@@ -19,63 +18,15 @@ from cme_dask.data.sources import ArraySource, ZarrSource
 from cme_dask.errors import DataError, ResourceError
 from cme_dask.numerics.basis import BlockSolve, NewtonBasis
 from cme_dask.numerics.moments import MomentSpec, Side
-from cme_dask.passes import cost as measuring
-from cme_dask.passes.cost import (
-    PassWork,
-    Rates,
-    busiest_rows,
-    bytes_read,
-    predict_seconds,
-    round_seconds,
-)
+from cme_dask.numerics.reduction import Reduction
+from cme_dask.passes import cost as timing
+from cme_dask.passes.cost import busiest_rows, bytes_read, time_pass
 from cme_dask.passes.driver import Executor
+from cme_dask.passes.moments import moment_reduction
 from cme_dask.passes.plan import Run, plan_runs
 from cme_dask.passes.sources import open_sample
 
 GAUSSIAN = kernels.Gaussian(0.3)
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """Rates are measured as always, in less time and less well."""
-    monkeypatch.setattr(measuring, "_SHORT", 0.0)
-    monkeypatch.setattr(measuring, "_LONG", 0.0)
-
-
-def rates(**changes):
-    values = {
-        "workers": 2,
-        "cores": 2,
-        "sections": 1e-7,
-        "elimination": 2e-7,
-        "update": 3e-7,
-        "reading": 1e-8,
-        "reading_cores": 0.0,
-        "partial": 1e-3,
-        "gemm": 1e11,
-        "gemm_one": 5e10,
-        "eigen": 3e-10,
-        "startup": 0.0,
-    }
-    return Rates(**values | changes)
-
-
-def work(n=10**6, ranks=(50, 40), n_folds=10, workers=2):
-    runs = plan_runs(n, 0, workers, 1e-6)
-    width = sum(ranks) + 4
-    elimination = sum(BlockSolve.whole(m).flops for m in ranks)
-    return PassWork(
-        rows=n,
-        ranks=ranks,
-        width=width,
-        n_folds=n_folds,
-        elimination_flops=elimination,
-        update_flops=width**2,
-        tasks=len(runs),
-        strips=sum(run.strips for run in runs),
-        busiest=busiest_rows(runs, workers),
-        bytes_read=24 * n,
-    )
 
 
 def spec_of(rank=40, n_folds=3, between=None):
@@ -102,20 +53,13 @@ def counted_flops(form):
 
 @pytest.mark.parametrize("between", [None, BlockSolve((0, 25, 40), solved=False)])
 def test_flops_are_those_of_the_products(between):
-    spec, parts = spec_of(between=between)
-    sample = open_sample(*parts)
-    runs = [Run(0, 300, 4096)]
-    found = PassWork.of(sample, spec, runs, 2)
+    spec, _ = spec_of(between=between)
     width = 40 + 40 + 1 + 3
-    assert (found.ranks, found.width) == ((40, 40), width)
-    forms = [side.eliminated for side in spec.sides]
-    assert found.elimination_flops == sum(counted_flops(form) for form in forms)
+    assert (spec.ranks, spec.width) == ((40, 40), width)
+    solves = sum(counted_flops(side.eliminated) for side in spec.sides)
+    assert sum(side.eliminated.flops for side in spec.sides) == solves
     # A symmetric result has half of the 2 P^2 operations of a product.
-    assert found.update_flops == width**2
-    assert found.flops == 300 * (found.elimination_flops + width**2) == 300 * spec.flops
-    assert found.kernel_values == 300 * 80
-    assert found.bytes_read == 300 * 3 * 8
-    assert (found.tasks, found.strips, found.busiest) == (1, 1, 300)
+    assert spec.flops == solves + width**2
 
 
 def test_the_flops_of_a_whole_solve_and_update_approach_two_m_squared():
@@ -124,82 +68,107 @@ def test_the_flops_of_a_whole_solve_and_update_approach_two_m_squared():
     assert BlockSolve.whole(m).flops == m**2
 
 
-def test_sums_by_cell_are_a_part_of_the_pass():
-    bare, summed = predict_seconds(work(), rates()), predict_seconds(work(), rates(cells=1e-7))
-    assert bare.cells == 0.0
-    assert summed.cells == pytest.approx(work().busiest * 2 * 1e-7)
-    assert summed.one_pass - bare.one_pass == pytest.approx(summed.cells)
+class Clock:
+    """Seconds that pass only where a test says so."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def perf_counter(self):
+        return self.now
 
 
-def test_solution_flops_are_those_of_its_products():
-    one = work(ranks=(30,), n_folds=1)
-    assert one.solutions == 0
-    assert one.solve_flops == 6 * 30**3
-    two = work(ranks=(30, 30), n_folds=1)
-    assert two.solutions == 1
-    # 6 m^3 a basis: frame, gram, frame, and vectors; 4 products of a pair for H and its residual.
-    assert two.solve_flops == 2 * 6 * 30**3 + (2 * 6 + 16) * 30**3
-    folds = work(ranks=(30, 30), n_folds=10)
-    assert folds.solutions == 11
-    assert folds.solve_flops == 2 * 6 * 30**3 + 11 * 28 * 30**3
+class Slow(Reduction):
+    """Half a second for each strip, and a millisecond for each of its rows."""
+
+    def __init__(self, clock):
+        self.clock = clock
+
+    def update(self, state, strip):
+        self.clock.now += 0.5 + 1e-3 * len(strip)
+        return len(strip)
 
 
-@settings(max_examples=40, deadline=None)
-@given(
-    n=st.integers(10**4, 10**8),
-    ranks=st.lists(st.integers(1, 500), min_size=1, max_size=2),
-    workers=st.sampled_from([1, 2, 7]),
+@pytest.mark.parametrize("chunk_rows", [0, 3000])
+def test_seconds_of_the_pass_are_those_of_its_strips(tmp_path, monkeypatch, chunk_rows):
+    """Rows, strips and bytes each count with the time that they take, whatever else takes time."""
+    clock = Clock()
+    x = np.zeros((50_000, 2))
+    if chunk_rows:
+        write_store(tmp_path / "s.zarr", x, x[:, 0], chunk_rows=chunk_rows)
+    sample = open_sample(tmp_path / "s.zarr" if chunk_rows else x)
+    strips_of = timing.strips_of
+
+    def slowly(run, reading, sources):
+        clock.now += 100.0 if run.rows == 1 else 0.0  # the way to the first row
+        for strip in strips_of(run, reading, sources):
+            clock.now += 2e-6 * 24 * len(strip) if run.rows > 1 else 0.0
+            yield strip
+
+    monkeypatch.setattr(timing, "time", clock)
+    monkeypatch.setattr(timing, "strips_of", slowly)
+    runs = plan_runs(50_000, chunk_rows, 1, 1e-3)
+    executor = Executor.resolve("synchronous")
+    cost = time_pass(sample, Slow(clock), 0.0, runs, executor)
+    strips = -(-50_000 // 4096)
+    assert (cost.rows, cost.strips, cost.tasks, cost.workers) == (50_000, strips, len(runs), 1)
+    assert cost.computing == pytest.approx(50.0)
+    assert cost.sums == pytest.approx(0.5 * strips)
+    row_bytes = sum(source.row_bytes for source in sample.reads)
+    timed = -(-3 * 4096 // chunk_rows) * chunk_rows if chunk_rows else 3 * 4096
+    waited = 3 * 4096 * 24 * 2e-6  # while so many bytes came
+    assert cost.reading == pytest.approx(waited * cost.bytes_read / timed / row_bytes, rel=0.05)
+    assert cost.scheduling == pytest.approx(1e-3 * len(runs), abs=1e-9)
+    assert cost.seconds == pytest.approx(
+        cost.computing + cost.reading + cost.sums + cost.scheduling
+    )
+    assert cost.rows_per_second == pytest.approx(50_000 / cost.seconds)
+
+
+def test_of_strips_that_would_take_long_a_part_is_timed(monkeypatch):
+    seen = []
+
+    class Rows(Reduction):
+        def update(self, state, strip):
+            seen.append(len(strip))
+            return 0
+
+    x = np.zeros((300_000, 1))
+    runs = plan_runs(len(x), 0, 1, 1.0)
+    executor = Executor.resolve("synchronous")
+    assert runs[0].length == 8192
+    time_pass(open_sample(x), Rows(), 1.0, runs, executor)
+    assert [rows for rows in seen if rows] == [8192] * 3
+    seen.clear()
+    time_pass(open_sample(x), Rows(), 1e9, runs, executor)
+    assert [rows for rows in seen if rows] == [4096] * 3
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "weighted"),
+    [("threads", True), ("synchronous", False), ("processes", False)],
 )
-def test_the_model_is_monotone_and_linear(n, ranks, workers):
-    ranks = tuple(ranks)
-    measured = rates(workers=workers, cores=workers)
-    small = work(n, ranks, workers=workers)
-    assert small.busiest * workers >= n
-    seconds = predict_seconds(small, measured)
-    per_row = small.busiest * workers
-    # Linear in the rows of the busiest worker, each part with its own rate.
-    assert seconds.sections == pytest.approx(per_row * measured.sections)
-    assert seconds.elimination == pytest.approx(per_row * measured.elimination)
-    assert seconds.update == pytest.approx(per_row * measured.update)
-    assert seconds.limit == pytest.approx(n * (small.flops / n) / measured.gemm)
-    # Twice the rows cut alike: twice the seconds of the pass; the solution does not know n.
-    twice = replace(
-        small,
-        rows=2 * n,
-        busiest=2 * small.busiest,
-        tasks=2 * small.tasks,
-        strips=2 * small.strips,
-    )
-    double = predict_seconds(twice, measured)
-    assert double.sections + double.update == pytest.approx(2 * (seconds.sections + seconds.update))
-    assert double.limit == pytest.approx(2 * seconds.limit)
-    assert double.one_pass > seconds.one_pass
-    assert double.solution == seconds.solution
-    # More pivots: more of everything that depends on them.
-    more = predict_seconds(work(n, tuple(m + 1 for m in ranks), workers=workers), measured)
-    assert more.solution > seconds.solution
-    assert more.limit > seconds.limit
-    faster = predict_seconds(small, replace(measured, update=measured.update / 2))
-    assert faster.one_pass < seconds.one_pass
+def test_strips_of_moments_are_timed_on_all_workers(scheduler, weighted):
+    spec, (X, Y) = spec_of()
+    X, Y = np.tile(X, (30, 1)), np.tile(Y, (30, 1))
+    sample = open_sample(X, Y, weights=np.ones(len(X)) if weighted else None)
+    executor = Executor.resolve(scheduler, 2)
+    runs = plan_runs(len(X), 0, 2, 1e-6)
+    cost = time_pass(sample, moment_reduction([spec]), spec.flops, runs, executor)
+    assert cost.workers == executor.workers
+    assert cost.rows == len(X)
+    for name in ("computing", "reading", "sums", "scheduling"):
+        assert 0.0 <= getattr(cost, name) < 1000.0
+    assert cost.sums > 0.0
 
 
-def test_reading_runs_beside_computing_but_not_on_the_same_core():
-    slow = rates(reading=5e-6)
-    bound = predict_seconds(work(), slow)
-    rows = work().busiest * 2
-    assert bound.sections + bound.elimination + bound.update + bound.reading == pytest.approx(
-        rows * 5e-6
-    )
-    assert predict_seconds(work(), rates()).reading == 0.0
-    busy = predict_seconds(work(), rates(reading_cores=2e-7))
-    assert busy.reading == pytest.approx(rows * 1e-7)  # two cores decode, besides all else
-    spare = predict_seconds(work(), rates(reading_cores=2e-7, cores=4))
-    assert spare.reading == 0.0
-
-
-def test_a_round_costs_whole_solves():
-    one = round_seconds(work(ranks=(100,)), rates())
-    assert one == pytest.approx(work().busiest * 2 * (1e-7 + 100**2 / 1e11))
+def test_strips_are_timed_on_the_workers_of_a_cluster(cluster):
+    spec, (X, Y) = spec_of()
+    sample = open_sample(da.from_array(X, chunks=(100, 2)), da.from_array(Y, chunks=(100, 1)))
+    executor = Executor.resolve(cluster)
+    cost = time_pass(sample, moment_reduction([spec]), spec.flops, [Run(0, 300, 4096)], executor)
+    assert cost.workers == 2
+    assert 0.0 < cost.seconds < 1000.0
 
 
 @settings(max_examples=50, deadline=None)
@@ -226,33 +195,6 @@ def test_bytes_count_straddled_chunks_twice(tmp_path):
     assert bytes_read(ArraySource(x.astype(np.float32)), runs) == 10_000 * 12
 
 
-@pytest.mark.parametrize("scheduler", ["threads", "synchronous"])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_rates_are_measured_and_add_up(tmp_path, scheduler, weighted):
-    spec, (X, Y) = spec_of()
-    weights = np.ones(300) if weighted else None
-    sample = open_sample(X, Y, weights=weights)
-    executor = Executor.resolve(scheduler, 2)
-    found = measuring.measure_rates(sample, spec, (X, Y), [Run(0, 300, 4096)], executor)
-    assert found.workers == executor.workers
-    assert found.computing > 0.0
-    for name in ("sections", "elimination", "update", "reading", "startup"):
-        assert getattr(found, name) >= 0.0
-    for name in ("partial", "gemm", "gemm_one", "eigen"):
-        assert 0.0 < getattr(found, name) < np.inf
-    assert found.gemm_one <= found.gemm
-
-
-def test_rates_are_measured_on_the_workers_of_a_cluster(cluster):
-    spec, (X, Y) = spec_of()
-    sample = open_sample(da.from_array(X, chunks=(100, 2)), da.from_array(Y, chunks=(100, 1)))
-    executor = Executor.resolve(cluster)
-    found = measuring.measure_rates(sample, spec, (X, Y), [Run(0, 300, 4096)], executor)
-    assert (found.workers, found.cores) == (2, 2)
-    assert found.reading == 0.0  # of Dask arrays
-    assert found.computing > 0.0
-
-
 def rows(n=140_000):
     rng = np.random.default_rng(0)
     x = rng.random((n, 2))
@@ -270,9 +212,8 @@ def test_a_plan_is_the_fit_up_to_its_pass():
     fit = estimator.fit(x, y, scheduler="threads", **options)
     assert plan.ranks == (fit.basis_x_.rank, fit.basis_y_.rank)
     assert plan.arithmetic == fit.arithmetic_.name
-    assert (plan.rows, plan.work.n_folds) == (fit.report_.rows, 4)
-    assert (plan.work.tasks, plan.work.strips) == (fit.report_.tasks, fit.report_.strips)
-    assert plan.work.width == sum(plan.ranks) + 1 + 3 + 1
+    made = plan.moment_pass
+    assert (made.rows, made.tasks, made.strips) == (140_000, fit.report_.tasks, fit.report_.strips)
     memory = fit.report_.memory  # its limit is what happens to be free
     assert (plan.memory.predicted, plan.memory.phase) == (memory.predicted, memory.phase)
     assert plan.passes == fit.n_passes_ == 1
@@ -282,19 +223,20 @@ def test_a_plan_is_the_fit_up_to_its_pass():
     told = json.loads(json.dumps(plan.to_dict()))
     assert [v["rank"] for v in told["variables"]] == list(plan.ranks)
     assert told["rounds"] == 0
-    assert told["flops"] == plan.work.flops
+    assert told["pass_seconds"] == plan.moment_pass.seconds
+    # Of the same strips, scaled: whatever the machine does meanwhile, the order is right.
+    assert plan.moment_pass.seconds < 20 * fit.report_.pass_seconds + 1.0
+    assert fit.report_.pass_seconds < 20 * plan.moment_pass.seconds + 1.0
 
 
 def test_a_plan_of_features_and_of_rounds():
     x, _ = rows(20_000)
     plan = PivotedCholesky(GAUSSIAN, tol=1e-3).plan(x, workers=1, scheduler="threads")
     assert plan.ranks == (PivotedCholesky(GAUSSIAN, tol=1e-3).fit(x).basis_.rank,)
-    assert plan.work.solutions == 0
     greedy = PivotedCholesky(GAUSSIAN, tol=1e-3, pivots="greedy").plan(x, workers=1)
     assert greedy.in_rounds
     assert greedy.to_dict()["rounds"] is None
     assert greedy.variables[0].pivots == "greedy"
-    assert greedy.round_seconds > 0.0
     given = PivotedCholesky(GAUSSIAN, pivots=x[:7]).plan(x, workers=1)
     assert (given.ranks, given.variables[0].pivots) == ((7,), "given")
 
@@ -322,12 +264,12 @@ def test_dry_run_tells_and_writes_nothing(tmp_path, monkeypatch, brief_search):
     code, out, err = run("fit", "s.zarr", "--dry-run", *options, "--json")
     assert code == 0, err
     told = json.loads(out)
-    assert (told["rows"], told["passes"], told["rates"]["workers"]) == (20_000, 1, 2)
+    assert (told["rows"], told["passes"], told["pass"]["workers"]) == (20_000, 1, 2)
     assert set(told["memory"]) == {"predicted", "limit", "place", "phase"}
     assert told["seconds"] == pytest.approx(sum(told["parts"].values()))
     code, out, err = run("fit", "s.zarr", "--dry-run", *options, "--pivots", "greedy")
     assert code == 0, err
-    for text in ("basis of y", "greedy pivots", "not known", "kernel sections", "in all", "limit"):
+    for text in ("basis of y", "greedy pivots", "not known", "pass: computing", "in all", "rows/s"):
         assert text in out
     assert os.listdir() == ["s.zarr"]
     code, out, err = run("fit", "s.zarr", *options)

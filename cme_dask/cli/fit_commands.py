@@ -74,7 +74,7 @@ from cme_dask.config import TOL
     "--dry-run",
     is_flag=True,
     help="Only predict ranks, passes, seconds by part and peak memory, from the row sample and "
-    "rates measured in about a second; --out is not needed.",
+    "three strips of the pass computed on each worker; --out is not needed.",
 )
 @checkpoint_options
 @compute_options

@@ -206,7 +206,7 @@ def memory_line(memory: Result) -> str:
 
 def plan_tables(result: Result) -> list[RenderableType]:
     """Of ``cme-dask fit --dry-run``."""
-    work, rates, memory = result["work"], result["rates"], result["memory"]
+    moments, memory = result["pass"], result["memory"]
     lines = [
         (
             f"basis of {v['name']}",
@@ -220,8 +220,9 @@ def plan_tables(result: Result) -> list[RenderableType]:
         (
             "passes",
             f"{result['passes']} over {number(result['rows'])} rows, reading "
-            f"{format_bytes(work['bytes_read'])}, {number(work['strips'])} strips in "
-            f"{number(work['tasks'])} tasks on {rates['workers']} workers ({result['scheduler']})",
+            f"{format_bytes(moments['bytes_read'])}, {number(moments['strips'])} strips in "
+            f"{number(moments['tasks'])} tasks on {moments['workers']} workers "
+            f"({result['scheduler']})",
         ),
         (
             "peak memory",
@@ -235,16 +236,16 @@ def plan_tables(result: Result) -> list[RenderableType]:
         lines.append(
             (
                 "rounds",
-                f"a pass of {result['round_seconds']:.3g} s each at these ranks, which are those "
-                "of sampled pivots; how many is not known before",
+                f"each at most as long as the pass, {result['pass_seconds']:.3g} s at these ranks, "
+                "which are those of sampled pivots; how many is not known before",
             )
         )
     seconds = [(name, f"{value:.3g}") for name, value in result["parts"].items()]
     total = result["seconds"]
     caption = (
-        f"The first three as measured now, the others predicted from measured rates. Matrix "
-        f"products of the pass, {result['flops']:.2e} operations at {rates['gemm'] / 1e9:.0f} "
-        f"GFlop/s: {result['limit_seconds']:.3g} s of its {result['pass_seconds']:.3g} s."
+        f"Before the pass as measured now; the pass, {result['pass_seconds']:.3g} s or "
+        f"{result['pass_rows_per_second']:,.0f} rows/s, from three strips of it on each worker; "
+        "the solution from one eigendecomposition."
     )
     return [
         facts(f"{result['store']} (plan of a fit)", lines),

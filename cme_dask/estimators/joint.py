@@ -353,8 +353,8 @@ class JointDistribution(JointPartialFit, BaseEstimator):  # type: ignore[misc]
     ) -> FitPlan:
         """What :meth:`fit` would do and take: ranks, passes, seconds by part, peak memory.
 
-        Reads the row sample, chooses pivots on it, tries the arithmetic, and measures rates for
-        about a second where the fit would run; no pass is made and nothing is kept.
+        Reads the row sample, chooses pivots on it, tries the arithmetic, and times three strips of
+        the pass on each worker where the fit would run; no whole pass is made and nothing is kept.
 
         Parameters
         ----------

@@ -17,24 +17,20 @@ from cme_dask.estimators.recipe import (
 )
 from cme_dask.kernels import Kernel
 from cme_dask.learning.transforms import HEURISTIC_ROWS
-from cme_dask.numerics.basis import Basis
+from cme_dask.numerics.basis import Basis, eigenbasis
 from cme_dask.numerics.cells import CellSpec
 from cme_dask.numerics.moments import MomentSpec, joint_width
 from cme_dask.numerics.precision import ComputeMode
 from cme_dask.numerics.resources import MemoryPlan, one_blas_thread
-from cme_dask.passes.cost import (
-    PassSeconds,
-    PassWork,
-    Rates,
-    measure_rates,
-    predict_seconds,
-    round_seconds,
-)
+from cme_dask.passes.cost import PassCost, time_pass
 from cme_dask.passes.memory import MemoryBudget
-from cme_dask.passes.moments import predict_moments
+from cme_dask.passes.moments import moment_reduction, predict_moments
 
 RESIDUAL_FINALISTS = 3
 """Learned kernels of residuals that are compared on all rows."""
+
+_ORDER = 384  # of the largest eigenproblem that is timed
+_PRODUCTS = 4  # of the order of a basis: 8 m_X m_Y (m_X + m_Y) operations for both
 
 Specify = Callable[[Sequence[Basis]], tuple[MomentSpec, ComputeMode]]
 
@@ -136,9 +132,10 @@ class FitPlan:
     """What a fit would do, what it would take, and where the time would go.
 
     Ranks, arithmetic, tasks and strips are those of the fit: its pivots have been chosen on the row
-    sample. Seconds before the pass were measured on the way; those of the pass and of the
-    solution are predicted from measured rates. Rounds of pivots over all rows (``greedy``,
-    ``random``, and where sampled pivots turn out to have missed something) come on top.
+    sample. Seconds before the pass were measured on the way; those of the pass are predicted from
+    three of its strips on each worker, and those of the solution from an eigendecomposition. Rounds
+    of pivots over all rows (``greedy``, ``random``, and where sampled pivots turn out to have
+    missed something) come on top; each takes no longer than the pass.
 
     Attributes
     ----------
@@ -150,16 +147,12 @@ class FitPlan:
         Kind of scheduler.
     passes
         Passes over the rows, rounds of pivots aside.
-    work
-        What the moment pass does, counted: for the best finalist, and in ``also`` for the others.
-    rates
-        What was measured: medians, of all finalists together.
+    moment_pass
+        Predicted: what the pass that makes the moments takes, for all finalists together.
     sample_seconds, pivot_seconds, trial_seconds
         Measured: reading the row sample; choosing the pivots; trying the arithmetic.
-    pass_seconds
-        Predicted: the parts of the moment pass, and the solution.
-    round_seconds
-        Predicted: one round of pivots over all rows at these ranks.
+    solution_seconds
+        Predicted: the dense algebra after the pass.
     memory
         Predicted peak of the fit, the limit, where and in which phase it is tightest.
     finalists
@@ -180,13 +173,11 @@ class FitPlan:
     arithmetic: str
     scheduler: str
     passes: int
-    work: PassWork
-    rates: Rates
+    moment_pass: PassCost
     sample_seconds: float
     pivot_seconds: float
     trial_seconds: float
-    pass_seconds: PassSeconds
-    round_seconds: float
+    solution_seconds: float
     memory: MemoryPlan
     finalists: int = 1
     search_seconds: float = 0.0
@@ -197,12 +188,12 @@ class FitPlan:
     @property
     def rows(self) -> int:
         """Number of rows n."""
-        return self.work.rows
+        return self.moment_pass.rows
 
     @property
     def ranks(self) -> tuple[int, ...]:
         """Numbers of pivots of the best finalist, a number per variable."""
-        return self.work.ranks
+        return tuple(variable.rank for variable in self.variables)
 
     @property
     def in_rounds(self) -> bool:
@@ -212,7 +203,6 @@ class FitPlan:
     @property
     def parts(self) -> dict[str, float]:
         """Seconds by part, in the order of the fit."""
-        one = self.pass_seconds
         searched = {"search for kernels": self.search_seconds} if self.search_seconds else {}
         screened = (
             {"trial of a location model": self.screening_seconds} if self.screening_seconds else {}
@@ -227,14 +217,11 @@ class FitPlan:
             **screened,
             "choice of pivots": self.pivot_seconds,
             "trial of the arithmetic": self.trial_seconds,
-            "kernel sections": one.sections,
-            "elimination": one.elimination,
-            "rank-k update and rest": one.update,
-            **({"sums by cell": one.cells} if one.cells else {}),
-            "reading beyond that": one.reading,
-            "partial sums": one.sums,
-            "scheduling": one.scheduling,
-            "solution": one.solution,
+            "pass: computing": self.moment_pass.computing,
+            "pass: waiting for rows": self.moment_pass.reading,
+            "pass: partial sums": self.moment_pass.sums,
+            "pass: scheduling": self.moment_pass.scheduling,
+            "solution": self.solution_seconds,
             **again,
         }
 
@@ -254,29 +241,14 @@ class FitPlan:
             known = self.second
             rest = known.seconds - known.sample_seconds - known.search_seconds
             return rest, rest
-        totals = [sum(ranks) for ranks in self._ranks_of_sets]
-        count = min(self.finalists, RESIDUAL_FINALISTS)
-        least, most = (count * self._pass_of_one(total) for total in (min(totals), max(totals)))
+        # What a finalist takes grows about with the square of its ranks.
+        squares = [
+            sum(ranks) ** 2 for ranks in zip(*(v.ranks for v in self.variables), strict=True)
+        ]
+        again = self.pivot_seconds + self.trial_seconds + self.moment_pass.seconds
+        unit = min(self.finalists, RESIDUAL_FINALISTS) * (again + self.solution_seconds)
+        least, most = (unit * square / sum(squares) for square in (min(squares), max(squares)))
         return (0.0 if self.residual == "auto" else least), self.search_seconds + most
-
-    @property
-    def _ranks_of_sets(self) -> list[tuple[int, ...]]:
-        return [one.ranks for one in self.work.sets]
-
-    def _pass_of_one(self, ranks: int) -> float:
-        """Seconds of pivots, trial, pass and solution of one set of this sum of ranks."""
-        one, sets = self.pass_seconds, self.work.sets
-        beside = sets[0].width - sum(sets[0].ranks)
-        linear = ranks / sum(map(sum, self._ranks_of_sets))
-        square = (ranks + beside) ** 2 / sum(each.width**2 for each in sets)
-        cube = ranks**3 / sum(sum(each) ** 3 for each in self._ranks_of_sets)
-        return (
-            linear * one.sections
-            + square * (one.elimination + one.update + one.sums)
-            + square * (self.pivot_seconds + self.trial_seconds)
-            + (one.cells + one.reading + one.scheduling) / len(sets)
-            + cube * one.solution
-        )
 
     @property
     def seconds(self) -> float:
@@ -295,15 +267,11 @@ class FitPlan:
             "seconds": self.seconds,
             "parts": self.parts,
             "finalists": self.finalists,
-            "pass_seconds": self.pass_seconds.one_pass,
+            "pass": asdict(self.moment_pass),
+            "pass_seconds": self.moment_pass.seconds,
+            "pass_rows_per_second": self.moment_pass.rows_per_second,
             "residual": self.residual,
             "residual_seconds": list(self.residual_seconds),
-            "round_seconds": self.round_seconds,
-            "limit_seconds": self.pass_seconds.limit,
-            "flops": self.work.flops,
-            "kernel_values": self.work.kernel_values,
-            "work": asdict(self.work),
-            "rates": asdict(self.rates),
             "memory": asdict(self.memory),
         }
 
@@ -373,9 +341,11 @@ def plan_fit(
         sample_rows=choice.sample_rows,
         cells=summed,
     )
-    work = PassWork.of(sample, spec, runs, executor.workers, summed, also)
+    reduction = moment_reduction(specs, summed)
+    folded = sample.for_folds(spec.n_folds)
     with one_blas_thread():
-        rates = measure_rates(sample, spec, choice.rows.parts, runs, executor, summed, also)
+        solution_seconds = _solution_seconds(specs)
+    moment_pass = time_pass(folded, reduction, sum(one.flops for one in specs), runs, executor)
     return FitPlan(
         variables=tuple(
             PlannedVariable(
@@ -392,15 +362,33 @@ def plan_fit(
         arithmetic=arithmetic.name,
         scheduler=executor.kind,
         passes=ready.passes + 1 + (residual is True),
-        work=work,
-        rates=rates,
+        moment_pass=moment_pass,
         sample_seconds=ready.seconds,
         pivot_seconds=marks[1] - marks[0],
         trial_seconds=marks[2] - marks[1],
-        pass_seconds=predict_seconds(work, rates),
-        round_seconds=round_seconds(work, rates),
+        solution_seconds=solution_seconds,
         memory=memory,
         finalists=len(specs),
         search_seconds=search_seconds,
         residual=residual,
     )
+
+
+def _solution_seconds(specs: Sequence[MomentSpec]) -> float:
+    """Seconds from moments to solutions, with one for each fold left out.
+
+    Timed are an eigenbasis and as many products as a solution takes for it, at an order that takes
+    no time to speak of: more grow with the cube.
+    """
+    cubes = sum(
+        rank**3 * (1 if len(one.ranks) == 1 or one.n_folds == 1 else 1 + one.n_folds)
+        for one in specs
+        for rank in one.ranks
+    )
+    factor = max((side.basis.factor for one in specs for side in one.sides), key=len)
+    gram = factor[:_ORDER, :_ORDER] @ factor[:_ORDER, :_ORDER].T
+    begin = time.perf_counter()
+    eigenbasis(gram, gram[0])
+    for _ in range(_PRODUCTS):
+        gram @ gram
+    return (time.perf_counter() - begin) * cubes / len(gram) ** 3

@@ -61,7 +61,7 @@ def make_moments(
         If the memory does not suffice; no row has been read then.
     """
     n_folds = specs[0].n_folds
-    reduction = Fused((MomentReduction(tuple(specs)), *_by_cell(cells, n_folds)))
+    reduction = moment_reduction(specs, cells)
     extent = extent_of(sample.for_folds(n_folds), budget.executor)
     ranks, width, cost = joint_ranks(specs), joint_width(specs), reduction.cost(extent)
     (moments, *summed), report = run_pass(
@@ -75,9 +75,11 @@ def make_moments(
     return moments, tuple(summed), report
 
 
-def _by_cell(cells: Sequence[CellSpec], n_folds: int) -> list[CellSpec]:
-    """The sums by cell of the first variables, one after the other."""
-    return [replace(spec, variable=i, n_folds=n_folds) for i, spec in enumerate(cells)]
+def moment_reduction(specs: Sequence[MomentSpec], cells: Sequence[CellSpec] = ()) -> Fused:
+    """Sets of moments, and sums by cell of the first variables, of the same rows."""
+    n_folds = specs[0].n_folds
+    by_cell = [replace(each, variable=i, n_folds=n_folds) for i, each in enumerate(cells)]
+    return Fused((MomentReduction(tuple(specs)), *by_cell))
 
 
 def predict_moments(
@@ -106,8 +108,8 @@ def predict_moments(
     """
     extent = extent_of(sample.for_folds(n_folds), budget.executor)
     cost = moment_cost(ranks, width, n_folds, extent)
-    for spec in _by_cell(cells, n_folds):
-        cost += spec.cost(extent)
+    for i, spec in enumerate(cells):
+        cost += replace(spec, variable=i, n_folds=n_folds).cost(extent)
     alone = _alone(ranks, width, cost, extent, sample_rows)
     held = row_sample_bytes(sample_rows, extent.n_columns)
     return plan_pass(cost, extent, budget, alone=alone, held=held)
