@@ -30,7 +30,7 @@ from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.embedding import ConditionalEmbedding
 from cme_dask.numerics.joint import JointSolver
 from cme_dask.numerics.logistic import LogisticProblem, LogisticSums, solve_logistic
-from cme_dask.numerics.moments import MomentSpec, Side, strip_moments
+from cme_dask.numerics.moments import FeatureBlock, MomentReduction, strip_moments
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.problem import BasisBounds, Regularization
 
@@ -124,13 +124,15 @@ class Training:
         points = choose_landmarks(kernel, rows, self.shares, count, "kmeans", 0)
         return PartitionBasis(kernel, points)
 
-    def moments(self, bases: tuple[Any, Any], i: int = 1) -> tuple[Moments, tuple[Side, Side]]:
+    def moments(
+        self, bases: tuple[Any, Any], i: int = 1
+    ) -> tuple[Moments, tuple[FeatureBlock, FeatureBlock]]:
         """Of x and of variable ``i``, with the event Y > 0 as the last function."""
-        x = Side(bases[0], ("x0", "x1"))
-        y = Side(bases[1], ("y",), {"positive": _positive})
+        x = FeatureBlock(bases[0], ("x0", "x1"))
+        y = FeatureBlock(bases[1], ("y",), {"positive": _positive})
         rows = self.rows(0), self.rows(i)
         folds = np.zeros(len(rows[0]), dtype=np.uint8)
-        moments = strip_moments(MomentSpec((x, y)), rows, None, folds)
+        moments = strip_moments(MomentReduction((x, y)), rows, None, folds)
         return moments.means(), (x, y)
 
 

@@ -31,7 +31,7 @@ from cme_dask.numerics.crossval import held_out_loss, split_folds
 from cme_dask.numerics.embedding import ConditionalEmbedding, surrogate_losses
 from cme_dask.numerics.folds import fold_of_rows
 from cme_dask.numerics.joint import HeldOut, JointSolution, JointSolver
-from cme_dask.numerics.moments import MomentSpec, Side, strip_moments
+from cme_dask.numerics.moments import FeatureBlock, MomentReduction, strip_moments
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.problem import BasisBounds, Regularization
 from cme_dask.numerics.support import cell_means
@@ -80,7 +80,9 @@ class Sample:
         self.parts = tuple(part / scale for part, scale in zip(raw, self.scales, strict=True))
         self.folds = fold_of_rows(0, n, FOLDS)
         self._bases: dict[tuple[int, float, bool], Any] = {}
-        self._moments: dict[tuple[float, float, bool], tuple[MomentSums, tuple[Side, Side]]] = {}
+        self._moments: dict[
+            tuple[float, float, bool], tuple[MomentSums, tuple[FeatureBlock, FeatureBlock]]
+        ] = {}
 
     def basis(self, side: int, scale: float, partition: bool = False) -> Any:
         """The basis of a side at a length scale."""
@@ -99,18 +101,18 @@ class Sample:
 
     def moments(
         self, scale_x: float, scale_y: float, partition: bool = False
-    ) -> tuple[MomentSums, tuple[Side, Side]]:
+    ) -> tuple[MomentSums, tuple[FeatureBlock, FeatureBlock]]:
         """Moments by fold, with the events as functions of y."""
         key = (scale_x, scale_y, partition)
         if key not in self._moments:
             d_x, d_y = (part.shape[1] for part in self.parts)
-            x = Side(self.basis(0, scale_x, partition), tuple(f"x{j}" for j in range(d_x)))
-            y = Side(
+            x = FeatureBlock(self.basis(0, scale_x, partition), tuple(f"x{j}" for j in range(d_x)))
+            y = FeatureBlock(
                 self.basis(1, scale_y, partition),
                 tuple(f"y{j}" for j in range(d_y)),
                 {f"event {j}": _Event(self, j) for j in range(self.n_events)},
             )
-            spec = MomentSpec((x, y), FOLDS)
+            spec = MomentReduction((x, y), FOLDS)
             self._moments[key] = strip_moments(spec, self.parts, None, self.folds), (x, y)
         return self._moments[key]
 
@@ -240,7 +242,7 @@ def judge(name: str, n: int, seed: int) -> dict[str, Figures]:
 
 def _solution(
     sample: Sample, choice: Choice, constraint: Constraint, partition: bool = False
-) -> tuple[JointSolution, tuple[Side, Side], Moments]:
+) -> tuple[JointSolution, tuple[FeatureBlock, FeatureBlock], Moments]:
     moments, sides = sample.moments(choice.scale_x, choice.scale_y, partition)
     mean = moments.means()
     newton = None
@@ -254,7 +256,9 @@ def _solution(
     return JointSolver(constraint, choice.reg, bounds)(mean), sides, mean
 
 
-def _ratio(solution: JointSolution, sides: tuple[Side, Side], sample: Sample, test: Test) -> Array:
+def _ratio(
+    solution: JointSolution, sides: tuple[FeatureBlock, FeatureBlock], sample: Sample, test: Test
+) -> Array:
     """The signed ratio g(x_i, y_s) at test points and cells."""
     x = sides[0].basis(test.x) @ solution.transform_x
     y = sides[1].basis(sample.support[0].points) @ solution.transform_y
@@ -262,7 +266,11 @@ def _ratio(solution: JointSolution, sides: tuple[Side, Side], sample: Sample, te
 
 
 def _expected(
-    solution: JointSolution, sides: tuple[Side, Side], mean: Moments, sample: Sample, test: Test
+    solution: JointSolution,
+    sides: tuple[FeatureBlock, FeatureBlock],
+    mean: Moments,
+    sample: Sample,
+    test: Test,
 ) -> Array:
     """E[t(Y) | x] from exact moments, shape (n, q)."""
     constant, slope = solution.answer(mean, 0)
@@ -444,11 +452,11 @@ def _least_error(
         candidate = search.candidate(trial)
         kernels = candidate.kernel_x, candidate.kernel_y
         sides = tuple(
-            Side(side(i, kernel), tuple(map(str, range(extended[i].shape[1]))))
+            FeatureBlock(side(i, kernel), tuple(map(str, range(extended[i].shape[1]))))
             for i, kernel in enumerate(kernels)
         )
         moments = strip_moments(
-            MomentSpec(sides), extended, None, np.zeros(len(events), dtype=np.uint8)
+            MomentReduction(sides), extended, None, np.zeros(len(events), dtype=np.uint8)
         )
         mean = moments.means()
         solution = JointSolver(Normalized(), candidate.reg)(mean)

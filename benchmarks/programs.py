@@ -16,7 +16,7 @@ from cme_dask.numerics.blocks import Moments
 from cme_dask.numerics.certified import solve_certified, solve_paper_form
 from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.joint import HeldOut, JointSolution, JointSolver
-from cme_dask.numerics.moments import Function, MomentSpec, Side, strip_moments
+from cme_dask.numerics.moments import FeatureBlock, Function, MomentReduction, strip_moments
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.problem import JointProblem, Regularization
 
@@ -131,8 +131,10 @@ def _moments(parts: tuple[Array, Array], bases: Sequence[Basis]) -> Moments:
         f"t{i}": partial(_event, i) for i in range(law.events(parts[1][:1]).shape[1])
     }
     x, y = (tuple(f"{v}{i}" for i in range(z.shape[1])) for v, z in zip("xy", parts, strict=True))
-    sides = Side(bases[0], x), Side(bases[1], y, functions)
-    moments = strip_moments(MomentSpec(sides), parts, None, np.zeros(len(parts[0]), dtype=np.int64))
+    sides = FeatureBlock(bases[0], x), FeatureBlock(bases[1], y, functions)
+    moments = strip_moments(
+        MomentReduction(sides), parts, None, np.zeros(len(parts[0]), dtype=np.int64)
+    )
     return moments.means()
 
 

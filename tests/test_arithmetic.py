@@ -19,7 +19,7 @@ from cme_dask.kernels import evaluator as into
 from cme_dask.numerics import precision as guard
 from cme_dask.numerics.basis import BlockSolve, NewtonBasis
 from cme_dask.numerics.cholesky import pivoted_cholesky
-from cme_dask.numerics.moments import MomentSpec, Side, strip_moments
+from cme_dask.numerics.moments import FeatureBlock, MomentReduction, strip_moments
 from cme_dask.numerics.problem import Regularization
 from cme_dask.numerics.resources import one_blas_thread
 
@@ -39,10 +39,10 @@ def problem(d, length_scale, tol, n=6144, max_rank=450):
     x = basis_of(kernels.Gaussian(length_scale), X, tol, max_rank)
     y = basis_of(kernels.Gaussian(0.4), Y, tol)
     sides = (
-        Side(x, tuple("abc"[:d]), {}, X.mean(axis=0)),
-        Side(y, ("y",), {"event": lambda rows: rows[:, 0] > 0.3}, np.array([0.0, 0.5])),
+        FeatureBlock(x, tuple("abc"[:d]), {}, X.mean(axis=0)),
+        FeatureBlock(y, ("y",), {"event": lambda rows: rows[:, 0] > 0.3}, np.array([0.0, 0.5])),
     )
-    return MomentSpec(sides), (X, Y)
+    return MomentReduction(sides), (X, Y)
 
 
 def means(spec, parts, arithmetic):
@@ -123,7 +123,7 @@ def test_the_guard_refuses_to_solve_last(d, length_scale, tol):
     assert abs(last.trace_error[0] - safe.trace_error[0]) < 0.1 * tol
     assert change(safe)(last) > 1e-6
     # The basis alone: eigenvalues are wrong as well.
-    alone = MomentSpec(spec.sides[:1])
+    alone = MomentReduction(spec.features[:1])
     chosen, refused = guard.fastest_mode(alone, parts[:1], 1e-4, guard.SpectrumChange(tol, 1e-4))
     assert () in [a.fractions for a in refused]
     assert chosen.fractions != ()

@@ -24,7 +24,7 @@ from cme_dask.numerics import cells as cell_sums
 from cme_dask.numerics import cells as kept_rows
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.cells import KEPT, CellSpec, StripCells, hashes_of
-from cme_dask.numerics.moments import MomentSpec, Side, moment_cost
+from cme_dask.numerics.moments import FeatureBlock, MomentReduction, moment_cost
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.reduction import Cost, Extent
 from cme_dask.numerics.support import Support
@@ -297,10 +297,10 @@ def joint_case(n=20_000):
     rng = np.random.default_rng(1)
     X, Y, w = rng.normal(size=(n, 2)), rng.normal(size=(n, 1)), rng.exponential(size=n)
     sides = tuple(
-        Side(NewtonBasis.from_points(kernels.Gaussian(1.0), part[:9]), names)
+        FeatureBlock(NewtonBasis.from_points(kernels.Gaussian(1.0), part[:9]), names)
         for part, names in ((X, ("a", "b")), (Y, ("c",)))
     )
-    return X, Y, w, MomentSpec(sides, 5), tuple(spec_of(part, 40, n) for part in (X, Y))
+    return X, Y, w, MomentReduction(sides, 5), tuple(spec_of(part, 40, n) for part in (X, Y))
 
 
 def passed(sample, spec, cells, scheduler="threads", workers=2):

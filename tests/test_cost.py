@@ -17,7 +17,7 @@ from cme_dask.cli import cli
 from cme_dask.data.sources import ArraySource, ZarrSource
 from cme_dask.errors import DataError, ResourceError
 from cme_dask.numerics.basis import BlockSolve, NewtonBasis
-from cme_dask.numerics.moments import MomentSpec, Side
+from cme_dask.numerics.moments import FeatureBlock, MomentReduction
 from cme_dask.numerics.reduction import Reduction
 from cme_dask.passes import cost as timing
 from cme_dask.passes.cost import busiest_rows, bytes_read, time_pass
@@ -35,10 +35,10 @@ def spec_of(rank=40, n_folds=3, between=None):
     bases = [NewtonBasis.from_points(kernels.Matern(0.5, 0.5), part[:rank]) for part in (X, Y)]
     forms = [BlockSolve.whole(b.rank) if between is None else between for b in bases]
     sides = tuple(
-        Side(basis, tuple(f"{name}{i}" for i in range(part.shape[1])), elimination=form)
+        FeatureBlock(basis, tuple(f"{name}{i}" for i in range(part.shape[1])), solve=form)
         for basis, form, part, name in zip(bases, forms, (X, Y), "xy", strict=True)
     )
-    return MomentSpec(sides, n_folds), (X, Y)
+    return MomentReduction(sides, n_folds), (X, Y)
 
 
 def counted_flops(form):
@@ -56,8 +56,8 @@ def test_flops_are_those_of_the_products(between):
     spec, _ = spec_of(between=between)
     width = 40 + 40 + 1 + 3
     assert (spec.ranks, spec.width) == ((40, 40), width)
-    solves = sum(counted_flops(side.eliminated) for side in spec.sides)
-    assert sum(side.eliminated.flops for side in spec.sides) == solves
+    solves = sum(counted_flops(side.block_solve) for side in spec.features)
+    assert sum(side.block_solve.flops for side in spec.features) == solves
     # A symmetric result has half of the 2 P^2 operations of a product.
     assert spec.flops == solves + width**2
 

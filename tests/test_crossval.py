@@ -9,7 +9,7 @@ from cme_dask.learning.losses import ScreenedRows, ScreenedSide, screened_folds
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.crossval import cross_validate, held_folds
-from cme_dask.numerics.moments import MomentSpec, Side, strip_moments
+from cme_dask.numerics.moments import FeatureBlock, MomentReduction, strip_moments
 from cme_dask.numerics.problem import Regularization
 from cme_dask.numerics.scoring import make_thresholds
 
@@ -31,10 +31,10 @@ def sides_of(x, y, weights):
     for kernel, part, names in zip(kernels, (x, y), ("ab", "cd"), strict=True):
         found = pivoted_cholesky(kernel, part, 1e-4, 40)
         basis = NewtonBasis(kernel, part[found.pivots], found.factor)
-        sides.append(Side(basis, tuple(names)))
+        sides.append(FeatureBlock(basis, tuple(names)))
     x_side, y_side = sides
     functions = {"up": lambda rows: rows[:, 0] > 0.2}
-    y_side = Side(
+    y_side = FeatureBlock(
         y_side.basis, y_side.columns, functions, np.full(3 + len(events), 0.4), None, events
     )
     return (x_side, y_side), events
@@ -64,7 +64,7 @@ def refit(sides, x, y, weights, out, reg):
 def test_moments_give_what_refits_give(weighted):
     x, y, weights, folds = rows_of(300, 0, weighted)
     sides, _ = sides_of(x, y, weights)
-    moments = strip_moments(MomentSpec(sides, 4), (x, y), weights if weighted else None, folds)
+    moments = strip_moments(MomentReduction(sides, 4), (x, y), weights if weighted else None, folds)
     each = list(held_folds(moments))
     assert len(each) == 4
     joint, squared = np.zeros((4, len(REGS))), []
@@ -96,8 +96,8 @@ def test_screening_gives_the_same_losses():
         kept = part[rows.order]
         chosen = pivoted_cholesky(side.basis.kernel, kept, 1e-4, 40, weights=rows.weights)
         bases.append(NewtonBasis(side.basis.kernel, kept[chosen.pivots], chosen.factor))
-    pair = (Side(bases[0], ("a", "b")), Side(bases[1], ("c", "d"), events=events))
-    moments = strip_moments(MomentSpec(pair, 4), (x, y), weights, folds)
+    pair = (FeatureBlock(bases[0], ("a", "b")), FeatureBlock(bases[1], ("c", "d"), events=events))
+    moments = strip_moments(MomentReduction(pair, 4), (x, y), weights, folds)
     wanted = cross_validate(list(held_folds(moments)), REGS)
     q = len(events)
     np.testing.assert_allclose(found.joint, wanted.joint, rtol=1e-8, atol=1e-10)

@@ -9,7 +9,7 @@ from cme_dask import kernels
 from cme_dask.errors import DataError
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.embedding import MAX_ROWS, ConditionalEmbedding, surrogate_losses
-from cme_dask.numerics.moments import MomentSpec, Side, strip_moments
+from cme_dask.numerics.moments import FeatureBlock, MomentReduction, strip_moments
 
 
 def case(n=200, n_folds=4, seed=0, duplicated=False):
@@ -20,14 +20,14 @@ def case(n=200, n_folds=4, seed=0, duplicated=False):
     Y = np.sin(X[:, :1]) + 0.3 * rng.normal(size=(n, 1)) + 5.0
     w = rng.exponential(size=n)
     folds = rng.integers(0, n_folds - 1, n).astype(np.uint8)  # the last one stays empty
-    x = Side(NewtonBasis.from_points(kernels.Gaussian(1.2), X[:25]), ("a", "b"))
-    y = Side(
+    x = FeatureBlock(NewtonBasis.from_points(kernels.Gaussian(1.2), X[:25]), ("a", "b"))
+    y = FeatureBlock(
         NewtonBasis.from_points(kernels.Gaussian(0.5), Y[:20]),
         ("y",),
         {"event": lambda rows: rows[:, 0] > 5},
         np.array([5.0, 0.4]),
     )
-    moments = strip_moments(MomentSpec((x, y), n_folds), (X, Y), w, folds)
+    moments = strip_moments(MomentReduction((x, y), n_folds), (X, Y), w, folds)
     return X, Y, w, folds, (x, y), moments
 
 
@@ -64,7 +64,7 @@ def test_it_is_the_dense_form_on_the_rows(reg, duplicated, seed):
 def test_equal_weights_give_the_formula_as_printed():
     X, Y, _, folds, sides, _ = case()
     n, reg = len(X), 1e-3
-    moments = strip_moments(MomentSpec(sides, 4), (X, Y), None, folds)
+    moments = strip_moments(MomentReduction(sides, 4), (X, Y), None, folds)
     mean = moments.means()
     model = ConditionalEmbedding.of(mean, reg)
     L, at = sides[0].basis(X), sides[0].basis(X[:10] + 0.1)

@@ -20,7 +20,7 @@ from cme_dask.learning.embedding import REGS
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.embedding import EmbeddingChange
 from cme_dask.numerics.folds import fold_of_rows
-from cme_dask.numerics.moments import MomentSpec, Side, strip_moments
+from cme_dask.numerics.moments import FeatureBlock, MomentReduction, strip_moments
 
 N, FOLDS = 400, 4
 KX, KY = kernels.Gaussian(1.1), kernels.Gaussian(0.6)
@@ -289,10 +289,10 @@ def test_plan_tells_ranks_and_passes():
 
 def test_the_trial_sees_what_changes_the_answers():
     sides = (
-        Side(NewtonBasis.from_points(KX, X[:30]), ("a", "b")),
-        Side(NewtonBasis.from_points(KY, PIVOTS[1]), ("c",), {"above": above}),
+        FeatureBlock(NewtonBasis.from_points(KX, X[:30]), ("a", "b")),
+        FeatureBlock(NewtonBasis.from_points(KY, PIVOTS[1]), ("c",), {"above": above}),
     )
-    moments = strip_moments(MomentSpec(sides), (X, Y), None, np.zeros(N, dtype=np.uint8))
+    moments = strip_moments(MomentReduction(sides), (X, Y), None, np.zeros(N, dtype=np.uint8))
     mean = moments.means()
     change = EmbeddingChange(sides[0].basis(X[:50]), 1e-4)(mean)
     assert change(mean) == 0.0

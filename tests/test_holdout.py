@@ -18,7 +18,7 @@ from cme_dask.data.store import ATTRIBUTE, compressors, sealed, write_array
 from cme_dask.errors import DataError, StoreError
 from cme_dask.numerics.basis import LinearBasis, NewtonBasis
 from cme_dask.numerics.folds import BY_ROWS, Folding, Part, fold_of_rows
-from cme_dask.numerics.moments import MomentSpec, Side, strip_moments
+from cme_dask.numerics.moments import FeatureBlock, MomentReduction, strip_moments
 from cme_dask.passes.driver import Executor
 from cme_dask.passes.memory import MemoryBudget
 from cme_dask.passes.moments import make_moments
@@ -84,10 +84,10 @@ def mask(by, share, held_out, seed=0):
 
 def spec_of(n_folds=1):
     sides = (
-        Side(NewtonBasis.from_points(kernels.Gaussian(1.0), X[:12]), ("a", "b")),
-        Side(NewtonBasis.from_points(kernels.Matern(1.5, 2.5), Y[:9]), ("c", "d")),
+        FeatureBlock(NewtonBasis.from_points(kernels.Gaussian(1.0), X[:12]), ("a", "b")),
+        FeatureBlock(NewtonBasis.from_points(kernels.Matern(1.5, 2.5), Y[:9]), ("c", "d")),
     )
-    return MomentSpec(sides, n_folds)
+    return MomentReduction(sides, n_folds)
 
 
 def moments_of(sample, n_folds=1, executor=THREADS):
@@ -263,7 +263,7 @@ def test_nearest_rows_of_a_part(store, by):
 def test_ranges_over_a_part(store, by):
     bases = [
         LinearBasis(side.basis, np.eye(side.basis.rank), np.ones(side.basis.rank))
-        for side in spec_of().sides
+        for side in spec_of().features
     ]
     for part, held_out in zip(
         open_sample(str(store)).split(0.2, by=by), (False, True), strict=True

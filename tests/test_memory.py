@@ -20,7 +20,13 @@ from cme_dask import JointDistribution, kernels, open_sample
 from cme_dask.cli.run_report import peak_of
 from cme_dask.errors import ResourceError
 from cme_dask.numerics.basis import NewtonBasis
-from cme_dask.numerics.moments import MomentSpec, Side, StripMoments, moment_cost
+from cme_dask.numerics.moments import (
+    FeatureBlock,
+    MomentReduction,
+    MomentSets,
+    moment_cost,
+    sum_strip,
+)
 from cme_dask.numerics.reduction import Extent
 from cme_dask.passes import memory
 from cme_dask.passes.driver import Executor
@@ -218,10 +224,10 @@ def test_a_task_leaves_no_memory_to_the_garbage_collector(single):
     basis = NewtonBasis.from_points(kernels.Gaussian(0.5), rows[:10])
     gc.disable()
     try:
-        loop = StripMoments([MomentSpec((Side(basis, ("a", "b")),), single=single)], rows)
-        loop((rows,), None, np.zeros(100, dtype=np.uint8))
-        gone = weakref.ref(loop)
-        del loop
+        state = MomentReduction((FeatureBlock(basis, ("a", "b")),), single=single).start(rows)
+        sum_strip([state], (rows,), None, np.zeros(100, dtype=np.uint8))
+        gone = weakref.ref(state)
+        del state
         assert gone() is None
     finally:
         gc.enable()
@@ -240,7 +246,9 @@ def test_what_a_pass_prepares_is_predicted(columns, functions, finalists):
     for _ in range(finalists):
         x, y = (NewtonBasis.from_points(kernels.Gaussian(2.0), part[:rank]) for part in parts)
         names = tuple(f"c{j}" for j in range(columns))
-        specs.append(MomentSpec((Side(x, names, declared), Side(y, names)), n_folds=10))
+        specs.append(
+            MomentReduction((FeatureBlock(x, names, declared), FeatureBlock(y, names)), n_folds=10)
+        )
     width = math.isqrt(sum(spec.width**2 for spec in specs)) + 1
     ranks = tuple(m for spec in specs for m in spec.ranks)
     cost, extent = asked(n_rows=10**7, n_columns=2 * columns, ranks=ranks, width=width, n_folds=10)
@@ -249,7 +257,7 @@ def test_what_a_pass_prepares_is_predicted(columns, functions, finalists):
     aside = 8 * (memory._read_rows(length, 0) * 2 * columns + memory._HASH_WORDS * (length - n))
     tracemalloc.start()
     try:
-        moments = StripMoments(specs, parts[0])(parts, None, folds)
+        moments = sum_strip(MomentSets(tuple(specs)).start(parts[0]), parts, None, folds)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

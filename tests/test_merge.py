@@ -22,7 +22,7 @@ from cme_dask.errors import DataError
 from cme_dask.models.merging import JointSums
 from cme_dask.numerics.cells import KEPT, CellSpec, Kept, StripCells, kept_of_union
 from cme_dask.numerics.folds import fold_of_rows
-from cme_dask.numerics.moments import MomentSpec, strip_moments
+from cme_dask.numerics.moments import MomentReduction, strip_moments
 from cme_dask.numerics.support import Support
 
 N, RANKS = 1500, (11, 8)
@@ -333,7 +333,7 @@ def test_moments_move_to_other_factors_and_shifts():
         shift = side.shift + rng.normal(size=len(side.shift))
         sides.append(replace(side, basis=basis, shift=shift, functions=functions))
     found = sums.on_sides(tuple(sides))
-    spec = MomentSpec(tuple(sides), 10)
+    spec = MomentReduction(tuple(sides), 10)
     expected = strip_moments(spec, (X, Y), W, fold_of_rows(0, N, 10))
     assert_allclose(found.gram, expected.gram, atol=1e-10 * np.abs(expected.gram).max())
 

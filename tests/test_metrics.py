@@ -13,7 +13,7 @@ from cme_dask.errors import DataError
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.blocks import Moments
 from cme_dask.numerics.joint import JointSolution
-from cme_dask.numerics.moments import MomentSpec, Side, strip_moments
+from cme_dask.numerics.moments import FeatureBlock, MomentReduction, strip_moments
 from cme_dask.numerics.problem import Regularization
 
 # CRPS --------------------------------------------------------------------------------------------
@@ -175,9 +175,9 @@ def fold_case(n=300, seed=0):
     X = rng.normal(size=(n, 2))
     Y = X[:, :1] + 0.5 * rng.normal(size=(n, 1))
     w, folds = rng.exponential(size=n), rng.integers(0, 3, n).astype(np.uint8)
-    x = Side(NewtonBasis.from_points(kernels.Gaussian(1.0), X[:20]), ("a", "b"))
-    y = Side(NewtonBasis.from_points(kernels.Gaussian(0.7), Y[:15]), ("y",))
-    return X, Y, w, folds, (x, y), strip_moments(MomentSpec((x, y), 4), (X, Y), w, folds)
+    x = FeatureBlock(NewtonBasis.from_points(kernels.Gaussian(1.0), X[:20]), ("a", "b"))
+    y = FeatureBlock(NewtonBasis.from_points(kernels.Gaussian(0.7), Y[:15]), ("y",))
+    return X, Y, w, folds, (x, y), strip_moments(MomentReduction((x, y), 4), (X, Y), w, folds)
 
 
 @pytest.mark.parametrize("constraint", ["none", "normalized"])
@@ -235,11 +235,11 @@ def test_held_out_loss_orders_models_as_the_truth_does():
     X = rng.normal(size=(2 * n, 1))
     Y = rho * X + np.sqrt(1 - rho**2) * rng.normal(size=(2 * n, 1))
     sides = tuple(
-        Side(NewtonBasis.from_points(kernels.Gaussian(0.8), part[:30]), (name,))
+        FeatureBlock(NewtonBasis.from_points(kernels.Gaussian(0.8), part[:30]), (name,))
         for name, part in (("x", X), ("y", Y))
     )
     folds = np.append(np.zeros(n, np.uint8), rng.integers(1, 21, n).astype(np.uint8))
-    moments = strip_moments(MomentSpec(sides, 21), (X, Y), None, folds)
+    moments = strip_moments(MomentReduction(sides, 21), (X, Y), None, folds)
     rest, *held = (moments.means(fold=fold) for fold in range(21))
     u = norm.ppf((np.arange(300) + 0.5) / 300)[:, None]
     grid = [side.basis(u) for side in sides]

@@ -13,30 +13,31 @@ from cme_dask.kernels import Scores, Standard, Transform, TransformedKernel
 from cme_dask.numerics.basis import LinearBasis, NewtonBasis, eigenbasis
 from cme_dask.numerics.blocks import MomentSums
 from cme_dask.numerics.moments import (
-    MomentSpec,
-    Side,
-    StripMoments,
+    FeatureBlock,
+    MomentReduction,
+    MomentSets,
     span,
     strip_moments,
+    sum_strip,
 )
 
 
 def spec_of(X, Y, n_folds):
     sides = (
-        Side(
+        FeatureBlock(
             NewtonBasis.from_points(kernels.Matern(1.5, 1.5), X[:70]),
             ("a", "b"),
             {},
             X.mean(axis=0),
         ),
-        Side(
+        FeatureBlock(
             NewtonBasis.from_points(kernels.Matern(2.0, 1.5), Y[:5]),
             ("c",),
             {"square": lambda y: y[:, 0] ** 2},
             np.array([0.1, 1.0]),
         ),
     )
-    return MomentSpec(sides, n_folds)
+    return MomentReduction(sides, n_folds)
 
 
 def rows(n, seed=0):
@@ -55,17 +56,17 @@ def test_sets_that_share_their_rows_are_what_each_is_alone(weighted):
         TransformedKernel(kernels.Gaussian(length), Transform((scores, Standard(0.5, shift))))
         for length, shift in ((1.0, 2.0), (0.7, 2.0), (1.0, 3.0))
     ]
-    x, y = spec.sides
+    x, y = spec.features
     sides = [replace(x, basis=NewtonBasis.from_points(kernel, X[:40])) for kernel in warped]
-    specs = [spec, *(replace(spec, sides=(side, y)) for side in sides)]
-    specs.append(replace(spec, sides=(sides[0], replace(y, shift=np.zeros(2)))))
+    specs = [spec, *(replace(spec, features=(side, y)) for side in sides)]
+    specs.append(replace(spec, features=(sides[0], replace(y, shift=np.zeros(2)))))
     given = (X, Y), w if weighted else None, folds.astype(np.uint8)
-    together = StripMoments(specs, X)(*given)
+    together = sum_strip(MomentSets(tuple(specs)).start(X), *given)
     for one, summed in zip(specs, together, strict=True):
         alone, summed = strip_moments(one, *given), one.newton(summed)
         for name in ("gram", "traces", "rows"):
             np.testing.assert_array_equal(getattr(summed, name), getattr(alone, name))
-        newton = one.sides[0].basis(X)  # which maps the rows itself
+        newton = one.features[0].basis(X)  # which maps the rows itself
         weights = given[1] if weighted else np.ones(len(X))
         plain = (newton * weights[:, None]).T @ newton
         m = newton.shape[1]
@@ -80,10 +81,10 @@ def test_strip_equals_plain_sums_in_every_fold(n, weighted):
     moments = strip_moments(spec, (X, Y), w if weighted else None, folds.astype(np.uint8))
     augmented = np.column_stack(
         [
-            spec.sides[0].basis(X),
-            spec.sides[1].basis(Y),
+            spec.features[0].basis(X),
+            spec.features[1].basis(Y),
             np.ones(n),
-            X - spec.sides[0].shift,
+            X - spec.features[0].shift,
             Y - 0.1,
             Y**2 - 1.0,
         ]
@@ -103,9 +104,9 @@ def test_numpy_reads_blocks_where_they_lie():
     sizes = []
     functions = {"size": lambda y: sizes.append(np.getbufsize()) or y[:, 0]}
     spec = spec_of(X, Y, 4)
-    sides = spec.sides[0], replace(spec.sides[1], functions=functions)
+    sides = spec.features[0], replace(spec.features[1], functions=functions)
     before = np.getbufsize()
-    strip_moments(replace(spec, sides=sides), (X, Y), None, folds.astype(np.uint8))
+    strip_moments(replace(spec, features=sides), (X, Y), None, folds.astype(np.uint8))
     assert sizes
     assert max(sizes) < 2 * len(X)
     assert np.getbufsize() == before
@@ -121,9 +122,9 @@ def test_functions_see_several_sub_blocks_at_once():
         return y[:, 0] ** 2
 
     spec = spec_of(X, Y, 5)
-    spec.sides[1].functions["square"] = square
+    spec.features[1].functions["square"] = square
     strip_moments(spec, (X, Y), None, folds.astype(np.uint8))
-    assert len(seen) == -(-100_000 // span(spec.width, spec.beside)) == 3
+    assert len(seen) == -(-100_000 // span(spec.width, spec.width - sum(spec.ranks))) == 3
     assert np.array_equal(np.sort(np.concatenate(seen)), np.sort(Y[:, 0]))
 
 
@@ -175,7 +176,7 @@ def test_means_of_columns_and_functions():
 
 def dense(spec, X, Y, w):
     """Values of each block at the rows, and means of products of two of them."""
-    x, y = spec.sides
+    x, y = spec.features
     values = {
         "x": x.basis(X),
         "y": y.basis(Y),
@@ -218,8 +219,8 @@ def test_squared_errors_are_those_of_the_rows():
     moments = strip_moments(spec, (X, Y), w, np.zeros_like(folds, dtype=np.uint8)).means()
     rng = np.random.default_rng(3)
     constant, slope, trend = (rng.normal(size=s) for s in (2, (70, 2), (1, 2)))
-    plain = constant + spec.sides[0].basis(X) @ slope
-    functions = spec.sides[1].values(Y)
+    plain = constant + spec.features[0].basis(X) @ slope
+    functions = spec.features[1].values(Y)
     for here in (slice(0, 2), slice(1, 2)):
         for added in (None, trend[:, here]):
             residual = plain[:, here] - functions[:, here]
@@ -237,7 +238,7 @@ def test_sums_change_their_basis_their_shifts_and_their_functions():
     change, shifts = rng.normal(size=(5, 5)), [rng.normal(size=2), rng.normal(size=2)]
     changed = sums.changed({"y": change}, shifts)
     values, _ = dense(spec, X, Y, w)
-    x, y = spec.sides
+    x, y = spec.features
     augmented = np.hstack(
         [values["x"], values["y"] @ change.T, values["1"]]
         + [s.values(part) - shift for s, part, shift in zip((x, y), (X, Y), shifts, strict=True)]

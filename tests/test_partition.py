@@ -24,7 +24,7 @@ from cme_dask.models.answers import ConditionalExpectation
 from cme_dask.models.joint import JointModel, Variable
 from cme_dask.numerics.basis import BlockSolve, LinearBasis
 from cme_dask.numerics.coupling import solve_coupling
-from cme_dask.numerics.moments import MomentSpec, Side, strip_moments
+from cme_dask.numerics.moments import FeatureBlock, MomentReduction, strip_moments
 from cme_dask.numerics.partition import PartitionBasis, pivot_landmarks
 from cme_dask.numerics.precision import ComputeMode
 from cme_dask.numerics.problem import Regularization
@@ -162,10 +162,10 @@ def test_support_of_kernels_without_a_constant_diagonal():
 def test_moments_need_no_elimination():
     x, y = next(Normal3("medium").batches(900, 0))
     bases = [PartitionBasis(Gaussian(0.1), rows[:5]) for rows in (x, y)]
-    sides = (Side(bases[0], ("x",)), Side(bases[1], ("y0", "y1")))
+    sides = (FeatureBlock(bases[0], ("x",)), FeatureBlock(bases[1], ("y0", "y1")))
     folds = (np.arange(len(x)) % 3).astype(np.uint8)
     b_x, b_y = (basis(rows) for basis, rows in zip(bases, (x, y), strict=True))
-    spec = MomentSpec(sides, 3)
+    spec = MomentReduction(sides, 3)
     for applied in (spec, ComputeMode(()).applied(spec), ComputeMode((0.5,)).applied(spec)):
         moments = strip_moments(applied, (x, y), None, folds)
         mean = moments.means()
@@ -193,8 +193,11 @@ def coupled(count=30, n=1500):
         PartitionBasis(kernel, rows[pivot_landmarks(kernel, rows, None, count)], None)
         for rows in (x, y)
     ]
-    sides = (Side(bases[0], ("x0",), shift=np.array([0.3])), Side(bases[1], ("y0", "y1")))
-    moments = strip_moments(MomentSpec(sides), (x, y), None, np.zeros(n, np.uint8))
+    sides = (
+        FeatureBlock(bases[0], ("x0",), shift=np.array([0.3])),
+        FeatureBlock(bases[1], ("y0", "y1")),
+    )
+    moments = strip_moments(MomentReduction(sides), (x, y), None, np.zeros(n, np.uint8))
     mean = moments.means()
     coef, outcome = solve_coupling(
         mean.gram("y"),

@@ -19,7 +19,7 @@ from cme_dask import kernels, open_sample
 from cme_dask.errors import DataError, ResourceError, StoreError
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.folds import fold_of_rows
-from cme_dask.numerics.moments import MomentReduction, MomentSpec, Side
+from cme_dask.numerics.moments import FeatureBlock, MomentReduction
 from cme_dask.numerics.reduction import reduce_strips
 from cme_dask.reductions import Cost, Fused, Reduction, RunOptions, Strip, run
 
@@ -176,8 +176,10 @@ def test_a_pass_runs_whole_on_a_device_and_comes_to_the_host_once(single, monkey
     x, y, w = (part[:9000] for part in rows())
     y = y - 51.0
     bases = [NewtonBasis.from_points(kernels.Gaussian(0.3), part[:9]) for part in (x, y)]
-    second = Side(bases[1], ("y0", "y1"), {"square": lambda y: y[:, 0] ** 2}, np.full(3, 0.1))
-    reduction = MomentReduction((MomentSpec((Side(bases[0], ("x0",)), second), 4, single),))
+    second = FeatureBlock(
+        bases[1], ("y0", "y1"), {"square": lambda y: y[:, 0] ** 2}, np.full(3, 0.1)
+    )
+    reduction = MomentReduction((FeatureBlock(bases[0], ("x0",)), second), 4, single)
     strips = [
         Strip(np.arange(9000)[s], (x[s], y[s]), w[s]) for s in (slice(0, 5000), slice(5000, None))
     ]
@@ -187,7 +189,7 @@ def test_a_pass_runs_whole_on_a_device_and_comes_to_the_host_once(single, monkey
     n, theirs = reduce_strips(reduction, strips, lambda a: strict.asarray(a, device=device))
     assert n == rows_of == 9000
     assert counted.transfers == 2  # the Gram matrices and the traces
-    (ours,), (theirs,) = reduction.finalize(ours), reduction.finalize(theirs)
+    ours, theirs = reduction.finalize(ours), reduction.finalize(theirs)
     assert_allclose(theirs.gram, ours.gram, rtol=1e-5 if single else 1e-12, atol=1e-9)
     assert_allclose(theirs.traces, ours.traces, rtol=1e-12)
 

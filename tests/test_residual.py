@@ -21,7 +21,7 @@ from cme_dask.metrics import crps
 from cme_dask.models.joint import JointModel
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.location import RIDGES, fit_location
-from cme_dask.numerics.moments import MomentSpec, Side, strip_moments
+from cme_dask.numerics.moments import FeatureBlock, MomentReduction, strip_moments
 from cme_dask.numerics.problem import Regularization
 from cme_dask.passes.driver import Executor
 from cme_dask.passes.memory import MemoryBudget
@@ -43,14 +43,14 @@ def located(request):
     )
     weights, folds = rng.uniform(0.5, 2.0, 600), rng.integers(0, N_FOLDS, 600).astype(np.uint8)
     sides = (
-        Side(NewtonBasis.from_points(kernels.Gaussian(1.0), x[:12]), ("a", "b")),
-        Side(
+        FeatureBlock(NewtonBasis.from_points(kernels.Gaussian(1.0), x[:12]), ("a", "b")),
+        FeatureBlock(
             NewtonBasis.from_points(kernels.Gaussian(1.0), y[:5]),
             ("c", "d"),
             shift=np.array([0.0, 50.0]),
         ),
     )
-    moments = strip_moments(MomentSpec(sides, N_FOLDS), (x, y), weights, folds)
+    moments = strip_moments(MomentReduction(sides, N_FOLDS), (x, y), weights, folds)
     within = (x.min(axis=0), x.max(axis=0)) if request.param == "trend" else None
     return x, y, weights, folds, fit_location(moments, sides[0].basis, slice(0, 2), within=within)
 
@@ -106,11 +106,11 @@ def test_trends_go_on_constant_beyond_their_range():
     x = np.column_stack([rng.uniform(-1, 1, 500), rng.integers(0, 3, 500)])
     y = (3.0 * x[:, 0] + 5.0 * x[:, 1])[:, None]
     sides = (
-        Side(NewtonBasis.from_points(kernels.Gaussian(1.0), x[:6]), ("a", "label")),
-        Side(NewtonBasis.from_points(kernels.Gaussian(1.0), y[:3]), ("c",)),
+        FeatureBlock(NewtonBasis.from_points(kernels.Gaussian(1.0), x[:6]), ("a", "label")),
+        FeatureBlock(NewtonBasis.from_points(kernels.Gaussian(1.0), y[:3]), ("c",)),
     )
     folds = (np.arange(500) % 4).astype(np.uint8)
-    moments = strip_moments(MomentSpec(sides, 4), (x, y), None, folds)
+    moments = strip_moments(MomentReduction(sides, 4), (x, y), None, folds)
     within = np.array([-1.0, 0.0]), np.array([1.0, 0.0])
     location = fit_location(moments, sides[0].basis, slice(0, 1), within=within).residuals.location
     assert abs(location.trend[0, 0]) > 1.0
@@ -124,14 +124,14 @@ def test_trends_go_on_constant_beyond_their_range():
 def test_rows_of_a_fold_do_not_change_their_own_location(located):
     x, y, weights, folds, _ = located
     sides = (
-        Side(NewtonBasis.from_points(kernels.Gaussian(1.0), x[:12]), ("a", "b")),
-        Side(NewtonBasis.from_points(kernels.Gaussian(1.0), y[:5]), ("c", "d")),
+        FeatureBlock(NewtonBasis.from_points(kernels.Gaussian(1.0), x[:12]), ("a", "b")),
+        FeatureBlock(NewtonBasis.from_points(kernels.Gaussian(1.0), y[:5]), ("c", "d")),
     )
     other = y + 100.0 * (folds == 2)[:, None]
-    moments = strip_moments(MomentSpec(sides, N_FOLDS), (x, other), weights, folds)
+    moments = strip_moments(MomentReduction(sides, N_FOLDS), (x, other), weights, folds)
     ridges = [1e-2]
     again = fit_location(moments, sides[0].basis, slice(0, 2), ridges=ridges)
-    moments = strip_moments(MomentSpec(sides, N_FOLDS), (x, y), weights, folds)
+    moments = strip_moments(MomentReduction(sides, N_FOLDS), (x, y), weights, folds)
     before = fit_location(moments, sides[0].basis, slice(0, 2), ridges=ridges)
     moved = np.abs(again.residuals.held_out(x, folds) - before.residuals.held_out(x, folds))
     assert moved[folds == 2].max() < 1e-8
@@ -158,10 +158,10 @@ def test_the_pass_sees_the_residuals_that_are_made_by_hand(tmp_path, located, by
     order = np.argsort(rows.index)
     np.testing.assert_allclose(moved.row_sample.parts[1][order], e, atol=1e-12)
     sides = (
-        Side(NewtonBasis.from_points(kernels.Gaussian(1.0), x[:9]), ("a", "b")),
-        Side(NewtonBasis.from_points(kernels.Gaussian(1.0), e[:9]), ("c", "d")),
+        FeatureBlock(NewtonBasis.from_points(kernels.Gaussian(1.0), x[:9]), ("a", "b")),
+        FeatureBlock(NewtonBasis.from_points(kernels.Gaussian(1.0), e[:9]), ("c", "d")),
     )
-    spec = MomentSpec(sides, N_FOLDS)
+    spec = MomentReduction(sides, N_FOLDS)
     expected = strip_moments(spec, (x[index], e), weights[index], folds)
     (seen,), *_ = make_moments(moved, [spec], budget, None)
     np.testing.assert_array_equal(seen.rows, expected.rows)

@@ -11,7 +11,7 @@ from cme_dask import kernels
 from cme_dask.errors import DataError
 from cme_dask.kernels import Standard, Transform, TransformedKernel
 from cme_dask.numerics.basis import NewtonBasis
-from cme_dask.numerics.moments import MomentReduction, MomentSpec, Side
+from cme_dask.numerics.moments import FeatureBlock, MomentReduction
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.weighted import WeightedMoments
 from cme_dask.passes.driver import Executor
@@ -97,9 +97,9 @@ def test_the_example_of_the_page_multiplies():
 def test_moments_of_a_second_sample_in_given_bases(bases):
     """Change of measure: the same functions over other rows."""
     X, Y, w = draw(5003, 4)
-    sides = Side(bases[0], ("a", "b")), Side(bases[1], ("c",), FUNCTIONS[1])
-    reduction = MomentReduction((MomentSpec(sides),))
-    (sums,) = one_pass(open_sample(X + 0.5, Y, weights=w), reduction)
+    sides = FeatureBlock(bases[0], ("a", "b")), FeatureBlock(bases[1], ("c",), FUNCTIONS[1])
+    reduction = MomentReduction(sides)
+    sums = one_pass(open_sample(X + 0.5, Y, weights=w), reduction)
     mean, share = sums.means(), (w / w.sum())[:, None]
     N, M = bases[0](X + 0.5), bases[1](Y)
     np.testing.assert_allclose(mean.mean("x"), (share * N).sum(axis=0), rtol=1e-11)

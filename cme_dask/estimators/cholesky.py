@@ -37,7 +37,7 @@ from cme_dask.models import load_only
 from cme_dask.models.features import BASES, FeatureModel
 from cme_dask.numerics.basis import LinearBasis, NewtonBasis, eigenbasis
 from cme_dask.numerics.blocks import Moments
-from cme_dask.numerics.moments import MomentSpec
+from cme_dask.numerics.moments import MomentReduction
 from cme_dask.numerics.precision import ComputeMode, SpectrumChange
 from cme_dask.numerics.resources import one_blas_thread
 from cme_dask.passes.cluster import Scheduler
@@ -450,15 +450,15 @@ class PivotedCholesky(FeaturesPartialFit, FittedFeatures, BaseEstimator):  # typ
 
     def _specify(
         self, choice: PivotSelector, bases: Sequence[NewtonBasis]
-    ) -> tuple[MomentSpec, ComputeMode]:
+    ) -> tuple[MomentReduction, ComputeMode]:
         """The moments of the basis, with the arithmetic that the accuracy allows."""
         sample, rows = choice.sample, choice.rows
-        spec = MomentSpec((make_side(bases[0], sample.columns[0], None, rows, 0),))
+        spec = MomentReduction((make_side(bases[0], sample.columns[0], None, rows, 0),))
         return self._settled(spec, rows, sample.n_rows, choice.budget.executor.function_threads)
 
     def _settled(
-        self, spec: MomentSpec, rows: RowSample, n_rows: int, cores: int
-    ) -> tuple[MomentSpec, ComputeMode]:
+        self, spec: MomentReduction, rows: RowSample, n_rows: int, cores: int
+    ) -> tuple[MomentReduction, ComputeMode]:
         trial, accuracy = trial_rows(rows, spec.ranks), self._accuracy(n_rows)
         change = partial(SpectrumChange, self._tolerance.value, accuracy)
         return choose_mode(spec, trial, n_rows, accuracy, change, cores)
@@ -476,5 +476,5 @@ class PivotedCholesky(FeaturesPartialFit, FittedFeatures, BaseEstimator):  # typ
             choice.sample, [spec], choice.budget, choice.progress, choice.sample_rows
         )
         self.report_ = choice.covering(report, spec.ranks)
-        self._sides, self._moments = spec.sides, moments
+        self._sides, self._moments = spec.features, moments
         return moments.means()

@@ -50,7 +50,7 @@ from cme_dask.numerics.basis import Basis, LinearBasis, eigenbasis
 from cme_dask.numerics.blocks import Moments
 from cme_dask.numerics.embedding import check_ridges
 from cme_dask.numerics.logistic import LogisticGradient, LogisticProblem, solve_logistic
-from cme_dask.numerics.moments import MomentSpec
+from cme_dask.numerics.moments import MomentReduction
 from cme_dask.numerics.resources import one_blas_thread
 from cme_dask.passes.cluster import Scheduler
 from cme_dask.passes.memory import MemoryBudget
@@ -418,6 +418,10 @@ def _measure(choice: PivotSelector, bases: Sequence[Basis]) -> tuple[Moments, in
     """Moments of x in one pass, and the number of rows that counted."""
     side = make_side(bases[0], choice.sample.columns[0], None, choice.rows, 0)
     (moments,), _, _ = make_moments(
-        choice.sample, [MomentSpec((side,))], choice.budget, choice.progress, choice.sample_rows
+        choice.sample,
+        [MomentReduction((side,))],
+        choice.budget,
+        choice.progress,
+        choice.sample_rows,
     )
     return moments.means(), moments.n_rows

@@ -50,7 +50,7 @@ from cme_dask.numerics.embedding import (
     embedding_replicates,
     held_out_curve,
 )
-from cme_dask.numerics.moments import MomentSpec, Side
+from cme_dask.numerics.moments import FeatureBlock, MomentReduction
 from cme_dask.numerics.precision import ComputeMode
 from cme_dask.numerics.resources import one_blas_thread
 from cme_dask.passes.cluster import Scheduler
@@ -353,23 +353,23 @@ class ConditionalMeanEmbedding(EmbeddingPartialFit, BaseEstimator):  # type: ign
         ready: FitContext,
         bases: Sequence[Basis],
         functions: FunctionsLike | None,
-    ) -> tuple[MomentSpec, ComputeMode]:
+    ) -> tuple[MomentReduction, ComputeMode]:
         """The moments of these bases, with the arithmetic that the accuracy allows."""
         choice = ready.choice
         sample, rows = choice.sample, choice.rows
         x = make_side(bases[0], sample.columns[0], None, rows, 0)
         y = make_side(bases[1], sample.columns[1], self._declared(functions), rows, 1)
-        spec = MomentSpec((x, y), choice.n_folds)
+        spec = MomentReduction((x, y), choice.n_folds)
         return self._settled(spec, rows, sample.n_rows, choice.budget.executor.function_threads)
 
     def _settled(
-        self, spec: MomentSpec, rows: RowSample, n_rows: int, cores: int
-    ) -> tuple[MomentSpec, ComputeMode]:
+        self, spec: MomentReduction, rows: RowSample, n_rows: int, cores: int
+    ) -> tuple[MomentReduction, ComputeMode]:
         trial = trial_rows(rows, spec.ranks)
 
         def change() -> EmbeddingChange:
             # The smaller the ridge, the more the answers change.
-            return EmbeddingChange(spec.sides[0].basis(trial.parts[0]), float(self._regs.min()))
+            return EmbeddingChange(spec.features[0].basis(trial.parts[0]), float(self._regs.min()))
 
         return choose_mode(spec, trial, n_rows, float(self.accuracy), change, cores)
 
@@ -378,7 +378,7 @@ class ConditionalMeanEmbedding(EmbeddingPartialFit, BaseEstimator):  # type: ign
         ready: FitContext,
         bases: Sequence[Basis],
         functions: FunctionsLike | None,
-    ) -> tuple[tuple[Side, Side], MomentSums]:
+    ) -> tuple[tuple[FeatureBlock, FeatureBlock], MomentSums]:
         """The moment pass."""
         choice = ready.choice
         spec, self.arithmetic_ = self._specify(ready, bases, functions)
@@ -386,11 +386,13 @@ class ConditionalMeanEmbedding(EmbeddingPartialFit, BaseEstimator):  # type: ign
             choice.sample, [spec], choice.budget, choice.progress, choice.sample_rows
         )
         self.report_ = choice.covering(report, spec.ranks)
-        x, y = spec.sides
+        x, y = spec.features
         self._functions = y.functions
         return (x, y), moments
 
-    def _solve(self, sample: Sample, sides: tuple[Side, Side], moments: MomentSums) -> None:
+    def _solve(
+        self, sample: Sample, sides: tuple[FeatureBlock, FeatureBlock], moments: MomentSums
+    ) -> None:
         """From moments to the model."""
         self._sides, self._moments, self.moments_ = sides, moments, moments
         regs = self._regs

@@ -31,7 +31,7 @@ from cme_dask.numerics.calibration import HeldRows, LearnedCalibration, Levels, 
 from cme_dask.numerics.cells import Cells, CellSpec, CellStatistics
 from cme_dask.numerics.crossval import Replicates, held_out_folds
 from cme_dask.numerics.joint import JointSolution
-from cme_dask.numerics.moments import MomentSpec, Side
+from cme_dask.numerics.moments import FeatureBlock, MomentReduction
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.precision import ComputeMode
 from cme_dask.numerics.problem import Regularization
@@ -198,7 +198,7 @@ class Fitted:
     solution: JointSolution
     replicates: tuple[Replicates, Replicates]
     moments: MomentSums
-    sides: tuple[Side, Side]
+    sides: tuple[FeatureBlock, FeatureBlock]
     passes: int
     arithmetic: ComputeMode
     report: PassReport
@@ -449,15 +449,15 @@ class JointRecipe:
 
     def _specify(
         self, bases: Sequence[Basis], reg: Regularization
-    ) -> tuple[MomentSpec, ComputeMode]:
+    ) -> tuple[MomentReduction, ComputeMode]:
         """The moments of these bases, with the arithmetic that the accuracy allows."""
         choice = self.ready.choice
-        spec = MomentSpec(self.sides(bases), choice.n_folds)
+        spec = MomentReduction(self.sides(bases), choice.n_folds)
         solving = replace(self.solving, reg=reg)
         cores = choice.budget.executor.function_threads
         return solving.arithmetic(spec, choice.rows, choice.sample.n_rows, self.accuracy, cores)
 
-    def sides(self, bases: Sequence[Basis]) -> tuple[Side, Side]:
+    def sides(self, bases: Sequence[Basis]) -> tuple[FeatureBlock, FeatureBlock]:
         """Both variables on these bases, with the functions whose moments are made."""
         sample, rows = self.ready.choice.sample, self.ready.choice.rows
         judges = self.found.judges if self.found is not None and self._averages else None
@@ -468,14 +468,20 @@ class JointRecipe:
 
     def _measure(
         self, bases: Sequence[Basis], cells: Sequence[CellSpec]
-    ) -> tuple[tuple[Side, Side], MomentSums, tuple[CellStatistics, ...], ComputeMode, PassReport]:
+    ) -> tuple[
+        tuple[FeatureBlock, FeatureBlock],
+        MomentSums,
+        tuple[CellStatistics, ...],
+        ComputeMode,
+        PassReport,
+    ]:
         """The moment pass, with sums by cell."""
         choice = self.ready.choice
         spec, arithmetic = self._specify(bases, self.solving.reg)
         (moments,), summed, report = make_moments(
             choice.sample, [spec], choice.budget, choice.progress, choice.sample_rows, cells
         )
-        x, y = spec.sides
+        x, y = spec.features
         return (x, y), moments, summed, arithmetic, choice.covering(report, spec.ranks)
 
 

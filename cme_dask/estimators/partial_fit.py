@@ -35,7 +35,7 @@ from cme_dask.models.merging import JointSums, one_model, union
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.blocks import Moments, MomentSums
 from cme_dask.numerics.cells import CellSpec
-from cme_dask.numerics.moments import Function, MomentSpec, Side
+from cme_dask.numerics.moments import FeatureBlock, Function, MomentReduction
 from cme_dask.numerics.precision import ComputeMode
 from cme_dask.numerics.resources import one_blas_thread
 from cme_dask.passes.cluster import Scheduler
@@ -54,7 +54,7 @@ _WORSE = 2.0  # times the trace error of the earlier rows, beyond which a refit 
 
 
 def new_rows(
-    earlier: MomentSums, new: MomentSums, sides: Sequence[Side], variables: str, tol: float
+    earlier: MomentSums, new: MomentSums, sides: Sequence[FeatureBlock], variables: str, tol: float
 ) -> dict[str, Any]:
     """How well the pivots of a fit span rows that were added to it, as JSON values.
 
@@ -242,7 +242,7 @@ class JointUpdate:
     ) -> tuple[JointSums, ComputeMode, PassReport]:
         """The sums over the new rows, in one pass; ``first`` is the global index of the first."""
         solving = SolveOptions(sums.constraint, sums.reg, self.convergence)
-        spec = MomentSpec(sums.sides, sums.moments.n_folds)
+        spec = MomentReduction(sums.sides, sums.moments.n_folds)
         with one_blas_thread():
             spec, arithmetic = solving.arithmetic(
                 spec, rows, sample.n_rows, self.accuracy, self.budget.executor.function_threads
@@ -450,13 +450,13 @@ class MomentsPartialFit(ABC):
     n_passes_: int
     report_: PassReport
     arithmetic_: ComputeMode
-    _sides: tuple[Side, ...]
+    _sides: tuple[FeatureBlock, ...]
     _moments: MomentSums
 
     @abstractmethod
     def _settled(
-        self, spec: MomentSpec, rows: RowSample, n_rows: int, cores: int
-    ) -> tuple[MomentSpec, ComputeMode]:
+        self, spec: MomentReduction, rows: RowSample, n_rows: int, cores: int
+    ) -> tuple[MomentReduction, ComputeMode]:
         """The moments with the arithmetic that the accuracy allows."""
 
     @property
@@ -474,8 +474,8 @@ class MomentsPartialFit(ABC):
     ) -> None:
         """Add the moments of new rows, in one pass over them, and solve; all of it or nothing."""
         rows, sampling = usable_rows(sample, self.sample_size, self.random_state or 0, budget)
-        sides = tuple(replace(side, elimination=None) for side in self._sides)
-        spec = MomentSpec(sides, self._moments.n_folds)
+        sides = tuple(replace(side, solve=None) for side in self._sides)
+        spec = MomentReduction(sides, self._moments.n_folds)
         with one_blas_thread():
             spec, arithmetic = self._settled(
                 spec, rows, sample.n_rows, budget.executor.function_threads
@@ -582,7 +582,9 @@ class EmbeddingPartialFit(MomentsPartialFit, MeanRegressor):
         return self._open(X, Y, weights)
 
     @abstractmethod
-    def _solve(self, sample: Sample, sides: tuple[Side, Side], moments: MomentSums) -> None:
+    def _solve(
+        self, sample: Sample, sides: tuple[FeatureBlock, FeatureBlock], moments: MomentSums
+    ) -> None:
         """From moments to the model."""
 
 

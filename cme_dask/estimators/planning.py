@@ -19,7 +19,7 @@ from cme_dask.kernels import Kernel
 from cme_dask.learning.transforms import HEURISTIC_ROWS
 from cme_dask.numerics.basis import Basis, eigenbasis
 from cme_dask.numerics.cells import CellSpec
-from cme_dask.numerics.moments import MomentSpec, joint_width
+from cme_dask.numerics.moments import MomentReduction, joint_width
 from cme_dask.numerics.precision import ComputeMode
 from cme_dask.numerics.resources import MemoryPlan, one_blas_thread
 from cme_dask.passes.cost import PassCost, time_pass
@@ -32,7 +32,7 @@ RESIDUAL_FINALISTS = 3
 _ORDER = 384  # of the largest eigenproblem that is timed
 _PRODUCTS = 4  # of the order of a basis: 8 m_X m_Y (m_X + m_Y) operations for both
 
-Specify = Callable[[Sequence[Basis]], tuple[MomentSpec, ComputeMode]]
+Specify = Callable[[Sequence[Basis]], tuple[MomentReduction, ComputeMode]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -374,7 +374,7 @@ def plan_fit(
     )
 
 
-def _solution_seconds(specs: Sequence[MomentSpec]) -> float:
+def _solution_seconds(specs: Sequence[MomentReduction]) -> float:
     """Seconds from moments to solutions, with one for each fold left out.
 
     Timed are an eigenbasis and as many products as a solution takes for it, at an order that takes
@@ -385,7 +385,7 @@ def _solution_seconds(specs: Sequence[MomentSpec]) -> float:
         for one in specs
         for rank in one.ranks
     )
-    factor = max((side.basis.factor for one in specs for side in one.sides), key=len)
+    factor = max((side.basis.factor for one in specs for side in one.features), key=len)
     gram = factor[:_ORDER, :_ORDER] @ factor[:_ORDER, :_ORDER].T
     begin = time.perf_counter()
     eigenbasis(gram, gram[0])

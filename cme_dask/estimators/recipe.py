@@ -32,7 +32,7 @@ from cme_dask.models.events import Event
 from cme_dask.numerics.basis import Basis, LinearBasis
 from cme_dask.numerics.folds import MAX_FOLDS
 from cme_dask.numerics.joint import StackedBasis, StackedNewton, ranks_of
-from cme_dask.numerics.moments import Function, MomentSpec, Side
+from cme_dask.numerics.moments import FeatureBlock, Function, MomentReduction
 from cme_dask.numerics.precision import (
     SAFE,
     TRIAL_ROWS,
@@ -115,13 +115,13 @@ def trial_rows(rows: RowSample, ranks: tuple[int, ...]) -> RowSample:
 
 
 def choose_mode(
-    spec: MomentSpec,
+    spec: MomentReduction,
     rows: RowSample,
     n_rows: int,
     accuracy: float,
     change: Callable[[], Change],
     cores: int,
-) -> tuple[MomentSpec, ComputeMode]:
+) -> tuple[MomentReduction, ComputeMode]:
     """The moments with the cheapest arithmetic that a trial on the row sample admits.
 
     Parameters
@@ -533,7 +533,7 @@ def make_side(
     rows: RowSample,
     i: int,
     events: ScoringFunctions | None = None,
-) -> Side:
-    """Side of the pass, with shifts near the means of its functions."""
-    side = Side(basis, columns.names, declared(functions, columns), events=events)
+) -> FeatureBlock:
+    """The features of a variable, with shifts near the means of its functions."""
+    side = FeatureBlock(basis, columns.names, declared(functions, columns), events=events)
     return replace(side, shift=rows.importance @ side.values(rows.parts[i]))

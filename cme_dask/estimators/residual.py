@@ -30,7 +30,7 @@ from cme_dask.numerics.cells import ValueRange
 from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.crossval import held_out_folds
 from cme_dask.numerics.location import FittedLocation, fit_location
-from cme_dask.numerics.moments import MomentSpec, Side, strip_moments
+from cme_dask.numerics.moments import FeatureBlock, MomentReduction, strip_moments
 from cme_dask.numerics.resources import one_blas_thread
 from cme_dask.passes.progress import StepBegan
 
@@ -234,7 +234,7 @@ def _described(fit: JointRecipe, location: FittedLocation) -> dict[str, Any]:
     }
 
 
-def _sampled_moments(fit: JointRecipe) -> tuple[tuple[Side, Side], MomentSums]:
+def _sampled_moments(fit: JointRecipe) -> tuple[tuple[FeatureBlock, FeatureBlock], MomentSums]:
     """Moments by fold of rows of the row sample, on a smaller basis of the best kernel of x."""
     choice = fit.ready.choice
     rows = choice.rows.prefix(_LOCATION_ROWS)
@@ -245,7 +245,7 @@ def _sampled_moments(fit: JointRecipe) -> tuple[tuple[Side, Side], MomentSums]:
     ]
     sides = fit.sides(bases)
     folds = rows.folds(choice.sample.folding, choice.n_folds)
-    spec = MomentSpec(sides, choice.n_folds)
+    spec = MomentReduction(sides, choice.n_folds)
     return sides, strip_moments(spec, rows.parts, rows.importance, folds)
 
 
@@ -278,7 +278,7 @@ def _figures(gain: Gain) -> dict[str, Any]:
 
 
 def _location(
-    fit: JointRecipe, candidates: list[tuple[tuple[Side, Side], MomentSums]]
+    fit: JointRecipe, candidates: list[tuple[tuple[FeatureBlock, FeatureBlock], MomentSums]]
 ) -> FittedLocation:
     """The location that explains most of unseen rows, among those on the bases of x given."""
     columns = len(fit.ready.choice.sample.columns[1].names)

@@ -15,7 +15,7 @@ from cme_dask.learning.partition import CANDIDATES, choose_landmarks, landmark_n
 from cme_dask.models.assembly import Part
 from cme_dask.numerics.blocks import MomentSums
 from cme_dask.numerics.joint import JointSolver
-from cme_dask.numerics.moments import MomentSpec, Side
+from cme_dask.numerics.moments import FeatureBlock, MomentReduction
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.precision import SAFE, ComputeMode, JointChange
 from cme_dask.numerics.problem import Regularization, centred_bases
@@ -56,7 +56,7 @@ class SolveOptions:
             )
         JointSolver(self.constraint, self.reg)  # which checks that they fit together
 
-    def solver(self, sides: Sequence[Side], rows: RowSample) -> JointSolver:
+    def solver(self, sides: Sequence[FeatureBlock], rows: RowSample) -> JointSolver:
         """The solver, with what its constraint needs to know of the bases.
 
         Parameters
@@ -69,7 +69,7 @@ class SolveOptions:
         bases = [side.basis for side in sides]
         return JointSolver(self.constraint, self.reg, self.constraint.bounds_of(bases, rows.parts))
 
-    def trial_solver(self, sides: Sequence[Side], rows: RowSample) -> JointSolver:
+    def trial_solver(self, sides: Sequence[FeatureBlock], rows: RowSample) -> JointSolver:
         """The solver for trials of the arithmetic, each of which solves several times.
 
         A constraint without a closed form is represented by normalization alone.
@@ -81,7 +81,7 @@ class SolveOptions:
     def solve(
         self,
         moments: MomentSums,
-        sides: tuple[Side, Side],
+        sides: tuple[FeatureBlock, FeatureBlock],
         rows: RowSample,
         sample: Sample,
         budget: MemoryBudget,
@@ -113,8 +113,8 @@ class SolveOptions:
         return Part.solved(moments, sides, solver, self.convergence, whole=whole), 1
 
     def arithmetic(
-        self, spec: MomentSpec, rows: RowSample, n_rows: int, accuracy: float, cores: int
-    ) -> tuple[MomentSpec, ComputeMode]:
+        self, spec: MomentReduction, rows: RowSample, n_rows: int, accuracy: float, cores: int
+    ) -> tuple[MomentReduction, ComputeMode]:
         """The moments with the arithmetic that the accuracy allows.
 
         Parameters
@@ -135,7 +135,7 @@ class SolveOptions:
         trial = trial_rows(rows, spec.ranks)
 
         def change() -> JointChange:
-            return JointChange(spec, trial.parts, self.trial_solver(spec.sides, rows))
+            return JointChange(spec, trial.parts, self.trial_solver(spec.features, rows))
 
         return choose_mode(spec, trial, n_rows, accuracy, change, cores)
 

@@ -28,7 +28,7 @@ from cme_dask.numerics.blocks import MomentSums
 from cme_dask.numerics.cells import CellSpec, CellStatistics
 from cme_dask.numerics.crossval import HeldFold, held_folds, held_out_folds, replicates
 from cme_dask.numerics.joint import reduced
-from cme_dask.numerics.moments import MomentSpec, Side
+from cme_dask.numerics.moments import FeatureBlock, MomentReduction
 from cme_dask.numerics.precision import ComputeMode
 from cme_dask.numerics.problem import Regularization
 from cme_dask.numerics.resources import MemoryPlan, one_blas_thread
@@ -52,7 +52,7 @@ _NEAR = 0.1  # a finalist that is worse than the best by this share of its score
 _NOTHING = 2.0  # standard errors of the gain on independence that may be luck
 _STEP = float(np.sqrt(10.0))  # between neighbouring ridges
 
-Specify = Callable[[Sequence[Basis], Regularization], tuple[MomentSpec, ComputeMode]]
+Specify = Callable[[Sequence[Basis], Regularization], tuple[MomentReduction, ComputeMode]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,7 +206,9 @@ def tuned_members(
     members = []
     triples = list(zip(found.finalists, specs, moments, arithmetics, strict=True))
     with one_blas_thread():
-        costs = np.array([dense_cost([side.basis.rank for side in spec.sides]) for spec in specs])
+        costs = np.array(
+            [dense_cost([side.basis.rank for side in spec.features]) for spec in specs]
+        )
         shares = np.cumsum([0.0, *costs]) / costs.sum()
         for share, (candidate, spec, one, arithmetic) in zip(shares[:-1], triples, strict=True):
             if choice.progress is not None:
@@ -235,7 +237,7 @@ def _topped_up(
     """
     choice = ready.choice
     made: dict[tuple[int, Kernel], NewtonBasis] = {}
-    changed: dict[int, tuple[MomentSpec, ComputeMode]] = {}
+    changed: dict[int, tuple[MomentReduction, ComputeMode]] = {}
     passes = 0
     for k, member in enumerate(members):
         before = [_newton(side.basis) for side in member.part.sides]
@@ -276,7 +278,7 @@ def _newton(basis: Basis) -> NewtonBasis:
 
 def _member(
     candidate: KernelChoice,
-    spec: MomentSpec,
+    spec: MomentReduction,
     moments: MomentSums,
     solving: SolveOptions,
     arithmetic: ComputeMode,
@@ -284,7 +286,7 @@ def _member(
     learn_reg: bool,
     choice: PivotSelector,
 ) -> EnsembleMember:
-    x, y = spec.sides
+    x, y = spec.features
     folds = list(held_folds(moments))
     reg, joint, crps = candidate.reg, candidate.trial.joint, candidate.trial.crps
     retained = 1.0
@@ -313,7 +315,7 @@ def _log_loss(
     regs: Sequence[Regularization],
     found: Search,
     choice: PivotSelector,
-    sides: tuple[Side, Side],
+    sides: tuple[FeatureBlock, FeatureBlock],
 ) -> Estimated:
     """Log loss, at the rows of the search, of refits from all rows without each fold."""
     assert found.support is not None
@@ -377,7 +379,7 @@ def describe_search(found: Search, members: Sequence[EnsembleMember]) -> dict[st
 # What pickles and copies of fitted estimators hold: no rows, no sums that only a fit needs
 
 
-def importable_sides(sides: tuple[Side, Side]) -> tuple[Side, Side]:
+def importable_sides(sides: tuple[FeatureBlock, FeatureBlock]) -> tuple[FeatureBlock, FeatureBlock]:
     """Sides whose declared functions are :func:`importable`."""
     x, y = (replace(side, functions=importable(side.functions)) for side in sides)
     return x, y

@@ -15,7 +15,7 @@ from cme_dask.numerics.cells import CellSpec
 from cme_dask.numerics.crossval import held_out_losses
 from cme_dask.numerics.folds import distinct_in_random_order, fold_of_rows
 from cme_dask.numerics.joint import JointSolver
-from cme_dask.numerics.moments import Function, MomentSpec, Side, strip_moments
+from cme_dask.numerics.moments import FeatureBlock, Function, MomentReduction, strip_moments
 from cme_dask.numerics.partition import PartitionBasis, pivot_landmarks
 from cme_dask.numerics.problem import Regularization
 from cme_dask.numerics.resources import one_blas_thread
@@ -383,7 +383,7 @@ def landmark_number(
         if tried and points.exhausted(tried[-1]):
             break
         x, y = (
-            Side(PartitionBasis(kernel, points(i, number)), _names(parts[i]))
+            FeatureBlock(PartitionBasis(kernel, points(i, number)), _names(parts[i]))
             for i, kernel in enumerate(kernels)
         )
         with one_blas_thread():
@@ -437,14 +437,14 @@ class _Nested:
 
 
 def _fold_losses(
-    sides: tuple[Side, Side],
+    sides: tuple[FeatureBlock, FeatureBlock],
     parts: tuple[Array, Array],
     weights: Array,
     folds: Array,
     reg: Regularization,
 ) -> tuple[Array, Array]:
     """Held-out loss on each fold that has rows, and the folds' shares of the weight."""
-    moments = strip_moments(MomentSpec(sides, _FOLDS), parts, weights, folds)
+    moments = strip_moments(MomentReduction(sides, _FOLDS), parts, weights, folds)
     losses, shares = held_out_losses(moments, JointSolver(Coupling(tol=_TOL), reg))
     if not len(losses):
         raise DataError("all weight is on one fold of the row sample: give the number of landmarks")

@@ -18,7 +18,7 @@ from cme_dask.numerics.blocks import Moments, MomentSums
 from cme_dask.numerics.cells import Cells
 from cme_dask.numerics.crossval import Replicates, fold_replicates
 from cme_dask.numerics.joint import JointSolution, JointSolver, StackedBasis
-from cme_dask.numerics.moments import Side
+from cme_dask.numerics.moments import FeatureBlock
 from cme_dask.numerics.pointwise import negative_mass
 
 Array = Any
@@ -36,7 +36,7 @@ class Part:
         Of all rows, and without one fold each: given x, and given y.
     """
 
-    sides: tuple[Side, Side]
+    sides: tuple[FeatureBlock, FeatureBlock]
     mean: Moments
     solution: JointSolution
     replicates: tuple[Replicates, Replicates]
@@ -47,7 +47,7 @@ class Part:
     def solved(
         cls,
         moments: MomentSums,
-        sides: tuple[Side, Side],
+        sides: tuple[FeatureBlock, FeatureBlock],
         solver: JointSolver,
         convergence: str,
         *,

@@ -20,7 +20,7 @@ from cme_dask.numerics.basis import LinearBasis
 from cme_dask.numerics.blocks import MomentSums
 from cme_dask.numerics.cells import CellSpec, CellStatistics
 from cme_dask.numerics.joint import JointSolver
-from cme_dask.numerics.moments import Function, Side
+from cme_dask.numerics.moments import FeatureBlock, Function
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.problem import Regularization
 
@@ -60,7 +60,7 @@ class JointSums:
     """
 
     columns: tuple[Columns, Columns]
-    sides: tuple[Side, Side]
+    sides: tuple[FeatureBlock, FeatureBlock]
     moments: MomentSums
     specs: tuple[CellSpec, ...]
     cells: tuple[CellStatistics, ...]
@@ -135,7 +135,7 @@ class JointSums:
         metadata = self.about | told
         return assemble([part], self.moments, laws, self.columns, points, metadata), part
 
-    def on_sides(self, sides: tuple[Side, Side]) -> MomentSums:
+    def on_sides(self, sides: tuple[FeatureBlock, FeatureBlock]) -> MomentSums:
         """The moments on bases with the same pivots and with the shifts of these sides.
 
         N = R^-1 k(p, .) may have another factor R, whose last bits depend on the kind of processor.
@@ -191,14 +191,14 @@ def _check_adds(model: JointModel) -> None:
         )
 
 
-def _side(here: Variable, names: Sequence[str], shift: Array) -> Side:
+def _side(here: Variable, names: Sequence[str], shift: Array) -> FeatureBlock:
     """The side of a variable, whose columns and functions have these names."""
     assert isinstance(here.basis, LinearBasis)
     functions: dict[str, Function] = {n: Named(n) for n in names[len(here.columns.names) :]}
-    return Side(here.basis.newton, here.columns.names, functions, shift)
+    return FeatureBlock(here.basis.newton, here.columns.names, functions, shift)
 
 
-def _spec(variable: Variable, side: Side) -> CellSpec:
+def _spec(variable: Variable, side: FeatureBlock) -> CellSpec:
     """The cells of a variable; bounds of the rows that are kept belong to passes."""
     assert variable.cells is not None
     support, basis = variable.cells.support, side.basis

@@ -17,7 +17,7 @@ import numpy as np
 from cme_dask.numerics.basis import BlockSolve
 from cme_dask.numerics.blocks import Moments
 from cme_dask.numerics.joint import JointSolution
-from cme_dask.numerics.moments import MomentSpec, strip_moments
+from cme_dask.numerics.moments import MomentReduction, strip_moments
 from cme_dask.numerics.resources import parallel_map
 
 Array = Any
@@ -78,16 +78,16 @@ class ComputeMode:
             solve = f"solve between {len(self.fractions) + 1} blocks first"
         return f"{solve}, {'float32' if self.single else 'float64'} products"
 
-    def applied(self, spec: MomentSpec) -> MomentSpec:
+    def applied(self, spec: MomentReduction) -> MomentReduction:
         """The same moments computed this way."""
         if self.fractions is None:
-            forms = [BlockSolve.whole(side.basis.rank) for side in spec.sides]
+            forms = [BlockSolve.whole(block.basis.rank) for block in spec.features]
         else:
-            forms = [BlockSolve.between(s.basis.factor, self.fractions) for s in spec.sides]
-        pairs = zip(spec.sides, forms, strict=True)
+            forms = [BlockSolve.between(b.basis.factor, self.fractions) for b in spec.features]
+        pairs = zip(spec.features, forms, strict=True)
         return replace(
             spec,
-            sides=tuple(replace(side, elimination=form) for side, form in pairs),
+            features=tuple(replace(block, solve=form) for block, form in pairs),
             single=self.single,
         )
 
@@ -96,7 +96,7 @@ SAFE = ComputeMode()
 
 
 def fastest_mode(
-    spec: MomentSpec,
+    spec: MomentReduction,
     parts: tuple[Array, ...],
     accuracy: float,
     change: Change,
@@ -109,7 +109,7 @@ def fastest_mode(
     spec
         What the pass will compute.
     parts
-        Trial rows of each side, shapes (T, d).
+        Trial rows of each variable, shapes (T, d).
     accuracy
         Largest change admitted; the safe form is taken where nothing else is.
     change
@@ -158,7 +158,7 @@ def fastest_mode(
     return SAFE, tuple(tried)
 
 
-def _candidates(spec: MomentSpec, single: bool) -> list[ComputeMode]:
+def _candidates(spec: MomentReduction, single: bool) -> list[ComputeMode]:
     """Shortcuts cheaper than the safe form, the cheapest first."""
     options = [ComputeMode(fractions) for fractions in _FRACTIONS]
     if single:
@@ -168,9 +168,9 @@ def _candidates(spec: MomentSpec, single: bool) -> list[ComputeMode]:
     return [option for cost, option in sorted(priced, key=lambda p: p[0]) if cost < most]
 
 
-def _cost(spec: MomentSpec, arithmetic: ComputeMode) -> float:
+def _cost(spec: MomentReduction, arithmetic: ComputeMode) -> float:
     applied = arithmetic.applied(spec)
-    solve = sum(side.eliminated.flops for side in applied.sides)
+    solve = sum(block.block_solve.flops for block in applied.features)
     if arithmetic.single:
         return solve + applied.width**2 * _SINGLE_COST + sum(applied.ranks) * _CAST_COST
     return solve + applied.width**2
@@ -188,7 +188,7 @@ class JointChange:
         From moments to the solution of the fit.
     """
 
-    spec: MomentSpec
+    spec: MomentReduction
     parts: tuple[Array, ...]
     solve: Callable[[Moments], JointSolution]
 
@@ -220,8 +220,8 @@ class JointChange:
 
     @cached_property
     def _newton(self) -> list[Array]:
-        pairs = zip(self.spec.sides, self.parts, strict=True)
-        return [side.basis(part[:_POINTS]) for side, part in pairs]
+        pairs = zip(self.spec.features, self.parts, strict=True)
+        return [block.basis(part[:_POINTS]) for block, part in pairs]
 
     def _ratio(self, solution: JointSolution) -> Array:
         psi_x = self._newton[0] @ solution.transform_x

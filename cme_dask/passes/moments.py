@@ -9,7 +9,7 @@ from cme_dask.numerics.cells import CellSpec, CellStatistics
 from cme_dask.numerics.cholesky import SKETCH, ResidualSelector, TraceGainSelector
 from cme_dask.numerics.moments import (
     MomentReduction,
-    MomentSpec,
+    MomentSets,
     joint_ranks,
     joint_width,
     moment_cost,
@@ -28,7 +28,7 @@ _TRIAL_WORDS = 11  # likewise: sums of the safe form and of the two that are tri
 
 def make_moments(
     sample: Sample,
-    specs: Sequence[MomentSpec],
+    specs: Sequence[MomentReduction],
     budget: MemoryBudget,
     progress: Callable[[PassProgress], None] | None,
     sample_rows: int = 0,
@@ -72,14 +72,14 @@ def make_moments(
         alone=_alone(ranks, width, cost, extent, sample_rows),
         held=row_sample_bytes(sample_rows, extent.n_columns),
     )
-    return moments, tuple(summed), report
+    return (moments,) if len(specs) == 1 else moments, tuple(summed), report
 
 
-def moment_reduction(specs: Sequence[MomentSpec], cells: Sequence[CellSpec] = ()) -> Fused:
+def moment_reduction(specs: Sequence[MomentReduction], cells: Sequence[CellSpec] = ()) -> Fused:
     """Sets of moments, and sums by cell of the first variables, of the same rows."""
     n_folds = specs[0].n_folds
     by_cell = [replace(each, variable=i, n_folds=n_folds) for i, each in enumerate(cells)]
-    return Fused((MomentReduction(tuple(specs)), *by_cell))
+    return Fused((specs[0] if len(specs) == 1 else MomentSets(tuple(specs)), *by_cell))
 
 
 def predict_moments(
