@@ -126,20 +126,23 @@ def _table_row(*texts: str) -> str:
 
 
 def _verdict_table(verdicts: Sequence[Result]) -> Iterator[str]:
-    head = ["rows", "best model", "default / best", "within", "default / truth's choice"]
+    sizes = sorted({verdict["rows"] for verdict in verdicts})
+    head = ["best model", "default / best", "within", "default / truth's choice"]
     head += ["default / traditional, (41)", "noise", "location"]
-    yield from _table_head("The default beside the other models", head)
-    for verdict in verdicts:
+    title = f"The default beside the other models, {', '.join(f'{n:,}' for n in sizes)} rows"
+    yield from _table_head(title, head)
+    for scenario in dict.fromkeys(verdict["scenario"] for verdict in verdicts):
+        cells = [verdict for verdict in verdicts if verdict["scenario"] == scenario]
+        cells.sort(key=lambda verdict: int(verdict["rows"]))
         yield _table_row(
-            str(verdict["scenario"]),
-            f"{verdict['rows']:,}",
-            _LABELS.get(verdict["best"], str(verdict["best"])),
-            f"{verdict['default_over_best']:.2f}",
-            "yes" if verdict["within"] else "no",
-            f"{verdict['default_over_truth']:.2f}",
-            f"{verdict['default_over_traditional']:.2f}",
-            f"{verdict['noisy_over_plain']:.3f}",
-            f"{100 * verdict['location']:.0f} %",
+            scenario,
+            "; ".join("default" if c["best"] == DEFAULT else c["best"] for c in cells),
+            ", ".join(f"{c['default_over_best']:.2f}" for c in cells),
+            ", ".join("yes" if c["within"] else "no" for c in cells),
+            ", ".join(f"{c['default_over_truth']:.2f}" for c in cells),
+            ", ".join(f"{c['default_over_traditional']:.2f}" for c in cells),
+            ", ".join(f"{c['noisy_over_plain']:.3f}" for c in cells),
+            ", ".join(f"{100 * c['location']:.0f} %" for c in cells),
         )
     yield ""
     yield (

@@ -153,11 +153,20 @@ def test_lines_are_run_as_by_a_shell(folder, monkeypatch):
     assert (code, output.startswith("cme-dask, version ")) == (0, True)
 
 
+def anchors(path):
+    """Names by which links reach the headings of a page."""
+    titles = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
 def test_links_lead_somewhere():
     for page in PAGES:
-        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-            if "://" not in target:
-                assert (page.parent / target).exists(), f"{page.name}: {target}"
+        for link in re.findall(r"\]\(([^)]+)\)", page.read_text()):
+            target, _, anchor = link.partition("#")
+            if "://" not in link:
+                path = page.parent / target if target else page
+                assert path.exists(), f"{page.name}: {link}"
+                assert not anchor or anchor in anchors(path), f"{page.name}: {link}"
 
 
 def test_readme_names_both_commands():
