@@ -31,7 +31,7 @@ from cme_dask import kernels
 from cme_dask.config import N_FOLDS, SAMPLE_SIZE
 from cme_dask.data.columns import Columns
 from cme_dask.data.sample import Sample, open_store
-from cme_dask.data.sources import RowFunction, RowSource
+from cme_dask.data.sources import RowSource
 from cme_dask.data.writer import writing_sample
 from cme_dask.errors import RankWarning, ToleranceWarning
 from cme_dask.estimators.cholesky import PivotedCholesky
@@ -91,7 +91,7 @@ def open_counted(path: str) -> tuple[Sample, CountingStore]:
 
 
 @dataclass(frozen=True, eq=False)
-class RowRange:
+class SourceRange(RowSource):
     """Rows [start, stop) of a source, counted from zero."""
 
     source: RowSource
@@ -104,7 +104,7 @@ class RowRange:
         return self.stop - self.start, self.source.shape[1]
 
     @property
-    def chunk_rows(self) -> int | None:
+    def chunk_rows(self) -> int | None:  # type: ignore[override]
         """Rows per chunk of the source; the range begins at a chunk."""
         return self.source.chunk_rows
 
@@ -117,23 +117,19 @@ class RowRange:
         """Rows [start, stop) of the range."""
         return self.source.read(self.start + start, self.start + stop)
 
-    def pick(self, positions: tuple[int, ...]) -> "RowRange":
+    def pick(self, positions: tuple[int, ...]) -> "SourceRange":
         """The same rows with the columns at these positions only."""
-        return RowRange(self.source.pick(positions), self.start, self.stop)
-
-    def map(self, function: RowFunction, width: int) -> "RowRange":
-        """The rows that a function makes of these."""
-        return RowRange(self.source.map(function, width), self.start, self.stop)
+        return SourceRange(self.source.pick(positions), self.start, self.stop)
 
     @property
-    def in_memory(self) -> bool:
+    def in_memory(self) -> bool:  # type: ignore[override]
         """Whether those of the source lie in the memory of this process."""
         return self.source.in_memory
 
-    def for_rows(self, start: int, stop: int) -> "RowRange":
-        """Rows [start, stop) of the range, for another process."""
-        rows = self.source.for_rows(self.start + start, self.start + stop)
-        return RowRange(rows, self.start, self.stop)
+    def for_task(self, start: int, stop: int, shares_memory: bool) -> "SourceRange":
+        """The range of what a task reads from."""
+        rows = self.source.for_task(self.start + start, self.start + stop, shares_memory)
+        return SourceRange(rows, self.start, self.stop)
 
 
 def share_of(sample: Sample, number: int, shares: int) -> Sample:
@@ -151,7 +147,7 @@ def share_of(sample: Sample, number: int, shares: int) -> Sample:
             parts=tuple(part[here] for part in retained.parts),
             weights=retained.weights[here],
         )
-    sources = tuple(RowRange(source, start, stop) for source in sample.sources)
+    sources = tuple(SourceRange(source, start, stop) for source in sample.sources)
     return replace(sample, sources=sources, row_sample=retained)
 
 

@@ -31,7 +31,7 @@ from cme_dask.numerics.support import Support
 from cme_dask.passes.driver import Executor
 from cme_dask.passes.memory import MemoryBudget, task_bytes, waiting_bytes
 from cme_dask.passes.moments import make_moments, predict_moments
-from cme_dask.passes.plan import Run, strip_length
+from cme_dask.passes.plan import RowRange, strip_length
 
 FUNCTIONS = {"positive": lambda z: z[:, 0] > 0, "square": lambda z: z[:, -1] ** 2}
 
@@ -332,7 +332,7 @@ def test_a_pass_gives_the_same_bits_however_the_rows_are_cut(tmp_path):
 
 
 def test_memory_and_cost_know_the_cells():
-    run, extent = Run(0, 4096, 4096), Extent(10**6, 3, strip_length(10**6))
+    run, extent = RowRange(0, 4096, 4096), Extent(10**6, 3, strip_length(10**6))
     bare = moment_cost((20, 20), 44, 10, extent)
     cost = bare + Cost(state=9 * 8 * 16_384, partial=5000 * 8, retained=8 * 10**6)
     assert waiting_bytes(cost, 2) - waiting_bytes(bare, 2) == (5000 + 10**6) * 8

@@ -23,7 +23,7 @@ from cme_dask.passes import cost as timing
 from cme_dask.passes.cost import busiest_rows, bytes_read, time_pass
 from cme_dask.passes.driver import Executor
 from cme_dask.passes.moments import moment_reduction
-from cme_dask.passes.plan import Run, plan_runs
+from cme_dask.passes.plan import RowRange, plan_ranges
 from cme_dask.passes.sources import open_sample
 
 GAUSSIAN = kernels.Gaussian(0.3)
@@ -107,7 +107,7 @@ def test_seconds_of_the_pass_are_those_of_its_strips(tmp_path, monkeypatch, chun
 
     monkeypatch.setattr(timing, "time", clock)
     monkeypatch.setattr(timing, "strips_of", slowly)
-    runs = plan_runs(50_000, chunk_rows, 1, 1e-3)
+    runs = plan_ranges(50_000, chunk_rows, 1, 1e-3)
     executor = Executor.resolve("synchronous")
     cost = time_pass(sample, Slow(clock), 0.0, runs, executor)
     strips = -(-50_000 // 4096)
@@ -134,7 +134,7 @@ def test_of_strips_that_would_take_long_a_part_is_timed(monkeypatch):
             return 0
 
     x = np.zeros((300_000, 1))
-    runs = plan_runs(len(x), 0, 1, 1.0)
+    runs = plan_ranges(len(x), 0, 1, 1.0)
     executor = Executor.resolve("synchronous")
     assert runs[0].length == 8192
     time_pass(open_sample(x), Rows(), 1.0, runs, executor)
@@ -153,7 +153,7 @@ def test_strips_of_moments_are_timed_on_all_workers(scheduler, weighted):
     X, Y = np.tile(X, (30, 1)), np.tile(Y, (30, 1))
     sample = open_sample(X, Y, weights=np.ones(len(X)) if weighted else None)
     executor = Executor.resolve(scheduler, 2)
-    runs = plan_runs(len(X), 0, 2, 1e-6)
+    runs = plan_ranges(len(X), 0, 2, 1e-6)
     cost = time_pass(sample, moment_reduction([spec]), spec.flops, runs, executor)
     assert cost.workers == executor.workers
     assert cost.rows == len(X)
@@ -166,7 +166,9 @@ def test_strips_are_timed_on_the_workers_of_a_cluster(cluster):
     spec, (X, Y) = spec_of()
     sample = open_sample(da.from_array(X, chunks=(100, 2)), da.from_array(Y, chunks=(100, 1)))
     executor = Executor.resolve(cluster)
-    cost = time_pass(sample, moment_reduction([spec]), spec.flops, [Run(0, 300, 4096)], executor)
+    cost = time_pass(
+        sample, moment_reduction([spec]), spec.flops, [RowRange(0, 300, 4096)], executor
+    )
     assert cost.workers == 2
     assert 0.0 < cost.seconds < 1000.0
 
@@ -175,7 +177,7 @@ def test_strips_are_timed_on_the_workers_of_a_cluster(cluster):
 @given(rows=st.lists(st.integers(1, 50), min_size=1, max_size=30), workers=st.integers(1, 8))
 def test_the_busiest_worker(rows, workers):
     edges = np.cumsum([0, *rows])
-    runs = [Run(int(a), int(b), 50) for a, b in pairwise(edges)]
+    runs = [RowRange(int(a), int(b), 50) for a, b in pairwise(edges)]
     loads = np.zeros(workers)
     for count in rows:  # whoever is done first takes the next
         loads[loads.argmin()] += count
@@ -187,9 +189,9 @@ def test_bytes_count_straddled_chunks_twice(tmp_path):
     write_store(tmp_path / "s.zarr", x, x[:, 0], chunk_rows=3000)
     source = open_sample(tmp_path / "s.zarr").sources[0]
     assert isinstance(source, ZarrSource)
-    assert bytes_read(source, [Run(0, 10_000, 4096)]) == 10_000 * 24
+    assert bytes_read(source, [RowRange(0, 10_000, 4096)]) == 10_000 * 24
     # Rows 3000 to 5999 are read by both tasks.
-    runs = [Run(0, 4096, 4096), Run(4096, 10_000, 4096)]
+    runs = [RowRange(0, 4096, 4096), RowRange(4096, 10_000, 4096)]
     assert bytes_read(source, runs) == 13_000 * 24
     assert bytes_read(source.pick((1,)), runs) == 13_000 * 24  # chunks hold all columns
     assert bytes_read(ArraySource(x.astype(np.float32)), runs) == 10_000 * 12

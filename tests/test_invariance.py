@@ -22,7 +22,7 @@ from threadpoolctl import threadpool_info
 
 from cme_dask import JointDistribution, kernels
 from cme_dask.numerics.reduction import tree_sum
-from cme_dask.passes.plan import Run, plan_runs, strip_length, tree_build
+from cme_dask.passes.plan import RowRange, plan_ranges, strip_length, tree_build
 
 N = 10_001  # three strips, the last one short
 
@@ -295,7 +295,7 @@ def test_tree_sum_does_not_see_the_length_of_runs(values, power):
     seconds=st.floats(1e-9, 1e-3),
 )
 def test_runs_cover_the_rows_with_few_tasks(n, chunk, workers, seconds):
-    runs = plan_runs(n, chunk, workers, seconds)
+    runs = plan_ranges(n, chunk, workers, seconds)
     length = strip_length(n)
     assert runs[0].start == 0
     assert runs[-1].stop == n
@@ -303,7 +303,7 @@ def test_runs_cover_the_rows_with_few_tasks(n, chunk, workers, seconds):
     size = runs[0].rows if len(runs) > 1 else length
     assert size % length == 0
     assert (size // length) & (size // length - 1) == 0
-    assert all(isinstance(run, Run) and run.start % size == 0 for run in runs)
+    assert all(isinstance(run, RowRange) and run.start % size == 0 for run in runs)
     # Runs are powers of two of strips: at most half of the workers are left without a task.
     assert 2 * len(runs) * max(-(-n // workers), length) >= n
     if len(runs) > 1:  # and there are few of them

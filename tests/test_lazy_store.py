@@ -23,7 +23,7 @@ from cme_dask.data.outputs import ChunkWriter
 from cme_dask.data.row_sample import draw
 from cme_dask.errors import DataError, ResourceError, StoreError
 from cme_dask.numerics.basis import BLOCK
-from cme_dask.passes.plan import cut_for_chunks, plan_runs
+from cme_dask.passes.plan import cut_for_chunks, plan_ranges
 
 GAUSSIAN = kernels.Gaussian(1.0)
 N = 10_001  # ten blocks, the last one short
@@ -231,11 +231,11 @@ def test_a_relative_path_is_meant_here(rows, fits, cluster, tmp_path, monkeypatc
     workers=st.integers(1, 64),
 )
 def test_pieces_have_whole_chunks_and_whole_blocks(n, chunk_in, chunk_out, workers):
-    runs = cut_for_chunks(plan_runs(n, chunk_in, workers, 1e-6), chunk_out, BLOCK)
-    assert [run.owned[0] for run in runs] == [0, *(run.owned[1] for run in runs[:-1])]
-    assert runs[-1].owned[1] == n
+    runs = cut_for_chunks(plan_ranges(n, chunk_in, workers, 1e-6), chunk_out, BLOCK)
+    assert [run.own[0] for run in runs] == [0, *(run.own[1] for run in runs[:-1])]
+    assert runs[-1].own[1] == n
     for run in runs:
-        first, last = run.owned
+        first, last = run.own
         assert first < last
         assert first % chunk_out == 0
         assert run.start <= first < run.start + BLOCK

@@ -33,7 +33,7 @@ from cme_dask.passes.driver import Executor
 from cme_dask.passes.memory import MemoryBudget, task_bytes
 from cme_dask.passes.moments import pivot_bytes, predict_moments
 from cme_dask.passes.observing import WantOfMemory, want_of_memory
-from cme_dask.passes.plan import Run, strip_length
+from cme_dask.passes.plan import RowRange, strip_length
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="the high-water mark is read from /proc"
@@ -102,11 +102,34 @@ if __name__ == "__main__":
 """
 
 
+MAPPED = """
+def total(x):
+    return x.sum(axis=1, keepdims=True)
+
+if __name__ == "__main__":
+    import zarr
+    from types import SimpleNamespace
+    from cme_dask import open_sample
+    from cme_dask.numerics.rows import BadValueCounts
+    from cme_dask.reductions import RunOptions, run
+    rows = np.ones((1 << 15, 128))
+    wide = zarr.create_array("rows.zarr", shape=(1 << 17, 128), chunks=rows.shape, dtype=float)
+    for start in range(0, 1 << 17, 1 << 15):
+        wide[start : start + (1 << 15)] = rows
+    del rows
+    sample = open_sample(wide).map(total)
+    told(SimpleNamespace(report_=run(sample, BadValueCounts(), RunOptions("synchronous"))[1]))
+"""
+
+
 def measured(tmp_path, script, *args):
     """Predicted and measured peak of a process, and the phase that was predicted to have it."""
     (tmp_path / "fit.py").write_text(HEAD + script)
     done = subprocess.run(
-        [sys.executable, tmp_path / "fit.py", *map(str, args)], capture_output=True, text=True
+        [sys.executable, tmp_path / "fit.py", *map(str, args)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -132,6 +155,13 @@ def test_prediction_of_a_search_is_near_the_measured_peak(tmp_path):
     predicted, peak, phase = measured(tmp_path, SEARCH)
     assert 0.8 <= predicted / peak <= 1.25
     assert phase == "the search for kernels"
+
+
+def test_prediction_knows_the_columns_that_a_map_reads(tmp_path):
+    """Chunks of 128 columns are read for one that is made of them."""
+    predicted, peak, phase = measured(tmp_path, MAPPED)
+    assert 0.8 <= predicted / peak <= 1.25
+    assert phase == "the pass"
 
 
 def test_prediction_of_a_worker_is_near_its_measured_peak(tmp_path, worker):
@@ -167,13 +197,13 @@ def asked(n_rows=10**6, n_columns=3, ranks=(200,), width=204, n_folds=1, **chang
 
 def test_the_predicted_peak_is_the_largest_over_the_phases():
     budget = MemoryBudget(Executor("threads", 2), 1 << 40, ())
-    runs = [Run(0, 4096, 4096)] * 100
+    runs = [RowRange(0, 4096, 4096)] * 100
     alone = budget.check_pass(*asked(), runs)
     assert alone.phase == "the pass"
     sampled = budget.check_pass(*asked(), runs, {"the choice": 10**10})
     assert (sampled.phase, sampled.predicted > 10**10) == ("the choice", True)
     one = budget.check_pass(*asked(n_folds=200), runs[:1])
-    long = budget.check_pass(*asked(n_folds=200), [Run(0, 4096 * 16, 4096)])
+    long = budget.check_pass(*asked(n_folds=200), [RowRange(0, 4096 * 16, 4096)])
     assert long.predicted == one.predicted + 2 * 4 * 200 * 204**2 * 8  # a tree of 16 strips a task
     held = budget.check_pass(*asked(), runs, held=10**9)
     assert held.predicted == alone.predicted + 10**9
@@ -194,13 +224,13 @@ def test_a_fit_is_refused_where_its_pivots_do_not_fit():
 def test_what_does_not_fit_into_a_worker_is_refused():
     on_cluster = MemoryBudget(Executor("threads", 2), 1 << 40, ((4, 200 << 20),))
     with pytest.raises(ResourceError, match="a worker would need"):
-        on_cluster.check_pass(*asked(n_folds=100), [Run(0, 4096, 4096)])
+        on_cluster.check_pass(*asked(n_folds=100), [RowRange(0, 4096, 4096)])
 
 
 def test_a_chunk_that_a_worker_cannot_hold_is_refused_with_the_remedy():
     budget = MemoryBudget(Executor("threads", 1), 1 << 40, ((1, 700_000_000),))
     rows = {"n_rows": 10**8, "n_columns": 20, "ranks": (50,), "width": 70}
-    runs = [Run(0, 1 << 20, 1 << 18)]
+    runs = [RowRange(0, 1 << 20, 1 << 18)]
     budget.check_pass(*asked(**rows, chunk_rows=1 << 16), runs)
     told = r"chunks of fewer rows than 4,194,304, which are read whole \(cme-dask rechunk\)"
     with pytest.raises(ResourceError, match=told):
@@ -262,4 +292,4 @@ def test_what_a_pass_prepares_is_predicted(columns, functions, finalists):
     finally:
         tracemalloc.stop()
     assert len(moments) == finalists
-    assert peak <= task_bytes(cost, extent, Run(0, n, n)) - aside
+    assert peak <= task_bytes(cost, extent, RowRange(0, n, n)) - aside

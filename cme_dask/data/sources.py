@@ -1,13 +1,19 @@
 """Where rows come from: anything with a shape that can be read by row ranges."""
 
+import asyncio
+import hashlib
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol, TypeVar
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import zarr
+from zarr.abc.store import SuffixByteRequest
+from zarr.core.buffer import default_buffer_prototype
+from zarr.core.sync import sync
 
 from cme_dask.data.store import DECODE_ERRORS, GuardedStore, brief, check_chunk, packed_bytes
 from cme_dask.errors import DataError, StoreError
@@ -15,37 +21,72 @@ from cme_dask.errors import DataError, StoreError
 Array = Any
 T = TypeVar("T")
 
+_CHECKSUM = 4  # bytes of a CRC-32C, which close a chunk of our stores
+_AT_ONCE = 32  # chunks whose last bytes are read
 
-class RowSource(Protocol):
-    """Rows of a two-dimensional array, read by ranges, picklable to any worker."""
+
+class RowSource:
+    """Rows of a two-dimensional array, read by ranges, picklable to any worker.
+
+    What a pass must know of a kind of source is a member of it, with the answers of a source that
+    is read from storage as defaults.
+
+    Attributes
+    ----------
+    chunk_rows
+        Rows per storage chunk; None if any range costs the same (memory).
+    in_memory
+        Whether the rows lie in the memory of this process.
+    dask_array
+        The rows as a Dask array if they are one, else None.
+    """
+
+    chunk_rows: int | None = None
+    in_memory: bool = False
+    dask_array: Any = None
 
     @property
     def shape(self) -> tuple[int, int]:
         """(n, d)."""
-
-    @property
-    def chunk_rows(self) -> int | None:
-        """Rows per storage chunk; None if any range costs the same (memory)."""
+        raise NotImplementedError
 
     @property
     def row_bytes(self) -> int:
         """Bytes of a row where it lies, before compression."""
+        raise NotImplementedError
+
+    @property
+    def columns_read(self) -> int:
+        """Numbers per row that are in memory while rows are read: at least the d columns."""
+        return self.shape[1]
+
+    def held_whole(self, shares_memory: bool) -> bool:
+        """Whether a task holds all its rows at once, in this process (or in another one)."""
+        return False
 
     def read(self, start: int, stop: int) -> Array:
         """Rows [start, stop) as float64, shape (stop - start, d)."""
+        raise NotImplementedError
 
     def pick(self, positions: tuple[int, ...]) -> "RowSource":
         """The same rows with the columns at these positions only."""
+        raise NotImplementedError
 
     def map(self, function: "RowFunction", width: int) -> "RowSource":
-        """The rows that a function makes of these, of so many columns."""
+        """The rows that a function makes of these, of so many columns, when they are read."""
+        return MappedSource(self, function, width)
 
-    @property
-    def in_memory(self) -> bool:
-        """Whether the rows lie in the memory of this process."""
+    def for_task(self, start: int, stop: int, shares_memory: bool) -> Any:
+        """What a task on rows [start, stop) reads from, in this process (or in another one)."""
+        return self
 
-    def for_rows(self, start: int, stop: int) -> Any:
-        """A source of rows [start, stop) for another process, without the other rows."""
+    def missing_chunks(self, start: int, stop: int) -> list[str]:
+        """Names of the storage chunks of rows [start, stop) that are missing."""
+        return []
+
+    def fingerprint(self, token: Callable[[Any, str], str]) -> str:
+        """What tells these rows from others, from ``token(value, name)`` of what they are."""
+        raise NotImplementedError
 
 
 RowFunction = Callable[[Array], Array]
@@ -53,12 +94,12 @@ RowFunction = Callable[[Array], Array]
 
 
 @dataclass(frozen=True, eq=False)
-class ArraySource:
+class ArraySource(RowSource):
     """Rows of an array in memory, the first of them with global index ``offset``."""
 
     array: Array
     offset: int = 0
-    in_memory: ClassVar[bool] = True
+    in_memory: ClassVar[bool] = True  # type: ignore[misc]
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -66,14 +107,13 @@ class ArraySource:
         return int(self.array.shape[0]), int(self.array.shape[1])
 
     @property
-    def chunk_rows(self) -> int | None:
-        """Any range costs the same."""
-        return None
-
-    @property
     def row_bytes(self) -> int:
         """Bytes of a row in memory."""
         return self.shape[1] * int(self.array.dtype.itemsize)
+
+    def held_whole(self, shares_memory: bool) -> bool:
+        """Another process gets a copy of them."""
+        return not shares_memory
 
     def read(self, start: int, stop: int) -> Array:
         """Rows with global index in [start, stop), shape (stop - start, d)."""
@@ -84,17 +124,17 @@ class ArraySource:
         """The same rows with the columns at these positions only."""
         return ArraySource(self.array[:, list(positions)], self.offset)
 
-    def map(self, function: RowFunction, width: int) -> RowSource:
-        """The rows that a function makes of these, when they are read."""
-        return MappedSource(self, function, width)
+    def for_task(self, start: int, stop: int, shares_memory: bool) -> "ArraySource":
+        """The source, or for another process a copy of rows [start, stop)."""
+        return self if shares_memory else ArraySource(self.read(start, stop), start)
 
-    def for_rows(self, start: int, stop: int) -> "ArraySource":
-        """A copy of rows [start, stop)."""
-        return ArraySource(self.read(start, stop), start)
+    def fingerprint(self, token: Callable[[Any, str], str]) -> str:
+        """Of all values."""
+        return token(np.asarray(self.array), "rows")
 
 
 @dataclass(frozen=True, eq=False)
-class MappedSource:
+class MappedSource(RowSource):
     """Rows that a function makes of the rows of another source, whenever they are read.
 
     Attributes
@@ -120,7 +160,7 @@ class MappedSource:
         return self.source.shape[0], self.width if self.columns is None else len(self.columns)
 
     @property
-    def chunk_rows(self) -> int | None:
+    def chunk_rows(self) -> int | None:  # type: ignore[override]
         """Of the source."""
         return self.source.chunk_rows
 
@@ -130,9 +170,18 @@ class MappedSource:
         return self.source.row_bytes
 
     @property
-    def in_memory(self) -> bool:
+    def columns_read(self) -> int:
+        """Those of the source, and of the result."""
+        return self.source.columns_read + self.width
+
+    @property
+    def in_memory(self) -> bool:  # type: ignore[override]
         """Whether those of the source do."""
         return self.source.in_memory
+
+    def held_whole(self, shares_memory: bool) -> bool:
+        """Whether a task holds those of the source."""
+        return self.source.held_whole(shares_memory)
 
     def read(self, start: int, stop: int) -> Array:
         """Rows [start, stop) as float64, shape (stop - start, k).
@@ -150,13 +199,18 @@ class MappedSource:
         held = range(self.width) if self.columns is None else self.columns
         return replace(self, columns=tuple(held[p] for p in positions))
 
-    def map(self, function: RowFunction, width: int) -> "MappedSource":
-        """The rows that a function makes of these, when they are read."""
-        return MappedSource(self, function, width)
+    def for_task(self, start: int, stop: int, shares_memory: bool) -> "MappedSource":
+        """The same function of what the task reads from."""
+        return replace(self, source=self.source.for_task(start, stop, shares_memory))
 
-    def for_rows(self, start: int, stop: int) -> "MappedSource":
-        """The same function of rows [start, stop) of the source."""
-        return replace(self, source=self.source.for_rows(start, stop))
+    def missing_chunks(self, start: int, stop: int) -> list[str]:
+        """Of the source."""
+        return self.source.missing_chunks(start, stop)
+
+    def fingerprint(self, token: Callable[[Any, str], str]) -> str:
+        """Of the source, of the function and of the columns in use."""
+        of_rows, function = self.source.fingerprint(token), token(self.function, "map")
+        return f"{of_rows} by {function} {self.columns or ''}".strip()
 
 
 def applied(function: RowFunction, rows: Array, width: int | None = None) -> Array:
@@ -192,7 +246,7 @@ def applied(function: RowFunction, rows: Array, width: int | None = None) -> Arr
 
 
 @dataclass(frozen=True, eq=False)
-class ZarrSource:
+class ZarrSource(RowSource):
     """Rows of a Zarr array of one or two dimensions, optionally some of its columns.
 
     A chunk that does not decode is an error that names the chunk.
@@ -211,7 +265,6 @@ class ZarrSource:
     array: zarr.Array[Any]
     columns: tuple[int, ...] | None = None
     whole: bool = False
-    in_memory: ClassVar[bool] = False
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -220,7 +273,7 @@ class ZarrSource:
         return int(self.array.shape[0]), width if self.columns is None else len(self.columns)
 
     @property
-    def chunk_rows(self) -> int | None:
+    def chunk_rows(self) -> int | None:  # type: ignore[override]
         """Rows per chunk (per shard, if there are shards)."""
         return int((self.array.shards or self.array.chunks)[0])
 
@@ -228,6 +281,14 @@ class ZarrSource:
     def row_bytes(self) -> int:
         """Bytes of a whole row in the store: chunks hold all columns."""
         return int(np.prod(self.array.shape[1:])) * int(self.array.dtype.itemsize)
+
+    @property
+    def columns_read(self) -> int:
+        """Columns of the chunks that hold those in use."""
+        if self.columns is None:
+            return self.shape[1]
+        d, step = self.array.shape[1], self.array.chunks[1]
+        return sum(min(step, d - start * step) for start in {c // step for c in self.columns})
 
     def read(self, start: int, stop: int) -> Array:
         """Rows [start, stop) as float64, shape (stop - start, d).
@@ -255,20 +316,45 @@ class ZarrSource:
         held = range(self.shape[1]) if self.columns is None else self.columns
         return replace(self, columns=tuple(held[p] for p in positions))
 
-    def map(self, function: RowFunction, width: int) -> MappedSource:
-        """The rows that a function makes of these, when they are read."""
-        return MappedSource(self, function, width)
-
-    def for_rows(self, start: int, stop: int) -> "ZarrSource":
-        """The source itself: each process opens the store."""
-        return self
-
     def missing_chunks(self, start: int, stop: int) -> list[str]:
         """Names of the chunks of rows [start, stop) that are not in the store."""
         names = [
             name for number in self._chunk_numbers(start, stop) for name in self._names(number)
         ]
-        return [name for name in names if not zarr.core.sync.sync(self.array.store.exists(name))]
+        return [name for name in names if not sync(self.array.store.exists(name))]
+
+    def fingerprint(self, token: Callable[[Any, str], str]) -> str:
+        """Of the last bytes of every chunk.
+
+        In stores of ours these are its checksum; of files of others their size and the time when
+        they were written count as well.
+        """
+        array, rows = self.array, self.chunk_rows
+        keys = (
+            name
+            for number in self._chunk_numbers(0, array.shape[0])
+            for name in self._names(number)
+        )
+        digest = hashlib.sha256(repr((array.shape, str(array.dtype), rows)).encode())
+        root = None if self.whole else getattr(array.store, "root", None)  # of a local folder
+
+        async def ends() -> None:
+            gate = asyncio.Semaphore(_AT_ONCE)
+
+            async def end(key: str) -> bytes:
+                async with gate:
+                    part = await array.store.get(
+                        key, default_buffer_prototype(), byte_range=SuffixByteRequest(_CHECKSUM)
+                    )
+                if part is None:
+                    return b"gone"
+                return part.to_bytes() + (b"" if root is None else _written(root / key))
+
+            for piece in await asyncio.gather(*map(end, keys)):
+                digest.update(piece)
+
+        sync(ends())
+        return f"{digest.hexdigest()[:16]} {self.columns or ''}".strip()
 
     def check_listed(self, location: str) -> None:
         """StoreError if chunks of a local folder are missing, by a look at the names alone.
@@ -354,6 +440,15 @@ class ZarrSource:
         return StoreError(
             f"rows {start} to {stop - 1} of {self.array.store} can't be read: {brief(error)}"
         )
+
+
+def _written(path: Path) -> bytes:
+    """Size and time of a file: chunks without a checksum show no change in their last bytes."""
+    try:
+        status = path.stat()
+    except OSError:
+        return b""
+    return f"{status.st_size} {status.st_mtime_ns}".encode()
 
 
 def take_rows(

@@ -123,7 +123,7 @@ class Extent:
     n_rows
         Number of rows.
     n_columns
-        Number of all columns that are read: x, y, weights, groups and times.
+        Number of all columns of a strip: x, y, weights, groups and times.
     strip_rows
         Rows of a strip.
     chunk_rows
@@ -134,6 +134,9 @@ class Extent:
         Whether a task holds all its rows at once (Dask arrays, copies sent to other processes).
     selected
         Whether only a part of the rows counts.
+    columns_read
+        Numbers per row that are in memory while rows are read, where these are more than the
+        columns: of a mapped sample those that the function takes, and those that it makes.
     """
 
     n_rows: int
@@ -143,6 +146,7 @@ class Extent:
     in_memory: int = 0
     materialised: bool = False
     selected: bool = False
+    columns_read: int = 0
 
     @property
     def strips(self) -> int:

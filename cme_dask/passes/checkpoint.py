@@ -8,11 +8,9 @@ that are there; since partial results are combined along the same tree, it ends 
 Partial results are encoded by their structure: this module knows no reduction.
 """
 
-import asyncio
 import contextlib
 import hashlib
 import json
-import math
 import os
 import shutil
 import sys
@@ -24,23 +22,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import zarr
 from dask.base import tokenize
 from dask.tokenize import TokenizationError
-from zarr.abc.store import SuffixByteRequest
-from zarr.core.buffer import default_buffer_prototype
-from zarr.core.sync import sync
 
 import cme_dask
 from cme_dask.data.checkpoint import locked
 from cme_dask.data.partials import read_partial, write_json, write_partial
 from cme_dask.data.sample import Sample
-from cme_dask.data.sources import MappedSource, RowSource, ZarrSource
 from cme_dask.data.store import ATTRIBUTE, disk_errors
 from cme_dask.errors import DataError, ResourceError, ShardDone, StoreError
 from cme_dask.passes.cluster import user_modules
-from cme_dask.passes.plan import Run, strip_length
-from cme_dask.passes.sources import DaskSource
+from cme_dask.passes.plan import RowRange, strip_length
 
 KIND, SCHEMA_VERSION = "checkpoint", 3
 
@@ -207,11 +199,11 @@ class PassSums:
         last = min(first + self.block, self.n_rows)
         return self.folder / self.name / f"rows-{first}-{last}-{self.run}"
 
-    def has(self, run: Run) -> bool:
+    def has(self, run: RowRange) -> bool:
         """Whether the block of these rows is done."""
         return self.path(run.start).exists()
 
-    def ours(self, run: Run) -> bool:
+    def ours(self, run: RowRange) -> bool:
         """Whether the block of these rows is in our share."""
         return self.share[0] <= run.start // self.block < self.share[1]
 
@@ -454,10 +446,6 @@ def versions() -> dict[str, str]:
 # What a run depends on, as short fingerprints: its rows, its parameters, its versions
 
 
-_CHECKSUM = 4  # bytes of a CRC-32C, which close a chunk of our stores
-_AT_ONCE = 32
-
-
 def about_run(
     name: str, parameters: Mapping[str, Any], sample: Sample, given: Mapping[str, Any]
 ) -> dict[str, dict[str, str]]:
@@ -499,6 +487,13 @@ def _digest(module: str) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
 
+def _source_token(value: Any, name: str) -> str:
+    """Of rows in memory, and of a function of rows."""
+    return (
+        token_of(value, name)[:16] if isinstance(value, np.ndarray) else _fingerprint(value, name)
+    )
+
+
 def _rows(sample: Sample) -> dict[str, str]:
     fingerprints = {
         "rows": f"{sample.n_rows:,}",
@@ -510,59 +505,8 @@ def _rows(sample: Sample) -> dict[str, str]:
     names += ["weights"] if sample.weights is not None else []
     names += list(sample.units)
     for name, source in zip(names, sample.reads, strict=True):
-        fingerprints[f"values of {name}"] = _values(source)
+        fingerprints[f"values of {name}"] = source.fingerprint(_source_token)
     if sample.row_sample is not None:
         rows = sample.row_sample
         fingerprints["row sample"] = token_of((rows.index, rows.keys), "row sample")[:16]
     return fingerprints
-
-
-def _values(source: RowSource) -> str:
-    if isinstance(source, ZarrSource):
-        return f"{_chunks(source.array, source.whole)} {source.columns or ''}".strip()
-    if isinstance(source, DaskSource):
-        return str(source.array.name)
-    if isinstance(source, MappedSource):
-        function = _fingerprint(source.function, "map")
-        return f"{_values(source.source)} by {function} {source.columns or ''}".strip()
-    return token_of(np.asarray(source.array), "rows")[:16]  # type: ignore[attr-defined]
-
-
-def _chunks(array: zarr.Array[Any], ours: bool) -> str:
-    """A fingerprint of all chunks of a Zarr array, from their last bytes."""
-    rows = int((array.shards or array.chunks)[0])
-    grid = [math.ceil(array.shape[0] / rows)]
-    grid += [math.ceil(s / c) for s, c in zip(array.shape[1:], array.chunks[1:], strict=True)]
-    prefix = f"{array.path}/" if array.path else ""
-    encode = array.metadata.encode_chunk_key
-    keys = (prefix + encode(tuple(map(int, key))) for key in np.ndindex(*grid))
-    digest = hashlib.sha256(repr((array.shape, str(array.dtype), rows)).encode())
-
-    root = getattr(array.store, "root", None)  # of a local folder
-
-    async def ends() -> None:
-        gate = asyncio.Semaphore(_AT_ONCE)
-
-        async def end(key: str) -> bytes:
-            async with gate:
-                part = await array.store.get(
-                    key, default_buffer_prototype(), byte_range=SuffixByteRequest(_CHECKSUM)
-                )
-            if part is None:
-                return b"gone"
-            return part.to_bytes() + (b"" if ours or root is None else _written(root / key))
-
-        for piece in await asyncio.gather(*map(end, keys)):
-            digest.update(piece)
-
-    sync(ends())
-    return digest.hexdigest()[:16]
-
-
-def _written(path: Path) -> bytes:
-    """Size and time of a file: chunks without a checksum show no change in their last bytes."""
-    try:
-        status = path.stat()
-    except OSError:
-        return b""
-    return f"{status.st_size} {status.st_mtime_ns}".encode()

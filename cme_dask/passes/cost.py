@@ -17,9 +17,8 @@ from cme_dask.data.sample import Sample
 from cme_dask.data.sources import RowSource
 from cme_dask.numerics.reduction import Reduction, Strip, reduce_strips
 from cme_dask.passes.driver import Executor
-from cme_dask.passes.plan import Reading, Run, strips_of
+from cme_dask.passes.plan import Reading, RowRange, strips_of
 from cme_dask.passes.run import FLOPS
-from cme_dask.passes.sources import for_task
 
 _TIMED = 3  # strips of each worker
 _STRIP_SECONDS = 2.0  # of a timed strip at the cautious rate FLOPS: of longer ones a part is timed
@@ -84,7 +83,7 @@ def time_pass(
     sample: Sample,
     reduction: Reduction[Any, Any],
     flops: float,
-    runs: Sequence[Run],
+    runs: Sequence[RowRange],
     executor: Executor,
 ) -> PassCost:
     """Read and reduce three strips on each worker, and scale their times to the whole pass.
@@ -112,8 +111,8 @@ def time_pass(
     payloads = []
     for i in range(workers):
         start = runs[i * len(runs) // workers].start
-        run = Run(start, min(start + _TIMED * length, sample.n_rows), length)
-        read = (for_task(s, run.start, run.stop, executor.shares_memory) for s in sample.reads)
+        run = RowRange(start, min(start + _TIMED * length, sample.n_rows), length)
+        read = (s.for_task(run.start, run.stop, executor.shares_memory) for s in sample.reads)
         payloads.append((run, sum(bytes_read(s, [run]) for s in sample.reads), *read))
     begin = time.perf_counter()
     shared = reduction, Reading.of(sample)
@@ -123,7 +122,7 @@ def time_pass(
 
 
 def scaled(
-    sample: Sample, times: Sequence[StripTimes], runs: Sequence[Run], workers: int, wall: float
+    sample: Sample, times: Sequence[StripTimes], runs: Sequence[RowRange], workers: int, wall: float
 ) -> PassCost:
     """The cost of the pass, from the times of some workers and the seconds until all had ended."""
     strips = sum(run.strips for run in runs)
@@ -141,7 +140,7 @@ def scaled(
     )
 
 
-def busiest_rows(runs: Sequence[Run], workers: int) -> int:
+def busiest_rows(runs: Sequence[RowRange], workers: int) -> int:
     """Rows of the worker that gets most, if each takes the next task when it has ended one."""
     loads = [0] * workers
     for run in runs:
@@ -149,7 +148,7 @@ def busiest_rows(runs: Sequence[Run], workers: int) -> int:
     return max(loads)
 
 
-def bytes_read(source: RowSource, runs: Sequence[Run]) -> int:
+def bytes_read(source: RowSource, runs: Sequence[RowRange]) -> int:
     """Bytes of the chunks that the tasks read, before compression."""
     chunk, n = source.chunk_rows or 1, source.shape[0]
     rows = sum(min(-(-run.stop // chunk) * chunk, n) - run.start // chunk * chunk for run in runs)
@@ -171,7 +170,7 @@ class _Clocked:
 
 
 def _time_strips(
-    shared: tuple[Reduction[Any, Any], Reading], run: Run, read: int, *sources: RowSource
+    shared: tuple[Reduction[Any, Any], Reading], run: RowRange, read: int, *sources: RowSource
 ) -> tuple[StripTimes]:
     """The times of one worker, without what its first look at the rows takes."""
     begin = time.perf_counter()

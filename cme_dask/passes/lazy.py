@@ -14,7 +14,7 @@ from cme_dask.errors import DataError
 from cme_dask.kernels import Kernel
 from cme_dask.models.features import FeatureModel
 from cme_dask.numerics.basis import BLOCK, in_blocks
-from cme_dask.passes.sources import DaskSource, open_sample
+from cme_dask.passes.sources import open_sample
 
 Array = Any
 RowFunction = Callable[[Array, int], Array]
@@ -161,8 +161,8 @@ def lazy_rows(source: RowSource, width: int) -> Any:
     """Rows of a source as a Dask array whose blocks carry ``width`` columns of a result."""
     d = source.shape[1]
     most = max(BLOCK, BLOCK_BYTES // (8 * max(width, d)) // BLOCK * BLOCK)
-    if isinstance(source, DaskSource):
-        rows = source.array.astype(np.float64)
+    if source.dask_array is not None:
+        rows = source.dask_array.astype(np.float64)
         rows = rows.rechunk({1: -1})
     else:
         import dask.array as da

@@ -20,7 +20,7 @@ from cme_dask.models.law import ConditionalLaw
 from cme_dask.models.laws import Function
 from cme_dask.models.points import UNSEEN, is_out_of_core
 from cme_dask.passes.lazy import lazy_rows, map_rows
-from cme_dask.passes.sources import DaskSource, is_dask_frame, open_sample
+from cme_dask.passes.sources import is_dask_frame, open_sample
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -94,12 +94,11 @@ def given_rows(
                 f"the labels of column {name!r} have other codes in {sample.location} than in the "
                 "model: ask it for the store that it was fitted on, or a part of that"
             )
-        assert isinstance(source, DaskSource)
         source = _recoded(source, variable, name, theirs)
     return Sample((source,), (variable.columns,), location=sample.location, part=sample.part)
 
 
-def _recoded(source: DaskSource, variable: Given, name: str, labels: tuple[str, ...]) -> DaskSource:
+def _recoded(source: RowSource, variable: Given, name: str, labels: tuple[str, ...]) -> RowSource:
     """The rows of a Dask DataFrame with the model's codes of these labels of a column."""
     place, ours = variable.columns.names.index(name), variable.columns.categories[name]
     unseen = [label for label in labels if label not in ours]
@@ -117,7 +116,7 @@ def _recoded(source: DaskSource, variable: Given, name: str, labels: tuple[str, 
         )
     number = {label: float(code) for code, label in enumerate(ours)}
     table = np.array([number.get(label, UNSEEN) for label in labels])
-    return DaskSource(source.array.map_blocks(_with_codes, place, table, dtype=np.float64))
+    return source.map(functools.partial(_with_codes, place=place, table=table), source.shape[1])
 
 
 def _with_codes(rows: Array, place: int, table: Array) -> Array:

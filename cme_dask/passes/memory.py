@@ -15,7 +15,7 @@ from cme_dask.errors import DataError, ResourceError, option
 from cme_dask.numerics.reduction import Cost, Extent
 from cme_dask.numerics.resources import MemoryPlan
 from cme_dask.passes.driver import Executor
-from cme_dask.passes.plan import Run
+from cme_dask.passes.plan import RowRange
 
 A_WORKER = "a worker"
 """The place of a prediction that is about a worker of a cluster."""
@@ -29,7 +29,7 @@ _ROW_SAMPLE_WORDS = 4  # per row of the row sample beside its values: key, index
 _DECODED = 10  # chunks that Zarr decodes at once
 
 
-def task_bytes(cost: Cost, extent: Extent, run: Run) -> int:
+def task_bytes(cost: Cost, extent: Extent, run: RowRange) -> int:
     """Peak of one running task: partial results, the buffers of the reduction, rows."""
     length = extent.strip_rows
     partials = (1 + math.ceil(math.log2(run.strips))) * cost.partial
@@ -40,7 +40,9 @@ def task_bytes(cost: Cost, extent: Extent, run: Run) -> int:
         rows += length  # the rows of a strip that are selected
     if extent.materialised:
         rows += 2 * run.rows
-    read = (rows * extent.n_columns + _HASH_WORDS * length) * _WORD
+    # The strip in use holds what the pass computes from, the rows on the way what is read for it.
+    read = (rows - length) * max(extent.n_columns, extent.columns_read)
+    read = (length * extent.n_columns + read + _HASH_WORDS * length) * _WORD
     return partials + cost.state + retained + read
 
 
@@ -104,7 +106,7 @@ class MemoryBudget:
         self,
         cost: Cost,
         extent: Extent,
-        runs: list[Run],
+        runs: list[RowRange],
         alone: Mapping[str, int] | None = None,
         held: int = 0,
     ) -> MemoryPlan:
@@ -203,7 +205,8 @@ def _refusal(cost: Cost, extent: Extent, executor: Executor, plan: MemoryPlan) -
     if executor.workers > 1:
         remedies.append(f"fewer than {executor.workers} workers or threads")
     if extent.chunk_rows > extent.strip_rows:
-        reading = extent.n_columns * _WORD * 3 * extent.chunk_rows
+        columns = max(extent.n_columns, extent.columns_read)
+        reading = columns * _WORD * 3 * extent.chunk_rows
         first = 0 if 2 * reading > plan.predicted else len(remedies)
         remedies.insert(
             first,

@@ -18,7 +18,7 @@ from cme_dask.numerics.pools import BLOCK
 from cme_dask.numerics.reduction import Cost, Extent, Fused
 from cme_dask.numerics.resources import MemoryPlan
 from cme_dask.passes.memory import MemoryBudget, row_sample_bytes
-from cme_dask.passes.plan import Run
+from cme_dask.passes.plan import RowRange
 from cme_dask.passes.run import PassProgress, PassReport, extent_of, plan_pass, run_pass
 
 _WORD = 8
@@ -91,7 +91,7 @@ def predict_moments(
     *,
     sample_rows: int = 0,
     cells: Sequence[CellSpec] = (),
-) -> tuple[list[Run], MemoryPlan]:
+) -> tuple[list[RowRange], MemoryPlan]:
     """How the moment pass would be cut, and what the fit would need.
 
     Parameters

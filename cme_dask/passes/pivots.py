@@ -10,7 +10,7 @@ from cme_dask.numerics.reduction import Extent
 from cme_dask.numerics.resources import MemoryPlan, one_blas_thread
 from cme_dask.numerics.rounds import PivotOffers, PivotState, Rule, choice_bytes, round_cost
 from cme_dask.passes.memory import MemoryBudget
-from cme_dask.passes.plan import Run
+from cme_dask.passes.plan import RowRange
 from cme_dask.passes.run import PassProgress, extent_of, plan_pass, run_pass
 
 
@@ -92,7 +92,7 @@ def _ask(
 
 def predict_round(
     sample: Sample, ranks: tuple[int, ...], budget: MemoryBudget
-) -> tuple[list[Run], MemoryPlan]:
+) -> tuple[list[RowRange], MemoryPlan]:
     """How a round would be cut, and what it would need.
 
     Raises

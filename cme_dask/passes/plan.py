@@ -41,7 +41,7 @@ def strip_length(n: int) -> int:
 
 
 @dataclass(frozen=True)
-class Run:
+class RowRange:
     """Rows [start, stop) of one task: strips of ``length`` rows, the last one possibly shorter.
 
     ``own`` are the rows [first, last) that the task writes, where these are not all its rows.
@@ -51,11 +51,6 @@ class Run:
     stop: int
     length: int
     own: tuple[int, int] | None = None
-
-    @property
-    def owned(self) -> tuple[int, int]:
-        """The rows [first, last) that no other task has."""
-        return self.own or (self.start, self.stop)
 
     @property
     def rows(self) -> int:
@@ -68,13 +63,13 @@ class Run:
         return -(-self.rows // self.length)
 
 
-def plan_runs(
+def plan_ranges(
     n: int,
     chunk_rows: int,
     workers: int,
     seconds_per_row: float,
     max_rows: int | None = None,
-) -> list[Run]:
+) -> list[RowRange]:
     """Cut n rows into tasks.
 
     Parameters
@@ -111,7 +106,7 @@ def plan_runs(
             size = max(size, _up(-(-n // workers), length))
     if max_rows is not None:
         size = min(size, length << (max(max_rows // length, 1).bit_length() - 1))
-    return [Run(start, min(start + size, n), length) for start in range(0, n, size)]
+    return [RowRange(start, min(start + size, n), length) for start in range(0, n, size)]
 
 
 def _up(rows: int, length: int) -> int:
@@ -119,7 +114,7 @@ def _up(rows: int, length: int) -> int:
     return length << (-(-rows // length) - 1).bit_length()
 
 
-def cut_for_chunks(runs: list[Run], chunk_rows: int, block: int) -> list[Run]:
+def cut_for_chunks(runs: list[RowRange], chunk_rows: int, block: int) -> list[RowRange]:
     """Tasks whose borders are those of the runs, moved up to borders of chunks to be written.
 
     So each chunk has one writer (zarr#3682). Rows are computed on a fixed grid of blocks: a block
@@ -128,7 +123,7 @@ def cut_for_chunks(runs: list[Run], chunk_rows: int, block: int) -> list[Run]:
     n = runs[-1].stop
     borders = sorted({min(n, -(-run.stop // chunk_rows) * chunk_rows) for run in runs})
     return [
-        Run(first // block * block, min(n, -(-last // block) * block), block, (first, last))
+        RowRange(first // block * block, min(n, -(-last // block) * block), block, (first, last))
         for first, last in zip([0, *borders], borders, strict=False)
     ]
 
@@ -266,7 +261,7 @@ class Reading:
         )
 
 
-def strips_of(run: Run, reading: Reading, sources: tuple[RowSource, ...]) -> Iterator[Strip]:
+def strips_of(run: RowRange, reading: Reading, sources: tuple[RowSource, ...]) -> Iterator[Strip]:
     """The strips of a run, one after the other; a strip that holds nothing of the part is empty."""
     if reading.index is not None:
         rows = reading.index[slice(*np.searchsorted(reading.index, [run.start, run.stop]))]

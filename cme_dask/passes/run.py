@@ -19,7 +19,7 @@ import numpy as np
 
 from cme_dask.data.columns import negative_error, nonfinite_error
 from cme_dask.data.sample import Sample
-from cme_dask.data.sources import RowSource, ZarrSource
+from cme_dask.data.sources import RowSource
 from cme_dask.errors import ShardDone, StoreError
 from cme_dask.numerics.reduction import (
     BadValues,
@@ -36,16 +36,15 @@ from cme_dask.passes.driver import Executor
 from cme_dask.passes.memory import MemoryBudget
 from cme_dask.passes.plan import (
     Reading,
-    Run,
+    RowRange,
     Tree,
     cut_for_chunks,
     empty_part,
-    plan_runs,
+    plan_ranges,
     strip_length,
     strips_of,
 )
 from cme_dask.passes.progress import Event, Listener, listening
-from cme_dask.passes.sources import DaskSource, for_task
 
 Array = Any
 Result = TypeVar("Result")
@@ -250,7 +249,7 @@ def run_pass(
     given = partial(_given, sample, executor.shares_memory)
 
     def ended(number: int) -> None:
-        first, last = runs[number].owned
+        first, last = runs[number].own or (runs[number].start, runs[number].stop)
         rows, strips = marks[-1][0] + last - first, marks[-1][1] + runs[number].strips
         marks.append((rows, strips, time.perf_counter() - begin))
         if progress is not None:
@@ -282,7 +281,7 @@ def run_pass(
 
 
 @contextlib.contextmanager
-def _logged(name: str, rows: int, runs: list[Run]) -> Iterator[None]:
+def _logged(name: str, rows: int, runs: list[RowRange]) -> Iterator[None]:
     """Log the start of a pass and its end, with its seconds."""
     numbers = {
         "pass": name,
@@ -298,16 +297,16 @@ def _logged(name: str, rows: int, runs: list[Run]) -> Iterator[None]:
     log.info("pass %s: %.3g s", name, seconds, extra={"event": "pass ended", **numbers})
 
 
-def _given(sample: Sample, shares_memory: bool, run: Run) -> tuple[Any, ...]:
+def _given(sample: Sample, shares_memory: bool, run: RowRange) -> tuple[Any, ...]:
     """What a task is given: its rows, and where to read them."""
     given: list[Any] = [run]
     for source in sample.reads:
-        given.append(for_task(source, run.start, run.stop, shares_memory))
+        given.append(source.for_task(run.start, run.stop, shares_memory))
     return tuple(given)
 
 
 def _reduce_run(
-    shared: tuple[Reduction[Any, Any], Reading], run: Run, *sources: RowSource
+    shared: tuple[Reduction[Any, Any], Reading], run: RowRange, *sources: RowSource
 ) -> tuple[int, Any]:
     reduction, reading = shared
     return reduce_strips(reduction, strips_of(run, reading, sources))
@@ -325,8 +324,8 @@ def _combine(
 def _checkpointed(
     executor: Executor,
     shared: tuple[Reduction[Any, Any], Reading],
-    runs: list[Run],
-    given: Callable[[Run], tuple[Any, ...]],
+    runs: list[RowRange],
+    given: Callable[[RowRange], tuple[Any, ...]],
     extent: Extent,
     on_done: Callable[[int], None],
 ) -> Any:
@@ -384,7 +383,7 @@ class _Resumed:
 
     sums: PassSums
 
-    def __call__(self, shared: Any, run: Run, *sources: Any) -> Any:
+    def __call__(self, shared: Any, run: RowRange, *sources: Any) -> Any:
         # Of a block that was done before there are no sources, whatever this worker sees.
         done = not sources or self.sums.has(run)
         return None if done else _reduce_run(shared, run, *sources)
@@ -394,7 +393,7 @@ def _combine_resumed(shared: Any, a: Any, b: Any) -> Any:
     return None if a is None or b is None else _combine(shared, a, b)
 
 
-def _writes(sums: PassSums, runs: list[Run]) -> dict[int, Callable[[Any], Any]]:
+def _writes(sums: PassSums, runs: list[RowRange]) -> dict[int, Callable[[Any], Any]]:
     """Nodes that are blocks: their partial results are written, or read where they are."""
     after: dict[int, Callable[[Any], Any]] = {}
     for node, (first, last) in enumerate(Tree.over(len(runs)).spans):
@@ -410,16 +409,16 @@ def _writes(sums: PassSums, runs: list[Run]) -> dict[int, Callable[[Any], Any]]:
 def extent_of(sample: Sample, executor: Executor, strip_rows: int = 0) -> Extent:
     """What is known of the rows before they are read, in strips of ``strip_rows`` or as usual."""
     n, reads = sample.n_rows, sample.reads
-    columns = chunk_rows = row_bytes = 0
-    materialised = False
-    for source in reads:
-        columns += source.shape[1]
-        chunk_rows = max(chunk_rows, source.chunk_rows or 0)
-        row_bytes += source.row_bytes if source.in_memory else 0
-        copied = source.in_memory and not executor.shares_memory
-        materialised = materialised or copied or isinstance(source, DaskSource)
-    length, selected = strip_rows or strip_length(n), sample.part is not None
-    return Extent(n, columns, length, chunk_rows, row_bytes * n, materialised, selected)
+    return Extent(
+        n_rows=n,
+        n_columns=sum(source.shape[1] for source in reads),
+        strip_rows=strip_rows or strip_length(n),
+        chunk_rows=max(source.chunk_rows or 0 for source in reads),
+        in_memory=n * sum(source.row_bytes for source in reads if source.in_memory),
+        materialised=any(source.held_whole(executor.shares_memory) for source in reads),
+        selected=sample.part is not None,
+        columns_read=sum(source.columns_read for source in reads),
+    )
 
 
 def plan_pass(
@@ -430,7 +429,7 @@ def plan_pass(
     *,
     alone: Mapping[str, int] | None = None,
     held: int = 0,
-) -> tuple[list[Run], MemoryPlan]:
+) -> tuple[list[RowRange], MemoryPlan]:
     """How a pass would be cut, and what it would need.
 
     Parameters
@@ -451,13 +450,13 @@ def plan_pass(
     ResourceError
         If that does not fit into the budget.
     """
-    executor, d = budget.executor, extent.n_columns
+    executor, d = budget.executor, max(extent.n_columns, extent.columns_read)
     seconds = cost.flops / FLOPS + cost.written / _WRITE_RATE + d * _READ_SECONDS
     most = _HELD_BYTES // (8 * d) if extent.materialised else None
     if executor.checkpoint is not None:
         block = block_rows(extent.n_rows, extent.chunk_rows)
         most = block if most is None else min(most, block)
-    runs = plan_runs(extent.n_rows, extent.chunk_rows, executor.workers, seconds, most)
+    runs = plan_ranges(extent.n_rows, extent.chunk_rows, executor.workers, seconds, most)
     if chunk_rows:
         runs = cut_for_chunks(runs, chunk_rows, extent.strip_rows)
     return runs, budget.check_pass(cost, extent, runs, alone, held)
@@ -502,11 +501,7 @@ def count_bad_values(sample: Sample, executor: Executor) -> None:
     for source, count, first in zip(
         sample.reads, counts.source_count, counts.source_first, strict=True
     ):
-        missing = (
-            source.missing_chunks(first, first + 1)
-            if count and isinstance(source, ZarrSource)
-            else []
-        )
+        missing = source.missing_chunks(first, first + 1) if count else []
         if missing:
             raise StoreError(
                 f"chunk {missing[0]} of {sample.location} is missing: restore it from a copy or "

@@ -15,7 +15,7 @@ from cme_dask.numerics.folds import BY_ROWS
 from cme_dask.numerics.reduction import BadValues, reduce_strips
 from cme_dask.numerics.rows import BasisRanges, NearestRows, Neighbours
 from cme_dask.passes.memory import MemoryBudget
-from cme_dask.passes.plan import MAX_STRIP, Reading, Run, empty_part, strips_of
+from cme_dask.passes.plan import MAX_STRIP, Reading, RowRange, empty_part, strips_of
 from cme_dask.passes.run import count_bad_values, run_pass
 
 # The row sample of arrays that bring none: a declared, partial read
@@ -96,7 +96,7 @@ def choose_rows(
 def _draw_here(sample: Sample, told_by: tuple[RowSource, ...], drawn: PrioritySample) -> RowSample:
     """The sample in this process, of which only what tells weights and parts is read."""
     reading = replace(Reading.of(sample), variables=0)
-    run, size = Run(0, sample.n_rows, MAX_STRIP), drawn.size
+    run, size = RowRange(0, sample.n_rows, MAX_STRIP), drawn.size
 
     def below(bound: float) -> RowSample:
         strips = strips_of(run, reading, told_by)

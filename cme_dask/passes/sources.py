@@ -1,9 +1,9 @@
 """``open_sample``: one border for stores, URLs, NumPy, Dask, pandas, Arrow and xarray."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import dask
 import numpy as np
@@ -258,11 +258,15 @@ _LABELS_OR_TIMES = "OUTmM"
 
 
 @dataclass(frozen=True, eq=False)
-class DaskSource:
-    """Rows of a two-dimensional Dask array; its tasks become part of the pass."""
+class DaskSource(RowSource):
+    """Rows of a two-dimensional Dask array; its tasks become part of the pass.
+
+    ``computed`` is the number of columns that its blocks take while they are computed, where these
+    are more than those of the array.
+    """
 
     array: Any
-    in_memory: ClassVar[bool] = False
+    computed: int = 0
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -270,7 +274,7 @@ class DaskSource:
         return int(self.array.shape[0]), int(self.array.shape[1])
 
     @property
-    def chunk_rows(self) -> int | None:
+    def chunk_rows(self) -> int | None:  # type: ignore[override]
         """Rows of the largest chunk."""
         return int(max(self.array.chunks[0]))
 
@@ -279,13 +283,27 @@ class DaskSource:
         """Bytes of a row once computed."""
         return self.shape[1] * int(self.array.dtype.itemsize)
 
+    @property
+    def columns_read(self) -> int:
+        """As many as are computed."""
+        return max(self.computed, self.shape[1])
+
+    @property
+    def dask_array(self) -> Any:
+        """The array."""
+        return self.array
+
+    def held_whole(self, shares_memory: bool) -> bool:
+        """Its rows are computed before a task begins."""
+        return True
+
     def read(self, start: int, stop: int) -> Array:
         """Rows [start, stop) as float64, computed now."""
         return np.asarray(self.array[start:stop].compute(), dtype=np.float64)
 
     def pick(self, positions: tuple[int, ...]) -> "DaskSource":
         """The same rows with the columns at these positions only."""
-        return DaskSource(self.array[:, list(positions)])
+        return DaskSource(self.array[:, list(positions)], self.columns_read)
 
     def map(self, function: RowFunction, width: int) -> "DaskSource":
         """The rows that a function makes of these, block by block."""
@@ -295,18 +313,18 @@ class DaskSource:
             applied_to, function=function, width=width, chunks=chunks, dtype=np.float64,
             meta=np.empty((0, 0)),
         )  # fmt: skip
-        return DaskSource(mapped)
+        return DaskSource(mapped, self.columns_read + width)
 
-    def for_rows(self, start: int, stop: int) -> Delayed:
-        """Rows [start, stop) as a source in memory, once computed."""
-        return self.delayed(start, stop)
-
-    def delayed(self, start: int, stop: int) -> Delayed:
+    def for_task(self, start: int, stop: int, shares_memory: bool) -> Delayed:
         """Rows [start, stop) as a source in memory, once computed."""
         rows = self.array[start:stop].rechunk((stop - start, -1))
         # Not optimised: tasks, and x and y, that need the same block must name it alike.
         block = rows.to_delayed(optimize_graph=False)[0, 0]
         return delayed(_computed, pure=False)(block, start, (stop - start, self.shape[1]))
+
+    def fingerprint(self, token: Callable[[Any, str], str]) -> str:
+        """The name of the array."""
+        return str(self.array.name)
 
 
 def applied_to(block: Array, *, function: RowFunction, width: int) -> Array:
@@ -322,11 +340,6 @@ def _computed(block: Array, start: int, shape: tuple[int, int]) -> ArraySource:
             f"announced {shape}: correct the chunks it declares"
         )
     return ArraySource(block, start)
-
-
-def for_task(source: RowSource, start: int, stop: int, shares_memory: bool) -> Any:
-    """What a task on rows [start, stop) is given to read from."""
-    return source if source.in_memory and shares_memory else source.for_rows(start, stop)
 
 
 def open_sample(
