@@ -10,12 +10,13 @@ from typing import Any, TypeVar
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
 from cme_dask.numerics.reduction import Cost, Extent, Fused, Reduction, Strip
-from cme_dask.numerics.weighted import WeightedMoments
+from cme_dask.numerics.weighted import FeatureBasis, WeightedMoments
 from cme_dask.passes.run import PassReport, RunOptions, run_pass
 
 __all__ = [
     "Cost",
     "Extent",
+    "FeatureBasis",
     "Fused",
     "PassReport",
     "Reduction",

@@ -10,6 +10,7 @@ import cme_dask
 from cme_dask import JointDistribution, constraints, kernels
 from cme_dask.errors import DataError
 from cme_dask.kernels.text import kernel_of, read_specification
+from cme_dask.reductions import FeatureBasis
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "extending.md"
 
@@ -176,3 +177,50 @@ def test_names_of_constraints_are_their_own(low_rank):
         type("Mine", (constraints.Constraint,), {"name": "certified"})
     with pytest.raises(DataError, match="calibration=True needs constraint='none' or 'normalized'"):
         JointDistribution(**OPTIONS, constraint=low_rank(1), calibration=True).fit(*sample(100))
+
+
+# A basis -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def spline():
+    """What the example of the page defines and computes."""
+    space = {"__name__": "a_users_module"}
+    exec(example("A basis"), space)
+    return space
+
+
+def test_a_fit_works_in_the_span_of_own_functions(spline, tmp_path):
+    law, x, y, hats = (spline[name] for name in ("law", "x", "y", "hats"))
+    assert law.basis_x_.rank == 17
+    centred = hats.features(np, x) - hats.features(np, x).mean(axis=0)
+    at = np.linspace(-1.9, 1.9, 7)[:, None]
+    slope = np.linalg.lstsq(centred, y[:, 0] - y.mean(), rcond=None)[0]
+    dense = y.mean() + (hats.features(np, at) - hats.features(np, x).mean(axis=0)) @ slope
+    np.testing.assert_allclose(law.expect("y0", at), dense, atol=2e-3)  # but for the ridge
+    law.save(tmp_path / "hats.model")
+    again = cme_dask.load(tmp_path / "hats.model")
+    assert again.x.basis.newton.kernel == hats
+    np.testing.assert_array_equal(again.expect("y0", at), law.expect("y0", at))
+
+
+def test_moments_in_own_functions_are_those_of_dense_products(spline):
+    psi, y = spline["basis"](spline["x"]), spline["y"][:, 0]
+    np.testing.assert_allclose(
+        spline["moments"]["one"].gram("x"), psi.T @ psi / len(psi), rtol=1e-12
+    )
+    expected = np.linalg.lstsq(psi, y, rcond=None)[0]
+    np.testing.assert_allclose(spline["spline"], expected, rtol=1e-10)
+
+
+def test_a_basis_needs_features_that_are_finite_matrices(spline):
+    class Wrong(kernels.Features):
+        def features(self, xp, X):
+            return X[:, 0]
+
+    with pytest.raises(DataError, match="must derive from kernels"):
+        FeatureBasis(kernels.Gaussian(1.0), 1)
+    with pytest.raises(DataError, match=r"must be finite numbers of shape \(2, m\)"):
+        FeatureBasis(Wrong(), 1)
+    with pytest.raises(DataError, match="n_columns must be an integer of at least 1"):
+        FeatureBasis(spline["hats"], 0)

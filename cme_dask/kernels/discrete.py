@@ -1,6 +1,7 @@
 """Kernels of categories, of equality and of inner products, and users' own."""
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -175,6 +176,30 @@ class Polynomial(Kernel):
     def diagonal_formula(self, xp: Any, X: Array) -> Array:
         """Return the power of x . x."""
         return (self.scale * xp.sum(X * X, axis=1) + self.offset) ** self.degree
+
+
+@dataclass(frozen=True)
+class Features(Kernel, abstract=True):
+    """The kernel k(x, z) = phi(x) . phi(z) of functions phi of your own, for you to derive from.
+
+    A fit with it works in the span of the functions. Where the functions themselves are the basis,
+    use :class:`cme_dask.reductions.FeatureBasis`.
+    """
+
+    signed: ClassVar[bool] = True
+
+    @abstractmethod
+    def features(self, xp: Any, X: Array) -> Array:
+        """Return phi(x_i), (n, m), as plain arithmetic of an array namespace."""
+
+    def formula(self, xp: Any, X: Array, Z: Array) -> Array:
+        """Return the inner products of the features."""
+        return self.features(xp, X) @ self.features(xp, Z).T
+
+    def diagonal_formula(self, xp: Any, X: Array) -> Array:
+        """Return |phi(x)|^2."""
+        values = self.features(xp, X)
+        return xp.sum(values * values, axis=1)
 
 
 @dataclass(frozen=True)

@@ -4,15 +4,17 @@ In an orthonormal basis psi, the multiplication by a function f has the matrix
 :math:`(\mathrm{diag}(\lambda) + r)^{-1} \mathrm E[f \psi \psi^T]`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from array_api_compat import array_namespace, device
 
 from cme_dask.errors import DataError
-from cme_dask.numerics.basis import Basis, BlockSolve
+from cme_dask.kernels.base import check_integer
+from cme_dask.kernels.discrete import Features
+from cme_dask.numerics.basis import BlockSolve
 from cme_dask.numerics.blocks import Moments, MomentSums
 from cme_dask.numerics.moments import Function, function_values, sub_block
 from cme_dask.numerics.reduction import Cost, Extent, Reduction, Strip
@@ -20,6 +22,72 @@ from cme_dask.numerics.reduction import Cost, Extent, Reduction, Strip
 Array = Any
 
 _WORD = 8
+
+
+class RowFunctions(Protocol):
+    """Functions of the rows of one variable: a basis of a fit, or one of one's own."""
+
+    @property
+    def rank(self) -> int:
+        """Number of functions m."""
+
+    def evaluator(self, elimination: BlockSolve, like: Array) -> Callable[[Array, Array], None]:
+        """What writes their values at rows (b, d) to memory of shape (m, b)."""
+
+
+@dataclass(frozen=True)
+class FeatureBasis:
+    """A basis of functions of your own, those of a kernel of features.
+
+    Parameters
+    ----------
+    kernel : Features
+        Its ``features`` are the functions.
+    n_columns : int
+        Number of columns of the rows.
+
+    Raises
+    ------
+    DataError
+        If the kernel has no features, or they are not a matrix of finite numbers.
+    """
+
+    kernel: Features
+    n_columns: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.kernel, Features):
+            raise DataError(f"kernel must derive from kernels.Features, got {self.kernel!r}")
+        check_integer("n_columns", self.n_columns, 1)
+        self(np.zeros((2, self.n_columns)))
+
+    @property
+    def rank(self) -> int:
+        """Number of functions m."""
+        return int(self.kernel.features(np, np.zeros((1, self.n_columns))).shape[1])
+
+    def evaluator(self, elimination: BlockSolve, like: Array) -> Callable[[Array, Array], None]:
+        """What writes the functions; nothing is solved for."""
+
+        def write(X: Array, out: Array) -> None:
+            out[...] = self(X).T
+
+        return write
+
+    def __call__(self, x: Array) -> Array:
+        """Values at the rows of x, shape (n, m)."""
+        xp = array_namespace(x)
+        values = self.kernel.features(xp, x)
+        if (
+            values.ndim != 2
+            or values.shape[0] != x.shape[0]
+            or not bool(xp.all(xp.isfinite(values)))
+        ):
+            raise DataError(
+                f"features of {self.kernel!r} at {x.shape[0]} rows must be finite numbers of shape "
+                f"({x.shape[0]}, m), got an array of shape {tuple(values.shape)}"
+            )
+        return values
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,12 +120,12 @@ class WeightedMoments(Reduction[WeightedSums, dict[str, Moments]]):
     Parameters
     ----------
     bases
-        Of x, or of x and of y.
+        Of x, or of x and of y: those of a fit (``basis_.newton``), or a :class:`FeatureBasis`.
     functions
         Functions of the rows by name, for each variable: from rows (n, d) to values (n,).
     """
 
-    bases: tuple[Basis, ...]
+    bases: tuple[RowFunctions, ...]
     functions: tuple[Mapping[str, Function], ...] = field(default_factory=tuple)
     name = "weighted-moments"
     kinds = (WeightedSums,)
