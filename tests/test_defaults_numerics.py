@@ -24,8 +24,8 @@ from cme_dask.errors import ConstantColumnWarning, DataError, LengthScaleWarning
 from cme_dask.estimators.recipe import warn_of_length
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.blocks import Moments
+from cme_dask.numerics.cholesky import non_negative
 from cme_dask.numerics.crossval import interval_factor
-from cme_dask.numerics.pools import non_negative
 
 GRID = np.linspace(-3.0, 3.0, 40)[:, None]
 X = np.random.default_rng(0).normal(size=(1000, 1))

@@ -3,7 +3,6 @@
 import json
 from collections import Counter
 from functools import reduce
-from operator import add
 
 import dask.array as da
 import numpy as np
@@ -21,7 +20,8 @@ from cme_dask.errors import DataError, RankWarning, ResourceError
 from cme_dask.estimators.recipe import PivotProgress
 from cme_dask.numerics import rounds
 from cme_dask.numerics.cholesky import pivoted_cholesky
-from cme_dask.numerics.rounds import Greedy, PivotState, Random, offered_rows
+from cme_dask.numerics.reduction import Strip
+from cme_dask.numerics.rounds import Greedy, PivotOffers, PivotState, Random, offered_rows
 from cme_dask.passes.driver import Executor
 from cme_dask.passes.memory import MemoryBudget
 from cme_dask.passes.pivots import choose_in_rounds
@@ -57,28 +57,24 @@ def duplicated(rng):
 def one_round(rule, state, x, weights=None, length=211):
     """A round over strips of rows, as the passes make it."""
     starts = range(0, len(x), length)
-    offer = rule.prepare(state, len(starts))
-    parts = [
-        offer(
-            np.arange(len(x))[s : s + length],
-            x[s : s + length],
-            None if weights is None else weights[s : s + length],
-        )
-        for s in starts
-    ]
-    return rule.step(state, reduce(add, parts))
+    offers = PivotOffers(((rule, state),), len(starts))
+    task, parts = offers.start(x), []
+    for start in starts:
+        here = slice(start, start + length)
+        w = None if weights is None else weights[here]
+        parts.append(offers.update(task, Strip(np.arange(len(x))[here], (x[here],), w)))
+    return rule.step(state, *reduce(offers.combine, parts))
 
 
 def all_rounds(rule, x, weights=None, state=None, length=211):
-    state = rule.init(x.shape[1]) if state is None else state
-    while not rule.terminate(state):
+    state = PivotState.empty(x.shape[1]) if state is None else state
+    while not state.done:
         state = one_round(rule, state, x, weights, length)
     return state
 
 
 def same(a, b):
-    arrays = (a.to_arrays(), b.to_arrays())
-    assert all(np.array_equal(arrays[0][key], arrays[1][key]) for key in arrays[0])
+    assert all(np.array_equal(value, vars(b)[name]) for name, value in vars(a).items())
 
 
 # Greedy --------------------------------------------------------------------------------------
@@ -124,7 +120,8 @@ def test_the_pool_is_small(strips, rank, span, rng):
     if rank == 64 and strips < 100:
         x = rng.uniform(size=(3000, 2))
         state = PivotState.of(pivoted_basis(x, rank))
-        offer = Greedy(GAUSSIAN, 1e-9, span=span).prepare(state, strips)(np.arange(3000), x, None)
+        offers = PivotOffers(((Greedy(GAUSSIAN, 1e-9, span=span), state),), strips)
+        (offer,) = offers.update(offers.start(x), Strip(np.arange(3000), (x,), None))
         assert 0 < len(offer.points) <= each
 
 
@@ -188,21 +185,21 @@ def test_rows_that_span_no_more_end_the_choice(span):
 )
 def test_a_stored_state_goes_on_with_the_same_bits(rule, tmp_path, rng):
     x = scattered(rng)
-    states = [rule.init(2)]
-    while not rule.terminate(states[-1]):
+    states = [PivotState.empty(2)]
+    while not states[-1].done:
         states.append(one_round(rule, states[-1], x))
     assert len(states) > 2
     for number, state in enumerate(states):
-        np.savez(tmp_path / f"{number}.npz", **state.to_arrays())
+        np.savez(tmp_path / f"{number}.npz", **vars(state))
         with np.load(tmp_path / f"{number}.npz") as arrays:
-            again = PivotState.from_arrays(arrays)
+            again = PivotState(**{name: arrays[name][()] for name in arrays})
         same(again, state)
         same(all_rounds(rule, x, state=again), states[-1])
 
 
 def test_history_is_measured_one_round_later(rng):
     x, rule = scattered(rng), Greedy(GAUSSIAN, 1e-3, span=0.5)
-    first = one_round(rule, rule.init(2), x)
+    first = one_round(rule, PivotState.empty(2), x)
     assert first.rank > 1
     assert len(first.history) == 1
     second = one_round(rule, first, x)
@@ -488,7 +485,7 @@ def test_a_round_that_does_not_fit_is_refused_before_it_runs(table):
         choose_in_rounds(
             sample,
             {0: rule},
-            {0: rule.init(2)},
+            {0: PivotState.empty(2)},
             tight,
             on_round=lambda i, state: seen.append(state.rank),
         )

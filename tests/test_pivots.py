@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cme_dask import kernels
-from cme_dask.numerics import pools
+from cme_dask.numerics import cholesky
 from cme_dask.numerics.basis import NewtonBasis
-from cme_dask.numerics.cholesky import ResidualSelector, pivoted_cholesky, sampled_cholesky
-from cme_dask.numerics.pools import Bound, CandidateBlock, noise, top_rows
+from cme_dask.numerics.cholesky import Bound, PivotedFactor, pivoted_cholesky, top_rows
+from cme_dask.numerics.sampled_pivots import prefix_rows, sampled_cholesky
 
 N = 1500
 KERNELS = {
@@ -72,9 +72,9 @@ def test_batches_choose_what_algorithm_1_chooses(name, rows, rng):
 @pytest.mark.parametrize("rows", [scattered, gridded, duplicated])
 def test_a_pool_within_a_pool_within_a_pool(rows, rng, monkeypatch):
     """Tiny pools: every level of them, and every way of ending a round, on the same rows."""
-    monkeypatch.setattr(pools, "_SMALL", 5)
-    monkeypatch.setattr(pools, "_SHARE", 3)
-    monkeypatch.setattr(pools, "BLOCK", 7)
+    monkeypatch.setattr(cholesky, "_SMALL", 5)
+    monkeypatch.setattr(cholesky, "_SHARE", 3)
+    monkeypatch.setattr(cholesky, "BLOCK", 7)
     points = rows(rng)
     pivots, L, trace = slow.greedy(GAUSSIAN(points, points), 1e-4)
     result = pivoted_cholesky(GAUSSIAN, points, 1e-4)
@@ -178,8 +178,8 @@ def test_bounds_of_parts_are_no_looser_than_they_may_be(pairs):
 
 def test_a_pool_stops_where_rows_outside_may_come_first(rng):
     points = scattered(rng)
-    pool = CandidateBlock(GAUSSIAN, points, np.arange(N), np.ones(N))
-    picks, newton = pool.advance(Bound(0.5, 0), lambda rank: noise(rank, 1.0), N, certain=True)
+    pool = PivotedFactor(GAUSSIAN, points, np.arange(N))
+    picks, newton = pool.greedy(N, Bound(0.5, 0))
     pivots, L, _ = slow.greedy(GAUSSIAN(points, points), 1e-9, len(picks) + 1)
     assert picks.tolist() == pivots[:-1]
     np.testing.assert_allclose(newton, L[picks][:, :-1], atol=1e-12)
@@ -231,8 +231,8 @@ def test_the_prefix_grows_with_the_rank(rng):
     rank, basis = len(result.pivots), NewtonBasis(kernel, points[result.pivots], result.factor)
     assert 256 < rank < 512
     assert sizes == [(4096, 0), (8192, 256)]
-    assert ResidualSelector.prefix_rows(rank, len(points)) == 8192
-    assert ResidualSelector.prefix_rows(10**6, 5000) == 5000
+    assert prefix_rows(rank, len(points), by_trace=False) == 8192
+    assert prefix_rows(10**6, 5000, by_trace=False) == 5000
     # What was found on the shorter prefix goes on, exactly, on the longer one.
     left = 1 - (basis(points[:8192]) ** 2).sum(axis=1)
     assert result.residual_trace[-1] == pytest.approx(left.mean(), rel=1e-9)

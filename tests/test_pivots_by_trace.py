@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from cme_dask import kernels
 from cme_dask.numerics.basis import NewtonBasis
-from cme_dask.numerics.cholesky import (
+from cme_dask.numerics.cholesky import PivotedFactor, pivoted_cholesky
+from cme_dask.numerics.sampled_pivots import (
     SKETCH,
-    ResidualSelector,
     TraceGainSelector,
+    prefix_rows,
     sampled_cholesky,
 )
 from cme_dask.passes.moments import pivot_bytes
@@ -30,11 +31,24 @@ def signs(n):
     return 2.0 * np.random.default_rng(0).integers(0, 2, size=(n, SKETCH), dtype=np.int8) - 1.0
 
 
+def by_trace(kernel, points, share, threads=None):
+    rows = np.arange(len(points))
+    return TraceGainSelector(PivotedFactor(kernel, points, rows, share, threads=threads))
+
+
 def chosen(kernel, points, share, rank, threads=None):
-    run = TraceGainSelector(kernel, points, np.arange(len(points)), share, threads)
-    while run.rank < rank:
-        assert run.greedy(rank)
-    return run
+    """The factor after so many pivots by trace."""
+    run = by_trace(kernel, points, share, threads)
+    while run.factor.rank < rank:
+        assert run.advance(rank)
+    return run.factor
+
+
+def continued(factor, points, share):
+    """The choice by trace goes on from more rows, of which those of the factor are the first."""
+    more = PivotedFactor(factor.kernel, points, np.arange(len(points)), share)
+    more.follow(factor, within=True)
+    return TraceGainSelector(more)
 
 
 LAWS = {
@@ -57,12 +71,10 @@ def test_pivots_are_those_of_the_rule_on_the_whole_matrix(law, weighted, rng):
     points = draw(rng, 700)
     share = rng.exponential(size=700) if weighted else equal(700)
     run = chosen(kernel, points, share, 40)
-    K = kernel(points, points)
+    K, R = kernel(points, points), run.triangle
     assert run.picks.tolist() == slow.by_trace(K, 40, share, signs(700))
-    np.testing.assert_allclose(
-        run.factor @ run.factor.T, K[np.ix_(run.picks, run.picks)], atol=1e-13
-    )
-    newton = NewtonBasis(kernel, points[run.picks], run.factor)(points)
+    np.testing.assert_allclose(R @ R.T, K[np.ix_(run.picks, run.picks)], atol=1e-13)
+    newton = NewtonBasis(kernel, points[run.picks], R)(points)
     trace = 1 - share @ (newton**2).sum(axis=1) / share.sum()
     assert run.history[-1] == pytest.approx(trace, rel=1e-9)
 
@@ -73,15 +85,15 @@ def test_the_choice_goes_on_from_a_prefix_with_the_sketch_of_all_rows(first, see
     """What is sketched of the residual matrix is that of the matrix itself."""
     points = np.random.default_rng(seed).uniform(size=(600, 2))
     run = chosen(GAUSSIAN, points[:300], equal(300), first)
-    more = run.continued(TraceGainSelector, points, np.arange(600), equal(600))
-    newton = NewtonBasis(GAUSSIAN, points[run.picks], run.factor)(points)
+    more = continued(run, points, equal(600))
+    newton = NewtonBasis(GAUSSIAN, points[run.picks], run.triangle)(points)
     S = GAUSSIAN(points, points) - newton @ newton.T
-    np.testing.assert_allclose(more._sketch, signs(600).T / np.sqrt(600) @ S, atol=1e-11)
-    assert more.picks.tolist() == run.picks.tolist()
-    assert more.greedy(first + 10)
-    newton = NewtonBasis(GAUSSIAN, points[more.picks], more.factor)(points)
+    np.testing.assert_allclose(more.sketch, signs(600).T / np.sqrt(600) @ S, atol=1e-11)
+    assert more.factor.picks.tolist() == run.picks.tolist()
+    assert more.advance(first + 10)
+    newton = NewtonBasis(GAUSSIAN, points[more.factor.picks], more.factor.triangle)(points)
     S = GAUSSIAN(points, points) - newton @ newton.T
-    np.testing.assert_allclose(more._sketch, signs(600).T / np.sqrt(600) @ S, atol=1e-11)
+    np.testing.assert_allclose(more.sketch, signs(600).T / np.sqrt(600) @ S, atol=1e-11)
 
 
 def test_threads_change_nothing(rng):
@@ -90,32 +102,32 @@ def test_threads_change_nothing(rng):
     with ThreadPoolExecutor(3) as threads:
         beside = chosen(GAUSSIAN, points, equal(2000), 60, threads)
     assert alone.picks.tolist() == beside.picks.tolist()
-    np.testing.assert_array_equal(alone.factor, beside.factor)
+    np.testing.assert_array_equal(alone.triangle, beside.triangle)
 
 
 def test_of_equal_rows_none_is_taken_twice(rng):
     side = np.arange(7.0)
     grid = np.stack(np.meshgrid(side, side), axis=-1).reshape(-1, 2)
     points = np.tile(grid, (8, 1))[rng.permutation(392)]
-    run = TraceGainSelector(kernels.Gaussian(1.0), points, np.arange(392), equal(392))
-    while run.greedy(392):
+    run = by_trace(kernels.Gaussian(1.0), points, equal(392))
+    while run.advance(392):
         pass
-    assert run.history[-1] < 1e-14
-    assert sorted(map(tuple, points[run.picks])) == sorted(map(tuple, grid))
+    assert run.factor.history[-1] < 1e-14
+    assert sorted(map(tuple, points[run.factor.picks])) == sorted(map(tuple, grid))
 
 
 def test_rows_without_weight_are_no_pivots(rng):
     points = rng.uniform(size=(300, 2))
     points[200:] += 100.0
     share = np.where(np.arange(300) < 200, 1 / 200, 0.0)
-    run = TraceGainSelector(GAUSSIAN, points, np.arange(300), share)
-    while run.history[-1] > 1e-6:
-        assert run.greedy(300)
-    assert run.picks.max() < 200
-    nothing = TraceGainSelector(GAUSSIAN, points[200:], np.arange(100), np.zeros(100))
-    assert not nothing.greedy(10)
-    assert nothing.rank == 0
-    assert nothing.continued(TraceGainSelector, points, np.arange(300), share).greedy(10)
+    run = by_trace(GAUSSIAN, points, share)
+    while run.factor.history[-1] > 1e-6:
+        assert run.advance(300)
+    assert run.factor.picks.max() < 200
+    nothing = by_trace(GAUSSIAN, points[200:], np.zeros(100))
+    assert not nothing.advance(10)
+    assert nothing.factor.rank == 0
+    assert continued(nothing.factor, points, share).advance(10)
 
 
 @pytest.mark.parametrize("law", LAWS)
@@ -137,28 +149,30 @@ def test_fewer_pivots_are_enough(law, tol, least, rng):
     draw, kernel = LAWS[law]
     points, table = np.split(draw(rng, 20_000), [4096])
     ranks = {}
-    for kind in (TraceGainSelector, ResidualSelector):
-        run = kind(kernel, points, np.arange(4096), equal(4096))
-        while run.history[-1] > tol / 2:
-            assert run.greedy(4096)
-        newton = NewtonBasis(kernel, points[run.picks], run.factor)(table)
+    for kind in ("trace", "residual"):
+        factor = PivotedFactor(kernel, points, np.arange(4096), equal(4096))
+        run = TraceGainSelector(factor) if kind == "trace" else factor
+        while factor.history[-1] > tol / 2:
+            assert run.advance(4096)
+        newton = NewtonBasis(kernel, points[factor.picks], factor.triangle)(table)
         error = 1 - np.cumsum((newton**2).mean(axis=0))
         ranks[kind] = int(np.argmax(error <= tol)) + 1
         assert error[-1] <= tol
-    assert ranks[TraceGainSelector] <= least * ranks[ResidualSelector]
+    assert ranks["trace"] <= least * ranks["residual"]
 
 
 def test_coarse_tolerances_are_reached_by_trace_and_others_by_residual(rng):
     points = rng.uniform(size=(20_000, 3))
     check = points[1::2], equal(10_000)
-    for tol, kind in ((1e-2, TraceGainSelector), (1e-3, ResidualSelector)):
+    for tol, by_gain in ((1e-2, True), (1e-3, False)):
         result = sampled_cholesky(GAUSSIAN, points[::2], np.arange(10_000), equal, tol, check=check)
-        size = kind.prefix_rows(len(result.pivots), 10_000)
-        run = kind(GAUSSIAN, points[::2][:size], np.arange(size), equal(size))
-        while run.rank < 20:
-            run.greedy(20)
+        size = prefix_rows(len(result.pivots), 10_000, by_trace=by_gain)
+        factor = PivotedFactor(GAUSSIAN, points[::2][:size], np.arange(size), equal(size))
+        run = TraceGainSelector(factor) if by_gain else factor
+        while factor.rank < 20:
+            run.advance(20)
         assert result.reached
-        assert result.pivots[:3].tolist() == run.picks[:3].tolist()
+        assert result.pivots[:3].tolist() == factor.picks[:3].tolist()
 
 
 def test_a_longer_prefix_is_chosen_from_by_trace_as_well(rng):
@@ -167,10 +181,10 @@ def test_a_longer_prefix_is_chosen_from_by_trace_as_well(rng):
     check = points[1::2], equal(10_000)
     result = sampled_cholesky(kernel, points[::2], np.arange(10_000), equal, 3e-3, 150, check=check)
     run = chosen(kernel, points[:2048:2], equal(1024), 128)  # 8 rows for each of them
-    run = run.continued(TraceGainSelector, points[:4096:2], np.arange(2048), equal(2048))
-    while run.rank < 150:
-        assert run.greedy(150)
-    assert result.pivots.tolist() == run.picks.tolist()
+    more = continued(run, points[:4096:2], equal(2048))
+    while more.factor.rank < 150:
+        assert more.advance(150)
+    assert result.pivots.tolist() == more.factor.picks.tolist()
 
 
 def test_where_rows_tell_too_little_the_choice_goes_on_by_residual(rng):
@@ -192,10 +206,7 @@ def test_where_rows_tell_too_little_the_choice_goes_on_by_residual(rng):
     assert told == list(range(1, len(told) + 1))
     first = chosen(GAUSSIAN, points[:1024], equal(1024), 20)
     assert result.pivots[:20].tolist() == first.picks.tolist()
-    greedy = ResidualSelector(GAUSSIAN, points, np.arange(3000), equal(3000))
-    while greedy.history[-1] > 0.05:
-        greedy.greedy(3000)
-    assert len(result.pivots) <= greedy.rank
+    assert len(result.pivots) <= len(pivoted_cholesky(GAUSSIAN, points, 0.05).pivots)
 
 
 @pytest.mark.parametrize("n", [200, 5000])
@@ -209,15 +220,8 @@ def test_a_whole_table_is_told_by_all_its_rows(law, n, rng):
     assert result.reached
     assert result.residual_trace[-1] == pytest.approx(trace, rel=1e-9)
     assert trace <= 0.05
-    assert len(result.pivots) <= slow_rank(kernel, points, weights)
-
-
-def slow_rank(kernel, points, weights):
-    """How many pivots Algorithm 1 needs for 0.05."""
-    run = ResidualSelector(kernel, points, np.arange(len(points)), weights)
-    while run.history[-1] > 0.05:
-        run.greedy(len(points))
-    return int(np.argmax(np.array(run.history) <= 0.05))
+    greedy = pivoted_cholesky(kernel, points, 0.05, weights=weights)
+    assert len(result.pivots) <= len(greedy.pivots)
 
 
 SPANNED = {

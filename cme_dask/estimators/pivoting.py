@@ -18,9 +18,9 @@ from cme_dask.errors import DataError, RankWarning
 from cme_dask.estimators.recipe import PivotProgress, Progress, Tolerance
 from cme_dask.kernels import Kernel
 from cme_dask.numerics.basis import NewtonBasis
-from cme_dask.numerics.cholesky import sampled_cholesky
 from cme_dask.numerics.resources import one_blas_thread
 from cme_dask.numerics.rounds import Greedy, PivotState, Random, Rule
+from cme_dask.numerics.sampled_pivots import sampled_cholesky
 from cme_dask.passes.memory import MemoryBudget
 from cme_dask.passes.moments import predict_moments
 from cme_dask.passes.pivots import choose_in_rounds, predict_round
@@ -186,7 +186,7 @@ class PivotSelector:
                     states[i] = PivotState.of(bases.pop(i))
             elif requested in PIVOTS:
                 rules[i] = self.rule.rounds(requested, i, kernel)
-                states[i] = rules[i].init(len(self.sample.columns[i].names))
+                states[i] = PivotState.empty(len(self.sample.columns[i].names))
             else:
                 raise DataError(
                     f"pivots must be {_listed(PIVOTS)} or given points, got {requested!r}"

@@ -15,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 
 from cme_dask.display import brief_repr
-from cme_dask.numerics.pools import non_negative
+from cme_dask.numerics.cholesky import non_negative
 
 Array = Any
 

@@ -1,33 +1,416 @@
-"""Pivoted Cholesky of rows in memory: greedy, by trace, from a row sample.
+"""Pivoted Cholesky decomposition of a kernel matrix that is never formed, many pivots at a time.
 
-Pivots chosen by what they take from the residual trace, not by their own residual.
+Greedy pivoting (joint paper, Algorithm 1) looks at the residuals of all rows for every pivot. Here
+the rows of largest residual are pivoted alone, as long as the choice among them is provably the one
+over all rows: residuals only fall, so what the other rows had bounds what they have. Only then are
+the other rows brought up to date, by matrix products.
 
-With K' the residual kernel matrix, pivot p takes |K'_p|^2 / K'_pp from its trace. Greedy pivoting
-(joint paper, Algorithm 1) looks at K'_pp alone, and so takes rows that stand alone: in tails and
-corners, where they tell of few others. At coarse tolerances a choice by the whole gain ends with
-fewer pivots (A. K. Farahat, A. Ghodsi, M. S. Kamel, A novel greedy algorithm for Nystrom
-approximation, AISTATS 2011). Here the norms |K'_p| are those of a sketch, in one product with K.
+:class:`PivotedFactor` holds the rows, their residuals and their columns of L.
+:class:`DensePivoting` pivots among a few rows by any rule. Pivots from a random sample of the rows
+are in :mod:`cme_dask.numerics.sampled_pivots`, those over rows that are not in memory in
+:mod:`cme_dask.numerics.rounds`.
 """
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
+from scipy.linalg import solve_triangular
 
 from cme_dask.display import brief_repr
+from cme_dask.errors import NumericalError
 from cme_dask.kernels import blas
-from cme_dask.numerics.pools import TIE, CandidateBlock, eliminate, noise
 
-# Pivoted Cholesky decomposition of a kernel matrix that is never formed
+# Residuals: which are zero up to rounding, which are the largest, what bounds the others
 
 
 Array = Any
 OnPivot = Callable[[int, float], None]
 
-_TAIL = 16.0  # in pivots: normal columns at tol 1e-5 came out up to 1.4 tol without it
-_AT_ONCE = 96  # known pivots that new rows are brought up to date with
+ROUNDING = 1e-6
+"""Share of k(x, x) down to which a residual below zero is rounding (of float32 blocks, too)."""
+
+TIE = 1e-10
+"""Residuals within this fraction of the largest count as equal; the lowest row wins."""
+
+BLOCK = 256
+"""Pivots whose columns are allocated at once."""
+
+_SMALL = 128  # rows that are pivoted on their dense residual kernel matrix
+_SHARE = 8  # of more rows, this part is pivoted alone
+_ROWS = 4096  # rows brought up to date at once; of fewer, threads wait for each other
+_AT_ONCE = 96  # pivots of another factor that rows are brought up to date with at once
+_NO_ROW = np.iinfo(np.int64).max
+
+
+def noise(rank: int, largest: float) -> float:
+    """Residual 8 eps (m + 1) max k(x, x) below which a row is rounding after m pivots."""
+    return float(8 * np.finfo(np.float64).eps * (rank + 1) * largest)
+
+
+def non_negative(residual: Array, scale: float) -> None:
+    """Clip residuals of rows, or their means, at zero in place, where they are rounding.
+
+    Parameters
+    ----------
+    residual
+        k(x, x) - |N(x)|^2, shape (c,).
+    scale
+        Largest k(x, x), or the trace.
+
+    Raises
+    ------
+    NumericalError
+        If one is more than rounding below zero: K - L L^T is positive semidefinite.
+    """
+    least = float(residual.min(initial=0.0))
+    if least < -ROUNDING * scale:
+        raise NumericalError(
+            f"the residual of a kernel matrix is {least / scale:.2g} of its diagonal, but can't be "
+            "negative: a kernel that isn't positive semidefinite, or pivots that rounding makes "
+            "dependent; check the kernel, or leave the choice of pivots to the fit"
+        )
+    np.maximum(residual, 0.0, out=residual)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Bound of the residuals of rows that are not among the candidates.
+
+    Attributes
+    ----------
+    largest
+        No residual outside is larger.
+    row
+        No row outside whose residual ties with ``largest`` has a lower global index.
+    """
+
+    largest: float = -np.inf
+    row: int = _NO_ROW
+
+    @classmethod
+    def of(cls, residual: Array, rows: Array) -> "Bound":
+        """Of rows with these residuals and global indices, both of shape (n,)."""
+        if not len(residual):
+            return cls()
+        largest = float(residual.max())
+        return cls(largest, int(rows[residual >= largest * (1 - TIE)].min()))
+
+    def admits(self, residual: float, row: int) -> bool:
+        """Whether a row with this residual comes before every row outside."""
+        if residual * (1 - TIE) > self.largest:
+            return True
+        return residual >= self.largest and row < self.row
+
+    def __or__(self, other: "Bound") -> "Bound":
+        """Bound of both sets of rows."""
+        high, low = (self, other) if self.largest >= other.largest else (other, self)
+        tied = low.largest >= high.largest * (1 - TIE)
+        return Bound(high.largest, min(high.row, low.row) if tied else high.row)
+
+
+def top_rows(residual: Array, rows: Array, size: int) -> tuple[Array, Bound]:
+    """Positions of the rows with the largest residuals, sorted, and a bound of the others.
+
+    Where more rows tie with the largest than ``size``, these are the lowest of them: greedy
+    pivoting takes its next pivot from the result, always.
+    """
+    n = len(rows)
+    if size >= n:
+        return np.arange(n), Bound()
+    top = np.argpartition(residual, n - size)[n - size :]
+    cut = residual.max() * (1 - TIE)
+    if residual[top].min() >= cut:
+        tied = np.flatnonzero(residual >= cut)
+        top = tied[np.argsort(rows[tied])[:size]]
+    outside = np.ones(n, dtype=bool)
+    outside[top] = False
+    return np.sort(top), Bound.of(residual[outside], rows[outside])
+
+
+# The factor of a few rows, one pivot after the other, and of many, in blocks of pivots
+
+
+class DensePivoting:
+    """Pivoted Cholesky of the residual kernel matrix of a few rows, which is formed.
+
+    The caller looks at ``residual`` and chooses; :meth:`accept` brings the rows up to date.
+
+    Parameters
+    ----------
+    kernel, points
+        The kernel, and the rows, shape (c, d).
+    newton
+        N at the rows for the pivots so far, shape (c, m).
+    limit
+        Largest number of further pivots.
+    residual
+        Residuals of the rows, shape (c,); default the diagonal of the matrix.
+    beside
+        Products of the matrix, shape (c, q), to be brought up to date as well.
+
+    Attributes
+    ----------
+    picks
+        Positions of the pivots, in order.
+    panel
+        Shape (b, c + q): row j is the column of L that pivot j makes, and the same products of it.
+    """
+
+    def __init__(
+        self,
+        kernel: Any,
+        points: Array,
+        newton: Array,
+        limit: int,
+        residual: Array | None = None,
+        beside: Array | None = None,
+    ) -> None:
+        matrix = kernel(points, points) - newton @ newton.T
+        self.residual = np.array(np.diag(matrix).clip(min=0.0) if residual is None else residual)
+        self._matrix = matrix if beside is None else np.concatenate([matrix, beside], axis=1)
+        self._before, self.picks = newton, list[int]()
+        self._memory = np.empty((min(limit, len(points)), self._matrix.shape[1]))
+        self.panel = self._memory[:0]
+
+    @property
+    def full(self) -> bool:
+        """Whether the limit is reached."""
+        return len(self.picks) == len(self._memory)
+
+    def accept(self, pick: int) -> None:
+        """Take the row in this position as the next pivot."""
+        panel, root = self.panel, np.sqrt(self.residual[pick])
+        column = self._matrix[pick] - panel[:, pick] @ panel
+        column /= root
+        column[self.picks] = 0.0
+        column[pick] = root
+        self._memory[len(panel)] = column
+        self.panel = self._memory[: len(panel) + 1]
+        own = column[: len(self.residual)]
+        self.residual -= own * own
+        np.maximum(self.residual, 0.0, out=self.residual)
+        self.residual[pick] = 0.0
+        self.picks.append(pick)
+
+    def chosen(self) -> tuple[Array, Array]:
+        """Positions of the b pivots, and N at them, themselves included, shape (b, m + b)."""
+        picks = np.array(self.picks, dtype=np.int64)
+        own = np.tril(self.panel[:, picks].T)
+        return picks, np.concatenate([self._before[picks], own], axis=1)
+
+
+class PivotedFactor:
+    """Rows with their residuals and columns of L, brought up to date together.
+
+    Parameters
+    ----------
+    kernel
+        The kernel.
+    points, rows
+        Rows, shape (c, d), and their global indices, shape (c,).
+    weights
+        Of the rows in the trace, shape (c,); without them no trace is measured.
+    residual
+        k(x, x) - |N(x)|^2, shape (c,), to be changed in place; default: no pivots yet.
+    newton
+        N at the rows, shape (c, m); default no columns.
+    scale
+        Largest k(x, x), by which rounding is judged; default the largest residual.
+    threads
+        Where blocks of rows are brought up to date; default one after the other.
+
+    Attributes
+    ----------
+    picks
+        Positions of those pivots that are among the rows, in order.
+    history
+        Residual trace over the rows, relative to the first, after 0, 1, ... pivots.
+    """
+
+    def __init__(
+        self,
+        kernel: Any,
+        points: Array,
+        rows: Array,
+        weights: Array | None = None,
+        *,
+        residual: Array | None = None,
+        newton: Array | None = None,
+        scale: float | None = None,
+        threads: Executor | None = None,
+    ) -> None:
+        self.kernel, self.points, self.rows = kernel, points, rows
+        self.weights: Array = weights
+        self.threads = threads
+        own = np.array(kernel.diagonal(points), dtype=np.float64) if residual is None else residual
+        self.residual = own
+        self.scale = float(own.max(initial=0.0)) if scale is None else scale
+        self.trace = 0.0 if weights is None else float(weights @ own)
+        self.history = [1.0]
+        self.picks = np.empty(0, dtype=np.int64)
+        # Of N^T, functions in rows: what is read and written together lies together.
+        self._blocks: list[Array] = [] if newton is None else [np.ascontiguousarray(newton.T)]
+        self.rank = sum(map(len, self._blocks))
+
+    def columns(self, first: int = 0) -> Iterator[tuple[slice, Array]]:
+        """Columns of L from number ``first`` on, as they lie in memory: numbers and (b, c) rows."""
+        start = 0
+        for block in self._blocks:
+            begin, stop = max(first, start), min(start + len(block), self.rank)
+            if begin < stop:
+                yield slice(begin, stop), block[begin - start : stop - start]
+            start += len(block)
+
+    def newton(self, at: Array) -> Array:
+        """N at the rows in these positions, shape (len(at), m)."""
+        values = np.empty((self.rank, len(at)))
+        for here, block in self.columns():
+            np.take(block, at, axis=1, out=values[here], mode="clip")  # only so it is in place
+        return values.T
+
+    @property
+    def triangle(self) -> Array:
+        """R, N at the pivots among the rows, lower-triangular if all pivots are."""
+        return np.tril(self.newton(self.picks))
+
+    def take(self, at: Array) -> "PivotedFactor":
+        """The rows in these positions alone, without weights."""
+        return PivotedFactor(
+            self.kernel,
+            self.points[at],
+            self.rows[at],
+            residual=self.residual[at],
+            newton=self.newton(at),
+            scale=self.scale,
+        )
+
+    def append(self, pivots: Array, newton: Array, picks: Array | None = None) -> None:
+        """Bring all rows up to date with b more pivots.
+
+        Parameters
+        ----------
+        pivots
+            Points, shape (b, d).
+        newton
+            N at the pivots, themselves included, shape (b, m + b).
+        picks
+            Their positions, if they are some of the rows.
+        """
+        known, count = self.rank, len(pivots)
+        before, own = newton[:, :known], newton[:, known:]
+        inverse = np.ascontiguousarray(solve_triangular(own, np.eye(count), lower=True))
+        old = list(self.columns())
+        self.rank += count
+        while sum(map(len, self._blocks)) < self.rank:
+            self._blocks.append(np.empty((BLOCK, len(self.rows))))
+        fresh = list(self.columns(known))
+
+        def update(start: int) -> Array:
+            here = slice(start, min(start + _ROWS, len(self.rows)))
+            values = np.empty((count, here.stop - here.start))
+            self.kernel.evaluator(pivots)(self.points[here], values)
+            for numbers, block in old:
+                left = np.ascontiguousarray(before[:, numbers])
+                blas.subtract_product(values, left, block[:, here])
+            blas.lower_product(inverse, values)
+            for numbers, block in fresh:
+                block[:, here] = values[numbers.start - known : numbers.stop - known]
+            np.multiply(values, values, out=values)
+            self.residual[here] -= values.sum(axis=0)
+            return None if self.weights is None else values @ self.weights[here]
+
+        starts = range(0, len(self.rows), _ROWS)
+        mapped = map if self.threads is None or len(starts) == 1 else self.threads.map
+        squares = list(mapped(update, starts))
+        non_negative(self.residual, self.scale)
+        if picks is not None:
+            self.picks = np.concatenate([self.picks, picks])
+            self.residual[picks] = 0.0
+            for numbers, block in self.columns():  # exactly triangular at the pivots
+                block[:, picks] = newton.T[numbers]
+        if self.weights is not None:
+            whole = max(self.trace, np.finfo(np.float64).tiny)
+            traces = self.history[-1] - np.cumsum(sum(squares)) / whole
+            traces[-1] = float(self.weights @ self.residual) / whole  # without their rounding
+            # Only rounding of the differences can be below zero here.
+            falling = np.minimum.accumulate([self.history[-1], *traces.clip(min=0.0)])
+            self.history.extend(falling[1:])
+
+    def follow(self, other: "PivotedFactor", *, within: bool = False) -> None:
+        """Take the further pivots of another factor, which chose all of its pivots itself.
+
+        ``within``: its rows are the first ones of these.
+        """
+        newton = other.triangle
+        for start in range(self.rank, other.rank, _AT_ONCE):
+            here = slice(start, min(start + _AT_ONCE, other.rank))
+            picks = other.picks[here]
+            self.append(other.points[picks], newton[here, : here.stop], picks if within else None)
+
+    def advance(self, max_rank: int) -> bool:
+        """Take the pivots of one round of Algorithm 1; False if only rounding is left."""
+        picks, newton = self._next_pivots(max_rank - self.rank, Bound(), certain=True)
+        if len(picks):
+            self.append(self.points[picks], newton, picks)
+        return len(picks) > 0
+
+    def greedy(self, limit: int, bound: Bound, *, certain: bool = True) -> tuple[Array, Array]:
+        """Pivots of Algorithm 1 as long as no row outside may come first.
+
+        Parameters
+        ----------
+        limit
+            Largest number of them.
+        bound
+            Of rows outside, from which Algorithm 1 chooses as well.
+        certain
+            Whether the best one of these rows is known to be the best of all.
+
+        Returns
+        -------
+        picks : (b,) positions of the pivots, in order; none if only rounding is left
+        newton : (b, m + b), N at them, themselves included
+        """
+        if len(self.rows) <= _SMALL:  # no need to bring them up to date
+            return self._next_pivots(limit, bound, certain)
+        while len(self.picks) < limit:
+            best = Bound.of(self.residual, self.rows)
+            if not (certain or bound.admits(best.largest, best.row)):
+                break
+            picks, newton = self._next_pivots(limit - len(self.picks), bound, certain)
+            if not len(picks):
+                break
+            self.append(self.points[picks], newton, picks)
+            certain = False
+        return self.picks, self.newton(self.picks)
+
+    def _next_pivots(self, limit: int, bound: Bound, certain: bool) -> tuple[Array, Array]:
+        """Those of :meth:`greedy` that are known without bringing the rows up to date."""
+        if len(self.rows) > _SMALL:
+            size = max(_SMALL, len(self.rows) // _SHARE)
+            top, outside = top_rows(self.residual, self.rows, size)
+            picks, newton = self.take(top).greedy(limit, bound | outside, certain=certain)
+            return top[picks], newton
+        order = np.argsort(self.rows)  # so that the first of equals is the lowest row
+        rows, points, residual = self.rows[order], self.points[order], self.residual[order]
+        few = DensePivoting(self.kernel, points, self.newton(order), limit, residual)
+        while not few.full:
+            best = float(few.residual.max())
+            pick = int((few.residual >= best * (1 - TIE)).argmax())
+            if best <= noise(self.rank + len(few.picks), self.scale):
+                break
+            if not certain and not bound.admits(best, int(rows[pick])):
+                break
+            few.accept(pick)
+            certain = False
+        picks, newton = few.chosen()
+        return order[picks], newton
+
+
+# Greedy pivots from rows in memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +438,21 @@ class CholeskyResult:
     exhausted: bool
 
     __repr__ = brief_repr
+
+    @classmethod
+    def of(
+        cls, factor: PivotedFactor, traces: Array | list[float], tol: float, exhausted: bool
+    ) -> "CholeskyResult":
+        """The pivots up to the first of these traces that is at most tol, or all."""
+        met = np.flatnonzero(np.asarray(traces) <= tol)
+        rank = int(met[0]) if len(met) else factor.rank
+        return cls(
+            pivots=factor.picks[:rank],
+            factor=factor.triangle[:rank, :rank],
+            residual_trace=np.array(factor.history[: rank + 1]),
+            reached=bool(len(met)),
+            exhausted=exhausted and not len(met),
+        )
 
 
 def pivoted_cholesky(
@@ -90,11 +488,10 @@ def pivoted_cholesky(
     -----
     O(n m) memory, O(n m^2) flops. A pivot whose residual is below ``8 eps (m + 1) max k(x, x)``
     is rounding noise, so rank-deficient input (duplicates, linear kernels) ends there. Pivots are
-    chosen in rounds (see :mod:`cme_dask.numerics.pools`); the result is that of choosing them one
-    by one.
+    chosen many at a time; the result is that of choosing them one by one.
     """
     n = len(points)
-    run = ResidualSelector(
+    factor = PivotedFactor(
         kernel,
         points,
         np.arange(n) if rows is None else np.asarray(rows),
@@ -102,419 +499,10 @@ def pivoted_cholesky(
     )
     limit = min(n, n if max_rank is None else max_rank)
     exhausted = False
-    while run.rank < limit and run.history[-1] > tol and not exhausted:
-        exhausted = not run.greedy(limit)
-        run.report(on_pivot, tol)
-    return run.result(run.history, tol, exhausted)
-
-
-class ResidualSelector:
-    """Pivots chosen from rows by their residuals, and the residual trace over these rows.
-
-    Rows can also take the pivots that others chose (:meth:`follow`), to measure the trace.
-
-    Parameters
-    ----------
-    kernel
-        The kernel.
-    points, rows
-        Rows, shape (n, d), and their global indices, shape (n,).
-    share
-        Weights of the rows in the trace, shape (n,).
-    threads
-        Where blocks of rows are brought up to date; default one after the other.
-    """
-
-    per_pivot: ClassVar[int] = 16
-    """From how many rows to choose: so many for each pivot."""
-
-    least: ClassVar[int] = 1 << 12
-    """And at least so many. From more rows this takes more outliers, which tell less of others."""
-
-    def __init__(
-        self,
-        kernel: Any,
-        points: Array,
-        rows: Array,
-        share: Array,
-        threads: Executor | None = None,
-    ) -> None:
-        self._diagonal = np.array(kernel.diagonal(points), dtype=np.float64)
-        self._largest = float(self._diagonal.max(initial=0.0))
-        self._pool = CandidateBlock(kernel, points, rows, self._diagonal.copy(), threads=threads)
-        self._threads = threads
-        self._share = share
-        self._trace = max(float(share @ self._diagonal), np.finfo(np.float64).tiny)
-        self._reported = 0
-        self.history = [1.0]
-        self.picks = np.empty(0, dtype=np.int64)
-
-    @classmethod
-    def prefix_rows(cls, rank: int, size: int) -> int:
-        """Rows of ``size`` from which pivot number ``rank`` is chosen, a power of two."""
-        enough = 1 << (cls.per_pivot * max(rank, 1) - 1).bit_length()
-        return min(size, max(cls.least, enough))
-
-    def follow(self, pivots: Array, factor: Array) -> None:
-        """Take the same pivots as others did; those that came first are known already."""
-        known, squares = self._pool.rank, [np.empty(0)]
-        for start in range(known, len(pivots), _AT_ONCE):
-            stop = min(start + _AT_ONCE, len(pivots))
-            newton = factor[start:stop, :stop]
-            squares.append(self._pool.append(pivots[start:stop], newton, self._share))
-        if len(pivots) > known:
-            self._remember(np.concatenate(squares))
-
-    def _remember(self, squares: Array) -> None:
-        """Traces after each new pivot, the last one without the rounding of the differences."""
-        traces = self.history[-1] - np.cumsum(squares) / self._trace
-        traces[-1] = float(self._share @ self._pool.residual) / self._trace
-        # Only rounding of the differences can be below zero here: of residuals, the pool checks.
-        self.history.extend(np.minimum.accumulate([self.history[-1], *traces.clip(min=0.0)])[1:])
-
-    def upper_bounds(self, tol: float) -> Array:
-        """Bounds of the trace over the table after 0, 1, ... pivots, shape (m + 1,).
-
-        The trace over a sample of it, a ratio of means, plus two standard errors, and times
-        1 + (16 / m)^2: what is left after few pivots lies in tails that a sample has few rows of.
-        Infinite before the first pivot that may be enough.
-        """
-        rank = self._pool.rank
-        bounds = np.full(rank + 1, np.inf)
-        residual, square = self._pool.residual.copy(), self._share**2
-        for m in range(rank, 0, -1):
-            tau = self.history[m]
-            if tau > tol and m < rank:
-                break
-            error = np.sqrt(square @ (residual - tau * self._diagonal) ** 2) / self._trace
-            bounds[m] = (tau + 2 * error) * (1 + (_TAIL / m) ** 2)
-            residual += self._pool.column(m - 1) ** 2
-        return bounds
-
-    @property
-    def rank(self) -> int:
-        """Number of pivots."""
-        return len(self.picks)
-
-    @property
-    def factor(self) -> Array:
-        """R, lower-triangular."""
-        return np.tril(self._pool.newton(self.picks))
-
-    def _floor(self, rank: int) -> float:
-        return noise(rank, self._largest)
-
-    def greedy(self, limit: int) -> bool:
-        """One round; False if no row is left above rounding."""
-        best = self._pool.residual.max(initial=0.0)
-        if best <= self._floor(self.rank):
-            return False
-        self._accept(*self._pool.step(self._floor, limit - self.rank))
-        return True
-
-    def _accept(self, picks: Array, newton: Array) -> None:
-        squares = self._pool.append(self._pool.points[picks], newton, self._share)
-        self._pool.settle(picks, newton)
-        self.picks = np.concatenate([self.picks, picks])
-        self._remember(squares)
-
-    def continued(
-        self, kind: "type[ResidualSelector]", points: Array, rows: Array, share: Array
-    ) -> "ResidualSelector":
-        """The same pivots on more rows, of which these were the first; others of this kind."""
-        more, factor = kind(self._pool.kernel, points, rows, share, self._threads), self.factor
-        more.follow(more._pool.points[self.picks], factor)
-        more._pool.settle(self.picks, factor)
-        more.picks, more._reported = self.picks, self._reported
-        more._subtract(0)
-        return more
-
-    def _subtract(self, first: int) -> None:
-        """Bring what a rule knows beside the residuals up to date with columns of L."""
-
-    def report(self, on_pivot: OnPivot | None, tol: float = 0.0) -> None:
-        """Report the pivots that have not been reported yet, up to the one that reaches ``tol``."""
-        while (
-            on_pivot is not None
-            and self._reported < self.rank
-            and self.history[self._reported] > tol
-        ):
-            self._reported += 1
-            on_pivot(self._reported, self.history[self._reported])
-
-    def result(self, bounds: Array | list[float], tol: float, exhausted: bool) -> CholeskyResult:
-        """The pivots up to the first bound that is at most tol, or all."""
-        met = np.flatnonzero(np.asarray(bounds) <= tol)
-        rank = int(met[0]) if len(met) else self.rank
-        return CholeskyResult(
-            pivots=self.picks[:rank],
-            factor=self.factor[:rank, :rank],
-            residual_trace=np.array(self.history[: rank + 1]),
-            reached=bool(len(met)),
-            exhausted=exhausted and not len(met),
-        )
-
-
-# Pivots chosen by what they take from the residual trace, not by their own residual
-
-
-SKETCH = 64
-"""Random signs for each row: norms are right within a sixth or so."""
-
-_ROWS = 512  # and as many others, whose kernel values are held at once
-_CANDIDATES = 256  # rows that a round chooses from
-_WORTH = 0.3  # gain, in that of the best row outside, down to which a round goes on
-_LEAST = 0.1  # residual, in the mean one, below which rows are no pivots: R stays well conditioned
-
-
-class TraceGainSelector(ResidualSelector):
-    """Pivots each chosen because it takes most from the trace.
-
-    A round chooses from candidates, the best one of each of 256 groups of rows, as long as what
-    one takes is at least 0.3 of what the best row outside would have taken before the round. It
-    costs the square of the rows, and half as many as by residual give the same ranks.
-    """
-
-    per_pivot: ClassVar[int] = 8
-    least: ClassVar[int] = 1 << 10
-
-    def __init__(
-        self,
-        kernel: Any,
-        points: Array,
-        rows: Array,
-        share: Array,
-        threads: Executor | None = None,
-    ) -> None:
-        super().__init__(kernel, points, rows, share, threads)
-        bits = np.random.default_rng(0).integers(0, 2, size=(len(rows), SKETCH), dtype=np.int8)
-        size = float(share @ self._diagonal) or 1.0  # so that no square underflows
-        root = np.sqrt(share) / size
-        self._signs = np.where(np.ascontiguousarray(bits.T), root, -root)
-        self._sketch = self._of_kernel()
-
-    def greedy(self, limit: int) -> bool:
-        """One round; False if no row is left above rounding."""
-        residual, mass = self._pool.residual, float(self._share.sum())
-        mean = float(self._share @ residual) / mass if mass else 0.0
-        least = max(self._floor(self.rank), _LEAST * mean)
-        if not mean > 0.0 or residual.max() <= least:
-            return False
-        gain = _gain(self._sketch, residual, least)
-        here, outside = _candidates(gain, self._pool.rows)
-        pool, sketch, known = self._pool.take(here), self._sketch[:, here].copy(), self.rank
-        n = len(here)
-
-        def choose(residual: Array, panel: Array) -> int:
-            if len(panel):
-                np.subtract(sketch, np.outer(panel[-1, n:], panel[-1, :n]), out=sketch)
-            gain = _gain(sketch, residual, least)
-            most = gain.max()
-            enough = most > 0.0 and (not len(panel) or most >= _WORTH * outside)
-            return int((gain >= most * (1 - TIE)).argmax()) if enough else -1
-
-        newton = pool.newton(np.arange(n))
-        schur = pool.kernel(pool.points, pool.points) - newton @ newton.T
-        picks, panel = eliminate(
-            np.concatenate([schur, sketch.T], axis=1), pool.residual, choose, limit - known
-        )
-        if not len(picks):  # what is left belongs to rows without weight
-            return False
-        own = np.tril(panel[:, picks].T)
-        self._accept(here[picks], np.concatenate([newton[picks], own], axis=1))
-        self._subtract(known, panel[:, n:].T)
-        return True
-
-    def _of_kernel(self) -> Array:
-        """Signs^T K, shape (SKETCH, n)."""
-        points, blocks = self._pool.points, list(_blocks(len(self._pool.points)))
-
-        def of_rows(here: slice) -> Array:
-            products = np.zeros((SKETCH, here.stop - here.start))
-            for there in blocks:
-                values = np.empty((there.stop - there.start, here.stop - here.start))
-                self._pool.kernel.evaluator(points[there])(points[here], values)
-                products += self._signs[:, there] @ values
-            return products
-
-        mapped = map if self._threads is None else self._threads.map
-        return np.concatenate(list(mapped(of_rows, blocks)), axis=1)
-
-    def _subtract(self, first: int, products: Array | None = None) -> None:
-        """Take from the sketch what the columns of L from ``first`` on explain.
-
-        ``products`` of the columns with the signs, shape (SKETCH, b), if they are known.
-        """
-        for columns in self._pool.columns(first):
-            if products is None:
-                of_these = self._signs @ columns.T
-            else:
-                of_these, products = np.split(products, [len(columns)], axis=1)
-            blas.subtract_product(self._sketch, np.ascontiguousarray(of_these), columns)
-
-
-def _blocks(n: int) -> Iterator[slice]:
-    return (slice(start, min(start + _ROWS, n)) for start in range(0, n, _ROWS))
-
-
-def _gain(sketch: Array, residual: Array, least: float) -> Array:
-    """What rows take from the trace, shape (n,); 0 where the residual is too small to tell."""
-    norms = np.einsum("ij,ij->j", sketch, sketch)
-    return np.where(residual > least, norms / np.maximum(residual, least), 0.0)
-
-
-def _candidates(gain: Array, rows: Array) -> tuple[Array, float]:
-    """Positions of the best row of each group, by global index, and the best gain of the others.
-
-    Rows i, i + 256, ... are a group; ties go to the lowest row.
-    """
-    groups = min(_CANDIDATES, len(gain))
-    shape = -(-len(gain) // groups), groups
-    gains, numbers = np.full(shape, -1.0), np.full(shape, np.iinfo(np.int64).max)
-    gains.flat[: len(gain)], numbers.flat[: len(gain)] = gain, rows
-    tied = gains >= gains.max(axis=0) * (1 - TIE)
-    lowest = np.where(tied, numbers, np.iinfo(np.int64).max).argmin(axis=0)
-    best = lowest * groups + np.arange(groups)
-    best = best[gain[best] > 0.0]
-    others = gain.copy()
-    others[best] = 0.0
-    return best[np.argsort(rows[best])], float(others.max())
-
-
-# Pivots from a random sample of the rows, enough for the table that it was drawn from
-
-
-_COARSE = 3e-3  # tol down to which a choice by trace ends with fewer pivots
-_GAP = 2.0  # traces on other rows and on those chosen from, beyond which more rows are needed
-
-
-def sampled_cholesky(
-    kernel: Any,
-    points: Array,
-    rows: Array,
-    weights_of: Callable[[int], Array],
-    tol: float,
-    max_rank: int | None = None,
-    *,
-    check: tuple[Array, Array] | None = None,
-    on_pivot: OnPivot | None = None,
-    threads: Executor | None = None,
-) -> CholeskyResult:
-    """Pivots from a random sample, enough for the table that it was drawn from.
-
-    For ``tol`` of at least 3e-3 they are chosen by what they take from the trace (see
-    :mod:`cme_dask.numerics.cholesky`), as long as rows tell enough of each other for that, else by
-    residual (joint paper, Algorithm 1). They come from a prefix of the sample, which grows with the
-    rank. On these rows the residual trace is too small, since the pivots are some of them; so it is
-    measured on others, and there it must be below ``tol`` by two standard errors, and by more if
-    pivots are few.
-
-    Parameters
-    ----------
-    kernel
-        The kernel k.
-    points
-        Rows to choose from, shape (n, d); each prefix is a sample, too.
-    rows
-        Their global row indices, shape (n,).
-    weights_of
-        Weights of the first s rows for means over the table, shape (s,).
-    tol, max_rank, on_pivot
-        As in :func:`pivoted_cholesky`.
-    check
-        Other rows, and their weights for means over the table. Default: the table has no others,
-        and the trace is that over all rows given.
-    threads
-        Where blocks of rows are brought up to date; default one after the other.
-
-    Returns
-    -------
-    CholeskyResult
-        Its ``residual_trace`` is that on the rows to choose from; ``reached`` is False, too, if
-        these can't tell enough of the table.
-    """
-    limit = len(points) if max_rank is None else min(max_rank, len(points))
-    kind = TraceGainSelector if tol >= _COARSE else ResidualSelector
-    chosen = _Growing(kind, kernel, points, rows, weights_of, limit, on_pivot, threads)
-    if check is None:
-        chosen.until(tol)
-        chosen.by_residual(len(points))
-        chosen.until(tol)
-        return chosen.run.result(chosen.run.history, tol, chosen.exhausted)
-    others = ResidualSelector(kernel, check[0], np.arange(len(check[0])), check[1], threads)
-    target = tol
-    while True:
-        run = chosen.until(target)
-        others.follow(points[run.picks], run.factor)
-        bounds = others.upper_bounds(tol)
-        gap = others.history[-1] / max(run.history[-1], np.finfo(np.float64).tiny)
-        if bounds.min() <= tol or chosen.ended or (chosen.full and gap > _GAP):
-            return run.result(bounds, tol, chosen.exhausted)
-        if gap > _GAP:  # more of the same rows would tell about these rows alone
-            chosen.by_residual(2 * chosen.size)
-            target = tol
-        else:
-            target = 0.9 * run.history[-1] * tol / bounds[-1]
-
-
-class _Growing:
-    """Pivots from a prefix that grows with the rank."""
-
-    def __init__(
-        self,
-        kind: type[ResidualSelector],
-        kernel: Any,
-        points: Array,
-        rows: Array,
-        weights_of: Callable[[int], Array],
-        limit: int,
-        on_pivot: OnPivot | None,
-        threads: Executor | None,
-    ) -> None:
-        self._points, self._rows, self._weights_of = points, rows, weights_of
-        self._kind, self._limit, self._on_pivot = kind, limit, on_pivot
-        self.size, self.exhausted = kind.prefix_rows(0, len(points)), False
-        first = slice(self.size)
-        weights = weights_of(self.size)
-        self.run = kind(kernel, points[first], rows[first], weights, threads)
-
-    @property
-    def full(self) -> bool:
-        """Whether the prefix holds all rows."""
-        return self.size == len(self._points)
-
-    @property
-    def ended(self) -> bool:
-        """Whether there can be no more pivots."""
-        alone = self.exhausted and self.full and self._kind is ResidualSelector
-        return alone or self.run.rank >= self._limit
-
-    def grow(self, size: int) -> None:
-        """Choose from a longer prefix, of at most all rows."""
-        size = min(size, len(self._points))
-        if size > self.size:
-            self._go_on(size)
-
-    def by_residual(self, size: int) -> None:
-        """The same, and go on by residual: of so many more rows a sketch costs too much."""
-        turned, self._kind = self._kind is not ResidualSelector, ResidualSelector
-        size = min(max(size, self.size), len(self._points))
-        if turned or size > self.size:
-            self._go_on(size)
-
-    def _go_on(self, size: int) -> None:
-        points, rows, weights = self._points[:size], self._rows[:size], self._weights_of(size)
-        self.run = self.run.continued(self._kind, points, rows, weights)
-        self.size, self.exhausted = size, False
-
-    def until(self, target: float) -> ResidualSelector:
-        """Choose until the trace over the prefix is at most ``target``, or the choice ends."""
-        while self.run.history[-1] > target and not self.ended:
-            if self.exhausted:
-                self.by_residual(2 * self.size)
-            self.grow(self._kind.prefix_rows(self.run.rank + 1, len(self._points)))
-            most = self.size // self._kind.per_pivot
-            most = self._limit if self.full else min(self._limit, most)
-            self.exhausted = not self.run.greedy(most)
-            self.run.report(self._on_pivot)
-        return self.run
+    while factor.rank < limit and factor.history[-1] > tol and not exhausted:
+        known = factor.rank
+        exhausted = not factor.advance(limit)
+        for rank in range(known, factor.rank):
+            if on_pivot is not None and factor.history[rank] > tol:
+                on_pivot(rank + 1, factor.history[rank + 1])
+    return CholeskyResult.of(factor, factor.history, tol, exhausted)

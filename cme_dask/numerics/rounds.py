@@ -1,41 +1,38 @@
-"""Rules that choose pivots in rounds over rows that are not in memory, and the rounds' reduction.
+"""Pivots chosen in rounds over rows that are not in memory: the rules, and a round's reduction.
 
-A round asks each strip of rows for an offer, adds the offers, and takes a step:
+In a round each strip of rows makes an offer, offers are combined, and the rule chooses among the
+rows of the whole offer:
 
-    state = rule.init(d)
-    while not rule.terminate(state):
-        offer = rule.prepare(state, strips)
-        state = rule.step(state, sum(offer(start, x, weights) for each strip))
+    state = PivotState.empty(d)
+    while not state.done:
+        offer = a pass over all rows with PivotOffers(((rule, state),), strips)
+        state = rule.step(state, offer)
 
 A state is plain arrays, so a choice of pivots can be stored after any round and taken up again.
 """
 
-import operator
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 
 from cme_dask.errors import option
 from cme_dask.numerics.basis import BlockSolve, NewtonBasis
-from cme_dask.numerics.pools import (
+from cme_dask.numerics.cholesky import (
     BLOCK,
     Bound,
-    CandidateBlock,
-    eliminate,
+    DensePivoting,
+    PivotedFactor,
     noise,
     non_negative,
     top_rows,
 )
 from cme_dask.numerics.reduction import Cost, Extent, Reduction, Strip
 
-# How far a choice of pivots is, as plain arrays, and what a round measures of it
+# How far a choice of pivots is, as plain arrays
 
 
 Array = Any
-
-STATUS = ("running", "tolerance", "max_rank", "exhausted")
 
 _WORD = 8
 _ROW_WORDS = 8  # per row of a strip: residual, diagonal, weight, index, their temporaries
@@ -89,6 +86,11 @@ class PivotState:
         """Number of pivots m."""
         return len(self.points)
 
+    @property
+    def done(self) -> bool:
+        """Whether there is nothing left to do."""
+        return self.status != "running"
+
     def basis(self, kernel: Any) -> NewtonBasis:
         """Newton basis on the pivots."""
         return NewtonBasis(kernel, self.points, self.factor, self.rows)
@@ -110,13 +112,13 @@ class PivotState:
             factor=factor,
         )
 
-    def measured(self, found: "Measured", tol: float) -> Self:
+    def measured(self, offer: "Offer", tol: float) -> Self:
         """With the traces that a round has measured, and no more pivots than ``tol`` asks for."""
-        if found.trace <= 0.0:
+        if offer.trace <= 0.0:
             return replace(self, status="exhausted")
-        traces = 1.0 - np.cumsum(found.squares) / found.trace
+        traces = 1.0 - np.cumsum(offer.squares) / offer.trace
         if len(traces):
-            traces[-1] = found.rest / found.trace
+            traces[-1] = offer.rest / offer.trace
         history = np.minimum.accumulate([1.0, *traces.clip(min=0.0)])
         met = np.flatnonzero(history <= tol)
         if not len(met):
@@ -131,105 +133,8 @@ class PivotState:
             status="tolerance",
         )
 
-    def to_arrays(self) -> dict[str, Array]:
-        """Plain arrays to store."""
-        return {
-            "points": self.points,
-            "rows": self.rows,
-            "factor": self.factor,
-            "history": self.history,
-            "round": np.array(self.round),
-            "status": np.array(STATUS.index(self.status)),
-        }
 
-    @classmethod
-    def from_arrays(cls, arrays: dict[str, Array]) -> Self:
-        """Inverse of :meth:`to_arrays`."""
-        return cls(
-            points=np.asarray(arrays["points"]),
-            rows=np.asarray(arrays["rows"]),
-            factor=np.asarray(arrays["factor"]),
-            history=np.asarray(arrays["history"]),
-            round=int(arrays["round"]),
-            status=STATUS[int(arrays["status"])],
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class Measured:
-    """Sums over rows that tell the residual trace after every pivot; they add.
-
-    Attributes
-    ----------
-    squares
-        sum_i w_i N_j(x_i)^2 for each pivot j, shape (m,).
-    trace, rest
-        sum_i w_i k(x_i, x_i), and the same of the residuals.
-    largest
-        Largest k(x_i, x_i).
-    """
-
-    squares: Array
-    trace: float
-    rest: float
-    largest: float
-
-    def __add__(self, other: Self) -> "Measured":
-        """Sums over both sets of rows."""
-        return Measured(
-            self.squares + other.squares,
-            self.trace + other.trace,
-            self.rest + other.rest,
-            max(self.largest, other.largest),
-        )
-
-    def floor(self, rank: int) -> float:
-        """Residual that is rounding after ``rank`` pivots."""
-        return noise(rank, self.largest)
-
-
-class Residuals:
-    """Residuals k(x, x) - |N(x)|^2 at many strips of rows, prepared once.
-
-    Parameters
-    ----------
-    basis
-        Newton basis on the pivots so far.
-    """
-
-    def __init__(self, basis: NewtonBasis) -> None:
-        self._basis = basis
-        self._memory = np.empty((basis.rank, ROWS))
-        self._write: Any = None
-
-    def __call__(self, x: Array, weights: Array | None) -> tuple[Array, Measured]:
-        """Residuals at the rows x, shape (n,), and their sums.
-
-        Rows of weight zero are no rows: their residual is zero.
-        """
-        if self._write is None and self._basis.rank:
-            self._write = self._basis.evaluator(BlockSolve.whole(self._basis.rank), x)
-        weights = np.ones(len(x)) if weights is None else weights
-        diagonal = np.asarray(self._basis.kernel.diagonal(x), dtype=np.float64)
-        residual, squares = diagonal.copy(), np.zeros(self._basis.rank)
-        for start in range(0, len(x) if self._basis.rank else 0, ROWS):
-            here = slice(start, min(start + ROWS, len(x)))
-            newton = self._memory[:, : here.stop - start]
-            self._write(x[here], newton)
-            np.multiply(newton, newton, out=newton)
-            residual[here] -= newton.sum(axis=0)
-            squares += newton @ weights[here]
-        residual = np.where(weights > 0, residual, 0.0)
-        non_negative(residual, float(diagonal.max(initial=0.0)))
-        return residual, Measured(
-            squares,
-            float(weights @ diagonal),
-            float(weights @ residual),
-            float(diagonal.max(initial=0.0)),
-        )
-
-
-# Rules that choose pivots in rounds over rows that are not in memory
+# Rules: which rows a strip offers, and which pivots a round takes among all that were offered
 
 
 _OFFERED = 32  # rows per strip
@@ -239,86 +144,52 @@ _PROPOSALS = 128
 _TINY = np.finfo(np.float64).tiny
 
 
-class Offer(Protocol):
-    """What a round needs to know of a set of rows; offers of disjoint sets add."""
-
-    measured: Measured
-
-    def __add__(self, other: Any, /) -> Self:
-        """Offer of both sets."""
-
-
-class Rule(Protocol):
-    """A way of choosing pivots."""
-
-    def init(self, n_columns: int) -> PivotState:
-        """The state before the first round, for rows of this many columns."""
-
-    def terminate(self, state: PivotState) -> bool:
-        """Whether there is nothing left to do."""
-
-    def prepare(self, state: PivotState, strips: int) -> Callable[[int, Array, Array | None], Any]:
-        """``offer(start, x, weights)`` of a strip of rows from global row ``start`` on."""
-
-    def step(self, state: PivotState, offer: Any) -> PivotState:
-        """The state after a round, given the sum of all offers."""
-
-
-@dataclass(frozen=True)
-class _Rounds:
-    kernel: Any
-    tol: float
-    max_rank: int | None = None
-
-    def init(self, n_columns: int) -> PivotState:
-        """The state before the first round, for rows of this many columns."""
-        return PivotState.empty(n_columns)
-
-    def terminate(self, state: PivotState) -> bool:
-        """Whether there is nothing left to do."""
-        return state.status != "running"
-
-    def _limit(self, state: PivotState) -> int:
-        """Pivots that may still be chosen."""
-        return np.iinfo(np.int64).max if self.max_rank is None else self.max_rank - state.rank
-
-    def _accepted(self, state: PivotState, points: Array, rows: Array, newton: Array) -> PivotState:
-        state = replace(state.extended(points, rows, newton), round=state.round + 1)
-        if not len(points):
-            return replace(state, status="exhausted")
-        return replace(state, status="max_rank") if not self._limit(state) else state
-
-
 @dataclass(frozen=True, eq=False)
-class GreedyOffer:
-    """A pool of rows with their residuals, and a bound of those outside it."""
+class Offer:
+    """What a round needs to know of a set of rows.
 
-    measured: Measured
+    Attributes
+    ----------
+    squares
+        sum_i w_i N_j(x_i)^2 for each pivot j, shape (m,): they give the trace after every pivot.
+    trace, rest
+        sum_i w_i k(x_i, x_i), and the same of the residuals.
+    largest
+        Largest k(x_i, x_i).
+    points, rows
+        Some of the rows, shape (c, d), and their global indices, shape (c,).
+    values
+        Their residuals, or the times at which they arrive, shape (c,).
+    bound
+        Of the residuals of the others.
+    """
+
+    squares: Array
+    trace: float
+    rest: float
+    largest: float
     points: Array
     rows: Array
-    residual: Array
+    values: Array
     bound: Bound
 
-    def __add__(self, other: "GreedyOffer") -> "GreedyOffer":
-        """Offer of both sets of rows."""
-        return GreedyOffer(
-            self.measured + other.measured,
-            np.concatenate([self.points, other.points]),
-            np.concatenate([self.rows, other.rows]),
-            np.concatenate([self.residual, other.residual]),
+    def joined(self, other: "Offer", points: Array, rows: Array, values: Array) -> "Offer":
+        """Sums over both sets of rows, with these of them."""
+        return Offer(
+            self.squares + other.squares,
+            self.trace + other.trace,
+            self.rest + other.rest,
+            max(self.largest, other.largest),
+            points,
+            rows,
+            values,
             self.bound | other.bound,
         )
 
 
 @dataclass(frozen=True)
-class Greedy(_Rounds):
-    """Pivots of largest residual (joint paper, Algorithm 1), several in a round.
-
-    With ``span`` 1, each pivot is provably the one that Algorithm 1 takes over all rows, ties
-    within 1e-10 going to the lowest row: strips offer the rows of largest residuals, since then
-    the bound of all others is lowest. With a smaller span, pivots are accepted as long as their
-    residual is at least ``span`` times any outside the pool: strips offer rows that are pivoted
-    among themselves, since these are far apart.
+class Rule:
+    """A way of choosing pivots in rounds.
 
     Parameters
     ----------
@@ -328,60 +199,110 @@ class Greedy(_Rounds):
         Ends at the first pivot with trace(K - L L^T) <= tol trace(K) over all rows.
     max_rank
         Largest number of pivots.
+    """
+
+    kernel: Any
+    tol: float
+    max_rank: int | None = None
+
+    def offered(
+        self, state: PivotState, strips: int, strip: Strip, x: Array, residual: Array
+    ) -> tuple[Array, Array, Bound]:
+        """Positions of the rows that a strip offers, their values, a bound of the others.
+
+        Parameters
+        ----------
+        state
+            Before the round.
+        strips
+            Number of strips of all rows.
+        strip, x
+            The strip, and its rows of this variable.
+        residual
+            k(x, x) - |N(x)|^2, shape (n,); zero for rows of weight zero.
+        """
+        raise NotImplementedError
+
+    def combine(self, a: Offer, b: Offer) -> Offer:
+        """The offer of both sets of rows."""
+        raise NotImplementedError
+
+    def choose(self, state: PivotState, offer: Offer, limit: int) -> tuple[Array, Array]:
+        """Positions of the next b pivots in the offer, and N at them, shape (b, m + b)."""
+        raise NotImplementedError
+
+    def step(self, state: PivotState, offer: Offer) -> PivotState:
+        """The state after a round, given the offer of all rows."""
+        state = state.measured(offer, self.tol)
+        if state.done:
+            return state
+        limit = np.iinfo(np.int64).max if self.max_rank is None else self.max_rank - state.rank
+        picks, newton = self.choose(state, offer, limit)
+        state = state.extended(offer.points[picks], offer.rows[picks], newton)
+        ended = "max_rank" if len(picks) == limit else "running" if len(picks) else "exhausted"
+        return replace(state, round=state.round + 1, status=ended)
+
+
+@dataclass(frozen=True)
+class Greedy(Rule):
+    """Pivots of largest residual (joint paper, Algorithm 1), several in a round.
+
+    With ``span`` 1, each pivot is provably the one that Algorithm 1 takes over all rows, ties
+    within 1e-10 going to the lowest row: strips offer the rows of largest residuals, since then
+    the bound of all others is lowest. With a smaller span, pivots are accepted as long as their
+    residual is at least ``span`` times any outside the offer: strips offer rows that are pivoted
+    among themselves, since these are far apart.
+
+    Parameters
+    ----------
+    kernel, tol, max_rank
+        As of every rule.
     span
         In (0, 1].
     """
 
     span: float = 1.0
 
-    def prepare(
-        self, state: PivotState, strips: int
-    ) -> Callable[[Array, Array, Array | None], GreedyOffer]:
-        """``offer(rows, x, weights)`` of a strip of rows with these global indices, ascending."""
-        residuals = Residuals(state.basis(self.kernel))
+    def offered(
+        self, state: PivotState, strips: int, strip: Strip, x: Array, residual: Array
+    ) -> tuple[Array, Array, Bound]:
+        """Rows of largest residual, or pivots among these and scattered ones."""
         size = offered_rows(state.rank, strips)
+        if self.span == 1.0:
+            chosen, bound = top_rows(residual, strip.rows, size)
+            return chosen, residual[chosen], bound
+        few = _candidates(residual, strip.rows, max(_CANDIDATES, size))
+        points, newton = x[few], state.newton(self.kernel, x[few])
+        # With nothing left but rounding, any one row is as good as another.
+        left = np.maximum(residual[few], _TINY)
+        pivoting = DensePivoting(self.kernel, points, newton, size, left)
+        largest = float(np.max(self.kernel.diagonal(x), initial=0.0))
+        while not pivoting.full:
+            pick, known = int(pivoting.residual.argmax()), len(pivoting.picks)
+            if known and pivoting.residual[pick] <= noise(state.rank + known, largest):
+                break
+            pivoting.accept(pick)
+        chosen = few[np.sort(pivoting.picks)]
+        bound = Bound.of(np.delete(residual, chosen), np.delete(strip.rows, chosen))
+        return chosen, residual[chosen], bound
 
-        def offer(rows: Array, x: Array, weights: Array | None) -> GreedyOffer:
-            residual, measured = residuals(x, weights)
-            if self.span == 1.0:
-                chosen, bound = top_rows(residual, rows, size)
-            else:
-                few = _candidates(residual, rows, max(_CANDIDATES, size))
-                chosen = few[self._spread(state, x[few], residual[few], size, measured)]
-                bound = Bound.of(np.delete(residual, chosen), np.delete(rows, chosen))
-            return GreedyOffer(measured, x[chosen], rows[chosen], residual[chosen], bound)
+    def combine(self, a: Offer, b: Offer) -> Offer:
+        """The rows of both offers."""
+        pairs = ((a.points, b.points), (a.rows, b.rows), (a.values, b.values))
+        return a.joined(b, *map(np.concatenate, pairs))
 
-        return offer
-
-    def _spread(
-        self, state: PivotState, x: Array, residual: Array, size: int, measured: Measured
-    ) -> Array:
-        """Positions of greedy pivots among these rows alone, at least one."""
-        newton = state.newton(self.kernel, x)
-
-        def choose(left: Array, panel: Array) -> int:
-            pick, result = int(left.argmax()), len(panel)
-            return pick if not result or left[pick] > measured.floor(state.rank + result) else -1
-
-        schur = self.kernel(x, x) - newton @ newton.T
-        # With nothing left but rounding, any one row tells as much as another.
-        return np.sort(eliminate(schur, np.maximum(residual, _TINY), choose, size)[0])
-
-    def step(self, state: PivotState, offer: GreedyOffer) -> PivotState:
-        """The state after a round, given the sum of all offers."""
-        state = state.measured(offer.measured, self.tol)
-        if self.terminate(state):
-            return state
-        kernel, points = self.kernel, offer.points
-        newton, largest = state.newton(kernel, points), offer.measured.largest
-        residual = offer.residual.copy()
-        pool = CandidateBlock(kernel, points, offer.rows, residual, newton, scale=largest)
-        floor, bound = offer.measured.floor, offer.bound.relaxed(self.span)
-        if offer.residual.max() <= floor(state.rank):
-            picks, newton = np.empty(0, dtype=np.int64), np.empty((0, state.rank))
-        else:
-            picks, newton = pool.advance(bound, floor, self._limit(state), certain=True)
-        return self._accepted(state, points[picks], offer.rows[picks], newton)
+    def choose(self, state: PivotState, offer: Offer, limit: int) -> tuple[Array, Array]:
+        """Greedy pivots among the rows of the offer, as long as no other row may come first."""
+        candidates = PivotedFactor(
+            self.kernel,
+            offer.points,
+            offer.rows,
+            residual=offer.values.copy(),
+            newton=state.newton(self.kernel, offer.points),
+            scale=offer.largest,
+        )
+        relaxed = Bound(self.span * offer.bound.largest)  # any row may come before a tied one
+        return candidates.greedy(limit, offer.bound if self.span == 1.0 else relaxed)
 
 
 def offered_rows(rank: int, strips: int) -> int:
@@ -400,40 +321,8 @@ def _candidates(residual: Array, rows: Array, count: int) -> Array:
     return np.union1d(top_rows(residual, rows, count)[0], spread)
 
 
-@dataclass(frozen=True, eq=False)
-class RandomOffer:
-    """Independent draws of rows with probabilities proportional to their weighted residuals.
-
-    Each slot holds the winner of a race: a set of rows with residual sum T arrives after an
-    exponential time of rate T, so the first of several sets is one of them with probability
-    proportional to T, and it does not matter in which order they are compared.
-
-    Attributes
-    ----------
-    times
-        Arrival times, shape (B,).
-    points, rows
-        The rows drawn, shapes (B, d) and (B,).
-    """
-
-    measured: Measured
-    times: Array
-    points: Array
-    rows: Array
-
-    def __add__(self, other: "RandomOffer") -> "RandomOffer":
-        """Draws from both sets of rows."""
-        first = self.times <= other.times
-        return RandomOffer(
-            self.measured + other.measured,
-            np.where(first, self.times, other.times),
-            np.where(first[:, None], self.points, other.points),
-            np.where(first, self.rows, other.rows),
-        )
-
-
 @dataclass(frozen=True)
-class Random(_Rounds):
+class Random(Rule):
     """Accelerated randomly pivoted Cholesky (Epperly, Tropp and Webber 2024, Algorithm 2).
 
     Randomly pivoted Cholesky draws each pivot with probability proportional to the residuals. Here
@@ -441,69 +330,96 @@ class Random(_Rounds):
     with probability (its residual given the pivots accepted before) / (its residual at the
     beginning). The pivots have exactly the law of drawing one at a time.
 
+    Each of the B draws is the winner of a race: a set of rows with residual sum T arrives after an
+    exponential time of rate T, so the first of several sets is one of them with probability
+    proportional to T, and it does not matter in which order they are compared.
+
     Parameters
     ----------
-    kernel
-        The kernel k.
-    tol
-        Ends at the first pivot with trace(K - L L^T) <= tol trace(K) over all rows.
-    max_rank
-        Largest number of pivots.
+    kernel, tol, max_rank
+        As of every rule.
     seed
         Non-negative integers: equal ones give equal pivots, on any chunks and scheduler.
     """
 
     seed: tuple[int, ...] = (0,)
 
-    def prepare(
-        self, state: PivotState, strips: int
-    ) -> Callable[[Array, Array, Array | None], RandomOffer]:
-        """``offer(rows, x, weights)`` of a strip of rows with these global indices, ascending."""
-        residuals = Residuals(state.basis(self.kernel))
+    def offered(
+        self, state: PivotState, strips: int, strip: Strip, x: Array, residual: Array
+    ) -> tuple[Array, Array, Bound]:
+        """B draws with probabilities proportional to the weighted residuals, and their times."""
         size = max(_PROPOSALS, 2 * state.rank)
+        # Strips are known by their first row, counted from 1: 0 is the client's.
+        rng = np.random.default_rng([*self.seed, state.round, int(strip.rows[0]) + 1])
+        mass = np.cumsum(residual if strip.weights is None else strip.weights * residual)
+        drawn = np.searchsorted(mass, rng.random(size) * mass[-1], side="right")
+        with np.errstate(divide="ignore"):
+            times = rng.exponential(size=size) / mass[-1]
+        return np.minimum(drawn, len(x) - 1), times, Bound()
 
-        def offer(rows: Array, x: Array, weights: Array | None) -> RandomOffer:
-            residual, measured = residuals(x, weights)
-            # Strips are known by their first row, counted from 1: 0 is the client's.
-            rng = np.random.default_rng([*self.seed, state.round, int(rows[0]) + 1])
-            mass = np.cumsum(residual if weights is None else weights * residual)
-            drawn = np.searchsorted(mass, rng.random(size) * mass[-1], side="right")
-            drawn = np.minimum(drawn, len(x) - 1)
-            with np.errstate(divide="ignore"):
-                times = rng.exponential(size=size) / mass[-1]
-            return RandomOffer(measured, times, x[drawn], rows[drawn])
+    def combine(self, a: Offer, b: Offer) -> Offer:
+        """The first of each pair of draws."""
+        first = a.values <= b.values
+        return a.joined(
+            b,
+            np.where(first[:, None], a.points, b.points),
+            np.where(first, a.rows, b.rows),
+            np.where(first, a.values, b.values),
+        )
 
-        return offer
-
-    def step(self, state: PivotState, offer: RandomOffer) -> PivotState:
-        """The state after a round, given the sum of all offers."""
-        state = state.measured(offer.measured, self.tol)
-        if self.terminate(state):
-            return state
-        kernel, points = self.kernel, offer.points
-        newton = state.newton(kernel, points)
-        schur = kernel(points, points) - newton @ newton.T
-        before = np.where(np.isfinite(offer.times), np.diag(schur), 0.0).clip(min=0.0)
+    def choose(self, state: PivotState, offer: Offer, limit: int) -> tuple[Array, Array]:
+        """The draws that are accepted, one after the other."""
+        newton = state.newton(self.kernel, offer.points)
+        few = DensePivoting(self.kernel, offer.points, newton, limit)
         rng = np.random.default_rng([*self.seed, state.round, 0])
-        least = rng.random(len(points)) * before
-        next_one = 0
+        least = rng.random(len(offer.rows)) * few.residual
+        for pick in np.flatnonzero(np.isfinite(offer.values)).tolist():
+            if few.full:
+                break
+            left = few.residual[pick]
+            if left >= least[pick] and left > noise(state.rank + len(few.picks), offer.largest):
+                few.accept(pick)
+        return few.chosen()
 
-        def choose(residual: Array, panel: Array) -> int:
-            nonlocal next_one
-            floor = offer.measured.floor(state.rank + len(panel))
-            accepted = (residual >= least) & (residual > floor)
-            accepted[:next_one] = False
-            pick = int(accepted.argmax())
-            next_one = pick + 1
-            return pick if accepted[pick] else -1
 
-        picks, panel = eliminate(schur, before, choose, self._limit(state))
-        newton = np.concatenate([newton[picks], np.tril(panel[:, picks].T)], axis=1)
-        return self._accepted(state, points[picks], offer.rows[picks], newton)
+# The reduction of a round, for all variables that are still choosing
+
+
+class _Residuals:
+    """Residuals of one variable at strip after strip, and their sums, in the same memory."""
+
+    def __init__(self, rule: Rule, state: PivotState, like: Array) -> None:
+        self._kernel, self._rank = rule.kernel, state.rank
+        self._memory = np.empty((state.rank, ROWS))
+        if state.rank:
+            solved = BlockSolve.whole(state.rank)
+            self._write = state.basis(rule.kernel).evaluator(solved, like)
+
+    def __call__(
+        self, x: Array, weights: Array | None
+    ) -> tuple[Array, tuple[Array, float, float, float]]:
+        """Residuals at the rows x, shape (n,); the squares, trace, rest and largest of an offer.
+
+        Rows of weight zero are no rows: their residual is zero.
+        """
+        weights = np.ones(len(x)) if weights is None else weights
+        diagonal = np.asarray(self._kernel.diagonal(x), dtype=np.float64)
+        residual, squares = diagonal.copy(), np.zeros(self._rank)
+        for start in range(0, len(x) if self._rank else 0, ROWS):
+            here = slice(start, min(start + ROWS, len(x)))
+            newton = self._memory[:, : here.stop - start]
+            self._write(x[here], newton)
+            np.multiply(newton, newton, out=newton)
+            residual[here] -= newton.sum(axis=0)
+            squares += newton @ weights[here]
+        residual = np.where(weights > 0, residual, 0.0)
+        largest = float(diagonal.max(initial=0.0))
+        non_negative(residual, largest)
+        return residual, (squares, float(weights @ diagonal), float(weights @ residual), largest)
 
 
 @dataclass(frozen=True, eq=False)
-class PivotOffers(Reduction[tuple[Any, ...], tuple[Any, ...]]):
+class PivotOffers(Reduction[tuple[Offer, ...], tuple[Offer, ...]]):
     """What all rows offer in a round, for each variable that is still choosing.
 
     Parameters
@@ -517,26 +433,32 @@ class PivotOffers(Reduction[tuple[Any, ...], tuple[Any, ...]]):
     asked: tuple[tuple[Rule, PivotState], ...]
     strips: int
     name = "pivot-round"
-    kinds = (GreedyOffer, RandomOffer, Measured, Bound)
+    kinds = (Offer, Bound)
 
     def cost(self, extent: Extent) -> Cost:
         """See :func:`round_cost`."""
         return round_cost(tuple(state.rank for _, state in self.asked), extent)
 
-    def start(self, like: Array) -> list[Callable[..., Any]]:
-        """What makes the offers of a strip."""
-        return [rule.prepare(state, self.strips) for rule, state in self.asked]
+    def start(self, like: Array) -> list[_Residuals]:
+        """What makes the residuals of a strip."""
+        return [_Residuals(rule, state, like) for rule, state in self.asked]
 
-    def update(self, state: list[Callable[..., Any]], strip: Strip) -> tuple[Any, ...]:
+    def update(self, state: list[_Residuals], strip: Strip) -> tuple[Offer, ...]:
         """The offers of one strip; no rows offer none."""
-        if not len(strip):
-            return ()
-        pairs = zip(state, strip.parts, strict=True)
-        return tuple(offer(strip.rows, x, strip.weights) for offer, x in pairs)
+        offers = []
+        for (rule, before), residuals, x in zip(self.asked, state, strip.parts, strict=True):
+            if len(strip):
+                residual, sums = residuals(x, strip.weights)
+                rows, values, bound = rule.offered(before, self.strips, strip, x, residual)
+                offers.append(Offer(*sums, x[rows], strip.rows[rows], values, bound))
+        return tuple(offers)
 
-    def combine(self, a: tuple[Any, ...], b: tuple[Any, ...]) -> tuple[Any, ...]:
+    def combine(self, a: tuple[Offer, ...], b: tuple[Offer, ...]) -> tuple[Offer, ...]:
         """The offers of both, one by one."""
-        return tuple(map(operator.add, a, b)) if a and b else a or b
+        if not a or not b:
+            return a or b
+        pairs = zip(self.asked, a, b, strict=True)
+        return tuple(rule.combine(mine, other) for (rule, _), mine, other in pairs)
 
 
 def round_cost(ranks: tuple[int, ...], extent: Extent) -> Cost:
@@ -557,7 +479,7 @@ def round_cost(ranks: tuple[int, ...], extent: Extent) -> Cost:
 
 def choice_bytes(ranks: tuple[int, ...], extent: Extent) -> int:
     """What the choice among all offers takes."""
-    # Columns of L over the pool and its parts, or the residual matrix of random proposals.
+    # Columns of L over the rows offered and parts of them, or the matrix of random proposals.
     pool = max(
         max(int(1.7 * extent.strips * offered_rows(m, extent.strips) * (m + BLOCK)), 12 * m * m)
         for m in ranks

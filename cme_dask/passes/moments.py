@@ -6,7 +6,7 @@ from dataclasses import replace
 from cme_dask.data.sample import Sample
 from cme_dask.numerics.blocks import MomentSums
 from cme_dask.numerics.cells import CellSpec, CellStatistics
-from cme_dask.numerics.cholesky import SKETCH, ResidualSelector, TraceGainSelector
+from cme_dask.numerics.cholesky import BLOCK
 from cme_dask.numerics.moments import (
     MomentReduction,
     MomentSets,
@@ -14,9 +14,9 @@ from cme_dask.numerics.moments import (
     joint_width,
     moment_cost,
 )
-from cme_dask.numerics.pools import BLOCK
 from cme_dask.numerics.reduction import Cost, Extent, Fused
 from cme_dask.numerics.resources import MemoryPlan
+from cme_dask.numerics.sampled_pivots import SKETCH, prefix_rows
 from cme_dask.passes.memory import MemoryBudget, row_sample_bytes
 from cme_dask.passes.plan import RowRange
 from cme_dask.passes.run import PassProgress, PassReport, extent_of, plan_pass, run_pass
@@ -141,14 +141,14 @@ def pivot_bytes(sample_rows: int, rank: int, *, complete: bool = False) -> int:
 
     # Signs and sketch of the rows of a choice by trace, and of half as many before.
     half = sample_rows if complete else -(-sample_rows // 2)
-    sketches = 3 * SKETCH * TraceGainSelector.prefix_rows(rank, half) * _WORD
+    sketches = 3 * SKETCH * prefix_rows(rank, half, by_trace=True) * _WORD
 
     # L in blocks of columns, and pools in pools of an eighth of the rows each. Where the rows tell
     # too little of the others they are doubled, and what is known of one half of them is held until
     # the columns of all are ready.
     if complete:
         return int(1.5 * columns(sample_rows, rank)) + sketches
-    chosen = ResidualSelector.prefix_rows(rank, half)
+    chosen = prefix_rows(rank, half, by_trace=False)
     grown = min(2 * chosen, half)
     grown_columns = int((1.5 if grown > chosen else 1.2) * columns(grown, rank))
     return columns(half, rank) + grown_columns + sketches

@@ -32,7 +32,7 @@ def choose_in_rounds(
     rules
         For each variable, by its number in the sample, how its pivots are chosen.
     states
-        Where each starts: ``rule.init(d)``, or a state that was stored.
+        Where each starts: ``PivotState.empty(d)``, or a state that was stored.
     budget
         What memory there is.
     progress
@@ -53,7 +53,7 @@ def choose_in_rounds(
         If a round would not fit into memory.
     """
     now, passes = dict(states), 0
-    while active := [i for i in sorted(rules) if not rules[i].terminate(now[i])]:
+    while active := [i for i in sorted(rules) if not now[i].done]:
         offers = _ask(sample, {i: (rules[i], now[i]) for i in active}, budget, progress)
         passes += 1
         for i, offer in zip(active, offers, strict=True):
