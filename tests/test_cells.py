@@ -21,12 +21,11 @@ from cme_dask.data.row_sample import RowSample, draw
 from cme_dask.errors import DataError, StoreError
 from cme_dask.learning.partition import cell_spec, make_support
 from cme_dask.numerics import cells as cell_sums
-from cme_dask.numerics import cells as kept_rows
 from cme_dask.numerics.basis import NewtonBasis
-from cme_dask.numerics.cells import KEPT, CellSpec, StripCells, hashes_of
+from cme_dask.numerics.cells import ROWS_PER_CELL, CellReduction, CellState, hashes_of
 from cme_dask.numerics.moments import FeatureBlock, MomentReduction, moment_cost
 from cme_dask.numerics.partition import PartitionBasis
-from cme_dask.numerics.reduction import Cost, Extent
+from cme_dask.numerics.reduction import Cost, Extent, to_host
 from cme_dask.numerics.support import Support
 from cme_dask.passes.driver import Executor
 from cme_dask.passes.memory import MemoryBudget, task_bytes, waiting_bytes
@@ -41,12 +40,13 @@ def spec_of(rows, size=20, n_rows=0, partition=False):
     few = rows[:500]
     basis = PartitionBasis(kernels.Gaussian(0.7), few[:7]) if partition else None
     support = make_support(few, np.full(len(few), 1 / len(few)), size)
-    return CellSpec.of(support, few, np.ones(len(few)), n_rows, FUNCTIONS, basis)
+    return CellReduction.of(support, few, np.ones(len(few)), n_rows, FUNCTIONS, basis)
 
 
 def summed(spec, hashes, rows, weights, folds, n_folds):
     """Sums of one strip."""
-    return StripCells(spec, len(folds))(hashes, rows, weights, folds, n_folds)
+    state = CellState(replace(spec, n_folds=n_folds), rows)
+    return to_host(state.sums(rows, weights, folds, hashes))
 
 
 def case(n, d, seed=0, offset=0.0):
@@ -69,7 +69,7 @@ def test_cells_are_those_of_plain_loops(d, weighted, bounded, monkeypatch):
     assert (spec.bounds < np.iinfo(np.uint64).max).any() == bounded
     hashes, size = hashes_of(np.arange(len(rows))), spec.support.size
     sums = summed(spec, hashes, rows, w if weighted else None, folds, 5)
-    found, w = spec.cells(sums), w if weighted else np.ones(len(rows))
+    found, w = spec.statistics(sums), w if weighted else np.ones(len(rows))
     cells = spec.support.assign(rows)
     assert_allclose(sums.masses, oracle.masses(cells, w, folds, 5, size), rtol=1e-12)
     assert_allclose(found.masses, np.bincount(cells, w) / w.sum(), rtol=1e-12)
@@ -84,7 +84,7 @@ def test_cells_are_those_of_plain_loops(d, weighted, bounded, monkeypatch):
     plain = oracle.components(spec.partition(rows), cells, w, size)
     assert_allclose(found.components, plain, atol=1e-14)
     assert_allclose(found.components.sum(axis=0), found.masses, atol=1e-14)
-    kept = oracle.kept(hashes, cells, w, spec.bounds, KEPT, size)
+    kept = oracle.kept(hashes, cells, w, spec.bounds, ROWS_PER_CELL, size)
     assert min(map(len, kept)) > 10
     for s, mine in enumerate(kept):
         here = slice(found.starts[s], found.starts[s + 1])
@@ -97,31 +97,31 @@ def test_bounds_keep_enough_rows_and_few_too_many():
     rows, _, folds = case(200_000, 2)
     spec = spec_of(rows, 50, len(rows))
     sums = summed(spec, hashes_of(np.arange(len(rows))), rows, None, folds, 5)
-    assert len(sums.kept.cells) < 2.5 * KEPT * 50
-    counts = np.diff(spec.cells(sums).starts)
-    assert counts.max() == KEPT
-    assert counts.mean() > 0.97 * KEPT
-    assert counts.min() > KEPT / 4  # of a cell that the row sample has seen too often
-    assert not spec.cells(sums).whole.any()
+    assert len(sums.bottom.cells) < 2.5 * ROWS_PER_CELL * 50
+    counts = np.diff(spec.statistics(sums).starts)
+    assert counts.max() == ROWS_PER_CELL
+    assert counts.mean() > 0.97 * ROWS_PER_CELL
+    assert counts.min() > ROWS_PER_CELL / 4  # of a cell that the row sample has seen too often
+    assert not spec.statistics(sums).whole.any()
 
 
 def test_kept_rows_are_a_uniform_sample_of_their_cell():
     """Their mean index is that of the cell to its standard error, at fixed hashes."""
     n = 100_000
     rows = np.zeros((n, 1))
-    spec = CellSpec.of(Support(np.zeros((1, 1)), edges=np.empty(0)), rows, np.ones(n), n, {})
+    spec = CellReduction.of(Support(np.zeros((1, 1)), edges=np.empty(0)), rows, np.ones(n), n, {})
     position = np.arange(n, dtype=np.float64)[:, None]
     sums = summed(spec, hashes_of(np.arange(n)), position, None, np.zeros(n, np.uint8), 1)
-    atoms = spec.cells(sums).atoms[:, 0] / n
-    assert len(atoms) == KEPT
-    assert abs(atoms.mean() - 0.5) < 3 * np.sqrt(1 / 12 / KEPT)
+    atoms = spec.statistics(sums).atoms[:, 0] / n
+    assert len(atoms) == ROWS_PER_CELL
+    assert abs(atoms.mean() - 0.5) < 3 * np.sqrt(1 / 12 / ROWS_PER_CELL)
     assert 0.15 < atoms.std() < 0.42
 
 
 def test_spread_far_from_zero_does_not_cancel():
     rows, w, folds = case(3000, 2, offset=1e8)
     spec = spec_of(rows)
-    found = spec.cells(summed(spec, hashes_of(np.arange(3000)), rows, w, folds, 5))
+    found = spec.statistics(summed(spec, hashes_of(np.arange(3000)), rows, w, folds, 5))
     exact = rows - 1e8  # to rounding of the rows themselves
     _, covariances = oracle.moments(exact, spec.support.assign(rows), w, spec.support.size)
     assert_allclose(found.covariances, covariances, rtol=1e-6, atol=1e-9)
@@ -136,23 +136,23 @@ def test_covariances_of_many_columns_are_those_of_the_kept_rows(bounded):
     atoms = np.zeros((200, 9))
     atoms[:, 8] = np.arange(200.0)
     support = make_support(atoms, np.full(200, 1 / 200), 200)
-    spec = CellSpec.of(support, rows, np.ones(len(rows)), len(rows) if bounded else 0, {})
-    assert spec.width == 9
+    spec = CellReduction.of(support, rows, np.ones(len(rows)), len(rows) if bounded else 0, {})
+    assert spec.edges[-1] == 9
     hashes, folds = hashes_of(np.arange(len(rows))), np.zeros(len(rows), np.uint8)
-    found = spec.cells(summed(spec, hashes, rows, None, folds, 1))
+    found = spec.statistics(summed(spec, hashes, rows, None, folds, 1))
     exact, _ = oracle.moments(rows, support.assign(rows), np.ones(len(rows)), 200)
     assert_allclose(found.means, exact, atol=1e-12)
     s = 7
     mine = found.atoms[found.starts[s] : found.starts[s + 1]]
-    assert len(mine) == KEPT
+    assert len(mine) == ROWS_PER_CELL
     assert_allclose(found.covariances[s], np.cov(mine.T), atol=1e-13)
     mean = found.covariances.mean(axis=0)
-    assert np.abs(mean[:8, :8] - np.eye(8)).max() < 4 * np.sqrt(2 / (200 * KEPT))
+    assert np.abs(mean[:8, :8] - np.eye(8)).max() < 4 * np.sqrt(2 / (200 * ROWS_PER_CELL))
     assert np.linalg.eigvalsh(found.covariances).min() > -1e-12
-    few = spec.cells(summed(spec, hashes[:100], rows[:100], None, folds[:100], 1))
-    few_rows = few.atoms[few.starts[support.assign(rows[:1])[0]] :][:KEPT]
+    few = spec.statistics(summed(spec, hashes[:100], rows[:100], None, folds[:100], 1))
+    few_rows = few.atoms[few.starts[support.assign(rows[:1])[0]] :][:ROWS_PER_CELL]
     assert not few.whole[support.assign(rows[:1])[0]]
-    assert len(few_rows) == KEPT
+    assert len(few_rows) == ROWS_PER_CELL
 
 
 def test_wide_variables_have_fewer_cells_and_blocks_fewer_rows():
@@ -162,27 +162,26 @@ def test_wide_variables_have_fewer_cells_and_blocks_fewer_rows():
     assert cell_spec(rows, 0, sample, 1000, {}).support.size == (1 << 21) // 100**2
     assert cell_spec(rows, 1, sample, 1000, {}).support.size == 1000
     narrow, partition = spec_of(wide[:, :2]), spec_of(wide[:, :2], partition=True)
-    assert narrow.block(10**6) == 1 << 16
-    assert narrow.block(5000) == 5000
+    assert narrow.block == 1 << 16
     many = replace(partition, partition=PartitionBasis(kernels.Gaussian(1.0), wide[:500, :2]))
-    assert many.block(10**6) == 2048
-    assert many.block(10**6) * many.width <= 1 << 20
+    assert many.block == 2048
+    assert many.block * many.edges[-1] <= 1 << 20
 
 
 def test_cells_of_atoms_have_no_spread_and_cells_without_rows_their_points():
     atoms = np.array([[0.1, 0.2], [0.1, 0.3], [7.0, 0.2], [9.0, 9.0]])
     support = make_support(atoms, np.full(4, 0.25), 10)
-    spec = CellSpec.of(support, atoms, np.ones(4), 0, FUNCTIONS)
+    spec = CellReduction.of(support, atoms, np.ones(4), 0, FUNCTIONS)
     rows = np.repeat(atoms[:3], [1, 40, 100], axis=0)
     w = np.ones(141)
     w[41:] = 0.0  # the third atom has no weight
     sums = summed(spec, hashes_of(np.arange(141)), rows, w, np.zeros(141, np.uint8), 1)
-    found = spec.cells(sums)
+    found = spec.statistics(sums)
     here = support.assign(atoms)
     assert_array_equal(found.means[here], atoms)
     assert_array_equal(found.covariances, np.zeros((4, 2, 2)))
     assert_allclose(found.masses[here], [1 / 41, 40 / 41, 0, 0])
-    assert_array_equal(np.diff(found.starts)[here], [1, KEPT, 1, 1])
+    assert_array_equal(np.diff(found.starts)[here], [1, ROWS_PER_CELL, 1, 1])
     assert_array_equal(found.atoms[found.starts[:-1]][here], atoms)
     assert_array_equal(found.whole[here], [True, False, True, True])
     overall = [1.0, (0.2**2 + 40 * 0.3**2) / 41]
@@ -192,8 +191,10 @@ def test_cells_of_atoms_have_no_spread_and_cells_without_rows_their_points():
 def test_weights_of_any_size_are_shares():
     rows = np.zeros((4, 1))
     w = np.array([1e-310, 1e300, 1e300, 0.0])
-    spec = CellSpec.of(Support(np.zeros((1, 1)), edges=np.empty(0)), rows, np.ones(4), 4, {})
-    found = spec.cells(summed(spec, hashes_of(np.arange(4)), rows, w, np.zeros(4, np.uint8), 1))
+    spec = CellReduction.of(Support(np.zeros((1, 1)), edges=np.empty(0)), rows, np.ones(4), 4, {})
+    found = spec.statistics(
+        summed(spec, hashes_of(np.arange(4)), rows, w, np.zeros(4, np.uint8), 1)
+    )
     assert len(found.shares) == 3
     assert abs(found.shares.sum() - 1) < 1e-15
     assert found.whole[0]
@@ -210,7 +211,7 @@ def test_a_row_sample_tells_how_many_rows_a_cell_has(weighted, complete):
     drawn = draw(0, (rows, rows), w if weighted else None, n if complete else 4000, 7)
     spec = cell_spec(drawn, 1, open_sample(rows, rows, weights=w), 40, {})
     sums = summed(spec, hashes_of(np.arange(n)), rows, w, np.zeros(n, np.uint8), 1)
-    kept = np.bincount(sums.kept.cells, minlength=40) / np.minimum(sums.counts, 2 * KEPT)
+    kept = np.bincount(sums.bottom.cells, minlength=40) / np.minimum(sums.counts, 2 * ROWS_PER_CELL)
     assert 0.8 < np.median(kept) < 1.2
     assert np.abs(np.log2(kept)).max() < 3
 
@@ -221,7 +222,7 @@ def test_weights_over_all_magnitudes_give_cells():
     for size in (3000, 500):
         drawn = draw(0, (rows, rows), w, size, 7)
         spec = cell_spec(drawn, 1, open_sample(rows, rows, weights=w), 40, {})
-        found = spec.cells(
+        found = spec.statistics(
             summed(spec, hashes_of(np.arange(3000)), rows, w, np.zeros(3000, np.uint8), 1)
         )
         assert (found.shares > 0).all()
@@ -241,11 +242,14 @@ def test_another_array_library_gives_the_same():
     rows, w, folds = case(3000, 2)
     spec = replace(spec_of(rows, partition=True), functions={})
     hashes = hashes_of(np.arange(3000))
-    ours = spec.cells(summed(spec, hashes, rows, w, folds, 4))
-    theirs = spec.cells(summed(spec, hashes, strict.asarray(rows), strict.asarray(w), folds, 4))
+    ours = spec.statistics(summed(spec, hashes, rows, w, folds, 4))
+    theirs = spec.statistics(
+        summed(spec, hashes, strict.asarray(rows), strict.asarray(w), folds, 4)
+    )
     assert_array_equal(theirs.atoms, ours.atoms)
     assert_allclose(theirs.covariances, ours.covariances, rtol=1e-13)
     assert_allclose(theirs.components, ours.components, rtol=1e-13)
+    assert_array_equal(theirs.counts, ours.counts)
 
 
 def test_a_function_that_fails_is_named():
@@ -271,26 +275,25 @@ def test_any_cut_and_order_keeps_the_same_rows(n, d, size, cuts, seed, crowd):
     rows, w, folds = case(n, d, seed)
     spec = spec_of(rows, size)
     hashes = hashes_of(np.arange(n))
-    whole = spec.cells(summed(spec, hashes, rows, w, folds, 4)) if w.any() else None
+    whole = spec.statistics(summed(spec, hashes, rows, w, folds, 4)) if w.any() else None
     edges = [0, *sorted(min(c, n) for c in cuts), n]
-    before = kept_rows._CROWD
-    kept_rows._CROWD = crowd  # how soon rows that can't be needed are dropped
+    before = cell_sums._CROWD
+    cell_sums._CROWD = crowd  # how soon rows that can't be needed are dropped
     try:
-        loop = StripCells(spec, 3000)
-        strips = [loop(hashes[a:b], rows[a:b], w[a:b], folds[a:b], 4) for a, b in pairwise(edges)]
+        state = CellState(replace(spec, n_folds=4), rows)
+        cuts = [slice(*pair) for pair in pairwise(edges)]
+        strips = [state.sums(rows[c], w[c], folds[c], hashes[c]) for c in cuts]
         strips = [strips[i] for i in np.random.default_rng(seed).permutation(len(strips))]
         total = reduce(operator.add, strips)
-        inplace = reduce(operator.iadd, strips)
     finally:
-        kept_rows._CROWD = before
+        cell_sums._CROWD = before
     if whole is None:
         return
-    for sums in (total, inplace):
-        cut = spec.cells(sums)
-        for name in ("atoms", "starts", "shares", "whole"):
-            assert_array_equal(getattr(cut, name), getattr(whole, name))
-        for name in ("masses", "means", "covariances", "functions"):
-            assert_allclose(getattr(cut, name), getattr(whole, name), rtol=1e-9, atol=1e-12)
+    cut = spec.statistics(total)
+    for name in ("atoms", "starts", "shares", "whole"):
+        assert_array_equal(getattr(cut, name), getattr(whole, name))
+    for name in ("masses", "means", "covariances", "functions"):
+        assert_allclose(getattr(cut, name), getattr(whole, name), rtol=1e-9, atol=1e-12)
 
 
 def joint_case(n=20_000):
@@ -326,7 +329,7 @@ def test_a_pass_gives_the_same_bits_however_the_rows_are_cut(tmp_path):
     for _, sums, _ in others:
         for one, mine, theirs in zip(cells, first, sums, strict=True):
             assert_array_equal(theirs.masses, mine.masses)
-            ours, other = one.cells(mine), one.cells(theirs)
+            ours, other = one.statistics(mine), one.statistics(theirs)
             for name in ("means", "covariances", "functions", "atoms", "starts", "shares", "whole"):
                 assert_array_equal(getattr(other, name), getattr(ours, name))
 
@@ -345,10 +348,11 @@ def test_memory_and_cost_know_the_cells():
         predict_moments(sample, spec.ranks, spec.width, 5, budget, cells=some)[1].predicted
         for some in ((), cells)
     ]
-    more = (one.words(5) + one.kept_words + 2 * one.block_words(4096) for one in cells)
-    assert plans[1] - plans[0] >= 8 * sum(more)  # of two tasks
+    costs = [replace(one, n_folds=5).cost(Extent(1000, 3, 4096)) for one in cells]
+    # Of two tasks.
+    assert plans[1] - plans[0] >= sum(c.partial + c.retained + 2 * c.state for c in costs)
     sums = summed(cells[0], hashes_of(np.arange(1000)), X, None, np.zeros(1000, np.uint8), 5)
-    assert sums.masses.size + sums.counts.size + sums.sums.size == cells[0].words(5)
+    assert sums.masses.nbytes + sums.counts.nbytes + sums.sums.nbytes == costs[0].partial
 
 
 # Fits and files ----------------------------------------------------------------------------------
@@ -414,7 +418,7 @@ def test_a_part_of_the_rows_is_summed_alone():
     held = JointDistribution(**OPTIONS, support_size=30).fit(rest).model_.y.cells
     other = JointDistribution(**OPTIONS, support_size=30).fit(sample).model_.y.cells
     for cells in (held, other):
-        assert np.diff(cells.starts).mean() > 0.9 * KEPT  # bounds know how many rows there are
+        assert np.diff(cells.starts).mean() > 0.9 * ROWS_PER_CELL  # of all rows
     assert abs(held.masses @ held.means[:, 0] - other.masses @ other.means[:, 0]) > 0
 
 

@@ -20,7 +20,7 @@ from cme_dask import JointDistribution, constraints, kernels, load, merge, open_
 from cme_dask.cli import cli
 from cme_dask.errors import DataError
 from cme_dask.models.merging import JointSums
-from cme_dask.numerics.cells import KEPT, CellSpec, Kept, StripCells, kept_of_union
+from cme_dask.numerics.cells import ROWS_PER_CELL, BottomK, CellReduction, CellState
 from cme_dask.numerics.folds import fold_of_rows
 from cme_dask.numerics.moments import MomentReduction, strip_moments
 from cme_dask.numerics.support import Support
@@ -361,27 +361,27 @@ def test_kept_rows_of_a_union_by_hand():
     several, counts = [], []
     for here in (slice(0, 300), slice(300, 390), slice(390, 400)):
         size = here.stop - here.start
-        every = Kept(np.zeros(size, int), hashes[here], np.ones(size), values[here])
-        several.append(every.only_first(KEPT))
+        every = BottomK(np.zeros(size, int), hashes[here], np.ones(size), values[here])
+        several.append(every.first(ROWS_PER_CELL))
         counts.append(np.array([size]))
-    found = kept_of_union(several, counts)
-    first = np.argsort(hashes)[:KEPT]
+    found = BottomK.of_union(several, counts)
+    first = np.argsort(hashes)[:ROWS_PER_CELL]
     assert_array_equal(found.hashes, hashes[first])
     assert_array_equal(found.rows, values[first])
     # A set that kept 5 of 300 rows says nothing of hashes beyond its fifth.
-    few = several[0].only_first(5)
-    found = kept_of_union([few, several[1]], [counts[0], counts[1]])
+    few = several[0].first(5)
+    found = BottomK.of_union([few, several[1]], [counts[0], counts[1]])
     assert found.hashes.max() == few.hashes.max()
-    none = Kept.none(1)
-    assert len(kept_of_union([none, several[1]], [counts[0], counts[1]]).hashes) == 0
-    empty = kept_of_union([none, several[1]], [np.array([0]), counts[1]])
+    none = several[0].first(0)
+    assert len(BottomK.of_union([none, several[1]], [counts[0], counts[1]]).hashes) == 0
+    empty = BottomK.of_union([none, several[1]], [np.array([0]), counts[1]])
     assert_array_equal(empty.hashes, several[1].hashes)
 
 
 def test_merged_rows_are_a_fair_sample():
     """Of two tables with the same row numbers each row is kept with about the same chance."""
     support = Support(np.zeros((1, 1)), edges=np.empty(0))
-    spec = CellSpec(support, np.full(1, np.iinfo(np.uint64).max, dtype=np.uint64))
+    spec = CellReduction(support, np.full(1, np.iinfo(np.uint64).max, dtype=np.uint64))
     rng, taken = np.random.default_rng(3), np.zeros(2)
     sizes = 400, 100
     for _ in range(200):
@@ -389,11 +389,10 @@ def test_merged_rows_are_a_fair_sample():
         for label, size in enumerate(sizes):
             hashes = rng.choice(2**60, size, replace=False).astype(np.uint64)
             values = np.full((size, 1), float(label))
-            several.append(
-                StripCells(spec, size)(hashes, values, None, np.zeros(size, np.uint8), 1)
-            )
-        kept = type(several[0]).of_union(several).kept
-        assert len(kept.cells) == KEPT
+            state = CellState(spec, values)
+            several.append(state.sums(values, None, np.zeros(size, np.uint8), hashes))
+        kept = type(several[0]).of_union(several).bottom
+        assert len(kept.cells) == ROWS_PER_CELL
         taken += np.bincount(kept.rows[:, 0].astype(int), minlength=2)
     share = taken[0] / taken.sum()
     error = np.sqrt(0.8 * 0.2 / taken.sum())

@@ -17,9 +17,12 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from cme_dask import kernels, open_sample
 from cme_dask.errors import DataError, ResourceError, StoreError
+from cme_dask.learning.partition import make_support
 from cme_dask.numerics.basis import NewtonBasis
+from cme_dask.numerics.cells import CellReduction
 from cme_dask.numerics.folds import fold_of_rows
 from cme_dask.numerics.moments import FeatureBlock, MomentReduction
+from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.reduction import reduce_strips
 from cme_dask.reductions import Cost, Fused, Reduction, RunOptions, Strip, run
 
@@ -171,27 +174,45 @@ class Counted:
 
 
 @pytest.mark.parametrize("single", [False, True])
-def test_a_pass_runs_whole_on_a_device_and_comes_to_the_host_once(single, monkeypatch):
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_pass_runs_whole_on_a_device_and_comes_to_the_host_once(single, weighted, monkeypatch):
     """Mixing devices raises, and so does reading an array of the second one as one of NumPy."""
     x, y, w = (part[:9000] for part in rows())
-    y = y - 51.0
+    y, w[::7] = y - 51.0, 0.0
+    functions = {"square": lambda y: y[:, 0] ** 2}
     bases = [NewtonBasis.from_points(kernels.Gaussian(0.3), part[:9]) for part in (x, y)]
-    second = FeatureBlock(
-        bases[1], ("y0", "y1"), {"square": lambda y: y[:, 0] ** 2}, np.full(3, 0.1)
-    )
-    reduction = MomentReduction((FeatureBlock(bases[0], ("x0",)), second), 4, single)
+    second = FeatureBlock(bases[1], ("y0", "y1"), functions, np.full(3, 0.1))
+    moments = MomentReduction((FeatureBlock(bases[0], ("x0",)), second), 4, single)
+    partition = PartitionBasis(kernels.Gaussian(0.7), y[:5])
+    cells = [
+        CellReduction.of(make_support(part[:500], w[:500], 40), part, w, 9000, some, basis)
+        for part, some, basis in ((x, {}, None), (y, functions, partition))
+    ]
+    by_cell = [replace(one, variable=i, n_folds=4) for i, one in enumerate(cells)]
+    reduction = Fused((moments, *by_cell))
     strips = [
-        Strip(np.arange(9000)[s], (x[s], y[s]), w[s]) for s in (slice(0, 5000), slice(5000, None))
+        Strip(np.arange(9000)[s], (x[s], y[s]), w[s] if weighted else None)
+        for s in (slice(0, 5000), slice(5000, None))
     ]
     rows_of, ours = reduce_strips(reduction, strips)
     counted, device = Counted(monkeypatch), strict.Device("device1")
     strips = [replace(strip, _made={}) for strip in strips]
     n, theirs = reduce_strips(reduction, strips, lambda a: strict.asarray(a, device=device))
     assert n == rows_of == 9000
-    assert counted.transfers == 2  # the Gram matrices and the traces
-    ours, theirs = reduction.finalize(ours), reduction.finalize(theirs)
+    assert counted.transfers == 2 + 2 * 10  # each array of the sums once
+    (ours, *here), (theirs, *there) = reduction.finalize(ours), reduction.finalize(theirs)
     assert_allclose(theirs.gram, ours.gram, rtol=1e-5 if single else 1e-12, atol=1e-9)
     assert_allclose(theirs.traces, ours.traces, rtol=1e-12)
+    for one, mine, other in zip(by_cell, here, there, strict=True):
+        assert_allclose(other.masses, mine.masses, rtol=1e-12)
+        mine, other = one.statistics(mine), one.statistics(other)
+        for name in ("atoms", "starts", "shares", "counts", "hashes", "whole"):
+            assert_array_equal(getattr(other, name), getattr(mine, name))
+        for name in ("low", "high", "integer"):
+            assert_array_equal(getattr(other.values, name), getattr(mine.values, name))
+        for name in ("means", "covariances", "functions", "components"):
+            if getattr(mine, name) is not None:
+                assert_allclose(getattr(other, name), getattr(mine, name), rtol=1e-9, atol=1e-12)
 
 
 def test_importing_the_driver_loads_none_of_the_sums():

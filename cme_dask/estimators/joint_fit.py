@@ -28,7 +28,7 @@ from cme_dask.models.joint import JointModel
 from cme_dask.numerics.basis import Basis, LinearBasis, eigenbasis
 from cme_dask.numerics.blocks import MomentSums
 from cme_dask.numerics.calibration import HeldRows, LearnedCalibration, Levels, learn_calibration
-from cme_dask.numerics.cells import Cells, CellSpec, CellStatistics
+from cme_dask.numerics.cells import CellReduction, CellStatistics, CellSums
 from cme_dask.numerics.crossval import Replicates, held_out_folds
 from cme_dask.numerics.joint import JointSolution
 from cme_dask.numerics.moments import FeatureBlock, MomentReduction
@@ -392,7 +392,7 @@ class JointRecipe:
         self,
         parts: Sequence[Part],
         moments: MomentSums,
-        laws: Sequence[Cells],
+        laws: Sequence[CellStatistics],
         about: dict[str, Any],
     ) -> JointModel:
         """The model, which also says whose rows it was fitted on."""
@@ -428,13 +428,13 @@ class JointRecipe:
         most = None if self.tolerance.default_rank else self.tolerance.max_rank
         return partitions(self.ready, rule, self.solving.reg, most, self.seed)
 
-    def _cells(self, bases: Sequence[Basis] = ()) -> tuple[CellSpec, ...]:
+    def _cells(self, bases: Sequence[Basis] = ()) -> tuple[CellReduction, ...]:
         """Cells of x and of y on which conditional laws live, with these bases."""
         if self.support_size == 0:
             return ()
         choice = self.ready.choice
 
-        def of_variable(i: int) -> CellSpec:
+        def of_variable(i: int) -> CellReduction:
             basis = bases[i] if bases else None
             return cell_spec(
                 choice.rows,
@@ -467,11 +467,11 @@ class JointRecipe:
         return x, make_side(bases[1], sample.columns[1], self.functions[1], rows, 1, judges)
 
     def _measure(
-        self, bases: Sequence[Basis], cells: Sequence[CellSpec]
+        self, bases: Sequence[Basis], cells: Sequence[CellReduction]
     ) -> tuple[
         tuple[FeatureBlock, FeatureBlock],
         MomentSums,
-        tuple[CellStatistics, ...],
+        tuple[CellSums, ...],
         ComputeMode,
         PassReport,
     ]:
@@ -503,9 +503,9 @@ def origin(sample: Sample) -> dict[str, Any]:
     }
 
 
-def _laws(cells: Sequence[CellSpec], summed: Sequence[CellStatistics]) -> tuple[Cells, ...]:
-    return tuple(spec.cells(sums) for spec, sums in zip(cells, summed, strict=True))
+def _laws(cells: Sequence[CellReduction], summed: Sequence[CellSums]) -> tuple[CellStatistics, ...]:
+    return tuple(spec.statistics(sums) for spec, sums in zip(cells, summed, strict=True))
 
 
-def _masses(summed: Sequence[CellStatistics]) -> Array | None:
+def _masses(summed: Sequence[CellSums]) -> Array | None:
     return summed[1].masses if summed else None

@@ -34,7 +34,7 @@ from cme_dask.models.joint import JointModel
 from cme_dask.models.merging import JointSums, one_model, union
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.blocks import Moments, MomentSums
-from cme_dask.numerics.cells import CellSpec
+from cme_dask.numerics.cells import CellReduction
 from cme_dask.numerics.moments import FeatureBlock, Function, MomentReduction
 from cme_dask.numerics.precision import ComputeMode
 from cme_dask.numerics.resources import one_blas_thread
@@ -248,7 +248,7 @@ class JointUpdate:
                 spec, rows, sample.n_rows, self.accuracy, self.budget.executor.function_threads
             )
         specs = [
-            CellSpec.of(s.support, part, *stands_for(rows, sample), s.functions, s.partition)
+            CellReduction.of(s.support, part, *stands_for(rows, sample), s.functions, s.partition)
             for s, part in zip(sums.specs, rows.parts, strict=False)
         ]
         (moments,), cells, report = make_moments(

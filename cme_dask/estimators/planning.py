@@ -18,7 +18,7 @@ from cme_dask.estimators.recipe import (
 from cme_dask.kernels import Kernel
 from cme_dask.learning.transforms import HEURISTIC_ROWS
 from cme_dask.numerics.basis import Basis, eigenbasis
-from cme_dask.numerics.cells import CellSpec
+from cme_dask.numerics.cells import CellReduction
 from cme_dask.numerics.moments import MomentReduction, joint_width
 from cme_dask.numerics.precision import ComputeMode
 from cme_dask.numerics.resources import MemoryPlan, one_blas_thread
@@ -284,7 +284,7 @@ def plan_fit(
     others: Sequence[tuple[Sequence[Kernel], Specify]] = (),
     search_seconds: float = 0.0,
     residual: str | bool = False,
-    cells: Callable[[Sequence[Basis]], Sequence[CellSpec]] = lambda bases: (),
+    cells: Callable[[Sequence[Basis]], Sequence[CellReduction]] = lambda bases: (),
 ) -> FitPlan:
     """Choose pivots and arithmetic as the fit would, and predict the rest.
 

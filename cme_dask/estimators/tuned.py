@@ -25,7 +25,7 @@ from cme_dask.models.assembly import Part
 from cme_dask.models.events import importable
 from cme_dask.numerics.basis import Basis, NewtonBasis
 from cme_dask.numerics.blocks import MomentSums
-from cme_dask.numerics.cells import CellSpec, CellStatistics
+from cme_dask.numerics.cells import CellReduction, CellSums
 from cme_dask.numerics.crossval import HeldFold, held_folds, held_out_folds, replicates
 from cme_dask.numerics.joint import reduced
 from cme_dask.numerics.moments import FeatureBlock, MomentReduction
@@ -164,12 +164,12 @@ def tuned_members(
     found: Search,
     solving: SolveOptions,
     specify: Specify,
-    cells: Sequence[CellSpec],
+    cells: Sequence[CellReduction],
     averaged: int,
     learn_reg: bool,
     *,
     top_up: bool = False,
-) -> tuple[list[EnsembleMember], tuple[CellStatistics, ...], int, PassReport]:
+) -> tuple[list[EnsembleMember], tuple[CellSums, ...], int, PassReport]:
     """Moments of all finalists in one pass; of them the best, best first.
 
     And the sums by cell, the number of passes with those that chose pivots, and how the pass went.

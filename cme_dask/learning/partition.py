@@ -11,7 +11,7 @@ from cme_dask.constraints import LANDMARKS, Coupling
 from cme_dask.data.row_sample import RowSample
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
-from cme_dask.numerics.cells import CellSpec
+from cme_dask.numerics.cells import CellReduction
 from cme_dask.numerics.crossval import held_out_losses
 from cme_dask.numerics.folds import distinct_in_random_order, fold_of_rows
 from cme_dask.numerics.joint import JointSolver
@@ -88,7 +88,7 @@ def cell_spec(
     size: int,
     functions: Mapping[str, Function],
     partition: PartitionBasis | None = None,
-) -> CellSpec:
+) -> CellReduction:
     """What a pass sums by cell for the laws of variable ``i``.
 
     Parameters
@@ -109,7 +109,7 @@ def cell_spec(
     size = max(min(size, _COVARIANCES // d**2), 1)
     few = part[: max(_GROWN // d**2, _ROWS_PER_CELL * size)]
     support = make_support(few, rows.importance[: len(few)], size, columns.categorical)
-    return CellSpec.of(support, part, *stands_for(rows, sample), functions, partition)
+    return CellReduction.of(support, part, *stands_for(rows, sample), functions, partition)
 
 
 def stands_for(rows: RowSample, sample: Sample) -> tuple[Array, float]:

@@ -15,7 +15,7 @@ from cme_dask.models.joint import JointModel, Variable
 from cme_dask.models.spectra import spectra_of
 from cme_dask.numerics.basis import LinearBasis
 from cme_dask.numerics.blocks import Moments, MomentSums
-from cme_dask.numerics.cells import Cells
+from cme_dask.numerics.cells import CellStatistics
 from cme_dask.numerics.crossval import Replicates, fold_replicates
 from cme_dask.numerics.joint import JointSolution, JointSolver, StackedBasis
 from cme_dask.numerics.moments import FeatureBlock
@@ -99,7 +99,7 @@ class Part:
 def assemble(
     parts: Sequence[Part],
     moments: MomentSums,
-    cells: Sequence[Cells],
+    cells: Sequence[CellStatistics],
     columns: Sequence[Columns],
     points: Sequence[tuple[Array, Array]],
     about: dict[str, Any],
@@ -157,7 +157,9 @@ def _negative_mass(
     return negative_mass(base + basis_x(x) @ coef.T @ basis_y(y).T, weights_x, weights_y)
 
 
-def _variable(given: int, parts: Sequence[Part], columns: Columns, cells: Cells | None) -> Variable:
+def _variable(
+    given: int, parts: Sequence[Part], columns: Columns, cells: CellStatistics | None
+) -> Variable:
     """A variable with the answers given it: means over the parts, their bases side by side."""
     names = parts[0].sides[1 - given].names
     q, count = len(names), len(parts)

@@ -10,7 +10,7 @@ from cme_dask.data.model_file import ModelState
 from cme_dask.errors import DataError, StoreError
 from cme_dask.models.base import Custom
 from cme_dask.numerics.basis import LinearBasis, NewtonBasis
-from cme_dask.numerics.cells import Cells, Drawn, ValueRange
+from cme_dask.numerics.cells import CellStatistics, ValueRange
 from cme_dask.numerics.joint import StackedBasis
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.support import Support
@@ -123,7 +123,7 @@ def _read(state: ModelState, key: str, about: Any, columns: Columns, custom: Cus
 _SUM_ERROR = 1e-9  # of shares that should add up to one
 
 
-def cells_arrays(key: str, cells: Cells) -> dict[str, Array]:
+def cells_arrays(key: str, cells: CellStatistics) -> dict[str, Array]:
     """Arrays of the cells of the variable ``key``."""
     arrays = cells.support.to_arrays() | {
         "masses": cells.masses,
@@ -134,9 +134,9 @@ def cells_arrays(key: str, cells: Cells) -> dict[str, Array]:
         "starts": cells.starts,
         "shares": cells.shares,
         "whole": cells.whole.astype(np.int8),
-        "counts": cells.drawn.counts,
-        "hashes": cells.drawn.hashes.view(np.int64),
-        "weights": cells.drawn.weights,
+        "counts": cells.counts,
+        "hashes": cells.hashes.view(np.int64),
+        "weights": cells.weights,
         "low": cells.values.low,
         "high": cells.values.high,
         "integer": cells.values.integer.astype(np.int8),
@@ -148,7 +148,7 @@ def cells_arrays(key: str, cells: Cells) -> dict[str, Array]:
 
 def read_cells(
     state: ModelState, key: str, d: int, rank: int | None, names: tuple[str, ...]
-) -> Cells | None:
+) -> CellStatistics | None:
     """Inverse of :func:`cells_arrays`, for files that can't be trusted; None if there are none.
 
     Parameters
@@ -180,36 +180,32 @@ def read_cells(
     def array(name: str, *shape: int) -> Array:
         return state.array(prefix + name, shape)
 
+    rows, counts, hashes = array("atoms", atoms, d), array("counts", size), array("hashes", atoms)
+    if counts.dtype != np.int64 or hashes.dtype != np.int64:
+        raise StoreError(
+            f"the model's arrays {prefix}counts and {prefix}hashes should be int64, they are "
+            f"{counts.dtype} and {hashes.dtype}: restore it or fit it again"
+        )
     starts = array("starts", size + 1)
-    cells = Cells(
+    cells = CellStatistics(
         support=support,
         masses=array("masses", size),
         means=array("means", size, d),
         covariances=array("covariances", size, d, d),
         names=names,
         functions=array("functions", size, len(names)),
-        atoms=array("atoms", atoms, d),
+        atoms=rows,
         starts=starts,
         shares=array("shares", atoms),
         whole=array("whole", size) != 0,
         components=None if rank is None else array("components", rank, size),
-        drawn=_drawn(state, prefix, size, atoms),
+        counts=counts,
+        hashes=hashes.view(np.uint64),
+        weights=array("weights", atoms),
         values=_values(state, prefix, d),
     )
     _check(cells, key)
     return cells
-
-
-def _drawn(state: ModelState, prefix: str, size: int, atoms: int) -> Drawn:
-    """How the atoms were drawn."""
-    counts = state.array(f"{prefix}counts", (size,))
-    hashes = state.array(f"{prefix}hashes", (atoms,))
-    if counts.dtype != np.int64 or hashes.dtype != np.int64:
-        raise StoreError(
-            f"the model's arrays {prefix}counts and {prefix}hashes should be int64, they are "
-            f"{counts.dtype} and {hashes.dtype}: restore it or fit it again"
-        )
-    return Drawn(counts, hashes.view(np.uint64), state.array(f"{prefix}weights", (atoms,)))
 
 
 def _values(state: ModelState, prefix: str, d: int) -> ValueRange:
@@ -236,7 +232,7 @@ def _support(state: ModelState, prefix: str, shapes: dict[str, tuple[int | None,
         ) from error
 
 
-def _check(cells: Cells, key: str) -> None:
+def _check(cells: CellStatistics, key: str) -> None:
     """StoreError unless all values are in their range and all shares add up."""
     numbers = (
         cells.support.points,
@@ -264,7 +260,7 @@ def _check(cells: Cells, key: str) -> None:
         "shares": not in_order
         or bool((cells.shares <= 0).any())
         or np.abs(np.add.reduceat(cells.shares, starts[:-1]) - 1.0).max() > _SUM_ERROR,
-        "counts": not in_order or not _fits(cells.drawn, cells),
+        "counts": not in_order or not _counts_fit(cells),
         "components": cells.components is not None
         and (
             bool((cells.components < 0).any())
@@ -288,8 +284,8 @@ def _ascends(values: ValueRange) -> bool:
     return bool((low <= high).all() and whole[values.integer].all())
 
 
-def _fits(drawn: Drawn, cells: Cells) -> bool:
+def _counts_fit(cells: CellStatistics) -> bool:
     """Whether counts and weights may be those of the atoms."""
-    finite = bool(np.isfinite(drawn.weights).all()) and bool((drawn.weights >= 0).all())
-    retained = np.bincount(cells.cell_of_atom[drawn.weights > 0], minlength=cells.size)
-    return finite and bool((retained <= drawn.counts).all())
+    finite = bool(np.isfinite(cells.weights).all()) and bool((cells.weights >= 0).all())
+    retained = np.bincount(cells.cell_of_atom[cells.weights > 0], minlength=cells.size)
+    return finite and bool((retained <= cells.counts).all())

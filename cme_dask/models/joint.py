@@ -47,7 +47,7 @@ from cme_dask.models.spectra import (
 )
 from cme_dask.numerics.blocks import MomentSums
 from cme_dask.numerics.calibration import Calibration
-from cme_dask.numerics.cells import Cells
+from cme_dask.numerics.cells import CellStatistics
 from cme_dask.numerics.joint import StackedBasis, ranks_of
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.support import Support
@@ -65,7 +65,7 @@ class Variable:
     columns: Columns
     basis: AnyBasis
     answers: ConditionalExpectation
-    cells: Cells | None = None
+    cells: CellStatistics | None = None
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -570,7 +570,7 @@ def _base(state: ModelState, variables: tuple[Variable, ...]) -> float:
 
 def _cells(
     state: ModelState, key: str, variable: Variable, given: ConditionalExpectation
-) -> Cells | None:
+) -> CellStatistics | None:
     """The stored cells of a variable, whose declared functions the other one answers for."""
     d, newton = len(variable.columns.names), variable.basis.newton
     rank = newton.rank if isinstance(newton, PartitionBasis) else None

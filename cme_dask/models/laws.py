@@ -14,7 +14,7 @@ from cme_dask.models.points import Axis, FloatArray, Labels
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.blending import BlendedMeasure, near_data, project
 from cme_dask.numerics.calibration import Calibration, Levels
-from cme_dask.numerics.cells import Cells
+from cme_dask.numerics.cells import CellStatistics
 from cme_dask.numerics.joint import StackedNewton
 from cme_dask.numerics.measure import CellMeasure, Law, ShiftedMeasure
 from cme_dask.numerics.smoothing import Smoothing
@@ -429,7 +429,7 @@ def base_laws(model: "JointModel", given: str) -> Laws:
     )
 
 
-def _projecting(basis: Query, right: Array, model: "JointModel", cells: Cells) -> Query:
+def _projecting(basis: Query, right: Array, model: "JointModel", cells: CellStatistics) -> Query:
     """w(x): the signed ratio at the points of the cells, projected onto densities."""
 
     def weigh(points: Array) -> Array:
@@ -438,13 +438,15 @@ def _projecting(basis: Query, right: Array, model: "JointModel", cells: Cells) -
     return weigh
 
 
-def _calibrating(weigh: Query, support: Query, calibration: Calibration, cells: Cells) -> Query:
+def _calibrating(
+    weigh: Query, support: Query, calibration: Calibration, cells: CellStatistics
+) -> Query:
     """The laws, calibrated as far as data stand behind them."""
     levels = Levels(cells.means, calibration.columns)
     return lambda points: calibration.weights(weigh(points), levels, support(points))
 
 
-def _mixing(basis: Query, coef: Array, cells: Cells) -> tuple[Query, Query]:
+def _mixing(basis: Query, coef: Array, cells: CellStatistics) -> tuple[Query, Query]:
     """w(x) = pi(x) mixed over the components' cells, and pi_j(x) = E[b_j] sum_i C_ji b_i(x)."""
     components = cells.components
     if components is None:
@@ -465,7 +467,9 @@ def _mixing(basis: Query, coef: Array, cells: Cells) -> tuple[Query, Query]:
     return weigh, mixture
 
 
-def _spread(model: "JointModel", given: str, names: tuple[str, ...], cells: Cells) -> Array:
+def _spread(
+    model: "JointModel", given: str, names: tuple[str, ...], cells: CellStatistics
+) -> Array:
     """Standard deviations of the columns given the other variable, from held-out errors."""
     centre = cells.masses @ cells.means
     within = np.einsum("sii->si", cells.covariances)

@@ -18,7 +18,7 @@ from cme_dask.models.assembly import Part, assemble
 from cme_dask.models.joint import JointModel, Variable
 from cme_dask.numerics.basis import LinearBasis
 from cme_dask.numerics.blocks import MomentSums
-from cme_dask.numerics.cells import CellSpec, CellStatistics
+from cme_dask.numerics.cells import CellReduction, CellSums
 from cme_dask.numerics.joint import JointSolver
 from cme_dask.numerics.moments import FeatureBlock, Function
 from cme_dask.numerics.partition import PartitionBasis
@@ -62,8 +62,8 @@ class JointSums:
     columns: tuple[Columns, Columns]
     sides: tuple[FeatureBlock, FeatureBlock]
     moments: MomentSums
-    specs: tuple[CellSpec, ...]
-    cells: tuple[CellStatistics, ...]
+    specs: tuple[CellReduction, ...]
+    cells: tuple[CellSums, ...]
     about: dict[str, Any]
 
     @classmethod
@@ -130,7 +130,7 @@ class JointSums:
         rows = [self._kept_rows(i) for i in (0, 1)]
         solver = JointSolver(constraint, self.reg, constraint.bounds_of(bases, rows))
         part = Part.solved(self.moments, self.sides, solver, convergence)
-        laws = [spec.cells(sums) for spec, sums in zip(self.specs, self.cells, strict=True)]
+        laws = [spec.statistics(sums) for spec, sums in zip(self.specs, self.cells, strict=True)]
         points = [(each.means, each.masses) for each in laws]
         metadata = self.about | told
         return assemble([part], self.moments, laws, self.columns, points, metadata), part
@@ -148,10 +148,10 @@ class JointSums:
         return self.moments.changed(changes, [side.offsets for side in sides])
 
     def _kept_rows(self, i: int) -> Array:
-        """Rows that were kept of the cells of variable ``i``, in random order."""
+        """Rows that were retained of the cells of variable ``i``, in random order."""
         if not self.cells:
             return np.empty((0, len(self.columns[i].names)))
-        retained = self.cells[i].kept
+        retained = self.cells[i].bottom
         return retained.rows[np.argsort(retained.hashes, kind="stable")]
 
     def _check_bounds(self, constraint: Constraint) -> None:
@@ -198,11 +198,11 @@ def _side(here: Variable, names: Sequence[str], shift: Array) -> FeatureBlock:
     return FeatureBlock(here.basis.newton, here.columns.names, functions, shift)
 
 
-def _spec(variable: Variable, side: FeatureBlock) -> CellSpec:
+def _spec(variable: Variable, side: FeatureBlock) -> CellReduction:
     """The cells of a variable; bounds of the rows that are kept belong to passes."""
     assert variable.cells is not None
     support, basis = variable.cells.support, side.basis
-    return CellSpec(
+    return CellReduction(
         support,
         np.zeros(support.size, dtype=np.uint64),
         side.functions,
@@ -297,8 +297,7 @@ def union(several: Sequence[JointSums]) -> JointSums:
     )
     moments = reduce(operator.add, (each.on_sides((sides[0], sides[1])) for each in several))
     cells = tuple(
-        CellStatistics.of_union([each.cells[i] for each in several])
-        for i in range(len(first.cells))
+        CellSums.of_union([each.cells[i] for each in several]) for i in range(len(first.cells))
     )
     return replace(
         first,

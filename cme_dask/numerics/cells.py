@@ -1,8 +1,9 @@
-"""Sums by cell over all rows, and a few rows of each cell: what laws are made of.
+"""Sums by cell over all rows, and a few rows of each cell: what conditional laws are made of.
 
-A few rows of each cell, those with the smallest hashes of their global row index.
-
-That is a random sample of each cell, and it does not depend on chunks, tasks or their order.
+:class:`CellReduction` makes :class:`CellSums` in the pass, where the rows are, and from these
+:class:`CellStatistics`. The rows of a cell that are retained are those with the smallest hashes of
+their global row index: a random sample, which depends neither on chunks nor on tasks or their
+order.
 """
 
 import operator
@@ -13,23 +14,35 @@ from itertools import pairwise
 from typing import Any, Self
 
 import numpy as np
+from array_api_compat import array_namespace, device, is_numpy_array
 from scipy.sparse import csc_array
 
-from cme_dask.kernels.evaluator import to_numpy
+from cme_dask.kernels.evaluator import Scratch, in_place, take_into
 from cme_dask.numerics.folds import number_hash, value_hash
 from cme_dask.numerics.moments import Function, function_values
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.reduction import Cost, Extent, Reduction, Strip
 from cme_dask.numerics.support import Support
 
-# Which values the columns of a variable take: their range over all rows, and whole numbers
-
-
 Array = Any
+
+ROWS_PER_CELL = 32
+"""Rows that are retained of each cell, at most."""
 
 _WORD = 8
 _CELL_FLOPS = 900  # per row, in operations of a product: its way to its cell, and its sums
-_FIRST = 64  # rows that tell of most columns that they don't hold whole numbers
+_FIRST = 64  # rows that suffice to see of most columns that they don't hold whole numbers
+_SALT = (1 << 63) + 0x61746F6D  # "atom"; independent of folds and of row samples
+_LAST = np.uint64(np.iinfo(np.uint64).max)
+_CROWD = 4  # times the retained rows of each cell wait at most before all others are dropped
+_SPARE = 2  # times the retained rows of each cell are expected below its bound: few have less then
+_EXACT = 8  # columns whose products are summed over all rows; of more, retained rows tell
+_VALUES = 1 << 20  # numbers that are summed at once, roughly
+_ROWS = 1 << 10, 1 << 16  # in rows, at least and at most: threads wait for each other on short ones
+_ONE_HOT = 1 << 22  # numbers of the matrix that sums by cell on a device, roughly
+
+
+# Which values the columns of a variable take: their range over all rows, and whole numbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,16 +66,20 @@ class ValueRange:
     @classmethod
     def of(cls, rows: Array) -> Self:
         """Of rows (n, d); of no rows the empty range, to which any other adds."""
-        d = rows.shape[1]
-        integer = np.ones(d, dtype=bool)
-        for part in (rows[:_FIRST], rows):
-            for j in np.flatnonzero(integer):
-                integer[j] = bool((np.floor(part[:, j]) == part[:, j]).all())
-        return cls(
-            rows.min(axis=0, initial=np.inf).astype(np.float64),
-            rows.max(axis=0, initial=-np.inf).astype(np.float64),
-            integer,
-        )
+        xp, (n, d) = array_namespace(rows), rows.shape
+        if not n:
+            kind = {"dtype": xp.float64, "device": device(rows)}
+            high = xp.full((d,), -np.inf, **kind)
+            return cls(-high, high, xp.ones((d,), dtype=xp.bool, device=device(rows)))
+        if is_numpy_array(rows):
+            integer = np.ones(d, dtype=bool)
+            for part in (rows[:_FIRST], rows):
+                for j in np.flatnonzero(integer):
+                    integer[j] = bool((np.floor(part[:, j]) == part[:, j]).all())
+        else:
+            integer = xp.all(xp.floor(rows) == rows, axis=0)
+        low, high = xp.min(rows, axis=0), xp.max(rows, axis=0)
+        return cls(xp.astype(low, xp.float64), xp.astype(high, xp.float64), integer)
 
     @classmethod
     def unknown(cls, d: int) -> Self:
@@ -71,9 +88,10 @@ class ValueRange:
 
     def __add__(self, other: "ValueRange") -> "ValueRange":
         """The range of both sets of rows."""
+        xp = array_namespace(self.low)
         return ValueRange(
-            np.minimum(self.low, other.low),
-            np.maximum(self.high, other.high),
+            xp.minimum(self.low, other.low),
+            xp.maximum(self.high, other.high),
             self.integer & other.integer,
         )
 
@@ -99,22 +117,19 @@ class ValueRange:
 # A few rows of each cell, those with the smallest hashes of their global row index
 
 
-KEPT = 32
-"""Rows that are kept of each cell, at most."""
-
-_SALT = (1 << 63) + 0x61746F6D  # "atom"; independent of folds and of row samples
-_LAST = np.uint64(np.iinfo(np.uint64).max)
-_CROWD = 4  # times KEPT rows of each cell wait at most before all but the first are dropped
-
-
 def hashes_of(rows: Array) -> Array:
-    """Hash of each global row index, by which rows are kept, uint64 of shape (n,)."""
+    """Hash of each global row index, by which rows are retained, uint64 of shape (n,)."""
     return number_hash(_SALT, rows.astype(np.uint64))
 
 
+def strip_hashes(strip: Strip) -> Array:
+    """:func:`hashes_of` the rows of a strip."""
+    return hashes_of(strip.rows)
+
+
 @dataclass(frozen=True, eq=False)
-class Kept:
-    """Rows that are kept, in any order.
+class BottomK:
+    """Rows with small hashes of each cell, in any order.
 
     Attributes
     ----------
@@ -134,126 +149,73 @@ class Kept:
     rows: Array
 
     @classmethod
-    def none(cls, d: int) -> "Kept":
-        """No rows of d columns."""
-        return cls(
-            np.empty(0, dtype=np.int64), np.empty(0, dtype=np.uint64), np.empty(0), np.empty((0, d))
-        )
-
-    @classmethod
-    def every(cls, several: list["Kept"]) -> "Kept":
+    def concatenated(cls, several: Sequence["BottomK"]) -> Self:
         """All of them, one after the other."""
-        return cls(
-            *(
-                np.concatenate([getattr(retained, name) for retained in several])
-                for name in ("cells", "hashes", "weights", "rows")
-            )
+        xp = array_namespace(several[0].rows)
+        names = ("cells", "hashes", "weights", "rows")
+        return cls(*(xp.concat([getattr(each, name) for each in several]) for name in names))
+
+    def pruned(self, size: int) -> "BottomK":
+        """Without those that can't be needed, where there are many in cells of this number."""
+        few = self.cells.shape[0] <= _CROWD * ROWS_PER_CELL * size
+        return self if few else self.first(ROWS_PER_CELL)
+
+    def first(self, count: int) -> "BottomK":
+        """Those with the smallest hashes, so many of each cell, in order of cell and hash."""
+        xp = array_namespace(self.cells)
+        order = xp.argsort(self.hashes, stable=True)
+        order = xp.take(order, xp.argsort(xp.take(self.cells, order), stable=True))
+        cells = xp.take(self.cells, order)
+        number = xp.arange(cells.shape[0], device=device(cells))
+        return self.at(order[number - xp.searchsorted(cells, cells) < count])
+
+    def at(self, where: Array) -> "BottomK":
+        """Those at these positions."""
+        xp = array_namespace(self.cells)
+        return BottomK(
+            xp.take(self.cells, where),
+            xp.take(self.hashes, where),
+            xp.take(self.weights, where),
+            xp.take(self.rows, where, axis=0),
         )
 
     @classmethod
-    def joined(cls, several: list["Kept"], size: int) -> "Kept":
-        """All of them; of many in cells of this number no more than what may be needed."""
-        one = cls.every(several)
-        return one if len(one.cells) <= _CROWD * KEPT * size else one.only_first(KEPT)
+    def of_union(cls, several: Sequence["BottomK"], counts: Sequence[Array]) -> "BottomK":
+        """Rows of each cell of a union of sets of rows, drawn as they were from each set.
 
-    def only_first(self, count: int) -> "Kept":
-        """Those with the smallest hashes, so many of each cell, in order of cell and hash."""
-        order = np.lexsort((self.hashes, self.cells))
-        cells = self.cells[order]
-        order = order[np.arange(len(cells)) - np.searchsorted(cells, cells) < count]
-        return self.at(order)
+        Of each set those with the smallest hashes were retained. Of the union, only those are known
+        to have its smallest hashes that no set dropped rows below. The result does not depend on
+        the order of the sets: where hashes are equal, those of the values decide.
 
-    def at(self, where: Array) -> "Kept":
-        """Those at these positions."""
-        return Kept(self.cells[where], self.hashes[where], self.weights[where], self.rows[where])
-
-    def filled(self, points: Array) -> "Kept":
-        """In order of their cells; of cells of which none is kept these points, of weight 0."""
-        empty = np.setdiff1d(np.arange(len(points)), self.cells)
-        last = np.full(len(empty), _LAST)
-        fillers = Kept(empty, last, np.zeros(len(empty)), points[empty])
-        order = np.argsort(np.concatenate([self.cells, empty]), kind="stable")
-        return Kept.every([self, fillers]).at(order)
-
-    def shares(self, size: int) -> tuple[Array, Array]:
-        """Starts and shares of :class:`Cells`, of rows in order of cells that all have some."""
-        starts = np.searchsorted(self.cells, np.arange(size + 1))
-        weights = np.where(self.weights > 0.0, self.weights, 1.0)
-        largest = np.maximum.reduceat(weights, starts[:-1])  # sums of the weights may overflow
-        shares = weights / np.repeat(largest, np.diff(starts))
-        shares = np.maximum(shares, np.finfo(np.float64).tiny)
-        shares /= np.repeat(np.add.reduceat(shares, starts[:-1]), np.diff(starts))
-        return starts, shares
-
-
-def kept_of_union(several: list[Kept], counts: list[Array]) -> Kept:
-    """Rows of each cell of a union of sets of rows, drawn as they were from each set.
-
-    Of each set those with the smallest hashes were kept. Of the union, only those are known to have
-    its smallest hashes that no set dropped rows below. The result does not depend on the order of
-    the sets: where hashes are equal, those of the values decide.
-
-    Parameters
-    ----------
-    several
-        Kept of each set.
-    counts
-        Rows of each set in the cells, shapes (S,).
-    """
-    known = np.full(len(counts[0]), _LAST)
-    for retained, count in zip(several, counts, strict=True):
-        dropped = np.bincount(retained.cells, minlength=len(count)) < count
-        largest = np.zeros(len(count), dtype=np.uint64)
-        np.maximum.at(largest, retained.cells, retained.hashes)
-        known[dropped] = np.minimum(known, largest)[dropped]
-    every = Kept.every(several)
-    every = every.at(every.hashes <= known[every.cells])
-    ties = value_hash(_SALT + 1, every.rows)
-    return every.at(np.argsort(ties, kind="stable")).only_first(KEPT)
-
-
-def sample_covariances(atoms: Array, starts: Array, shares: Array, whole: Array) -> Array:
-    """Covariances (S, d, d) of the atoms of each cell; without bias where they are a sample."""
-    d = atoms.shape[1]
-    covariances = np.zeros((len(whole), d, d))
-    for s, (first, last) in enumerate(pairwise(starts)):
-        share = shares[first:last]
-        away = atoms[first:last] - share @ atoms[first:last]
-        unseen = 0.0 if whole[s] else share @ share
-        if last - first > 1 and unseen < 1.0:
-            covariances[s] = away.T @ (share[:, None] * away) / (1.0 - unseen)
-    return (covariances + covariances.swapaxes(1, 2)) / 2.0
+        Parameters
+        ----------
+        several
+            Rows of each set.
+        counts
+            Rows of each set in the cells, shapes (S,).
+        """
+        known = np.full(len(counts[0]), _LAST)
+        for retained, count in zip(several, counts, strict=True):
+            dropped = np.bincount(retained.cells, minlength=len(count)) < count
+            largest = np.zeros(len(count), dtype=np.uint64)
+            np.maximum.at(largest, retained.cells, retained.hashes)
+            known[dropped] = np.minimum(known, largest)[dropped]
+        every = cls.concatenated(several)
+        every = every.at(np.flatnonzero(every.hashes <= known[every.cells]))
+        ties = value_hash(_SALT + 1, every.rows)
+        return every.at(np.argsort(ties, kind="stable")).first(ROWS_PER_CELL)
 
 
 # What is known of the rows in each cell of a support: what laws on the cells are made of
 
 
 @dataclass(frozen=True, eq=False)
-class Drawn:
-    """How the atoms of cells were drawn: what cells of a union of rows are made from.
-
-    Attributes
-    ----------
-    counts
-        Rows of positive weight in each cell, integers of shape (S,).
-    hashes
-        Of the global row index of each atom, by which it was drawn, uint64 of shape (A,).
-    weights
-        Of the atoms, shape (A,); 0 of one that stands for a cell without rows.
-    """
-
-    counts: Array
-    hashes: Array
-    weights: Array
-
-
-@dataclass(frozen=True, eq=False)
-class Cells:
+class CellStatistics:
     r"""Laws P_s of the rows in the cells s = 1..S of a support.
 
     A conditional law is the mixture :math:`\sum_s w_s(x) P_s`. Masses, means, covariances and the
     means of declared functions are those of all rows; everything else is answered by rows that
-    were kept of each cell.
+    were retained of each cell.
 
     Attributes
     ----------
@@ -264,13 +226,13 @@ class Cells:
     means
         Means of the columns in each cell, shape (S, d); the cell's point where it has no rows.
     covariances
-        Covariances in each cell, shape (S, d, d); of more than 8 columns those of the kept rows.
+        Covariances in each cell, shape (S, d, d); of more than 8 columns those of the atoms.
     names
         Declared functions, q of them.
     functions
         Their means in each cell, shape (S, q).
     atoms
-        Rows that were kept, cell by cell, shape (A, d); of a cell without rows its point.
+        Rows that were retained, cell by cell, shape (A, d); of a cell without rows its point.
     starts
         Those of cell s are ``atoms[starts[s]:starts[s + 1]]``, at least one; shape (S + 1,).
     shares
@@ -280,8 +242,12 @@ class Cells:
     components
         For partitions of unity b of this variable: E[b_j 1_s] over all rows, shape (m, S),
         non-negative, rows of sum E b_j and columns of sum v_s; otherwise None.
-    drawn
-        How the atoms were drawn.
+    counts
+        Rows of positive weight in each cell, integers of shape (S,).
+    hashes
+        Of the global row index of each atom, by which it was drawn, uint64 of shape (A,).
+    weights
+        Of the atoms, shape (A,); 0 of one that stands for a cell without rows.
     values
         Which values the columns take, over all rows.
     """
@@ -297,7 +263,9 @@ class Cells:
     shares: Array
     whole: Array
     components: Array | None
-    drawn: Drawn
+    counts: Array
+    hashes: Array
+    weights: Array
     values: ValueRange
 
     @property
@@ -315,26 +283,66 @@ class Cells:
         return np.asarray(np.add.reduceat(self.shares[:, None] * values, self.starts[:-1]))
 
 
-# Sums over the rows of each cell of a support, made in the pass: what laws are made of
-
-
-_SPARE = 2  # times KEPT rows of each cell are expected below its bound: few have less then
-_EXACT = 8  # columns whose products are summed over all rows; of more, kept rows tell
-_VALUES = 1 << 20  # numbers that are summed at once, roughly
-_ROWS = 1 << 10, 1 << 16  # in rows, at least and at most: threads wait for each other on short ones
-_NO_BOUND = np.iinfo(np.uint64).max
+# Sums over the rows of each cell of a support, made in the pass
 
 
 @dataclass(frozen=True, eq=False)
-class CellSpec(Reduction["CellStatistics", "CellStatistics"]):
-    """What is summed by cell for one variable, over all rows, with a few rows of each cell.
+class CellSums:
+    """Sums over rows; they add, strip by strip.
+
+    Attributes
+    ----------
+    masses
+        Sum of the weights of the rows of each cell by fold, shape (F, S).
+    counts
+        Number of rows of positive weight, integers of shape (S,).
+    sums
+        Weighted sums of z, z z^T (pairs of columns), functions and partition, shape (S, width).
+    bottom
+        Rows that are retained.
+    values
+        Which values the columns take.
+    """
+
+    masses: Array
+    counts: Array
+    sums: Array
+    bottom: BottomK
+    values: ValueRange
+
+    def __add__(self, other: "CellSums") -> "CellSums":
+        """Sums over the union of two disjoint sets of rows."""
+        return CellSums(
+            self.masses + other.masses,
+            self.counts + other.counts,
+            self.sums + other.sums,
+            BottomK.concatenated([self.bottom, other.bottom]).pruned(self.counts.shape[0]),
+            self.values + other.values,
+        )
+
+    @classmethod
+    def of_union(cls, several: Sequence["CellSums"]) -> "CellSums":
+        """Sums over all folds of any sets of rows, whose hashes may be equal."""
+        counts = [each.counts for each in several]
+        return cls(
+            np.sum([each.masses.sum(axis=0, keepdims=True) for each in several], axis=0),
+            np.sum(counts, axis=0),
+            np.sum([each.sums for each in several], axis=0),
+            BottomK.of_union([each.bottom.first(ROWS_PER_CELL) for each in several], counts),
+            reduce(operator.add, (each.values for each in several)),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class CellReduction(Reduction[CellSums, CellSums]):
+    """Sums by cell of one variable over all rows, with a few rows of each cell.
 
     Parameters
     ----------
     support
         Its cells.
     bounds
-        Rows of cell s are kept if their hash is at most this, uint64 of shape (S,).
+        Rows of cell s are retained if their hash is at most this, uint64 of shape (S,).
     functions
         Declared functions by name, each takes rows (n, d) and returns (n,).
     partition
@@ -352,6 +360,7 @@ class CellSpec(Reduction["CellStatistics", "CellStatistics"]):
     variable: int = 0
     n_folds: int = 1
     name = "cell-sums"
+    kinds = (CellSums, BottomK, ValueRange)
 
     @classmethod
     def of(
@@ -363,7 +372,7 @@ class CellSpec(Reduction["CellStatistics", "CellStatistics"]):
         functions: Mapping[str, Function],
         partition: PartitionBasis | None = None,
     ) -> Self:
-        """With bounds such that about twice as many rows are kept as are needed.
+        """With bounds such that about twice as many rows are retained as are needed.
 
         Parameters
         ----------
@@ -377,64 +386,11 @@ class CellSpec(Reduction["CellStatistics", "CellStatistics"]):
             Number of rows in all, roughly.
         """
         share = np.bincount(support.assign(rows), counts / counts.sum(), minlength=support.size)
-        chance = _SPARE * KEPT / np.maximum(share * n_rows, _SPARE * KEPT)
-        bounds = np.full(support.size, _NO_BOUND)
+        chance = _SPARE * ROWS_PER_CELL / np.maximum(share * n_rows, _SPARE * ROWS_PER_CELL)
+        bounds = np.full(support.size, _LAST)
         some = chance < 1.0
         bounds[some] = (chance[some] * 2.0**64).astype(np.uint64)
         return cls(support, bounds, dict(functions), partition)
-
-    @property
-    def width(self) -> int:
-        """Number of sums per cell, masses and counts aside: z, z z^T, functions, partition."""
-        parts = 0 if self.partition is None else self.partition.rank
-        return self.edges[-1] + parts
-
-    def block(self, rows: int) -> int:
-        """Rows that are summed at once, of strips of so many."""
-        least, most = _ROWS
-        return min(max(1 << (_VALUES // self.width).bit_length() >> 1, least), most, rows)
-
-    def block_words(self, rows: int) -> int:
-        """Numbers that this takes, and the way of the rows to their cells."""
-        beside = int(self.support.points.shape[1]) + 3  # z, a column's points, ones and starts
-        tree = self.support.tree
-        walk = 0 if tree is None else tree.walk_words(rows)
-        return self.block(rows) * (self.width + beside) + walk
-
-    def words(self, n_folds: int) -> int:
-        """Numbers in a partial sum, rows that are kept aside."""
-        return self.support.size * (n_folds + 1 + self.width)
-
-    @property
-    def kept_words(self) -> int:
-        """Numbers in the rows that are kept of all, as expected."""
-        return self.support.size * _SPARE * KEPT * (int(self.support.points.shape[1]) + 3)
-
-    def cost(self, extent: Extent) -> Cost:
-        """The way of each row to its cell, and sums of all cells."""
-        return Cost(
-            flops=_CELL_FLOPS,
-            state=self.block_words(extent.strip_rows) * _WORD,
-            partial=self.words(self.n_folds) * _WORD,
-            retained=self.kept_words * _WORD,
-        )
-
-    def start(self, like: Array) -> list["StripCells"]:
-        """The loop over strips, for the longest strip so far."""
-        return []
-
-    def update(self, state: list["StripCells"], strip: Strip) -> "CellStatistics":
-        """Sums over one strip."""
-        if not state or state[0].rows < len(strip):
-            state[:] = [StripCells(self, len(strip))]
-        folds, hashes = strip.folds(self.n_folds), strip.once(strip_hashes)
-        part = strip.parts[self.variable]
-        return state[0](hashes, part, strip.weights, folds, self.n_folds)
-
-    def accumulate(self, a: "CellStatistics", b: "CellStatistics") -> "CellStatistics":
-        """Sums over both, in the memory of ``a``."""
-        a += b
-        return a
 
     @cached_property
     def pairs(self) -> tuple[Array, Array]:
@@ -443,68 +399,102 @@ class CellSpec(Reduction["CellStatistics", "CellStatistics"]):
         return np.triu_indices(d if d <= _EXACT else 0)
 
     @property
-    def edges(self) -> tuple[int, int, int]:
-        """Where the sums of z, of z z^T and of the functions end."""
-        d, pairs = int(self.support.points.shape[1]), len(self.pairs[0])
-        return d, d + pairs, d + pairs + len(self.functions)
+    def edges(self) -> tuple[int, int, int, int]:
+        """Where the sums of z, of z z^T, of the functions and of the partition end."""
+        rank = 0 if self.partition is None else self.partition.rank
+        d, pairs, q = self.support.points.shape[1], len(self.pairs[0]), len(self.functions)
+        return d, d + pairs, d + pairs + q, d + pairs + q + rank
 
-    def cells(self, sums: "CellStatistics") -> Cells:
-        """The laws in the cells, from the sums over all rows."""
+    @property
+    def block(self) -> int:
+        """Rows that are summed at once."""
+        least, most = _ROWS
+        return min(max(1 << (_VALUES // self.edges[-1]).bit_length() >> 1, least), most)
+
+    def cost(self, extent: Extent) -> Cost:
+        """The way of each row to its cell, and sums of all cells."""
+        size, d = self.support.points.shape
+        width, tree, rows = self.edges[-1], self.support.tree, extent.strip_rows
+        # What is summed; z, a column's points, ones and starts; the way of the rows to their cells.
+        block = min(self.block, rows) * (width + d + 3)
+        walk = 0 if tree is None else tree.walk_words(rows)
+        return Cost(
+            flops=_CELL_FLOPS,
+            state=(block + walk) * _WORD,
+            partial=size * (self.n_folds + 1 + width) * _WORD,
+            retained=size * _SPARE * ROWS_PER_CELL * (d + 3) * _WORD,
+        )
+
+    def start(self, like: Array) -> "CellState":
+        """The buffers, where the rows are."""
+        return CellState(self, like)
+
+    def update(self, state: "CellState", strip: Strip) -> CellSums:
+        """Sums over one strip."""
+        part, hashes = strip.parts[self.variable], strip.once(strip_hashes)
+        return state.sums(part, strip.weights, strip.folds(self.n_folds), hashes)
+
+    def statistics(self, sums: CellSums) -> CellStatistics:
+        """What laws in the cells are made of, from the sums over all rows."""
         points, counts = self.support.points, sums.counts
-        mass = sums.masses.sum(axis=0)
-        away, squares, functions, parts = np.split(sums.sums, self.edges, axis=1)
+        mass, size = sums.masses.sum(axis=0), len(points)
+        away, squares, functions, parts = np.split(sums.sums, self.edges[:-1], axis=1)
         share = 1.0 / np.where(mass > 0.0, mass, 1.0)[:, None]
         away = away * share
-        retained = sums.kept.only_first(KEPT)
-        filled = retained.filled(points + away)
-        atoms, (starts, shares) = filled.rows, filled.shares(len(points))
-        whole = np.bincount(retained.cells, minlength=len(points)) == counts
+        retained = sums.bottom.first(ROWS_PER_CELL)
+        whole = np.bincount(retained.cells, minlength=size) == counts
+        # Cells without rows have their point as the only atom, of weight zero.
+        empty = np.setdiff1d(np.arange(size), retained.cells)
+        fillers = BottomK(
+            empty, np.full(len(empty), _LAST), np.zeros(len(empty)), (points + away)[empty]
+        )
+        atoms = BottomK.concatenated([retained, fillers])
+        atoms = atoms.at(np.argsort(atoms.cells, kind="stable"))
+        starts = np.searchsorted(atoms.cells, np.arange(size + 1))
+        shares = _shares(atoms.weights, starts)
         overall = functions.sum(axis=0) / mass.sum()
-        return Cells(
+        return CellStatistics(
             support=self.support,
             masses=mass / mass.sum(),
             means=points + away,
             covariances=(
                 self._covariances(away, squares * share, counts)
                 if squares.shape[1]
-                else sample_covariances(atoms, starts, shares, whole)
+                else sample_covariances(atoms.rows, starts, shares, whole)
             ),
             names=tuple(self.functions),
             functions=np.where(mass[:, None] > 0.0, functions * share, overall),
-            atoms=atoms,
+            atoms=atoms.rows,
             starts=starts,
             shares=shares,
             whole=whole,
             components=None if self.partition is None else parts.T / mass.sum(),
-            drawn=Drawn(counts, filled.hashes, filled.weights),
+            counts=counts,
+            hashes=atoms.hashes,
+            weights=atoms.weights,
             values=sums.values,
         )
 
-    def sums(self, cells: Cells, weight: float) -> "CellStatistics":
-        """Inverse of :meth:`cells`, but for folds: the sums of all rows stand in one.
+    def sums(self, cells: CellStatistics, weight: float) -> CellSums:
+        """Inverse of :meth:`statistics`, but for folds: the sums of all rows stand in one.
 
         Parameters
         ----------
         cells
-            That tell how their atoms were drawn.
+            The statistics.
         weight
             Sum of the weights of all rows.
         """
-        drawn, mass = cells.drawn, weight * cells.masses
+        mass = weight * cells.masses
         away = cells.means - self.support.points
         a, b = self.pairs
         squares = cells.covariances[:, a, b] + away[:, a] * away[:, b]
         sums = mass[:, None] * np.concatenate([away, squares, cells.functions], axis=1)
         if cells.components is not None:
             sums = np.concatenate([sums, weight * cells.components.T], axis=1)
-        where = np.flatnonzero(drawn.weights > 0.0)
-        retained = Kept(
-            cells.cell_of_atom[where],
-            drawn.hashes[where],
-            drawn.weights[where],
-            cells.atoms[where],
-        )
-        return CellStatistics(mass[None], drawn.counts, sums, retained, cells.values)
+        atoms = BottomK(cells.cell_of_atom, cells.hashes, cells.weights, cells.atoms)
+        retained = atoms.at(np.flatnonzero(cells.weights > 0.0))
+        return CellSums(mass[None], cells.counts, sums, retained, cells.values)
 
     def _covariances(self, away: Array, squares: Array, counts: Array) -> Array:
         """From means of z and of its products, shape (S, d, d); of a single row exactly zero."""
@@ -516,170 +506,144 @@ class CellSpec(Reduction["CellStatistics", "CellStatistics"]):
         return covariances
 
 
-@dataclass(frozen=True, eq=False)
-class CellStatistics:
-    """Sums over rows; they add, strip by strip.
-
-    Attributes
-    ----------
-    masses
-        Sum of the weights of the rows of each cell by fold, shape (F, S).
-    counts
-        Number of rows of positive weight, integers of shape (S,).
-    sums
-        Weighted sums of z, z z^T (pairs of columns), functions and partition, shape (S, width).
-    kept
-        Rows that are kept.
-    values
-        Which values the columns take.
-    """
-
-    masses: Array
-    counts: Array
-    sums: Array
-    kept: Kept
-    values: ValueRange
-
-    def __add__(self, other: "CellStatistics") -> "CellStatistics":
-        """Sums over the union of two disjoint sets of rows."""
-        return CellStatistics(
-            self.masses + other.masses,
-            self.counts + other.counts,
-            self.sums + other.sums,
-            Kept.joined([self.kept, other.kept], len(self.counts)),
-            self.values + other.values,
-        )
-
-    @classmethod
-    def of_union(cls, several: Sequence["CellStatistics"]) -> "CellStatistics":
-        """Sums over all folds of any sets of rows, whose hashes may be equal."""
-        counts = [each.counts for each in several]
-        return cls(
-            np.sum([each.masses.sum(axis=0, keepdims=True) for each in several], axis=0),
-            np.sum(counts, axis=0),
-            np.sum([each.sums for each in several], axis=0),
-            kept_of_union([each.kept.only_first(KEPT) for each in several], counts),
-            reduce(operator.add, (each.values for each in several)),
-        )
-
-    def __iadd__(self, other: "CellStatistics") -> "CellStatistics":
-        """The same, sums in the memory of the left one."""
-        pairs = ((self.masses, other.masses), (self.counts, other.counts), (self.sums, other.sums))
-        for mine, theirs in pairs:
-            mine += theirs
-        retained = Kept.joined([self.kept, other.kept], len(self.counts))
-        return CellStatistics(
-            self.masses, self.counts, self.sums, retained, self.values + other.values
-        )
+def _shares(weights: Array, starts: Array) -> Array:
+    """Shares of the atoms in their cells; weights count as one where there is none."""
+    weights = np.where(weights > 0.0, weights, 1.0)
+    largest = np.maximum.reduceat(weights, starts[:-1])  # sums of the weights may overflow
+    shares = weights / np.repeat(largest, np.diff(starts))
+    shares = np.maximum(shares, np.finfo(np.float64).tiny)
+    return shares / np.repeat(np.add.reduceat(shares, starts[:-1]), np.diff(starts))
 
 
-# Sums by cell of one strip of rows after the other
+def sample_covariances(atoms: Array, starts: Array, shares: Array, whole: Array) -> Array:
+    """Covariances (S, d, d) of the atoms of each cell; without bias where they are a sample."""
+    d = atoms.shape[1]
+    covariances = np.zeros((len(whole), d, d))
+    for s, (first, last) in enumerate(pairwise(starts)):
+        share = shares[first:last]
+        away = atoms[first:last] - share @ atoms[first:last]
+        unseen = 0.0 if whole[s] else share @ share
+        if last - first > 1 and unseen < 1.0:
+            covariances[s] = away.T @ (share[:, None] * away) / (1.0 - unseen)
+    return (covariances + covariances.swapaxes(1, 2)) / 2.0
 
 
-class StripCells:
-    """The loop over one strip after the other, with the memory that it keeps.
+class CellState:
+    """What a task keeps for the sums by cell of one variable, and the loop over a strip.
 
     Parameters
     ----------
-    spec
-        What to sum.
-    rows
-        Rows of a strip: memory for no more is kept, and longer ones are summed in several blocks.
+    reduction
+        What is summed.
+    like
+        An array of the library and on the device of the rows.
     """
 
-    def __init__(self, spec: CellSpec, rows: int) -> None:
-        self._spec, self.rows, points = spec, rows, spec.support.points
-        block = self._block = spec.block(max(rows, 1))
-        self._values = np.empty((block, spec.width))
-        self._columns = np.empty((points.shape[1], block))
-        self._point = np.empty(block)
-        self._points = np.ascontiguousarray(points.T, dtype=np.float64)
-        # Of the matrix whose products sum values by cell.
-        self._ones, self._starts = np.ones(block), np.arange(block + 1, dtype=np.int32)
+    def __init__(self, reduction: CellReduction, like: Array) -> None:
+        xp, place = array_namespace(like), device(like)
+        self.reduction, self.xp, self.on_host = reduction, xp, is_numpy_array(like)
+        points = np.ascontiguousarray(reduction.support.points.T, dtype=np.float64)
+        self.points = xp.asarray(points, device=place)
+        self.bounds = xp.asarray(reduction.bounds, device=place)
+        # Memory of all strips: that of fresh arrays comes and goes, for which threads wait.
+        self.values, self.columns, self.point = Scratch(), Scratch(), Scratch()
 
-    def __call__(
-        self, hashes: Array, part: Array, weights: Array | None, folds: Array, n_folds: int
-    ) -> CellStatistics:
+    def sums(self, part: Array, weights: Array | None, folds: Array, hashes: Array) -> CellSums:
         """Sums over one strip of rows.
 
         Parameters
         ----------
-        hashes
-            Of the global indices of the rows, shape (n,); see
-            :func:`cme_dask.numerics.cells.hashes_of`.
         part
             The rows, shape (n, d).
         weights
             Shape (n,), or None for ones.
         folds
-            Fold number of each row, shape (n,).
-        n_folds
-            Number of folds F.
+            Fold number of each row, shape (n,), in the memory of the process.
+        hashes
+            Of the global indices of the rows, shape (n,), likewise; see :func:`hashes_of`.
         """
-        spec, size = self._spec, self._spec.support.size
-        cells = to_numpy(spec.support.assign(part))
-        rows, weight = to_numpy(part), None if weights is None else to_numpy(weights)
+        xp, place = self.xp, device(part)
+        cells = self.reduction.support.assign(part)
+        with np.errstate(over="ignore", invalid="ignore"):  # the moments report it
+            sums = (self._on_host if self.on_host else self._on_device)(part, weights, folds, cells)
+        hashes = xp.asarray(hashes, device=place)
+        below, used = hashes <= xp.take(self.bounds, cells), part
+        if weights is not None:
+            below, used = below & (weights > 0.0), part[weights > 0.0]
+        (where,) = xp.nonzero(below)
+        bottom = BottomK(
+            xp.take(cells, where),
+            xp.take(hashes, where),
+            xp.ones(where.shape[0], dtype=xp.float64, device=place)
+            if weights is None
+            else xp.take(weights, where),
+            xp.take(part, where, axis=0),
+        )
+        return CellSums(*sums, bottom.pruned(len(self.reduction.bounds)), ValueRange.of(used))
+
+    def _on_host(
+        self, part: Array, weights: Array | None, folds: Array, cells: Array
+    ) -> tuple[Array, Array, Array]:
+        """Masses, counts and sums, by a sparse product: it reads each value once."""
+        size, n_folds = len(self.reduction.bounds), self.reduction.n_folds
         where = folds.astype(np.int64)
         where *= size
         where += cells
-        masses = np.bincount(where, weight, n_folds * size).reshape(n_folds, size)
-        if weight is None:
+        masses = np.bincount(where, weights, n_folds * size).reshape(n_folds, size)
+        if weights is None:
             counts = masses.sum(axis=0)
         else:
-            counts = np.bincount(cells[weight > 0.0], minlength=size)
-        sums = np.zeros((size, spec.width))
-        for start in range(0, len(cells), self._block):
-            here = slice(start, min(start + self._block, len(cells)))
-            with np.errstate(over="ignore", invalid="ignore"):  # the moments tell of it
-                values = self._summed(part[here, :], rows[here], cells[here])
-                matrix = self._one_hot(cells[here], None if weight is None else weight[here])
-                sums += matrix @ values
-        retained = self._kept(cells, hashes, rows, weight)
-        values = ValueRange.of(rows if weight is None else rows[weight > 0.0])
-        return CellStatistics(masses.astype(np.float64), counts, sums, retained, values)
+            counts = np.bincount(cells[weights > 0.0], minlength=size)
+        sums = np.zeros((size, self.reduction.edges[-1]))
+        ones = np.ones(min(self.reduction.block, len(cells)))
+        for start in range(0, len(cells), self.reduction.block):
+            here = slice(start, min(start + self.reduction.block, len(cells)))
+            data = ones[: here.stop - start] if weights is None else weights[here]
+            places = data, cells[here].astype(np.int32), np.arange(len(data) + 1, dtype=np.int32)
+            matrix = csc_array(places, shape=(size, len(data)))
+            sums += matrix @ self._write(part[here, :], cells[here])
+        return masses.astype(np.float64), counts, sums
 
-    def _summed(self, part: Array, rows: Array, cells: Array) -> Array:
-        """What is summed, shape (n, width); z is the row from the point of its cell."""
-        spec, (n, d) = self._spec, rows.shape
-        values, columns, point = self._values[:n], self._columns[:, :n], self._point[:n]
+    def _on_device(
+        self, part: Array, weights: Array | None, folds: Array, cells: Array
+    ) -> tuple[Array, Array, Array]:
+        """The same by a dense product: a device has no other sum of fixed order."""
+        xp, place = self.xp, device(part)
+        size, n_folds = len(self.reduction.bounds), self.reduction.n_folds
+        double, of = {"dtype": xp.float64, "device": place}, xp.arange(size, device=place)
+        masses, counts = xp.zeros((n_folds, size), **double), xp.zeros(size, **double)
+        sums = xp.zeros((size, self.reduction.edges[-1]), **double)
+        numbers = xp.arange(n_folds, device=place)
+        folds = xp.asarray(folds.astype(np.int64), device=place)
+        length, n = min(max(_ONE_HOT // size, 1 << 10), self.reduction.block), part.shape[0]
+        for start in range(0, n, length):
+            here = slice(start, min(start + length, n))
+            ones = xp.astype(of[:, None] == cells[None, here], xp.float64)
+            if weights is None:
+                matrix, counts = ones, counts + xp.sum(ones, axis=1)
+            else:
+                matrix = ones * weights[None, here]
+                counts = counts + ones @ xp.astype(weights[here] > 0.0, xp.float64)
+            masses += xp.astype(numbers[:, None] == folds[None, here], xp.float64) @ matrix.T
+            sums += matrix @ self._write(part[here, :], cells[here])
+        return masses, xp.astype(counts, xp.int64), sums
+
+    def _write(self, part: Array, cells: Array) -> Array:
+        """What is summed, shape (n, width); z is the row less the point of its cell."""
+        reduction, xp, ops, (n, d) = self.reduction, self.xp, in_place(part), part.shape
+        values = self.values.shaped(xp, (n, reduction.edges[-1]), self.points)
+        columns = self.columns.shaped(xp, (d, n), self.points)
+        point = self.point.shaped(xp, (n,), self.points)
         # A column at a time: loops over a few columns cost more than the arithmetic.
-        for j, column in enumerate(columns):
-            self._points[j].take(cells, out=point, mode="clip")
-            np.subtract(rows[:, j], point, out=column)
-            values[:, j] = column
-        for j, (a, b) in enumerate(zip(*spec.pairs, strict=True), start=d):
-            np.multiply(columns[a], columns[b], out=values[:, j])
-        _, first, last = spec.edges
-        for j, f in enumerate(function_values(part, spec.functions), start=first):
-            values[:, j] = to_numpy(f)[:, 0]
-        if spec.partition is not None:
-            values[:, last:] = to_numpy(spec.partition(part))
+        for j in range(d):
+            take_into(xp, point, self.points[j, :], cells)
+            ops.subtract(part[:, j], point, out=columns[j, :])
+            values[:, j] = columns[j, :]
+        for j, (a, b) in enumerate(zip(*reduction.pairs, strict=True), start=d):
+            ops.multiply(columns[int(a), :], columns[int(b), :], out=values[:, j])
+        _, first, last, _ = reduction.edges
+        for j, function in enumerate(function_values(part, reduction.functions), start=first):
+            values[:, j] = function[:, 0]
+        if reduction.partition is not None:
+            values[:, last:] = reduction.partition(part)
         return values
-
-    def _one_hot(self, cells: Array, weight: Array | None) -> Any:
-        """The sparse matrix (S, n) of weights whose product with values sums these by cell."""
-        n = len(cells)
-        data = self._ones[:n] if weight is None else weight
-        places = data, cells.astype(np.int32), self._starts[: n + 1]
-        return csc_array(places, shape=(self._spec.support.size, n))
-
-    def _kept(self, cells: Array, hashes: Array, rows: Array, weight: Array | None) -> Kept:
-        below = hashes <= self._spec.bounds.take(cells)
-        if weight is not None:
-            below &= weight > 0.0
-        where = np.flatnonzero(below)
-        retained = Kept(
-            cells[where],
-            hashes[where],
-            np.ones(len(where)) if weight is None else weight[where].astype(np.float64),
-            rows[where].astype(np.float64),
-        )
-        return Kept.joined([retained], self._spec.support.size)
-
-
-def strip_hashes(strip: Strip) -> Array:
-    """:func:`hashes_of` the rows of a strip."""
-    return hashes_of(strip.rows)
-
-
-CellSpec.kinds = (CellStatistics, Kept, ValueRange)

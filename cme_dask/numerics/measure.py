@@ -9,7 +9,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 from scipy.sparse import csr_array
 
-from cme_dask.numerics.cells import Cells, ValueRange
+from cme_dask.numerics.cells import CellStatistics, ValueRange
 from cme_dask.numerics.monotone import MonotoneMaps
 from cme_dask.numerics.scoring import sorted_crps
 from cme_dask.numerics.smoothing import Smoothing, log_density, moments
@@ -298,7 +298,7 @@ class CellMeasure(_Weighed):
         From rows of x (b, d_X) to weights w, shape (b, S).
     """
 
-    def __init__(self, cells: Cells, weigh: Query) -> None:
+    def __init__(self, cells: CellStatistics, weigh: Query) -> None:
         self.cells, self.weigh = cells, weigh
         self._sorted: dict[int, SortedAtoms] = {}
 
@@ -438,7 +438,11 @@ class ShiftedMeasure(_Weighed):
     """
 
     def __init__(
-        self, cells: Cells, weigh: Query, located: Located, values: ValueRange | None = None
+        self,
+        cells: CellStatistics,
+        weigh: Query,
+        located: Located,
+        values: ValueRange | None = None,
     ) -> None:
         self.cells, self.weigh, self.located = cells, weigh, located
         self.values = ValueRange.unknown(cells.means.shape[1]) if values is None else values

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from cme_dask.data.sample import Sample
 from cme_dask.numerics.blocks import MomentSums
-from cme_dask.numerics.cells import CellSpec, CellStatistics
+from cme_dask.numerics.cells import CellReduction, CellSums
 from cme_dask.numerics.cholesky import BLOCK
 from cme_dask.numerics.moments import (
     MomentReduction,
@@ -32,8 +32,8 @@ def make_moments(
     budget: MemoryBudget,
     progress: Callable[[PassProgress], None] | None,
     sample_rows: int = 0,
-    cells: Sequence[CellSpec] = (),
-) -> tuple[tuple[MomentSums, ...], tuple[CellStatistics, ...], PassReport]:
+    cells: Sequence[CellReduction] = (),
+) -> tuple[tuple[MomentSums, ...], tuple[CellSums, ...], PassReport]:
     """Sets of moments of all rows, and sums by cell, in one pass.
 
     Parameters
@@ -75,7 +75,9 @@ def make_moments(
     return (moments,) if len(specs) == 1 else moments, tuple(summed), report
 
 
-def moment_reduction(specs: Sequence[MomentReduction], cells: Sequence[CellSpec] = ()) -> Fused:
+def moment_reduction(
+    specs: Sequence[MomentReduction], cells: Sequence[CellReduction] = ()
+) -> Fused:
     """Sets of moments, and sums by cell of the first variables, of the same rows."""
     n_folds = specs[0].n_folds
     by_cell = [replace(each, variable=i, n_folds=n_folds) for i, each in enumerate(cells)]
@@ -90,7 +92,7 @@ def predict_moments(
     budget: MemoryBudget,
     *,
     sample_rows: int = 0,
-    cells: Sequence[CellSpec] = (),
+    cells: Sequence[CellReduction] = (),
 ) -> tuple[list[RowRange], MemoryPlan]:
     """How the moment pass would be cut, and what the fit would need.
 
