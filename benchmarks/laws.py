@@ -24,13 +24,13 @@ from cme_dask.learning.candidates import Search
 from cme_dask.learning.partition import choose_landmarks, make_support
 from cme_dask.metrics import crps, oracle_error
 from cme_dask.numerics.basis import NewtonBasis
-from cme_dask.numerics.blending import clip, project
 from cme_dask.numerics.blocks import Moments, MomentSums
 from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.crossval import held_out_loss, split_folds
 from cme_dask.numerics.embedding import ConditionalEmbedding, surrogate_losses
 from cme_dask.numerics.folds import fold_of_rows
 from cme_dask.numerics.joint import HeldOut, JointSolution, JointSolver
+from cme_dask.numerics.measure import project
 from cme_dask.numerics.moments import FeatureBlock, MomentReduction, strip_moments
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.problem import BasisBounds, Regularization
@@ -206,6 +206,18 @@ class Test:
         raw = sample.scenario.draw(TEST_ROWS, seed)
         x, y = (part / scale for part, scale in zip(raw, sample.scales, strict=True))
         return cls(x, y, sample.scenario.truth(raw[0]), sample.support[0].assign(y))
+
+
+def clip(ratio: Array, masses: Array) -> Array:
+    """Clip and renormalise: v max(g, 0) over its sum, and v where nothing is positive.
+
+    For comparison with :func:`cme_dask.numerics.measure.project`: it can be farther from the truth
+    than g was. Shapes are those of the projection.
+    """
+    above = np.maximum(ratio, 0.0)
+    above[~(above[:, masses > 0] > 0).any(axis=1)] = 1.0
+    above = above * masses
+    return np.asarray(above / above.sum(axis=1, keepdims=True))
 
 
 def judge(name: str, n: int, seed: int) -> dict[str, Figures]:

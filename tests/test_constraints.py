@@ -12,7 +12,7 @@ from cme_dask.data.generate import Normal3
 from cme_dask.data.row_sample import draw
 from cme_dask.errors import ConvergenceError, ConvergenceWarning, DataError
 from cme_dask.estimators.solving import SolveOptions
-from cme_dask.numerics.blending import project
+from cme_dask.numerics.measure import project
 from cme_dask.numerics.problem import Regularization, SolverInfo
 from cme_dask.passes.sources import open_sample
 

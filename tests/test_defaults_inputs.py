@@ -151,7 +151,7 @@ def everything(law):
         "weights": law.weights(),
         "effective_support": law.effective_support(),
         "sample": law.sample(4, random_state=3),
-        "density_ratio": law.density_ratio(law.laws.marginal.cells.atoms[:3]),
+        "density_ratio": law.density_ratio(law.answered.cells.atoms[:3]),
     }
     for column in law.numeric:
         found |= {
@@ -203,8 +203,8 @@ def test_default_fits_answer_everything_coherently(case):
     assert (scores >= 0.0).all()
     if not law.columns.categories:
         assert_allclose(
-            np.exp(np.asarray(law.log_pdf(law.laws.marginal.cells.atoms[:3]))),
-            np.asarray(law.pdf(law.laws.marginal.cells.atoms[:3])),
+            np.exp(np.asarray(law.log_pdf(law.answered.cells.atoms[:3]))),
+            np.asarray(law.pdf(law.answered.cells.atoms[:3])),
         )
         assert_allclose(values(model.predict(at)).ravel(), found["mean"].ravel(), atol=1e-12)
     back = model.conditional(Y=model.model_.y.cells.atoms[:3])

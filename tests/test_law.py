@@ -575,7 +575,7 @@ def test_a_moved_law_is_normalized_everywhere(moved):
     law, _, _ = moved
     rng = np.random.default_rng(0)
     points = rng.standard_normal((20_000, 1)) * 10.0 ** rng.uniform(-2, 4, (20_000, 1))
-    asked = type(law)(law.laws, points, law._labels)
+    asked = law.model.conditional(points)
     assert np.abs(asked.weights().sum(axis=1) - 1.0).max() <= 1e-12
     assert (np.diff(asked.quantile(np.linspace(0, 1, 9), "y0"), axis=1) >= 0.0).all()
     covariance = asked.cov()

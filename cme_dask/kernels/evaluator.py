@@ -129,8 +129,7 @@ def mirror_upper(out: Array) -> None:
 class Scratch:
     """Memory for results on the way, kept from call to call."""
 
-    def __init__(self) -> None:
-        self._held: Array = None
+    _held: Array = None
 
     def like(self, xp: Any, out: Array) -> Array:
         """An array of the shape, type and place of ``out``; its values are anything."""
@@ -236,7 +235,8 @@ class BlockEvaluator:
         values = xp.empty((self.points.shape[0], n), dtype=xp.float64, device=device(X))
         for start in range(0, n, _ROWS):
             here = slice(start, min(start + _ROWS, n))
-            self(X[here, :], values[:, here])
+            self.load(X[here, :])
+            self.write(slice(0, here.stop - start), values[:, here])
         return values.T
 
     def after(self, map_rows: Callable[[Array], Array]) -> "BlockEvaluator":

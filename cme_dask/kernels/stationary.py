@@ -60,7 +60,7 @@ class DistanceEvaluator(BlockEvaluator):
         if isinstance(scale, tuple):
             self._scale = xp.asarray(scale, dtype=Z.dtype, device=device(Z))
         self._centre: Any = xp.sort(Z, axis=0)[m // 2, :] if m else 0.0
-        self._factor, self._smooth, self._augmented = kernel.factor, kernel.smooth, Scratch()
+        self._factor, self._smooth = kernel.factor, kernel.smooth
         self._v = (Z - self._centre) / self._scale
         if self._smooth:
             squares = self._factor * xp.sum(self._v * self._v, axis=1, keepdims=True)
@@ -71,7 +71,7 @@ class DistanceEvaluator(BlockEvaluator):
         u = ((X - self._centre) / self._scale).T
         self._X, self._u, self._far = X, u, []
         if self._smooth:
-            self._u = self._augmented.shaped(xp, (d + 2, n), u)
+            self._u = xp.empty((d + 2, n), dtype=u.dtype, device=device(u))
             self._u[:d, :] = u
             u = self._u[:d, :]
         squares = xp.sum(u * u, axis=0)

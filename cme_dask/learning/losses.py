@@ -11,10 +11,10 @@ from scipy.linalg import solve_triangular
 from cme_dask.kernels import Kernel
 from cme_dask.metrics import crps
 from cme_dask.numerics.basis import eigenbasis
-from cme_dask.numerics.blending import project
 from cme_dask.numerics.blocks import Moments
 from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.crossval import HeldFold, over_folds
+from cme_dask.numerics.measure import project
 from cme_dask.numerics.problem import Regularization
 from cme_dask.numerics.support import Support
 

@@ -13,8 +13,8 @@ from cme_dask.errors import DataError, remedy
 from cme_dask.models.events import Event, looks_like_event
 from cme_dask.models.files import AnyBasis
 from cme_dask.models.points import FloatArray, is_out_of_core
-from cme_dask.numerics.blending import project
 from cme_dask.numerics.crossval import interval_factor
+from cme_dask.numerics.measure import project
 
 # E[f | z] of functions f of one variable given the other: what every signed estimator answers
 

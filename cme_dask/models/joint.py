@@ -21,8 +21,7 @@ from cme_dask.models.files import (
     read_basis,
     read_cells,
 )
-from cme_dask.models.law import ConditionalLaw
-from cme_dask.models.laws import Laws, base_laws, laws_of
+from cme_dask.models.law import ConditionalLaw, law_of
 from cme_dask.models.location import (
     LocationModel,
     read_residual,
@@ -49,6 +48,7 @@ from cme_dask.numerics.blocks import MomentSums
 from cme_dask.numerics.calibration import Calibration
 from cme_dask.numerics.cells import CellStatistics
 from cme_dask.numerics.joint import StackedBasis, ranks_of
+from cme_dask.numerics.measure import Law
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.support import Support
 
@@ -342,7 +342,8 @@ class JointModel(Model, PredictedMeans):
         """
         if is_out_of_core(X):
             return cast(FloatArray, lazy_answers().lazy_method(self, "weights", X, self.x))
-        return ConditionalLaw(base_laws(self, "x"), self.x.points(X, "X"), Labels()).weights()
+        plain = self if self.residual is None else replace(self, residual=None)
+        return cast(FloatArray, plain.conditional(X).weights())
 
     @overload
     def conditional(
@@ -388,12 +389,10 @@ class JointModel(Model, PredictedMeans):
         if is_out_of_core(X) or is_out_of_core(Y):
             law = lazy_answers().lazy_law(self, X, Y=Y, functions=functions)
             return cast(ConditionalLaw, law)
-        given, values = ("x", X) if Y is None else ("y", Y)
-        points = (self.x if Y is None else self.y).points(values, given.upper())
-        laws = self.laws(given)
-        if functions:
-            laws = replace(laws, functions=dict(functions))
-        return ConditionalLaw(laws, points, Labels.of(values))
+        reverse = X is None
+        values = Y if reverse else X
+        points = self.y.points(Y, "Y") if reverse else self.x.points(X, "X")
+        return ConditionalLaw(self, reverse, points, Labels.of(values), functions or {})
 
     def moment_sums(self) -> MomentSums:
         """The moments by fold, with named blocks.
@@ -420,12 +419,12 @@ class JointModel(Model, PredictedMeans):
         # Laws hold functions that can't be pickled; they are made again where they are asked for.
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
-    def laws(self, given: str) -> Laws:
-        """The laws of the other variable, given ``"x"`` or ``"y"``, at any point."""
-        made: dict[str, Laws] = self.__dict__.setdefault("_laws", {})
-        if given not in made:
-            made[given] = replace(laws_of(self, given), source=(self, given))
-        return made[given]
+    def law(self, reverse: bool = False) -> Law:
+        """The law of Y given X = x, or with ``reverse`` of X given Y = y, at any point."""
+        made: dict[bool, Law] = self.__dict__.setdefault("_laws", {})
+        if reverse not in made:
+            made[reverse] = law_of(self, reverse)
+        return made[reverse]
 
     def _stored(self) -> tuple[dict[str, Any], dict[str, Array]]:
         arrays = {"coef": self.coef, **spectra_arrays(self.spectra)}

@@ -1,22 +1,43 @@
 """The law of one variable given the other, at points: everything that can be asked of it."""
 
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from cme_dask.data.columns import Columns, labels_have_no_mean
 from cme_dask.errors import DataError
-from cme_dask.models.laws import LawsAtPoints, check_levels, check_thresholds, name_of
+from cme_dask.models.events import Event, importable
 from cme_dask.models.plots import plot_cdf, plot_density, plot_fan
-from cme_dask.models.points import Axis, FloatArray
+from cme_dask.models.points import (
+    Axis,
+    FloatArray,
+    Labels,
+    check_levels,
+    check_thresholds,
+    function_values,
+    name_of,
+)
+from cme_dask.numerics.blending import BlendedLaw, near_data
+from cme_dask.numerics.calibration import Levels
+from cme_dask.numerics.cells import CellStatistics
 from cme_dask.numerics.folds import number_hash, unit_interval
+from cme_dask.numerics.measure import CellLaw, Law, ShiftedLaw, project
+from cme_dask.numerics.smoothing import Smoothing, log_density
+
+if TYPE_CHECKING:
+    from cme_dask.models.joint import JointModel
 
 Array = Any
+Function = Callable[[Array], Array]
 
 _DRAWN = 1 << 62  # salt of draws, above the seeds of samples
+_HELD = 1 << 22  # numbers of laws that are held at once, 32 MB
+_MOST_ROWS = 4096
 
 
-class ConditionalLaw(LawsAtPoints):
+class ConditionalLaw:
     r"""The law of Y given X = x at points x_1, ..., x_n: a probability measure for each.
 
     Made by ``conditional`` of a model. Every answer is one of the same measure
@@ -37,22 +58,67 @@ class ConditionalLaw(LawsAtPoints):
 
     Parameters
     ----------
-    laws
-        Of the variable.
+    model
+        The model.
+    reverse
+        Whether it is the law of X given Y = y.
     points
-        Rows of the other variable, shape (n, d).
+        Rows of the given variable, shape (n, d).
     labels
         Of the answers.
+    functions
+        Functions of the answered variable by name, for names that are asked for later.
     """
 
     plot_fan, plot_density, plot_cdf = plot_fan, plot_density, plot_cdf
+
+    def __init__(
+        self,
+        model: "JointModel",
+        reverse: bool,
+        points: Array,
+        labels: Labels,
+        functions: Mapping[str, Function],
+    ) -> None:
+        self.model, self.reverse, self.points, self.functions = model, reverse, points, functions
+        self.given, self.answered = (model.y, model.x) if reverse else (model.x, model.y)
+        self._labels, self._law = labels, model.law(reverse)
+        self._everywhere: Any = None
+
+    def __reduce__(self) -> Any:
+        functions = importable(self.functions)
+        return type(self), (self.model, self.reverse, self.points, self._labels, functions)
+
+    @property
+    def columns(self) -> Columns:
+        """Columns of the variable that is answered."""
+        return self.answered.columns
+
+    def __len__(self) -> int:
+        """Number of points n."""
+        return len(self.points)
+
+    @property
+    def n(self) -> int:
+        """Number of points."""
+        return len(self.points)
+
+    @property
+    def numeric(self) -> tuple[str, ...]:
+        """The columns that hold numbers, which have means and quantiles."""
+        return self.columns.numeric
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__} of {self.columns.listed()} at {self.n:,} points"
 
     # Moments
 
     def mean(self) -> FloatArray:
         """E[Y | x], shape (n,), or (n, d) of several columns; in their units."""
         pick = list(self._positions().values())
-        return self._columnwise("mean", self._fill(lambda x, _: self._measure.mean(x)[:, pick]))
+        return self._columnwise(
+            "mean", self._fill(lambda here: self._law.mean(self._at(here))[:, pick])
+        )
 
     def var(self) -> FloatArray:
         """Var[Y_j | x], shape (n,) or (n, d); units squared."""
@@ -161,8 +227,8 @@ class ConditionalLaw(LawsAtPoints):
             raise DataError(f"column {name!r} holds numbers: ask for probability(event)")
         labels = self.columns.categories[name]
         codes = np.arange(len(labels), dtype=np.float64)
-        query = self._measure.average(lambda y: (y[:, [j]] == codes).astype(np.float64))
-        result = self._fill(lambda x, _: query(x))
+        query = self._law.average(lambda y: (y[:, [j]] == codes).astype(np.float64))
+        result = self._fill(lambda here: query(self._at(here)))
         return self._labels.wrap(result / result.sum(axis=1, keepdims=True), name, (name, labels))
 
     # Distribution functions and quantiles
@@ -190,17 +256,19 @@ class ConditionalLaw(LawsAtPoints):
         DataError
             On shapes that don't fit, NaN, or columns of labels.
         """
-        measure, pick = self._measure, list(self._positions(column).values())
+        law, pick = self._law, list(self._positions(column).values())
         several = len(pick) > 1
         t, single = check_thresholds(t, len(pick), several, self.n if paired else None)
         if several and paired:
-            result = self._fill(lambda x, at: measure.orthant(x, pick, t[at]))
+            result = self._fill(lambda here: law.orthant(self._at(here), pick, t[here]))
         elif several:
-            lower = measure.average(lambda y: _inside(y[:, pick], t))
-            result = self._fill(lambda x, _: lower(x), (len(t),))
+            lower = law.average(lambda y: _inside(y[:, pick], t))
+            result = self._fill(lambda here: lower(self._at(here)))
         else:
-            below, values = measure.below(pick[0]), t[:, 0]
-            result = self._fill(lambda x, at: below(x, values[at, None] if paired else values))
+            below, values = law.below(pick[0]), t[:, 0]
+            result = self._fill(
+                lambda here: below(self._at(here), values[here, None] if paired else values)
+            )
         return self._thresholded(np.clip(result, 0.0, 1.0), "cdf", t, single or paired, several)
 
     def quantile(self, q: Any, column: str | None = None) -> FloatArray:
@@ -226,15 +294,13 @@ class ConditionalLaw(LawsAtPoints):
         levels, single = check_levels(q)
         positions = self._positions(column)
         names = tuple(positions)
-        queries = [self._measure.quantile(j, levels) for j in positions.values()]
+        queries = [self._law.quantile(j, levels) for j in positions.values()]
 
-        def block(x: Array, _: slice) -> Array:
-            quantiles = np.empty((len(x), len(levels), len(queries)))
-            for k, query in enumerate(queries):
-                quantiles[:, :, k] = query(x)
-            return quantiles
+        def block(here: slice) -> Array:
+            at = self._at(here)
+            return np.stack([query(at) for query in queries], axis=2)
 
-        result = self._fill(block, (len(levels), len(names)))
+        result = self._fill(block)
         axes: list[Axis] = [("quantile", levels.tolist()), ("variable", names)]
         if len(names) == 1:
             result, axes = result[:, :, 0], axes[:1]
@@ -302,11 +368,11 @@ class ConditionalLaw(LawsAtPoints):
         points, positions = self._points(y, True), self._positions(column)
         result = np.zeros(self.n)
         for position in positions.values():
-            query, observed = self._measure.crps(position), points[:, position]
+            query, observed = self._law.crps(position), points[:, position]
             # Bound here: each column has its own.
             result += self._fill(
-                lambda x, at, q=query, y=observed: q(x, y[at])[:, None]  # type: ignore[misc]
-            )[:, 0]
+                lambda here, q=query, y=observed: q(self._at(here), y[here])  # type: ignore[misc]
+            )
         return self._labels.wrap(result / len(positions), "crps")
 
     # Densities
@@ -334,11 +400,9 @@ class ConditionalLaw(LawsAtPoints):
             On wrong columns or NaN.
         """
         points = self._points(y, paired)
-        query = self._measure.ratio(points)
-        if query is not None:
-            ratio = query
-            shape = (1 if paired else len(points),)
-            result = self._fill(lambda x, at: ratio(x, at if paired else None), shape)
+        ratio = self._law.ratio(points)
+        if ratio is not None:
+            result = self._fill(lambda here: ratio(self._at(here), here if paired else None))
         else:
             with np.errstate(over="ignore"):
                 result = np.exp(self._log_pdf(points, paired) - self._log_marginal(points, paired))
@@ -417,14 +481,14 @@ class ConditionalLaw(LawsAtPoints):
                 raise DataError(f"{name} must be a non-negative integer, got {value!r}")
         d = len(self.columns.names)
 
-        def block(x: Array, at: slice) -> Array:
-            numbers = first + np.arange(at.start, at.stop, dtype=np.uint64)
+        def block(here: slice) -> Array:
+            numbers = first + np.arange(here.start, here.stop, dtype=np.uint64)
             # A stream of draws for each point, from a salt of its own.
             start = number_hash(_DRAWN + int(random_state), numbers)[:, None]
             u = unit_interval(number_hash(_DRAWN, start + np.arange(count, dtype=np.uint64)))
-            return self._measure.draw(x, u)
+            return self._law.draw(self._at(here), u)
 
-        result = self._fill(block, (int(count), d), held=4 * count * d)
+        result = self._fill(block, held=4 * count * d)
         axes: list[Axis] = [("draw", range(int(count))), ("variable", self.columns.names)]
         if d == 1:
             result, axes = result[:, :, 0], axes[:1]
@@ -439,7 +503,7 @@ class ConditionalLaw(LawsAtPoints):
         them those of the cells of y, which have mass only where the effective support is below
         0.05.
         """
-        return self._fill(lambda x, _: self._measure.weigh(x), (self._measure.size,))
+        return self._fill(lambda here: self._law.weights(self._at(here)))
 
     def mixture_weights(self) -> FloatArray:
         """Weights of a coupling's components, shape (n, m): non-negative, sum 1.
@@ -449,10 +513,10 @@ class ConditionalLaw(LawsAtPoints):
         DataError
             If the model is no coupling.
         """
-        if self.laws.mixture is None:
+        if self.model.base != 0.0:
             raise DataError("only laws of a coupling are mixtures of components: ask for weights()")
-        mixture = self.laws.mixture
-        return self._fill(lambda x, _: mixture(x))
+        mixture = _mixture(self.model, self.reverse)[0]
+        return self._fill(lambda here: mixture(self.points[here]))
 
     def effective_support(self) -> FloatArray:
         """How near each x is to the data, from 0 to 1, shape (n,).
@@ -462,10 +526,255 @@ class ConditionalLaw(LawsAtPoints):
         tends to the marginal law, also of a model with a location; for a coupling, to that of the
         nearest landmark.
         """
-        result = self._fill(lambda x, _: self.laws.near(x)[:, None])[:, 0]
+        near = self.given.basis.newton.support
+        result = self._fill(lambda here: near(self.points[here]))
         return self._labels.wrap(result, "effective_support")
+
+    # What the queries share
+
+    def _at(self, here: slice) -> Any:
+        """The law at these points; of all points it is evaluated once, and then remembered."""
+        if here != slice(0, len(self.points)):
+            return self._law.at(self.points[here])
+        if self._everywhere is None:
+            self._everywhere = self._law.at(self.points)
+        return self._everywhere
+
+    def _fill(self, query: Callable[[slice], Array], held: int = 0) -> FloatArray:
+        """Answers at all points, block by block, of which each holds so many numbers per point."""
+        n = len(self.points)
+        step = max(min(_HELD // max(self._law.held, held, 1), _MOST_ROWS), 1)
+        result: Array = None
+        for start in range(0, max(n, 1), step):  # one empty block gives the shape for no points
+            here = slice(start, min(start + step, n))
+            part = query(here)
+            if result is None:
+                result = np.empty((n, *part.shape[1:]))
+            result[here] = part
+        return cast(FloatArray, result)
+
+    def _positions(self, column: str | None = None) -> dict[str, int]:
+        """Positions of the columns of numbers by name, or of the one that is asked for."""
+        columns = self.answered.columns
+        every = zip(columns.names, range(len(columns.names)), strict=True)
+        result = {name: j for name, j in every if name not in columns.categories}
+        if not result:
+            raise labels_have_no_mean(columns.names[0], columns)
+        if column is None:
+            return result
+        if column not in result:
+            columns.positions([column])  # names it if there is none
+            raise labels_have_no_mean(column, columns)
+        return {column: result[column]}
+
+    def _covariances(self) -> FloatArray:
+        pick = list(self._positions().values())
+        index = np.ix_(pick, pick)
+        return self._fill(lambda here: self._law.covariance(self._at(here))[:, *index])
+
+    def _variances(self) -> FloatArray:
+        result: FloatArray = np.einsum("nii->ni", self._covariances())
+        return result
+
+    def _columnwise(self, name: str, values: Array) -> FloatArray:
+        if values.shape[1] == 1:
+            return self._labels.wrap(values[:, 0], self.numeric[0])
+        return self._labels.wrap(values, name, ("variable", self.numeric))
+
+    def _square(self) -> tuple[Axis, Axis]:
+        return ("variable", self.numeric), ("with", self.numeric)
+
+    def _chance(self, event: Any) -> FloatArray:
+        """Shape (n,)."""
+        if not (isinstance(event, str) or callable(event)):
+            raise DataError(f"an event is a text or a function, got {event!r}")
+        return np.clip(self._expectation(event, truth=True), 0.0, 1.0)
+
+    def _expectation(self, f: Any, truth: bool = False) -> FloatArray:
+        """Shape (n,)."""
+        if isinstance(f, str) and not truth and f in self.columns.names:
+            j = self._positions(f)[f]
+            return self._fill(lambda here: self._law.mean(self._at(here))[:, j])
+        query = self._law.declared(f) if isinstance(f, str) else None
+        if query is None:
+            function = self._function(f)
+            query = self._law.average(lambda y: function_values(function, y, name_of(f), truth))
+        answer = query
+        return self._fill(lambda here: answer(self._at(here))[:, 0])
+
+    def _function(self, f: Any) -> Function:
+        if not isinstance(f, str):
+            function: Function = f
+            return function
+        if f in self.functions:
+            return self.functions[f]
+        try:
+            return Event.parse(f, self.columns.names, self.columns.categories)
+        except DataError as error:
+            known = [*self.columns.names, *filter(self._law.declared, self._cells.names)]
+            raise DataError(
+                f"{f!r} is neither one of {', '.join(map(repr, known))} nor an event ({error}): "
+                "give the function itself"
+            ) from error
+
+    def _points(self, y: Any, paired: bool) -> Array:
+        points = self.answered.points(y, "x" if self.reverse else "y")
+        if paired and len(points) != self.n:
+            raise DataError(
+                f"paired points of y are one for each x: {self.n:,} expected, got {len(points):,}"
+            )
+        return points
+
+    @property
+    def _cells(self) -> CellStatistics:
+        """Cells of all rows of the answered variable: its marginal law."""
+        return _cells_of(self.model, self.reverse)
+
+    def _log_pdf(self, points: Array, paired: bool, bandwidth: Any = None) -> Array:
+        near = self.model if self.reverse else self.model.answering
+        query = self._law.log_density(
+            self._smoothing(near, bandwidth), self._smoothing(self.model, None)
+        )
+        if paired:
+            return self._fill(lambda here: query(self._at(here), points[here], True))
+        return self._fill(lambda here: query(self._at(here), points, False))
+
+    def _log_marginal(self, points: Array, paired: bool) -> Array:
+        """Logarithm of the smoothed density of the marginal, shape (n, 1) or (1, k)."""
+        cells, smoothing = self._cells, self._smoothing(self.model, None)
+        result = log_density(
+            cells.masses[None], cells.means, cells.covariances, points, smoothing, paired=False
+        )
+        return result.T if paired else result
+
+    def _smoothing(self, model: "JointModel", bandwidth: Any) -> Smoothing:
+        """How laws of this model, in its own coordinates, are smoothed."""
+        if len(self.numeric) < len(self.columns.names):
+            raise DataError(
+                "a variable with labels has no density against the Lebesgue measure: ask for "
+                "density_ratio or probability"
+            )
+        d = len(self.columns.names)
+        smoothing = Smoothing(_spread(model, self.reverse), int(self.model.about["rows"]))
+        if bandwidth is None:
+            return smoothing
+        try:
+            result = np.broadcast_to(np.asarray(bandwidth, dtype=np.float64), (d,))
+        except (TypeError, ValueError):
+            result = np.zeros(d)
+        if not (np.isfinite(result).all() and (result > 0.0).all()):
+            raise DataError(f"bandwidth must be one positive number, or {d}, got {bandwidth!r}")
+        return replace(smoothing, bandwidth=result)
+
+    def _at_points(self, values: Array, name: str, paired: bool) -> FloatArray:
+        if paired:
+            return self._labels.wrap(values[:, 0], name)
+        return self._labels.wrap(values, name, ("point", range(values.shape[1])))
+
+    def _thresholded(
+        self, values: Array, name: str, t: Array, single: bool, several: bool
+    ) -> FloatArray:
+        if single:
+            return self._labels.wrap(values[:, 0], name)
+        labels = range(values.shape[1]) if several else t[:, 0].tolist()
+        return self._labels.wrap(values, name, ("point" if several else "threshold", labels))
 
 
 def _inside(y: Array, t: Array) -> Array:
     """Whether rows y (b, d) are at most t (k, d) in all columns, shape (b, k)."""
     return np.asarray((y[:, None, :] <= t[None]).all(axis=2), dtype=np.float64)
+
+
+# From a joint model to the laws of one variable given the other
+
+
+def law_of(model: "JointModel", reverse: bool) -> Law:
+    """The law that a model answers with: shifted residuals of y near the data, where it has them.
+
+    Far from the data it is the law without residuals, which tends to the marginal law.
+
+    Parameters
+    ----------
+    model
+        The model.
+    reverse
+        Whether it is the law of X given Y = y.
+
+    Raises
+    ------
+    DataError
+        If the model has no cells.
+    """
+    base, residual = _cell_law(model, reverse), model.residual
+    if reverse or residual is None:
+        return base
+    inner = _cell_law(residual.model, reverse)
+    shifted = ShiftedLaw(inner.cells, inner.at, residual, base.cells.values)
+    return BlendedLaw(shifted, base, near_data(model.x.basis.newton))
+
+
+def _cells_of(model: "JointModel", reverse: bool) -> CellStatistics:
+    """The cells on which the laws are."""
+    cells = (model.x if reverse else model.y).cells
+    if cells is None:
+        raise DataError(
+            "this model has no cells for conditional laws: fit with support_size of at least 1"
+        )
+    return cells
+
+
+def _cell_law(model: "JointModel", reverse: bool) -> CellLaw:
+    """The law on the cells: the signed ratio at their points, projected and calibrated."""
+    cells = _cells_of(model, reverse)
+    if model.base == 0.0:
+        mixture, shares = _mixture(model, reverse)
+
+        def mix(x: Array) -> Array:
+            result = mixture(x) @ shares
+            return np.asarray(result / result.sum(axis=1, keepdims=True))
+
+        return CellLaw(cells, mix)
+    # H goes from the functions of x to those of y.
+    given, answered, coef = (
+        (model.y, model.x, model.coef) if reverse else (model.x, model.y, model.coef.T)
+    )
+    basis, right = given.basis, coef @ answered.basis(cells.support.points).T
+
+    def weigh(x: Array) -> Array:
+        return project(model.base + basis(x) @ right, cells.masses)[0]
+
+    calibration = None if reverse else model.calibration
+    if calibration is None:
+        return CellLaw(cells, weigh)
+    levels, support = Levels(cells.means, calibration.columns), basis.newton.support
+    return CellLaw(cells, lambda x: calibration.weights(weigh(x), levels, support(x)))
+
+
+def _mixture(model: "JointModel", reverse: bool) -> tuple[Function, Array]:
+    """Weights pi_j(x) = E[b_j] sum_i C_ji b_i(x) of a coupling's components, and their cells."""
+    components = _cells_of(model, reverse).components
+    if components is None:
+        raise DataError("this coupling counted no cells: fit it again")
+    masses = components.sum(axis=1)
+    shares = np.divide(
+        components, masses[:, None], out=np.zeros_like(components), where=masses[:, None] > 0.0
+    )
+    basis, coef = (model.y.basis, model.coef) if reverse else (model.x.basis, model.coef.T)
+
+    def mixture(x: Array) -> Array:
+        pi = (basis(x) @ coef) * masses
+        return np.asarray(pi / pi.sum(axis=1, keepdims=True))
+
+    return mixture, shares
+
+
+def _spread(model: "JointModel", reverse: bool) -> Array:
+    """Standard deviations of the columns given the other variable, from held-out errors."""
+    cells, names = _cells_of(model, reverse), (model.x if reverse else model.y).columns.names
+    centre = cells.masses @ cells.means
+    within = np.einsum("sii->si", cells.covariances)
+    total = cells.masses @ ((cells.means - centre) ** 2 + within)
+    held_out = model.about.get("held_out", {}).get("y" if reverse else "x", {})
+    errors = np.array([held_out.get(name, {}).get("error", np.inf) for name in names])
+    least = np.finfo(np.float64).eps * (centre**2 + 1.0)
+    return np.sqrt(np.maximum(np.minimum(errors, total), least))

@@ -94,7 +94,7 @@ class _Axis:
         """Along a column of the given variable, by default the only one that varies, else rows."""
         if not len(law):
             raise DataError("there are no points to draw: give at least one")
-        points, given = law.points, law.laws.given
+        points, given = law.points, law.given.columns
         if along is None:
             varying = np.flatnonzero((points != points[0]).any(axis=0))
             if len(varying) != 1:
@@ -353,7 +353,7 @@ def _with_unit(name: str, columns: Columns) -> str:
 
 def _given(law: "ConditionalLaw") -> str:
     """What is given, of a few columns."""
-    names = law.laws.given.names
+    names = law.given.columns.names
     return f" given {', '.join(names)}" if len(names) <= FEW else ""
 
 

@@ -83,7 +83,7 @@ class BlockSolve:
             R, lower-triangular, shape (m, m).
         """
         if self.solved:
-            return list(_solving(factor, self.blocks))
+            return list(_solving(factor, self.edges))
         steps: list[Step] = []
         for block in self.blocks[1:]:
             weights = np.array(factor[block, : block.start])
@@ -103,21 +103,19 @@ class BlockSolve:
             rows[block] = solve_triangular(factor[block, block], rows[block], lower=True)
 
 
-def _solving(factor: Array, blocks: list[slice]) -> Iterator[Step]:
+def _solving(factor: Array, edges: tuple[int, ...]) -> Iterator[Step]:
     """Forward substitution by halves: then most of it is products of large matrices."""
-    if len(blocks) == 1:
-        (block,) = blocks
-        own = factor[block, block]
-        inverse = solve_triangular(own, np.eye(len(own)), lower=True)
+    half = (len(edges) - 1) // 2
+    first, middle, last = edges[0], edges[half], edges[-1]
+    if not half:  # one block
+        block = slice(first, last)
+        inverse = solve_triangular(factor[block, block], np.eye(last - first), lower=True)
         yield block, None, np.ascontiguousarray(inverse)
         return
-    half = len(blocks) // 2
-    first, second = blocks[:half], blocks[half:]
-    source = slice(first[0].start, first[-1].stop)
-    target = slice(second[0].start, second[-1].stop)
-    yield from _solving(factor, first)
+    yield from _solving(factor, edges[: half + 1])
+    source, target = slice(first, middle), slice(middle, last)
     yield target, source, np.ascontiguousarray(factor[target, source])
-    yield from _solving(factor, second)
+    yield from _solving(factor, edges[half:])
 
 
 # Functions of many rows, evaluated on a fixed grid of blocks
@@ -331,7 +329,7 @@ class NewtonBasis:
 
     def __call__(self, x: Array) -> Array:
         """N at the rows of x, shape (n, m)."""
-        return self.evaluator(BlockSolve.whole(self.rank), x).values(x)
+        return self.evaluator(BlockSolve.whole(len(self.factor)), x).values(x)
 
     def support(self, x: Array) -> Array:
         """Share |N(x)|^2 / k(x, x) of each section k(x, .) that the pivots span, shape (n,).

@@ -271,12 +271,12 @@ class CellStatistics:
     @property
     def size(self) -> int:
         """Number of cells S."""
-        return self.support.size
+        return len(self.masses)
 
     @property
     def cell_of_atom(self) -> Array:
         """Cell number of each atom, shape (A,)."""
-        return np.repeat(np.arange(self.size), np.diff(self.starts))
+        return np.repeat(np.arange(len(self.masses)), np.diff(self.starts))
 
     def average(self, values: Array) -> Array:
         """Means over the atoms of each cell, shape (S, q), of values at all atoms, shape (A, q)."""

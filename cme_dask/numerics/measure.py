@@ -1,23 +1,111 @@
-"""Laws as measures: weighted atoms, their distribution functions and quantiles."""
+"""Laws as measures: weights by projection, weighted atoms, distribution functions and quantiles."""
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Protocol, Self
+from functools import cached_property, partial
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from scipy.sparse import csr_array
 
+from cme_dask.errors import DataError
 from cme_dask.numerics.cells import CellStatistics, ValueRange
 from cme_dask.numerics.monotone import MonotoneMaps
 from cme_dask.numerics.scoring import sorted_crps
 from cme_dask.numerics.smoothing import Smoothing, log_density, moments
 
-# Distribution functions and quantiles of mixtures of weighted atoms, many mixtures at once
+# From a signed density ratio on a support to a law: L2 projection
 
 
 Array = Any
+
+_PROJECTED = 1 << 16  # values of the ratio at once: with what is made of them they stay in cache
+
+
+def project(ratio: Array, masses: Array) -> tuple[Array, Array]:
+    r"""Nearest law to the signed ratio, in L2(v), one for each row.
+
+    The minimiser of :math:`\sum_s v_s (w_s / v_s - g_s)^2` over :math:`w \ge 0`,
+    :math:`\sum_s w_s = 1` is
+
+    .. math:: w_s = v_s \max(g_s - t, 0), \qquad \sum_s v_s \max(g_s - t, 0) = 1.
+
+    If the true ratio g_0 is a density on the support, w / v is never farther from it than g was.
+
+    Parameters
+    ----------
+    ratio
+        g, shape (q, S).
+    masses
+        v, non-negative, shape (S,).
+
+    Returns
+    -------
+    weights : (q, S), non-negative, sum 1
+    t : (q,)
+
+    Raises
+    ------
+    DataError
+        On NaN, infinity, negative masses, masses that are all zero, or shapes that don't fit.
+
+    Notes
+    -----
+    The left side falls in t, convex and piecewise linear. Newton's method from any t is to the
+    left of the root after one step and then rises to it, each step on the cells above the last t:
+    it ends when a step leaves them as they are, after about ten. Source of the iteration: Michelot
+    (1986), Journal of Optimization Theory and Applications 50, 195, with weights v.
+    """
+    ratio, masses = np.asarray(ratio, dtype=np.float64), np.asarray(masses, dtype=np.float64)
+    if ratio.ndim != 2 or masses.shape != ratio.shape[1:] or not len(masses):
+        raise DataError(
+            f"ratio (q, S) and masses (S,) expected, got shapes {ratio.shape} and {masses.shape}"
+        )
+    if not (np.isfinite(masses).all() and (masses >= 0.0).all() and masses.any()):
+        raise DataError("masses must be finite and non-negative, and one of them positive")
+    if not np.isfinite(ratio).all():
+        raise DataError("the density ratio holds NaN or infinity")
+    seen = np.flatnonzero(masses)
+    weights, threshold = np.zeros(ratio.shape), np.empty(len(ratio))
+    step = max(_PROJECTED // len(seen), 1)
+    for start in range(0, len(ratio), step):
+        here = slice(start, start + step)
+        above, threshold[here] = _above(ratio[here, seen], masses[seen])
+        above *= masses[seen]
+        weights[here, seen] = above / above.sum(axis=1, keepdims=True)
+    return weights, threshold
+
+
+def _above(ratio: Array, masses: Array) -> tuple[Array, Array]:
+    """max(g - t, 0) and t, shapes (q, S) and (q,); all masses are positive."""
+    total = masses.sum()
+    largest = np.abs(ratio).max(axis=1)
+    # Left of the root, whatever the sum rounds.
+    t = (ratio @ masses - 1.0) / total - np.finfo(np.float64).eps * len(masses) * largest
+    # What is kept is the distance from t: where g is huge, t itself can't tell it.
+    excess = ratio - t[:, None]
+    highest = excess.max(axis=1)
+    above, active = np.empty_like(excess), np.empty_like(excess)
+    counted = np.stack([masses, np.ones(len(masses))], axis=1)
+    before = np.full(len(ratio), -1.0)
+    while True:
+        np.maximum(excess, 0.0, out=above)
+        np.greater(excess, 0.0, out=active)
+        mass, count = (active @ counted).T
+        if np.array_equal(count, before):
+            return above, t
+        with np.errstate(over="ignore"):
+            step = (above @ masses - 1.0) / mass
+        # The highest stays above t, even where that is all that rounding leaves.
+        step = np.clip(step, 0.0, highest * (1.0 - 1e-15))
+        excess -= step[:, None]
+        highest -= step
+        t += step
+        before = count
+
+
+# Distribution functions and quantiles of mixtures of weighted atoms, many mixtures at once
+
 
 _HELD = 1 << 15  # numbers at once: they stay in cache
 _BIN = 32  # atoms; the search goes over bins, then within one
@@ -175,12 +263,14 @@ class SortedAtoms:
 # Laws as measures: rows of cells mixed by weights, or atoms moved along with x
 
 
+At = Any
+"""What a law is at some rows of x: the argument of all queries there."""
 Function = Callable[[Array], Array]
-Query = Callable[[Array], Array]
+Query = Callable[[At], Array]
 
 
 class Located(Protocol):
-    """Where the atoms of a moved law are."""
+    """Where the atoms of a shifted law are."""
 
     def location(self, x: Array) -> Array:
         """mu(x), shape (b, d), in the coordinates z."""
@@ -198,26 +288,12 @@ class Located(Protocol):
         """Smooth coordinates g(y) near z(y); None if z = y."""
 
 
-class Remembered:
-    """A function of rows that remembers its last value: the very same array is weighed once."""
-
-    def __init__(self, function: Query) -> None:
-        self._function = function
-        self._last: tuple[Array, Array] | None = None
-
-    def __call__(self, x: Array) -> Array:
-        """The value at x."""
-        last = self._last
-        if last is None or last[0] is not x:
-            last = self._last = x, self._function(x)
-        return last[1]
-
-
 class Law(Protocol):
     """Conditional distributions of Y at rows of x: one probability measure for each row.
 
-    Queries take rows of x (b, d_X), and their answers have these as the first axis. Those that
-    return a function prepare what does not depend on x, and are then asked block by block.
+    ``at(x)`` evaluates the law at rows x (b, d_X), once for all queries there. Queries take its
+    result, and their answers have the rows as the first axis. Those that return a function prepare
+    what does not depend on x, and are then asked block by block.
     """
 
     @property
@@ -228,16 +304,16 @@ class Law(Protocol):
     def held(self) -> int:
         """Numbers that a query holds for each row of x."""
 
-    def remembering(self) -> Self:
-        """The same law, which remembers the weights of the last rows."""
+    def at(self, x: Array) -> At:
+        """The law at rows of x."""
 
-    def weigh(self, x: Array) -> Array:
+    def weights(self, at: At) -> Array:
         """Probabilities of what the law is made of, shape (b, S)."""
 
-    def mean(self, x: Array) -> Array:
+    def mean(self, at: At) -> Array:
         """E[Y | x], shape (b, d)."""
 
-    def covariance(self, x: Array) -> Array:
+    def covariance(self, at: At) -> Array:
         """Cov[Y | x], shape (b, d, d)."""
 
     def average(self, f: Function) -> Query:
@@ -246,22 +322,22 @@ class Law(Protocol):
     def declared(self, name: str) -> Query | None:
         """E[f | x] of a declared function, shape (b, 1); None if its means are not known."""
 
-    def below(self, column: int) -> Callable[[Array, Array], Array]:
+    def below(self, column: int) -> Callable[[At, Array], Array]:
         """P(Y_j <= t | x), shape (b, k), for thresholds (k,) or (b, k)."""
 
-    def orthant(self, x: Array, columns: list[int], t: Array) -> Array:
+    def orthant(self, at: At, columns: list[int], t: Array) -> Array:
         """P(Y_j <= t_j for all j | x), shape (b, 1), of one t (b, len(columns)) for each x."""
 
     def quantile(self, column: int, levels: Array) -> Query:
         """Quantiles of a column, shape (b, k)."""
 
-    def crps(self, column: int) -> Callable[[Array, Array], Array]:
+    def crps(self, column: int) -> Callable[[At, Array], Array]:
         """Continuous ranked probability score of a column at y (b,), shape (b,)."""
 
-    def draw(self, x: Array, u: Array) -> Array:
+    def draw(self, at: At, u: Array) -> Array:
         """Draws, shape (b, k, d), from numbers u (b, k) that are uniform on (0, 1)."""
 
-    def ratio(self, y: Array) -> Callable[[Array, slice | None], Array] | None:
+    def ratio(self, y: Array) -> Callable[[At, slice | None], Array] | None:
         """dQ_x / dP_Y at y, shape (b, k), or (b, 1) at the y of a slice, one for each x.
 
         None if only smoothed densities have a ratio.
@@ -269,26 +345,12 @@ class Law(Protocol):
 
     def log_density(
         self, smoothing: Smoothing, far: Smoothing
-    ) -> Callable[[Array, Array, bool], Array]:
+    ) -> Callable[[At, Array, bool], Array]:
         """Logarithm of the smoothed density at y, shape (b, k); ``far`` is that far from data."""
 
 
-class _Weighed:
-    """What the measures share."""
-
-    weigh: Query
-
-    def remembering(self) -> Self:
-        """The same, with the weights of the last rows kept."""
-        result = copy.copy(self)
-        result.weigh = Remembered(self.weigh)
-        return result
-
-
-class CellMeasure(_Weighed):
-    """Laws Q_x = sum_s w_s(x) P_s, P_s the rows of cell s.
-
-    Each method takes rows of x as ``weigh`` does; the others' results have them as first axis.
+class CellLaw:
+    """Laws Q_x = sum_s w_s(x) P_s, P_s the rows of cell s: at rows of x they are weights (b, S).
 
     Parameters
     ----------
@@ -298,28 +360,23 @@ class CellMeasure(_Weighed):
         From rows of x (b, d_X) to weights w, shape (b, S).
     """
 
-    def __init__(self, cells: CellStatistics, weigh: Query) -> None:
-        self.cells, self.weigh = cells, weigh
+    def __init__(self, cells: CellStatistics, weigh: Callable[[Array], Array]) -> None:
+        self.cells, self.at = cells, weigh
+        self.size = self.held = len(cells.masses)
         self._sorted: dict[int, SortedAtoms] = {}
 
-    @property
-    def size(self) -> int:
-        """Number of cells S."""
-        return self.cells.size
+    def weights(self, at: Array) -> Array:
+        """The weights themselves."""
+        return at
 
-    @property
-    def held(self) -> int:
-        """Numbers that a query holds for each row of x."""
-        return self.cells.size
-
-    def mean(self, x: Array) -> Array:
+    def mean(self, at: Array) -> Array:
         """E[Y | x], shape (b, d)."""
-        return np.asarray(self.weigh(x) @ self.cells.means)
+        return np.asarray(at @ self.cells.means)
 
-    def covariance(self, x: Array) -> Array:
+    def covariance(self, at: Array) -> Array:
         """Cov[Y | x], shape (b, d, d): of the means between cells, and mean within them."""
-        weights, means = self.weigh(x), self.cells.means
-        mean = weights @ means
+        means = self.cells.means
+        mean = at @ means
         d = means.shape[1]
         # From the centre of all: the square of a large mean would cancel.
         centre = self.cells.masses @ means
@@ -327,7 +384,7 @@ class CellMeasure(_Weighed):
         products = (shifted[:, :, None] * shifted[:, None, :] + self.cells.covariances).reshape(
             -1, d * d
         )
-        second = (weights @ products).reshape(-1, d, d)
+        second = (at @ products).reshape(-1, d, d)
         return semidefinite(second - offset[:, :, None] * offset[:, None, :])
 
     def declared(self, name: str) -> Query | None:
@@ -335,42 +392,38 @@ class CellMeasure(_Weighed):
         if name not in self.cells.names:
             return None
         values = self.cells.functions[:, [self.cells.names.index(name)]]
-        return lambda x: self.weigh(x) @ values
+        return lambda at: at @ values
 
     def average(self, f: Function) -> Query:
-        """E[f | x], shape (b, q), of functions f from rows (n, d) to (n, q), on the kept rows."""
+        """E[f | x], shape (b, q), of functions f from rows (n, d) to (n, q), on the atoms."""
         values = self.cells.average(f(self.cells.atoms))
-        return lambda x: self.weigh(x) @ values
+        return lambda at: at @ values
 
     def below(self, column: int) -> Callable[[Array, Array], Array]:
         """P(Y_j <= t | x), shape (b, k), for thresholds (k,) or (b, k)."""
-        atoms = self.sorted_atoms(column)
-        return lambda x, t: atoms.below(self.weigh(x), t)
+        return self.sorted_atoms(column).below
 
-    def orthant(self, x: Array, columns: list[int], t: Array) -> Array:
+    def orthant(self, at: Array, columns: list[int], t: Array) -> Array:
         """P(Y_j <= t_j for all j | x), shape (b, 1), of one t (b, len(columns)) for each x."""
         inside = (self.cells.atoms[:, None, columns] <= t[None]).all(axis=2).astype(np.float64)
-        return np.einsum("bs,sb->b", self.weigh(x), self.cells.average(inside))[:, None]
+        return np.einsum("bs,sb->b", at, self.cells.average(inside))[:, None]
 
     def quantile(self, column: int, levels: Array) -> Query:
         """Quantiles of a column, shape (b, k)."""
-        atoms = self.sorted_atoms(column)
-        return lambda x: atoms.quantile(self.weigh(x), levels)
+        return partial(self.sorted_atoms(column).quantile, levels=levels)
 
     def crps(self, column: int) -> Callable[[Array, Array], Array]:
         """Continuous ranked probability score of a column at y (b,), shape (b,)."""
-        atoms = self.sorted_atoms(column)
-        return lambda x, y: atoms.crps(self.weigh(x), y)
+        return self.sorted_atoms(column).crps
 
-    def draw(self, x: Array, u: Array) -> Array:
+    def draw(self, at: Array, u: Array) -> Array:
         """Draws, shape (b, k, d), from numbers u (b, k) that are uniform on (0, 1)."""
-        weights = self.weigh(x)
-        cumulative = np.cumsum(weights, axis=1)
+        cumulative = np.cumsum(at, axis=1)
         cell = first_reaching(cumulative, u)
-        rows = np.arange(len(weights))[:, None]
+        rows = np.arange(len(at))[:, None]
         begin = np.where(cell > 0, cumulative[rows, cell - 1], 0.0)
         # What is left of u is uniform within the cell.
-        rest = np.clip((u - begin) / weights[rows, cell], 0.0, 1.0)
+        rest = np.clip((u - begin) / at[rows, cell], 0.0, 1.0)
         starts, ends = self.cells.starts[:-1], self.cells.starts[1:] - 1
         atom = np.searchsorted(self._within, (cell + rest).ravel()).reshape(cell.shape)
         return np.asarray(self.cells.atoms[np.clip(atom, starts[cell], ends[cell])])
@@ -379,13 +432,12 @@ class CellMeasure(_Weighed):
         """dQ_x / dP_Y, shape (b, k), constant on cells; 0 where there is no row."""
         cells = self.cells.support.assign(y)
 
-        def block(x: Array, at: slice | None) -> Array:
-            weights = self.weigh(x)
-            if at is None:
-                result, mass = weights[:, cells], self.cells.masses[cells]
+        def block(at: Array, here: slice | None) -> Array:
+            if here is None:
+                result, mass = at[:, cells], self.cells.masses[cells]
             else:
-                result = weights[np.arange(len(x)), cells[at]][:, None]
-                mass = self.cells.masses[cells[at]][:, None]
+                result = at[np.arange(len(at)), cells[here]][:, None]
+                mass = self.cells.masses[cells[here]][:, None]
             return np.divide(result, mass, out=np.zeros_like(result), where=mass > 0.0)
 
         return block
@@ -395,8 +447,8 @@ class CellMeasure(_Weighed):
     ) -> Callable[[Array, Array, bool], Array]:
         """Logarithm of the smoothed density at y, shape (b, k), see :func:`log_density`."""
         means, covariances = self.cells.means, self.cells.covariances
-        return lambda x, y, paired: log_density(
-            self.weigh(x), means, covariances, y, smoothing, paired=paired
+        return lambda at, y, paired: log_density(
+            at, means, covariances, y, smoothing, paired=paired
         )
 
     def sorted_atoms(self, column: int) -> SortedAtoms:
@@ -404,7 +456,7 @@ class CellMeasure(_Weighed):
         if column not in self._sorted:
             cells = self.cells
             self._sorted[column] = SortedAtoms.of(
-                cells.atoms[:, column], cells.cell_of_atom, cells.shares, cells.size
+                cells.atoms[:, column], cells.cell_of_atom, cells.shares, self.size
             )
         return self._sorted[column]
 
@@ -417,18 +469,29 @@ class CellMeasure(_Weighed):
         return np.asarray(cell + np.clip(shares - before[cell], 0.0, 1.0))
 
 
-class ShiftedMeasure(_Weighed):
+class Shifted(NamedTuple):
+    """A shifted law at rows of x: weights (b, S), and the locations mu(x) (b, d)."""
+
+    weights: Array
+    location: Array
+
+    def rows(self, which: Array) -> "Shifted":
+        """The law at some of the rows."""
+        return Shifted(self.weights[which], self.location[which])
+
+
+class ShiftedLaw:
     """Laws on atoms near y(mu(x) + e_s), s = 1..S, with masses w_s(x): residuals e moved to mu(x).
 
     Atoms are brought to the nearest values that the columns can take: into the range of all rows,
     and to whole numbers where all rows hold these.
 
-    Has the methods of :class:`CellMeasure` that don't need rows of all cells.
+    Has the methods of :class:`CellLaw` that don't need rows of all cells.
 
     Parameters
     ----------
     cells
-        Cells of e; its means are the atoms.
+        CellStatistics of e; its means are the atoms.
     weigh
         From rows of x to weights, shape (b, S).
     located
@@ -440,81 +503,81 @@ class ShiftedMeasure(_Weighed):
     def __init__(
         self,
         cells: CellStatistics,
-        weigh: Query,
+        weigh: Callable[[Array], Array],
         located: Located,
         values: ValueRange | None = None,
     ) -> None:
-        self.cells, self.weigh, self.located = cells, weigh, located
-        self.values = ValueRange.unknown(cells.means.shape[1]) if values is None else values
+        self.cells, self._weigh, self._located = cells, weigh, located
+        self._values = ValueRange.unknown(cells.means.shape[1]) if values is None else values
         self._order = np.argsort(cells.means, axis=0, kind="stable")
+        self.size, self.held = len(cells.masses), 4 * int(cells.means.size)
 
-    @property
-    def held(self) -> int:
-        """Numbers that a query holds for each row of x."""
-        return 4 * int(self.cells.means.size)
+    def at(self, x: Array) -> Shifted:
+        """The law at rows of x."""
+        return Shifted(self._weigh(x), self._located.location(x))
 
-    def mean(self, x: Array) -> Array:
+    def mean(self, at: Shifted) -> Array:
         """E[Y | x], shape (b, d)."""
-        return np.einsum("bs,bsd->bd", self.weigh(x), self.places(x))
+        return np.einsum("bs,bsd->bd", at.weights, self._places(at))
 
-    def covariance(self, x: Array) -> Array:
+    def covariance(self, at: Shifted) -> Array:
         """Cov[Y | x], shape (b, d, d)."""
-        weights, places = self.weigh(x), self.places(x)
+        weights, places = at.weights, self._places(at)
         gap = places - np.einsum("bs,bsd->bd", weights, places)[:, None]
         return semidefinite(np.einsum("bs,bsi,bsj->bij", weights, gap, gap, optimize=True))
 
     def average(self, f: Function) -> Query:
         """E[f | x], shape (b, q), of functions f from rows (n, d) to (n, q)."""
 
-        def block(x: Array) -> Array:
-            places = self.places(x)
+        def block(at: Shifted) -> Array:
+            places = self._places(at)
             values = f(places.reshape(-1, places.shape[2]))
             values = values.reshape(*places.shape[:2], values.shape[1])
-            return np.einsum("bs,bsq->bq", self.weigh(x), values)
+            return np.einsum("bs,bsq->bq", at.weights, values)
 
         return block
 
-    def below(self, column: int) -> Callable[[Array, Array], Array]:
+    def below(self, column: int) -> Callable[[Shifted, Array], Array]:
         """P(Y_j <= t | x), shape (b, k), for thresholds (k,) or (b, k)."""
         order = self._order[:, column]
 
-        def block(x: Array, t: Array) -> Array:
-            t = np.broadcast_to(t, (len(x), t.shape[-1]))
-            place = self.placing(column, x)
+        def block(at: Shifted, t: Array) -> Array:
+            t = np.broadcast_to(t, (len(at.weights), t.shape[-1]))
+            place = self.placing(column, at)
             # Found among the very numbers that quantiles return.
-            position = first_true(t.shape, len(order), lambda at: place(at) > t)
-            sums = np.cumsum(self.weigh(x)[:, order], axis=1)
-            before = np.concatenate([np.zeros((len(x), 1)), sums], axis=1)
+            position = first_true(t.shape, len(order), lambda atom: place(atom) > t)
+            sums = np.cumsum(at.weights[:, order], axis=1)
+            before = np.concatenate([np.zeros((len(t), 1)), sums], axis=1)
             return reported(np.take_along_axis(before, position, axis=1))
 
         return block
 
-    def orthant(self, x: Array, columns: list[int], t: Array) -> Array:
+    def orthant(self, at: Shifted, columns: list[int], t: Array) -> Array:
         """P(Y_j <= t_j for all j | x), shape (b, 1), of one t (b, len(columns)) for each x."""
-        inside = (self.places(x)[:, :, columns] <= t[:, None]).all(axis=2)
-        return (self.weigh(x) * inside).sum(axis=1)[:, None]
+        inside = (self._places(at)[:, :, columns] <= t[:, None]).all(axis=2)
+        return (at.weights * inside).sum(axis=1)[:, None]
 
     def quantile(self, column: int, levels: Array) -> Query:
         """Quantiles of a column, shape (b, k)."""
         order = self._order[:, column]
 
-        def block(x: Array) -> Array:
-            sums = np.cumsum(self.weigh(x)[:, order], axis=1)
-            at = first_reaching(sums, np.broadcast_to(levels, (len(x), len(levels))))
-            return self.placing(column, x)(at)
+        def block(at: Shifted) -> Array:
+            sums = np.cumsum(at.weights[:, order], axis=1)
+            atom = first_reaching(sums, np.broadcast_to(levels, (len(sums), len(levels))))
+            return self.placing(column, at)(atom)
 
         return block
 
-    def crps(self, column: int) -> Callable[[Array, Array], Array]:
+    def crps(self, column: int) -> Callable[[Shifted, Array], Array]:
         """Continuous ranked probability score of a column at y (b,), shape (b,)."""
-        return lambda x, y: sorted_crps(*self.ascending(column, x), y)
+        return lambda at, y: sorted_crps(*self.ascending(column, at), y)
 
-    def draw(self, x: Array, u: Array) -> Array:
+    def draw(self, at: Shifted, u: Array) -> Array:
         """Draws, shape (b, k, d), from numbers u (b, k) that are uniform on (0, 1)."""
-        at = first_reaching(np.cumsum(self.weigh(x), axis=1), u)
-        return self._values(self.located.location(x)[:, None] + self.cells.means[at])
+        atom = first_reaching(np.cumsum(at.weights, axis=1), u)
+        return self._possible(at.location[:, None] + self.cells.means[atom])
 
-    def log_density(self, smoothing: Smoothing) -> Callable[[Array, Array, bool], Array]:
+    def log_density(self, smoothing: Smoothing) -> Callable[[Shifted, Array, bool], Array]:
         """Logarithm of the density at y, shape (b, k).
 
         It is the density of the atoms' g, smoothed, times dg / dy, with coordinates g near z that
@@ -522,19 +585,19 @@ class ShiftedMeasure(_Weighed):
         brought into the range of y, but not to whole numbers; the kernels are those of the
         atoms before, since a law whose atoms all lie at an end of the range has no width.
         """
-        values, smooth = self.values, self.located.smoothed()
-        forward: Query = (lambda y: y) if smooth is None else smooth
+        values, smooth = self._values, self._located.smoothed()
+        forward: Function = (lambda y: y) if smooth is None else smooth
         known = np.isfinite(values.low) & np.isfinite(values.high)
         low, high = (
             np.where(known, forward(np.where(known, end, 0.0)[None])[0], beyond)
             for end, beyond in ((values.low, -np.inf), (values.high, np.inf))
         )
 
-        def block(x: Array, y: Array, paired: bool) -> Array:
-            weights, covariances = self.weigh(x), self.cells.covariances
-            atoms = self.located.location(x)[:, None] + self.cells.means
+        def block(at: Shifted, y: Array, paired: bool) -> Array:
+            weights, covariances = at.weights, self.cells.covariances
+            atoms = at.location[:, None] + self.cells.means
             if smooth is not None:
-                rows = self.located.undo(atoms.reshape(-1, atoms.shape[2]))
+                rows = self._located.undo(atoms.reshape(-1, atoms.shape[2]))
                 atoms = smooth(rows).reshape(atoms.shape)
             inside, scales = np.clip(atoms, low, high), None
             if (inside != atoms).any():
@@ -549,31 +612,31 @@ class ShiftedMeasure(_Weighed):
 
         return block
 
-    def places(self, x: Array) -> Array:
-        """The atoms, shape (b, S, d)."""
-        return self._values(self.located.location(x)[:, None] + self.cells.means)
-
-    def ascending(self, column: int, x: Array) -> tuple[Array, Array]:
+    def ascending(self, column: int, at: Shifted) -> tuple[Array, Array]:
         """Masses of the atoms and their values in one column, in ascending order, shapes (b, S)."""
         order = self._order[:, column]
-        every = np.broadcast_to(np.arange(len(order)), (len(x), len(order)))
+        every = np.broadcast_to(np.arange(len(order)), at.weights.shape)
         # The coordinates of a column rise with it, so that moved atoms keep their order.
-        return self.weigh(x)[:, order], self.placing(column, x)(every)
+        return at.weights[:, order], self.placing(column, at)(every)
 
-    def placing(self, column: int, x: Array) -> Query:
+    def placing(self, column: int, at: Shifted) -> Function:
         """From positions in ascending order (b, k) to the atoms' values there, ascending."""
-        location = self.located.location(x)[:, [column]]
-        atoms, values = self.cells.means[self._order[:, column], column], self.values.column(column)
+        location, values = at.location[:, [column]], self._values.column(column)
+        atoms = self.cells.means[self._order[:, column], column]
 
-        def place(at: Array) -> Array:
-            y = self.located.undo_column(location + atoms[at], column)
+        def place(atom: Array) -> Array:
+            y = self._located.undo_column(location + atoms[atom], column)
             return values.possible(y[..., None])[..., 0]
 
         return place
 
-    def _values(self, z: Array) -> Array:
+    def _places(self, at: Shifted) -> Array:
+        """The atoms, shape (b, S, d)."""
+        return self._possible(at.location[:, None] + self.cells.means)
+
+    def _possible(self, z: Array) -> Array:
         """Values that columns of y can take, for coordinates z, both of shape (b, k, d)."""
-        return self.values.possible(self.located.undo(z.reshape(-1, z.shape[2])).reshape(z.shape))
+        return self._values.possible(self._located.undo(z.reshape(-1, z.shape[2])).reshape(z.shape))
 
 
 def semidefinite(covariance: Array) -> Array:
