@@ -17,8 +17,8 @@ from cme_dask import (
 )
 from cme_dask.cli.progress import ProgressLines
 from cme_dask.errors import DataError
-from cme_dask.estimators.recipe import TuningProgress
 from cme_dask.estimators.steps import SearchTimes
+from cme_dask.learning.candidates import TuningProgress
 from cme_dask.passes import progress as display
 from cme_dask.passes.progress import FitProgress, Step
 from cme_dask.passes.run import PassProgress

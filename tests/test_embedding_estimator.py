@@ -16,7 +16,7 @@ from test_reads import opened
 
 from cme_dask import ConditionalMeanEmbedding, kernels, load
 from cme_dask.errors import DataError, NotFittedError, StoreError
-from cme_dask.learning.embedding import REGS
+from cme_dask.learning.problems import EMBEDDING_REGS as REGS
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.embedding import EmbeddingChange
 from cme_dask.numerics.folds import fold_of_rows

@@ -7,22 +7,15 @@ import numpy as np
 import pandas as pd
 import pytest
 import zarr
-from click.testing import CliRunner
 from conftest import write_store
-from oracle_joint import coefficients, means, newton
-from scipy.optimize import brentq
 from test_reads import opened
 
 from cme_dask import JointDistribution, Tuning, load, open_sample
-from cme_dask.cli import cli
 from cme_dask.errors import DataError, ResourceError
-from cme_dask.kernels import Gaussian, Matern, TransformedKernel
-from cme_dask.learning.losses import CelledRows
-from cme_dask.learning.search import search
-from cme_dask.numerics.cholesky import pivoted_cholesky
+from cme_dask.kernels import Gaussian, TransformedKernel
+from cme_dask.learning.problems import search_joint
 from cme_dask.numerics.folds import fold_of_rows
 from cme_dask.numerics.problem import Regularization
-from cme_dask.numerics.support import Support
 
 QUICK = Tuning(rows=600, max_rank=40, evaluations=12, finalists=4, averaged=3)
 
@@ -39,7 +32,7 @@ def searched(x, y, **options):
     arguments = {"given": (None, None), "options": QUICK} | options
     coded = tuple((False,) * part.shape[1] for part in (x, y))
     given = arguments.pop("given")
-    return search((x, y), np.full(n, 1 / n), fold_of_rows(0, n, 5), given, coded, **arguments)
+    return search_joint((x, y), np.full(n, 1 / n), fold_of_rows(0, n, 5), given, coded, **arguments)
 
 
 def test_the_best_beats_the_grid_and_independence():
@@ -113,116 +106,6 @@ def test_validation_is_by_declared_functions():
         )
 
 
-def dense_log_loss(kernels, pivots, x, y, weights, folds, reg, edges):
-    """Minus the log score of dense refits without each fold, on cells of y between edges."""
-    cells = np.array([(row > edges).sum() for row in y[:, 0]])
-    size = len(edges) + 1
-    points = np.array([np.average(y[cells == s], axis=0, weights=weights[cells == s])
-                       for s in range(size)])  # fmt: skip
-    total = 0.0
-    for fold in np.unique(folds):
-        rest = folds != fold
-        fitted = means(*kernels, x[rest], y[rest], *pivots, weights[rest])
-        coef = coefficients(fitted, "normalized", reg, "two-sided")
-        mass = np.array([weights[rest & (cells == s)].sum() for s in range(size)])
-        mass /= mass.sum()
-        right = newton(kernels[1], points, pivots[1])
-        for i in np.flatnonzero(~rest):
-            g = 1 + right @ coef @ newton(kernels[0], x[i : i + 1], pivots[0])[0]
-
-            def missing(t, g=g, mass=mass):
-                return mass @ np.maximum(g - t, 0) - 1
-
-            t = brentq(missing, g.min() - 2, g.max(), xtol=1e-14)
-            density = max(g[cells[i]] - t, 0) if mass[cells[i]] > 0 else 1.0
-            total -= weights[i] * np.log(density + (1 - density) / rest.sum())
-    return total / weights.sum()
-
-
-def test_the_log_score_is_that_of_dense_refits():
-    x, y = sample_of(240)
-    weights = np.random.default_rng(3).uniform(0.2, 2.0, len(x))
-    weights /= weights.sum()
-    folds, kernels, reg = (
-        fold_of_rows(0, len(x), 5),
-        (Gaussian(0.6), Matern(0.8, 1.5)),
-        (1e-3, 1e-2),
-    )
-    found = search(
-        (x, y), weights, folds, kernels, ((False,), (False,)),
-        reg=Regularization(*reg), options=Tuning("log", 240, 30, 0),
-    )  # fmt: skip
-    (trial,) = found.trials
-    order = np.argsort(folds, kind="stable")
-    pivots = [
-        part[order][pivoted_cholesky(k, part[order], 1e-5, 30, weights=weights[order]).pivots]
-        for k, part in zip(kernels, (x, y), strict=True)
-    ]
-    edges = found.support.edges
-    assert len(edges) == 99
-    wanted = dense_log_loss(kernels, pivots, x, y, weights, folds, reg, edges)
-    assert trial.crps == pytest.approx(wanted, rel=1e-8)
-    assert trial.score == pytest.approx(-1.0)
-    assert -1.3 < wanted < -0.4  # I(X; Y) is about 1.2
-
-
-def test_log_scores_of_finalists_are_those_of_refits_from_all_rows():
-    x, y = sample_of(300)
-    options = Tuning("log", 300, 25, 4, finalists=2, averaged=1)
-    law = JointDistribution(tuning=options, n_folds=4, max_rank=25, residual=False)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        law.fit(x, y)
-    member, support = law.members_[0], law.search_.support
-    chosen, bases = member.candidate, [side.basis for side in member.part.sides]
-    folds = fold_of_rows(0, len(x), 4)
-    wanted = dense_log_loss(
-        (chosen.kernel_x, chosen.kernel_y), [basis.points for basis in bases], x, y,
-        np.full(len(x), 1 / len(x)), folds, (chosen.reg.y, chosen.reg.x), support.edges,
-    )  # fmt: skip
-    assert member.crps == pytest.approx(wanted, rel=1e-6)
-    assert law.model_.about["tuning"]["criterion"] == "log"
-
-
-def test_the_log_score_is_finite_where_the_law_has_nothing():
-    support = Support(np.array([[0.0], [1.0], [2.0]]), edges=np.array([0.5, 1.5]))
-    y = np.array([0.0, 0.1, 1.0, 1.1, 2.0, 0.0, 1.2])[:, None]
-    rows = CelledRows(support, y, np.full(7, 1 / 7), [slice(0, 3), slice(3, 7)])
-    # Laws of the second fold by the first: masses 2/3 and 1/3, and nothing in the last cell.
-    ratio = np.array([[1.0, 1.0, 1.0], [1.0, 1.0, 9.0], [-9.0, 9.0, 0.0], [-9.0, 9.0, 0.0]])
-    wanted = [0.0, 0.0, np.log(1 / 3), np.log(3 * 2 / 3 + 1 / 3)]
-    assert rows.score(1, ratio) == pytest.approx(np.mean(wanted), abs=1e-12)
-    nobody = CelledRows(support, y, np.full(7, 1 / 7), [slice(0, 0), slice(0, 7)])
-    assert nobody.score(0, np.ones((0, 3))) == nobody.score(1, np.ones((7, 3))) == 0.0
-
-
-def test_several_columns_and_labels_are_judged_by_the_log_score():
-    rng = np.random.default_rng(5)
-    label = rng.integers(0, 3, 600)
-    y = pd.DataFrame(
-        {
-            "number": label + 0.3 * rng.standard_normal(600),
-            "kind": pd.Categorical.from_codes((label + (rng.random(600) < 0.2)) % 3, list("abc")),
-        }
-    )
-    x = pd.DataFrame({"label": pd.Categorical.from_codes(label, list("uvw"))})
-    law = JointDistribution(tuning=Tuning("log", 600, 40, 6, 2, 1)).fit(x, y)
-    member = law.members_[0]
-    assert -1.2 < member.crps < -0.6  # the label tells about one of three: log 3 = 1.1
-    assert law.search_.support.points.shape[1] == 2
-
-
-def test_the_log_score_from_the_command_line(tmp_path):
-    write_store(tmp_path / "s.zarr", *sample_of(800))
-    line = ["tune", str(tmp_path / "s.zarr"), "--out", str(tmp_path / "out"), "--criterion", "log"]
-    few = ["--rows", "300", "--evaluations", "0", "--averaged", "1", "--max-rank", "30"]
-    done = CliRunner().invoke(cli, [*line, *few], catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    assert "log loss" in done.output
-    assert "sliced CRPS" not in done.output
-    assert load(tmp_path / "out" / "model.zarr").about["tuning"]["criterion"] == "log"
-
-
 def test_a_search_that_does_not_fit_is_refused_before_it_begins():
     x, y = sample_of(5000)
     heard = []
@@ -262,7 +145,7 @@ def test_independence_is_found_to_be_best():
 def test_rows_of_one_fold_are_refused():
     x, y = sample_of(20)
     with pytest.raises(DataError, match="kernels are learned on held-out folds"):
-        search((x, y), np.full(20, 0.05), np.zeros(20), (None, None), ((False,), (False,)))
+        search_joint((x, y), np.full(20, 0.05), np.zeros(20), (None, None), ((False,), (False,)))
 
 
 @pytest.mark.parametrize(
@@ -418,7 +301,7 @@ def test_the_median_heuristic_is_still_there():
 
 
 def test_progress_tells_of_the_search():
-    from cme_dask.estimators.recipe import TuningProgress
+    from cme_dask.learning.candidates import TuningProgress
 
     heard = []
     x, y = sample_of(500)

@@ -503,7 +503,7 @@ _STAGES = {
     "widen": "#3a8f5c",
     "ignore": "#7a4fa0",
 }
-_LOSSES = {"log": "log loss", "validation": "squared errors (41)"}  # for the sliced CRPS
+_LOSSES = {"validation": "squared errors (41)"}  # for the sliced CRPS
 _FORMS = {"standard": "standardised", "scores": "normal scores", "given": "given kernel"}
 
 

@@ -25,7 +25,8 @@ from cme_dask.passes.progress import Event, bars, duration, update_bar
 
 if TYPE_CHECKING:
     from cme_dask.data.ingest import IngestProgress
-    from cme_dask.estimators.recipe import PivotProgress, TuningProgress
+    from cme_dask.estimators.recipe import PivotProgress
+    from cme_dask.learning.candidates import TuningProgress
     from cme_dask.passes.run import PassProgress
 
 
@@ -166,7 +167,7 @@ class ProgressLines:
         if isinstance(event, Event):
             self._whole(event)
             return
-        from cme_dask.estimators.recipe import TuningProgress
+        from cme_dask.learning.candidates import TuningProgress
         from cme_dask.passes.run import PassProgress
 
         if isinstance(event, TuningProgress):

@@ -115,12 +115,12 @@ class SampleSection(_Section):
 class TuningSection(_Section):
     """Options of :class:`cme_dask.Tuning`, of which a job may give some."""
 
-    criterion: Annotated[
-        Literal["auto", "joint+crps", "joint", "crps", "validation", "log"], Flag()
-    ] = Field(
-        "auto",
-        description="Loss on held-out rows: the joint loss, the sliced CRPS, both, (41), the "
-        "squared error of the events, or the log score of the law.",
+    criterion: Annotated[Literal["auto", "joint+crps", "joint", "crps", "validation"], Flag()] = (
+        Field(
+            "auto",
+            description="Loss on held-out rows: the joint loss, the sliced CRPS, both, (41), the "
+            "squared error of the events, or the log score of the law.",
+        )
     )
     rows: Annotated[int, Flag(type=count)] = Field(4096, description="Rows used by the search.")
     max_rank: int | None = None

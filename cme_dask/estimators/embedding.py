@@ -23,7 +23,6 @@ from cme_dask.estimators.recipe import (
     NotFitted,
     Progress,
     Tolerance,
-    TuningProgress,
     check_accuracy,
     check_parameters,
     choose_mode,
@@ -35,7 +34,8 @@ from cme_dask.estimators.recipe import (
 from cme_dask.estimators.steps import ProgressOption, reported
 from cme_dask.estimators.tuned import FOLDS, MAX_RANK
 from cme_dask.kernels import Kernel
-from cme_dask.learning.embedding import LOSSES, REGS, SEARCH_ROWS, EmbeddingSearch, search_embedding
+from cme_dask.learning.problems import EMBEDDING_REGS as REGS
+from cme_dask.learning.problems import LOSSES, SEARCH_ROWS, EmbeddingSearch, search_embedding
 from cme_dask.models.answers import ConditionalExpectation
 from cme_dask.models.embedding import EmbeddedVariable, EmbeddingModel
 from cme_dask.models.points import FloatArray
@@ -323,10 +323,6 @@ class ConditionalMeanEmbedding(EmbeddingPartialFit, BaseEstimator):  # type: ign
         declared = self._declared(functions)
         side = make_side(None, choice.sample.columns[1], declared, rows, 1)  # type: ignore[arg-type]
 
-        def callback(stage: str, done: int, most: int, best: float | None) -> None:
-            if choice.progress is not None:
-                choice.progress(TuningProgress(stage, done, most, best))
-
         return search_embedding(
             (rows.parts[0], rows.parts[1]),
             rows.importance,
@@ -337,7 +333,7 @@ class ConditionalMeanEmbedding(EmbeddingPartialFit, BaseEstimator):  # type: ign
             criterion=self.criterion,
             regs=self._regs,
             tol=self._tolerance.value,
-            callback=callback,
+            callback=choice.progress,
         )
 
     @property

@@ -27,6 +27,7 @@ from cme_dask.errors import (
     ToleranceWarning,
 )
 from cme_dask.kernels import Kernel
+from cme_dask.learning.candidates import TuningProgress
 from cme_dask.learning.transforms import HEURISTIC_ROWS, constant_columns, default_kernel
 from cme_dask.models.events import Event
 from cme_dask.numerics.basis import Basis, LinearBasis
@@ -172,26 +173,6 @@ class PivotProgress:
     rank: int
     residual_trace: float
     tol: float
-
-
-@dataclass(frozen=True)
-class TuningProgress:
-    """How far the search for kernels is: trials of this stage, at most, and the best score.
-
-    The score is None as long as no kernels were found that are better than independence. The ranks
-    are those of the best kernels so far on the rows of the search, of x first, where it knows both.
-    """
-
-    stage: str
-    done: int
-    most: int
-    score: float | None
-    ranks: tuple[int, ...] = ()
-
-    @property
-    def best(self) -> str:
-        """The best score, to be appended to a text."""
-        return "" if self.score is None else f", best score {self.score:.3f}"
 
 
 FunctionsLike = Mapping[str, Function | str] | Sequence[str]

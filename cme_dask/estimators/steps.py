@@ -12,11 +12,10 @@ from cme_dask.estimators.recipe import (
     DENSE_POWER,
     PivotProgress,
     Progress,
-    TuningProgress,
     dense_cost,
 )
 from cme_dask.estimators.tuned import MAX_RANK
-from cme_dask.learning.candidates import Tuning
+from cme_dask.learning.candidates import Tuning, TuningProgress
 from cme_dask.passes.driver import Executor
 from cme_dask.passes.progress import FitProgress, Listener, Step, StepBegan, listening
 from cme_dask.passes.run import PassProgress

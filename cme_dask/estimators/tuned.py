@@ -12,21 +12,20 @@ from cme_dask.estimators.pivoting import PivotSelector
 from cme_dask.estimators.planning import FitContext
 from cme_dask.estimators.recipe import (
     FunctionsLike,
-    TuningProgress,
     declared,
     dense_cost,
 )
 from cme_dask.estimators.solving import SolveOptions
 from cme_dask.kernels import Kernel
 from cme_dask.learning.candidates import KernelChoice, Score, Search, Tuning
-from cme_dask.learning.losses import CelledRows, log_loss
-from cme_dask.learning.search import Estimated, estimated, search, search_bytes
+from cme_dask.learning.problems import estimated, search_joint
+from cme_dask.learning.search import search_bytes
 from cme_dask.models.assembly import Part
 from cme_dask.models.events import importable
 from cme_dask.numerics.basis import Basis, NewtonBasis
 from cme_dask.numerics.blocks import MomentSums
 from cme_dask.numerics.cells import CellReduction, CellSums
-from cme_dask.numerics.crossval import HeldFold, held_folds, held_out_folds, replicates
+from cme_dask.numerics.crossval import held_folds, replicates
 from cme_dask.numerics.joint import reduced
 from cme_dask.numerics.moments import FeatureBlock, MomentReduction
 from cme_dask.numerics.precision import ComputeMode
@@ -109,7 +108,7 @@ def search_kernels(
     reg
         The ridge, None if it is learned.
     options, tol, seed
-        See :func:`cme_dask.learning.search.search`.
+        See :func:`cme_dask.learning.problems.search_joint`.
 
     Raises
     ------
@@ -124,13 +123,7 @@ def search_kernels(
     columns = choice.sample.columns
     categorical = [tuple(name in c.categories for name in c.names) for c in columns]
 
-    def callback(
-        stage: str, done: int, most: int, best: float | None, ranks: tuple[int, ...]
-    ) -> None:
-        if choice.progress is not None:
-            choice.progress(TuningProgress(stage, done, most, best, ranks))
-
-    result = search(
+    result = search_joint(
         (rows.parts[0], rows.parts[1]),
         rows.importance,
         choice.sample.folding.folds(rows.index, rows.units, FOLDS),
@@ -141,7 +134,7 @@ def search_kernels(
         options=options,
         tol=tol,
         seed=seed,
-        callback=callback,
+        callback=choice.progress,
     )
     return replace(result, memory=memory)
 
@@ -293,9 +286,6 @@ def _member(
     if folds:
         regs = _ridges(reg) if learn_reg else [reg]
         losses = estimated(folds, regs, found.judges)
-        if found.support is not None:
-            numbers = held_out_folds(moments)
-            losses = losses[0], _log_loss(folds, numbers, regs, found, choice, (x, y))
         best = int(np.argmin(found.score(losses[0][0], losses[1][0])))
         reg = regs[best]
         joint, crps = (float(mean[best]) for mean, _ in losses)
@@ -307,24 +297,6 @@ def _member(
     return EnsembleMember(
         replace(candidate, reg=reg), part, moments, joint, crps, retained, arithmetic
     )
-
-
-def _log_loss(
-    folds: Sequence[HeldFold],
-    numbers: Sequence[int],
-    regs: Sequence[Regularization],
-    found: Search,
-    choice: PivotSelector,
-    sides: tuple[FeatureBlock, FeatureBlock],
-) -> Estimated:
-    """Log loss, at the rows of the search, of refits from all rows without each fold."""
-    assert found.support is not None
-    rows = choice.rows.prefix(found.rows)
-    of_rows = rows.folds(choice.sample.folding, choice.n_folds)
-    held = [np.flatnonzero(of_rows == number) for number in numbers]
-    celled = CelledRows(found.support, rows.parts[1], rows.importance, held)
-    x, y = sides[0].basis(rows.parts[0]), sides[1].basis(found.support.points)
-    return log_loss(folds, regs, celled, x, y)
 
 
 def _kept(losses: Sequence[tuple[float, float]]) -> float:

@@ -1,6 +1,6 @@
 """What a search for kernels looks for: options, candidates, bounds, results."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,14 +13,13 @@ from cme_dask.kernels.length_scales import IGNORED, SCALES
 from cme_dask.numerics.problem import Regularization
 from cme_dask.numerics.resources import MemoryPlan
 from cme_dask.numerics.scoring import ScoringFunctions
-from cme_dask.numerics.support import Support
 
 # What a search for kernels looks for: its options, candidates, scores and result
 
 
 Array = Any
 
-CRITERIA = ("auto", "joint+crps", "joint", "crps", "validation", "log")
+CRITERIA = ("auto", "joint+crps", "joint", "crps", "validation")
 
 
 @dataclass(frozen=True)
@@ -29,16 +28,12 @@ class Tuning:
 
     Parameters
     ----------
-    criterion : {"auto", "joint+crps", "joint", "crps", "validation", "log"}
+    criterion : {"auto", "joint+crps", "joint", "crps", "validation"}
         Held-out joint loss, sliced CRPS, or the sum of both, each over what the best candidate
         gains on independence. ``auto`` is ``joint+crps`` for one column of y and ``crps`` for more,
         of which the joint loss is noisy: it depends on the few places where g is large.
         In the place of the sliced CRPS ``validation`` takes (41) of the joint paper, the squared
-        error of the declared functions of y, and ``log`` the log score of the projected law: the
-        mean of log(w_s(x) / v_s) at the cell s of y, of at most 100 cells, among ``rows`` rows of
-        the row sample, with the ratio fitted and the masses v counted without the fold of the row.
-        The law is mixed with a share of 1 / m of the marginal, m the number of rows of the other
-        folds among these, so that the logarithm is finite.
+        error of the declared functions of y.
     rows
         Rows of the row sample that the search sees.
     max_rank
@@ -183,6 +178,26 @@ class TrialResult:
 
 
 @dataclass(frozen=True)
+class TuningProgress:
+    """How far the search for kernels is: trials of this stage, at most, and the best score.
+
+    The score is None as long as no kernels were found that are better than independence. The ranks
+    are those of the best kernels so far on the rows of the search, of x first, where it knows both.
+    """
+
+    stage: str
+    done: int
+    most: int
+    score: float | None
+    ranks: tuple[int, ...] = ()
+
+    @property
+    def best(self) -> str:
+        """The best score, to be appended to a text."""
+        return "" if self.score is None else f", best score {self.score:.3f}"
+
+
+@dataclass(frozen=True)
 class Score:
     """What a joint loss and a sliced CRPS (less that of independence) add up to.
 
@@ -251,8 +266,6 @@ class Search:
         What it judged by.
     rows
         How many it saw: the first of the row sample.
-    support
-        Cells of y, where they are judged by the log score.
     memory
         Predicted peak.
     """
@@ -266,7 +279,6 @@ class Search:
     reg: Regularization | None
     criterion: str
     rows: int
-    support: Support | None = None
     memory: MemoryPlan | None = None
 
     __repr__ = brief_repr
@@ -289,80 +301,3 @@ def candidate(
     x, y = kernels
     ridge = Regularization(trial.reg, trial.reg) if reg is None else reg
     return KernelChoice(x.kernel(trial.x), y.kernel(trial.y), ridge, trial)
-
-
-# Length scales at the end of a search: bounds that are widened, columns that are ignored
-
-
-Scales = tuple[float, ...]
-
-_NEAR = 1.1  # within this factor of a bound a length scale is at it
-_LONG, _LONGER = 5.0, 6.0  # deviations, and times the shortest: a column that may not be needed
-_WORSE = 2e-4  # of the score: less is no loss
-
-
-def at_bounds(scales: Sequence[float]) -> bool:
-    """Whether a length scale ended at a bound of the first search.
-
-    Parameters
-    ----------
-    scales
-        Of all columns, in standard deviations.
-    """
-    low, high = SCALES
-    return any(s <= low * _NEAR or high / _NEAR <= s < IGNORED for s in scales)
-
-
-def long_columns(scales: Scales, groups: Sequence[slice]) -> list[int]:
-    """Columns much longer than the shortest of their variable, longest first.
-
-    Parameters
-    ----------
-    scales
-        Of the columns of all variables, one after the other.
-    groups
-        Which of them belong to each variable.
-    """
-    result = []
-    for group in groups:
-        shortest = min(scales[group], default=0.0)
-        result += [
-            j
-            for j in range(len(scales))[group]
-            if max(_LONG, _LONGER * shortest) <= scales[j] < IGNORED
-        ]
-    return sorted(result, key=lambda j: -scales[j])
-
-
-def without(scales: Scales, columns: Sequence[int]) -> Scales:
-    """These length scales with some of the columns ignored."""
-    return tuple(IGNORED if j in columns else scale for j, scale in enumerate(scales))
-
-
-def ignored_columns(
-    scales: Scales, candidates: Sequence[int], score: Callable[[Scales], float]
-) -> list[int]:
-    """Those of the candidates without which the score is no worse, by more than 0.02 % of it.
-
-    All of them at once if that will do, else one after the other.
-
-    Parameters
-    ----------
-    scales
-        Of all columns.
-    candidates
-        The columns that may be ignored.
-    score
-        Of length scales; the lower the better.
-    """
-    if not candidates:
-        return []
-    here = score(scales)
-    allowed = here + _WORSE * abs(here)
-    if score(without(scales, candidates)) <= allowed:
-        return list(candidates)
-    ignored: list[int] = []
-    for j in candidates if len(candidates) > 1 else ():
-        if score(without(scales, [*ignored, j])) <= allowed:
-            ignored.append(j)
-    return ignored

@@ -1,0 +1,269 @@
+"""What searches for kernels minimise: losses of joint distributions, and those of embeddings."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cme_dask.kernels import Kernel
+from cme_dask.learning.candidates import Score, Search, TrialResult, Tuning, candidate
+from cme_dask.learning.losses import ScreenedRows, ScreenedSide, screened_folds
+from cme_dask.learning.search import (
+    SearchCallback,
+    SearchedVariable,
+    SearchProblem,
+    search,
+)
+from cme_dask.numerics.crossval import HeldFold, over_folds
+from cme_dask.numerics.embedding import FoldLoss, squared_loss, surrogate_loss
+from cme_dask.numerics.moments import Function
+from cme_dask.numerics.problem import Regularization
+from cme_dask.numerics.scoring import ScoringFunctions, declared, make_thresholds
+
+Array = Any
+
+REGS = tuple(10.0**p for p in (-7, -6, -5, -4, -3, -2, -1, 0))
+"""Ridges of joint distributions, the same for both variables."""
+
+Estimated = tuple[Array, Array]
+"""Means over the folds for each ridge, and their standard errors."""
+
+
+@dataclass(frozen=True, eq=False)
+class JointProblem(SearchProblem):
+    """Held-out joint loss, and sliced CRPS or squared errors of declared functions.
+
+    Attributes
+    ----------
+    judges
+        The functions of y at the rows.
+    regs
+        The ridges that are compared.
+    criterion
+        Which of the losses count, see :class:`Tuning`.
+    """
+
+    judges: ScoringFunctions
+    regs: Sequence[Regularization]
+    criterion: str
+
+    relative = True
+
+    def losses(self, x: ScreenedSide, y: ScreenedSide) -> tuple[Array, Array]:
+        """Joint loss and sliced CRPS."""
+        joint, crps = estimated(screened_folds(self.rows, x, y), self.regs, self.judges)
+        return np.stack([joint[0], crps[0]]), np.stack([joint[1], crps[1]])
+
+    def scoring(self, losses: Array, errors: Array) -> Score:
+        """Each loss over what the best candidate gains by it; 0 for independence."""
+        best = losses.argmin(axis=1)
+        gains = [-float(each[at]) for each, at in zip(losses, best, strict=True)]
+        spreads = [float(each[at]) for each, at in zip(errors, best, strict=True)]
+        return Score.of(self.criterion, gains, spreads)
+
+
+def estimated(
+    folds: Sequence[HeldFold], regs: Sequence[Regularization], judges: ScoringFunctions
+) -> tuple[Estimated, Estimated]:
+    """Joint loss, and sliced CRPS less that of independence, for each ridge."""
+    each = [fold.losses(regs) for fold in folds]
+    q = len(judges)  # the last of the functions
+    crps = [(one.squared[:, -q:] - one.baseline[-q:]) @ judges.scores for one in each]
+    return over_folds(folds, np.stack([one.joint for one in each])), over_folds(
+        folds, np.stack(crps)
+    )
+
+
+def search_joint(
+    parts: tuple[Array, Array],
+    weights: Array,
+    folds: Array,
+    given: tuple[Kernel | None, Kernel | None],
+    categorical: tuple[tuple[bool, ...], tuple[bool, ...]],
+    *,
+    functions: Mapping[str, Function] | None = None,
+    reg: Regularization | None = None,
+    options: Tuning | None = None,
+    tol: float = 1e-5,
+    seed: int = 0,
+    callback: SearchCallback | None = None,
+) -> Search:
+    """Search the kernels of a joint distribution, see :func:`cme_dask.learning.search.search`.
+
+    Parameters
+    ----------
+    parts
+        Rows of x and y of the row sample, shapes (n, d).
+    weights
+        Of the rows, sum 1, shape (n,).
+    folds
+        Fold number of each row, shape (n,).
+    given
+        Kernels that are not learned, None for those that are.
+    categorical
+        Which columns are codes of categories, for each variable.
+    functions
+        Declared functions of y by name, for ``criterion="validation"``.
+    reg
+        The ridge, if it is not learned.
+    options
+        How to search.
+    tol
+        Relative trace error that the bases aim at.
+    seed
+        Of the directions of the sliced CRPS.
+    callback
+        Called with how far it is.
+
+    Raises
+    ------
+    DataError
+        If fewer than two folds have rows, or functions that are needed are missing.
+    """
+    begin, options = time.perf_counter(), (options or Tuning()).settled(parts[1].shape[1])
+    judges: ScoringFunctions = (
+        declared(functions, parts[1], weights)
+        if options.criterion == "validation"
+        else make_thresholds(parts[1], weights, categorical[1], seed)
+    )
+    x, y = map(SearchedVariable, parts, (weights, weights), categorical, given)
+    rows = ScreenedRows(weights, folds, judges(parts[1]))
+    regs = [Regularization(r, r) for r in REGS] if reg is None else [reg]
+    problem = JointProblem((x, y), rows, tol, options.max_rank, judges, regs, options.criterion)
+    columns = sum(part.shape[1] for part in parts)
+    most = 40 + 5 * columns if options.evaluations is None else options.evaluations
+    tried, best = search(
+        problem, callback, evaluations=most, widening=most // 2, finalists=options.finalists
+    )
+    results = {}
+    for pair, stage in tried.stages.items():
+        scores = tried.scores(pair, stage)
+        at = int(scores.argmin())
+        joint, crps = map(float, tried.losses[pair][0][:, at])
+        results[pair] = TrialResult(*pair, regs[at].x, joint, crps, float(scores[at]), stage)
+    kernels = x.kernels, y.kernels
+    score = tried.score_of
+    assert isinstance(score, Score)
+    return Search(
+        tuple(results.values()),
+        tuple(candidate(kernels, reg, results[pair]) for pair in best),
+        judges,
+        score,
+        time.perf_counter() - begin,
+        kernels,
+        reg,
+        criterion=options.criterion,
+        rows=len(folds),
+    )
+
+
+# The kernel of x of a conditional mean embedding
+
+
+LOSSES: dict[str, FoldLoss] = {"surrogate": surrogate_loss, "squared": squared_loss}
+"""Held-out losses of embeddings by the name of the criterion."""
+
+EMBEDDING_REGS = tuple(10.0 ** (p / 2) for p in range(-18, 1))
+"""Ridges r of embeddings that are compared: lambda = n r."""
+
+SEARCH_ROWS, SEARCH_RANK = 4096, 200
+"""Rows of the row sample that the search of an embedding sees, and pivots of each basis in it."""
+
+
+@dataclass(frozen=True, eq=False)
+class EmbeddingSearch:
+    """The result of a search.
+
+    Attributes
+    ----------
+    kernel
+        The kernel of x.
+    reg
+        The best ridge with it on the row sample.
+    loss
+        Held-out loss there.
+    trials
+        Number of kernels tried.
+    seconds
+        What it took.
+    """
+
+    kernel: Kernel
+    reg: float
+    loss: float
+    trials: int
+    seconds: float
+
+
+@dataclass(frozen=True, eq=False)
+class EmbeddingProblem(SearchProblem):
+    """A held-out loss of embeddings, for each of the ridges."""
+
+    loss: FoldLoss
+    regs: Array
+
+    def losses(self, x: ScreenedSide, y: ScreenedSide) -> tuple[Array, Array]:
+        """The loss; its errors don't count, since it is the only one."""
+        folds = screened_folds(self.rows, x, y)
+        each = np.stack([self.loss(fold.rest, fold.held, self.regs) for fold in folds])
+        mean = self.rows.shares / self.rows.shares.sum() @ each
+        return mean[None, :], np.zeros((1, len(mean)))
+
+
+def search_embedding(
+    parts: tuple[Array, Array],
+    weights: Array,
+    folds: Array,
+    kernel_y: Kernel,
+    categorical: tuple[bool, ...],
+    functions: Array,
+    *,
+    criterion: str,
+    regs: Array,
+    tol: float,
+    callback: SearchCallback | None = None,
+) -> EmbeddingSearch:
+    """Search the kernel of x of an embedding, see :func:`cme_dask.learning.search.search`.
+
+    Parameters
+    ----------
+    parts
+        Rows of x and y of the row sample, shapes (n, d).
+    weights
+        Of the rows, sum 1, shape (n,).
+    folds
+        Fold number of each row, shape (n,).
+    kernel_y
+        The kernel of y, of the surrogate loss.
+    categorical
+        Which columns of x are codes of categories.
+    functions
+        Functions of y at the rows, shape (n, q), of the squared error.
+    criterion
+        ``"surrogate"`` or ``"squared"``.
+    regs
+        Ridges, shape (R,).
+    tol
+        Relative trace error that the bases aim at.
+    callback
+        Called with how far it is.
+
+    Raises
+    ------
+    DataError
+        If fewer than two folds have rows.
+    """
+    begin = time.perf_counter()
+    x = SearchedVariable(parts[0], weights, categorical, None)
+    y = SearchedVariable(parts[1], weights, (False,) * parts[1].shape[1], kernel_y)
+    rows = ScreenedRows(weights, folds, functions)
+    problem = EmbeddingProblem((x, y), rows, tol, SEARCH_RANK, LOSSES[criterion], regs)
+    most = 20 + 5 * (len(categorical) - len(x.constant))
+    tried, (best,) = search(problem, callback, evaluations=most, widening=most, finalists=1)
+    (loss,), _ = tried.losses[best]
+    at, seconds = int(loss.argmin()), time.perf_counter() - begin
+    return EmbeddingSearch(
+        x.kernels.kernel(best[0]), float(regs[at]), float(loss[at]), len(tried.stages), seconds
+    )
