@@ -126,9 +126,13 @@ class SourceRange(RowSource):
         """Whether those of the source lie in the memory of this process."""
         return self.source.in_memory
 
-    def for_task(self, start: int, stop: int, shares_memory: bool) -> "SourceRange":
-        """The range of what a task reads from."""
-        rows = self.source.for_task(self.start + start, self.start + stop, shares_memory)
+    def held_whole(self, shares_memory: bool) -> bool:
+        """Whether a task holds those of the source."""
+        return self.source.held_whole(shares_memory)
+
+    def for_task(self, start: int, stop: int) -> "SourceRange":
+        """The range of what a task holds."""
+        rows = self.source.for_task(self.start + start, self.start + stop)
         return SourceRange(rows, self.start, self.stop)
 
 

@@ -97,23 +97,23 @@ def test_seconds_of_the_pass_are_those_of_its_strips(tmp_path, monkeypatch, chun
     if chunk_rows:
         write_store(tmp_path / "s.zarr", x, x[:, 0], chunk_rows=chunk_rows)
     sample = open_sample(tmp_path / "s.zarr" if chunk_rows else x)
-    strips_of = timing.strips_of
+    strips = timing.Reading.strips
 
-    def slowly(run, reading, sources):
+    def slowly(reading, run, given):
         clock.now += 100.0 if run.rows == 1 else 0.0  # the way to the first row
-        for strip in strips_of(run, reading, sources):
+        for strip in strips(reading, run, given):
             clock.now += 2e-6 * 24 * len(strip) if run.rows > 1 else 0.0
             yield strip
 
     monkeypatch.setattr(timing, "time", clock)
-    monkeypatch.setattr(timing, "strips_of", slowly)
+    monkeypatch.setattr(timing.Reading, "strips", slowly)
     runs = plan_ranges(50_000, chunk_rows, 1, 1e-3)
     executor = Executor.resolve("synchronous")
     cost = time_pass(sample, Slow(clock), 0.0, runs, executor)
-    strips = -(-50_000 // 4096)
-    assert (cost.rows, cost.strips, cost.tasks, cost.workers) == (50_000, strips, len(runs), 1)
+    count = -(-50_000 // 4096)
+    assert (cost.rows, cost.strips, cost.tasks, cost.workers) == (50_000, count, len(runs), 1)
     assert cost.computing == pytest.approx(50.0)
-    assert cost.sums == pytest.approx(0.5 * strips)
+    assert cost.sums == pytest.approx(0.5 * count)
     row_bytes = sum(source.row_bytes for source in sample.reads)
     timed = -(-3 * 4096 // chunk_rows) * chunk_rows if chunk_rows else 3 * 4096
     waited = 3 * 4096 * 24 * 2e-6  # while so many bytes came

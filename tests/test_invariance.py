@@ -22,7 +22,7 @@ from threadpoolctl import threadpool_info
 
 from cme_dask import JointDistribution, kernels
 from cme_dask.numerics.reduction import tree_sum
-from cme_dask.passes.plan import RowRange, plan_ranges, strip_length, tree_build
+from cme_dask.passes.plan import RowRange, plan_ranges, strip_length, tree_merges
 
 N = 10_001  # three strips, the last one short
 
@@ -285,7 +285,10 @@ def test_weights_count_up_to_a_factor():
 def test_tree_sum_does_not_see_the_length_of_runs(values, power):
     size = 1 << power
     runs = [tree_sum(values[i : i + size]) for i in range(0, len(values), size)]
-    assert tree_build(runs, lambda a, b: a + b) == tree_sum(values)
+    nodes = list(runs)
+    for a, b in tree_merges(len(runs)):
+        nodes.append(nodes[a] + nodes[b])
+    assert nodes[-1] == tree_sum(values)
 
 
 @given(

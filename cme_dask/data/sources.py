@@ -76,9 +76,9 @@ class RowSource:
         """The rows that a function makes of these, of so many columns, when they are read."""
         return MappedSource(self, function, width)
 
-    def for_task(self, start: int, stop: int, shares_memory: bool) -> Any:
-        """What a task on rows [start, stop) reads from, in this process (or in another one)."""
-        return self
+    def for_task(self, start: int, stop: int) -> Any:
+        """Rows [start, stop) as a source that a task may hold whole."""
+        raise NotImplementedError
 
     def missing_chunks(self, start: int, stop: int) -> list[str]:
         """Names of the storage chunks of rows [start, stop) that are missing."""
@@ -124,9 +124,9 @@ class ArraySource(RowSource):
         """The same rows with the columns at these positions only."""
         return ArraySource(self.array[:, list(positions)], self.offset)
 
-    def for_task(self, start: int, stop: int, shares_memory: bool) -> "ArraySource":
-        """The source, or for another process a copy of rows [start, stop)."""
-        return self if shares_memory else ArraySource(self.read(start, stop), start)
+    def for_task(self, start: int, stop: int) -> "ArraySource":
+        """A copy of rows [start, stop)."""
+        return ArraySource(self.read(start, stop), start)
 
     def fingerprint(self, token: Callable[[Any, str], str]) -> str:
         """Of all values."""
@@ -199,9 +199,9 @@ class MappedSource(RowSource):
         held = range(self.width) if self.columns is None else self.columns
         return replace(self, columns=tuple(held[p] for p in positions))
 
-    def for_task(self, start: int, stop: int, shares_memory: bool) -> "MappedSource":
-        """The same function of what the task reads from."""
-        return replace(self, source=self.source.for_task(start, stop, shares_memory))
+    def for_task(self, start: int, stop: int) -> "MappedSource":
+        """The same function of what the task holds."""
+        return replace(self, source=self.source.for_task(start, stop))
 
     def missing_chunks(self, start: int, stop: int) -> list[str]:
         """Of the source."""

@@ -17,7 +17,6 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -203,13 +202,13 @@ class PassSums:
         """Whether the block of these rows is done."""
         return self.path(run.start).exists()
 
+    def is_block(self, start: int, stop: int) -> bool:
+        """Whether the rows [start, stop) are a whole block."""
+        return start % self.block == 0 and stop == min(start + self.block, self.n_rows)
+
     def ours(self, run: RowRange) -> bool:
         """Whether the block of these rows is in our share."""
         return self.share[0] <= run.start // self.block < self.share[1]
-
-    def writer(self, row: int) -> Callable[[Any], Any]:
-        """:meth:`write` of the block of a row, as a function that can be pickled."""
-        return partial(self.write, row)
 
     def write(self, row: int, value: Any) -> Any:
         """Write the partial result of the block of a row, or read it if it is None; returns it."""

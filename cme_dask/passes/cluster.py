@@ -19,10 +19,9 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property, partial
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
-from uuid import uuid4
 
 import dask
 import numpy as np
@@ -34,7 +33,6 @@ from distributed.comm import CommClosedError
 from cme_dask import __version__
 from cme_dask.errors import ResourceError, remedy
 from cme_dask.numerics.resources import _process, limit_this_process
-from cme_dask.passes.plan import Tree
 
 _REGISTRATIONS, _REGISTRATION_PAUSE = 10, 0.5  # seconds between two attempts to reach all workers
 
@@ -78,16 +76,12 @@ def limit_workers(client: Client) -> None:
 # A job: leaf tasks whose results are merged along the fixed tree, the same on every scheduler
 
 
-class _Plain:
-    """A value with no task in it, into whose fields Dask need not look."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-
 @dataclass(frozen=True, eq=False)
 class Job:
-    """What :meth:`Executor.run` was given, see there."""
+    """What :meth:`Executor.run` was given, as nodes of the tree: leaves first, then ``merges``.
+
+    ``token`` is in the names of its tasks, and of no other job's.
+    """
 
     leaf: Callable[..., Any]
     payloads: Sequence[tuple[Any, ...]]
@@ -95,24 +89,24 @@ class Job:
     shared: Any
     name: str
     on_done: Callable[[int], None]
-    after: Mapping[int, Callable[[Any], Any]]
-    token: str = field(default_factory=lambda: uuid4().hex)
+    merges: Sequence[tuple[int, int]]
+    token: str
 
-    @cached_property
-    def tree(self) -> Tree:
-        """Over the payloads."""
-        return Tree.over(len(self.payloads))
+    @property
+    def root(self) -> int:
+        """The node of all leaves."""
+        return len(self.payloads) + len(self.merges) - 1
 
-    def key(self, node: int, attempt: int = 0) -> str:
-        """Name of the task of a node."""
-        again = f"-again{attempt}" if attempt else ""
-        if node < self.tree.leaves:
-            return f"{self.name}-{node}-{self.token}{again}"
-        return f"{self.name}-merge-{node - self.tree.leaves}-{self.token}{again}"
+    def parts(self, node: int) -> tuple[int, ...]:
+        """The two nodes that are merged into one; none of a leaf."""
+        leaves = len(self.payloads)
+        return () if node < leaves else self.merges[node - leaves]
 
     def owns(self, key: str) -> bool:
         """Whether a task is of this job, and not one that its payloads come from."""
-        return self.token in key or key.startswith((f"{work.__name__}-", f"{join.__name__}-"))
+        return self.token in key or key.startswith(
+            (f"{self.leaf.__name__}-", f"{self.merge.__name__}-")
+        )
 
     def tasks(self, attempts: Mapping[int, int], there: Mapping[int, Any]) -> list[Delayed]:
         """Tasks of nodes, by the number of the attempt; parts that have none are ``there``.
@@ -122,37 +116,19 @@ class Job:
         # Under a name that has not failed yet.
         plan = f"{self.name}-plan-{self.token}-{max(attempts.values(), default=0)}"
         common = delayed(self.shared, name=plan, traverse=False)
-        call, add = (delayed(f, pure=False, traverse=False) for f in (work, join))
+        call, add = (delayed(f, pure=False, traverse=False) for f in (self.leaf, self.merge))
+        leaves = len(self.payloads)
         made: dict[int, Delayed] = {}
         for node in sorted(attempts):
-            after, key = self.after.get(node), self.key(node, attempts[node])
-            if node < self.tree.leaves:
-                given = [p if isinstance(p, Delayed) else _Plain(p) for p in self.payloads[node]]
-                made[node] = call(_Plain((self.leaf, after)), common, *given, dask_key_name=key)
+            again = f"-again{attempts[node]}" if attempts[node] else ""
+            if node < leaves:
+                key = f"{self.name}-{node}-{self.token}{again}"
+                made[node] = call(common, *self.payloads[node], dask_key_name=key)
             else:
-                parts = self.tree.merges[node - self.tree.leaves]
-                a, b = (made[part] if part in made else there[part] for part in parts)
-                made[node] = add(self.merge, after, common, a, b, dask_key_name=key)
+                key = f"{self.name}-merge-{node - leaves}-{self.token}{again}"
+                parts = (made[p] if p in made else there[p] for p in self.parts(node))
+                made[node] = add(common, *parts, dask_key_name=key)
         return list(made.values())
-
-
-def work(job: _Plain, shared: Any, *payload: Any) -> Any:
-    """The task of a leaf."""
-    leaf, after = job.value
-    value = leaf(shared, *(p.value if isinstance(p, _Plain) else p for p in payload))
-    return value if after is None else after(value)
-
-
-def join(
-    merge: Callable[[Any, Any, Any], Any],
-    after: Callable[[Any], Any] | None,
-    shared: Any,
-    a: Any,
-    b: Any,
-) -> Any:
-    """The task of a merge."""
-    value = merge(shared, a, b)
-    return value if after is None else after(value)
 
 
 # Modules of the user's own functions: part of what a run is, and workers must have them
@@ -176,6 +152,8 @@ def _modules(value: Any, seen: set[int]) -> set[str]:
     values: set[str] = set()
     name = getattr(value, "__module__", None) or type(value).__module__
     top = name.partition(".")[0]
+    if top == "zarr":
+        return set()  # rows of a store: nobody's functions
     versioned = top in _VERSIONED or top in sys.stdlib_module_names
     file = getattr(sys.modules.get(name), "__file__", None)
     if name != "__main__" and not versioned and file is not None:
@@ -457,7 +435,7 @@ class ClusterRun:
 
     def _drive(self) -> Future:
         """The future of the sum over all leaves, or of a node that failed for good."""
-        root, leaves = self._job.tree.root, self._job.tree.leaves
+        root, leaves = self._job.root, len(self._job.payloads)
         limit_workers(self._client)
         self._ask(range(root + 1))
         while True:
@@ -482,7 +460,7 @@ class ClusterRun:
                     raise
             if node == root and future is not None:
                 return future
-            for part in self._parts(node):  # they have gone into this one
+            for part in self._job.parts(node):  # they have gone into this one
                 self._held.pop(part, None)
 
     def _next(self) -> tuple[int, int]:
@@ -507,10 +485,6 @@ class ClusterRun:
                     "run it again"
                 )
 
-    def _parts(self, node: int) -> tuple[int, ...]:
-        leaves = self._job.tree.leaves
-        return () if node < leaves else self._job.tree.merges[node - leaves]
-
     def _again(self, node: int, future: Future) -> None:
         """Ask again for a node that hangs on a task whose workers died, and for what it lacks."""
         error = future.exception()
@@ -532,7 +506,7 @@ class ClusterRun:
             if other in lacking or (there is not None and there.status != "error"):
                 return
             lacking.add(other)
-            for part in self._parts(other):
+            for part in self._job.parts(other):
                 need(part)
 
         need(node)

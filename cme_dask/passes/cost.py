@@ -17,7 +17,7 @@ from cme_dask.data.sample import Sample
 from cme_dask.data.sources import RowSource
 from cme_dask.numerics.reduction import Reduction, Strip, reduce_strips
 from cme_dask.passes.driver import Executor
-from cme_dask.passes.plan import Reading, RowRange, strips_of
+from cme_dask.passes.plan import Reading, RowRange
 from cme_dask.passes.run import FLOPS
 
 _TIMED = 3  # strips of each worker
@@ -108,14 +108,13 @@ def time_pass(
     """
     workers = min(executor.workers, len(runs))
     length = min(runs[0].length, max(_LEAST_ROWS, int(_STRIP_SECONDS * FLOPS / max(flops, 1.0))))
-    payloads = []
+    reading, payloads = Reading.of(sample, executor.shares_memory), []
     for i in range(workers):
         start = runs[i * len(runs) // workers].start
         run = RowRange(start, min(start + _TIMED * length, sample.n_rows), length)
-        read = (s.for_task(run.start, run.stop, executor.shares_memory) for s in sample.reads)
-        payloads.append((run, sum(bytes_read(s, [run]) for s in sample.reads), *read))
-    begin = time.perf_counter()
-    shared = reduction, Reading.of(sample)
+        read = sum(bytes_read(source, [run]) for source in sample.reads)
+        payloads.append((run, read, reading.given(sample, run)))
+    begin, shared = time.perf_counter(), (reduction, reading)
     times = executor.run(_time_strips, payloads, _join, shared=shared, name="time-strips")
     wall = time.perf_counter() - begin
     return scaled(sample, times, runs, executor.workers, wall)
@@ -170,19 +169,22 @@ class _Clocked:
 
 
 def _time_strips(
-    shared: tuple[Reduction[Any, Any], Reading], run: RowRange, read: int, *sources: RowSource
+    shared: tuple[Reduction[Any, Any], Reading],
+    run: RowRange,
+    read: int,
+    given: tuple[RowSource, ...],
 ) -> tuple[StripTimes]:
     """The times of one worker, without what its first look at the rows takes."""
     begin = time.perf_counter()
     reduction, reading = shared
     first = replace(run, stop=run.start + 1)
-    (row,) = strips_of(first, reading, sources)  # finds the way to the rows
+    (row,) = reading.strips(first, given)  # finds the way to the rows
     empty = row.only(np.zeros(len(row), dtype=bool))
     reduce_strips(reduction, [empty])
     marks = [time.perf_counter()]
     reduce_strips(reduction, [empty] * run.strips)
     marks.append(time.perf_counter())
-    strips = _Clocked(strips_of(run, reading, sources))
+    strips = _Clocked(reading.strips(run, given))
     reduce_strips(reduction, strips)
     end = time.perf_counter()
     once = (marks[1] - marks[0]) / run.strips

@@ -1,7 +1,7 @@
 """One driver for threads, processes and clusters: the only file that hands work to Dask.
 
 A job is a list of leaf tasks whose results are merged pairwise along a fixed tree. On every
-scheduler it is the same graph; what differs is how its progress is heard.
+scheduler it is the same graph; what differs is how its progress is followed.
 """
 
 import contextlib
@@ -10,11 +10,12 @@ import os
 import signal
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import uuid4
 
 import dask.threaded
 from dask.base import get_scheduler
@@ -33,6 +34,7 @@ from cme_dask.passes.cluster import (
     cluster_threads,
     limit_workers,
 )
+from cme_dask.passes.plan import tree_merges
 
 _NAMES = {  # Dask's own aliases, too
     "threads": "threads",
@@ -68,10 +70,6 @@ class Executor:
     client: Client | None = None
     checkpoint: Checkpoint | None = None
     processes: "WorkerProcesses | None" = field(default=None, repr=False)
-
-    def __post_init__(self) -> None:
-        if self.kind == "processes" and self.processes is None:
-            object.__setattr__(self, "processes", WorkerProcesses())
 
     @property
     def shares_memory(self) -> bool:
@@ -123,7 +121,8 @@ class Executor:
         if kind == "synchronous":
             return cls(kind, 1, None, checkpoint)
         result = workers or dask.config.get("num_workers", None) or CPU_COUNT
-        return cls(kind, result, None, checkpoint)
+        processes = WorkerProcesses() if kind == "processes" else None
+        return cls(kind, result, None, checkpoint, processes)
 
     def run(
         self,
@@ -134,16 +133,15 @@ class Executor:
         shared: Any,
         name: str,
         on_done: Callable[[int], None] = lambda number: None,
-        after: Mapping[int, Callable[[Any], Any]] | None = None,
     ) -> Any:
         """Merge ``leaf(shared, *payload)`` over all payloads along the fixed binary tree.
 
         Parameters
         ----------
         leaf
-            The work of one task.
+            The work of one task, a function.
         payloads
-            Its arguments; those that are Delayed themselves are computed first.
+            Its arguments; Delayed ones, also those in tuples, are computed first.
         merge
             ``merge(shared, a, b)``, the result of two neighbours.
         shared
@@ -152,37 +150,33 @@ class Executor:
             Of the tasks on the dashboard.
         on_done
             Called with the number of a leaf when it has ended, in any order.
-        after
-            By node of :class:`Tree`, what becomes of its result where it was made.
         """
-        job = Job(leaf, payloads, merge, shared, name, on_done, after or {})
+        merges = tree_merges(len(payloads))
+        job = Job(leaf, payloads, merge, shared, name, on_done, merges, uuid4().hex)
         with one_blas_thread():  # tasks of a cluster may share this process, too
             if self.client is not None:
                 check_workers_have(self.client, (leaf, merge, shared))
                 return ClusterRun(self.client, job).result()
-            return self._locally(job)
+            tasks = job.tasks(dict.fromkeys(range(job.root + 1), 0), {})
+            numbers = {task.key: i for i, task in enumerate(tasks[: len(payloads)])}
 
-    def _locally(self, job: Job) -> Any:
-        tasks = job.tasks(dict.fromkeys(range(len(job.tree.spans)), 0), {})
-        numbers = {task.key: i for i, task in enumerate(tasks[: job.tree.leaves])}
+            def ended(key: Any, *about: Any) -> None:
+                if key in numbers:
+                    on_done(numbers[key])
 
-        def ended(key: Any, *about: Any) -> None:
-            if key in numbers:
-                job.on_done(numbers[key])
-
-        try:
-            with self._local_options() as options, Callback(posttask=ended):
-                return dask.compute(tasks[-1], scheduler=self.kind, **options)[0]
-        except BrokenProcessPool as error:
-            raise ResourceError(
-                "a worker process died: "
-                + remedy(
-                    "a script that uses processes needs the guard `if __name__ == '__main__':` "
-                    "around its work, else memory ran out",
-                    "memory ran out",
-                )
-                + ", and fewer workers or lower ranks need less"
-            ) from error
+            try:
+                with self._local_options() as options, Callback(posttask=ended):
+                    return dask.compute(tasks[-1], scheduler=self.kind, **options)[0]
+            except BrokenProcessPool as error:
+                raise ResourceError(
+                    "a worker process died: "
+                    + remedy(
+                        "a script that uses processes needs the guard `if __name__ == "
+                        "'__main__':` around its work, else memory ran out",
+                        "memory ran out",
+                    )
+                    + ", and fewer workers or lower ranks need less"
+                ) from error
 
     @contextlib.contextmanager
     def _local_options(self) -> Iterator[dict[str, Any]]:
@@ -194,8 +188,7 @@ class Executor:
             with ThreadPoolExecutor(self.workers) as threads:
                 yield {"pool": threads, "num_workers": self.workers}
             return
-        assert self.processes is not None
-        with self.processes.started(self.workers) as pool:
+        with (self.processes or WorkerProcesses()).started(self.workers) as pool:
             # Dask's default of 6 tasks at a time leaves processes idle and runs on after Ctrl-C.
             yield {"pool": pool, "num_workers": self.workers, "chunksize": 1}
 

@@ -1,5 +1,6 @@
 """Predict what a pass needs, and refuse before running what does not fit."""
 
+import functools
 import math
 import operator
 import sys
@@ -129,8 +130,19 @@ class MemoryBudget:
         task = task_bytes(cost, extent, max(runs, key=operator.attrgetter("rows")))
         if self.executor.kind == "processes":  # of which each runs one task
             task += cost.process
-        waiting, held = waiting_bytes(cost, len(runs)), extent.in_memory + held
-        worst = self._tightest(task, waiting, alone or {}, held)
+        waiting = waiting_bytes(cost, len(runs))
+        place, base = self._here, _PROCESS + extent.in_memory + held
+        plans = [MemoryPlan(base + v, self.client, place, k) for k, v in (alone or {}).items()]
+        if self.workers:
+            plans += [
+                MemoryPlan(_WORKER + threads * task + waiting, limit, A_WORKER)
+                for threads, limit in self.workers
+            ]
+        else:
+            processes = self.executor.workers if self.executor.kind == "processes" else 0
+            running = processes * _CHILD + self.executor.workers * task + waiting
+            plans.append(MemoryPlan(base + running, self.client, place))
+        worst = functools.reduce(MemoryPlan.or_tighter, plans)
         if worst.predicted > worst.limit:
             raise ResourceError(_refusal(cost, extent, self.executor, worst))
         return worst
@@ -159,21 +171,6 @@ class MemoryBudget:
                 f"{format_bytes(plan.limit)}: {remedy}"
             )
         return plan
-
-    def _tightest(self, task: int, waiting: int, alone: Mapping[str, int], held: int) -> MemoryPlan:
-        """The place that a run fills most, with so many bytes per task and waiting per process."""
-        here, base = self._here, _PROCESS + held
-        plans = [MemoryPlan(base + need, self.client, here, name) for name, need in alone.items()]
-        if self.workers:
-            plans += [
-                MemoryPlan(_WORKER + threads * task + waiting, limit, A_WORKER)
-                for threads, limit in self.workers
-            ]
-        else:
-            processes = self.executor.workers if self.executor.kind == "processes" else 0
-            running = processes * _CHILD + self.executor.workers * task + waiting
-            plans.append(MemoryPlan(base + running, self.client, here))
-        return max(plans, key=lambda plan: plan.predicted / plan.limit)
 
     @property
     def _here(self) -> str:

@@ -5,16 +5,16 @@ the binary tree over strip numbers. So the bits of a sum don't depend on chunks,
 the tasks, on workers or on the order in which they finish.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from cme_dask.data.sample import Sample
 from cme_dask.data.sources import RowSource, ahead, read_strips, take_rows
 from cme_dask.errors import DataError
-from cme_dask.numerics.folds import BY_ROWS, Folding, Part
+from cme_dask.numerics.folds import Folding, Part
 from cme_dask.numerics.reduction import Strip
 
 if TYPE_CHECKING:
@@ -25,9 +25,6 @@ MIN_STRIP, MAX_STRIP = 1 << 12, 1 << 18
 _STRIPS_WANTED = (64, 1 << 14), (128, MAX_STRIP)  # some so many strips, of at most so many rows
 _TASKS_PER_WORKER = 8, 16  # at least, and if they are long enough
 _LEAST_SECONDS, _TASK_SECONDS = 0.25, 2.0
-
-
-N = TypeVar("N")
 
 
 def strip_length(n: int) -> int:
@@ -128,58 +125,19 @@ def cut_for_chunks(runs: list[RowRange], chunk_rows: int, block: int) -> list[Ro
     ]
 
 
-def tree_build(items: list[N], merge: Callable[[N, N], N]) -> N:
-    """The upper part of the same tree, as calls of ``merge`` on neighbours."""
-    while len(items) > 1:
-        pairs = [merge(items[i], items[i + 1]) for i in range(0, len(items) - 1, 2)]
-        items = pairs + items[2 * len(pairs) :]
-    return items[0]
+def tree_merges(leaves: int) -> list[tuple[int, int]]:
+    """The upper part of the same tree: the two parts of the nodes ``leaves``, ``leaves + 1``, ...
 
-
-@dataclass(frozen=True)
-class Tree:
-    """The fixed binary tree over k leaves, as numbers: leaves are 0..k-1, and merges follow.
-
-    Attributes
-    ----------
-    leaves
-        k.
-    merges
-        The left and the right part of the nodes k, k+1, ...; the last one is the root.
-    spans
-        Leaves [first, last) of each node.
+    Nodes 0 to ``leaves - 1`` are the leaves; the last node is the root.
     """
-
-    leaves: int
-    merges: tuple[tuple[int, int], ...]
-    spans: tuple[tuple[int, int], ...]
-
-    @classmethod
-    def over(cls, leaves: int) -> Self:
-        """That of :func:`tree_build`."""
-        merges: list[tuple[int, int]] = []
-        spans = [(i, i + 1) for i in range(leaves)]
-
-        def merge(a: int, b: int) -> int:
-            merges.append((a, b))
-            spans.append((spans[a][0], spans[b][1]))
-            return len(spans) - 1
-
-        tree_build(list(range(leaves)), merge)
-        return cls(leaves, tuple(merges), tuple(spans))
-
-    @property
-    def root(self) -> int:
-        """The node of all leaves."""
-        return len(self.spans) - 1
-
-    def parents(self) -> dict[int, int]:
-        """The merge that each node but the root goes into."""
-        return {part: self.leaves + i for i, pair in enumerate(self.merges) for part in pair}
-
-    def below(self, node: int) -> range:
-        """Leaves of a node."""
-        return range(*self.spans[node])
+    merges: list[tuple[int, int]] = []
+    level = list(range(leaves))
+    while len(level) > 1:
+        pairs = list(zip(level[::2], level[1::2], strict=False))
+        numbers = [leaves + len(merges) + i for i in range(len(pairs))]
+        merges += pairs
+        level = numbers + level[2 * len(pairs) :]
+    return merges
 
 
 # Strips of rows as tasks read them: which rows count, their weights and folds, in one place
@@ -195,14 +153,16 @@ def empty_part(sample: Sample) -> DataError:
     return DataError(f"no row belongs to this part ({sample.part}): take another share or seed")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Reading:
-    """What the sources of a task are, and which of their rows count.
+    """What the sources of a pass are, and which of their rows count; all its tasks share it.
 
     Attributes
     ----------
+    sources
+        What is read; None for sources whose rows each task is given by itself.
     variables
-        How many of them, the first, are x and y.
+        How many of the sources, the first, are x and y.
     weighted
         Whether weights follow.
     units
@@ -219,19 +179,21 @@ class Reading:
         The rows that are read, ascending, shape (k,); None for all.
     """
 
+    sources: tuple[RowSource | None, ...]
     variables: int
-    weighted: bool = False
-    units: tuple[str, ...] = ()
-    folding: Folding = BY_ROWS
-    part: Part | None = None
-    residuals: "Residuals | None" = None
-    first_row: int = 0
+    weighted: bool
+    units: tuple[str, ...]
+    folding: Folding
+    part: Part | None
+    residuals: "Residuals | None"
+    first_row: int
     index: Array | None = None
 
     @classmethod
-    def of(cls, sample: Sample, index: Array | None = None) -> Self:
-        """How tasks read the sources ``sample.reads``."""
+    def of(cls, sample: Sample, shares_memory: bool, index: Array | None = None) -> Self:
+        """How tasks read the sources ``sample.reads``, in this process (or in another one)."""
         return cls(
+            tuple(None if s.held_whole(shares_memory) else s for s in sample.reads),
             len(sample.sources),
             sample.weights is not None,
             (*sample.units,),
@@ -241,6 +203,11 @@ class Reading:
             sample.first_row,
             index,
         )
+
+    def given(self, sample: Sample, rows: RowRange) -> tuple[Any, ...]:
+        """The other sources, of the rows of one task."""
+        each = zip(sample.reads, self.sources, strict=True)
+        return tuple(s.for_task(rows.start, rows.stop) for s, shared in each if shared is None)
 
     def strip(self, rows: Array, arrays: tuple[Array, ...]) -> Strip:
         """What counts of the rows with these global indices, given what all sources hold."""
@@ -260,26 +227,30 @@ class Reading:
             strip, parts=self.residuals(strip.parts, strip.folds(self.residuals.n_folds))
         )
 
+    def strips(self, rows: RowRange, given: tuple[RowSource, ...] = ()) -> Iterator[Strip]:
+        """The strips of a task, one after the other; one that holds nothing of the part is empty.
 
-def strips_of(run: RowRange, reading: Reading, sources: tuple[RowSource, ...]) -> Iterator[Strip]:
-    """The strips of a run, one after the other; a strip that holds nothing of the part is empty."""
-    if reading.index is not None:
-        rows = reading.index[slice(*np.searchsorted(reading.index, [run.start, run.stop]))]
-        arrays = tuple(
-            take_rows(source, rows, source.chunk_rows or MAX_STRIP, run.start, run.stop)
-            for source in sources
-        )
-        yield reading.strip(reading.first_row + rows, arrays)
-        return
-    starts = range(run.start, run.stop, run.length)
-    readers = [read_strips(source, run.start, run.stop, run.length) for source in sources]
-    strips: Iterator[tuple[Any, ...]] = zip(starts, *readers, strict=True)
-    if any(source.chunk_rows is not None for source in sources):
-        strips = ahead(strips)
-    for start, *values in strips:
-        stop = min(start + run.length, run.stop)
-        strip = reading.strip(reading.first_row + np.arange(start, stop), tuple(values))
-        if run.own is not None:
-            first, last = max(run.own[0], start), min(run.own[1], stop)
-            strip = replace(strip, own=slice(first - start, last - start))
-        yield strip
+        ``given`` are the sources of :meth:`given`.
+        """
+        own = iter(given)
+        sources = [next(own) if source is None else source for source in self.sources]
+        if self.index is not None:
+            index = self.index[slice(*np.searchsorted(self.index, [rows.start, rows.stop]))]
+            arrays = tuple(
+                take_rows(source, index, source.chunk_rows or MAX_STRIP, rows.start, rows.stop)
+                for source in sources
+            )
+            yield self.strip(self.first_row + index, arrays)
+            return
+        starts = range(rows.start, rows.stop, rows.length)
+        readers = [read_strips(source, rows.start, rows.stop, rows.length) for source in sources]
+        strips: Iterator[tuple[Any, ...]] = zip(starts, *readers, strict=True)
+        if any(source.chunk_rows is not None for source in sources):
+            strips = ahead(strips)
+        for start, *values in strips:
+            stop = min(start + rows.length, rows.stop)
+            strip = self.strip(self.first_row + np.arange(start, stop), tuple(values))
+            if rows.own is not None:
+                first, last = max(rows.own[0], start), min(rows.own[1], stop)
+                strip = replace(strip, own=slice(first - start, last - start))
+            yield strip

@@ -7,13 +7,11 @@ checkpoints.
 
 import contextlib
 import logging
-import operator
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -37,17 +35,16 @@ from cme_dask.passes.memory import MemoryBudget
 from cme_dask.passes.plan import (
     Reading,
     RowRange,
-    Tree,
     cut_for_chunks,
     empty_part,
     plan_ranges,
     strip_length,
-    strips_of,
 )
 from cme_dask.passes.progress import Event, Listener, listening
 
 Array = Any
 Result = TypeVar("Result")
+Summed: TypeAlias = tuple[int, int, tuple[int, Any] | None]
 
 FLOPS = 1.5e10
 """A cautious rate of one core, per second: it only chooses the length of tasks."""
@@ -244,97 +241,90 @@ def run_pass(
     extent = extent_of(sample, executor, reduction.strip_rows)
     cost, chunk = reduction.cost(extent), reduction.chunk_rows
     runs, memory = plan_pass(cost, extent, budget, chunk, alone=alone, held=held)
+    reading = Reading.of(sample, executor.shares_memory, index)
+    name, n, strips = reduction.name, sample.n_rows, sum(run.strips for run in runs)
+    info = {"event": "pass started", "pass": name, "rows": n, "tasks": len(runs), "strips": strips}
+    log.info("pass %s over %s rows", name, f"{n:,}", extra=info)
     begin, marks = time.perf_counter(), [(0, 0, 0.0)]
-    shared = reduction, Reading.of(sample, index)
-    given = partial(_given, sample, executor.shares_memory)
 
     def ended(number: int) -> None:
         first, last = runs[number].own or (runs[number].start, runs[number].stop)
-        rows, strips = marks[-1][0] + last - first, marks[-1][1] + runs[number].strips
-        marks.append((rows, strips, time.perf_counter() - begin))
+        rows, done = marks[-1][0] + last - first, marks[-1][1] + runs[number].strips
+        marks.append((rows, done, time.perf_counter() - begin))
         if progress is not None:
-            most = extent.n_rows, sum(map(operator.attrgetter("strips"), runs))
-            progress(PassProgress(reduction.name, rows, most[0], strips, most[1], marks[-1][2]))
+            progress(PassProgress(name, rows, n, done, strips, marks[-1][2]))
 
+    shared = _Shared(reduction, reading)
     try:
-        with _logged(reduction.name, sample.n_rows, runs):
-            if executor.checkpoint is None:
-                rows, total = executor.run(
-                    _reduce_run,
-                    list(map(given, runs)),
-                    _combine,
-                    shared=shared,
-                    name=reduction.name,
-                    on_done=ended,
-                )
-            else:
-                rows, total = _checkpointed(executor, shared, runs, given, extent, ended)
+        if executor.checkpoint is None:
+            tasks = [(run, reading.given(sample, run)) for run in runs]
+            _, _, (rows, total) = executor.run(
+                _reduce, tasks, _combine, shared=shared, name=reduction.name, on_done=ended
+            )
+        else:
+            rows, total = _checkpointed(executor, shared, sample, extent, runs, ended)
     except BadValues:
         count_bad_values(named or sample, executor)
         raise
     if not rows:
         raise empty_part(sample)
-    resumed = 0 if executor.checkpoint is None else executor.checkpoint.resumed_strips
-    report = _report(marks, time.perf_counter() - begin, executor.workers, memory)
-    report = replace(report, rows=rows, resumed_strips=resumed)
+    report = _report(reduction.name, rows, marks, time.perf_counter() - begin, budget, memory)
     return reduction.finalize(total), report
 
 
-@contextlib.contextmanager
-def _logged(name: str, rows: int, runs: list[RowRange]) -> Iterator[None]:
-    """Log the start of a pass and its end, with its seconds."""
-    numbers = {
-        "pass": name,
-        "rows": rows,
-        "tasks": len(runs),
-        "strips": sum(map(operator.attrgetter("strips"), runs)),
-    }
-    log.info("pass %s over %s rows", name, f"{rows:,}", extra={"event": "pass started", **numbers})
-    begin = time.perf_counter()
-    yield
-    seconds = time.perf_counter() - begin
-    numbers |= {"seconds": seconds, "rows_per_second": rows / seconds}
-    log.info("pass %s: %.3g s", name, seconds, extra={"event": "pass ended", **numbers})
+# What tasks do. What they give is (start, stop, summed): the number of rows in [start, stop) that
+# count and their partial result, or None of rows whose block is in the checkpoint already
 
 
-def _given(sample: Sample, shares_memory: bool, run: RowRange) -> tuple[Any, ...]:
-    """What a task is given: its rows, and where to read them."""
-    given: list[Any] = [run]
-    for source in sample.reads:
-        given.append(source.for_task(run.start, run.stop, shares_memory))
-    return tuple(given)
+@dataclass(frozen=True, eq=False)
+class _Shared:
+    """What all tasks of a pass share; ``sums`` are those in its checkpoint."""
+
+    reduction: Reduction[Any, Any]
+    reading: Reading
+    sums: PassSums | None = None
 
 
-def _reduce_run(
-    shared: tuple[Reduction[Any, Any], Reading], run: RowRange, *sources: RowSource
-) -> tuple[int, Any]:
-    reduction, reading = shared
-    return reduce_strips(reduction, strips_of(run, reading, sources))
+def _reduce(shared: _Shared, run: RowRange, given: tuple[RowSource, ...] | None) -> Summed:
+    """The work of a task; it is given None where its block was done before the pass began."""
+    if given is None or (shared.sums is not None and shared.sums.has(run)):
+        return _in_checkpoint(shared.sums, run.start, run.stop, None)
+    summed = reduce_strips(shared.reduction, shared.reading.strips(run, given))
+    return _in_checkpoint(shared.sums, run.start, run.stop, summed)
 
 
-def _combine(
-    shared: tuple[Reduction[Any, Any], Reading], a: tuple[int, Any], b: tuple[int, Any]
-) -> tuple[int, Any]:
-    return a[0] + b[0], shared[0].combine(a[1], b[1])
+def _combine(shared: _Shared, a: Summed, b: Summed) -> Summed:
+    """The result of two neighbours."""
+    summed = None
+    if a[2] is not None and b[2] is not None:
+        summed = a[2][0] + b[2][0], shared.reduction.combine(a[2][1], b[2][1])
+    return _in_checkpoint(shared.sums, a[0], b[1], summed)
 
 
-# A pass whose partial results are in a checkpoint: those that are there are read, others computed
+def _in_checkpoint(
+    sums: PassSums | None, start: int, stop: int, summed: tuple[int, Any] | None
+) -> Summed:
+    """The result of these rows: if they are a block it is written, or read where it is None."""
+    if sums is not None and sums.is_block(start, stop):
+        summed = sums.write(start, summed)
+    return start, stop, summed
 
 
 def _checkpointed(
     executor: Executor,
-    shared: tuple[Reduction[Any, Any], Reading],
-    runs: list[RowRange],
-    given: Callable[[RowRange], tuple[Any, ...]],
+    shared: _Shared,
+    sample: Sample,
     extent: Extent,
+    runs: list[RowRange],
     on_done: Callable[[int], None],
-) -> Any:
-    """The number of rows and the partial result of them all, of each block in the checkpoint."""
-    checkpoint, reduction = executor.checkpoint, shared[0]
+) -> tuple[int, Any]:
+    """The sum over all rows of a pass whose partial results are in a checkpoint."""
+    checkpoint, reduction, reading = executor.checkpoint, shared.reduction, shared.reading
     assert checkpoint is not None
     block = block_rows(extent.n_rows, extent.chunk_rows)
-    sums = checkpoint.begin(reduction.name, shared, extent.n_rows, block, reduction.kinds)
-    total = sums.read_total()
+    computed_from = reduction, replace(reading, sources=())
+    sums = checkpoint.begin(reduction.name, computed_from, extent.n_rows, block, reduction.kinds)
+    total: tuple[int, Any] | None = sums.read_total()
     if total is not None:
         checkpoint.resumed_strips += sum(run.strips for run in runs)
         for number in range(len(runs)):
@@ -347,26 +337,23 @@ def _checkpointed(
         share = [i for i, run in enumerate(runs) if sums.ours(run)]
         if all(done[i] for i in share):
             raise ShardDone(_waiting(checkpoint.shard, sums))
-    value = executor.run(
-        _Resumed(sums),
-        [(runs[i],) if done[i] else given(runs[i]) for i in share],
-        _combine_resumed,
-        shared=shared,
+    result: Summed = executor.run(
+        _reduce,
+        [(runs[i], None if done[i] else reading.given(sample, runs[i])) for i in share],
+        _combine,
+        shared=replace(shared, sums=sums),
         name=reduction.name,
         on_done=lambda number: on_done(share[number]),
-        after=_writes(sums, [runs[i] for i in share]),
     )
+    summed = result[2]
+    assert summed is not None
     if len(share) < len(runs):
         raise ShardDone(_waiting(checkpoint.shard, sums))
     if checkpoint.shard is None:
-        sums.end(value)
-        log.info(
-            "the result of %s is in %s",
-            sums.name,
-            sums.folder,
-            extra={"event": "kept", "pass": sums.name},
-        )
-    return value
+        sums.end(summed)
+        info = {"event": "kept", "pass": sums.name}
+        log.info("the result of %s is in %s", sums.name, sums.folder, extra=info)
+    return summed
 
 
 def _waiting(shard: tuple[int, int] | None, sums: PassSums) -> str:
@@ -375,32 +362,6 @@ def _waiting(shard: tuple[int, int] | None, sums: PassSums) -> str:
         f"shard {i + 1} of {k} has done its share of {sums.name}: when all shards have, run the "
         "same fit without a shard, which adds them up"
     )
-
-
-@dataclass(frozen=True)
-class _Resumed:
-    """The work of a task, unless the block of its rows is done: then None stands for it."""
-
-    sums: PassSums
-
-    def __call__(self, shared: Any, run: RowRange, *sources: Any) -> Any:
-        # Of a block that was done before there are no sources, whatever this worker sees.
-        done = not sources or self.sums.has(run)
-        return None if done else _reduce_run(shared, run, *sources)
-
-
-def _combine_resumed(shared: Any, a: Any, b: Any) -> Any:
-    return None if a is None or b is None else _combine(shared, a, b)
-
-
-def _writes(sums: PassSums, runs: list[RowRange]) -> dict[int, Callable[[Any], Any]]:
-    """Nodes that are blocks: their partial results are written, or read where they are."""
-    after: dict[int, Callable[[Any], Any]] = {}
-    for node, (first, last) in enumerate(Tree.over(len(runs)).spans):
-        start, stop = runs[first].start, runs[last - 1].stop
-        if start % sums.block == 0 and stop == min(start + sums.block, sums.n_rows):
-            after[node] = sums.writer(start)
-    return after
 
 
 # How a pass is cut into tasks, and the memory that it takes
@@ -463,20 +424,39 @@ def plan_pass(
 
 
 def _report(
-    marks: list[tuple[int, int, float]], spent: float, workers: int, memory: MemoryPlan
+    name: str,
+    rows: int,
+    marks: list[tuple[int, int, float]],
+    seconds: float,
+    budget: MemoryBudget,
+    memory: MemoryPlan,
 ) -> PassReport:
-    """What a pass did, from the rows, strips and seconds at the end of each task."""
+    """What a pass did, from the rows, strips and seconds at the end of each task; logged as well.
+
+    ``rows`` are those that counted.
+    """
+    workers, checkpoint = budget.executor.workers, budget.executor.checkpoint
     # Tasks that run side by side end side by side: one mark per round of them is smooth.
-    rows, strips, seconds = zip(marks[0], *marks[workers:-1:workers], marks[-1], strict=True)
-    edges = np.interp(np.linspace(0, rows[-1], 11), rows, seconds)
+    ends, strips, times = zip(marks[0], *marks[workers:-1:workers], marks[-1], strict=True)
+    edges = np.interp(np.linspace(0, ends[-1], 11), ends, times)
+    figures = {
+        "pass": name,
+        "rows": ends[-1],
+        "tasks": len(marks) - 1,
+        "strips": strips[-1],
+        "seconds": seconds,
+        "rows_per_second": ends[-1] / seconds,
+    }
+    log.info("pass %s: %.3g s", name, seconds, extra={"event": "pass ended", **figures})
     return PassReport(
-        rows=rows[-1],
+        rows=rows,
         strips=strips[-1],
         tasks=len(marks) - 1,
-        seconds=spent,
-        pass_seconds=spent,
+        seconds=seconds,
+        pass_seconds=seconds,
         tenths=tuple(np.diff(edges).tolist()),
         memory=memory,
+        resumed_strips=0 if checkpoint is None else checkpoint.resumed_strips,
     )
 
 

@@ -15,7 +15,7 @@ from cme_dask.numerics.folds import BY_ROWS
 from cme_dask.numerics.reduction import BadValues, reduce_strips
 from cme_dask.numerics.rows import BasisRanges, NearestRows, Neighbours
 from cme_dask.passes.memory import MemoryBudget
-from cme_dask.passes.plan import MAX_STRIP, Reading, RowRange, empty_part, strips_of
+from cme_dask.passes.plan import MAX_STRIP, Reading, RowRange, empty_part
 from cme_dask.passes.run import count_bad_values, run_pass
 
 # The row sample of arrays that bring none: a declared, partial read
@@ -95,18 +95,17 @@ def choose_rows(
 
 def _draw_here(sample: Sample, told_by: tuple[RowSource, ...], drawn: PrioritySample) -> RowSample:
     """The sample in this process, of which only what tells weights and parts is read."""
-    reading = replace(Reading.of(sample), variables=0)
-    run, size = RowRange(0, sample.n_rows, MAX_STRIP), drawn.size
+    reading = replace(Reading.of(sample, shares_memory=True), sources=told_by, variables=0)
+    rows = RowRange(0, sample.n_rows, MAX_STRIP)
 
     def below(bound: float) -> RowSample:
-        strips = strips_of(run, reading, told_by)
-        return reduce_strips(replace(drawn, bound=bound), strips)[1]
+        return reduce_strips(replace(drawn, bound=bound), reading.strips(rows))[1]
 
     if not told_by and sample.part is None:
         # Keys of equal rows are uniform on (0, 1): nearly always this bound leaves out none of the
         # sample, and most of the other rows, which then need no sorting.
-        likely = below((size + _SPARE * np.sqrt(size)) / sample.n_rows)
-        if len(likely) == size:
+        likely = below((drawn.size + _SPARE * np.sqrt(drawn.size)) / sample.n_rows)
+        if len(likely) == drawn.size:
             return likely
     return below(np.inf)
 

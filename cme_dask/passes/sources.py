@@ -315,7 +315,7 @@ class DaskSource(RowSource):
         )  # fmt: skip
         return DaskSource(mapped, self.columns_read + width)
 
-    def for_task(self, start: int, stop: int, shares_memory: bool) -> Delayed:
+    def for_task(self, start: int, stop: int) -> Delayed:
         """Rows [start, stop) as a source in memory, once computed."""
         rows = self.array[start:stop].rechunk((stop - start, -1))
         # Not optimised: tasks, and x and y, that need the same block must name it alike.
