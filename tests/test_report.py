@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from conftest import write_store
+from distributed import Client
 
 from cme_dask import PivotedCholesky, kernels
 from cme_dask.cli import cli, progress, run_report
 from cme_dask.cli.progress import LOGGER, logging_to
-from cme_dask.cli.run_report import FILES, MemoryTimeline, reporting
+from cme_dask.cli.run_report import FILES, MemoryTimeline, PeakMemory, reporting
 from cme_dask.errors import DataError, ResourceError
 from cme_dask.models import plots as drawing
+from cme_dask.passes.cluster import described_workers
 from cme_dask.passes.progress import duration
 from cme_dask.passes.run import PassProgress
 from cme_dask.passes.sources import open_sample
@@ -74,6 +76,19 @@ def test_a_report_of_a_cluster(store, tmp_path, cluster):
     assert told["compute"] > 0
     bokeh = (folder / "dask.html").exists()
     assert bokeh != any("bokeh" in why for why in result["missing"])
+
+
+def test_a_lost_scheduler_is_an_error_that_measuring_does_not_hide(local_cluster, tmp_path):
+    for measuring in (PeakMemory, lambda client: reporting(tmp_path / "report", client)):
+        with (
+            pytest.raises(ResourceError, match="was lost, and with it the run"),
+            Client(local_cluster, set_as_default=False) as client,
+            measuring(client),
+        ):
+            assert len(described_workers(client)) > 0
+            client.close()
+            described_workers(client)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_report_is_whole_or_not_there(store, tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ import psutil
 
 from cme_dask.cli.progress import Remembered, handling
 from cme_dask.data.store import check_output, disk_errors, writing
-from cme_dask.errors import DataError
+from cme_dask.errors import DataError, ResourceError
 from cme_dask.models import plots as drawing
 from cme_dask.models.plots import PALETTE, STYLE
 from cme_dask.passes.memory import A_WORKER
@@ -89,14 +89,19 @@ class _Sampling(ABC):
     ) -> None:
         self._stop.set()
         self._thread.join()
-        self._sample()
+        self._take_sample()
 
     def _watch(self) -> None:
         pause = 0.0
         while not self._stop.wait(pause):
             begin = time.perf_counter()
-            self._sample()
+            self._take_sample()
             pause = max(_PAUSE, self._cost * (time.perf_counter() - begin))
+
+    def _take_sample(self) -> None:
+        # Where the scheduler is lost the run itself says so; that error must not be replaced.
+        with contextlib.suppress(ResourceError):
+            self._sample()
 
     @abstractmethod
     def _sample(self) -> None:

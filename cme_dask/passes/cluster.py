@@ -425,7 +425,7 @@ class ClusterRun:
             except _LOST as error:
                 if error is self._refused:
                     raise
-                raise self._lost(error) from error
+                raise scheduler_lost(self._client, error) from error
             return last.result()  # raises what the task raised
         except KilledWorker as error:  # the sum was lost, and again, while it was fetched
             raise _killers(str(error.task)) from error
@@ -444,7 +444,7 @@ class ClusterRun:
                 continue  # of a future that was given up
             future = self._held.get(node)
             if future is not None and future.status == "cancelled":
-                raise self._lost("its tasks were cancelled")
+                raise scheduler_lost(self._client, "its tasks were cancelled")
             if future is not None and future.status == "error":
                 if not isinstance(future.exception(), KilledWorker):
                     return future
@@ -472,7 +472,8 @@ class ClusterRun:
                 return self._news.get(timeout=_PAUSE)
             except queue.Empty:
                 if self._client.status not in ("running", "connecting"):
-                    raise self._lost(f"the client is {self._client.status}") from None
+                    why = f"the client is {self._client.status}"
+                    raise scheduler_lost(self._client, why) from None
             if self._client.nthreads():
                 idle_since = None
                 continue
@@ -527,11 +528,32 @@ class ClusterRun:
     def _tell(self, node: int, attempt: int, _: Future) -> None:
         self._news.put((node, attempt))
 
-    def _lost(self, why: object) -> ResourceError:
-        return ResourceError(
-            f"the scheduler at {self._client.scheduler.address} was lost, and with it the run: "
-            f"start it again and repeat; a run with a checkpoint goes on where it was ({why})"
-        )
+
+def described_workers(client: Client) -> Mapping[str, Mapping[str, Any]]:
+    """What the scheduler knows of each worker, by address.
+
+    Raises
+    ------
+    ResourceError
+        If the scheduler is lost: the client then knows of no workers, not even that there are none.
+    """
+    try:
+        info = client.scheduler_info(n_workers=-1)
+    except (OSError, RuntimeError) as error:  # the latter of a client whose event loop has ended
+        raise scheduler_lost(client, error) from error
+    if "workers" not in info:
+        raise scheduler_lost(client, f"the client is {client.status}")
+    workers: Mapping[str, Mapping[str, Any]] = info["workers"]
+    return workers
+
+
+def scheduler_lost(client: Client, why: object) -> ResourceError:
+    """The error of a run whose scheduler is gone, and why it is thought to be."""
+    address = "the cluster" if client.scheduler is None else client.scheduler.address
+    return ResourceError(
+        f"the scheduler at {address} was lost, and with it the run: start it again and repeat; a "
+        f"run with a checkpoint goes on where it was ({why})"
+    )
 
 
 def _killers(task: str) -> ResourceError:

@@ -15,6 +15,7 @@ from distributed.system import MEMORY_LIMIT
 from cme_dask.errors import DataError, ResourceError, option
 from cme_dask.numerics.reduction import Cost, Extent
 from cme_dask.numerics.resources import MemoryPlan
+from cme_dask.passes.cluster import described_workers
 from cme_dask.passes.driver import Executor
 from cme_dask.passes.plan import RowRange
 
@@ -98,7 +99,7 @@ class MemoryBudget:
         most = _bytes(limit)
         workers = []
         if executor.client is not None:
-            described = executor.client.scheduler_info(n_workers=-1)["workers"].values()
+            described = described_workers(executor.client).values()
             workers = [(w["nthreads"], min(most, _usable(w["memory_limit"]))) for w in described]
         free = psutil.virtual_memory().available + psutil.Process().memory_info().rss
         return cls(executor, int(min(most, MEMORY_LIMIT, free)), tuple(workers))

@@ -10,6 +10,8 @@ from typing import Any
 
 from distributed import Client, get_task_stream, performance_report
 
+from cme_dask.passes.cluster import described_workers
+
 _TOKEN = 32  # letters of the token in a task's key
 
 
@@ -34,14 +36,13 @@ class WorkerState:
 
 def worker_states(client: Client) -> Mapping[str, WorkerState]:
     """All workers of a cluster, by address; their news are a second old at most."""
-    workers = client.scheduler_info(n_workers=-1)["workers"]
     return {
         address: WorkerState(
             int(worker["metrics"].get("memory", 0)),
             int(worker["metrics"].get("spilled_bytes", {}).get("disk", 0)),
             str(worker["status"]),
         )
-        for address, worker in workers.items()
+        for address, worker in described_workers(client).items()
     }
 
 
