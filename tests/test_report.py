@@ -79,15 +79,15 @@ def test_a_report_of_a_cluster(store, tmp_path, cluster):
 
 
 def test_a_lost_scheduler_is_an_error_that_measuring_does_not_hide(local_cluster, tmp_path):
-    for measuring in (PeakMemory, lambda client: reporting(tmp_path / "report", client)):
-        with (
-            pytest.raises(ResourceError, match="was lost, and with it the run"),
-            Client(local_cluster, set_as_default=False) as client,
-            measuring(client),
-        ):
+    def lose(measuring):
+        with Client(local_cluster, set_as_default=False) as client, measuring(client):
             assert len(described_workers(client)) > 0
             client.close()
             described_workers(client)
+
+    for measuring in (PeakMemory, lambda client: reporting(tmp_path / "report", client)):
+        with pytest.raises(ResourceError, match="was lost, and with it the run"):
+            lose(measuring)
     assert not list(tmp_path.iterdir())
 
 
