@@ -1,25 +1,31 @@
 """Weighted Gram matrices, and moments of a second sample in given bases, each in one pass."""
 
 import re
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import array_api_strict as strict
 import numpy as np
 import pytest
 import zarr
+from array_api_compat import array_namespace
 
 from cme_dask import kernels
 from cme_dask.errors import DataError
 from cme_dask.kernels import Standard, Transform, TransformedKernel
 from cme_dask.numerics.basis import NewtonBasis
+from cme_dask.numerics.folds import fold_of_rows
 from cme_dask.numerics.moments import FeatureBlock, MomentReduction
 from cme_dask.numerics.partition import PartitionBasis
+from cme_dask.numerics.reduction import Strip, reduce_strips
 from cme_dask.numerics.weighted import WeightedMoments
 from cme_dask.passes.driver import Executor
 from cme_dask.passes.memory import MemoryBudget
 from cme_dask.passes.run import run_pass
 from cme_dask.passes.sources import open_sample
 
-FUNCTIONS = ({"sign": lambda x: np.sign(x[:, 0])}, {"cube": lambda y: y[:, 0] ** 3})
+FUNCTIONS = ({"sign": lambda x: array_namespace(x).sign(x[:, 0])}, {"cube": lambda y: y[:, 0] ** 3})
 
 
 def draw(n, seed):
@@ -69,6 +75,38 @@ def test_weighted_grams_are_those_of_dense_arrays(tmp_path, bases, weighted):
             np.testing.assert_allclose(mine, plain, rtol=0, atol=1e-13 * np.abs(plain).max())
         np.testing.assert_array_equal(moments.gram("x"), again[name].gram("x"))
         np.testing.assert_array_equal(moments.gram("x"), moments.gram("x").T)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_folds_are_those_of_dense_arrays(weighted):
+    """Each fold, and all others, as the rows themselves give them; also on a second device."""
+    X, Y, w = draw(9_013, 6)
+    bases = [NewtonBasis.from_points(kernels.Gaussian(0.7), part[:9]) for part in (X, Y)]
+    sample = open_sample(X, Y, weights=w if weighted else None)
+    w, folds = w if weighted else np.ones(len(X)), fold_of_rows(0, len(X), 4)
+    reduction = WeightedMoments(tuple(bases), FUNCTIONS, 4)
+    found = one_pass(sample, reduction)
+    strip = Strip(np.arange(len(X)), (X, Y), w)
+    on_device = partial(strict.asarray, device=strict.Device("device1"))
+    other = reduction.finalize(reduce_strips(reduction, [strip], on_device)[1])
+    N, M = bases[0](X), bases[1](Y)
+    chosen = {"all": np.full(len(X), True), "fold": folds == 2, "without": folds != 2}
+    for name, f in {"sign": np.sign(X[:, 0]), "cube": Y[:, 0] ** 3}.items():
+        for which, mine in chosen.items():
+            share = (f * w * mine / (w * mine).sum())[:, None]
+            arguments = {} if which == "all" else {which: 2}
+            pairs = (M, N), (N, N), (N, np.ones((len(X), 1)))
+            for sums in (found, other):
+                moments = sums.means(**arguments)[name]
+                values = moments.cross("y", "x"), moments.gram("x"), moments.mean("x")[:, None]
+                for value, (left, right) in zip(values, pairs, strict=True):
+                    terms = abs(share * left).T @ abs(right)  # which may cancel
+                    plain = (share * left).T @ right
+                    np.testing.assert_allclose(value, plain, rtol=0, atol=1e-13 * terms.max())
+    whole = one_pass(sample, replace(reduction, n_folds=1))
+    np.testing.assert_allclose(found["cube"].gram("y"), whole["cube"].gram("y"), rtol=1e-12)
+    with pytest.raises(DataError, match="no rows of positive weight"):
+        whole.means(without=0)
 
 
 def test_a_multiplication_operator_multiplies(bases):

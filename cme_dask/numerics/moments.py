@@ -410,7 +410,7 @@ class MomentState:
 
     def add_traces(self, traces: Array, weights: Array | None, edges: list[int]) -> None:
         """Add the sums of w k(z, z) over the rows of each fold."""
-        within = list(_folds_within(edges, 0, edges[-1]))
+        within = list(folds_within(edges, 0, edges[-1]))
         folds, firsts = [fold for fold, _ in within], [own.start for _, own in within]
         for i, (basis, part) in enumerate(zip(self.bases, self.parts, strict=True)):
             diagonal = basis.kernel.diagonal(part)
@@ -453,7 +453,8 @@ def sum_strip(
     xp, ops = states[0].xp, in_place(parts[0])
     counts = np.bincount(folds, minlength=states[0].n_folds).astype(np.int64)
     sums = tuple(state.zeros(counts) for state in states)
-    for near, weight, edges in _in_order_of_folds(states, parts, weights, folds, counts):
+    length, taken = min(state.span for state in states), states[0].taken
+    for near, weight, edges in in_order_of_folds(parts, weights, folds, counts, length, taken):
         roots = None if weight is None else xp.sqrt(weight)[None, :]
         mapped: dict[Any, Array] = {}
         for state, total in zip(states, sums, strict=True):
@@ -466,7 +467,7 @@ def sum_strip(
                 rows = state.write(here)
                 if roots is not None:
                     ops.multiply(rows, roots[:, here], out=rows)
-                for fold, own in _folds_within(edges, here.start, here.stop):
+                for fold, own in folds_within(edges, here.start, here.stop):
                     gram = total.gram[fold, ...]
                     if state.single:
                         state.add_in_single(gram, rows[:, own])
@@ -478,22 +479,32 @@ def sum_strip(
     return sums
 
 
-def _in_order_of_folds(
-    states: Sequence[MomentState],
+def in_order_of_folds(
     parts: tuple[Array, ...],
     weights: Array | None,
     folds: Array,
     counts: Array,
+    length: int,
+    taken: Sequence[Scratch],
 ) -> Iterator[tuple[tuple[Array, ...], Array | None, list[int]]]:
-    """Rows and weights, several sub-blocks at a time, and where each fold begins among them.
+    """Rows and weights, so many at a time, and the borders of the folds among them.
 
-    Rows of a fold become neighbours: its products are then few and long. They are good until the
-    next ones come.
+    Rows of a fold become neighbours: its products are then few and long.
+
+    Parameters
+    ----------
+    parts, weights, folds
+        Of a strip, see :func:`sum_strip`.
+    counts
+        Rows of each fold, shape (F,).
+    length
+        Rows that come at once.
+    taken
+        Memory for the rows of each variable: they are good until the next ones come.
     """
-    xp, n = states[0].xp, len(folds)
+    xp, n = array_namespace(parts[0]), len(folds)
     order = None if len(counts) == 1 else np.argsort(folds, kind="stable")
     borders = np.cumsum([0, *counts])
-    length = min(state.span for state in states)
     for start in range(0, n, length):
         here = slice(start, min(start + length, n))
         edges = (np.clip(borders, here.start, here.stop) - start).tolist()
@@ -501,14 +512,14 @@ def _in_order_of_folds(
             near = tuple(part[here, :] for part in parts)
             yield near, None if weights is None else weights[here], edges
             continue
-        index, taken = xp.asarray(order[here], device=device(parts[0])), []
-        for scratch, part in zip(states[0].taken, parts, strict=True):
-            taken.append(scratch.shaped(xp, (here.stop - start, part.shape[1]), part))
-            take_into(xp, taken[-1], part, index)
-        yield tuple(taken), None if weights is None else xp.take(weights, index), edges
+        index, near = xp.asarray(order[here], device=device(parts[0])), ()
+        for scratch, part in zip(taken, parts, strict=True):
+            near += (scratch.shaped(xp, (here.stop - start, part.shape[1]), part),)
+            take_into(xp, near[-1], part, index)
+        yield near, None if weights is None else xp.take(weights, index), edges
 
 
-def _folds_within(edges: list[int], start: int, stop: int) -> Iterator[tuple[int, slice]]:
+def folds_within(edges: list[int], start: int, stop: int) -> Iterator[tuple[int, slice]]:
     """Each fold with rows in [start, stop), and these, counted from ``start``."""
     for fold, (low, high) in enumerate(pairwise(edges)):
         if max(low, start) < min(high, stop):

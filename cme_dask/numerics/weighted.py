@@ -4,7 +4,7 @@ In an orthonormal basis psi, the multiplication by a function f has the matrix
 :math:`(\mathrm{diag}(\lambda) + r)^{-1} \mathrm E[f \psi \psi^T]`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -14,12 +14,20 @@ from array_api_compat import array_namespace, device
 from cme_dask.errors import DataError
 from cme_dask.kernels.base import check_integer
 from cme_dask.kernels.discrete import Features
+from cme_dask.kernels.evaluator import Scratch
 from cme_dask.numerics.basis import BlockSolve
 from cme_dask.numerics.blocks import Moments, MomentSums
-from cme_dask.numerics.moments import Function, function_values, sub_block
+from cme_dask.numerics.moments import (
+    Function,
+    folds_within,
+    function_values,
+    in_order_of_folds,
+    sub_block,
+)
 from cme_dask.numerics.reduction import Cost, Extent, Reduction, Strip
 
 Array = Any
+Sums = tuple[Array, Array]
 
 _WORD = 8
 
@@ -91,44 +99,94 @@ class FeatureBasis:
 
 
 @dataclass(frozen=True, eq=False)
-class WeightedSums:
-    """Sums over rows; those over disjoint sets of rows add.
+class WeightedMeans(Mapping[str, Moments]):
+    """Moments by the name of each function: of all rows, and of folds by :meth:`means`.
 
     Attributes
     ----------
+    names
+        Names of the q functions.
+    ranks
+        Number of basis functions of each variable, x first.
     grams
-        sum_i w_i f(z_i) a_i a_i^T of a = [N_X, N_Y, 1] and each function f, shape (q, P, P).
-    weight
-        sum_i w_i, shape ().
+        sum_i w_i f(z_i) a_i a_i^T of a = [N_X, N_Y, 1] by fold and function, shape (F, q, P, P).
+    weights
+        Sum of the weights w of each fold, shape (F,).
     """
 
+    names: tuple[str, ...]
+    ranks: tuple[int, ...]
     grams: Array
-    weight: Array
+    weights: Array
 
-    def __add__(self, other: "WeightedSums") -> "WeightedSums":
-        """Sums over the union of two disjoint sets of rows."""
-        return WeightedSums(self.grams + other.grams, self.weight + other.weight)
+    def __getitem__(self, name: str) -> Moments:
+        """E[f a a^T] over all rows, for the function of this name."""
+        if name not in self.names:
+            raise KeyError(name)
+        return self.means()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def means(self, *, fold: int | None = None, without: int | None = None) -> dict[str, Moments]:
+        """Weighted means over all rows, over those of one fold, or over those of all folds but one.
+
+        Parameters
+        ----------
+        fold
+            The only fold whose rows count.
+        without
+            The fold whose rows are left out.
+
+        Raises
+        ------
+        DataError
+            If these rows have no weight.
+        """
+        folds = np.arange(len(self.weights)) if fold is None else np.array([fold])
+        folds = folds if without is None else np.delete(folds, without)
+        weight, unknown = float(self.weights[folds].sum()), np.full((1, len(self.ranks)), np.nan)
+        if not weight > 0.0:
+            raise DataError("there are no rows of positive weight in these folds")
+        moments, none = {}, (np.zeros(0),) * len(self.ranks)
+        for name, gram in zip(self.names, self.grams[folds].sum(axis=0), strict=True):
+            gram = (gram + gram.T)[None] / 2.0
+            sums = MomentSums(gram, unknown, np.zeros(1, int), self.ranks, none)
+            moments[name] = Moments.of(sums, weight)
+        return moments
 
 
 @dataclass(frozen=True, eq=False)
-class WeightedMoments(Reduction[WeightedSums, dict[str, Moments]]):
+class WeightedMoments(Reduction[Sums, WeightedMeans]):
     r"""Moments :math:`\mathrm E[f N N^T]` in given bases, for signed functions f, in one pass.
 
     The result holds, by the name of each function f, the blocks E[f N_a N_b^T] (``gram``,
-    ``cross``) and E[f N_a] (``mean``) of the bases N of both variables.
+    ``cross``) and E[f N_a] (``mean``) of the bases N of both variables, over all rows. Its method
+    ``means`` gives them over the rows of a fold, or over those of the others: an operator is
+    cross-validated without another pass.
 
     Parameters
     ----------
     bases
-        Of x, or of x and of y: those of a fit (``basis_.newton``), or a :class:`FeatureBasis`.
+        Of x, or of x and of y.
     functions
         Functions of the rows by name, for each variable: from rows (n, d) to values (n,).
+    n_folds
+        Number of folds F.
+
+    Raises
+    ------
+    DataError
+        If there are no functions, or two of the same name.
     """
 
     bases: tuple[RowFunctions, ...]
     functions: tuple[Mapping[str, Function], ...] = field(default_factory=tuple)
+    n_folds: int = 1
     name = "weighted-moments"
-    kinds = (WeightedSums,)
 
     def __post_init__(self) -> None:
         names = [name for functions in self.functions for name in functions]
@@ -150,46 +208,58 @@ class WeightedMoments(Reduction[WeightedSums, dict[str, Moments]]):
 
     def cost(self, extent: Extent) -> Cost:
         """A product of P x P per function, and the solves of the bases."""
-        partial = _WORD * len(self.names) * self.width**2
+        partial = _WORD * self.n_folds * len(self.names) * self.width**2
+        block = (3 * self.width + 2 * extent.n_columns + len(self.names)) * sub_block(self.width)
         return Cost(
             flops=2 * len(self.names) * self.width**2 + sum(b.rank**2 for b in self.bases),
-            state=3 * _WORD * self.width * sub_block(self.width) + partial,
+            state=_WORD * (block + self.width**2) + partial,
             partial=partial,
             subject=f"rank {' + '.join(str(basis.rank) for basis in self.bases)}",
             remedies=("lower the rank of the bases",),
         )
 
-    def start(self, like: Array) -> tuple[Array, ...]:
-        """Evaluators of the bases, and the rows [N_X, N_Y, 1] of a sub-block as columns."""
+    def start(self, like: Array) -> tuple[Any, ...]:
+        """The rows [N_X, N_Y, 1] of a sub-block as columns, evaluators, memory for the rows."""
         xp, length = array_namespace(like), sub_block(self.width)
         buffer = xp.ones((self.width, length), dtype=xp.float64, device=device(like))
         whole = (BlockSolve.whole(basis.rank) for basis in self.bases)
         pairs = zip(self.bases, whole, strict=True)
-        return buffer, [basis.evaluator(elimination, like) for basis, elimination in pairs]
+        evaluators = [basis.evaluator(solve, like) for basis, solve in pairs]
+        return buffer, evaluators, [Scratch() for _ in self.bases]
 
-    def update(self, state: tuple[Array, ...], strip: Strip) -> WeightedSums:
-        """Sums over one strip."""
-        (buffer, evaluators), n = state, len(strip)
-        xp = array_namespace(strip.parts[0])
-        where = {"dtype": xp.float64, "device": device(strip.parts[0])}
-        weights = xp.ones(n, **where) if strip.weights is None else strip.weights
-        values = [
-            column[:, 0] * weights
-            for functions, part in zip(self.functions, strip.parts, strict=False)
-            for column in function_values(part, functions)
-        ]
-        grams = [xp.zeros((self.width, self.width), **where) for _ in values]
-        for start in range(0, n, buffer.shape[1]):
-            here, low = slice(start, min(start + buffer.shape[1], n)), 0
-            rows = buffer[:, : here.stop - start]
-            for basis, evaluator, part in zip(self.bases, evaluators, strip.parts, strict=True):
-                evaluator(part[here, :], rows[low : low + basis.rank, :])
+    def update(self, state: tuple[Any, ...], strip: Strip) -> Sums:
+        """Sums over one strip: Gram matrices (F, q, P, P), and weights (F,)."""
+        buffer, evaluators, taken = state
+        xp, where = array_namespace(buffer), {"dtype": buffer.dtype, "device": device(buffer)}
+        folds = strip.folds(self.n_folds)
+        counts = np.bincount(folds, minlength=self.n_folds)
+        grams = xp.zeros((self.n_folds, len(self.names), self.width, self.width), **where)
+        totals = xp.zeros(self.n_folds, **where)
+        spans = in_order_of_folds(
+            strip.parts, strip.weights, folds, counts, buffer.shape[1], taken[: len(strip.parts)]
+        )
+        for near, weight, edges in spans:
+            weight = xp.ones(edges[-1], **where) if weight is None else weight
+            values = [
+                column[:, 0] * weight
+                for functions, part in zip(self.functions, near, strict=False)
+                for column in function_values(part, functions)
+            ]
+            rows, low = buffer[:, : edges[-1]], 0
+            for basis, evaluator, part in zip(self.bases, evaluators, near, strict=True):
+                evaluator(part, rows[low : low + basis.rank, :])
                 low += basis.rank
-            for gram, value in zip(grams, values, strict=True):
-                gram += (rows * value[None, here]) @ rows.T
-        return WeightedSums(xp.stack(grams), xp.sum(weights))
+            for fold, own in folds_within(edges, 0, edges[-1]):
+                totals[fold] += xp.sum(weight[own])
+                for i, value in enumerate(values):
+                    grams[fold, i, ...] += (rows[:, own] * value[None, own]) @ rows[:, own].T
+        return grams, totals
 
-    def finalize(self, total: WeightedSums) -> dict[str, Moments]:
+    def combine(self, a: Sums, b: Sums) -> Sums:
+        """Sums over both."""
+        return a[0] + b[0], a[1] + b[1]
+
+    def finalize(self, total: Sums) -> WeightedMeans:
         """Means by the name of each function.
 
         Raises
@@ -197,13 +267,7 @@ class WeightedMoments(Reduction[WeightedSums, dict[str, Moments]]):
         DataError
             If all weights are zero.
         """
-        weight = float(total.weight)
-        if not weight > 0.0:
+        grams, weights = total
+        if not float(weights.sum()) > 0.0:
             raise DataError("all weights are zero: at least one row needs a positive weight")
-        ranks = tuple(basis.rank for basis in self.bases)
-        unknown, none = np.full((1, len(ranks)), np.nan), (np.zeros(0),) * len(ranks)
-        moments = {}
-        for name, gram in zip(self.names, total.grams, strict=True):
-            sums = MomentSums((gram + gram.T)[None] / 2.0, unknown, np.zeros(1, int), ranks, none)
-            moments[name] = Moments.of(sums, weight)
-        return moments
+        return WeightedMeans(self.names, tuple(basis.rank for basis in self.bases), grams, weights)
