@@ -29,6 +29,9 @@ from cme_dask.passes.moments import moment_reduction, predict_moments
 RESIDUAL_FINALISTS = 3
 """Learned kernels of residuals that are compared on all rows."""
 
+RESIDUAL_EVALUATIONS = 20
+"""Trials of the search for them after its grid, at most."""
+
 _ORDER = 384  # of the largest eigenproblem that is timed
 _PRODUCTS = 4  # of the order of a basis: 8 m_X m_Y (m_X + m_Y) operations for both
 

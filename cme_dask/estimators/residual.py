@@ -16,7 +16,12 @@ from cme_dask.data.row_sample import RowSample
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError, remedy
 from cme_dask.estimators.joint_fit import HELD_ROWS, Fitted, JointRecipe, averaged, refitted_laws
-from cme_dask.estimators.planning import RESIDUAL_FINALISTS, FitContext, FitPlan
+from cme_dask.estimators.planning import (
+    RESIDUAL_EVALUATIONS,
+    RESIDUAL_FINALISTS,
+    FitContext,
+    FitPlan,
+)
 from cme_dask.estimators.recipe import choose_kernel
 from cme_dask.estimators.solving import SolveOptions
 from cme_dask.estimators.steps import DECISION, LOCATION, PIVOTS, SEARCH, SECOND, SECOND_PASS
@@ -48,7 +53,6 @@ _LOCATION_ROWS = (
     1 << 13
 )  # of the row sample, and pivots among them, for the location of a screening
 _LOCATION_RANK = 200
-_EVALUATIONS = 20  # of the second search
 
 
 def residual_wanted(
@@ -343,7 +347,8 @@ def _quick(tuning: Tuning) -> Tuning:
         tuning,
         criterion="auto" if tuning.criterion == "validation" else tuning.criterion,
         evaluations=min(
-            _EVALUATIONS, _EVALUATIONS if tuning.evaluations is None else tuning.evaluations
+            RESIDUAL_EVALUATIONS,
+            RESIDUAL_EVALUATIONS if tuning.evaluations is None else tuning.evaluations,
         ),
         finalists=min(RESIDUAL_FINALISTS, tuning.finalists),
     )

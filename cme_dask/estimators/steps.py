@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from cme_dask.config import SAMPLE_SIZE
 from cme_dask.estimators.joint_fit import HELD_ROWS
+from cme_dask.estimators.planning import RESIDUAL_EVALUATIONS, RESIDUAL_FINALISTS
 from cme_dask.estimators.recipe import (
     DENSE_POWER,
     PivotProgress,
@@ -47,10 +48,7 @@ _NAMES = {
 }
 _REFINED = 3.5  # time of a later trial over that of a pair of the grid, where columns are scaled
 _CONVERGED = 16  # trials after which a refinement of few length scales ends by itself
-_FEWER = 0.5  # finalists of the second search over those of the first
-_SECOND_SEARCH = 0.5  # time of the second search over that of the first, before that is known
 _RESIDUAL_COLUMNS = 3  # with length scales that are worth trials, of x and residuals
-_SECOND_TRIALS = 25.0  # of the second search after its grid, each like a pair of the grid
 _LEARNED_RANK = 280.0  # of bases of several columns, before their own are known
 _SHORT = 1.3  # ranks over those on the rows of the search, which are fewer
 _SECOND_RANK = 25.0  # of bases of x and of residuals, before their own are known
@@ -87,7 +85,7 @@ class SearchTimes:
     @property
     def second(self) -> float:
         """Seconds expected of a search for kernels of residuals: the same grid, few trials."""
-        return self._grid + _SECOND_TRIALS * self._pair
+        return self._grid + RESIDUAL_EVALUATIONS * self._pair
 
     def share(self, event: TuningProgress, now: float) -> float:
         """Share of the search's time that has passed.
@@ -133,6 +131,68 @@ class SearchTimes:
         return min(most, _CONVERGED) if self._columns <= 3 else most
 
 
+class StepCosts:
+    """Seconds of the steps of a fit, before they are measured.
+
+    They were measured on one core, on fits of 300 to 100,000 rows with one to six columns; what the
+    machine takes for the steps before scales them.
+
+    Parameters
+    ----------
+    n_rows
+        Rows.
+    columns
+        Columns of each variable.
+    workers
+        Tasks that run at once.
+    """
+
+    def __init__(self, n_rows: int, columns: Sequence[int], workers: int) -> None:
+        self.n_rows, self._workers, self.columns = n_rows, workers, sum(columns)
+        # Values of y at which laws are judged, in those of one column at most.
+        self._judged = sum(columns[1:]) * min(n_rows, HELD_ROWS) / HELD_ROWS
+        most = min(_LEARNED_RANK, n_rows / 5.0)
+        ranks = [50.0 * 5.0 ** (columns[0] - 1), *(15.0 * 8.0 ** (d - 1) for d in columns[1:])]
+        self.guessed_ranks = [min(most, rank) for rank in ranks]
+        self.second_ranks = [_SECOND_RANK for _ in columns]
+
+    def search(self) -> float:
+        """Seconds of a search for kernels, on 4096 rows at most."""
+        base = {1: 0.2, 2: 0.31, 3: 1.0}.get(self.columns, 2.3 + 0.55 * (self.columns - 4))
+        return base * (0.8 + 1.1 * min(self.n_rows, 4096) / 4096)
+
+    def __call__(self, specs: float, ranks: Sequence[float]) -> dict[str, float]:
+        """Seconds by step, for so many sets of moments of bases of these ranks."""
+        dense, share = specs * dense_cost(ranks), min(self.n_rows, SAMPLE_SIZE) / SAMPLE_SIZE
+        pivots = sum(0.01 + share * rank * (1.0e-3 + 1.3e-6 * rank) for rank in ranks)
+        return {
+            PIVOTS: specs * pivots,
+            PASS: self.n_rows * specs * _row_flops(ranks) / _FLOPS / self._workers,
+            SOLUTION: self.members(specs, ranks) + 0.6 * self._judged + 0.5 * dense,
+            LOCATION: specs * (0.01 + 0.25 * dense_cost(ranks[:1])),
+            DECISION: 0.3 * self._judged + 0.23 * dense,
+        }
+
+    def members(self, specs: float, ranks: Sequence[float]) -> float:
+        """Seconds from moments to members with their ridges, a part of the solution."""
+        return specs * (0.006 + 0.6 * dense_cost(ranks))
+
+
+def _row_flops(ranks: Sequence[float]) -> float:
+    """Operations for one row and bases of these ranks; events and cells cost their own."""
+    return sum(ranks) ** 2 + _BESIDE**2
+
+
+def _to_come(chosen: Sequence[float], guess: float) -> float:
+    """The rank of a basis that is still to be chosen: the guess, unless those chosen are lower."""
+    return min(guess, (guess + _typical(chosen)) / 2.0) if chosen else guess
+
+
+def _typical(ranks: Sequence[float]) -> float:
+    """The rank whose dense algebra takes as long as that of these on average."""
+    return float((sum(rank**DENSE_POWER for rank in ranks) / len(ranks)) ** (1.0 / DENSE_POWER))
+
+
 class StepReports:
     """The ``progress`` that a fit hands down: reports of its parts become events of the whole.
 
@@ -140,29 +200,19 @@ class StepReports:
     ----------
     target
         Where reports go.
-    n_rows, workers
-        For the predicted seconds of the pass.
-    bases
-        Number of bases whose pivots are chosen.
-    columns
-        Of each variable: the trials of a search and what is judged depend on them.
+    costs
+        Predicted seconds of the steps.
+    specs
+        Number of sets of moments; each has a basis for each variable.
     screened
         Whether the row sample gives the location.
     """
 
     def __init__(
-        self,
-        target: FitProgress,
-        n_rows: int,
-        workers: int,
-        bases: int,
-        columns: Sequence[int],
-        screened: bool = False,
+        self, target: FitProgress, costs: StepCosts, specs: int, screened: bool = False
     ) -> None:
-        self._target, self._n_rows, self._workers = target, n_rows, workers
-        self._screened = screened
-        self._bases, self._judged = bases, _judged(n_rows, columns)
-        self._search, self._before = SearchTimes(sum(columns)), _guessed_ranks(n_rows, columns)
+        self._target, self._costs, self._specs, self._screened = target, costs, specs, screened
+        self._search, self._before = SearchTimes(costs.columns), costs.guessed_ranks
         self._prefix, self._iterations = "", 0
         self._first: list[float] = []
         self._members = 0.5  # of the solution's time; then laws are calibrated
@@ -188,7 +238,7 @@ class StepReports:
             if not self._prefix:
                 self._target.know(SECOND + SEARCH, self._search.second)
                 if detail.ranks:
-                    more = _SHORT if self._n_rows > Tuning().rows else 1.0
+                    more = _SHORT if self._costs.n_rows > Tuning().rows else 1.0
                     self._guess([more * rank for rank in detail.ranks])
             self._target(detail, self._prefix + SEARCH, share, text)
         elif isinstance(detail, PassProgress):
@@ -209,26 +259,22 @@ class StepReports:
             )
             self._target(detail, self._prefix + PIVOTS, self._chosen(detail), text)
 
-    def _expect(self, prefix: str, specs: float, ranks: Sequence[float]) -> None:
-        seconds = self._n_rows * specs * _row_flops(sum(ranks)) / _FLOPS / self._workers
-        self._target.expect(prefix + PASS, seconds)
-        solved = _solved(self._judged, specs, ranks)
-        self._target.expect(prefix + SOLUTION, solved)
-        self._members = _made(specs, ranks) / solved
+    def _expect(self, specs: float, ranks: Sequence[float], *keys: str) -> None:
+        """Correct what these steps, of the first or the second fit, are expected to take."""
+        costs = self._costs(specs, ranks)
+        for key in keys:
+            self._target.expect(key, costs[key.removeprefix(SECOND)])
+        self._members = self._costs.members(specs, ranks) / costs[SOLUTION]
+
+    @property
+    def _first_steps(self) -> tuple[str, ...]:
+        return (PASS, SOLUTION, DECISION, *(() if self._screened else (LOCATION,)))
 
     def _guess(self, ranks: list[float]) -> None:
         """Ranks of the best kernels that the search has seen, on fewer rows than those to come."""
-        most = min(MAX_RANK, self._n_rows / 3.0)
+        most = min(MAX_RANK, self._costs.n_rows / 3.0)
         self._before = [min(most, rank) for rank in ranks]
-        specs = max(1.0, self._bases / len(ranks))
-        self._expect_first(specs, self._before)
-        self._target.expect(PIVOTS, _pivoted(self._n_rows, specs, self._before))
-
-    def _expect_first(self, specs: float, ranks: Sequence[float]) -> None:
-        self._expect("", specs, ranks)
-        self._target.expect(DECISION, _decided(self._judged, specs, ranks))
-        if not self._screened:
-            self._target.expect(LOCATION, _located(specs, ranks[0]))
+        self._expect(self._specs, self._before, PIVOTS, *self._first_steps)
 
     def _chosen(self, event: PivotProgress) -> float:
         """Share of all pivots; the pass's cost is predicted by the ranks so far."""
@@ -240,34 +286,32 @@ class StepReports:
         for name, rank in self._ranks:
             chosen.setdefault(name, []).append(rank)
         if len(self._ranks) > 1:
-            specs = max(1.0, self._bases / len(self._before))
-            count = max(1, round(_FEWER * specs if self._prefix else specs))
-            before = [_SECOND_RANK] * len(self._before) if self._prefix else self._before
+            specs = min(RESIDUAL_FINALISTS, self._specs) if self._prefix else self._specs
+            before = self._costs.second_ranks if self._prefix else self._before
             # The last one is still being chosen; of those to come only the guess is known.
             next(reversed(chosen.values())).pop()
             finished = [*chosen.values(), *([] for _ in before[len(chosen) :])]
             ranks = [
-                _typical([*each, *[_to_come(each, guess)] * (count - len(each))])
+                _typical([*each, *[_to_come(each, guess)] * (specs - len(each))])
                 for each, guess in zip(finished, before, strict=False)
             ]
             if not self._prefix:
                 self._first = ranks
-                self._expect_first(specs, ranks)
+                self._expect(specs, ranks, *self._first_steps)
             else:
-                self._expect(SECOND, _FEWER * specs, ranks)
+                self._expect(specs, ranks, SECOND + PASS, SECOND + SOLUTION)
                 if self._first:
-                    change = _row_flops(sum(ranks)) / _row_flops(sum(self._first))
-                    self._target.relate(SECOND + PASS, _FEWER * change)
+                    change = specs / self._specs * _row_flops(ranks) / _row_flops(self._first)
+                    self._target.relate(SECOND + PASS, change)
         # The residual falls about exponentially: its logarithm is what moves evenly.
         trace = min(1.0, max(float(event.residual_trace), 1e-300))
         part = min(1.0, math.log(trace) / math.log(event.tol))
-        return (len(self._ranks) - 1 + part) / max(self._bases, len(self._ranks))
+        bases = max(self._specs * len(self._before), len(self._ranks))
+        return (len(self._ranks) - 1 + part) / bases
 
 
 def steps_of(
-    n_rows: int,
-    columns: Sequence[int],
-    workers: int,
+    costs: StepCosts,
     *,
     learned: bool,
     specs: int = 1,
@@ -279,12 +323,8 @@ def steps_of(
 
     Parameters
     ----------
-    n_rows
-        Rows.
-    columns
-        Columns of each variable.
-    workers
-        Tasks that run at once.
+    costs
+        By step and ranks.
     learned
         Whether kernels are searched.
     specs
@@ -296,117 +336,39 @@ def steps_of(
     iterates
         Whether the solution takes a pass for each of its gradients.
     """
-    ranks = _guessed_ranks(n_rows, columns)
-    again = [_SECOND_RANK for _ in columns]
-    fewer, judged = _FEWER * specs, _judged(n_rows, columns)
-    seconds = {
-        ROWS: 0.1 + 2e-8 * n_rows,
-        SEARCH: _search_seconds(n_rows, sum(columns)),
-        PIVOTS: _pivoted(n_rows, specs, ranks),
-        PASS: n_rows * specs * _row_flops(sum(ranks)) / _FLOPS / workers,
-        SOLUTION: _solved(judged, specs, ranks),
+    first = costs(specs, costs.guessed_ranks)
+    again = costs(min(RESIDUAL_FINALISTS, specs), costs.second_ranks)
+    end = ITERATIONS if iterates else SOLUTION
+    keys = [ROWS, SEARCH, PIVOTS, PASS, end] if learned else [ROWS, PIVOTS, PASS, end]
+    seconds = first | {
+        ROWS: 0.1 + 2e-8 * costs.n_rows,
+        SEARCH: costs.search(),
+        ITERATIONS: _GRADIENTS * first[PASS],
     }
-    repeated = {
-        SEARCH: _SECOND_SEARCH * seconds[SEARCH],
-        PIVOTS: _pivoted(n_rows, fewer, again),
-        PASS: n_rows * fewer * _row_flops(sum(again)) / _FLOPS / workers,
-        SOLUTION: _solved(judged, fewer, again),
-    }
-    if not learned:
-        del seconds[SEARCH]
-    if iterates:
-        seconds[ITERATIONS] = _GRADIENTS * seconds[PASS]
-        del seconds[SOLUTION]
-    steps = {
-        key: Step(key, _NAMES[key], cost, certain=_certain(key), reads=key == PASS)
-        for key, cost in seconds.items()
-    }
+
+    def step(key: str, cost: float) -> Step:
+        # Rows of a pass take the same time from the first to the last.
+        reads = key == PASS
+        return Step(key, _NAMES[key], cost, certain=0.05 if reads else 0.3, reads=reads)
+
+    steps = {key: step(key, seconds[key]) for key in keys}
     if not residual:
         return list(steps.values())
-    second = {}
-    for key, cost in repeated.items():
-        if key in seconds:
-            like, ratio = (PASS, cost / seconds[PASS]) if key == PASS else (None, 1.0)
-            name = SECOND + key
-            second[name] = Step(name, _NAMES[name], cost, like, ratio, _certain(key), key == PASS)
-    location = Step(LOCATION, _NAMES[LOCATION], _located(specs, ranks[0]))
-    decision = Step(DECISION, _NAMES[DECISION], _decided(judged, specs, ranks))
+    second = {
+        key: replace(step(key, (seconds | again)[key]), key=SECOND + key, name=_NAMES[SECOND + key])
+        for key in keys
+        if SECOND + key in _NAMES
+    }
+    second[PASS] = replace(second[PASS], like=PASS, ratio=again[PASS] / first[PASS])
+    location = Step(LOCATION, _NAMES[LOCATION], _LOCATION_SECONDS if screened else first[LOCATION])
+    decision = Step(DECISION, _NAMES[DECISION], first[DECISION])
     if not screened:
         return [*steps.values(), location, *second.values(), decision]
-    first = [steps.pop(key) for key in (ROWS, SEARCH) if key in steps]
-    location = Step(LOCATION, _NAMES[LOCATION], _LOCATION_SECONDS)
-    searched = [second.pop(SECOND + SEARCH)] if learned else []
+    before = [steps.pop(key) for key in (ROWS, SEARCH) if key in steps]
+    searched = [second.pop(SEARCH)] if learned else []
     # Until the row sample has decided, half of a second pass is least wrong in either case.
-    possible = [replace(step, chance=0.5) for step in (*second.values(), decision)]
-    return [*first, location, *searched, *steps.values(), *possible]
-
-
-def _guessed_ranks(n_rows: int, columns: Sequence[int]) -> list[float]:
-    """Of learned bases, before their kernels are known."""
-    most = min(_LEARNED_RANK, n_rows / 5.0)
-    ranks = [50.0 * 5.0 ** (columns[0] - 1), *(15.0 * 8.0 ** (d - 1) for d in columns[1:])]
-    return [min(most, rank) for rank in ranks]
-
-
-def _certain(key: str) -> float:
-    """See :class:`Step`: rows of a pass take the same time from the first to the last."""
-    return 0.05 if key == PASS else 0.3
-
-
-# Figures below are seconds of one core, measured on fits of 300 to 100,000 rows with one to six
-# columns; what the machine takes for the steps before scales them.
-
-
-def _search_seconds(n_rows: int, columns: int) -> float:
-    """Seconds of a search for kernels, on 4096 rows at most."""
-    base = {1: 0.2, 2: 0.31, 3: 1.0}.get(columns, 2.3 + 0.55 * (columns - 4))
-    return base * (0.8 + 1.1 * min(n_rows, 4096) / 4096)
-
-
-def _pivoted(n_rows: int, specs: float, ranks: Sequence[float]) -> float:
-    """Seconds of the choice of pivots from the row sample."""
-    share = min(n_rows, SAMPLE_SIZE) / SAMPLE_SIZE
-    return specs * sum(0.01 + share * rank * (1.0e-3 + 1.3e-6 * rank) for rank in ranks)
-
-
-def _row_flops(width: float) -> float:
-    """Operations for one row and bases of x and y of this rank; events and cells cost their own."""
-    return width**2 + _BESIDE**2
-
-
-def _to_come(chosen: Sequence[float], guess: float) -> float:
-    """The rank of a basis that is still to be chosen: the guess, unless those chosen are lower."""
-    return min(guess, (guess + _typical(chosen)) / 2.0) if chosen else guess
-
-
-def _typical(ranks: Sequence[float]) -> float:
-    """The rank whose dense algebra takes as long as that of these on average."""
-    return float((sum(rank**DENSE_POWER for rank in ranks) / len(ranks)) ** (1.0 / DENSE_POWER))
-
-
-def _judged(n_rows: int, columns: Sequence[int]) -> float:
-    """Values of y at which laws are judged, in those of one column at most."""
-    return sum(columns[1:]) * min(n_rows, HELD_ROWS) / HELD_ROWS
-
-
-def _solved(judged: float, specs: float, ranks: Sequence[float]) -> float:
-    """Seconds from moments to a solution with its ridges, calibrated at held-out rows."""
-    return 0.6 * judged + _made(specs, ranks) + 0.5 * specs * dense_cost(ranks)
-
-
-def _made(specs: float, ranks: Sequence[float]) -> float:
-    """Seconds from moments to the members with their ridges."""
-    return specs * (0.006 + 0.6 * dense_cost(ranks))
-
-
-def _located(specs: float, rank: float) -> float:
-    """Seconds of a location from the moments of all rows."""
-    return specs * (0.01 + 0.25 * dense_cost([rank]))
-
-
-def _decided(judged: float, specs: float, ranks: Sequence[float]) -> float:
-    """Seconds of a comparison at held-out rows."""
-    return 0.3 * judged + specs * 0.23 * dense_cost(ranks)
+    possible = [replace(each, chance=0.5) for each in (*second.values(), decision)]
+    return [*before, location, *searched, *steps.values(), *possible]
 
 
 @contextlib.contextmanager
@@ -442,10 +404,9 @@ def reported(
         if listener is None:
             yield None
             return
+        costs = StepCosts(n_rows, columns, executor.workers)
         steps = steps_of(
-            n_rows,
-            columns,
-            executor.workers,
+            costs,
             learned=learned,
             specs=specs,
             residual=residual,
@@ -453,5 +414,5 @@ def reported(
             iterates=iterates,
         )
         target = FitProgress(steps, listener, executor.client)
-        yield StepReports(target, n_rows, executor.workers, specs * len(columns), columns, screened)
+        yield StepReports(target, costs, specs, screened)
         listener(target.finished())
