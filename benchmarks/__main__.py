@@ -6,9 +6,8 @@ from typing import Any
 import click
 
 from benchmarks import CASE_NAMES
-from cme_dask.cli import tables
 from cme_dask.cli.app import SentenceGroup
-from cme_dask.cli.options import examples, json_option, overwrite_option
+from cme_dask.cli.options import Shown, examples, json_option, overwrite_option
 from cme_dask.cli.progress import ProgressLines
 from cme_dask.cli.values import (
     count,
@@ -77,8 +76,7 @@ def bench(
     out: Path | None,
     stores: Path | None,
     overwrite: bool,
-    as_json: bool,
-) -> None:
+) -> Shown:
     """Measure fits beside what the machine can do and beside other packages.
 
     The cases: machine (rates), fmca (FMCA's pivoted Cholesky), pass (joint fits from a store beside
@@ -97,7 +95,7 @@ def bench(
     options = Options(cases, full, rows, ranks, tols, repeats, workers, stores)
     with ProgressLines() as progress:
         result = run_bench(options, out, overwrite=overwrite, progress=progress)
-    tables.show(result, bench_tables(result), as_json)
+    return result, bench_tables(result)
 
 
 @cli.command(
@@ -143,8 +141,7 @@ def study(
     workers: int | None,
     out: Path | None,
     overwrite: bool,
-    as_json: bool,
-) -> None:
+) -> Shown:
     """Compare every model with the truth: means and standard errors over draws.
 
     Of laws: error (43), CRPS, least probability, |E[1|x] - 1| and held-out loss of the models none
@@ -170,7 +167,7 @@ def study(
                 study.StudyOptions(**given), out, overwrite=overwrite, progress=progress
             )
             lines = study.study_tables(result)
-    tables.show(result, lines, as_json)
+    return result, lines
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What is measured against what: a function per case adds its measurements and ratios."""
+"""The cases of the bench: a function per case adds its measurements and ratios."""
 
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field, replace

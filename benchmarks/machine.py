@@ -1,4 +1,4 @@
-"""What this machine is and what it can do: rates to hold every time against."""
+"""A description of this machine, and its rates, to which times are compared."""
 
 import importlib.metadata
 import os

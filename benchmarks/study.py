@@ -46,9 +46,9 @@ def _lines(result: Result) -> Iterator[str]:
     machine = result["machine"]
     scenarios = list(dict.fromkeys(cell["scenario"] for cell in cells))
     sizes = sorted({cell["rows"] for cell in cells}, reverse=True)
-    asked = [] if set(scenarios) == set(SCENARIOS) else [f"--scenario {s}" for s in scenarios]
-    asked += [f"--rows {n}" for n in sorted(sizes)]
-    command = " ".join(["python3 run study", *asked, f"--seeds {seeds}"])
+    chosen = [] if set(scenarios) == set(SCENARIOS) else [f"--scenario {s}" for s in scenarios]
+    chosen += [f"--rows {n}" for n in sorted(sizes)]
+    command = " ".join(["python3 run study", *chosen, f"--seeds {seeds}"])
     yield "# The study of laws in numbers"
     yield ""
     yield (

@@ -1,4 +1,4 @@
-"""``python -m cme_dask``."""
+"""``python -m cme_dask`` runs the command."""
 
 from cme_dask.cli.app import main
 

@@ -22,7 +22,7 @@ PIVOTS = ("sampled", "greedy", "random")
 """Ways of choosing pivots."""
 
 ANSWERS = ("mean", "std", "quantile", "probability", "effective_support")
-"""What conditional laws are asked for in batches."""
+"""Quantities that batches of conditional laws are queried for."""
 
 LEVELS = (0.05, 0.5, 0.95)
 """Levels of their quantiles."""

@@ -1,4 +1,4 @@
-"""Constraints on the density ratio g of a joint distribution: what they need, how they solve.
+"""Constraints on the density ratio g of a joint distribution, as strategies that solve for it.
 
 ``JointDistribution(constraint="certified")`` takes the defaults,
 ``JointDistribution(constraint=Certified(bounds="observed"))`` says more, and a frozen dataclass

@@ -1,4 +1,4 @@
-"""How results are shown in one line: arrays by their shapes, bases by their sizes."""
+"""One-line reprs of results: arrays by their shapes, bases by their sizes."""
 
 from collections.abc import Sequence
 from dataclasses import fields
@@ -16,7 +16,7 @@ _FEW = 4  # items of a sequence that are all shown
 def brief_repr(self: Any) -> str:
     """Class and fields, of arrays their shapes and of long sequences their lengths.
 
-    To be a dataclass's ``__repr__``: of the arrays of a fit, the numbers tell a reader little.
+    The ``__repr__`` of a dataclass with arrays, whose numbers are of little use to a reader.
     """
     shown = (f"{f.name}={_shown(getattr(self, f.name))}" for f in fields(self) if f.repr)
     text = ", ".join(shown)

@@ -1,7 +1,7 @@
-"""What can go wrong, named once.
+"""The errors and warnings of the package.
 
 The command maps :class:`DataError` to exit code 2 (data or usage) and :class:`ResourceError` to 3
-(environment); a message says what was expected, what came, and what to do.
+(environment); a message states the expectation, the value and the remedy.
 """
 
 import re
@@ -50,7 +50,7 @@ class CmeDaskError(Exception):
     """Base of every error that cme_dask raises on purpose."""
 
     def __str__(self) -> str:
-        """The message; what a file holds may be of any length, and is cut out of its middle."""
+        """The message; text from a file may be of any length, and is cut in the middle."""
         return _cut(wording(super().__str__()))
 
     def __format__(self, spec: str) -> str:
@@ -101,7 +101,7 @@ class ShardDone(CmeDaskError):
 
 
 class ConvergenceWarning(UserWarning):
-    """A solver missed its tolerance, and the solution was kept because that was asked for."""
+    """A solver missed its tolerance, and ``convergence="warn"`` retained the solution."""
 
 
 class ToleranceWarning(UserWarning):
@@ -113,7 +113,7 @@ class RankWarning(UserWarning):
 
 
 class ConstantColumnWarning(UserWarning):
-    """A column has one value in all sampled rows, and tells nothing."""
+    """A column has one value in all sampled rows, and carries no information."""
 
 
 class LengthScaleWarning(UserWarning):

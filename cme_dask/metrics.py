@@ -1,4 +1,4 @@
-"""How good a law or a conditional expectation is: proper scores, and the joint paper's criteria."""
+"""Proper scores of laws and of conditional expectations, and the criteria of the joint paper."""
 
 from typing import Any
 
@@ -39,7 +39,7 @@ def crps(weights: Any, points: Any, y: Any) -> Array:
     points
         Atoms y_s, shape (S,) or (S, d); or those of each law, (q, S, d).
     y
-        What was observed, shape (q,) or (q, d).
+        The observations, shape (q,) or (q, d).
 
     Returns
     -------
@@ -227,7 +227,7 @@ def oracle_error(estimate: Any, truth: Any) -> float:
 
 
 def validation_error(estimate: Any, values: Any) -> float:
-    r"""Criterion (41) of the joint paper over n: the error against what was observed.
+    r"""Criterion (41) of the joint paper over n: the error against observations.
 
     .. math:: \frac1n \sum_i \bigl| t(y_i) - \mathrm E^M[t(Y) | X = x_i] \bigr|_2^2
 

@@ -872,7 +872,7 @@ def test_things_that_are_no_store(tmp_path, store, model, few):
     cases = [
         (tmp_path / "nowhere", "nowhere does not exist: give the path or URL"),
         (tmp_path / "plain", "plain is no readable Zarr store"),
-        (tmp_path / "file", "file is no readable Zarr store"),
+        (tmp_path / "file", "file is a file, a Zarr store is a folder: .*cme_dask.ingest"),
         (tmp_path / "foreign", "foreign is no finished .* of another kind"),
         ("nope://a/b", "nope://a/b is no readable Zarr store: Protocol not known"),
         ("memory://nothing/here", "memory://nothing/here is no readable Zarr store"),

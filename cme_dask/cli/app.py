@@ -1,4 +1,4 @@
-"""The group of all commands, which says what went wrong in one sentence."""
+"""The group of all commands, whose errors are one sentence and an exit code."""
 
 import contextlib
 import logging
@@ -14,7 +14,7 @@ from cme_dask import __version__
 from cme_dask.cli.options import SchemaCommand, examples
 from cme_dask.errors import CmeDaskError, RankWarning, ResourceError, ToleranceWarning, wording
 
-# A click group that says what went wrong in one sentence, with fixed exit codes
+# A click group whose errors are one sentence, with fixed exit codes
 
 
 def _fail(message: str, code: int) -> NoReturn:
@@ -26,7 +26,7 @@ def _fail(message: str, code: int) -> NoReturn:
 
 @contextlib.contextmanager
 def _one_sentence() -> Iterator[None]:
-    """Map what goes wrong to one sentence on stderr and an exit code, warnings to a line each."""
+    """Map errors to one sentence on stderr and an exit code, warnings to a line each."""
 
     def show(message: Warning | str, *_: object, **__: object) -> None:
         click.echo(f"warning: {wording(str(message), command=True)}", err=True)
@@ -38,7 +38,7 @@ def _one_sentence() -> Iterator[None]:
             warnings.showwarning = show
             yield
     except KeyboardInterrupt:
-        # Zarr's event loop dies with its unfinished writes, and asyncio would tell of each.
+        # Zarr's event loop dies with its unfinished writes, and asyncio would report each.
         logging.getLogger("asyncio").setLevel(logging.CRITICAL)
         _fail("interrupted: no output was left half-written", 130)
     except click.UsageError as error:
@@ -79,7 +79,7 @@ class SentenceGroup(click.Group):
             return super().make_context(info_name, args, parent, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command that was asked for."""
+        """Run the requested command."""
         with _one_sentence():
             return super().invoke(ctx)
 

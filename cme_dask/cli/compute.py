@@ -1,11 +1,11 @@
-"""Where a command runs, where its outputs go, and its checkpoint."""
+"""The scheduler, the output folder and the checkpoint of a command."""
 
 import contextlib
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cme_dask.data.store import check_output
 from cme_dask.errors import CmeDaskError, DataError, ResourceError
@@ -55,21 +55,21 @@ def prepare_folder(folder: Path, names: Iterable[str], overwrite: bool) -> None:
         check_output(folder / name, overwrite=True)
 
 
-# The checkpoint of a command: begun, gone on with, and removed when the output is there
+# The checkpoint of a command: begun, resumed, and removed when the output is complete
 
 
 @dataclass(frozen=True)
 class CheckpointOptions:
-    """Where a command keeps what is done.
+    """Where a command saves partial sums.
 
     Parameters
     ----------
     folder
-        The checkpoint's, which all workers share; None for none.
+        Of the checkpoint, which all workers share; None for none.
     resume
-        Whether to go on with what lies there.
+        Whether to continue the run that is saved there.
     shard
-        (i, k): do the i-th of k shares into it, and no more.
+        (i, k): compute only the i-th of k shares into it.
     """
 
     folder: Path | None = None
@@ -77,13 +77,13 @@ class CheckpointOptions:
     shard: tuple[int, int] | None = None
 
     def prepare(self, overwrite: bool) -> None:
-        """Refuse or remove what lies there, before any work is done.
+        """Refuse or remove an earlier run, before any work is done.
 
         Raises
         ------
         DataError
             If options contradict each other, there is nothing to resume, or an interrupted run
-            lies there and neither resuming nor overwriting was asked for.
+            would be lost without ``resume`` or ``overwrite``.
         """
         from cme_dask.passes.checkpoint import discard, is_checkpoint
 
@@ -106,11 +106,11 @@ class CheckpointOptions:
             )
 
     def finish(self) -> None:
-        """Remove the checkpoint: the output is there."""
+        """Remove the checkpoint once the output is complete."""
         from cme_dask.passes.checkpoint import discard, is_checkpoint
 
         if self.folder is not None and is_checkpoint(self.folder):
-            with contextlib.suppress(CmeDaskError):  # it is somebody else's by now, or stays
+            with contextlib.suppress(CmeDaskError):  # another run uses the folder by now
                 discard(self.folder)
 
 
@@ -119,19 +119,19 @@ class CheckpointOptions:
 
 @dataclass(frozen=True)
 class Compute:
-    """Where to run.
+    """Where a command runs.
 
     Parameters
     ----------
     scheduler
         ``threads``, ``processes``, ``synchronous``, the address of a cluster's scheduler, or None
-        for what Dask is set to.
+        for the scheduler of Dask's configuration.
     workers
         Threads or processes, not for clusters.
     memory_limit
         Bytes that this process, or each worker of a cluster, may use.
     report
-        Folder that tells what was done, of memory over time among other things; None for none.
+        Folder for a report of passes and of memory over time; None for none.
     overwrite
         Whether it may replace an earlier one.
     """
@@ -142,11 +142,19 @@ class Compute:
     report: Path | None = None
     overwrite: bool = False
 
+    def place(self, scheduler: "Scheduler") -> dict[str, Any]:
+        """The arguments of ``fit`` that say where it runs, on an opened scheduler."""
+        return {
+            "scheduler": scheduler,
+            "workers": self.workers,
+            "memory_limit": self.memory_limit,
+        }
+
     @contextlib.contextmanager
     def open(self) -> "Iterator[Scheduler]":
         """A scheduler for ``fit``: a name as it is, an address as a connected client.
 
-        The report is of what is done with it, and is written if that ends well.
+        The report covers the block, and is written if that succeeds.
         """
         from cme_dask.cli.run_report import reporting
         from cme_dask.numerics.resources import reuse_memory

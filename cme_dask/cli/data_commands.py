@@ -1,4 +1,4 @@
-"""Commands that make sample stores and describe files."""
+"""The commands sample, ingest, rechunk and info: their options."""
 
 from pathlib import Path
 from typing import Any
@@ -7,19 +7,17 @@ import click
 
 from cme_dask.cli.app import cli
 from cme_dask.cli.options import (
+    Shown,
     chunk_option,
     examples,
     json_option,
     log_option,
+    out_option,
     overwrite_option,
     section_options,
+    source_options,
 )
-from cme_dask.cli.values import (
-    SEED,
-    option,
-    output,
-    size,
-)
+from cme_dask.cli.values import SEED, output, size
 
 
 @cli.command(
@@ -38,8 +36,7 @@ def sample(
     given: dict[str, Any],
     chunk_rows: int | None,
     overwrite: bool,
-    as_json: bool,
-) -> None:
+) -> Shown:
     """Write a sample of the three-dimensional normal (x; y1, y2) to the store OUT."""
     from cme_dask.cli import tables
     from cme_dask.cli.describe import describe
@@ -57,7 +54,7 @@ def sample(
         )
         progress.say(f"generated {rows:,} rows")
     result = describe(str(out))
-    tables.show(result, tables.store_tables(result), as_json)
+    return result, tables.store_tables(result)
 
 
 @cli.command(
@@ -69,22 +66,18 @@ def sample(
     ),
 )
 @click.argument("files", nargs=-1, required=True)
-@click.option("--out", required=True, type=output, metavar="PATH", help="Store to make (a folder).")
+@out_option("Store to make (a folder).")
 @section_options("IngestSection", "x", "y", "weights", "group", "time", "categorical")
 @section_options("IngestSection", "datetime", "cyclic", "missing", "null_values", "units")
 @chunk_option
 @click.option(
-    "--target-chunk", type=size, metavar="BYTES", help="Size of a chunk, such as 8MB, instead."
+    "--target-chunk",
+    type=size,
+    metavar="BYTES",
+    help="Size of a chunk, such as 8MB, in place of --chunk-rows.",
 )
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the row sample.")
-@click.option("--resume", is_flag=True, help="Continue an interrupted ingest.")
-@click.option(
-    "--storage-options",
-    metavar="KEY=VALUE",
-    type=option,
-    multiple=True,
-    help="Option of the URLs' file system, text or JSON; repeatable.",
-)
+@source_options
 @log_option
 @overwrite_option
 @json_option
@@ -98,8 +91,7 @@ def ingest(
     resume: bool,
     storage_options: tuple[tuple[str, object], ...],
     overwrite: bool,
-    as_json: bool,
-) -> None:
+) -> Shown:
     """Stream tables (FILES: paths, URLs or patterns) into a sample store.
 
     CSV, also compressed, Parquet, NumPy and Zarr; larger than memory.
@@ -127,7 +119,7 @@ def ingest(
             progress=progress.ingest,
         )
     result = describe_ingest(report, pairs["units"])
-    tables.show(result, tables.ingest_tables(result), as_json)
+    return result, tables.ingest_tables(result)
 
 
 @cli.command(
@@ -138,17 +130,17 @@ def ingest(
 )
 @click.argument("path")
 @json_option
-def info(path: str, as_json: bool) -> None:
+def info(path: str) -> Shown:
     """Describe PATH, a sample store or a model."""
     from cme_dask.cli import tables
     from cme_dask.cli.describe import describe
 
     result = describe(path)
     kind = tables.store_tables if result["kind"] == "sample" else tables.model_tables
-    tables.show(result, kind(result), as_json)
+    return result, kind(result)
 
 
-# The command that turns Zarr stores of others into sample stores
+# The command that turns foreign Zarr stores into sample stores
 
 
 @cli.command(
@@ -177,14 +169,7 @@ def info(path: str, as_json: bool) -> None:
     **dict.fromkeys(("weights", "group", "time", "categorical"), "the store's"),
 )
 @click.option("--seed", type=SEED, help="Seed of the row sample.  [default: the store's, or 0]")
-@click.option("--resume", is_flag=True, help="Continue an interrupted run.")
-@click.option(
-    "--storage-options",
-    metavar="KEY=VALUE",
-    type=option,
-    multiple=True,
-    help="Option of the URL's file system, text or JSON; repeatable.",
-)
+@source_options
 @log_option
 @overwrite_option
 @json_option
@@ -197,8 +182,7 @@ def rechunk(
     resume: bool,
     storage_options: tuple[tuple[str, object], ...],
     overwrite: bool,
-    as_json: bool,
-) -> None:
+) -> Shown:
     """Write the rows of IN, a Zarr store of any chunks, to the sample store OUT.
 
     IN is a path or URL: a sample store, an xarray dataset, or a group of arrays of rows.
@@ -222,4 +206,4 @@ def rechunk(
         )
         progress.say(f"wrote {report.rows_kept:,} rows, dropped {report.rows_dropped:,}")
     result = describe(str(out))
-    tables.show(result, tables.store_tables(result), as_json)
+    return result, tables.store_tables(result)

@@ -47,7 +47,7 @@ def run_demo(
     Parameters
     ----------
     rows
-        Wanted number of rows; fewer if the disk is short.
+        Requested number of rows; fewer if the disk is short.
     out
         Folder of the outputs, made if missing; what an earlier demo left there is replaced.
     picture
@@ -55,12 +55,12 @@ def run_demo(
     compute
         Where to run.
     progress
-        Where to tell the progress.
+        Shows the progress.
 
     Raises
     ------
     ResourceError
-        If the disk or memory does not suffice, or a picture is asked for without matplotlib.
+        If the disk or memory does not suffice, or a picture is requested without matplotlib.
     """
     begin = time.perf_counter()
     if picture is not None:
@@ -195,7 +195,7 @@ def _earlier(law: Normal3, rows: int, path: Path) -> Sample | None:
     for batch in law.batches(rows, SEED):
         here = (start <= retained.index) & (retained.index < start + len(batch[0]))
         start += len(batch[0])
-        if here.any():  # some rows tell: another law, seed or number has none of them
+        if here.any():  # a few rows suffice: another law, seed or number has none of them
             at = retained.index[here] - start
             same = (
                 np.array_equal(p[here], b[at]) for p, b in zip(retained.parts, batch, strict=True)
@@ -244,7 +244,7 @@ def _picture(
     if not drawing.available():
         progress.say(f"no picture: {drawing.MISSING}")
         with disk_errors(target):
-            target.unlink(missing_ok=True)  # an earlier demo's would belie this one
+            target.unlink(missing_ok=True)  # a picture of an earlier demo would be wrong
         return None
     x = np.linspace(-0.5, 0.5, 201)
     names = [_event(shift) for shift in SHIFTS]

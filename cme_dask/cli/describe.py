@@ -1,4 +1,4 @@
-"""What is inside a stored sample or model; needs neither Dask nor scikit-learn."""
+"""The contents of a stored sample or model, without Dask and scikit-learn."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,7 +93,7 @@ def _sample(path: str, group: zarr.Group) -> Result:
 
 
 def _origin(features: Any, path: str) -> Result | None:
-    """What the x of a store of features was made by; None for other stores."""
+    """The origin of the x of a store of features; None for other stores."""
     if features is None:
         return None
     try:

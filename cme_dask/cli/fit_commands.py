@@ -1,6 +1,5 @@
-"""Commands that fit, ask, tune, and add rows to models."""
+"""The commands fit, expect, features, transform, tune, merge and grow: their options."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,25 +7,25 @@ import click
 
 from cme_dask.cli.app import cli
 from cme_dask.cli.options import (
+    Shown,
     checkpoint_options,
     chunk_option,
     compute_options,
     examples,
+    functions_option,
     hold_out_option,
     json_option,
+    out_option,
     overwrite_option,
+    point_options,
     section_options,
+    x_option,
+    y_option,
 )
-from cme_dask.cli.values import (
-    columns,
-    count,
-    kernel,
-    numbers,
-    output,
-)
+from cme_dask.cli.values import count, kernel, numbers
 from cme_dask.config import TOL
 
-# Commands that fit and ask: joint laws and features
+# Joint laws and features
 
 
 @cli.command(
@@ -42,9 +41,9 @@ from cme_dask.config import TOL
     ),
 )
 @click.argument("store")
-@click.option("--out", type=output, metavar="PATH", help="Model to make (a folder).  [required]")
-@click.option("--x", type=columns, help="Columns of x to use.  [default: all]")
-@click.option("--y", type=columns, help="Columns of y to use.  [default: all]")
+@out_option("Model to make (a folder).  [required]", required=False)
+@x_option
+@y_option
 @section_options("FitSection", "events", "events_x")
 @click.option(
     "--kernel",
@@ -57,7 +56,7 @@ from cme_dask.config import TOL
 @click.option(
     "--averaged",
     type=click.IntRange(1),
-    help="Best of the learned kernels whose density ratios are averaged.  [default: 5]",
+    help="Number of learned kernels whose density ratios are averaged.  [default: 5]",
 )
 @section_options("FitSection", "tol", "max_rank", "reg", "reg_form", "constraint", "folds")
 @section_options("FitSection", "fold_by")
@@ -94,8 +93,7 @@ def fit(
     checkpoint: Any,
     compute: Any,
     overwrite: bool,
-    as_json: bool,
-) -> None:
+) -> Shown:
     """Fit the joint distribution of x and y in STORE (path or URL) in one pass, and save it.
 
     Kernels, length scales and ridge are learned unless they are given; `cme-dask tune` saves the
@@ -121,15 +119,11 @@ def fit(
     rows = TrainingRows(store, x, y, hold_out)
     if dry_run:
         result = plan_of_fit(rows, section, compute)
-        tables.show(result, tables.plan_tables(result), as_json)
-        return
+        return result, tables.plan_tables(result)
     if out is None:
         raise click.UsageError("Missing option '--out'.")
     result = fit_and_save(rows, section, compute, out, overwrite, checkpoint)
-    if "shard" in result:
-        click.echo(json.dumps(result) if as_json else result["shard"])
-        return
-    tables.show(result, tables.fit_tables(result), as_json)
+    return result, [result["shard"]] if "shard" in result else tables.fit_tables(result)
 
 
 @cli.command(
@@ -140,17 +134,8 @@ def fit(
     ),
 )
 @click.argument("model")
-@click.option(
-    "--given", multiple=True, metavar="COLUMN=VALUE,...", help="A point, such as TEMP=20,DEWP=5."
-)
-@click.option(
-    "--points",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="CSV file of points with the column names in its header.",
-)
-@click.option(
-    "--of", "functions", multiple=True, help="Column or event; repeatable.  [default: all]"
-)
+@point_options
+@functions_option
 @click.option("--reverse", is_flag=True, help="E[f(x) | y] instead of E[f(y) | x].")
 @click.option("--std/--no-std", default=True, help="Standard errors.  [default: with]")
 @json_option
@@ -161,14 +146,13 @@ def expect(
     functions: tuple[str, ...],
     reverse: bool,
     std: bool,
-    as_json: bool,
-) -> None:
+) -> Shown:
     """Conditional means and probabilities E[f | x] of a saved MODEL, with standard errors."""
     from cme_dask.cli import tables
     from cme_dask.cli.query import answer
 
     result = answer(model, given, points, functions, reverse=reverse, std=std)
-    tables.show(result, tables.expectation_tables(result), as_json)
+    return result, tables.expectation_tables(result)
 
 
 @cli.command(
@@ -179,8 +163,8 @@ def expect(
     ),
 )
 @click.argument("store")
-@click.option("--out", required=True, type=output, metavar="PATH", help="Model to make (a folder).")
-@click.option("--x", type=columns, help="Columns of x to use.  [default: all]")
+@out_option("Model to make (a folder).")
+@x_option
 @click.option(
     "--length-scale",
     type=numbers,
@@ -216,8 +200,7 @@ def features(
     checkpoint: Any,
     compute: Any,
     overwrite: bool,
-    as_json: bool,
-) -> None:
+) -> Shown:
     """Fit features of x in STORE (path or URL) by pivoted Cholesky in one pass, and save them.
 
     Inner products of features are kernel values up to the trace error: ridge regression, PCA or
@@ -237,7 +220,7 @@ def features(
         **given,
     )
     result = fit_features(estimator, store, x, compute, out, overwrite, checkpoint)
-    tables.show(result, tables.feature_fit_tables(result), as_json)
+    return result, tables.feature_fit_tables(result)
 
 
 @cli.command(
@@ -248,7 +231,7 @@ def features(
 )
 @click.argument("store")
 @click.option("--model", required=True, metavar="PATH", help="Model of `cme-dask features`.")
-@click.option("--out", required=True, type=output, metavar="PATH", help="Store to make (a folder).")
+@out_option("Store to make (a folder).")
 @chunk_option
 @click.option(
     "--dtype",
@@ -268,8 +251,7 @@ def transform(
     dtype: str,
     compute: Any,
     overwrite: bool,
-    as_json: bool,
-) -> None:
+) -> Shown:
     """Write the features of all rows in STORE (path or URL) to a new sample store.
 
     Its x are the features; y, weights and the row sample are the source's, so that anything that
@@ -287,10 +269,10 @@ def transform(
         compute=compute,
         overwrite=overwrite,
     )
-    tables.show(result, tables.transform_tables(result), as_json)
+    return result, tables.transform_tables(result)
 
 
-# The command that learns kernels and keeps the trace of the search
+# The search for kernels, with its trace
 
 
 @cli.command(
@@ -301,15 +283,9 @@ def transform(
     ),
 )
 @click.argument("store")
-@click.option(
-    "--out",
-    type=output,
-    required=True,
-    metavar="PATH",
-    help="Folder for model.zarr, tuning.json, tuning.png.",
-)
-@click.option("--x", type=columns, help="Columns of x to use.  [default: all]")
-@click.option("--y", type=columns, help="Columns of y to use.  [default: all]")
+@out_option("Folder for model.zarr, tuning.json, tuning.png.")
+@x_option
+@y_option
 @section_options("FitSection", "events", "events_x")
 @section_options("TuningSection", "criterion", "rows", "evaluations", "averaged")
 @section_options("FitSection", "tol", "max_rank", "reg", "fold_by", max_rank="500", reg="learned")
@@ -326,9 +302,8 @@ def tune(
     hold_out: float | None,
     compute: Any,
     overwrite: bool,
-    as_json: bool,
-) -> None:
-    """Learn coordinates, length scales and ridge for STORE (path or URL), and fit.
+) -> Shown:
+    """Learn transforms, length scales and ridge for STORE (path or URL), and fit.
 
     Kernels are searched on the row sample by cross-validation; the best few are compared on all
     rows in one pass, and their density ratios are averaged.
@@ -347,10 +322,10 @@ def tune(
     rows = TrainingRows(store, x, y, hold_out)
     result = run(rows, section, compute, out, overwrite)
     shown = [*tuning_tables(result), *tables.fit_tables(result), "", tuning_facts(result)]
-    tables.show(result, shown, as_json)
+    return result, shown
 
 
-# The commands that add rows to models: of a store, or of other models
+# More rows: of a store, or of other models
 
 
 @cli.command(
@@ -358,10 +333,10 @@ def tune(
     epilog=examples("cme-dask merge jan.model feb.model mar.model --out quarter.model"),
 )
 @click.argument("models", metavar="M1 M2...", nargs=-1, required=True)
-@click.option("--out", type=output, required=True, metavar="PATH", help="Model to make.")
+@out_option("Model to make.")
 @overwrite_option
 @json_option
-def merge(models: tuple[str, ...], out: Path, overwrite: bool, as_json: bool) -> None:
+def merge(models: tuple[str, ...], out: Path, overwrite: bool) -> Shown:
     """Make the model of all rows from models M1, M2, ... of disjoint rows, without reading any.
 
     They must have the same columns, kernels, pivots, cells, folds, constraint and ridge, as `grow
@@ -371,7 +346,7 @@ def merge(models: tuple[str, ...], out: Path, overwrite: bool, as_json: bool) ->
     from cme_dask.cli.fitting import merge_models
 
     result = merge_models(models, out, overwrite)
-    tables.show(result, tables.model_tables(result), as_json)
+    return result, tables.model_tables(result)
 
 
 @cli.command(
@@ -383,7 +358,7 @@ def merge(models: tuple[str, ...], out: Path, overwrite: bool, as_json: bool) ->
 )
 @click.argument("model")
 @click.argument("store")
-@click.option("--out", type=output, required=True, metavar="PATH", help="Model to make.")
+@out_option("Model to make.")
 @click.option(
     "--alone",
     is_flag=True,
@@ -392,7 +367,7 @@ def merge(models: tuple[str, ...], out: Path, overwrite: bool, as_json: bool) ->
 @click.option(
     "--first-row",
     type=count,
-    help="With --alone, number of the first row in the table that all parts make.  [default: 0]",
+    help="With --alone: number of the first row of STORE in the table of all parts.  [default: 0]",
 )
 @compute_options
 @overwrite_option
@@ -405,8 +380,7 @@ def grow(
     first_row: int | None,
     compute: Any,
     overwrite: bool,
-    as_json: bool,
-) -> None:
+) -> Shown:
     """Add the rows of STORE (path or URL) to MODEL; the result is the model of all rows.
 
     Kernels, pivots, cells, folds, constraint, ridge and events are those of MODEL.
@@ -425,4 +399,4 @@ def grow(
         first_row=first_row or 0,
         overwrite=overwrite,
     )
-    tables.show(result, tables.model_tables(result), as_json)
+    return result, tables.model_tables(result)

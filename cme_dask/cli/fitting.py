@@ -1,4 +1,4 @@
-"""What the commands do that fit: joint distributions, features, searches, more rows, merging."""
+"""The work of the commands that fit: laws, features, searches, more rows, merged models."""
 
 import json
 from collections.abc import Sequence
@@ -33,6 +33,13 @@ from cme_dask.passes.driver import Executor
 from cme_dask.passes.memory import MemoryBudget
 from cme_dask.passes.run import PassProgress
 from cme_dask.passes.sources import open_sample
+
+_TIMES = (
+    *("tasks", "resumed_strips", "seconds", "rows_per_second"),
+    *("pass_seconds", "pass_rows_per_second"),
+)
+"""Figures of the report in the JSON form of a fit."""
+
 
 # The fit that ``cme-dask fit``, ``run`` and ``demo`` share
 
@@ -69,7 +76,7 @@ def columns_of(sample: Sample) -> tuple[Columns, Columns]:
 
 
 def estimator_of(columns: tuple[Columns, Columns], options: FitSection) -> JointDistribution:
-    """Return the estimator with these parameters for these columns of x and y.
+    """The estimator with these parameters for these columns of x and y.
 
     Raises
     ------
@@ -106,12 +113,10 @@ def fit_sample(
             sample.fold_by(options.fold_by),
             functions=functions,
             functions_x=functions_x,
-            scheduler=scheduler,
-            workers=compute.workers,
-            memory_limit=compute.memory_limit,
             progress=progress.fit,
             checkpoint=checkpoint.folder,
             shard=checkpoint.shard,
+            **compute.place(scheduler),
         )
     report = estimator.report_
     progress.say(
@@ -122,7 +127,7 @@ def fit_sample(
 
 
 def describe_fit(estimator: JointDistribution, memory: PeakMemory, model: str) -> dict[str, Any]:
-    """JSON form of what a fit did."""
+    """JSON form of a fit."""
     report, metadata = estimator.report_, estimator.model_.about
     bases = {"x": estimator.basis_x_, "y": estimator.basis_y_}
     variables = {"x": estimator.model_.x, "y": estimator.model_.y}
@@ -142,21 +147,22 @@ def describe_fit(estimator: JointDistribution, memory: PeakMemory, model: str) -
         },
         "passes": estimator.n_passes_,
         "arithmetic": estimator.arithmetic_.name,
+        **_describe_report(report, memory),
         "strips": report.strips,
-        "tasks": report.tasks,
-        "resumed_strips": report.resumed_strips,
-        "seconds": report.seconds,
-        "rows_per_second": report.rows_per_second,
-        "pass_seconds": report.pass_seconds,
-        "pass_rows_per_second": report.pass_rows_per_second,
         "tenths": list(report.tenths),
-        "memory": describe_memory(report.memory, memory),
         "constraint": metadata["constraint"],
         "status": estimator.solution_.status,
         "kkt_residual": estimator.solution_.kkt_residual,
         "negative_mass": metadata["negative_mass"],
         "held_out": metadata["held_out"],
         "calibration": estimator.model_.answering.about.get("calibration"),
+    }
+
+
+def _describe_report(report: Any, memory: PeakMemory) -> dict[str, Any]:
+    return {
+        **{key: getattr(report, key) for key in _TIMES},
+        "memory": describe_memory(report.memory, memory),
     }
 
 
@@ -193,7 +199,7 @@ class TrainingRows:
     hold_out: float | None = None
 
     def open(self, options: FitSection) -> Sample:
-        """The rows, for which events and kernels have been checked; DataError if they don't fit."""
+        """The rows, checked against events and kernels; DataError if they don't fit."""
         sample = open_sample(self.store, x_columns=self.x, y_columns=self.y)
         events_of(columns_of(sample), options)
         options.kernels(columns_of(sample))
@@ -210,7 +216,7 @@ def fit_and_save(
 ) -> dict[str, Any]:
     """Fit, save the model, and describe it; an existing output is refused before any work.
 
-    Of a shard what it has done is described, and no model is made.
+    A shard makes no model: its description says which share it has computed.
     """
     check_output(out, overwrite)
     sample = rows.open(options)
@@ -224,7 +230,7 @@ def fit_and_save(
             return {
                 "store": sample.location,
                 "checkpoint": str(checkpoint.folder),
-                "shard": str(done),
+                "shard": done.for_command,
             }
         estimator.save(out, overwrite=overwrite)
         checkpoint.finish()
@@ -232,7 +238,7 @@ def fit_and_save(
 
 
 def plan_of_fit(rows: TrainingRows, options: FitSection, compute: Compute) -> dict[str, Any]:
-    """What :func:`fit_and_save` would do and take; nothing is written."""
+    """JSON form of the predicted cost of :func:`fit_and_save`; nothing is written."""
     sample = rows.open(options)
     columns = columns_of(sample)
     functions_x, functions = events_of(columns, options)
@@ -242,15 +248,13 @@ def plan_of_fit(rows: TrainingRows, options: FitSection, compute: Compute) -> di
             sample.fold_by(options.fold_by),
             functions=functions,
             functions_x=functions_x,
-            scheduler=scheduler,
-            workers=compute.workers,
-            memory_limit=compute.memory_limit,
             progress=progress.fit,
+            **compute.place(scheduler),
         )
     return {"store": sample.location, **plan.to_dict()}
 
 
-# What ``cme-dask features`` and ``cme-dask transform`` do
+# ``cme-dask features`` and ``cme-dask transform``
 
 
 Result = dict[str, Any]
@@ -265,7 +269,7 @@ def fit_features(
     overwrite: bool,
     checkpoint: CheckpointOptions,
 ) -> Result:
-    """Fit features of a store's x, save them, and describe what was done.
+    """Fit features of the x of a store, save them, and describe the fit.
 
     Parameters
     ----------
@@ -291,11 +295,9 @@ def fit_features(
         with PeakMemory(scheduler) as memory:
             estimator.fit(
                 sample,
-                scheduler=scheduler,
-                workers=compute.workers,
-                memory_limit=compute.memory_limit,
                 progress=progress.fit,
                 checkpoint=checkpoint.folder,
+                **compute.place(scheduler),
             )
         estimator.save(out, overwrite=overwrite)
         checkpoint.finish()
@@ -312,13 +314,7 @@ def fit_features(
         "trace_error": model.trace_error,
         "kernel": repr(model.kernel),
         "passes": estimator.n_passes_,
-        "tasks": report.tasks,
-        "resumed_strips": report.resumed_strips,
-        "seconds": report.seconds,
-        "rows_per_second": report.rows_per_second,
-        "pass_seconds": report.pass_seconds,
-        "pass_rows_per_second": report.pass_rows_per_second,
-        "memory": describe_memory(report.memory, memory),
+        **_describe_report(report, memory),
     }
 
 
@@ -332,7 +328,7 @@ def transform_store(
     compute: Compute,
     overwrite: bool,
 ) -> Result:
-    """Write the features of a store's rows to a new store, and describe what was done.
+    """Write the features of the rows of a store to a new store, and describe the result.
 
     Parameters
     ----------
@@ -356,10 +352,8 @@ def transform_store(
             chunk_rows=chunk_rows,
             dtype=dtype,
             overwrite=overwrite,
-            scheduler=scheduler,
-            workers=compute.workers,
-            memory_limit=compute.memory_limit,
             progress=show,
+            **compute.place(scheduler),
         )
         progress.say(
             f"transformed {report.rows:,} rows in {report.seconds:.3g} s, "
@@ -383,7 +377,7 @@ def transform_store(
     }
 
 
-# What ``cme-dask tune`` does: learn kernels and ridge, and keep the trace of the search
+# ``cme-dask tune``: kernels, ridge and the trace of their search
 
 
 OUTPUTS = {"model": "model.zarr", "trace": "tuning.json", "picture": "tuning.png"}
@@ -437,7 +431,7 @@ def draw(result: Result, path: Path, overwrite: bool, progress: ProgressLines) -
     if not drawing.available():
         progress.say(f"no picture: {drawing.MISSING}")
         with disk_errors(path):
-            path.unlink(missing_ok=True)  # an earlier run's would belie this one
+            path.unlink(missing_ok=True)  # a picture of an earlier run would be wrong
         return None
     names = [name for key in "xy" for name in result["variables"][key]["columns"]]
     with writing(path, overwrite=overwrite) as aside, disk_errors(path):
@@ -445,7 +439,7 @@ def draw(result: Result, path: Path, overwrite: bool, progress: ProgressLines) -
     return str(path)
 
 
-# The job that adds the rows of a store to a saved model, or fits them alone as it was
+# ``cme-dask grow``: the rows of a store, added to a saved model or fitted with its pivots
 
 
 def grow_model(
@@ -526,11 +520,11 @@ def _events(here: Variable, other: Variable) -> dict[str, Event]:
         ) from error
 
 
-# The job that makes the model of all rows from models of its parts
+# ``cme-dask merge``: the model of all rows from models of its parts
 
 
 def merge_models(models: Sequence[str], out: Path, overwrite: bool) -> dict[str, Any]:
-    """Merge saved models, see :func:`cme_dask.merge`, and describe what was written.
+    """Merge saved models, see :func:`cme_dask.merge`, and describe the result.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Commands that query conditional laws and score them."""
+"""The commands predict and score: their options."""
 
 from pathlib import Path
 from typing import Any
@@ -7,18 +7,22 @@ import click
 
 from cme_dask.cli.app import cli
 from cme_dask.cli.options import (
+    Shown,
     chunk_option,
     compute_options,
     examples,
+    functions_option,
     hold_out_option,
     json_option,
+    out_option,
     overwrite_option,
+    point_options,
     section_options,
 )
-from cme_dask.cli.values import numbers, output
+from cme_dask.cli.values import numbers
 from cme_dask.config import ANSWERS, LEVELS
 
-# The command that asks conditional laws: at points, for a CSV file, or for a whole store
+# The command that queries conditional laws: at points, for a CSV file, or for a whole store
 
 
 @cli.command(
@@ -31,15 +35,8 @@ from cme_dask.config import ANSWERS, LEVELS
 )
 @click.argument("model")
 @click.argument("store", required=False)
-@click.option("--out", type=output, metavar="PATH", help="Store, or CSV file of points, to make.")
-@click.option(
-    "--given", multiple=True, metavar="COLUMN=VALUE,...", help="A point, such as TEMP=20,DEWP=5."
-)
-@click.option(
-    "--points",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="CSV file of points with the column names in its header.",
-)
+@out_option("Store, or CSV file of points, to make.", required=False)
+@point_options
 @click.option(
     "--of",
     "answers",
@@ -73,8 +70,7 @@ def predict(
     chunk_rows: int | None,
     compute: Any,
     overwrite: bool,
-    as_json: bool,
-) -> None:
+) -> Shown:
     """Query the laws of y given x of a saved MODEL; all answers at a point belong to one law.
 
     For points (--given or --points) the answers are printed, or written to the CSV file --out. For
@@ -97,19 +93,17 @@ def predict(
         result = job.predict_store(
             query, model, store, out, chunk_rows=chunk_rows, compute=compute, overwrite=overwrite
         )
-        tables.show(result, tables.store_answer_tables(result), as_json)
-        return
+        return result, tables.store_answer_tables(result)
     if out is not None:
         check_output(out, overwrite)
     result = job.predict_points(query, model, given, points)
     if out is not None:
         result = job.write_points(result, out, overwrite)
-        tables.show(result, tables.file_answer_tables(result), as_json)
-        return
-    tables.show(result, tables.answer_tables(result), as_json)
+        return result, tables.file_answer_tables(result)
+    return result, tables.answer_tables(result)
 
 
-# The command that tells how good a model is on rows it has not seen
+# The command that scores a model on rows that it has not seen
 
 
 @cli.command(
@@ -123,9 +117,7 @@ def predict(
 @click.argument("store")
 @hold_out_option
 @section_options("FitSection", "fold_by", fold_by="as the fit did")
-@click.option(
-    "--of", "functions", multiple=True, help="Column or event; repeatable.  [default: all]"
-)
+@functions_option
 @click.option(
     "--crps", is_flag=True, help="Also the continuous ranked probability score of the laws."
 )
@@ -145,8 +137,7 @@ def score(
     crps: bool,
     coverage: bool,
     compute: Any,
-    as_json: bool,
-) -> None:
+) -> Shown:
     """Score MODEL on rows of STORE in one pass: R^2 of means, Brier skill of probabilities.
 
     Without --hold-out, the rows that the fit held out are scored, or all rows if it held out none.
@@ -165,4 +156,4 @@ def score(
         coverage=coverage,
         compute=compute,
     )
-    tables.show(result, tables.score_tables(result), as_json)
+    return result, tables.score_tables(result)

@@ -1,16 +1,16 @@
-"""Options that several commands share, and options made from the schema of jobs."""
+"""Options that several commands share, and options that come from the schema of jobs."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from cme_dask.cli.values import Flag, count, output, share
+from cme_dask.cli.values import Flag, columns, count, option, output, share
 
-# Options made from the schema of jobs
+# Options from the schema of jobs
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def section_options(section: str, *names: str, **defaults: str) -> Callable[[Any
     names
         Of the fields.
     defaults
-        What the help says of the default of a field, where it differs from the field's own.
+        Texts of defaults in the help, where they differ from those of the fields.
 
     Returns
     -------
@@ -94,24 +94,82 @@ def examples(*lines: str) -> str:
     )
 
 
-json_option = click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON object instead of tables."
-)
+def together(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """One decorator of several options, which the help lists in this order."""
+
+    def decorate(command: Any) -> Any:
+        for decorator in reversed(decorators):
+            command = decorator(command)
+        return command
+
+    return decorate
+
+
+Shown = tuple[dict[str, Any], Iterable[Any]]
+"""The result of a command in its JSON form, and its tables."""
+
+
+def json_option(command: Callable[..., Shown]) -> Callable[..., None]:
+    """Print the result that the command returns: its tables, or with ``--json`` its JSON form."""
+
+    @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, not tables.")
+    @functools.wraps(command)
+    def printing(*arguments: Any, as_json: bool, **options: Any) -> None:
+        from cme_dask.cli import tables
+
+        tables.show(*command(*arguments, **options), as_json)
+
+    return printing
+
+
 overwrite_option = click.option(
     "--overwrite", is_flag=True, help="Replace an existing output once the new one is complete."
 )
 chunk_option = click.option(
     "--chunk-rows",
     type=count,
-    help="Rows per chunk.  [default: a power of two, 8 MB at most, features 32 MB]",
+    help="Rows per chunk.  [default: a power of two of at most 8 MB, of features 32 MB]",
 )
 
 hold_out_option = click.option(
     "--hold-out",
     type=float,
     metavar="SHARE",
-    help="Share of units that is held out, in (0, 1).",
+    help="Share of the units to hold out, in (0, 1).",
 )
+x_option = click.option("--x", type=columns, help="Columns of x to use.  [default: all]")
+y_option = click.option("--y", type=columns, help="Columns of y to use.  [default: all]")
+functions_option = click.option(
+    "--of", "functions", multiple=True, help="Column or event; repeatable.  [default: all]"
+)
+point_options = together(
+    click.option(
+        "--given",
+        multiple=True,
+        metavar="COLUMN=VALUE,...",
+        help="A point, such as TEMP=20,DEWP=5; repeatable.",
+    ),
+    click.option(
+        "--points",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="CSV file of points with the column names in its header.",
+    ),
+)
+source_options = together(
+    click.option("--resume", is_flag=True, help="Continue an interrupted run."),
+    click.option(
+        "--storage-options",
+        metavar="KEY=VALUE",
+        type=option,
+        multiple=True,
+        help="Option of the file system of the URLs, text or JSON; repeatable.",
+    ),
+)
+
+
+def out_option(text: str, *, required: bool = True) -> Callable[[Any], Any]:
+    """The path of the output."""
+    return click.option("--out", required=required, type=output, metavar="PATH", help=text)
 
 
 def log_option(command: Command) -> Callable[..., Any]:
@@ -145,31 +203,30 @@ def _configures(key: str) -> Callable[[click.Context, click.Parameter, Any], Non
     return set_key
 
 
-def tls_options(command: Command) -> Command:
-    """How a cluster is trusted, by the names of the options of ``dask worker``."""
-    files = {
-        "--tls-ca-file": ("ca-file", "Certificate authority of a tls:// cluster."),
-        "--tls-cert": ("client.cert", "Certificate of this client."),
-        "--tls-key": ("client.key", "Private key of this client."),
-    }
-    kind = click.Path(path_type=Path, exists=True, dir_okay=False, resolve_path=True)
-    wrapped = click.option(
+def _certificate(name: str, key: str, text: str) -> Callable[[Any], Any]:
+    return click.option(
+        name,
+        type=click.Path(path_type=Path, exists=True, dir_okay=False, resolve_path=True),
+        metavar="FILE",
+        expose_value=False,
+        callback=_configures(f"distributed.comm.tls.{key}"),
+        help=f"{text}  [default: Dask's configuration]",
+    )
+
+
+tls_options = together(
+    _certificate("--tls-ca-file", "ca-file", "Certificate authority of a tls:// cluster."),
+    _certificate("--tls-cert", "client.cert", "Certificate of this client."),
+    _certificate("--tls-key", "client.key", "Private key of this client."),
+    click.option(
         "--require-tls",
         is_flag=True,
         expose_value=False,
         callback=_configures("distributed.comm.require-encryption"),
         help="Refuse a cluster that is not encrypted.",
-    )(command)
-    for option, (key, text) in reversed(files.items()):
-        wrapped = click.option(
-            option,
-            type=kind,
-            metavar="FILE",
-            expose_value=False,
-            callback=_configures(f"distributed.comm.tls.{key}"),
-            help=f"{text}  [default: Dask's configuration]",
-        )(wrapped)
-    return wrapped
+    ),
+)
+"""The certificates of a cluster, by the names of the options of ``dask worker``."""
 
 
 def compute_options(command: Command) -> Callable[..., Any]:
@@ -190,20 +247,12 @@ def compute_options(command: Command) -> Callable[..., Any]:
         compute = Compute(scheduler, workers, memory_limit, report, overwrite)
         return command(*arguments, compute=compute, **options)
 
-    wrapped = tls_options(log_option(computing))
-    for option in (
+    where = together(
         click.option(
-            "--report",
-            type=output,
-            metavar="DIR",
-            help="Folder for a report of the run, if it succeeds: passes, memory over time, and on "
-            "a cluster Dask's performance report.",
-        ),
-        click.option(
-            "--memory-limit",
-            metavar="BYTES",
-            help="Memory that this process, or each worker of a cluster, may use, such as 2GB; a "
-            "fit that would need more is refused.  [default: all available]",
+            "--scheduler",
+            metavar="NAME|ADDRESS",
+            help="threads, processes, synchronous, or a cluster's tcp://HOST:PORT or tls://...  "
+            "[default: threads]",
         ),
         click.option(
             "--workers",
@@ -211,14 +260,22 @@ def compute_options(command: Command) -> Callable[..., Any]:
             help="Threads or processes.  [default: one per core]",
         ),
         click.option(
-            "--scheduler",
-            metavar="NAME|ADDRESS",
-            help="threads, processes, synchronous, or a cluster's tcp://HOST:PORT or tls://...  "
-            "[default: threads]",
+            "--memory-limit",
+            metavar="BYTES",
+            help="Memory that this process, or each worker of a cluster, may use, such as 2GB; a "
+            "fit that needs more is refused.  [default: all available]",
         ),
-    ):
-        wrapped = option(wrapped)
-    return wrapped
+        click.option(
+            "--report",
+            type=output,
+            metavar="DIR",
+            help="Folder for a report of a successful run: passes, memory over time, and on a "
+            "cluster Dask's performance report.",
+        ),
+        tls_options,
+        log_option,
+    )
+    return where(computing)  # type: ignore[no-any-return]
 
 
 def checkpoint_options(command: Command) -> Callable[..., Any]:
@@ -238,24 +295,22 @@ def checkpoint_options(command: Command) -> Callable[..., Any]:
             *arguments, checkpoint=CheckpointOptions(checkpoint, resume, shard), **options
         )
 
-    wrapped: Callable[..., Any] = checkpointing
-    for option in (
-        click.option(
-            "--shard",
-            type=share,
-            metavar="I/K",
-            help="Compute only the I-th (from 1) of K shares into the checkpoint; the same command "
-            "without --shard then adds them up.",
-        ),
-        click.option(
-            "--resume", is_flag=True, help="Continue the run that is saved in --checkpoint."
-        ),
+    folder = together(
         click.option(
             "--checkpoint",
             type=output,
             metavar="DIR",
             help="Folder, shared by all workers, for partial sums until the output is complete.",
         ),
-    ):
-        wrapped = option(wrapped)
-    return wrapped
+        click.option(
+            "--resume", is_flag=True, help="Continue the run that is saved in --checkpoint."
+        ),
+        click.option(
+            "--shard",
+            type=share,
+            metavar="I/K",
+            help="Compute only the I-th (from 1) of K shares into the checkpoint; the same command "
+            "with --resume instead then adds them up.",
+        ),
+    )
+    return folder(checkpointing)  # type: ignore[no-any-return]

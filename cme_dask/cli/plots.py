@@ -159,7 +159,7 @@ def _reliability_table(name: str, bins: list[Result], event: bool) -> Any:
         predicted = f"{one['predicted']:.3f}" if event else number(one["predicted"])
         rows.append((borders, f"{100 * one['share']:.1f} %", predicted, _text(one["seen"])))
     what = f"P({name})" if event else f"mean {name}"
-    caption = "What was predicted, and what happened at the held-out rows in the same bin."
+    caption = "Mean prediction and mean outcome of the held-out rows in each bin."
     head = ("predicted", "rows", "mean prediction", "frequency" if event else "mean")
     return grid(f"Reliability of {what}", head, rows, caption)
 
@@ -224,7 +224,7 @@ def evaluation_picture(result: Result, path: Path) -> None:
 
 
 def reliability_picture(result: Result, path: Path) -> None:
-    """What happened at held-out rows against what was predicted, a panel for each function.
+    """Outcomes at held-out rows against predictions, a panel for each function.
 
     Parameters
     ----------
@@ -277,7 +277,7 @@ def reliability_picture(result: Result, path: Path) -> None:
         for ax in axes[len(names) :]:
             ax.set_visible(False)
         figure.suptitle(
-            f"{evaluation['rows']:,} held-out rows in bins of what was predicted\n"
+            f"{evaluation['rows']:,} held-out rows in bins of predictions\n"
             "(their share; bars: 95 % intervals)",
             x=0.01,
             ha="left",
@@ -387,7 +387,7 @@ def points_picture(result: Result, path: Path) -> None:
 
 
 def _reference(point: Result, value: Result) -> tuple[float | None, float | None]:
-    """What a law is compared with, and its standard error; None where there is nothing."""
+    """The reference of a law and its standard error, or None."""
     if value["held_out"] is not None:
         return value["held_out"]["seen"]["value"], value["held_out"]["seen"]["std"]
     return (value["nearest_mean"], value["nearest_std"]) if point["near"] else (None, None)

@@ -1,4 +1,4 @@
-"""Laws at the stated points of a job, and what they are compared with."""
+"""Laws at the stated points of a job, beside held-out and nearby rows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -37,7 +37,7 @@ class Curve:
     Attributes
     ----------
     section
-        What is asked.
+        The curve of the job.
     at
         Values of the column, ascending.
     points
@@ -51,7 +51,7 @@ class Curve:
 
 @dataclass(frozen=True, eq=False)
 class Questions:
-    """What a job wants to know, checked against its columns before any work.
+    """The questions of a job, checked against its columns before any work.
 
     Attributes
     ----------
@@ -194,7 +194,7 @@ def _columns(layout: Layout | None) -> tuple[Columns, Columns]:
 
 
 def _stored(point: PointSection, x: Columns, layout: Layout | None) -> dict[str, float | str]:
-    """The stored columns of a point, which may be given by what they are made of."""
+    """The stored columns of a point, which may be given by the columns that they are made from."""
     values = dict(point.x)
     required = list(x.names)
     for feature in () if layout is None else layout.x:
@@ -237,19 +237,19 @@ def compare(
     near: Neighbours | None,
     reliability: Mapping[str, Sequence[Result]],
 ) -> Result:
-    """Laws at the stated points, and what there is to compare them with.
+    """Laws at the stated points, beside held-out rows and the nearest rows.
 
-    That is what happened at held-out rows for which as much was predicted, and the nearest rows,
-    which say something only where they are near.
+    The held-out rows are those of the same bin of predictions. The nearest rows are evidence only
+    where they are near.
 
     Parameters
     ----------
     job, questions, model, points
-        What is asked at which rows of x.
+        The questions, and the rows of x.
     near
         The nearest rows to each point; None without points.
     reliability
-        Bins of predictions by function, as :func:`cme_dask.cli.scoring.evaluate` tells them.
+        Bins of predictions by function, as of :func:`cme_dask.cli.scoring.evaluate`.
     """
     if near is None:
         return {"points": [], "neighbours": {"k": 0, "passes": 0}}

@@ -1,4 +1,4 @@
-"""How far a command is, for people on stderr, and as lines of JSON.
+"""The progress of a command: bars and lines on stderr, and a log of JSON lines.
 
 What happens in a run, as lines of JSON, by way of Python's own ``logging``.
 

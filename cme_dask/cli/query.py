@@ -1,4 +1,4 @@
-"""Answers of a saved model: at points given as text, for files and whole stores."""
+"""Queries of a saved model: at points given as text, for CSV files and for whole stores."""
 
 import csv
 import io
@@ -147,7 +147,7 @@ def read_points(path: Path, names: Sequence[str], labelled: Collection[str] = ()
     try:
         table = pacsv.read_csv(
             pa.BufferReader(data),
-            pacsv.ReadOptions(use_threads=False),  # only then do messages tell the row
+            pacsv.ReadOptions(use_threads=False),  # only then do messages name the row
             pacsv.ParseOptions(newlines_in_values=True),
             pacsv.ConvertOptions(
                 include_columns=list(names),
@@ -181,9 +181,9 @@ def _header(data: bytes) -> list[str]:
     return next(filter(None, csv.reader(text)), [])
 
 
-def _check(found: Sequence[str], names: Sequence[str], place: str) -> None:
-    unknown = [name for name in found if name not in names]
-    lacking = [name for name in names if name not in found]
+def _check(given: Sequence[str], names: Sequence[str], place: str) -> None:
+    unknown = [name for name in given if name not in names]
+    lacking = [name for name in names if name not in given]
     for problem, which in (("unknown", unknown), ("lacks", lacking)):
         if which:
             raise DataError(
@@ -202,12 +202,12 @@ def _number(text: str, name: str, place: str) -> float:
     return value
 
 
-def _not_finite(name: str, place: str, found: object) -> DataError:
-    shown = repr(found) if isinstance(found, str) else f"{found:g}"
+def _not_finite(name: str, place: str, value: object) -> DataError:
+    shown = repr(value) if isinstance(value, str) else f"{value:g}"
     return DataError(f"{place}: {name} must be a finite number, got {shown}")
 
 
-# What ``cme-dask predict`` does: answers of conditional laws at points, files or whole stores
+# ``cme-dask predict``: answers of conditional laws at points, files or whole stores
 
 
 Result = dict[str, Any]
@@ -240,7 +240,7 @@ def predict_points(query: Query, model: str, given: Sequence[str], points: Path 
     Parameters
     ----------
     query
-        What is asked.
+        The query.
     model
         Path or URL of its model.
     given, points
@@ -290,12 +290,12 @@ def predict_store(
     compute: Any,
     overwrite: bool,
 ) -> Result:
-    """Write the answers at all rows of a store to a new one, and describe what was done.
+    """Write the answers at all rows of a store to a new one, and describe the result.
 
     Parameters
     ----------
     query
-        What is asked.
+        The query.
     model, store
         Paths or URLs.
     out, chunk_rows, overwrite

@@ -1,4 +1,4 @@
-"""Commands that run whole jobs, and the demo."""
+"""The commands run and demo: their options."""
 
 from pathlib import Path
 from typing import Any
@@ -7,16 +7,18 @@ import click
 
 from cme_dask.cli.app import cli
 from cme_dask.cli.options import (
+    Shown,
     compute_options,
     examples,
     json_option,
+    out_option,
     overwrite_option,
 )
 from cme_dask.cli.values import count, output
 
 
 @cli.command(
-    short_help="Run a job file: get a sample, fit, report.",
+    short_help="Run a job file: make a sample, fit it, report.",
     epilog=examples(
         "cme-dask run pipelines/air_quality.toml --data ~/air --set fit.tol=1e-4",
     ),
@@ -27,14 +29,13 @@ from cme_dask.cli.values import count, output
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder of the input files.  [default: the job file's]",
 )
+@out_option("Folder of the outputs.  [default: the name of the job]", required=False)
 @click.option(
-    "--out",
-    type=output,
-    metavar="PATH",
-    help="Folder of the outputs.  [default: ./ and the job's name]",
-)
-@click.option(
-    "--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key: fit.tol=1e-4."
+    "--set",
+    "changes",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change a key of the job, such as fit.tol=1e-4; repeatable.",
 )
 @compute_options
 @overwrite_option
@@ -46,28 +47,26 @@ def run(
     changes: tuple[str, ...],
     compute: Any,
     overwrite: bool,
-    as_json: bool,
-) -> None:
-    """Run a JOB file (TOML): get a sample, fit, score held-out rows, report.
+) -> Shown:
+    """Run a JOB file (TOML): make a sample, fit it, score held-out rows, report.
 
     The job air_quality comes with cme_dask and runs by name.
     """
-    from cme_dask.cli import tables
     from cme_dask.cli.progress import ProgressLines
     from cme_dask.cli.runner import job_tables, run_job
     from cme_dask.cli.schema import read_job
 
-    asked, folder = read_job(job, changes), out or Path(job.stem)
+    described, folder = read_job(job, changes), out or Path(job.stem)
     with ProgressLines() as progress:
         result = run_job(
-            asked,
+            described,
             data or job.parent,
             folder,
             compute=compute,
             overwrite=overwrite,
             progress=progress,
         )
-    tables.show(result, job_tables(result), as_json)
+    return result, job_tables(result)
 
 
 @cli.command(
@@ -75,14 +74,13 @@ def run(
         "cme-dask demo --rows 1e6",
     ),
 )
-@click.option("--rows", type=count, default=10**7, show_default="1e7", help="Rows of the sample.")
+@click.option("--rows", type=count, default=10**7, help="Rows of the sample.  [default: 1e7]")
 @click.option(
     "--out",
     type=output,
     metavar="PATH",
     default=Path("demo"),
-    show_default="./demo",
-    help="Folder of the outputs.",
+    help="Folder of the outputs.  [default: demo]",
 )
 @click.option(
     "--picture",
@@ -97,13 +95,11 @@ def demo(
     out: Path,
     picture: Path | None,
     compute: Any,
-    as_json: bool,
-) -> None:
+) -> Shown:
     """Fit ten million rows of a known law and compare with the truth."""
-    from cme_dask.cli import tables
     from cme_dask.cli.demo import demo_tables, run_demo
     from cme_dask.cli.progress import ProgressLines
 
     with ProgressLines() as progress:
         result = run_demo(rows, out, picture, compute=compute, progress=progress)
-    tables.show(result, demo_tables(result), as_json)
+    return result, demo_tables(result)

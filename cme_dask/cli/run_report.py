@@ -1,4 +1,4 @@
-"""A folder that tells what a run did: its passes, its memory over time, its events."""
+"""The report of a run as a folder: its passes, its memory over time, its events."""
 
 import contextlib
 import csv
@@ -121,7 +121,7 @@ class PeakMemory(_Sampling):
     peak
         Largest sum seen over this process and those it started, in bytes, by :data:`MEASURE`.
     worker_peak
-        Most bytes seen in one worker of the cluster: its resident set size, as it tells the
+        Most bytes seen in one worker of the cluster: its resident set size, as reported to the
         scheduler every half second; 0 without a cluster.
     """
 
@@ -200,14 +200,14 @@ _MEGA = 1e6
 def reporting(
     folder: Path | None, scheduler: "Scheduler", *, overwrite: bool = False
 ) -> Iterator[None]:
-    """Watch what is done in the block, and write a folder that tells of it if it ends well.
+    """Watch the block, and write a report of it if it succeeds.
 
     Parameters
     ----------
     folder
         Where; None for nowhere.
     scheduler
-        What the block runs on; of a cluster's client its workers are watched.
+        Of the block; the workers of a client's cluster are watched.
     overwrite
         Whether an earlier report may be replaced.
 
@@ -293,7 +293,7 @@ def _readings(client: Any) -> Callable[[], Mapping[str, int]]:
 
 
 def _measures(client: Any) -> str:
-    return MEASURE if client is None else f"{MEASURE}; of workers the RSS that they tell"
+    return MEASURE if client is None else f"{MEASURE}; of workers the RSS that they report"
 
 
 def _pass(event: Mapping[str, Any]) -> Result:

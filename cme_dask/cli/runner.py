@@ -1,4 +1,4 @@
-"""Run a job: get the sample, fit, save, score, compare with the nearest rows, report."""
+"""A job from start to end: sample, fit, save, score, compare with the nearest rows, report."""
 
 import json
 import time
@@ -67,7 +67,7 @@ def run_job(
     overwrite
         Replace earlier outputs.
     progress
-        Where to tell the progress.
+        Shows the progress.
 
     Returns
     -------
@@ -166,7 +166,7 @@ def _generate(
 def _pictures(
     result: Result, paths: dict[str, Path], overwrite: bool, progress: ProgressLines
 ) -> dict[str, str | None]:
-    """Draw what there is to draw, and take away an earlier run's, which would belie this one."""
+    """Draw the pictures, and remove those of an earlier run, which would be wrong."""
     columns = result["fit"]["variables"]
     names = [name for key in "xy" for name in columns[key]["columns"]]
     drawings: dict[str, tuple[bool, Callable[[Path], None]]] = {

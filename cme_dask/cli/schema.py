@@ -1,4 +1,4 @@
-"""The schema of job files, from which the options of commands are made, and its errors."""
+"""The schema of job files, from which the options of commands follow, and its errors."""
 
 import tomllib
 from collections.abc import Sequence
@@ -85,7 +85,7 @@ class IngestSection(_Section):
     )
     null_values: Annotated[
         list[str], Flag("--null-value", metavar="TEXT", default="", repeatable=True)
-    ] = Field(list(NULL_VALUES), description="Further text that marks a missing value; repeatable.")
+    ] = Field(list(NULL_VALUES), description="Another text that marks a missing value; repeatable.")
     units: Annotated[dict[str, str], Flag(type=unit, metavar="COLUMN=UNIT", repeatable=True)] = (
         Field({}, description="Unit of a column; repeatable.")
     )
@@ -118,8 +118,8 @@ class TuningSection(_Section):
     criterion: Annotated[Literal["auto", "joint+crps", "joint", "crps", "validation"], Flag()] = (
         Field(
             "auto",
-            description="Loss on held-out rows: the joint loss, the sliced CRPS, both, (41), the "
-            "squared error of the events, or the log score of the law.",
+            description="Loss on held-out rows: the joint loss, the sliced CRPS, both, or the "
+            "squared error of the events (validation).",
         )
     )
     rows: Annotated[int, Flag(type=count)] = Field(4096, description="Rows used by the search.")
@@ -129,7 +129,7 @@ class TuningSection(_Section):
     ] = Field(None, description="Pairs of kernels tried after the grid.")
     finalists: int | None = None
     averaged: Annotated[int, Flag(type=click.IntRange(1))] = Field(
-        5, description="Best of the learned kernels whose density ratios are averaged."
+        5, description="Number of learned kernels whose density ratios are averaged."
     )
 
     def tuning(self) -> Tuning:
@@ -138,7 +138,7 @@ class TuningSection(_Section):
 
 
 class FitSection(_Section):
-    """Parameters of ``cme_dask.JointDistribution``, and the events whose laws are asked for."""
+    """Parameters of ``cme_dask.JointDistribution``, and the declared events."""
 
     events: Annotated[list[str], Flag("--event", repeatable=True)] = Field(
         [], description='Event of y, such as "PM2.5 > 75" or "y1 <= y2 - 0.5"; repeatable.'
@@ -146,11 +146,11 @@ class FitSection(_Section):
     events_x: Annotated[list[str], Flag("--event-x", repeatable=True)] = Field(
         [], description="Event of x; repeatable."
     )
-    tol: Annotated[float | None, Flag(default="1e-5, or what the rank allows")] = Field(
+    tol: Annotated[float | None, Flag(default="1e-5, or the error at --max-rank")] = Field(
         None, gt=0.0, lt=1.0, description="Relative trace error, in (0, 1)."
     )
     max_rank: Annotated[int | None, Flag(default="500 if learned")] = Field(
-        None, ge=1, description="Most pivots per basis."
+        None, ge=1, description="Largest number of pivots per basis."
     )
     reg: Annotated[
         float | tuple[float, float] | None,
@@ -208,12 +208,12 @@ class FitSection(_Section):
     ] = Field(None, description="Kernel of y, as --kernel-x.")
     residual: Annotated[bool | Literal["auto"], Flag(type=Switch())] = Field(
         "auto",
-        description="Fit a location of y and laws of its residuals, in one more pass; auto: where "
+        description="Fit a location of y and laws of its residuals, in one more pass; auto: if "
         "held-out scores improve.",
     )
     calibration: Annotated[bool | Literal["auto"], Flag(type=Switch())] = Field(
         "auto",
-        description="Calibrate the laws on held-out rows; auto: where kernels are learned and the "
+        description="Calibrate the laws on held-out rows; auto: if kernels are learned and the "
         "held-out log density rises.",
     )
     tuning: TuningSection | None = None
@@ -225,7 +225,7 @@ class FitSection(_Section):
 
     @field_validator("constraint")
     @classmethod
-    def _asked_for(cls, value: str | dict[str, Any]) -> str | dict[str, Any]:
+    def _parsable(cls, value: str | dict[str, Any]) -> str | dict[str, Any]:
         parse(value)
         return value
 
@@ -330,7 +330,7 @@ class ReportSection(_Section):
 
 
 class Job(_Section):
-    """A whole job: get a sample, fit, report."""
+    """A whole job: make a sample, fit it, report."""
 
     title: str
     ingest: IngestSection | None = None
@@ -385,7 +385,7 @@ def checked(model: type[Model], data: dict[str, Any], place: str) -> Model:
         raise DataError(f"{where}: {_reason(first)}") from error
 
 
-def _reason(found: Any) -> str:
+def _reason(error: Any) -> str:
     """One clause on an error of pydantic."""
     known = {
         "extra_forbidden": "unknown key",
@@ -393,10 +393,10 @@ def _reason(found: Any) -> str:
         "model_type": "this must be a table",
         "dict_type": "this must be a table",
     }
-    if found["type"] in known:
-        return known[found["type"]]
-    message = str(found["msg"]).removeprefix("Value error, ").replace("Input should", "must")
-    return message if isinstance(found["input"], dict) else f"{message}, got {found['input']!r}"
+    if error["type"] in known:
+        return known[error["type"]]
+    message = str(error["msg"]).removeprefix("Value error, ").replace("Input should", "must")
+    return message if isinstance(error["input"], dict) else f"{message}, got {error['input']!r}"
 
 
 def _apply(data: dict[str, Any], change: str) -> None:

@@ -1,4 +1,4 @@
-"""How good a saved model is on rows that it has not seen."""
+"""Scores of a saved model on held-out rows, beside gradient boosting."""
 
 import math
 import time
@@ -27,7 +27,7 @@ from cme_dask.passes.scores import Law, Prediction, ScoreReport, score_pass
 from cme_dask.passes.selections import sample_rows
 from cme_dask.passes.sources import open_sample
 
-# How good a saved model is on the rows of a store that it has not seen
+# Scores of a saved model on the rows of a store
 
 
 Array = Any
@@ -71,7 +71,7 @@ def score_model(
         Share of the units that is held out; default the part that the fit did not see, if it
         held one out, else all rows.
     fold_by
-        What the units are; default what they were in the fit.
+        The units; default those of the fit.
     crps, coverage
         Also score the laws: by CRPS, and by the share of rows within their 90 % intervals.
     compute
@@ -206,18 +206,18 @@ def law_of(
     return Law(model.conditional, crps, level, size, tuple(targets), edges or {}, labels)
 
 
-def described_labels(found: ScoreReport) -> dict[str, dict[str, Any]]:
+def described_labels(report: ScoreReport) -> dict[str, dict[str, Any]]:
     """JSON form of the scores of labels of each law."""
     return {
         name: {
             column: {"accuracy": estimate(s.accuracy), "log_loss": estimate(s.log_loss)}
             for column, s in columns.items()
         }
-        for name, columns in found.labels.items()
+        for name, columns in report.labels.items()
     }
 
 
-def described_bins(found: ScoreReport) -> dict[str, dict[str, list[dict[str, Any]]]]:
+def described_bins(report: ScoreReport) -> dict[str, dict[str, list[dict[str, Any]]]]:
     """JSON form of the bins of what each law predicted; None for the ends that are infinite."""
     return {
         name: {
@@ -233,7 +233,7 @@ def described_bins(found: ScoreReport) -> dict[str, dict[str, list[dict[str, Any
             ]
             for target, bins in targets.items()
         }
-        for name, targets in found.reliability.items()
+        for name, targets in report.reliability.items()
     }
 
 
@@ -241,11 +241,11 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def described_coverage(found: ScoreReport) -> dict[str, dict[str, Any]]:
+def described_coverage(report: ScoreReport) -> dict[str, dict[str, Any]]:
     """JSON form of the coverage of each law."""
     return {
         name: {"level": LEVEL, "columns": {c: estimate(v) for c, v in columns.items()}}
-        for name, columns in found.coverage.items()
+        for name, columns in report.coverage.items()
     }
 
 
@@ -259,9 +259,9 @@ def described(scores: Scores) -> dict[str, Any]:
     }
 
 
-def estimate(found: Estimate) -> dict[str, float | None]:
+def estimate(result: Estimate) -> dict[str, float | None]:
     """JSON has no NaN."""
-    return {"value": _finite(found.value), "std": _finite(found.std)}
+    return {"value": _finite(result.value), "std": _finite(result.std)}
 
 
 # A job's model on rows that it has not seen, beside gradient boosting on the same columns
@@ -274,7 +274,7 @@ MODEL, BOOSTING = "model", "gradient boosting"
 BINS = 10
 """Bins of predictions in which it is shown what happened."""
 
-_BIN_ROWS = 2000  # of the row sample, whose predictions tell the bins of means
+_BIN_ROWS = 2000  # of the row sample, whose predictions give the bins of means
 
 
 @dataclass(frozen=True, eq=False)
@@ -318,7 +318,7 @@ def evaluate(
     budget
         Where to run, and the memory that is there.
     progress
-        Where to tell the progress.
+        Shows the progress.
     """
     rest, held_out = parts
     numeric = model.y.columns.numeric
@@ -376,7 +376,7 @@ def bin_edges(
 def boosted(
     sample: Sample, events: Mapping[str, Event], section: EvaluateSection, budget: MemoryBudget
 ) -> tuple[Boosted, Result]:
-    """Gradient boosting with scikit-learn's defaults, in memory, and what it took.
+    """Gradient boosting with scikit-learn's defaults, in memory, and its time.
 
     An event with one outcome in all rows has that outcome with probability 1.
     """

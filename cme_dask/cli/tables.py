@@ -120,7 +120,7 @@ def ingest_tables(result: Result) -> list[RenderableType]:
     if result["rows_resumed"]:
         lines.append(("rows resumed", number(result["rows_resumed"])))
     stored = {column["from"] for column in result["columns"]}
-    # Weights, groups and times, and nothing but what they lack.
+    # Weights, groups and times, with their missing values alone.
     others = [
         (name, number(count), "", "", "", "")
         for name, count in result["missing"].items()
@@ -173,13 +173,15 @@ def fit_tables(result: Result) -> list[RenderableType]:
     return [facts(result["model"], lines), *held_out_tables(result["held_out"])]
 
 
-def calibration_lines(about: Result | None) -> list[tuple[str, str]]:
+def calibration_lines(calibration: Result | None) -> list[tuple[str, str]]:
     """Whether the laws were calibrated, and what that gains."""
-    if about is None:
+    if calibration is None:
         return []
-    gain = with_error(about["gain"], about["std"])
-    done = "calibrated" if about["kept"] else "not calibrated"
-    return [("laws", f"{done}: gain in held-out log density {gain}, {number(about['rows'])} rows")]
+    gain = with_error(calibration["gain"], calibration["std"])
+    done = "calibrated" if calibration["kept"] else "not calibrated"
+    return [
+        ("laws", f"{done}: gain in held-out log density {gain}, {number(calibration['rows'])} rows")
+    ]
 
 
 def _size(variable: Result) -> str:
@@ -363,7 +365,7 @@ def _row_sample(result: Result) -> str:
 
 
 def _origin(features: Result | None) -> list[tuple[str, str]]:
-    """Of features: what they were made from."""
+    """Of features: their source."""
     if features is None:
         return []
     made_from = f"{', '.join(features['columns'])} of {features['source']}"
@@ -430,7 +432,7 @@ def with_unit(name: str, units: dict[str, str]) -> str:
 
 
 def _second_pass(result: dict[str, Any]) -> str:
-    """What a plan says of the pass of a location model."""
+    """The second pass of a plan, of a location model."""
     least, most = result["residual_seconds"]
     if least == most:
         return f"one more pass and solution, {least:.3g} s: the row sample advises them"

@@ -1,6 +1,6 @@
-"""Values of options on the command line, and how a field of the schema of jobs is an option.
+"""Types of option values, and options from fields of the schema of jobs.
 
-Click takes functions as types; what they raise is shown with the name of the option.
+Click takes functions as types, and shows their errors with the name of the option.
 """
 
 import json
@@ -181,12 +181,12 @@ class Switch(click.Choice[str]):
         return {"yes": True, "no": False}.get(super().convert(value, param, ctx), "auto")
 
 
-# How a field of the schema of jobs is an option
+# Options from fields of the schema of jobs
 
 
 @dataclass(frozen=True)
 class Flag:
-    """How a field of a section is given on the command line; its description is the help.
+    """The option of a field of a section; the description of the field is its help.
 
     Attributes
     ----------
@@ -197,7 +197,7 @@ class Flag:
     metavar
         Stands for the value in the help.
     default
-        What the help says of the default; default that of the field.
+        Text of the default in the help; default that of the field.
     repeatable
         Whether the option can be given several times, for a list or a table.
     """
@@ -209,13 +209,13 @@ class Flag:
     repeatable: bool = False
 
     def option(self, key: str, field: Any, default: str | None) -> click.Option:
-        """The option of a field of pydantic's; ``default`` as the help shall tell it."""
+        """The option of a pydantic field; ``default`` is its text in the help."""
         text, kind = default or self.default, self.type
         if text is None and field.default not in (None, [], {}) and not field.is_required():
             text = str(field.default)
         if kind is None and get_origin(field.annotation) is Literal:
             kind = click.Choice(get_args(field.annotation))
-        elif kind is None:  # of a union the first, which is the type of what is not None
+        elif kind is None:  # of a union the first member, the type other than None
             kind = (get_args(field.annotation) or (field.annotation,))[0]
         return click.Option(
             [self.name or f"--{key.replace('_', '-')}", key],

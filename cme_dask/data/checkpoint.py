@@ -1,4 +1,4 @@
-"""A folder beside an output in which work on it goes on after an interruption.
+"""A folder beside an output, from which interrupted work on it resumes.
 
 It is hidden, named after the output, and held by one process at a time. Inside are ``store``, the
 output to be, ``state.json``, written last and by an atomic rename, and the arrays that it names.

@@ -1,4 +1,4 @@
-"""What the columns of a variable are called, and whether their values are usable."""
+"""Names, units and categories of the columns of a variable, and checks of their values."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Which columns of a table become which columns of a sample store, and what they hold."""
+"""The layout of a sample store: its columns, and the columns of the table that they come from."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Where rows come from: anything with a shape that can be read by row ranges."""
+"""Sources of rows: anything with a shape that can be read by row ranges."""
 
 import asyncio
 import hashlib

@@ -316,6 +316,11 @@ def open_zarr(path: str | os.PathLike[str], storage_options: dict[str, Any] | No
             f"{where} needs a package that is not installed: {brief(error)}"
         ) from error
     except DECODE_ERRORS as error:
+        if os.path.isfile(where):
+            raise StoreError(
+                f"{where} is a file, a Zarr store is a folder: write tables to a store with "
+                + remedy("cme_dask.ingest, or read them with pandas", "cme-dask ingest")
+            ) from error
         raise StoreError(f"{where} is no readable Zarr store: {brief(error)}") from error
     return safe(result, where) if isinstance(result, zarr.Array) else result
 

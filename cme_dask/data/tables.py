@@ -1,4 +1,4 @@
-"""Tables to ingest, in whatever format: what a reader gives, and which one reads what."""
+"""Tables to ingest: the protocol of their readers, and the reader of each format."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Write a sample store batch by batch, with statistics of its columns."""
+"""The writer of sample stores, batch by batch, with statistics of the columns."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""What makes estimators of scikit-learn: prediction, score, tags, labels as classes."""
+"""The scikit-learn side of estimators: prediction, score, tags, labels as classes."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping

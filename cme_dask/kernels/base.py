@@ -1,4 +1,4 @@
-"""What a kernel is, and its algebra: sums, products, scalings, columns.
+"""The base class of kernels, and their algebra: sums, products, scalings, columns.
 
 Operators need classes that are defined further down: they look them up when called.
 """

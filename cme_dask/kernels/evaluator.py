@@ -1,4 +1,4 @@
-"""Kernel blocks written into memory that is given, block by block, and solved for on the way.
+"""Kernel blocks, written into given memory block by block and solved for on the way.
 
 Fresh memory costs page faults, several times the arithmetic of a kernel block. The array API
 standard has no ``out=``, NumPy and CuPy have: this file alone knows which library can do what.

@@ -1,1 +1,1 @@
-"""Choosing hyperparameters."""
+"""Kernels, transforms, ridge and cells, chosen from rows in memory."""

@@ -1,4 +1,4 @@
-"""What a search for kernels looks for: options, candidates, bounds, results."""
+"""The types of a search for kernels: options, candidates, bounds, results."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

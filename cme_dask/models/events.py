@@ -1,4 +1,4 @@
-"""Events from text and declared functions: what laws are asked for."""
+"""Events, parsed from text, and declared functions."""
 
 import ast
 import math

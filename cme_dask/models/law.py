@@ -1,4 +1,4 @@
-"""The law of one variable given the other, at points: everything that can be asked of it."""
+"""The law of one variable given the other, at points, with all its queries."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

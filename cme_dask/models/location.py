@@ -1,4 +1,4 @@
-"""The location model: a mean function of y given x, and the law of what is left of y."""
+"""The location model: a mean function of y given x, and the law of the residuals."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

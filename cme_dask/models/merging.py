@@ -1,4 +1,4 @@
-"""The model of a union of rows: sums of joint models, taken out and added."""
+"""The model of a union of rows, from the sums that joint models hold."""
 
 import operator
 import os
@@ -175,12 +175,12 @@ def _check_adds(model: JointModel) -> None:
     """DataError unless sums over the rows are all that the model is made of."""
     if not model.moments:
         raise DataError(
-            "this model is a mean of several, as models with learned kernels are; sums over rows "
-            "don't make it: fit with "
+            "this model is a mean of several, as models with learned kernels are, and cannot take "
+            "more rows or be merged: "
             + remedy(
-                "kernel_x, kernel_y and reg given, such as those of the best one, "
-                "members_[0].candidate",
-                "--growing",
+                "make the first fit with partial_fit, which uses the best kernels alone, or with "
+                "kernel_x, kernel_y and reg given",
+                "fit with --growing",
             )
         )
     if model.residual is not None:

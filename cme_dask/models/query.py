@@ -1,4 +1,4 @@
-"""What a batch of points is asked: which answers of their conditional laws, in which shapes."""
+"""A query of conditional laws for batches of points: its answers and their shapes."""
 
 import warnings
 from dataclasses import dataclass

@@ -1,1 +1,1 @@
-"""Arrays in, arrays out: pivoted Cholesky, bases, moments, the joint law in closed form."""
+"""The mathematics on arrays: pivoted Cholesky, bases, moments, reductions, solvers, laws."""

@@ -1,4 +1,4 @@
-"""Locations of y given x by ridge regression, cross-fitted: all of it from moments by fold."""
+"""Cross-fitted ridge regression of y on x, the location, from moments by fold."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

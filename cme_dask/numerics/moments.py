@@ -1,4 +1,4 @@
-"""The pass that makes moments: what is summed over the rows, and the loop that sums it.
+"""The reduction that makes moments: the augmented rows, and the loop that sums their products.
 
 One rank-k update of the augmented rows ``[N_X, N_Y, 1, f]`` holds every moment there is: S_XX,
 S_YY, S_YX, the means, E[psi f] and E[f f^T]. Sums add over strips, so one pass makes them all.

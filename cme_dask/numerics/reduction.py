@@ -1,4 +1,4 @@
-"""Reductions: what is computed from all rows of a sample, apart from where and how it runs.
+"""Reductions: statistics of all rows of a sample, described apart from where and how they run.
 
 A :class:`Reduction` turns strips of rows into partial results and combines them. It knows neither
 Dask nor Zarr; :func:`cme_dask.passes.run.run` cuts the rows into tasks, predicts the memory from

@@ -1,4 +1,4 @@
-"""What a process may use: BLAS threads, calls in parallel, predicted memory.
+"""Resources of a process: BLAS threads, calls in parallel, predicted memory.
 
 One BLAS thread per worker thread, for as long as something runs.
 

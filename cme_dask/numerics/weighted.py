@@ -1,4 +1,4 @@
-r"""Moments weighted by functions of the rows: what multiplication operators are made of.
+r"""Moments weighted by functions of the rows, in given bases: those of multiplication operators.
 
 In an orthonormal basis psi, the multiplication by a function f has the matrix
 :math:`(\mathrm{diag}(\lambda) + r)^{-1} \mathrm E[f \psi \psi^T]`.

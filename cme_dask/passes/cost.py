@@ -1,4 +1,4 @@
-"""What a pass would cost: strips of it are read and reduced as in the pass, and their times scaled.
+"""The predicted time of a pass, scaled from strips that are read and reduced as in the pass.
 
 Every worker of the fit takes a few strips at the same time, each in one thread and through the very
 reduction of the pass. So processes are timed in processes and a cluster on its workers, cores that

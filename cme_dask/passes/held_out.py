@@ -1,4 +1,4 @@
-"""``score``: how good a fitted model is on rows that it has not seen, in one pass."""
+"""``score``: a fitted model on held-out rows, in one pass."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

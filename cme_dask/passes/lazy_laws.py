@@ -1,4 +1,4 @@
-"""Conditional laws at the rows of Dask arrays and stores: the same questions, lazy answers."""
+"""Conditional laws at the rows of Dask arrays and stores: the same queries, lazy answers."""
 
 import functools
 import inspect
@@ -72,7 +72,7 @@ def given_rows(
     which = 1 if reverse and len(sample.sources) == 2 else 0
     source, columns, names = sample.sources[which], sample.columns[which], variable.columns.names
     default = columns.names == Columns.default("xy"[which], len(columns.names)).names
-    # Arrays have no names of their own: of these all columns are asked for, as in memory.
+    # Arrays have no names of their own: of these all columns are taken, as in memory.
     unnamed = default and sample.location == "memory"
     if not unnamed and (not default or set(names) <= set(columns.names)):
         where = ("Y" if reverse else "X") if sample.location == "memory" else sample.location
@@ -189,7 +189,7 @@ def lazy_law(
         Rows of the given variable, as in :func:`open_sample`: Dask or Zarr, a path or URL, a
         ``Sample``.
     functions
-        Functions of the answered variable by name, for names that are asked for later.
+        Functions of the answered variable by name, for names that are queried later.
     storage_options
         Passed on to fsspec with URLs.
 
@@ -235,14 +235,14 @@ def _lazily(
     signature = inspect.signature(query)
 
     @functools.wraps(query)
-    def ask(self: "LazyLaw", *args: Any, **kwargs: Any) -> Any:
+    def lazily(self: "LazyLaw", *args: Any, **kwargs: Any) -> Any:
         _, *given = signature.bind(self, *args, **kwargs).arguments.items()
         arguments = dict(given)
         paired = arguments.get("paired", "paired" not in signature.parameters)
         return self._ask(query.__name__, arguments, pairs if paired else None)
 
-    ask.__annotations__ = {**query.__annotations__, "return": returns}
-    return cast("Callable[Concatenate[LazyLaw, P], da.Array]", ask)
+    lazily.__annotations__ = {**query.__annotations__, "return": returns}
+    return cast("Callable[Concatenate[LazyLaw, P], da.Array]", lazily)
 
 
 @dataclass(frozen=True, eq=False)
@@ -263,7 +263,7 @@ class LazyLaw:
     reverse
         Laws of X given Y = y.
     functions
-        Functions of the answered variable by name, for names that are asked for later.
+        Functions of the answered variable by name, for names that are queried later.
     """
 
     model: JointModel

@@ -1,4 +1,4 @@
-"""Predict what a pass needs, and refuse before running what does not fit."""
+"""The predicted memory of a pass, and the refusal of one that does not fit."""
 
 import functools
 import math

@@ -1,4 +1,4 @@
-"""What a cluster does while it runs: memory and state of its workers, Dask's own report."""
+"""Observation of a running cluster: memory and state of its workers, Dask's own report."""
 
 import contextlib
 import importlib.util
@@ -17,7 +17,7 @@ _TOKEN = 32  # letters of the token in a task's key
 
 @dataclass(frozen=True)
 class WorkerState:
-    """A worker, as the scheduler last heard of it.
+    """A worker, by its last report to the scheduler.
 
     Attributes
     ----------
@@ -63,7 +63,7 @@ class WantOfMemory:
 
 
 def want_of_memory(client: Client) -> WantOfMemory:
-    """What the scheduler knows of spilling and pausing, however short it was."""
+    """Spilling and pausing of workers, however short."""
     spilled = client.run_on_scheduler(_spilled)
     events = (event for topic in client.get_events().values() for _, event in topic)
     changes = (event for event in events if isinstance(event, Mapping))
@@ -79,7 +79,7 @@ def _spilled(dask_scheduler: Any) -> float:
 
 @dataclass
 class TaskTimes:
-    """What the tasks of one name took, all together.
+    """Times of the tasks of one name, all together.
 
     Attributes
     ----------
@@ -97,7 +97,7 @@ class TaskTimes:
 
 
 class ClusterWatch:
-    """What a cluster did during a block; use as a context manager.
+    """Observe a cluster during a block; use as a context manager.
 
     Parameters
     ----------
@@ -129,7 +129,7 @@ class ClusterWatch:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        if error[0] is not None:  # perhaps that of a scheduler that is gone: nobody to ask
+        if error[0] is not None:  # perhaps that of a lost scheduler
             with contextlib.suppress(Exception):
                 self._stack.__exit__(*error)
             return
@@ -152,7 +152,7 @@ def _has_bokeh() -> bool:
 
 
 def _name_of(key: Any) -> str:
-    """What a task's key begins with: ``strip-moments`` of ``strip-moments-3-...``."""
+    """The prefix of the key of a task: ``strip-moments`` of ``strip-moments-3-...``."""
     words = str(key).split("-")
     retained = takewhile(lambda word: not word[:1].isdigit() and len(word) < _TOKEN, words)
     return "-".join(retained) or words[0]

@@ -1,4 +1,4 @@
-"""How rows are cut into strips and tasks, the tree that sums them, and how tasks read strips.
+"""The partition of rows into strips and tasks, the tree that sums them, and the reading of strips.
 
 Strips are functions of n alone, tasks are aligned runs of a power of two of strips, and sums follow
 the binary tree over strip numbers. So the bits of a sum don't depend on chunks, on the length of

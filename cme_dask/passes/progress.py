@@ -1,4 +1,4 @@
-"""How far a fit is: its steps, one share of the whole that only grows, and the time left."""
+"""The progress of a fit: its steps, a share of the whole that only grows, and the time left."""
 
 import contextlib
 import sys

@@ -1,4 +1,4 @@
-"""``run_pass``: one reduction over the rows of a sample, planned, checked, reported and kept.
+"""``run_pass``: one reduction over the rows of a sample, planned, checked, reported and saved.
 
 Whatever goes over the rows goes through here: this file cuts the rows into tasks, predicts the
 memory, tells the progress, counts unusable values after a failure, and reads from and writes to
@@ -18,7 +18,7 @@ import numpy as np
 from cme_dask.data.columns import negative_error, nonfinite_error
 from cme_dask.data.sample import Sample
 from cme_dask.data.sources import RowSource
-from cme_dask.errors import ShardDone, StoreError
+from cme_dask.errors import ShardDone, StoreError, remedy
 from cme_dask.numerics.reduction import (
     BadValues,
     Cost,
@@ -359,8 +359,12 @@ def _checkpointed(
 def _waiting(shard: tuple[int, int] | None, sums: PassSums) -> str:
     i, k = shard or (0, 1)
     return (
-        f"shard {i + 1} of {k} has done its share of {sums.name}: when all shards have, run the "
-        "same fit without a shard, which adds them up"
+        f"shard {i + 1} of {k} has done its share of {sums.name}: when all shards have, "
+        + remedy(
+            "run the same fit without a shard",
+            "repeat the command with --resume in place of --shard",
+        )
+        + ", which adds them up"
     )
 
 

@@ -1,4 +1,4 @@
-"""Scores of predictions over the rows of a sample, in one pass: of held-out rows, honest ones."""
+"""Scores of predictions over the rows of a sample, in one pass."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
