@@ -1,4 +1,4 @@
-"""Points and other arguments of queries from whatever users hold, and answers with their labels."""
+"""Query points and arguments of queries from arrays and tables, and answers with their labels."""
 
 import importlib
 import os

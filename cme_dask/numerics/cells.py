@@ -1,4 +1,4 @@
-"""Sums by cell over all rows, and a few rows of each cell: what conditional laws are made of.
+"""Sums by cell over all rows, and a few rows of each cell, of which laws are made.
 
 :class:`CellReduction` makes :class:`CellSums` in the pass, where the rows are, and from these
 :class:`CellStatistics`. The rows of a cell that are retained are those with the smallest hashes of
