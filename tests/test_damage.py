@@ -1,4 +1,4 @@
-"""What is damaged or missing, the sentence it gets and the exit code: the table of docs/errors.md.
+"""Damaged and missing things, each with the sentence and the exit code of damage.txt.
 
 Each case is made for real and asked for by the command, whose outputs of before stay as they were.
 """
@@ -27,25 +27,42 @@ from cme_dask.data.store import sealed
 from cme_dask.errors import ResourceError, StoreError
 
 N = 9000
-DOCS = Path(__file__).resolve().parents[1] / "docs" / "errors.md"
-SECTION = re.compile(r"^## [^\n]*: exit code (\d)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
-LINE = re.compile(r"^\| (?P<cases>[^|]+) \| (?P<sentence>`.+`) \|$", re.MULTILINE)
+SENTENCES = Path(__file__).with_name("damage.txt")
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "errors.md"
+CASE = re.compile(r"^(?P<case>\S.*) \((?P<code>\d)\)\n    (?P<sentence>.+)$", re.MULTILINE)
 TABLE = {
-    case: (row["sentence"], int(code))
-    for code, rows in SECTION.findall(DOCS.read_text())
-    for row in LINE.finditer(rows)
-    for case in row["cases"].split("; ")
+    row["case"]: (row["sentence"], int(row["code"])) for row in CASE.finditer(SENTENCES.read_text())
 }
 
 
 def promised(case):
     """The sentence of a case, as a pattern, and its exit code."""
     sentence, code = TABLE[case]
-    return ".*".join(map(re.escape, sentence[1:-1].split("…"))), code
+    return pattern(sentence), code
+
+
+def pattern(sentence):
+    return ".*".join(map(re.escape, sentence.split("…")))
+
+
+def test_the_page_of_errors_quotes_what_is_said():
+    """Each sentence of the page is that of a case, with the exit code of its section."""
+    sections = re.split(r"^## .*exit code (\d)$", PAGE.read_text(), flags=re.MULTILINE)[1:]
+    quoted = [
+        (int(code), sentence)
+        for code, text in zip(sections[::2], sections[1::2], strict=True)
+        for sentence in re.findall(r"^\| `(.+?)` \|", text, re.MULTILINE)
+    ]
+    assert len(quoted) > 15
+    for code, sentence in quoted:
+        assert any(
+            re.fullmatch(pattern(sentence), said) and code == expected
+            for said, expected in TABLE.values()
+        ), sentence
 
 
 def check(case, code, text):
-    """One sentence, the one of the table, with its exit code."""
+    """One sentence, that of the case, with its exit code."""
     pattern, expected = promised(case)
     assert code == expected, text
     lines = [line for line in text.splitlines() if line.startswith("error: ")]
