@@ -319,23 +319,7 @@ def steps_of(
     screened: bool = False,
     iterates: bool = False,
 ) -> list[Step]:
-    """The steps of a fit and their predicted seconds, before anything is known.
-
-    Parameters
-    ----------
-    costs
-        By step and ranks.
-    learned
-        Whether kernels are searched.
-    specs
-        Number of models whose moments the pass makes.
-    residual
-        Whether a location of y given x is tried.
-    screened
-        Whether the row sample decides on that before the pass.
-    iterates
-        Whether the solution takes a pass for each of its gradients.
-    """
+    """The steps of a fit and their predicted seconds, before anything is known."""
     first = costs(specs, costs.guessed_ranks)
     again = costs(min(RESIDUAL_FINALISTS, specs), costs.second_ranks)
     end = ITERATIONS if iterates else SOLUTION
@@ -392,8 +376,18 @@ def reported(
         As the user gave it: True, False, None or a function of :class:`cme_dask.Event`.
     executor
         Where the fit runs.
-    n_rows, columns, learned, specs, residual, screened, iterates
-        See :func:`steps_of`.
+    n_rows, columns
+        Rows, and the columns of each variable.
+    learned
+        Whether kernels are searched.
+    specs
+        Number of models whose moments the pass makes.
+    residual
+        Whether a location of y given x is tried.
+    screened
+        Whether the row sample decides on that before the pass.
+    iterates
+        Whether the solution takes a pass for each of its gradients.
 
     Raises
     ------

@@ -127,12 +127,22 @@ class ScreenedSide:
 
 def screened_folds(rows: ScreenedRows, x: ScreenedSide, y: ScreenedSide) -> list[HeldFold]:
     """Every fold held out, for this pair of bases."""
+    means = screened_means(rows, x, y)
+    return [
+        HeldFold(rest, held, t_x, t_y, lam_x, lam_y)
+        for (rest, held), (t_x, lam_x), (t_y, lam_y) in zip(means, x.bases, y.bases, strict=True)
+    ]
+
+
+def screened_means(
+    rows: ScreenedRows, x: ScreenedSide, y: ScreenedSide
+) -> Iterator[tuple[Moments, Moments]]:
+    """Means over the rows without each fold, and over its own, for this pair of bases."""
     weighted = rows.weights[:, None] * y.newton
     cross = [weighted[s].T @ x.newton[s] for s in rows.slices]
     sums = np.stack([rows.event_sums, rows.event_squares], axis=1)  # (F, 2, q)
     all_cross, all_events = sum(cross), sums.sum(axis=0)
     weight = rows.shares.sum()
-    folds = []
     for i, (own, events, share) in enumerate(zip(cross, sums, rows.shares, strict=True)):
         rest = _means(
             weight - share,
@@ -141,10 +151,7 @@ def screened_folds(rows: ScreenedRows, x: ScreenedSide, y: ScreenedSide) -> list
             all_cross - own,
             all_events - events,
         )
-        held = _means(share, x.folds[i], y.folds[i], own, events)
-        (t_x, lam_x), (t_y, lam_y) = x.bases[i], y.bases[i]
-        folds.append(HeldFold(rest, held, t_x, t_y, lam_x, lam_y))
-    return folds
+        yield rest, _means(share, x.folds[i], y.folds[i], own, events)
 
 
 def _means(weight: float, x: _Sums, y: _Sums, cross: Array, events: Array) -> Moments:

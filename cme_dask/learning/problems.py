@@ -9,7 +9,12 @@ import numpy as np
 
 from cme_dask.kernels import Kernel
 from cme_dask.learning.candidates import Score, Search, TrialResult, Tuning, candidate
-from cme_dask.learning.losses import ScreenedRows, ScreenedSide, screened_folds
+from cme_dask.learning.losses import (
+    ScreenedRows,
+    ScreenedSide,
+    screened_folds,
+    screened_means,
+)
 from cme_dask.learning.search import (
     SearchCallback,
     SearchedVariable,
@@ -206,8 +211,8 @@ class EmbeddingProblem(SearchProblem):
 
     def losses(self, x: ScreenedSide, y: ScreenedSide) -> tuple[Array, Array]:
         """The loss; its errors don't count, since it is the only one."""
-        folds = screened_folds(self.rows, x, y)
-        each = np.stack([self.loss(fold.rest, fold.held, self.regs) for fold in folds])
+        means = screened_means(self.rows, x, y)
+        each = np.stack([self.loss(rest, held, self.regs) for rest, held in means])
         mean = self.rows.shares / self.rows.shares.sum() @ each
         return mean[None, :], np.zeros((1, len(mean)))
 
@@ -229,12 +234,8 @@ def search_embedding(
 
     Parameters
     ----------
-    parts
-        Rows of x and y of the row sample, shapes (n, d).
-    weights
-        Of the rows, sum 1, shape (n,).
-    folds
-        Fold number of each row, shape (n,).
+    parts, weights, folds, tol, callback
+        As in :func:`search_joint`.
     kernel_y
         The kernel of y, of the surrogate loss.
     categorical
@@ -245,15 +246,6 @@ def search_embedding(
         ``"surrogate"`` or ``"squared"``.
     regs
         Ridges, shape (R,).
-    tol
-        Relative trace error that the bases aim at.
-    callback
-        Called with how far it is.
-
-    Raises
-    ------
-    DataError
-        If fewer than two folds have rows.
     """
     begin = time.perf_counter()
     x = SearchedVariable(parts[0], weights, categorical, None)

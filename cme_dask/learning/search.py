@@ -178,17 +178,7 @@ class KernelSearch:
 
 
 def search_bytes(rows: int, columns: int, rank: int, folds: int) -> int:
-    """Peak of a search.
-
-    Parameters
-    ----------
-    rows, columns
-        Rows that it sees, and columns of x and y.
-    rank
-        Largest number of pivots of a basis.
-    folds
-        Folds F.
-    """
+    """Peak of a search, from the numbers of rows, of columns of x and y, of pivots and of folds."""
     rank = min(rank, rows)
     # A basis at the rows, its factor, Gram matrices and transforms of all folds, their sum.
     held = rows * rank + (2 * folds + 2) * rank**2
