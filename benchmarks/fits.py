@@ -435,7 +435,7 @@ class Fit:
         if self.save is not None:
             parts = {f"points{i}": basis.newton.points for i, basis in enumerate(bases)}
             # Kernels are given here, so no basis is a stack of several.
-            parts |= {f"factor{i}": basis.newton.factor for i, basis in enumerate(bases)}  # type: ignore[union-attr]
+            parts |= {f"factor{i}": basis.newton.factor for i, basis in enumerate(bases)}
             np.savez(self.save, **parts)
         in_memory = self.rows.store is None
         return {

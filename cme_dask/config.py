@@ -18,6 +18,12 @@ ACCURACY = 1e-9
 SAMPLE_SIZE = 1 << 15
 """Rows of the row sample: what stores keep, and what pivots are chosen from."""
 
+MAX_RANK = 500
+"""Pivots of each learned basis, unless ``max_rank`` says otherwise."""
+
+HELD_ROWS = 4000
+"""Rows of the row sample at which laws of refits are judged, at most."""
+
 PIVOTS = ("sampled", "greedy", "random")
 """Ways of choosing pivots."""
 

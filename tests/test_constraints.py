@@ -11,7 +11,8 @@ from cme_dask import JointDistribution, constraints, kernels, load
 from cme_dask.data.generate import Normal3
 from cme_dask.data.row_sample import draw
 from cme_dask.errors import ConvergenceError, ConvergenceWarning, DataError
-from cme_dask.estimators.solving import SolveOptions
+from cme_dask.estimators.joint_fit import trial_solver
+from cme_dask.numerics.joint import JointSolver
 from cme_dask.numerics.measure import project
 from cme_dask.numerics.problem import Regularization, SolverInfo
 from cme_dask.passes.sources import open_sample
@@ -301,7 +302,7 @@ def test_trials_of_the_arithmetic_solve_no_programs(rows):
     sample = draw(0, tuple(rows), None, 100, 0)
     reg = Regularization(1e-6, 1e-6)
     for name, left in (("none", "none"), ("certified", "certified"), ("coupling", "normalized")):
-        solving = SolveOptions(constraints.parse(name), reg, "raise")
-        assert solving.trial_solver(law.sides_, sample).constraint.name == left
-    paper = SolveOptions(constraints.Certified(formulation="paper"), reg, "raise")
-    assert paper.trial_solver(law.sides_, sample).constraint.name == "normalized"
+        solver = JointSolver(constraints.parse(name), reg)
+        assert trial_solver(solver, law.sides_, sample).constraint.name == left
+    paper = JointSolver(constraints.Certified(formulation="paper"), reg)
+    assert trial_solver(paper, law.sides_, sample).constraint.name == "normalized"

@@ -263,7 +263,7 @@ def test_denormal_weights_and_single_rows_are_refused_by_default_fits(waves):
 
 
 def test_results_of_a_default_fit_are_shown_in_a_line(plain):
-    shown = [plain.members_, plain.members_[0].part, plain.search_, plain.search_.finalists[0]]
+    shown = [plain.members_, plain.members_[0].component, plain.search_, plain.search_.finalists[0]]
     shown += [plain.basis_x_, plain.solution_, plain.moments_, plain.replicates_, plain.sides_]
     for result in shown:
         assert len(repr(result)) < 1000, type(result)

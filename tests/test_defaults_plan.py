@@ -28,7 +28,7 @@ def test_the_plan_holds_the_ranks_of_all_finalists(planned):
     fit, (plan, _) = planned
     assert plan.finalists == len(fit.search_.finalists) > 1
     pairs = set(zip(*(variable.ranks for variable in plan.variables), strict=True))
-    fitted = [tuple(side.basis.rank for side in m.part.sides) for m in fit.members_]
+    fitted = [tuple(side.basis.rank for side in m.component.sides) for m in fit.members_]
     assert set(fitted) <= pairs
     assert plan.memory.predicted == fit.report_.memory.predicted
 

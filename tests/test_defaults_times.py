@@ -48,7 +48,7 @@ def test_ranks_are_those_of_the_members(timed):
     fit, _ = timed
     for basis, variable in ((fit.basis_x_, fit.model_.x), (fit.basis_y_, fit.model_.y)):
         side = "xy".index(variable.columns.names[0][0])
-        ranks = tuple(member.part.sides[side].basis.rank for member in fit.members_)
+        ranks = tuple(member.component.sides[side].basis.rank for member in fit.members_)
         assert basis.ranks == variable.ranks == ranks
         assert basis.rank == max(ranks) <= MOST < sum(ranks)
         assert len(basis.pivots) == sum(ranks)

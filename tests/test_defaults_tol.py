@@ -21,7 +21,7 @@ def rows():
 
 def fit(rows, **options):
     fitted = JointDistribution(tuning=BRIEF, residual=False, **options).fit(*rows)
-    return fitted, np.array([member.part.trace_errors for member in fitted.members_])
+    return fitted, np.array([member.component.trace_errors for member in fitted.members_])
 
 
 def test_a_given_tol_is_kept_over_all_rows_where_kernels_are_learned(rows):
@@ -32,8 +32,8 @@ def test_a_given_tol_is_kept_over_all_rows_where_kernels_are_learned(rows):
     assert errors.max() <= 1e-5
     assert fitted.n_passes_ > 3  # the moments twice, rounds of pivots between
     # The moments are those of the bases that were topped up.
-    ranks = [[side.basis.rank for side in member.part.sides] for member in fitted.members_]
-    assert [list(member.part.mean.gram("x").shape) for member in fitted.members_] == [
+    ranks = [[side.basis.rank for side in member.component.sides] for member in fitted.members_]
+    assert [list(member.component.mean.gram("x").shape) for member in fitted.members_] == [
         [rank, rank] for rank, _ in ranks
     ]
 

@@ -182,7 +182,7 @@ def test_the_mean_of_the_members_is_the_model(fitted):
     assert 1 < len(law.members_) <= 3
     ratios, answers = [], []
     for member in law.members_:
-        part = member.part
+        part = member.component
         psi_x, psi_y = part.basis(0)(x[:9]), part.basis(1)(y[:7])
         ratios.append(1.0 + psi_x @ part.solution.coef.T @ psi_y.T)
         constant, slope = part.solution.answer(part.mean, 0)
@@ -205,7 +205,7 @@ def test_a_member_is_the_fit_with_its_kernels_and_ridge(fitted):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         alone.fit(x, y)
-    part = member.part
+    part = member.component
     ratio = 1.0 + part.basis(0)(x[:9]) @ part.solution.coef.T @ part.basis(1)(y[:7]).T
     np.testing.assert_allclose(alone.density_ratio(x[:9], y[:7]), ratio, atol=1e-7)
 
@@ -325,7 +325,7 @@ def test_one_given_kernel_serves_both_variables_apart():
     kernel = Gaussian(0.7)
     law = JointDistribution(kernel_x=kernel, tuning=QUICK, residual=False).fit(x, y)
     for member in law.members_:
-        first, second = member.part.sides
+        first, second = member.component.sides
         assert np.isin(first.basis.points[:, 0], x[:, 0]).all()
         assert np.isin(second.basis.points[:, 0], y[:, 0]).all()
 

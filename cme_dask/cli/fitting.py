@@ -12,7 +12,6 @@ from cme_dask.cli.plots import tuning_picture
 from cme_dask.cli.progress import ProgressLines
 from cme_dask.cli.run_report import PeakMemory
 from cme_dask.cli.schema import FitSection
-from cme_dask.config import ACCURACY, SAMPLE_SIZE
 from cme_dask.constraints import parse
 from cme_dask.data.columns import Columns
 from cme_dask.data.sample import Sample
@@ -20,8 +19,7 @@ from cme_dask.data.store import check_output, disk_errors, writing
 from cme_dask.errors import DataError, ShardDone
 from cme_dask.estimators.cholesky import PivotedCholesky
 from cme_dask.estimators.joint import JointDistribution
-from cme_dask.estimators.partial_fit import JointUpdate
-from cme_dask.estimators.steps import reported
+from cme_dask.estimators.joint_fit import sums_of
 from cme_dask.models import load_only
 from cme_dask.models import plots as drawing
 from cme_dask.models.events import Event
@@ -29,9 +27,7 @@ from cme_dask.models.joint import JointModel, Variable
 from cme_dask.models.merging import merge
 from cme_dask.numerics.resources import MemoryPlan
 from cme_dask.passes.cluster import Scheduler
-from cme_dask.passes.driver import Executor
-from cme_dask.passes.memory import MemoryBudget
-from cme_dask.passes.run import PassProgress
+from cme_dask.passes.run import PassProgress, RunOptions
 from cme_dask.passes.sources import open_sample
 
 _TIMES = (
@@ -480,27 +476,21 @@ def grow_model(
     model = load_only(JointModel, path)
     sample = open_sample(store)
     with ProgressLines() as progress, compute.open() as scheduler:
-        executor = Executor.resolve(scheduler, compute.workers)
-        with reported(progress.fit, executor, sample.n_rows, (1, 1)) as reports:
-            update = JointUpdate(
-                functions=(_events(model.x, model.y), _events(model.y, model.x)),
-                sample_size=SAMPLE_SIZE,
-                seed=0,
-                accuracy=ACCURACY,
-                convergence="raise",
-                budget=MemoryBudget.of(executor, compute.memory_limit),
-                progress=reports,
-            )
-            fitted, _ = (
-                update.alone(model, sample, first_row) if alone else update.add(model, sample)
-            )
-        fitted.model.save(out, overwrite=overwrite)
-    report = fitted.report
+        functions = {
+            "functions_x": _events(model.x, model.y),
+            "functions": _events(model.y, model.x),
+        }
+        options = RunOptions(scheduler, compute.workers, compute.memory_limit, progress.fit)
+        alone_from = first_row if alone else None
+        sums = sums_of(model, functions)
+        fitted, _ = JointDistribution()._grown(sums, sample, options, alone_from)
+    model, report = fitted["model_"], fitted["report_"]
+    model.save(out, overwrite=overwrite)
     return {
         "model": path,
         "store": sample.location,
         "added": report.rows,
-        "added_trace_error": fitted.model.about["new_rows"].get("trace_error"),
+        "added_trace_error": model.about["new_rows"].get("trace_error"),
         "seconds": report.seconds,
         "rows_per_second": report.rows_per_second,
         **describe(str(out)),

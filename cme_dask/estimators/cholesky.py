@@ -3,48 +3,36 @@
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Self
 
 import numpy as np
-from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.base import TransformerMixin
 
 from cme_dask.config import SAMPLE_SIZE, TOL
 from cme_dask.data.columns import Columns
 from cme_dask.data.row_sample import RowSample
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
-from cme_dask.estimators.partial_fit import FeaturesPartialFit
-from cme_dask.estimators.pivoting import PivotRule, PivotSelector
-from cme_dask.estimators.planning import FitContext, FitPlan, plan_fit, prepare
+from cme_dask.estimators.base import Estimator, Functions, Measured, budget_of
+from cme_dask.estimators.planning import FitContext, FitPlan
 from cme_dask.estimators.recipe import (
     FittedBasis,
-    NotFitted,
-    Progress,
-    Tolerance,
     check_accuracy,
+    check_choice,
     check_parameters,
     check_tol,
-    choose_mode,
-    fit_budget,
     make_side,
-    timed_fit,
-    trial_rows,
 )
-from cme_dask.estimators.steps import ProgressOption, reported
+from cme_dask.estimators.steps import ProgressOption
 from cme_dask.kernels import Kernel
 from cme_dask.models import load_only
 from cme_dask.models.features import BASES, FeatureModel
-from cme_dask.numerics.basis import LinearBasis, NewtonBasis, eigenbasis
-from cme_dask.numerics.blocks import Moments
+from cme_dask.models.merging import FitSums
+from cme_dask.numerics.basis import Basis, LinearBasis, eigenbasis
 from cme_dask.numerics.moments import MomentReduction
-from cme_dask.numerics.precision import ComputeMode, SpectrumChange
-from cme_dask.numerics.resources import one_blas_thread
+from cme_dask.numerics.precision import SpectrumChange
 from cme_dask.passes.cluster import Scheduler
-from cme_dask.passes.driver import Executor
 from cme_dask.passes.lazy import gram_columns, lazy_features
-from cme_dask.passes.memory import MemoryBudget
-from cme_dask.passes.moments import make_moments
 from cme_dask.passes.run import RunOptions
 from cme_dask.passes.sources import open_sample
 from cme_dask.passes.write import FeatureReport, WriteProgress, write_features
@@ -55,23 +43,23 @@ from cme_dask.passes.write import FeatureReport, WriteProgress, write_features
 Array = Any
 
 
-class FittedFeatures(TransformerMixin):  # type: ignore[misc]
+class FittedFeatures(TransformerMixin, Estimator):  # type: ignore[misc]
     """The half of :class:`PivotedCholesky` that follows the fit."""
 
     @property
     def pivots_(self) -> Array:
         """Pivots, shape (m, d)."""
-        return self._fitted().pivots
+        return self.model_.pivots
 
     @property
     def trace_error_(self) -> float:
         """Relative trace error over all rows."""
-        return self._fitted().trace_error
+        return float(self.model_.trace_error)
 
     @property
     def eigenvalues_(self) -> Array:
         """Eigenvalues lam of the spectral basis, descending, shape (m,)."""
-        return self._fitted().basis.eigenvalues
+        return self.model_.basis.eigenvalues
 
     def transform(self, X: Any) -> Any:
         """Features of the rows of X, shape (n, m).
@@ -90,7 +78,7 @@ class FittedFeatures(TransformerMixin):  # type: ignore[misc]
         DataError
             On a wrong number of columns, NaN or infinity (when the rows are read).
         """
-        model = self._fitted()
+        model = self.model_
         sample = self._rows_of(X)
         sample.check_whole("transform")
         source = sample.sources[0]
@@ -151,10 +139,9 @@ class FittedFeatures(TransformerMixin):  # type: ignore[misc]
         ResourceError
             If the memory does not suffice (no row has been read then), or the disk.
         """
-        model = self._fitted()
+        model = self.model_
         sample = self._rows_of(X)
-        executor = Executor.resolve(scheduler, workers)
-        budget = MemoryBudget.of(executor, memory_limit)
+        budget = budget_of(RunOptions(scheduler, workers, memory_limit))
         return write_features(
             sample,
             model,
@@ -168,20 +155,12 @@ class FittedFeatures(TransformerMixin):  # type: ignore[misc]
 
     def gram_columns(self, X: Any) -> Any:
         """Columns k(x_i, p_j) at the pivots as a lazy Dask array, see :func:`gram_columns`."""
-        model = self._fitted()
+        model = self.model_
         return gram_columns(model.kernel, self._rows_of(X), model.pivots)
 
     def get_feature_names_out(self, input_features: Any = None) -> Array:
         """Names of the features: newton0, newton1, ... or spectral0, ..."""
-        return np.array(self._fitted().names, dtype=object)
-
-    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write the fitted features to a folder, see :meth:`FeatureModel.save`.
-
-        ``cme_dask.load(path)`` gives a :class:`FeatureModel`, which needs no Dask;
-        :meth:`PivotedCholesky.load` gives an estimator that is lazy where X is.
-        """
-        self._fitted().save(path, overwrite=overwrite)
+        return np.array(self.model_.names, dtype=object)
 
     @classmethod
     def load(
@@ -209,25 +188,20 @@ class FittedFeatures(TransformerMixin):  # type: ignore[misc]
         estimator = cls(
             model.kernel, tol=float(model.about["tol"]), basis=model.kind, pivots=model.pivots
         )
-        estimator._adopt(model)
+        estimator.__dict__.update(_attributes(model))
         return estimator
 
-    def _adopt(self, model: FeatureModel) -> None:
-        """Become fitted."""
-        self.model_ = model
-        self.basis_ = FittedBasis(model.basis.newton, model.basis, model.trace_error)
-        self.columns_ = model.columns
-        self.n_features_in_ = len(model.columns.names)
-        self.n_passes_ = int(model.about["passes"])
+    def _adopt(self, X: Any, Y: Any, sample: Sample) -> None:
+        """Names of columns are those of the model."""
 
     def _rows_of(self, X: Any) -> Sample:
         """The sample with those columns of x, by name or position, that the fit had."""
         sample = open_sample(X)
-        names, result = self._fitted().columns.names, sample.columns[0].names
+        names, result = self.model_.columns.names, sample.columns[0].names
         named = sample.row_sample is not None or not _made_up(result)
         if named and (not _made_up(names) or set(names) <= set(result)):
             where = "X" if sample.location == "memory" else sample.location
-            places = sample.columns[0].positions_of(self._fitted().columns, where)
+            places = sample.columns[0].positions_of(self.model_.columns, where)
             sample = sample.select([result[place] for place in places])
         if len(sample.columns[0].names) != len(names):
             raise DataError(
@@ -235,10 +209,16 @@ class FittedFeatures(TransformerMixin):  # type: ignore[misc]
             )
         return sample
 
-    def _fitted(self) -> FeatureModel:
-        if not hasattr(self, "model_"):
-            raise NotFitted("this PivotedCholesky is not fitted: call fit first")
-        return self.model_
+
+def _attributes(model: FeatureModel) -> dict[str, Any]:
+    """What a fitted estimator says of its model."""
+    return {
+        "model_": model,
+        "basis_": FittedBasis(model.basis.newton, model.basis, model.trace_error),
+        "columns_": model.columns,
+        "n_features_in_": len(model.columns.names),
+        "n_passes_": int(model.about["passes"]),
+    }
 
 
 def _made_up(names: tuple[str, ...]) -> bool:
@@ -258,7 +238,7 @@ def x_alone(sample: Sample) -> Sample:
 # ``PivotedCholesky``: low-rank kernel features for anyone's kernel PCA, ridge or clustering
 
 
-class PivotedCholesky(FeaturesPartialFit, FittedFeatures, BaseEstimator):  # type: ignore[misc]
+class PivotedCholesky(FittedFeatures):
     """Low-rank kernel features by pivoted Cholesky, K ~ L L^T, from data of any size.
 
     Row i of L is N(x_i), the Newton basis at x_i (joint paper, section 5): inner products of
@@ -313,6 +293,10 @@ class PivotedCholesky(FeaturesPartialFit, FittedFeatures, BaseEstimator):  # typ
         Time and rows per second of the pass.
     """
 
+    _kernels = {"kernel": "X"}  # noqa: RUF012 - never changed
+    _bases = ("basis_",)
+    _default_rank = None
+
     def __init__(
         self,
         kernel: Kernel | None = None,
@@ -336,7 +320,6 @@ class PivotedCholesky(FeaturesPartialFit, FittedFeatures, BaseEstimator):  # typ
         self.accuracy = accuracy
         self.random_state = random_state
 
-    @timed_fit
     def fit(
         self,
         X: Any,
@@ -361,39 +344,48 @@ class PivotedCholesky(FeaturesPartialFit, FittedFeatures, BaseEstimator):  # typ
         weights, scheduler, workers, memory_limit, progress, checkpoint
             As in :meth:`JointDistribution.fit`.
         """
-        sample = self._opened(X, weights)
         options = RunOptions(scheduler, workers, memory_limit, progress, checkpoint)
-        with fit_budget(self, sample, {}, options) as budget:
-            columns = [len(sample.columns[0].names)]
-            with reported(progress, budget.executor, sample.n_rows, columns) as reports:
-                ready = self._prepare(sample, budget, reports)
-                choice = ready.choice
-                bases, in_rounds = choice.bases(ready.kernels)
-                mean = self._measure(choice, bases)
-                more, topping_up = choice.topped_up(bases, mean.trace_error)
-                if more is not None:
-                    bases = more
-                    mean = self._measure(choice, bases)
-        passes = ready.passes + in_rounds + 1 + topping_up + (more is not None)
-        self._model_of(sample, mean, passes)
-        if isinstance(self.pivots, str):
-            missed = choice.may_miss(0)
-            self._tolerance.warn("X", self.basis_.rank, self.trace_error_, missed)
-        return self
+        return self._fit(X, None, weights, {}, options)
 
-    def _model_of(self, sample: Sample, mean: Moments, passes: int) -> None:
-        """From moments to the model."""
-        (side,) = self._sides
-        with one_blas_thread():
-            spectral = LinearBasis(side.basis, *eigenbasis(mean.gram("x")))
-        fit = {
-            "rows": self._moments.n_rows,
-            "passes": passes,
-            "tol": self._tolerance.value,
-            "trace_error": float(mean.trace_error[0]),
-            "location": sample.location,
-        }
-        self._adopt(FeatureModel(sample.columns[0], spectral, self.basis, fit))
+    def partial_fit(
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        Y: Any = None,
+        weights: Any = None,
+        scheduler: Scheduler = None,
+        workers: int | None = None,
+        memory_limit: str | int | None = None,
+        progress: ProgressOption = None,
+    ) -> Self:
+        """Fit, or add rows to what was fitted, in one pass over the new rows alone.
+
+        The first call is a fit. Later calls keep the pivots, and so the Newton features; the trace
+        error and the spectral basis are, to rounding, those over all rows. Saved features hold no
+        moments, so that what :meth:`load` gives takes no more rows.
+
+        Parameters
+        ----------
+        X, weights, scheduler, workers, memory_limit, progress
+            As in :meth:`fit`, of the new rows.
+        y, Y
+            Ignored.
+
+        Raises
+        ------
+        DataError
+            As :meth:`fit`, or on other columns than before.
+
+        Warns
+        -----
+        ToleranceWarning
+            If the trace error over the new rows is above ``tol``, and more than twice that over the
+            earlier ones.
+        """
+        options = RunOptions(scheduler, workers, memory_limit, progress)
+        fit = self._grow if hasattr(self, "model_") else self._fit
+        return fit(X, None, weights, {}, options)
 
     def plan(
         self,
@@ -412,69 +404,53 @@ class PivotedCholesky(FeaturesPartialFit, FittedFeatures, BaseEstimator):  # typ
         X, weights, scheduler, workers, memory_limit, progress
             As in :meth:`fit`.
         """
-        budget = MemoryBudget.of(Executor.resolve(scheduler, workers), memory_limit)
-        sample = self._opened(X, weights)
-        columns = [len(sample.columns[0].names)]
-        with reported(progress, budget.executor, sample.n_rows, columns) as reports:
-            ready = self._prepare(sample, budget, reports)
-        return plan_fit(ready, partial(self._specify, ready.choice))
+        options = RunOptions(scheduler, workers, memory_limit, progress)
+        return self._plan(X, None, weights, {}, options)
 
-    @property
-    def _tolerance(self) -> Tolerance:
-        return Tolerance.of(self.tol, self.max_rank, None)
-
-    def _opened(self, X: Any, weights: Any) -> Sample:
-        """The rows of x, for parameters that have been checked."""
+    def _check(self) -> None:
         check_tol(self.tol)  # None is no default here
         check_parameters(self.tol, self.max_rank, 1, self.sample_size, self.random_state)
-        self._accuracy(1)
-        if self.basis not in BASES:
-            raise DataError(f"basis must be one of {', '.join(BASES)}, got {self.basis!r}")
+        if self.accuracy is not None:
+            check_accuracy(self.accuracy)
+        check_choice("basis", self.basis, BASES)
+
+    def _open(self, X: Any, Y: Any, weights: Any) -> Sample:
         return x_alone(open_sample(X, weights=weights))
 
-    def _prepare(
-        self, sample: Sample, budget: MemoryBudget, progress: Progress | None
-    ) -> FitContext:
-        """The row sample read."""
-        return prepare(
-            sample,
-            {"kernel": self.kernel},
-            ("X",),
-            (self.pivots,),
-            PivotRule(self._tolerance, self.span, self.random_state or 0),
-            n_folds=1,
-            sample_size=self.sample_size,
-            budget=budget,
-            progress=progress,
+    def _spec(self, context: FitContext, bases: Sequence[Basis]) -> MomentReduction:
+        choice = context.choice
+        return MomentReduction(
+            (make_side(bases[0], choice.sample.columns[0], None, choice.rows, 0),)
         )
 
-    def _specify(
-        self, choice: PivotSelector, bases: Sequence[NewtonBasis]
-    ) -> tuple[MomentReduction, ComputeMode]:
-        """The moments of the basis, with the arithmetic that the accuracy allows."""
-        sample, rows = choice.sample, choice.rows
-        spec = MomentReduction((make_side(bases[0], sample.columns[0], None, rows, 0),))
-        return self._settled(spec, rows, sample.n_rows, choice.budget.executor.function_threads)
+    def _change(
+        self, spec: MomentReduction, trial: RowSample, rows: RowSample, accuracy: float, solver: Any
+    ) -> SpectrumChange:
+        return SpectrumChange(self._tolerance.value, accuracy)
 
-    def _settled(
-        self, spec: MomentReduction, rows: RowSample, n_rows: int, cores: int
-    ) -> tuple[MomentReduction, ComputeMode]:
-        trial, accuracy = trial_rows(rows, spec.ranks), self._accuracy(n_rows)
-        change = partial(SpectrumChange, self._tolerance.value, accuracy)
-        return choose_mode(spec, trial, n_rows, accuracy, change, cores)
+    def _largest_change(self, n_rows: int, solver: Any) -> float:
+        # By default a tenth of an eigenvalue's sampling error.
+        return 0.1 * float(np.sqrt(2.0 / n_rows)) if self.accuracy is None else self.accuracy
 
-    def _accuracy(self, n_rows: int) -> float:
-        """The accuracy that was asked for, or a tenth of an eigenvalue's sampling error."""
-        if self.accuracy is None:
-            return 0.1 * float(np.sqrt(2.0 / n_rows))
-        return check_accuracy(self.accuracy)
+    def _solve(self, sample: Sample, measured: Measured) -> dict[str, Any]:
+        (side,), mean = measured.sides, measured.moments.means()
+        about = {
+            "rows": measured.moments.n_rows,
+            "passes": measured.passes,
+            "tol": self._tolerance.value,
+            "trace_error": float(mean.trace_error[0]),
+            "location": sample.location,
+        }
+        spectral = LinearBasis(side.basis, *eigenbasis(mean.gram("x")))
+        model = FeatureModel(sample.columns[0], spectral, self.basis, about)
+        fitted = _attributes(model)
+        return fitted | {"_sides": measured.sides, "_moments": measured.moments}
 
-    def _measure(self, choice: PivotSelector, bases: Sequence[NewtonBasis]) -> Moments:
-        """The moment pass."""
-        spec, self.arithmetic_ = self._specify(choice, bases)
-        (moments,), _, report = make_moments(
-            choice.sample, [spec], choice.budget, choice.progress, choice.sample_rows
-        )
-        self.report_ = choice.covering(report, spec.ranks)
-        self._sides, self._moments = spec.features, moments
-        return moments.means()
+    def _sums(self, functions: Functions) -> FitSums:
+        if not hasattr(self, "_moments"):
+            raise DataError(
+                "these features were loaded, and their file holds no moments, without which no "
+                "rows can be added: fit them again"
+            )
+        columns, about = (self.model_.columns,), self.model_.about
+        return FitSums(columns, self._sides, self._moments, (), (), about)

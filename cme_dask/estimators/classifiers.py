@@ -3,11 +3,9 @@
 import os
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
-from sklearn.base import BaseEstimator
 
 from cme_dask.config import SAMPLE_SIZE
 from cme_dask.data.sample import Sample
@@ -15,46 +13,41 @@ from cme_dask.errors import ConvergenceError, ConvergenceWarning, DataError
 from cme_dask.estimators.cholesky import x_alone
 from cme_dask.estimators.embedding import ConditionalMeanEmbedding
 from cme_dask.estimators.joint import JointDistribution
-from cme_dask.estimators.joint_fit import Fitted
-from cme_dask.estimators.pivoting import PivotRule, PivotSelector
-from cme_dask.estimators.planning import prepare
+from cme_dask.estimators.planning import FitContext
 from cme_dask.estimators.predictors import (
     GrowingClassifier,
     LabelClassifier,
     Level,
-    learn_features,
     target_of,
     weights_of,
 )
 from cme_dask.estimators.recipe import (
+    CONVERGENCE,
     FittedBasis,
     FunctionsLike,
-    NotFitted,
-    Progress,
-    Tolerance,
     by_name,
+    check_choice,
     check_integer,
     check_parameters,
-    fit_budget,
     make_side,
 )
-from cme_dask.estimators.solving import CONVERGENCE
-from cme_dask.estimators.steps import ProgressOption, reported
-from cme_dask.estimators.tuned import MAX_RANK
+from cme_dask.estimators.steps import ProgressOption
 from cme_dask.kernels import Kernel
 from cme_dask.models.answers import class_name
 from cme_dask.models.logistic import LogisticModel
 from cme_dask.models.points import FloatArray
 from cme_dask.models.relevance import LengthScales
 from cme_dask.numerics.basis import Basis, LinearBasis, eigenbasis
-from cme_dask.numerics.blocks import Moments
 from cme_dask.numerics.embedding import check_ridges
-from cme_dask.numerics.logistic import LogisticGradient, LogisticProblem, solve_logistic
+from cme_dask.numerics.logistic import (
+    LogisticGradient,
+    LogisticProblem,
+    LogisticSolution,
+    solve_logistic,
+)
 from cme_dask.numerics.moments import MomentReduction
 from cme_dask.numerics.resources import one_blas_thread
 from cme_dask.passes.cluster import Scheduler
-from cme_dask.passes.memory import MemoryBudget
-from cme_dask.passes.moments import make_moments
 from cme_dask.passes.run import RunOptions, run_pass
 
 # ``JointClassifier`` and ``EmbeddingClassifier``: class probabilities from laws of a label
@@ -102,12 +95,9 @@ class JointClassifier(GrowingClassifier, JointDistribution):  # type: ignore[mis
 
     _every_label = True
 
-    def _become(self, found: Fitted) -> None:
-        metadata = found.model.about | {"classes": plain_labels(self._classes)}
-        super()._become(replace(found, model=replace(found.model, about=metadata)))
-
-    def _probabilities(self, X: Any) -> Array:
-        return self._fitted().predict_proba(X)
+    def _become(self, fitted: dict[str, Any], *of_fit: Any) -> None:
+        fitted["model_"].about["classes"] = plain_labels(self._classes)
+        super()._become(fitted, *of_fit)
 
 
 class EmbeddingClassifier(GrowingClassifier, ConditionalMeanEmbedding):  # type: ignore[misc]
@@ -139,14 +129,11 @@ class EmbeddingClassifier(GrowingClassifier, ConditionalMeanEmbedding):  # type:
         X
             Points, shape (n, d_X), or a table with the columns by name.
         """
-        model = self._fitted()
-        return model.expect([class_name(code) for code in range(len(self.classes_))], X)
+        return self.model_.expect([class_name(code) for code in range(len(self.classes_))], X)
 
-    def _probabilities(self, X: Any) -> Array:
-        return self._fitted().predict_proba(X)
-
-    def _about(self, *of_fit: Any) -> dict[str, Any]:
-        return super()._about(*of_fit) | {"classes": plain_labels(self._classes)}
+    def _become(self, fitted: dict[str, Any], *of_fit: Any) -> None:
+        fitted["model_"].about["classes"] = plain_labels(self._classes)
+        super()._become(fitted, *of_fit)
 
     def _declared(self, functions: FunctionsLike | None) -> FunctionsLike | None:
         indicators = {class_name(code): Level(code) for code in range(len(self._classes))}
@@ -162,7 +149,7 @@ def plain_labels(classes: Array) -> list[Any] | None:
 # ``KernelLogisticRegression``: on the basis of the pivots, with a pass for each gradient
 
 
-class KernelLogisticRegression(LabelClassifier, BaseEstimator):  # type: ignore[misc]
+class KernelLogisticRegression(LabelClassifier):
     r"""Multinomial kernel logistic regression in the span of m kernel functions, out of core.
 
     .. math:: p_c(x) = \frac{\exp(f_c(x) + b_c)}{\sum_e \exp(f_e(x) + b_e)}
@@ -225,6 +212,9 @@ class KernelLogisticRegression(LabelClassifier, BaseEstimator):  # type: ignore[
     -----
     Source: Zhu and Hastie (2005), Journal of Computational and Graphical Statistics 14, 185.
     """
+
+    _kernels = {"kernel": "X"}  # noqa: RUF012 - never changed
+    _bases = ("basis_x_",)
 
     def __init__(
         self,
@@ -295,99 +285,14 @@ class KernelLogisticRegression(LabelClassifier, BaseEstimator):  # type: ignore[
         ConvergenceWarning
             The same, if ``convergence`` is ``"warn"``.
         """
-        self._check()
-        y = target_of(y, Y)
-        sample = self._open(X, y, weights_of(weights, sample_weight))
         options = RunOptions(scheduler, workers, memory_limit, progress, checkpoint)
-        with fit_budget(self, sample, {}, options) as budget:
-            columns = [len(sample.columns[0].names)]
-            with reported(
-                progress, budget.executor, sample.n_rows, columns, iterates=True
-            ) as reports:
-                self._fit(sample, budget, reports)
-        learn_features(self, X, sample.columns[0])
-        self.classes_ = self._classes
-        return self
-
-    def _fit(self, sample: Sample, budget: MemoryBudget, progress: Progress | None) -> None:
-        """The passes, and everything after them."""
-        ready = prepare(
-            x_alone(sample),
-            {"kernel": self.kernel},
-            ("X",),
-            (self.pivots,),
-            PivotRule(self._tolerance, self.span, self.random_state or 0),
-            n_folds=1,
-            sample_size=self.sample_size,
-            budget=budget,
-            progress=progress,
-        )
-        choice = ready.choice
-        bases, in_rounds = choice.bases(ready.kernels)
-        mean, rows = _measure(choice, bases)
-        more, topping_up = choice.topped_up(bases, mean.trace_error)
-        if more is not None:
-            bases = more
-            mean, rows = _measure(choice, bases)
-        (newton,), (error,) = bases, mean.trace_error
-        gram = np.block([[mean.gram("x"), mean.mean("x")[:, None]], [mean.mean("x")[None, :], 1.0]])
-        problem = LogisticProblem(newton.factor, gram, len(self._classes), float(self.reg))
-        with one_blas_thread():
-            self.solution_ = solve_logistic(
-                problem,
-                lambda a: run_pass(
-                    sample, LogisticGradient(newton.kernel, newton.points, a), budget, progress
-                )[0],
-                tol=self.gradient_tol,
-                max_iter=self.max_iter,
-            )
-            spectral = LinearBasis(newton, *eigenbasis(mean.gram("x")))
-        self._check_convergence()
-        self.n_iter_ = self.solution_.iterations
-        passes = ready.passes + in_rounds + 1 + topping_up + (more is not None)
-        self.n_passes_ = passes + self.solution_.passes
-        self.basis_x_ = FittedBasis(newton, spectral, error)
-        coef = self.solution_.newton
-        self.model_ = LogisticModel(
-            sample.columns[0],
-            spectral,
-            spectral.transform.T @ coef[:-1],
-            coef[-1],
-            tuple(self._classes.tolist()),
-            {
-                "rows": rows,
-                "passes": self.n_passes_,
-                "tol": self._tolerance.value,
-                "trace_error": float(error),
-                "reg": float(self.reg),
-                "objective": self.solution_.objective,
-                "gradient_norm": self.solution_.gradient_norm,
-                "location": sample.location,
-            },
-        )
-        if isinstance(self.pivots, str):
-            self._tolerance.warn("X", newton.rank, error, choice.may_miss(0))
-
-    @property
-    def _tolerance(self) -> Tolerance:
-        return Tolerance.of(self.tol, self.max_rank, MAX_RANK)
+        return self._fit(X, target_of(y, Y), weights_of(weights, sample_weight), {}, options)
 
     @property
     def length_scales_(self) -> LengthScales:
         """Length scale and relevance of each column, of the fitted model."""
-        return self._fitted().length_scales
-
-    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write the fitted model to a folder, see :meth:`LogisticModel.save`."""
-        self._fitted().save(path, overwrite=overwrite)
-
-    def _probabilities(self, X: Any) -> Array:
-        return self._fitted().predict_proba(X)
-
-    def _fitted(self) -> LogisticModel:
-        if not hasattr(self, "model_"):
-            raise NotFitted(f"this {type(self).__name__} is not fitted: call fit first")
-        return self.model_
+        scales: LengthScales = self.model_.length_scales
+        return scales
 
     def _check(self) -> None:
         check_parameters(self.tol, self.max_rank, 1, self.sample_size, self.random_state)
@@ -396,13 +301,73 @@ class KernelLogisticRegression(LabelClassifier, BaseEstimator):  # type: ignore[
             raise DataError(f"reg must be above 0, got {self.reg!r}")
         if not 0.0 < self.gradient_tol < 1.0:
             raise DataError(f"gradient_tol must lie between 0 and 1, got {self.gradient_tol!r}")
-        if self.convergence not in CONVERGENCE:
-            raise DataError(
-                f"convergence must be one of {', '.join(CONVERGENCE)}, got {self.convergence!r}"
-            )
+        check_choice("convergence", self.convergence, CONVERGENCE)
 
-    def _check_convergence(self) -> None:
-        result = self.solution_
+    def _steps(self, sample: Sample, *, plans: bool) -> dict[str, Any]:
+        return {"iterates": True}
+
+    def _context(self, sample: Sample, *of_fit: Any) -> FitContext:
+        return super()._context(x_alone(sample), *of_fit)
+
+    def _spec(self, context: FitContext, bases: Sequence[Basis]) -> MomentReduction:
+        choice = context.choice
+        return MomentReduction(
+            (make_side(bases[0], choice.sample.columns[0], None, choice.rows, 0),)
+        )
+
+    def _largest_change(self, n_rows: int, solver: Any) -> float:
+        return 0.0  # its moments only scale the unknowns
+
+    def _run(self, context: FitContext, sample: Sample) -> dict[str, Any]:
+        """The pass for the moments, and one for each gradient."""
+        choice, measured = context.choice, self._measure(context)
+        (side,), mean = measured.sides, measured.moments.means()
+        newton, (error,) = side.basis, mean.trace_error
+        gram = np.block([[mean.gram("x"), mean.mean("x")[:, None]], [mean.mean("x")[None, :], 1.0]])
+        problem = LogisticProblem(newton.factor, gram, len(self._classes), float(self.reg))
+        with one_blas_thread():
+            solution = solve_logistic(
+                problem,
+                lambda a: run_pass(
+                    sample,
+                    LogisticGradient(newton.kernel, newton.points, a),
+                    choice.budget,
+                    choice.progress,
+                )[0],
+                tol=self.gradient_tol,
+                max_iter=self.max_iter,
+            )
+            spectral = LinearBasis(newton, *eigenbasis(mean.gram("x")))
+        self._check_convergence(solution)
+        passes, coef = measured.passes + solution.passes, solution.newton
+        model = LogisticModel(
+            sample.columns[0],
+            spectral,
+            spectral.transform.T @ coef[:-1],
+            coef[-1],
+            tuple(self._classes.tolist()),
+            {
+                "rows": measured.moments.n_rows,
+                "passes": passes,
+                "tol": self._tolerance.value,
+                "trace_error": float(error),
+                "reg": float(self.reg),
+                "objective": solution.objective,
+                "gradient_norm": solution.gradient_norm,
+                "location": sample.location,
+            },
+        )
+        basis = FittedBasis(newton, spectral, error)
+        self._warn_of_trace(context, [basis])
+        return {
+            "model_": model,
+            "basis_x_": basis,
+            "solution_": solution,
+            "n_iter_": solution.iterations,
+            "n_passes_": passes,
+        }
+
+    def _check_convergence(self, result: LogisticSolution) -> None:
         if result.gradient_norm <= self.gradient_tol:
             return
         message = (
@@ -411,17 +376,4 @@ class KernelLogisticRegression(LabelClassifier, BaseEstimator):  # type: ignore[
         )
         if self.convergence == "raise":
             raise ConvergenceError(message)
-        warnings.warn(message, ConvergenceWarning, stacklevel=3)
-
-
-def _measure(choice: PivotSelector, bases: Sequence[Basis]) -> tuple[Moments, int]:
-    """Moments of x in one pass, and the number of rows that counted."""
-    side = make_side(bases[0], choice.sample.columns[0], None, choice.rows, 0)
-    (moments,), _, _ = make_moments(
-        choice.sample,
-        [MomentReduction((side,))],
-        choice.budget,
-        choice.progress,
-        choice.sample_rows,
-    )
-    return moments.means(), moments.n_rows
+        warnings.warn(message, ConvergenceWarning, stacklevel=5)

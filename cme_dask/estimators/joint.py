@@ -1,61 +1,47 @@
 """``JointDistribution``: the law of (X, Y) from one pass over rows of any number."""
 
+import copy
 import os
-from contextlib import AbstractContextManager
+import time
 from dataclasses import replace
 from typing import Any, Literal, Self, overload
-
-from sklearn.base import BaseEstimator
 
 from cme_dask.config import ACCURACY, N_FOLDS, SAMPLE_SIZE
 from cme_dask.constraints import Constraint, parse
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
-from cme_dask.estimators.joint_fit import Fitted, Functions, JointRecipe, calibration_choice
-from cme_dask.estimators.partial_fit import JointPartialFit
-from cme_dask.estimators.pivoting import PivotRule, pair_of_pivots
-from cme_dask.estimators.planning import FitContext, FitPlan, prepare
+from cme_dask.estimators.joint_fit import JointFit, sums_of
+from cme_dask.estimators.pivoting import pair_of_pivots
+from cme_dask.estimators.planning import FitContext, FitPlan
 from cme_dask.estimators.predictors import names_of, target_of, weights_of
 from cme_dask.estimators.recipe import (
+    CONVERGENCE,
     FunctionsLike,
-    NotFitted,
-    Progress,
-    Tolerance,
     check_accuracy,
+    check_choice,
     check_integer,
     check_parameters,
-    fit_budget,
-    timed_fit,
 )
-from cme_dask.estimators.residual import (
-    plan_with_residual,
-    residual_wanted,
-    screened_residual,
-    with_residual,
-)
-from cme_dask.estimators.solving import SolveOptions
-from cme_dask.estimators.steps import ProgressOption, reported
-from cme_dask.estimators.tuned import MAX_RANK, importable_sides, lean_members, search_kernels
+from cme_dask.estimators.residual import plan_with_residual, screened_residual, with_residual
+from cme_dask.estimators.steps import ProgressOption
+from cme_dask.estimators.tuned import importable_sides, lean_members
 from cme_dask.kernels import Kernel
 from cme_dask.learning.candidates import Tuning
 from cme_dask.models.events import importable
-from cme_dask.models.joint import JointModel
 from cme_dask.models.law import ConditionalLaw
+from cme_dask.models.merging import one_model
 from cme_dask.models.points import FloatArray, OutOfCore
-from cme_dask.models.relevance import LengthScales
-from cme_dask.numerics.problem import Regularization
 from cme_dask.numerics.support import SUPPORT_SIZE
 from cme_dask.passes.cluster import Scheduler
-from cme_dask.passes.driver import Executor
 from cme_dask.passes.lazy_laws import LazyLaw
-from cme_dask.passes.memory import MemoryBudget
 from cme_dask.passes.run import RunOptions
-from cme_dask.passes.sources import open_sample
 
 Array = Any
 
+MAX_ROW = 1 << 53
 
-class JointDistribution(JointPartialFit, BaseEstimator):  # type: ignore[misc]
+
+class JointDistribution(JointFit):
     r"""Joint distribution of X and Y relative to the product of its marginals.
 
     Estimates :math:`g = dP / d(P_X \otimes P_Y) = 1 + \psi_Y(y)^T H \psi_X(x)` in the span of m_X
@@ -223,7 +209,6 @@ class JointDistribution(JointPartialFit, BaseEstimator):  # type: ignore[misc]
         self.tuning = tuning
         self.random_state = random_state
 
-    @timed_fit
     def fit(
         self,
         X: Any,
@@ -306,36 +291,102 @@ class JointDistribution(JointPartialFit, BaseEstimator):  # type: ignore[misc]
         ConvergenceWarning
             If a solver misses its tolerance and ``convergence`` is ``"warn"``.
         """
-        Y = target_of(Y, y)
-        sample = self._opened(X, Y, weights_of(weights, sample_weight))
-        given = {"functions": functions, "functions_x": functions_x}
         options = RunOptions(scheduler, workers, memory_limit, progress, checkpoint, shard)
-        with (
-            fit_budget(self, sample, given, options) as budget,
-            self._reported(progress, budget.executor, sample, residual=True) as reports,
-        ):
-            ready = self._prepare(sample, budget, reports)
-            steps = self._steps(ready, (functions_x, functions))
-            screening = screened_residual(steps)
-            result = with_residual(steps, steps.run(), screening)
-        self.search_ = steps.found
-        self._become(result)
-        self._adopt(X, Y, sample)
-        return self
+        given = {"functions_x": functions_x, "functions": functions}
+        return self._fit(X, target_of(Y, y), weights_of(weights, sample_weight), given, options)
 
-    def _become(self, result: Fitted) -> None:
-        """Take over the result of a fit."""
-        self.model_, self.coef_ = result.model, result.model.coef
-        self.members_ = result.members
-        self.basis_x_, self.basis_y_ = result.bases
-        self.solution_, self.replicates_ = result.solution, result.replicates
-        self.moments_, self.sides_ = result.moments, result.sides
-        self.n_passes_, self.arithmetic_, self.report_ = (
-            result.passes,
-            result.arithmetic,
-            result.report,
-        )
-        self._functions = (result.sides[0].functions, result.sides[1].functions)
+    def partial_fit(
+        self,
+        X: Any,
+        Y: Any = None,
+        *,
+        y: Any = None,
+        like: Any = None,
+        first_row: int = 0,
+        weights: Any = None,
+        sample_weight: Any = None,
+        functions: FunctionsLike | None = None,
+        functions_x: FunctionsLike | None = None,
+        scheduler: Scheduler = None,
+        workers: int | None = None,
+        memory_limit: str | int | None = None,
+        progress: ProgressOption = None,
+    ) -> Self:
+        r"""Fit, or add rows to the fitted model, in one pass over the new rows alone.
+
+        The first call is a fit; where it learns kernels, the best ones alone are kept, and there is
+        no location model. Later calls keep kernels, pivots, cells, folds, constraint and ridge:
+        moments and sums by cell of the new rows are added to those of the earlier ones, and the
+        problem is solved again. The model is, to rounding, the one that a fit to all rows with
+        these pivots and cells makes.
+
+        Parameters
+        ----------
+        X, Y, y, weights, scheduler, workers, memory_limit, progress
+            As in :meth:`fit`, of the new rows, which are numbered after the earlier ones: folds are
+            those of one table. Weights are on the scale of the earlier ones, 1 where not given.
+        like
+            A fitted ``JointModel`` (or its path), on a first call: the model is one of these rows
+            alone, with the pivots, cells and parameters of that one, so that :func:`merge` can add
+            them.
+        first_row
+            With ``like``: the number that the first of these rows has in the table that all parts
+            make. Then folds, and the rows kept of the cells, are those of one fit to that table.
+        sample_weight
+            scikit-learn's name of ``weights``.
+        functions, functions_x
+            As in :meth:`fit`; later calls take those of the first.
+
+        Raises
+        ------
+        DataError
+            As :meth:`fit`, on other columns or functions than before, or on a model that sums over
+            rows don't make: a mean of several, or one with a location model.
+        StoreError, ResourceError, ConvergenceError
+            As :meth:`fit`.
+
+        Warns
+        -----
+        ToleranceWarning
+            If the trace error over the new rows is above ``tol``, and more than twice that over the
+            earlier ones.
+
+        Notes
+        -----
+        ``model_.about["new_rows"]`` holds how many rows the last call added, and the trace error
+        that the pivots leave of them, by variable.
+        """
+        check_integer("first_row", first_row, 0, MAX_ROW)
+        rows = X, target_of(Y, y), weights_of(weights, sample_weight)
+        options = RunOptions(scheduler, workers, memory_limit, progress)
+        given = {"functions_x": functions_x, "functions": functions}
+        fitted = hasattr(self, "model_")
+        if first_row and like is None:
+            raise DataError(
+                "first_row= belongs to like=: rows of later calls follow the earlier ones"
+            )
+        if like is not None and fitted:
+            raise DataError(
+                "like= belongs to the first call of partial_fit: make another estimator"
+            )
+        if fitted:
+            return self._grow(*rows, given, options)
+        self._check()
+        if like is not None:
+            begin, earlier = time.perf_counter(), sums_of(one_model(like), given)
+            result, sample = self._grown(earlier, self._open(*rows), options, first_row)
+            self._become(result | {"search_": None}, begin, (X, rows[1], sample))
+            return self
+        if self.residual is True:
+            raise DataError(
+                "a model with a location model takes no more rows, since the location depends "
+                "on all of them: take residual=False or 'auto'"
+            )
+        first = copy.copy(self)
+        first.residual, first.tuning = False, replace(self._tuning, averaged=1)
+        first._fit(*rows, given, options)
+        self.__dict__.update(vars(first) | self.get_params(deep=False))
+        return self
 
     def plan(
         self,
@@ -370,116 +421,39 @@ class JointDistribution(JointPartialFit, BaseEstimator):  # type: ignore[misc]
         DataError, StoreError, ResourceError
             As :meth:`fit` would before its pass.
         """
-        sample = self._opened(X, target_of(Y, y), weights)
-        budget = MemoryBudget.of(Executor.resolve(scheduler, workers), memory_limit)
-        with self._reported(progress, budget.executor, sample, residual=False) as reports:
-            ready = self._prepare(sample, budget, reports)
-            return plan_with_residual(self._steps(ready, (functions_x, functions)))
+        options = RunOptions(scheduler, workers, memory_limit, progress)
+        given = {"functions_x": functions_x, "functions": functions}
+        return self._plan(X, target_of(Y, y), weights, given, options)
 
-    def _reported(
-        self, progress: Any, executor: Executor, sample: Sample, *, residual: bool
-    ) -> AbstractContextManager[Progress | None]:
-        """What the parts of a fit report to."""
-        learned = any(kernel is None for kernel in self._given)
+    def _check(self) -> None:
+        check_parameters(self.tol, self.max_rank, self.n_folds, self.sample_size, self.random_state)
+        check_integer("support_size", self.support_size, 0)
+        check_accuracy(self.accuracy)
+        check_choice("convergence", self.convergence, CONVERGENCE)
+        if self.tuning is not None and not isinstance(self.tuning, Tuning):
+            raise DataError(f"tuning must be a cme_dask.Tuning, got {self.tuning!r}")
+        pair_of_pivots(self.pivots)
+
+    def _steps(self, sample: Sample, *, plans: bool) -> dict[str, Any]:
+        learned = self._learns()
         averages = learned and parse(self.constraint).averages
         located = self.residual is True or (self.residual == "auto" and learned)
         stored = sample.row_sample
         whole = sample.n_rows <= self.sample_size if stored is None else stored.complete
-        return reported(
-            progress,
-            executor,
-            sample.n_rows,
-            [len(columns.names) for columns in sample.columns],
-            learned=learned,
-            specs=(self.tuning or Tuning()).finalists if averages else 1,
-            residual=residual and located and not sample.columns[1].categories,
-            screened=self.residual == "auto" and not whole,
-        )
+        return {
+            "learned": learned,
+            "specs": self._tuning.finalists if averages else 1,
+            "residual": not plans and located and not sample.columns[1].categories,
+            "screened": self.residual == "auto" and not whole,
+        }
 
-    def _opened(self, X: Any, Y: Any, weights: Any) -> Sample:
-        """The rows, for parameters that have been checked."""
-        check_parameters(self.tol, self.max_rank, self.n_folds, self.sample_size, self.random_state)
-        check_integer("support_size", self.support_size, 0)
-        check_accuracy(self.accuracy)
-        if self.tuning is not None and not isinstance(self.tuning, Tuning):
-            raise DataError(f"tuning must be a cme_dask.Tuning, got {self.tuning!r}")
-        pair_of_pivots(self.pivots)
-        sample = self._open(X, Y, weights)
-        if len(sample.sources) != 2:
-            raise DataError(
-                f"{type(self).__name__} requires y to be passed, but the target y is None: it "
-                "needs rows of x and of y: give Y, or a store"
-            )
-        return sample
+    def _run(self, context: FitContext, sample: Sample) -> dict[str, Any]:
+        screening = screened_residual(self, context)
+        result = with_residual(self, context, self._result(context), screening)
+        return self._attributes(result) | {"search_": context.search}
 
-    def _prepare(
-        self, sample: Sample, budget: MemoryBudget, progress: Progress | None
-    ) -> FitContext:
-        """The row sample read."""
-        rule = PivotRule(self._tolerance, self.span, self.random_state or 0)
-        return prepare(
-            sample,
-            {"kernel_x": self.kernel_x, "kernel_y": self.kernel_y},
-            ("x", "y"),
-            pair_of_pivots(self.pivots),
-            rule,
-            n_folds=self.n_folds,
-            sample_size=self.sample_size,
-            budget=budget,
-            progress=progress,
-        )
-
-    def _open(self, X: Any, Y: Any, weights: Any) -> Sample:
-        return open_sample(X, Y, weights=weights)
-
-    def _solving(self) -> SolveOptions:
-        constraint = parse(self.constraint)
-        reg = constraint.default_reg if self.reg is None else self.reg
-        return SolveOptions(constraint, Regularization.parse(reg, self.reg_form), self.convergence)
-
-    @property
-    def _given(self) -> tuple[Any, Any]:
-        """The kernels, None for those that are learned."""
-        return self.kernel_x, self.kernel_y
-
-    @property
-    def _tolerance(self) -> Tolerance:
-        learned = any(kernel is None for kernel in self._given)
-        return Tolerance.of(self.tol, self.max_rank, MAX_RANK if learned else None)
-
-    def _steps(self, ready: FitContext, functions: Functions) -> JointRecipe:
-        """The fit, with kernels and ridge as the search finds them best, if they are learned."""
-        solving, options, seed = self._solving(), self.tuning or Tuning(), self.random_state or 0
-        result = None
-        if any(kernel is None for kernel in self._given):
-            pairs = zip(ready.kernels, self._given, strict=True)
-            x, y = (None if given is None else kernel for kernel, given in pairs)
-            reg = None if self.reg is None else solving.reg
-            result = search_kernels(
-                ready, (x, y), functions[1], reg, options, self._tolerance.value, seed
-            )
-            best = result.finalists[0]
-            ready = replace(ready, kernels=[best.kernel_x, best.kernel_y])
-            if reg is None and solving.constraint.landmarks_of_partition is None:
-                solving = replace(solving, reg=replace(best.reg, form=solving.reg.form))
-        return JointRecipe(
-            ready,
-            solving,
-            result,
-            functions,
-            options,
-            learn_reg=self.reg is None,
-            tolerance=self._tolerance,
-            support_size=self.support_size,
-            accuracy=check_accuracy(self.accuracy),
-            seed=seed,
-            residual=residual_wanted(
-                self.residual, ready, solving, self.support_size, learned=result is not None
-            ),
-            calibration=calibration_choice(
-                self.calibration, ready, solving, self.support_size, learned=result is not None
-            ),
-        )
+    def _planned(self, context: FitContext, *_: Any) -> FitPlan:
+        return plan_with_residual(self, context, super()._planned)
 
     @overload
     def expect(
@@ -500,21 +474,19 @@ class JointDistribution(JointPartialFit, BaseEstimator):  # type: ignore[misc]
         self, f: Any = None, X: Any = None, *, Y: Any = None, return_std: bool = False
     ) -> FloatArray | tuple[FloatArray, FloatArray]:
         """Conditional expectations, see :meth:`JointModel.expect`; f may be a declared callable."""
-        model = self._fitted()
-        declared = self._functions[1] if Y is None else self._functions[0]
+        model, declared = self.model_, self._functions[1 if Y is None else 0]
         return model.expect(names_of(f, declared), X, Y=Y, return_std=return_std)
 
     def expect_interval(
         self, f: Any = None, X: Any = None, *, Y: Any = None, level: float = 0.95
     ) -> tuple[FloatArray, FloatArray]:
         """Bounds of conditional expectations, see :meth:`JointModel.expect_interval`."""
-        model = self._fitted()
-        declared = self._functions[1] if Y is None else self._functions[0]
+        model, declared = self.model_, self._functions[1 if Y is None else 0]
         return model.expect_interval(names_of(f, declared), X, Y=Y, level=level)
 
     def density_ratio(self, X: Any, Y: Any) -> FloatArray:
         """g(x_i, y_j), shape (n_X, n_Y), see :meth:`JointModel.density_ratio`."""
-        return self._fitted().density_ratio(X, Y)
+        return self.model_.density_ratio(X, Y)
 
     @overload
     def conditional(self, X: OutOfCore, *, Y: None = None) -> LazyLaw: ...
@@ -531,17 +503,16 @@ class JointDistribution(JointPartialFit, BaseEstimator):  # type: ignore[misc]
         A ``ConditionalLaw``; of Dask arrays, Zarr arrays and stores (paths, URLs, ``Sample``) a
         ``LazyLaw``, whose answers are lazy Dask arrays.
         """
-        model = self._fitted()
-        declared = self._functions[1] if Y is None else self._functions[0]
+        model, declared = self.model_, self._functions[1 if Y is None else 0]
         law: ConditionalLaw | LazyLaw = model.conditional(X, Y=Y, functions=declared)
         return law
 
     def weights(self, X: Any) -> FloatArray:
         """Conditional laws on the support, shape (n, S), see :meth:`JointModel.weights`."""
-        return self._fitted().weights(X)
+        return self.model_.weights(X)
 
     def _means(self, X: Any) -> Array:
-        model = self._fitted()
+        model = self.model_
         signed = model.support is None  # there is no law to ask
         return model.expect(None, X) if signed else model.conditional(X).mean()
 
@@ -557,20 +528,6 @@ class JointDistribution(JointPartialFit, BaseEstimator):  # type: ignore[misc]
             # member alone the model holds them, so that it can grow.
             state.pop("moments_", None)
         return state
-
-    @property
-    def length_scales_(self) -> LengthScales:
-        """Length scale and relevance of each column, of the fitted model."""
-        return self._fitted().length_scales
-
-    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write the fitted model to a folder, see :meth:`JointModel.save`."""
-        self._fitted().save(path, overwrite=overwrite)
-
-    def _fitted(self) -> JointModel:
-        if not hasattr(self, "model_"):
-            raise NotFitted(f"this {type(self).__name__} is not fitted: call fit first")
-        return self.model_
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, str]:
         """What notebooks show: the fitted model, or scikit-learn's diagram before the fit."""

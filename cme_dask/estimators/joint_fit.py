@@ -1,495 +1,411 @@
-"""The steps of a fit of the joint distribution, to the calibrated, frozen model."""
+"""The steps of a fit of the joint distribution, from the row sample to the calibrated model."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
+from cme_dask.config import HELD_ROWS, MAX_RANK
+from cme_dask.constraints import LandmarkRule, Normalized, parse
+from cme_dask.data.row_sample import RowSample
 from cme_dask.data.sample import Sample
-from cme_dask.errors import DataError
-from cme_dask.estimators.planning import FitContext, FitPlan, plan_fit
-from cme_dask.estimators.recipe import (
-    FittedBasis,
-    FunctionsLike,
-    Tolerance,
-    declared,
-    make_side,
+from cme_dask.errors import DataError, remedy
+from cme_dask.estimators.base import Functions, Measured, of_pass
+from cme_dask.estimators.growing import different_functions, functions_of_first_call
+from cme_dask.estimators.pivoting import given_points
+from cme_dask.estimators.planning import FitContext, FitPlan
+from cme_dask.estimators.predictors import MeanRegressor
+from cme_dask.estimators.recipe import FittedBasis, declared, make_side
+from cme_dask.estimators.tuned import (
+    EnsembleMember,
+    describe_search,
+    search_kernels,
+    tuned_members,
 )
-from cme_dask.estimators.solving import SolveOptions, partitions
-from cme_dask.estimators.tuned import EnsembleMember, describe_search, tuned_members
 from cme_dask.kernels import Transform, TransformedKernel
-from cme_dask.learning.candidates import Search, Tuning
+from cme_dask.learning.candidates import Tuning
 from cme_dask.learning.losses import HeldLaws
-from cme_dask.learning.partition import cell_spec
-from cme_dask.models.assembly import Part, assemble
+from cme_dask.learning.partition import CANDIDATES, cell_spec, choose_landmarks, landmark_number
+from cme_dask.models.assembly import Component, assemble
 from cme_dask.models.joint import JointModel
+from cme_dask.models.merging import FitSums, JointSums, union
 from cme_dask.numerics.basis import Basis, LinearBasis, eigenbasis
-from cme_dask.numerics.blocks import MomentSums
 from cme_dask.numerics.calibration import HeldRows, LearnedCalibration, Levels, learn_calibration
-from cme_dask.numerics.cells import CellReduction, CellStatistics, CellSums
-from cme_dask.numerics.crossval import Replicates, held_out_folds
-from cme_dask.numerics.joint import JointSolution
-from cme_dask.numerics.moments import FeatureBlock, MomentReduction
+from cme_dask.numerics.cells import CellReduction
+from cme_dask.numerics.crossval import held_out_folds
+from cme_dask.numerics.joint import JointSolver
+from cme_dask.numerics.moments import FeatureBlock, Function, MomentReduction
 from cme_dask.numerics.partition import PartitionBasis
-from cme_dask.numerics.precision import ComputeMode
-from cme_dask.numerics.problem import Regularization
+from cme_dask.numerics.precision import JointChange
+from cme_dask.numerics.problem import Regularization, centred_bases
 from cme_dask.numerics.resources import MemoryPlan, one_blas_thread, parallel_map
 from cme_dask.numerics.scoring import Mapped
-from cme_dask.passes.moments import make_moments
 from cme_dask.passes.progress import StepBegan
-from cme_dask.passes.run import PassReport
-
-# Laws of refits without each fold, and the calibration of the laws that is learned from them
-
+from cme_dask.passes.selections import observed_ranges
 
 Array = Any
 
-CHOICES = ("auto", True, False)
-
-HELD_ROWS = 4000
-"""Rows of the row sample at which laws of refits are judged, at most."""
-
-
-def calibration_choice(
-    choice: Any, ready: "FitContext", solving: "SolveOptions", support_size: int, *, learned: bool
-) -> str | bool:
-    """Whether laws are calibrated: ``auto``, True, or False where they can't be.
-
-    Parameters
-    ----------
-    choice
-        Of the estimator.
-    ready, solving, support_size
-        Of the fit.
-    learned
-        Whether kernels are learned.
-
-    Raises
-    ------
-    DataError
-        On another value, or where calibration is asked for and is impossible.
-    """
-    if not (isinstance(choice, bool) or choice == "auto"):
-        raise DataError(f"calibration must be 'auto', True or False, got {choice!r}")
-    obstacles = {
-        f"constraint='none' or 'normalized', got {solving.constraint.name!r}": (
-            not solving.constraint.linear
-        ),
-        f"n_folds of at least 2, got {ready.choice.n_folds}": ready.choice.n_folds < 2,
-        "laws, got support_size=0": support_size == 0,
-        "a numeric column of y": all(ready.choice.sample.columns[1].categorical),
-    }
-    met = [needed for needed, missing in obstacles.items() if missing]
-    if choice is True and met:
-        raise DataError(f"calibration=True needs {met[0]}: change that, or take calibration='auto'")
-    if choice is True:
-        return True
-    return "auto" if choice and learned and not met else False
-
-
-def with_calibration(fit: "JointRecipe", fitted: "Fitted") -> "Fitted":
-    """The fit with calibrated laws, if that is asked for and pays.
-
-    Parameters
-    ----------
-    fit
-        The fit that was made.
-    fitted
-        Its result.
-    """
-    if not fit.calibration or len(held_out_folds(fitted.moments)) < 2:
-        return fitted
-    with one_blas_thread():
-        learned = _learned(fit, fitted)
-    if learned is None:
-        return fitted
-    metadata = {
-        "kept": fit.calibration is True or learned.pays,
-        "exponents": learned.calibration.to_list(),
-        "gain": learned.gain,
-        "std": learned.std if np.isfinite(learned.std) else None,
-        "rows": learned.rows,
-    }
-    described = fitted.model.about | {"calibration": metadata}
-    return replace(fitted, model=replace(fitted.model, about=described))
-
-
-def _learned(fit: "JointRecipe", fitted: "Fitted") -> LearnedCalibration | None:
-    """The calibration; None if fewer than two folds have rows in the row sample."""
-    choice, cells = fit.ready.choice, fitted.model.y.cells
-    assert cells is not None
-    rows = choice.rows.prefix(HELD_ROWS)
-    support = fitted.model.x.basis.newton.support(rows.parts[0])
-    at = cells.support.assign(rows.parts[1])
-    units = choice.sample.folding.units(rows.index, rows.units)
-    folds = [
-        HeldRows(laws.weights, at[held], support[held], rows.importance[held], units[held])
-        for laws in refitted_laws(fit, fitted)
-        if len(held := laws.held)
-    ]
-    if len(folds) < 2:
-        return None
-    labels = choice.sample.columns[1].categorical
-    columns = [j for j, categorical in enumerate(labels) if not categorical]
-    return learn_calibration(folds, cells.means, columns)
-
-
-def refitted_laws(fit: "JointRecipe", fitted: "Fitted") -> Iterator[HeldLaws]:
-    """Laws of refits without each fold, at the rows of the fold in the row sample.
-
-    They are calibrated as those of the model are.
-    """
-    choice, model = fit.ready.choice, fitted.model
-    rows = choice.rows.prefix(HELD_ROWS)
-    folds = rows.folds(choice.sample.folding, choice.n_folds)
-    cells, masses, calibration = model.y.cells, fitted.masses, model.calibration
-    assert cells is not None
-    assert masses is not None
-    points = cells.support.points
-    members = [
-        (sides, moments, reg, retained, sides[0].basis(rows.parts[0]), sides[1].basis(points))
-        for sides, moments, reg, retained in averaged(fit, fitted)
-    ]
-    levels = None if calibration is None else Levels(cells.means, calibration.columns)
-    for fold in held_out_folds(members[0][1]):
-        held = np.flatnonzero(folds == fold)
-        ratio = np.zeros((len(held), len(points)))
-        for sides, moments, reg, retained, left, right in members:
-            solver = replace(fit.solving, reg=reg).solver(sides, choice.rows)
-            result = solver(moments.means(without=fold)).shrunk(retained)
-            given = left[held] @ result.transform_x @ result.coef.T
-            ratio += result.base + given @ (right @ result.transform_y).T
-        rest = masses.sum(axis=0) - masses[fold]
-        calibrated = None
-        if calibration is not None and levels is not None:
-            support = model.x.basis.newton.support(rows.parts[0][held])
-            calibrated = partial(calibration.weights, levels=levels, support=support)
-        yield HeldLaws(held, ratio / len(members), rest / rest.sum(), cells.means, calibrated)
-
-
-def averaged(fit: "JointRecipe", fitted: "Fitted") -> list[tuple[Any, Any, Any, float]]:
-    """Sides, moments, ridge and share kept of the models whose ratios are averaged."""
-    if not fitted.members:
-        return [(fitted.sides, fitted.moments, fit.solving.reg, 1.0)]
-    return [(m.part.sides, m.moments, m.candidate.reg, m.kept) for m in fitted.members]
-
-
-# The steps of a fit of the joint distribution, from the row sample to the frozen model
-
-
-_NEGATIVE_ROWS = 1024  # that tell the mass below zero
-
-Functions = tuple[FunctionsLike | None, FunctionsLike | None]
-"""Declared functions of x and of y."""
+_DISTINCT = 20  # a column of y with no more distinct values is taken for discrete
+_NEGATIVE_ROWS = 1024  # at which mass below zero is summed
+_LANDMARK_ROWS = 1 << 13  # of the row sample, among which landmarks are chosen
 
 
 @dataclass(frozen=True, eq=False)
-class Fitted:
-    """What a fit found; of a mean over several models, moments and solution are the best one's.
+class FitResult:
+    """What a fit of the joint distribution made; of a mean over several models, of the best one.
 
-    ``masses``: sums of the weights of the rows in the cells of y by fold, shape (F, S), if the
-    model has laws.
+    Attributes
+    ----------
+    model, bases
+        The model, and its bases with what the pass measured of them.
+    component
+        The solution.
+    measured
+        Sums over the rows.
+    members
+        The models whose density ratios are averaged, best first; empty of one alone.
     """
 
     model: JointModel
     bases: tuple[FittedBasis, FittedBasis]
-    solution: JointSolution
-    replicates: tuple[Replicates, Replicates]
-    moments: MomentSums
-    sides: tuple[FeatureBlock, FeatureBlock]
-    passes: int
-    arithmetic: ComputeMode
-    report: PassReport
+    component: Component
+    measured: Measured
     members: list[EnsembleMember]
-    masses: Array | None
+
+    def described(self, **info: Any) -> Self:
+        """With what else the model says of its fit."""
+        return replace(self, model=replace(self.model, about=self.model.about | info))
+
+    def with_memory(self, plan: MemoryPlan) -> Self:
+        """With a plan of memory that may be tighter than that of the pass."""
+        report = self.measured.report
+        report = replace(report, memory=report.memory.or_tighter(plan))
+        return replace(self, measured=replace(self.measured, report=report))
 
 
-@dataclass(frozen=True, eq=False)
-class JointRecipe:
-    """A fit whose row sample is read, and whose kernels are known.
+class JointFit(MeanRegressor):
+    """What :class:`JointDistribution` is made of: its moments, its solution, its model."""
 
-    Attributes
-    ----------
-    ready
-        The row sample, the kernels, how pivots are chosen.
-    solving
-        How moments become coefficients.
-    found
-        The search, where kernels were learned.
-    functions
-        Declared functions of x and of y.
-    tuning
-        How many finalists of the search are averaged.
-    learn_reg
-        Whether the ridge is learned.
-    tolerance
-        The trace error that bases aim at, within a largest rank.
-    support_size, accuracy, seed
-        Parameters of the estimator.
-    residual
-        Whether a location model is tried: ``auto``, True or False.
-    calibration
-        Whether laws are calibrated: ``auto``, True or False.
-    """
+    _kernels = {"kernel_x": "x", "kernel_y": "y"}  # noqa: RUF012 - never changed
 
-    ready: FitContext
-    solving: SolveOptions
-    found: Search | None
-    functions: Functions
-    tuning: Tuning
-    learn_reg: bool
-    tolerance: Tolerance
-    support_size: int
+    model_: JointModel
     accuracy: float
-    seed: int
-    residual: str | bool = False
-    calibration: str | bool = False
-
-    def run(self) -> Fitted:
-        """The passes, and everything after them."""
-        fitted = with_calibration(self, self._mean() if self._averages else self._single())
-        memory = fitted.report.memory.or_tighter(self._searched)
-        return replace(fitted, report=replace(fitted.report, memory=memory))
-
-    def on(self, sample: Sample) -> "JointRecipe":
-        """The same fit of a sample that differs in its values only."""
-        assert sample.row_sample is not None
-        choice = replace(self.ready.choice, sample=sample, rows=sample.row_sample)
-        return replace(self, ready=replace(self.ready, choice=choice))
-
-    def plan(self) -> FitPlan:
-        """What :meth:`run` would do and take."""
-        result = self.found
-        plan = plan_fit(
-            self.ready,
-            partial(self._specify, reg=self.solving.reg),
-            self._landmarks,
-            others=[
-                ((one.kernel_x, one.kernel_y), partial(self._specify, reg=one.reg))
-                for one in (result.finalists[1:] if result is not None and self._averages else ())
-            ],
-            search_seconds=0.0 if result is None else result.seconds,
-            residual=self.residual,
-            cells=self._cells,
-        )
-        return replace(plan, memory=plan.memory.or_tighter(self._searched))
+    reg: float | tuple[float, float] | None
+    reg_form: str
+    constraint: Any
+    convergence: str
+    n_folds: int
+    support_size: int
+    residual: str | bool
+    calibration: str | bool
+    tuning: Tuning | None
+    _functions: tuple[Mapping[str, Function], Mapping[str, Function]]
 
     @property
-    def _searched(self) -> MemoryPlan | None:
-        return None if self.found is None else self.found.memory
+    def _tuning(self) -> Tuning:
+        return self.tuning or Tuning()
+
+    def _learns(self) -> bool:
+        return any(getattr(self, name) is None for name in self._kernels)
 
     @property
-    def scores(self) -> Transform | None:
-        """Normal scores of y whose location is fitted, where the best kernel takes them."""
-        if not (self.residual and self._averages and self.found is not None):
-            return None
-        kernel = self.found.finalists[0].kernel_y
-        scored = self.found.finalists[0].trial.y.form == "scores"
-        return kernel.transform if scored and isinstance(kernel, TransformedKernel) else None
+    def _default_rank(self) -> int | None:
+        return MAX_RANK if self._learns() else None
 
-    @property
-    def _averages(self) -> bool:
-        return self.found is not None and self.solving.constraint.averages
+    # Before the pass: kernels, bases, moments
 
-    def _single(self) -> Fitted:
-        choice, solving = self.ready.choice, self.solving
-        landmarks = self._landmarks()
-        if landmarks is not None:
-            cells = self._cells(landmarks)
-            sides, moments, summed, arithmetic, report = self._measure(landmarks, cells)
-            passes = 1
-        else:
-            bases, in_rounds = choice.bases(self.ready.kernels)
-            cells = self._cells(bases)
-            sides, moments, summed, arithmetic, report = self._measure(bases, cells)
-            errors = moments.means().trace_error
-            more, topping_up = choice.topped_up(bases, errors)
-            if more is not None:
-                sides, moments, _, arithmetic, report = self._measure(more, ())
-            passes = in_rounds + 1 + topping_up + (more is not None)
-        if choice.progress is not None:
-            choice.progress(StepBegan("solution"))
-        with one_blas_thread():
-            part, more_passes = solving.solve(
-                moments, sides, choice.rows, choice.sample, choice.budget
+    def _search(self, context: FitContext) -> FitContext:
+        if self._learns():
+            x, y = (
+                None if getattr(self, name) is None else kernel
+                for name, kernel in zip(self._kernels, context.kernels, strict=True)
             )
-            passes += self.ready.passes + more_passes
-            metadata = self._about(solving.reg, passes, arithmetic, [])
-            laws = _laws(cells, summed)
-            model = self._assembled([part], moments, laws, metadata)
-            x, y = fitted_bases(part)
-        for i, basis in enumerate((x, y)):
-            if choice.sample.residuals is None and isinstance(choice.wanted[i], str):
-                missed = choice.may_miss(i)
-                self.tolerance.warn("xy"[i], basis.rank, basis.trace_error, missed)
-        return Fitted(
-            model,
-            (x, y),
-            part.solution,
-            part.replicates,
-            moments,
-            sides,
-            passes,
-            arithmetic,
-            report,
-            [],
-            _masses(summed),
-        )
+            reg = None if self.reg is None else self._solver(context).reg
+            options, functions = self._tuning, context.functions["functions"]
+            context = search_kernels(context, (x, y), functions, reg, options)
+        self._calibrates(context)
+        labels = context.choice.sample.columns[1].categories
+        needed = f"numeric columns of y, got labels in {', '.join(map(repr, labels))}"
+        choice = self._possible(context, "residual", needed, bool(labels))
+        if choice == "auto" and any(
+            len(np.unique(column)) <= _DISTINCT for column in context.choice.rows.parts[1].T
+        ):
+            choice = False
+        return replace(context, residual=choice)
 
-    def _mean(self) -> Fitted:
-        """One pass for all finalists; the mean of the best of them."""
-        assert self.found is not None
-        choice, cells = self.ready.choice, self._cells()
-        members, summed, passes, report = tuned_members(
-            self.ready,
-            self.found,
-            self.solving,
-            self._specify,
-            cells,
-            self.tuning.averaged,
-            self.learn_reg,
-            top_up=self.tolerance.promised,
-        )
-        best, passes = members[0], passes + self.ready.passes
-        model = self._assembled(
-            [member.part for member in members],
-            best.moments,
-            _laws(cells, summed),
-            self._about(best.candidate.reg, passes, best.arithmetic, members),
-        )
-        if choice.sample.residuals is None:  # their bases are nobody's choice
-            for i, variable in enumerate("xy"):
-                if not isinstance(choice.wanted[i], str):
-                    continue
-                reached = [
-                    (member.part.trace_errors[i] or 0.0, member.part.sides[i].basis.rank)
-                    for member in members
-                ]
-                error, rank = max(reached)
-                self.tolerance.warn(variable, rank, error, choice.may_miss(i))
-        info = model.about["trace_error"].values()
-        x, y = (
-            FittedBasis(variable.basis.newton, variable.basis, error)
-            for variable, error in zip((model.x, model.y), info, strict=True)
-        )
-        return Fitted(
-            model,
-            (x, y),
-            best.part.solution,
-            best.part.replicates,
-            best.moments,
-            best.part.sides,
-            passes,
-            best.arithmetic,
-            report,
-            members,
-            _masses(summed),
-        )
+    def _calibrates(self, context: FitContext) -> str | bool:
+        """Whether laws are calibrated: ``auto``, True, or False where they can't be."""
+        labels = context.choice.sample.columns[1].categorical
+        return self._possible(context, "calibration", "a numeric column of y", all(labels))
 
-    def _assembled(
-        self,
-        parts: Sequence[Part],
-        moments: MomentSums,
-        laws: Sequence[CellStatistics],
-        about: dict[str, Any],
-    ) -> JointModel:
-        """The model, which also says whose rows it was fitted on."""
-        sample, few = self.ready.choice.sample, self.ready.choice.rows.prefix(_NEGATIVE_ROWS)
-        points = [(rows, few.importance) for rows in few.parts]
-        return assemble(parts, moments, laws, sample.columns, points, about | origin(sample))
+    def _possible(self, context: FitContext, name: str, columns: str, unusable: bool) -> str | bool:
+        """A choice of the user that only some fits can take: ``auto``, True or False.
 
-    def _about(
-        self,
-        reg: Regularization,
-        passes: int,
-        arithmetic: ComputeMode,
-        members: Sequence[EnsembleMember],
-    ) -> dict[str, Any]:
-        """What the model says of its fit."""
-        searched = {} if self.found is None else {"tuning": describe_search(self.found, members)}
-        return {
-            "passes": passes,
-            "tol": self.tolerance.value,
-            "constraint": self.solving.constraint.name,
-            "constraint_options": self.solving.constraint.to_dict(),
-            "reg": [reg.y, reg.x],
-            "reg_form": reg.form,
-            "arithmetic": arithmetic.name,
-            **searched,
+        ``auto`` is for learned kernels: who gives them says what is to be fitted.
+        """
+        choice: str | bool = getattr(self, name)
+        if not (isinstance(choice, bool) or choice == "auto"):
+            raise DataError(f"{name} must be 'auto', True or False, got {choice!r}")
+        if choice is False or (choice == "auto" and context.search is None):
+            return False
+        constraint, folds = parse(self.constraint), context.choice.n_folds
+        obstacles = {
+            f"constraint='none' or 'normalized', got {constraint.name!r}": not constraint.linear,
+            f"{remedy('n_folds', '--folds')} of at least 2, got {folds}": folds < 2,
+            "laws, got support_size=0": self.support_size == 0,
+            columns: unusable,
         }
+        met = [needed for needed, missing in obstacles.items() if missing]
+        if choice is True and met:
+            needs = remedy(f"{name}=True", f"--{name} yes")
+            auto = remedy(f"{name}='auto'", f"--{name} auto")
+            raise DataError(f"{needs} needs {met[0]}: change that, or take {auto}")
+        return False if met else choice
 
-    def _landmarks(self) -> list[PartitionBasis] | None:
-        """Partitions of unity, for a constraint on these; None for others, which have pivots."""
-        rule = self.solving.constraint.landmarks_of_partition
-        if rule is None:
+    def _solver(self, context: FitContext) -> JointSolver:
+        constraint = parse(self.constraint)
+        reg = Regularization.parse(
+            constraint.default_reg if self.reg is None else self.reg, self.reg_form
+        )
+        learned = self.reg is None and constraint.landmarks_of_partition is None
+        if context.search is not None and learned:
+            reg = replace(context.search.finalists[0].reg, form=reg.form)
+        return JointSolver(constraint, reg)
+
+    def _averages(self, context: FitContext) -> bool:
+        return context.search is not None and parse(self.constraint).averages
+
+    def _scores(self, context: FitContext) -> Transform | None:
+        """Normal scores of y whose location is fitted, where the best kernel takes them."""
+        if not (context.residual and self._averages(context)):
             return None
-        most = None if self.tolerance.default_rank else self.tolerance.max_rank
-        return partitions(self.ready, rule, self.solving.reg, most, self.seed)
+        best = context.search.finalists[0]
+        scored = best.trial.y.form == "scores" and isinstance(best.kernel_y, TransformedKernel)
+        return best.kernel_y.transform if scored else None
 
-    def _cells(self, bases: Sequence[Basis] = ()) -> tuple[CellReduction, ...]:
-        """Cells of x and of y on which conditional laws live, with these bases."""
+    def _spec(self, context: FitContext, bases: Sequence[Basis]) -> MomentReduction:
+        columns, rows = context.choice.sample.columns, context.choice.rows
+        judges = context.search.judges if self._averages(context) else None
+        scores = self._scores(context)
+        if judges is not None and scores is not None:
+            judges = Mapped(scores, judges)
+        functions_x, functions = (context.functions[name] for name in ("functions_x", "functions"))
+        x = make_side(bases[0], columns[0], functions_x, rows, 0)
+        y = make_side(bases[1], columns[1], functions, rows, 1, judges)
+        return MomentReduction((x, y), context.choice.n_folds)
+
+    def _change(
+        self, spec: MomentReduction, trial: RowSample, rows: RowSample, accuracy: float, solver: Any
+    ) -> JointChange:
+        return JointChange(spec, trial.parts, trial_solver(solver, spec.features, rows))
+
+    def _largest_change(self, n_rows: int, solver: JointSolver) -> float:
+        # Partitions of unity take no triangular solve that could be left out.
+        return 0.0 if solver.constraint.landmarks_of_partition is not None else self.accuracy
+
+    def _cells(self, context: FitContext, bases: Sequence[Basis] = ()) -> tuple[CellReduction, ...]:
         if self.support_size == 0:
             return ()
-        choice = self.ready.choice
+        choice = context.choice
 
         def of_variable(i: int) -> CellReduction:
             basis = bases[i] if bases else None
+            functions = context.functions[("functions_x", "functions")[i]]
             return cell_spec(
                 choice.rows,
                 i,
                 choice.sample,
                 self.support_size,
-                declared(self.functions[i], choice.sample.columns[i]),
+                declared(functions, choice.sample.columns[i]),
                 basis if isinstance(basis, PartitionBasis) else None,
             )
 
         return tuple(parallel_map(of_variable, (0, 1), choice.budget.executor.cores))
 
-    def _specify(
-        self, bases: Sequence[Basis], reg: Regularization
-    ) -> tuple[MomentReduction, ComputeMode]:
-        """The moments of these bases, with the arithmetic that the accuracy allows."""
-        choice = self.ready.choice
-        spec = MomentReduction(self.sides(bases), choice.n_folds)
-        solving = replace(self.solving, reg=reg)
-        cores = choice.budget.executor.function_threads
-        return solving.arithmetic(spec, choice.rows, choice.sample.n_rows, self.accuracy, cores)
+    def _landmarks(self, context: FitContext) -> Sequence[Basis] | None:
+        solver = self._solver(context)
+        rule = solver.constraint.landmarks_of_partition
+        if rule is None:
+            return None
+        seed = self.random_state or 0
+        return partitions(context, rule, solver.reg, self.max_rank, seed)
 
-    def sides(self, bases: Sequence[Basis]) -> tuple[FeatureBlock, FeatureBlock]:
-        """Both variables on these bases, with the functions whose moments are made."""
-        sample, rows = self.ready.choice.sample, self.ready.choice.rows
-        judges = self.found.judges if self.found is not None and self._averages else None
-        if judges is not None and self.scores is not None:
-            judges = Mapped(self.scores, judges)
-        x = make_side(bases[0], sample.columns[0], self.functions[0], rows, 0)
-        return x, make_side(bases[1], sample.columns[1], self.functions[1], rows, 1, judges)
-
-    def _measure(
-        self, bases: Sequence[Basis], cells: Sequence[CellReduction]
-    ) -> tuple[
-        tuple[FeatureBlock, FeatureBlock],
-        MomentSums,
-        tuple[CellSums, ...],
-        ComputeMode,
-        PassReport,
-    ]:
-        """The moment pass, with sums by cell."""
-        choice = self.ready.choice
-        spec, arithmetic = self._specify(bases, self.solving.reg)
-        (moments,), summed, report = make_moments(
-            choice.sample, [spec], choice.budget, choice.progress, choice.sample_rows, cells
+    def _planned(self, context: FitContext, *_: Any) -> FitPlan:
+        solver, search = self._solver(context), context.search
+        finalists = search.finalists[1:] if self._averages(context) else ()
+        others = [
+            (
+                (one.kernel_x, one.kernel_y),
+                partial(self._specify, context, solver=replace(solver, reg=one.reg)),
+            )
+            for one in finalists
+        ]
+        plan = super()._planned(context, others)
+        return (
+            plan if search is None else replace(plan, memory=plan.memory.or_tighter(search.memory))
         )
-        x, y = spec.features
-        return (x, y), moments, summed, arithmetic, choice.covering(report, spec.ranks)
+
+    # The pass, the solution, the model
+
+    def _result(self, context: FitContext) -> FitResult:
+        """The passes, and everything after them."""
+        if self._averages(context):
+            result = self._mean(context)
+        else:
+            result = self._single(context, self._measure(context))
+        if self._calibrates(context):
+            result = with_calibration(self, context, result)
+        return result if context.search is None else result.with_memory(context.search.memory)
+
+    def _single(self, context: FitContext, measured: Measured) -> FitResult:
+        """The solution of the moments."""
+        choice, (side_x, side_y), moments = context.choice, measured.sides, measured.moments
+        if choice.progress is not None:
+            choice.progress(StepBegan("solution"))
+        with one_blas_thread():
+            bases = [side_x.basis, side_y.basis]
+            solver = whole = self._solver(context).on(bases, choice.rows.parts)
+            if solver.constraint.needs_ranges:
+                centred = centred_bases(moments.means(), solver.reg, bases)
+                x, y = observed_ranges(choice.sample, centred, choice.budget)
+                # Refits have other bases, whose ranges are those over the row sample.
+                whole = replace(solver, bounds=replace(solver.bounds, ranges=(x, y)))
+                measured = replace(measured, passes=measured.passes + 1)
+            component = Component.solved(
+                moments, (side_x, side_y), solver, self.convergence, whole=whole
+            )
+            model = self._model(context, [component], measured, solver.reg, [])
+            fitted = fitted_bases(component)
+        if choice.sample.residuals is None:
+            self._warn_of_trace(context, fitted)
+        return FitResult(model, fitted, component, measured, [])
+
+    def _mean(self, context: FitContext) -> FitResult:
+        """One pass for all finalists; the mean of the best of them."""
+        members, measured = tuned_members(
+            context,
+            self._solver(context),
+            partial(self._specify, context),
+            self._cells(context),
+            self._tuning.averaged,
+            learn_reg=self.reg is None,
+            top_up=self._tolerance.promised,
+        )
+        best, components = members[0], [member.component for member in members]
+        model = self._model(context, components, measured, best.candidate.reg, members)
+        choice = context.choice
+        for i, variable in enumerate("xy"):
+            # Pivots of residuals are nobody's choice.
+            if choice.sample.residuals is not None or not isinstance(choice.wanted[i], str):
+                continue
+            error, rank = max(
+                (each.trace_errors[i] or 0.0, each.sides[i].basis.rank) for each in components
+            )
+            self._tolerance.warn(variable, rank, error, choice.may_miss(i))
+        x, y = (
+            FittedBasis(variable.basis.newton, variable.basis, model.about["trace_error"][name])
+            for name, variable in zip("xy", (model.x, model.y), strict=True)
+        )
+        return FitResult(model, (x, y), best.component, measured, members)
+
+    def _model(
+        self,
+        context: FitContext,
+        components: Sequence[Component],
+        measured: Measured,
+        reg: Regularization,
+        members: Sequence[EnsembleMember],
+    ) -> JointModel:
+        """The model, with what it says of its fit and whose rows it was fitted on."""
+        sample, few = context.choice.sample, context.choice.rows.prefix(_NEGATIVE_ROWS)
+        constraint, search = parse(self.constraint), context.search
+        about = {
+            "passes": measured.passes,
+            "tol": self._tolerance.value,
+            "constraint": constraint.name,
+            "constraint_options": constraint.to_dict(),
+            "reg": [reg.y, reg.x],
+            "reg_form": reg.form,
+            "arithmetic": measured.arithmetic.name,
+            **({} if search is None else {"tuning": describe_search(search, members)}),
+            **origin(sample),
+        }
+        laws = [spec.statistics(s) for spec, s in zip(measured.specs, measured.cells, strict=True)]
+        points = [(rows, few.importance) for rows in few.parts]
+        return assemble(components, measured.moments, laws, sample.columns, points, about)
+
+    def _attributes(self, result: FitResult) -> dict[str, Any]:
+        """Fitted attributes, by name."""
+        component, measured, (x, y) = result.component, result.measured, result.component.sides
+        return {
+            **of_pass(measured),
+            "model_": result.model,
+            "coef_": result.model.coef,
+            "members_": result.members,
+            "basis_x_": result.bases[0],
+            "basis_y_": result.bases[1],
+            "solution_": component.solution,
+            "replicates_": component.replicates,
+            "moments_": measured.moments,
+            "sides_": component.sides,
+            "_functions": (x.functions, y.functions),
+        }
+
+    # Rows that are added to a fit
+
+    def _sums(self, functions: Functions) -> JointSums:
+        names = "functions_x", "functions"
+        again = [
+            functions_of_first_call(known, functions[name])
+            for known, name in zip(self._functions, names, strict=True)
+        ]
+        return sums_of(self.model_, dict(zip(names, again, strict=True)))
+
+    def _of_both(
+        self, earlier: FitSums, new: Measured, sample: Sample, *, alone: bool
+    ) -> dict[str, Any]:
+        assert isinstance(earlier, JointSums)
+        about = {key: value for key, value in earlier.about.items() if key != "parts_differ"}
+        about |= {"arithmetic": new.arithmetic.name, **origin(sample)}
+        about["next_row"] = sample.first_row + sample.n_rows
+        added = replace(earlier, moments=new.moments, cells=new.cells, about=about)
+        total = union([added] if alone else [earlier, added])
+        passes = new.passes + (0 if alone else int(earlier.about["passes"]))
+        model, component = total.solved(self.convergence, passes=passes)
+        measured = replace(new, moments=total.moments, sides=total.sides, passes=passes)
+        bases = fitted_bases(component)
+        return self._attributes(FitResult(model, bases, component, measured, []))
 
 
-def fitted_bases(part: Part) -> tuple[FittedBasis, FittedBasis]:
-    """Bases of x and of y, with what the pass measured of them."""
+def sums_of(model: JointModel, functions: Functions) -> JointSums:
+    """Sums over the rows of a model, with the functions that it knows by name alone."""
+    sums = JointSums.of(model)
+    given = [
+        declared(functions[name], columns)
+        for name, columns in zip(("functions_x", "functions"), sums.columns, strict=True)
+    ]
+    for side, known in zip(sums.sides, given, strict=True):
+        if set(known) != set(side.functions):
+            raise different_functions(side.functions, known)
     x, y = (
-        FittedBasis(side.basis, LinearBasis(side.basis, *eigenbasis(part.mean.gram(v))), error)
-        for v, side, error in zip("xy", part.sides, part.trace_errors, strict=True)
+        replace(side, functions={name: known[name] for name in side.functions})
+        for side, known in zip(sums.sides, given, strict=True)
+    )
+    specs = tuple(
+        replace(spec, functions=side.functions)
+        for spec, side in zip(sums.specs, (x, y), strict=False)
+    )
+    return replace(sums, sides=(x, y), specs=specs)
+
+
+def fitted_bases(component: Component) -> tuple[FittedBasis, FittedBasis]:
+    """Bases of x and of y, with what the pass measured of them."""
+    sides, errors, mean = component.sides, component.trace_errors, component.mean
+    x, y = (
+        FittedBasis(side.basis, LinearBasis(side.basis, *eigenbasis(mean.gram(v))), error)
+        for v, side, error in zip("xy", sides, errors, strict=True)
     )
     return x, y
 
@@ -503,9 +419,165 @@ def origin(sample: Sample) -> dict[str, Any]:
     }
 
 
-def _laws(cells: Sequence[CellReduction], summed: Sequence[CellSums]) -> tuple[CellStatistics, ...]:
-    return tuple(spec.statistics(sums) for spec, sums in zip(cells, summed, strict=True))
+def trial_solver(
+    solver: JointSolver, sides: Sequence[FeatureBlock], rows: RowSample
+) -> JointSolver:
+    """The solver for trials of the arithmetic, each of which solves several times.
+
+    A constraint without a closed form is represented by normalization alone.
+    """
+    if not solver.constraint.closed:
+        return JointSolver(Normalized(), solver.reg)
+    return solver.on([side.basis for side in sides], rows.parts)
 
 
-def _masses(summed: Sequence[CellSums]) -> Array | None:
-    return summed[1].masses if summed else None
+# Landmarks of couplings
+
+
+def partitions(
+    context: FitContext,
+    rule: LandmarkRule,
+    reg: Regularization,
+    max_rank: int | None,
+    seed: int,
+) -> list[PartitionBasis]:
+    """Partitions of unity of x and of y on landmarks from the row sample, or on given points.
+
+    Parameters
+    ----------
+    context
+        What the fit has before its pass.
+    rule
+        How many landmarks there are and what they are. Where the number is to be chosen, the
+        held-out loss of couplings on the row sample decides.
+    reg
+        The ridge.
+    max_rank
+        Largest number that is tried.
+    seed
+        Of k-means.
+
+    Raises
+    ------
+    DataError
+        If a kernel can be negative, or pivots are to be chosen over all rows.
+    """
+    choice, rows = context.choice, context.choice.rows.prefix(_LANDMARK_ROWS)
+    modes = [each for each in choice.wanted if isinstance(each, str)]
+    if any(mode != "sampled" for mode in modes):
+        raise DataError(
+            "constraint='coupling' takes landmarks from the row sample or given points as pivots, "
+            f"got pivots={choice.wanted!r}"
+        )
+    counts = rule.counts or (1, 1)
+    with one_blas_thread():
+        if rule.counts is None and modes:
+            tried = [c for c in CANDIDATES if max_rank is None or c <= max_rank] or [max_rank or 1]
+            kernel_x, kernel_y = context.kernels
+            result = landmark_number(
+                (kernel_x, kernel_y),
+                (rows.parts[0], rows.parts[1]),
+                rows.importance,
+                reg,
+                choice=rule.choice,
+                seed=seed,
+                candidates=tried,
+            )
+            counts = result.count, result.count
+        bases = []
+        for i, (kernel, requested) in enumerate(zip(context.kernels, choice.wanted, strict=True)):
+            if isinstance(requested, str):
+                points = choose_landmarks(
+                    kernel, rows.parts[i], rows.importance, counts[i], rule.choice, seed
+                )
+            else:
+                # All of them: landmarks have cells, they need not be linearly independent.
+                points = given_points(requested, choice.sample.columns[i], choice.names[i])
+            bases.append(PartitionBasis(kernel, points))
+    return bases
+
+
+# Laws of refits without each fold, and the calibration of the laws that is learned from them
+
+
+def with_calibration(fit: JointFit, context: FitContext, result: FitResult) -> FitResult:
+    """The result with calibrated laws, if that pays."""
+    if len(held_out_folds(result.measured.moments)) < 2:
+        return result
+    with one_blas_thread():
+        learned = _learned(fit, context, result)
+    if learned is None:
+        return result
+    info = {
+        "kept": fit.calibration is True or learned.pays,
+        "exponents": learned.calibration.to_list(),
+        "gain": learned.gain,
+        "std": learned.std if np.isfinite(learned.std) else None,
+        "rows": learned.rows,
+    }
+    return result.described(calibration=info)
+
+
+def _learned(fit: JointFit, context: FitContext, result: FitResult) -> LearnedCalibration | None:
+    """The calibration; None if fewer than two folds have rows in the row sample."""
+    choice, cells = context.choice, result.model.y.cells
+    assert cells is not None
+    rows = choice.rows.prefix(HELD_ROWS)
+    support = result.model.x.basis.newton.support(rows.parts[0])
+    at = cells.support.assign(rows.parts[1])
+    units = choice.sample.folding.units(rows.index, rows.units)
+    folds = [
+        HeldRows(laws.weights, at[held], support[held], rows.importance[held], units[held])
+        for laws in refitted_laws(fit, context, result)
+        if len(held := laws.held)
+    ]
+    if len(folds) < 2:
+        return None
+    labels = choice.sample.columns[1].categorical
+    columns = [j for j, categorical in enumerate(labels) if not categorical]
+    return learn_calibration(folds, cells.means, columns)
+
+
+def refitted_laws(fit: JointFit, context: FitContext, result: FitResult) -> Iterator[HeldLaws]:
+    """Laws of refits without each fold, at the rows of the fold in the row sample.
+
+    They are calibrated as those of the model are.
+    """
+    choice, model = context.choice, result.model
+    rows = choice.rows.prefix(HELD_ROWS)
+    folds = rows.folds(choice.sample.folding, choice.n_folds)
+    cells, calibration = model.y.cells, model.calibration
+    assert cells is not None
+    masses, points = result.measured.cells[1].masses, cells.support.points
+    solver = fit._solver(context)
+    members = [
+        (
+            moments,
+            replace(solver, reg=reg).on([side.basis for side in sides], choice.rows.parts),
+            retained,
+            sides[0].basis(rows.parts[0]),
+            sides[1].basis(points),
+        )
+        for sides, moments, reg, retained in averaged(solver.reg, result)
+    ]
+    levels = None if calibration is None else Levels(cells.means, calibration.columns)
+    for fold in held_out_folds(members[0][0]):
+        held = np.flatnonzero(folds == fold)
+        ratio = np.zeros((len(held), len(points)))
+        for moments, of_member, retained, left, right in members:
+            refit = of_member(moments.means(without=fold)).shrunk(retained)
+            given = left[held] @ refit.transform_x @ refit.coef.T
+            ratio += refit.base + given @ (right @ refit.transform_y).T
+        rest = masses.sum(axis=0) - masses[fold]
+        calibrated = None
+        if calibration is not None and levels is not None:
+            support = model.x.basis.newton.support(rows.parts[0][held])
+            calibrated = partial(calibration.weights, levels=levels, support=support)
+        yield HeldLaws(held, ratio / len(members), rest / rest.sum(), cells.means, calibrated)
+
+
+def averaged(reg: Regularization, result: FitResult) -> list[tuple[Any, Any, Any, float]]:
+    """Sides, moments, ridge and share retained of the models whose ratios are averaged."""
+    if not result.members:
+        return [(result.component.sides, result.measured.moments, reg, 1.0)]
+    return [(m.component.sides, m.moments, m.candidate.reg, m.kept) for m in result.members]

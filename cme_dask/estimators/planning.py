@@ -6,24 +6,15 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from cme_dask.config import PIVOTS
-from cme_dask.data.sample import Sample
-from cme_dask.estimators.pivoting import PivotRule, PivotSelector
-from cme_dask.estimators.recipe import (
-    SHORT_RANK,
-    Progress,
-    choose_kernel,
-    usable_rows,
-    warn_of_length,
-)
+from cme_dask.estimators.pivoting import PivotSelector
+from cme_dask.estimators.recipe import FunctionsLike
 from cme_dask.kernels import Kernel
-from cme_dask.learning.transforms import HEURISTIC_ROWS
 from cme_dask.numerics.basis import Basis, eigenbasis
 from cme_dask.numerics.cells import CellReduction
 from cme_dask.numerics.moments import MomentReduction, joint_width
 from cme_dask.numerics.precision import ComputeMode
 from cme_dask.numerics.resources import MemoryPlan, one_blas_thread
 from cme_dask.passes.cost import PassCost, time_pass
-from cme_dask.passes.memory import MemoryBudget
 from cme_dask.passes.moments import moment_reduction, predict_moments
 
 RESIDUAL_FINALISTS = 3
@@ -36,6 +27,8 @@ _ORDER = 384  # of the largest eigenproblem that is timed
 _PRODUCTS = 4  # of the order of a basis: 8 m_X m_Y (m_X + m_Y) operations for both
 
 Specify = Callable[[Sequence[Basis]], tuple[MomentReduction, ComputeMode]]
+Other = tuple[Sequence[Kernel], Specify]
+"""Further learned kernels, and from their bases to moments."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,65 +41,23 @@ class FitContext:
         How pivots are chosen, and from which rows.
     kernels
         The kernel of each variable.
-    passes
-        Passes over the rows that the row sample took.
-    seconds
-        What that took.
+    functions
+        Declared functions, by the name of their parameter.
+    passes, seconds
+        Passes over the rows that the row sample took, and their time.
+    search
+        The search for the kernels that are learned, if there are any.
+    residual
+        Whether a residual reference is tried: ``auto``, True or False.
     """
 
     choice: PivotSelector
-    kernels: list[Kernel]
+    kernels: Sequence[Kernel]
+    functions: Mapping[str, FunctionsLike | None]
     passes: int
     seconds: float
-
-    @property
-    def modes(self) -> tuple[str, ...]:
-        """The mode of each variable; ``given`` for points."""
-        return tuple(p if isinstance(p, str) else "given" for p in self.choice.wanted)
-
-
-def prepare(
-    sample: Sample,
-    kernels: Mapping[str, Any],
-    names: tuple[str, ...],
-    pivots: tuple[Any, ...],
-    rule: PivotRule,
-    *,
-    n_folds: int,
-    sample_size: int,
-    budget: MemoryBudget,
-    progress: Progress | None,
-) -> FitContext:
-    """Read the row sample and settle the kernels.
-
-    Parameters
-    ----------
-    sample
-        The rows.
-    kernels
-        The given kernel of each variable or None, by the name of its parameter.
-    names
-        What messages call the variables.
-    pivots, rule
-        How pivots are chosen.
-    n_folds, sample_size, budget, progress
-        Of the fit.
-    """
-    begin = time.perf_counter()
-    rows, passes = usable_rows(sample, sample_size, rule.seed, budget)
-    chosen = [
-        choose_kernel(kernel, rows, i, sample.columns[i], name)
-        for i, (name, kernel) in enumerate(kernels.items())
-    ]
-    short = False
-    for i, (name, kernel) in enumerate(kernels.items()):
-        if isinstance(kernel, Kernel) and isinstance(pivots[i], str):
-            points = rows.prefix(HEURISTIC_ROWS).parts[i]
-            short = warn_of_length(kernel, points, name) or short
-    if short and rule.max_rank is None:  # its cost is that of the cube of the rank
-        rule = replace(rule, tolerance=replace(rule.tolerance, max_rank=SHORT_RANK))
-    choice = PivotSelector(sample, rows, rule, pivots, n_folds, budget, names, progress)
-    return FitContext(choice, chosen, passes, time.perf_counter() - begin)
+    search: Any = None
+    residual: str | bool = False
 
 
 @dataclass(frozen=True)
@@ -280,52 +231,45 @@ class FitPlan:
 
 
 def plan_fit(
-    ready: FitContext,
+    context: FitContext,
     specify: Specify,
-    landmarks: Callable[[], Sequence[Basis] | None] = lambda: None,
-    *,
-    others: Sequence[tuple[Sequence[Kernel], Specify]] = (),
-    search_seconds: float = 0.0,
-    residual: str | bool = False,
-    cells: Callable[[Sequence[Basis]], Sequence[CellReduction]] = lambda bases: (),
+    landmarks: Callable[[], Sequence[Basis] | None],
+    cells: Callable[[Sequence[Basis]], Sequence[CellReduction]],
+    others: Sequence[Other] = (),
 ) -> FitPlan:
     """Choose pivots and arithmetic as the fit would, and predict the rest.
 
     Parameters
     ----------
-    ready
-        The preparation of the fit.
+    context
+        What the fit has before its pass.
     specify
         From bases to the moments, with the arithmetic that their trial allows.
     landmarks
         Bases that take the place of those on pivots, if there are any.
-    others
-        Further learned kernels that are compared on all rows, with their ``specify``.
-    search_seconds
-        What the search for learned kernels took.
-    residual
-        Whether a location model is tried.
     cells
         From bases to the cells whose rows the pass sums.
+    others
+        Further learned kernels that are compared on all rows, with their ``specify``.
 
     Raises
     ------
     ResourceError
         If the fit would not fit into memory.
     """
-    choice = ready.choice
+    choice = context.choice
     sample, executor = choice.sample, choice.budget.executor
     marks = [time.perf_counter()]
     # Rounds over all rows are what a plan must not do: the row sample tells about which rank.
+    modes = [p if isinstance(p, str) else "given" for p in choice.wanted]
     requested = [
-        "sampled" if mode in PIVOTS else p
-        for mode, p in zip(ready.modes, choice.wanted, strict=True)
+        "sampled" if mode in PIVOTS else p for mode, p in zip(modes, choice.wanted, strict=True)
     ]
     on_landmarks = landmarks()
     if on_landmarks is not None:
         each: Sequence[Sequence[Basis]] = [on_landmarks]
     else:
-        kernels = [ready.kernels, *(kernels for kernels, _ in others)]
+        kernels = [context.kernels, *(kernels for kernels, _ in others)]
         each, _ = replace(choice, wanted=requested).bases_of_each(kernels)
     marks.append(time.perf_counter())
     spec, arithmetic = specify(each[0])
@@ -359,21 +303,21 @@ def plan_fit(
                 repr(bases[0].kernel),
             )
             for name, columns, bases, mode in zip(
-                choice.names, sample.columns, zip(*each, strict=True), ready.modes, strict=True
+                choice.names, sample.columns, zip(*each, strict=True), modes, strict=True
             )
         ),
         arithmetic=arithmetic.name,
         scheduler=executor.kind,
-        passes=ready.passes + 1 + (residual is True),
+        passes=context.passes + 1 + (context.residual is True),
         moment_pass=moment_pass,
-        sample_seconds=ready.seconds,
+        sample_seconds=context.seconds,
         pivot_seconds=marks[1] - marks[0],
         trial_seconds=marks[2] - marks[1],
         solution_seconds=solution_seconds,
         memory=memory,
         finalists=len(specs),
-        search_seconds=search_seconds,
-        residual=residual,
+        search_seconds=0.0 if context.search is None else context.search.seconds,
+        residual=context.residual,
     )
 
 

@@ -1,6 +1,6 @@
 """The scikit-learn side of estimators: prediction, score, tags, labels as classes."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self, cast
@@ -14,8 +14,10 @@ from sklearn.utils.validation import column_or_1d
 from cme_dask.data.columns import Columns
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
+from cme_dask.estimators.base import Estimator
 from cme_dask.models.answers import most_probable
 from cme_dask.models.points import FloatArray, is_out_of_core
+from cme_dask.models.relevance import LengthScales
 from cme_dask.numerics.moments import Function
 from cme_dask.passes.sources import coded, is_chunked, open_sample
 
@@ -58,19 +60,10 @@ def names_of(f: Any, declared: Mapping[str, Function]) -> Any:
     return [by_id.get(id(g), g) for g in f]
 
 
-def learn_features(estimator: Any, X: Any, columns: Columns) -> None:
-    """What scikit-learn asks a fitted estimator about the columns of x."""
-    estimator.n_features_in_ = len(columns.names)
-    if hasattr(X, "columns") and all(isinstance(name, str) for name in X.columns):
-        estimator.feature_names_in_ = np.array(columns.names, dtype=object)
-    elif hasattr(estimator, "feature_names_in_"):
-        del estimator.feature_names_in_
-
-
-class MeanRegressor(RegressorMixin, ABC):  # type: ignore[misc]
+class MeanRegressor(RegressorMixin, Estimator):  # type: ignore[misc]
     """A regressor that predicts conditional means of y; ``score`` is their R^2.
 
-    Estimators give ``_means(X)``, shape (n, d_Y), and call ``_adopt`` at the end of their fit.
+    Estimators give ``_means(X)``, shape (n, d_Y).
     """
 
     def predict(self, X: Any) -> FloatArray:
@@ -87,10 +80,10 @@ class MeanRegressor(RegressorMixin, ABC):  # type: ignore[misc]
         DataError
             On wrong columns or NaN, or if a column of y holds labels.
         """
-        self._fitted()
-        if self._labels:
+        labels = tuple(self.model_.y.columns.categories)
+        if labels:
             raise DataError(
-                f"column {self._labels[0]!r} holds labels, which have no mean: ask for "
+                f"column {labels[0]!r} holds labels, which have no mean: ask for "
                 "probabilities, or fit a JointClassifier"
             )
         means = self._means(X)
@@ -100,33 +93,42 @@ class MeanRegressor(RegressorMixin, ABC):  # type: ignore[misc]
         return cast(FloatArray, means[:, None] if self._shape else means[:, 0])
 
     @property
+    def length_scales_(self) -> LengthScales:
+        """Length scale and relevance of each column, of the fitted model."""
+        scales: LengthScales = self.model_.length_scales
+        return scales
+
+    @property
     def columns_x(self) -> Columns:
         """Columns of x: names, units, and labels of those that hold labels."""
-        result: Columns = self._fitted().x.columns
+        result: Columns = self.model_.x.columns
         return result
 
     @property
     def columns_y(self) -> Columns:
         """Columns of y: names, units, and labels of those that hold labels."""
-        result: Columns = self._fitted().y.columns
+        result: Columns = self.model_.y.columns
         return result
 
     @abstractmethod
     def _means(self, X: Any) -> Array:
         """Conditional means of y, shape (n, d_Y)."""
 
-    @abstractmethod
-    def _fitted(self) -> Any:
-        """The fitted model; an error before a fit."""
+    def _open(self, X: Any, Y: Any, weights: Any) -> Sample:
+        sample = open_sample(X, Y, weights=weights)
+        if len(sample.sources) != 2:
+            raise DataError(
+                f"{type(self).__name__} requires y to be passed, but the target y is None: it "
+                "needs rows of x and of y: give Y, or a store"
+            )
+        return sample
 
     def _adopt(self, X: Any, Y: Any, sample: Sample) -> None:
-        """Keep the shape of predictions, and which columns of y have none."""
-        x, y = sample.columns
-        learn_features(self, X, x)
+        """Keep the shape of predictions."""
+        super()._adopt(X, Y, sample)
         ndim = Y.ndim if hasattr(Y, "ndim") else np.asarray(Y).ndim  # None and paths have none
-        flat = len(y.names) == 1 and ndim < 2
-        self._shape = () if flat else (len(y.names),)
-        self._labels = tuple(y.categories)
+        count = len(sample.columns[1].names)
+        self._shape = () if count == 1 and ndim < 2 else (count,)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -135,13 +137,10 @@ class MeanRegressor(RegressorMixin, ABC):  # type: ignore[misc]
         return tags
 
 
-class LabelClassifier(ClassifierMixin, ABC):  # type: ignore[misc]
-    """A classifier by conditional probabilities of the labels of y; ``score`` is the accuracy.
+class LabelClassifier(ClassifierMixin, Estimator):  # type: ignore[misc]
+    """A classifier by conditional probabilities of the labels of y; ``score`` is the accuracy."""
 
-    Estimators open rows by :meth:`_open` and give ``_probabilities(X)``, shape (n, K).
-    """
-
-    _expected: Array | None = None  # labels that a first call of partial_fit was told of
+    _expected: Array | None = None  # labels given to a first call of partial_fit
     _every_label = False  # whether rows of each must be among those of a first call
 
     def predict_proba(self, X: Any) -> FloatArray:
@@ -158,7 +157,7 @@ class LabelClassifier(ClassifierMixin, ABC):  # type: ignore[misc]
         DataError
             On wrong columns or NaN.
         """
-        return cast(FloatArray, self._probabilities(X))
+        return cast(FloatArray, self.model_.predict_proba(X))
 
     def predict(self, X: Any) -> NDArray[Any]:
         """The most probable label at each point, shape (n,).
@@ -168,15 +167,11 @@ class LabelClassifier(ClassifierMixin, ABC):  # type: ignore[misc]
         X
             As in :meth:`predict_proba`.
         """
-        result = self._probabilities(X)
+        result = self.model_.predict_proba(X)
         if is_out_of_core(X):
             names = {"classes": self.classes_, "dtype": self.classes_.dtype, "drop_axis": 1}
             return cast(NDArray[Any], result.map_blocks(most_probable, token="predict", **names))
         return most_probable(result, self.classes_)
-
-    @abstractmethod
-    def _probabilities(self, X: Any) -> Array:
-        """P(Y = label | x), shape (n, K)."""
 
     def _open(self, X: Any, Y: Any, weights: Any) -> Sample:
         """The rows, with the labels as codes of a categorical column."""
@@ -184,6 +179,11 @@ class LabelClassifier(ClassifierMixin, ABC):  # type: ignore[misc]
             X, Y, weights, self._expected, complete=self._every_label
         )
         return sample
+
+    def _adopt(self, X: Any, Y: Any, sample: Sample) -> None:
+        """Keep the labels, too, now that the fit has ended well."""
+        super()._adopt(X, Y, sample)
+        self.classes_ = self._classes
 
     def _open_more(self, X: Any, Y: Any, weights: Any) -> Sample:
         """The rows of a later call, with the codes that labels had in the first."""
@@ -252,11 +252,6 @@ class GrowingClassifier(LabelClassifier):
         finally:
             self._expected = None
         return self
-
-    def _adopt(self, X: Any, Y: Any, sample: Sample) -> None:
-        """Keep the labels, too, now that the fit has ended well."""
-        super()._adopt(X, Y, sample)
-        self.classes_ = self._classes
 
 
 def labelled_sample(

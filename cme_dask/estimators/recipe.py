@@ -1,13 +1,10 @@
 """Steps that estimators share: parameters, kernels, arithmetic, checkpoints, time."""
 
-import functools
-import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import numpy as np
 import sklearn.exceptions
@@ -33,73 +30,12 @@ from cme_dask.models.events import Event
 from cme_dask.numerics.basis import Basis, LinearBasis
 from cme_dask.numerics.folds import MAX_FOLDS
 from cme_dask.numerics.joint import StackedBasis, StackedNewton, ranks_of
-from cme_dask.numerics.moments import FeatureBlock, Function, MomentReduction
-from cme_dask.numerics.precision import (
-    SAFE,
-    TRIAL_ROWS,
-    TRIALS,
-    Change,
-    ComputeMode,
-    fastest_mode,
-)
-from cme_dask.numerics.resources import one_blas_thread
+from cme_dask.numerics.moments import FeatureBlock, Function
 from cme_dask.numerics.scoring import ScoringFunctions
 from cme_dask.passes.memory import MemoryBudget
 from cme_dask.passes.progress import StepBegan
-from cme_dask.passes.run import PassProgress, RunOptions, count_bad_values
+from cme_dask.passes.run import PassProgress, count_bad_values
 from cme_dask.passes.selections import sample_rows
-
-# The wall time of a fit
-
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def timed_fit(fit: Callable[P, R]) -> Callable[P, R]:
-    """Decorate ``fit`` or ``partial_fit`` so that ``report_.seconds`` is the time of the call.
-
-    The pass that makes the moments is only a part of a fit: the row sample, the search for kernels,
-    pivots, further passes and the solution are others.
-    """
-
-    @functools.wraps(fit)
-    def timed(*args: P.args, **kwargs: P.kwargs) -> R:
-        begin = time.perf_counter()
-        fitted = fit(*args, **kwargs)
-        estimator: Any = args[0]
-        estimator.report_ = replace(estimator.report_, seconds=time.perf_counter() - begin)
-        return fitted
-
-    return timed
-
-
-# Where a fit runs, and its checkpoint
-
-
-def fit_budget(
-    estimator: Any, sample: Sample, given: Mapping[str, Any], options: RunOptions
-) -> AbstractContextManager[MemoryBudget]:
-    """The place of a fit and its memory, with its checkpoint held meanwhile.
-
-    Parameters
-    ----------
-    estimator
-        Whose parameters, with the rows and what else is ``given``, the fit depends on.
-    sample, given
-        Rows, and functions.
-    options
-        Of the fit.
-    """
-    parameters = estimator.get_params(deep=False)
-    parameters.pop("convergence", None)  # no sum depends on it
-    return options.budget(type(estimator).__name__, {**parameters, **given}, sample)
-
-
-# The step of a fit that settles how its pass computes
-
-
-_WORTH = 32  # a pass over fewer than this many times the trial's rows is not worth a trial
 
 
 def check_accuracy(accuracy: Any) -> float:
@@ -110,47 +46,9 @@ def check_accuracy(accuracy: Any) -> float:
     return float(accuracy)
 
 
-def trial_rows(rows: RowSample, ranks: tuple[int, ...]) -> RowSample:
-    """The rows on which faster arithmetic is tried."""
-    return rows.prefix(max(TRIAL_ROWS, 2 * max(ranks)))
-
-
-def choose_mode(
-    spec: MomentReduction,
-    rows: RowSample,
-    n_rows: int,
-    accuracy: float,
-    change: Callable[[], Change],
-    cores: int,
-) -> tuple[MomentReduction, ComputeMode]:
-    """The moments with the cheapest arithmetic that a trial on the row sample admits.
-
-    Parameters
-    ----------
-    spec
-        What the pass will compute.
-    rows
-        The trial rows.
-    n_rows
-        Rows of the pass; of few rows none are tried, and the safe form is taken.
-    accuracy
-        Largest change admitted; 0 takes the safe form.
-    change
-        Makes the measure of what must not change, see :func:`fastest_mode`.
-    cores
-        How many may be tried at once; no more than two, whose sums take memory.
-    """
-    if accuracy == 0.0 or n_rows < _WORTH * len(rows):
-        return spec, SAFE
-    with one_blas_thread():
-        chosen, _ = fastest_mode(spec, rows.parts, accuracy, change(), min(cores, TRIALS))
-    return chosen.applied(spec), chosen
-
-
-# Steps that estimators share: check the parameters, choose kernels and pivots, warn
-
-
 Array = Any
+
+CONVERGENCE = ("raise", "warn")
 
 SHORT_RANK = 500
 """Largest rank of a given kernel that is too short for the rows, unless ``max_rank`` is given."""
@@ -314,6 +212,12 @@ def check_parameters(
     check_integer("sample_size", sample_size, 2)
     if random_state is not None:
         check_integer("random_state", random_state, 0, 2**63 - 1)
+
+
+def check_choice(name: str, value: Any, known: tuple[str, ...]) -> None:
+    """DataError unless the value is one of those that are known."""
+    if value not in known:
+        raise DataError(f"{name} must be one of {', '.join(known)}, got {value!r}")
 
 
 def check_tol(tol: Any) -> None:

@@ -6,16 +6,16 @@ plan know from then on how many passes there are.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from cme_dask.config import HELD_ROWS
 from cme_dask.data.row_sample import RowSample
-from cme_dask.data.sample import Sample
-from cme_dask.errors import DataError, remedy
-from cme_dask.estimators.joint_fit import HELD_ROWS, Fitted, JointRecipe, averaged, refitted_laws
+from cme_dask.estimators.joint_fit import FitResult, JointFit, averaged, refitted_laws
+from cme_dask.estimators.pivoting import PivotSelector
 from cme_dask.estimators.planning import (
     RESIDUAL_EVALUATIONS,
     RESIDUAL_FINALISTS,
@@ -23,7 +23,6 @@ from cme_dask.estimators.planning import (
     FitPlan,
 )
 from cme_dask.estimators.recipe import choose_kernel
-from cme_dask.estimators.solving import SolveOptions
 from cme_dask.estimators.steps import DECISION, LOCATION, PIVOTS, SEARCH, SECOND, SECOND_PASS
 from cme_dask.estimators.tuned import search_kernels
 from cme_dask.learning.candidates import Tuning
@@ -35,69 +34,17 @@ from cme_dask.numerics.cells import ValueRange
 from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.crossval import held_out_folds
 from cme_dask.numerics.location import FittedLocation, fit_location
-from cme_dask.numerics.moments import FeatureBlock, MomentReduction, strip_moments
+from cme_dask.numerics.moments import FeatureBlock, strip_moments
 from cme_dask.numerics.resources import one_blas_thread
 from cme_dask.passes.progress import StepBegan
 
 Array = Any
 
-CHOICES = ("auto", True, False)
-
-DISTINCT = 20
-"""A column of y with no more distinct values is taken for discrete."""
-
 _SKILL = 0.01  # share of its variance that a location must explain in some column of y
 _SCREENED_ROWS = 2048
 _SCREENED_RANK = 100
-_LOCATION_ROWS = (
-    1 << 13
-)  # of the row sample, and pivots among them, for the location of a screening
+_LOCATION_ROWS = 1 << 13  # of the row sample, for the location of a screening, and its pivots
 _LOCATION_RANK = 200
-
-
-def residual_wanted(
-    wanted: Any, ready: FitContext, solving: SolveOptions, support_size: int, *, learned: bool
-) -> str | bool:
-    """Whether a location model is tried: ``auto``, True, or False where there can be none.
-
-    Parameters
-    ----------
-    wanted
-        Of the estimator.
-    ready, solving, support_size
-        Of the fit.
-    learned
-        Whether kernels are learned: one who gives them says what is to be fitted, in one pass.
-
-    Raises
-    ------
-    DataError
-        On another value, or where one is asked for and there can be none.
-    """
-    if not (isinstance(wanted, bool) or wanted == "auto"):
-        raise DataError(f"residual must be 'auto', True or False, got {wanted!r}")
-    columns, y = ready.choice.sample.columns[1], ready.choice.rows.parts[1]
-    obstacles = {
-        f"constraint='none' or 'normalized', got {solving.constraint.name!r}": (
-            not solving.constraint.linear
-        ),
-        f"{remedy('n_folds', '--folds')} of at least 2, got {ready.choice.n_folds}": (
-            ready.choice.n_folds < 2
-        ),
-        "laws, got support_size=0": support_size == 0,
-        f"numeric columns of y, got labels in {', '.join(map(repr, columns.categories))}": bool(
-            columns.categories
-        ),
-    }
-    met = [needed for needed, missing in obstacles.items() if missing]
-    if wanted is True and met:
-        needs = remedy("residual=True", "--residual yes")
-        auto = remedy("residual='auto'", "--residual auto")
-        raise DataError(f"{needs} needs {met[0]}: change that, or take {auto}")
-    if wanted is True:
-        return True
-    discrete = any(len(np.unique(column)) <= DISTINCT for column in y.T)
-    return "auto" if wanted and learned and not met and not discrete else False
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,10 +60,10 @@ class Screening:
     """
 
     about: dict[str, Any]
-    second: JointRecipe | None
+    second: FitContext | None
 
 
-def screened_residual(fit: JointRecipe) -> Screening | None:
+def screened_residual(fit: JointFit, context: FitContext) -> Screening | None:
     """Whether a second pass is worth it, from refits on the row sample.
 
     None where the row sample does not decide: it holds all rows, ``residual`` is not ``"auto"``, or
@@ -124,50 +71,54 @@ def screened_residual(fit: JointRecipe) -> Screening | None:
 
     Parameters
     ----------
-    fit
+    fit, context
         The fit that is about to be made.
     """
-    rows = fit.ready.choice.rows
-    if not fit.residual and fit.ready.choice.progress is not None:
-        _report(fit, PIVOTS, (LOCATION, SECOND + SEARCH, *SECOND_PASS))
-    if fit.residual != "auto" or rows.complete:
+    rows = context.choice.rows
+    if not context.residual:
+        _report(context, PIVOTS, (LOCATION, SECOND + SEARCH, *SECOND_PASS))
+    if context.residual != "auto" or rows.complete:
         return None
-    _report(fit, LOCATION)
+    _report(context, LOCATION)
     with one_blas_thread():
-        sides, moments = _sampled_moments(fit)
+        sides, moments = _sampled_moments(fit, context)
         if len(held_out_folds(moments)) < 2:
-            _report(fit, PIVOTS)
+            _report(context, PIVOTS)
             return None
-        location = _location(fit, [(sides, moments)])
-    metadata = _described(fit, location) | {"decided": "row sample"}
-    second: JointRecipe | None = None
+        location = _location(fit, context, [(sides, moments)])
+    metadata = _described(fit, context, location) | {"decided": "row sample"}
+    second: FitContext | None = None
     if location.skill.max() >= _SKILL:
-        second = _second_fit(fit, location)
+        second = _second_context(fit, context, location)
         with one_blas_thread():
-            gain = _screened_gain(fit, second, location)
+            gain = _screened_gain(fit, context, second, location)
         metadata |= _figures(gain)
         second = second if gain.is_clear else None
-    _report(fit, PIVOTS, () if second else SECOND_PASS)
+    _report(context, PIVOTS, () if second else SECOND_PASS)
     return Screening(metadata, second)
 
 
-def plan_with_residual(fit: JointRecipe) -> FitPlan:
+def plan_with_residual(
+    fit: JointFit, context: FitContext, planned: Callable[[FitContext], FitPlan]
+) -> FitPlan:
     """What the fit would do and take, with the second pass where the row sample advises it.
 
     Parameters
     ----------
-    fit
+    fit, context
         The fit to be planned.
+    planned
+        Plans one of its passes.
     """
     begin = time.perf_counter()
-    screening = screened_residual(fit)
+    screening = screened_residual(fit, context)
     seconds = time.perf_counter() - begin
-    plan = fit.plan()
+    plan = planned(context)
     if screening is None:
         return plan
     if screening.second is None:
         return replace(plan, residual=False, screening_seconds=seconds)
-    second = screening.second.plan()
+    second = planned(screening.second)
     return replace(
         plan,
         residual=True,
@@ -178,79 +129,86 @@ def plan_with_residual(fit: JointRecipe) -> FitPlan:
     )
 
 
-def with_residual(fit: JointRecipe, fitted: Fitted, screening: Screening | None = None) -> Fitted:
-    """The fit with a location model, if one is wanted and pays.
+def with_residual(
+    fit: JointFit, context: FitContext, result: FitResult, screening: Screening | None
+) -> FitResult:
+    """The result with a location model, if one is tried and pays.
 
     One more pass is made, unless the location explains nothing or the screening advises against it.
 
     Parameters
     ----------
-    fit
+    fit, context, result
         The fit that was made.
-    fitted
-        Its result.
     screening
         What the row sample said before.
     """
-    auto = fit.residual == "auto"
-    _, moments, _, _ = averaged(fit, fitted)[0]
-    if not fit.residual or (auto and not held_out_folds(moments)):
-        return fitted
+    auto, reg = context.residual == "auto", fit._solver(context).reg
+    each = averaged(reg, result)
+    if not context.residual or (auto and not held_out_folds(each[0][1])):
+        return result
     if screening is not None and screening.second is None:
-        return _told(fitted, screening.about)
+        return result.described(residual=screening.about)
     if screening is None:
-        _report(fit, LOCATION)
+        _report(context, LOCATION)
     with one_blas_thread():
-        location = _location(fit, [each[:2] for each in averaged(fit, fitted)])
-    metadata = _described(fit, location)
+        location = _location(fit, context, [(sides, moments) for sides, moments, _, _ in each])
+    metadata = _described(fit, context, location)
     if auto and location.skill.max() < _SKILL:
-        return _told(fitted, metadata)
+        return result.described(residual=metadata)
     if screening is None or screening.second is None:
-        second = _second_fit(fit, location)
+        second = _second_context(fit, context, location)
     else:
-        _report(fit, SECOND + PIVOTS)
-        second = screening.second.on(_residual_sample(fit, location))
-    result = second.run()
-    _report(fit, DECISION)
+        _report(context, SECOND + PIVOTS)
+        second = replace(screening.second, choice=_of_residuals(context, location))
+    of_residuals = fit._result(second)
+    _report(context, DECISION)
     with one_blas_thread():
-        gain = _final_gain(fit, fitted, second, result, location)
+        gain = _final_gain(fit, context, result, second, of_residuals, location)
     retained = gain.pays or not auto
     metadata |= {"kept": retained, "decided": "all rows", **_figures(gain)}
+    passes = result.measured.passes + of_residuals.measured.passes
+    result = result.with_memory(of_residuals.measured.report.memory)
+    result = result.described(residual=metadata, passes=passes)
     residuals = location.residuals
-    reference = LocationModel(residuals.location, result.model, residuals.transform)
-    memory = fitted.report.memory.or_tighter(result.report.memory)
-    fitted = replace(fitted, report=replace(fitted.report, memory=memory))
-    return _told(fitted, metadata, result.passes, reference if retained else None)
+    model = LocationModel(residuals.location, of_residuals.model, residuals.transform)
+    return replace(
+        result,
+        model=replace(result.model, residual=model if retained else None),
+        measured=replace(result.measured, passes=passes),
+    )
 
 
-def _report(fit: JointRecipe, step: str, without: tuple[str, ...] = ()) -> None:
-    if fit.ready.choice.progress is not None:
-        fit.ready.choice.progress(StepBegan(step, without=without))
+def _report(context: FitContext, step: str, without: tuple[str, ...] = ()) -> None:
+    if context.choice.progress is not None:
+        context.choice.progress(StepBegan(step, without=without))
 
 
-def _described(fit: JointRecipe, location: FittedLocation) -> dict[str, Any]:
+def _described(fit: JointFit, context: FitContext, location: FittedLocation) -> dict[str, Any]:
+    scores = fit._scores(context)
     return {
         "kept": False,
         "decided": "location",
         "skill": location.skill.tolist(),
         "ridge": location.ridges.tolist(),
-        "transform": "raw" if fit.scores is None else str(fit.scores),
+        "transform": "raw" if scores is None else str(scores),
     }
 
 
-def _sampled_moments(fit: JointRecipe) -> tuple[tuple[FeatureBlock, FeatureBlock], MomentSums]:
+def _sampled_moments(
+    fit: JointFit, context: FitContext
+) -> tuple[tuple[FeatureBlock, ...], MomentSums]:
     """Moments by fold of rows of the row sample, on a smaller basis of the best kernel of x."""
-    choice = fit.ready.choice
+    choice = context.choice
     rows = choice.rows.prefix(_LOCATION_ROWS)
     # Of y only the functions are needed, so that one pivot is enough.
     bases = [
         _sampled_basis(kernel, rows, i, rank)
-        for i, (kernel, rank) in enumerate(zip(fit.ready.kernels, (_LOCATION_RANK, 1), strict=True))
+        for i, (kernel, rank) in enumerate(zip(context.kernels, (_LOCATION_RANK, 1), strict=True))
     ]
-    sides = fit.sides(bases)
+    spec = fit._spec(context, bases)
     folds = rows.folds(choice.sample.folding, choice.n_folds)
-    spec = MomentReduction(sides, choice.n_folds)
-    return sides, strip_moments(spec, rows.parts, rows.importance, folds)
+    return spec.features, strip_moments(spec, rows.parts, rows.importance, folds)
 
 
 def _sampled_basis(kernel: Any, rows: RowSample, i: int, rank: int) -> NewtonBasis:
@@ -258,18 +216,6 @@ def _sampled_basis(kernel: Any, rows: RowSample, i: int, rank: int) -> NewtonBas
     points = few.parts[i]
     result = pivoted_cholesky(kernel, points, 1e-9, rank, weights=few.importance)
     return NewtonBasis(kernel, points[result.pivots], result.factor)
-
-
-def _told(
-    fitted: Fitted, about: dict[str, Any], passes: int = 0, residual: LocationModel | None = None
-) -> Fitted:
-    passes += fitted.passes
-    described = fitted.model.about | {"residual": about, "passes": passes}
-    return replace(
-        fitted,
-        model=replace(fitted.model, about=described, residual=residual),
-        passes=passes,
-    )
 
 
 def _figures(gain: Gain) -> dict[str, Any]:
@@ -282,63 +228,52 @@ def _figures(gain: Gain) -> dict[str, Any]:
 
 
 def _location(
-    fit: JointRecipe, candidates: list[tuple[tuple[FeatureBlock, FeatureBlock], MomentSums]]
+    fit: JointFit,
+    context: FitContext,
+    candidates: list[tuple[tuple[FeatureBlock, ...], MomentSums]],
 ) -> FittedLocation:
     """The location that explains most of unseen rows, among those on the bases of x given."""
-    columns = len(fit.ready.choice.sample.columns[1].names)
-    first = 0 if fit.scores is None else len(candidates[0][0][1].names)
-    here = slice(first, first + columns)
-    x = fit.ready.choice.rows.parts[0]
+    columns, scores = context.choice.sample.columns, fit._scores(context)
+    first = 0 if scores is None else len(candidates[0][0][1].names)
+    here = slice(first, first + len(columns[1].names))
+    x = context.choice.rows.parts[0]
     # Codes of labels have no trend: an empty range.
-    labels = np.array(fit.ready.choice.sample.columns[0].categorical)
+    labels = np.array(columns[0].categorical)
     within = np.where(labels, 0.0, x.min(axis=0)), np.where(labels, 0.0, x.max(axis=0))
-    result = (
-        fit_location(moments, sides[0].basis, here, fit.scores, within=within)
+    locations = (
+        fit_location(moments, sides[0].basis, here, scores, within=within)
         for sides, moments in candidates
     )
-    return max(result, key=lambda each: float(each.skill.sum()))
+    return max(locations, key=lambda each: float(each.skill.sum()))
 
 
-def _residual_sample(fit: JointRecipe, location: FittedLocation) -> Sample:
-    """The rows of x and e."""
-    choice = fit.ready.choice
-    return choice.sample.with_residuals(location.residuals, choice.rows)
-
-
-def _second_fit(fit: JointRecipe, location: FittedLocation) -> JointRecipe:
-    """The same fit of x and e."""
-    choice, solving, result = fit.ready.choice, fit.solving, None
-    sample = _residual_sample(fit, location)
+def _of_residuals(context: FitContext, location: FittedLocation) -> PivotSelector:
+    """How pivots are chosen from the rows of x and e."""
+    choice = context.choice
+    sample = choice.sample.with_residuals(location.residuals, choice.rows)
     assert sample.row_sample is not None
-    given = [p if not isinstance(p, str) else "sampled" for p in choice.wanted]
-    choice = replace(
+    return replace(
         choice,
         sample=sample,
         rows=sample.row_sample,
-        wanted=(given[0], "sampled"),
+        wanted=("sampled" if isinstance(choice.wanted[0], str) else choice.wanted[0], "sampled"),
         names=("x", "the residual of y"),
     )
-    kernels = list(fit.ready.kernels)
-    if fit.found is None:
-        kernels[1] = choose_kernel(None, choice.rows, 1, sample.columns[1], "kernel_y")
-    ready = FitContext(choice, kernels, 0, 0.0)
-    if fit.found is not None:
-        learned = fit.found.finalists[0].trial.x.form != "given"
-        result = search_kernels(
-            ready,
-            (None if learned else kernels[0], None),
-            None,
-            None if fit.learn_reg else solving.reg,
-            _quick(fit.tuning),
-            fit.tolerance.value,
-            fit.seed,
-        )
-        best = result.finalists[0]
-        ready = replace(ready, kernels=[best.kernel_x, best.kernel_y])
-        solving = replace(solving, reg=replace(best.reg, form=solving.reg.form))
-    return replace(
-        fit, ready=ready, solving=solving, found=result, functions=(None, None), residual=False
-    )
+
+
+def _second_context(fit: JointFit, context: FitContext, location: FittedLocation) -> FitContext:
+    """The same fit of x and e, for which no functions are declared."""
+    choice, kernels = _of_residuals(context, location), list(context.kernels)
+    if context.search is None:
+        columns = choice.sample.columns[1]
+        kernels[1] = choose_kernel(None, choice.rows, 1, columns, "kernel_y")
+    second = FitContext(choice, kernels, dict.fromkeys(context.functions), 0, 0.0)
+    if context.search is None:
+        return second
+    learned = context.search.finalists[0].trial.x.form != "given"
+    given = None if learned else kernels[0], None
+    reg = None if fit.reg is None else fit._solver(context).reg
+    return search_kernels(second, given, None, reg, _quick(fit._tuning))
 
 
 def _quick(tuning: Tuning) -> Tuning:
@@ -354,47 +289,55 @@ def _quick(tuning: Tuning) -> Tuning:
     )
 
 
-def _screened_gain(fit: JointRecipe, second: JointRecipe, location: FittedLocation) -> Gain:
+def _screened_gain(
+    fit: JointFit, context: FitContext, second: FitContext, location: FittedLocation
+) -> Gain:
     """The gain of refits on a part of the row sample."""
-    rows = fit.ready.choice.rows.prefix(_SCREENED_ROWS)
-    moved = second.ready.choice.rows.prefix(_SCREENED_ROWS)
-    choice = fit.ready.choice
+    choice = context.choice
+    rows = choice.rows.prefix(_SCREENED_ROWS)
+    moved = second.choice.rows.prefix(_SCREENED_ROWS)
     folds = rows.folds(choice.sample.folding, choice.n_folds)
     laws = [
         screened_laws(
-            (one.ready.kernels[0], one.ready.kernels[1]),
-            one.solving.reg,
+            (each.kernels[0], each.kernels[1]),
+            fit._solver(each).reg,
             (part[0], part[1]),
             rows.importance,
             folds,
-            fit.tolerance.value,
+            choice.rule.tol,
             _SCREENED_RANK,
         )
-        for one, part in ((fit, rows.parts), (second, moved.parts))
+        for each, part in ((context, rows.parts), (second, moved.parts))
     ]
-    values = ValueRange.of(fit.ready.choice.rows.parts[1])
-    return _gain(fit, values, location, laws[0], laws[1], _SCREENED_ROWS)
+    values = ValueRange.of(choice.rows.parts[1])
+    return _gain(context, values, location, laws[0], laws[1], _SCREENED_ROWS)
 
 
 def _final_gain(
-    fit: JointRecipe, fitted: Fitted, second: JointRecipe, found: Fitted, location: FittedLocation
+    fit: JointFit,
+    context: FitContext,
+    result: FitResult,
+    second: FitContext,
+    of_residuals: FitResult,
+    location: FittedLocation,
 ) -> Gain:
     """The gain of refits from all rows, at rows of the row sample."""
-    plain, moved = refitted_laws(fit, fitted), refitted_laws(second, found)
-    cells = fitted.model.y.cells
+    plain = refitted_laws(fit, context, result)
+    moved = refitted_laws(fit, second, of_residuals)
+    cells = result.model.y.cells
     assert cells is not None
-    return _gain(fit, cells.values, location, plain, moved, HELD_ROWS)
+    return _gain(context, cells.values, location, plain, moved, HELD_ROWS)
 
 
 def _gain(
-    fit: JointRecipe,
+    context: FitContext,
     values: ValueRange,
     location: FittedLocation,
     plain: Iterator[HeldLaws],
     moved: Iterator[HeldLaws],
     size: int,
 ) -> Gain:
-    choice, residuals = fit.ready.choice, location.residuals
+    choice, residuals = context.choice, location.residuals
     rows, folding = choice.rows.prefix(size), choice.sample.folding
     x, y = rows.parts
     share = rows.importance

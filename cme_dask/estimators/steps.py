@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from cme_dask.config import SAMPLE_SIZE
-from cme_dask.estimators.joint_fit import HELD_ROWS
+from cme_dask.config import HELD_ROWS, MAX_RANK, SAMPLE_SIZE
 from cme_dask.estimators.planning import RESIDUAL_EVALUATIONS, RESIDUAL_FINALISTS
 from cme_dask.estimators.recipe import (
     DENSE_POWER,
@@ -15,7 +14,6 @@ from cme_dask.estimators.recipe import (
     Progress,
     dense_cost,
 )
-from cme_dask.estimators.tuned import MAX_RANK
 from cme_dask.learning.candidates import Tuning, TuningProgress
 from cme_dask.passes.driver import Executor
 from cme_dask.passes.progress import FitProgress, Listener, Step, StepBegan, listening

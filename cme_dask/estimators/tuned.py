@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from cme_dask.display import brief_repr
+from cme_dask.estimators.base import Measured
 from cme_dask.estimators.pivoting import PivotSelector
 from cme_dask.estimators.planning import FitContext
 from cme_dask.estimators.recipe import (
@@ -15,18 +16,17 @@ from cme_dask.estimators.recipe import (
     declared,
     dense_cost,
 )
-from cme_dask.estimators.solving import SolveOptions
 from cme_dask.kernels import Kernel
 from cme_dask.learning.candidates import KernelChoice, Score, Search, Tuning
 from cme_dask.learning.problems import estimated, search_joint
 from cme_dask.learning.search import search_bytes
-from cme_dask.models.assembly import Part
+from cme_dask.models.assembly import Component
 from cme_dask.models.events import importable
 from cme_dask.numerics.basis import Basis, NewtonBasis
 from cme_dask.numerics.blocks import MomentSums
-from cme_dask.numerics.cells import CellReduction, CellSums
+from cme_dask.numerics.cells import CellReduction
 from cme_dask.numerics.crossval import held_folds, replicates
-from cme_dask.numerics.joint import reduced
+from cme_dask.numerics.joint import JointSolver, reduced
 from cme_dask.numerics.moments import FeatureBlock, MomentReduction
 from cme_dask.numerics.precision import ComputeMode
 from cme_dask.numerics.problem import Regularization
@@ -34,7 +34,7 @@ from cme_dask.numerics.resources import MemoryPlan, one_blas_thread
 from cme_dask.passes.memory import row_sample_bytes
 from cme_dask.passes.moments import make_moments
 from cme_dask.passes.progress import StepBegan
-from cme_dask.passes.run import PassReport, extent_of
+from cme_dask.passes.run import extent_of
 
 # The steps of a fit that learns its kernels: search, moments of finalists, mean of the best
 
@@ -44,14 +44,11 @@ Array = Any
 FOLDS = 5
 """Folds of the search; the finalists are compared on those of the fit."""
 
-MAX_RANK = 500
-"""Pivots of each learned basis, unless ``max_rank`` says otherwise."""
-
 _NEAR = 0.1  # a finalist that is worse than the best by this share of its score is left out
 _NOTHING = 2.0  # standard errors of the gain on independence that may be luck
 _STEP = float(np.sqrt(10.0))  # between neighbouring ridges
 
-Specify = Callable[[Sequence[Basis], Regularization], tuple[MomentReduction, ComputeMode]]
+Specify = Callable[[Sequence[Basis], JointSolver], tuple[MomentReduction, ComputeMode]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +59,7 @@ class EnsembleMember:
     ----------
     candidate
         Its kernels and the ridge that was learned on all rows.
-    part
+    component
         What the model is made of.
     moments
         By fold; None in a copy that was pickled.
@@ -76,7 +73,7 @@ class EnsembleMember:
     """
 
     candidate: KernelChoice
-    part: Part
+    component: Component
     moments: MomentSums
     joint: float
     crps: float
@@ -87,27 +84,25 @@ class EnsembleMember:
 
 
 def search_kernels(
-    ready: FitContext,
+    context: FitContext,
     given: tuple[Kernel | None, Kernel | None],
     functions: FunctionsLike | None,
     reg: Regularization | None,
     options: Tuning,
-    tol: float,
-    seed: int,
-) -> Search:
-    """The search on the row sample, with the folds of the rows.
+) -> FitContext:
+    """The context with the kernels that a search on the row sample found, and the search.
 
     Parameters
     ----------
-    ready
-        The row sample and the kernels that are not learned.
+    context
+        The row sample, and how far bases and their rank may go.
     given
         None for each kernel that is learned.
     functions
         Declared functions of y.
     reg
         The ridge, None if it is learned.
-    options, tol, seed
+    options
         See :func:`cme_dask.learning.problems.search_joint`.
 
     Raises
@@ -117,13 +112,13 @@ def search_kernels(
     ResourceError
         If it does not fit into memory.
     """
-    choice = ready.choice
+    choice = context.choice
     rows = choice.rows.prefix(options.rows)
     memory = _check_memory(choice, len(rows), options.max_rank)
     columns = choice.sample.columns
     categorical = [tuple(name in c.categories for name in c.names) for c in columns]
 
-    result = search_joint(
+    found = search_joint(
         (rows.parts[0], rows.parts[1]),
         rows.importance,
         choice.sample.folding.folds(rows.index, rows.units, FOLDS),
@@ -132,11 +127,13 @@ def search_kernels(
         functions=declared(functions, columns[1]),
         reg=reg,
         options=options,
-        tol=tol,
-        seed=seed,
+        tol=choice.rule.tol,
+        seed=choice.rule.seed,
         callback=choice.progress,
     )
-    return replace(result, memory=memory)
+    best = found.finalists[0]
+    kernels = [best.kernel_x, best.kernel_y]
+    return replace(context, kernels=kernels, search=replace(found, memory=memory))
 
 
 def _check_memory(choice: PivotSelector, rows: int, max_rank: int) -> MemoryPlan:
@@ -153,28 +150,25 @@ def _check_memory(choice: PivotSelector, rows: int, max_rank: int) -> MemoryPlan
 
 
 def tuned_members(
-    ready: FitContext,
-    found: Search,
-    solving: SolveOptions,
+    context: FitContext,
+    solver: JointSolver,
     specify: Specify,
-    cells: Sequence[CellReduction],
+    cells: tuple[CellReduction, ...],
     averaged: int,
-    learn_reg: bool,
     *,
-    top_up: bool = False,
-) -> tuple[list[EnsembleMember], tuple[CellSums, ...], int, PassReport]:
-    """Moments of all finalists in one pass; of them the best, best first.
-
-    And the sums by cell, the number of passes with those that chose pivots, and how the pass went.
+    learn_reg: bool,
+    top_up: bool,
+) -> tuple[list[EnsembleMember], Measured]:
+    """Moments of all finalists in one pass: the best of them, best first; and its sums.
 
     Parameters
     ----------
-    ready, found
-        What is known before the pass.
-    solving
-        How moments become coefficients; its ridge is that of the finalists where it is learned.
+    context
+        What is known before the pass, with the search.
+    solver
+        From moments to coefficients; its ridge is that of the finalists where it is learned.
     specify
-        From bases and ridge to the moments and their arithmetic.
+        From bases and their solver to the moments and their arithmetic.
     cells
         Whose rows are summed.
     averaged
@@ -185,12 +179,13 @@ def tuned_members(
         Whether bases of the best that miss ``tol`` over all rows get more pivots, in rounds over
         all rows and one more pass for their moments.
     """
-    choice = ready.choice
+    choice, found = context.choice, context.search
     kernels = [(candidate.kernel_x, candidate.kernel_y) for candidate in found.finalists]
     bases, in_rounds = choice.bases_of_each(kernels)
-    passes = 1 + in_rounds
+    passes = context.passes + 1 + in_rounds
     specified = [
-        specify(each, candidate.reg) for each, candidate in zip(bases, found.finalists, strict=True)
+        specify(each, replace(solver, reg=candidate.reg))
+        for each, candidate in zip(bases, found.finalists, strict=True)
     ]
     specs, arithmetics = [spec for spec, _ in specified], [how for _, how in specified]
     moments, summed, report = make_moments(
@@ -207,20 +202,21 @@ def tuned_members(
             if choice.progress is not None:
                 choice.progress(StepBegan("solution", float(share)))
             members.append(
-                _member(candidate, spec, one, solving, arithmetic, found, learn_reg, choice)
+                _member(candidate, spec, one, solver, arithmetic, found, learn_reg, choice)
             )
     best = _best(members, found.score, averaged)
     if top_up:
-        best, more = _topped_up(best, ready, found, solving, specify, learn_reg)
+        best, more = _topped_up(best, context, solver, specify, learn_reg)
         passes += more
-    return best, summed, passes, report
+    first = best[0]
+    sides, mode = first.component.sides, first.arithmetic
+    return best, Measured(sides, first.moments, cells, summed, mode, report, passes)
 
 
 def _topped_up(
     members: Sequence[EnsembleMember],
-    ready: FitContext,
-    found: Search,
-    solving: SolveOptions,
+    context: FitContext,
+    solver: JointSolver,
     specify: Specify,
     learn_reg: bool,
 ) -> tuple[list[EnsembleMember], int]:
@@ -228,13 +224,13 @@ def _topped_up(
 
     Members often share a basis, which is topped up once.
     """
-    choice = ready.choice
+    choice, found = context.choice, context.search
     made: dict[tuple[int, Kernel], NewtonBasis] = {}
     changed: dict[int, tuple[MomentReduction, ComputeMode]] = {}
     passes = 0
     for k, member in enumerate(members):
-        before = [_newton(side.basis) for side in member.part.sides]
-        errors = [error or 0.0 for error in member.part.trace_errors]
+        before = [_newton(side.basis) for side in member.component.sides]
+        errors = [error or 0.0 for error in member.component.trace_errors]
         bases = [made.get((i, basis.kernel), basis) for i, basis in enumerate(before)]
         missed = [
             error if basis is old else 0.0  # 0: done for a member before
@@ -246,7 +242,7 @@ def _topped_up(
         if all(basis is old for basis, old in zip(bases, before, strict=True)):
             continue
         made |= {(i, basis.kernel): basis for i, basis in enumerate(bases)}
-        changed[k] = specify(bases, member.candidate.reg)
+        changed[k] = specify(bases, replace(solver, reg=member.candidate.reg))
     if not changed:
         return list(members), passes
     moments, _, _ = make_moments(
@@ -260,7 +256,7 @@ def _topped_up(
     with one_blas_thread():
         for (k, (spec, arithmetic)), one in zip(changed.items(), moments, strict=True):
             candidate = members[k].candidate
-            topped[k] = _member(candidate, spec, one, solving, arithmetic, found, learn_reg, choice)
+            topped[k] = _member(candidate, spec, one, solver, arithmetic, found, learn_reg, choice)
     return topped, passes + 1
 
 
@@ -273,7 +269,7 @@ def _member(
     candidate: KernelChoice,
     spec: MomentReduction,
     moments: MomentSums,
-    solving: SolveOptions,
+    solver: JointSolver,
     arithmetic: ComputeMode,
     found: Search,
     learn_reg: bool,
@@ -291,11 +287,12 @@ def _member(
         joint, crps = (float(mean[best]) for mean, _ in losses)
         retained = _kept([(float(mean[best]), float(error[best])) for mean, error in losses])
     mean = moments.means()
-    solution = replace(solving, reg=reg).solver((x, y), choice.rows)(mean).shrunk(retained)
+    of_bases = replace(solver, reg=reg).on((x.basis, y.basis), choice.rows.parts)
+    solution = of_bases(mean).shrunk(retained)
     refits = ((fold.rest, fold.held, fold.solution(reg).shrunk(retained)) for fold in folds)
-    part = Part((x, y), mean, reduced(solution), replicates(refits, moments))
+    component = Component((x, y), mean, reduced(solution), replicates(refits, moments))
     return EnsembleMember(
-        replace(candidate, reg=reg), part, moments, joint, crps, retained, arithmetic
+        replace(candidate, reg=reg), component, moments, joint, crps, retained, arithmetic
     )
 
 
@@ -337,7 +334,7 @@ def describe_search(found: Search, members: Sequence[EnsembleMember]) -> dict[st
                 "y": asdict(m.candidate.trial.y),
                 "kernel_x": m.candidate.kernel_x.to_dict(),
                 "kernel_y": m.candidate.kernel_y.to_dict(),
-                "ranks": [side.basis.rank for side in m.part.sides],
+                "ranks": [side.basis.rank for side in m.component.sides],
                 "reg": [m.candidate.reg.y, m.candidate.reg.x],
                 "joint": m.joint,
                 "crps": m.crps,
@@ -363,7 +360,7 @@ def lean_members(members: Sequence[EnsembleMember]) -> list[EnsembleMember]:
         replace(
             member,
             moments=None,  # type: ignore[arg-type] # documented, and no query reads them
-            part=replace(member.part, sides=importable_sides(member.part.sides)),
+            component=replace(member.component, sides=importable_sides(member.component.sides)),
         )
         for member in members
     ]

@@ -25,8 +25,8 @@ Array = Any
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
-    """A solution that a model is made of; g is the mean over its parts.
+class Component:
+    """A solution that a model is made of; g is the mean over its components.
 
     Attributes
     ----------
@@ -97,7 +97,7 @@ class Part:
 
 
 def assemble(
-    parts: Sequence[Part],
+    components: Sequence[Component],
     moments: MomentSums,
     cells: Sequence[CellStatistics],
     columns: Sequence[Columns],
@@ -108,10 +108,10 @@ def assemble(
 
     Parameters
     ----------
-    parts
+    components
         The solution, or several whose density ratios are averaged.
     moments
-        Of the first part.
+        Of the first component.
     cells
         Of x and of y; empty where there are no laws.
     columns
@@ -122,26 +122,28 @@ def assemble(
     about
         What else the model says of its fit, as JSON values.
     """
-    x, y = (_variable(i, parts, columns[i], cells[i] if cells else None) for i in (0, 1))
-    coef = block_diag(*(part.solution.coef for part in parts)) / len(parts)
-    base = parts[0].solution.base
+    x, y = (_variable(i, components, columns[i], cells[i] if cells else None) for i in (0, 1))
+    coef = block_diag(*(component.solution.coef for component in components)) / len(components)
+    base = components[0].solution.base
     errors = [
         None if None in result else max(e for e in result if e is not None)
-        for result in zip(*(part.trace_errors for part in parts), strict=True)
+        for result in zip(*(component.trace_errors for component in components), strict=True)
     ]
     described = about | {
         "rows": moments.n_rows,
         "folds": moments.n_folds,
         "trace_error": dict(zip("xy", errors, strict=True)),
-        "kkt_residual": max(part.solution.kkt_residual for part in parts),
+        "kkt_residual": max(component.solution.kkt_residual for component in components),
         "negative_mass": _negative_mass(x.basis, y.basis, coef, base, points) if points else None,
-        "held_out": {given: _held_out(parts, i, columns[1 - i]) for i, given in enumerate("xy")},
+        "held_out": {
+            given: _held_out(components, i, columns[1 - i]) for i, given in enumerate("xy")
+        },
     }
-    if len(parts) == 1:
-        names = parts[0].sides[1].names  # events that only a search needed come after them
+    if len(components) == 1:
+        names = components[0].sides[1].names  # events that only a search needed come after them
         arrays = moments.with_functions(len(names)).to_arrays()
         return JointModel(x, y, coef, described, arrays, base)
-    spectra = spectra_of([part.mean for part in parts])
+    spectra = spectra_of([component.mean for component in components])
     return JointModel(x, y, coef, described, {}, base, spectra=spectra)
 
 
@@ -158,14 +160,14 @@ def _negative_mass(
 
 
 def _variable(
-    given: int, parts: Sequence[Part], columns: Columns, cells: CellStatistics | None
+    given: int, components: Sequence[Component], columns: Columns, cells: CellStatistics | None
 ) -> Variable:
-    """A variable with the answers given it: means over the parts, their bases side by side."""
-    names = parts[0].sides[1 - given].names
-    q, count = len(names), len(parts)
-    answers = [part.solution.answer(part.mean, given) for part in parts]
-    folds = [part.replicates[given] for part in parts]
-    bases = tuple(part.basis(given) for part in parts)
+    """A variable with the answers given it: means over the components, their bases side by side."""
+    names = components[0].sides[1 - given].names
+    q, count = len(names), len(components)
+    answers = [component.solution.answer(component.mean, given) for component in components]
+    folds = [component.replicates[given] for component in components]
+    bases = tuple(component.basis(given) for component in components)
     return Variable(
         columns,
         bases[0] if count == 1 else StackedBasis(bases),
@@ -180,15 +182,17 @@ def _variable(
     )
 
 
-def _held_out(parts: Sequence[Part], given: int, answered: Columns) -> dict[str, dict[str, float]]:
+def _held_out(
+    components: Sequence[Component], given: int, answered: Columns
+) -> dict[str, dict[str, float]]:
     """JSON table of held-out errors; empty without folds, and without the codes of labels.
 
     The squared error of a mean of several answers is at most the mean of theirs, which stands here.
     """
-    folds = [part.replicates[given] for part in parts]
+    folds = [component.replicates[given] for component in components]
     if not len(folds[0].constant):
         return {}
-    names = parts[0].sides[1 - given].names
+    names = components[0].sides[1 - given].names
     errors = np.mean([fold.error[: len(names)] for fold in folds], axis=0)
     rows = zip(names, errors, folds[0].baseline[: len(names)], strict=True)
     return {

@@ -14,7 +14,7 @@ from cme_dask.constraints import Constraint, parse
 from cme_dask.data.columns import Columns
 from cme_dask.errors import DataError, remedy
 from cme_dask.models import load_only
-from cme_dask.models.assembly import Part, assemble
+from cme_dask.models.assembly import Component, assemble
 from cme_dask.models.joint import JointModel, Variable
 from cme_dask.numerics.basis import LinearBasis
 from cme_dask.numerics.blocks import MomentSums
@@ -42,13 +42,13 @@ class Named:
 
 
 @dataclass(frozen=True, eq=False)
-class JointSums:
-    """Sums over a set of rows, of which a joint model is made; those of disjoint sets add.
+class FitSums:
+    """Sums over a set of rows, of which a model is made; those of disjoint sets add.
 
     Attributes
     ----------
     columns
-        Of x and of y.
+        Of each variable.
     sides
         Bases, functions and shifts of the moments; of saved models, functions are mere names.
     moments
@@ -59,12 +59,30 @@ class JointSums:
         What a model says of its fit.
     """
 
-    columns: tuple[Columns, Columns]
-    sides: tuple[FeatureBlock, FeatureBlock]
+    columns: tuple[Columns, ...]
+    sides: tuple[FeatureBlock, ...]
     moments: MomentSums
     specs: tuple[CellReduction, ...]
     cells: tuple[CellSums, ...]
     about: dict[str, Any]
+
+    @property
+    def next_row(self) -> int:
+        """The number after those of these rows, which may have gaps."""
+        return max(int(self.about.get("next_row", 0)), self.moments.n_rows)
+
+    @property
+    def solver(self) -> Any:
+        """What turned the moments into a solution, where trials of the arithmetic need it."""
+        return None
+
+
+@dataclass(frozen=True, eq=False)
+class JointSums(FitSums):
+    """Sums over a set of rows, of which a joint model is made."""
+
+    columns: tuple[Columns, Columns]
+    sides: tuple[FeatureBlock, FeatureBlock]
 
     @classmethod
     def of(cls, model: JointModel) -> Self:
@@ -97,6 +115,11 @@ class JointSums:
         return float(self.moments.weights.sum())
 
     @property
+    def solver(self) -> JointSolver:
+        """From moments to a solution, under the constraint of the fit."""
+        return JointSolver(self.constraint, self.reg)
+
+    @property
     def constraint(self) -> Constraint:
         """Of the fit."""
         return parse(self.about.get("constraint_options", self.about["constraint"]))
@@ -107,7 +130,7 @@ class JointSums:
         y, x = self.about["reg"]
         return Regularization(float(y), float(x), self.about["reg_form"])
 
-    def solved(self, convergence: str = "raise", **told: Any) -> tuple[JointModel, Part]:
+    def solved(self, convergence: str = "raise", **told: Any) -> tuple[JointModel, Component]:
         """The model of these rows, and what it was made of.
 
         Parameters
@@ -126,14 +149,14 @@ class JointSums:
         """
         constraint = self.constraint
         self._check_bounds(constraint)
-        bases = [side.basis for side in self.sides]
         rows = [self._kept_rows(i) for i in (0, 1)]
-        solver = JointSolver(constraint, self.reg, constraint.bounds_of(bases, rows))
-        part = Part.solved(self.moments, self.sides, solver, convergence)
+        solver = self.solver.on([side.basis for side in self.sides], rows)
+        component = Component.solved(self.moments, self.sides, solver, convergence)
         laws = [spec.statistics(sums) for spec, sums in zip(self.specs, self.cells, strict=True)]
         points = [(each.means, each.masses) for each in laws]
         metadata = self.about | told
-        return assemble([part], self.moments, laws, self.columns, points, metadata), part
+        model = assemble([component], self.moments, laws, self.columns, points, metadata)
+        return model, component
 
     def on_sides(self, sides: tuple[FeatureBlock, FeatureBlock]) -> MomentSums:
         """The moments on bases with the same pivots and with the shifts of these sides.

@@ -158,6 +158,18 @@ class JointSolver:
                 f"{option('reg_form')} is {self.reg.form!r}"
             )
 
+    def on(self, bases: Sequence[Basis], rows: Sequence[Array]) -> "JointSolver":
+        """The solver for bases of x and of y, with what the constraint needs to know of them.
+
+        Parameters
+        ----------
+        bases
+            Of the moments.
+        rows
+            Random rows of x and of y.
+        """
+        return replace(self, bounds=self.constraint.bounds_of(bases, rows))
+
     def __call__(self, mean: Moments, start: JointSolution | None = None) -> JointSolution:
         """Solve; the info is not checked.
 

@@ -1,0 +1,440 @@
+"""``Estimator``: what a fit is made of, from rows over one pass to fitted attributes.
+
+An estimator names its variables (a kernel for each), the moments that its pass makes, and how it
+solves for its attributes. The base opens the rows, reads the row sample, settles kernels and
+pivots, makes the pass, reports its progress and its time, plans, and adds rows to a fit.
+"""
+
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from sklearn.base import BaseEstimator
+
+from cme_dask.config import MAX_RANK
+from cme_dask.data.row_sample import RowSample
+from cme_dask.data.sample import Sample
+from cme_dask.estimators.growing import new_rows, on_columns
+from cme_dask.estimators.pivoting import PivotRule, PivotSelector, pair_of_pivots
+from cme_dask.estimators.planning import FitContext, FitPlan, Other, plan_fit
+from cme_dask.estimators.recipe import (
+    SHORT_RANK,
+    FittedBasis,
+    FunctionsLike,
+    NotFitted,
+    Progress,
+    Tolerance,
+    choose_kernel,
+    usable_rows,
+    warn_of_length,
+)
+from cme_dask.estimators.steps import reported
+from cme_dask.kernels import Kernel
+from cme_dask.learning.partition import stands_for
+from cme_dask.learning.transforms import HEURISTIC_ROWS
+from cme_dask.models.merging import FitSums
+from cme_dask.numerics.basis import Basis
+from cme_dask.numerics.blocks import MomentSums
+from cme_dask.numerics.cells import CellReduction, CellSums
+from cme_dask.numerics.moments import FeatureBlock, MomentReduction
+from cme_dask.numerics.precision import (
+    SAFE,
+    TRIAL_ROWS,
+    TRIALS,
+    Change,
+    ComputeMode,
+    fastest_mode,
+)
+from cme_dask.numerics.resources import one_blas_thread
+from cme_dask.passes.driver import Executor
+from cme_dask.passes.memory import MemoryBudget
+from cme_dask.passes.moments import make_moments
+from cme_dask.passes.run import PassReport, RunOptions
+
+Array = Any
+Functions = Mapping[str, FunctionsLike | None]
+"""Declared functions by the name of their parameter: ``functions`` of y, ``functions_x`` of x."""
+
+_WORTH = 32  # a pass over fewer than this many times the trial's rows is not worth a trial
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """What a moment pass made of the rows.
+
+    Attributes
+    ----------
+    sides, moments
+        The variables on their bases, and the sums over the rows by fold.
+    specs, cells
+        Cells of x and of y, and the sums over their rows; empty without laws.
+    arithmetic
+        How the moments were computed.
+    report
+        How the pass went.
+    passes
+        Passes over the rows, with those of the row sample and of the pivots.
+    """
+
+    sides: tuple[FeatureBlock, ...]
+    moments: MomentSums
+    specs: tuple[CellReduction, ...]
+    cells: tuple[CellSums, ...]
+    arithmetic: ComputeMode
+    report: PassReport
+    passes: int
+
+
+def of_pass(measured: Measured) -> dict[str, Any]:
+    """Fitted attributes that tell of the pass."""
+    return {
+        "n_passes_": measured.passes,
+        "arithmetic_": measured.arithmetic,
+        "report_": measured.report,
+    }
+
+
+def budget_of(options: RunOptions) -> MemoryBudget:
+    """The place of a run without a checkpoint, and its memory."""
+    executor = Executor.resolve(options.scheduler, options.workers)
+    return MemoryBudget.of(executor, options.memory_limit)
+
+
+class Unfitted:
+    """What stands in the place of the model before a fit: reading it is an error."""
+
+    def __get__(self, estimator: Any, kind: type) -> Self:
+        if estimator is None:
+            return self
+        raise NotFitted(f"this {kind.__name__} is not fitted: call fit first")
+
+
+class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
+    """The base of all estimators.
+
+    A subclass declares ``_kernels``, checks its parameters (``_check``), opens rows (``_open``),
+    says which moments its pass makes (``_spec``) and what faster arithmetic must not change
+    (``_change``), and solves (``_solve``). Its ``fit``, ``plan`` and ``partial_fit`` hand what they
+    were given to ``_fit``, ``_plan`` and ``_grow``; for the last one it gives its ``_sums``.
+    """
+
+    _kernels: ClassVar[dict[str, str]]
+    """The parameter that holds the kernel of each variable, and what messages call it."""
+
+    _bases: ClassVar[tuple[str, ...]] = ("basis_x_", "basis_y_")
+    """The attributes that hold the fitted bases."""
+
+    tol: float | None
+    max_rank: int | None
+    pivots: Any
+    span: float
+    sample_size: int
+    random_state: int | None
+    accuracy: float | None
+    model_: Any = Unfitted()
+    n_passes_: int
+    _sides: tuple[FeatureBlock, ...]
+
+    # What a subclass states
+
+    @abstractmethod
+    def _check(self) -> None:
+        """DataError on parameters outside their range."""
+
+    @abstractmethod
+    def _open(self, X: Any, Y: Any, weights: Any) -> Sample:
+        """The rows."""
+
+    @abstractmethod
+    def _spec(self, context: FitContext, bases: Sequence[Basis]) -> MomentReduction:
+        """The moments of these bases."""
+
+    def _change(
+        self, spec: MomentReduction, trial: RowSample, rows: RowSample, accuracy: float, solver: Any
+    ) -> Change:
+        """What faster arithmetic must not change on trial rows; ``solver`` is that of the fit."""
+        raise NotImplementedError
+
+    def _solve(self, sample: Sample, measured: Measured) -> dict[str, Any]:
+        """From moments to fitted attributes, by name."""
+        raise NotImplementedError
+
+    def _sums(self, functions: Functions) -> FitSums:
+        """Sums over the rows of the fit, with these functions; DataError where there are none."""
+        raise NotImplementedError
+
+    def _solver(self, context: FitContext) -> Any:
+        """What turns moments into a solution, where trials of the arithmetic need it."""
+        return None
+
+    def _search(self, context: FitContext) -> FitContext:
+        """The context with the kernels that are learned."""
+        return context
+
+    def _landmarks(self, context: FitContext) -> Sequence[Any] | None:
+        """Bases that take the place of those on pivots."""
+        return None
+
+    def _cells(self, context: FitContext, bases: Sequence[Basis] = ()) -> tuple[CellReduction, ...]:
+        """Cells whose rows the pass sums."""
+        return ()
+
+    def _learns(self) -> bool:
+        """Whether kernels are learned."""
+        return False
+
+    def _steps(self, sample: Sample, *, plans: bool) -> dict[str, Any]:
+        """The steps of a fit, as arguments of :func:`cme_dask.estimators.steps.reported`."""
+        return {"learned": self._learns()}
+
+    @property
+    def _default_rank(self) -> int | None:
+        """What limits the rank where ``max_rank`` is not given."""
+        return MAX_RANK
+
+    @property
+    def _tolerance(self) -> Tolerance:
+        return Tolerance.of(self.tol, self.max_rank, self._default_rank)
+
+    # What the base does with it
+
+    def _fit(self, X: Any, Y: Any, weights: Any, functions: Functions, options: RunOptions) -> Self:
+        """Fit, and take over the attributes when all has gone well."""
+        begin = time.perf_counter()
+        self._check()
+        sample = self._open(X, Y, weights)
+        parameters = self.get_params(deep=False)
+        parameters.pop("convergence", None)  # no sum depends on it
+        with (
+            options.budget(type(self).__name__, {**parameters, **functions}, sample) as budget,
+            self._reported(options.progress, budget.executor, sample) as progress,
+        ):
+            fitted = self._run(self._context(sample, functions, budget, progress), sample)
+        self._become(fitted, begin, (X, Y, sample))
+        return self
+
+    def _plan(
+        self, X: Any, Y: Any, weights: Any, functions: Functions, options: RunOptions
+    ) -> FitPlan:
+        """What :meth:`_fit` would do and take."""
+        self._check()
+        sample = self._open(X, Y, weights)
+        budget = budget_of(options)
+        with self._reported(options.progress, budget.executor, sample, plans=True) as progress:
+            return self._planned(self._context(sample, functions, budget, progress))
+
+    def _planned(self, context: FitContext, others: Sequence[Other] = ()) -> FitPlan:
+        """The plan; ``others`` are further learned kernels that the pass compares."""
+        return plan_fit(
+            context,
+            partial(self._specify, context),
+            partial(self._landmarks, context),
+            partial(self._cells, context),
+            others,
+        )
+
+    def _run(self, context: FitContext, sample: Sample) -> dict[str, Any]:
+        """The passes, and everything after them: fitted attributes by name."""
+        measured = self._measure(context)
+        with one_blas_thread():
+            fitted = of_pass(measured) | self._solve(sample, measured)
+        self._warn_of_trace(context, [fitted[name] for name in self._bases])
+        return fitted
+
+    def _become(
+        self, fitted: dict[str, Any], begin: float, given: tuple[Any, Any, Sample] | None = None
+    ) -> None:
+        """Take over fitted attributes; of a first fit, with what scikit-learn asks of columns."""
+        report = fitted.get("report_")
+        if report is not None:
+            fitted = fitted | {"report_": replace(report, seconds=time.perf_counter() - begin)}
+        self.__dict__.update(fitted)
+        if given is not None:
+            self._adopt(*given)
+
+    def _adopt(self, X: Any, Y: Any, sample: Sample) -> None:
+        """Keep what scikit-learn asks a fitted estimator about the columns of x."""
+        names = sample.columns[0].names
+        self.n_features_in_ = len(names)
+        if hasattr(X, "columns") and all(isinstance(name, str) for name in X.columns):
+            self.feature_names_in_ = np.array(names, dtype=object)
+        elif hasattr(self, "feature_names_in_"):
+            del self.feature_names_in_
+
+    def _reported(
+        self, progress: Any, executor: Executor, sample: Sample, *, plans: bool = False
+    ) -> AbstractContextManager[Progress | None]:
+        """What the parts of a fit report to."""
+        if progress is None:
+            return nullcontext()
+        columns = [len(columns.names) for columns in sample.columns[: len(self._kernels)]]
+        steps = self._steps(sample, plans=plans)
+        return reported(progress, executor, sample.n_rows, columns, **steps)
+
+    def _context(
+        self,
+        sample: Sample,
+        functions: Functions,
+        budget: MemoryBudget,
+        progress: Progress | None,
+    ) -> FitContext:
+        """The row sample read, the kernels settled."""
+        begin = time.perf_counter()
+        rule = PivotRule(self._tolerance, self.span, self.random_state or 0)
+        one = len(self._kernels) == 1
+        pivots = (self.pivots,) if one else pair_of_pivots(self.pivots)
+        rows, passes = usable_rows(sample, self.sample_size, rule.seed, budget)
+        kernels, short = [], False
+        for i, name in enumerate(self._kernels):
+            given = getattr(self, name)
+            kernels.append(choose_kernel(given, rows, i, sample.columns[i], name))
+            if isinstance(given, Kernel) and isinstance(pivots[i], str):
+                points = rows.prefix(HEURISTIC_ROWS).parts[i]
+                short = warn_of_length(given, points, name) or short
+        if short and rule.max_rank is None:  # its cost is that of the cube of the rank
+            rule = replace(rule, tolerance=replace(rule.tolerance, max_rank=SHORT_RANK))
+        names, folds = tuple(self._kernels.values()), getattr(self, "n_folds", 1)
+        choice = PivotSelector(sample, rows, rule, pivots, folds, budget, names, progress)
+        seconds = time.perf_counter() - begin
+        return self._search(FitContext(choice, kernels, functions, passes, seconds))
+
+    def _specify(
+        self, context: FitContext, bases: Sequence[Basis], solver: Any = None
+    ) -> tuple[MomentReduction, ComputeMode]:
+        """The moments of these bases, with the arithmetic that the accuracy allows."""
+        choice, spec = context.choice, self._spec(context, bases)
+        solver = self._solver(context) if solver is None else solver
+        return self._in_mode(spec, choice.rows, choice.sample.n_rows, choice.budget, solver)
+
+    def _in_mode(
+        self, spec: MomentReduction, rows: RowSample, n_rows: int, budget: MemoryBudget, solver: Any
+    ) -> tuple[MomentReduction, ComputeMode]:
+        """The moments with the cheapest arithmetic that a trial on the row sample admits."""
+        accuracy = self._largest_change(n_rows, solver)
+        trial = rows.prefix(max(TRIAL_ROWS, 2 * max(spec.ranks)))
+        if accuracy == 0.0 or n_rows < _WORTH * len(trial):
+            return spec, SAFE
+        cores = min(budget.executor.function_threads, TRIALS)  # the sums of each take memory
+        with one_blas_thread():
+            change = self._change(spec, trial, rows, accuracy, solver)
+            mode, _ = fastest_mode(spec, trial.parts, accuracy, change, cores)
+        return mode.applied(spec), mode
+
+    def _largest_change(self, n_rows: int, solver: Any) -> float:
+        """The change that faster arithmetic may cause; 0: none is tried."""
+        return float(self.accuracy or 0.0)
+
+    def _measure(self, context: FitContext) -> Measured:
+        """The moment pass, made again where sampled pivots turn out to have missed too much."""
+        choice, landmarks = context.choice, self._landmarks(context)
+        bases, rounds = choice.bases(context.kernels) if landmarks is None else (landmarks, 0)
+        passes, cells = context.passes + rounds, self._cells(context, bases)
+        sums: tuple[CellSums, ...] = ()
+        for topped_up in (False, True):
+            spec, mode = self._specify(context, bases)
+            todo = () if topped_up else cells
+            (moments,), summed, report = make_moments(
+                choice.sample, [spec], choice.budget, choice.progress, choice.sample_rows, todo
+            )
+            passes, sums = passes + 1, sums if topped_up else summed
+            if topped_up or landmarks is not None:
+                break
+            more, rounds = choice.topped_up(bases, moments.means().trace_error)
+            passes += rounds
+            if more is None:
+                break
+            bases = more
+        report = choice.covering(report, spec.ranks)
+        return Measured(spec.features, moments, cells, sums, mode, report, passes)
+
+    def _warn_of_trace(self, context: FitContext, bases: Sequence[FittedBasis]) -> None:
+        """Warn of bases that miss the tolerance, unless their pivots were given."""
+        choice = context.choice
+        for i, basis in enumerate(bases):
+            if isinstance(choice.wanted[i], str):
+                missed = choice.may_miss(i)
+                self._tolerance.warn(choice.names[i], basis.rank, basis.trace_error, missed)
+
+    # Rows that are added to a fit
+
+    def _grow(
+        self, X: Any, Y: Any, weights: Any, functions: Functions, options: RunOptions
+    ) -> Self:
+        """Add rows to the fitted model, in one pass over them; all of it or nothing."""
+        begin = time.perf_counter()
+        self._check()
+        sample = self._open_more(X, Y, weights)
+        fitted, _ = self._grown(self._sums(functions), sample, options)
+        self._become(fitted, begin)
+        return self
+
+    def _open_more(self, X: Any, Y: Any, weights: Any) -> Sample:
+        """The rows of a later call."""
+        return self._open(X, Y, weights)
+
+    def _grown(
+        self, earlier: FitSums, sample: Sample, options: RunOptions, alone_from: int | None = None
+    ) -> tuple[dict[str, Any], Sample]:
+        """Fitted attributes of earlier rows and new ones, in the bases and cells of the earlier.
+
+        Parameters
+        ----------
+        earlier
+            Sums over the earlier rows.
+        sample
+            The new ones. They are numbered after the earlier ones, but for parts of a split, whose
+            rows keep the numbers that they have in their table.
+        options
+            Where to run.
+        alone_from
+            The number of the first new row, for a fit of the new rows alone.
+
+        Returns
+        -------
+        fitted
+            Attributes by name.
+        sample
+            The new rows as they were read.
+        """
+        sample = on_columns(sample, earlier.columns)
+        sample = sample.fold_by(earlier.about.get("fold_by", "rows"))
+        budget = budget_of(options)
+        with self._reported(options.progress, budget.executor, sample) as progress:
+            rows, passes = usable_rows(sample, self.sample_size, self.random_state or 0, budget)
+            spec = MomentReduction(earlier.sides, earlier.moments.n_folds)
+            spec, mode = self._in_mode(spec, rows, sample.n_rows, budget, earlier.solver)
+            cells = tuple(
+                CellReduction.of(
+                    s.support, part, *stands_for(rows, sample), s.functions, s.partition
+                )
+                for s, part in zip(earlier.specs, rows.parts, strict=False)
+            )
+            after = 0 if sample.part is not None else earlier.next_row
+            sample = replace(sample, first_row=after if alone_from is None else alone_from)
+            (moments,), sums, report = make_moments(sample, [spec], budget, progress, 0, cells)
+        info = new_rows(earlier, moments)
+        new = Measured(earlier.sides, moments, cells, sums, mode, report, passes + 1)
+        with one_blas_thread():
+            fitted = self._of_both(earlier, new, sample, alone=alone_from is not None)
+        fitted["model_"].about["new_rows"] = info
+        return fitted, sample
+
+    def _of_both(
+        self, earlier: FitSums, new: Measured, sample: Sample, *, alone: bool
+    ) -> dict[str, Any]:
+        """Fitted attributes of earlier rows and of new ones, or of the new ones ``alone``."""
+        moments, passes = earlier.moments + new.moments, self.n_passes_ + new.passes
+        both = replace(new, moments=moments, passes=passes)
+        return of_pass(both) | self._solve(sample, both)
+
+    # What fitted estimators have in common
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Write the fitted model to a folder, see ``save`` of the model."""
+        self.model_.save(path, overwrite=overwrite)
