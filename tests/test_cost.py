@@ -18,7 +18,7 @@ from cme_dask.data.sources import ArraySource, ZarrSource
 from cme_dask.errors import DataError, ResourceError
 from cme_dask.numerics.basis import BlockSolve, NewtonBasis
 from cme_dask.numerics.moments import FeatureBlock, MomentReduction
-from cme_dask.numerics.reduction import Reduction
+from cme_dask.numerics.reduction import Cost, Reduction
 from cme_dask.passes import cost as timing
 from cme_dask.passes.cost import busiest_rows, bytes_read, time_pass
 from cme_dask.passes.driver import Executor
@@ -109,7 +109,7 @@ def test_seconds_of_the_pass_are_those_of_its_strips(tmp_path, monkeypatch, chun
     monkeypatch.setattr(timing.Reading, "strips", slowly)
     runs = plan_ranges(50_000, chunk_rows, 1, 1e-3)
     executor = Executor.resolve("synchronous")
-    cost = time_pass(sample, Slow(clock), 0.0, runs, executor)
+    cost = time_pass(sample, Slow(clock), runs, executor)
     count = -(-50_000 // 4096)
     assert (cost.rows, cost.strips, cost.tasks, cost.workers) == (50_000, count, len(runs), 1)
     assert cost.computing == pytest.approx(50.0)
@@ -125,10 +125,16 @@ def test_seconds_of_the_pass_are_those_of_its_strips(tmp_path, monkeypatch, chun
     assert cost.rows_per_second == pytest.approx(50_000 / cost.seconds)
 
 
-def test_of_strips_that_would_take_long_a_part_is_timed(monkeypatch):
+def test_of_strips_that_would_take_long_a_part_is_timed():
     seen = []
 
     class Rows(Reduction):
+        def __init__(self, flops):
+            self.flops = flops
+
+        def cost(self, extent):
+            return Cost(flops=self.flops)
+
         def update(self, state, strip):
             seen.append(len(strip))
             return 0
@@ -137,10 +143,10 @@ def test_of_strips_that_would_take_long_a_part_is_timed(monkeypatch):
     runs = plan_ranges(len(x), 0, 1, 1.0)
     executor = Executor.resolve("synchronous")
     assert runs[0].length == 8192
-    time_pass(open_sample(x), Rows(), 1.0, runs, executor)
+    time_pass(open_sample(x), Rows(1.0), runs, executor)
     assert [rows for rows in seen if rows] == [8192] * 3
     seen.clear()
-    time_pass(open_sample(x), Rows(), 1e9, runs, executor)
+    time_pass(open_sample(x), Rows(1e9), runs, executor)
     assert [rows for rows in seen if rows] == [4096] * 3
 
 
@@ -154,7 +160,7 @@ def test_strips_of_moments_are_timed_on_all_workers(scheduler, weighted):
     sample = open_sample(X, Y, weights=np.ones(len(X)) if weighted else None)
     executor = Executor.resolve(scheduler, 2)
     runs = plan_ranges(len(X), 0, 2, 1e-6)
-    cost = time_pass(sample, moment_reduction([spec]), spec.flops, runs, executor)
+    cost = time_pass(sample, moment_reduction([spec]), runs, executor)
     assert cost.workers == executor.workers
     assert cost.rows == len(X)
     for name in ("computing", "reading", "sums", "scheduling"):
@@ -166,9 +172,7 @@ def test_strips_are_timed_on_the_workers_of_a_cluster(cluster):
     spec, (X, Y) = spec_of()
     sample = open_sample(da.from_array(X, chunks=(100, 2)), da.from_array(Y, chunks=(100, 1)))
     executor = Executor.resolve(cluster)
-    cost = time_pass(
-        sample, moment_reduction([spec]), spec.flops, [RowRange(0, 300, 4096)], executor
-    )
+    cost = time_pass(sample, moment_reduction([spec]), [RowRange(0, 300, 4096)], executor)
     assert cost.workers == 2
     assert 0.0 < cost.seconds < 1000.0
 

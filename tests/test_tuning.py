@@ -13,7 +13,10 @@ from test_reads import opened
 from cme_dask import JointDistribution, Tuning, load, open_sample
 from cme_dask.errors import DataError, ResourceError
 from cme_dask.kernels import Gaussian, TransformedKernel
+from cme_dask.kernels.length_scales import IGNORED
+from cme_dask.learning.losses import ScreenedRows
 from cme_dask.learning.problems import search_joint
+from cme_dask.learning.search import SearchedVariable, SearchProblem, search
 from cme_dask.numerics.folds import fold_of_rows
 from cme_dask.numerics.problem import Regularization
 
@@ -66,6 +69,31 @@ def test_finalists_differ():
     assert len(found.finalists) == QUICK.finalists
     keys = {(c.trial.x, c.trial.y) for c in found.finalists}
     assert len(keys) == QUICK.finalists
+
+
+def test_a_search_minimises_any_loss_of_bases():
+    """Here the distance to the Gram matrix of a kernel that ignores the second column."""
+    rng = np.random.default_rng(4)
+    rows = rng.standard_normal((80, 2))
+    weights, folds = np.full(80, 1 / 80), fold_of_rows(0, 80, 4)
+    variable = SearchedVariable(rows, weights, (False, False), None)
+    given = SearchedVariable(rows[:, :1], weights, (False,), Gaussian(1.0))
+    screened = ScreenedRows(weights, folds, np.zeros((80, 0)))
+    scaled = variable.values["standard"][screened.order]
+    target = Gaussian(0.7)(scaled[:, :1], scaled[:, :1])
+
+    class Distance(SearchProblem):
+        def losses(self, x, y):
+            loss = np.array([[((x.newton @ x.newton.T - target) ** 2).mean()]])
+            return loss, np.zeros((1, 1))
+
+    problem, events = Distance((variable, given), screened, 1e-10, 80), []
+    tried, (best,) = search(problem, events.append, evaluations=60, widening=60, finalists=1)
+    assert best[0].form == "standard"
+    assert best[0].scales == pytest.approx((0.7, IGNORED), rel=0.02)
+    assert tried.score(best) < 1e-4
+    assert [e.stage for e in events if e.stage != "refine"][-2:] == ["columns", "columns"]
+    assert all(e.score >= 0.0 for e in events)
 
 
 def test_given_kernels_and_ridge_stay():

@@ -289,10 +289,9 @@ def plan_fit(
         cells=summed,
     )
     reduction = moment_reduction(specs, summed)
-    folded = sample.for_folds(spec.n_folds)
     with one_blas_thread():
         solution_seconds = _solution_seconds(specs)
-    moment_pass = time_pass(folded, reduction, sum(one.flops for one in specs), runs, executor)
+    moment_pass = time_pass(sample, reduction, runs, executor)
     return FitPlan(
         variables=tuple(
             PlannedVariable(

@@ -18,7 +18,7 @@ from cme_dask.data.sources import RowSource
 from cme_dask.numerics.reduction import Reduction, Strip, reduce_strips
 from cme_dask.passes.driver import Executor
 from cme_dask.passes.plan import Reading, RowRange
-from cme_dask.passes.run import FLOPS
+from cme_dask.passes.run import FLOPS, extent_of
 
 _TIMED = 3  # strips of each worker
 _STRIP_SECONDS = 2.0  # of a timed strip at the cautious rate FLOPS: of longer ones a part is timed
@@ -80,11 +80,7 @@ class StripTimes:
 
 
 def time_pass(
-    sample: Sample,
-    reduction: Reduction[Any, Any],
-    flops: float,
-    runs: Sequence[RowRange],
-    executor: Executor,
+    sample: Sample, reduction: Reduction[Any, Any], runs: Sequence[RowRange], executor: Executor
 ) -> PassCost:
     """Read and reduce three strips on each worker, and scale their times to the whole pass.
 
@@ -94,8 +90,6 @@ def time_pass(
         The rows. Of Dask arrays the tasks that compute them are not timed.
     reduction
         What the pass computes.
-    flops
-        Operations per row that it expects, see :class:`cme_dask.numerics.reduction.Cost`.
     runs
         How the pass is cut.
     executor
@@ -106,10 +100,11 @@ def time_pass(
     DataError
         If these strips hold unusable values.
     """
-    workers = min(executor.workers, len(runs))
-    length = min(runs[0].length, max(_LEAST_ROWS, int(_STRIP_SECONDS * FLOPS / max(flops, 1.0))))
-    reading, payloads = Reading.of(sample, executor.shares_memory), []
-    for i in range(workers):
+    sample = sample.for_folds(reduction.n_folds)
+    flops = max(reduction.cost(extent_of(sample, executor)).flops, 1.0)
+    length = min(runs[0].length, max(_LEAST_ROWS, int(_STRIP_SECONDS * FLOPS / flops)))
+    reading, payloads, workers = Reading.of(sample, executor.shares_memory), [], executor.workers
+    for i in range(min(workers, len(runs))):
         start = runs[i * len(runs) // workers].start
         run = RowRange(start, min(start + _TIMED * length, sample.n_rows), length)
         read = sum(bytes_read(source, [run]) for source in sample.reads)
@@ -117,13 +112,6 @@ def time_pass(
     begin, shared = time.perf_counter(), (reduction, reading)
     times = executor.run(_time_strips, payloads, _join, shared=shared, name="time-strips")
     wall = time.perf_counter() - begin
-    return scaled(sample, times, runs, executor.workers, wall)
-
-
-def scaled(
-    sample: Sample, times: Sequence[StripTimes], runs: Sequence[RowRange], workers: int, wall: float
-) -> PassCost:
-    """The cost of the pass, from the times of some workers and the seconds until all had ended."""
     strips = sum(run.strips for run in runs)
     read = sum(bytes_read(source, runs) for source in sample.reads)
     return PassCost(
