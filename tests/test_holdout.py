@@ -19,11 +19,12 @@ from cme_dask.errors import DataError, StoreError
 from cme_dask.numerics.basis import LinearBasis, NewtonBasis
 from cme_dask.numerics.folds import BY_ROWS, Folding, Part, fold_of_rows
 from cme_dask.numerics.moments import FeatureBlock, MomentReduction, strip_moments
+from cme_dask.numerics.rows import BasisRanges, NearestRows
 from cme_dask.passes.driver import Executor
 from cme_dask.passes.memory import MemoryBudget
 from cme_dask.passes.moments import make_moments
-from cme_dask.passes.run import count_bad_values
-from cme_dask.passes.selections import nearest_rows, observed_ranges, sample_rows
+from cme_dask.passes.row_sample import sample_rows
+from cme_dask.passes.run import count_bad_values, run_pass
 from cme_dask.passes.sources import open_sample
 
 N = 10_001  # three strips, the last one short
@@ -235,7 +236,7 @@ def test_a_part_without_rows_is_named():
         lambda: moments_of(empty),
         lambda: JointDistribution().fit(empty),
         lambda: points.fit(empty),
-        lambda: nearest_rows(empty, X[:1], 5, np.ones(2), BUDGET),
+        lambda: run_pass(empty, NearestRows(X[:1], 5, np.ones(2)), BUDGET),
     ):
         with pytest.raises(DataError, match=r"no row belongs to this part \(.*0.5 by group\)"):
             call()
@@ -249,7 +250,7 @@ def test_nearest_rows_of_a_part(store, by):
     sample = open_sample(str(store))
     points, scale = X[:3] + 0.01, np.array([1.0, 2.0])
     for part, held_out in zip(sample.split(0.2, by=by), (False, True), strict=True):
-        found = nearest_rows(part, points, 50, scale, BUDGET)
+        found, _ = run_pass(part, NearestRows(points, 50, scale), BUDGET)
         for i, point in enumerate(points):
             distance = np.sqrt((((X - point) / scale) ** 2).sum(axis=1))
             distance[~mask(by, 0.2, held_out) | (W == 0.0)] = np.inf
@@ -269,7 +270,7 @@ def test_ranges_over_a_part(store, by):
         open_sample(str(store)).split(0.2, by=by), (False, True), strict=True
     ):
         kept = mask(by, 0.2, held_out) & (W > 0.0)
-        found = observed_ranges(part, bases, BUDGET)
+        found, _ = run_pass(part, BasisRanges(tuple(bases)), BUDGET)
         for ranges, basis, rows in zip(found, bases, (X, Y), strict=True):
             psi = basis(rows[kept])
             np.testing.assert_allclose(ranges, [psi.min(axis=0), psi.max(axis=0)], atol=1e-12)
@@ -447,7 +448,7 @@ def test_passes_without_folds_leave_their_column_unread(tmp_path):
     counted, group = opened(tmp_path / "s.zarr")
     sample = open_sample(group).fold_by("7d")
     moments_of(sample, 1)
-    nearest_rows(sample, X[:2], 5, np.ones(2), BUDGET)
+    run_pass(sample, NearestRows(X[:2], 5, np.ones(2)), BUDGET)
     PivotedCholesky(kernels.Gaussian(2.0), tol=0.1, pivots="greedy").fit(sample)
     assert not counted.chunks("time")
 

@@ -484,8 +484,7 @@ def test_a_round_that_does_not_fit_is_refused_before_it_runs(table):
     ):
         choose_in_rounds(
             sample,
-            {0: rule},
-            {0: PivotState.empty(2)},
+            {0: (rule, PivotState.empty(2))},
             tight,
             on_round=lambda i, state: seen.append(state.rank),
         )

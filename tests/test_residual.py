@@ -26,7 +26,7 @@ from cme_dask.numerics.problem import Regularization
 from cme_dask.passes.driver import Executor
 from cme_dask.passes.memory import MemoryBudget
 from cme_dask.passes.moments import make_moments
-from cme_dask.passes.selections import sample_rows
+from cme_dask.passes.row_sample import sample_rows
 from cme_dask.passes.sources import open_sample
 
 QUICK = Tuning(rows=500, evaluations=0, finalists=2, averaged=2)

@@ -27,10 +27,10 @@ from cme_dask.data.writer import writing_sample
 from cme_dask.errors import DataError, StoreError
 from cme_dask.models.joint import JointModel
 from cme_dask.numerics.folds import fold_of_rows, priority_keys, row_hash
-from cme_dask.passes import selections as gather
+from cme_dask.passes import row_sample as gather
 from cme_dask.passes.driver import Executor
 from cme_dask.passes.memory import MemoryBudget
-from cme_dask.passes.selections import sample_rows
+from cme_dask.passes.row_sample import sample_rows
 
 EXAMPLES = settings(
     max_examples=25,

@@ -15,9 +15,9 @@ from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
 from cme_dask.models.events import Event
 from cme_dask.models.joint import JointModel
-from cme_dask.numerics.rows import Neighbours
+from cme_dask.numerics.rows import NearestRows, Neighbours
 from cme_dask.passes.memory import MemoryBudget
-from cme_dask.passes.selections import nearest_rows
+from cme_dask.passes.run import run_pass
 
 Array = Any
 Result = dict[str, Any]
@@ -226,7 +226,7 @@ def nearest(
     rows = sample.row_sample.parts[0]
     scale = np.where((rows == rows[0]).all(axis=0), 1.0, rows.std(axis=0))
     scale = np.where(questions.columns[0].categorical, _OTHER_LABEL, scale)
-    return nearest_rows(sample, points, min(count, sample.n_rows), scale, budget)
+    return run_pass(sample, NearestRows(points, min(count, sample.n_rows), scale), budget)[0]
 
 
 def compare(

@@ -23,8 +23,8 @@ from cme_dask.numerics.folds import Part
 from cme_dask.numerics.scoring import Estimate, Scores
 from cme_dask.passes.driver import Executor
 from cme_dask.passes.memory import MemoryBudget
+from cme_dask.passes.row_sample import sample_rows
 from cme_dask.passes.scores import Law, Prediction, ScoreReport, score_pass
-from cme_dask.passes.selections import sample_rows
 from cme_dask.passes.sources import open_sample
 
 # Scores of a saved model on the rows of a store

@@ -21,8 +21,8 @@ from cme_dask.config import MAX_RANK
 from cme_dask.data.row_sample import RowSample
 from cme_dask.data.sample import Sample
 from cme_dask.estimators.growing import new_rows, on_columns
-from cme_dask.estimators.pivoting import PivotRule, PivotSelector, pair_of_pivots
-from cme_dask.estimators.planning import FitContext, FitPlan, Other, plan_fit
+from cme_dask.estimators.pivoting import FitContext, Pivots
+from cme_dask.estimators.planning import FitPlan, Other, plan_fit
 from cme_dask.estimators.recipe import (
     SHORT_RANK,
     FittedBasis,
@@ -286,31 +286,41 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
     ) -> FitContext:
         """The row sample read, the kernels settled."""
         begin = time.perf_counter()
-        rule = PivotRule(self._tolerance, self.span, self.random_state or 0)
-        one = len(self._kernels) == 1
-        pivots = (self.pivots,) if one else pair_of_pivots(self.pivots)
-        rows, passes = usable_rows(sample, self.sample_size, rule.seed, budget)
+        tolerance, seed = self._tolerance, self.random_state or 0
+        names = tuple(self._kernels.values())
+        pivots = Pivots.of_each(self.pivots, names, sample.columns, tolerance, self.span, seed)
+        rows, passes = usable_rows(sample, self.sample_size, seed, budget)
         kernels, short = [], False
         for i, name in enumerate(self._kernels):
             given = getattr(self, name)
             kernels.append(choose_kernel(given, rows, i, sample.columns[i], name))
-            if isinstance(given, Kernel) and isinstance(pivots[i], str):
+            if isinstance(given, Kernel) and pivots[i].mode != "given":
                 points = rows.prefix(HEURISTIC_ROWS).parts[i]
                 short = warn_of_length(given, points, name) or short
-        if short and rule.max_rank is None:  # its cost is that of the cube of the rank
-            rule = replace(rule, tolerance=replace(rule.tolerance, max_rank=SHORT_RANK))
-        names, folds = tuple(self._kernels.values()), getattr(self, "n_folds", 1)
-        choice = PivotSelector(sample, rows, rule, pivots, folds, budget, names, progress)
-        seconds = time.perf_counter() - begin
-        return self._search(FitContext(choice, kernels, functions, passes, seconds))
+        if short and tolerance.max_rank is None:  # its cost is that of the cube of the rank
+            pivots = tuple(replace(each, max_rank=SHORT_RANK) for each in pivots)
+        context = FitContext(
+            sample,
+            rows,
+            kernels,
+            pivots,
+            functions,
+            seed,
+            getattr(self, "n_folds", 1),
+            budget,
+            progress,
+            passes,
+            time.perf_counter() - begin,
+        )
+        return self._search(context)
 
     def _specify(
         self, context: FitContext, bases: Sequence[Basis], solver: Any = None
     ) -> tuple[MomentReduction, ComputeMode]:
         """The moments of these bases, with the arithmetic that the accuracy allows."""
-        choice, spec = context.choice, self._spec(context, bases)
+        spec = self._spec(context, bases)
         solver = self._solver(context) if solver is None else solver
-        return self._in_mode(spec, choice.rows, choice.sample.n_rows, choice.budget, solver)
+        return self._in_mode(spec, context.rows, context.sample.n_rows, context.budget, solver)
 
     def _in_mode(
         self, spec: MomentReduction, rows: RowSample, n_rows: int, budget: MemoryBudget, solver: Any
@@ -332,34 +342,33 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
 
     def _measure(self, context: FitContext) -> Measured:
         """The moment pass, made again where sampled pivots turn out to have missed too much."""
-        choice, landmarks = context.choice, self._landmarks(context)
-        bases, rounds = choice.bases(context.kernels) if landmarks is None else (landmarks, 0)
+        landmarks = self._landmarks(context)
+        bases, rounds = context.bases(context.kernels) if landmarks is None else (landmarks, 0)
         passes, cells = context.passes + rounds, self._cells(context, bases)
         sums: tuple[CellSums, ...] = ()
         for topped_up in (False, True):
             spec, mode = self._specify(context, bases)
             todo = () if topped_up else cells
             (moments,), summed, report = make_moments(
-                choice.sample, [spec], choice.budget, choice.progress, choice.sample_rows, todo
+                context.sample, [spec], context.budget, context.progress, context.sample_rows, todo
             )
             passes, sums = passes + 1, sums if topped_up else summed
             if topped_up or landmarks is not None:
                 break
-            more, rounds = choice.topped_up(bases, moments.means().trace_error)
+            more, rounds = context.topped_up(bases, moments.means().trace_error)
             passes += rounds
             if more is None:
                 break
             bases = more
-        report = choice.covering(report, spec.ranks)
+        report = context.covering(report, spec.ranks)
         return Measured(spec.features, moments, cells, sums, mode, report, passes)
 
     def _warn_of_trace(self, context: FitContext, bases: Sequence[FittedBasis]) -> None:
         """Warn of bases that miss the tolerance, unless their pivots were given."""
-        choice = context.choice
-        for i, basis in enumerate(bases):
-            if isinstance(choice.wanted[i], str):
-                missed = choice.may_miss(i)
-                self._tolerance.warn(choice.names[i], basis.rank, basis.trace_error, missed)
+        for i, (pivots, basis) in enumerate(zip(context.pivots, bases, strict=True)):
+            if pivots.mode != "given":
+                missed = context.may_miss(i)
+                self._tolerance.warn(pivots.variable, basis.rank, basis.trace_error, missed)
 
     # Rows that are added to a fit
 

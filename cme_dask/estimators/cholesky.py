@@ -14,7 +14,8 @@ from cme_dask.data.row_sample import RowSample
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
 from cme_dask.estimators.base import Estimator, Functions, Measured, budget_of
-from cme_dask.estimators.planning import FitContext, FitPlan
+from cme_dask.estimators.pivoting import FitContext
+from cme_dask.estimators.planning import FitPlan
 from cme_dask.estimators.recipe import (
     FittedBasis,
     check_accuracy,
@@ -418,9 +419,8 @@ class PivotedCholesky(FittedFeatures):
         return x_alone(open_sample(X, weights=weights))
 
     def _spec(self, context: FitContext, bases: Sequence[Basis]) -> MomentReduction:
-        choice = context.choice
         return MomentReduction(
-            (make_side(bases[0], choice.sample.columns[0], None, choice.rows, 0),)
+            (make_side(bases[0], context.sample.columns[0], None, context.rows, 0),)
         )
 
     def _change(

@@ -13,7 +13,7 @@ from cme_dask.errors import ConvergenceError, ConvergenceWarning, DataError
 from cme_dask.estimators.cholesky import x_alone
 from cme_dask.estimators.embedding import ConditionalMeanEmbedding
 from cme_dask.estimators.joint import JointDistribution
-from cme_dask.estimators.planning import FitContext
+from cme_dask.estimators.pivoting import FitContext
 from cme_dask.estimators.predictors import (
     GrowingClassifier,
     LabelClassifier,
@@ -310,9 +310,8 @@ class KernelLogisticRegression(LabelClassifier):
         return super()._context(x_alone(sample), *of_fit)
 
     def _spec(self, context: FitContext, bases: Sequence[Basis]) -> MomentReduction:
-        choice = context.choice
         return MomentReduction(
-            (make_side(bases[0], choice.sample.columns[0], None, choice.rows, 0),)
+            (make_side(bases[0], context.sample.columns[0], None, context.rows, 0),)
         )
 
     def _largest_change(self, n_rows: int, solver: Any) -> float:
@@ -320,7 +319,7 @@ class KernelLogisticRegression(LabelClassifier):
 
     def _run(self, context: FitContext, sample: Sample) -> dict[str, Any]:
         """The pass for the moments, and one for each gradient."""
-        choice, measured = context.choice, self._measure(context)
+        measured = self._measure(context)
         (side,), mean = measured.sides, measured.moments.means()
         newton, (error,) = side.basis, mean.trace_error
         gram = np.block([[mean.gram("x"), mean.mean("x")[:, None]], [mean.mean("x")[None, :], 1.0]])
@@ -331,8 +330,8 @@ class KernelLogisticRegression(LabelClassifier):
                 lambda a: run_pass(
                     sample,
                     LogisticGradient(newton.kernel, newton.points, a),
-                    choice.budget,
-                    choice.progress,
+                    context.budget,
+                    context.progress,
                 )[0],
                 tol=self.gradient_tol,
                 max_iter=self.max_iter,

@@ -13,7 +13,8 @@ from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
 from cme_dask.estimators.base import Functions, Measured
 from cme_dask.estimators.growing import functions_of_first_call
-from cme_dask.estimators.planning import FitContext, FitPlan
+from cme_dask.estimators.pivoting import FitContext
+from cme_dask.estimators.planning import FitPlan
 from cme_dask.estimators.predictors import MeanRegressor, names_of, target_of, weights_of
 from cme_dask.estimators.recipe import (
     FittedBasis,
@@ -276,23 +277,22 @@ class ConditionalMeanEmbedding(MeanRegressor):
     def _search(self, context: FitContext) -> FitContext:
         if not self._learns():
             return context
-        choice = context.choice
-        rows = choice.rows.prefix(SEARCH_ROWS)
+        rows = context.rows.prefix(SEARCH_ROWS)
         # Only the columns and functions of this side are looked at, not its basis.
         functions = self._declared(context.functions["functions"])
-        side = make_side(None, choice.sample.columns[1], functions, rows, 1)  # type: ignore[arg-type]
+        side = make_side(None, context.sample.columns[1], functions, rows, 1)  # type: ignore[arg-type]
 
         search = search_embedding(
             (rows.parts[0], rows.parts[1]),
             rows.importance,
-            choice.sample.folding.folds(rows.index, rows.units, FOLDS),
+            context.sample.folding.folds(rows.index, rows.units, FOLDS),
             context.kernels[1],
-            choice.sample.columns[0].categorical,
+            context.sample.columns[0].categorical,
             np.asarray(side.values(rows.parts[1])) - side.shift,
             criterion=self.criterion,
             regs=self._regs,
             tol=self._tolerance.value,
-            callback=choice.progress,
+            callback=context.progress,
         )
         return replace(context, kernels=[search.kernel, context.kernels[1]], search=search)
 
@@ -304,7 +304,7 @@ class ConditionalMeanEmbedding(MeanRegressor):
         return check_ridges(REGS if self.reg is None else [self.reg])
 
     def _spec(self, context: FitContext, bases: Sequence[Basis]) -> MomentReduction:
-        columns, rows = context.choice.sample.columns, context.choice.rows
+        columns, rows = context.sample.columns, context.rows
         functions = self._declared(context.functions["functions"])
         x = make_side(bases[0], columns[0], None, rows, 0)
         return MomentReduction(

@@ -11,8 +11,8 @@ from cme_dask.constraints import Constraint, parse
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
 from cme_dask.estimators.joint_fit import JointFit, sums_of
-from cme_dask.estimators.pivoting import pair_of_pivots
-from cme_dask.estimators.planning import FitContext, FitPlan
+from cme_dask.estimators.pivoting import FitContext
+from cme_dask.estimators.planning import FitPlan
 from cme_dask.estimators.predictors import names_of, target_of, weights_of
 from cme_dask.estimators.recipe import (
     CONVERGENCE,
@@ -432,7 +432,6 @@ class JointDistribution(JointFit):
         check_choice("convergence", self.convergence, CONVERGENCE)
         if self.tuning is not None and not isinstance(self.tuning, Tuning):
             raise DataError(f"tuning must be a cme_dask.Tuning, got {self.tuning!r}")
-        pair_of_pivots(self.pivots)
 
     def _steps(self, sample: Sample, *, plans: bool) -> dict[str, Any]:
         learned = self._learns()

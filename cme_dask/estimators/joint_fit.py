@@ -14,8 +14,8 @@ from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError, remedy
 from cme_dask.estimators.base import Functions, Measured, of_pass
 from cme_dask.estimators.growing import different_functions, functions_of_first_call
-from cme_dask.estimators.pivoting import given_points
-from cme_dask.estimators.planning import FitContext, FitPlan
+from cme_dask.estimators.pivoting import FitContext
+from cme_dask.estimators.planning import FitPlan
 from cme_dask.estimators.predictors import MeanRegressor
 from cme_dask.estimators.recipe import FittedBasis, declared, make_side
 from cme_dask.estimators.tuned import (
@@ -41,9 +41,10 @@ from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.precision import JointChange
 from cme_dask.numerics.problem import Regularization, centred_bases
 from cme_dask.numerics.resources import MemoryPlan, one_blas_thread, parallel_map
+from cme_dask.numerics.rows import BasisRanges
 from cme_dask.numerics.scoring import Mapped
 from cme_dask.passes.progress import StepBegan
-from cme_dask.passes.selections import observed_ranges
+from cme_dask.passes.run import run_pass
 
 Array = Any
 
@@ -126,18 +127,18 @@ class JointFit(MeanRegressor):
             options, functions = self._tuning, context.functions["functions"]
             context = search_kernels(context, (x, y), functions, reg, options)
         self._calibrates(context)
-        labels = context.choice.sample.columns[1].categories
+        labels = context.sample.columns[1].categories
         needed = f"numeric columns of y, got labels in {', '.join(map(repr, labels))}"
         choice = self._possible(context, "residual", needed, bool(labels))
         if choice == "auto" and any(
-            len(np.unique(column)) <= _DISTINCT for column in context.choice.rows.parts[1].T
+            len(np.unique(column)) <= _DISTINCT for column in context.rows.parts[1].T
         ):
             choice = False
         return replace(context, residual=choice)
 
     def _calibrates(self, context: FitContext) -> str | bool:
         """Whether laws are calibrated: ``auto``, True, or False where they can't be."""
-        labels = context.choice.sample.columns[1].categorical
+        labels = context.sample.columns[1].categorical
         return self._possible(context, "calibration", "a numeric column of y", all(labels))
 
     def _possible(self, context: FitContext, name: str, columns: str, unusable: bool) -> str | bool:
@@ -150,7 +151,7 @@ class JointFit(MeanRegressor):
             raise DataError(f"{name} must be 'auto', True or False, got {choice!r}")
         if choice is False or (choice == "auto" and context.search is None):
             return False
-        constraint, folds = parse(self.constraint), context.choice.n_folds
+        constraint, folds = parse(self.constraint), context.n_folds
         obstacles = {
             f"constraint='none' or 'normalized', got {constraint.name!r}": not constraint.linear,
             f"{remedy('n_folds', '--folds')} of at least 2, got {folds}": folds < 2,
@@ -186,7 +187,7 @@ class JointFit(MeanRegressor):
         return best.kernel_y.transform if scored else None
 
     def _spec(self, context: FitContext, bases: Sequence[Basis]) -> MomentReduction:
-        columns, rows = context.choice.sample.columns, context.choice.rows
+        columns, rows = context.sample.columns, context.rows
         judges = context.search.judges if self._averages(context) else None
         scores = self._scores(context)
         if judges is not None and scores is not None:
@@ -194,7 +195,7 @@ class JointFit(MeanRegressor):
         functions_x, functions = (context.functions[name] for name in ("functions_x", "functions"))
         x = make_side(bases[0], columns[0], functions_x, rows, 0)
         y = make_side(bases[1], columns[1], functions, rows, 1, judges)
-        return MomentReduction((x, y), context.choice.n_folds)
+        return MomentReduction((x, y), context.n_folds)
 
     def _change(
         self, spec: MomentReduction, trial: RowSample, rows: RowSample, accuracy: float, solver: Any
@@ -208,21 +209,20 @@ class JointFit(MeanRegressor):
     def _cells(self, context: FitContext, bases: Sequence[Basis] = ()) -> tuple[CellReduction, ...]:
         if self.support_size == 0:
             return ()
-        choice = context.choice
 
         def of_variable(i: int) -> CellReduction:
             basis = bases[i] if bases else None
             functions = context.functions[("functions_x", "functions")[i]]
             return cell_spec(
-                choice.rows,
+                context.rows,
                 i,
-                choice.sample,
+                context.sample,
                 self.support_size,
-                declared(functions, choice.sample.columns[i]),
+                declared(functions, context.sample.columns[i]),
                 basis if isinstance(basis, PartitionBasis) else None,
             )
 
-        return tuple(parallel_map(of_variable, (0, 1), choice.budget.executor.cores))
+        return tuple(parallel_map(of_variable, (0, 1), context.budget.executor.cores))
 
     def _landmarks(self, context: FitContext) -> Sequence[Basis] | None:
         solver = self._solver(context)
@@ -261,15 +261,15 @@ class JointFit(MeanRegressor):
 
     def _single(self, context: FitContext, measured: Measured) -> FitResult:
         """The solution of the moments."""
-        choice, (side_x, side_y), moments = context.choice, measured.sides, measured.moments
-        if choice.progress is not None:
-            choice.progress(StepBegan("solution"))
+        (side_x, side_y), moments = measured.sides, measured.moments
+        if context.progress is not None:
+            context.progress(StepBegan("solution"))
         with one_blas_thread():
             bases = [side_x.basis, side_y.basis]
-            solver = whole = self._solver(context).on(bases, choice.rows.parts)
+            solver = whole = self._solver(context).on(bases, context.rows.parts)
             if solver.constraint.needs_ranges:
                 centred = centred_bases(moments.means(), solver.reg, bases)
-                x, y = observed_ranges(choice.sample, centred, choice.budget)
+                x, y = run_pass(context.sample, BasisRanges(tuple(centred)), context.budget)[0]
                 # Refits have other bases, whose ranges are those over the row sample.
                 whole = replace(solver, bounds=replace(solver.bounds, ranges=(x, y)))
                 measured = replace(measured, passes=measured.passes + 1)
@@ -278,7 +278,7 @@ class JointFit(MeanRegressor):
             )
             model = self._model(context, [component], measured, solver.reg, [])
             fitted = fitted_bases(component)
-        if choice.sample.residuals is None:
+        if context.sample.residuals is None:
             self._warn_of_trace(context, fitted)
         return FitResult(model, fitted, component, measured, [])
 
@@ -295,15 +295,14 @@ class JointFit(MeanRegressor):
         )
         best, components = members[0], [member.component for member in members]
         model = self._model(context, components, measured, best.candidate.reg, members)
-        choice = context.choice
         for i, variable in enumerate("xy"):
-            # Pivots of residuals are nobody's choice.
-            if choice.sample.residuals is not None or not isinstance(choice.wanted[i], str):
+            # Nobody asked for a tolerance of the bases of residuals.
+            if context.sample.residuals is not None or context.pivots[i].mode == "given":
                 continue
             error, rank = max(
                 (each.trace_errors[i] or 0.0, each.sides[i].basis.rank) for each in components
             )
-            self._tolerance.warn(variable, rank, error, choice.may_miss(i))
+            self._tolerance.warn(variable, rank, error, context.may_miss(i))
         x, y = (
             FittedBasis(variable.basis.newton, variable.basis, model.about["trace_error"][name])
             for name, variable in zip("xy", (model.x, model.y), strict=True)
@@ -319,7 +318,7 @@ class JointFit(MeanRegressor):
         members: Sequence[EnsembleMember],
     ) -> JointModel:
         """The model, with what it says of its fit and whose rows it was fitted on."""
-        sample, few = context.choice.sample, context.choice.rows.prefix(_NEGATIVE_ROWS)
+        sample, few = context.sample, context.rows.prefix(_NEGATIVE_ROWS)
         constraint, search = parse(self.constraint), context.search
         about = {
             "passes": measured.passes,
@@ -462,16 +461,15 @@ def partitions(
     DataError
         If a kernel can be negative, or pivots are to be chosen over all rows.
     """
-    choice, rows = context.choice, context.choice.rows.prefix(_LANDMARK_ROWS)
-    modes = [each for each in choice.wanted if isinstance(each, str)]
-    if any(mode != "sampled" for mode in modes):
+    rows, modes = context.rows.prefix(_LANDMARK_ROWS), [each.mode for each in context.pivots]
+    if any(each.in_rounds for each in context.pivots):
         raise DataError(
             "constraint='coupling' takes landmarks from the row sample or given points as pivots, "
-            f"got pivots={choice.wanted!r}"
+            f"got pivots={tuple(modes)!r}"
         )
     counts = rule.counts or (1, 1)
     with one_blas_thread():
-        if rule.counts is None and modes:
+        if rule.counts is None and "sampled" in modes:
             tried = [c for c in CANDIDATES if max_rank is None or c <= max_rank] or [max_rank or 1]
             kernel_x, kernel_y = context.kernels
             result = landmark_number(
@@ -485,14 +483,13 @@ def partitions(
             )
             counts = result.count, result.count
         bases = []
-        for i, (kernel, requested) in enumerate(zip(context.kernels, choice.wanted, strict=True)):
-            if isinstance(requested, str):
+        for i, (kernel, pivots) in enumerate(zip(context.kernels, context.pivots, strict=True)):
+            # All given points: landmarks have cells, they need not be linearly independent.
+            points = pivots.points
+            if points is None:
                 points = choose_landmarks(
                     kernel, rows.parts[i], rows.importance, counts[i], rule.choice, seed
                 )
-            else:
-                # All of them: landmarks have cells, they need not be linearly independent.
-                points = given_points(requested, choice.sample.columns[i], choice.names[i])
             bases.append(PartitionBasis(kernel, points))
     return bases
 
@@ -520,12 +517,12 @@ def with_calibration(fit: JointFit, context: FitContext, result: FitResult) -> F
 
 def _learned(fit: JointFit, context: FitContext, result: FitResult) -> LearnedCalibration | None:
     """The calibration; None if fewer than two folds have rows in the row sample."""
-    choice, cells = context.choice, result.model.y.cells
+    cells = result.model.y.cells
     assert cells is not None
-    rows = choice.rows.prefix(HELD_ROWS)
+    rows = context.rows.prefix(HELD_ROWS)
     support = result.model.x.basis.newton.support(rows.parts[0])
     at = cells.support.assign(rows.parts[1])
-    units = choice.sample.folding.units(rows.index, rows.units)
+    units = context.sample.folding.units(rows.index, rows.units)
     folds = [
         HeldRows(laws.weights, at[held], support[held], rows.importance[held], units[held])
         for laws in refitted_laws(fit, context, result)
@@ -533,7 +530,7 @@ def _learned(fit: JointFit, context: FitContext, result: FitResult) -> LearnedCa
     ]
     if len(folds) < 2:
         return None
-    labels = choice.sample.columns[1].categorical
+    labels = context.sample.columns[1].categorical
     columns = [j for j, categorical in enumerate(labels) if not categorical]
     return learn_calibration(folds, cells.means, columns)
 
@@ -543,9 +540,9 @@ def refitted_laws(fit: JointFit, context: FitContext, result: FitResult) -> Iter
 
     They are calibrated as those of the model are.
     """
-    choice, model = context.choice, result.model
-    rows = choice.rows.prefix(HELD_ROWS)
-    folds = rows.folds(choice.sample.folding, choice.n_folds)
+    model = result.model
+    rows = context.rows.prefix(HELD_ROWS)
+    folds = rows.folds(context.sample.folding, context.n_folds)
     cells, calibration = model.y.cells, model.calibration
     assert cells is not None
     masses, points = result.measured.cells[1].masses, cells.support.points
@@ -553,7 +550,7 @@ def refitted_laws(fit: JointFit, context: FitContext, result: FitResult) -> Iter
     members = [
         (
             moments,
-            replace(solver, reg=reg).on([side.basis for side in sides], choice.rows.parts),
+            replace(solver, reg=reg).on([side.basis for side in sides], context.rows.parts),
             retained,
             sides[0].basis(rows.parts[0]),
             sides[1].basis(points),

@@ -1,4 +1,4 @@
-"""The step of a fit that chooses pivots: from the row sample, over all rows, or as given."""
+"""What a fit has before its pass, and how it gets its pivots: sampled, over all rows, or given."""
 
 import logging
 import warnings
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from cme_dask.data.columns import Columns, check_finite
 from cme_dask.data.row_sample import RowSample
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError, RankWarning
-from cme_dask.estimators.recipe import PivotProgress, Progress, Tolerance
+from cme_dask.estimators.recipe import FunctionsLike, PivotProgress, Progress, Tolerance
 from cme_dask.kernels import Kernel
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.resources import one_blas_thread
@@ -35,99 +35,167 @@ _TOP_UP_SPAN = 0.5
 _CHECK_ROWS = 1 << 14  # rows that tell whether the pivots are enough
 
 
-@dataclass(frozen=True)
-class PivotRule:
-    """How pivots are chosen, as the user said.
+@dataclass(frozen=True, eq=False)
+class Pivots:
+    """How the pivots of one variable come about.
 
-    Parameters
+    Attributes
     ----------
-    tolerance
+    variable
+        What messages call the variable.
+    mode
+        ``sampled``, ``greedy``, ``random`` or ``given``.
+    tol, max_rank
         Relative trace error at which the choice ends, and the largest number of pivots.
     span
         For ``greedy``: 1 is exactly Algorithm 1; less takes more pivots in a round.
     seed
         For ``random``.
+    points
+        Those that are given, shape (m, d).
     """
 
-    tolerance: Tolerance
-    span: Any
-    seed: int
+    variable: str
+    mode: str
+    tol: float
+    max_rank: int | None
+    span: float
+    seed: tuple[int, int]
+    points: Array = None
+
+    @classmethod
+    def of_each(
+        cls,
+        pivots: Any,
+        variables: Sequence[str],
+        columns: Sequence[Columns],
+        tolerance: Tolerance,
+        span: Any,
+        seed: int,
+    ) -> tuple[Self, ...]:
+        """Those of all variables, from the parameters of an estimator.
+
+        Raises
+        ------
+        DataError
+            On unknown modes, points that don't fit to the columns, a span out of range.
+        """
+        if not _is_real(span) or not 0.0 < float(span) <= 1.0:
+            raise DataError(f"span must lie above 0 and be at most 1, got {span!r}")
+        if isinstance(pivots, str) or len(variables) == 1:
+            pivots = [pivots] * len(variables)
+        elif not isinstance(pivots, (tuple, list)) or len(pivots) != len(variables):
+            raise DataError(
+                f"pivots must be {_MODES} or a pair of arrays, got {type(pivots).__name__}"
+            )
+        each = []
+        for i, (requested, variable) in enumerate(zip(pivots, variables, strict=True)):
+            mode, points = requested, None
+            if not isinstance(requested, str):
+                mode, points = "given", _given_points(requested, columns[i], variable)
+            elif mode not in PIVOTS:
+                raise DataError(f"pivots must be {_MODES} or given points, got {mode!r}")
+            limit = tolerance.max_rank
+            each.append(cls(variable, mode, tolerance.value, limit, float(span), (seed, i), points))
+        return tuple(each)
 
     @property
-    def tol(self) -> float:
-        """Relative trace error at which the choice ends."""
-        return self.tolerance.value
+    def in_rounds(self) -> bool:
+        """Whether they are chosen over all rows."""
+        return self.mode in ("greedy", "random")
 
-    @property
-    def max_rank(self) -> int | None:
-        """Largest number of pivots, or None."""
-        return self.tolerance.max_rank
+    def from_sample(self) -> Self:
+        """The same, but where they would be chosen over all rows, from the row sample."""
+        return replace(self, mode="sampled") if self.in_rounds else self
 
-    def __post_init__(self) -> None:
-        real = isinstance(self.span, Real) and not isinstance(self.span, bool)
-        if not real or not 0.0 < float(self.span) <= 1.0:
-            raise DataError(f"span must lie above 0 and be at most 1, got {self.span!r}")
+    def rule(self, kernel: Kernel) -> Rule:
+        """The rule of the rounds over all rows; for sampled pivots, of those that add to them."""
+        if self.mode == "random":
+            return Random(kernel, self.tol, self.max_rank, self.seed)
+        span = self.span if self.mode == "greedy" else _TOP_UP_SPAN
+        return Greedy(kernel, self.tol, self.max_rank, span)
 
-    def rounds(self, mode: str, i: int, kernel: Kernel) -> Rule:
-        """The rule of a mode that goes over all rows, for variable ``i``."""
-        if mode == "greedy":
-            return Greedy(kernel, self.tol, self.max_rank, float(self.span))
-        return Random(kernel, self.tol, self.max_rank, (self.seed, i))
 
-    def topping_up(self, kernel: Kernel) -> Rule:
-        """The rule that goes on from sampled pivots where these are too few."""
-        return Greedy(kernel, self.tol, self.max_rank, _TOP_UP_SPAN)
+_MODES = ", ".join(map(repr, PIVOTS))
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _given_points(points: Any, columns: Columns, variable: str) -> Array:
+    try:
+        array = np.asarray(points, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"pivots of {variable} must be numeric: {error}") from error
+    array = array[:, None] if array.ndim == 1 else array
+    if array.ndim != 2 or array.shape[1] != len(columns.names) or not len(array):
+        raise DataError(
+            f"pivots of {variable} must have shape (m, {len(columns.names)}), got {array.shape}"
+        )
+    check_finite(array, columns.names, 0)
+    return array
 
 
 @dataclass(frozen=True, eq=False)
-class PivotSelector:
-    """How the variables of a fit get their pivots, within the memory that there is.
+class FitContext:
+    """What a fit has before its pass: rows, kernels, memory; and the bases that it makes of these.
 
     Attributes
     ----------
     sample, rows
         The rows and their row sample.
-    rule
-        How pivots are chosen.
-    wanted
-        For each variable, ``sampled``, ``greedy``, ``random`` or points.
+    kernels, pivots
+        The kernel of each variable, and how its pivots come about.
+    functions
+        Declared functions, by the name of their parameter.
+    seed
+        Of everything random.
     n_folds
-        Folds of the pass that follows: it must fit into memory.
+        Folds of the pass that follows.
     budget
-        What memory there is.
-    names
-        What messages call the variables.
+        Where the fit runs, and the memory that is there.
     progress
-        Called after each pivot.
+        What the parts of the fit report to.
+    passes, seconds
+        Passes over the rows that the row sample took, and their time.
+    search
+        The search for the kernels that are learned, if there are any.
+    residual
+        Whether a location model is tried: ``auto``, True or False.
     """
 
     sample: Sample
     rows: RowSample
-    rule: PivotRule
-    wanted: Sequence[Any]
+    kernels: Sequence[Kernel]
+    pivots: tuple[Pivots, ...]
+    functions: Mapping[str, FunctionsLike | None]
+    seed: int
     n_folds: int
     budget: MemoryBudget
-    names: tuple[str, ...]
     progress: Progress | None
+    passes: int
+    seconds: float
+    search: Any = None
+    residual: str | bool = False
 
     @property
     def sample_rows(self) -> int:
         """Rows of the row sample, if pivots are chosen from it, else 0."""
-        return len(self.rows) if any(map(_is_sampled, self.wanted)) else 0
+        return len(self.rows) if any(p.mode == "sampled" for p in self.pivots) else 0
 
     def may_miss(self, i: int) -> bool:
         """Whether pivots of variable ``i`` are chosen without seeing all rows."""
-        return _is_sampled(self.wanted[i]) and not self.rows.complete
+        return self.pivots[i].mode == "sampled" and not self.rows.complete
 
     def covering(self, report: PassReport, ranks: tuple[int, ...]) -> PassReport:
         """The report of the moment pass, with what rounds took at these ranks if that was more."""
-        ranked = [
-            m for m, requested in zip(ranks, self.wanted, strict=True) if _in_rounds(requested)
-        ]
-        if not ranked:
+        pairs = zip(ranks, self.pivots, strict=True)
+        chosen = tuple(rank for rank, pivots in pairs if pivots.in_rounds)
+        if not chosen:
             return report
-        _, plan = predict_round(self.sample, tuple(ranked), self.budget)
-        return replace(report, memory=report.memory.or_tighter(plan))
+        memory = predict_round(self.sample, chosen, self.budget)
+        return replace(report, memory=report.memory.or_tighter(memory))
 
     def bases_of_each(
         self, finalists: Sequence[Sequence[Kernel]]
@@ -166,35 +234,29 @@ class PivotSelector:
         Raises
         ------
         DataError
-            On unusable pivots, or a kernel that is zero.
+            On a kernel that is zero.
         ResourceError
             As soon as the rank is one whose pass would not fit into memory.
         """
         bases: dict[int, NewtonBasis] = {}
-        rules: dict[int, Rule] = {}
-        states: dict[int, PivotState] = {}
-        for i, (kernel, requested) in enumerate(zip(kernels, self.wanted, strict=True)):
-            if not isinstance(requested, str):
-                with one_blas_thread():
-                    bases[i] = given_basis(kernel, requested, self.sample.columns[i], self.names[i])
-            elif requested == "sampled":
-                before = tuple(bases[j].rank for j in sorted(bases))
-                with one_blas_thread():
-                    bases[i], reached = self._sampled(i, kernel, before)
-                if top_up and not reached and self._may_top_up(i, bases[i]):
-                    rules[i] = self.rule.topping_up(kernel)
-                    states[i] = PivotState.of(bases.pop(i))
-            elif requested in PIVOTS:
-                rules[i] = self.rule.rounds(requested, i, kernel)
-                states[i] = PivotState.empty(len(self.sample.columns[i].names))
-            else:
-                raise DataError(
-                    f"pivots must be {_listed(PIVOTS)} or given points, got {requested!r}"
-                )
-        result, passes = self._in_rounds(bases, rules, states)
-        for i, state in result.items():
+        rounds: dict[int, tuple[Rule, PivotState]] = {}
+        for i, (pivots, kernel) in enumerate(zip(self.pivots, kernels, strict=True)):
+            if pivots.in_rounds:
+                columns = self.sample.columns[i].names
+                rounds[i] = pivots.rule(kernel), PivotState.empty(len(columns))
+                continue
+            with one_blas_thread():
+                if pivots.mode == "given":
+                    bases[i] = self._given(pivots, kernel)
+                    continue
+                ranks = tuple(basis.rank for basis in bases.values())
+                bases[i], reached = self._sampled(i, kernel, ranks)
+            if top_up and not reached and self._may_top_up(i, bases[i]):
+                rounds[i] = pivots.rule(kernel), PivotState.of(bases.pop(i))
+        states, passes = self._in_rounds(bases, rounds)
+        for i, state in states.items():
             if not state.rank:
-                raise _zero_kernel(self.names[i], "row")
+                raise self._zero_kernel(i, "row")
             if state.status == "exhausted" and not self.may_miss(i):
                 self._warn_of_rank(i, state.rank, float(state.history[-1]))
             bases[i] = state.basis(kernels[i])
@@ -214,171 +276,123 @@ class PivotSelector:
         errors
             Relative trace error of each basis over all rows.
         """
-        rules = {
-            i: self.rule.topping_up(basis.kernel)
+        rounds = {
+            i: (self.pivots[i].rule(basis.kernel), PivotState.of(basis))
             for i, basis in enumerate(bases)
-            if errors[i] > self.rule.tol and self._may_top_up(i, basis)
+            if errors[i] > self.pivots[i].tol and self._may_top_up(i, basis)
         }
-        states = {i: PivotState.of(bases[i]) for i in rules}
-        before = {i: basis for i, basis in enumerate(bases) if i not in rules}
-        result, passes = self._in_rounds(before, rules, states)
-        if not any(state.rank > bases[i].rank for i, state in result.items()):
+        others = {i: basis for i, basis in enumerate(bases) if i not in rounds}
+        states, passes = self._in_rounds(others, rounds)
+        if not any(state.rank > bases[i].rank for i, state in states.items()):
             return None, passes
-        return [
-            result[i].basis(basis.kernel) if i in result else basis for i, basis in enumerate(bases)
-        ], passes
+        more = {i: state.basis(bases[i].kernel) for i, state in states.items()}
+        return [more.get(i, basis) for i, basis in enumerate(bases)], passes
 
     def _may_top_up(self, i: int, basis: NewtonBasis) -> bool:
-        most = self.rule.max_rank
+        most = self.pivots[i].max_rank
         if self.sample.residuals is not None:
             return False  # they take one pass, and rounds over all rows are many
         return self.may_miss(i) and (most is None or basis.rank < most)
 
-    def _sampled(self, i: int, kernel: Kernel, before: tuple[int, ...]) -> tuple[NewtonBasis, bool]:
+    def _given(self, pivots: Pivots, kernel: Kernel) -> NewtonBasis:
+        """Basis on given points; a RankWarning if some of them add nothing."""
+        basis, count = NewtonBasis.from_points(kernel, pivots.points), len(pivots.points)
+        if basis.rank < count:
+            warnings.warn(
+                f"{pivots.variable}: {count - basis.rank} of {count} given pivots were left out, "
+                "since the others span them to rounding",
+                RankWarning,
+                stacklevel=5,
+            )
+        return basis
+
+    def _sampled(self, i: int, kernel: Kernel, ranks: tuple[int, ...]) -> tuple[NewtonBasis, bool]:
         """Pivots from the row sample, and whether they are known to be enough.
 
         Every other row of the sample is left to tell. Halves of the sample that are drawn so are
         samples, too, with the same chances: prefixes of it were drawn first.
+
+        Parameters
+        ----------
+        i, kernel
+            The variable.
+        ranks
+            Of the bases that are made already.
         """
-        points, index = self.rows.parts[i], self.rows.index
-        step = 1 if self.rows.complete else 2
+        pivots, rows = self.pivots[i], self.rows
+        points, index = rows.parts[i], rows.index
+        step = 1 if rows.complete else 2
         here = slice(1, 2 * _CHECK_ROWS, 2)
-        others = (
-            None
-            if step == 1
-            else (points[here], self.rows.prefix(2 * _CHECK_ROWS).importance[here])
-        )
+        others = None
+        if not rows.complete:
+            others = points[here], rows.prefix(2 * _CHECK_ROWS).importance[here]
         points, index = points[::step], index[::step]
 
-        def tell(rank: int, residual: float) -> None:
+        def on_pivot(rank: int, residual: float) -> None:
             if rank % _CHECK_EVERY == 0:
-                self._check((*before, rank))
-            self._tell(i, rank, residual)
+                self._check((*ranks, rank))
+            self._report(i, rank, residual)
 
-        def weights_of(size: int) -> Array:
-            return self.rows.prefix(step * size).importance[::step]
-
-        self._check((*before, 1))
+        self._check((*ranks, 1))
         with ThreadPoolExecutor(self.budget.executor.cores) as threads:
             result = sampled_cholesky(
                 kernel,
                 points,
                 index,
-                weights_of,
-                self.rule.tol,
-                self.rule.max_rank,
+                lambda size: rows.prefix(step * size).importance[::step],
+                pivots.tol,
+                pivots.max_rank,
                 check=others,
-                on_pivot=tell,
+                on_pivot=on_pivot,
                 threads=threads,
             )
         if not len(result.pivots):
-            raise _zero_kernel(self.names[i], "sampled row")
-        if result.exhausted and self.rows.complete:
+            raise self._zero_kernel(i, "sampled row")
+        if result.exhausted and rows.complete:
             self._warn_of_rank(i, len(result.pivots), result.residual_trace[-1])
         chosen = result.pivots
         return NewtonBasis(kernel, points[chosen], result.factor, index[chosen]), result.reached
 
     def _in_rounds(
-        self,
-        before: Mapping[int, NewtonBasis],
-        rules: Mapping[int, Rule],
-        states: Mapping[int, PivotState],
+        self, bases: Mapping[int, NewtonBasis], rounds: Mapping[int, tuple[Rule, PivotState]]
     ) -> tuple[dict[int, PivotState], int]:
-        """Last states of the variables that have rules; the others have bases already."""
-        if not rules:
-            return {}, 0
-        ranks = {i: basis.rank for i, basis in before.items()}
+        """Last states of the variables that are chosen in rounds; the others have bases."""
+        ranks = {i: basis.rank for i, basis in bases.items()}
 
-        def tell(i: int, state: PivotState) -> None:
+        def on_round(i: int, state: PivotState) -> None:
             # Pivots beyond the measured ones may yet turn out not to be needed.
             ranks[i] = len(state.history) - 1
             self._check(tuple(ranks[j] for j in sorted(ranks)))
-            self._tell(i, state.rank, float(state.history[-1]))
+            self._report(i, state.rank, float(state.history[-1]))
 
-        return choose_in_rounds(
-            self.sample, rules, states, self.budget, progress=self.progress, on_round=tell
-        )
+        if not rounds:
+            return {}, 0
+        return choose_in_rounds(self.sample, rounds, self.budget, self.progress, on_round)
 
     def _check(self, ranks: tuple[int, ...]) -> None:
+        """ResourceError if a pass at these ranks would not fit into memory."""
         width = sum(ranks) + 1 + sum(len(c.names) for c in self.sample.columns)
         predict_moments(
             self.sample, ranks, width, self.n_folds, self.budget, sample_rows=self.sample_rows
         )
 
-    def _tell(self, i: int, rank: int, residual: float) -> None:
-        info = {"event": "pivots", "variable": self.names[i], "rank": rank, "residual": residual}
+    def _report(self, i: int, rank: int, residual: float) -> None:
+        variable = self.pivots[i].variable
+        info = {"event": "pivots", "variable": variable, "rank": rank, "residual": residual}
         level = logging.DEBUG if rank & (rank - 1) else logging.INFO  # a line whenever it doubles
         text = "pivots of %s: rank %d, residual %.2e"
-        log.log(level, text, self.names[i], rank, residual, extra=info)
+        log.log(level, text, variable, rank, residual, extra=info)
         if self.progress is not None:
-            self.progress(PivotProgress(self.names[i], rank, residual, self.rule.tol))
+            self.progress(PivotProgress(variable, rank, residual, self.pivots[i].tol))
 
     def _warn_of_rank(self, i: int, rank: int, residual: float) -> None:
         warnings.warn(
-            f"{self.names[i]}: the kernel has numerical rank {rank} on the rows, reached at trace "
-            f"error {residual:.2e} before tol={self.rule.tol:g}",
+            f"{self.pivots[i].variable}: the kernel has numerical rank {rank} on the rows, reached "
+            f"at trace error {residual:.2e} before tol={self.pivots[i].tol:g}",
             RankWarning,
             stacklevel=6,
         )
 
-
-def pair_of_pivots(pivots: Any) -> tuple[Any, Any]:
-    """What is wanted for x and for y.
-
-    Raises
-    ------
-    DataError
-        If it is neither the name of a mode nor a pair.
-    """
-    if isinstance(pivots, str):
-        return pivots, pivots
-    if not isinstance(pivots, (tuple, list)) or len(pivots) != 2:
-        raise DataError(
-            f"pivots must be {_listed(PIVOTS)} or a pair of arrays, got {type(pivots).__name__}"
-        )
-    return pivots[0], pivots[1]
-
-
-def given_points(points: Any, columns: Columns, variable: str) -> Array:
-    """The user's own points, shape (m, d), checked."""
-    try:
-        array = np.asarray(points, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"pivots of {variable} must be numeric: {error}") from error
-    array = array[:, None] if array.ndim == 1 else array
-    if array.ndim != 2 or array.shape[1] != len(columns.names) or not len(array):
-        raise DataError(
-            f"pivots of {variable} must have shape (m, {len(columns.names)}), got {array.shape}"
-        )
-    check_finite(array, columns.names, 0)
-    return array
-
-
-def given_basis(kernel: Kernel, points: Any, columns: Columns, variable: str) -> NewtonBasis:
-    """Basis on the user's own pivots; a RankWarning if some of them add nothing."""
-    array = given_points(points, columns, variable)
-    basis = NewtonBasis.from_points(kernel, array)
-    if basis.rank < len(array):
-        warnings.warn(
-            f"{variable}: {len(array) - basis.rank} of {len(array)} given pivots were left out, "
-            "since the others span them to rounding",
-            RankWarning,
-            stacklevel=5,
-        )
-    return basis
-
-
-def _in_rounds(wanted: Any) -> bool:
-    return isinstance(wanted, str) and not _is_sampled(wanted)
-
-
-def _is_sampled(wanted: Any) -> bool:
-    return isinstance(wanted, str) and wanted == "sampled"
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(repr(name) for name in names)
-
-
-def _zero_kernel(variable: str, where: str) -> DataError:
-    return DataError(f"the kernel of {variable} is zero at every {where}: choose another")
+    def _zero_kernel(self, i: int, where: str) -> DataError:
+        variable = self.pivots[i].variable
+        return DataError(f"the kernel of {variable} is zero at every {where}: choose another")

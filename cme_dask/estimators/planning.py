@@ -1,13 +1,11 @@
 """The steps of a fit before its pass, and the plan that stops there: what the fit would cost."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from cme_dask.config import PIVOTS
-from cme_dask.estimators.pivoting import PivotSelector
-from cme_dask.estimators.recipe import FunctionsLike
+from cme_dask.estimators.pivoting import FitContext
 from cme_dask.kernels import Kernel
 from cme_dask.numerics.basis import Basis, eigenbasis
 from cme_dask.numerics.cells import CellReduction
@@ -29,35 +27,6 @@ _PRODUCTS = 4  # of the order of a basis: 8 m_X m_Y (m_X + m_Y) operations for b
 Specify = Callable[[Sequence[Basis]], tuple[MomentReduction, ComputeMode]]
 Other = tuple[Sequence[Kernel], Specify]
 """Further learned kernels, and from their bases to moments."""
-
-
-@dataclass(frozen=True, eq=False)
-class FitContext:
-    """What a fit has before it chooses pivots.
-
-    Attributes
-    ----------
-    choice
-        How pivots are chosen, and from which rows.
-    kernels
-        The kernel of each variable.
-    functions
-        Declared functions, by the name of their parameter.
-    passes, seconds
-        Passes over the rows that the row sample took, and their time.
-    search
-        The search for the kernels that are learned, if there are any.
-    residual
-        Whether a residual reference is tried: ``auto``, True or False.
-    """
-
-    choice: PivotSelector
-    kernels: Sequence[Kernel]
-    functions: Mapping[str, FunctionsLike | None]
-    passes: int
-    seconds: float
-    search: Any = None
-    residual: str | bool = False
 
 
 @dataclass(frozen=True)
@@ -257,20 +226,16 @@ def plan_fit(
     ResourceError
         If the fit would not fit into memory.
     """
-    choice = context.choice
-    sample, executor = choice.sample, choice.budget.executor
+    sample, executor = context.sample, context.budget.executor
     marks = [time.perf_counter()]
     # Rounds over all rows are what a plan must not do: the row sample tells about which rank.
-    modes = [p if isinstance(p, str) else "given" for p in choice.wanted]
-    requested = [
-        "sampled" if mode in PIVOTS else p for mode, p in zip(modes, choice.wanted, strict=True)
-    ]
+    from_sample = replace(context, pivots=tuple(each.from_sample() for each in context.pivots))
     on_landmarks = landmarks()
     if on_landmarks is not None:
         each: Sequence[Sequence[Basis]] = [on_landmarks]
     else:
         kernels = [context.kernels, *(kernels for kernels, _ in others)]
-        each, _ = replace(choice, wanted=requested).bases_of_each(kernels)
+        each, _ = from_sample.bases_of_each(kernels)
     marks.append(time.perf_counter())
     spec, arithmetic = specify(each[0])
     also = [
@@ -284,8 +249,8 @@ def plan_fit(
         tuple(rank for one in specs for rank in one.ranks),
         joint_width(specs),
         spec.n_folds,
-        choice.budget,
-        sample_rows=choice.sample_rows,
+        context.budget,
+        sample_rows=context.sample_rows,
         cells=summed,
     )
     reduction = moment_reduction(specs, summed)
@@ -295,14 +260,14 @@ def plan_fit(
     return FitPlan(
         variables=tuple(
             PlannedVariable(
-                name,
+                pivots.variable,
                 columns.names,
                 tuple(basis.rank for basis in bases),
-                mode,
+                pivots.mode,
                 repr(bases[0].kernel),
             )
-            for name, columns, bases, mode in zip(
-                choice.names, sample.columns, zip(*each, strict=True), modes, strict=True
+            for pivots, columns, bases in zip(
+                context.pivots, sample.columns, zip(*each, strict=True), strict=True
             )
         ),
         arithmetic=arithmetic.name,

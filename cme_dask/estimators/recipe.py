@@ -34,8 +34,8 @@ from cme_dask.numerics.moments import FeatureBlock, Function
 from cme_dask.numerics.scoring import ScoringFunctions
 from cme_dask.passes.memory import MemoryBudget
 from cme_dask.passes.progress import StepBegan
+from cme_dask.passes.row_sample import sample_rows
 from cme_dask.passes.run import PassProgress, count_bad_values
-from cme_dask.passes.selections import sample_rows
 
 
 def check_accuracy(accuracy: Any) -> float:

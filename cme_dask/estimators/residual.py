@@ -15,13 +15,8 @@ import numpy as np
 from cme_dask.config import HELD_ROWS
 from cme_dask.data.row_sample import RowSample
 from cme_dask.estimators.joint_fit import FitResult, JointFit, averaged, refitted_laws
-from cme_dask.estimators.pivoting import PivotSelector
-from cme_dask.estimators.planning import (
-    RESIDUAL_EVALUATIONS,
-    RESIDUAL_FINALISTS,
-    FitContext,
-    FitPlan,
-)
+from cme_dask.estimators.pivoting import FitContext
+from cme_dask.estimators.planning import RESIDUAL_EVALUATIONS, RESIDUAL_FINALISTS, FitPlan
 from cme_dask.estimators.recipe import choose_kernel
 from cme_dask.estimators.steps import DECISION, LOCATION, PIVOTS, SEARCH, SECOND, SECOND_PASS
 from cme_dask.estimators.tuned import search_kernels
@@ -74,7 +69,7 @@ def screened_residual(fit: JointFit, context: FitContext) -> Screening | None:
     fit, context
         The fit that is about to be made.
     """
-    rows = context.choice.rows
+    rows = context.rows
     if not context.residual:
         _report(context, PIVOTS, (LOCATION, SECOND + SEARCH, *SECOND_PASS))
     if context.residual != "auto" or rows.complete:
@@ -160,7 +155,8 @@ def with_residual(
         second = _second_context(fit, context, location)
     else:
         _report(context, SECOND + PIVOTS)
-        second = replace(screening.second, choice=_of_residuals(context, location))
+        known, again = screening.second, _of_residuals(context, location)
+        second = replace(again, kernels=known.kernels, search=known.search)
     of_residuals = fit._result(second)
     _report(context, DECISION)
     with one_blas_thread():
@@ -180,8 +176,8 @@ def with_residual(
 
 
 def _report(context: FitContext, step: str, without: tuple[str, ...] = ()) -> None:
-    if context.choice.progress is not None:
-        context.choice.progress(StepBegan(step, without=without))
+    if context.progress is not None:
+        context.progress(StepBegan(step, without=without))
 
 
 def _described(fit: JointFit, context: FitContext, location: FittedLocation) -> dict[str, Any]:
@@ -199,15 +195,14 @@ def _sampled_moments(
     fit: JointFit, context: FitContext
 ) -> tuple[tuple[FeatureBlock, ...], MomentSums]:
     """Moments by fold of rows of the row sample, on a smaller basis of the best kernel of x."""
-    choice = context.choice
-    rows = choice.rows.prefix(_LOCATION_ROWS)
+    rows = context.rows.prefix(_LOCATION_ROWS)
     # Of y only the functions are needed, so that one pivot is enough.
     bases = [
         _sampled_basis(kernel, rows, i, rank)
         for i, (kernel, rank) in enumerate(zip(context.kernels, (_LOCATION_RANK, 1), strict=True))
     ]
     spec = fit._spec(context, bases)
-    folds = rows.folds(choice.sample.folding, choice.n_folds)
+    folds = rows.folds(context.sample.folding, context.n_folds)
     return spec.features, strip_moments(spec, rows.parts, rows.importance, folds)
 
 
@@ -233,10 +228,10 @@ def _location(
     candidates: list[tuple[tuple[FeatureBlock, ...], MomentSums]],
 ) -> FittedLocation:
     """The location that explains most of unseen rows, among those on the bases of x given."""
-    columns, scores = context.choice.sample.columns, fit._scores(context)
+    columns, scores = context.sample.columns, fit._scores(context)
     first = 0 if scores is None else len(candidates[0][0][1].names)
     here = slice(first, first + len(columns[1].names))
-    x = context.choice.rows.parts[0]
+    x = context.rows.parts[0]
     # Codes of labels have no trend: an empty range.
     labels = np.array(columns[0].categorical)
     within = np.where(labels, 0.0, x.min(axis=0)), np.where(labels, 0.0, x.max(axis=0))
@@ -247,29 +242,34 @@ def _location(
     return max(locations, key=lambda each: float(each.skill.sum()))
 
 
-def _of_residuals(context: FitContext, location: FittedLocation) -> PivotSelector:
-    """How pivots are chosen from the rows of x and e."""
-    choice = context.choice
-    sample = choice.sample.with_residuals(location.residuals, choice.rows)
+def _of_residuals(context: FitContext, location: FittedLocation) -> FitContext:
+    """The same rows of x and e, whose pivots come from the row sample unless those of x are given.
+
+    No functions are declared, and nothing is searched or tried.
+    """
+    sample = context.sample.with_residuals(location.residuals, context.rows)
     assert sample.row_sample is not None
+    x, y = context.pivots
+    residual = replace(y, variable="the residual of y", mode="sampled", points=None)
     return replace(
-        choice,
+        context,
         sample=sample,
         rows=sample.row_sample,
-        wanted=("sampled" if isinstance(choice.wanted[0], str) else choice.wanted[0], "sampled"),
-        names=("x", "the residual of y"),
+        pivots=(x.from_sample(), residual),
+        functions=dict.fromkeys(context.functions),
+        passes=0,
+        seconds=0.0,
+        search=None,
+        residual=False,
     )
 
 
 def _second_context(fit: JointFit, context: FitContext, location: FittedLocation) -> FitContext:
-    """The same fit of x and e, for which no functions are declared."""
-    choice, kernels = _of_residuals(context, location), list(context.kernels)
+    """The same fit of x and e."""
+    second, kernels = _of_residuals(context, location), list(context.kernels)
     if context.search is None:
-        columns = choice.sample.columns[1]
-        kernels[1] = choose_kernel(None, choice.rows, 1, columns, "kernel_y")
-    second = FitContext(choice, kernels, dict.fromkeys(context.functions), 0, 0.0)
-    if context.search is None:
-        return second
+        kernels[1] = choose_kernel(None, second.rows, 1, second.sample.columns[1], "kernel_y")
+        return replace(second, kernels=kernels)
     learned = context.search.finalists[0].trial.x.form != "given"
     given = None if learned else kernels[0], None
     reg = None if fit.reg is None else fit._solver(context).reg
@@ -293,10 +293,9 @@ def _screened_gain(
     fit: JointFit, context: FitContext, second: FitContext, location: FittedLocation
 ) -> Gain:
     """The gain of refits on a part of the row sample."""
-    choice = context.choice
-    rows = choice.rows.prefix(_SCREENED_ROWS)
-    moved = second.choice.rows.prefix(_SCREENED_ROWS)
-    folds = rows.folds(choice.sample.folding, choice.n_folds)
+    rows = context.rows.prefix(_SCREENED_ROWS)
+    moved = second.rows.prefix(_SCREENED_ROWS)
+    folds = rows.folds(context.sample.folding, context.n_folds)
     laws = [
         screened_laws(
             (each.kernels[0], each.kernels[1]),
@@ -304,12 +303,12 @@ def _screened_gain(
             (part[0], part[1]),
             rows.importance,
             folds,
-            choice.rule.tol,
+            context.pivots[0].tol,
             _SCREENED_RANK,
         )
         for each, part in ((context, rows.parts), (second, moved.parts))
     ]
-    values = ValueRange.of(choice.rows.parts[1])
+    values = ValueRange.of(context.rows.parts[1])
     return _gain(context, values, location, laws[0], laws[1], _SCREENED_ROWS)
 
 
@@ -337,14 +336,14 @@ def _gain(
     moved: Iterator[HeldLaws],
     size: int,
 ) -> Gain:
-    choice, residuals = context.choice, location.residuals
-    rows, folding = choice.rows.prefix(size), choice.sample.folding
+    residuals = location.residuals
+    rows, folding = context.rows.prefix(size), context.sample.folding
     x, y = rows.parts
     share = rows.importance
     # As the location maps it: of raw columns with heavy tails a few rows would decide.
     z = residuals.scores(y)
     deviation = np.sqrt(share @ (z - share @ z) ** 2)
-    folds = rows.folds(folding, choice.n_folds)
+    folds = rows.folds(folding, context.n_folds)
 
     def place(atoms: Array, held: Array) -> Array:
         moved = residuals.held_out(x[held], folds[held])[:, None] + atoms

@@ -9,8 +9,7 @@ import numpy as np
 
 from cme_dask.display import brief_repr
 from cme_dask.estimators.base import Measured
-from cme_dask.estimators.pivoting import PivotSelector
-from cme_dask.estimators.planning import FitContext
+from cme_dask.estimators.pivoting import FitContext
 from cme_dask.estimators.recipe import (
     FunctionsLike,
     declared,
@@ -112,38 +111,37 @@ def search_kernels(
     ResourceError
         If it does not fit into memory.
     """
-    choice = context.choice
-    rows = choice.rows.prefix(options.rows)
-    memory = _check_memory(choice, len(rows), options.max_rank)
-    columns = choice.sample.columns
+    rows = context.rows.prefix(options.rows)
+    memory = _check_memory(context, len(rows), options.max_rank)
+    columns = context.sample.columns
     categorical = [tuple(name in c.categories for name in c.names) for c in columns]
 
     found = search_joint(
         (rows.parts[0], rows.parts[1]),
         rows.importance,
-        choice.sample.folding.folds(rows.index, rows.units, FOLDS),
+        context.sample.folding.folds(rows.index, rows.units, FOLDS),
         (given[0], given[1]),
         (categorical[0], categorical[1]),
         functions=declared(functions, columns[1]),
         reg=reg,
         options=options,
-        tol=choice.rule.tol,
-        seed=choice.rule.seed,
-        callback=choice.progress,
+        tol=context.pivots[0].tol,
+        seed=context.seed,
+        callback=context.progress,
     )
     best = found.finalists[0]
     kernels = [best.kernel_x, best.kernel_y]
     return replace(context, kernels=kernels, search=replace(found, memory=memory))
 
 
-def _check_memory(choice: PivotSelector, rows: int, max_rank: int) -> MemoryPlan:
+def _check_memory(context: FitContext, rows: int, max_rank: int) -> MemoryPlan:
     """What the search needs; ResourceError if there is less."""
-    columns = sum(source.shape[1] for source in choice.sample.reads)
-    return choice.budget.check_alone(
+    columns = sum(source.shape[1] for source in context.sample.reads)
+    return context.budget.check_alone(
         "the search for kernels",
         search_bytes(rows, columns, max_rank, FOLDS),
-        extent_of(choice.sample, choice.budget.executor).in_memory
-        + row_sample_bytes(len(choice.rows), columns),
+        extent_of(context.sample, context.budget.executor).in_memory
+        + row_sample_bytes(len(context.rows), columns),
         f"search on fewer rows than {rows:,}, tuning=Tuning(rows={rows // 2}), or lower max_rank "
         "of the tuning, or give kernels",
     )
@@ -179,9 +177,9 @@ def tuned_members(
         Whether bases of the best that miss ``tol`` over all rows get more pivots, in rounds over
         all rows and one more pass for their moments.
     """
-    choice, found = context.choice, context.search
+    found = context.search
     kernels = [(candidate.kernel_x, candidate.kernel_y) for candidate in found.finalists]
-    bases, in_rounds = choice.bases_of_each(kernels)
+    bases, in_rounds = context.bases_of_each(kernels)
     passes = context.passes + 1 + in_rounds
     specified = [
         specify(each, replace(solver, reg=candidate.reg))
@@ -189,7 +187,7 @@ def tuned_members(
     ]
     specs, arithmetics = [spec for spec, _ in specified], [how for _, how in specified]
     moments, summed, report = make_moments(
-        choice.sample, specs, choice.budget, choice.progress, choice.sample_rows, cells
+        context.sample, specs, context.budget, context.progress, context.sample_rows, cells
     )
     members = []
     triples = list(zip(found.finalists, specs, moments, arithmetics, strict=True))
@@ -199,10 +197,10 @@ def tuned_members(
         )
         shares = np.cumsum([0.0, *costs]) / costs.sum()
         for share, (candidate, spec, one, arithmetic) in zip(shares[:-1], triples, strict=True):
-            if choice.progress is not None:
-                choice.progress(StepBegan("solution", float(share)))
+            if context.progress is not None:
+                context.progress(StepBegan("solution", float(share)))
             members.append(
-                _member(candidate, spec, one, solver, arithmetic, found, learn_reg, choice)
+                _member(candidate, spec, one, solver, arithmetic, found, learn_reg, context)
             )
     best = _best(members, found.score, averaged)
     if top_up:
@@ -224,7 +222,7 @@ def _topped_up(
 
     Members often share a basis, which is topped up once.
     """
-    choice, found = context.choice, context.search
+    found = context.search
     made: dict[tuple[int, Kernel], NewtonBasis] = {}
     changed: dict[int, tuple[MomentReduction, ComputeMode]] = {}
     passes = 0
@@ -236,7 +234,7 @@ def _topped_up(
             error if basis is old else 0.0  # 0: done for a member before
             for error, basis, old in zip(errors, bases, before, strict=True)
         ]
-        more, rounds = choice.topped_up(bases, missed)
+        more, rounds = context.topped_up(bases, missed)
         passes += rounds
         bases = bases if more is None else more
         if all(basis is old for basis, old in zip(bases, before, strict=True)):
@@ -246,17 +244,17 @@ def _topped_up(
     if not changed:
         return list(members), passes
     moments, _, _ = make_moments(
-        choice.sample,
+        context.sample,
         [spec for spec, _ in changed.values()],
-        choice.budget,
-        choice.progress,
-        choice.sample_rows,
+        context.budget,
+        context.progress,
+        context.sample_rows,
     )
     topped = list(members)
     with one_blas_thread():
         for (k, (spec, arithmetic)), one in zip(changed.items(), moments, strict=True):
             candidate = members[k].candidate
-            topped[k] = _member(candidate, spec, one, solver, arithmetic, found, learn_reg, choice)
+            topped[k] = _member(candidate, spec, one, solver, arithmetic, found, learn_reg, context)
     return topped, passes + 1
 
 
@@ -273,7 +271,7 @@ def _member(
     arithmetic: ComputeMode,
     found: Search,
     learn_reg: bool,
-    choice: PivotSelector,
+    context: FitContext,
 ) -> EnsembleMember:
     x, y = spec.features
     folds = list(held_folds(moments))
@@ -287,7 +285,7 @@ def _member(
         joint, crps = (float(mean[best]) for mean, _ in losses)
         retained = _kept([(float(mean[best]), float(error[best])) for mean, error in losses])
     mean = moments.means()
-    of_bases = replace(solver, reg=reg).on((x.basis, y.basis), choice.rows.parts)
+    of_bases = replace(solver, reg=reg).on((x.basis, y.basis), context.rows.parts)
     solution = of_bases(mean).shrunk(retained)
     refits = ((fold.rest, fold.held, fold.solution(reg).shrunk(retained)) for fold in folds)
     component = Component((x, y), mean, reduced(solution), replicates(refits, moments))

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from cme_dask.errors import DataError
 from cme_dask.numerics.basis import BLOCK, LinearBasis
 from cme_dask.numerics.reduction import Cost, Extent, Reduction, Strip
 
@@ -159,7 +160,8 @@ class Neighbours:
 class NearestRows(Reduction[Neighbours, Neighbours]):
     """The k rows nearest to each point in x, by |(x_i - point) / scale|; ties to the lowest row.
 
-    Rows of weight zero are at an infinite distance.
+    Rows of weight zero are at an infinite distance: where fewer than k others are left, these are
+    all that is returned.
 
     Parameters
     ----------
@@ -218,8 +220,11 @@ class NearestRows(Reduction[Neighbours, Neighbours]):
         )
 
     def finalize(self, total: Neighbours) -> Neighbours:
-        """Those at a finite distance."""
-        return total.first(int(np.isfinite(total.distance).all(axis=0).sum()))
+        """Those at a finite distance; a DataError if there are none."""
+        finite = int(np.isfinite(total.distance).all(axis=0).sum())
+        if not finite:
+            raise DataError("no row of positive weight is at a finite distance: correct the points")
+        return total.first(finite)
 
 
 def _nearest(distance: Array, k: int) -> Array:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
 from cme_dask.data.sample import Sample
 from cme_dask.numerics.folds import BY_ROWS
@@ -10,29 +9,25 @@ from cme_dask.numerics.reduction import Extent
 from cme_dask.numerics.resources import MemoryPlan, one_blas_thread
 from cme_dask.numerics.rounds import PivotOffers, PivotState, Rule, choice_bytes, round_cost
 from cme_dask.passes.memory import MemoryBudget
-from cme_dask.passes.plan import RowRange
 from cme_dask.passes.run import PassProgress, extent_of, plan_pass, run_pass
 
 
 def choose_in_rounds(
     sample: Sample,
-    rules: Mapping[int, Rule],
-    states: Mapping[int, PivotState],
+    variables: Mapping[int, tuple[Rule, PivotState]],
     budget: MemoryBudget,
-    *,
     progress: Callable[[PassProgress], None] | None = None,
     on_round: Callable[[int, PivotState], None] = lambda i, state: None,
 ) -> tuple[dict[int, PivotState], int]:
-    """Let each rule take its steps until it ends.
+    """Let the rule of each variable take its steps until it ends.
 
     Parameters
     ----------
     sample
         The rows.
-    rules
-        For each variable, by its number in the sample, how its pivots are chosen.
-    states
-        Where each starts: ``PivotState.empty(d)``, or a state that was stored.
+    variables
+        By the number of a variable in the sample, how its pivots are chosen, and where that starts:
+        at ``PivotState.empty(d)``, or at a state that was stored.
     budget
         What memory there is.
     progress
@@ -52,48 +47,31 @@ def choose_in_rounds(
     ResourceError
         If a round would not fit into memory.
     """
-    now, passes = dict(states), 0
-    while active := [i for i in sorted(rules) if not now[i].done]:
-        offers = _ask(sample, {i: (rules[i], now[i]) for i in active}, budget, progress)
+    rules = {i: rule for i, (rule, _) in variables.items()}
+    states, passes = {i: state for i, (_, state) in variables.items()}, 0
+    while active := [i for i in sorted(rules) if not states[i].done]:
+        read = replace(  # variables that have their pivots are not read
+            sample,
+            sources=tuple(sample.sources[i] for i in active),
+            columns=tuple(sample.columns[i] for i in active),
+            row_sample=None,
+            folding=BY_ROWS,
+        )
+        extent = extent_of(read, budget.executor)
+        asked = tuple((rules[i], states[i]) for i in active)
+        alone = _choice(tuple(state.rank for _, state in asked), extent)
+        offers = PivotOffers(asked, extent.strips)
+        result, _ = run_pass(read, offers, budget, progress, alone=alone, named=sample)
         passes += 1
-        for i, offer in zip(active, offers, strict=True):
+        for i, offer in zip(active, result, strict=True):
             with one_blas_thread():
-                now[i] = rules[i].step(now[i], offer)
-            on_round(i, now[i])
-    return now, passes
+                states[i] = rules[i].step(states[i], offer)
+            on_round(i, states[i])
+    return states, passes
 
 
-def _ask(
-    sample: Sample,
-    asked: Mapping[int, tuple[Rule, PivotState]],
-    budget: MemoryBudget,
-    progress: Callable[[PassProgress], None] | None,
-) -> tuple[Any, ...]:
-    """One pass over the variables that are still choosing; the others are not read."""
-    read = replace(
-        sample,
-        sources=tuple(sample.sources[i] for i in asked),
-        columns=tuple(sample.columns[i] for i in asked),
-        row_sample=None,
-        folding=BY_ROWS,
-    )
-    extent = extent_of(read, budget.executor)
-    offers = PivotOffers(tuple(asked.values()), extent.strips)
-    ranks = tuple(state.rank for _, state in asked.values())
-    return run_pass(
-        read,
-        offers,
-        budget,
-        progress,
-        alone=_choice(ranks, extent),
-        named=sample,
-    )[0]
-
-
-def predict_round(
-    sample: Sample, ranks: tuple[int, ...], budget: MemoryBudget
-) -> tuple[list[RowRange], MemoryPlan]:
-    """How a round would be cut, and what it would need.
+def predict_round(sample: Sample, ranks: tuple[int, ...], budget: MemoryBudget) -> MemoryPlan:
+    """The memory that a round at these ranks would need.
 
     Raises
     ------
@@ -101,7 +79,7 @@ def predict_round(
         If that does not fit into the budget.
     """
     extent = extent_of(sample, budget.executor)
-    return plan_pass(round_cost(ranks, extent), extent, budget, alone=_choice(ranks, extent))
+    return plan_pass(round_cost(ranks, extent), extent, budget, alone=_choice(ranks, extent))[1]
 
 
 def _choice(ranks: tuple[int, ...], extent: Extent) -> dict[str, int]:

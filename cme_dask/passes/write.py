@@ -29,8 +29,8 @@ from cme_dask.numerics.folds import BY_ROWS
 from cme_dask.numerics.reduction import Cost, Extent, Reduction, Strip
 from cme_dask.numerics.resources import MemoryPlan
 from cme_dask.passes.memory import MemoryBudget
+from cme_dask.passes.row_sample import choose_rows
 from cme_dask.passes.run import PassProgress, PassReport, extent_of, plan_pass, run_pass
-from cme_dask.passes.selections import choose_rows
 
 # Features of all rows, from store to store: one pass, out of core, one writer per chunk
 

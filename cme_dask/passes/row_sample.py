@@ -1,8 +1,6 @@
-"""Passes that select: the row sample, the rows nearest to points, ranges."""
+"""The row sample of arrays that bring none: a declared, partial read of the rows."""
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -10,18 +8,11 @@ from cme_dask.data.row_sample import PrioritySample, Rows, RowSample
 from cme_dask.data.sample import Sample
 from cme_dask.data.sources import RowSource, take_rows
 from cme_dask.errors import DataError
-from cme_dask.numerics.basis import LinearBasis
 from cme_dask.numerics.folds import BY_ROWS
 from cme_dask.numerics.reduction import BadValues, reduce_strips
-from cme_dask.numerics.rows import BasisRanges, NearestRows, Neighbours
 from cme_dask.passes.memory import MemoryBudget
 from cme_dask.passes.plan import MAX_STRIP, Reading, RowRange, empty_part
 from cme_dask.passes.run import count_bad_values, run_pass
-
-# The row sample of arrays that bring none: a declared, partial read
-
-
-Array = Any
 
 _SPARE = 6.0  # standard deviations of the number of rows below a bound
 _ENOUGH = 1 << 10  # stored rows of a part, with which no others are looked for
@@ -96,72 +87,13 @@ def choose_rows(
 def _draw_here(sample: Sample, told_by: tuple[RowSource, ...], drawn: PrioritySample) -> RowSample:
     """The sample in this process, of which only what tells weights and parts is read."""
     reading = replace(Reading.of(sample, shares_memory=True), sources=told_by, variables=0)
-    rows = RowRange(0, sample.n_rows, MAX_STRIP)
-
-    def below(bound: float) -> RowSample:
-        return reduce_strips(replace(drawn, bound=bound), reading.strips(rows))[1]
-
+    rows, size, bounds = RowRange(0, sample.n_rows, MAX_STRIP), drawn.size, [np.inf]
     if not told_by and sample.part is None:
         # Keys of equal rows are uniform on (0, 1): nearly always this bound leaves out none of the
         # sample, and most of the other rows, which then need no sorting.
-        likely = below((drawn.size + _SPARE * np.sqrt(drawn.size)) / sample.n_rows)
-        if len(likely) == drawn.size:
-            return likely
-    return below(np.inf)
-
-
-# Rows nearest to some points: the empirical answer to compare a law with
-
-
-def nearest_rows(
-    sample: Sample, points: Array, k: int, scale: Array, budget: MemoryBudget
-) -> Neighbours:
-    """The k rows nearest to each point in x, by |(x_i - point) / scale|, in one pass.
-
-    Parameters
-    ----------
-    sample
-        Rows of x and y.
-    points
-        Shape (p, d_X).
-    k
-        Number of rows per point, at most n.
-    scale
-        A length per column of x, shape (d_X,).
-    budget
-        Where to run, and the memory that is there.
-
-    Notes
-    -----
-    Rows of weight zero, and of other parts than the one that is asked, are no neighbours: if fewer
-    than k are left, all of them are returned. Ties go to the lowest row. Memory per task is one
-    strip of distances, p of them.
-    """
-    if not 1 <= k <= sample.n_rows:
-        raise DataError(f"k must lie between 1 and the number of rows {sample.n_rows}, got {k}")
-    nearest = NearestRows(np.asarray(points), k, np.asarray(scale))
-    neighbours, _ = run_pass(sample, nearest, budget)
-    if not neighbours.distance.shape[1]:
-        raise DataError("no row of positive weight is at a finite distance: correct the points")
-    return neighbours
-
-
-def observed_ranges(
-    sample: Sample, bases: Sequence[LinearBasis], budget: MemoryBudget
-) -> tuple[Array, ...]:
-    """Lowest and highest values of psi over the rows of positive weight, in one pass.
-
-    Parameters
-    ----------
-    sample
-        The rows.
-    bases
-        A basis for each variable.
-    budget
-        Where to run, and the memory that is there.
-
-    Returns
-    -------
-    ranges : for each variable, shape (2, k)
-    """
-    return run_pass(sample, BasisRanges(tuple(bases)), budget)[0]
+        bounds.insert(0, (size + _SPARE * np.sqrt(size)) / sample.n_rows)
+    for bound in bounds:
+        _, chosen = reduce_strips(replace(drawn, bound=bound), reading.strips(rows))
+        if len(chosen) == size:
+            break
+    return chosen
