@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 from conftest import BRIEF
 
+from benchmarks import CASE_NAMES
 from benchmarks.__main__ import cli as beside
 from cme_dask.cli import cli
 
@@ -167,6 +168,25 @@ def test_links_lead_somewhere():
                 path = page.parent / target if target else page
                 assert path.exists(), f"{page.name}: {link}"
                 assert not anchor or anchor in anchors(path), f"{page.name}: {link}"
+
+
+def test_commands_within_sentences_can_be_parsed():
+    """Those of benchmarks take hours: their cases and options are checked without a run."""
+    lines = [
+        line
+        for page in PAGES
+        for line in re.findall(
+            r"`(python3 run (?:bench|study)[^`…]*|cme-dask [^`…]*)`", page.read_text()
+        )
+    ]
+    assert len(lines) > 20
+    for line in lines:
+        name, *rest = shlex.split(line.removeprefix("python3 run ").removeprefix("cme-dask "))
+        command = (beside if line.startswith(BESIDE) else cli).commands[name]
+        known = {option for each in command.params for option in each.opts}
+        assert {word for word in rest if word.startswith("--")} - {"--help"} <= known, line
+        if name == "bench" and "--case" in rest:
+            assert rest[rest.index("--case") + 1] in CASE_NAMES, line
 
 
 def test_readme_names_both_commands():

@@ -31,12 +31,7 @@ from cme_dask.cli.values import SEED, output, size
 @chunk_option
 @overwrite_option
 @json_option
-def sample(
-    out: Path,
-    given: dict[str, Any],
-    chunk_rows: int | None,
-    overwrite: bool,
-) -> Shown:
+def sample(out: Path, given: dict[str, Any], **options: Any) -> Shown:
     """Write a sample of the three-dimensional normal (x; y1, y2) to the store OUT."""
     from cme_dask.cli import tables
     from cme_dask.cli.describe import describe
@@ -45,13 +40,7 @@ def sample(
 
     rows = given["rows"]
     with ProgressLines() as progress:
-        write_normal3(
-            out,
-            **given,
-            chunk_rows=chunk_rows,
-            overwrite=overwrite,
-            progress=progress.counter("generate", rows),
-        )
+        write_normal3(out, **given, **options, progress=progress.counter("generate", rows))
         progress.say(f"generated {rows:,} rows")
     result = describe(str(out))
     return result, tables.store_tables(result)
@@ -81,17 +70,7 @@ def sample(
 @log_option
 @overwrite_option
 @json_option
-def ingest(
-    files: tuple[str, ...],
-    out: Path,
-    given: dict[str, Any],
-    chunk_rows: int | None,
-    target_chunk: int | None,
-    seed: int,
-    resume: bool,
-    storage_options: tuple[tuple[str, object], ...],
-    overwrite: bool,
-) -> Shown:
+def ingest(given: dict[str, Any], storage_options: Any, **options: Any) -> Shown:
     """Stream tables (FILES: paths, URLs or patterns) into a sample store.
 
     CSV, also compressed, Parquet, NumPy and Zarr; larger than memory.
@@ -104,17 +83,12 @@ def ingest(
 
     pairs = {key: dict(given.get(key, ())) for key in ("datetime", "cyclic", "units")}
     null_values = (*NULL_VALUES, *given.get("null_values", ()))
-    options: dict[str, Any] = {**given, **pairs, "null_values": null_values}
+    options |= {**given, **pairs, "null_values": null_values}
     with ProgressLines() as progress:
         report = ingestion.ingest(
-            files,
-            out,
+            options.pop("files"),
+            options.pop("out"),
             **options,
-            chunk_rows=chunk_rows,
-            target_chunk=target_chunk,
-            seed=seed,
-            resume=resume,
-            overwrite=overwrite,
             storage_options=dict(storage_options),
             progress=progress.ingest,
         )
@@ -174,14 +148,7 @@ def info(path: str) -> Shown:
 @overwrite_option
 @json_option
 def rechunk(
-    source: str,
-    out: Path,
-    target_chunk: int,
-    given: dict[str, Any],
-    seed: int | None,
-    resume: bool,
-    storage_options: tuple[tuple[str, object], ...],
-    overwrite: bool,
+    source: str, out: Path, given: dict[str, Any], storage_options: Any, **options: Any
 ) -> Shown:
     """Write the rows of IN, a Zarr store of any chunks, to the sample store OUT.
 
@@ -197,10 +164,7 @@ def rechunk(
             source,
             out,
             **given,
-            target_chunk=target_chunk,
-            seed=seed,
-            resume=resume,
-            overwrite=overwrite,
+            **options,
             storage_options=dict(storage_options),
             progress=progress.ingest,
         )

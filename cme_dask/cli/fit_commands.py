@@ -139,19 +139,12 @@ def fit(
 @click.option("--reverse", is_flag=True, help="E[f(x) | y] instead of E[f(y) | x].")
 @click.option("--std/--no-std", default=True, help="Standard errors.  [default: with]")
 @json_option
-def expect(
-    model: str,
-    given: tuple[str, ...],
-    points: Path | None,
-    functions: tuple[str, ...],
-    reverse: bool,
-    std: bool,
-) -> Shown:
+def expect(**options: Any) -> Shown:
     """Conditional means and probabilities E[f | x] of a saved MODEL, with standard errors."""
     from cme_dask.cli import tables
     from cme_dask.cli.query import answer
 
-    result = answer(model, given, points, functions, reverse=reverse, std=std)
+    result = answer(**options)
     return result, tables.expectation_tables(result)
 
 
@@ -189,17 +182,12 @@ def expect(
 @overwrite_option
 @json_option
 def features(
-    store: str,
-    out: Path,
-    x: tuple[str, ...] | None,
     length_scale: tuple[float, ...] | None,
     tol: float,
     max_rank: int | None,
     basis: str,
     given: dict[str, Any],
-    checkpoint: Any,
-    compute: Any,
-    overwrite: bool,
+    **options: Any,
 ) -> Shown:
     """Fit features of x in STORE (path or URL) by pivoted Cholesky in one pass, and save them.
 
@@ -219,7 +207,7 @@ def features(
         basis=basis,
         **given,
     )
-    result = fit_features(estimator, store, x, compute, out, overwrite, checkpoint)
+    result = fit_features(estimator, **options)
     return result, tables.feature_fit_tables(result)
 
 
@@ -243,15 +231,7 @@ def features(
 @compute_options
 @overwrite_option
 @json_option
-def transform(
-    store: str,
-    model: str,
-    out: Path,
-    chunk_rows: int | None,
-    dtype: str,
-    compute: Any,
-    overwrite: bool,
-) -> Shown:
+def transform(**options: Any) -> Shown:
     """Write the features of all rows in STORE (path or URL) to a new sample store.
 
     Its x are the features; y, weights and the row sample are the source's, so that anything that
@@ -260,15 +240,7 @@ def transform(
     from cme_dask.cli import tables
     from cme_dask.cli.fitting import transform_store
 
-    result = transform_store(
-        store,
-        model,
-        out,
-        chunk_rows=chunk_rows,
-        dtype=dtype,
-        compute=compute,
-        overwrite=overwrite,
-    )
+    result = transform_store(**options)
     return result, tables.transform_tables(result)
 
 
@@ -294,14 +266,7 @@ def transform(
 @overwrite_option
 @json_option
 def tune(
-    store: str,
-    out: Path,
-    x: tuple[str, ...] | None,
-    y: tuple[str, ...] | None,
-    given: dict[str, Any],
-    hold_out: float | None,
-    compute: Any,
-    overwrite: bool,
+    store: str, x: Any, y: Any, given: dict[str, Any], hold_out: float | None, **options: Any
 ) -> Shown:
     """Learn transforms, length scales and ridge for STORE (path or URL), and fit.
 
@@ -317,10 +282,8 @@ def tune(
     search = {key: given.pop(key) for key in list(given) if key in TuningSection.model_fields}
     if "averaged" in search:
         search["finalists"] = search["averaged"] + 1
-    options = {**given, "tuning": search}
-    section = checked(FitSection, options, "")
-    rows = TrainingRows(store, x, y, hold_out)
-    result = run(rows, section, compute, out, overwrite)
+    section = checked(FitSection, {**given, "tuning": search}, "")
+    result = run(TrainingRows(store, x, y, hold_out), section, **options)
     shown = [*tuning_tables(result), *tables.fit_tables(result), "", tuning_facts(result)]
     return result, shown
 
@@ -336,7 +299,7 @@ def tune(
 @out_option("Model to make.")
 @overwrite_option
 @json_option
-def merge(models: tuple[str, ...], out: Path, overwrite: bool) -> Shown:
+def merge(**options: Any) -> Shown:
     """Make the model of all rows from models M1, M2, ... of disjoint rows, without reading any.
 
     They must have the same columns, kernels, pivots, cells, folds, constraint and ridge, as `grow
@@ -345,7 +308,7 @@ def merge(models: tuple[str, ...], out: Path, overwrite: bool) -> Shown:
     from cme_dask.cli import tables
     from cme_dask.cli.fitting import merge_models
 
-    result = merge_models(models, out, overwrite)
+    result = merge_models(**options)
     return result, tables.model_tables(result)
 
 
@@ -372,15 +335,7 @@ def merge(models: tuple[str, ...], out: Path, overwrite: bool) -> Shown:
 @compute_options
 @overwrite_option
 @json_option
-def grow(
-    model: str,
-    store: str,
-    out: Path,
-    alone: bool,
-    first_row: int | None,
-    compute: Any,
-    overwrite: bool,
-) -> Shown:
+def grow(alone: bool, first_row: int | None, **options: Any) -> Shown:
     """Add the rows of STORE (path or URL) to MODEL; the result is the model of all rows.
 
     Kernels, pivots, cells, folds, constraint, ridge and events are those of MODEL.
@@ -390,13 +345,5 @@ def grow(
 
     if first_row is not None and not alone:
         raise click.UsageError("--first-row belongs to --alone: other rows follow those of MODEL")
-    result = grow_model(
-        model,
-        store,
-        out,
-        compute,
-        alone=alone,
-        first_row=first_row or 0,
-        overwrite=overwrite,
-    )
+    result = grow_model(alone=alone, first_row=first_row or 0, **options)
     return result, tables.model_tables(result)

@@ -259,7 +259,7 @@ Result = dict[str, Any]
 def fit_features(
     estimator: PivotedCholesky,
     store: str,
-    columns: Sequence[str] | None,
+    x: Sequence[str] | None,
     compute: Compute,
     out: Path,
     overwrite: bool,
@@ -273,7 +273,7 @@ def fit_features(
         Not fitted yet.
     store
         Path or URL.
-    columns
+    x
         Columns of x to use; default all.
     compute
         Where to run.
@@ -285,7 +285,7 @@ def fit_features(
     check_output(out, overwrite)
     if checkpoint.shard is not None:
         raise DataError("shards are for `cme-dask fit`: leave out --shard")
-    sample = open_sample(store, x_columns=columns)
+    sample = open_sample(store, x_columns=x)
     checkpoint.prepare(overwrite)
     with ProgressLines() as progress, compute.open() as scheduler:
         with PeakMemory(scheduler) as memory:
@@ -439,7 +439,7 @@ def draw(result: Result, path: Path, overwrite: bool, progress: ProgressLines) -
 
 
 def grow_model(
-    path: str,
+    model: str,
     store: str,
     out: Path,
     compute: Compute,
@@ -452,8 +452,8 @@ def grow_model(
 
     Parameters
     ----------
-    path
-        The model; events that it was fitted with are known from it.
+    model
+        Path or URL; its events are those of the new rows.
     store
         The new rows.
     out
@@ -473,24 +473,24 @@ def grow_model(
         As ``partial_fit``; and if the model has functions other than events.
     """
     check_output(out, overwrite)
-    model = load_only(JointModel, path)
+    earlier = load_only(JointModel, model)
     sample = open_sample(store)
     with ProgressLines() as progress, compute.open() as scheduler:
         functions = {
-            "functions_x": _events(model.x, model.y),
-            "functions": _events(model.y, model.x),
+            "functions_x": _events(earlier.x, earlier.y),
+            "functions": _events(earlier.y, earlier.x),
         }
         options = RunOptions(scheduler, compute.workers, compute.memory_limit, progress.fit)
         alone_from = first_row if alone else None
-        sums = sums_of(model, functions)
+        sums = sums_of(earlier, functions)
         fitted, _ = JointDistribution()._grown(sums, sample, options, alone_from)
-    model, report = fitted["model_"], fitted["report_"]
-    model.save(out, overwrite=overwrite)
+    result, report = fitted["model_"], fitted["report_"]
+    result.save(out, overwrite=overwrite)
     return {
-        "model": path,
+        "model": model,
         "store": sample.location,
         "added": report.rows,
-        "added_trace_error": model.about["new_rows"].get("trace_error"),
+        "added_trace_error": result.about["new_rows"].get("trace_error"),
         "seconds": report.seconds,
         "rows_per_second": report.rows_per_second,
         **describe(str(out)),

@@ -128,16 +128,7 @@ def predict(
 )
 @compute_options
 @json_option
-def score(
-    model: str,
-    store: str,
-    hold_out: float | None,
-    given: dict[str, Any],
-    functions: tuple[str, ...],
-    crps: bool,
-    coverage: bool,
-    compute: Any,
-) -> Shown:
+def score(given: dict[str, Any], **options: Any) -> Shown:
     """Score MODEL on rows of STORE in one pass: R^2 of means, Brier skill of probabilities.
 
     Without --hold-out, the rows that the fit held out are scored, or all rows if it held out none.
@@ -146,14 +137,5 @@ def score(
     from cme_dask.cli import tables
     from cme_dask.cli.scoring import score_model
 
-    result = score_model(
-        model,
-        store,
-        functions,
-        hold_out=hold_out,
-        fold_by=given.get("fold_by"),
-        crps=crps,
-        coverage=coverage,
-        compute=compute,
-    )
+    result = score_model(**given, **options)
     return result, tables.score_tables(result)
