@@ -61,7 +61,7 @@ def cli() -> None:
     "--dir",
     "stores",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
-    help="Folder for the store of the case large, which is kept for further runs.",
+    help="Folder for the store of the case large, which later runs use again.",
 )
 @overwrite_option
 @json_option

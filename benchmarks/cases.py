@@ -11,7 +11,7 @@ from benchmarks.coverage import LEVEL, Coverage
 from benchmarks.fits import Bare, Fit, Rows, StoreRead, bare_flops, write_uniform
 from benchmarks.ingest import ingest_case
 from benchmarks.machine import GemmRate, MachineRates, limit_seconds
-from benchmarks.measure import Measurement, Ratio, Tell, Term, Together, measure
+from benchmarks.measure import Callback, Measurement, Ratio, Term, Together, measure
 from benchmarks.peers import NOT_INSTALLED, ConditionalMean, Fmca, Reference, fmca_installed
 from benchmarks.programs import CLOSED, SolveCoupling, SolveProgram
 from benchmarks.queries import queries_case
@@ -44,20 +44,20 @@ class Size:
 
 @dataclass
 class Bench:
-    """What a run of the bench measures with, and what it has found.
+    """The settings of a run of the bench, and its results.
 
     Attributes
     ----------
     folder
         For stores and pivots, removed afterwards.
     stores
-        For large stores, which are found again where it is not removed.
+        For large stores, which later runs use again.
     workers
         Threads.
     repeats
         Runs of each measurement.
-    tell
-        Hears of each run.
+    callback
+        Called with each run.
     measurements, ratios
         Results, by key; keys begin with the case.
     """
@@ -66,7 +66,7 @@ class Bench:
     stores: Path
     workers: int
     repeats: int
-    tell: Tell
+    callback: Callback
     measurements: dict[str, Measurement] = field(default_factory=dict)
     ratios: list[Ratio] = field(default_factory=list)
 
@@ -74,7 +74,7 @@ class Bench:
         self, jobs: Mapping[str, Any], repeats: int | None = None, peers: Container[str] = ()
     ) -> None:
         """Run the jobs in turns; those of peers may fail."""
-        measure(jobs, repeats or self.repeats, self.measurements, self.tell, peers=peers)
+        measure(jobs, repeats or self.repeats, self.measurements, self.callback, peers=peers)
 
     def limit(self, key: str, of: str, gemm: str, n: int) -> None:
         """Add the limit of the pass of a measured fit, from rates that took turns with it."""
@@ -136,12 +136,12 @@ def fmca_case(bench: Bench, size: Size) -> None:
             bench.measurements[fmca] = Measurement(None, missing=NOT_INSTALLED)
         pivots = str(bench.folder / "pivots.npz")
 
-        def ours(asked: float, save: str = pivots) -> Fit:
-            return Fit(rows, "cholesky", kernel, asked, workers=bench.workers, save=save)
+        def ours(requested: float, save: str = pivots) -> Fit:
+            return Fit(rows, "cholesky", kernel, requested, workers=bench.workers, save=save)
 
-        asked = _equal_error(bench, ours, bench.measurements[fmca], tol)
+        requested = _equal_error(bench, ours, bench.measurements[fmca], tol)
         jobs = {
-            fit: ours(asked),
+            fit: ours(requested),
             bare: Bare(rows, pivots, FMCA_SCALE, bench.workers),
             gemm: GemmRate(bench.workers),
             fmca: theirs,
@@ -167,18 +167,18 @@ def _equal_error(
     """
     if theirs.missing is not None:
         return tol
-    target = asked = float(theirs.runs[0]["trace_error"])
-    met = 0.0  # the largest that was asked for and did not end above theirs
+    target = requested = float(theirs.runs[0]["trace_error"])
+    met = 0.0  # the largest tolerance that did not end above theirs
     for _ in range(_TRIALS):
         trial: dict[str, Measurement] = {}
-        measure({"trial": ours(asked)}, 1, trial, lambda *_: None)
+        measure({"trial": ours(requested)}, 1, trial, lambda *_: None)
         reached = trial["trial"].median("trace_error")
         if reached <= target:
-            met = max(met, asked)
+            met = max(met, requested)
             if reached >= _NEAR * target:
                 break
-        asked *= (1.0 + _NEAR) / 2 * target / reached
-    return met or asked
+        requested *= (1.0 + _NEAR) / 2 * target / reached
+    return met or requested
 
 
 def pass_case(bench: Bench, size: Size) -> None:

@@ -205,5 +205,5 @@ def _verdict_rows(verdicts: Sequence[Result]) -> Iterator[tuple[str, ...]]:
             )
 
 
-def _cell(found: Result) -> str:
-    return f"{short(found['mean'], 2)} ± {short(found['std_error'], 1)}"
+def _cell(figure: Result) -> str:
+    return f"{short(figure['mean'], 2)} ± {short(figure['std_error'], 1)}"

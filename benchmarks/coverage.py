@@ -1,4 +1,4 @@
-"""How often intervals hold the truth, on samples whose laws are known.
+"""The coverage of intervals, on samples whose laws are known.
 
 Samples whose conditional laws are known: what models are judged on.
 

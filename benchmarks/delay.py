@@ -1,4 +1,4 @@
-"""A network that takes its time: `python -m benchmarks.delay SECONDS HOST:PORT...`.
+"""A slow network: `python -m benchmarks.delay SECONDS HOST:PORT...`.
 
 A proxy in front of each address passes on what it is sent, in order, so many seconds later. It is a
 delay line and no throttle: what arrives together leaves together, up to ``_IN_FLIGHT`` bytes of

@@ -1,4 +1,4 @@
-"""What one process measures of this library: whole fits, the bare pass, reading.
+"""Measurements of this library in one process: whole fits, the bare pass, reading.
 
 The bare pass: what one pass over the rows costs in plain NumPy threads, by definition.
 
@@ -355,7 +355,7 @@ class Fit:
     Parameters
     ----------
     rows
-        What is fitted.
+        The basis or bases.
     estimator
         ``cholesky`` or ``joint``.
     kernel
@@ -451,7 +451,7 @@ class Fit:
 
 
 class _Clock:
-    """When a fit told of what: the parts of its time."""
+    """The parts of the time of a fit, from its events."""
 
     def __init__(self) -> None:
         self._begin = self._end = time.perf_counter()

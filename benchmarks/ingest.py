@@ -1,4 +1,4 @@
-"""What an ingest of a CSV file takes, beside pyarrow's own streaming reads of it."""
+"""The ingest of a CSV file, beside pyarrow's own streaming reads of it."""
 
 import time
 from collections.abc import Callable

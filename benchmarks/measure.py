@@ -21,7 +21,7 @@ Result = dict[str, Any]
 Job: TypeAlias = Any
 """One of the dataclasses that ``benchmarks.worker.JOBS`` names."""
 
-Tell = Callable[[str, int, Result], None]
+Callback = Callable[[str, int, Result], None]
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,14 @@ class Together:
 
 @dataclass
 class Measurement:
-    """What was measured, with every repeat.
+    """A measurement, with every repeat.
 
     Attributes
     ----------
     job
         The job as plain values; a list of them if they ran together.
     runs
-        What each repeat found: ``seconds``, ``peak_bytes`` and what the job tells.
+        Result of each repeat: ``seconds``, ``peak_bytes`` and figures of the job.
     missing
         Why there are no runs, if there are none.
     """
@@ -59,11 +59,11 @@ class Measurement:
 
     def to_dict(self) -> Result:
         """Plain values, with median, least and most seconds."""
-        found: Result = {"job": self.job, "missing": self.missing, "runs": self.runs}
+        result: Result = {"job": self.job, "missing": self.missing, "runs": self.runs}
         if self.runs:
             seconds = self.values("seconds")
-            found |= {"median": median(seconds), "least": min(seconds), "most": max(seconds)}
-        return found
+            result |= {"median": median(seconds), "least": min(seconds), "most": max(seconds)}
+        return result
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Term:
 
 @dataclass(frozen=True)
 class Ratio:
-    """A product of medians over a product of medians, and what is aimed at.
+    """A product of medians over a product of medians, and its aim.
 
     Attributes
     ----------
@@ -149,7 +149,7 @@ def measure(
     jobs: Mapping[str, Job | Together],
     repeats: int,
     measurements: dict[str, Measurement],
-    tell: Tell,
+    callback: Callback,
     *,
     peers: Container[str] = (),
 ) -> None:
@@ -163,10 +163,10 @@ def measure(
         Number of runs; what ``measurements`` holds already counts.
     measurements
         Takes the results.
-    tell
+    callback
         Called with key, number of the run and result after each.
     peers
-        Keys of other packages: if their process fails, that is what was found.
+        Keys of other packages: if their process fails, the failure is the result.
 
     Raises
     ------
@@ -179,36 +179,34 @@ def measure(
         measurements.setdefault(key, Measurement(_described(job)))
     for repeat in range(repeats):
         for key, job in jobs.items():
-            found = measurements[key]
-            if len(found.runs) > repeat or found.missing is not None:
+            measurement = measurements[key]
+            if len(measurement.runs) > repeat or measurement.missing is not None:
                 continue
             try:
                 run = run_fresh(job)
             except ResourceError as error:
                 if key not in peers:
                     raise
-                found.runs, found.missing = [], str(error)
-                run = {"missing": found.missing}
+                measurement.runs, measurement.missing = [], str(error)
+                run = {"missing": measurement.missing}
             else:
-                found.runs.append(run)
-            tell(key, repeat, run)
+                measurement.runs.append(run)
+            callback(key, repeat, run)
 
 
 def run_fresh(job: Job | Together) -> Result:
     """Run a job in a fresh process, or several at the same time in one each."""
     if not isinstance(job, Together):
         return _run_all((job,))[0]
-    found = _run_all(job.jobs)
-    return {**last_of(found), "together": found}
+    runs = _run_all(job.jobs)
+    return {**last_of(runs), "together": runs}
 
 
-def last_of(found: Sequence[Result]) -> Result:
-    """Seconds of the one that took longest, of the whole and of its pass if all tell of one."""
+def last_of(runs: Sequence[Result]) -> Result:
+    """Seconds of the one that took longest, of the whole and of its pass if all report one."""
     quantities = ("seconds", "pass_seconds")
     return {
-        key: max(run[key] for run in found)
-        for key in quantities
-        if all(key in run for run in found)
+        key: max(run[key] for run in runs) for key in quantities if all(key in run for run in runs)
     }
 
 
@@ -260,16 +258,16 @@ class _Process:
             self._raise(line)
 
     def go(self) -> None:
-        """Start what is timed."""
+        """Start the timed work."""
         self._send("go")
 
     def result(self) -> Result:
-        """What the job found."""
+        """The result of the job."""
         line = self._receive()
-        found: Result = json.loads(line) if line else {"error": None}
-        if "error" in found:
+        message: Result = json.loads(line) if line else {"error": None}
+        if "error" in message:
             self._raise(line)
-        return found
+        return message
 
     def _send(self, line: str) -> None:
         with contextlib.suppress(BrokenPipeError):  # its answer, or none, says why

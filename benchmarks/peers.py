@@ -1,4 +1,4 @@
-"""What one process measures of other packages and of references in plain NumPy.
+"""Measurements of other packages in one process, and of references in plain NumPy.
 
 Randomly pivoted Cholesky, plain and accelerated, written from the paper in plain NumPy.
 
@@ -177,8 +177,8 @@ class Fmca:
         result = fmca.PivotedCholesky(kernel, columns, self.tol)
         return partial(self._describe, result, columns)
 
-    def _describe(self, found: Any, columns: Array) -> Result:
-        factor, pivots = found.matrixL(), found.indices().astype(np.int64)
+    def _describe(self, factorization: Any, columns: Array) -> Result:
+        factor, pivots = factorization.matrixL(), factorization.indices().astype(np.int64)
         flat = factor.ravel(order="K")
         basis = BareBasis(columns[:, pivots].T, np.tril(factor[pivots]), self.length_scale)
         return {

@@ -1,4 +1,4 @@
-"""What one process measures of the programs: certified in two forms, and couplings."""
+"""Measurements of quadratic programs in one process: certified in two forms, and couplings."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What questions to a saved model take, in a process without Dask."""
+"""Queries of a saved model, timed in a process without Dask."""
 
 import sys
 import warnings

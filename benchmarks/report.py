@@ -100,8 +100,8 @@ def _machine(result: Result) -> Any:
     return facts("Machine", lines)
 
 
-def _rates(found: Result) -> Any:
-    rates = found["runs"][0]["rates"]
+def _rates(measurement: Result) -> Any:
+    rates = measurement["runs"][0]["rates"]
     rows = [
         (label, f"{median(v) / _GIGA:.3g}", f"{min(v) / _GIGA:.3g}", f"{max(v) / _GIGA:.3g}", unit)
         for name, (label, unit) in _RATES.items()
@@ -110,9 +110,9 @@ def _rates(found: Result) -> Any:
     return grid("Rates", ("", "median", "least", "most", "unit"), rows)
 
 
-def _measurements(title: str, found: list[tuple[str, Result]]) -> Any:
+def _measurements(title: str, measurements: list[tuple[str, Result]]) -> Any:
     rows = []
-    for key, measurement in found:
+    for key, measurement in measurements:
         name = key.partition("/")[2]
         runs = measurement["runs"]
         if not runs:
@@ -131,12 +131,12 @@ def _measurements(title: str, found: list[tuple[str, Result]]) -> Any:
             )
         )
     head = ("seconds", "median", "least", "most", "rank", "error", "peak memory", "read, rate")
-    return grid(title, head, rows, _caption(found))
+    return grid(title, head, rows, _caption(measurements))
 
 
-def _programs(title: str, found: list[tuple[str, Result]]) -> Any:
+def _programs(title: str, measurements: list[tuple[str, Result]]) -> Any:
     rows = []
-    for key, measurement in found:
+    for key, measurement in measurements:
         _, unknowns, solver = key.split("/")
         name = f"{unknowns.removesuffix(' unknowns')}, {solver}"
         runs = measurement["runs"]
@@ -163,9 +163,9 @@ def _programs(title: str, found: list[tuple[str, Result]]) -> Any:
     return grid(title, head, rows, caption)
 
 
-def _coverage(title: str, found: list[tuple[str, Result]]) -> Any:
+def _coverage(title: str, measurements: list[tuple[str, Result]]) -> Any:
     rows = []
-    for key, measurement in found:
+    for key, measurement in measurements:
         _, sample, chosen = key.split("/")
         (run,) = measurement["runs"]
         shares = (f"{100 * run[name]:.0f} %" for name in ("two", "t", "lowest", "variance"))
@@ -199,10 +199,10 @@ def _read(run: Result) -> str:
     return _bytes(run.get("bytes_read") or 0) + passes
 
 
-def _caption(found: list[tuple[str, Result]]) -> str:
+def _caption(measurements: list[tuple[str, Result]]) -> str:
     """How the fits spent their time, and what was not measured."""
     spent, missing = [], {}
-    for key, measurement in found:
+    for key, measurement in measurements:
         runs = measurement["runs"]
         _, setting, *who = key.split("/", 2)
         if not runs:
@@ -394,13 +394,13 @@ def _panel(ax: Any, rows: list[Row], ratios: dict[str, str]) -> None:
     ax.grid(axis="x", which="major")
 
 
-def _look(label: str, found: Result) -> tuple[str, str]:
+def _look(label: str, measurement: Result) -> tuple[str, str]:
     """Colour and marker of a row."""
     if label in ("limit", "reading alone"):
         return _LIMIT, "|"
     if label == "bare pass":
         return _BARE, "D"
-    job = found["job"]
+    job = measurement["job"]
     kinds = {one["job"] for one in (job if isinstance(job, list) else [job])}
     ours = (
         kinds <= {"Fit"}

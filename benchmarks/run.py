@@ -18,7 +18,7 @@ from cme_dask.errors import DataError
 from cme_dask.models import plots as drawing
 from cme_dask.passes.driver import Executor
 
-# What a bench or a study leaves in a folder: its JSON form and its picture
+# The outputs of a bench or a study: its JSON form and its picture
 
 
 Result = dict[str, Any]
@@ -92,7 +92,7 @@ class Options:
     workers
         Threads.
     stores
-        Folder in which large stores are kept for another run; None for none.
+        Folder for large stores, which later runs use again; None for none.
     """
 
     cases: tuple[str, ...] = ()
@@ -157,11 +157,11 @@ def run_bench(
     workers = Executor.resolve("threads", options.workers).workers
     repeats = options.repeats or _REPEATS[options.full]
 
-    def tell(key: str, repeat: int, found: Result) -> None:
-        progress.say(f"{key}: {measurement_line(found)} ({repeat + 1} of {repeats})")
+    def callback(key: str, repeat: int, run: Result) -> None:
+        progress.say(f"{key}: {measurement_line(run)} ({repeat + 1} of {repeats})")
 
     with tempfile.TemporaryDirectory(prefix=".cme-dask-bench-", dir=out) as folder:
-        bench = Bench(Path(folder), options.stores or Path(folder), workers, repeats, tell)
+        bench = Bench(Path(folder), options.stores or Path(folder), workers, repeats, callback)
         for case, size in sizes.items():
             CASES[case](bench, size)
     result = {
@@ -178,7 +178,7 @@ def run_bench(
                 for case, s in sizes.items()
             },
         },
-        "measurements": {key: found.to_dict() for key, found in bench.measurements.items()},
+        "measurements": {key: each.to_dict() for key, each in bench.measurements.items()},
         "ratios": [ratio.to_dict(bench.measurements) for ratio in bench.ratios],
         "files": [],
     }

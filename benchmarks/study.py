@@ -490,10 +490,10 @@ def study_tables(result: Result) -> Iterator[Any]:
     yield grid("Draws without a negative probability", ("model", *at), shares, "")
 
 
-def _cell(figure: str, found: Result) -> str:
+def _cell(figure: str, result: Result) -> str:
     """Mean and standard error, short enough for a line of a hundred characters."""
-    mean = short(found["mean"], 2)
-    return mean if figure == "mass" else f"{mean} ± {short(found['std_error'], 1)}"
+    mean = short(result["mean"], 2)
+    return mean if figure == "mass" else f"{mean} ± {short(result['std_error'], 1)}"
 
 
 def short(value: float, digits: int) -> str:
