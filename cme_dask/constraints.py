@@ -72,7 +72,7 @@ class _Free(Constraint):
         begin, coef = time.perf_counter(), -problem.linear / problem.quadratic
         residual = problem.newton_residual(coef)
         seconds = time.perf_counter() - begin
-        # Without a ridge what was pruned shows in the residual, and is no failure of the solver.
+        # Without a ridge pruned directions show in the residual, which is no failure of the solver.
         return coef, SolverInfo(
             "closed form", "optimal", 0.0, residual, residual, 0.0, 0, seconds, np.inf
         )
@@ -101,7 +101,7 @@ class Certified(Constraint):
     Parameters
     ----------
     bounds : {"analytic", "sample", "observed"}
-        What is known of the basis functions. ``analytic``: |psi| <= sqrt(sup k), so g >= 0 at every
+        Bounds of the basis functions. ``analytic``: |psi| <= sqrt(sup k), so g >= 0 at every
         point, seen or not. ``sample``: the ranges of psi over the row sample; ``observed``: over
         all rows, in one more pass. These two allow more, and certify g >= 0 at those rows only.
     formulation : {"centred", "paper"}

@@ -17,7 +17,7 @@ def remedy(python: str, command: str) -> str:
     Parameters
     ----------
     python
-        What to do in Python, such as ``fit with max_rank=...``.
+        The remedy in Python, such as ``fit with max_rank=...``.
     command
         The same on the command line, such as ``give --max-rank``.
 

@@ -39,7 +39,7 @@ def run(
     sample : Sample
         The rows, from :func:`cme_dask.open_sample`; of a part only its rows count.
     reduction : Reduction
-        What to compute. Several take one pass as ``Fused((a, b))``.
+        The reduction. Several take one pass as ``Fused((a, b))``.
     options : RunOptions, optional
         Where and how to run; default: Dask's current scheduler, without a checkpoint.
 

@@ -409,14 +409,14 @@ def ingest(
         Times are ISO 8601, in UTC if they have no zone, or seconds since 1970-01-01.
     categorical
         Columns of labels (text or integers): stored as codes 0, 1, ... by first occurrence among
-        the rows kept.
+        the stored rows.
     datetime
         Columns of times to expand, each with some of ``"hour"``, ``"weekday"`` and ``"season"``:
         stored as sine and cosine, such as ``date_hour_sin`` and ``date_hour_cos``.
     cyclic
         Columns of numbers with their periods, such as ``{"month": 12}``: stored as sine and cosine.
     missing
-        ``"drop"`` leaves out rows that lack a wanted value, ``"error"`` refuses them.
+        ``"drop"`` leaves out rows that lack a selected value, ``"error"`` refuses them.
     units
         Units by column name, for the columns of x and y.
     null_values
@@ -444,7 +444,7 @@ def ingest(
     DataError
         If an argument or a file is unusable, another process writes the output, or what would be
         resumed is of other arguments or files. No output is left, an earlier one stays as it was; a
-        checkpoint, if one was made, is kept for ``resume``. Rows in messages count the header of a
+        checkpoint, if one was made, remains for ``resume``. Rows in messages count the header of a
         CSV file as row 1 and skip empty lines.
     ResourceError
         If the disk is full or the package for a URL's protocol is missing.

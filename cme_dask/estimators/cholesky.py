@@ -267,8 +267,8 @@ class PivotedCholesky(FittedFeatures):
     accuracy : float, optional
         Faster arithmetic is used as far as it changes eigenvalues by this fraction at most, and
         the trace error by a thousandth of ``tol``, as tried on the row sample before the pass; 0:
-        solve first, in float64, always. Default: a tenth of sqrt(2 / n), the uncertainty of an
-        eigenvalue that n rows tell.
+        solve first, in float64, always. Default: a tenth of sqrt(2 / n), the standard error of an
+        eigenvalue.
     random_state : int, optional
         Seed of the row sample of arrays and of random pivots; default 0.
 

@@ -60,7 +60,7 @@ class JointClassifier(GrowingClassifier, JointDistribution):  # type: ignore[mis
     r"""Classifier by the conditional law of a label: non-negative probabilities with sum 1.
 
     A :class:`JointDistribution` whose y is one column of labels. Attributes and queries are its
-    own, and the model is one of both variables: X given the label can be asked, too.
+    own, and the model is one of both variables: laws of X given the label are available, too.
 
     ``predict_proba`` is positive: with n rows and K labels it is :math:`(n p + 1 / K) / (n + 1)`,
     as if one more row had been seen, shared evenly among the labels, so that the log loss of a
@@ -175,7 +175,7 @@ class KernelLogisticRegression(LabelClassifier):
     max_iter : int
         Largest number of steps.
     convergence : {"raise", "warn"}
-        What to do where that norm is missed.
+        Whether a missed tolerance is an error or a warning.
     pivots, span, sample_size, random_state
         As in :class:`PivotedCholesky`.
 

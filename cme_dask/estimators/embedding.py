@@ -173,7 +173,7 @@ class ConditionalMeanEmbedding(MeanRegressor):
         sample_weight
             scikit-learn's name of ``weights``.
         functions
-            Functions of y by name whose conditional expectations will be asked for, events as
+            Declared functions of y by name, for exact conditional expectations, events as
             texts, or a list of events, as in :meth:`JointDistribution.fit`.
 
         Raises

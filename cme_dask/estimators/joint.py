@@ -77,7 +77,7 @@ class JointDistribution(JointFit):
         landmarks; ``coupling``: non-negative and normalized everywhere by construction. See
         :mod:`cme_dask.constraints` for their options.
     convergence : {"raise", "warn"}
-        What to do where a solver misses its tolerance.
+        Whether a solver that misses its tolerance is an error or a warning.
     pivots : {"sampled", "greedy", "random"} or (array, array)
         ``sampled``: from the row sample, in no pass, by what they take from the trace or, below
         ``tol`` 3e-3, greedily; where the moment pass then measures more than ``tol``, rounds over
@@ -92,12 +92,12 @@ class JointDistribution(JointFit):
     sample_size : int
         Rows of the row sample from which pivots are chosen.
     n_folds : int
-        Fixed folds whose moments are kept apart, for standard errors and held-out errors; the
-        partial sums grow with it. 1 switches both off.
+        Fixed folds with separate moments, for standard errors and held-out errors; the partial
+        sums grow with it. 1 switches both off.
     support_size : int
         Largest number of cells of x, and of y, on which conditional laws live; masses, means and
         covariances of them are summed over all rows in the same pass, and up to 32 rows of each
-        are kept. Of more than 45 columns they are fewer. 0: no laws, only expectations.
+        are retained. With more than 45 columns they are fewer. 0: no laws, only expectations.
     residual : {"auto", True, False}
         Location model: a location mu(x) by ridge regression, cross-fitted over the folds, and
         the joint distribution of x and e = y - mu(x) from one more pass; the conditional law of Y
@@ -114,9 +114,9 @@ class JointDistribution(JointFit):
         rises by more than one standard error. Signed expectations, :meth:`expect`, and laws of X
         given Y stay as they are.
     accuracy : float
-        Faster arithmetic is used as far as it changes density ratios and conditional expectations
-        (in standard deviations) by this much at most, as tried on the row sample before the pass;
-        0: solve first, in float64, always.
+        Largest change of density ratios and conditional expectations (in standard deviations)
+        tolerated from faster arithmetic, as measured on the row sample before the pass; 0: solve
+        first, in float64, always.
     tuning : Tuning, optional
         How kernels and ridge are searched where they are learned.
     random_state : int, optional
@@ -140,8 +140,8 @@ class JointDistribution(JointFit):
     n_passes_ : int
         Passes over the rows: 1 for the moments, and 1 for each round of pivots; 1 more where the
         row sample had to be gathered from a Dask or Zarr array, 2 if that has weights; where
-        sampled pivots had to be topped up, the moments are made twice. And 1 for a residual
-        reference that was tried; whether it was kept, ``model_.about["residual"]`` tells.
+        sampled pivots had to be topped up, the moments are made twice. And 1 for a location model
+        that was tried; ``model_.about["residual"]`` holds the decision.
     arithmetic_ : Arithmetic
         How the moments were computed: ``name``, and the ``change`` that the trial measured.
     report_ : PassReport
@@ -239,19 +239,19 @@ class JointDistribution(JointFit):
             Non-negative weights of the rows, shape (n,); a store brings its own. A row of weight 2
             counts as two equal rows: with given kernels and pivots the model is the same to
             rounding, and also with landmarks of a coupling, or of pointwise constraints, that are
-            chosen from a row sample of all rows. What depends on the numbers of the rows is only
-            about the same: folds, and with them standard errors, calibration and learned numbers of
-            landmarks; the row sample of a larger table, and with it learned kernels and pivots; and
-            locations, unless the folds are by group and equal rows share one.
+            chosen from a row sample of all rows. Quantities that depend on the numbers of the rows
+            agree only approximately: folds, and with them standard errors, calibration and learned
+            numbers of landmarks; the row sample of a larger table, and with it learned kernels and
+            pivots; and locations, unless the folds are by group and equal rows share one.
         sample_weight
             scikit-learn's name of ``weights``.
         functions, functions_x
-            Functions of y (of x) by name whose conditional expectations will be asked for; each
+            Declared functions of y (of x) by name, for exact conditional expectations; each
             takes rows (b, d) and returns (b,). An event as text, such as ``"y0 > 1"``, may take
             the place of a function, and a list of events that of the names as well.
         scheduler
             ``"threads"``, ``"processes"``, ``"synchronous"`` or a ``distributed.Client``; default
-            an active client, else what Dask is configured to, else threads.
+            an active client, else the scheduler of Dask's configuration, else threads.
         workers
             Number of threads or processes; default all cores.
         memory_limit
@@ -259,15 +259,15 @@ class JointDistribution(JointFit):
         progress
             True to show the steps, with one time left for the whole fit, as a bar in a terminal and
             as a line in a notebook; or a function that is called with each
-            :class:`cme_dask.Event`. A cluster's scheduler keeps the steps under the topic
+            :class:`cme_dask.Event`. On a cluster, the events are also logged under the topic
             ``"cme-dask"``.
         checkpoint
-            Folder, on a filesystem that all workers share, in which the sums of the strips that are
-            done are kept. A fit that was interrupted goes on from there when it is called again
-            with the same rows, parameters and functions, and ends with the same bits.
+            Folder, on a filesystem that all workers share, in which partial sums are saved. After
+            an interruption, the same call with the same rows, parameters and functions continues,
+            and ends with the same bits.
         shard
-            (i, k): do the i-th (from 0) of k shares of the pass into the ``checkpoint``, and no
-            more. Shards may run anywhere, at any time; a fit without ``shard`` adds them up.
+            (i, k): compute only the i-th (from 0) of k shares of the pass into the ``checkpoint``.
+            Shards may run anywhere, at any time; a fit without ``shard`` adds them up.
 
         Raises
         ------
@@ -405,7 +405,7 @@ class JointDistribution(JointFit):
         """What :meth:`fit` would do and take: ranks, passes, seconds by part, peak memory.
 
         Reads the row sample, chooses pivots on it, tries the arithmetic, and times three strips of
-        the pass on each worker where the fit would run; no whole pass is made and nothing is kept.
+        the pass on each worker where the fit would run; no whole pass is made, nothing stored.
 
         Parameters
         ----------

@@ -96,7 +96,7 @@ class Kernel(ABC):
         Raises
         ------
         DataError
-            If logarithms are asked for and the kernel can be negative.
+            If logarithms are requested and the kernel can be negative.
         """
         return BlockEvaluator(self, Z, log=log)
 

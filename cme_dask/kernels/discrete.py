@@ -70,7 +70,7 @@ class Categorical(Stationary):
     """
 
     def measures(self, column: int) -> bool:
-        """False: it asks whether values are equal."""
+        """False: values are compared for equality alone."""
         return False
 
     def formula(self, xp: Any, X: Array, Z: Array) -> Array:
@@ -209,7 +209,7 @@ class Custom(Kernel):
     Parameters
     ----------
     name
-        What a saved model calls it; ``load(path, kernels={name: kernel})`` supplies it again.
+        Its name in saved models; ``load(path, kernels={name: kernel})`` supplies it again.
     block
         ``block(X, Z)`` returns k(x_i, z_j), (n, m). It must be positive semidefinite, which is
         not checked; shapes and finite values are, at each call (DataError).

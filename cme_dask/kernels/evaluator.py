@@ -185,7 +185,7 @@ class BlockEvaluator:
     Raises
     ------
     DataError
-        If the logarithm is asked for and the kernel can be negative: at once for kernels that are
+        If the logarithm is requested and the kernel can be negative: at once for kernels that are
         known to be, for others when a value is.
     """
 

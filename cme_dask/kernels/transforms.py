@@ -174,7 +174,7 @@ class PoolRare(ColumnTransform):
     Parameters
     ----------
     levels
-        The codes that are kept, ascending and distinct; none to pool all.
+        The codes that are not pooled, ascending and distinct; none to pool all.
     """
 
     levels: tuple[float, ...]
@@ -201,7 +201,7 @@ class PoolRare(ColumnTransform):
         return map_column
 
     def inverse(self) -> "ColumnTransform":
-        """Raise DataError: pooled levels can't be told apart."""
+        """Raise DataError: pooled levels can't be distinguished."""
         raise DataError("a column of pooled levels has no inverse")
 
     def slope(self, xp: Any, column: Array) -> Array:

@@ -29,9 +29,9 @@ class Tuning:
     Parameters
     ----------
     criterion : {"auto", "joint+crps", "joint", "crps", "validation"}
-        Held-out joint loss, sliced CRPS, or the sum of both, each over what the best candidate
-        gains on independence. ``auto`` is ``joint+crps`` for one column of y and ``crps`` for more,
-        of which the joint loss is noisy: it depends on the few places where g is large.
+        Held-out joint loss, sliced CRPS, or the sum of both, each relative to the gain of the best
+        candidate on independence. ``auto`` is ``joint+crps`` for one column of y and ``crps`` for
+        more, where the joint loss is noisy: it depends on the few places where g is large.
         In the place of the sliced CRPS ``validation`` takes (41) of the joint paper, the squared
         error of the declared functions of y.
     rows

@@ -377,7 +377,7 @@ class JointModel(Model, PredictedMeans):
         Y
             Points, shape (n, d_Y): the other direction.
         functions
-            Functions of the answered variable by name, for names that are asked for later.
+            Functions of the answered variable by name, for later queries by name.
 
         Raises
         ------

@@ -47,9 +47,9 @@ class ConditionalLaw:
     where P_s are the rows of cell s of y and w(x) are probabilities: the L2 projection of the
     signed density ratio onto densities, or the mixture of a coupling. Masses, means, covariances
     and declared functions of the cells come from all rows; distribution functions, quantiles,
-    draws and other functions from up to 32 rows that were kept of each cell, so that they have a
+    draws and other functions from up to 32 rows retained in each cell, so that they have a
     standard error of :math:`\sqrt{\sum_s w_s^2 \mathrm{Var}_s f / 32}`, and none where all rows of
-    the cells were kept. With a location, the measure is one of atoms at mu(x) + e_s, brought to
+    the cells are retained. With a location, the measure is one of atoms at mu(x) + e_s, brought to
     values that y can take; where the effective support of x is below 0.05 it is a mixture with the
     measure above, which takes over as the support nears 0.
 
@@ -67,7 +67,7 @@ class ConditionalLaw:
     labels
         Of the answers.
     functions
-        Functions of the answered variable by name, for names that are asked for later.
+        Functions of the answered variable by name, for later queries by name.
     """
 
     plot_fan, plot_density, plot_cdf = plot_fan, plot_density, plot_cdf
@@ -352,7 +352,7 @@ class ConditionalLaw:
         Parameters
         ----------
         y
-            What was observed at each point, shape (n, d), or a table with the columns by name.
+            Observation at each point, shape (n, d), or a table with the columns by name.
         column
             One of several columns; default the mean over those that hold numbers.
 
@@ -415,7 +415,7 @@ class ConditionalLaw:
         the law and on the number of columns; in several columns, a share of the density is the
         normal one with the moments of the law. It has the mean and the covariance of the law and
         integrates to one; see :func:`cme_dask.numerics.smoothing.log_density`. A law with a
-        location in normal scores is smoothed in scores without kinks, and keeps the moments there.
+        location in normal scores is smoothed in scores without kinks, where it has these moments.
 
         Parameters
         ----------
@@ -497,7 +497,7 @@ class ConditionalLaw:
         return self._labels.draws(result, self.columns, *axes)
 
     def weights(self) -> FloatArray:
-        """Probabilities w of what the law is made of, shape (n, S): non-negative, sum 1.
+        """Probabilities w of the components of the law, shape (n, S): non-negative, sum 1.
 
         Those of the cells of y; of a law with a location those of the residuals' cells, and after
         them those of the cells of y, which have mass only where the effective support is below

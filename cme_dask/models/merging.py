@@ -241,8 +241,8 @@ def merge(models: Iterable[JointModel | str | os.PathLike[str]]) -> JointModel:
 
     Moments and sums by cell add, so that the model is, to rounding, the one that a fit to the union
     with these pivots and cells makes: its solution under the constraint, its answers with their
-    standard errors, and the masses, means and covariances of its laws. Rows that were kept of the
-    cells are a random sample of the union's. No row is read.
+    standard errors, and the masses, means and covariances of its laws. The rows retained in the
+    cells are a random sample of those of the union. No row is read.
 
     Parameters
     ----------
@@ -269,14 +269,14 @@ def merge(models: Iterable[JointModel | str | os.PathLike[str]]) -> JointModel:
     Notes
     -----
     Rows of one store in several parts (``Sample.split``, or ``partial_fit``) have numbers of their
-    own: then folds, and the rows kept, are also those of one fit. Rows of different tables have the
+    own: then folds and retained rows are also those of one fit. Rows of different tables have the
     same numbers: folds are then other ones than if all were in one table, as good as those; rows of
-    the same number are kept together or not at all. Functions are known by their names, and it is
-    not known whether the same name meant the same function.
+    the same number are retained together or not at all. Functions are known by their names, and it
+    is not known whether the same name meant the same function.
 
     Landmarks of ``pointwise`` beyond the pivots, and ranges of ``certified`` with
-    ``bounds="sample"``, come from rows kept of the cells, and the mass that g takes below zero is
-    told at the means of the cells; a fit takes rows of its row sample for both.
+    ``bounds="sample"``, come from the rows retained in the cells, and the mass that g takes below
+    zero from the means of the cells; a fit takes rows of its row sample for both.
     """
     if isinstance(models, (str, os.PathLike)):
         raise DataError(f"merging takes several models or paths, got the one path {models!s}")

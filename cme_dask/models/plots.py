@@ -130,7 +130,7 @@ def plot_fan(
     law
         The laws.
     column
-        What to draw; default the only column of numbers.
+        Column to draw; default the only column of numbers.
     levels
         Probabilities of the bands, in (0, 1).
     along
@@ -224,7 +224,7 @@ def plot_density(
     law
         The laws.
     column
-        What to draw; default the only column of numbers.
+        Column to draw; default the only column of numbers.
     along
         Column of the given variable for the horizontal axis; default the only one that varies, else
         the number of the row.
@@ -285,7 +285,7 @@ def plot_cdf(law: "ConditionalLaw", column: str | None = None, *, ax: Any = None
     law
         The laws.
     column
-        What to draw; default the only column of numbers.
+        Column to draw; default the only column of numbers.
     ax
         Axes to draw into; default those of a new figure.
 

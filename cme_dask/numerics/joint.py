@@ -77,7 +77,7 @@ class JointSolution:
 
     @property
     def status(self) -> str:
-        """``"optimal"`` or what the solver said; ``"closed form"`` where there was none."""
+        """``"optimal"`` or another status of the solver; ``"closed form"`` without one."""
         closed = self.info.solver == "closed form" and self.info.converged
         return "closed form" if closed else self.info.status
 

@@ -145,7 +145,7 @@ class JointProblem:
     def newton_residual(self, coef: Array) -> float:
         """|projected gradient|_F / |gradient at 0|_F in Newton coordinates.
 
-        It does not use the eigenbases, so it also sees their error and what was pruned.
+        It does not use the eigenbases, so it also includes their error and the pruned directions.
         """
         mean = self.mean
         centres = (mean.mean("x"), mean.mean("y")) if self.centred else (None, None)
@@ -184,7 +184,7 @@ def _off(centre: Array | None, matrix: Array, axis: int) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class BasisBounds:
-    """Bounds of the basis functions: what a constraint needs beside the moments.
+    """Bounds of the basis functions, which a constraint may need beside the moments.
 
     Attributes
     ----------
@@ -324,7 +324,7 @@ class Constraint(ABC):
         return None
 
     def bounds_of(self, bases: Sequence[Basis], rows: Sequence[Array]) -> BasisBounds:
-        """Return what the constraint needs to know of these bases beside their moments.
+        """Return the bounds or values of the bases that ``minimize`` gets.
 
         Parameters
         ----------
@@ -358,7 +358,7 @@ class Constraint(ABC):
         -------
         coef : (k_Y, k_X)
         info : SolverInfo
-            How good the coefficients are, measured on what is returned.
+            Residuals of the coefficients, measured on the returned ones.
 
         Raises
         ------
@@ -427,14 +427,14 @@ class SolverInfo:
     solver
         ``"closed form"``, ``"interior point"``, ``"ADMM"``, ``"Clarabel"``, ``"OSQP"``.
     status
-        ``"optimal"``, or what the solver said instead.
+        ``"optimal"``, or another status of the solver.
     primal_residual
         Largest violation of a constraint, absolutely.
     dual_residual
         |gradient of the Lagrangian|, relative to the gradient at G = 0.
     kkt_residual
-        The largest of both and of the complementarity, relative to what the problem can gain; each
-        solver says how.
+        The largest of both and of the complementarity, relative to the scale of the problem; each
+        solver states it.
     gap
         (primal - dual objective) / max(1, |primal objective|).
     iterations
@@ -442,7 +442,7 @@ class SolverInfo:
     seconds
         Time that the solver took.
     tol
-        The KKT residual that was asked for.
+        The tolerance of the KKT residual.
     """
 
     solver: str
@@ -457,7 +457,7 @@ class SolverInfo:
 
     @property
     def converged(self) -> bool:
-        """Whether the KKT residual is what was asked for; NaN is not."""
+        """Whether the KKT residual is within the tolerance; NaN is not."""
         return self.kkt_residual <= self.tol
 
     def check(self, convergence: str) -> None:

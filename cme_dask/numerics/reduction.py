@@ -116,7 +116,7 @@ class Strip:
 
 @dataclass(frozen=True)
 class Extent:
-    """What is known of the rows of a pass before they are read.
+    """Shape and layout of the rows of a pass, known before they are read.
 
     Attributes
     ----------
@@ -156,7 +156,7 @@ class Extent:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a reduction takes: costs add.
+    """Operations and memory of a reduction; costs add.
 
     Parameters
     ----------
@@ -173,9 +173,9 @@ class Cost:
     process
         Bytes that each process takes once, however many tasks it runs.
     subject
-        What the memory is for, in messages: ``"rank 20 + 20 with 10 folds"``.
+        Subject of the memory, in messages: ``"rank 20 + 20 with 10 folds"``.
     remedies
-        What to do where the memory does not suffice, in messages: ``"lower max_rank"``.
+        Remedies if the memory does not suffice, in messages: ``"lower max_rank"``.
     """
 
     flops: float = 0.0
@@ -202,9 +202,9 @@ class Cost:
 
 
 class Reduction(Generic[Partial, Result]):
-    """What is computed from all rows in one pass; users subclass it.
+    """A statistic of all rows, computed in one pass; users subclass it.
 
-    Subclasses are picklable and hold no data but what they compute with. ``update`` must be
+    Subclasses are picklable and hold no data beside their parameters. ``update`` must be
     implemented, and ``combine`` unless partial results add up with ``+``.
 
     Attributes
@@ -212,7 +212,7 @@ class Reduction(Generic[Partial, Result]):
     name : str
         The name of the pass, in progress reports, in checkpoints and on Dask's dashboard.
     n_folds : int
-        Number of folds that ``strip.folds(n_folds)`` is asked for; 1 without folds.
+        Argument of ``strip.folds(n_folds)`` in ``update``; 1 without folds.
     checked : bool
         Whether rows are checked before ``update``: NaN, infinities and negative weights are then
         refused with a list of all columns that hold some.
@@ -233,7 +233,7 @@ class Reduction(Generic[Partial, Result]):
     kinds: tuple[type, ...] = ()
 
     def cost(self, extent: Extent) -> Cost:
-        """What it takes: operations per row, bytes of the buffers and of a partial result."""
+        """Operations per row, bytes of the buffers and of a partial result."""
         return Cost()
 
     def start(self, like: Array) -> Any:
@@ -257,7 +257,7 @@ class Reduction(Generic[Partial, Result]):
         return self.combine(a, b)
 
     def finish(self, state: Any) -> None:
-        """Close what the task holds open; called after its last strip."""
+        """Close the resources of the task; called after its last strip."""
 
     def finalize(self, total: Partial) -> Result:
         """The answer, from the partial result of all rows."""

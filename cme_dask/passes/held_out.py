@@ -119,7 +119,7 @@ def score(
     ----------
     model
         A fitted estimator, or a model from :func:`cme_dask.load`, that holds laws, a conditional
-        mean embedding, or a logistic regression, of which labels are scored.
+        mean embedding, or a logistic regression, whose labels are scored.
     X, Y
         Rows of x and of y: arrays, tables, Dask arrays; or X alone, a sample store by path or URL,
         or a ``Sample``. Folds of a ``Sample`` are the blocks for the standard errors.

@@ -158,7 +158,7 @@ class MemoryBudget:
         need, held
             Bytes that it takes, and that the client holds anyway.
         remedy
-            What to do where that does not fit.
+            Remedy if that does not fit.
 
         Raises
         ------

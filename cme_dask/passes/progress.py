@@ -39,7 +39,7 @@ class Event:
     step, steps : int
         Number of the step, from 1, and of all steps.
     name : str
-        What the step does, such as ``"search for kernels"``.
+        Name of the step, such as ``"search for kernels"``.
     done : float
         Share of the whole fit, in [0, 1]: it never falls.
     seconds : float
@@ -49,7 +49,7 @@ class Event:
     text : str
         Figures of the step, such as the rank reached or the rows per second.
     detail : object
-        What the step itself reported: ``PivotProgress``, ``PassProgress``, ``TuningProgress`` or
+        The report of the step itself: ``PivotProgress``, ``PassProgress``, ``TuningProgress`` or
         None.
     """
 

@@ -71,7 +71,7 @@ class PassProgress:
 
 @dataclass(frozen=True)
 class PassReport:
-    """What a pass did.
+    """Rows, times and memory of a pass.
 
     Attributes
     ----------
@@ -123,7 +123,7 @@ class RunOptions:
     workers : int, optional
         Tasks at once, without a cluster; default: one per core.
     memory_limit : str or int, optional
-        Bytes that each place may use, such as ``"2GB"``; default: what the machine has.
+        Bytes that each place may use, such as ``"2GB"``; default: all available memory.
     progress : bool or callable, optional
         True shows a bar; a function is called with each :class:`cme_dask.Event`.
     checkpoint : path, optional
@@ -151,7 +151,7 @@ class RunOptions:
         name
             What runs, such as the name of an estimator.
         depends_on
-            What the results depend on beside the rows, by name.
+            Further dependencies of the results, by name.
         sample
             The rows.
 
@@ -176,7 +176,7 @@ class RunOptions:
     def opened(
         self, name: str, depends_on: Mapping[str, Any], sample: Sample
     ) -> Iterator[tuple[MemoryBudget, Callable[[PassProgress], None] | None]]:
-        """The same, and what to call with the progress of the only pass."""
+        """The same, and the callback for the progress of the only pass."""
         with self.budget(name, depends_on, sample) as budget, listening(self.progress) as listener:
             yield budget, None if listener is None else _EventsOf(listener)
 
@@ -372,7 +372,7 @@ def _waiting(shard: tuple[int, int] | None, sums: PassSums) -> str:
 
 
 def extent_of(sample: Sample, executor: Executor, strip_rows: int = 0) -> Extent:
-    """What is known of the rows before they are read, in strips of ``strip_rows`` or as usual."""
+    """Shape and layout of the rows, in strips of ``strip_rows`` or of the usual length."""
     n, reads = sample.n_rows, sample.reads
     return Extent(
         n_rows=n,
@@ -435,7 +435,7 @@ def _report(
     budget: MemoryBudget,
     memory: MemoryPlan,
 ) -> PassReport:
-    """What a pass did, from the rows, strips and seconds at the end of each task; logged as well.
+    """The report of a pass, from the rows, strips and seconds at the end of each task; logged.
 
     ``rows`` are those that counted.
     """

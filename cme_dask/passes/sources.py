@@ -384,7 +384,7 @@ def open_sample(
     Raises
     ------
     DataError
-        If shapes or columns do not fit; the message says what was expected.
+        If shapes or columns do not fit; the message states the expectation.
     StoreError
         If a store is missing, damaged, unfinished or of a newer version.
     """
