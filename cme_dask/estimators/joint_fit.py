@@ -19,10 +19,10 @@ from cme_dask.estimators.planning import FitPlan
 from cme_dask.estimators.predictors import MeanRegressor
 from cme_dask.estimators.recipe import FittedBasis, declared, make_side
 from cme_dask.estimators.tuned import (
+    EnsembleFit,
     EnsembleMember,
     describe_search,
     search_kernels,
-    tuned_members,
 )
 from cme_dask.kernels import Transform, TransformedKernel
 from cme_dask.learning.candidates import Tuning
@@ -188,13 +188,13 @@ class JointFit(MeanRegressor):
 
     def _spec(self, context: FitContext, bases: Sequence[Basis]) -> MomentReduction:
         columns, rows = context.sample.columns, context.rows
-        judges = context.search.judges if self._averages(context) else None
+        scoring = context.search.functions if self._averages(context) else None
         scores = self._scores(context)
-        if judges is not None and scores is not None:
-            judges = Mapped(scores, judges)
+        if scoring is not None and scores is not None:
+            scoring = Mapped(scores, scoring)
         functions_x, functions = (context.functions[name] for name in ("functions_x", "functions"))
         x = make_side(bases[0], columns[0], functions_x, rows, 0)
-        y = make_side(bases[1], columns[1], functions, rows, 1, judges)
+        y = make_side(bases[1], columns[1], functions, rows, 1, scoring)
         return MomentReduction((x, y), context.n_folds)
 
     def _change(
@@ -284,15 +284,15 @@ class JointFit(MeanRegressor):
 
     def _mean(self, context: FitContext) -> FitResult:
         """One pass for all finalists; the mean of the best of them."""
-        members, measured = tuned_members(
+        ensemble = EnsembleFit(
             context,
             self._solver(context),
             partial(self._specify, context),
-            self._cells(context),
             self._tuning.averaged,
             learn_reg=self.reg is None,
             top_up=self._tolerance.promised,
         )
+        members, measured = ensemble.run(self._cells(context))
         best, components = members[0], [member.component for member in members]
         model = self._model(context, components, measured, best.candidate.reg, members)
         for i, variable in enumerate("xy"):
@@ -577,4 +577,4 @@ def averaged(reg: Regularization, result: FitResult) -> list[tuple[Any, Any, Any
     """Sides, moments, ridge and share retained of the models whose ratios are averaged."""
     if not result.members:
         return [(result.component.sides, result.measured.moments, reg, 1.0)]
-    return [(m.component.sides, m.moments, m.candidate.reg, m.kept) for m in result.members]
+    return [(m.component.sides, m.moments, m.candidate.reg, m.retained) for m in result.members]

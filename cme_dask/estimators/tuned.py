@@ -1,4 +1,4 @@
-"""The steps of a fit that learns its kernels, and pickles of its members."""
+"""Fits that learn their kernels: the search, and the members whose density ratios are averaged."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -23,7 +23,7 @@ from cme_dask.models.assembly import Component
 from cme_dask.models.events import importable
 from cme_dask.numerics.basis import Basis, NewtonBasis
 from cme_dask.numerics.blocks import MomentSums
-from cme_dask.numerics.cells import CellReduction
+from cme_dask.numerics.cells import CellReduction, CellSums
 from cme_dask.numerics.crossval import held_folds, replicates
 from cme_dask.numerics.joint import JointSolver, reduced
 from cme_dask.numerics.moments import FeatureBlock, MomentReduction
@@ -33,10 +33,7 @@ from cme_dask.numerics.resources import MemoryPlan, one_blas_thread
 from cme_dask.passes.memory import row_sample_bytes
 from cme_dask.passes.moments import make_moments
 from cme_dask.passes.progress import StepBegan
-from cme_dask.passes.run import extent_of
-
-# The steps of a fit that learns its kernels: search, moments of finalists, mean of the best
-
+from cme_dask.passes.run import PassReport, extent_of
 
 Array = Any
 
@@ -65,8 +62,8 @@ class EnsembleMember:
     joint, crps
         Held-out joint loss, and sliced CRPS over that of independence or what is in its place,
         over all rows.
-    kept
-        Share of h = g - 1 that is kept, below 1 where independence may do as well.
+    retained
+        Share of h = g - 1 that is retained, below 1 where independence may do as well.
     arithmetic
         How its moments were computed.
     """
@@ -76,7 +73,7 @@ class EnsembleMember:
     moments: MomentSums
     joint: float
     crps: float
-    kept: float
+    retained: float
     arithmetic: ComputeMode
 
     __repr__ = brief_repr
@@ -116,7 +113,7 @@ def search_kernels(
     columns = context.sample.columns
     categorical = [tuple(name in c.categories for name in c.names) for c in columns]
 
-    found = search_joint(
+    search = search_joint(
         (rows.parts[0], rows.parts[1]),
         rows.importance,
         context.sample.folding.folds(rows.index, rows.units, FOLDS),
@@ -129,9 +126,9 @@ def search_kernels(
         seed=context.seed,
         callback=context.progress,
     )
-    best = found.finalists[0]
+    best = search.finalists[0]
     kernels = [best.kernel_x, best.kernel_y]
-    return replace(context, kernels=kernels, search=replace(found, memory=memory))
+    return replace(context, kernels=kernels, search=replace(search, memory=memory))
 
 
 def _check_memory(context: FitContext, rows: int, max_rank: int) -> MemoryPlan:
@@ -147,19 +144,11 @@ def _check_memory(context: FitContext, rows: int, max_rank: int) -> MemoryPlan:
     )
 
 
-def tuned_members(
-    context: FitContext,
-    solver: JointSolver,
-    specify: Specify,
-    cells: tuple[CellReduction, ...],
-    averaged: int,
-    *,
-    learn_reg: bool,
-    top_up: bool,
-) -> tuple[list[EnsembleMember], Measured]:
-    """Moments of all finalists in one pass: the best of them, best first; and its sums.
+@dataclass(frozen=True, eq=False)
+class EnsembleFit:
+    """From the finalists of a search to the members whose density ratios are averaged.
 
-    Parameters
+    Attributes
     ----------
     context
         What is known before the pass, with the search.
@@ -167,8 +156,6 @@ def tuned_members(
         From moments to coefficients; its ridge is that of the finalists where it is learned.
     specify
         From bases and their solver to the moments and their arithmetic.
-    cells
-        Whose rows are summed.
     averaged
         How many are averaged at most.
     learn_reg
@@ -177,85 +164,117 @@ def tuned_members(
         Whether bases of the best that miss ``tol`` over all rows get more pivots, in rounds over
         all rows and one more pass for their moments.
     """
-    found = context.search
-    kernels = [(candidate.kernel_x, candidate.kernel_y) for candidate in found.finalists]
-    bases, in_rounds = context.bases_of_each(kernels)
-    passes = context.passes + 1 + in_rounds
-    specified = [
-        specify(each, replace(solver, reg=candidate.reg))
-        for each, candidate in zip(bases, found.finalists, strict=True)
-    ]
-    specs, arithmetics = [spec for spec, _ in specified], [how for _, how in specified]
-    moments, summed, report = make_moments(
-        context.sample, specs, context.budget, context.progress, context.sample_rows, cells
-    )
-    members = []
-    triples = list(zip(found.finalists, specs, moments, arithmetics, strict=True))
-    with one_blas_thread():
-        costs = np.array(
-            [dense_cost([side.basis.rank for side in spec.features]) for spec in specs]
-        )
-        shares = np.cumsum([0.0, *costs]) / costs.sum()
-        for share, (candidate, spec, one, arithmetic) in zip(shares[:-1], triples, strict=True):
-            if context.progress is not None:
-                context.progress(StepBegan("solution", float(share)))
-            members.append(
-                _member(candidate, spec, one, solver, arithmetic, found, learn_reg, context)
-            )
-    best = _best(members, found.score, averaged)
-    if top_up:
-        best, more = _topped_up(best, context, solver, specify, learn_reg)
-        passes += more
-    first = best[0]
-    sides, mode = first.component.sides, first.arithmetic
-    return best, Measured(sides, first.moments, cells, summed, mode, report, passes)
 
+    context: FitContext
+    solver: JointSolver
+    specify: Specify
+    averaged: int
+    learn_reg: bool
+    top_up: bool
 
-def _topped_up(
-    members: Sequence[EnsembleMember],
-    context: FitContext,
-    solver: JointSolver,
-    specify: Specify,
-    learn_reg: bool,
-) -> tuple[list[EnsembleMember], int]:
-    """The members, those whose bases missed ``tol`` over all rows anew; and the passes it took.
+    def run(self, cells: tuple[CellReduction, ...]) -> tuple[list[EnsembleMember], Measured]:
+        """Moments of all finalists in one pass: the best of them, best first; and its sums.
 
-    Members often share a basis, which is topped up once.
-    """
-    found = context.search
-    made: dict[tuple[int, Kernel], NewtonBasis] = {}
-    changed: dict[int, tuple[MomentReduction, ComputeMode]] = {}
-    passes = 0
-    for k, member in enumerate(members):
-        before = [_newton(side.basis) for side in member.component.sides]
-        errors = [error or 0.0 for error in member.component.trace_errors]
-        bases = [made.get((i, basis.kernel), basis) for i, basis in enumerate(before)]
-        missed = [
-            error if basis is old else 0.0  # 0: done for a member before
-            for error, basis, old in zip(errors, bases, before, strict=True)
+        Parameters
+        ----------
+        cells
+            Whose rows are summed.
+        """
+        search = self.context.search
+        kernels = [(candidate.kernel_x, candidate.kernel_y) for candidate in search.finalists]
+        bases, in_rounds = self.context.bases_of_each(kernels)
+        passes = self.context.passes + 1 + in_rounds
+        members, summed, report = self._members(search.finalists, bases, cells)
+        best = _best(members, search.score, self.averaged)
+        if self.top_up:
+            best, more = self._topped_up(best)
+            passes += more
+        first = best[0]
+        sides, mode = first.component.sides, first.arithmetic
+        return best, Measured(sides, first.moments, cells, summed, mode, report, passes)
+
+    def _members(
+        self,
+        candidates: Sequence[KernelChoice],
+        bases: Sequence[Sequence[Basis]],
+        cells: tuple[CellReduction, ...] = (),
+    ) -> tuple[list[EnsembleMember], tuple[CellSums, ...], PassReport]:
+        """A member for each candidate, from one pass; and the sums by cell."""
+        context = self.context
+        specified = [
+            self.specify(each, replace(self.solver, reg=candidate.reg))
+            for each, candidate in zip(bases, candidates, strict=True)
         ]
-        more, rounds = context.topped_up(bases, missed)
-        passes += rounds
-        bases = bases if more is None else more
-        if all(basis is old for basis, old in zip(bases, before, strict=True)):
-            continue
-        made |= {(i, basis.kernel): basis for i, basis in enumerate(bases)}
-        changed[k] = specify(bases, replace(solver, reg=member.candidate.reg))
-    if not changed:
-        return list(members), passes
-    moments, _, _ = make_moments(
-        context.sample,
-        [spec for spec, _ in changed.values()],
-        context.budget,
-        context.progress,
-        context.sample_rows,
-    )
-    topped = list(members)
-    with one_blas_thread():
-        for (k, (spec, arithmetic)), one in zip(changed.items(), moments, strict=True):
-            candidate = members[k].candidate
-            topped[k] = _member(candidate, spec, one, solver, arithmetic, found, learn_reg, context)
-    return topped, passes + 1
+        specs = [spec for spec, _ in specified]
+        moments, summed, report = make_moments(
+            context.sample, specs, context.budget, context.progress, context.sample_rows, cells
+        )
+        members: list[EnsembleMember] = []
+        shares = np.cumsum([dense_cost(spec.ranks) for spec in specs])
+        with one_blas_thread():
+            for candidate, (spec, mode), sums in zip(candidates, specified, moments, strict=True):
+                if context.progress is not None:
+                    done = shares[len(members) - 1] if members else 0.0
+                    context.progress(StepBegan("solution", float(done / shares[-1])))
+                members.append(self._member(candidate, spec, mode, sums))
+        return members, summed, report
+
+    def _member(
+        self,
+        candidate: KernelChoice,
+        spec: MomentReduction,
+        mode: ComputeMode,
+        moments: MomentSums,
+    ) -> EnsembleMember:
+        (x, y), search = spec.features, self.context.search
+        folds = list(held_folds(moments))
+        reg, joint, crps = candidate.reg, candidate.trial.joint, candidate.trial.crps
+        retained = 1.0
+        if folds:
+            regs = _ridges(reg) if self.learn_reg else [reg]
+            losses = estimated(folds, regs, search.functions)
+            best = int(np.argmin(search.score(losses[0][0], losses[1][0])))
+            reg = regs[best]
+            reached = [(float(mean[best]), float(error[best])) for mean, error in losses]
+            joint, crps = (mean for mean, _ in reached)
+            retained = _retained(reached)
+        mean = moments.means()
+        solver = replace(self.solver, reg=reg)
+        of_bases = solver.on((x.basis, y.basis), self.context.rows.parts)
+        solution = of_bases(mean).shrunk(retained)
+        refits = ((fold.rest, fold.held, fold.solution(reg).shrunk(retained)) for fold in folds)
+        component = Component((x, y), mean, reduced(solution), replicates(refits, moments))
+        candidate = replace(candidate, reg=reg)
+        return EnsembleMember(candidate, component, moments, joint, crps, retained, mode)
+
+    def _topped_up(self, members: list[EnsembleMember]) -> tuple[list[EnsembleMember], int]:
+        """The members, those whose bases missed ``tol`` over all rows anew; and the passes it took.
+
+        Members often share a basis, which is topped up once.
+        """
+        made: dict[tuple[int, Kernel], NewtonBasis] = {}
+        changed: dict[int, Sequence[NewtonBasis]] = {}
+        passes = 0
+        for k, member in enumerate(members):
+            before = [_newton(side.basis) for side in member.component.sides]
+            errors = [error or 0.0 for error in member.component.trace_errors]
+            bases = [made.get((i, basis.kernel), basis) for i, basis in enumerate(before)]
+            missed = [
+                error if basis is old else 0.0  # 0: done for a member before
+                for error, basis, old in zip(errors, bases, before, strict=True)
+            ]
+            more, rounds = self.context.topped_up(bases, missed)
+            passes += rounds
+            bases = bases if more is None else more
+            if any(basis is not old for basis, old in zip(bases, before, strict=True)):
+                made |= {(i, basis.kernel): basis for i, basis in enumerate(bases)}
+                changed[k] = bases
+        if not changed:
+            return members, passes
+        candidates = [members[k].candidate for k in changed]
+        topped, _, _ = self._members(candidates, list(changed.values()))
+        anew = dict(zip(changed, topped, strict=True))
+        return [anew.get(k, member) for k, member in enumerate(members)], passes + 1
 
 
 def _newton(basis: Basis) -> NewtonBasis:
@@ -263,39 +282,8 @@ def _newton(basis: Basis) -> NewtonBasis:
     return basis
 
 
-def _member(
-    candidate: KernelChoice,
-    spec: MomentReduction,
-    moments: MomentSums,
-    solver: JointSolver,
-    arithmetic: ComputeMode,
-    found: Search,
-    learn_reg: bool,
-    context: FitContext,
-) -> EnsembleMember:
-    x, y = spec.features
-    folds = list(held_folds(moments))
-    reg, joint, crps = candidate.reg, candidate.trial.joint, candidate.trial.crps
-    retained = 1.0
-    if folds:
-        regs = _ridges(reg) if learn_reg else [reg]
-        losses = estimated(folds, regs, found.judges)
-        best = int(np.argmin(found.score(losses[0][0], losses[1][0])))
-        reg = regs[best]
-        joint, crps = (float(mean[best]) for mean, _ in losses)
-        retained = _kept([(float(mean[best]), float(error[best])) for mean, error in losses])
-    mean = moments.means()
-    of_bases = replace(solver, reg=reg).on((x.basis, y.basis), context.rows.parts)
-    solution = of_bases(mean).shrunk(retained)
-    refits = ((fold.rest, fold.held, fold.solution(reg).shrunk(retained)) for fold in folds)
-    component = Component((x, y), mean, reduced(solution), replicates(refits, moments))
-    return EnsembleMember(
-        replace(candidate, reg=reg), component, moments, joint, crps, retained, arithmetic
-    )
-
-
-def _kept(losses: Sequence[tuple[float, float]]) -> float:
-    """How much of h = g - 1 is kept: all of it, unless independence may do as well.
+def _retained(losses: Sequence[tuple[float, float]]) -> float:
+    """How much of h = g - 1 is retained: all of it, unless independence may do as well.
 
     0 up to two standard errors of what is gained on independence by either loss, 1 from three on. A
     search always finds something that gains a little where there is nothing to find.
@@ -319,13 +307,13 @@ def _best(members: Sequence[EnsembleMember], score: Score, count: int) -> list[E
     return near[:count]
 
 
-def describe_search(found: Search, members: Sequence[EnsembleMember]) -> dict[str, Any]:
+def describe_search(search: Search, members: Sequence[EnsembleMember]) -> dict[str, Any]:
     """JSON form of the search and of the members."""
     return {
-        "criterion": found.criterion,
-        "seconds": found.seconds,
-        "trials": [asdict(trial) for trial in found.trials],
-        "finalists": len(found.finalists),
+        "criterion": search.criterion,
+        "seconds": search.seconds,
+        "trials": [asdict(trial) for trial in search.trials],
+        "finalists": len(search.finalists),
         "members": [
             {
                 "x": asdict(m.candidate.trial.x),
@@ -336,7 +324,7 @@ def describe_search(found: Search, members: Sequence[EnsembleMember]) -> dict[st
                 "reg": [m.candidate.reg.y, m.candidate.reg.x],
                 "joint": m.joint,
                 "crps": m.crps,
-                "kept": m.kept,
+                "retained": m.retained,
             }
             for m in members
         ],

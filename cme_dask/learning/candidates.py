@@ -252,7 +252,7 @@ class Search:
         All candidates, in the order in which they were tried.
     finalists
         The best ones that differ, best first.
-    judges
+    functions
         The events of the sliced CRPS.
     score
         Of a joint loss and a sliced CRPS.
@@ -272,7 +272,7 @@ class Search:
 
     trials: tuple[TrialResult, ...]
     finalists: tuple[KernelChoice, ...]
-    judges: ScoringFunctions
+    functions: ScoringFunctions
     score: Score
     seconds: float
     kernels: tuple[VariableKernels, VariableKernels] = field(repr=False)

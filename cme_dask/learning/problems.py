@@ -42,7 +42,7 @@ class JointProblem(SearchProblem):
 
     Attributes
     ----------
-    judges
+    functions
         The functions of y at the rows.
     regs
         The ridges that are compared.
@@ -50,7 +50,7 @@ class JointProblem(SearchProblem):
         Which of the losses count, see :class:`Tuning`.
     """
 
-    judges: ScoringFunctions
+    functions: ScoringFunctions
     regs: Sequence[Regularization]
     criterion: str
 
@@ -58,7 +58,7 @@ class JointProblem(SearchProblem):
 
     def losses(self, x: ScreenedSide, y: ScreenedSide) -> tuple[Array, Array]:
         """Joint loss and sliced CRPS."""
-        joint, crps = estimated(screened_folds(self.rows, x, y), self.regs, self.judges)
+        joint, crps = estimated(screened_folds(self.rows, x, y), self.regs, self.functions)
         return np.stack([joint[0], crps[0]]), np.stack([joint[1], crps[1]])
 
     def scoring(self, losses: Array, errors: Array) -> Score:
@@ -70,12 +70,12 @@ class JointProblem(SearchProblem):
 
 
 def estimated(
-    folds: Sequence[HeldFold], regs: Sequence[Regularization], judges: ScoringFunctions
+    folds: Sequence[HeldFold], regs: Sequence[Regularization], functions: ScoringFunctions
 ) -> tuple[Estimated, Estimated]:
     """Joint loss, and sliced CRPS less that of independence, for each ridge."""
     each = [fold.losses(regs) for fold in folds]
-    q = len(judges)  # the last of the functions
-    crps = [(one.squared[:, -q:] - one.baseline[-q:]) @ judges.scores for one in each]
+    q = len(functions)  # the last of the functions
+    crps = [(one.squared[:, -q:] - one.baseline[-q:]) @ functions.scores for one in each]
     return over_folds(folds, np.stack([one.joint for one in each])), over_folds(
         folds, np.stack(crps)
     )
@@ -128,15 +128,15 @@ def search_joint(
         If fewer than two folds have rows, or functions that are needed are missing.
     """
     begin, options = time.perf_counter(), (options or Tuning()).settled(parts[1].shape[1])
-    judges: ScoringFunctions = (
+    scoring: ScoringFunctions = (
         declared(functions, parts[1], weights)
         if options.criterion == "validation"
         else make_thresholds(parts[1], weights, categorical[1], seed)
     )
     x, y = map(SearchedVariable, parts, (weights, weights), categorical, given)
-    rows = ScreenedRows(weights, folds, judges(parts[1]))
+    rows = ScreenedRows(weights, folds, scoring(parts[1]))
     regs = [Regularization(r, r) for r in REGS] if reg is None else [reg]
-    problem = JointProblem((x, y), rows, tol, options.max_rank, judges, regs, options.criterion)
+    problem = JointProblem((x, y), rows, tol, options.max_rank, scoring, regs, options.criterion)
     columns = sum(part.shape[1] for part in parts)
     most = 40 + 5 * columns if options.evaluations is None else options.evaluations
     tried, best = search(
@@ -154,7 +154,7 @@ def search_joint(
     return Search(
         tuple(results.values()),
         tuple(candidate(kernels, reg, results[pair]) for pair in best),
-        judges,
+        scoring,
         score,
         time.perf_counter() - begin,
         kernels,
