@@ -9,7 +9,7 @@ from cme_dask.estimators.pivoting import FitContext
 from cme_dask.kernels import Kernel
 from cme_dask.numerics.basis import Basis, eigenbasis
 from cme_dask.numerics.cells import CellReduction
-from cme_dask.numerics.moments import MomentReduction, joint_width
+from cme_dask.numerics.moments import MomentReduction, MomentSets
 from cme_dask.numerics.precision import ComputeMode
 from cme_dask.numerics.resources import MemoryPlan, one_blas_thread
 from cme_dask.passes.cost import PassCost, time_pass
@@ -244,11 +244,12 @@ def plan_fit(
     summed = cells(each[0])
     marks.append(time.perf_counter())
     specs = [spec, *also]
+    sets = MomentSets(tuple(specs))
     runs, memory = predict_moments(
         sample,
-        tuple(rank for one in specs for rank in one.ranks),
-        joint_width(specs),
-        spec.n_folds,
+        sets.ranks,
+        sets.width,
+        sets.n_folds,
         context.budget,
         sample_rows=context.sample_rows,
         cells=summed,

@@ -129,8 +129,8 @@ def screened_folds(rows: ScreenedRows, x: ScreenedSide, y: ScreenedSide) -> list
     """Every fold held out, for this pair of bases."""
     means = screened_means(rows, x, y)
     return [
-        HeldFold(rest, held, t_x, t_y, lam_x, lam_y)
-        for (rest, held), (t_x, lam_x), (t_y, lam_y) in zip(means, x.bases, y.bases, strict=True)
+        HeldFold(rest, held, bases)
+        for (rest, held), *bases in zip(means, x.bases, y.bases, strict=True)
     ]
 
 

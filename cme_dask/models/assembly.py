@@ -1,6 +1,6 @@
 """The last step of a fit, and of merging: the frozen model, from moments and coefficients."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -16,7 +16,7 @@ from cme_dask.models.spectra import spectra_of
 from cme_dask.numerics.basis import LinearBasis
 from cme_dask.numerics.blocks import Moments, MomentSums
 from cme_dask.numerics.cells import CellStatistics
-from cme_dask.numerics.crossval import Replicates, fold_replicates
+from cme_dask.numerics.crossval import Replicates, replicates, split_folds
 from cme_dask.numerics.joint import JointSolution, JointSolver, StackedBasis
 from cme_dask.numerics.moments import FeatureBlock
 from cme_dask.numerics.pointwise import negative_mass
@@ -77,12 +77,13 @@ class Component:
         solution = (whole or solver)(mean)
         solution.info.check(convergence)
 
-        def refit(rest: Moments) -> JointSolution:
-            result = solver(rest, solution)
-            result.info.check(convergence)
-            return result
+        def refits() -> Iterator[tuple[Moments, Moments, JointSolution]]:
+            for rest, held in split_folds(moments):
+                refit = solver(rest, solution)
+                refit.info.check(convergence)
+                yield rest, held, refit
 
-        return cls(sides, mean, solution, fold_replicates(moments, refit))
+        return cls(sides, mean, solution, replicates(refits(), moments))
 
     def basis(self, i: int) -> LinearBasis:
         """The basis of variable ``i``."""

@@ -162,15 +162,6 @@ def held_out_losses(moments: MomentSums, solve: Solve) -> tuple[Array, Array]:
     return np.array(losses), shares
 
 
-def fold_replicates(moments: MomentSums, solve: Solve) -> tuple[Replicates, Replicates]:
-    """Delete-a-fold refits with the same pivots, given x and given y.
-
-    Folds without rows, and folds that hold all the weight, are left out.
-    """
-    refits = ((rest, held, solve(rest)) for rest, held in split_folds(moments))
-    return replicates(refits, moments)
-
-
 def replicates(
     refits: Iterable[tuple[Moments, Moments, JointSolution]], moments: MomentSums
 ) -> tuple[Replicates, Replicates]:
@@ -260,36 +251,18 @@ class HeldFold:
     ----------
     rest, held
         Means over the rows of the other folds, and over its own.
-    transform_x, transform_y, eigenvalues_x, eigenvalues_y
-        The centred bases of the other folds, see :class:`JointProblem`.
+    bases
+        The centred bases of the other folds: transform and eigenvalues of x and of y, see
+        :class:`JointProblem`.
     """
 
     rest: Moments
     held: Moments
-    transform_x: Array
-    transform_y: Array
-    eigenvalues_x: Array
-    eigenvalues_y: Array
-
-    @classmethod
-    def of(cls, rest: Moments, held: Moments) -> "HeldFold":
-        """With the eigenbases made."""
-        x, y = (eigenbasis(rest.gram(v), rest.mean(v)) for v in "xy")
-        return cls(rest, held, x[0], y[0], x[1], y[1])
+    bases: Sequence[tuple[Array, Array]]
 
     def problem(self, reg: Regularization) -> JointProblem:
         """The quadratic program of the other folds, normalized, with a positive ridge."""
-        return JointProblem(
-            self.rest,
-            reg,
-            -(self.transform_y.T @ self.rest.cross("y", "x") @ self.transform_x),
-            reg.denominator(self.eigenvalues_y, self.eigenvalues_x),
-            self.transform_x,
-            self.transform_y,
-            self.eigenvalues_x,
-            self.eigenvalues_y,
-            centred=True,
-        )
+        return JointProblem.of(self.rest, reg, centred=True, bases=self.bases)
 
     def solution(self, reg: Regularization) -> JointSolution:
         """What the other folds give, normalized."""
@@ -300,16 +273,17 @@ class HeldFold:
     def losses(self, regs: Sequence[Regularization]) -> Losses:
         """Losses on the fold of refits with positive ridges, fitted without it."""
         problem = self.problem(regs[0])
-        unseen = HeldOut.of(self.held, self.transform_x, self.transform_y)
-        target = self.transform_y.T @ self.rest.functions("y", "y")
+        (transform_x, _), (transform_y, _) = self.bases
+        unseen = HeldOut.of(self.held, transform_x, transform_y)
+        target = transform_y.T @ self.rest.functions("y", "y")
         constant = self.rest.function_mean("y")
         joint, squared = [], []
         for reg in regs:
             coef = problem.ridged(reg).free
             joint.append(unseen.loss(coef))
-            slope = self.transform_x @ (coef.T @ target)
+            slope = transform_x @ (coef.T @ target)
             squared.append(self.held.squared_error("x", "y", constant, slope))
-        flat = np.zeros((len(self.transform_x), len(constant)))
+        flat = np.zeros((len(transform_x), len(constant)))
         baseline = self.held.squared_error("x", "y", constant, flat)
         return Losses(np.array(joint), np.array(squared), baseline)
 
@@ -317,7 +291,7 @@ class HeldFold:
 def held_folds(moments: MomentSums) -> Iterator[HeldFold]:
     """Each fold that can be held out, see :func:`split_folds`."""
     for rest, held in split_folds(moments):
-        yield HeldFold.of(rest, held)
+        yield HeldFold(rest, held, [eigenbasis(rest.gram(v), rest.mean(v)) for v in "xy"])
 
 
 def cross_validate(folds: Sequence[HeldFold], regs: Sequence[Regularization]) -> Losses:

@@ -257,9 +257,19 @@ class MomentSets(Reduction[tuple[MomentSums, ...], tuple[MomentSums, ...]]):
         """Number of folds F."""
         return self.each[0].n_folds
 
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Numbers of pivots, a number per variable of each set."""
+        return sum((one.ranks for one in self.each), ())
+
+    @property
+    def width(self) -> int:
+        """The width of one set of moments that takes as much as all of these."""
+        return math.isqrt(sum(one.width**2 for one in self.each) - 1) + 1
+
     def cost(self, extent: Extent) -> Cost:
         """See :func:`moment_cost`."""
-        return moment_cost(joint_ranks(self.each), joint_width(self.each), self.n_folds, extent)
+        return moment_cost(self.ranks, self.width, self.n_folds, extent)
 
     def start(self, like: Array) -> "list[MomentState]":
         """The buffers of each; equal functions have one."""
@@ -537,16 +547,6 @@ def strip_moments(
 # The memory that it takes
 
 
-def joint_ranks(each: Sequence[MomentReduction]) -> tuple[int, ...]:
-    """Numbers of pivots, a number per variable of each set."""
-    return sum((one.ranks for one in each), ())
-
-
-def joint_width(each: Sequence[MomentReduction]) -> int:
-    """The width of one set of moments that takes as much as all of these."""
-    return math.isqrt(sum(one.width**2 for one in each) - 1) + 1
-
-
 def moment_cost(ranks: tuple[int, ...], width: int, n_folds: int, extent: Extent) -> Cost:
     """What moments of these ranks and of this width P take, F Gram matrices P x P.
 
@@ -555,7 +555,7 @@ def moment_cost(ranks: tuple[int, ...], width: int, n_folds: int, extent: Extent
     ranks
         Numbers of pivots, a number per variable of each set.
     width
-        Of the augmented rows; of several sets that of :func:`joint_width`.
+        Of the augmented rows; of several sets that of :class:`MomentSets`.
     n_folds
         Number of folds F.
     extent

@@ -108,14 +108,24 @@ class JointProblem:
     base: ClassVar[float] = 1.0
 
     @classmethod
-    def of(cls, mean: Moments, reg: Regularization, *, centred: bool) -> "JointProblem":
+    def of(
+        cls,
+        mean: Moments,
+        reg: Regularization,
+        *,
+        centred: bool,
+        bases: Sequence[tuple[Array, Array]] | None = None,
+    ) -> "JointProblem":
         """The program of these moments.
 
         Without a ridge, directions with lam <= eps m lam_max are rounding and are pruned.
+        ``bases``: transforms and eigenvalues of x and of y, where they are known.
         """
-        mean_x, mean_y = (mean.mean("x"), mean.mean("y")) if centred else (None, None)
-        transform_x, lam_x = _pruned(*eigenbasis(mean.gram("x"), mean_x), reg)
-        transform_y, lam_y = _pruned(*eigenbasis(mean.gram("y"), mean_y), reg)
+        if bases is None:
+            centres = [mean.mean(v) if centred else None for v in "xy"]
+            pairs = [eigenbasis(mean.gram(v), c) for v, c in zip("xy", centres, strict=True)]
+            bases = [_pruned(*pair, reg) for pair in pairs]
+        (transform_x, lam_x), (transform_y, lam_y) = bases
         return cls(
             mean,
             reg,

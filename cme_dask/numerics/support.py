@@ -66,13 +66,13 @@ class Tree:
     @property
     def size(self) -> int:
         """Number of leaves S."""
-        return int(self._leaf.sum())
+        return int(np.isposinf(self.threshold).sum())
 
     @cached_property
     def depth(self) -> int:
         """Splits on the longest way to a leaf."""
-        level, nodes = 0, np.zeros(1, dtype=np.int64)
-        while len(nodes := nodes[~self._leaf[nodes]]):
+        level, nodes, inner = 0, np.zeros(1, dtype=np.int64), np.isfinite(self.threshold)
+        while len(nodes := nodes[inner[nodes]]):
             nodes = np.concatenate([self.left[nodes], self.left[nodes] + 1])
             level += 1
         return level
@@ -85,10 +85,6 @@ class Tree:
         return {one.name: getattr(self, one.name) for one in fields(self)}  # not what is cached
 
     @cached_property
-    def _leaf(self) -> Array:
-        return np.asarray(self.left) == np.arange(len(self.left))
-
-    @cached_property
     def _levels(self) -> tuple[tuple[Level, ...], Array]:
         """Levels, which all rows go through together, and the leaves where they end, in order.
 
@@ -97,13 +93,14 @@ class Tree:
         In deep trees all nodes stand in every level.
         """
         feature, left = (np.asarray(a, dtype=np.int64) for a in (self.feature, self.left))
-        threshold, leaf = np.asarray(self.threshold, dtype=np.float64), np.cumsum(self._leaf) - 1
+        threshold = np.asarray(self.threshold, dtype=np.float64)
+        leaf = np.cumsum(np.isposinf(threshold)) - 1  # its number among the leaves
         if self.depth > _DEEP:
             return ((feature, threshold, left),) * self.depth, leaf
         levels: list[Level] = []
         nodes = np.zeros(1, dtype=np.int64)
         for _ in range(self.depth):
-            ends = self._leaf[nodes]
+            ends = np.isposinf(threshold[nodes])
             children = np.where(ends, 1, 2)
             place = np.cumsum(children) - children
             levels.append((feature[nodes], threshold[nodes], place if ends.any() else None))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from cme_dask.data.sample import Sample
 from cme_dask.numerics.blocks import MomentSums
@@ -10,8 +11,6 @@ from cme_dask.numerics.cholesky import BLOCK
 from cme_dask.numerics.moments import (
     MomentReduction,
     MomentSets,
-    joint_ranks,
-    joint_width,
     moment_cost,
 )
 from cme_dask.numerics.reduction import Cost, Extent, Fused
@@ -63,13 +62,13 @@ def make_moments(
     n_folds = specs[0].n_folds
     reduction = moment_reduction(specs, cells)
     extent = extent_of(sample.for_folds(n_folds), budget.executor)
-    ranks, width, cost = joint_ranks(specs), joint_width(specs), reduction.cost(extent)
+    sets: Any = reduction.each[0]
     (moments, *summed), report = run_pass(
         sample,
         reduction,
         budget,
         progress,
-        alone=_alone(ranks, width, cost, extent, sample_rows),
+        alone=_alone(sets.ranks, sets.width, reduction.cost(extent), extent, sample_rows),
         held=row_sample_bytes(sample_rows, extent.n_columns),
     )
     return (moments,) if len(specs) == 1 else moments, tuple(summed), report
