@@ -340,7 +340,7 @@ def test_memory_and_cost_know_the_cells():
     cost = bare + Cost(state=9 * 8 * 16_384, partial=5000 * 8, retained=8 * 10**6)
     assert waiting_bytes(cost, 2) - waiting_bytes(bare, 2) == (5000 + 10**6) * 8
     more_words = 5000 + 9 * 16_384 + 2 * 4096
-    assert task_bytes(cost, extent, run) - task_bytes(bare, extent, run) == 8 * more_words
+    assert task_bytes(cost, extent, run)[0] - task_bytes(bare, extent, run)[0] == 8 * more_words
     X, Y, _, spec, cells = joint_case(1000)
     sample = open_sample(X, Y)
     budget = MemoryBudget(Executor("threads", 2), 1 << 40, ())

@@ -1,10 +1,14 @@
 """Constraints and kernels of one's own: the examples of docs/extending.md, against oracles."""
 
+import importlib
 import re
+import site
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import write_store
 
 import cme_dask
 from cme_dask import JointDistribution, constraints, kernels
@@ -224,3 +228,70 @@ def test_a_basis_needs_features_that_are_finite_matrices(spline):
         FeatureBasis(Wrong(), 1)
     with pytest.raises(DataError, match="n_columns must be an integer of at least 1"):
         FeatureBasis(spline["hats"], 0)
+
+
+# On processes and clusters -----------------------------------------------------------------------
+
+
+OWN = """
+from dataclasses import dataclass
+import numpy as np
+from cme_dask import kernels
+from cme_dask.constraints import Constraint, SolverInfo
+
+@dataclass(frozen=True)
+class Sech(kernels.Unit):
+    length_scale: float
+
+    def formula(self, xp, X, Z):
+        squares = xp.sum((X[:, None, :] - Z[None, :, :]) ** 2, axis=-1)
+        return 1.0 / xp.cosh(xp.sqrt(squares) / self.length_scale)
+
+@dataclass(frozen=True)
+class Sparse(Constraint):
+    share: float = 0.5
+    name = "sparse"
+    reg_forms = ("two-sided",)
+
+    def minimize(self, problem, bounds, start):
+        coef = -problem.linear / problem.quadratic
+        coef = np.where(abs(coef) < np.quantile(abs(coef), self.share), 0.0, coef)
+        return coef, SolverInfo("threshold", "optimal", 0.0, 0.0, 0.0, 0.0, 0, 0.0, tol=1e-8)
+
+def positive(y):
+    return y[:, 0] > 0
+"""
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    """A kernel, a constraint and a function in a module that workers can import."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "own_parts.py").write_text(OWN)
+    sys.path.insert(0, str(folder))
+    yield importlib.import_module("own_parts")
+    sys.path.remove(str(folder))
+
+
+def test_own_parts_have_the_same_bits_on_processes_and_a_cluster(own, cluster, tmp_path):
+    """Blocks and solutions of one's own are computed wherever the tasks run."""
+    x, y = sample(20_000)
+    write_store(tmp_path / "s", x, y, chunk_rows=4096)
+    cluster.run(site.addsitedir, str(Path(own.__file__).parent))
+    options = {**OPTIONS, "kernel_x": own.Sech(1.0), "kernel_y": own.Sech(0.8)}
+    fits = [
+        JointDistribution(**options, constraint=own.Sparse(0.7)).fit(
+            tmp_path / "s", functions={"positive": own.positive}, **place
+        )
+        for place in (
+            {"scheduler": "threads", "workers": 2},
+            {"scheduler": "processes", "workers": 2},
+            {"scheduler": cluster},
+        )
+    ]
+    assert np.mean(fits[0].solution_.coef == 0.0) == pytest.approx(0.7, abs=0.01)
+    for fit in fits[1:]:
+        np.testing.assert_array_equal(fit.coef_, fits[0].coef_)
+        np.testing.assert_array_equal(fit.moments_.gram, fits[0].moments_.gram)
+        at = fit.expect("positive", x[:9])
+        np.testing.assert_array_equal(at, fits[0].expect("positive", x[:9]))

@@ -292,4 +292,4 @@ def test_what_a_pass_prepares_is_predicted(columns, functions, finalists):
     finally:
         tracemalloc.stop()
     assert len(moments) == finalists
-    assert peak <= task_bytes(cost, extent, RowRange(0, n, n)) - aside
+    assert peak <= task_bytes(cost, extent, RowRange(0, n, n))[0] - aside

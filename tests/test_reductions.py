@@ -21,7 +21,7 @@ from cme_dask.learning.partition import make_support
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.cells import CellReduction
 from cme_dask.numerics.folds import fold_of_rows
-from cme_dask.numerics.moments import FeatureBlock, MomentReduction
+from cme_dask.numerics.moments import FeatureBlock, MomentReduction, sub_block
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.reduction import reduce_strips
 from cme_dask.reductions import Cost, Fused, Reduction, RunOptions, Strip, run
@@ -173,23 +173,49 @@ class Counted:
         monkeypatch.setattr(strict._array_object.Array, "to_device", to_device)
 
 
-@pytest.mark.parametrize("single", [False, True])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_a_pass_runs_whole_on_a_device_and_comes_to_the_host_once(single, weighted, monkeypatch):
-    """Mixing devices raises, and so does reading an array of the second one as one of NumPy."""
-    x, y, w = (part[:9000] for part in rows())
-    y, w[::7] = y - 51.0, 0.0
-    functions = {"square": lambda y: y[:, 0] ** 2}
+def moments_and_cells(x, y, w, single=False):
+    """Moments with functions and a transform, and sums by cell of both variables."""
+    functions = {"square": square}
     bases = [NewtonBasis.from_points(kernels.Gaussian(0.3), part[:9]) for part in (x, y)]
     second = FeatureBlock(bases[1], ("y0", "y1"), functions, np.full(3, 0.1))
     moments = MomentReduction((FeatureBlock(bases[0], ("x0",)), second), 4, single)
     partition = PartitionBasis(kernels.Gaussian(0.7), y[:5])
     cells = [
-        CellReduction.of(make_support(part[:500], w[:500], 40), part, w, 9000, some, basis)
+        CellReduction.of(make_support(part[:500], w[:500], 40), part, w, len(x), some, basis)
         for part, some, basis in ((x, {}, None), (y, functions, partition))
     ]
     by_cell = [replace(one, variable=i, n_folds=4) for i, one in enumerate(cells)]
-    reduction = Fused((moments, *by_cell))
+    return Fused((moments, *by_cell))
+
+
+def square(y):
+    return y[:, 0] ** 2
+
+
+def assert_same(reduction, ours, theirs, single=False):
+    """Equal results of :func:`moments_and_cells`, up to the order of the host's BLAS."""
+    (ours, *here), (theirs, *there) = ours, theirs
+    assert_allclose(theirs.gram, ours.gram, rtol=1e-5 if single else 1e-12, atol=1e-9)
+    assert_allclose(theirs.traces, ours.traces, rtol=1e-12)
+    for one, mine, other in zip(reduction.each[1:], here, there, strict=True):
+        assert_allclose(other.masses, mine.masses, rtol=1e-12)
+        mine, other = one.statistics(mine), one.statistics(other)
+        for name in ("atoms", "starts", "shares", "counts", "hashes", "whole"):
+            assert_array_equal(getattr(other, name), getattr(mine, name))
+        for name in ("low", "high", "integer"):
+            assert_array_equal(getattr(other.values, name), getattr(mine.values, name))
+        for name in ("means", "covariances", "functions", "components"):
+            if getattr(mine, name) is not None:
+                assert_allclose(getattr(other, name), getattr(mine, name), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("single", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_task_runs_whole_on_a_device_and_comes_to_the_host_once(single, weighted, monkeypatch):
+    """Mixing devices raises, and so does reading an array of the second one as one of NumPy."""
+    x, y, w = (part[:9000] for part in rows())
+    y, w[::7] = y - 51.0, 0.0
+    reduction = moments_and_cells(x, y, w, single)
     strips = [
         Strip(np.arange(9000)[s], (x[s], y[s]), w[s] if weighted else None)
         for s in (slice(0, 5000), slice(5000, None))
@@ -200,19 +226,69 @@ def test_a_pass_runs_whole_on_a_device_and_comes_to_the_host_once(single, weight
     n, theirs = reduce_strips(reduction, strips, lambda a: strict.asarray(a, device=device))
     assert n == rows_of == 9000
     assert counted.transfers == 2 + 2 * 10  # each array of the sums once
-    (ours, *here), (theirs, *there) = reduction.finalize(ours), reduction.finalize(theirs)
-    assert_allclose(theirs.gram, ours.gram, rtol=1e-5 if single else 1e-12, atol=1e-9)
-    assert_allclose(theirs.traces, ours.traces, rtol=1e-12)
-    for one, mine, other in zip(by_cell, here, there, strict=True):
-        assert_allclose(other.masses, mine.masses, rtol=1e-12)
-        mine, other = one.statistics(mine), one.statistics(other)
-        for name in ("atoms", "starts", "shares", "counts", "hashes", "whole"):
-            assert_array_equal(getattr(other, name), getattr(mine, name))
-        for name in ("low", "high", "integer"):
-            assert_array_equal(getattr(other.values, name), getattr(mine.values, name))
-        for name in ("means", "covariances", "functions", "components"):
-            if getattr(mine, name) is not None:
-                assert_allclose(getattr(other, name), getattr(mine, name), rtol=1e-9, atol=1e-12)
+    assert_same(reduction, reduction.finalize(ours), reduction.finalize(theirs), single)
+
+
+def test_a_whole_run_computes_on_the_device_of_its_options(tmp_path, monkeypatch):
+    """Each task touches host memory once; all schedulers and a resumed run have the same bits."""
+    x, y, w = rows()
+    write_store(tmp_path / "s", x, y - 51.0, w, chunk_rows=3000)
+    sample = open_sample(tmp_path / "s")
+    reduction = moments_and_cells(x, y - 51.0, w)
+    ours, _ = run(sample, reduction, THREADS)
+    device = strict.Device("device1")
+    options = RunOptions("synchronous", device=device, checkpoint=tmp_path / "c")
+    counted = Counted(monkeypatch)
+    first, report = run(sample, reduction, options)
+    assert report.rows == N
+    assert report.tasks > 1
+    assert counted.transfers == report.tasks * (2 + 2 * 10)
+    assert_same(reduction, ours, first)
+    resumed, report = run(sample, reduction, options)
+    assert report.resumed_strips == 10
+    others = [RunOptions(name, 2, device=device) for name in ("threads", "processes")]
+    for other in (resumed, *(run(sample, reduction, one)[0] for one in others)):
+        assert_array_equal(other[0].gram, first[0].gram)
+        assert_array_equal(other[2].masses, first[2].masses)
+    with pytest.raises(StoreError, match="of another run: configuration 'device'"):
+        run(sample, reduction, replace(options, device=None))
+
+
+def test_a_device_has_a_memory_of_its_own(store):
+    """Sums are in the memory of the device, rows that are read in that of the host."""
+    sample, device = open_sample(store), strict.Device("device1")
+
+    class Large(Reduction):
+        def cost(self, extent):
+            return Cost(state=1 << 31, subject="buffers of 2 GiB", remedies=("take fewer",))
+
+        def update(self, state, strip):
+            return len(strip)
+
+    options = RunOptions("threads", 2, memory_limit="1GB", device=device)
+    assert run(sample, Large(), options)[0] == N
+    with pytest.raises(
+        ResourceError, match=r"the device would need 4\.0\d GiB for buffers of 2 GiB"
+    ):
+        run(sample, Large(), replace(options, device_memory_limit="4GiB"))
+    assert run(sample, Large(), replace(options, device_memory_limit="4.1GiB"))[1].rows == N
+
+
+def test_blocks_of_a_device_are_as_long_as_its_memory_allows():
+    assert sub_block(204) == 1 << 11
+    lengths = [sub_block(204, memory << 30) for memory in (1, 8, 80, 1000)]
+    assert lengths == [1 << 11, 1 << 12, 1 << 15, 1 << 18]
+
+
+@pytest.mark.parametrize("device", ["gpu", 3, "cuda:x", np.float64(1)])
+def test_what_is_no_device_is_refused(store, example, device):
+    with pytest.raises(DataError, match="or a device of an array library"):
+        run(open_sample(store), example(), RunOptions("synchronous", device=device))
+
+
+def test_a_device_that_is_not_there_is_named(store, example):
+    with pytest.raises(ResourceError, match="the device 0 of cupy can't be used here: No module"):
+        run(open_sample(store), example(), RunOptions("synchronous", device="cuda"))
 
 
 def test_importing_the_driver_loads_none_of_the_sums():

@@ -30,6 +30,7 @@ from cme_dask.kernels.evaluator import (
 )
 from cme_dask.numerics.basis import Basis, BlockSolve, without_copies
 from cme_dask.numerics.blocks import MomentSums
+from cme_dask.numerics.devices import device_memory
 from cme_dask.numerics.reduction import Cost, Extent, Reduction, Strip, to_host
 from cme_dask.numerics.scoring import ScoringFunctions
 
@@ -39,6 +40,7 @@ Function = Callable[[Array], Array]
 _WORD = 8
 _CACHE = 7 << 19  # bytes of augmented rows that are held at once
 _LONGEST = 1 << 12  # rows of a sub-block
+_LONGEST_ON_DEVICE = 1 << 18  # likewise, of a device whose memory is known
 _BLOCKS = 16  # sub-blocks prepared at once: what is done for each takes the interpreter lock
 _BESIDE = 1 << 18  # numbers beside the bases that are prepared at once, at most
 
@@ -302,22 +304,24 @@ class MomentSets(Reduction[tuple[MomentSums, ...], tuple[MomentSums, ...]]):
 # The loop over the rows of a strip
 
 
-def sub_block(width: int) -> int:
+def sub_block(width: int, memory: int = 0) -> int:
     """Rows of ``width`` numbers held at once: they stay in cache, and chunks may be of any size.
 
     A power of two from 2^9 to ``_LONGEST``; on longer ones kernel and products wait for memory, on
-    shorter ones for each other.
+    shorter ones for each other. On a device with so many bytes of memory each call takes long to
+    start: there they may be longer, up to a share of it.
     """
-    return min(1 << max((_CACHE // (8 * width)).bit_length() - 1, 9), _LONGEST)
+    room, most = max(memory >> 10, _CACHE), _LONGEST_ON_DEVICE if memory else _LONGEST
+    return min(1 << max((room // (8 * width)).bit_length() - 1, 9), most)
 
 
-def span(width: int, beside: int) -> int:
+def span(width: int, beside: int, memory: int = 0) -> int:
     """Rows whose coordinates, functions and folds are prepared at once.
 
     Several sub-blocks, unless that is too much memory: of ``width`` numbers a row ``beside`` are
     none of the bases.
     """
-    block = sub_block(width)
+    block = sub_block(width, memory)
     return block * min(max(_BESIDE // (beside * block), 1), _BLOCKS)
 
 
@@ -341,7 +345,9 @@ class MomentState:
         double = {"dtype": xp.float64, "device": device(like)}
         self.xp, self.features, self.n_folds = xp, features, reduction.n_folds
         self.ranks, self.rank, self.width = reduction.ranks, sum(reduction.ranks), reduction.width
-        self.block, self.span = sub_block(self.width), span(self.width, self.width - self.rank)
+        memory = 0 if is_numpy_array(like) else device_memory(like)
+        self.block = sub_block(self.width, memory)
+        self.span = span(self.width, self.width - self.rank, memory)
         self.coordinates = [one.basis.coordinates for one in features]
         self.maps = [c and c.prepare(xp, like) for c in self.coordinates]
         self.bases = [one.basis.in_coordinates() for one in features]
@@ -563,12 +569,13 @@ def moment_cost(ranks: tuple[int, ...], width: int, n_folds: int, extent: Extent
     """
     d = extent.n_columns
     # A sub-block of P functions of each set of moments, what is on the way, and eliminations.
-    block = (2 + -(-len(ranks) // 2)) * sub_block(width) * width + sum(m * m for m in ranks) // 2
+    length = sub_block(width, extent.device_memory)
+    block = (2 + -(-len(ranks) // 2)) * length * width + sum(m * m for m in ranks) // 2
     # Rows gathered, mapped and scaled for several sub-blocks, coordinates of each basis, and
     # functions; of several sets of moments, whose widths are unknown here, at least columns.
     beside = max(width - sum(ranks), d)
     prepared = 2 * beside + (3 + len(ranks)) * d
-    most = min(max(_BESIDE // beside, _LONGEST), _BLOCKS * _LONGEST)  # of any width
+    most = max(length, min(max(_BESIDE // beside, _LONGEST), _BLOCKS * _LONGEST))  # of any width
     block += prepared * min(most, extent.strip_rows)
     remedies = [f"lower {option('max_rank')} or raise {option('tol')}"]
     if n_folds > 1:

@@ -137,6 +137,8 @@ class Extent:
     columns_read
         Numbers per row that are in memory while rows are read, where these are more than the
         columns: of a mapped sample those that the function takes, and those that it makes.
+    device_memory
+        Bytes of the memory of the device that computes; 0 for the host, and where it is unknown.
     """
 
     n_rows: int
@@ -147,6 +149,7 @@ class Extent:
     materialised: bool = False
     selected: bool = False
     columns_read: int = 0
+    device_memory: int = 0
 
     @property
     def strips(self) -> int:

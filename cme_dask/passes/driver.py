@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import uuid4
 
@@ -24,6 +24,7 @@ from dask.system import CPU_COUNT
 from distributed import Client
 
 from cme_dask.errors import DataError, ResourceError, remedy
+from cme_dask.numerics.devices import Device
 from cme_dask.numerics.resources import limit_this_process, one_blas_thread
 from cme_dask.passes.checkpoint import Checkpoint
 from cme_dask.passes.cluster import (
@@ -63,6 +64,10 @@ class Executor:
         Where passes keep what is done of them, if they do.
     processes
         Of all runs of this executor and of its copies, for ``"processes"``.
+    device
+        Where tasks compute, or None for the host.
+    device_memory
+        Bytes of the memory of the device (of workers, the smallest); 0 if it is unknown.
     """
 
     kind: str
@@ -70,6 +75,8 @@ class Executor:
     client: Client | None = None
     checkpoint: Checkpoint | None = None
     processes: "WorkerProcesses | None" = field(default=None, repr=False)
+    device: Device | None = None
+    device_memory: int = 0
 
     @property
     def shares_memory(self) -> bool:
@@ -123,6 +130,24 @@ class Executor:
         result = workers or dask.config.get("num_workers", None) or CPU_COUNT
         processes = WorkerProcesses() if kind == "processes" else None
         return cls(kind, result, None, checkpoint, processes)
+
+    def on(self, device: Any) -> "Executor":
+        """The same with tasks that compute on a device, see :meth:`Device.of`.
+
+        Raises
+        ------
+        DataError
+            If it is none.
+        ResourceError
+            If this process, or a worker, has not got it.
+        """
+        place = Device.of(device)
+        if self.client is None:
+            memory = place.memory()
+        else:
+            check_workers_have(self.client, place.name)
+            memory = min(self.client.run(place.memory).values())
+        return replace(self, device=place, device_memory=memory)
 
     def run(
         self,

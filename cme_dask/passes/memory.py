@@ -31,12 +31,15 @@ _ROW_SAMPLE_WORDS = 4  # per row of the row sample beside its values: key, index
 _DECODED = 10  # chunks that Zarr decodes at once
 
 
-def task_bytes(cost: Cost, extent: Extent, run: RowRange) -> int:
-    """Peak of one running task: partial results, the buffers of the reduction, rows."""
+def task_bytes(
+    cost: Cost, extent: Extent, run: RowRange, *, on_device: bool = False
+) -> tuple[int, int]:
+    """Peak of one running task in host memory, and in that of the device on which it computes.
+
+    Where it computes are partial results, the buffers of the reduction and its rows; rows are read
+    in host memory, to which the result comes at the end.
+    """
     length = extent.strip_rows
-    partials = (1 + math.ceil(math.log2(run.strips))) * cost.partial
-    # Retained rows of the run, once more while they are joined.
-    retained = 2 * cost.retained * min(run.rows, extent.n_rows) // extent.n_rows
     rows = _read_rows(length, extent.chunk_rows)
     if extent.selected:
         rows += length  # the rows of a strip that are selected
@@ -45,7 +48,14 @@ def task_bytes(cost: Cost, extent: Extent, run: RowRange) -> int:
     # The strip in use holds what the pass computes from, the rows on the way what is read for it.
     read = (rows - length) * max(extent.n_columns, extent.columns_read)
     read = (length * extent.n_columns + read + _HASH_WORDS * length) * _WORD
-    return partials + cost.state + retained + read
+    partials = (1 + math.ceil(math.log2(run.strips))) * cost.partial
+    # Retained rows of the run, once more while they are joined.
+    retained = 2 * cost.retained * min(run.rows, extent.n_rows) // extent.n_rows
+    computing = partials + cost.state + retained
+    if not on_device:
+        return read + computing, 0
+    strips = 2 * length * extent.n_columns * _WORD  # this one, the one before on its way out
+    return read + cost.partial + retained, computing + strips
 
 
 def _read_rows(length: int, chunk: int) -> int:
@@ -81,15 +91,22 @@ class MemoryBudget:
     workers
         Threads of each worker of a cluster, and the bytes that it fills before it begins to spill;
         empty without one.
+    device
+        Bytes of the device on which tasks compute; None for any number.
     """
 
     executor: Executor
     client: int
     workers: tuple[tuple[int, int], ...]
+    device: int | None = None
 
     @classmethod
-    def of(cls, executor: Executor, limit: str | int | None) -> "MemoryBudget":
+    def of(
+        cls, executor: Executor, limit: str | int | None, device_limit: str | int | None = None
+    ) -> "MemoryBudget":
         """From what machine and workers have, and at most ``limit`` ("2GB") each.
+
+        Of a device likewise, and at most ``device_limit``.
 
         Raises
         ------
@@ -97,12 +114,16 @@ class MemoryBudget:
             If the limit is no positive number of bytes.
         """
         most = _bytes(limit)
+        device = min(
+            _bytes(device_limit, "device_memory_limit"), executor.device_memory or sys.maxsize
+        )
         workers = []
         if executor.client is not None:
             described = described_workers(executor.client).values()
             workers = [(w["nthreads"], min(most, _usable(w["memory_limit"]))) for w in described]
         free = psutil.virtual_memory().available + psutil.Process().memory_info().rss
-        return cls(executor, int(min(most, MEMORY_LIMIT, free)), tuple(workers))
+        here = int(min(most, MEMORY_LIMIT, free))
+        return cls(executor, here, tuple(workers), None if device == sys.maxsize else device)
 
     def check_pass(
         self,
@@ -128,7 +149,9 @@ class MemoryBudget:
         ResourceError
             If it does not fit; the message says what to lower.
         """
-        task = task_bytes(cost, extent, max(runs, key=operator.attrgetter("rows")))
+        longest = max(runs, key=operator.attrgetter("rows"))
+        device = self.executor.device is not None
+        task, on_device = task_bytes(cost, extent, longest, on_device=device)
         if self.executor.kind == "processes":  # of which each runs one task
             task += cost.process
         waiting = waiting_bytes(cost, len(runs))
@@ -143,6 +166,9 @@ class MemoryBudget:
             processes = self.executor.workers if self.executor.kind == "processes" else 0
             running = processes * _CHILD + self.executor.workers * task + waiting
             plans.append(MemoryPlan(base + running, self.client, place))
+        if self.device is not None:
+            at_once = max((threads for threads, _ in self.workers), default=self.executor.workers)
+            plans.append(MemoryPlan(at_once * on_device, self.device, "the device"))
         worst = functools.reduce(MemoryPlan.or_tighter, plans)
         if worst.predicted > worst.limit:
             raise ResourceError(_refusal(cost, extent, self.executor, worst))
@@ -184,17 +210,17 @@ def _usable(limit: int) -> int:
     return int(share * (limit or MEMORY_LIMIT))
 
 
-def _bytes(limit: str | int | None) -> int:
+def _bytes(limit: str | int | None, name: str = "memory_limit") -> int:
     if limit is None:
         return sys.maxsize
     try:
         value = parse_bytes(limit)
     except (ValueError, TypeError, AttributeError) as error:
         raise DataError(
-            f"{option('memory_limit')} must be bytes or a text like '2GB', got {limit!r}"
+            f"{option(name)} must be bytes or a text like '2GB', got {limit!r}"
         ) from error
     if value <= 0:
-        raise DataError(f"{option('memory_limit')} must be positive, got {limit!r}")
+        raise DataError(f"{option(name)} must be positive, got {limit!r}")
     return int(value)
 
 

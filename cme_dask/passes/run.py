@@ -19,6 +19,7 @@ from cme_dask.data.columns import negative_error, nonfinite_error
 from cme_dask.data.sample import Sample
 from cme_dask.data.sources import RowSource
 from cme_dask.errors import ShardDone, StoreError, remedy
+from cme_dask.numerics.devices import Device
 from cme_dask.numerics.reduction import (
     BadValues,
     Cost,
@@ -131,6 +132,13 @@ class RunOptions:
         resumes from it.
     shard : (int, int), optional
         (i, k): compute the i-th of k shares into the checkpoint, and no more.
+    device : str or device, optional
+        Where the reduction is computed: ``"cuda"`` or ``"cuda:1"`` for a GPU by CuPy, or a device
+        of an array library that follows the array API standard, such as ``torch.device("cuda")``.
+        Rows are read and checked in host memory and go to the device strip by strip; partial
+        results come back once per task. Default: NumPy, in host memory.
+    device_memory_limit : str or int, optional
+        Bytes of the device that the run may use; default: what a GPU has, else no limit.
     """
 
     scheduler: Scheduler = None
@@ -139,6 +147,8 @@ class RunOptions:
     progress: bool | Listener | None = None
     checkpoint: str | os.PathLike[str] | None = None
     shard: tuple[int, int] | None = None
+    device: Any = None
+    device_memory_limit: str | int | None = None
 
     @contextlib.contextmanager
     def budget(
@@ -166,11 +176,14 @@ class RunOptions:
         """
 
         def described() -> dict[str, dict[str, str]]:
-            return about_run(name, depends_on, sample, {})
+            place = {} if self.device is None else {"device": self.device}
+            return about_run(name, {**depends_on, **place}, sample, {})
 
         with checkpointed_run(self.checkpoint, described, self.shard) as checkpoint:
             executor = Executor.resolve(self.scheduler, self.workers, checkpoint)
-            yield MemoryBudget.of(executor, self.memory_limit)
+            if self.device is not None:
+                executor = executor.on(self.device)
+            yield MemoryBudget.of(executor, self.memory_limit, self.device_memory_limit)
 
     @contextlib.contextmanager
     def opened(
@@ -254,7 +267,7 @@ def run_pass(
         if progress is not None:
             progress(PassProgress(name, rows, n, done, strips, marks[-1][2]))
 
-    shared = _Shared(reduction, reading)
+    shared = _Shared(reduction, reading, device=executor.device)
     try:
         if executor.checkpoint is None:
             tasks = [(run, reading.given(sample, run)) for run in runs]
@@ -283,13 +296,15 @@ class _Shared:
     reduction: Reduction[Any, Any]
     reading: Reading
     sums: PassSums | None = None
+    device: Device | None = None
 
 
 def _reduce(shared: _Shared, run: RowRange, given: tuple[RowSource, ...] | None) -> Summed:
     """The work of a task; it is given None where its block was done before the pass began."""
     if given is None or (shared.sums is not None and shared.sums.has(run)):
         return _in_checkpoint(shared.sums, run.start, run.stop, None)
-    summed = reduce_strips(shared.reduction, shared.reading.strips(run, given))
+    place = None if shared.device is None else shared.device.place
+    summed = reduce_strips(shared.reduction, shared.reading.strips(run, given), place)
     return _in_checkpoint(shared.sums, run.start, run.stop, summed)
 
 
@@ -383,6 +398,7 @@ def extent_of(sample: Sample, executor: Executor, strip_rows: int = 0) -> Extent
         materialised=any(source.held_whole(executor.shares_memory) for source in reads),
         selected=sample.part is not None,
         columns_read=sum(source.columns_read for source in reads),
+        device_memory=executor.device_memory,
     )
 
 
@@ -478,7 +494,8 @@ def count_bad_values(sample: Sample, executor: Executor) -> None:
     StoreError
         If the NaN stand for a chunk that is missing from the store.
     """
-    executor = replace(executor, checkpoint=None)  # what a failure leads to is no step of a run
+    # What a failure leads to is no step of a run.
+    executor = replace(executor, checkpoint=None, device=None, device_memory=0)
     sample = replace(sample, first_row=0)  # messages number the rows as their source does
     unlimited = MemoryBudget(executor, _UNLIMITED, ())
     counts: Counts = run_pass(sample, BadValueCounts(), unlimited)[0]
