@@ -142,7 +142,7 @@ def test_the_residual_trace_is_that_of_the_kernel_matrix():
 @pytest.mark.parametrize(
     ("ask", "message"),
     [
-        (lambda law: law.plot_fan(), "which column to draw is not told: there are 'dust', 'soot'"),
+        (lambda law: law.plot_fan(), "name the column to draw: there are 'dust', 'soot'"),
         (lambda law: law.plot_cdf("wind"), "got column 'wind': there are 'dust', 'soot'"),
         (lambda law: law.plot_fan("dust", levels=[1.0]), "levels are probabilities of bands"),
         (lambda law: law.plot_fan("dust", along="rain"), "unknown column 'rain'"),

@@ -360,7 +360,7 @@ class PivotedCholesky(FittedFeatures):
         memory_limit: str | int | None = None,
         progress: ProgressOption = None,
     ) -> Self:
-        """Fit, or add rows to what was fitted, in one pass over the new rows alone.
+        """Fit, or add rows to an earlier fit, in one pass over the new rows alone.
 
         The first call is a fit. Later calls keep the pivots, and so the Newton features; the trace
         error and the spectral basis are, to rounding, those over all rows. Saved features hold no

@@ -314,7 +314,7 @@ class JointDistribution(JointFit):
     ) -> Self:
         r"""Fit, or add rows to the fitted model, in one pass over the new rows alone.
 
-        The first call is a fit; where it learns kernels, the best ones alone are kept, and there is
+        The first call is a fit; where it learns kernels, the best ones alone are used, and there is
         no location model. Later calls keep kernels, pivots, cells, folds, constraint and ridge:
         moments and sums by cell of the new rows are added to those of the earlier ones, and the
         problem is solved again. The model is, to rounding, the one that a fit to all rows with
@@ -331,7 +331,7 @@ class JointDistribution(JointFit):
             them.
         first_row
             With ``like``: the number that the first of these rows has in the table that all parts
-            make. Then folds, and the rows kept of the cells, are those of one fit to that table.
+            make. Then folds and the rows retained in the cells are those of one fit to that table.
         sample_weight
             scikit-learn's name of ``weights``.
         functions, functions_x

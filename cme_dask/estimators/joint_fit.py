@@ -296,7 +296,7 @@ class JointFit(MeanRegressor):
         best, components = members[0], [member.component for member in members]
         model = self._model(context, components, measured, best.candidate.reg, members)
         for i, variable in enumerate("xy"):
-            # Nobody asked for a tolerance of the bases of residuals.
+            # No tolerance was given for the bases of residuals.
             if context.sample.residuals is not None or context.pivots[i].mode == "given":
                 continue
             error, rank = max(

@@ -235,7 +235,7 @@ class GrowingClassifier(LabelClassifier):
         """
         if classes is not None and hasattr(self, "classes_"):
             if not np.array_equal(np.unique(classes), np.sort(self.classes_)):
-                raise DataError("classes are told on the first call of partial_fit: leave them out")
+                raise DataError("classes belong to the first call of partial_fit: leave them out")
         elif classes is not None:
             self._expected = np.unique(classes)
         try:

@@ -172,7 +172,7 @@ class Tolerance:
         )
 
     def warn(self, variable: str, rank: int, error: float | None, missed: bool) -> None:
-        """Warn if the trace error over all rows is above what was asked for.
+        """Warn if the trace error over all rows is above the tolerance.
 
         ``missed`` says that it may come as news: pivots were chosen without seeing all rows.
         """

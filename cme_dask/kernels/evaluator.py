@@ -89,7 +89,7 @@ def rank_update(xp: Any, out: Array, rows: Array) -> None:
     """``out[...] = rows @ rows.T``, at the cost of one half of it.
 
     NumPy sees that both factors are one array and calls its BLAS's ``syrk``, without the
-    interpreter lock; CuPy must be told.
+    interpreter lock; CuPy needs an explicit call.
     """
     if is_cupy_array(out):
         from cupy import cublas

@@ -50,12 +50,12 @@ class ConditionalExpectation:
     def select(
         self, f: str | Sequence[str] | None, columns: Columns, reverse: bool = False
     ) -> str | list[str]:
-        """The names that are asked for; by default those of the columns that hold numbers.
+        """The requested names; by default those of the columns that hold numbers.
 
         Parameters
         ----------
         f
-            What is asked for.
+            Requested names, or None.
         columns
             Of the other variable.
         reverse

@@ -118,8 +118,8 @@ def assemble(
     columns
         Of x and of y.
     points
-        Rows of x and rows of y with their weights, on which it is told how much mass g takes below
-        zero; empty where there are none.
+        Rows of x and rows of y with their weights, on which the mass of g below zero is
+        measured; empty where there are none.
     about
         What else the model says of its fit, as JSON values.
     """

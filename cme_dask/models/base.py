@@ -83,7 +83,7 @@ class Model(ABC):
 
     @abstractmethod
     def contents(self) -> dict[str, Any]:
-        """JSON form of what can be asked for."""
+        """JSON form of the columns and functions that queries accept."""
 
     @abstractmethod
     def summary(self) -> list[tuple[str, str]]:

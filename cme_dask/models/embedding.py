@@ -276,7 +276,7 @@ class EmbeddingModel(Model, PredictedMeans):
         return cls(x, y, operator, total, answers, state.about.get("fit", {}))
 
     def contents(self) -> dict[str, Any]:
-        """JSON form of what can be asked for, and the held-out errors."""
+        """JSON form of the columns and functions that queries accept, and the held-out errors."""
         return {
             "columns": {"x": self.x.columns.to_dict(), "y": self.y.columns.to_dict()},
             "functions": {"x": list(self.function_names)},

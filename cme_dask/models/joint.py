@@ -416,7 +416,7 @@ class JointModel(Model, PredictedMeans):
         return replace(sums, shifts=tuple(shifts))
 
     def __getstate__(self) -> dict[str, Any]:
-        # Laws hold functions that can't be pickled; they are made again where they are asked for.
+        # Laws hold functions that can't be pickled; they are made again when they are needed.
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def law(self, reverse: bool = False) -> Law:
@@ -467,7 +467,7 @@ class JointModel(Model, PredictedMeans):
         )
 
     def contents(self) -> dict[str, Any]:
-        """JSON form of what can be asked for, and the held-out errors."""
+        """JSON form of the columns and functions that queries accept, and the held-out errors."""
         sides = {"x": self.x, "y": self.y}
         return {
             "columns": {key: side.columns.to_dict() for key, side in sides.items()},

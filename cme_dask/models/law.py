@@ -554,7 +554,7 @@ class ConditionalLaw:
         return cast(FloatArray, result)
 
     def _positions(self, column: str | None = None) -> dict[str, int]:
-        """Positions of the columns of numbers by name, or of the one that is asked for."""
+        """Positions of the columns of numbers by name, or of the requested one."""
         columns = self.answered.columns
         every = zip(columns.names, range(len(columns.names)), strict=True)
         result = {name: j for name, j in every if name not in columns.categories}

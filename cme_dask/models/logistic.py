@@ -135,7 +135,7 @@ class LogisticModel(Model):
         return cls(columns, basis, coef, intercept, labels, state.about.get("fit", {}))
 
     def contents(self) -> dict[str, Any]:
-        """JSON form of what can be asked for."""
+        """JSON form of the columns that queries accept."""
         return {"columns": {"x": self.columns.to_dict()}, "labels": list(self.labels)}
 
     def summary(self) -> list[tuple[str, str]]:

@@ -130,14 +130,14 @@ class JointSums(FitSums):
         y, x = self.about["reg"]
         return Regularization(float(y), float(x), self.about["reg_form"])
 
-    def solved(self, convergence: str = "raise", **told: Any) -> tuple[JointModel, Component]:
+    def solved(self, convergence: str = "raise", **info: Any) -> tuple[JointModel, Component]:
         """The model of these rows, and what it was made of.
 
         Parameters
         ----------
         convergence
             ``"raise"`` or ``"warn"`` where a solver misses its tolerance.
-        told
+        info
             What else the model says of its fit.
 
         Raises
@@ -154,7 +154,7 @@ class JointSums(FitSums):
         component = Component.solved(self.moments, self.sides, solver, convergence)
         laws = [spec.statistics(sums) for spec, sums in zip(self.specs, self.cells, strict=True)]
         points = [(each.means, each.masses) for each in laws]
-        metadata = self.about | told
+        metadata = self.about | info
         model = assemble([component], self.moments, laws, self.columns, points, metadata)
         return model, component
 

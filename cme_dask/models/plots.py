@@ -39,7 +39,7 @@ BLUE, DARK = "#1f5fa8", "#12365e"
 PALETTE = (BLUE, "#c8552b", "#3a8f5c", "#7a4fa0", "#b08d1a", "#3b8ea5", "#a03b63", "#5b6570")
 
 FEW = 3
-"""Columns whose names are told; of more their number."""
+"""Columns that are listed by name; of more, their number is."""
 
 
 def available() -> bool:
@@ -321,13 +321,13 @@ def plot_cdf(law: "ConditionalLaw", column: str | None = None, *, ax: Any = None
 
 
 def _column(law: "ConditionalLaw", column: str | None) -> str:
-    """The column to draw; DataError if it is not told, or holds labels."""
+    """The column to draw; DataError if it is not given, or holds labels."""
     if column is None and len(law.numeric) == 1:
         return law.numeric[0]
     if column not in law.numeric:
         listed = ", ".join(map(repr, law.numeric)) or "no columns of numbers"
-        asked = "which column to draw is not told" if column is None else f"got column {column!r}"
-        raise DataError(f"{asked}: there are {listed}")
+        problem = "name the column to draw" if column is None else f"got column {column!r}"
+        raise DataError(f"{problem}: there are {listed}")
     return column
 
 

@@ -25,7 +25,7 @@ from cme_dask.kernels.base import is_a
 
 
 class DaskCollection(Protocol):
-    """A Dask array or DataFrame, told by its graph: no module of Dask is imported for it."""
+    """A Dask array or DataFrame, recognised by its graph: no module of Dask is imported for it."""
 
     def __dask_graph__(self) -> Any:
         """Tasks."""

@@ -67,7 +67,7 @@ class Query:
 
     @property
     def answered(self) -> Variable:
-        """The variable whose laws are asked."""
+        """The variable whose laws are queried."""
         return self.model.x if self.reverse else self.model.y
 
     @property
@@ -112,14 +112,14 @@ class Query:
     def law(self, rows: Array) -> Any:
         """The conditional laws at rows of numbers and codes."""
         with warnings.catch_warnings():
-            # Who made codes of labels has told of those that the fit has not seen.
+            # Unseen labels have been reported where their codes were made.
             warnings.simplefilter("ignore", UnseenCategoryWarning)
             return self.model.conditional(Y=rows) if self.reverse else self.model.conditional(rows)
 
     def __call__(self, rows: Array) -> list[Array]:
         """The answers at rows (b, d), an array (b, ...) for each field."""
         law = self.law(rows)
-        asked = {
+        answers = {
             "mean": law.mean,
             "std": law.std,
             "quantile": lambda: law.quantile(self.levels),
@@ -127,7 +127,7 @@ class Query:
             "effective_support": law.effective_support,
         }
         return [
-            np.asarray(asked[field.name]()).reshape(len(rows), *field.shape)
+            np.asarray(answers[field.name]()).reshape(len(rows), *field.shape)
             for field in self.fields
         ]
 

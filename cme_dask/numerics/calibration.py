@@ -173,8 +173,8 @@ def learn_calibration(
 
     where :math:`\theta` holds a and b, t the logarithms of F and 1 - F times the effective support,
     and :math:`s_i` is the cell of the row. It is concave; at the maximum, the mean of t at the rows
-    is that under the calibrated laws. The gain is told at exponents that have not seen the fold of
-    a row: one step of Newton's method from those of all folds.
+    is that under the calibrated laws. The gain is measured at exponents without the fold of a row:
+    one step of Newton's method from those of all folds.
 
     Parameters
     ----------

@@ -125,7 +125,7 @@ def _info(
 
 
 _TOL_PAPER_FORM = 1e-6
-_EPS = 1e-9  # what is asked of the solvers
+_EPS = 1e-9  # tolerance of the solvers
 _MAX_ITERATIONS = {"Clarabel": 200, "OSQP": 50_000}
 
 

@@ -293,7 +293,7 @@ class Law(Protocol):
 
     ``at(x)`` evaluates the law at rows x (b, d_X), once for all queries there. Queries take its
     result, and their answers have the rows as the first axis. Those that return a function prepare
-    what does not depend on x, and are then asked block by block.
+    what does not depend on x, and are then evaluated block by block.
     """
 
     @property

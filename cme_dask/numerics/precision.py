@@ -29,7 +29,7 @@ TRIAL_ROWS = 2048
 """Rows of a trial, or twice the rank where that is more."""
 
 TRIALS = 2
-"""Trials at once: of more most would not be asked for, and each takes some sums of memory."""
+"""Trials at once: most of further ones would be needless, and each takes some sums of memory."""
 
 _POINTS = 256  # at whose pairs density ratios are compared
 _FRACTIONS = (

@@ -414,7 +414,7 @@ class Iteration(Protocol[State]):
         """Return the next state."""
 
     def done(self, state: State) -> bool:
-        """Whether this state is as good as asked for, or no step makes it better."""
+        """Whether this state meets the tolerance, or no step improves it."""
 
 
 def iterate(method: Iteration[State], most: int) -> tuple[State, int]:
@@ -487,7 +487,7 @@ class SolverInfo:
             return
         message = (
             f"{self.solver} ended with KKT residual {self.kkt_residual:.1e} after "
-            f"{self.iterations} iterations ({self.status}), {self.tol:.1e} was asked for: allow "
+            f"{self.iterations} iterations ({self.status}), the tolerance is {self.tol:.1e}: allow "
             "more iterations, raise tol or reg, or lower the rank"
         )
         if convergence == "raise":

@@ -115,7 +115,7 @@ def log_density(
     smoothing
         Spread, rows, bandwidth.
     paired
-        Whether each law is asked at its own point alone.
+        Whether each law is evaluated at its own point alone.
     scales
         Sigma in the kernels and in the normal density, shape (b, d, d); default the covariances of
         the laws.

@@ -2,9 +2,9 @@
 
 A job on a cluster, which survives its workers.
 
-The whole tree is asked for at once, so that a slow network costs no pause between its levels. Nodes
+The whole tree is requested at once, so that a slow network costs no pause between its levels. Nodes
 are held until their sum has gone into another: what was lost with a worker Dask repeats by itself,
-and what ran on so many workers that died that Dask gives it up for a killer of workers is asked for
+and what ran on so many workers that died that Dask gives it up for a killer of workers is requested
 again, with what hangs on it, while all other sums stay.
 """
 
@@ -55,7 +55,7 @@ def limit_workers(client: Client) -> None:
     """Limit all workers of a cluster, those that join later as well.
 
     The scheduler sends the plugin to each worker, and fails when one of them dies meanwhile; it is
-    then asked to send it again.
+    then requested to send it again.
 
     Raises
     ------
@@ -243,7 +243,7 @@ def connected(scheduler: str | None) -> Iterator[Scheduler]:
         client = Client(scheduler, timeout=_CONNECT_SECONDS, set_as_default=False)
     except (OSError, ValueError, TypeError, RuntimeError) as error:
         raise ResourceError(_unreachable(scheduler, error)) from error
-    # A lost scheduler is told in one sentence, not in a traceback of each attempt to reconnect.
+    # A lost scheduler is reported in one sentence, not in a traceback of each attempt to reconnect.
     logger = logging.getLogger("distributed.client")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -282,7 +282,7 @@ def _check_certificates(scheduler: str) -> None:
 
 
 def _unreachable(scheduler: str, error: BaseException) -> str:
-    """The sentence on a failed connection; what TLS refused is told by text, too."""
+    """The sentence on a failed connection; refusals of TLS are recognised by their text, too."""
     causes = _causes(error)
     if any(isinstance(e, ssl.SSLError) or "SSL" in str(e) for e in causes):
         return (

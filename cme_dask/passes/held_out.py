@@ -217,7 +217,7 @@ def _score_labels(
     y = sample.columns[1]
     (name,) = y.names
     texts = tuple(comparison(name, label) for label in y.categories[name])
-    of_labels: Any = partial(_Labelled, model)  # which are all that is asked for
+    of_labels: Any = partial(_Labelled, model)  # which are all that is requested
     result = score_pass(
         sample,
         {"model": Prediction(texts, model.predict_proba)},

@@ -124,7 +124,7 @@ class FitProgress:
     listener
         Called with each :class:`Event`.
     client
-        Of the cluster, whose scheduler is told which step has begun; or None.
+        Of the cluster, whose scheduler logs each step that begins; or None.
     clock
         Seconds.
     """

@@ -46,7 +46,7 @@ class Prediction:
 
 
 class Scored(Protocol):
-    """What is asked of the laws at some rows of x: methods of a ``ConditionalLaw``."""
+    """Queries of the laws at some rows of x: methods of a ``ConditionalLaw``."""
 
     def crps(self, y: Array) -> Array:
         """Continuous ranked probability score at y (b, d_Y), shape (b,)."""
@@ -233,7 +233,7 @@ class _ScoreReduction(Reduction[ScoreSums, ScoreSums]):
         x, y = (part[here] for part in strip.parts)
         targets = np.empty((len(y), len(self.names)))
         losses = np.empty((len(y), len(self.pairs) + len(self.law_losses)))
-        if len(y):  # functions and predictions are never asked for no rows
+        if len(y):  # functions and predictions are never called without rows
             targets[:] = np.concatenate([y, *function_values(y, self.functions)], axis=1)
             for i, column in enumerate(self._losses(x, y, targets)):
                 losses[:, i] = column

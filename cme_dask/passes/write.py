@@ -350,7 +350,7 @@ def write_answers(
     sample
         Rows of the given variable alone.
     query
-        What is asked.
+        The query.
     out
         Local folder to make.
     chunk_rows
@@ -378,8 +378,8 @@ def write_answers(
 
     Notes
     -----
-    Rows are asked on the fixed grid of blocks, so that the bits do not depend on chunks, tasks or
-    scheduler.
+    Rows are evaluated on the fixed grid of blocks, so that the bits depend neither on chunks nor on
+    tasks and scheduler.
     """
     check_output(out, overwrite)
     check_chunk_rows(chunk_rows)
@@ -407,7 +407,7 @@ class AnswerWriter(Reduction[None, None]):
     Parameters
     ----------
     query
-        What is asked.
+        The query.
     chunk_rows
         Rows per chunk of the new store.
     files
