@@ -244,7 +244,7 @@ class KernelChoice:
 
 @dataclass(frozen=True, eq=False)
 class Search:
-    """The search and what came of it.
+    """The result of a search for the kernels of a joint distribution.
 
     Attributes
     ----------
@@ -253,7 +253,7 @@ class Search:
     finalists
         The best ones that differ, best first.
     functions
-        The events of the sliced CRPS.
+        The functions of y whose errors are compared, such as the events of the sliced CRPS.
     score
         Of a joint loss and a sliced CRPS.
     seconds
@@ -263,9 +263,7 @@ class Search:
     reg
         The ridge, where it was given.
     criterion
-        What it judged by.
-    rows
-        How many it saw: the first of the row sample.
+        What was minimised.
     memory
         Predicted peak.
     """
@@ -278,7 +276,6 @@ class Search:
     kernels: tuple[VariableKernels, VariableKernels] = field(repr=False)
     reg: Regularization | None
     criterion: str
-    rows: int
     memory: MemoryPlan | None = None
 
     __repr__ = brief_repr
@@ -291,13 +288,6 @@ class Search:
         trial
             One of ``trials``.
         """
-        return candidate(self.kernels, self.reg, trial)
-
-
-def candidate(
-    kernels: tuple[VariableKernels, VariableKernels], reg: Regularization | None, trial: TrialResult
-) -> KernelChoice:
-    """Kernels and ridge of a trial; ``reg`` is the ridge, where it was given."""
-    x, y = kernels
-    ridge = Regularization(trial.reg, trial.reg) if reg is None else reg
-    return KernelChoice(x.kernel(trial.x), y.kernel(trial.y), ridge, trial)
+        x, y = self.kernels
+        reg = Regularization(trial.reg, trial.reg) if self.reg is None else self.reg
+        return KernelChoice(x.kernel(trial.x), y.kernel(trial.y), reg, trial)

@@ -2,13 +2,13 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from cme_dask.kernels import Kernel
-from cme_dask.learning.candidates import Score, Search, TrialResult, Tuning, candidate
+from cme_dask.learning.candidates import Score, Search, TrialResult, Tuning
 from cme_dask.learning.losses import (
     ScreenedRows,
     ScreenedSide,
@@ -148,20 +148,13 @@ def search_joint(
         at = int(scores.argmin())
         joint, crps = map(float, tried.losses[pair][0][:, at])
         results[pair] = TrialResult(*pair, regs[at].x, joint, crps, float(scores[at]), stage)
-    kernels = x.kernels, y.kernels
-    score = tried.score_of
+    score, trials = tried.score_of, tuple(results.values())
     assert isinstance(score, Score)
-    return Search(
-        tuple(results.values()),
-        tuple(candidate(kernels, reg, results[pair]) for pair in best),
-        scoring,
-        score,
-        time.perf_counter() - begin,
-        kernels,
-        reg,
-        criterion=options.criterion,
-        rows=len(folds),
+    seconds = time.perf_counter() - begin
+    result = Search(
+        trials, (), scoring, score, seconds, (x.kernels, y.kernels), reg, options.criterion
     )
+    return replace(result, finalists=tuple(result.candidate(results[pair]) for pair in best))
 
 
 # The kernel of x of a conditional mean embedding
