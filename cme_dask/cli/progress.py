@@ -9,7 +9,6 @@ them, so that any handler can use them. This module has the handlers of the comm
 import contextlib
 import json
 import logging
-import math
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -25,8 +24,6 @@ from cme_dask.passes.progress import Event, bars, duration, update_bar
 
 if TYPE_CHECKING:
     from cme_dask.data.ingest import IngestProgress
-    from cme_dask.estimators.recipe import PivotProgress
-    from cme_dask.learning.candidates import TuningProgress
     from cme_dask.passes.run import PassProgress
 
 
@@ -162,27 +159,14 @@ class ProgressLines:
         """Print a line that stays."""
         self._console.print(line, markup=False, soft_wrap=True)
 
-    def fit(self, event: "Event | PivotProgress | PassProgress | TuningProgress") -> None:
+    def fit(self, event: "Event | PassProgress") -> None:
         """Show the progress of a fit or of a single pass: the ``progress`` of what makes it."""
         if isinstance(event, Event):
             self._whole(event)
             return
-        from cme_dask.learning.candidates import TuningProgress
-        from cme_dask.passes.run import PassProgress
-
-        if isinstance(event, TuningProgress):
-            text = f"{event.done} of {event.most} kernels{event.best}"
-            self._show(f"tuning, {event.stage}", min(1.0, event.done / event.most), text)
-            return
-        if isinstance(event, PassProgress):
-            rate = event.rows / event.seconds if event.seconds else 0.0
-            text = f"strip {event.strips:,} of {event.strips_total:,}, {rate:,.0f} rows/s"
-            self._show("pass", event.rows / event.rows_total, text)
-            return
-        text = f"rank {event.rank}, residual trace {event.residual_trace:.1e} (tol {event.tol:g})"
-        # The residual falls about exponentially: its logarithm is what moves evenly.
-        done = math.log(min(1.0, max(event.residual_trace, 1e-300))) / math.log(event.tol)
-        self._show(f"pivots of {event.variable}", min(1.0, done), text)
+        rate = event.rows / event.seconds if event.seconds else 0.0
+        text = f"strip {event.strips:,} of {event.strips_total:,}, {rate:,.0f} rows/s"
+        self._show("pass", event.rows / event.rows_total, text)
 
     def _whole(self, event: Event) -> None:
         """Show how far a fit is: one bar, whose share never falls, with one time left."""
