@@ -4,8 +4,13 @@ The command maps :class:`DataError` to exit code 2 (data or usage) and :class:`R
 (environment); a message states the expectation, the value and the remedy.
 """
 
+import os
 import re
+import sys
+import warnings
+from pathlib import Path
 
+_PACKAGE = f"{Path(__file__).parent}{os.sep}"
 _LONGEST = 2000  # letters of a message
 _MARKS = re.compile(r"[\x02\x03\x1f]")
 _REMEDY = re.compile("\x02([^\x02\x03\x1f]*)\x1f([^\x02\x03\x1f]*)\x03")
@@ -44,6 +49,14 @@ def wording(text: str, command: bool = False) -> str:
     """A message as Python shows it, or the command."""
     text = _REMEDY.sub(r"\2" if command else r"\1", text)
     return _MARKS.sub("", text)  # of one that was cut
+
+
+def warn(message: str, category: type[Warning]) -> None:
+    """Warn, and name the line outside the package that led here."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)
 
 
 class CmeDaskError(Exception):

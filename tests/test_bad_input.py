@@ -28,6 +28,7 @@ from cme_dask.errors import (
     DataError,
     LengthScaleWarning,
     NotFittedError,
+    RankWarning,
     ResourceError,
     StoreError,
 )
@@ -514,6 +515,21 @@ def test_parameters(few, changes, message):
 def test_parameters_of_pivoted_cholesky(few, changes, message):
     with Refused(DataError, message):
         PivotedCholesky(**{"kernel": GAUSSIAN} | changes).fit(few[0])
+
+
+@pytest.mark.parametrize("call", ["fit", "plan", "partial_fit"])
+@pytest.mark.parametrize("pivots", ["sampled", "given"])
+@pytest.mark.parametrize("kind", [PivotedCholesky, JointDistribution])
+def test_warnings_name_the_line_outside_the_package(few, kind, pivots, call):
+    linear, copies = kernels.Linear(), np.repeat(few[0][:2], 2, axis=0)
+    joint = kind is JointDistribution
+    options = {"kernel_x": linear, "kernel_y": linear} if joint else {"kernel": linear}
+    if pivots == "given":
+        options["pivots"] = (copies, few[1][:4]) if joint else copies
+    estimator, data = kind(**options, tol=1e-20), few if joint else few[:1]
+    with pytest.warns(RankWarning) as issued:
+        getattr(estimator, call)(*data)
+    assert {warning.filename for warning in issued} == {__file__}
 
 
 @pytest.mark.parametrize("n_folds", [1, 2, 255])

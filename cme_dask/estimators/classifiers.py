@@ -1,7 +1,6 @@
 """Classifiers by laws of a label, and kernel logistic regression."""
 
 import os
-import warnings
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -9,7 +8,7 @@ import numpy as np
 
 from cme_dask.config import SAMPLE_SIZE
 from cme_dask.data.sample import Sample
-from cme_dask.errors import ConvergenceError, ConvergenceWarning, DataError
+from cme_dask.errors import ConvergenceError, ConvergenceWarning, DataError, warn
 from cme_dask.estimators.cholesky import x_alone
 from cme_dask.estimators.embedding import ConditionalMeanEmbedding
 from cme_dask.estimators.joint import JointDistribution
@@ -375,4 +374,4 @@ class KernelLogisticRegression(LabelClassifier):
         )
         if self.convergence == "raise":
             raise ConvergenceError(message)
-        warnings.warn(message, ConvergenceWarning, stacklevel=5)
+        warn(message, ConvergenceWarning)

@@ -1,13 +1,12 @@
 """What ``partial_fit`` demands of new rows, and says of them."""
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from cme_dask.data.columns import Columns
 from cme_dask.data.sample import Sample
-from cme_dask.errors import DataError, ToleranceWarning
+from cme_dask.errors import DataError, ToleranceWarning, warn
 from cme_dask.estimators.recipe import FunctionsLike, by_name
 from cme_dask.models.events import LocalFunction
 from cme_dask.models.merging import FitSums
@@ -44,13 +43,12 @@ def new_rows(earlier: FitSums, new: MomentSums) -> dict[str, Any]:
     before, now, total = (moments.means().trace_error for moments in sums)
     for i, (variable, side) in enumerate(zip("xy", earlier.sides, strict=False)):
         if now[i] > _WORSE * max(before[i], tol):
-            warnings.warn(
+            warn(
                 f"{variable}: trace error {now[i]:.2e} over the new rows at rank "
                 f"{side.basis.rank}, {total[i]:.2e} over all rows, tol is {tol:g}: the pivots, "
                 "which are those of the first rows, do not span the new ones; to choose them anew, "
                 "fit earlier and new rows together",
                 ToleranceWarning,
-                stacklevel=5,
             )
     errors = {v: float(error) for v, error in zip("xy", now, strict=False)}
     return {"rows": new.n_rows, "trace_error": errors}

@@ -1,7 +1,6 @@
 """What a fit has before its pass, and how it gets its pivots: sampled, over all rows, or given."""
 
 import logging
-import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -14,7 +13,7 @@ from cme_dask.config import PIVOTS
 from cme_dask.data.columns import Columns, check_finite
 from cme_dask.data.row_sample import RowSample
 from cme_dask.data.sample import Sample
-from cme_dask.errors import DataError, RankWarning
+from cme_dask.errors import DataError, RankWarning, warn
 from cme_dask.estimators.recipe import FunctionsLike, PivotProgress, Progress, Tolerance
 from cme_dask.kernels import Kernel
 from cme_dask.numerics.basis import NewtonBasis
@@ -80,7 +79,8 @@ class Pivots:
         DataError
             On unknown modes, points that don't fit to the columns, a span out of range.
         """
-        if not _is_real(span) or not 0.0 < float(span) <= 1.0:
+        real = isinstance(span, Real) and not isinstance(span, bool)
+        if not real or not 0.0 < float(span) <= 1.0:
             raise DataError(f"span must lie above 0 and be at most 1, got {span!r}")
         if isinstance(pivots, str) or len(variables) == 1:
             pivots = [pivots] * len(variables)
@@ -117,10 +117,6 @@ class Pivots:
 
 
 _MODES = ", ".join(map(repr, PIVOTS))
-
-
-def _is_real(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _given_points(points: Any, columns: Columns, variable: str) -> Array:
@@ -298,11 +294,10 @@ class FitContext:
         """Basis on given points; a RankWarning if some of them add nothing."""
         basis, count = NewtonBasis.from_points(kernel, pivots.points), len(pivots.points)
         if basis.rank < count:
-            warnings.warn(
+            warn(
                 f"{pivots.variable}: {count - basis.rank} of {count} given pivots were left out, "
                 "since the others span them to rounding",
                 RankWarning,
-                stacklevel=5,
             )
         return basis
 
@@ -386,11 +381,10 @@ class FitContext:
             self.progress(PivotProgress(variable, rank, residual, self.pivots[i].tol))
 
     def _warn_of_rank(self, i: int, rank: int, residual: float) -> None:
-        warnings.warn(
+        warn(
             f"{self.pivots[i].variable}: the kernel has numerical rank {rank} on the rows, reached "
             f"at trace error {residual:.2e} before tol={self.pivots[i].tol:g}",
             RankWarning,
-            stacklevel=6,
         )
 
     def _zero_kernel(self, i: int, where: str) -> DataError:

@@ -1,6 +1,5 @@
 """Steps that estimators share: parameters, kernels, arithmetic, checkpoints, time."""
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
@@ -22,6 +21,7 @@ from cme_dask.errors import (
     NotFittedError,
     RankWarning,
     ToleranceWarning,
+    warn,
 )
 from cme_dask.kernels import Kernel
 from cme_dask.learning.candidates import TuningProgress
@@ -185,11 +185,7 @@ class Tolerance:
         if self.max_rank is not None and rank >= self.max_rank:
             default = " (the default)" if self.default_rank else ""
             remedy = "" if not self.default_rank and self.promised else ": raise max_rank"
-            warnings.warn(
-                f"{text}: max_rank={self.max_rank}{default} was reached{remedy}",
-                RankWarning,
-                stacklevel=3,
-            )
+            warn(f"{text}: max_rank={self.max_rank}{default} was reached{remedy}", RankWarning)
         elif missed:
             reason = (
                 "the rows span no more than that, to rounding; raise tol"
@@ -197,7 +193,7 @@ class Tolerance:
                 else "pivots were chosen from the row sample alone; give tol, and rounds over all "
                 "rows add what it missed"
             )
-            warnings.warn(f"{text}: {reason}", ToleranceWarning, stacklevel=3)
+            warn(f"{text}: {reason}", ToleranceWarning)
 
 
 def check_parameters(
@@ -320,11 +316,10 @@ def warn_of_constants(rows: RowSample, i: int, columns: Columns, variable: str) 
     fate = "the model ignores " + ("it" if one else "them")
     if variable == "y":
         fate = "its law is a point" if one else "their laws are points"
-    warnings.warn(
+    warn(
         f"column{'' if one else 's'} {names}{more} of {variable} {'is' if one else 'are'} constant "
         f"in all {len(rows):,} sampled rows: {fate}",
         ConstantColumnWarning,
-        stacklevel=7,
     )
 
 
@@ -362,23 +357,21 @@ def warn_of_length(kernel: Kernel, points: Array, name: str) -> bool:
     nearest = float(np.quantile(correlations.max(axis=1), 0.9))
     among = f"among {len(points):,} sampled rows"
     if nearest < _UNRELATED:
-        warnings.warn(
+        warn(
             f"{name}={brief(repr(kernel))} is too short for the rows: {among}, nine of ten have no "
             f"other one at which the kernel is above {_UNRELATED:g}, so nothing can be learned "
             "from neighbours and every row would need a function of its own; give a length scale "
             f"of many times the distance of neighbouring rows, or {name}='median' (unless max_rank "
             f"says otherwise, the rank is limited to {SHORT_RANK})",
             LengthScaleWarning,
-            stacklevel=5,
         )
         return True
     if same and np.ptp(points, axis=0).any():
-        warnings.warn(
+        warn(
             f"{name}={brief(repr(kernel))} is too long for the rows: {among}, the kernel is the "
             "same for all pairs to ten digits, so the model sees no difference between them; give "
             f"a length scale in the units of the columns near their spread, or {name}='median'",
             LengthScaleWarning,
-            stacklevel=5,
         )
     return False
 

@@ -3,7 +3,6 @@
 import importlib
 import os
 import sys
-import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from cme_dask.data.arrow import arrow_column, arrow_table, is_arrow
 from cme_dask.data.columns import Columns, check_finite
 from cme_dask.data.sample import Sample
-from cme_dask.errors import DataError, UnseenCategoryWarning
+from cme_dask.errors import DataError, UnseenCategoryWarning, warn
 from cme_dask.kernels import Kernel
 from cme_dask.kernels.base import is_a
 
@@ -355,10 +354,9 @@ def _tell(unseen: Unseen, columns: Columns, kernel: Kernel) -> None:
             )
     if result:
         each = "; ".join(f"column {key!r} {_listed(counts)}" for key, counts in result.items())
-        warnings.warn(
+        warn(
             f"labels that the fit has not seen are answered as its pooled rare ones: {each}",
             UnseenCategoryWarning,
-            stacklevel=5,
         )
 
 

@@ -5,7 +5,6 @@ A :class:`Constraint` says what it needs beside the moments and minimises a :cla
 :mod:`cme_dask.constraints`.
 """
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -14,7 +13,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import numpy as np
 
 from cme_dask.config import REG
-from cme_dask.errors import ConvergenceError, ConvergenceWarning, DataError, option, remedy
+from cme_dask.errors import ConvergenceError, ConvergenceWarning, DataError, option, remedy, warn
 from cme_dask.numerics.basis import Basis, LinearBasis, eigenbasis
 from cme_dask.numerics.blocks import Moments
 
@@ -493,4 +492,4 @@ class SolverInfo:
         if convergence == "raise":
             keeps = remedy("; convergence='warn' keeps such a solution", "")
             raise ConvergenceError(message + keeps)
-        warnings.warn(message, ConvergenceWarning, stacklevel=3)
+        warn(message, ConvergenceWarning)

@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, cast
@@ -12,7 +11,7 @@ import numpy as np
 from cme_dask.data.columns import Columns, check_finite
 from cme_dask.data.sample import Sample
 from cme_dask.data.sources import RowSource
-from cme_dask.errors import DataError, UnseenCategoryWarning
+from cme_dask.errors import DataError, UnseenCategoryWarning, warn
 from cme_dask.models.events import importable
 from cme_dask.models.files import AnyBasis
 from cme_dask.models.joint import JointModel, Variable
@@ -107,11 +106,10 @@ def _recoded(source: RowSource, variable: Given, name: str, labels: tuple[str, .
             raise DataError(
                 f"column {name!r} has the unknown {info}: there are {variable.columns.labels(name)}"
             )
-        warnings.warn(
+        warn(
             "labels that the fit has not seen are answered as its pooled rare ones: column "
             f"{name!r} {info}",
             UnseenCategoryWarning,
-            stacklevel=5,
         )
     number = {label: float(code) for code, label in enumerate(ours)}
     table = np.array([number.get(label, UNSEEN) for label in labels])

@@ -66,10 +66,10 @@ def choose_rows(
         belongs to the part.
     """
     whole, sample = sample, replace(sample.fold_by(BY_ROWS), row_sample=None)
-    told_by, drawn = sample.reads[len(sample.sources) :], PrioritySample(size, seed)
-    if not told_by or all(source.in_memory for source in sample.reads):
+    criteria, drawn = sample.reads[len(sample.sources) :], PrioritySample(size, seed)
+    if not criteria or all(source.in_memory for source in sample.reads):
         try:
-            chosen, passes = _draw_here(sample, told_by, drawn), 0
+            chosen, passes = _draw_here(sample, criteria, drawn), 0
         except BadValues:
             count_bad_values(whole, budget.executor)
             raise
@@ -84,11 +84,11 @@ def choose_rows(
     return chosen, passes
 
 
-def _draw_here(sample: Sample, told_by: tuple[RowSource, ...], drawn: PrioritySample) -> RowSample:
-    """The sample in this process, of which only what tells weights and parts is read."""
-    reading = replace(Reading.of(sample, shares_memory=True), sources=told_by, variables=0)
+def _draw_here(sample: Sample, criteria: tuple[RowSource, ...], drawn: PrioritySample) -> RowSample:
+    """The sample in this process, which reads only weights and the columns that define parts."""
+    reading = replace(Reading.of(sample, shares_memory=True), sources=criteria, variables=0)
     rows, size, bounds = RowRange(0, sample.n_rows, MAX_STRIP), drawn.size, [np.inf]
-    if not told_by and sample.part is None:
+    if not criteria and sample.part is None:
         # Keys of equal rows are uniform on (0, 1): nearly always this bound leaves out none of the
         # sample, and most of the other rows, which then need no sorting.
         bounds.insert(0, (size + _SPARE * np.sqrt(size)) / sample.n_rows)
