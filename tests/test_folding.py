@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from cme_dask.errors import DataError
-from cme_dask.numerics.folds import BY_ROWS, Folding, Part, fold_of_rows, priority_keys
+from cme_dask.numerics.folds import BY_ROWS, Folding, Split, fold_of_rows, priority_keys
 
 HOUR, DAY = 3600.0, 86_400.0
 N = 100_000
@@ -76,8 +76,8 @@ def test_equal_units_are_never_divided(values, block, n_folds, seed):
     ):
         columns = {folding.column: column}
         folds = folding.folds(rows, columns, n_folds)
-        part = Part(folding, 0.4, seed, True)
-        kept = part.keeps(rows, columns)
+        part = Split(folding, 0.4, seed, True)
+        kept = part.selects(rows, columns)
         for unit in units:
             same = units == unit
             assert len(set(folds[same])) == 1
@@ -85,7 +85,7 @@ def test_equal_units_are_never_divided(values, block, n_folds, seed):
         some = slice(len(rows) // 3, None)
         cut = {folding.column: column[some]}
         np.testing.assert_array_equal(folding.folds(rows[some], cut, n_folds), folds[some])
-        np.testing.assert_array_equal(part.keeps(rows[some] + 99, cut), kept[some])
+        np.testing.assert_array_equal(part.selects(rows[some] + 99, cut), kept[some])
 
 
 def test_zeros_of_either_sign_are_one_unit():
@@ -102,7 +102,7 @@ def test_folds_parts_and_row_samples_are_independent(unit):
     folds = folding.folds(ROWS, columns, 10)
     keys = (priority_keys(3, ROWS) * 8).astype(int)
     # With the seed of the row sample, too: its first rows must not all be held out.
-    parts = [Part(folding, 0.25, seed, True).keeps(ROWS, columns) for seed in (3, 1)]
+    parts = [Split(folding, 0.25, seed, True).selects(ROWS, columns) for seed in (3, 1)]
     for part in parts:
         assert abs(part.mean() - 0.25) < 5 * np.sqrt(0.25 * 0.75 / N)
     for one, two in ((folds, parts[0]), (folds, keys), (parts[0], keys), (parts[0], parts[1])):
@@ -116,12 +116,12 @@ def test_folds_parts_and_row_samples_are_independent(unit):
 def test_both_sides_of_a_split_are_all_rows():
     columns = {"group": ROWS // 50.0}
     for folding in (BY_ROWS, Folding("group")):
-        held, rest = (Part(folding, 0.3, 5, side).keeps(ROWS, columns) for side in (True, False))
+        held, rest = (Split(folding, 0.3, 5, side).selects(ROWS, columns) for side in (True, False))
         assert (held ^ rest).all()
         assert abs(held.mean() - 0.3) < 0.05
-        other = Part(folding, 0.3, 6, True).keeps(ROWS, columns)
+        other = Split(folding, 0.3, 6, True).selects(ROWS, columns)
         assert (other != held).any()
-        more = Part(folding, 0.5, 5, True).keeps(ROWS, columns)
+        more = Split(folding, 0.5, 5, True).selects(ROWS, columns)
         assert (more >= held).all()  # a larger share holds out more units, not others
 
 
@@ -150,11 +150,11 @@ def test_weeks_begin_on_thursdays_at_midnight():
 )
 def test_what_no_part_is(share, seed, message):
     with pytest.raises(DataError, match=message):
-        Part(BY_ROWS, share, seed, True)
+        Split(BY_ROWS, share, seed, True)
 
 
 def test_a_part_says_what_it_is():
-    part = Part(Folding.parse("7d"), 0.2, 3, True)
+    part = Split(Folding.parse("7d"), 0.2, 3, True)
     assert str(part) == "0.2 by 7d"
-    assert str(Part(BY_ROWS, 0.2, 3, False)) == "all but 0.2 by rows"
+    assert str(Split(BY_ROWS, 0.2, 3, False)) == "all but 0.2 by rows"
     assert part.to_dict() == {"by": "7d", "share": 0.2, "seed": 3, "held_out": True}

@@ -17,7 +17,7 @@ from cme_dask import JointDistribution, PivotedCholesky, gram_columns, kernels
 from cme_dask.data.store import ATTRIBUTE, compressors, sealed, write_array
 from cme_dask.errors import DataError, StoreError
 from cme_dask.numerics.basis import LinearBasis, NewtonBasis
-from cme_dask.numerics.folds import BY_ROWS, Folding, Part, fold_of_rows
+from cme_dask.numerics.folds import BY_ROWS, Folding, Split, fold_of_rows
 from cme_dask.numerics.moments import FeatureBlock, MomentReduction, strip_moments
 from cme_dask.numerics.rows import BasisRanges, NearestRows
 from cme_dask.passes.driver import Executor
@@ -80,7 +80,7 @@ def store(tmp_path_factory):
 
 
 def mask(by, share, held_out, seed=0):
-    return Part(Folding.parse(by), share, seed, held_out).keeps(np.arange(N), COLUMNS)
+    return Split(Folding.parse(by), share, seed, held_out).selects(np.arange(N), COLUMNS)
 
 
 def spec_of(n_folds=1):
@@ -217,7 +217,7 @@ def test_strips_without_a_row_of_the_part(pivots):
     group = np.repeat([0, 1, 2], [4096, 4096, N - 8192])
     sample = open_sample(X, Y, group=group)
     for part in sample.split(0.5, by="group", seed=0):
-        kept = part.part.keeps(np.arange(N), {"group": group.astype(float)})
+        kept = part.part.selects(np.arange(N), {"group": group.astype(float)})
         assert 0 < kept.sum() < N
         assert_close(moments_of(part)[0], oracle(kept))
         basis = PivotedCholesky(kernels.Gaussian(2.0), tol=0.05, pivots=pivots)
@@ -229,7 +229,7 @@ def test_strips_without_a_row_of_the_part(pivots):
 def test_a_part_without_rows_is_named():
     """All rows are one group: one side has none."""
     parts = open_sample(X, Y, group=np.zeros(N)).split(0.5, by="group")
-    sizes = [p.part.keeps(np.zeros(1), {"group": np.zeros(1)}).sum() for p in parts]
+    sizes = [p.part.selects(np.zeros(1), {"group": np.zeros(1)}).sum() for p in parts]
     empty = parts[int(np.argmin(sizes))]
     points = PivotedCholesky(kernels.Gaussian(2.0), pivots=X[:3])
     for call in (
@@ -464,7 +464,7 @@ def test_what_a_sample_without_groups_or_times_says(tmp_path):
             plain.fold_by(by)
         with pytest.raises(DataError, match=message):
             plain.split(by=by)
-    assert plain.split(seed=3)[1].part == Part(BY_ROWS, 0.2, 3, True)
+    assert plain.split(seed=3)[1].part == Split(BY_ROWS, 0.2, 3, True)
 
 
 def test_parts_are_refused_where_all_rows_are_needed(store, tmp_path):

@@ -85,7 +85,7 @@ def test_scores_are_those_of_the_held_out_rows(done):
     rest, held = open_sample(folder / "out" / "sample.zarr").split(0.25, "1d")
     parts = [source.read(0, 3000) for source in held.sources]
     time = held.time.read(0, 3000)[:, 0]
-    kept = held.part.keeps(np.arange(3000), {"time": time})
+    kept = held.part.selects(np.arange(3000), {"time": time})
     x, y = (part[kept] for part in parts)
     assert found["rows"] == kept.sum()
     assert len({*(time[kept] // 86400)} & {*(time[~kept] // 86400)}) == 0
@@ -103,7 +103,7 @@ def test_laws_are_scored_by_crps_and_coverage(done):
     found = result["evaluation"]
     held = open_sample(folder / "out" / "sample.zarr").split(0.25, "1d")[1]
     x, y = (source.read(0, 3000) for source in held.sources)
-    kept = held.part.keeps(np.arange(3000), {"time": held.time.read(0, 3000)[:, 0]})
+    kept = held.part.selects(np.arange(3000), {"time": held.time.read(0, 3000)[:, 0]})
     law = load(folder / "out" / "model.zarr").conditional(x[kept])
     assert found["crps"]["model"]["value"] == pytest.approx(law.crps(y[kept]).mean())
     lower, upper = law.interval(0.9)
@@ -120,7 +120,7 @@ def test_predictions_are_binned_beside_what_happened(done):
     held = open_sample(folder / "out" / "sample.zarr").split(0.25, "1d")[1]
     x, y = (source.read(0, 3000) for source in held.sources)
     time = held.time.read(0, 3000)[:, 0]
-    kept = held.part.keeps(np.arange(3000), {"time": time})
+    kept = held.part.selects(np.arange(3000), {"time": time})
     law = load(folder / "out" / "model.zarr").conditional(x[kept])
     bins = result["evaluation"]["reliability"]["b > 0"]
     chance, happened = law.expect("b > 0"), y[kept, 0] > 0
@@ -160,7 +160,7 @@ def test_gradient_boosting_is_scikit_learns_own(done):
     sample = open_sample(folder / "out" / "sample.zarr")
     x, y = (source.read(0, 3000) for source in sample.sources)
     _, held = sample.split(0.25, "1d")
-    out = held.part.keeps(np.arange(3000), {"time": held.time.read(0, 3000)[:, 0]})
+    out = held.part.selects(np.arange(3000), {"time": held.time.read(0, 3000)[:, 0]})
     assert found["boosting"]["rows"] == (~out).sum()
     options = {"categorical_features": [3], "random_state": 0}
     mean = HistGradientBoostingRegressor(**options).fit(x[~out], y[~out, 0]).predict(x[out])

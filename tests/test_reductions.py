@@ -73,7 +73,7 @@ def test_the_example_takes_40_lines_and_equals_the_definition(example, store):
     assert_allclose(result, naive(y, w, fold_of_rows(0, N, 5), 5), rtol=1e-9)
     assert report.rows == N
     result, _ = run(open_sample(store).split(0.3)[1], example(3), THREADS)
-    part = open_sample(store).split(0.3)[1].part.keeps(np.arange(N), {})
+    part = open_sample(store).split(0.3)[1].part.selects(np.arange(N), {})
     assert_allclose(result, naive(y[part], w[part], fold_of_rows(0, N, 3)[part], 3), rtol=1e-9)
 
 

@@ -25,7 +25,7 @@ from cme_dask.cli.schema import FitSection, checked
 from cme_dask.errors import DataError, ResourceError
 from cme_dask.metrics import brier, crps
 from cme_dask.models.events import Event
-from cme_dask.numerics.folds import Folding, Part
+from cme_dask.numerics.folds import Folding, Split
 from cme_dask.numerics.scoring import ScoreSums
 from cme_dask.passes.driver import Executor
 from cme_dask.passes.memory import MemoryBudget
@@ -279,7 +279,7 @@ def test_unusable_rows_and_memory(store):
         scored(open_sample(X, Y, weights=0.0 * W))
     group = np.zeros(len(X))
     held = [p for s in range(4) for p in open_sample(X, Y, group=group).split(0.5, "group", s)]
-    empty = [p for p in held if not p.part.keeps(np.arange(1), {"group": group[:1]}).any()]
+    empty = [p for p in held if not p.part.selects(np.arange(1), {"group": group[:1]}).any()]
     with pytest.raises(DataError, match="no row belongs to this part"):
         scored(empty[0])
     tiny = MemoryBudget(Executor.resolve("threads", 2), 100 << 20, ())
@@ -352,7 +352,7 @@ def test_the_options_of_a_fit_reach_its_sample(store, tmp_path, monkeypatch, hol
     assert run("fit", store, "--out", tmp_path / "m", "--fold-by", "7d", *held)[0] == 2
     ((sample, fold_by),) = seen
     assert fold_by == "7d"
-    expected = hold_out and Part(Folding.parse("7d"), 0.3, 0, False)
+    expected = hold_out and Split(Folding.parse("7d"), 0.3, 0, False)
     assert sample.part == expected
 
 
@@ -482,7 +482,7 @@ def test_labels_are_scored_by_their_probabilities_and_codes_by_nothing(tmp_path)
     assert told["scores"] == {}
     sample = open_sample(tmp_path / "s").split(0.3)[1]
     x, y = (source.read(0, 600) for source in sample.sources)
-    kept = sample.part.keeps(np.arange(600), {})
+    kept = sample.part.selects(np.arange(600), {})
     chances = load(tmp_path / "m").conditional(x[kept]).predict_proba()
     codes = y[kept, 0].astype(int)
     log_loss = -np.log(chances[np.arange(len(codes)), codes]).mean()

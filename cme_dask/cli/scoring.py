@@ -19,7 +19,7 @@ from cme_dask.errors import DataError
 from cme_dask.models import load_only
 from cme_dask.models.events import Event
 from cme_dask.models.joint import JointModel
-from cme_dask.numerics.folds import Part
+from cme_dask.numerics.folds import Split
 from cme_dask.numerics.scoring import Estimate, Scores
 from cme_dask.passes.driver import Executor
 from cme_dask.passes.memory import MemoryBudget
@@ -157,10 +157,10 @@ def _held_out(
     return rest if seen.held_out else held_out
 
 
-def _fitted_on(law: JointModel) -> Part | None:
+def _fitted_on(law: JointModel) -> Split | None:
     """The part of the rows that the model was fitted on, if it was a part."""
     metadata = law.about.get("part")
-    return None if metadata is None else Part.from_dict(metadata)
+    return None if metadata is None else Split.from_dict(metadata)
 
 
 def _events(law: JointModel, functions: Sequence[str]) -> dict[str, Event]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from cme_dask.data.sources import RowSource, take_rows
 from cme_dask.errors import DataError
-from cme_dask.numerics.folds import Part
+from cme_dask.numerics.folds import Split
 
 Array = Any
 
@@ -76,7 +76,7 @@ class BatchReader:
 
     sources: tuple[RowSource, ...]
     weights: RowSource | None
-    part: Part | None
+    part: Split | None
     units: Mapping[str, RowSource]
 
     @property
@@ -95,7 +95,7 @@ class BatchReader:
         if self.part is None:
             return np.ones(len(index), dtype=bool)
         units = {name: take_rows(s, index, self.block)[:, 0] for name, s in self.units.items()}
-        return self.part.keeps(index, units)
+        return self.part.selects(index, units)
 
     def read(self, index: Array) -> "_Rows":
         """Rows by index, in this order."""

@@ -20,7 +20,7 @@ from cme_dask.data.row_sample import RowSample
 from cme_dask.data.sources import RowFunction, RowSource, ZarrSource, applied
 from cme_dask.data.store import brief, is_listing, member, read_array, read_attribute, stored_array
 from cme_dask.errors import DataError, StoreError
-from cme_dask.numerics.folds import BY_ROWS, Folding, Part
+from cme_dask.numerics.folds import BY_ROWS, Folding, Split
 
 if TYPE_CHECKING:
     from cme_dask.numerics.location import Residuals
@@ -72,7 +72,7 @@ class Sample:
     group: RowSource | None = None
     time: RowSource | None = None
     folding: Folding = BY_ROWS
-    part: Part | None = None
+    part: Split | None = None
     residuals: "Residuals | None" = None
     first_row: int = 0
 
@@ -182,7 +182,7 @@ class Sample:
         if self.part is not None:
             raise DataError(f"this is a part already ({self.part}): split the whole sample")
         folding = self._possible(self.folding if by is None else by)
-        rest, held_out = (Part(folding, share, seed, side) for side in (False, True))
+        rest, held_out = (Split(folding, share, seed, side) for side in (False, True))
         return self._only(rest), self._only(held_out)
 
     def map(
@@ -324,9 +324,9 @@ class Sample:
             )
         return result
 
-    def _only(self, part: Part) -> "Sample":
+    def _only(self, part: Split) -> "Sample":
         rows = self.row_sample
-        retained = rows and rows.only(part.keeps(rows.index, rows.units))
+        retained = rows and rows.only(part.selects(rows.index, rows.units))
         return replace(self, part=part, row_sample=retained)
 
     def select(self, x: Sequence[str] | None = None, y: Sequence[str] | None = None) -> "Sample":

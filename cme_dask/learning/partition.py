@@ -117,7 +117,7 @@ def stands_for(rows: RowSample, sample: Sample) -> tuple[Array, float]:
 
     That is 1 / its chance to be drawn.
     """
-    n_rows = sample.n_rows * (1.0 if sample.part is None else sample.part.kept_share)
+    n_rows = sample.n_rows * (1.0 if sample.part is None else sample.part.expected_share)
     if rows.complete:
         return np.ones(len(rows)), n_rows
     with np.errstate(all="ignore"):  # weights of any size; a rough number will do

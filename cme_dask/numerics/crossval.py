@@ -15,7 +15,7 @@ from cme_dask.numerics.blocks import Moments, MomentSums
 from cme_dask.numerics.joint import HeldOut, JointSolution
 from cme_dask.numerics.problem import JointProblem, Regularization, SolverInfo
 
-# What fold moments tell without another pass: jackknife replicates and held-out errors
+# Jackknife replicates and held-out errors, from moments by fold and without another pass
 
 
 Array = Any

@@ -244,7 +244,7 @@ BY_ROWS = Folding()
 
 
 @dataclass(frozen=True)
-class Part:
+class Split:
     """One side of a split: the units that are held out, or the rest.
 
     Parameters
@@ -281,16 +281,16 @@ class Part:
         return f"{side} by {self.folding}"
 
     @property
-    def kept_share(self) -> float:
+    def expected_share(self) -> float:
         """Share of the units that belong to this side, as expected."""
         return float(self.share if self.held_out else 1.0 - self.share)
 
     @property
-    def other(self) -> "Part":
+    def other(self) -> "Split":
         """The other side of the split."""
         return replace(self, held_out=not self.held_out)
 
-    def keeps(self, rows: Array, columns: Mapping[str, Array]) -> Array:
+    def selects(self, rows: Array, columns: Mapping[str, Array]) -> Array:
         """Whether each row belongs to this side, shape (n,); see :meth:`Folding.units`."""
         hashes = number_hash(_PART_SALT + int(self.seed), self.folding.units(rows, columns))
         return (unit_interval(hashes) < self.share) == self.held_out

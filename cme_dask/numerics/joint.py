@@ -71,9 +71,9 @@ class JointSolution:
             problem.base,
         )
 
-    def shrunk(self, kept: float) -> "JointSolution":
-        """With ``kept`` times its h = g - base."""
-        return replace(self, coef=kept * self.coef)
+    def shrunk(self, share: float) -> "JointSolution":
+        """With ``share`` times its h = g - base."""
+        return replace(self, coef=share * self.coef)
 
     @property
     def status(self) -> str:
@@ -97,14 +97,14 @@ class JointSolution:
         return self.info.iterations
 
     def answer(self, mean: Moments, given: int) -> tuple[Array, Array]:
-        """Constants and slopes of E[f | z] = constant + psi(z)^T slope for the other side's f.
+        """Constants and slopes of E[f | z] = constant + psi(z)^T slope for f of the other variable.
 
         Parameters
         ----------
         mean
             The moments.
         given
-            Side of the condition: 0 for E[f(Y) | x], 1 for E[f(X) | y].
+            Number of the variable of the condition: 0 for E[f(Y) | x], 1 for E[f(X) | y].
 
         Returns
         -------

@@ -131,13 +131,13 @@ def fastest_mode(
         with np.errstate() if arithmetic is SAFE else np.errstate(all="ignore"):
             return strip_moments(applied, parts, None, folds).means()
 
-    def change_of(found: Moments) -> float:
+    def change_of(trial: Moments) -> float:
         with np.errstate(all="ignore"):
-            return float(change_from_safe(found))
+            return float(change_from_safe(trial))
 
-    def admitted(option: ComputeMode, found: float) -> bool:
-        tried.append(replace(option, change=found))
-        return found <= accuracy
+    def admitted(option: ComputeMode, largest: float) -> bool:
+        tried.append(replace(option, change=largest))
+        return largest <= accuracy
 
     def first_admitted(options: Sequence[ComputeMode]) -> bool:
         for start in range(0, len(options), cores):

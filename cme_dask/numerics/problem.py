@@ -265,7 +265,7 @@ class Problem(Protocol):
 
 @dataclass(frozen=True)
 class Constraint(ABC):
-    """A condition on g = dP / d(P_X x P_Y), and how the coefficients are found under it.
+    """A condition on g = dP / d(P_X x P_Y), and how the coefficients are computed under it.
 
     Subclasses are frozen dataclasses whose fields are JSON values, with a ``name`` of their own and
     the method :meth:`minimize`; models record both and find the class again by its name.
@@ -470,7 +470,7 @@ class SolverInfo:
         return self.kkt_residual <= self.tol
 
     def check(self, convergence: str) -> None:
-        """Let nothing pass that is worse than it looks.
+        """Raise or warn where the tolerance was missed.
 
         Parameters
         ----------

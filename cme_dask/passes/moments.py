@@ -133,8 +133,7 @@ def _alone(
 def pivot_bytes(sample_rows: int, rank: int, *, complete: bool = False) -> int:
     """Peak of a choice of ``rank`` pivots from a row sample.
 
-    One half of it is chosen from and the other half tells how good the choice is, unless it is
-    complete.
+    Pivots are chosen from one half of it and judged on the other half, unless it is complete.
     """
 
     def columns(rows: int, pivots: int) -> int:
@@ -144,9 +143,9 @@ def pivot_bytes(sample_rows: int, rank: int, *, complete: bool = False) -> int:
     half = sample_rows if complete else -(-sample_rows // 2)
     sketches = 3 * SKETCH * prefix_rows(rank, half, by_trace=True) * _WORD
 
-    # L in blocks of columns, and pools in pools of an eighth of the rows each. Where the rows tell
-    # too little of the others they are doubled, and what is known of one half of them is held until
-    # the columns of all are ready.
+    # L in blocks of columns, and pools in pools of an eighth of the rows each. Where a choice fails
+    # on the other rows, its rows are doubled, and those of one half are held until the columns of
+    # all are ready.
     if complete:
         return int(1.5 * columns(sample_rows, rank)) + sketches
     chosen = prefix_rows(rank, half, by_trace=False)

@@ -14,7 +14,7 @@ import numpy as np
 from cme_dask.data.sample import Sample
 from cme_dask.data.sources import RowSource, ahead, read_strips, take_rows
 from cme_dask.errors import DataError
-from cme_dask.numerics.folds import Folding, Part
+from cme_dask.numerics.folds import Folding, Split
 from cme_dask.numerics.reduction import Strip
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ class Reading:
     weighted: bool
     units: tuple[str, ...]
     folding: Folding
-    part: Part | None
+    part: Split | None
     residuals: "Residuals | None"
     first_row: int
     index: Array | None = None
@@ -217,7 +217,7 @@ class Reading:
         weights = arrays[self.variables][:, 0] if self.weighted else None
         strip = Strip(rows, arrays[: self.variables], weights, units, self.folding)
         if self.part is not None:
-            selected = self.part.keeps(rows - self.first_row, units)  # a part is one of its table
+            selected = self.part.selects(rows - self.first_row, units)  # a part is one of its table
             for values in units.values():
                 selected |= ~np.isfinite(values)  # of no part: selected to be refused
             strip = strip if selected.all() else strip.only(selected)
