@@ -24,7 +24,7 @@ from cme_dask.numerics.folds import fold_of_rows
 from cme_dask.numerics.moments import FeatureBlock, MomentReduction, sub_block
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.reduction import reduce_strips
-from cme_dask.reductions import Cost, Fused, Reduction, RunOptions, Strip, run
+from cme_dask.reductions import Cost, Extent, Fused, Reduction, RunOptions, Strip, run
 
 # A client that another test has opened would be the default.
 THREADS = RunOptions("threads", 2)
@@ -272,6 +272,20 @@ def test_a_device_has_a_memory_of_its_own(store):
     ):
         run(sample, Large(), replace(options, device_memory_limit="4GiB"))
     assert run(sample, Large(), replace(options, device_memory_limit="4.1GiB"))[1].rows == N
+
+
+def test_sums_by_cell_take_more_of_a_device():
+    """The matrix of a row's cell is dense there: its blocks are in the prediction."""
+    x, y, w = (part[:2000] for part in rows())
+    cells = moments_and_cells(x, y, w).each[1]
+    host, small, large = (
+        cells.cost(Extent(10**6, 3, 1 << 16, device_memory=memory << 30)).state
+        for memory in (0, 1, 80)
+    )
+    size = cells.support.size
+    assert small - host >= 8 * cells.one_hot_rows(1 << 30) * 2 * size
+    assert large >= small
+    assert cells.one_hot_rows(80 << 30) <= cells.block
 
 
 def test_blocks_of_a_device_are_as_long_as_its_memory_allows():

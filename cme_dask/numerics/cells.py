@@ -18,6 +18,7 @@ from array_api_compat import array_namespace, device, is_numpy_array
 from scipy.sparse import csc_array
 
 from cme_dask.kernels.evaluator import Scratch, in_place, take_into
+from cme_dask.numerics.devices import device_memory
 from cme_dask.numerics.folds import number_hash, value_hash
 from cme_dask.numerics.moments import Function, function_values
 from cme_dask.numerics.partition import PartitionBasis
@@ -39,7 +40,7 @@ _SPARE = 2  # times the retained rows of each cell are expected below its bound:
 _EXACT = 8  # columns whose products are summed over all rows; of more, retained rows tell
 _VALUES = 1 << 20  # numbers that are summed at once, roughly
 _ROWS = 1 << 10, 1 << 16  # in rows, at least and at most: threads wait for each other on short ones
-_ONE_HOT = 1 << 22  # numbers of the matrix that sums by cell on a device, roughly
+_ONE_HOT = 1 << 22  # numbers of the matrix that sums by cell on a device, at least
 
 
 # Which values the columns of a variable take: their range over all rows, and whole numbers
@@ -411,6 +412,10 @@ class CellReduction(Reduction[CellSums, CellSums]):
         least, most = _ROWS
         return min(max(1 << (_VALUES // self.edges[-1]).bit_length() >> 1, least), most)
 
+    def one_hot_rows(self, memory: int) -> int:
+        """Rows that are summed at once on a device with so many bytes of memory."""
+        return min(max(max(_ONE_HOT, memory >> 13) // self.support.size, 1 << 10), self.block)
+
     def cost(self, extent: Extent) -> Cost:
         """The way of each row to its cell, and sums of all cells."""
         size, d = self.support.points.shape
@@ -418,6 +423,8 @@ class CellReduction(Reduction[CellSums, CellSums]):
         # What is summed; z, a column's points, ones and starts; the way of the rows to their cells.
         block = min(self.block, rows) * (width + d + 3)
         walk = 0 if tree is None else tree.walk_words(rows)
+        if extent.device_memory:  # the matrix that sums by cell, its weights and its flags
+            block += 3 * self.one_hot_rows(extent.device_memory) * (size + self.n_folds)
         return Cost(
             flops=_CELL_FLOPS,
             state=(block + walk) * _WORD,
@@ -615,7 +622,7 @@ class CellState:
         sums = xp.zeros((size, self.reduction.edges[-1]), **double)
         numbers = xp.arange(n_folds, device=place)
         folds = xp.asarray(folds.astype(np.int64), device=place)
-        length, n = min(max(_ONE_HOT // size, 1 << 10), self.reduction.block), part.shape[0]
+        length, n = self.reduction.one_hot_rows(device_memory(part)), part.shape[0]
         for start in range(0, n, length):
             here = slice(start, min(start + length, n))
             ones = xp.astype(of[:, None] == cells[None, here], xp.float64)
