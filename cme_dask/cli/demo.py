@@ -44,18 +44,7 @@ def run_demo(
 ) -> Result:
     """Generate, fit, compare with the truth, draw.
 
-    Parameters
-    ----------
-    rows
-        Requested number of rows; fewer if the disk is short.
-    out
-        Folder of the outputs, made if missing; what an earlier demo left there is replaced.
-    picture
-        PNG file; None for the folder's own, if matplotlib is installed.
-    compute
-        Where to run.
-    progress
-        Shows the progress.
+    The rows are fewer if the disk is short, and outputs of an earlier demo are replaced.
 
     Raises
     ------

@@ -27,7 +27,7 @@ from cme_dask.models.joint import JointModel, Variable
 from cme_dask.models.merging import merge
 from cme_dask.numerics.resources import MemoryPlan
 from cme_dask.passes.cluster import Scheduler
-from cme_dask.passes.run import PassProgress, RunOptions
+from cme_dask.passes.run import RunOptions
 from cme_dask.passes.sources import open_sample
 
 _TIMES = (
@@ -265,23 +265,7 @@ def fit_features(
     overwrite: bool,
     checkpoint: CheckpointOptions,
 ) -> Result:
-    """Fit features of the x of a store, save them, and describe the fit.
-
-    Parameters
-    ----------
-    estimator
-        Not fitted yet.
-    store
-        Path or URL.
-    x
-        Columns of x to use; default all.
-    compute
-        Where to run.
-    out, overwrite
-        The model to write.
-    checkpoint
-        Its checkpoint.
-    """
+    """Fit features of the x of a store, save them, and describe the fit."""
     check_output(out, overwrite)
     if checkpoint.shard is not None:
         raise DataError("shards are for `cme-dask fit`: leave out --shard")
@@ -324,31 +308,17 @@ def transform_store(
     compute: Compute,
     overwrite: bool,
 ) -> Result:
-    """Write the features of the rows of a store to a new store, and describe the result.
-
-    Parameters
-    ----------
-    store, model
-        Paths or URLs.
-    out, chunk_rows, dtype, overwrite
-        See :meth:`PivotedCholesky.transform_store`.
-    compute
-        Where to run.
-    """
+    """Write the features of the rows of a store to a new store, and describe the result."""
     check_output(out, overwrite)
     features = PivotedCholesky.load(model)
     with ProgressLines() as progress, compute.open() as scheduler, PeakMemory(scheduler) as memory:
-
-        def show(event: PassProgress) -> None:
-            progress.counter("transform", event.rows_total)(event.rows)
-
         report = features.transform_store(
             store,
             out,
             chunk_rows=chunk_rows,
             dtype=dtype,
             overwrite=overwrite,
-            progress=show,
+            progress=progress.rows_of("transform"),
             **compute.place(scheduler),
         )
         progress.say(
@@ -387,17 +357,6 @@ def tune(
     overwrite: bool,
 ) -> Result:
     """Learn kernels, fit, and write model, trace and picture into a folder.
-
-    Parameters
-    ----------
-    rows
-        The rows.
-    options
-        Of the fit; at least one kernel is to be learned.
-    compute
-        Where to run.
-    out, overwrite
-        The folder.
 
     Raises
     ------
@@ -515,15 +474,6 @@ def _events(here: Variable, other: Variable) -> dict[str, Event]:
 
 def merge_models(models: Sequence[str], out: Path, overwrite: bool) -> dict[str, Any]:
     """Merge saved models, see :func:`cme_dask.merge`, and describe the result.
-
-    Parameters
-    ----------
-    models
-        Paths or URLs, of at least two models.
-    out
-        Folder to write.
-    overwrite
-        Whether it may replace an earlier output.
 
     Raises
     ------

@@ -21,15 +21,7 @@ Result = dict[str, Any]
 
 
 def curves_picture(result: Result, path: Path) -> None:
-    """A panel for each curve of a fan, and one for each event with all its curves.
-
-    Parameters
-    ----------
-    result
-        Of a job.
-    path
-        PNG file to write.
-    """
+    """A panel for each curve of a fan, and one for each event with all its curves."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -184,15 +176,7 @@ def half_widths(errors: Sequence[float | None]) -> Array:
 
 
 def evaluation_picture(result: Result, path: Path) -> None:
-    """Skills on held-out rows, with 95 % intervals.
-
-    Parameters
-    ----------
-    result
-        The evaluation.
-    path
-        PNG file to write.
-    """
+    """Skills on held-out rows, with 95 % intervals."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -224,15 +208,7 @@ def evaluation_picture(result: Result, path: Path) -> None:
 
 
 def reliability_picture(result: Result, path: Path) -> None:
-    """Outcomes at held-out rows against predictions, a panel for each function.
-
-    Parameters
-    ----------
-    result
-        Of a job, with its evaluation.
-    path
-        PNG file to write.
-    """
+    """Outcomes at held-out rows against predictions, a panel for each function."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -423,23 +399,7 @@ class DemoLaws:
 def demo_picture(
     x: Array, curves: Sequence[Curve], at: float, ratio: RatioGrid, laws: DemoLaws, path: Path
 ) -> None:
-    """Conditional probabilities, the density ratio at one x, and laws, each with the truth.
-
-    Parameters
-    ----------
-    x
-        Where the curves are drawn.
-    curves
-        The probabilities.
-    at
-        The x of the ratio.
-    ratio
-        The ratio.
-    laws
-        The laws.
-    path
-        PNG file to write.
-    """
+    """Conditional probabilities, the density ratio at one x, and laws, each with the truth."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -508,13 +468,7 @@ _FORMS = {"standard": "standardised", "scores": "normal scores", "given": "given
 
 
 def tuning_tables(result: Result) -> list[Any]:
-    """The stages of a search and the models that are averaged.
-
-    Parameters
-    ----------
-    result
-        With the keys ``tuning`` and ``variables``, as ``cme-dask tune`` prints it.
-    """
+    """The stages of a search and the models that are averaged."""
     tuning = result["tuning"]
     trials = tuning["trials"]
     stages = []
@@ -561,17 +515,7 @@ def _scales(member: Result) -> list[str]:
 
 
 def tuning_picture(tuning: Result, names: Sequence[str], path: Path) -> None:
-    """Scores of all kernels as they were tried, and the length scales of the averaged models.
-
-    Parameters
-    ----------
-    tuning
-        The search.
-    names
-        Columns of x, then of y.
-    path
-        PNG file to write.
-    """
+    """Scores of all kernels as they were tried, and the length scales of the averaged models."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
     from matplotlib.ticker import NullFormatter, ScalarFormatter

@@ -189,6 +189,10 @@ class ProgressLines:
         """A callback that shows how many rows of ``total`` are done."""
         return lambda rows: self._show(label, rows / total, f"{rows:,} of {total:,} rows")
 
+    def rows_of(self, label: str) -> "Callable[[PassProgress], None]":
+        """A callback that shows how many rows of a pass are done."""
+        return lambda event: self.counter(label, event.rows_total)(event.rows)
+
     def _show(self, label: str, done: float, text: str) -> None:
         if not self._console.is_terminal:
             self._now_and_then(label, done, text)

@@ -235,17 +235,7 @@ def query_of(
 
 
 def predict_points(query: Query, model: str, given: Sequence[str], points: Path | None) -> Result:
-    """JSON form of the answers at some points.
-
-    Parameters
-    ----------
-    query
-        The query.
-    model
-        Path or URL of its model.
-    given, points
-        As of :func:`cme_dask.cli.query.answer`.
-    """
+    """JSON form of the answers at some points."""
     array = parse_points(query.given.columns, given, points)
     values = query.flat(query.given.points(array, "the points"))
     return {
@@ -260,15 +250,7 @@ def predict_points(query: Query, model: str, given: Sequence[str], points: Path 
 
 
 def write_points(result: Result, out: Path, overwrite: bool) -> Result:
-    """Write points and the answers beside them to a CSV file, whole or not at all.
-
-    Parameters
-    ----------
-    result
-        Of :func:`predict_points`.
-    out, overwrite
-        File to make.
-    """
+    """Write points and the answers beside them to a CSV file, whole or not at all."""
     import pyarrow as pa
     from pyarrow import csv
 
@@ -290,19 +272,7 @@ def predict_store(
     compute: Any,
     overwrite: bool,
 ) -> Result:
-    """Write the answers at all rows of a store to a new one, and describe the result.
-
-    Parameters
-    ----------
-    query
-        The query.
-    model, store
-        Paths or URLs.
-    out, chunk_rows, overwrite
-        See :func:`cme_dask.passes.write.write_answers`.
-    compute
-        A :class:`cme_dask.cli.compute.Compute`: where to run.
-    """
+    """Write the answers at all rows of a store to a new one, and describe the result."""
     from cme_dask.cli.describe import size_on_disk
     from cme_dask.cli.fitting import describe_memory
     from cme_dask.cli.progress import ProgressLines
@@ -315,10 +285,6 @@ def predict_store(
     check_output(out, overwrite)
     rows = given_rows(store, query.given, reverse=query.reverse)
     with ProgressLines() as progress, compute.open() as scheduler, PeakMemory(scheduler) as memory:
-
-        def show(event: Any) -> None:
-            progress.counter("predict", event.rows_total)(event.rows)
-
         budget = MemoryBudget.of(Executor.resolve(scheduler, compute.workers), compute.memory_limit)
         report, chunk = write_answers(
             rows,
@@ -327,7 +293,7 @@ def predict_store(
             chunk_rows=chunk_rows,
             overwrite=overwrite,
             budget=budget,
-            progress=show,
+            progress=progress.rows_of("predict"),
         )
         progress.say(
             f"answered {report.rows:,} rows in {report.seconds:.3g} s, "

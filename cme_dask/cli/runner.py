@@ -54,21 +54,6 @@ def run_job(
 ) -> Result:
     """Do all of a job; everything it writes goes to ``out`` under fixed names.
 
-    Parameters
-    ----------
-    job
-        What to do.
-    data
-        Folder that relative input files are relative to.
-    out
-        Folder of the outputs, made if missing.
-    compute
-        Where to run.
-    overwrite
-        Replace earlier outputs.
-    progress
-        Shows the progress.
-
     Returns
     -------
     The content of the report file.
