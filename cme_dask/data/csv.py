@@ -1,14 +1,11 @@
 """CSV files, plain or compressed: cut into blocks of whole records, and read."""
 
-import contextlib
 import csv
 import gzip
 import io
 import lzma
 import os
 import re
-import zipfile
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,13 +14,12 @@ from functools import partial
 from pathlib import PurePosixPath
 from typing import Any, Protocol, TypeVar
 
-import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pacsv
 from fsspec.core import OpenFile
 
-from cme_dask.data.tables import Batch, Kind, display_name, file_fingerprint
+from cme_dask.data.tables import Batch, FileSource, Kind
 from cme_dask.errors import DataError, option
 
 # Cut a stream of CSV bytes into blocks that hold whole records
@@ -201,7 +197,6 @@ BLOCK_BYTES = 1 << 23
 
 _HEADER_BYTES = 1 << 20
 _BOM = b"\xef\xbb\xbf"
-_CORRUPT = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zipfile.BadZipFile)
 _CONVERSION = re.compile(
     r"In CSV column #(\d+): Row #(\d+): CSV conversion error to (\w+): "
     r"invalid (?:value '(.*)'|UTF8 data)",
@@ -213,26 +208,15 @@ _LABELS = pa.dictionary(pa.int32(), pa.string())
 
 
 @dataclass(frozen=True)
-class CsvSource:
+class CsvSource(FileSource):
     """One CSV file with a header; see :class:`~cme_dask.data.tables.Source`.
 
     Other columns than the wanted ones may hold anything. Rows in messages count the header as row 1
     and skip empty lines. A position is the byte and the row at which a block starts.
     """
 
-    files: fsspec.AbstractFileSystem
-    path: str
     block_bytes: int = BLOCK_BYTES
-
-    @property
-    def name(self) -> str:
-        """What messages call it."""
-        return display_name(self.files, self.path)
-
-    def fingerprint(self) -> str:
-        """Its size and time of change."""
-        with self._explained():
-            return file_fingerprint(self.files, self.path)
+    damage = (*FileSource.damage, gzip.BadGzipFile, lzma.LZMAError, UnclosedQuoteError, csv.Error)
 
     def columns(self) -> tuple[str, ...]:
         """The names in the header."""
@@ -259,7 +243,7 @@ class CsvSource:
                 strings_can_be_null=True,
             ),
         )
-        with self._explained(), self._open() as file:
+        with self.explained(), self._open() as file:
             file.seek(start)
             blocks = record_blocks(file, start, self.block_bytes, self._delimiter.encode())
             for end, parsed in in_order(parse, blocks):
@@ -278,7 +262,7 @@ class CsvSource:
 
     def _header(self) -> tuple[tuple[str, ...], int]:
         """The names, and the byte at which the records start."""
-        with self._explained(), self._open() as file:
+        with self.explained(), self._open() as file:
             head = file.read(_HEADER_BYTES)
         skipped = len(_BOM) if head.startswith(_BOM) else 0
         # One byte is one character, so that the bytes can be counted; decoded name by name.
@@ -292,7 +276,7 @@ class CsvSource:
                 used += len(line)
                 yield line
 
-        with self._explained():
+        with self.explained():
             names = next(filter(None, csv.reader(counted(), delimiter=self._delimiter)), None)
         if names is None:
             raise DataError(f"{self.name} is empty: expected a header and rows")
@@ -301,24 +285,14 @@ class CsvSource:
     def _open(self) -> OpenFile:
         return OpenFile(self.files, self.path, compression="infer")
 
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Turn what opening, decompressing and splitting raise into one sentence."""
-        try:
-            yield
-        except _CORRUPT as error:
-            raise DataError(
-                f"{self.name} is corrupt or cut off ({error}): fetch it again"
-            ) from error
-        except OSError as error:
-            raise DataError(f"{self.name} can't be read: {error.strerror or error}") from error
-        except UnclosedQuoteError as error:
-            raise DataError(
-                f"a row of {self.name} is longer than {self.block_bytes:,} bytes: a quote that is "
-                "never closed does this"
-            ) from error
-        except csv.Error as error:
-            raise DataError(f"{self.name} is no readable CSV file: {error}") from error
+    def explanation(self, error: Exception) -> str:
+        """What is wrong with its bytes."""
+        if isinstance(error, UnclosedQuoteError):
+            most = f"{self.block_bytes:,} bytes"
+            return f"has a row longer than {most}: a quote that is never closed does this"
+        if isinstance(error, csv.Error):
+            return f"is no readable CSV file: {error}"
+        return super().explanation(error)
 
     def _explanation(self, message: str, rows_before: int) -> str:
         if match := _CONVERSION.search(message):

@@ -35,6 +35,17 @@ def default_feature_chunk(row_bytes: int, rows: int) -> int:
     return max(1 << 10, min(1 << 18, fitting, requested))
 
 
+def check_written(arrays: Sequence[zarr.Array[Any]], folder: Path) -> None:
+    """ResourceError if a chunk of an array is missing from the folder that the tasks wrote to."""
+    for array in arrays:
+        missing = array.nchunks - array.nchunks_initialized
+        if missing:
+            raise ResourceError(
+                f"{missing:,} of {array.nchunks:,} chunks of {array.path} are missing in {folder}: "
+                f"{_SHARED}"
+            )
+
+
 @dataclass(frozen=True, eq=False)
 class FeatureFiles:
     """The arrays of an unfinished store: x, then y and weights if it has them."""
@@ -90,13 +101,7 @@ class FeatureFiles:
         ResourceError
             If a chunk is missing.
         """
-        for array in self.arrays:
-            missing = array.nchunks - array.nchunks_initialized
-            if missing:
-                raise ResourceError(
-                    f"{missing:,} of {array.nchunks:,} chunks of {array.path} are missing in "
-                    f"{self.folder}: {_SHARED}"
-                )
+        check_written(self.arrays, self.folder)
         group = zarr.open_group(str(self.folder), mode="r+")
         arrays = {array.basename: array for array in self.arrays}
         finish_sample(group, arrays, kept, columns, None, features=features)
@@ -206,12 +211,6 @@ class AnswerFiles:
         ResourceError
             If a chunk is missing.
         """
-        for array in self.arrays:
-            missing = array.nchunks - array.nchunks_initialized
-            if missing:
-                raise ResourceError(
-                    f"{missing:,} of {array.nchunks:,} chunks of {array.path} are missing in "
-                    f"{self.folder}: all workers must see the output's folder under the same path"
-                )
+        check_written(self.arrays, self.folder)
         group = zarr.open_group(str(self.folder), mode="r+")
         group.attrs[ATTRIBUTE] = {"kind": KIND, "schema_version": SCHEMA_VERSION, **about}

@@ -3,18 +3,16 @@
 import contextlib
 import itertools
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
-import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cme_dask.data.arrow import as_arrow, matrix_names
-from cme_dask.data.tables import Batch, Kind, display_name, file_fingerprint, rows_per_batch
+from cme_dask.data.tables import Batch, FileSource, Kind, common_length, rows_per_batch
 from cme_dask.errors import DataError
 
 # NumPy files, ``.npy`` and ``.npz``: read them by ranges of rows
@@ -28,7 +26,6 @@ _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
-_CORRUPT = (zipfile.BadZipFile, zlib.error, EOFError)
 
 
 @dataclass(frozen=True)
@@ -73,7 +70,7 @@ class _Strand:
 
 
 @dataclass(frozen=True)
-class NumpySource:
+class NumpySource(FileSource):
     """One ``.npy`` or ``.npz`` file; see :class:`~cme_dask.data.tables.Source`.
 
     The columns of a matrix ``a`` are ``a0, a1, ...`` (of an ``.npy`` file ``x0, x1, ...``), those
@@ -81,19 +78,6 @@ class NumpySource:
     one or two are passed over. Rows in messages count from 0. A position is the number of rows
     read.
     """
-
-    files: fsspec.AbstractFileSystem
-    path: str
-
-    @property
-    def name(self) -> str:
-        """What messages call it."""
-        return display_name(self.files, self.path)
-
-    def fingerprint(self) -> str:
-        """Its size and time of change, or its ETag."""
-        with self._explained():
-            return file_fingerprint(self.files, self.path)
 
     def columns(self) -> tuple[str, ...]:
         """Fields, names of the arrays of one dimension, numbered ones of those of two."""
@@ -108,11 +92,11 @@ class NumpySource:
     ) -> Iterator[Batch]:
         """The stored types; NaN and NaT are missing values."""
         members = [m for m in self._members() if set(m.places) & set(wanted)]
-        n = self._length(members)
+        n = common_length(self.name, {member.name: member.shape[0] for member in members})
         row = int(position["row"]) if position else 0
         strands = [strand for m in members for strand in _strands(m, wanted, row)]
         step = rows_per_batch(sum(strand.row_bytes for strand in strands))
-        with self._explained(), self._reads(strands) as reads:
+        with self.explained(), self._reads(strands) as reads:
             for low in range(row, n, step):
                 count = min(step, n - low)
                 columns: dict[str, Array] = {}
@@ -125,19 +109,8 @@ class NumpySource:
                 batch = pa.RecordBatch.from_arrays(arrays, names=list(wanted))
                 yield Batch(batch, low, {"row": low + count})
 
-    def _length(self, members: Sequence[_Member]) -> int:
-        """The common number of rows."""
-        lengths = {member.name: member.shape[0] for member in members}
-        if len(set(lengths.values())) != 1:
-            info = ", ".join(f"{name!r} has {count:,}" for name, count in lengths.items())
-            raise DataError(f"the arrays of {self.name} must have equally many rows, but {info}")
-        (n,) = set(lengths.values())
-        if n == 0:
-            raise DataError(f"{self.name} has columns but no rows: leave it out")
-        return n
-
     def _members(self) -> list[_Member]:
-        with self._explained(), self.files.open(self.path, "rb") as raw:
+        with self.explained(), self.files.open(self.path, "rb") as raw:
             if self.path.lower().endswith(".npy"):
                 members = [self._member("x", None, raw)]
             else:
@@ -194,18 +167,6 @@ class NumpySource:
 
         return read
 
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Turn what opening and decompressing raise into one sentence."""
-        try:
-            yield
-        except _CORRUPT as error:
-            raise DataError(
-                f"{self.name} is corrupt or cut off ({error}): write or fetch it again"
-            ) from error
-        except OSError as error:
-            raise DataError(f"{self.name} can't be read: {error.strerror or error}") from error
-
 
 def _strands(member: _Member, wanted: Sequence[str], row: int) -> list[_Strand]:
     """What to read of a member from a row on."""
@@ -227,29 +188,18 @@ _BUFFER_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class ParquetSource:
+class ParquetSource(FileSource):
     """One Parquet file; see :class:`~cme_dask.data.tables.Source`.
 
     Pages are read through buffers of 1 MB a column, so memory depends on the batch and not on the
     row group. Rows in messages count from 0. A position is the number of rows read.
     """
 
-    files: fsspec.AbstractFileSystem
-    path: str
-
-    @property
-    def name(self) -> str:
-        """What messages call it."""
-        return display_name(self.files, self.path)
-
-    def fingerprint(self) -> str:
-        """Its size and time of change, or its ETag."""
-        with self._explained():
-            return file_fingerprint(self.files, self.path)
+    damage = (pa.ArrowException,)
 
     def columns(self) -> tuple[str, ...]:
         """The names of the columns; of a nested one that of the whole."""
-        with self._explained(), self._open() as file:
+        with self.explained(), self._open() as file:
             return tuple(file.schema_arrow.names)
 
     def batches(
@@ -262,7 +212,7 @@ class ParquetSource:
         """The stored types; text that is wanted as labels dictionary-encoded."""
         labels = [name for name in wanted if kinds[name] is Kind.CATEGORY]
         row = int(position["row"]) if position else 0
-        with self._explained(), self._open(labels) as file:
+        with self.explained(), self._open(labels) as file:
             if file.metadata.num_rows == 0:
                 raise DataError(f"{self.name} has columns but no rows: leave it out")
             first, skip = _row_group(file.metadata, row)
@@ -289,20 +239,14 @@ class ParquetSource:
         ):
             yield file
 
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Turn what opening and decoding raise into one sentence."""
-        try:
-            yield
-        except pa.ArrowException as error:
-            raise DataError(
-                f"{self.name} is no readable Parquet file, it is corrupt or cut off "
-                f"({_one_line(error)}): write or fetch it again"
-            ) from error
-        except OSError as error:
-            # Arrow raises plain OSErrors, without a number, on bytes that don't decode.
-            reason = error.strerror or f"it is corrupt or cut off ({_one_line(error)})"
-            raise DataError(f"{self.name} can't be read: {reason}") from error
+    def explanation(self, error: Exception) -> str:
+        """Arrow raises plain OSErrors, without a number, on bytes that don't decode."""
+        line = str(error).split("\n", 1)[0]
+        if isinstance(error, pa.ArrowException):
+            damage = "is no readable Parquet file, it is corrupt or cut off"
+            return f"{damage} ({line}): write or fetch it again"
+        reason = getattr(error, "strerror", None)
+        return f"can't be read: {reason or f'it is corrupt or cut off ({line})'}"
 
 
 def _row_group(about: pq.FileMetaData, row: int) -> tuple[int, int]:
@@ -313,7 +257,3 @@ def _row_group(about: pq.FileMetaData, row: int) -> tuple[int, int]:
             return group, row
         row -= count
     return about.num_row_groups, 0
-
-
-def _one_line(error: Exception) -> str:
-    return str(error).split("\n", 1)[0]

@@ -1,13 +1,18 @@
 """Tables to ingest: the protocol of their readers, and the reader of each format."""
 
+import contextlib
+import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import fsspec
 import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
+
+from cme_dask.errors import DataError
 
 BATCH_BYTES = 1 << 23
 
@@ -77,12 +82,73 @@ def display_name(files: fsspec.AbstractFileSystem, path: str) -> str:
     return path if isinstance(files, LocalFileSystem) else str(files.unstrip_protocol(path))
 
 
-def file_fingerprint(files: fsspec.AbstractFileSystem, path: str) -> str:
-    """Size and time of change, or ETag, of one file."""
-    metadata = files.info(path)
-    marks = [metadata.get(key) for key in ("mtime", "ETag", "etag", "LastModified", "created")]
-    changed = next((mark for mark in marks if mark is not None), "")
-    return f"{metadata['size']} {changed}"
+@dataclass(frozen=True)
+class FileSource:
+    """A table in one file; base of its readers.
+
+    Attributes
+    ----------
+    files, path
+        The file system, and the place of the file in it.
+    damage
+        What reading raises on a file that is corrupt or cut off.
+    """
+
+    files: fsspec.AbstractFileSystem
+    path: str
+    damage: ClassVar[tuple[type[Exception], ...]] = (EOFError, zlib.error, zipfile.BadZipFile)
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return display_name(self.files, self.path)
+
+    def fingerprint(self) -> str:
+        """Its size and time of change, or its ETag."""
+        with self.explained():
+            metadata = self.files.info(self.path)
+        marks = [metadata.get(key) for key in ("mtime", "ETag", "etag", "LastModified", "created")]
+        changed = next((mark for mark in marks if mark is not None), "")
+        return f"{metadata['size']} {changed}"
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """Turn what opening and decoding raise into a DataError of one sentence."""
+        expected: tuple[type[Exception], ...] = (OSError, *self.damage)
+        try:
+            yield
+        except expected as error:
+            raise DataError(f"{self.name} {self.explanation(error)}") from error
+
+    def explanation(self, error: Exception) -> str:
+        """The sentence on an error, after the name of the file."""
+        if isinstance(error, self.damage):
+            return f"is corrupt or cut off ({error}): write or fetch it again"
+        return f"can't be read: {getattr(error, 'strerror', None) or error}"
+
+
+def common_length(name: str, lengths: Mapping[str, int]) -> int:
+    """The number of rows that the arrays of a table share.
+
+    Parameters
+    ----------
+    name
+        Of the table.
+    lengths
+        Rows of its arrays, by name.
+
+    Raises
+    ------
+    DataError
+        If they differ, or there are none.
+    """
+    if len(set(lengths.values())) != 1:
+        info = ", ".join(f"{array!r} has {count:,}" for array, count in lengths.items())
+        raise DataError(f"the arrays of {name} must have equally many rows, but {info}")
+    (n,) = set(lengths.values())
+    if n == 0:
+        raise DataError(f"{name} has columns but no rows: leave it out")
+    return n
 
 
 def rows_per_batch(row_bytes: int) -> int:

@@ -17,7 +17,7 @@ from cme_dask.data.arrow import as_arrow, matrix_names
 from cme_dask.data.sample import Sample, open_store
 from cme_dask.data.sources import ZarrSource, in_strips
 from cme_dask.data.store import ATTRIBUTE, DECODE_ERRORS, open_zarr, safe
-from cme_dask.data.tables import Batch, Kind, rows_per_batch
+from cme_dask.data.tables import Batch, Kind, common_length, rows_per_batch
 from cme_dask.errors import DataError, ResourceError, StoreError
 
 # Values that are coded by the CF conventions, as xarray writes them to Zarr
@@ -186,7 +186,7 @@ class ZarrTableSource:
     ) -> Iterator[Batch]:
         """The stored types; NaN and NaT are missing values, and so is what CF conventions say."""
         chosen = [s for s in self._stored() if set(s.columns) & set(wanted)]
-        n = self._length(chosen)
+        n = common_length(self.name, {s.name: int(s.array.shape[0]) for s in chosen})
         row = int(position["row"]) if position else 0
         step = rows_per_batch(8 * len(wanted))
         reads = [stored.read(wanted) for stored in chosen]
@@ -200,17 +200,6 @@ class ZarrTableSource:
             batch = pa.RecordBatch.from_arrays([arrays[n] for n in wanted], names=list(wanted))
             yield Batch(batch, row, {"row": row + batch.num_rows})
             row += batch.num_rows
-
-    def _length(self, chosen: Sequence[_Stored]) -> int:
-        """The common number of rows."""
-        lengths = {stored.name: int(stored.array.shape[0]) for stored in chosen}
-        if len(set(lengths.values())) != 1:
-            info = ", ".join(f"{name!r} has {count:,}" for name, count in lengths.items())
-            raise DataError(f"the arrays of {self.name} must have equally many rows, but {info}")
-        (n,) = set(lengths.values())
-        if n == 0:
-            raise DataError(f"{self.name} has columns but no rows: leave it out")
-        return n
 
     def _stored(self) -> list[_Stored]:
         result = self._open()
@@ -276,9 +265,8 @@ def _of_sample(group: zarr.Group, sample: Sample) -> list[_Stored]:
     """The arrays of a sample store; a column that is in x or y and has another role comes once."""
     metadata: Any = group.attrs[ATTRIBUTE]
     stored = [
-        _Stored(name, source.array, columns.names, labels=columns.categories)
-        for name, source, columns in zip("xy", sample.sources, sample.columns, strict=False)
-        if isinstance(source, ZarrSource)
+        _Stored(name, _array(group, name), columns.names, labels=columns.categories)
+        for name, columns in zip("xy", sample.columns, strict=False)
     ]
     names = {name for part in stored for name in part.columns}
     columns = {"weights": "weights"} if sample.weights is not None else {}
