@@ -97,7 +97,7 @@ def bits(estimator):
 def state_bits(state):
     """The same of a saved model alone."""
     arrays = {name: _bytes(values) for name, values in state.arrays.items()}
-    return {"about": json.dumps(_timeless(state.about), sort_keys=True), **arrays}
+    return {"about": json.dumps(_timeless(state.description), sort_keys=True), **arrays}
 
 
 def differences(found, wanted):

@@ -22,6 +22,7 @@ BENCHMARKS = ROOT / "benchmarks"
 # Who may import whom: a module may import from its own rank and lower ones. Errors and kernels
 # stand below all; models need data for the model file alone.
 RANK = {
+    "codec": 0,
     "errors": 0,
     "config": 0,
     "display": 0,

@@ -847,7 +847,12 @@ MODELS = {
             (flip, "array '.*' of .* truncated or corrupt"),
             (delete, "array '.*' of .* lacks a chunk: restore it"),
         )
-        for name in ("coef/c/0/0", "x_points/c/0/0", "y_factor/c/0/0", "moments_gram/c/0/0")
+        for name in (
+            "coef/c/0/0",
+            "x_basis_newton_points/c/0/0",
+            "y_basis_newton_factor/c/0/0",
+            "moments_gram/c/0/0",
+        )
     },
     "lost coef": (delete("coef"), "lacks the array 'coef': restore it or write it again"),
     "lost moments": (delete("moments_rows"), "lacks the array 'moments_rows'"),
@@ -862,10 +867,10 @@ MODELS = {
         described(lambda a: a.update(type="Q")),
         "holds a 'Q'; known are EmbeddingModel, ",
     ),
-    "no fit": (described(lambda a: a["about"].pop("fit")), "description of its fit is damaged"),
+    "no fit": (described(lambda a: a["description"].pop("about")), "lacks 'about'"),
     "no kernel": (
-        described(lambda a: a["about"]["variables"]["x"].pop("kernel")),
-        "description of x is damaged",
+        described(lambda a: a["description"]["x"]["basis"]["newton"].pop("kernel")),
+        "x_basis_newton is damaged",
     ),
     "garbled": (overwrite("zarr.json", "{nope"), "is no readable Zarr store"),
     "lost": (delete("zarr.json"), "is no readable Zarr store"),

@@ -185,17 +185,19 @@ def test_a_damaged_store(place, case):
 
 
 MODELS = {
-    "model: truncated chunk": lambda m: truncate(m / "x_factor/c/0/0"),
-    "model: flipped bytes": lambda m: flip(m / "x_points/c/0/0"),
-    "model: missing chunk": lambda m: (m / "x_eigenvalues/c/0").unlink(),
-    "model: missing array": lambda m: shutil.rmtree(m / "x_rows"),
+    "model: truncated chunk": lambda m: truncate(m / "basis_newton_factor/c/0/0"),
+    "model: flipped bytes": lambda m: flip(m / "basis_newton_points/c/0/0"),
+    "model: missing chunk": lambda m: (m / "basis_eigenvalues/c/0").unlink(),
+    "model: missing array": lambda m: shutil.rmtree(m / "basis_newton_rows"),
     "model: wrong dtype": lambda m: edit(
-        m / "x_points/zarr.json", lambda a: a.update(data_type="int64", fill_value=0)
+        m / "basis_newton_points/zarr.json", lambda a: a.update(data_type="int64", fill_value=0)
     ),
     "model: wrong shape": lambda m: edit(
-        m / "x_points/zarr.json", lambda a: a.update(shape=[2, 5])
+        m / "basis_newton_points/zarr.json", lambda a: a.update(shape=[2, 5])
     ),
-    "model: exchanged arrays": lambda m: shutil.copy(m / "x_factor/c/0/0", m / "x_transform/c/0/0"),
+    "model: exchanged arrays": lambda m: shutil.copy(
+        m / "basis_newton_factor/c/0/0", m / "basis_transform/c/0/0"
+    ),
     "model: newer schema": lambda m: edit(m / "zarr.json", of_group(schema_version=9), honest=True),
 }
 

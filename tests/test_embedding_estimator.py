@@ -211,7 +211,7 @@ def test_saved_models_answer_alike_without_dask(tmp_path):
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
 
 
-@pytest.mark.parametrize("name", ["operator", "total", "slope", "fold_slope"])
+@pytest.mark.parametrize("name", ["operator", "total", "answers_slope", "answers_fold_slope"])
 @pytest.mark.parametrize("damage", ["missing", "shape", "nan"])
 def test_damaged_arrays_are_store_errors(name, damage):
     from cme_dask.models import EmbeddingModel
@@ -233,12 +233,12 @@ def test_damaged_descriptions_are_store_errors(tmp_path):
 
     for damage in (
         {"answers": None},
-        {"answers": ["z", "above"]},
-        {"answers": ["y0", "y0"]},
-        {"fit": {}},
-        {"variables": {}},
+        {"answers": {"names": ["z", "above"]}},
+        {"answers": {"names": ["y0", "y0"]}},
+        {"about": {}},
+        {"x": {}},
     ):
-        broken = type(state)(state.type, {**state.about, **damage}, state.arrays)
+        broken = type(state)(state.type, {**state.description, **damage}, state.arrays)
         with pytest.raises(StoreError):
             EmbeddingModel.from_state(broken)
 

@@ -134,7 +134,7 @@ def test_custom_kernels_come_from_the_caller(table, tmp_path):
 @given(data=st.data())
 def test_hostile_descriptions_give_clear_errors(saved, data):
     state = saved[0].model_.to_state()
-    hostile = ModelState(state.type, mutated(data, copy.deepcopy(state.about)), state.arrays)
+    hostile = ModelState(state.type, mutated(data, copy.deepcopy(state.description)), state.arrays)
     try:
         with np.errstate(all="ignore"):
             model = FeatureModel.from_state(hostile)
@@ -144,16 +144,16 @@ def test_hostile_descriptions_give_clear_errors(saved, data):
         pass
 
 
-@pytest.mark.parametrize("name", ["x_points", "x_factor", "x_transform", "x_eigenvalues"])
+@pytest.mark.parametrize("name", ["newton_points", "newton_factor", "transform", "eigenvalues"])
 def test_hostile_arrays_give_clear_errors(saved, name):
-    state = saved[0].model_.to_state()
+    state, name = saved[0].model_.to_state(), f"basis_{name}"
     for change in (lambda a: a[:-1], lambda a: a[..., :-1], lambda a: a.astype(str)):
         arrays = state.arrays | {name: change(state.arrays[name])}
         with pytest.raises(StoreError, match="model's array"):
-            FeatureModel.from_state(ModelState(state.type, state.about, arrays))
+            FeatureModel.from_state(ModelState(state.type, state.description, arrays))
     missing = {key: value for key, value in state.arrays.items() if key != name}
     with pytest.raises(StoreError, match="model lacks the array"):
-        FeatureModel.from_state(ModelState(state.type, state.about, missing))
+        FeatureModel.from_state(ModelState(state.type, state.description, missing))
 
 
 def test_features_need_neither_dask_nor_sklearn(saved):

@@ -304,7 +304,7 @@ def test_hostile_files_are_refused(name, change):
     else:
         arrays[key] = change(arrays[key])
     with pytest.raises(DataError, match=r"damaged|y_cells"):
-        type(model).from_state(type(state)(state.type, state.about, arrays))
+        type(model).from_state(type(state)(state.type, state.description, arrays))
 
 
 def test_sums_out_of_a_model_are_those_of_its_fit():

@@ -277,14 +277,14 @@ def test_saved_and_read(fitted, tmp_path):
 @pytest.mark.parametrize("base", [1.0, 0.5, "0", None])
 def test_a_base_that_does_not_fit_is_refused(fitted, base):
     state = fitted[0].to_state()
-    state.about["base"] = base
+    state.description["base"] = base
     with pytest.raises(StoreError, match="base"):
         JointModel.from_state(state)
 
 
-@pytest.mark.parametrize("kind", ["newton", "fourier", None, 3])
+@pytest.mark.parametrize("kind", ["NewtonBasis", "LinearBasis", None, 3])
 def test_an_unknown_basis_is_refused(fitted, kind):
     state = fitted[0].to_state()
-    state.about["variables"]["x"]["basis"] = kind
+    state.description["x"]["basis"]["newton"]["type"] = kind
     with pytest.raises(StoreError):
         JointModel.from_state(state)

@@ -529,8 +529,8 @@ def test_laws_are_atoms_moved_to_the_location(kept):
 
 DAMAGE = {
     "no description": lambda about, arrays: about.update(residual=3),
-    "no kernel": lambda about, arrays: about["residual"].pop("kernel"),
-    "another kernel": lambda about, arrays: about["residual"].update(
+    "no kernel": lambda about, arrays: about["residual"]["location"].pop("kernel"),
+    "another kernel": lambda about, arrays: about["residual"]["location"].update(
         kernel=kernels.Gaussian((1.0, 2.0)).to_dict()
     ),
     "no model": lambda about, arrays: about["residual"].update(model=None),
@@ -542,13 +542,13 @@ DAMAGE = {
     "two transforms": lambda about, arrays: about["residual"].update(
         transform=Transform((Standard(0.0, 1.0),) * 2).to_dict()
     ),
-    "missing points": lambda about, arrays: arrays.pop("residual_points"),
-    "wide constant": lambda about, arrays: arrays.update(residual_constant=np.zeros(2)),
-    "short coef": lambda about, arrays: arrays.update(residual_coef=np.zeros((1, 1))),
-    "nan": lambda about, arrays: arrays["residual_coef"].fill(np.nan),
+    "missing points": lambda about, arrays: arrays.pop("residual_location_points"),
+    "wide constant": lambda about, arrays: arrays.update(residual_location_constant=np.zeros(2)),
+    "short coef": lambda about, arrays: arrays.update(residual_location_coef=np.zeros((1, 1))),
+    "nan": lambda about, arrays: arrays["residual_location_coef"].fill(np.nan),
     "no inner coef": lambda about, arrays: arrays.pop("residual_model_coef"),
-    "other columns": lambda about, arrays: about["residual"]["model"]["variables"].update(
-        y=about["variables"]["y"] | {"columns": {"names": ["a"], "categories": {"a": ["u"]}}}
+    "other columns": lambda about, arrays: about["residual"]["model"].update(
+        y=about["y"] | {"columns": {"names": ["a"], "categories": {"a": ["u"]}}}
     ),
 }
 
@@ -556,7 +556,7 @@ DAMAGE = {
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_damaged_files_are_refused(kept, damage):
     state = kept[0].to_state()
-    about, arrays = copy.deepcopy(state.about), copy.deepcopy(state.arrays)
+    about, arrays = copy.deepcopy(state.description), copy.deepcopy(state.arrays)
     JointModel.from_state(ModelState(state.type, copy.deepcopy(about), dict(arrays)))
     DAMAGE[damage](about, arrays)
     with pytest.raises((StoreError, DataError)) as told:

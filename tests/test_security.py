@@ -30,6 +30,8 @@ from cme_dask.models.events import Event
 
 PACKAGE = Path(cme_dask.__file__).parent
 ROOT = Path(__file__).resolve().parents[1]
+PIVOTS = "basis_newton_points"
+"""An array of the saved model."""
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +170,11 @@ def test_events_are_parsed(text, tmp_path, monkeypatch):
 
 
 def test_links_out_of_the_folder_are_refused(store, model, tmp_path):
-    for folder, name in ((store, "x/zarr.json"), (model, "x_points/c/0/0"), (model, "x_rows")):
+    for folder, name in (
+        (store, "x/zarr.json"),
+        (model, "basis_newton_points/c/0/0"),
+        (model, "basis_newton_rows"),
+    ):
         (folder / name).rename(tmp_path / "elsewhere")
         (folder / name).symlink_to(tmp_path / "elsewhere")
         with pytest.raises(StoreError, match=r"leads out of the folder: copy it with its links"):
@@ -181,7 +187,7 @@ def test_links_out_of_the_folder_are_refused(store, model, tmp_path):
 
 
 @pytest.mark.parametrize("what", ["pipe", "device", "loop"])
-@pytest.mark.parametrize("name", ["zarr.json", "x_points/zarr.json", "x_points/c/0/0"])
+@pytest.mark.parametrize("name", ["zarr.json", f"{PIVOTS}/zarr.json", f"{PIVOTS}/c/0/0"])
 def test_nothing_that_never_ends_is_read(model, name, what):
     (model / name).unlink()
     if what == "pipe":
@@ -195,11 +201,11 @@ def test_nothing_that_never_ends_is_read(model, name, what):
 def test_names_do_not_lead_out(model, tmp_path):
     """Names of arrays come from the manifest, or from metadata that claim to be of members."""
     (tmp_path / "out").mkdir()
-    shutil.move(model / "x_points", tmp_path / "out/x_points")
+    shutil.move(model / "basis_newton_points", tmp_path / "out/basis_newton_points")
 
     def listed(about):
         arrays = about["attributes"]["cme_dask"]["arrays"]
-        arrays["../out/x_points"] = arrays.pop("x_points")
+        arrays["../out/basis_newton_points"] = arrays.pop("basis_newton_points")
 
     edit(model / "zarr.json", listed, honest=True)
     with pytest.raises(StoreError, match="has a damaged list of arrays"):
@@ -207,7 +213,11 @@ def test_names_do_not_lead_out(model, tmp_path):
 
     def consolidated(about):
         about["attributes"]["cme_dask"].pop("arrays")
-        inside = {"../out/x_points": json.loads((tmp_path / "out/x_points/zarr.json").read_text())}
+        inside = {
+            "../out/basis_newton_points": json.loads(
+                (tmp_path / "out/basis_newton_points/zarr.json").read_text()
+            )
+        }
         about["consolidated_metadata"] = {"kind": "inline", "must_understand": False}
         about["consolidated_metadata"]["metadata"] = inside
 
@@ -257,8 +267,14 @@ def test_claims_of_size_cost_nothing(model, store):
         about["chunk_grid"]["configuration"]["chunk_shape"] = [huge, 2]
 
     cases = [
-        (model, "x_points", "arrays", resize, "chunks of 16,000,000,000,000,000 bytes"),
-        (model, "x_points", "arrays", lambda a: a.update(shape=[huge, 2]), "is cut into .* chunks"),
+        (model, PIVOTS, "arrays", resize, "chunks of 16,000,000,000,000,000 bytes"),
+        (
+            model,
+            "basis_newton_points",
+            "arrays",
+            lambda a: a.update(shape=[huge, 2]),
+            "is cut into .* chunks",
+        ),
         (
             store,
             "x",
@@ -303,7 +319,7 @@ def test_bombs_do_not_go_off(model, store):
     from google_crc32c import value
 
     for file, read in (
-        (model / "x_points/c/0/0", lambda: cme_dask.load(model)),
+        (model / "basis_newton_points/c/0/0", lambda: cme_dask.load(model)),
         (store / "x/c/1/0", lambda: open_sample(store).sources[0].read(0, 300)),
     ):
         frame = bytearray(file.read_bytes()[:-4])
@@ -333,7 +349,7 @@ def test_codecs_of_others_are_refused(model, store, codecs, message):
         else:
             about["codecs"] = codecs
 
-    edit(model / "x_points/zarr.json", change)
+    edit(model / "basis_newton_points/zarr.json", change)
     edit(store / "x/zarr.json", change)
     with pytest.raises(StoreError, match=message):
         cme_dask.load(model)

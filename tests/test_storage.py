@@ -4,6 +4,7 @@ import contextlib
 import copy
 import itertools
 import json
+from dataclasses import dataclass, replace
 
 import dask.array as da
 import fsspec
@@ -17,6 +18,7 @@ from scipy.stats import chisquare
 
 import cme_dask
 from cme_dask import JointDistribution, kernels, open_sample
+from cme_dask.codec import Codec
 from cme_dask.data import store as zarr_files
 from cme_dask.data.columns import Columns
 from cme_dask.data.model_file import ModelState, read_model
@@ -565,7 +567,7 @@ def use(model):
 @settings(EXAMPLES, max_examples=400)
 @given(data=st.data())
 def test_hostile_descriptions_give_clear_errors(state, data):
-    hostile = ModelState(state.type, mutated(data, state.about), state.arrays)
+    hostile = ModelState(state.type, mutated(data, state.description), state.arrays)
     with contextlib.suppress(DataError), np.errstate(all="ignore"):
         use(JointModel.from_state(hostile))
 
@@ -583,7 +585,7 @@ CHANGES = {
     "a scalar": lambda a: np.zeros(()),
 }
 
-OPTIONAL = ("x_rows", "y_rows")
+OPTIONAL = ("x_basis_newton_rows", "y_basis_newton_rows")
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -593,7 +595,7 @@ def test_hostile_arrays_give_clear_errors(state, change):
         arrays = {key: item for key, item in state.arrays.items() if key != name}
         if value is not None:
             arrays[name] = value
-        hostile = ModelState(state.type, state.about, arrays)
+        hostile = ModelState(state.type, state.description, arrays)
         if value is None and name in OPTIONAL:
             use(JointModel.from_state(hostile))
         elif value is None or value.shape != array.shape or value.dtype.kind not in "fi":
@@ -603,8 +605,8 @@ def test_hostile_arrays_give_clear_errors(state, change):
 
 def test_messages_are_of_a_length_whatever_files_hold(state):
     kernel = {"kernel": "x" * 100_000}
-    about = copy.deepcopy(state.about)
-    about["variables"]["x"]["kernel"] = kernel
+    about = copy.deepcopy(state.description)
+    about["x"]["basis"]["newton"]["kernel"] = kernel
     with pytest.raises(DataError, match=r"^unknown kernel 'xxx") as caught:
         JointModel.from_state(ModelState(state.type, about, state.arrays))
     assert len(str(caught.value)) < 2100
@@ -628,8 +630,37 @@ def test_arrays_beyond_a_chunk_are_cut(tmp_path, monkeypatch):
 
 def test_a_singular_factor_is_refused(state):
     for value, message in {0.0: "is singular", -1.0: "is singular", np.nan: "not finite"}.items():
-        factor = state.arrays["x_factor"].copy()
+        name = "x_basis_newton_factor"
+        factor = state.arrays[name].copy()
         factor[2, 2] = value
-        hostile = ModelState(state.type, state.about, state.arrays | {"x_factor": factor})
+        hostile = ModelState(state.type, state.description, state.arrays | {name: factor})
         with pytest.raises(StoreError, match=rf"factor.* {message}"):
             JointModel.from_state(hostile)
+
+
+def test_a_wrong_shape_is_named(state):
+    rank = len(state.arrays["x_basis_newton_points"])
+    for name, change, expected in (
+        ("x_basis_newton_factor", lambda a: a[:, :-1], rf"\({rank}, {rank}\), .* \({rank}, "),
+        ("x_basis_transform", lambda a: a[:-1], rf"\({rank}, k\), it is float64"),
+        ("y_cells_support_points", lambda a: a[:, :0], r"\(S, 1\), it is float64"),
+        ("y_cells_counts", lambda a: a.astype(float), "int64 of shape"),
+    ):
+        hostile = replace(state, arrays=state.arrays | {name: change(state.arrays[name])})
+        with pytest.raises(StoreError, match=rf"array '{name}' should be .*{expected}"):
+            JointModel.from_state(hostile)
+
+
+@dataclass(frozen=True)
+class Nested:
+    inner: "Nested | None"
+
+
+def test_objects_within_objects_end():
+    codec = Codec({}, {}, {"Nested": Nested})
+    described = codec.encode(Nested(Nested(None)), {})
+    assert codec.decode(Nested, described, {}, {}) == Nested(Nested(None))
+    for _ in range(20):
+        described = {"inner": described}
+    with pytest.raises(StoreError, match="too deep"):
+        codec.decode(Nested, described, {}, {})

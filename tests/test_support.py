@@ -196,15 +196,6 @@ def test_another_array_library_finds_the_same_cells(d):
     assert_array_equal(np.asarray(theirs), support.assign(rows))
 
 
-@pytest.mark.parametrize("d", [1, 2])
-def test_a_support_travels_as_arrays(d):
-    rows = np.random.default_rng(6).normal(size=(500, d))
-    support = make_support(rows, equal_weights(rows), 30)
-    back = Support.from_arrays(deepcopy(support).to_arrays())
-    assert_array_equal(back.assign(rows), support.assign(rows))
-    assert_array_equal(back.points, support.points)
-
-
 def test_means_over_cells_keep_events_that_cut_through_them():
     rng = np.random.default_rng(7)
     rows, w = rng.normal(size=(2000, 2)), rng.exponential(size=2000)

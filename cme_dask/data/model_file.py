@@ -4,7 +4,6 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import zarr
 
 from cme_dask.data.store import (
@@ -33,42 +32,15 @@ class ModelState:
     ----------
     type
         Name of the model's class.
-    about
-        JSON description.
+    description
+        JSON values.
     arrays
         Arrays by name.
     """
 
     type: str
-    about: dict[str, Any]
+    description: dict[str, Any]
     arrays: dict[str, Array]
-
-    def array(self, name: str, shape: tuple[int | None, ...], *, finite: bool = True) -> Array:
-        """The named array, checked: float64 or integers, of this shape (None is any length).
-
-        Raises
-        ------
-        StoreError
-            If it is missing or of another shape or kind, or holds NaN or infinity where it must be
-            ``finite``.
-        """
-        if name not in self.arrays:
-            raise StoreError(f"the model lacks the array {name!r}: restore it or fit it again")
-        result = self.arrays[name]
-        fits = result.ndim == len(shape) and all(
-            want is None or want == got for want, got in zip(shape, result.shape, strict=True)
-        )
-        if not fits or result.dtype.kind not in "fi":
-            raise StoreError(
-                f"the model's array {name!r} should be numeric of shape {shape}, it is "
-                f"{result.dtype} of shape {result.shape}: restore it or fit it again"
-            )
-        if finite and not np.isfinite(result).all():
-            raise StoreError(
-                f"the model's array {name!r} holds values that are not finite: restore it or fit "
-                "it again"
-            )
-        return result
 
 
 def write_model(
@@ -90,7 +62,7 @@ def write_model(
                 "kind": KIND,
                 "schema_version": SCHEMA_VERSION,
                 "type": state.type,
-                "about": state.about,
+                "description": state.description,
                 "arrays": {n: write_array(group, n, values) for n, values in state.arrays.items()},
             }
         )
@@ -111,7 +83,7 @@ def read_model(
     if not isinstance(group, zarr.Group):
         raise StoreError(f"{location} is a single array, a model was expected")
     head = read_attribute(group, KIND, SCHEMA_VERSION, location)
-    kind, metadata = head.get("type"), head.get("about")
+    kind, metadata = head.get("type"), head.get("description")
     if not isinstance(kind, str) or not isinstance(metadata, dict):
         raise StoreError(f"{location} has a damaged description: restore it or fit it again")
     listed = head.get("arrays")

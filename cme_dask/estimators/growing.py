@@ -10,7 +10,6 @@ from cme_dask.errors import DataError, ToleranceWarning, warn
 from cme_dask.estimators.recipe import FunctionsLike, by_name
 from cme_dask.models.events import LocalFunction
 from cme_dask.models.merging import FitSums
-from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.blocks import MomentSums
 from cme_dask.numerics.moments import Function
 
@@ -37,7 +36,7 @@ def new_rows(earlier: FitSums, new: MomentSums) -> dict[str, Any]:
     ToleranceWarning
         If it is above ``tol``, and more than twice that over the earlier rows.
     """
-    if not all(isinstance(side.basis, NewtonBasis) for side in earlier.sides):
+    if any(side.basis.partition is not None for side in earlier.sides):
         return {"rows": new.n_rows}  # partitions of unity leave no trace
     tol, sums = float(earlier.about["tol"]), (earlier.moments, new, earlier.moments + new)
     before, now, total = (moments.means().trace_error for moments in sums)

@@ -211,7 +211,6 @@ class JointFit(MeanRegressor):
             return ()
 
         def of_variable(i: int) -> CellReduction:
-            basis = bases[i] if bases else None
             functions = context.functions[("functions_x", "functions")[i]]
             return cell_spec(
                 context.rows,
@@ -219,7 +218,7 @@ class JointFit(MeanRegressor):
                 context.sample,
                 self.support_size,
                 declared(functions, context.sample.columns[i]),
-                basis if isinstance(basis, PartitionBasis) else None,
+                bases[i].partition if bases else None,
             )
 
         return tuple(parallel_map(of_variable, (0, 1), context.budget.executor.cores))

@@ -11,6 +11,7 @@ from cme_dask.constraints import LANDMARKS, Coupling
 from cme_dask.data.row_sample import RowSample
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
+from cme_dask.numerics.basis import Basis
 from cme_dask.numerics.cells import CellReduction
 from cme_dask.numerics.crossval import held_out_losses
 from cme_dask.numerics.folds import distinct_in_random_order, fold_of_rows
@@ -87,7 +88,7 @@ def cell_spec(
     sample: Sample,
     size: int,
     functions: Mapping[str, Function],
-    partition: PartitionBasis | None = None,
+    partition: Basis | None = None,
 ) -> CellReduction:
     """What a pass sums by cell for the laws of variable ``i``.
 

@@ -3,17 +3,19 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cme_dask.codec import Shape
 from cme_dask.data.columns import Columns, labels_have_no_mean
 from cme_dask.errors import DataError, remedy
 from cme_dask.models.events import Event, looks_like_event
-from cme_dask.models.files import AnyBasis
 from cme_dask.models.points import FloatArray, is_out_of_core
+from cme_dask.numerics.basis import LinearBasis
 from cme_dask.numerics.crossval import interval_factor
+from cme_dask.numerics.joint import StackedBasis
 from cme_dask.numerics.measure import project
 
 # E[f | z] of functions f of one variable given the other: what every signed estimator answers
@@ -42,10 +44,10 @@ class ConditionalExpectation:
     """
 
     names: tuple[str, ...]
-    constant: Array
-    slope: Array
-    fold_constant: Array
-    fold_slope: Array
+    constant: Annotated[Array, Shape("names")]
+    slope: Annotated[Array, Shape("k", "names")]
+    fold_constant: Annotated[Array, Shape("F", "names")]
+    fold_slope: Annotated[Array, Shape("F", "m", "names")]
 
     def select(
         self, f: str | Sequence[str] | None, columns: Columns, reverse: bool = False
@@ -109,7 +111,11 @@ class ConditionalExpectation:
         return interval_factor(len(self.fold_constant), level)
 
     def expect(
-        self, names: str | list[str], basis: AnyBasis, points: Array, return_std: bool
+        self,
+        names: str | list[str],
+        basis: LinearBasis | StackedBasis,
+        points: Array,
+        return_std: bool,
     ) -> FloatArray | tuple[FloatArray, FloatArray]:
         """E[f | z] at points (n, d), shape (n,) for one name and (n, len) for several.
 

@@ -10,7 +10,6 @@ from scipy.linalg import block_diag
 from cme_dask.data.columns import Columns
 from cme_dask.display import brief_repr
 from cme_dask.models.answers import ConditionalExpectation
-from cme_dask.models.files import AnyBasis
 from cme_dask.models.joint import JointModel, Variable
 from cme_dask.models.spectra import spectra_of
 from cme_dask.numerics.basis import LinearBasis
@@ -149,8 +148,8 @@ def assemble(
 
 
 def _negative_mass(
-    basis_x: AnyBasis,
-    basis_y: AnyBasis,
+    basis_x: LinearBasis | StackedBasis,
+    basis_y: LinearBasis | StackedBasis,
     coef: Array,
     base: float,
     points: Sequence[tuple[Array, Array]],

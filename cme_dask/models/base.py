@@ -1,7 +1,8 @@
 """The base of fitted models: saving, loading and showing them.
 
-A model is a frozen dataclass of small arrays and JSON values. A subclass says what of it is stored
-and in which shapes it is read back; the base writes files, refuses damaged ones and shows models.
+A model is a frozen dataclass of small arrays and JSON values, whose annotations declare the shapes
+of the arrays. The base writes files and reads them by these declarations, refuses damaged ones and
+shows models.
 """
 
 import os
@@ -9,10 +10,15 @@ from abc import ABC, abstractmethod
 from html import escape
 from typing import Any, ClassVar, Self
 
+from cme_dask import kernels
+from cme_dask.codec import Codec
+from cme_dask.data.columns import Columns
 from cme_dask.data.model_file import ModelState, write_model
 from cme_dask.data.store import brief
-from cme_dask.errors import StoreError
-from cme_dask.kernels import Kernel
+from cme_dask.errors import DataError, StoreError
+from cme_dask.kernels import Kernel, Transform
+from cme_dask.numerics.basis import Basis, NewtonBasis
+from cme_dask.numerics.partition import PartitionBasis
 
 Array = Any
 Custom = dict[str, Kernel] | None
@@ -28,7 +34,8 @@ MODELS: dict[str, type["Model"]] = {}
 class Model(ABC):
     """What fits make and :func:`cme_dask.load` reads; needs neither data nor Dask.
 
-    Subclasses give ``summary``, ``contents``, ``_stored`` and ``_restored``.
+    Subclasses declare their fields and give ``summary`` and ``contents``; a method ``_validate``
+    raises DataError where the contents of a file do not fit together.
     """
 
     _made_by: ClassVar[str]
@@ -45,8 +52,9 @@ class Model(ABC):
 
     def to_state(self) -> ModelState:
         """Plain arrays and JSON values."""
-        description, arrays = self._stored()
-        return ModelState(type(self).__name__, {**description, "fit": self.about}, arrays)
+        arrays: dict[str, Array] = {}
+        description = _codec(None).encode(self, arrays)
+        return ModelState(type(self).__name__, description, arrays)
 
     @classmethod
     def from_state(cls, state: ModelState, custom: Custom = None) -> Self:
@@ -60,8 +68,8 @@ class Model(ABC):
             If a user's own kernel is needed and not in ``custom``.
         """
         try:
-            model = cls._restored(state, custom)
-        except (KeyError, TypeError) as error:
+            model: Self = _codec(custom).decode(cls, state.description, state.arrays, {})
+        except (KeyError, TypeError, AttributeError) as error:
             raise StoreError(f"the model's description is damaged: {error!r}") from error
         try:
             model.summary()
@@ -71,15 +79,6 @@ class Model(ABC):
                 "fit it again"
             ) from error
         return model
-
-    @abstractmethod
-    def _stored(self) -> tuple[dict[str, Any], dict[str, Array]]:
-        """JSON description beside that of the fit, and arrays by name."""
-
-    @classmethod
-    @abstractmethod
-    def _restored(cls, state: ModelState, custom: Custom) -> Self:
-        """Inverse of :meth:`_stored`; KeyError and TypeError tell of a damaged description."""
 
     @abstractmethod
     def contents(self) -> dict[str, Any]:
@@ -102,6 +101,25 @@ class Model(ABC):
             for label, text in self.summary()
         )
         return f"<table><caption>{type(self).__name__}</caption>{rows}</table>"
+
+
+def _codec(custom: Custom) -> Codec:
+    """What reads models with these kernels of users, and writes them."""
+    readers = {
+        Kernel: lambda described: kernels.from_dict(described, custom),
+        Columns: Columns.from_dict,
+        Transform: _transform,
+    }
+    return Codec(readers, {Basis: (NewtonBasis, PartitionBasis)}, MODELS)
+
+
+def _transform(described: Any) -> Transform:
+    try:
+        return Transform.from_dict(described)
+    except DataError as error:
+        raise StoreError(
+            f"the model's transform of columns is damaged ({error}): restore it or fit it again"
+        ) from error
 
 
 def maker(kind: type[Model]) -> str:

@@ -2,22 +2,21 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self, cast, overload
+from typing import Annotated, Any, Literal, cast, overload
 
 import numpy as np
 
+from cme_dask.codec import Shape, Within
 from cme_dask.data.columns import Columns
-from cme_dask.data.model_file import ModelState
 from cme_dask.display import passes
-from cme_dask.errors import DataError, StoreError
+from cme_dask.errors import DataError
 from cme_dask.models.answers import (
     ConditionalExpectation,
     PredictedMeans,
     class_name,
     nearest_shares,
 )
-from cme_dask.models.base import Custom, Model
-from cme_dask.models.files import basis_arrays, basis_description, read_linear_basis
+from cme_dask.models.base import Model
 from cme_dask.models.points import FloatArray, is_out_of_core, lazy_answers, query_points
 from cme_dask.models.relevance import LengthScales, length_scales, plot_relevance
 from cme_dask.numerics.basis import LinearBasis
@@ -32,7 +31,7 @@ class EmbeddedVariable:
     """One variable: its columns and its spectral basis."""
 
     columns: Columns
-    basis: LinearBasis
+    basis: Annotated[LinearBasis, Within(d="columns.names")]
 
     def points(self, values: Any, name: str) -> Array:
         """Query points of this variable, see :func:`query_points`."""
@@ -65,9 +64,9 @@ class EmbeddingModel(Model, PredictedMeans):
 
     x: EmbeddedVariable
     y: EmbeddedVariable
-    operator: Array
-    total: Array
-    answers: ConditionalExpectation
+    operator: Annotated[Array, Shape("x.basis.rank", "y.basis.rank")]
+    total: Annotated[Array, Shape("x.basis.rank")]
+    answers: Annotated[ConditionalExpectation, Within(k="x.basis.rank", m="x.basis.newton.rank")]
     about: dict[str, Any]
 
     def _answered(self) -> Columns:
@@ -244,36 +243,11 @@ class EmbeddingModel(Model, PredictedMeans):
             result[here] = self.x.basis(points[here]) @ right
         return result
 
-    def _stored(self) -> tuple[dict[str, Any], dict[str, Array]]:
-        sides = {"x": self.x, "y": self.y}
-        arrays = {
-            "operator": self.operator,
-            "total": self.total,
-            "slope": self.answers.slope,
-            "fold_slope": self.answers.fold_slope,
-        }
-        for key, variable in sides.items():
-            arrays |= basis_arrays(key, variable.basis)
-        variables = {key: basis_description(v.columns, v.basis) for key, v in sides.items()}
-        return {"variables": variables, "answers": list(self.answers.names)}, arrays
-
-    @classmethod
-    def _restored(cls, state: ModelState, custom: Custom) -> Self:
-        x, y = (EmbeddedVariable(*read_linear_basis(state, key, custom)) for key in "xy")
-        names = tuple(map(str, state.about["answers"]))
-        k, m, q = x.basis.rank, x.basis.newton.rank, len(names)
-        if names[: len(y.columns.names)] != y.columns.names or len(set(names)) != q:
-            raise StoreError("the model's functions do not fit its columns: fit it again")
-        fold_slope = state.array("fold_slope", (None, m, q))
-        answers = ConditionalExpectation(
-            names,
-            np.zeros(q),
-            state.array("slope", (k, q)),
-            np.zeros((len(fold_slope), q)),
-            fold_slope,
-        )
-        operator, total = state.array("operator", (k, y.basis.rank)), state.array("total", (k,))
-        return cls(x, y, operator, total, answers, state.about.get("fit", {}))
+    def _validate(self) -> None:
+        """DataError unless the functions are those of the columns of y, and others beside them."""
+        names, columns = self.function_names, self.y.columns.names
+        if names[: len(columns)] != columns or len(set(names)) != len(names):
+            raise DataError("the functions do not fit the columns")
 
     def contents(self) -> dict[str, Any]:
         """JSON form of the columns and functions that queries accept, and the held-out errors."""

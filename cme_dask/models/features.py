@@ -1,18 +1,17 @@
 """A fitted feature map: pivots, basis and columns, usable without data or Dask."""
 
 from dataclasses import dataclass
-from typing import Any, Self, cast
+from typing import Annotated, Any, cast
 
 import numpy as np
 
+from cme_dask.codec import Within
 from cme_dask.data.columns import Columns, check_finite
-from cme_dask.data.model_file import ModelState
 from cme_dask.display import passes
-from cme_dask.errors import StoreError
+from cme_dask.errors import DataError
 from cme_dask.kernels import Kernel
 from cme_dask.kernels.evaluator import BlockEvaluator
-from cme_dask.models.base import Custom, Model
-from cme_dask.models.files import basis_arrays, basis_description, read_linear_basis
+from cme_dask.models.base import Model
 from cme_dask.models.points import FloatArray, is_out_of_core, lazy_answers, query_points
 from cme_dask.numerics.basis import BlockSolve, LinearBasis, NewtonBasis, in_blocks
 
@@ -44,7 +43,7 @@ class FeatureModel(Model):
     _made_by = "PivotedCholesky or `cme-dask features`"
 
     columns: Columns
-    basis: LinearBasis
+    basis: Annotated[LinearBasis, Within(d="columns.names")]
     kind: str
     about: dict[str, Any]
 
@@ -118,21 +117,12 @@ class FeatureModel(Model):
         check_finite(rows, self.columns.names, first)
         return in_blocks(self.evaluator(), rows, self.rank)
 
-    def _stored(self) -> tuple[dict[str, Any], dict[str, Array]]:
-        variables = {"x": basis_description(self.columns, self.basis)}
-        return {"variables": variables, "basis": self.kind}, basis_arrays("x", self.basis)
-
-    @classmethod
-    def _restored(cls, state: ModelState, custom: Custom) -> Self:
-        kind = state.about["basis"]
-        if kind not in BASES:
-            raise StoreError(
-                f"the model's features should be one of {', '.join(BASES)}, they are {kind!r}: "
-                "restore it or fit it again"
-            )
-        columns, basis = read_linear_basis(state, "x", custom)
-        state.array("x_transform", (basis.newton.rank, basis.newton.rank))
-        return cls(columns, basis, kind, state.about.get("fit", {}))
+    def _validate(self) -> None:
+        """DataError unless these are features of a known kind, as many as there are pivots."""
+        if self.kind not in BASES:
+            raise DataError(f"features are one of {', '.join(BASES)}, they are {self.kind!r}")
+        if self.basis.rank != self.rank:
+            raise DataError(f"{self.rank} features expected, got {self.basis.rank}")
 
     def contents(self) -> dict[str, Any]:
         """JSON form of what it takes and gives."""

@@ -3,31 +3,18 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, Literal, Self, cast, overload
+from typing import Annotated, Any, Literal, cast, overload
 
 import numpy as np
 
+from cme_dask.codec import Shape, Within
 from cme_dask.data.columns import Columns
-from cme_dask.data.model_file import ModelState
 from cme_dask.display import passes, rank_text
-from cme_dask.errors import DataError, StoreError
+from cme_dask.errors import DataError
 from cme_dask.models.answers import ConditionalExpectation, PredictedMeans
-from cme_dask.models.base import Custom, Model
-from cme_dask.models.files import (
-    AnyBasis,
-    basis_arrays,
-    basis_description,
-    cells_arrays,
-    read_basis,
-    read_cells,
-)
+from cme_dask.models.base import Model
 from cme_dask.models.law import ConditionalLaw, law_of
-from cme_dask.models.location import (
-    LocationModel,
-    read_residual,
-    residual_arrays,
-    residual_description,
-)
+from cme_dask.models.location import LocationModel
 from cme_dask.models.points import (
     FloatArray,
     Labels,
@@ -37,19 +24,13 @@ from cme_dask.models.points import (
     query_points,
 )
 from cme_dask.models.relevance import LengthScales, length_scales, plot_relevance, scales_line
-from cme_dask.models.spectra import (
-    SpectrumPair,
-    plot_residual_trace,
-    plot_spectrum,
-    read_spectra,
-    spectra_arrays,
-)
+from cme_dask.models.spectra import SpectrumPair, plot_residual_trace, plot_spectrum
+from cme_dask.numerics.basis import LinearBasis
 from cme_dask.numerics.blocks import MomentSums
 from cme_dask.numerics.calibration import Calibration
 from cme_dask.numerics.cells import CellStatistics
 from cme_dask.numerics.joint import StackedBasis, ranks_of
 from cme_dask.numerics.measure import Law
-from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.support import Support
 
 Array = Any
@@ -63,9 +44,9 @@ class Variable:
     """One variable: columns, basis, answers about the other one given it, cells of its own laws."""
 
     columns: Columns
-    basis: AnyBasis
-    answers: ConditionalExpectation
-    cells: CellStatistics | None = None
+    basis: Annotated[LinearBasis | StackedBasis, Within(d="columns.names")]
+    answers: Annotated[ConditionalExpectation, Within(k="basis.rank", m="basis.newton.rank")]
+    cells: Annotated[CellStatistics | None, Within(d="columns.names", m="basis.newton.rank")] = None
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -110,12 +91,45 @@ class JointModel(Model, PredictedMeans):
 
     x: Variable
     y: Variable
-    coef: Array
+    coef: Annotated[Array, Shape("y.basis.rank", "x.basis.rank")]
     about: dict[str, Any]
-    moments: dict[str, Array]
+    moments: dict[str, Annotated[Array, Shape()]]
     base: float = 1.0
-    residual: LocationModel | None = None
+    residual: Annotated[LocationModel | None, Within(d="x.columns.names", q="y.columns.names")] = (
+        None
+    )
     spectra: tuple[SpectrumPair, ...] = ()
+
+    def _validate(self) -> None:
+        """DataError unless bases, base, cells, moments and spectra belong together."""
+        x, y = self.x, self.y
+        averaged = {len(v.basis.parts) > 1 for v in (x, y)}
+        partitions = [v.basis.newton.partition is not None for v in (x, y)]
+        if len(averaged) > 1:
+            raise DataError("one of the bases is stacked and one is not")
+        if self.base not in (0.0, 1.0) or partitions != [self.base == 0.0] * 2:
+            raise DataError(
+                f"the base {self.base!r} does not fit the bases: 0 belongs to two partitions of "
+                "unity, 1 to two others"
+            )
+        for here, other in ((x, y), (y, x)):
+            cells = here.cells
+            if cells is None:
+                continue
+            if other.answers.names[len(here.columns.names) :] != cells.names:
+                raise DataError("the functions of the cells are not the declared ones")
+            if (cells.components is None) == (self.base == 0.0):
+                raise DataError("components of cells belong to partitions of unity")
+        if True in averaged:
+            pairs = [tuple(len(one.squares) for one in pair) for pair in self.spectra]
+            if self.moments or pairs != list(zip(x.ranks, y.ranks, strict=True)):
+                raise DataError("the spectra are not those of the bases")
+            return
+        width = 1 + sum(v.basis.newton.rank + len(v.answers.names) for v in (x, y))
+        folds = len(self.moments.get("rows", ()))
+        shapes = {"gram": (folds, width * (width + 1) // 2), "traces": (folds, 2), "rows": (folds,)}
+        if {name: values.shape for name, values in self.moments.items()} != shapes:
+            raise DataError(f"the moments should have the shapes {shapes}")
 
     def _answered(self) -> Columns:
         return self.y.columns
@@ -426,46 +440,6 @@ class JointModel(Model, PredictedMeans):
             made[reverse] = law_of(self, reverse)
         return made[reverse]
 
-    def _stored(self) -> tuple[dict[str, Any], dict[str, Array]]:
-        arrays = {"coef": self.coef, **spectra_arrays(self.spectra)}
-        arrays |= {f"moments_{name}": values for name, values in self.moments.items()}
-        variables: dict[str, Any] = {}
-        for key, variable in (("x", self.x), ("y", self.y)):
-            answers = variable.answers
-            arrays |= basis_arrays(key, variable.basis)
-            arrays |= {
-                f"{key}_constant": answers.constant,
-                f"{key}_slope": answers.slope,
-                f"{key}_fold_constant": answers.fold_constant,
-                f"{key}_fold_slope": answers.fold_slope,
-            }
-            if variable.cells is not None:
-                arrays |= cells_arrays(key, variable.cells)
-            described = basis_description(variable.columns, variable.basis)
-            variables[key] = {**described, "answers": list(answers.names)}
-        described = {"variables": variables, "base": self.base}
-        if self.residual is not None:
-            arrays |= residual_arrays(self.residual)
-            described["residual"] = residual_description(self.residual)
-        return described, arrays
-
-    @classmethod
-    def _restored(cls, state: ModelState, custom: Custom) -> Self:
-        x, y = (_variable(state, key, custom) for key in "xy")
-        x = replace(x, cells=_cells(state, "x", x, y.answers))
-        y = replace(y, cells=_cells(state, "y", y, x.answers))
-        widths = len(x.columns.names), len(y.columns.names)
-        return cls(
-            x,
-            y,
-            state.array("coef", (y.basis.rank, x.basis.rank)),
-            state.about.get("fit", {}),
-            _moments(state, (x, y)),
-            _base(state, (x, y)),
-            read_residual(state, widths, cls.from_state, custom),
-            _spectra(state, (x, y)),
-        )
-
     def contents(self) -> dict[str, Any]:
         """JSON form of the columns and functions that queries accept, and the held-out errors."""
         sides = {"x": self.x, "y": self.y}
@@ -530,72 +504,8 @@ def _calibrated(model: "JointModel") -> list[tuple[str, str]]:
 def _kernels(variable: Variable) -> str:
     """The kernel, or the first of several."""
     basis = variable.basis
-    more = len(basis.parts) - 1 if isinstance(basis, StackedBasis) else 0
+    more = len(basis.parts) - 1
     return f"{basis.newton.kernel!r}" + (f" and {more} more" if more else "")
-
-
-def _variable(state: ModelState, key: str, custom: Custom) -> Variable:
-    names = tuple(map(str, state.about["variables"][key]["answers"]))
-    columns, basis = read_basis(state, key, custom)
-    m, k, q = basis.newton.rank, basis.rank, len(names)
-    fold_constant = state.array(f"{key}_fold_constant", (None, q))
-    return Variable(
-        columns,
-        basis,
-        ConditionalExpectation(
-            names,
-            state.array(f"{key}_constant", (q,)),
-            state.array(f"{key}_slope", (k, q)),
-            fold_constant,
-            state.array(f"{key}_fold_slope", (len(fold_constant), m, q)),
-        ),
-    )
-
-
-def _base(state: ModelState, variables: tuple[Variable, ...]) -> float:
-    """The stored base of g, which partitions of unity and nothing else bring to zero."""
-    stacked = [isinstance(v.basis, StackedBasis) for v in variables]
-    if stacked[0] != stacked[1]:
-        raise StoreError("one of the model's bases is stacked and one is not: fit it again")
-    partitions = [isinstance(v.basis.newton, PartitionBasis) for v in variables]
-    base = state.about["base"]
-    if base not in (0.0, 1.0) or partitions != [base == 0.0] * len(partitions):
-        raise StoreError(
-            f"the model's base {base!r} does not fit its bases: 0 belongs to two partitions of "
-            "unity, 1 to two others; restore it or fit it again"
-        )
-    return float(base)
-
-
-def _cells(
-    state: ModelState, key: str, variable: Variable, given: ConditionalExpectation
-) -> CellStatistics | None:
-    """The stored cells of a variable, whose declared functions the other one answers for."""
-    d, newton = len(variable.columns.names), variable.basis.newton
-    rank = newton.rank if isinstance(newton, PartitionBasis) else None
-    return read_cells(state, key, d, rank, given.names[d:])
-
-
-def _moments(state: ModelState, variables: tuple[Variable, ...]) -> dict[str, Array]:
-    """The stored moments, of the shapes that belong to the variables."""
-    if any(isinstance(v.basis, StackedBasis) for v in variables):
-        return {}
-    width = 1 + sum(v.basis.newton.rank + len(v.answers.names) for v in variables)
-    gram = state.array("moments_gram", (None, width * (width + 1) // 2))
-    folds = len(gram)
-    return {
-        "gram": gram,
-        "traces": state.array("moments_traces", (folds, len(variables))),
-        "rows": state.array("moments_rows", (folds,)),
-    }
-
-
-def _spectra(state: ModelState, variables: tuple[Variable, ...]) -> tuple[SpectrumPair, ...]:
-    """The stored spectra of the members of an averaged model."""
-    x, y = variables
-    if not all(isinstance(variable.basis, StackedBasis) for variable in variables):
-        return ()
-    return read_spectra(state, (x.ranks, y.ranks))
 
 
 def _in_blocks(

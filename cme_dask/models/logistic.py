@@ -1,18 +1,17 @@
 """A fitted kernel logistic regression: small frozen arrays and its probabilities."""
 
 from dataclasses import dataclass
-from typing import Any, Self, cast
+from typing import Annotated, Any, cast
 
 import numpy as np
 from scipy.special import softmax
 
+from cme_dask.codec import Shape, Within
 from cme_dask.data.columns import Columns
-from cme_dask.data.model_file import ModelState
 from cme_dask.display import passes
-from cme_dask.errors import StoreError
+from cme_dask.errors import DataError
 from cme_dask.models.answers import most_probable
-from cme_dask.models.base import Custom, Model
-from cme_dask.models.files import basis_arrays, basis_description, read_linear_basis
+from cme_dask.models.base import Model
 from cme_dask.models.points import FloatArray, is_out_of_core, lazy_answers, query_points
 from cme_dask.models.relevance import LengthScales, length_scales
 from cme_dask.numerics.basis import LinearBasis
@@ -48,9 +47,9 @@ class LogisticModel(Model):
     _made_by = "KernelLogisticRegression"
 
     columns: Columns
-    basis: LinearBasis
-    coef: Array
-    intercept: Array
+    basis: Annotated[LinearBasis, Within(d="columns.names")]
+    coef: Annotated[Array, Shape("basis.rank", "K")]
+    intercept: Annotated[Array, Shape("K")]
     labels: tuple[Any, ...]
     about: dict[str, Any]
 
@@ -118,21 +117,10 @@ class LogisticModel(Model):
         hits = result == np.asarray(Y).reshape(len(result))
         return float(np.average(hits, weights=sample_weight))
 
-    def _stored(self) -> tuple[dict[str, Any], dict[str, Array]]:
-        variables = {"x": basis_description(self.columns, self.basis)}
-        arrays = {"coef": self.coef, "intercept": self.intercept}
-        arrays |= basis_arrays("x", self.basis)
-        return {"variables": variables, "labels": list(self.labels)}, arrays
-
-    @classmethod
-    def _restored(cls, state: ModelState, custom: Custom) -> Self:
-        labels = tuple(state.about["labels"])
-        columns, basis = read_linear_basis(state, "x", custom)
-        coef = state.array("coef", (basis.rank, len(labels)))
-        intercept = state.array("intercept", (len(labels),))
-        if len(labels) < 2:
-            raise StoreError("the model has fewer than two labels: restore it or fit it again")
-        return cls(columns, basis, coef, intercept, labels, state.about.get("fit", {}))
+    def _validate(self) -> None:
+        """DataError unless there is a label for each column of C, and more than one."""
+        if not len(self.labels) == len(self.intercept) > 1:
+            raise DataError(f"{len(self.labels)} labels for {len(self.intercept)} classes")
 
     def contents(self) -> dict[str, Any]:
         """JSON form of the columns that queries accept."""

@@ -16,12 +16,10 @@ from cme_dask.errors import DataError, remedy
 from cme_dask.models import load_only
 from cme_dask.models.assembly import Component, assemble
 from cme_dask.models.joint import JointModel, Variable
-from cme_dask.numerics.basis import LinearBasis
 from cme_dask.numerics.blocks import MomentSums
 from cme_dask.numerics.cells import CellReduction, CellSums
 from cme_dask.numerics.joint import JointSolver
 from cme_dask.numerics.moments import FeatureBlock, Function
-from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.problem import Regularization
 
 # Sums over rows that a joint model is made of: out of a model, and into one
@@ -216,9 +214,9 @@ def _check_adds(model: JointModel) -> None:
 
 def _side(here: Variable, names: Sequence[str], shift: Array) -> FeatureBlock:
     """The side of a variable, whose columns and functions have these names."""
-    assert isinstance(here.basis, LinearBasis)
+    (basis,) = here.basis.parts
     functions: dict[str, Function] = {n: Named(n) for n in names[len(here.columns.names) :]}
-    return FeatureBlock(here.basis.newton, here.columns.names, functions, shift)
+    return FeatureBlock(basis.newton, here.columns.names, functions, shift)
 
 
 def _spec(variable: Variable, side: FeatureBlock) -> CellReduction:
@@ -229,7 +227,7 @@ def _spec(variable: Variable, side: FeatureBlock) -> CellReduction:
         support,
         np.zeros(support.size, dtype=np.uint64),
         side.functions,
-        basis if isinstance(basis, PartitionBasis) else None,
+        basis.partition,
     )
 
 
@@ -380,7 +378,7 @@ def _difference(a: JointSums, b: JointSums) -> str | None:
         if of(a) != of(b):
             return f"{what} differ ({of(a)}; {of(b)})"
     for name, one, two in zip("xy", a.specs, b.specs, strict=False):
-        if not _same_arrays(one.support.to_arrays(), two.support.to_arrays()):
+        if not one.support.equals(two.support):
             return f"cells of {name} differ ({one.support.size} and {two.support.size} of them)"
     if len(a.specs) != len(b.specs):
         return "only one of them has cells"
@@ -389,10 +387,6 @@ def _difference(a: JointSums, b: JointSums) -> str | None:
 
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(map(repr, names)) or "none"
-
-
-def _same_arrays(a: dict[str, Array], b: dict[str, Array]) -> bool:
-    return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
 
 
 def _about_union(several: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import numpy as np
 
-from cme_dask.data.model_file import ModelState
-from cme_dask.errors import DataError, StoreError
+from cme_dask.codec import Shape
+from cme_dask.errors import DataError
 from cme_dask.models.plots import FEW, PALETTE, drawing
 
 if TYPE_CHECKING:
@@ -35,9 +35,14 @@ class Spectrum:
         E k(X, X).
     """
 
-    squares: Array
-    eigenvalues: Array
+    squares: Annotated[Array, Shape("m")]
+    eigenvalues: Annotated[Array, Shape("m")]
     trace: float
+
+    def _validate(self) -> None:
+        """DataError unless the trace is positive."""
+        if not self.trace > 0.0:
+            raise DataError("the traces of kernels are positive")
 
     @classmethod
     def of(cls, gram: Array, trace: float) -> Self:
@@ -63,54 +68,6 @@ def spectra_of(means: Sequence["Moments"]) -> tuple[SpectrumPair, ...]:
         x, y = (Spectrum.of(mean.gram(v), mean.traces[v]) for v in "xy")
         pairs.append((x, y))
     return tuple(pairs)
-
-
-def spectra_arrays(spectra: Sequence[SpectrumPair]) -> dict[str, Array]:
-    """Return the arrays that a saved model holds, inverse of :func:`read_spectra`."""
-    if not spectra:
-        return {}
-    sides = {key: [pair["xy".index(key)] for pair in spectra] for key in "xy"}
-    arrays = {
-        f"spectra_{key}": np.stack(
-            [
-                np.concatenate([one.squares for one in each]),
-                np.concatenate([one.eigenvalues for one in each]),
-            ]
-        )
-        for key, each in sides.items()
-    }
-    return arrays | {"spectra_traces": np.array([[x.trace, y.trace] for x, y in spectra])}
-
-
-def read_spectra(
-    state: ModelState, ranks: tuple[Sequence[int], Sequence[int]]
-) -> tuple[SpectrumPair, ...]:
-    """Return the spectra of a saved averaged model.
-
-    Parameters
-    ----------
-    state
-        The file.
-    ranks
-        Numbers of pivots of x and of y of each member.
-
-    Raises
-    ------
-    StoreError
-        If arrays are damaged.
-    """
-    traces = state.array("spectra_traces", (len(ranks[0]), 2))
-    if not (traces > 0.0).all():
-        raise StoreError("the traces of the model's kernels must be positive: fit it again")
-    sides = []
-    for i, (key, each) in enumerate(zip("xy", ranks, strict=True)):
-        squares, eigenvalues = (
-            np.split(row, np.cumsum(each)[:-1])
-            for row in state.array(f"spectra_{key}", (2, sum(each)))
-        )
-        result = zip(squares, eigenvalues, traces[:, i].tolist(), strict=True)
-        sides.append([Spectrum(*parts) for parts in result])
-    return tuple(zip(*sides, strict=True))
 
 
 def spectra(model: "JointModel") -> tuple[SpectrumPair, ...]:

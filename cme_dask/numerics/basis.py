@@ -16,13 +16,16 @@ lose only the square of each block's own range of residuals.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Annotated, Any, ClassVar, Protocol
 
 import numpy as np
 from array_api_compat import array_namespace, device
 from scipy.linalg import solve_triangular
 
+from cme_dask.codec import Shape
 from cme_dask.display import brief_repr
+from cme_dask.errors import DataError
+from cme_dask.kernels.base import Kernel
 from cme_dask.kernels.evaluator import BlockEvaluator, Scratch, Step
 from cme_dask.numerics.cholesky import pivoted_cholesky
 
@@ -214,6 +217,10 @@ class Basis(Protocol):
         """The bases that it is made of, or itself."""
 
     @property
+    def partition(self) -> "Basis | None":
+        """Itself if it is a partition of unity: functions >= 0 that add up to one; else None."""
+
+    @property
     def factor(self) -> Array:
         """The lower-triangular matrix that is solved for, shape (m, m)."""
 
@@ -260,10 +267,13 @@ class NewtonBasis:
         Global row indices of the pivots, shape (m,), or None if they are no rows of the data.
     """
 
-    kernel: Any
-    points: Array
-    factor: Array
-    rows: Array | None = None
+    kernel: Kernel
+    points: Annotated[Array, Shape("m", "d")]
+    factor: Annotated[Array, Shape("m", "m")]
+    rows: Annotated[Array, Shape("m")] | None = None
+
+    partition: ClassVar[None] = None
+    """The functions do not add up to one."""
 
     __repr__ = brief_repr
 
@@ -276,6 +286,12 @@ class NewtonBasis:
         """
         result = pivoted_cholesky(kernel, points, 0.0)
         return cls(kernel, np.asarray(points)[result.pivots], result.factor)
+
+    def _validate(self) -> None:
+        """DataError unless the kernel fits the columns and the factor can be solved for."""
+        self.kernel.check(self.points.shape[1])
+        if not (np.diagonal(self.factor) > 0).all():
+            raise DataError("the factor is singular")
 
     @property
     def rank(self) -> int:
@@ -404,10 +420,15 @@ class LinearBasis:
     """
 
     newton: Basis
-    transform: Array
-    eigenvalues: Array
+    transform: Annotated[Array, Shape("newton.rank", "k")]
+    eigenvalues: Annotated[Array, Shape("k")]
 
     __repr__ = brief_repr
+
+    @property
+    def parts(self) -> "tuple[LinearBasis]":
+        """Itself."""
+        return (self,)
 
     @property
     def rank(self) -> int:

@@ -11,17 +11,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from itertools import pairwise
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 from array_api_compat import array_namespace, device, is_numpy_array
 from scipy.sparse import csc_array
 
+from cme_dask.codec import Shape
+from cme_dask.errors import DataError
 from cme_dask.kernels.evaluator import Scratch, in_place, take_into
+from cme_dask.numerics.basis import Basis
 from cme_dask.numerics.devices import device_memory
 from cme_dask.numerics.folds import number_hash, value_hash
 from cme_dask.numerics.moments import Function, function_values
-from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.reduction import Cost, Extent, Reduction, Strip
 from cme_dask.numerics.support import Support
 
@@ -60,9 +62,9 @@ class ValueRange:
         Whether all values are whole numbers, shape (d,).
     """
 
-    low: Array
-    high: Array
-    integer: Array
+    low: Annotated[Array, Shape("d", finite=False)]
+    high: Annotated[Array, Shape("d", finite=False)]
+    integer: Annotated[Array, Shape("d", dtype=bool)]
 
     @classmethod
     def of(cls, rows: Array) -> Self:
@@ -95,6 +97,12 @@ class ValueRange:
             xp.maximum(self.high, other.high),
             self.integer & other.integer,
         )
+
+    def ascends(self) -> bool:
+        """Whether these may be ranges of columns, of whole numbers between whole numbers."""
+        with np.errstate(invalid="ignore"):
+            whole = (np.floor(self.low) == self.low) & (np.floor(self.high) == self.high)
+        return bool((self.low <= self.high).all() and whole[self.integer].all())
 
     def clipped(self, values: Array) -> Array:
         """Values (..., d) brought into the range."""
@@ -209,6 +217,8 @@ class BottomK:
 
 # What is known of the rows in each cell of a support: what laws on the cells are made of
 
+_SUM_ERROR = 1e-9  # of shares that should add up to one
+
 
 @dataclass(frozen=True, eq=False)
 class CellStatistics:
@@ -254,20 +264,56 @@ class CellStatistics:
     """
 
     support: Support
-    masses: Array
-    means: Array
-    covariances: Array
+    masses: Annotated[Array, Shape("support.size")]
+    means: Annotated[Array, Shape("support.size", "d")]
+    covariances: Annotated[Array, Shape("support.size", "d", "d")]
     names: tuple[str, ...]
-    functions: Array
-    atoms: Array
-    starts: Array
-    shares: Array
-    whole: Array
-    components: Array | None
-    counts: Array
-    hashes: Array
-    weights: Array
+    functions: Annotated[Array, Shape("support.size", "names")]
+    atoms: Annotated[Array, Shape("A", "d")]
+    starts: Annotated[Array, Shape("support.size+1")]
+    shares: Annotated[Array, Shape("A")]
+    whole: Annotated[Array, Shape("support.size", dtype=bool)]
+    components: Annotated[Array, Shape("m", "support.size")] | None
+    counts: Annotated[Array, Shape("support.size", dtype=np.int64)]
+    hashes: Annotated[Array, Shape("A", dtype=np.uint64)]
+    weights: Annotated[Array, Shape("A")]
     values: ValueRange
+
+    def _validate(self) -> None:
+        """DataError unless all values are in their range and all shares add up."""
+        starts, covariances = self.starts, self.covariances
+        in_order = (
+            starts.dtype.kind in "iu"
+            and starts[0] == 0
+            and starts[-1] == len(self.atoms)
+            and bool((np.diff(starts) > 0).all())
+        )
+        faults = {
+            "masses": bool((self.masses < 0).any()) or abs(self.masses.sum() - 1.0) > _SUM_ERROR,
+            "covariances": bool((np.einsum("sii->si", covariances) < 0).any())
+            or not np.array_equal(covariances, covariances.swapaxes(1, 2)),
+            "starts": not in_order,
+            "shares": not in_order
+            or bool((self.shares <= 0).any())
+            or np.abs(np.add.reduceat(self.shares, starts[:-1]) - 1.0).max() > _SUM_ERROR,
+            "counts": not in_order or not self._counts_fit(),
+            "components": self.components is not None
+            and (
+                bool((self.components < 0).any())
+                or np.abs(self.components.sum(axis=0) - self.masses).max() > _SUM_ERROR
+            ),
+            "ranges": not self.values.ascends(),
+        }
+        wrong = [name for name, fault in faults.items() if fault]
+        if wrong:
+            raise DataError(", ".join(wrong))
+
+    def _counts_fit(self) -> bool:
+        """Whether counts and weights may be those of the atoms."""
+        if (self.weights < 0).any():
+            return False
+        retained = np.bincount(self.cell_of_atom[self.weights > 0], minlength=self.size)
+        return bool((retained <= self.counts).all())
 
     @property
     def size(self) -> int:
@@ -357,7 +403,7 @@ class CellReduction(Reduction[CellSums, CellSums]):
     support: Support
     bounds: Array
     functions: Mapping[str, Function] = field(default_factory=dict)
-    partition: PartitionBasis | None = None
+    partition: Basis | None = None
     variable: int = 0
     n_folds: int = 1
     name = "cell-sums"
@@ -371,7 +417,7 @@ class CellReduction(Reduction[CellSums, CellSums]):
         counts: Array,
         n_rows: float,
         functions: Mapping[str, Function],
-        partition: PartitionBasis | None = None,
+        partition: Basis | None = None,
     ) -> Self:
         """With bounds such that about twice as many rows are retained as are needed.
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -225,6 +225,9 @@ class StackedNewton:
 
     __repr__ = brief_repr
 
+    partition: ClassVar[None] = None
+    """Partitions of unity are not averaged."""
+
     @property
     def kernel(self) -> Any:
         """The kernel of the first."""
@@ -279,6 +282,11 @@ class StackedBasis:
     parts: tuple[LinearBasis, ...]
 
     __repr__ = brief_repr
+
+    def _validate(self) -> None:
+        """DataError if there are none."""
+        if not self.parts:
+            raise DataError("a stacked basis needs parts")
 
     @property
     def newton(self) -> StackedNewton:

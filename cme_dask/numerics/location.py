@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 from scipy.linalg import solve_triangular
 
+from cme_dask.codec import Shape
 from cme_dask.errors import DataError, remedy
+from cme_dask.kernels.base import Kernel
 from cme_dask.kernels.transforms import Transform
 from cme_dask.numerics.basis import Basis, eigenbasis
 from cme_dask.numerics.blocks import Moments, MomentSums
@@ -42,13 +44,19 @@ class MeanFunction:
         The range, shapes (d,).
     """
 
-    kernel: Any
-    points: Array
-    constant: Array
-    coef: Array
-    trend: Array
-    low: Array
-    high: Array
+    kernel: Kernel
+    points: Annotated[Array, Shape("m", "d")]
+    constant: Annotated[Array, Shape("q")]
+    coef: Annotated[Array, Shape("m", "q")]
+    trend: Annotated[Array, Shape("d", "q")]
+    low: Annotated[Array, Shape("d")]
+    high: Annotated[Array, Shape("d")]
+
+    def _validate(self) -> None:
+        """DataError unless the kernel fits the columns and the trend has a range."""
+        self.kernel.check(self.points.shape[1])
+        if not (self.low <= self.high).all():
+            raise DataError("the trend has no range")
 
     def clipped(self, x: Array) -> Array:
         """t(x) of rows x, shape (n, d)."""

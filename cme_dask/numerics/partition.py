@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from array_api_compat import array_namespace, device
 
+from cme_dask.codec import Shape
 from cme_dask.display import brief_repr
+from cme_dask.kernels.base import Kernel
 from cme_dask.kernels.evaluator import BlockEvaluator
 from cme_dask.numerics.basis import BlockSolve
 from cme_dask.numerics.cholesky import pivoted_cholesky
@@ -45,14 +47,23 @@ class PartitionBasis:
         If the kernel can be negative.
     """
 
-    kernel: Any
-    points: Array
-    rows: Array | None = None
+    kernel: Kernel
+    points: Annotated[Array, Shape("m", "d")]
+    rows: Annotated[Array, Shape("m")] | None = None
 
     __repr__ = brief_repr
 
     def __post_init__(self) -> None:
         self.kernel.evaluator(self.points, log=True)
+
+    def _validate(self) -> None:
+        """DataError unless the kernel fits the columns."""
+        self.kernel.check(self.points.shape[1])
+
+    @property
+    def partition(self) -> "PartitionBasis":
+        """Itself."""
+        return self
 
     @property
     def rank(self) -> int:

@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from array_api_compat import array_namespace, device
 
+from cme_dask.codec import Shape
 from cme_dask.errors import DataError
 from cme_dask.kernels.evaluator import add_flags, in_place, take_into
 
@@ -42,9 +43,9 @@ class Tree:
         If this is no such tree.
     """
 
-    feature: Array
-    threshold: Array
-    left: Array
+    feature: Annotated[Array, Shape("N")]
+    threshold: Annotated[Array, Shape("N", finite=False)]
+    left: Annotated[Array, Shape("N")]
 
     def __post_init__(self) -> None:
         feature, threshold, left = (
@@ -172,8 +173,8 @@ class Support:
         If these don't fit together.
     """
 
-    points: Array
-    edges: Array | None = None
+    points: Annotated[Array, Shape("S", "d")]
+    edges: Annotated[Array, Shape("E")] | None = None
     tree: Tree | None = None
 
     def __post_init__(self) -> None:
@@ -202,30 +203,20 @@ class Support:
         """Number of cells S."""
         return int(self.points.shape[0])
 
+    def equals(self, other: "Support") -> bool:
+        """Whether the other one has the same points and cells."""
+        mine, theirs = (
+            [s.points, s.edges, *(getattr(s.tree, f.name, None) for f in fields(Tree))]
+            for s in (self, other)
+        )
+        return all(np.array_equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
     def assign(self, rows: Array) -> Array:
         """Cell numbers, integers of shape (n,), of rows (n, d)."""
         if self.tree is not None:
             return self.tree.leaves(rows)
         xp = array_namespace(rows)
         return xp.searchsorted(xp.asarray(self.edges, device=device(rows)), rows[:, 0])
-
-    def to_arrays(self) -> dict[str, Array]:
-        """Plain arrays to store."""
-        arrays = {"points": self.points}
-        if self.edges is not None:
-            arrays["edges"] = self.edges
-        if self.tree is not None:
-            tree = self.tree
-            arrays |= {"feature": tree.feature, "threshold": tree.threshold, "left": tree.left}
-        return arrays
-
-    @classmethod
-    def from_arrays(cls, arrays: dict[str, Array]) -> "Support":
-        """Inverse of :meth:`to_arrays`; raises DataError if they don't fit together."""
-        tree = None
-        if not arrays.keys().isdisjoint(("feature", "threshold", "left")):
-            tree = Tree(arrays["feature"], arrays["threshold"], arrays["left"])
-        return cls(arrays["points"], arrays.get("edges"), tree)
 
 
 def cell_means(values: Array, cells: Array, weights: Array, size: int) -> Array:

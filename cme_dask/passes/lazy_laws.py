@@ -13,10 +13,11 @@ from cme_dask.data.sample import Sample
 from cme_dask.data.sources import RowSource
 from cme_dask.errors import DataError, UnseenCategoryWarning, warn
 from cme_dask.models.events import importable
-from cme_dask.models.files import AnyBasis
 from cme_dask.models.joint import JointModel, Variable
 from cme_dask.models.law import ConditionalLaw, Function
 from cme_dask.models.points import UNSEEN, is_out_of_core
+from cme_dask.numerics.basis import LinearBasis
+from cme_dask.numerics.joint import StackedBasis
 from cme_dask.passes.lazy import lazy_rows, map_rows
 from cme_dask.passes.sources import is_dask_frame, open_sample
 
@@ -36,7 +37,7 @@ class Given(Protocol):
         """Its columns."""
 
     @property
-    def basis(self) -> AnyBasis:
+    def basis(self) -> LinearBasis | StackedBasis:
         """Its basis, with points."""
 
 
