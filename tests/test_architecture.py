@@ -46,6 +46,14 @@ def modules():
     return sorted(PACKAGE.rglob("*.py"))
 
 
+def test_each_file_opens_with_a_sentence_that_names_its_contents():
+    for path in all_modules():
+        text = ast.get_docstring(ast.parse(path.read_text())) or ""
+        sentence = text.split("\n\n")[0]
+        assert sentence.endswith("."), path
+        assert not sentence.startswith(("What ", "How ", "Where ")), path
+
+
 def all_modules():
     """Those of the package, and the benchmarks beside it."""
     return modules() + sorted(BENCHMARKS.rglob("*.py"))

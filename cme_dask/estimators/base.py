@@ -1,4 +1,4 @@
-"""``Estimator``: what a fit is made of, from rows over one pass to fitted attributes.
+"""``Estimator``: the steps of every fit, from rows over one pass to fitted attributes.
 
 An estimator names its variables (a kernel for each), the moments that its pass makes, and how it
 solves for its attributes. The base opens the rows, reads the row sample, settles kernels and

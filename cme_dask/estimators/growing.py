@@ -1,4 +1,4 @@
-"""What ``partial_fit`` demands of new rows, and says of them."""
+"""Checks of new rows in ``partial_fit``, and its report of them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What a fit has before its pass, and how it gets its pivots: sampled, over all rows, or given."""
+"""The state of a fit before its pass, and its pivots: sampled, over all rows, or given."""
 
 import logging
 from collections.abc import Mapping, Sequence

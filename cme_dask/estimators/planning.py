@@ -1,4 +1,4 @@
-"""The steps of a fit before its pass, and the plan that stops there: what the fit would cost."""
+"""The steps of a fit before its pass, and the plan that stops there, with the predicted cost."""
 
 import time
 from collections.abc import Callable, Sequence

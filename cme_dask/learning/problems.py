@@ -1,4 +1,4 @@
-"""What searches for kernels minimise: losses of joint distributions, and those of embeddings."""
+"""The problems of searches for kernels: losses of joint distributions and of embeddings."""
 
 import time
 from collections.abc import Mapping, Sequence

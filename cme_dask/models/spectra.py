@@ -1,4 +1,4 @@
-"""Spectra of the kernels over the rows, what pivots leave of their traces, and pictures of both."""
+"""Spectra of the kernels over the rows, traces that pivots leave, and pictures of both."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

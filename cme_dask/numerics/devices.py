@@ -1,4 +1,4 @@
-"""Where a pass computes: a device of an array library, how rows get there, and its memory."""
+"""The device of a pass: where an array library computes, how rows get there, and its memory."""
 
 import importlib
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The quadratic program of the joint distribution, constraints as strategies, what solvers report.
+"""The quadratic program of the joint distribution, constraints as strategies, reports of solvers.
 
 A :class:`Constraint` says what it needs beside the moments and minimises a :class:`JointProblem`;
 :class:`SolverInfo` says how well. The constraints of the package are in

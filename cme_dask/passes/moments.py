@@ -1,4 +1,4 @@
-"""The pass of a fit that makes the moments, and the memory of what a fit does around it."""
+"""The pass of a fit that makes the moments, and the memory of the steps around it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
