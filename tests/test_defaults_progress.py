@@ -239,7 +239,8 @@ def searched(times, stages, now=0.0):
     shares = []
     for stage, done, most, seconds in stages:
         now += seconds
-        share = times.share(TuningProgress(stage, done, most, None), now)
+        later = {"grid": 75, "columns": 70}.get(stage, 0)
+        share = times.share(TuningProgress(stage, done, most, None, later=later), now)
         shares.append((now, share))
     return shares
 

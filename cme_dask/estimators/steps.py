@@ -46,7 +46,6 @@ _NAMES = {
 }
 _REFINED = 3.5  # time of a later trial over that of a pair of the grid, where columns are scaled
 _CONVERGED = 16  # trials after which a refinement of few length scales ends by itself
-_RESIDUAL_COLUMNS = 3  # with length scales that are worth trials, of x and residuals
 _LEARNED_RANK = 280.0  # of bases of several columns, before their own are known
 _SHORT = 1.3  # ranks over those on the rows of the search, which are fewer
 _SECOND_RANK = 25.0  # of bases of x and of residuals, before their own are known
@@ -83,7 +82,7 @@ class SearchTimes:
     @property
     def second(self) -> float:
         """Seconds expected of a search for kernels of residuals: the same grid, few trials."""
-        return self._grid + RESIDUAL_EVALUATIONS * self._pair
+        return self._grid + (self._columns + RESIDUAL_EVALUATIONS) * self._pair
 
     def share(self, event: TuningProgress, now: float) -> float:
         """Share of the search's time that has passed.
@@ -104,7 +103,7 @@ class SearchTimes:
         self._last = now
         spent, done = now - self._since, event.done - self._before
         trial = spent / done if done else 0.0
-        most, trials = event.most, 0.0
+        most, trials = event.most, self._refinements(event.later)
         if event.stage == "grid":
             self._spent[event.done] = spent
             if event.done in self._shares:
@@ -112,12 +111,10 @@ class SearchTimes:
                 trial = left / max(most - event.done, 1)
             self._grid = spent + trial * (most - event.done)
             self._pair = self._grid / most
-            trials = self._columns + self._refinements(20 + 10 * self._columns)
         elif event.stage == "columns":
             trial = self._refined * self._pair
-            trials = self._refinements(20 + 10 * self._columns)
         elif event.stage == "refine":
-            most = self._refinements(event.most)
+            most = self._refinements(most)
         left = max(most - event.done, 1) * trial + trials * self._refined * self._pair
         elapsed = now - self._begin
         return elapsed / (elapsed + left) if elapsed > 0.0 else 0.0
@@ -224,7 +221,7 @@ class StepReports:
                 self._target.confirm()
             if detail.key in (LOCATION, PIVOTS, SECOND + PIVOTS):
                 self._prefix, self._ranks = "" if detail.key == PIVOTS else SECOND, []
-                self._search = SearchTimes(_RESIDUAL_COLUMNS, 1.0, self._search)
+                self._search = SearchTimes(self._costs.columns, 1.0, self._search)
                 self._target.begin(detail.key)
                 return
             second = detail.key != DECISION

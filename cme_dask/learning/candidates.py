@@ -182,7 +182,8 @@ class TuningProgress:
     """How far the search for kernels is: trials of this stage, at most, and the best score.
 
     The score is None as long as no kernels were found that are better than independence. The ranks
-    are those of the best kernels so far on the rows of the search, of x first, where it knows both.
+    are those of the best kernels so far on the rows of the search, of x first. ``later`` are the
+    trials of the stages that follow, at most.
     """
 
     stage: str
@@ -190,6 +191,7 @@ class TuningProgress:
     most: int
     score: float | None
     ranks: tuple[int, ...] = ()
+    later: int = 0
 
     @property
     def best(self) -> str:

@@ -110,8 +110,14 @@ class SearchProblem:
 class KernelSearch:
     """Pairs of kernels that were tried, with their losses, each made once."""
 
-    def __init__(self, problem: SearchProblem, callback: SearchCallback | None) -> None:
+    def __init__(
+        self, problem: SearchProblem, callback: SearchCallback | None, evaluations: int
+    ) -> None:
         self.problem, self._callback = problem, callback
+        x = problem.variables[0]
+        screened = 0 if x.given is not None else len(x.categorical) - len(x.constant)
+        later = evaluations + (screened if screened > 1 else 0)
+        self._later = {"grid": later, "columns": evaluations}
         self.stages: dict[Pair, str] = {}
         self.losses: dict[Pair, tuple[Array, Array]] = {}
         self.score_of: Callable[..., Array] = lambda *losses: losses[0]
@@ -174,7 +180,8 @@ class KernelSearch:
         ranks = tuple(self._ranks[side] for side in enumerate(best))
         known = scores[at] < 0.0 or not self.problem.relative
         score = float(scores[at]) if known else None
-        self._callback(TuningProgress(stage, done, most, score, ranks))
+        later = self._later.get(stage, 0)
+        self._callback(TuningProgress(stage, done, most, score, ranks, later))
 
 
 def search_bytes(rows: int, columns: int, rank: int, folds: int) -> int:
@@ -231,7 +238,7 @@ def search(
             "kernels are learned on held-out folds, and the row sample has rows of one only: give "
             "kernels, more rows or more folds"
         )
-    tried = KernelSearch(problem, callback)
+    tried = KernelSearch(problem, callback, evaluations)
     with one_blas_thread():
         pair = _screen_columns(tried, _search_grid(tried))
         _refine(tried, pair, evaluations, "refine")
