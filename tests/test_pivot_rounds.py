@@ -491,6 +491,16 @@ def test_a_round_that_does_not_fit_is_refused_before_it_runs(table):
     assert 0 < max(seen) < 2000
 
 
+@pytest.mark.parametrize("mode", ["greedy", "sampled"])
+def test_the_memory_of_a_fit_is_that_of_its_rounds_if_they_take_more(mode, monkeypatch):
+    monkeypatch.setattr("cme_dask.passes.pivots.choice_bytes", lambda ranks, extent: 300 << 20)
+    features = PivotedCholesky(GAUSSIAN, tol=0.1, pivots=mode)
+    memory = features.fit(np.random.default_rng(0).uniform(size=(9000, 2))).report_.memory
+    assert (memory.predicted > 300 << 20) == (mode == "greedy")
+    if mode == "greedy":
+        assert memory.phase == "the choice of pivots"
+
+
 @pytest.mark.parametrize("mode", ["greedy", "random"])
 def test_bad_rows_are_counted_when_a_round_meets_them(mode):
     x = np.random.default_rng(0).uniform(size=(50_000, 2))

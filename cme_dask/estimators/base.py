@@ -343,8 +343,8 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
     def _measure(self, context: FitContext) -> Measured:
         """The moment pass, made again where sampled pivots turn out to have missed too much."""
         landmarks = self._landmarks(context)
-        bases, rounds = context.bases(context.kernels) if landmarks is None else (landmarks, 0)
-        passes, cells = context.passes + rounds, self._cells(context, bases)
+        bases, rounds = context.bases(context.kernels) if landmarks is None else (landmarks, [])
+        passes, cells = context.passes, self._cells(context, bases)
         sums: tuple[CellSums, ...] = ()
         for topped_up in (False, True):
             spec, mode = self._specify(context, bases)
@@ -355,12 +355,14 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
             passes, sums = passes + 1, sums if topped_up else summed
             if topped_up or landmarks is not None:
                 break
-            more, rounds = context.topped_up(bases, moments.means().trace_error)
-            passes += rounds
+            more, further = context.topped_up(bases, moments.means().trace_error)
+            rounds = [*rounds, *further]
             if more is None:
                 break
             bases = more
-        report = context.covering(report, spec.ranks)
+        for each in rounds:
+            report = replace(report, memory=report.memory.or_tighter(each.memory))
+        passes += len(rounds)
         return Measured(spec.features, moments, cells, sums, mode, report, passes)
 
     def _warn_of_trace(self, context: FitContext, bases: Sequence[FittedBasis]) -> None:

@@ -22,7 +22,7 @@ from cme_dask.numerics.rounds import Greedy, PivotState, Random, Rule
 from cme_dask.numerics.sampled_pivots import sampled_cholesky
 from cme_dask.passes.memory import MemoryBudget
 from cme_dask.passes.moments import predict_moments
-from cme_dask.passes.pivots import choose_in_rounds, predict_round
+from cme_dask.passes.pivots import choose_in_rounds
 from cme_dask.passes.run import PassReport
 
 log = logging.getLogger("cme_dask.run")
@@ -184,19 +184,10 @@ class FitContext:
         """Whether pivots of variable ``i`` are chosen without seeing all rows."""
         return self.pivots[i].mode == "sampled" and not self.rows.complete
 
-    def covering(self, report: PassReport, ranks: tuple[int, ...]) -> PassReport:
-        """The report of the moment pass, with what rounds took at these ranks if that was more."""
-        pairs = zip(ranks, self.pivots, strict=True)
-        chosen = tuple(rank for rank, pivots in pairs if pivots.in_rounds)
-        if not chosen:
-            return report
-        memory = predict_round(self.sample, chosen, self.budget)
-        return replace(report, memory=report.memory.or_tighter(memory))
-
     def bases_of_each(
         self, finalists: Sequence[Sequence[Kernel]]
-    ) -> tuple[list[list[NewtonBasis]], int]:
-        """Bases of several pairs of kernels, and the passes over the rows that they took.
+    ) -> tuple[list[list[NewtonBasis]], list[PassReport]]:
+        """Bases of several pairs of kernels, and the rounds over all rows that they took.
 
         Kernels that several of them share have one basis.
 
@@ -206,19 +197,19 @@ class FitContext:
             The kernel of each variable, for each pair.
         """
         made: dict[tuple[int, Kernel], NewtonBasis] = {}
-        passes = 0
+        rounds: list[PassReport] = []
         for kernels in finalists:
             keys = list(enumerate(kernels))
             if any(key not in made for key in keys):
-                bases, in_rounds = self.bases(kernels, top_up=False)
-                passes += in_rounds
+                bases, reports = self.bases(kernels, top_up=False)
+                rounds += reports
                 made |= dict(zip(keys, bases, strict=True))
-        return [[made[key] for key in enumerate(kernels)] for kernels in finalists], passes
+        return [[made[key] for key in enumerate(kernels)] for kernels in finalists], rounds
 
     def bases(
         self, kernels: Sequence[Kernel], *, top_up: bool = True
-    ) -> tuple[list[NewtonBasis], int]:
-        """Bases of all variables, and the passes over the rows that they took.
+    ) -> tuple[list[NewtonBasis], list[PassReport]]:
+        """Bases of all variables, and the rounds over all rows that they took.
 
         Parameters
         ----------
@@ -235,11 +226,11 @@ class FitContext:
             As soon as the rank is one whose pass would not fit into memory.
         """
         bases: dict[int, NewtonBasis] = {}
-        rounds: dict[int, tuple[Rule, PivotState]] = {}
+        remaining: dict[int, tuple[Rule, PivotState]] = {}
         for i, (pivots, kernel) in enumerate(zip(self.pivots, kernels, strict=True)):
             if pivots.in_rounds:
                 columns = self.sample.columns[i].names
-                rounds[i] = pivots.rule(kernel), PivotState.empty(len(columns))
+                remaining[i] = pivots.rule(kernel), PivotState.empty(len(columns))
                 continue
             with one_blas_thread():
                 if pivots.mode == "given":
@@ -248,20 +239,20 @@ class FitContext:
                 ranks = tuple(basis.rank for basis in bases.values())
                 bases[i], reached = self._sampled(i, kernel, ranks)
             if top_up and not reached and self._may_top_up(i, bases[i]):
-                rounds[i] = pivots.rule(kernel), PivotState.of(bases.pop(i))
-        states, passes = self._in_rounds(bases, rounds)
+                remaining[i] = pivots.rule(kernel), PivotState.of(bases.pop(i))
+        states, reports = self._in_rounds(bases, remaining)
         for i, state in states.items():
             if not state.rank:
                 raise self._zero_kernel(i, "row")
             if state.status == "exhausted" and not self.may_miss(i):
                 self._warn_of_rank(i, state.rank, float(state.history[-1]))
             bases[i] = state.basis(kernels[i])
-        return [bases[i] for i in range(len(kernels))], passes
+        return [bases[i] for i in range(len(kernels))], reports
 
     def topped_up(
         self, bases: Sequence[NewtonBasis], errors: Sequence[float]
-    ) -> tuple[list[NewtonBasis] | None, int]:
-        """Bases with more pivots where the row sample missed too much, and the passes they took.
+    ) -> tuple[list[NewtonBasis] | None, list[PassReport]]:
+        """Bases with more pivots where the row sample missed too much, and the rounds they took.
 
         None if there is nothing to add.
 
@@ -272,17 +263,17 @@ class FitContext:
         errors
             Relative trace error of each basis over all rows.
         """
-        rounds = {
+        remaining = {
             i: (self.pivots[i].rule(basis.kernel), PivotState.of(basis))
             for i, basis in enumerate(bases)
             if errors[i] > self.pivots[i].tol and self._may_top_up(i, basis)
         }
-        others = {i: basis for i, basis in enumerate(bases) if i not in rounds}
-        states, passes = self._in_rounds(others, rounds)
+        others = {i: basis for i, basis in enumerate(bases) if i not in remaining}
+        states, reports = self._in_rounds(others, remaining)
         if not any(state.rank > bases[i].rank for i, state in states.items()):
-            return None, passes
+            return None, reports
         more = {i: state.basis(bases[i].kernel) for i, state in states.items()}
-        return [more.get(i, basis) for i, basis in enumerate(bases)], passes
+        return [more.get(i, basis) for i, basis in enumerate(bases)], reports
 
     def _may_top_up(self, i: int, basis: NewtonBasis) -> bool:
         most = self.pivots[i].max_rank
@@ -349,8 +340,8 @@ class FitContext:
         return NewtonBasis(kernel, points[chosen], result.factor, index[chosen]), result.reached
 
     def _in_rounds(
-        self, bases: Mapping[int, NewtonBasis], rounds: Mapping[int, tuple[Rule, PivotState]]
-    ) -> tuple[dict[int, PivotState], int]:
+        self, bases: Mapping[int, NewtonBasis], remaining: Mapping[int, tuple[Rule, PivotState]]
+    ) -> tuple[dict[int, PivotState], list[PassReport]]:
         """Last states of the variables that are chosen in rounds; the others have bases."""
         ranks = {i: basis.rank for i, basis in bases.items()}
 
@@ -360,9 +351,9 @@ class FitContext:
             self._check(tuple(ranks[j] for j in sorted(ranks)))
             self._report(i, state.rank, float(state.history[-1]))
 
-        if not rounds:
-            return {}, 0
-        return choose_in_rounds(self.sample, rounds, self.budget, self.progress, on_round)
+        if not remaining:
+            return {}, []
+        return choose_in_rounds(self.sample, remaining, self.budget, self.progress, on_round)
 
     def _check(self, ranks: tuple[int, ...]) -> None:
         """ResourceError if a pass at these ranks would not fit into memory."""

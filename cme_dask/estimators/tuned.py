@@ -182,8 +182,8 @@ class EnsembleFit:
         """
         search = self.context.search
         kernels = [(candidate.kernel_x, candidate.kernel_y) for candidate in search.finalists]
-        bases, in_rounds = self.context.bases_of_each(kernels)
-        passes = self.context.passes + 1 + in_rounds
+        bases, rounds = self.context.bases_of_each(kernels)
+        passes = self.context.passes + 1 + len(rounds)
         members, summed, report = self._members(search.finalists, bases, cells)
         best = _best(members, search.score, self.averaged)
         if self.top_up:
@@ -264,7 +264,7 @@ class EnsembleFit:
                 for error, basis, old in zip(errors, bases, before, strict=True)
             ]
             more, rounds = self.context.topped_up(bases, missed)
-            passes += rounds
+            passes += len(rounds)
             bases = bases if more is None else more
             if any(basis is not old for basis, old in zip(bases, before, strict=True)):
                 made |= {(i, basis.kernel): basis for i, basis in enumerate(bases)}

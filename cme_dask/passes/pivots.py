@@ -5,11 +5,10 @@ from dataclasses import replace
 
 from cme_dask.data.sample import Sample
 from cme_dask.numerics.folds import BY_ROWS
-from cme_dask.numerics.reduction import Extent
-from cme_dask.numerics.resources import MemoryPlan, one_blas_thread
-from cme_dask.numerics.rounds import PivotOffers, PivotState, Rule, choice_bytes, round_cost
+from cme_dask.numerics.resources import one_blas_thread
+from cme_dask.numerics.rounds import PivotOffers, PivotState, Rule, choice_bytes
 from cme_dask.passes.memory import MemoryBudget
-from cme_dask.passes.run import PassProgress, extent_of, plan_pass, run_pass
+from cme_dask.passes.run import PassProgress, PassReport, extent_of, run_pass
 
 
 def choose_in_rounds(
@@ -18,7 +17,7 @@ def choose_in_rounds(
     budget: MemoryBudget,
     progress: Callable[[PassProgress], None] | None = None,
     on_round: Callable[[int, PivotState], None] = lambda i, state: None,
-) -> tuple[dict[int, PivotState], int]:
+) -> tuple[dict[int, PivotState], list[PassReport]]:
     """Let the rule of each variable take its steps until it ends.
 
     Parameters
@@ -38,7 +37,7 @@ def choose_in_rounds(
     Returns
     -------
     states : the last state of each variable
-    passes : number of passes over the rows
+    reports : of each round
 
     Raises
     ------
@@ -48,7 +47,8 @@ def choose_in_rounds(
         If a round would not fit into memory.
     """
     rules = {i: rule for i, (rule, _) in variables.items()}
-    states, passes = {i: state for i, (_, state) in variables.items()}, 0
+    states = {i: state for i, (_, state) in variables.items()}
+    reports: list[PassReport] = []
     while active := [i for i in sorted(rules) if not states[i].done]:
         read = replace(  # variables that have their pivots are not read
             sample,
@@ -59,29 +59,13 @@ def choose_in_rounds(
         )
         extent = extent_of(read, budget.executor)
         asked = tuple((rules[i], states[i]) for i in active)
-        alone = _choice(tuple(state.rank for _, state in asked), extent)
+        ranks = tuple(state.rank for _, state in asked)
+        alone = {"the choice of pivots": choice_bytes(ranks, extent)}  # after the round
         offers = PivotOffers(asked, extent.strips)
-        result, _ = run_pass(read, offers, budget, progress, alone=alone, named=sample)
-        passes += 1
+        result, report = run_pass(read, offers, budget, progress, alone=alone, named=sample)
+        reports.append(report)
         for i, offer in zip(active, result, strict=True):
             with one_blas_thread():
                 states[i] = rules[i].step(states[i], offer)
             on_round(i, states[i])
-    return states, passes
-
-
-def predict_round(sample: Sample, ranks: tuple[int, ...], budget: MemoryBudget) -> MemoryPlan:
-    """The memory that a round at these ranks would need.
-
-    Raises
-    ------
-    ResourceError
-        If that does not fit into the budget.
-    """
-    extent = extent_of(sample, budget.executor)
-    return plan_pass(round_cost(ranks, extent), extent, budget, alone=_choice(ranks, extent))[1]
-
-
-def _choice(ranks: tuple[int, ...], extent: Extent) -> dict[str, int]:
-    """The phase after a round, in the client alone."""
-    return {"the choice of pivots": choice_bytes(ranks, extent)}
+    return states, reports
