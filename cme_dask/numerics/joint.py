@@ -185,11 +185,9 @@ class JointSolver:
         DataError
             If the kernels or the ridge don't fit the constraint.
         """
-        problem, coef = (
-            self.constraint.problem(mean, self.reg),
-            None if start is None else start.coef,
-        )
-        return JointSolution.of(problem, *self.constraint.minimize(problem, self.bounds, coef))
+        problem = self.constraint.problem(mean, self.reg)
+        first = None if start is None else start.coef
+        return JointSolution.of(problem, *self.constraint.minimize(problem, self.bounds, first))
 
     def path(self, mean: Moments, regs: Sequence[Regularization]) -> Iterator[JointSolution]:
         """Solutions at one positive ridge after the other; iterations start from the last.

@@ -277,7 +277,12 @@ class MomentSets(Reduction[tuple[MomentSums, ...], tuple[MomentSums, ...]]):
         """The buffers of each; equal functions have one."""
         states: list[MomentState] = []
         for one in self.each:
-            states.append(MomentState(one, like, states))
+            state = MomentState(one, like)
+            for other in states:
+                equal = all(map(FeatureBlock.same_functions, other.features, state.features))
+                if equal and other.equal is None:
+                    state.equal = other
+            states.append(state)
         return states
 
     def update(self, state: "list[MomentState]", strip: Strip) -> tuple[MomentSums, ...]:
@@ -334,20 +339,27 @@ class MomentState:
         What is summed.
     like
         An array of the library and on the device of the rows.
-    others
-        States of other sets of the same rows: functions that are those of one have its values.
+
+    Attributes
+    ----------
+    equal
+        The state of another set of the same rows whose functions are those of this one, if any.
+    functions
+        Rows 1, f_X - shift, f_Y - shift at the rows that are loaded, shape (P - sum m, n).
     """
 
-    def __init__(
-        self, reduction: MomentReduction, like: Array, others: "Sequence[MomentState]" = ()
-    ) -> None:
+    equal: "MomentState | None" = None
+    functions: Array = None
+
+    def __init__(self, reduction: MomentReduction, like: Array) -> None:
         xp, features = array_namespace(like), reduction.features
+        memory = 0 if is_numpy_array(like) else device_memory(like)
         double = {"dtype": xp.float64, "device": device(like)}
         self.xp, self.features, self.n_folds = xp, features, reduction.n_folds
         self.ranks, self.rank, self.width = reduction.ranks, sum(reduction.ranks), reduction.width
-        memory = 0 if is_numpy_array(like) else device_memory(like)
         self.block = sub_block(self.width, memory)
         self.span = span(self.width, self.width - self.rank, memory)
+        # Kernels get rows that are mapped already: sets with the same coordinates share these.
         self.coordinates = [one.basis.coordinates for one in features]
         self.maps = [c and c.prepare(xp, like) for c in self.coordinates]
         self.bases = [one.basis.in_coordinates() for one in features]
@@ -355,16 +367,7 @@ class MomentState:
             basis.evaluator(one.block_solve, like)
             for basis, one in zip(self.bases, features, strict=True)
         ]
-        self.equal: MomentState | None = next(
-            (
-                other
-                for other in others
-                if other.equal is None
-                and all(map(FeatureBlock.same_functions, other.features, features))
-            ),
-            None,
-        )
-        self.functions: Array = None  # at the rows that are loaded
+        # Memory of all strips: fresh memory costs page faults, more than what is computed in it.
         self.taken, self.held = [Scratch() for _ in features], Scratch()
         self.rows = xp.empty((self.width, self.block), **double)
         self.single, self.on_host = reduction.single, is_numpy_array(like)
@@ -401,7 +404,6 @@ class MomentState:
         if self.equal is not None:
             self.functions = self.equal.functions
             return
-        # The rows 1, f_X - shift, f_Y - shift.
         shape = self.width - self.rank, parts[0].shape[0]
         out, stop = self.held.shaped(self.xp, shape, self.rows), 1
         out[0, :] = 1.0
