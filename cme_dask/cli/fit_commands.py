@@ -53,11 +53,7 @@ from cme_dask.config import TOL
     "faster), or as --kernel-x.  [default: learned]",
 )
 @section_options("FitSection", "kernel_x", "kernel_y")
-@click.option(
-    "--averaged",
-    type=click.IntRange(1),
-    help="Number of learned kernels whose density ratios are averaged.  [default: 5]",
-)
+@section_options("TuningSection", "averaged")
 @section_options("FitSection", "tol", "max_rank", "reg", "reg_form", "constraint", "folds")
 @section_options("FitSection", "fold_by")
 @hold_out_option
@@ -86,7 +82,6 @@ def fit(
     y: tuple[str, ...] | None,
     given: dict[str, Any],
     kernel: str | None,
-    averaged: int | None,
     hold_out: float | None,
     growing: bool,
     dry_run: bool,
@@ -103,6 +98,7 @@ def fit(
     from cme_dask.cli.fitting import TrainingRows, fit_and_save, plan_of_fit
     from cme_dask.cli.schema import FitSection, checked
 
+    averaged = given.pop("averaged", None)
     options = {"kernel_x": kernel, "kernel_y": kernel, **given}
     learned = any(options[key] in (None, "learned") for key in ("kernel_x", "kernel_y"))
     if averaged is not None:
@@ -165,10 +161,7 @@ def expect(**options: Any) -> Shown:
     help="Of the Gaussian kernel: one, or one per column, in its unit.  [default: by the median "
     "heuristic]",
 )
-@click.option(
-    "--tol", type=float, default=TOL, show_default=True, help="Relative trace error, in (0, 1)."
-)
-@click.option("--max-rank", type=int, help="Most features.  [default: as tol needs]")
+@section_options("FitSection", "tol", "max_rank", tol=f"{TOL:g}", max_rank="as tol needs")
 @click.option(
     "--basis",
     type=click.Choice(["newton", "spectral"]),
@@ -183,8 +176,6 @@ def expect(**options: Any) -> Shown:
 @json_option
 def features(
     length_scale: tuple[float, ...] | None,
-    tol: float,
-    max_rank: int | None,
     basis: str,
     given: dict[str, Any],
     **options: Any,
@@ -200,13 +191,7 @@ def features(
     from cme_dask.kernels import Gaussian
 
     scales = length_scale if length_scale is None or len(length_scale) > 1 else length_scale[0]
-    estimator = PivotedCholesky(
-        None if scales is None else Gaussian(scales),
-        tol=tol,
-        max_rank=max_rank,
-        basis=basis,
-        **given,
-    )
+    estimator = PivotedCholesky(None if scales is None else Gaussian(scales), basis=basis, **given)
     result = fit_features(estimator, **options)
     return result, tables.feature_fit_tables(result)
 
