@@ -20,8 +20,7 @@ from cme_dask.errors import DataError
 from cme_dask.estimators.steps import SearchTimes
 from cme_dask.learning.candidates import TuningProgress
 from cme_dask.passes import progress as display
-from cme_dask.passes.progress import FitProgress, Step
-from cme_dask.passes.run import PassProgress
+from cme_dask.passes.progress import FitProgress, Step, pass_event
 
 
 @pytest.fixture(scope="module")
@@ -218,7 +217,7 @@ def test_progress_time_left_of_a_second_pass_of_the_same_name(capsys, monkeypatc
     monkeypatch.setattr("cme_dask.cli.progress.time.monotonic", lambda: next(clock))
     with ProgressLines(every=0.0) as lines:
         for done in (100, 500, 1000, 100, 500):
-            lines.fit(PassProgress("strip-moments", done, 1000, 1, 10, 1.0))
+            lines.fit(pass_event("strip-moments", done, 1000, 1.0))
     last = capsys.readouterr().err.splitlines()[-1]
     # 400 rows in the 10 s since the second pass began: 500 more take 12.5 s.
     assert last.endswith(", 12 s left"), last

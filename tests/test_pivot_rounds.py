@@ -26,7 +26,7 @@ from cme_dask.passes.driver import Executor
 from cme_dask.passes.memory import MemoryBudget
 from cme_dask.passes.pivots import choose_in_rounds
 from cme_dask.passes.plan import strip_length
-from cme_dask.passes.run import PassProgress
+from cme_dask.passes.progress import Event
 from cme_dask.passes.sources import open_sample
 
 KERNELS = {
@@ -409,7 +409,7 @@ def with_rare_rows(seen):
 
 def names_of(events):
     parts = [event.detail for event in events]
-    return [part.name for part in parts if isinstance(part, PassProgress)]
+    return [part.name for part in parts if isinstance(part, Event)]
 
 
 @pytest.mark.parametrize("seen", [0, 8])

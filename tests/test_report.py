@@ -19,8 +19,7 @@ from cme_dask.cli.run_report import FILES, MemoryTimeline, PeakMemory, reporting
 from cme_dask.errors import DataError, ResourceError
 from cme_dask.models import plots as drawing
 from cme_dask.passes.cluster import described_workers
-from cme_dask.passes.progress import duration
-from cme_dask.passes.run import PassProgress
+from cme_dask.passes.progress import duration, pass_event
 from cme_dask.passes.sources import open_sample
 
 
@@ -167,7 +166,7 @@ def test_values_that_json_does_not_know_are_texts(tmp_path):
 
 
 def event(rows, seconds):
-    return PassProgress("strip-moments", rows, 1000, rows // 10, 100, seconds)
+    return pass_event("strip-moments", rows, 1000, seconds)
 
 
 def test_who_does_not_watch_gets_a_line_now_and_then(capsys, monkeypatch):
@@ -177,8 +176,8 @@ def test_who_does_not_watch_gets_a_line_now_and_then(capsys, monkeypatch):
         for rows in (100, 200, 300, 400, 500, 600):  # at 10, 20, ... s
             lines.fit(event(rows, 1.0))
     assert capsys.readouterr().err.splitlines() == [
-        "pass 30 %, strip 30 of 100, 300 rows/s, 70 s left",
-        "pass 60 %, strip 60 of 100, 600 rows/s, 40 s left",
+        "pass 30 %, 300 of 1,000 rows, 300 rows/s, 70 s left",
+        "pass 60 %, 600 of 1,000 rows, 600 rows/s, 40 s left",
     ]
 
 

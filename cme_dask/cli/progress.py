@@ -20,11 +20,10 @@ from rich.console import Console
 from rich.progress import TaskID
 
 from cme_dask.data.store import disk_errors
-from cme_dask.passes.progress import Event, bars, duration, update_bar
+from cme_dask.passes.progress import Event, Listener, bars, duration, update_bar
 
 if TYPE_CHECKING:
     from cme_dask.data.ingest import IngestProgress
-    from cme_dask.passes.run import PassProgress
 
 
 # What happens in a run, as lines of JSON, by way of Python's own ``logging``
@@ -159,14 +158,13 @@ class ProgressLines:
         """Print a line that stays."""
         self._console.print(line, markup=False, soft_wrap=True)
 
-    def fit(self, event: "Event | PassProgress") -> None:
+    def fit(self, event: Event) -> None:
         """Show the progress of a fit or of a single pass: the ``progress`` of what makes it."""
-        if isinstance(event, Event):
+        if not event.rows_total:
             self._whole(event)
             return
-        rate = event.rows / event.seconds if event.seconds else 0.0
-        text = f"strip {event.strips:,} of {event.strips_total:,}, {rate:,.0f} rows/s"
-        self._show("pass", event.rows / event.rows_total, text)
+        text = f"{event.rows:,} of {event.rows_total:,} rows, {event.text}"
+        self._show("pass", event.done, text)
 
     def _whole(self, event: Event) -> None:
         """Show how far a fit is: one bar, whose share never falls, with one time left."""
@@ -189,7 +187,7 @@ class ProgressLines:
         """A callback that shows how many rows of ``total`` are done."""
         return lambda rows: self._show(label, rows / total, f"{rows:,} of {total:,} rows")
 
-    def rows_of(self, label: str) -> "Callable[[PassProgress], None]":
+    def rows_of(self, label: str) -> Listener:
         """A callback that shows how many rows of a pass are done."""
         return lambda event: self.counter(label, event.rows_total)(event.rows)
 

@@ -34,9 +34,10 @@ from cme_dask.numerics.moments import MomentReduction
 from cme_dask.numerics.precision import SpectrumChange
 from cme_dask.passes.cluster import Scheduler
 from cme_dask.passes.lazy import gram_columns, lazy_features
+from cme_dask.passes.progress import Listener
 from cme_dask.passes.run import RunOptions
 from cme_dask.passes.sources import open_sample
-from cme_dask.passes.write import FeatureReport, WriteProgress, write_features
+from cme_dask.passes.write import FeatureReport, write_features
 
 # What a fitted ``PivotedCholesky`` does with rows: features, Gram columns, saving
 
@@ -98,7 +99,7 @@ class FittedFeatures(TransformerMixin, Estimator):  # type: ignore[misc]
         scheduler: Scheduler = None,
         workers: int | None = None,
         memory_limit: str | int | None = None,
-        progress: WriteProgress | None = None,
+        progress: Listener | None = None,
     ) -> FeatureReport:
         """Write the features of all rows of X to a sample store, out of core, in one pass.
 
@@ -123,7 +124,7 @@ class FittedFeatures(TransformerMixin, Estimator):  # type: ignore[misc]
         scheduler, workers, memory_limit
             As in :meth:`JointDistribution.fit`.
         progress
-            Called with a :class:`PassProgress` when a task has ended.
+            Called with a :class:`cme_dask.Event` when a task has ended.
 
         Returns
         -------

@@ -33,9 +33,10 @@ from cme_dask.numerics.joint import StackedBasis, StackedNewton, ranks_of
 from cme_dask.numerics.moments import FeatureBlock, Function
 from cme_dask.numerics.scoring import ScoringFunctions
 from cme_dask.passes.memory import MemoryBudget
+from cme_dask.passes.progress import Event as PassEvent
 from cme_dask.passes.progress import StepBegan
 from cme_dask.passes.row_sample import sample_rows
-from cme_dask.passes.run import PassProgress, count_bad_values
+from cme_dask.passes.run import count_bad_values
 
 
 def check_accuracy(accuracy: Any) -> float:
@@ -76,7 +77,7 @@ class PivotProgress:
 FunctionsLike = Mapping[str, Function | str] | Sequence[str]
 """Functions to be declared: callables or events by name, or a list of events."""
 
-Progress = Callable[[PivotProgress | PassProgress | TuningProgress | StepBegan], None]
+Progress = Callable[[PivotProgress | PassEvent | TuningProgress | StepBegan], None]
 """What the parts of a fit report to, see :class:`cme_dask.estimators.steps.StepReports`."""
 
 

@@ -16,8 +16,7 @@ from cme_dask.estimators.recipe import (
 )
 from cme_dask.learning.candidates import Tuning, TuningProgress
 from cme_dask.passes.driver import Executor
-from cme_dask.passes.progress import FitProgress, Listener, Step, StepBegan, listening
-from cme_dask.passes.run import PassProgress
+from cme_dask.passes.progress import Event, FitProgress, Listener, Step, StepBegan, listening
 
 ProgressOption: TypeAlias = bool | Listener | None
 """True to show the progress of a fit, or a function of its events."""
@@ -213,7 +212,7 @@ class StepReports:
         self._members = 0.5  # of the solution's time; then laws are calibrated
         self._ranks: list[tuple[str, int]] = []
 
-    def __call__(self, detail: PivotProgress | PassProgress | TuningProgress | StepBegan) -> None:
+    def __call__(self, detail: PivotProgress | Event | TuningProgress | StepBegan) -> None:
         """Take the report of a part."""
         if isinstance(detail, StepBegan):
             self._target.leave_out(detail.without)
@@ -236,7 +235,7 @@ class StepReports:
                     more = _SHORT if self._costs.n_rows > Tuning().rows else 1.0
                     self._guess([more * rank for rank in detail.ranks])
             self._target(detail, self._prefix + SEARCH, share, text)
-        elif isinstance(detail, PassProgress):
+        elif isinstance(detail, Event):
             rate = detail.rows / detail.seconds if detail.seconds else 0.0
             rounds = detail.name == "pivot-round"
             if detail.name == "logistic-rows":

@@ -1,6 +1,6 @@
 """The pass of a fit that makes the moments, and the memory of the steps around it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,8 @@ from cme_dask.numerics.resources import MemoryPlan
 from cme_dask.numerics.sampled_pivots import SKETCH, prefix_rows
 from cme_dask.passes.memory import MemoryBudget, row_sample_bytes
 from cme_dask.passes.plan import RowRange
-from cme_dask.passes.run import PassProgress, PassReport, extent_of, plan_pass, run_pass
+from cme_dask.passes.progress import Listener
+from cme_dask.passes.run import PassReport, extent_of, plan_pass, run_pass
 
 _WORD = 8
 _SOLVE_WORDS = 12  # per entry of a P x P matrix: eigenbases, and what they are made from
@@ -29,7 +30,7 @@ def make_moments(
     sample: Sample,
     specs: Sequence[MomentReduction],
     budget: MemoryBudget,
-    progress: Callable[[PassProgress], None] | None,
+    progress: Listener | None,
     sample_rows: int = 0,
     cells: Sequence[CellReduction] = (),
 ) -> tuple[tuple[MomentSums, ...], tuple[CellSums, ...], PassReport]:

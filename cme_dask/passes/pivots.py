@@ -8,14 +8,15 @@ from cme_dask.numerics.folds import BY_ROWS
 from cme_dask.numerics.resources import one_blas_thread
 from cme_dask.numerics.rounds import PivotOffers, PivotState, Rule, choice_bytes
 from cme_dask.passes.memory import MemoryBudget
-from cme_dask.passes.run import PassProgress, PassReport, extent_of, run_pass
+from cme_dask.passes.progress import Listener
+from cme_dask.passes.run import PassReport, extent_of, run_pass
 
 
 def choose_in_rounds(
     sample: Sample,
     variables: Mapping[int, tuple[Rule, PivotState]],
     budget: MemoryBudget,
-    progress: Callable[[PassProgress], None] | None = None,
+    progress: Listener | None = None,
     on_round: Callable[[int, PivotState], None] = lambda i, state: None,
 ) -> tuple[dict[int, PivotState], list[PassReport]]:
     """Let the rule of each variable take its steps until it ends.

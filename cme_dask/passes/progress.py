@@ -32,7 +32,7 @@ _LINES = 10.0  # seconds between lines where nothing can be overwritten
 
 @dataclass(frozen=True)
 class Event:
-    """How far a fit is.
+    """How far a fit, or a single pass over the rows, is.
 
     Parameters
     ----------
@@ -49,8 +49,8 @@ class Event:
     text : str
         Figures of the step, such as the rank reached or the rows per second.
     detail : object
-        The report of the step itself: ``PivotProgress``, ``PassProgress``, ``TuningProgress`` or
-        None.
+        The report of the step itself: ``PivotProgress``, ``TuningProgress``, the event of a pass,
+        or None.
     """
 
     step: int
@@ -61,6 +61,8 @@ class Event:
     seconds_left: float | None
     text: str
     detail: Any = field(default=None, repr=False)
+    rows: int = 0
+    rows_total: int = 0
 
     def __str__(self) -> str:
         left = "" if self.seconds_left is None else f", {duration(self.seconds_left)} left"
@@ -69,6 +71,14 @@ class Event:
 
 
 Listener: TypeAlias = Callable[[Event], None]
+
+
+def pass_event(name: str, rows: int, rows_total: int, seconds: float) -> Event:
+    """The event of a pass that has taken so many seconds for so many rows, at least one."""
+    share = rows / rows_total
+    text = f"{rows / max(seconds, 1e-9):,.0f} rows/s"
+    left = seconds * (1.0 / share - 1.0)
+    return Event(1, 1, name, share, seconds, left, text, None, rows, rows_total)
 
 
 @dataclass(frozen=True)

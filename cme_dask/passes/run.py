@@ -41,7 +41,7 @@ from cme_dask.passes.plan import (
     plan_ranges,
     strip_length,
 )
-from cme_dask.passes.progress import Event, Listener, listening
+from cme_dask.passes.progress import Listener, listening, pass_event
 
 Array = Any
 Result = TypeVar("Result")
@@ -56,18 +56,6 @@ _UNLIMITED = 1 << 62
 _HELD_BYTES = 1 << 26  # rows that a task holds at once, where it must hold them all
 
 log = logging.getLogger("cme_dask.run")
-
-
-@dataclass(frozen=True)
-class PassProgress:
-    """How far a pass is."""
-
-    name: str
-    rows: int
-    rows_total: int
-    strips: int
-    strips_total: int
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -188,30 +176,17 @@ class RunOptions:
     @contextlib.contextmanager
     def opened(
         self, name: str, depends_on: Mapping[str, Any], sample: Sample
-    ) -> Iterator[tuple[MemoryBudget, Callable[[PassProgress], None] | None]]:
+    ) -> Iterator[tuple[MemoryBudget, Listener | None]]:
         """The same, and the callback for the progress of the only pass."""
         with self.budget(name, depends_on, sample) as budget, listening(self.progress) as listener:
-            yield budget, None if listener is None else _EventsOf(listener)
-
-
-@dataclass(frozen=True)
-class _EventsOf:
-    """From the progress of a pass to events."""
-
-    listener: Listener
-
-    def __call__(self, done: PassProgress) -> None:
-        share = done.rows / done.rows_total
-        left = done.seconds * (1.0 / share - 1.0)
-        text = f"{done.rows / max(done.seconds, 1e-9):,.0f} rows/s"
-        self.listener(Event(1, 1, done.name, share, done.seconds, left, text, done))
+            yield budget, listener
 
 
 def run_pass(
     sample: Sample,
     reduction: Reduction[Any, Result],
     budget: MemoryBudget,
-    progress: Callable[[PassProgress], None] | None = None,
+    progress: Listener | None = None,
     *,
     alone: Mapping[str, int] | None = None,
     held: int = 0,
@@ -265,7 +240,7 @@ def run_pass(
         rows, done = marks[-1][0] + last - first, marks[-1][1] + runs[number].strips
         marks.append((rows, done, time.perf_counter() - begin))
         if progress is not None:
-            progress(PassProgress(name, rows, n, done, strips, marks[-1][2]))
+            progress(pass_event(name, rows, n, marks[-1][2]))
 
     shared = _Shared(reduction, reading, device=executor.device)
     try:

@@ -13,7 +13,8 @@ from cme_dask.numerics.moments import Function, function_values
 from cme_dask.numerics.reduction import Cost, Extent, Reduction, Strip, blocks, tree_sum
 from cme_dask.numerics.scoring import Estimate, Scores, ScoreSums
 from cme_dask.passes.memory import MemoryBudget
-from cme_dask.passes.run import PassProgress, PassReport, run_pass
+from cme_dask.passes.progress import Listener
+from cme_dask.passes.run import PassReport, run_pass
 
 Array = Any
 Predict = Callable[[Array], Array]
@@ -300,7 +301,7 @@ def score_pass(
     functions: Mapping[str, Function] | None = None,
     laws: Mapping[str, Law] | None = None,
     n_blocks: int = N_FOLDS,
-    progress: Callable[[PassProgress], None] | None = None,
+    progress: Listener | None = None,
 ) -> ScoreReport:
     """Scores of predictions and laws over all rows of a sample (of a part), in one pass.
 

@@ -29,14 +29,14 @@ from cme_dask.numerics.folds import BY_ROWS
 from cme_dask.numerics.reduction import Cost, Extent, Reduction, Strip
 from cme_dask.numerics.resources import MemoryPlan
 from cme_dask.passes.memory import MemoryBudget
+from cme_dask.passes.progress import Listener
 from cme_dask.passes.row_sample import choose_rows
-from cme_dask.passes.run import PassProgress, PassReport, extent_of, plan_pass, run_pass
+from cme_dask.passes.run import PassReport, extent_of, plan_pass, run_pass
 
 # Features of all rows, from store to store: one pass, out of core, one writer per chunk
 
 
 Array = Any
-WriteProgress = Callable[[PassProgress], None]
 
 _WORD = 8
 _KEPT_BYTES = 1 << 25  # of the new store's row sample
@@ -94,7 +94,7 @@ def write_features(
     dtype: Any,
     overwrite: bool,
     budget: MemoryBudget,
-    progress: WriteProgress | None = None,
+    progress: Listener | None = None,
 ) -> FeatureReport:
     """Write the features of a sample's x, with its y and weights, to a new sample store.
 
@@ -341,7 +341,7 @@ def write_answers(
     chunk_rows: int | None,
     overwrite: bool,
     budget: MemoryBudget,
-    progress: Callable[[PassProgress], None] | None = None,
+    progress: Listener | None = None,
 ) -> tuple[PassReport, int]:
     """Write the answers at all rows of a sample to a new store, whole or not at all.
 
