@@ -20,7 +20,7 @@ from cme_dask.learning.losses import Gain, paired_gain, screened_laws
 from cme_dask.metrics import crps
 from cme_dask.models.joint import JointModel
 from cme_dask.numerics.basis import NewtonBasis
-from cme_dask.numerics.location import RIDGES, fit_location
+from cme_dask.numerics.location import RIDGES, fit_mean_function
 from cme_dask.numerics.moments import FeatureBlock, MomentReduction, strip_moments
 from cme_dask.numerics.problem import Regularization
 from cme_dask.passes.driver import Executor
@@ -52,7 +52,13 @@ def located(request):
     )
     moments = strip_moments(MomentReduction(sides, N_FOLDS), (x, y), weights, folds)
     within = (x.min(axis=0), x.max(axis=0)) if request.param == "trend" else None
-    return x, y, weights, folds, fit_location(moments, sides[0].basis, slice(0, 2), within=within)
+    return (
+        x,
+        y,
+        weights,
+        folds,
+        fit_mean_function(moments, sides[0].basis, slice(0, 2), within=within),
+    )
 
 
 def dense(x, y, weights, pivots, ridge, trend=True):
@@ -112,7 +118,9 @@ def test_trends_go_on_constant_beyond_their_range():
     folds = (np.arange(500) % 4).astype(np.uint8)
     moments = strip_moments(MomentReduction(sides, 4), (x, y), None, folds)
     within = np.array([-1.0, 0.0]), np.array([1.0, 0.0])
-    location = fit_location(moments, sides[0].basis, slice(0, 1), within=within).residuals.location
+    location = fit_mean_function(
+        moments, sides[0].basis, slice(0, 1), within=within
+    ).residuals.location
     assert abs(location.trend[0, 0]) > 1.0
     assert location.trend[1, 0] == 0.0
     far = np.array([[1e6, 1.0], [1e9, 1.0], [1.0, 1e9]])
@@ -130,9 +138,9 @@ def test_rows_of_a_fold_do_not_change_their_own_location(located):
     other = y + 100.0 * (folds == 2)[:, None]
     moments = strip_moments(MomentReduction(sides, N_FOLDS), (x, other), weights, folds)
     ridges = [1e-2]
-    again = fit_location(moments, sides[0].basis, slice(0, 2), ridges=ridges)
+    again = fit_mean_function(moments, sides[0].basis, slice(0, 2), ridges=ridges)
     moments = strip_moments(MomentReduction(sides, N_FOLDS), (x, y), weights, folds)
-    before = fit_location(moments, sides[0].basis, slice(0, 2), ridges=ridges)
+    before = fit_mean_function(moments, sides[0].basis, slice(0, 2), ridges=ridges)
     moved = np.abs(again.residuals.held_out(x, folds) - before.residuals.held_out(x, folds))
     assert moved[folds == 2].max() < 1e-8
     assert moved[folds != 2].min() > 1.0

@@ -27,9 +27,9 @@ from cme_dask.kernels import Kernel
 from cme_dask.learning.candidates import TuningProgress
 from cme_dask.learning.transforms import HEURISTIC_ROWS, constant_columns, default_kernel
 from cme_dask.models.events import Event
-from cme_dask.numerics.basis import Basis, LinearBasis
+from cme_dask.numerics.basis import Basis, Functions, LinearBasis
 from cme_dask.numerics.folds import MAX_FOLDS
-from cme_dask.numerics.joint import StackedBasis, StackedNewton, ranks_of
+from cme_dask.numerics.joint import StackedBasis, ranks_of
 from cme_dask.numerics.moments import FeatureBlock, Function
 from cme_dask.numerics.scoring import ScoringFunctions
 from cme_dask.passes.memory import MemoryBudget
@@ -107,7 +107,7 @@ class FittedBasis:
         which approximate no kernel.
     """
 
-    newton: Basis | StackedNewton
+    newton: Functions
     spectral: LinearBasis | StackedBasis
     trace_error: float | None
 

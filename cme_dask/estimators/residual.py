@@ -28,7 +28,7 @@ from cme_dask.numerics.blocks import MomentSums
 from cme_dask.numerics.cells import ValueRange
 from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.crossval import held_out_folds
-from cme_dask.numerics.location import FittedLocation, fit_location
+from cme_dask.numerics.location import FittedMeanFunction, fit_mean_function
 from cme_dask.numerics.moments import FeatureBlock, strip_moments
 from cme_dask.numerics.resources import one_blas_thread
 from cme_dask.passes.progress import StepBegan
@@ -180,7 +180,7 @@ def _report(context: FitContext, step: str, without: tuple[str, ...] = ()) -> No
         context.progress(StepBegan(step, without=without))
 
 
-def _described(fit: JointFit, context: FitContext, location: FittedLocation) -> dict[str, Any]:
+def _described(fit: JointFit, context: FitContext, location: FittedMeanFunction) -> dict[str, Any]:
     scores = fit._scores(context)
     return {
         "kept": False,
@@ -226,7 +226,7 @@ def _location(
     fit: JointFit,
     context: FitContext,
     candidates: list[tuple[tuple[FeatureBlock, ...], MomentSums]],
-) -> FittedLocation:
+) -> FittedMeanFunction:
     """The location that explains most of unseen rows, among those on the bases of x given."""
     columns, scores = context.sample.columns, fit._scores(context)
     first = 0 if scores is None else len(candidates[0][0][1].names)
@@ -236,13 +236,13 @@ def _location(
     labels = np.array(columns[0].categorical)
     within = np.where(labels, 0.0, x.min(axis=0)), np.where(labels, 0.0, x.max(axis=0))
     locations = (
-        fit_location(moments, sides[0].basis, here, scores, within=within)
+        fit_mean_function(moments, sides[0].basis, here, scores, within=within)
         for sides, moments in candidates
     )
     return max(locations, key=lambda each: float(each.skill.sum()))
 
 
-def _of_residuals(context: FitContext, location: FittedLocation) -> FitContext:
+def _of_residuals(context: FitContext, location: FittedMeanFunction) -> FitContext:
     """The same rows of x and e, whose pivots come from the row sample unless those of x are given.
 
     No functions are declared, and nothing is searched or tried.
@@ -264,7 +264,7 @@ def _of_residuals(context: FitContext, location: FittedLocation) -> FitContext:
     )
 
 
-def _second_context(fit: JointFit, context: FitContext, location: FittedLocation) -> FitContext:
+def _second_context(fit: JointFit, context: FitContext, location: FittedMeanFunction) -> FitContext:
     """The same fit of x and e."""
     second, kernels = _of_residuals(context, location), list(context.kernels)
     if context.search is None:
@@ -290,7 +290,7 @@ def _quick(tuning: Tuning) -> Tuning:
 
 
 def _screened_gain(
-    fit: JointFit, context: FitContext, second: FitContext, location: FittedLocation
+    fit: JointFit, context: FitContext, second: FitContext, location: FittedMeanFunction
 ) -> Gain:
     """The gain of refits on a part of the row sample."""
     rows = context.rows.prefix(_SCREENED_ROWS)
@@ -318,7 +318,7 @@ def _final_gain(
     result: FitResult,
     second: FitContext,
     of_residuals: FitResult,
-    location: FittedLocation,
+    location: FittedMeanFunction,
 ) -> Gain:
     """The gain of refits from all rows, at rows of the row sample."""
     plain = refitted_laws(fit, context, result)
@@ -331,7 +331,7 @@ def _final_gain(
 def _gain(
     context: FitContext,
     values: ValueRange,
-    location: FittedLocation,
+    location: FittedMeanFunction,
     plain: Iterator[HeldLaws],
     moved: Iterator[HeldLaws],
     size: int,

@@ -13,7 +13,7 @@ from cme_dask.display import passes, rank_text
 from cme_dask.errors import DataError
 from cme_dask.models.answers import ConditionalExpectation, PredictedMeans
 from cme_dask.models.base import Model
-from cme_dask.models.law import ConditionalLaw, law_of
+from cme_dask.models.law import ConditionalLaw
 from cme_dask.models.location import LocationModel
 from cme_dask.models.points import (
     FloatArray,
@@ -26,11 +26,12 @@ from cme_dask.models.points import (
 from cme_dask.models.relevance import LengthScales, length_scales, plot_relevance, scales_line
 from cme_dask.models.spectra import SpectrumPair, plot_residual_trace, plot_spectrum
 from cme_dask.numerics.basis import LinearBasis
+from cme_dask.numerics.blending import BlendedLaw, near_data
 from cme_dask.numerics.blocks import MomentSums
-from cme_dask.numerics.calibration import Calibration
+from cme_dask.numerics.calibration import Calibration, Levels
 from cme_dask.numerics.cells import CellStatistics
 from cme_dask.numerics.joint import StackedBasis, ranks_of
-from cme_dask.numerics.measure import Law
+from cme_dask.numerics.measure import CellLaw, Law, ShiftedLaw, project
 from cme_dask.numerics.support import Support
 
 Array = Any
@@ -437,7 +438,7 @@ class JointModel(Model, PredictedMeans):
         """The law of Y given X = x, or with ``reverse`` of X given Y = y, at any point."""
         made: dict[bool, Law] = self.__dict__.setdefault("_laws", {})
         if reverse not in made:
-            made[reverse] = law_of(self, reverse)
+            made[reverse] = _law_of(self, reverse)
         return made[reverse]
 
     def contents(self) -> dict[str, Any]:
@@ -521,3 +522,84 @@ def _in_blocks(
 def _slices(n: int) -> Iterator[slice]:
     for start in range(0, n, _QUERY_ROWS):
         yield slice(start, min(start + _QUERY_ROWS, n))
+
+
+# From a joint model to the laws of one variable given the other
+
+
+def _law_of(model: JointModel, reverse: bool) -> Law:
+    """The law that a model answers with: shifted residuals of y near the data, where it has them.
+
+    Far from the data it is the law without residuals, which tends to the marginal law.
+
+    Parameters
+    ----------
+    model
+        The model.
+    reverse
+        Whether it is the law of X given Y = y.
+
+    Raises
+    ------
+    DataError
+        If the model has no cells.
+    """
+    base, residual = _cell_law(model, reverse), model.residual
+    if reverse or residual is None:
+        return base
+    inner = _cell_law(residual.model, reverse)
+    shifted = ShiftedLaw(inner.cells, inner.at, residual, base.cells.values)
+    return BlendedLaw(shifted, base, near_data(model.x.basis.newton))
+
+
+def _cells_of(model: JointModel, reverse: bool) -> CellStatistics:
+    """The cells on which the laws are."""
+    cells = (model.x if reverse else model.y).cells
+    if cells is None:
+        raise DataError(
+            "this model has no cells for conditional laws: fit with support_size of at least 1"
+        )
+    return cells
+
+
+def _cell_law(model: JointModel, reverse: bool) -> CellLaw:
+    """The law on the cells: the signed ratio at their points, projected and calibrated."""
+    cells = _cells_of(model, reverse)
+    if model.base == 0.0:
+        return _mixing(model, reverse, cells)
+    # H goes from the functions of x to those of y.
+    given, answered, coef = (
+        (model.y, model.x, model.coef) if reverse else (model.x, model.y, model.coef.T)
+    )
+    basis, right = given.basis, coef @ answered.basis(cells.support.points).T
+
+    def weigh(x: Array) -> Array:
+        return project(model.base + basis(x) @ right, cells.masses)[0]
+
+    calibration = None if reverse else model.calibration
+    if calibration is None:
+        return CellLaw(cells, weigh)
+    levels, support = Levels(cells.means, calibration.columns), basis.newton.support
+    return CellLaw(cells, lambda x: calibration.weights(weigh(x), levels, support(x)))
+
+
+def _mixing(model: JointModel, reverse: bool, cells: CellStatistics) -> CellLaw:
+    """The law of a coupling: its components, of weights pi_j(x) = E[b_j] sum_i C_ji b_i(x)."""
+    components = cells.components
+    if components is None:
+        raise DataError("this coupling counted no cells: fit it again")
+    masses = components.sum(axis=1)
+    shares = np.divide(
+        components, masses[:, None], out=np.zeros_like(components), where=masses[:, None] > 0.0
+    )
+    basis, coef = (model.y.basis, model.coef) if reverse else (model.x.basis, model.coef.T)
+
+    def mixture(x: Array) -> Array:
+        pi = (basis(x) @ coef) * masses
+        return np.asarray(pi / pi.sum(axis=1, keepdims=True))
+
+    def weigh(x: Array) -> Array:
+        result = mixture(x) @ shares
+        return np.asarray(result / result.sum(axis=1, keepdims=True))
+
+    return CellLaw(cells, weigh, mixture)

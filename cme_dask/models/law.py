@@ -19,11 +19,8 @@ from cme_dask.models.points import (
     function_values,
     name_of,
 )
-from cme_dask.numerics.blending import BlendedLaw, near_data
-from cme_dask.numerics.calibration import Levels
 from cme_dask.numerics.cells import CellStatistics
 from cme_dask.numerics.folds import number_hash, unit_interval
-from cme_dask.numerics.measure import CellLaw, Law, ShiftedLaw, project
 from cme_dask.numerics.smoothing import Smoothing, log_density
 
 if TYPE_CHECKING:
@@ -513,9 +510,9 @@ class ConditionalLaw:
         DataError
             If the model is no coupling.
         """
-        if self.model.base != 0.0:
+        mixture = self._law.mixture
+        if mixture is None:
             raise DataError("only laws of a coupling are mixtures of components: ask for weights()")
-        mixture = _mixture(self.model, self.reverse)[0]
         return self._fill(lambda here: mixture(self.points[here]))
 
     def effective_support(self) -> FloatArray:
@@ -628,7 +625,8 @@ class ConditionalLaw:
     @property
     def _cells(self) -> CellStatistics:
         """Cells of all rows of the answered variable: its marginal law."""
-        return _cells_of(self.model, self.reverse)
+        assert self.answered.cells is not None
+        return self.answered.cells
 
     def _log_pdf(self, points: Array, paired: bool, bandwidth: Any = None) -> Array:
         near = self.model if self.reverse else self.model.answering
@@ -685,92 +683,11 @@ def _inside(y: Array, t: Array) -> Array:
     return np.asarray((y[:, None, :] <= t[None]).all(axis=2), dtype=np.float64)
 
 
-# From a joint model to the laws of one variable given the other
-
-
-def law_of(model: "JointModel", reverse: bool) -> Law:
-    """The law that a model answers with: shifted residuals of y near the data, where it has them.
-
-    Far from the data it is the law without residuals, which tends to the marginal law.
-
-    Parameters
-    ----------
-    model
-        The model.
-    reverse
-        Whether it is the law of X given Y = y.
-
-    Raises
-    ------
-    DataError
-        If the model has no cells.
-    """
-    base, residual = _cell_law(model, reverse), model.residual
-    if reverse or residual is None:
-        return base
-    inner = _cell_law(residual.model, reverse)
-    shifted = ShiftedLaw(inner.cells, inner.at, residual, base.cells.values)
-    return BlendedLaw(shifted, base, near_data(model.x.basis.newton))
-
-
-def _cells_of(model: "JointModel", reverse: bool) -> CellStatistics:
-    """The cells on which the laws are."""
-    cells = (model.x if reverse else model.y).cells
-    if cells is None:
-        raise DataError(
-            "this model has no cells for conditional laws: fit with support_size of at least 1"
-        )
-    return cells
-
-
-def _cell_law(model: "JointModel", reverse: bool) -> CellLaw:
-    """The law on the cells: the signed ratio at their points, projected and calibrated."""
-    cells = _cells_of(model, reverse)
-    if model.base == 0.0:
-        mixture, shares = _mixture(model, reverse)
-
-        def mix(x: Array) -> Array:
-            result = mixture(x) @ shares
-            return np.asarray(result / result.sum(axis=1, keepdims=True))
-
-        return CellLaw(cells, mix)
-    # H goes from the functions of x to those of y.
-    given, answered, coef = (
-        (model.y, model.x, model.coef) if reverse else (model.x, model.y, model.coef.T)
-    )
-    basis, right = given.basis, coef @ answered.basis(cells.support.points).T
-
-    def weigh(x: Array) -> Array:
-        return project(model.base + basis(x) @ right, cells.masses)[0]
-
-    calibration = None if reverse else model.calibration
-    if calibration is None:
-        return CellLaw(cells, weigh)
-    levels, support = Levels(cells.means, calibration.columns), basis.newton.support
-    return CellLaw(cells, lambda x: calibration.weights(weigh(x), levels, support(x)))
-
-
-def _mixture(model: "JointModel", reverse: bool) -> tuple[Function, Array]:
-    """Weights pi_j(x) = E[b_j] sum_i C_ji b_i(x) of a coupling's components, and their cells."""
-    components = _cells_of(model, reverse).components
-    if components is None:
-        raise DataError("this coupling counted no cells: fit it again")
-    masses = components.sum(axis=1)
-    shares = np.divide(
-        components, masses[:, None], out=np.zeros_like(components), where=masses[:, None] > 0.0
-    )
-    basis, coef = (model.y.basis, model.coef) if reverse else (model.x.basis, model.coef.T)
-
-    def mixture(x: Array) -> Array:
-        pi = (basis(x) @ coef) * masses
-        return np.asarray(pi / pi.sum(axis=1, keepdims=True))
-
-    return mixture, shares
-
-
 def _spread(model: "JointModel", reverse: bool) -> Array:
     """Standard deviations of the columns given the other variable, from held-out errors."""
-    cells, names = _cells_of(model, reverse), (model.x if reverse else model.y).columns.names
+    answered = model.x if reverse else model.y
+    cells, names = answered.cells, answered.columns.names
+    assert cells is not None
     centre = cells.masses @ cells.means
     within = np.einsum("sii->si", cells.covariances)
     total = cells.masses @ ((cells.means - centre) ** 2 + within)

@@ -190,23 +190,16 @@ def in_blocks(evaluator: BlockEvaluator, rows: Array, width: int) -> Array:
 _LOST = 1e-10
 
 
-class Basis(Protocol):
-    """Functions of one variable, one per pivot or landmark, as the pass and the models use them.
-
-    See :class:`NewtonBasis` and :class:`cme_dask.numerics.partition.PartitionBasis`.
-    """
+class Functions(Protocol):
+    """Functions of one variable, as models evaluate them: a basis, or several side by side."""
 
     @property
     def kernel(self) -> Any:
-        """The kernel."""
+        """The kernel, of several bases that of the first."""
 
     @property
     def points(self) -> Array:
         """Pivots or landmarks, shape (m, d)."""
-
-    @property
-    def rows(self) -> Array | None:
-        """Their global row indices, shape (m,), or None."""
 
     @property
     def rank(self) -> int:
@@ -220,24 +213,6 @@ class Basis(Protocol):
     def partition(self) -> "Basis | None":
         """Itself if it is a partition of unity: functions >= 0 that add up to one; else None."""
 
-    @property
-    def factor(self) -> Array:
-        """The lower-triangular matrix that is solved for, shape (m, m)."""
-
-    @property
-    def bound(self) -> float | None:
-        """Upper bound of each function everywhere, None if infinite."""
-
-    @property
-    def coordinates(self) -> Any:
-        """The coordinates in which the kernel sees rows, or None."""
-
-    def in_coordinates(self) -> "Basis":
-        """The same functions, of rows that are in these coordinates already."""
-
-    def evaluator(self, elimination: BlockSolve, like: Array) -> BlockEvaluator:
-        """The functions, eliminated so far, for many rows of x."""
-
     def support(self, x: Array) -> Array:
         """How near the rows of x are to the pivots or landmarks, from 0 to 1, shape (n,)."""
 
@@ -246,6 +221,36 @@ class Basis(Protocol):
 
     def __call__(self, x: Array) -> Array:
         """Values at the rows of x, shape (n, m)."""
+
+
+class Basis(Functions, Protocol):
+    """Functions of one variable, one per pivot or landmark, as passes sum them.
+
+    See :class:`NewtonBasis` and :class:`cme_dask.numerics.partition.PartitionBasis`.
+    """
+
+    @property
+    def rows(self) -> Array | None:
+        """Global row indices of the points, shape (m,), or None."""
+
+    @property
+    def factor(self) -> Array:
+        """The lower-triangular matrix that is solved for, shape (m, m)."""
+
+    @property
+    def bound(self) -> float | None:
+        """Upper bound of each function everywhere, None if infinite."""
+
+    def evaluator(self, elimination: BlockSolve, like: Array) -> BlockEvaluator:
+        """The functions, eliminated so far, for many rows of x."""
+
+
+def unmapped(basis: Any) -> tuple[Any, Any]:
+    """The transform of rows in the kernel of a basis, or None, and the functions of mapped rows."""
+    transform, kernel = basis.kernel.unmapped
+    if transform is None:
+        return None, basis
+    return transform, replace(basis, kernel=kernel, points=transform(basis.points))
 
 
 @dataclass(frozen=True, eq=False)
@@ -316,18 +321,6 @@ class NewtonBasis:
         """Upper bound sqrt(sup k) of |N_i| and |psi_i| everywhere, by (28); None if infinite."""
         sup = self.kernel.upper_bound
         return None if sup is None else float(np.sqrt(sup))
-
-    @property
-    def coordinates(self) -> Any:
-        """The coordinates in which the kernel sees rows, or None."""
-        return self.kernel.unmapped[0]
-
-    def in_coordinates(self) -> "NewtonBasis":
-        """The same functions, of rows that are in these coordinates already."""
-        coordinates, base = self.kernel.unmapped
-        if coordinates is None:
-            return self
-        return replace(self, kernel=base, points=coordinates(self.points))
 
     def evaluator(self, elimination: BlockSolve, like: Array) -> BlockEvaluator:
         """The kernel functions at the pivots, eliminated so far, for many rows.

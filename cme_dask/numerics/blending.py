@@ -1,12 +1,11 @@
 """Laws near the data and laws far from them, as one measure: a mixture whose shares depend on x."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from cme_dask.numerics.basis import Basis
-from cme_dask.numerics.joint import StackedNewton
+from cme_dask.numerics.basis import Functions
 from cme_dask.numerics.measure import (
     SLACK,
     CellLaw,
@@ -41,7 +40,7 @@ def share_near(support: Array) -> Array:
     return np.asarray(t * t * (3.0 - 2.0 * t))
 
 
-def near_data(newton: Basis | StackedNewton) -> Callable[[Array], Array]:
+def near_data(newton: Functions) -> Callable[[Array], Array]:
     """From rows of x (b, d_X) to :func:`share_near` of their effective support, shape (b,).
 
     The support takes a triangular solve for each row. Most rows do without: they are so near to a
@@ -109,6 +108,8 @@ class BlendedLaw:
     share
         From rows of x (b, d_X) to a, shape (b,), in [0, 1].
     """
+
+    mixture: ClassVar[None] = None
 
     def __init__(self, near: ShiftedLaw, far: CellLaw, share: Callable[[Array], Array]) -> None:
         self.near, self.far, self.share = near, far, share

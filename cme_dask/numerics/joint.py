@@ -9,7 +9,7 @@ import numpy as np
 
 from cme_dask.display import brief_repr
 from cme_dask.errors import DataError, option
-from cme_dask.numerics.basis import Basis, LinearBasis
+from cme_dask.numerics.basis import Basis, Functions, LinearBasis
 from cme_dask.numerics.blocks import Moments
 from cme_dask.numerics.problem import (
     NO_BOUNDS,
@@ -262,7 +262,7 @@ class StackedNewton:
         return np.concatenate([part(x) for part in self.parts], axis=1)
 
 
-def ranks_of(newton: Basis | StackedNewton) -> tuple[int, ...]:
+def ranks_of(newton: Functions) -> tuple[int, ...]:
     """Number of pivots of each of several bases, or of the one that there is."""
     return tuple(part.rank for part in newton.parts)
 

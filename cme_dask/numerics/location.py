@@ -148,7 +148,7 @@ class Residuals:
 
 
 @dataclass(frozen=True, eq=False)
-class FittedLocation:
+class FittedMeanFunction:
     """Locations and how good they are.
 
     Attributes
@@ -251,7 +251,7 @@ def _inverse(gram: Array, which: Array) -> Array:
     )
 
 
-def fit_location(
+def fit_mean_function(
     moments: MomentSums,
     basis: Basis,
     columns: slice,
@@ -259,7 +259,7 @@ def fit_location(
     ridges: Iterable[float] = RIDGES,
     *,
     within: tuple[Array, Array] | None = None,
-) -> FittedLocation:
+) -> FittedMeanFunction:
     """Locations of functions of y given x, without each fold and of all rows.
 
     The ridge of each column is the largest one whose squared error on the held-out folds is within
@@ -328,7 +328,7 @@ def fit_location(
         constants[fold], trends[fold] = result.constant, result.trend
         coefs[fold] = _sections(basis, result.slope)
     loss = np.tensordot(share, np.array(errors), 1)
-    return FittedLocation(
+    return FittedMeanFunction(
         Residuals(location, constants, coefs, trends, transform),
         ridge,
         loss[chosen, np.arange(loss.shape[1])],

@@ -304,6 +304,10 @@ class Law(Protocol):
     def held(self) -> int:
         """Numbers that a query holds for each row of x."""
 
+    @property
+    def mixture(self) -> Function | None:
+        """From rows of x to weights of a coupling's components, shape (b, m); else None."""
+
     def at(self, x: Array) -> At:
         """The law at rows of x."""
 
@@ -358,10 +362,14 @@ class CellLaw:
         The cells.
     weigh
         From rows of x (b, d_X) to weights w, shape (b, S).
+    mixture
+        From rows of x to the weights of a coupling's components, shape (b, m).
     """
 
-    def __init__(self, cells: CellStatistics, weigh: Callable[[Array], Array]) -> None:
-        self.cells, self.at = cells, weigh
+    def __init__(
+        self, cells: CellStatistics, weigh: Function, mixture: Function | None = None
+    ) -> None:
+        self.cells, self.at, self.mixture = cells, weigh, mixture
         self.size = self.held = len(cells.masses)
         self._sorted: dict[int, SortedAtoms] = {}
 
@@ -503,7 +511,7 @@ class ShiftedLaw:
     def __init__(
         self,
         cells: CellStatistics,
-        weigh: Callable[[Array], Array],
+        weigh: Function,
         located: Located,
         values: ValueRange | None = None,
     ) -> None:

@@ -28,7 +28,7 @@ from cme_dask.kernels.evaluator import (
     rank_update,
     take_into,
 )
-from cme_dask.numerics.basis import Basis, BlockSolve, without_copies
+from cme_dask.numerics.basis import Basis, BlockSolve, unmapped, without_copies
 from cme_dask.numerics.blocks import MomentSums
 from cme_dask.numerics.devices import device_memory
 from cme_dask.numerics.reduction import Cost, Extent, Reduction, Strip, to_host
@@ -359,10 +359,9 @@ class MomentState:
         self.ranks, self.rank, self.width = reduction.ranks, sum(reduction.ranks), reduction.width
         self.block = sub_block(self.width, memory)
         self.span = span(self.width, self.width - self.rank, memory)
-        # Kernels get rows that are mapped already: sets with the same coordinates share these.
-        self.coordinates = [one.basis.coordinates for one in features]
-        self.maps = [c and c.prepare(xp, like) for c in self.coordinates]
-        self.bases = [one.basis.in_coordinates() for one in features]
+        # Kernels get rows that are mapped already: sets with the same transform share these.
+        self.transforms, self.bases = zip(*(unmapped(one.basis) for one in features), strict=True)
+        self.maps = [t and t.prepare(xp, like) for t in self.transforms]
         self.evaluators = [
             basis.evaluator(one.block_solve, like)
             for basis, one in zip(self.bases, features, strict=True)
@@ -390,11 +389,11 @@ class MomentState:
     def load(self, parts: tuple[Array, ...], mapped: dict[Any, Array]) -> None:
         """Take rows of each variable, shapes (n, d), until the next call.
 
-        ``mapped`` holds them by variable and coordinates, for all sets.
+        ``mapped`` holds them by variable and transform, for all sets.
         """
         self.parts = []
         for key, part, to_coordinates in zip(
-            enumerate(self.coordinates), parts, self.maps, strict=True
+            enumerate(self.transforms), parts, self.maps, strict=True
         ):
             if key not in mapped:
                 mapped[key] = part if to_coordinates is None else to_coordinates(part)

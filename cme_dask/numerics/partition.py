@@ -1,7 +1,7 @@
 """Partitions of unity: non-negative functions that add up to one at every point."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
@@ -84,18 +84,6 @@ class PartitionBasis:
     def bound(self) -> float:
         """1, an upper bound of b everywhere."""
         return 1.0
-
-    @property
-    def coordinates(self) -> Any:
-        """The coordinates in which the kernel sees rows, or None."""
-        return self.kernel.unmapped[0]
-
-    def in_coordinates(self) -> "PartitionBasis":
-        """The same functions, of rows that are in these coordinates already."""
-        coordinates, base = self.kernel.unmapped
-        if coordinates is None:
-            return self
-        return replace(self, kernel=base, points=coordinates(self.points))
 
     def evaluator(self, elimination: BlockSolve, like: Array) -> BlockEvaluator:
         """The functions b for many rows.
