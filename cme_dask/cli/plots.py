@@ -489,7 +489,7 @@ def tuning_tables(result: Result) -> list[Any]:
         ("coordinates of y", *(_FORMS[m["y"]["form"]] for m in tuning["members"])),
         ("ranks", *(" / ".join(map(str, m["ranks"])) for m in tuning["members"])),
         ("ridge (y, x)", *(", ".join(f"{r:.1g}" for r in m["reg"]) for m in tuning["members"])),
-        ("kept of g - 1", *(f"{m['kept']:.2f}" for m in tuning["members"])),
+        ("retained of g - 1", *(f"{m['retained']:.2f}" for m in tuning["members"])),
         ("joint loss", *(f"{m['joint']:.4f}" for m in tuning["members"])),
         (_LOSSES.get(tuning.get("criterion"), "sliced CRPS"), *crps),
     ]
