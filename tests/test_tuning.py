@@ -281,11 +281,11 @@ def test_damaged_stacks_are_refused(fitted, tmp_path):
     law.save(tmp_path / "m.zarr")
     group = zarr.open_group(tmp_path / "m.zarr", mode="r+")
     key = next(iter(group.attrs))
-    about = dict(group.attrs[key])
-    about["about"]["variables"]["x"]["parts"] = []
-    del about["checksum"]
-    group.attrs[key] = about
-    with pytest.raises(StoreError, match="description of x is damaged"):
+    document = dict(group.attrs[key])
+    document["description"]["x"]["basis"]["parts"] = []
+    del document["checksum"]
+    group.attrs[key] = document
+    with pytest.raises(StoreError, match="x_basis is damaged .a stacked basis needs parts"):
         load(tmp_path / "m.zarr")
 
 
