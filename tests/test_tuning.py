@@ -285,7 +285,7 @@ def test_damaged_stacks_are_refused(fitted, tmp_path):
     document["description"]["x"]["basis"]["parts"] = []
     del document["checksum"]
     group.attrs[key] = document
-    with pytest.raises(StoreError, match="x_basis is damaged .a stacked basis needs parts"):
+    with pytest.raises(StoreError, match=r"x_basis is damaged .a stacked basis needs parts"):
         load(tmp_path / "m.zarr")
 
 
