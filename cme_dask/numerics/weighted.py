@@ -123,7 +123,7 @@ class WeightedMeans(Mapping[str, Moments]):
         """E[f a a^T] over all rows, for the function of this name."""
         if name not in self.names:
             raise KeyError(name)
-        return self.means()[name]
+        return self._mean(self.names.index(name), np.arange(len(self.weights)))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names)
@@ -148,15 +148,17 @@ class WeightedMeans(Mapping[str, Moments]):
         """
         folds = np.arange(len(self.weights)) if fold is None else np.array([fold])
         folds = folds if without is None else np.delete(folds, without)
-        weight, unknown = float(self.weights[folds].sum()), np.full((1, len(self.ranks)), np.nan)
+        return {name: self._mean(i, folds) for i, name in enumerate(self.names)}
+
+    def _mean(self, i: int, folds: Array) -> Moments:
+        weight = float(self.weights[folds].sum())
         if not weight > 0.0:
             raise DataError("there are no rows of positive weight in these folds")
-        moments, none = {}, (np.zeros(0),) * len(self.ranks)
-        for name, gram in zip(self.names, self.grams[folds].sum(axis=0), strict=True):
-            gram = (gram + gram.T)[None] / 2.0
-            sums = MomentSums(gram, unknown, np.zeros(1, int), self.ranks, none)
-            moments[name] = Moments.of(sums, weight)
-        return moments
+        gram, none = self.grams[folds, i].sum(axis=0), (np.zeros(0),) * len(self.ranks)
+        unknown = np.full((1, len(self.ranks)), np.nan)
+        rows = np.zeros(1, dtype=np.int64)
+        sums = MomentSums((gram + gram.T)[None] / 2.0, unknown, rows, self.ranks, none)
+        return Moments.of(sums, weight)
 
 
 @dataclass(frozen=True, eq=False)
