@@ -512,7 +512,8 @@ def test_notebooks_show_the_fitted_model(rng, brief_search):
 
 
 def test_unfitted_estimators_raise_scikit_learns_error_too():
-    for call in (lambda: JointDistribution().expect("y0", [[0.0]]), PivotedCholesky()._fitted):
+    unfitted = PivotedCholesky()
+    for call in (lambda: JointDistribution().expect("y0", [[0.0]]), lambda: unfitted.pivots_):
         with pytest.raises(NotFittedError):
             call()
         with pytest.raises(sklearn.exceptions.NotFittedError):

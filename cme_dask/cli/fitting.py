@@ -442,8 +442,8 @@ def grow_model(
         options = RunOptions(scheduler, compute.workers, compute.memory_limit, progress.fit)
         alone_from = first_row if alone else None
         sums = sums_of(earlier, functions)
-        fitted, _ = JointDistribution()._grown(sums, sample, options, alone_from)
-    result, report = fitted["model_"], fitted["report_"]
+        measured, fitted, _ = JointDistribution()._grown(sums, sample, options, alone_from)
+    result, report = fitted["model_"], measured.report
     result.save(out, overwrite=overwrite)
     return {
         "model": model,

@@ -24,8 +24,8 @@ from cme_dask.estimators.growing import new_rows, on_columns
 from cme_dask.estimators.pivoting import FitContext, Pivots
 from cme_dask.estimators.planning import FitPlan, Other, plan_fit
 from cme_dask.estimators.recipe import (
+    CHECKS,
     SHORT_RANK,
-    FittedBasis,
     FunctionsLike,
     NotFitted,
     Progress,
@@ -91,15 +91,6 @@ class Measured:
     passes: int
 
 
-def of_pass(measured: Measured) -> dict[str, Any]:
-    """Fitted attributes that tell of the pass."""
-    return {
-        "n_passes_": measured.passes,
-        "arithmetic_": measured.arithmetic,
-        "report_": measured.report,
-    }
-
-
 def budget_of(options: RunOptions) -> MemoryBudget:
     """The place of a run without a checkpoint, and its memory."""
     executor = Executor.resolve(options.scheduler, options.workers)
@@ -127,6 +118,12 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
     _kernels: ClassVar[dict[str, str]]
     """The parameter that holds the kernel of each variable, and what messages call it."""
 
+    _learned: ClassVar[tuple[str, ...]] = ()
+    """The parameters whose kernels are learned where they are not given."""
+
+    _required: ClassVar[tuple[str, ...]] = ("sample_size", "n_folds", "accuracy")
+    """Parameters that have no None."""
+
     _bases: ClassVar[tuple[str, ...]] = ("basis_x_", "basis_y_")
     """The attributes that hold the fitted bases."""
 
@@ -136,16 +133,20 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
     span: float
     sample_size: int
     random_state: int | None
-    accuracy: float | None
     model_: Any = Unfitted()
     n_passes_: int
+    arithmetic_: ComputeMode
+    report_: PassReport
     _sides: tuple[FeatureBlock, ...]
 
     # What a subclass states
 
-    @abstractmethod
     def _check(self) -> None:
         """DataError on parameters outside their range."""
+        for name, check in CHECKS.items():
+            value = getattr(self, name, None)
+            if value is not None or (hasattr(self, name) and name in self._required):
+                check(name, value)
 
     @abstractmethod
     def _open(self, X: Any, Y: Any, weights: Any) -> Sample:
@@ -157,8 +158,8 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
 
     def _change(
         self, spec: MomentReduction, trial: RowSample, rows: RowSample, accuracy: float, solver: Any
-    ) -> Change:
-        """What faster arithmetic must not change on trial rows; ``solver`` is that of the fit."""
+    ) -> Change | None:
+        """What faster arithmetic must not change on trial rows; None where there is none."""
         raise NotImplementedError
 
     def _solve(self, sample: Sample, measured: Measured) -> dict[str, Any]:
@@ -168,10 +169,6 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
     def _sums(self, functions: Functions) -> FitSums:
         """Sums over the rows of the fit, with these functions; DataError where there are none."""
         raise NotImplementedError
-
-    def _solver(self, context: FitContext) -> Any:
-        """What turns moments into a solution, where trials of the arithmetic need it."""
-        return None
 
     def _search(self, context: FitContext) -> FitContext:
         """The context with the kernels that are learned."""
@@ -187,20 +184,16 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
 
     def _learns(self) -> bool:
         """Whether kernels are learned."""
-        return False
+        return any(getattr(self, name) is None for name in self._learned)
 
     def _steps(self, sample: Sample, *, plans: bool) -> dict[str, Any]:
         """The steps of a fit, as arguments of :func:`cme_dask.estimators.steps.reported`."""
         return {"learned": self._learns()}
 
     @property
-    def _default_rank(self) -> int | None:
-        """What limits the rank where ``max_rank`` is not given."""
-        return MAX_RANK
-
-    @property
     def _tolerance(self) -> Tolerance:
-        return Tolerance.of(self.tol, self.max_rank, self._default_rank)
+        """What bases aim at; ``max_rank`` has a default where it alone may end them."""
+        return Tolerance.of(self.tol, self.max_rank, MAX_RANK)
 
     # What the base does with it
 
@@ -215,8 +208,9 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
             options.budget(type(self).__name__, {**parameters, **functions}, sample) as budget,
             self._reported(options.progress, budget.executor, sample) as progress,
         ):
-            fitted = self._run(self._context(sample, functions, budget, progress), sample)
-        self._become(fitted, begin, (X, Y, sample))
+            context = self._context(sample, functions, budget, progress)
+            measured, fitted = self._run(context, sample)
+        self._become(measured, fitted, begin, (X, Y, sample))
         return self
 
     def _plan(
@@ -239,22 +233,26 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
             others,
         )
 
-    def _run(self, context: FitContext, sample: Sample) -> dict[str, Any]:
-        """The passes, and everything after them: fitted attributes by name."""
+    def _run(self, context: FitContext, sample: Sample) -> tuple[Measured, dict[str, Any]]:
+        """The passes, and everything after them: sums, and fitted attributes by name."""
         measured = self._measure(context)
         with one_blas_thread():
-            fitted = of_pass(measured) | self._solve(sample, measured)
-        self._warn_of_trace(context, [fitted[name] for name in self._bases])
-        return fitted
+            fitted = self._solve(sample, measured)
+        bases = [fitted[name] for name in self._bases]
+        self._warn_of_trace(context, [(basis.trace_error, basis.rank) for basis in bases])
+        return measured, fitted
 
     def _become(
-        self, fitted: dict[str, Any], begin: float, given: tuple[Any, Any, Sample] | None = None
+        self,
+        measured: Measured,
+        fitted: dict[str, Any],
+        begin: float,
+        given: tuple[Any, Any, Sample] | None = None,
     ) -> None:
         """Take over fitted attributes; of a first fit, with what scikit-learn asks of columns."""
-        report = fitted.get("report_")
-        if report is not None:
-            fitted = fitted | {"report_": replace(report, seconds=time.perf_counter() - begin)}
         self.__dict__.update(fitted)
+        self.n_passes_, self.arithmetic_ = measured.passes, measured.arithmetic
+        self.report_ = replace(measured.report, seconds=time.perf_counter() - begin)
         if given is not None:
             self._adopt(*given)
 
@@ -319,26 +317,26 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
     ) -> tuple[MomentReduction, ComputeMode]:
         """The moments of these bases, with the arithmetic that the accuracy allows."""
         spec = self._spec(context, bases)
-        solver = self._solver(context) if solver is None else solver
+        solver = context.solver if solver is None else solver
         return self._in_mode(spec, context.rows, context.sample.n_rows, context.budget, solver)
 
     def _in_mode(
         self, spec: MomentReduction, rows: RowSample, n_rows: int, budget: MemoryBudget, solver: Any
     ) -> tuple[MomentReduction, ComputeMode]:
         """The moments with the cheapest arithmetic that a trial on the row sample admits."""
-        accuracy = self._largest_change(n_rows, solver)
+        accuracy = getattr(self, "accuracy", 0.0)
+        if accuracy is None:
+            accuracy = 0.1 * float(np.sqrt(2.0 / n_rows))  # of an eigenvalue's sampling error
         trial = rows.prefix(max(TRIAL_ROWS, 2 * max(spec.ranks)))
         if accuracy == 0.0 or n_rows < _WORTH * len(trial):
             return spec, SAFE
         cores = min(budget.executor.function_threads, TRIALS)  # the sums of each take memory
         with one_blas_thread():
             change = self._change(spec, trial, rows, accuracy, solver)
+            if change is None:
+                return spec, SAFE
             mode, _ = fastest_mode(spec, trial.parts, accuracy, change, cores)
         return mode.applied(spec), mode
-
-    def _largest_change(self, n_rows: int, solver: Any) -> float:
-        """The change that faster arithmetic may cause; 0: none is tried."""
-        return float(self.accuracy or 0.0)
 
     def _measure(self, context: FitContext) -> Measured:
         """The moment pass, made again where sampled pivots turn out to have missed too much."""
@@ -365,12 +363,13 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
         passes += len(rounds)
         return Measured(spec.features, moments, cells, sums, mode, report, passes)
 
-    def _warn_of_trace(self, context: FitContext, bases: Sequence[FittedBasis]) -> None:
-        """Warn of bases that miss the tolerance, unless their pivots were given."""
-        for i, (pivots, basis) in enumerate(zip(context.pivots, bases, strict=True)):
-            if pivots.mode != "given":
-                missed = context.may_miss(i)
-                self._tolerance.warn(pivots.variable, basis.rank, basis.trace_error, missed)
+    def _warn_of_trace(
+        self, context: FitContext, reached: Sequence[tuple[float | None, int]]
+    ) -> None:
+        """Warn of trace errors, at these ranks, that miss the tolerance of pivots not given."""
+        for i, (pivots, (error, rank)) in enumerate(zip(context.pivots, reached, strict=True)):
+            if context.sample.residuals is None and pivots.mode != "given":
+                self._tolerance.warn(pivots.variable, rank, error, context.may_miss(i))
 
     # Rows that are added to a fit
 
@@ -381,8 +380,8 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
         begin = time.perf_counter()
         self._check()
         sample = self._open_more(X, Y, weights)
-        fitted, _ = self._grown(self._sums(functions), sample, options)
-        self._become(fitted, begin)
+        measured, fitted, _ = self._grown(self._sums(functions), sample, options)
+        self._become(measured, fitted, begin)
         return self
 
     def _open_more(self, X: Any, Y: Any, weights: Any) -> Sample:
@@ -391,8 +390,8 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
 
     def _grown(
         self, earlier: FitSums, sample: Sample, options: RunOptions, alone_from: int | None = None
-    ) -> tuple[dict[str, Any], Sample]:
-        """Fitted attributes of earlier rows and new ones, in the bases and cells of the earlier.
+    ) -> tuple[Measured, dict[str, Any], Sample]:
+        """A fit of earlier rows and new ones, in the bases and cells of the earlier.
 
         Parameters
         ----------
@@ -408,8 +407,8 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
 
         Returns
         -------
-        fitted
-            Attributes by name.
+        measured, fitted
+            Sums, and attributes by name.
         sample
             The new rows as they were read.
         """
@@ -432,17 +431,17 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
         info = new_rows(earlier, moments)
         new = Measured(earlier.sides, moments, cells, sums, mode, report, passes + 1)
         with one_blas_thread():
-            fitted = self._of_both(earlier, new, sample, alone=alone_from is not None)
+            both, fitted = self._of_both(earlier, new, sample, alone=alone_from is not None)
         fitted["model_"].about["new_rows"] = info
-        return fitted, sample
+        return both, fitted, sample
 
     def _of_both(
         self, earlier: FitSums, new: Measured, sample: Sample, *, alone: bool
-    ) -> dict[str, Any]:
-        """Fitted attributes of earlier rows and of new ones, or of the new ones ``alone``."""
+    ) -> tuple[Measured, dict[str, Any]]:
+        """Sums and fitted attributes of earlier rows and new ones, or of new ones ``alone``."""
         moments, passes = earlier.moments + new.moments, self.n_passes_ + new.passes
         both = replace(new, moments=moments, passes=passes)
-        return of_pass(both) | self._solve(sample, both)
+        return both, self._solve(sample, both)
 
     # What fitted estimators have in common
 

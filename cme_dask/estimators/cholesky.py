@@ -18,10 +18,8 @@ from cme_dask.estimators.pivoting import FitContext
 from cme_dask.estimators.planning import FitPlan
 from cme_dask.estimators.recipe import (
     FittedBasis,
-    check_accuracy,
+    Tolerance,
     check_choice,
-    check_parameters,
-    check_tol,
     make_side,
 )
 from cme_dask.estimators.steps import ProgressOption
@@ -297,7 +295,7 @@ class PivotedCholesky(FittedFeatures):
 
     _kernels = {"kernel": "X"}  # noqa: RUF012 - never changed
     _bases = ("basis_",)
-    _default_rank = None
+    _required = ("sample_size", "tol")
 
     def __init__(
         self,
@@ -410,11 +408,12 @@ class PivotedCholesky(FittedFeatures):
         return self._plan(X, None, weights, {}, options)
 
     def _check(self) -> None:
-        check_tol(self.tol)  # None is no default here
-        check_parameters(self.tol, self.max_rank, 1, self.sample_size, self.random_state)
-        if self.accuracy is not None:
-            check_accuracy(self.accuracy)
+        super()._check()
         check_choice("basis", self.basis, BASES)
+
+    @property
+    def _tolerance(self) -> Tolerance:
+        return Tolerance.of(self.tol, self.max_rank, None)
 
     def _open(self, X: Any, Y: Any, weights: Any) -> Sample:
         return x_alone(open_sample(X, weights=weights))
@@ -428,10 +427,6 @@ class PivotedCholesky(FittedFeatures):
         self, spec: MomentReduction, trial: RowSample, rows: RowSample, accuracy: float, solver: Any
     ) -> SpectrumChange:
         return SpectrumChange(self._tolerance.value, accuracy)
-
-    def _largest_change(self, n_rows: int, solver: Any) -> float:
-        # By default a tenth of an eigenvalue's sampling error.
-        return 0.1 * float(np.sqrt(2.0 / n_rows)) if self.accuracy is None else self.accuracy
 
     def _solve(self, sample: Sample, measured: Measured) -> dict[str, Any]:
         (side,), mean = measured.sides, measured.moments.means()

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from cme_dask.config import SAMPLE_SIZE
 from cme_dask.data.sample import Sample
 from cme_dask.errors import ConvergenceError, ConvergenceWarning, DataError, warn
+from cme_dask.estimators.base import Measured
 from cme_dask.estimators.cholesky import x_alone
 from cme_dask.estimators.embedding import ConditionalMeanEmbedding
 from cme_dask.estimators.joint import JointDistribution
@@ -17,17 +19,13 @@ from cme_dask.estimators.predictors import (
     GrowingClassifier,
     LabelClassifier,
     Level,
-    target_of,
-    weights_of,
+    given_rows,
 )
 from cme_dask.estimators.recipe import (
-    CONVERGENCE,
     FittedBasis,
     FunctionsLike,
     by_name,
-    check_choice,
     check_integer,
-    check_parameters,
     make_side,
 )
 from cme_dask.estimators.steps import ProgressOption
@@ -94,9 +92,9 @@ class JointClassifier(GrowingClassifier, JointDistribution):  # type: ignore[mis
 
     _every_label = True
 
-    def _become(self, fitted: dict[str, Any], *of_fit: Any) -> None:
+    def _become(self, measured: Measured, fitted: dict[str, Any], *of_fit: Any) -> None:
         fitted["model_"].about["classes"] = plain_labels(self._classes)
-        super()._become(fitted, *of_fit)
+        super()._become(measured, fitted, *of_fit)
 
 
 class EmbeddingClassifier(GrowingClassifier, ConditionalMeanEmbedding):  # type: ignore[misc]
@@ -130,9 +128,9 @@ class EmbeddingClassifier(GrowingClassifier, ConditionalMeanEmbedding):  # type:
         """
         return self.model_.expect([class_name(code) for code in range(len(self.classes_))], X)
 
-    def _become(self, fitted: dict[str, Any], *of_fit: Any) -> None:
+    def _become(self, measured: Measured, fitted: dict[str, Any], *of_fit: Any) -> None:
         fitted["model_"].about["classes"] = plain_labels(self._classes)
-        super()._become(fitted, *of_fit)
+        super()._become(measured, fitted, *of_fit)
 
     def _declared(self, functions: FunctionsLike | None) -> FunctionsLike | None:
         indicators = {class_name(code): Level(code) for code in range(len(self._classes))}
@@ -213,7 +211,6 @@ class KernelLogisticRegression(LabelClassifier):
     """
 
     _kernels = {"kernel": "X"}  # noqa: RUF012 - never changed
-    _bases = ("basis_x_",)
 
     def __init__(
         self,
@@ -285,7 +282,7 @@ class KernelLogisticRegression(LabelClassifier):
             The same, if ``convergence`` is ``"warn"``.
         """
         options = RunOptions(scheduler, workers, memory_limit, progress, checkpoint)
-        return self._fit(X, target_of(y, Y), weights_of(weights, sample_weight), {}, options)
+        return self._fit(X, *given_rows(y, Y, weights, sample_weight), {}, options)
 
     @property
     def length_scales_(self) -> LengthScales:
@@ -294,13 +291,12 @@ class KernelLogisticRegression(LabelClassifier):
         return scales
 
     def _check(self) -> None:
-        check_parameters(self.tol, self.max_rank, 1, self.sample_size, self.random_state)
+        super()._check()
         check_integer("max_iter", self.max_iter, 1)
         if not check_ridges([self.reg])[0] > 0.0:
             raise DataError(f"reg must be above 0, got {self.reg!r}")
         if not 0.0 < self.gradient_tol < 1.0:
             raise DataError(f"gradient_tol must lie between 0 and 1, got {self.gradient_tol!r}")
-        check_choice("convergence", self.convergence, CONVERGENCE)
 
     def _steps(self, sample: Sample, *, plans: bool) -> dict[str, Any]:
         return {"iterates": True}
@@ -313,10 +309,7 @@ class KernelLogisticRegression(LabelClassifier):
             (make_side(bases[0], context.sample.columns[0], None, context.rows, 0),)
         )
 
-    def _largest_change(self, n_rows: int, solver: Any) -> float:
-        return 0.0  # its moments only scale the unknowns
-
-    def _run(self, context: FitContext, sample: Sample) -> dict[str, Any]:
+    def _run(self, context: FitContext, sample: Sample) -> tuple[Measured, dict[str, Any]]:
         """The pass for the moments, and one for each gradient."""
         measured = self._measure(context)
         (side,), mean = measured.sides, measured.moments.means()
@@ -355,14 +348,12 @@ class KernelLogisticRegression(LabelClassifier):
                 "location": sample.location,
             },
         )
-        basis = FittedBasis(newton, spectral, error)
-        self._warn_of_trace(context, [basis])
-        return {
+        self._warn_of_trace(context, [(error, newton.rank)])
+        return replace(measured, passes=passes), {
             "model_": model,
-            "basis_x_": basis,
+            "basis_x_": FittedBasis(newton, spectral, error),
             "solution_": solution,
             "n_iter_": solution.iterations,
-            "n_passes_": passes,
         }
 
     def _check_convergence(self, result: LogisticSolution) -> None:

@@ -15,13 +15,11 @@ from cme_dask.estimators.base import Functions, Measured
 from cme_dask.estimators.growing import functions_of_first_call
 from cme_dask.estimators.pivoting import FitContext
 from cme_dask.estimators.planning import FitPlan
-from cme_dask.estimators.predictors import MeanRegressor, names_of, target_of, weights_of
+from cme_dask.estimators.predictors import MeanRegressor, given_rows, names_of
 from cme_dask.estimators.recipe import (
     FittedBasis,
     FunctionsLike,
-    check_accuracy,
     check_choice,
-    check_parameters,
     declared,
     make_side,
 )
@@ -31,11 +29,11 @@ from cme_dask.kernels import Kernel
 from cme_dask.learning.problems import EMBEDDING_REGS as REGS
 from cme_dask.learning.problems import LOSSES, SEARCH_ROWS, search_embedding
 from cme_dask.models.answers import ConditionalExpectation
+from cme_dask.models.assembly import held_out_table
 from cme_dask.models.embedding import EmbeddedVariable, EmbeddingModel
 from cme_dask.models.merging import FitSums
 from cme_dask.models.points import FloatArray
 from cme_dask.numerics.basis import Basis, LinearBasis, eigenbasis
-from cme_dask.numerics.crossval import Replicates
 from cme_dask.numerics.embedding import (
     ConditionalEmbedding,
     EmbeddingChange,
@@ -118,6 +116,7 @@ class ConditionalMeanEmbedding(MeanRegressor):
     """
 
     model_: EmbeddingModel
+    _learned = ("kernel_x",)
     _kernels = {"kernel_x": "x", "kernel_y": "y"}  # noqa: RUF012 - never changed
 
     def __init__(
@@ -193,7 +192,7 @@ class ConditionalMeanEmbedding(MeanRegressor):
         """
         options = RunOptions(scheduler, workers, memory_limit, progress, checkpoint)
         given = {"functions": functions}
-        return self._fit(X, target_of(Y, y), weights_of(weights, sample_weight), given, options)
+        return self._fit(X, *given_rows(Y, y, weights, sample_weight), given, options)
 
     def partial_fit(
         self,
@@ -237,7 +236,7 @@ class ConditionalMeanEmbedding(MeanRegressor):
         options = RunOptions(scheduler, workers, memory_limit, progress)
         fit = self._grow if hasattr(self, "model_") else self._fit
         given = {"functions": functions}
-        return fit(X, target_of(Y, y), weights_of(weights, sample_weight), given, options)
+        return fit(X, *given_rows(Y, y, weights, sample_weight), given, options)
 
     def plan(
         self,
@@ -260,19 +259,15 @@ class ConditionalMeanEmbedding(MeanRegressor):
             As in :meth:`fit`.
         """
         options = RunOptions(scheduler, workers, memory_limit, progress)
-        return self._plan(X, target_of(Y, y), weights, {"functions": functions}, options)
+        return self._plan(X, *given_rows(Y, y, weights, None), {"functions": functions}, options)
 
     def _check(self) -> None:
-        check_parameters(self.tol, self.max_rank, self.n_folds, self.sample_size, self.random_state)
-        check_accuracy(self.accuracy)
+        super()._check()
         check_choice("criterion", self.criterion, CRITERIA)
         if self.reg is not None:
             check_ridges([self.reg])
         elif self.n_folds < 2:
             raise DataError("the ridge is chosen on held-out folds: give reg, or n_folds >= 2")
-
-    def _learns(self) -> bool:
-        return self.kernel_x is None
 
     def _search(self, context: FitContext) -> FitContext:
         if not self._learns():
@@ -317,8 +312,9 @@ class ConditionalMeanEmbedding(MeanRegressor):
         # The smaller the ridge, the more the answers change.
         return EmbeddingChange(spec.features[0].basis(trial.parts[0]), float(self._regs.min()))
 
-    def _run(self, context: FitContext, sample: Sample) -> dict[str, Any]:
-        return super()._run(context, sample) | {"search_": context.search}
+    def _run(self, context: FitContext, sample: Sample) -> tuple[Measured, dict[str, Any]]:
+        measured, fitted = super()._run(context, sample)
+        return measured, fitted | {"search_": context.search}
 
     def _solve(self, sample: Sample, measured: Measured) -> dict[str, Any]:
         moments, (x, y), regs = measured.moments, measured.sides, self._regs
@@ -363,7 +359,7 @@ class ConditionalMeanEmbedding(MeanRegressor):
                 "location": sample.location,
                 "fold_by": str(sample.folding),
                 "part": None if sample.part is None else sample.part.to_dict(),
-                "held_out": {"x": _held_out(y.names, replicates)},
+                "held_out": {"x": held_out_table(y.names, [replicates])},
             },
         )
         return {
@@ -414,14 +410,3 @@ class ConditionalMeanEmbedding(MeanRegressor):
 
     def _means(self, X: Any) -> Array:
         return self.model_.expect(None, X)
-
-
-def _held_out(names: tuple[str, ...], found: Replicates) -> dict[str, dict[str, float]]:
-    """JSON table of held-out errors; empty without folds."""
-    if not len(found.constant):
-        return {}
-    rows = zip(names, found.error, found.baseline, strict=True)
-    return {
-        name: {"error": float(e), "baseline": float(b), "skill": 1.0 - float(e / b) if b else 0.0}
-        for name, e, b in rows
-    }

@@ -10,19 +10,16 @@ from cme_dask.config import ACCURACY, N_FOLDS, SAMPLE_SIZE
 from cme_dask.constraints import Constraint, parse
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
+from cme_dask.estimators.base import Measured
 from cme_dask.estimators.joint_fit import JointFit, sums_of
 from cme_dask.estimators.pivoting import FitContext
 from cme_dask.estimators.planning import FitPlan
-from cme_dask.estimators.predictors import names_of, target_of, weights_of
+from cme_dask.estimators.predictors import given_rows, names_of
 from cme_dask.estimators.recipe import (
-    CONVERGENCE,
     FunctionsLike,
-    check_accuracy,
-    check_choice,
     check_integer,
-    check_parameters,
 )
-from cme_dask.estimators.residual import plan_with_residual, screened_residual, with_residual
+from cme_dask.estimators.residual import located_fit, located_plan
 from cme_dask.estimators.steps import ProgressOption
 from cme_dask.estimators.tuned import importable_sides, lean_members
 from cme_dask.kernels import Kernel
@@ -293,7 +290,7 @@ class JointDistribution(JointFit):
         """
         options = RunOptions(scheduler, workers, memory_limit, progress, checkpoint, shard)
         given = {"functions_x": functions_x, "functions": functions}
-        return self._fit(X, target_of(Y, y), weights_of(weights, sample_weight), given, options)
+        return self._fit(X, *given_rows(Y, y, weights, sample_weight), given, options)
 
     def partial_fit(
         self,
@@ -357,7 +354,7 @@ class JointDistribution(JointFit):
         that the pivots leave of them, by variable.
         """
         check_integer("first_row", first_row, 0, MAX_ROW)
-        rows = X, target_of(Y, y), weights_of(weights, sample_weight)
+        rows = X, *given_rows(Y, y, weights, sample_weight)
         options = RunOptions(scheduler, workers, memory_limit, progress)
         given = {"functions_x": functions_x, "functions": functions}
         fitted = hasattr(self, "model_")
@@ -374,8 +371,8 @@ class JointDistribution(JointFit):
         self._check()
         if like is not None:
             begin, earlier = time.perf_counter(), sums_of(one_model(like), given)
-            result, sample = self._grown(earlier, self._open(*rows), options, first_row)
-            self._become(result | {"search_": None}, begin, (X, rows[1], sample))
+            measured, result, sample = self._grown(earlier, self._open(*rows), options, first_row)
+            self._become(measured, result | {"search_": None}, begin, (X, rows[1], sample))
             return self
         if self.residual is True:
             raise DataError(
@@ -423,13 +420,11 @@ class JointDistribution(JointFit):
         """
         options = RunOptions(scheduler, workers, memory_limit, progress)
         given = {"functions_x": functions_x, "functions": functions}
-        return self._plan(X, target_of(Y, y), weights, given, options)
+        return self._plan(X, *given_rows(Y, y, weights, None), given, options)
 
     def _check(self) -> None:
-        check_parameters(self.tol, self.max_rank, self.n_folds, self.sample_size, self.random_state)
+        super()._check()
         check_integer("support_size", self.support_size, 0)
-        check_accuracy(self.accuracy)
-        check_choice("convergence", self.convergence, CONVERGENCE)
         if self.tuning is not None and not isinstance(self.tuning, Tuning):
             raise DataError(f"tuning must be a cme_dask.Tuning, got {self.tuning!r}")
 
@@ -446,13 +441,14 @@ class JointDistribution(JointFit):
             "screened": self.residual == "auto" and not whole,
         }
 
-    def _run(self, context: FitContext, sample: Sample) -> dict[str, Any]:
-        screening = screened_residual(self, context)
-        result = with_residual(self, context, self._result(context), screening)
-        return self._attributes(result) | {"search_": context.search}
+    def _run(self, context: FitContext, sample: Sample) -> tuple[Measured, dict[str, Any]]:
+        result = located_fit(self, context) if context.residual else self._result(context)
+        return result.measured, self._attributes(result) | {"search_": context.search}
 
     def _planned(self, context: FitContext, *_: Any) -> FitPlan:
-        return plan_with_residual(self, context, super()._planned)
+        if context.residual:
+            return located_plan(self, context, super()._planned)
+        return super()._planned(context)
 
     @overload
     def expect(

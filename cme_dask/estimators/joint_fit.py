@@ -12,12 +12,13 @@ from cme_dask.constraints import LandmarkRule, Normalized, parse
 from cme_dask.data.row_sample import RowSample
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError, remedy
-from cme_dask.estimators.base import Functions, Measured, of_pass
+from cme_dask.estimators.base import Functions, Measured
 from cme_dask.estimators.growing import different_functions, functions_of_first_call
 from cme_dask.estimators.pivoting import FitContext
 from cme_dask.estimators.planning import FitPlan
 from cme_dask.estimators.predictors import MeanRegressor
-from cme_dask.estimators.recipe import FittedBasis, declared, make_side
+from cme_dask.estimators.recipe import FittedBasis, Tolerance, declared, make_side
+from cme_dask.estimators.steps import LOCATION, PIVOTS, SEARCH, SECOND, SECOND_PASS
 from cme_dask.estimators.tuned import (
     EnsembleFit,
     EnsembleMember,
@@ -91,8 +92,9 @@ class JointFit(MeanRegressor):
 
     _kernels = {"kernel_x": "x", "kernel_y": "y"}  # noqa: RUF012 - never changed
 
+    _learned = ("kernel_x", "kernel_y")
+
     model_: JointModel
-    accuracy: float
     reg: float | tuple[float, float] | None
     reg_form: str
     constraint: Any
@@ -108,38 +110,36 @@ class JointFit(MeanRegressor):
     def _tuning(self) -> Tuning:
         return self.tuning or Tuning()
 
-    def _learns(self) -> bool:
-        return any(getattr(self, name) is None for name in self._kernels)
-
     @property
-    def _default_rank(self) -> int | None:
-        return MAX_RANK if self._learns() else None
+    def _tolerance(self) -> Tolerance:
+        return Tolerance.of(self.tol, self.max_rank, MAX_RANK if self._learns() else None)
 
     # Before the pass: kernels, bases, moments
 
     def _search(self, context: FitContext) -> FitContext:
+        constraint = parse(self.constraint)
+        reg = constraint.default_reg if self.reg is None else self.reg
+        solver = JointSolver(constraint, Regularization.parse(reg, self.reg_form))
+        context = replace(context, solver=solver)
         if self._learns():
             x, y = (
                 None if getattr(self, name) is None else kernel
                 for name, kernel in zip(self._kernels, context.kernels, strict=True)
             )
-            reg = None if self.reg is None else self._solver(context).reg
-            options, functions = self._tuning, context.functions["functions"]
-            context = search_kernels(context, (x, y), functions, reg, options)
-        self._calibrates(context)
-        labels = context.sample.columns[1].categories
-        needed = f"numeric columns of y, got labels in {', '.join(map(repr, labels))}"
-        choice = self._possible(context, "residual", needed, bool(labels))
-        if choice == "auto" and any(
-            len(np.unique(column)) <= _DISTINCT for column in context.rows.parts[1].T
-        ):
-            choice = False
-        return replace(context, residual=choice)
-
-    def _calibrates(self, context: FitContext) -> str | bool:
-        """Whether laws are calibrated: ``auto``, True, or False where they can't be."""
-        labels = context.sample.columns[1].categorical
-        return self._possible(context, "calibration", "a numeric column of y", all(labels))
+            functions, learn_reg = context.functions["functions"], self.reg is None
+            context = search_kernels(context, (x, y), functions, self._tuning, learn_reg)
+        columns, rows = context.sample.columns[1], context.rows.parts[1]
+        labels = f"numeric columns of y, got labels in {', '.join(map(repr, columns.categories))}"
+        residual = self._possible(context, "residual", labels, bool(columns.categories))
+        if residual == "auto" and any(len(np.unique(column)) <= _DISTINCT for column in rows.T):
+            residual = False
+        if not residual and context.progress is not None:
+            left_out = (LOCATION, SECOND + SEARCH, *SECOND_PASS)
+            context.progress(StepBegan(PIVOTS, without=left_out))
+        calibration = self._possible(
+            context, "calibration", "a numeric column of y", all(columns.categorical)
+        )
+        return replace(context, residual=residual, calibration=calibration)
 
     def _possible(self, context: FitContext, name: str, columns: str, unusable: bool) -> str | bool:
         """A choice of the user that only some fits can take: ``auto``, True or False.
@@ -151,7 +151,7 @@ class JointFit(MeanRegressor):
             raise DataError(f"{name} must be 'auto', True or False, got {choice!r}")
         if choice is False or (choice == "auto" and context.search is None):
             return False
-        constraint, folds = parse(self.constraint), context.n_folds
+        constraint, folds = context.solver.constraint, context.n_folds
         obstacles = {
             f"constraint='none' or 'normalized', got {constraint.name!r}": not constraint.linear,
             f"{remedy('n_folds', '--folds')} of at least 2, got {folds}": folds < 2,
@@ -165,22 +165,9 @@ class JointFit(MeanRegressor):
             raise DataError(f"{needs} needs {met[0]}: change that, or take {auto}")
         return False if met else choice
 
-    def _solver(self, context: FitContext) -> JointSolver:
-        constraint = parse(self.constraint)
-        reg = Regularization.parse(
-            constraint.default_reg if self.reg is None else self.reg, self.reg_form
-        )
-        learned = self.reg is None and constraint.landmarks_of_partition is None
-        if context.search is not None and learned:
-            reg = replace(context.search.finalists[0].reg, form=reg.form)
-        return JointSolver(constraint, reg)
-
-    def _averages(self, context: FitContext) -> bool:
-        return context.search is not None and parse(self.constraint).averages
-
     def _scores(self, context: FitContext) -> Transform | None:
         """Normal scores of y whose location is fitted, where the best kernel takes them."""
-        if not (context.residual and self._averages(context)):
+        if not (context.residual and context.averages):
             return None
         best = context.search.finalists[0]
         scored = best.trial.y.form == "scores" and isinstance(best.kernel_y, TransformedKernel)
@@ -188,9 +175,8 @@ class JointFit(MeanRegressor):
 
     def _spec(self, context: FitContext, bases: Sequence[Basis]) -> MomentReduction:
         columns, rows = context.sample.columns, context.rows
-        scoring = context.search.functions if self._averages(context) else None
-        scores = self._scores(context)
-        if scoring is not None and scores is not None:
+        scoring = context.search.functions if context.averages else None
+        if scoring is not None and (scores := self._scores(context)) is not None:
             scoring = Mapped(scores, scoring)
         functions_x, functions = (context.functions[name] for name in ("functions_x", "functions"))
         x = make_side(bases[0], columns[0], functions_x, rows, 0)
@@ -199,12 +185,10 @@ class JointFit(MeanRegressor):
 
     def _change(
         self, spec: MomentReduction, trial: RowSample, rows: RowSample, accuracy: float, solver: Any
-    ) -> JointChange:
+    ) -> JointChange | None:
+        if solver.constraint.landmarks_of_partition is not None:
+            return None  # partitions of unity take no triangular solve that could be left out
         return JointChange(spec, trial.parts, trial_solver(solver, spec.features, rows))
-
-    def _largest_change(self, n_rows: int, solver: JointSolver) -> float:
-        # Partitions of unity take no triangular solve that could be left out.
-        return 0.0 if solver.constraint.landmarks_of_partition is not None else self.accuracy
 
     def _cells(self, context: FitContext, bases: Sequence[Basis] = ()) -> tuple[CellReduction, ...]:
         if self.support_size == 0:
@@ -224,16 +208,14 @@ class JointFit(MeanRegressor):
         return tuple(parallel_map(of_variable, (0, 1), context.budget.executor.cores))
 
     def _landmarks(self, context: FitContext) -> Sequence[Basis] | None:
-        solver = self._solver(context)
-        rule = solver.constraint.landmarks_of_partition
+        rule = context.solver.constraint.landmarks_of_partition
         if rule is None:
             return None
-        seed = self.random_state or 0
-        return partitions(context, rule, solver.reg, self.max_rank, seed)
+        return partitions(context, rule, context.solver.reg, self.max_rank, context.seed)
 
     def _planned(self, context: FitContext, *_: Any) -> FitPlan:
-        solver, search = self._solver(context), context.search
-        finalists = search.finalists[1:] if self._averages(context) else ()
+        solver, search = context.solver, context.search
+        finalists = search.finalists[1:] if context.averages else ()
         others = [
             (
                 (one.kernel_x, one.kernel_y),
@@ -250,12 +232,12 @@ class JointFit(MeanRegressor):
 
     def _result(self, context: FitContext) -> FitResult:
         """The passes, and everything after them."""
-        if self._averages(context):
+        if context.averages:
             result = self._mean(context)
         else:
             result = self._single(context, self._measure(context))
-        if self._calibrates(context):
-            result = with_calibration(self, context, result)
+        if context.calibration:
+            result = with_calibration(context, result)
         return result if context.search is None else result.with_memory(context.search.memory)
 
     def _single(self, context: FitContext, measured: Measured) -> FitResult:
@@ -265,7 +247,7 @@ class JointFit(MeanRegressor):
             context.progress(StepBegan("solution"))
         with one_blas_thread():
             bases = [side_x.basis, side_y.basis]
-            solver = whole = self._solver(context).on(bases, context.rows.parts)
+            solver = whole = context.solver.on(bases, context.rows.parts)
             if solver.constraint.needs_ranges:
                 centred = centred_bases(moments.means(), solver.reg, bases)
                 x, y = run_pass(context.sample, BasisRanges(tuple(centred)), context.budget)[0]
@@ -277,15 +259,15 @@ class JointFit(MeanRegressor):
             )
             model = self._model(context, [component], measured, solver.reg, [])
             fitted = fitted_bases(component)
-        if context.sample.residuals is None:
-            self._warn_of_trace(context, fitted)
+        ranks = [basis.rank for basis in bases]
+        self._warn_of_trace(context, list(zip(component.trace_errors, ranks, strict=True)))
         return FitResult(model, fitted, component, measured, [])
 
     def _mean(self, context: FitContext) -> FitResult:
         """One pass for all finalists; the mean of the best of them."""
         ensemble = EnsembleFit(
             context,
-            self._solver(context),
+            context.solver,
             partial(self._specify, context),
             self._tuning.averaged,
             learn_reg=self.reg is None,
@@ -294,14 +276,11 @@ class JointFit(MeanRegressor):
         members, measured = ensemble.run(self._cells(context))
         best, components = members[0], [member.component for member in members]
         model = self._model(context, components, measured, best.candidate.reg, members)
-        for i, variable in enumerate("xy"):
-            # No tolerance was given for the bases of residuals.
-            if context.sample.residuals is not None or context.pivots[i].mode == "given":
-                continue
-            error, rank = max(
-                (each.trace_errors[i] or 0.0, each.sides[i].basis.rank) for each in components
-            )
-            self._tolerance.warn(variable, rank, error, context.may_miss(i))
+        reached = [
+            max((one.trace_errors[i] or 0.0, one.sides[i].basis.rank) for one in components)
+            for i in (0, 1)
+        ]
+        self._warn_of_trace(context, reached)
         x, y = (
             FittedBasis(variable.basis.newton, variable.basis, model.about["trace_error"][name])
             for name, variable in zip("xy", (model.x, model.y), strict=True)
@@ -318,7 +297,7 @@ class JointFit(MeanRegressor):
     ) -> JointModel:
         """The model, with what it says of its fit and whose rows it was fitted on."""
         sample, few = context.sample, context.rows.prefix(_NEGATIVE_ROWS)
-        constraint, search = parse(self.constraint), context.search
+        constraint, search = context.solver.constraint, context.search
         about = {
             "passes": measured.passes,
             "tol": self._tolerance.value,
@@ -336,9 +315,8 @@ class JointFit(MeanRegressor):
 
     def _attributes(self, result: FitResult) -> dict[str, Any]:
         """Fitted attributes, by name."""
-        component, measured, (x, y) = result.component, result.measured, result.component.sides
+        component, (x, y) = result.component, result.component.sides
         return {
-            **of_pass(measured),
             "model_": result.model,
             "coef_": result.model.coef,
             "members_": result.members,
@@ -346,7 +324,7 @@ class JointFit(MeanRegressor):
             "basis_y_": result.bases[1],
             "solution_": component.solution,
             "replicates_": component.replicates,
-            "moments_": measured.moments,
+            "moments_": result.measured.moments,
             "sides_": component.sides,
             "_functions": (x.functions, y.functions),
         }
@@ -363,7 +341,7 @@ class JointFit(MeanRegressor):
 
     def _of_both(
         self, earlier: FitSums, new: Measured, sample: Sample, *, alone: bool
-    ) -> dict[str, Any]:
+    ) -> tuple[Measured, dict[str, Any]]:
         assert isinstance(earlier, JointSums)
         about = {key: value for key, value in earlier.about.items() if key != "parts_differ"}
         about |= {"arithmetic": new.arithmetic.name, **origin(sample)}
@@ -374,7 +352,7 @@ class JointFit(MeanRegressor):
         model, component = total.solved(self.convergence, passes=passes)
         measured = replace(new, moments=total.moments, sides=total.sides, passes=passes)
         bases = fitted_bases(component)
-        return self._attributes(FitResult(model, bases, component, measured, []))
+        return measured, self._attributes(FitResult(model, bases, component, measured, []))
 
 
 def sums_of(model: JointModel, functions: Functions) -> JointSums:
@@ -496,16 +474,16 @@ def partitions(
 # Laws of refits without each fold, and the calibration of the laws that is learned from them
 
 
-def with_calibration(fit: JointFit, context: FitContext, result: FitResult) -> FitResult:
+def with_calibration(context: FitContext, result: FitResult) -> FitResult:
     """The result with calibrated laws, if that pays."""
     if len(held_out_folds(result.measured.moments)) < 2:
         return result
     with one_blas_thread():
-        learned = _learned(fit, context, result)
+        learned = _learned(context, result)
     if learned is None:
         return result
     info = {
-        "kept": fit.calibration is True or learned.pays,
+        "kept": context.calibration is True or learned.pays,
         "exponents": learned.calibration.to_list(),
         "gain": learned.gain,
         "std": learned.std if np.isfinite(learned.std) else None,
@@ -514,7 +492,7 @@ def with_calibration(fit: JointFit, context: FitContext, result: FitResult) -> F
     return result.described(calibration=info)
 
 
-def _learned(fit: JointFit, context: FitContext, result: FitResult) -> LearnedCalibration | None:
+def _learned(context: FitContext, result: FitResult) -> LearnedCalibration | None:
     """The calibration; None if fewer than two folds have rows in the row sample."""
     cells = result.model.y.cells
     assert cells is not None
@@ -524,7 +502,7 @@ def _learned(fit: JointFit, context: FitContext, result: FitResult) -> LearnedCa
     units = context.sample.folding.units(rows.index, rows.units)
     folds = [
         HeldRows(laws.weights, at[held], support[held], rows.importance[held], units[held])
-        for laws in refitted_laws(fit, context, result)
+        for laws in refitted_laws(context, result)
         if len(held := laws.held)
     ]
     if len(folds) < 2:
@@ -534,7 +512,7 @@ def _learned(fit: JointFit, context: FitContext, result: FitResult) -> LearnedCa
     return learn_calibration(folds, cells.means, columns)
 
 
-def refitted_laws(fit: JointFit, context: FitContext, result: FitResult) -> Iterator[HeldLaws]:
+def refitted_laws(context: FitContext, result: FitResult) -> Iterator[HeldLaws]:
     """Laws of refits without each fold, at the rows of the fold in the row sample.
 
     They are calibrated as those of the model are.
@@ -545,16 +523,15 @@ def refitted_laws(fit: JointFit, context: FitContext, result: FitResult) -> Iter
     cells, calibration = model.y.cells, model.calibration
     assert cells is not None
     masses, points = result.measured.cells[1].masses, cells.support.points
-    solver = fit._solver(context)
     members = [
         (
             moments,
-            replace(solver, reg=reg).on([side.basis for side in sides], context.rows.parts),
+            replace(context.solver, reg=reg).on([side.basis for side in sides], context.rows.parts),
             retained,
             sides[0].basis(rows.parts[0]),
             sides[1].basis(points),
         )
-        for sides, moments, reg, retained in averaged(solver.reg, result)
+        for sides, moments, reg, retained in averaged(context, result)
     ]
     levels = None if calibration is None else Levels(cells.means, calibration.columns)
     for fold in held_out_folds(members[0][0]):
@@ -572,8 +549,8 @@ def refitted_laws(fit: JointFit, context: FitContext, result: FitResult) -> Iter
         yield HeldLaws(held, ratio / len(members), rest / rest.sum(), cells.means, calibrated)
 
 
-def averaged(reg: Regularization, result: FitResult) -> list[tuple[Any, Any, Any, float]]:
+def averaged(context: FitContext, result: FitResult) -> list[tuple[Any, Any, Any, float]]:
     """Sides, moments, ridge and share retained of the models whose ratios are averaged."""
     if not result.members:
-        return [(result.component.sides, result.measured.moments, reg, 1.0)]
+        return [(result.component.sides, result.measured.moments, context.solver.reg, 1.0)]
     return [(m.component.sides, m.moments, m.candidate.reg, m.retained) for m in result.members]

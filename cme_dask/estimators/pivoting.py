@@ -157,8 +157,12 @@ class FitContext:
         Passes over the rows that the row sample took, and their time.
     search
         The search for the kernels that are learned, if there are any.
-    residual
-        Whether a location model is tried: ``auto``, True or False.
+    solver
+        What turns moments into a solution, where trials of the arithmetic need it.
+    averages
+        Whether the density ratios of several learned kernels are averaged.
+    residual, calibration
+        Whether a location model is tried, and whether laws are calibrated: ``auto``, True or False.
     """
 
     sample: Sample
@@ -173,7 +177,10 @@ class FitContext:
     passes: int
     seconds: float
     search: Any = None
+    solver: Any = None
+    averages: bool = False
     residual: str | bool = False
+    calibration: str | bool = False
 
     @property
     def sample_rows(self) -> int:

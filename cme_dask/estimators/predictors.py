@@ -24,30 +24,19 @@ from cme_dask.passes.sources import coded, is_chunked, open_sample
 Array = Any
 
 
-def weights_of(weights: Any, sample_weight: Any) -> Any:
-    """The weights of the rows, by whichever name they were given.
+def given_rows(Y: Any, y: Any, weights: Any, sample_weight: Any) -> tuple[Any, Any]:
+    """The rows of y and the weights, by whichever names they were given.
 
     Raises
     ------
     DataError
-        If both names were used.
-    """
-    if weights is not None and sample_weight is not None:
-        raise DataError("weights and sample_weight are the same: give one of them")
-    return sample_weight if weights is None else weights
-
-
-def target_of(Y: Any, y: Any) -> Any:
-    """The rows of y, by whichever name they were given.
-
-    Raises
-    ------
-    DataError
-        If both names were used.
+        If both names of one of them were used.
     """
     if Y is not None and y is not None:
         raise DataError("Y and y are two names of the same argument: give one of them")
-    return y if Y is None else Y
+    if weights is not None and sample_weight is not None:
+        raise DataError("weights and sample_weight are the same: give one of them")
+    return y if Y is None else Y, sample_weight if weights is None else weights
 
 
 def names_of(f: Any, declared: Mapping[str, Function]) -> Any:
@@ -238,12 +227,12 @@ class GrowingClassifier(LabelClassifier):
                 raise DataError("classes belong to the first call of partial_fit: leave them out")
         elif classes is not None:
             self._expected = np.unique(classes)
+        labels, weights = given_rows(y, Y, weights, sample_weight)
         try:
             super().partial_fit(
                 X,
-                target_of(y, Y),
+                labels,
                 weights=weights,
-                sample_weight=sample_weight,
                 scheduler=scheduler,
                 workers=workers,
                 memory_limit=memory_limit,

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from numbers import Real
 from typing import Any
 
@@ -38,18 +39,7 @@ from cme_dask.passes.progress import StepBegan
 from cme_dask.passes.row_sample import sample_rows
 from cme_dask.passes.run import count_bad_values
 
-
-def check_accuracy(accuracy: Any) -> float:
-    """The accuracy as a number; DataError if it is negative or none."""
-    real = isinstance(accuracy, Real) and not isinstance(accuracy, bool)
-    if not real or not 0.0 <= float(accuracy) < np.inf:
-        raise DataError(f"accuracy must be a number of at least 0, got {accuracy!r}")
-    return float(accuracy)
-
-
 Array = Any
-
-CONVERGENCE = ("raise", "warn")
 
 SHORT_RANK = 500
 """Largest rank of a given kernel that is too short for the rows, unless ``max_rank`` is given."""
@@ -197,30 +187,23 @@ class Tolerance:
             warn(f"{text}: {reason}", ToleranceWarning)
 
 
-def check_parameters(
-    tol: Any, max_rank: Any, n_folds: Any, sample_size: Any, random_state: Any
-) -> None:
-    """DataError on numbers outside their range; None is the default of ``tol`` and some others."""
-    if tol is not None:
-        check_tol(tol)
-    if max_rank is not None:
-        check_integer("max_rank", max_rank, 1)
-    check_integer("n_folds", n_folds, 1, MAX_FOLDS)
-    check_integer("sample_size", sample_size, 2)
-    if random_state is not None:
-        check_integer("random_state", random_state, 0, 2**63 - 1)
-
-
 def check_choice(name: str, value: Any, known: tuple[str, ...]) -> None:
     """DataError unless the value is one of those that are known."""
     if value not in known:
         raise DataError(f"{name} must be one of {', '.join(known)}, got {value!r}")
 
 
-def check_tol(tol: Any) -> None:
+def check_tol(name: str, tol: Any) -> None:
     """DataError unless this is a relative trace error in (0, 1)."""
     if not (isinstance(tol, Real) and 0.0 < float(tol) < 1.0):
-        raise DataError(f"tol must lie between 0 and 1, exclusively, got {tol!r}")
+        raise DataError(f"{name} must lie between 0 and 1, exclusively, got {tol!r}")
+
+
+def check_accuracy(name: str, accuracy: Any) -> None:
+    """DataError unless this is a number of at least 0."""
+    real = isinstance(accuracy, Real) and not isinstance(accuracy, bool)
+    if not real or not 0.0 <= float(accuracy) < np.inf:
+        raise DataError(f"{name} must be a number of at least 0, got {accuracy!r}")
 
 
 def check_integer(name: str, value: Any, least: int, most: int | None = None) -> None:
@@ -231,6 +214,18 @@ def check_integer(name: str, value: Any, least: int, most: int | None = None) ->
     upto = "of at least" if most is None else "from"
     end = "" if most is None else f" to {most}"
     raise DataError(f"{name} must be an integer {upto} {least}{end}, got {value!r}")
+
+
+CHECKS: dict[str, Callable[[str, Any], None]] = {
+    "tol": check_tol,
+    "max_rank": partial(check_integer, least=1),
+    "n_folds": partial(check_integer, least=1, most=MAX_FOLDS),
+    "sample_size": partial(check_integer, least=2),
+    "random_state": partial(check_integer, least=0, most=2**63 - 1),
+    "accuracy": check_accuracy,
+    "convergence": partial(check_choice, known=("raise", "warn")),
+}
+"""What parameters must be that several estimators share."""
 
 
 def usable_rows(
@@ -392,7 +387,7 @@ def by_name(functions: FunctionsLike | None) -> Mapping[str, Function | str]:
 
 def declared(functions: FunctionsLike | None, columns: Columns) -> dict[str, Function]:
     """Declared functions by name; DataError unless they are that, and no columns."""
-    given = by_name(functions)
+    given = by_name(functions) if functions else {}
     result: dict[str, Function] = {
         name: Event.parse(f, columns.names, columns.categories) if isinstance(f, str) else f
         for name, f in given.items()

@@ -18,7 +18,7 @@ from cme_dask.estimators.joint_fit import FitResult, JointFit, averaged, refitte
 from cme_dask.estimators.pivoting import FitContext
 from cme_dask.estimators.planning import RESIDUAL_EVALUATIONS, RESIDUAL_FINALISTS, FitPlan
 from cme_dask.estimators.recipe import choose_kernel
-from cme_dask.estimators.steps import DECISION, LOCATION, PIVOTS, SEARCH, SECOND, SECOND_PASS
+from cme_dask.estimators.steps import DECISION, LOCATION, PIVOTS, SECOND, SECOND_PASS
 from cme_dask.estimators.tuned import search_kernels
 from cme_dask.learning.candidates import Tuning
 from cme_dask.learning.losses import Gain, HeldLaws, held_out_crps, paired_gain, screened_laws
@@ -58,7 +58,7 @@ class Screening:
     second: FitContext | None
 
 
-def screened_residual(fit: JointFit, context: FitContext) -> Screening | None:
+def _screened(fit: JointFit, context: FitContext) -> Screening | None:
     """Whether a second pass is worth it, from refits on the row sample.
 
     None where the row sample does not decide: it holds all rows, ``residual`` is not ``"auto"``, or
@@ -70,8 +70,6 @@ def screened_residual(fit: JointFit, context: FitContext) -> Screening | None:
         The fit that is about to be made.
     """
     rows = context.rows
-    if not context.residual:
-        _report(context, PIVOTS, (LOCATION, SECOND + SEARCH, *SECOND_PASS))
     if context.residual != "auto" or rows.complete:
         return None
     _report(context, LOCATION)
@@ -86,14 +84,14 @@ def screened_residual(fit: JointFit, context: FitContext) -> Screening | None:
     if location.skill.max() >= _SKILL:
         second = _second_context(fit, context, location)
         with one_blas_thread():
-            gain = _screened_gain(fit, context, second, location)
+            gain = _screened_gain(context, second, location)
         metadata |= _figures(gain)
         second = second if gain.is_clear else None
     _report(context, PIVOTS, () if second else SECOND_PASS)
     return Screening(metadata, second)
 
 
-def plan_with_residual(
+def located_plan(
     fit: JointFit, context: FitContext, planned: Callable[[FitContext], FitPlan]
 ) -> FitPlan:
     """What the fit would do and take, with the second pass where the row sample advises it.
@@ -106,7 +104,7 @@ def plan_with_residual(
         Plans one of its passes.
     """
     begin = time.perf_counter()
-    screening = screened_residual(fit, context)
+    screening = _screened(fit, context)
     seconds = time.perf_counter() - begin
     plan = planned(context)
     if screening is None:
@@ -124,23 +122,16 @@ def plan_with_residual(
     )
 
 
-def with_residual(
-    fit: JointFit, context: FitContext, result: FitResult, screening: Screening | None
-) -> FitResult:
-    """The result with a location model, if one is tried and pays.
+def located_fit(fit: JointFit, context: FitContext) -> FitResult:
+    """The result of a fit, with a location model if that pays.
 
-    One more pass is made, unless the location explains nothing or the screening advises against it.
-
-    Parameters
-    ----------
-    fit, context, result
-        The fit that was made.
-    screening
-        What the row sample said before.
+    One more pass is made, unless the location explains nothing or the row sample advises against
+    it.
     """
-    auto, reg = context.residual == "auto", fit._solver(context).reg
-    each = averaged(reg, result)
-    if not context.residual or (auto and not held_out_folds(each[0][1])):
+    screening = _screened(fit, context)
+    result, auto = fit._result(context), context.residual == "auto"
+    each = averaged(context, result)
+    if auto and not held_out_folds(each[0][1]):
         return result
     if screening is not None and screening.second is None:
         return result.described(residual=screening.about)
@@ -155,12 +146,12 @@ def with_residual(
         second = _second_context(fit, context, location)
     else:
         _report(context, SECOND + PIVOTS)
-        known, again = screening.second, _of_residuals(context, location)
-        second = replace(again, kernels=known.kernels, search=known.search)
+        again = _of_residuals(context, location)
+        second = replace(screening.second, sample=again.sample, rows=again.rows)
     of_residuals = fit._result(second)
     _report(context, DECISION)
     with one_blas_thread():
-        gain = _final_gain(fit, context, result, second, of_residuals, location)
+        gain = _final_gain(context, result, second, of_residuals, location)
     retained = gain.pays or not auto
     metadata |= {"kept": retained, "decided": "all rows", **_figures(gain)}
     passes = result.measured.passes + of_residuals.measured.passes
@@ -260,6 +251,7 @@ def _of_residuals(context: FitContext, location: FittedMeanFunction) -> FitConte
         passes=0,
         seconds=0.0,
         search=None,
+        averages=False,
         residual=False,
     )
 
@@ -272,8 +264,8 @@ def _second_context(fit: JointFit, context: FitContext, location: FittedMeanFunc
         return replace(second, kernels=kernels)
     learned = context.search.finalists[0].trial.x.form != "given"
     given = None if learned else kernels[0], None
-    reg = None if fit.reg is None else fit._solver(context).reg
-    return search_kernels(second, given, None, reg, _quick(fit._tuning))
+    second = replace(second, kernels=kernels)
+    return search_kernels(second, given, None, _quick(fit._tuning), learn_reg=fit.reg is None)
 
 
 def _quick(tuning: Tuning) -> Tuning:
@@ -289,9 +281,7 @@ def _quick(tuning: Tuning) -> Tuning:
     )
 
 
-def _screened_gain(
-    fit: JointFit, context: FitContext, second: FitContext, location: FittedMeanFunction
-) -> Gain:
+def _screened_gain(context: FitContext, second: FitContext, location: FittedMeanFunction) -> Gain:
     """The gain of refits on a part of the row sample."""
     rows = context.rows.prefix(_SCREENED_ROWS)
     moved = second.rows.prefix(_SCREENED_ROWS)
@@ -299,7 +289,7 @@ def _screened_gain(
     laws = [
         screened_laws(
             (each.kernels[0], each.kernels[1]),
-            fit._solver(each).reg,
+            each.solver.reg,
             (part[0], part[1]),
             rows.importance,
             folds,
@@ -313,7 +303,6 @@ def _screened_gain(
 
 
 def _final_gain(
-    fit: JointFit,
     context: FitContext,
     result: FitResult,
     second: FitContext,
@@ -321,8 +310,8 @@ def _final_gain(
     location: FittedMeanFunction,
 ) -> Gain:
     """The gain of refits from all rows, at rows of the row sample."""
-    plain = refitted_laws(fit, context, result)
-    moved = refitted_laws(fit, second, of_residuals)
+    plain = refitted_laws(context, result)
+    moved = refitted_laws(second, of_residuals)
     cells = result.model.y.cells
     assert cells is not None
     return _gain(context, cells.values, location, plain, moved, HELD_ROWS)

@@ -83,8 +83,8 @@ def search_kernels(
     context: FitContext,
     given: tuple[Kernel | None, Kernel | None],
     functions: FunctionsLike | None,
-    reg: Regularization | None,
     options: Tuning,
+    learn_reg: bool,
 ) -> FitContext:
     """The context with the kernels that a search on the row sample found, and the search.
 
@@ -96,10 +96,10 @@ def search_kernels(
         None for each kernel that is learned.
     functions
         Declared functions of y.
-    reg
-        The ridge, None if it is learned.
     options
         See :func:`cme_dask.learning.problems.search_joint`.
+    learn_reg
+        Whether the ridge is learned, unless a constraint on a partition keeps its own.
 
     Raises
     ------
@@ -108,7 +108,7 @@ def search_kernels(
     ResourceError
         If it does not fit into memory.
     """
-    rows = context.rows.prefix(options.rows)
+    rows, solver = context.rows.prefix(options.rows), context.solver
     memory = _check_memory(context, len(rows), options.max_rank)
     columns = context.sample.columns
     categorical = [tuple(name in c.categories for name in c.names) for c in columns]
@@ -120,15 +120,22 @@ def search_kernels(
         (given[0], given[1]),
         (categorical[0], categorical[1]),
         functions=declared(functions, columns[1]),
-        reg=reg,
+        reg=None if learn_reg else solver.reg,
         options=options,
         tol=context.pivots[0].tol,
         seed=context.seed,
         callback=context.progress,
     )
     best = search.finalists[0]
-    kernels = [best.kernel_x, best.kernel_y]
-    return replace(context, kernels=kernels, search=replace(search, memory=memory))
+    if learn_reg and solver.constraint.landmarks_of_partition is None:
+        solver = replace(solver, reg=replace(best.reg, form=solver.reg.form))
+    return replace(
+        context,
+        kernels=[best.kernel_x, best.kernel_y],
+        search=replace(search, memory=memory),
+        solver=solver,
+        averages=solver.constraint.averages,
+    )
 
 
 def _check_memory(context: FitContext, rows: int, max_rank: int) -> MemoryPlan:

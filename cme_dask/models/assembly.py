@@ -1,6 +1,6 @@
 """The last step of a fit, and of merging: the frozen model, from moments and coefficients."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -134,29 +134,26 @@ def assemble(
         "folds": moments.n_folds,
         "trace_error": dict(zip("xy", errors, strict=True)),
         "kkt_residual": max(component.solution.kkt_residual for component in components),
-        "negative_mass": _negative_mass(x.basis, y.basis, coef, base, points) if points else None,
+        "negative_mass": None,
         "held_out": {
-            given: _held_out(components, i, columns[1 - i]) for i, given in enumerate("xy")
+            given: held_out_table(
+                components[0].sides[1 - i].names,
+                [component.replicates[i] for component in components],
+                columns[1 - i].categories,
+            )
+            for i, given in enumerate("xy")
         },
     }
+    if points:
+        (rows_x, weights_x), (rows_y, weights_y) = points
+        ratio = base + x.basis(rows_x) @ coef.T @ y.basis(rows_y).T
+        described["negative_mass"] = negative_mass(ratio, weights_x, weights_y)
     if len(components) == 1:
         names = components[0].sides[1].names  # events that only a search needed come after them
         arrays = moments.with_functions(len(names)).to_arrays()
         return JointModel(x, y, coef, described, arrays, base)
     spectra = spectra_of([component.mean for component in components])
     return JointModel(x, y, coef, described, {}, base, spectra=spectra)
-
-
-def _negative_mass(
-    basis_x: LinearBasis | StackedBasis,
-    basis_y: LinearBasis | StackedBasis,
-    coef: Array,
-    base: float,
-    points: Sequence[tuple[Array, Array]],
-) -> float:
-    """Mass of P_X x P_Y that g takes below zero, over pairs of these rows."""
-    (x, weights_x), (y, weights_y) = points
-    return negative_mass(base + basis_x(x) @ coef.T @ basis_y(y).T, weights_x, weights_y)
 
 
 def _variable(
@@ -182,25 +179,19 @@ def _variable(
     )
 
 
-def _held_out(
-    components: Sequence[Component], given: int, answered: Columns
+def held_out_table(
+    names: Sequence[str], folds: Sequence[Replicates], labels: Container[str] = ()
 ) -> dict[str, dict[str, float]]:
     """JSON table of held-out errors; empty without folds, and without the codes of labels.
 
     The squared error of a mean of several answers is at most the mean of theirs, which stands here.
     """
-    folds = [component.replicates[given] for component in components]
     if not len(folds[0].constant):
         return {}
-    names = components[0].sides[1 - given].names
     errors = np.mean([fold.error[: len(names)] for fold in folds], axis=0)
-    rows = zip(names, errors, folds[0].baseline[: len(names)], strict=True)
+    rows = zip(names, map(float, errors), map(float, folds[0].baseline), strict=False)
     return {
-        name: {"error": float(e), "baseline": float(b), "skill": _skill(float(e), float(b))}
+        name: {"error": e, "baseline": b, "skill": 1.0 - e / b if b > 0.0 else 0.0}
         for name, e, b in rows
-        if name not in answered.categories
+        if name not in labels
     }
-
-
-def _skill(error: float, baseline: float) -> float:
-    return 1.0 - error / baseline if baseline > 0.0 else 0.0
