@@ -99,7 +99,7 @@ BARS = {
     ("fit", "kinds"): (59, 30),
     ("fit", "frames"): (14, 10),
     ("quantile", "files"): (11, 8),
-    ("quantile", "functions"): (57, 35),
+    ("quantile", "functions"): (56, 35),
     ("basis", "functions"): (19, 20),
     ("block", "functions"): (5, 5),
 }

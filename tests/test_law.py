@@ -20,6 +20,7 @@ from scipy import stats
 from cme_dask import JointDistribution, kernels, load
 from cme_dask.errors import DataError, UnseenCategoryWarning
 from cme_dask.kernels.transforms import Scores, Standard, Transform
+from cme_dask.numerics.blending import share_near
 from cme_dask.numerics.measure import SortedAtoms, first_reaching
 
 N = 2000
@@ -569,6 +570,53 @@ def test_moved_laws_draw_and_have_densities(moved):
     weights = law.weights()
     assert_allclose(weights[:, : masses.shape[1]], masses, atol=1e-12)
     assert_array_equal(weights[:, masses.shape[1] :], 0.0)
+
+
+def test_laws_between_near_and_far_are_mixtures_of_both(moved):
+    model = moved[0].model
+    line = np.linspace(-60.0, 60.0, 4001)[:, None]
+    support = model.conditional(line).effective_support()
+    between = np.flatnonzero((support > 0.002) & (support < 0.045))
+    x = np.concatenate([AT[:2], line[between[:: max(len(between) // 4, 1)]]])
+    share, law = share_near(model.conditional(x).effective_support()), model.conditional(x)
+    assert (share[:2] == 1.0).all()
+    assert ((share[2:] > 0.0) & (share[2:] < 1.0)).sum() >= 3
+    located, cells = model.residual, model.y.cells
+    z = located.location(x)[:, None] + located.model.y.cells.means
+    near = cells.values.possible(located.undo(z.reshape(-1, 2))).reshape(z.shape)
+    masses = located.model.conditional(x).weights(), model.weights(x)
+    far = masses[1][:, cells.cell_of_atom] * cells.shares
+    weights = np.concatenate([share[:, None] * masses[0], (1.0 - share)[:, None] * far], axis=1)
+    atoms = np.concatenate([near, np.tile(cells.atoms, (len(x), 1, 1))], axis=1)
+    mixed = share[:, None] * masses[0], (1.0 - share)[:, None] * masses[1]
+    assert_allclose(law.weights(), np.concatenate(mixed, axis=1), atol=1e-12)
+    # Means and covariances of cells are those of all their rows, not of their atoms.
+    means, part = cells.means, share[:, None]
+    expected = (1.0 - part) * (masses[1] @ means)
+    expected += part * np.einsum("bs,bsi->bi", masses[0], near)
+    assert_allclose(law.mean(), expected, atol=1e-9)
+    products = means[:, :, None] * means[:, None, :] + cells.covariances
+    square = (1.0 - part[:, None]) * np.einsum("bs,sij->bij", masses[1], products)
+    square += part[:, None] * np.einsum("bs,bsi,bsj->bij", masses[0], near, near)
+    mean = law.mean()
+    assert_allclose(law.cov(), square - mean[:, :, None] * mean[:, None, :], atol=1e-8)
+    for j, name in enumerate(law.columns.names):
+        for i, (w, a) in enumerate(zip(weights, atoms[:, :, j], strict=True)):
+            below = [w[a <= t].sum() for t in (-1.01, 0.013, 0.7)]
+            assert_allclose(law.cdf([-1.01, 0.013, 0.7], name)[i], below, atol=1e-9)
+            order = np.argsort(a, kind="stable")
+            sums = np.cumsum(w[order])
+            levels = np.array([0.05, 0.3, 0.5, 0.9])
+            expected = a[order][np.searchsorted(sums, levels - 1e-12)]
+            assert_allclose(law.quantile(levels, name)[i], expected, atol=1e-9)
+            score = w @ np.abs(a - 0.1) - 0.5 * w @ np.abs(a[:, None] - a) @ w
+            observed = np.full((len(x), 2), 0.1)
+            assert_allclose(law.crps(observed, name)[i], score, atol=1e-9)
+    expected = (weights * atoms[:, :, 0] ** 2).sum(axis=1)
+    assert_allclose(model.conditional(x).expect(lambda y: y[:, 0] ** 2), expected, atol=1e-9)
+    draws = law.sample(4000, random_state=1)
+    error = np.abs(draws.mean(axis=1) - (weights[:, :, None] * atoms).sum(axis=1))
+    assert (error < 4.5 * draws.std(axis=1) / np.sqrt(4000)).all()
 
 
 def test_a_moved_law_is_normalized_everywhere(moved):

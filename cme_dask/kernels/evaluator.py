@@ -102,16 +102,6 @@ def rank_update(xp: Any, out: Array, rows: Array) -> None:
         in_place(out).matmul(rows, rows.T, out=out)
 
 
-def add_rank_update(xp: Any, out: Array, rows: Array, scratch: "Scratch") -> None:
-    """Upper triangle of ``out += rows @ rows.T``."""
-    if is_numpy_array(rows):
-        blas.add_gram(out, rows)
-    else:
-        product = scratch.shaped(xp, out.shape, rows)
-        rank_update(xp, product, rows)
-        out += product
-
-
 def add_product(xp: Any, out: Array, product: Array) -> None:
     """``out += product``, of which ``product`` may be of lower precision."""
     if is_numpy_array(out) or is_cupy_array(out):

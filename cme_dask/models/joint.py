@@ -552,19 +552,13 @@ def _law_of(model: JointModel, reverse: bool) -> Law:
     return BlendedLaw(shifted, base, near_data(model.x.basis.newton))
 
 
-def _cells_of(model: JointModel, reverse: bool) -> CellStatistics:
-    """The cells on which the laws are."""
+def _cell_law(model: JointModel, reverse: bool) -> CellLaw:
+    """The law on the cells: the signed ratio at their points, projected and calibrated."""
     cells = (model.x if reverse else model.y).cells
     if cells is None:
         raise DataError(
             "this model has no cells for conditional laws: fit with support_size of at least 1"
         )
-    return cells
-
-
-def _cell_law(model: JointModel, reverse: bool) -> CellLaw:
-    """The law on the cells: the signed ratio at their points, projected and calibrated."""
-    cells = _cells_of(model, reverse)
     if model.base == 0.0:
         return _mixing(model, reverse, cells)
     # H goes from the functions of x to those of y.
