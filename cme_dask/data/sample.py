@@ -150,7 +150,9 @@ class Sample:
 
     def for_folds(self, n_folds: int) -> "Sample":
         """The sample as passes with so many folds read it: one fold needs no column to tell it."""
-        return self.fold_by(BY_ROWS) if n_folds == 1 and self.residuals is None else self
+        if n_folds > 1 or self.residuals is not None:
+            return self
+        return replace(self, folding=BY_ROWS)
 
     def split(
         self, share: float = 0.2, by: str | Folding | None = None, seed: int = 0

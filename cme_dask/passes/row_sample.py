@@ -65,7 +65,7 @@ def choose_rows(
         If weights are negative, weights or times are not finite, all weights are zero, or no row
         belongs to the part.
     """
-    whole, sample = sample, replace(sample.fold_by(BY_ROWS), row_sample=None)
+    whole, sample = sample, replace(sample, folding=BY_ROWS, row_sample=None)
     criteria, drawn = sample.reads[len(sample.sources) :], PrioritySample(size, seed)
     if not criteria or all(source.in_memory for source in sample.reads):
         try:
