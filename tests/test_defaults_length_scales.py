@@ -9,7 +9,8 @@ import pytest
 from cme_dask import ConditionalMeanEmbedding, JointDistribution, kernels, load
 from cme_dask.errors import DataError
 from cme_dask.kernels.length_scales import IGNORED, SCALES
-from cme_dask.learning.candidates import at_bounds, ignored_columns, long_columns
+from cme_dask.learning import search
+from cme_dask.learning.candidates import KernelPoint
 
 
 @pytest.fixture(scope="module")
@@ -104,15 +105,13 @@ def test_column_scales_follow_the_structure_of_a_kernel():
 
 
 def test_columns_are_ignored_only_where_the_score_is_no_worse():
-    def score(scales):
-        return -1.0 + (0.1 if scales[1] >= IGNORED else 0.0)  # the second column is needed
+    class Tried:
+        def score(self, pair, stage=""):
+            return -1.0 + (0.1 if pair[0].scales[1] >= IGNORED else 0.0)  # the second one is needed
 
-    scales = (0.5, 30.0, 40.0)
-    candidates = long_columns(scales, [slice(0, 3)])
-    assert candidates == [2, 1]
-    assert ignored_columns(scales, candidates, score) == [2]
-    # Of a variable one column remains, the shortest; ignored ones are at no bound.
-    assert long_columns((30.0,), [slice(0, 1)]) == []
-    assert at_bounds((1.0, 49.0))
-    assert at_bounds((0.05, 1.0))
-    assert not at_bounds((1.0, IGNORED))
+    y = KernelPoint("given")
+    pair = KernelPoint("standard", (0.5, 30.0, 40.0)), y
+    assert search._long_columns(pair) == [2, 1]
+    assert search._needless_columns(Tried(), pair) == [2]
+    # Of a variable one column remains, the shortest.
+    assert search._long_columns((KernelPoint("standard", (30.0,)), y)) == []
