@@ -430,7 +430,7 @@ class PivotedCholesky(FittedFeatures):
 
     def _solve(self, sample: Sample, measured: Measured) -> dict[str, Any]:
         (side,), mean = measured.sides, measured.moments.means()
-        about = {
+        metadata = {
             "rows": measured.moments.n_rows,
             "passes": measured.passes,
             "tol": self._tolerance.value,
@@ -438,7 +438,7 @@ class PivotedCholesky(FittedFeatures):
             "location": sample.location,
         }
         spectral = LinearBasis(side.basis, *eigenbasis(mean.gram("x")))
-        model = FeatureModel(sample.columns[0], spectral, self.basis, about)
+        model = FeatureModel(sample.columns[0], spectral, self.basis, metadata)
         fitted = _attributes(model)
         return fitted | {"_sides": measured.sides, "_moments": measured.moments}
 
@@ -448,5 +448,5 @@ class PivotedCholesky(FittedFeatures):
                 "these features were loaded, and their file holds no moments, without which no "
                 "rows can be added: fit them again"
             )
-        columns, about = (self.model_.columns,), self.model_.about
-        return FitSums(columns, self._sides, self._moments, (), (), about)
+        columns = (self.model_.columns,)
+        return FitSums(columns, self._sides, self._moments, (), (), self.model_.about)

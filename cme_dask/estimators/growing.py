@@ -110,18 +110,18 @@ def on_columns(sample: Sample, columns: Sequence[Columns]) -> Sample:
     return replace(sample.select(*selected), columns=tuple(columns))
 
 
-def _check_alike(name: str, known: Columns, mine: str, found: Columns) -> None:
+def _check_alike(name: str, known: Columns, mine: str, given: Columns) -> None:
     """DataError if a column has other labels than in the fit, or is in another unit."""
-    if found.categories.get(mine) != known.categories.get(name):
+    if given.categories.get(mine) != known.categories.get(name):
         labels = [
             columns.labels(column) if column in columns.categories else "numbers"
-            for column, columns in ((mine, found), (name, known))
+            for column, columns in ((mine, given), (name, known))
         ]
         raise DataError(
             f"the labels of column {name!r} are {labels[0]}, in the fit they were {labels[1]}: "
             "code them alike"
         )
-    units = found.units.get(mine), known.units.get(name)
+    units = given.units.get(mine), known.units.get(name)
     if all(units) and units[0] != units[1]:
         raise DataError(
             f"column {name!r} is in {units[0]}, in the fit it was in {units[1]}: convert it"

@@ -298,7 +298,7 @@ class JointFit(MeanRegressor):
         """The model, with what it says of its fit and whose rows it was fitted on."""
         sample, few = context.sample, context.rows.prefix(_NEGATIVE_ROWS)
         constraint, search = context.solver.constraint, context.search
-        about = {
+        metadata = {
             "passes": measured.passes,
             "tol": self._tolerance.value,
             "constraint": constraint.name,
@@ -311,7 +311,7 @@ class JointFit(MeanRegressor):
         }
         laws = [spec.statistics(s) for spec, s in zip(measured.specs, measured.cells, strict=True)]
         points = [(rows, few.importance) for rows in few.parts]
-        return assemble(components, measured.moments, laws, sample.columns, points, about)
+        return assemble(components, measured.moments, laws, sample.columns, points, metadata)
 
     def _attributes(self, result: FitResult) -> dict[str, Any]:
         """Fitted attributes, by name."""
@@ -343,10 +343,10 @@ class JointFit(MeanRegressor):
         self, earlier: FitSums, new: Measured, sample: Sample, *, alone: bool
     ) -> tuple[Measured, dict[str, Any]]:
         assert isinstance(earlier, JointSums)
-        about = {key: value for key, value in earlier.about.items() if key != "parts_differ"}
-        about |= {"arithmetic": new.arithmetic.name, **origin(sample)}
-        about["next_row"] = sample.first_row + sample.n_rows
-        added = replace(earlier, moments=new.moments, cells=new.cells, about=about)
+        metadata = {key: value for key, value in earlier.about.items() if key != "parts_differ"}
+        metadata |= {"arithmetic": new.arithmetic.name, **origin(sample)}
+        metadata["next_row"] = sample.first_row + sample.n_rows
+        added = replace(earlier, moments=new.moments, cells=new.cells, about=metadata)
         total = union([added] if alone else [earlier, added])
         passes = new.passes + (0 if alone else int(earlier.about["passes"]))
         model, component = total.solved(self.convergence, passes=passes)

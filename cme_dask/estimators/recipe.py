@@ -1,4 +1,4 @@
-"""Steps that estimators share: parameters, kernels, arithmetic, checkpoints, time."""
+"""Checks of parameters, rows and kernels that estimators share, and their declared functions."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

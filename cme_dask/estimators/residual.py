@@ -48,13 +48,13 @@ class Screening:
 
     Attributes
     ----------
-    about
+    metadata
         The figures of the decision, as the model records them.
     second
         The fit of x and e on the row sample's location; None if it is not worth a pass.
     """
 
-    about: dict[str, Any]
+    metadata: dict[str, Any]
     second: FitContext | None
 
 
@@ -67,7 +67,7 @@ def _screened(fit: JointFit, context: FitContext) -> Screening | None:
     Parameters
     ----------
     fit, context
-        The fit that is about to be made.
+        The fit that will be made.
     """
     rows = context.rows
     if context.residual != "auto" or rows.complete:
@@ -134,7 +134,7 @@ def located_fit(fit: JointFit, context: FitContext) -> FitResult:
     if auto and not held_out_folds(each[0][1]):
         return result
     if screening is not None and screening.second is None:
-        return result.described(residual=screening.about)
+        return result.described(residual=screening.metadata)
     if screening is None:
         _report(context, LOCATION)
     with one_blas_thread():
