@@ -51,6 +51,8 @@ class Event:
     detail : object
         The report of the step itself: ``PivotProgress``, ``TuningProgress``, the event of a pass,
         or None.
+    rows, rows_total : int
+        Of a pass: rows that are done, and all of them; else 0.
     """
 
     step: int
