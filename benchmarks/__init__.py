@@ -8,6 +8,7 @@ CASE_NAMES = (
     "ridge",
     "sweep",
     "programs",
+    "sparse",
     "ingest",
     "tuning",
     "coverage",

@@ -82,12 +82,12 @@ def bench(
     The cases: machine (rates), fmca (FMCA's pivoted Cholesky), pass (joint fits from a store beside
     the bare pass, threads beside processes), random (randomly pivoted Cholesky), ridge (Nystroem
     features and ridge regression), sweep (one parameter changed at a time), programs (certified
-    programs: closed form, Clarabel, OSQP), ingest (a CSV file into a store, and pyarrow's read
-    of it), tuning (a fit that learns its kernels), coverage (how often intervals of conditional
-    expectations hold the truth), queries (a saved model's expectations and quantiles), cluster
-    (workers beside threads, beside independent processes, and on a slow network), large (rows 20
-    times larger than the memory of the workers). Each measurement runs in a fresh process, and
-    rivals take turns.
+    programs: closed form, Clarabel, OSQP), sparse (sparse embeddings beside Clarabel), ingest (a
+    CSV file into a store, and pyarrow's read of it), tuning (a fit that learns its kernels),
+    coverage (how often intervals of conditional expectations hold the truth), queries (a saved
+    model's expectations and quantiles), cluster (workers beside threads, beside independent
+    processes, and on a slow network), large (rows 20 times larger than the memory of the workers).
+    Each measurement runs in a fresh process, and rivals take turns.
     """
     from benchmarks.report import bench_tables
     from benchmarks.run import Options, run_bench

@@ -15,10 +15,12 @@ from benchmarks.measure import Callback, Measurement, Ratio, Term, Together, mea
 from benchmarks.peers import NOT_INSTALLED, ConditionalMean, Fmca, Reference, fmca_installed
 from benchmarks.programs import CLOSED, SolveCoupling, SolveProgram
 from benchmarks.queries import queries_case
+from benchmarks.sparse import CLARABEL, OURS, SolveSparse
 from cme_dask import kernels
 from cme_dask.config import TOL
 from cme_dask.data.generate import write_normal3
 from cme_dask.kernels import Kernel
+from cme_dask.numerics.sparse import PENALTIES
 
 D = 3
 FMCA_SCALE = 0.3
@@ -29,6 +31,7 @@ _NEAR = 0.985  # of their error: one pivot more or less changes it by about this
 _PROGRAM_RATIO = 5  # pivots of y for each of x
 _LARGEST_PROGRAM = 250_000  # unknowns that go to the quadratic programming solvers
 _PROGRAM_SECONDS = 35.0  # that they may take
+_SPARSE_SHARE = 0.1  # of gamma_max
 _COVERED = 24  # samples of which intervals are judged
 _COUPLINGS = {200: 5.0, 1000: 60.0}  # landmarks of x and of y, and the seconds aimed at
 
@@ -342,6 +345,22 @@ def programs_case(bench: Bench, size: Size) -> None:
                 _bound(bench, at, key.split("/")[-1] + ", KKT", key, "kkt_residual", 1e-6)
 
 
+def sparse_case(bench: Bench, size: Size) -> None:
+    """Sparse embeddings on as many candidates as the rank: our solver beside Clarabel."""
+    for rank in size.ranks:
+        for penalty in PENALTIES:
+            at = f"sparse/{penalty}, {rank} + {rank} candidates"
+            ours, clarabel = f"{at}/{OURS}", f"{at}/{CLARABEL}"
+            jobs = {
+                key: SolveSparse(solver, penalty, size.rows, rank, _SPARSE_SHARE)
+                for key, solver in ((ours, OURS), (clarabel, CLARABEL))
+            }
+            bench.measure(jobs)
+            bench.compare(at, "Clarabel / cme_dask", clarabel, ours, at_least=1.0)
+            name = "objective, cme_dask / Clarabel"
+            bench.compare(at, name, ours, clarabel, "objective", at_most=1.0 + 1e-8)
+
+
 def tuning_case(bench: Bench, size: Size) -> None:
     """A fit that learns its kernels, beside the pass that makes its finalists' moments."""
     store = bench.folder / "normal3.zarr"
@@ -397,6 +416,7 @@ CASES: dict[str, Callable[[Bench, Size], None]] = dict(
             ridge_case,
             sweep_case,
             programs_case,
+            sparse_case,
             ingest_case,
             tuning_case,
             coverage_case,
@@ -416,6 +436,7 @@ QUICK = {
     "ridge": Size(10**5, ranks=(200,)),
     "sweep": Size(10**5, ranks=(100,)),
     "programs": Size(5000, ranks=(5, 14, 45, 100, 200, 448)),
+    "sparse": Size(1000, ranks=(20, 40)),
     "ingest": Size(10**6),
     "tuning": Size(2 * 10**5),
     "coverage": Size(1000),
@@ -433,6 +454,7 @@ FULL = {
     "ridge": Size(10**6, ranks=(400,)),
     "sweep": Size(10**6, ranks=(200,)),
     "programs": Size(5000, ranks=(5, 14, 45, 100, 200, 448)),
+    "sparse": Size(1000, ranks=(20, 40)),
     "ingest": Size(32 * 10**6),
     "tuning": Size(10**7),
     "coverage": Size(5000),

@@ -29,6 +29,7 @@ _TITLES = {
     "cluster": "A joint fit from a store: threads, workers of a cluster, independent processes",
     "large": "Rows many times larger than the workers' memory",
     "programs": "Certified programs, the closed form and the paper's form, and couplings",
+    "sparse": "Sparse embeddings beside Clarabel on the same problem",
 }
 _GIGA = 1e9
 _RATES = {
@@ -264,6 +265,7 @@ _TITLES_PICTURE = {
     "cluster": "Joint fit of {rows} stored rows on a cluster",
     "large": "{rows} rows on workers of 1 GB",
     "programs": "Programs of a sample of {rows} rows",
+    "sparse": "Sparse embeddings",
 }
 _OURS, _BARE, _LIMIT, _OTHERS = "#1f5fa8", "#3a8f5c", "#222222", "#c8552b"
 _LEGEND = (

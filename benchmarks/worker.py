@@ -32,6 +32,7 @@ JOBS = {
     "Coverage": "benchmarks.coverage",
     "SolveCoupling": "benchmarks.programs",
     "SolveProgram": "benchmarks.programs",
+    "SolveSparse": "benchmarks.sparse",
     "StoreRead": "benchmarks.fits",
     "WatchedFit": "benchmarks.cluster",
 }

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     )
     from cme_dask.estimators.embedding import ConditionalMeanEmbedding
     from cme_dask.estimators.joint import JointDistribution
+    from cme_dask.estimators.sparse import SparseEmbedding
     from cme_dask.learning.candidates import Tuning
     from cme_dask.models import load
     from cme_dask.models.law import ConditionalLaw
@@ -44,6 +45,7 @@ _HOMES = {
     "JointDistribution": "cme_dask.estimators.joint",
     "KernelLogisticRegression": "cme_dask.estimators.classifiers",
     "PivotedCholesky": "cme_dask.estimators.cholesky",
+    "SparseEmbedding": "cme_dask.estimators.sparse",
     "Tuning": "cme_dask.learning.candidates",
     "ingest": "cme_dask.data.ingest",
     "score": "cme_dask.passes.held_out",
@@ -66,6 +68,7 @@ __all__ = [
     "LazyLaw",
     "PivotedCholesky",
     "ScoreTable",
+    "SparseEmbedding",
     "Tuning",
     "constraints",
     "gram_columns",

@@ -12,6 +12,7 @@ from cme_dask.models.embedding import EmbeddingModel
 from cme_dask.models.features import FeatureModel
 from cme_dask.models.joint import JointModel
 from cme_dask.models.logistic import LogisticModel
+from cme_dask.models.sparse import SparseModel
 
 Kind = TypeVar("Kind", bound=Model)
 
@@ -76,6 +77,7 @@ __all__ = [
     "JointModel",
     "LogisticModel",
     "Model",
+    "SparseModel",
     "load",
     "load_only",
 ]

@@ -1,0 +1,362 @@
+"""``SparseEmbedding``: a conditional mean embedding on few points, in one pass over the rows."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from scipy.linalg import cholesky, solve_triangular
+
+from cme_dask.config import ACCURACY, N_FOLDS, SAMPLE_SIZE
+from cme_dask.data.sample import Sample
+from cme_dask.errors import ConvergenceError, ConvergenceWarning, DataError, remedy, warn
+from cme_dask.estimators.base import Measured
+from cme_dask.estimators.embedding import ConditionalMeanEmbedding
+from cme_dask.estimators.recipe import check_choice, check_integer, check_tol
+from cme_dask.kernels import Kernel
+from cme_dask.models.embedding import EmbeddedVariable, EmbeddingModel
+from cme_dask.models.points import FloatArray
+from cme_dask.models.sparse import Function, SparseModel, SparsePath
+from cme_dask.numerics.basis import LinearBasis, NewtonBasis, eigenbasis
+from cme_dask.numerics.sparse import (
+    PENALTIES,
+    Penalty,
+    SparseProblem,
+    dense_target,
+    held_out_path,
+    sparse_path,
+)
+
+Array = Any
+
+MAX_RANK = 100
+"""Candidate points of each variable, unless ``max_rank`` says otherwise."""
+
+_MOST = float(np.finfo(np.float64).max)
+_FOLD_TOL = 1e-5  # relative duality gap on folds, far below the errors of their losses
+
+
+class SparseEmbedding(ConditionalMeanEmbedding):
+    r"""Conditional mean embedding on few points (Grünewälder et al. 2012, section 5).
+
+    .. math:: \min_M \Big\| \sum_{ij} (M - W)_{ij} k_X(x_i, \cdot) k_Y(y_j, \cdot) \Big\|^2
+              + \gamma \, \Omega(M),
+
+    where W gives the dense embedding. The candidates x_i and y_j are its pivots: all rows of a
+    small table, if ``tol`` is small enough. One pass makes the moments from which the dense
+    embedding, the path of all gamma and its cross-validation follow. The result is a signed measure
+    on few points, which answers any function of y.
+
+    Parameters
+    ----------
+    penalty : {"l1", "rows", "columns", "rows-and-columns"}
+        :math:`\Omega`: few coefficients; few points of x; few points of y; few of both, by
+        :math:`n_Y \sum_i |M_{i\cdot}| + n_X \sum_j |M_{\cdot j}|`.
+    gamma : float or sequence of floats, optional
+        Weights of the penalty, in (0, gamma_max], where gamma_max is the smallest one that leaves
+        no point. Default: ``n_gammas`` of them. The largest of several whose held-out loss is
+        within one standard error of the smallest is chosen.
+    n_gammas, gamma_ratio : int, float
+        Their number, and the smallest over gamma_max; they are spaced evenly in the logarithm.
+    gap : float
+        Duality gap of each solution relative to its objective.
+    max_iter : int
+        Steps of the solver for each gamma at most.
+    convergence : {"raise", "warn"}
+        What happens where they do not suffice.
+    kernel_x, kernel_y, tol, reg, criterion, pivots, span, sample_size, n_folds, accuracy, \
+    random_state
+        Of the dense embedding, as in :class:`ConditionalMeanEmbedding`.
+    max_rank : int, optional
+        Largest number of pivots, which are the candidate points, of each variable; default 100.
+
+    Attributes
+    ----------
+    model_ : SparseModel
+        The frozen model: queries without data or Dask.
+    path_ : SparsePath
+        Coefficients, errors (16) and (17) and held-out losses for each gamma; ``plot`` draws it.
+    gamma_ : float
+        The weight that was chosen.
+    sparsity_ : float
+        Share of the coefficients that are zero.
+    points_x_, points_y_ : arrays
+        The kept points, shapes (k_X, d_X) and (k_Y, d_Y).
+    dense_ : EmbeddingModel
+        The dense embedding.
+    n_iter_ : int
+        Steps of the solver for the gamma that took most.
+    basis_x_, basis_y_, reg_, losses_, moments_, n_passes_, report_
+        Of the dense embedding, as in :class:`ConditionalMeanEmbedding`.
+
+    Notes
+    -----
+    Gram matrices are as good as singular. The choice of pivots bounds their condition: rows that
+    the others span up to ``tol`` are no candidates.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cme_dask import SparseEmbedding, kernels
+    >>> rng = np.random.default_rng(0)
+    >>> x = rng.normal(size=(2_000, 1))
+    >>> y = np.sin(x) + 0.3 * rng.normal(size=x.shape)
+    >>> model = SparseEmbedding(penalty="columns", kernel_x=kernels.Gaussian(1.0), max_rank=20)
+    >>> cosine = model.fit(x, y).expect(lambda y: np.cos(y[:, 0]), [[0.0]])
+    >>> bool(abs(cosine[0] - 0.95) < 0.05)
+    True
+    """
+
+    model_: Any
+    path_: SparsePath
+    dense_: EmbeddingModel
+
+    def __init__(
+        self,
+        *,
+        penalty: str = "l1",
+        gamma: float | Sequence[float] | None = None,
+        n_gammas: int = 20,
+        gamma_ratio: float = 1e-3,
+        gap: float = 1e-8,
+        max_iter: int = 500,
+        convergence: str = "raise",
+        kernel_x: Kernel | str | None = None,
+        kernel_y: Kernel | str = "median",
+        tol: float | None = None,
+        max_rank: int | None = None,
+        reg: float | None = None,
+        criterion: str = "surrogate",
+        pivots: Any = "sampled",
+        span: float = 1.0,
+        sample_size: int = SAMPLE_SIZE,
+        n_folds: int = N_FOLDS,
+        accuracy: float = ACCURACY,
+        random_state: int | None = None,
+    ) -> None:
+        super().__init__(
+            kernel_x=kernel_x,
+            kernel_y=kernel_y,
+            tol=tol,
+            max_rank=max_rank,
+            reg=reg,
+            criterion=criterion,
+            pivots=pivots,
+            span=span,
+            sample_size=sample_size,
+            n_folds=n_folds,
+            accuracy=accuracy,
+            random_state=random_state,
+        )
+        self.penalty = penalty
+        self.gamma = gamma
+        self.n_gammas = n_gammas
+        self.gamma_ratio = gamma_ratio
+        self.gap = gap
+        self.max_iter = max_iter
+        self.convergence = convergence
+
+    def expect(
+        self,
+        f: Function | Sequence[Function] | None = None,
+        X: Any = None,
+        *,
+        return_std: bool = False,
+    ) -> Any:
+        """E[f | x] of any functions f of y, see :meth:`SparseModel.expect`.
+
+        Parameters
+        ----------
+        f, X
+            As there.
+        return_std
+            There are no standard errors.
+
+        Raises
+        ------
+        DataError
+            As there, or if standard errors are asked for.
+        """
+        if return_std:
+            raise _no_errors()
+        return self.model_.expect(f, X)
+
+    def expect_interval(
+        self, f: Any = None, X: Any = None, *, level: float = 0.95
+    ) -> tuple[FloatArray, FloatArray]:
+        """Refuse: sparse embeddings have no standard errors.
+
+        Parameters
+        ----------
+        f, X, level
+            As in :meth:`ConditionalMeanEmbedding.expect_interval`.
+
+        Raises
+        ------
+        DataError
+            Always.
+        """
+        raise _no_errors()
+
+    def model_at(self, position: int) -> SparseModel:
+        """The model of another gamma of the path.
+
+        Parameters
+        ----------
+        position
+            Position in ``path_.gammas``.
+
+        Raises
+        ------
+        DataError
+            If the path has no such position.
+        """
+        check_integer("position", position, 0, len(self.path_.gammas) - 1)
+        return _model(self.path_, position, self.dense_)
+
+    @property
+    def _default_rank(self) -> int:
+        return MAX_RANK
+
+    def _check(self) -> None:
+        super()._check()
+        check_choice("penalty", self.penalty, PENALTIES)
+        check_choice("convergence", self.convergence, ("raise", "warn"))
+        check_integer("n_gammas", self.n_gammas, 1)
+        check_integer("max_iter", self.max_iter, 1)
+        check_tol("gap", self.gap)
+        check_tol("gamma_ratio", self.gamma_ratio)
+        if len(self._gammas(np.inf)) != 1 and self.n_folds < 2:
+            raise DataError("gamma is chosen on held-out folds: give one gamma, or n_folds >= 2")
+
+    def _gammas(self, top: float) -> Array:
+        """Weights of the penalty, descending; DataError unless they lie in (0, top]."""
+        if self.gamma is None:
+            return top * self.gamma_ratio ** (np.arange(1, self.n_gammas + 1) / self.n_gammas)
+        try:
+            gammas = np.unique(np.asarray(self.gamma, dtype=np.float64))[::-1]
+        except (TypeError, ValueError):
+            gammas = np.empty(0)
+        largest = min(top * (1.0 + 1e-9), _MOST)
+        if not (gammas.size and gammas[-1] > 0.0 and gammas[0] <= largest):
+            most = f"{top:.6g}" if np.isfinite(top) else "gamma_max"
+            raise DataError(f"gamma must lie in (0, {most}], got {self.gamma!r}")
+        return gammas
+
+    def _solve(self, sample: Sample, measured: Measured) -> dict[str, Any]:
+        fitted = super()._solve(sample, measured)
+        moments, reg, dense = measured.moments, fitted["reg_"], fitted["model_"]
+        factor_x, factor_y = (side.basis.factor for side in measured.sides)
+        penalty = Penalty.of(self.penalty, (len(factor_x), len(factor_y)))
+        target = dense_target(moments.means(), reg)
+        problem = SparseProblem(factor_x, factor_y, target, penalty)
+        gammas = self._gammas(problem.gamma_max)
+        states, steps = zip(*sparse_path(problem, gammas, self.gap, self.max_iter), strict=True)
+        gaps = np.array([state.gap for state in states])
+        self._check_gaps(gammas, gaps)
+        tol = max(self.gap, _FOLD_TOL)
+        losses, shares = held_out_path(moments, reg, problem, gammas, tol, self.max_iter)
+        means, errors, chosen = _chosen(losses, shares)
+        path = SparsePath(
+            self.penalty,
+            gammas,
+            problem.gamma_max,
+            np.stack([state.point for state in states]),
+            np.array([np.linalg.norm(state.residual) for state in states]),
+            np.array([state.objective for state in states]),
+            gaps,
+            np.array(steps),
+            means[:-1],
+            errors[:-1],
+            float(np.linalg.norm(problem.target)),
+            float(means[-1]),
+            chosen,
+        )
+        model = _model(path, chosen, dense)
+        return fitted | {
+            "model_": model,
+            "dense_": dense,
+            "path_": path,
+            "n_iter_": max(1, *steps),
+            "gamma_": float(gammas[chosen]),
+            "sparsity_": 1.0 - float(path.counts[chosen, 0]) / path.coefs[0].size,
+            "points_x_": model.points_x,
+            "points_y_": model.points_y,
+        }
+
+    def _check_gaps(self, gammas: Array, gaps: Array) -> None:
+        """ConvergenceError, or a warning, for the first solution that missed its gap."""
+        missed = np.flatnonzero(~(gaps <= self.gap))
+        if not missed.size:
+            return
+        message = (
+            f"the path of the penalty {self.penalty} ended with relative duality gap "
+            f"{gaps[missed[0]]:.1e} at gamma={gammas[missed[0]]:.3g} after "
+            f"max_iter={self.max_iter} steps, {self.gap:.1e} was asked for: allow more steps, "
+            "raise gap, gamma_ratio or the ridge, or lower the rank"
+        )
+        if self.convergence == "raise":
+            raise ConvergenceError(message + remedy("; convergence='warn' keeps such a path", ""))
+        warn(message, ConvergenceWarning)
+
+    def _means(self, X: Any) -> Array:
+        return self.model_.expect(None, X)
+
+
+def _no_errors() -> DataError:
+    return DataError(
+        "sparse embeddings have no standard errors: ask a ConditionalMeanEmbedding for those of "
+        "the dense one"
+    )
+
+
+def _chosen(losses: Array, shares: Array) -> tuple[Array, Array, int]:
+    """Mean losses, their standard errors, and the choice by the one-standard-error rule.
+
+    Parameters
+    ----------
+    losses
+        Of each fold, shape (F, G + 1), gammas descending; the last column is not to be chosen.
+    shares
+        Of the weight, shape (F,).
+    """
+    if not len(losses):
+        if losses.shape[1] > 2:
+            raise DataError(
+                "gamma is chosen on held-out folds, and fewer than two have rows: give one gamma"
+            )
+        return np.full(2, np.nan), np.full(2, np.nan), 0
+    means = shares @ losses
+    errors = np.sqrt(shares**2 @ (losses - means) ** 2 * len(shares) / (len(shares) - 1))
+    best = int(means[:-1].argmin())
+    return means, errors, int((means[:-1] <= means[best] + errors[best]).argmax())
+
+
+def _model(path: SparsePath, position: int, dense: EmbeddingModel) -> SparseModel:
+    """The model of one gamma of the path."""
+    coef = path.coefs[position]
+    rows, columns = (np.flatnonzero((coef != 0.0).any(axis=axis)) for axis in (1, 0))
+    about = {
+        "penalty": path.penalty,
+        "gamma": float(path.gammas[position]),
+        "gamma_by": "held-out loss" if len(path.gammas) > 1 else "hand",
+        "distance": float(path.distances[position] / path.dense_distance),
+        "candidates": list(coef.shape),
+    }
+    return SparseModel(
+        _restricted(dense.x, rows),
+        _restricted(dense.y, columns),
+        np.ascontiguousarray(coef[np.ix_(rows, columns)]),
+        dense.about | about,
+    )
+
+
+def _restricted(variable: EmbeddedVariable, kept: Array) -> EmbeddedVariable:
+    """The variable with the spectral basis on some of its pivots."""
+    spectral, newton = variable.basis, variable.basis.newton
+    sections = newton.factor[kept]  # k(p, .) in the Newton basis
+    factor = cholesky(sections @ sections.T, lower=True) if len(kept) else np.zeros((0, 0))
+    change = solve_triangular(factor, sections, lower=True) if len(kept) else sections
+    root = change @ (spectral.transform * np.sqrt(spectral.eigenvalues))
+    rows = None if newton.rows is None else newton.rows[kept]
+    own = NewtonBasis(newton.kernel, newton.points[kept], factor, rows)
+    return EmbeddedVariable(variable.columns, LinearBasis(own, *eigenbasis(root @ root.T)))

@@ -1,0 +1,483 @@
+"""Sparse approximations of a conditional mean embedding: penalties, problem, solver, held-out loss.
+
+The embedding mu(x) = sum_ij M_ij k_X(x_i, x) k_Y(y_j, .) on a few of many candidate points is to be
+near the dense one. With L L^T = K at the candidates of each variable and B the dense embedding in
+the orthonormal functions whose values L holds, M minimises |B - L_X^T M L_Y|_F^2 + gamma Omega(M).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from scipy.linalg import cho_factor, cho_solve
+
+from cme_dask.numerics.blocks import Moments, MomentSums
+from cme_dask.numerics.crossval import held_out
+from cme_dask.numerics.embedding import ConditionalEmbedding
+from cme_dask.numerics.problem import iterate
+
+Array = Any
+Split = tuple[Array, ...]
+"""What each term of a penalty contributes to Z - prox(Z)."""
+Terms = Sequence[tuple[float, int | None]]
+
+PENALTIES = ("l1", "rows", "columns", "rows-and-columns")
+
+_DYKSTRA, _BOUNDS = 5_000, 10  # iterations at most
+_NEWTON = 30  # Newton steps at a centre at most
+_GROWTH = (3, 4.0), (14, 2.0), (_NEWTON, 1.0)  # of sigma, after so many steps at most
+_INEXACT = 0.05  # gradient at which a centre is left, over |M - centre| / sqrt(sigma)
+_COOLING = 300.0  # by how much sigma falls from one gamma to the next
+# Unknowns up to which systems are factorized: on the support of l1, and on that of groups, which
+# fill the block, so that conjugate gradients take few iterations.
+_FACTORIZED = 4_000, 400
+_CG, _RESIDUAL = 500, 1e-9  # conjugate gradients: iterations at most, relative residual
+_TINY = np.finfo(np.float64).tiny
+
+# Penalties: sums of norms of groups of entries
+
+
+@dataclass(frozen=True)
+class Penalty:
+    r"""A norm Omega(M): over its terms, weight times the sum of the norms of groups of entries.
+
+    ``rows-and-columns`` is n_Y sum_i |M_i.| + n_X sum_j |M_.j|. The paper's penalty, the sum over i
+    and j of sqrt(|M_i.|^2 + |M_.j|^2), has no closed prox; it is between 1 / sqrt 2 times this sum
+    and this sum.
+
+    Attributes
+    ----------
+    name
+        One of :data:`PENALTIES`.
+    terms
+        Weight, and the axis along which entries form a group (None: each is one).
+    """
+
+    name: str
+    terms: Terms
+
+    @classmethod
+    def of(cls, name: str, shape: tuple[int, int]) -> "Penalty":
+        """Return the penalty of this name for matrices of this shape."""
+        n_x, n_y = map(float, shape)
+        terms: dict[str, Terms] = {
+            "l1": ((1.0, None),),
+            "rows": ((1.0, 1),),
+            "columns": ((1.0, 0),),
+            "rows-and-columns": ((n_y, 1), (n_x, 0)),
+        }
+        return cls(name, terms[name])
+
+    def value(self, matrix: Array) -> float:
+        """Omega(M)."""
+        return float(sum(weight * _norms(matrix, axis).sum() for weight, axis in self.terms))
+
+    def prox(self, matrix: Array, step: float, start: Split | None = None) -> tuple[Array, Split]:
+        """Minimiser X of |X - Z|^2 / 2 + step Omega(X), 0 off its support, and the split of Z - X.
+
+        A sum of two terms takes Dykstra's iteration, from the split ``start`` of a similar matrix.
+        """
+        if len(self.terms) == 1:
+            ((weight, axis),) = self.terms
+            result = _shrunk(matrix, step * weight, axis)
+            return result, (matrix - result,)
+        (one, first), (two, second) = self.terms
+        q = ahead = np.zeros_like(matrix) if start is None else start[1]
+        momentum = 1.0
+        for _ in range(_DYKSTRA):
+            left = _shrunk(matrix - ahead, step * one, first)
+            p = matrix - ahead - left
+            right = _shrunk(matrix - p, step * two, second)
+            before, q = q, matrix - p - right
+            if np.abs(q - ahead).max(initial=0.0) <= 1e-14 * step * max(one, two):
+                break
+            # Dykstra's iteration is gradient descent on the dual of the prox. Nesterov's momentum,
+            # begun again where it leads uphill, saves nine of ten iterations.
+            uphill = float(((ahead - q) * (q - before)).sum()) > 0.0
+            after = 0.5 + np.sqrt(0.25 + momentum**2)
+            ahead = q if uphill else q + (momentum - 1.0) / after * (q - before)
+            momentum = 1.0 if uphill else after
+        return np.where(left != 0.0, right, 0.0), (p, q)
+
+    def dual_norm(self, matrix: Array, split: Split | None = None) -> float:
+        """Supremum of <R, M> over Omega(M) <= 1; of a sum of terms a bound above, by a split of R.
+
+        Without a split that bound is tight to nine digits: for X = prox(R, step) the quotient
+        <R, X> / Omega(X) is a bound from below, nearer than the step, which is the last of them.
+        """
+        if len(self.terms) > 1 and split is None:
+            lower, upper = 0.0, np.inf
+            for _ in range(_BOUNDS):
+                point, split = self.prox(matrix, lower, split)
+                upper, size = min(upper, self.dual_norm(matrix, split)), self.value(point)
+                lower = max(lower, float((matrix * point).sum()) / size) if size else lower
+                if upper - lower <= 1e-9 * upper:
+                    break
+            return upper
+        parts = (matrix,) if split is None or len(self.terms) == 1 else split
+        rest = (matrix - sum(parts)) / len(parts)
+        return max(
+            float(_norms(part + rest, axis).max(initial=0.0)) / weight
+            for part, (weight, axis) in zip(parts, self.terms, strict=True)
+        )
+
+
+def _norms(matrix: Array, axis: int | None) -> Array:
+    """Norms of the groups, which broadcast against the matrix."""
+    return np.abs(matrix) if axis is None else np.sqrt((matrix**2).sum(axis=axis, keepdims=True))
+
+
+def _shrunk(matrix: Array, threshold: float, axis: int | None) -> Array:
+    return matrix * np.maximum(1.0 - threshold / np.maximum(_norms(matrix, axis), _TINY), 0.0)
+
+
+# The problem, and its solver on explicit state
+
+
+@dataclass(frozen=True, eq=False)
+class SparseProblem:
+    """Minimise |B - L_X^T M L_Y|_F^2 + gamma Omega(M) for one or several gamma.
+
+    Attributes
+    ----------
+    factor_x, factor_y
+        L, values of orthonormal functions at the candidates, shapes (n_X, m_X) and (n_Y, m_Y).
+    target
+        B, the dense embedding in these functions, shape (m_X, m_Y).
+    penalty
+        Omega.
+    """
+
+    factor_x: Array
+    factor_y: Array
+    target: Array
+    penalty: Penalty
+
+    @cached_property
+    def kernels(self) -> tuple[Array, Array]:
+        """K = L L^T of x and of y, shapes (n_X, n_X) and (n_Y, n_Y)."""
+        return self.factor_x @ self.factor_x.T, self.factor_y @ self.factor_y.T
+
+    @cached_property
+    def gamma_max(self) -> float:
+        """The smallest gamma at which M = 0: twice the dual norm of L_X B L_Y^T."""
+        return 2.0 * self.penalty.dual_norm(self.lift(self.target))
+
+    def embed(self, matrix: Array) -> Array:
+        """L_X^T M L_Y, shape (m_X, m_Y)."""
+        return self.factor_x.T @ matrix @ self.factor_y
+
+    def lift(self, residual: Array) -> Array:
+        """L_X E L_Y^T, shape (n_X, n_Y): minus half the gradient of |E|_F^2 by M."""
+        return self.factor_x @ residual @ self.factor_y.T
+
+
+@dataclass(frozen=True, eq=False)
+class SparseState:
+    """Where the solver of one gamma is.
+
+    Attributes
+    ----------
+    point, split
+        M = prox of centre + sigma L_X y L_Y^T, and the split of what the prox took off.
+    residual
+        E = B - L_X^T M L_Y.
+    objective, gap
+        |E|_F^2 + gamma Omega(M), and the duality gap relative to it.
+    centre, sigma
+        The proximal term is |M - centre|^2 / (2 sigma).
+    dual, lifted
+        y, which is E in the end, and L_X y L_Y^T.
+    steps
+        Newton steps at this centre.
+    """
+
+    point: Array
+    split: Split
+    residual: Array
+    objective: float
+    gap: float
+    centre: Array
+    sigma: float
+    dual: Array
+    lifted: Array
+    steps: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class SparseSolver:
+    r"""Augmented Lagrangian of the dual, minimised by Newton steps on the support of the prox.
+
+    .. math:: \max_y 2 \langle B, y \rangle - |y|^2 \quad \text{such that} \quad
+              2 \Omega^\circ(L_X y L_Y^T) \le \gamma
+
+    First-order steps would need tens of thousands of iterations on Gram matrices. A Newton step
+    solves with the part of K_X (x) K_Y on the support alone, and that is small where M is sparse.
+
+    Attributes
+    ----------
+    problem, gamma
+        What is minimised.
+    tol
+        Duality gap relative to the objective.
+    start
+        State for a similar gamma, or None.
+    factorized
+        Unknowns up to which linear systems are factorized, of the penalty ``l1`` and of others.
+
+    Notes
+    -----
+    Source: Li, Sun and Toh (2018), SIAM Journal on Optimization 28, 433, for the lasso.
+    """
+
+    problem: SparseProblem
+    gamma: float
+    tol: float
+    start: SparseState | None = None
+    factorized: tuple[int, int] = _FACTORIZED
+
+    def init(self) -> SparseState:
+        """Return the state at M = 0, or at M of the similar gamma."""
+        if self.start is not None:
+            return self._moved(self.start, 1.0 / _COOLING)
+        target, largest = self.problem.target, [np.diag(k).max() for k in self.problem.kernels]
+        lifted = self.problem.lift(target)
+        zero, sigma = np.zeros_like(lifted), 1.0 / float(np.prod(largest))
+        return self._moved(
+            SparseState(zero, (zero, zero), target, 0.0, 0.0, zero, sigma, target, lifted), 1.0
+        )
+
+    def step(self, state: SparseState) -> SparseState:
+        """Return the state after a Newton step, or at a new centre where none is needed."""
+        slope = state.residual - state.dual
+        moved = float(np.linalg.norm(state.point - state.centre))
+        small = float(np.linalg.norm(slope)) <= _INEXACT * moved / np.sqrt(state.sigma)
+        if small or state.steps >= _NEWTON:
+            growth = next(factor for most, factor in _GROWTH if state.steps <= most)
+            return self._moved(state, growth)
+        step = slope - self.problem.embed(self._direction(state, self.problem.lift(slope)))
+        lift, gain, length = self.problem.lift(step), float((slope * step).sum()), 1.0
+        before = self._lagrangian(state.dual, state.point, state.sigma)
+        while True:  # Armijo's rule
+            dual, lifted = state.dual + length * step, state.lifted + length * lift
+            point, split = self._prox(state.centre, state.sigma, lifted, state.split)
+            value = self._lagrangian(dual, point, state.sigma)
+            if value <= before - 1e-4 * length * gain + 1e-14 * abs(before) or length < 1e-6:
+                break
+            length /= 2.0
+        return self._measured(replace(state, point=point, split=split, dual=dual, lifted=lifted))
+
+    def done(self, state: SparseState) -> bool:
+        """Whether the gap is as small as asked for."""
+        return state.gap <= self.tol
+
+    def _moved(self, state: SparseState, growth: float) -> SparseState:
+        """Return the state whose centre is the point, with another sigma."""
+        centre, sigma = state.point, growth * state.sigma
+        start = tuple(growth * part for part in state.split)
+        point, split = self._prox(centre, sigma, state.lifted, start)
+        return self._measured(
+            replace(state, point=point, split=split, centre=centre, sigma=sigma, steps=-1)
+        )
+
+    def _prox(
+        self, centre: Array, sigma: float, lifted: Array, start: Split | None
+    ) -> tuple[Array, Split]:
+        step = 0.5 * self.gamma * sigma
+        return self.problem.penalty.prox(centre + sigma * lifted, step, start)
+
+    def _lagrangian(self, dual: Array, point: Array, sigma: float) -> float:
+        linear = float((self.problem.target * dual).sum())
+        return 0.5 * float((dual**2).sum()) - linear + float((point**2).sum()) / (2.0 * sigma)
+
+    def _measured(self, state: SparseState) -> SparseState:
+        """Return the state with residual, objective and gap of its point."""
+        problem, dual = self.problem, state.dual
+        residual = problem.target - problem.embed(state.point)
+        objective = float((residual**2).sum()) + self.gamma * problem.penalty.value(state.point)
+        # y is scaled into its constraint. E would do as well, but sees the rounding of M.
+        split = tuple(part / state.sigma for part in state.split)
+        largest = 0.5 * self.gamma / max(problem.penalty.dual_norm(state.lifted, split), _TINY)
+        linear, square = float((problem.target * dual).sum()), float((dual**2).sum())
+        share = max(min(largest, linear / max(square, _TINY)), 0.0)
+        gap = (objective - share * (2.0 * linear - share * square)) / max(objective, _TINY)
+        steps = state.steps + 1
+        return replace(state, residual=residual, objective=objective, gap=gap, steps=steps)
+
+    def _direction(self, state: SparseState, right: Array) -> Array:
+        """D with (K (x) K + gamma Omega'' / 2 + 1 / sigma) D = right on the support, 0 off it."""
+        support, result = state.point != 0.0, np.zeros_like(right)
+        rows, columns = (np.flatnonzero(support.any(axis=axis)) for axis in (1, 0))
+        if rows.size == 0:
+            return result
+        block, (kernel_x, kernel_y) = np.ix_(rows, columns), self.problem.kernels
+        system = _NewtonSystem(
+            kernel_x[np.ix_(rows, rows)],
+            kernel_y[np.ix_(columns, columns)],
+            state.point[block],
+            [
+                (0.5 * self.gamma * w, axis)
+                for w, axis in self.problem.penalty.terms
+                if axis in (0, 1)
+            ],
+            1.0 / state.sigma,
+        )
+        few = np.count_nonzero(support) <= self.factorized[bool(system.terms)]
+        right = np.where(support, right, 0.0)[block]
+        result[block] = system.factorized(right) if few else system.iterated(right)
+        return result
+
+
+@dataclass(frozen=True, eq=False)
+class _NewtonSystem:
+    """The linear system of a Newton step, on the rows and columns that the support meets."""
+
+    kernel_x: Array
+    kernel_y: Array
+    point: Array
+    terms: Terms
+    ridge: float
+
+    def factorized(self, right: Array) -> Array:
+        """Solve by a Cholesky factorization."""
+        i, j = np.nonzero(self.point)
+        matrix = self.kernel_x[np.ix_(i, i)]
+        matrix *= self.kernel_y[np.ix_(j, j)]
+        diagonal = np.full(len(i), self.ridge)
+        for weight, axis in self.terms:
+            norms = np.broadcast_to(_norms(self.point, axis), self.point.shape)[i, j]
+            group, unit = (j, i)[axis or 0], self.point[i, j] / norms
+            diagonal += weight / norms
+            outer = np.outer(weight / norms * unit, unit)
+            matrix -= np.where(group[:, None] == group, outer, 0.0)
+        matrix[np.diag_indices(len(i))] += diagonal
+        result = np.zeros_like(right)
+        result[i, j] = cho_solve(cho_factor(matrix, lower=True, overwrite_a=True), right[i, j])
+        return result
+
+    def iterated(self, right: Array) -> Array:
+        """Solve by preconditioned conjugate gradients."""
+        support = self.point != 0.0
+        groups = [
+            (w / _norms(self.point, axis), _norms(self.point, axis), axis) for w, axis in self.terms
+        ]
+        curve = np.broadcast_to(self.ridge + sum(c for c, _, _ in groups), support.shape)
+        # The preconditioner leaves out the directions of the groups, and has a product of weights
+        # of rows and of columns in the place of the diagonal: eigenvectors solve that exactly.
+        free = np.where(support, 1.0 / curve, 0.0)
+        scale = np.sqrt(free.mean())
+        bases = []
+        for kernel, weight in ((self.kernel_x, free.mean(1)), (self.kernel_y, free.mean(0))):
+            root = np.sqrt(weight / scale)
+            lam, vectors = np.linalg.eigh(root[:, None] * kernel * root)
+            bases.append((np.maximum(lam, 0.0), root[:, None] * vectors))
+        (lam_x, of_x), (lam_y, of_y) = bases
+        damping = 1.0 + np.outer(lam_x, lam_y)
+
+        def product(values: Array) -> Array:
+            result = self.kernel_x @ values @ self.kernel_y + self.ridge * values
+            for c, norms, axis in groups:
+                along = (self.point * values).sum(axis=axis, keepdims=True) / norms**2
+                result += c * (values - along * self.point)
+            return np.where(support, result, 0.0)
+
+        def preconditioned(values: Array) -> Array:
+            return np.where(support, of_x @ (of_x.T @ values @ of_y / damping) @ of_y.T, 0.0)
+
+        result, residual = np.zeros_like(right), right.copy()
+        direction = preconditioned(residual)
+        size, goal = float((residual * direction).sum()), _RESIDUAL * np.linalg.norm(right)
+        for _ in range(_CG):
+            if np.linalg.norm(residual) <= goal:
+                break
+            image = product(direction)
+            length = size / float((direction * image).sum())
+            result += length * direction
+            residual -= length * image
+            step = preconditioned(residual)
+            before, size = size, float((residual * step).sum())
+            direction = step + size / before * direction
+        return result
+
+
+# The path of solutions, and its losses on held-out folds
+
+
+def sparse_path(
+    problem: SparseProblem, gammas: Sequence[float], tol: float, max_iter: int
+) -> Iterator[tuple[SparseState, int]]:
+    """Yield for each gamma the last state and the number of steps, each started from the last.
+
+    Parameters
+    ----------
+    problem
+        What is minimised.
+    gammas
+        Descending.
+    tol, max_iter
+        Relative duality gap, and steps for each gamma at most.
+    """
+    last: SparseState | None = None
+    for gamma in gammas:
+        state, steps = iterate(SparseSolver(problem, float(gamma), tol, last), max_iter)
+        yield state, steps
+        last = state
+
+
+def dense_target(mean: Moments, reg: float) -> Array:
+    """B = (S_XX + r)^-1 S_XY in the Newton bases, shape (m_X, m_Y)."""
+    return ConditionalEmbedding.of(mean, reg).operator(mean)
+
+
+def embedding_loss(held: Moments, embedded: Array) -> float:
+    """Surrogate loss E |k_Y(y, .) - mu(x)|^2 of mu(x) = N_X(x)^T A N_Y on held-out rows.
+
+    Parameters
+    ----------
+    held
+        Means over these rows.
+    embedded
+        A, shape (m_X, m_Y).
+    """
+    linear = float((held.cross("x", "y") * embedded).sum())
+    return (
+        float(held.traces["y"])
+        - 2.0 * linear
+        + float(((held.gram("x") @ embedded) * embedded).sum())
+    )
+
+
+def held_out_path(
+    moments: MomentSums,
+    reg: float,
+    problem: SparseProblem,
+    gammas: Sequence[float],
+    tol: float,
+    max_iter: int,
+) -> tuple[Array, Array]:
+    """Surrogate loss on each fold of the path that the others give, and of their dense embedding.
+
+    Parameters
+    ----------
+    moments, reg
+        By fold, and the ridge of the dense embeddings.
+    problem
+        That of all rows: factors and penalty are those of the folds, too.
+    gammas, tol, max_iter
+        As in :func:`sparse_path`.
+
+    Returns
+    -------
+    losses : (F, G + 1), of the folds that can be held out; the dense embedding comes last
+    shares : (F,), of the weight, sum 1
+    """
+
+    def evaluate(rest: Moments, held: Moments) -> Array:
+        own = replace(problem, target=dense_target(rest, reg))
+        sparse = [own.embed(s.point) for s, _ in sparse_path(own, gammas, tol, max_iter)]
+        return np.array([embedding_loss(held, each) for each in (*sparse, own.target)])
+
+    losses, shares = held_out(moments, evaluate)
+    return np.reshape(losses, (-1, len(gammas) + 1)), shares

@@ -1,0 +1,374 @@
+"""Sparse embeddings: their solver against Clarabel and optimality, fits against dense forms."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import dask.array as da
+import numpy as np
+import pytest
+from conftest import write_store
+from test_reads import opened
+from test_sklearn import check_defaults
+
+from benchmarks.sparse import CLARABEL, OURS, SolveSparse, conic_solution, objective, small_problem
+from cme_dask import SparseEmbedding, kernels, load
+from cme_dask.errors import (
+    ConvergenceError,
+    ConvergenceWarning,
+    DataError,
+    NotFittedError,
+    StoreError,
+)
+from cme_dask.models import SparseModel
+from cme_dask.numerics.folds import fold_of_rows
+from cme_dask.numerics.problem import iterate
+from cme_dask.numerics.sparse import PENALTIES, Penalty, SparseProblem, SparseSolver, sparse_path
+
+EACH = pytest.mark.parametrize("penalty", PENALTIES)
+
+
+def solved(problem, share, tol=1e-8, **options):
+    gamma = share * problem.gamma_max
+    return iterate(SparseSolver(problem, gamma, tol, **options), 500)[0], gamma
+
+
+# The solver
+
+
+@EACH
+@pytest.mark.parametrize("share", [0.3, 0.03])
+def test_the_minimum_is_that_of_clarabel(penalty, share):
+    problem = small_problem(12, penalty)
+    state, gamma = solved(problem, share, 1e-10)
+    plain = conic_solution(problem, gamma)
+    assert state.objective == pytest.approx(objective(problem, gamma, plain), rel=1e-8)
+    assert state.objective <= objective(problem, gamma, plain) * (1 + 1e-10)
+    assert state.objective == pytest.approx(objective(problem, gamma, state.point), rel=1e-12)
+    assert np.abs(state.point - plain).max() < 1e-4 * np.abs(plain).max()
+    assert ((np.abs(plain) > 1e-5 * np.abs(plain).max()) <= (state.point != 0)).all()
+
+
+@EACH
+def test_gaps_of_a_path_of_twenty(penalty):
+    both = penalty == "rows-and-columns"
+    problem = small_problem(6 if both else 20, penalty, reg=1e-5)
+    assert both or max(np.linalg.cond(kernel) for kernel in problem.kernels) > 1e6
+    gammas = problem.gamma_max * np.geomspace(1.001, 3e-3, 20)
+    states, steps = zip(*sparse_path(problem, gammas, 1e-8, 500), strict=True)
+    assert all(state.gap <= 1e-8 for state in states)
+    assert max(steps) < 200
+    assert np.count_nonzero(states[0].point) == 0
+    # The gap is one: the dual value lies below every primal value, that of the solution, too.
+    for state, gamma in zip(states[4::8], gammas[4::8], strict=True):
+        best = solved(problem, gamma / problem.gamma_max, 1e-12)[0].objective
+        assert state.objective * (1 - state.gap) <= best * (1 + 1e-12)
+
+
+@EACH
+def test_subgradients_at_the_solution(penalty):
+    problem = small_problem(14, penalty)
+    state, gamma = solved(problem, 0.1, 1e-13)
+    matrix, slope = state.point, problem.lift(state.residual) * 2.0 / gamma
+    support = matrix != 0.0
+    assert np.count_nonzero(support) > 0
+    expected = np.zeros_like(matrix)
+    for weight, axis in problem.penalty.terms:
+        norms = np.abs(matrix) if axis is None else np.linalg.norm(matrix, axis=axis, keepdims=True)
+        expected += weight * np.divide(matrix, norms, where=norms > 0, out=np.zeros_like(matrix))
+    largest = np.abs(expected).max()
+    assert np.abs(slope - expected)[support].max() < 1e-4 * largest
+    # Off the support: in the ball of the dual norm, whatever the split of the sum.
+    split = tuple(2.0 / gamma / state.sigma * part for part in state.split)
+    assert problem.penalty.dual_norm(slope, split) <= 1.0 + 1e-4
+
+
+@EACH
+def test_the_prox_is_optimal_and_the_dual_norm_attained(penalty):
+    rng = np.random.default_rng(1)
+    matrix = rng.standard_normal((9, 7)) * rng.exponential(size=(9, 1))
+    norm = Penalty.of(penalty, matrix.shape)
+    top = norm.dual_norm(matrix)
+    for step in (0.9 * top, 0.5 * top, 0.05 * top):
+        point, split = norm.prox(matrix, step)
+        assert np.abs(sum(split) - (matrix - point)).max() < 1e-10
+        assert norm.dual_norm(sum(split), split) <= step * (1 + 1e-10)
+        assert (sum(split) * point).sum() == pytest.approx(step * norm.value(point), rel=1e-9)
+        assert (matrix * point).sum() <= top * norm.value(point) * (1 + 1e-10)
+    assert np.count_nonzero(norm.prox(matrix, 1.0000001 * top)[0]) == 0
+    assert np.count_nonzero(norm.prox(matrix, 0.9999 * top)[0]) > 0
+    paper = np.sqrt((point**2).sum(axis=1)[:, None] + (point**2).sum(axis=0)).sum()
+    if penalty == "rows-and-columns":
+        assert paper <= norm.value(point) <= np.sqrt(2.0) * paper
+
+
+@EACH
+def test_factorized_and_iterated_systems_give_one_solution(penalty):
+    problem = small_problem(12, penalty)
+    pair = [solved(problem, 0.1, 1e-11, factorized=(most, most))[0] for most in (0, 10_000)]
+    assert pair[0].objective == pytest.approx(pair[1].objective, rel=1e-10)
+    assert np.array_equal(pair[0].point != 0.0, pair[1].point != 0.0)
+
+
+def test_a_problem_keeps_its_solution_in_other_units():
+    problem = small_problem(12, "rows")
+    state, _ = solved(problem, 0.1, 1e-11)
+    scaled = replace(problem, factor_x=1e3 * problem.factor_x, target=1e-4 * problem.target)
+    other, _ = solved(scaled, 0.1, 1e-11)
+    assert np.abs(1e7 * other.point - state.point).max() < 1e-4 * np.abs(state.point).max()
+
+
+def test_the_bench_measures_one_problem_by_both_solvers():
+    runs = [SolveSparse(solver, "rows", 60, 8, 0.1).prepare()()() for solver in (OURS, CLARABEL)]
+    assert runs[0]["unknowns"] == runs[1]["unknowns"] == 64
+    assert runs[0]["objective"] == pytest.approx(runs[1]["objective"], rel=1e-8)
+
+
+# Fits
+
+
+KX, KY = kernels.Gaussian(0.7), kernels.Gaussian(0.5)
+
+
+def table(n, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.uniform(-2, 2, (n, 1))
+    return x, np.sin(2 * x) + 0.3 * rng.standard_normal((n, 1))
+
+
+X, Y = table(300)
+
+
+def sparse(**changed):
+    given = {"kernel_x": KX, "kernel_y": KY, "max_rank": 12, "reg": 1e-3, "n_folds": 4}
+    return SparseEmbedding(**(given | {"n_gammas": 6} | changed))
+
+
+def fitted(penalty="rows", data=(X, Y), weights=None, scheduler="synchronous", **options):
+    model = sparse(penalty=penalty, **options)
+    return model.fit(*data, weights=weights, scheduler=scheduler)
+
+
+@EACH
+def test_on_all_rows_it_is_the_dense_problem(penalty):
+    x, y = table(12, seed=3)
+    kx, ky = kernels.Laplace(0.7), kernels.Laplace(0.5)
+    reg = 1e-3
+    every = {"kernel_x": kx, "kernel_y": ky, "pivots": (x, y), "reg": reg, "n_folds": 2}
+    model = fitted(penalty, (x, y), gap=1e-5, n_gammas=3, gamma_ratio=0.05, **every)
+    K, L = kx(x, x), ky(y, y)
+    W = np.linalg.inv(K + len(x) * reg * np.eye(len(x)))
+    path, norm = model.path_, Penalty.of(penalty, W.shape)
+    order = [
+        [int(np.flatnonzero((rows == point).all(axis=1))[0]) for point in basis.newton.points]
+        for rows, basis in ((x, model.basis_x_), (y, model.basis_y_))
+    ]
+    assert path.gamma_max == pytest.approx(2 * norm.dual_norm(K @ W @ L), rel=1e-8)
+    assert path.dense_distance == pytest.approx(np.sqrt(np.trace(W.T @ K @ W @ L)), rel=1e-8)
+    folds = fold_of_rows(0, len(x), 2)
+    for i, gamma in enumerate(path.gammas):
+        M = np.zeros_like(W)
+        M[np.ix_(*order)] = path.coefs[i]
+        square = np.trace((M - W).T @ K @ (M - W) @ L)
+        assert path.distances[i] ** 2 == pytest.approx(square, rel=1e-8)  # (16)
+        assert path.objectives[i] == pytest.approx(square + gamma * norm.value(M), rel=1e-8)  # (17)
+    plain, w = [], []
+    for fold in range(2):
+        held = folds == fold
+        own = np.linalg.inv(K[~held][:, ~held] + (~held).sum() * reg * np.eye((~held).sum()))
+        mu = K[held][:, ~held] @ own
+        plain.append(
+            np.mean(
+                1
+                - 2 * (mu @ L[~held])[:, held].diagonal()
+                + ((mu @ L[~held][:, ~held]) * mu).sum(axis=1)
+            )
+        )
+        w.append(held.mean())
+    assert path.dense_loss == pytest.approx(np.dot(w, plain), rel=1e-8)
+
+
+@EACH
+def test_held_out_losses_and_the_choice(penalty):
+    model = fitted(penalty, n_gammas=4, max_rank=8, gamma_ratio=0.03)
+    path, bases = model.path_, (model.basis_x_.newton, model.basis_y_.newton)
+    factor, values = [basis.factor for basis in bases], (bases[0](X), bases[1](Y))
+    folds, losses, shares = fold_of_rows(0, len(X), 4), [], []
+    for fold in range(4):
+        rest, held = folds != fold, folds == fold
+        ridge = values[0][rest].T @ values[0][rest] / rest.sum() + 1e-3 * np.eye(len(factor[0]))
+        target = np.linalg.solve(ridge, values[0][rest].T @ values[1][rest] / rest.sum())
+        problem = SparseProblem(*factor, target, Penalty.of(penalty, target.shape))
+        row = []
+        for state, _ in sparse_path(problem, path.gammas, 1e-5, 500):
+            mu = values[0][held] @ problem.embed(state.point)
+            row.append(np.mean(1 - 2 * (mu * values[1][held]).sum(axis=1) + (mu**2).sum(axis=1)))
+        losses.append(row)
+        shares.append(held.mean())
+    mean = np.dot(shares, losses)
+    assert np.abs(path.losses - mean).max() < 1e-4
+    best = path.losses.argmin()
+    within = path.losses <= path.losses[best] + path.errors[best]
+    assert path.chosen == np.flatnonzero(within)[0]
+    assert model.gamma_ == path.gammas[path.chosen]
+    coefs = path.coefs[path.chosen]
+    assert model.sparsity_ == pytest.approx(np.mean(coefs == 0))
+    assert len(model.points_x_) == coefs.any(axis=1).sum()
+    assert len(model.points_y_) == coefs.any(axis=0).sum()
+    assert (np.diff(path.distances) < 0).all()
+
+
+def test_its_model_answers_any_function():
+    model = fitted("columns")
+    at = np.linspace(-1.5, 1.5, 9)[:, None]
+    weights = KX(at, model.points_x_) @ model.model_.coef
+    for f in (lambda y: np.cos(y[:, 0]), lambda y: y[:, 0] * np.abs(y[:, 0])):
+        assert np.abs(model.expect(f, at) - weights @ f(model.points_y_)).max() < 1e-12
+    pair = model.expect(["y0", "y0 > 0.2"], at)
+    assert np.abs(pair[:, 0] - weights @ model.points_y_[:, 0]).max() < 1e-12
+    assert np.abs(pair[:, 1] - weights @ (model.points_y_[:, 0] > 0.2)).max() < 1e-12
+    assert np.abs(model.predict(at) - pair[:, :1]).max() < 1e-12
+    assert np.abs(model.model_.mass(at) - weights.sum(axis=1)).max() < 1e-12
+    embedded = weights @ KY(model.points_y_, Y[:5])
+    assert np.abs(model.model_.embedding(at, Y[:5]) - embedded).max() < 1e-12
+    lazy = model.predict(da.from_array(at, chunks=(4, 1)))
+    assert np.abs(lazy.compute(scheduler="synchronous") - model.predict(at)).max() < 1e-12
+    densest = model.model_at(5)
+    assert len(densest.points_y) >= len(model.points_y_)
+    near = np.abs(densest.embedding(at, Y[:5]) - model.dense_.embedding(at, Y[:5]))
+    assert near.max() < 0.05
+
+
+def test_one_pass_reads_every_chunk_once(tmp_path):
+    x, y = table(20_000)
+    write_store(tmp_path / "s.zarr", x, y, np.ones(len(x)), chunk_rows=4096)
+    store, group = opened(tmp_path / "s.zarr")
+    model = fitted(data=(group,))
+    assert model.n_passes_ == 1
+    assert len(model.path_.gammas) == 6
+    assert np.isfinite(model.path_.losses).all()
+    assert set(store.chunks("x").values()) == set(store.chunks("y").values()) == {1}
+
+
+def test_chunks_schedulers_and_checkpoints_give_the_same_bits(tmp_path):
+    x, y = table(9000)
+    plain = fitted("l1", (x, y))
+    cut = [da.from_array(a, chunks=(1700, 1)) for a in (x, y)]
+    for other in (
+        fitted("l1", cut, scheduler="threads"),
+        sparse().fit(x, y, checkpoint=tmp_path / "c"),
+    ):
+        assert np.array_equal(other.path_.coefs, plain.path_.coefs)
+        assert np.array_equal(other.path_.losses, plain.path_.losses)
+
+
+def test_saved_models_answer_alike_without_dask(tmp_path):
+    model = fitted("columns")
+    model.save(tmp_path / "m.zarr")
+    result = load(tmp_path / "m.zarr")
+    assert np.array_equal(result.expect(np.ravel, X[:5]), model.expect(np.ravel, X[:5]))
+    assert repr(result) == repr(model.model_)
+    code = (
+        "import sys, cme_dask\n"
+        f"model = cme_dask.load({str(tmp_path / 'm.zarr')!r})\n"
+        "model.expect(lambda y: y[:, 0] ** 2, [[0.0]])\n"
+        "assert not {'dask', 'distributed', 'sklearn', 'matplotlib'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+    state = model.model_.to_state()
+    broken = replace(state, arrays=state.arrays | {"coef": state.arrays["coef"][:, 1:]})
+    with pytest.raises(StoreError, match="fit it again"):
+        SparseModel.from_state(broken)
+
+
+def test_rows_are_added_by_their_moments():
+    plain = fitted(data=(X, Y), pivots=(X[:9], Y[:9]))
+    both = sparse(penalty="rows", pivots=(X[:9], Y[:9]))
+    for part in (slice(0, 200), slice(200, None)):
+        both.partial_fit(X[part], Y[part], scheduler="synchronous")
+    assert np.abs(both.path_.distances - plain.path_.distances).max() < 1e-6
+    assert both.model_.about["rows"] == len(X)
+
+
+def test_at_gamma_max_no_point_is_left(tmp_path):
+    top = fitted().path_.gamma_max
+    model = fitted(gamma=top)
+    assert (model.sparsity_, len(model.points_x_), len(model.points_y_)) == (1.0, 0, 0)
+    model.save(tmp_path / "m.zarr")
+    assert np.array_equal(load(tmp_path / "m.zarr").predict(X[:3]), np.zeros(3))
+
+
+def test_labels_have_probabilities():
+    labels = np.where(Y[:, 0] > 0, "up", "down")
+    import pandas as pd
+
+    data = pd.DataFrame({"x": X[:, 0]}), pd.DataFrame({"y": pd.Categorical(labels)})
+    model = fitted(data=data, kernel_y=kernels.Categorical(1.0)).model_
+    shares = model.predict_proba(data[0][:6])
+    assert np.abs(shares.sum(axis=1) - 1).max() < 1e-12
+    assert np.mean(model.predict(data[0]) == labels) > 0.75
+
+
+def test_pictures_of_a_path():
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    for model in (fitted(), fitted(n_folds=1, gamma=1e-3)):
+        ax = model.path_.plot()
+        assert len(ax.lines[0].get_xdata()) == len(model.path_.gammas)
+        pyplot.close(ax.figure)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_checks_of_scikit_learn():
+    def small():
+        own = {"kernel_x": "median", "max_rank": 6, "reg": 1e-2, "n_folds": 2}
+        return SparseEmbedding(penalty="rows", n_gammas=2, **own)
+
+    check_defaults(small, ("check_regressors_train", "check_regressor_data_not_an_array"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"penalty": "l2"}, "penalty must be one of l1, rows, columns, rows-and-columns, got 'l2'"),
+        ({"gamma": 0.0}, r"gamma must lie in \(0, gamma_max\], got 0.0"),
+        ({"gamma": "small"}, r"gamma must lie in \(0, gamma_max\], got 'small'"),
+        ({"gamma": [1e-3, np.nan]}, r"gamma must lie in \(0, gamma_max\]"),
+        ({"gamma": 1e6}, r"gamma must lie in \(0, [0-9.]+\], got 1000000.0"),
+        ({"n_gammas": 0}, "n_gammas must be an integer"),
+        ({"max_iter": 0}, "max_iter must be an integer"),
+        ({"gap": 0.0}, "gap must lie between 0 and 1"),
+        ({"gamma_ratio": 1.0}, "gamma_ratio must lie between 0 and 1"),
+        ({"convergence": "hope"}, "convergence must be one of raise, warn, got 'hope'"),
+        ({"n_folds": 1}, "give one gamma, or n_folds >= 2"),
+    ],
+)
+def test_bad_parameters_are_one_sentence(options, message):
+    with pytest.raises(DataError, match=message):
+        fitted(**options)
+
+
+def test_a_path_that_misses_its_gap_says_so():
+    with pytest.raises(ConvergenceError, match=r"relative duality gap .* after max_iter=2 steps"):
+        fitted(max_iter=2)
+    with pytest.warns(ConvergenceWarning, match="1.0e-08 was asked for"):
+        model = fitted(max_iter=2, convergence="warn", gamma=1e-3)
+    assert model.path_.gaps[0] > 1e-8
+
+
+def test_bad_questions_are_one_sentence():
+    with pytest.raises(NotFittedError, match="SparseEmbedding is not fitted"):
+        SparseEmbedding().predict(X)
+    model = fitted()
+    with pytest.raises(DataError, match="no standard errors"):
+        model.expect("y0", X, return_std=True)
+    with pytest.raises(DataError, match="'z' is no column, event or function of y"):
+        model.expect("z", X)
+    with pytest.raises(DataError, match=r"give values \(n,\)"):
+        model.expect(lambda y: y, X)
+    with pytest.raises(DataError, match="must have shape"):
+        model.predict(np.zeros((3, 2)))
+    with pytest.raises(DataError, match="position must be an integer from 0 to 5"):
+        model.model_at(6)
