@@ -31,9 +31,10 @@ def test_the_tree_is_the_one_that_sums_follow(leaves):
 
 @pytest.fixture
 def small():
-    """A cluster of one worker process that is brought back when it dies."""
+    """A cluster of one worker process that is brought back when it dies, however slowly."""
+    patience = {"distributed.deploy.lost-worker-timeout": "10 minutes"}
     with (
-        dask.config.set({"distributed.scheduler.allowed-failures": 0}),
+        dask.config.set({"distributed.scheduler.allowed-failures": 0, **patience}),
         LocalCluster(
             n_workers=1, threads_per_worker=1, dashboard_address="127.0.0.1:0", protocol="tcp"
         ) as local,
