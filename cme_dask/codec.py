@@ -206,6 +206,8 @@ class Codec:
         try:
             result = kind(**made)
             getattr(result, "_validate", lambda: None)()
+        except StoreError:
+            raise
         except DataError as error:
             raise _damaged(path, str(error)) from error
         return result

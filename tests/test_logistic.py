@@ -147,6 +147,9 @@ def test_saved_models_answer_alike(tmp_path):
     spoiled = np.full_like(state.arrays["coef"], np.nan)
     with pytest.raises(StoreError, match="'coef' holds values that are not finite"):
         LogisticModel.from_state(replace(state, arrays=state.arrays | {"coef": spoiled}))
+    odd = state.description | {"labels": [0, []]}
+    with pytest.raises(StoreError, match="the labels are not all numbers, texts or booleans"):
+        LogisticModel.from_state(replace(state, description=odd))
     zarr.open_group(path, mode="r+")["coef"][...] = np.nan
     with pytest.raises(StoreError, match=r"'coef' of .* is not the one that was written"):
         load(path)

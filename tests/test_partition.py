@@ -282,6 +282,14 @@ def test_a_base_that_does_not_fit_is_refused(fitted, base):
         JointModel.from_state(state)
 
 
+@pytest.mark.parametrize("kernel", [Gaussian((1.0, 2.0, 3.0)), Gaussian(1.0).on(5)])
+def test_a_kernel_of_other_columns_is_refused(fitted, kernel):
+    state = fitted[0].to_state()
+    state.description["x"]["basis"]["newton"]["kernel"] = kernel.to_dict()
+    with pytest.raises(StoreError, match="the data have"):
+        JointModel.from_state(state)
+
+
 @pytest.mark.parametrize("kind", ["NewtonBasis", "LinearBasis", None, 3])
 def test_an_unknown_basis_is_refused(fitted, kind):
     state = fitted[0].to_state()

@@ -555,6 +555,15 @@ DAMAGE = {
     "short coef": lambda about, arrays: arrays.update(residual_location_coef=np.zeros((1, 1))),
     "nan": lambda about, arrays: arrays["residual_location_coef"].fill(np.nan),
     "no inner coef": lambda about, arrays: arrays.pop("residual_model_coef"),
+    "no rows": lambda about, arrays: about["residual"]["model"]["about"].pop("rows"),
+    "negative rows": lambda about, arrays: about["residual"]["model"]["about"].update(rows=-1),
+    "no errors": lambda about, arrays: about["about"].update(held_out={"x": None}),
+    "texts as errors": lambda about, arrays: about["residual"]["model"]["about"].update(
+        held_out={"x": {"y0": {"error": "0.5"}}}
+    ),
+    "calibration": lambda about, arrays: about["about"].update(
+        calibration={"kept": True, "exponents": [1.0]}
+    ),
     "other columns": lambda about, arrays: about["residual"]["model"].update(
         y=about["y"] | {"columns": {"names": ["a"], "categories": {"a": ["u"]}}}
     ),

@@ -71,13 +71,7 @@ class Model(ABC):
             model: Self = _codec(custom).decode(cls, state.description, state.arrays, {})
         except (KeyError, TypeError, AttributeError) as error:
             raise StoreError(f"the model's description is damaged: {error!r}") from error
-        try:
-            model.summary()
-        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
-            raise StoreError(
-                f"the model's description of its fit is damaged ({brief(error)}): restore it or "
-                "fit it again"
-            ) from error
+        check_about(model)
         return model
 
     @abstractmethod
@@ -101,6 +95,17 @@ class Model(ABC):
             for label, text in self.summary()
         )
         return f"<table><caption>{type(self).__name__}</caption>{rows}</table>"
+
+
+def check_about(model: Model) -> None:
+    """StoreError unless the description of its fit has what its summary shows."""
+    try:
+        model.summary()
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
+        raise StoreError(
+            f"the model's description of its fit is damaged ({brief(error)}): restore it or fit it "
+            "again"
+        ) from error
 
 
 def _codec(custom: Custom) -> Codec:

@@ -11,6 +11,7 @@ from cme_dask.codec import Shape, Within
 from cme_dask.data.columns import Columns
 from cme_dask.display import passes, rank_text
 from cme_dask.errors import DataError
+from cme_dask.kernels.base import is_a
 from cme_dask.models.answers import ConditionalExpectation, PredictedMeans
 from cme_dask.models.base import Model
 from cme_dask.models.law import ConditionalLaw
@@ -104,6 +105,8 @@ class JointModel(Model, PredictedMeans):
     def _validate(self) -> None:
         """DataError unless bases, base, cells, moments and spectra belong together."""
         x, y = self.x, self.y
+        if not _law_inputs_fit(self):
+            raise DataError("the rows, held-out errors or calibration of its fit")
         averaged = {len(v.basis.parts) > 1 for v in (x, y)}
         partitions = [v.basis.newton.partition is not None for v in (x, y)]
         if len(averaged) > 1:
@@ -473,6 +476,18 @@ class JointModel(Model, PredictedMeans):
             ("E[. | x]", ", ".join(given_x)),
             ("E[. | y]", ", ".join(given_y)),
         ]
+
+
+def _law_inputs_fit(model: JointModel) -> bool:
+    """Whether the entries of the description of the fit that laws compute with are numbers."""
+    rows = model.about.get("rows", 1)
+    try:
+        tables = [model.about.get("held_out", {}).get(key, {}) for key in "xy"]
+        errors = [one.get("error", 0.0) for table in tables for one in table.values()]
+        _ = model.calibration
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return False
+    return is_a(rows, int) and rows > 0 and all(isinstance(e, float) for e in errors)
 
 
 def _ridges(regs: Any) -> str:

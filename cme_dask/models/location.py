@@ -8,6 +8,7 @@ import numpy as np
 from cme_dask.config import SAMPLE_SIZE
 from cme_dask.errors import DataError
 from cme_dask.kernels.transforms import Transform
+from cme_dask.models.base import check_about
 from cme_dask.numerics.location import MeanFunction
 from cme_dask.numerics.monotone import MonotoneMaps, smooth_map
 
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
 
 
 Array = Any
-
-_PREFIX, _MODEL = "residual_", "residual_model_"
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +52,7 @@ class LocationModel:
             if len(transform.columns) != q:
                 raise DataError(f"a transform of {len(transform.columns)} columns for {q}")
             transform.inverse()
+        check_about(model)
 
     def forward(self, y: Array) -> Array:
         """Coordinates z of the rows y, both of shape (n, d)."""

@@ -121,6 +121,8 @@ class LogisticModel(Model):
         """DataError unless there is a label for each column of C, and more than one."""
         if not len(self.labels) == len(self.intercept) > 1:
             raise DataError(f"{len(self.labels)} labels for {len(self.intercept)} classes")
+        if not all(isinstance(label, (str, int, float)) for label in self.labels):
+            raise DataError("the labels are not all numbers, texts or booleans")
 
     def contents(self) -> dict[str, Any]:
         """JSON form of the columns that queries accept."""

@@ -44,7 +44,7 @@ class PartitionBasis:
     Raises
     ------
     DataError
-        If the kernel can be negative.
+        If the kernel can be negative, or does not fit the columns.
     """
 
     kernel: Kernel
@@ -54,11 +54,8 @@ class PartitionBasis:
     __repr__ = brief_repr
 
     def __post_init__(self) -> None:
-        self.kernel.evaluator(self.points, log=True)
-
-    def _validate(self) -> None:
-        """DataError unless the kernel fits the columns."""
         self.kernel.check(self.points.shape[1])
+        self.kernel.evaluator(self.points, log=True)
 
     @property
     def partition(self) -> "PartitionBasis":
