@@ -18,6 +18,7 @@ from cme_dask.errors import (
     ConvergenceWarning,
     DataError,
     NotFittedError,
+    RankWarning,
     StoreError,
 )
 from cme_dask.models import SparseModel
@@ -348,6 +349,14 @@ def test_checks_of_scikit_learn():
 def test_bad_parameters_are_one_sentence(options, message):
     with pytest.raises(DataError, match=message):
         fitted(**options)
+
+
+def test_the_candidates_are_at_most_a_hundred_unless_max_rank_is_given():
+    rows = np.random.default_rng(1).normal(size=(150, 2))
+    given = {"kernel_x": kernels.Gaussian(0.1), "kernel_y": kernels.Gaussian(1.0), "gamma": 1e-3}
+    with pytest.warns(RankWarning, match=r"max_rank=100 \(the default\) was reached"):
+        model = SparseEmbedding(**given, reg=1e-2).fit(rows, rows[:, 0], workers=1)
+    assert model.basis_x_.rank == 100
 
 
 def test_a_path_that_misses_its_gap_says_so():

@@ -11,7 +11,7 @@ from cme_dask.data.sample import Sample
 from cme_dask.errors import ConvergenceError, ConvergenceWarning, DataError, remedy, warn
 from cme_dask.estimators.base import Measured
 from cme_dask.estimators.embedding import ConditionalMeanEmbedding
-from cme_dask.estimators.recipe import check_choice, check_integer, check_tol
+from cme_dask.estimators.recipe import Tolerance, check_choice, check_integer, check_tol
 from cme_dask.kernels import Kernel
 from cme_dask.models.embedding import EmbeddedVariable, EmbeddingModel
 from cme_dask.models.points import FloatArray
@@ -214,8 +214,8 @@ class SparseEmbedding(ConditionalMeanEmbedding):
         return _model(self.path_, position, self.dense_)
 
     @property
-    def _default_rank(self) -> int:
-        return MAX_RANK
+    def _tolerance(self) -> Tolerance:
+        return Tolerance.of(self.tol, self.max_rank, MAX_RANK)
 
     def _check(self) -> None:
         super()._check()
