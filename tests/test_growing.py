@@ -10,6 +10,7 @@ from test_merge import FUNCTIONS, KERNEL, W, X, Y, assert_same_model, estimator,
 
 from cme_dask import (
     ConditionalMeanEmbedding,
+    EmbeddingClassifier,
     JointClassifier,
     JointDistribution,
     PivotedCholesky,
@@ -255,7 +256,19 @@ def test_classifiers_grow_with_the_labels_of_the_first_call():
     assert not hasattr(told, "classes_")
     told.partial_fit(X[:CUT], label[:CUT], classes=["up", "side", "down"], **ONE)
     assert list(told.classes_) == ["down", "side", "up"]
-    with pytest.raises(DataError, match="on the first call"):
+    with pytest.raises(DataError, match="belong to the first call of partial_fit"):
         told.partial_fit(X, label, classes=["up"], **ONE)
     with pytest.raises(DataError, match=r"labels that the first call had not, 'left'"):
         model.partial_fit(X[:9], np.array(["left"] * 9), **ONE)
+
+
+@pytest.mark.parametrize("kind", [JointClassifier, EmbeddingClassifier])
+def test_labels_of_a_plan_or_of_a_failed_fit_are_forgotten(kind):
+    label, others = (np.where(X[:, 0] > 0.5, *names) for names in (("up", "down"), ("a", "b")))
+    given = {"kernel_x": KERNEL, "kernel_y": kernels.Delta(), "reg": 1e-3, "tol": 0.1}
+    model = kind(**given).partial_fit(X[:CUT], label[:CUT], **ONE)
+    model.plan(X, others, **ONE)
+    with pytest.raises(DataError, match="NaN"):
+        model.fit(X * np.nan, others, **ONE)
+    model.partial_fit(X[CUT:], label[CUT:], **ONE)
+    assert model.model_.about["classes"] == ["down", "up"]

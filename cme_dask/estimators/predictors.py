@@ -176,6 +176,7 @@ class LabelClassifier(ClassifierMixin, Estimator):  # type: ignore[misc]
 
     def _open_more(self, X: Any, Y: Any, weights: Any) -> Sample:
         """The rows of a later call, with the codes that labels had in the first."""
+        self._classes = self.classes_  # a plan, or a fit that failed, may have left others
         return labelled_sample(X, Y, weights, self.classes_)[0]
 
     def __sklearn_tags__(self) -> Any:
