@@ -6,6 +6,7 @@ import dask.array as da
 import numpy as np
 import pandas as pd
 import pytest
+import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -66,6 +67,14 @@ def test_a_mapped_sample_is_the_sample_of_mapped_rows(rows, store, tmp_path):
     np.testing.assert_array_equal(after.coef_, before.coef_)
     assert after.columns_x.names == tuple(names)
     assert fitted(stored.map(x=polar)).columns_y == stored.columns[1]
+
+
+def test_columns_of_an_array_of_one_dimension_are_picked(rows, tmp_path):
+    x = zarr.create_array(tmp_path / "x", data=rows[0], chunks=(1000, 2))
+    y = zarr.create_array(tmp_path / "y", data=rows[1][:, 0], chunks=(1000,))
+    sample = open_sample(x, y)
+    law = fitted(sample.select(y=sample.columns[1].names))
+    np.testing.assert_array_equal(law.coef_, fitted(sample).coef_)
 
 
 def test_a_mapped_sample_copies_no_rows(store):

@@ -285,7 +285,7 @@ class ZarrSource(RowSource):
     @property
     def columns_read(self) -> int:
         """Columns of the chunks that hold those in use."""
-        if self.columns is None:
+        if self.columns is None or self.array.ndim == 1:
             return self.shape[1]
         d, step = self.array.shape[1], self.array.chunks[1]
         return sum(min(step, d - start * step) for start in {c // step for c in self.columns})
