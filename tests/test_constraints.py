@@ -160,8 +160,9 @@ def test_a_missed_tolerance_is_an_error_or_a_warning(rows):
     with pytest.warns(ConvergenceWarning, match="KKT residual"):
         law = JointDistribution(**options, convergence="warn").fit(*rows)
     assert not law.solution_.info.converged
-    with pytest.raises(DataError, match="convergence must be one of"):
-        JointDistribution(**options, convergence="ignore").fit(*rows)
+    for unknown in ("ignore", None):
+        with pytest.raises(DataError, match="convergence must be one of"):
+            JointDistribution(**options, convergence=unknown).fit(*rows)
 
 
 def test_nan_is_no_convergence():

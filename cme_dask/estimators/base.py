@@ -121,7 +121,7 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
     _learned: ClassVar[tuple[str, ...]] = ()
     """The parameters whose kernels are learned where they are not given."""
 
-    _required: ClassVar[tuple[str, ...]] = ("sample_size", "n_folds", "accuracy")
+    _required: ClassVar[tuple[str, ...]] = ("sample_size", "n_folds", "accuracy", "convergence")
     """Parameters that have no None."""
 
     _bases: ClassVar[tuple[str, ...]] = ("basis_x_", "basis_y_")
