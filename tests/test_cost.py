@@ -125,6 +125,24 @@ def test_seconds_of_the_pass_are_those_of_its_strips(tmp_path, monkeypatch, chun
     assert cost.rows_per_second == pytest.approx(50_000 / cost.seconds)
 
 
+def test_workers_without_a_task_count_for_nothing(monkeypatch):
+    starts = []
+
+    class Starts(Reduction):
+        def update(self, state, strip):
+            starts.extend(strip.rows[:1])
+            return 0
+
+    x = np.zeros((9000, 1))
+    runs = plan_ranges(len(x), 0, 1, 1.0, 4096)
+    times = [time_pass(open_sample(x), Starts(), runs, Executor("threads", 64))]
+    assert {0, 4096, 8192} <= set(starts)
+    monkeypatch.setattr(timing, "_time_strips", lambda *_: (timing.StripTimes(1.0, 1.0, 1.0, 0.0),))
+    times += [time_pass(open_sample(x), Starts(), runs, Executor("threads", k)) for k in (64, 3)]
+    assert times[1].sums == times[2].sums == 1.0
+    assert times[1].reading == times[2].reading
+
+
 def test_of_strips_that_would_take_long_a_part_is_timed():
     seen = []
 

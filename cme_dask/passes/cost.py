@@ -35,7 +35,7 @@ class PassCost:
     rows, tasks, strips
         Of the whole pass.
     workers
-        Tasks at once.
+        Tasks at once, at most.
     bytes_read
         Bytes of the rows, before compression, with the chunks that two tasks read.
     computing
@@ -103,9 +103,10 @@ def time_pass(
     sample = sample.for_folds(reduction.n_folds)
     flops = max(reduction.cost(extent_of(sample, executor)).flops, 1.0)
     length = min(runs[0].length, max(_LEAST_ROWS, int(_STRIP_SECONDS * FLOPS / flops)))
-    reading, payloads, workers = Reading.of(sample, executor.shares_memory), [], executor.workers
-    for i in range(min(workers, len(runs))):
-        start = runs[i * len(runs) // workers].start
+    reading, payloads = Reading.of(sample, executor.shares_memory), []
+    busy = min(executor.workers, len(runs))  # the other workers have no task
+    for i in range(busy):
+        start = runs[i * len(runs) // busy].start
         run = RowRange(start, min(start + _TIMED * length, sample.n_rows), length)
         read = sum(bytes_read(source, [run]) for source in sample.reads)
         payloads.append((run, read, reading.given(sample, run)))
@@ -118,11 +119,11 @@ def time_pass(
         rows=sample.n_rows,
         tasks=len(runs),
         strips=strips,
-        workers=workers,
+        workers=executor.workers,
         bytes_read=read,
-        computing=busiest_rows(runs, workers) * float(np.mean([t.computing for t in times])),
-        reading=read / workers * float(np.mean([t.reading for t in times])),
-        sums=strips / workers * float(np.mean([t.empty for t in times])),
+        computing=busiest_rows(runs, busy) * float(np.mean([t.computing for t in times])),
+        reading=read / busy * float(np.mean([t.reading for t in times])),
+        sums=strips / busy * float(np.mean([t.empty for t in times])),
         scheduling=max(0.0, wall - max(t.seconds for t in times)) + len(runs) * _TASK_SECONDS,
     )
 
