@@ -20,7 +20,13 @@ from cme_dask import (
     Tuning,
     kernels,
 )
-from cme_dask.errors import ConstantColumnWarning, DataError, LengthScaleWarning, NumericalError
+from cme_dask.errors import (
+    ConstantColumnWarning,
+    DataError,
+    LengthScaleWarning,
+    NumericalError,
+    RankWarning,
+)
 from cme_dask.estimators.recipe import warn_of_length
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.blocks import Moments
@@ -317,3 +323,13 @@ def test_the_bench_measures_coverage():
     assert set(found) == {"two", "t", "lowest", "variance", "bias"}
     assert 0.0 <= found["lowest"] <= found["t"] <= 1.0
     assert found["two"] <= found["t"]
+
+
+def test_the_rank_of_a_kernel_that_is_too_short_is_named_where_it_ends():
+    x = np.random.default_rng(0).normal(size=(5000, 2))
+    features = PivotedCholesky(kernels.Gaussian(1e-5), tol=1e-3, sample_size=1500)
+    with (
+        pytest.warns(LengthScaleWarning, match="the rank is limited to 500"),
+        pytest.warns(RankWarning, match=r"max_rank=500 \(the default\) was reached"),
+    ):
+        features.fit(x, workers=1)

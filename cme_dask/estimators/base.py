@@ -369,7 +369,10 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
         """Warn of trace errors, at these ranks, that miss the tolerance of pivots not given."""
         for i, (pivots, (error, rank)) in enumerate(zip(context.pivots, reached, strict=True)):
             if context.sample.residuals is None and pivots.mode != "given":
-                self._tolerance.warn(pivots.variable, rank, error, context.may_miss(i))
+                tolerance, missed = self._tolerance, context.may_miss(i)
+                if missed:  # of kernels that are too short the rank has a limit of its own
+                    tolerance = replace(tolerance, max_rank=pivots.max_rank)
+                tolerance.warn(pivots.variable, rank, error, missed)
 
     # Rows that are added to a fit
 
