@@ -107,6 +107,8 @@ def test_folds_are_those_of_dense_arrays(weighted):
     np.testing.assert_allclose(found["cube"].gram("y"), whole["cube"].gram("y"), rtol=1e-12)
     with pytest.raises(DataError, match="no rows of positive weight"):
         whole.means(without=0)
+    with pytest.raises(DataError, match="not both"):
+        whole.means(fold=0, without=0)
 
 
 def test_a_multiplication_operator_multiplies(bases):

@@ -287,7 +287,7 @@ class PivotedCholesky(FittedFeatures):
         Number of columns d.
     n_passes_ : int
         Passes over the rows, as in :class:`JointDistribution`.
-    arithmetic_ : Arithmetic
+    arithmetic_ : ComputeMode
         How the moments were computed: ``name``, and the ``change`` that the trial measured.
     report_ : PassReport
         Time and rows per second of the pass.

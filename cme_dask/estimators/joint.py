@@ -139,7 +139,7 @@ class JointDistribution(JointFit):
         row sample had to be gathered from a Dask or Zarr array, 2 if that has weights; where
         sampled pivots had to be topped up, the moments are made twice. And 1 for a location model
         that was tried; ``model_.about["residual"]`` holds the decision.
-    arithmetic_ : Arithmetic
+    arithmetic_ : ComputeMode
         How the moments were computed: ``name``, and the ``change`` that the trial measured.
     report_ : PassReport
         ``seconds`` of the fit and ``pass_seconds`` of its moment pass, rows per second, predicted
@@ -149,7 +149,7 @@ class JointDistribution(JointFit):
         standard deviations, its relevance, and whether the kernels ignore it.
     search_ : Search
         The search, where kernels were learned: ``trials``, ``finalists``, ``seconds``.
-    members_ : list of Member
+    members_ : list of EnsembleMember
         The models whose density ratios are averaged, best first; then ``moments_``,
         ``replicates_`` and ``solution_`` are those of the best one.
 

@@ -144,8 +144,10 @@ class WeightedMeans(Mapping[str, Moments]):
         Raises
         ------
         DataError
-            If these rows have no weight.
+            If these rows have no weight, or if both are given.
         """
+        if fold is not None and without is not None:
+            raise DataError("give fold= or without=, not both")
         folds = np.arange(len(self.weights)) if fold is None else np.array([fold])
         folds = folds if without is None else np.delete(folds, without)
         return {name: self._mean(i, folds) for i, name in enumerate(self.names)}
