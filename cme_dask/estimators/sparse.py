@@ -80,7 +80,7 @@ class SparseEmbedding(ConditionalMeanEmbedding):
     sparsity_ : float
         Share of the coefficients that are zero.
     points_x_, points_y_ : arrays
-        The kept points, shapes (k_X, d_X) and (k_Y, d_Y).
+        The retained points, shapes (k_X, d_X) and (k_Y, d_Y).
     dense_ : EmbeddingModel
         The dense embedding.
     n_iter_ : int
@@ -174,7 +174,7 @@ class SparseEmbedding(ConditionalMeanEmbedding):
         Raises
         ------
         DataError
-            As there, or if standard errors are asked for.
+            On the same input, or if ``return_std`` is true.
         """
         if return_std:
             raise _no_errors()
@@ -350,13 +350,13 @@ def _model(path: SparsePath, position: int, dense: EmbeddingModel) -> SparseMode
     )
 
 
-def _restricted(variable: EmbeddedVariable, kept: Array) -> EmbeddedVariable:
+def _restricted(variable: EmbeddedVariable, retained: Array) -> EmbeddedVariable:
     """The variable with the spectral basis on some of its pivots."""
     spectral, newton = variable.basis, variable.basis.newton
-    sections = newton.factor[kept]  # k(p, .) in the Newton basis
-    factor = cholesky(sections @ sections.T, lower=True) if len(kept) else np.zeros((0, 0))
-    change = solve_triangular(factor, sections, lower=True) if len(kept) else sections
+    sections = newton.factor[retained]  # k(p, .) in the Newton basis
+    factor = cholesky(sections @ sections.T, lower=True) if len(retained) else np.zeros((0, 0))
+    change = solve_triangular(factor, sections, lower=True) if len(retained) else sections
     root = change @ (spectral.transform * np.sqrt(spectral.eigenvalues))
-    rows = None if newton.rows is None else newton.rows[kept]
-    own = NewtonBasis(newton.kernel, newton.points[kept], factor, rows)
+    rows = None if newton.rows is None else newton.rows[retained]
+    own = NewtonBasis(newton.kernel, newton.points[retained], factor, rows)
     return EmbeddedVariable(variable.columns, LinearBasis(own, *eigenbasis(root @ root.T)))

@@ -36,7 +36,7 @@ class SparsePath:
     gammas
         Descending, shape (G,).
     gamma_max
-        The smallest gamma at which no point is kept.
+        The smallest gamma at which all coefficients are zero.
     coefs
         M, shape (G, n_X, n_Y), on all candidate points.
     distances
@@ -72,9 +72,10 @@ class SparsePath:
 
     @property
     def counts(self) -> Array:
-        """Numbers of coefficients, points of x and points of y that are kept, shape (G, 3)."""
-        kept = self.coefs != 0.0
-        parts = kept.sum(axis=(1, 2)), kept.any(axis=2).sum(axis=1), kept.any(axis=1).sum(axis=1)
+        """Numbers of nonzero coefficients, and of their points of x and y, shape (G, 3)."""
+        nonzero = self.coefs != 0.0
+        points_x, points_y = nonzero.any(axis=2), nonzero.any(axis=1)
+        parts = nonzero.sum(axis=(1, 2)), points_x.sum(axis=1), points_y.sum(axis=1)
         return np.stack(parts, axis=1)
 
     def plot(self, *, ax: Any = None) -> Any:
@@ -122,9 +123,9 @@ class SparseModel(Model, PredictedMeans):
     Attributes
     ----------
     x, y
-        The variables; their bases are those on the kept points.
+        The variables; their bases are those on the retained points.
     coef
-        M at the kept points, shape (k_X, k_Y).
+        M at the retained points, shape (k_X, k_Y).
     about
         What it was fitted on and how.
     """
@@ -138,12 +139,12 @@ class SparseModel(Model, PredictedMeans):
 
     @property
     def points_x(self) -> Array:
-        """Kept points of x, shape (k_X, d_X)."""
+        """Retained points of x, shape (k_X, d_X)."""
         return self.x.basis.newton.points
 
     @property
     def points_y(self) -> Array:
-        """Kept points of y, shape (k_Y, d_Y): what the measures live on."""
+        """Retained points of y, shape (k_Y, d_Y): what the measures live on."""
         return self.y.basis.newton.points
 
     @property
@@ -275,7 +276,7 @@ class SparseModel(Model, PredictedMeans):
         return nearest_shares(self._products(X, self.coef @ indicators))
 
     def contents(self) -> dict[str, Any]:
-        """JSON form of what can be asked for."""
+        """Columns and numbers of points, for JSON."""
         return {
             "columns": {"x": self.columns_x.to_dict(), "y": self.columns_y.to_dict()},
             "points": {"x": len(self.points_x), "y": len(self.points_y)},

@@ -270,7 +270,7 @@ class SparseSolver:
         return self._measured(replace(state, point=point, split=split, dual=dual, lifted=lifted))
 
     def done(self, state: SparseState) -> bool:
-        """Whether the gap is as small as asked for."""
+        """Whether the gap is within the tolerance."""
         return state.gap <= self.tol
 
     def _moved(self, state: SparseState, growth: float) -> SparseState:
