@@ -29,7 +29,7 @@ from cme_dask import (
     kernels,
 )
 from cme_dask.errors import DataError
-from cme_dask.estimators.predictors import labelled_sample
+from cme_dask.estimators.classifiers import labelled_sample
 
 REGRESSORS = (
     JointDistribution(kernel_x="median", kernel_y="median", residual=False, n_folds=2),

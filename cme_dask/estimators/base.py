@@ -8,18 +8,20 @@ pivots, makes the pass, reports its progress and its time, plans, and adds rows 
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
-from sklearn.base import BaseEstimator
+from sklearn.base import BaseEstimator, RegressorMixin
 
 from cme_dask.config import MAX_RANK
+from cme_dask.data.columns import Columns
 from cme_dask.data.row_sample import RowSample
 from cme_dask.data.sample import Sample
+from cme_dask.errors import DataError
 from cme_dask.estimators.growing import new_rows, on_columns
 from cme_dask.estimators.pivoting import FitContext, Pivots
 from cme_dask.estimators.planning import FitPlan, Other, plan_fit
@@ -39,10 +41,12 @@ from cme_dask.kernels import Kernel
 from cme_dask.learning.partition import stands_for
 from cme_dask.learning.transforms import HEURISTIC_ROWS
 from cme_dask.models.merging import FitSums
+from cme_dask.models.points import FloatArray, is_out_of_core
+from cme_dask.models.relevance import LengthScales
 from cme_dask.numerics.basis import Basis
 from cme_dask.numerics.blocks import MomentSums
 from cme_dask.numerics.cells import CellReduction, CellSums
-from cme_dask.numerics.moments import FeatureBlock, MomentReduction
+from cme_dask.numerics.moments import FeatureBlock, Function, MomentReduction
 from cme_dask.numerics.precision import (
     SAFE,
     TRIAL_ROWS,
@@ -56,6 +60,7 @@ from cme_dask.passes.driver import Executor
 from cme_dask.passes.memory import MemoryBudget
 from cme_dask.passes.moments import make_moments
 from cme_dask.passes.run import PassReport, RunOptions
+from cme_dask.passes.sources import open_sample
 
 Array = Any
 Functions = Mapping[str, FunctionsLike | None]
@@ -451,3 +456,108 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write the fitted model to a folder, see ``save`` of the model."""
         self.model_.save(path, overwrite=overwrite)
+
+
+# The scikit-learn side of estimators that predict means
+
+
+def given_rows(Y: Any, y: Any, weights: Any, sample_weight: Any) -> tuple[Any, Any]:
+    """The rows of y and the weights, by whichever names they were given.
+
+    Raises
+    ------
+    DataError
+        If both names of one of them were used.
+    """
+    if Y is not None and y is not None:
+        raise DataError("Y and y are two names of the same argument: give one of them")
+    if weights is not None and sample_weight is not None:
+        raise DataError("weights and sample_weight are the same: give one of them")
+    return y if Y is None else Y, sample_weight if weights is None else weights
+
+
+def names_of(f: Any, declared: Mapping[str, Function]) -> Any:
+    """The same question with declared callables replaced by their names."""
+    by_id = {id(function): name for name, function in declared.items()}
+    if callable(f):
+        return by_id.get(id(f), f)
+    if isinstance(f, str) or not isinstance(f, Iterable):
+        return f
+    return [by_id.get(id(g), g) for g in f]
+
+
+class MeanRegressor(RegressorMixin, Estimator):  # type: ignore[misc]
+    """A regressor that predicts conditional means of y; ``score`` is their R^2.
+
+    Estimators give ``_means(X)``, shape (n, d_Y).
+    """
+
+    def predict(self, X: Any) -> FloatArray:
+        """E[Y | x], shape (n,) if the fit was given y of that shape, else (n, d_Y).
+
+        Parameters
+        ----------
+        X
+            Points, shape (n, d_X), or a table with the columns by name. A Dask array, a Zarr array
+            or a store gives a Dask array; nothing is computed then.
+
+        Raises
+        ------
+        DataError
+            On wrong columns or NaN, or if a column of y holds labels.
+        """
+        labels = tuple(self.model_.y.columns.categories)
+        if labels:
+            raise DataError(
+                f"column {labels[0]!r} holds labels, which have no mean: ask for "
+                "probabilities, or fit a JointClassifier"
+            )
+        means = self._means(X)
+        means = means if is_out_of_core(X) else np.asarray(means)
+        if means.ndim == 1 + len(self._shape):
+            return cast(FloatArray, means)
+        return cast(FloatArray, means[:, None] if self._shape else means[:, 0])
+
+    @property
+    def length_scales_(self) -> LengthScales:
+        """Length scale and relevance of each column, of the fitted model."""
+        scales: LengthScales = self.model_.length_scales
+        return scales
+
+    @property
+    def columns_x(self) -> Columns:
+        """Columns of x: names, units, and labels of those that hold labels."""
+        result: Columns = self.model_.x.columns
+        return result
+
+    @property
+    def columns_y(self) -> Columns:
+        """Columns of y: names, units, and labels of those that hold labels."""
+        result: Columns = self.model_.y.columns
+        return result
+
+    @abstractmethod
+    def _means(self, X: Any) -> Array:
+        """Conditional means of y, shape (n, d_Y)."""
+
+    def _open(self, X: Any, Y: Any, weights: Any) -> Sample:
+        sample = open_sample(X, Y, weights=weights)
+        if len(sample.sources) != 2:
+            raise DataError(
+                f"{type(self).__name__} requires y to be passed, but the target y is None: it "
+                "needs rows of x and of y: give Y, or a store"
+            )
+        return sample
+
+    def _adopt(self, X: Any, Y: Any, sample: Sample) -> None:
+        """Keep the shape of predictions."""
+        super()._adopt(X, Y, sample)
+        ndim = Y.ndim if hasattr(Y, "ndim") else np.asarray(Y).ndim  # None and paths have none
+        count = len(sample.columns[1].names)
+        self._shape = () if count == 1 and ndim < 2 else (count,)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.required = True
+        tags.target_tags.multi_output = True
+        return tags

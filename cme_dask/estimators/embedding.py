@@ -11,11 +11,10 @@ from cme_dask.config import ACCURACY, N_FOLDS, SAMPLE_SIZE
 from cme_dask.data.row_sample import RowSample
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
-from cme_dask.estimators.base import Functions, Measured
+from cme_dask.estimators.base import Functions, MeanRegressor, Measured, given_rows, names_of
 from cme_dask.estimators.growing import functions_of_first_call
 from cme_dask.estimators.pivoting import FitContext
 from cme_dask.estimators.planning import FitPlan
-from cme_dask.estimators.predictors import MeanRegressor, given_rows, names_of
 from cme_dask.estimators.recipe import (
     FittedBasis,
     FunctionsLike,

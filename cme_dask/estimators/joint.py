@@ -10,11 +10,10 @@ from cme_dask.config import ACCURACY, N_FOLDS, SAMPLE_SIZE
 from cme_dask.constraints import Constraint, parse
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
-from cme_dask.estimators.base import Measured
+from cme_dask.estimators.base import Measured, given_rows, names_of
 from cme_dask.estimators.joint_fit import JointFit, sums_of
 from cme_dask.estimators.pivoting import FitContext
 from cme_dask.estimators.planning import FitPlan
-from cme_dask.estimators.predictors import given_rows, names_of
 from cme_dask.estimators.recipe import (
     FunctionsLike,
     check_integer,

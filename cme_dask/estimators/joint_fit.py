@@ -12,11 +12,10 @@ from cme_dask.constraints import LandmarkRule, Normalized, parse
 from cme_dask.data.row_sample import RowSample
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError, remedy
-from cme_dask.estimators.base import Functions, Measured
+from cme_dask.estimators.base import Functions, MeanRegressor, Measured
 from cme_dask.estimators.growing import different_functions, functions_of_first_call
 from cme_dask.estimators.pivoting import FitContext
 from cme_dask.estimators.planning import FitPlan
-from cme_dask.estimators.predictors import MeanRegressor
 from cme_dask.estimators.recipe import FittedBasis, Tolerance, declared, make_side
 from cme_dask.estimators.steps import LOCATION, PIVOTS, SEARCH, SECOND, SECOND_PASS
 from cme_dask.estimators.tuned import (
