@@ -17,12 +17,12 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from cme_dask import JointDistribution, kernels, load, open_sample
 from cme_dask.data.columns import Columns
-from cme_dask.data.row_sample import RowSample, draw
 from cme_dask.errors import DataError, StoreError
 from cme_dask.learning.partition import cell_spec, make_support
 from cme_dask.numerics import cells as cell_sums
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.cells import ROWS_PER_CELL, CellReduction, CellState, hashes_of
+from cme_dask.numerics.folds import RowSample, draw
 from cme_dask.numerics.moments import FeatureBlock, MomentReduction, moment_cost
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.reduction import Cost, Extent, to_host

@@ -9,9 +9,9 @@ from test_reads import opened
 
 from cme_dask import JointDistribution, constraints, kernels, load
 from cme_dask.data.generate import Normal3
-from cme_dask.data.row_sample import draw
 from cme_dask.errors import ConvergenceError, ConvergenceWarning, DataError
 from cme_dask.estimators.joint_fit import trial_solver
+from cme_dask.numerics.folds import draw
 from cme_dask.numerics.joint import JointSolver
 from cme_dask.numerics.measure import project
 from cme_dask.numerics.problem import Regularization, SolverInfo

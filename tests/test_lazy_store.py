@@ -20,9 +20,9 @@ from zarr.storage import LocalStore
 from cme_dask import JointDistribution, PivotedCholesky, kernels, open_sample
 from cme_dask.cli.describe import describe
 from cme_dask.data.outputs import ChunkWriter
-from cme_dask.data.row_sample import draw
 from cme_dask.errors import DataError, ResourceError, StoreError
 from cme_dask.numerics.basis import BLOCK
+from cme_dask.numerics.folds import draw
 from cme_dask.passes.plan import cut_for_chunks, plan_ranges
 
 GAUSSIAN = kernels.Gaussian(1.0)

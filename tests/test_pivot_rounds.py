@@ -15,11 +15,11 @@ from conftest import write_store
 from cme_dask import JointDistribution, PivotedCholesky, kernels
 from cme_dask.cli import cli
 from cme_dask.cli.schema import FitSection, checked
-from cme_dask.data.row_sample import draw
 from cme_dask.errors import DataError, RankWarning, ResourceError
 from cme_dask.estimators.recipe import PivotProgress
 from cme_dask.numerics import rounds
 from cme_dask.numerics.cholesky import pivoted_cholesky
+from cme_dask.numerics.folds import draw
 from cme_dask.numerics.reduction import Strip
 from cme_dask.numerics.rounds import Greedy, PivotOffers, PivotState, Random, offered_rows
 from cme_dask.passes.driver import Executor

@@ -11,8 +11,14 @@ from hypothesis import strategies as st
 from cme_dask import kernels
 from cme_dask.numerics import cholesky
 from cme_dask.numerics.basis import NewtonBasis
-from cme_dask.numerics.cholesky import Bound, PivotedFactor, pivoted_cholesky, top_rows
-from cme_dask.numerics.sampled_pivots import prefix_rows, sampled_cholesky
+from cme_dask.numerics.cholesky import (
+    Bound,
+    PivotedFactor,
+    pivoted_cholesky,
+    prefix_rows,
+    sampled_cholesky,
+    top_rows,
+)
 
 N = 1500
 KERNELS = {

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from cme_dask import kernels
 from cme_dask.numerics.basis import NewtonBasis
-from cme_dask.numerics.cholesky import PivotedFactor, pivoted_cholesky
-from cme_dask.numerics.sampled_pivots import (
+from cme_dask.numerics.cholesky import (
     SKETCH,
+    PivotedFactor,
     TraceGainSelector,
+    pivoted_cholesky,
     prefix_rows,
     sampled_cholesky,
 )

@@ -22,13 +22,12 @@ from cme_dask.codec import Codec
 from cme_dask.data import store as zarr_files
 from cme_dask.data.columns import Columns
 from cme_dask.data.model_file import ModelState, read_model
-from cme_dask.data.row_sample import draw, merge
 from cme_dask.data.sources import ArraySource, read_strips
 from cme_dask.data.store import writing
 from cme_dask.data.writer import writing_sample
 from cme_dask.errors import DataError, StoreError
 from cme_dask.models.joint import JointModel
-from cme_dask.numerics.folds import fold_of_rows, priority_keys, row_hash
+from cme_dask.numerics.folds import draw, fold_of_rows, merge, priority_keys, row_hash
 from cme_dask.passes import row_sample as gather
 from cme_dask.passes.driver import Executor
 from cme_dask.passes.memory import MemoryBudget

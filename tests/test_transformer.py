@@ -21,11 +21,10 @@ from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
 from cme_dask import JointDistribution, PivotedCholesky, kernels, load, open_sample
-from cme_dask.data.row_sample import draw
 from cme_dask.errors import DataError, NotFittedError, RankWarning
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.cholesky import pivoted_cholesky
-from cme_dask.numerics.folds import fold_of_rows
+from cme_dask.numerics.folds import draw, fold_of_rows
 
 GAUSSIAN = kernels.Gaussian(1.0)
 KERNELS = {

@@ -10,10 +10,10 @@ import numpy as np
 import zarr
 
 from cme_dask.data.columns import Columns
-from cme_dask.data.row_sample import RowSample
 from cme_dask.data.store import ATTRIBUTE, compressors, disk_errors
 from cme_dask.data.writer import create_rows, finish_sample
 from cme_dask.errors import ResourceError
+from cme_dask.numerics.folds import RowSample
 
 # A sample store of features, written by many tasks, each its own chunks
 

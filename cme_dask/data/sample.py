@@ -16,11 +16,10 @@ import zarr
 
 from cme_dask.data.batches import Batch, BatchReader, batches
 from cme_dask.data.columns import Columns
-from cme_dask.data.row_sample import RowSample
 from cme_dask.data.sources import RowFunction, RowSource, ZarrSource, applied
 from cme_dask.data.store import brief, is_listing, member, read_array, read_attribute, stored_array
 from cme_dask.errors import DataError, StoreError
-from cme_dask.numerics.folds import BY_ROWS, Folding, Split
+from cme_dask.numerics.folds import BY_ROWS, Folding, RowSample, Split
 
 if TYPE_CHECKING:
     from cme_dask.numerics.location import Residuals

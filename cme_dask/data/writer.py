@@ -13,10 +13,10 @@ import zarr
 
 from cme_dask.config import SAMPLE_SIZE
 from cme_dask.data.columns import Columns, check_finite, check_weights
-from cme_dask.data.row_sample import RowSample, draw, merge
 from cme_dask.data.sample import KIND, schema_version
 from cme_dask.data.store import ATTRIBUTE, compressors, disk_errors, sealed, write_array, writing
 from cme_dask.errors import DataError, option
+from cme_dask.numerics.folds import RowSample, draw, merge
 
 # Count, mean, standard deviation and range of columns, strip by strip
 

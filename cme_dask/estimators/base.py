@@ -19,11 +19,10 @@ from sklearn.base import BaseEstimator, RegressorMixin
 
 from cme_dask.config import MAX_RANK
 from cme_dask.data.columns import Columns
-from cme_dask.data.row_sample import RowSample
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
+from cme_dask.estimators.context import FitContext, Pivots, Tolerance, usable_rows
 from cme_dask.estimators.growing import new_rows, on_columns
-from cme_dask.estimators.pivoting import FitContext, Pivots
 from cme_dask.estimators.planning import FitPlan, Other, plan_fit
 from cme_dask.estimators.recipe import (
     CHECKS,
@@ -31,9 +30,7 @@ from cme_dask.estimators.recipe import (
     FunctionsLike,
     NotFitted,
     Progress,
-    Tolerance,
     choose_kernel,
-    usable_rows,
     warn_of_length,
 )
 from cme_dask.estimators.steps import reported
@@ -46,6 +43,7 @@ from cme_dask.models.relevance import LengthScales
 from cme_dask.numerics.basis import Basis
 from cme_dask.numerics.blocks import MomentSums
 from cme_dask.numerics.cells import CellReduction, CellSums
+from cme_dask.numerics.folds import RowSample
 from cme_dask.numerics.moments import FeatureBlock, Function, MomentReduction
 from cme_dask.numerics.precision import (
     SAFE,

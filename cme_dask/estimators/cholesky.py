@@ -10,15 +10,13 @@ from sklearn.base import TransformerMixin
 
 from cme_dask.config import SAMPLE_SIZE, TOL
 from cme_dask.data.columns import Columns
-from cme_dask.data.row_sample import RowSample
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
 from cme_dask.estimators.base import Estimator, Functions, Measured, budget_of
-from cme_dask.estimators.pivoting import FitContext
+from cme_dask.estimators.context import FitContext, Tolerance
 from cme_dask.estimators.planning import FitPlan
 from cme_dask.estimators.recipe import (
     FittedBasis,
-    Tolerance,
     check_choice,
     make_side,
 )
@@ -28,6 +26,7 @@ from cme_dask.models import load_only
 from cme_dask.models.features import BASES, FeatureModel
 from cme_dask.models.merging import FitSums
 from cme_dask.numerics.basis import Basis, LinearBasis, eigenbasis
+from cme_dask.numerics.folds import RowSample
 from cme_dask.numerics.moments import MomentReduction
 from cme_dask.numerics.precision import SpectrumChange
 from cme_dask.passes.cluster import Scheduler

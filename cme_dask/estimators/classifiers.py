@@ -17,9 +17,9 @@ from cme_dask.data.sample import Sample
 from cme_dask.errors import ConvergenceError, ConvergenceWarning, DataError, warn
 from cme_dask.estimators.base import Estimator, Measured, given_rows
 from cme_dask.estimators.cholesky import x_alone
+from cme_dask.estimators.context import FitContext
 from cme_dask.estimators.embedding import ConditionalMeanEmbedding
 from cme_dask.estimators.joint import JointDistribution
-from cme_dask.estimators.pivoting import FitContext
 from cme_dask.estimators.recipe import (
     FittedBasis,
     FunctionsLike,

@@ -8,12 +8,11 @@ from typing import Any, Literal, Self, overload
 import numpy as np
 
 from cme_dask.config import ACCURACY, N_FOLDS, SAMPLE_SIZE
-from cme_dask.data.row_sample import RowSample
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
 from cme_dask.estimators.base import Functions, MeanRegressor, Measured, given_rows, names_of
+from cme_dask.estimators.context import FitContext
 from cme_dask.estimators.growing import functions_of_first_call
-from cme_dask.estimators.pivoting import FitContext
 from cme_dask.estimators.planning import FitPlan
 from cme_dask.estimators.recipe import (
     FittedBasis,
@@ -40,6 +39,7 @@ from cme_dask.numerics.embedding import (
     embedding_replicates,
     held_out_curve,
 )
+from cme_dask.numerics.folds import RowSample
 from cme_dask.numerics.moments import MomentReduction
 from cme_dask.passes.cluster import Scheduler
 from cme_dask.passes.run import RunOptions

@@ -11,8 +11,8 @@ from cme_dask.constraints import Constraint, parse
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
 from cme_dask.estimators.base import Measured, given_rows, names_of
+from cme_dask.estimators.context import FitContext
 from cme_dask.estimators.joint_fit import JointFit, sums_of
-from cme_dask.estimators.pivoting import FitContext
 from cme_dask.estimators.planning import FitPlan
 from cme_dask.estimators.recipe import (
     FunctionsLike,

@@ -9,14 +9,13 @@ import numpy as np
 
 from cme_dask.config import HELD_ROWS, MAX_RANK
 from cme_dask.constraints import LandmarkRule, Normalized, parse
-from cme_dask.data.row_sample import RowSample
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError, remedy
 from cme_dask.estimators.base import Functions, MeanRegressor, Measured
+from cme_dask.estimators.context import FitContext, Tolerance
 from cme_dask.estimators.growing import different_functions, functions_of_first_call
-from cme_dask.estimators.pivoting import FitContext
 from cme_dask.estimators.planning import FitPlan
-from cme_dask.estimators.recipe import FittedBasis, Tolerance, declared, make_side
+from cme_dask.estimators.recipe import FittedBasis, declared, make_side
 from cme_dask.estimators.steps import LOCATION, PIVOTS, SEARCH, SECOND, SECOND_PASS
 from cme_dask.estimators.tuned import (
     EnsembleFit,
@@ -35,6 +34,7 @@ from cme_dask.numerics.basis import Basis, LinearBasis, eigenbasis
 from cme_dask.numerics.calibration import HeldRows, LearnedCalibration, Levels, learn_calibration
 from cme_dask.numerics.cells import CellReduction
 from cme_dask.numerics.crossval import held_out_folds
+from cme_dask.numerics.folds import RowSample
 from cme_dask.numerics.joint import JointSolver
 from cme_dask.numerics.moments import FeatureBlock, Function, MomentReduction
 from cme_dask.numerics.partition import PartitionBasis

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from cme_dask.estimators.pivoting import FitContext
+from cme_dask.estimators.context import FitContext
 from cme_dask.kernels import Kernel
 from cme_dask.numerics.basis import Basis, eigenbasis
 from cme_dask.numerics.cells import CellReduction

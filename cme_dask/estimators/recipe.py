@@ -9,10 +9,7 @@ from typing import Any
 import numpy as np
 import sklearn.exceptions
 
-from cme_dask.config import TOL
-from cme_dask.data.columns import Columns, check_finite
-from cme_dask.data.row_sample import RowSample
-from cme_dask.data.sample import Sample
+from cme_dask.data.columns import Columns
 from cme_dask.data.store import brief
 from cme_dask.display import brief_repr
 from cme_dask.errors import (
@@ -20,8 +17,6 @@ from cme_dask.errors import (
     DataError,
     LengthScaleWarning,
     NotFittedError,
-    RankWarning,
-    ToleranceWarning,
     warn,
 )
 from cme_dask.kernels import Kernel
@@ -29,22 +24,18 @@ from cme_dask.learning.candidates import TuningProgress
 from cme_dask.learning.transforms import HEURISTIC_ROWS, constant_columns, default_kernel
 from cme_dask.models.events import Event
 from cme_dask.numerics.basis import Basis, Functions, LinearBasis
-from cme_dask.numerics.folds import MAX_FOLDS
+from cme_dask.numerics.folds import MAX_FOLDS, RowSample
 from cme_dask.numerics.joint import StackedBasis, ranks_of
 from cme_dask.numerics.moments import FeatureBlock, Function
 from cme_dask.numerics.scoring import ScoringFunctions
-from cme_dask.passes.memory import MemoryBudget
 from cme_dask.passes.progress import Event as PassEvent
 from cme_dask.passes.progress import StepBegan
-from cme_dask.passes.row_sample import sample_rows
-from cme_dask.passes.run import count_bad_values
 
 Array = Any
 
 SHORT_RANK = 500
 """Largest rank of a given kernel that is too short for the rows, unless ``max_rank`` is given."""
 
-_WEIGHTS = 1e-200, 1e200
 _MANY = 10  # names, of which no more are listed
 _FEW = 20  # rows, of fewer nothing is said about a kernel
 _UNRELATED, _SAME = 1e-3, 1e-10
@@ -119,74 +110,6 @@ class FittedBasis:
         return self.newton.points
 
 
-_COARSE = 1e-2  # trace error of learned bases that is worth a warning when nobody gave a tol
-
-
-@dataclass(frozen=True)
-class Tolerance:
-    """The relative trace error that bases aim at, within a largest rank.
-
-    Parameters
-    ----------
-    value
-        Relative trace error.
-    max_rank
-        Largest number of pivots of a basis, or None.
-    promised
-        Whether every miss over all rows is worth a warning: where the user gave ``tol``, or
-        nothing limits the rank. Otherwise the rank decides, and only a coarse basis is reported.
-    default_rank
-        Whether ``max_rank`` is a default, for messages.
-    """
-
-    value: float
-    max_rank: int | None
-    promised: bool
-    default_rank: bool
-
-    @classmethod
-    def of(cls, tol: float | None, max_rank: int | None, limit: int | None) -> "Tolerance":
-        """What the parameters of an estimator mean.
-
-        Parameters
-        ----------
-        tol, max_rank
-            As given by the user, or None.
-        limit
-            The rank that takes the place of ``max_rank``; None where ``tol`` alone decides.
-        """
-        return cls(
-            TOL if tol is None else float(tol),
-            limit if max_rank is None else max_rank,
-            tol is not None or limit is None,
-            max_rank is None,
-        )
-
-    def warn(self, variable: str, rank: int, error: float | None, missed: bool) -> None:
-        """Warn if the trace error over all rows is above the tolerance.
-
-        ``missed`` says that it may come as news: pivots were chosen without seeing all rows.
-        """
-        limit = self.value if self.promised else max(self.value, _COARSE)
-        if error is None or error <= limit:
-            return
-        text = f"{variable}: trace error {error:.2e} over all rows at rank {rank}"
-        if self.promised:
-            text = f"{text}, tol is {self.value:g}"
-        if self.max_rank is not None and rank >= self.max_rank:
-            default = " (the default)" if self.default_rank else ""
-            remedy = "" if not self.default_rank and self.promised else ": raise max_rank"
-            warn(f"{text}: max_rank={self.max_rank}{default} was reached{remedy}", RankWarning)
-        elif missed:
-            reason = (
-                "the rows span no more than that, to rounding; raise tol"
-                if self.promised
-                else "pivots were chosen from the row sample alone; give tol, and rounds over all "
-                "rows add what it missed"
-            )
-            warn(f"{text}: {reason}", ToleranceWarning)
-
-
 def check_choice(name: str, value: Any, known: tuple[str, ...]) -> None:
     """DataError unless the value is one of those that are known."""
     if value not in known:
@@ -226,39 +149,6 @@ CHECKS: dict[str, Callable[[str, Any], None]] = {
     "convergence": partial(check_choice, known=("raise", "warn")),
 }
 """What parameters must be that several estimators share."""
-
-
-def usable_rows(
-    sample: Sample, size: int, seed: int, budget: MemoryBudget
-) -> tuple[RowSample, int]:
-    """The row sample and the passes it took; unusable values that it meets are counted."""
-    if sample.n_rows < 2:
-        noun = "sample" if sample.n_rows == 1 else "samples"
-        raise DataError(f"at least 2 rows are needed, got {sample.n_rows} {noun}")
-    rows, passes = sample_rows(sample, size, seed, budget)
-    if sample.weights is not None:
-        _check_weights(rows, sample)
-    if not all(np.isfinite(part).all() for part in rows.parts):
-        count_bad_values(sample, budget.executor)
-        for part, columns in zip(rows.parts, sample.columns, strict=True):
-            check_finite(part, columns.names, 0)
-    return rows, passes
-
-
-def _check_weights(rows: RowSample, sample: Sample) -> None:
-    if rows.complete and len(rows) < 2:
-        raise DataError(
-            f"at least 2 rows of positive weight are needed, got {len(rows)} among the "
-            f"{sample.n_rows:,} rows: check the column of weights"
-        )
-    largest = float(rows.weights.max(initial=0.0))
-    if not _WEIGHTS[0] <= largest <= _WEIGHTS[1]:
-        low, high = _WEIGHTS
-        raise DataError(
-            f"the largest weight of the sampled rows is {largest:g}, outside {low:g} to {high:g}, "
-            "where sums keep their digits: multiply all weights by one number, since only their "
-            "ratios count"
-        )
 
 
 def choose_kernel(kernel: Any, rows: RowSample, i: int, columns: Columns, name: str) -> Kernel:

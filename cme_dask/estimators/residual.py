@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 
 from cme_dask.config import HELD_ROWS
-from cme_dask.data.row_sample import RowSample
+from cme_dask.estimators.context import FitContext
 from cme_dask.estimators.joint_fit import FitResult, JointFit, averaged, refitted_laws
-from cme_dask.estimators.pivoting import FitContext
 from cme_dask.estimators.planning import RESIDUAL_EVALUATIONS, RESIDUAL_FINALISTS, FitPlan
 from cme_dask.estimators.recipe import choose_kernel
 from cme_dask.estimators.steps import DECISION, LOCATION, PIVOTS, SECOND, SECOND_PASS
@@ -28,6 +27,7 @@ from cme_dask.numerics.blocks import MomentSums
 from cme_dask.numerics.cells import ValueRange
 from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.crossval import held_out_folds
+from cme_dask.numerics.folds import RowSample
 from cme_dask.numerics.location import FittedMeanFunction, fit_mean_function
 from cme_dask.numerics.moments import FeatureBlock, strip_moments
 from cme_dask.numerics.resources import one_blas_thread

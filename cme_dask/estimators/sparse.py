@@ -10,8 +10,9 @@ from cme_dask.config import ACCURACY, N_FOLDS, SAMPLE_SIZE
 from cme_dask.data.sample import Sample
 from cme_dask.errors import ConvergenceError, ConvergenceWarning, DataError, remedy, warn
 from cme_dask.estimators.base import Measured
+from cme_dask.estimators.context import Tolerance
 from cme_dask.estimators.embedding import ConditionalMeanEmbedding
-from cme_dask.estimators.recipe import Tolerance, check_choice, check_integer, check_tol
+from cme_dask.estimators.recipe import check_choice, check_integer, check_tol
 from cme_dask.kernels import Kernel
 from cme_dask.models.embedding import EmbeddedVariable, EmbeddingModel
 from cme_dask.models.points import FloatArray

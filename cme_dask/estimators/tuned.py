@@ -9,7 +9,7 @@ import numpy as np
 
 from cme_dask.display import brief_repr
 from cme_dask.estimators.base import Measured
-from cme_dask.estimators.pivoting import FitContext
+from cme_dask.estimators.context import FitContext
 from cme_dask.estimators.recipe import (
     FunctionsLike,
     declared,

@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 
 from cme_dask.constraints import LANDMARKS, Coupling
-from cme_dask.data.row_sample import RowSample
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
 from cme_dask.numerics.basis import Basis
 from cme_dask.numerics.cells import CellReduction
 from cme_dask.numerics.crossval import held_out_losses
-from cme_dask.numerics.folds import distinct_in_random_order, fold_of_rows
+from cme_dask.numerics.folds import RowSample, distinct_in_random_order, fold_of_rows
 from cme_dask.numerics.joint import JointSolver
 from cme_dask.numerics.moments import FeatureBlock, Function, MomentReduction, strip_moments
 from cme_dask.numerics.partition import PartitionBasis, pivot_landmarks

@@ -7,7 +7,7 @@ from typing import Any
 from cme_dask.data.sample import Sample
 from cme_dask.numerics.blocks import MomentSums
 from cme_dask.numerics.cells import CellReduction, CellSums
-from cme_dask.numerics.cholesky import BLOCK
+from cme_dask.numerics.cholesky import BLOCK, SKETCH, prefix_rows
 from cme_dask.numerics.moments import (
     MomentReduction,
     MomentSets,
@@ -15,7 +15,6 @@ from cme_dask.numerics.moments import (
 )
 from cme_dask.numerics.reduction import Cost, Extent, Fused
 from cme_dask.numerics.resources import MemoryPlan
-from cme_dask.numerics.sampled_pivots import SKETCH, prefix_rows
 from cme_dask.passes.memory import MemoryBudget, row_sample_bytes
 from cme_dask.passes.plan import RowRange
 from cme_dask.passes.progress import Listener

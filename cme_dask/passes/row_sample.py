@@ -1,21 +1,90 @@
 """The row sample of arrays that bring none: a declared, partial read of the rows."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from cme_dask.data.row_sample import PrioritySample, Rows, RowSample
 from cme_dask.data.sample import Sample
 from cme_dask.data.sources import RowSource, take_rows
 from cme_dask.errors import DataError
-from cme_dask.numerics.folds import BY_ROWS
-from cme_dask.numerics.reduction import BadValues, reduce_strips
+from cme_dask.numerics.folds import BY_ROWS, RowSample, draw_among, merge
+from cme_dask.numerics.reduction import BadValues, Cost, Extent, Reduction, Strip, reduce_strips
 from cme_dask.passes.memory import MemoryBudget
 from cme_dask.passes.plan import MAX_STRIP, Reading, RowRange, empty_part
 from cme_dask.passes.run import count_bad_values, run_pass
 
+Array = Any
+
 _SPARE = 6.0  # standard deviations of the number of rows below a bound
 _ENOUGH = 1 << 10  # stored rows of a part, with which no others are looked for
+
+
+@dataclass(frozen=True)
+class PrioritySample(Reduction[RowSample, RowSample]):
+    """Keys, indices and weights of a row sample (a bottom-k sketch), without its rows.
+
+    Parameters
+    ----------
+    size, seed
+        Of the sample.
+    bound
+        Rows with keys from here on are left out.
+    """
+
+    size: int
+    seed: int
+    bound: float = np.inf
+    name = "row-sample"
+    kinds = (RowSample,)
+
+    def cost(self, extent: Extent) -> Cost:
+        """A key for each row, and two samples."""
+        return Cost(flops=50, state=2 * extent.strip_rows * 8, partial=2 * 4 * self.size * 8)
+
+    def start(self, like: Array) -> list[Array]:
+        """The smallest keys of the strips so far."""
+        return [np.empty(0)]
+
+    def update(self, state: list[Array], strip: Strip) -> RowSample:
+        """Of one strip, without rows that can't be in the sample of all strips so far."""
+        full = len(state[0]) == self.size
+        bound = min(self.bound, float(state[0].max())) if full else self.bound
+        drawn = draw_among(strip.rows, (), strip.weights, self.size, self.seed, bound)
+        keys = np.concatenate([state[0], drawn.keys])
+        state[0] = keys if len(keys) <= self.size else np.partition(keys, self.size)[: self.size]
+        return drawn
+
+    def combine(self, a: RowSample, b: RowSample) -> RowSample:
+        """Of both sets of rows."""
+        return merge((a, b), self.size)
+
+
+@dataclass(frozen=True)
+class Rows(Reduction[tuple[Array, ...], tuple[Array, ...]]):
+    """All rows of each variable that a pass reads, in their order: give it the few to be read.
+
+    Parameters
+    ----------
+    count
+        Their number.
+    """
+
+    count: int
+    name = "gather-rows"
+    checked = False
+
+    def cost(self, extent: Extent) -> Cost:
+        """The rows."""
+        return Cost(retained=self.count * extent.n_columns * 8)
+
+    def update(self, state: None, strip: Strip) -> tuple[Array, ...]:
+        """The rows of one strip."""
+        return strip.parts
+
+    def combine(self, a: tuple[Array, ...], b: tuple[Array, ...]) -> tuple[Array, ...]:
+        """One after the other."""
+        return tuple(np.concatenate(pair) for pair in zip(a, b, strict=True))
 
 
 def sample_rows(

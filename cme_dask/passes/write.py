@@ -17,7 +17,6 @@ from cme_dask.data.outputs import (
     FeatureFiles,
     default_feature_chunk,
 )
-from cme_dask.data.row_sample import RowSample
 from cme_dask.data.sample import Sample
 from cme_dask.data.store import check_output, disk_errors, writing
 from cme_dask.data.writer import check_chunk_rows
@@ -25,7 +24,7 @@ from cme_dask.errors import DataError, option
 from cme_dask.models.features import FeatureModel
 from cme_dask.models.query import Query
 from cme_dask.numerics.basis import BLOCK, BlockValues
-from cme_dask.numerics.folds import BY_ROWS
+from cme_dask.numerics.folds import BY_ROWS, RowSample
 from cme_dask.numerics.reduction import Cost, Extent, Reduction, Strip
 from cme_dask.numerics.resources import MemoryPlan
 from cme_dask.passes.memory import MemoryBudget
