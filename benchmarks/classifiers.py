@@ -27,12 +27,11 @@ from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.blocks import Moments
 from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.embedding import ConditionalEmbedding
-from cme_dask.numerics.joint import JointSolver
 from cme_dask.numerics.logistic import LogisticProblem, LogisticSums, solve_logistic
 from cme_dask.numerics.measure import project
 from cme_dask.numerics.moments import FeatureBlock, MomentReduction, strip_moments
 from cme_dask.numerics.partition import PartitionBasis
-from cme_dask.numerics.problem import BasisBounds, Regularization
+from cme_dask.numerics.problem import BasisBounds, JointSolver, Regularization
 
 Array = Any
 Figures = dict[str, float]

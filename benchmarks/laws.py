@@ -26,14 +26,13 @@ from cme_dask.metrics import crps, oracle_error
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.blocks import Moments, MomentSums
 from cme_dask.numerics.cholesky import pivoted_cholesky
-from cme_dask.numerics.crossval import held_out_loss, split_folds
+from cme_dask.numerics.crossval import HeldOut, held_out_loss, split_folds
 from cme_dask.numerics.embedding import ConditionalEmbedding, surrogate_losses
 from cme_dask.numerics.folds import fold_of_rows
-from cme_dask.numerics.joint import HeldOut, JointSolution, JointSolver
 from cme_dask.numerics.measure import project
 from cme_dask.numerics.moments import FeatureBlock, MomentReduction, strip_moments
 from cme_dask.numerics.partition import PartitionBasis
-from cme_dask.numerics.problem import BasisBounds, Regularization
+from cme_dask.numerics.problem import BasisBounds, JointSolution, JointSolver, Regularization
 from cme_dask.numerics.support import cell_means
 
 # Every model of a conditional law on one sample whose truth is known, tuned as a user would

@@ -15,10 +15,10 @@ from cme_dask.numerics.basis import Basis, NewtonBasis
 from cme_dask.numerics.blocks import Moments
 from cme_dask.numerics.certified import solve_certified, solve_paper_form
 from cme_dask.numerics.cholesky import pivoted_cholesky
-from cme_dask.numerics.joint import HeldOut, JointSolution, JointSolver
+from cme_dask.numerics.crossval import HeldOut
 from cme_dask.numerics.moments import FeatureBlock, Function, MomentReduction, strip_moments
 from cme_dask.numerics.partition import PartitionBasis
-from cme_dask.numerics.problem import JointProblem, Regularization
+from cme_dask.numerics.problem import JointProblem, JointSolution, JointSolver, Regularization
 
 Array = Any
 Result = dict[str, Any]

@@ -6,8 +6,7 @@ from cme_dask import constraints, kernels
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.blocks import Moments
 from cme_dask.numerics.cholesky import pivoted_cholesky
-from cme_dask.numerics.joint import JointSolver
-from cme_dask.numerics.problem import JointProblem
+from cme_dask.numerics.problem import JointProblem, JointSolver
 
 
 def solve_joint(mean, constraint, reg):

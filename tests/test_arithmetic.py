@@ -14,7 +14,6 @@ from programs import solve_joint
 
 from cme_dask import JointDistribution, PivotedCholesky, kernels
 from cme_dask.errors import DataError
-from cme_dask.kernels import blas
 from cme_dask.kernels import evaluator as into
 from cme_dask.numerics import precision as guard
 from cme_dask.numerics.basis import BlockSolve, NewtonBasis
@@ -238,16 +237,16 @@ def test_sums_in_place(m, k, n, apart):
     held = rng.random((m, n + apart))
     out, left, right = held[:, :n], rng.random((m, k)), rng.random((k, n + apart))[:, :n]
     kept, expected = held[:, n:].copy(), out - left @ right
-    blas.subtract_product(out, left, right)
+    into.subtract_product(out, left, right)
     assert np.allclose(out, expected, rtol=1e-14, atol=1e-15)
     triangle = np.tril(rng.random((m, m)))
     expected = triangle @ out
-    blas.lower_product(triangle, out)
+    into.lower_product(triangle, out)
     assert np.allclose(out, expected, rtol=1e-14, atol=1e-15)
     assert np.array_equal(held[:, n:], kept)
     gram = rng.random((m, m))
     expected = np.triu(gram + out @ out.T) + np.tril(gram, -1)
-    blas.add_gram(gram, out)
+    into.add_gram(gram, out)
     assert np.allclose(gram, expected, rtol=1e-14, atol=1e-15)
     into.mirror_upper(gram)
     assert np.array_equal(gram, gram.T)
@@ -262,13 +261,13 @@ def test_matrices_that_blas_would_misread_are_refused():
     ):
         for arguments in ((bad, good, good), (good, bad, good), (good, good, bad)):
             with pytest.raises(ValueError, match="rows of float64 expected"):
-                blas.subtract_product(*arguments)
+                into.subtract_product(*arguments)
     with pytest.raises(ValueError, match="don't multiply"):
-        blas.subtract_product(good, np.ones((4, 3)), good)
+        into.subtract_product(good, np.ones((4, 3)), good)
     with pytest.raises(ValueError, match="a sum of shape"):
-        blas.add_gram(np.ones((3, 3)), good)
+        into.add_gram(np.ones((3, 3)), good)
     with pytest.raises(ValueError, match="a triangle of shape"):
-        blas.lower_product(np.ones((3, 3)), good)
+        into.lower_product(np.ones((3, 3)), good)
 
 
 def test_the_interpreter_is_free_while_blas_runs():
@@ -284,7 +283,7 @@ def test_the_interpreter_is_free_while_blas_runs():
     with one_blas_thread():
         thread.start()
         before = steps[0]
-        blas.add_gram(gram, rows)
+        into.add_gram(gram, rows)
         during = steps[0] - before
         ended.set()
         thread.join()
@@ -296,7 +295,7 @@ def test_a_process_is_limited_to_one_blas_thread():
     code = """
 from cme_dask.numerics.resources import limit_this_process
 limit_this_process()
-import numpy, scipy.linalg, cme_dask.kernels.blas
+import numpy, scipy.linalg, cme_dask.kernels.evaluator
 from threadpoolctl import threadpool_info
 print(sorted({i["num_threads"] for i in threadpool_info() if i["user_api"] == "blas"}))
 """
@@ -309,7 +308,8 @@ def test_libraries_are_looked_for_again_only_once_modules_have_come():
     code = """
 import sys, types
 import numpy
-sys.modules["cme_dask.kernels"] = sys.modules["cme_dask.kernels.blas"] = types.ModuleType("blas")
+kernels = types.ModuleType("kernels")
+sys.modules["cme_dask.kernels"] = sys.modules["cme_dask.kernels.evaluator"] = kernels
 import threadpoolctl
 from cme_dask.numerics import resources as blas
 from threadpoolctl import ThreadpoolController

@@ -12,9 +12,8 @@ from cme_dask.data.generate import Normal3
 from cme_dask.errors import ConvergenceError, ConvergenceWarning, DataError
 from cme_dask.estimators.joint_fit import trial_solver
 from cme_dask.numerics.folds import draw
-from cme_dask.numerics.joint import JointSolver
 from cme_dask.numerics.measure import project
-from cme_dask.numerics.problem import Regularization, SolverInfo
+from cme_dask.numerics.problem import JointSolver, Regularization, SolverInfo
 from cme_dask.passes.sources import open_sample
 
 OPTIONS = {
@@ -235,6 +234,15 @@ def test_mass_below_zero_is_told(rows):
     assert told["normalized"] == pytest.approx(np.maximum(-ratio, 0).mean(), rel=0.2)
     assert told["certified"] == told["coupling"] == 0.0
     assert 0 < told["pointwise"] < 0.5 * told["normalized"]
+
+
+def test_mass_below_zero_counts_rows_by_their_weights(rows):
+    x, y = (part[:300] for part in rows)
+    weights = np.random.default_rng(0).uniform(0.5, 2.0, size=300)
+    law = JointDistribution(**OPTIONS).fit(x, y, sample_weight=weights)
+    share, ratio = weights / weights.sum(), law.density_ratio(x, y)
+    mass = share @ np.maximum(-ratio, 0.0) @ share
+    assert 0.0 < law.model_.about["negative_mass"] == pytest.approx(mass)
 
 
 @pytest.mark.parametrize(

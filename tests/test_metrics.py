@@ -12,9 +12,8 @@ from cme_dask import kernels, metrics
 from cme_dask.errors import DataError
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.blocks import Moments
-from cme_dask.numerics.joint import JointSolution
 from cme_dask.numerics.moments import FeatureBlock, MomentReduction, strip_moments
-from cme_dask.numerics.problem import Regularization
+from cme_dask.numerics.problem import JointSolution, Regularization
 
 # CRPS --------------------------------------------------------------------------------------------
 

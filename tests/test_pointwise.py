@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_allclose
 from programs import assert_no_descent, diagonal_problem, sample_moments
 from scipy import sparse
 
 from cme_dask.data.generate import Normal3
 from cme_dask.errors import ConvergenceError
-from cme_dask.numerics.pointwise import negative_mass, solve_pointwise
+from cme_dask.numerics.pointwise import solve_pointwise
 from cme_dask.numerics.problem import JointProblem, Regularization
 
 METHODS = ["interior point", "ADMM"]
@@ -200,11 +200,3 @@ def test_the_measure_sees_what_is_not_optimal():
     gap = none.size + (expected**2 / problem.quadratic).sum() / 2
     gain = (problem.linear**2 / problem.quadratic).sum() / 2
     assert slack == pytest.approx(gap / gain)
-
-
-def test_negative_mass_by_hand():
-    g = np.array([[2.0, -1.0], [-3.0, 0.5]])
-    assert negative_mass(g, np.array([0.25, 0.75]), np.array([0.4, 0.6])) == pytest.approx(
-        0.25 * 0.6 * 1.0 + 0.75 * 0.4 * 3.0
-    )
-    assert_array_equal(negative_mass(np.abs(g), np.ones(2) / 2, np.ones(2) / 2), 0.0)

@@ -35,11 +35,10 @@ from cme_dask.numerics.calibration import HeldRows, LearnedCalibration, Levels, 
 from cme_dask.numerics.cells import CellReduction
 from cme_dask.numerics.crossval import held_out_folds
 from cme_dask.numerics.folds import RowSample
-from cme_dask.numerics.joint import JointSolver
 from cme_dask.numerics.moments import FeatureBlock, Function, MomentReduction
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.precision import JointChange
-from cme_dask.numerics.problem import Regularization, centred_bases
+from cme_dask.numerics.problem import JointSolver, Regularization, centred_bases
 from cme_dask.numerics.resources import MemoryPlan, one_blas_thread, parallel_map
 from cme_dask.numerics.rows import BasisRanges
 from cme_dask.numerics.scoring import Mapped

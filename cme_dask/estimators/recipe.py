@@ -23,9 +23,8 @@ from cme_dask.kernels import Kernel
 from cme_dask.learning.candidates import TuningProgress
 from cme_dask.learning.transforms import HEURISTIC_ROWS, constant_columns, default_kernel
 from cme_dask.models.events import Event
-from cme_dask.numerics.basis import Basis, Functions, LinearBasis
+from cme_dask.numerics.basis import Basis, Functions, LinearBasis, StackedBasis, ranks_of
 from cme_dask.numerics.folds import MAX_FOLDS, RowSample
-from cme_dask.numerics.joint import StackedBasis, ranks_of
 from cme_dask.numerics.moments import FeatureBlock, Function
 from cme_dask.numerics.scoring import ScoringFunctions
 from cme_dask.passes.progress import Event as PassEvent

@@ -25,10 +25,9 @@ from cme_dask.numerics.basis import Basis, NewtonBasis
 from cme_dask.numerics.blocks import MomentSums
 from cme_dask.numerics.cells import CellReduction, CellSums
 from cme_dask.numerics.crossval import held_folds, replicates
-from cme_dask.numerics.joint import JointSolver, reduced
 from cme_dask.numerics.moments import FeatureBlock, MomentReduction
 from cme_dask.numerics.precision import ComputeMode
-from cme_dask.numerics.problem import Regularization
+from cme_dask.numerics.problem import JointSolver, Regularization, reduced
 from cme_dask.numerics.resources import MemoryPlan, one_blas_thread
 from cme_dask.passes.memory import row_sample_bytes
 from cme_dask.passes.moments import make_moments

@@ -14,10 +14,9 @@ from cme_dask.numerics.basis import Basis
 from cme_dask.numerics.cells import CellReduction
 from cme_dask.numerics.crossval import held_out_losses
 from cme_dask.numerics.folds import RowSample, distinct_in_random_order, fold_of_rows
-from cme_dask.numerics.joint import JointSolver
 from cme_dask.numerics.moments import FeatureBlock, Function, MomentReduction, strip_moments
 from cme_dask.numerics.partition import PartitionBasis, pivot_landmarks
-from cme_dask.numerics.problem import Regularization
+from cme_dask.numerics.problem import JointSolver, Regularization
 from cme_dask.numerics.resources import one_blas_thread
 from cme_dask.numerics.support import SUPPORT_SIZE, Support, Tree
 

@@ -13,9 +13,8 @@ from cme_dask.data.columns import Columns, labels_have_no_mean
 from cme_dask.errors import DataError, remedy
 from cme_dask.models.events import Event, looks_like_event
 from cme_dask.models.points import FloatArray, is_out_of_core
-from cme_dask.numerics.basis import LinearBasis
+from cme_dask.numerics.basis import LinearBasis, StackedBasis
 from cme_dask.numerics.crossval import interval_factor
-from cme_dask.numerics.joint import StackedBasis
 from cme_dask.numerics.measure import project
 
 # E[f | z] of functions f of one variable given the other: what every signed estimator answers

@@ -12,13 +12,12 @@ from cme_dask.display import brief_repr
 from cme_dask.models.answers import ConditionalExpectation
 from cme_dask.models.joint import JointModel, Variable
 from cme_dask.models.spectra import spectra_of
-from cme_dask.numerics.basis import LinearBasis
+from cme_dask.numerics.basis import LinearBasis, StackedBasis
 from cme_dask.numerics.blocks import Moments, MomentSums
 from cme_dask.numerics.cells import CellStatistics
 from cme_dask.numerics.crossval import Replicates, replicates, split_folds
-from cme_dask.numerics.joint import JointSolution, JointSolver, StackedBasis
 from cme_dask.numerics.moments import FeatureBlock
-from cme_dask.numerics.pointwise import negative_mass
+from cme_dask.numerics.problem import JointSolution, JointSolver
 
 Array = Any
 
@@ -147,7 +146,9 @@ def assemble(
     if points:
         (rows_x, weights_x), (rows_y, weights_y) = points
         ratio = base + x.basis(rows_x) @ coef.T @ y.basis(rows_y).T
-        described["negative_mass"] = negative_mass(ratio, weights_x, weights_y)
+        # What g takes below zero, each variable's weights adding up to one.
+        mass = weights_x @ np.maximum(-ratio, 0.0) @ weights_y
+        described["negative_mass"] = float(mass)
     if len(components) == 1:
         names = components[0].sides[1].names  # events that only a search needed come after them
         arrays = moments.with_functions(len(names)).to_arrays()

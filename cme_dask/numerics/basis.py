@@ -1,4 +1,4 @@
-"""Bases of the span of kernel functions, evaluated on a fixed grid of blocks.
+"""Bases of the span of kernel functions, alone and side by side, evaluated on a grid of blocks.
 
 Kernel sections solved for, wholly or in part, with matrix products alone.
 
@@ -16,6 +16,7 @@ lose only the square of each block's own range of residuals.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Protocol
 
 import numpy as np
@@ -477,3 +478,126 @@ def eigenbasis(gram: Array, complement_of: Array | None = None) -> tuple[Array, 
     transform = np.vstack([np.zeros((1, len(gram) - 1)), vectors[:, ::-1]])
     transform -= 2.0 * np.outer(reflector, reflector[1:] @ transform[1:])
     return transform, np.maximum(eigenvalues[::-1], 0.0)
+
+
+# Bases of one variable side by side: for density ratios that are means of several
+
+
+@dataclass(frozen=True, eq=False)
+class StackedNewton:
+    """Newton bases of several kernels, one after the other: functions of all of them.
+
+    Parameters
+    ----------
+    parts
+        The bases.
+    """
+
+    parts: tuple[Basis, ...]
+
+    __repr__ = brief_repr
+
+    partition: ClassVar[None] = None
+    """Partitions of unity are not averaged."""
+
+    @property
+    def kernel(self) -> Any:
+        """The kernel of the first."""
+        return self.parts[0].kernel
+
+    @property
+    def points(self) -> Array:
+        """Pivots of all, shape (m, d)."""
+        return np.concatenate([np.asarray(part.points) for part in self.parts])
+
+    @property
+    def rank(self) -> int:
+        """Number of pivots m of all."""
+        return sum(part.rank for part in self.parts)
+
+    def combined(self, *slopes: Array) -> Callable[[Array], list[Array]]:
+        """Functions x -> N(x)^T slope, shapes (n, q), of slopes (m, q) on all of them."""
+        edges = np.cumsum([part.rank for part in self.parts])[:-1]
+        pieces = zip(*(np.split(slope, edges) for slope in slopes), strict=True)
+        each = [part.combined(*some) for part, some in zip(self.parts, pieces, strict=True)]
+
+        def sums(x: Array) -> list[Array]:
+            result = zip(*(one(x) for one in each), strict=True)
+            return [np.sum(values, axis=0) for values in result]
+
+        return sums
+
+    def support(self, x: Array) -> Array:
+        """How near the rows of x are to the pivots, mean over the bases, shape (n,)."""
+        return np.mean([part.support(x) for part in self.parts], axis=0)
+
+    def __call__(self, x: Array) -> Array:
+        """Values at the rows of x, shape (n, m)."""
+        return np.concatenate([part(x) for part in self.parts], axis=1)
+
+
+def ranks_of(newton: Functions) -> tuple[int, ...]:
+    """Number of pivots of each of several bases, or of the one that there is."""
+    return tuple(part.rank for part in newton.parts)
+
+
+@dataclass(frozen=True, eq=False)
+class StackedBasis:
+    """Linear bases of several kernels, one after the other.
+
+    Parameters
+    ----------
+    parts
+        The bases, at least one.
+    """
+
+    parts: tuple[LinearBasis, ...]
+
+    __repr__ = brief_repr
+
+    def _validate(self) -> None:
+        """DataError if there are none."""
+        if not self.parts:
+            raise DataError("a stacked basis needs parts")
+
+    @property
+    def newton(self) -> StackedNewton:
+        """The bases below."""
+        return StackedNewton(tuple(part.newton for part in self.parts))
+
+    @property
+    def rank(self) -> int:
+        """Number of functions k of all."""
+        return sum(part.rank for part in self.parts)
+
+    @property
+    def bound(self) -> float | None:
+        """Upper bound of each function everywhere; None if infinite."""
+        bounds = [part.bound for part in self.parts]
+        return None if None in bounds else max(b for b in bounds if b is not None)
+
+    @property
+    def eigenvalues(self) -> Array:
+        """E psi^2, shape (k,)."""
+        return np.concatenate([part.eigenvalues for part in self.parts])
+
+    def slope(self, slope: Array) -> Array:
+        """Slopes on the functions below, (m, q), of slopes (k, q) on these."""
+        edges = np.cumsum([part.rank for part in self.parts])[:-1]
+        pairs = zip(self.parts, np.split(slope, edges), strict=True)
+        return np.concatenate([part.slope(piece) for part, piece in pairs])
+
+    def of(self, newton: Array) -> Array:
+        """Functions from those below, shapes (n, m) to (n, k)."""
+        pieces = np.split(newton, self._edges, axis=1)
+        return np.concatenate(
+            [part.of(piece) for part, piece in zip(self.parts, pieces, strict=True)], axis=1
+        )
+
+    def __call__(self, x: Array) -> Array:
+        """Functions at the rows of x, shape (n, k)."""
+        return np.concatenate([part(x) for part in self.parts], axis=1)
+
+    @cached_property
+    def _edges(self) -> Array:
+        return np.cumsum([part.newton.rank for part in self.parts])[:-1]

@@ -29,7 +29,7 @@ from scipy.linalg import solve_triangular
 
 from cme_dask.display import brief_repr
 from cme_dask.errors import NumericalError
-from cme_dask.kernels import blas
+from cme_dask.kernels.evaluator import lower_product, subtract_product
 
 # Residuals: which are zero up to rounding, which are the largest, what bounds the others
 
@@ -322,8 +322,8 @@ class PivotedFactor:
             self.kernel.evaluator(pivots)(self.points[here], values)
             for numbers, block in old:
                 left = np.ascontiguousarray(before[:, numbers])
-                blas.subtract_product(values, left, block[:, here])
-            blas.lower_product(inverse, values)
+                subtract_product(values, left, block[:, here])
+            lower_product(inverse, values)
             for numbers, block in fresh:
                 block[:, here] = values[numbers.start - known : numbers.stop - known]
             np.multiply(values, values, out=values)
@@ -560,7 +560,7 @@ class TraceGainSelector:
         # Signs^T (K - L L^T), shape (SKETCH, n).
         self.sketch = np.concatenate(list(mapped(of_rows, blocks)), axis=1)
         for _, columns in factor.columns():
-            blas.subtract_product(self.sketch, signs @ columns.T, columns)
+            subtract_product(self.sketch, signs @ columns.T, columns)
 
     def advance(self, max_rank: int) -> bool:
         """Take the pivots of one round; False if no row is left above rounding."""
@@ -593,7 +593,7 @@ class TraceGainSelector:
         factor.append(factor.points[here[picks]], newton, here[picks])
         for numbers, columns in factor.columns(known):
             products = few.panel[numbers.start - known : numbers.stop - known, n:]
-            blas.subtract_product(self.sketch, np.ascontiguousarray(products.T), columns)
+            subtract_product(self.sketch, np.ascontiguousarray(products.T), columns)
         return True
 
 

@@ -18,9 +18,9 @@ from array_api_compat import array_namespace, device, is_numpy_array
 
 from cme_dask.display import brief_repr
 from cme_dask.errors import DataError, option, remedy
-from cme_dask.kernels.blas import add_gram
 from cme_dask.kernels.evaluator import (
     Scratch,
+    add_gram,
     add_product,
     cast_into,
     in_place,

@@ -246,7 +246,7 @@ def solve_pointwise(
     Each step of ADMM is a division in bases that diagonalise diag(lam + r) and Phi^T Phi at once,
     and a maximum. It is sublinear where about as many landmarks are active as there are unknowns,
     so programs of up to 6,000 unknowns go to an interior point method. Says nothing of g between
-    the landmarks: see :func:`negative_mass`.
+    the landmarks.
 
     Parameters
     ----------
@@ -302,19 +302,6 @@ def solve_pointwise(
         seconds=seconds,
         tol=tol,
     )
-
-
-def negative_mass(ratio: Array, weights_x: Array, weights_y: Array) -> float:
-    """Mass sum max(-g, 0) w_x w_y that g takes below zero, at any points.
-
-    Parameters
-    ----------
-    ratio
-        g, shape (n_X, n_Y).
-    weights_x, weights_y
-        Weights of the points, each adding up to one, shapes (n_X,) and (n_Y,).
-    """
-    return float(weights_x @ np.maximum(-ratio, 0.0) @ weights_y)
 
 
 def _admm(program: LandmarkProgram, tol: float, max_iterations: int) -> tuple[Array, Array, int]:

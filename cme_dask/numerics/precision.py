@@ -16,8 +16,8 @@ import numpy as np
 
 from cme_dask.numerics.basis import BlockSolve
 from cme_dask.numerics.blocks import Moments
-from cme_dask.numerics.joint import JointSolution
 from cme_dask.numerics.moments import MomentReduction, strip_moments
+from cme_dask.numerics.problem import JointSolution
 from cme_dask.numerics.resources import parallel_map
 
 Array = Any

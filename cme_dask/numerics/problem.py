@@ -1,18 +1,19 @@
-"""The quadratic program of the joint distribution, constraints as strategies, reports of solvers.
+"""The joint distribution from moments: its problem, constraints as strategies, its solution.
 
 A :class:`Constraint` says what it needs beside the moments and minimises a :class:`JointProblem`;
-:class:`SolverInfo` says how well. The constraints of the package are in
-:mod:`cme_dask.constraints`.
+:class:`JointSolution` holds the coefficients and :class:`SolverInfo` how good they are. The
+constraints of the package are in :mod:`cme_dask.constraints`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
 from cme_dask.config import REG
+from cme_dask.display import brief_repr
 from cme_dask.errors import ConvergenceError, ConvergenceWarning, DataError, option, remedy, warn
 from cme_dask.numerics.basis import Basis, LinearBasis, eigenbasis
 from cme_dask.numerics.blocks import Moments
@@ -493,3 +494,202 @@ class SolverInfo:
             keeps = remedy("; convergence='warn' keeps such a solution", "")
             raise ConvergenceError(message + keeps)
         warn(message, ConvergenceWarning)
+
+
+# The solution: g = dP / d(P_X x P_Y) = base + psi_Y^T H psi_X
+
+
+@dataclass(frozen=True, eq=False)
+class JointSolution:
+    """H in bases that diagonalise the quadratic form: g = base + (T_Y^T N_Y)^T coef (T_X^T N_X).
+
+    Attributes
+    ----------
+    coef
+        H ("none"), G (in centred bases) or C ("coupling"), shape (k_Y, k_X).
+    transform_x, transform_y
+        T, shapes (m_X, k_X) and (m_Y, k_Y).
+    eigenvalues_x, eigenvalues_y
+        lam, shapes (k_X,) and (k_Y,).
+    centred
+        True if both bases have mean zero.
+    info
+        How good the solution is.
+    base
+        1, or 0 for ``coupling``, where the features add up to one.
+    """
+
+    coef: Array
+    transform_x: Array
+    transform_y: Array
+    eigenvalues_x: Array
+    eigenvalues_y: Array
+    centred: bool
+    info: SolverInfo
+    base: float = 1.0
+
+    __repr__ = brief_repr
+
+    @classmethod
+    def of(cls, problem: Problem, coef: Array, info: SolverInfo) -> "JointSolution":
+        """In the bases of the problem."""
+        return cls(
+            coef,
+            problem.transform_x,
+            problem.transform_y,
+            problem.eigenvalues_x,
+            problem.eigenvalues_y,
+            problem.centred,
+            info,
+            problem.base,
+        )
+
+    def shrunk(self, share: float) -> "JointSolution":
+        """With ``share`` times its h = g - base."""
+        return replace(self, coef=share * self.coef)
+
+    @property
+    def status(self) -> str:
+        """``"optimal"`` or another status of the solver; ``"closed form"`` without one."""
+        closed = self.info.solver == "closed form" and self.info.converged
+        return "closed form" if closed else self.info.status
+
+    @property
+    def kkt_residual(self) -> float:
+        """See :class:`SolverInfo`."""
+        return self.info.kkt_residual
+
+    @property
+    def gap(self) -> float:
+        """See :class:`SolverInfo`."""
+        return self.info.gap
+
+    @property
+    def iterations(self) -> int:
+        """See :class:`SolverInfo`."""
+        return self.info.iterations
+
+    def answer(self, mean: Moments, given: int) -> tuple[Array, Array]:
+        """Constants and slopes of E[f | z] = constant + psi(z)^T slope for f of the other variable.
+
+        Parameters
+        ----------
+        mean
+            The moments.
+        given
+            Number of the variable of the condition: 0 for E[f(Y) | x], 1 for E[f(X) | y].
+
+        Returns
+        -------
+        constant : (q,)
+        slope : (k, q)
+
+        Notes
+        -----
+        With base 1 the constant is E f and the slope H^T E[psi_Y f^T] (or H E[psi_X f^T]). With
+        base 0, psi^T C^T E[b f^T] = s + psi^T C^T E[b (f - s)^T] for any shift s, since C^T c = 1.
+        """
+        other = "yx"[given]
+        coef = self.coef.T if given == 0 else self.coef
+        transform = self.transform_y if given == 0 else self.transform_x
+        slope = coef @ (transform.T @ mean.functions(other, other))
+        if self.base == 0.0:
+            return mean.shifts[other], slope
+        if not self.centred:  # a centred basis has mean zero: the shift drops out
+            slope = slope + np.outer(coef @ (transform.T @ mean.mean(other)), mean.shifts[other])
+        return mean.function_mean(other), slope
+
+
+def reduced(solution: JointSolution) -> JointSolution:
+    """The same density ratio with H diagonal: H = U S V^T, in the bases U^T psi_Y and V^T psi_X.
+
+    So the larger basis has no more functions than the smaller one.
+    """
+    u, s, vt = np.linalg.svd(solution.coef, full_matrices=False)
+    return replace(
+        solution,
+        coef=np.diag(s),
+        transform_x=solution.transform_x @ vt.T,
+        transform_y=solution.transform_y @ u,
+        eigenvalues_x=(vt**2) @ solution.eigenvalues_x,
+        eigenvalues_y=(u**2).T @ solution.eigenvalues_y,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class JointSolver:
+    """From moments to the solution of the fit, under a constraint.
+
+    Parameters
+    ----------
+    constraint
+        The condition on g.
+    reg
+        The ridge.
+    bounds
+        What the constraint needs to know of the basis functions.
+
+    Raises
+    ------
+    DataError
+        If the constraint does not take this form of the ridge.
+    """
+
+    constraint: Constraint
+    reg: Regularization
+    bounds: BasisBounds = NO_BOUNDS
+
+    def __post_init__(self) -> None:
+        if self.reg.form not in self.constraint.reg_forms:
+            raise DataError(
+                f"the constraint {self.constraint.name!r} takes the "
+                f"{' or '.join(self.constraint.reg_forms)} form of the ridge only, "
+                f"{option('reg_form')} is {self.reg.form!r}"
+            )
+
+    def on(self, bases: Sequence[Basis], rows: Sequence[Array]) -> "JointSolver":
+        """The solver for bases of x and of y, with what the constraint needs to know of them.
+
+        Parameters
+        ----------
+        bases
+            Of the moments.
+        rows
+            Random rows of x and of y.
+        """
+        return replace(self, bounds=self.constraint.bounds_of(bases, rows))
+
+    def __call__(self, mean: Moments, start: JointSolution | None = None) -> JointSolution:
+        """Solve; the info is not checked.
+
+        Parameters
+        ----------
+        mean
+            Moments.
+        start
+            A solution of a similar problem, from which iterations start.
+
+        Raises
+        ------
+        DataError
+            If the kernels or the ridge don't fit the constraint.
+        """
+        problem = self.constraint.problem(mean, self.reg)
+        first = None if start is None else start.coef
+        return JointSolution.of(problem, *self.constraint.minimize(problem, self.bounds, first))
+
+    def path(self, mean: Moments, regs: Sequence[Regularization]) -> Iterator[JointSolution]:
+        """Solutions at one positive ridge after the other; iterations start from the last.
+
+        Parameters
+        ----------
+        mean
+            Moments.
+        regs
+            Ridges in place of the solver's own.
+        """
+        problem, coef = self.constraint.problem(mean, regs[0]), None
+        for reg in regs:
+            problem = problem.ridged(reg)
+            coef, info = self.constraint.minimize(problem, self.bounds, coef)
+            yield JointSolution.of(problem, coef, info)

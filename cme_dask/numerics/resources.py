@@ -22,7 +22,7 @@ from uuid import uuid4
 
 from threadpoolctl import OpenBLASController, get_cached_controller, threadpool_limits
 
-import cme_dask.kernels.blas  # noqa: F401 - only a library that is loaded can be limited
+import cme_dask.kernels.evaluator  # noqa: F401 - only a library that is loaded can be limited
 
 # One BLAS thread per worker thread, for as long as something runs
 

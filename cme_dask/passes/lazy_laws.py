@@ -16,8 +16,7 @@ from cme_dask.models.events import importable
 from cme_dask.models.joint import JointModel, Variable
 from cme_dask.models.law import ConditionalLaw, Function
 from cme_dask.models.points import UNSEEN, is_out_of_core
-from cme_dask.numerics.basis import LinearBasis
-from cme_dask.numerics.joint import StackedBasis
+from cme_dask.numerics.basis import LinearBasis, StackedBasis
 from cme_dask.passes.lazy import lazy_rows, map_rows
 from cme_dask.passes.sources import is_dask_frame, open_sample
 
