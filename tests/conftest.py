@@ -1,10 +1,29 @@
 """Shared fixtures: stores on disk, a real cluster."""
 
+import compileall
+import itertools
+import sys
 from dataclasses import fields
+from pathlib import Path
 
+import dask
 import numpy as np
 import pytest
 from threadpoolctl import threadpool_limits
+
+IDLE = {
+    "distributed.worker.profile.enabled": False,
+    "distributed.admin.tick.interval": "1s",
+    "distributed.admin.event-loop-monitor-interval": "1s",
+    "distributed.worker.memory.monitor-interval": "500ms",
+}
+"""Options of a cluster that does nothing most of the time: Dask's own take 10 % of a core."""
+
+
+def pytest_configure(config):
+    """Compile the package for the processes that tests start, where Python writes no bytecode."""
+    if sys.dont_write_bytecode and not hasattr(config, "workerinput"):
+        compileall.compile_dir(Path(__file__).parents[1] / "cme_dask", quiet=1)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -26,13 +45,15 @@ def local_cluster():
     """A real cluster, scheduler and two worker processes over TCP, which starts only once."""
     from distributed import LocalCluster
 
-    with LocalCluster(
-        n_workers=2,
-        threads_per_worker=1,
-        processes=True,
-        dashboard_address="127.0.0.1:0",
-        protocol="tcp",
-    ) as local:
+    with dask.config.set(IDLE):
+        local = LocalCluster(
+            n_workers=2,
+            threads_per_worker=1,
+            processes=True,
+            dashboard_address="127.0.0.1:0",
+            protocol="tcp",
+        )
+    with local:
         yield local
 
 
@@ -108,3 +129,26 @@ def write_store(path, x, y, weights=None, *, chunk_rows=1000, x_names=None, y_na
             rows = slice(start, start + 700)
             writer.append(x[rows], y[rows], None if weights is None else weights[rows])
     return path
+
+
+def pairwise(**axes):
+    """Parametrise by few cases in which any two values of two axes meet; the rest are slow.
+
+    ``pytest -m slow`` completes the product.
+    """
+    names = tuple(axes)
+    products = list(itertools.product(*(range(len(values)) for values in axes.values())))
+    pairs = {case: set(itertools.combinations(enumerate(case), 2)) for case in products}
+    missing, chosen = set().union(*pairs.values()), set()
+    while missing:
+        best = max(products, key=lambda case: len(pairs[case] & missing))
+        chosen.add(best)
+        missing -= pairs[best]
+    cases = [
+        pytest.param(
+            *(values[i] for values, i in zip(axes.values(), case, strict=True)),
+            marks=() if case in chosen else pytest.mark.slow,
+        )
+        for case in products
+    ]
+    return pytest.mark.parametrize(names, cases)

@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import oracle_joint as dense
 import oracle_kernels as slow
-import pytest
+from conftest import pairwise
 from programs import solve_joint
 
 from cme_dask import JointDistribution, kernels
@@ -81,10 +81,12 @@ REGULARIZATIONS = [
 ]
 
 
-@pytest.mark.parametrize("tol", [1e-2, 1e-4, 1e-6])
-@pytest.mark.parametrize("d", [1, 3, 10])
-@pytest.mark.parametrize("name", list(kernel_cases(1)))
-@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+@pairwise(
+    name=list(kernel_cases(1)),
+    d=[1, 3, 10],
+    tol=[1e-2, 1e-4, 1e-6],
+    weighted=[False, True],
+)
 def test_everything_against_the_oracle(name, d, tol, weighted):
     kernel, slow_kernel = kernel_cases(d)[name]
     X, Y = rows(d, name == "delta")
@@ -137,12 +139,14 @@ def test_everything_against_the_oracle(name, d, tol, weighted):
                 assert (np.abs(full @ cx) <= 1e-12 * (np.abs(full) @ np.abs(cx))).all()
 
 
-@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
-@pytest.mark.parametrize("constraint", ["none", "normalized"])
-@pytest.mark.parametrize(("reg", "form"), REGULARIZATIONS)
-def test_public_answers_on_many_strips_and_folds(constraint, reg, form, weighted):
+@pairwise(
+    regularization=REGULARIZATIONS,
+    constraint=["none", "normalized"],
+    weighted=[False, True],
+)
+def test_public_answers_on_many_strips_and_folds(constraint, regularization, weighted):
     """The path that users take: three strips, ten folds, both directions, columns with offsets."""
-    n, rng = 9001, np.random.default_rng(5)
+    n, rng, (reg, form) = 9001, np.random.default_rng(5), regularization
     X = rng.standard_normal((n, 2)) + np.array([3.0, -500.0])
     Y = np.column_stack([np.sin(X[:, 0]), X[:, 1]]) + 0.5 * rng.standard_normal((n, 2))
     weights = rng.exponential(size=n) if weighted else None
