@@ -26,7 +26,6 @@ from cme_dask.numerics.problem import (
     BasisBounds,
     Constraint,
     JointProblem,
-    LandmarkRule,
     Regularization,
     SolverInfo,
 )
@@ -46,7 +45,6 @@ __all__ = [
     "Constraint",
     "Coupling",
     "JointProblem",
-    "LandmarkRule",
     "Normalized",
     "Pointwise",
     "SolverInfo",
@@ -64,6 +62,10 @@ class _Free(Constraint):
     def closed(self) -> bool:
         """True."""
         return True
+
+    def bounds_of(self, bases: Sequence[Basis], rows: Sequence[Array]) -> BasisBounds:
+        """Return none: there are no inequalities."""
+        return BasisBounds()
 
     def minimize(
         self, problem: JointProblem, bounds: BasisBounds, start: Array | None
@@ -130,16 +132,6 @@ class Certified(Constraint):
     def closed(self) -> bool:
         """Whether the formulation is the centred one."""
         return self.formulation == "centred"
-
-    @property
-    def needs_rows(self) -> bool:
-        """Whether the bounds are those of the row sample."""
-        return self.bounds == "sample"
-
-    @property
-    def needs_ranges(self) -> bool:
-        """Whether the bounds are observed over all rows."""
-        return self.bounds == "observed"
 
     def bounds_of(self, bases: Sequence[Basis], rows: Sequence[Array]) -> BasisBounds:
         """Return suprema and, unless these are the bounds, values at the row sample."""
@@ -289,6 +281,7 @@ class Coupling(Constraint):
     tol: float = 1e-6
     max_iterations: int = 20_000
     name: ClassVar[str] = "coupling"
+    partition: ClassVar[bool] = True
     default_reg: ClassVar[float] = COUPLING_REG
     reg_forms: ClassVar[tuple[str, ...]] = ("two-sided",)
 
@@ -302,11 +295,6 @@ class Coupling(Constraint):
     def counts(self) -> tuple[int, int] | None:
         """Numbers of landmarks of x and of y, if they were given."""
         return None if self.landmarks is None else _check_pair("landmarks", self.landmarks)
-
-    @property
-    def landmarks_of_partition(self) -> LandmarkRule:
-        """How to choose the landmarks."""
-        return LandmarkRule(self.counts, self.choice)
 
     def problem(self, mean: Moments, reg: Regularization) -> CouplingProblem:
         """Return the problem of the partitions' own functions."""

@@ -8,7 +8,7 @@ from typing import Any, Self
 import numpy as np
 
 from cme_dask.config import HELD_ROWS, MAX_RANK
-from cme_dask.constraints import LandmarkRule, Normalized, parse
+from cme_dask.constraints import Normalized, parse
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError, remedy
 from cme_dask.estimators.base import Functions, MeanRegressor, Measured
@@ -184,7 +184,7 @@ class JointFit(MeanRegressor):
     def _change(
         self, spec: MomentReduction, trial: RowSample, rows: RowSample, accuracy: float, solver: Any
     ) -> JointChange | None:
-        if solver.constraint.landmarks_of_partition is not None:
+        if solver.constraint.partition:
             return None  # partitions of unity take no triangular solve that could be left out
         return JointChange(spec, trial.parts, trial_solver(solver, spec.features, rows))
 
@@ -206,10 +206,8 @@ class JointFit(MeanRegressor):
         return tuple(parallel_map(of_variable, (0, 1), context.budget.executor.cores))
 
     def _landmarks(self, context: FitContext) -> Sequence[Basis] | None:
-        rule = context.solver.constraint.landmarks_of_partition
-        if rule is None:
-            return None
-        return partitions(context, rule, context.solver.reg, self.max_rank, context.seed)
+        coupled = context.solver.constraint.partition
+        return partitions(context, self.max_rank) if coupled else None
 
     def _planned(self, context: FitContext, *_: Any) -> FitPlan:
         solver, search = context.solver, context.search
@@ -246,11 +244,11 @@ class JointFit(MeanRegressor):
         with one_blas_thread():
             bases = [side_x.basis, side_y.basis]
             solver = whole = context.solver.on(bases, context.rows.parts)
-            if solver.constraint.needs_ranges:
+            if solver.constraint.bounds == "observed":
                 centred = centred_bases(moments.means(), solver.reg, bases)
                 x, y = run_pass(context.sample, BasisRanges(tuple(centred)), context.budget)[0]
                 # Refits have other bases, whose ranges are those over the row sample.
-                whole = replace(solver, bounds=replace(solver.bounds, ranges=(x, y)))
+                whole = replace(solver, bounds=solver.bounds._replace(ranges=(x, y)))
                 measured = replace(measured, passes=measured.passes + 1)
             component = Component.solved(
                 moments, (side_x, side_y), solver, self.convergence, whole=whole
@@ -408,28 +406,17 @@ def trial_solver(
 # Landmarks of couplings
 
 
-def partitions(
-    context: FitContext,
-    rule: LandmarkRule,
-    reg: Regularization,
-    max_rank: int | None,
-    seed: int,
-) -> list[PartitionBasis]:
+def partitions(context: FitContext, max_rank: int | None) -> list[PartitionBasis]:
     """Partitions of unity of x and of y on landmarks from the row sample, or on given points.
+
+    Where their number is to be chosen, the held-out loss of couplings on the row sample decides.
 
     Parameters
     ----------
     context
         What the fit has before its pass.
-    rule
-        How many landmarks there are and what they are. Where the number is to be chosen, the
-        held-out loss of couplings on the row sample decides.
-    reg
-        The ridge.
     max_rank
         Largest number that is tried.
-    seed
-        Of k-means.
 
     Raises
     ------
@@ -442,17 +429,18 @@ def partitions(
             "constraint='coupling' takes landmarks from the row sample or given points as pivots, "
             f"got pivots={tuple(modes)!r}"
         )
-    counts = rule.counts or (1, 1)
+    constraint, seed = context.solver.constraint, context.seed
+    counts = constraint.counts or (1, 1)
     with one_blas_thread():
-        if rule.counts is None and "sampled" in modes:
+        if constraint.counts is None and "sampled" in modes:
             tried = [c for c in CANDIDATES if max_rank is None or c <= max_rank] or [max_rank or 1]
             kernel_x, kernel_y = context.kernels
             result = landmark_number(
                 (kernel_x, kernel_y),
                 (rows.parts[0], rows.parts[1]),
                 rows.importance,
-                reg,
-                choice=rule.choice,
+                context.solver.reg,
+                choice=constraint.choice,
                 seed=seed,
                 candidates=tried,
             )
@@ -463,7 +451,7 @@ def partitions(
             points = pivots.points
             if points is None:
                 points = choose_landmarks(
-                    kernel, rows.parts[i], rows.importance, counts[i], rule.choice, seed
+                    kernel, rows.parts[i], rows.importance, counts[i], constraint.choice, seed
                 )
             bases.append(PartitionBasis(kernel, points))
     return bases

@@ -126,8 +126,8 @@ def search_kernels(
         callback=context.progress,
     )
     best = search.finalists[0]
-    if learn_reg and solver.constraint.landmarks_of_partition is None:
-        solver = replace(solver, reg=replace(best.reg, form=solver.reg.form))
+    if learn_reg and not solver.constraint.partition:
+        solver = replace(solver, reg=best.reg._replace(form=solver.reg.form))
     return replace(
         context,
         kernels=[best.kernel_x, best.kernel_y],
@@ -248,7 +248,10 @@ class EnsembleFit:
         solver = replace(self.solver, reg=reg)
         of_bases = solver.on((x.basis, y.basis), self.context.rows.parts)
         solution = of_bases(mean).shrunk(retained)
-        refits = ((fold.rest, fold.held, fold.solution(reg).shrunk(retained)) for fold in folds)
+        refits = (
+            (fold.rest, fold.held, fold.solution(reg).shrunk(retained).answers(fold.rest))
+            for fold in folds
+        )
         component = Component((x, y), mean, reduced(solution), replicates(refits, moments))
         candidate = replace(candidate, reg=reg)
         return EnsembleMember(candidate, component, moments, joint, crps, retained, mode)
@@ -301,7 +304,7 @@ def _retained(losses: Sequence[tuple[float, float]]) -> float:
 def _ridges(start: Regularization) -> list[Regularization]:
     """Ridges around a first one, of y and of x apart."""
     steps = [_STEP**k for k in (-2, -1, 0, 1, 2)]
-    return [replace(start, y=start.y * a, x=start.x * b) for a, b in product(steps, steps)]
+    return [start._replace(y=start.y * a, x=start.x * b) for a, b in product(steps, steps)]
 
 
 def _best(members: Sequence[EnsembleMember], score: Score, count: int) -> list[EnsembleMember]:

@@ -15,7 +15,7 @@ from cme_dask.models.spectra import spectra_of
 from cme_dask.numerics.basis import LinearBasis, StackedBasis
 from cme_dask.numerics.blocks import Moments, MomentSums
 from cme_dask.numerics.cells import CellStatistics
-from cme_dask.numerics.crossval import Replicates, replicates, split_folds
+from cme_dask.numerics.crossval import Answer, Replicates, replicates, split_folds
 from cme_dask.numerics.moments import FeatureBlock
 from cme_dask.numerics.problem import JointSolution, JointSolver
 
@@ -75,11 +75,11 @@ class Component:
         solution = (whole or solver)(mean)
         solution.info.check(convergence)
 
-        def refits() -> Iterator[tuple[Moments, Moments, JointSolution]]:
+        def refits() -> Iterator[tuple[Moments, Moments, Sequence[Answer]]]:
             for rest, held in split_folds(moments):
                 refit = solver(rest, solution)
                 refit.info.check(convergence)
-                yield rest, held, refit
+                yield rest, held, refit.answers(rest)
 
         return cls(sides, mean, solution, replicates(refits(), moments))
 
@@ -132,7 +132,7 @@ def assemble(
         "rows": moments.n_rows,
         "folds": moments.n_folds,
         "trace_error": dict(zip("xy", errors, strict=True)),
-        "kkt_residual": max(component.solution.kkt_residual for component in components),
+        "kkt_residual": max(component.solution.info.kkt_residual for component in components),
         "negative_mass": None,
         "held_out": {
             given: held_out_table(

@@ -13,7 +13,7 @@ from cme_dask.kernels import Kernel
 from cme_dask.kernels.evaluator import BlockEvaluator
 from cme_dask.models.base import Model
 from cme_dask.models.points import FloatArray, is_out_of_core, lazy_answers, query_points
-from cme_dask.numerics.basis import BlockSolve, LinearBasis, NewtonBasis, in_blocks
+from cme_dask.numerics.basis import LinearBasis, NewtonBasis, in_blocks
 
 Array = Any
 
@@ -55,7 +55,7 @@ class FeatureModel(Model):
             for array in (self.pivots, self.basis.newton.factor, self.basis.transform.T)
         )
         newton = NewtonBasis(self.kernel, points, factor)
-        functions = newton.evaluator(BlockSolve.whole(newton.rank), points)
+        functions = newton.evaluator(points)
         return functions if self.kind == "newton" else functions.rotate(transform)
 
     @property

@@ -175,7 +175,7 @@ class JointSums(FitSums):
         return retained.rows[np.argsort(retained.hashes, kind="stable")]
 
     def _check_bounds(self, constraint: Constraint) -> None:
-        if constraint.needs_ranges:
+        if constraint.bounds == "observed":
             raise DataError(
                 "bounds that are observed over all rows take a pass over them: fit with "
                 + remedy(
@@ -184,7 +184,7 @@ class JointSums(FitSums):
                 )
                 + ", or fit all rows at once"
             )
-        if constraint.needs_rows and not self.cells:
+        if constraint.bounds == "sample" and not self.cells:
             raise DataError(
                 "bounds='sample' are taken from rows kept of the cells, and this model has none: "
                 "fit with support_size of at least 1"

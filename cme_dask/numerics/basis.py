@@ -13,10 +13,9 @@ the whole solve comes last; that halves the work and loses |R^-1|^2 in the sums,
 lose only the square of each block's own range of residuals.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Annotated, Any, ClassVar, Protocol
 
 import numpy as np
@@ -40,23 +39,15 @@ _BLOCK = 48  # pivots per step of a whole solve: measured, 32 to 64 differ by a 
 
 @dataclass(frozen=True)
 class BlockSolve:
-    """How far the kernel sections at m pivots are solved for.
+    """Kernel sections at m pivots, solved for between blocks of pivots only.
 
     Parameters
     ----------
     edges
         Borders of the blocks, from 0 to m.
-    solved
-        Whether each block is solved as well: the rows are the Newton basis (*solve first*).
     """
 
     edges: tuple[int, ...]
-    solved: bool
-
-    @classmethod
-    def whole(cls, rank: int) -> "BlockSolve":
-        """The Newton basis itself."""
-        return cls((*range(0, rank, _BLOCK), rank), solved=True)
 
     @classmethod
     def between(cls, factor: Array, fractions: tuple[float, ...]) -> "BlockSolve":
@@ -65,7 +56,7 @@ class BlockSolve:
         levels = fall[0] + np.array(fractions) * (fall[-1] - fall[0])
         cuts = np.searchsorted(-fall, -levels, side="right")
         inner = sorted({int(c) for c in cuts if 0 < c < len(fall)})
-        return cls((0, *inner, len(fall)), solved=False)
+        return cls((0, *inner, len(fall)))
 
     @property
     def blocks(self) -> list[slice]:
@@ -75,8 +66,7 @@ class BlockSolve:
     @property
     def flops(self) -> int:
         """Operations per row of the data."""
-        sizes = [(b.start, b.stop - b.start) for b in self.blocks]
-        return sum(size * (2 * start + size * self.solved) for start, size in sizes)
+        return sum(2 * block.start * (block.stop - block.start) for block in self.blocks)
 
     def steps(self, factor: Array) -> list[Step]:
         """The products of the elimination, for :meth:`BlockEvaluator.solve`.
@@ -86,8 +76,6 @@ class BlockSolve:
         factor
             R, lower-triangular, shape (m, m).
         """
-        if self.solved:
-            return list(_solving(factor, self.edges))
         steps: list[Step] = []
         for block in self.blocks[1:]:
             weights = np.array(factor[block, : block.start])
@@ -101,14 +89,20 @@ class BlockSolve:
 
     def finish(self, factor: Array, rows: Array) -> None:
         """Solve within the blocks, in place: what is still to do to rows of shape (m, k)."""
-        if self.solved:
-            return
         for block in self.blocks:
             rows[block] = solve_triangular(factor[block, block], rows[block], lower=True)
 
 
-def _solving(factor: Array, edges: tuple[int, ...]) -> Iterator[Step]:
-    """Forward substitution by halves: then most of it is products of large matrices."""
+def forward_substitution(factor: Array, edges: Sequence[int]) -> Iterator[Step]:
+    """The products of a whole solve, by halves: then most of it is products of large matrices.
+
+    Parameters
+    ----------
+    factor
+        R, lower-triangular, shape (m, m).
+    edges
+        Borders of the blocks whose inverses are applied, from 0 to m.
+    """
     half = (len(edges) - 1) // 2
     first, middle, last = edges[0], edges[half], edges[-1]
     if not half:  # one block
@@ -116,10 +110,10 @@ def _solving(factor: Array, edges: tuple[int, ...]) -> Iterator[Step]:
         inverse = solve_triangular(factor[block, block], np.eye(last - first), lower=True)
         yield block, None, np.ascontiguousarray(inverse)
         return
-    yield from _solving(factor, edges[: half + 1])
+    yield from forward_substitution(factor, edges[: half + 1])
     source, target = slice(first, middle), slice(middle, last)
     yield target, source, np.ascontiguousarray(factor[target, source])
-    yield from _solving(factor, edges[half:])
+    yield from forward_substitution(factor, edges[half:])
 
 
 # Functions of many rows, evaluated on a fixed grid of blocks
@@ -242,8 +236,8 @@ class Basis(Functions, Protocol):
     def bound(self) -> float | None:
         """Upper bound of each function everywhere, None if infinite."""
 
-    def evaluator(self, elimination: BlockSolve, like: Array) -> BlockEvaluator:
-        """The functions, eliminated so far, for many rows of x."""
+    def evaluator(self, like: Array, solve: BlockSolve | None = None) -> BlockEvaluator:
+        """The functions for many rows of x, solved for wholly or so far."""
 
 
 def unmapped(basis: Any) -> tuple[Any, Any]:
@@ -323,23 +317,27 @@ class NewtonBasis:
         sup = self.kernel.upper_bound
         return None if sup is None else float(np.sqrt(sup))
 
-    def evaluator(self, elimination: BlockSolve, like: Array) -> BlockEvaluator:
-        """The kernel functions at the pivots, eliminated so far, for many rows.
+    def evaluator(self, like: Array, solve: BlockSolve | None = None) -> BlockEvaluator:
+        """The functions for many rows.
 
         Parameters
         ----------
-        elimination
-            How far they are solved for.
         like
             An array of the library and on the device of the rows.
+        solve
+            How far the kernel functions at the pivots are solved for; None: wholly, to N.
         """
         points = array_namespace(like).asarray(self.points, device=device(like))
         functions: BlockEvaluator = self.kernel.evaluator(points)
-        return functions.solve(elimination.steps(self.factor))
+        if solve is not None:
+            return functions.solve(solve.steps(self.factor))
+        rank = len(self.factor)
+        edges = (*range(0, rank, _BLOCK), rank)
+        return functions.solve(list(forward_substitution(self.factor, edges)))
 
     def __call__(self, x: Array) -> Array:
         """N at the rows of x, shape (n, m)."""
-        return self.evaluator(BlockSolve.whole(len(self.factor)), x).values(x)
+        return self.evaluator(x).values(x)
 
     def support(self, x: Array) -> Array:
         """Share |N(x)|^2 / k(x, x) of each section k(x, .) that the pivots span, shape (n,).
@@ -438,13 +436,10 @@ class LinearBasis:
         """Slopes on the functions below, (m, q), of slopes (k, q) on these: T slope."""
         return np.ascontiguousarray(self.transform) @ np.ascontiguousarray(slope)
 
-    def of(self, newton: Array) -> Array:
-        """Psi from N, shapes (n, m) to (n, k)."""
-        return newton @ array_namespace(newton).asarray(self.transform)
-
     def __call__(self, x: Array) -> Array:
         """Psi at the rows of x, shape (n, k)."""
-        return self.of(self.newton(x))
+        newton = self.newton(x)
+        return newton @ array_namespace(newton).asarray(self.transform)
 
 
 def eigenbasis(gram: Array, complement_of: Array | None = None) -> tuple[Array, Array]:
@@ -587,17 +582,6 @@ class StackedBasis:
         pairs = zip(self.parts, np.split(slope, edges), strict=True)
         return np.concatenate([part.slope(piece) for part, piece in pairs])
 
-    def of(self, newton: Array) -> Array:
-        """Functions from those below, shapes (n, m) to (n, k)."""
-        pieces = np.split(newton, self._edges, axis=1)
-        return np.concatenate(
-            [part.of(piece) for part, piece in zip(self.parts, pieces, strict=True)], axis=1
-        )
-
     def __call__(self, x: Array) -> Array:
         """Functions at the rows of x, shape (n, k)."""
         return np.concatenate([part(x) for part in self.parts], axis=1)
-
-    @cached_property
-    def _edges(self) -> Array:
-        return np.cumsum([part.newton.rank for part in self.parts])[:-1]

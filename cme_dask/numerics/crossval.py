@@ -20,6 +20,8 @@ from cme_dask.numerics.problem import JointProblem, JointSolution, Regularizatio
 Array = Any
 Solve = Callable[[Moments], JointSolution]
 Evaluated = TypeVar("Evaluated")
+Answer = tuple[Array, Array]
+"""Constant and slope of E[f | z] = constant + N(z)^T slope, shapes (q,) and (m, q)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,7 +207,7 @@ def held_out_losses(moments: MomentSums, solve: Solve) -> tuple[Array, Array]:
 
 
 def replicates(
-    refits: Iterable[tuple[Moments, Moments, JointSolution]], moments: MomentSums
+    refits: Iterable[tuple[Moments, Moments, Sequence[Answer]]], moments: MomentSums
 ) -> tuple[Replicates, Replicates]:
     """What refits without one fold each answer, given x and given y, and their errors there.
 
@@ -215,52 +217,30 @@ def replicates(
     Parameters
     ----------
     refits
-        For each fold the means over the others, over it, and the solution of the others.
+        For each fold the means over the others, over it, and the constant a and slope b that the
+        others give: given x, and given y if that is answered as well.
     moments
         By fold.
     """
     shares = []
     parts: tuple[list[Any], list[Any]] = ([], [])
-    for rest, held, solution in refits:
+    for rest, held, answers in refits:
         shares.append(held.weight)
-        transforms = (solution.transform_x, solution.transform_y)
-        for given in (0, 1):
-            constant, slope = solution.answer(rest, given)
-            parts[given].append(replicate(rest, held, given, constant, transforms[given] @ slope))
-    share = np.array(shares) / np.sum(shares)
-    return (
-        collect(parts[0], share, moments.ranks[0], len(moments.shifts[1])),
-        collect(parts[1], share, moments.ranks[1], len(moments.shifts[0])),
-    )
-
-
-def replicate(
-    rest: Moments, held: Moments, given: int, constant: Array, slope: Array
-) -> tuple[Array, ...]:
-    """An answer without one fold: constant, slope, its error on the fold and that of the mean."""
-    z, other = "xy"[given], "yx"[given]
-    error = held.squared_error(z, other, constant, slope)
-    baseline = held.squared_error(z, other, rest.function_mean(other), 0.0 * slope)
-    return constant, slope, error, baseline
-
-
-def collect(parts: list[Any], share: Array, m: int, q: int) -> Replicates:
-    """Constant, slope, error and baseline of each fold as replicates; errors averaged by share.
-
-    Parameters
-    ----------
-    parts
-        Of each fold.
-    share
-        Of the weight, shape (F,).
-    m, q
-        Rank of the basis, and number of functions: they count where there are no folds.
-    """
-    if not parts:
-        unknown = np.full(q, np.nan)
-        return Replicates(np.zeros((0, q)), np.zeros((0, m, q)), unknown, unknown)
-    constant, slope, error, baseline = (np.stack(p) for p in zip(*parts, strict=True))
-    return Replicates(constant, slope, share @ error, share @ baseline)
+        for given, (constant, slope) in enumerate(answers):
+            z, other = "xy"[given], "yx"[given]
+            error = held.squared_error(z, other, constant, slope)
+            baseline = held.squared_error(z, other, rest.function_mean(other), 0.0 * slope)
+            parts[given].append((constant, slope, error, baseline))
+    share, result = np.array(shares) / np.sum(shares), []
+    for given, each in enumerate(parts):
+        m, q = moments.ranks[given], len(moments.shifts[1 - given])
+        if each:
+            constant, slope, error, baseline = (np.stack(p) for p in zip(*each, strict=True))
+            result.append(Replicates(constant, slope, share @ error, share @ baseline))
+        else:
+            unknown = np.full(q, np.nan)
+            result.append(Replicates(np.zeros((0, q)), np.zeros((0, m, q)), unknown, unknown))
+    return result[0], result[1]
 
 
 # Cross-validation from moments: every fold and every ridge, from one set of them

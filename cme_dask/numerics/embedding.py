@@ -9,7 +9,7 @@ import numpy as np
 from cme_dask.errors import DataError
 from cme_dask.numerics.basis import eigenbasis
 from cme_dask.numerics.blocks import Moments, MomentSums
-from cme_dask.numerics.crossval import Replicates, collect, held_out, replicate
+from cme_dask.numerics.crossval import Replicates, held_out, replicates, split_folds
 
 Array = Any
 FoldLoss = Callable[[Moments, Moments, Array], Array]
@@ -229,13 +229,11 @@ def embedding_replicates(moments: MomentSums, reg: float) -> Replicates:
         The ridge.
     """
     none = np.zeros(len(moments.shifts[1]))
-
-    def refit(rest: Moments, held: Moments) -> tuple[Array, ...]:
-        slope = ConditionalEmbedding.of(rest, reg).functions(rest)
-        return replicate(rest, held, 0, none, slope)
-
-    parts, shares = held_out(moments, refit)
-    return collect(parts, shares, moments.ranks[0], len(none))
+    refits = (
+        (rest, held, [(none, ConditionalEmbedding.of(rest, reg).functions(rest))])
+        for rest, held in split_folds(moments)
+    )
+    return replicates(refits, moments)[0]
 
 
 @dataclass(frozen=True, eq=False)

@@ -79,9 +79,9 @@ class FeatureBlock:
     __repr__ = brief_repr
 
     @property
-    def block_solve(self) -> BlockSolve:
-        """How far the basis is solved for."""
-        return self.solve or BlockSolve.whole(self.basis.rank)
+    def solve_flops(self) -> int:
+        """Operations per row of the data that solve for the basis."""
+        return self.basis.rank**2 if self.solve is None else self.solve.flops
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -186,7 +186,7 @@ class MomentReduction(Reduction[MomentSums, MomentSums]):
     @property
     def flops(self) -> int:
         """Operations per row: solves and one rank-k update (kernel functions aside)."""
-        return self.width**2 + sum(block.block_solve.flops for block in self.features)
+        return self.width**2 + sum(block.solve_flops for block in self.features)
 
     def cost(self, extent: Extent) -> Cost:
         """See :func:`moment_cost`."""
@@ -232,9 +232,9 @@ class MomentReduction(Reduction[MomentSums, MomentSums]):
         for gram in sums.gram:
             mirror_upper(gram)
             for name, block in zip("xy", self.features, strict=False):
-                if not block.block_solve.solved:
-                    block.block_solve.finish(block.basis.factor, gram[places[name]])
-                    block.block_solve.finish(block.basis.factor, gram.T[places[name]])
+                if block.solve is not None:
+                    block.solve.finish(block.basis.factor, gram[places[name]])
+                    block.solve.finish(block.basis.factor, gram.T[places[name]])
         return sums
 
 
@@ -363,7 +363,7 @@ class MomentState:
         self.transforms, self.bases = zip(*(unmapped(one.basis) for one in features), strict=True)
         self.maps = [t and t.prepare(xp, like) for t in self.transforms]
         self.evaluators = [
-            basis.evaluator(one.block_solve, like)
+            basis.evaluator(like, one.solve)
             for basis, one in zip(self.bases, features, strict=True)
         ]
         # Memory of all strips: fresh memory costs page faults, more than what is computed in it.

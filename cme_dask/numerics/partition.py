@@ -82,15 +82,15 @@ class PartitionBasis:
         """1, an upper bound of b everywhere."""
         return 1.0
 
-    def evaluator(self, elimination: BlockSolve, like: Array) -> BlockEvaluator:
+    def evaluator(self, like: Array, solve: BlockSolve | None = None) -> BlockEvaluator:
         """The functions b for many rows.
 
         Parameters
         ----------
-        elimination
-            Ignored: with the identity as factor, every elimination does nothing.
         like
             An array of the library and on the device of the rows.
+        solve
+            Ignored: with the identity as factor, there is nothing to solve.
         """
         xp = array_namespace(like)
         points = xp.asarray(self.points, device=device(like))
@@ -110,7 +110,7 @@ class PartitionBasis:
 
     def __call__(self, x: Array) -> Array:
         """B at the rows of x, shape (n, m): non-negative, with sum 1 to rounding."""
-        return self.evaluator(BlockSolve.whole(self.rank), x).values(x)
+        return self.evaluator(x).values(x)
 
     def combined(self, *slopes: Array) -> Callable[[Array], list[Array]]:
         """Functions x -> b(x)^T slope, shapes (n, q), of each of some slopes (m, q)."""

@@ -81,13 +81,13 @@ class ComputeMode:
     def applied(self, spec: MomentReduction) -> MomentReduction:
         """The same moments computed this way."""
         if self.fractions is None:
-            forms = [BlockSolve.whole(block.basis.rank) for block in spec.features]
+            solves: list[Any] = [None for _ in spec.features]
         else:
-            forms = [BlockSolve.between(b.basis.factor, self.fractions) for b in spec.features]
-        pairs = zip(spec.features, forms, strict=True)
+            solves = [BlockSolve.between(b.basis.factor, self.fractions) for b in spec.features]
+        pairs = zip(spec.features, solves, strict=True)
         return replace(
             spec,
-            features=tuple(replace(block, solve=form) for block, form in pairs),
+            features=tuple(replace(block, solve=solve) for block, solve in pairs),
             single=self.single,
         )
 
@@ -170,7 +170,7 @@ def _candidates(spec: MomentReduction, single: bool) -> list[ComputeMode]:
 
 def _cost(spec: MomentReduction, arithmetic: ComputeMode) -> float:
     applied = arithmetic.applied(spec)
-    solve = sum(block.block_solve.flops for block in applied.features)
+    solve = sum(block.solve_flops for block in applied.features)
     if arithmetic.single:
         return solve + applied.width**2 * _SINGLE_COST + sum(applied.ranks) * _CAST_COST
     return solve + applied.width**2

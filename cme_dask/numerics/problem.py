@@ -8,7 +8,7 @@ constraints of the package are in :mod:`cme_dask.constraints`.
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -26,8 +26,7 @@ Array = Any
 REG_FORMS = ("two-sided", "single")
 
 
-@dataclass(frozen=True)
-class Regularization:
+class Regularization(NamedTuple):
     """Ridge on H: ``two-sided`` D = (lam_Y + y)(lam_X + x)^T, ``single`` D = lam_Y lam_X^T + x.
 
     ``single`` is the paper's (34), where lambda is one number; ``two-sided`` damps every direction
@@ -82,8 +81,10 @@ class JointProblem:
     ----------
     mean, reg
         The moments and the ridge of the program.
+    target
+        S_YX, for uncentred bases S_YX - c_Y c_X^T, shape (m_Y, m_X).
     linear
-        A = -T_Y^T S_YX T_X (for uncentred bases of S_YX - c_Y c_X^T), shape (k_Y, k_X).
+        A = -T_Y^T target T_X, shape (k_Y, k_X).
     quadratic
         D > 0, see :meth:`Regularization.denominator`, same shape.
     transform_x, transform_y
@@ -97,6 +98,7 @@ class JointProblem:
 
     mean: Moments
     reg: Regularization
+    target: Array
     linear: Array
     quadratic: Array
     transform_x: Array
@@ -121,15 +123,23 @@ class JointProblem:
         Without a ridge, directions with lam <= eps m lam_max are rounding and are pruned.
         ``bases``: transforms and eigenvalues of x and of y, where they are known.
         """
+        target = mean.cross("y", "x")
+        if not centred:
+            target = target - np.outer(mean.mean("y"), mean.mean("x"))
         if bases is None:
-            centres = [mean.mean(v) if centred else None for v in "xy"]
-            pairs = [eigenbasis(mean.gram(v), c) for v, c in zip("xy", centres, strict=True)]
-            bases = [_pruned(*pair, reg) for pair in pairs]
+            bases = [eigenbasis(mean.gram(v), mean.mean(v) if centred else None) for v in "xy"]
+            if min(reg.y, reg.x) <= 0.0:
+                least = [np.finfo(float).eps * len(lam) * lam.max(initial=0.0) for _, lam in bases]
+                bases = [
+                    (transform[:, lam > rounding], lam[lam > rounding])
+                    for (transform, lam), rounding in zip(bases, least, strict=True)
+                ]
         (transform_x, lam_x), (transform_y, lam_y) = bases
         return cls(
             mean,
             reg,
-            -(transform_y.T @ _target(mean, centred) @ transform_x),
+            target,
+            -(transform_y.T @ target @ transform_x),
             reg.denominator(lam_y, lam_x),
             transform_x,
             transform_y,
@@ -158,42 +168,21 @@ class JointProblem:
         It does not use the eigenbases, so it also includes their error and the pruned directions.
         """
         mean = self.mean
-        centres = (mean.mean("x"), mean.mean("y")) if self.centred else (None, None)
-        target = _target(mean, self.centred)
         newton = self.transform_y @ coef @ self.transform_x.T
-        gradient = self.reg.quadratic(mean.gram("y"), newton, mean.gram("x")) - target
-        both = [_off(centres[1], _off(centres[0], m, 1), 0) for m in (gradient, target)]
+        gradient = self.reg.quadratic(mean.gram("y"), newton, mean.gram("x")) - self.target
+        both = [gradient, self.target]
+        if self.centred:  # without the components along the means
+            x, y = (c / (np.linalg.norm(c) or 1.0) for c in (mean.mean("x"), mean.mean("y")))
+            both = [m - np.outer(m @ x, x) for m in both]
+            both = [m - np.outer(y, y @ m) for m in both]
         residual, scale = (float(np.linalg.norm(m)) for m in both)
         return residual / scale if scale else 0.0
-
-
-def _target(mean: Moments, centred: bool) -> Array:
-    cross = mean.cross("y", "x")
-    return cross if centred else cross - np.outer(mean.mean("y"), mean.mean("x"))
-
-
-def _pruned(transform: Array, lam: Array, reg: Regularization) -> tuple[Array, Array]:
-    if min(reg.y, reg.x) > 0.0:
-        return transform, lam
-    keep = lam > np.finfo(np.float64).eps * len(lam) * lam.max(initial=0.0)
-    return transform[:, keep], lam[keep]
-
-
-def _off(centre: Array | None, matrix: Array, axis: int) -> Array:
-    """Remove the component along ``centre`` from the given axis."""
-    if centre is None or not np.any(centre):
-        return matrix
-    unit = centre / np.linalg.norm(centre)
-    if axis == 0:
-        return matrix - np.outer(unit, unit @ matrix)
-    return matrix - np.outer(matrix @ unit, unit)
 
 
 # Constraints: what they need beside the moments, and how they solve
 
 
-@dataclass(frozen=True, eq=False)
-class BasisBounds:
+class BasisBounds(NamedTuple):
     """Bounds of the basis functions, which a constraint may need beside the moments.
 
     Attributes
@@ -214,22 +203,6 @@ class BasisBounds:
 
 NO_BOUNDS = BasisBounds()
 """For constraints without inequalities."""
-
-
-@dataclass(frozen=True)
-class LandmarkRule:
-    """How the landmarks of partitions of unity are chosen.
-
-    Attributes
-    ----------
-    counts
-        Numbers of landmarks of x and of y; None where the held-out loss on the row sample decides.
-    choice
-        ``"pivots"`` or ``"kmeans"``.
-    """
-
-    counts: tuple[int, int] | None
-    choice: str
 
 
 class Problem(Protocol):
@@ -288,12 +261,14 @@ class Constraint(ABC):
         residuals can be a reference.
     averages
         Whether kernels that were learned are averaged: the search looks at such solutions.
-    needs_rows
-        Whether :meth:`bounds_of` takes rows of the row sample.
-    needs_ranges
-        Whether the ranges of the centred functions over all rows are needed, in one more pass.
-    landmarks_of_partition
-        How to choose the landmarks, for a constraint on partitions of unity; else None.
+    bounds
+        Which bounds of the basis functions :meth:`minimize` gets: ``"analytic"`` ones or, beside
+        these, ``"sample"``, values at rows of the row sample, without which there is no solution,
+        or ``"observed"``, the ranges of the centred functions over all rows, in one more pass.
+    partition
+        Whether the bases are partitions of unity. Such a constraint has the numbers of landmarks of
+        x and of y, ``counts``, which are None where the held-out loss on the row sample decides,
+        and a ``choice`` of landmarks, ``"pivots"`` or ``"kmeans"``.
     """
 
     name: ClassVar[str]
@@ -302,6 +277,8 @@ class Constraint(ABC):
     centred: ClassVar[bool] = True
     linear: ClassVar[bool] = False
     averages: ClassVar[bool] = False
+    partition: ClassVar[bool] = False
+    bounds = "analytic"
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -317,21 +294,6 @@ class Constraint(ABC):
     def closed(self) -> bool:
         """Whether solving takes no iterations."""
         return False
-
-    @property
-    def needs_rows(self) -> bool:
-        """Whether :meth:`bounds_of` takes rows of the row sample."""
-        return False
-
-    @property
-    def needs_ranges(self) -> bool:
-        """Whether the ranges of the centred functions over all rows are needed."""
-        return False
-
-    @property
-    def landmarks_of_partition(self) -> LandmarkRule | None:
-        """How to choose the landmarks, for a constraint on partitions of unity; else None."""
-        return None
 
     def bounds_of(self, bases: Sequence[Basis], rows: Sequence[Array]) -> BasisBounds:
         """Return the bounds or values of the bases that ``minimize`` gets.
@@ -428,8 +390,7 @@ def iterate(method: Iteration[State], most: int) -> tuple[State, int]:
 # How good a solution is, measured on what the solver returned
 
 
-@dataclass(frozen=True)
-class SolverInfo:
+class SolverInfo(NamedTuple):
     """How good a solution is.
 
     Attributes
@@ -598,6 +559,11 @@ class JointSolution:
         if not self.centred:  # a centred basis has mean zero: the shift drops out
             slope = slope + np.outer(coef @ (transform.T @ mean.mean(other)), mean.shifts[other])
         return mean.function_mean(other), slope
+
+    def answers(self, mean: Moments) -> list[tuple[Array, Array]]:
+        """Constants and slopes on the Newton bases, given x and given y: see :meth:`answer`."""
+        x, y = self.answer(mean, 0), self.answer(mean, 1)
+        return [(x[0], self.transform_x @ x[1]), (y[0], self.transform_y @ y[1])]
 
 
 def reduced(solution: JointSolution) -> JointSolution:

@@ -17,7 +17,7 @@ from typing import Any, Self
 import numpy as np
 
 from cme_dask.errors import option
-from cme_dask.numerics.basis import BlockSolve, NewtonBasis
+from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.cholesky import (
     BLOCK,
     Bound,
@@ -392,8 +392,7 @@ class _Residuals:
         self._kernel, self._rank = rule.kernel, state.rank
         self._memory = np.empty((state.rank, ROWS))
         if state.rank:
-            solved = BlockSolve.whole(state.rank)
-            self._write = state.basis(rule.kernel).evaluator(solved, like)
+            self._write = state.basis(rule.kernel).evaluator(like)
 
     def __call__(
         self, x: Array, weights: Array | None

@@ -15,7 +15,6 @@ from cme_dask.errors import DataError
 from cme_dask.kernels.base import check_integer
 from cme_dask.kernels.discrete import Features
 from cme_dask.kernels.evaluator import Scratch
-from cme_dask.numerics.basis import BlockSolve
 from cme_dask.numerics.blocks import Moments, MomentSums
 from cme_dask.numerics.moments import (
     Function,
@@ -39,7 +38,7 @@ class RowFunctions(Protocol):
     def rank(self) -> int:
         """Number of functions m."""
 
-    def evaluator(self, elimination: BlockSolve, like: Array) -> Callable[[Array, Array], None]:
+    def evaluator(self, like: Array) -> Callable[[Array, Array], None]:
         """What writes their values at rows (b, d) to memory of shape (m, b)."""
 
 
@@ -74,8 +73,8 @@ class FeatureBasis:
         """Number of functions m."""
         return int(self.kernel.features(np, np.zeros((1, self.n_columns))).shape[1])
 
-    def evaluator(self, elimination: BlockSolve, like: Array) -> Callable[[Array, Array], None]:
-        """What writes the functions; nothing is solved for."""
+    def evaluator(self, like: Array) -> Callable[[Array, Array], None]:
+        """What writes the functions."""
 
         def write(X: Array, out: Array) -> None:
             out[...] = self(X).T
@@ -226,9 +225,7 @@ class WeightedMoments(Reduction[Sums, WeightedMeans]):
         """The rows [N_X, N_Y, 1] of a sub-block as columns, evaluators, memory for the rows."""
         xp, length = array_namespace(like), sub_block(self.width)
         buffer = xp.ones((self.width, length), dtype=xp.float64, device=device(like))
-        whole = (BlockSolve.whole(basis.rank) for basis in self.bases)
-        pairs = zip(self.bases, whole, strict=True)
-        evaluators = [basis.evaluator(solve, like) for basis, solve in pairs]
+        evaluators = [basis.evaluator(like) for basis in self.bases]
         return buffer, evaluators, [Scratch() for _ in self.bases]
 
     def update(self, state: tuple[Any, ...], strip: Strip) -> Sums:
