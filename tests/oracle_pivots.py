@@ -1,11 +1,20 @@
 """Choices of pivots written down a second time, one pivot after the other on full matrices.
 
-Nothing here is shared with the package.
+Nothing of them is shared with the package.
 """
 
 import itertools
 
 import numpy as np
+
+from cme_dask.numerics.folds import RowSample
+
+
+def row_sample(points, weights=None, *, complete=False):
+    """The rows as a row sample in their order."""
+    n = len(points)
+    keys, weights = np.arange(1, n + 1) * 1e-12, np.ones(n) if weights is None else weights
+    return RowSample(keys, np.arange(n), (points,), weights, complete)
 
 
 def greedy(K, tol, max_rank=None, weights=None):

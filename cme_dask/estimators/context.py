@@ -33,7 +33,6 @@ Array = Any
 _WEIGHTS = 1e-200, 1e200
 _CHECK_EVERY = 16
 _TOP_UP_SPAN = 0.5
-_CHECK_ROWS = 1 << 14  # rows that tell whether the pivots are enough
 
 
 _COARSE = 1e-2  # trace error of learned bases that is worth a warning when nobody gave a tol
@@ -405,9 +404,6 @@ class FitContext:
     def _sampled(self, i: int, kernel: Kernel, ranks: tuple[int, ...]) -> tuple[NewtonBasis, bool]:
         """Pivots from the row sample, and whether they are known to be enough.
 
-        Every other row of the sample is left to tell. Halves of the sample that are drawn so are
-        samples, too, with the same chances: prefixes of it were drawn first.
-
         Parameters
         ----------
         i, kernel
@@ -416,13 +412,6 @@ class FitContext:
             Of the bases that are made already.
         """
         pivots, rows = self.pivots[i], self.rows
-        points, index = rows.parts[i], rows.index
-        step = 1 if rows.complete else 2
-        here = slice(1, 2 * _CHECK_ROWS, 2)
-        others = None
-        if not rows.complete:
-            others = points[here], rows.prefix(2 * _CHECK_ROWS).importance[here]
-        points, index = points[::step], index[::step]
 
         def on_pivot(rank: int, residual: float) -> None:
             if rank % _CHECK_EVERY == 0:
@@ -432,22 +421,15 @@ class FitContext:
         self._check((*ranks, 1))
         with ThreadPoolExecutor(self.budget.executor.cores) as threads:
             result = sampled_cholesky(
-                kernel,
-                points,
-                index,
-                lambda size: rows.prefix(step * size).importance[::step],
-                pivots.tol,
-                pivots.max_rank,
-                check=others,
-                on_pivot=on_pivot,
-                threads=threads,
+                kernel, rows, i, pivots.tol, pivots.max_rank, on_pivot=on_pivot, threads=threads
             )
-        if not len(result.pivots):
+        chosen = result.pivots
+        if not len(chosen):
             raise self._zero_kernel(i, "sampled row")
         if result.exhausted and rows.complete:
-            self._warn_of_rank(i, len(result.pivots), result.residual_trace[-1])
-        chosen = result.pivots
-        return NewtonBasis(kernel, points[chosen], result.factor, index[chosen]), result.reached
+            self._warn_of_rank(i, len(chosen), result.residual_trace[-1])
+        points, index = rows.parts[i][chosen], rows.index[chosen]
+        return NewtonBasis(kernel, points, result.factor, index), result.reached
 
     def _in_rounds(
         self, bases: Mapping[int, NewtonBasis], remaining: Mapping[int, tuple[Rule, PivotState]]

@@ -6,7 +6,7 @@ over all rows: residuals only fall, so what the other rows had bounds what they 
 the other rows brought up to date, by matrix products.
 
 :class:`PivotedFactor` holds the rows, their residuals and their columns of L.
-:class:`DensePivoting` pivots among a few rows by any rule.
+:func:`dense_pivots` chooses among a few rows by any rule.
 
 Greedy pivots are rows that stand alone: in tails and corners, where they say little of others.
 :class:`TraceGainSelector` takes the row that lowers the residual trace most. With K' the residual
@@ -30,12 +30,15 @@ from scipy.linalg import solve_triangular
 from cme_dask.display import brief_repr
 from cme_dask.errors import NumericalError
 from cme_dask.kernels.evaluator import lower_product, subtract_product
+from cme_dask.numerics.folds import RowSample
 
 # Residuals: which are zero up to rounding, which are the largest, what bounds the others
 
 
 Array = Any
 OnPivot = Callable[[int, float], None]
+Bound = tuple[float, int]
+"""The largest residual of other rows, and the lowest of those that tie with it."""
 
 ROUNDING = 1e-6
 """Share of k(x, x) down to which a residual below zero is rounding (of float32 blocks, too)."""
@@ -50,7 +53,9 @@ _SMALL = 128  # rows that are pivoted on their dense residual kernel matrix
 _SHARE = 8  # of more rows, this part is pivoted alone
 _ROWS = 4096  # rows brought up to date at once; of fewer, threads wait for each other
 _AT_ONCE = 96  # pivots of another factor that rows are brought up to date with at once
-_NO_ROW = np.iinfo(np.int64).max
+
+NO_ROWS: Bound = (-np.inf, np.iinfo(np.int64).max)
+"""The bound where there are no other rows."""
 
 
 def noise(rank: int, largest: float) -> float:
@@ -83,51 +88,25 @@ def non_negative(residual: Array, scale: float) -> None:
     np.maximum(residual, 0.0, out=residual)
 
 
-@dataclass(frozen=True)
-class Bound:
-    """Bound of the residuals of rows that are not among the candidates.
-
-    Attributes
-    ----------
-    largest
-        No residual outside is larger.
-    row
-        No row outside whose residual ties with ``largest`` has a lower global index.
-    """
-
-    largest: float = -np.inf
-    row: int = _NO_ROW
-
-    @classmethod
-    def of(cls, residual: Array, rows: Array) -> "Bound":
-        """Of rows with these residuals and global indices, both of shape (n,)."""
-        if not len(residual):
-            return cls()
-        largest = float(residual.max())
-        return cls(largest, int(rows[residual >= largest * (1 - TIE)].min()))
-
-    def admits(self, residual: float, row: int) -> bool:
-        """Whether a row with this residual comes before every row outside."""
-        if residual * (1 - TIE) > self.largest:
-            return True
-        return residual >= self.largest and row < self.row
-
-    def __or__(self, other: "Bound") -> "Bound":
-        """Bound of both sets of rows."""
-        high, low = (self, other) if self.largest >= other.largest else (other, self)
-        tied = low.largest >= high.largest * (1 - TIE)
-        return Bound(high.largest, min(high.row, low.row) if tied else high.row)
+def leading(residual: Array, rows: Array) -> Bound:
+    """The largest residual, and the lowest row, by global index, of those that tie with it."""
+    if not len(residual):
+        return NO_ROWS
+    largest = float(residual.max())
+    return largest, int(rows[residual >= largest * (1 - TIE)].min())
 
 
-def top_rows(residual: Array, rows: Array, size: int) -> tuple[Array, Bound]:
+def top_rows(
+    residual: Array, rows: Array, size: int, bound: Bound = NO_ROWS
+) -> tuple[Array, Bound]:
     """Positions of the rows with the largest residuals, sorted, and a bound of the others.
 
     Where more rows tie with the largest than ``size``, these are the lowest of them: greedy
-    pivoting takes its next pivot from the result, always.
+    pivoting takes its next pivot from the result, always. ``bound`` is that of further rows.
     """
     n = len(rows)
     if size >= n:
-        return np.arange(n), Bound()
+        return np.arange(n), bound
     top = np.argpartition(residual, n - size)[n - size :]
     cut = residual.max() * (1 - TIE)
     if residual[top].min() >= cut:
@@ -135,16 +114,26 @@ def top_rows(residual: Array, rows: Array, size: int) -> tuple[Array, Bound]:
         top = tied[np.argsort(rows[tied])[:size]]
     outside = np.ones(n, dtype=bool)
     outside[top] = False
-    return np.sort(top), Bound.of(residual[outside], rows[outside])
+    largest, row = bound
+    return np.sort(top), leading(
+        np.append(residual[outside], largest), np.append(rows[outside], row)
+    )
 
 
 # The factor of a few rows, one pivot after the other, and of many, in blocks of pivots
 
 
-class DensePivoting:
+def dense_pivots(
+    kernel: Any,
+    points: Array,
+    newton: Array,
+    max_rank: int,
+    choose: Callable[[Array, Array], int | None],
+    *,
+    residual: Array | None = None,
+    beside: Array | None = None,
+) -> tuple[Array, Array, Array]:
     """Pivoted Cholesky of the residual kernel matrix of a few rows, which is formed.
-
-    The caller looks at ``residual`` and chooses; :meth:`accept` brings the rows up to date.
 
     Parameters
     ----------
@@ -152,62 +141,46 @@ class DensePivoting:
         The kernel, and the rows, shape (c, d).
     newton
         N at the rows for the pivots so far, shape (c, m).
-    limit
-        Largest number of further pivots.
+    max_rank
+        Largest number of pivots, with these.
+    choose
+        From the residuals of the rows, shape (c,), and the panel so far to the position of the
+        next pivot; None ends the choice.
     residual
         Residuals of the rows, shape (c,); default the diagonal of the matrix.
     beside
         Products of the matrix, shape (c, q), to be brought up to date as well.
 
-    Attributes
-    ----------
-    picks
-        Positions of the pivots, in order.
-    panel
-        Shape (b, c + q): row j is the column of L that pivot j makes, and the same products of it.
+    Returns
+    -------
+    picks : (b,) positions of the pivots, in order
+    newton : (b, m + b), N at them, themselves included
+    panel : (b, c + q); row j is the column of L that pivot j makes, and the same products of it
     """
-
-    def __init__(
-        self,
-        kernel: Any,
-        points: Array,
-        newton: Array,
-        limit: int,
-        residual: Array | None = None,
-        beside: Array | None = None,
-    ) -> None:
-        matrix = kernel(points, points) - newton @ newton.T
-        self.residual = np.array(np.diag(matrix).clip(min=0.0) if residual is None else residual)
-        self._matrix = matrix if beside is None else np.concatenate([matrix, beside], axis=1)
-        self._before, self.picks = newton, list[int]()
-        self._memory = np.empty((min(limit, len(points)), self._matrix.shape[1]))
-        self.panel = self._memory[:0]
-
-    @property
-    def full(self) -> bool:
-        """Whether the limit is reached."""
-        return len(self.picks) == len(self._memory)
-
-    def accept(self, pick: int) -> None:
-        """Take the row in this position as the next pivot."""
-        panel, root = self.panel, np.sqrt(self.residual[pick])
-        column = self._matrix[pick] - panel[:, pick] @ panel
+    matrix = kernel(points, points) - newton @ newton.T
+    residual = np.array(np.diag(matrix).clip(min=0.0) if residual is None else residual)
+    if beside is not None:
+        matrix = np.concatenate([matrix, beside], axis=1)
+    picks = list[int]()
+    memory = np.empty((min(max_rank - newton.shape[1], len(points)), matrix.shape[1]))
+    while len(picks) < len(memory):
+        panel = memory[: len(picks)]
+        pick = choose(residual, panel)
+        if pick is None:
+            break
+        root = np.sqrt(residual[pick])
+        column = matrix[pick] - panel[:, pick] @ panel
         column /= root
-        column[self.picks] = 0.0
+        column[picks] = 0.0
         column[pick] = root
-        self._memory[len(panel)] = column
-        self.panel = self._memory[: len(panel) + 1]
-        own = column[: len(self.residual)]
-        self.residual -= own * own
-        np.maximum(self.residual, 0.0, out=self.residual)
-        self.residual[pick] = 0.0
-        self.picks.append(pick)
-
-    def chosen(self) -> tuple[Array, Array]:
-        """Positions of the b pivots, and N at them, themselves included, shape (b, m + b)."""
-        picks = np.array(self.picks, dtype=np.int64)
-        own = np.tril(self.panel[:, picks].T)
-        return picks, np.concatenate([self._before[picks], own], axis=1)
+        memory[len(picks)] = column
+        own = column[: len(points)]
+        residual -= own * own
+        np.maximum(residual, 0.0, out=residual)
+        residual[pick] = 0.0
+        picks.append(pick)
+    at, panel = np.array(picks, dtype=np.int64), memory[: len(picks)]
+    return at, np.concatenate([newton[at], np.tril(panel[:, at].T)], axis=1), panel
 
 
 class PivotedFactor:
@@ -279,22 +252,6 @@ class PivotedFactor:
             np.take(block, at, axis=1, out=values[here], mode="clip")  # only so it is in place
         return values.T
 
-    @property
-    def triangle(self) -> Array:
-        """R, N at the pivots among the rows, lower-triangular if all pivots are."""
-        return np.tril(self.newton(self.picks))
-
-    def take(self, at: Array) -> "PivotedFactor":
-        """The rows in these positions alone, without weights."""
-        return PivotedFactor(
-            self.kernel,
-            self.points[at],
-            self.rows[at],
-            residual=self.residual[at],
-            newton=self.newton(at),
-            scale=self.scale,
-        )
-
     def append(self, pivots: Array, newton: Array, picks: Array | None = None) -> None:
         """Bring all rows up to date with b more pivots.
 
@@ -352,26 +309,46 @@ class PivotedFactor:
 
         ``within``: its rows are the first ones of these.
         """
-        newton = other.triangle
+        newton = np.tril(other.newton(other.picks))
         for start in range(self.rank, other.rank, _AT_ONCE):
             here = slice(start, min(start + _AT_ONCE, other.rank))
             picks = other.picks[here]
             self.append(other.points[picks], newton[here, : here.stop], picks if within else None)
 
-    def advance(self, max_rank: int) -> bool:
-        """Take the pivots of one round of Algorithm 1; False if only rounding is left."""
-        picks, newton = self._next_pivots(max_rank - self.rank, Bound(), certain=True)
+    def advance(self, max_rank: int, bound: Bound = NO_ROWS, *, certain: bool = True) -> bool:
+        """Take the pivots of :meth:`greedy` that are known before the rows are brought up to date.
+
+        Returns
+        -------
+        bool
+            False if there are none.
+        """
+        if len(self.rows) > _SMALL:
+            size = max(_SMALL, len(self.rows) // _SHARE)
+            top, bound = top_rows(self.residual, self.rows, size, bound)
+            few = PivotedFactor(
+                self.kernel,
+                self.points[top],
+                self.rows[top],
+                residual=self.residual[top],
+                newton=self.newton(top),
+                scale=self.scale,
+            )
+            picks, newton = few.greedy(max_rank, bound, certain=certain)
+            picks = top[picks]
+        else:
+            picks, newton = self.greedy(max_rank, bound, certain=certain)
         if len(picks):
             self.append(self.points[picks], newton, picks)
         return len(picks) > 0
 
-    def greedy(self, limit: int, bound: Bound, *, certain: bool = True) -> tuple[Array, Array]:
+    def greedy(self, max_rank: int, bound: Bound, *, certain: bool = True) -> tuple[Array, Array]:
         """Pivots of Algorithm 1 as long as no row outside may come first.
 
         Parameters
         ----------
-        limit
-            Largest number of them.
+        max_rank
+            Largest number of pivots, with those so far.
         bound
             Of rows outside, from which Algorithm 1 chooses as well.
         certain
@@ -382,39 +359,36 @@ class PivotedFactor:
         picks : (b,) positions of the pivots, in order; none if only rounding is left
         newton : (b, m + b), N at them, themselves included
         """
-        if len(self.rows) <= _SMALL:  # no need to bring them up to date
-            return self._next_pivots(limit, bound, certain)
-        while len(self.picks) < limit:
-            best = Bound.of(self.residual, self.rows)
-            if not (certain or bound.admits(best.largest, best.row)):
-                break
-            picks, newton = self._next_pivots(limit - len(self.picks), bound, certain)
-            if not len(picks):
-                break
-            self.append(self.points[picks], newton, picks)
-            certain = False
-        return self.picks, self.newton(self.picks)
-
-    def _next_pivots(self, limit: int, bound: Bound, certain: bool) -> tuple[Array, Array]:
-        """Those of :meth:`greedy` that are known without bringing the rows up to date."""
+        outside, lowest = bound
         if len(self.rows) > _SMALL:
-            size = max(_SMALL, len(self.rows) // _SHARE)
-            top, outside = top_rows(self.residual, self.rows, size)
-            picks, newton = self.take(top).greedy(limit, bound | outside, certain=certain)
-            return top[picks], newton
+            while (
+                self.rank < max_rank
+                and (certain or self.residual.max() >= outside)
+                and self.advance(max_rank, bound, certain=certain)
+            ):
+                certain = False
+            return self.picks, self.newton(self.picks)
+
+        # So few rows need not be brought up to date.
         order = np.argsort(self.rows)  # so that the first of equals is the lowest row
-        rows, points, residual = self.rows[order], self.points[order], self.residual[order]
-        few = DensePivoting(self.kernel, points, self.newton(order), limit, residual)
-        while not few.full:
-            best = float(few.residual.max())
-            pick = int((few.residual >= best * (1 - TIE)).argmax())
-            if best <= noise(self.rank + len(few.picks), self.scale):
-                break
-            if not certain and not bound.admits(best, int(rows[pick])):
-                break
-            few.accept(pick)
-            certain = False
-        picks, newton = few.chosen()
+        rows = self.rows[order]
+
+        def choose(residual: Array, panel: Array) -> int | None:
+            best = float(residual.max())
+            pick = int((residual >= best * (1 - TIE)).argmax())
+            if best <= noise(self.rank + len(panel), self.scale):
+                return None
+            first = best * (1 - TIE) > outside or (best >= outside and rows[pick] < lowest)
+            return pick if first or (certain and not len(panel)) else None
+
+        picks, newton, _ = dense_pivots(
+            self.kernel,
+            self.points[order],
+            self.newton(order),
+            max_rank,
+            choose,
+            residual=self.residual[order],
+        )
         return order[picks], newton
 
 
@@ -449,14 +423,22 @@ class CholeskyResult:
 
     @classmethod
     def of(
-        cls, factor: PivotedFactor, traces: Array | list[float], tol: float, exhausted: bool
+        cls,
+        factor: PivotedFactor,
+        traces: Array | list[float],
+        tol: float,
+        exhausted: bool,
+        step: int = 1,
     ) -> "CholeskyResult":
-        """The pivots up to the first of these traces that is at most tol, or all."""
+        """The pivots up to the first of these traces that is at most tol, or all.
+
+        The rows of the factor are every ``step``-th of those that were given.
+        """
         met = np.flatnonzero(np.asarray(traces) <= tol)
         rank = int(met[0]) if len(met) else factor.rank
         return cls(
-            pivots=factor.picks[:rank],
-            factor=factor.triangle[:rank, :rank],
+            pivots=step * factor.picks[:rank],
+            factor=np.tril(factor.newton(factor.picks))[:rank, :rank],
             residual_trace=np.array(factor.history[: rank + 1]),
             reached=bool(len(met)),
             exhausted=exhausted and not len(met),
@@ -572,27 +554,31 @@ class TraceGainSelector:
             return False
         here, outside = _candidates(_gain(self.sketch, residual, least), factor.rows)
         sketch, n = self.sketch[:, here].copy(), len(here)
-        few = DensePivoting(
+
+        def choose(residual: Array, panel: Array) -> int | None:
+            nonlocal sketch
+            if len(panel):
+                sketch -= np.outer(panel[-1, n:], panel[-1, :n])
+            gain = _gain(sketch, residual, least)
+            most = gain.max()
+            if not most > 0.0 or (len(panel) and most < _WORTH * outside):
+                return None
+            return int((gain >= most * (1 - TIE)).argmax())
+
+        picks, newton, panel = dense_pivots(
             factor.kernel,
             factor.points[here],
             factor.newton(here),
-            max_rank - known,
-            residual[here],
+            max_rank,
+            choose,
+            residual=residual[here],
             beside=sketch.T,
         )
-        while not few.full:
-            gain = _gain(sketch, few.residual, least)
-            most = gain.max()
-            if not most > 0.0 or (few.picks and most < _WORTH * outside):
-                break
-            few.accept(int((gain >= most * (1 - TIE)).argmax()))
-            sketch -= np.outer(few.panel[-1, n:], few.panel[-1, :n])
-        if not few.picks:  # what is left belongs to rows without weight
+        if not len(picks):  # what is left belongs to rows without weight
             return False
-        picks, newton = few.chosen()
         factor.append(factor.points[here[picks]], newton, here[picks])
         for numbers, columns in factor.columns(known):
-            products = few.panel[numbers.start - known : numbers.stop - known, n:]
+            products = panel[numbers.start - known : numbers.stop - known, n:]
             subtract_product(self.sketch, np.ascontiguousarray(products.T), columns)
         return True
 
@@ -628,18 +614,17 @@ _COARSE = 3e-3  # tol down to which a choice by trace ends with fewer pivots
 _GAP = 2.0  # traces on other rows and on those chosen from, beyond which more rows are needed
 _PER_PIVOT = 16  # rows of the prefix, by residual; half as many by trace
 _LEAST_ROWS = 1 << 12  # likewise, a quarter by trace
+_CHECK_ROWS = 1 << 14  # rows that tell whether the pivots are enough
 _TAIL = 16.0  # in pivots: normal columns at tol 1e-5 came out up to 1.4 tol without it
 
 
 def sampled_cholesky(
     kernel: Any,
-    points: Array,
-    rows: Array,
-    weights_of: Callable[[int], Array],
+    sample: RowSample,
+    variable: int,
     tol: float,
     max_rank: int | None = None,
     *,
-    check: tuple[Array, Array] | None = None,
     on_pivot: OnPivot | None = None,
     threads: Executor | None = None,
 ) -> CholeskyResult:
@@ -648,59 +633,83 @@ def sampled_cholesky(
     For ``tol`` of at least 3e-3 they are chosen by what they take from the trace, as long as rows
     tell enough of each other for that, else by residual (joint paper, Algorithm 1). They come from
     a prefix of the sample, which grows with the rank. On these rows the residual trace is too
-    small, since the pivots are some of them; so it is measured on others, and there it must be
-    below ``tol`` by two standard errors, and by more if pivots are few.
+    small, since the pivots are some of them. So, unless the sample is the whole table, they are
+    every other row of it, and the trace is measured on the others. There it must be below ``tol``
+    by two standard errors, and by more if pivots are few.
 
     Parameters
     ----------
     kernel
         The kernel k.
-    points
-        Rows to choose from, shape (n, d); each prefix is a sample, too.
-    rows
-        Their global row indices, shape (n,).
-    weights_of
-        Weights of the first s rows for means over the table, shape (s,).
+    sample, variable
+        The row sample, and the number of the variable in it.
     tol, max_rank, on_pivot
         As in :func:`pivoted_cholesky`.
-    check
-        Other rows, and their weights for means over the table. Default: the table has no others,
-        and the trace is that over all rows given.
     threads
         Where blocks of rows are brought up to date; default one after the other.
 
     Returns
     -------
     CholeskyResult
-        Its ``residual_trace`` is that on the rows to choose from; ``reached`` is False, too, if
-        these can't tell enough of the table.
+        Its ``pivots`` are positions in the sample. Its ``residual_trace`` is that on the rows to
+        choose from; ``reached`` is False, too, if these can't tell enough of the table.
     """
-    limit = len(points) if max_rank is None else min(max_rank, len(points))
+    # Halves of a sample that are made so are samples, too, with the same chances: prefixes of it
+    # were drawn first.
+    step = 1 if sample.complete else 2
+    points, rows = sample.parts[variable][::step], sample.index[::step]
+    n, others = len(points), None
+    if not sample.complete:
+        first = sample.prefix(2 * _CHECK_ROWS)
+        check = first.parts[variable][1::2]
+        numbers, weights = np.arange(len(check)), first.importance[1::2]
+        others = PivotedFactor(kernel, check, numbers, weights, threads=threads)
+    limit = n if max_rank is None else min(max_rank, n)
     by_trace = tol >= _COARSE
-    size = prefix_rows(0, len(points), by_trace=by_trace)
-    first = PivotedFactor(kernel, points[:size], rows[:size], weights_of(size), threads=threads)
-    by_gain = TraceGainSelector(first) if by_trace else None
-    run = _Prefix(first, by_gain, points, rows, weights_of, limit, on_pivot)
-    if check is None:
-        run.until(tol)
-        run.extend(len(points), by_trace=False)
-        history = run.until(tol).history
-        return CholeskyResult.of(run.factor, history, tol, run.exhausted)
-    others = PivotedFactor(kernel, check[0], np.arange(len(check[0])), check[1], threads=threads)
-    target = tol
+    size, target = prefix_rows(0, n, by_trace=by_trace), tol
+    factor: PivotedFactor | None = None
+    selector: TraceGainSelector | None = None
+    exhausted = False
     while True:
-        factor = run.until(target)
-        others.follow(factor)
-        bounds = _upper_bounds(others, tol)
-        gap = others.history[-1] / max(factor.history[-1], np.finfo(np.float64).tiny)
-        full = len(factor.rows) == len(points)
-        if bounds.min() <= tol or run.ended or (full and gap > _GAP):
-            return CholeskyResult.of(factor, bounds, tol, run.exhausted)
-        if gap > _GAP:  # more of the same rows would tell about these rows alone
-            run.extend(2 * len(factor.rows), by_trace=False)
-            target = tol
+        # Of a longer prefix, or by another rule, the choice goes on with the same pivots.
+        if factor is None or len(factor.rows) != size or by_trace != (selector is not None):
+            weights = sample.prefix(step * size).importance[::step]
+            longer = PivotedFactor(kernel, points[:size], rows[:size], weights, threads=threads)
+            if factor is not None:
+                longer.follow(factor, within=True)
+            factor, selector, exhausted = longer, None, False  # no memory of those before
+            if by_trace:
+                selector = TraceGainSelector(factor)
+
+        known, whole = factor.rank, size == n and not by_trace
+        ended = known >= limit or (exhausted and whole)
+        if factor.history[-1] > target and not ended:
+            by_trace = by_trace and not exhausted  # of many more rows a sketch costs too much
+            least = min(2 * size, n) if exhausted else size
+            least = max(least, prefix_rows(known + 1, n, by_trace=by_trace))
+            if exhausted or least > size:
+                size = least
+                continue
+            each = _PER_PIVOT // 2 if by_trace else _PER_PIVOT
+            most = min(limit, size // each) if size < n else limit
+            exhausted = not (selector or factor).advance(most)
+            for rank in range(known, factor.rank):
+                if on_pivot is not None and factor.history[rank] > 0.0:
+                    on_pivot(rank + 1, factor.history[rank + 1])
+        elif others is None:  # the trace of a whole table is that of all its rows
+            if whole:
+                return CholeskyResult.of(factor, factor.history, tol, exhausted)
+            size, by_trace = n, False
         else:
-            target = 0.9 * factor.history[-1] * tol / bounds[-1]
+            others.follow(factor)
+            bounds = _upper_bounds(others, tol)
+            gap = others.history[-1] / max(factor.history[-1], np.finfo(np.float64).tiny)
+            if bounds.min() <= tol or ended or (size == n and gap > _GAP):
+                return CholeskyResult.of(factor, bounds, tol, exhausted, step)
+            if gap > _GAP:  # more of the same rows would tell of these rows alone
+                size, by_trace, target = min(2 * size, n), False, tol
+            else:
+                target = 0.9 * factor.history[-1] * tol / bounds[-1]
 
 
 def prefix_rows(rank: int, size: int, *, by_trace: bool) -> int:
@@ -710,55 +719,6 @@ def prefix_rows(rank: int, size: int, *, by_trace: bool) -> int:
     """
     each, least = (_PER_PIVOT // 2, _LEAST_ROWS // 4) if by_trace else (_PER_PIVOT, _LEAST_ROWS)
     return min(size, max(least, 1 << (each * max(rank, 1) - 1).bit_length()))
-
-
-@dataclass(eq=False)
-class _Prefix:
-    """The choice from the first rows, by trace or, without a selector, by residual."""
-
-    factor: PivotedFactor
-    selector: TraceGainSelector | None
-    points: Array
-    rows: Array
-    weights_of: Callable[[int], Array]
-    limit: int
-    on_pivot: OnPivot | None
-    exhausted: bool = False
-
-    @property
-    def ended(self) -> bool:
-        """Whether there can be no more pivots."""
-        whole = self.selector is None and len(self.factor.rows) == len(self.points)
-        return (self.exhausted and whole) or self.factor.rank >= self.limit
-
-    def extend(self, size: int, *, by_trace: bool) -> None:
-        """Go on with the same pivots from a prefix of at least this size, or by another rule."""
-        before, size = self.factor, min(max(size, len(self.factor.rows)), len(self.points))
-        if size == len(before.rows) and by_trace == (self.selector is not None):
-            return
-        points, rows, weights = self.points[:size], self.rows[:size], self.weights_of(size)
-        factor = PivotedFactor(before.kernel, points, rows, weights, threads=before.threads)
-        factor.follow(before, within=True)
-        self.factor, self.exhausted = factor, False
-        self.selector = TraceGainSelector(factor) if by_trace else None
-
-    def until(self, target: float) -> PivotedFactor:
-        """Choose until the trace over the prefix is at most ``target``, or the choice ends."""
-        while self.factor.history[-1] > target and not self.ended:
-            if self.exhausted:  # of so many more rows a sketch costs too much
-                self.extend(2 * len(self.factor.rows), by_trace=False)
-            by_trace, known, most = self.selector is not None, self.factor.rank, self.limit
-            self.extend(
-                prefix_rows(known + 1, len(self.points), by_trace=by_trace), by_trace=by_trace
-            )
-            size = len(self.factor.rows)
-            if size < len(self.points):
-                most = min(most, size // (_PER_PIVOT // 2 if by_trace else _PER_PIVOT))
-            self.exhausted = not (self.selector or self.factor).advance(most)
-            for rank in range(known, self.factor.rank):
-                if self.on_pivot is not None and self.factor.history[rank] > 0.0:
-                    self.on_pivot(rank + 1, self.factor.history[rank + 1])
-        return self.factor
 
 
 def _upper_bounds(others: PivotedFactor, tol: float) -> Array:

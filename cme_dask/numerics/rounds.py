@@ -20,9 +20,11 @@ from cme_dask.errors import option
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.cholesky import (
     BLOCK,
+    NO_ROWS,
     Bound,
-    DensePivoting,
     PivotedFactor,
+    dense_pivots,
+    leading,
     noise,
     non_negative,
     top_rows,
@@ -183,7 +185,7 @@ class Offer:
             points,
             rows,
             values,
-            self.bound | other.bound,
+            leading(*map(np.array, zip(self.bound, other.bound, strict=True))),
         )
 
 
@@ -227,7 +229,7 @@ class Rule:
         """The offer of both sets of rows."""
         raise NotImplementedError
 
-    def choose(self, state: PivotState, offer: Offer, limit: int) -> tuple[Array, Array]:
+    def choose(self, state: PivotState, offer: Offer, max_rank: int) -> tuple[Array, Array]:
         """Positions of the next b pivots in the offer, and N at them, shape (b, m + b)."""
         raise NotImplementedError
 
@@ -236,10 +238,11 @@ class Rule:
         state = state.measured(offer, self.tol)
         if state.done:
             return state
-        limit = np.iinfo(np.int64).max if self.max_rank is None else self.max_rank - state.rank
-        picks, newton = self.choose(state, offer, limit)
+        max_rank = np.iinfo(np.int64).max if self.max_rank is None else self.max_rank
+        picks, newton = self.choose(state, offer, max_rank)
         state = state.extended(offer.points[picks], offer.rows[picks], newton)
-        ended = "max_rank" if len(picks) == limit else "running" if len(picks) else "exhausted"
+        ended = "running" if len(picks) else "exhausted"
+        ended = "max_rank" if state.rank == max_rank else ended
         return replace(state, round=state.round + 1, status=ended)
 
 
@@ -275,15 +278,18 @@ class Greedy(Rule):
         points, newton = x[few], state.newton(self.kernel, x[few])
         # With nothing left but rounding, any one row is as good as another.
         left = np.maximum(residual[few], _TINY)
-        pivoting = DensePivoting(self.kernel, points, newton, size, left)
         largest = float(np.max(self.kernel.diagonal(x), initial=0.0))
-        while not pivoting.full:
-            pick, known = int(pivoting.residual.argmax()), len(pivoting.picks)
-            if known and pivoting.residual[pick] <= noise(state.rank + known, largest):
-                break
-            pivoting.accept(pick)
-        chosen = few[np.sort(pivoting.picks)]
-        bound = Bound.of(np.delete(residual, chosen), np.delete(strip.rows, chosen))
+
+        def next_pivot(residual: Array, panel: Array) -> int | None:
+            pick, known = int(residual.argmax()), len(panel)
+            if known and residual[pick] <= noise(state.rank + known, largest):
+                return None
+            return pick
+
+        most = state.rank + size
+        picks, _, _ = dense_pivots(self.kernel, points, newton, most, next_pivot, residual=left)
+        chosen = few[np.sort(picks)]
+        bound = leading(np.delete(residual, chosen), np.delete(strip.rows, chosen))
         return chosen, residual[chosen], bound
 
     def combine(self, a: Offer, b: Offer) -> Offer:
@@ -291,7 +297,7 @@ class Greedy(Rule):
         pairs = ((a.points, b.points), (a.rows, b.rows), (a.values, b.values))
         return a.joined(b, *map(np.concatenate, pairs))
 
-    def choose(self, state: PivotState, offer: Offer, limit: int) -> tuple[Array, Array]:
+    def choose(self, state: PivotState, offer: Offer, max_rank: int) -> tuple[Array, Array]:
         """Greedy pivots among the rows of the offer, as long as no other row may come first."""
         candidates = PivotedFactor(
             self.kernel,
@@ -301,8 +307,10 @@ class Greedy(Rule):
             newton=state.newton(self.kernel, offer.points),
             scale=offer.largest,
         )
-        relaxed = Bound(self.span * offer.bound.largest)  # any row may come before a tied one
-        return candidates.greedy(limit, offer.bound if self.span == 1.0 else relaxed)
+        bound = offer.bound
+        if self.span < 1.0:  # any row may come before a tied one
+            bound = self.span * bound[0], NO_ROWS[1]
+        return candidates.greedy(max_rank, bound)
 
 
 def offered_rows(rank: int, strips: int) -> int:
@@ -355,7 +363,7 @@ class Random(Rule):
         drawn = np.searchsorted(mass, rng.random(size) * mass[-1], side="right")
         with np.errstate(divide="ignore"):
             times = rng.exponential(size=size) / mass[-1]
-        return np.minimum(drawn, len(x) - 1), times, Bound()
+        return np.minimum(drawn, len(x) - 1), times, NO_ROWS
 
     def combine(self, a: Offer, b: Offer) -> Offer:
         """The first of each pair of draws."""
@@ -367,19 +375,24 @@ class Random(Rule):
             np.where(first, a.values, b.values),
         )
 
-    def choose(self, state: PivotState, offer: Offer, limit: int) -> tuple[Array, Array]:
+    def choose(self, state: PivotState, offer: Offer, max_rank: int) -> tuple[Array, Array]:
         """The draws that are accepted, one after the other."""
         newton = state.newton(self.kernel, offer.points)
-        few = DensePivoting(self.kernel, offer.points, newton, limit)
         rng = np.random.default_rng([*self.seed, state.round, 0])
-        least = rng.random(len(offer.rows)) * few.residual
-        for pick in np.flatnonzero(np.isfinite(offer.values)).tolist():
-            if few.full:
-                break
-            left = few.residual[pick]
-            if left >= least[pick] and left > noise(state.rank + len(few.picks), offer.largest):
-                few.accept(pick)
-        return few.chosen()
+        least = rng.random(len(offer.rows))
+        draws = iter(np.flatnonzero(np.isfinite(offer.values)).tolist())
+
+        def accepted(residual: Array, panel: Array) -> int | None:
+            if not len(panel):
+                np.multiply(least, residual, out=least)
+            for pick in draws:
+                left = residual[pick]
+                if left >= least[pick] and left > noise(state.rank + len(panel), offer.largest):
+                    return int(pick)
+            return None
+
+        picks, newton, _ = dense_pivots(self.kernel, offer.points, newton, max_rank, accepted)
+        return picks, newton
 
 
 # The reduction of a round, for all variables that are still choosing
@@ -432,7 +445,7 @@ class PivotOffers(Reduction[tuple[Offer, ...], tuple[Offer, ...]]):
     asked: tuple[tuple[Rule, PivotState], ...]
     strips: int
     name = "pivot-round"
-    kinds = (Offer, Bound)
+    kinds = (Offer,)
 
     def cost(self, extent: Extent) -> Cost:
         """See :func:`round_cost`."""
