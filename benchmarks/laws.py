@@ -21,19 +21,24 @@ from cme_dask.errors import RankWarning, ToleranceWarning
 from cme_dask.estimators.joint import JointDistribution
 from cme_dask.kernels import Gaussian, Kernel
 from cme_dask.learning.candidates import Search
-from cme_dask.learning.partition import choose_landmarks, make_support
+from cme_dask.learning.landmarks import choose_landmarks
 from cme_dask.metrics import crps, oracle_error
 from cme_dask.numerics.basis import NewtonBasis
-from cme_dask.numerics.blocks import Moments, MomentSums
 from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.crossval import HeldOut, held_out_loss, split_folds
 from cme_dask.numerics.embedding import ConditionalEmbedding, surrogate_losses
 from cme_dask.numerics.folds import fold_of_rows
 from cme_dask.numerics.measure import project
-from cme_dask.numerics.moments import FeatureBlock, MomentReduction, strip_moments
+from cme_dask.numerics.moments import (
+    FeatureBlock,
+    MomentReduction,
+    Moments,
+    MomentSums,
+    strip_moments,
+)
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.problem import BasisBounds, JointSolution, JointSolver, Regularization
-from cme_dask.numerics.support import cell_means
+from cme_dask.numerics.support import make_support
 
 # Every model of a conditional law on one sample whose truth is known, tuned as a user would
 
@@ -136,8 +141,11 @@ class Sample:
     def cell_events(self) -> Array:
         """Shares of the rows of each cell at which the events happen, shape (S, q)."""
         rows, cells = self.parts[1], self.support[0]
-        weights = np.full(len(rows), 1.0 / len(rows))
-        return cell_means(self.events(rows), cells.assign(rows), weights, cells.size)
+        which, events = cells.assign(rows), self.events(rows)
+        sums = np.stack([np.bincount(which, e, minlength=cells.size) for e in events.T], axis=1)
+        counts = np.bincount(which, minlength=cells.size)[:, None]
+        overall = np.tile(events.mean(axis=0), (cells.size, 1))
+        return np.divide(sums, counts, out=overall, where=counts > 0)
 
 
 @dataclass(frozen=True)

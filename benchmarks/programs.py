@@ -12,11 +12,16 @@ from cme_dask.constraints import Coupling
 from cme_dask.kernels import Gaussian
 from cme_dask.metrics import oracle_error
 from cme_dask.numerics.basis import Basis, NewtonBasis
-from cme_dask.numerics.blocks import Moments
 from cme_dask.numerics.certified import solve_certified, solve_paper_form
 from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.crossval import HeldOut
-from cme_dask.numerics.moments import FeatureBlock, Function, MomentReduction, strip_moments
+from cme_dask.numerics.moments import (
+    FeatureBlock,
+    Function,
+    MomentReduction,
+    Moments,
+    strip_moments,
+)
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.problem import JointProblem, JointSolution, JointSolver, Regularization
 

@@ -16,10 +16,10 @@ import numpy as np
 from cme_dask.config import COUPLING_REG
 from cme_dask.errors import DataError, remedy
 from cme_dask.numerics.basis import Basis
-from cme_dask.numerics.blocks import Moments
 from cme_dask.numerics.certified import solve_certified, solve_paper_form
 from cme_dask.numerics.coupling import CouplingProblem
 from cme_dask.numerics.folds import distinct_in_random_order
+from cme_dask.numerics.moments import Moments
 from cme_dask.numerics.pointwise import solve_pointwise
 from cme_dask.numerics.problem import (
     CONSTRAINTS,

@@ -4,8 +4,8 @@ import numpy as np
 
 from cme_dask import constraints, kernels
 from cme_dask.numerics.basis import NewtonBasis
-from cme_dask.numerics.blocks import Moments
 from cme_dask.numerics.cholesky import pivoted_cholesky
+from cme_dask.numerics.moments import Moments
 from cme_dask.numerics.problem import JointProblem, JointSolver
 
 

@@ -1,6 +1,5 @@
 """Cells of laws: sums and kept rows against loops over cells, however the rows are cut."""
 
-import operator
 from dataclasses import replace
 from functools import reduce
 from itertools import pairwise
@@ -18,15 +17,15 @@ from numpy.testing import assert_allclose, assert_array_equal
 from cme_dask import JointDistribution, kernels, load, open_sample
 from cme_dask.data.columns import Columns
 from cme_dask.errors import DataError, StoreError
-from cme_dask.learning.partition import cell_spec, make_support
+from cme_dask.estimators.recipe import make_cells
 from cme_dask.numerics import cells as cell_sums
 from cme_dask.numerics.basis import NewtonBasis
-from cme_dask.numerics.cells import ROWS_PER_CELL, CellReduction, CellState, hashes_of
+from cme_dask.numerics.cells import ROWS_PER_CELL, CellReduction, strip_hashes
 from cme_dask.numerics.folds import RowSample, draw
 from cme_dask.numerics.moments import FeatureBlock, MomentReduction, moment_cost
 from cme_dask.numerics.partition import PartitionBasis
-from cme_dask.numerics.reduction import Cost, Extent, to_host
-from cme_dask.numerics.support import Support
+from cme_dask.numerics.reduction import Cost, Extent, Strip, to_host
+from cme_dask.numerics.support import Support, make_support
 from cme_dask.passes.driver import Executor
 from cme_dask.passes.memory import MemoryBudget, task_bytes, waiting_bytes
 from cme_dask.passes.moments import make_moments, predict_moments
@@ -43,10 +42,16 @@ def spec_of(rows, size=20, n_rows=0, partition=False):
     return CellReduction.of(support, few, np.ones(len(few)), n_rows, FUNCTIONS, basis)
 
 
-def summed(spec, hashes, rows, weights, folds, n_folds):
-    """Sums of one strip."""
-    state = CellState(replace(spec, n_folds=n_folds), rows)
-    return to_host(state.sums(rows, weights, folds, hashes))
+def summed(spec, rows, weights, folds, n_folds, first=0):
+    """Sums of one strip, whose rows are numbered from ``first``."""
+    spec = replace(spec, n_folds=n_folds)
+    strip = Strip(first + np.arange(len(folds)), (rows,), weights, _made={n_folds: folds})
+    return to_host(spec.update(spec.start(rows), strip))
+
+
+def hashes_of(n):
+    """Of the first n rows."""
+    return strip_hashes(Strip(np.arange(n), (), None))
 
 
 def case(n, d, seed=0, offset=0.0):
@@ -67,8 +72,8 @@ def test_cells_are_those_of_plain_loops(d, weighted, bounded, monkeypatch):
     rows, w, folds = case(6000, d)
     spec = spec_of(rows, n_rows=len(rows) if bounded else 0, partition=True)
     assert (spec.bounds < np.iinfo(np.uint64).max).any() == bounded
-    hashes, size = hashes_of(np.arange(len(rows))), spec.support.size
-    sums = summed(spec, hashes, rows, w if weighted else None, folds, 5)
+    hashes, size = hashes_of(len(rows)), spec.support.size
+    sums = summed(spec, rows, w if weighted else None, folds, 5)
     found, w = spec.statistics(sums), w if weighted else np.ones(len(rows))
     cells = spec.support.assign(rows)
     assert_allclose(sums.masses, oracle.masses(cells, w, folds, 5, size), rtol=1e-12)
@@ -96,7 +101,7 @@ def test_cells_are_those_of_plain_loops(d, weighted, bounded, monkeypatch):
 def test_bounds_keep_enough_rows_and_few_too_many():
     rows, _, folds = case(200_000, 2)
     spec = spec_of(rows, 50, len(rows))
-    sums = summed(spec, hashes_of(np.arange(len(rows))), rows, None, folds, 5)
+    sums = summed(spec, rows, None, folds, 5)
     assert len(sums.bottom.cells) < 2.5 * ROWS_PER_CELL * 50
     counts = np.diff(spec.statistics(sums).starts)
     assert counts.max() == ROWS_PER_CELL
@@ -109,9 +114,9 @@ def test_kept_rows_are_a_uniform_sample_of_their_cell():
     """Their mean index is that of the cell to its standard error, at fixed hashes."""
     n = 100_000
     rows = np.zeros((n, 1))
-    spec = CellReduction.of(Support(np.zeros((1, 1)), edges=np.empty(0)), rows, np.ones(n), n, {})
+    spec = CellReduction.of(Support(np.zeros((1, 1)), np.empty(0)), rows, np.ones(n), n, {})
     position = np.arange(n, dtype=np.float64)[:, None]
-    sums = summed(spec, hashes_of(np.arange(n)), position, None, np.zeros(n, np.uint8), 1)
+    sums = summed(spec, position, None, np.zeros(n, np.uint8), 1)
     atoms = spec.statistics(sums).atoms[:, 0] / n
     assert len(atoms) == ROWS_PER_CELL
     assert abs(atoms.mean() - 0.5) < 3 * np.sqrt(1 / 12 / ROWS_PER_CELL)
@@ -121,7 +126,7 @@ def test_kept_rows_are_a_uniform_sample_of_their_cell():
 def test_spread_far_from_zero_does_not_cancel():
     rows, w, folds = case(3000, 2, offset=1e8)
     spec = spec_of(rows)
-    found = spec.statistics(summed(spec, hashes_of(np.arange(3000)), rows, w, folds, 5))
+    found = spec.statistics(summed(spec, rows, w, folds, 5))
     exact = rows - 1e8  # to rounding of the rows themselves
     _, covariances = oracle.moments(exact, spec.support.assign(rows), w, spec.support.size)
     assert_allclose(found.covariances, covariances, rtol=1e-6, atol=1e-9)
@@ -138,8 +143,8 @@ def test_covariances_of_many_columns_are_those_of_the_kept_rows(bounded):
     support = make_support(atoms, np.full(200, 1 / 200), 200)
     spec = CellReduction.of(support, rows, np.ones(len(rows)), len(rows) if bounded else 0, {})
     assert spec.edges[-1] == 9
-    hashes, folds = hashes_of(np.arange(len(rows))), np.zeros(len(rows), np.uint8)
-    found = spec.statistics(summed(spec, hashes, rows, None, folds, 1))
+    folds = np.zeros(len(rows), np.uint8)
+    found = spec.statistics(summed(spec, rows, None, folds, 1))
     exact, _ = oracle.moments(rows, support.assign(rows), np.ones(len(rows)), 200)
     assert_allclose(found.means, exact, atol=1e-12)
     s = 7
@@ -149,7 +154,7 @@ def test_covariances_of_many_columns_are_those_of_the_kept_rows(bounded):
     mean = found.covariances.mean(axis=0)
     assert np.abs(mean[:8, :8] - np.eye(8)).max() < 4 * np.sqrt(2 / (200 * ROWS_PER_CELL))
     assert np.linalg.eigvalsh(found.covariances).min() > -1e-12
-    few = spec.statistics(summed(spec, hashes[:100], rows[:100], None, folds[:100], 1))
+    few = spec.statistics(summed(spec, rows[:100], None, folds[:100], 1))
     few_rows = few.atoms[few.starts[support.assign(rows[:1])[0]] :][:ROWS_PER_CELL]
     assert not few.whole[support.assign(rows[:1])[0]]
     assert len(few_rows) == ROWS_PER_CELL
@@ -159,8 +164,8 @@ def test_wide_variables_have_fewer_cells_and_blocks_fewer_rows():
     wide = np.random.default_rng(0).normal(size=(3000, 100))
     sample = open_sample(wide, wide[:, :1])
     rows = RowSample(np.arange(3000.0), np.arange(3000), (wide, wide[:, :1]), np.ones(3000), True)
-    assert cell_spec(rows, 0, sample, 1000, {}).support.size == (1 << 21) // 100**2
-    assert cell_spec(rows, 1, sample, 1000, {}).support.size == 1000
+    assert make_cells(rows, 0, sample, {}).support.size == (1 << 21) // 100**2
+    assert make_cells(rows, 1, sample, {}).support.size == 1000
     narrow, partition = spec_of(wide[:, :2]), spec_of(wide[:, :2], partition=True)
     assert narrow.block == 1 << 16
     many = replace(partition, partition=PartitionBasis(kernels.Gaussian(1.0), wide[:500, :2]))
@@ -175,7 +180,7 @@ def test_cells_of_atoms_have_no_spread_and_cells_without_rows_their_points():
     rows = np.repeat(atoms[:3], [1, 40, 100], axis=0)
     w = np.ones(141)
     w[41:] = 0.0  # the third atom has no weight
-    sums = summed(spec, hashes_of(np.arange(141)), rows, w, np.zeros(141, np.uint8), 1)
+    sums = summed(spec, rows, w, np.zeros(141, np.uint8), 1)
     found = spec.statistics(sums)
     here = support.assign(atoms)
     assert_array_equal(found.means[here], atoms)
@@ -191,10 +196,8 @@ def test_cells_of_atoms_have_no_spread_and_cells_without_rows_their_points():
 def test_weights_of_any_size_are_shares():
     rows = np.zeros((4, 1))
     w = np.array([1e-310, 1e300, 1e300, 0.0])
-    spec = CellReduction.of(Support(np.zeros((1, 1)), edges=np.empty(0)), rows, np.ones(4), 4, {})
-    found = spec.statistics(
-        summed(spec, hashes_of(np.arange(4)), rows, w, np.zeros(4, np.uint8), 1)
-    )
+    spec = CellReduction.of(Support(np.zeros((1, 1)), np.empty(0)), rows, np.ones(4), 4, {})
+    found = spec.statistics(summed(spec, rows, w, np.zeros(4, np.uint8), 1))
     assert len(found.shares) == 3
     assert abs(found.shares.sum() - 1) < 1e-15
     assert found.whole[0]
@@ -209,8 +212,8 @@ def test_a_row_sample_tells_how_many_rows_a_cell_has(weighted, complete):
     rows = rng.normal(size=(n, 2))
     w = np.exp(2 * rows[:, 0]) if weighted else np.ones(n)
     drawn = draw(0, (rows, rows), w if weighted else None, n if complete else 4000, 7)
-    spec = cell_spec(drawn, 1, open_sample(rows, rows, weights=w), 40, {})
-    sums = summed(spec, hashes_of(np.arange(n)), rows, w, np.zeros(n, np.uint8), 1)
+    spec = make_cells(drawn, 1, open_sample(rows, rows, weights=w), {}, size=40)
+    sums = summed(spec, rows, w, np.zeros(n, np.uint8), 1)
     kept = np.bincount(sums.bottom.cells, minlength=40) / np.minimum(sums.counts, 2 * ROWS_PER_CELL)
     assert 0.8 < np.median(kept) < 1.2
     assert np.abs(np.log2(kept)).max() < 3
@@ -221,10 +224,8 @@ def test_weights_over_all_magnitudes_give_cells():
     rows, w = rng.normal(size=(3000, 2)), 10.0 ** rng.uniform(-320, 300, 3000)
     for size in (3000, 500):
         drawn = draw(0, (rows, rows), w, size, 7)
-        spec = cell_spec(drawn, 1, open_sample(rows, rows, weights=w), 40, {})
-        found = spec.statistics(
-            summed(spec, hashes_of(np.arange(3000)), rows, w, np.zeros(3000, np.uint8), 1)
-        )
+        spec = make_cells(drawn, 1, open_sample(rows, rows, weights=w), {}, size=40)
+        found = spec.statistics(summed(spec, rows, w, np.zeros(3000, np.uint8), 1))
         assert (found.shares > 0).all()
         for values in (found.masses, found.means, found.covariances, found.shares):
             assert np.isfinite(values).all()
@@ -241,11 +242,8 @@ def test_sums_that_overflow_are_left_to_the_moments_to_tell():
 def test_another_array_library_gives_the_same():
     rows, w, folds = case(3000, 2)
     spec = replace(spec_of(rows, partition=True), functions={})
-    hashes = hashes_of(np.arange(3000))
-    ours = spec.statistics(summed(spec, hashes, rows, w, folds, 4))
-    theirs = spec.statistics(
-        summed(spec, hashes, strict.asarray(rows), strict.asarray(w), folds, 4)
-    )
+    ours = spec.statistics(summed(spec, rows, w, folds, 4))
+    theirs = spec.statistics(summed(spec, strict.asarray(rows), strict.asarray(w), folds, 4))
     assert_array_equal(theirs.atoms, ours.atoms)
     assert_allclose(theirs.covariances, ours.covariances, rtol=1e-13)
     assert_allclose(theirs.components, ours.components, rtol=1e-13)
@@ -256,7 +254,7 @@ def test_a_function_that_fails_is_named():
     rows, _, folds = case(100, 2)
     spec = replace(spec_of(rows), functions={"bad": lambda z: z})
     with pytest.raises(DataError, match="'bad' must return shape"):
-        summed(spec, hashes_of(np.arange(100)), rows, None, folds, 4)
+        summed(spec, rows, None, folds, 4)
 
 
 # However the rows are cut ------------------------------------------------------------------------
@@ -274,17 +272,15 @@ def test_a_function_that_fails_is_named():
 def test_any_cut_and_order_keeps_the_same_rows(n, d, size, cuts, seed, crowd):
     rows, w, folds = case(n, d, seed)
     spec = spec_of(rows, size)
-    hashes = hashes_of(np.arange(n))
-    whole = spec.statistics(summed(spec, hashes, rows, w, folds, 4)) if w.any() else None
+    whole = spec.statistics(summed(spec, rows, w, folds, 4)) if w.any() else None
     edges = [0, *sorted(min(c, n) for c in cuts), n]
     before = cell_sums._CROWD
     cell_sums._CROWD = crowd  # how soon rows that can't be needed are dropped
     try:
-        state = CellState(replace(spec, n_folds=4), rows)
         cuts = [slice(*pair) for pair in pairwise(edges)]
-        strips = [state.sums(rows[c], w[c], folds[c], hashes[c]) for c in cuts]
+        strips = [summed(spec, rows[c], w[c], folds[c], 4, c.start) for c in cuts]
         strips = [strips[i] for i in np.random.default_rng(seed).permutation(len(strips))]
-        total = reduce(operator.add, strips)
+        total = reduce(spec.combine, strips)
     finally:
         cell_sums._CROWD = before
     if whole is None:
@@ -351,7 +347,7 @@ def test_memory_and_cost_know_the_cells():
     costs = [replace(one, n_folds=5).cost(Extent(1000, 3, 4096)) for one in cells]
     # Of two tasks.
     assert plans[1] - plans[0] >= sum(c.partial + c.retained + 2 * c.state for c in costs)
-    sums = summed(cells[0], hashes_of(np.arange(1000)), X, None, np.zeros(1000, np.uint8), 5)
+    sums = summed(cells[0], X, None, np.zeros(1000, np.uint8), 5)
     assert sums.masses.nbytes + sums.counts.nbytes + sums.sums.nbytes == costs[0].partial
 
 
@@ -462,10 +458,11 @@ def model():
         ("shares", lambda a: 2 * a, "shares"),
         ("shares", lambda a: a[:-1], "y_cells_shares"),
         ("whole", lambda a: a[:-1], "y_cells_whole"),
-        ("support_tree_left", lambda a: a * 0, "support_tree is damaged"),
-        ("support_tree_left", None, "lacks the array 'y_cells_support_tree_left'"),
-        ("support_tree_feature", lambda a: a + 7, "support is damaged"),
-        ("support_tree_threshold", lambda a: a * np.nan, "support_tree is damaged"),
+        ("support_left", lambda a: a * 0, "support is damaged"),
+        ("support_left", None, "support is damaged"),
+        ("support_thresholds", None, "lacks the array 'y_cells_support_thresholds'"),
+        ("support_features", lambda a: a + 7, "support is damaged"),
+        ("support_thresholds", lambda a: a * np.nan, "support is damaged"),
         ("support_points", lambda a: a * np.nan, "not finite"),
         ("support_points", lambda a: a[:0], "support is damaged"),
         ("shares", None, "y_cells_shares"),

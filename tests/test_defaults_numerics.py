@@ -29,9 +29,9 @@ from cme_dask.errors import (
 )
 from cme_dask.estimators.recipe import warn_of_length
 from cme_dask.numerics.basis import NewtonBasis
-from cme_dask.numerics.blocks import Moments
 from cme_dask.numerics.cholesky import non_negative
 from cme_dask.numerics.crossval import interval_factor
+from cme_dask.numerics.moments import Moments
 
 GRID = np.linspace(-3.0, 3.0, 40)[:, None]
 X = np.random.default_rng(0).normal(size=(1000, 1))

@@ -6,7 +6,7 @@ import pytest
 from cme_dask.data.generate import Normal3
 from cme_dask.errors import DataError
 from cme_dask.kernels import Delta, Gaussian
-from cme_dask.learning.partition import choose_landmarks, landmark_number
+from cme_dask.learning.landmarks import choose_landmarks, landmark_number
 from cme_dask.numerics.coupling import solve_coupling
 from cme_dask.numerics.folds import fold_of_rows
 from cme_dask.numerics.partition import PartitionBasis

@@ -20,9 +20,10 @@ from cme_dask import JointDistribution, constraints, kernels, load, merge, open_
 from cme_dask.cli import cli
 from cme_dask.errors import DataError
 from cme_dask.models.merging import JointSums
-from cme_dask.numerics.cells import ROWS_PER_CELL, BottomK, CellReduction, CellState
+from cme_dask.numerics.cells import ROWS_PER_CELL, BottomK, CellReduction, CellSums
 from cme_dask.numerics.folds import fold_of_rows
 from cme_dask.numerics.moments import MomentReduction, strip_moments
+from cme_dask.numerics.reduction import Strip
 from cme_dask.numerics.support import Support
 
 N, RANKS = 1500, (11, 8)
@@ -380,18 +381,17 @@ def test_kept_rows_of_a_union_by_hand():
 
 def test_merged_rows_are_a_fair_sample():
     """Of two tables with the same row numbers each row is kept with about the same chance."""
-    support = Support(np.zeros((1, 1)), edges=np.empty(0))
+    support = Support(np.zeros((1, 1)), np.empty(0))
     spec = CellReduction(support, np.full(1, np.iinfo(np.uint64).max, dtype=np.uint64))
     rng, taken = np.random.default_rng(3), np.zeros(2)
     sizes = 400, 100
     for _ in range(200):
         several = []
         for label, size in enumerate(sizes):
-            hashes = rng.choice(2**60, size, replace=False).astype(np.uint64)
             values = np.full((size, 1), float(label))
-            state = CellState(spec, values)
-            several.append(state.sums(values, None, np.zeros(size, np.uint8), hashes))
-        kept = type(several[0]).of_union(several).bottom
+            strip = Strip(rng.choice(2**60, size, replace=False), (values,), None)
+            several.append(spec.update(spec.start(values), strip))
+        kept = CellSums.of_union(several).bottom
         assert len(kept.cells) == ROWS_PER_CELL
         taken += np.bincount(kept.rows[:, 0].astype(int), minlength=2)
     share = taken[0] / taken.sum()

@@ -11,8 +11,7 @@ import cme_dask
 from cme_dask import kernels, metrics
 from cme_dask.errors import DataError
 from cme_dask.numerics.basis import NewtonBasis
-from cme_dask.numerics.blocks import Moments
-from cme_dask.numerics.moments import FeatureBlock, MomentReduction, strip_moments
+from cme_dask.numerics.moments import FeatureBlock, MomentReduction, Moments, strip_moments
 from cme_dask.numerics.problem import JointSolution, Regularization
 
 # CRPS --------------------------------------------------------------------------------------------

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from cme_dask import kernels
 from cme_dask.kernels import Scores, Standard, Transform, TransformedKernel
 from cme_dask.numerics.basis import LinearBasis, NewtonBasis, eigenbasis
-from cme_dask.numerics.blocks import MomentSums
 from cme_dask.numerics.moments import (
     FeatureBlock,
     MomentReduction,
     MomentSets,
+    MomentSums,
     span,
     strip_moments,
     sum_strip,

@@ -17,13 +17,13 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from cme_dask import kernels, open_sample
 from cme_dask.errors import DataError, ResourceError, StoreError
-from cme_dask.learning.partition import make_support
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.cells import CellReduction
 from cme_dask.numerics.folds import fold_of_rows
 from cme_dask.numerics.moments import FeatureBlock, MomentReduction, sub_block
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.reduction import reduce_strips
+from cme_dask.numerics.support import make_support
 from cme_dask.reductions import Cost, Extent, Fused, Reduction, RunOptions, Strip, run
 
 # A client that another test has opened would be the default.

@@ -13,21 +13,20 @@ from numpy.testing import assert_array_equal
 from sklearn.cluster import KMeans
 
 from cme_dask.errors import DataError
-from cme_dask.learning.partition import make_support
 from cme_dask.numerics import support as tree_module
-from cme_dask.numerics.support import Support, Tree, cell_means
+from cme_dask.numerics.support import Support, make_support
 
 
 def equal_weights(rows):
     return np.full(len(rows), 1 / len(rows))
 
 
-def walked(tree, row):
-    """Leaf of one row, node by node."""
-    leaves = [i for i, left in enumerate(tree.left) if left == i]
+def walked(support, row):
+    """Cell of one row, node by node."""
+    leaves = [i for i, left in enumerate(support.left) if left == i]
     node = 0
-    while tree.left[node] != node:
-        node = tree.left[node] + (row[tree.feature[node]] > tree.threshold[node])
+    while support.left[node] != node:
+        node = support.left[node] + (row[support.features[node]] > support.thresholds[node])
     return leaves.index(node)
 
 
@@ -49,7 +48,7 @@ def test_scalar_cells_have_equal_masses_and_their_means_as_points():
     assert 99 <= counts.min() <= counts.max() <= 101
     means = np.bincount(cells, y[:, 0]) / counts
     assert np.abs(means - support.points[:, 0]).max() < 1e-13
-    inside = np.concatenate([[0.0], support.edges, [np.inf]])
+    inside = np.concatenate([[0.0], support.thresholds, [np.inf]])
     assert ((inside[cells] < y[:, 0]) & (y[:, 0] <= inside[cells + 1])).all()
 
 
@@ -107,10 +106,10 @@ def test_vector_cells_are_the_boxes_of_the_tree():
     support = make_support(rows, equal_weights(rows), 100)
     assert support.size == 100
     cells = support.assign(rows)
-    assert_array_equal(cells[:500], [walked(support.tree, row) for row in rows[:500]])
+    assert_array_equal(cells[:500], [walked(support, row) for row in rows[:500]])
     means = np.stack([rows[cells == s].mean(axis=0) for s in range(100)])
     assert (np.abs(means - support.points) < 1e-12 * np.abs(means)).all()
-    assert support.tree.depth <= 12
+    assert len(support._levels[0]) <= 12
 
 
 @pytest.mark.parametrize("d", [2, 3])
@@ -167,7 +166,7 @@ def test_the_same_rows_give_the_same_cells_in_any_order():
     first = make_support(rows, equal_weights(rows), 150)
     again = make_support(rows[order], equal_weights(rows), 150)
     assert_array_equal(first.points, again.points)
-    assert_array_equal(first.tree.threshold, again.tree.threshold)
+    assert_array_equal(first.thresholds, again.thresholds)
 
 
 def test_rows_far_from_all_points_have_a_cell():
@@ -196,48 +195,32 @@ def test_another_array_library_finds_the_same_cells(d):
     assert_array_equal(np.asarray(theirs), support.assign(rows))
 
 
-def test_means_over_cells_keep_events_that_cut_through_them():
-    rng = np.random.default_rng(7)
-    rows, w = rng.normal(size=(2000, 2)), rng.exponential(size=2000)
-    w /= w.sum()
-    support = make_support(rows, w, 30)
-    cells = support.assign(rows)
-    events = np.stack([rows[:, 0] > 0.1, rows[:, 1] > rows[:, 0]], axis=1).astype(float)
-    means = cell_means(events, cells, w, 32)
-    for s in range(30):
-        mine = cells == s
-        plain = np.average(events[mine], axis=0, weights=w[mine])
-        assert np.abs(means[s] - plain).max() < 1e-12
-    assert np.abs(means[30:] - w @ events).max() < 1e-12
-    masses = np.bincount(cells, w, minlength=32)
-    assert np.abs(masses @ means - w @ events).max() < 1e-12
-
-
-def stump(**changes):
+def stump(points=((0.0, 0.0), (1.0, 0.0)), **changes):
     """One split of two columns."""
     arrays = {
-        "feature": np.zeros(3, dtype=np.int64),
-        "threshold": np.array([0.5, np.inf, np.inf]),
+        "thresholds": np.array([0.5, np.inf, np.inf]),
+        "features": np.zeros(3, dtype=np.int64),
         "left": np.array([1, 1, 2]),
     }
-    return Tree(**arrays | {name: np.asarray(values) for name, values in changes.items()})
+    changed = {name: values and np.asarray(values) for name, values in changes.items()}
+    return Support(np.array(points), **arrays | changed)
 
 
 def test_what_fits_together_badly_is_refused():
-    points, w = np.zeros((2, 1)), np.ones(1)
-    with pytest.raises(DataError, match="either edges or a tree"):
-        Support(points, edges=np.zeros(1), tree=stump())
-    with pytest.raises(DataError, match=r"take 1 edges .* shape \(2,\)"):
-        Support(points, edges=np.zeros(2))
-    for edges in ([0.0, 0.0], [np.nan, 1.0]):
+    w = np.ones(1)
+    with pytest.raises(DataError, match=r"take 1 thresholds .* shape \(2,\)"):
+        Support(np.zeros((2, 1)), np.zeros(2))
+    for thresholds in ([0.0, 0.0], [np.nan, 1.0], [0.0, np.inf]):
         with pytest.raises(DataError, match="ascend"):
-            Support(np.zeros((3, 1)), edges=np.array(edges))
+            Support(np.zeros((3, 1)), np.array(thresholds))
+    with pytest.raises(DataError, match="thresholds of a scalar variable"):
+        Support(np.zeros((2, 2)), np.zeros(1))
     with pytest.raises(DataError, match="take a tree of 3 leaves on 2 columns, got 2 leaves"):
-        Support(np.zeros((3, 2)), tree=stump())
+        stump(np.zeros((3, 2)))
     with pytest.raises(DataError, match="columns up to 2"):
-        Support(np.zeros((2, 2)), tree=stump(feature=[2, 0, 0]))
+        stump(features=[2, 0, 0])
     with pytest.raises(DataError, match=r"shape \(S, d\)"):
-        Support(np.zeros((0, 1)), edges=np.zeros(0))
+        Support(np.zeros((0, 1)), np.zeros(0))
     with pytest.raises(DataError, match="at least one cell"):
         make_support(np.ones((1, 1)), w, 0)
     with pytest.raises(DataError, match="positive weight"):
@@ -248,6 +231,8 @@ def test_what_fits_together_badly_is_refused():
     "changes",
     [
         {"left": [1, 1]},
+        {"left": None},
+        {"features": None},
         {"left": [0.0, 1.0, 2.0]},
         {"left": [1, 1, 1]},
         {"left": [2, 1, 2]},
@@ -255,15 +240,15 @@ def test_what_fits_together_badly_is_refused():
         {"left": [-3, 1, 2]},
         {"left": [0, 1, 2]},
         {"left": [10**9, 1, 2]},
-        {"threshold": [np.nan, np.inf, np.inf]},
-        {"threshold": [np.inf, np.inf, np.inf]},
-        {"threshold": [0.5, 0.5, np.inf]},
-        {"feature": [-1, 0, 0]},
-        {"left": [], "feature": [], "threshold": []},
+        {"thresholds": [np.nan, np.inf, np.inf]},
+        {"thresholds": [np.inf, np.inf, np.inf]},
+        {"thresholds": [0.5, 0.5, np.inf]},
+        {"features": [-1, 0, 0]},
+        {"left": (), "features": (), "thresholds": ()},
     ],
 )
 def test_what_is_no_tree_is_refused(changes):
-    assert_array_equal(stump().leaves(np.array([[0.5, 0.0], [0.6, 0.0], [np.nan, 0.0]])), [0, 1, 0])
+    assert_array_equal(stump().assign(np.array([[0.5, 0.0], [0.6, 0.0], [np.nan, 0.0]])), [0, 1, 0])
     with pytest.raises(DataError, match="tree"):
         stump(**changes)
 
@@ -276,12 +261,15 @@ def test_all_rows_at_once_and_one_by_one_find_the_same_leaves(n, size, seed):
     support = make_support(rows, rng.exponential(size=n), size)
     fresh = rng.integers(-4, 5, (30, 3)) * 0.1
     fresh[3, 1] = np.nan
-    expected = [walked(support.tree, row) for row in fresh]
+    expected = [walked(support, row) for row in fresh]
     for block, deep in ((1 << 16, 32), (7, 32), (7, 0)):
-        with patch.object(tree_module, "_ROWS", block), patch.object(tree_module, "_DEEP", deep):
-            tree = deepcopy(support.tree)  # without what is cached
-            assert_array_equal(tree.leaves(fresh), expected)
-            assert_array_equal(tree.leaves(np.asfortranarray(fresh)[::-1]), expected[::-1])
+        with (
+            patch.object(tree_module, "WALK_ROWS", block),
+            patch.object(tree_module, "_DEEP", deep),
+        ):
+            again = deepcopy(support)  # without what is cached
+            assert_array_equal(again.assign(fresh), expected)
+            assert_array_equal(again.assign(np.asfortranarray(fresh)[::-1]), expected[::-1])
 
 
 def test_what_a_tree_keeps_does_not_travel_and_grows_with_its_nodes():
@@ -292,10 +280,11 @@ def test_what_a_tree_keeps_does_not_travel_and_grows_with_its_nodes():
     left[inner] = [*inner[1:], 2 * count - 1]
     threshold = np.full(2 * count + 1, np.inf)
     threshold[inner] = -np.arange(count)
-    tree = Tree(np.zeros(2 * count + 1, dtype=np.int64), threshold, left)
+    features, points = np.zeros(2 * count + 1, dtype=np.int64), np.zeros((count + 1, 1))
+    tree = Support(points, threshold, features, left)
     before = len(pickle.dumps(tree))
     rows = np.array([[1.0], [-500.5], [-1e9]])
-    assert_array_equal(tree.leaves(rows), [walked(tree, row) for row in rows])
+    assert_array_equal(tree.assign(rows), [walked(tree, row) for row in rows])
     assert len({id(array) for level in tree._levels[0] for array in level}) == 3
     assert len(pickle.dumps(tree)) == before
 
@@ -307,18 +296,17 @@ def test_leaves_of_any_depth_are_found_block_by_block(block, deep, monkeypatch):
 
     Its depth is 40: with 39 it is walked by its nodes, with 40 by its levels.
     """
-    monkeypatch.setattr(tree_module, "_ROWS", block)
+    monkeypatch.setattr(tree_module, "WALK_ROWS", block)
     monkeypatch.setattr(tree_module, "_DEEP", deep)
     rows = np.stack([2.0 ** np.arange(40), np.zeros(40)], axis=1)
     left, threshold = np.arange(81), np.full(81, np.inf)
     inner = np.array([0, *range(1, 79, 2)])  # whose right children are leaves
     left[inner] = [*inner[1:], 79]
     threshold[inner] = 0.75 * 2.0 ** np.arange(39, -1, -1)
-    tree = Tree(np.zeros(81, dtype=np.int64), threshold, left)
-    assert tree.depth == 40
-    assert tree.size == 41
-    found = tree.leaves(rows)
+    tree = Support(np.zeros((41, 2)), threshold, np.zeros(81, dtype=np.int64), left)
+    assert len(tree._levels[0]) == 40
+    found = tree.assign(rows)
     assert_array_equal(found, [walked(tree, row) for row in rows])
     assert len(set(found)) == 40
-    assert_array_equal(tree.leaves(rows.astype(np.float32)), found)
-    assert_array_equal(tree.leaves(rows[::-1]), found[::-1])
+    assert_array_equal(tree.assign(rows.astype(np.float32)), found)
+    assert_array_equal(tree.assign(rows[::-1]), found[::-1])

@@ -1,7 +1,7 @@
 """Partial results on disk, encoded by structure: nested plain values as a Zarr group of few arrays.
 
-A file names the dataclasses in it, and the reader says which these may be: nothing is imported or
-executed because a file says so.
+A file names the dataclasses and named tuples in it, and the reader says which these may be: nothing
+is imported or executed because a file says so.
 """
 
 import json
@@ -31,7 +31,7 @@ from cme_dask.errors import StoreError
 
 Array = Any
 Kinds = Sequence[type]
-"""The dataclasses that may lie in a file."""
+"""The dataclasses and named tuples that may lie in a file."""
 
 KIND, SCHEMA_VERSION = "partial", 1
 
@@ -46,10 +46,10 @@ def write_partial(path: Path, value: Any, kinds: Kinds, *, flush: bool = False) 
     path
         Folder to make. Those who write it at once write the same, and the first one wins.
     value
-        None, numbers, texts, arrays, tuples, lists and mappings of these, and dataclasses of
-        ``kinds`` of these.
+        None, numbers, texts, arrays, tuples, lists and mappings of these, and dataclasses and named
+        tuples of ``kinds`` of these.
     kinds
-        The dataclasses.
+        The dataclasses and named tuples.
     flush
         Return when it is on the disk, and not on the way there.
 
@@ -115,15 +115,16 @@ def _encoded(value: Any, flat: dict[str, list[Array]], kinds: Kinds) -> Any:
         start = sum(map(len, parts))
         parts.append(np.ravel(value))
         return {"array": [np.dtype(value.dtype).str, start, list(np.shape(value))]}
-    if isinstance(value, (tuple, list)):
+    if isinstance(value, (tuple, list)) and not hasattr(value, "_fields"):
         name = "tuple" if isinstance(value, tuple) else "list"
         return {name: [_encoded(item, flat, kinds) for item in value]}
     if isinstance(value, Mapping):
         return {"map": [[_encoded(x, flat, kinds) for x in pair] for pair in value.items()]}
     name = type(value).__name__
-    if not is_dataclass(value) or type(value) not in kinds:
+    if type(value) not in kinds:
         raise TypeError(f"a {name} can't be part of a checkpoint: name it in the reduction's kinds")
-    items = {f.name: _encoded(getattr(value, f.name), flat, kinds) for f in fields(value)}
+    names = [f.name for f in fields(value)] if is_dataclass(value) else value._fields
+    items = {field: _encoded(getattr(value, field), flat, kinds) for field in names}
     return {"type": name, "fields": items}
 
 

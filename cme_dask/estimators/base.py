@@ -31,20 +31,19 @@ from cme_dask.estimators.recipe import (
     NotFitted,
     Progress,
     choose_kernel,
+    make_cells,
     warn_of_length,
 )
 from cme_dask.estimators.steps import reported
 from cme_dask.kernels import Kernel
-from cme_dask.learning.partition import stands_for
 from cme_dask.learning.transforms import HEURISTIC_ROWS
 from cme_dask.models.merging import FitSums
 from cme_dask.models.points import FloatArray, is_out_of_core
 from cme_dask.models.relevance import LengthScales
 from cme_dask.numerics.basis import Basis
-from cme_dask.numerics.blocks import MomentSums
 from cme_dask.numerics.cells import CellReduction, CellSums
 from cme_dask.numerics.folds import RowSample
-from cme_dask.numerics.moments import FeatureBlock, Function, MomentReduction
+from cme_dask.numerics.moments import FeatureBlock, Function, MomentReduction, MomentSums
 from cme_dask.numerics.precision import (
     SAFE,
     TRIAL_ROWS,
@@ -426,10 +425,8 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
             spec = MomentReduction(earlier.sides, earlier.moments.n_folds)
             spec, mode = self._in_mode(spec, rows, sample.n_rows, budget, earlier.solver)
             cells = tuple(
-                CellReduction.of(
-                    s.support, part, *stands_for(rows, sample), s.functions, s.partition
-                )
-                for s, part in zip(earlier.specs, rows.parts, strict=False)
+                make_cells(rows, i, sample, s.functions, s.partition, support=s.support)
+                for i, s in enumerate(earlier.specs)
             )
             after = 0 if sample.part is not None else earlier.next_row
             sample = replace(sample, first_row=after if alone_from is None else alone_from)

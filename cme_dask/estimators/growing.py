@@ -10,8 +10,7 @@ from cme_dask.errors import DataError, ToleranceWarning, warn
 from cme_dask.estimators.recipe import FunctionsLike, by_name
 from cme_dask.models.events import LocalFunction
 from cme_dask.models.merging import FitSums
-from cme_dask.numerics.blocks import MomentSums
-from cme_dask.numerics.moments import Function
+from cme_dask.numerics.moments import Function, MomentSums
 
 _WORSE = 2.0  # times the trace error of the earlier rows, beyond which a refit is advised
 

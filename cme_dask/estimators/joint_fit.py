@@ -15,7 +15,7 @@ from cme_dask.estimators.base import Functions, MeanRegressor, Measured
 from cme_dask.estimators.context import FitContext, Tolerance
 from cme_dask.estimators.growing import different_functions, functions_of_first_call
 from cme_dask.estimators.planning import FitPlan
-from cme_dask.estimators.recipe import FittedBasis, declared, make_side
+from cme_dask.estimators.recipe import FittedBasis, declared, make_cells, make_side
 from cme_dask.estimators.steps import LOCATION, PIVOTS, SEARCH, SECOND, SECOND_PASS
 from cme_dask.estimators.tuned import (
     EnsembleFit,
@@ -25,8 +25,8 @@ from cme_dask.estimators.tuned import (
 )
 from cme_dask.kernels import Transform, TransformedKernel
 from cme_dask.learning.candidates import Tuning
+from cme_dask.learning.landmarks import CANDIDATES, choose_landmarks, landmark_number
 from cme_dask.learning.losses import HeldLaws
-from cme_dask.learning.partition import CANDIDATES, cell_spec, choose_landmarks, landmark_number
 from cme_dask.models.assembly import Component, assemble
 from cme_dask.models.joint import JointModel
 from cme_dask.models.merging import FitSums, JointSums, union
@@ -194,13 +194,13 @@ class JointFit(MeanRegressor):
 
         def of_variable(i: int) -> CellReduction:
             functions = context.functions[("functions_x", "functions")[i]]
-            return cell_spec(
+            return make_cells(
                 context.rows,
                 i,
                 context.sample,
-                self.support_size,
                 declared(functions, context.sample.columns[i]),
                 bases[i].partition if bases else None,
+                size=self.support_size,
             )
 
         return tuple(parallel_map(of_variable, (0, 1), context.budget.executor.cores))

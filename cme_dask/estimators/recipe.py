@@ -10,6 +10,7 @@ import numpy as np
 import sklearn.exceptions
 
 from cme_dask.data.columns import Columns
+from cme_dask.data.sample import Sample
 from cme_dask.data.store import brief
 from cme_dask.display import brief_repr
 from cme_dask.errors import (
@@ -24,9 +25,11 @@ from cme_dask.learning.candidates import TuningProgress
 from cme_dask.learning.transforms import HEURISTIC_ROWS, constant_columns, default_kernel
 from cme_dask.models.events import Event
 from cme_dask.numerics.basis import Basis, Functions, LinearBasis, StackedBasis, ranks_of
+from cme_dask.numerics.cells import CellReduction
 from cme_dask.numerics.folds import MAX_FOLDS, RowSample
 from cme_dask.numerics.moments import FeatureBlock, Function
 from cme_dask.numerics.scoring import ScoringFunctions
+from cme_dask.numerics.support import SUPPORT_SIZE, Support, make_support
 from cme_dask.passes.progress import Event as PassEvent
 from cme_dask.passes.progress import StepBegan
 
@@ -38,6 +41,9 @@ SHORT_RANK = 500
 _MANY = 10  # names, of which no more are listed
 _FEW = 20  # rows, of fewer nothing is said about a kernel
 _UNRELATED, _SAME = 1e-3, 1e-10
+_COVARIANCES = 1 << 21  # numbers in the covariances of all cells, at most
+_GROWN = 1 << 22  # rows times squared columns of which cells are made: a second
+_ROWS_PER_CELL = 8  # of which they are made at least
 
 
 class NotFitted(NotFittedError, sklearn.exceptions.NotFittedError):  # type: ignore[misc]
@@ -300,3 +306,49 @@ def make_side(
     """The features of a variable, with shifts near the means of its functions."""
     side = FeatureBlock(basis, columns.names, declared(functions, columns), events=events)
     return replace(side, shift=rows.importance @ side.values(rows.parts[i]))
+
+
+def make_cells(
+    rows: RowSample,
+    i: int,
+    sample: Sample,
+    functions: Mapping[str, Function],
+    partition: Basis | None = None,
+    *,
+    size: int = SUPPORT_SIZE,
+    support: Support | None = None,
+) -> CellReduction:
+    """What a pass sums by cell for the laws of variable ``i``.
+
+    Parameters
+    ----------
+    rows
+        The row sample.
+    i
+        0 for x, 1 for y.
+    sample
+        All rows.
+    functions, partition
+        Declared functions and the partition of unity of the variable.
+    size
+        Largest number of cells; of more than 45 columns fewer, since each has a covariance.
+    support
+        The cells, if there are some already.
+    """
+    part, part_of, n_rows = rows.parts[i], sample.part, float(sample.n_rows)
+    if support is None:
+        d = part.shape[1]
+        size = max(min(size, _COVARIANCES // d**2), 1)
+        few = part[: max(_GROWN // d**2, _ROWS_PER_CELL * size)]
+        categorical = sample.columns[i].categorical
+        support = make_support(few, rows.importance[: len(few)], size, categorical)
+    if part_of is not None:
+        n_rows *= part_of.expected_share
+    # Each row of the sample stands for 1 / its chance to be drawn, up to a factor.
+    counts = np.ones(len(rows))
+    if not rows.complete:
+        with np.errstate(all="ignore"):  # weights of any size; a rough number will do
+            counts = rows.importance / rows.weights
+            counts = np.nan_to_num(counts / np.median(counts), nan=1.0)
+        counts = np.clip(counts, 1e-9, 1e9)
+    return CellReduction.of(support, part, counts, n_rows, functions, partition)

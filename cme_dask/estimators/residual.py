@@ -23,13 +23,12 @@ from cme_dask.learning.candidates import Tuning
 from cme_dask.learning.losses import Gain, HeldLaws, held_out_crps, paired_gain, screened_laws
 from cme_dask.models.location import LocationModel
 from cme_dask.numerics.basis import NewtonBasis
-from cme_dask.numerics.blocks import MomentSums
-from cme_dask.numerics.cells import ValueRange
+from cme_dask.numerics.cells import ValueRange, value_range
 from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.crossval import held_out_folds
 from cme_dask.numerics.folds import RowSample
 from cme_dask.numerics.location import FittedMeanFunction, fit_mean_function
-from cme_dask.numerics.moments import FeatureBlock, strip_moments
+from cme_dask.numerics.moments import FeatureBlock, MomentSums, strip_moments
 from cme_dask.numerics.resources import one_blas_thread
 from cme_dask.passes.progress import StepBegan
 
@@ -298,7 +297,7 @@ def _screened_gain(context: FitContext, second: FitContext, location: FittedMean
         )
         for each, part in ((context, rows.parts), (second, moved.parts))
     ]
-    values = ValueRange.of(context.rows.parts[1])
+    values = ValueRange(*value_range(context.rows.parts[1]))
     return _gain(context, values, location, laws[0], laws[1], _SCREENED_ROWS)
 
 

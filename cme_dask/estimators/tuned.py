@@ -22,10 +22,9 @@ from cme_dask.learning.search import search_bytes
 from cme_dask.models.assembly import Component
 from cme_dask.models.events import importable
 from cme_dask.numerics.basis import Basis, NewtonBasis
-from cme_dask.numerics.blocks import MomentSums
 from cme_dask.numerics.cells import CellReduction, CellSums
 from cme_dask.numerics.crossval import held_folds, replicates
-from cme_dask.numerics.moments import FeatureBlock, MomentReduction
+from cme_dask.numerics.moments import FeatureBlock, MomentReduction, MomentSums
 from cme_dask.numerics.precision import ComputeMode
 from cme_dask.numerics.problem import JointSolver, Regularization, reduced
 from cme_dask.numerics.resources import MemoryPlan, one_blas_thread

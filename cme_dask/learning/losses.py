@@ -11,10 +11,10 @@ from scipy.linalg import solve_triangular
 from cme_dask.kernels import Kernel
 from cme_dask.metrics import crps
 from cme_dask.numerics.basis import eigenbasis
-from cme_dask.numerics.blocks import Moments
 from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.crossval import HeldFold
 from cme_dask.numerics.measure import project
+from cme_dask.numerics.moments import Moments
 from cme_dask.numerics.problem import Regularization
 
 # Cross-validation of many kernels on rows held in memory, each basis made once

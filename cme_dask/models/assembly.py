@@ -13,10 +13,9 @@ from cme_dask.models.answers import ConditionalExpectation
 from cme_dask.models.joint import JointModel, Variable
 from cme_dask.models.spectra import spectra_of
 from cme_dask.numerics.basis import LinearBasis, StackedBasis
-from cme_dask.numerics.blocks import Moments, MomentSums
 from cme_dask.numerics.cells import CellStatistics
 from cme_dask.numerics.crossval import Answer, Replicates, replicates, split_folds
-from cme_dask.numerics.moments import FeatureBlock
+from cme_dask.numerics.moments import FeatureBlock, Moments, MomentSums
 from cme_dask.numerics.problem import JointSolution, JointSolver
 
 Array = Any

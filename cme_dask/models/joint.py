@@ -28,10 +28,10 @@ from cme_dask.models.relevance import LengthScales, length_scales, plot_relevanc
 from cme_dask.models.spectra import SpectrumPair, plot_residual_trace, plot_spectrum
 from cme_dask.numerics.basis import LinearBasis, StackedBasis, ranks_of
 from cme_dask.numerics.blending import BlendedLaw, near_data
-from cme_dask.numerics.blocks import MomentSums
 from cme_dask.numerics.calibration import Calibration, Levels
 from cme_dask.numerics.cells import CellStatistics
 from cme_dask.numerics.measure import CellLaw, Law, ShiftedLaw, project
+from cme_dask.numerics.moments import MomentSums
 from cme_dask.numerics.support import Support
 
 Array = Any

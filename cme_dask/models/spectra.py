@@ -12,7 +12,7 @@ from cme_dask.models.plots import FEW, PALETTE, drawing
 
 if TYPE_CHECKING:
     from cme_dask.models.joint import JointModel, Variable
-    from cme_dask.numerics.blocks import Moments
+    from cme_dask.numerics.moments import Moments
 
 
 Array = Any

@@ -6,12 +6,10 @@ their global row index: a random sample, which depends neither on chunks nor on 
 order.
 """
 
-import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, reduce
 from itertools import pairwise
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 import numpy as np
 from array_api_compat import array_namespace, device, is_numpy_array
@@ -25,9 +23,10 @@ from cme_dask.numerics.devices import device_memory
 from cme_dask.numerics.folds import number_hash, value_hash
 from cme_dask.numerics.moments import Function, function_values
 from cme_dask.numerics.reduction import Cost, Extent, Reduction, Strip
-from cme_dask.numerics.support import Support
+from cme_dask.numerics.support import WALK_ROWS, WALK_WORDS, Support
 
 Array = Any
+Buffers = tuple[Array, Array, Scratch, Scratch, Scratch]
 
 ROWS_PER_CELL = 32
 """Rows that are retained of each cell, at most."""
@@ -52,8 +51,6 @@ _ONE_HOT = 1 << 22  # numbers of the matrix that sums by cell on a device, at le
 class ValueRange:
     """Least and largest value of each column over rows of positive weight, and whole numbers.
 
-    They add by taking the wider range, so that the result is the same for any order of the rows.
-
     Attributes
     ----------
     low, high
@@ -62,41 +59,14 @@ class ValueRange:
         Whether all values are whole numbers, shape (d,).
     """
 
-    low: Annotated[Array, Shape("d", finite=False)]
-    high: Annotated[Array, Shape("d", finite=False)]
-    integer: Annotated[Array, Shape("d", dtype=bool)]
-
-    @classmethod
-    def of(cls, rows: Array) -> Self:
-        """Of rows (n, d); of no rows the empty range, to which any other adds."""
-        xp, (n, d) = array_namespace(rows), rows.shape
-        if not n:
-            kind = {"dtype": xp.float64, "device": device(rows)}
-            high = xp.full((d,), -np.inf, **kind)
-            return cls(-high, high, xp.ones((d,), dtype=xp.bool, device=device(rows)))
-        if is_numpy_array(rows):
-            integer = np.ones(d, dtype=bool)
-            for part in (rows[:_FIRST], rows):
-                for j in np.flatnonzero(integer):
-                    integer[j] = bool((np.floor(part[:, j]) == part[:, j]).all())
-        else:
-            integer = xp.all(xp.floor(rows) == rows, axis=0)
-        low, high = xp.min(rows, axis=0), xp.max(rows, axis=0)
-        return cls(xp.astype(low, xp.float64), xp.astype(high, xp.float64), integer)
+    low: Array
+    high: Array
+    integer: Array
 
     @classmethod
     def unknown(cls, d: int) -> Self:
         """Any number may occur in any of d columns."""
         return cls(np.full(d, -np.inf), np.full(d, np.inf), np.zeros(d, dtype=bool))
-
-    def __add__(self, other: "ValueRange") -> "ValueRange":
-        """The range of both sets of rows."""
-        xp = array_namespace(self.low)
-        return ValueRange(
-            xp.minimum(self.low, other.low),
-            xp.maximum(self.high, other.high),
-            self.integer & other.integer,
-        )
 
     def ascends(self) -> bool:
         """Whether these may be ranges of columns, of whole numbers between whole numbers."""
@@ -104,16 +74,12 @@ class ValueRange:
             whole = (np.floor(self.low) == self.low) & (np.floor(self.high) == self.high)
         return bool((self.low <= self.high).all() and whole[self.integer].all())
 
-    def clipped(self, values: Array) -> Array:
-        """Values (..., d) brought into the range."""
-        return np.clip(values, self.low, self.high)
-
     def possible(self, values: Array) -> Array:
         """Values (..., d) brought into the range, and to the nearest whole number where all are.
 
         Halves are rounded up. The map ascends in each column.
         """
-        result = self.clipped(values)
+        result = np.clip(values, self.low, self.high)
         if self.integer.any():
             result[..., self.integer] = np.floor(result[..., self.integer] + 0.5)
         return result
@@ -123,21 +89,33 @@ class ValueRange:
         return ValueRange(self.low[[j]], self.high[[j]], self.integer[[j]])
 
 
+def value_range(rows: Array) -> tuple[Array, Array, Array]:
+    """What :class:`ValueRange` holds, of rows (n, d); of none the range that any other contains."""
+    xp, (n, d) = array_namespace(rows), rows.shape
+    if not n:
+        kind = {"dtype": xp.float64, "device": device(rows)}
+        high = xp.full((d,), -np.inf, **kind)
+        return -high, high, xp.ones((d,), dtype=xp.bool, device=device(rows))
+    if is_numpy_array(rows):
+        integer = np.ones(d, dtype=bool)
+        for part in (rows[:_FIRST], rows):
+            for j in np.flatnonzero(integer):
+                integer[j] = bool((np.floor(part[:, j]) == part[:, j]).all())
+    else:
+        integer = xp.all(xp.floor(rows) == rows, axis=0)
+    low, high = xp.min(rows, axis=0), xp.max(rows, axis=0)
+    return xp.astype(low, xp.float64), xp.astype(high, xp.float64), integer
+
+
 # A few rows of each cell, those with the smallest hashes of their global row index
 
 
-def hashes_of(rows: Array) -> Array:
-    """Hash of each global row index, by which rows are retained, uint64 of shape (n,)."""
-    return number_hash(_SALT, rows.astype(np.uint64))
-
-
 def strip_hashes(strip: Strip) -> Array:
-    """:func:`hashes_of` the rows of a strip."""
-    return hashes_of(strip.rows)
+    """Hash of the global index of each row, by which rows are retained, uint64 of shape (n,)."""
+    return number_hash(_SALT, strip.rows.astype(np.uint64))
 
 
-@dataclass(frozen=True, eq=False)
-class BottomK:
+class BottomK(NamedTuple):
     """Rows with small hashes of each cell, in any order.
 
     Attributes
@@ -157,17 +135,10 @@ class BottomK:
     weights: Array
     rows: Array
 
-    @classmethod
-    def concatenated(cls, several: Sequence["BottomK"]) -> Self:
-        """All of them, one after the other."""
-        xp = array_namespace(several[0].rows)
-        names = ("cells", "hashes", "weights", "rows")
-        return cls(*(xp.concat([getattr(each, name) for each in several]) for name in names))
-
-    def pruned(self, size: int) -> "BottomK":
-        """Without those that can't be needed, where there are many in cells of this number."""
-        few = self.cells.shape[0] <= _CROWD * ROWS_PER_CELL * size
-        return self if few else self.first(ROWS_PER_CELL)
+    def at(self, where: Array) -> "BottomK":
+        """Those at these positions."""
+        xp = array_namespace(self.cells)
+        return BottomK(*(xp.take(values, where, axis=0) for values in self))
 
     def first(self, count: int) -> "BottomK":
         """Those with the smallest hashes, so many of each cell, in order of cell and hash."""
@@ -178,15 +149,11 @@ class BottomK:
         number = xp.arange(cells.shape[0], device=device(cells))
         return self.at(order[number - xp.searchsorted(cells, cells) < count])
 
-    def at(self, where: Array) -> "BottomK":
-        """Those at these positions."""
-        xp = array_namespace(self.cells)
-        return BottomK(
-            xp.take(self.cells, where),
-            xp.take(self.hashes, where),
-            xp.take(self.weights, where),
-            xp.take(self.rows, where, axis=0),
-        )
+    @classmethod
+    def concatenated(cls, several: Sequence["BottomK"]) -> "BottomK":
+        """All of them, one after the other."""
+        xp = array_namespace(several[0].rows)
+        return cls(*map(xp.concat, zip(*several, strict=True)))
 
     @classmethod
     def of_union(cls, several: Sequence["BottomK"], counts: Sequence[Array]) -> "BottomK":
@@ -259,8 +226,8 @@ class CellStatistics:
         Of the global row index of each atom, by which it was drawn, uint64 of shape (A,).
     weights
         Of the atoms, shape (A,); 0 of one that stands for a cell without rows.
-    values
-        Which values the columns take, over all rows.
+    low, high, integer
+        Which values the columns take over all rows, see :class:`ValueRange`.
     """
 
     support: Support
@@ -277,7 +244,9 @@ class CellStatistics:
     counts: Annotated[Array, Shape("support.size", dtype=np.int64)]
     hashes: Annotated[Array, Shape("A", dtype=np.uint64)]
     weights: Annotated[Array, Shape("A")]
-    values: ValueRange
+    low: Annotated[Array, Shape("d", finite=False)]
+    high: Annotated[Array, Shape("d", finite=False)]
+    integer: Annotated[Array, Shape("d", dtype=bool)]
 
     def _validate(self) -> None:
         """DataError unless all values are in their range and all shares add up."""
@@ -321,6 +290,11 @@ class CellStatistics:
         return len(self.masses)
 
     @property
+    def values(self) -> ValueRange:
+        """Which values the columns take, over all rows."""
+        return ValueRange(self.low, self.high, self.integer)
+
+    @property
     def cell_of_atom(self) -> Array:
         """Cell number of each atom, shape (A,)."""
         return np.repeat(np.arange(len(self.masses)), np.diff(self.starts))
@@ -333,9 +307,8 @@ class CellStatistics:
 # Sums over the rows of each cell of a support, made in the pass
 
 
-@dataclass(frozen=True, eq=False)
-class CellSums:
-    """Sums over rows; they add, strip by strip.
+class CellSums(NamedTuple):
+    """Sums over rows, which :meth:`CellReduction.combine` adds.
 
     Attributes
     ----------
@@ -347,25 +320,17 @@ class CellSums:
         Weighted sums of z, z z^T (pairs of columns), functions and partition, shape (S, width).
     bottom
         Rows that are retained.
-    values
-        Which values the columns take.
+    low, high, integer
+        Which values the columns take, see :class:`ValueRange`.
     """
 
     masses: Array
     counts: Array
     sums: Array
     bottom: BottomK
-    values: ValueRange
-
-    def __add__(self, other: "CellSums") -> "CellSums":
-        """Sums over the union of two disjoint sets of rows."""
-        return CellSums(
-            self.masses + other.masses,
-            self.counts + other.counts,
-            self.sums + other.sums,
-            BottomK.concatenated([self.bottom, other.bottom]).pruned(self.counts.shape[0]),
-            self.values + other.values,
-        )
+    low: Array
+    high: Array
+    integer: Array
 
     @classmethod
     def of_union(cls, several: Sequence["CellSums"]) -> "CellSums":
@@ -376,7 +341,9 @@ class CellSums:
             np.sum(counts, axis=0),
             np.sum([each.sums for each in several], axis=0),
             BottomK.of_union([each.bottom.first(ROWS_PER_CELL) for each in several], counts),
-            reduce(operator.add, (each.values for each in several)),
+            np.min([each.low for each in several], axis=0),
+            np.max([each.high for each in several], axis=0),
+            np.all([each.integer for each in several], axis=0),
         )
 
 
@@ -398,6 +365,15 @@ class CellReduction(Reduction[CellSums, CellSums]):
         Its number among the variables of the rows.
     n_folds
         Number of folds F of the rows.
+
+    Attributes
+    ----------
+    pairs
+        Columns whose products are summed: all pairs of few columns, none of many.
+    edges
+        Where the sums of z, of z z^T, of the functions and of the partition end.
+    block
+        Rows that are summed at once.
     """
 
     support: Support
@@ -406,8 +382,23 @@ class CellReduction(Reduction[CellSums, CellSums]):
     partition: Basis | None = None
     variable: int = 0
     n_folds: int = 1
+    pairs: tuple[Array, Array] = field(init=False, repr=False)
+    edges: tuple[int, int, int, int] = field(init=False, repr=False)
+    block: int = field(init=False, repr=False)
     name = "cell-sums"
-    kinds = (CellSums, BottomK, ValueRange)
+    kinds = (CellSums, BottomK)
+
+    def __post_init__(self) -> None:
+        d, rank = self.support.points.shape[1], 0
+        if self.partition is not None:
+            rank = self.partition.rank
+        pairs = np.triu_indices(d if d <= _EXACT else 0)
+        lengths = d, len(pairs[0]), len(self.functions), rank
+        edges = tuple(np.cumsum(lengths).tolist())
+        least, most = _ROWS
+        block = min(max(1 << (_VALUES // edges[-1]).bit_length() >> 1, least), most)
+        for name, value in (("pairs", pairs), ("edges", edges), ("block", block)):
+            object.__setattr__(self, name, value)
 
     @classmethod
     def of(
@@ -432,43 +423,25 @@ class CellReduction(Reduction[CellSums, CellSums]):
         n_rows
             Number of rows in all, roughly.
         """
-        share = np.bincount(support.assign(rows), counts / counts.sum(), minlength=support.size)
+        size = len(support.points)
+        share = np.bincount(support.assign(rows), counts / counts.sum(), minlength=size)
         chance = _SPARE * ROWS_PER_CELL / np.maximum(share * n_rows, _SPARE * ROWS_PER_CELL)
-        bounds = np.full(support.size, _LAST)
-        some = chance < 1.0
-        bounds[some] = (chance[some] * 2.0**64).astype(np.uint64)
+        bounds = np.full(size, _LAST)
+        fewer = chance < 1.0
+        bounds[fewer] = (chance[fewer] * 2.0**64).astype(np.uint64)
         return cls(support, bounds, dict(functions), partition)
-
-    @cached_property
-    def pairs(self) -> tuple[Array, Array]:
-        """Columns whose products are summed: all pairs of few columns, none of many."""
-        d = self.support.points.shape[1]
-        return np.triu_indices(d if d <= _EXACT else 0)
-
-    @property
-    def edges(self) -> tuple[int, int, int, int]:
-        """Where the sums of z, of z z^T, of the functions and of the partition end."""
-        rank = 0 if self.partition is None else self.partition.rank
-        d, pairs, q = self.support.points.shape[1], len(self.pairs[0]), len(self.functions)
-        return d, d + pairs, d + pairs + q, d + pairs + q + rank
-
-    @property
-    def block(self) -> int:
-        """Rows that are summed at once."""
-        least, most = _ROWS
-        return min(max(1 << (_VALUES // self.edges[-1]).bit_length() >> 1, least), most)
 
     def one_hot_rows(self, memory: int) -> int:
         """Rows that are summed at once on a device with so many bytes of memory."""
-        return min(max(max(_ONE_HOT, memory >> 13) // self.support.size, 1 << 10), self.block)
+        return min(max(max(_ONE_HOT, memory >> 13) // len(self.bounds), 1 << 10), self.block)
 
     def cost(self, extent: Extent) -> Cost:
         """The way of each row to its cell, and sums of all cells."""
         size, d = self.support.points.shape
-        width, tree, rows = self.edges[-1], self.support.tree, extent.strip_rows
+        width, rows = self.edges[-1], extent.strip_rows
         # What is summed; z, a column's points, ones and starts; the way of the rows to their cells.
         block = min(self.block, rows) * (width + d + 3)
-        walk = 0 if tree is None else tree.walk_words(rows)
+        walk = 0 if self.support.left is None else WALK_WORDS * min(rows, WALK_ROWS)
         if extent.device_memory:  # the matrix that sums by cell, its weights and its flags
             block += 3 * self.one_hot_rows(extent.device_memory) * (size + self.n_folds)
         return Cost(
@@ -478,45 +451,159 @@ class CellReduction(Reduction[CellSums, CellSums]):
             retained=size * _SPARE * ROWS_PER_CELL * (d + 3) * _WORD,
         )
 
-    def start(self, like: Array) -> "CellState":
-        """The buffers, where the rows are."""
-        return CellState(self, like)
+    def start(self, like: Array) -> Buffers:
+        """Points and bounds of the cells where the rows are, and memory of all strips.
 
-    def update(self, state: "CellState", strip: Strip) -> CellSums:
+        That of fresh arrays comes and goes, for which threads wait.
+        """
+        xp, place = array_namespace(like), device(like)
+        points = np.ascontiguousarray(self.support.points.T, dtype=np.float64)
+        points, bounds = (xp.asarray(a, device=place) for a in (points, self.bounds))
+        return points, bounds, Scratch(), Scratch(), Scratch()
+
+    def update(self, state: Buffers, strip: Strip) -> CellSums:
         """Sums over one strip."""
-        part, hashes = strip.parts[self.variable], strip.once(strip_hashes)
-        return state.sums(part, strip.weights, strip.folds(self.n_folds), hashes)
+        part, weights, folds = strip.parts[self.variable], strip.weights, strip.folds(self.n_folds)
+        xp, place, bounds = array_namespace(part), device(part), state[1]
+        cells = self.support.assign(part)
+        add = self._on_host if is_numpy_array(part) else self._on_device
+        with np.errstate(over="ignore", invalid="ignore"):  # the moments report it
+            masses, counts, sums = add(state, part, weights, folds, cells)
+        hashes = xp.asarray(strip.once(strip_hashes), device=place)
+        below, used = hashes <= xp.take(bounds, cells), part
+        if weights is None:
+            weights = xp.ones(part.shape[0], dtype=xp.float64, device=place)
+        else:
+            below, used = below & (weights > 0.0), part[weights > 0.0]
+        (where,) = xp.nonzero(below)
+        bottom = BottomK(cells, hashes, weights, part).at(where)
+        return CellSums(masses, counts, sums, bottom, *value_range(used))
+
+    def combine(self, a: CellSums, b: CellSums) -> CellSums:
+        """Sums over the union of two disjoint sets of rows."""
+        xp = array_namespace(a.sums)
+        bottom = BottomK.concatenated([a.bottom, b.bottom])
+        if bottom.cells.shape[0] > _CROWD * ROWS_PER_CELL * len(self.bounds):
+            bottom = bottom.first(ROWS_PER_CELL)
+        return CellSums(
+            a.masses + b.masses,
+            a.counts + b.counts,
+            a.sums + b.sums,
+            bottom,
+            xp.minimum(a.low, b.low),
+            xp.maximum(a.high, b.high),
+            a.integer & b.integer,
+        )
+
+    def _on_host(
+        self, state: Buffers, part: Array, weights: Array | None, folds: Array, cells: Array
+    ) -> tuple[Array, Array, Array]:
+        """Masses, counts and sums, by a sparse product: it reads each value once."""
+        size, n_folds, length = len(self.bounds), self.n_folds, self.block
+        where = folds.astype(np.int64)
+        where *= size
+        where += cells
+        masses = np.bincount(where, weights, n_folds * size).reshape(n_folds, size)
+        if weights is None:
+            counts = masses.sum(axis=0)
+        else:
+            counts = np.bincount(cells[weights > 0.0], minlength=size)
+        sums = np.zeros((size, self.edges[-1]))
+        ones = np.ones(min(length, len(cells)))
+        for start in range(0, len(cells), length):
+            here = slice(start, min(start + length, len(cells)))
+            data = ones[: here.stop - start] if weights is None else weights[here]
+            places = data, cells[here].astype(np.int32), np.arange(len(data) + 1, dtype=np.int32)
+            matrix = csc_array(places, shape=(size, len(data)))
+            sums += matrix @ self._write(state, part[here, :], cells[here])
+        return masses.astype(np.float64), counts, sums
+
+    def _on_device(
+        self, state: Buffers, part: Array, weights: Array | None, folds: Array, cells: Array
+    ) -> tuple[Array, Array, Array]:
+        """The same by a dense product: a device has no other sum of fixed order."""
+        xp, place = array_namespace(part), device(part)
+        size, n_folds = len(self.bounds), self.n_folds
+        double, of = {"dtype": xp.float64, "device": place}, xp.arange(size, device=place)
+        masses, counts = xp.zeros((n_folds, size), **double), xp.zeros(size, **double)
+        sums = xp.zeros((size, self.edges[-1]), **double)
+        numbers = xp.arange(n_folds, device=place)
+        folds = xp.asarray(folds.astype(np.int64), device=place)
+        length, n = self.one_hot_rows(device_memory(part)), part.shape[0]
+        for start in range(0, n, length):
+            here = slice(start, min(start + length, n))
+            ones = xp.astype(of[:, None] == cells[None, here], xp.float64)
+            if weights is None:
+                matrix, counts = ones, counts + xp.sum(ones, axis=1)
+            else:
+                matrix = ones * weights[None, here]
+                counts = counts + ones @ xp.astype(weights[here] > 0.0, xp.float64)
+            masses += xp.astype(numbers[:, None] == folds[None, here], xp.float64) @ matrix.T
+            sums += matrix @ self._write(state, part[here, :], cells[here])
+        return masses, xp.astype(counts, xp.int64), sums
+
+    def _write(self, state: Buffers, part: Array, cells: Array) -> Array:
+        """What is summed, shape (n, width); z is the row less the point of its cell."""
+        points, _, *memory = state
+        xp, ops, (n, d) = array_namespace(part), in_place(part), part.shape
+        shapes = (n, self.edges[-1]), (d, n), (n,)
+        pairs = zip(memory, shapes, strict=True)
+        values, columns, point = (scratch.shaped(xp, shape, points) for scratch, shape in pairs)
+        # A column at a time: loops over a few columns cost more than the arithmetic.
+        for j in range(d):
+            take_into(xp, point, points[j, :], cells)
+            ops.subtract(part[:, j], point, out=columns[j, :])
+            values[:, j] = columns[j, :]
+        for j, (a, b) in enumerate(zip(*self.pairs, strict=True), start=d):
+            ops.multiply(columns[int(a), :], columns[int(b), :], out=values[:, j])
+        _, first, last, _ = self.edges
+        for j, function in enumerate(function_values(part, self.functions), start=first):
+            values[:, j] = function[:, 0]
+        if self.partition is not None:
+            values[:, last:] = self.partition(part)
+        return values
 
     def statistics(self, sums: CellSums) -> CellStatistics:
         """What laws in the cells are made of, from the sums over all rows."""
         points, counts = self.support.points, sums.counts
         mass, size = sums.masses.sum(axis=0), len(points)
         away, squares, functions, parts = np.split(sums.sums, self.edges[:-1], axis=1)
-        share = 1.0 / np.where(mass > 0.0, mass, 1.0)[:, None]
-        away = away * share
+        per_weight = 1.0 / np.where(mass > 0.0, mass, 1.0)[:, None]
+        away, squares = away * per_weight, squares * per_weight
         retained = sums.bottom.first(ROWS_PER_CELL)
         whole = np.bincount(retained.cells, minlength=size) == counts
+
         # Cells without rows have their point as the only atom, of weight zero.
         empty = np.setdiff1d(np.arange(size), retained.cells)
-        fillers = BottomK(
-            empty, np.full(len(empty), _LAST), np.zeros(len(empty)), (points + away)[empty]
-        )
+        last, none = np.full(len(empty), _LAST), np.zeros(len(empty))
+        fillers = BottomK(empty, last, none, (points + away)[empty])
         atoms = BottomK.concatenated([retained, fillers])
         atoms = atoms.at(np.argsort(atoms.cells, kind="stable"))
         starts = np.searchsorted(atoms.cells, np.arange(size + 1))
-        shares = _shares(atoms.weights, starts)
+
+        # Shares of the atoms in their cells. Weights count as one where there is none, and sums of
+        # them may overflow.
+        weights = np.where(atoms.weights > 0.0, atoms.weights, 1.0)
+        shares = weights / np.maximum.reduceat(weights, starts[:-1])[atoms.cells]
+        shares = np.maximum(shares, np.finfo(np.float64).tiny)
+        shares = shares / np.add.reduceat(shares, starts[:-1])[atoms.cells]
+
+        if squares.shape[1]:
+            a, b = self.pairs
+            spread = np.where(counts[:, None] > 1, squares - away[:, a] * away[:, b], 0.0)
+            spread[:, a == b] = np.maximum(spread[:, a == b], 0.0)
+            covariances = np.empty((*away.shape, away.shape[1]))
+            covariances[:, a, b] = covariances[:, b, a] = spread
+        else:
+            covariances = sample_covariances(atoms.rows, starts, shares, whole)
         overall = functions.sum(axis=0) / mass.sum()
         return CellStatistics(
             support=self.support,
             masses=mass / mass.sum(),
             means=points + away,
-            covariances=(
-                self._covariances(away, squares * share, counts)
-                if squares.shape[1]
-                else sample_covariances(atoms.rows, starts, shares, whole)
-            ),
+            covariances=covariances,
             names=tuple(self.functions),
-            functions=np.where(mass[:, None] > 0.0, functions * share, overall),
+            functions=np.where(mass[:, None] > 0.0, functions * per_weight, overall),
             atoms=atoms.rows,
             starts=starts,
             shares=shares,
@@ -525,7 +612,9 @@ class CellReduction(Reduction[CellSums, CellSums]):
             counts=counts,
             hashes=atoms.hashes,
             weights=atoms.weights,
-            values=sums.values,
+            low=sums.low,
+            high=sums.high,
+            integer=sums.integer,
         )
 
     def sums(self, cells: CellStatistics, weight: float) -> CellSums:
@@ -547,25 +636,8 @@ class CellReduction(Reduction[CellSums, CellSums]):
             sums = np.concatenate([sums, weight * cells.components.T], axis=1)
         atoms = BottomK(cells.cell_of_atom, cells.hashes, cells.weights, cells.atoms)
         retained = atoms.at(np.flatnonzero(cells.weights > 0.0))
-        return CellSums(mass[None], cells.counts, sums, retained, cells.values)
-
-    def _covariances(self, away: Array, squares: Array, counts: Array) -> Array:
-        """From means of z and of its products, shape (S, d, d); of a single row exactly zero."""
-        a, b = self.pairs
-        spread = np.where(counts[:, None] > 1, squares - away[:, a] * away[:, b], 0.0)
-        spread[:, a == b] = np.maximum(spread[:, a == b], 0.0)
-        covariances = np.empty((*away.shape, away.shape[1]))
-        covariances[:, a, b] = covariances[:, b, a] = spread
-        return covariances
-
-
-def _shares(weights: Array, starts: Array) -> Array:
-    """Shares of the atoms in their cells; weights count as one where there is none."""
-    weights = np.where(weights > 0.0, weights, 1.0)
-    largest = np.maximum.reduceat(weights, starts[:-1])  # sums of the weights may overflow
-    shares = weights / np.repeat(largest, np.diff(starts))
-    shares = np.maximum(shares, np.finfo(np.float64).tiny)
-    return shares / np.repeat(np.add.reduceat(shares, starts[:-1]), np.diff(starts))
+        values = cells.low, cells.high, cells.integer
+        return CellSums(mass[None], cells.counts, sums, retained, *values)
 
 
 def sample_covariances(atoms: Array, starts: Array, shares: Array, whole: Array) -> Array:
@@ -579,124 +651,3 @@ def sample_covariances(atoms: Array, starts: Array, shares: Array, whole: Array)
         if last - first > 1 and unseen < 1.0:
             covariances[s] = away.T @ (share[:, None] * away) / (1.0 - unseen)
     return (covariances + covariances.swapaxes(1, 2)) / 2.0
-
-
-class CellState:
-    """What a task keeps for the sums by cell of one variable, and the loop over a strip.
-
-    Parameters
-    ----------
-    reduction
-        What is summed.
-    like
-        An array of the library and on the device of the rows.
-    """
-
-    def __init__(self, reduction: CellReduction, like: Array) -> None:
-        xp, place = array_namespace(like), device(like)
-        self.reduction, self.xp, self.on_host = reduction, xp, is_numpy_array(like)
-        points = np.ascontiguousarray(reduction.support.points.T, dtype=np.float64)
-        self.points = xp.asarray(points, device=place)
-        self.bounds = xp.asarray(reduction.bounds, device=place)
-        # Memory of all strips: that of fresh arrays comes and goes, for which threads wait.
-        self.values, self.columns, self.point = Scratch(), Scratch(), Scratch()
-
-    def sums(self, part: Array, weights: Array | None, folds: Array, hashes: Array) -> CellSums:
-        """Sums over one strip of rows.
-
-        Parameters
-        ----------
-        part
-            The rows, shape (n, d).
-        weights
-            Shape (n,), or None for ones.
-        folds
-            Fold number of each row, shape (n,), in the memory of the process.
-        hashes
-            Of the global indices of the rows, shape (n,), likewise; see :func:`hashes_of`.
-        """
-        xp, place = self.xp, device(part)
-        cells = self.reduction.support.assign(part)
-        with np.errstate(over="ignore", invalid="ignore"):  # the moments report it
-            sums = (self._on_host if self.on_host else self._on_device)(part, weights, folds, cells)
-        hashes = xp.asarray(hashes, device=place)
-        below, used = hashes <= xp.take(self.bounds, cells), part
-        if weights is not None:
-            below, used = below & (weights > 0.0), part[weights > 0.0]
-        (where,) = xp.nonzero(below)
-        bottom = BottomK(
-            xp.take(cells, where),
-            xp.take(hashes, where),
-            xp.ones(where.shape[0], dtype=xp.float64, device=place)
-            if weights is None
-            else xp.take(weights, where),
-            xp.take(part, where, axis=0),
-        )
-        return CellSums(*sums, bottom.pruned(len(self.reduction.bounds)), ValueRange.of(used))
-
-    def _on_host(
-        self, part: Array, weights: Array | None, folds: Array, cells: Array
-    ) -> tuple[Array, Array, Array]:
-        """Masses, counts and sums, by a sparse product: it reads each value once."""
-        size, n_folds = len(self.reduction.bounds), self.reduction.n_folds
-        where = folds.astype(np.int64)
-        where *= size
-        where += cells
-        masses = np.bincount(where, weights, n_folds * size).reshape(n_folds, size)
-        if weights is None:
-            counts = masses.sum(axis=0)
-        else:
-            counts = np.bincount(cells[weights > 0.0], minlength=size)
-        sums = np.zeros((size, self.reduction.edges[-1]))
-        ones = np.ones(min(self.reduction.block, len(cells)))
-        for start in range(0, len(cells), self.reduction.block):
-            here = slice(start, min(start + self.reduction.block, len(cells)))
-            data = ones[: here.stop - start] if weights is None else weights[here]
-            places = data, cells[here].astype(np.int32), np.arange(len(data) + 1, dtype=np.int32)
-            matrix = csc_array(places, shape=(size, len(data)))
-            sums += matrix @ self._write(part[here, :], cells[here])
-        return masses.astype(np.float64), counts, sums
-
-    def _on_device(
-        self, part: Array, weights: Array | None, folds: Array, cells: Array
-    ) -> tuple[Array, Array, Array]:
-        """The same by a dense product: a device has no other sum of fixed order."""
-        xp, place = self.xp, device(part)
-        size, n_folds = len(self.reduction.bounds), self.reduction.n_folds
-        double, of = {"dtype": xp.float64, "device": place}, xp.arange(size, device=place)
-        masses, counts = xp.zeros((n_folds, size), **double), xp.zeros(size, **double)
-        sums = xp.zeros((size, self.reduction.edges[-1]), **double)
-        numbers = xp.arange(n_folds, device=place)
-        folds = xp.asarray(folds.astype(np.int64), device=place)
-        length, n = self.reduction.one_hot_rows(device_memory(part)), part.shape[0]
-        for start in range(0, n, length):
-            here = slice(start, min(start + length, n))
-            ones = xp.astype(of[:, None] == cells[None, here], xp.float64)
-            if weights is None:
-                matrix, counts = ones, counts + xp.sum(ones, axis=1)
-            else:
-                matrix = ones * weights[None, here]
-                counts = counts + ones @ xp.astype(weights[here] > 0.0, xp.float64)
-            masses += xp.astype(numbers[:, None] == folds[None, here], xp.float64) @ matrix.T
-            sums += matrix @ self._write(part[here, :], cells[here])
-        return masses, xp.astype(counts, xp.int64), sums
-
-    def _write(self, part: Array, cells: Array) -> Array:
-        """What is summed, shape (n, width); z is the row less the point of its cell."""
-        reduction, xp, ops, (n, d) = self.reduction, self.xp, in_place(part), part.shape
-        values = self.values.shaped(xp, (n, reduction.edges[-1]), self.points)
-        columns = self.columns.shaped(xp, (d, n), self.points)
-        point = self.point.shaped(xp, (n,), self.points)
-        # A column at a time: loops over a few columns cost more than the arithmetic.
-        for j in range(d):
-            take_into(xp, point, self.points[j, :], cells)
-            ops.subtract(part[:, j], point, out=columns[j, :])
-            values[:, j] = columns[j, :]
-        for j, (a, b) in enumerate(zip(*reduction.pairs, strict=True), start=d):
-            ops.multiply(columns[int(a), :], columns[int(b), :], out=values[:, j])
-        _, first, last, _ = reduction.edges
-        for j, function in enumerate(function_values(part, reduction.functions), start=first):
-            values[:, j] = function[:, 0]
-        if reduction.partition is not None:
-            values[:, last:] = reduction.partition(part)
-        return values

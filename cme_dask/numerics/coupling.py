@@ -30,7 +30,7 @@ from scipy.linalg import cho_factor, cho_solve
 
 from cme_dask.errors import DataError
 from cme_dask.numerics.basis import eigenbasis
-from cme_dask.numerics.blocks import Moments
+from cme_dask.numerics.moments import Moments
 from cme_dask.numerics.problem import Regularization, SolverInfo, iterate
 
 # Quadratic programs over a transport polytope: scaling, optimality, rounding onto it

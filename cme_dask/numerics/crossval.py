@@ -11,7 +11,7 @@ from scipy.special import stdtrit
 from cme_dask.display import brief_repr
 from cme_dask.errors import DataError
 from cme_dask.numerics.basis import eigenbasis
-from cme_dask.numerics.blocks import Moments, MomentSums
+from cme_dask.numerics.moments import Moments, MomentSums
 from cme_dask.numerics.problem import JointProblem, JointSolution, Regularization, SolverInfo
 
 # Jackknife replicates and held-out errors, from moments by fold and without another pass

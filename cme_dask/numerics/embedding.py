@@ -8,8 +8,8 @@ import numpy as np
 
 from cme_dask.errors import DataError
 from cme_dask.numerics.basis import eigenbasis
-from cme_dask.numerics.blocks import Moments, MomentSums
 from cme_dask.numerics.crossval import Replicates, held_out, replicates, split_folds
+from cme_dask.numerics.moments import Moments, MomentSums
 
 Array = Any
 FoldLoss = Callable[[Moments, Moments, Array], Array]

@@ -12,9 +12,9 @@ from cme_dask.errors import DataError, remedy
 from cme_dask.kernels.base import Kernel
 from cme_dask.kernels.transforms import Transform
 from cme_dask.numerics.basis import Basis, eigenbasis
-from cme_dask.numerics.blocks import Moments, MomentSums
 from cme_dask.numerics.cells import ValueRange
 from cme_dask.numerics.crossval import held_out, held_out_folds
+from cme_dask.numerics.moments import Moments, MomentSums
 
 Array = Any
 

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from cme_dask.numerics.basis import BlockSolve
-from cme_dask.numerics.blocks import Moments
-from cme_dask.numerics.moments import MomentReduction, strip_moments
+from cme_dask.numerics.moments import MomentReduction, Moments, strip_moments
 from cme_dask.numerics.problem import JointSolution
 from cme_dask.numerics.resources import parallel_map
 

@@ -16,7 +16,7 @@ from cme_dask.config import REG
 from cme_dask.display import brief_repr
 from cme_dask.errors import ConvergenceError, ConvergenceWarning, DataError, option, remedy, warn
 from cme_dask.numerics.basis import Basis, LinearBasis, eigenbasis
-from cme_dask.numerics.blocks import Moments
+from cme_dask.numerics.moments import Moments
 
 # The quadratic program of the joint distribution, in bases that make it diagonal
 

@@ -10,7 +10,8 @@ Dask nor Zarr; :func:`cme_dask.passes.run.run` cuts the rows into tasks, predict
   of the result depend neither on chunks nor on tasks, workers or scheduler. Within a task,
   ``accumulate`` does the same and may reuse the memory of the left operand.
 * ``finish`` closes what the task holds open, such as files. Then the partial result, which is made
-  of numbers, arrays, tuples, mappings and dataclasses of these, comes to the host: once per task.
+  of numbers, arrays, tuples, named tuples, mappings and dataclasses, comes to the host: once per
+  task.
 * ``finalize`` turns the combined result into the answer, in the process of the caller.
 """
 
@@ -225,7 +226,7 @@ class Reduction(Generic[Partial, Result]):
         Rows of a strip, where the tasks write chunks; 0 for a number that depends on the number of
         rows alone.
     kinds : tuple of types
-        The dataclasses in its partial results: a checkpoint decodes no others.
+        The dataclasses and named tuples in its partial results: a checkpoint decodes no others.
     """
 
     name: str = "reduction"
@@ -400,11 +401,11 @@ def _joined(waiting: list[tuple[int, T]], add: Callable[[T, T], T]) -> T:
 
 
 def to_host(value: Any) -> Any:
-    """The same structure of tuples, lists, mappings and dataclasses with its arrays in NumPy."""
+    """The same structure of tuples, named or not, lists, mappings and dataclasses, in NumPy."""
     if isinstance(value, np.ndarray):
         return value
     if isinstance(value, (tuple, list)):
-        return type(value)(map(to_host, value))
+        return getattr(value, "_make", type(value))(map(to_host, value))
     if isinstance(value, Mapping):
         return dict(zip(value, map(to_host, value.values()), strict=True))
     if is_dataclass(value) and not isinstance(value, type):

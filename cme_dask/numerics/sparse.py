@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
-from cme_dask.numerics.blocks import Moments, MomentSums
 from cme_dask.numerics.crossval import held_out
 from cme_dask.numerics.embedding import ConditionalEmbedding
+from cme_dask.numerics.moments import Moments, MomentSums
 from cme_dask.numerics.problem import iterate
 
 Array = Any

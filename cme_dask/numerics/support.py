@@ -1,5 +1,11 @@
-"""Supports of laws: binary trees of axis-aligned splits, and their cells."""
+"""Supports of laws: a few points, and the cells of the rows that they stand for.
 
+A scalar variable has intervals between quantiles, several columns have the leaves of a regression
+tree: boxes with axis-aligned borders. Both are made from the row sample, and all rows are assigned
+to their cells at once.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Annotated, Any
@@ -11,79 +17,100 @@ from cme_dask.codec import Shape
 from cme_dask.errors import DataError
 from cme_dask.kernels.evaluator import add_flags, in_place, take_into
 
-# Binary trees of axis-aligned splits, walked by all rows at once
-
-
 Array = Any
 Level = tuple[Array, Array, Array | None]
 
-_ROWS = 1 << 16  # walked at once: steps on few are so short that threads wait for each other
+SUPPORT_SIZE = 1000
+"""Cells of a support, at most."""
+
+WALK_ROWS = 1 << 16
+"""Rows that walk down a tree at once: on few, steps are so short that threads wait."""
+
+WALK_WORDS = 6
+"""Numbers that each of them takes on the way."""
+
 _DEEP = 32  # levels: of more, tables of each would be large
+_FAR = 6.0  # deviations beyond which heavy tails would take the cells of all other rows
+_LABELS_FIRST = 1e3  # weight of labels: that of one row in 10^5 still outweighs all else
 
 
 @dataclass(frozen=True, eq=False)
-class Tree:
-    """A partition of space into boxes, by a tree whose nodes come after their parents.
+class Support:
+    """Points y_s and the cells of the rows that they stand for.
 
-    Node 0 is the root. A node with children sends rows with z[feature] <= threshold to its left
-    child and the others to the node after that; a leaf is its own left child, and sends all there.
+    Cells of a scalar variable are intervals, cut at ``thresholds``. Cells of several columns are
+    the leaves of a tree, in the order of its nodes. Node 0 is the root, and children come after
+    their parents: a node sends rows with z[feature] <= threshold to its ``left`` child and the
+    others to the node after that. A leaf is its own left child.
 
     Parameters
     ----------
-    feature
-        Column that a node looks at, integers of shape (N,); any at leaves.
-    threshold
-        In the unit of the column, float64 of shape (N,); infinite at leaves.
+    points
+        y_s, distinct, shape (S, d); ascending if scalar.
+    thresholds
+        Borders of the intervals, ascending, shape (S - 1,): cell s holds
+        thresholds[s - 1] < y <= thresholds[s]. Or those of the nodes, in the units of their
+        columns, shape (N,); infinite at leaves.
+    features
+        Column that each node looks at, integers of shape (N,), any at leaves; None of intervals.
     left
-        Left child, integers of shape (N,).
+        Left child of each node, integers of shape (N,); None of intervals.
 
     Raises
     ------
     DataError
-        If this is no such tree.
+        If these don't fit together.
     """
 
-    feature: Annotated[Array, Shape("N")]
-    threshold: Annotated[Array, Shape("N", finite=False)]
-    left: Annotated[Array, Shape("N")]
+    points: Annotated[Array, Shape("S", "d")]
+    thresholds: Annotated[Array, Shape("N", finite=False)]
+    features: Annotated[Array, Shape("N")] | None = None
+    left: Annotated[Array, Shape("N")] | None = None
 
     def __post_init__(self) -> None:
-        feature, threshold, left = (
-            np.asarray(a) for a in (self.feature, self.threshold, self.left)
-        )
-        size = len(left)
-        if not size or feature.shape != (size,) or threshold.shape != (size,):
+        shape, thresholds = np.shape(self.points), np.asarray(self.thresholds)
+        if len(shape) != 2 or 0 in shape:
+            raise DataError(f"a support needs points of shape (S, d), got shape {shape}")
+        if self.features is None and self.left is None:
+            if shape[1] != 1 or thresholds.shape != (shape[0] - 1,):
+                raise DataError(
+                    f"points of shape {shape} take {shape[0] - 1} thresholds of a scalar variable, "
+                    f"got thresholds of shape {thresholds.shape}"
+                )
+            if not (np.isfinite(thresholds).all() and np.all(np.diff(thresholds) > 0)):
+                raise DataError("the thresholds of intervals must be finite and ascend")
+            return
+        features, left = np.asarray(self.features), np.asarray(self.left)
+        if not left.size or not features.shape == thresholds.shape == left.shape == (left.size,):
             raise DataError("a tree needs a feature, a threshold and a left child of each node")
-        if feature.dtype.kind not in "iu" or left.dtype.kind not in "iu":
+        if features.dtype.kind not in "iu" or left.dtype.kind not in "iu":
             raise DataError("features and children of a tree must be integers")
-        number = np.arange(size)
+        number = np.arange(len(left))
         inner = number[left != number]
         children = np.sort(np.concatenate([left[inner], left[inner] + 1]))
         ordered = (left[inner] > inner).all() and np.array_equal(children, number[1:])
-        split = np.isfinite(threshold[inner]).all() and (feature >= 0).all()
-        if not (ordered and split and np.isposinf(threshold[left == number]).all()):
+        split = np.isfinite(thresholds[inner]).all() and (features >= 0).all()
+        if not (ordered and split and np.isposinf(thresholds[left == number]).all()):
             raise DataError("the nodes of a tree do not fit together")
-
-    @property
-    def size(self) -> int:
-        """Number of leaves S."""
-        return int(np.isposinf(self.threshold).sum())
-
-    @cached_property
-    def depth(self) -> int:
-        """Splits on the longest way to a leaf."""
-        level, nodes, inner = 0, np.zeros(1, dtype=np.int64), np.isfinite(self.threshold)
-        while len(nodes := nodes[inner[nodes]]):
-            nodes = np.concatenate([self.left[nodes], self.left[nodes] + 1])
-            level += 1
-        return level
-
-    def walk_words(self, rows: int) -> int:
-        """Numbers that the walk of so many rows keeps on the way."""
-        return 6 * min(rows, _ROWS)
+        leaves, columns = len(left) - len(inner), int(features.max())
+        if leaves != shape[0] or columns >= shape[1]:
+            raise DataError(
+                f"points of shape {shape} take a tree of {shape[0]} leaves on {shape[1]} columns, "
+                f"got {leaves} leaves, and columns up to {columns}"
+            )
 
     def __getstate__(self) -> dict[str, Array]:
         return {one.name: getattr(self, one.name) for one in fields(self)}  # not what is cached
+
+    @property
+    def size(self) -> int:
+        """Number of cells S."""
+        return int(self.points.shape[0])
+
+    def equals(self, other: "Support") -> bool:
+        """Whether the other one has the same points and cells."""
+        pairs = ((getattr(self, one.name), getattr(other, one.name)) for one in fields(self))
+        return all(np.array_equal(a, b) for a, b in pairs)
 
     @cached_property
     def _levels(self) -> tuple[tuple[Level, ...], Array]:
@@ -93,25 +120,32 @@ class Tree:
         in the next one: None if that of node i stands at 2 i. Leaves stand in all levels below.
         In deep trees all nodes stand in every level.
         """
-        feature, left = (np.asarray(a, dtype=np.int64) for a in (self.feature, self.left))
-        threshold = np.asarray(self.threshold, dtype=np.float64)
-        leaf = np.cumsum(np.isposinf(threshold)) - 1  # its number among the leaves
-        if self.depth > _DEEP:
-            return ((feature, threshold, left),) * self.depth, leaf
+        thresholds = np.asarray(self.thresholds, dtype=np.float64)
+        features, left = (np.asarray(a, dtype=np.int64) for a in (self.features, self.left))
+        ends = np.isposinf(thresholds)
+        leaf = np.cumsum(ends) - 1  # its number among the leaves
+        depth, nodes = 0, np.zeros(1, dtype=np.int64)
+        while len(nodes := nodes[~ends[nodes]]):
+            nodes = np.concatenate([left[nodes], left[nodes] + 1])
+            depth += 1
+        if depth > _DEEP:
+            return ((features, thresholds, left),) * depth, leaf
         levels: list[Level] = []
         nodes = np.zeros(1, dtype=np.int64)
-        for _ in range(self.depth):
-            ends = np.isposinf(threshold[nodes])
-            children = np.where(ends, 1, 2)
+        for _ in range(depth):
+            children = np.where(ends[nodes], 1, 2)
             place = np.cumsum(children) - children
-            levels.append((feature[nodes], threshold[nodes], place if ends.any() else None))
+            fewer = place if ends[nodes].any() else None
+            levels.append((features[nodes], thresholds[nodes], fewer))
             right = np.arange(children.sum()) - np.repeat(place, children)
             nodes = np.repeat(left[nodes], children) + right
         return tuple(levels), leaf[nodes]
 
-    def leaves(self, rows: Array) -> Array:
-        """Numbers 0..S-1 of the leaves, in the order of their nodes, of rows (n, d); shape (n,)."""
+    def assign(self, rows: Array) -> Array:
+        """Cell numbers, integers of shape (n,), of rows (n, d)."""
         xp, place = array_namespace(rows), device(rows)
+        if self.left is None:
+            return xp.searchsorted(xp.asarray(self.thresholds, device=place), rows[:, 0])
         levels, leaf = self._levels
         there = [
             [None if a is None else xp.asarray(a, device=place) for a in level] for level in levels
@@ -121,19 +155,19 @@ class Tree:
         result = xp.empty(n, dtype=xp.int64, device=place)
         # Memory of all blocks: that of fresh arrays comes and goes, for which threads wait.
         kinds = xp.int64, xp.int64, rows.dtype, xp.float64, xp.bool
-        retained = [xp.empty(min(n, _ROWS), dtype=kind, device=place) for kind in kinds]
-        firsts = xp.arange(min(n, _ROWS), dtype=xp.int64, device=place) * d
-        for start in range(0, n, _ROWS):
-            here = slice(start, min(start + _ROWS, n))
+        buffers = [xp.empty(min(n, WALK_ROWS), dtype=kind, device=place) for kind in kinds]
+        firsts = xp.arange(min(n, WALK_ROWS), dtype=xp.int64, device=place) * d
+        for start in range(0, n, WALK_ROWS):
+            here = slice(start, min(start + WALK_ROWS, n))
             block = slice(0, here.stop - start)
             values, first = xp.reshape(rows[here, :], (-1,)), firsts[block]
-            node, at, value, border, right = (array[block] for array in retained)
+            node, at, value, border, right = (buffer[block] for buffer in buffers)
             node[...] = 0
-            for feature, threshold, left in there:
-                take_into(xp, at, feature, node)
+            for features, thresholds, left in there:
+                take_into(xp, at, features, node)
                 ops.add(at, first, out=at)
                 take_into(xp, value, values, at)
-                take_into(xp, border, threshold, node)
+                take_into(xp, border, thresholds, node)
                 ops.greater(value, border, out=right)
                 if left is None:
                     ops.add(node, node, out=node)
@@ -145,98 +179,152 @@ class Tree:
         return result
 
 
-# Bounded supports of laws: cells of one variable, whose masses are counted over all rows
+# Made from the row sample: quantile bins, or boxes of a regression tree
 
 
-SUPPORT_SIZE = 1000
-"""Cells of a support, at most."""
+def make_support(
+    rows: Array,
+    weights: Array,
+    size: int = SUPPORT_SIZE,
+    categorical: Sequence[bool] = (),
+) -> Support:
+    """Cells for the law of a variable.
 
-
-@dataclass(frozen=True, eq=False)
-class Support:
-    """Points y_s and the cells of the rows that they stand for.
-
-    Intervals of a scalar variable, cut at ``edges``; otherwise boxes, the leaves of a ``tree``.
+    With at most ``size`` distinct rows each is a cell of its own, exactly. Otherwise, cells of
+    about equal mass between quantiles of a scalar variable; and boxes, the leaves of a regression
+    tree of the standardised columns on themselves, whose every split is the one that removes most
+    of the squared distance between rows and the means of their cells. The mean of a cell is its
+    point.
 
     Parameters
     ----------
-    points
-        y_s, distinct, shape (S, d); ascending if scalar.
-    edges
-        Borders of the intervals, shape (S - 1,): cell s holds edges[s - 1] < y <= edges[s].
-    tree
-        Cell s holds the rows of leaf s.
+    rows
+        Rows of the row sample, shape (k, d).
+    weights
+        Their weights, shape (k,); rows without weight are left out.
+    size
+        Largest number of cells.
+    categorical
+        Which columns are codes of labels, shape (d,): no cell of several columns mixes labels,
+        unless there are more combinations of them than cells.
 
     Raises
     ------
     DataError
-        If these don't fit together.
+        If no row has a weight, or the size is not positive.
+
+    Notes
+    -----
+    An atom that holds more than two cells' mass is a cell of its own. Source of the tree: Breiman,
+    Friedman, Olshen and Stone (1984), Classification and Regression Trees, section 8.3; the best
+    split first, as in scikit-learn.
     """
-
-    points: Annotated[Array, Shape("S", "d")]
-    edges: Annotated[Array, Shape("E")] | None = None
-    tree: Tree | None = None
-
-    def __post_init__(self) -> None:
-        shape = np.shape(self.points)
-        if len(shape) != 2 or 0 in shape:
-            raise DataError(f"a support needs points of shape (S, d), got shape {shape}")
-        if (self.edges is None) == (self.tree is None):
-            raise DataError("a support takes either edges or a tree")
-        if self.edges is not None and (shape[1] != 1 or np.shape(self.edges) != (shape[0] - 1,)):
-            raise DataError(
-                f"points of shape {shape} take {shape[0] - 1} edges of a scalar variable, got "
-                f"edges of shape {np.shape(self.edges)}"
-            )
-        if self.edges is not None and not np.all(np.diff(self.edges) > 0):
-            raise DataError("the edges of a support must ascend")
-        if self.tree is not None and (
-            self.tree.size != shape[0] or int(np.max(self.tree.feature)) >= shape[1]
-        ):
-            raise DataError(
-                f"points of shape {shape} take a tree of {shape[0]} leaves on {shape[1]} columns, "
-                f"got {self.tree.size} leaves, and columns up to {int(np.max(self.tree.feature))}"
-            )
-
-    @property
-    def size(self) -> int:
-        """Number of cells S."""
-        return int(self.points.shape[0])
-
-    def equals(self, other: "Support") -> bool:
-        """Whether the other one has the same points and cells."""
-        mine, theirs = (
-            [s.points, s.edges, *(getattr(s.tree, f.name, None) for f in fields(Tree))]
-            for s in (self, other)
-        )
-        return all(np.array_equal(a, b) for a, b in zip(mine, theirs, strict=True))
-
-    def assign(self, rows: Array) -> Array:
-        """Cell numbers, integers of shape (n,), of rows (n, d)."""
-        if self.tree is not None:
-            return self.tree.leaves(rows)
-        xp = array_namespace(rows)
-        return xp.searchsorted(xp.asarray(self.edges, device=device(rows)), rows[:, 0])
+    if size < 1:
+        raise DataError(f"a support needs at least one cell, got size={size!r}")
+    distinct, mass = distinct_rows(rows, weights)
+    if not len(distinct):
+        raise DataError("a support needs rows of positive weight")
+    if rows.shape[1] == 1:
+        return _bins(distinct[:, 0], mass, size)
+    return _boxes(distinct, mass, size, np.array([*categorical] or [False] * rows.shape[1]))
 
 
-def cell_means(values: Array, cells: Array, weights: Array, size: int) -> Array:
-    """Means of functions over the rows of each cell, shape (size, q).
+def distinct_rows(rows: Array, weights: Array) -> tuple[Array, Array]:
+    """Distinct rows of positive weight in order, and their masses, sum 1."""
+    usable = weights > np.finfo(np.float64).tiny * weights.max(initial=0.0)
+    distinct, which = np.unique(rows[usable], axis=0, return_inverse=True)
+    mass = np.bincount(which.ravel(), weights[usable])
+    return distinct, mass / mass.sum()
 
-    Expectations under a law on the cells that use these, and not the values at the points, do not
-    have the error of events that cut through cells.
 
-    Parameters
-    ----------
-    values
-        Of the functions at rows, shape (n, q).
-    cells
-        Cell of each row, shape (n,).
-    weights
-        Of the rows, shape (n,).
-    size
-        Number of cells; those without rows get the mean over all rows.
+def deviations(rows: Array, mass: Array) -> Array:
+    """Standard deviations of the columns, 1 for constant ones."""
+    largest = np.abs(rows).max(axis=0)
+    unit = np.where(largest > 0, largest, 1.0)  # squares of the values may leave the range
+    scaled = rows / unit
+    deviation = unit * np.sqrt(mass @ (scaled - mass @ scaled) ** 2)
+    tiny = np.finfo(np.float64).tiny
+    return np.where((rows != rows[0]).any(axis=0), np.maximum(deviation, tiny), 1.0)
+
+
+def _bins(values: Array, mass: Array, size: int) -> Support:
+    """Intervals between quantiles; values (k,) ascend."""
+    if len(values) <= size:
+        number = np.arange(len(values))
+    else:
+        level = np.minimum((size * (np.cumsum(mass) - mass / 2)).astype(np.int64), size - 1)
+        number = np.unique(level, return_inverse=True)[1]
+    first = np.flatnonzero(np.diff(number, prepend=-1))
+    last = np.append(first[1:], len(values)) - 1
+    share = np.bincount(number, mass)
+    # From the lowest value of the bin, so that the mean of equal values is that value.
+    lowest = values[first]
+    means = lowest + np.bincount(number, mass * (values - lowest[number])) / share
+    return Support(
+        np.clip(means, lowest, values[last])[:, None],
+        _between(values[last[:-1]], values[first[1:]]),
+    )
+
+
+def _between(below: Array, above: Array) -> Array:
+    """Numbers t with below <= t < above, in the middle where there is one."""
+    return np.clip(below / 2 + above / 2, below, np.nextafter(above, -np.inf))
+
+
+def _boxes(rows: Array, mass: Array, size: int, categorical: Array) -> Support:
+    """Leaves of a tree; rows (k, d) are distinct and in order.
+
+    The tree sees the ranks of the values, which float32 holds exactly: it splits where a tree of
+    the values themselves would.
     """
-    masses = np.bincount(cells, weights, minlength=size)
-    sums = np.stack([np.bincount(cells, weights * f, minlength=size) for f in values.T], axis=1)
-    overall = np.broadcast_to(weights @ values / weights.sum(), sums.shape)
-    return np.divide(sums, masses[:, None], out=overall.copy(), where=masses[:, None] > 0)
+    from sklearn.tree import DecisionTreeRegressor  # slow to import, and scalar variables need none
+
+    features, left = np.zeros((2, 1), dtype=np.int64)  # a tree of one leaf
+    thresholds, cells = np.full(1, np.inf), np.zeros(len(rows), dtype=np.int64)
+    if min(size, len(rows)) > 1:
+        values, by_column = zip(*(np.unique(c, return_inverse=True) for c in rows.T), strict=True)
+        ranks = np.stack(by_column, axis=1)
+        model = DecisionTreeRegressor(max_leaf_nodes=size, random_state=0)
+        if len(rows) <= size:  # neither masses nor distances may keep two rows together
+            model.fit(ranks, ranks)
+        else:
+            scaled = np.clip((rows - mass @ rows) / deviations(rows, mass), -_FAR, _FAR)
+            labels = (_LABELS_FIRST * _bits(codes) for codes in ranks[:, categorical].T)
+            targets = np.hstack([scaled[:, ~categorical], *labels])
+            model.fit(ranks, targets, sample_weight=mass * len(rows))
+
+        # Its nodes, numbered breadth first, so that children are neighbours.
+        tree, level, levels = model.tree_, np.zeros(1, dtype=np.int64), []
+        arrays = tree.children_left, tree.children_right, tree.feature
+        first, second, column_of = (a.astype(np.int64) for a in arrays)
+        while len(level):
+            levels.append(level)
+            inner = level[first[level] >= 0]
+            level = np.stack([first[inner], second[inner]], axis=1).ravel()
+        nodes = np.concatenate(levels)
+        number, leaf = np.argsort(nodes), first[nodes] < 0
+        features = np.where(leaf, 0, column_of[nodes])
+        left = np.where(leaf, number[nodes], number[first[nodes]])
+        # Its thresholds lie between ranks, those of the support in the middle between values.
+        thresholds = np.full(len(nodes), np.inf)
+        for j, column in enumerate(values):
+            here = np.flatnonzero(~leaf & (features == j))
+            below = tree.threshold[nodes[here]].astype(np.int64)
+            thresholds[here] = _between(column[below], column[below + 1])
+        cells = (np.cumsum(leaf) - 1)[number[model.apply(ranks)]]
+
+    # The mean row of each cell, inside it to the last bit.
+    order = np.argsort(cells, kind="stable")
+    rows, mass, cells = rows[order], mass[order], cells[order]
+    first = np.searchsorted(cells, np.arange(cells[-1] + 1))
+    lowest, highest = np.minimum.reduceat(rows, first), np.maximum.reduceat(rows, first)
+    share = mass / np.maximum(np.add.reduceat(mass, first), np.finfo(np.float64).tiny)[cells]
+    # From the lowest values, so that the mean of equal ones is that value.
+    gaps = np.add.reduceat(share[:, None] * (rows - lowest[cells]), first)
+    return Support(np.clip(lowest + gaps, lowest, highest), thresholds, features, left)
+
+
+def _bits(codes: Array) -> Array:
+    """Binary digits of codes: of those that agree in the higher ones, the next is monotone."""
+    digits = np.arange(max(int(codes.max()).bit_length(), 1))
+    return ((codes[:, None] >> digits) & 1).astype(np.float64)

@@ -15,9 +15,10 @@ from cme_dask.errors import DataError
 from cme_dask.kernels.base import check_integer
 from cme_dask.kernels.discrete import Features
 from cme_dask.kernels.evaluator import Scratch
-from cme_dask.numerics.blocks import Moments, MomentSums
 from cme_dask.numerics.moments import (
     Function,
+    Moments,
+    MomentSums,
     folds_within,
     function_values,
     in_order_of_folds,

@@ -5,12 +5,12 @@ from dataclasses import replace
 from typing import Any
 
 from cme_dask.data.sample import Sample
-from cme_dask.numerics.blocks import MomentSums
 from cme_dask.numerics.cells import CellReduction, CellSums
 from cme_dask.numerics.cholesky import BLOCK, SKETCH, prefix_rows
 from cme_dask.numerics.moments import (
     MomentReduction,
     MomentSets,
+    MomentSums,
     moment_cost,
 )
 from cme_dask.numerics.reduction import Cost, Extent, Fused
