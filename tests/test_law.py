@@ -5,6 +5,7 @@ import sys
 import tracemalloc
 import warnings
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import oracle_joint
@@ -21,7 +22,7 @@ from cme_dask import JointDistribution, kernels, load
 from cme_dask.errors import DataError, UnseenCategoryWarning
 from cme_dask.kernels.transforms import Scores, Standard, Transform
 from cme_dask.numerics.blending import share_near
-from cme_dask.numerics.measure import SortedAtoms, first_reaching
+from cme_dask.numerics.measure import CellLaw, first_reaching
 
 N = 2000
 LEVELS = [0.0, 0.05, 0.3, 0.5, 0.9, 1.0]
@@ -446,8 +447,7 @@ def mixtures(draw_):
     """Weights of cells and atoms in them, with ties and cells of no weight."""
     rng = np.random.default_rng(draw_(st.integers(0, 2**32 - 1)))
     size, per = draw_(st.integers(1, 9)), draw_(st.integers(1, 50))
-    cells = np.sort(rng.integers(0, size, size * per))
-    cells = np.concatenate([np.arange(size), cells])
+    cells = np.sort(np.concatenate([np.arange(size), rng.integers(0, size, size * per)]))
     values = rng.standard_normal(len(cells))
     if draw_(st.booleans()):
         values = np.round(values)
@@ -462,7 +462,10 @@ def mixtures(draw_):
 @given(mixtures(), st.lists(st.floats(0, 1), min_size=1, max_size=6))
 def test_sorted_atoms(mixture, levels):
     values, cells, shares, weights = mixture
-    atoms = SortedAtoms.of(values, cells, shares, weights.shape[1])
+    starts = np.searchsorted(cells, np.arange(weights.shape[1] + 1))
+    masses = np.full(weights.shape[1], 1.0 / weights.shape[1])
+    statistics = SimpleNamespace(atoms=values[:, None], starts=starts, shares=shares, masses=masses)
+    atoms = CellLaw(statistics, weigh=None).sorted_atoms(0)
     W = weights[:, cells] * shares
     t = np.array([values[0], values.min() - 1, values.max(), 0.3])
     assert_allclose(atoms.below(weights, t), oracle.cdf(W, values, t), atol=1e-12)

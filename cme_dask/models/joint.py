@@ -437,10 +437,25 @@ class JointModel(Model, PredictedMeans):
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def law(self, reverse: bool = False) -> Law:
-        """The law of Y given X = x, or with ``reverse`` of X given Y = y, at any point."""
+        """The law of Y given X = x, or with ``reverse`` of X given Y = y, at any point.
+
+        With a location it is one of shifted residuals of y near the data, and far from them the law
+        without residuals, which tends to the marginal law.
+
+        Raises
+        ------
+        DataError
+            If the model has no cells.
+        """
         made: dict[bool, Law] = self.__dict__.setdefault("_laws", {})
         if reverse not in made:
-            made[reverse] = _law_of(self, reverse)
+            base = _cell_law(self, reverse)
+            law: Law = base
+            if self.residual is not None and not reverse:
+                inner = _cell_law(self.residual.model, reverse)
+                shifted = ShiftedLaw(inner.cells, inner.at, self.residual, base.cells.values)
+                law = BlendedLaw(shifted, base, near_data(self.x.basis.newton))
+            made[reverse] = law
         return made[reverse]
 
     def contents(self) -> dict[str, Any]:
@@ -539,31 +554,6 @@ def _slices(n: int) -> Iterator[slice]:
 
 
 # From a joint model to the laws of one variable given the other
-
-
-def _law_of(model: JointModel, reverse: bool) -> Law:
-    """The law that a model answers with: shifted residuals of y near the data, where it has them.
-
-    Far from the data it is the law without residuals, which tends to the marginal law.
-
-    Parameters
-    ----------
-    model
-        The model.
-    reverse
-        Whether it is the law of X given Y = y.
-
-    Raises
-    ------
-    DataError
-        If the model has no cells.
-    """
-    base, residual = _cell_law(model, reverse), model.residual
-    if reverse or residual is None:
-        return base
-    inner = _cell_law(residual.model, reverse)
-    shifted = ShiftedLaw(inner.cells, inner.at, residual, base.cells.values)
-    return BlendedLaw(shifted, base, near_data(model.x.basis.newton))
 
 
 def _cell_law(model: JointModel, reverse: bool) -> CellLaw:

@@ -68,40 +68,36 @@ def project(ratio: Array, masses: Array) -> tuple[Array, Array]:
     seen = np.flatnonzero(masses)
     weights, threshold = np.zeros(ratio.shape), np.empty(len(ratio))
     step = max(_PROJECTED // len(seen), 1)
+    v = masses[seen]
+    counted = np.stack([v, np.ones(len(v))], axis=1)
     for start in range(0, len(ratio), step):
         here = slice(start, start + step)
-        above, threshold[here] = _above(ratio[here, seen], masses[seen])
-        above *= masses[seen]
+        g = ratio[here, seen]
+        # Left of the root, whatever the sum rounds.
+        t = (g @ v - 1.0) / v.sum() - np.finfo(np.float64).eps * len(v) * np.abs(g).max(axis=1)
+        # The distance from t is updated: where g is huge, t itself can't tell it.
+        excess = g - t[:, None]
+        highest = excess.max(axis=1)
+        above, active = np.empty_like(excess), np.empty_like(excess)
+        before = np.full(len(g), -1.0)
+        while True:
+            np.maximum(excess, 0.0, out=above)
+            np.greater(excess, 0.0, out=active)
+            mass, count = (active @ counted).T
+            if np.array_equal(count, before):
+                break
+            with np.errstate(over="ignore"):
+                rise = (above @ v - 1.0) / mass
+            # The highest stays above t, even where that is all that rounding leaves.
+            rise = np.clip(rise, 0.0, highest * (1.0 - 1e-15))
+            excess -= rise[:, None]
+            highest -= rise
+            t += rise
+            before = count
+        above *= v
         weights[here, seen] = above / above.sum(axis=1, keepdims=True)
+        threshold[here] = t
     return weights, threshold
-
-
-def _above(ratio: Array, masses: Array) -> tuple[Array, Array]:
-    """max(g - t, 0) and t, shapes (q, S) and (q,); all masses are positive."""
-    total = masses.sum()
-    largest = np.abs(ratio).max(axis=1)
-    # Left of the root, whatever the sum rounds.
-    t = (ratio @ masses - 1.0) / total - np.finfo(np.float64).eps * len(masses) * largest
-    # What is kept is the distance from t: where g is huge, t itself can't tell it.
-    excess = ratio - t[:, None]
-    highest = excess.max(axis=1)
-    above, active = np.empty_like(excess), np.empty_like(excess)
-    counted = np.stack([masses, np.ones(len(masses))], axis=1)
-    before = np.full(len(ratio), -1.0)
-    while True:
-        np.maximum(excess, 0.0, out=above)
-        np.greater(excess, 0.0, out=active)
-        mass, count = (active @ counted).T
-        if np.array_equal(count, before):
-            return above, t
-        with np.errstate(over="ignore"):
-            step = (above @ masses - 1.0) / mass
-        # The highest stays above t, even where that is all that rounding leaves.
-        step = np.clip(step, 0.0, highest * (1.0 - 1e-15))
-        excess -= step[:, None]
-        highest -= step
-        t += step
-        before = count
 
 
 # Distribution functions and quantiles of mixtures of weighted atoms, many mixtures at once
@@ -193,24 +189,6 @@ class SortedAtoms:
     cells: Array
     shares: Array
     bins: Any
-
-    @classmethod
-    def of(cls, values: Array, cells: Array, shares: Array, size: int) -> "SortedAtoms":
-        """From values, cells and shares of atoms in any order, shapes (A,), of ``size`` cells."""
-        order = np.argsort(values, kind="stable")
-        count = -(-len(order) // _BIN)
-        bin_of = np.arange(len(order)) // _BIN
-        filled_cells, filled_shares = np.zeros(count * _BIN, np.int64), np.zeros(count * _BIN)
-        filled_cells[: len(order)] = cells[order]
-        filled_shares[: len(order)] = shares[order]
-        bins = csr_array((shares[order], (bin_of, cells[order])), shape=(count, size))
-        bins.sum_duplicates()
-        return cls(
-            np.asarray(values[order]),
-            filled_cells.reshape(count, _BIN),
-            filled_shares.reshape(count, _BIN),
-            bins,
-        )
 
     def below(self, weights: Array, t: Array) -> Array:
         """P(value <= t) of each mixture, shape (b, k), for thresholds (k,) or (b, k)."""
@@ -462,9 +440,21 @@ class CellLaw:
     def sorted_atoms(self, column: int) -> SortedAtoms:
         """The atoms of all cells in ascending order of a column."""
         if column not in self._sorted:
-            cells = self.cells
-            self._sorted[column] = SortedAtoms.of(
-                cells.atoms[:, column], cells.cell_of_atom, cells.shares, self.size
+            values = self.cells.atoms[:, column]
+            order = np.argsort(values, kind="stable")
+            cells = np.searchsorted(self.cells.starts, order, side="right") - 1
+            shares = self.cells.shares[order]
+            count = -(-len(order) // _BIN)
+            bins = csr_array(
+                (shares, (np.arange(len(order)) // _BIN, cells)), shape=(count, self.size)
+            )
+            bins.sum_duplicates()
+            filled_cells, filled_shares = np.zeros(count * _BIN, np.int64), np.zeros(count * _BIN)
+            filled_cells[: len(order)] = cells
+            filled_shares[: len(order)] = shares
+            shape = count, _BIN
+            self._sorted[column] = SortedAtoms(
+                values[order], filled_cells.reshape(shape), filled_shares.reshape(shape), bins
             )
         return self._sorted[column]
 
