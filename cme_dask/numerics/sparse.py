@@ -5,7 +5,7 @@ near the dense one. With L L^T = K at the candidates of each variable and B the 
 the orthonormal functions whose values L holds, M minimises |B - L_X^T M L_Y|_F^2 + gamma Omega(M).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -32,8 +32,8 @@ _INEXACT = 0.05  # gradient at which a centre is left, over |M - centre| / sqrt(
 _COOLING = 300.0  # by how much sigma falls from one gamma to the next
 # Unknowns up to which systems are factorized: on the support of l1, and on that of groups, which
 # fill the block, so that conjugate gradients take few iterations.
-_FACTORIZED = 4_000, 400
-_CG, _RESIDUAL = 500, 1e-9  # conjugate gradients: iterations at most, relative residual
+_FACTORIZED = 1_000, 400
+_CG, _RESIDUAL = 500, 0.1  # conjugate gradients: iterations and relative residual at most
 _TINY = np.finfo(np.float64).tiny
 
 # Penalties: sums of norms of groups of entries
@@ -214,7 +214,8 @@ class SparseSolver:
               2 \Omega^\circ(L_X y L_Y^T) \le \gamma
 
     First-order steps would need tens of thousands of iterations on Gram matrices. A Newton step
-    solves with the part of K_X (x) K_Y on the support alone, and that is small where M is sparse.
+    solves with the part of K_X (x) K_Y on the support alone, and that is small where M is sparse;
+    on a large support conjugate gradients on the step itself end early, far from the solution.
 
     Attributes
     ----------
@@ -257,7 +258,7 @@ class SparseSolver:
         if small or state.steps >= _NEWTON:
             growth = next(factor for most, factor in _GROWTH if state.steps <= most)
             return self._moved(state, growth)
-        step = slope - self.problem.embed(self._direction(state, self.problem.lift(slope)))
+        step = self._newton_step(state, slope)
         lift, gain, length = self.problem.lift(step), float((slope * step).sum()), 1.0
         before = self._lagrangian(state.dual, state.point, state.sigma)
         while True:  # Armijo's rule
@@ -306,45 +307,41 @@ class SparseSolver:
         steps = state.steps + 1
         return replace(state, residual=residual, objective=objective, gap=gap, steps=steps)
 
-    def _direction(self, state: SparseState, right: Array) -> Array:
-        """D with (K (x) K + gamma Omega'' / 2 + 1 / sigma) D = right on the support, 0 off it."""
-        support, result = state.point != 0.0, np.zeros_like(right)
+    def _newton_step(self, state: SparseState, slope: Array) -> Array:
+        """S with S + L_X^T J(L_X S L_Y^T) L_Y = slope, J the derivative of the prox times sigma."""
+        problem, support = self.problem, state.point != 0.0
         rows, columns = (np.flatnonzero(support.any(axis=axis)) for axis in (1, 0))
         if rows.size == 0:
-            return result
-        block, (kernel_x, kernel_y) = np.ix_(rows, columns), self.problem.kernels
+            return slope
         system = _NewtonSystem(
-            kernel_x[np.ix_(rows, rows)],
-            kernel_y[np.ix_(columns, columns)],
-            state.point[block],
-            [
-                (0.5 * self.gamma * w, axis)
-                for w, axis in self.problem.penalty.terms
-                if axis in (0, 1)
-            ],
+            problem.factor_x[rows],
+            problem.factor_y[columns],
+            state.point[np.ix_(rows, columns)],
+            [(0.5 * self.gamma * w, axis) for w, axis in problem.penalty.terms if axis in (0, 1)],
             1.0 / state.sigma,
         )
-        few = np.count_nonzero(support) <= self.factorized[bool(system.terms)]
-        right = np.where(support, right, 0.0)[block]
-        result[block] = system.factorized(right) if few else system.iterated(right)
-        return result
+        if np.count_nonzero(support) <= self.factorized[bool(system.terms)]:
+            return system.factorized(slope)
+        # Far from the solution of this centre a rough step does as well.
+        size = float(np.linalg.norm(slope)) / max(float(np.linalg.norm(state.dual)), _TINY)
+        return system.iterated(slope, min(_RESIDUAL, size))
 
 
 @dataclass(frozen=True, eq=False)
 class _NewtonSystem:
     """The linear system of a Newton step, on the rows and columns that the support meets."""
 
-    kernel_x: Array
-    kernel_y: Array
+    factor_x: Array
+    factor_y: Array
     point: Array
     terms: Terms
     ridge: float
 
-    def factorized(self, right: Array) -> Array:
-        """Solve by a Cholesky factorization."""
+    def factorized(self, slope: Array) -> Array:
+        """Solve on the support, (K (x) K + gamma Omega'' / 2 + 1 / sigma) D = L_X slope L_Y^T."""
         i, j = np.nonzero(self.point)
-        matrix = self.kernel_x[np.ix_(i, i)]
-        matrix *= self.kernel_y[np.ix_(j, j)]
+        matrix = (self.factor_x @ self.factor_x.T)[np.ix_(i, i)]
+        matrix *= (self.factor_y @ self.factor_y.T)[np.ix_(j, j)]
         diagonal = np.full(len(i), self.ridge)
         for weight, axis in self.terms:
             norms = np.broadcast_to(_norms(self.point, axis), self.point.shape)[i, j]
@@ -353,53 +350,80 @@ class _NewtonSystem:
             outer = np.outer(weight / norms * unit, unit)
             matrix -= np.where(group[:, None] == group, outer, 0.0)
         matrix[np.diag_indices(len(i))] += diagonal
-        result = np.zeros_like(right)
-        result[i, j] = cho_solve(cho_factor(matrix, lower=True, overwrite_a=True), right[i, j])
-        return result
+        right = (self.factor_x @ slope @ self.factor_y.T)[i, j]
+        direction = np.zeros_like(self.point)
+        direction[i, j] = cho_solve(cho_factor(matrix, lower=True, overwrite_a=True), right)
+        return slope - self.factor_x.T @ direction @ self.factor_y
 
-    def iterated(self, right: Array) -> Array:
-        """Solve by preconditioned conjugate gradients."""
-        support = self.point != 0.0
-        groups = [
-            (w / _norms(self.point, axis), _norms(self.point, axis), axis) for w, axis in self.terms
-        ]
-        curve = np.broadcast_to(self.ridge + sum(c for c, _, _ in groups), support.shape)
-        # The preconditioner leaves out the directions of the groups, and has a product of weights
-        # of rows and of columns in the place of the diagonal: eigenvectors solve that exactly.
-        free = np.where(support, 1.0 / curve, 0.0)
-        scale = np.sqrt(free.mean())
-        bases = []
-        for kernel, weight in ((self.kernel_x, free.mean(1)), (self.kernel_y, free.mean(0))):
-            root = np.sqrt(weight / scale)
-            lam, vectors = np.linalg.eigh(root[:, None] * kernel * root)
-            bases.append((np.maximum(lam, 0.0), root[:, None] * vectors))
+    def iterated(self, slope: Array, tol: float) -> Array:
+        """Solve for the step itself by conjugate gradients: any of their iterates is a descent."""
+        free, derivative = self._derivative()
+        # The preconditioner has a product of weights of rows and of columns in the place of J:
+        # eigenvectors solve that exactly.
+        scale, bases = np.sqrt(free.mean()), []
+        for factor, axis in ((self.factor_x, 1), (self.factor_y, 0)):
+            weighted = factor * np.sqrt(free.mean(axis) / scale)[:, None]
+            lam, vectors = np.linalg.eigh(weighted.T @ weighted)
+            bases.append((np.maximum(lam, 0.0), vectors))
         (lam_x, of_x), (lam_y, of_y) = bases
         damping = 1.0 + np.outer(lam_x, lam_y)
 
-        def product(values: Array) -> Array:
-            result = self.kernel_x @ values @ self.kernel_y + self.ridge * values
-            for c, norms, axis in groups:
-                along = (self.point * values).sum(axis=axis, keepdims=True) / norms**2
-                result += c * (values - along * self.point)
-            return np.where(support, result, 0.0)
-
-        def preconditioned(values: Array) -> Array:
-            return np.where(support, of_x @ (of_x.T @ values @ of_y / damping) @ of_y.T, 0.0)
-
-        result, residual = np.zeros_like(right), right.copy()
-        direction = preconditioned(residual)
-        size, goal = float((residual * direction).sum()), _RESIDUAL * np.linalg.norm(right)
+        result, residual = np.zeros_like(slope), slope.copy()
+        direction, size = np.zeros_like(slope), 1.0
+        goal = tol * float(np.linalg.norm(slope))
         for _ in range(_CG):
-            if np.linalg.norm(residual) <= goal:
-                break
-            image = product(direction)
+            step = of_x @ (of_x.T @ residual @ of_y / damping) @ of_y.T
+            before, size = size, float((residual * step).sum())
+            direction = step + size / before * direction
+            lifted = derivative(self.factor_x @ direction @ self.factor_y.T)
+            image = direction + self.factor_x.T @ lifted @ self.factor_y
             length = size / float((direction * image).sum())
             result += length * direction
             residual -= length * image
-            step = preconditioned(residual)
-            before, size = size, float((residual * step).sum())
-            direction = step + size / before * direction
+            if np.linalg.norm(residual) <= goal:
+                break
         return result
+
+    def _derivative(self) -> tuple[Array, Callable[[Array], Array]]:
+        """J = (gamma Omega'' / 2 + 1 / sigma)^-1 on the support: without the groups, and whole.
+
+        Each group takes a rank-one matrix off the diagonal: Woodbury's formula has one unknown for
+        each.
+        """
+        support = self.point != 0.0
+        norms = [_norms(self.point, axis) for _, axis in self.terms]
+        curves = [weight / norm for (weight, _), norm in zip(self.terms, norms, strict=True)]
+        free = np.where(support, 1.0 / (self.ridge + sum(curves, np.zeros((1, 1)))), 0.0)
+        if not self.terms:
+            return free, lambda values: free * values
+        units = [self.point / norm for norm in norms]
+        axes = [axis for _, axis in self.terms]
+        # 1 / c - free, without its cancellation where a group is about to vanish.
+        rest = [
+            sum(curves[:t] + curves[t + 1 :], np.full((1, 1), self.ridge))
+            for t in range(len(curves))
+        ]
+        diagonal = [
+            (unit**2 * free * other / c).sum(axis=axis)
+            for c, other, unit, axis in zip(curves, rest, units, axes, strict=True)
+        ]
+        small = np.diag(np.concatenate(diagonal) * (1.0 + 1e-13))
+        if len(units) == 2:
+            rows = len(self.point)
+            small[:rows, rows:] = -units[0] * units[1] * free
+            small[rows:, :rows] = small[:rows, rows:].T
+        factor = cho_factor(small, lower=True)
+
+        def derivative(values: Array) -> Array:
+            scaled = free * values
+            along = [(unit * scaled).sum(axis=axis) for unit, axis in zip(units, axes, strict=True)]
+            share = cho_solve(factor, np.concatenate(along))
+            parts = np.split(share, [len(along[0])])
+            for part, unit, axis in zip(parts, units, axes, strict=False):
+                scaled = scaled + free * unit * np.expand_dims(part, axis or 0)
+            return scaled
+
+        return free, derivative
 
 
 # The path of solutions, and its losses on held-out folds
