@@ -35,8 +35,8 @@ from cme_dask.data.sources import RowSource
 from cme_dask.data.writer import writing_sample
 from cme_dask.errors import RankWarning, ToleranceWarning
 from cme_dask.estimators.cholesky import PivotedCholesky
+from cme_dask.estimators.context import PivotProgress
 from cme_dask.estimators.joint import JointDistribution
-from cme_dask.estimators.recipe import PivotProgress
 from cme_dask.passes.cluster import connected
 from cme_dask.passes.sources import open_sample
 

@@ -16,9 +16,11 @@ _FEW = 4  # items of a sequence that are all shown
 def brief_repr(self: Any) -> str:
     """Class and fields, of arrays their shapes and of long sequences their lengths.
 
-    The ``__repr__`` of a dataclass with arrays, whose numbers are of little use to a reader.
+    The ``__repr__`` of a dataclass, or a named tuple, with arrays: their numbers are of little use
+    to a reader.
     """
-    shown = (f"{f.name}={_shown(getattr(self, f.name))}" for f in fields(self) if f.repr)
+    names = getattr(self, "_fields", None) or [f.name for f in fields(self) if f.repr]
+    shown = (f"{name}={_shown(getattr(self, name))}" for name in names)
     text = ", ".join(shown)
     if len(text) > _MOST:
         text = f"{text[: _MOST - 3]}..."

@@ -17,7 +17,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from cme_dask import JointDistribution, kernels, load, open_sample
 from cme_dask.data.columns import Columns
 from cme_dask.errors import DataError, StoreError
-from cme_dask.estimators.recipe import make_cells
+from cme_dask.estimators.context import make_cells
 from cme_dask.numerics import cells as cell_sums
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.cells import ROWS_PER_CELL, CellReduction, strip_hashes

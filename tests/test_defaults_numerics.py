@@ -27,7 +27,7 @@ from cme_dask.errors import (
     NumericalError,
     RankWarning,
 )
-from cme_dask.estimators.recipe import warn_of_length
+from cme_dask.estimators.context import warn_of_length
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.cholesky import non_negative
 from cme_dask.numerics.crossval import interval_factor

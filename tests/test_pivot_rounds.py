@@ -16,7 +16,7 @@ from cme_dask import JointDistribution, PivotedCholesky, kernels
 from cme_dask.cli import cli
 from cme_dask.cli.schema import FitSection, checked
 from cme_dask.errors import DataError, RankWarning, ResourceError
-from cme_dask.estimators.recipe import PivotProgress
+from cme_dask.estimators.context import PivotProgress
 from cme_dask.numerics import rounds
 from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.folds import draw

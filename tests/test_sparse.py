@@ -362,7 +362,7 @@ def test_the_candidates_are_at_most_a_hundred_unless_max_rank_is_given():
 def test_a_path_that_misses_its_gap_says_so():
     with pytest.raises(ConvergenceError, match=r"relative duality gap .* after max_iter=2 steps"):
         fitted(max_iter=2)
-    with pytest.warns(ConvergenceWarning, match="1.0e-08 was asked for"):
+    with pytest.warns(ConvergenceWarning, match="the requested gap is 1.0e-08"):
         model = fitted(max_iter=2, convergence="warn", gamma=1e-3)
     assert model.path_.gaps[0] > 1e-8
 

@@ -8,41 +8,45 @@ pivots, makes the pass, reports its progress and its time, plans, and adds rows 
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Self, cast
+from numbers import Real
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import numpy as np
+import sklearn.exceptions
 from sklearn.base import BaseEstimator, RegressorMixin
 
 from cme_dask.config import MAX_RANK
 from cme_dask.data.columns import Columns
 from cme_dask.data.sample import Sample
-from cme_dask.errors import DataError
-from cme_dask.estimators.context import FitContext, Pivots, Tolerance, usable_rows
-from cme_dask.estimators.growing import new_rows, on_columns
-from cme_dask.estimators.planning import FitPlan, Other, plan_fit
-from cme_dask.estimators.recipe import (
-    CHECKS,
+from cme_dask.display import brief_repr
+from cme_dask.errors import DataError, NotFittedError
+from cme_dask.estimators.context import (
     SHORT_RANK,
-    FunctionsLike,
-    NotFitted,
+    FitContext,
+    Pivots,
     Progress,
+    Tolerance,
     choose_kernel,
     make_cells,
+    usable_rows,
     warn_of_length,
 )
+from cme_dask.estimators.growing import new_rows, on_columns
+from cme_dask.estimators.planning import FitPlan, Other, plan_fit
 from cme_dask.estimators.steps import reported
 from cme_dask.kernels import Kernel
 from cme_dask.learning.transforms import HEURISTIC_ROWS
+from cme_dask.models.events import FunctionsLike, declared
 from cme_dask.models.merging import FitSums
 from cme_dask.models.points import FloatArray, is_out_of_core
 from cme_dask.models.relevance import LengthScales
-from cme_dask.numerics.basis import Basis
+from cme_dask.numerics.basis import Basis, Functions, LinearBasis, StackedBasis, ranks_of
 from cme_dask.numerics.cells import CellReduction, CellSums
-from cme_dask.numerics.folds import RowSample
+from cme_dask.numerics.folds import MAX_FOLDS, RowSample
 from cme_dask.numerics.moments import FeatureBlock, Function, MomentReduction, MomentSums
 from cme_dask.numerics.precision import (
     SAFE,
@@ -60,14 +64,97 @@ from cme_dask.passes.run import PassReport, RunOptions
 from cme_dask.passes.sources import open_sample
 
 Array = Any
-Functions = Mapping[str, FunctionsLike | None]
+Declarations = Mapping[str, FunctionsLike | None]
 """Declared functions by the name of their parameter: ``functions`` of y, ``functions_x`` of x."""
 
 _WORTH = 32  # a pass over fewer than this many times the trial's rows is not worth a trial
 
 
+# Checks of parameters
+
+
+def check_choice(name: str, value: Any, known: tuple[str, ...]) -> None:
+    """DataError unless the value is one of those that are known."""
+    if value not in known:
+        raise DataError(f"{name} must be one of {', '.join(known)}, got {value!r}")
+
+
+def check_tol(name: str, tol: Any) -> None:
+    """DataError unless this is a relative trace error in (0, 1)."""
+    if not (isinstance(tol, Real) and 0.0 < float(tol) < 1.0):
+        raise DataError(f"{name} must lie between 0 and 1, exclusively, got {tol!r}")
+
+
+def check_accuracy(name: str, accuracy: Any) -> None:
+    """DataError unless this is a number of at least 0."""
+    real = isinstance(accuracy, Real) and not isinstance(accuracy, bool)
+    if not real or not 0.0 <= float(accuracy) < np.inf:
+        raise DataError(f"{name} must be a number of at least 0, got {accuracy!r}")
+
+
+def check_integer(name: str, value: Any, least: int, most: int | None = None) -> None:
+    """DataError unless the value is an integer within these bounds."""
+    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if whole and value >= least and (most is None or value <= most):
+        return
+    upto = "of at least" if most is None else "from"
+    end = "" if most is None else f" to {most}"
+    raise DataError(f"{name} must be an integer {upto} {least}{end}, got {value!r}")
+
+
+CHECKS: dict[str, Callable[[str, Any], None]] = {
+    "tol": check_tol,
+    "max_rank": partial(check_integer, least=1),
+    "n_folds": partial(check_integer, least=1, most=MAX_FOLDS),
+    "sample_size": partial(check_integer, least=2),
+    "random_state": partial(check_integer, least=0, most=2**63 - 1),
+    "accuracy": check_accuracy,
+    "convergence": partial(check_choice, known=("raise", "warn")),
+}
+"""What parameters must be that several estimators share."""
+
+
+# The steps of a fit
+
+
 @dataclass(frozen=True, eq=False)
-class Measured:
+class FittedBasis:
+    """A basis with what the pass measured of it.
+
+    Attributes
+    ----------
+    newton
+        Newton basis on the pivots, or partition of unity on the landmarks.
+    spectral
+        Basis orthogonal in L2 as well, with eigenvalues lam.
+    trace_error
+        Relative trace error tau over all rows, with their weights; None for partitions of unity,
+        which approximate no kernel.
+    """
+
+    newton: Functions
+    spectral: LinearBasis | StackedBasis
+    trace_error: float | None
+
+    __repr__ = brief_repr
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Number of pivots of each member of an averaged model, best first; else that of one."""
+        return ranks_of(self.newton)
+
+    @property
+    def rank(self) -> int:
+        """Number of pivots m; of an averaged model the largest of a member."""
+        return max(self.ranks)
+
+    @property
+    def pivots(self) -> Array:
+        """Pivots, shape (m, d); of an averaged model those of all members, one after the other."""
+        return self.newton.points
+
+
+class Measured(NamedTuple):
     """What a moment pass made of the rows.
 
     Attributes
@@ -99,6 +186,10 @@ def budget_of(options: RunOptions) -> MemoryBudget:
     return MemoryBudget.of(executor, options.memory_limit)
 
 
+class NotFitted(NotFittedError, sklearn.exceptions.NotFittedError):  # type: ignore[misc]
+    """Our error and scikit-learn's, so that both can be caught."""
+
+
 class Unfitted:
     """What stands in the place of the model before a fit: reading it is an error."""
 
@@ -112,9 +203,9 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
     """The base of all estimators.
 
     A subclass declares ``_kernels``, checks its parameters (``_check``), opens rows (``_open``),
-    says which moments its pass makes (``_spec``) and what faster arithmetic must not change
-    (``_change``), and solves (``_solve``). Its ``fit``, ``plan`` and ``partial_fit`` hand what they
-    were given to ``_fit``, ``_plan`` and ``_grow``; for the last one it gives its ``_sums``.
+    says what faster arithmetic must not change (``_change``), and solves (``_solve``). Its ``fit``,
+    ``plan`` and ``partial_fit`` hand what they were given to ``_fit``, ``_plan`` and ``_grow``; for
+    the last one it gives its ``_sums``.
     """
 
     _kernels: ClassVar[dict[str, str]]
@@ -154,10 +245,6 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
     def _open(self, X: Any, Y: Any, weights: Any) -> Sample:
         """The rows."""
 
-    @abstractmethod
-    def _spec(self, context: FitContext, bases: Sequence[Basis]) -> MomentReduction:
-        """The moments of these bases."""
-
     def _change(
         self, spec: MomentReduction, trial: RowSample, rows: RowSample, accuracy: float, solver: Any
     ) -> Change | None:
@@ -168,7 +255,7 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
         """From moments to fitted attributes, by name."""
         raise NotImplementedError
 
-    def _sums(self, functions: Functions) -> FitSums:
+    def _sums(self, functions: Declarations) -> FitSums:
         """Sums over the rows of the fit, with these functions; DataError where there are none."""
         raise NotImplementedError
 
@@ -199,7 +286,9 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
 
     # What the base does with it
 
-    def _fit(self, X: Any, Y: Any, weights: Any, functions: Functions, options: RunOptions) -> Self:
+    def _fit(
+        self, X: Any, Y: Any, weights: Any, functions: Declarations, options: RunOptions
+    ) -> Self:
         """Fit, and take over the attributes when all has gone well."""
         begin = time.perf_counter()
         self._check()
@@ -216,7 +305,7 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
         return self
 
     def _plan(
-        self, X: Any, Y: Any, weights: Any, functions: Functions, options: RunOptions
+        self, X: Any, Y: Any, weights: Any, functions: Declarations, options: RunOptions
     ) -> FitPlan:
         """What :meth:`_fit` would do and take."""
         self._check()
@@ -280,23 +369,28 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
     def _context(
         self,
         sample: Sample,
-        functions: Functions,
+        functions: Declarations,
         budget: MemoryBudget,
         progress: Progress | None,
     ) -> FitContext:
         """The row sample read, the kernels settled."""
         begin = time.perf_counter()
         tolerance, seed = self._tolerance, self.random_state or 0
+        given = functions.get("functions_x"), functions.get("functions")
+        of_each = [
+            declared(each, columns) if each else {}
+            for each, columns in zip(given, sample.columns, strict=False)
+        ]
         names = tuple(self._kernels.values())
         pivots = Pivots.of_each(self.pivots, names, sample.columns, tolerance, self.span, seed)
         rows, passes = usable_rows(sample, self.sample_size, seed, budget)
         kernels, short = [], False
         for i, name in enumerate(self._kernels):
-            given = getattr(self, name)
-            kernels.append(choose_kernel(given, rows, i, sample.columns[i], name))
-            if isinstance(given, Kernel) and pivots[i].mode != "given":
+            kernel = getattr(self, name)
+            kernels.append(choose_kernel(kernel, rows, i, sample.columns[i], name))
+            if isinstance(kernel, Kernel) and pivots[i].mode != "given":
                 points = rows.prefix(HEURISTIC_ROWS).parts[i]
-                short = warn_of_length(given, points, name) or short
+                short = warn_of_length(kernel, points, name) or short
         if short and tolerance.max_rank is None:  # its cost is that of the cube of the rank
             pivots = tuple(replace(each, max_rank=SHORT_RANK) for each in pivots)
         context = FitContext(
@@ -304,7 +398,7 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
             rows,
             kernels,
             pivots,
-            functions,
+            of_each,
             seed,
             getattr(self, "n_folds", 1),
             budget,
@@ -318,7 +412,7 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
         self, context: FitContext, bases: Sequence[Basis], solver: Any = None
     ) -> tuple[MomentReduction, ComputeMode]:
         """The moments of these bases, with the arithmetic that the accuracy allows."""
-        spec = self._spec(context, bases)
+        spec = context.moments_on(bases)
         solver = context.solver if solver is None else solver
         return self._in_mode(spec, context.rows, context.sample.n_rows, context.budget, solver)
 
@@ -379,7 +473,7 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
     # Rows that are added to a fit
 
     def _grow(
-        self, X: Any, Y: Any, weights: Any, functions: Functions, options: RunOptions
+        self, X: Any, Y: Any, weights: Any, functions: Declarations, options: RunOptions
     ) -> Self:
         """Add rows to the fitted model, in one pass over them; all of it or nothing."""
         begin = time.perf_counter()
@@ -443,7 +537,7 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
     ) -> tuple[Measured, dict[str, Any]]:
         """Sums and fitted attributes of earlier rows and new ones, or of new ones ``alone``."""
         moments, passes = earlier.moments + new.moments, self.n_passes_ + new.passes
-        both = replace(new, moments=moments, passes=passes)
+        both = new._replace(moments=moments, passes=passes)
         return both, self._solve(sample, both)
 
     # What fitted estimators have in common

@@ -1,7 +1,6 @@
 """``PivotedCholesky``: low-rank kernel features, fitted and transformed."""
 
 import os
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Self
 
@@ -12,20 +11,22 @@ from cme_dask.config import SAMPLE_SIZE, TOL
 from cme_dask.data.columns import Columns
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
-from cme_dask.estimators.base import Estimator, Functions, Measured, budget_of
-from cme_dask.estimators.context import FitContext, Tolerance
-from cme_dask.estimators.planning import FitPlan
-from cme_dask.estimators.recipe import (
+from cme_dask.estimators.base import (
+    Declarations,
+    Estimator,
     FittedBasis,
+    Measured,
+    budget_of,
     check_choice,
-    make_side,
 )
+from cme_dask.estimators.context import Tolerance
+from cme_dask.estimators.planning import FitPlan
 from cme_dask.estimators.steps import ProgressOption
 from cme_dask.kernels import Kernel
 from cme_dask.models import load_only
 from cme_dask.models.features import BASES, FeatureModel
 from cme_dask.models.merging import FitSums
-from cme_dask.numerics.basis import Basis, LinearBasis, eigenbasis
+from cme_dask.numerics.basis import LinearBasis, eigenbasis
 from cme_dask.numerics.folds import RowSample
 from cme_dask.numerics.moments import MomentReduction
 from cme_dask.numerics.precision import SpectrumChange
@@ -417,11 +418,6 @@ class PivotedCholesky(FittedFeatures):
     def _open(self, X: Any, Y: Any, weights: Any) -> Sample:
         return x_alone(open_sample(X, weights=weights))
 
-    def _spec(self, context: FitContext, bases: Sequence[Basis]) -> MomentReduction:
-        return MomentReduction(
-            (make_side(bases[0], context.sample.columns[0], None, context.rows, 0),)
-        )
-
     def _change(
         self, spec: MomentReduction, trial: RowSample, rows: RowSample, accuracy: float, solver: Any
     ) -> SpectrumChange:
@@ -441,7 +437,7 @@ class PivotedCholesky(FittedFeatures):
         fitted = _attributes(model)
         return fitted | {"_sides": measured.sides, "_moments": measured.moments}
 
-    def _sums(self, functions: Functions) -> FitSums:
+    def _sums(self, functions: Declarations) -> FitSums:
         if not hasattr(self, "_moments"):
             raise DataError(
                 "these features were loaded, and their file holds no moments, without which no "

@@ -1,7 +1,6 @@
 """Classifiers by laws of a label, kernel logistic regression, and labels as classes."""
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self, cast
 
@@ -15,25 +14,26 @@ from cme_dask.config import SAMPLE_SIZE
 from cme_dask.data.columns import Columns
 from cme_dask.data.sample import Sample
 from cme_dask.errors import ConvergenceError, ConvergenceWarning, DataError, warn
-from cme_dask.estimators.base import Estimator, Measured, given_rows
+from cme_dask.estimators.base import (
+    Declarations,
+    Estimator,
+    FittedBasis,
+    Measured,
+    check_integer,
+    given_rows,
+)
 from cme_dask.estimators.cholesky import x_alone
 from cme_dask.estimators.context import FitContext
 from cme_dask.estimators.embedding import ConditionalMeanEmbedding
 from cme_dask.estimators.joint import JointDistribution
-from cme_dask.estimators.recipe import (
-    FittedBasis,
-    FunctionsLike,
-    by_name,
-    check_integer,
-    make_side,
-)
 from cme_dask.estimators.steps import ProgressOption
 from cme_dask.kernels import Kernel
 from cme_dask.models.answers import class_name, most_probable
+from cme_dask.models.events import by_name
 from cme_dask.models.logistic import LogisticModel
 from cme_dask.models.points import FloatArray, is_out_of_core
 from cme_dask.models.relevance import LengthScales
-from cme_dask.numerics.basis import Basis, LinearBasis, eigenbasis
+from cme_dask.numerics.basis import LinearBasis, eigenbasis
 from cme_dask.numerics.embedding import check_ridges
 from cme_dask.numerics.logistic import (
     LogisticGradient,
@@ -41,7 +41,6 @@ from cme_dask.numerics.logistic import (
     LogisticSolution,
     solve_logistic,
 )
-from cme_dask.numerics.moments import MomentReduction
 from cme_dask.numerics.resources import one_blas_thread
 from cme_dask.passes.cluster import Scheduler
 from cme_dask.passes.run import RunOptions, run_pass
@@ -362,9 +361,10 @@ class EmbeddingClassifier(GrowingClassifier, ConditionalMeanEmbedding):  # type:
         fitted["model_"].about["classes"] = plain_labels(self._classes)
         super()._become(measured, fitted, *of_fit)
 
-    def _declared(self, functions: FunctionsLike | None) -> FunctionsLike | None:
+    def _context(self, sample: Sample, functions: Declarations, *of_fit: Any) -> FitContext:
         indicators = {class_name(code): Level(code) for code in range(len(self._classes))}
-        return {**by_name(functions), **indicators}
+        named = {**by_name(functions["functions"]), **indicators}
+        return super()._context(sample, {"functions": named}, *of_fit)
 
 
 def plain_labels(classes: Array) -> list[Any] | None:
@@ -534,11 +534,6 @@ class KernelLogisticRegression(LabelClassifier):
     def _context(self, sample: Sample, *of_fit: Any) -> FitContext:
         return super()._context(x_alone(sample), *of_fit)
 
-    def _spec(self, context: FitContext, bases: Sequence[Basis]) -> MomentReduction:
-        return MomentReduction(
-            (make_side(bases[0], context.sample.columns[0], None, context.rows, 0),)
-        )
-
     def _run(self, context: FitContext, sample: Sample) -> tuple[Measured, dict[str, Any]]:
         """The pass for the moments, and one for each gradient."""
         measured = self._measure(context)
@@ -579,7 +574,7 @@ class KernelLogisticRegression(LabelClassifier):
             },
         )
         self._warn_of_trace(context, [(error, newton.rank)])
-        return replace(measured, passes=passes), {
+        return measured._replace(passes=passes), {
             "model_": model,
             "basis_x_": FittedBasis(newton, spectral, error),
             "solution_": solution,

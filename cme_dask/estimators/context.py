@@ -1,7 +1,7 @@
 """The context of a fit: its rows, kernels and memory, and the pivots that it chooses from these."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from numbers import Real
@@ -12,17 +12,31 @@ import numpy as np
 from cme_dask.config import PIVOTS, TOL
 from cme_dask.data.columns import Columns, check_finite
 from cme_dask.data.sample import Sample
-from cme_dask.errors import DataError, RankWarning, ToleranceWarning, warn
-from cme_dask.estimators.recipe import FunctionsLike, PivotProgress, Progress
-from cme_dask.kernels import Kernel
-from cme_dask.numerics.basis import NewtonBasis
+from cme_dask.data.store import brief
+from cme_dask.errors import (
+    ConstantColumnWarning,
+    DataError,
+    LengthScaleWarning,
+    RankWarning,
+    ToleranceWarning,
+    warn,
+)
+from cme_dask.kernels import Kernel, Transform
+from cme_dask.learning.candidates import TuningProgress
+from cme_dask.learning.transforms import HEURISTIC_ROWS, constant_columns, default_kernel
+from cme_dask.numerics.basis import Basis, NewtonBasis
+from cme_dask.numerics.cells import CellReduction
 from cme_dask.numerics.cholesky import sampled_cholesky
 from cme_dask.numerics.folds import RowSample
+from cme_dask.numerics.moments import FeatureBlock, Function, MomentReduction
 from cme_dask.numerics.resources import one_blas_thread
 from cme_dask.numerics.rounds import Greedy, PivotState, Random, Rule
+from cme_dask.numerics.scoring import ScoringFunctions
+from cme_dask.numerics.support import SUPPORT_SIZE, Support, make_support
 from cme_dask.passes.memory import MemoryBudget
 from cme_dask.passes.moments import predict_moments
 from cme_dask.passes.pivots import choose_in_rounds
+from cme_dask.passes.progress import Event, StepBegan
 from cme_dask.passes.row_sample import sample_rows
 from cme_dask.passes.run import PassReport, count_bad_values
 
@@ -30,12 +44,36 @@ log = logging.getLogger("cme_dask.run")
 
 Array = Any
 
+SHORT_RANK = 500
+"""Largest rank of a given kernel that is too short for the rows, unless ``max_rank`` is given."""
+
+_MANY = 10  # names, of which no more are listed
+_FEW = 20  # rows, of fewer nothing is said about a kernel
+_UNRELATED, _SAME = 1e-3, 1e-10
+_COVARIANCES = 1 << 21  # numbers in the covariances of all cells, at most
+_GROWN = 1 << 22  # rows times squared columns of which cells are made: a second
+_ROWS_PER_CELL = 8  # of which they are made at least
 _WEIGHTS = 1e-200, 1e200
 _CHECK_EVERY = 16
 _TOP_UP_SPAN = 0.5
-
-
 _COARSE = 1e-2  # trace error of learned bases that is worth a warning when nobody gave a tol
+
+
+@dataclass(frozen=True)
+class PivotProgress:
+    """How far the choice of pivots is."""
+
+    variable: str
+    rank: int
+    residual_trace: float
+    tol: float
+
+
+Progress = Callable[[PivotProgress | Event | TuningProgress | StepBegan], None]
+"""What the parts of a fit report to, see :class:`cme_dask.estimators.steps.StepReports`."""
+
+
+# The tolerance of the bases, and how pivots are chosen
 
 
 @dataclass(frozen=True)
@@ -202,6 +240,9 @@ def _given_points(points: Any, columns: Columns, variable: str) -> Array:
     return array
 
 
+# The row sample, and the kernels that are given or chosen from it
+
+
 def usable_rows(
     sample: Sample, size: int, seed: int, budget: MemoryBudget
 ) -> tuple[RowSample, int]:
@@ -235,6 +276,166 @@ def _check_weights(rows: RowSample, sample: Sample) -> None:
         )
 
 
+def choose_kernel(kernel: Any, rows: RowSample, i: int, columns: Columns, name: str) -> Kernel:
+    """The given kernel, checked against the columns of variable ``i``, or the default one."""
+    if kernel is None or (isinstance(kernel, str) and kernel == "median"):
+        warn_of_constants(rows, i, columns, "y" if name == "kernel_y" else "x")
+        few = rows.prefix(HEURISTIC_ROWS)
+        return default_kernel(rows.parts[i], rows.importance, few.parts[i], few.importance, columns)
+    if not isinstance(kernel, Kernel):
+        raise DataError(
+            f"{name} must be a kernel of cme_dask.kernels (users' own: kernels.Custom), "
+            f"got {kernel!r}"
+        )
+    kernel.check(len(columns.names))
+    check_labels(kernel, columns, name)
+    return kernel
+
+
+def check_labels(kernel: Kernel, columns: Columns, name: str) -> None:
+    """DataError if a numeric kernel would take codes of labels as numbers.
+
+    Parameters
+    ----------
+    kernel
+        A given kernel.
+    columns
+        Of its variable.
+    name
+        Of the parameter.
+    """
+    coded = [j for j, is_coded in enumerate(columns.categorical) if is_coded]
+    wrong = [j for j in coded if kernel.measures(j)]
+    if not wrong:
+        return
+    column = columns.names[wrong[0]]
+    raise DataError(
+        f"column {column!r} holds labels, whose codes {name}={brief(repr(kernel))} would take as "
+        f"numbers: give kernels.Categorical(1.0).on({wrong[0]}) for it, times a numeric kernel "
+        ".on(...) the other columns, or give no kernel, so that it is learned"
+    )
+
+
+def warn_of_constants(rows: RowSample, i: int, columns: Columns, variable: str) -> None:
+    """Warn of the numeric columns of variable ``i`` that have one value in all sampled rows."""
+    constant = constant_columns(rows.parts[i], rows.importance, columns.categorical)
+    if not constant:
+        return
+    one = len(constant) == 1
+    names = ", ".join(repr(columns.names[j]) for j in constant[:_MANY])
+    more = f" and {len(constant) - _MANY} more" if len(constant) > _MANY else ""
+    fate = "the model ignores " + ("it" if one else "them")
+    if variable == "y":
+        fate = "its law is a point" if one else "their laws are points"
+    warn(
+        f"column{'' if one else 's'} {names}{more} of {variable} {'is' if one else 'are'} constant "
+        f"in all {len(rows):,} sampled rows: {fate}",
+        ConstantColumnWarning,
+    )
+
+
+def warn_of_length(kernel: Kernel, points: Array, name: str) -> bool:
+    """Warn if a given kernel is too short or too long for the rows; whether it is too short.
+
+    A kernel that is too short sees nearly no row near another one, one that is too long sees no
+    difference between rows.
+
+    Parameters
+    ----------
+    kernel
+        A given kernel.
+    points
+        Random rows, shape (k, d).
+    name
+        Of the parameter.
+
+    Notes
+    -----
+    The kernel is too short if, for nine rows of ten, no correlation |k(x, z)| / sqrt(k(x, x)
+    k(z, z)) with another row is above 1e-3. It is too long if the rows differ and all values
+    k(x, z) are within 1e-10 of each other, as a fraction of the largest one; values, because
+    correlations of linear kernels can be 1 between rows that these kernels tell apart.
+    """
+    if len(points) < _FEW:
+        return False
+    root = np.sqrt(np.maximum(np.asarray(kernel.diagonal(points), dtype=np.float64), 0.0))
+    if not root.all():
+        return False
+    values = np.asarray(kernel(points, points), dtype=np.float64)
+    same = np.ptp(values) <= _SAME * np.abs(values).max()
+    correlations = np.abs(values) / root / root[:, None]
+    np.fill_diagonal(correlations, 0.0)
+    nearest = float(np.quantile(correlations.max(axis=1), 0.9))
+    among = f"among {len(points):,} sampled rows"
+    if nearest < _UNRELATED:
+        warn(
+            f"{name}={brief(repr(kernel))} is too short for the rows: {among}, nine of ten have no "
+            f"other one at which the kernel is above {_UNRELATED:g}, so nothing can be learned "
+            "from neighbours and every row would need a function of its own; give a length scale "
+            f"of many times the distance of neighbouring rows, or {name}='median' (unless max_rank "
+            f"says otherwise, the rank is limited to {SHORT_RANK})",
+            LengthScaleWarning,
+        )
+        return True
+    if same and np.ptp(points, axis=0).any():
+        warn(
+            f"{name}={brief(repr(kernel))} is too long for the rows: {among}, the kernel is the "
+            "same for all pairs to ten digits, so the model sees no difference between them; give "
+            f"a length scale in the units of the columns near their spread, or {name}='median'",
+            LengthScaleWarning,
+        )
+    return False
+
+
+def make_cells(
+    rows: RowSample,
+    i: int,
+    sample: Sample,
+    functions: Mapping[str, Function],
+    partition: Basis | None = None,
+    *,
+    size: int = SUPPORT_SIZE,
+    support: Support | None = None,
+) -> CellReduction:
+    """What a pass sums by cell for the laws of variable ``i``.
+
+    Parameters
+    ----------
+    rows
+        The row sample.
+    i
+        0 for x, 1 for y.
+    sample
+        All rows.
+    functions, partition
+        Declared functions and the partition of unity of the variable.
+    size
+        Largest number of cells; of more than 45 columns fewer, since each has a covariance.
+    support
+        The cells, if there are some already.
+    """
+    part, part_of, n_rows = rows.parts[i], sample.part, float(sample.n_rows)
+    if support is None:
+        d = part.shape[1]
+        size = max(min(size, _COVARIANCES // d**2), 1)
+        few = part[: max(_GROWN // d**2, _ROWS_PER_CELL * size)]
+        categorical = sample.columns[i].categorical
+        support = make_support(few, rows.importance[: len(few)], size, categorical)
+    if part_of is not None:
+        n_rows *= part_of.expected_share
+    # Each row of the sample stands for 1 / its chance to be drawn, up to a factor.
+    counts = np.ones(len(rows))
+    if not rows.complete:
+        with np.errstate(all="ignore"):  # weights of any size; a rough number will do
+            counts = rows.importance / rows.weights
+            counts = np.nan_to_num(counts / np.median(counts), nan=1.0)
+        counts = np.clip(counts, 1e-9, 1e9)
+    return CellReduction.of(support, part, counts, n_rows, functions, partition)
+
+
+# The context
+
+
 @dataclass(frozen=True, eq=False)
 class FitContext:
     """What a fit has before its pass: rows, kernels, memory; and the bases that it makes of these.
@@ -246,7 +447,7 @@ class FitContext:
     kernels, pivots
         The kernel of each variable, and how its pivots come about.
     functions
-        Declared functions, by the name of their parameter.
+        Declared functions of each variable, by name.
     seed
         Of everything random.
     n_folds
@@ -263,15 +464,19 @@ class FitContext:
         What turns moments into a solution, where trials of the arithmetic need it.
     averages
         Whether the density ratios of several learned kernels are averaged.
+    events
+        Events of y by which several learned kernels are compared on all rows.
     residual, calibration
         Whether a location model is tried, and whether laws are calibrated: ``auto``, True or False.
+    scores
+        Normal scores of y whose location is fitted, where the best kernel takes them.
     """
 
     sample: Sample
     rows: RowSample
     kernels: Sequence[Kernel]
     pivots: tuple[Pivots, ...]
-    functions: Mapping[str, FunctionsLike | None]
+    functions: Sequence[Mapping[str, Function]]
     seed: int
     n_folds: int
     budget: MemoryBudget
@@ -281,13 +486,25 @@ class FitContext:
     search: Any = None
     solver: Any = None
     averages: bool = False
+    events: ScoringFunctions | None = None
     residual: str | bool = False
+    scores: Transform | None = None
     calibration: str | bool = False
 
     @property
     def sample_rows(self) -> int:
         """Rows of the row sample, if pivots are chosen from it, else 0."""
         return len(self.rows) if any(p.mode == "sampled" for p in self.pivots) else 0
+
+    def moments_on(self, bases: Sequence[Basis]) -> MomentReduction:
+        """The moments of these bases and of the functions, with shifts near their means."""
+        features = []
+        for i, basis in enumerate(bases):
+            columns, events = self.sample.columns[i].names, self.events if i == 1 else None
+            block = FeatureBlock(basis, columns, dict(self.functions[i]), events=events)
+            shift = self.rows.importance @ block.values(self.rows.parts[i])
+            features.append(replace(block, shift=shift))
+        return MomentReduction(tuple(features), self.n_folds)
 
     def may_miss(self, i: int) -> bool:
         """Whether pivots of variable ``i`` are chosen without seeing all rows."""

@@ -1,7 +1,6 @@
 """``ConditionalMeanEmbedding``: the traditional embedding from one pass over rows of any number."""
 
 import os
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal, Self, overload
 
@@ -10,17 +9,18 @@ import numpy as np
 from cme_dask.config import ACCURACY, N_FOLDS, SAMPLE_SIZE
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
-from cme_dask.estimators.base import Functions, MeanRegressor, Measured, given_rows, names_of
+from cme_dask.estimators.base import (
+    Declarations,
+    FittedBasis,
+    MeanRegressor,
+    Measured,
+    check_choice,
+    given_rows,
+    names_of,
+)
 from cme_dask.estimators.context import FitContext
 from cme_dask.estimators.growing import functions_of_first_call
 from cme_dask.estimators.planning import FitPlan
-from cme_dask.estimators.recipe import (
-    FittedBasis,
-    FunctionsLike,
-    check_choice,
-    declared,
-    make_side,
-)
 from cme_dask.estimators.steps import ProgressOption
 from cme_dask.estimators.tuned import FOLDS
 from cme_dask.kernels import Kernel
@@ -29,9 +29,10 @@ from cme_dask.learning.problems import LOSSES, SEARCH_ROWS, search_embedding
 from cme_dask.models.answers import ConditionalExpectation
 from cme_dask.models.assembly import held_out_table
 from cme_dask.models.embedding import EmbeddedVariable, EmbeddingModel
+from cme_dask.models.events import FunctionsLike, declared
 from cme_dask.models.merging import FitSums
 from cme_dask.models.points import FloatArray
-from cme_dask.numerics.basis import Basis, LinearBasis, eigenbasis
+from cme_dask.numerics.basis import LinearBasis, eigenbasis
 from cme_dask.numerics.embedding import (
     ConditionalEmbedding,
     EmbeddingChange,
@@ -40,7 +41,7 @@ from cme_dask.numerics.embedding import (
     held_out_curve,
 )
 from cme_dask.numerics.folds import RowSample
-from cme_dask.numerics.moments import MomentReduction
+from cme_dask.numerics.moments import FeatureBlock, MomentReduction
 from cme_dask.passes.cluster import Scheduler
 from cme_dask.passes.run import RunOptions
 
@@ -273,16 +274,16 @@ class ConditionalMeanEmbedding(MeanRegressor):
             return context
         rows = context.rows.prefix(SEARCH_ROWS)
         # Only the columns and functions of this side are looked at, not its basis.
-        functions = self._declared(context.functions["functions"])
-        side = make_side(None, context.sample.columns[1], functions, rows, 1)  # type: ignore[arg-type]
-
+        functions = dict(context.functions[1])
+        side = FeatureBlock(None, context.sample.columns[1].names, functions)  # type: ignore[arg-type]
+        values = np.asarray(side.values(rows.parts[1]))
         search = search_embedding(
             (rows.parts[0], rows.parts[1]),
             rows.importance,
             context.sample.folding.folds(rows.index, rows.units, FOLDS),
             context.kernels[1],
             context.sample.columns[0].categorical,
-            np.asarray(side.values(rows.parts[1])) - side.shift,
+            values - rows.importance @ values,
             criterion=self.criterion,
             regs=self._regs,
             tol=self._tolerance.value,
@@ -290,20 +291,9 @@ class ConditionalMeanEmbedding(MeanRegressor):
         )
         return replace(context, kernels=[search.kernel, context.kernels[1]], search=search)
 
-    def _declared(self, functions: FunctionsLike | None) -> FunctionsLike | None:
-        return functions
-
     @property
     def _regs(self) -> Array:
         return check_ridges(REGS if self.reg is None else [self.reg])
-
-    def _spec(self, context: FitContext, bases: Sequence[Basis]) -> MomentReduction:
-        columns, rows = context.sample.columns, context.rows
-        functions = self._declared(context.functions["functions"])
-        x = make_side(bases[0], columns[0], None, rows, 0)
-        return MomentReduction(
-            (x, make_side(bases[1], columns[1], functions, rows, 1)), self.n_folds
-        )
 
     def _change(
         self, spec: MomentReduction, trial: RowSample, rows: RowSample, accuracy: float, solver: Any
@@ -373,7 +363,7 @@ class ConditionalMeanEmbedding(MeanRegressor):
             "_functions": y.functions,
         }
 
-    def _sums(self, functions: Functions) -> FitSums:
+    def _sums(self, functions: Declarations) -> FitSums:
         x, y = self._sides
         columns = self.model_.x.columns, self.model_.y.columns
         again = functions_of_first_call(self._functions, functions["functions"])

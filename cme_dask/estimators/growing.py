@@ -7,8 +7,7 @@ from typing import Any
 from cme_dask.data.columns import Columns
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError, ToleranceWarning, warn
-from cme_dask.estimators.recipe import FunctionsLike, by_name
-from cme_dask.models.events import LocalFunction
+from cme_dask.models.events import FunctionsLike, LocalFunction, by_name
 from cme_dask.models.merging import FitSums
 from cme_dask.numerics.moments import Function, MomentSums
 

@@ -10,20 +10,16 @@ from cme_dask.config import ACCURACY, N_FOLDS, SAMPLE_SIZE
 from cme_dask.constraints import Constraint, parse
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
-from cme_dask.estimators.base import Measured, given_rows, names_of
+from cme_dask.estimators.base import Measured, check_integer, given_rows, names_of
 from cme_dask.estimators.context import FitContext
 from cme_dask.estimators.joint_fit import JointFit, sums_of
 from cme_dask.estimators.planning import FitPlan
-from cme_dask.estimators.recipe import (
-    FunctionsLike,
-    check_integer,
-)
 from cme_dask.estimators.residual import located_fit, located_plan
 from cme_dask.estimators.steps import ProgressOption
 from cme_dask.estimators.tuned import importable_sides, lean_members
 from cme_dask.kernels import Kernel
 from cme_dask.learning.candidates import Tuning
-from cme_dask.models.events import importable
+from cme_dask.models.events import FunctionsLike, importable
 from cme_dask.models.law import ConditionalLaw
 from cme_dask.models.merging import one_model
 from cme_dask.models.points import FloatArray, OutOfCore
@@ -424,6 +420,10 @@ class JointDistribution(JointFit):
     def _check(self) -> None:
         super()._check()
         check_integer("support_size", self.support_size, 0)
+        for name in ("residual", "calibration"):
+            choice = getattr(self, name)
+            if not (isinstance(choice, bool) or choice == "auto"):
+                raise DataError(f"{name} must be 'auto', True or False, got {choice!r}")
         if self.tuning is not None and not isinstance(self.tuning, Tuning):
             raise DataError(f"tuning must be a cme_dask.Tuning, got {self.tuning!r}")
 

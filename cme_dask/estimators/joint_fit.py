@@ -1,9 +1,9 @@
 """The steps of a fit of the joint distribution, from the row sample to the calibrated model."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -11,11 +11,10 @@ from cme_dask.config import HELD_ROWS, MAX_RANK
 from cme_dask.constraints import Normalized, parse
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError, remedy
-from cme_dask.estimators.base import Functions, MeanRegressor, Measured
-from cme_dask.estimators.context import FitContext, Tolerance
+from cme_dask.estimators.base import Declarations, FittedBasis, MeanRegressor, Measured
+from cme_dask.estimators.context import FitContext, Tolerance, make_cells
 from cme_dask.estimators.growing import different_functions, functions_of_first_call
 from cme_dask.estimators.planning import FitPlan
-from cme_dask.estimators.recipe import FittedBasis, declared, make_cells, make_side
 from cme_dask.estimators.steps import LOCATION, PIVOTS, SEARCH, SECOND, SECOND_PASS
 from cme_dask.estimators.tuned import (
     EnsembleFit,
@@ -23,11 +22,12 @@ from cme_dask.estimators.tuned import (
     describe_search,
     search_kernels,
 )
-from cme_dask.kernels import Transform, TransformedKernel
+from cme_dask.kernels import TransformedKernel
 from cme_dask.learning.candidates import Tuning
 from cme_dask.learning.landmarks import CANDIDATES, choose_landmarks, landmark_number
 from cme_dask.learning.losses import HeldLaws
-from cme_dask.models.assembly import Component, assemble
+from cme_dask.models.assembly import Component, assemble, solve_by_fold
+from cme_dask.models.events import declared
 from cme_dask.models.joint import JointModel
 from cme_dask.models.merging import FitSums, JointSums, union
 from cme_dask.numerics.basis import Basis, LinearBasis, eigenbasis
@@ -52,14 +52,13 @@ _NEGATIVE_ROWS = 1024  # at which mass below zero is summed
 _LANDMARK_ROWS = 1 << 13  # of the row sample, among which landmarks are chosen
 
 
-@dataclass(frozen=True, eq=False)
-class FitResult:
+class FitResult(NamedTuple):
     """What a fit of the joint distribution made; of a mean over several models, of the best one.
 
     Attributes
     ----------
-    model, bases
-        The model, and its bases with what the pass measured of them.
+    model
+        The model.
     component
         The solution.
     measured
@@ -69,20 +68,19 @@ class FitResult:
     """
 
     model: JointModel
-    bases: tuple[FittedBasis, FittedBasis]
     component: Component
     measured: Measured
     members: list[EnsembleMember]
 
     def described(self, **info: Any) -> Self:
         """With what else the model says of its fit."""
-        return replace(self, model=replace(self.model, about=self.model.about | info))
+        return self._replace(model=replace(self.model, about=self.model.about | info))
 
     def with_memory(self, plan: MemoryPlan) -> Self:
         """With a plan of memory that may be tighter than that of the pass."""
         report = self.measured.report
         report = replace(report, memory=report.memory.or_tighter(plan))
-        return replace(self, measured=replace(self.measured, report=report))
+        return self._replace(measured=self.measured._replace(report=report))
 
 
 class JointFit(MeanRegressor):
@@ -119,67 +117,53 @@ class JointFit(MeanRegressor):
         reg = constraint.default_reg if self.reg is None else self.reg
         solver = JointSolver(constraint, Regularization.parse(reg, self.reg_form))
         context = replace(context, solver=solver)
-        if self._learns():
-            x, y = (
-                None if getattr(self, name) is None else kernel
-                for name, kernel in zip(self._kernels, context.kernels, strict=True)
-            )
-            functions, learn_reg = context.functions["functions"], self.reg is None
-            context = search_kernels(context, (x, y), functions, self._tuning, learn_reg)
-        columns, rows = context.sample.columns[1], context.rows.parts[1]
-        labels = f"numeric columns of y, got labels in {', '.join(map(repr, columns.categories))}"
-        residual = self._possible(context, "residual", labels, bool(columns.categories))
-        if residual == "auto" and any(len(np.unique(column)) <= _DISTINCT for column in rows.T):
-            residual = False
+        x, y = (
+            None if getattr(self, name) is None else kernel
+            for name, kernel in zip(self._kernels, context.kernels, strict=True)
+        )
+        if x is None or y is None:
+            context = search_kernels(context, (x, y), self._tuning, self.reg is None)
+        # "auto" is for learned kernels: who gives them says what is to be fitted.
+        undecided = context.search is not None
+        residual, calibration = (
+            choice is not False and (choice is True or undecided) and self._possible(context, name)
+            for name, choice in (("residual", self.residual), ("calibration", self.calibration))
+        )
         if not residual and context.progress is not None:
             left_out = (LOCATION, SECOND + SEARCH, *SECOND_PASS)
             context.progress(StepBegan(PIVOTS, without=left_out))
-        calibration = self._possible(
-            context, "calibration", "a numeric column of y", all(columns.categorical)
-        )
+        if residual and context.events is not None:
+            best = context.search.finalists[0]
+            if best.trial.y.form == "scores" and isinstance(best.kernel_y, TransformedKernel):
+                scores = best.kernel_y.transform
+                context = replace(context, scores=scores, events=Mapped(scores, context.events))
         return replace(context, residual=residual, calibration=calibration)
 
-    def _possible(self, context: FitContext, name: str, columns: str, unusable: bool) -> str | bool:
-        """A choice of the user that only some fits can take: ``auto``, True or False.
-
-        ``auto`` is for learned kernels: who gives them says what is to be fitted.
-        """
+    def _possible(self, context: FitContext, name: str) -> str | bool:
+        """A choice of the user, ``auto`` or True, that only some fits can take: else False."""
         choice: str | bool = getattr(self, name)
-        if not (isinstance(choice, bool) or choice == "auto"):
-            raise DataError(f"{name} must be 'auto', True or False, got {choice!r}")
-        if choice is False or (choice == "auto" and context.search is None):
-            return False
+        columns, rows = context.sample.columns[1], context.rows.parts[1]
         constraint, folds = context.solver.constraint, context.n_folds
+        if name == "residual":
+            labels = ", ".join(map(repr, columns.categories))
+            needed, unusable = f"numeric columns of y, got labels in {labels}", bool(labels)
+        else:
+            needed, unusable = "a numeric column of y", all(columns.categorical)
         obstacles = {
             f"constraint='none' or 'normalized', got {constraint.name!r}": not constraint.linear,
             f"{remedy('n_folds', '--folds')} of at least 2, got {folds}": folds < 2,
             "laws, got support_size=0": self.support_size == 0,
-            columns: unusable,
+            needed: unusable,
         }
         met = [needed for needed, missing in obstacles.items() if missing]
         if choice is True and met:
             needs = remedy(f"{name}=True", f"--{name} yes")
             auto = remedy(f"{name}='auto'", f"--{name} auto")
             raise DataError(f"{needs} needs {met[0]}: change that, or take {auto}")
+        if choice == "auto" and name == "residual":
+            unusable = any(len(np.unique(column)) <= _DISTINCT for column in rows.T)
+            return False if met or unusable else choice
         return False if met else choice
-
-    def _scores(self, context: FitContext) -> Transform | None:
-        """Normal scores of y whose location is fitted, where the best kernel takes them."""
-        if not (context.residual and context.averages):
-            return None
-        best = context.search.finalists[0]
-        scored = best.trial.y.form == "scores" and isinstance(best.kernel_y, TransformedKernel)
-        return best.kernel_y.transform if scored else None
-
-    def _spec(self, context: FitContext, bases: Sequence[Basis]) -> MomentReduction:
-        columns, rows = context.sample.columns, context.rows
-        scoring = context.search.functions if context.averages else None
-        if scoring is not None and (scores := self._scores(context)) is not None:
-            scoring = Mapped(scores, scoring)
-        functions_x, functions = (context.functions[name] for name in ("functions_x", "functions"))
-        x = make_side(bases[0], columns[0], functions_x, rows, 0)
-        y = make_side(bases[1], columns[1], functions, rows, 1, scoring)
-        return MomentReduction((x, y), context.n_folds)
 
     def _change(
         self, spec: MomentReduction, trial: RowSample, rows: RowSample, accuracy: float, solver: Any
@@ -193,12 +177,11 @@ class JointFit(MeanRegressor):
             return ()
 
         def of_variable(i: int) -> CellReduction:
-            functions = context.functions[("functions_x", "functions")[i]]
             return make_cells(
                 context.rows,
                 i,
                 context.sample,
-                declared(functions, context.sample.columns[i]),
+                context.functions[i],
                 bases[i].partition if bases else None,
                 size=self.support_size,
             )
@@ -228,106 +211,94 @@ class JointFit(MeanRegressor):
 
     def _result(self, context: FitContext) -> FitResult:
         """The passes, and everything after them."""
+        solver, search, sample = context.solver, context.search, context.sample
+        members: list[EnsembleMember] = []
         if context.averages:
-            result = self._mean(context)
-        else:
-            result = self._single(context, self._measure(context))
-        if context.calibration:
-            result = with_calibration(context, result)
-        return result if context.search is None else result.with_memory(context.search.memory)
-
-    def _single(self, context: FitContext, measured: Measured) -> FitResult:
-        """The solution of the moments."""
-        (side_x, side_y), moments = measured.sides, measured.moments
-        if context.progress is not None:
-            context.progress(StepBegan("solution"))
-        with one_blas_thread():
-            bases = [side_x.basis, side_y.basis]
-            solver = whole = context.solver.on(bases, context.rows.parts)
-            if solver.constraint.bounds == "observed":
-                centred = centred_bases(moments.means(), solver.reg, bases)
-                x, y = run_pass(context.sample, BasisRanges(tuple(centred)), context.budget)[0]
-                # Refits have other bases, whose ranges are those over the row sample.
-                whole = replace(solver, bounds=solver.bounds._replace(ranges=(x, y)))
-                measured = replace(measured, passes=measured.passes + 1)
-            component = Component.solved(
-                moments, (side_x, side_y), solver, self.convergence, whole=whole
+            # One pass for all finalists, and the mean of the best of them.
+            ensemble = EnsembleFit(
+                context,
+                solver,
+                partial(self._specify, context),
+                self._tuning.averaged,
+                learn_reg=self.reg is None,
+                top_up=self._tolerance.promised,
             )
-            model = self._model(context, [component], measured, solver.reg, [])
-            fitted = fitted_bases(component)
-        ranks = [basis.rank for basis in bases]
-        self._warn_of_trace(context, list(zip(component.trace_errors, ranks, strict=True)))
-        return FitResult(model, fitted, component, measured, [])
-
-    def _mean(self, context: FitContext) -> FitResult:
-        """One pass for all finalists; the mean of the best of them."""
-        ensemble = EnsembleFit(
-            context,
-            context.solver,
-            partial(self._specify, context),
-            self._tuning.averaged,
-            learn_reg=self.reg is None,
-            top_up=self._tolerance.promised,
-        )
-        members, measured = ensemble.run(self._cells(context))
-        best, components = members[0], [member.component for member in members]
-        model = self._model(context, components, measured, best.candidate.reg, members)
-        reached = [
-            max((one.trace_errors[i] or 0.0, one.sides[i].basis.rank) for one in components)
-            for i in (0, 1)
-        ]
-        self._warn_of_trace(context, reached)
-        x, y = (
-            FittedBasis(variable.basis.newton, variable.basis, model.about["trace_error"][name])
-            for name, variable in zip("xy", (model.x, model.y), strict=True)
-        )
-        return FitResult(model, (x, y), best.component, measured, members)
-
-    def _model(
-        self,
-        context: FitContext,
-        components: Sequence[Component],
-        measured: Measured,
-        reg: Regularization,
-        members: Sequence[EnsembleMember],
-    ) -> JointModel:
-        """The model, with what it says of its fit and whose rows it was fitted on."""
-        sample, few = context.sample, context.rows.prefix(_NEGATIVE_ROWS)
-        constraint, search = context.solver.constraint, context.search
+            members, measured = ensemble.run(self._cells(context))
+            components, reg = [each.component for each in members], members[0].candidate.reg
+        else:
+            measured, reg = self._measure(context), solver.reg
+            if context.progress is not None:
+                context.progress(StepBegan("solution"))
+            with one_blas_thread():
+                bases = [side.basis for side in measured.sides]
+                solver = whole = solver.on(bases, context.rows.parts)
+                if solver.constraint.bounds == "observed":
+                    centred = centred_bases(measured.moments.means(), reg, bases)
+                    x, y = run_pass(sample, BasisRanges(tuple(centred)), context.budget)[0]
+                    # Refits have other bases, whose ranges are those over the row sample.
+                    whole = replace(solver, bounds=solver.bounds._replace(ranges=(x, y)))
+                    measured = measured._replace(passes=measured.passes + 1)
+                components = [
+                    solve_by_fold(
+                        measured.moments, measured.sides, solver, self.convergence, whole=whole
+                    )
+                ]
+        few = context.rows.prefix(_NEGATIVE_ROWS)
         metadata = {
             "passes": measured.passes,
             "tol": self._tolerance.value,
-            "constraint": constraint.name,
-            "constraint_options": constraint.to_dict(),
+            "constraint": solver.constraint.name,
+            "constraint_options": solver.constraint.to_dict(),
             "reg": [reg.y, reg.x],
             "reg_form": reg.form,
             "arithmetic": measured.arithmetic.name,
             **({} if search is None else {"tuning": describe_search(search, members)}),
             **origin(sample),
         }
-        laws = [spec.statistics(s) for spec, s in zip(measured.specs, measured.cells, strict=True)]
-        points = [(rows, few.importance) for rows in few.parts]
-        return assemble(components, measured.moments, laws, sample.columns, points, metadata)
+        with one_blas_thread():
+            cells = zip(measured.specs, measured.cells, strict=True)
+            model = assemble(
+                components,
+                measured.moments,
+                [spec.statistics(sums) for spec, sums in cells],
+                sample.columns,
+                [(rows, few.importance) for rows in few.parts],
+                metadata,
+            )
+        reached = [
+            max((each.trace_errors[i] or 0.0, each.sides[i].basis.rank) for each in components)
+            for i in (0, 1)
+        ]
+        self._warn_of_trace(context, reached)
+        result = FitResult(model, components[0], measured, members)
+        if context.calibration:
+            result = with_calibration(context, result)
+        return result if search is None else result.with_memory(search.memory)
 
     def _attributes(self, result: FitResult) -> dict[str, Any]:
         """Fitted attributes, by name."""
-        component, (x, y) = result.component, result.component.sides
-        return {
-            "model_": result.model,
-            "coef_": result.model.coef,
+        component, model, errors = result.component, result.model, result.model.about["trace_error"]
+        fitted: dict[str, Any] = {}
+        with one_blas_thread():
+            for name, variable, side in zip("xy", (model.x, model.y), component.sides, strict=True):
+                basis = variable.basis
+                if not result.members:  # the basis of the model may be centred
+                    basis = LinearBasis(side.basis, *eigenbasis(component.mean.gram(name)))
+                fitted[f"basis_{name}_"] = FittedBasis(basis.newton, basis, errors[name])
+        return fitted | {
+            "model_": model,
+            "coef_": model.coef,
             "members_": result.members,
-            "basis_x_": result.bases[0],
-            "basis_y_": result.bases[1],
             "solution_": component.solution,
             "replicates_": component.replicates,
             "moments_": result.measured.moments,
             "sides_": component.sides,
-            "_functions": (x.functions, y.functions),
+            "_functions": tuple(side.functions for side in component.sides),
         }
 
     # Rows that are added to a fit
 
-    def _sums(self, functions: Functions) -> JointSums:
+    def _sums(self, functions: Declarations) -> JointSums:
         names = "functions_x", "functions"
         again = [
             functions_of_first_call(known, functions[name])
@@ -346,12 +317,11 @@ class JointFit(MeanRegressor):
         total = union([added] if alone else [earlier, added])
         passes = new.passes + (0 if alone else int(earlier.about["passes"]))
         model, component = total.solved(self.convergence, passes=passes)
-        measured = replace(new, moments=total.moments, sides=total.sides, passes=passes)
-        bases = fitted_bases(component)
-        return measured, self._attributes(FitResult(model, bases, component, measured, []))
+        measured = new._replace(moments=total.moments, sides=total.sides, passes=passes)
+        return measured, self._attributes(FitResult(model, component, measured, []))
 
 
-def sums_of(model: JointModel, functions: Functions) -> JointSums:
+def sums_of(model: JointModel, functions: Declarations) -> JointSums:
     """Sums over the rows of a model, with the functions that it knows by name alone."""
     sums = JointSums.of(model)
     given = [
@@ -370,16 +340,6 @@ def sums_of(model: JointModel, functions: Functions) -> JointSums:
         for spec, side in zip(sums.specs, (x, y), strict=False)
     )
     return replace(sums, sides=(x, y), specs=specs)
-
-
-def fitted_bases(component: Component) -> tuple[FittedBasis, FittedBasis]:
-    """Bases of x and of y, with what the pass measured of them."""
-    sides, errors, mean = component.sides, component.trace_errors, component.mean
-    x, y = (
-        FittedBasis(side.basis, LinearBasis(side.basis, *eigenbasis(mean.gram(v))), error)
-        for v, side, error in zip("xy", sides, errors, strict=True)
-    )
-    return x, y
 
 
 def origin(sample: Sample) -> dict[str, Any]:

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from cme_dask.config import HELD_ROWS
-from cme_dask.estimators.context import FitContext
+from cme_dask.estimators.context import FitContext, choose_kernel
 from cme_dask.estimators.joint_fit import FitResult, JointFit, averaged, refitted_laws
 from cme_dask.estimators.planning import RESIDUAL_EVALUATIONS, RESIDUAL_FINALISTS, FitPlan
-from cme_dask.estimators.recipe import choose_kernel
 from cme_dask.estimators.steps import DECISION, LOCATION, PIVOTS, SECOND, SECOND_PASS
 from cme_dask.estimators.tuned import search_kernels
 from cme_dask.learning.candidates import Tuning
@@ -73,12 +72,12 @@ def _screened(fit: JointFit, context: FitContext) -> Screening | None:
         return None
     _report(context, LOCATION)
     with one_blas_thread():
-        sides, moments = _sampled_moments(fit, context)
+        sides, moments = _sampled_moments(context)
         if len(held_out_folds(moments)) < 2:
             _report(context, PIVOTS)
             return None
-        location = _location(fit, context, [(sides, moments)])
-    metadata = _described(fit, context, location) | {"decided": "row sample"}
+        location = _location(context, [(sides, moments)])
+    metadata = _described(context, location) | {"decided": "row sample"}
     second: FitContext | None = None
     if location.skill.max() >= _SKILL:
         second = _second_context(fit, context, location)
@@ -137,8 +136,8 @@ def located_fit(fit: JointFit, context: FitContext) -> FitResult:
     if screening is None:
         _report(context, LOCATION)
     with one_blas_thread():
-        location = _location(fit, context, [(sides, moments) for sides, moments, _, _ in each])
-    metadata = _described(fit, context, location)
+        location = _location(context, [(sides, moments) for sides, moments, _, _ in each])
+    metadata = _described(context, location)
     if auto and location.skill.max() < _SKILL:
         return result.described(residual=metadata)
     if screening is None or screening.second is None:
@@ -158,10 +157,9 @@ def located_fit(fit: JointFit, context: FitContext) -> FitResult:
     result = result.described(residual=metadata, passes=passes)
     residuals = location.residuals
     model = LocationModel(residuals.location, of_residuals.model, residuals.transform)
-    return replace(
-        result,
+    return result._replace(
         model=replace(result.model, residual=model if retained else None),
-        measured=replace(result.measured, passes=passes),
+        measured=result.measured._replace(passes=passes),
     )
 
 
@@ -170,19 +168,18 @@ def _report(context: FitContext, step: str, without: tuple[str, ...] = ()) -> No
         context.progress(StepBegan(step, without=without))
 
 
-def _described(fit: JointFit, context: FitContext, location: FittedMeanFunction) -> dict[str, Any]:
-    scores = fit._scores(context)
+def _described(context: FitContext, location: FittedMeanFunction) -> dict[str, Any]:
     return {
         "kept": False,
         "decided": "location",
         "skill": location.skill.tolist(),
         "ridge": location.ridges.tolist(),
-        "transform": "raw" if scores is None else str(scores),
+        "transform": "raw" if context.scores is None else str(context.scores),
     }
 
 
 def _sampled_moments(
-    fit: JointFit, context: FitContext
+    context: FitContext,
 ) -> tuple[tuple[FeatureBlock, ...], MomentSums]:
     """Moments by fold of rows of the row sample, on a smaller basis of the best kernel of x."""
     rows = context.rows.prefix(_LOCATION_ROWS)
@@ -191,7 +188,7 @@ def _sampled_moments(
         _sampled_basis(kernel, rows, i, rank)
         for i, (kernel, rank) in enumerate(zip(context.kernels, (_LOCATION_RANK, 1), strict=True))
     ]
-    spec = fit._spec(context, bases)
+    spec = context.moments_on(bases)
     folds = rows.folds(context.sample.folding, context.n_folds)
     return spec.features, strip_moments(spec, rows.parts, rows.importance, folds)
 
@@ -213,12 +210,11 @@ def _figures(gain: Gain) -> dict[str, Any]:
 
 
 def _location(
-    fit: JointFit,
     context: FitContext,
     candidates: list[tuple[tuple[FeatureBlock, ...], MomentSums]],
 ) -> FittedMeanFunction:
     """The location that explains most of unseen rows, among those on the bases of x given."""
-    columns, scores = context.sample.columns, fit._scores(context)
+    columns, scores = context.sample.columns, context.scores
     first = 0 if scores is None else len(candidates[0][0][1].names)
     here = slice(first, first + len(columns[1].names))
     x = context.rows.parts[0]
@@ -246,12 +242,14 @@ def _of_residuals(context: FitContext, location: FittedMeanFunction) -> FitConte
         sample=sample,
         rows=sample.row_sample,
         pivots=(x.from_sample(), residual),
-        functions=dict.fromkeys(context.functions),
+        functions=({}, {}),
         passes=0,
         seconds=0.0,
         search=None,
         averages=False,
+        events=None,
         residual=False,
+        scores=None,
     )
 
 
@@ -264,7 +262,7 @@ def _second_context(fit: JointFit, context: FitContext, location: FittedMeanFunc
     learned = context.search.finalists[0].trial.x.form != "given"
     given = None if learned else kernels[0], None
     second = replace(second, kernels=kernels)
-    return search_kernels(second, given, None, _quick(fit._tuning), learn_reg=fit.reg is None)
+    return search_kernels(second, given, _quick(fit._tuning), learn_reg=fit.reg is None)
 
 
 def _quick(tuning: Tuning) -> Tuning:

@@ -9,10 +9,9 @@ from scipy.linalg import cholesky, solve_triangular
 from cme_dask.config import ACCURACY, N_FOLDS, SAMPLE_SIZE
 from cme_dask.data.sample import Sample
 from cme_dask.errors import ConvergenceError, ConvergenceWarning, DataError, remedy, warn
-from cme_dask.estimators.base import Measured
+from cme_dask.estimators.base import Measured, check_choice, check_integer, check_tol
 from cme_dask.estimators.context import Tolerance
 from cme_dask.estimators.embedding import ConditionalMeanEmbedding
-from cme_dask.estimators.recipe import check_choice, check_integer, check_tol
 from cme_dask.kernels import Kernel
 from cme_dask.models.embedding import EmbeddedVariable, EmbeddingModel
 from cme_dask.models.points import FloatArray
@@ -292,8 +291,8 @@ class SparseEmbedding(ConditionalMeanEmbedding):
         message = (
             f"the path of the penalty {self.penalty} ended with relative duality gap "
             f"{gaps[missed[0]]:.1e} at gamma={gammas[missed[0]]:.3g} after "
-            f"max_iter={self.max_iter} steps, {self.gap:.1e} was asked for: allow more steps, "
-            "raise gap, gamma_ratio or the ridge, or lower the rank"
+            f"max_iter={self.max_iter} steps, the requested gap is {self.gap:.1e}: "
+            "allow more steps, raise gap, gamma_ratio or the ridge, or lower the rank"
         )
         if self.convergence == "raise":
             raise ConvergenceError(message + remedy("; convergence='warn' keeps such a path", ""))

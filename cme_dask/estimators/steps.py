@@ -7,13 +7,8 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from cme_dask.config import HELD_ROWS, MAX_RANK, SAMPLE_SIZE
+from cme_dask.estimators.context import PivotProgress, Progress
 from cme_dask.estimators.planning import RESIDUAL_EVALUATIONS, RESIDUAL_FINALISTS
-from cme_dask.estimators.recipe import (
-    DENSE_POWER,
-    PivotProgress,
-    Progress,
-    dense_cost,
-)
 from cme_dask.learning.candidates import Tuning, TuningProgress
 from cme_dask.passes.driver import Executor
 from cme_dask.passes.progress import Event, FitProgress, Listener, Step, StepBegan, listening
@@ -28,6 +23,9 @@ SECOND = "second "
 
 SECOND_PASS = (SECOND + PIVOTS, SECOND + PASS, SECOND + SOLUTION, DECISION)
 """What follows where the row sample advises a location model."""
+
+DENSE_POWER = 2.4
+"""Of the rank: the measured time of dense algebra by fold."""
 
 _NAMES = {
     ROWS: "row sample",
@@ -52,6 +50,12 @@ _FLOPS = 4.7e10  # of one core in a pass, per second
 _BESIDE = 215.0  # rank whose products take as long as what a pass does beside them
 _LOCATION_SECONDS = 0.4  # of a location on the row sample
 _GRADIENTS = 20.0  # of an iteration, when half of it is taken to be done
+_LARGE = 500.0  # of a basis, to whose cost others are compared
+
+
+def dense_cost(ranks: Sequence[float]) -> float:
+    """Time of dense algebra on bases of these ranks, in that of one of rank 500."""
+    return float(sum((rank / _LARGE) ** DENSE_POWER for rank in ranks))
 
 
 class SearchTimes:

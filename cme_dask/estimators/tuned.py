@@ -10,11 +10,7 @@ import numpy as np
 from cme_dask.display import brief_repr
 from cme_dask.estimators.base import Measured
 from cme_dask.estimators.context import FitContext
-from cme_dask.estimators.recipe import (
-    FunctionsLike,
-    declared,
-    dense_cost,
-)
+from cme_dask.estimators.steps import dense_cost
 from cme_dask.kernels import Kernel
 from cme_dask.learning.candidates import KernelChoice, Score, Search, Tuning
 from cme_dask.learning.problems import estimated, search_joint
@@ -80,7 +76,6 @@ class EnsembleMember:
 def search_kernels(
     context: FitContext,
     given: tuple[Kernel | None, Kernel | None],
-    functions: FunctionsLike | None,
     options: Tuning,
     learn_reg: bool,
 ) -> FitContext:
@@ -92,8 +87,6 @@ def search_kernels(
         The row sample, and how far bases and their rank may go.
     given
         None for each kernel that is learned.
-    functions
-        Declared functions of y.
     options
         See :func:`cme_dask.learning.problems.search_joint`.
     learn_reg
@@ -117,7 +110,7 @@ def search_kernels(
         context.sample.folding.folds(rows.index, rows.units, FOLDS),
         (given[0], given[1]),
         (categorical[0], categorical[1]),
-        functions=declared(functions, columns[1]),
+        functions=dict(context.functions[1]),
         reg=None if learn_reg else solver.reg,
         options=options,
         tol=context.pivots[0].tol,
@@ -133,6 +126,7 @@ def search_kernels(
         search=replace(search, memory=memory),
         solver=solver,
         averages=solver.constraint.averages,
+        events=search.functions if solver.constraint.averages else None,
     )
 
 
@@ -251,7 +245,8 @@ class EnsembleFit:
             (fold.rest, fold.held, fold.solution(reg).shrunk(retained).answers(fold.rest))
             for fold in folds
         )
-        component = Component((x, y), mean, reduced(solution), replicates(refits, moments))
+        each = replicates(refits, moments)
+        component = Component((x, y), mean, reduced(solution), each, mean.trace_error)
         candidate = replace(candidate, reg=reg)
         return EnsembleMember(candidate, component, moments, joint, crps, retained, mode)
 
@@ -354,7 +349,7 @@ def lean_members(members: Sequence[EnsembleMember]) -> list[EnsembleMember]:
         replace(
             member,
             moments=None,  # type: ignore[arg-type] # documented, and no query reads them
-            component=replace(member.component, sides=importable_sides(member.component.sides)),
+            component=member.component._replace(sides=importable_sides(member.component.sides)),
         )
         for member in members
     ]

@@ -1,8 +1,7 @@
 """The last step of a fit, and of merging: the frozen model, from moments and coefficients."""
 
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.linalg import block_diag
@@ -21,8 +20,7 @@ from cme_dask.numerics.problem import JointSolution, JointSolver
 Array = Any
 
 
-@dataclass(frozen=True, eq=False)
-class Component:
+class Component(NamedTuple):
     """A solution that a model is made of; g is the mean over its components.
 
     Attributes
@@ -31,67 +29,61 @@ class Component:
         Of the moments.
     solution, replicates
         Of all rows, and without one fold each: given x, and given y.
+    trace_errors
+        Of both bases; None for partitions of unity, which approximate no kernel.
     """
 
     sides: tuple[FeatureBlock, FeatureBlock]
     mean: Moments
     solution: JointSolution
     replicates: tuple[Replicates, Replicates]
+    trace_errors: tuple[float | None, ...]
 
-    __repr__ = brief_repr
+    def __repr__(self) -> str:
+        return brief_repr(self)
 
-    @classmethod
-    def solved(
-        cls,
-        moments: MomentSums,
-        sides: tuple[FeatureBlock, FeatureBlock],
-        solver: JointSolver,
-        convergence: str,
-        *,
-        whole: JointSolver | None = None,
-    ) -> Self:
-        """Of all rows and without one fold each, from the moments.
 
-        Parameters
-        ----------
-        moments, sides
-            Of the rows.
-        solver
-            From moments to a solution.
-        convergence
-            ``"raise"`` or ``"warn"`` where it misses its tolerance.
-        whole
-            The solver for all rows, if it is another one than that of the refits.
+def solve_by_fold(
+    moments: MomentSums,
+    sides: tuple[FeatureBlock, ...],
+    solver: JointSolver,
+    convergence: str,
+    *,
+    whole: JointSolver | None = None,
+) -> Component:
+    """The solution of all rows and those without one fold each, from the moments.
 
-        Raises
-        ------
-        ConvergenceError
-            If a solver missed its tolerance, and ``convergence`` is ``"raise"``.
-        DataError
-            If kernels or ridge don't fit the constraint.
-        """
-        mean = moments.means()
-        solution = (whole or solver)(mean)
-        solution.info.check(convergence)
+    Parameters
+    ----------
+    moments, sides
+        Of the rows.
+    solver
+        From moments to a solution.
+    convergence
+        ``"raise"`` or ``"warn"`` where it misses its tolerance.
+    whole
+        The solver for all rows, if it is another one than that of the refits.
 
-        def refits() -> Iterator[tuple[Moments, Moments, Sequence[Answer]]]:
-            for rest, held in split_folds(moments):
-                refit = solver(rest, solution)
-                refit.info.check(convergence)
-                yield rest, held, refit.answers(rest)
+    Raises
+    ------
+    ConvergenceError
+        If a solver missed its tolerance, and ``convergence`` is ``"raise"``.
+    DataError
+        If kernels or ridge don't fit the constraint.
+    """
+    mean = moments.means()
+    solution = (whole or solver)(mean)
+    solution.info.check(convergence)
 
-        return cls(sides, mean, solution, replicates(refits(), moments))
+    def refits() -> Iterator[tuple[Moments, Moments, Sequence[Answer]]]:
+        for rest, held in split_folds(moments):
+            refit = solver(rest, solution)
+            refit.info.check(convergence)
+            yield rest, held, refit.answers(rest)
 
-    def basis(self, i: int) -> LinearBasis:
-        """The basis of variable ``i``."""
-        transform = (self.solution.transform_x, self.solution.transform_y)[i]
-        eigenvalues = (self.solution.eigenvalues_x, self.solution.eigenvalues_y)[i]
-        return LinearBasis(self.sides[i].basis, transform, eigenvalues)
-
-    @property
-    def trace_errors(self) -> tuple[float | None, ...]:
-        """Of both bases; partitions of unity approximate no kernel: they have none."""
-        return (None, None) if self.solution.base == 0.0 else self.mean.trace_error
+    errors = (None, None) if solution.base == 0.0 else mean.trace_error
+    x, y = sides
+    return Component((x, y), mean, solution, replicates(refits(), moments), errors)
 
 
 def assemble(
@@ -100,7 +92,7 @@ def assemble(
     cells: Sequence[CellStatistics],
     columns: Sequence[Columns],
     points: Sequence[tuple[Array, Array]],
-    about: dict[str, Any],
+    metadata: dict[str, Any],
 ) -> JointModel:
     """The model.
 
@@ -117,7 +109,7 @@ def assemble(
     points
         Rows of x and rows of y with their weights, on which the mass of g below zero is
         measured; empty where there are none.
-    about
+    metadata
         What else the model says of its fit, as JSON values.
     """
     x, y = (_variable(i, components, columns[i], cells[i] if cells else None) for i in (0, 1))
@@ -127,7 +119,7 @@ def assemble(
         None if None in result else max(e for e in result if e is not None)
         for result in zip(*(component.trace_errors for component in components), strict=True)
     ]
-    described = about | {
+    described = metadata | {
         "rows": moments.n_rows,
         "folds": moments.n_folds,
         "trace_error": dict(zip("xy", errors, strict=True)),
@@ -164,7 +156,14 @@ def _variable(
     q, count = len(names), len(components)
     answers = [component.solution.answer(component.mean, given) for component in components]
     folds = [component.replicates[given] for component in components]
-    bases = tuple(component.basis(given) for component in components)
+    bases = tuple(
+        LinearBasis(
+            component.sides[given].basis,
+            (component.solution.transform_x, component.solution.transform_y)[given],
+            (component.solution.eigenvalues_x, component.solution.eigenvalues_y)[given],
+        )
+        for component in components
+    )
     return Variable(
         columns,
         bases[0] if count == 1 else StackedBasis(bases),

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from array_api_compat import array_namespace
 
+from cme_dask.data.columns import Columns
 from cme_dask.errors import DataError
 
 # Events such as ``50 < PM2.5 < 75 and station == "Dongsi"``, from text; nothing is executed
@@ -455,3 +456,38 @@ def _is_local(function: Any) -> bool:
     for name in function.__qualname__.split("."):
         result = getattr(result, name, None)
     return result is not function
+
+
+# Functions as users declare them
+
+
+FunctionsLike = Mapping[str, Function | str] | Sequence[str]
+"""Functions to be declared: callables or events by name, or a list of events."""
+
+
+def by_name(functions: FunctionsLike | None) -> Mapping[str, Function | str]:
+    """Functions as users give them, by name; DataError unless they are that."""
+    given = {} if functions is None else functions
+    if isinstance(given, (list, tuple)) and all(isinstance(text, str) for text in given):
+        given = dict(zip(given, given, strict=True))
+    if not isinstance(given, Mapping):
+        raise DataError(
+            f"functions maps names to callables, got {functions!r}: give {{'name': f}}, or list "
+            "events such as ['y0 > 0']"
+        )
+    return given
+
+
+def declared(functions: FunctionsLike | None, columns: Columns) -> dict[str, Function]:
+    """Declared functions by name; DataError unless they are that, and no columns."""
+    given = by_name(functions) if functions else {}
+    result: dict[str, Function] = {
+        name: Event.parse(f, columns.names, columns.categories) if isinstance(f, str) else f
+        for name, f in given.items()
+    }
+    for name, function in result.items():
+        if not isinstance(name, str) or not callable(function):
+            raise DataError(f"functions maps names to callables, got {name!r}: {function!r}")
+        if name in columns.names:
+            raise DataError(f"{name!r} is a column already: give the function another name")
+    return result

@@ -14,7 +14,7 @@ from cme_dask.constraints import Constraint, parse
 from cme_dask.data.columns import Columns
 from cme_dask.errors import DataError, remedy
 from cme_dask.models import load_only
-from cme_dask.models.assembly import Component, assemble
+from cme_dask.models.assembly import Component, assemble, solve_by_fold
 from cme_dask.models.joint import JointModel, Variable
 from cme_dask.numerics.cells import CellReduction, CellSums
 from cme_dask.numerics.moments import FeatureBlock, Function, MomentSums
@@ -147,7 +147,7 @@ class JointSums(FitSums):
         self._check_bounds(constraint)
         rows = [self._kept_rows(i) for i in (0, 1)]
         solver = self.solver.on([side.basis for side in self.sides], rows)
-        component = Component.solved(self.moments, self.sides, solver, convergence)
+        component = solve_by_fold(self.moments, self.sides, solver, convergence)
         laws = [spec.statistics(sums) for spec, sums in zip(self.specs, self.cells, strict=True)]
         points = [(each.means, each.masses) for each in laws]
         metadata = self.about | info
