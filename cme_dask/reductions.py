@@ -5,19 +5,20 @@ neighbouring sets of rows are combined. :func:`run` takes it over the rows of a 
 processes or a cluster, with predicted memory, checks of the values, progress and checkpoints.
 """
 
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any, TypeVar, overload
 
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
-from cme_dask.numerics.reduction import Cost, Extent, Fused, Reduction, Strip
+from cme_dask.numerics.reduction import Cost, Extent, Reduction, Strip
 from cme_dask.numerics.weighted import FeatureBasis, WeightedMoments
+from cme_dask.passes.progress import listening
 from cme_dask.passes.run import PassReport, RunOptions, run_pass
 
 __all__ = [
     "Cost",
     "Extent",
     "FeatureBasis",
-    "Fused",
     "PassReport",
     "Reduction",
     "RunOptions",
@@ -29,23 +30,37 @@ __all__ = [
 Result = TypeVar("Result")
 
 
+@overload
 def run(
     sample: Sample, reduction: Reduction[Any, Result], options: RunOptions | None = None
-) -> tuple[Result, PassReport]:
+) -> tuple[Result, PassReport]: ...
+
+
+@overload
+def run(
+    sample: Sample, reduction: Sequence[Reduction[Any, Any]], options: RunOptions | None = None
+) -> tuple[tuple[Any, ...], PassReport]: ...
+
+
+def run(
+    sample: Sample,
+    reduction: Reduction[Any, Any] | Sequence[Reduction[Any, Any]],
+    options: RunOptions | None = None,
+) -> tuple[Any, PassReport]:
     """Compute a reduction over all rows of a sample in one pass.
 
     Parameters
     ----------
     sample : Sample
         The rows, from :func:`cme_dask.open_sample`; of a part only its rows count.
-    reduction : Reduction
-        The reduction. Several take one pass as ``Fused((a, b))``.
+    reduction : Reduction, or a sequence of them
+        The reduction; several are computed in the same pass.
     options : RunOptions, optional
         Where and how to run; default: Dask's current scheduler, without a checkpoint.
 
     Returns
     -------
-    result : what ``reduction.finalize`` returns
+    result : what ``reduction.finalize`` returns; of several reductions a tuple of these
     report : PassReport
         With ``rows``, ``seconds``, ``memory`` (predicted peak and limit) and ``resumed_strips``.
 
@@ -64,10 +79,19 @@ def run(
     fixed binary tree. So the bits of the result depend neither on the scheduler nor on workers,
     storage chunks or interruptions.
     """
-    if not isinstance(reduction, Reduction):
-        raise DataError(f"reduction must be a Reduction, got {type(reduction).__name__}")
+    reductions = tuple(reduction) if isinstance(reduction, Sequence) else (reduction,)
+    for one in reductions:
+        if not isinstance(one, Reduction):
+            raise DataError(f"reduction must be a Reduction, got {type(one).__name__}")
+    if not reductions:
+        raise DataError("there is nothing to compute: give at least one reduction")
     if not isinstance(sample, Sample):
         raise DataError(f"sample must come from open_sample, got {type(sample).__name__}")
     options = options or RunOptions()
-    with options.opened(reduction.name, {"reduction": reduction}, sample) as (budget, progress):
-        return run_pass(sample, reduction, budget, progress)
+    depends_on = {"reduction": reduction}
+    with (
+        options.opened(reductions[0].name, depends_on, sample) as executor,
+        listening(options.progress) as listener,
+    ):
+        results, report = run_pass(sample, reductions, executor, listener)
+    return results if isinstance(reduction, Sequence) else results[0], report

@@ -12,7 +12,7 @@ from pathlib import Path
 from distributed.diagnostics.plugin import WorkerPlugin
 
 import cme_dask.estimators.classifiers  # noqa: F401 - before the worker is there, not in its first task
-from cme_dask.passes.plan import Reading
+from cme_dask.passes.run import Pass
 
 FOLDER, DELAY = "CHAOS_FOLDER", "CHAOS_STRIP_SECONDS"
 
@@ -41,21 +41,21 @@ class Marks(WorkerPlugin):
 
 
 def slow(read, folder, seconds):
-    """``Reading.strip`` that takes longer and notes in a file that the strip was read."""
+    """``Pass.strips`` that takes longer and notes in a file that a strip was read."""
     log = folder / f"{os.getpid()}.strips"
 
-    def strip(self, rows, arrays):
-        time.sleep(seconds)
-        found = read(self, rows, arrays)
-        with log.open("a", encoding="utf-8") as file:
-            file.write(f"{rows[0]}\n")
-        return found
+    def strips(self, run, given=()):
+        for strip in read(self, run, given):
+            time.sleep(seconds)
+            with log.open("a", encoding="utf-8") as file:
+                file.write(f"{strip.rows[0]}\n")
+            yield strip
 
-    return strip
+    return strips
 
 
 async def dask_setup(worker):
     """Called by Dask in each worker process before it takes tasks."""
     folder = Path(os.environ[FOLDER])
-    Reading.strip = slow(Reading.strip, folder, float(os.environ[DELAY]))
+    Pass.strips = slow(Pass.strips, folder, float(os.environ[DELAY]))
     await worker.plugin_add(plugin=Marks(folder), name="chaos-marks")

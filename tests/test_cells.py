@@ -26,10 +26,10 @@ from cme_dask.numerics.moments import FeatureBlock, MomentReduction, moment_cost
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.reduction import Cost, Extent, Strip, to_host
 from cme_dask.numerics.support import Support, make_support
-from cme_dask.passes.driver import Executor
-from cme_dask.passes.memory import MemoryBudget, task_bytes, waiting_bytes
-from cme_dask.passes.moments import make_moments, predict_moments
+from cme_dask.passes.driver import Executor, task_bytes
+from cme_dask.passes.fit import moment_reductions, predict_moments
 from cme_dask.passes.plan import RowRange, strip_length
+from cme_dask.passes.run import run_pass
 
 FUNCTIONS = {"positive": lambda z: z[:, 0] > 0, "square": lambda z: z[:, -1] ** 2}
 
@@ -303,8 +303,9 @@ def joint_case(n=20_000):
 
 
 def passed(sample, spec, cells, scheduler="threads", workers=2):
-    budget = MemoryBudget.of(Executor.resolve(scheduler, workers), None)
-    return make_moments(sample, [spec], budget, None, cells=cells)
+    executor = Executor.resolve(scheduler, workers)
+    (moments, *sums), report = run_pass(sample, moment_reductions([spec], cells), executor)
+    return (moments,), tuple(sums), report
 
 
 def test_a_pass_gives_the_same_bits_however_the_rows_are_cut(tmp_path):
@@ -334,14 +335,15 @@ def test_memory_and_cost_know_the_cells():
     run, extent = RowRange(0, 4096, 4096), Extent(10**6, 3, strip_length(10**6))
     bare = moment_cost((20, 20), 44, 10, extent)
     cost = bare + Cost(state=9 * 8 * 16_384, partial=5000 * 8, retained=8 * 10**6)
-    assert waiting_bytes(cost, 2) - waiting_bytes(bare, 2) == (5000 + 10**6) * 8
-    more_words = 5000 + 9 * 16_384 + 2 * 4096
+    one, more_words = Executor("threads", 1), 5000 + 9 * 16_384 + 2 * 4096
+    with_cells, without = (one.check_pass(c, extent, [run] * 2).predicted for c in (cost, bare))
+    assert with_cells - without == 8 * (more_words + 5000 + 10**6)
     assert task_bytes(cost, extent, run)[0] - task_bytes(bare, extent, run)[0] == 8 * more_words
     X, Y, _, spec, cells = joint_case(1000)
     sample = open_sample(X, Y)
-    budget = MemoryBudget(Executor("threads", 2), 1 << 40, ())
+    executor = Executor("threads", 2, 1 << 40)
     plans = [
-        predict_moments(sample, spec.ranks, spec.width, 5, budget, cells=some)[1].predicted
+        predict_moments(sample, spec.ranks, spec.width, 5, executor, cells=some)[1].predicted
         for some in ((), cells)
     ]
     costs = [replace(one, n_folds=5).cost(Extent(1000, 3, 4096)) for one in cells]

@@ -72,7 +72,6 @@ def test_observed_ranges_are_those_of_all_rows(rows):
     """Against plain minima, with weights of zero left out."""
     from cme_dask.numerics.rows import BasisRanges
     from cme_dask.passes.driver import Executor
-    from cme_dask.passes.memory import MemoryBudget
     from cme_dask.passes.run import run_pass
     from cme_dask.passes.sources import open_sample
 
@@ -83,8 +82,8 @@ def test_observed_ranges_are_those_of_all_rows(rows):
     bases = law.model_.x.basis, law.model_.y.basis
     for given, kept in ((None, slice(None)), (weights, weights > 0)):
         sample = open_sample(x, y, weights=given)
-        budget = MemoryBudget.of(Executor.resolve("threads", 2), None)
-        found, _ = run_pass(sample, BasisRanges(bases), budget)
+        executor = Executor.resolve("threads", 2)
+        (found,), _ = run_pass(sample, [BasisRanges(bases)], executor)
         for ranges, basis, part in zip(found, bases, rows, strict=True):
             psi = basis(part[kept])
             np.testing.assert_allclose(ranges, [psi.min(axis=0), psi.max(axis=0)], atol=1e-13)

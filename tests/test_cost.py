@@ -22,7 +22,7 @@ from cme_dask.numerics.reduction import Cost, Reduction
 from cme_dask.passes import cost as timing
 from cme_dask.passes.cost import busiest_rows, bytes_read, time_pass
 from cme_dask.passes.driver import Executor
-from cme_dask.passes.moments import moment_reduction
+from cme_dask.passes.fit import moment_reductions
 from cme_dask.passes.plan import RowRange, plan_ranges
 from cme_dask.passes.sources import open_sample
 
@@ -91,19 +91,19 @@ def test_seconds_of_the_pass_are_those_of_its_strips(tmp_path, monkeypatch, chun
     if chunk_rows:
         write_store(tmp_path / "s.zarr", x, x[:, 0], chunk_rows=chunk_rows)
     sample = open_sample(tmp_path / "s.zarr" if chunk_rows else x)
-    strips = timing.Reading.strips
+    strips = timing.Pass.strips
 
     def slowly(reading, run, given):
-        clock.now += 100.0 if run.rows == 1 else 0.0  # the way to the first row
+        clock.now += 100.0 if run.stop - run.start == 1 else 0.0  # the way to the first row
         for strip in strips(reading, run, given):
-            clock.now += 2e-6 * 24 * len(strip) if run.rows > 1 else 0.0
+            clock.now += 2e-6 * 24 * len(strip) if run.stop - run.start > 1 else 0.0
             yield strip
 
     monkeypatch.setattr(timing, "time", clock)
-    monkeypatch.setattr(timing.Reading, "strips", slowly)
+    monkeypatch.setattr(timing.Pass, "strips", slowly)
     runs = plan_ranges(50_000, chunk_rows, 1, 1e-3)
     executor = Executor.resolve("synchronous")
-    cost = time_pass(sample, Slow(clock), runs, executor)
+    cost = time_pass(sample, [Slow(clock)], runs, executor)
     count = -(-50_000 // 4096)
     assert (cost.rows, cost.strips, cost.tasks, cost.workers) == (50_000, count, len(runs), 1)
     assert cost.computing == pytest.approx(50.0)
@@ -129,10 +129,10 @@ def test_workers_without_a_task_count_for_nothing(monkeypatch):
 
     x = np.zeros((9000, 1))
     runs = plan_ranges(len(x), 0, 1, 1.0, 4096)
-    times = [time_pass(open_sample(x), Starts(), runs, Executor("threads", 64))]
+    times = [time_pass(open_sample(x), [Starts()], runs, Executor("threads", 64))]
     assert {0, 4096, 8192} <= set(starts)
     monkeypatch.setattr(timing, "_time_strips", lambda *_: (timing.StripTimes(1.0, 1.0, 1.0, 0.0),))
-    times += [time_pass(open_sample(x), Starts(), runs, Executor("threads", k)) for k in (64, 3)]
+    times += [time_pass(open_sample(x), [Starts()], runs, Executor("threads", k)) for k in (64, 3)]
     assert times[1].sums == times[2].sums == 1.0
     assert times[1].reading == times[2].reading
 
@@ -155,10 +155,10 @@ def test_of_strips_that_would_take_long_a_part_is_timed():
     runs = plan_ranges(len(x), 0, 1, 1.0)
     executor = Executor.resolve("synchronous")
     assert runs[0].length == 8192
-    time_pass(open_sample(x), Rows(1.0), runs, executor)
+    time_pass(open_sample(x), [Rows(1.0)], runs, executor)
     assert [rows for rows in seen if rows] == [8192] * 3
     seen.clear()
-    time_pass(open_sample(x), Rows(1e9), runs, executor)
+    time_pass(open_sample(x), [Rows(1e9)], runs, executor)
     assert [rows for rows in seen if rows] == [4096] * 3
 
 
@@ -172,7 +172,7 @@ def test_strips_of_moments_are_timed_on_all_workers(scheduler, weighted):
     sample = open_sample(X, Y, weights=np.ones(len(X)) if weighted else None)
     executor = Executor.resolve(scheduler, 2)
     runs = plan_ranges(len(X), 0, 2, 1e-6)
-    cost = time_pass(sample, moment_reduction([spec]), runs, executor)
+    cost = time_pass(sample, moment_reductions([spec]), runs, executor)
     assert cost.workers == executor.workers
     assert cost.rows == len(X)
     for name in ("computing", "reading", "sums", "scheduling"):
@@ -184,7 +184,7 @@ def test_strips_are_timed_on_the_workers_of_a_cluster(cluster):
     spec, (X, Y) = spec_of()
     sample = open_sample(da.from_array(X, chunks=(100, 2)), da.from_array(Y, chunks=(100, 1)))
     executor = Executor.resolve(cluster)
-    cost = time_pass(sample, moment_reduction([spec]), [RowRange(0, 300, 4096)], executor)
+    cost = time_pass(sample, moment_reductions([spec]), [RowRange(0, 300, 4096)], executor)
     assert cost.workers == 2
     assert 0.0 < cost.seconds < 1000.0
 

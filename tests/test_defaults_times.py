@@ -11,7 +11,7 @@ from conftest import write_store
 from cme_dask import JointDistribution
 from cme_dask.cli import cli
 from cme_dask.cli.run_report import PeakMemory
-from cme_dask.passes.memory import A_WORKER
+from cme_dask.passes.driver import A_WORKER
 
 MOST = 12
 

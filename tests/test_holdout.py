@@ -21,8 +21,6 @@ from cme_dask.numerics.folds import BY_ROWS, Folding, Split, fold_of_rows
 from cme_dask.numerics.moments import FeatureBlock, MomentReduction, strip_moments
 from cme_dask.numerics.rows import BasisRanges, NearestRows
 from cme_dask.passes.driver import Executor
-from cme_dask.passes.memory import MemoryBudget
-from cme_dask.passes.moments import make_moments
 from cme_dask.passes.row_sample import sample_rows
 from cme_dask.passes.run import count_bad_values, run_pass
 from cme_dask.passes.sources import open_sample
@@ -30,7 +28,6 @@ from cme_dask.passes.sources import open_sample
 N = 10_001  # three strips, the last one short
 DAY = 86_400.0
 THREADS = Executor.resolve("threads", 2)
-BUDGET = MemoryBudget(THREADS, 1 << 40, ())
 EXAMPLES = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 
 
@@ -92,8 +89,7 @@ def spec_of(n_folds=1):
 
 
 def moments_of(sample, n_folds=1, executor=THREADS):
-    budget = MemoryBudget(executor, 1 << 40, ())
-    (moments,), _, report = make_moments(sample, [spec_of(n_folds)], budget, None)
+    (moments,), report = run_pass(sample, [spec_of(n_folds)], executor)
     return moments, report
 
 
@@ -236,7 +232,7 @@ def test_a_part_without_rows_is_named():
         lambda: moments_of(empty),
         lambda: JointDistribution().fit(empty),
         lambda: points.fit(empty),
-        lambda: run_pass(empty, NearestRows(X[:1], 5, np.ones(2)), BUDGET),
+        lambda: run_pass(empty, [NearestRows(X[:1], 5, np.ones(2))], THREADS),
     ):
         with pytest.raises(DataError, match=r"no row belongs to this part \(.*0.5 by group\)"):
             call()
@@ -250,7 +246,7 @@ def test_nearest_rows_of_a_part(store, by):
     sample = open_sample(str(store))
     points, scale = X[:3] + 0.01, np.array([1.0, 2.0])
     for part, held_out in zip(sample.split(0.2, by=by), (False, True), strict=True):
-        found, _ = run_pass(part, NearestRows(points, 50, scale), BUDGET)
+        (found,), _ = run_pass(part, [NearestRows(points, 50, scale)], THREADS)
         for i, point in enumerate(points):
             distance = np.sqrt((((X - point) / scale) ** 2).sum(axis=1))
             distance[~mask(by, 0.2, held_out) | (W == 0.0)] = np.inf
@@ -270,7 +266,7 @@ def test_ranges_over_a_part(store, by):
         open_sample(str(store)).split(0.2, by=by), (False, True), strict=True
     ):
         kept = mask(by, 0.2, held_out) & (W > 0.0)
-        found, _ = run_pass(part, BasisRanges(tuple(bases)), BUDGET)
+        (found,), _ = run_pass(part, [BasisRanges(tuple(bases))], THREADS)
         for ranges, basis, rows in zip(found, bases, (X, Y), strict=True):
             psi = basis(rows[kept])
             np.testing.assert_allclose(ranges, [psi.min(axis=0), psi.max(axis=0)], atol=1e-12)
@@ -367,7 +363,7 @@ def test_row_samples_of_parts_agree_wherever_the_rows_lie(tmp_path, weighted, by
     for side in (0, 1):
         kept = mask(by, 0.3, bool(side)) & ((W > 0.0) | (not weighted))
         found = [
-            sample_rows(s.fold_by("7d").split(0.3, by=by)[side], size, 0, BUDGET)[0]
+            sample_rows(s.fold_by("7d").split(0.3, by=by)[side], size, 0, THREADS)[0]
             for s in samples
         ]
         assert all(len(rows) == min(size, kept.sum()) for rows in found)
@@ -394,7 +390,7 @@ def test_importance_of_a_part_estimates_its_mean():
     sample = open_sample(X, Y, weights=W, time=TIME)
     found = []
     for seed in range(40):
-        rows = sample_rows(sample.split(0.5, by="7d")[1], 500, seed, BUDGET)[0]
+        rows = sample_rows(sample.split(0.5, by="7d")[1], 500, seed, THREADS)[0]
         assert not rows.complete
         found.append(rows.importance @ rows.parts[0][:, 0])
     error = np.std(found, ddof=1) / np.sqrt(len(found))
@@ -406,10 +402,10 @@ def test_a_small_stored_sample_of_a_part_is_enough(store):
     sample = open_sample(str(store))
     for stored, passes in ((N, 0), (4000, 0), (1000, 2)):
         cut = replace(sample, row_sample=sample.row_sample.prefix(stored))
-        rows, found = sample_rows(cut.split(0.4, by="7d")[1], stored, 0, BUDGET)
+        rows, found = sample_rows(cut.split(0.4, by="7d")[1], stored, 0, THREADS)
         assert found == passes
         assert len(rows) == stored if passes else 0.2 * stored < len(rows) < 0.6 * stored
-    assert sample_rows(sample, N, 0, BUDGET)[1] == 0  # all rows that have a weight
+    assert sample_rows(sample, N, 0, THREADS)[1] == 0  # all rows that have a weight
 
 
 # Reads ----------------------------------------------------------------------------------------
@@ -448,7 +444,7 @@ def test_passes_without_folds_leave_their_column_unread(tmp_path):
     counted, group = opened(tmp_path / "s.zarr")
     sample = open_sample(group).fold_by("7d")
     moments_of(sample, 1)
-    run_pass(sample, NearestRows(X[:2], 5, np.ones(2)), BUDGET)
+    run_pass(sample, [NearestRows(X[:2], 5, np.ones(2))], THREADS)
     PivotedCholesky(kernels.Gaussian(2.0), tol=0.1, pivots="greedy").fit(sample)
     assert not counted.chunks("time")
 

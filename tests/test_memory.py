@@ -27,11 +27,10 @@ from cme_dask.numerics.moments import (
     moment_cost,
     sum_strip,
 )
-from cme_dask.numerics.reduction import Extent
-from cme_dask.passes import memory
-from cme_dask.passes.driver import Executor
-from cme_dask.passes.memory import MemoryBudget, task_bytes
-from cme_dask.passes.moments import pivot_bytes, predict_moments
+from cme_dask.numerics.reduction import Cost, Extent
+from cme_dask.passes import driver
+from cme_dask.passes.driver import Executor, task_bytes
+from cme_dask.passes.fit import pivot_bytes, predict_moments
 from cme_dask.passes.observing import WantOfMemory, want_of_memory
 from cme_dask.passes.plan import RowRange, strip_length
 
@@ -196,24 +195,25 @@ def asked(n_rows=10**6, n_columns=3, ranks=(200,), width=204, n_folds=1, **chang
 
 
 def test_the_predicted_peak_is_the_largest_over_the_phases():
-    budget = MemoryBudget(Executor("threads", 2), 1 << 40, ())
+    executor = Executor("threads", 2, 1 << 40)
     runs = [RowRange(0, 4096, 4096)] * 100
-    alone = budget.check_pass(*asked(), runs)
+    cost, extent = asked()
+    alone = executor.check_pass(cost, extent, runs)
     assert alone.phase == "the pass"
-    sampled = budget.check_pass(*asked(), runs, {"the choice": 10**10})
+    sampled = executor.check_pass(cost + Cost(alone={"the choice": 10**10}), extent, runs)
     assert (sampled.phase, sampled.predicted > 10**10) == ("the choice", True)
-    one = budget.check_pass(*asked(n_folds=200), runs[:1])
-    long = budget.check_pass(*asked(n_folds=200), [RowRange(0, 4096 * 16, 4096)])
+    one = executor.check_pass(*asked(n_folds=200), runs[:1])
+    long = executor.check_pass(*asked(n_folds=200), [RowRange(0, 4096 * 16, 4096)])
     assert long.predicted == one.predicted + 2 * 4 * 200 * 204**2 * 8  # a tree of 16 strips a task
-    held = budget.check_pass(*asked(), runs, held=10**9)
+    held = executor.check_pass(cost + Cost(held=10**9), extent, runs)
     assert held.predicted == alone.predicted + 10**9
-    ahead = budget.check_pass(*asked(chunk_rows=1), runs)
+    ahead = executor.check_pass(*asked(chunk_rows=1), runs)
     assert ahead.predicted > alone.predicted  # the next strip is read meanwhile
 
 
 def test_a_fit_is_refused_where_its_pivots_do_not_fit():
     sample = open_sample(np.zeros((1 << 15, 3)))
-    roomy, tight = (MemoryBudget(Executor("threads", 2), 1 << size, ()) for size in (40, 29))
+    roomy, tight = (Executor("threads", 2, 1 << size) for size in (40, 29))
     _, plan = predict_moments(sample, (2000,), 2004, 1, roomy, sample_rows=1 << 15)
     assert plan.phase == "the choice of pivots"
     assert plan.predicted > pivot_bytes(1 << 15, 2000) > 8 * 2000 << 15
@@ -222,21 +222,21 @@ def test_a_fit_is_refused_where_its_pivots_do_not_fit():
 
 
 def test_what_does_not_fit_into_a_worker_is_refused():
-    on_cluster = MemoryBudget(Executor("threads", 2), 1 << 40, ((4, 200 << 20),))
+    on_cluster = Executor("threads", 2, worker_memory=((4, 200 << 20),))
     with pytest.raises(ResourceError, match="a worker would need"):
         on_cluster.check_pass(*asked(n_folds=100), [RowRange(0, 4096, 4096)])
 
 
 def test_a_chunk_that_a_worker_cannot_hold_is_refused_with_the_remedy():
-    budget = MemoryBudget(Executor("threads", 1), 1 << 40, ((1, 700_000_000),))
+    executor = Executor("threads", 1, worker_memory=((1, 700_000_000),))
     rows = {"n_rows": 10**8, "n_columns": 20, "ranks": (50,), "width": 70}
     runs = [RowRange(0, 1 << 20, 1 << 18)]
-    budget.check_pass(*asked(**rows, chunk_rows=1 << 16), runs)
+    executor.check_pass(*asked(**rows, chunk_rows=1 << 16), runs)
     told = r"chunks of fewer rows than 4,194,304, which are read whole \(cme-dask rechunk\)"
     with pytest.raises(ResourceError, match=told):
-        budget.check_pass(*asked(**rows, chunk_rows=1 << 22), runs)
+        executor.check_pass(*asked(**rows, chunk_rows=1 << 22), runs)
     with pytest.raises(ResourceError, match=r"4,000,000, which are read whole"):
-        budget.check_pass(*asked(**rows, chunk_rows=4_000_000), runs)
+        executor.check_pass(*asked(**rows, chunk_rows=4_000_000), runs)
 
 
 def test_pivots_need_more_for_more_rows_and_pivots():
@@ -284,7 +284,7 @@ def test_what_a_pass_prepares_is_predicted(columns, functions, finalists):
     cost, extent = asked(n_rows=10**7, n_columns=2 * columns, ranks=ranks, width=width, n_folds=10)
     folds = (np.arange(n) % 10).astype(np.uint8)
     length = strip_length(10**7)
-    aside = 8 * (memory._read_rows(length, 0) * 2 * columns + memory._HASH_WORDS * (length - n))
+    aside = 8 * (2 * length * 2 * columns + driver._HASH_WORDS * (length - n))
     tracemalloc.start()
     try:
         moments = sum_strip(MomentSets(tuple(specs)).start(parts[0]), parts, None, folds)

@@ -23,8 +23,7 @@ from cme_dask.numerics.folds import draw
 from cme_dask.numerics.reduction import Strip
 from cme_dask.numerics.rounds import Greedy, PivotOffers, PivotState, Random, offered_rows
 from cme_dask.passes.driver import Executor
-from cme_dask.passes.memory import MemoryBudget
-from cme_dask.passes.pivots import choose_in_rounds
+from cme_dask.passes.fit import choose_in_rounds
 from cme_dask.passes.plan import strip_length
 from cme_dask.passes.progress import Event
 from cme_dask.passes.sources import open_sample
@@ -475,10 +474,9 @@ def test_max_rank_ends_a_top_up_with_a_warning(seen):
 def test_a_round_that_does_not_fit_is_refused_before_it_runs(table):
     x, _, _ = table
     sample = open_sample(x)
-    executor = Executor.resolve("threads", 2)
     rule = Greedy(kernels.Matern(0.05, 0.5), 1e-6, span=0.5)
     seen = []
-    tight = MemoryBudget.of(executor, "262MB")
+    tight = Executor.resolve("threads", 2, "262MB")
     with pytest.raises(
         ResourceError, match=r"for a round of pivots at rank \d+ and 2 tasks at once"
     ):
@@ -493,7 +491,7 @@ def test_a_round_that_does_not_fit_is_refused_before_it_runs(table):
 
 @pytest.mark.parametrize("mode", ["greedy", "sampled"])
 def test_the_memory_of_a_fit_is_that_of_its_rounds_if_they_take_more(mode, monkeypatch):
-    monkeypatch.setattr("cme_dask.passes.pivots.choice_bytes", lambda ranks, extent: 300 << 20)
+    monkeypatch.setattr("cme_dask.passes.fit.choice_bytes", lambda ranks, extent: 300 << 20)
     features = PivotedCholesky(GAUSSIAN, tol=0.1, pivots=mode)
     memory = features.fit(np.random.default_rng(0).uniform(size=(9000, 2))).report_.memory
     assert (memory.predicted > 300 << 20) == (mode == "greedy")

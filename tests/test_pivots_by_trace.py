@@ -19,7 +19,7 @@ from cme_dask.numerics.cholesky import (
     prefix_rows,
     sampled_cholesky,
 )
-from cme_dask.passes.moments import pivot_bytes
+from cme_dask.passes.fit import pivot_bytes
 
 GAUSSIAN = kernels.Gaussian(0.3)
 

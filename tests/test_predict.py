@@ -21,7 +21,6 @@ from cme_dask.kernels.transforms import PoolRare, Standard, Transform
 from cme_dask.models.query import Query
 from cme_dask.passes.driver import Executor
 from cme_dask.passes.lazy_laws import given_rows
-from cme_dask.passes.memory import MemoryBudget
 from cme_dask.passes.write import write_answers
 
 N = 5000
@@ -119,8 +118,8 @@ def reference(world, tmp_path_factory):
 def written(world, out, values, scheduler, workers, chunk_rows=None):
     query = Query(world[3], events=EVENTS)
     rows = given_rows(values, query.given)
-    budget = MemoryBudget(Executor.resolve(scheduler, workers), 1 << 40, ())
-    write_answers(rows, query, out, chunk_rows=chunk_rows, overwrite=False, budget=budget)
+    executor = Executor.resolve(scheduler, workers)
+    write_answers(rows, query, out, chunk_rows=chunk_rows, overwrite=False, executor=executor)
     group = zarr.open_group(str(out), mode="r")
     return {name: group[name][...] for name in group.array_keys()}
 
@@ -154,10 +153,10 @@ def test_processes_and_a_failed_run_leave_whole_outputs_or_none(world, reference
     x[4321, 1] = np.inf
     with pytest.raises(DataError, match=r"column 'x1' has 1 \(first at row 4321\)"):
         written(world, tmp_path / "bad", da.from_array(x, chunks=(1000, 2)), "threads", 2)
-    tight = MemoryBudget(Executor.resolve("threads", 2), 100 << 20, ())
+    tight = Executor("threads", 2, 100 << 20)
     query = Query(world[3])
     rows = given_rows(str(world[0] / "s.zarr"), query.given)
-    options = {"chunk_rows": None, "overwrite": False, "budget": tight}
+    options = {"chunk_rows": None, "overwrite": False, "executor": tight}
     with pytest.raises(ResourceError, match="answers of laws of 100 cells"):
         write_answers(rows, query, tmp_path / "bad", **options)
     assert [p.name for p in tmp_path.iterdir()] == ["p"]

@@ -16,11 +16,10 @@ from cme_dask.data.sources import ahead
 from cme_dask.errors import DataError, StoreError
 from cme_dask.numerics.rows import NearestRows
 from cme_dask.passes.driver import Executor
-from cme_dask.passes.memory import MemoryBudget
 from cme_dask.passes.run import run_pass
 from cme_dask.passes.sources import open_sample
 
-BUDGET = MemoryBudget(Executor.resolve("threads", 2), 1 << 40, ())
+THREADS = Executor.resolve("threads", 2)
 
 
 class CountingStore(WrapperStore):
@@ -157,7 +156,7 @@ def test_nearest_rows_take_one_pass_and_equal_a_full_sort(tmp_path, positive):
     write_store(tmp_path / "s.zarr", x, y, stored, chunk_rows=4096)
     store, group = opened(tmp_path / "s.zarr")
     points, scale = rng.standard_normal((4, 3)).round(1), np.array([1.0, 2.0, 0.5])
-    found, _ = run_pass(open_sample(group), NearestRows(points, 200, scale), BUDGET)
+    (found,), _ = run_pass(open_sample(group), [NearestRows(points, 200, scale)], THREADS)
     for name in ("x", "y") if positive is None else ("x", "y", "weights"):
         assert set(store.chunks(name).values()) == {1}
     assert found.index.shape == found.weights.shape == (4, min(200, positive or 200))
@@ -175,7 +174,7 @@ def test_points_at_no_finite_distance_have_no_neighbours(tmp_path):
     write_store(tmp_path / "s.zarr", np.zeros((50, 2)), np.zeros((50, 1)), chunk_rows=50)
     nearest = NearestRows(np.array([[0.0, np.nan]]), 5, np.ones(2))
     with pytest.raises(DataError, match="no row of positive weight is at a finite distance"):
-        run_pass(open_sample(tmp_path / "s.zarr"), nearest, BUDGET)
+        run_pass(open_sample(tmp_path / "s.zarr"), [nearest], THREADS)
 
 
 def test_reading_is_one_item_ahead_of_use():

@@ -24,7 +24,7 @@ from cme_dask.numerics.moments import FeatureBlock, MomentReduction, sub_block
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.reduction import reduce_strips
 from cme_dask.numerics.support import make_support
-from cme_dask.reductions import Cost, Extent, Fused, Reduction, RunOptions, Strip, run
+from cme_dask.reductions import Cost, Extent, Reduction, RunOptions, Strip, run
 
 # A client that another test has opened would be the default.
 THREADS = RunOptions("threads", 2)
@@ -132,9 +132,9 @@ def test_memory_is_predicted_and_refused(example, store):
     assert 200e6 < report.memory.predicted < 400e6
 
 
-def test_fused_reductions_take_one_pass(example, store):
+def test_several_reductions_take_one_pass(example, store):
     events = []
-    both = Fused((example(3), example(5)))
+    both = [example(3), example(5)]
     (three, five), _ = run(open_sample(store), both, replace(THREADS, progress=events.append))
     assert_array_equal(three, run(open_sample(store), example(3), THREADS)[0])
     assert_array_equal(five, run(open_sample(store), example(5), THREADS)[0])
@@ -143,14 +143,14 @@ def test_fused_reductions_take_one_pass(example, store):
 
 
 def test_bad_values_are_named(example):
-    for sample, reduction, message in (
+    for sample, statistic, message in (
         (open_sample(np.ones(9)), np.sum, "must be a Reduction, got "),
         (np.ones(9), example(), "must come from open_sample, got ndarray"),
     ):
         with pytest.raises(DataError, match=message):
-            run(sample, reduction, THREADS)
+            run(sample, statistic, THREADS)
     with pytest.raises(DataError, match="at least one reduction"):
-        Fused(())
+        run(open_sample(np.ones(9)), [], THREADS)
     x, y, w = rows()
     y[1234, 1] = np.nan
     with pytest.raises(DataError, match=r"y1.*1 .*1,?234"):
@@ -185,19 +185,23 @@ def moments_and_cells(x, y, w, single=False):
         for part, some, basis in ((x, {}, None), (y, functions, partition))
     ]
     by_cell = [replace(one, variable=i, n_folds=4) for i, one in enumerate(cells)]
-    return Fused((moments, *by_cell))
+    return moments, *by_cell
 
 
 def square(y):
     return y[:, 0] ** 2
 
 
-def assert_same(reduction, ours, theirs, single=False):
+def finalized(reductions, totals):
+    return [one.finalize(total) for one, total in zip(reductions, totals, strict=True)]
+
+
+def assert_same(reductions, ours, theirs, single=False):
     """Equal results of :func:`moments_and_cells`, up to the order of the host's BLAS."""
     (ours, *here), (theirs, *there) = ours, theirs
     assert_allclose(theirs.gram, ours.gram, rtol=1e-5 if single else 1e-12, atol=1e-9)
     assert_allclose(theirs.traces, ours.traces, rtol=1e-12)
-    for one, mine, other in zip(reduction.each[1:], here, there, strict=True):
+    for one, mine, other in zip(reductions[1:], here, there, strict=True):
         assert_allclose(other.masses, mine.masses, rtol=1e-12)
         mine, other = one.statistics(mine), one.statistics(other)
         for name in ("atoms", "starts", "shares", "counts", "hashes", "whole"):
@@ -215,18 +219,18 @@ def test_a_task_runs_whole_on_a_device_and_comes_to_the_host_once(single, weight
     """Mixing devices raises, and so does reading an array of the second one as one of NumPy."""
     x, y, w = (part[:9000] for part in rows())
     y, w[::7] = y - 51.0, 0.0
-    reduction = moments_and_cells(x, y, w, single)
+    reductions = moments_and_cells(x, y, w, single)
     strips = [
         Strip(np.arange(9000)[s], (x[s], y[s]), w[s] if weighted else None)
         for s in (slice(0, 5000), slice(5000, None))
     ]
-    rows_of, ours = reduce_strips(reduction, strips)
+    rows_of, ours = reduce_strips(reductions, strips)
     counted, device = Counted(monkeypatch), strict.Device("device1")
     strips = [replace(strip, _made={}) for strip in strips]
-    n, theirs = reduce_strips(reduction, strips, lambda a: strict.asarray(a, device=device))
+    n, theirs = reduce_strips(reductions, strips, lambda a: strict.asarray(a, device=device))
     assert n == rows_of == 9000
     assert counted.transfers == 2 + 2 * 10  # each array of the sums once
-    assert_same(reduction, reduction.finalize(ours), reduction.finalize(theirs), single)
+    assert_same(reductions, finalized(reductions, ours), finalized(reductions, theirs), single)
 
 
 def test_a_whole_run_computes_on_the_device_of_its_options(tmp_path, monkeypatch):
@@ -234,24 +238,24 @@ def test_a_whole_run_computes_on_the_device_of_its_options(tmp_path, monkeypatch
     x, y, w = rows()
     write_store(tmp_path / "s", x, y - 51.0, w, chunk_rows=3000)
     sample = open_sample(tmp_path / "s")
-    reduction = moments_and_cells(x, y - 51.0, w)
-    ours, _ = run(sample, reduction, THREADS)
+    reductions = moments_and_cells(x, y - 51.0, w)
+    ours, _ = run(sample, reductions, THREADS)
     device = strict.Device("device1")
     options = RunOptions("synchronous", device=device, checkpoint=tmp_path / "c")
     counted = Counted(monkeypatch)
-    first, report = run(sample, reduction, options)
+    first, report = run(sample, reductions, options)
     assert report.rows == N
     assert report.tasks > 1
     assert counted.transfers == report.tasks * (2 + 2 * 10)
-    assert_same(reduction, ours, first)
-    resumed, report = run(sample, reduction, options)
+    assert_same(reductions, ours, first)
+    resumed, report = run(sample, reductions, options)
     assert report.resumed_strips == 10
     others = [RunOptions(name, 2, device=device) for name in ("threads", "processes")]
-    for other in (resumed, *(run(sample, reduction, one)[0] for one in others)):
+    for other in (resumed, *(run(sample, reductions, one)[0] for one in others)):
         assert_array_equal(other[0].gram, first[0].gram)
         assert_array_equal(other[2].masses, first[2].masses)
     with pytest.raises(StoreError, match="of another run: configuration 'device'"):
-        run(sample, reduction, replace(options, device=None))
+        run(sample, reductions, replace(options, device=None))
 
 
 def test_a_device_has_a_memory_of_its_own(store):
@@ -277,7 +281,7 @@ def test_a_device_has_a_memory_of_its_own(store):
 def test_sums_by_cell_take_more_of_a_device():
     """The matrix of a row's cell is dense there: its blocks are in the prediction."""
     x, y, w = (part[:2000] for part in rows())
-    cells = moments_and_cells(x, y, w).each[1]
+    cells = moments_and_cells(x, y, w)[1]
     host, small, large = (
         cells.cost(Extent(10**6, 3, 1 << 16, device_memory=memory << 30)).state
         for memory in (0, 1, 80)
@@ -316,3 +320,10 @@ def test_importing_the_driver_loads_none_of_the_sums():
     assert "folds" in loaded
     assert not loaded & sums
     assert Reduction.name == "reduction"
+
+
+def test_the_place_of_a_plan_is_that_of_its_run():
+    options = RunOptions("threads", 3, device=strict.Device("device1"), device_memory_limit="1MB")
+    executor = options.executor()
+    assert executor.device.name == strict.Device("device1")
+    assert (executor.workers, executor.device_limit) == (3, 10**6)

@@ -24,9 +24,8 @@ from cme_dask.numerics.location import RIDGES, fit_mean_function
 from cme_dask.numerics.moments import FeatureBlock, MomentReduction, strip_moments
 from cme_dask.numerics.problem import Regularization
 from cme_dask.passes.driver import Executor
-from cme_dask.passes.memory import MemoryBudget
-from cme_dask.passes.moments import make_moments
 from cme_dask.passes.row_sample import sample_rows
+from cme_dask.passes.run import run_pass
 from cme_dask.passes.sources import open_sample
 
 QUICK = Tuning(rows=500, evaluations=0, finalists=2, averaged=2)
@@ -157,8 +156,8 @@ def test_the_pass_sees_the_residuals_that_are_made_by_hand(tmp_path, located, by
     if by == "part":
         sample, _ = sample.split(0.3)
     residuals = found.residuals
-    budget = MemoryBudget.of(Executor.resolve("synchronous", None), None)
-    rows, _ = sample_rows(sample, 600, 0, budget)
+    executor = Executor.resolve("synchronous")
+    rows, _ = sample_rows(sample, 600, 0, executor)
     moved = sample.with_residuals(residuals, rows)
     index = np.sort(rows.index)
     folds = sample.folding.folds(index, {"group": groups[index]}, N_FOLDS)
@@ -171,7 +170,7 @@ def test_the_pass_sees_the_residuals_that_are_made_by_hand(tmp_path, located, by
     )
     spec = MomentReduction(sides, N_FOLDS)
     expected = strip_moments(spec, (x[index], e), weights[index], folds)
-    (seen,), *_ = make_moments(moved, [spec], budget, None)
+    (seen,), _ = run_pass(moved, [spec], executor)
     np.testing.assert_array_equal(seen.rows, expected.rows)
     np.testing.assert_allclose(seen.gram, expected.gram, rtol=1e-9, atol=1e-9)
 

@@ -28,11 +28,10 @@ from cme_dask.models.events import Event
 from cme_dask.numerics.folds import Folding, Split
 from cme_dask.numerics.scoring import ScoreSums
 from cme_dask.passes.driver import Executor
-from cme_dask.passes.memory import MemoryBudget
 from cme_dask.passes.scores import Law, Prediction, score_pass
 from cme_dask.passes.sources import open_sample
 
-BUDGET = MemoryBudget(Executor.resolve("threads", 2), 1 << 40, ())
+THREADS = Executor.resolve("threads", 2)
 EVENT = Event.parse("y0 > 0.3", ("y0", "y1"))
 ATOMS = Y[:40]
 
@@ -89,9 +88,9 @@ def within(x, y, level):
 LAWS = {"law": Law(laws_at, level=0.8, cells=len(ATOMS))}
 
 
-def scored(sample, budget=BUDGET, predictions=PREDICTIONS, laws=LAWS, **options):
+def scored(sample, executor=THREADS, predictions=PREDICTIONS, laws=LAWS, **options):
     options = {"functions": {"high": EVENT}, "n_blocks": 8, **options}
-    return score_pass(sample, predictions, budget, laws=laws, **options)
+    return score_pass(sample, predictions, executor, laws=laws, **options)
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +162,7 @@ def test_without_weights_the_metrics_of_the_package_agree():
 @pytest.fixture(scope="module")
 def reference():
     sample = open_sample(X, Y, weights=W, time=TIME).fold_by("7d").split(0.3)[1]
-    found = scored(sample, MemoryBudget(Executor.resolve("synchronous"), 1 << 40, ()))
+    found = scored(sample, Executor.resolve("synchronous"))
     return found.scores, found.crps, found.coverage
 
 
@@ -176,8 +175,8 @@ def test_any_chunks_give_the_same_bits(reference, tmp_path_factory, chunk, threa
     else:
         path = tmp_path_factory.mktemp("store") / "s.zarr"
         sample = open_sample(str(write(path, weighted=True, chunk_rows=chunk)))
-    budget = MemoryBudget(Executor.resolve("threads", threads), 1 << 40, ())
-    found = scored(sample.fold_by("7d").split(0.3)[1], budget)
+    executor = Executor.resolve("threads", threads)
+    found = scored(sample.fold_by("7d").split(0.3)[1], executor)
     assert (found.scores, found.crps, found.coverage) == reference
 
 
@@ -233,7 +232,7 @@ def test_fitted_estimators_of_scikit_learn_are_predictions(store):
     rest, held_out = mask("7d", 0.3, False), mask("7d", 0.3, True)
     line = LinearRegression().fit(X[rest], Y[rest])
     predictions = {"line": Prediction(("y0", "y1"), line.predict)}
-    found = score_pass(sample.split(0.3)[1], predictions, BUDGET)
+    found = score_pass(sample.split(0.3)[1], predictions, THREADS)
     truth = r2_score(Y[held_out, 1], line.predict(X[held_out])[:, 1], sample_weight=W[held_out])
     assert found.scores["line"]["y1"].r2.value == pytest.approx(truth)
 
@@ -282,7 +281,7 @@ def test_unusable_rows_and_memory(store):
     empty = [p for p in held if not p.part.selects(np.arange(1), {"group": group[:1]}).any()]
     with pytest.raises(DataError, match="no row belongs to this part"):
         scored(empty[0])
-    tiny = MemoryBudget(Executor.resolve("threads", 2), 100 << 20, ())
+    tiny = Executor("threads", 2, 100 << 20)
     counted, opened_store = opened(store)
     with pytest.raises(ResourceError, match="scores of 3 targets and laws of 40 cells"):
         scored(open_sample(opened_store), tiny)

@@ -30,7 +30,6 @@ from cme_dask.models.joint import JointModel
 from cme_dask.numerics.folds import draw, fold_of_rows, merge, priority_keys, row_hash
 from cme_dask.passes import row_sample as gather
 from cme_dask.passes.driver import Executor
-from cme_dask.passes.memory import MemoryBudget
 from cme_dask.passes.row_sample import sample_rows
 
 EXAMPLES = settings(
@@ -211,10 +210,10 @@ def test_gathered_samples_equal_the_stored_one(tmp_path, monkeypatch, weighted, 
             weights=None if w is None else da.from_array(w, chunks=chunks),
         ),
     ]
-    budget = MemoryBudget.of(Executor.resolve("threads", 2), None)
+    executor = Executor.resolve("threads", 2)
     for sample in sources:
         for size in (50, 9_000, 10_000):
-            found, _ = sample_rows(sample, size, 9, budget)
+            found, _ = sample_rows(sample, size, 9, executor)
             np.testing.assert_array_equal(found.index, stored.index[:size])
             np.testing.assert_array_equal(found.keys, stored.keys[:size])
             for ours, theirs in zip(found.parts, stored.parts, strict=True):

@@ -21,7 +21,6 @@ from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.reduction import Strip, reduce_strips
 from cme_dask.numerics.weighted import WeightedMoments
 from cme_dask.passes.driver import Executor
-from cme_dask.passes.memory import MemoryBudget
 from cme_dask.passes.run import run_pass
 from cme_dask.passes.sources import open_sample
 
@@ -44,8 +43,8 @@ def bases():
 
 
 def one_pass(sample, reduction, scheduler="threads"):
-    budget = MemoryBudget.of(Executor.resolve(scheduler, 2), None)
-    result, report = run_pass(sample, reduction, budget)
+    executor = Executor.resolve(scheduler, 2)
+    (result,), report = run_pass(sample, [reduction], executor)
     assert report.rows == sample.n_rows
     return result
 
@@ -88,7 +87,7 @@ def test_folds_are_those_of_dense_arrays(weighted):
     found = one_pass(sample, reduction)
     strip = Strip(np.arange(len(X)), (X, Y), w)
     on_device = partial(strict.asarray, device=strict.Device("device1"))
-    other = reduction.finalize(reduce_strips(reduction, [strip], on_device)[1])
+    other = reduction.finalize(reduce_strips([reduction], [strip], on_device)[1][0])
     N, M = bases[0](X), bases[1](Y)
     chosen = {"all": np.full(len(X), True), "fold": folds == 2, "without": folds != 2}
     for name, f in {"sign": np.sign(X[:, 0]), "cube": Y[:, 0] ** 3}.items():

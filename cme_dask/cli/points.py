@@ -16,7 +16,7 @@ from cme_dask.errors import DataError
 from cme_dask.models.events import Event
 from cme_dask.models.joint import JointModel
 from cme_dask.numerics.rows import NearestRows, Neighbours
-from cme_dask.passes.memory import MemoryBudget
+from cme_dask.passes.driver import Executor
 from cme_dask.passes.run import run_pass
 
 Array = Any
@@ -215,7 +215,7 @@ def _stored(point: PointSection, x: Columns, layout: Layout | None) -> dict[str,
 
 
 def nearest(
-    questions: Questions, points: Array, count: int, sample: Sample, budget: MemoryBudget
+    questions: Questions, points: Array, count: int, sample: Sample, executor: Executor
 ) -> Neighbours | None:
     """The rows nearest to the stated points, in standardised x with the same labels; one pass."""
     if not len(points):
@@ -226,7 +226,10 @@ def nearest(
     rows = sample.row_sample.parts[0]
     scale = np.where((rows == rows[0]).all(axis=0), 1.0, rows.std(axis=0))
     scale = np.where(questions.columns[0].categorical, _OTHER_LABEL, scale)
-    return run_pass(sample, NearestRows(points, min(count, sample.n_rows), scale), budget)[0]
+    nearest = NearestRows(points, min(count, sample.n_rows), scale)
+    result: Neighbours
+    (result,), _ = run_pass(sample, [nearest], executor)
+    return result
 
 
 def compare(

@@ -279,20 +279,19 @@ def predict_store(
     from cme_dask.cli.run_report import PeakMemory
     from cme_dask.passes.driver import Executor
     from cme_dask.passes.lazy_laws import given_rows
-    from cme_dask.passes.memory import MemoryBudget
     from cme_dask.passes.write import write_answers
 
     check_output(out, overwrite)
     rows = given_rows(store, query.given, reverse=query.reverse)
     with ProgressLines() as progress, compute.open() as scheduler, PeakMemory(scheduler) as memory:
-        budget = MemoryBudget.of(Executor.resolve(scheduler, compute.workers), compute.memory_limit)
+        executor = Executor.resolve(scheduler, compute.workers, compute.memory_limit)
         report, chunk = write_answers(
             rows,
             query,
             out,
             chunk_rows=chunk_rows,
             overwrite=overwrite,
-            budget=budget,
+            executor=executor,
             progress=progress.rows_of("predict"),
         )
         progress.say(

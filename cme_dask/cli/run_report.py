@@ -20,7 +20,7 @@ from cme_dask.data.store import check_output, disk_errors, writing
 from cme_dask.errors import DataError, ResourceError
 from cme_dask.models import plots as drawing
 from cme_dask.models.plots import PALETTE, STYLE
-from cme_dask.passes.memory import A_WORKER
+from cme_dask.passes.driver import A_WORKER
 from cme_dask.passes.observing import ClusterWatch, worker_states
 
 if TYPE_CHECKING:

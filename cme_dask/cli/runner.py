@@ -26,7 +26,6 @@ from cme_dask.cli.scoring import evaluate
 from cme_dask.data.store import disk_errors, writing
 from cme_dask.models import plots as drawing
 from cme_dask.passes.driver import Executor
-from cme_dask.passes.memory import MemoryBudget
 from cme_dask.passes.sources import open_sample
 
 Result = dict[str, Any]
@@ -79,13 +78,13 @@ def run_job(
         model = estimator.model_
         fit = describe_fit(estimator, memory, str(paths["model"]))
         estimator.save(paths["model"], overwrite=overwrite)
-        budget = MemoryBudget.of(Executor.resolve(scheduler, compute.workers), compute.memory_limit)
+        executor = Executor.resolve(scheduler, compute.workers, compute.memory_limit)
         points = questions.rows(model)
-        near = nearest(questions, points, job.report.nearest, sample, budget)
+        near = nearest(questions, points, job.report.nearest, sample, executor)
         scores = None
         if job.evaluate is not None and held_out is not None:
             parts = sample, held_out.fold_by(job.fit.fold_by)
-            scores = evaluate(model, parts, questions.events, job.evaluate, budget, progress)
+            scores = evaluate(model, parts, questions.events, job.evaluate, executor, progress)
     result = {
         "title": job.title,
         **origin,

@@ -22,7 +22,6 @@ from cme_dask.models.joint import JointModel
 from cme_dask.numerics.folds import Split
 from cme_dask.numerics.scoring import Estimate, Scores
 from cme_dask.passes.driver import Executor
-from cme_dask.passes.memory import MemoryBudget
 from cme_dask.passes.row_sample import sample_rows
 from cme_dask.passes.scores import Law, Prediction, ScoreReport, score_pass
 from cme_dask.passes.sources import open_sample
@@ -93,11 +92,11 @@ def score_model(
     judged = crps or coverage or labels
     laws = {"law": law_of(law, crps, coverage, labels=labels)} if judged else {}
     with ProgressLines() as progress, compute.open() as scheduler:
-        budget = MemoryBudget.of(Executor.resolve(scheduler, compute.workers), compute.memory_limit)
+        executor = Executor.resolve(scheduler, compute.workers, compute.memory_limit)
         result = score_pass(
             sample,
             {"model": Prediction(shown, Expectation(law, shown))} if shown else {},
-            budget,
+            executor,
             functions=events,
             laws=laws,
             progress=progress.fit,
@@ -300,7 +299,7 @@ def evaluate(
     parts: tuple[Sample, Sample],
     events: Mapping[str, Event],
     section: EvaluateSection,
-    budget: MemoryBudget,
+    executor: Executor,
     progress: ProgressLines,
 ) -> Result:
     """JSON form of the scores on held-out rows.
@@ -315,7 +314,7 @@ def evaluate(
         Of y, by their text.
     section
         What to compare with.
-    budget
+    executor
         Where to run, and the memory that is there.
     progress
         Shows the progress.
@@ -326,7 +325,7 @@ def evaluate(
     predictions = {}
     boosting: Result | None = None
     if section.boosting and targets:
-        fitted, boosting = boosted(rest, events, section, budget)
+        fitted, boosting = boosted(rest, events, section, executor)
         progress.say(
             f"gradient boosting on {boosting['rows']:,} rows took {boosting['seconds']:.3g} s"
         )
@@ -335,7 +334,7 @@ def evaluate(
     edges = bin_edges(model, rest, targets, set(events))
     laws = {MODEL: law_of(model, scored, scored, targets=targets, edges=edges, labels=True)}
     result = score_pass(
-        held_out, predictions, budget, functions=events, laws=laws, progress=progress.fit
+        held_out, predictions, executor, functions=events, laws=laws, progress=progress.fit
     )
     return {
         "rows": result.report.rows,
@@ -374,7 +373,7 @@ def bin_edges(
 
 
 def boosted(
-    sample: Sample, events: Mapping[str, Event], section: EvaluateSection, budget: MemoryBudget
+    sample: Sample, events: Mapping[str, Event], section: EvaluateSection, executor: Executor
 ) -> tuple[Boosted, Result]:
     """Gradient boosting with scikit-learn's defaults, in memory, and its time.
 
@@ -382,7 +381,7 @@ def boosted(
     """
     begin = time.perf_counter()
     whole = replace(sample, row_sample=None)  # which is too small
-    rows, passes = sample_rows(whole, section.boosting_rows, section.seed, budget)
+    rows, passes = sample_rows(whole, section.boosting_rows, section.seed, executor)
     x, y = rows.parts
     columns, of_y = sample.columns
     numbers = y[:, of_y.positions(of_y.numeric)]

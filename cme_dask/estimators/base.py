@@ -58,9 +58,8 @@ from cme_dask.numerics.precision import (
 )
 from cme_dask.numerics.resources import one_blas_thread
 from cme_dask.passes.driver import Executor
-from cme_dask.passes.memory import MemoryBudget
-from cme_dask.passes.moments import make_moments
-from cme_dask.passes.run import PassReport, RunOptions
+from cme_dask.passes.fit import choice_cost, moment_reductions
+from cme_dask.passes.run import PassReport, RunOptions, run_pass
 from cme_dask.passes.sources import open_sample
 
 Array = Any
@@ -180,12 +179,6 @@ class Measured(NamedTuple):
     passes: int
 
 
-def budget_of(options: RunOptions) -> MemoryBudget:
-    """The place of a run without a checkpoint, and its memory."""
-    executor = Executor.resolve(options.scheduler, options.workers)
-    return MemoryBudget.of(executor, options.memory_limit)
-
-
 class NotFitted(NotFittedError, sklearn.exceptions.NotFittedError):  # type: ignore[misc]
     """Our error and scikit-learn's, so that both can be caught."""
 
@@ -296,10 +289,10 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
         parameters = self.get_params(deep=False)
         parameters.pop("convergence", None)  # no sum depends on it
         with (
-            options.budget(type(self).__name__, {**parameters, **functions}, sample) as budget,
-            self._reported(options.progress, budget.executor, sample) as progress,
+            options.opened(type(self).__name__, {**parameters, **functions}, sample) as executor,
+            self._reported(options.progress, executor, sample) as progress,
         ):
-            context = self._context(sample, functions, budget, progress)
+            context = self._context(sample, functions, executor, progress)
             measured, fitted = self._run(context, sample)
         self._become(measured, fitted, begin, (X, Y, sample))
         return self
@@ -310,9 +303,9 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
         """What :meth:`_fit` would do and take."""
         self._check()
         sample = self._open(X, Y, weights)
-        budget = budget_of(options)
-        with self._reported(options.progress, budget.executor, sample, plans=True) as progress:
-            return self._planned(self._context(sample, functions, budget, progress))
+        executor = options.executor()
+        with self._reported(options.progress, executor, sample, plans=True) as progress:
+            return self._planned(self._context(sample, functions, executor, progress))
 
     def _planned(self, context: FitContext, others: Sequence[Other] = ()) -> FitPlan:
         """The plan; ``others`` are further learned kernels that the pass compares."""
@@ -370,7 +363,7 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
         self,
         sample: Sample,
         functions: Declarations,
-        budget: MemoryBudget,
+        executor: Executor,
         progress: Progress | None,
     ) -> FitContext:
         """The row sample read, the kernels settled."""
@@ -383,7 +376,7 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
         ]
         names = tuple(self._kernels.values())
         pivots = Pivots.of_each(self.pivots, names, sample.columns, tolerance, self.span, seed)
-        rows, passes = usable_rows(sample, self.sample_size, seed, budget)
+        rows, passes = usable_rows(sample, self.sample_size, seed, executor)
         kernels, short = [], False
         for i, name in enumerate(self._kernels):
             kernel = getattr(self, name)
@@ -401,7 +394,7 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
             of_each,
             seed,
             getattr(self, "n_folds", 1),
-            budget,
+            executor,
             progress,
             passes,
             time.perf_counter() - begin,
@@ -414,10 +407,10 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
         """The moments of these bases, with the arithmetic that the accuracy allows."""
         spec = context.moments_on(bases)
         solver = context.solver if solver is None else solver
-        return self._in_mode(spec, context.rows, context.sample.n_rows, context.budget, solver)
+        return self._in_mode(spec, context.rows, context.sample.n_rows, context.executor, solver)
 
     def _in_mode(
-        self, spec: MomentReduction, rows: RowSample, n_rows: int, budget: MemoryBudget, solver: Any
+        self, spec: MomentReduction, rows: RowSample, n_rows: int, executor: Executor, solver: Any
     ) -> tuple[MomentReduction, ComputeMode]:
         """The moments with the cheapest arithmetic that a trial on the row sample admits."""
         accuracy = getattr(self, "accuracy", 0.0)
@@ -426,7 +419,7 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
         trial = rows.prefix(max(TRIAL_ROWS, 2 * max(spec.ranks)))
         if accuracy == 0.0 or n_rows < _WORTH * len(trial):
             return spec, SAFE
-        cores = min(budget.executor.function_threads, TRIALS)  # the sums of each take memory
+        cores = min(executor.function_threads, TRIALS)  # the sums of each take memory
         with one_blas_thread():
             change = self._change(spec, trial, rows, accuracy, solver)
             if change is None:
@@ -443,10 +436,14 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
         for topped_up in (False, True):
             spec, mode = self._specify(context, bases)
             todo = () if topped_up else cells
-            (moments,), summed, report = make_moments(
-                context.sample, [spec], context.budget, context.progress, context.sample_rows, todo
+            (moments, *summed), report = run_pass(
+                context.sample,
+                moment_reductions([spec], todo),
+                context.executor,
+                context.progress,
+                around=choice_cost(context.sample, context.sample_rows, max(spec.ranks)),
             )
-            passes, sums = passes + 1, sums if topped_up else summed
+            passes, sums = passes + 1, sums if topped_up else tuple(summed)
             if topped_up or landmarks is not None:
                 break
             more, further = context.topped_up(bases, moments.means().trace_error)
@@ -513,20 +510,21 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
         """
         sample = on_columns(sample, earlier.columns)
         sample = sample.fold_by(earlier.about.get("fold_by", "rows"))
-        budget = budget_of(options)
-        with self._reported(options.progress, budget.executor, sample) as progress:
-            rows, passes = usable_rows(sample, self.sample_size, self.random_state or 0, budget)
+        executor = options.executor()
+        with self._reported(options.progress, executor, sample) as progress:
+            rows, passes = usable_rows(sample, self.sample_size, self.random_state or 0, executor)
             spec = MomentReduction(earlier.sides, earlier.moments.n_folds)
-            spec, mode = self._in_mode(spec, rows, sample.n_rows, budget, earlier.solver)
+            spec, mode = self._in_mode(spec, rows, sample.n_rows, executor, earlier.solver)
             cells = tuple(
                 make_cells(rows, i, sample, s.functions, s.partition, support=s.support)
                 for i, s in enumerate(earlier.specs)
             )
             after = 0 if sample.part is not None else earlier.next_row
             sample = replace(sample, first_row=after if alone_from is None else alone_from)
-            (moments,), sums, report = make_moments(sample, [spec], budget, progress, 0, cells)
+            reductions = moment_reductions([spec], cells)
+            (moments, *sums), report = run_pass(sample, reductions, executor, progress)
         info = new_rows(earlier, moments)
-        new = Measured(earlier.sides, moments, cells, sums, mode, report, passes + 1)
+        new = Measured(earlier.sides, moments, cells, tuple(sums), mode, report, passes + 1)
         with one_blas_thread():
             both, fitted = self._of_both(earlier, new, sample, alone=alone_from is not None)
         fitted["model_"].about["new_rows"] = info

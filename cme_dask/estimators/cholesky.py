@@ -16,7 +16,6 @@ from cme_dask.estimators.base import (
     Estimator,
     FittedBasis,
     Measured,
-    budget_of,
     check_choice,
 )
 from cme_dask.estimators.context import Tolerance
@@ -31,6 +30,7 @@ from cme_dask.numerics.folds import RowSample
 from cme_dask.numerics.moments import MomentReduction
 from cme_dask.numerics.precision import SpectrumChange
 from cme_dask.passes.cluster import Scheduler
+from cme_dask.passes.driver import Executor
 from cme_dask.passes.lazy import gram_columns, lazy_features
 from cme_dask.passes.progress import Listener
 from cme_dask.passes.run import RunOptions
@@ -141,7 +141,7 @@ class FittedFeatures(TransformerMixin, Estimator):  # type: ignore[misc]
         """
         model = self.model_
         sample = self._rows_of(X)
-        budget = budget_of(RunOptions(scheduler, workers, memory_limit))
+        executor = Executor.resolve(scheduler, workers, memory_limit)
         return write_features(
             sample,
             model,
@@ -149,7 +149,7 @@ class FittedFeatures(TransformerMixin, Estimator):  # type: ignore[misc]
             chunk_rows=chunk_rows,
             dtype=dtype,
             overwrite=overwrite,
-            budget=budget,
+            executor=executor,
             progress=progress,
         )
 

@@ -541,15 +541,15 @@ class KernelLogisticRegression(LabelClassifier):
         newton, (error,) = side.basis, mean.trace_error
         gram = np.block([[mean.gram("x"), mean.mean("x")[:, None]], [mean.mean("x")[None, :], 1.0]])
         problem = LogisticProblem(newton.factor, gram, len(self._classes), float(self.reg))
+
+        def gradient(a: Any) -> Any:
+            reduction = LogisticGradient(newton.kernel, newton.points, a)
+            return run_pass(sample, [reduction], context.executor, context.progress)[0][0]
+
         with one_blas_thread():
             solution = solve_logistic(
                 problem,
-                lambda a: run_pass(
-                    sample,
-                    LogisticGradient(newton.kernel, newton.points, a),
-                    context.budget,
-                    context.progress,
-                )[0],
+                gradient,
                 tol=self.gradient_tol,
                 max_iter=self.max_iter,
             )

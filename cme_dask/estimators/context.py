@@ -33,9 +33,8 @@ from cme_dask.numerics.resources import one_blas_thread
 from cme_dask.numerics.rounds import Greedy, PivotState, Random, Rule
 from cme_dask.numerics.scoring import ScoringFunctions
 from cme_dask.numerics.support import SUPPORT_SIZE, Support, make_support
-from cme_dask.passes.memory import MemoryBudget
-from cme_dask.passes.moments import predict_moments
-from cme_dask.passes.pivots import choose_in_rounds
+from cme_dask.passes.driver import Executor
+from cme_dask.passes.fit import choose_in_rounds, predict_moments
 from cme_dask.passes.progress import Event, StepBegan
 from cme_dask.passes.row_sample import sample_rows
 from cme_dask.passes.run import PassReport, count_bad_values
@@ -243,18 +242,16 @@ def _given_points(points: Any, columns: Columns, variable: str) -> Array:
 # The row sample, and the kernels that are given or chosen from it
 
 
-def usable_rows(
-    sample: Sample, size: int, seed: int, budget: MemoryBudget
-) -> tuple[RowSample, int]:
+def usable_rows(sample: Sample, size: int, seed: int, executor: Executor) -> tuple[RowSample, int]:
     """The row sample and the passes it took; unusable values that it meets are counted."""
     if sample.n_rows < 2:
         noun = "sample" if sample.n_rows == 1 else "samples"
         raise DataError(f"at least 2 rows are needed, got {sample.n_rows} {noun}")
-    rows, passes = sample_rows(sample, size, seed, budget)
+    rows, passes = sample_rows(sample, size, seed, executor)
     if sample.weights is not None:
         _check_weights(rows, sample)
     if not all(np.isfinite(part).all() for part in rows.parts):
-        count_bad_values(sample, budget.executor)
+        count_bad_values(sample, executor)
         for part, columns in zip(rows.parts, sample.columns, strict=True):
             check_finite(part, columns.names, 0)
     return rows, passes
@@ -452,7 +449,7 @@ class FitContext:
         Of everything random.
     n_folds
         Folds of the pass that follows.
-    budget
+    executor
         Where the fit runs, and the memory that is there.
     progress
         What the parts of the fit report to.
@@ -479,7 +476,7 @@ class FitContext:
     functions: Sequence[Mapping[str, Function]]
     seed: int
     n_folds: int
-    budget: MemoryBudget
+    executor: Executor
     progress: Progress | None
     passes: int
     seconds: float
@@ -636,7 +633,7 @@ class FitContext:
             self._report(i, rank, residual)
 
         self._check((*ranks, 1))
-        with ThreadPoolExecutor(self.budget.executor.cores) as threads:
+        with ThreadPoolExecutor(self.executor.cores) as threads:
             result = sampled_cholesky(
                 kernel, rows, i, pivots.tol, pivots.max_rank, on_pivot=on_pivot, threads=threads
             )
@@ -662,13 +659,13 @@ class FitContext:
 
         if not remaining:
             return {}, []
-        return choose_in_rounds(self.sample, remaining, self.budget, self.progress, on_round)
+        return choose_in_rounds(self.sample, remaining, self.executor, self.progress, on_round)
 
     def _check(self, ranks: tuple[int, ...]) -> None:
         """ResourceError if a pass at these ranks would not fit into memory."""
         width = sum(ranks) + 1 + sum(len(c.names) for c in self.sample.columns)
         predict_moments(
-            self.sample, ranks, width, self.n_folds, self.budget, sample_rows=self.sample_rows
+            self.sample, ranks, width, self.n_folds, self.executor, sample_rows=self.sample_rows
         )
 
     def _report(self, i: int, rank: int, residual: float) -> None:

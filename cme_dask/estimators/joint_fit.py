@@ -186,7 +186,7 @@ class JointFit(MeanRegressor):
                 size=self.support_size,
             )
 
-        return tuple(parallel_map(of_variable, (0, 1), context.budget.executor.cores))
+        return tuple(parallel_map(of_variable, (0, 1), context.executor.cores))
 
     def _landmarks(self, context: FitContext) -> Sequence[Basis] | None:
         coupled = context.solver.constraint.partition
@@ -234,7 +234,8 @@ class JointFit(MeanRegressor):
                 solver = whole = solver.on(bases, context.rows.parts)
                 if solver.constraint.bounds == "observed":
                     centred = centred_bases(measured.moments.means(), reg, bases)
-                    x, y = run_pass(sample, BasisRanges(tuple(centred)), context.budget)[0]
+                    ranges = BasisRanges(tuple(centred))
+                    ((x, y),), _ = run_pass(sample, [ranges], context.executor)
                     # Refits have other bases, whose ranges are those over the row sample.
                     whole = replace(solver, bounds=solver.bounds._replace(ranges=(x, y)))
                     measured = measured._replace(passes=measured.passes + 1)

@@ -13,7 +13,7 @@ from cme_dask.numerics.moments import MomentReduction, MomentSets
 from cme_dask.numerics.precision import ComputeMode
 from cme_dask.numerics.resources import MemoryPlan, one_blas_thread
 from cme_dask.passes.cost import PassCost, time_pass
-from cme_dask.passes.moments import moment_reduction, predict_moments
+from cme_dask.passes.fit import moment_reductions, predict_moments
 
 RESIDUAL_FINALISTS = 3
 """Learned kernels of residuals that are compared on all rows."""
@@ -226,7 +226,7 @@ def plan_fit(
     ResourceError
         If the fit would not fit into memory.
     """
-    sample, executor = context.sample, context.budget.executor
+    sample, executor = context.sample, context.executor
     marks = [time.perf_counter()]
     # Rounds over all rows are what a plan must not do: the row sample tells about which rank.
     from_sample = replace(context, pivots=tuple(each.from_sample() for each in context.pivots))
@@ -250,14 +250,14 @@ def plan_fit(
         sets.ranks,
         sets.width,
         sets.n_folds,
-        context.budget,
+        context.executor,
         sample_rows=context.sample_rows,
         cells=summed,
     )
-    reduction = moment_reduction(specs, summed)
+    reductions = moment_reductions(specs, summed)
     with one_blas_thread():
         solution_seconds = _solution_seconds(specs)
-    moment_pass = time_pass(sample, reduction, runs, executor)
+    moment_pass = time_pass(sample, reductions, runs, executor)
     return FitPlan(
         variables=tuple(
             PlannedVariable(

@@ -24,10 +24,9 @@ from cme_dask.numerics.moments import FeatureBlock, MomentReduction, MomentSums
 from cme_dask.numerics.precision import ComputeMode
 from cme_dask.numerics.problem import JointSolver, Regularization, reduced
 from cme_dask.numerics.resources import MemoryPlan, one_blas_thread
-from cme_dask.passes.memory import row_sample_bytes
-from cme_dask.passes.moments import make_moments
+from cme_dask.passes.fit import choice_cost, moment_reductions, row_sample_bytes
 from cme_dask.passes.progress import StepBegan
-from cme_dask.passes.run import PassReport, extent_of
+from cme_dask.passes.run import PassReport, extent_of, run_pass
 
 Array = Any
 
@@ -133,10 +132,10 @@ def search_kernels(
 def _check_memory(context: FitContext, rows: int, max_rank: int) -> MemoryPlan:
     """What the search needs; ResourceError if there is less."""
     columns = sum(source.shape[1] for source in context.sample.reads)
-    return context.budget.check_alone(
+    return context.executor.check_alone(
         "the search for kernels",
         search_bytes(rows, columns, max_rank, FOLDS),
-        extent_of(context.sample, context.budget.executor).in_memory
+        extent_of(context.sample, context.executor).in_memory
         + row_sample_bytes(len(context.rows), columns),
         f"search on fewer rows than {rows:,}, tuning=Tuning(rows={rows // 2}), or lower max_rank "
         "of the tuning, or give kernels",
@@ -205,9 +204,16 @@ class EnsembleFit:
             for each, candidate in zip(bases, candidates, strict=True)
         ]
         specs = [spec for spec, _ in specified]
-        moments, summed, report = make_moments(
-            context.sample, specs, context.budget, context.progress, context.sample_rows, cells
+        most = max(rank for spec in specs for rank in spec.ranks)
+        (moments, *summed), report = run_pass(
+            context.sample,
+            moment_reductions(specs, cells),
+            context.executor,
+            context.progress,
+            around=choice_cost(context.sample, context.sample_rows, most),
         )
+        if len(specs) == 1:
+            moments = (moments,)
         members: list[EnsembleMember] = []
         shares = np.cumsum([dense_cost(spec.ranks) for spec in specs])
         with one_blas_thread():
@@ -216,7 +222,7 @@ class EnsembleFit:
                     done = shares[len(members) - 1] if members else 0.0
                     context.progress(StepBegan("solution", float(done / shares[-1])))
                 members.append(self._member(candidate, spec, mode, sums))
-        return members, summed, report
+        return members, tuple(summed), report
 
     def _member(
         self,

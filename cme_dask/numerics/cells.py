@@ -444,10 +444,12 @@ class CellReduction(Reduction[CellSums, CellSums]):
         walk = 0 if self.support.left is None else WALK_WORDS * min(rows, WALK_ROWS)
         if extent.device_memory:  # the matrix that sums by cell, its weights and its flags
             block += 3 * self.one_hot_rows(extent.device_memory) * (size + self.n_folds)
+        partial = size * (self.n_folds + 1 + width) * _WORD
         return Cost(
             flops=_CELL_FLOPS,
             state=(block + walk) * _WORD,
-            partial=size * (self.n_folds + 1 + width) * _WORD,
+            partial=partial,
+            alone={"the solution": 3 * partial // 2},  # once more packed for the model
             retained=size * _SPARE * ROWS_PER_CELL * (d + 3) * _WORD,
         )
 

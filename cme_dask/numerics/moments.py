@@ -42,6 +42,8 @@ Array = Any
 Function = Callable[[Array], Array]
 
 _WORD = 8
+_SOLVE_WORDS = 12  # per entry of a P x P matrix: eigenbases, and what they are made from
+_TRIAL_WORDS = 11  # likewise: sums of the safe form and of the two that are tried at once
 _CACHE = 7 << 19  # bytes of augmented rows that are held at once
 _LONGEST = 1 << 12  # rows of a sub-block
 _LONGEST_ON_DEVICE = 1 << 18  # likewise, of a device whose memory is known
@@ -877,10 +879,16 @@ def moment_cost(ranks: tuple[int, ...], width: int, n_folds: int, extent: Extent
             f"{remedy('n_folds=1', '--folds 1')} (partial sums {n_folds} times smaller, no "
             "standard errors)"
         )
+    partial = n_folds * width**2 * _WORD
     return Cost(
         flops=width**2 + 2 * width * d,
         state=block * _WORD,
-        partial=n_folds * width**2 * _WORD,
+        partial=partial,
+        alone={
+            "the trial of the arithmetic": _TRIAL_WORDS * width**2 * _WORD,
+            # The moments, once more packed for the model, and a fold's solution.
+            "the solution": 3 * partial // 2 + _SOLVE_WORDS * width**2 * _WORD,
+        },
         subject=f"rank {' + '.join(map(str, ranks))} with {n_folds} folds",
         remedies=tuple(remedies),
     )

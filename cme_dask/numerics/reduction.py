@@ -16,7 +16,7 @@ Dask nor Zarr; :func:`cme_dask.passes.run.run` cuts the rows into tasks, predict
 """
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -55,7 +55,7 @@ class Strip:
     folding
         How rows are assigned to folds.
     own
-        The rows that the task itself is to write; the others are there to fill a block.
+        The rows that the task itself is to write, where the others are there to fill a block.
     """
 
     rows: Array
@@ -63,17 +63,12 @@ class Strip:
     weights: Array | None
     units: Mapping[str, Array] = field(default_factory=dict)
     folding: Folding = BY_ROWS
-    own: slice = field(default_factory=lambda: slice(None))
+    own: slice | None = None
     _made: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
         """Number of rows."""
         return len(self.rows)
-
-    @property
-    def own_rows(self) -> int:
-        """Number of the rows that the task itself is to write."""
-        return len(range(*self.own.indices(len(self))))
 
     def folds(self, n_folds: int) -> Array:
         """Fold number of each row, shape (n,), uint8."""
@@ -180,6 +175,10 @@ class Cost:
         Subject of the memory, in messages: ``"rank 20 + 20 with 10 folds"``.
     remedies
         Remedies if the memory does not suffice, in messages: ``"lower max_rank"``.
+    alone
+        Bytes that the client needs while no task runs, by the name of the phase.
+    held
+        Bytes that the client holds all the time, beside rows that were given in memory.
     """
 
     flops: float = 0.0
@@ -190,6 +189,8 @@ class Cost:
     process: int = 0
     subject: str = ""
     remedies: tuple[str, ...] = ()
+    alone: Mapping[str, int] = field(default_factory=dict)
+    held: int = 0
 
     def __add__(self, other: "Cost") -> "Cost":
         """The cost of both over the same rows."""
@@ -202,6 +203,11 @@ class Cost:
             self.process + other.process,
             " and ".join(filter(None, (self.subject, other.subject))),
             tuple(dict.fromkeys((*self.remedies, *other.remedies))),
+            {
+                phase: self.alone.get(phase, 0) + other.alone.get(phase, 0)
+                for phase in (*self.alone, *other.alone)
+            },
+            self.held + other.held,
         )
 
 
@@ -268,81 +274,17 @@ class Reduction(Generic[Partial, Result]):
         return total  # type: ignore[return-value]
 
 
-@dataclass(frozen=True)
-class Fused(Reduction[tuple[Any, ...], tuple[Any, ...]]):
-    """Several reductions of the same rows in one pass; its result is the tuple of theirs.
-
-    Parameters
-    ----------
-    each
-        The reductions. Folds, groups and times are read as the one with most folds needs them.
-    name
-        Of the pass; default that of the first reduction.
-    """
-
-    each: tuple[Reduction[Any, Any], ...]
-    name: str = ""
-
-    def __post_init__(self) -> None:
-        if not self.each:
-            raise DataError("there is nothing to compute: give at least one reduction")
-        set_ = object.__setattr__
-        set_(self, "name", self.name or self.each[0].name)
-        set_(self, "checked", False)
-        for one in self.each:
-            if one.chunk_rows or one.strip_rows:
-                raise DataError(f"{one.name!r} writes chunks: give it a pass of its own")
-            set_(self, "n_folds", max(self.n_folds, one.n_folds))
-            set_(self, "checked", self.checked or one.checked)
-            set_(self, "kinds", (*self.kinds, *one.kinds))
-
-    def cost(self, extent: Extent) -> Cost:
-        """The sum of their costs."""
-        total = Cost()
-        for one in self.each:
-            total += one.cost(extent)
-        return total
-
-    def start(self, like: Array) -> list[Any]:
-        """The buffers of each."""
-        return [one.start(like) for one in self.each]
-
-    def update(self, state: list[Any], strip: Strip) -> tuple[Any, ...]:
-        """The partial results of each."""
-        made = []
-        for one, mine in zip(self.each, state, strict=True):
-            made.append(one.update(mine, strip))
-        return tuple(made)
-
-    def combine(self, a: tuple[Any, ...], b: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Each combines its own."""
-        return tuple(one.combine(*pair) for one, *pair in zip(self.each, a, b, strict=True))
-
-    def accumulate(self, a: tuple[Any, ...], b: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Each accumulates its own."""
-        return tuple(one.accumulate(*pair) for one, *pair in zip(self.each, a, b, strict=True))
-
-    def finish(self, state: list[Any]) -> None:
-        """Each finishes."""
-        for one, mine in zip(self.each, state, strict=True):
-            one.finish(mine)
-
-    def finalize(self, total: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The answer of each."""
-        return tuple(one.finalize(part) for one, part in zip(self.each, total, strict=True))
-
-
 def reduce_strips(
-    reduction: Reduction[Partial, Any],
+    reductions: Sequence[Reduction[Any, Any]],
     strips: Iterable[Strip],
     place: Callable[[Array], Array] | None = None,
-) -> tuple[int, Partial]:
-    """The work of one task: how many rows its strips have, and their partial result on the host.
+) -> tuple[int, tuple[Any, ...]]:
+    """The work of one task: how many rows its strips have, and their partial results on the host.
 
     Parameters
     ----------
-    reduction
-        What to compute.
+    reductions
+        What to compute, at least one.
     strips
         At least one strip of rows in host memory.
     place
@@ -351,20 +293,33 @@ def reduce_strips(
     Raises
     ------
     BadValues
-        If a strip holds unusable values, and the reduction does not admit them.
+        If a strip holds unusable values, and one of the reductions does not admit them.
     """
-    rows, state = 0, None
-    waiting: list[tuple[int, Partial]] = []
-    for number, strip in enumerate(strips):
-        if reduction.checked:
+
+    def accumulate(a: list[Any], b: list[Any]) -> list[Any]:
+        return [one.accumulate(*pair) for one, *pair in zip(reductions, a, b, strict=True)]
+
+    checked, rows = any(one.checked for one in reductions), 0
+    states: list[Any] = []
+    waiting: list[tuple[int, list[Any]]] = []
+    for strip in strips:
+        if checked:
             strip.check()
-        rows += strip.own_rows
+        rows += len(strip) if strip.own is None else strip.own.stop - strip.own.start
         placed = strip if place is None else strip.placed(place)
-        if not number:
-            state = reduction.start(placed.parts[0] if placed.parts else placed.rows)
-        _push(waiting, reduction.update(state, placed), reduction.accumulate)
-    reduction.finish(state)
-    return rows, to_host(_joined(waiting, reduction.accumulate))
+        if not states:
+            like = placed.parts[0] if placed.parts else placed.rows
+            states = [one.start(like) for one in reductions]
+        partials = []
+        for one, state in zip(reductions, states, strict=True):
+            partials.append(one.update(state, placed))
+        _push(waiting, partials, accumulate)
+    for one, state in zip(reductions, states, strict=True):
+        one.finish(state)
+    (_, totals), *others = reversed(waiting)
+    for _, left in others:
+        totals = accumulate(left, totals)
+    return rows, to_host(tuple(totals))
 
 
 def tree_sum(items: Iterable[T], add: Callable[[T, T], T] = operator.iadd) -> T:
@@ -380,7 +335,10 @@ def tree_sum(items: Iterable[T], add: Callable[[T, T], T] = operator.iadd) -> T:
     waiting: list[tuple[int, T]] = []
     for item in items:
         _push(waiting, item, add)
-    return _joined(waiting, add)
+    (_, total), *others = reversed(waiting)
+    for _, left in others:
+        total = add(left, total)
+    return total
 
 
 def _push(waiting: list[tuple[int, T]], value: T, add: Callable[[T, T], T]) -> None:
@@ -390,14 +348,6 @@ def _push(waiting: list[tuple[int, T]], value: T, add: Callable[[T, T], T]) -> N
         value = add(waiting.pop()[1], value)
         level += 1
     waiting.append((level, value))
-
-
-def _joined(waiting: list[tuple[int, T]], add: Callable[[T, T], T]) -> T:
-    """The sum of those that still wait."""
-    total = waiting.pop()[1]
-    while waiting:
-        total = add(waiting.pop()[1], total)
-    return total
 
 
 def to_host(value: Any) -> Any:

@@ -31,7 +31,7 @@ from cme_dask.data.sample import Sample
 from cme_dask.data.store import ATTRIBUTE, disk_errors
 from cme_dask.errors import DataError, ResourceError, ShardDone, StoreError
 from cme_dask.passes.cluster import user_modules
-from cme_dask.passes.plan import RowRange, strip_length
+from cme_dask.passes.plan import strip_length
 
 KIND, SCHEMA_VERSION = "checkpoint", 4
 
@@ -198,17 +198,18 @@ class PassSums:
         last = min(first + self.block, self.n_rows)
         return self.folder / self.name / f"rows-{first}-{last}-{self.run}"
 
-    def has(self, run: RowRange) -> bool:
-        """Whether the block of these rows is done."""
-        return self.path(run.start).exists()
+    def has(self, row: int) -> bool:
+        """Whether the block of a row is done."""
+        return self.path(row).exists()
 
-    def is_block(self, start: int, stop: int) -> bool:
-        """Whether the rows [start, stop) are a whole block."""
-        return start % self.block == 0 and stop == min(start + self.block, self.n_rows)
+    def ours(self, row: int) -> bool:
+        """Whether the block of a row is in our share."""
+        return self.share[0] <= row // self.block < self.share[1]
 
-    def ours(self, run: RowRange) -> bool:
-        """Whether the block of these rows is in our share."""
-        return self.share[0] <= run.start // self.block < self.share[1]
+    def settle(self, start: int, stop: int, value: Any) -> Any:
+        """The partial result of rows: if they are a block it is written, or read if it is None."""
+        whole = start % self.block == 0 and stop == min(start + self.block, self.n_rows)
+        return self.write(start, value) if whole else value
 
     def write(self, row: int, value: Any) -> Any:
         """Write the partial result of the block of a row, or read it if it is None; returns it."""

@@ -19,13 +19,12 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
+from uuid import uuid4
 
 import dask
 import numpy as np
-from dask.delayed import Delayed, delayed
 from distributed import CancelledError, Client, Future, KilledWorker, WorkerPlugin
 from distributed.client import FutureCancelledError
 from distributed.comm import CommClosedError
@@ -33,6 +32,7 @@ from distributed.comm import CommClosedError
 from cme_dask import __version__
 from cme_dask.errors import ResourceError, remedy
 from cme_dask.numerics.resources import _process, limit_this_process
+from cme_dask.passes.plan import task_graph, tree_merges
 
 _REGISTRATIONS, _REGISTRATION_PAUSE = 10, 0.5  # seconds between two attempts to reach all workers
 
@@ -71,64 +71,6 @@ def limit_workers(client: Client) -> None:
         else:
             return
     client.register_plugin(OneBlasThread())
-
-
-# A job: leaf tasks whose results are merged along the fixed tree, the same on every scheduler
-
-
-@dataclass(frozen=True, eq=False)
-class Job:
-    """What :meth:`Executor.run` was given, as nodes of the tree: leaves first, then ``merges``.
-
-    ``token`` is in the names of its tasks, and of no other job's.
-    """
-
-    leaf: Callable[..., Any]
-    payloads: Sequence[tuple[Any, ...]]
-    merge: Callable[[Any, Any, Any], Any]
-    shared: Any
-    name: str
-    on_done: Callable[[int], None]
-    merges: Sequence[tuple[int, int]]
-    token: str
-
-    @property
-    def root(self) -> int:
-        """The node of all leaves."""
-        return len(self.payloads) + len(self.merges) - 1
-
-    def parts(self, node: int) -> tuple[int, ...]:
-        """The two nodes that are merged into one; none of a leaf."""
-        leaves = len(self.payloads)
-        return () if node < leaves else self.merges[node - leaves]
-
-    def owns(self, key: str) -> bool:
-        """Whether a task is of this job, and not one that its payloads come from."""
-        return self.token in key or key.startswith(
-            (f"{self.leaf.__name__}-", f"{self.merge.__name__}-")
-        )
-
-    def tasks(self, attempts: Mapping[int, int], there: Mapping[int, Any]) -> list[Delayed]:
-        """Tasks of nodes, by the number of the attempt; parts that have none are ``there``.
-
-        Nodes come in ascending order, so that parts come before what they go into.
-        """
-        # Under a name that has not failed yet.
-        plan = f"{self.name}-plan-{self.token}-{max(attempts.values(), default=0)}"
-        common = delayed(self.shared, name=plan, traverse=False)
-        call, add = (delayed(f, pure=False, traverse=False) for f in (self.leaf, self.merge))
-        leaves = len(self.payloads)
-        made: dict[int, Delayed] = {}
-        for node in sorted(attempts):
-            again = f"-again{attempts[node]}" if attempts[node] else ""
-            if node < leaves:
-                key = f"{self.name}-{node}-{self.token}{again}"
-                made[node] = call(common, *self.payloads[node], dask_key_name=key)
-            else:
-                key = f"{self.name}-merge-{node - leaves}-{self.token}{again}"
-                parts = (made[p] if p in made else there[p] for p in self.parts(node))
-                made[node] = add(common, *parts, dask_key_name=key)
-        return list(made.values())
 
 
 # Modules of the user's own functions: part of what a run is, and workers must have them
@@ -386,18 +328,30 @@ _LOST = (CommClosedError, CancelledError, FutureCancelledError, TimeoutError, OS
 
 
 class ClusterRun:
-    """One run of a job.
+    """One run of the leaves of a tree, and of the merges of what they give.
 
     Parameters
     ----------
     client
         The cluster.
-    job
-        What to do.
+    leaf, payloads, merge, shared, name, on_done
+        See :meth:`cme_dask.passes.driver.Executor.run`.
     """
 
-    def __init__(self, client: Client, job: Job) -> None:
-        self._client, self._job = client, job
+    def __init__(
+        self,
+        client: Client,
+        leaf: Callable[..., Any],
+        payloads: Sequence[tuple[Any, ...]],
+        merge: Callable[[Any, Any, Any], Any],
+        shared: Any,
+        name: str,
+        on_done: Callable[[int], None] | None,
+    ) -> None:
+        self._client, self._on_done, self._token = client, on_done, uuid4().hex
+        self._job = leaf, payloads, merge, shared, name, self._token
+        self._functions = f"{leaf.__name__}-", f"{merge.__name__}-"
+        self._leaves, self._merges = len(payloads), tree_merges(len(payloads))
         self._held: dict[int, Future] = {}
         self._attempts: dict[int, int] = {}
         self._killed: set[str] = set()
@@ -433,9 +387,13 @@ class ClusterRun:
             with contextlib.suppress(Exception):
                 self._client.cancel(list(self._held.values()))
 
+    def _parts(self, node: int) -> tuple[int, ...]:
+        """The two nodes that are merged into one; none of a leaf."""
+        return () if node < self._leaves else self._merges[node - self._leaves]
+
     def _drive(self) -> Future:
         """The future of the sum over all leaves, or of a node that failed for good."""
-        root, leaves = self._job.root, len(self._job.payloads)
+        root = self._leaves + len(self._merges) - 1
         limit_workers(self._client)
         self._ask(range(root + 1))
         while True:
@@ -451,16 +409,17 @@ class ClusterRun:
                 self._again(node, future)
                 continue
             self._failures.clear()
-            if node < leaves and node not in self._told:
+            if node < self._leaves and node not in self._told:
                 self._told.add(node)
                 try:
-                    self._job.on_done(node)
+                    if self._on_done is not None:
+                        self._on_done(node)
                 except OSError as error:  # a full disk, a closed terminal: not our scheduler
                     self._refused = error
                     raise
             if node == root and future is not None:
                 return future
-            for part in self._job.parts(node):  # they have gone into this one
+            for part in self._parts(node):  # they have gone into this one
                 self._held.pop(part, None)
 
     def _next(self) -> tuple[int, int]:
@@ -490,7 +449,8 @@ class ClusterRun:
         """Ask again for a node that hangs on a task whose workers died, and for what it lacks."""
         error = future.exception()
         task = str(error.task)
-        if not self._job.owns(task):  # a chunk of the user's: under the same name, it has failed
+        if self._token not in task and not task.startswith(self._functions):
+            # A chunk of the user's: under the same name, it has failed.
             raise _killers(task) from error
         if task not in self._killed:  # all that hang on it have the same error
             self._killed.add(task)
@@ -507,7 +467,7 @@ class ClusterRun:
             if other in lacking or (there is not None and there.status != "error"):
                 return
             lacking.add(other)
-            for part in self._job.parts(other):
+            for part in self._parts(other):
                 need(part)
 
         need(node)
@@ -517,7 +477,8 @@ class ClusterRun:
         """Futures of nodes, in ascending order, whose other parts are held."""
         for node in nodes:
             self._attempts[node] = self._attempts.get(node, -1) + 1
-        tasks = self._job.tasks({node: self._attempts[node] for node in nodes}, self._held)
+        attempts = {node: self._attempts[node] for node in nodes}
+        tasks = task_graph(*self._job, attempts, self._held)
         with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1 GiB"}):
             futures = self._client.compute(tasks)
         for node, future in zip(nodes, futures, strict=True):

@@ -8,7 +8,7 @@ are shared are seen to be shared, and rows that are read ahead cost what tasks w
 import heapq
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,8 @@ from cme_dask.data.sample import Sample
 from cme_dask.data.sources import RowSource
 from cme_dask.numerics.reduction import Reduction, Strip, reduce_strips
 from cme_dask.passes.driver import Executor
-from cme_dask.passes.plan import Reading, RowRange
-from cme_dask.passes.run import FLOPS, extent_of
+from cme_dask.passes.plan import RowRange
+from cme_dask.passes.run import FLOPS, Pass, extent_of
 
 _TIMED = 3  # strips of each worker
 _STRIP_SECONDS = 2.0  # of a timed strip at the cautious rate FLOPS: of longer ones a part is timed
@@ -80,7 +80,10 @@ class StripTimes:
 
 
 def time_pass(
-    sample: Sample, reduction: Reduction[Any, Any], runs: Sequence[RowRange], executor: Executor
+    sample: Sample,
+    reductions: Sequence[Reduction[Any, Any]],
+    runs: Sequence[RowRange],
+    executor: Executor,
 ) -> PassCost:
     """Read and reduce three strips on each worker, and scale their times to the whole pass.
 
@@ -88,7 +91,7 @@ def time_pass(
     ----------
     sample
         The rows. Of Dask arrays the tasks that compute them are not timed.
-    reduction
+    reductions
         What the pass computes.
     runs
         How the pass is cut.
@@ -100,17 +103,18 @@ def time_pass(
     DataError
         If these strips hold unusable values.
     """
-    sample = sample.for_folds(reduction.n_folds)
-    flops = max(reduction.cost(extent_of(sample, executor)).flops, 1.0)
+    sample = sample.for_folds(max(one.n_folds for one in reductions))
+    extent = extent_of(sample, executor)
+    flops = max(sum(one.cost(extent).flops for one in reductions), 1.0)
     length = min(runs[0].length, max(_LEAST_ROWS, int(_STRIP_SECONDS * FLOPS / flops)))
-    reading, payloads = Reading.of(sample, executor.shares_memory), []
+    shared, payloads = Pass.of(sample, reductions, executor), []
     busy = min(executor.workers, len(runs))  # the other workers have no task
     for i in range(busy):
         start = runs[i * len(runs) // busy].start
         run = RowRange(start, min(start + _TIMED * length, sample.n_rows), length)
         read = sum(bytes_read(source, [run]) for source in sample.reads)
-        payloads.append((run, read, reading.given(sample, run)))
-    begin, shared = time.perf_counter(), (reduction, reading)
+        payloads.append((run, read, shared.given(sample, run)))
+    begin = time.perf_counter()
     times = executor.run(_time_strips, payloads, _join, shared=shared, name="time-strips")
     wall = time.perf_counter() - begin
     strips = sum(run.strips for run in runs)
@@ -132,7 +136,7 @@ def busiest_rows(runs: Sequence[RowRange], workers: int) -> int:
     """Rows of the worker that gets most, if each takes the next task when it has ended one."""
     loads = [0] * workers
     for run in runs:
-        heapq.heapreplace(loads, loads[0] + run.rows)
+        heapq.heapreplace(loads, loads[0] + run.stop - run.start)
     return max(loads)
 
 
@@ -158,27 +162,27 @@ class _Clocked:
 
 
 def _time_strips(
-    shared: tuple[Reduction[Any, Any], Reading],
-    run: RowRange,
-    read: int,
-    given: tuple[RowSource, ...],
+    shared: Pass, run: RowRange, read: int, given: tuple[RowSource, ...]
 ) -> tuple[StripTimes]:
     """The times of one worker, without what its first look at the rows takes."""
     begin = time.perf_counter()
-    reduction, reading = shared
-    first = replace(run, stop=run.start + 1)
-    (row,) = reading.strips(first, given)  # finds the way to the rows
+    first = run._replace(stop=run.start + 1)
+    (row,) = shared.strips(first, given)  # finds the way to the rows
     empty = row.only(np.zeros(len(row), dtype=bool))
-    reduce_strips(reduction, [empty])
+    reduce_strips(shared.reductions, [empty])
     marks = [time.perf_counter()]
-    reduce_strips(reduction, [empty] * run.strips)
+    reduce_strips(shared.reductions, [empty] * run.strips)
     marks.append(time.perf_counter())
-    strips = _Clocked(reading.strips(run, given))
-    reduce_strips(reduction, strips)
+    strips = _Clocked(shared.strips(run, given))
+    reduce_strips(shared.reductions, strips)
     end = time.perf_counter()
     once = (marks[1] - marks[0]) / run.strips
     computing = end - marks[1] - strips.waited - run.strips * once
-    return (StripTimes(once, max(computing, 0.0) / run.rows, strips.waited / read, end - begin),)
+    return (
+        StripTimes(
+            once, max(computing, 0.0) / (run.stop - run.start), strips.waited / read, end - begin
+        ),
+    )
 
 
 def _join(

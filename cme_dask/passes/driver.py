@@ -1,41 +1,59 @@
-"""One driver for threads, processes and clusters: the only file that hands work to Dask.
+"""The place of a run: one driver for threads, processes and clusters, and their memory.
 
-A job is a list of leaf tasks whose results are merged pairwise along a fixed tree. On every
-scheduler it is the same graph; what differs is how its progress is followed.
+This is the only file that hands work to Dask. Leaf tasks are merged pairwise along a fixed tree. On
+every scheduler it is the same graph; what differs is how its progress is followed. The memory of a
+pass is predicted before it begins, and a pass that does not fit is refused.
 """
 
 import contextlib
+import functools
+import math
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
 import dask.threaded
+import psutil
 from dask.base import get_scheduler
 from dask.callbacks import Callback
 from dask.system import CPU_COUNT
+from dask.utils import format_bytes, parse_bytes
 from distributed import Client
+from distributed.system import MEMORY_LIMIT
 
-from cme_dask.errors import DataError, ResourceError, remedy
+from cme_dask.errors import DataError, ResourceError, option, remedy
 from cme_dask.numerics.devices import Device
-from cme_dask.numerics.resources import limit_this_process, one_blas_thread
+from cme_dask.numerics.reduction import Cost, Extent
+from cme_dask.numerics.resources import MemoryPlan, limit_this_process, one_blas_thread
 from cme_dask.passes.checkpoint import Checkpoint
 from cme_dask.passes.cluster import (
     ClusterRun,
-    Job,
     Scheduler,
     check_workers_have,
     cluster_threads,
+    described_workers,
     limit_workers,
 )
-from cme_dask.passes.plan import tree_merges
+from cme_dask.passes.plan import RowRange, task_graph
+
+A_WORKER = "a worker"
+"""The place of a prediction that is about a worker of a cluster."""
+
+_WORD = 8
+_HASH_WORDS = 10  # per row of a strip: its hash on the way, its fold and its cell, their order
+_PROCESS = 215 << 20  # interpreter and libraries
+_WORKER = 80 << 20  # of a cluster's worker: it loads fewer, and some pages it shares with others
+_CHILD = 170 << 20  # of each process that is started: it shares pages of the libraries
+_DECODED = 10  # chunks that Zarr decodes at once
 
 _NAMES = {  # Dask's own aliases, too
     "threads": "threads",
@@ -50,7 +68,7 @@ _NAMES = {  # Dask's own aliases, too
 
 @dataclass(frozen=True, eq=False)
 class Executor:
-    """Where tasks run.
+    """Where tasks run, and the memory that is there.
 
     Attributes
     ----------
@@ -58,8 +76,13 @@ class Executor:
         ``"threads"``, ``"processes"``, ``"synchronous"`` or ``"distributed"``.
     workers
         Tasks that run at once.
+    memory
+        Bytes for this process (and, without a cluster, for the processes it starts).
     client
         The cluster, for ``"distributed"``.
+    worker_memory
+        Threads of each worker of a cluster, and the bytes that it fills before it begins to spill;
+        empty without one.
     checkpoint
         Where passes keep what is done of them, if they do.
     processes
@@ -68,25 +91,31 @@ class Executor:
         Where tasks compute, or None for the host.
     device_memory
         Bytes of the memory of the device (of workers, the smallest); 0 if it is unknown.
+    device_limit
+        Bytes of it that tasks may use; None for any number.
+    shares_memory
+        Whether tasks see the arrays of this process without a copy.
+    cores
+        Threads with which this process may compute by itself, between the passes.
     """
 
     kind: str
     workers: int
+    memory: int = sys.maxsize
     client: Client | None = None
+    worker_memory: tuple[tuple[int, int], ...] = ()
     checkpoint: Checkpoint | None = None
     processes: "WorkerProcesses | None" = field(default=None, repr=False)
     device: Device | None = None
     device_memory: int = 0
+    device_limit: int | None = None
+    shares_memory: bool = field(init=False)
+    cores: int = field(init=False)
 
-    @property
-    def shares_memory(self) -> bool:
-        """Whether tasks see the arrays of this process without a copy."""
-        return self.kind in ("threads", "synchronous")
-
-    @property
-    def cores(self) -> int:
-        """Threads with which this process may compute by itself, between the passes."""
-        return self.workers if self.shares_memory else CPU_COUNT
+    def __post_init__(self) -> None:
+        shares_memory = self.kind in ("threads", "synchronous")
+        object.__setattr__(self, "shares_memory", shares_memory)
+        object.__setattr__(self, "cores", self.workers if shares_memory else CPU_COUNT)
 
     @property
     def function_threads(self) -> int:
@@ -98,56 +127,144 @@ class Executor:
         cls,
         scheduler: Scheduler = None,
         workers: int | None = None,
+        memory_limit: str | int | None = None,
+        *,
+        device: Any = None,
+        device_memory_limit: str | int | None = None,
         checkpoint: Checkpoint | None = None,
     ) -> "Executor":
         """From a scheduler's name, a Client, or whatever Dask is set to (default: threads).
 
+        Memory is what the machine and the workers of a cluster have, and at most ``memory_limit``
+        ("2GB") each; of a device likewise, and at most ``device_memory_limit``.
+
         Raises
         ------
         DataError
-            If the name is not known or ``workers`` is not positive.
+            If the scheduler or the device is not known, or ``workers`` or a limit is not positive.
         ResourceError
-            If the cluster has no workers, or they don't see the folder of the checkpoint.
+            If the cluster has no workers, they don't see the folder of the checkpoint, or this
+            process, or a worker, has not got the device.
         """
         if workers is not None and (not isinstance(workers, int) or workers < 1):
             raise DataError(f"workers must be an integer of at least 1, got {workers!r}")
         if scheduler is None:
             scheduler = _configured()
-        if isinstance(scheduler, Client):
-            threads = cluster_threads(scheduler)
-            limit_workers(scheduler)  # imports the package on the workers
+        client = scheduler if isinstance(scheduler, Client) else None
+        processes = None
+        if client is not None:
+            kind, workers = "distributed", cluster_threads(client)
+            limit_workers(client)  # imports the package on the workers
             if checkpoint is not None:
-                checkpoint.check_seen(scheduler)
-            return cls("distributed", threads, scheduler, checkpoint)
-        kind = _NAMES.get(scheduler) if isinstance(scheduler, str) else None
-        if kind is None:
-            raise DataError(
-                f"scheduler must be a distributed Client or one of {', '.join(_NAMES)}, "
-                f"got {scheduler!r}"
-            )
-        if kind == "synchronous":
-            return cls(kind, 1, None, checkpoint)
-        result = workers or dask.config.get("num_workers", None) or CPU_COUNT
-        processes = WorkerProcesses() if kind == "processes" else None
-        return cls(kind, result, None, checkpoint, processes)
+                checkpoint.check_seen(client)
+        else:
+            kind = _NAMES.get(scheduler, "") if isinstance(scheduler, str) else ""
+            if not kind:
+                raise DataError(
+                    f"scheduler must be a distributed Client or one of {', '.join(_NAMES)}, "
+                    f"got {scheduler!r}"
+                )
+            workers = workers or dask.config.get("num_workers", None) or CPU_COUNT
+            if kind == "synchronous":
+                workers = 1
+            elif kind == "processes":
+                processes = WorkerProcesses()
+        place, device_memory = None if device is None else Device.of(device), 0
+        if place is not None:
+            if client is None:
+                device_memory = place.memory()
+            else:
+                check_workers_have(client, place.name)
+                device_memory = min(client.run(place.memory).values())
+        most = _bytes(memory_limit, "memory_limit")
+        device_limit = min(
+            _bytes(device_memory_limit, "device_memory_limit"), device_memory or sys.maxsize
+        )
+        # Of a worker's memory what it fills before it begins to spill; 0: it has no limit.
+        described = {} if client is None else described_workers(client)
+        share = dask.config.get("distributed.worker.memory.spill") or 1.0
+        each = [
+            (w["nthreads"], min(most, int(share * (w["memory_limit"] or MEMORY_LIMIT))))
+            for w in described.values()
+        ]
+        free = psutil.virtual_memory().available + psutil.Process().memory_info().rss
+        return cls(
+            kind,
+            workers,
+            int(min(most, MEMORY_LIMIT, free)),
+            client,
+            tuple(each),
+            checkpoint,
+            processes,
+            place,
+            device_memory,
+            None if device_limit == sys.maxsize else device_limit,
+        )
 
-    def on(self, device: Any) -> "Executor":
-        """The same with tasks that compute on a device, see :meth:`Device.of`.
+    def check_pass(self, cost: Cost, extent: Extent, runs: list[RowRange]) -> MemoryPlan:
+        """Predict the peak of a pass, and of what comes before and after it.
+
+        Parameters
+        ----------
+        cost, extent, runs
+            What its reductions take, its rows and its tasks.
 
         Raises
         ------
-        DataError
-            If it is none.
         ResourceError
-            If this process, or a worker, has not got it.
+            If it does not fit; the message says what to lower.
         """
-        place = Device.of(device)
-        if self.client is None:
-            memory = place.memory()
+        longest = max(runs, key=lambda run: run.stop - run.start)
+        task, on_device = task_bytes(cost, extent, longest, on_device=self.device is not None)
+        if self.kind == "processes":  # of which each runs one task
+            task += cost.process
+        # Finished partial results that wait for their neighbour in the tree, in each process.
+        waiting = math.ceil(math.log2(len(runs))) * cost.partial + cost.retained + cost.process
+        base = _PROCESS + extent.in_memory + cost.held
+        place = "the client" if self.worker_memory else "this machine"
+        plans = [MemoryPlan(base + v, self.memory, place, k) for k, v in cost.alone.items()]
+        if self.worker_memory:
+            plans += [
+                MemoryPlan(_WORKER + threads * task + waiting, limit, A_WORKER)
+                for threads, limit in self.worker_memory
+            ]
         else:
-            check_workers_have(self.client, place.name)
-            memory = min(self.client.run(place.memory).values())
-        return replace(self, device=place, device_memory=memory)
+            processes = self.workers if self.kind == "processes" else 0
+            running = processes * _CHILD + self.workers * task + waiting
+            plans.append(MemoryPlan(base + running, self.memory, place))
+        if self.device_limit is not None:
+            at_once = max((threads for threads, _ in self.worker_memory), default=self.workers)
+            plans.append(MemoryPlan(at_once * on_device, self.device_limit, "the device"))
+        worst = functools.reduce(MemoryPlan.or_tighter, plans)
+        if worst.predicted > worst.limit:
+            raise ResourceError(_refusal(cost, extent, self.workers, worst))
+        return worst
+
+    def check_alone(self, phase: str, need: int, held: int, remedy: str) -> MemoryPlan:
+        """Predict the peak of a step that the client takes alone.
+
+        Parameters
+        ----------
+        phase
+            Its name.
+        need, held
+            Bytes that it takes, and that the client holds anyway.
+        remedy
+            Remedy if that does not fit.
+
+        Raises
+        ------
+        ResourceError
+            If it does not fit.
+        """
+        place = "the client" if self.worker_memory else "this machine"
+        plan = MemoryPlan(_PROCESS + held + need, self.memory, place, phase)
+        if plan.predicted > plan.limit:
+            raise ResourceError(
+                f"{plan.place} would need {format_bytes(plan.predicted)} for {phase}, the limit is "
+                f"{format_bytes(plan.limit)}: {remedy}"
+            )
+        return plan
 
     def run(
         self,
@@ -157,7 +274,7 @@ class Executor:
         *,
         shared: Any,
         name: str,
-        on_done: Callable[[int], None] = lambda number: None,
+        on_done: Callable[[int], None] | None = None,
     ) -> Any:
         """Merge ``leaf(shared, *payload)`` over all payloads along the fixed binary tree.
 
@@ -176,21 +293,31 @@ class Executor:
         on_done
             Called with the number of a leaf when it has ended, in any order.
         """
-        merges = tree_merges(len(payloads))
-        job = Job(leaf, payloads, merge, shared, name, on_done, merges, uuid4().hex)
-        with one_blas_thread():  # tasks of a cluster may share this process, too
+        with one_blas_thread(), contextlib.ExitStack() as stack:
+            # Tasks of a cluster may share this process, too.
             if self.client is not None:
                 check_workers_have(self.client, (leaf, merge, shared))
-                return ClusterRun(self.client, job).result()
-            tasks = job.tasks(dict.fromkeys(range(job.root + 1), 0), {})
+                job = ClusterRun(self.client, leaf, payloads, merge, shared, name, on_done)
+                return job.result()
+            tasks = task_graph(leaf, payloads, merge, shared, name, uuid4().hex)
             numbers = {task.key: i for i, task in enumerate(tasks[: len(payloads)])}
 
-            def ended(key: Any, *about: Any) -> None:
-                if key in numbers:
+            def ended(key: Any, *info: Any) -> None:
+                if on_done is not None and key in numbers:
                     on_done(numbers[key])
 
+            options: dict[str, Any] = {}
             try:
-                with self._local_options() as options, Callback(posttask=ended):
+                if self.kind == "threads":
+                    # Our own pool, whose end waits for its threads: nothing writes after an error.
+                    threads = stack.enter_context(ThreadPoolExecutor(self.workers))
+                    options = {"pool": threads, "num_workers": self.workers}
+                elif self.kind == "processes":
+                    processes = self.processes or WorkerProcesses()
+                    pool = stack.enter_context(processes.started(self.workers))
+                    # Dask's 6 tasks at a time leave processes idle and run on after Ctrl-C.
+                    options = {"pool": pool, "num_workers": self.workers, "chunksize": 1}
+                with Callback(posttask=ended):
                     return dask.compute(tasks[-1], scheduler=self.kind, **options)[0]
             except BrokenProcessPool as error:
                 raise ResourceError(
@@ -202,20 +329,6 @@ class Executor:
                     )
                     + ", and fewer workers or lower ranks need less"
                 ) from error
-
-    @contextlib.contextmanager
-    def _local_options(self) -> Iterator[dict[str, Any]]:
-        if self.kind == "synchronous":
-            yield {}
-            return
-        if self.kind == "threads":
-            # A pool of our own, whose end waits for its threads: after an error nothing writes on.
-            with ThreadPoolExecutor(self.workers) as threads:
-                yield {"pool": threads, "num_workers": self.workers}
-            return
-        with (self.processes or WorkerProcesses()).started(self.workers) as pool:
-            # Dask's default of 6 tasks at a time leaves processes idle and runs on after Ctrl-C.
-            yield {"pool": pool, "num_workers": self.workers, "chunksize": 1}
 
 
 class WorkerProcesses:
@@ -286,3 +399,75 @@ def _configured() -> Scheduler:
         dask.get: "synchronous",
     }
     return known.get(get, "threads")
+
+
+# The memory of a pass, and its limits
+
+
+def task_bytes(
+    cost: Cost, extent: Extent, run: RowRange, *, on_device: bool = False
+) -> tuple[int, int]:
+    """Peak of one running task in host memory, and in that of the device on which it computes.
+
+    Where it computes are partial results, the buffers of the reduction and its rows; rows are read
+    in host memory, to which the result comes at the end.
+    """
+    length = extent.strip_rows
+    chunk = extent.chunk_rows
+    if not length % max(chunk, 1):
+        # Two strips, and the chunks of one variable that are on the way, packed and unpacked.
+        rows = 2 * length + min(length, _DECODED * chunk)
+    elif not chunk % length:
+        rows = length + 3 * chunk  # strips are parts of a chunk; likewise
+    else:
+        rows = 3 * length + 3 * chunk  # rows of a straddled chunk are joined to those of the next
+    if extent.selected:
+        rows += length  # the rows of a strip that are selected
+    if extent.materialised:
+        rows += 2 * (run.stop - run.start)
+    # The strip in use holds what the pass computes from, the rows on the way what is read for it.
+    read = (rows - length) * max(extent.n_columns, extent.columns_read)
+    read = (length * extent.n_columns + read + _HASH_WORDS * length) * _WORD
+    partials = (1 + math.ceil(math.log2(run.strips))) * cost.partial
+    # Retained rows of the run, once more while they are joined.
+    retained = 2 * cost.retained * min(run.stop - run.start, extent.n_rows) // extent.n_rows
+    computing = partials + cost.state + retained
+    if not on_device:
+        return read + computing, 0
+    strips = 2 * length * extent.n_columns * _WORD  # this one, the one before on its way out
+    return read + cost.partial + retained, computing + strips
+
+
+def _bytes(limit: str | int | None, name: str) -> int:
+    if limit is None:
+        return sys.maxsize
+    try:
+        value = parse_bytes(limit)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"{option(name)} must be bytes or a text like '2GB', got {limit!r}"
+        ) from error
+    if value <= 0:
+        raise DataError(f"{option(name)} must be positive, got {limit!r}")
+    return int(value)
+
+
+def _refusal(cost: Cost, extent: Extent, workers: int, plan: MemoryPlan) -> str:
+    remedies = list(cost.remedies)
+    if workers > 1:
+        remedies.append(f"fewer than {workers} workers or threads")
+    if extent.chunk_rows > extent.strip_rows:
+        columns = max(extent.n_columns, extent.columns_read)
+        reading = columns * _WORD * 3 * extent.chunk_rows
+        first = 0 if 2 * reading > plan.predicted else len(remedies)
+        remedies.insert(
+            first,
+            f"chunks of fewer rows than {extent.chunk_rows:,}, which are read whole "
+            "(cme-dask rechunk)",
+        )
+    subject = f"{cost.subject} and " if cost.subject else ""
+    advice = f": {', or '.join(remedies)}" if remedies else ""
+    return (
+        f"{plan.place} would need {format_bytes(plan.predicted)} for {subject}"
+        f"{workers} tasks at once, the limit is {format_bytes(plan.limit)}{advice}"
+    )

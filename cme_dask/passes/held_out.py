@@ -18,7 +18,6 @@ from cme_dask.models.points import is_out_of_core, query_points
 from cme_dask.numerics.scoring import Estimate
 from cme_dask.passes.cluster import Scheduler
 from cme_dask.passes.driver import Executor
-from cme_dask.passes.memory import MemoryBudget
 from cme_dask.passes.scores import LabelScores, Law, Prediction, score_pass
 from cme_dask.passes.sources import open_sample
 
@@ -146,11 +145,11 @@ def score(
         If the memory does not suffice.
     """
     fitted = getattr(model, "model_", model)
-    budget = MemoryBudget.of(Executor.resolve(scheduler, workers), memory_limit)
+    executor = Executor.resolve(scheduler, workers, memory_limit)
     if isinstance(fitted, LogisticModel):
         if events:
             raise DataError("a logistic model scores the labels alone: leave events out")
-        return _score_labels(fitted, _labelled_rows(fitted, X, Y, weights), level, budget)
+        return _score_labels(fitted, _labelled_rows(fitted, X, Y, weights), level, executor)
     if not isinstance(fitted, (JointModel, EmbeddingModel)):
         raise DataError(
             "score takes a fitted joint distribution, conditional mean embedding or logistic "
@@ -181,7 +180,7 @@ def score(
     result = score_pass(
         sample,
         {"model": Prediction(targets, _Predicted(fitted, y.numeric, texts))} if targets else {},
-        budget,
+        executor,
         functions=functions,
         laws=laws,
     )
@@ -211,7 +210,7 @@ class _Labelled:
 
 
 def _score_labels(
-    model: LogisticModel, sample: Sample, level: float, budget: MemoryBudget
+    model: LogisticModel, sample: Sample, level: float, executor: Executor
 ) -> ScoreTable:
     """Scores of class probabilities, each label an event."""
     y = sample.columns[1]
@@ -221,7 +220,7 @@ def _score_labels(
     result = score_pass(
         sample,
         {"model": Prediction(texts, model.predict_proba)},
-        budget,
+        executor,
         functions={text: Event.parse(text, y.names, y.categories) for text in texts},
         laws={"law": Law(of_labels, crps=False, cells=len(texts), labels=True)},
     )

@@ -1,25 +1,15 @@
-"""The partition of rows into strips and tasks, the tree that sums them, and the reading of strips.
+"""The partition of rows into strips and tasks, and the tree of tasks that sums them.
 
 Strips are functions of n alone, tasks are aligned runs of a power of two of strips, and sums follow
 the binary tree over strip numbers. So the bits of a sum don't depend on chunks, on the length of
 the tasks, on workers or on the order in which they finish.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
-import numpy as np
-
-from cme_dask.data.sample import Sample
-from cme_dask.data.sources import RowSource, ahead, read_strips, take_rows
-from cme_dask.errors import DataError
-from cme_dask.numerics.folds import Folding, Split
-from cme_dask.numerics.reduction import Strip
-
-if TYPE_CHECKING:
-    from cme_dask.numerics.location import Residuals
-
+from dask.delayed import Delayed, delayed
 
 MIN_STRIP, MAX_STRIP = 1 << 12, 1 << 18
 _STRIPS_WANTED = (64, 1 << 14), (128, MAX_STRIP)  # some so many strips, of at most so many rows
@@ -37,8 +27,7 @@ def strip_length(n: int) -> int:
     return max(MIN_STRIP, 1 << (max(rows, 1) - 1).bit_length())
 
 
-@dataclass(frozen=True)
-class RowRange:
+class RowRange(NamedTuple):
     """Rows [start, stop) of one task: strips of ``length`` rows, the last one possibly shorter.
 
     ``own`` are the rows [first, last) that the task writes, where these are not all its rows.
@@ -50,14 +39,9 @@ class RowRange:
     own: tuple[int, int] | None = None
 
     @property
-    def rows(self) -> int:
-        """Number of rows."""
-        return self.stop - self.start
-
-    @property
     def strips(self) -> int:
         """Number of strips."""
-        return -(-self.rows // self.length)
+        return -(-(self.stop - self.start) // self.length)
 
 
 def plan_ranges(
@@ -95,20 +79,12 @@ def plan_ranges(
     rows = max(int(min(_TASK_SECONDS / seconds_per_row, fair)), min(4 * chunk_rows, fair), length)
     size = length << ((rows // length).bit_length() - 1)
     if chunk_rows and size % chunk_rows:
-        for share, chunks in ((2, 2), (1, 1)):
-            if n >= share * workers * chunk_rows:
-                size = max(size, _up(chunks * chunk_rows, length))
-                break
-        else:
-            size = max(size, _up(-(-n // workers), length))
+        chunks = min(n // (workers * chunk_rows), 2)
+        least = chunks * chunk_rows or -(-n // workers)
+        size = max(size, length << (-(-least // length) - 1).bit_length())
     if max_rows is not None:
         size = min(size, length << (max(max_rows // length, 1).bit_length() - 1))
     return [RowRange(start, min(start + size, n), length) for start in range(0, n, size)]
-
-
-def _up(rows: int, length: int) -> int:
-    """The smallest run of a power of two of strips that holds these rows."""
-    return length << (-(-rows // length) - 1).bit_length()
 
 
 def cut_for_chunks(runs: list[RowRange], chunk_rows: int, block: int) -> list[RowRange]:
@@ -140,117 +116,43 @@ def tree_merges(leaves: int) -> list[tuple[int, int]]:
     return merges
 
 
-# Strips of rows as tasks read them: which rows count, their weights and folds, in one place
+def task_graph(
+    leaf: Callable[..., Any],
+    payloads: Sequence[tuple[Any, ...]],
+    merge: Callable[[Any, Any, Any], Any],
+    shared: Any,
+    name: str,
+    token: str,
+    attempts: Mapping[int, int] | None = None,
+    there: Mapping[int, Any] = MappingProxyType({}),
+) -> list[Delayed]:
+    """The tasks of the nodes of the tree, each after its parts: the same on every scheduler.
 
-
-Array = Any
-
-
-def empty_part(sample: Sample) -> DataError:
-    """The error on a sample none of whose rows count."""
-    if sample.part is None:
-        return DataError("there are no rows: at least one is needed")
-    return DataError(f"no row belongs to this part ({sample.part}): take another share or seed")
-
-
-@dataclass(frozen=True, eq=False)
-class Reading:
-    """What the sources of a pass are, and which of their rows count; all its tasks share it.
-
-    Attributes
+    Parameters
     ----------
-    sources
-        What is read; None for sources whose rows each task is given by itself.
-    variables
-        How many of the sources, the first, are x and y.
-    weighted
-        Whether weights follow.
-    units
-        Names of the columns that follow these: ``group``, ``time``.
-    folding
-        What goes into folds as a whole.
-    part
-        The part of the rows that counts, or None.
-    residuals
-        What is made of the rows of x and y, or None.
-    first_row
-        Global index of the first row of the sources.
-    index
-        The rows that are read, ascending, shape (k,); None for all.
+    leaf, payloads, merge, shared, name
+        See :meth:`cme_dask.passes.driver.Executor.run`.
+    token
+        In the names of the tasks, and of no other job's.
+    attempts
+        Numbers of the nodes that are run and of the attempt; default: all nodes for the first time.
+    there
+        What nodes have given that are not run.
     """
-
-    sources: tuple[RowSource | None, ...]
-    variables: int
-    weighted: bool
-    units: tuple[str, ...]
-    folding: Folding
-    part: Split | None
-    residuals: "Residuals | None"
-    first_row: int
-    index: Array | None = None
-
-    @classmethod
-    def of(cls, sample: Sample, shares_memory: bool, index: Array | None = None) -> Self:
-        """How tasks read the sources ``sample.reads``, in this process (or in another one)."""
-        return cls(
-            tuple(None if s.held_whole(shares_memory) else s for s in sample.reads),
-            len(sample.sources),
-            sample.weights is not None,
-            (*sample.units,),
-            sample.folding,
-            sample.part,
-            sample.residuals,
-            sample.first_row,
-            index,
-        )
-
-    def given(self, sample: Sample, rows: RowRange) -> tuple[Any, ...]:
-        """The other sources, of the rows of one task."""
-        each = zip(sample.reads, self.sources, strict=True)
-        return tuple(s.for_task(rows.start, rows.stop) for s, shared in each if shared is None)
-
-    def strip(self, rows: Array, arrays: tuple[Array, ...]) -> Strip:
-        """What counts of the rows with these global indices, given what all sources hold."""
-        first = self.variables + self.weighted
-        columns = (array[:, 0] for array in arrays[first:])
-        units = dict(zip(self.units, columns, strict=True))
-        weights = arrays[self.variables][:, 0] if self.weighted else None
-        strip = Strip(rows, arrays[: self.variables], weights, units, self.folding)
-        if self.part is not None:
-            selected = self.part.selects(rows - self.first_row, units)  # a part is one of its table
-            for values in units.values():
-                selected |= ~np.isfinite(values)  # of no part: selected to be refused
-            strip = strip if selected.all() else strip.only(selected)
-        if self.residuals is None:
-            return strip
-        return replace(
-            strip, parts=self.residuals(strip.parts, strip.folds(self.residuals.n_folds))
-        )
-
-    def strips(self, rows: RowRange, given: tuple[RowSource, ...] = ()) -> Iterator[Strip]:
-        """The strips of a task, one after the other; one that holds nothing of the part is empty.
-
-        ``given`` are the sources of :meth:`given`.
-        """
-        own = iter(given)
-        sources = [next(own) if source is None else source for source in self.sources]
-        if self.index is not None:
-            index = self.index[slice(*np.searchsorted(self.index, [rows.start, rows.stop]))]
-            arrays = tuple(
-                take_rows(source, index, source.chunk_rows or MAX_STRIP, rows.start, rows.stop)
-                for source in sources
-            )
-            yield self.strip(self.first_row + index, arrays)
-            return
-        starts = range(rows.start, rows.stop, rows.length)
-        readers = [read_strips(source, rows.start, rows.stop, rows.length) for source in sources]
-        strips: Iterator[tuple[Any, ...]] = zip(starts, *readers, strict=True)
-        if any(source.chunk_rows is not None for source in sources):
-            strips = ahead(strips)
-        for start, *values in strips:
-            stop = min(start + rows.length, rows.stop)
-            strip = self.strip(self.first_row + np.arange(start, stop), tuple(values))
-            if rows.own is not None:
-                first, last = max(rows.own[0], start), min(rows.own[1], stop)
-                strip = replace(strip, own=slice(first - start, last - start))
-            yield strip
+    leaves, merges = len(payloads), tree_merges(len(payloads))
+    attempts = attempts or dict.fromkeys(range(leaves + len(merges)), 0)
+    # Under a name that has not failed yet.
+    plan = f"{name}-plan-{token}-{max(attempts.values())}"
+    common = delayed(shared, name=plan, traverse=False)
+    call, add = (delayed(f, pure=False, traverse=False) for f in (leaf, merge))
+    made: dict[int, Delayed] = {}
+    for node in sorted(attempts):
+        again = f"-again{attempts[node]}" if attempts[node] else ""
+        if node < leaves:
+            key = f"{name}-{node}-{token}{again}"
+            made[node] = call(common, *payloads[node], dask_key_name=key)
+        else:
+            key = f"{name}-merge-{node - leaves}-{token}{again}"
+            parts = (made[p] if p in made else there[p] for p in merges[node - leaves])
+            made[node] = add(common, *parts, dask_key_name=key)
+    return list(made.values())

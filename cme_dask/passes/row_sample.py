@@ -10,9 +10,9 @@ from cme_dask.data.sources import RowSource, take_rows
 from cme_dask.errors import DataError
 from cme_dask.numerics.folds import BY_ROWS, RowSample, draw_among, merge
 from cme_dask.numerics.reduction import BadValues, Cost, Extent, Reduction, Strip, reduce_strips
-from cme_dask.passes.memory import MemoryBudget
-from cme_dask.passes.plan import MAX_STRIP, Reading, RowRange, empty_part
-from cme_dask.passes.run import count_bad_values, run_pass
+from cme_dask.passes.driver import Executor
+from cme_dask.passes.plan import MAX_STRIP, RowRange
+from cme_dask.passes.run import Pass, count_bad_values, empty_part, run_pass
 
 Array = Any
 
@@ -87,9 +87,7 @@ class Rows(Reduction[tuple[Array, ...], tuple[Array, ...]]):
         return tuple(np.concatenate(pair) for pair in zip(a, b, strict=True))
 
 
-def sample_rows(
-    sample: Sample, size: int, seed: int, budget: MemoryBudget
-) -> tuple[RowSample, int]:
+def sample_rows(sample: Sample, size: int, seed: int, executor: Executor) -> tuple[RowSample, int]:
     """The priority sample, and the passes over chunked rows that it took.
 
     The stored one takes none (of a part, what it holds of it), and so does one of arrays in memory.
@@ -108,14 +106,14 @@ def sample_rows(
         requested = min(requested, _ENOUGH)
     if stored is not None and len(stored) >= (1 if stored.complete else requested):
         return stored.prefix(size), 0
-    chosen, passes = choose_rows(sample, size, seed, budget)
+    chosen, passes = choose_rows(sample, size, seed, executor)
     by_row = np.argsort(chosen.index)
     index = chosen.index[by_row]
     columns = Sample((*sample.sources, *sample.units.values()), ())
     if all(source.in_memory for source in columns.reads):
         rows = tuple(take_rows(s, index, s.chunk_rows or MAX_STRIP) for s in columns.reads)
     else:
-        rows, _ = run_pass(columns, Rows(len(index)), budget, index=index)
+        (rows,), _ = run_pass(columns, [Rows(len(index))], executor, index=index)
         passes += 1
     back = np.argsort(by_row)
     parts = tuple(part[back] for part in rows[: len(sample.sources)])
@@ -123,9 +121,7 @@ def sample_rows(
     return replace(chosen, parts=parts, units=dict(zip(sample.units, units, strict=True))), passes
 
 
-def choose_rows(
-    sample: Sample, size: int, seed: int, budget: MemoryBudget
-) -> tuple[RowSample, int]:
+def choose_rows(sample: Sample, size: int, seed: int, executor: Executor) -> tuple[RowSample, int]:
     """Keys, indices and weights of a priority sample without its rows, and the passes it took.
 
     Raises
@@ -138,31 +134,34 @@ def choose_rows(
     criteria, drawn = sample.reads[len(sample.sources) :], PrioritySample(size, seed)
     if not criteria or all(source.in_memory for source in sample.reads):
         try:
-            chosen, passes = _draw_here(sample, criteria, drawn), 0
+            chosen, passes = _draw_here(sample, criteria, drawn, executor), 0
         except BadValues:
-            count_bad_values(whole, budget.executor)
+            count_bad_values(whole, executor)
             raise
         if not len(chosen) and sample.weights is None:
             raise empty_part(sample)
     else:
         alone = replace(sample, sources=(), columns=())
-        chosen, _ = run_pass(alone, drawn, budget, named=whole)
+        (chosen,), _ = run_pass(alone, [drawn], executor, named=whole)
         passes = 1
     if not len(chosen):
         raise DataError("all weights are zero: at least one row needs a positive weight")
     return chosen, passes
 
 
-def _draw_here(sample: Sample, criteria: tuple[RowSource, ...], drawn: PrioritySample) -> RowSample:
+def _draw_here(
+    sample: Sample, criteria: tuple[RowSource, ...], drawn: PrioritySample, executor: Executor
+) -> RowSample:
     """The sample in this process, which reads only weights and the columns that define parts."""
-    reading = replace(Reading.of(sample, shares_memory=True), sources=criteria, variables=0)
+    reading = replace(Pass.of(sample, [drawn], executor), sources=criteria, variables=0)
     rows, size, bounds = RowRange(0, sample.n_rows, MAX_STRIP), drawn.size, [np.inf]
     if not criteria and sample.part is None:
         # Keys of equal rows are uniform on (0, 1): nearly always this bound leaves out none of the
         # sample, and most of the other rows, which then need no sorting.
         bounds.insert(0, (size + _SPARE * np.sqrt(size)) / sample.n_rows)
     for bound in bounds:
-        _, chosen = reduce_strips(replace(drawn, bound=bound), reading.strips(rows))
+        chosen: RowSample
+        _, (chosen,) = reduce_strips([replace(drawn, bound=bound)], reading.strips(rows))
         if len(chosen) == size:
             break
     return chosen

@@ -1,4 +1,4 @@
-"""``run_pass``: one reduction over the rows of a sample, planned, checked, reported and saved.
+"""``run_pass``: reductions over the rows of a sample, planned, checked, reported and saved.
 
 Whatever goes over the rows goes through here: this file cuts the rows into tasks, predicts the
 memory, tells the progress, counts unusable values after a failure, and reads from and writes to
@@ -8,51 +8,55 @@ checkpoints.
 import contextlib
 import logging
 import os
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
 
 from cme_dask.data.columns import negative_error, nonfinite_error
 from cme_dask.data.sample import Sample
-from cme_dask.data.sources import RowSource
-from cme_dask.errors import ShardDone, StoreError, remedy
+from cme_dask.data.sources import RowSource, ahead, in_strips, take_rows
+from cme_dask.errors import DataError, ShardDone, StoreError, remedy
 from cme_dask.numerics.devices import Device
+from cme_dask.numerics.folds import Folding, Split
 from cme_dask.numerics.reduction import (
     BadValues,
     Cost,
     Extent,
     Reduction,
+    Strip,
     reduce_strips,
 )
 from cme_dask.numerics.resources import MemoryPlan
 from cme_dask.numerics.rows import BadValueCounts, Counts
-from cme_dask.passes.checkpoint import PassSums, about_run, block_rows, checkpointed_run
+from cme_dask.passes.checkpoint import (
+    Checkpoint,
+    PassSums,
+    about_run,
+    block_rows,
+    checkpointed_run,
+)
 from cme_dask.passes.cluster import Scheduler
 from cme_dask.passes.driver import Executor
-from cme_dask.passes.memory import MemoryBudget
-from cme_dask.passes.plan import (
-    Reading,
-    RowRange,
-    cut_for_chunks,
-    empty_part,
-    plan_ranges,
-    strip_length,
-)
-from cme_dask.passes.progress import Listener, listening, pass_event
+from cme_dask.passes.plan import MAX_STRIP, RowRange, cut_for_chunks, plan_ranges, strip_length
+from cme_dask.passes.progress import Listener, pass_event
+
+if TYPE_CHECKING:
+    from cme_dask.numerics.location import Residuals
 
 Array = Any
-Result = TypeVar("Result")
-Summed: TypeAlias = tuple[int, int, tuple[int, Any] | None]
+Summed: TypeAlias = tuple[int, int, tuple[int, tuple[Any, ...]] | None]
 
 FLOPS = 1.5e10
 """A cautious rate of one core, per second: it only chooses the length of tasks."""
 
+NOTHING = Cost()
+
 _READ_SECONDS = 1e-8  # per value
 _WRITE_RATE = 3e8  # bytes per second, as cautious as FLOPS
-_UNLIMITED = 1 << 62
 _HELD_BYTES = 1 << 26  # rows that a task holds at once, where it must hold them all
 
 log = logging.getLogger("cme_dask.run")
@@ -138,10 +142,29 @@ class RunOptions:
     device: Any = None
     device_memory_limit: str | int | None = None
 
+    def executor(self, checkpoint: Checkpoint | None = None) -> Executor:
+        """The place of a run and its memory; its passes may have a checkpoint.
+
+        Raises
+        ------
+        DataError
+            On unusable options.
+        ResourceError
+            If the cluster has no workers, or they don't see the checkpoint.
+        """
+        return Executor.resolve(
+            self.scheduler,
+            self.workers,
+            self.memory_limit,
+            device=self.device,
+            device_memory_limit=self.device_memory_limit,
+            checkpoint=checkpoint,
+        )
+
     @contextlib.contextmanager
-    def budget(
+    def opened(
         self, name: str, depends_on: Mapping[str, Any], sample: Sample
-    ) -> Iterator[MemoryBudget]:
+    ) -> Iterator[Executor]:
         """The place of a run and its memory, with its checkpoint held meanwhile.
 
         Parameters
@@ -162,55 +185,52 @@ class RunOptions:
         ResourceError
             If the cluster has no workers, or they don't see the checkpoint.
         """
+        if self.checkpoint is None and self.shard is None:
+            yield self.executor()
+            return
 
         def described() -> dict[str, dict[str, str]]:
             place = {} if self.device is None else {"device": self.device}
             return about_run(name, {**depends_on, **place}, sample, {})
 
         with checkpointed_run(self.checkpoint, described, self.shard) as checkpoint:
-            executor = Executor.resolve(self.scheduler, self.workers, checkpoint)
-            if self.device is not None:
-                executor = executor.on(self.device)
-            yield MemoryBudget.of(executor, self.memory_limit, self.device_memory_limit)
-
-    @contextlib.contextmanager
-    def opened(
-        self, name: str, depends_on: Mapping[str, Any], sample: Sample
-    ) -> Iterator[tuple[MemoryBudget, Listener | None]]:
-        """The same, and the callback for the progress of the only pass."""
-        with self.budget(name, depends_on, sample) as budget, listening(self.progress) as listener:
-            yield budget, listener
+            yield self.executor(checkpoint)
 
 
 def run_pass(
     sample: Sample,
-    reduction: Reduction[Any, Result],
-    budget: MemoryBudget,
+    reductions: Sequence[Reduction[Any, Any]],
+    executor: Executor,
     progress: Listener | None = None,
     *,
-    alone: Mapping[str, int] | None = None,
-    held: int = 0,
+    around: Cost = NOTHING,
     index: Array | None = None,
     named: Sample | None = None,
-) -> tuple[Result, PassReport]:
-    """One reduction over all rows of a sample (of a part, its rows), in one pass.
+) -> tuple[tuple[Any, ...], PassReport]:
+    """Reductions over all rows of a sample (of a part, its rows), in one pass.
 
     Parameters
     ----------
     sample
         The rows.
-    reduction
-        What to compute.
-    budget
+    reductions
+        What to compute; the first one names the pass. Folds, groups and times are read as the one
+        with most folds needs them.
+    executor
         Where to run, and the memory that is there.
     progress
         Called when a task has ended.
-    alone, held
-        See :meth:`MemoryBudget.check_pass`.
+    around
+        What the client needs before and after the pass, and holds meanwhile.
     index
         Global indices of the only rows that are read, ascending; default all rows.
     named
         The sample whose unusable values are counted where a row holds some; default this one.
+
+    Returns
+    -------
+    results : the answer of each reduction
+    report : PassReport
 
     Raises
     ------
@@ -224,115 +244,249 @@ def run_pass(
     ShardDone
         If only a share of the tasks was to be done, and that is.
     """
-    executor = budget.executor
-    sample = sample.for_folds(reduction.n_folds)
-    extent = extent_of(sample, executor, reduction.strip_rows)
-    cost, chunk = reduction.cost(extent), reduction.chunk_rows
-    runs, memory = plan_pass(cost, extent, budget, chunk, alone=alone, held=held)
-    reading = Reading.of(sample, executor.shares_memory, index)
-    name, n, strips = reduction.name, sample.n_rows, sum(run.strips for run in runs)
+    for one in reductions:
+        if len(reductions) > 1 and (one.chunk_rows or one.strip_rows):
+            raise DataError(f"{one.name!r} writes chunks: give it a pass of its own")
+    name, chunk_rows = reductions[0].name, reductions[0].chunk_rows
+    sample = sample.for_folds(max(one.n_folds for one in reductions))
+    extent = extent_of(sample, executor, reductions[0].strip_rows)
+    for one in reductions:
+        around += one.cost(extent)
+    runs, memory = plan_pass(around, extent, executor, chunk_rows)
+    n, strips = sample.n_rows, sum(run.strips for run in runs)
     info = {"event": "pass started", "pass": name, "rows": n, "tasks": len(runs), "strips": strips}
     log.info("pass %s over %s rows", name, f"{n:,}", extra=info)
-    begin, marks = time.perf_counter(), [(0, 0, 0.0)]
+    begin, marks = time.perf_counter(), [(0, 0.0)]  # rows that tasks wrote, seconds
 
     def ended(number: int) -> None:
         first, last = runs[number].own or (runs[number].start, runs[number].stop)
-        rows, done = marks[-1][0] + last - first, marks[-1][1] + runs[number].strips
-        marks.append((rows, done, time.perf_counter() - begin))
+        marks.append((marks[-1][0] + last - first, time.perf_counter() - begin))
         if progress is not None:
-            progress(pass_event(name, rows, n, marks[-1][2]))
+            progress(pass_event(name, marks[-1][0], n, marks[-1][1]))
 
-    shared = _Shared(reduction, reading, device=executor.device)
+    shared = Pass.of(sample, reductions, executor, index)
     try:
         if executor.checkpoint is None:
-            tasks = [(run, reading.given(sample, run)) for run in runs]
-            _, _, (rows, total) = executor.run(
-                _reduce, tasks, _combine, shared=shared, name=reduction.name, on_done=ended
+            tasks = [(run, shared.given(sample, run)) for run in runs]
+            _, _, (rows, totals) = executor.run(
+                _reduce, tasks, _combine, shared=shared, name=name, on_done=ended
             )
         else:
-            rows, total = _checkpointed(executor, shared, sample, extent, runs, ended)
+            rows, totals = _checkpointed(executor, shared, sample, extent, runs, ended)
     except BadValues:
         count_bad_values(named or sample, executor)
         raise
     if not rows:
         raise empty_part(sample)
-    report = _report(reduction.name, rows, marks, time.perf_counter() - begin, budget, memory)
-    return reduction.finalize(total), report
+    seconds = time.perf_counter() - begin
+    # Tasks that run side by side end side by side: one mark per round of them is smooth.
+    ends, times = zip(
+        marks[0], *marks[executor.workers : -1 : executor.workers], marks[-1], strict=True
+    )
+    edges = np.interp(np.linspace(0, n, 11), ends, times)
+    info |= {"event": "pass ended", "seconds": seconds, "rows_per_second": n / seconds}
+    log.info("pass %s: %.3g s", name, seconds, extra=info)
+    report = PassReport(
+        rows=rows,
+        strips=strips,
+        tasks=len(runs),
+        seconds=seconds,
+        pass_seconds=seconds,
+        tenths=tuple(np.diff(edges).tolist()),
+        memory=memory,
+        resumed_strips=0 if executor.checkpoint is None else executor.checkpoint.resumed_strips,
+    )
+    pairs = zip(reductions, totals, strict=True)
+    return tuple(one.finalize(total) for one, total in pairs), report
 
 
 # What tasks do. What they give is (start, stop, summed): the number of rows in [start, stop) that
-# count and their partial result, or None of rows whose block is in the checkpoint already
+# count and their partial results, or None of rows whose block is in the checkpoint already
 
 
 @dataclass(frozen=True, eq=False)
-class _Shared:
-    """What all tasks of a pass share; ``sums`` are those in its checkpoint."""
+class Pass:
+    """What all tasks of a pass share: what they compute, from which sources and rows.
 
-    reduction: Reduction[Any, Any]
-    reading: Reading
-    sums: PassSums | None = None
+    Attributes
+    ----------
+    reductions
+        What is computed.
+    sources
+        What is read; None for sources whose rows each task is given by itself.
+    variables
+        How many of the sources, the first, are x and y.
+    weighted
+        Whether weights follow.
+    units
+        Names of the columns that follow these: ``group``, ``time``.
+    folding
+        What goes into folds as a whole.
+    part
+        The part of the rows that counts, or None.
+    residuals
+        What is made of the rows of x and y, or None.
+    first_row
+        Global index of the first row of the sources.
+    index
+        The rows that are read, ascending, shape (k,); None for all.
+    device
+        Where tasks compute; None for the host.
+    sums
+        Partial results in a checkpoint, or None.
+    """
+
+    reductions: tuple[Reduction[Any, Any], ...]
+    sources: tuple[RowSource | None, ...]
+    variables: int
+    weighted: bool
+    units: tuple[str, ...]
+    folding: Folding
+    part: Split | None
+    residuals: "Residuals | None"
+    first_row: int
+    index: Array | None = None
     device: Device | None = None
+    sums: PassSums | None = None
+
+    @classmethod
+    def of(
+        cls,
+        sample: Sample,
+        reductions: Sequence[Reduction[Any, Any]],
+        executor: Executor,
+        index: Array | None = None,
+    ) -> Self:
+        """These reductions of the sources ``sample.reads``, where an executor runs tasks."""
+        shares_memory = executor.shares_memory
+        return cls(
+            tuple(reductions),
+            tuple(None if s.held_whole(shares_memory) else s for s in sample.reads),
+            len(sample.sources),
+            sample.weights is not None,
+            (*sample.units,),
+            sample.folding,
+            sample.part,
+            sample.residuals,
+            sample.first_row,
+            index,
+            executor.device,
+        )
+
+    def given(self, sample: Sample, run: RowRange) -> tuple[Any, ...]:
+        """The other sources, of the rows of one task."""
+        each = zip(sample.reads, self.sources, strict=True)
+        return tuple(s.for_task(run.start, run.stop) for s, shared in each if shared is None)
+
+    def strips(self, run: RowRange, given: tuple[RowSource, ...] = ()) -> Iterator[Strip]:
+        """The strips of a task, one after the other; one that holds nothing of the part is empty.
+
+        ``given`` are the sources of :meth:`given`.
+        """
+        own = iter(given)
+        sources = [next(own) if source is None else source for source in self.sources]
+        blocks: Iterator[tuple[Array, ...]]
+        if self.index is not None:
+            index = self.index[slice(*np.searchsorted(self.index, [run.start, run.stop]))]
+            taken = (
+                take_rows(source, index, source.chunk_rows or MAX_STRIP, run.start, run.stop)
+                for source in sources
+            )
+            blocks = iter([(index, *taken)])
+        else:
+            borders = range(run.start, run.stop, run.length)
+            rows_of = (np.arange(low, min(low + run.length, run.stop)) for low in borders)
+            readers = [
+                in_strips(source.read, source.chunk_rows, run.start, run.stop, run.length)
+                for source in sources
+            ]
+            blocks = zip(rows_of, *readers, strict=True)
+            if any(source.chunk_rows is not None for source in sources):
+                blocks = ahead(blocks)
+        for rows, *arrays in blocks:
+            first = self.variables + self.weighted
+            columns = (array[:, 0] for array in arrays[first:])
+            units = dict(zip(self.units, columns, strict=True))
+            weights = arrays[self.variables][:, 0] if self.weighted else None
+            parts = tuple(arrays[: self.variables])
+            strip = Strip(self.first_row + rows, parts, weights, units, self.folding)
+            if self.part is not None:
+                selected = self.part.selects(rows, units)  # a part is one of its table
+                for values in units.values():
+                    selected |= ~np.isfinite(values)  # of no part: selected to be refused
+                strip = strip if selected.all() else strip.only(selected)
+            if self.residuals is not None:
+                folds = strip.folds(self.residuals.n_folds)
+                strip = replace(strip, parts=self.residuals(strip.parts, folds))
+            if run.own is not None:
+                low, high = max(run.own[0], rows[0]), min(run.own[1], rows[-1] + 1)
+                strip = replace(strip, own=slice(low - rows[0], high - rows[0]))
+            yield strip
 
 
-def _reduce(shared: _Shared, run: RowRange, given: tuple[RowSource, ...] | None) -> Summed:
+def empty_part(sample: Sample) -> DataError:
+    """The error on a sample none of whose rows count."""
+    if sample.part is None:
+        return DataError("there are no rows: at least one is needed")
+    return DataError(f"no row belongs to this part ({sample.part}): take another share or seed")
+
+
+def _reduce(shared: Pass, run: RowRange, given: tuple[RowSource, ...] | None) -> Summed:
     """The work of a task; it is given None where its block was done before the pass began."""
-    if given is None or (shared.sums is not None and shared.sums.has(run)):
-        return _in_checkpoint(shared.sums, run.start, run.stop, None)
-    place = None if shared.device is None else shared.device.place
-    summed = reduce_strips(shared.reduction, shared.reading.strips(run, given), place)
-    return _in_checkpoint(shared.sums, run.start, run.stop, summed)
+    summed, sums = None, shared.sums
+    if given is not None and not (sums is not None and sums.has(run.start)):
+        place = None if shared.device is None else shared.device.place
+        summed = reduce_strips(shared.reductions, shared.strips(run, given), place)
+    if sums is not None:
+        summed = sums.settle(run.start, run.stop, summed)
+    return run.start, run.stop, summed
 
 
-def _combine(shared: _Shared, a: Summed, b: Summed) -> Summed:
+def _combine(shared: Pass, a: Summed, b: Summed) -> Summed:
     """The result of two neighbours."""
     summed = None
     if a[2] is not None and b[2] is not None:
-        summed = a[2][0] + b[2][0], shared.reduction.combine(a[2][1], b[2][1])
-    return _in_checkpoint(shared.sums, a[0], b[1], summed)
-
-
-def _in_checkpoint(
-    sums: PassSums | None, start: int, stop: int, summed: tuple[int, Any] | None
-) -> Summed:
-    """The result of these rows: if they are a block it is written, or read where it is None."""
-    if sums is not None and sums.is_block(start, stop):
-        summed = sums.write(start, summed)
-    return start, stop, summed
+        pairs = zip(shared.reductions, a[2][1], b[2][1], strict=True)
+        summed = a[2][0] + b[2][0], tuple(one.combine(left, right) for one, left, right in pairs)
+    if shared.sums is not None:
+        summed = shared.sums.settle(a[0], b[1], summed)
+    return a[0], b[1], summed
 
 
 def _checkpointed(
     executor: Executor,
-    shared: _Shared,
+    shared: Pass,
     sample: Sample,
     extent: Extent,
     runs: list[RowRange],
     on_done: Callable[[int], None],
 ) -> tuple[int, Any]:
-    """The sum over all rows of a pass whose partial results are in a checkpoint."""
-    checkpoint, reduction, reading = executor.checkpoint, shared.reduction, shared.reading
+    """The sums over all rows of a pass whose partial results are in a checkpoint."""
+    checkpoint, name = executor.checkpoint, shared.reductions[0].name
     assert checkpoint is not None
     block = block_rows(extent.n_rows, extent.chunk_rows)
-    computed_from = reduction, replace(reading, sources=())
-    sums = checkpoint.begin(reduction.name, computed_from, extent.n_rows, block, reduction.kinds)
+    computed_from = replace(shared, sources=(), device=None)
+    kinds = tuple(dict.fromkeys(kind for one in shared.reductions for kind in one.kinds))
+    sums = checkpoint.begin(name, computed_from, extent.n_rows, block, kinds)
     total: tuple[int, Any] | None = sums.read_total()
     if total is not None:
         checkpoint.resumed_strips += sum(run.strips for run in runs)
         for number in range(len(runs)):
             on_done(number)
         return total
-    done = [sums.has(run) for run in runs]
+    done = [sums.has(run.start) for run in runs]
     checkpoint.resumed_strips += sum(r.strips for r, there in zip(runs, done, strict=True) if there)
     share = list(range(len(runs)))
     if checkpoint.shard is not None and not all(done):
-        share = [i for i, run in enumerate(runs) if sums.ours(run)]
+        share = [i for i, run in enumerate(runs) if sums.ours(run.start)]
         if all(done[i] for i in share):
             raise ShardDone(_waiting(checkpoint.shard, sums))
     result: Summed = executor.run(
         _reduce,
-        [(runs[i], None if done[i] else reading.given(sample, runs[i])) for i in share],
+        [(runs[i], None if done[i] else shared.given(sample, runs[i])) for i in share],
         _combine,
         shared=replace(shared, sums=sums),
-        name=reduction.name,
+        name=name,
         on_done=lambda number: on_done(share[number]),
     )
     summed = result[2]
@@ -380,33 +534,28 @@ def extent_of(sample: Sample, executor: Executor, strip_rows: int = 0) -> Extent
 def plan_pass(
     cost: Cost,
     extent: Extent,
-    budget: MemoryBudget,
+    executor: Executor,
     chunk_rows: int = 0,
-    *,
-    alone: Mapping[str, int] | None = None,
-    held: int = 0,
 ) -> tuple[list[RowRange], MemoryPlan]:
     """How a pass would be cut, and what it would need.
 
     Parameters
     ----------
     cost
-        Of its reduction.
+        Of its reductions, and of what is around it.
     extent
         Its rows.
-    budget
+    executor
         Where to run, and the memory that is there.
     chunk_rows
         Rows of the chunks that the tasks write; 0 if they write none.
-    alone, held
-        See :meth:`MemoryBudget.check_pass`.
 
     Raises
     ------
     ResourceError
-        If that does not fit into the budget.
+        If that does not fit into the memory.
     """
-    executor, d = budget.executor, max(extent.n_columns, extent.columns_read)
+    d = max(extent.n_columns, extent.columns_read)
     seconds = cost.flops / FLOPS + cost.written / _WRITE_RATE + d * _READ_SECONDS
     most = _HELD_BYTES // (8 * d) if extent.materialised else None
     if executor.checkpoint is not None:
@@ -415,44 +564,7 @@ def plan_pass(
     runs = plan_ranges(extent.n_rows, extent.chunk_rows, executor.workers, seconds, most)
     if chunk_rows:
         runs = cut_for_chunks(runs, chunk_rows, extent.strip_rows)
-    return runs, budget.check_pass(cost, extent, runs, alone, held)
-
-
-def _report(
-    name: str,
-    rows: int,
-    marks: list[tuple[int, int, float]],
-    seconds: float,
-    budget: MemoryBudget,
-    memory: MemoryPlan,
-) -> PassReport:
-    """The report of a pass, from the rows, strips and seconds at the end of each task; logged.
-
-    ``rows`` are those that counted.
-    """
-    workers, checkpoint = budget.executor.workers, budget.executor.checkpoint
-    # Tasks that run side by side end side by side: one mark per round of them is smooth.
-    ends, strips, times = zip(marks[0], *marks[workers:-1:workers], marks[-1], strict=True)
-    edges = np.interp(np.linspace(0, ends[-1], 11), ends, times)
-    figures = {
-        "pass": name,
-        "rows": ends[-1],
-        "tasks": len(marks) - 1,
-        "strips": strips[-1],
-        "seconds": seconds,
-        "rows_per_second": ends[-1] / seconds,
-    }
-    log.info("pass %s: %.3g s", name, seconds, extra={"event": "pass ended", **figures})
-    return PassReport(
-        rows=rows,
-        strips=strips[-1],
-        tasks=len(marks) - 1,
-        seconds=seconds,
-        pass_seconds=seconds,
-        tenths=tuple(np.diff(edges).tolist()),
-        memory=memory,
-        resumed_strips=0 if checkpoint is None else checkpoint.resumed_strips,
-    )
+    return runs, executor.check_pass(cost, extent, runs)
 
 
 # After a failure only: one more pass that counts every unusable value and names the first
@@ -470,10 +582,18 @@ def count_bad_values(sample: Sample, executor: Executor) -> None:
         If the NaN stand for a chunk that is missing from the store.
     """
     # What a failure leads to is no step of a run.
-    executor = replace(executor, checkpoint=None, device=None, device_memory=0)
+    executor = replace(
+        executor,
+        memory=sys.maxsize,
+        worker_memory=(),
+        checkpoint=None,
+        device=None,
+        device_memory=0,
+        device_limit=None,
+    )
     sample = replace(sample, first_row=0)  # messages number the rows as their source does
-    unlimited = MemoryBudget(executor, _UNLIMITED, ())
-    counts: Counts = run_pass(sample, BadValueCounts(), unlimited)[0]
+    counts: Counts
+    (counts,), _ = run_pass(sample, [BadValueCounts()], executor)
     for source, count, first in zip(
         sample.reads, counts.source_count, counts.source_first, strict=True
     ):

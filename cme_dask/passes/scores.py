@@ -12,7 +12,7 @@ from cme_dask.errors import DataError
 from cme_dask.numerics.moments import Function, function_values
 from cme_dask.numerics.reduction import Cost, Extent, Reduction, Strip, blocks, tree_sum
 from cme_dask.numerics.scoring import Estimate, Scores, ScoreSums
-from cme_dask.passes.memory import MemoryBudget
+from cme_dask.passes.driver import Executor
 from cme_dask.passes.progress import Listener
 from cme_dask.passes.run import PassReport, run_pass
 
@@ -296,7 +296,7 @@ class _ScoreReduction(Reduction[ScoreSums, ScoreSums]):
 def score_pass(
     sample: Sample,
     predictions: Mapping[str, Prediction],
-    budget: MemoryBudget,
+    executor: Executor,
     *,
     functions: Mapping[str, Function] | None = None,
     laws: Mapping[str, Law] | None = None,
@@ -311,7 +311,7 @@ def score_pass(
         Rows of x and y: for honest scores, those that no model was fitted on.
     predictions
         By name, what is to be scored.
-    budget
+    executor
         Where to run, and the memory that is there.
     functions
         Functions of y by name, such as events; each takes rows (b, d_Y) and returns (b,).
@@ -339,7 +339,7 @@ def score_pass(
     on the sample alone, and sums follow the tree of all passes.
     """
     plan = _checked(sample, predictions, functions or {}, laws or {}, n_blocks)
-    sums, report = run_pass(sample, plan, budget, progress)
+    (sums,), report = run_pass(sample, [plan], executor, progress)
     if not sums.weight.sum() > 0.0:
         raise DataError("all weights are zero: at least one row needs a positive weight")
     scores: dict[str, dict[str, Scores]] = {name: {} for name in plan.predictions}

@@ -27,7 +27,7 @@ from cme_dask.numerics.basis import BLOCK, BlockValues
 from cme_dask.numerics.folds import BY_ROWS, RowSample
 from cme_dask.numerics.reduction import Cost, Extent, Reduction, Strip
 from cme_dask.numerics.resources import MemoryPlan
-from cme_dask.passes.memory import MemoryBudget
+from cme_dask.passes.driver import Executor
 from cme_dask.passes.progress import Listener
 from cme_dask.passes.row_sample import choose_rows
 from cme_dask.passes.run import PassReport, extent_of, plan_pass, run_pass
@@ -92,7 +92,7 @@ def write_features(
     chunk_rows: int | None,
     dtype: Any,
     overwrite: bool,
-    budget: MemoryBudget,
+    executor: Executor,
     progress: Listener | None = None,
 ) -> FeatureReport:
     """Write the features of a sample's x, with its y and weights, to a new sample store.
@@ -105,17 +105,17 @@ def write_features(
     layout = _Layout.of(sample, model, chunk_rows, dtype)
     writer = layout.writer()
     kept_bytes = layout.kept_rows * layout.kept_row_bytes
-    extent = extent_of(sample, budget.executor, BLOCK)
+    extent = extent_of(sample, executor, BLOCK)
     cost = writer.cost(extent)
-    alone = {"the row sample": cost.process + 3 * kept_bytes}
-    plan_pass(cost, extent, budget, writer.chunk_rows, alone=alone)  # before any row is read
-    chosen, passes = layout.choose_rows(budget)
+    around = Cost(alone={"the row sample": cost.process + 3 * kept_bytes})
+    plan_pass(cost + around, extent, executor, writer.chunk_rows)  # before any row is read
+    chosen, passes = layout.choose_rows(executor)
     by_row = np.argsort(chosen.index)
     with writing(out, overwrite=overwrite) as aside:
         with disk_errors(out):
             files = layout.create(aside)
         writer = replace(writer, files=files, index=chosen.index[by_row])
-        rows, report = run_pass(sample, writer, budget, progress, alone=alone)
+        (rows,), report = run_pass(sample, [writer], executor, progress, around=around)
         back = np.argsort(by_row)
         parts = tuple(part.astype(np.float64)[back] for part in rows)
         with disk_errors(out):
@@ -188,12 +188,12 @@ class _Layout:
             self.model, self.dtype, self.row_bytes, self.kept_rows, self.chunk_rows
         )
 
-    def choose_rows(self, budget: MemoryBudget) -> tuple[RowSample, int]:
+    def choose_rows(self, executor: Executor) -> tuple[RowSample, int]:
         """Keys and indices of the new store's row sample, and the passes that took."""
         stored = self.sample.row_sample
         if stored is not None:
             return stored.prefix(self.kept_rows), 0
-        return choose_rows(self.sample, self.kept_rows, 0, budget)
+        return choose_rows(self.sample, self.kept_rows, 0, executor)
 
     def create(self, folder: Path) -> FeatureFiles:
         """The empty arrays."""
@@ -267,8 +267,10 @@ class FeatureWriter(Reduction[tuple[Array, ...], tuple[Array, ...]]):
         state.write(
             self.files, strip, variables if strip.weights is None else (*variables, strip.weights)
         )
-        low, high, _ = strip.own.indices(len(strip))
-        mine = self.index[slice(*np.searchsorted(self.index, [start + low, start + high]))]
+        own = strip.own or slice(0, len(strip))
+        mine = self.index[
+            slice(*np.searchsorted(self.index, [start + own.start, start + own.stop]))
+        ]
         rows = self.files.empty_rows(len(mine), variables=len(variables))
         for row, part in zip(rows, variables, strict=True):
             row[:] = part[mine - start]
@@ -303,10 +305,10 @@ class _Writing:
         self, files: FeatureFiles | AnswerFiles, strip: Strip, arrays: Sequence[Array]
     ) -> None:
         """Append the task's own rows of a strip."""
-        low, _, _ = strip.own.indices(len(strip))
-        self.writers = self.writers or files.writers(int(strip.rows[0]) + low)
+        own = strip.own or slice(0, len(strip))
+        self.writers = self.writers or files.writers(int(strip.rows[own.start]))
         for writer, rows in zip(self.writers, arrays, strict=True):
-            writer.append(rows[strip.own])
+            writer.append(rows[own])
 
     def flush(self) -> None:
         """Write the last chunks."""
@@ -339,7 +341,7 @@ def write_answers(
     *,
     chunk_rows: int | None,
     overwrite: bool,
-    budget: MemoryBudget,
+    executor: Executor,
     progress: Listener | None = None,
 ) -> tuple[PassReport, int]:
     """Write the answers at all rows of a sample to a new store, whole or not at all.
@@ -356,7 +358,7 @@ def write_answers(
         Rows per chunk of the new store; default a power of two, at most 32 MB of answers.
     overwrite
         Replace an existing store when the new one is whole.
-    budget
+    executor
         Where to run, and the memory that is there.
     progress
         Called when a task has ended.
@@ -388,12 +390,12 @@ def write_answers(
     width = len(query.labels)
     chunk = chunk_rows or default_feature_chunk(_WORD * width, sample.n_rows)
     writer = AnswerWriter(query, chunk)
-    extent = extent_of(sample, budget.executor, BLOCK)
-    plan_pass(writer.cost(extent), extent, budget, chunk)  # before anything is written
+    extent = extent_of(sample, executor, BLOCK)
+    plan_pass(writer.cost(extent), extent, executor, chunk)  # before anything is written
     with writing(out, overwrite=overwrite) as aside:
         with disk_errors(out):
             files = AnswerFiles.create(aside, query.fields, sample.n_rows, chunk)
-        _, report = run_pass(sample, replace(writer, files=files), budget, progress)
+        _, report = run_pass(sample, [replace(writer, files=files)], executor, progress)
         with disk_errors(out):
             files.finish(_described(sample, query))
     return report, chunk
