@@ -113,12 +113,6 @@ def add_product(xp: Any, out: Array, product: Array) -> None:
         out += xp.astype(product, out.dtype)
 
 
-def mirror_upper(out: Array) -> None:
-    """Copy the upper triangle of a square NumPy matrix to the lower one."""
-    for i in range(1, len(out)):
-        out[i, :i] = out[:i, i]
-
-
 class Scratch:
     """Memory for results on the way, kept from call to call."""
 

@@ -15,7 +15,7 @@ lose only the square of each block's own range of residuals.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Protocol
 
 import numpy as np
@@ -238,14 +238,6 @@ class Basis(Functions, Protocol):
 
     def evaluator(self, like: Array, solve: BlockSolve | None = None) -> BlockEvaluator:
         """The functions for many rows of x, solved for wholly or so far."""
-
-
-def unmapped(basis: Any) -> tuple[Any, Any]:
-    """The transform of rows in the kernel of a basis, or None, and the functions of mapped rows."""
-    transform, kernel = basis.kernel.unmapped
-    if transform is None:
-        return None, basis
-    return transform, replace(basis, kernel=kernel, points=transform(basis.points))
 
 
 @dataclass(frozen=True, eq=False)

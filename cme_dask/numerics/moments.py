@@ -28,11 +28,10 @@ from cme_dask.kernels.evaluator import (
     add_product,
     cast_into,
     in_place,
-    mirror_upper,
     rank_update,
     take_into,
 )
-from cme_dask.numerics.basis import Basis, BlockSolve, unmapped, without_copies
+from cme_dask.numerics.basis import Basis, BlockSolve, without_copies
 from cme_dask.numerics.cholesky import non_negative
 from cme_dask.numerics.devices import device_memory
 from cme_dask.numerics.reduction import Cost, Extent, Reduction, Strip, to_host
@@ -525,7 +524,8 @@ class MomentReduction(Reduction[MomentSums, MomentSums]):
         """
         places = sums.positions
         for gram in sums.gram:
-            mirror_upper(gram)
+            for i in range(1, len(gram)):
+                gram[i, :i] = gram[:i, i]
             for name, block in zip("xy", self.features, strict=False):
                 if block.solve is not None:
                     block.solve.finish(block.basis.factor, gram[places[name]])
@@ -655,7 +655,15 @@ class MomentState:
         self.block = sub_block(self.width, memory)
         self.span = span(self.width, self.width - self.rank, memory)
         # Kernels get rows that are mapped already: sets with the same transform share these.
-        self.transforms, self.bases = zip(*(unmapped(one.basis) for one in features), strict=True)
+        self.transforms: list[Any] = []
+        self.bases: list[Any] = []
+        for one in features:
+            basis: Any = one.basis
+            transform, kernel = basis.kernel.unmapped
+            if transform is not None:
+                basis = replace(basis, kernel=kernel, points=transform(basis.points))
+            self.transforms.append(transform)
+            self.bases.append(basis)
         self.maps = [t and t.prepare(xp, like) for t in self.transforms]
         self.evaluators = [
             basis.evaluator(like, one.solve)

@@ -444,7 +444,7 @@ class SolverInfo(NamedTuple):
         ConvergenceError
             If the tolerance was missed.
         """
-        if self.converged:
+        if self.kkt_residual <= self.tol:
             return
         message = (
             f"{self.solver} ended with KKT residual {self.kkt_residual:.1e} after "
