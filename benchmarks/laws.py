@@ -272,7 +272,7 @@ def _solution(
         ]
         newton = sides[0].basis(points[0]), sides[1].basis(points[1])
     bounds = BasisBounds((sides[0].basis.bound, sides[1].basis.bound), newton)
-    return JointSolver(constraint, choice.reg, bounds)(mean), sides, mean
+    return JointSolver(constraint, choice.reg, bounds).solve(mean), sides, mean
 
 
 def _ratio(
@@ -478,7 +478,7 @@ def _least_error(
             MomentReduction(sides), extended, None, np.zeros(len(events), dtype=np.uint8)
         )
         mean = moments.means()
-        solution = JointSolver(Normalized(), candidate.reg)(mean)
+        solution = JointSolver(Normalized(), candidate.reg).solve(mean)
         constant, slope = solution.answer(mean, 0)
         q = events.shape[1]
         values = constant[-q:] + bases[kernels[0]][1] @ (solution.transform_x @ slope[:, -q:])

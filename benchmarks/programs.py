@@ -123,7 +123,7 @@ class SolveCoupling:
 
     def _run(self, mean: Moments, basis: Basis) -> Describe:
         solver = JointSolver(Coupling(), Regularization(self.reg, self.reg))
-        solution = solver(mean)
+        solution = solver.solve(mean)
         identity = np.eye(self.landmarks)
         loss = HeldOut.of(mean, identity, identity).loss(solution.coef - 1.0)
         return partial(_describe, solution, mean, basis, loss / 2.0)

@@ -11,7 +11,7 @@ from cme_dask.numerics.problem import JointProblem, JointSolver
 
 def solve_joint(mean, constraint, reg):
     """The solution under a constraint that needs nothing but moments."""
-    return JointSolver(constraints.parse(constraint), reg)(mean)
+    return JointSolver(constraints.parse(constraint), reg).solve(mean)
 
 
 def diagonal_problem(linear, quadratic):

@@ -115,7 +115,7 @@ class JointFit(MeanRegressor):
     def _search(self, context: FitContext) -> FitContext:
         constraint = parse(self.constraint)
         reg = constraint.default_reg if self.reg is None else self.reg
-        solver = JointSolver(constraint, Regularization.parse(reg, self.reg_form))
+        solver = JointSolver(constraint, Regularization.parse(reg, self.reg_form, constraint))
         context = replace(context, solver=solver)
         x, y = (
             None if getattr(self, name) is None else kernel
@@ -170,7 +170,7 @@ class JointFit(MeanRegressor):
     ) -> JointChange | None:
         if solver.constraint.partition:
             return None  # partitions of unity take no triangular solve that could be left out
-        return JointChange(spec, trial.parts, trial_solver(solver, spec.features, rows))
+        return JointChange(spec, trial.parts, trial_solver(solver, spec.features, rows).solve)
 
     def _cells(self, context: FitContext, bases: Sequence[Basis] = ()) -> tuple[CellReduction, ...]:
         if self.support_size == 0:
@@ -198,7 +198,7 @@ class JointFit(MeanRegressor):
         others = [
             (
                 (one.kernel_x, one.kernel_y),
-                partial(self._specify, context, solver=replace(solver, reg=one.reg)),
+                partial(self._specify, context, solver=solver._replace(reg=one.reg)),
             )
             for one in finalists
         ]
@@ -237,7 +237,7 @@ class JointFit(MeanRegressor):
                     ranges = BasisRanges(tuple(centred))
                     ((x, y),), _ = run_pass(sample, [ranges], context.executor)
                     # Refits have other bases, whose ranges are those over the row sample.
-                    whole = replace(solver, bounds=solver.bounds._replace(ranges=(x, y)))
+                    whole = solver._replace(bounds=solver.bounds._replace(ranges=(x, y)))
                     measured = measured._replace(passes=measured.passes + 1)
                 components = [
                     solve_by_fold(
@@ -473,7 +473,7 @@ def refitted_laws(context: FitContext, result: FitResult) -> Iterator[HeldLaws]:
     members = [
         (
             moments,
-            replace(context.solver, reg=reg).on([side.basis for side in sides], context.rows.parts),
+            context.solver._replace(reg=reg).on([side.basis for side in sides], context.rows.parts),
             retained,
             sides[0].basis(rows.parts[0]),
             sides[1].basis(points),
@@ -485,7 +485,7 @@ def refitted_laws(context: FitContext, result: FitResult) -> Iterator[HeldLaws]:
         held = np.flatnonzero(folds == fold)
         ratio = np.zeros((len(held), len(points)))
         for moments, of_member, retained, left, right in members:
-            refit = of_member(moments.means(without=fold)).shrunk(retained)
+            refit = of_member.solve(moments.means(without=fold)).shrunk(retained)
             given = left[held] @ refit.transform_x @ refit.coef.T
             ratio += refit.base + given @ (right @ refit.transform_y).T
         rest = masses.sum(axis=0) - masses[fold]

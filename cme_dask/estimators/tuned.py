@@ -118,7 +118,7 @@ def search_kernels(
     )
     best = search.finalists[0]
     if learn_reg and not solver.constraint.partition:
-        solver = replace(solver, reg=best.reg._replace(form=solver.reg.form))
+        solver = solver._replace(reg=best.reg._replace(form=solver.reg.form))
     return replace(
         context,
         kernels=[best.kernel_x, best.kernel_y],
@@ -200,7 +200,7 @@ class EnsembleFit:
         """A member for each candidate, from one pass; and the sums by cell."""
         context = self.context
         specified = [
-            self.specify(each, replace(self.solver, reg=candidate.reg))
+            self.specify(each, self.solver._replace(reg=candidate.reg))
             for each, candidate in zip(bases, candidates, strict=True)
         ]
         specs = [spec for spec, _ in specified]
@@ -244,9 +244,9 @@ class EnsembleFit:
             joint, crps = (mean for mean, _ in reached)
             retained = _retained(reached)
         mean = moments.means()
-        solver = replace(self.solver, reg=reg)
+        solver = self.solver._replace(reg=reg)
         of_bases = solver.on((x.basis, y.basis), self.context.rows.parts)
-        solution = of_bases(mean).shrunk(retained)
+        solution = of_bases.solve(mean).shrunk(retained)
         refits = (
             (fold.rest, fold.held, fold.solution(reg).shrunk(retained).answers(fold.rest))
             for fold in folds

@@ -223,7 +223,7 @@ def _fold_losses(
 ) -> tuple[Array, Array]:
     """Held-out loss on each fold that has rows, and the folds' shares of the weight."""
     moments = strip_moments(MomentReduction(sides, _FOLDS), parts, weights, folds)
-    losses, shares = held_out_losses(moments, JointSolver(Coupling(tol=_TOL), reg))
+    losses, shares = held_out_losses(moments, JointSolver(Coupling(tol=_TOL), reg).solve)
     if not len(losses):
         raise DataError("all weight is on one fold of the row sample: give the number of landmarks")
     return losses, shares

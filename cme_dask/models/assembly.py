@@ -72,12 +72,12 @@ def solve_by_fold(
         If kernels or ridge don't fit the constraint.
     """
     mean = moments.means()
-    solution = (whole or solver)(mean)
+    solution = (whole or solver).solve(mean)
     solution.info.check(convergence)
 
     def refits() -> Iterator[tuple[Moments, Moments, Sequence[Answer]]]:
         for rest, held in split_folds(moments):
-            refit = solver(rest, solution)
+            refit = solver.solve(rest, solution)
             refit.info.check(convergence)
             yield rest, held, refit.answers(rest)
 

@@ -123,8 +123,8 @@ class JointSums(FitSums):
     @property
     def reg(self) -> Regularization:
         """The ridge of the fit."""
-        y, x = self.about["reg"]
-        return Regularization(float(y), float(x), self.about["reg_form"])
+        (y, x), form = self.about["reg"], self.about["reg_form"]
+        return Regularization.parse(y if form == "single" else (y, x), form, self.constraint)
 
     def solved(self, convergence: str = "raise", **info: Any) -> tuple[JointModel, Component]:
         """The model of these rows, and what it was made of.

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from scipy.special import stdtrit
@@ -24,8 +24,7 @@ Answer = tuple[Array, Array]
 """Constant and slope of E[f | z] = constant + N(z)^T slope, shapes (q,) and (m, q)."""
 
 
-@dataclass(frozen=True, eq=False)
-class Replicates:
+class Replicates(NamedTuple):
     """Answers refitted without one fold each, and their errors on that fold.
 
     Attributes
@@ -43,7 +42,8 @@ class Replicates:
     error: Array
     baseline: Array
 
-    __repr__ = brief_repr
+    def __repr__(self) -> str:
+        return brief_repr(self)
 
     @property
     def skill(self) -> Array:

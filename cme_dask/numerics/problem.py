@@ -8,7 +8,7 @@ constraints of the package are in :mod:`cme_dask.constraints`.
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -38,8 +38,14 @@ class Regularization(NamedTuple):
     form: str = "two-sided"
 
     @classmethod
-    def parse(cls, reg: Any, form: str) -> "Regularization":
-        """From ``r`` or ``(r_Y, r_X)``; raises DataError on anything else or on negatives."""
+    def parse(cls, reg: Any, form: str, constraint: "Constraint | None" = None) -> Self:
+        """From ``r`` or ``(r_Y, r_X)``, in a form that a constraint takes.
+
+        Raises
+        ------
+        DataError
+            On anything else, on negatives, or if the constraint does not take this form.
+        """
         if form not in REG_FORMS:
             raise DataError(f"reg_form must be one of {', '.join(REG_FORMS)}, got {form!r}")
         try:
@@ -53,6 +59,12 @@ class Regularization(NamedTuple):
         if form == "single" and values.shape == (2,):
             single = remedy("reg_form='single'", "--reg-form single")
             raise DataError(f"{single} takes one number for {option('reg')}, got {reg!r}")
+        if constraint is not None and form not in constraint.reg_forms:
+            raise DataError(
+                f"the constraint {constraint.name!r} takes the "
+                f"{' or '.join(constraint.reg_forms)} form of the ridge only, "
+                f"{option('reg_form')} is {form!r}"
+            )
         pair = np.broadcast_to(values, (2,))
         return cls(float(pair[0]), float(pair[1]), form)
 
@@ -199,10 +211,6 @@ class BasisBounds(NamedTuple):
     sup: tuple[float | None, float | None] = (None, None)
     values: tuple[Array, Array] | None = None
     ranges: tuple[Array, Array] | None = None
-
-
-NO_BOUNDS = BasisBounds()
-"""For constraints without inequalities."""
 
 
 class Problem(Protocol):
@@ -582,11 +590,10 @@ def reduced(solution: JointSolution) -> JointSolution:
     )
 
 
-@dataclass(frozen=True, eq=False)
-class JointSolver:
+class JointSolver(NamedTuple):
     """From moments to the solution of the fit, under a constraint.
 
-    Parameters
+    Attributes
     ----------
     constraint
         The condition on g.
@@ -594,24 +601,11 @@ class JointSolver:
         The ridge.
     bounds
         What the constraint needs to know of the basis functions.
-
-    Raises
-    ------
-    DataError
-        If the constraint does not take this form of the ridge.
     """
 
     constraint: Constraint
     reg: Regularization
-    bounds: BasisBounds = NO_BOUNDS
-
-    def __post_init__(self) -> None:
-        if self.reg.form not in self.constraint.reg_forms:
-            raise DataError(
-                f"the constraint {self.constraint.name!r} takes the "
-                f"{' or '.join(self.constraint.reg_forms)} form of the ridge only, "
-                f"{option('reg_form')} is {self.reg.form!r}"
-            )
+    bounds: BasisBounds = BasisBounds()
 
     def on(self, bases: Sequence[Basis], rows: Sequence[Array]) -> "JointSolver":
         """The solver for bases of x and of y, with what the constraint needs to know of them.
@@ -623,9 +617,9 @@ class JointSolver:
         rows
             Random rows of x and of y.
         """
-        return replace(self, bounds=self.constraint.bounds_of(bases, rows))
+        return self._replace(bounds=self.constraint.bounds_of(bases, rows))
 
-    def __call__(self, mean: Moments, start: JointSolution | None = None) -> JointSolution:
+    def solve(self, mean: Moments, start: JointSolution | None = None) -> JointSolution:
         """Solve; the info is not checked.
 
         Parameters
