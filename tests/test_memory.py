@@ -25,9 +25,8 @@ from cme_dask.numerics.moments import (
     MomentReduction,
     MomentSets,
     moment_cost,
-    sum_strip,
 )
-from cme_dask.numerics.reduction import Cost, Extent
+from cme_dask.numerics.reduction import Cost, Extent, Strip
 from cme_dask.passes import driver
 from cme_dask.passes.driver import Executor, task_bytes
 from cme_dask.passes.fit import pivot_bytes, predict_moments
@@ -254,9 +253,10 @@ def test_a_task_leaves_no_memory_to_the_garbage_collector(single):
     basis = NewtonBasis.from_points(kernels.Gaussian(0.5), rows[:10])
     gc.disable()
     try:
-        state = MomentReduction((FeatureBlock(basis, ("a", "b")),), single=single).start(rows)
-        sum_strip([state], (rows,), None, np.zeros(100, dtype=np.uint8))
-        gone = weakref.ref(state)
+        reduction = MomentReduction((FeatureBlock(basis, ("a", "b")),), single=single)
+        state = reduction.start(rows)
+        reduction.update(state, Strip(np.arange(100), (rows,), None))
+        gone = weakref.ref(state[0])
         del state
         assert gone() is None
     finally:
@@ -287,7 +287,9 @@ def test_what_a_pass_prepares_is_predicted(columns, functions, finalists):
     aside = 8 * (2 * length * 2 * columns + driver._HASH_WORDS * (length - n))
     tracemalloc.start()
     try:
-        moments = sum_strip(MomentSets(tuple(specs)).start(parts[0]), parts, None, folds)
+        sets = MomentSets(tuple(specs))
+        strip = Strip(np.arange(n), parts, None, _made={10: folds})
+        moments = sets.update(sets.start(parts[0]), strip)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -211,7 +211,7 @@ def coupled(count=30, n=1500):
     for given_, transform in ((0, coef.T), (1, coef)):
         other = 1 - given_
         size = bases[given_].rank
-        slope = transform @ mean.functions("xy"[other], "xy"[other])
+        slope = transform @ mean.cross("xy"[other], f"f({'xy'[other]})")
         none = np.zeros((0, slope.shape[1]))
         shift, slopes = mean.shifts["xy"[other]], np.zeros((0, size, slope.shape[1]))
         answers = ConditionalExpectation(sides[other].names, shift, slope, none, slopes)

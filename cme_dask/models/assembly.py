@@ -142,7 +142,7 @@ def assemble(
         described["negative_mass"] = float(mass)
     if len(components) == 1:
         names = components[0].sides[1].names  # events that only a search needed come after them
-        arrays = moments.with_functions(len(names)).to_arrays()
+        arrays = moments.to_arrays(len(names))
         return JointModel(x, y, coef, described, arrays, base)
     spectra = spectra_of([component.mean for component in components])
     return JointModel(x, y, coef, described, {}, base, spectra=spectra)

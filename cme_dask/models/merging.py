@@ -164,7 +164,7 @@ class JointSums(FitSums):
             for name, mine, other in zip("xy", self.sides, sides, strict=True)
             if not np.array_equal(mine.basis.factor, other.basis.factor)
         }
-        return self.moments.changed(changes, [side.offsets for side in sides])
+        return self.moments.changed(changes, [side.shift for side in sides])
 
     def _kept_rows(self, i: int) -> Array:
         """Rows that were retained of the cells of variable ``i``, in random order."""

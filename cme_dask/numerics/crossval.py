@@ -81,7 +81,7 @@ def interval_factor(folds: int, level: Any = 0.95) -> float:
 def held_out_folds(moments: MomentSums) -> list[int]:
     """Folds with some of the weight, of which there must be two: else none."""
     weights = moments.weights
-    usable = [f for f in range(moments.n_folds) if 0.0 < weights[f] < weights.sum()]
+    usable = [f for f in range(len(weights)) if 0.0 < weights[f] < weights.sum()]
     return usable if len(usable) > 1 else []
 
 
@@ -297,7 +297,7 @@ class HeldFold:
         problem = self.problem(regs[0])
         (transform_x, _), (transform_y, _) = self.bases
         unseen = HeldOut.of(self.held, transform_x, transform_y)
-        target = transform_y.T @ self.rest.functions("y", "y")
+        target = transform_y.T @ self.rest.cross("y", "f(y)")
         constant = self.rest.function_mean("y")
         joint, squared = [], []
         for reg in regs:

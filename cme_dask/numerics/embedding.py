@@ -255,7 +255,7 @@ class EmbeddingChange:
         """The change from these moments of the trial rows to others."""
         answers = self._answers(safe)
         means = np.concatenate([safe.function_mean("y"), [1.0]])
-        spread = np.sqrt(np.append(np.diag(safe.function_gram("y", "y")), 1.0))
+        spread = np.sqrt(np.append(np.diag(safe.cross("f(y)", "f(y)")), 1.0))
         scale = spread + 1e-6 * np.abs(means) + np.finfo(np.float64).tiny
 
         def change(tried: Moments) -> float:
@@ -272,7 +272,7 @@ class EmbeddingChange:
 
 def _function_moments(mean: Moments) -> Array:
     """E[N_X f^T] of the functions of y, shape (m, q)."""
-    return np.asarray(mean.functions("x", "y") + np.outer(mean.mean("x"), mean.shifts["y"]))
+    return np.asarray(mean.cross("x", "f(y)") + np.outer(mean.mean("x"), mean.shifts["y"]))
 
 
 def _shrunk(lam: Array, regs: Array) -> Array:

@@ -207,12 +207,12 @@ class _Ridge:
         """From means over rows; ``trend`` tells which columns of x are in t, shape (d,)."""
         c, d = mean.mean("x"), len(trend)
         t, f = mean.function_mean("x")[:d], mean.function_mean("y")[columns]
-        away_t, away_z = mean.function_offset("x")[:d], mean.function_offset("y")[columns]
+        away_t, away_z = t - mean.shifts["x"][:d], f - mean.shifts["y"][columns]
         gram = mean.gram("x") - np.outer(c, c)
-        target = mean.functions("x", "y")[:, columns] - np.outer(c, away_z)
-        n_t = mean.functions("x", "x")[:, :d] - np.outer(c, away_t)
-        t_z = mean.function_gram("x", "y")[:d, columns] - np.outer(away_t, away_z)
-        gram_t = mean.function_gram("x", "x")[:d, :d] - np.outer(away_t, away_t)
+        target = mean.cross("x", "f(y)")[:, columns] - np.outer(c, away_z)
+        n_t = mean.cross("x", "f(x)")[:, :d] - np.outer(c, away_t)
+        t_z = mean.cross("f(x)", "f(y)")[:d, columns] - np.outer(away_t, away_z)
+        gram_t = mean.cross("f(x)", "f(x)")[:d, :d] - np.outer(away_t, away_t)
         inverse = _inverse(gram_t, trend)
         part = n_t @ inverse
         transform, lam = eigenbasis(gram - part @ n_t.T)

@@ -34,7 +34,7 @@ from cme_dask.kernels.evaluator import (
 from cme_dask.numerics.basis import Basis, BlockSolve, without_copies
 from cme_dask.numerics.cholesky import non_negative
 from cme_dask.numerics.devices import device_memory
-from cme_dask.numerics.reduction import Cost, Extent, Reduction, Strip, to_host
+from cme_dask.numerics.reduction import Cost, Extent, Reduction, Result, Strip, to_host
 from cme_dask.numerics.scoring import ScoringFunctions
 
 Array = Any
@@ -110,7 +110,7 @@ class MomentSums:
     @property
     def n_folds(self) -> int:
         """Number of folds F."""
-        return int(self.gram.shape[0])
+        return len(self.gram)
 
     @property
     def n_rows(self) -> int:
@@ -123,20 +123,18 @@ class MomentSums:
         one = sum(self.ranks)
         return self.gram[:, one, one]
 
-    def only(self, folds: Array) -> Self:
-        """Sums over the rows of these folds, as those of a single fold."""
-        pick = np.asarray(folds)
+    def total(self, folds: Sequence[int] | None = None) -> Self:
+        """Sums over the rows of these folds, by default of all, as those of a single fold."""
+        pick = np.arange(len(self.gram)) if folds is None else np.asarray(folds)
         gram = np.zeros((1, *self.gram.shape[1:]))
         for fold in pick:  # one after the other: no copy of all of them
             gram += self.gram[fold]
         traces = self.traces[pick].sum(axis=0, keepdims=True)
         return replace(self, gram=gram, traces=traces, rows=self.rows[pick].sum(keepdims=True))
 
-    def total(self) -> Self:
-        """Sums over the rows of all folds, as those of a single fold."""
-        return self.only(np.arange(self.n_folds))
-
-    def means(self, *, fold: int | None = None, without: int | None = None) -> "Moments":
+    def means(
+        self, *, fold: int | None = None, without: int | None = None, weight: float | None = None
+    ) -> "Moments":
         """Weighted means over all rows, over those of one fold, or over those of all folds but one.
 
         Parameters
@@ -145,9 +143,21 @@ class MomentSums:
             The only fold whose rows count.
         without
             The fold whose rows are left out.
+        weight
+            What the sums are divided by, default the sum of the weights of the rows.
         """
-        folds = np.arange(self.n_folds) if fold is None else np.array([fold])
-        return Moments.of(self.only(folds if without is None else np.delete(folds, without)))
+        folds = range(len(self.gram)) if fold is None else [fold]
+        sums, one = self.total([f for f in folds if f != without]), sum(self.ranks)
+        weight = float(sums.gram[0, one, one]) if weight is None else weight
+        gram, places = sums.gram[0] / weight, {**self.positions, "1": one}
+        pairs = product(places, repeat=2)
+        variables, traces = "xy"[: len(self.ranks)], (sums.traces[0] / weight).tolist()
+        return Moments(
+            weight,
+            {(a, b): gram[places[a], places[b]] for a, b in pairs},
+            dict(zip(variables, traces, strict=True)),
+            dict(zip(variables, self.shifts, strict=True)),
+        )
 
     def changed(self, changes: Mapping[str, Array], shifts: Sequence[Array]) -> Self:
         """Sums with other bases of the same functions and with other shifts.
@@ -172,15 +182,15 @@ class MomentSums:
         gram[:, :, rest] += gram[:, :, one : one + 1] * moved
         return replace(self, gram=gram, shifts=tuple(shifts))
 
-    def with_functions(self, count: int) -> Self:
-        """Sums with the first ``count`` functions of the last variable only."""
-        *first, last = self.shifts
-        stop = self.gram.shape[1] - len(last) + count
-        return replace(self, gram=self.gram[:, :stop, :stop], shifts=(*first, last[:count]))
+    def to_arrays(self, functions: int | None = None) -> dict[str, Array]:
+        """Plain arrays to store; of each symmetric Gram matrix the lower triangle.
 
-    def to_arrays(self) -> dict[str, Array]:
-        """Plain arrays to store; of each symmetric Gram matrix the lower triangle."""
-        lower = np.tril_indices(self.gram.shape[1])
+        With ``functions``, of the last variable only the first so many.
+        """
+        width = self.gram.shape[1]
+        if functions is not None:
+            width += functions - len(self.shifts[-1])
+        lower = np.tril_indices(width)
         return {
             "gram": np.ascontiguousarray(self.gram[:, lower[0], lower[1]]),
             "traces": self.traces,
@@ -207,7 +217,7 @@ _SUMS = "gram", "traces", "rows"
 class Moments:
     """Weighted means over rows in the bases of the variables, block by block.
 
-    Methods take the names of the variables, ``"x"`` and ``"y"``.
+    Methods take the names of the variables, ``"x"`` and ``"y"``, or of blocks.
 
     Parameters
     ----------
@@ -229,52 +239,21 @@ class Moments:
 
     __repr__ = brief_repr
 
-    @classmethod
-    def of(cls, sums: MomentSums, weight: float | None = None) -> Self:
-        """Means from sums that hold a single fold (see :meth:`MomentSums.total`).
-
-        ``weight`` is what sums are divided by; default their own sum of weights.
-        """
-        weight = float(sums.weights[0]) if weight is None else weight
-        variables = "xy"[: len(sums.ranks)]
-        gram, places = sums.gram[0] / weight, {**sums.positions, "1": sum(sums.ranks)}
-        blocks = {}
-        for a, b in product(places, repeat=2):
-            blocks[a, b] = gram[places[a], places[b]]
-        return cls(
-            weight,
-            blocks,
-            dict(zip(variables, map(float, sums.traces[0] / weight), strict=True)),
-            dict(zip(variables, sums.shifts, strict=True)),
-        )
-
     def gram(self, variable: str) -> Array:
         """S = E[N N^T] of the basis functions N of a variable, shape (m, m)."""
         return self.blocks[variable, variable]
 
     def cross(self, left: str, right: str) -> Array:
-        """E[N_left N_right^T], shape (m_left, m_right)."""
+        """E[a b^T] of two blocks a and b, such as ``"x"`` and ``"f(y)"``."""
         return self.blocks[left, right]
 
-    def mean(self, variable: str) -> Array:
-        """C = E N of the basis functions of a variable, shape (m,)."""
-        return self.blocks[variable, "1"]
-
-    def functions(self, variable: str, of: str) -> Array:
-        """E[N (f - shift)^T] of the basis functions of one variable and the functions of one."""
-        return self.blocks[variable, f"f({of})"]
+    def mean(self, block: str) -> Array:
+        """Mean of a block, such as C = E N of the basis functions N of x for ``"x"``."""
+        return self.blocks[block, "1"]
 
     def function_mean(self, variable: str) -> Array:
         """E f of the columns and functions of a variable, shape (q,), in their units."""
         return self.shifts[variable] + self.blocks[f"f({variable})", "1"]
-
-    def function_offset(self, variable: str) -> Array:
-        """E f - shift, shape (q,)."""
-        return self.function_mean(variable) - self.shifts[variable]
-
-    def function_gram(self, left: str, right: str) -> Array:
-        """E[(f_left - shift)(f_right - shift)^T], shape (q_left, q_right)."""
-        return self.blocks[f"f({left})", f"f({right})"]
 
     @property
     def trace_error(self) -> tuple[float, ...]:
@@ -320,19 +299,21 @@ class Moments:
         -------
         error : (q,), at least 0
         """
+        f_given, f_of = f"f({given})", f"f({of})"
         offset = constant - self.shifts[of][columns]
-        mean = self.function_offset(of)[columns]
-        square = np.diag(self.function_gram(of, of))[columns]
-        cross = self.functions(given, of)[:, columns]
+        mean = (self.function_mean(of) - self.shifts[of])[columns]
+        square = np.diag(self.blocks[f_of, f_of])[columns]
+        cross = self.blocks[given, f_of][:, columns]
         model = (slope * (self.gram(given) @ slope)).sum(axis=0)
         if trend is not None:
             d = len(trend)
-            offset = offset + self.shifts[given][:d] @ trend
-            mean = mean - self.function_offset(given)[:d] @ trend
-            left = self.functions(given, given)[:, :d] @ trend
-            right = self.function_gram(given, of)[:d, columns]
+            shift = self.shifts[given][:d]
+            offset = offset + shift @ trend
+            mean = mean - (self.function_mean(given)[:d] - shift) @ trend
+            left = self.blocks[given, f_given][:, :d] @ trend
+            right = self.blocks[f_given, f_of][:d, columns]
             model = model + 2 * (slope * left).sum(axis=0) - 2 * (trend * right).sum(axis=0)
-            model = model + (trend * (self.function_gram(given, given)[:d, :d] @ trend)).sum(axis=0)
+            model = model + (trend * (self.blocks[f_given, f_given][:d, :d] @ trend)).sum(axis=0)
         model = model + 2 * offset * (self.mean(given) @ slope)
         return np.maximum(
             offset**2 + model + square - 2 * offset * mean - 2 * (slope * cross).sum(axis=0), 0.0
@@ -356,38 +337,39 @@ class FeatureBlock:
         Declared functions by name; each takes the rows (n, d) and returns (n,).
     shift
         A value near the mean of each column, function and event, shape (q,), subtracted before
-        squaring.
+        squaring; default zeros.
     solve
         How far the basis is solved for before its products are summed; default wholly.
     events
         Events that a tuning is judged by, after the functions and without names.
+
+    Attributes
+    ----------
+    names
+        Names of the columns and declared functions.
     """
 
     basis: Basis
     columns: tuple[str, ...]
     functions: dict[str, Function] = field(default_factory=dict)
-    shift: Array | None = None
+    shift: Array = None
     solve: BlockSolve | None = None
     events: ScoringFunctions | None = None
+    names: tuple[str, ...] = field(init=False)
 
     __repr__ = brief_repr
+
+    def __post_init__(self) -> None:
+        names = (*self.columns, *self.functions)
+        count = len(names) + (0 if self.events is None else len(self.events))
+        shift = np.zeros(count) if self.shift is None else np.asarray(self.shift)
+        object.__setattr__(self, "names", names)
+        object.__setattr__(self, "shift", shift)
 
     @property
     def solve_flops(self) -> int:
         """Operations per row of the data that solve for the basis."""
         return self.basis.rank**2 if self.solve is None else self.solve.flops
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the q = d + (declared) functions."""
-        return (*self.columns, *self.functions)
-
-    @property
-    def offsets(self) -> Array:
-        """The shift of each column, function and event, or zeros, shape (q,)."""
-        if self.shift is not None:
-            return np.asarray(self.shift)
-        return np.zeros(len(self.names) + (0 if self.events is None else len(self.events)))
 
     def values(self, rows: Array) -> Array:
         """Columns, declared functions and events at the rows, shape (n, q), without the shift.
@@ -410,8 +392,6 @@ class FeatureBlock:
         """Whether columns, functions, events and shift are those of another block."""
         same = self.events is other.events or self.events == other.events
         same = same and self.columns == other.columns and self.functions == other.functions
-        if self.shift is None or other.shift is None:
-            return same and self.shift is other.shift
         return same and np.array_equal(self.shift, other.shift)
 
 
@@ -443,12 +423,86 @@ def function_values(rows: Array, functions: Mapping[str, Function]) -> Iterator[
         yield xp.astype(values, xp.float64)[:, None]
 
 
-# The reduction
+# The reduction: sets of moments of the same rows, summed in one loop
+
+
+class ProductSums(Reduction[tuple[MomentSums, ...], Result]):
+    """Sums over rows of the products of all features, by fold, for one set of moments or several.
+
+    Attributes
+    ----------
+    ranks
+        Numbers of pivots, a number per variable of each set.
+    width
+        P, the length of an augmented row; of several sets that of one that takes as much.
+    """
+
+    ranks: tuple[int, ...]
+    width: int
+    name = "strip-moments"
+    kinds = (MomentSums,)
+
+    def cost(self, extent: Extent) -> Cost:
+        """See :func:`moment_cost`."""
+        return moment_cost(self.ranks, self.width, self.n_folds, extent)
+
+    @without_copies()
+    def update(self, state: "list[MomentState]", strip: Strip) -> tuple[MomentSums, ...]:
+        """Sums over one strip, for :meth:`MomentReduction.newton` once they are added up."""
+        parts, weights, folds = strip.parts, strip.weights, strip.folds(self.n_folds)
+        xp, ops = array_namespace(parts[0]), in_place(parts[0])
+        counts = np.bincount(folds, minlength=self.n_folds).astype(np.int64)
+        sums, double = [], {"dtype": xp.float64, "device": device(parts[0])}
+        for one in state:
+            gram = xp.zeros((self.n_folds, one.width, one.width), **double)
+            traces = xp.zeros((self.n_folds, len(one.ranks)), **double)
+            shifts = tuple(block.shift for block in one.features)
+            sums.append(MomentSums(gram, traces, counts.copy(), one.ranks, shifts))
+        length, taken = min(one.span for one in state), state[0].taken
+        for near, weight, edges in in_order_of_folds(parts, weights, folds, counts, length, taken):
+            roots = None if weight is None else xp.sqrt(weight)[None, :]
+            mapped: dict[Any, Array] = {}
+            for one, total in zip(state, sums, strict=True):
+                # What is one call for each column, function or fold is done for several sub-blocks.
+                one.load(near, mapped)
+                one.add_traces(total.traces, weight, edges)
+                # A sub-block stays in cache from its kernel functions to its products.
+                for start in range(0, edges[-1], one.block):
+                    here = slice(start, min(start + one.block, edges[-1]))
+                    rows, top = one.rows[:, : here.stop - start], 0
+                    for evaluator, rank in zip(one.evaluators, one.ranks, strict=True):
+                        evaluator.write(here, rows[top : top + rank, :])
+                        top += rank
+                    rows[top:, :] = one.functions[:, here]
+                    if roots is not None:
+                        ops.multiply(rows, roots[:, here], out=rows)
+                    for fold, own in folds_within(edges, here.start, here.stop):
+                        gram = total.gram[fold, ...]
+                        if one.single:
+                            one.add_in_single(gram, rows[:, own])
+                        elif one.on_host:
+                            add_gram(gram, rows[:, own])
+                        else:
+                            rank_update(xp, one.product, rows[:, own])
+                            gram += one.product
+        return tuple(sums)
+
+    def combine(
+        self, a: tuple[MomentSums, ...], b: tuple[MomentSums, ...]
+    ) -> tuple[MomentSums, ...]:
+        """Sums over both."""
+        return tuple(map(operator.add, a, b))
+
+    def accumulate(
+        self, a: tuple[MomentSums, ...], b: tuple[MomentSums, ...]
+    ) -> tuple[MomentSums, ...]:
+        """The same in the memory of ``a``."""
+        return tuple(map(operator.iadd, a, b))
 
 
 @dataclass(frozen=True, eq=False)
-class MomentReduction(Reduction[MomentSums, MomentSums]):
-    """Sums over rows of the products of all features, by fold: one set of moments.
+class MomentReduction(ProductSums[MomentSums]):
+    """One set of moments.
 
     Parameters
     ----------
@@ -464,42 +518,23 @@ class MomentReduction(Reduction[MomentSums, MomentSums]):
     features: tuple[FeatureBlock, ...]
     n_folds: int = 1
     single: bool = False
-    name = "strip-moments"
-    kinds = (MomentSums,)
 
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """Numbers of pivots, a number per variable."""
-        return tuple(block.basis.rank for block in self.features)
-
-    @property
-    def width(self) -> int:
-        """P, the length of an augmented row."""
-        return sum(self.ranks) + 1 + sum(len(block.offsets) for block in self.features)
+    def __post_init__(self) -> None:
+        ranks = tuple(block.basis.rank for block in self.features)
+        width = sum(ranks) + 1 + sum(len(block.shift) for block in self.features)
+        object.__setattr__(self, "ranks", ranks)
+        object.__setattr__(self, "width", width)
 
     @property
     def flops(self) -> int:
         """Operations per row: solves and one rank-k update (kernel functions aside)."""
         return self.width**2 + sum(block.solve_flops for block in self.features)
 
-    def cost(self, extent: Extent) -> Cost:
-        """See :func:`moment_cost`."""
-        return moment_cost(self.ranks, self.width, self.n_folds, extent)
-
-    def start(self, like: Array) -> "MomentState":
+    def start(self, like: Array) -> "list[MomentState]":
         """The buffers, where the rows are."""
-        return MomentState(self, like)
+        return [MomentState(self, like)]
 
-    def update(self, state: "MomentState", strip: Strip) -> MomentSums:
-        """Sums over one strip."""
-        return sum_strip((state,), strip.parts, strip.weights, strip.folds(self.n_folds))[0]
-
-    def accumulate(self, a: MomentSums, b: MomentSums) -> MomentSums:
-        """Sums over both, in the memory of ``a``."""
-        a += b
-        return a
-
-    def finalize(self, total: MomentSums) -> MomentSums:
+    def finalize(self, total: tuple[MomentSums, ...]) -> MomentSums:
         """Moments in the Newton bases.
 
         Raises
@@ -507,15 +542,16 @@ class MomentReduction(Reduction[MomentSums, MomentSums]):
         DataError
             If the sums overflow, or all weights are zero.
         """
-        whole = total.total()
-        if not (np.isfinite(whole.gram).all() and np.isfinite(total.traces).all()):
+        (sums,) = total
+        gram, one = sums.gram.sum(axis=0), sum(self.ranks)
+        if not (np.isfinite(gram).all() and np.isfinite(sums.traces).all()):
             raise DataError(
                 "sums over the rows overflow: give columns, weights and functions in units "
                 "that make their values smaller"
             )
-        if not float(whole.weights[0]) >= np.finfo(np.float64).tiny:
+        if not float(gram[one, one]) >= np.finfo(np.float64).tiny:
             raise DataError("all weights are zero: at least one row needs a positive weight")
-        return self.newton(total)
+        return self.newton(sums)
 
     def newton(self, sums: MomentSums) -> MomentSums:
         """Moments in the Newton bases, in place, from sums over strips.
@@ -534,7 +570,7 @@ class MomentReduction(Reduction[MomentSums, MomentSums]):
 
 
 @dataclass(frozen=True, eq=False)
-class MomentSets(Reduction[tuple[MomentSums, ...], tuple[MomentSums, ...]]):
+class MomentSets(ProductSums[tuple[MomentSums, ...]]):
     """Several sets of moments of the same rows, which share what is done before their kernels.
 
     That is the order of the rows by fold, their coordinates, and the values of equal functions.
@@ -546,27 +582,12 @@ class MomentSets(Reduction[tuple[MomentSums, ...], tuple[MomentSums, ...]]):
     """
 
     each: tuple[MomentReduction, ...]
-    name = MomentReduction.name
-    kinds = MomentReduction.kinds
 
-    @property
-    def n_folds(self) -> int:  # type: ignore[override]
-        """Number of folds F."""
-        return self.each[0].n_folds
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """Numbers of pivots, a number per variable of each set."""
-        return sum((one.ranks for one in self.each), ())
-
-    @property
-    def width(self) -> int:
-        """The width of one set of moments that takes as much as all of these."""
-        return math.isqrt(sum(one.width**2 for one in self.each) - 1) + 1
-
-    def cost(self, extent: Extent) -> Cost:
-        """See :func:`moment_cost`."""
-        return moment_cost(self.ranks, self.width, self.n_folds, extent)
+    def __post_init__(self) -> None:
+        widths = sum(one.width**2 for one in self.each)
+        object.__setattr__(self, "n_folds", self.each[0].n_folds)
+        object.__setattr__(self, "ranks", sum((one.ranks for one in self.each), ()))
+        object.__setattr__(self, "width", math.isqrt(widths - 1) + 1)
 
     def start(self, like: Array) -> "list[MomentState]":
         """The buffers of each; equal functions have one."""
@@ -580,28 +601,9 @@ class MomentSets(Reduction[tuple[MomentSums, ...], tuple[MomentSums, ...]]):
             states.append(state)
         return states
 
-    def update(self, state: "list[MomentState]", strip: Strip) -> tuple[MomentSums, ...]:
-        """Sums of each over one strip."""
-        return sum_strip(state, strip.parts, strip.weights, strip.folds(self.n_folds))
-
-    def combine(
-        self, a: tuple[MomentSums, ...], b: tuple[MomentSums, ...]
-    ) -> tuple[MomentSums, ...]:
-        """Sums over both."""
-        return tuple(map(operator.add, a, b))
-
-    def accumulate(
-        self, a: tuple[MomentSums, ...], b: tuple[MomentSums, ...]
-    ) -> tuple[MomentSums, ...]:
-        """The same in the memory of ``a``."""
-        return tuple(map(operator.iadd, a, b))
-
     def finalize(self, total: tuple[MomentSums, ...]) -> tuple[MomentSums, ...]:
         """Moments of each in the Newton bases; errors as of :class:`MomentReduction`."""
-        return tuple(one.finalize(sums) for one, sums in zip(self.each, total, strict=True))
-
-
-# The loop over the rows of a strip
+        return tuple(one.finalize((sums,)) for one, sums in zip(self.each, total, strict=True))
 
 
 def sub_block(width: int, memory: int = 0) -> int:
@@ -613,16 +615,6 @@ def sub_block(width: int, memory: int = 0) -> int:
     """
     room, most = max(memory >> 10, _CACHE), _LONGEST_ON_DEVICE if memory else _LONGEST
     return min(1 << max((room // (8 * width)).bit_length() - 1, 9), most)
-
-
-def span(width: int, beside: int, memory: int = 0) -> int:
-    """Rows whose coordinates, functions and folds are prepared at once.
-
-    Several sub-blocks, unless that is too much memory: of ``width`` numbers a row ``beside`` are
-    none of the bases.
-    """
-    block = sub_block(width, memory)
-    return block * min(max(_BESIDE // (beside * block), 1), _BLOCKS)
 
 
 class MomentState:
@@ -637,6 +629,9 @@ class MomentState:
 
     Attributes
     ----------
+    block, span
+        Rows of a sub-block, and those whose coordinates, functions and folds are prepared at once:
+        several sub-blocks, unless that is too much memory.
     equal
         The state of another set of the same rows whose functions are those of this one, if any.
     functions
@@ -650,10 +645,10 @@ class MomentState:
         xp, features = array_namespace(like), reduction.features
         memory = 0 if is_numpy_array(like) else device_memory(like)
         double = {"dtype": xp.float64, "device": device(like)}
-        self.xp, self.features, self.n_folds = xp, features, reduction.n_folds
+        self.xp, self.features = xp, features
         self.ranks, self.rank, self.width = reduction.ranks, sum(reduction.ranks), reduction.width
-        self.block = sub_block(self.width, memory)
-        self.span = span(self.width, self.width - self.rank, memory)
+        self.block, beside = sub_block(self.width, memory), self.width - self.rank
+        self.span = self.block * min(max(_BESIDE // (beside * self.block), 1), _BLOCKS)
         # Kernels get rows that are mapped already: sets with the same transform share these.
         self.transforms: list[Any] = []
         self.bases: list[Any] = []
@@ -669,6 +664,7 @@ class MomentState:
             basis.evaluator(like, one.solve)
             for basis, one in zip(self.bases, features, strict=True)
         ]
+        self.shifts = [xp.asarray(one.shift, device=device(like))[:, None] for one in features]
         # Memory of all strips: fresh memory costs page faults, more than what is computed in it.
         self.taken, self.held = [Scratch() for _ in features], Scratch()
         self.rows = xp.empty((self.width, self.block), **double)
@@ -681,52 +677,32 @@ class MomentState:
         elif not self.on_host:
             self.product = xp.empty((self.width, self.width), **double)
 
-    def zeros(self, counts: Array) -> MomentSums:
-        """Sums over no rows, to which those of so many rows of each fold will be added."""
-        of = {"dtype": self.xp.float64, "device": device(self.rows)}
-        gram = self.xp.zeros((len(counts), self.width, self.width), **of)
-        traces = self.xp.zeros((len(counts), len(self.ranks)), **of)
-        shifts = tuple(one.offsets for one in self.features)
-        return MomentSums(gram, traces, counts.copy(), self.ranks, shifts)
-
     def load(self, parts: tuple[Array, ...], mapped: dict[Any, Array]) -> None:
         """Take rows of each variable, shapes (n, d), until the next call.
 
         ``mapped`` holds them by variable and transform, for all sets.
         """
         self.parts = []
-        for key, part, to_coordinates in zip(
-            enumerate(self.transforms), parts, self.maps, strict=True
+        for key, part, to_coordinates, evaluator in zip(
+            enumerate(self.transforms), parts, self.maps, self.evaluators, strict=True
         ):
             if key not in mapped:
                 mapped[key] = part if to_coordinates is None else to_coordinates(part)
             self.parts.append(mapped[key])
-        for evaluator, part in zip(self.evaluators, self.parts, strict=True):
-            evaluator.load(part)
+            evaluator.load(mapped[key])
         if self.equal is not None:
             self.functions = self.equal.functions
             return
         shape = self.width - self.rank, parts[0].shape[0]
         out, stop = self.held.shaped(self.xp, shape, self.rows), 1
         out[0, :] = 1.0
-        for one, part in zip(self.features, parts, strict=True):
+        for one, part, shift in zip(self.features, parts, self.shifts, strict=True):
             start = stop
             for values in one.each_function(part):
                 out[stop : stop + values.shape[1], :] = values.T
                 stop += values.shape[1]
-            if one.shift is not None:
-                shift = self.xp.asarray(one.shift, device=device(part))
-                in_place(out).subtract(out[start:stop, :], shift[:, None], out=out[start:stop, :])
+            in_place(out).subtract(out[start:stop, :], shift, out=out[start:stop, :])
         self.functions = out
-
-    def write(self, here: slice) -> Array:
-        """The augmented rows ``[N_X, N_Y, 1, f]^T`` in this slice, shape (P, b)."""
-        rows, top = self.rows[:, : here.stop - here.start], 0
-        for evaluator, rank in zip(self.evaluators, self.ranks, strict=True):
-            evaluator.write(here, rows[top : top + rank, :])
-            top += rank
-        rows[top:, :] = self.functions[:, here]
-        return rows
 
     def add_traces(self, traces: Array, weights: Array | None, edges: list[int]) -> None:
         """Add the sums of w k(z, z) over the rows of each fold."""
@@ -753,52 +729,6 @@ class MomentState:
         gram[:rank, rank:] += self.rest[:, :rank].T
 
 
-@without_copies()
-def sum_strip(
-    states: Sequence[MomentState], parts: tuple[Array, ...], weights: Array | None, folds: Array
-) -> tuple[MomentSums, ...]:
-    """Sums over one strip of rows, for :meth:`MomentReduction.newton` once they are added up.
-
-    Parameters
-    ----------
-    states
-        Of each set of moments, with the same number of folds.
-    parts
-        Rows of each variable, shapes (n, d).
-    weights
-        Shape (n,), or None for ones.
-    folds
-        Fold number of each row, shape (n,), in the memory of the process.
-    """
-    xp, ops = states[0].xp, in_place(parts[0])
-    counts = np.bincount(folds, minlength=states[0].n_folds).astype(np.int64)
-    sums = tuple(state.zeros(counts) for state in states)
-    length, taken = min(state.span for state in states), states[0].taken
-    for near, weight, edges in in_order_of_folds(parts, weights, folds, counts, length, taken):
-        roots = None if weight is None else xp.sqrt(weight)[None, :]
-        mapped: dict[Any, Array] = {}
-        for state, total in zip(states, sums, strict=True):
-            # What is one call for each column, function or fold is done for several sub-blocks.
-            state.load(near, mapped)
-            state.add_traces(total.traces, weight, edges)
-            # A sub-block stays in cache from its kernel functions to its products.
-            for start in range(0, edges[-1], state.block):
-                here = slice(start, min(start + state.block, edges[-1]))
-                rows = state.write(here)
-                if roots is not None:
-                    ops.multiply(rows, roots[:, here], out=rows)
-                for fold, own in folds_within(edges, here.start, here.stop):
-                    gram = total.gram[fold, ...]
-                    if state.single:
-                        state.add_in_single(gram, rows[:, own])
-                    elif state.on_host:
-                        add_gram(gram, rows[:, own])
-                    else:
-                        rank_update(xp, state.product, rows[:, own])
-                        gram += state.product
-    return sums
-
-
 def in_order_of_folds(
     parts: tuple[Array, ...],
     weights: Array | None,
@@ -814,7 +744,8 @@ def in_order_of_folds(
     Parameters
     ----------
     parts, weights, folds
-        Of a strip, see :func:`sum_strip`.
+        Of a strip: rows of each variable, shapes (n, d), weights (n,) or None for ones, and fold
+        numbers (n,) in the memory of the process.
     counts
         Rows of each fold, shape (F,).
     length
@@ -849,8 +780,9 @@ def folds_within(edges: list[int], start: int, stop: int) -> Iterator[tuple[int,
 def strip_moments(
     reduction: MomentReduction, parts: tuple[Array, ...], weights: Array | None, folds: Array
 ) -> MomentSums:
-    """Moments of rows in the memory of the process as one strip, see :func:`sum_strip`."""
-    (sums,) = sum_strip([reduction.start(parts[0])], parts, weights, folds)
+    """Moments of rows in the memory of the process, as one strip in these folds."""
+    strip = Strip(np.arange(len(folds)), parts, weights, _made={reduction.n_folds: folds})
+    (sums,) = reduction.update(reduction.start(parts[0]), strip)
     return reduction.newton(to_host(sums))
 
 

@@ -561,7 +561,7 @@ class JointSolution:
         other = "yx"[given]
         coef = self.coef.T if given == 0 else self.coef
         transform = self.transform_y if given == 0 else self.transform_x
-        slope = coef @ (transform.T @ mean.functions(other, other))
+        slope = coef @ (transform.T @ mean.cross(other, f"f({other})"))
         if self.base == 0.0:
             return mean.shifts[other], slope
         if not self.centred:  # a centred basis has mean zero: the shift drops out

@@ -160,7 +160,7 @@ class WeightedMeans(Mapping[str, Moments]):
         unknown = np.full((1, len(self.ranks)), np.nan)
         rows = np.zeros(1, dtype=np.int64)
         sums = MomentSums((gram + gram.T)[None] / 2.0, unknown, rows, self.ranks, none)
-        return Moments.of(sums, weight)
+        return sums.means(weight=weight)
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,7 +33,7 @@ from cme_dask.errors import DataError, ResourceError, ShardDone, StoreError
 from cme_dask.passes.cluster import user_modules
 from cme_dask.passes.plan import strip_length
 
-KIND, SCHEMA_VERSION = "checkpoint", 4
+KIND, SCHEMA_VERSION = "checkpoint", 5
 
 _BLOCKS = 64
 _MANIFEST, _SIGN, _PASS, _TOTAL = "zarr.json", "sign", "pass.json", "total"
