@@ -32,7 +32,6 @@ def test_what_a_text_means(text, by, block):
     assert (found.by, found.block) == (by, block)
     assert Folding.parse(str(found)) == found
     assert Folding.parse(found) is found
-    assert found.column == {"rows": None}.get(by, by)
 
 
 @pytest.mark.parametrize("text", ["", "days", "d", "0d", "-1d", "7 d", "7y", "7D", "7d!", None, 7])
@@ -74,7 +73,7 @@ def test_equal_units_are_never_divided(values, block, n_folds, seed):
         (Folding("group"), column),
         (Folding("time", block), np.floor(column / block)),
     ):
-        columns = {folding.column: column}
+        columns = {folding.by: column}
         folds = folding.folds(rows, columns, n_folds)
         part = Split(folding, 0.4, seed, True)
         kept = part.selects(rows, columns)
@@ -83,7 +82,7 @@ def test_equal_units_are_never_divided(values, block, n_folds, seed):
             assert len(set(folds[same])) == 1
             assert len(set(kept[same])) == 1
         some = slice(len(rows) // 3, None)
-        cut = {folding.column: column[some]}
+        cut = {folding.by: column[some]}
         np.testing.assert_array_equal(folding.folds(rows[some], cut, n_folds), folds[some])
         np.testing.assert_array_equal(part.selects(rows[some] + 99, cut), kept[some])
 

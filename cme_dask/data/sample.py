@@ -108,7 +108,7 @@ class Sample:
         )
         weights = "" if self.weights is None else ", weighted"
         part = "" if self.part is None else f" of which {self.part}"
-        folds = "" if self.folding.column is None else f", folds by {self.folding}"
+        folds = "" if self.folding.by == "rows" else f", folds by {self.folding}"
         return f"Sample({self.n_rows:,} rows{part}{weights}{folds}, {names}, in {self.location})"
 
     @property
@@ -119,7 +119,7 @@ class Sample:
     @property
     def units(self) -> dict[str, RowSource]:
         """The columns that folds and the part are told by, by name."""
-        needed = {self.folding.column, self.part and self.part.folding.column}
+        needed = {self.folding.by, self.part and self.part.folding.by}
         return {name: s for name, s in self._unit_sources.items() if name in needed and s}
 
     @property
@@ -317,11 +317,11 @@ class Sample:
 
     def _possible(self, folding: str | Folding) -> Folding:
         result = Folding.parse(folding)
-        if result.column is not None and self._unit_sources[result.column] is None:
+        if result.by != "rows" and self._unit_sources[result.by] is None:
             raise DataError(
-                f"folds by {result} need the {result.column} of each row, which {self.location} "
-                f"does not have: ingest with --{result.column} COLUMN, or open_sample(..., "
-                f"{result.column}=...)"
+                f"folds by {result} need the {result.by} of each row, which {self.location} "
+                f"does not have: ingest with --{result.by} COLUMN, or open_sample(..., "
+                f"{result.by}=...)"
             )
         return result
 

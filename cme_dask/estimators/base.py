@@ -32,7 +32,6 @@ from cme_dask.estimators.context import (
     Tolerance,
     choose_kernel,
     make_cells,
-    usable_rows,
     warn_of_length,
 )
 from cme_dask.estimators.growing import new_rows, on_columns
@@ -59,6 +58,7 @@ from cme_dask.numerics.precision import (
 from cme_dask.numerics.resources import one_blas_thread
 from cme_dask.passes.driver import Executor
 from cme_dask.passes.fit import choice_cost, moment_reductions
+from cme_dask.passes.row_sample import sample_rows
 from cme_dask.passes.run import PassReport, RunOptions, run_pass
 from cme_dask.passes.sources import open_sample
 
@@ -376,7 +376,7 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
         ]
         names = tuple(self._kernels.values())
         pivots = Pivots.of_each(self.pivots, names, sample.columns, tolerance, self.span, seed)
-        rows, passes = usable_rows(sample, self.sample_size, seed, executor)
+        rows, passes = sample_rows(sample, self.sample_size, seed, executor)
         kernels, short = [], False
         for i, name in enumerate(self._kernels):
             kernel = getattr(self, name)
@@ -512,7 +512,7 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
         sample = sample.fold_by(earlier.about.get("fold_by", "rows"))
         executor = options.executor()
         with self._reported(options.progress, executor, sample) as progress:
-            rows, passes = usable_rows(sample, self.sample_size, self.random_state or 0, executor)
+            rows, passes = sample_rows(sample, self.sample_size, self.random_state or 0, executor)
             spec = MomentReduction(earlier.sides, earlier.moments.n_folds)
             spec, mode = self._in_mode(spec, rows, sample.n_rows, executor, earlier.solver)
             cells = tuple(

@@ -36,8 +36,7 @@ from cme_dask.numerics.support import SUPPORT_SIZE, Support, make_support
 from cme_dask.passes.driver import Executor
 from cme_dask.passes.fit import choose_in_rounds, predict_moments
 from cme_dask.passes.progress import Event, StepBegan
-from cme_dask.passes.row_sample import sample_rows
-from cme_dask.passes.run import PassReport, count_bad_values
+from cme_dask.passes.run import PassReport
 
 log = logging.getLogger("cme_dask.run")
 
@@ -52,7 +51,6 @@ _UNRELATED, _SAME = 1e-3, 1e-10
 _COVARIANCES = 1 << 21  # numbers in the covariances of all cells, at most
 _GROWN = 1 << 22  # rows times squared columns of which cells are made: a second
 _ROWS_PER_CELL = 8  # of which they are made at least
-_WEIGHTS = 1e-200, 1e200
 _CHECK_EVERY = 16
 _TOP_UP_SPAN = 0.5
 _COARSE = 1e-2  # trace error of learned bases that is worth a warning when nobody gave a tol
@@ -240,37 +238,6 @@ def _given_points(points: Any, columns: Columns, variable: str) -> Array:
 
 
 # The row sample, and the kernels that are given or chosen from it
-
-
-def usable_rows(sample: Sample, size: int, seed: int, executor: Executor) -> tuple[RowSample, int]:
-    """The row sample and the passes it took; unusable values that it meets are counted."""
-    if sample.n_rows < 2:
-        noun = "sample" if sample.n_rows == 1 else "samples"
-        raise DataError(f"at least 2 rows are needed, got {sample.n_rows} {noun}")
-    rows, passes = sample_rows(sample, size, seed, executor)
-    if sample.weights is not None:
-        _check_weights(rows, sample)
-    if not all(np.isfinite(part).all() for part in rows.parts):
-        count_bad_values(sample, executor)
-        for part, columns in zip(rows.parts, sample.columns, strict=True):
-            check_finite(part, columns.names, 0)
-    return rows, passes
-
-
-def _check_weights(rows: RowSample, sample: Sample) -> None:
-    if rows.complete and len(rows) < 2:
-        raise DataError(
-            f"at least 2 rows of positive weight are needed, got {len(rows)} among the "
-            f"{sample.n_rows:,} rows: check the column of weights"
-        )
-    largest = float(rows.weights.max(initial=0.0))
-    if not _WEIGHTS[0] <= largest <= _WEIGHTS[1]:
-        low, high = _WEIGHTS
-        raise DataError(
-            f"the largest weight of the sampled rows is {largest:g}, outside {low:g} to {high:g}, "
-            "where sums keep their digits: multiply all weights by one number, since only their "
-            "ratios count"
-        )
 
 
 def choose_kernel(kernel: Any, rows: RowSample, i: int, columns: Columns, name: str) -> Kernel:

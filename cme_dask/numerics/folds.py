@@ -35,12 +35,6 @@ _FOLD_SALT = (1 << 63) + 0x666F6C64  # "fold"; seeds of samples are below 2**63
 MAX_FOLDS = 255
 
 
-def _mix(z: Array) -> Array:
-    z = (z ^ (z >> np.uint64(30))) * _MIX_1
-    z = (z ^ (z >> np.uint64(27))) * _MIX_2
-    return z ^ (z >> np.uint64(31))
-
-
 def number_hash(salt: int, numbers: Array) -> Array:
     """Hash of each number, uniform on the 64-bit integers.
 
@@ -55,9 +49,14 @@ def number_hash(salt: int, numbers: Array) -> Array:
     -------
     uint64 array of shape (n,)
     """
+    z = np.array([salt], dtype=np.uint64)
     with np.errstate(over="ignore"):  # arithmetic modulo 2**64 is the point
-        origin = _mix(np.array([salt], dtype=np.uint64) + _GAMMA)
-        return _mix(_mix(origin + numbers * _GAMMA) + _GAMMA)
+        for step in (_GAMMA, numbers * _GAMMA, _GAMMA):
+            z = z + step
+            z = (z ^ (z >> np.uint64(30))) * _MIX_1
+            z = (z ^ (z >> np.uint64(27))) * _MIX_2
+            z = z ^ (z >> np.uint64(31))
+    return z
 
 
 def value_hash(salt: int, rows: Array) -> Array:
@@ -80,34 +79,9 @@ def distinct_in_random_order(rows: Array) -> tuple[Array, Array]:
     return first, which.ravel()
 
 
-def row_hash(salt: int, start: int, stop: int) -> Array:
-    """Hash of each global row index in ``[start, stop)``, see :func:`number_hash`."""
-    return number_hash(salt, np.arange(start, stop, dtype=np.uint64))
-
-
 def unit_interval(hashes: Array) -> Array:
     """The hashes as numbers strictly between 0 and 1, float64."""
     return ((hashes >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
-
-
-def fold_numbers(numbers: Array, n_folds: int) -> Array:
-    """Fixed fold in ``[0, n_folds)`` of each number (a row, or its unit), as uint8.
-
-    Raises
-    ------
-    DataError
-        If ``n_folds`` is out of range.
-    """
-    if not 1 <= n_folds <= MAX_FOLDS:
-        raise DataError(f"n_folds must lie between 1 and {MAX_FOLDS}, got {n_folds}")
-    if n_folds == 1:
-        return np.zeros(len(numbers), dtype=np.uint8)
-    return (number_hash(_FOLD_SALT, numbers) % np.uint64(n_folds)).astype(np.uint8)
-
-
-def fold_of_rows(start: int, stop: int, n_folds: int) -> Array:
-    """Fixed fold number in ``[0, n_folds)`` of each global row, as uint8."""
-    return fold_numbers(np.arange(start, stop, dtype=np.uint64), n_folds)
 
 
 def priority_keys(seed: int, rows: Array, weights: Array | None = None) -> Array:
@@ -208,11 +182,6 @@ class Folding:
         unit = "d" if unit == "w" else unit
         return f"{self.block / _SECONDS[unit]!r}".removesuffix(".0") + unit
 
-    @property
-    def column(self) -> str | None:
-        """The column that tells the units, ``"group"`` or ``"time"``; None for rows."""
-        return None if self.by == "rows" else self.by
-
     def units(self, rows: Array, columns: Mapping[str, Array]) -> Array:
         """A 64-bit number for each row that is equal where the units are, shape (n,).
 
@@ -223,22 +192,36 @@ class Folding:
         columns
             Values of the columns ``group`` and ``time`` at these rows, as float64, if needed.
         """
-        if self.column is None:
+        if self.by == "rows":
             return rows.astype(np.uint64)
-        values = columns[self.column]
+        values = columns[self.by]
         if self.block is not None:
             values = np.floor(values / self.block)
         # The bits of a number tell it from all others; those of -0 from 0, which they should not.
         return np.ascontiguousarray(values + 0.0).view(np.uint64)
 
     def folds(self, rows: Array, columns: Mapping[str, Array], n_folds: int) -> Array:
-        """Fold number in ``[0, n_folds)`` of each row, as uint8; arguments as of :meth:`units`."""
+        """Fold number in ``[0, n_folds)`` of each row, as uint8; arguments as of :meth:`units`.
+
+        Raises
+        ------
+        DataError
+            If ``n_folds`` is out of range.
+        """
+        if not 1 <= n_folds <= MAX_FOLDS:
+            raise DataError(f"n_folds must lie between 1 and {MAX_FOLDS}, got {n_folds}")
         if n_folds == 1:
             return np.zeros(len(rows), dtype=np.uint8)
-        return fold_numbers(self.units(rows, columns), n_folds)
+        hashes = number_hash(_FOLD_SALT, self.units(rows, columns))
+        return (hashes % np.uint64(n_folds)).astype(np.uint8)
 
 
 BY_ROWS = Folding()
+
+
+def fold_of_rows(start: int, stop: int, n_folds: int) -> Array:
+    """Fixed fold number in ``[0, n_folds)`` of each global row, as uint8."""
+    return BY_ROWS.folds(np.arange(start, stop), {}, n_folds)
 
 
 @dataclass(frozen=True)
@@ -369,25 +352,22 @@ class RowSample:
 
     def prefix(self, size: int) -> "RowSample":
         """The first ``size`` rows."""
-        return self._at(slice(size), self.complete and size >= len(self))
+        return self if size >= len(self) else replace(self.only(slice(size)), complete=False)
 
-    def only(self, kept: Array) -> "RowSample":
+    def only(self, selected: Any) -> "RowSample":
         """The sample of a part of the rows: those of these rows that belong to it, shape (k,)."""
-        return self._at(kept, self.complete)
+        return RowSample(
+            self.keys[selected],
+            self.index[selected],
+            tuple(part[selected] for part in self.parts),
+            self.weights[selected],
+            self.complete,
+            {name: values[selected] for name, values in self.units.items()},
+        )
 
     def folds(self, folding: Folding, n_folds: int) -> Array:
         """Fold number of each row, as passes over all rows find it, shape (k,)."""
         return folding.folds(self.index, self.units, n_folds)
-
-    def _at(self, where: Any, complete: bool) -> "RowSample":
-        return RowSample(
-            self.keys[where],
-            self.index[where],
-            tuple(part[where] for part in self.parts),
-            self.weights[where],
-            complete,
-            {name: values[where] for name, values in self.units.items()},
-        )
 
 
 def draw(
@@ -431,7 +411,10 @@ def draw_among(
         Values of ``group`` and ``time``, shapes (n,).
     """
     keys = priority_keys(seed, rows, weights)
-    retained = _smallest(keys, size, below)
+    retained = np.flatnonzero(keys < below)
+    if len(retained) > size:
+        retained = retained[np.argpartition(keys[retained], size - 1)[:size]]
+    retained = retained[np.argsort(keys[retained], kind="stable")]
     return RowSample(
         keys[retained],
         rows[retained],
@@ -446,7 +429,7 @@ def merge(samples: Iterable[RowSample], size: int) -> RowSample:
     """Sample of the union of disjoint sets of rows, from their samples of at least ``size``."""
     several = list(samples)
     keys = np.concatenate([s.keys for s in several])
-    retained = _smallest(keys, size)
+    retained = np.argsort(keys, kind="stable")[:size]
     parts = zip(*(s.parts for s in several), strict=True)
     return RowSample(
         keys[retained],
@@ -459,11 +442,3 @@ def merge(samples: Iterable[RowSample], size: int) -> RowSample:
             for name in several[0].units
         },
     )
-
-
-def _smallest(keys: Array, size: int, below: float = np.inf) -> Array:
-    """Positions of the ``size`` smallest keys below a bound (or infinity) in ascending order."""
-    candidates = np.flatnonzero(keys < below)
-    if len(candidates) > size:
-        candidates = candidates[np.argpartition(keys[candidates], size - 1)[:size]]
-    return candidates[np.argsort(keys[candidates], kind="stable")]
