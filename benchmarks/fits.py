@@ -90,7 +90,7 @@ def open_counted(path: str) -> tuple[Sample, CountingStore]:
     return open_store(zarr.open_group(store, mode="r"), path), store
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class SourceRange(RowSource):
     """Rows [start, stop) of a source, counted from zero."""
 
@@ -98,20 +98,10 @@ class SourceRange(RowSource):
     start: int
     stop: int
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(stop - start, d)."""
-        return self.stop - self.start, self.source.shape[1]
-
-    @property
-    def chunk_rows(self) -> int | None:  # type: ignore[override]
-        """Rows per chunk of the source; the range begins at a chunk."""
-        return self.source.chunk_rows
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a row of the source."""
-        return self.source.row_bytes
+    def __post_init__(self) -> None:
+        self.shape = self.stop - self.start, self.source.shape[1]  # it begins at a chunk
+        self.row_bytes, self.chunk_rows = self.source.row_bytes, self.source.chunk_rows
+        self.columns_read, self.in_memory = self.source.columns_read, self.source.in_memory
 
     def read(self, start: int, stop: int) -> Array:
         """Rows [start, stop) of the range."""
@@ -121,19 +111,14 @@ class SourceRange(RowSource):
         """The same rows with the columns at these positions only."""
         return SourceRange(self.source.pick(positions), self.start, self.stop)
 
-    @property
-    def in_memory(self) -> bool:  # type: ignore[override]
-        """Whether those of the source lie in the memory of this process."""
-        return self.source.in_memory
-
-    def held_whole(self, shares_memory: bool) -> bool:
-        """Whether a task holds those of the source."""
-        return self.source.held_whole(shares_memory)
-
     def for_task(self, start: int, stop: int) -> "SourceRange":
         """The range of what a task holds."""
         rows = self.source.for_task(self.start + start, self.start + stop)
         return SourceRange(rows, self.start, self.stop)
+
+    def fingerprint(self, token: Callable[[Any, str], str]) -> str:
+        """Of the source and of the range."""
+        return f"{self.source.fingerprint(token)} {self.start} {self.stop}"
 
 
 def share_of(sample: Sample, number: int, shares: int) -> Sample:

@@ -22,7 +22,7 @@ from cme_dask.codec import Codec
 from cme_dask.data import store as zarr_files
 from cme_dask.data.columns import Columns
 from cme_dask.data.model_file import ModelState, read_model
-from cme_dask.data.sources import ArraySource, read_strips
+from cme_dask.data.sources import ArraySource, in_strips
 from cme_dask.data.store import writing
 from cme_dask.data.writer import writing_sample
 from cme_dask.errors import DataError, StoreError
@@ -306,7 +306,7 @@ def test_strips_read_each_chunk_once(data):
     stop = data.draw(st.integers(start + 1, n))
     rows = np.arange(2.0 * n).reshape(n, 2)
     source = Counting(rows, chunk)
-    strips = list(read_strips(source, start, stop, length))
+    strips = list(in_strips(source.read, source.chunk_rows, start, stop, length))
     assert [len(s) for s in strips[:-1]] == [length] * (len(strips) - 1)
     assert 0 < len(strips[-1]) <= length
     np.testing.assert_array_equal(np.concatenate(strips), rows[start:stop])
@@ -314,7 +314,7 @@ def test_strips_read_each_chunk_once(data):
     touched[start // chunk : -(-stop // chunk)] = 1
     np.testing.assert_array_equal(source.reads, touched)
     assert source.most <= length + chunk
-    plain = list(read_strips(ArraySource(rows), start, stop, length))
+    plain = list(in_strips(ArraySource(rows).read, None, start, stop, length))
     assert all(np.array_equal(a, b) for a, b in zip(strips, plain, strict=True))
 
 

@@ -8,7 +8,7 @@ since 1970-01-01 UTC, both also in ``row_sample``.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -60,7 +60,13 @@ class Sample:
     residuals
         What is made of x and y on the way, or None.
     first_row
-        Global index of the first row, which folds and the rows kept of cells are told by.
+        Global index of the first row, on which folds and the sampled rows of cells depend.
+    n_rows
+        Number of rows n of the sources; how many of them belong to a part, only a pass tells.
+    units
+        The columns on which folds and the part depend, by name.
+    reads
+        All sources that a pass reads: x, y, weights and units.
     """
 
     sources: tuple[RowSource, ...]
@@ -74,9 +80,12 @@ class Sample:
     part: Split | None = None
     residuals: "Residuals | None" = None
     first_row: int = 0
+    n_rows: int = field(init=False)
+    units: dict[str, RowSource] = field(init=False)
+    reads: tuple[RowSource, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        single = {"weights": self.weights, **self._unit_sources}
+        single = {"weights": self.weights, "group": self.group, "time": self.time}
         named = {
             **dict(zip("xy", self.sources, strict=False)),
             **{name: source for name, source in single.items() if source is not None},
@@ -100,6 +109,13 @@ class Sample:
                 raise DataError(
                     f"{name} has {source.shape[1]} columns but {len(columns.names)} names"
                 )
+        needed = {self.folding.by, self.part and self.part.folding.by}
+        units = {name: s for name, s in single.items() if name in needed and s is not None}
+        weights = () if self.weights is None else (self.weights,)
+        set_ = object.__setattr__  # of a frozen one
+        set_(self, "units", units)
+        set_(self, "reads", (*self.sources, *weights, *units.values()))
+        set_(self, "n_rows", self.reads[0].shape[0])
 
     def __repr__(self) -> str:
         names = "; ".join(
@@ -110,27 +126,6 @@ class Sample:
         part = "" if self.part is None else f" of which {self.part}"
         folds = "" if self.folding.by == "rows" else f", folds by {self.folding}"
         return f"Sample({self.n_rows:,} rows{part}{weights}{folds}, {names}, in {self.location})"
-
-    @property
-    def n_rows(self) -> int:
-        """Number of rows n of the sources; of a part, how many are its own only a pass tells."""
-        return self.reads[0].shape[0]
-
-    @property
-    def units(self) -> dict[str, RowSource]:
-        """The columns that folds and the part are told by, by name."""
-        needed = {self.folding.by, self.part and self.part.folding.by}
-        return {name: s for name, s in self._unit_sources.items() if name in needed and s}
-
-    @property
-    def _unit_sources(self) -> dict[str, RowSource | None]:
-        return {"group": self.group, "time": self.time}
-
-    @property
-    def reads(self) -> tuple[RowSource, ...]:
-        """All sources that a pass reads: x, y, weights, and columns that folds are told by."""
-        weights = () if self.weights is None else (self.weights,)
-        return *self.sources, *weights, *self.units.values()
 
     def fold_by(self, folding: str | Folding) -> "Sample":
         """The same rows with folds by ``"rows"``, by ``"group"`` or by blocks of time, as ``"7d"``.
@@ -317,7 +312,7 @@ class Sample:
 
     def _possible(self, folding: str | Folding) -> Folding:
         result = Folding.parse(folding)
-        if result.by != "rows" and self._unit_sources[result.by] is None:
+        if result.by != "rows" and getattr(self, result.by) is None:
             raise DataError(
                 f"folds by {result} need the {result.by} of each row, which {self.location} "
                 f"does not have: ingest with --{result.by} COLUMN, or open_sample(..., "

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -25,14 +26,19 @@ _CHECKSUM = 4  # bytes of a CRC-32C, which close a chunk of our stores
 _AT_ONCE = 32  # chunks whose last bytes are read
 
 
-class RowSource:
+class RowSource(ABC):
     """Rows of a two-dimensional array, read by ranges, picklable to any worker.
 
-    What a pass must know of a kind of source is a member of it, with the answers of a source that
-    is read from storage as defaults.
+    What a pass must know of a kind of source is an attribute of it.
 
     Attributes
     ----------
+    shape
+        (n, d).
+    row_bytes
+        Bytes of a row where it lies, before compression.
+    columns_read
+        Numbers per row that are in memory while rows are read: at least the d columns.
     chunk_rows
         Rows per storage chunk; None if any range costs the same (memory).
     in_memory
@@ -41,36 +47,28 @@ class RowSource:
         The rows as a Dask array if they are one, else None.
     """
 
+    shape: tuple[int, int]
+    row_bytes: int
+    columns_read: int
     chunk_rows: int | None = None
     in_memory: bool = False
     dask_array: Any = None
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(n, d)."""
-        raise NotImplementedError
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a row where it lies, before compression."""
-        raise NotImplementedError
-
-    @property
-    def columns_read(self) -> int:
-        """Numbers per row that are in memory while rows are read: at least the d columns."""
-        return self.shape[1]
-
     def held_whole(self, shares_memory: bool) -> bool:
-        """Whether a task holds all its rows at once, in this process (or in another one)."""
-        return False
+        """Whether a task holds all its rows at once, in this process (or in another one).
 
+        Rows of Dask arrays are computed before a task begins, another process gets copies of rows
+        in memory.
+        """
+        return self.dask_array is not None or (self.in_memory and not shares_memory)
+
+    @abstractmethod
     def read(self, start: int, stop: int) -> Array:
         """Rows [start, stop) as float64, shape (stop - start, d)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def pick(self, positions: tuple[int, ...]) -> "RowSource":
         """The same rows with the columns at these positions only."""
-        raise NotImplementedError
 
     def map(self, function: "RowFunction", width: int) -> "RowSource":
         """The rows that a function makes of these, of so many columns, when they are read."""
@@ -78,22 +76,22 @@ class RowSource:
 
     def for_task(self, start: int, stop: int) -> Any:
         """Rows [start, stop) as a source that a task may hold whole."""
-        raise NotImplementedError
+        return self
 
     def missing_chunks(self, start: int, stop: int) -> list[str]:
         """Names of the storage chunks of rows [start, stop) that are missing."""
         return []
 
+    @abstractmethod
     def fingerprint(self, token: Callable[[Any, str], str]) -> str:
         """What tells these rows from others, from ``token(value, name)`` of what they are."""
-        raise NotImplementedError
 
 
 RowFunction = Callable[[Array], Array]
 """From rows of shape (b, d) to rows of shape (b, k), each made of its own row alone."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class ArraySource(RowSource):
     """Rows of an array in memory, the first of them with global index ``offset``."""
 
@@ -101,19 +99,10 @@ class ArraySource(RowSource):
     offset: int = 0
     in_memory: ClassVar[bool] = True  # type: ignore[misc]
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(n, d)."""
-        return int(self.array.shape[0]), int(self.array.shape[1])
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a row in memory."""
-        return self.shape[1] * int(self.array.dtype.itemsize)
-
-    def held_whole(self, shares_memory: bool) -> bool:
-        """Another process gets a copy of them."""
-        return not shares_memory
+    def __post_init__(self) -> None:
+        self.shape = int(self.array.shape[0]), int(self.array.shape[1])
+        self.row_bytes = self.shape[1] * int(self.array.dtype.itemsize)
+        self.columns_read = self.shape[1]
 
     def read(self, start: int, stop: int) -> Array:
         """Rows with global index in [start, stop), shape (stop - start, d)."""
@@ -133,7 +122,7 @@ class ArraySource(RowSource):
         return token(np.asarray(self.array), "rows")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class MappedSource(RowSource):
     """Rows that a function makes of the rows of another source, whenever they are read.
 
@@ -154,34 +143,12 @@ class MappedSource(RowSource):
     width: int
     columns: tuple[int, ...] | None = None
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(n, k)."""
-        return self.source.shape[0], self.width if self.columns is None else len(self.columns)
-
-    @property
-    def chunk_rows(self) -> int | None:  # type: ignore[override]
-        """Of the source."""
-        return self.source.chunk_rows
-
-    @property
-    def row_bytes(self) -> int:
-        """Of the source."""
-        return self.source.row_bytes
-
-    @property
-    def columns_read(self) -> int:
-        """Those of the source, and of the result."""
-        return self.source.columns_read + self.width
-
-    @property
-    def in_memory(self) -> bool:  # type: ignore[override]
-        """Whether those of the source do."""
-        return self.source.in_memory
-
-    def held_whole(self, shares_memory: bool) -> bool:
-        """Whether a task holds those of the source."""
-        return self.source.held_whole(shares_memory)
+    def __post_init__(self) -> None:
+        width = self.width if self.columns is None else len(self.columns)
+        self.shape = self.source.shape[0], width
+        self.row_bytes, self.chunk_rows = self.source.row_bytes, self.source.chunk_rows
+        self.columns_read = self.source.columns_read + self.width  # those of the result as well
+        self.in_memory = self.source.in_memory
 
     def read(self, start: int, stop: int) -> Array:
         """Rows [start, stop) as float64, shape (stop - start, k).
@@ -245,7 +212,7 @@ def applied(function: RowFunction, rows: Array, width: int | None = None) -> Arr
     return np.ascontiguousarray(values)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class ZarrSource(RowSource):
     """Rows of a Zarr array of one or two dimensions, optionally some of its columns.
 
@@ -266,29 +233,18 @@ class ZarrSource(RowSource):
     columns: tuple[int, ...] | None = None
     whole: bool = False
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(n, d)."""
-        width = self.array.shape[1] if self.array.ndim == 2 else 1
-        return int(self.array.shape[0]), width if self.columns is None else len(self.columns)
-
-    @property
-    def chunk_rows(self) -> int | None:  # type: ignore[override]
-        """Rows per chunk (per shard, if there are shards)."""
-        return int((self.array.shards or self.array.chunks)[0])
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a whole row in the store: chunks hold all columns."""
-        return int(np.prod(self.array.shape[1:])) * int(self.array.dtype.itemsize)
-
-    @property
-    def columns_read(self) -> int:
-        """Columns of the chunks that hold those in use."""
-        if self.columns is None or self.array.ndim == 1:
-            return self.shape[1]
-        d, step = self.array.shape[1], self.array.chunks[1]
-        return sum(min(step, d - start * step) for start in {c // step for c in self.columns})
+    def __post_init__(self) -> None:
+        array, columns = self.array, self.columns
+        width = array.shape[1] if array.ndim == 2 else 1
+        self.shape = int(array.shape[0]), width if columns is None else len(columns)
+        self.chunk_rows = int((array.shards or array.chunks)[0])
+        # Chunks hold whole rows of those columns that lie in them.
+        self.row_bytes = int(np.prod(array.shape[1:])) * int(array.dtype.itemsize)
+        self.columns_read = width
+        if columns is not None and array.ndim == 2:
+            step = array.chunks[1]
+            starts = {column // step * step for column in columns}
+            self.columns_read = sum(min(step, width - start) for start in starts)
 
     def read(self, start: int, stop: int) -> Array:
         """Rows [start, stop) as float64, shape (stop - start, d).
@@ -303,8 +259,18 @@ class ZarrSource(RowSource):
 
     def stored(self, start: int, stop: int) -> Array:
         """Rows [start, stop) in the stored type and number of dimensions; errors as of `read`."""
+        array = self.array
         try:
-            rows = self._select(start, stop)
+            if self.whole and array.shards is None:
+                self._check_files(start, stop)
+            if array.ndim == 1:
+                rows = array[start:stop]
+            elif self.columns is None:
+                rows = array[start:stop, :]
+            else:
+                rows = array.get_orthogonal_selection((slice(start, stop), np.array(self.columns)))
+        except StoreError:  # a missing chunk, named
+            raise
         except DECODE_ERRORS as error:
             raise self._locate(start, stop, error) from error
         if self.whole:
@@ -398,15 +364,6 @@ class ZarrSource(RowSource):
                 if not check_chunk(self.array.store, name, size, blosc=blosc):
                     raise lost_chunk(name, str(self.array.store))
 
-    def _select(self, start: int, stop: int) -> Array:
-        if self.whole and self.array.shards is None:
-            self._check_files(start, stop)
-        if self.array.ndim == 1:
-            return self.array[start:stop]
-        if self.columns is None:
-            return self.array[start:stop, :]
-        return self.array.get_orthogonal_selection((slice(start, stop), np.array(self.columns)))
-
     def _chunk_numbers(self, start: int, stop: int) -> range:
         rows = self.chunk_rows or 1
         return range(start // rows, -(-stop // rows))
@@ -424,19 +381,19 @@ class ZarrSource(RowSource):
         ]
 
     def _locate(self, start: int, stop: int, error: BaseException) -> StoreError:
-        rows = self.chunk_rows or 1
-        for number in self._chunk_numbers(start, stop):
-            low, high = max(start, number * rows), min(stop, (number + 1) * rows)
+        """The error of rows that do not decode, with the first chunk that does not."""
+        rows, numbers = self.chunk_rows or 1, self._chunk_numbers(start, stop)
+        if len(numbers) == 1:
+            names = " or ".join(self._names(numbers[0]))
+            return StoreError(
+                f"chunk {names} of {self.array.store} (rows {start} to {stop - 1}) is truncated or "
+                f"corrupt ({brief(error)}): restore it from a copy or write the store again"
+            )
+        for number in numbers:
             try:
-                self._select(low, high)
-            except StoreError as missing:
-                return missing
-            except DECODE_ERRORS as cause:
-                names = " or ".join(self._names(number))
-                return StoreError(
-                    f"chunk {names} of {self.array.store} (rows {low} to {high - 1}) is truncated "
-                    f"or corrupt ({brief(cause)}): restore it from a copy or write the store again"
-                )
+                self.stored(max(start, number * rows), min(stop, (number + 1) * rows))
+            except StoreError as located:
+                return located
         return StoreError(
             f"rows {start} to {stop - 1} of {self.array.store} can't be read: {brief(error)}"
         )
@@ -481,11 +438,6 @@ def lost_chunk(name: str, location: str) -> StoreError:
     return StoreError(
         f"chunk {name} of {location} is missing: restore it from a copy or write the store again"
     )
-
-
-def read_strips(source: RowSource, start: int, stop: int, length: int) -> Iterator[Array]:
-    """Consecutive strips of ``length`` rows of [start, stop), each storage chunk read once."""
-    return in_strips(source.read, source.chunk_rows, start, stop, length)
 
 
 def in_strips(

@@ -195,7 +195,7 @@ class FitPlan:
             "pass_rows_per_second": self.moment_pass.rows_per_second,
             "residual": self.residual,
             "residual_seconds": list(self.residual_seconds),
-            "memory": asdict(self.memory),
+            "memory": self.memory._asdict(),
         }
 
 

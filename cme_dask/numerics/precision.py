@@ -8,7 +8,7 @@ safe form on the same rows: solve first, float64.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -60,22 +60,24 @@ class ComputeMode:
         Whether the products of the bases are float32.
     change
         Largest change against the safe form, NaN if it was not tried.
+    name
+        The way in words.
     """
 
     fractions: tuple[float, ...] | None = None
     single: bool = False
     change: float = float("nan")
+    name: str = field(init=False, repr=False)
 
-    @property
-    def name(self) -> str:
-        """In words."""
+    def __post_init__(self) -> None:
         if self.fractions is None:
             solve = "solve first"
         elif not self.fractions:
             solve = "solve last"
         else:
             solve = f"solve between {len(self.fractions) + 1} blocks first"
-        return f"{solve}, {'float32' if self.single else 'float64'} products"
+        name = f"{solve}, {'float32' if self.single else 'float64'} products"
+        object.__setattr__(self, "name", name)
 
     def applied(self, spec: MomentReduction) -> MomentReduction:
         """The same moments computed this way."""

@@ -18,7 +18,7 @@ Dask nor Zarr; :func:`cme_dask.passes.run.run` cuts the rows into tasks, predict
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from array_api_compat import is_array_api_obj
@@ -110,8 +110,7 @@ class Strip:
             raise BadValues(f"rows {self.rows[0]} to {self.rows[-1]} hold unusable values")
 
 
-@dataclass(frozen=True)
-class Extent:
+class Extent(NamedTuple):
     """Shape and layout of the rows of a pass, known before they are read.
 
     Attributes

@@ -16,8 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from uuid import uuid4
 
 from threadpoolctl import OpenBLASController, get_cached_controller, threadpool_limits
@@ -40,11 +39,15 @@ _process = uuid4().hex
 
 @contextlib.contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Limit this process; nested and concurrent uses share one limit."""
+    """Limit this process; nested and concurrent uses share one limit.
+
+    Any thread may set the limit, which is the process's: OpenBLAS otherwise obeys only the thread
+    that has limited it first, while that one lives.
+    """
     global _users, _limits, _switch
     with _lock:
         if _users == 0:
-            _clear_control()
+            OpenBLASController.clear_controlling_thread(force=True)
             # To look for the libraries takes 5 ms: they come with modules, and it is cached.
             _limits, _switch = get_cached_controller().limit(limits=1), sys.getswitchinterval()
             sys.setswitchinterval(min(_switch, _SWITCH_SECONDS))
@@ -55,23 +58,15 @@ def one_blas_thread() -> Iterator[None]:
         with _lock:
             _users -= 1
             if _users == 0:
-                _clear_control()
+                OpenBLASController.clear_controlling_thread(force=True)
                 _limits.restore_original_limits()
-                _clear_control()
+                OpenBLASController.clear_controlling_thread(force=True)
                 sys.setswitchinterval(_switch)
-
-
-def _clear_control() -> None:
-    """Let any thread set the limit, which is the process's.
-
-    OpenBLAS otherwise obeys only the thread that has limited it first, while that one lives.
-    """
-    OpenBLASController.clear_controlling_thread(force=True)
 
 
 def limit_this_process() -> None:
     """Limit a worker process for good."""
-    _clear_control()
+    OpenBLASController.clear_controlling_thread(force=True)
     threadpool_limits(1)
     sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
     reuse_memory()
@@ -112,8 +107,7 @@ def parallel_map(
         return list(threads.map(lambda c, item: c.run(function, item), contexts, items))
 
 
-@dataclass(frozen=True)
-class MemoryPlan:
+class MemoryPlan(NamedTuple):
     """Predicted peak in bytes, and the limit it was held against, where and when it is tightest."""
 
     predicted: int
@@ -123,6 +117,6 @@ class MemoryPlan:
 
     def or_tighter(self, other: "MemoryPlan | None") -> "MemoryPlan":
         """The one of two that fills its place more."""
-        if other is None:
+        if other is None or other.predicted * self.limit <= self.predicted * other.limit:
             return self
-        return max(self, other, key=lambda plan: plan.predicted / plan.limit)
+        return other

@@ -257,7 +257,7 @@ def _codes_labels(block: Array, classes: Array) -> Array:
 _LABELS_OR_TIMES = "OUTmM"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class DaskSource(RowSource):
     """Rows of a two-dimensional Dask array; its tasks become part of the pass.
 
@@ -268,34 +268,12 @@ class DaskSource(RowSource):
     array: Any
     computed: int = 0
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(n, d)."""
-        return int(self.array.shape[0]), int(self.array.shape[1])
-
-    @property
-    def chunk_rows(self) -> int | None:  # type: ignore[override]
-        """Rows of the largest chunk."""
-        return int(max(self.array.chunks[0]))
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a row once computed."""
-        return self.shape[1] * int(self.array.dtype.itemsize)
-
-    @property
-    def columns_read(self) -> int:
-        """As many as are computed."""
-        return max(self.computed, self.shape[1])
-
-    @property
-    def dask_array(self) -> Any:
-        """The array."""
-        return self.array
-
-    def held_whole(self, shares_memory: bool) -> bool:
-        """Its rows are computed before a task begins."""
-        return True
+    def __post_init__(self) -> None:
+        self.shape = int(self.array.shape[0]), int(self.array.shape[1])
+        self.chunk_rows = int(max(self.array.chunks[0]))
+        self.row_bytes = self.shape[1] * int(self.array.dtype.itemsize)
+        self.columns_read = max(self.computed, self.shape[1])
+        self.dask_array = self.array
 
     def read(self, start: int, stop: int) -> Array:
         """Rows [start, stop) as float64, computed now."""
@@ -412,7 +390,7 @@ def open_sample(
     }
     lazy = dask_frame_arrays(frames) if frames else {}
     named = [
-        _described_sources(*lazy[name]) if name in lazy else _rows(name, value)
+        (DaskSource(lazy[name][0]), lazy[name][1]) if name in lazy else _rows(name, value)
         for name, value in variables.items()
     ]
     sample = Sample(
@@ -436,10 +414,6 @@ def _opened(value: Any, storage_options: dict[str, Any] | None) -> Any:
 
 def _is_time(role: str, series: Any) -> bool:
     return role == "time" and getattr(getattr(series, "dtype", None), "kind", None) == "M"
-
-
-def _described_sources(array: Any, columns: Columns) -> tuple[RowSource, Columns]:
-    return DaskSource(array), columns
 
 
 def _role(role: str, value: Any) -> Any:
@@ -486,68 +460,70 @@ def _column_arrays(table: Any, wanted: Sequence[str]) -> Any:
 
 
 def _rows(name: str, value: Any) -> tuple[RowSource, Columns]:
-    """Source and column names of one array-like of shape (n,) or (n, d)."""
-    labels: list[str] | None = None
-    if hasattr(value, "data_vars"):
-        raise DataError(
-            f"{name} is an xarray Dataset: name its columns with x_columns and y_columns, or give "
-            "one of its arrays"
-        )
-    if is_arrow(value):
-        return _labelled(arrow_values(name, value))
-    if hasattr(value, "columns") and hasattr(value, "to_numpy"):  # pandas DataFrame
-        # Beside other numbers truth values would make a table of objects.
-        truths = sum(dtype.kind == "b" for dtype in value.dtypes)
-        if not all(map(is_number, value.dtypes)) or 0 < truths < len(value.dtypes):
-            return _labelled(frame_values(name, value))
-        labels = [str(label) for label in value.columns]
-        value = value.to_numpy()
-    elif hasattr(value, "dims") and hasattr(value, "coords"):  # xarray DataArray
-        labels = _xarray_labels(value)
-        if value.ndim in (1, 2) and value.dtype.kind in _LABELS_OR_TIMES:
-            return _labelled(array_values(name, value, labels))
-        value = _xarray_data(value)
-    elif hasattr(value, "to_numpy") and not hasattr(value, "dask"):  # pandas Series
-        if hasattr(value, "to_frame") and not is_number(value.dtype):
-            return _labelled(series_values(name, value))
-        labels = None if getattr(value, "name", None) is None else [str(value.name)]
-        value = value.to_numpy()
+    """Source and columns of one array-like of shape (n,) or (n, d)."""
+    columns = None
+    if not isinstance(value, (np.ndarray, zarr.Array)):
+        value, columns = _table_array(name, value)
     if not hasattr(value, "shape"):
         value = _as_array(name, value)
     if not hasattr(value, "dtype"):
         raise DataError(f"{name} must be an array or a table, got {type(value).__name__}")
     if len(value.shape) not in (1, 2):
         raise DataError(f"{name} must have shape (n,) or (n, d), got {tuple(value.shape)}")
-    if np.dtype(value.dtype).kind == "c":
-        raise DataError(
-            f"Complex data not supported: {name} must be numeric, got values of type {value.dtype}"
-        )
-    if np.dtype(value.dtype).kind not in "fiub":
-        raise DataError(f"{name} must be numeric, got values of type {value.dtype}")
-    source = _source(name, value)
-    return source, Columns.default(name, source.shape[1]) if labels is None else Columns(
-        tuple(labels)
-    )
-
-
-def _labelled(coded: tuple[Array, Columns]) -> tuple[RowSource, Columns]:
-    values, columns = coded
-    return ArraySource(values), columns
-
-
-def _source(name: str, value: Any) -> RowSource:
+    kind = np.dtype(value.dtype).kind
+    if kind not in "fiub":
+        reason = "Complex data not supported: " if kind == "c" else ""
+        raise DataError(f"{reason}{name} must be numeric, got values of type {value.dtype}")
+    source: RowSource
     if isinstance(value, zarr.Array):
-        return ZarrSource(value)
-    if hasattr(value, "dask"):
+        source = ZarrSource(value)
+    elif hasattr(value, "dask"):
         if any(np.isnan(c) for axis in value.chunks for c in axis):
             raise DataError(
                 f"the chunk sizes of {name} are unknown: call compute_chunk_sizes() on it first"
             )
-        return DaskSource(value if value.ndim == 2 else value[:, None])
-    if isinstance(value, np.ma.MaskedArray):  # a masked value is a missing one
-        value = np.ma.filled(value.astype(np.float64), np.nan)
-    array = _as_array(name, value)
-    return ArraySource(array if array.ndim == 2 else array[:, None])
+        source = DaskSource(value if value.ndim == 2 else value[:, None])
+    else:
+        if isinstance(value, np.ma.MaskedArray):  # a masked value is a missing one
+            value = np.ma.filled(value.astype(np.float64), np.nan)
+        array = _as_array(name, value)
+        source = ArraySource(array if array.ndim == 2 else array[:, None])
+    return source, Columns.default(name, source.shape[1]) if columns is None else columns
+
+
+def _table_array(name: str, value: Any) -> tuple[Any, Columns | None]:
+    """The array in a table or a column of one, and what its columns are called if they are named.
+
+    What is no table is left as it is.
+    """
+    if hasattr(value, "data_vars"):
+        raise DataError(
+            f"{name} is an xarray Dataset: name its columns with x_columns and y_columns, or give "
+            "one of its arrays"
+        )
+    if is_arrow(value):
+        return arrow_values(name, value)
+    labels: list[str] | None = None
+    if hasattr(value, "columns") and hasattr(value, "to_numpy"):  # pandas DataFrame
+        # Beside other numbers truth values would make a table of objects.
+        truths = sum(dtype.kind == "b" for dtype in value.dtypes)
+        if not all(map(is_number, value.dtypes)) or 0 < truths < len(value.dtypes):
+            return frame_values(name, value)
+        labels = [str(label) for label in value.columns]
+        value = value.to_numpy()
+    elif hasattr(value, "dims") and hasattr(value, "coords"):  # xarray DataArray
+        labels = _xarray_labels(value)
+        if value.ndim in (1, 2) and value.dtype.kind in _LABELS_OR_TIMES:
+            return array_values(name, value, labels)
+        if value.chunks is None and "chunks" in value.encoding:  # chunked on disk: lazily
+            value = value.chunk()
+        value = value.data
+    elif hasattr(value, "to_numpy") and not hasattr(value, "dask"):  # pandas Series
+        if hasattr(value, "to_frame") and not is_number(value.dtype):
+            return series_values(name, value)
+        labels = None if getattr(value, "name", None) is None else [str(value.name)]
+        value = value.to_numpy()
+    return value, None if labels is None else Columns(tuple(labels))
 
 
 def _as_array(name: str, value: Any) -> Array:
@@ -570,10 +546,3 @@ def _xarray_labels(value: Any) -> list[str] | None:
     if value.dims[1] not in value.coords:
         return None
     return [str(label) for label in value.coords[value.dims[1]].values]
-
-
-def _xarray_data(value: Any) -> Any:
-    """The array inside, lazily if it is chunked on disk."""
-    if value.chunks is None and "chunks" in value.encoding:
-        value = value.chunk()
-    return value.data
