@@ -104,15 +104,16 @@ def bench(
         "python3 run study --out study",
         "python3 run study --scenario strong --rows 1000 --seeds 5",
         "python3 run study classification --out classification",
+        "python3 run study rates --out rates",
     ),
 )
-@click.argument("subject", type=click.Choice(["laws", "classification"]), default="laws")
+@click.argument("subject", type=click.Choice(["laws", "classification", "rates"]), default="laws")
 @click.option(
     "--scenario",
     "scenarios",
     multiple=True,
     help="low, medium, high or strong, and of laws also bimodal or skewed; repeatable.  [default: "
-    "all; of classification: medium, strong]",
+    "all; of classification: medium, strong; of rates: finite-rank, slow-decay]",
 )
 @click.option(
     "--rows",
@@ -120,7 +121,7 @@ def bench(
     type=count,
     multiple=True,
     help="Training rows; repeatable.  [default: 200, 1000, 5000; of classification: 100, 200, 500, "
-    "1000]",
+    "1000; of rates: 500, 2000, 8000, 32000]",
 )
 @click.option("--seeds", type=click.IntRange(1), default=20, show_default=True, help="Draws each.")
 @click.option("--workers", type=click.IntRange(1), help="Processes.  [default: one per core]")
@@ -128,8 +129,8 @@ def bench(
     "--out",
     type=output,
     metavar="PATH",
-    help="Folder for study.json, study.png and study.md, or for classification.json and "
-    "classification.png.  [default: none]",
+    help="Folder for study.json, study.png and study.md, or for the JSON file and the picture of "
+    "classification or of rates.  [default: none]",
 )
 @overwrite_option
 @json_option
@@ -148,9 +149,10 @@ def study(
     and normalized (signed, clipped, projected), certified, pointwise, coupling and the traditional
     embedding, with scales and ridge by the held-out joint loss over a grid; and of the default, a
     fit without arguments. Of classification: probabilities of a label by laws, embeddings and
-    kernel logistic regression, figure 5 of the joint paper.
+    kernel logistic regression, figure 5 of the joint paper. Of rates: the excess risk of embeddings
+    against the number of rows, beside the rates of theory.
     """
-    from benchmarks import classification, study
+    from benchmarks import classification, rates, study
 
     chosen = {"scenarios": scenarios, "rows": sizes}
     given: dict[str, Any] = {"seeds": seeds, "workers": workers}
@@ -162,6 +164,11 @@ def study(
                 options, out, overwrite=overwrite, progress=progress
             )
             lines = classification.classification_tables(result)
+        elif subject == "rates":
+            result = rates.run_rates(
+                rates.RatesOptions(**given), out, overwrite=overwrite, progress=progress
+            )
+            lines = rates.rates_tables(result)
         else:
             result = study.run_study(
                 study.StudyOptions(**given), out, overwrite=overwrite, progress=progress

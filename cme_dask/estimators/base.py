@@ -168,6 +168,8 @@ class Measured(NamedTuple):
         How the pass went.
     passes
         Passes over the rows, with those of the row sample and of the pivots.
+    left_out
+        Leave-one-out losses of all ridges and their standard errors, where a pass made them.
     """
 
     sides: tuple[FeatureBlock, ...]
@@ -177,6 +179,7 @@ class Measured(NamedTuple):
     arithmetic: ComputeMode
     report: PassReport
     passes: int
+    left_out: tuple[Array, Array] | None = None
 
 
 class NotFitted(NotFittedError, sklearn.exceptions.NotFittedError):  # type: ignore[misc]

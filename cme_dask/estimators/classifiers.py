@@ -336,7 +336,7 @@ class EmbeddingClassifier(GrowingClassifier, ConditionalMeanEmbedding):  # type:
 
     Parameters
     ----------
-    kernel_x, kernel_y, tol, max_rank, reg, criterion
+    kernel_x, kernel_y, tol, max_rank, reg, criterion, validation, method
         As in :class:`ConditionalMeanEmbedding`.
     pivots, span, sample_size, n_folds, accuracy, random_state
         As in :class:`ConditionalMeanEmbedding`.

@@ -574,7 +574,8 @@ class FitContext:
     def _given(self, pivots: Pivots, kernel: Kernel) -> NewtonBasis:
         """Basis on given points; a RankWarning if some of them add nothing."""
         basis, count = NewtonBasis.from_points(kernel, pivots.points), len(pivots.points)
-        if basis.rank < count:
+        all_rows = any(pivots.points is part for part in self.rows.parts)  # of an exact fit
+        if basis.rank < count and not all_rows:
             warn(
                 f"{pivots.variable}: {count - basis.rank} of {count} given pivots were left out, "
                 "since the others span them to rounding",

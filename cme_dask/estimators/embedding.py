@@ -32,8 +32,10 @@ from cme_dask.models.embedding import EmbeddedVariable, EmbeddingModel
 from cme_dask.models.events import FunctionsLike, declared
 from cme_dask.models.merging import FitSums
 from cme_dask.models.points import FloatArray
+from cme_dask.models.ridge_path import RidgePath
 from cme_dask.numerics.basis import LinearBasis, eigenbasis
 from cme_dask.numerics.embedding import (
+    SCHEDULES,
     ConditionalEmbedding,
     EmbeddingChange,
     check_ridges,
@@ -41,12 +43,17 @@ from cme_dask.numerics.embedding import (
     held_out_curve,
 )
 from cme_dask.numerics.folds import RowSample
+from cme_dask.numerics.leave_one_out import leave_one_out
 from cme_dask.numerics.moments import FeatureBlock, MomentReduction
+from cme_dask.numerics.resources import one_blas_thread
 from cme_dask.passes.cluster import Scheduler
-from cme_dask.passes.run import RunOptions
+from cme_dask.passes.run import RunOptions, run_pass
 
 Array = Any
 CRITERIA = tuple(LOSSES)
+
+EXACT_ROWS = 5_000
+"""Rows that an exact fit may have: it takes the cube of their number."""
 
 
 class ConditionalMeanEmbedding(MeanRegressor):
@@ -73,11 +80,20 @@ class ConditionalMeanEmbedding(MeanRegressor):
         ``max_rank`` allows.
     max_rank : int, optional
         Largest number of pivots of each basis; default 500.
-    reg : float, optional
-        Ridge r; default the one with the smallest held-out loss, from 1e-9 to 1 and sqrt(10) apart.
+    reg : float or {"finite-rank", "slow-decay"}, optional
+        Ridge r; default the one with the smallest loss on rows that the fit has not seen, from 1e-9
+        to 1 and sqrt(10) apart. A name is a schedule in the number n of rows, 0.1 E k_X(X, X) times
+        n^(-1/2) or (log n / n)^(2/3), with the rates of convergence of Grünewälder et al. (2012,
+        section 4) for kernels of finite rank, and of eigenvalues that fall as i^-2.
     criterion : {"surrogate", "squared"}
-        Held-out loss: :math:`\mathrm E|k_Y(Y, \cdot) - \mu(X)|^2` (Grünewälder et al. 2012), or
+        That loss: :math:`\mathrm E|k_Y(Y, \cdot) - \mu(X)|^2` (Grünewälder et al. 2012), or
         the squared error of y's columns and declared functions, each over its variance.
+    validation : {"folds", "leave-one-out"}
+        The rows that a fit has not seen: those of each fold, without another pass, or each row
+        alone, in a second pass.
+    method : {"pivots", "exact"}
+        ``"exact"`` takes all rows, at most 5,000, as pivots: kernel ridge regression without an
+        approximation but rounding.
     pivots, span, sample_size, n_folds, accuracy, random_state
         As in :class:`JointDistribution`.
 
@@ -89,8 +105,11 @@ class ConditionalMeanEmbedding(MeanRegressor):
         ``rank``, ``trace_error`` over all rows, ``pivots``.
     reg_ : float
         The ridge.
+    path_ : RidgePath or None
+        Ridges that were compared, and their losses with standard errors; ``plot`` draws them. None
+        where the ridge was given.
     losses_ : (R, 2) array
-        Ridges that were compared, and their held-out losses; no rows where the ridge was given.
+        Ridges and losses of ``path_``; no rows where the ridge was given.
     replicates_ : Replicates
         Refits without one fold each, and their held-out errors.
     moments_ : MomentSums
@@ -126,8 +145,10 @@ class ConditionalMeanEmbedding(MeanRegressor):
         kernel_y: Kernel | str = "median",
         tol: float | None = None,
         max_rank: int | None = None,
-        reg: float | None = None,
+        reg: float | str | None = None,
         criterion: str = "surrogate",
+        validation: str = "folds",
+        method: str = "pivots",
         pivots: Any = "sampled",
         span: float = 1.0,
         sample_size: int = SAMPLE_SIZE,
@@ -141,6 +162,8 @@ class ConditionalMeanEmbedding(MeanRegressor):
         self.max_rank = max_rank
         self.reg = reg
         self.criterion = criterion
+        self.validation = validation
+        self.method = method
         self.pivots = pivots
         self.span = span
         self.sample_size = sample_size
@@ -264,14 +287,48 @@ class ConditionalMeanEmbedding(MeanRegressor):
     def _check(self) -> None:
         super()._check()
         check_choice("criterion", self.criterion, CRITERIA)
-        if self.reg is not None:
+        check_choice("validation", self.validation, ("folds", "leave-one-out"))
+        check_choice("method", self.method, ("pivots", "exact"))
+        if isinstance(self.reg, str):
+            if self.reg not in SCHEDULES:
+                raise DataError(
+                    "ridges must be non-negative numbers, or a schedule by its name "
+                    f"({', '.join(SCHEDULES)}), got {self.reg!r}"
+                )
+        elif self.reg is not None:
             check_ridges([self.reg])
-        elif self.n_folds < 2:
+        elif self.n_folds < 2 and not self._leaves_one_out:
             raise DataError("the ridge is chosen on held-out folds: give reg, or n_folds >= 2")
+        if self.method == "exact" and not (
+            self.pivots == "sampled" and self.tol is None and self.max_rank is None
+        ):
+            raise DataError(
+                "method='exact' takes all rows as pivots: give no pivots, tol or max_rank with it"
+            )
+
+    @property
+    def _leaves_one_out(self) -> bool:
+        return self.reg is None and self.validation == "leave-one-out"
+
+    def _open(self, X: Any, Y: Any, weights: Any) -> Sample:
+        sample = super()._open(X, Y, weights)
+        most = min(EXACT_ROWS, self.sample_size)
+        if self.method == "exact" and sample.n_rows > most:
+            raise DataError(
+                f"method='exact' takes at most {most:,} rows, got {sample.n_rows:,}: take "
+                "method='pivots', whose tol bounds the error"
+            )
+        return sample
 
     def _search(self, context: FitContext) -> FitContext:
-        if not self._learns():
-            return context
+        context = self._learned_kernel(context) if self._learns() else context
+        if self.method == "exact":
+            each = zip(context.pivots, context.rows.parts, strict=True)
+            given = tuple(replace(p, mode="given", points=rows) for p, rows in each)
+            context = replace(context, pivots=given)
+        return context
+
+    def _learned_kernel(self, context: FitContext) -> FitContext:
         rows = context.rows.prefix(SEARCH_ROWS)
         # Only the columns and functions of this side are looked at, not its basis.
         functions = dict(context.functions[1])
@@ -293,7 +350,33 @@ class ConditionalMeanEmbedding(MeanRegressor):
 
     @property
     def _regs(self) -> Array:
-        return check_ridges(REGS if self.reg is None else [self.reg])
+        learned = self.reg is None or isinstance(self.reg, str)  # a schedule needs the moments
+        return check_ridges(REGS if learned else [self.reg])
+
+    def _measure(self, context: FitContext) -> Measured:
+        measured = super()._measure(context)
+        if not self._leaves_one_out:
+            return measured
+        with one_blas_thread():
+            loo = leave_one_out(measured.moments, measured.sides, self.criterion, self._regs)
+        (losses,), report = run_pass(context.sample, [loo], context.executor)
+        memory = measured.report.memory.or_tighter(report.memory)
+        return measured._replace(
+            passes=measured.passes + 1,
+            report=replace(measured.report, memory=memory),
+            left_out=losses,
+        )
+
+    def _path(self, measured: Measured) -> RidgePath | None:
+        """Losses of the ridges that are compared."""
+        if self.reg is not None:
+            return None
+        if measured.left_out is None:
+            losses, errors = held_out_curve(measured.moments, LOSSES[self.criterion], self._regs)
+        else:
+            losses, errors = measured.left_out
+        best = int(losses.argmin())
+        return RidgePath(self._regs, losses, errors, self.validation, self.criterion, best)
 
     def _change(
         self, spec: MomentReduction, trial: RowSample, rows: RowSample, accuracy: float, solver: Any
@@ -306,12 +389,17 @@ class ConditionalMeanEmbedding(MeanRegressor):
         return measured, fitted | {"search_": context.search}
 
     def _solve(self, sample: Sample, measured: Measured) -> dict[str, Any]:
-        moments, (x, y), regs = measured.moments, measured.sides, self._regs
-        losses, reg = np.empty((0, 2)), float(regs[0])
-        if self.reg is None:
-            curve = held_out_curve(moments, LOSSES[self.criterion], regs)
-            losses, reg = np.column_stack([regs, curve]), float(regs[curve.argmin()])
+        moments, (x, y), path = measured.moments, measured.sides, self._path(measured)
         mean = moments.means()
+        losses, criterion = np.empty((0, 2)), "hand"
+        if path is not None:
+            losses = np.column_stack([path.regs, path.losses])
+            reg, criterion = float(path.regs[path.chosen]), f"{self.criterion} loss"
+        elif isinstance(self.reg, str):
+            criterion = f"schedule {self.reg}"
+            reg = float(mean.traces["x"] * SCHEDULES[self.reg](moments.n_rows))
+        else:
+            reg = float(self._regs[0])
         embedding, replicates = (
             ConditionalEmbedding.of(mean, reg),
             embedding_replicates(moments, reg),
@@ -342,7 +430,7 @@ class ConditionalMeanEmbedding(MeanRegressor):
                 "tol": self._tolerance.value,
                 "trace_error": dict(zip("xy", map(float, errors), strict=True)),
                 "reg": reg,
-                "criterion": "hand" if self.reg is not None else f"{self.criterion} loss",
+                "criterion": criterion,
                 "losses": losses.tolist(),
                 "arithmetic": measured.arithmetic.name,
                 "location": sample.location,
@@ -356,6 +444,7 @@ class ConditionalMeanEmbedding(MeanRegressor):
             "basis_x_": FittedBasis(x.basis, psi_x, errors[0]),
             "basis_y_": FittedBasis(y.basis, psi_y, errors[1]),
             "reg_": reg,
+            "path_": path,
             "losses_": losses,
             "replicates_": replicates,
             "moments_": moments,
@@ -364,6 +453,11 @@ class ConditionalMeanEmbedding(MeanRegressor):
         }
 
     def _sums(self, functions: Declarations) -> FitSums:
+        if self._leaves_one_out:
+            raise DataError(
+                "leave-one-out needs all rows again, so that rows cannot be added: take "
+                "validation='folds', or give reg"
+            )
         x, y = self._sides
         columns = self.model_.x.columns, self.model_.y.columns
         again = functions_of_first_call(self._functions, functions["functions"])

@@ -15,8 +15,10 @@ from cme_dask.estimators.embedding import ConditionalMeanEmbedding
 from cme_dask.kernels import Kernel
 from cme_dask.models.embedding import EmbeddedVariable, EmbeddingModel
 from cme_dask.models.points import FloatArray
+from cme_dask.models.ridge_path import within_one_error
 from cme_dask.models.sparse import Function, SparseModel, SparsePath
 from cme_dask.numerics.basis import LinearBasis, NewtonBasis, eigenbasis
+from cme_dask.numerics.embedding import mean_over_folds
 from cme_dask.numerics.sparse import (
     PENALTIES,
     Penalty,
@@ -325,10 +327,8 @@ def _chosen(losses: Array, shares: Array) -> tuple[Array, Array, int]:
                 "gamma is chosen on held-out folds, and fewer than two have rows: give one gamma"
             )
         return np.full(2, np.nan), np.full(2, np.nan), 0
-    means = shares @ losses
-    errors = np.sqrt(shares**2 @ (losses - means) ** 2 * len(shares) / (len(shares) - 1))
-    best = int(means[:-1].argmin())
-    return means, errors, int((means[:-1] <= means[best] + errors[best]).argmax())
+    means, errors = mean_over_folds(losses, shares)
+    return means, errors, int(within_one_error(means[:-1], errors)[0])
 
 
 def _model(path: SparsePath, position: int, dense: EmbeddingModel) -> SparseModel:

@@ -17,6 +17,7 @@ from cme_dask.models.answers import (
     nearest_shares,
 )
 from cme_dask.models.base import Model
+from cme_dask.models.mean_embeddings import MeanEmbeddings
 from cme_dask.models.points import FloatArray, is_out_of_core, lazy_answers, query_points
 from cme_dask.models.relevance import LengthScales, length_scales, plot_relevance
 from cme_dask.numerics.basis import LinearBasis
@@ -234,6 +235,21 @@ class EmbeddingModel(Model, PredictedMeans):
             y = self.y.points(Y, "Y")
             return cast(FloatArray, lazy_answers().lazy_method(self, "embedding", X, self.x, Y=y))
         return self._products(X, self.operator @ self.y.basis(self.y.points(Y, "Y")).T)
+
+    def embed(self, X: Any) -> MeanEmbeddings:
+        """The embeddings mu(x_i), whose inner products and distances compare laws.
+
+        Parameters
+        ----------
+        X
+            Points, shape (n, d_X), or a table with the columns by name, in memory.
+
+        Raises
+        ------
+        DataError
+            On wrong columns or NaN.
+        """
+        return MeanEmbeddings(self._products(X, self.operator), self.y.basis, self.y.columns)
 
     def _products(self, X: Any, right: Array) -> FloatArray:
         points = self.x.points(X, "X")

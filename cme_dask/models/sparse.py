@@ -14,6 +14,7 @@ from cme_dask.models.answers import PredictedMeans, nearest_shares
 from cme_dask.models.base import Model
 from cme_dask.models.embedding import EmbeddedVariable
 from cme_dask.models.events import Event, looks_like_event
+from cme_dask.models.mean_embeddings import MeanEmbeddings
 from cme_dask.models.plots import BLUE, PALETTE, drawing
 from cme_dask.models.points import FloatArray, is_out_of_core, lazy_answers
 from cme_dask.models.relevance import LengthScales, length_scales
@@ -234,6 +235,12 @@ class SparseModel(Model, PredictedMeans):
             return cast(FloatArray, lazy_answers().lazy_method(self, "embedding", X, self.x, Y=Y))
         values = self.y.basis.newton.kernel(self.points_y, self.y.points(Y, "Y"))
         return self._products(X, self.coef @ values)
+
+    def embed(self, X: Any) -> MeanEmbeddings:
+        """The embeddings mu(x_i), see :meth:`EmbeddingModel.embed`; parameters and errors alike."""
+        basis = self.y.basis
+        coef = self.coef @ basis.newton.factor @ basis.transform
+        return MeanEmbeddings(self._products(X, coef), basis, self.y.columns)
 
     def _values(self, f: Function) -> Array:
         """Values of a function at the points of y, shape (k_Y,)."""

@@ -15,6 +15,15 @@ Array = Any
 FoldLoss = Callable[[Moments, Moments, Array], Array]
 """From means over the other folds and over one, and ridges, to losses on it."""
 
+SCHEDULES: dict[str, Callable[[int], float]] = {
+    "finite-rank": lambda n: 0.1 * float(n) ** -0.5,
+    "slow-decay": lambda n: 0.1 * float(np.log(n) / n) ** (2.0 / 3.0),
+}
+"""Ridges r over E k(X, X) by the number n of rows, whose excess surrogate risk falls as 1 / n for
+kernels of finite rank (b = infinity, c > 1), and as (log n / n)^(2/3) for eigenvalues that fall as
+i^-2 (b = 2, c = 1): Grünewälder et al. (2012), corollary 4.1, with the schedules of Caponnetto and
+De Vito (2007), theorem 1. Theory leaves the factor open."""
+
 MAX_ROWS = 20_000
 """Rows that laws on single rows may have: one of them is as long as all rows."""
 
@@ -55,7 +64,7 @@ class ConditionalEmbedding:
             If the ridge is negative or not finite.
         """
         transform, lam = eigenbasis(mean.gram("x"))
-        return cls(transform, _shrunk(lam, check_ridges([reg]))[:, 0])
+        return cls(transform, inverse_eigenvalues(lam, check_ridges([reg]))[:, 0])
 
     def slope(self, target: Array) -> Array:
         """(S_XX + r)^-1 E[N_X f], shape (m, q), of E[N_X f], (m, q): E[f | x] = N_X(x)^T slope."""
@@ -63,7 +72,7 @@ class ConditionalEmbedding:
 
     def functions(self, mean: Moments) -> Array:
         """Slopes of the columns and declared functions of y, shape (m, q)."""
-        return self.slope(_function_moments(mean))
+        return self.slope(function_moments(mean))
 
     def one(self, mean: Moments) -> Array:
         """Slope of E[1 | x], shape (m,): a law would answer with one."""
@@ -148,8 +157,8 @@ def surrogate_losses(moments: MomentSums, regs: Any) -> tuple[Array, Array]:
     return np.array(losses).reshape(-1, len(regs)), shares
 
 
-def held_out_curve(moments: MomentSums, loss: FoldLoss, regs: Array) -> Array:
-    """Mean over the folds, by weight, of a held-out loss for each ridge, shape (R,).
+def held_out_curve(moments: MomentSums, loss: FoldLoss, regs: Array) -> tuple[Array, Array]:
+    """Mean over the folds, by weight, of a held-out loss for each ridge, and its standard error.
 
     Parameters
     ----------
@@ -159,6 +168,10 @@ def held_out_curve(moments: MomentSums, loss: FoldLoss, regs: Array) -> Array:
         Of one fold: :func:`surrogate_loss` or :func:`squared_loss`.
     regs
         Ridges >= 0, shape (R,).
+
+    Returns
+    -------
+    losses, errors : (R,)
 
     Raises
     ------
@@ -171,7 +184,14 @@ def held_out_curve(moments: MomentSums, loss: FoldLoss, regs: Array) -> Array:
             "the ridge is chosen on held-out folds, and fewer than two have rows: give reg, or "
             "more rows"
         )
-    return np.asarray(shares @ np.stack(losses))
+    return mean_over_folds(np.stack(losses), shares)
+
+
+def mean_over_folds(losses: Array, shares: Array) -> tuple[Array, Array]:
+    """Means over folds, (F, R) to (R,), by their shares of the weight, with standard errors."""
+    means = np.asarray(shares @ losses)
+    spread = shares**2 @ (losses - means) ** 2 * len(shares) / (len(shares) - 1)
+    return means, np.sqrt(spread)
 
 
 def surrogate_loss(rest: Moments, held: Moments, regs: Array) -> Array:
@@ -188,7 +208,7 @@ def surrogate_loss(rest: Moments, held: Moments, regs: Array) -> Array:
     cross = rest.cross("y", "x") @ transform
     linear = (cross * (held.cross("y", "x") @ transform)).sum(axis=0)
     quadratic = (cross.T @ cross) * (transform.T @ held.gram("x") @ transform)
-    shrunk = _shrunk(lam, regs)
+    shrunk = inverse_eigenvalues(lam, regs)
     square = (shrunk * (quadratic @ shrunk)).sum(axis=0)
     return np.asarray(held.traces["y"] - 2.0 * linear @ shrunk + square)
 
@@ -206,13 +226,13 @@ def squared_loss(rest: Moments, held: Moments, regs: Array) -> Array:
         As in :func:`surrogate_loss`.
     """
     transform, lam = eigenbasis(rest.gram("x"))
-    target = transform.T @ _function_moments(rest)
+    target = transform.T @ function_moments(rest)
     none = np.zeros(target.shape[1])
     flat = np.zeros((len(transform), len(none)))
     variance = held.squared_error("x", "y", held.function_mean("y"), flat)
     varies = variance > (1e-13 * np.abs(held.function_mean("y"))) ** 2
     losses = []
-    for shrunk in _shrunk(lam, regs).T:
+    for shrunk in inverse_eigenvalues(lam, regs).T:
         error = held.squared_error("x", "y", none, transform @ (shrunk[:, None] * target))
         losses.append((error[varies] / variance[varies]).sum() / max(varies.sum(), 1))
     return np.array(losses)
@@ -270,12 +290,12 @@ class EmbeddingChange:
         return self.newton @ np.column_stack([model.functions(mean), model.one(mean)])
 
 
-def _function_moments(mean: Moments) -> Array:
+def function_moments(mean: Moments) -> Array:
     """E[N_X f^T] of the functions of y, shape (m, q)."""
     return np.asarray(mean.cross("x", "f(y)") + np.outer(mean.mean("x"), mean.shifts["y"]))
 
 
-def _shrunk(lam: Array, regs: Array) -> Array:
+def inverse_eigenvalues(lam: Array, regs: Array) -> Array:
     """1 / (lam + r), shape (k, R)."""
     rounding = lam <= np.finfo(np.float64).eps * len(lam) * lam.max(initial=0.0)
     pruned = rounding[:, None] & (regs == 0.0)

@@ -1,0 +1,202 @@
+"""The study of rates: how fast the excess risk of an embedding falls with the number of rows."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.stats import t as student
+
+from benchmarks.run import write_result
+from benchmarks.study import StudyOptions, judge_cells
+from cme_dask import ConditionalMeanEmbedding, kernels
+from cme_dask.cli.compute import prepare_folder
+from cme_dask.cli.progress import ProgressLines
+from cme_dask.cli.tables import grid
+from cme_dask.models.plots import BLUE, PALETTE, STYLE
+
+Array = Any
+Result = dict[str, Any]
+
+SCENARIOS = {
+    "finite-rank": kernels.Polynomial(2),  # three functions: b = infinity
+    "slow-decay": kernels.Laplace(1.0),  # eigenvalues fall as i^-2: b = 2
+}
+"""Kernels of x, uniform on [-1, 1]; each has the ridge schedule of its name."""
+
+KERNEL_Y = kernels.Gaussian(1.0)
+LEVELS = np.array([[-1.0], [0.0], [1.0]])
+"""Values of y, whose probabilities given x lie in the space of the kernel of x."""
+
+OUTPUTS = ("rates.json", "rates.png")
+
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(600)
+_TERMS = 2000  # of the series of the scenario slow-decay
+_BLOCK = 10_000
+
+
+@dataclass(frozen=True)
+class RatesOptions(StudyOptions):
+    """What to study."""
+
+    scenarios: tuple[str, ...] = tuple(SCENARIOS)
+    rows: tuple[int, ...] = (500, 2_000, 8_000, 32_000)
+    known = tuple(SCENARIOS)
+
+
+def run_rates(
+    options: RatesOptions, out: Path | None, *, overwrite: bool, progress: ProgressLines
+) -> Result:
+    """Measure excess risks and their slopes; write JSON and a picture into ``out``, if any."""
+    if out is not None:
+        prepare_folder(out, OUTPUTS, overwrite)
+    result = judge_cells("rates", options, judge, slopes, progress)
+    if out is not None:
+        write_result(result, out, OUTPUTS, rates_picture, progress)
+    return result
+
+
+def judge(name: str, n: int, seed: int) -> dict[str, Result]:
+    """The excess risk E |mu_n(x) - mu(x)|^2 of one draw, by quadrature over x."""
+    x, y = draw(name, n, seed)
+    fit = ConditionalMeanEmbedding(
+        kernel_x=SCENARIOS[name], kernel_y=KERNEL_Y, reg=name, max_rank=400, n_folds=1
+    ).fit(x, y)
+    points, gram = _NODES[:, None], KERNEL_Y(LEVELS, LEVELS)
+    away = fit.model_.embedding(points, LEVELS) - probabilities(name, _NODES) @ gram
+    squares = (away * np.linalg.solve(gram, away.T).T).sum(axis=1)
+    return {"embedding": {"excess": float(_WEIGHTS @ squares / 2.0), "reg": fit.reg_}}
+
+
+def draw(name: str, n: int, seed: int) -> tuple[Array, Array]:
+    """Rows of x and y, shapes (n, 1)."""
+    rng = np.random.default_rng([seed, n])
+    x = rng.uniform(-1.0, 1.0, size=(n, 1))
+    blocks = (x[first : first + _BLOCK, 0] for first in range(0, n, _BLOCK))
+    steps = np.concatenate([probabilities(name, block) for block in blocks]).cumsum(axis=1)
+    return x, LEVELS[(rng.uniform(size=(n, 1)) > steps[:, :-1]).sum(axis=1)]
+
+
+def probabilities(name: str, x: Array) -> Array:
+    """P(Y = level | x), shape (n, 3).
+
+    For the polynomial kernel they are quadratic. For the Laplace kernel they are a cosine series
+    with coefficients near i^-1.5, which hardly converges in its space: the least smooth case,
+    c = 1.
+    """
+    if name == "finite-rank":
+        low, high = 0.1 + 0.1 * (1.0 - x) ** 2, 0.1 + 0.1 * (1.0 + x) ** 2
+    else:
+        order = np.arange(1, _TERMS + 1)
+        signs = np.random.default_rng(5).choice([-1.0, 1.0], _TERMS)
+        series = np.cos(np.outer((x + 1.0) / 2.0, np.pi * order)) @ (signs * order**-1.55)
+        low, high = 1.0 / 3.0 - 0.1 * series, 1.0 / 3.0 + 0.1 * series
+    return np.column_stack([low, 1.0 - low - high, high])
+
+
+def slopes(cells: Sequence[Result]) -> list[Result]:
+    """Slopes of log excess on log n over the draws, with 95 % intervals, and those of theory.
+
+    Theory bounds the excess risk by a multiple of 1 / n for finite rank, and of (log n / n)^(2/3)
+    for eigenvalues that fall as i^-2 (Grünewälder et al. 2012, corollary 4.1).
+    """
+    result = []
+    for name in dict.fromkeys(cell["scenario"] for cell in cells):
+        mine = [cell for cell in cells if cell["scenario"] == name]
+        n = np.array([cell["rows"] for cell in mine], dtype=np.float64)
+        values = np.log([cell["models"]["embedding"]["excess"]["values"] for cell in mine])
+        bound = 1.0 / n if name == "finite-rank" else (np.log(n) / n) ** (2.0 / 3.0)
+        each = _slope(n, values)
+        count = len(each)
+        error = float(each.std(ddof=1) / np.sqrt(count)) if count > 1 else 0.0
+        margin = float(student.ppf(0.975, max(count - 1, 1))) * error
+        mean, theory = float(each.mean()), float(_slope(n, np.log(bound)[:, None])[0])
+        result.append(
+            {
+                "scenario": name,
+                "slope": mean,
+                "interval": [mean - margin, mean + margin],
+                "theory": theory,
+                "no_slower": mean - margin <= theory,
+            }
+        )
+    return result
+
+
+def _slope(n: Array, values: Array) -> Array:
+    """Least-squares slopes on log n, shape (draws,), of values of shape (sizes, draws)."""
+    log = np.log(n) - np.log(n).mean()
+    return np.asarray(log @ values / (log @ log)) if len(n) > 1 else np.zeros(values.shape[1])
+
+
+def rates_tables(result: Result) -> Iterator[Any]:
+    """The excess risks, and the slopes."""
+    rows = [
+        (
+            cell["scenario"],
+            f"{cell['rows']:,}",
+            *(f"{figures[key]['mean']:.3g}" for key in ("reg", "excess")),
+            f"{figures['excess']['std_error']:.2g}",
+        )
+        for cell in result["cells"]
+        for figures in cell["models"].values()
+    ]
+    head = ("kernel of x", "rows", "ridge", "excess risk", "std. error")
+    yield grid("Excess surrogate risk", head, rows)
+    yield ""
+    yield grid(
+        "Slopes of its logarithm on that of the rows",
+        ("kernel of x", "slope", "95 % interval", "theory"),
+        [
+            (
+                verdict["scenario"],
+                f"{verdict['slope']:.3f}",
+                "{:.3f} to {:.3f}".format(*verdict["interval"]),
+                f"{verdict['theory']:.3f}",
+            )
+            for verdict in result["verdicts"]
+        ],
+        f"Means over {result['settings']['seeds']} draws. Theory: upper bounds, corollary 4.1 of "
+        "Grünewälder et al. (2012).",
+    )
+
+
+def rates_picture(result: Result, path: Path) -> None:
+    """Draw the excess risks of all draws, their means, and the slopes of theory.
+
+    Parameters
+    ----------
+    result
+        JSON form of a study.
+    path
+        PNG file to write.
+    """
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    verdicts = {verdict["scenario"]: verdict for verdict in result["verdicts"]}
+    with rc_context(STYLE):
+        figure = Figure(figsize=(4.2 * len(verdicts), 3.4), layout="constrained")
+        axes = figure.subplots(1, len(verdicts), squeeze=False)[0]
+        for ax, (name, verdict) in zip(axes, verdicts.items(), strict=True):
+            cells = [cell for cell in result["cells"] if cell["scenario"] == name]
+            sizes = np.array([cell["rows"] for cell in cells], dtype=np.float64)
+            excess = [cell["models"]["embedding"]["excess"] for cell in cells]
+            for size, figures in zip(sizes, excess, strict=True):
+                ax.plot(
+                    [size] * len(figures["values"]),
+                    figures["values"],
+                    ".",
+                    color="#999999",
+                    ms=3,
+                )
+            means = np.array([figures["mean"] for figures in excess])
+            low, high = verdict["interval"]
+            label = f"mean, slope {verdict['slope']:.2f} ({low:.2f} to {high:.2f})"
+            ax.plot(sizes, means, "o-", color=BLUE, ms=4, label=label)
+            theory = means[0] * (sizes / sizes[0]) ** verdict["theory"]
+            ax.plot(sizes, theory, "--", color=PALETTE[1], label=f"theory, {verdict['theory']:.2f}")
+            ax.set(xscale="log", yscale="log", xlabel="rows", ylabel="excess risk", title=name)
+            ax.legend(fontsize=8.5)
+        figure.savefig(path, format="png", dpi=130)

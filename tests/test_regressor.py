@@ -1,0 +1,225 @@
+"""Embeddings as regressors: leave-one-out, paths of ridges, elements of an RKHS, exact fits."""
+
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from benchmarks import rates
+from benchmarks.__main__ import cli
+from cme_dask import ConditionalMeanEmbedding, SparseEmbedding, kernels, load
+from cme_dask.errors import DataError
+
+GAUSSIAN = kernels.Gaussian(0.7)
+REGS = np.geomspace(1e-9, 1.0, 19)
+
+
+def rows(n=60, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, 2))
+    y = np.column_stack([np.sin(x[:, 0]), x[:, 1] ** 2]) + 0.3 * rng.normal(size=(n, 2))
+    return x, y
+
+
+def brute_force(x, targets, gram, weights, regs, constant):
+    """Mean loss of refits without each row, in a given basis with values ``gram`` of x."""
+    share = weights / weights.sum()
+    losses = []
+    for reg in regs:
+        each = np.zeros(len(x))
+        for i in np.flatnonzero(share):
+            rest = np.where(np.arange(len(x)) == i, 0.0, share)
+            normal = (gram * rest[:, None]).T @ gram + reg * np.eye(gram.shape[1])
+            slope = np.linalg.solve(normal, (gram * rest[:, None]).T @ targets)
+            each[i] = ((targets[i] - gram[i] @ slope) ** 2).sum() + constant[i]
+        losses.append(share @ each)
+    return np.array(losses)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_leave_one_out_equals_refits_in_two_passes(weighted):
+    x, y = rows()
+    weights = np.random.default_rng(1).uniform(0, 2, len(x)) if weighted else np.ones(len(x))
+    weights[3] = 1.0 - weighted
+    fit = ConditionalMeanEmbedding(
+        kernel_x=GAUSSIAN, kernel_y=GAUSSIAN, tol=1e-4, validation="leave-one-out"
+    ).fit(x, y, weights=weights)
+    newton_x, newton_y = fit.basis_x_.newton(x), fit.basis_y_.newton(y)
+    outside = 1.0 - (newton_y**2).sum(axis=1)
+    expected = brute_force(x, newton_y, newton_x, weights, REGS, outside)
+    np.testing.assert_allclose(fit.path_.regs, REGS, rtol=1e-12)
+    np.testing.assert_allclose(fit.path_.losses, expected, rtol=1e-9)
+    assert fit.n_passes_ == 2
+    assert fit.reg_ == REGS[expected.argmin()]
+    assert fit.path_.validation == "leave-one-out"
+
+
+def test_leave_one_out_of_squared_errors_of_columns_and_functions():
+    x, y = rows()
+    fit = ConditionalMeanEmbedding(
+        kernel_x=GAUSSIAN, tol=1e-4, validation="leave-one-out", criterion="squared"
+    ).fit(x, y, functions=["y0 > 0.5"])
+    targets = np.column_stack([y, y[:, 0] > 0.5])
+    scaled = targets / targets.std(axis=0) / np.sqrt(3)
+    gram = fit.basis_x_.newton(x)
+    expected = brute_force(x, scaled, gram, np.ones(len(x)), REGS, np.zeros(len(x)))
+    np.testing.assert_allclose(fit.path_.losses, expected, rtol=1e-9)
+
+
+def test_standard_error_of_the_leave_one_out_loss():
+    x, y = rows(40)
+    fit = ConditionalMeanEmbedding(
+        kernel_x=GAUSSIAN, kernel_y=GAUSSIAN, tol=1e-3, validation="leave-one-out"
+    ).fit(x, y)
+    newton_x, newton_y = fit.basis_x_.newton(x), fit.basis_y_.newton(y)
+    outside, n = 1.0 - (newton_y**2).sum(axis=1), len(x)
+    reg = fit.path_.regs[9]
+    each = []
+    for i in range(n):
+        rest = np.delete(np.arange(n), i)
+        normal = newton_x[rest].T @ newton_x[rest] / n + reg * np.eye(newton_x.shape[1])
+        slope = np.linalg.solve(normal, newton_x[rest].T @ newton_y[rest] / n)
+        each.append(((newton_y[i] - newton_x[i] @ slope) ** 2).sum() + outside[i])
+    assert fit.path_.errors[9] == pytest.approx(np.std(each) / np.sqrt(n), rel=1e-6)
+
+
+def test_paths_of_ridges_name_the_largest_within_one_standard_error(tmp_path):
+    pytest.importorskip("matplotlib")
+    x, y = rows(400)
+    fit = ConditionalMeanEmbedding(kernel_x=GAUSSIAN, kernel_y=GAUSSIAN, tol=1e-3).fit(x, y)
+    path = fit.path_
+    assert path.regs[path.chosen] == fit.reg_
+    inside = path.losses <= path.losses.min() + path.errors[path.losses.argmin()]
+    assert path.one_standard_error == path.regs[inside][-1] >= fit.reg_
+    np.testing.assert_array_equal(np.column_stack([path.regs, path.losses]), fit.losses_)
+    assert path.plot().get_xlabel() == "ridge r"
+    given = ConditionalMeanEmbedding(kernel_x=GAUSSIAN, reg=0.1).fit(x, y)
+    assert given.path_ is None
+
+
+def test_exact_embeddings_are_the_dense_ones():
+    x, y = rows(200)
+    x[5] = x[6]
+    fit = ConditionalMeanEmbedding(
+        kernel_x=GAUSSIAN, kernel_y=GAUSSIAN, reg=1e-3, method="exact"
+    ).fit(x, y, functions={"square": lambda y: y[:, 0] ** 2})
+    at = rows(20, seed=4)[0]
+    weights = np.linalg.solve(GAUSSIAN(x, x) + len(x) * 1e-3 * np.eye(len(x)), GAUSSIAN(x, at))
+    names = ["y0", "y1", "square"]
+    dense = weights.T @ np.column_stack([y, y[:, 0] ** 2])
+    np.testing.assert_allclose(fit.expect(names, at), dense, atol=1e-8)
+    # A residual of k(y, y) at rounding, 1e-15, is one of 3e-8 in the functions.
+    np.testing.assert_allclose(fit.model_.embedding(at, y), weights.T @ GAUSSIAN(y, y), atol=1e-7)
+
+
+def test_exact_embeddings_are_for_small_tables():
+    x = np.zeros((5001, 1))
+    with pytest.raises(DataError, match="method='exact' takes at most 5,000 rows, got 5,001"):
+        ConditionalMeanEmbedding(kernel_x=GAUSSIAN, method="exact").fit(x, x)
+    with pytest.raises(DataError, match="pivots"):
+        ConditionalMeanEmbedding(method="exact", pivots="greedy").fit(x[:9], x[:9])
+    with pytest.raises(DataError, match="method must be one of pivots, exact"):
+        ConditionalMeanEmbedding(method="dense").fit(x[:9], x[:9])
+    with pytest.raises(DataError, match="validation must be one of folds, leave-one-out"):
+        ConditionalMeanEmbedding(validation="cv").fit(x[:9], x[:9])
+
+
+@pytest.mark.parametrize(
+    ("schedule", "factor"),
+    [("finite-rank", 400**-0.5), ("slow-decay", (np.log(400) / 400) ** (2 / 3))],
+)
+def test_ridges_follow_schedules_in_the_number_of_rows(schedule, factor):
+    x, y = rows(400)
+    fit = ConditionalMeanEmbedding(kernel_x=2.0 * GAUSSIAN, reg=schedule, tol=1e-3).fit(x, y)
+    assert fit.reg_ == pytest.approx(0.1 * 2.0 * factor)
+    assert fit.model_.about["criterion"] == f"schedule {schedule}"
+    with pytest.raises(DataError, match=r"\(finite-rank, slow-decay\), got .fast."):
+        ConditionalMeanEmbedding(kernel_x=GAUSSIAN, reg="fast").fit(x, y)
+
+
+def embedding(seed=0, **options):
+    x, y = rows(300, seed)
+    options = {"kernel_x": GAUSSIAN, "kernel_y": GAUSSIAN, "tol": 1e-3, "reg": 1e-3} | options
+    return ConditionalMeanEmbedding(**options).fit(x, y)
+
+
+def test_embeddings_are_elements_of_an_rkhs():
+    fit = embedding()
+    at, points = rows(7, seed=4)[0], rows(9, seed=5)[1]
+    mu = fit.model_.embed(at)
+    assert len(mu) == 7
+    np.testing.assert_allclose(mu(points), fit.model_.embedding(at, points), atol=1e-12)
+    newton = fit.basis_y_.newton
+    weights = np.linalg.solve(newton.factor.T, (mu.coef @ mu.basis.transform.T).T).T
+    gram = GAUSSIAN(newton.points, newton.points)  # mu(x) = sum_j weights_j k(p_j, .)
+    inner = weights @ gram @ weights.T
+    np.testing.assert_allclose(mu.inner(), inner, atol=1e-7)
+    square = np.diag(inner)[:, None] + np.diag(inner) - 2.0 * inner
+    np.testing.assert_allclose(mu.distance() ** 2, square, atol=1e-6)
+    np.testing.assert_allclose(mu.norm() ** 2, np.diag(inner), atol=1e-7)
+    assert mu[2:4].inner(mu).shape == (2, 7)
+    assert mu[1].distance(mu)[0, 1] == 0.0
+
+
+def test_embeddings_of_different_models_are_compared_in_one_space(tmp_path):
+    one, two = embedding(), embedding(1, tol=1e-2)
+    at = rows(5, seed=4)[0]
+    mu, nu = one.model_.embed(at), two.model_.embed(at)
+
+    def sections(fit, element):
+        basis = fit.basis_y_.newton
+        return basis.points, np.linalg.solve(
+            basis.factor.T, (element.coef @ element.basis.transform.T).T
+        )
+
+    (p, a), (q, b) = sections(one, mu), sections(two, nu)
+    inner = a.T @ GAUSSIAN(p, q) @ b
+    np.testing.assert_allclose(mu.inner(nu), inner, atol=1e-6)
+    square = mu.norm()[:, None] ** 2 + nu.norm() ** 2 - 2.0 * inner
+    np.testing.assert_allclose(mu.distance(nu) ** 2, square, atol=1e-6)
+    one.save(tmp_path / "one.model")
+    again = load(tmp_path / "one.model").embed(at)
+    np.testing.assert_allclose(again.inner(mu), mu.inner(), atol=1e-9)
+    with pytest.raises(DataError, match="same kernel of y"):
+        mu.inner(embedding(kernel_y=kernels.Gaussian(2.0)).model_.embed(at))
+
+
+def test_sparse_embeddings_are_elements_of_the_same_space():
+    x, y = rows(300)
+    fit = SparseEmbedding(
+        penalty="columns", kernel_x=GAUSSIAN, kernel_y=GAUSSIAN, reg=1e-2, tol=1e-2, n_gammas=5
+    ).fit(x, y)
+    at, points = rows(5, seed=4)[0], rows(9, seed=5)[1]
+    sparse, dense = fit.model_.embed(at), fit.dense_.embed(at)
+    np.testing.assert_allclose(sparse(points), fit.model_.embedding(at, points), atol=1e-10)
+    weights = fit.model_.weights(at)
+    gram = GAUSSIAN(fit.points_y_, fit.points_y_)
+    np.testing.assert_allclose(sparse.inner(), weights @ gram @ weights.T, atol=1e-8)
+    direct = np.sqrt(
+        np.maximum(sparse.norm()[:, None] ** 2 + dense.norm() ** 2 - 2.0 * sparse.inner(dense), 0.0)
+    )
+    np.testing.assert_allclose(sparse.distance(dense), direct, atol=1e-6)
+
+
+def test_the_study_of_rates(tmp_path):
+    command = ["study", "rates", "--rows", "200", "--rows", "3200", "--seeds", "2"]
+    result = CliRunner().invoke(cli, [*command, "--out", str(tmp_path / "rates"), "--workers", "1"])
+    assert result.exit_code == 0, result.output
+    study = json.loads((tmp_path / "rates" / "rates.json").read_text())
+    assert [verdict["scenario"] for verdict in study["verdicts"]] == ["finite-rank", "slow-decay"]
+    excess = [cell["models"]["embedding"]["excess"]["mean"] for cell in study["cells"]]
+    assert excess[0] > 3.0 * excess[1] > 0.0
+    assert excess[2] > 3.0 * excess[3] > 0.0
+    assert study["verdicts"][0]["theory"] == pytest.approx(-1.0)
+
+
+def test_truths_of_the_study_of_rates_are_laws():
+    x = np.linspace(-1.0, 1.0, 501)
+    for name in rates.SCENARIOS:
+        probabilities = rates.probabilities(name, x)
+        assert probabilities.min() > 0.0
+        np.testing.assert_allclose(probabilities.sum(axis=1), 1.0)
+    quadratic = np.polynomial.polynomial.polyfit(x, rates.probabilities("finite-rank", x), 2)
+    fitted = np.polynomial.polynomial.polyval(x, quadratic).T
+    np.testing.assert_allclose(fitted, rates.probabilities("finite-rank", x), atol=1e-12)
