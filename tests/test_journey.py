@@ -99,7 +99,7 @@ BARS = {
     ("fit", "frames"): (11, 10),
     ("quantile", "files"): (8, 8),
     ("quantile", "functions"): (46, 35),
-    ("basis", "functions"): (19, 20),
+    ("basis", "functions"): (16, 20),
     ("block", "functions"): (5, 5),
 }
 
