@@ -17,6 +17,7 @@ import numpy as np
 from scipy.special import expit
 from scipy.stats import norm
 
+from benchmarks.laws import ridge_path
 from cme_dask.constraints import Certified, Constraint, Coupling, Normalized, Unconstrained
 from cme_dask.data.generate import Normal3
 from cme_dask.errors import RankWarning, ToleranceWarning
@@ -196,7 +197,7 @@ class Joint:
             mean, _ = training.moments((x, y), i)
             at_points = y(points[:, None])
             solver = JointSolver(self.constraint, regs[0], BasisBounds((x.bound, y.bound)))
-            for result in solver.path(mean, regs):
+            for result in ridge_path(solver, mean, regs):
                 if self.law:
                     right = result.coef.T @ (at_points @ result.transform_y).T
                     yield _Projected(x, result.transform_x @ right, masses, points > 0.0)
@@ -210,7 +211,7 @@ def _coupling(training: Training) -> Iterator[Predict]:
     for scale_x, scale_y in product(COUPLING_SCALES, COUPLING_SCALES_Y):
         x, y = training.partition(0, scale_x), training.partition(1, scale_y)
         mean, _ = training.moments((x, y))
-        for result in JointSolver(Coupling(tol=1e-4), regs[0]).path(mean, regs):
+        for result in ridge_path(JointSolver(Coupling(tol=1e-4), regs[0]), mean, regs):
             constant, slope = result.answer(mean, 0)
             yield _Linear(x, result.transform_x @ slope[:, -1], constant[-1])
 

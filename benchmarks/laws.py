@@ -1,6 +1,7 @@
 """Every model of a conditional law on one sample whose truth is known."""
 
 import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -159,6 +160,16 @@ class _Event:
         return self.sample.events(y)[:, self.number]
 
 
+def ridge_path(
+    solver: JointSolver, mean: Moments, regs: Sequence[Regularization]
+) -> Iterator[JointSolution]:
+    """Solutions at one ridge after the other; iterations start from the last."""
+    solution = None
+    for reg in regs:
+        solution = solver._replace(reg=reg).solve(mean, solution)
+        yield solution
+
+
 def tune(sample: Sample, constraint: Constraint) -> Choice:
     """Scales and ridge with the smallest joint loss on held-out folds."""
     best: Choice | None = None
@@ -169,7 +180,7 @@ def tune(sample: Sample, constraint: Constraint) -> Choice:
         solver = JointSolver(constraint, REGS[0], bounds)
         for rest, held in split_folds(moments):
             unseen: HeldOut | None = None
-            for i, solution in enumerate(solver.path(rest, REGS)):
+            for i, solution in enumerate(ridge_path(solver, rest, REGS)):
                 # Eigenbases don't depend on the ridge.
                 unseen = unseen or HeldOut.of(held, solution.transform_x, solution.transform_y)
                 losses[i] += unseen.loss(solution.coef) / FOLDS
@@ -187,7 +198,8 @@ def tune_coupling(sample: Sample) -> Choice:
         moments, _ = sample.moments(scale_x, scale_y, partition=True)
         rest, held = next(split_folds(moments))
         solver = JointSolver(Coupling(tol=1e-4), COUPLING_REGS[0])
-        for reg, solution in zip(COUPLING_REGS, solver.path(rest, COUPLING_REGS), strict=True):
+        path = ridge_path(solver, rest, COUPLING_REGS)
+        for reg, solution in zip(COUPLING_REGS, path, strict=True):
             loss = held_out_loss(held, solution)
             if best is None or loss < best.loss:
                 best = Choice(scale_x, scale_y, reg, loss)

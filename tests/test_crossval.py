@@ -8,7 +8,7 @@ from cme_dask.kernels import Gaussian, Matern
 from cme_dask.learning.losses import ScreenedRows, ScreenedSide, screened_folds
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.cholesky import pivoted_cholesky
-from cme_dask.numerics.crossval import cross_validate, held_folds
+from cme_dask.numerics.crossval import held_folds, over_folds
 from cme_dask.numerics.moments import FeatureBlock, MomentReduction, strip_moments
 from cme_dask.numerics.problem import Regularization
 from cme_dask.numerics.scoring import make_thresholds
@@ -38,6 +38,13 @@ def sides_of(x, y, weights):
         y_side.basis, y_side.columns, functions, np.full(3 + len(events), 0.4), None, events
     )
     return (x_side, y_side), events
+
+
+def cross_validate(folds):
+    """Mean losses over the folds, by weight: joint, of functions, and of their means."""
+    each = [fold.losses(REGS) for fold in folds]
+    parts = zip(*((one.joint, one.squared, one.baseline) for one in each), strict=True)
+    return [over_folds(folds, np.stack(part))[0] for part in parts]
 
 
 def refit(sides, x, y, weights, out, reg):
@@ -76,9 +83,9 @@ def test_moments_give_what_refits_give(weighted):
         joint[number] = found.joint
         squared.append(found.squared)
     share = np.bincount(folds, weights) / weights.sum()
-    mean = cross_validate(each, REGS)
-    np.testing.assert_allclose(mean.joint, share @ joint)
-    np.testing.assert_allclose(mean.squared, np.tensordot(share, squared, 1))
+    mean_joint, mean_squared, _ = cross_validate(each)
+    np.testing.assert_allclose(mean_joint, share @ joint)
+    np.testing.assert_allclose(mean_squared, np.tensordot(share, squared, 1))
 
 
 def test_screening_gives_the_same_losses():
@@ -90,7 +97,7 @@ def test_screening_gives_the_same_losses():
         ScreenedSide(rows, side.basis.kernel, part[rows.order], 1e-4, 40)
         for side, part in zip(sides, (x, y), strict=True)
     ]
-    found = cross_validate(screened_folds(rows, *screened), REGS)
+    joint, squared, baseline = cross_validate(list(screened_folds(rows, *screened)))
     bases = []
     for side, part in zip(sides, (x, y), strict=True):
         kept = part[rows.order]
@@ -98,11 +105,11 @@ def test_screening_gives_the_same_losses():
         bases.append(NewtonBasis(side.basis.kernel, kept[chosen.pivots], chosen.factor))
     pair = (FeatureBlock(bases[0], ("a", "b")), FeatureBlock(bases[1], ("c", "d"), events=events))
     moments = strip_moments(MomentReduction(pair, 4), (x, y), weights, folds)
-    wanted = cross_validate(list(held_folds(moments)), REGS)
+    expected = cross_validate(list(held_folds(moments)))
     q = len(events)
-    np.testing.assert_allclose(found.joint, wanted.joint, rtol=1e-8, atol=1e-10)
-    np.testing.assert_allclose(found.squared, wanted.squared[:, -q:], rtol=1e-8, atol=1e-12)
-    np.testing.assert_allclose(found.baseline, wanted.baseline[-q:], rtol=1e-10)
+    np.testing.assert_allclose(joint, expected[0], rtol=1e-8, atol=1e-10)
+    np.testing.assert_allclose(squared, expected[1][:, -q:], rtol=1e-8, atol=1e-12)
+    np.testing.assert_allclose(baseline, expected[2][-q:], rtol=1e-10)
 
 
 def test_thresholds_of_a_scalar_add_up_to_its_crps():

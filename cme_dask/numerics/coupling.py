@@ -427,10 +427,6 @@ class CouplingProblem:
         """E b^2 of y."""
         return np.diag(self.mean.gram("y")).copy()
 
-    def ridged(self, reg: Regularization) -> "CouplingProblem":
-        """The same problem with another ridge."""
-        return replace(self, reg=reg)
-
     def solve(
         self, *, tol: float, max_iterations: int, start: Array | None
     ) -> tuple[Array, SolverInfo]:

@@ -316,24 +316,6 @@ def held_folds(moments: MomentSums) -> Iterator[HeldFold]:
         yield HeldFold(rest, held, [eigenbasis(rest.gram(v), rest.mean(v)) for v in "xy"])
 
 
-def cross_validate(folds: Sequence[HeldFold], regs: Sequence[Regularization]) -> Losses:
-    """Mean losses over the folds, by weight.
-
-    Equal to refits from the rows of the other folds, with the same pivots, for every ridge.
-
-    Parameters
-    ----------
-    folds
-        At least two.
-    regs
-        Positive ridges.
-    """
-    each = [fold.losses(regs) for fold in folds]
-    parts = zip(*((one.joint, one.squared, one.baseline) for one in each), strict=True)
-    joint, squared, baseline = (over_folds(folds, np.stack(part))[0] for part in parts)
-    return Losses(joint, squared, baseline)
-
-
 def over_folds(folds: Sequence[HeldFold], values: Array) -> tuple[Array, Array]:
     """Mean by weight of values (F, ...) over the folds, and its standard error."""
     share = np.array([fold.held.weight for fold in folds])

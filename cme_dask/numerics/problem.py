@@ -6,7 +6,7 @@ constraints of the package are in :mod:`cme_dask.constraints`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
 
@@ -240,9 +240,6 @@ class Problem(Protocol):
     @property
     def centred(self) -> bool:
         """Whether both bases have mean zero."""
-
-    def ridged(self, reg: Regularization) -> "Problem":
-        """The same problem with another positive ridge."""
 
 
 @dataclass(frozen=True)
@@ -637,19 +634,3 @@ class JointSolver(NamedTuple):
         problem = self.constraint.problem(mean, self.reg)
         first = None if start is None else start.coef
         return JointSolution.of(problem, *self.constraint.minimize(problem, self.bounds, first))
-
-    def path(self, mean: Moments, regs: Sequence[Regularization]) -> Iterator[JointSolution]:
-        """Solutions at one positive ridge after the other; iterations start from the last.
-
-        Parameters
-        ----------
-        mean
-            Moments.
-        regs
-            Ridges in place of the solver's own.
-        """
-        problem, coef = self.constraint.problem(mean, regs[0]), None
-        for reg in regs:
-            problem = problem.ridged(reg)
-            coef, info = self.constraint.minimize(problem, self.bounds, coef)
-            yield JointSolution.of(problem, coef, info)
