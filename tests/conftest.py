@@ -66,7 +66,7 @@ def cluster(local_cluster):
         yield client
 
 
-BRIEF = {"rows": 800, "max_rank": 60, "evaluations": 8, "finalists": 2, "averaged": 2}
+BRIEF = {"rows": 500, "max_rank": 40, "evaluations": 6, "finalists": 2, "averaged": 2}
 """A search for kernels that ends soon."""
 
 
@@ -85,6 +85,16 @@ def shorten_searches(patch, **changes):
 def brief_search(monkeypatch):
     """Searches for kernels are brief by default: for tests of something else."""
     shorten_searches(monkeypatch)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_held_rows(request):
+    """Calibrations and location models are judged at few rows, but where a module tests them."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not getattr(request.module, "ALL_HELD_ROWS", False):
+            for module in ("joint_fit", "residual"):
+                patch.setattr(f"cme_dask.estimators.{module}.HELD_ROWS", 500)
+        yield
 
 
 def few_scales(patch):

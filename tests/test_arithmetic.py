@@ -10,6 +10,7 @@ from functools import partial
 import array_api_strict as strict
 import numpy as np
 import pytest
+from conftest import pairwise
 from programs import solve_joint
 
 from cme_dask import JointDistribution, PivotedCholesky, kernels
@@ -83,13 +84,14 @@ def test_flops_of_an_elimination():
     assert BlockSolve((0, 32, 64)).flops == 2 * 32 * 32
 
 
-@pytest.mark.parametrize("tol", [1e-1, 1e-2, 1e-4, 1e-6, 1e-8, 1e-10])
-@pytest.mark.parametrize(("d", "length_scale"), [(1, 0.1), (2, 0.4), (3, 0.3)])
-@pytest.mark.parametrize(
-    ("constraint", "reg"), [("normalized", 1e-6), ("none", 1e-6), ("none", 0.0)]
+@pairwise(
+    tol=[1e-1, 1e-2, 1e-4, 1e-6, 1e-8, 1e-10],
+    rows=[(1, 0.1), (2, 0.4), (3, 0.3)],
+    solver=[("normalized", 1e-6), ("none", 1e-6), ("none", 0.0)],
 )
-def test_what_the_guard_admits_equals_the_safe_form(tol, d, length_scale, constraint, reg):
+def test_what_the_guard_admits_equals_the_safe_form(tol, rows, solver):
     """Within 1e-8 on density ratios and expectations, at other rows than those of the trial."""
+    (d, length_scale), (constraint, reg) = rows, solver
     spec, parts = problem(d, length_scale, tol)
     solve = partial(solve_joint, constraint=constraint, reg=Regularization(reg, reg))
     trial = tuple(part[: guard.TRIAL_ROWS] for part in parts)

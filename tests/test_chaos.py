@@ -41,26 +41,28 @@ def restarts(stores):
     return Restarts(stores / "restarts")
 
 
+slow = pytest.mark.slow
 RUNS = [
-    ("joint", ["one", "one"]),
-    ("joint, certified, greedy", ["all"]),
-    ("joint, coupling", ["replace"]),
-    ("joint, residual", ["one"]),
-    ("joint, learned", ["one"]),
-    ("cholesky, greedy", ["one", "slow"]),
-    ("cholesky, random", ["one"]),
-    ("embedding", ["again"]),
-    ("logistic", ["one"]),
-    ("joint classifier", ["one"]),
-    ("embedding classifier", ["all"]),
+    pytest.param("joint", ["one", "one"]),
+    pytest.param("joint, certified, greedy", ["all"]),
+    pytest.param("joint, coupling", ["replace"]),
+    pytest.param("joint, residual", ["one"], marks=slow),
+    pytest.param("joint, learned", ["one"], marks=slow),
+    pytest.param("cholesky, greedy", ["one", "slow"]),
+    pytest.param("cholesky, random", ["one"], marks=slow),
+    pytest.param("embedding", ["again"]),
+    pytest.param("logistic", ["one"]),
+    pytest.param("joint classifier", ["one"], marks=slow),
+    pytest.param("embedding classifier", ["all"], marks=slow),
 ]
+"""Every kind of pass and of strike at each run of the tests, every estimator at the slow ones."""
 
 
 def test_every_case_is_struck():
-    assert {case for case, _ in RUNS} == {*CASES}
+    assert {run.values[0] for run in RUNS} == {*CASES}
 
 
-@pytest.mark.parametrize(("case", "strikes"), RUNS, ids=[case for case, _ in RUNS])
+@pytest.mark.parametrize(("case", "strikes"), RUNS, ids=[str(run.values[0]) for run in RUNS])
 def test_fits_survive_their_workers(case, strikes, stores, processes, workers):
     wanted = bits(fit(case, stores, scheduler="threads", workers=2))
     for seed in range(3):  # a strike may come too late: then once more
@@ -74,9 +76,15 @@ def test_fits_survive_their_workers(case, strikes, stores, processes, workers):
     pytest.fail("no kill landed while a task ran, or the run never asked again")
 
 
-def test_a_run_goes_on_after_its_client_and_scheduler(restarts, processes):
+@pytest.mark.parametrize(
+    "deaths",
+    [
+        pytest.param(["client", "Ctrl-C", "scheduler"], id="one after the other"),
+        pytest.param(["everything", "client"], id="everything at once", marks=slow),
+    ],
+)
+def test_a_run_goes_on_after_its_client_and_scheduler(deaths, restarts, processes):
     """One run dies of each cause in turn, and goes on every time."""
-    deaths = ["client", "Ctrl-C", "scheduler", "everything"]
     for seed in (5, 6, 7):  # it may come after the end, or before anything is kept: then once more
         rng = np.random.default_rng(seed)
         outcome = restarts.restarted("cme-dask fit", deaths, processes, rng)

@@ -329,10 +329,17 @@ CHANGES = {
 }
 
 
+@pytest.fixture(scope="module")
+def stopped(store, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stopped") / "run"
+    with warnings.catch_warnings(action="ignore"):
+        interrupted(joint(), store, folder, 40)
+    return folder
+
+
 @pytest.fixture
-def begun(store, tmp_path):
-    interrupted(joint(), store, tmp_path / "run", 40)
-    return tmp_path / "run"
+def begun(stopped, tmp_path):
+    return shutil.copytree(stopped, tmp_path / "run")
 
 
 @pytest.mark.parametrize("name", CHANGES)
