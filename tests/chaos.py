@@ -31,7 +31,7 @@ from distributed import Client
 
 WORKERS, STRIP_SECONDS = 3, 0.05
 _PATIENCE = 240.0  # seconds after which a fit counts as lost
-_POLL = 0.002
+_POLL = 0.01
 _WAIT = 0.4  # seconds before a strike, at most: less than a pass takes
 _AGAIN = 5  # kills over one task, more than `allowed-failures` + 1
 

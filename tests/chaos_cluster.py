@@ -146,7 +146,7 @@ class Cluster:
         while len(self.workers()) < self.size:
             assert time.monotonic() < until, "the cluster's workers do not come up"
             assert self._scheduler.poll() is None, "the scheduler died"
-            time.sleep(0.02)
+            time.sleep(0.1)
 
     def _mark(self, pid):
         return self._folder / f"{pid}.task"

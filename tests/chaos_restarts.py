@@ -18,10 +18,11 @@ from cme_dask.passes.plan import strip_length
 
 N_ROWS, WORKERS, STRIP_SECONDS = 300_000, 3, 0.05
 _PATIENCE = 240.0  # seconds after which a client counts as lost
-_POLL = 0.005
+_POLL = 0.02
 _GIVE_UP = 5  # runs that were lost
 
-_FIT = ("--event", "y > 0.5", "--tol", "1e-2", "--max-rank", "60", "--reg", "1e-4")
+_FIT = ("--event", "y > 0.5", "--kernel", "median", "--tol", "1e-2", "--max-rank", "60")
+_FIT += ("--reg", "1e-4", "--calibration", "no")
 COMMANDS = {
     "cme-dask fit": ("fit", *_FIT, "--residual", "no"),
     "cme-dask fit, residual": ("fit", *_FIT, "--residual", "yes"),

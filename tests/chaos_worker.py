@@ -11,7 +11,7 @@ from pathlib import Path
 
 from distributed.diagnostics.plugin import WorkerPlugin
 
-import cme_dask.estimators.classifiers  # noqa: F401 - before the worker is there, not in its first task
+import cme_dask.numerics.cells  # noqa: F401 - before the worker is there, not in its first task
 from cme_dask.passes.run import Pass
 
 FOLDER, DELAY = "CHAOS_FOLDER", "CHAOS_STRIP_SECONDS"

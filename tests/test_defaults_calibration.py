@@ -10,6 +10,8 @@ from cme_dask import JointDistribution, kernels, load, merge
 from cme_dask.errors import DataError, StoreError
 from cme_dask.numerics.calibration import Calibration, HeldRows, Levels, learn_calibration
 
+ALL_HELD_ROWS = True
+
 
 def calibrated_by_hand(weights, means, exponents, support):
     """The formula of the docstring, one cell after the other."""

@@ -30,7 +30,7 @@ CUT = {
         "--set", "fit.max_rank=100",
     ],
     "sample": ["--rows", "6e3"],
-    "tune": ["--rows", "800", "--evaluations", "8", "--averaged", "1", "--max-rank", "100"],
+    "tune": ["--rows", "500", "--evaluations", "4", "--averaged", "1", "--max-rank", "40"],
 }  # fmt: skip
 """What is added to commands that ask for much, by one of their words."""
 

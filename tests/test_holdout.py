@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import xarray as xr
 import zarr
-from conftest import write_store
+from conftest import pairwise, write_store
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_reads import opened
@@ -343,9 +343,7 @@ def test_rows_without_a_time_are_found(tmp_path, how):
 # Row samples ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("by", HALVES)
-@pytest.mark.parametrize("size", [300, 20_000])
+@pairwise(weighted=[False, True], by=list(HALVES), size=[300, 20_000])
 def test_row_samples_of_parts_agree_wherever_the_rows_lie(tmp_path, weighted, by, size):
     """The stored sample filtered, and what is gathered from arrays, are the same rows."""
     write(tmp_path / "s.zarr", weighted=weighted)

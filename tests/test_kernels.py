@@ -409,7 +409,8 @@ with jax.enable_x64(True):
         def weighted(values):
             traced = kernel.with_parameters(values)
             return (weights * traced.formula(jax.numpy, rows, points)).sum()
-        found[str(i)] = np.asarray(jax.grad(weighted)(jax.numpy.asarray(kernel.parameters)))
+        gradient = jax.jit(jax.grad(weighted))
+        found[str(i)] = np.asarray(gradient(jax.numpy.asarray(kernel.parameters)))
 np.savez(sys.argv[1], **found)
 """
 

@@ -163,7 +163,7 @@ def test_columns_are_taken_by_name(rows, tmp_path):
 # The same bits -------------------------------------------------------------------------------
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     chunk_rows=st.integers(130, N + 5),
     source_rows=st.integers(130, N + 5),
@@ -199,7 +199,6 @@ def test_processes_and_clusters(rows, fits, store, tmp_path, cluster):
     lazily = da.from_array(rows[0], chunks=(3000, 2))
     cases = [
         ("processes", store),
-        ("processes", rows[0]),
         (cluster, store),
         (cluster, rows[0]),
         (cluster, lazily),
