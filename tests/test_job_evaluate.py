@@ -214,7 +214,8 @@ def test_the_tables_are_printed(done):
     folder, _, _ = done
     code, stdout, err = run(
         "run", folder / "job.toml", "--out", folder / "out", "--overwrite", "--set",
-        "evaluate.boosting=false",
+        "evaluate.boosting=false", "--set",
+        "fit.tuning={rows=200, max_rank=20, evaluations=2, finalists=2, averaged=2}",
     )  # fmt: skip
     assert code == 0, err
     for text in (

@@ -13,6 +13,7 @@ from cme_dask.cli.schema import read_job
 from cme_dask.models import plots as drawing
 
 ROOT = Path(__file__).parents[1]
+ALL_HELD_ROWS = True
 AIR = Path(os.environ.get("CME_DASK_DATA", ROOT.parent / "shared" / "data")) / "air_quality"
 
 JOB = """
