@@ -18,8 +18,7 @@ from cme_dask.data.sample import Sample
 from cme_dask.data.store import check_output, disk_errors, writing
 from cme_dask.errors import DataError, ShardDone
 from cme_dask.estimators.cholesky import PivotedCholesky
-from cme_dask.estimators.joint import JointDistribution
-from cme_dask.estimators.joint_fit import sums_of
+from cme_dask.estimators.joint import JointDistribution, add_rows
 from cme_dask.models import load_only
 from cme_dask.models import plots as drawing
 from cme_dask.models.events import Event
@@ -441,9 +440,7 @@ def grow_model(
         }
         options = RunOptions(scheduler, compute.workers, compute.memory_limit, progress.fit)
         alone_from = first_row if alone else None
-        sums = sums_of(earlier, functions)
-        measured, fitted, _ = JointDistribution()._grown(sums, sample, options, alone_from)
-    result, report = fitted["model_"], measured.report
+        result, report = add_rows(earlier, sample, functions, options, alone_from)
     result.save(out, overwrite=overwrite)
     return {
         "model": model,

@@ -2,9 +2,10 @@
 
 An estimator names its variables (a kernel for each), the moments that its pass makes, and how it
 solves for its attributes. The base opens the rows, reads the row sample, settles kernels and
-pivots, makes the pass, reports its progress and its time, plans, and adds rows to a fit.
+pivots, makes the pass, reports its progress and its time, and plans.
 """
 
+import math
 import os
 import time
 from abc import ABC, abstractmethod
@@ -31,16 +32,14 @@ from cme_dask.estimators.context import (
     Progress,
     Tolerance,
     choose_kernel,
-    make_cells,
     warn_of_length,
 )
-from cme_dask.estimators.growing import new_rows, on_columns
 from cme_dask.estimators.planning import FitPlan, Other, plan_fit
 from cme_dask.estimators.steps import reported
 from cme_dask.kernels import Kernel
+from cme_dask.learning.candidates import Tuning
 from cme_dask.learning.transforms import HEURISTIC_ROWS
 from cme_dask.models.events import FunctionsLike, declared
-from cme_dask.models.merging import FitSums
 from cme_dask.models.points import FloatArray, is_out_of_core
 from cme_dask.models.relevance import LengthScales
 from cme_dask.numerics.basis import Basis, Functions, LinearBasis, StackedBasis, ranks_of
@@ -72,10 +71,10 @@ _WORTH = 32  # a pass over fewer than this many times the trial's rows is not wo
 # Checks of parameters
 
 
-def check_choice(name: str, value: Any, known: tuple[str, ...]) -> None:
+def check_choice(name: str, value: Any, known: tuple[str | bool, ...]) -> None:
     """DataError unless the value is one of those that are known."""
-    if value not in known:
-        raise DataError(f"{name} must be one of {', '.join(known)}, got {value!r}")
+    if not isinstance(value, (str, bool)) or value not in known:
+        raise DataError(f"{name} must be one of {', '.join(map(str, known))}, got {value!r}")
 
 
 def check_tol(name: str, tol: Any) -> None:
@@ -84,31 +83,36 @@ def check_tol(name: str, tol: Any) -> None:
         raise DataError(f"{name} must lie between 0 and 1, exclusively, got {tol!r}")
 
 
-def check_accuracy(name: str, accuracy: Any) -> None:
-    """DataError unless this is a number of at least 0."""
-    real = isinstance(accuracy, Real) and not isinstance(accuracy, bool)
-    if not real or not 0.0 <= float(accuracy) < np.inf:
-        raise DataError(f"{name} must be a number of at least 0, got {accuracy!r}")
-
-
-def check_integer(name: str, value: Any, least: int, most: int | None = None) -> None:
-    """DataError unless the value is an integer within these bounds."""
-    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if whole and value >= least and (most is None or value <= most):
+def check_number(
+    name: str, value: Any, least: float, most: float = math.inf, *, whole: bool = True
+) -> None:
+    """DataError unless the value is a finite number, an integer if ``whole``, in these bounds."""
+    number = isinstance(value, (int, np.integer) if whole else Real)
+    if number and not isinstance(value, bool) and value < math.inf and least <= value <= most:
         return
-    upto = "of at least" if most is None else "from"
-    end = "" if most is None else f" to {most}"
-    raise DataError(f"{name} must be an integer {upto} {least}{end}, got {value!r}")
+    noun = "an integer" if whole else "a number"
+    bounds = f"of at least {least}" if most == math.inf else f"from {least} to {most}"
+    raise DataError(f"{name} must be {noun} {bounds}, got {value!r}")
+
+
+def check_tuning(name: str, value: Any) -> None:
+    """DataError unless the value holds the options of a search for kernels."""
+    if not isinstance(value, Tuning):
+        raise DataError(f"{name} must be a cme_dask.Tuning, got {value!r}")
 
 
 CHECKS: dict[str, Callable[[str, Any], None]] = {
     "tol": check_tol,
-    "max_rank": partial(check_integer, least=1),
-    "n_folds": partial(check_integer, least=1, most=MAX_FOLDS),
-    "sample_size": partial(check_integer, least=2),
-    "random_state": partial(check_integer, least=0, most=2**63 - 1),
-    "accuracy": check_accuracy,
+    "max_rank": partial(check_number, least=1),
+    "n_folds": partial(check_number, least=1, most=MAX_FOLDS),
+    "sample_size": partial(check_number, least=2),
+    "support_size": partial(check_number, least=0),
+    "random_state": partial(check_number, least=0, most=2**63 - 1),
+    "accuracy": partial(check_number, least=0, whole=False),
     "convergence": partial(check_choice, known=("raise", "warn")),
+    "residual": partial(check_choice, known=("auto", True, False)),
+    "calibration": partial(check_choice, known=("auto", True, False)),
+    "tuning": check_tuning,
 }
 """What parameters must be that several estimators share."""
 
@@ -199,9 +203,8 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
     """The base of all estimators.
 
     A subclass declares ``_kernels``, checks its parameters (``_check``), opens rows (``_open``),
-    says what faster arithmetic must not change (``_change``), and solves (``_solve``). Its ``fit``,
-    ``plan`` and ``partial_fit`` hand what they were given to ``_fit``, ``_plan`` and ``_grow``; for
-    the last one it gives its ``_sums``.
+    says what faster arithmetic must not change (``_change``), and makes the pass and what follows
+    it (``_run``). Its ``fit`` and ``plan`` hand what they were given to ``_fit`` and ``_plan``.
     """
 
     _kernels: ClassVar[dict[str, str]]
@@ -210,7 +213,10 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
     _learned: ClassVar[tuple[str, ...]] = ()
     """The parameters whose kernels are learned where they are not given."""
 
-    _required: ClassVar[tuple[str, ...]] = ("sample_size", "n_folds", "accuracy", "convergence")
+    _required: ClassVar[tuple[str, ...]] = (
+        *("sample_size", "support_size", "n_folds", "accuracy"),
+        *("convergence", "residual", "calibration"),
+    )
     """Parameters that have no None."""
 
     _bases: ClassVar[tuple[str, ...]] = ("basis_x_", "basis_y_")
@@ -241,19 +247,15 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
     def _open(self, X: Any, Y: Any, weights: Any) -> Sample:
         """The rows."""
 
+    @abstractmethod
+    def _run(self, context: FitContext, sample: Sample) -> tuple[Measured, dict[str, Any]]:
+        """The passes, and everything after them: sums, and fitted attributes by name."""
+
     def _change(
         self, spec: MomentReduction, trial: RowSample, rows: RowSample, accuracy: float, solver: Any
     ) -> Change | None:
-        """What faster arithmetic must not change on trial rows; None where there is none."""
-        raise NotImplementedError
-
-    def _solve(self, sample: Sample, measured: Measured) -> dict[str, Any]:
-        """From moments to fitted attributes, by name."""
-        raise NotImplementedError
-
-    def _sums(self, functions: Declarations) -> FitSums:
-        """Sums over the rows of the fit, with these functions; DataError where there are none."""
-        raise NotImplementedError
+        """What faster arithmetic must not change on trial rows; None if none is tried."""
+        return None
 
     def _search(self, context: FitContext) -> FitContext:
         """The context with the kernels that are learned."""
@@ -314,20 +316,11 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
         """The plan; ``others`` are further learned kernels that the pass compares."""
         return plan_fit(
             context,
-            partial(self._specify, context),
+            partial(self._in_mode, context),
             partial(self._landmarks, context),
             partial(self._cells, context),
             others,
         )
-
-    def _run(self, context: FitContext, sample: Sample) -> tuple[Measured, dict[str, Any]]:
-        """The passes, and everything after them: sums, and fitted attributes by name."""
-        measured = self._measure(context)
-        with one_blas_thread():
-            fitted = self._solve(sample, measured)
-        bases = [fitted[name] for name in self._bases]
-        self._warn_of_trace(context, [(basis.trace_error, basis.rank) for basis in bases])
-        return measured, fitted
 
     def _become(
         self,
@@ -340,17 +333,19 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
         self.__dict__.update(fitted)
         self.n_passes_, self.arithmetic_ = measured.passes, measured.arithmetic
         self.report_ = replace(measured.report, seconds=time.perf_counter() - begin)
-        if given is not None:
-            self._adopt(*given)
-
-    def _adopt(self, X: Any, Y: Any, sample: Sample) -> None:
-        """Keep what scikit-learn asks a fitted estimator about the columns of x."""
+        if given is None:
+            return
+        X, _, sample = given
         names = sample.columns[0].names
         self.n_features_in_ = len(names)
         if hasattr(X, "columns") and all(isinstance(name, str) for name in X.columns):
             self.feature_names_in_ = np.array(names, dtype=object)
         elif hasattr(self, "feature_names_in_"):
             del self.feature_names_in_
+        self._adopt(*given)
+
+    def _adopt(self, X: Any, Y: Any, sample: Sample) -> None:
+        """Keep what queries need to know of the rows that a first fit was given."""
 
     def _reported(
         self, progress: Any, executor: Executor, sample: Sample, *, plans: bool = False
@@ -404,27 +399,20 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
         )
         return self._search(context)
 
-    def _specify(
-        self, context: FitContext, bases: Sequence[Basis], solver: Any = None
-    ) -> tuple[MomentReduction, ComputeMode]:
-        """The moments of these bases, with the arithmetic that the accuracy allows."""
-        spec = context.moments_on(bases)
-        solver = context.solver if solver is None else solver
-        return self._in_mode(spec, context.rows, context.sample.n_rows, context.executor, solver)
-
     def _in_mode(
-        self, spec: MomentReduction, rows: RowSample, n_rows: int, executor: Executor, solver: Any
+        self, context: FitContext, spec: MomentReduction, solver: Any = None
     ) -> tuple[MomentReduction, ComputeMode]:
         """The moments with the cheapest arithmetic that a trial on the row sample admits."""
+        rows, n_rows = context.rows, context.sample.n_rows
         accuracy = getattr(self, "accuracy", 0.0)
         if accuracy is None:
             accuracy = 0.1 * float(np.sqrt(2.0 / n_rows))  # of an eigenvalue's sampling error
         trial = rows.prefix(max(TRIAL_ROWS, 2 * max(spec.ranks)))
         if accuracy == 0.0 or n_rows < _WORTH * len(trial):
             return spec, SAFE
-        cores = min(executor.function_threads, TRIALS)  # the sums of each take memory
+        cores = min(context.executor.function_threads, TRIALS)  # the sums of each take memory
         with one_blas_thread():
-            change = self._change(spec, trial, rows, accuracy, solver)
+            change = self._change(spec, trial, rows, accuracy, solver or context.solver)
             if change is None:
                 return spec, SAFE
             mode, _ = fastest_mode(spec, trial.parts, accuracy, change, cores)
@@ -437,7 +425,7 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
         passes, cells = context.passes, self._cells(context, bases)
         sums: tuple[CellSums, ...] = ()
         for topped_up in (False, True):
-            spec, mode = self._specify(context, bases)
+            spec, mode = self._in_mode(context, context.moments_on(bases))
             todo = () if topped_up else cells
             (moments, *summed), report = run_pass(
                 context.sample,
@@ -469,77 +457,6 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
                 if missed:  # of kernels that are too short the rank has a limit of its own
                     tolerance = replace(tolerance, max_rank=pivots.max_rank)
                 tolerance.warn(pivots.variable, rank, error, missed)
-
-    # Rows that are added to a fit
-
-    def _grow(
-        self, X: Any, Y: Any, weights: Any, functions: Declarations, options: RunOptions
-    ) -> Self:
-        """Add rows to the fitted model, in one pass over them; all of it or nothing."""
-        begin = time.perf_counter()
-        self._check()
-        sample = self._open_more(X, Y, weights)
-        measured, fitted, _ = self._grown(self._sums(functions), sample, options)
-        self._become(measured, fitted, begin)
-        return self
-
-    def _open_more(self, X: Any, Y: Any, weights: Any) -> Sample:
-        """The rows of a later call."""
-        return self._open(X, Y, weights)
-
-    def _grown(
-        self, earlier: FitSums, sample: Sample, options: RunOptions, alone_from: int | None = None
-    ) -> tuple[Measured, dict[str, Any], Sample]:
-        """A fit of earlier rows and new ones, in the bases and cells of the earlier.
-
-        Parameters
-        ----------
-        earlier
-            Sums over the earlier rows.
-        sample
-            The new ones. They are numbered after the earlier ones, but for parts of a split, whose
-            rows keep the numbers that they have in their table.
-        options
-            Where to run.
-        alone_from
-            The number of the first new row, for a fit of the new rows alone.
-
-        Returns
-        -------
-        measured, fitted
-            Sums, and attributes by name.
-        sample
-            The new rows as they were read.
-        """
-        sample = on_columns(sample, earlier.columns)
-        sample = sample.fold_by(earlier.about.get("fold_by", "rows"))
-        executor = options.executor()
-        with self._reported(options.progress, executor, sample) as progress:
-            rows, passes = sample_rows(sample, self.sample_size, self.random_state or 0, executor)
-            spec = MomentReduction(earlier.sides, earlier.moments.n_folds)
-            spec, mode = self._in_mode(spec, rows, sample.n_rows, executor, earlier.solver)
-            cells = tuple(
-                make_cells(rows, i, sample, s.functions, s.partition, support=s.support)
-                for i, s in enumerate(earlier.specs)
-            )
-            after = 0 if sample.part is not None else earlier.next_row
-            sample = replace(sample, first_row=after if alone_from is None else alone_from)
-            reductions = moment_reductions([spec], cells)
-            (moments, *sums), report = run_pass(sample, reductions, executor, progress)
-        info = new_rows(earlier, moments)
-        new = Measured(earlier.sides, moments, cells, tuple(sums), mode, report, passes + 1)
-        with one_blas_thread():
-            both, fitted = self._of_both(earlier, new, sample, alone=alone_from is not None)
-        fitted["model_"].about["new_rows"] = info
-        return both, fitted, sample
-
-    def _of_both(
-        self, earlier: FitSums, new: Measured, sample: Sample, *, alone: bool
-    ) -> tuple[Measured, dict[str, Any]]:
-        """Sums and fitted attributes of earlier rows and new ones, or of new ones ``alone``."""
-        moments, passes = earlier.moments + new.moments, self.n_passes_ + new.passes
-        both = new._replace(moments=moments, passes=passes)
-        return both, self._solve(sample, both)
 
     # What fitted estimators have in common
 
@@ -641,7 +558,6 @@ class MeanRegressor(RegressorMixin, Estimator):  # type: ignore[misc]
 
     def _adopt(self, X: Any, Y: Any, sample: Sample) -> None:
         """Keep the shape of predictions."""
-        super()._adopt(X, Y, sample)
         ndim = Y.ndim if hasattr(Y, "ndim") else np.asarray(Y).ndim  # None and paths have none
         count = len(sample.columns[1].names)
         self._shape = () if count == 1 and ndim < 2 else (count,)

@@ -13,12 +13,12 @@ from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
 from cme_dask.estimators.base import (
     Declarations,
-    Estimator,
     FittedBasis,
     Measured,
     check_choice,
 )
 from cme_dask.estimators.context import Tolerance
+from cme_dask.estimators.growing import MomentEstimator
 from cme_dask.estimators.planning import FitPlan
 from cme_dask.estimators.steps import ProgressOption
 from cme_dask.kernels import Kernel
@@ -43,7 +43,7 @@ from cme_dask.passes.write import FeatureReport, write_features
 Array = Any
 
 
-class FittedFeatures(TransformerMixin, Estimator):  # type: ignore[misc]
+class FittedFeatures(TransformerMixin, MomentEstimator):  # type: ignore[misc]
     """The half of :class:`PivotedCholesky` that follows the fit."""
 
     @property
@@ -190,9 +190,6 @@ class FittedFeatures(TransformerMixin, Estimator):  # type: ignore[misc]
         )
         estimator.__dict__.update(_attributes(model))
         return estimator
-
-    def _adopt(self, X: Any, Y: Any, sample: Sample) -> None:
-        """Names of columns are those of the model."""
 
     def _rows_of(self, X: Any) -> Sample:
         """The sample with those columns of x, by name or position, that the fit had."""

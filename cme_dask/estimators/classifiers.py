@@ -19,7 +19,7 @@ from cme_dask.estimators.base import (
     Estimator,
     FittedBasis,
     Measured,
-    check_integer,
+    check_number,
     given_rows,
 )
 from cme_dask.estimators.cholesky import x_alone
@@ -522,7 +522,7 @@ class KernelLogisticRegression(LabelClassifier):
 
     def _check(self) -> None:
         super()._check()
-        check_integer("max_iter", self.max_iter, 1)
+        check_number("max_iter", self.max_iter, 1)
         if not check_ridges([self.reg])[0] > 0.0:
             raise DataError(f"reg must be above 0, got {self.reg!r}")
         if not 0.0 < self.gradient_tol < 1.0:

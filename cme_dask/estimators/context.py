@@ -252,32 +252,17 @@ def choose_kernel(kernel: Any, rows: RowSample, i: int, columns: Columns, name: 
             f"got {kernel!r}"
         )
     kernel.check(len(columns.names))
-    check_labels(kernel, columns, name)
-    return kernel
-
-
-def check_labels(kernel: Kernel, columns: Columns, name: str) -> None:
-    """DataError if a numeric kernel would take codes of labels as numbers.
-
-    Parameters
-    ----------
-    kernel
-        A given kernel.
-    columns
-        Of its variable.
-    name
-        Of the parameter.
-    """
+    # A numeric kernel would take codes of labels as numbers.
     coded = [j for j, is_coded in enumerate(columns.categorical) if is_coded]
     wrong = [j for j in coded if kernel.measures(j)]
-    if not wrong:
-        return
-    column = columns.names[wrong[0]]
-    raise DataError(
-        f"column {column!r} holds labels, whose codes {name}={brief(repr(kernel))} would take as "
-        f"numbers: give kernels.Categorical(1.0).on({wrong[0]}) for it, times a numeric kernel "
-        ".on(...) the other columns, or give no kernel, so that it is learned"
-    )
+    if wrong:
+        column = columns.names[wrong[0]]
+        raise DataError(
+            f"column {column!r} holds labels, whose codes {name}={brief(repr(kernel))} would take "
+            f"as numbers: give kernels.Categorical(1.0).on({wrong[0]}) for it, times a numeric "
+            "kernel .on(...) the other columns, or give no kernel, so that it is learned"
+        )
+    return kernel
 
 
 def warn_of_constants(rows: RowSample, i: int, columns: Columns, variable: str) -> None:

@@ -19,7 +19,7 @@ from cme_dask.estimators.base import (
     names_of,
 )
 from cme_dask.estimators.context import FitContext
-from cme_dask.estimators.growing import functions_of_first_call
+from cme_dask.estimators.growing import MomentEstimator, functions_of_first_call
 from cme_dask.estimators.planning import FitPlan
 from cme_dask.estimators.steps import ProgressOption
 from cme_dask.estimators.tuned import FOLDS
@@ -56,7 +56,7 @@ EXACT_ROWS = 5_000
 """Rows that an exact fit may have: it takes the cube of their number."""
 
 
-class ConditionalMeanEmbedding(MeanRegressor):
+class ConditionalMeanEmbedding(MeanRegressor, MomentEstimator):
     r"""Conditional mean embedding of Y given X (joint paper, (42)).
 
     .. math:: \mathrm E[f(Y) | x] = \psi_X(x)^T (\mathrm{diag}(\lambda_X) + r)^{-1}

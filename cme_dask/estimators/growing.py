@@ -1,17 +1,142 @@
-"""Checks of new rows in ``partial_fit``, and its report of them."""
+"""``GrowingEstimator``: rows that ``partial_fit`` adds to a fit, their checks and their report."""
 
+import time
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 from cme_dask.data.columns import Columns
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError, ToleranceWarning, warn
+from cme_dask.estimators.base import Declarations, Estimator, Measured
+from cme_dask.estimators.context import FitContext, make_cells
 from cme_dask.models.events import FunctionsLike, LocalFunction, by_name
 from cme_dask.models.merging import FitSums
-from cme_dask.numerics.moments import Function, MomentSums
+from cme_dask.numerics.moments import Function, MomentReduction, MomentSums
+from cme_dask.numerics.resources import one_blas_thread
+from cme_dask.passes.fit import moment_reductions
+from cme_dask.passes.row_sample import sample_rows
+from cme_dask.passes.run import RunOptions, run_pass
 
 _WORSE = 2.0  # times the trace error of the earlier rows, beyond which a refit is advised
+
+
+class GrowingEstimator(Estimator):
+    """An estimator to whose fit rows can be added: its ``partial_fit`` hands them to ``_grow``.
+
+    A subclass gives the sums over its rows (``_sums``), and what follows from these and the sums
+    over new rows (``_of_both``).
+    """
+
+    @abstractmethod
+    def _sums(self, functions: Declarations) -> FitSums:
+        """Sums over the rows of the fit, with these functions; DataError where there are none."""
+
+    @abstractmethod
+    def _of_both(
+        self, earlier: FitSums, new: Measured, sample: Sample, *, alone: bool
+    ) -> tuple[Measured, dict[str, Any]]:
+        """Sums and fitted attributes of earlier rows and new ones, or of new ones ``alone``."""
+
+    def _grow(
+        self, X: Any, Y: Any, weights: Any, functions: Declarations, options: RunOptions
+    ) -> Self:
+        """Add rows to the fitted model, in one pass over them; all of it or nothing."""
+        begin = time.perf_counter()
+        self._check()
+        sample = self._open_more(X, Y, weights)
+        measured, fitted, _ = self._grown(self._sums(functions), sample, options)
+        self._become(measured, fitted, begin)
+        return self
+
+    def _open_more(self, X: Any, Y: Any, weights: Any) -> Sample:
+        """The rows of a later call."""
+        return self._open(X, Y, weights)
+
+    def _grown(
+        self, earlier: FitSums, sample: Sample, options: RunOptions, alone_from: int | None = None
+    ) -> tuple[Measured, dict[str, Any], Sample]:
+        """A fit of earlier rows and new ones, in the bases and cells of the earlier.
+
+        Parameters
+        ----------
+        earlier
+            Sums over the earlier rows.
+        sample
+            The new ones. They are numbered after the earlier ones, but for parts of a split, whose
+            rows keep the numbers that they have in their table.
+        options
+            Where to run.
+        alone_from
+            The number of the first new row, for a fit of the new rows alone.
+
+        Returns
+        -------
+        measured, fitted
+            Sums, and attributes by name.
+        sample
+            The new rows as they were read.
+        """
+        sample = on_columns(sample, earlier.columns)
+        sample = sample.fold_by(earlier.about.get("fold_by", "rows"))
+        executor = options.executor()
+        with self._reported(options.progress, executor, sample) as progress:
+            rows, passes = sample_rows(sample, self.sample_size, self.random_state or 0, executor)
+            context = FitContext(
+                sample,
+                rows,
+                kernels=(),
+                pivots=(),
+                functions=[side.functions for side in earlier.sides],
+                seed=0,
+                n_folds=earlier.moments.n_folds,
+                executor=executor,
+                progress=progress,
+                passes=passes,
+                seconds=0.0,
+                solver=earlier.solver,
+            )
+            spec, mode = self._in_mode(context, MomentReduction(earlier.sides, context.n_folds))
+            cells = tuple(
+                make_cells(rows, i, sample, s.functions, s.partition, support=s.support)
+                for i, s in enumerate(earlier.specs)
+            )
+            after = 0 if sample.part is not None else earlier.next_row
+            sample = replace(sample, first_row=after if alone_from is None else alone_from)
+            reductions = moment_reductions([spec], cells)
+            (moments, *sums), report = run_pass(sample, reductions, executor, progress)
+        info = new_rows(earlier, moments)
+        new = Measured(earlier.sides, moments, cells, tuple(sums), mode, report, passes + 1)
+        with one_blas_thread():
+            both, fitted = self._of_both(earlier, new, sample, alone=alone_from is not None)
+        fitted["model_"].about["new_rows"] = info
+        return both, fitted, sample
+
+
+class MomentEstimator(GrowingEstimator):
+    """An estimator whose attributes follow from the moments of its rows (``_solve``)."""
+
+    @abstractmethod
+    def _solve(self, sample: Sample, measured: Measured) -> dict[str, Any]:
+        """From moments to fitted attributes, by name."""
+
+    def _run(self, context: FitContext, sample: Sample) -> tuple[Measured, dict[str, Any]]:
+        """The passes, and everything after them: sums, and fitted attributes by name."""
+        measured = self._measure(context)
+        with one_blas_thread():
+            fitted = self._solve(sample, measured)
+        bases = [fitted[name] for name in self._bases]
+        self._warn_of_trace(context, [(basis.trace_error, basis.rank) for basis in bases])
+        return measured, fitted
+
+    def _of_both(
+        self, earlier: FitSums, new: Measured, sample: Sample, *, alone: bool
+    ) -> tuple[Measured, dict[str, Any]]:
+        """Sums and fitted attributes of earlier rows and new ones, or of new ones ``alone``."""
+        moments, passes = earlier.moments + new.moments, self.n_passes_ + new.passes
+        both = new._replace(moments=moments, passes=passes)
+        return both, self._solve(sample, both)
 
 
 def new_rows(earlier: FitSums, new: MomentSums) -> dict[str, Any]:

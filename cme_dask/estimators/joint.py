@@ -10,7 +10,7 @@ from cme_dask.config import ACCURACY, N_FOLDS, SAMPLE_SIZE
 from cme_dask.constraints import Constraint, parse
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
-from cme_dask.estimators.base import Measured, check_integer, given_rows, names_of
+from cme_dask.estimators.base import Declarations, Measured, check_number, given_rows, names_of
 from cme_dask.estimators.context import FitContext
 from cme_dask.estimators.joint_fit import JointFit, sums_of
 from cme_dask.estimators.planning import FitPlan
@@ -20,17 +20,50 @@ from cme_dask.estimators.tuned import importable_sides, lean_members
 from cme_dask.kernels import Kernel
 from cme_dask.learning.candidates import Tuning
 from cme_dask.models.events import FunctionsLike, importable
+from cme_dask.models.joint import JointModel
 from cme_dask.models.law import ConditionalLaw
 from cme_dask.models.merging import one_model
 from cme_dask.models.points import FloatArray, OutOfCore
 from cme_dask.numerics.support import SUPPORT_SIZE
 from cme_dask.passes.cluster import Scheduler
 from cme_dask.passes.lazy_laws import LazyLaw
-from cme_dask.passes.run import RunOptions
+from cme_dask.passes.run import PassReport, RunOptions
 
 Array = Any
 
 MAX_ROW = 1 << 53
+
+
+def add_rows(
+    model: JointModel,
+    sample: Sample,
+    functions: Declarations,
+    options: RunOptions,
+    alone_from: int | None = None,
+) -> tuple[JointModel, PassReport]:
+    """A model of the rows of another one and of new ones, and how the pass over these went.
+
+    Parameters
+    ----------
+    model
+        A saved model, or that of an estimator; it stays as it is.
+    sample
+        The new rows.
+    functions
+        Declared functions of the model, which knows their names alone.
+    options
+        Where to run.
+    alone_from
+        The number of the first new row, for a model of the new rows alone.
+
+    Raises
+    ------
+    DataError, StoreError, ResourceError, ConvergenceError
+        As :meth:`JointDistribution.partial_fit`.
+    """
+    sums = sums_of(model, functions)
+    measured, fitted, _ = JointDistribution()._grown(sums, sample, options, alone_from)
+    return fitted["model_"], measured.report
 
 
 class JointDistribution(JointFit):
@@ -348,7 +381,7 @@ class JointDistribution(JointFit):
         ``model_.about["new_rows"]`` holds how many rows the last call added, and the trace error
         that the pivots leave of them, by variable.
         """
-        check_integer("first_row", first_row, 0, MAX_ROW)
+        check_number("first_row", first_row, 0, MAX_ROW)
         rows = X, *given_rows(Y, y, weights, sample_weight)
         options = RunOptions(scheduler, workers, memory_limit, progress)
         given = {"functions_x": functions_x, "functions": functions}
@@ -416,16 +449,6 @@ class JointDistribution(JointFit):
         options = RunOptions(scheduler, workers, memory_limit, progress)
         given = {"functions_x": functions_x, "functions": functions}
         return self._plan(X, *given_rows(Y, y, weights, None), given, options)
-
-    def _check(self) -> None:
-        super()._check()
-        check_integer("support_size", self.support_size, 0)
-        for name in ("residual", "calibration"):
-            choice = getattr(self, name)
-            if not (isinstance(choice, bool) or choice == "auto"):
-                raise DataError(f"{name} must be 'auto', True or False, got {choice!r}")
-        if self.tuning is not None and not isinstance(self.tuning, Tuning):
-            raise DataError(f"tuning must be a cme_dask.Tuning, got {self.tuning!r}")
 
     def _steps(self, sample: Sample, *, plans: bool) -> dict[str, Any]:
         learned = self._learns()

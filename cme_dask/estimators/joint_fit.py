@@ -13,7 +13,11 @@ from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError, remedy
 from cme_dask.estimators.base import Declarations, FittedBasis, MeanRegressor, Measured
 from cme_dask.estimators.context import FitContext, Tolerance, make_cells
-from cme_dask.estimators.growing import different_functions, functions_of_first_call
+from cme_dask.estimators.growing import (
+    GrowingEstimator,
+    different_functions,
+    functions_of_first_call,
+)
 from cme_dask.estimators.planning import FitPlan
 from cme_dask.estimators.steps import LOCATION, PIVOTS, SEARCH, SECOND, SECOND_PASS
 from cme_dask.estimators.tuned import (
@@ -83,7 +87,7 @@ class FitResult(NamedTuple):
         return self._replace(measured=self.measured._replace(report=report))
 
 
-class JointFit(MeanRegressor):
+class JointFit(MeanRegressor, GrowingEstimator):
     """What :class:`JointDistribution` is made of: its moments, its solution, its model."""
 
     _kernels = {"kernel_x": "x", "kernel_y": "y"}  # noqa: RUF012 - never changed
@@ -198,7 +202,7 @@ class JointFit(MeanRegressor):
         others = [
             (
                 (one.kernel_x, one.kernel_y),
-                partial(self._specify, context, solver=solver._replace(reg=one.reg)),
+                partial(self._in_mode, context, solver=solver._replace(reg=one.reg)),
             )
             for one in finalists
         ]
@@ -218,7 +222,7 @@ class JointFit(MeanRegressor):
             ensemble = EnsembleFit(
                 context,
                 solver,
-                partial(self._specify, context),
+                partial(self._in_mode, context),
                 self._tuning.averaged,
                 learn_reg=self.reg is None,
                 top_up=self._tolerance.promised,

@@ -24,9 +24,9 @@ RESIDUAL_EVALUATIONS = 20
 _ORDER = 384  # of the largest eigenproblem that is timed
 _PRODUCTS = 4  # of the order of a basis: 8 m_X m_Y (m_X + m_Y) operations for both
 
-Specify = Callable[[Sequence[Basis]], tuple[MomentReduction, ComputeMode]]
+Specify = Callable[[MomentReduction], tuple[MomentReduction, ComputeMode]]
 Other = tuple[Sequence[Kernel], Specify]
-"""Further learned kernels, and from their bases to moments."""
+"""Further learned kernels, and the trial of the arithmetic for their moments."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ def plan_fit(
     context
         What the fit has before its pass.
     specify
-        From bases to the moments, with the arithmetic that their trial allows.
+        From moments to these with the arithmetic that their trial allows.
     landmarks
         Bases that take the place of those on pivots, if there are any.
     cells
@@ -237,9 +237,10 @@ def plan_fit(
         kernels = [context.kernels, *(kernels for kernels, _ in others)]
         each, _ = from_sample.bases_of_each(kernels)
     marks.append(time.perf_counter())
-    spec, arithmetic = specify(each[0])
+    spec, arithmetic = specify(context.moments_on(each[0]))
     also = [
-        specify_other(bases)[0] for bases, (_, specify_other) in zip(each[1:], others, strict=True)
+        specify_other(context.moments_on(bases))[0]
+        for bases, (_, specify_other) in zip(each[1:], others, strict=True)
     ]
     summed = cells(each[0])
     marks.append(time.perf_counter())

@@ -9,7 +9,7 @@ from scipy.linalg import cholesky, solve_triangular
 from cme_dask.config import ACCURACY, N_FOLDS, SAMPLE_SIZE
 from cme_dask.data.sample import Sample
 from cme_dask.errors import ConvergenceError, ConvergenceWarning, DataError, remedy, warn
-from cme_dask.estimators.base import Measured, check_choice, check_integer, check_tol
+from cme_dask.estimators.base import Measured, check_choice, check_number, check_tol
 from cme_dask.estimators.context import Tolerance
 from cme_dask.estimators.embedding import ConditionalMeanEmbedding
 from cme_dask.kernels import Kernel
@@ -212,7 +212,7 @@ class SparseEmbedding(ConditionalMeanEmbedding):
         DataError
             If the path has no such position.
         """
-        check_integer("position", position, 0, len(self.path_.gammas) - 1)
+        check_number("position", position, 0, len(self.path_.gammas) - 1)
         return _model(self.path_, position, self.dense_)
 
     @property
@@ -222,9 +222,8 @@ class SparseEmbedding(ConditionalMeanEmbedding):
     def _check(self) -> None:
         super()._check()
         check_choice("penalty", self.penalty, PENALTIES)
-        check_choice("convergence", self.convergence, ("raise", "warn"))
-        check_integer("n_gammas", self.n_gammas, 1)
-        check_integer("max_iter", self.max_iter, 1)
+        check_number("n_gammas", self.n_gammas, 1)
+        check_number("max_iter", self.max_iter, 1)
         check_tol("gap", self.gap)
         check_tol("gamma_ratio", self.gamma_ratio)
         if len(self._gammas(np.inf)) != 1 and self.n_folds < 2:

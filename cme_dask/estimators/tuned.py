@@ -37,7 +37,7 @@ _NEAR = 0.1  # a finalist that is worse than the best by this share of its score
 _NOTHING = 2.0  # standard errors of the gain on independence that may be luck
 _STEP = float(np.sqrt(10.0))  # between neighbouring ridges
 
-Specify = Callable[[Sequence[Basis], JointSolver], tuple[MomentReduction, ComputeMode]]
+Specify = Callable[[MomentReduction, JointSolver], tuple[MomentReduction, ComputeMode]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,7 +153,7 @@ class EnsembleFit:
     solver
         From moments to coefficients; its ridge is that of the finalists where it is learned.
     specify
-        From bases and their solver to the moments and their arithmetic.
+        From moments and their solver to these with the arithmetic that their trial allows.
     averaged
         How many are averaged at most.
     learn_reg
@@ -200,7 +200,7 @@ class EnsembleFit:
         """A member for each candidate, from one pass; and the sums by cell."""
         context = self.context
         specified = [
-            self.specify(each, self.solver._replace(reg=candidate.reg))
+            self.specify(context.moments_on(each), self.solver._replace(reg=candidate.reg))
             for each, candidate in zip(bases, candidates, strict=True)
         ]
         specs = [spec for spec, _ in specified]
