@@ -21,7 +21,7 @@ from cme_dask.numerics.folds import BY_ROWS, Folding, Split, fold_of_rows
 from cme_dask.numerics.moments import FeatureBlock, MomentReduction, strip_moments
 from cme_dask.numerics.rows import BasisRanges, NearestRows
 from cme_dask.passes.driver import Executor
-from cme_dask.passes.row_sample import sample_rows
+from cme_dask.passes.fit import sample_rows
 from cme_dask.passes.run import count_bad_values, run_pass
 from cme_dask.passes.sources import open_sample
 

@@ -29,7 +29,7 @@ from cme_dask.numerics.moments import (
 from cme_dask.numerics.reduction import Cost, Extent, Strip
 from cme_dask.passes import driver
 from cme_dask.passes.driver import Executor, task_bytes
-from cme_dask.passes.fit import pivot_bytes, predict_moments
+from cme_dask.passes.fit import choice_cost, predict_moments
 from cme_dask.passes.observing import WantOfMemory, want_of_memory
 from cme_dask.passes.plan import RowRange, strip_length
 
@@ -188,6 +188,12 @@ def test_rank_two_thousand_on_a_million_rows(tmp_path):
     assert 0.8 <= predicted / peak <= 1.25
 
 
+def choice_bytes(rows, rank):
+    """What a choice of pivots takes from a sample of so many of more rows."""
+    sample = open_sample(np.zeros((2 * rows, 1)))
+    return choice_cost(sample, rows, rank).alone["the choice of pivots"]
+
+
 def asked(n_rows=10**6, n_columns=3, ranks=(200,), width=204, n_folds=1, **changes):
     extent = Extent(n_rows, n_columns, strip_length(n_rows), **changes)
     return moment_cost(ranks, width, n_folds, extent), extent
@@ -215,7 +221,8 @@ def test_a_fit_is_refused_where_its_pivots_do_not_fit():
     roomy, tight = (Executor("threads", 2, 1 << size) for size in (40, 29))
     _, plan = predict_moments(sample, (2000,), 2004, 1, roomy, sample_rows=1 << 15)
     assert plan.phase == "the choice of pivots"
-    assert plan.predicted > pivot_bytes(1 << 15, 2000) > 8 * 2000 << 15
+    choice = choice_cost(sample, 1 << 15, 2000).alone["the choice of pivots"]
+    assert plan.predicted > choice > 8 * 2000 << 15
     with pytest.raises(ResourceError, match=r"this machine would need .* lower max_rank"):
         predict_moments(sample, (2000,), 2004, 1, tight, sample_rows=1 << 15)
 
@@ -241,9 +248,9 @@ def test_a_chunk_that_a_worker_cannot_hold_is_refused_with_the_remedy():
 def test_pivots_need_more_for_more_rows_and_pivots():
     ranks = (1, 100, 500, 2000)
     for rows in (4096, 1 << 15):
-        needs = [pivot_bytes(rows, m) for m in ranks]
+        needs = [choice_bytes(rows, m) for m in ranks]
         assert needs == sorted(needs)
-        assert all(a < pivot_bytes(2 * rows, m) for a, m in zip(needs, ranks, strict=True))
+        assert all(a < choice_bytes(2 * rows, m) for a, m in zip(needs, ranks, strict=True))
 
 
 @pytest.mark.parametrize("single", [False, True])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cme_dask import kernels
+from cme_dask import kernels, open_sample
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.cholesky import (
     SKETCH,
@@ -19,7 +19,7 @@ from cme_dask.numerics.cholesky import (
     prefix_rows,
     sampled_cholesky,
 )
-from cme_dask.passes.fit import pivot_bytes
+from cme_dask.passes.fit import choice_cost
 
 GAUSSIAN = kernels.Gaussian(0.3)
 
@@ -252,7 +252,8 @@ def test_memory_of_the_choice_is_predicted(rng):
         result = sampled_cholesky(kernel, sample, 0, tol, limit)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        assert peak <= pivot_bytes(16_384, len(result.pivots))
+        cost = choice_cost(open_sample(np.zeros((1 << 15, 3))), 16_384, len(result.pivots))
+        assert peak <= cost.alone["the choice of pivots"]
 
 
 @pytest.mark.parametrize("tol", [1e-2, 1e-3])

@@ -24,7 +24,7 @@ from cme_dask.numerics.location import RIDGES, fit_mean_function
 from cme_dask.numerics.moments import FeatureBlock, MomentReduction, strip_moments
 from cme_dask.numerics.problem import Regularization
 from cme_dask.passes.driver import Executor
-from cme_dask.passes.row_sample import sample_rows
+from cme_dask.passes.fit import sample_rows
 from cme_dask.passes.run import run_pass
 from cme_dask.passes.sources import open_sample
 

@@ -28,9 +28,9 @@ from cme_dask.data.writer import writing_sample
 from cme_dask.errors import DataError, StoreError
 from cme_dask.models.joint import JointModel
 from cme_dask.numerics.folds import draw, fold_of_rows, merge, number_hash, priority_keys
-from cme_dask.passes import row_sample as gather
+from cme_dask.passes import fit as gather
 from cme_dask.passes.driver import Executor
-from cme_dask.passes.row_sample import sample_rows
+from cme_dask.passes.fit import sample_rows
 
 EXAMPLES = settings(
     max_examples=25,

@@ -22,7 +22,7 @@ from cme_dask.models.joint import JointModel
 from cme_dask.numerics.folds import Split
 from cme_dask.numerics.scoring import Estimate, Scores
 from cme_dask.passes.driver import Executor
-from cme_dask.passes.row_sample import sample_rows
+from cme_dask.passes.fit import sample_rows
 from cme_dask.passes.scores import Law, Prediction, ScoreReport, score_pass
 from cme_dask.passes.sources import open_sample
 

@@ -44,9 +44,9 @@ def as_arrow(values: Array, column: str, table: str) -> "pa.Array":
     raise _refusal(column, table, f"values of type {values.dtype}")
 
 
-def _refusal(column: str, table: str, found: str) -> DataError:
+def _refusal(column: str, table: str, content: str) -> DataError:
     return DataError(
-        f"column {column!r} of {table} holds {found}: expected numbers, text or times, leave it "
+        f"column {column!r} of {table} holds {content}: expected numbers, text or times, leave it "
         "out or convert it"
     )
 
@@ -209,12 +209,12 @@ def array_values(name: str, array: Any, labels: list[str] | None) -> tuple[Array
     return frame_values(name, frame)
 
 
-def dataset_frame(dataset: Any, wanted: list[str]) -> Any:
+def dataset_frame(dataset: Any, requested: list[str]) -> Any:
     """Columns of an xarray Dataset of one dimension as a DataFrame, each in its own type."""
-    for name in wanted:
+    for name in requested:
         if not is_number(dataset[name].dtype):
             _in_memory(f"column {name!r}", dataset[name])
-    return dataset[wanted].to_dataframe()[wanted]
+    return dataset[requested].to_dataframe()[requested]
 
 
 def _in_memory(name: str, array: Any) -> Any:

@@ -67,17 +67,17 @@ class Columns:
         more = f" and {len(labels) - _MANY:,} more" if len(labels) > _MANY else ""
         return ", ".join(map(repr, labels[:_MANY])) + more
 
-    def positions(self, wanted: Sequence[str]) -> tuple[int, ...]:
-        """Positions of the wanted columns; DataError names the unknown ones."""
-        if isinstance(wanted, str):
-            raise DataError(f"expected a list of column names, got the text {wanted!r}")
-        unknown = [name for name in wanted if name not in self.names]
+    def positions(self, requested: Sequence[str]) -> tuple[int, ...]:
+        """Positions of the requested columns; DataError names the unknown ones."""
+        if isinstance(requested, str):
+            raise DataError(f"expected a list of column names, got the text {requested!r}")
+        unknown = [name for name in requested if name not in self.names]
         if unknown:
             raise DataError(
                 f"unknown column {', '.join(map(repr, unknown))}: "
                 f"there are {', '.join(map(repr, self.names))}"
             )
-        return tuple(self.names.index(name) for name in wanted)
+        return tuple(self.names.index(name) for name in requested)
 
     def positions_of(self, expected: "Columns", name: str) -> tuple[int, ...]:
         """Positions, in this table, of the columns that a model expects.
@@ -110,13 +110,13 @@ class Columns:
             )
         return tuple(self.names.index(column) for column in expected.names)
 
-    def only(self, wanted: Sequence[str]) -> "Columns":
-        """Description of the wanted columns alone."""
-        self.positions(wanted)
+    def only(self, requested: Sequence[str]) -> "Columns":
+        """Description of the requested columns alone."""
+        self.positions(requested)
         return Columns(
-            tuple(wanted),
-            {k: v for k, v in self.units.items() if k in wanted},
-            {k: v for k, v in self.categories.items() if k in wanted},
+            tuple(requested),
+            {k: v for k, v in self.units.items() if k in requested},
+            {k: v for k, v in self.categories.items() if k in requested},
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -180,11 +180,11 @@ def check_finite(values: Array, names: Sequence[str], first_row: int) -> None:
     raise nonfinite_error(dict(zip(names, zip(counts, firsts, strict=True), strict=True)))
 
 
-def nonfinite_error(found: dict[str, tuple[int, int]]) -> DataError:
+def nonfinite_error(counts: dict[str, tuple[int, int]]) -> DataError:
     """One sentence on non-finite values: ``{column: (count, first row)}``."""
     parts = [
         f"column {name!r} has {int(count):,} (first at row {int(row)})"
-        for name, (count, row) in found.items()
+        for name, (count, row) in counts.items()
         if count
     ]
     return DataError(

@@ -211,8 +211,8 @@ _LABELS = pa.dictionary(pa.int32(), pa.string())
 class CsvSource(FileSource):
     """One CSV file with a header; see :class:`~cme_dask.data.tables.Source`.
 
-    Other columns than the wanted ones may hold anything. Rows in messages count the header as row 1
-    and skip empty lines. A position is the byte and the row at which a block starts.
+    Columns that are not requested may hold anything. Rows in messages count the header as row 1 and
+    skip empty lines. A position is the byte and the row at which a block starts.
     """
 
     block_bytes: int = BLOCK_BYTES
@@ -224,7 +224,7 @@ class CsvSource(FileSource):
 
     def batches(
         self,
-        wanted: Sequence[str],
+        requested: Sequence[str],
         kinds: Mapping[str, Kind],
         null_values: Sequence[str],
         position: Mapping[str, Any] | None,
@@ -237,8 +237,8 @@ class CsvSource(FileSource):
             names=header,
             parsing=pacsv.ParseOptions(delimiter=self._delimiter),
             converting=pacsv.ConvertOptions(
-                include_columns=list(wanted),
-                column_types={name: _TYPES.get(kinds[name], _LABELS) for name in wanted},
+                include_columns=list(requested),
+                column_types={name: _TYPES.get(kinds[name], _LABELS) for name in requested},
                 null_values=list(null_values),
                 strings_can_be_null=True,
             ),

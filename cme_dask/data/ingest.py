@@ -140,18 +140,18 @@ class IngestReport:
     files
         The files in the order in which they were read.
     rows_read, rows_kept
-        Numbers of rows; a row that is not kept lacks a value in at least one wanted column.
+        Numbers of rows; a row that is not kept lacks a value in at least one requested column.
     rows_resumed
         How many of the rows read had been read before an interruption.
     missing
-        Number of missing values by wanted column, among the rows read.
+        Number of missing values by requested column, among the rows read.
     statistics
         ``{"x": {column: {...}}, "y": {...}}`` by stored column, of the rows kept: count, mean, std
         (with 1/n), min, max, missing, and counts of the codes of a categorical column.
     categories
         Labels in the order of their codes by categorical column.
     origins
-        The wanted column that each stored column was made from.
+        The requested column that each stored column was made from.
     location
         The sample store.
     """
@@ -506,7 +506,7 @@ def _check_units(units: dict[str, str], layout: Layout) -> None:
 
 
 def _check_columns(source: Source, layout: Layout) -> None:
-    """DataError unless each wanted column is there exactly once."""
+    """DataError unless each requested column is there exactly once."""
     requested, result = tuple(layout.kinds), source.columns()
     lacking = [name for name in requested if name not in result]
     if lacking:

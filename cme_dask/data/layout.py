@@ -252,8 +252,8 @@ def make_layout(
     return layout
 
 
-def _check_once(wanted: Sequence[str]) -> None:
-    twice = [name for name in dict.fromkeys(wanted) if wanted.count(name) > 1]
+def _check_once(names: Sequence[str]) -> None:
+    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
     if twice:
         raise DataError(f"column {listed(twice)} is wanted twice: x, y and weights must differ")
 

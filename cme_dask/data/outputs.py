@@ -92,7 +92,7 @@ class FeatureFiles:
         )
 
     def finish(
-        self, kept: RowSample, columns: tuple[Columns, ...], features: dict[str, Any]
+        self, row_sample: RowSample, columns: tuple[Columns, ...], features: dict[str, Any]
     ) -> None:
         """Check that all chunks are there; write the row sample and the description.
 
@@ -104,7 +104,7 @@ class FeatureFiles:
         check_written(self.arrays, self.folder)
         group = zarr.open_group(str(self.folder), mode="r+")
         arrays = {array.basename: array for array in self.arrays}
-        finish_sample(group, arrays, kept, columns, None, features=features)
+        finish_sample(group, arrays, row_sample, columns, None, features=features)
 
 
 class ChunkWriter:

@@ -85,16 +85,16 @@ class NumpySource(FileSource):
 
     def batches(
         self,
-        wanted: Sequence[str],
+        requested: Sequence[str],
         kinds: Mapping[str, Kind],
         null_values: Sequence[str],
         position: Mapping[str, Any] | None,
     ) -> Iterator[Batch]:
         """The stored types; NaN and NaT are missing values."""
-        members = [m for m in self._members() if set(m.places) & set(wanted)]
+        members = [m for m in self._members() if set(m.places) & set(requested)]
         n = common_length(self.name, {member.name: member.shape[0] for member in members})
         row = int(position["row"]) if position else 0
-        strands = [strand for m in members for strand in _strands(m, wanted, row)]
+        strands = [strand for m in members for strand in _strands(m, requested, row)]
         step = rows_per_batch(sum(strand.row_bytes for strand in strands))
         with self.explained(), self._reads(strands) as reads:
             for low in range(row, n, step):
@@ -105,8 +105,8 @@ class NumpySource(FileSource):
                     if len(data) < count * strand.row_bytes:
                         raise EOFError("its rows end early")
                     columns |= strand.split(data)
-                arrays = [as_arrow(columns[name], name, self.name) for name in wanted]
-                batch = pa.RecordBatch.from_arrays(arrays, names=list(wanted))
+                arrays = [as_arrow(columns[name], name, self.name) for name in requested]
+                batch = pa.RecordBatch.from_arrays(arrays, names=list(requested))
                 yield Batch(batch, low, {"row": low + count})
 
     def _members(self) -> list[_Member]:
@@ -168,9 +168,9 @@ class NumpySource(FileSource):
         return read
 
 
-def _strands(member: _Member, wanted: Sequence[str], row: int) -> list[_Strand]:
+def _strands(member: _Member, requested: Sequence[str], row: int) -> list[_Strand]:
     """What to read of a member from a row on."""
-    places = {name: place for name, place in member.places.items() if name in wanted}
+    places = {name: place for name, place in member.places.items() if name in requested}
     size, n = member.dtype.itemsize, member.shape[0]
     if member.by_column:
         return [
@@ -204,25 +204,25 @@ class ParquetSource(FileSource):
 
     def batches(
         self,
-        wanted: Sequence[str],
+        requested: Sequence[str],
         kinds: Mapping[str, Kind],
         null_values: Sequence[str],
         position: Mapping[str, Any] | None,
     ) -> Iterator[Batch]:
-        """The stored types; text that is wanted as labels dictionary-encoded."""
-        labels = [name for name in wanted if kinds[name] is Kind.CATEGORY]
+        """The stored types; text that is requested as labels dictionary-encoded."""
+        labels = [name for name in requested if kinds[name] is Kind.CATEGORY]
         row = int(position["row"]) if position else 0
         with self.explained(), self._open(labels) as file:
             if file.metadata.num_rows == 0:
                 raise DataError(f"{self.name} has columns but no rows: leave it out")
             first, skip = _row_group(file.metadata, row)
             for batch in file.iter_batches(
-                rows_per_batch(8 * len(wanted)),
+                rows_per_batch(8 * len(requested)),
                 row_groups=range(first, file.num_row_groups),
-                columns=list(wanted),
+                columns=list(requested),
                 use_threads=False,  # the batches before this one are being converted meanwhile
             ):
-                rest = batch.slice(min(skip, batch.num_rows)).select(list(wanted))
+                rest = batch.slice(min(skip, batch.num_rows)).select(list(requested))
                 skip -= batch.num_rows - rest.num_rows
                 if rest.num_rows:
                     rest.validate(full=True)

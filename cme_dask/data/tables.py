@@ -32,7 +32,7 @@ class Batch:
     Attributes
     ----------
     columns
-        The wanted columns, in the wanted order, in native types: numbers, booleans, text (plain or
+        The requested columns in their order, in native types: numbers, booleans, text (plain or
         dictionary-encoded), timestamps; null where a value is missing.
     first_row
         What messages call the first of these rows.
@@ -57,7 +57,7 @@ class Source(Protocol):
 
     def batches(
         self,
-        wanted: Sequence[str],
+        requested: Sequence[str],
         kinds: Mapping[str, Kind],
         null_values: Sequence[str],
         position: Mapping[str, Any] | None,

@@ -446,7 +446,7 @@ def create_rows(
 def finish_sample(
     group: zarr.Group,
     arrays: Mapping[str, zarr.Array[Any]],
-    kept: RowSample,
+    row_sample: RowSample,
     columns: tuple[Columns, ...],
     seed: int | None,
     *,
@@ -463,7 +463,7 @@ def finish_sample(
         The store.
     arrays
         Its arrays of rows by name: x, possibly y, weights, group, time.
-    kept
+    row_sample
         The row sample, of the same columns.
     columns
         Descriptions of x and possibly y.
@@ -477,13 +477,13 @@ def finish_sample(
         By variable and column.
     """
     folder = group.create_group("row_sample")
-    parts = dict(zip("xy", kept.parts, strict=False))
+    parts = dict(zip("xy", row_sample.parts, strict=False))
     small = {
-        "keys": kept.keys,
-        "index": kept.index,
+        "keys": row_sample.keys,
+        "index": row_sample.index,
         **parts,
-        "weights": kept.weights,
-        **({} if roles is None else {role: kept.units[role] for role in roles.to_dict()}),
+        "weights": row_sample.weights,
+        **({} if roles is None else {role: row_sample.units[role] for role in roles.to_dict()}),
     }
     written = {name: write_array(folder, name, values) for name, values in small.items()}
     named = {} if roles is None else roles.to_dict()
@@ -501,7 +501,7 @@ def finish_sample(
             "rows": arrays["x"].shape[0],
             "weights": "weights" in arrays,
             "seed": seed,
-            "row_sample_complete": kept.complete,
+            "row_sample_complete": row_sample.complete,
             "row_sample": written,
             "columns": {v: c.to_dict() for v, c in zip("xy", columns, strict=False)},
             **{key: value for key, value in optional.items() if value is not None},

@@ -104,9 +104,9 @@ class _Stored:
     decode: Decode | None = None
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
-    def read(self, wanted: Sequence[str]) -> tuple[ZarrSource, list[str]]:
-        """The wanted columns as rows of their own, and which they are."""
-        places = [place for place, name in enumerate(self.columns) if name in wanted]
+    def read(self, requested: Sequence[str]) -> tuple[ZarrSource, list[str]]:
+        """The requested columns as rows of their own, and which they are."""
+        places = [place for place, name in enumerate(self.columns) if name in requested]
         names = [self.columns[place] for place in places]
         source = ZarrSource(self.array)
         whole = len(places) == len(self.columns)
@@ -179,17 +179,17 @@ class ZarrTableSource:
 
     def batches(
         self,
-        wanted: Sequence[str],
+        requested: Sequence[str],
         kinds: Mapping[str, Kind],
         null_values: Sequence[str],
         position: Mapping[str, Any] | None,
     ) -> Iterator[Batch]:
         """The stored types; NaN and NaT are missing values, and so is what CF conventions say."""
-        chosen = [s for s in self._stored() if set(s.columns) & set(wanted)]
+        chosen = [s for s in self._stored() if set(s.columns) & set(requested)]
         n = common_length(self.name, {s.name: int(s.array.shape[0]) for s in chosen})
         row = int(position["row"]) if position else 0
-        step = rows_per_batch(8 * len(wanted))
-        reads = [stored.read(wanted) for stored in chosen]
+        step = rows_per_batch(8 * len(requested))
+        reads = [stored.read(requested) for stored in chosen]
         strips = [in_strips(source.stored, source.chunk_rows, row, n, step) for source, _ in reads]
         for parts in zip(*strips, strict=True):
             arrays: dict[str, Any] = {}
@@ -197,7 +197,9 @@ class ZarrTableSource:
                 rows = part if stored.decode is None else stored.decode(part)
                 for place, name in enumerate(names):
                     arrays[name] = stored.arrow(rows, place, name, self.name)
-            batch = pa.RecordBatch.from_arrays([arrays[n] for n in wanted], names=list(wanted))
+            batch = pa.RecordBatch.from_arrays(
+                [arrays[n] for n in requested], names=list(requested)
+            )
             yield Batch(batch, row, {"row": row + batch.num_rows})
             row += batch.num_rows
 
@@ -257,8 +259,8 @@ def _labelled(values: Array, labels: Sequence[str], what: str) -> Any:
     return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32), mask=missing), texts)
 
 
-def _is_ours(found: Any) -> bool:
-    return isinstance(found, zarr.Group) and ATTRIBUTE in found.attrs
+def _is_ours(node: Any) -> bool:
+    return isinstance(node, zarr.Group) and ATTRIBUTE in node.attrs
 
 
 def _of_sample(group: zarr.Group, sample: Sample) -> list[_Stored]:

@@ -56,8 +56,7 @@ from cme_dask.numerics.precision import (
 )
 from cme_dask.numerics.resources import one_blas_thread
 from cme_dask.passes.driver import Executor
-from cme_dask.passes.fit import choice_cost, moment_reductions
-from cme_dask.passes.row_sample import sample_rows
+from cme_dask.passes.fit import choice_cost, moment_reductions, sample_rows
 from cme_dask.passes.run import PassReport, RunOptions, run_pass
 from cme_dask.passes.sources import open_sample
 

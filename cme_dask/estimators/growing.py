@@ -15,8 +15,7 @@ from cme_dask.models.events import FunctionsLike, LocalFunction, by_name
 from cme_dask.models.merging import FitSums
 from cme_dask.numerics.moments import Function, MomentReduction, MomentSums
 from cme_dask.numerics.resources import one_blas_thread
-from cme_dask.passes.fit import moment_reductions
-from cme_dask.passes.row_sample import sample_rows
+from cme_dask.passes.fit import moment_reductions, sample_rows
 from cme_dask.passes.run import RunOptions, run_pass
 
 _WORSE = 2.0  # times the trace error of the earlier rows, beyond which a refit is advised

@@ -24,7 +24,7 @@ from cme_dask.numerics.moments import FeatureBlock, MomentReduction, MomentSums
 from cme_dask.numerics.precision import ComputeMode
 from cme_dask.numerics.problem import JointSolver, Regularization, reduced
 from cme_dask.numerics.resources import MemoryPlan, one_blas_thread
-from cme_dask.passes.fit import choice_cost, moment_reductions, row_sample_bytes
+from cme_dask.passes.fit import choice_cost, moment_reductions
 from cme_dask.passes.progress import StepBegan
 from cme_dask.passes.run import PassReport, extent_of, run_pass
 
@@ -136,7 +136,7 @@ def _check_memory(context: FitContext, rows: int, max_rank: int) -> MemoryPlan:
         "the search for kernels",
         search_bytes(rows, columns, max_rank, FOLDS),
         extent_of(context.sample, context.executor).in_memory
-        + row_sample_bytes(len(context.rows), columns),
+        + choice_cost(context.sample, len(context.rows), max_rank).held,
         f"search on fewer rows than {rows:,}, tuning=Tuning(rows={rows // 2}), or lower max_rank "
         "of the tuning, or give kernels",
     )

@@ -300,7 +300,7 @@ class _Left(ProgressColumn):
     max_refresh = 0.2
 
     def render(self, task: Task) -> Text:
-        left, callback = task.fields.get("left"), task.fields.get("heard", 0.0)
+        left, callback = task.fields.get("left"), task.fields.get("updated", 0.0)
         if left is None or task.finished:
             return Text("")
         return Text(f"{duration(max(0.0, left - (time.monotonic() - callback)))} left")
@@ -329,7 +329,7 @@ def update_bar(shown: Progress, task: TaskID, event: Event) -> None:
         completed=event.done,
         text=event.text,
         left=event.seconds_left,
-        heard=time.monotonic(),
+        updated=time.monotonic(),
     )
 
 

@@ -495,7 +495,7 @@ def _checkpointed(
         raise ShardDone(_waiting(checkpoint.shard, sums))
     if checkpoint.shard is None:
         sums.end(summed)
-        info = {"event": "kept", "pass": sums.name}
+        info = {"event": "pass recorded", "pass": sums.name}
         log.info("the result of %s is in %s", sums.name, sums.folder, extra=info)
     return summed
 

@@ -110,12 +110,12 @@ def _frame(part: Any, names: tuple[str, ...]) -> Any:
 
 
 def _array(
-    name: str, names: tuple[str, ...], parts: Sequence[Delayed], found: Sequence[_Partition]
+    name: str, names: tuple[str, ...], parts: Sequence[Delayed], described: Sequence[_Partition]
 ) -> tuple[Array, Columns]:
     import dask.array as da  # slow to import, and few fits need it
 
     categories: dict[str, tuple[str, ...]] = {}
-    for part in found:
+    for part in described:
         for column, labels in part.labels.items():
             categories[column] = tuple(dict.fromkeys((*categories.get(column, ()), *labels)))
             if len(categories[column]) > _MOST_LABELS:
@@ -127,7 +127,7 @@ def _array(
     coded = delayed(_coded)
     blocks = [
         da.from_delayed(coded(name, part, columns), (info.rows, len(names)), dtype=np.float64)
-        for part, info in zip(parts, found, strict=True)
+        for part, info in zip(parts, described, strict=True)
         if info.rows
     ]
     if not blocks:
@@ -436,27 +436,27 @@ def _is_table(value: Any) -> bool:
     return any(hasattr(value, name) for name in ("columns", "column_names", "data_vars"))
 
 
-def _column_arrays(table: Any, wanted: Sequence[str]) -> Any:
-    """The wanted columns of a DataFrame or Dataset, side by side; labels may be no text."""
+def _column_arrays(table: Any, requested: Sequence[str]) -> Any:
+    """The requested columns of a DataFrame or Dataset, side by side; labels may be no text."""
     if is_arrow(table):
         table = arrow_table(table, "x0")
         present = list(table.column_names)
     else:
         present = list(table.columns if hasattr(table, "columns") else table.data_vars)
-    names = wanted if isinstance(wanted, str) else [str(name) for name in wanted]
+    names = requested if isinstance(requested, str) else [str(name) for name in requested]
     positions = Columns(tuple(str(p) for p in present)).positions(names)
     if is_arrow(table):
         return table.select(list(positions))
     if hasattr(table, "columns"):
         return table.iloc[:, list(positions)]
-    dims = {table[name].dims for name in wanted}
+    dims = {table[name].dims for name in requested}
     if len(dims) != 1 or len(next(iter(dims))) != 1:
         raise DataError(
             f"columns of a Dataset must share one dimension, got {sorted(map(str, dims))}"
         )
-    if not all(is_number(table[name].dtype) for name in wanted):
-        return dataset_frame(table, list(wanted))
-    return table[list(wanted)].to_dataarray("column").transpose(..., "column")
+    if not all(is_number(table[name].dtype) for name in requested):
+        return dataset_frame(table, list(requested))
+    return table[list(requested)].to_dataarray("column").transpose(..., "column")
 
 
 def _rows(name: str, value: Any) -> tuple[RowSource, Columns]:

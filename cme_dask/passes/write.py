@@ -28,8 +28,8 @@ from cme_dask.numerics.folds import BY_ROWS, RowSample
 from cme_dask.numerics.reduction import Cost, Extent, Reduction, Strip
 from cme_dask.numerics.resources import MemoryPlan
 from cme_dask.passes.driver import Executor
+from cme_dask.passes.fit import choose_rows
 from cme_dask.passes.progress import Listener
-from cme_dask.passes.row_sample import choose_rows
 from cme_dask.passes.run import PassReport, extent_of, plan_pass, run_pass
 
 # Features of all rows, from store to store: one pass, out of core, one writer per chunk
