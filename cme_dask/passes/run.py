@@ -419,8 +419,9 @@ class Pass:
                 folds = strip.folds(self.residuals.n_folds)
                 strip = replace(strip, parts=self.residuals(strip.parts, folds))
             if run.own is not None:
-                low, high = max(run.own[0], rows[0]), min(run.own[1], rows[-1] + 1)
-                strip = replace(strip, own=slice(low - rows[0], high - rows[0]))
+                start, stop = int(rows[0]), int(rows[-1]) + 1
+                low, high = max(run.own[0], start), min(run.own[1], stop)
+                strip = replace(strip, own=slice(low - start, high - start))
             yield strip
 
 
