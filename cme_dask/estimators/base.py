@@ -185,6 +185,15 @@ class Measured(NamedTuple):
     left_out: tuple[Array, Array] | None = None
 
 
+def origin(sample: Sample) -> dict[str, Any]:
+    """What a model says of the rows that it was fitted on."""
+    return {
+        "location": sample.location,
+        "fold_by": str(sample.folding),
+        "part": None if sample.part is None else sample.part.to_dict(),
+    }
+
+
 class NotFitted(NotFittedError, sklearn.exceptions.NotFittedError):  # type: ignore[misc]
     """Our error and scikit-learn's, so that both can be caught."""
 

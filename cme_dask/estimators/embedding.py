@@ -17,6 +17,7 @@ from cme_dask.estimators.base import (
     check_choice,
     given_rows,
     names_of,
+    origin,
 )
 from cme_dask.estimators.context import FitContext
 from cme_dask.estimators.growing import MomentEstimator, functions_of_first_call
@@ -433,9 +434,7 @@ class ConditionalMeanEmbedding(MeanRegressor, MomentEstimator):
                 "criterion": criterion,
                 "losses": losses.tolist(),
                 "arithmetic": measured.arithmetic.name,
-                "location": sample.location,
-                "fold_by": str(sample.folding),
-                "part": None if sample.part is None else sample.part.to_dict(),
+                **origin(sample),
                 "held_out": {"x": held_out_table(y.names, [replicates])},
             },
         )

@@ -11,7 +11,7 @@ from cme_dask.config import HELD_ROWS, MAX_RANK
 from cme_dask.constraints import Normalized, parse
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError, remedy
-from cme_dask.estimators.base import Declarations, FittedBasis, MeanRegressor, Measured
+from cme_dask.estimators.base import Declarations, FittedBasis, MeanRegressor, Measured, origin
 from cme_dask.estimators.context import FitContext, Tolerance, make_cells
 from cme_dask.estimators.growing import (
     GrowingEstimator,
@@ -345,15 +345,6 @@ def sums_of(model: JointModel, functions: Declarations) -> JointSums:
         for spec, side in zip(sums.specs, (x, y), strict=False)
     )
     return replace(sums, sides=(x, y), specs=specs)
-
-
-def origin(sample: Sample) -> dict[str, Any]:
-    """What a model says of the rows that it was fitted on."""
-    return {
-        "location": sample.location,
-        "fold_by": str(sample.folding),
-        "part": None if sample.part is None else sample.part.to_dict(),
-    }
 
 
 def trial_solver(

@@ -1,6 +1,6 @@
 """Signed expectations, and ``predict`` and ``score`` of fitted models."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 from cme_dask.codec import Shape
 from cme_dask.data.columns import Columns, labels_have_no_mean
 from cme_dask.errors import DataError, remedy
+from cme_dask.models.base import Model
 from cme_dask.models.events import Event, looks_like_event
 from cme_dask.models.points import FloatArray, is_out_of_core
+from cme_dask.models.relevance import LengthScales, length_scales
 from cme_dask.numerics.basis import LinearBasis, StackedBasis
 from cme_dask.numerics.crossval import interval_factor
 from cme_dask.numerics.measure import project
@@ -199,13 +201,33 @@ def r_squared(y: Any, means: Array, weights: Any = None) -> float:
     )
 
 
-class PredictedMeans(ABC):
-    """What a model predicts of its y: means of numbers, or the label of one column of labels.
+class PairModel(Model):
+    """A model of two variables, which predicts y: means of numbers, or the label of its one column.
 
-    Models give ``_means(X)``, shape (n, d_Y), ``_shares(X)``, shape (n, K), and their columns.
+    Models hold their variables ``x`` and ``y``, with columns and basis, and give ``_means(X)``,
+    shape (n, d_Y), and ``_shares(X)``, shape (n, K).
     """
 
-    about: dict[str, Any]
+    x: Any
+    y: Any
+
+    @property
+    def columns_x(self) -> Columns:
+        """Columns of x: names, units, and labels of those that hold labels."""
+        columns: Columns = self.x.columns
+        return columns
+
+    @property
+    def columns_y(self) -> Columns:
+        """Columns of y: names, units, and labels of those that hold labels."""
+        columns: Columns = self.y.columns
+        return columns
+
+    @property
+    def length_scales(self) -> LengthScales:
+        """Length scale and relevance of each column, of x first, see :class:`ColumnRelevance`."""
+        sides = (("x", self.x), ("y", self.y))
+        return length_scales([(name, side.columns, side.basis) for name, side in sides])
 
     def predict(self, X: Any) -> Array:
         """E[Y | x], shape (n,) of one column and (n, d_Y) of more; of labels the most probable one.
@@ -221,7 +243,7 @@ class PredictedMeans(ABC):
         DataError
             On wrong columns or NaN, or if y holds labels beside other columns.
         """
-        columns = self._answered()
+        columns = self.columns_y
         if self._one_label(columns):
             result = self.predict_proba(X)
             if is_out_of_core(X):
@@ -248,7 +270,7 @@ class PredictedMeans(ABC):
         DataError
             On wrong columns or NaN, or if y is no column of labels.
         """
-        columns = self._answered()
+        columns = self.columns_y
         if not self._one_label(columns):
             raise DataError(
                 f"y is {columns.listed()}, and only one column of labels has probabilities of "
@@ -259,7 +281,7 @@ class PredictedMeans(ABC):
     @property
     def classes(self) -> Array:
         """The labels, shape (K,), where y is one column of them."""
-        columns = self._answered()
+        columns = self.columns_y
         labels: Sequence[Any] = columns.categories[columns.names[0]]
         result = self.about.get("classes")  # in their own type, where a classifier was fitted
         whole = isinstance(result, list) and len(result) == len(labels)
@@ -283,14 +305,10 @@ class PredictedMeans(ABC):
             As :meth:`predict`, or if the shapes differ.
         """
         result = self.predict(X)
-        if self._one_label(self._answered()):
+        if self._one_label(self.columns_y):
             hits = np.asarray(result) == np.asarray(Y).reshape(len(result))
             return float(np.average(hits, weights=sample_weight))
         return r_squared(np.asarray(Y).reshape(result.shape), result, sample_weight)
-
-    @abstractmethod
-    def _answered(self) -> Columns:
-        """Columns of y."""
 
     @abstractmethod
     def _means(self, X: Any) -> Array: ...

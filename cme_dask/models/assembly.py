@@ -1,6 +1,6 @@
 """The last step of a fit, and of merging: the frozen model, from moments and coefficients."""
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ from cme_dask.models.joint import JointModel, Variable
 from cme_dask.models.spectra import spectra_of
 from cme_dask.numerics.basis import LinearBasis, StackedBasis
 from cme_dask.numerics.cells import CellStatistics
-from cme_dask.numerics.crossval import Answer, Replicates, replicates, split_folds
+from cme_dask.numerics.crossval import Replicates, replicates, split_folds
 from cme_dask.numerics.moments import FeatureBlock, Moments, MomentSums
 from cme_dask.numerics.problem import JointSolution, JointSolver
 
@@ -72,18 +72,14 @@ def solve_by_fold(
         If kernels or ridge don't fit the constraint.
     """
     mean = moments.means()
-    solution = (whole or solver).solve(mean)
-    solution.info.check(convergence)
-
-    def refits() -> Iterator[tuple[Moments, Moments, Sequence[Answer]]]:
-        for rest, held in split_folds(moments):
-            refit = solver.solve(rest, solution)
-            refit.info.check(convergence)
-            yield rest, held, refit.answers(rest)
-
+    solution = (whole or solver).solve(mean, convergence=convergence)
+    refits = (  # one after the other, since each holds matrices
+        (rest, held, solver.solve(rest, solution, convergence).answers(rest))
+        for rest, held in split_folds(moments)
+    )
     errors = (None, None) if solution.base == 0.0 else mean.trace_error
     x, y = sides
-    return Component((x, y), mean, solution, replicates(refits(), moments), errors)
+    return Component((x, y), mean, solution, replicates(refits, moments), errors)
 
 
 def assemble(

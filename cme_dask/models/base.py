@@ -44,7 +44,8 @@ class Model(ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        MODELS[cls.__name__] = cls
+        if hasattr(cls, "_made_by"):  # else a base of models
+            MODELS[cls.__name__] = cls
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write the model to a folder (Zarr, no pickles), whole or not at all."""

@@ -12,14 +12,13 @@ from cme_dask.display import passes
 from cme_dask.errors import DataError
 from cme_dask.models.answers import (
     ConditionalExpectation,
-    PredictedMeans,
+    PairModel,
     class_name,
     nearest_shares,
 )
-from cme_dask.models.base import Model
 from cme_dask.models.mean_embeddings import MeanEmbeddings
 from cme_dask.models.points import FloatArray, is_out_of_core, lazy_answers, query_points
-from cme_dask.models.relevance import LengthScales, length_scales, plot_relevance
+from cme_dask.models.relevance import plot_relevance
 from cme_dask.numerics.basis import LinearBasis
 
 Array = Any
@@ -40,7 +39,7 @@ class EmbeddedVariable:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class EmbeddingModel(Model, PredictedMeans):
+class EmbeddingModel(PairModel):
     """Conditional mean embedding mu(x) = E[k_Y(., Y) | x], with E[f | x] = psi_X(x)^T slope.
 
     Made by :class:`cme_dask.ConditionalMeanEmbedding` or :func:`cme_dask.load`; needs neither data
@@ -70,9 +69,6 @@ class EmbeddingModel(Model, PredictedMeans):
     answers: Annotated[ConditionalExpectation, Within(k="x.basis.rank", m="x.basis.newton.rank")]
     about: dict[str, Any]
 
-    def _answered(self) -> Columns:
-        return self.y.columns
-
     def _means(self, X: Any) -> Array:
         return self.expect(None, X)
 
@@ -100,23 +96,6 @@ class EmbeddingModel(Model, PredictedMeans):
     def reg(self) -> float:
         """The ridge r; lambda = n r."""
         return float(self.about["reg"])
-
-    @property
-    def columns_x(self) -> Columns:
-        """Columns of x: names, units, and labels of those that hold labels."""
-        return self.x.columns
-
-    @property
-    def columns_y(self) -> Columns:
-        """Columns of y: names, units, and labels of those that hold labels."""
-        return self.y.columns
-
-    @property
-    def length_scales(self) -> LengthScales:
-        """Length scale and relevance of each column, of x first, see :class:`ColumnRelevance`."""
-        return length_scales(
-            [(key, v.columns, v.basis) for key, v in (("x", self.x), ("y", self.y))]
-        )
 
     @overload
     def expect(

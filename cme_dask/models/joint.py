@@ -12,8 +12,7 @@ from cme_dask.data.columns import Columns
 from cme_dask.display import passes, rank_text
 from cme_dask.errors import DataError
 from cme_dask.kernels.base import is_a
-from cme_dask.models.answers import ConditionalExpectation, PredictedMeans
-from cme_dask.models.base import Model
+from cme_dask.models.answers import ConditionalExpectation, PairModel
 from cme_dask.models.law import ConditionalLaw
 from cme_dask.models.location import LocationModel
 from cme_dask.models.points import (
@@ -24,7 +23,7 @@ from cme_dask.models.points import (
     lazy_answers,
     query_points,
 )
-from cme_dask.models.relevance import LengthScales, length_scales, plot_relevance, scales_line
+from cme_dask.models.relevance import plot_relevance, scales_line
 from cme_dask.models.spectra import SpectrumPair, plot_residual_trace, plot_spectrum
 from cme_dask.numerics.basis import LinearBasis, StackedBasis, ranks_of
 from cme_dask.numerics.blending import BlendedLaw, near_data
@@ -60,7 +59,7 @@ class Variable:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class JointModel(Model, PredictedMeans):
+class JointModel(PairModel):
     """Joint distribution dP = g dP_X dP_Y with g(x, y) = base + psi_Y(y)^T H psi_X(x).
 
     Made by :class:`cme_dask.JointDistribution` or :func:`cme_dask.load`; needs neither data nor
@@ -134,9 +133,6 @@ class JointModel(Model, PredictedMeans):
         if {name: values.shape for name, values in self.moments.items()} != shapes:
             raise DataError(f"the moments should have the shapes {shapes}")
 
-    def _answered(self) -> Columns:
-        return self.y.columns
-
     def _means(self, X: Any) -> Array:
         signed = self.support is None  # there is no law to ask
         return self.expect(None, X) if signed else self.conditional(X).mean()
@@ -177,23 +173,6 @@ class JointModel(Model, PredictedMeans):
     def function_names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Names that ``expect`` knows: given X (functions of y), and given Y (functions of x)."""
         return self.x.answers.names, self.y.answers.names
-
-    @property
-    def columns_x(self) -> Columns:
-        """Columns of x: names, units, and labels of those that hold labels."""
-        return self.x.columns
-
-    @property
-    def columns_y(self) -> Columns:
-        """Columns of y: names, units, and labels of those that hold labels."""
-        return self.y.columns
-
-    @property
-    def length_scales(self) -> LengthScales:
-        """Length scale and relevance of each column, of x first, see :class:`ColumnRelevance`."""
-        return length_scales(
-            [(key, v.columns, v.basis) for key, v in (("x", self.x), ("y", self.y))]
-        )
 
     @overload
     def expect(

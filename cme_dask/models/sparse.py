@@ -7,17 +7,15 @@ from typing import Annotated, Any, cast
 import numpy as np
 
 from cme_dask.codec import Shape
-from cme_dask.data.columns import Columns, labels_have_no_mean
+from cme_dask.data.columns import labels_have_no_mean
 from cme_dask.display import brief_repr, passes
 from cme_dask.errors import DataError
-from cme_dask.models.answers import PredictedMeans, nearest_shares
-from cme_dask.models.base import Model
+from cme_dask.models.answers import PairModel, nearest_shares
 from cme_dask.models.embedding import EmbeddedVariable
 from cme_dask.models.events import Event, looks_like_event
 from cme_dask.models.mean_embeddings import MeanEmbeddings
 from cme_dask.models.plots import BLUE, PALETTE, drawing
 from cme_dask.models.points import FloatArray, is_out_of_core, lazy_answers
-from cme_dask.models.relevance import LengthScales, length_scales
 
 Array = Any
 Function = str | Callable[[Array], Array]
@@ -113,7 +111,7 @@ class SparsePath:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class SparseModel(Model, PredictedMeans):
+class SparseModel(PairModel):
     r"""Sparse conditional mean embedding: a signed measure on few points of y.
 
     .. math:: \mathrm E[f(Y) | x] = \sum_j w_j(x) f(y_j), \quad
@@ -147,22 +145,6 @@ class SparseModel(Model, PredictedMeans):
     def points_y(self) -> Array:
         """Retained points of y, shape (k_Y, d_Y): what the measures live on."""
         return self.y.basis.newton.points
-
-    @property
-    def columns_x(self) -> Columns:
-        """Columns of x: names, units, and labels of those that hold labels."""
-        return self.x.columns
-
-    @property
-    def columns_y(self) -> Columns:
-        """Columns of y: names, units, and labels of those that hold labels."""
-        return self.y.columns
-
-    @property
-    def length_scales(self) -> LengthScales:
-        """Length scale and relevance of each column, of x first, see :class:`ColumnRelevance`."""
-        sides = (("x", self.x), ("y", self.y))
-        return length_scales([(key, v.columns, v.basis) for key, v in sides])
 
     def expect(self, f: Function | Sequence[Function] | None = None, X: Any = None) -> FloatArray:
         """E[f(Y) | X = x] of any functions: none has to be declared at the fit.
@@ -268,9 +250,6 @@ class SparseModel(Model, PredictedMeans):
             here = slice(start, start + _QUERY_ROWS)
             result[here] = kernel(points[here], self.points_x) @ right
         return result
-
-    def _answered(self) -> Columns:
-        return self.columns_y
 
     def _means(self, X: Any) -> Array:
         return self.expect(None, X)

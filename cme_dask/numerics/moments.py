@@ -40,6 +40,8 @@ from cme_dask.numerics.scoring import ScoringFunctions
 Array = Any
 Function = Callable[[Array], Array]
 
+_LOWER_RANK = f"lower {option('max_rank')} or raise {option('tol')}"
+_ONE_FOLD = remedy("n_folds=1", "--folds 1")
 _WORD = 8
 _SOLVE_WORDS = 12  # per entry of a P x P matrix: eigenbases, and what they are made from
 _TRIAL_WORDS = 11  # likewise: sums of the safe form and of the two that are tried at once
@@ -813,12 +815,9 @@ def moment_cost(ranks: tuple[int, ...], width: int, n_folds: int, extent: Extent
     prepared = 2 * beside + (3 + len(ranks)) * d
     most = max(length, min(max(_BESIDE // beside, _LONGEST), _BLOCKS * _LONGEST))  # of any width
     block += prepared * min(most, extent.strip_rows)
-    remedies = [f"lower {option('max_rank')} or raise {option('tol')}"]
+    remedies = [_LOWER_RANK]
     if n_folds > 1:
-        remedies.append(
-            f"{remedy('n_folds=1', '--folds 1')} (partial sums {n_folds} times smaller, no "
-            "standard errors)"
-        )
+        remedies.append(f"{_ONE_FOLD} (partial sums {n_folds} times smaller, no standard errors)")
     partial = n_folds * width**2 * _WORD
     return Cost(
         flops=width**2 + 2 * width * d,

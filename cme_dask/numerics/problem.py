@@ -616,8 +616,10 @@ class JointSolver(NamedTuple):
         """
         return self._replace(bounds=self.constraint.bounds_of(bases, rows))
 
-    def solve(self, mean: Moments, start: JointSolution | None = None) -> JointSolution:
-        """Solve; the info is not checked.
+    def solve(
+        self, mean: Moments, start: JointSolution | None = None, convergence: str | None = None
+    ) -> JointSolution:
+        """Solve, and check the tolerance where ``convergence`` says what a miss means.
 
         Parameters
         ----------
@@ -625,12 +627,19 @@ class JointSolver(NamedTuple):
             Moments.
         start
             A solution of a similar problem, from which iterations start.
+        convergence
+            ``"raise"`` or ``"warn"`` where the solution misses its tolerance; default neither.
 
         Raises
         ------
+        ConvergenceError
+            If the solution missed its tolerance, and ``convergence`` is ``"raise"``.
         DataError
             If the kernels or the ridge don't fit the constraint.
         """
         problem = self.constraint.problem(mean, self.reg)
         first = None if start is None else start.coef
-        return JointSolution.of(problem, *self.constraint.minimize(problem, self.bounds, first))
+        coef, info = self.constraint.minimize(problem, self.bounds, first)
+        if convergence is not None:
+            info.check(convergence)
+        return JointSolution.of(problem, coef, info)
