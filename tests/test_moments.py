@@ -186,8 +186,8 @@ def dense(spec, X, Y, w):
         "x": x.basis(X),
         "y": y.basis(Y),
         "1": np.ones((len(X), 1)),
-        "f(x)": x.values(X) - x.shift,
-        "f(y)": y.values(Y) - y.shift,
+        "f(x)": np.hstack([*x.values(X)]) - x.shift,
+        "f(y)": np.hstack([*y.values(Y)]) - y.shift,
     }
     share = w / w.sum()
     return values, lambda a, b: (values[a] * share[:, None]).T @ values[b]
@@ -225,7 +225,7 @@ def test_squared_errors_are_those_of_the_rows():
     rng = np.random.default_rng(3)
     constant, slope, trend = (rng.normal(size=s) for s in (2, (70, 2), (1, 2)))
     plain = constant + spec.features[0].basis(X) @ slope
-    functions = spec.features[1].values(Y)
+    functions = np.hstack([*spec.features[1].values(Y)])
     for here in (slice(0, 2), slice(1, 2)):
         for added in (None, trend[:, here]):
             residual = plain[:, here] - functions[:, here]
@@ -246,7 +246,10 @@ def test_sums_change_their_basis_their_shifts_and_their_functions():
     x, y = spec.features
     augmented = np.hstack(
         [values["x"], values["y"] @ change.T, values["1"]]
-        + [s.values(part) - shift for s, part, shift in zip((x, y), (X, Y), shifts, strict=True)]
+        + [
+            np.hstack([*s.values(part)]) - shift
+            for s, part, shift in zip((x, y), (X, Y), shifts, strict=True)
+        ]
     )
     scale = np.abs(changed.gram).max()
     for fold in range(4):

@@ -451,7 +451,7 @@ class FitContext:
         for i, basis in enumerate(bases):
             columns, events = self.sample.columns[i].names, self.events if i == 1 else None
             block = FeatureBlock(basis, columns, dict(self.functions[i]), events=events)
-            shift = self.rows.importance @ block.values(self.rows.parts[i])
+            shift = self.rows.importance @ np.hstack([*block.values(self.rows.parts[i])])
             features.append(replace(block, shift=shift))
         return MomentReduction(tuple(features), self.n_folds)
 

@@ -334,7 +334,7 @@ class ConditionalMeanEmbedding(MeanRegressor, MomentEstimator):
         # Only the columns and functions of this side are looked at, not its basis.
         functions = dict(context.functions[1])
         side = FeatureBlock(None, context.sample.columns[1].names, functions)  # type: ignore[arg-type]
-        values = np.asarray(side.values(rows.parts[1]))
+        values = np.hstack([*side.values(rows.parts[1])])
         search = search_embedding(
             (rows.parts[0], rows.parts[1]),
             rows.importance,

@@ -116,8 +116,8 @@ def assemble(
         for result in zip(*(component.trace_errors for component in components), strict=True)
     ]
     described = metadata | {
-        "rows": moments.n_rows,
-        "folds": moments.n_folds,
+        "rows": int(moments.rows.sum()),
+        "folds": len(moments.rows),
         "trace_error": dict(zip("xy", errors, strict=True)),
         "kkt_residual": max(component.solution.info.kkt_residual for component in components),
         "negative_mass": None,

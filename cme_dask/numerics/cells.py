@@ -150,12 +150,6 @@ class BottomK(NamedTuple):
         return self.at(order[number - xp.searchsorted(cells, cells) < count])
 
     @classmethod
-    def concatenated(cls, several: Sequence["BottomK"]) -> "BottomK":
-        """All of them, one after the other."""
-        xp = array_namespace(several[0].rows)
-        return cls(*map(xp.concat, zip(*several, strict=True)))
-
-    @classmethod
     def of_union(cls, several: Sequence["BottomK"], counts: Sequence[Array]) -> "BottomK":
         """Rows of each cell of a union of sets of rows, drawn as they were from each set.
 
@@ -176,7 +170,7 @@ class BottomK(NamedTuple):
             largest = np.zeros(len(count), dtype=np.uint64)
             np.maximum.at(largest, retained.cells, retained.hashes)
             known[dropped] = np.minimum(known, largest)[dropped]
-        every = cls.concatenated(several)
+        every = cls(*map(np.concatenate, zip(*several, strict=True)))
         every = every.at(np.flatnonzero(every.hashes <= known[every.cells]))
         ties = value_hash(_SALT + 1, every.rows)
         return every.at(np.argsort(ties, kind="stable")).first(ROWS_PER_CELL)
@@ -484,7 +478,7 @@ class CellReduction(Reduction[CellSums, CellSums]):
     def combine(self, a: CellSums, b: CellSums) -> CellSums:
         """Sums over the union of two disjoint sets of rows."""
         xp = array_namespace(a.sums)
-        bottom = BottomK.concatenated([a.bottom, b.bottom])
+        bottom = BottomK(*map(xp.concat, zip(a.bottom, b.bottom, strict=True)))
         if bottom.cells.shape[0] > _CROWD * ROWS_PER_CELL * len(self.bounds):
             bottom = bottom.first(ROWS_PER_CELL)
         return CellSums(
@@ -579,7 +573,7 @@ class CellReduction(Reduction[CellSums, CellSums]):
         empty = np.setdiff1d(np.arange(size), retained.cells)
         last, none = np.full(len(empty), _LAST), np.zeros(len(empty))
         fillers = BottomK(empty, last, none, (points + away)[empty])
-        atoms = BottomK.concatenated([retained, fillers])
+        atoms = BottomK(*map(np.concatenate, zip(retained, fillers, strict=True)))
         atoms = atoms.at(np.argsort(atoms.cells, kind="stable"))
         starts = np.searchsorted(atoms.cells, np.arange(size + 1))
 

@@ -373,18 +373,16 @@ class FeatureBlock:
         """Operations per row of the data that solve for the basis."""
         return self.basis.rank**2 if self.solve is None else self.solve.flops
 
-    def values(self, rows: Array) -> Array:
-        """Columns, declared functions and events at the rows, shape (n, q), without the shift.
+    def values(self, rows: Array) -> Iterator[Array]:
+        """Columns, declared functions and events at the rows, without the shift.
+
+        They come in parts of shapes (n, k), one after the other.
 
         Raises
         ------
         DataError
             If a function returns the wrong shape or a value that is not finite.
         """
-        return array_namespace(rows).concat(list(self.each_function(rows)), axis=1)
-
-    def each_function(self, rows: Array) -> Iterator[Array]:
-        """The same in parts of shapes (n, k), one after the other."""
         yield rows
         yield from function_values(rows, self.functions)
         if self.events is not None:
@@ -700,7 +698,7 @@ class MomentState:
         out[0, :] = 1.0
         for one, part, shift in zip(self.features, parts, self.shifts, strict=True):
             start = stop
-            for values in one.each_function(part):
+            for values in one.values(part):
                 out[stop : stop + values.shape[1], :] = values.T
                 stop += values.shape[1]
             in_place(out).subtract(out[start:stop, :], shift, out=out[start:stop, :])
