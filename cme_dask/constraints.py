@@ -57,15 +57,12 @@ class _Free(Constraint):
     """Constraints without inequalities: H = -A/D, entry by entry (joint paper, (38))."""
 
     linear: ClassVar[bool] = True
+    bounds = "none"
 
     @property
     def closed(self) -> bool:
         """True."""
         return True
-
-    def bounds_of(self, bases: Sequence[Basis], rows: Sequence[Array]) -> BasisBounds:
-        """Return none: there are no inequalities."""
-        return BasisBounds()
 
     def minimize(
         self, problem: JointProblem, bounds: BasisBounds, start: Array | None

@@ -113,7 +113,7 @@ class ConditionalLaw:
     def mean(self) -> FloatArray:
         """E[Y | x], shape (n,), or (n, d) of several columns; in their units."""
         pick = list(self._positions().values())
-        return self._columnwise("mean", self._fill(lambda at, _: self._law.mean(at)[:, pick]))
+        return self._columnwise("mean", self._fill(lambda at: self._law.mean(at)[:, pick]))
 
     def var(self) -> FloatArray:
         """Var[Y_j | x], shape (n,) or (n, d); units squared."""
@@ -223,7 +223,7 @@ class ConditionalLaw:
         labels = self.columns.categories[name]
         codes = np.arange(len(labels), dtype=np.float64)
         query = self._law.average(lambda y: (y[:, [j]] == codes).astype(np.float64))
-        result = self._fill(lambda at, _: query(at))
+        result = self._fill(query)
         return self._labels.wrap(result / result.sum(axis=1, keepdims=True), name, (name, labels))
 
     # Distribution functions and quantiles
@@ -255,15 +255,13 @@ class ConditionalLaw:
         several = len(pick) > 1
         t, single = check_thresholds(t, len(pick), several, self.n if paired else None)
         if several and paired:
-            result = self._fill(lambda at, here: law.orthant(at, pick, t[here]))
+            result = self._fill(lambda at, t: law.orthant(at, pick, t), t)
         elif several:
             lower = law.average(lambda y: _inside(y[:, pick], t))
-            result = self._fill(lambda at, _: lower(at))
+            result = self._fill(lower)
         else:
-            below, values = law.below(pick[0]), t[:, 0]
-            result = self._fill(
-                lambda at, here: below(at, values[here, None] if paired else values)
-            )
+            below = law.below(pick[0])
+            result = self._fill(below, t) if paired else self._fill(lambda at: below(at, t[:, 0]))
         return self._thresholded(np.clip(result, 0.0, 1.0), "cdf", t, single or paired, several)
 
     def quantile(self, q: Any, column: str | None = None) -> FloatArray:
@@ -290,7 +288,7 @@ class ConditionalLaw:
         positions = self._positions(column)
         names = tuple(positions)
         queries = [self._law.quantile(j, levels) for j in positions.values()]
-        result = self._fill(lambda at, _: np.stack([query(at) for query in queries], axis=2))
+        result = self._fill(lambda at: np.stack([query(at) for query in queries], axis=2))
         axes: list[Axis] = [("quantile", levels.tolist()), ("variable", names)]
         if len(names) == 1:
             result, axes = result[:, :, 0], axes[:1]
@@ -358,11 +356,7 @@ class ConditionalLaw:
         points, positions = self._points(y, True), self._positions(column)
         result = np.zeros(self.n)
         for position in positions.values():
-            query, observed = self._law.crps(position), points[:, position]
-            # Bound here: each column has its own.
-            result += self._fill(
-                lambda at, here, q=query, y=observed: q(at, y[here])  # type: ignore[misc]
-            )
+            result += self._fill(self._law.crps(position), points[:, position])
         return self._labels.wrap(result / len(positions), "crps")
 
     # Densities
@@ -392,7 +386,8 @@ class ConditionalLaw:
         points = self._points(y, paired)
         ratio = self._law.ratio(points)
         if ratio is not None:
-            result = self._fill(lambda at, here: ratio(at, here if paired else None))
+            each = (np.arange(self.n),) if paired else ()
+            result = self._fill(ratio, *each)
         else:
             with np.errstate(over="ignore"):
                 result = np.exp(self._log_pdf(points, paired) - self._log_marginal(points, paired))
@@ -471,14 +466,14 @@ class ConditionalLaw:
                 raise DataError(f"{name} must be a non-negative integer, got {value!r}")
         d = len(self.columns.names)
 
-        def block(at: Any, here: slice) -> Array:
-            numbers = first + np.arange(here.start, here.stop, dtype=np.uint64)
+        def block(at: Any, numbers: Array) -> Array:
             # A stream of draws for each point, from a salt of its own.
             start = number_hash(_DRAWN + int(random_state), numbers)[:, None]
             u = unit_interval(number_hash(_DRAWN, start + np.arange(count, dtype=np.uint64)))
             return self._law.draw(at, u)
 
-        result = self._fill(block, held=4 * count * d)
+        numbers = first + np.arange(self.n, dtype=np.uint64)
+        result = self._fill(block, numbers, held=4 * count * d)
         axes: list[Axis] = [("draw", range(int(count))), ("variable", self.columns.names)]
         if d == 1:
             result, axes = result[:, :, 0], axes[:1]
@@ -493,7 +488,7 @@ class ConditionalLaw:
         them those of the cells of y, which have mass only where the effective support is below
         0.05.
         """
-        return self._fill(lambda at, _: self._law.weights(at))
+        return self._fill(self._law.weights)
 
     def mixture_weights(self) -> FloatArray:
         """Weights of a coupling's components, shape (n, m): non-negative, sum 1.
@@ -506,7 +501,7 @@ class ConditionalLaw:
         mixture = self._law.mixture
         if mixture is None:
             raise DataError("only laws of a coupling are mixtures of components: ask for weights()")
-        return self._fill(lambda weights, _: weights, at=mixture)
+        return self._fill(lambda weights: weights, at=mixture)
 
     def effective_support(self) -> FloatArray:
         """How near each x is to the data, from 0 to 1, shape (n,).
@@ -516,18 +511,22 @@ class ConditionalLaw:
         tends to the marginal law, also of a model with a location; for a coupling, to that of the
         nearest landmark.
         """
-        result = self._fill(lambda share, _: share, at=self.given.basis.newton.support)
+        result = self._fill(lambda share: share, at=self.given.basis.newton.support)
         return self._labels.wrap(result, "effective_support")
 
     # What the queries share
 
     def _fill(
-        self, query: Callable[[Any, slice], Array], held: int = 0, at: Function | None = None
+        self,
+        query: Callable[..., Array],
+        *paired: Array,
+        held: int = 0,
+        at: Function | None = None,
     ) -> FloatArray:
         """Answers at all points, block by block, of which each holds so many numbers per point.
 
-        The query takes the law at the points of a block, or what ``at`` makes of them, and where
-        they are.
+        The query takes the law at the points of a block, or what ``at`` makes of them, and those
+        rows of the paired arrays that belong to them.
         """
         n, everywhere = len(self.points), slice(0, len(self.points))
         step = max(min(_HELD // max(self._law.held, held, 1), _MOST_ROWS), 1)
@@ -540,7 +539,7 @@ class ConditionalLaw:
                 there = self._everywhere
             else:
                 there = (at or self._law.at)(self.points[here])
-            part = query(there, here)
+            part = query(there, *(each[here] for each in paired))
             if result is None:
                 result = np.empty((n, *part.shape[1:]))
             result[here] = part
@@ -563,7 +562,7 @@ class ConditionalLaw:
     def _covariances(self) -> FloatArray:
         pick = list(self._positions().values())
         index = np.ix_(pick, pick)
-        return self._fill(lambda at, _: self._law.covariance(at)[:, *index])
+        return self._fill(lambda at: self._law.covariance(at)[:, *index])
 
     def _variances(self) -> FloatArray:
         result: FloatArray = np.einsum("nii->ni", self._covariances())
@@ -587,13 +586,12 @@ class ConditionalLaw:
         """Shape (n,)."""
         if isinstance(f, str) and not truth and f in self.columns.names:
             j = self._positions(f)[f]
-            return self._fill(lambda at, _: self._law.mean(at)[:, j])
+            return self._fill(lambda at: self._law.mean(at)[:, j])
         query = self._law.declared(f) if isinstance(f, str) else None
         if query is None:
             function = self._function(f)
             query = self._law.average(lambda y: function_values(function, y, name_of(f), truth))
-        answer = query
-        return self._fill(lambda at, _: answer(at)[:, 0])
+        return self._fill(query)[:, 0]
 
     def _function(self, f: Any) -> Function:
         if not isinstance(f, str):
@@ -630,8 +628,8 @@ class ConditionalLaw:
             self._smoothing(near, bandwidth), self._smoothing(self.model, None)
         )
         if paired:
-            return self._fill(lambda at, here: query(at, points[here], True))
-        return self._fill(lambda at, _: query(at, points, False))
+            return self._fill(lambda at, y: query(at, y, True), points)
+        return self._fill(lambda at: query(at, points, False))
 
     def _log_marginal(self, points: Array, paired: bool) -> Array:
         """Logarithm of the smoothed density of the marginal, shape (n, 1) or (1, k)."""

@@ -319,8 +319,8 @@ class Law(Protocol):
     def draw(self, at: At, u: Array) -> Array:
         """Draws, shape (b, k, d), from numbers u (b, k) that are uniform on (0, 1)."""
 
-    def ratio(self, y: Array) -> Callable[[At, slice | None], Array] | None:
-        """dQ_x / dP_Y at y, shape (b, k), or (b, 1) at the y of a slice, one for each x.
+    def ratio(self, y: Array) -> Callable[..., Array] | None:
+        """dQ_x / dP_Y at y, shape (b, k), or (b, 1) at the y with given numbers, one for each x.
 
         None if only smoothed densities have a ratio.
         """
@@ -414,11 +414,11 @@ class CellLaw:
         atom = np.searchsorted(self._within, (cell + rest).ravel()).reshape(cell.shape)
         return np.asarray(self.cells.atoms[np.clip(atom, starts[cell], ends[cell])])
 
-    def ratio(self, y: Array) -> Callable[[Array, slice | None], Array]:
+    def ratio(self, y: Array) -> Callable[..., Array]:
         """dQ_x / dP_Y, shape (b, k), constant on cells; 0 where there is no row."""
         cells = self.cells.support.assign(y)
 
-        def block(at: Array, here: slice | None) -> Array:
+        def block(at: Array, here: Array | None = None) -> Array:
             if here is None:
                 result, mass = at[:, cells], self.cells.masses[cells]
             else:

@@ -267,9 +267,10 @@ class Constraint(ABC):
     averages
         Whether kernels that were learned are averaged: the search looks at such solutions.
     bounds
-        Which bounds of the basis functions :meth:`minimize` gets: ``"analytic"`` ones or, beside
-        these, ``"sample"``, values at rows of the row sample, without which there is no solution,
-        or ``"observed"``, the ranges of the centred functions over all rows, in one more pass.
+        Which bounds of the basis functions :meth:`minimize` gets: ``"none"``, ``"analytic"`` ones
+        or, beside these, ``"sample"``, values at rows of the row sample, without which there is no
+        solution, or ``"observed"``, the ranges of the centred functions over all rows, in one more
+        pass.
     partition
         Whether the bases are partitions of unity. Such a constraint has the numbers of landmarks of
         x and of y, ``counts``, which are None where the held-out loss on the row sample decides,
@@ -614,6 +615,8 @@ class JointSolver(NamedTuple):
         rows
             Random rows of x and of y.
         """
+        if self.constraint.bounds == "none":
+            return self
         return self._replace(bounds=self.constraint.bounds_of(bases, rows))
 
     def solve(
