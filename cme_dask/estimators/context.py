@@ -51,6 +51,10 @@ _UNRELATED, _SAME = 1e-3, 1e-10
 _COVARIANCES = 1 << 21  # numbers in the covariances of all cells, at most
 _GROWN = 1 << 22  # rows times squared columns of which cells are made: a second
 _ROWS_PER_CELL = 8  # of which they are made at least
+
+IN_ROUNDS = ("greedy", "random")
+"""Ways of choosing pivots over all rows."""
+
 _CHECK_EVERY = 16
 _TOP_UP_SPAN = 0.5
 _COARSE = 1e-2  # trace error of learned bases that is worth a warning when nobody gave a tol
@@ -203,14 +207,9 @@ class Pivots:
             each.append(cls(variable, mode, tolerance.value, limit, float(span), (seed, i), points))
         return tuple(each)
 
-    @property
-    def in_rounds(self) -> bool:
-        """Whether they are chosen over all rows."""
-        return self.mode in ("greedy", "random")
-
     def from_sample(self) -> Self:
         """The same, but where they would be chosen over all rows, from the row sample."""
-        return replace(self, mode="sampled") if self.in_rounds else self
+        return replace(self, mode="sampled") if self.mode in IN_ROUNDS else self
 
     def rule(self, kernel: Kernel) -> Rule:
         """The rule of the rounds over all rows; for sampled pivots, of those that add to them."""
@@ -500,10 +499,12 @@ class FitContext:
         ResourceError
             As soon as the rank is one whose pass would not fit into memory.
         """
+        # Residuals take one pass, and rounds over all rows are many.
+        top_up = top_up and not self.rows.complete and self.sample.residuals is None
         bases: dict[int, NewtonBasis] = {}
         remaining: dict[int, tuple[Rule, PivotState]] = {}
         for i, (pivots, kernel) in enumerate(zip(self.pivots, kernels, strict=True)):
-            if pivots.in_rounds:
+            if pivots.mode in IN_ROUNDS:
                 columns = self.sample.columns[i].names
                 remaining[i] = pivots.rule(kernel), PivotState.empty(len(columns))
                 continue
@@ -513,15 +514,17 @@ class FitContext:
                     continue
                 ranks = tuple(basis.rank for basis in bases.values())
                 bases[i], reached = self._sampled(i, kernel, ranks)
-            if top_up and not reached and self._may_top_up(i, bases[i]):
+            if top_up and not reached and bases[i].rank != pivots.max_rank:
                 remaining[i] = pivots.rule(kernel), PivotState.of(bases.pop(i))
-        states, reports = self._in_rounds(bases, remaining)
-        for i, state in states.items():
-            if not state.rank:
-                raise self._zero_kernel(i, "row")
-            if state.status == "exhausted" and not self.may_miss(i):
-                self._warn_of_rank(i, state.rank, float(state.history[-1]))
-            bases[i] = state.basis(kernels[i])
+        reports: list[PassReport] = []
+        if remaining:
+            states, reports = self._in_rounds(bases, remaining)
+            for i, state in states.items():
+                if not state.rank:
+                    raise self._zero_kernel(i, "row")
+                if state.status == "exhausted" and not self.may_miss(i):
+                    self._warn_of_rank(i, state.rank, float(state.history[-1]))
+                bases[i] = state.basis(kernels[i])
         return [bases[i] for i in range(len(kernels))], reports
 
     def topped_up(
@@ -538,23 +541,22 @@ class FitContext:
         errors
             Relative trace error of each basis over all rows.
         """
+        # Residuals take one pass, and rounds over all rows are many.
+        if self.rows.complete or self.sample.residuals is not None:
+            return None, []
         remaining = {
-            i: (self.pivots[i].rule(basis.kernel), PivotState.of(basis))
-            for i, basis in enumerate(bases)
-            if errors[i] > self.pivots[i].tol and self._may_top_up(i, basis)
+            i: (pivots.rule(basis.kernel), PivotState.of(basis))
+            for i, (pivots, basis) in enumerate(zip(self.pivots, bases, strict=True))
+            if pivots.mode == "sampled" and basis.rank != pivots.max_rank and errors[i] > pivots.tol
         }
+        if not remaining:
+            return None, []
         others = {i: basis for i, basis in enumerate(bases) if i not in remaining}
         states, reports = self._in_rounds(others, remaining)
         if not any(state.rank > bases[i].rank for i, state in states.items()):
             return None, reports
         more = {i: state.basis(bases[i].kernel) for i, state in states.items()}
         return [more.get(i, basis) for i, basis in enumerate(bases)], reports
-
-    def _may_top_up(self, i: int, basis: NewtonBasis) -> bool:
-        most = self.pivots[i].max_rank
-        if self.sample.residuals is not None:
-            return False  # they take one pass, and rounds over all rows are many
-        return self.may_miss(i) and (most is None or basis.rank < most)
 
     def _given(self, pivots: Pivots, kernel: Kernel) -> NewtonBasis:
         """Basis on given points; a RankWarning if some of them add nothing."""
@@ -610,8 +612,6 @@ class FitContext:
             self._check(tuple(ranks[j] for j in sorted(ranks)))
             self._report(i, state.rank, float(state.history[-1]))
 
-        if not remaining:
-            return {}, []
         return choose_in_rounds(self.sample, remaining, self.executor, self.progress, on_round)
 
     def _check(self, ranks: tuple[int, ...]) -> None:

@@ -12,7 +12,7 @@ from cme_dask.constraints import Normalized, parse
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError, remedy
 from cme_dask.estimators.base import Declarations, FittedBasis, MeanRegressor, Measured, origin
-from cme_dask.estimators.context import FitContext, Tolerance, make_cells
+from cme_dask.estimators.context import IN_ROUNDS, FitContext, Tolerance, make_cells
 from cme_dask.estimators.growing import (
     GrowingEstimator,
     different_functions,
@@ -380,7 +380,7 @@ def partitions(context: FitContext, max_rank: int | None) -> list[PartitionBasis
         If a kernel can be negative, or pivots are to be chosen over all rows.
     """
     rows, modes = context.rows.prefix(_LANDMARK_ROWS), [each.mode for each in context.pivots]
-    if any(each.in_rounds for each in context.pivots):
+    if any(each.mode in IN_ROUNDS for each in context.pivots):
         raise DataError(
             "constraint='coupling' takes landmarks from the row sample or given points as pivots, "
             f"got pivots={tuple(modes)!r}"
