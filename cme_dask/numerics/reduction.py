@@ -1,7 +1,7 @@
 """Reductions: statistics of all rows of a sample, described apart from where and how they run.
 
 A :class:`Reduction` turns strips of rows into partial results and combines them. It knows neither
-Dask nor Zarr; :func:`cme_dask.passes.run.run` cuts the rows into tasks, predicts the memory from
+Dask nor Zarr; :func:`cme_dask.passes.run.run_pass` cuts the rows into tasks, predicts the memory from
 :class:`Cost`, checks the values, reports progress and writes checkpoints. The parts of a pass:
 
 * ``start`` makes the buffers of one task, where the rows are (in host memory or on a device).
