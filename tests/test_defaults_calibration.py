@@ -182,7 +182,7 @@ def test_a_default_fit_says_what_calibration_gained():
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"calibration": "maybe"}, "calibration must be 'auto', True or False"),
+        ({"calibration": "maybe"}, "calibration must be one of auto, True, False"),
         ({"calibration": True, "n_folds": 1}, "n_folds of at least 2, got 1"),
         ({"calibration": True, "support_size": 0}, "support_size=0"),
         ({"calibration": True, "constraint": "coupling"}, "got 'coupling'"),

@@ -454,8 +454,8 @@ def test_pooled_levels_have_no_inverse():
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"residual": "yes"}, "residual must be 'auto', True or False, got 'yes'"),
-        ({"residual": 1}, "residual must be 'auto', True or False, got 1"),
+        ({"residual": "yes"}, "residual must be one of auto, True, False, got 'yes'"),
+        ({"residual": 1}, "residual must be one of auto, True, False, got 1"),
         ({"constraint": "coupling"}, "residual=True needs constraint='none' or 'normalized'"),
         ({"n_folds": 1}, "residual=True needs n_folds of at least 2, got 1"),
         ({"support_size": 0}, "residual=True needs laws, got support_size=0"),

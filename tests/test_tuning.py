@@ -211,7 +211,8 @@ def test_the_mean_of_the_members_is_the_model(fitted):
     ratios, answers = [], []
     for member in law.members_:
         part = member.component
-        psi_x, psi_y = part.basis(0)(x[:9]), part.basis(1)(y[:7])
+        psi_x = part.sides[0].basis(x[:9]) @ part.solution.transform_x
+        psi_y = part.sides[1].basis(y[:7]) @ part.solution.transform_y
         ratios.append(1.0 + psi_x @ part.solution.coef.T @ psi_y.T)
         constant, slope = part.solution.answer(part.mean, 0)
         answers.append((constant + psi_x @ slope)[:, :2])
@@ -234,7 +235,9 @@ def test_a_member_is_the_fit_with_its_kernels_and_ridge(fitted):
         warnings.simplefilter("ignore")
         alone.fit(x, y)
     part = member.component
-    ratio = 1.0 + part.basis(0)(x[:9]) @ part.solution.coef.T @ part.basis(1)(y[:7]).T
+    psi_x = part.sides[0].basis(x[:9]) @ part.solution.transform_x
+    psi_y = part.sides[1].basis(y[:7]) @ part.solution.transform_y
+    ratio = 1.0 + psi_x @ part.solution.coef.T @ psi_y.T
     np.testing.assert_allclose(alone.density_ratio(x[:9], y[:7]), ratio, atol=1e-7)
 
 

@@ -145,7 +145,7 @@ class JointSums(FitSums):
         """
         constraint = self.constraint
         self._check_bounds(constraint)
-        rows = [self._kept_rows(i) for i in (0, 1)]
+        rows = [self._retained_rows(i) for i in (0, 1)]
         solver = self.solver.on([side.basis for side in self.sides], rows)
         component = solve_by_fold(self.moments, self.sides, solver, convergence)
         laws = [spec.statistics(sums) for spec, sums in zip(self.specs, self.cells, strict=True)]
@@ -166,7 +166,7 @@ class JointSums(FitSums):
         }
         return self.moments.changed(changes, [side.shift for side in sides])
 
-    def _kept_rows(self, i: int) -> Array:
+    def _retained_rows(self, i: int) -> Array:
         """Rows that were retained of the cells of variable ``i``, in random order."""
         if not self.cells:
             return np.empty((0, len(self.columns[i].names)))
