@@ -15,7 +15,7 @@ from conftest import write_store
 from cme_dask import JointDistribution, PivotedCholesky, kernels
 from cme_dask.cli import cli
 from cme_dask.cli.schema import FitSection, checked
-from cme_dask.errors import DataError, RankWarning, ResourceError
+from cme_dask.errors import DataError, RankWarning, ResourceError, ToleranceWarning
 from cme_dask.estimators.context import PivotProgress
 from cme_dask.numerics import rounds
 from cme_dask.numerics.cholesky import pivoted_cholesky
@@ -549,3 +549,17 @@ def test_the_command_takes_pivots_and_span(table, tmp_path):
 def test_job_files_say_what_is_wrong(options, message):
     with pytest.raises(DataError, match=message):
         checked(FitSection, options, "job.toml: fit")
+
+
+def test_rounds_stop_where_rounding_makes_pivots_dependent():
+    """Of this sample pivots go down to rounding; those of rows that it missed come after them."""
+    rng = np.random.default_rng(1)
+    rng.normal(size=12_000), rng.uniform(size=15_000)
+    x = rng.lognormal(size=(3000, 1))
+    fit = PivotedCholesky(kernels.Gaussian(0.05), tol=1e-12, sample_size=1000)
+    with pytest.warns(ToleranceWarning, match="the rows span no more than that, to rounding"):
+        fit.fit(x, scheduler="synchronous")
+    assert 1e-12 < fit.trace_error_ < 1e-5
+    left = 1.0 - (fit.transform(x) ** 2).sum(axis=1)
+    assert np.abs(left.mean() - fit.trace_error_) < 1e-8
+    assert left.min() > -1e-6

@@ -21,6 +21,7 @@ from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.cholesky import (
     BLOCK,
     NO_ROWS,
+    ROUNDING,
     Bound,
     PivotedFactor,
     dense_pivots,
@@ -115,7 +116,22 @@ class PivotState:
         )
 
     def measured(self, offer: "Offer", tol: float) -> Self:
-        """With the traces that a round has measured, and no more pivots than ``tol`` asks for."""
+        """With the traces that a round has measured, and no more pivots than ``tol`` asks for.
+
+        Where the pivots of the last round make residuals negative beyond rounding, since they
+        follow others that are all but dependent, the choice ends without them.
+
+        Raises
+        ------
+        NumericalError
+            If the kernel isn't positive semidefinite.
+        """
+        if offer.least < -ROUNDING * offer.largest:
+            known = len(self.history) - 1 if self.round else self.rank
+            smallest = np.diag(self.factor).min(initial=np.inf) ** 2
+            if not known or smallest > ROUNDING * offer.largest:
+                non_negative(np.array([offer.least]), offer.largest)
+            return replace(self._first(known), status="exhausted")
         if offer.trace <= 0.0:
             return replace(self, status="exhausted")
         traces = 1.0 - np.cumsum(offer.squares) / offer.trace
@@ -126,14 +142,12 @@ class PivotState:
         if not len(met):
             return replace(self, history=history)
         m = int(met[0])
-        return replace(
-            self,
-            points=self.points[:m],
-            rows=self.rows[:m],
-            factor=self.factor[:m, :m],
-            history=history[: m + 1],
-            status="tolerance",
-        )
+        return replace(self._first(m), history=history[: m + 1], status="tolerance")
+
+    def _first(self, m: int) -> Self:
+        """The first m pivots."""
+        points, rows, factor = self.points[:m], self.rows[:m], self.factor[:m, :m]
+        return replace(self, points=points, rows=rows, factor=factor)
 
 
 # Rules: which rows a strip offers, and which pivots a round takes among all that were offered
@@ -156,8 +170,8 @@ class Offer:
         sum_i w_i N_j(x_i)^2 for each pivot j, shape (m,): they give the trace after every pivot.
     trace, rest
         sum_i w_i k(x_i, x_i), and the same of the residuals.
-    largest
-        Largest k(x_i, x_i).
+    largest, least
+        Largest k(x_i, x_i), and the least residual: below zero by rounding alone.
     points, rows
         Some of the rows, shape (c, d), and their global indices, shape (c,).
     values
@@ -170,6 +184,7 @@ class Offer:
     trace: float
     rest: float
     largest: float
+    least: float
     points: Array
     rows: Array
     values: Array
@@ -182,6 +197,7 @@ class Offer:
             self.trace + other.trace,
             self.rest + other.rest,
             max(self.largest, other.largest),
+            min(self.least, other.least),
             points,
             rows,
             values,
@@ -409,8 +425,8 @@ class _Residuals:
 
     def __call__(
         self, x: Array, weights: Array | None
-    ) -> tuple[Array, tuple[Array, float, float, float]]:
-        """Residuals at the rows x, shape (n,); the squares, trace, rest and largest of an offer.
+    ) -> tuple[Array, tuple[Array, float, float, float, float]]:
+        """Residuals at the rows x, shape (n,); the sums, the largest and the least of an offer.
 
         Rows of weight zero are no rows: their residual is zero.
         """
@@ -425,9 +441,10 @@ class _Residuals:
             residual[here] -= newton.sum(axis=0)
             squares += newton @ weights[here]
         residual = np.where(weights > 0, residual, 0.0)
-        largest = float(diagonal.max(initial=0.0))
-        non_negative(residual, largest)
-        return residual, (squares, float(weights @ diagonal), float(weights @ residual), largest)
+        largest, least = float(diagonal.max(initial=0.0)), float(residual.min(initial=0.0))
+        np.maximum(residual, 0.0, out=residual)
+        trace, rest = float(weights @ diagonal), float(weights @ residual)
+        return residual, (squares, trace, rest, largest, least)
 
 
 @dataclass(frozen=True, eq=False)
