@@ -1,8 +1,8 @@
 """Reductions: statistics of all rows of a sample, described apart from where and how they run.
 
 A :class:`Reduction` turns strips of rows into partial results and combines them. It knows neither
-Dask nor Zarr; :func:`cme_dask.passes.run.run_pass` cuts the rows into tasks, predicts the memory from
-:class:`Cost`, checks the values, reports progress and writes checkpoints. The parts of a pass:
+Dask nor Zarr; :func:`cme_dask.passes.run.run_pass` cuts the rows into tasks, predicts the memory
+from :class:`Cost`, checks the values, reports progress and writes checkpoints. The parts of a pass:
 
 * ``start`` makes the buffers of one task, where the rows are (in host memory or on a device).
 * ``update`` makes the partial result of one strip. Strips depend on the number of rows alone.
