@@ -15,6 +15,7 @@ from cme_dask.cli.values import (
     numbers,
     output,
 )
+from cme_dask.errors import DataError
 
 
 @click.group(
@@ -105,9 +106,12 @@ def bench(
         "python3 run study --scenario strong --rows 1000 --seeds 5",
         "python3 run study classification --out classification",
         "python3 run study rates --out rates",
+        "python3 run study pendulum --out pendulum",
     ),
 )
-@click.argument("subject", type=click.Choice(["laws", "classification", "rates"]), default="laws")
+@click.argument(
+    "subject", type=click.Choice(["laws", "classification", "rates", "pendulum"]), default="laws"
+)
 @click.option(
     "--scenario",
     "scenarios",
@@ -121,16 +125,16 @@ def bench(
     type=count,
     multiple=True,
     help="Training rows; repeatable.  [default: 200, 1000, 5000; of classification: 100, 200, 500, "
-    "1000; of rates: 500, 2000, 8000, 32000]",
+    "1000; of rates: 500, 2000, 8000, 32000; of pendulum, in stores: 1e3, 1e4, 1e5, 1e6]",
 )
-@click.option("--seeds", type=click.IntRange(1), default=20, show_default=True, help="Draws each.")
+@click.option("--seeds", type=click.IntRange(1), help="Draws each.  [default: 20; of pendulum: 2]")
 @click.option("--workers", type=click.IntRange(1), help="Processes.  [default: one per core]")
 @click.option(
     "--out",
     type=output,
     metavar="PATH",
-    help="Folder for study.json, study.png and study.md, or for the JSON file and the picture of "
-    "classification or of rates.  [default: none]",
+    help="Folder for study.json, study.png and study.md, or for the files of classification, rates "
+    "or pendulum.  [default: none]",
 )
 @overwrite_option
 @json_option
@@ -138,7 +142,7 @@ def study(
     subject: str,
     scenarios: tuple[str, ...],
     sizes: tuple[int, ...],
-    seeds: int,
+    seeds: int | None,
     workers: int | None,
     out: Path | None,
     overwrite: bool,
@@ -150,15 +154,23 @@ def study(
     embedding, with scales and ridge by the held-out joint loss over a grid; and of the default, a
     fit without arguments. Of classification: probabilities of a label by laws, embeddings and
     kernel logistic regression, figure 5 of the joint paper. Of rates: the excess risk of embeddings
-    against the number of rows, beside the rates of theory.
+    against the number of rows, beside the rates of theory. Of pendulum:
+    sparse embeddings beside incomplete Cholesky, and policies that swing a pendulum up.
     """
-    from benchmarks import classification, rates, study
+    from benchmarks import classification, pendulum_page, pendulum_study, rates, study
 
-    chosen = {"scenarios": scenarios, "rows": sizes}
-    given: dict[str, Any] = {"seeds": seeds, "workers": workers}
-    given |= {key: values for key, values in chosen.items() if values}
+    chosen = {"scenarios": scenarios, "rows": sizes, "seeds": seeds, "workers": workers}
+    given: dict[str, Any] = {key: values for key, values in chosen.items() if values}
     with ProgressLines() as progress:
-        if subject == "classification":
+        if subject == "pendulum":
+            if scenarios or workers:
+                raise DataError("the study of the pendulum has no --scenario and no --workers")
+            pendulum = pendulum_study.PendulumOptions(**given)
+            result = pendulum_study.run_pendulum(
+                pendulum, out, overwrite=overwrite, progress=progress
+            )
+            lines = pendulum_page.pendulum_tables(result)
+        elif subject == "classification":
             options = classification.ClassificationOptions(**given)
             result = classification.run_classification(
                 options, out, overwrite=overwrite, progress=progress
