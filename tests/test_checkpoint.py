@@ -531,6 +531,8 @@ def _scalars(value):
 def test_unknown_kinds_neither_go_nor_come(tmp_path):
     with pytest.raises(TypeError, match="can't be part of a checkpoint"):
         write_partial(tmp_path / "p", replace(Pair(1, 2)), ())
+    with pytest.raises(TypeError, match="make it a dataclass or a named tuple"):
+        write_partial(tmp_path / "p", {1}, (set,))
     write_partial(tmp_path / "p", Pair(1, 2), KINDS)
     with pytest.raises(StoreError, match="is damaged"):
         read_partial(tmp_path / "p", ())

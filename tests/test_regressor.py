@@ -119,6 +119,8 @@ def test_exact_embeddings_are_for_small_tables():
         ConditionalMeanEmbedding(kernel_x=GAUSSIAN, method="exact").fit(x, x)
     with pytest.raises(DataError, match="pivots"):
         ConditionalMeanEmbedding(method="exact", pivots="greedy").fit(x[:9], x[:9])
+    with pytest.raises(DataError, match="pivots"):
+        ConditionalMeanEmbedding(method="exact", pivots=x[:5]).fit(x[:9], x[:9])
     with pytest.raises(DataError, match="method must be one of pivots, exact"):
         ConditionalMeanEmbedding(method="dense").fit(x[:9], x[:9])
     with pytest.raises(DataError, match="validation must be one of folds, leave-one-out"):

@@ -121,8 +121,11 @@ def _encoded(value: Any, flat: dict[str, list[Array]], kinds: Kinds) -> Any:
     if isinstance(value, Mapping):
         return {"map": [[_encoded(x, flat, kinds) for x in pair] for pair in value.items()]}
     name = type(value).__name__
-    if type(value) not in kinds:
-        raise TypeError(f"a {name} can't be part of a checkpoint: name it in the reduction's kinds")
+    if type(value) not in kinds or not (is_dataclass(value) or hasattr(value, "_fields")):
+        raise TypeError(
+            f"a {name} can't be part of a checkpoint: make it a dataclass or a named tuple, and "
+            "name it in the reduction's kinds"
+        )
     names = [f.name for f in fields(value)] if is_dataclass(value) else value._fields
     items = {field: _encoded(getattr(value, field), flat, kinds) for field in names}
     return {"type": name, "fields": items}

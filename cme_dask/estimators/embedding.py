@@ -301,7 +301,10 @@ class ConditionalMeanEmbedding(MeanRegressor, MomentEstimator):
         elif self.n_folds < 2 and not self._leaves_one_out:
             raise DataError("the ridge is chosen on held-out folds: give reg, or n_folds >= 2")
         if self.method == "exact" and not (
-            self.pivots == "sampled" and self.tol is None and self.max_rank is None
+            isinstance(self.pivots, str)
+            and self.pivots == "sampled"
+            and self.tol is None
+            and self.max_rank is None
         ):
             raise DataError(
                 "method='exact' takes all rows as pivots: give no pivots, tol or max_rank with it"

@@ -33,14 +33,14 @@ class KernelSections:
 
 @dataclass(frozen=True, eq=False)
 class ScaledFunctions:
-    """Functions of y times factors, shape (q,)."""
+    """The columns and functions of y times factors, shape (q,)."""
 
-    functions: Callable[[Array], Array]
+    block: FeatureBlock
     factors: Array
 
     def __call__(self, y: Array) -> tuple[Array, Array]:
         """Scaled values, and no constant."""
-        return np.asarray(self.functions(y)) * self.factors, np.zeros(len(y))
+        return np.hstack([*self.block.values(y)]) * self.factors, np.zeros(len(y))
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,6 +153,6 @@ def leave_one_out(
         varies = variance > (1e-13 * np.abs(average)) ** 2
         count = max(int(varies.sum()), 1)
         factors = np.where(varies, 1.0 / np.sqrt(count * np.where(varies, variance, 1.0)), 0.0)
-        targets, cross = ScaledFunctions(y.values, factors), function_moments(mean) * factors
+        targets, cross = ScaledFunctions(y, factors), function_moments(mean) * factors
     weight = float(moments.weights.sum())
     return LeaveOneOut(x.basis, transform, eigenvalues, targets, transform.T @ cross, regs, weight)
