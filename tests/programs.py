@@ -18,7 +18,16 @@ def diagonal_problem(linear, quadratic):
     """A program of nothing but A and D: without moments and ridge."""
     k_y, k_x = linear.shape
     return JointProblem(
-        None, None, linear, quadratic, np.eye(k_x), np.eye(k_y), np.ones(k_x), np.ones(k_y), True
+        None,
+        None,
+        -linear,
+        linear,
+        quadratic,
+        np.eye(k_x),
+        np.eye(k_y),
+        np.ones(k_x),
+        np.ones(k_y),
+        True,
     )
 
 

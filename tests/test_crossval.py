@@ -62,7 +62,7 @@ def refit(sides, x, y, weights, out, reg):
     coef = (psi_y.T @ (rest[:, None] * psi_x)) / np.outer(d_y, d_x)
     h = psi_y @ coef @ psi_x.T  # at all pairs (y_j, x_i)
     joint = held @ ((h * h) @ held) - 2 * (held @ np.diag(h) - held @ (h @ held))
-    values = sides[1].values(y)
+    values = np.hstack([*sides[1].values(y)])
     answers = rest @ values + psi_x @ (coef.T @ (psi_y.T @ (rest[:, None] * values)))
     return joint, held @ (values - answers) ** 2
 

@@ -305,7 +305,7 @@ def test_runs_cover_the_rows_with_few_tasks(n, chunk, workers, seconds):
     assert runs[0].start == 0
     assert runs[-1].stop == n
     assert all(a.stop == b.start for a, b in itertools.pairwise(runs))
-    size = runs[0].rows if len(runs) > 1 else length
+    size = runs[0].stop - runs[0].start if len(runs) > 1 else length
     assert size % length == 0
     assert (size // length) & (size // length - 1) == 0
     assert all(isinstance(run, RowRange) and run.start % size == 0 for run in runs)

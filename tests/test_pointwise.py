@@ -125,6 +125,7 @@ def test_optimal_in_degenerate_cases(seed, ranks, landmarks, least, reg, kind):
     problem = JointProblem(
         None,
         two_sided,
+        -linear,
         linear,
         two_sided.denominator(lam_y, lam_x),
         np.eye(ranks[0]),
