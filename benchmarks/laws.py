@@ -26,7 +26,7 @@ from cme_dask.learning.landmarks import choose_landmarks
 from cme_dask.metrics import crps, oracle_error
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.cholesky import pivoted_cholesky
-from cme_dask.numerics.crossval import HeldOut, held_out_loss, split_folds
+from cme_dask.numerics.crossval import HeldOut, held_out_loss
 from cme_dask.numerics.embedding import ConditionalEmbedding, surrogate_losses
 from cme_dask.numerics.folds import fold_of_rows
 from cme_dask.numerics.measure import project
@@ -178,7 +178,7 @@ def tune(sample: Sample, constraint: Constraint) -> Choice:
         bounds = BasisBounds(tuple(side.basis.bound for side in sides))  # type: ignore[arg-type]
         losses = np.zeros(len(REGS))
         solver = JointSolver(constraint, REGS[0], bounds)
-        for rest, held in split_folds(moments):
+        for rest, held in moments.split_folds():
             unseen: HeldOut | None = None
             for i, solution in enumerate(ridge_path(solver, rest, REGS)):
                 # Eigenbases don't depend on the ridge.
@@ -196,7 +196,7 @@ def tune_coupling(sample: Sample) -> Choice:
     best: Choice | None = None
     for scale_x, scale_y in product(COUPLING_SCALES, COUPLING_SCALES):
         moments, _ = sample.moments(scale_x, scale_y, partition=True)
-        rest, held = next(split_folds(moments))
+        rest, held = next(moments.split_folds())
         solver = JointSolver(Coupling(tol=1e-4), COUPLING_REGS[0])
         path = ridge_path(solver, rest, COUPLING_REGS)
         for reg, solution in zip(COUPLING_REGS, path, strict=True):
@@ -362,7 +362,7 @@ def _traditional_validated(sample: Sample, test: Test, choice: Choice) -> Figure
         moments, _ = sample.moments(scale, choice.scale_y)
         for reg in regs:
             errors, weight = 0.0, 0.0
-            for rest, held in split_folds(moments):
+            for rest, held in moments.split_folds():
                 slope = ConditionalEmbedding.of(rest, reg).functions(rest)
                 flat = np.zeros(slope.shape[1])
                 error = held.squared_error("x", "y", flat, slope)

@@ -18,8 +18,8 @@ from cme_dask.cli.compute import prepare_folder
 from cme_dask.cli.progress import ProgressLines
 from cme_dask.cli.tables import grid, number
 from cme_dask.errors import DataError
+from cme_dask.kernels.evaluator import limit_this_process
 from cme_dask.models.plots import STYLE
-from cme_dask.numerics.resources import limit_this_process
 
 # The page of a study in Markdown: every number in it comes from one run
 

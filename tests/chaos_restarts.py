@@ -14,7 +14,7 @@ from chaos_cases import differences, state_bits, write_stores
 from chaos_cluster import Cluster
 
 from cme_dask.data.model_file import read_model
-from cme_dask.passes.plan import strip_length
+from cme_dask.numerics.reduction import strip_length
 
 N_ROWS, WORKERS, STRIP_SECONDS = 300_000, 3, 0.05
 _PATIENCE = 240.0  # seconds after which a client counts as lost

@@ -16,12 +16,12 @@ from programs import solve_joint
 from cme_dask import JointDistribution, PivotedCholesky, kernels
 from cme_dask.errors import DataError
 from cme_dask.kernels import evaluator as into
+from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.numerics import precision as guard
 from cme_dask.numerics.basis import BlockSolve, NewtonBasis
 from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.moments import FeatureBlock, MomentReduction, strip_moments
 from cme_dask.numerics.problem import Regularization
-from cme_dask.numerics.resources import one_blas_thread
 
 LAST = guard.ComputeMode(())
 
@@ -293,7 +293,7 @@ def test_the_interpreter_is_free_while_blas_runs():
 def test_a_process_is_limited_to_one_blas_thread():
     """Whatever it has loaded before: a library that is loaded later would not be limited."""
     code = """
-from cme_dask.numerics.resources import limit_this_process
+from cme_dask.kernels.evaluator import limit_this_process
 limit_this_process()
 import numpy, scipy.linalg, cme_dask.kernels.evaluator
 from threadpoolctl import threadpool_info
@@ -343,7 +343,7 @@ def test_threads_limit_the_process_in_turns_and_together():
     """OpenBLAS would obey the first thread alone, while it lives."""
     code = """
 import threading
-from cme_dask.numerics.resources import one_blas_thread
+from cme_dask.kernels.evaluator import one_blas_thread
 from threadpoolctl import threadpool_info
 
 def threads():
@@ -379,7 +379,7 @@ def test_a_worker_reuses_the_memory_of_blocks_and_gives_back_that_of_strips():
     code = """
 import os, resource, threading
 import numpy, psutil
-from cme_dask.numerics.resources import limit_this_process
+from cme_dask.kernels.evaluator import limit_this_process
 limit_this_process()
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -24,11 +24,10 @@ from cme_dask.numerics.cells import ROWS_PER_CELL, CellReduction, strip_hashes
 from cme_dask.numerics.folds import RowSample, draw
 from cme_dask.numerics.moments import FeatureBlock, MomentReduction, moment_cost
 from cme_dask.numerics.partition import PartitionBasis
-from cme_dask.numerics.reduction import Cost, Extent, Strip, to_host
+from cme_dask.numerics.reduction import Cost, Extent, RowRange, Strip, strip_length, to_host
 from cme_dask.numerics.support import Support, make_support
 from cme_dask.passes.driver import Executor, task_bytes
 from cme_dask.passes.fit import moment_reductions, predict_moments
-from cme_dask.passes.plan import RowRange, strip_length
 from cme_dask.passes.run import run_pass
 
 FUNCTIONS = {"positive": lambda z: z[:, 0] > 0, "square": lambda z: z[:, -1] ** 2}

@@ -30,8 +30,8 @@ from cme_dask.cli.app import cli
 from cme_dask.cli.compute import CheckpointOptions
 from cme_dask.data.partials import read_partial, write_partial
 from cme_dask.errors import DataError, ResourceError, ShardDone, StoreError
+from cme_dask.numerics.reduction import strip_length
 from cme_dask.passes.checkpoint import Checkpoint, block_rows, checkpointed_run, discard
-from cme_dask.passes.plan import strip_length
 from cme_dask.passes.progress import Event
 
 # Few pivots are enough here: bits are compared.

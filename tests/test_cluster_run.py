@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from cme_dask import JointDistribution, kernels
 from cme_dask.errors import ResourceError
-from cme_dask.numerics.reduction import tree_sum
+from cme_dask.numerics.reduction import tree_merges, tree_sum
 from cme_dask.passes.driver import Executor
-from cme_dask.passes.plan import tree_merges
 
 
 @given(leaves=st.integers(1, 70))

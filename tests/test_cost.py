@@ -18,12 +18,11 @@ from cme_dask.data.sources import ArraySource, ZarrSource
 from cme_dask.errors import DataError, ResourceError
 from cme_dask.numerics.basis import BlockSolve, NewtonBasis, forward_substitution
 from cme_dask.numerics.moments import FeatureBlock, MomentReduction
-from cme_dask.numerics.reduction import Cost, Reduction
+from cme_dask.numerics.reduction import Cost, Reduction, RowRange, plan_ranges
 from cme_dask.passes import cost as timing
 from cme_dask.passes.cost import busiest_rows, bytes_read, time_pass
 from cme_dask.passes.driver import Executor
 from cme_dask.passes.fit import moment_reductions
-from cme_dask.passes.plan import RowRange, plan_ranges
 from cme_dask.passes.sources import open_sample
 
 GAUSSIAN = kernels.Gaussian(0.3)

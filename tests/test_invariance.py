@@ -21,8 +21,7 @@ from hypothesis import strategies as st
 from threadpoolctl import threadpool_info
 
 from cme_dask import JointDistribution, kernels
-from cme_dask.numerics.reduction import tree_sum
-from cme_dask.passes.plan import RowRange, plan_ranges, strip_length, tree_merges
+from cme_dask.numerics.reduction import RowRange, plan_ranges, strip_length, tree_merges, tree_sum
 
 N = 10_001  # three strips, the last one short
 

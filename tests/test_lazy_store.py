@@ -23,7 +23,7 @@ from cme_dask.data.outputs import ChunkWriter
 from cme_dask.errors import DataError, ResourceError, StoreError
 from cme_dask.numerics.basis import BLOCK
 from cme_dask.numerics.folds import draw
-from cme_dask.passes.plan import cut_for_chunks, plan_ranges
+from cme_dask.numerics.reduction import cut_for_chunks, plan_ranges
 
 GAUSSIAN = kernels.Gaussian(1.0)
 N = 10_001  # ten blocks, the last one short

@@ -26,12 +26,11 @@ from cme_dask.numerics.moments import (
     MomentSets,
     moment_cost,
 )
-from cme_dask.numerics.reduction import Cost, Extent, Strip
+from cme_dask.numerics.reduction import Cost, Extent, RowRange, Strip, strip_length
 from cme_dask.passes import driver
 from cme_dask.passes.driver import Executor, task_bytes
 from cme_dask.passes.fit import choice_cost, predict_moments
 from cme_dask.passes.observing import WantOfMemory, want_of_memory
-from cme_dask.passes.plan import RowRange, strip_length
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="the high-water mark is read from /proc"

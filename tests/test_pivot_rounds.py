@@ -20,11 +20,10 @@ from cme_dask.estimators.context import PivotProgress
 from cme_dask.numerics import rounds
 from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.folds import draw
-from cme_dask.numerics.reduction import Strip
+from cme_dask.numerics.reduction import Strip, strip_length
 from cme_dask.numerics.rounds import Greedy, PivotOffers, PivotState, Random, offered_rows
 from cme_dask.passes.driver import Executor
 from cme_dask.passes.fit import choose_in_rounds
-from cme_dask.passes.plan import strip_length
 from cme_dask.passes.progress import Event
 from cme_dask.passes.sources import open_sample
 

@@ -157,7 +157,7 @@ class Compute:
         The report covers the block, and is written if that succeeds.
         """
         from cme_dask.cli.run_report import reporting
-        from cme_dask.numerics.resources import reuse_memory
+        from cme_dask.kernels.evaluator import reuse_memory
         from cme_dask.passes.cluster import connected
 
         if self.workers is not None and "://" in (self.scheduler or ""):

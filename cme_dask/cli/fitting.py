@@ -24,7 +24,7 @@ from cme_dask.models import plots as drawing
 from cme_dask.models.events import Event
 from cme_dask.models.joint import JointModel, Variable
 from cme_dask.models.merging import merge
-from cme_dask.numerics.resources import MemoryPlan
+from cme_dask.numerics.reduction import MemoryPlan
 from cme_dask.passes.cluster import Scheduler
 from cme_dask.passes.run import RunOptions
 from cme_dask.passes.sources import open_sample

@@ -37,6 +37,7 @@ from cme_dask.estimators.context import (
 from cme_dask.estimators.planning import FitPlan, Other, plan_fit
 from cme_dask.estimators.steps import reported
 from cme_dask.kernels import Kernel
+from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.learning.candidates import Tuning
 from cme_dask.learning.transforms import HEURISTIC_ROWS
 from cme_dask.models.events import FunctionsLike, declared
@@ -54,7 +55,6 @@ from cme_dask.numerics.precision import (
     ComputeMode,
     fastest_mode,
 )
-from cme_dask.numerics.resources import one_blas_thread
 from cme_dask.passes.driver import Executor
 from cme_dask.passes.fit import choice_cost, moment_reductions, sample_rows
 from cme_dask.passes.run import PassReport, RunOptions, run_pass

@@ -28,6 +28,7 @@ from cme_dask.estimators.embedding import ConditionalMeanEmbedding
 from cme_dask.estimators.joint import JointDistribution
 from cme_dask.estimators.steps import ProgressOption
 from cme_dask.kernels import Kernel
+from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.models.answers import class_name, most_probable
 from cme_dask.models.events import by_name
 from cme_dask.models.logistic import LogisticModel
@@ -41,7 +42,6 @@ from cme_dask.numerics.logistic import (
     LogisticSolution,
     solve_logistic,
 )
-from cme_dask.numerics.resources import one_blas_thread
 from cme_dask.passes.cluster import Scheduler
 from cme_dask.passes.run import RunOptions, run_pass
 from cme_dask.passes.sources import coded, is_chunked, open_sample

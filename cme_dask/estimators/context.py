@@ -22,6 +22,7 @@ from cme_dask.errors import (
     warn,
 )
 from cme_dask.kernels import Kernel, Transform
+from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.learning.candidates import TuningProgress
 from cme_dask.learning.transforms import HEURISTIC_ROWS, constant_columns, default_kernel
 from cme_dask.numerics.basis import Basis, NewtonBasis
@@ -29,7 +30,6 @@ from cme_dask.numerics.cells import CellReduction
 from cme_dask.numerics.cholesky import sampled_cholesky
 from cme_dask.numerics.folds import RowSample
 from cme_dask.numerics.moments import FeatureBlock, Function, MomentReduction
-from cme_dask.numerics.resources import one_blas_thread
 from cme_dask.numerics.rounds import Greedy, PivotState, Random, Rule
 from cme_dask.numerics.scoring import ScoringFunctions
 from cme_dask.numerics.support import SUPPORT_SIZE, Support, make_support

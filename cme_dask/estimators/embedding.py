@@ -25,6 +25,7 @@ from cme_dask.estimators.planning import FitPlan
 from cme_dask.estimators.steps import ProgressOption
 from cme_dask.estimators.tuned import FOLDS
 from cme_dask.kernels import Kernel
+from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.learning.problems import EMBEDDING_REGS as REGS
 from cme_dask.learning.problems import LOSSES, SEARCH_ROWS, search_embedding
 from cme_dask.models.answers import ConditionalExpectation
@@ -46,7 +47,6 @@ from cme_dask.numerics.embedding import (
 from cme_dask.numerics.folds import RowSample
 from cme_dask.numerics.leave_one_out import leave_one_out
 from cme_dask.numerics.moments import FeatureBlock, MomentReduction
-from cme_dask.numerics.resources import one_blas_thread
 from cme_dask.passes.cluster import Scheduler
 from cme_dask.passes.run import RunOptions, run_pass
 

@@ -11,10 +11,10 @@ from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError, ToleranceWarning, warn
 from cme_dask.estimators.base import Declarations, Estimator, Measured
 from cme_dask.estimators.context import FitContext, make_cells
+from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.models.events import FunctionsLike, LocalFunction, by_name
 from cme_dask.models.merging import FitSums
 from cme_dask.numerics.moments import Function, MomentReduction, MomentSums
-from cme_dask.numerics.resources import one_blas_thread
 from cme_dask.passes.fit import moment_reductions, sample_rows
 from cme_dask.passes.run import RunOptions, run_pass
 

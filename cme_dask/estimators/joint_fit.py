@@ -27,6 +27,7 @@ from cme_dask.estimators.tuned import (
     search_kernels,
 )
 from cme_dask.kernels import TransformedKernel
+from cme_dask.kernels.evaluator import one_blas_thread, parallel_map
 from cme_dask.learning.candidates import Tuning
 from cme_dask.learning.landmarks import CANDIDATES, choose_landmarks, landmark_number
 from cme_dask.learning.losses import HeldLaws
@@ -37,13 +38,12 @@ from cme_dask.models.merging import FitSums, JointSums, union
 from cme_dask.numerics.basis import Basis, LinearBasis, eigenbasis
 from cme_dask.numerics.calibration import HeldRows, LearnedCalibration, Levels, learn_calibration
 from cme_dask.numerics.cells import CellReduction
-from cme_dask.numerics.crossval import held_out_folds
 from cme_dask.numerics.folds import RowSample
 from cme_dask.numerics.moments import FeatureBlock, Function, MomentReduction
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.precision import JointChange
 from cme_dask.numerics.problem import JointSolver, Regularization, centred_bases
-from cme_dask.numerics.resources import MemoryPlan, one_blas_thread, parallel_map
+from cme_dask.numerics.reduction import MemoryPlan
 from cme_dask.numerics.rows import BasisRanges
 from cme_dask.numerics.scoring import Mapped
 from cme_dask.passes.progress import StepBegan
@@ -418,7 +418,7 @@ def partitions(context: FitContext, max_rank: int | None) -> list[PartitionBasis
 
 def with_calibration(context: FitContext, result: FitResult) -> FitResult:
     """The result with calibrated laws, if that pays."""
-    if len(held_out_folds(result.measured.moments)) < 2:
+    if len(result.measured.moments.held_out_folds) < 2:
         return result
     with one_blas_thread():
         learned = _learned(context, result)
@@ -476,7 +476,7 @@ def refitted_laws(context: FitContext, result: FitResult) -> Iterator[HeldLaws]:
         for sides, moments, reg, retained in averaged(context, result)
     ]
     levels = None if calibration is None else Levels(cells.means, calibration.columns)
-    for fold in held_out_folds(members[0][0]):
+    for fold in members[0][0].held_out_folds:
         held = np.flatnonzero(folds == fold)
         ratio = np.zeros((len(held), len(points)))
         for moments, of_member, retained, left, right in members:

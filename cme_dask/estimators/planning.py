@@ -7,11 +7,12 @@ from typing import Any
 
 from cme_dask.estimators.context import FitContext
 from cme_dask.kernels import Kernel
+from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.numerics.basis import Basis, eigenbasis
 from cme_dask.numerics.cells import CellReduction
 from cme_dask.numerics.moments import MomentReduction, MomentSets
 from cme_dask.numerics.precision import ComputeMode
-from cme_dask.numerics.resources import MemoryPlan, one_blas_thread
+from cme_dask.numerics.reduction import MemoryPlan
 from cme_dask.passes.cost import PassCost, time_pass
 from cme_dask.passes.fit import moment_reductions, predict_moments
 

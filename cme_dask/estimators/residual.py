@@ -18,17 +18,16 @@ from cme_dask.estimators.joint_fit import FitResult, JointFit, averaged, refitte
 from cme_dask.estimators.planning import RESIDUAL_EVALUATIONS, RESIDUAL_FINALISTS, FitPlan
 from cme_dask.estimators.steps import DECISION, LOCATION, PIVOTS, SECOND, SECOND_PASS
 from cme_dask.estimators.tuned import search_kernels
+from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.learning.candidates import Tuning
 from cme_dask.learning.losses import Gain, HeldLaws, held_out_crps, paired_gain, screened_laws
 from cme_dask.models.location import LocationModel
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.cells import ValueRange, value_range
 from cme_dask.numerics.cholesky import pivoted_cholesky
-from cme_dask.numerics.crossval import held_out_folds
 from cme_dask.numerics.folds import RowSample
 from cme_dask.numerics.location import FittedMeanFunction, fit_mean_function
 from cme_dask.numerics.moments import FeatureBlock, MomentSums, strip_moments
-from cme_dask.numerics.resources import one_blas_thread
 from cme_dask.passes.progress import StepBegan
 
 Array = Any
@@ -73,7 +72,7 @@ def _screened(fit: JointFit, context: FitContext) -> Screening | None:
     _report(context, LOCATION)
     with one_blas_thread():
         sides, moments = _sampled_moments(context)
-        if len(held_out_folds(moments)) < 2:
+        if len(moments.held_out_folds) < 2:
             _report(context, PIVOTS)
             return None
         location = _location(context, [(sides, moments)])
@@ -129,7 +128,7 @@ def located_fit(fit: JointFit, context: FitContext) -> FitResult:
     screening = _screened(fit, context)
     result, auto = fit._result(context), context.residual == "auto"
     each = averaged(context, result)
-    if auto and not held_out_folds(each[0][1]):
+    if auto and not each[0][1].held_out_folds:
         return result
     if screening is not None and screening.second is None:
         return result.described(residual=screening.metadata)

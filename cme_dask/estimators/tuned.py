@@ -12,6 +12,7 @@ from cme_dask.estimators.base import Measured
 from cme_dask.estimators.context import FitContext
 from cme_dask.estimators.steps import dense_cost
 from cme_dask.kernels import Kernel
+from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.learning.candidates import KernelChoice, Score, Search, Tuning
 from cme_dask.learning.problems import estimated, search_joint
 from cme_dask.learning.search import search_bytes
@@ -19,11 +20,11 @@ from cme_dask.models.assembly import Component
 from cme_dask.models.events import importable
 from cme_dask.numerics.basis import Basis, NewtonBasis
 from cme_dask.numerics.cells import CellReduction, CellSums
-from cme_dask.numerics.crossval import held_folds, replicates
+from cme_dask.numerics.crossval import held_folds
 from cme_dask.numerics.moments import FeatureBlock, MomentReduction, MomentSums
 from cme_dask.numerics.precision import ComputeMode
-from cme_dask.numerics.problem import JointSolver, Regularization, reduced
-from cme_dask.numerics.resources import MemoryPlan, one_blas_thread
+from cme_dask.numerics.problem import JointSolver, Regularization, reduced, replicates
+from cme_dask.numerics.reduction import MemoryPlan
 from cme_dask.passes.fit import choice_cost, moment_reductions
 from cme_dask.passes.progress import StepBegan
 from cme_dask.passes.run import PassReport, extent_of, run_pass

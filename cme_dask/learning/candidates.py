@@ -11,7 +11,7 @@ from cme_dask.errors import DataError
 from cme_dask.kernels import Categorical, Gaussian, Kernel, Transform, TransformedKernel
 from cme_dask.kernels.length_scales import IGNORED, SCALES
 from cme_dask.numerics.problem import Regularization
-from cme_dask.numerics.resources import MemoryPlan
+from cme_dask.numerics.reduction import MemoryPlan
 from cme_dask.numerics.scoring import ScoringFunctions
 
 # What a search for kernels looks for: its options, candidates, scores and result

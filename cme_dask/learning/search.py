@@ -10,11 +10,11 @@ from scipy.optimize import minimize
 
 from cme_dask.errors import DataError
 from cme_dask.kernels import Kernel, Transform
+from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.kernels.length_scales import IGNORED, SCALES, WIDEST
 from cme_dask.learning.candidates import KernelPoint, TuningProgress, VariableKernels
 from cme_dask.learning.losses import ScreenedRows, ScreenedSide
 from cme_dask.learning.transforms import constant_columns, learn_transform
-from cme_dask.numerics.resources import one_blas_thread
 
 Array = Any
 

@@ -13,9 +13,8 @@ from cme_dask.models.joint import JointModel, Variable
 from cme_dask.models.spectra import spectra_of
 from cme_dask.numerics.basis import LinearBasis, StackedBasis
 from cme_dask.numerics.cells import CellStatistics
-from cme_dask.numerics.crossval import Replicates, replicates, split_folds
 from cme_dask.numerics.moments import FeatureBlock, Moments, MomentSums
-from cme_dask.numerics.problem import JointSolution, JointSolver
+from cme_dask.numerics.problem import JointSolution, JointSolver, Replicates, replicates
 
 Array = Any
 
@@ -75,7 +74,7 @@ def solve_by_fold(
     solution = (whole or solver).solve(mean, convergence=convergence)
     refits = (  # one after the other, since each holds matrices
         (rest, held, solver.solve(rest, solution, convergence).answers(rest))
-        for rest, held in split_folds(moments)
+        for rest, held in moments.split_folds()
     )
     errors = (None, None) if solution.base == 0.0 else mean.trace_error
     x, y = sides

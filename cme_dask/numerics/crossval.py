@@ -1,14 +1,13 @@
-"""Cross-validation from moments by fold: replicates, held-out errors, ridges."""
+"""Cross-validation from moments by fold: held-out losses, every ridge, intervals."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from scipy.special import stdtrit
 
-from cme_dask.display import brief_repr
 from cme_dask.errors import DataError
 from cme_dask.numerics.basis import eigenbasis
 from cme_dask.numerics.moments import Moments, MomentSums
@@ -20,36 +19,6 @@ from cme_dask.numerics.problem import JointProblem, JointSolution, Regularizatio
 Array = Any
 Solve = Callable[[Moments], JointSolution]
 Evaluated = TypeVar("Evaluated")
-Answer = tuple[Array, Array]
-"""Constant and slope of E[f | z] = constant + N(z)^T slope, shapes (q,) and (m, q)."""
-
-
-class Replicates(NamedTuple):
-    """Answers refitted without one fold each, and their errors on that fold.
-
-    Attributes
-    ----------
-    constant, slope
-        E[f | z] = constant + N(z)^T slope without fold f, shapes (F, q) and (F, m, q).
-    error
-        Held-out mean squared error of E[f | z], mean over the folds by weight, shape (q,).
-    baseline
-        The same for the other folds' mean of f, shape (q,).
-    """
-
-    constant: Array
-    slope: Array
-    error: Array
-    baseline: Array
-
-    def __repr__(self) -> str:
-        return brief_repr(self)
-
-    @property
-    def skill(self) -> Array:
-        """1 - error / baseline, shape (q,): for an indicator f, the Brier skill score."""
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return 1.0 - self.error / self.baseline
 
 
 def interval_factor(folds: int, level: Any = 0.95) -> float:
@@ -78,22 +47,6 @@ def interval_factor(folds: int, level: Any = 0.95) -> float:
     return float(stdtrit(folds - 1, 0.5 + 0.5 * float(level)))
 
 
-def held_out_folds(moments: MomentSums) -> list[int]:
-    """Folds with some of the weight, of which there must be two: else none."""
-    weights = moments.weights
-    usable = [f for f in range(len(weights)) if 0.0 < weights[f] < weights.sum()]
-    return usable if len(usable) > 1 else []
-
-
-def split_folds(moments: MomentSums) -> Iterator[tuple[Moments, Moments]]:
-    """For each fold the means over the rows of the others, and over its own.
-
-    Folds without rows, and folds that hold all the weight, are left out.
-    """
-    for fold in held_out_folds(moments):
-        yield moments.means(without=fold), moments.means(fold=fold)
-
-
 def held_out(
     moments: MomentSums, evaluate: Callable[[Moments, Moments], Evaluated]
 ) -> tuple[list[Evaluated], Array]:
@@ -112,7 +65,7 @@ def held_out(
     shares : (F,), of the weight, sum 1
     """
     values, weights = [], []
-    for rest, held in split_folds(moments):
+    for rest, held in moments.split_folds():
         values.append(evaluate(rest, held))
         weights.append(held.weight)
     shares = np.array(weights)
@@ -206,43 +159,6 @@ def held_out_losses(moments: MomentSums, solve: Solve) -> tuple[Array, Array]:
     return np.array(losses), shares
 
 
-def replicates(
-    refits: Iterable[tuple[Moments, Moments, Sequence[Answer]]], moments: MomentSums
-) -> tuple[Replicates, Replicates]:
-    """What refits without one fold each answer, given x and given y, and their errors there.
-
-    E[f | z] = a + N(z)^T b is linear in N, so its squared error over the held-out fold follows from
-    that fold's E[N N^T], E[N f] and E f^2: exact, and no row is read again.
-
-    Parameters
-    ----------
-    refits
-        For each fold the means over the others, over it, and the constant a and slope b that the
-        others give: given x, and given y if that is answered as well.
-    moments
-        By fold.
-    """
-    shares = []
-    parts: tuple[list[Any], list[Any]] = ([], [])
-    for rest, held, answers in refits:
-        shares.append(held.weight)
-        for given, (constant, slope) in enumerate(answers):
-            z, other = "xy"[given], "yx"[given]
-            error = held.squared_error(z, other, constant, slope)
-            baseline = held.squared_error(z, other, rest.function_mean(other), 0.0 * slope)
-            parts[given].append((constant, slope, error, baseline))
-    share, result = np.array(shares) / np.sum(shares), []
-    for given, each in enumerate(parts):
-        m, q = moments.ranks[given], len(moments.shifts[1 - given])
-        if each:
-            constant, slope, error, baseline = (np.stack(p) for p in zip(*each, strict=True))
-            result.append(Replicates(constant, slope, share @ error, share @ baseline))
-        else:
-            unknown = np.full(q, np.nan)
-            result.append(Replicates(np.zeros((0, q)), np.zeros((0, m, q)), unknown, unknown))
-    return result[0], result[1]
-
-
 # Cross-validation from moments: every fold and every ridge, from one set of them
 
 
@@ -311,8 +227,8 @@ class HeldFold:
 
 
 def held_folds(moments: MomentSums) -> Iterator[HeldFold]:
-    """Each fold that can be held out, see :func:`split_folds`."""
-    for rest, held in split_folds(moments):
+    """Each fold that can be held out, see :meth:`MomentSums.split_folds`."""
+    for rest, held in moments.split_folds():
         yield HeldFold(rest, held, [eigenbasis(rest.gram(v), rest.mean(v)) for v in "xy"])
 
 

@@ -8,8 +8,9 @@ import numpy as np
 
 from cme_dask.errors import DataError
 from cme_dask.numerics.basis import eigenbasis
-from cme_dask.numerics.crossval import Replicates, held_out, replicates, split_folds
+from cme_dask.numerics.crossval import held_out
 from cme_dask.numerics.moments import Moments, MomentSums
+from cme_dask.numerics.problem import Replicates, replicates
 
 Array = Any
 FoldLoss = Callable[[Moments, Moments, Array], Array]
@@ -251,7 +252,7 @@ def embedding_replicates(moments: MomentSums, reg: float) -> Replicates:
     none = np.zeros(len(moments.shifts[1]))
     refits = (
         (rest, held, [(none, ConditionalEmbedding.of(rest, reg).functions(rest))])
-        for rest, held in split_folds(moments)
+        for rest, held in moments.split_folds()
     )
     return replicates(refits, moments)[0]
 

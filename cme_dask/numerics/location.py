@@ -13,7 +13,7 @@ from cme_dask.kernels.base import Kernel
 from cme_dask.kernels.transforms import Transform
 from cme_dask.numerics.basis import Basis, eigenbasis
 from cme_dask.numerics.cells import ValueRange
-from cme_dask.numerics.crossval import held_out, held_out_folds
+from cme_dask.numerics.crossval import held_out
 from cme_dask.numerics.moments import Moments, MomentSums
 
 Array = Any
@@ -292,7 +292,7 @@ def fit_mean_function(
     Equal to refits on the rows of the other folds, with the same pivots.
     """
     grid = np.sort(np.array(tuple(ridges)))
-    held = held_out_folds(moments)
+    held = moments.held_out_folds
     if not held:
         raise DataError(
             "locations are cross-fitted, and fewer than two folds have rows of positive weight: "

@@ -161,6 +161,21 @@ class MomentSums:
             dict(zip(variables, self.shifts, strict=True)),
         )
 
+    @property
+    def held_out_folds(self) -> list[int]:
+        """Folds with some of the weight, of which there must be two: else none."""
+        weights = self.weights
+        usable = [f for f in range(len(weights)) if 0.0 < weights[f] < weights.sum()]
+        return usable if len(usable) > 1 else []
+
+    def split_folds(self) -> Iterator[tuple["Moments", "Moments"]]:
+        """For each fold the means over the rows of the others, and over its own.
+
+        Folds without rows, and folds that hold all the weight, are left out.
+        """
+        for fold in self.held_out_folds:
+            yield self.means(without=fold), self.means(fold=fold)
+
     def changed(self, changes: Mapping[str, Array], shifts: Sequence[Array]) -> Self:
         """Sums with other bases of the same functions and with other shifts.
 

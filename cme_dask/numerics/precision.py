@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from cme_dask.kernels.evaluator import parallel_map
 from cme_dask.numerics.basis import BlockSolve
 from cme_dask.numerics.moments import MomentReduction, Moments, strip_moments
 from cme_dask.numerics.problem import JointSolution
-from cme_dask.numerics.resources import parallel_map
 
 Array = Any
 Change = Callable[[Moments], Callable[[Moments], float]]

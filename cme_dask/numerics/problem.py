@@ -6,7 +6,7 @@ constraints of the package are in :mod:`cme_dask.constraints`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
 
@@ -16,7 +16,7 @@ from cme_dask.config import REG
 from cme_dask.display import brief_repr
 from cme_dask.errors import ConvergenceError, ConvergenceWarning, DataError, option, remedy, warn
 from cme_dask.numerics.basis import Basis, LinearBasis, eigenbasis
-from cme_dask.numerics.moments import Moments
+from cme_dask.numerics.moments import Moments, MomentSums
 
 # The quadratic program of the joint distribution, in bases that make it diagonal
 
@@ -586,6 +586,81 @@ def reduced(solution: JointSolution) -> JointSolution:
         eigenvalues_x=(vt**2) @ solution.eigenvalues_x,
         eigenvalues_y=(u**2).T @ solution.eigenvalues_y,
     )
+
+
+# Jackknife replicates and held-out errors, from moments by fold and without another pass
+
+
+Answer = tuple[Array, Array]
+"""Constant and slope of E[f | z] = constant + N(z)^T slope, shapes (q,) and (m, q)."""
+
+
+class Replicates(NamedTuple):
+    """Answers refitted without one fold each, and their errors on that fold.
+
+    Attributes
+    ----------
+    constant, slope
+        E[f | z] = constant + N(z)^T slope without fold f, shapes (F, q) and (F, m, q).
+    error
+        Held-out mean squared error of E[f | z], mean over the folds by weight, shape (q,).
+    baseline
+        The same for the other folds' mean of f, shape (q,).
+    """
+
+    constant: Array
+    slope: Array
+    error: Array
+    baseline: Array
+
+    def __repr__(self) -> str:
+        return brief_repr(self)
+
+    @property
+    def skill(self) -> Array:
+        """1 - error / baseline, shape (q,): for an indicator f, the Brier skill score."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return 1.0 - self.error / self.baseline
+
+
+def replicates(
+    refits: Iterable[tuple[Moments, Moments, Sequence[Answer]]], moments: MomentSums
+) -> tuple[Replicates, Replicates]:
+    """What refits without one fold each answer, given x and given y, and their errors there.
+
+    E[f | z] = a + N(z)^T b is linear in N, so its squared error over the held-out fold follows from
+    that fold's E[N N^T], E[N f] and E f^2: exact, and no row is read again.
+
+    Parameters
+    ----------
+    refits
+        For each fold the means over the others, over it, and the constant a and slope b that the
+        others give: given x, and given y if that is answered as well.
+    moments
+        By fold.
+    """
+    shares = []
+    parts: tuple[list[Any], list[Any]] = ([], [])
+    for rest, held, answers in refits:
+        shares.append(held.weight)
+        for given, (constant, slope) in enumerate(answers):
+            z, other = "xy"[given], "yx"[given]
+            error = held.squared_error(z, other, constant, slope)
+            baseline = held.squared_error(z, other, rest.function_mean(other), 0.0 * slope)
+            parts[given].append((constant, slope, error, baseline))
+    share, result = np.array(shares) / np.sum(shares), []
+    for given, each in enumerate(parts):
+        m, q = moments.ranks[given], len(moments.shifts[1 - given])
+        if each:
+            constant, slope, error, baseline = (np.stack(p) for p in zip(*each, strict=True))
+            result.append(Replicates(constant, slope, share @ error, share @ baseline))
+        else:
+            unknown = np.full(q, np.nan)
+            result.append(Replicates(np.zeros((0, q)), np.zeros((0, m, q)), unknown, unknown))
+    return result[0], result[1]
+
+
+# From moments to the solution
 
 
 class JointSolver(NamedTuple):

@@ -33,6 +33,11 @@ Made = TypeVar("Made")
 Partial = TypeVar("Partial")
 Result = TypeVar("Result")
 
+MIN_STRIP, MAX_STRIP = 1 << 12, 1 << 18
+_STRIPS_WANTED = (64, 1 << 14), (128, MAX_STRIP)  # some so many strips, of at most so many rows
+_TASKS_PER_WORKER = 8, 16  # at least, and if they are long enough
+_LEAST_SECONDS, _TASK_SECONDS = 0.25, 2.0
+
 
 class BadValues(DataError):
     """A strip met a value that is not usable; a further pass then finds and names them all."""
@@ -210,6 +215,21 @@ class Cost:
         )
 
 
+class MemoryPlan(NamedTuple):
+    """Predicted peak in bytes, and the limit it was held against, where and when it is tightest."""
+
+    predicted: int
+    limit: int
+    place: str
+    phase: str = "the pass"
+
+    def or_tighter(self, other: "MemoryPlan | None") -> "MemoryPlan":
+        """The one of two that fills its place more."""
+        if other is None or other.predicted * self.limit <= self.predicted * other.limit:
+            return self
+        return other
+
+
 class Reduction(Generic[Partial, Result]):
     """A statistic of all rows, computed in one pass; users subclass it.
 
@@ -271,6 +291,115 @@ class Reduction(Generic[Partial, Result]):
     def finalize(self, total: Partial) -> Result:
         """The answer, from the partial result of all rows."""
         return total  # type: ignore[return-value]
+
+
+# The partition of rows into strips and tasks, and the tree of tasks that sums them
+#
+# Strips are functions of n alone, tasks are aligned runs of a power of two of strips, and sums
+# follow the binary tree over strip numbers. So the bits of a sum don't depend on chunks, on the
+# length of the tasks, on workers or on the order in which they finish.
+
+
+def strip_length(n: int) -> int:
+    """Rows per strip, a power of two from 2^12 to 2^18 that depends on n alone.
+
+    What is done once per strip takes the interpreter lock, for which threads wait: of up to a
+    million rows, whose pass is short, there are fewer strips.
+    """
+    rows = max(min(n // count, longest) for count, longest in _STRIPS_WANTED)
+    return max(MIN_STRIP, 1 << (max(rows, 1) - 1).bit_length())
+
+
+class RowRange(NamedTuple):
+    """Rows [start, stop) of one task: strips of ``length`` rows, the last one possibly shorter.
+
+    ``own`` are the rows [first, last) that the task writes, where these are not all its rows.
+    """
+
+    start: int
+    stop: int
+    length: int
+    own: tuple[int, int] | None = None
+
+    @property
+    def strips(self) -> int:
+        """Number of strips."""
+        return -(-(self.stop - self.start) // self.length)
+
+
+def plan_ranges(
+    n: int,
+    chunk_rows: int,
+    workers: int,
+    seconds_per_row: float,
+    max_rows: int | None = None,
+) -> list[RowRange]:
+    """Cut n rows into tasks.
+
+    Parameters
+    ----------
+    n
+        Number of rows.
+    chunk_rows
+        Rows of the largest storage chunk; 0 for arrays in memory.
+    workers
+        Tasks that run at once.
+    seconds_per_row
+        Estimated cost.
+    max_rows
+        Rows that a task may hold at once; default any number.
+
+    Notes
+    -----
+    A task takes about two seconds, or less so that every worker gets sixteen, since the last one to
+    end keeps the others waiting; of short ones every worker gets eight. Two tasks whose border lies
+    inside a chunk both read it: so, unless chunks end where tasks do, these cover four chunks where
+    that leaves enough of them, and two, or at least one, where otherwise a worker would have none.
+    """
+    length = strip_length(n)
+    few, many = (-(-n // (tasks * workers)) for tasks in _TASKS_PER_WORKER)
+    fair = min(few, max(many, int(_LEAST_SECONDS / seconds_per_row)))
+    rows = max(int(min(_TASK_SECONDS / seconds_per_row, fair)), min(4 * chunk_rows, fair), length)
+    size = length << ((rows // length).bit_length() - 1)
+    if chunk_rows and size % chunk_rows:
+        chunks = min(n // (workers * chunk_rows), 2)
+        least = chunks * chunk_rows or -(-n // workers)
+        size = max(size, length << (-(-least // length) - 1).bit_length())
+    if max_rows is not None:
+        size = min(size, length << (max(max_rows // length, 1).bit_length() - 1))
+    return [RowRange(start, min(start + size, n), length) for start in range(0, n, size)]
+
+
+def cut_for_chunks(runs: list[RowRange], chunk_rows: int, block: int) -> list[RowRange]:
+    """Tasks whose borders are those of the runs, moved up to borders of chunks to be written.
+
+    So each chunk has one writer (zarr#3682). Rows are computed on a fixed grid of blocks: a block
+    that two tasks share is computed by both, and its rows have the same bits in either.
+    """
+    n = runs[-1].stop
+    borders = sorted({min(n, -(-run.stop // chunk_rows) * chunk_rows) for run in runs})
+    return [
+        RowRange(first // block * block, min(n, -(-last // block) * block), block, (first, last))
+        for first, last in zip([0, *borders], borders, strict=False)
+    ]
+
+
+def tree_merges(leaves: int) -> list[tuple[int, int]]:
+    """The upper part of the same tree: the two parts of the nodes ``leaves``, ``leaves + 1``, ...
+
+    Nodes 0 to ``leaves - 1`` are the leaves; the last node is the root.
+    """
+    merges: list[tuple[int, int]] = []
+    level = list(range(leaves))
+    while len(level) > 1:
+        pairs = list(zip(level[::2], level[1::2], strict=False))
+        numbers = [leaves + len(merges) + i for i in range(len(pairs))]
+        merges += pairs
+        level = numbers + level[2 * len(pairs) :]
+    return merges
+
+
+# The work of a task
 
 
 def reduce_strips(

@@ -30,8 +30,8 @@ from cme_dask.data.partials import read_partial, write_json, write_partial
 from cme_dask.data.sample import Sample
 from cme_dask.data.store import ATTRIBUTE, disk_errors
 from cme_dask.errors import DataError, ResourceError, ShardDone, StoreError
+from cme_dask.numerics.reduction import strip_length
 from cme_dask.passes.cluster import user_modules
-from cme_dask.passes.plan import strip_length
 
 KIND, SCHEMA_VERSION = "checkpoint", 5
 

@@ -21,18 +21,18 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
-from uuid import uuid4
 
 import dask
 import numpy as np
+from dask.delayed import Delayed
 from distributed import CancelledError, Client, Future, KilledWorker, WorkerPlugin
 from distributed.client import FutureCancelledError
 from distributed.comm import CommClosedError
 
 from cme_dask import __version__
 from cme_dask.errors import ResourceError, remedy
-from cme_dask.numerics.resources import _process, limit_this_process
-from cme_dask.passes.plan import task_graph, tree_merges
+from cme_dask.kernels.evaluator import PROCESS, limit_this_process
+from cme_dask.numerics.reduction import tree_merges
 
 _REGISTRATIONS, _REGISTRATION_PAUSE = 10, 0.5  # seconds between two attempts to reach all workers
 
@@ -43,11 +43,11 @@ class OneBlasThread(WorkerPlugin):  # type: ignore[misc]
     name = "cme-dask-one-blas-thread"
 
     def __init__(self) -> None:
-        self._client_process = _process
+        self._client_process = PROCESS
 
     def setup(self, worker: Any) -> None:
         """Limit the process, unless it is the client's own, which limits itself while it waits."""
-        if self._client_process != _process:
+        if self._client_process != PROCESS:
             limit_this_process()
 
 
@@ -334,24 +334,31 @@ class ClusterRun:
     ----------
     client
         The cluster.
-    leaf, payloads, merge, shared, name, on_done
-        See :meth:`cme_dask.passes.driver.Executor.run`.
+    graph
+        The tasks of nodes of the tree, from the numbers of their attempts and from what other nodes
+        have given; see :func:`cme_dask.passes.driver.task_graph`.
+    leaves
+        Number of leaves.
+    functions
+        Names of the functions of leaves and of merges.
+    token
+        In the names of the tasks.
+    on_done
+        Called with the number of a leaf when it has ended.
     """
 
     def __init__(
         self,
         client: Client,
-        leaf: Callable[..., Any],
-        payloads: Sequence[tuple[Any, ...]],
-        merge: Callable[[Any, Any, Any], Any],
-        shared: Any,
-        name: str,
+        graph: Callable[[Mapping[int, int], Mapping[int, Any]], list[Delayed]],
+        leaves: int,
+        functions: tuple[str, str],
+        token: str,
         on_done: Callable[[int], None] | None,
     ) -> None:
-        self._client, self._on_done, self._token = client, on_done, uuid4().hex
-        self._job = leaf, payloads, merge, shared, name, self._token
-        self._functions = f"{leaf.__name__}-", f"{merge.__name__}-"
-        self._leaves, self._merges = len(payloads), tree_merges(len(payloads))
+        self._client, self._graph, self._token, self._on_done = client, graph, token, on_done
+        self._functions = tuple(f"{function}-" for function in functions)
+        self._leaves, self._merges = leaves, tree_merges(leaves)
         self._held: dict[int, Future] = {}
         self._attempts: dict[int, int] = {}
         self._killed: set[str] = set()
@@ -478,7 +485,7 @@ class ClusterRun:
         for node in nodes:
             self._attempts[node] = self._attempts.get(node, -1) + 1
         attempts = {node: self._attempts[node] for node in nodes}
-        tasks = task_graph(*self._job, attempts, self._held)
+        tasks = self._graph(attempts, self._held)
         with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1 GiB"}):
             futures = self._client.compute(tasks)
         for node, future in zip(nodes, futures, strict=True):

@@ -15,9 +15,8 @@ import numpy as np
 
 from cme_dask.data.sample import Sample
 from cme_dask.data.sources import RowSource
-from cme_dask.numerics.reduction import Reduction, Strip, reduce_strips
+from cme_dask.numerics.reduction import Reduction, RowRange, Strip, reduce_strips
 from cme_dask.passes.driver import Executor
-from cme_dask.passes.plan import RowRange
 from cme_dask.passes.run import FLOPS, Pass, extent_of
 
 _TIMED = 3  # strips of each worker

@@ -14,10 +14,11 @@ import signal
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 from uuid import uuid4
 
@@ -25,15 +26,16 @@ import dask.threaded
 import psutil
 from dask.base import get_scheduler
 from dask.callbacks import Callback
+from dask.delayed import Delayed, delayed
 from dask.system import CPU_COUNT
 from dask.utils import format_bytes, parse_bytes
 from distributed import Client
 from distributed.system import MEMORY_LIMIT
 
 from cme_dask.errors import DataError, ResourceError, option, remedy
+from cme_dask.kernels.evaluator import limit_this_process, one_blas_thread
 from cme_dask.numerics.devices import Device
-from cme_dask.numerics.reduction import Cost, Extent
-from cme_dask.numerics.resources import MemoryPlan, limit_this_process, one_blas_thread
+from cme_dask.numerics.reduction import Cost, Extent, MemoryPlan, RowRange, tree_merges
 from cme_dask.passes.checkpoint import Checkpoint
 from cme_dask.passes.cluster import (
     ClusterRun,
@@ -43,7 +45,6 @@ from cme_dask.passes.cluster import (
     described_workers,
     limit_workers,
 )
-from cme_dask.passes.plan import RowRange, task_graph
 
 A_WORKER = "a worker"
 """The place of a prediction that is about a worker of a cluster."""
@@ -294,12 +295,15 @@ class Executor:
             Called with the number of a leaf when it has ended, in any order.
         """
         with one_blas_thread(), contextlib.ExitStack() as stack:
+            token = uuid4().hex
+            graph = functools.partial(task_graph, leaf, payloads, merge, shared, name, token)
             # Tasks of a cluster may share this process, too.
             if self.client is not None:
                 check_workers_have(self.client, (leaf, merge, shared))
-                job = ClusterRun(self.client, leaf, payloads, merge, shared, name, on_done)
+                functions = leaf.__name__, merge.__name__
+                job = ClusterRun(self.client, graph, len(payloads), functions, token, on_done)
                 return job.result()
-            tasks = task_graph(leaf, payloads, merge, shared, name, uuid4().hex)
+            tasks = graph()
             numbers = {task.key: i for i, task in enumerate(tasks[: len(payloads)])}
 
             def ended(key: Any, *info: Any) -> None:
@@ -329,6 +333,48 @@ class Executor:
                     )
                     + ", and fewer workers or lower ranks need less"
                 ) from error
+
+
+def task_graph(
+    leaf: Callable[..., Any],
+    payloads: Sequence[tuple[Any, ...]],
+    merge: Callable[[Any, Any, Any], Any],
+    shared: Any,
+    name: str,
+    token: str,
+    attempts: Mapping[int, int] | None = None,
+    there: Mapping[int, Any] = MappingProxyType({}),
+) -> list[Delayed]:
+    """The tasks of the nodes of the tree, each after its parts: the same on every scheduler.
+
+    Parameters
+    ----------
+    leaf, payloads, merge, shared, name
+        See :meth:`Executor.run`.
+    token
+        In the names of the tasks, and of no other job's.
+    attempts
+        Numbers of the nodes that are run and of the attempt; default: all nodes for the first time.
+    there
+        What nodes have given that are not run.
+    """
+    leaves, merges = len(payloads), tree_merges(len(payloads))
+    attempts = attempts or dict.fromkeys(range(leaves + len(merges)), 0)
+    # Under a name that has not failed yet.
+    plan = f"{name}-plan-{token}-{max(attempts.values())}"
+    common = delayed(shared, name=plan, traverse=False)
+    call, add = (delayed(f, pure=False, traverse=False) for f in (leaf, merge))
+    made: dict[int, Delayed] = {}
+    for node in sorted(attempts):
+        again = f"-again{attempts[node]}" if attempts[node] else ""
+        if node < leaves:
+            key = f"{name}-{node}-{token}{again}"
+            made[node] = call(common, *payloads[node], dask_key_name=key)
+        else:
+            key = f"{name}-merge-{node - leaves}-{token}{again}"
+            parts = (made[p] if p in made else there[p] for p in merges[node - leaves])
+            made[node] = add(common, *parts, dask_key_name=key)
+    return list(made.values())
 
 
 class WorkerProcesses:

@@ -13,15 +13,24 @@ import numpy as np
 from cme_dask.data.columns import check_finite
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
+from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.numerics.cells import CellReduction
 from cme_dask.numerics.cholesky import BLOCK, SKETCH, prefix_rows
 from cme_dask.numerics.folds import BY_ROWS, RowSample, draw_among, merge
 from cme_dask.numerics.moments import MomentReduction, MomentSets, moment_cost
-from cme_dask.numerics.reduction import BadValues, Cost, Extent, Reduction, Strip, reduce_strips
-from cme_dask.numerics.resources import MemoryPlan, one_blas_thread
+from cme_dask.numerics.reduction import (
+    MAX_STRIP,
+    BadValues,
+    Cost,
+    Extent,
+    MemoryPlan,
+    Reduction,
+    RowRange,
+    Strip,
+    reduce_strips,
+)
 from cme_dask.numerics.rounds import PivotOffers, PivotState, Rule, choice_bytes
 from cme_dask.passes.driver import Executor
-from cme_dask.passes.plan import MAX_STRIP, RowRange
 from cme_dask.passes.progress import Listener
 from cme_dask.passes.run import (
     Pass,

@@ -23,14 +23,19 @@ from cme_dask.errors import DataError, ShardDone, StoreError, remedy
 from cme_dask.numerics.devices import Device
 from cme_dask.numerics.folds import Folding, Split
 from cme_dask.numerics.reduction import (
+    MAX_STRIP,
     BadValues,
     Cost,
     Extent,
+    MemoryPlan,
     Reduction,
+    RowRange,
     Strip,
+    cut_for_chunks,
+    plan_ranges,
     reduce_strips,
+    strip_length,
 )
-from cme_dask.numerics.resources import MemoryPlan
 from cme_dask.numerics.rows import BadValueCounts, Counts
 from cme_dask.passes.checkpoint import (
     Checkpoint,
@@ -41,7 +46,6 @@ from cme_dask.passes.checkpoint import (
 )
 from cme_dask.passes.cluster import Scheduler
 from cme_dask.passes.driver import Executor
-from cme_dask.passes.plan import MAX_STRIP, RowRange, cut_for_chunks, plan_ranges, strip_length
 from cme_dask.passes.progress import Listener, pass_event
 
 if TYPE_CHECKING:

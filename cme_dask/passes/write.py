@@ -25,8 +25,7 @@ from cme_dask.models.features import FeatureModel
 from cme_dask.models.query import Query
 from cme_dask.numerics.basis import BLOCK, BlockValues
 from cme_dask.numerics.folds import BY_ROWS, RowSample
-from cme_dask.numerics.reduction import Cost, Extent, Reduction, Strip
-from cme_dask.numerics.resources import MemoryPlan
+from cme_dask.numerics.reduction import Cost, Extent, MemoryPlan, Reduction, Strip
 from cme_dask.passes.driver import Executor
 from cme_dask.passes.fit import choose_rows
 from cme_dask.passes.progress import Listener
