@@ -20,7 +20,7 @@ from cme_dask.errors import DataError, StoreError
 from cme_dask.estimators.context import make_cells
 from cme_dask.numerics import cells as cell_sums
 from cme_dask.numerics.basis import NewtonBasis
-from cme_dask.numerics.cells import ROWS_PER_CELL, CellReduction, strip_hashes
+from cme_dask.numerics.cells import ROWS_PER_CELL, SALT, CellReduction
 from cme_dask.numerics.folds import RowSample, draw
 from cme_dask.numerics.moments import FeatureBlock, MomentReduction, moment_cost
 from cme_dask.numerics.partition import PartitionBasis
@@ -50,7 +50,7 @@ def summed(spec, rows, weights, folds, n_folds, first=0):
 
 def hashes_of(n):
     """Of the first n rows."""
-    return strip_hashes(Strip(np.arange(n), (), None))
+    return Strip(np.arange(n), (), None).hashes(SALT)
 
 
 def case(n, d, seed=0, offset=0.0):

@@ -107,7 +107,7 @@ def test_everything_against_the_oracle(name, d, tol, weighted):
 
     close(mean.gram("x"), m["xx"], 1e-12)
     close(mean.gram("y"), m["yy"], 1e-12)
-    close(mean.cross("y", "x"), m["yx"], 1e-12)
+    close(mean.blocks["y", "x"], m["yx"], 1e-12)
     close(mean.mean("x"), m["cx"], 1e-12)
     close(mean.mean("y"), m["cy"], 1e-12)
     close(mean.function_mean("y"), m["f"], 1e-12)

@@ -174,7 +174,7 @@ def test_means_of_columns_and_functions():
     expected = [np.average(Y[:, 0], weights=w), np.average(Y[:, 0] ** 2, weights=w)]
     assert mean.function_mean("y") == pytest.approx(expected, rel=1e-12)
     centred = Y[:, 0] - 0.1
-    assert mean.cross("f(y)", "f(y)")[0, 0] == pytest.approx(
+    assert mean.blocks["f(y)", "f(y)"][0, 0] == pytest.approx(
         np.average(centred**2, weights=w), rel=1e-12
     )
 
@@ -206,11 +206,11 @@ def test_named_blocks_are_means_over_the_rows(fold, without):
         f, g = f"f({v})", f"f({other})"
         pairs = [
             (moments.gram(v), plain(v, v)),
-            (moments.cross(v, other), plain(v, other)),
+            (moments.blocks[v, other], plain(v, other)),
             (moments.mean(v), plain(v, "1")[:, 0]),
-            (moments.cross(v, f), plain(v, f)),
-            (moments.cross(v, g), plain(v, g)),
-            (moments.cross(f, g), plain(f, g)),
+            (moments.blocks[v, f], plain(v, f)),
+            (moments.blocks[v, g], plain(v, g)),
+            (moments.blocks[f, g], plain(f, g)),
             (moments.mean(f), plain(f, "1")[:, 0]),
         ]
         for found, expected in pairs:

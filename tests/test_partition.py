@@ -171,7 +171,7 @@ def test_moments_need_no_elimination():
         mean = moments.means()
         np.testing.assert_allclose(mean.gram("y"), b_y.T @ b_y / len(y), rtol=1e-13, atol=1e-16)
         np.testing.assert_allclose(
-            mean.cross("y", "x"), b_y.T @ b_x / len(y), rtol=1e-13, atol=1e-16
+            mean.blocks["y", "x"], b_y.T @ b_x / len(y), rtol=1e-13, atol=1e-16
         )
         np.testing.assert_allclose(mean.mean("x"), b_x.mean(axis=0), rtol=1e-13)
         np.testing.assert_allclose(mean.gram("x").sum(axis=1), mean.mean("x"), rtol=1e-13)
@@ -200,7 +200,7 @@ def coupled(count=30, n=1500):
     mean = moments.means()
     coef, outcome = solve_coupling(
         mean.gram("y"),
-        mean.cross("y", "x"),
+        mean.blocks["y", "x"],
         mean.gram("x"),
         mean.mean("y"),
         mean.mean("x"),
@@ -211,7 +211,7 @@ def coupled(count=30, n=1500):
     for given_, transform in ((0, coef.T), (1, coef)):
         other = 1 - given_
         size = bases[given_].rank
-        slope = transform @ mean.cross("xy"[other], f"f({'xy'[other]})")
+        slope = transform @ mean.blocks["xy"[other], f"f({'xy'[other]})"]
         none = np.zeros((0, slope.shape[1]))
         shift, slopes = mean.shifts["xy"[other]], np.zeros((0, size, slope.shape[1]))
         answers = ConditionalExpectation(sides[other].names, shift, slope, none, slopes)

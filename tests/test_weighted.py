@@ -67,7 +67,7 @@ def test_weighted_grams_are_those_of_dense_arrays(tmp_path, bases, weighted):
         pairs = [
             (moments.gram("x"), (N * by).T @ N),
             (moments.gram("y"), (M * by).T @ M),
-            (moments.cross("y", "x"), (M * by).T @ N),
+            (moments.blocks["y", "x"], (M * by).T @ N),
             (moments.mean("x"), (N * by).sum(axis=0)),
         ]
         for mine, plain in pairs:
@@ -97,7 +97,7 @@ def test_folds_are_those_of_dense_arrays(weighted):
             pairs = (M, N), (N, N), (N, np.ones((len(X), 1)))
             for sums in (found, other):
                 moments = sums.means(**arguments)[name]
-                values = moments.cross("y", "x"), moments.gram("x"), moments.mean("x")[:, None]
+                values = moments.blocks["y", "x"], moments.gram("x"), moments.mean("x")[:, None]
                 for value, (left, right) in zip(values, pairs, strict=True):
                     terms = abs(share * left).T @ abs(right)  # which may cancel
                     plain = (share * left).T @ right
@@ -143,7 +143,7 @@ def test_moments_of_a_second_sample_in_given_bases(bases):
     N, M = bases[0](X + 0.5), bases[1](Y)
     np.testing.assert_allclose(mean.mean("x"), (share * N).sum(axis=0), rtol=1e-11)
     np.testing.assert_allclose(mean.gram("x"), (share * N).T @ N, rtol=0, atol=1e-13)
-    np.testing.assert_allclose(mean.cross("y", "x"), (share * M).T @ N, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(mean.blocks["y", "x"], (share * M).T @ N, rtol=0, atol=1e-13)
     assert mean.function_mean("y")[1] == pytest.approx(float((share * Y**3).sum()), rel=1e-12)
 
 

@@ -20,7 +20,7 @@ from cme_dask.errors import DataError
 from cme_dask.kernels.evaluator import Scratch, in_place, take_into
 from cme_dask.numerics.basis import Basis
 from cme_dask.numerics.devices import device_memory
-from cme_dask.numerics.folds import number_hash, value_hash
+from cme_dask.numerics.folds import value_hash
 from cme_dask.numerics.moments import Function, function_values
 from cme_dask.numerics.reduction import Cost, Extent, Reduction, Strip
 from cme_dask.numerics.support import WALK_ROWS, WALK_WORDS, Support
@@ -34,7 +34,8 @@ ROWS_PER_CELL = 32
 _WORD = 8
 _CELL_FLOPS = 900  # per row, in operations of a product: its way to its cell, and its sums
 _FIRST = 64  # rows that suffice to see of most columns that they don't hold whole numbers
-_SALT = (1 << 63) + 0x61746F6D  # "atom"; independent of folds and of row samples
+SALT = (1 << 63) + 0x61746F6D  # "atom"
+"""Of the hashes by which rows are retained: independent of folds and of row samples."""
 _LAST = np.uint64(np.iinfo(np.uint64).max)
 _CROWD = 4  # times the retained rows of each cell wait at most before all others are dropped
 _SPARE = 2  # times the retained rows of each cell are expected below its bound: few have less then
@@ -110,11 +111,6 @@ def value_range(rows: Array) -> tuple[Array, Array, Array]:
 # A few rows of each cell, those with the smallest hashes of their global row index
 
 
-def strip_hashes(strip: Strip) -> Array:
-    """Hash of the global index of each row, by which rows are retained, uint64 of shape (n,)."""
-    return number_hash(_SALT, strip.rows.astype(np.uint64))
-
-
 class BottomK(NamedTuple):
     """Rows with small hashes of each cell, in any order.
 
@@ -172,7 +168,7 @@ class BottomK(NamedTuple):
             known[dropped] = np.minimum(known, largest)[dropped]
         every = cls(*map(np.concatenate, zip(*several, strict=True)))
         every = every.at(np.flatnonzero(every.hashes <= known[every.cells]))
-        ties = value_hash(_SALT + 1, every.rows)
+        ties = value_hash(SALT + 1, every.rows)
         return every.at(np.argsort(ties, kind="stable")).first(ROWS_PER_CELL)
 
 
@@ -465,7 +461,7 @@ class CellReduction(Reduction[CellSums, CellSums]):
         add = self._on_host if is_numpy_array(part) else self._on_device
         with np.errstate(over="ignore", invalid="ignore"):  # the moments report it
             masses, counts, sums = add(state, part, weights, folds, cells)
-        hashes = xp.asarray(strip.once(strip_hashes), device=place)
+        hashes = xp.asarray(strip.hashes(SALT), device=place)
         below, used = hashes <= xp.take(bounds, cells), part
         if weights is None:
             weights = xp.ones(part.shape[0], dtype=xp.float64, device=place)

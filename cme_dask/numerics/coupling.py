@@ -433,7 +433,7 @@ class CouplingProblem:
         """See :func:`solve_coupling`."""
         return solve_coupling(
             self.mean.gram("y"),
-            self.mean.cross("y", "x"),
+            self.mean.blocks["y", "x"],
             self.mean.gram("x"),
             self.mean.mean("y"),
             self.mean.mean("x"),

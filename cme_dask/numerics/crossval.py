@@ -102,7 +102,7 @@ class HeldOut:
         return cls(
             transform_x.T @ held.gram("x") @ transform_x,
             transform_y.T @ held.gram("y") @ transform_y,
-            transform_y.T @ held.cross("y", "x") @ transform_x,
+            transform_y.T @ held.blocks["y", "x"] @ transform_x,
             transform_x.T @ held.mean("x"),
             transform_y.T @ held.mean("y"),
         )
@@ -213,7 +213,7 @@ class HeldFold:
         problem = self.problem(regs[0])
         (transform_x, _), (transform_y, _) = self.bases
         unseen = HeldOut.of(self.held, transform_x, transform_y)
-        target = transform_y.T @ self.rest.cross("y", "f(y)")
+        target = transform_y.T @ self.rest.blocks["y", "f(y)"]
         constant = self.rest.function_mean("y")
         joint, squared = [], []
         for reg in regs:

@@ -81,7 +81,7 @@ class ConditionalEmbedding:
 
     def operator(self, mean: Moments) -> Array:
         """C^T, slopes of N_Y, shape (m_X, m_Y): E[k_Y(y, Y) | x] = N_X(x)^T C^T N_Y(y)."""
-        return self.slope(mean.cross("y", "x").T)
+        return self.slope(mean.blocks["y", "x"].T)
 
     def rows(self, newton: Array, weights: Array) -> Array:
         """Slopes of the weights of rows, shape (m, n): weights(x) = N_X(x)^T slopes.
@@ -206,8 +206,8 @@ def surrogate_loss(rest: Moments, held: Moments, regs: Array) -> Array:
         Ridges >= 0, shape (R,).
     """
     transform, lam = eigenbasis(rest.gram("x"))
-    cross = rest.cross("y", "x") @ transform
-    linear = (cross * (held.cross("y", "x") @ transform)).sum(axis=0)
+    cross = rest.blocks["y", "x"] @ transform
+    linear = (cross * (held.blocks["y", "x"] @ transform)).sum(axis=0)
     quadratic = (cross.T @ cross) * (transform.T @ held.gram("x") @ transform)
     shrunk = inverse_eigenvalues(lam, regs)
     square = (shrunk * (quadratic @ shrunk)).sum(axis=0)
@@ -276,7 +276,7 @@ class EmbeddingChange:
         """The change from these moments of the trial rows to others."""
         answers = self._answers(safe)
         means = np.concatenate([safe.function_mean("y"), [1.0]])
-        spread = np.sqrt(np.append(np.diag(safe.cross("f(y)", "f(y)")), 1.0))
+        spread = np.sqrt(np.append(np.diag(safe.blocks["f(y)", "f(y)"]), 1.0))
         scale = spread + 1e-6 * np.abs(means) + np.finfo(np.float64).tiny
 
         def change(tried: Moments) -> float:
@@ -293,7 +293,7 @@ class EmbeddingChange:
 
 def function_moments(mean: Moments) -> Array:
     """E[N_X f^T] of the functions of y, shape (m, q)."""
-    return np.asarray(mean.cross("x", "f(y)") + np.outer(mean.mean("x"), mean.shifts["y"]))
+    return np.asarray(mean.blocks["x", "f(y)"] + np.outer(mean.mean("x"), mean.shifts["y"]))
 
 
 def inverse_eigenvalues(lam: Array, regs: Array) -> Array:

@@ -145,7 +145,7 @@ def leave_one_out(
     transform, eigenvalues = eigenbasis(mean.gram("x"))
     targets: Targets
     if criterion == "surrogate":
-        targets, cross = KernelSections(y.basis), mean.cross("y", "x").T
+        targets, cross = KernelSections(y.basis), mean.blocks["y", "x"].T
     else:
         average = mean.function_mean("y")
         flat = np.zeros((len(transform), len(average)))

@@ -209,10 +209,10 @@ class _Ridge:
         t, f = mean.function_mean("x")[:d], mean.function_mean("y")[columns]
         away_t, away_z = t - mean.shifts["x"][:d], f - mean.shifts["y"][columns]
         gram = mean.gram("x") - np.outer(c, c)
-        target = mean.cross("x", "f(y)")[:, columns] - np.outer(c, away_z)
-        n_t = mean.cross("x", "f(x)")[:, :d] - np.outer(c, away_t)
-        t_z = mean.cross("f(x)", "f(y)")[:d, columns] - np.outer(away_t, away_z)
-        gram_t = mean.cross("f(x)", "f(x)")[:d, :d] - np.outer(away_t, away_t)
+        target = mean.blocks["x", "f(y)"][:, columns] - np.outer(c, away_z)
+        n_t = mean.blocks["x", "f(x)"][:, :d] - np.outer(c, away_t)
+        t_z = mean.blocks["f(x)", "f(y)"][:d, columns] - np.outer(away_t, away_z)
+        gram_t = mean.blocks["f(x)", "f(x)"][:d, :d] - np.outer(away_t, away_t)
         inverse = _inverse(gram_t, trend)
         part = n_t @ inverse
         transform, lam = eigenbasis(gram - part @ n_t.T)

@@ -260,10 +260,6 @@ class Moments:
         """S = E[N N^T] of the basis functions N of a variable, shape (m, m)."""
         return self.blocks[variable, variable]
 
-    def cross(self, left: str, right: str) -> Array:
-        """E[a b^T] of two blocks a and b, such as ``"x"`` and ``"f(y)"``."""
-        return self.blocks[left, right]
-
     def mean(self, block: str) -> Array:
         """Mean of a block, such as C = E N of the basis functions N of x for ``"x"``."""
         return self.blocks[block, "1"]
@@ -479,8 +475,7 @@ class ProductSums(Reduction[tuple[MomentSums, ...], Result]):
             mapped: dict[Any, Array] = {}
             for one, total in zip(state, sums, strict=True):
                 # What is one call for each column, function or fold is done for several sub-blocks.
-                one.load(near, mapped)
-                one.add_traces(total.traces, weight, edges)
+                one.load(near, weight, edges, total.traces, mapped)
                 # A sub-block stays in cache from its kernel functions to its products.
                 for start in range(0, edges[-1], one.block):
                     here = slice(start, min(start + one.block, edges[-1]))
@@ -692,19 +687,42 @@ class MomentState:
         elif not self.on_host:
             self.product = xp.empty((self.width, self.width), **double)
 
-    def load(self, parts: tuple[Array, ...], mapped: dict[Any, Array]) -> None:
-        """Take rows of each variable, shapes (n, d), until the next call.
+    def load(
+        self,
+        parts: tuple[Array, ...],
+        weights: Array | None,
+        edges: list[int],
+        traces: Array,
+        mapped: dict[Any, Array],
+    ) -> None:
+        """Take rows until the next call, and add the sums of w k(z, z) over those of each fold.
 
-        ``mapped`` holds them by variable and transform, for all sets.
+        Parameters
+        ----------
+        parts, weights, edges
+            Rows of each variable, shapes (n, d), their weights and the borders of the folds.
+        traces
+            To which the sums are added, shape (F, variables).
+        mapped
+            The rows by variable and transform, for all sets.
         """
-        self.parts = []
-        for key, part, to_coordinates, evaluator in zip(
-            enumerate(self.transforms), parts, self.maps, self.evaluators, strict=True
+        within = list(folds_within(edges, 0, edges[-1]))
+        folds, firsts = [fold for fold, _ in within], [own.start for _, own in within]
+        for i, (transform, to_coordinates) in enumerate(
+            zip(self.transforms, self.maps, strict=True)
         ):
+            key = i, transform
             if key not in mapped:
-                mapped[key] = part if to_coordinates is None else to_coordinates(part)
-            self.parts.append(mapped[key])
-            evaluator.load(mapped[key])
+                mapped[key] = parts[i] if to_coordinates is None else to_coordinates(parts[i])
+            self.evaluators[i].load(mapped[key])
+            diagonal = self.bases[i].kernel.diagonal(mapped[key])
+            if weights is not None:
+                diagonal = weights * diagonal
+            if self.on_host:
+                traces[folds, i] += np.add.reduceat(diagonal, firsts)
+                continue
+            for fold, own in within:
+                traces[fold, i] += self.xp.sum(diagonal[own])
         if self.equal is not None:
             self.functions = self.equal.functions
             return
@@ -718,20 +736,6 @@ class MomentState:
                 stop += values.shape[1]
             in_place(out).subtract(out[start:stop, :], shift, out=out[start:stop, :])
         self.functions = out
-
-    def add_traces(self, traces: Array, weights: Array | None, edges: list[int]) -> None:
-        """Add the sums of w k(z, z) over the rows of each fold."""
-        within = list(folds_within(edges, 0, edges[-1]))
-        folds, firsts = [fold for fold, _ in within], [own.start for _, own in within]
-        for i, (basis, part) in enumerate(zip(self.bases, self.parts, strict=True)):
-            diagonal = basis.kernel.diagonal(part)
-            if weights is not None:
-                diagonal = weights * diagonal
-            if self.on_host:
-                traces[folds, i] += np.add.reduceat(diagonal, firsts)
-                continue
-            for fold, own in within:
-                traces[fold, i] += self.xp.sum(diagonal[own])
 
     def add_in_single(self, gram: Array, rows: Array) -> None:
         """Add the products of rows, those of the basis functions with each other in float32."""

@@ -198,7 +198,7 @@ class JointChange:
         ratio, *answers = self._answers(safe)
         # An event that no trial row saw has no deviation, and must not change at all.
         scales = [  # of functions of y, given x, first
-            np.sqrt(np.diag(safe.cross(f"f({v})", f"f({v})")))
+            np.sqrt(np.diag(safe.blocks[f"f({v})", f"f({v})"]))
             + 1e-6 * np.abs(safe.function_mean(v))
             + np.finfo(np.float64).tiny
             for v in "yx"

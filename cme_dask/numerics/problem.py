@@ -135,7 +135,7 @@ class JointProblem:
         Without a ridge, directions with lam <= eps m lam_max are rounding and are pruned.
         ``bases``: transforms and eigenvalues of x and of y, where they are known.
         """
-        target = mean.cross("y", "x")
+        target = mean.blocks["y", "x"]
         if not centred:
             target = target - np.outer(mean.mean("y"), mean.mean("x"))
         if bases is None:
@@ -559,7 +559,7 @@ class JointSolution:
         other = "yx"[given]
         coef = self.coef.T if given == 0 else self.coef
         transform = self.transform_y if given == 0 else self.transform_x
-        slope = coef @ (transform.T @ mean.cross(other, f"f({other})"))
+        slope = coef @ (transform.T @ mean.blocks[other, f"f({other})"])
         if self.base == 0.0:
             return mean.shifts[other], slope
         if not self.centred:  # a centred basis has mean zero: the shift drops out

@@ -25,11 +25,10 @@ from array_api_compat import is_array_api_obj
 
 from cme_dask.errors import DataError
 from cme_dask.kernels.evaluator import to_numpy
-from cme_dask.numerics.folds import BY_ROWS, Folding
+from cme_dask.numerics.folds import BY_ROWS, Folding, number_hash
 
 Array = Any
 T = TypeVar("T")
-Made = TypeVar("Made")
 Partial = TypeVar("Partial")
 Result = TypeVar("Result")
 
@@ -81,12 +80,11 @@ class Strip:
             self._made[n_folds] = self.folding.folds(self.rows, self.units, n_folds)
         return self._made[n_folds]
 
-    def once(self, function: "Callable[[Strip], Made]") -> Made:
-        """``function(strip)``, computed once for all reductions that share the strip."""
-        if function not in self._made:
-            self._made[function] = function(self)
-        made: Made = self._made[function]
-        return made
+    def hashes(self, salt: int) -> Array:
+        """Hash of the global index of each row, uint64 of shape (n,)."""
+        if ("hashes", salt) not in self._made:
+            self._made["hashes", salt] = number_hash(salt, self.rows.astype(np.uint64))
+        return self._made["hashes", salt]
 
     def only(self, selected: Array) -> "Strip":
         """The rows at which ``selected``, shape (n,), is true."""
@@ -107,12 +105,6 @@ class Strip:
         """Everything that must be finite, in the order of the sources, shapes (n, d)."""
         weights = () if self.weights is None else (self.weights[:, None],)
         return *self.parts, *weights, *(values[:, None] for values in self.units.values())
-
-    def check(self) -> None:
-        """BadValues if there is NaN, infinity or an unusable weight."""
-        usable = all(np.isfinite(values).all() for values in self.columns())
-        if not usable or (self.weights is not None and not (self.weights >= 0).all()):
-            raise BadValues(f"rows {self.rows[0]} to {self.rows[-1]} hold unusable values")
 
 
 class Extent(NamedTuple):
@@ -432,7 +424,9 @@ def reduce_strips(
     waiting: list[tuple[int, list[Any]]] = []
     for strip in strips:
         if checked:
-            strip.check()
+            usable = all(np.isfinite(values).all() for values in strip.columns())
+            if not usable or (strip.weights is not None and not (strip.weights >= 0).all()):
+                raise BadValues(f"rows {strip.rows[0]} to {strip.rows[-1]} hold unusable values")
         rows += len(strip) if strip.own is None else strip.own.stop - strip.own.start
         placed = strip if place is None else strip.placed(place)
         if not states:

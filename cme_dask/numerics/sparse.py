@@ -465,7 +465,7 @@ def embedding_loss(held: Moments, embedded: Array) -> float:
     embedded
         A, shape (m_X, m_Y).
     """
-    linear = float((held.cross("x", "y") * embedded).sum())
+    linear = float((held.blocks["x", "y"] * embedded).sum())
     return (
         float(held.traces["y"])
         - 2.0 * linear

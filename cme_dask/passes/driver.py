@@ -215,7 +215,8 @@ class Executor:
         ResourceError
             If it does not fit; the message says what to lower.
         """
-        longest = max(runs, key=lambda run: run.stop - run.start)
+        lengths = [run.stop - run.start for run in runs]
+        longest = runs[lengths.index(max(lengths))]
         task, on_device = task_bytes(cost, extent, longest, on_device=self.device is not None)
         if self.kind == "processes":  # of which each runs one task
             task += cost.process
