@@ -132,6 +132,11 @@ def test_memory_is_predicted_and_refused(example, store):
     assert 200e6 < report.memory.predicted < 400e6
 
 
+def test_samples_without_rows_are_refused(example):
+    with pytest.raises(DataError, match="there are no rows"):
+        run(open_sample(np.empty((0, 1)), np.empty((0, 2))), example())
+
+
 def test_several_reductions_take_one_pass(example, store):
     events = []
     both = [example(3), example(5)]

@@ -251,6 +251,8 @@ def run_pass(
     for one in reductions:
         if len(reductions) > 1 and (one.chunk_rows or one.strip_rows):
             raise DataError(f"{one.name!r} writes chunks: give it a pass of its own")
+    if not sample.n_rows:
+        raise empty_part(sample)
     name, chunk_rows = reductions[0].name, reductions[0].chunk_rows
     sample = sample.for_folds(max(one.n_folds for one in reductions))
     extent = extent_of(sample, executor, reductions[0].strip_rows)
