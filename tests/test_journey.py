@@ -95,7 +95,7 @@ def journeys(tmp_path_factory):
 BARS = {
     ("fit", "files"): (25, 25),
     ("fit", "functions"): (223, 200),
-    ("fit", "kinds"): (34, 30),
+    ("fit", "kinds"): (30, 30),
     ("fit", "frames"): (11, 10),
     ("quantile", "files"): (8, 8),
     ("quantile", "functions"): (46, 35),

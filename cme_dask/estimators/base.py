@@ -340,7 +340,7 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
         """Take over fitted attributes; of a first fit, with what scikit-learn asks of columns."""
         self.__dict__.update(fitted)
         self.n_passes_, self.arithmetic_ = measured.passes, measured.arithmetic
-        self.report_ = replace(measured.report, seconds=time.perf_counter() - begin)
+        self.report_ = measured.report._replace(seconds=time.perf_counter() - begin)
         if given is None:
             return
         X, _, sample = given
@@ -451,7 +451,7 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
                 break
             bases = more
         for each in rounds:
-            report = replace(report, memory=report.memory.or_tighter(each.memory))
+            report = report._replace(memory=report.memory.or_tighter(each.memory))
         passes += len(rounds)
         return Measured(spec.features, moments, cells, sums, mode, report, passes)
 
@@ -463,7 +463,7 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
             if context.sample.residuals is None and pivots.mode != "given":
                 tolerance, missed = self._tolerance, context.may_miss(i)
                 if missed:  # of kernels that are too short the rank has a limit of its own
-                    tolerance = replace(tolerance, max_rank=pivots.max_rank)
+                    tolerance = tolerance._replace(max_rank=pivots.max_rank)
                 tolerance.warn(pivots.variable, rank, error, missed)
 
     # What fitted estimators have in common

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -77,8 +77,7 @@ Progress = Callable[[PivotProgress | Event | TuningProgress | StepBegan], None]
 # The tolerance of the bases, and how pivots are chosen
 
 
-@dataclass(frozen=True)
-class Tolerance:
+class Tolerance(NamedTuple):
     """The relative trace error that bases aim at, within a largest rank.
 
     Parameters

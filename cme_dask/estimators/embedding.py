@@ -367,7 +367,7 @@ class ConditionalMeanEmbedding(MeanRegressor, MomentEstimator):
         memory = measured.report.memory.or_tighter(report.memory)
         return measured._replace(
             passes=measured.passes + 1,
-            report=replace(measured.report, memory=memory),
+            report=measured.report._replace(memory=memory),
             left_out=losses,
         )
 

@@ -83,7 +83,7 @@ class FitResult(NamedTuple):
     def with_memory(self, plan: MemoryPlan) -> Self:
         """With a plan of memory that may be tighter than that of the pass."""
         report = self.measured.report
-        report = replace(report, memory=report.memory.or_tighter(plan))
+        report = report._replace(memory=report.memory.or_tighter(plan))
         return self._replace(measured=self.measured._replace(report=report))
 
 

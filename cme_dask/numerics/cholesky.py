@@ -21,8 +21,7 @@ memory are in :mod:`cme_dask.numerics.rounds`.
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.linalg import solve_triangular
@@ -395,8 +394,7 @@ class PivotedFactor:
 # Greedy pivots from rows in memory
 
 
-@dataclass(frozen=True, eq=False)
-class CholeskyResult:
+class CholeskyResult(NamedTuple):
     """K ~ L L^T after m pivots (joint paper, Algorithm 1).
 
     Attributes
@@ -419,7 +417,8 @@ class CholeskyResult:
     reached: bool
     exhausted: bool
 
-    __repr__ = brief_repr
+    def __repr__(self) -> str:
+        return brief_repr(self)
 
     @classmethod
     def of(

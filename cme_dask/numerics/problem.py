@@ -466,8 +466,7 @@ class SolverInfo(NamedTuple):
 # The solution: g = dP / d(P_X x P_Y) = base + psi_Y^T H psi_X
 
 
-@dataclass(frozen=True, eq=False)
-class JointSolution:
+class JointSolution(NamedTuple):
     """H in bases that diagonalise the quadratic form: g = base + (T_Y^T N_Y)^T coef (T_X^T N_X).
 
     Attributes
@@ -495,7 +494,8 @@ class JointSolution:
     info: SolverInfo
     base: float = 1.0
 
-    __repr__ = brief_repr
+    def __repr__(self) -> str:
+        return brief_repr(self)
 
     @classmethod
     def of(cls, problem: Problem, coef: Array, info: SolverInfo) -> "JointSolution":
@@ -513,7 +513,7 @@ class JointSolution:
 
     def shrunk(self, share: float) -> "JointSolution":
         """With ``share`` times its h = g - base."""
-        return replace(self, coef=share * self.coef)
+        return self._replace(coef=share * self.coef)
 
     @property
     def status(self) -> str:
@@ -578,8 +578,7 @@ def reduced(solution: JointSolution) -> JointSolution:
     So the larger basis has no more functions than the smaller one.
     """
     u, s, vt = np.linalg.svd(solution.coef, full_matrices=False)
-    return replace(
-        solution,
+    return solution._replace(
         coef=np.diag(s),
         transform_x=solution.transform_x @ vt.T,
         transform_y=solution.transform_y @ u,

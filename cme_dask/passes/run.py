@@ -11,8 +11,8 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
 
@@ -66,8 +66,7 @@ _HELD_BYTES = 1 << 26  # rows that a task holds at once, where it must hold them
 log = logging.getLogger("cme_dask.run")
 
 
-@dataclass(frozen=True)
-class PassReport:
+class PassReport(NamedTuple):
     """Rows, times and memory of a pass.
 
     Attributes
@@ -94,7 +93,7 @@ class PassReport:
     seconds: float
     pass_seconds: float
     tenths: tuple[float, ...]
-    memory: MemoryPlan = field(repr=False)
+    memory: MemoryPlan
     resumed_strips: int = 0
 
     @property
