@@ -459,9 +459,10 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
         self, context: FitContext, reached: Sequence[tuple[float | None, int]]
     ) -> None:
         """Warn of trace errors, at these ranks, that miss the tolerance of pivots not given."""
-        for i, (pivots, (error, rank)) in enumerate(zip(context.pivots, reached, strict=True)):
+        for pivots, (error, rank) in zip(context.pivots, reached, strict=True):
             if context.sample.residuals is None and pivots.mode != "given":
-                tolerance, missed = self._tolerance, context.may_miss(i)
+                tolerance = self._tolerance
+                missed = pivots.mode == "sampled" and not context.rows.complete
                 if missed:  # of kernels that are too short the rank has a limit of its own
                     tolerance = tolerance._replace(max_rank=pivots.max_rank)
                 tolerance.warn(pivots.variable, rank, error, missed)

@@ -453,10 +453,6 @@ class FitContext:
             features.append(replace(block, shift=shift))
         return MomentReduction(tuple(features), self.n_folds)
 
-    def may_miss(self, i: int) -> bool:
-        """Whether pivots of variable ``i`` are chosen without seeing all rows."""
-        return self.pivots[i].mode == "sampled" and not self.rows.complete
-
     def bases_of_each(
         self, finalists: Sequence[Sequence[Kernel]]
     ) -> tuple[list[list[NewtonBasis]], list[PassReport]]:
@@ -521,7 +517,8 @@ class FitContext:
             for i, state in states.items():
                 if not state.rank:
                     raise self._zero_kernel(i, "row")
-                if state.status == "exhausted" and not self.may_miss(i):
+                all_rows = self.rows.complete or self.pivots[i].mode != "sampled"
+                if state.status == "exhausted" and all_rows:
                     self._warn_of_rank(i, state.rank, float(state.history[-1]))
                 bases[i] = state.basis(kernels[i])
         return [bases[i] for i in range(len(kernels))], reports
