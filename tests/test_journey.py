@@ -96,7 +96,7 @@ BARS = {
     ("fit", "files"): (25, 25),
     ("fit", "functions"): (222, 200),
     ("fit", "kinds"): (30, 30),
-    ("fit", "frames"): (11, 10),
+    ("fit", "frames"): (10, 10),
     ("quantile", "files"): (8, 8),
     ("quantile", "functions"): (46, 35),
     ("basis", "functions"): (16, 20),

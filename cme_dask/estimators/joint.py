@@ -464,7 +464,10 @@ class JointDistribution(JointFit):
         }
 
     def _run(self, context: FitContext, sample: Sample) -> tuple[Measured, dict[str, Any]]:
-        result = located_fit(self, context) if context.residual else self._result(context)
+        if context.residual:
+            result = located_fit(self, context)
+        else:
+            result = self._result(context, None if context.averages else self._measure(context))
         return result.measured, self._attributes(result) | {"search_": context.search}
 
     def _planned(self, context: FitContext, *_: Any) -> FitPlan:

@@ -213,11 +213,14 @@ class JointFit(MeanRegressor, GrowingEstimator):
 
     # The pass, the solution, the model
 
-    def _result(self, context: FitContext) -> FitResult:
-        """The passes, and everything after them."""
+    def _result(self, context: FitContext, measured: Measured | None) -> FitResult:
+        """The solution and the model from the moments.
+
+        There are none (None) where density ratios are averaged: their kernels share a pass.
+        """
         solver, search, sample = context.solver, context.search, context.sample
         members: list[EnsembleMember] = []
-        if context.averages:
+        if measured is None:
             # One pass for all finalists, and the mean of the best of them.
             ensemble = EnsembleFit(
                 context,
@@ -230,7 +233,7 @@ class JointFit(MeanRegressor, GrowingEstimator):
             members, measured = ensemble.run(self._cells(context))
             components, reg = [each.component for each in members], members[0].candidate.reg
         else:
-            measured, reg = self._measure(context), solver.reg
+            reg = solver.reg
             if context.progress is not None:
                 context.progress(StepBegan("solution"))
             with one_blas_thread():

@@ -126,7 +126,7 @@ def located_fit(fit: JointFit, context: FitContext) -> FitResult:
     it.
     """
     screening = _screened(fit, context)
-    result, auto = fit._result(context), context.residual == "auto"
+    result, auto = _plain_fit(fit, context), context.residual == "auto"
     each = averaged(context, result)
     if auto and not each[0][1].held_out_folds:
         return result
@@ -145,7 +145,7 @@ def located_fit(fit: JointFit, context: FitContext) -> FitResult:
         _report(context, SECOND + PIVOTS)
         again = _of_residuals(context, location)
         second = replace(screening.second, sample=again.sample, rows=again.rows)
-    of_residuals = fit._result(second)
+    of_residuals = _plain_fit(fit, second)
     _report(context, DECISION)
     with one_blas_thread():
         gain = _final_gain(context, result, second, of_residuals, location)
@@ -160,6 +160,11 @@ def located_fit(fit: JointFit, context: FitContext) -> FitResult:
         model=replace(result.model, residual=model if retained else None),
         measured=result.measured._replace(passes=passes),
     )
+
+
+def _plain_fit(fit: JointFit, context: FitContext) -> FitResult:
+    """The result of a fit without a location model."""
+    return fit._result(context, None if context.averages else fit._measure(context))
 
 
 def _report(context: FitContext, step: str, without: tuple[str, ...] = ()) -> None:
