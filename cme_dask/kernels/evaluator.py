@@ -344,6 +344,12 @@ class BlockEvaluator:
         Whether the functions are log k(., z_j): without the underflow of a kernel far from z_j,
         -inf where k is zero.
 
+    Attributes
+    ----------
+    steps
+        Products with matrices on the device of Z, by which combinations of the functions are
+        solved for; none at first.
+
     Raises
     ------
     DataError
@@ -358,7 +364,7 @@ class BlockEvaluator:
         self.xp, self.ops, self.scratch = array_namespace(Z), in_place(Z), Scratch()
         self._maps: list[Callable[[Array], Array]] = []
         self._works: list[Callable[[Array], None]] = []
-        self._steps: Sequence[Step] = ()
+        self.steps: Sequence[Step] = ()
         self._transform: Array | None = None
         self._in_process = is_numpy_array(Z)
 
@@ -373,7 +379,7 @@ class BlockEvaluator:
         self._fill(here, out)
         for work in self._works:
             work(out)
-        for target, source, matrix in self._steps:
+        for target, source, matrix in self.steps:
             part = out[target, :]
             if not self._in_process:
                 self._apply(part, None if source is None else out[source, :], matrix)
@@ -409,12 +415,6 @@ class BlockEvaluator:
     def then(self, work: Callable[[Array], None]) -> "BlockEvaluator":
         """Do ``work(out)`` on each block that is written."""
         self._works.append(work)
-        return self
-
-    def solve(self, steps: Sequence[Step]) -> "BlockEvaluator":
-        """Solve for combinations of the functions, by products with these matrices."""
-        place = device(self.points)
-        self._steps = [(t, s, self.xp.asarray(matrix, device=place)) for t, s, matrix in steps]
         return self
 
     def rotate(self, transform: Array) -> "BlockEvaluator":

@@ -427,14 +427,35 @@ class JointModel(PairModel):
             If the model has no cells.
         """
         made: dict[bool, Law] = self.__dict__.setdefault("_laws", {})
-        if reverse not in made:
-            base = _cell_law(self, reverse)
-            law: Law = base
-            if self.residual is not None and not reverse:
-                inner = _cell_law(self.residual.model, reverse)
-                shifted = ShiftedLaw(inner.cells, inner.at, self.residual, base.cells.values)
-                law = BlendedLaw(shifted, base, near_data(self.x.basis.newton))
-            made[reverse] = law
+        if reverse in made:
+            return made[reverse]
+        # H goes from the functions of x to those of y.
+        given, answered, coef = (
+            (self.y, self.x, self.coef) if reverse else (self.x, self.y, self.coef.T)
+        )
+        cells, basis = answered.cells, given.basis
+        if cells is None:
+            raise DataError(
+                "this model has no cells for conditional laws: fit with support_size of at least 1"
+            )
+        if self.base == 0.0:
+            base = _mixture(basis, coef, cells)
+        else:  # the signed ratio at the points of the cells, projected and calibrated
+            right = coef @ answered.basis(cells.support.points).T
+
+            def weigh(x: Array) -> Array:
+                return project(self.base + basis(x) @ right, cells.masses)[0]
+
+            base, calibration = CellLaw(cells, weigh), None if reverse else self.calibration
+            if calibration is not None:
+                levels, support = Levels(cells.means, calibration.columns), basis.newton.support
+                base = CellLaw(cells, lambda x: calibration.weights(weigh(x), levels, support(x)))
+        if self.residual is None or reverse:
+            made[reverse] = base
+        else:
+            inner = cast(CellLaw, self.residual.model.law())  # it has no location
+            shifted = ShiftedLaw(inner.cells, inner.at, self.residual, cells.values)
+            made[reverse] = BlendedLaw(shifted, base, near_data(basis.newton))
         return made[reverse]
 
     def contents(self) -> dict[str, Any]:
@@ -532,35 +553,10 @@ def _slices(n: int) -> Iterator[slice]:
         yield slice(start, min(start + _QUERY_ROWS, n))
 
 
-# From a joint model to the laws of one variable given the other
+# The law of a coupling
 
 
-def _cell_law(model: JointModel, reverse: bool) -> CellLaw:
-    """The law on the cells: the signed ratio at their points, projected and calibrated."""
-    cells = (model.x if reverse else model.y).cells
-    if cells is None:
-        raise DataError(
-            "this model has no cells for conditional laws: fit with support_size of at least 1"
-        )
-    if model.base == 0.0:
-        return _mixing(model, reverse, cells)
-    # H goes from the functions of x to those of y.
-    given, answered, coef = (
-        (model.y, model.x, model.coef) if reverse else (model.x, model.y, model.coef.T)
-    )
-    basis, right = given.basis, coef @ answered.basis(cells.support.points).T
-
-    def weigh(x: Array) -> Array:
-        return project(model.base + basis(x) @ right, cells.masses)[0]
-
-    calibration = None if reverse else model.calibration
-    if calibration is None:
-        return CellLaw(cells, weigh)
-    levels, support = Levels(cells.means, calibration.columns), basis.newton.support
-    return CellLaw(cells, lambda x: calibration.weights(weigh(x), levels, support(x)))
-
-
-def _mixing(model: JointModel, reverse: bool, cells: CellStatistics) -> CellLaw:
+def _mixture(basis: Function, coef: Array, cells: CellStatistics) -> CellLaw:
     """The law of a coupling: its components, of weights pi_j(x) = E[b_j] sum_i C_ji b_i(x)."""
     components = cells.components
     if components is None:
@@ -569,7 +565,6 @@ def _mixing(model: JointModel, reverse: bool, cells: CellStatistics) -> CellLaw:
     shares = np.divide(
         components, masses[:, None], out=np.zeros_like(components), where=masses[:, None] > 0.0
     )
-    basis, coef = (model.y.basis, model.coef) if reverse else (model.x.basis, model.coef.T)
 
     def mixture(x: Array) -> Array:
         pi = (basis(x) @ coef) * masses

@@ -229,12 +229,26 @@ def query_points(values: Any, columns: Columns, name: str, kernel: Kernel) -> Ar
         On unseen labels that the kernel pools, once for all.
     """
     names = columns.names
-    if type(values) is np.ndarray and not columns.categories:
-        points = np.ascontiguousarray(_rows(values, columns, name))
-        if not np.isfinite(points).all():
-            check_finite(points, names, 0)
-        return points
-    parts = _parts(values, columns, name)
+    parts = None if type(values) is np.ndarray else _table_columns(values, columns, name)
+    if parts is None:  # rows: numbers or, with labels among them, objects
+        try:
+            numeric = not columns.categories or np.asarray(values).dtype.kind in "biuf"
+            points = np.array(values, dtype=np.float64 if numeric else object)
+        except (TypeError, ValueError) as error:
+            raise DataError(f"{name} must be numeric: {error}") from error
+        shape = points.shape
+        if points.ndim < 2:
+            points = points.reshape(-1, 1) if len(names) == 1 else points.reshape(1, -1)
+        if points.ndim != 2 or points.shape[1] != len(names):
+            raise DataError(
+                f"{name} must have shape (n, {len(names)}) for the columns {', '.join(names)}, "
+                f"got {shape}"
+            )
+        if not columns.categories:
+            if not np.isfinite(points).all():
+                check_finite(points, names, 0)
+            return np.ascontiguousarray(points)
+        parts = list(points.T)
     points = np.empty((len(parts[0]), len(names)))
     unseen: Unseen = {}
     for j, (key, part) in enumerate(zip(names, parts, strict=True)):
@@ -248,8 +262,8 @@ def query_points(values: Any, columns: Columns, name: str, kernel: Kernel) -> Ar
     return points
 
 
-def _parts(values: Any, columns: Columns, name: str) -> Sequence[Array]:
-    """The columns, equally long; those of labels as objects unless the values are an array."""
+def _table_columns(values: Any, columns: Columns, name: str) -> Sequence[Array] | None:
+    """The columns of a table, equally long, those of labels as objects; None for other values."""
     names = columns.names
     if is_arrow(values) and (hasattr(values, "columns") or hasattr(values, "column_names")):
         values = _arrow_columns(values, columns)
@@ -269,7 +283,7 @@ def _parts(values: Any, columns: Columns, name: str) -> Sequence[Array]:
             else column
             for key, column in zip(names, table, strict=True)
         ]
-    return list(_rows(values, columns, name).T)
+    return None
 
 
 def _arrow_columns(values: Any, columns: Columns) -> dict[str, Any]:
@@ -283,25 +297,6 @@ def _arrow_columns(values: Any, columns: Columns) -> dict[str, Any]:
         else:
             result[key] = arrow_column(column, key, "X")[0] if key in columns.names else column
     return result
-
-
-def _rows(values: Any, columns: Columns, name: str) -> Array:
-    """Rows of shape (n, d): numbers or, with labels among them, objects."""
-    names = columns.names
-    try:
-        numeric = not columns.categories or np.asarray(values).dtype.kind in "biuf"
-        points = np.array(values, dtype=np.float64 if numeric else object)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{name} must be numeric: {error}") from error
-    shape = points.shape
-    if points.ndim < 2:
-        points = points.reshape(-1, 1) if len(names) == 1 else points.reshape(1, -1)
-    if points.ndim != 2 or points.shape[1] != len(names):
-        raise DataError(
-            f"{name} must have shape (n, {len(names)}) for the columns {', '.join(names)}, "
-            f"got {shape}"
-        )
-    return points
 
 
 def _numbers(part: Any, where: str) -> Array:

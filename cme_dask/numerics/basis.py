@@ -69,7 +69,7 @@ class BlockSolve:
         return sum(2 * block.start * (block.stop - block.start) for block in self.blocks)
 
     def steps(self, factor: Array) -> list[Step]:
-        """The products of the elimination, for :meth:`BlockEvaluator.solve`.
+        """The products of the elimination, as steps of a :class:`BlockEvaluator`.
 
         Parameters
         ----------
@@ -319,13 +319,12 @@ class NewtonBasis:
         solve
             How far the kernel functions at the pivots are solved for; None: wholly, to N.
         """
-        points = array_namespace(like).asarray(self.points, device=device(like))
-        functions: BlockEvaluator = self.kernel.evaluator(points)
-        if solve is not None:
-            return functions.solve(solve.steps(self.factor))
-        rank = len(self.factor)
+        xp, place, rank = array_namespace(like), device(like), len(self.factor)
+        functions: BlockEvaluator = self.kernel.evaluator(xp.asarray(self.points, device=place))
         edges = (*range(0, rank, _BLOCK), rank)
-        return functions.solve(list(forward_substitution(self.factor, edges)))
+        steps = solve.steps(self.factor) if solve else forward_substitution(self.factor, edges)
+        functions.steps = [(t, s, xp.asarray(matrix, device=place)) for t, s, matrix in steps]
+        return functions
 
     def __call__(self, x: Array) -> Array:
         """N at the rows of x, shape (n, m)."""

@@ -195,21 +195,23 @@ class SortedAtoms:
         result: Array = np.searchsorted(self.values, t, side="right")
         position = np.broadcast_to(result, (len(weights), result.shape[-1]))
         at, inner = np.divmod(position, _BIN)
-        before = np.concatenate([np.zeros((len(weights), 1)), self._cumulative(weights)], axis=1)
+        masses = (self.bins @ np.ascontiguousarray(weights.T)).T
+        before = np.concatenate([np.zeros((len(weights), 1)), np.cumsum(masses, axis=1)], axis=1)
         rows = np.arange(len(weights))[:, None]
         last = np.minimum(at, len(self.cells) - 1)
+        masses = weights[rows[:, :, None], self.cells[last]] * self.shares[last]
         counted = np.arange(_BIN) < np.where(at > last, 0, inner)[:, :, None]
-        within = (self._masses(weights, last) * counted).sum(axis=2)
-        return reported(before[rows, at] + within)
+        return reported(before[rows, at] + (masses * counted).sum(axis=2))
 
     def quantile(self, weights: Array, levels: Array) -> Array:
         """Smallest value v with P(value <= v) >= level, shape (b, k), for levels (k,) or (b, k)."""
         levels = np.broadcast_to(levels, (len(weights), np.shape(levels)[-1]))
-        cumulative = self._cumulative(weights)
+        # The bin where the sum of masses reaches the level, then the atom within it.
+        cumulative = np.cumsum((self.bins @ np.ascontiguousarray(weights.T)).T, axis=1)
         at = first_reaching(cumulative, levels)
         rows = np.arange(len(weights))[:, None]
         before = np.where(at > 0, cumulative[rows, at - 1], 0.0)
-        masses = self._masses(weights, at)
+        masses = weights[rows[:, :, None], self.cells[at]] * self.shares[at]
         within = before[:, :, None] + np.cumsum(masses, axis=2)
         needed = _needed(levels, within[:, :, -1])
         reached = (within >= needed[:, :, None]) & (masses > 0.0)
@@ -227,15 +229,6 @@ class SortedAtoms:
             masses *= shares
             scores[here] = sorted_crps(masses, self.values, y[here])
         return scores
-
-    def _cumulative(self, weights: Array) -> Array:
-        """Mass up to the end of each bin, shape (b, T)."""
-        return np.cumsum((self.bins @ np.ascontiguousarray(weights.T)).T, axis=1)
-
-    def _masses(self, weights: Array, bins: Array) -> Array:
-        """Masses of the atoms in some bins, shape (b, k, 32), of bins (b, k)."""
-        rows = np.arange(len(weights))[:, None, None]
-        return weights[rows, self.cells[bins]] * self.shares[bins]
 
 
 # Laws as measures: rows of cells mixed by weights, or atoms moved along with x
