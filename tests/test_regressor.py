@@ -121,6 +121,9 @@ def test_exact_embeddings_are_for_small_tables():
         ConditionalMeanEmbedding(method="exact", pivots="greedy").fit(x[:9], x[:9])
     with pytest.raises(DataError, match="pivots"):
         ConditionalMeanEmbedding(method="exact", pivots=x[:5]).fit(x[:9], x[:9])
+    some = np.random.default_rng(0).normal(size=(50, 1))
+    with pytest.raises(DataError, match="which holds 20 of 50: raise sample_size"):
+        ConditionalMeanEmbedding(kernel_x=GAUSSIAN, method="exact", sample_size=20).fit(some, some)
     with pytest.raises(DataError, match="method must be one of pivots, exact"):
         ConditionalMeanEmbedding(method="dense").fit(x[:9], x[:9])
     with pytest.raises(DataError, match="validation must be one of folds, leave-one-out"):

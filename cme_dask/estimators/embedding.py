@@ -316,10 +316,9 @@ class ConditionalMeanEmbedding(MeanRegressor, MomentEstimator):
 
     def _open(self, X: Any, Y: Any, weights: Any) -> Sample:
         sample = super()._open(X, Y, weights)
-        most = min(EXACT_ROWS, self.sample_size)
-        if self.method == "exact" and sample.n_rows > most:
+        if self.method == "exact" and sample.n_rows > EXACT_ROWS:
             raise DataError(
-                f"method='exact' takes at most {most:,} rows, got {sample.n_rows:,}: take "
+                f"method='exact' takes at most {EXACT_ROWS:,} rows, got {sample.n_rows:,}: take "
                 "method='pivots', whose tol bounds the error"
             )
         return sample
@@ -327,6 +326,12 @@ class ConditionalMeanEmbedding(MeanRegressor, MomentEstimator):
     def _search(self, context: FitContext) -> FitContext:
         context = self._learned_kernel(context) if self._learns() else context
         if self.method == "exact":
+            if not context.rows.complete:
+                raise DataError(
+                    f"method='exact' needs all rows in the row sample, which holds "
+                    f"{len(context.rows):,} of {context.sample.n_rows:,}: raise sample_size, or "
+                    "write the store again with a larger row sample"
+                )
             each = zip(context.pivots, context.rows.parts, strict=True)
             given = tuple(replace(p, mode="given", points=rows) for p, rows in each)
             context = replace(context, pivots=given)
