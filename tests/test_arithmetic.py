@@ -304,19 +304,15 @@ print(sorted({i["num_threads"] for i in threadpool_info() if i["user_api"] == "b
 
 
 def test_libraries_are_looked_for_again_only_once_modules_have_come():
-    """Here scipy.linalg brings the BLAS of SciPy; the limit before it knew that of NumPy alone."""
+    """Here scikit-learn brings OpenMP; the limit before it knew the BLAS of NumPy and SciPy."""
     code = """
-import sys, types
-import numpy
-kernels = types.ModuleType("kernels")
-sys.modules["cme_dask.kernels"] = sys.modules["cme_dask.kernels.evaluator"] = kernels
 import threadpoolctl
-from cme_dask.numerics import resources as blas
+from cme_dask.kernels import evaluator
 from threadpoolctl import ThreadpoolController
 
-def threads():
-    found = ThreadpoolController().info()  # not counted: of the name as it was
-    return {i["num_threads"] for i in found if i["user_api"] == "blas"}
+def threads(api):
+    libraries = ThreadpoolController().info()  # not counted: of the name as it was
+    return {i["num_threads"] for i in libraries if i["user_api"] == api}
 
 looked = []
 class Counting(ThreadpoolController):
@@ -326,17 +322,17 @@ class Counting(ThreadpoolController):
 
 threadpoolctl.ThreadpoolController = Counting
 for _ in range(3):
-    with blas.one_blas_thread():
-        print(threads())
-import scipy.linalg
-with blas.one_blas_thread():
-    print(threads())
-print(threads(), len(looked))
+    with evaluator.one_blas_thread():
+        print(threads("blas"), threads("openmp"))
+import sklearn.ensemble
+with evaluator.one_blas_thread():
+    print(threads("blas"), threads("openmp"))
+print(threads("blas"), threads("openmp"), len(looked))
 """
-    environment = os.environ | {"OPENBLAS_NUM_THREADS": "2"}
+    environment = os.environ | {"OPENBLAS_NUM_THREADS": "2", "OMP_NUM_THREADS": "2"}
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
-    assert done.stdout.splitlines() == ["{1}"] * 4 + ["{2} 2"]
+    assert done.stdout.splitlines() == ["{1} set()"] * 3 + ["{1} {1}", "{2} {2} 2"]
 
 
 def test_threads_limit_the_process_in_turns_and_together():
