@@ -198,5 +198,7 @@ def rates_picture(result: Result, path: Path) -> None:
             theory = means[0] * (sizes / sizes[0]) ** verdict["theory"]
             ax.plot(sizes, theory, "--", color=PALETTE[1], label=f"theory, {verdict['theory']:.2f}")
             ax.set(xscale="log", yscale="log", xlabel="rows", ylabel="excess risk", title=name)
+            ax.set_xticks(sizes, [f"{size:,.0f}" for size in sizes], minor=False)
+            ax.minorticks_off()
             ax.legend(fontsize=8.5)
         figure.savefig(path, format="png", dpi=130)
