@@ -42,9 +42,11 @@ def test_leave_one_out_equals_refits_in_two_passes(weighted):
     x, y = rows()
     weights = np.random.default_rng(1).uniform(0, 2, len(x)) if weighted else np.ones(len(x))
     weights[3] = 1.0 - weighted
-    fit = ConditionalMeanEmbedding(
+    estimator = ConditionalMeanEmbedding(
         kernel_x=GAUSSIAN, kernel_y=GAUSSIAN, tol=1e-4, validation="leave-one-out"
-    ).fit(x, y, weights=weights)
+    )
+    assert estimator.plan(x, y, weights=weights).passes == 2
+    fit = estimator.fit(x, y, weights=weights)
     newton_x, newton_y = fit.basis_x_.newton(x), fit.basis_y_.newton(y)
     outside = 1.0 - (newton_y**2).sum(axis=1)
     expected = brute_force(x, newton_y, newton_x, weights, REGS, outside)

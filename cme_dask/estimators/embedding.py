@@ -277,6 +277,8 @@ class ConditionalMeanEmbedding(MeanRegressor, MomentEstimator):
     ) -> FitPlan:
         """What :meth:`fit` would do and take, see :meth:`JointDistribution.plan`.
 
+        The second pass of ``validation="leave-one-out"`` is counted, its seconds are not included.
+
         Parameters
         ----------
         X, Y, y, weights, functions, scheduler, workers, memory_limit, progress
@@ -375,6 +377,10 @@ class ConditionalMeanEmbedding(MeanRegressor, MomentEstimator):
             report=measured.report._replace(memory=memory),
             left_out=losses,
         )
+
+    def _planned(self, context: FitContext, *others: Any) -> FitPlan:
+        plan = super()._planned(context, *others)
+        return replace(plan, passes=plan.passes + int(self._leaves_one_out))
 
     def _path(self, measured: Measured) -> RidgePath | None:
         """Losses of the ridges that are compared."""
