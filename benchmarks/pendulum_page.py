@@ -109,7 +109,7 @@ def _lines(result: Result) -> Iterator[str]:
         f"of a pendulum from {settings['examples']} transitions, and policy iteration with it "
         "learns to swing the pendulum up and to balance it. This page, its picture and "
         "`pendulum.json` are the output of `python3 run study pendulum --out docs --overwrite`, "
-        f"which took {result['seconds'] / 60:.0f} minutes on {machine['cores']} busy cores "
+        f"which took {result['seconds'] / 60:.0f} minutes on {machine['cores']} cores "
         f"({machine['processor']}). Kernels and ridge are given."
     )
     yield ""
