@@ -83,7 +83,7 @@ class SolveProgram:
             kappa = np.asarray(_KAPPA)
             coef, outcome = solve_certified(problem, kappa, kappa)
         else:
-            means = problem.transform_x.T @ mean.mean("x"), problem.transform_y.T @ mean.mean("y")
+            means = problem.transform_x.T @ mean.means["x"], problem.transform_y.T @ mean.means["y"]
             coef, outcome = solve_paper_form(
                 problem, *means, _KAPPA, self.solver, seconds=self.limit
             )
@@ -157,7 +157,7 @@ def _describe(solution: JointSolution, mean: Moments, basis: Basis, objective: f
     expected = constant[events] + basis(test) @ solution.transform_x @ slope[:, events]
     return {
         "unknowns": int(solution.coef.size),
-        "ranks": [basis.rank, len(mean.mean("y"))],
+        "ranks": [basis.rank, len(mean.means["y"])],
         "status": outcome.status,
         "iterations": outcome.iterations,
         "kkt_residual": outcome.kkt_residual,

@@ -154,7 +154,7 @@ class Certified(Constraint):
         """
         if self.closed:
             return solve_certified(problem, *self._weights(problem, bounds))
-        mean_x, mean_y, kappa = problem.mean.mean("x"), problem.mean.mean("y"), _kappa(bounds)
+        mean_x, mean_y, kappa = problem.mean.means["x"], problem.mean.means["y"], _kappa(bounds)
         means = problem.transform_x.T @ mean_x, problem.transform_y.T @ mean_y
         return solve_paper_form(problem, *means, kappa, self.solver)
 

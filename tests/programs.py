@@ -51,10 +51,9 @@ def sample_moments(x, y, scale_x, scale_y, ranks):
         ("x", "x"): newton_x.T @ newton_x / n,
         ("y", "y"): newton_y.T @ newton_y / n,
         ("y", "x"): newton_y.T @ newton_x / n,
-        ("x", "1"): newton_x.mean(axis=0),
-        ("y", "1"): newton_y.mean(axis=0),
     }
-    return Moments(float(n), blocks, {"x": 1.0, "y": 1.0}, {}), sides
+    means = {"x": newton_x.mean(axis=0), "y": newton_y.mean(axis=0)}
+    return Moments(float(n), blocks, means, {"x": 1.0, "y": 1.0}, {}), sides
 
 
 def assert_no_descent(problem, coef, feasible, slack):

@@ -178,7 +178,7 @@ def normal_problem(ranks, reg=1e-6, rows=2000, scales=(0.1, 0.1)):
     x, y = next(Normal3("strong").batches(rows, 0))
     mean, sides = sample_moments(x, y, *scales, ranks)
     problem = JointProblem.of(mean, Regularization(reg, reg), centred=False)
-    means = problem.transform_x.T @ mean.mean("x"), problem.transform_y.T @ mean.mean("y")
+    means = problem.transform_x.T @ mean.means["x"], problem.transform_y.T @ mean.means["y"]
     return problem, means, mean, sides
 
 
@@ -273,7 +273,7 @@ def test_equal_rows_leave_independence():
     x, y = np.full((20, 1), 0.3), np.full((20, 2), -1.0)
     mean, _ = sample_moments(x, y, 0.1, 0.1, (5, 5))
     problem = JointProblem.of(mean, Regularization(1e-6, 1e-6), centred=False)
-    means = problem.transform_x.T @ mean.mean("x"), problem.transform_y.T @ mean.mean("y")
+    means = problem.transform_x.T @ mean.means["x"], problem.transform_y.T @ mean.means["y"]
     for solver in ("clarabel", "osqp"):
         coef, outcome = solve_paper_form(problem, *means, 1.0, solver)
         assert_allclose(coef, 0.0, atol=1e-9)

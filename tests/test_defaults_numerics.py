@@ -81,7 +81,7 @@ def test_a_trace_error_below_zero_is_an_error_and_not_zero():
     rounding = np.array([0.1, -1e-12])
     non_negative(rounding, 1.0)
     assert rounding.tolist() == [0.1, 0.0]
-    mean = Moments(1.0, {("x", "x"): np.diag([0.6, 0.5])}, {"x": 1.0}, {})
+    mean = Moments(1.0, {("x", "x"): np.diag([0.6, 0.5])}, {}, {"x": 1.0}, {})
     with pytest.raises(NumericalError):
         _ = mean.trace_error
 

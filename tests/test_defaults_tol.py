@@ -33,7 +33,7 @@ def test_a_given_tol_is_kept_over_all_rows_where_kernels_are_learned(rows):
     assert fitted.n_passes_ > 3  # the moments twice, rounds of pivots between
     # The moments are those of the bases that were topped up.
     ranks = [[side.basis.rank for side in member.component.sides] for member in fitted.members_]
-    assert [list(member.component.mean.gram("x").shape) for member in fitted.members_] == [
+    assert [list(member.component.mean.blocks["x", "x"].shape) for member in fitted.members_] == [
         [rank, rank] for rank, _ in ranks
     ]
 

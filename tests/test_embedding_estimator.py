@@ -296,6 +296,6 @@ def test_the_trial_sees_what_changes_the_answers():
     mean = moments.means()
     change = EmbeddingChange(sides[0].basis(X[:50]), 1e-4)(mean)
     assert change(mean) == 0.0
-    blocks = {**mean.blocks, ("x", "x"): mean.gram("x") + 1e-6 * np.eye(30)}
+    blocks = {**mean.blocks, ("x", "x"): mean.blocks["x", "x"] + 1e-6 * np.eye(30)}
     shaken = replace(mean, blocks=blocks)
     assert 1e-6 < change(shaken) < 0.1

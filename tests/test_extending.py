@@ -211,7 +211,7 @@ def test_a_fit_works_in_the_span_of_own_functions(spline, tmp_path):
 def test_moments_in_own_functions_are_those_of_dense_products(spline):
     psi, y = spline["basis"](spline["x"]), spline["y"][:, 0]
     np.testing.assert_allclose(
-        spline["moments"]["one"].gram("x"), psi.T @ psi / len(psi), rtol=1e-12
+        spline["moments"]["one"].blocks["x", "x"], psi.T @ psi / len(psi), rtol=1e-12
     )
     expected = np.linalg.lstsq(psi, y, rcond=None)[0]
     np.testing.assert_allclose(spline["spline"], expected, rtol=1e-10)

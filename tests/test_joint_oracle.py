@@ -105,12 +105,12 @@ def test_everything_against_the_oracle(name, d, tol, weighted):
     def close(ours, theirs, tolerance):
         assert np.linalg.norm(ours - theirs) <= tolerance * np.linalg.norm(theirs)
 
-    close(mean.gram("x"), m["xx"], 1e-12)
-    close(mean.gram("y"), m["yy"], 1e-12)
+    close(mean.blocks["x", "x"], m["xx"], 1e-12)
+    close(mean.blocks["y", "y"], m["yy"], 1e-12)
     close(mean.blocks["y", "x"], m["yx"], 1e-12)
-    close(mean.mean("x"), m["cx"], 1e-12)
-    close(mean.mean("y"), m["cy"], 1e-12)
-    close(mean.function_mean("y"), m["f"], 1e-12)
+    close(mean.means["x"], m["cx"], 1e-12)
+    close(mean.means["y"], m["cy"], 1e-12)
+    close(mean.means["f(y)"], m["f"], 1e-12)
     assert abs(fit.basis_x_.trace_error - m["tau_x"]) <= 1e-12
     assert abs(fit.basis_y_.trace_error - m["tau_y"]) <= 1e-12
 
@@ -134,7 +134,7 @@ def test_everything_against_the_oracle(name, d, tol, weighted):
             assert np.abs(got - expected).max() <= 1e-8 * np.abs(expected).max()
             if constraint == "normalized":
                 full = solution.transform_y @ solution.coef @ solution.transform_x.T
-                cx, cy = mean.mean("x"), mean.mean("y")
+                cx, cy = mean.means["x"], mean.means["y"]
                 assert (np.abs(cy @ full) <= 1e-12 * (np.abs(cy) @ np.abs(full))).all()
                 assert (np.abs(full @ cx) <= 1e-12 * (np.abs(full) @ np.abs(cx))).all()
 

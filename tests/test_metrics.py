@@ -212,10 +212,8 @@ def test_held_out_loss_with_base_zero_is_that_of_g_minus_one():
         ("x", "x"): (b_x * w[:, None]).T @ b_x,
         ("y", "y"): (b_y * w[:, None]).T @ b_y,
         ("y", "x"): (b_y * w[:, None]).T @ b_x,
-        ("x", "1"): w @ b_x,
-        ("y", "1"): w @ b_y,
     }
-    held = Moments(1.0, blocks, {"x": 1.0, "y": 1.0}, {})
+    held = Moments(1.0, blocks, {"x": w @ b_x, "y": w @ b_y}, {"x": 1.0, "y": 1.0}, {})
     C = rng.exponential(size=sizes[::-1])
     eyes = [np.eye(size) for size in sizes]
     lam = [np.ones(size) for size in sizes]

@@ -169,12 +169,14 @@ def test_moments_need_no_elimination():
     for applied in (spec, ComputeMode(()).applied(spec), ComputeMode((0.5,)).applied(spec)):
         moments = strip_moments(applied, (x, y), None, folds)
         mean = moments.means()
-        np.testing.assert_allclose(mean.gram("y"), b_y.T @ b_y / len(y), rtol=1e-13, atol=1e-16)
+        np.testing.assert_allclose(
+            mean.blocks["y", "y"], b_y.T @ b_y / len(y), rtol=1e-13, atol=1e-16
+        )
         np.testing.assert_allclose(
             mean.blocks["y", "x"], b_y.T @ b_x / len(y), rtol=1e-13, atol=1e-16
         )
-        np.testing.assert_allclose(mean.mean("x"), b_x.mean(axis=0), rtol=1e-13)
-        np.testing.assert_allclose(mean.gram("x").sum(axis=1), mean.mean("x"), rtol=1e-13)
+        np.testing.assert_allclose(mean.means["x"], b_x.mean(axis=0), rtol=1e-13)
+        np.testing.assert_allclose(mean.blocks["x", "x"].sum(axis=1), mean.means["x"], rtol=1e-13)
 
 
 def test_landmarks_by_pivots_are_nested():
@@ -199,11 +201,11 @@ def coupled(count=30, n=1500):
     moments = strip_moments(MomentReduction(sides), (x, y), None, np.zeros(n, np.uint8))
     mean = moments.means()
     coef, outcome = solve_coupling(
-        mean.gram("y"),
+        mean.blocks["y", "y"],
         mean.blocks["y", "x"],
-        mean.gram("x"),
-        mean.mean("y"),
-        mean.mean("x"),
+        mean.blocks["x", "x"],
+        mean.means["y"],
+        mean.means["x"],
         Regularization(1e-5, 1e-5),
     )
     assert outcome.converged
@@ -215,7 +217,9 @@ def coupled(count=30, n=1500):
         none = np.zeros((0, slope.shape[1]))
         shift, slopes = mean.shifts["xy"[other]], np.zeros((0, size, slope.shape[1]))
         answers = ConditionalExpectation(sides[other].names, shift, slope, none, slopes)
-        linear = LinearBasis(bases[given_], np.eye(size), np.diag(mean.gram("xy"[given_])))
+        linear = LinearBasis(
+            bases[given_], np.eye(size), np.diag(mean.blocks["xy"[given_], "xy"[given_]])
+        )
         variables.append(Variable(Columns(sides[given_].columns), linear, answers))
     about = {
         "rows": n,

@@ -65,15 +65,15 @@ def test_weighted_grams_are_those_of_dense_arrays(tmp_path, bases, weighted):
     for name, f in {"sign": np.sign(X[:, 0]), "cube": Y[:, 0] ** 3}.items():
         moments, by = found[name], (share * f)[:, None]
         pairs = [
-            (moments.gram("x"), (N * by).T @ N),
-            (moments.gram("y"), (M * by).T @ M),
+            (moments.blocks["x", "x"], (N * by).T @ N),
+            (moments.blocks["y", "y"], (M * by).T @ M),
             (moments.blocks["y", "x"], (M * by).T @ N),
-            (moments.mean("x"), (N * by).sum(axis=0)),
+            (moments.means["x"], (N * by).sum(axis=0)),
         ]
         for mine, plain in pairs:
             np.testing.assert_allclose(mine, plain, rtol=0, atol=1e-13 * np.abs(plain).max())
-        np.testing.assert_array_equal(moments.gram("x"), again[name].gram("x"))
-        np.testing.assert_array_equal(moments.gram("x"), moments.gram("x").T)
+        np.testing.assert_array_equal(moments.blocks["x", "x"], again[name].blocks["x", "x"])
+        np.testing.assert_array_equal(moments.blocks["x", "x"], moments.blocks["x", "x"].T)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -97,13 +97,19 @@ def test_folds_are_those_of_dense_arrays(weighted):
             pairs = (M, N), (N, N), (N, np.ones((len(X), 1)))
             for sums in (found, other):
                 moments = sums.means(**arguments)[name]
-                values = moments.blocks["y", "x"], moments.gram("x"), moments.mean("x")[:, None]
+                values = (
+                    moments.blocks["y", "x"],
+                    moments.blocks["x", "x"],
+                    moments.means["x"][:, None],
+                )
                 for value, (left, right) in zip(values, pairs, strict=True):
                     terms = abs(share * left).T @ abs(right)  # which may cancel
                     plain = (share * left).T @ right
                     np.testing.assert_allclose(value, plain, rtol=0, atol=1e-13 * terms.max())
     whole = one_pass(sample, replace(reduction, n_folds=1))
-    np.testing.assert_allclose(found["cube"].gram("y"), whole["cube"].gram("y"), rtol=1e-12)
+    np.testing.assert_allclose(
+        found["cube"].blocks["y", "y"], whole["cube"].blocks["y", "y"], rtol=1e-12
+    )
     with pytest.raises(DataError, match="no rows of positive weight"):
         whole.means(without=0)
     with pytest.raises(DataError, match="not both"):
@@ -117,7 +123,7 @@ def test_a_multiplication_operator_multiplies(bases):
     (moments,) = one_pass(open_sample(X, Y), WeightedMoments(bases, (f,))).values()
     N = bases[0](X)
     h = np.random.default_rng(3).normal(size=30)
-    product = np.linalg.solve(N.T @ N / len(X) + 1e-12 * np.eye(30), moments.gram("x") @ h)
+    product = np.linalg.solve(N.T @ N / len(X) + 1e-12 * np.eye(30), moments.blocks["x", "x"] @ h)
     best = np.linalg.lstsq(N, (2.0 + X[:, 0]) * (N @ h), rcond=None)[0]
     np.testing.assert_allclose(N @ product, N @ best, atol=1e-6 * np.abs(N @ best).max())
 
@@ -141,10 +147,10 @@ def test_moments_of_a_second_sample_in_given_bases(bases):
     sums = one_pass(open_sample(X + 0.5, Y, weights=w), reduction)
     mean, share = sums.means(), (w / w.sum())[:, None]
     N, M = bases[0](X + 0.5), bases[1](Y)
-    np.testing.assert_allclose(mean.mean("x"), (share * N).sum(axis=0), rtol=1e-11)
-    np.testing.assert_allclose(mean.gram("x"), (share * N).T @ N, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(mean.means["x"], (share * N).sum(axis=0), rtol=1e-11)
+    np.testing.assert_allclose(mean.blocks["x", "x"], (share * N).T @ N, rtol=0, atol=1e-13)
     np.testing.assert_allclose(mean.blocks["y", "x"], (share * M).T @ N, rtol=0, atol=1e-13)
-    assert mean.function_mean("y")[1] == pytest.approx(float((share * Y**3).sum()), rel=1e-12)
+    assert mean.means["f(y)"][1] == pytest.approx(float((share * Y**3).sum()), rel=1e-12)
 
 
 def test_functions_are_needed_and_must_be_usable(bases):

@@ -429,7 +429,7 @@ class PivotedCholesky(FittedFeatures):
             "trace_error": float(mean.trace_error[0]),
             "location": sample.location,
         }
-        spectral = LinearBasis(side.basis, *eigenbasis(mean.gram("x")))
+        spectral = LinearBasis(side.basis, *eigenbasis(mean.blocks["x", "x"]))
         model = FeatureModel(sample.columns[0], spectral, self.basis, metadata)
         fitted = _attributes(model)
         return fitted | {"_sides": measured.sides, "_moments": measured.moments}

@@ -539,7 +539,9 @@ class KernelLogisticRegression(LabelClassifier):
         measured = self._measure(context)
         (side,), mean = measured.sides, measured.moments.means()
         newton, (error,) = side.basis, mean.trace_error
-        gram = np.block([[mean.gram("x"), mean.mean("x")[:, None]], [mean.mean("x")[None, :], 1.0]])
+        gram = np.block(
+            [[mean.blocks["x", "x"], mean.means["x"][:, None]], [mean.means["x"][None, :], 1.0]]
+        )
         problem = LogisticProblem(newton.factor, gram, len(self._classes), float(self.reg))
 
         def gradient(a: Any) -> Any:
@@ -553,7 +555,7 @@ class KernelLogisticRegression(LabelClassifier):
                 tol=self.gradient_tol,
                 max_iter=self.max_iter,
             )
-            spectral = LinearBasis(newton, *eigenbasis(mean.gram("x")))
+            spectral = LinearBasis(newton, *eigenbasis(mean.blocks["x", "x"]))
         self._check_convergence(solution)
         passes, coef = measured.passes + solution.passes, solution.newton
         model = LogisticModel(

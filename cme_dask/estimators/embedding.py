@@ -420,7 +420,8 @@ class ConditionalMeanEmbedding(MeanRegressor, MomentEstimator):
             embedding_replicates(moments, reg),
         )
         psi_x, psi_y = (
-            LinearBasis(side.basis, *eigenbasis(mean.gram(v))) for v, side in (("x", x), ("y", y))
+            LinearBasis(side.basis, *eigenbasis(mean.blocks[v, v]))
+            for v, side in (("x", x), ("y", y))
         )
         # T is orthogonal: slopes on N_X become those on psi_X = T^T N_X.
         of_x, of_y = psi_x.transform.T, psi_y.transform.T

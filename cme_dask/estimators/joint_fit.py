@@ -291,7 +291,7 @@ class JointFit(MeanRegressor, GrowingEstimator):
             for name, variable, side in zip("xy", (model.x, model.y), component.sides, strict=True):
                 basis = variable.basis
                 if not result.members:  # the basis of the model may be centred
-                    basis = LinearBasis(side.basis, *eigenbasis(component.mean.gram(name)))
+                    basis = LinearBasis(side.basis, *eigenbasis(component.mean.blocks[name, name]))
                 fitted[f"basis_{name}_"] = FittedBasis(basis.newton, basis, errors[name])
         return fitted | {
             "model_": model,

@@ -160,15 +160,13 @@ def _means(weight: float, x: _Sums, y: _Sums, cross: Array, events: Array) -> Mo
         ("x", "x"): x.gram / weight,
         ("y", "y"): y.gram / weight,
         ("y", "x"): cross / weight,
-        ("x", "1"): x.mean / weight,
-        ("y", "1"): y.mean / weight,
         ("x", "f(y)"): x.events / weight,
         ("y", "f(y)"): y.events / weight,
-        ("f(y)", "1"): mean,
         ("f(y)", "f(y)"): np.diag(square),  # only whose diagonal is read
     }
     traces = {"x": x.trace / weight, "y": y.trace / weight}
-    return Moments(float(weight), blocks, traces, {"y": np.zeros(len(mean))})
+    means = {"x": x.mean / weight, "y": y.mean / weight, "f(y)": mean}
+    return Moments(float(weight), blocks, means, traces, {"y": np.zeros(len(mean))})
 
 
 # Whether laws of residuals, moved to a location, are better than plain ones: held-out CRPS

@@ -408,7 +408,7 @@ class JointModel(PairModel):
             return replace(sums, shifts=constants)
         # Shifts are not stored: constants are the shifts and the means of the shifted functions.
         mean = sums.means()
-        shifts = (c - mean.function_mean(v) for v, c in zip("xy", constants, strict=True))
+        shifts = (c - mean.means[f"f({v})"] for v, c in zip("xy", constants, strict=True))
         return replace(sums, shifts=tuple(shifts))
 
     def __getstate__(self) -> dict[str, Any]:

@@ -92,7 +92,7 @@ class JointSums(FitSums):
         _check_adds(model)
         x, y, laws = model.x, model.y, model.y.cells is not None
         moments = model.moment_sums()
-        weight = float(moments.total().weights[0])
+        weight = moments.means().weight
         sides = [
             _side(here, other.answers.names, shift)
             for here, other, shift in zip((x, y), (y, x), moments.shifts, strict=True)

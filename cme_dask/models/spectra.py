@@ -65,7 +65,7 @@ def spectra_of(means: Sequence["Moments"]) -> tuple[SpectrumPair, ...]:
     """Return the spectra of x and of y from the moments of each member."""
     pairs = []
     for mean in means:
-        x, y = (Spectrum.of(mean.gram(v), mean.traces[v]) for v in "xy")
+        x, y = (Spectrum.of(mean.blocks[v, v], mean.traces[v]) for v in "xy")
         pairs.append((x, y))
     return tuple(pairs)
 

@@ -410,33 +410,33 @@ class CouplingProblem:
     @property
     def transform_x(self) -> Array:
         """The identity: landmarks are not rotated."""
-        return np.eye(len(self.mean.gram("x")))
+        return np.eye(len(self.mean.blocks["x", "x"]))
 
     @property
     def transform_y(self) -> Array:
         """The identity."""
-        return np.eye(len(self.mean.gram("y")))
+        return np.eye(len(self.mean.blocks["y", "y"]))
 
     @property
     def eigenvalues_x(self) -> Array:
         """E b^2 of x."""
-        return np.diag(self.mean.gram("x")).copy()
+        return np.diag(self.mean.blocks["x", "x"]).copy()
 
     @property
     def eigenvalues_y(self) -> Array:
         """E b^2 of y."""
-        return np.diag(self.mean.gram("y")).copy()
+        return np.diag(self.mean.blocks["y", "y"]).copy()
 
     def solve(
         self, *, tol: float, max_iterations: int, start: Array | None
     ) -> tuple[Array, SolverInfo]:
         """See :func:`solve_coupling`."""
         return solve_coupling(
-            self.mean.gram("y"),
+            self.mean.blocks["y", "y"],
             self.mean.blocks["y", "x"],
-            self.mean.gram("x"),
-            self.mean.mean("y"),
-            self.mean.mean("x"),
+            self.mean.blocks["x", "x"],
+            self.mean.means["y"],
+            self.mean.means["x"],
             self.reg,
             tol=tol,
             max_iterations=max_iterations,

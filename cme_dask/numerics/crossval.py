@@ -100,11 +100,11 @@ class HeldOut:
     def of(cls, held: Moments, transform_x: Array, transform_y: Array) -> "HeldOut":
         """In the bases psi = T^T N."""
         return cls(
-            transform_x.T @ held.gram("x") @ transform_x,
-            transform_y.T @ held.gram("y") @ transform_y,
+            transform_x.T @ held.blocks["x", "x"] @ transform_x,
+            transform_y.T @ held.blocks["y", "y"] @ transform_y,
             transform_y.T @ held.blocks["y", "x"] @ transform_x,
-            transform_x.T @ held.mean("x"),
-            transform_y.T @ held.mean("y"),
+            transform_x.T @ held.means["x"],
+            transform_y.T @ held.means["y"],
         )
 
     def loss(self, coef: Array) -> float:
@@ -214,7 +214,7 @@ class HeldFold:
         (transform_x, _), (transform_y, _) = self.bases
         unseen = HeldOut.of(self.held, transform_x, transform_y)
         target = transform_y.T @ self.rest.blocks["y", "f(y)"]
-        constant = self.rest.function_mean("y")
+        constant = self.rest.means["f(y)"]
         joint, squared = [], []
         for reg in regs:
             coef = problem.ridged(reg).free
@@ -229,7 +229,7 @@ class HeldFold:
 def held_folds(moments: MomentSums) -> Iterator[HeldFold]:
     """Each fold that can be held out, see :meth:`MomentSums.split_folds`."""
     for rest, held in moments.split_folds():
-        yield HeldFold(rest, held, [eigenbasis(rest.gram(v), rest.mean(v)) for v in "xy"])
+        yield HeldFold(rest, held, [eigenbasis(rest.blocks[v, v], rest.means[v]) for v in "xy"])
 
 
 def over_folds(folds: Sequence[HeldFold], values: Array) -> tuple[Array, Array]:

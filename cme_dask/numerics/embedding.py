@@ -64,7 +64,7 @@ class ConditionalEmbedding:
         DataError
             If the ridge is negative or not finite.
         """
-        transform, lam = eigenbasis(mean.gram("x"))
+        transform, lam = eigenbasis(mean.blocks["x", "x"])
         return cls(transform, inverse_eigenvalues(lam, check_ridges([reg]))[:, 0])
 
     def slope(self, target: Array) -> Array:
@@ -77,7 +77,7 @@ class ConditionalEmbedding:
 
     def one(self, mean: Moments) -> Array:
         """Slope of E[1 | x], shape (m,): a law would answer with one."""
-        return self.slope(mean.mean("x")[:, None])[:, 0]
+        return self.slope(mean.means["x"][:, None])[:, 0]
 
     def operator(self, mean: Moments) -> Array:
         """C^T, slopes of N_Y, shape (m_X, m_Y): E[k_Y(y, Y) | x] = N_X(x)^T C^T N_Y(y)."""
@@ -205,10 +205,10 @@ def surrogate_loss(rest: Moments, held: Moments, regs: Array) -> Array:
     regs
         Ridges >= 0, shape (R,).
     """
-    transform, lam = eigenbasis(rest.gram("x"))
+    transform, lam = eigenbasis(rest.blocks["x", "x"])
     cross = rest.blocks["y", "x"] @ transform
     linear = (cross * (held.blocks["y", "x"] @ transform)).sum(axis=0)
-    quadratic = (cross.T @ cross) * (transform.T @ held.gram("x") @ transform)
+    quadratic = (cross.T @ cross) * (transform.T @ held.blocks["x", "x"] @ transform)
     shrunk = inverse_eigenvalues(lam, regs)
     square = (shrunk * (quadratic @ shrunk)).sum(axis=0)
     return np.asarray(held.traces["y"] - 2.0 * linear @ shrunk + square)
@@ -226,12 +226,12 @@ def squared_loss(rest: Moments, held: Moments, regs: Array) -> Array:
     rest, held, regs
         As in :func:`surrogate_loss`.
     """
-    transform, lam = eigenbasis(rest.gram("x"))
+    transform, lam = eigenbasis(rest.blocks["x", "x"])
     target = transform.T @ function_moments(rest)
     none = np.zeros(target.shape[1])
     flat = np.zeros((len(transform), len(none)))
-    variance = held.squared_error("x", "y", held.function_mean("y"), flat)
-    varies = variance > (1e-13 * np.abs(held.function_mean("y"))) ** 2
+    variance = held.squared_error("x", "y", held.means["f(y)"], flat)
+    varies = variance > (1e-13 * np.abs(held.means["f(y)"])) ** 2
     losses = []
     for shrunk in inverse_eigenvalues(lam, regs).T:
         error = held.squared_error("x", "y", none, transform @ (shrunk[:, None] * target))
@@ -275,12 +275,12 @@ class EmbeddingChange:
     def __call__(self, safe: Moments) -> Callable[[Moments], float]:
         """The change from these moments of the trial rows to others."""
         answers = self._answers(safe)
-        means = np.concatenate([safe.function_mean("y"), [1.0]])
+        means = np.concatenate([safe.means["f(y)"], [1.0]])
         spread = np.sqrt(np.append(np.diag(safe.blocks["f(y)", "f(y)"]), 1.0))
         scale = spread + 1e-6 * np.abs(means) + np.finfo(np.float64).tiny
 
         def change(tried: Moments) -> float:
-            if not all(np.isfinite(tried.gram(v)).all() for v in tried.traces):
+            if not all(np.isfinite(tried.blocks[v, v]).all() for v in tried.traces):
                 return np.inf
             return float((np.abs(self._answers(tried) - answers).max(axis=0) / scale).max())
 
@@ -293,7 +293,7 @@ class EmbeddingChange:
 
 def function_moments(mean: Moments) -> Array:
     """E[N_X f^T] of the functions of y, shape (m, q)."""
-    return np.asarray(mean.blocks["x", "f(y)"] + np.outer(mean.mean("x"), mean.shifts["y"]))
+    return np.asarray(mean.blocks["x", "f(y)"] + np.outer(mean.means["x"], mean.shifts["y"]))
 
 
 def inverse_eigenvalues(lam: Array, regs: Array) -> Array:

@@ -142,17 +142,17 @@ def leave_one_out(
         Ridges >= 0, shape (R,).
     """
     (x, y), mean = sides, moments.means()
-    transform, eigenvalues = eigenbasis(mean.gram("x"))
+    transform, eigenvalues = eigenbasis(mean.blocks["x", "x"])
     targets: Targets
     if criterion == "surrogate":
         targets, cross = KernelSections(y.basis), mean.blocks["y", "x"].T
     else:
-        average = mean.function_mean("y")
+        average = mean.means["f(y)"]
         flat = np.zeros((len(transform), len(average)))
         variance = mean.squared_error("x", "y", average, flat)
         varies = variance > (1e-13 * np.abs(average)) ** 2
         count = max(int(varies.sum()), 1)
         factors = np.where(varies, 1.0 / np.sqrt(count * np.where(varies, variance, 1.0)), 0.0)
         targets, cross = ScaledFunctions(y, factors), function_moments(mean) * factors
-    weight = float(moments.weights.sum())
-    return LeaveOneOut(x.basis, transform, eigenvalues, targets, transform.T @ cross, regs, weight)
+    cross = transform.T @ cross
+    return LeaveOneOut(x.basis, transform, eigenvalues, targets, cross, regs, mean.weight)

@@ -205,10 +205,10 @@ class _Ridge:
     @classmethod
     def of(cls, mean: Moments, columns: slice, trend: Array) -> Self:
         """From means over rows; ``trend`` tells which columns of x are in t, shape (d,)."""
-        c, d = mean.mean("x"), len(trend)
-        t, f = mean.function_mean("x")[:d], mean.function_mean("y")[columns]
+        c, d = mean.means["x"], len(trend)
+        t, f = mean.means["f(x)"][:d], mean.means["f(y)"][columns]
         away_t, away_z = t - mean.shifts["x"][:d], f - mean.shifts["y"][columns]
-        gram = mean.gram("x") - np.outer(c, c)
+        gram = mean.blocks["x", "x"] - np.outer(c, c)
         target = mean.blocks["x", "f(y)"][:, columns] - np.outer(c, away_z)
         n_t = mean.blocks["x", "f(x)"][:, :d] - np.outer(c, away_t)
         t_z = mean.blocks["f(x)", "f(y)"][:d, columns] - np.outer(away_t, away_z)

@@ -7,7 +7,7 @@ S_XX, S_YY, S_YX, the means, E[psi f] and E[f f^T]. Sums add over strips, so one
 all. The rows are held as columns, ``[N_X, N_Y, 1, f]^T``: then each part is contiguous.
 
 Where a block of the sums lies is known in this file alone: elsewhere blocks have names, "x" and "y"
-for the basis functions of a variable, "f(x)" and "f(y)" for its functions and "1" for the one.
+for the basis functions of a variable, "f(x)" and "f(y)" for its functions.
 """
 
 import math
@@ -98,14 +98,6 @@ class MomentSums:
         return self
 
     @property
-    def positions(self) -> dict[str, slice]:
-        """Positions in an augmented row of each block by its name."""
-        variables = "xy"[: len(self.ranks)]
-        names = [*variables, "1", *map("f({})".format, variables)]
-        edges = np.cumsum([0, *self.ranks, 1, *map(len, self.shifts)]).tolist()
-        return dict(zip(names, map(slice, edges[:-1], edges[1:]), strict=True))
-
-    @property
     def _sums(self) -> tuple[Array, ...]:
         return self.gram, self.traces, self.rows
 
@@ -125,15 +117,6 @@ class MomentSums:
         one = sum(self.ranks)
         return self.gram[:, one, one]
 
-    def total(self, folds: Sequence[int] | None = None) -> Self:
-        """Sums over the rows of these folds, by default of all, as those of a single fold."""
-        pick = np.arange(len(self.gram)) if folds is None else np.asarray(folds)
-        gram = np.zeros((1, *self.gram.shape[1:]))
-        for fold in pick:  # one after the other: no copy of all of them
-            gram += self.gram[fold]
-        traces = self.traces[pick].sum(axis=0, keepdims=True)
-        return replace(self, gram=gram, traces=traces, rows=self.rows[pick].sum(keepdims=True))
-
     def means(
         self, *, fold: int | None = None, without: int | None = None, weight: float | None = None
     ) -> "Moments":
@@ -148,15 +131,26 @@ class MomentSums:
         weight
             What the sums are divided by, default the sum of the weights of the rows.
         """
-        folds = range(len(self.gram)) if fold is None else [fold]
-        sums, one = self.total([f for f in folds if f != without]), sum(self.ranks)
-        weight = float(sums.gram[0, one, one]) if weight is None else weight
-        gram, places = sums.gram[0] / weight, {**self.positions, "1": one}
-        pairs = product(places, repeat=2)
-        variables, traces = "xy"[: len(self.ranks)], (sums.traces[0] / weight).tolist()
+        folds = [f for f in range(len(self.gram)) if f != without and fold in (None, f)]
+        gram = np.zeros(self.gram.shape[1:])
+        for each in folds:  # one after the other: no copy of all of them
+            gram += self.gram[each]
+        one, variables = sum(self.ranks), "xy"[: len(self.ranks)]
+        weight = float(gram[one, one]) if weight is None else weight
+        gram /= weight
+        traces = (self.traces[folds].sum(axis=0) / weight).tolist()
+        # Blocks of an augmented row, and their means: those of functions in their units.
+        functions = [f"f({variable})" for variable in variables]
+        edges = np.cumsum([0, *self.ranks, 1, *map(len, self.shifts)]).tolist()
+        names = [*variables, "1", *functions]
+        places = dict(zip(names, map(slice, edges[:-1], edges[1:]), strict=True))
+        del places["1"]
+        means = {name: gram[place, one] for name, place in places.items()}
+        means |= {f: shift + means[f] for f, shift in zip(functions, self.shifts, strict=True)}
         return Moments(
             weight,
-            {(a, b): gram[places[a], places[b]] for a, b in pairs},
+            {(a, b): gram[places[a], places[b]] for a, b in product(places, repeat=2)},
+            means,
             dict(zip(variables, traces, strict=True)),
             dict(zip(variables, self.shifts, strict=True)),
         )
@@ -188,12 +182,13 @@ class MomentSums:
         shifts
             s' of each variable, shapes (q,).
         """
-        gram, places = self.gram.copy(), self.positions
-        for name, change in changes.items():
-            gram[:, places[name]] = change @ gram[:, places[name]]
-            gram[:, :, places[name]] = gram[:, :, places[name]] @ change.T
+        gram, one, stop = self.gram.copy(), sum(self.ranks), 0
+        for name, rank in zip("xy", self.ranks, strict=False):
+            here = slice(stop, stop := stop + rank)
+            if name in changes:
+                gram[:, here] = changes[name] @ gram[:, here]
+                gram[:, :, here] = gram[:, :, here] @ changes[name].T
         moved = np.concatenate(self.shifts) - np.concatenate(shifts)
-        one = sum(self.ranks)
         rest = slice(one + 1, None)
         gram[:, rest] += moved[:, None] * gram[:, one : one + 1]
         gram[:, :, rest] += gram[:, :, one : one + 1] * moved
@@ -234,15 +229,17 @@ _SUMS = "gram", "traces", "rows"
 class Moments:
     """Weighted means over rows in the bases of the variables, block by block.
 
-    Methods take the names of the variables, ``"x"`` and ``"y"``, or of blocks.
-
     Parameters
     ----------
     weight
         Sum of the weights.
     blocks
-        E[a b^T] by the names of two blocks a and b, such as ``("y", "x")`` or ``("x", "f(y)")``;
-        of functions less their shift.
+        E[a b^T] by the names of two blocks a and b, such as ``("x", "x")`` for the Gram matrix S
+        of the basis functions of x, ``("y", "x")`` or ``("x", "f(y)")``; of functions less their
+        shift.
+    means
+        E a of each block: ``"x"`` for C = E N of the basis functions N of x, ``"f(y)"`` for E f of
+        the columns and functions of y, in their units.
     traces
         E k(z, z) of each variable.
     shifts
@@ -251,22 +248,11 @@ class Moments:
 
     weight: float
     blocks: Mapping[tuple[str, str], Array]
+    means: Mapping[str, Array]
     traces: Mapping[str, float]
     shifts: Mapping[str, Array]
 
     __repr__ = brief_repr
-
-    def gram(self, variable: str) -> Array:
-        """S = E[N N^T] of the basis functions N of a variable, shape (m, m)."""
-        return self.blocks[variable, variable]
-
-    def mean(self, block: str) -> Array:
-        """Mean of a block, such as C = E N of the basis functions N of x for ``"x"``."""
-        return self.blocks[block, "1"]
-
-    def function_mean(self, variable: str) -> Array:
-        """E f of the columns and functions of a variable, shape (q,), in their units."""
-        return self.shifts[variable] + self.blocks[f"f({variable})", "1"]
 
     @property
     def trace_error(self) -> tuple[float, ...]:
@@ -277,7 +263,9 @@ class Moments:
         NumericalError
             If it is below zero by more than rounding.
         """
-        errors = np.array([(t - float(np.trace(self.gram(v)))) / t for v, t in self.traces.items()])
+        errors = np.array(
+            [(t - float(np.trace(self.blocks[v, v]))) / t for v, t in self.traces.items()]
+        )
         non_negative(errors, 1.0)
         return tuple(errors.tolist())
 
@@ -314,20 +302,20 @@ class Moments:
         """
         f_given, f_of = f"f({given})", f"f({of})"
         offset = constant - self.shifts[of][columns]
-        mean = (self.function_mean(of) - self.shifts[of])[columns]
+        mean = (self.means[f"f({of})"] - self.shifts[of])[columns]
         square = np.diag(self.blocks[f_of, f_of])[columns]
         cross = self.blocks[given, f_of][:, columns]
-        model = (slope * (self.gram(given) @ slope)).sum(axis=0)
+        model = (slope * (self.blocks[given, given] @ slope)).sum(axis=0)
         if trend is not None:
             d = len(trend)
             shift = self.shifts[given][:d]
             offset = offset + shift @ trend
-            mean = mean - (self.function_mean(given)[:d] - shift) @ trend
+            mean = mean - (self.means[f"f({given})"][:d] - shift) @ trend
             left = self.blocks[given, f_given][:, :d] @ trend
             right = self.blocks[f_given, f_of][:d, columns]
             model = model + 2 * (slope * left).sum(axis=0) - 2 * (trend * right).sum(axis=0)
             model = model + (trend * (self.blocks[f_given, f_given][:d, :d] @ trend)).sum(axis=0)
-        model = model + 2 * offset * (self.mean(given) @ slope)
+        model = model + 2 * offset * (self.means[given] @ slope)
         return np.maximum(
             offset**2 + model + square - 2 * offset * mean - 2 * (slope * cross).sum(axis=0), 0.0
         )
@@ -568,14 +556,15 @@ class MomentReduction(ProductSums[MomentSums]):
 
         Of these the upper triangles count, and bases may not be solved for yet.
         """
-        places = sums.positions
         for gram in sums.gram:
             for i in range(1, len(gram)):
                 gram[i, :i] = gram[:i, i]
-            for name, block in zip("xy", self.features, strict=False):
+            stop = 0
+            for block in self.features:
+                start, stop = stop, stop + block.basis.rank
                 if block.solve is not None:
-                    block.solve.finish(block.basis.factor, gram[places[name]])
-                    block.solve.finish(block.basis.factor, gram.T[places[name]])
+                    block.solve.finish(block.basis.factor, gram[start:stop])
+                    block.solve.finish(block.basis.factor, gram.T[start:stop])
         return sums
 
 

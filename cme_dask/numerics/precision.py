@@ -199,13 +199,13 @@ class JointChange:
         # An event that no trial row saw has no deviation, and must not change at all.
         scales = [  # of functions of y, given x, first
             np.sqrt(np.diag(safe.blocks[f"f({v})", f"f({v})"]))
-            + 1e-6 * np.abs(safe.function_mean(v))
+            + 1e-6 * np.abs(safe.means[f"f({v})"])
             + np.finfo(np.float64).tiny
             for v in "yx"
         ]
 
         def change(tried: Moments) -> float:
-            if not all(np.isfinite(tried.gram(v)).all() for v in tried.traces):
+            if not all(np.isfinite(tried.blocks[v, v]).all() for v in tried.traces):
                 return np.inf
             other, *others = self._answers(tried)
             result = [np.abs(other - ratio).max()]
@@ -254,14 +254,19 @@ class SpectrumChange:
 
     def __call__(self, safe: Moments) -> Callable[[Moments], float]:
         """The change from these moments of the trial rows to others."""
-        reference = np.linalg.eigvalsh(safe.gram("x"))
+        reference = np.linalg.eigvalsh(safe.blocks["x", "x"])
         seen = reference > np.finfo(np.float64).eps * len(reference) * reference[-1]
 
         def change_of(tried: Moments) -> float:
-            if not np.isfinite(tried.gram("x")).all():
+            if not np.isfinite(tried.blocks["x", "x"]).all():
                 return np.inf
-            tau = abs(np.trace(tried.gram("x")) - np.trace(safe.gram("x"))) / safe.traces["x"]
-            result = np.abs(np.linalg.eigvalsh(tried.gram("x"))[seen] / reference[seen] - 1.0)
+            tau = (
+                abs(np.trace(tried.blocks["x", "x"]) - np.trace(safe.blocks["x", "x"]))
+                / safe.traces["x"]
+            )
+            result = np.abs(
+                np.linalg.eigvalsh(tried.blocks["x", "x"])[seen] / reference[seen] - 1.0
+            )
             change = max(result.max(initial=0.0), self.accuracy * tau / (_TAU * self.tol))
             return float(change)
 

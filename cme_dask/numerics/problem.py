@@ -137,9 +137,11 @@ class JointProblem:
         """
         target = mean.blocks["y", "x"]
         if not centred:
-            target = target - np.outer(mean.mean("y"), mean.mean("x"))
+            target = target - np.outer(mean.means["y"], mean.means["x"])
         if bases is None:
-            bases = [eigenbasis(mean.gram(v), mean.mean(v) if centred else None) for v in "xy"]
+            bases = [
+                eigenbasis(mean.blocks[v, v], mean.means[v] if centred else None) for v in "xy"
+            ]
             if min(reg.y, reg.x) <= 0.0:
                 least = [np.finfo(float).eps * len(lam) * lam.max(initial=0.0) for _, lam in bases]
                 bases = [
@@ -181,10 +183,12 @@ class JointProblem:
         """
         mean = self.mean
         newton = self.transform_y @ coef @ self.transform_x.T
-        gradient = self.reg.quadratic(mean.gram("y"), newton, mean.gram("x")) - self.target
+        gradient = (
+            self.reg.quadratic(mean.blocks["y", "y"], newton, mean.blocks["x", "x"]) - self.target
+        )
         both = [gradient, self.target]
         if self.centred:  # without the components along the means
-            x, y = (c / (np.linalg.norm(c) or 1.0) for c in (mean.mean("x"), mean.mean("y")))
+            x, y = (c / (np.linalg.norm(c) or 1.0) for c in (mean.means["x"], mean.means["y"]))
             both = [m - np.outer(m @ x, x) for m in both]
             both = [m - np.outer(y, y @ m) for m in both]
         residual, scale = (float(np.linalg.norm(m)) for m in both)
@@ -563,8 +567,8 @@ class JointSolution(NamedTuple):
         if self.base == 0.0:
             return mean.shifts[other], slope
         if not self.centred:  # a centred basis has mean zero: the shift drops out
-            slope = slope + np.outer(coef @ (transform.T @ mean.mean(other)), mean.shifts[other])
-        return mean.function_mean(other), slope
+            slope = slope + np.outer(coef @ (transform.T @ mean.means[other]), mean.shifts[other])
+        return mean.means[f"f({other})"], slope
 
     def answers(self, mean: Moments) -> list[tuple[Array, Array]]:
         """Constants and slopes on the Newton bases, given x and given y: see :meth:`answer`."""
@@ -645,7 +649,7 @@ def replicates(
         for given, (constant, slope) in enumerate(answers):
             z, other = "xy"[given], "yx"[given]
             error = held.squared_error(z, other, constant, slope)
-            baseline = held.squared_error(z, other, rest.function_mean(other), 0.0 * slope)
+            baseline = held.squared_error(z, other, rest.means[f"f({other})"], 0.0 * slope)
             parts[given].append((constant, slope, error, baseline))
     share, result = np.array(shares) / np.sum(shares), []
     for given, each in enumerate(parts):

@@ -469,7 +469,7 @@ def embedding_loss(held: Moments, embedded: Array) -> float:
     return (
         float(held.traces["y"])
         - 2.0 * linear
-        + float(((held.gram("x") @ embedded) * embedded).sum())
+        + float(((held.blocks["x", "x"] @ embedded) * embedded).sum())
     )
 
 

@@ -167,8 +167,8 @@ class WeightedMeans(Mapping[str, Moments]):
 class WeightedMoments(Reduction[Sums, WeightedMeans]):
     r"""Moments :math:`\mathrm E[f N N^T]` in given bases, for signed functions f, in one pass.
 
-    The result holds, by the name of each function f, the blocks E[f N_a N_b^T] (``gram``,
-    ``cross``) and E[f N_a] (``mean``) of the bases N of both variables, over all rows. Its method
+    The result holds, by the name of each function f, the ``blocks`` E[f N_a N_b^T] by the names of
+    two variables and the ``means`` E[f N_a] of the bases N, over all rows. Its method
     ``means`` gives them over the rows of a fold, or over those of the others: an operator is
     cross-validated without another pass.
 
