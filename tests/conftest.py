@@ -122,6 +122,27 @@ def quick_studies(monkeypatch):
     )
 
 
+def fit_context(sample, rows, *, n_folds=1, executor=None):
+    """What a fit has before its pass whose pivots are chosen from these rows of a row sample."""
+    from cme_dask.estimators.context import FitContext, Pivots
+
+    count = len(sample.columns)
+    pivots = tuple(Pivots(name, "sampled", 1e-3, None, 1.0, (0, i)) for i, name in enumerate("xy"))
+    return FitContext(
+        sample,
+        rows,
+        kernels=(),
+        pivots=pivots[:count],
+        functions=[{}] * count,
+        seed=0,
+        n_folds=n_folds,
+        executor=executor,
+        progress=None,
+        passes=0,
+        seconds=0.0,
+    )
+
+
 def write_store(path, x, y, weights=None, *, chunk_rows=1000, x_names=None, y_names=None, seed=0):
     """Rows to a sample store on disk."""
     from cme_dask.data.columns import Columns

@@ -9,7 +9,7 @@ import dask.array as da
 import numpy as np
 import oracle_cells as oracle
 import pytest
-from conftest import write_store
+from conftest import fit_context, write_store
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
@@ -17,7 +17,6 @@ from numpy.testing import assert_allclose, assert_array_equal
 from cme_dask import JointDistribution, kernels, load, open_sample
 from cme_dask.data.columns import Columns
 from cme_dask.errors import DataError, StoreError
-from cme_dask.estimators.context import make_cells
 from cme_dask.numerics import cells as cell_sums
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.cells import ROWS_PER_CELL, SALT, CellReduction
@@ -27,7 +26,6 @@ from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.reduction import Cost, Extent, RowRange, Strip, strip_length, to_host
 from cme_dask.numerics.support import Support, make_support
 from cme_dask.passes.driver import Executor, task_bytes
-from cme_dask.passes.fit import moment_reductions, predict_moments
 from cme_dask.passes.run import run_pass
 
 FUNCTIONS = {"positive": lambda z: z[:, 0] > 0, "square": lambda z: z[:, -1] ** 2}
@@ -163,8 +161,9 @@ def test_wide_variables_have_fewer_cells_and_blocks_fewer_rows():
     wide = np.random.default_rng(0).normal(size=(3000, 100))
     sample = open_sample(wide, wide[:, :1])
     rows = RowSample(np.arange(3000.0), np.arange(3000), (wide, wide[:, :1]), np.ones(3000), True)
-    assert make_cells(rows, 0, sample, {}).support.size == (1 << 21) // 100**2
-    assert make_cells(rows, 1, sample, {}).support.size == 1000
+    context = fit_context(sample, rows)
+    assert context.cells(0).support.size == (1 << 21) // 100**2
+    assert context.cells(1).support.size == 1000
     narrow, partition = spec_of(wide[:, :2]), spec_of(wide[:, :2], partition=True)
     assert narrow.block == 1 << 16
     many = replace(partition, partition=PartitionBasis(kernels.Gaussian(1.0), wide[:500, :2]))
@@ -211,7 +210,7 @@ def test_a_row_sample_tells_how_many_rows_a_cell_has(weighted, complete):
     rows = rng.normal(size=(n, 2))
     w = np.exp(2 * rows[:, 0]) if weighted else np.ones(n)
     drawn = draw(0, (rows, rows), w if weighted else None, n if complete else 4000, 7)
-    spec = make_cells(drawn, 1, open_sample(rows, rows, weights=w), {}, size=40)
+    spec = fit_context(open_sample(rows, rows, weights=w), drawn).cells(0, size=40)
     sums = summed(spec, rows, w, np.zeros(n, np.uint8), 1)
     kept = np.bincount(sums.bottom.cells, minlength=40) / np.minimum(sums.counts, 2 * ROWS_PER_CELL)
     assert 0.8 < np.median(kept) < 1.2
@@ -223,7 +222,7 @@ def test_weights_over_all_magnitudes_give_cells():
     rows, w = rng.normal(size=(3000, 2)), 10.0 ** rng.uniform(-320, 300, 3000)
     for size in (3000, 500):
         drawn = draw(0, (rows, rows), w, size, 7)
-        spec = make_cells(drawn, 1, open_sample(rows, rows, weights=w), {}, size=40)
+        spec = fit_context(open_sample(rows, rows, weights=w), drawn).cells(0, size=40)
         found = spec.statistics(summed(spec, rows, w, np.zeros(3000, np.uint8), 1))
         assert (found.shares > 0).all()
         for values in (found.masses, found.means, found.covariances, found.shares):
@@ -298,12 +297,14 @@ def joint_case(n=20_000):
         FeatureBlock(NewtonBasis.from_points(kernels.Gaussian(1.0), part[:9]), names)
         for part, names in ((X, ("a", "b")), (Y, ("c",)))
     )
-    return X, Y, w, MomentReduction(sides, 5), tuple(spec_of(part, 40, n) for part in (X, Y))
+    cells = (spec_of(part, 40, n) for part in (X, Y))
+    cells = tuple(replace(each, variable=i, n_folds=5) for i, each in enumerate(cells))
+    return X, Y, w, MomentReduction(sides, 5), cells
 
 
 def passed(sample, spec, cells, scheduler="threads", workers=2):
     executor = Executor.resolve(scheduler, workers)
-    (moments, *sums), report = run_pass(sample, moment_reductions([spec], cells), executor)
+    (moments, *sums), report = run_pass(sample, [spec, *cells], executor)
     return (moments,), tuple(sums), report
 
 
@@ -341,11 +342,9 @@ def test_memory_and_cost_know_the_cells():
     X, Y, _, spec, cells = joint_case(1000)
     sample = open_sample(X, Y)
     executor = Executor("threads", 2, 1 << 40)
-    plans = [
-        predict_moments(sample, spec.ranks, spec.width, 5, executor, cells=some)[1].predicted
-        for some in ((), cells)
-    ]
-    costs = [replace(one, n_folds=5).cost(Extent(1000, 3, 4096)) for one in cells]
+    context = fit_context(sample, range(0), n_folds=5, executor=executor)
+    plans = [context.predict(spec.ranks, spec.width, some)[1].predicted for some in ((), cells)]
+    costs = [one.cost(Extent(1000, 3, 4096)) for one in cells]
     # Of two tasks.
     assert plans[1] - plans[0] >= sum(c.partial + c.retained + 2 * c.state for c in costs)
     sums = summed(cells[0], X, None, np.zeros(1000, np.uint8), 5)

@@ -22,7 +22,6 @@ from cme_dask.numerics.reduction import Cost, Reduction, RowRange, plan_ranges
 from cme_dask.passes import cost as timing
 from cme_dask.passes.cost import busiest_rows, bytes_read, time_pass
 from cme_dask.passes.driver import Executor
-from cme_dask.passes.fit import moment_reductions
 from cme_dask.passes.sources import open_sample
 
 GAUSSIAN = kernels.Gaussian(0.3)
@@ -171,7 +170,7 @@ def test_strips_of_moments_are_timed_on_all_workers(scheduler, weighted):
     sample = open_sample(X, Y, weights=np.ones(len(X)) if weighted else None)
     executor = Executor.resolve(scheduler, 2)
     runs = plan_ranges(len(X), 0, 2, 1e-6)
-    cost = time_pass(sample, moment_reductions([spec]), runs, executor)
+    cost = time_pass(sample, [spec], runs, executor)
     assert cost.workers == executor.workers
     assert cost.rows == len(X)
     for name in ("computing", "reading", "sums", "scheduling"):
@@ -183,7 +182,7 @@ def test_strips_are_timed_on_the_workers_of_a_cluster(cluster):
     spec, (X, Y) = spec_of()
     sample = open_sample(da.from_array(X, chunks=(100, 2)), da.from_array(Y, chunks=(100, 1)))
     executor = Executor.resolve(cluster)
-    cost = time_pass(sample, moment_reductions([spec]), [RowRange(0, 300, 4096)], executor)
+    cost = time_pass(sample, [spec], [RowRange(0, 300, 4096)], executor)
     assert cost.workers == 2
     assert 0.0 < cost.seconds < 1000.0
 

@@ -12,7 +12,7 @@ import weakref
 import numpy as np
 import psutil
 import pytest
-from conftest import write_store
+from conftest import fit_context, write_store
 from distributed import Client
 
 from benchmarks.cluster import running_cluster
@@ -29,7 +29,6 @@ from cme_dask.numerics.moments import (
 from cme_dask.numerics.reduction import Cost, Extent, RowRange, Strip, strip_length
 from cme_dask.passes import driver
 from cme_dask.passes.driver import Executor, task_bytes
-from cme_dask.passes.fit import choice_cost, predict_moments
 from cme_dask.passes.observing import WantOfMemory, want_of_memory
 
 pytestmark = pytest.mark.skipif(
@@ -190,7 +189,7 @@ def test_rank_two_thousand_on_a_million_rows(tmp_path):
 def choice_bytes(rows, rank):
     """What a choice of pivots takes from a sample of so many of more rows."""
     sample = open_sample(np.zeros((2 * rows, 1)))
-    return choice_cost(sample, rows, rank).alone["the choice of pivots"]
+    return fit_context(sample, range(rows)).choice_cost(rank).alone["the choice of pivots"]
 
 
 def asked(n_rows=10**6, n_columns=3, ranks=(200,), width=204, n_folds=1, **changes):
@@ -217,13 +216,14 @@ def test_the_predicted_peak_is_the_largest_over_the_phases():
 
 def test_a_fit_is_refused_where_its_pivots_do_not_fit():
     sample = open_sample(np.zeros((1 << 15, 3)))
-    roomy, tight = (Executor("threads", 2, 1 << size) for size in (40, 29))
-    _, plan = predict_moments(sample, (2000,), 2004, 1, roomy, sample_rows=1 << 15)
+    places = [Executor("threads", 2, 1 << size) for size in (40, 29)]
+    roomy, tight = (fit_context(sample, range(1 << 15), executor=place) for place in places)
+    _, plan = roomy.predict((2000,), 2004)
     assert plan.phase == "the choice of pivots"
-    choice = choice_cost(sample, 1 << 15, 2000).alone["the choice of pivots"]
+    choice = roomy.choice_cost(2000).alone["the choice of pivots"]
     assert plan.predicted > choice > 8 * 2000 << 15
     with pytest.raises(ResourceError, match=r"this machine would need .* lower max_rank"):
-        predict_moments(sample, (2000,), 2004, 1, tight, sample_rows=1 << 15)
+        tight.predict((2000,), 2004)
 
 
 def test_what_does_not_fit_into_a_worker_is_refused():

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import oracle_pivots as slow
 import pytest
+from conftest import fit_context
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +20,6 @@ from cme_dask.numerics.cholesky import (
     prefix_rows,
     sampled_cholesky,
 )
-from cme_dask.passes.fit import choice_cost
 
 GAUSSIAN = kernels.Gaussian(0.3)
 
@@ -252,7 +252,8 @@ def test_memory_of_the_choice_is_predicted(rng):
         result = sampled_cholesky(kernel, sample, 0, tol, limit)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        cost = choice_cost(open_sample(np.zeros((1 << 15, 3))), 16_384, len(result.pivots))
+        context = fit_context(open_sample(np.zeros((1 << 15, 3))), range(16_384))
+        cost = context.choice_cost(len(result.pivots))
         assert peak <= cost.alone["the choice of pivots"]
 
 

@@ -56,7 +56,7 @@ from cme_dask.numerics.precision import (
     fastest_mode,
 )
 from cme_dask.passes.driver import Executor
-from cme_dask.passes.fit import choice_cost, moment_reductions, sample_rows
+from cme_dask.passes.fit import sample_rows
 from cme_dask.passes.run import PassReport, RunOptions, run_pass
 from cme_dask.passes.sources import open_sample
 
@@ -437,10 +437,10 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
             todo = () if topped_up else cells
             (moments, *summed), report = run_pass(
                 context.sample,
-                moment_reductions([spec], todo),
+                [spec, *todo],
                 context.executor,
                 context.progress,
-                around=choice_cost(context.sample, context.sample_rows, max(spec.ranks)),
+                around=context.choice_cost(max(spec.ranks)),
             )
             passes, sums = passes + 1, sums if topped_up else tuple(summed)
             if topped_up or landmarks is not None:

@@ -27,16 +27,17 @@ from cme_dask.learning.candidates import TuningProgress
 from cme_dask.learning.transforms import HEURISTIC_ROWS, constant_columns, default_kernel
 from cme_dask.numerics.basis import Basis, NewtonBasis
 from cme_dask.numerics.cells import CellReduction
-from cme_dask.numerics.cholesky import sampled_cholesky
+from cme_dask.numerics.cholesky import BLOCK, SKETCH, prefix_rows, sampled_cholesky
 from cme_dask.numerics.folds import RowSample
-from cme_dask.numerics.moments import FeatureBlock, Function, MomentReduction
+from cme_dask.numerics.moments import FeatureBlock, Function, MomentReduction, moment_cost
+from cme_dask.numerics.reduction import Cost, MemoryPlan, RowRange
 from cme_dask.numerics.rounds import Greedy, PivotState, Random, Rule
 from cme_dask.numerics.scoring import ScoringFunctions
 from cme_dask.numerics.support import SUPPORT_SIZE, Support, make_support
 from cme_dask.passes.driver import Executor
-from cme_dask.passes.fit import choose_in_rounds, predict_moments
+from cme_dask.passes.fit import choose_in_rounds
 from cme_dask.passes.progress import Event, StepBegan
-from cme_dask.passes.run import PassReport
+from cme_dask.passes.run import PassReport, extent_of, plan_pass
 
 log = logging.getLogger("cme_dask.run")
 
@@ -55,6 +56,8 @@ _ROWS_PER_CELL = 8  # of which they are made at least
 IN_ROUNDS = ("greedy", "random")
 """Ways of choosing pivots over all rows."""
 
+_WORD = 8
+_ROW_SAMPLE_WORDS = 4  # per row of the row sample beside its values: key, index, weight, importance
 _CHECK_EVERY = 16
 _TOP_UP_SPAN = 0.5
 _COARSE = 1e-2  # trace error of learned bases that is worth a warning when nobody gave a tol
@@ -334,52 +337,6 @@ def warn_of_length(kernel: Kernel, points: Array, name: str) -> bool:
     return False
 
 
-def make_cells(
-    rows: RowSample,
-    i: int,
-    sample: Sample,
-    functions: Mapping[str, Function],
-    partition: Basis | None = None,
-    *,
-    size: int = SUPPORT_SIZE,
-    support: Support | None = None,
-) -> CellReduction:
-    """What a pass sums by cell for the laws of variable ``i``.
-
-    Parameters
-    ----------
-    rows
-        The row sample.
-    i
-        0 for x, 1 for y.
-    sample
-        All rows.
-    functions, partition
-        Declared functions and the partition of unity of the variable.
-    size
-        Largest number of cells; of more than 45 columns fewer, since each has a covariance.
-    support
-        The cells, if there are some already.
-    """
-    part, part_of, n_rows = rows.parts[i], sample.part, float(sample.n_rows)
-    if support is None:
-        d = part.shape[1]
-        size = max(min(size, _COVARIANCES // d**2), 1)
-        few = part[: max(_GROWN // d**2, _ROWS_PER_CELL * size)]
-        categorical = sample.columns[i].categorical
-        support = make_support(few, rows.importance[: len(few)], size, categorical)
-    if part_of is not None:
-        n_rows *= part_of.expected_share
-    # Each row of the sample stands for 1 / its chance to be drawn, up to a factor.
-    counts = np.ones(len(rows))
-    if not rows.complete:
-        with np.errstate(all="ignore"):  # weights of any size; a rough number will do
-            counts = rows.importance / rows.weights
-            counts = np.nan_to_num(counts / np.median(counts), nan=1.0)
-        counts = np.clip(counts, 1e-9, 1e9)
-    return CellReduction.of(support, part, counts, n_rows, functions, partition)
-
-
 # The context
 
 
@@ -438,10 +395,99 @@ class FitContext:
     scores: Transform | None = None
     calibration: str | bool = False
 
-    @property
-    def sample_rows(self) -> int:
-        """Rows of the row sample, if pivots are chosen from it, else 0."""
-        return len(self.rows) if any(p.mode == "sampled" for p in self.pivots) else 0
+    def predict(
+        self,
+        ranks: tuple[int, ...],
+        width: int | None = None,
+        cells: Sequence[CellReduction] = (),
+    ) -> tuple[list[RowRange], MemoryPlan]:
+        """How the moment pass would be cut, and what the fit would need.
+
+        Parameters
+        ----------
+        ranks, width
+            Of the moments, see :func:`cme_dask.numerics.moments.moment_cost`; default of the width
+            that of moments without functions.
+        cells
+            Whose rows the pass sums.
+
+        Raises
+        ------
+        ResourceError
+            If that does not fit into the memory.
+        """
+        if width is None:
+            width = sum(ranks) + 1 + sum(len(columns.names) for columns in self.sample.columns)
+        extent = extent_of(self.sample.for_folds(self.n_folds), self.executor)
+        cost = self.choice_cost(max(ranks)) + moment_cost(ranks, width, self.n_folds, extent)
+        for spec in cells:
+            cost += spec.cost(extent)
+        return plan_pass(cost, extent, self.executor)
+
+    def choice_cost(self, rank: int) -> Cost:
+        """What the client needs to choose ``rank`` pivots from the row sample, and to hold it.
+
+        Pivots are chosen from one half of it and judged on the other half, unless it is complete.
+        """
+        n = len(self.rows)
+        size = n if any(pivots.mode == "sampled" for pivots in self.pivots) else 0
+        complete = self.sample.part is not None or n >= self.sample.n_rows
+        row = -(-rank // BLOCK) * BLOCK * _WORD  # of L, in blocks of columns
+        half = size if complete else -(-size // 2)
+        # Pools are made in pools of an eighth of the rows each. Where a choice fails on the other
+        # rows, its rows are doubled, and those of one half are held until the columns of all are
+        # ready.
+        if complete:
+            columns = int(1.5 * size * row)
+        else:
+            chosen = prefix_rows(rank, half, by_trace=False)
+            grown = min(2 * chosen, half)
+            columns = half * row + int((1.5 if grown > chosen else 1.2) * grown * row)
+        # Signs and sketch of the rows of a choice by trace, and of half as many before.
+        sketches = 3 * SKETCH * prefix_rows(rank, half, by_trace=True) * _WORD
+        width = sum(source.shape[1] for source in self.sample.reads) + _ROW_SAMPLE_WORDS
+        return Cost(alone={"the choice of pivots": columns + sketches}, held=n * width * _WORD)
+
+    def cells(
+        self,
+        i: int,
+        partition: Basis | None = None,
+        *,
+        size: int = SUPPORT_SIZE,
+        support: Support | None = None,
+    ) -> CellReduction:
+        """What a pass sums by cell for the laws of variable ``i``.
+
+        Parameters
+        ----------
+        i
+            0 for x, 1 for y.
+        partition
+            The partition of unity of the variable.
+        size
+            Largest number of cells; of more than 45 columns fewer, since each has a covariance.
+        support
+            The cells, if there are some already.
+        """
+        rows, part = self.rows, self.rows.parts[i]
+        if support is None:
+            d = part.shape[1]
+            size = max(min(size, _COVARIANCES // d**2), 1)
+            few = part[: max(_GROWN // d**2, _ROWS_PER_CELL * size)]
+            categorical = self.sample.columns[i].categorical
+            support = make_support(few, rows.importance[: len(few)], size, categorical)
+        n_rows, part_of = float(self.sample.n_rows), self.sample.part
+        if part_of is not None:
+            n_rows *= part_of.expected_share
+        # Each row of the sample stands for 1 / its chance to be drawn, up to a factor.
+        counts = np.ones(len(rows))
+        if not rows.complete:
+            with np.errstate(all="ignore"):  # weights of any size; a rough number will do
+                counts = rows.importance / rows.weights
+                counts = np.nan_to_num(counts / np.median(counts), nan=1.0)
+            counts = np.clip(counts, 1e-9, 1e9)
+        cells = CellReduction.of(support, part, counts, n_rows, self.functions[i], partition)
+        return replace(cells, variable=i, n_folds=self.n_folds)
 
     def moments_on(self, bases: Sequence[Basis]) -> MomentReduction:
         """The moments of these bases and of the functions, with shifts near their means."""
@@ -580,10 +626,10 @@ class FitContext:
 
         def on_pivot(rank: int, residual: float) -> None:
             if rank % _CHECK_EVERY == 0:
-                self._check((*ranks, rank))
+                self.predict((*ranks, rank))
             self._report(i, rank, residual)
 
-        self._check((*ranks, 1))
+        self.predict((*ranks, 1))
         with ThreadPoolExecutor(self.executor.cores) as threads:
             result = sampled_cholesky(
                 kernel, rows, i, pivots.tol, pivots.max_rank, on_pivot=on_pivot, threads=threads
@@ -605,17 +651,10 @@ class FitContext:
         def on_round(i: int, state: PivotState) -> None:
             # Pivots beyond the measured ones may yet turn out not to be needed.
             ranks[i] = len(state.history) - 1
-            self._check(tuple(ranks[j] for j in sorted(ranks)))
+            self.predict(tuple(ranks[j] for j in sorted(ranks)))
             self._report(i, state.rank, float(state.history[-1]))
 
         return choose_in_rounds(self.sample, remaining, self.executor, self.progress, on_round)
-
-    def _check(self, ranks: tuple[int, ...]) -> None:
-        """ResourceError if a pass at these ranks would not fit into memory."""
-        width = sum(ranks) + 1 + sum(len(c.names) for c in self.sample.columns)
-        predict_moments(
-            self.sample, ranks, width, self.n_folds, self.executor, sample_rows=self.sample_rows
-        )
 
     def _report(self, i: int, rank: int, residual: float) -> None:
         variable = self.pivots[i].variable

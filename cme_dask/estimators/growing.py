@@ -10,12 +10,12 @@ from cme_dask.data.columns import Columns
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError, ToleranceWarning, warn
 from cme_dask.estimators.base import Declarations, Estimator, Measured
-from cme_dask.estimators.context import FitContext, make_cells
+from cme_dask.estimators.context import FitContext
 from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.models.events import FunctionsLike, LocalFunction, by_name
 from cme_dask.models.merging import FitSums
 from cme_dask.numerics.moments import Function, MomentReduction, MomentSums
-from cme_dask.passes.fit import moment_reductions, sample_rows
+from cme_dask.passes.fit import sample_rows
 from cme_dask.passes.run import RunOptions, run_pass
 
 _WORSE = 2.0  # times the trace error of the earlier rows, beyond which a refit is advised
@@ -98,13 +98,12 @@ class GrowingEstimator(Estimator):
             )
             spec, mode = self._in_mode(context, MomentReduction(earlier.sides, context.n_folds))
             cells = tuple(
-                make_cells(rows, i, sample, s.functions, s.partition, support=s.support)
+                context.cells(i, s.partition, support=s.support)
                 for i, s in enumerate(earlier.specs)
             )
             after = 0 if sample.part is not None else earlier.next_row
             sample = replace(sample, first_row=after if alone_from is None else alone_from)
-            reductions = moment_reductions([spec], cells)
-            (moments, *sums), report = run_pass(sample, reductions, executor, progress)
+            (moments, *sums), report = run_pass(sample, [spec, *cells], executor, progress)
         info = new_rows(earlier, moments)
         new = Measured(earlier.sides, moments, cells, tuple(sums), mode, report, passes + 1)
         with one_blas_thread():

@@ -12,7 +12,7 @@ from cme_dask.constraints import Normalized, parse
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError, remedy
 from cme_dask.estimators.base import Declarations, FittedBasis, MeanRegressor, Measured, origin
-from cme_dask.estimators.context import IN_ROUNDS, FitContext, Tolerance, make_cells
+from cme_dask.estimators.context import IN_ROUNDS, FitContext, Tolerance
 from cme_dask.estimators.growing import (
     GrowingEstimator,
     different_functions,
@@ -181,14 +181,8 @@ class JointFit(MeanRegressor, GrowingEstimator):
             return ()
 
         def of_variable(i: int) -> CellReduction:
-            return make_cells(
-                context.rows,
-                i,
-                context.sample,
-                context.functions[i],
-                bases[i].partition if bases else None,
-                size=self.support_size,
-            )
+            partition = bases[i].partition if bases else None
+            return context.cells(i, partition, size=self.support_size)
 
         return tuple(parallel_map(of_variable, (0, 1), context.executor.cores))
 

@@ -14,7 +14,6 @@ from cme_dask.numerics.moments import MomentReduction, MomentSets
 from cme_dask.numerics.precision import ComputeMode
 from cme_dask.numerics.reduction import MemoryPlan
 from cme_dask.passes.cost import PassCost, time_pass
-from cme_dask.passes.fit import moment_reductions, predict_moments
 
 RESIDUAL_FINALISTS = 3
 """Learned kernels of residuals that are compared on all rows."""
@@ -247,19 +246,10 @@ def plan_fit(
     marks.append(time.perf_counter())
     specs = [spec, *also]
     sets = MomentSets(tuple(specs))
-    runs, memory = predict_moments(
-        sample,
-        sets.ranks,
-        sets.width,
-        sets.n_folds,
-        context.executor,
-        sample_rows=context.sample_rows,
-        cells=summed,
-    )
-    reductions = moment_reductions(specs, summed)
+    runs, memory = context.predict(sets.ranks, sets.width, summed)
     with one_blas_thread():
         solution_seconds = _solution_seconds(specs)
-    moment_pass = time_pass(sample, reductions, runs, executor)
+    moment_pass = time_pass(sample, [sets, *summed], runs, executor)
     return FitPlan(
         variables=tuple(
             PlannedVariable(

@@ -21,11 +21,10 @@ from cme_dask.models.events import importable
 from cme_dask.numerics.basis import Basis, NewtonBasis
 from cme_dask.numerics.cells import CellReduction, CellSums
 from cme_dask.numerics.crossval import held_folds
-from cme_dask.numerics.moments import FeatureBlock, MomentReduction, MomentSums
+from cme_dask.numerics.moments import FeatureBlock, MomentReduction, MomentSets, MomentSums
 from cme_dask.numerics.precision import ComputeMode
 from cme_dask.numerics.problem import JointSolver, Regularization, reduced, replicates
 from cme_dask.numerics.reduction import MemoryPlan
-from cme_dask.passes.fit import choice_cost, moment_reductions
 from cme_dask.passes.progress import StepBegan
 from cme_dask.passes.run import PassReport, extent_of, run_pass
 
@@ -136,8 +135,7 @@ def _check_memory(context: FitContext, rows: int, max_rank: int) -> MemoryPlan:
     return context.executor.check_alone(
         "the search for kernels",
         search_bytes(rows, columns, max_rank, FOLDS),
-        extent_of(context.sample, context.executor).in_memory
-        + choice_cost(context.sample, len(context.rows), max_rank).held,
+        extent_of(context.sample, context.executor).in_memory + context.choice_cost(max_rank).held,
         f"search on fewer rows than {rows:,}, tuning=Tuning(rows={rows // 2}), or lower max_rank "
         "of the tuning, or give kernels",
     )
@@ -208,13 +206,11 @@ class EnsembleFit:
         most = max(rank for spec in specs for rank in spec.ranks)
         (moments, *summed), report = run_pass(
             context.sample,
-            moment_reductions(specs, cells),
+            [MomentSets(tuple(specs)), *cells],
             context.executor,
             context.progress,
-            around=choice_cost(context.sample, context.sample_rows, most),
+            around=context.choice_cost(most),
         )
-        if len(specs) == 1:
-            moments = (moments,)
         members: list[EnsembleMember] = []
         shares = np.cumsum([dense_cost(spec.ranks) for spec in specs])
         with one_blas_thread():

@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 from uuid import uuid4
@@ -334,6 +334,25 @@ class Executor:
                     )
                     + ", and fewer workers or lower ranks need less"
                 ) from error
+
+
+def without_limits(executor: Executor) -> Executor:
+    """The same for what is no step of a run: on the host, in any memory, not in checkpoints."""
+    return replace(
+        executor,
+        memory=sys.maxsize,
+        worker_memory=(),
+        checkpoint=None,
+        device=None,
+        device_memory=0,
+        device_limit=None,
+    )
+
+
+def in_this_process(executor: Executor) -> Executor:
+    """The same without other threads and processes, for rows in memory; it has no limits."""
+    here = without_limits(executor)
+    return replace(here, kind="synchronous", workers=1, client=None, processes=None)
 
 
 def task_graph(

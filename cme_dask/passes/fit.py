@@ -1,10 +1,10 @@
-"""The passes of a fit: its row sample, rounds of a choice of pivots, the moments; and their memory.
+"""The passes of a fit before that of its moments: its row sample, and rounds of pivots.
 
 The row sample of arrays that bring none is a declared, partial read of the rows. A round of a
 choice of pivots over all rows is a pass, for all variables at once.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,38 +14,21 @@ from cme_dask.data.columns import check_finite
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
 from cme_dask.kernels.evaluator import one_blas_thread
-from cme_dask.numerics.cells import CellReduction
-from cme_dask.numerics.cholesky import BLOCK, SKETCH, prefix_rows
-from cme_dask.numerics.folds import BY_ROWS, RowSample, draw_among, merge
-from cme_dask.numerics.moments import MomentReduction, MomentSets, moment_cost
-from cme_dask.numerics.reduction import (
-    MAX_STRIP,
-    BadValues,
-    Cost,
-    Extent,
-    MemoryPlan,
-    Reduction,
-    RowRange,
-    Strip,
-    reduce_strips,
-)
+from cme_dask.numerics.folds import BY_ROWS, RowSample, draw_among, merge, priority_keys
+from cme_dask.numerics.reduction import MAX_STRIP, Cost, Extent, Reduction, Strip
 from cme_dask.numerics.rounds import PivotOffers, PivotState, Rule, choice_bytes
-from cme_dask.passes.driver import Executor
+from cme_dask.passes.driver import Executor, in_this_process
 from cme_dask.passes.progress import Listener
 from cme_dask.passes.run import (
-    Pass,
     PassReport,
     count_bad_values,
     empty_part,
     extent_of,
-    plan_pass,
     run_pass,
 )
 
 Array = Any
 
-_WORD = 8
-_ROW_SAMPLE_WORDS = 4  # per row of the row sample beside its values: key, index, weight, importance
 _SPARE = 6.0  # standard deviations of the number of rows below a bound
 _WEIGHTS = 1e-200, 1e200
 _ENOUGH = 1 << 10  # stored rows of a part, with which no others are looked for
@@ -59,13 +42,10 @@ class PrioritySample(Reduction[RowSample, RowSample]):
     ----------
     size, seed
         Of the sample.
-    bound
-        Rows with keys from here on are left out.
     """
 
     size: int
     seed: int
-    bound: float = np.inf
     name = "row-sample"
     n_folds = 2  # so that groups and times are read, which belong to the sample
     kinds = (RowSample,)
@@ -82,8 +62,7 @@ class PrioritySample(Reduction[RowSample, RowSample]):
 
     def update(self, state: list[Array], strip: Strip) -> RowSample:
         """Of one strip, without rows that can't be in the sample of all strips so far."""
-        full = len(state[0]) == self.size
-        bound = min(self.bound, float(state[0].max())) if full else self.bound
+        bound = float(state[0].max()) if len(state[0]) == self.size else np.inf
         drawn = draw_among(
             strip.rows, strip.parts, strip.weights, self.size, self.seed, bound, strip.units
         )
@@ -121,14 +100,11 @@ def sample_rows(sample: Sample, size: int, seed: int, executor: Executor) -> tup
     else:
         chosen, passes = choose_rows(sample, size, seed, executor)
         # Of these rows alone the sample is the same, and it holds what is read of them.
-        gather, index = PrioritySample(size, seed), np.sort(chosen.index)
-        if all(source.in_memory for source in sample.reads):
-            here = replace(Pass.of(sample, [gather], executor, index), sources=sample.reads)
-            rows = _drawn(here, sample, executor)
-        else:
-            (rows,), _ = run_pass(sample, [gather], executor, index=index)
-            passes += 1
-        rows = replace(rows, complete=chosen.complete)
+        in_memory = all(source.in_memory for source in sample.reads)
+        here = in_this_process(executor) if in_memory else executor
+        reductions, index = [PrioritySample(size, seed)], np.sort(chosen.index)
+        (rows,), _ = run_pass(sample, reductions, here, index=index)
+        rows, passes = replace(rows, complete=chosen.complete), passes + (not in_memory)
     if sample.weights is not None:
         _check_weights(rows, sample)
     if not all(np.isfinite(part).all() for part in rows.parts):
@@ -164,39 +140,32 @@ def choose_rows(sample: Sample, size: int, seed: int, executor: Executor) -> tup
         belongs to the part.
     """
     whole, sample = sample, replace(sample, folding=BY_ROWS, row_sample=None)
-    criteria, reduction = sample.reads[len(sample.sources) :], PrioritySample(size, seed)
-    if criteria and not all(source.in_memory for source in sample.reads):
-        alone = replace(sample, sources=(), columns=())
-        (chosen,), _ = run_pass(alone, [reduction], executor, named=whole)
-        passes = 1
-    else:
-        bounds, passes = [np.inf], 0
-        if not criteria and sample.part is None:
-            # Keys of equal rows are uniform on (0, 1): nearly always this bound leaves out none of
-            # the sample, and most of the other rows, which then need no sorting.
-            bounds.insert(0, (size + _SPARE * np.sqrt(size)) / sample.n_rows)
-        for bound in bounds:
-            draw = Pass.of(sample, [replace(reduction, bound=bound)], executor)
-            chosen = _drawn(replace(draw, sources=criteria, variables=0), whole, executor)
-            if len(chosen) == size:
+    part, n = sample.part, sample.n_rows
+    if len(sample.reads) == len(sample.sources):
+        # Nothing needs to be read: keys are hashes of the numbers of the rows.
+        share = 1.0 if part is None else part.expected_share
+        # Keys of equal rows are uniform on (0, 1): nearly always this bound leaves out none of the
+        # sample, and most of the other rows, which then need no sorting.
+        bound, index = (size + _SPARE * np.sqrt(size)) / (share * n), np.empty(0)
+        while len(index) < size:
+            strips = (np.arange(low, min(low + MAX_STRIP, n)) for low in range(0, n, MAX_STRIP))
+            index = np.concatenate([rows[priority_keys(seed, rows) < bound] for rows in strips])
+            if part is not None:
+                index = index[part.selects(index, {})]
+            if bound >= 1.0:
                 break
-        if not len(chosen) and sample.weights is None:
+            bound *= 2.0
+        if not len(index):
             raise empty_part(sample)
+        complete = bound >= 1.0 and len(index) <= size
+        return replace(draw_among(index, (), None, size, seed), complete=complete), 0
+    in_memory = all(source.in_memory for source in sample.reads)
+    here = in_this_process(executor) if in_memory else executor
+    alone = replace(sample, sources=(), columns=())
+    (chosen,), _ = run_pass(alone, [PrioritySample(size, seed)], here, named=whole)
     if not len(chosen):
         raise DataError("all weights are zero: at least one row needs a positive weight")
-    return chosen, passes
-
-
-def _drawn(here: Pass, sample: Sample, executor: Executor) -> RowSample:
-    """The sample of a pass in this process."""
-    strips = here.strips(RowRange(0, sample.n_rows, MAX_STRIP))
-    try:
-        _, (drawn,) = reduce_strips(here.reductions, strips)
-    except BadValues:
-        count_bad_values(sample, executor)
-        raise
-    result: RowSample = drawn
-    return result
+    return chosen, int(not in_memory)
 
 
 # Rounds of a choice of pivots
@@ -262,87 +231,3 @@ def choose_in_rounds(
                 states[i] = rules[i].step(states[i], offer)
             on_round(i, states[i])
     return states, reports
-
-
-# The moments, and the memory of a choice of pivots before them
-
-
-def moment_reductions(
-    specs: Sequence[MomentReduction], cells: Sequence[CellReduction] = ()
-) -> tuple[Reduction[Any, Any], ...]:
-    """Sets of moments, and sums by cell of the first variables, of the same rows.
-
-    The answer of the first reduction is one set of moments, or a tuple of several; those of the
-    others are sums by cell.
-
-    Parameters
-    ----------
-    specs
-        What to compute, with the same number of folds.
-    cells
-        Of the first variables, one after the other: the cells whose rows are summed.
-    """
-    n_folds = specs[0].n_folds
-    by_cell = [replace(each, variable=i, n_folds=n_folds) for i, each in enumerate(cells)]
-    return specs[0] if len(specs) == 1 else MomentSets(tuple(specs)), *by_cell
-
-
-def predict_moments(
-    sample: Sample,
-    ranks: tuple[int, ...],
-    width: int,
-    n_folds: int,
-    executor: Executor,
-    *,
-    sample_rows: int = 0,
-    cells: Sequence[CellReduction] = (),
-) -> tuple[list[RowRange], MemoryPlan]:
-    """How the moment pass would be cut, and what the fit would need.
-
-    Parameters
-    ----------
-    sample, executor
-        The rows; where to run, and the memory that is there.
-    ranks, width, n_folds
-        Of the moments, see :func:`cme_dask.numerics.moments.moment_cost`.
-    sample_rows
-        Rows of the row sample if pivots are chosen from it, else 0.
-    cells
-        As in :func:`moment_reductions`.
-
-    Raises
-    ------
-    ResourceError
-        If that does not fit into the memory.
-    """
-    sample = sample.for_folds(n_folds)
-    extent = extent_of(sample, executor)
-    cost = choice_cost(sample, sample_rows, max(ranks))
-    cost += moment_cost(ranks, width, n_folds, extent)
-    for i, spec in enumerate(cells):
-        cost += replace(spec, variable=i, n_folds=n_folds).cost(extent)
-    return plan_pass(cost, extent, executor)
-
-
-def choice_cost(sample: Sample, sample_rows: int, rank: int) -> Cost:
-    """What the client needs to choose ``rank`` pivots from a row sample, and to hold the sample.
-
-    Pivots are chosen from one half of it and judged on the other half, unless it is complete.
-    """
-    complete = sample.part is not None or sample_rows >= sample.n_rows
-    row = -(-rank // BLOCK) * BLOCK * _WORD  # of L, in blocks of columns
-    half = sample_rows if complete else -(-sample_rows // 2)
-    # Pools are made in pools of an eighth of the rows each. Where a choice fails on the other rows,
-    # its rows are doubled, and those of one half are held until the columns of all are ready.
-    if complete:
-        columns = int(1.5 * sample_rows * row)
-    else:
-        chosen = prefix_rows(rank, half, by_trace=False)
-        grown = min(2 * chosen, half)
-        columns = half * row + int((1.5 if grown > chosen else 1.2) * grown * row)
-    # Signs and sketch of the rows of a choice by trace, and of half as many before.
-    sketches = 3 * SKETCH * prefix_rows(rank, half, by_trace=True) * _WORD
-    width = sum(source.shape[1] for source in sample.reads) + _ROW_SAMPLE_WORDS
-    return Cost(
-        alone={"the choice of pivots": columns + sketches}, held=sample_rows * width * _WORD
-    )

@@ -8,7 +8,6 @@ checkpoints.
 import contextlib
 import logging
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -45,7 +44,7 @@ from cme_dask.passes.checkpoint import (
     checkpointed_run,
 )
 from cme_dask.passes.cluster import Scheduler
-from cme_dask.passes.driver import Executor
+from cme_dask.passes.driver import Executor, without_limits
 from cme_dask.passes.progress import Listener, pass_event
 
 if TYPE_CHECKING:
@@ -587,19 +586,9 @@ def count_bad_values(sample: Sample, executor: Executor) -> None:
     StoreError
         If the NaN stand for a chunk that is missing from the store.
     """
-    # What a failure leads to is no step of a run.
-    executor = replace(
-        executor,
-        memory=sys.maxsize,
-        worker_memory=(),
-        checkpoint=None,
-        device=None,
-        device_memory=0,
-        device_limit=None,
-    )
     sample = replace(sample, first_row=0)  # messages number the rows as their source does
     counts: Counts
-    (counts,), _ = run_pass(sample, [BadValueCounts()], executor)
+    (counts,), _ = run_pass(sample, [BadValueCounts()], without_limits(executor))
     for source, count, first in zip(
         sample.reads, counts.source_count, counts.source_first, strict=True
     ):
