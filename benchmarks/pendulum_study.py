@@ -35,7 +35,7 @@ from cme_dask.data.writer import writing_sample
 from cme_dask.errors import DataError, RankWarning
 from cme_dask.kernels import Gaussian
 from cme_dask.numerics.cholesky import pivoted_cholesky
-from cme_dask.numerics.sparse import PENALTIES, Penalty, SparseProblem, sparse_path
+from cme_dask.numerics.sparse import PENALTIES, Penalty, SparseProblem, refitted, sparse_path
 from cme_dask.passes.cluster import connected
 
 Array = Any
@@ -197,7 +197,7 @@ class Table:
         problem = replace(self.problem, penalty=Penalty.of(penalty, (len(self.x), len(self.x))))
         shares = _RATIO ** (np.arange(1, gammas + 1) / gammas)
         solutions: list[Result] = []
-        coefs: list[Array] = []
+        coefs: list[tuple[Array, Array]] = []
         for (state, steps), share in zip(
             sparse_path(problem, (shares * problem.gamma_max).tolist(), _GAP, _STEPS),
             shares,
@@ -207,6 +207,7 @@ class Table:
             if few and coefs and support.any(axis=1).sum() > SHARE * len(self.x):
                 break
             rows, columns = (np.flatnonzero(support.any(axis=axis)) for axis in (1, 0))
+            again = refitted(problem, state, _GAP)
             solutions.append(
                 {
                     "share": float(share),
@@ -216,22 +217,23 @@ class Table:
                     "objective": state.objective,
                     "gap": float(state.gap),
                     "steps": steps,
-                    "refitted": self._errors(self._projected(rows, columns))["distance"],
+                    "refitted": self._errors(problem.embed(again.point))["distance"],
                     **self._errors(problem.embed(state.point)),
                 }
             )
-            coefs.append(state.point)
+            coefs.append((state.point, again.point))
         sizes = np.array([each["points_x"] for each in solutions])
         chosen = max(0, int((sizes <= SHARE * len(self.x)).sum()) - 1)
-        # The outputs of the model that has few points: coefficients of sin', cos' and omega'.
-        rows = np.flatnonzero(coefs[chosen].any(axis=1))
+        # The outputs of the model that has few points, and of its refit: coefficients of sin', cos'
+        # and omega'.
+        rows = np.flatnonzero(coefs[chosen][0].any(axis=1))
         return {
             "gamma_max": problem.gamma_max,
             "seconds": time.process_time() - begin,
             "solutions": solutions,
             "chosen": chosen,
             "points": rows.tolist(),
-            "outputs": (coefs[chosen] @ self.y)[rows].tolist(),
+            "outputs": [(each @ self.y)[rows].tolist() for each in coefs[chosen]],
         }
 
     def cholesky(self) -> Result:
@@ -281,14 +283,16 @@ class Table:
         rows, everything = np.array(path["points"], dtype=int), np.arange(len(self.x))
         pivots = pivoted_cholesky(_KERNELS[0], self.x, 1e-12, len(rows)).pivots
         chosen = path["solutions"][path["chosen"]]
-        sparse = partial(_expect, self.x[rows], np.reshape(path["outputs"], (-1, 3)))
+        sparse, again = (
+            partial(_expect, self.x[rows], np.reshape(each, (-1, 3))) for each in path["outputs"]
+        )
         return {
             "dense": (
                 partial(_expect, self.x, self.weights @ self.y),
                 _size(everything, self.weights.size),
             ),
             "sparse": (sparse, _size(rows, chosen["coefs"])),
-            "sparse, refitted": (self._regression(rows), _size(rows, len(rows) * len(self.x))),
+            "sparse, refitted": (again, _size(rows, chosen["coefs"])),
             "incomplete Cholesky": (
                 self._regression(pivots),
                 _size(pivots, len(rows) * len(self.x)),
@@ -400,7 +404,24 @@ class Large:
             policy = judged("pivots", partial(dense.model_.expect, None), fitted)
             sizes.append(policy | self._query_times(rows, dense))
             self.progress.say(f"{rows:,} rows: fitted in {fitted['fit_seconds']:.1f} s")
-        sparse = SparseEmbedding(
+        at, policies = transitions(_QUERIES, 5)[0], []
+        for name, relax in (("sparse", False), ("sparse, refitted", True)):
+            sparse, fitted = self._timed(self._sparse(relax), store, workers=1)
+            few = np.flatnonzero(sparse.path_.counts[:, 1] <= SHARE * dense.basis_x_.rank)
+            model = sparse.model_at(int(few[-1]) if few.size else 0)
+            size = {"points_x": len(model.points_x), "coefs": int(np.count_nonzero(model.coef))}
+            outputs = partial(model.expect, None)
+            policies.append(judged(name, outputs, fitted | size))
+            sizes[-1]["query_us"]["sparse"] = _microseconds(outputs, at)
+        return {
+            "sizes": sizes,
+            "policies": policies,
+            "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "equal": self._equal(store, dense),
+        }
+
+    def _sparse(self, relax: bool) -> SparseEmbedding:
+        return SparseEmbedding(
             penalty="rows",
             kernel_x=_KERNELS[0],
             kernel_y=_KERNELS[1],
@@ -410,37 +431,18 @@ class Large:
             n_folds=2,
             n_gammas=_LARGE_GAMMAS,
             gamma_ratio=_LARGE_RATIO,
+            relax=relax,
             gap=1e-6,
             random_state=0,
         )
-        sparse, fitted = self._timed(sparse, store, workers=1)
-        counts = sparse.path_.counts[:, 1]
-        few = np.flatnonzero(counts <= SHARE * dense.basis_x_.rank)
-        model = sparse.model_at(int(few[-1]) if few.size else 0)
-        size = {"points_x": len(model.points_x), "coefs": int(np.count_nonzero(model.coef))}
-        policies = [judged("sparse", partial(model.expect, None), fitted | size)]
-        again = self._dense(self.options.rank, (model.points_x, model.points_y))
-        again, fitted = self._timed(again, store, workers=1)
-        policies.append(
-            judged("sparse, refitted", partial(again.model_.expect, None), fitted | size)
-        )
-        at = transitions(_QUERIES, 5)[0]
-        sizes[-1]["query_us"]["sparse"] = _microseconds(partial(again.model_.expect, None), at)
-        return {
-            "sizes": sizes,
-            "policies": policies,
-            "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-            "equal": self._equal(store, dense),
-        }
 
-    def _dense(self, rank: int, pivots: Any = "sampled") -> ConditionalMeanEmbedding:
+    def _dense(self, rank: int) -> ConditionalMeanEmbedding:
         return ConditionalMeanEmbedding(
             kernel_x=_KERNELS[0],
             kernel_y=_KERNELS[1],
             reg=_LARGE_REG,
             max_rank=rank,
             tol=1e-12,
-            pivots=pivots,
             random_state=0,
         )
 

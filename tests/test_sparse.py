@@ -24,7 +24,14 @@ from cme_dask.errors import (
 from cme_dask.models import SparseModel
 from cme_dask.numerics.folds import fold_of_rows
 from cme_dask.numerics.problem import iterate
-from cme_dask.numerics.sparse import PENALTIES, Penalty, SparseProblem, SparseSolver, sparse_path
+from cme_dask.numerics.sparse import (
+    PENALTIES,
+    Penalty,
+    SparseProblem,
+    SparseSolver,
+    refitted,
+    sparse_path,
+)
 
 EACH = pytest.mark.parametrize("penalty", PENALTIES)
 
@@ -109,6 +116,24 @@ def test_factorized_and_iterated_systems_give_one_solution(penalty):
     pair = [solved(problem, 0.1, 1e-11, factorized=(most, most))[0] for most in (0, 10_000)]
     assert pair[0].objective == pytest.approx(pair[1].objective, rel=1e-10)
     assert np.array_equal(pair[0].point != 0.0, pair[1].point != 0.0)
+
+
+@EACH
+@pytest.mark.parametrize("share", [0.3, 0.03])
+def test_a_refit_has_the_least_squares_coefficients_of_its_support(penalty, share):
+    problem = small_problem(12, penalty)
+    state, _ = solved(problem, share)
+    again = refitted(problem, state, 1e-10)
+    i, j = np.nonzero(state.point)
+    columns = np.einsum("ka,kb->abk", problem.factor_x[i], problem.factor_y[j])
+    columns = columns.reshape(problem.target.size, -1)
+    plain, *_ = np.linalg.lstsq(columns, problem.target.ravel(), rcond=None)
+    assert np.array_equal(again.point != 0.0, state.point != 0.0)
+    assert np.abs(again.point[i, j] - plain).max() < 1e-7 * np.abs(plain).max()
+    normal = np.abs(problem.lift(again.residual)[i, j]).max()
+    assert normal < 1e-10 * np.abs(problem.lift(problem.target)).max()
+    assert np.linalg.norm(again.residual) < np.linalg.norm(state.residual)
+    assert again.gap <= 1e-8
 
 
 def test_a_problem_keeps_its_solution_in_other_units():
@@ -217,6 +242,29 @@ def test_held_out_losses_and_the_choice(penalty):
     assert len(model.points_x_) == coefs.any(axis=1).sum()
     assert len(model.points_y_) == coefs.any(axis=0).sum()
     assert (np.diff(path.distances) < 0).all()
+
+
+@EACH
+def test_relaxed_fits_are_nearer_to_the_dense_embedding(penalty, tmp_path):
+    plain, relaxed = (fitted(penalty, relax=relax, n_gammas=4) for relax in (False, True))
+    assert relaxed.n_passes_ == 1
+    nonzero = [model.path_.coefs != 0.0 for model in (plain, relaxed)]
+    assert np.array_equal(*nonzero)
+    assert (relaxed.path_.distances < plain.path_.distances).all()
+    assert (relaxed.path_.gaps <= 1e-8).all()
+    assert np.array_equal(relaxed.path_.objectives, plain.path_.objectives)
+    assert relaxed.path_.losses.min() <= plain.path_.losses.min()
+    factors = [basis.newton.factor for basis in (relaxed.basis_x_, relaxed.basis_y_)]
+    kernels_x_y = [factor @ factor.T for factor in factors]
+    target = relaxed.dense_.x.basis.transform @ relaxed.dense_.operator
+    target = target @ relaxed.dense_.y.basis.transform.T
+    for coef, distance in zip(relaxed.path_.coefs, relaxed.path_.distances, strict=True):
+        residual = target - factors[0].T @ coef @ factors[1]
+        assert distance == pytest.approx(np.linalg.norm(residual), rel=1e-8, abs=1e-12)
+        normal = (factors[0] @ residual @ factors[1].T)[coef != 0.0]
+        assert np.abs(normal).max() < 1e-9 * np.abs(np.prod([k.max() for k in kernels_x_y]))
+    relaxed.save(tmp_path / "m.zarr")
+    assert f"penalty {penalty}, relaxed" in repr(load(tmp_path / "m.zarr"))
 
 
 def test_its_model_answers_any_function():
@@ -338,6 +386,7 @@ def test_checks_of_scikit_learn():
         ({"gamma": "small"}, r"gamma must lie in \(0, gamma_max\], got 'small'"),
         ({"gamma": [1e-3, np.nan]}, r"gamma must lie in \(0, gamma_max\]"),
         ({"gamma": 1e6}, r"gamma must lie in \(0, [0-9.]+\], got 1000000.0"),
+        ({"relax": "yes"}, "relax must be one of False, True, got 'yes'"),
         ({"n_gammas": 0}, "n_gammas must be an integer"),
         ({"max_iter": 0}, "max_iter must be an integer"),
         ({"gap": 0.0}, "gap must lie between 0 and 1"),

@@ -59,6 +59,11 @@ class SparseEmbedding(ConditionalMeanEmbedding):
         within one standard error of the smallest is chosen.
     n_gammas, gamma_ratio : int, float
         Their number, and the smallest over gamma_max; they are spaced evenly in the logarithm.
+    relax : bool
+        Whether the coefficients that are not zero are solved again without the penalty, which
+        shrinks them (relaxed lasso, Meinshausen 2007): those nearest to W on the same support. Of
+        groups that are all pairs of the retained points; of ``"l1"`` it is the retained
+        coefficients. Gamma is then chosen by the held-out losses of these.
     gap : float
         Duality gap of each solution relative to its objective.
     max_iter : int
@@ -119,6 +124,7 @@ class SparseEmbedding(ConditionalMeanEmbedding):
         gamma: float | Sequence[float] | None = None,
         n_gammas: int = 20,
         gamma_ratio: float = 1e-3,
+        relax: bool = False,
         gap: float = 1e-8,
         max_iter: int = 500,
         convergence: str = "raise",
@@ -153,6 +159,7 @@ class SparseEmbedding(ConditionalMeanEmbedding):
         self.gamma = gamma
         self.n_gammas = n_gammas
         self.gamma_ratio = gamma_ratio
+        self.relax = relax
         self.gap = gap
         self.max_iter = max_iter
         self.convergence = convergence
@@ -222,6 +229,7 @@ class SparseEmbedding(ConditionalMeanEmbedding):
     def _check(self) -> None:
         super()._check()
         check_choice("penalty", self.penalty, PENALTIES)
+        check_choice("relax", self.relax, (False, True))
         check_number("n_gammas", self.n_gammas, 1)
         check_number("max_iter", self.max_iter, 1)
         check_tol("gap", self.gap)
@@ -251,14 +259,18 @@ class SparseEmbedding(ConditionalMeanEmbedding):
         target = dense_target(moments.means(), reg)
         problem = SparseProblem(factor_x, factor_y, target, penalty)
         gammas = self._gammas(problem.gamma_max)
-        states, steps = zip(*sparse_path(problem, gammas, self.gap, self.max_iter), strict=True)
+        each = sparse_path(problem, gammas, self.gap, self.max_iter, self.relax)
+        states, steps = zip(*each, strict=True)
         gaps = np.array([state.gap for state in states])
         self._check_gaps(gammas, gaps)
         tol = max(self.gap, _FOLD_TOL)
-        losses, shares = held_out_path(moments, reg, problem, gammas, tol, self.max_iter)
+        losses, shares = held_out_path(
+            moments, reg, problem, gammas, tol, self.max_iter, self.relax
+        )
         means, errors, chosen = _chosen(losses, shares)
         path = SparsePath(
             self.penalty,
+            self.relax,
             gammas,
             problem.gamma_max,
             np.stack([state.point for state in states]),
@@ -336,6 +348,7 @@ def _model(path: SparsePath, position: int, dense: EmbeddingModel) -> SparseMode
     rows, columns = (np.flatnonzero((coef != 0.0).any(axis=axis)) for axis in (1, 0))
     about = {
         "penalty": path.penalty,
+        "relax": path.relax,
         "gamma": float(path.gammas[position]),
         "gamma_by": "held-out loss" if len(path.gammas) > 1 else "hand",
         "distance": float(path.distances[position] / path.dense_distance),

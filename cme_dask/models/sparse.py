@@ -32,6 +32,8 @@ class SparsePath:
     ----------
     penalty
         Its name.
+    relax
+        Whether the coefficients are solved again without it, on the support that it chose.
     gammas
         Descending, shape (G,).
     gamma_max
@@ -41,9 +43,11 @@ class SparsePath:
     distances
         (16) of the paper: RKHS distance |E|_F to the dense embedding, shape (G,).
     objectives
-        (17): its square, plus gamma times the penalty, shape (G,).
+        (17): its square, plus gamma times the penalty, shape (G,); with ``relax`` that of the
+        solutions that chose the support.
     gaps, steps
-        Relative duality gap and number of steps of the solver, shapes (G,).
+        Relative duality gap and number of steps of the solver, shapes (G,); with ``relax`` the
+        larger one of that gap and the distance of the squared ``distances`` from their minimum.
     losses, errors
         Held-out surrogate loss, mean over the folds, and its standard error, shapes (G,); NaN
         without folds.
@@ -54,6 +58,7 @@ class SparsePath:
     """
 
     penalty: str
+    relax: bool
     gammas: Array
     gamma_max: float
     coefs: Array
@@ -100,7 +105,8 @@ class SparsePath:
             ax.set_xlabel("coefficients that are not zero (%)")
             ax.set_ylabel("relative distance to the dense embedding", color=BLUE)
             ax.axvline(share[self.chosen], color="#888888", lw=0.8, ls="--")
-            ax.set_title(f"Sparse embedding, penalty {self.penalty}")
+            refit = ", relaxed" if self.relax else ""
+            ax.set_title(f"Sparse embedding, penalty {self.penalty}{refit}")
             if np.isfinite(self.losses).all():
                 loss, colour = ax.twinx(), PALETTE[1]
                 loss.errorbar(share, self.losses, self.errors, fmt="s-", color=colour, ms=3, lw=0.8)
@@ -272,6 +278,7 @@ class SparseModel(PairModel):
         """Lines of ``repr``: label and text."""
         fit, sides = self.about, {"x": self.x, "y": self.y}
         candidates = zip(sides.items(), fit["candidates"], strict=True)
+        refit = ", relaxed" if fit["relax"] else ""
         lines = [
             (
                 name,
@@ -282,7 +289,7 @@ class SparseModel(PairModel):
         ]
         return [
             *lines,
-            ("coefs", f"{np.count_nonzero(self.coef):,} not zero, penalty {fit['penalty']}"),
+            ("coefs", f"{np.count_nonzero(self.coef):,} not zero, penalty {fit['penalty']}{refit}"),
             ("gamma", f"{float(fit['gamma']):.2g}, by {fit['gamma_by']}"),
             ("distance", f"{float(fit['distance']):.1%} of the dense embedding's norm"),
             ("rows", f"{int(fit['rows']):,} in {passes(fit['passes'])}"),
