@@ -20,7 +20,7 @@ from cme_dask.errors import DataError, StoreError
 from cme_dask.numerics import cells as cell_sums
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.cells import ROWS_PER_CELL, SALT, CellReduction
-from cme_dask.numerics.folds import RowSample, draw
+from cme_dask.numerics.folds import draw
 from cme_dask.numerics.moments import FeatureBlock, MomentReduction, moment_cost
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.reduction import Cost, Extent, RowRange, Strip, strip_length, to_host
@@ -31,17 +31,23 @@ from cme_dask.passes.run import run_pass
 FUNCTIONS = {"positive": lambda z: z[:, 0] > 0, "square": lambda z: z[:, -1] ** 2}
 
 
-def spec_of(rows, size=20, n_rows=0, partition=False):
+def spec_of(rows, size=20, n_rows=0, partition=False, variable=0, n_folds=1):
     """Cells of the first 500 rows; with ``n_rows``, bounds for a sample of so many."""
     few = rows[:500]
     basis = PartitionBasis(kernels.Gaussian(0.7), few[:7]) if partition else None
     support = make_support(few, np.full(len(few), 1 / len(few)), size)
-    return CellReduction.of(support, few, np.ones(len(few)), n_rows, FUNCTIONS, basis)
+    rows = drawn_from(few)
+    return CellReduction.of(rows, variable, n_rows, n_folds, support, FUNCTIONS, basis)
+
+
+def drawn_from(rows):
+    """A row sample that holds all of these rows, as those of x and as those of y."""
+    return draw(np.arange(len(rows)), (rows, rows), None, len(rows), 0)
 
 
 def summed(spec, rows, weights, folds, n_folds, first=0):
     """Sums of one strip, whose rows are numbered from ``first``."""
-    spec = replace(spec, n_folds=n_folds)
+    spec = replace(spec, n_folds=n_folds, variable=0)
     strip = Strip(first + np.arange(len(folds)), (rows,), weights, _made={n_folds: folds})
     return to_host(spec.update(spec.start(rows), strip))
 
@@ -111,7 +117,7 @@ def test_kept_rows_are_a_uniform_sample_of_their_cell():
     """Their mean index is that of the cell to its standard error, at fixed hashes."""
     n = 100_000
     rows = np.zeros((n, 1))
-    spec = CellReduction.of(Support(np.zeros((1, 1)), np.empty(0)), rows, np.ones(n), n, {})
+    spec = CellReduction.of(drawn_from(rows), 0, n, 1, Support(np.zeros((1, 1)), np.empty(0)), {})
     position = np.arange(n, dtype=np.float64)[:, None]
     sums = summed(spec, position, None, np.zeros(n, np.uint8), 1)
     atoms = spec.statistics(sums).atoms[:, 0] / n
@@ -138,7 +144,7 @@ def test_covariances_of_many_columns_are_those_of_the_kept_rows(bounded):
     atoms = np.zeros((200, 9))
     atoms[:, 8] = np.arange(200.0)
     support = make_support(atoms, np.full(200, 1 / 200), 200)
-    spec = CellReduction.of(support, rows, np.ones(len(rows)), len(rows) if bounded else 0, {})
+    spec = CellReduction.of(drawn_from(rows), 0, len(rows) if bounded else 0, 1, support, {})
     assert spec.edges[-1] == 9
     folds = np.zeros(len(rows), np.uint8)
     found = spec.statistics(summed(spec, rows, None, folds, 1))
@@ -159,11 +165,10 @@ def test_covariances_of_many_columns_are_those_of_the_kept_rows(bounded):
 
 def test_wide_variables_have_fewer_cells_and_blocks_fewer_rows():
     wide = np.random.default_rng(0).normal(size=(3000, 100))
-    sample = open_sample(wide, wide[:, :1])
-    rows = RowSample(np.arange(3000.0), np.arange(3000), (wide, wide[:, :1]), np.ones(3000), True)
-    context = fit_context(sample, rows)
-    assert context.cells(0).support.size == (1 << 21) // 100**2
-    assert context.cells(1).support.size == 1000
+    kernel_x, kernel_y = kernels.Gaussian(10.0), kernels.Gaussian(1.0)
+    fit = JointDistribution(kernel_x=kernel_x, kernel_y=kernel_y, tol=0.9, n_folds=1)
+    model = fit.fit(wide, wide[:, :1]).model_
+    assert (model.x.cells.size, model.y.cells.size) == ((1 << 21) // 100**2, 1000)
     narrow, partition = spec_of(wide[:, :2]), spec_of(wide[:, :2], partition=True)
     assert narrow.block == 1 << 16
     many = replace(partition, partition=PartitionBasis(kernels.Gaussian(1.0), wide[:500, :2]))
@@ -174,7 +179,7 @@ def test_wide_variables_have_fewer_cells_and_blocks_fewer_rows():
 def test_cells_of_atoms_have_no_spread_and_cells_without_rows_their_points():
     atoms = np.array([[0.1, 0.2], [0.1, 0.3], [7.0, 0.2], [9.0, 9.0]])
     support = make_support(atoms, np.full(4, 0.25), 10)
-    spec = CellReduction.of(support, atoms, np.ones(4), 0, FUNCTIONS)
+    spec = CellReduction.of(drawn_from(atoms), 0, 0, 1, support, FUNCTIONS)
     rows = np.repeat(atoms[:3], [1, 40, 100], axis=0)
     w = np.ones(141)
     w[41:] = 0.0  # the third atom has no weight
@@ -194,7 +199,7 @@ def test_cells_of_atoms_have_no_spread_and_cells_without_rows_their_points():
 def test_weights_of_any_size_are_shares():
     rows = np.zeros((4, 1))
     w = np.array([1e-310, 1e300, 1e300, 0.0])
-    spec = CellReduction.of(Support(np.zeros((1, 1)), np.empty(0)), rows, np.ones(4), 4, {})
+    spec = CellReduction.of(drawn_from(rows), 0, 4, 1, Support(np.zeros((1, 1)), np.empty(0)), {})
     found = spec.statistics(summed(spec, rows, w, np.zeros(4, np.uint8), 1))
     assert len(found.shares) == 3
     assert abs(found.shares.sum() - 1) < 1e-15
@@ -209,8 +214,9 @@ def test_a_row_sample_tells_how_many_rows_a_cell_has(weighted, complete):
     n = 60_000
     rows = rng.normal(size=(n, 2))
     w = np.exp(2 * rows[:, 0]) if weighted else np.ones(n)
-    drawn = draw(0, (rows, rows), w if weighted else None, n if complete else 4000, 7)
-    spec = fit_context(open_sample(rows, rows, weights=w), drawn).cells(0, size=40)
+    drawn = draw(np.arange(n), (rows, rows), w if weighted else None, n if complete else 4000, 7)
+    support = make_support(drawn.parts[1], drawn.importance, 40)
+    spec = CellReduction.of(drawn, 1, n, 1, support, {})
     sums = summed(spec, rows, w, np.zeros(n, np.uint8), 1)
     kept = np.bincount(sums.bottom.cells, minlength=40) / np.minimum(sums.counts, 2 * ROWS_PER_CELL)
     assert 0.8 < np.median(kept) < 1.2
@@ -221,8 +227,9 @@ def test_weights_over_all_magnitudes_give_cells():
     rng = np.random.default_rng(0)
     rows, w = rng.normal(size=(3000, 2)), 10.0 ** rng.uniform(-320, 300, 3000)
     for size in (3000, 500):
-        drawn = draw(0, (rows, rows), w, size, 7)
-        spec = fit_context(open_sample(rows, rows, weights=w), drawn).cells(0, size=40)
+        drawn = draw(np.arange(3000), (rows, rows), w, size, 7)
+        support = make_support(drawn.parts[1], drawn.importance, 40)
+        spec = CellReduction.of(drawn, 1, 3000, 1, support, {})
         found = spec.statistics(summed(spec, rows, w, np.zeros(3000, np.uint8), 1))
         assert (found.shares > 0).all()
         for values in (found.masses, found.means, found.covariances, found.shares):
@@ -297,9 +304,13 @@ def joint_case(n=20_000):
         FeatureBlock(NewtonBasis.from_points(kernels.Gaussian(1.0), part[:9]), names)
         for part, names in ((X, ("a", "b")), (Y, ("c",)))
     )
-    cells = (spec_of(part, 40, n) for part in (X, Y))
-    cells = tuple(replace(each, variable=i, n_folds=5) for i, each in enumerate(cells))
-    return X, Y, w, MomentReduction(sides, 5), cells
+    return (
+        X,
+        Y,
+        w,
+        MomentReduction(sides, 5),
+        tuple(spec_of(part, 40, n, variable=i, n_folds=5) for i, part in enumerate((X, Y))),
+    )
 
 
 def passed(sample, spec, cells, scheduler="threads", workers=2):

@@ -307,7 +307,7 @@ def test_a_coupling_can_be_planned(rows):
 def test_trials_of_the_arithmetic_solve_no_programs(rows):
     """Each trial solves several times: what has no closed form is left out of it."""
     law = JointDistribution(**OPTIONS).fit(*rows)
-    sample = draw(0, tuple(rows), None, 100, 0)
+    sample = draw(np.arange(len(rows[0])), tuple(rows), None, 100, 0)
     reg = Regularization(1e-6, 1e-6)
     for name, left in (("none", "none"), ("certified", "certified"), ("coupling", "normalized")):
         solver = JointSolver(constraints.parse(name), reg)

@@ -7,7 +7,13 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from cme_dask.errors import DataError
-from cme_dask.numerics.folds import BY_ROWS, Folding, Split, fold_of_rows, priority_keys
+from cme_dask.numerics.folds import (
+    BY_ROWS,
+    Folding,
+    Split,
+    fold_of_rows,
+    uniform,
+)
 
 HOUR, DAY = 3600.0, 86_400.0
 N = 100_000
@@ -99,7 +105,7 @@ def test_folds_parts_and_row_samples_are_independent(unit):
     folding = {"rows": BY_ROWS, "group": Folding("group"), "time": Folding("time", HOUR)}[unit]
     columns = {"group": ROWS.astype(np.float64), "time": 1.7e9 + HOUR * ROWS}
     folds = folding.folds(ROWS, columns, 10)
-    keys = (priority_keys(3, ROWS) * 8).astype(int)
+    keys = (uniform(3, ROWS) * 8).astype(int)
     # With the seed of the row sample, too: its first rows must not all be held out.
     parts = [Split(folding, 0.25, seed, True).selects(ROWS, columns) for seed in (3, 1)]
     for part in parts:

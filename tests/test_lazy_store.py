@@ -114,7 +114,7 @@ def test_rows_of_x_alone_make_a_store_of_x_alone(rows, fits, tmp_path):
     assert_bits(tmp_path / "f", features)
     made = open_sample(tmp_path / "f")
     assert len(made.sources) == 1
-    drawn = draw(0, (features,), None, N, 0)
+    drawn = draw(np.arange(N), (features,), None, N, 0)
     np.testing.assert_array_equal(made.row_sample.index, drawn.index)
     np.testing.assert_array_equal(made.row_sample.parts[0], drawn.parts[0])
     assert describe(str(tmp_path / "f"))["schema_version"] == 2
@@ -131,7 +131,7 @@ def test_weights_without_a_row_sample_are_read_once_more(rows, fits, tmp_path):
     assert report.passes == 2
     assert_bits(tmp_path / "f", features, rows[1], rows[2])
     kept = open_sample(tmp_path / "f").row_sample
-    drawn = draw(0, (features, rows[1]), rows[2], N, 0)
+    drawn = draw(np.arange(N), (features, rows[1]), rows[2], N, 0)
     np.testing.assert_array_equal(kept.keys, drawn.keys)
     np.testing.assert_array_equal(kept.parts[0], drawn.parts[0])
 

@@ -398,7 +398,7 @@ def with_rare_rows(seen):
     """Sixty rows far from the others and from each other, of which the row sample has these."""
     rng = np.random.default_rng(0)
     x = rng.uniform(size=(60_000, 2))
-    drawn = draw(0, (x,), None, 4096, 0).index
+    drawn = draw(np.arange(len(x)), (x,), None, 4096, 0).index
     rest = np.setdiff1d(np.arange(len(x)), drawn)
     rare = np.concatenate([rng.choice(drawn, seen, replace=False), rest[-60 + seen :]])
     x[rare] += 100 + 50 * rng.uniform(size=(60, 2))

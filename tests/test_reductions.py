@@ -19,7 +19,7 @@ from cme_dask import kernels, open_sample
 from cme_dask.errors import DataError, ResourceError, StoreError
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.cells import CellReduction
-from cme_dask.numerics.folds import fold_of_rows
+from cme_dask.numerics.folds import draw, fold_of_rows
 from cme_dask.numerics.moments import FeatureBlock, MomentReduction, sub_block
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.reduction import reduce_strips
@@ -185,12 +185,12 @@ def moments_and_cells(x, y, w, single=False):
     second = FeatureBlock(bases[1], ("y0", "y1"), functions, np.full(3, 0.1))
     moments = MomentReduction((FeatureBlock(bases[0], ("x0",)), second), 4, single)
     partition = PartitionBasis(kernels.Gaussian(0.7), y[:5])
+    rows = draw(np.arange(len(x)), (x, y), w, len(x), 0)
     cells = [
-        CellReduction.of(make_support(part[:500], w[:500], 40), part, w, len(x), some, basis)
-        for part, some, basis in ((x, {}, None), (y, functions, partition))
+        CellReduction.of(rows, i, len(x), 4, make_support(part[:500], w[:500], 40), some, basis)
+        for i, (part, some, basis) in enumerate(((x, {}, None), (y, functions, partition)))
     ]
-    by_cell = [replace(one, variable=i, n_folds=4) for i, one in enumerate(cells)]
-    return moments, *by_cell
+    return moments, *cells
 
 
 def square(y):

@@ -27,7 +27,7 @@ from cme_dask.data.store import writing
 from cme_dask.data.writer import writing_sample
 from cme_dask.errors import DataError, StoreError
 from cme_dask.models.joint import JointModel
-from cme_dask.numerics.folds import draw, fold_of_rows, merge, number_hash, priority_keys
+from cme_dask.numerics.folds import draw, fold_of_rows, merge, number_hash, uniform
 from cme_dask.passes import fit as gather
 from cme_dask.passes.driver import Executor
 from cme_dask.passes.fit import sample_rows
@@ -95,11 +95,10 @@ def test_round_trip(tmp_path_factory, n, batches, chunk_rows, weighted):
     if weighted:
         np.testing.assert_array_equal(sample.weights.read(0, n)[:, 0], w)
     # The row sample: the first of all rows, sorted by their keys, whatever the batches were.
-    keys = priority_keys(4, np.arange(n), w)
-    first = np.argsort(keys, kind="stable")[:20]
-    kept = sample.row_sample
+    drawn = draw(np.arange(n), (), w, 20, 4)
+    first, kept = drawn.index, sample.row_sample
     np.testing.assert_array_equal(kept.index, first)
-    np.testing.assert_array_equal(kept.keys, keys[first])
+    np.testing.assert_array_equal(kept.keys, drawn.keys)
     np.testing.assert_array_equal(kept.parts[0], x[first])
     np.testing.assert_array_equal(kept.parts[1], y[first])
     for size in (1, 7, 20):
@@ -174,9 +173,10 @@ def test_too_few_rows(tmp_path, n):
 def test_merging_is_drawing_from_the_whole(n, size, batches, weighted, seed):
     x, _, w = table(n)
     w = np.where(np.arange(n) % 3 == 0, 0.0, w) if weighted else None
-    whole = draw(0, (x,), w, size, seed)
+    whole = draw(np.arange(n), (x,), w, size, seed)
     pieces = [
-        draw(a, (x[a:b],), None if w is None else w[a:b], size, seed) for a, b in cuts(n, batches)
+        draw(np.arange(a, b), (x[a:b],), None if w is None else w[a:b], size, seed)
+        for a, b in cuts(n, batches)
     ]
     together = merge(pieces, size)
     np.testing.assert_array_equal(together.index, whole.index)
@@ -224,7 +224,7 @@ def test_a_sample_is_uniform():
     """Rows drawn from cells of the table, over seeds: a fixed seed, so the p-value is fixed too."""
     counts = np.zeros(50)
     for seed in range(60):
-        chosen = draw(0, (np.empty((10_000, 0)),), None, 500, seed).index
+        chosen = draw(np.arange(10_000), (), None, 500, seed).index
         assert len(np.unique(chosen)) == 500
         counts += np.bincount(chosen // 200, minlength=50)
     assert chisquare(counts).pvalue > 0.01
@@ -237,7 +237,7 @@ def test_weights_are_frequencies():
     weights = np.array([1.0, 2.0, 3.0, 4.0, 0.0])
     first, second = np.zeros(5), np.zeros(5)
     for seed in range(4000):
-        chosen = draw(0, (np.empty((5, 0)),), weights, 2, seed).index
+        chosen = draw(np.arange(5), (), weights, 2, seed).index
         first[chosen[0]] += 1
         second[chosen[1]] += 1
     p = weights / weights.sum()
@@ -250,7 +250,7 @@ def test_weights_are_frequencies():
 def test_tiny_weights_still_count():
     weights = np.array([0.0, 5e-324, 1e-310, 0.0])
     with np.errstate(all="raise", under="ignore"):
-        chosen = draw(0, (np.empty((4, 0)),), weights, 4, 0).index
+        chosen = draw(np.arange(4), (), weights, 4, 0).index
     assert sorted(chosen) == [1, 2]
 
 
@@ -259,7 +259,7 @@ def test_folds_are_uniform_and_independent_of_the_priority():
     folds = fold_of_rows(0, n, 10)
     assert chisquare(np.bincount(folds, minlength=10)).pvalue > 0.01
     for seed in (0, 1, 0x666F6C64):  # the last is the salt of the folds itself
-        keys = priority_keys(seed, np.arange(n))
+        keys = uniform(seed, np.arange(n))
         assert chisquare(np.bincount((keys * 16).astype(int), minlength=16)).pvalue > 0.01
         cells = np.bincount(folds * 16 + (keys * 16).astype(int), minlength=160)
         assert chisquare(cells).pvalue > 0.01, seed

@@ -109,7 +109,7 @@ def test_vector_cells_are_the_boxes_of_the_tree():
     assert_array_equal(cells[:500], [walked(support, row) for row in rows[:500]])
     means = np.stack([rows[cells == s].mean(axis=0) for s in range(100)])
     assert (np.abs(means - support.points) < 1e-12 * np.abs(means)).all()
-    assert len(support._levels[0]) <= 12
+    assert len(support.levels) <= 12
 
 
 @pytest.mark.parametrize("d", [2, 3])
@@ -285,7 +285,7 @@ def test_what_a_tree_keeps_does_not_travel_and_grows_with_its_nodes():
     before = len(pickle.dumps(tree))
     rows = np.array([[1.0], [-500.5], [-1e9]])
     assert_array_equal(tree.assign(rows), [walked(tree, row) for row in rows])
-    assert len({id(array) for level in tree._levels[0] for array in level}) == 3
+    assert len({id(array) for level in tree.levels for array in level}) == 3
     assert len(pickle.dumps(tree)) == before
 
 
@@ -304,7 +304,7 @@ def test_leaves_of_any_depth_are_found_block_by_block(block, deep, monkeypatch):
     left[inner] = [*inner[1:], 79]
     threshold[inner] = 0.75 * 2.0 ** np.arange(39, -1, -1)
     tree = Support(np.zeros((41, 2)), threshold, np.zeros(81, dtype=np.int64), left)
-    assert len(tree._levels[0]) == 40
+    assert len(tree.levels) == 40
     found = tree.assign(rows)
     assert_array_equal(found, [walked(tree, row) for row in rows])
     assert len(set(found)) == 40

@@ -144,7 +144,7 @@ def test_ties_go_to_the_lowest_global_row_in_any_order(rows, rng):
 def test_pivots_of_the_fit_are_greedy_on_the_row_sample(table):
     kernel = kernels.Gaussian(4.0)  # of a tolerance at which the choice is greedy few are enough
     fit = PivotedCholesky(kernel, tol=2e-3, sample_size=200, random_state=3).fit(table)
-    kept = draw(0, (table,), None, 200, 3)
+    kept = draw(np.arange(len(table)), (table,), None, 200, 3)
     rows = np.sort(kept.index[::2])  # the other half tells how many are enough
     K = slow.gaussian(table[rows], table[rows], 4.0)
     pivots, _ = dense.pivoted_cholesky(K, 1e-6)

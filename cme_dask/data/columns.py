@@ -26,11 +26,17 @@ class Columns:
         Units by column name.
     categories
         Labels of the codes 0, 1, ... by column name.
+
+    Attributes
+    ----------
+    categorical
+        Whether each column holds codes of labels.
     """
 
     names: tuple[str, ...]
     units: dict[str, str] = field(default_factory=dict)
     categories: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    categorical: tuple[bool, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         twice = sorted(name for name, count in Counter(self.names).items() if count > 1)
@@ -40,6 +46,8 @@ class Columns:
         unknown = sorted((set(self.units) | set(self.categories)) - set(self.names))
         if unknown:
             raise DataError(f"units or categories of unknown columns: {', '.join(unknown)}")
+        coded = tuple(name in self.categories for name in self.names)
+        object.__setattr__(self, "categorical", coded)
 
     @classmethod
     def default(cls, variable: str, count: int) -> "Columns":
@@ -55,11 +63,6 @@ class Columns:
     def numeric(self) -> tuple[str, ...]:
         """The columns that hold numbers, which have means and quantiles."""
         return tuple(name for name in self.names if name not in self.categories)
-
-    @property
-    def categorical(self) -> tuple[bool, ...]:
-        """Whether each column holds codes of labels."""
-        return tuple(name in self.categories for name in self.names)
 
     def labels(self, name: str) -> str:
         """The labels of a categorical column in a line; of many the first ones."""

@@ -296,7 +296,8 @@ class SampleWriter:
         full = best is not None and len(best) == self._size and not best.complete
         below = float(best.keys[-1]) if best is not None and full else np.inf
         weights = batch.get("weights")
-        fresh = draw(self._rows, parts, weights, self._size, self._seed, below, units)
+        rows = np.arange(self._rows, self._rows + len(parts[0]))
+        fresh = draw(rows, parts, weights, self._size, self._seed, below, units)
         self._row_sample = fresh if best is None else merge((best, fresh), self._size)
 
     def _flush(self, everything: bool) -> None:

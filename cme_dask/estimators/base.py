@@ -434,10 +434,9 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
         sums: tuple[CellSums, ...] = ()
         for topped_up in (False, True):
             spec, mode = self._in_mode(context, context.moments_on(bases))
-            todo = () if topped_up else cells
             (moments, *summed), report = run_pass(
                 context.sample,
-                [spec, *todo],
+                [spec] if topped_up else [spec, *cells],
                 context.executor,
                 context.progress,
                 around=context.choice_cost(max(spec.ranks)),

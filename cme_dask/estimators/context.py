@@ -33,7 +33,6 @@ from cme_dask.numerics.moments import FeatureBlock, Function, MomentReduction, m
 from cme_dask.numerics.reduction import Cost, MemoryPlan, RowRange
 from cme_dask.numerics.rounds import Greedy, PivotState, Random, Rule
 from cme_dask.numerics.scoring import ScoringFunctions
-from cme_dask.numerics.support import SUPPORT_SIZE, Support, make_support
 from cme_dask.passes.driver import Executor
 from cme_dask.passes.fit import choose_in_rounds
 from cme_dask.passes.progress import Event, StepBegan
@@ -49,9 +48,6 @@ SHORT_RANK = 500
 _MANY = 10  # names, of which no more are listed
 _FEW = 20  # rows, of fewer nothing is said about a kernel
 _UNRELATED, _SAME = 1e-3, 1e-10
-_COVARIANCES = 1 << 21  # numbers in the covariances of all cells, at most
-_GROWN = 1 << 22  # rows times squared columns of which cells are made: a second
-_ROWS_PER_CELL = 8  # of which they are made at least
 
 IN_ROUNDS = ("greedy", "random")
 """Ways of choosing pivots over all rows."""
@@ -447,47 +443,6 @@ class FitContext:
         sketches = 3 * SKETCH * prefix_rows(rank, half, by_trace=True) * _WORD
         width = sum(source.shape[1] for source in self.sample.reads) + _ROW_SAMPLE_WORDS
         return Cost(alone={"the choice of pivots": columns + sketches}, held=n * width * _WORD)
-
-    def cells(
-        self,
-        i: int,
-        partition: Basis | None = None,
-        *,
-        size: int = SUPPORT_SIZE,
-        support: Support | None = None,
-    ) -> CellReduction:
-        """What a pass sums by cell for the laws of variable ``i``.
-
-        Parameters
-        ----------
-        i
-            0 for x, 1 for y.
-        partition
-            The partition of unity of the variable.
-        size
-            Largest number of cells; of more than 45 columns fewer, since each has a covariance.
-        support
-            The cells, if there are some already.
-        """
-        rows, part = self.rows, self.rows.parts[i]
-        if support is None:
-            d = part.shape[1]
-            size = max(min(size, _COVARIANCES // d**2), 1)
-            few = part[: max(_GROWN // d**2, _ROWS_PER_CELL * size)]
-            categorical = self.sample.columns[i].categorical
-            support = make_support(few, rows.importance[: len(few)], size, categorical)
-        n_rows, part_of = float(self.sample.n_rows), self.sample.part
-        if part_of is not None:
-            n_rows *= part_of.expected_share
-        # Each row of the sample stands for 1 / its chance to be drawn, up to a factor.
-        counts = np.ones(len(rows))
-        if not rows.complete:
-            with np.errstate(all="ignore"):  # weights of any size; a rough number will do
-                counts = rows.importance / rows.weights
-                counts = np.nan_to_num(counts / np.median(counts), nan=1.0)
-            counts = np.clip(counts, 1e-9, 1e9)
-        cells = CellReduction.of(support, part, counts, n_rows, self.functions[i], partition)
-        return replace(cells, variable=i, n_folds=self.n_folds)
 
     def moments_on(self, bases: Sequence[Basis]) -> MomentReduction:
         """The moments of these bases and of the functions, with shifts near their means."""

@@ -14,6 +14,7 @@ from cme_dask.estimators.context import FitContext
 from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.models.events import FunctionsLike, LocalFunction, by_name
 from cme_dask.models.merging import FitSums
+from cme_dask.numerics.cells import CellReduction
 from cme_dask.numerics.moments import Function, MomentReduction, MomentSums
 from cme_dask.passes.fit import sample_rows
 from cme_dask.passes.run import RunOptions, run_pass
@@ -97,8 +98,9 @@ class GrowingEstimator(Estimator):
                 solver=earlier.solver,
             )
             spec, mode = self._in_mode(context, MomentReduction(earlier.sides, context.n_folds))
+            n_rows = sample.n_rows * (1.0 if sample.part is None else sample.part.expected_share)
             cells = tuple(
-                context.cells(i, s.partition, support=s.support)
+                CellReduction.of(rows, i, n_rows, spec.n_folds, s.support, s.functions, s.partition)
                 for i, s in enumerate(earlier.specs)
             )
             after = 0 if sample.part is not None else earlier.next_row

@@ -46,6 +46,7 @@ from cme_dask.numerics.problem import JointSolver, Regularization, centred_bases
 from cme_dask.numerics.reduction import MemoryPlan
 from cme_dask.numerics.rows import BasisRanges
 from cme_dask.numerics.scoring import Mapped
+from cme_dask.numerics.support import make_support
 from cme_dask.passes.progress import StepBegan
 from cme_dask.passes.run import run_pass
 
@@ -54,6 +55,9 @@ Array = Any
 _DISTINCT = 20  # a column of y with no more distinct values is taken for discrete
 _NEGATIVE_ROWS = 1024  # at which mass below zero is summed
 _LANDMARK_ROWS = 1 << 13  # of the row sample, among which landmarks are chosen
+_COVARIANCES = 1 << 21  # numbers in the covariances of all cells, at most
+_GROWN = 1 << 22  # rows times squared columns of which cells are made: a second
+_ROWS_PER_CELL = 8  # of which they are made at least
 
 
 class FitResult(NamedTuple):
@@ -177,12 +181,22 @@ class JointFit(MeanRegressor, GrowingEstimator):
         return JointChange(spec, trial.parts, trial_solver(solver, spec.features, rows).solve)
 
     def _cells(self, context: FitContext, bases: Sequence[Basis] = ()) -> tuple[CellReduction, ...]:
+        """Cells from the row sample; of more than 45 columns fewer, since each has a covariance."""
         if self.support_size == 0:
             return ()
 
+        rows, sample = context.rows, context.sample
+        n_rows = sample.n_rows * (1.0 if sample.part is None else sample.part.expected_share)
+
         def of_variable(i: int) -> CellReduction:
+            part, d = rows.parts[i], rows.parts[i].shape[1]
+            size = max(min(self.support_size, _COVARIANCES // d**2), 1)
+            few = part[: max(_GROWN // d**2, _ROWS_PER_CELL * size)]
+            categorical = sample.columns[i].categorical
+            support = make_support(few, rows.importance[: len(few)], size, categorical)
             partition = bases[i].partition if bases else None
-            return context.cells(i, partition, size=self.support_size)
+            functions, n_folds = context.functions[i], context.n_folds
+            return CellReduction.of(rows, i, n_rows, n_folds, support, functions, partition)
 
         return tuple(parallel_map(of_variable, (0, 1), context.executor.cores))
 

@@ -20,7 +20,7 @@ from cme_dask.models.points import (
     name_of,
 )
 from cme_dask.numerics.cells import CellStatistics
-from cme_dask.numerics.folds import number_hash, unit_interval
+from cme_dask.numerics.folds import number_hash, uniform
 from cme_dask.numerics.smoothing import Smoothing, log_density
 
 if TYPE_CHECKING:
@@ -469,7 +469,7 @@ class ConditionalLaw:
         def block(at: Any, numbers: Array) -> Array:
             # A stream of draws for each point, from a salt of its own.
             start = number_hash(_DRAWN + int(random_state), numbers)[:, None]
-            u = unit_interval(number_hash(_DRAWN, start + np.arange(count, dtype=np.uint64)))
+            u = uniform(_DRAWN, start + np.arange(count, dtype=np.uint64))
             return self._law.draw(at, u)
 
         numbers = first + np.arange(self.n, dtype=np.uint64)

@@ -20,7 +20,7 @@ from cme_dask.errors import DataError
 from cme_dask.kernels.evaluator import Scratch, in_place, take_into
 from cme_dask.numerics.basis import Basis
 from cme_dask.numerics.devices import device_memory
-from cme_dask.numerics.folds import value_hash
+from cme_dask.numerics.folds import RowSample, value_hash
 from cme_dask.numerics.moments import Function, function_values
 from cme_dask.numerics.reduction import Cost, Extent, Reduction, Strip
 from cme_dask.numerics.support import WALK_ROWS, WALK_WORDS, Support
@@ -393,10 +393,11 @@ class CellReduction(Reduction[CellSums, CellSums]):
     @classmethod
     def of(
         cls,
-        support: Support,
-        rows: Array,
-        counts: Array,
+        rows: RowSample,
+        variable: int,
         n_rows: float,
+        n_folds: int,
+        support: Support,
         functions: Mapping[str, Function],
         partition: Basis | None = None,
     ) -> Self:
@@ -404,22 +405,27 @@ class CellReduction(Reduction[CellSums, CellSums]):
 
         Parameters
         ----------
-        support, functions, partition
-            See the class.
         rows
-            Rows of the row sample, shape (k, d).
-        counts
-            How many rows each of them stands for, up to a factor, shape (k,).
+            The row sample.
         n_rows
             Number of rows in all, roughly.
+        variable, n_folds, support, functions, partition
+            See the class.
         """
-        size = len(support.points)
-        share = np.bincount(support.assign(rows), counts / counts.sum(), minlength=size)
+        # Each row of the sample stands for 1 / its chance to be drawn, up to a factor.
+        counts = np.ones(len(rows))
+        if not rows.complete:
+            with np.errstate(all="ignore"):  # weights of any size; a rough number will do
+                counts = rows.importance / rows.weights
+                counts = np.nan_to_num(counts / np.median(counts), nan=1.0)
+            counts = np.clip(counts, 1e-9, 1e9)
+        size, cells = len(support.points), support.assign(rows.parts[variable])
+        share = np.bincount(cells, counts / counts.sum(), minlength=size)
         chance = _SPARE * ROWS_PER_CELL / np.maximum(share * n_rows, _SPARE * ROWS_PER_CELL)
         bounds = np.full(size, _LAST)
         fewer = chance < 1.0
         bounds[fewer] = (chance[fewer] * 2.0**64).astype(np.uint64)
-        return cls(support, bounds, dict(functions), partition)
+        return cls(support, bounds, dict(functions), partition, variable, n_folds)
 
     def one_hot_rows(self, memory: int) -> int:
         """Rows that are summed at once on a device with so many bytes of memory."""

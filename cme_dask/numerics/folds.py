@@ -79,38 +79,10 @@ def distinct_in_random_order(rows: Array) -> tuple[Array, Array]:
     return first, which.ravel()
 
 
-def unit_interval(hashes: Array) -> Array:
-    """The hashes as numbers strictly between 0 and 1, float64."""
+def uniform(salt: int, numbers: Array) -> Array:
+    """Hash of each integer as a number strictly between 0 and 1, float64 of shape (n,)."""
+    hashes = number_hash(salt, numbers.astype(np.uint64))
     return ((hashes >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
-
-
-def priority_keys(seed: int, rows: Array, weights: Array | None = None) -> Array:
-    """Priority of each global row: the k smallest keys are a random sample without replacement.
-
-    ``u / 1`` for equal rows, where u in (0, 1) is the hash of the row; ``-log(u) / w`` with
-    weights (Efraimidis and Spirakis, 2006), so that rows of the sample count equally. Rows of
-    weight zero get an infinite key.
-
-    Parameters
-    ----------
-    seed
-        Of the sample.
-    rows
-        Global indices, shape (n,).
-    weights
-        Shape (n,), or None for equal ones.
-
-    Returns
-    -------
-    float64 array of shape (n,)
-    """
-    u = unit_interval(number_hash(seed, rows.astype(np.uint64)))
-    if weights is None:
-        return u
-    with np.errstate(divide="ignore", over="ignore"):
-        keys = -np.log(u) / weights
-    # Only a weight of zero excludes a row, however small the others are.
-    return np.where(weights > 0, np.minimum(keys, np.finfo(np.float64).max), np.inf)
 
 
 # Which rows belong together: folds and hold-outs by row, by group or by blocks of time
@@ -273,8 +245,8 @@ class Split:
 
     def selects(self, rows: Array, columns: Mapping[str, Array]) -> Array:
         """Whether each row belongs to this side, shape (n,); see :meth:`Folding.units`."""
-        hashes = number_hash(_PART_SALT + int(self.seed), self.folding.units(rows, columns))
-        return (unit_interval(hashes) < self.share) == self.held_out
+        numbers = uniform(_PART_SALT + int(self.seed), self.folding.units(rows, columns))
+        return (numbers < self.share) == self.held_out
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form."""
@@ -371,20 +343,6 @@ class RowSample:
 
 
 def draw(
-    start: int,
-    parts: tuple[Array, ...],
-    weights: Array | None,
-    size: int,
-    seed: int,
-    below: float = np.inf,
-    units: Mapping[str, Array] | None = None,
-) -> RowSample:
-    """Sample of the rows [start, start + n) given as arrays, see :func:`draw_among`."""
-    rows = np.arange(start, start + len(parts[0]))
-    return draw_among(rows, parts, weights, size, seed, below, units)
-
-
-def draw_among(
     rows: Array,
     parts: tuple[Array, ...],
     weights: Array | None,
@@ -393,7 +351,10 @@ def draw_among(
     below: float = np.inf,
     units: Mapping[str, Array] | None = None,
 ) -> RowSample:
-    """Sample of rows given as arrays.
+    """Sample of rows given as arrays: those with the smallest priority keys.
+
+    The key of a row is its hash u in (0, 1); ``-log(u) / w`` with weights (Efraimidis and Spirakis,
+    2006), so that rows of the sample count equally. Rows of weight zero get an infinite key.
 
     Parameters
     ----------
@@ -410,7 +371,12 @@ def draw_among(
     units
         Values of ``group`` and ``time``, shapes (n,).
     """
-    keys = priority_keys(seed, rows, weights)
+    keys = uniform(seed, rows)
+    if weights is not None:
+        with np.errstate(divide="ignore", over="ignore"):
+            keys = np.minimum(-np.log(keys) / weights, np.finfo(np.float64).max)
+        # Only a weight of zero excludes a row, however small the others are.
+        keys = np.where(weights > 0, keys, np.inf)
     retained = np.flatnonzero(keys < below)
     if len(retained) > size:
         retained = retained[np.argpartition(keys[retained], size - 1)[:size]]

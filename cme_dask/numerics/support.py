@@ -6,8 +6,7 @@ to their cells at once.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from functools import cached_property
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any
 
 import numpy as np
@@ -56,6 +55,15 @@ class Support:
     left
         Left child of each node, integers of shape (N,); None of intervals.
 
+    Attributes
+    ----------
+    levels
+        Levels of the tree, which all rows go through together. A level is the columns and the
+        thresholds of its nodes, and where their left children stand in the next one: None if that
+        of node i stands at 2 i. Leaves stand in all levels below.
+    leaves
+        Numbers of the leaves where the rows end, in the order of the last level.
+
     Raises
     ------
     DataError
@@ -66,6 +74,8 @@ class Support:
     thresholds: Annotated[Array, Shape("N", finite=False)]
     features: Annotated[Array, Shape("N")] | None = None
     left: Annotated[Array, Shape("N")] | None = None
+    levels: Sequence[Level] = field(default=(), init=False, repr=False)
+    leaves: Array = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         shape, thresholds = np.shape(self.points), np.asarray(self.thresholds)
@@ -99,8 +109,28 @@ class Support:
                 f"got {leaves} leaves, and columns up to {columns}"
             )
 
-    def __getstate__(self) -> dict[str, Array]:
-        return {one.name: getattr(self, one.name) for one in fields(self)}  # not what is cached
+        # In deep trees all nodes stand in every level.
+        thresholds = thresholds.astype(np.float64)
+        features, left = features.astype(np.int64), left.astype(np.int64)
+        ends = np.isposinf(thresholds)
+        leaf = np.cumsum(ends) - 1  # its number among the leaves
+        depth, nodes = 0, np.zeros(1, dtype=np.int64)
+        while len(nodes := nodes[~ends[nodes]]):
+            nodes = np.concatenate([left[nodes], left[nodes] + 1])
+            depth += 1
+        levels: list[Level] = [(features, thresholds, left)] * depth
+        if depth <= _DEEP:
+            nodes = np.zeros(1, dtype=np.int64)
+            for i in range(depth):
+                children = np.where(ends[nodes], 1, 2)
+                place = np.cumsum(children) - children
+                fewer = place if ends[nodes].any() else None
+                levels[i] = features[nodes], thresholds[nodes], fewer
+                right = np.arange(children.sum()) - np.repeat(place, children)
+                nodes = np.repeat(left[nodes], children) + right
+            leaf = leaf[nodes]
+        object.__setattr__(self, "levels", levels)
+        object.__setattr__(self, "leaves", leaf)
 
     @property
     def size(self) -> int:
@@ -109,48 +139,19 @@ class Support:
 
     def equals(self, other: "Support") -> bool:
         """Whether the other one has the same points and cells."""
-        pairs = ((getattr(self, one.name), getattr(other, one.name)) for one in fields(self))
-        return all(np.array_equal(a, b) for a, b in pairs)
-
-    @cached_property
-    def _levels(self) -> tuple[tuple[Level, ...], Array]:
-        """Levels, which all rows go through together, and the leaves where they end, in order.
-
-        A level is the columns and the thresholds of its nodes, and where their left children stand
-        in the next one: None if that of node i stands at 2 i. Leaves stand in all levels below.
-        In deep trees all nodes stand in every level.
-        """
-        thresholds = np.asarray(self.thresholds, dtype=np.float64)
-        features, left = (np.asarray(a, dtype=np.int64) for a in (self.features, self.left))
-        ends = np.isposinf(thresholds)
-        leaf = np.cumsum(ends) - 1  # its number among the leaves
-        depth, nodes = 0, np.zeros(1, dtype=np.int64)
-        while len(nodes := nodes[~ends[nodes]]):
-            nodes = np.concatenate([left[nodes], left[nodes] + 1])
-            depth += 1
-        if depth > _DEEP:
-            return ((features, thresholds, left),) * depth, leaf
-        levels: list[Level] = []
-        nodes = np.zeros(1, dtype=np.int64)
-        for _ in range(depth):
-            children = np.where(ends[nodes], 1, 2)
-            place = np.cumsum(children) - children
-            fewer = place if ends[nodes].any() else None
-            levels.append((features[nodes], thresholds[nodes], fewer))
-            right = np.arange(children.sum()) - np.repeat(place, children)
-            nodes = np.repeat(left[nodes], children) + right
-        return tuple(levels), leaf[nodes]
+        names = [one.name for one in fields(self) if one.init]
+        return all(np.array_equal(getattr(self, n), getattr(other, n)) for n in names)
 
     def assign(self, rows: Array) -> Array:
         """Cell numbers, integers of shape (n,), of rows (n, d)."""
         xp, place = array_namespace(rows), device(rows)
         if self.left is None:
             return xp.searchsorted(xp.asarray(self.thresholds, device=place), rows[:, 0])
-        levels, leaf = self._levels
         there = [
-            [None if a is None else xp.asarray(a, device=place) for a in level] for level in levels
+            [None if a is None else xp.asarray(a, device=place) for a in level]
+            for level in self.levels
         ]
-        ends = xp.asarray(leaf, device=place)
+        ends = xp.asarray(self.leaves, device=place)
         (n, d), ops = rows.shape, in_place(rows)
         result = xp.empty(n, dtype=xp.int64, device=place)
         # Memory of all blocks: that of fresh arrays comes and goes, for which threads wait.
@@ -224,9 +225,26 @@ def make_support(
     distinct, mass = distinct_rows(rows, weights)
     if not len(distinct):
         raise DataError("a support needs rows of positive weight")
-    if rows.shape[1] == 1:
-        return _bins(distinct[:, 0], mass, size)
-    return _boxes(distinct, mass, size, np.array([*categorical] or [False] * rows.shape[1]))
+    if rows.shape[1] > 1:
+        return _boxes(distinct, mass, size, np.array([*categorical] or [False] * rows.shape[1]))
+
+    # Intervals between quantiles.
+    values = distinct[:, 0]
+    if len(values) <= size:
+        number = np.arange(len(values))
+    else:
+        level = np.minimum((size * (np.cumsum(mass) - mass / 2)).astype(np.int64), size - 1)
+        number = np.unique(level, return_inverse=True)[1]
+    first = np.flatnonzero(np.diff(number, prepend=-1))
+    last = np.append(first[1:], len(values)) - 1
+    share = np.bincount(number, mass)
+    # From the lowest value of the bin, so that the mean of equal values is that value.
+    lowest = values[first]
+    means = lowest + np.bincount(number, mass * (values - lowest[number])) / share
+    # Borders in the middle between two bins, where there is a number between their values.
+    below, above = values[last[:-1]], values[first[1:]]
+    borders = np.clip(below / 2 + above / 2, below, np.nextafter(above, -np.inf))
+    return Support(np.clip(means, lowest, values[last])[:, None], borders)
 
 
 def distinct_rows(rows: Array, weights: Array) -> tuple[Array, Array]:
@@ -245,30 +263,6 @@ def deviations(rows: Array, mass: Array) -> Array:
     deviation = unit * np.sqrt(mass @ (scaled - mass @ scaled) ** 2)
     tiny = np.finfo(np.float64).tiny
     return np.where((rows != rows[0]).any(axis=0), np.maximum(deviation, tiny), 1.0)
-
-
-def _bins(values: Array, mass: Array, size: int) -> Support:
-    """Intervals between quantiles; values (k,) ascend."""
-    if len(values) <= size:
-        number = np.arange(len(values))
-    else:
-        level = np.minimum((size * (np.cumsum(mass) - mass / 2)).astype(np.int64), size - 1)
-        number = np.unique(level, return_inverse=True)[1]
-    first = np.flatnonzero(np.diff(number, prepend=-1))
-    last = np.append(first[1:], len(values)) - 1
-    share = np.bincount(number, mass)
-    # From the lowest value of the bin, so that the mean of equal values is that value.
-    lowest = values[first]
-    means = lowest + np.bincount(number, mass * (values - lowest[number])) / share
-    return Support(
-        np.clip(means, lowest, values[last])[:, None],
-        _between(values[last[:-1]], values[first[1:]]),
-    )
-
-
-def _between(below: Array, above: Array) -> Array:
-    """Numbers t with below <= t < above, in the middle where there is one."""
-    return np.clip(below / 2 + above / 2, below, np.nextafter(above, -np.inf))
 
 
 def _boxes(rows: Array, mass: Array, size: int, categorical: Array) -> Support:
@@ -309,8 +303,9 @@ def _boxes(rows: Array, mass: Array, size: int, categorical: Array) -> Support:
         thresholds = np.full(len(nodes), np.inf)
         for j, column in enumerate(values):
             here = np.flatnonzero(~leaf & (features == j))
-            below = tree.threshold[nodes[here]].astype(np.int64)
-            thresholds[here] = _between(column[below], column[below + 1])
+            rank = tree.threshold[nodes[here]].astype(np.int64)
+            below, above = column[rank], column[rank + 1]
+            thresholds[here] = np.clip(below / 2 + above / 2, below, np.nextafter(above, -np.inf))
         cells = (np.cumsum(leaf) - 1)[number[model.apply(ranks)]]
 
     # The mean row of each cell, inside it to the last bit.

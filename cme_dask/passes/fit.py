@@ -14,7 +14,7 @@ from cme_dask.data.columns import check_finite
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
 from cme_dask.kernels.evaluator import one_blas_thread
-from cme_dask.numerics.folds import BY_ROWS, RowSample, draw_among, merge, priority_keys
+from cme_dask.numerics.folds import BY_ROWS, RowSample, draw, merge, uniform
 from cme_dask.numerics.reduction import MAX_STRIP, Cost, Extent, Reduction, Strip
 from cme_dask.numerics.rounds import PivotOffers, PivotState, Rule, choice_bytes
 from cme_dask.passes.driver import Executor, in_this_process
@@ -63,7 +63,7 @@ class PrioritySample(Reduction[RowSample, RowSample]):
     def update(self, state: list[Array], strip: Strip) -> RowSample:
         """Of one strip, without rows that can't be in the sample of all strips so far."""
         bound = float(state[0].max()) if len(state[0]) == self.size else np.inf
-        drawn = draw_among(
+        drawn = draw(
             strip.rows, strip.parts, strip.weights, self.size, self.seed, bound, strip.units
         )
         keys = np.concatenate([state[0], drawn.keys])
@@ -149,7 +149,7 @@ def choose_rows(sample: Sample, size: int, seed: int, executor: Executor) -> tup
         bound, index = (size + _SPARE * np.sqrt(size)) / (share * n), np.empty(0)
         while len(index) < size:
             strips = (np.arange(low, min(low + MAX_STRIP, n)) for low in range(0, n, MAX_STRIP))
-            index = np.concatenate([rows[priority_keys(seed, rows) < bound] for rows in strips])
+            index = np.concatenate([rows[uniform(seed, rows) < bound] for rows in strips])
             if part is not None:
                 index = index[part.selects(index, {})]
             if bound >= 1.0:
@@ -158,7 +158,7 @@ def choose_rows(sample: Sample, size: int, seed: int, executor: Executor) -> tup
         if not len(index):
             raise empty_part(sample)
         complete = bound >= 1.0 and len(index) <= size
-        return replace(draw_among(index, (), None, size, seed), complete=complete), 0
+        return replace(draw(index, (), None, size, seed), complete=complete), 0
     in_memory = all(source.in_memory for source in sample.reads)
     here = in_this_process(executor) if in_memory else executor
     alone = replace(sample, sources=(), columns=())
