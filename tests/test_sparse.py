@@ -420,8 +420,6 @@ def test_bad_questions_are_one_sentence():
     with pytest.raises(NotFittedError, match="SparseEmbedding is not fitted"):
         SparseEmbedding().predict(X)
     model = fitted()
-    with pytest.raises(DataError, match="no standard errors"):
-        model.expect("y0", X, return_std=True)
     with pytest.raises(DataError, match="'z' is no column, event or function of y"):
         model.expect("z", X)
     with pytest.raises(DataError, match=r"give values \(n,\)"):

@@ -11,7 +11,7 @@ from cme_dask.data.sample import Sample
 from cme_dask.errors import ConvergenceError, ConvergenceWarning, DataError, remedy, warn
 from cme_dask.estimators.base import Measured, check_choice, check_number, check_tol
 from cme_dask.estimators.context import Tolerance
-from cme_dask.estimators.embedding import ConditionalMeanEmbedding
+from cme_dask.estimators.embedding_fit import EmbeddingEstimator
 from cme_dask.kernels import Kernel
 from cme_dask.models.embedding import EmbeddedVariable, EmbeddingModel
 from cme_dask.models.points import FloatArray
@@ -37,7 +37,7 @@ _MOST = float(np.finfo(np.float64).max)
 _FOLD_TOL = 1e-5  # relative duality gap on folds, far below the errors of their losses
 
 
-class SparseEmbedding(ConditionalMeanEmbedding):
+class SparseEmbedding(EmbeddingEstimator):
     r"""Conditional mean embedding on few points (Grünewälder et al. 2012, section 5).
 
     .. math:: \min_M \Big\| \sum_{ij} (M - W)_{ij} k_X(x_i, \cdot) k_Y(y_j, \cdot) \Big\|^2
@@ -113,7 +113,7 @@ class SparseEmbedding(ConditionalMeanEmbedding):
     True
     """
 
-    model_: Any
+    model_: SparseModel
     path_: SparsePath
     dense_: EmbeddingModel
 
@@ -141,20 +141,6 @@ class SparseEmbedding(ConditionalMeanEmbedding):
         accuracy: float = ACCURACY,
         random_state: int | None = None,
     ) -> None:
-        super().__init__(
-            kernel_x=kernel_x,
-            kernel_y=kernel_y,
-            tol=tol,
-            max_rank=max_rank,
-            reg=reg,
-            criterion=criterion,
-            pivots=pivots,
-            span=span,
-            sample_size=sample_size,
-            n_folds=n_folds,
-            accuracy=accuracy,
-            random_state=random_state,
-        )
         self.penalty = penalty
         self.gamma = gamma
         self.n_gammas = n_gammas
@@ -163,48 +149,22 @@ class SparseEmbedding(ConditionalMeanEmbedding):
         self.gap = gap
         self.max_iter = max_iter
         self.convergence = convergence
+        self.kernel_x = kernel_x
+        self.kernel_y = kernel_y
+        self.tol = tol
+        self.max_rank = max_rank
+        self.reg = reg
+        self.criterion = criterion
+        self.pivots = pivots
+        self.span = span
+        self.sample_size = sample_size
+        self.n_folds = n_folds
+        self.accuracy = accuracy
+        self.random_state = random_state
 
-    def expect(
-        self,
-        f: Function | Sequence[Function] | None = None,
-        X: Any = None,
-        *,
-        return_std: bool = False,
-    ) -> Any:
-        """E[f | x] of any functions f of y, see :meth:`SparseModel.expect`.
-
-        Parameters
-        ----------
-        f, X
-            As there.
-        return_std
-            There are no standard errors.
-
-        Raises
-        ------
-        DataError
-            On the same input, or if ``return_std`` is true.
-        """
-        if return_std:
-            raise _no_errors()
+    def expect(self, f: Function | Sequence[Function] | None = None, X: Any = None) -> FloatArray:
+        """E[f | x] of any functions f of y, see :meth:`SparseModel.expect`."""
         return self.model_.expect(f, X)
-
-    def expect_interval(
-        self, f: Any = None, X: Any = None, *, level: float = 0.95
-    ) -> tuple[FloatArray, FloatArray]:
-        """Refuse: sparse embeddings have no standard errors.
-
-        Parameters
-        ----------
-        f, X, level
-            As in :meth:`ConditionalMeanEmbedding.expect_interval`.
-
-        Raises
-        ------
-        DataError
-            Always.
-        """
-        raise _no_errors()
 
     def model_at(self, position: int) -> SparseModel:
         """The model of another gamma of the path.
@@ -310,16 +270,6 @@ class SparseEmbedding(ConditionalMeanEmbedding):
         if self.convergence == "raise":
             raise ConvergenceError(message + remedy("; convergence='warn' keeps such a path", ""))
         warn(message, ConvergenceWarning)
-
-    def _means(self, X: Any) -> Array:
-        return self.model_.expect(None, X)
-
-
-def _no_errors() -> DataError:
-    return DataError(
-        "sparse embeddings have no standard errors: ask a ConditionalMeanEmbedding for those of "
-        "the dense one"
-    )
 
 
 def _chosen(losses: Array, shares: Array) -> tuple[Array, Array, int]:

@@ -1,0 +1,316 @@
+"""``EmbeddingEstimator``: the fit that dense and sparse conditional mean embeddings share."""
+
+import os
+from dataclasses import replace
+from typing import Any, Self
+
+import numpy as np
+
+from cme_dask.data.sample import Sample
+from cme_dask.errors import DataError
+from cme_dask.estimators.base import (
+    Declarations,
+    FittedBasis,
+    MeanRegressor,
+    Measured,
+    check_choice,
+    given_rows,
+    origin,
+)
+from cme_dask.estimators.context import FitContext
+from cme_dask.estimators.growing import MomentEstimator, functions_of_first_call
+from cme_dask.estimators.planning import FitPlan
+from cme_dask.estimators.steps import ProgressOption
+from cme_dask.estimators.tuned import FOLDS
+from cme_dask.learning.problems import EMBEDDING_REGS as REGS
+from cme_dask.learning.problems import LOSSES, SEARCH_ROWS, search_embedding
+from cme_dask.models.answers import ConditionalExpectation
+from cme_dask.models.assembly import held_out_table
+from cme_dask.models.embedding import EmbeddedVariable, EmbeddingModel
+from cme_dask.models.events import FunctionsLike, declared
+from cme_dask.models.merging import FitSums
+from cme_dask.models.ridge_path import RidgePath
+from cme_dask.numerics.basis import LinearBasis, eigenbasis
+from cme_dask.numerics.embedding import (
+    SCHEDULES,
+    ConditionalEmbedding,
+    EmbeddingChange,
+    check_ridges,
+    embedding_replicates,
+    held_out_curve,
+)
+from cme_dask.numerics.folds import RowSample
+from cme_dask.numerics.moments import FeatureBlock, MomentReduction
+from cme_dask.passes.cluster import Scheduler
+from cme_dask.passes.run import RunOptions
+
+Array = Any
+CRITERIA = tuple(LOSSES)
+
+
+class EmbeddingEstimator(MeanRegressor, MomentEstimator):
+    """Ridge regression on the features of x, with the ridge of the smallest held-out loss.
+
+    Subclasses have the parameters named here, and models that answer ``expect``.
+    """
+
+    _learned = ("kernel_x",)
+    _kernels = {"kernel_x": "x", "kernel_y": "y"}  # noqa: RUF012 - never changed
+    validation = "folds"
+    """What the losses of ridges are held out by."""
+
+    reg: float | str | None
+    criterion: str
+    n_folds: int
+
+    def fit(
+        self,
+        X: Any,
+        Y: Any = None,
+        *,
+        y: Any = None,
+        weights: Any = None,
+        sample_weight: Any = None,
+        functions: FunctionsLike | None = None,
+        scheduler: Scheduler = None,
+        workers: int | None = None,
+        memory_limit: str | int | None = None,
+        progress: ProgressOption = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+    ) -> Self:
+        """Fit in one pass over the rows.
+
+        Parameters
+        ----------
+        X, Y, y, weights, scheduler, workers, memory_limit, progress, checkpoint
+            As in :meth:`JointDistribution.fit`.
+        sample_weight
+            scikit-learn's name of ``weights``.
+        functions
+            Declared functions of y by name, for exact conditional expectations, events as
+            texts, or a list of events, as in :meth:`JointDistribution.fit`.
+
+        Raises
+        ------
+        DataError
+            On unusable rows, columns, weights or parameters.
+        StoreError
+            On damaged stores.
+        ResourceError
+            If memory would not suffice; nothing has been read then but the row sample.
+
+        Warns
+        -----
+        ToleranceWarning, RankWarning
+            If the trace error over all rows is above ``tol``, or above 0.01 where no ``tol`` was
+            given.
+        """
+        options = RunOptions(scheduler, workers, memory_limit, progress, checkpoint)
+        given = {"functions": functions}
+        return self._fit(X, *given_rows(Y, y, weights, sample_weight), given, options)
+
+    def partial_fit(
+        self,
+        X: Any,
+        Y: Any = None,
+        *,
+        y: Any = None,
+        weights: Any = None,
+        sample_weight: Any = None,
+        functions: FunctionsLike | None = None,
+        scheduler: Scheduler = None,
+        workers: int | None = None,
+        memory_limit: str | int | None = None,
+        progress: ProgressOption = None,
+    ) -> Self:
+        """Fit, or add rows to the fitted model, in one pass over the new rows alone.
+
+        The first call is a fit. Later calls keep kernels, pivots and folds, and add moments; a
+        ridge that is learned is chosen again, by the held-out loss over all rows. The model is, to
+        rounding, the one that a fit to all rows with these kernels and pivots makes. Saved models
+        hold no moments, so that what :func:`cme_dask.load` gives takes no more rows.
+
+        Parameters
+        ----------
+        X, Y, y, weights, sample_weight, scheduler, workers, memory_limit, progress
+            As in :meth:`fit`, of the new rows, which are numbered after the earlier ones.
+        functions
+            As in :meth:`fit`, on the first call; later calls take the same.
+
+        Raises
+        ------
+        DataError
+            As :meth:`fit`, or on other columns than before.
+
+        Warns
+        -----
+        ToleranceWarning
+            If the trace error over the new rows is above ``tol``, and more than twice that over the
+            earlier ones.
+        """
+        options = RunOptions(scheduler, workers, memory_limit, progress)
+        fit = self._grow if hasattr(self, "model_") else self._fit
+        given = {"functions": functions}
+        return fit(X, *given_rows(Y, y, weights, sample_weight), given, options)
+
+    def plan(
+        self,
+        X: Any,
+        Y: Any = None,
+        *,
+        y: Any = None,
+        weights: Any = None,
+        functions: FunctionsLike | None = None,
+        scheduler: Scheduler = None,
+        workers: int | None = None,
+        memory_limit: str | int | None = None,
+        progress: ProgressOption = None,
+    ) -> FitPlan:
+        """What :meth:`fit` would do and take, see :meth:`JointDistribution.plan`.
+
+        The second pass of ``validation="leave-one-out"`` is counted, its seconds are not included.
+
+        Parameters
+        ----------
+        X, Y, y, weights, functions, scheduler, workers, memory_limit, progress
+            As in :meth:`fit`.
+        """
+        options = RunOptions(scheduler, workers, memory_limit, progress)
+        return self._plan(X, *given_rows(Y, y, weights, None), {"functions": functions}, options)
+
+    def _check(self) -> None:
+        super()._check()
+        check_choice("criterion", self.criterion, CRITERIA)
+        if isinstance(self.reg, str):
+            if self.reg not in SCHEDULES:
+                raise DataError(
+                    "ridges must be non-negative numbers, or a schedule by its name "
+                    f"({', '.join(SCHEDULES)}), got {self.reg!r}"
+                )
+        elif self.reg is not None:
+            check_ridges([self.reg])
+        elif self.n_folds < 2 and not self._leaves_one_out:
+            raise DataError("the ridge is chosen on held-out folds: give reg, or n_folds >= 2")
+
+    @property
+    def _leaves_one_out(self) -> bool:
+        return self.reg is None and self.validation == "leave-one-out"
+
+    def _search(self, context: FitContext) -> FitContext:
+        if not self._learns():
+            return context
+        rows = context.rows.prefix(SEARCH_ROWS)
+        # Only the columns and functions of this side are looked at, not its basis.
+        functions = dict(context.functions[1])
+        side = FeatureBlock(None, context.sample.columns[1].names, functions)  # type: ignore[arg-type]
+        values = np.hstack([*side.values(rows.parts[1])])
+        search = search_embedding(
+            (rows.parts[0], rows.parts[1]),
+            rows.importance,
+            context.sample.folding.folds(rows.index, rows.units, FOLDS),
+            context.kernels[1],
+            context.sample.columns[0].categorical,
+            values - rows.importance @ values,
+            criterion=self.criterion,
+            regs=self._regs,
+            tol=self._tolerance.value,
+            callback=context.progress,
+        )
+        return replace(context, kernels=[search.kernel, context.kernels[1]], search=search)
+
+    @property
+    def _regs(self) -> Array:
+        learned = self.reg is None or isinstance(self.reg, str)  # a schedule needs the moments
+        return check_ridges(REGS if learned else [self.reg])
+
+    def _losses(self, measured: Measured) -> tuple[Array, Array]:
+        """Held-out losses of the ridges that are compared, and their standard errors."""
+        return held_out_curve(measured.moments, LOSSES[self.criterion], self._regs)
+
+    def _path(self, measured: Measured) -> RidgePath | None:
+        if self.reg is not None:
+            return None
+        losses, errors = self._losses(measured)
+        best = int(losses.argmin())
+        return RidgePath(self._regs, losses, errors, self.validation, self.criterion, best)
+
+    def _change(
+        self, spec: MomentReduction, trial: RowSample, rows: RowSample, accuracy: float, solver: Any
+    ) -> EmbeddingChange:
+        # The smaller the ridge, the more the answers change.
+        return EmbeddingChange(spec.features[0].basis(trial.parts[0]), float(self._regs.min()))
+
+    def _run(self, context: FitContext, sample: Sample) -> tuple[Measured, dict[str, Any]]:
+        measured, fitted = super()._run(context, sample)
+        return measured, fitted | {"search_": context.search}
+
+    def _solve(self, sample: Sample, measured: Measured) -> dict[str, Any]:
+        moments, (x, y), path = measured.moments, measured.sides, self._path(measured)
+        mean = moments.means()
+        losses, criterion = np.empty((0, 2)), "hand"
+        if path is not None:
+            losses = np.column_stack([path.regs, path.losses])
+            reg, criterion = float(path.regs[path.chosen]), f"{self.criterion} loss"
+        elif isinstance(self.reg, str):
+            criterion = f"schedule {self.reg}"
+            reg = float(mean.traces["x"] * SCHEDULES[self.reg](moments.n_rows))
+        else:
+            reg = float(self._regs[0])
+        embedding = ConditionalEmbedding.of(mean, reg)
+        replicates = embedding_replicates(moments, reg)
+        psi_x, psi_y = (
+            LinearBasis(side.basis, *eigenbasis(mean.blocks[v, v]))
+            for v, side in (("x", x), ("y", y))
+        )
+        # T is orthogonal: slopes on N_X become those on psi_X = T^T N_X.
+        of_x, of_y = psi_x.transform.T, psi_y.transform.T
+        answers = ConditionalExpectation(
+            y.names,
+            np.zeros(len(y.names)),
+            of_x @ embedding.functions(mean),
+            replicates.constant,
+            replicates.slope,
+        )
+        errors = mean.trace_error
+        model = EmbeddingModel(
+            EmbeddedVariable(sample.columns[0], psi_x),
+            EmbeddedVariable(sample.columns[1], psi_y),
+            of_x @ embedding.operator(mean) @ of_y.T,
+            of_x @ embedding.one(mean),
+            answers,
+            {
+                "rows": moments.n_rows,
+                "folds": moments.n_folds,
+                "passes": measured.passes,
+                "tol": self._tolerance.value,
+                "trace_error": dict(zip("xy", map(float, errors), strict=True)),
+                "reg": reg,
+                "criterion": criterion,
+                "losses": losses.tolist(),
+                "arithmetic": measured.arithmetic.name,
+                **origin(sample),
+                "held_out": {"x": held_out_table(y.names, [replicates])},
+            },
+        )
+        return {
+            "model_": model,
+            "basis_x_": FittedBasis(x.basis, psi_x, errors[0]),
+            "basis_y_": FittedBasis(y.basis, psi_y, errors[1]),
+            "reg_": reg,
+            "path_": path,
+            "losses_": losses,
+            "replicates_": replicates,
+            "moments_": moments,
+            "_sides": measured.sides,
+            "_functions": y.functions,
+        }
+
+    def _sums(self, functions: Declarations) -> FitSums:
+        x, y = self._sides
+        columns = self.model_.x.columns, self.model_.y.columns
+        again = functions_of_first_call(self._functions, functions["functions"])
+        sides = x, replace(y, functions=declared(again, columns[1]))
+        return FitSums(columns, sides, self.moments_, (), (), self.model_.about)
+
+    def _means(self, X: Any) -> Array:
+        return self.model_.expect(None, X)
