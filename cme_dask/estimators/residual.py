@@ -23,7 +23,7 @@ from cme_dask.learning.candidates import Tuning
 from cme_dask.learning.losses import Gain, HeldLaws, held_out_crps, paired_gain, screened_laws
 from cme_dask.models.location import LocationModel
 from cme_dask.numerics.basis import NewtonBasis
-from cme_dask.numerics.cells import ValueRange, value_range
+from cme_dask.numerics.cells import ValueRange
 from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.folds import RowSample
 from cme_dask.numerics.location import FittedMeanFunction, fit_mean_function
@@ -299,7 +299,8 @@ def _screened_gain(context: FitContext, second: FitContext, location: FittedMean
         )
         for each, part in ((context, rows.parts), (second, moved.parts))
     ]
-    values = ValueRange(*value_range(context.rows.parts[1]))
+    y = context.rows.parts[1]
+    values = ValueRange(y.min(axis=0), y.max(axis=0), (np.floor(y) == y).all(axis=0))
     return _gain(context, values, location, laws[0], laws[1], _SCREENED_ROWS)
 
 

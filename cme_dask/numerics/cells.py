@@ -90,24 +90,6 @@ class ValueRange:
         return ValueRange(self.low[[j]], self.high[[j]], self.integer[[j]])
 
 
-def value_range(rows: Array) -> tuple[Array, Array, Array]:
-    """What :class:`ValueRange` holds, of rows (n, d); of none the range that any other contains."""
-    xp, (n, d) = array_namespace(rows), rows.shape
-    if not n:
-        kind = {"dtype": xp.float64, "device": device(rows)}
-        high = xp.full((d,), -np.inf, **kind)
-        return -high, high, xp.ones((d,), dtype=xp.bool, device=device(rows))
-    if is_numpy_array(rows):
-        integer = np.ones(d, dtype=bool)
-        for part in (rows[:_FIRST], rows):
-            for j in np.flatnonzero(integer):
-                integer[j] = bool((np.floor(part[:, j]) == part[:, j]).all())
-    else:
-        integer = xp.all(xp.floor(rows) == rows, axis=0)
-    low, high = xp.min(rows, axis=0), xp.max(rows, axis=0)
-    return xp.astype(low, xp.float64), xp.astype(high, xp.float64), integer
-
-
 # A few rows of each cell, those with the smallest hashes of their global row index
 
 
@@ -475,7 +457,22 @@ class CellReduction(Reduction[CellSums, CellSums]):
             below, used = below & (weights > 0.0), part[weights > 0.0]
         (where,) = xp.nonzero(below)
         bottom = BottomK(cells, hashes, weights, part).at(where)
-        return CellSums(masses, counts, sums, bottom, *value_range(used))
+
+        # The range of the columns; of no rows the one that any other contains.
+        n, d = used.shape
+        if is_numpy_array(used):
+            integer = np.ones(d, dtype=bool)
+            for rows in (used[:_FIRST], used):
+                for j in np.flatnonzero(integer):
+                    integer[j] = bool((np.floor(rows[:, j]) == rows[:, j]).all())
+        else:
+            integer = xp.all(xp.floor(used) == used, axis=0)
+        high = xp.full((d,), -np.inf, dtype=xp.float64, device=place)
+        low = -high
+        if n:
+            low = xp.astype(xp.min(used, axis=0), xp.float64)
+            high = xp.astype(xp.max(used, axis=0), xp.float64)
+        return CellSums(masses, counts, sums, bottom, low, high, integer)
 
     def combine(self, a: CellSums, b: CellSums) -> CellSums:
         """Sums over the union of two disjoint sets of rows."""

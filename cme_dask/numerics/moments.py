@@ -39,6 +39,7 @@ from cme_dask.numerics.scoring import ScoringFunctions
 
 Array = Any
 Function = Callable[[Array], Array]
+Span = tuple[int, slice]  # a fold, and its rows
 
 _LOWER_RANK = f"lower {option('max_rank')} or raise {option('tol')}"
 _ONE_FOLD = remedy("n_folds=1", "--folds 1")
@@ -458,15 +459,15 @@ class ProductSums(Reduction[tuple[MomentSums, ...], Result]):
             shifts = tuple(block.shift for block in one.features)
             sums.append(MomentSums(gram, traces, counts.copy(), one.ranks, shifts))
         length, taken = min(one.span for one in state), state[0].taken
-        for near, weight, edges in in_order_of_folds(parts, weights, folds, counts, length, taken):
+        for near, weight, spans in in_order_of_folds(parts, weights, folds, counts, length, taken):
             roots = None if weight is None else xp.sqrt(weight)[None, :]
             mapped: dict[Any, Array] = {}
             for one, total in zip(state, sums, strict=True):
                 # What is one call for each column, function or fold is done for several sub-blocks.
-                one.load(near, weight, edges, total.traces, mapped)
+                one.load(near, weight, spans, total.traces, mapped)
                 # A sub-block stays in cache from its kernel functions to its products.
-                for start in range(0, edges[-1], one.block):
-                    here = slice(start, min(start + one.block, edges[-1]))
+                for start in range(0, near[0].shape[0], one.block):
+                    here = slice(start, min(start + one.block, near[0].shape[0]))
                     rows, top = one.rows[:, : here.stop - start], 0
                     for evaluator, rank in zip(one.evaluators, one.ranks, strict=True):
                         evaluator.write(here, rows[top : top + rank, :])
@@ -474,7 +475,10 @@ class ProductSums(Reduction[tuple[MomentSums, ...], Result]):
                     rows[top:, :] = one.functions[:, here]
                     if roots is not None:
                         ops.multiply(rows, roots[:, here], out=rows)
-                    for fold, own in folds_within(edges, here.start, here.stop):
+                    for fold, span in spans:
+                        own = slice(max(span.start - start, 0), min(span.stop, here.stop) - start)
+                        if own.start >= own.stop:
+                            continue
                         gram = total.gram[fold, ...]
                         if one.single:
                             one.add_in_single(gram, rows[:, own])
@@ -680,7 +684,7 @@ class MomentState:
         self,
         parts: tuple[Array, ...],
         weights: Array | None,
-        edges: list[int],
+        spans: list[Span],
         traces: Array,
         mapped: dict[Any, Array],
     ) -> None:
@@ -688,15 +692,14 @@ class MomentState:
 
         Parameters
         ----------
-        parts, weights, edges
-            Rows of each variable, shapes (n, d), their weights and the borders of the folds.
+        parts, weights, spans
+            Rows of each variable, shapes (n, d), their weights, and where each fold lies.
         traces
             To which the sums are added, shape (F, variables).
         mapped
             The rows by variable and transform, for all sets.
         """
-        within = list(folds_within(edges, 0, edges[-1]))
-        folds, firsts = [fold for fold, _ in within], [own.start for _, own in within]
+        folds, firsts = [fold for fold, _ in spans], [own.start for _, own in spans]
         for i, (transform, to_coordinates) in enumerate(
             zip(self.transforms, self.maps, strict=True)
         ):
@@ -710,7 +713,7 @@ class MomentState:
             if self.on_host:
                 traces[folds, i] += np.add.reduceat(diagonal, firsts)
                 continue
-            for fold, own in within:
+            for fold, own in spans:
                 traces[fold, i] += self.xp.sum(diagonal[own])
         if self.equal is not None:
             self.functions = self.equal.functions
@@ -744,8 +747,8 @@ def in_order_of_folds(
     counts: Array,
     length: int,
     taken: Sequence[Scratch],
-) -> Iterator[tuple[tuple[Array, ...], Array | None, list[int]]]:
-    """Rows and weights, so many at a time, and the borders of the folds among them.
+) -> Iterator[tuple[tuple[Array, ...], Array | None, list[Span]]]:
+    """Rows and weights, so many at a time, and where each fold lies among them.
 
     Rows of a fold become neighbours: its products are then few and long.
 
@@ -767,22 +770,18 @@ def in_order_of_folds(
     for start in range(0, n, length):
         here = slice(start, min(start + length, n))
         edges = (np.clip(borders, here.start, here.stop) - start).tolist()
+        spans = [
+            (f, slice(low, high)) for f, (low, high) in enumerate(pairwise(edges)) if low < high
+        ]
         if order is None:
             near = tuple(part[here, :] for part in parts)
-            yield near, None if weights is None else weights[here], edges
+            yield near, None if weights is None else weights[here], spans
             continue
         index, near = xp.asarray(order[here], device=device(parts[0])), ()
         for scratch, part in zip(taken, parts, strict=True):
             near += (scratch.shaped(xp, (here.stop - start, part.shape[1]), part),)
             take_into(xp, near[-1], part, index)
-        yield near, None if weights is None else xp.take(weights, index), edges
-
-
-def folds_within(edges: list[int], start: int, stop: int) -> Iterator[tuple[int, slice]]:
-    """Each fold with rows in [start, stop), and these, counted from ``start``."""
-    for fold, (low, high) in enumerate(pairwise(edges)):
-        if max(low, start) < min(high, stop):
-            yield fold, slice(max(low, start) - start, min(high, stop) - start)
+        yield near, None if weights is None else xp.take(weights, index), spans
 
 
 def strip_moments(

@@ -19,7 +19,6 @@ from cme_dask.numerics.moments import (
     Function,
     Moments,
     MomentSums,
-    folds_within,
     function_values,
     in_order_of_folds,
     sub_block,
@@ -237,21 +236,21 @@ class WeightedMoments(Reduction[Sums, WeightedMeans]):
         counts = np.bincount(folds, minlength=self.n_folds)
         grams = xp.zeros((self.n_folds, len(self.names), self.width, self.width), **where)
         totals = xp.zeros(self.n_folds, **where)
-        spans = in_order_of_folds(
+        parts = in_order_of_folds(
             strip.parts, strip.weights, folds, counts, buffer.shape[1], taken[: len(strip.parts)]
         )
-        for near, weight, edges in spans:
-            weight = xp.ones(edges[-1], **where) if weight is None else weight
+        for near, weight, spans in parts:
+            weight = xp.ones(near[0].shape[0], **where) if weight is None else weight
             values = [
                 column[:, 0] * weight
                 for functions, part in zip(self.functions, near, strict=False)
                 for column in function_values(part, functions)
             ]
-            rows, low = buffer[:, : edges[-1]], 0
+            rows, low = buffer[:, : near[0].shape[0]], 0
             for basis, evaluator, part in zip(self.bases, evaluators, near, strict=True):
                 evaluator(part, rows[low : low + basis.rank, :])
                 low += basis.rank
-            for fold, own in folds_within(edges, 0, edges[-1]):
+            for fold, own in spans:
                 totals[fold] += xp.sum(weight[own])
                 for i, value in enumerate(values):
                     grams[fold, i, ...] += (rows[:, own] * value[None, own]) @ rows[:, own].T
