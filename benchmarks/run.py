@@ -16,7 +16,7 @@ from cme_dask.cli.progress import ProgressLines
 from cme_dask.data.store import disk_errors, writing
 from cme_dask.errors import DataError
 from cme_dask.models import plots as drawing
-from cme_dask.passes.driver import Executor
+from cme_dask.passes.driver import RunOptions
 
 # The outputs of a bench or a study: its JSON form and its picture
 
@@ -154,7 +154,7 @@ def run_bench(
     if out is not None:
         prepare_folder(out, OUTPUTS, overwrite)
     begin = time.time()
-    workers = Executor.resolve("threads", options.workers).workers
+    workers = RunOptions("threads", options.workers).executor().workers
     repeats = options.repeats or _REPEATS[options.full]
 
     def callback(key: str, repeat: int, run: Result) -> None:

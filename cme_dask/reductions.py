@@ -12,8 +12,9 @@ from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
 from cme_dask.numerics.reduction import Cost, Extent, Reduction, Strip
 from cme_dask.numerics.weighted import FeatureBasis, WeightedMoments
+from cme_dask.passes.driver import RunOptions
 from cme_dask.passes.progress import listening
-from cme_dask.passes.run import PassReport, RunOptions, run_pass
+from cme_dask.passes.run import PassReport, run_pass
 
 __all__ = [
     "Cost",

@@ -127,7 +127,8 @@ def fit_context(sample, rows, *, n_folds=1, executor=None):
     from cme_dask.estimators.context import FitContext, Pivots
 
     count = len(sample.columns)
-    pivots = tuple(Pivots(name, "sampled", 1e-3, None, 1.0, (0, i)) for i, name in enumerate("xy"))
+    chosen = "sampled", 1e-3, None, True, True, 1.0
+    pivots = tuple(Pivots(name, *chosen, (0, i)) for i, name in enumerate("xy"))
     return FitContext(
         sample,
         rows,

@@ -25,7 +25,7 @@ from cme_dask.numerics.moments import FeatureBlock, MomentReduction, moment_cost
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.reduction import Cost, Extent, RowRange, Strip, strip_length, to_host
 from cme_dask.numerics.support import Support, make_support
-from cme_dask.passes.driver import Executor, task_bytes
+from cme_dask.passes.driver import Executor, RunOptions, task_bytes
 from cme_dask.passes.run import run_pass
 
 FUNCTIONS = {"positive": lambda z: z[:, 0] > 0, "square": lambda z: z[:, -1] ** 2}
@@ -314,7 +314,7 @@ def joint_case(n=20_000):
 
 
 def passed(sample, spec, cells, scheduler="threads", workers=2):
-    executor = Executor.resolve(scheduler, workers)
+    executor = RunOptions(scheduler, workers).executor()
     (moments, *sums), report = run_pass(sample, [spec, *cells], executor)
     return (moments,), tuple(sums), report
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from cme_dask import JointDistribution, kernels
 from cme_dask.errors import ResourceError
 from cme_dask.numerics.reduction import tree_merges, tree_sum
-from cme_dask.passes.driver import Executor
+from cme_dask.passes.driver import RunOptions
 
 
 @given(leaves=st.integers(1, 70))
@@ -74,8 +74,10 @@ def test_a_task_outlives_more_workers_than_dask_allows(small, tmp_path):
     path = str(tmp_path / "dead")
     payloads = [(path, 0), (path, 2), (path, 0)]  # Dask gives up at the first death
     done = []
-    found = Executor.resolve(client).run(
-        killer, payloads, plus, shared=None, name="killer", on_done=done.append
+    found = (
+        RunOptions(client)
+        .executor()
+        .run(killer, payloads, plus, shared=None, name="killer", on_done=done.append)
     )
     assert found == 3
     assert sorted(done) == [0, 1, 2]
@@ -86,7 +88,7 @@ def test_a_task_that_always_kills_is_given_up(small, tmp_path, monkeypatch):
     _, client = small
     monkeypatch.setattr("cme_dask.passes.cluster._ATTEMPTS", 1)
     with pytest.raises(ResourceError, match="died again and again while they ran killer-0"):
-        Executor.resolve(client).run(
+        RunOptions(client).executor().run(
             killer, [(str(tmp_path / "dead"), 99)], plus, shared=None, name="killer"
         )
 
@@ -96,7 +98,9 @@ def test_a_chunk_of_the_user_that_kills_its_workers_ends_the_run(small, tmp_path
     _, client = small
     chunk = dask.delayed(killer)(None, str(tmp_path / "dead"), 99, dask_key_name="chunk-0")
     with pytest.raises(ResourceError, match="while they ran chunk-0: give them more memory"):
-        Executor.resolve(client).run(plus, [(chunk,), (chunk,)], plus, shared=1, name="read-strips")
+        RunOptions(client).executor().run(
+            plus, [(chunk,), (chunk,)], plus, shared=1, name="read-strips"
+        )
 
 
 def test_what_hears_of_the_progress_is_not_the_scheduler(small):
@@ -106,7 +110,7 @@ def test_what_hears_of_the_progress_is_not_the_scheduler(small):
         raise BrokenPipeError("the terminal is closed")
 
     with pytest.raises(BrokenPipeError, match="the terminal is closed"):
-        Executor.resolve(client).run(
+        RunOptions(client).executor().run(
             plus, [(1,), (2,)], plus, shared=1, name="plus", on_done=closed
         )
 
@@ -128,7 +132,7 @@ def test_a_worker_that_dies_while_it_is_prepared_is_no_lost_scheduler(small):
             killing.join()
 
     client.register_plugin = dying
-    executor = Executor.resolve(client)
+    executor = RunOptions(client).executor()
     assert executor.run(plus, [(1,), (2,)], plus, shared=None, name="plus") == 3
     client.wait_for_workers(1)
     (pid,) = client.run(os.getpid).values()
@@ -139,7 +143,7 @@ def test_a_worker_that_dies_while_it_is_prepared_is_no_lost_scheduler(small):
 def test_without_any_worker_a_run_ends_with_a_sentence(small, tmp_path, monkeypatch):
     """Its workers leave once its tasks run."""
     local, client = small
-    executor = Executor.resolve(client)
+    executor = RunOptions(client).executor()
     begun = tmp_path / "begun"
     monkeypatch.setattr("cme_dask.passes.cluster._PAUSE", 0.2)
 

@@ -71,7 +71,7 @@ def test_observed_bounds_allow_more_and_certify_at_their_rows(rows, bounds, tmp_
 def test_observed_ranges_are_those_of_all_rows(rows):
     """Against plain minima, with weights of zero left out."""
     from cme_dask.numerics.rows import BasisRanges
-    from cme_dask.passes.driver import Executor
+    from cme_dask.passes.driver import RunOptions
     from cme_dask.passes.run import run_pass
     from cme_dask.passes.sources import open_sample
 
@@ -82,7 +82,7 @@ def test_observed_ranges_are_those_of_all_rows(rows):
     bases = law.model_.x.basis, law.model_.y.basis
     for given, kept in ((None, slice(None)), (weights, weights > 0)):
         sample = open_sample(x, y, weights=given)
-        executor = Executor.resolve("threads", 2)
+        executor = RunOptions("threads", 2).executor()
         (found,), _ = run_pass(sample, [BasisRanges(bases)], executor)
         for ranges, basis, part in zip(found, bases, rows, strict=True):
             psi = basis(part[kept])

@@ -21,7 +21,7 @@ from cme_dask.numerics.moments import FeatureBlock, MomentReduction
 from cme_dask.numerics.reduction import Cost, Reduction, RowRange, plan_ranges
 from cme_dask.passes import cost as timing
 from cme_dask.passes.cost import busiest_rows, bytes_read, time_pass
-from cme_dask.passes.driver import Executor
+from cme_dask.passes.driver import Executor, RunOptions
 from cme_dask.passes.sources import open_sample
 
 GAUSSIAN = kernels.Gaussian(0.3)
@@ -100,7 +100,7 @@ def test_seconds_of_the_pass_are_those_of_its_strips(tmp_path, monkeypatch, chun
     monkeypatch.setattr(timing, "time", clock)
     monkeypatch.setattr(timing.Pass, "strips", slowly)
     runs = plan_ranges(50_000, chunk_rows, 1, 1e-3)
-    executor = Executor.resolve("synchronous")
+    executor = RunOptions("synchronous").executor()
     cost = time_pass(sample, [Slow(clock)], runs, executor)
     count = -(-50_000 // 4096)
     assert (cost.rows, cost.strips, cost.tasks, cost.workers) == (50_000, count, len(runs), 1)
@@ -151,7 +151,7 @@ def test_of_strips_that_would_take_long_a_part_is_timed():
 
     x = np.zeros((300_000, 1))
     runs = plan_ranges(len(x), 0, 1, 1.0)
-    executor = Executor.resolve("synchronous")
+    executor = RunOptions("synchronous").executor()
     assert runs[0].length == 8192
     time_pass(open_sample(x), [Rows(1.0)], runs, executor)
     assert [rows for rows in seen if rows] == [8192] * 3
@@ -168,7 +168,7 @@ def test_strips_of_moments_are_timed_on_all_workers(scheduler, weighted):
     spec, (X, Y) = spec_of()
     X, Y = np.tile(X, (30, 1)), np.tile(Y, (30, 1))
     sample = open_sample(X, Y, weights=np.ones(len(X)) if weighted else None)
-    executor = Executor.resolve(scheduler, 2)
+    executor = RunOptions(scheduler, 2).executor()
     runs = plan_ranges(len(X), 0, 2, 1e-6)
     cost = time_pass(sample, [spec], runs, executor)
     assert cost.workers == executor.workers
@@ -181,7 +181,7 @@ def test_strips_of_moments_are_timed_on_all_workers(scheduler, weighted):
 def test_strips_are_timed_on_the_workers_of_a_cluster(cluster):
     spec, (X, Y) = spec_of()
     sample = open_sample(da.from_array(X, chunks=(100, 2)), da.from_array(Y, chunks=(100, 1)))
-    executor = Executor.resolve(cluster)
+    executor = RunOptions(cluster).executor()
     cost = time_pass(sample, [spec], [RowRange(0, 300, 4096)], executor)
     assert cost.workers == 2
     assert 0.0 < cost.seconds < 1000.0

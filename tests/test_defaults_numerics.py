@@ -145,7 +145,9 @@ def test_a_kernel_much_shorter_than_the_spacing_is_told_and_stays_quick():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(2000, 1))
     fit = JointDistribution(kernel_x=kernels.Gaussian(1e-8), kernel_y=kernels.Gaussian(0.5))
-    with pytest.warns(LengthScaleWarning, match=r"kernel_x=.*1e-08.* is too short .*'median'"):
+    short = pytest.warns(LengthScaleWarning, match=r"kernel_x=.*1e-08.* is too short .*'median'")
+    missed = pytest.warns(RankWarning, match=r"x: trace error .* max_rank=500 \(the default\)")
+    with missed, short:
         fit.fit(x, np.sin(x))
     assert fit.basis_x_.rank == 500  # the cost is that of its cube
     assert fit.basis_x_.trace_error > 0.7

@@ -20,14 +20,14 @@ from cme_dask.numerics.basis import LinearBasis, NewtonBasis
 from cme_dask.numerics.folds import BY_ROWS, Folding, Split, fold_of_rows
 from cme_dask.numerics.moments import FeatureBlock, MomentReduction, strip_moments
 from cme_dask.numerics.rows import BasisRanges, NearestRows
-from cme_dask.passes.driver import Executor
+from cme_dask.passes.driver import RunOptions
 from cme_dask.passes.fit import sample_rows
 from cme_dask.passes.run import count_bad_values, run_pass
 from cme_dask.passes.sources import open_sample
 
 N = 10_001  # three strips, the last one short
 DAY = 86_400.0
-THREADS = Executor.resolve("threads", 2)
+THREADS = RunOptions("threads", 2).executor()
 EXAMPLES = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 
 
@@ -145,7 +145,7 @@ def test_folds_by_rows_are_what_they_were(store):
 def reference():
     """Bits of train and test moments, by what is held out; arrays in memory, one thread."""
     sample = open_sample(X, Y, weights=W, group=GROUP, time=TIME)
-    sync = Executor.resolve("synchronous")
+    sync = RunOptions("synchronous").executor()
     return {
         by: [moments_of(p, 3, sync)[0].gram.tobytes() for p in sample.fold_by(by).split(0.3)]
         for by in HALVES
@@ -166,7 +166,7 @@ cuts = st.lists(st.integers(1, N - 1), max_size=6, unique=True).map(
 def test_any_store_chunks_give_the_same_bits(reference, tmp_path_factory, by, chunk_rows, threads):
     path = tmp_path_factory.mktemp("store") / "s.zarr"
     write(path, weighted=True, chunk_rows=chunk_rows)
-    executor = Executor.resolve("threads", threads)
+    executor = RunOptions("threads", threads).executor()
     parts = open_sample(str(path)).fold_by(by).split(0.3)
     assert [moments_of(p, 3, executor)[0].gram.tobytes() for p in parts] == reference[by]
 
@@ -181,14 +181,14 @@ def test_any_dask_chunks_give_the_same_bits(reference, by, chunks, other, thread
     sample = open_sample(
         da.from_array(X, chunks=(chunks, 1)), da.from_array(Y, chunks=(other, 2)), **lazy
     )
-    executor = Executor.resolve("threads", threads)
+    executor = RunOptions("threads", threads).executor()
     parts = sample.fold_by(by).split(0.3)
     assert [moments_of(p, 3, executor)[0].gram.tobytes() for p in parts] == reference[by]
 
 
 def test_processes_give_the_same_bits(reference, store):
     parts = open_sample(str(store)).fold_by("7d").split(0.3)
-    executor = Executor.resolve("processes", 2)
+    executor = RunOptions("processes", 2).executor()
     assert [moments_of(p, 3, executor)[0].gram.tobytes() for p in parts] == reference["7d"]
 
 

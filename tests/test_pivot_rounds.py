@@ -22,7 +22,7 @@ from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.folds import draw
 from cme_dask.numerics.reduction import Strip, strip_length
 from cme_dask.numerics.rounds import Greedy, PivotOffers, PivotState, Random, offered_rows
-from cme_dask.passes.driver import Executor
+from cme_dask.passes.driver import RunOptions
 from cme_dask.passes.fit import choose_in_rounds
 from cme_dask.passes.progress import Event
 from cme_dask.passes.sources import open_sample
@@ -475,7 +475,7 @@ def test_a_round_that_does_not_fit_is_refused_before_it_runs(table):
     sample = open_sample(x)
     rule = Greedy(kernels.Matern(0.05, 0.5), 1e-6, span=0.5)
     seen = []
-    tight = Executor.resolve("threads", 2, "262MB")
+    tight = RunOptions("threads", 2, "262MB").executor()
     with pytest.raises(
         ResourceError, match=r"for a round of pivots at rank \d+ and 2 tasks at once"
     ):

@@ -19,7 +19,7 @@ from cme_dask.cli import cli
 from cme_dask.errors import DataError, ResourceError
 from cme_dask.kernels.transforms import PoolRare, Standard, Transform
 from cme_dask.models.query import Query
-from cme_dask.passes.driver import Executor
+from cme_dask.passes.driver import Executor, RunOptions
 from cme_dask.passes.lazy_laws import given_rows
 from cme_dask.passes.write import write_answers
 
@@ -118,7 +118,7 @@ def reference(world, tmp_path_factory):
 def written(world, out, values, scheduler, workers, chunk_rows=None):
     query = Query(world[3], events=EVENTS)
     rows = given_rows(values, query.given)
-    executor = Executor.resolve(scheduler, workers)
+    executor = RunOptions(scheduler, workers).executor()
     write_answers(rows, query, out, chunk_rows=chunk_rows, overwrite=False, executor=executor)
     group = zarr.open_group(str(out), mode="r")
     return {name: group[name][...] for name in group.array_keys()}

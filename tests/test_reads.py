@@ -15,11 +15,11 @@ from cme_dask.data.generate import write_normal3
 from cme_dask.data.sources import ahead
 from cme_dask.errors import DataError, StoreError
 from cme_dask.numerics.rows import NearestRows
-from cme_dask.passes.driver import Executor
+from cme_dask.passes.driver import RunOptions
 from cme_dask.passes.run import run_pass
 from cme_dask.passes.sources import open_sample
 
-THREADS = Executor.resolve("threads", 2)
+THREADS = RunOptions("threads", 2).executor()
 
 
 class CountingStore(WrapperStore):

@@ -23,7 +23,7 @@ from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.location import RIDGES, fit_mean_function
 from cme_dask.numerics.moments import FeatureBlock, MomentReduction, strip_moments
 from cme_dask.numerics.problem import Regularization
-from cme_dask.passes.driver import Executor
+from cme_dask.passes.driver import RunOptions
 from cme_dask.passes.fit import sample_rows
 from cme_dask.passes.run import run_pass
 from cme_dask.passes.sources import open_sample
@@ -156,7 +156,7 @@ def test_the_pass_sees_the_residuals_that_are_made_by_hand(tmp_path, located, by
     if by == "part":
         sample, _ = sample.split(0.3)
     residuals = found.residuals
-    executor = Executor.resolve("synchronous")
+    executor = RunOptions("synchronous").executor()
     rows, _ = sample_rows(sample, 600, 0, executor)
     moved = sample.with_residuals(residuals, rows)
     index = np.sort(rows.index)

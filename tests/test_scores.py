@@ -27,11 +27,11 @@ from cme_dask.metrics import brier, crps
 from cme_dask.models.events import Event
 from cme_dask.numerics.folds import Folding, Split
 from cme_dask.numerics.scoring import ScoreSums
-from cme_dask.passes.driver import Executor
+from cme_dask.passes.driver import Executor, RunOptions
 from cme_dask.passes.scores import Law, Prediction, score_pass
 from cme_dask.passes.sources import open_sample
 
-THREADS = Executor.resolve("threads", 2)
+THREADS = RunOptions("threads", 2).executor()
 EVENT = Event.parse("y0 > 0.3", ("y0", "y1"))
 ATOMS = Y[:40]
 
@@ -162,7 +162,7 @@ def test_without_weights_the_metrics_of_the_package_agree():
 @pytest.fixture(scope="module")
 def reference():
     sample = open_sample(X, Y, weights=W, time=TIME).fold_by("7d").split(0.3)[1]
-    found = scored(sample, Executor.resolve("synchronous"))
+    found = scored(sample, RunOptions("synchronous").executor())
     return found.scores, found.crps, found.coverage
 
 
@@ -175,7 +175,7 @@ def test_any_chunks_give_the_same_bits(reference, tmp_path_factory, chunk, threa
     else:
         path = tmp_path_factory.mktemp("store") / "s.zarr"
         sample = open_sample(str(write(path, weighted=True, chunk_rows=chunk)))
-    executor = Executor.resolve("threads", threads)
+    executor = RunOptions("threads", threads).executor()
     found = scored(sample.fold_by("7d").split(0.3)[1], executor)
     assert (found.scores, found.crps, found.coverage) == reference
 

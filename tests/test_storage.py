@@ -29,7 +29,7 @@ from cme_dask.errors import DataError, StoreError
 from cme_dask.models.joint import JointModel
 from cme_dask.numerics.folds import draw, fold_of_rows, merge, number_hash, uniform
 from cme_dask.passes import fit as gather
-from cme_dask.passes.driver import Executor
+from cme_dask.passes.driver import RunOptions
 from cme_dask.passes.fit import sample_rows
 
 EXAMPLES = settings(
@@ -38,7 +38,7 @@ EXAMPLES = settings(
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-SERIAL = Executor.resolve("synchronous")
+SERIAL = RunOptions("synchronous").executor()
 
 
 def table(n, seed=0):
@@ -210,7 +210,7 @@ def test_gathered_samples_equal_the_stored_one(tmp_path, monkeypatch, weighted, 
             weights=None if w is None else da.from_array(w, chunks=chunks),
         ),
     ]
-    executor = Executor.resolve("threads", 2)
+    executor = RunOptions("threads", 2).executor()
     for sample in sources:
         for size in (50, 9_000, 10_000):
             found, _ = sample_rows(sample, size, 9, executor)

@@ -20,7 +20,7 @@ from cme_dask.numerics.moments import FeatureBlock, MomentReduction
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.reduction import Strip, reduce_strips
 from cme_dask.numerics.weighted import WeightedMoments
-from cme_dask.passes.driver import Executor
+from cme_dask.passes.driver import RunOptions
 from cme_dask.passes.run import run_pass
 from cme_dask.passes.sources import open_sample
 
@@ -43,7 +43,7 @@ def bases():
 
 
 def one_pass(sample, reduction, scheduler="threads"):
-    executor = Executor.resolve(scheduler, 2)
+    executor = RunOptions(scheduler, 2).executor()
     (result,), report = run_pass(sample, [reduction], executor)
     assert report.rows == sample.n_rows
     return result

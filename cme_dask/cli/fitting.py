@@ -26,7 +26,7 @@ from cme_dask.models.joint import JointModel, Variable
 from cme_dask.models.merging import merge
 from cme_dask.numerics.reduction import MemoryPlan
 from cme_dask.passes.cluster import Scheduler
-from cme_dask.passes.run import RunOptions
+from cme_dask.passes.driver import RunOptions
 from cme_dask.passes.sources import open_sample
 
 _TIMES = (

@@ -277,14 +277,14 @@ def predict_store(
     from cme_dask.cli.fitting import describe_memory
     from cme_dask.cli.progress import ProgressLines
     from cme_dask.cli.run_report import PeakMemory
-    from cme_dask.passes.driver import Executor
+    from cme_dask.passes.driver import RunOptions
     from cme_dask.passes.lazy_laws import given_rows
     from cme_dask.passes.write import write_answers
 
     check_output(out, overwrite)
     rows = given_rows(store, query.given, reverse=query.reverse)
     with ProgressLines() as progress, compute.open() as scheduler, PeakMemory(scheduler) as memory:
-        executor = Executor.resolve(scheduler, compute.workers, compute.memory_limit)
+        executor = RunOptions(scheduler, compute.workers, compute.memory_limit).executor()
         report, chunk = write_answers(
             rows,
             query,

@@ -25,7 +25,7 @@ from cme_dask.cli.schema import IngestSection, Job, SampleSection
 from cme_dask.cli.scoring import evaluate
 from cme_dask.data.store import disk_errors, writing
 from cme_dask.models import plots as drawing
-from cme_dask.passes.driver import Executor
+from cme_dask.passes.driver import RunOptions
 from cme_dask.passes.sources import open_sample
 
 Result = dict[str, Any]
@@ -78,7 +78,7 @@ def run_job(
         model = estimator.model_
         fit = describe_fit(estimator, memory, str(paths["model"]))
         estimator.save(paths["model"], overwrite=overwrite)
-        executor = Executor.resolve(scheduler, compute.workers, compute.memory_limit)
+        executor = RunOptions(scheduler, compute.workers, compute.memory_limit).executor()
         points = questions.rows(model)
         near = nearest(questions, points, job.report.nearest, sample, executor)
         scores = None

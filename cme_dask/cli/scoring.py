@@ -21,7 +21,7 @@ from cme_dask.models.events import Event
 from cme_dask.models.joint import JointModel
 from cme_dask.numerics.folds import Split
 from cme_dask.numerics.scoring import Estimate, Scores
-from cme_dask.passes.driver import Executor
+from cme_dask.passes.driver import Executor, RunOptions
 from cme_dask.passes.fit import sample_rows
 from cme_dask.passes.scores import Law, Prediction, ScoreReport, score_pass
 from cme_dask.passes.sources import open_sample
@@ -92,7 +92,7 @@ def score_model(
     judged = crps or coverage or labels
     laws = {"law": law_of(law, crps, coverage, labels=labels)} if judged else {}
     with ProgressLines() as progress, compute.open() as scheduler:
-        executor = Executor.resolve(scheduler, compute.workers, compute.memory_limit)
+        executor = RunOptions(scheduler, compute.workers, compute.memory_limit).executor()
         result = score_pass(
             sample,
             {"model": Prediction(shown, Expectation(law, shown))} if shown else {},

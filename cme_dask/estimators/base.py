@@ -30,7 +30,6 @@ from cme_dask.estimators.context import (
     FitContext,
     Pivots,
     Progress,
-    Tolerance,
     choose_kernel,
     warn_of_length,
 )
@@ -55,9 +54,9 @@ from cme_dask.numerics.precision import (
     ComputeMode,
     fastest_mode,
 )
-from cme_dask.passes.driver import Executor
+from cme_dask.passes.driver import Executor, RunOptions
 from cme_dask.passes.fit import sample_rows
-from cme_dask.passes.run import PassReport, RunOptions, run_pass
+from cme_dask.passes.run import PassReport, run_pass
 from cme_dask.passes.sources import open_sample
 
 Array = Any
@@ -286,9 +285,9 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
         return {"learned": self._learns()}
 
     @property
-    def _tolerance(self) -> Tolerance:
-        """What bases aim at; ``max_rank`` has a default where it alone may end them."""
-        return Tolerance.of(self.tol, self.max_rank, MAX_RANK)
+    def _default_rank(self) -> int | None:
+        """The largest rank where ``max_rank`` is None; None where ``tol`` alone decides."""
+        return MAX_RANK
 
     # What the base does with it
 
@@ -374,14 +373,15 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
     ) -> FitContext:
         """The row sample read, the kernels settled."""
         begin = time.perf_counter()
-        tolerance, seed = self._tolerance, self.random_state or 0
+        seed = self.random_state or 0
         given = functions.get("functions_x"), functions.get("functions")
         of_each = [
             declared(each, columns) if each else {}
             for each, columns in zip(given, sample.columns, strict=False)
         ]
         names = tuple(self._kernels.values())
-        pivots = Pivots.of_each(self.pivots, names, sample.columns, tolerance, self.span, seed)
+        bounds = self.tol, self.max_rank, self._default_rank
+        pivots = Pivots.of_each(self.pivots, names, sample.columns, *bounds, self.span, seed)
         rows, passes = sample_rows(sample, self.sample_size, seed, executor)
         kernels, short = [], False
         for i, name in enumerate(self._kernels):
@@ -390,7 +390,7 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
             if isinstance(kernel, Kernel) and pivots[i].mode != "given":
                 points = rows.prefix(HEURISTIC_ROWS).parts[i]
                 short = warn_of_length(kernel, points, name) or short
-        if short and tolerance.max_rank is None:  # its cost is that of the cube of the rank
+        if short and pivots[0].max_rank is None:  # its cost is that of the cube of the rank
             pivots = tuple(replace(each, max_rank=SHORT_RANK) for each in pivots)
         context = FitContext(
             sample,
@@ -453,18 +453,6 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
             report = report._replace(memory=report.memory.or_tighter(each.memory))
         passes += len(rounds)
         return Measured(spec.features, moments, cells, sums, mode, report, passes)
-
-    def _warn_of_trace(
-        self, context: FitContext, reached: Sequence[tuple[float | None, int]]
-    ) -> None:
-        """Warn of trace errors, at these ranks, that miss the tolerance of pivots not given."""
-        for pivots, (error, rank) in zip(context.pivots, reached, strict=True):
-            if context.sample.residuals is None and pivots.mode != "given":
-                tolerance = self._tolerance
-                missed = pivots.mode == "sampled" and not context.rows.complete
-                if missed:  # of kernels that are too short the rank has a limit of its own
-                    tolerance = tolerance._replace(max_rank=pivots.max_rank)
-                tolerance.warn(pivots.variable, rank, error, missed)
 
     # What fitted estimators have in common
 

@@ -17,7 +17,6 @@ from cme_dask.estimators.base import (
     Measured,
     check_choice,
 )
-from cme_dask.estimators.context import Tolerance
 from cme_dask.estimators.growing import MomentEstimator
 from cme_dask.estimators.planning import FitPlan
 from cme_dask.estimators.steps import ProgressOption
@@ -30,10 +29,9 @@ from cme_dask.numerics.folds import RowSample
 from cme_dask.numerics.moments import MomentReduction
 from cme_dask.numerics.precision import SpectrumChange
 from cme_dask.passes.cluster import Scheduler
-from cme_dask.passes.driver import Executor
+from cme_dask.passes.driver import RunOptions
 from cme_dask.passes.lazy import gram_columns, lazy_features
 from cme_dask.passes.progress import Listener
-from cme_dask.passes.run import RunOptions
 from cme_dask.passes.sources import open_sample
 from cme_dask.passes.write import FeatureReport, write_features
 
@@ -141,7 +139,7 @@ class FittedFeatures(TransformerMixin, MomentEstimator):  # type: ignore[misc]
         """
         model = self.model_
         sample = self._rows_of(X)
-        executor = Executor.resolve(scheduler, workers, memory_limit)
+        executor = RunOptions(scheduler, workers, memory_limit).executor()
         return write_features(
             sample,
             model,
@@ -409,8 +407,8 @@ class PivotedCholesky(FittedFeatures):
         check_choice("basis", self.basis, BASES)
 
     @property
-    def _tolerance(self) -> Tolerance:
-        return Tolerance.of(self.tol, self.max_rank, None)
+    def _default_rank(self) -> None:
+        return None
 
     def _open(self, X: Any, Y: Any, weights: Any) -> Sample:
         return x_alone(open_sample(X, weights=weights))
@@ -418,14 +416,14 @@ class PivotedCholesky(FittedFeatures):
     def _change(
         self, spec: MomentReduction, trial: RowSample, rows: RowSample, accuracy: float, solver: Any
     ) -> SpectrumChange:
-        return SpectrumChange(self._tolerance.value, accuracy)
+        return SpectrumChange(float(self.tol or TOL), accuracy)
 
     def _solve(self, sample: Sample, measured: Measured) -> dict[str, Any]:
         (side,), mean = measured.sides, measured.moments.means()
         metadata = {
             "rows": measured.moments.n_rows,
             "passes": measured.passes,
-            "tol": self._tolerance.value,
+            "tol": float(self.tol or TOL),
             "trace_error": float(mean.trace_error[0]),
             "location": sample.location,
         }

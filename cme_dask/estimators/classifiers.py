@@ -43,7 +43,8 @@ from cme_dask.numerics.logistic import (
     solve_logistic,
 )
 from cme_dask.passes.cluster import Scheduler
-from cme_dask.passes.run import RunOptions, run_pass
+from cme_dask.passes.driver import RunOptions
+from cme_dask.passes.run import run_pass
 from cme_dask.passes.sources import coded, is_chunked, open_sample
 
 Array = Any
@@ -567,7 +568,7 @@ class KernelLogisticRegression(LabelClassifier):
             {
                 "rows": measured.moments.n_rows,
                 "passes": passes,
-                "tol": self._tolerance.value,
+                "tol": context.pivots[0].tol,
                 "trace_error": float(error),
                 "reg": float(self.reg),
                 "objective": solution.objective,
@@ -575,7 +576,7 @@ class KernelLogisticRegression(LabelClassifier):
                 "location": sample.location,
             },
         )
-        self._warn_of_trace(context, [(error, newton.rank)])
+        context.warn_of_trace([(error, newton.rank)])
         return measured._replace(passes=passes), {
             "model_": model,
             "basis_x_": FittedBasis(newton, spectral, error),

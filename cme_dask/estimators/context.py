@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -73,71 +73,7 @@ Progress = Callable[[PivotProgress | Event | TuningProgress | StepBegan], None]
 """What the parts of a fit report to, see :class:`cme_dask.estimators.steps.StepReports`."""
 
 
-# The tolerance of the bases, and how pivots are chosen
-
-
-class Tolerance(NamedTuple):
-    """The relative trace error that bases aim at, within a largest rank.
-
-    Parameters
-    ----------
-    value
-        Relative trace error.
-    max_rank
-        Largest number of pivots of a basis, or None.
-    promised
-        Whether every miss over all rows is worth a warning: where the user gave ``tol``, or
-        nothing limits the rank. Otherwise the rank decides, and only a coarse basis is reported.
-    default_rank
-        Whether ``max_rank`` is a default, for messages.
-    """
-
-    value: float
-    max_rank: int | None
-    promised: bool
-    default_rank: bool
-
-    @classmethod
-    def of(cls, tol: float | None, max_rank: int | None, limit: int | None) -> "Tolerance":
-        """What the parameters of an estimator mean.
-
-        Parameters
-        ----------
-        tol, max_rank
-            As given by the user, or None.
-        limit
-            The rank that takes the place of ``max_rank``; None where ``tol`` alone decides.
-        """
-        return cls(
-            TOL if tol is None else float(tol),
-            limit if max_rank is None else max_rank,
-            tol is not None or limit is None,
-            max_rank is None,
-        )
-
-    def warn(self, variable: str, rank: int, error: float | None, missed: bool) -> None:
-        """Warn if the trace error over all rows is above the tolerance.
-
-        ``missed`` says that it may come as news: pivots were chosen without seeing all rows.
-        """
-        limit = self.value if self.promised else max(self.value, _COARSE)
-        if error is None or error <= limit:
-            return
-        text = f"{variable}: trace error {error:.2e} over all rows at rank {rank}"
-        if self.promised:
-            text = f"{text}, tol is {self.value:g}"
-        if self.max_rank is not None and rank >= self.max_rank:
-            default = " (the default)" if self.default_rank else ""
-            remedy = "" if not self.default_rank and self.promised else ": raise max_rank"
-            warn(f"{text}: max_rank={self.max_rank}{default} was reached{remedy}", RankWarning)
-        elif missed:
-            reason = (
-                "the rows span no more than that, to rounding; raise tol"
-                if self.promised
-                else "pivots were chosen from the row sample alone; give tol, and rounds over all "
-                "rows add what it missed"
-            )
-            warn(f"{text}: {reason}", ToleranceWarning)
+# How pivots are chosen
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,7 +87,12 @@ class Pivots:
     mode
         ``sampled``, ``greedy``, ``random`` or ``given``.
     tol, max_rank
-        Relative trace error at which the choice ends, and the largest number of pivots.
+        Relative trace error at which the choice ends, and the largest number of pivots, or None.
+    promised
+        Whether every miss of ``tol`` over all rows is worth a warning: where the user gave it, or
+        nothing limits the rank. Otherwise the rank decides, and only a coarse basis is reported.
+    default_rank
+        Whether the user gave no ``max_rank``, for messages.
     span
         For ``greedy``: 1 is exactly Algorithm 1; less takes more pivots in a round.
     seed
@@ -164,6 +105,8 @@ class Pivots:
     mode: str
     tol: float
     max_rank: int | None
+    promised: bool
+    default_rank: bool
     span: float
     seed: tuple[int, int]
     points: Array = None
@@ -174,11 +117,22 @@ class Pivots:
         pivots: Any,
         variables: Sequence[str],
         columns: Sequence[Columns],
-        tolerance: Tolerance,
+        tol: float | None,
+        max_rank: int | None,
+        limit: int | None,
         span: Any,
         seed: int,
     ) -> tuple[Self, ...]:
         """Those of all variables, from the parameters of an estimator.
+
+        Parameters
+        ----------
+        pivots, tol, max_rank, span, seed
+            As given by the user; ``tol`` and ``max_rank`` may be None.
+        variables, columns
+            What messages call each variable, and its columns.
+        limit
+            The rank that takes the place of ``max_rank``; None where ``tol`` alone decides.
 
         Raises
         ------
@@ -194,15 +148,17 @@ class Pivots:
             raise DataError(
                 f"pivots must be {_MODES} or a pair of arrays, got {type(pivots).__name__}"
             )
-        each = []
+        promised = tol is not None or limit is None
+        most, by_default = (max_rank, False) if max_rank is not None else (limit, True)
+        tol, each = TOL if tol is None else float(tol), []
         for i, (requested, variable) in enumerate(zip(pivots, variables, strict=True)):
             mode, points = requested, None
             if not isinstance(requested, str):
                 mode, points = "given", _given_points(requested, columns[i], variable)
             elif mode not in PIVOTS:
                 raise DataError(f"pivots must be {_MODES} or given points, got {mode!r}")
-            limit = tolerance.max_rank
-            each.append(cls(variable, mode, tolerance.value, limit, float(span), (seed, i), points))
+            bounds = tol, most, promised, by_default
+            each.append(cls(variable, mode, *bounds, float(span), (seed, i), points))
         return tuple(each)
 
     def from_sample(self) -> Self:
@@ -554,6 +510,36 @@ class FitContext:
             return None, reports
         more = {i: state.basis(bases[i].kernel) for i, state in states.items()}
         return [more.get(i, basis) for i, basis in enumerate(bases)], reports
+
+    def warn_of_trace(self, reached: Sequence[tuple[float | None, int]]) -> None:
+        """Warn of trace errors over all rows that miss the tolerance of pivots not given.
+
+        Parameters
+        ----------
+        reached
+            Of each basis its trace error, None of one that approximates no kernel, and its rank.
+        """
+        for pivots, (error, rank) in zip(self.pivots, reached, strict=True):
+            limit = pivots.tol if pivots.promised else max(pivots.tol, _COARSE)
+            given = pivots.mode == "given" or self.sample.residuals is not None
+            if given or error is None or error <= limit:
+                continue
+            text = f"{pivots.variable}: trace error {error:.2e} over all rows at rank {rank}"
+            if pivots.promised:
+                text = f"{text}, tol is {pivots.tol:g}"
+            if pivots.max_rank is not None and rank >= pivots.max_rank:
+                default = " (the default)" if pivots.default_rank else ""
+                remedy = "" if not pivots.default_rank and pivots.promised else ": raise max_rank"
+                text = f"{text}: max_rank={pivots.max_rank}{default} was reached{remedy}"
+                warn(text, RankWarning)
+            elif pivots.mode == "sampled" and not self.rows.complete:
+                reason = (
+                    "the rows span no more than that, to rounding; raise tol"
+                    if pivots.promised
+                    else "pivots were chosen from the row sample alone; give tol, and rounds over "
+                    "all rows add what it missed"
+                )
+                warn(f"{text}: {reason}", ToleranceWarning)
 
     def _given(self, pivots: Pivots, kernel: Kernel) -> NewtonBasis:
         """Basis on given points; a RankWarning if some of them add nothing."""

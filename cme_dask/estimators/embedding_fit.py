@@ -6,6 +6,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from cme_dask.config import TOL
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
 from cme_dask.estimators.base import (
@@ -42,7 +43,7 @@ from cme_dask.numerics.embedding import (
 from cme_dask.numerics.folds import RowSample
 from cme_dask.numerics.moments import FeatureBlock, MomentReduction
 from cme_dask.passes.cluster import Scheduler
-from cme_dask.passes.run import RunOptions
+from cme_dask.passes.driver import RunOptions
 
 Array = Any
 CRITERIA = tuple(LOSSES)
@@ -213,7 +214,7 @@ class EmbeddingEstimator(MeanRegressor, MomentEstimator):
             values - rows.importance @ values,
             criterion=self.criterion,
             regs=self._regs,
-            tol=self._tolerance.value,
+            tol=context.pivots[0].tol,
             callback=context.progress,
         )
         return replace(context, kernels=[search.kernel, context.kernels[1]], search=search)
@@ -282,7 +283,7 @@ class EmbeddingEstimator(MeanRegressor, MomentEstimator):
                 "rows": moments.n_rows,
                 "folds": moments.n_folds,
                 "passes": measured.passes,
-                "tol": self._tolerance.value,
+                "tol": float(self.tol or TOL),
                 "trace_error": dict(zip("xy", map(float, errors), strict=True)),
                 "reg": reg,
                 "criterion": criterion,

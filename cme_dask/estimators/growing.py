@@ -16,8 +16,9 @@ from cme_dask.models.events import FunctionsLike, LocalFunction, by_name
 from cme_dask.models.merging import FitSums
 from cme_dask.numerics.cells import CellReduction
 from cme_dask.numerics.moments import Function, MomentReduction, MomentSums
+from cme_dask.passes.driver import RunOptions
 from cme_dask.passes.fit import sample_rows
-from cme_dask.passes.run import RunOptions, run_pass
+from cme_dask.passes.run import run_pass
 
 _WORSE = 2.0  # times the trace error of the earlier rows, beyond which a refit is advised
 
@@ -127,7 +128,7 @@ class MomentEstimator(GrowingEstimator):
         with one_blas_thread():
             fitted = self._solve(sample, measured)
         bases = [fitted[name] for name in self._bases]
-        self._warn_of_trace(context, [(basis.trace_error, basis.rank) for basis in bases])
+        context.warn_of_trace([(basis.trace_error, basis.rank) for basis in bases])
         return measured, fitted
 
     def _of_both(

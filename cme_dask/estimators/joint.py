@@ -26,8 +26,9 @@ from cme_dask.models.merging import one_model
 from cme_dask.models.points import FloatArray, OutOfCore
 from cme_dask.numerics.support import SUPPORT_SIZE
 from cme_dask.passes.cluster import Scheduler
+from cme_dask.passes.driver import RunOptions
 from cme_dask.passes.lazy_laws import LazyLaw
-from cme_dask.passes.run import PassReport, RunOptions
+from cme_dask.passes.run import PassReport
 
 Array = Any
 

@@ -12,7 +12,7 @@ from cme_dask.constraints import Normalized, parse
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError, remedy
 from cme_dask.estimators.base import Declarations, FittedBasis, MeanRegressor, Measured, origin
-from cme_dask.estimators.context import IN_ROUNDS, FitContext, Tolerance
+from cme_dask.estimators.context import IN_ROUNDS, FitContext
 from cme_dask.estimators.growing import (
     GrowingEstimator,
     different_functions,
@@ -115,8 +115,8 @@ class JointFit(MeanRegressor, GrowingEstimator):
         return self.tuning or Tuning()
 
     @property
-    def _tolerance(self) -> Tolerance:
-        return Tolerance.of(self.tol, self.max_rank, MAX_RANK if self._learns() else None)
+    def _default_rank(self) -> int | None:
+        return MAX_RANK if self._learns() else None
 
     # Before the pass: kernels, bases, moments
 
@@ -236,7 +236,7 @@ class JointFit(MeanRegressor, GrowingEstimator):
                 partial(self._in_mode, context),
                 self._tuning.averaged,
                 learn_reg=self.reg is None,
-                top_up=self._tolerance.promised,
+                top_up=context.pivots[0].promised,
             )
             members, measured = ensemble.run(self._cells(context))
             components, reg = [each.component for each in members], members[0].candidate.reg
@@ -262,7 +262,7 @@ class JointFit(MeanRegressor, GrowingEstimator):
         few = context.rows.prefix(_NEGATIVE_ROWS)
         metadata = {
             "passes": measured.passes,
-            "tol": self._tolerance.value,
+            "tol": context.pivots[0].tol,
             "constraint": solver.constraint.name,
             "constraint_options": solver.constraint.to_dict(),
             "reg": [reg.y, reg.x],
@@ -285,7 +285,7 @@ class JointFit(MeanRegressor, GrowingEstimator):
             max((each.trace_errors[i] or 0.0, each.sides[i].basis.rank) for each in components)
             for i in (0, 1)
         ]
-        self._warn_of_trace(context, reached)
+        context.warn_of_trace(reached)
         result = FitResult(model, components[0], measured, members)
         if context.calibration:
             result = with_calibration(context, result)

@@ -10,7 +10,6 @@ from cme_dask.config import ACCURACY, N_FOLDS, SAMPLE_SIZE
 from cme_dask.data.sample import Sample
 from cme_dask.errors import ConvergenceError, ConvergenceWarning, DataError, remedy, warn
 from cme_dask.estimators.base import Measured, check_choice, check_number, check_tol
-from cme_dask.estimators.context import Tolerance
 from cme_dask.estimators.embedding_fit import EmbeddingEstimator
 from cme_dask.kernels import Kernel
 from cme_dask.models.embedding import EmbeddedVariable, EmbeddingModel
@@ -183,8 +182,8 @@ class SparseEmbedding(EmbeddingEstimator):
         return _model(self.path_, position, self.dense_)
 
     @property
-    def _tolerance(self) -> Tolerance:
-        return Tolerance.of(self.tol, self.max_rank, MAX_RANK)
+    def _default_rank(self) -> int:
+        return MAX_RANK
 
     def _check(self) -> None:
         super()._check()

@@ -1,5 +1,6 @@
 """The search for kernels: coordinates, length scales and columns, by the losses of a problem."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -77,7 +78,7 @@ class SearchedVariable:
 
 
 @dataclass(frozen=True, eq=False)
-class SearchProblem:
+class SearchProblem(ABC):
     """What a search minimises, on rows in memory.
 
     Attributes
@@ -98,9 +99,9 @@ class SearchProblem:
     relative = False
     """Whether independence scores 0, so that a score has a unit once one is better."""
 
+    @abstractmethod
     def losses(self, x: ScreenedSide, y: ScreenedSide) -> tuple[Array, Array]:
         """Held-out losses of a pair of bases for R ridges, and their errors, shapes (k, R)."""
-        raise NotImplementedError
 
     def scoring(self, losses: Array, errors: Array) -> Callable[..., Array]:
         """What the k losses add up to, by those of all that was tried, shapes (k, T)."""

@@ -16,6 +16,7 @@ from :class:`Cost`, checks the values, reports progress and writes checkpoints. 
 """
 
 import operator
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -222,7 +223,7 @@ class MemoryPlan(NamedTuple):
         return other
 
 
-class Reduction(Generic[Partial, Result]):
+class Reduction(ABC, Generic[Partial, Result]):
     """A statistic of all rows, computed in one pass; users subclass it.
 
     Subclasses are picklable and hold no data beside their parameters. ``update`` must be
@@ -261,9 +262,9 @@ class Reduction(Generic[Partial, Result]):
         """The buffers of one task, in the library and on the device of the rows ``like``."""
         return None
 
+    @abstractmethod
     def update(self, state: Any, strip: Strip) -> Partial:
         """The partial result of one strip of rows, possibly of none."""
-        raise NotImplementedError
 
     def combine(self, a: Partial, b: Partial) -> Partial:
         """The partial result of two neighbouring sets of rows; ``a`` and ``b`` stay as they are.
@@ -441,7 +442,7 @@ def reduce_strips(
     (_, totals), *others = reversed(waiting)
     for _, left in others:
         totals = accumulate(left, totals)
-    return rows, to_host(tuple(totals))
+    return rows, tuple(totals) if place is None else to_host(tuple(totals))
 
 
 def tree_sum(items: Iterable[T], add: Callable[[T, T], T] = operator.iadd) -> T:

@@ -11,6 +11,7 @@ rows of the whole offer:
 A state is plain arrays, so a choice of pivots can be stored after any round and taken up again.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -206,7 +207,7 @@ class Offer:
 
 
 @dataclass(frozen=True)
-class Rule:
+class Rule(ABC):
     """A way of choosing pivots in rounds.
 
     Parameters
@@ -223,6 +224,7 @@ class Rule:
     tol: float
     max_rank: int | None = None
 
+    @abstractmethod
     def offered(
         self, state: PivotState, strips: int, strip: Strip, x: Array, residual: Array
     ) -> tuple[Array, Array, Bound]:
@@ -239,15 +241,14 @@ class Rule:
         residual
             k(x, x) - |N(x)|^2, shape (n,); zero for rows of weight zero.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def combine(self, a: Offer, b: Offer) -> Offer:
         """The offer of both sets of rows."""
-        raise NotImplementedError
 
+    @abstractmethod
     def choose(self, state: PivotState, offer: Offer, max_rank: int) -> tuple[Array, Array]:
         """Positions of the next b pivots in the offer, and N at them, shape (b, m + b)."""
-        raise NotImplementedError
 
     def step(self, state: PivotState, offer: Offer) -> PivotState:
         """The state after a round, given the offer of all rows."""

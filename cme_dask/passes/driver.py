@@ -23,6 +23,7 @@ from typing import Any
 from uuid import uuid4
 
 import dask.threaded
+import numpy as np
 import psutil
 from dask.base import get_scheduler
 from dask.callbacks import Callback
@@ -32,11 +33,12 @@ from dask.utils import format_bytes, parse_bytes
 from distributed import Client
 from distributed.system import MEMORY_LIMIT
 
+from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError, ResourceError, option, remedy
 from cme_dask.kernels.evaluator import limit_this_process, one_blas_thread
 from cme_dask.numerics.devices import Device
 from cme_dask.numerics.reduction import Cost, Extent, MemoryPlan, RowRange, tree_merges
-from cme_dask.passes.checkpoint import Checkpoint
+from cme_dask.passes.checkpoint import Checkpoint, about_run, checkpointed_run
 from cme_dask.passes.cluster import (
     ClusterRun,
     Scheduler,
@@ -45,6 +47,7 @@ from cme_dask.passes.cluster import (
     described_workers,
     limit_workers,
 )
+from cme_dask.passes.progress import Listener
 
 A_WORKER = "a worker"
 """The place of a prediction that is about a worker of a cluster."""
@@ -123,85 +126,6 @@ class Executor:
         """Those of them that may call users' functions: in a pass they would do so as well."""
         return self.workers if self.shares_memory else 1
 
-    @classmethod
-    def resolve(
-        cls,
-        scheduler: Scheduler = None,
-        workers: int | None = None,
-        memory_limit: str | int | None = None,
-        *,
-        device: Any = None,
-        device_memory_limit: str | int | None = None,
-        checkpoint: Checkpoint | None = None,
-    ) -> "Executor":
-        """From a scheduler's name, a Client, or whatever Dask is set to (default: threads).
-
-        Memory is what the machine and the workers of a cluster have, and at most ``memory_limit``
-        ("2GB") each; of a device likewise, and at most ``device_memory_limit``.
-
-        Raises
-        ------
-        DataError
-            If the scheduler or the device is not known, or ``workers`` or a limit is not positive.
-        ResourceError
-            If the cluster has no workers, they don't see the folder of the checkpoint, or this
-            process, or a worker, has not got the device.
-        """
-        if workers is not None and (not isinstance(workers, int) or workers < 1):
-            raise DataError(f"workers must be an integer of at least 1, got {workers!r}")
-        if scheduler is None:
-            scheduler = _configured()
-        client = scheduler if isinstance(scheduler, Client) else None
-        processes = None
-        if client is not None:
-            kind, workers = "distributed", cluster_threads(client)
-            limit_workers(client)  # imports the package on the workers
-            if checkpoint is not None:
-                checkpoint.check_seen(client)
-        else:
-            kind = _NAMES.get(scheduler, "") if isinstance(scheduler, str) else ""
-            if not kind:
-                raise DataError(
-                    f"scheduler must be a distributed Client or one of {', '.join(_NAMES)}, "
-                    f"got {scheduler!r}"
-                )
-            workers = workers or dask.config.get("num_workers", None) or CPU_COUNT
-            if kind == "synchronous":
-                workers = 1
-            elif kind == "processes":
-                processes = WorkerProcesses()
-        place, device_memory = None if device is None else Device.of(device), 0
-        if place is not None:
-            if client is None:
-                device_memory = place.memory()
-            else:
-                check_workers_have(client, place.name)
-                device_memory = min(client.run(place.memory).values())
-        most = _bytes(memory_limit, "memory_limit")
-        device_limit = min(
-            _bytes(device_memory_limit, "device_memory_limit"), device_memory or sys.maxsize
-        )
-        # Of a worker's memory what it fills before it begins to spill; 0: it has no limit.
-        described = {} if client is None else described_workers(client)
-        share = dask.config.get("distributed.worker.memory.spill") or 1.0
-        each = [
-            (w["nthreads"], min(most, int(share * (w["memory_limit"] or MEMORY_LIMIT))))
-            for w in described.values()
-        ]
-        free = psutil.virtual_memory().available + psutil.Process().memory_info().rss
-        return cls(
-            kind,
-            workers,
-            int(min(most, MEMORY_LIMIT, free)),
-            client,
-            tuple(each),
-            checkpoint,
-            processes,
-            place,
-            device_memory,
-            None if device_limit == sys.maxsize else device_limit,
-        )
-
     def check_pass(self, cost: Cost, extent: Extent, runs: list[RowRange]) -> MemoryPlan:
         """Predict the peak of a pass, and of what comes before and after it.
 
@@ -237,7 +161,7 @@ class Executor:
         if self.device_limit is not None:
             at_once = max((threads for threads, _ in self.worker_memory), default=self.workers)
             plans.append(MemoryPlan(at_once * on_device, self.device_limit, "the device"))
-        worst = functools.reduce(MemoryPlan.or_tighter, plans)
+        worst = plans[np.argmax([plan.predicted / plan.limit for plan in plans])]
         if worst.predicted > worst.limit:
             raise ResourceError(_refusal(cost, extent, self.workers, worst))
         return worst
@@ -334,6 +258,150 @@ class Executor:
                     )
                     + ", and fewer workers or lower ranks need less"
                 ) from error
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Where and how to run.
+
+    Parameters
+    ----------
+    scheduler : str or distributed.Client, optional
+        ``"threads"``, ``"processes"``, ``"synchronous"`` or the client of a cluster; default: what
+        Dask is set to, else threads.
+    workers : int, optional
+        Tasks at once, without a cluster; default: one per core.
+    memory_limit : str or int, optional
+        Bytes that each place may use, such as ``"2GB"``; default: all available memory.
+    progress : bool or callable, optional
+        True shows a bar; a function is called with each :class:`cme_dask.Event`.
+    checkpoint : path, optional
+        Folder for partial results, on a filesystem that all workers share: an interrupted run
+        resumes from it.
+    shard : (int, int), optional
+        (i, k): compute the i-th of k shares into the checkpoint, and no more.
+    device : str or device, optional
+        Where the reduction is computed: ``"cuda"`` or ``"cuda:1"`` for a GPU by CuPy, or a device
+        of an array library that follows the array API standard, such as ``torch.device("cuda")``.
+        Rows are read and checked in host memory and go to the device strip by strip; partial
+        results come back once per task. Default: NumPy, in host memory.
+    device_memory_limit : str or int, optional
+        Bytes of the device that the run may use; default: what a GPU has, else no limit.
+    """
+
+    scheduler: Scheduler = None
+    workers: int | None = None
+    memory_limit: str | int | None = None
+    progress: bool | Listener | None = None
+    checkpoint: str | os.PathLike[str] | None = None
+    shard: tuple[int, int] | None = None
+    device: Any = None
+    device_memory_limit: str | int | None = None
+
+    def executor(self, checkpoint: Checkpoint | None = None) -> Executor:
+        """The place of a run and its memory; its passes may have a checkpoint.
+
+        Without a scheduler it is what Dask is set to, else threads. Memory is what the machine and
+        the workers of a cluster have, and at most ``memory_limit`` each; of a device likewise, and
+        at most ``device_memory_limit``.
+
+        Raises
+        ------
+        DataError
+            If the scheduler or the device is not known, or ``workers`` or a limit is not positive.
+        ResourceError
+            If the cluster has no workers, they don't see the folder of the checkpoint, or this
+            process, or a worker, has not got the device.
+        """
+        workers = self.workers
+        if workers is not None and (not isinstance(workers, int) or workers < 1):
+            raise DataError(f"workers must be an integer of at least 1, got {workers!r}")
+        scheduler = _configured() if self.scheduler is None else self.scheduler
+        client = scheduler if isinstance(scheduler, Client) else None
+        processes = None
+        if client is not None:
+            kind, workers = "distributed", cluster_threads(client)
+            limit_workers(client)  # imports the package on the workers
+            if checkpoint is not None:
+                checkpoint.check_seen(client)
+        else:
+            kind = _NAMES.get(scheduler, "") if isinstance(scheduler, str) else ""
+            if not kind:
+                raise DataError(
+                    f"scheduler must be a distributed Client or one of {', '.join(_NAMES)}, "
+                    f"got {scheduler!r}"
+                )
+            workers = workers or dask.config.get("num_workers", None) or CPU_COUNT
+            if kind == "synchronous":
+                workers = 1
+            elif kind == "processes":
+                processes = WorkerProcesses()
+        place, device_memory = None if self.device is None else Device.of(self.device), 0
+        if place is not None:
+            if client is None:
+                device_memory = place.memory()
+            else:
+                check_workers_have(client, place.name)
+                device_memory = min(client.run(place.memory).values())
+        most = _bytes(self.memory_limit, "memory_limit")
+        device_limit = min(
+            _bytes(self.device_memory_limit, "device_memory_limit"), device_memory or sys.maxsize
+        )
+        # Of a worker's memory what it fills before it begins to spill; 0: it has no limit.
+        described = {} if client is None else described_workers(client)
+        share = dask.config.get("distributed.worker.memory.spill") or 1.0
+        each = [
+            (w["nthreads"], min(most, int(share * (w["memory_limit"] or MEMORY_LIMIT))))
+            for w in described.values()
+        ]
+        free = psutil.virtual_memory().available + psutil.Process().memory_info().rss
+        return Executor(
+            kind,
+            workers,
+            int(min(most, MEMORY_LIMIT, free)),
+            client,
+            tuple(each),
+            checkpoint,
+            processes,
+            place,
+            device_memory,
+            None if device_limit == sys.maxsize else device_limit,
+        )
+
+    @contextlib.contextmanager
+    def opened(
+        self, name: str, depends_on: Mapping[str, Any], sample: Sample
+    ) -> Iterator[Executor]:
+        """The place of a run and its memory, with its checkpoint held meanwhile.
+
+        Parameters
+        ----------
+        name
+            What runs, such as the name of an estimator.
+        depends_on
+            Further dependencies of the results, by name.
+        sample
+            The rows.
+
+        Raises
+        ------
+        DataError
+            On unusable options, or if another run goes on in the checkpoint.
+        StoreError
+            If the checkpoint is of another run; the message names what differs.
+        ResourceError
+            If the cluster has no workers, or they don't see the checkpoint.
+        """
+        if self.checkpoint is None and self.shard is None:
+            yield self.executor()
+            return
+
+        def described() -> dict[str, dict[str, str]]:
+            place = {} if self.device is None else {"device": self.device}
+            return about_run(name, {**depends_on, **place}, sample, {})
+
+        with checkpointed_run(self.checkpoint, described, self.shard) as checkpoint:
+            yield self.executor(checkpoint)
 
 
 def without_limits(executor: Executor) -> Executor:

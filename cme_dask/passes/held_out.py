@@ -17,7 +17,7 @@ from cme_dask.models.logistic import LogisticModel
 from cme_dask.models.points import is_out_of_core, query_points
 from cme_dask.numerics.scoring import Estimate
 from cme_dask.passes.cluster import Scheduler
-from cme_dask.passes.driver import Executor
+from cme_dask.passes.driver import Executor, RunOptions
 from cme_dask.passes.scores import LabelScores, Law, Prediction, score_pass
 from cme_dask.passes.sources import open_sample
 
@@ -145,7 +145,7 @@ def score(
         If the memory does not suffice.
     """
     fitted = getattr(model, "model_", model)
-    executor = Executor.resolve(scheduler, workers, memory_limit)
+    executor = RunOptions(scheduler, workers, memory_limit).executor()
     if isinstance(fitted, LogisticModel):
         if events:
             raise DataError("a logistic model scores the labels alone: leave events out")

@@ -5,11 +5,9 @@ memory, tells the progress, counts unusable values after a failure, and reads fr
 checkpoints.
 """
 
-import contextlib
 import logging
-import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
 
@@ -37,13 +35,9 @@ from cme_dask.numerics.reduction import (
 )
 from cme_dask.numerics.rows import BadValueCounts, Counts
 from cme_dask.passes.checkpoint import (
-    Checkpoint,
     PassSums,
-    about_run,
     block_rows,
-    checkpointed_run,
 )
-from cme_dask.passes.cluster import Scheduler
 from cme_dask.passes.driver import Executor, without_limits
 from cme_dask.passes.progress import Listener, pass_event
 
@@ -104,99 +98,6 @@ class PassReport(NamedTuple):
     def pass_rows_per_second(self) -> float:
         """Rows per second of ``pass_seconds``."""
         return self.rows / self.pass_seconds
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """Where and how to run.
-
-    Parameters
-    ----------
-    scheduler : str or distributed.Client, optional
-        ``"threads"``, ``"processes"``, ``"synchronous"`` or the client of a cluster; default: what
-        Dask is set to, else threads.
-    workers : int, optional
-        Tasks at once, without a cluster; default: one per core.
-    memory_limit : str or int, optional
-        Bytes that each place may use, such as ``"2GB"``; default: all available memory.
-    progress : bool or callable, optional
-        True shows a bar; a function is called with each :class:`cme_dask.Event`.
-    checkpoint : path, optional
-        Folder for partial results, on a filesystem that all workers share: an interrupted run
-        resumes from it.
-    shard : (int, int), optional
-        (i, k): compute the i-th of k shares into the checkpoint, and no more.
-    device : str or device, optional
-        Where the reduction is computed: ``"cuda"`` or ``"cuda:1"`` for a GPU by CuPy, or a device
-        of an array library that follows the array API standard, such as ``torch.device("cuda")``.
-        Rows are read and checked in host memory and go to the device strip by strip; partial
-        results come back once per task. Default: NumPy, in host memory.
-    device_memory_limit : str or int, optional
-        Bytes of the device that the run may use; default: what a GPU has, else no limit.
-    """
-
-    scheduler: Scheduler = None
-    workers: int | None = None
-    memory_limit: str | int | None = None
-    progress: bool | Listener | None = None
-    checkpoint: str | os.PathLike[str] | None = None
-    shard: tuple[int, int] | None = None
-    device: Any = None
-    device_memory_limit: str | int | None = None
-
-    def executor(self, checkpoint: Checkpoint | None = None) -> Executor:
-        """The place of a run and its memory; its passes may have a checkpoint.
-
-        Raises
-        ------
-        DataError
-            On unusable options.
-        ResourceError
-            If the cluster has no workers, or they don't see the checkpoint.
-        """
-        return Executor.resolve(
-            self.scheduler,
-            self.workers,
-            self.memory_limit,
-            device=self.device,
-            device_memory_limit=self.device_memory_limit,
-            checkpoint=checkpoint,
-        )
-
-    @contextlib.contextmanager
-    def opened(
-        self, name: str, depends_on: Mapping[str, Any], sample: Sample
-    ) -> Iterator[Executor]:
-        """The place of a run and its memory, with its checkpoint held meanwhile.
-
-        Parameters
-        ----------
-        name
-            What runs, such as the name of an estimator.
-        depends_on
-            Further dependencies of the results, by name.
-        sample
-            The rows.
-
-        Raises
-        ------
-        DataError
-            On unusable options, or if another run goes on in the checkpoint.
-        StoreError
-            If the checkpoint is of another run; the message names what differs.
-        ResourceError
-            If the cluster has no workers, or they don't see the checkpoint.
-        """
-        if self.checkpoint is None and self.shard is None:
-            yield self.executor()
-            return
-
-        def described() -> dict[str, dict[str, str]]:
-            place = {} if self.device is None else {"device": self.device}
-            return about_run(name, {**depends_on, **place}, sample, {})
-
-        with checkpointed_run(self.checkpoint, described, self.shard) as checkpoint:
-            yield self.executor(checkpoint)
 
 
 def run_pass(
