@@ -465,13 +465,13 @@ def test_sorted_atoms(mixture, levels):
     starts = np.searchsorted(cells, np.arange(weights.shape[1] + 1))
     masses = np.full(weights.shape[1], 1.0 / weights.shape[1])
     statistics = SimpleNamespace(atoms=values[:, None], starts=starts, shares=shares, masses=masses)
-    atoms = CellLaw(statistics, weigh=None).sorted_atoms(0)
+    law = CellLaw(statistics, weigh=None)
     W = weights[:, cells] * shares
     t = np.array([values[0], values.min() - 1, values.max(), 0.3])
-    assert_allclose(atoms.below(weights, t), oracle.cdf(W, values, t), atol=1e-12)
+    assert_allclose(law.below(weights, t, 0), oracle.cdf(W, values, t), atol=1e-12)
     each = np.tile(t, (len(W), 1))
-    assert_array_equal(atoms.below(weights, each), atoms.below(weights, t))
-    found = atoms.quantile(weights, np.array(levels))
+    assert_array_equal(law.below(weights, each, 0), law.below(weights, t, 0))
+    found = law.quantile(weights, np.array(levels), [0])[:, :, 0]
     assert np.isin(found, values).all()
     # A level within rounding of a jump may fall on either side of it.
     below = oracle.cdf(W, values, np.unique(found))

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self
 from array_api_compat import array_namespace, device
 
 from cme_dask.errors import DataError
-from cme_dask.kernels.evaluator import BlockEvaluator
+from cme_dask.kernels.evaluator import BlockEvaluator, DerivedEvaluator
 from cme_dask.kernels.length_scales import ColumnScale
 
 # What a kernel is, and checks of what it is made of
@@ -291,7 +291,8 @@ class _PairEvaluator(BlockEvaluator):
         self._both = kernel.left.evaluator(Z, log=log), kernel.right.evaluator(Z, log=log)
         self._combine = getattr(self.ops, kernel._log_function if log else kernel._function)
 
-    def _load(self, X: Array) -> None:
+    def load(self, X: Array) -> None:
+        """Take the rows X, shape (n, d), until the next call."""
         for evaluator in self._both:
             evaluator.load(X)
 
@@ -413,11 +414,9 @@ class Scaled(Evaluated):
     def evaluator(self, Z: Array, *, log: bool = False) -> BlockEvaluator:
         """Return the functions of the base, scaled."""
         base = self.base.evaluator(Z, log=log)
-        ops = base.ops  # and not the evaluator, which would hold itself
-        if log:
-            shift = math.log(self.scale)
-            return base.then(lambda out: ops.add(out, shift, out=out))
-        return base.then(lambda out: ops.multiply(out, self.scale, out=out))
+        work = base.ops.add if log else base.ops.multiply
+        factor = math.log(self.scale) if log else self.scale
+        return DerivedEvaluator(self, Z, base, change=lambda out: work(out, factor, out=out))
 
     def check(self, n_columns: int) -> None:
         """Raise DataError if the kernel does."""
@@ -483,7 +482,7 @@ class Columns(Evaluated):
     def evaluator(self, Z: Array, *, log: bool = False) -> BlockEvaluator:
         """Return the functions of the base, of these columns."""
         take = partial(self._take, array_namespace(Z))
-        return self.base.evaluator(take(Z), log=log).after(take)
+        return DerivedEvaluator(self, Z, self.base.evaluator(take(Z), log=log), map_rows=take)
 
     def check(self, n_columns: int) -> None:
         """Raise DataError if a column is out of range or the kernel doesn't fit their number."""

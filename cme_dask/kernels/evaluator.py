@@ -332,7 +332,8 @@ class BlockEvaluator:
     contiguous. What depends on Z alone is computed once, and memory on the way is reused: use one
     evaluator per thread.
 
-    This class evaluates the kernel's formula; kernels with a faster way derive from it.
+    This class evaluates the kernel's formula; kernels with a faster way derive from it and define
+    ``_fill``, and ``load`` where rows are prepared.
 
     Parameters
     ----------
@@ -362,23 +363,17 @@ class BlockEvaluator:
             raise negative_values(kernel)
         self.kernel, self.points, self.log = kernel, Z, log
         self.xp, self.ops, self.scratch = array_namespace(Z), in_place(Z), Scratch()
-        self._maps: list[Callable[[Array], Array]] = []
-        self._works: list[Callable[[Array], None]] = []
         self.steps: Sequence[Step] = ()
         self._transform: Array | None = None
         self._in_process = is_numpy_array(Z)
 
     def load(self, X: Array) -> None:
         """Take the rows X, shape (n, d), until the next call."""
-        for map_rows in self._maps:
-            X = map_rows(X)
-        self._load(X)
+        self._rows = X
 
     def write(self, here: slice, out: Array) -> None:
         """Write the functions at the rows in this slice to ``out``, shape (m, b)."""
         self._fill(here, out)
-        for work in self._works:
-            work(out)
         for target, source, matrix in self.steps:
             part = out[target, :]
             if not self._in_process:
@@ -407,23 +402,10 @@ class BlockEvaluator:
             self.write(slice(0, here.stop - start), values[:, here])
         return values.T
 
-    def after(self, map_rows: Callable[[Array], Array]) -> "BlockEvaluator":
-        """Evaluate at mapped rows, x -> k(t(x), z_j)."""
-        self._maps.insert(0, map_rows)
-        return self
-
-    def then(self, work: Callable[[Array], None]) -> "BlockEvaluator":
-        """Do ``work(out)`` on each block that is written."""
-        self._works.append(work)
-        return self
-
     def rotate(self, transform: Array) -> "BlockEvaluator":
         """Write ``transform @ out`` instead of what is solved for; ``transform`` is square."""
         self._transform = transform
         return self
-
-    def _load(self, X: Array) -> None:
-        self._rows = X
 
     def _fill(self, here: slice, out: Array) -> None:
         X = self._rows[here, :]
@@ -440,6 +422,45 @@ class BlockEvaluator:
         else:
             self.ops.matmul(matrix, source, out=product)
             self.ops.subtract(part, product, out=part)
+
+
+class DerivedEvaluator(BlockEvaluator):
+    """Functions made of those of another evaluator: at mapped rows, or changed block by block.
+
+    Parameters
+    ----------
+    kernel
+        The kernel k.
+    Z
+        The points z_j, shape (m, d).
+    base
+        The other functions.
+    map_rows
+        The rows at which they are evaluated, from the rows x; default x itself.
+    change
+        What is done to each of their blocks, in place; default nothing.
+    """
+
+    def __init__(
+        self,
+        kernel: Any,
+        Z: Array,
+        base: BlockEvaluator,
+        *,
+        map_rows: Callable[[Array], Array] | None = None,
+        change: Callable[[Array], None] | None = None,
+    ) -> None:
+        super().__init__(kernel, Z, log=base.log)
+        self._base, self._map_rows, self._change = base, map_rows, change
+
+    def load(self, X: Array) -> None:
+        """Take the rows X, shape (n, d), until the next call."""
+        self._base.load(X if self._map_rows is None else self._map_rows(X))
+
+    def _fill(self, here: slice, out: Array) -> None:
+        self._base.write(here, out)
+        if self._change is not None:
+            self._change(out)
 
 
 def take_logarithms(kernel: Any, xp: Any, out: Array) -> None:

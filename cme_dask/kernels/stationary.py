@@ -66,7 +66,8 @@ class DistanceEvaluator(BlockEvaluator):
             squares = self._factor * xp.sum(self._v * self._v, axis=1, keepdims=True)
             self._v = xp.concat([self._v, xp.ones_like(squares), squares], axis=1)
 
-    def _load(self, X: Array) -> None:
+    def load(self, X: Array) -> None:
+        """Take the rows X, shape (n, d), until the next call."""
         xp, (n, d) = self.xp, X.shape
         u = ((X - self._centre) / self._scale).T
         self._X, self._u, self._far = X, u, []

@@ -14,7 +14,7 @@ from array_api_compat import array_namespace, device
 
 from cme_dask.errors import DataError
 from cme_dask.kernels.base import Array, Evaluated, Kernel, check_kernel, check_number, is_a
-from cme_dask.kernels.evaluator import BlockEvaluator
+from cme_dask.kernels.evaluator import BlockEvaluator, DerivedEvaluator
 from cme_dask.kernels.length_scales import ColumnScale
 
 # Maps of single columns, to a common scale or to pooled levels
@@ -369,7 +369,8 @@ class TransformedKernel(Evaluated):
     def evaluator(self, Z: Array, *, log: bool = False) -> BlockEvaluator:
         """Return the functions of the base, of mapped rows."""
         map_rows = self.transform.prepare(array_namespace(Z), Z)
-        return self.base.evaluator(map_rows(Z), log=log).after(map_rows)
+        base = self.base.evaluator(map_rows(Z), log=log)
+        return DerivedEvaluator(self, Z, base, map_rows=map_rows)
 
     @property
     def unmapped(self) -> tuple[Any, Kernel]:

@@ -255,13 +255,13 @@ class ConditionalLaw:
         several = len(pick) > 1
         t, single = check_thresholds(t, len(pick), several, self.n if paired else None)
         if several and paired:
-            result = self._fill(lambda at, t: law.orthant(at, pick, t), t)
+            result = self._fill(law.orthant, t, columns=pick)
         elif several:
-            lower = law.average(lambda y: _inside(y[:, pick], t))
-            result = self._fill(lower)
+            result = self._fill(law.average(lambda y: _inside(y[:, pick], t)))
+        elif paired:
+            result = self._fill(law.below, t, column=pick[0])
         else:
-            below = law.below(pick[0])
-            result = self._fill(below, t) if paired else self._fill(lambda at: below(at, t[:, 0]))
+            result = self._fill(law.below, t=t[:, 0], column=pick[0])
         return self._thresholded(np.clip(result, 0.0, 1.0), "cdf", t, single or paired, several)
 
     def quantile(self, q: Any, column: str | None = None) -> FloatArray:
@@ -287,8 +287,7 @@ class ConditionalLaw:
         levels, single = check_levels(q)
         positions = self._positions(column)
         names = tuple(positions)
-        queries = [self._law.quantile(j, levels) for j in positions.values()]
-        result = self._fill(lambda at: np.stack([query(at) for query in queries], axis=2))
+        result = self._fill(self._law.quantile, levels=levels, columns=list(positions.values()))
         axes: list[Axis] = [("quantile", levels.tolist()), ("variable", names)]
         if len(names) == 1:
             result, axes = result[:, :, 0], axes[:1]
@@ -356,7 +355,7 @@ class ConditionalLaw:
         points, positions = self._points(y, True), self._positions(column)
         result = np.zeros(self.n)
         for position in positions.values():
-            result += self._fill(self._law.crps(position), points[:, position])
+            result += self._fill(self._law.crps, points[:, position], column=position)
         return self._labels.wrap(result / len(positions), "crps")
 
     # Densities
@@ -519,14 +518,16 @@ class ConditionalLaw:
     def _fill(
         self,
         query: Callable[..., Array],
-        *paired: Array,
+        *rows: Array,
         held: int = 0,
         at: Function | None = None,
+        **arguments: Any,
     ) -> FloatArray:
         """Answers at all points, block by block, of which each holds so many numbers per point.
 
-        The query takes the law at the points of a block, or what ``at`` makes of them, and those
-        rows of the paired arrays that belong to them.
+        The query takes the law at the points of a block, or what ``at`` makes of them, and the
+        rows of these arrays, one for each point, that belong to them. Its other arguments are the
+        same in all blocks.
         """
         n, everywhere = len(self.points), slice(0, len(self.points))
         step = max(min(_HELD // max(self._law.held, held, 1), _MOST_ROWS), 1)
@@ -539,7 +540,7 @@ class ConditionalLaw:
                 there = self._everywhere
             else:
                 there = (at or self._law.at)(self.points[here])
-            part = query(there, *(each[here] for each in paired))
+            part = query(there, *(each[here] for each in rows), **arguments)
             if result is None:
                 result = np.empty((n, *part.shape[1:]))
             result[here] = part
@@ -628,8 +629,8 @@ class ConditionalLaw:
             self._smoothing(near, bandwidth), self._smoothing(self.model, None)
         )
         if paired:
-            return self._fill(lambda at, y: query(at, y, True), points)
-        return self._fill(lambda at: query(at, points, False))
+            return self._fill(query, points, paired=True)
+        return self._fill(query, y=points, paired=False)
 
     def _log_marginal(self, points: Array, paired: bool) -> Array:
         """Logarithm of the smoothed density of the marginal, shape (n, 1) or (1, k)."""

@@ -156,48 +156,40 @@ class BlendedLaw:
     def ratio(self, y: Array) -> None:
         """None: shifted atoms have no ratio to the marginal but that of smoothed densities."""
 
-    def below(self, column: int) -> Callable[[Blended, Array], Array]:
+    def below(self, at: Blended, t: Array, column: int) -> Array:
         """P(Y_j <= t | x), shape (b, k), for thresholds (k,) or (b, k)."""
-        near, far = self.near.below(column), self.far.below(column)
+        far = self.far.below(at.far, t[at.rows] if t.ndim == 2 else t, column)
+        result = at.mixed(self.near.below(at.near, t, column), far)
+        result[at.rows] = reported(result[at.rows])
+        return result
 
-        def block(at: Blended, t: Array) -> Array:
-            result = at.mixed(near(at.near, t), far(at.far, t[at.rows] if t.ndim == 2 else t))
-            result[at.rows] = reported(result[at.rows])
-            return result
-
-        return block
-
-    def orthant(self, at: Blended, columns: list[int], t: Array) -> Array:
+    def orthant(self, at: Blended, t: Array, columns: list[int]) -> Array:
         """P(Y_j <= t_j for all j | x), shape (b, 1), of one t (b, len(columns)) for each x."""
-        near = self.near.orthant(at.near, columns, t)
-        return at.mixed(near, self.far.orthant(at.far, columns, t[at.rows]))
+        near = self.near.orthant(at.near, t, columns)
+        return at.mixed(near, self.far.orthant(at.far, t[at.rows], columns))
 
-    def quantile(self, column: int, levels: Array) -> Query:
-        """Quantiles of a column, shape (b, k)."""
-        near, far = self.near.quantile(column, levels), self.far.quantile(column, levels)
+    def quantile(self, at: Blended, levels: Array, columns: list[int]) -> Array:
+        """Quantiles of columns, each by itself, shape (b, k, len(columns)), for levels (k,)."""
+        result = self.near.quantile(at.near, levels, columns)
+        if len(at.rows):
+            share = at.share[at.rows]
+            values, both = self.far.quantile(at.far, levels, columns), np.flatnonzero(share > 0.0)
+            if len(both):
+                shifted = at.near.rows(at.rows[both])
+                inner = Blended(share[both], shifted, np.arange(len(both)), at.far[both])
+                for j, column in enumerate(columns):
+                    values[both, :, j] = self._quantile(inner, levels, column)
+            result[at.rows] = values
+        return result
 
-        def block(at: Blended) -> Array:
-            result = near(at.near)
-            if len(at.rows):
-                share = at.share[at.rows]
-                values, both = far(at.far), np.flatnonzero(share > 0.0)
-                if len(both):
-                    shifted = at.near.rows(at.rows[both])
-                    inner = Blended(share[both], shifted, np.arange(len(both)), at.far[both])
-                    values[both] = self._quantile(column, levels, inner)
-                result[at.rows] = values
-            return result
-
-        return block
-
-    def _quantile(self, column: int, levels: Array, at: Blended) -> Array:
+    def _quantile(self, at: Blended, levels: Array, column: int) -> Array:
         """Quantiles of mixtures: the least atom of either law at which the level is reached."""
-        below, needed = self.below(column), np.maximum(levels, SLACK)
+        needed = np.maximum(levels, SLACK)
         place, values = self.near.placing(column, at.near), self.far.sorted_atoms(column).values
         shape = len(at.share), len(levels)
 
         def reached(t: Array) -> Array:
-            return below(at, t) >= needed
+            return self.below(at, t, column) >= needed
 
         counts = self.near.size, len(values)
         atom = first_true(shape, counts[0], lambda atom: reached(place(atom)))
@@ -206,21 +198,16 @@ class BlendedLaw:
         far = np.where(atom < counts[1], values[np.minimum(atom, counts[1] - 1)], np.inf)
         return np.minimum(near, far)
 
-    def crps(self, column: int) -> Callable[[Blended, Array], Array]:
+    def crps(self, at: Blended, y: Array, column: int) -> Array:
         """Continuous ranked probability score of a column at y (b,), shape (b,)."""
-        near = self.near.crps(column)
-
-        def block(at: Blended, y: Array) -> Array:
-            result = near(at.near, y)
-            step = max(_HELD // (self.near.size + len(self.far.cells.atoms)), 1)
-            for start in range(0, len(at.rows), step):
-                here = slice(start, start + step)
-                rows = at.rows[here]
-                masses, atoms = self._merged(column, at, here)
-                result[rows] = sorted_crps(masses, atoms, y[rows])
-            return result
-
-        return block
+        result = self.near.crps(at.near, y, column)
+        step = max(_HELD // (self.near.size + len(self.far.cells.atoms)), 1)
+        for start in range(0, len(at.rows), step):
+            here = slice(start, start + step)
+            rows = at.rows[here]
+            masses, atoms = self._merged(column, at, here)
+            result[rows] = sorted_crps(masses, atoms, y[rows])
+        return result
 
     def _merged(self, column: int, at: Blended, here: slice) -> tuple[Array, Array]:
         """Masses and values of the atoms of both laws, ascending, at some of the rows of C."""

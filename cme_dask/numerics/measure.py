@@ -1,8 +1,7 @@
 """Laws as measures: weights by projection, weighted atoms, distribution functions and quantiles."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -133,12 +132,14 @@ def first_reaching(cumulative: Array, levels: Array) -> Array:
     -------
     indices : (b, k), the last one that adds something where rounding leaves a level unreached
     """
-    needed = _needed(levels, cumulative[:, -1:])
-    return first_true(
-        needed.shape,
-        cumulative.shape[1] - 1,
-        lambda at: np.take_along_axis(cumulative, at, axis=1) >= needed,
-    )
+    needed, last = _needed(levels, cumulative[:, -1:]), cumulative.shape[1] - 1
+    index = np.zeros(needed.shape, dtype=np.int64)
+    # Entries before the first one are counted by bisection, in steps of falling powers of two.
+    for bit in reversed(range(last.bit_length())):
+        more = np.minimum(index + (1 << bit), last)
+        missed = np.take_along_axis(cumulative, more - 1, axis=1) < needed
+        index = np.where(missed, more, index)
+    return index
 
 
 def first_true(shape: tuple[int, ...], count: int, holds: Callable[[Array], Array]) -> Array:
@@ -168,8 +169,7 @@ def _needed(levels: Array, total: Array) -> Array:
     return np.minimum(np.maximum(levels * (1.0 - SLACK), SLACK), top)
 
 
-@dataclass(frozen=True, eq=False)
-class SortedAtoms:
+class SortedAtoms(NamedTuple):
     """One coordinate of the atoms of cells, in ascending order.
 
     Mixtures are given by weights w of the cells, shape (b, S); atom a has the mass
@@ -189,46 +189,6 @@ class SortedAtoms:
     cells: Array
     shares: Array
     bins: Any
-
-    def below(self, weights: Array, t: Array) -> Array:
-        """P(value <= t) of each mixture, shape (b, k), for thresholds (k,) or (b, k)."""
-        result: Array = np.searchsorted(self.values, t, side="right")
-        position = np.broadcast_to(result, (len(weights), result.shape[-1]))
-        at, inner = np.divmod(position, _BIN)
-        masses = (self.bins @ np.ascontiguousarray(weights.T)).T
-        before = np.concatenate([np.zeros((len(weights), 1)), np.cumsum(masses, axis=1)], axis=1)
-        rows = np.arange(len(weights))[:, None]
-        last = np.minimum(at, len(self.cells) - 1)
-        masses = weights[rows[:, :, None], self.cells[last]] * self.shares[last]
-        counted = np.arange(_BIN) < np.where(at > last, 0, inner)[:, :, None]
-        return reported(before[rows, at] + (masses * counted).sum(axis=2))
-
-    def quantile(self, weights: Array, levels: Array) -> Array:
-        """Smallest value v with P(value <= v) >= level, shape (b, k), for levels (k,) or (b, k)."""
-        levels = np.broadcast_to(levels, (len(weights), np.shape(levels)[-1]))
-        # The bin where the sum of masses reaches the level, then the atom within it.
-        cumulative = np.cumsum((self.bins @ np.ascontiguousarray(weights.T)).T, axis=1)
-        at = first_reaching(cumulative, levels)
-        rows = np.arange(len(weights))[:, None]
-        before = np.where(at > 0, cumulative[rows, at - 1], 0.0)
-        masses = weights[rows[:, :, None], self.cells[at]] * self.shares[at]
-        within = before[:, :, None] + np.cumsum(masses, axis=2)
-        needed = _needed(levels, within[:, :, -1])
-        reached = (within >= needed[:, :, None]) & (masses > 0.0)
-        inner = np.where(reached.any(axis=2), reached.argmax(axis=2), 0)
-        return np.asarray(self.values[np.minimum(at * _BIN + inner, len(self.values) - 1)])
-
-    def crps(self, weights: Array, y: Array) -> Array:
-        """Continuous ranked probability score of each mixture at y (b,), shape (b,)."""
-        count, scores = len(self.values), np.empty(len(weights))
-        cells, shares = self.cells.ravel()[:count], self.shares.ravel()[:count]
-        step = max(_HELD // count, 1)
-        for start in range(0, len(weights), step):
-            here = slice(start, start + step)
-            masses = np.take(weights[here], cells, axis=1)
-            masses *= shares
-            scores[here] = sorted_crps(masses, self.values, y[here])
-        return scores
 
 
 # Laws as measures: rows of cells mixed by weights, or atoms moved along with x
@@ -263,8 +223,8 @@ class Law(Protocol):
     """Conditional distributions of Y at rows of x: one probability measure for each row.
 
     ``at(x)`` evaluates the law at rows x (b, d_X), once for all queries there. Queries take its
-    result, and their answers have the rows as the first axis. Those that return a function prepare
-    what does not depend on x, and are then evaluated block by block.
+    result, and their answers have the rows as the first axis. Those that return a function first
+    prepare what does not depend on x; that is then evaluated block by block.
     """
 
     @property
@@ -297,16 +257,16 @@ class Law(Protocol):
     def declared(self, name: str) -> Query | None:
         """E[f | x] of a declared function, shape (b, 1); None if its means are not known."""
 
-    def below(self, column: int) -> Callable[[At, Array], Array]:
+    def below(self, at: At, t: Array, column: int) -> Array:
         """P(Y_j <= t | x), shape (b, k), for thresholds (k,) or (b, k)."""
 
-    def orthant(self, at: At, columns: list[int], t: Array) -> Array:
+    def orthant(self, at: At, t: Array, columns: list[int]) -> Array:
         """P(Y_j <= t_j for all j | x), shape (b, 1), of one t (b, len(columns)) for each x."""
 
-    def quantile(self, column: int, levels: Array) -> Query:
-        """Quantiles of a column, shape (b, k)."""
+    def quantile(self, at: At, levels: Array, columns: list[int]) -> Array:
+        """Quantiles of columns, each by itself, shape (b, k, len(columns)), for levels (k,)."""
 
-    def crps(self, column: int) -> Callable[[At, Array], Array]:
+    def crps(self, at: At, y: Array, column: int) -> Array:
         """Continuous ranked probability score of a column at y (b,), shape (b,)."""
 
     def draw(self, at: At, u: Array) -> Array:
@@ -378,22 +338,55 @@ class CellLaw:
         values = self.cells.average(f(self.cells.atoms))
         return lambda at: at @ values
 
-    def below(self, column: int) -> Callable[[Array, Array], Array]:
+    def below(self, at: Array, t: Array, column: int) -> Array:
         """P(Y_j <= t | x), shape (b, k), for thresholds (k,) or (b, k)."""
-        return self.sorted_atoms(column).below
+        values, cells, shares, bins = self.sorted_atoms(column)
+        result: Array = np.searchsorted(values, t, side="right")
+        position = np.broadcast_to(result, (len(at), result.shape[-1]))
+        place, inner = np.divmod(position, _BIN)
+        masses = (bins @ np.ascontiguousarray(at.T)).T
+        before = np.concatenate([np.zeros((len(at), 1)), np.cumsum(masses, axis=1)], axis=1)
+        rows = np.arange(len(at))[:, None]
+        last = np.minimum(place, len(cells) - 1)
+        masses = at[rows[:, :, None], cells[last]] * shares[last]
+        counted = np.arange(_BIN) < np.where(place > last, 0, inner)[:, :, None]
+        return reported(before[rows, place] + (masses * counted).sum(axis=2))
 
-    def orthant(self, at: Array, columns: list[int], t: Array) -> Array:
+    def orthant(self, at: Array, t: Array, columns: list[int]) -> Array:
         """P(Y_j <= t_j for all j | x), shape (b, 1), of one t (b, len(columns)) for each x."""
         inside = (self.cells.atoms[:, None, columns] <= t[None]).all(axis=2).astype(np.float64)
         return np.einsum("bs,sb->b", at, self.cells.average(inside))[:, None]
 
-    def quantile(self, column: int, levels: Array) -> Query:
-        """Quantiles of a column, shape (b, k)."""
-        return partial(self.sorted_atoms(column).quantile, levels=levels)
+    def quantile(self, at: Array, levels: Array, columns: list[int]) -> Array:
+        """Smallest values v with P(Y_j <= v | x) >= level, shape (b, k, len(columns))."""
+        levels = np.broadcast_to(levels, (len(at), len(levels)))
+        result, rows = np.empty((*levels.shape, len(columns))), np.arange(len(at))[:, None]
+        for j, column in enumerate(columns):
+            values, cells, shares, bins = self.sorted_atoms(column)
+            # The bin where the sum of masses reaches the level, then the atom within it.
+            cumulative = np.cumsum((bins @ np.ascontiguousarray(at.T)).T, axis=1)
+            place = first_reaching(cumulative, levels)
+            before = np.where(place > 0, cumulative[rows, place - 1], 0.0)
+            masses = at[rows[:, :, None], cells[place]] * shares[place]
+            within = before[:, :, None] + np.cumsum(masses, axis=2)
+            needed = _needed(levels, within[:, :, -1])
+            reached = (within >= needed[:, :, None]) & (masses > 0.0)
+            inner = np.where(reached.any(axis=2), reached.argmax(axis=2), 0)
+            result[:, :, j] = values[np.minimum(place * _BIN + inner, len(values) - 1)]
+        return result
 
-    def crps(self, column: int) -> Callable[[Array, Array], Array]:
+    def crps(self, at: Array, y: Array, column: int) -> Array:
         """Continuous ranked probability score of a column at y (b,), shape (b,)."""
-        return self.sorted_atoms(column).crps
+        ordered = self.sorted_atoms(column)
+        values, count, scores = ordered.values, len(ordered.values), np.empty(len(at))
+        cells, shares = ordered.cells.ravel()[:count], ordered.shares.ravel()[:count]
+        step = max(_HELD // count, 1)
+        for start in range(0, len(at), step):
+            here = slice(start, start + step)
+            masses = np.take(at[here], cells, axis=1)
+            masses *= shares
+            scores[here] = sorted_crps(masses, values, y[here])
+        return scores
 
     def draw(self, at: Array, u: Array) -> Array:
         """Draws, shape (b, k, d), from numbers u (b, k) that are uniform on (0, 1)."""
@@ -528,40 +521,33 @@ class ShiftedLaw:
 
         return block
 
-    def below(self, column: int) -> Callable[[Shifted, Array], Array]:
+    def below(self, at: Shifted, t: Array, column: int) -> Array:
         """P(Y_j <= t | x), shape (b, k), for thresholds (k,) or (b, k)."""
-        order = self._order[:, column]
+        t, order = np.broadcast_to(t, (len(at.weights), t.shape[-1])), self._order[:, column]
+        place = self.placing(column, at)
+        # The search is among the very numbers that quantiles return.
+        position = first_true(t.shape, len(order), lambda atom: place(atom) > t)
+        sums = np.cumsum(at.weights[:, order], axis=1)
+        before = np.concatenate([np.zeros((len(t), 1)), sums], axis=1)
+        return reported(np.take_along_axis(before, position, axis=1))
 
-        def block(at: Shifted, t: Array) -> Array:
-            t = np.broadcast_to(t, (len(at.weights), t.shape[-1]))
-            place = self.placing(column, at)
-            # Found among the very numbers that quantiles return.
-            position = first_true(t.shape, len(order), lambda atom: place(atom) > t)
-            sums = np.cumsum(at.weights[:, order], axis=1)
-            before = np.concatenate([np.zeros((len(t), 1)), sums], axis=1)
-            return reported(np.take_along_axis(before, position, axis=1))
-
-        return block
-
-    def orthant(self, at: Shifted, columns: list[int], t: Array) -> Array:
+    def orthant(self, at: Shifted, t: Array, columns: list[int]) -> Array:
         """P(Y_j <= t_j for all j | x), shape (b, 1), of one t (b, len(columns)) for each x."""
         inside = (self._places(at)[:, :, columns] <= t[:, None]).all(axis=2)
         return (at.weights * inside).sum(axis=1)[:, None]
 
-    def quantile(self, column: int, levels: Array) -> Query:
-        """Quantiles of a column, shape (b, k)."""
-        order = self._order[:, column]
+    def quantile(self, at: Shifted, levels: Array, columns: list[int]) -> Array:
+        """Quantiles of columns, each by itself, shape (b, k, len(columns)), for levels (k,)."""
+        levels = np.broadcast_to(levels, (len(at.weights), len(levels)))
+        result = np.empty((*levels.shape, len(columns)))
+        for j, column in enumerate(columns):
+            sums = np.cumsum(at.weights[:, self._order[:, column]], axis=1)
+            result[:, :, j] = self.placing(column, at)(first_reaching(sums, levels))
+        return result
 
-        def block(at: Shifted) -> Array:
-            sums = np.cumsum(at.weights[:, order], axis=1)
-            atom = first_reaching(sums, np.broadcast_to(levels, (len(sums), len(levels))))
-            return self.placing(column, at)(atom)
-
-        return block
-
-    def crps(self, column: int) -> Callable[[Shifted, Array], Array]:
+    def crps(self, at: Shifted, y: Array, column: int) -> Array:
         """Continuous ranked probability score of a column at y (b,), shape (b,)."""
-        return lambda at, y: sorted_crps(*self.ascending(column, at), y)
+        return sorted_crps(*self.ascending(column, at), y)
 
     def draw(self, at: Shifted, u: Array) -> Array:
         """Draws, shape (b, k, d), from numbers u (b, k) that are uniform on (0, 1)."""

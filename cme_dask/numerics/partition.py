@@ -10,7 +10,7 @@ from array_api_compat import array_namespace, device
 from cme_dask.codec import Shape
 from cme_dask.display import brief_repr
 from cme_dask.kernels.base import Kernel
-from cme_dask.kernels.evaluator import BlockEvaluator
+from cme_dask.kernels.evaluator import BlockEvaluator, DerivedEvaluator
 from cme_dask.numerics.basis import BlockSolve
 from cme_dask.numerics.cholesky import pivoted_cholesky
 
@@ -106,7 +106,7 @@ class PartitionBasis:
                 out[...] = xp.where(seen, out, 1.0)
             ops.divide(out, xp.sum(out, axis=0, keepdims=True), out=out)
 
-        return logarithms.then(normalise)
+        return DerivedEvaluator(self.kernel, points, logarithms, change=normalise)
 
     def __call__(self, x: Array) -> Array:
         """B at the rows of x, shape (n, m): non-negative, with sum 1 to rounding."""
