@@ -32,7 +32,7 @@ from cme_dask.cli.scoring import score_model
 from cme_dask.data.columns import Columns
 from cme_dask.data.writer import writing_sample
 from cme_dask.errors import DataError, ToleranceWarning
-from cme_dask.estimators import cholesky, embedding
+from cme_dask.estimators import cholesky, embedding_fit
 
 PART = {"kernel_x": KERNEL, "kernel_y": KERNEL, "tol": 0.3, "reg": 1e-3, "support_size": 20}
 
@@ -168,7 +168,7 @@ def test_a_later_call_that_fails_leaves_all_as_it_was(monkeypatch):
     model.partial_fit(X[:600], Y[:600], **ONE)
     before = dict(vars(model))
     with monkeypatch.context() as patch:
-        patch.setattr(embedding, "embedding_replicates", interrupted)
+        patch.setattr(embedding_fit, "embedding_replicates", interrupted)
         with pytest.raises(Interrupted):
             model.partial_fit(X[600:], Y[600:], **ONE)
     assert vars(model).keys() == before.keys()

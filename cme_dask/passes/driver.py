@@ -1,4 +1,4 @@
-"""The place of a run: one driver for threads, processes and clusters, and their memory.
+"""The options and the place of a run: one driver for threads, processes and clusters, and memory.
 
 This is the only file that hands work to Dask. Leaf tasks are merged pairwise along a fixed tree. On
 every scheduler it is the same graph; what differs is how its progress is followed. The memory of a
