@@ -1,5 +1,6 @@
 import json
 import math
+from types import SimpleNamespace
 
 import array_api_strict
 import numpy as np
@@ -158,6 +159,12 @@ EXPECTED = [[1.0, 20.5, 2.0], [0.0, -3.0, 0.0]]
 TABLE = {"temp": [20.5, -3], "month": [12, 1], "station": ["Tiantan", "Dongsi"], "other": [0, 0]}
 
 
+def points_of(values, columns, kernel):
+    """Query points of a variable with these columns and this kernel."""
+    basis = SimpleNamespace(newton=SimpleNamespace(kernel=kernel))
+    return query_points(values, SimpleNamespace(columns=columns, basis=basis), "X")
+
+
 @pytest.mark.parametrize(
     "values",
     [
@@ -178,7 +185,7 @@ TABLE = {"temp": [20.5, -3], "month": [12, 1], "station": ["Tiantan", "Dongsi"],
 )
 @pytest.mark.parametrize("kernel", [POOLS, REFUSES])
 def test_labels_become_codes(values, kernel):
-    points = query_points(values, MIXED, "X", kernel)
+    points = points_of(values, MIXED, kernel)
     assert points.dtype == np.float64
     np.testing.assert_array_equal(points, EXPECTED)
 
@@ -186,16 +193,16 @@ def test_labels_become_codes(values, kernel):
 def test_single_points():
     one = {"station": "Tiantan", "temp": 20.5, "month": 12}
     for values in (one, ["Tiantan", 20.5, "12"], EXPECTED[0]):
-        np.testing.assert_array_equal(query_points(values, MIXED, "X", POOLS), EXPECTED[:1])
+        np.testing.assert_array_equal(points_of(values, MIXED, POOLS), EXPECTED[:1])
     station = MIXED.only(["station"])
     for values in (["Tiantan", "Dongsi"], np.array([1, 0]), pd.Series(["Tiantan", "Dongsi"])):
-        points = query_points(values, station, "X", POOLS[0])
+        points = points_of(values, station, POOLS[0])
         np.testing.assert_array_equal(points, [[1.0], [0.0]])
 
 
 def test_true_and_false_are_labels():
     columns = Columns(("rain",), {}, {"rain": ("false", "true")})
-    points = query_points(pd.DataFrame({"rain": [True, False]}), columns, "X", REFUSES)
+    points = points_of(pd.DataFrame({"rain": [True, False]}), columns, REFUSES)
     np.testing.assert_array_equal(points, [[1.0], [0.0]])
 
 
@@ -208,11 +215,11 @@ def test_unseen_labels_are_pooled_with_one_warning():
         "column 'station' 'Wuhan' (2 rows); column 'month' '3' (1 row)"
     )
     with pytest.warns(UnseenCategoryWarning) as caught:
-        points = query_points(UNSEEN, MIXED, "X", POOLS)
+        points = points_of(UNSEEN, MIXED, POOLS)
     assert [str(w.message) for w in caught] == [text]
     np.testing.assert_array_equal(points, [[-1, 0, 1], [0, 0, -1], [-1, 0, 1]])
     with pytest.warns(UnseenCategoryWarning, match=r"'station' '7' \(1 row\), '0.5' \(1 row\)"):
-        points = query_points([[7, 0, 0], [0.5, 0, 0]], MIXED, "X", POOLS)
+        points = points_of([[7, 0, 0], [0.5, 0, 0]], MIXED, POOLS)
     np.testing.assert_array_equal(points[:, 0], [-1.0, -1.0])
     pooled = POOLS.transform.columns[0](np, np.array([-1.0, 2.0]))
     np.testing.assert_array_equal(pooled, [2.0, 2.0])  # as the level that was rare
@@ -226,18 +233,18 @@ def test_unseen_labels_are_refused_by_kernels_that_do_not_pool():
     half = TransformedKernel(Delta(), Transform((Standard(0.0, 1.0), *POOLS.transform.columns[1:])))
     for kernel in (REFUSES, Delta(), half, POOLS + REFUSES, 2.0 * Delta()):
         with pytest.raises(DataError, match=message):
-            query_points(UNSEEN, MIXED, "X", kernel)
+            points_of(UNSEEN, MIXED, kernel)
     with pytest.warns(UnseenCategoryWarning):  # REFUSES sees another column
-        query_points(UNSEEN, MIXED, "X", 2.0 * (POOLS * REFUSES[1]))
+        points_of(UNSEEN, MIXED, 2.0 * (POOLS * REFUSES[1]))
 
 
 def test_many_unseen_labels_are_counted():
     station = MIXED.only(["station"])
     with pytest.warns(UnseenCategoryWarning, match=r"'s9' \(1 row\) and 19,990 more$"):
-        query_points([f"s{i}" for i in range(20_000)], station, "X", POOLS[0])
+        points_of([f"s{i}" for i in range(20_000)], station, POOLS[0])
     many = Columns(("s",), {}, {"s": tuple(f"s{i}" for i in range(100))})
     with pytest.raises(DataError, match=r"'s39' and 60 more$"):
-        query_points(["x"], many, "X", REFUSES)
+        points_of(["x"], many, REFUSES)
 
 
 @pytest.mark.parametrize(
@@ -259,14 +266,14 @@ def test_many_unseen_labels_are_counted():
 )
 def test_bad_tables(values, message):
     with pytest.raises(DataError, match=message):
-        query_points(values, MIXED, "X", POOLS)
+        points_of(values, MIXED, POOLS)
 
 
 def test_labels_are_no_lists():
     cells = np.empty(1, dtype=object)
     cells[0] = ["Dongsi"]
     with pytest.raises(DataError, match="column 'station' of X must hold labels"):
-        query_points(cells, MIXED.only(["station"]), "X", POOLS[0])
+        points_of(cells, MIXED.only(["station"]), POOLS[0])
 
 
 # Events on categorical columns.

@@ -98,7 +98,7 @@ BARS = {
     ("fit", "kinds"): (30, 30),
     ("fit", "frames"): (10, 10),
     ("quantile", "files"): (8, 8),
-    ("quantile", "functions"): (36, 35),
+    ("quantile", "functions"): (35, 35),
     ("basis", "functions"): (14, 20),
     ("block", "functions"): (5, 5),
 }

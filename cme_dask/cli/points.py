@@ -15,6 +15,7 @@ from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
 from cme_dask.models.events import Event
 from cme_dask.models.joint import JointModel
+from cme_dask.models.points import query_points
 from cme_dask.numerics.rows import NearestRows, Neighbours
 from cme_dask.passes.driver import Executor
 from cme_dask.passes.run import run_pass
@@ -150,7 +151,8 @@ def _table(
     """Points as the model takes them, shape (p, d_X)."""
     if not points:
         return np.empty((0, len(x.names)))
-    return model.x.points({key: [point[key] for point in points] for key in x.names}, name)
+    table = {key: [point[key] for point in points] for key in x.names}
+    return query_points(table, model.x, name)
 
 
 def along_curves(questions: Questions, model: JointModel) -> list[Result]:

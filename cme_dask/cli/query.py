@@ -14,6 +14,7 @@ from cme_dask.data.store import check_output, disk_errors, writing
 from cme_dask.errors import DataError
 from cme_dask.models import load_only
 from cme_dask.models.joint import JointModel
+from cme_dask.models.points import query_points
 from cme_dask.models.query import Query
 
 # Conditional expectations of a saved model at points given as text; needs no Dask
@@ -237,7 +238,7 @@ def query_of(
 def predict_points(query: Query, model: str, given: Sequence[str], points: Path | None) -> Result:
     """JSON form of the answers at some points."""
     array = parse_points(query.given.columns, given, points)
-    values = query.flat(query.given.points(array, "the points"))
+    values = query.flat(query_points(array, query.given, "the points"))
     return {
         "model": model,
         "given": "y" if query.reverse else "x",

@@ -33,10 +33,6 @@ class EmbeddedVariable:
     columns: Columns
     basis: Annotated[LinearBasis, Within(d="columns.names")]
 
-    def points(self, values: Any, name: str) -> Array:
-        """Query points of this variable, see :func:`query_points`."""
-        return query_points(values, self.columns, name, self.basis.newton.kernel)
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class EmbeddingModel(PairModel):
@@ -150,7 +146,7 @@ class EmbeddingModel(PairModel):
                 self, "expect", X, self.x, f=f, return_std=return_std
             )
             return cast(FloatArray, result)
-        points = self.x.points(X, "X")
+        points = query_points(X, self.x, "X")
         names = self.answers.select(f, self.y.columns)
         return self.answers.expect(names, self.x.basis, points, return_std)
 
@@ -211,9 +207,9 @@ class EmbeddingModel(PairModel):
             On wrong columns or NaN.
         """
         if is_out_of_core(X):
-            y = self.y.points(Y, "Y")
+            y = query_points(Y, self.y, "Y")
             return cast(FloatArray, lazy_answers().lazy_method(self, "embedding", X, self.x, Y=y))
-        return self._products(X, self.operator @ self.y.basis(self.y.points(Y, "Y")).T)
+        return self._products(X, self.operator @ self.y.basis(query_points(Y, self.y, "Y")).T)
 
     def embed(self, X: Any) -> MeanEmbeddings:
         """The embeddings mu(x_i), whose inner products and distances compare laws.
@@ -231,7 +227,7 @@ class EmbeddingModel(PairModel):
         return MeanEmbeddings(self._products(X, self.operator), self.y.basis, self.y.columns)
 
     def _products(self, X: Any, right: Array) -> FloatArray:
-        points = self.x.points(X, "X")
+        points = query_points(X, self.x, "X")
         result = np.empty((len(points), right.shape[1]))
         for start in range(0, len(points), _QUERY_ROWS):
             here = slice(start, start + _QUERY_ROWS)

@@ -104,7 +104,7 @@ class FeatureModel(Model):
 
     def points(self, X: Any) -> Array:
         """Rows as float64 of shape (n, d), see :func:`query_points`."""
-        return query_points(X, self.columns, "X", self.kernel)
+        return query_points(X, self, "X")
 
     def checked(self, rows: Array, first: int) -> Array:
         """Features of rows of which the first has the number ``first`` in its table.

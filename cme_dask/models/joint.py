@@ -53,10 +53,6 @@ class Variable:
         """Number of pivots of each member of an averaged model, else the one of the basis."""
         return ranks_of(self.basis.newton)
 
-    def points(self, values: Any, name: str) -> Array:
-        """Query points of this variable, see :func:`query_points`."""
-        return query_points(values, self.columns, name, self.basis.newton.kernel)
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class JointModel(PairModel):
@@ -254,7 +250,7 @@ class JointModel(PairModel):
                     self, "expect", values, variable, reverse=reverse, f=f, return_std=return_std
                 ),
             )
-        points = variable.points(values, "Y" if reverse else "X")
+        points = query_points(values, variable, "Y" if reverse else "X")
         names = variable.answers.select(f, other.columns, reverse)
         return variable.answers.expect(names, variable.basis, points, return_std)
 
@@ -305,12 +301,12 @@ class JointModel(PairModel):
             On wrong columns or NaN.
         """
         if is_out_of_core(X):
-            y = self.y.points(Y, "Y")
+            y = query_points(Y, self.y, "Y")
             return cast(
                 FloatArray, lazy_answers().lazy_method(self, "density_ratio", X, self.x, Y=y)
             )
-        points = self.x.points(X, "X")
-        right = self.coef.T @ self.y.basis(self.y.points(Y, "Y")).T
+        points = query_points(X, self.x, "X")
+        right = self.coef.T @ self.y.basis(query_points(Y, self.y, "Y")).T
         shape = (1, len(points), right.shape[1])
         result: FloatArray = _in_blocks(
             lambda rows: (self.base + self.x.basis(rows) @ right)[None], points, shape
@@ -386,8 +382,8 @@ class JointModel(PairModel):
             law = lazy_answers().lazy_law(self, X, Y=Y, functions=functions)
             return cast(ConditionalLaw, law)
         reverse = X is None
-        values = Y if reverse else X
-        points = self.y.points(Y, "Y") if reverse else self.x.points(X, "X")
+        values, variable, name = (Y, self.y, "Y") if reverse else (X, self.x, "X")
+        points = query_points(values, variable, name)
         return ConditionalLaw(self, reverse, points, Labels.of(values), functions or {})
 
     def moment_sums(self) -> MomentSums:

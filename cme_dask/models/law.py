@@ -18,6 +18,7 @@ from cme_dask.models.points import (
     check_thresholds,
     function_values,
     name_of,
+    query_points,
 )
 from cme_dask.numerics.cells import CellStatistics
 from cme_dask.numerics.folds import number_hash, uniform
@@ -610,7 +611,7 @@ class ConditionalLaw:
             ) from error
 
     def _points(self, y: Any, paired: bool) -> Array:
-        points = self.answered.points(y, "x" if self.reverse else "y")
+        points = query_points(y, self.answered, "x" if self.reverse else "y")
         if paired and len(points) != self.n:
             raise DataError(
                 f"paired points of y are one for each x: {self.n:,} expected, got {len(points):,}"

@@ -74,7 +74,7 @@ class LogisticModel(Model):
         """
         if is_out_of_core(X):
             return cast(FloatArray, lazy_answers().lazy_method(self, "predict_proba", X, self))
-        points = query_points(X, self.columns, "X", self.basis.newton.kernel)
+        points = query_points(X, self, "X")
         result = np.empty((len(points), len(self.labels)))
         for start in range(0, len(points), _QUERY_ROWS):
             here = slice(start, start + _QUERY_ROWS)

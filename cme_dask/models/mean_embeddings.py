@@ -68,7 +68,7 @@ class MeanEmbeddings:
         DataError
             On wrong columns or NaN.
         """
-        points = query_points(Y, self.columns, "Y", self.basis.newton.kernel)
+        points = query_points(Y, self, "Y")
         return np.asarray(self.coef @ self.basis(points).T)
 
     def norm(self) -> FloatArray:

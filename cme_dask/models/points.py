@@ -19,6 +19,7 @@ from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError, UnseenCategoryWarning, warn
 from cme_dask.kernels import Kernel
 from cme_dask.kernels.base import is_a
+from cme_dask.numerics.basis import LinearBasis, StackedBasis
 
 # Points that lie out of core, in Dask arrays and stores: they are answered by Dask arrays
 
@@ -199,7 +200,19 @@ UNSEEN = -1.0
 _MISSING = {"NoneType", "NAType", "NaTType"}  # of Python and of pandas, besides NaN
 
 
-def query_points(values: Any, columns: Columns, name: str, kernel: Kernel) -> Array:
+class QueriedVariable(Protocol):
+    """What query points are checked against."""
+
+    @property
+    def columns(self) -> Columns:
+        """Columns of the points."""
+
+    @property
+    def basis(self) -> LinearBasis | StackedBasis:
+        """Functions of the points: their kernel pools labels or does not."""
+
+
+def query_points(values: Any, variable: QueriedVariable, name: str) -> Array:
     """Query points as float64 of shape (n, d): arrays, or tables that hold the columns by name.
 
     Tables are pandas ones and dicts of columns. Labels of categorical columns become codes. A
@@ -210,12 +223,11 @@ def query_points(values: Any, columns: Columns, name: str, kernel: Kernel) -> Ar
     ----------
     values
         The points.
-    columns
-        Of the variable.
+    variable
+        The variable, or a model of one: its kernel tells which columns take labels that the fit has
+        not seen.
     name
         What messages call the points.
-    kernel
-        Of the variable: it tells which columns take labels that the fit has not seen.
 
     Raises
     ------
@@ -228,7 +240,7 @@ def query_points(values: Any, columns: Columns, name: str, kernel: Kernel) -> Ar
     UnseenCategoryWarning
         On unseen labels that the kernel pools, once for all.
     """
-    names = columns.names
+    columns, names = variable.columns, variable.columns.names
     parts = None if type(values) is np.ndarray else _table_columns(values, columns, name)
     if parts is None:  # rows: numbers or, with labels among them, objects
         try:
@@ -258,7 +270,7 @@ def query_points(values: Any, columns: Columns, name: str, kernel: Kernel) -> Ar
         else:
             points[:, j], unseen[key] = _codes(part, labels, f"column {key!r} of {name}")
     check_finite(points, names, 0)
-    _tell(unseen, columns, kernel)
+    _tell(unseen, columns, variable.basis.newton.kernel)
     return points
 
 

@@ -15,7 +15,7 @@ from cme_dask.models.embedding import EmbeddedVariable
 from cme_dask.models.events import Event, looks_like_event
 from cme_dask.models.mean_embeddings import MeanEmbeddings
 from cme_dask.models.plots import BLUE, PALETTE, drawing
-from cme_dask.models.points import FloatArray, is_out_of_core, lazy_answers
+from cme_dask.models.points import FloatArray, is_out_of_core, lazy_answers, query_points
 
 Array = Any
 Function = str | Callable[[Array], Array]
@@ -221,7 +221,7 @@ class SparseModel(PairModel):
         """
         if is_out_of_core(X):
             return cast(FloatArray, lazy_answers().lazy_method(self, "embedding", X, self.x, Y=Y))
-        values = self.y.basis.newton.kernel(self.points_y, self.y.points(Y, "Y"))
+        values = self.y.basis.newton.kernel(self.points_y, query_points(Y, self.y, "Y"))
         return self._products(X, self.coef @ values)
 
     def embed(self, X: Any) -> MeanEmbeddings:
@@ -250,7 +250,7 @@ class SparseModel(PairModel):
 
     def _products(self, X: Any, right: Array) -> FloatArray:
         """k_X(x, points) right, shape (n, q)."""
-        points, kernel = self.x.points(X, "X"), self.x.basis.newton.kernel
+        points, kernel = query_points(X, self.x, "X"), self.x.basis.newton.kernel
         result = np.zeros((len(points), right.shape[1]))
         for start in range(0, len(points) if len(right) else 0, _QUERY_ROWS):
             here = slice(start, start + _QUERY_ROWS)

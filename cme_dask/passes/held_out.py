@@ -244,7 +244,7 @@ def _labelled_rows(model: LogisticModel, X: Any, Y: Any, weights: Any) -> Sample
         if is_out_of_core(Y):
             raise DataError("labels in chunks are scored from a store: give labels in memory")
         if not is_out_of_core(X):
-            X = query_points(X, model.columns, "X", model.basis.newton.kernel)
+            X = query_points(X, model, "X")
         known = {label: float(code) for code, label in enumerate(model.labels)}
         labels, places = np.unique(np.asarray(Y).ravel(), return_inverse=True)
         unknown = [label for label in labels.tolist() if label not in known]
@@ -272,7 +272,9 @@ def _rows(model: JointModel | EmbeddingModel, X: Any, Y: Any, weights: Any) -> S
     """The rows with the columns of the model, and with its codes of labels."""
     ours = (model.x.columns, model.y.columns)
     if Y is not None and not is_out_of_core(X) and not is_out_of_core(Y):
-        sample = open_sample(model.x.points(X, "X"), model.y.points(Y, "Y"), weights=weights)
+        sample = open_sample(
+            query_points(X, model.x, "X"), query_points(Y, model.y, "Y"), weights=weights
+        )
         return replace(sample, columns=ours)
     sample = open_sample(X, Y, weights=weights)
     if len(sample.columns) != 2:

@@ -15,7 +15,7 @@ from cme_dask.errors import DataError, UnseenCategoryWarning, warn
 from cme_dask.models.events import importable
 from cme_dask.models.joint import JointModel, Variable
 from cme_dask.models.law import ConditionalLaw, Function
-from cme_dask.models.points import UNSEEN, is_out_of_core
+from cme_dask.models.points import UNSEEN, is_out_of_core, query_points
 from cme_dask.numerics.basis import LinearBasis, StackedBasis
 from cme_dask.passes.lazy import lazy_rows, map_rows
 from cme_dask.passes.sources import is_dask_frame, open_sample
@@ -347,7 +347,7 @@ class LazyLaw:
         import dask.array as da
 
         if not is_out_of_core(y):
-            return da.from_array(answered.points(y, "y"), chunks=(_ROWS, -1))
+            return da.from_array(query_points(y, answered, "y"), chunks=(_ROWS, -1))
         sample = given_rows(y, answered, reverse=not self.reverse)
         sample.check_whole("points y")
         return lazy_rows(sample.sources[0], len(answered.columns.names))
