@@ -1,15 +1,22 @@
 """Embeddings as regressors: leave-one-out, paths of ridges, elements of an RKHS, exact fits."""
 
+import io
 import json
+import pickle
+import tracemalloc
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from benchmarks import rates
 from benchmarks.__main__ import cli
 from cme_dask import ConditionalMeanEmbedding, SparseEmbedding, kernels, load
+from cme_dask.cli.tables import plan_tables
 from cme_dask.errors import DataError
+from cme_dask.numerics.leave_one_out import leave_one_out
+from cme_dask.numerics.reduction import Extent, Strip
 
 GAUSSIAN = kernels.Gaussian(0.7)
 REGS = np.geomspace(1e-9, 1.0, 19)
@@ -45,7 +52,6 @@ def test_leave_one_out_equals_refits_in_two_passes(weighted):
     estimator = ConditionalMeanEmbedding(
         kernel_x=GAUSSIAN, kernel_y=GAUSSIAN, tol=1e-4, validation="leave-one-out"
     )
-    assert estimator.plan(x, y, weights=weights).passes == 2
     fit = estimator.fit(x, y, weights=weights)
     newton_x, newton_y = fit.basis_x_.newton(x), fit.basis_y_.newton(y)
     outside = 1.0 - (newton_y**2).sum(axis=1)
@@ -55,6 +61,58 @@ def test_leave_one_out_equals_refits_in_two_passes(weighted):
     assert fit.n_passes_ == 2
     assert fit.reg_ == REGS[expected.argmin()]
     assert fit.path_.validation == "leave-one-out"
+
+
+@pytest.mark.parametrize("criterion", ["surrogate", "squared"])
+def test_plans_and_progress_of_leave_one_out_have_both_passes(criterion):
+    x, y = rows(9000)
+    estimator = ConditionalMeanEmbedding(
+        kernel_x=GAUSSIAN,
+        kernel_y=GAUSSIAN,
+        tol=1e-2,
+        validation="leave-one-out",
+        criterion=criterion,
+        n_folds=1,
+    )
+    plan, events = estimator.plan(x, y, workers=2), []
+    fit = estimator.fit(x, y, workers=2, progress=events.append)
+    assert (plan.passes, fit.n_passes_) == (2, 2)
+    assert plan.memory.predicted == fit.report_.memory.predicted
+    second = plan.leave_one_out
+    assert (second.rows, second.tasks) == (9000, plan.moment_pass.tasks)
+    assert plan.parts["pass: leave-one-out"] == second.seconds > 0.0
+    assert plan.seconds == pytest.approx(sum(plan.parts.values()))
+    console = Console(width=300, record=True, file=io.StringIO())
+    for table in plan_tables(json.loads(json.dumps(plan.to_dict())) | {"store": "s.zarr"}):
+        console.print(table)
+    text = " ".join(console.export_text().split())
+    assert "2 over 9,000 rows" in text
+    assert f"pass: leave-one-out {second.seconds:.3g}" in text
+    names = list(dict.fromkeys(event.name for event in events))
+    passes = ["pass over the rows", "leave-one-out pass over the rows", "solution"]
+    assert [name for name in names if name in passes] == passes[:2]
+    done = [event.done for event in events]
+    assert done == sorted(done)
+    assert done[-1] == 1.0
+
+
+@pytest.mark.parametrize("criterion", ["surrogate", "squared"])
+def test_memory_of_the_leave_one_out_pass_is_what_its_cost_states(criterion):
+    x, y = rows(1 << 13)
+    fit = ConditionalMeanEmbedding(
+        kernel_x=GAUSSIAN, kernel_y=GAUSSIAN, tol=1e-4, reg=1e-3, n_folds=1, max_rank=200
+    ).fit(x, y)
+    reduction = leave_one_out(fit.moments_, fit._sides, criterion, REGS[:3])
+    cost = reduction.cost(Extent(len(x), 4, len(x)))
+    strip = Strip(np.arange(len(x)), (x, y), None)
+    tracemalloc.start()
+    try:
+        reduction.update(None, strip)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert 0.8 * cost.state <= peak <= cost.state
+    assert len(pickle.dumps(reduction)) <= cost.process
 
 
 def test_leave_one_out_of_squared_errors_of_columns_and_functions():

@@ -33,7 +33,7 @@ from cme_dask.estimators.context import (
     choose_kernel,
     warn_of_length,
 )
-from cme_dask.estimators.planning import FitPlan, Other, plan_fit
+from cme_dask.estimators.planning import FitPlan, Other, SecondPass, plan_fit
 from cme_dask.estimators.steps import reported
 from cme_dask.kernels import Kernel
 from cme_dask.kernels.evaluator import one_blas_thread
@@ -319,7 +319,12 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
         with self._reported(options.progress, executor, sample, plans=True) as progress:
             return self._planned(self._context(sample, functions, executor, progress))
 
-    def _planned(self, context: FitContext, others: Sequence[Other] = ()) -> FitPlan:
+    def _planned(
+        self,
+        context: FitContext,
+        others: Sequence[Other] = (),
+        second: SecondPass | None = None,
+    ) -> FitPlan:
         """The plan; ``others`` are further learned kernels that the pass compares."""
         return plan_fit(
             context,
@@ -327,6 +332,7 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
             partial(self._landmarks, context),
             partial(self._cells, context),
             others,
+            second,
         )
 
     def _become(

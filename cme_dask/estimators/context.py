@@ -400,6 +400,11 @@ class FitContext:
         width = sum(source.shape[1] for source in self.sample.reads) + _ROW_SAMPLE_WORDS
         return Cost(alone={"the choice of pivots": columns + sketches}, held=n * width * _WORD)
 
+    def after_moments(self, features: tuple[FeatureBlock, ...]) -> Cost:
+        """What the client holds in a pass that follows: the row sample, and moments by fold."""
+        width = MomentReduction(features, self.n_folds).width
+        return Cost(held=self.choice_cost(1).held + self.n_folds * width**2 * _WORD)
+
     def moments_on(self, bases: Sequence[Basis]) -> MomentReduction:
         """The moments of these bases and of the functions, with shifts near their means."""
         features = []

@@ -1,5 +1,6 @@
 """``ConditionalMeanEmbedding``: the traditional embedding from one pass over rows of any number."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal, overload
 
@@ -15,7 +16,8 @@ from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.models.embedding import EmbeddingModel
 from cme_dask.models.merging import FitSums
 from cme_dask.models.points import FloatArray
-from cme_dask.numerics.leave_one_out import leave_one_out
+from cme_dask.numerics.leave_one_out import LeaveOneOut, leave_one_out, left_out_flops
+from cme_dask.numerics.moments import FeatureBlock, MomentSums
 from cme_dask.passes.run import run_pass
 
 Array = Any
@@ -151,10 +153,6 @@ class ConditionalMeanEmbedding(EmbeddingEstimator):
                 "method='exact' takes all rows as pivots: give no pivots, tol or max_rank with it"
             )
 
-    @property
-    def _leaves_one_out(self) -> bool:
-        return self.reg is None and self.validation == "leave-one-out"
-
     def _open(self, X: Any, Y: Any, weights: Any) -> Sample:
         sample = super()._open(X, Y, weights)
         if self.method == "exact" and sample.n_rows > EXACT_ROWS:
@@ -182,9 +180,13 @@ class ConditionalMeanEmbedding(EmbeddingEstimator):
         measured = super()._measure(context)
         if not self._leaves_one_out:
             return measured
-        with one_blas_thread():
-            loo = leave_one_out(measured.moments, measured.sides, self.criterion, self._regs)
-        (losses,), report = run_pass(context.sample, [loo], context.executor)
+        (losses,), report = run_pass(
+            context.sample,
+            [self._left_out(measured.moments, measured.sides)],
+            context.executor,
+            context.progress,
+            around=context.after_moments(measured.sides),
+        )
         memory = measured.report.memory.or_tighter(report.memory)
         return measured._replace(
             passes=measured.passes + 1,
@@ -192,9 +194,25 @@ class ConditionalMeanEmbedding(EmbeddingEstimator):
             left_out=losses,
         )
 
-    def _planned(self, context: FitContext, *others: Any) -> FitPlan:
-        plan = super()._planned(context, *others)
-        return replace(plan, passes=plan.passes + int(self._leaves_one_out))
+    def _left_out(self, moments: MomentSums, sides: Sequence[FeatureBlock]) -> LeaveOneOut:
+        with one_blas_thread():
+            return leave_one_out(moments, sides, self.criterion, self._regs)
+
+    def _planned(self, context: FitContext, *_: Any) -> FitPlan:
+        second = self._left_out if self._leaves_one_out else None
+        return super()._planned(context, second=second)
+
+    def _steps(self, sample: Sample, *, plans: bool) -> dict[str, Any]:
+        steps = super()._steps(sample, plans=plans)
+        if not self._leaves_one_out or plans:
+            return steps
+        columns, ridges = len(sample.columns[1].names), len(self._regs)
+
+        def flops(ranks: Sequence[float]) -> float:
+            targets = ranks[1] if self.criterion == "surrogate" else columns
+            return left_out_flops(ranks[0], targets, ridges)
+
+        return steps | {"left_out": flops}
 
     def _losses(self, measured: Measured) -> tuple[Array, Array]:
         return super()._losses(measured) if measured.left_out is None else measured.left_out

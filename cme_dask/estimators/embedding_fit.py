@@ -169,8 +169,6 @@ class EmbeddingEstimator(MeanRegressor, MomentEstimator):
     ) -> FitPlan:
         """What :meth:`fit` would do and take, see :meth:`JointDistribution.plan`.
 
-        The second pass of ``validation="leave-one-out"`` is counted, its seconds are not included.
-
         Parameters
         ----------
         X, Y, y, weights, functions, scheduler, workers, memory_limit, progress

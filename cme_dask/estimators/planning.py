@@ -5,15 +5,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from cme_dask.estimators.context import FitContext
 from cme_dask.kernels import Kernel
 from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.numerics.basis import Basis, eigenbasis
 from cme_dask.numerics.cells import CellReduction
-from cme_dask.numerics.moments import MomentReduction, MomentSets
-from cme_dask.numerics.precision import ComputeMode
-from cme_dask.numerics.reduction import MemoryPlan
+from cme_dask.numerics.moments import (
+    FeatureBlock,
+    MomentReduction,
+    MomentSets,
+    MomentSums,
+    strip_moments,
+)
+from cme_dask.numerics.precision import TRIAL_ROWS, ComputeMode
+from cme_dask.numerics.reduction import MemoryPlan, Reduction
 from cme_dask.passes.cost import PassCost, time_pass
+from cme_dask.passes.run import extent_of, plan_pass
 
 RESIDUAL_FINALISTS = 3
 """Learned kernels of residuals that are compared on all rows."""
@@ -27,6 +36,9 @@ _PRODUCTS = 4  # of the order of a basis: 8 m_X m_Y (m_X + m_Y) operations for b
 Specify = Callable[[MomentReduction], tuple[MomentReduction, ComputeMode]]
 Other = tuple[Sequence[Kernel], Specify]
 """Further learned kernels, and the trial of the arithmetic for their moments."""
+
+SecondPass = Callable[[MomentSums, Sequence[FeatureBlock]], Reduction[Any, Any]]
+"""From the moments of x and y to what a second pass over the rows computes."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +102,8 @@ class FitPlan:
         kernels; 0 where the row sample does not decide.
     second
         The plan of its pass, where the row sample advises it.
+    leave_one_out
+        Predicted: the second pass of an embedding whose ridge is chosen by leave-one-out.
     """
 
     variables: tuple[PlannedVariable, ...]
@@ -107,6 +121,7 @@ class FitPlan:
     residual: str | bool = False
     screening_seconds: float = 0.0
     second: "FitPlan | None" = None
+    leave_one_out: PassCost | None = None
 
     @property
     def rows(self) -> int:
@@ -130,6 +145,8 @@ class FitPlan:
         screened = (
             {"trial of a location model": self.screening_seconds} if self.screening_seconds else {}
         )
+        second = self.leave_one_out
+        left_out = {} if second is None else {"pass: leave-one-out": second.seconds}
         known = "" if self.second is not None else ", at least"
         again = (
             {f"location model{known}": self.residual_seconds[0]} if self.residual is True else {}
@@ -144,6 +161,7 @@ class FitPlan:
             "pass: waiting for rows": self.moment_pass.reading,
             "pass: partial sums": self.moment_pass.sums,
             "pass: scheduling": self.moment_pass.scheduling,
+            **left_out,
             "solution": self.solution_seconds,
             **again,
         }
@@ -193,6 +211,7 @@ class FitPlan:
             "pass": asdict(self.moment_pass),
             "pass_seconds": self.moment_pass.seconds,
             "pass_rows_per_second": self.moment_pass.rows_per_second,
+            "leave_one_out": None if self.leave_one_out is None else asdict(self.leave_one_out),
             "residual": self.residual,
             "residual_seconds": list(self.residual_seconds),
             "memory": self.memory._asdict(),
@@ -205,6 +224,7 @@ def plan_fit(
     landmarks: Callable[[], Sequence[Basis] | None],
     cells: Callable[[Sequence[Basis]], Sequence[CellReduction]],
     others: Sequence[Other] = (),
+    second: SecondPass | None = None,
 ) -> FitPlan:
     """Choose pivots and arithmetic as the fit would, and predict the rest.
 
@@ -220,6 +240,8 @@ def plan_fit(
         From bases to the cells whose rows the pass sums.
     others
         Further learned kernels that are compared on all rows, with their ``specify``.
+    second
+        What a second pass computes, of the moments of some rows here.
 
     Raises
     ------
@@ -250,6 +272,15 @@ def plan_fit(
     with one_blas_thread():
         solution_seconds = _solution_seconds(specs)
     moment_pass = time_pass(sample, [sets, *summed], runs, executor)
+    second_pass = None
+    if second is not None:
+        trial = context.rows.prefix(TRIAL_ROWS)
+        few = strip_moments(replace(spec, n_folds=1), trial.parts, None, np.zeros(len(trial), int))
+        reduction, extent = second(few, spec.features), extent_of(sample, executor)
+        cost = reduction.cost(extent) + context.after_moments(spec.features)
+        runs, needed = plan_pass(cost, extent, executor)
+        memory = memory.or_tighter(needed)
+        second_pass = time_pass(sample, [reduction], runs, executor)
     return FitPlan(
         variables=tuple(
             PlannedVariable(
@@ -265,7 +296,7 @@ def plan_fit(
         ),
         arithmetic=arithmetic.name,
         scheduler=executor.kind,
-        passes=context.passes + 1 + (context.residual is True),
+        passes=context.passes + 1 + (context.residual is True) + (second is not None),
         moment_pass=moment_pass,
         sample_seconds=context.seconds,
         pivot_seconds=marks[1] - marks[0],
@@ -275,6 +306,7 @@ def plan_fit(
         finalists=len(specs),
         search_seconds=0.0 if context.search is None else context.search.seconds,
         residual=context.residual,
+        leave_one_out=second_pass,
     )
 
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -18,6 +18,7 @@ ProgressOption: TypeAlias = bool | Listener | None
 
 ROWS, SEARCH, PIVOTS, PASS, SOLUTION = "rows", "search", "pivots", "pass", "solution"
 LOCATION, DECISION, ITERATIONS = "location", "decision", "iterations"
+LEFT_OUT = "left out"
 SECOND = "second "
 """Before the key of a step that is done again for the residuals of y."""
 
@@ -39,6 +40,7 @@ _NAMES = {
     SECOND + PASS: "pass over the residuals",
     SECOND + SOLUTION: "solution for residuals",
     ITERATIONS: "passes of the iteration",
+    LEFT_OUT: "leave-one-out pass over the rows",
     DECISION: "comparison on held-out rows",
 }
 _REFINED = 3.5  # time of a later trial over that of a pair of the grid, where columns are scaled
@@ -129,6 +131,10 @@ class SearchTimes:
         return min(most, _CONVERGED) if self._columns <= 3 else most
 
 
+Operations: TypeAlias = Callable[[Sequence[float]], float]
+"""Operations per row, by the ranks of the bases."""
+
+
 class StepCosts:
     """Seconds of the steps of a fit, before they are measured.
 
@@ -143,10 +149,19 @@ class StepCosts:
         Columns of each variable.
     workers
         Tasks that run at once.
+    left_out
+        Operations per row of a leave-one-out pass by the ranks of the bases, if there is one.
     """
 
-    def __init__(self, n_rows: int, columns: Sequence[int], workers: int) -> None:
+    def __init__(
+        self,
+        n_rows: int,
+        columns: Sequence[int],
+        workers: int,
+        left_out: Operations | None = None,
+    ) -> None:
         self.n_rows, self._workers, self.columns = n_rows, workers, sum(columns)
+        self.left_out = left_out
         # Values of y at which laws are judged, in those of one column at most.
         self._judged = sum(columns[1:]) * min(n_rows, HELD_ROWS) / HELD_ROWS
         most = min(_LEARNED_RANK, n_rows / 5.0)
@@ -170,6 +185,10 @@ class StepCosts:
             LOCATION: specs * (0.01 + 0.25 * dense_cost(ranks[:1])),
             DECISION: 0.3 * self._judged + 0.23 * dense,
         }
+
+    def left_out_ratio(self, ranks: Sequence[float]) -> float:
+        """Time of a leave-one-out pass over that of the moments."""
+        return 0.0 if self.left_out is None else self.left_out(ranks) / _row_flops(ranks)
 
     def members(self, specs: float, ranks: Sequence[float]) -> float:
         """Seconds from moments to members with their ridges, a part of the solution."""
@@ -250,7 +269,8 @@ class StepReports:
                 return
             text = f"{detail.rows:,} of {detail.rows_total:,} rows, {rate:,.0f} rows/s"
             share = 0.0 if rounds else detail.rows / detail.rows_total
-            self._target(detail, self._prefix + (PIVOTS if rounds else PASS), share, text)
+            key = LEFT_OUT if detail.name == "leave-one-out" else PASS
+            self._target(detail, self._prefix + (PIVOTS if rounds else key), share, text)
         else:
             text = (
                 f"{detail.variable}: rank {detail.rank}, residual trace {detail.residual_trace:.1e}"
@@ -295,6 +315,7 @@ class StepReports:
             ]
             if not self._prefix:
                 self._first = ranks
+                self._target.relate(LEFT_OUT, self._costs.left_out_ratio(ranks))
                 self._expect(specs, ranks, *self._first_steps)
             else:
                 self._expect(specs, ranks, SECOND + PASS, SECOND + SOLUTION)
@@ -321,8 +342,11 @@ def steps_of(
     first = costs(specs, costs.guessed_ranks)
     again = costs(min(RESIDUAL_FINALISTS, specs), costs.second_ranks)
     end = ITERATIONS if iterates else SOLUTION
-    keys = [ROWS, SEARCH, PIVOTS, PASS, end] if learned else [ROWS, PIVOTS, PASS, end]
+    searches, second_passes = [SEARCH] * learned, [LEFT_OUT] * (costs.left_out is not None)
+    keys = [ROWS, *searches, PIVOTS, PASS, *second_passes, end]
+    ratio = costs.left_out_ratio(costs.guessed_ranks)
     seconds = first | {
+        LEFT_OUT: ratio * first[PASS],
         ROWS: 0.1 + 2e-8 * costs.n_rows,
         SEARCH: costs.search(),
         ITERATIONS: _GRADIENTS * first[PASS],
@@ -330,10 +354,12 @@ def steps_of(
 
     def step(key: str, cost: float) -> Step:
         # Rows of a pass take the same time from the first to the last.
-        reads = key == PASS
+        reads = key in (PASS, LEFT_OUT)
         return Step(key, _NAMES[key], cost, certain=0.05 if reads else 0.3, reads=reads)
 
     steps = {key: step(key, seconds[key]) for key in keys}
+    if LEFT_OUT in steps:
+        steps[LEFT_OUT] = replace(steps[LEFT_OUT], like=PASS, ratio=ratio)
     if not residual:
         return list(steps.values())
     second = {
@@ -365,6 +391,7 @@ def reported(
     residual: bool = False,
     screened: bool = False,
     iterates: bool = False,
+    left_out: Operations | None = None,
 ) -> Iterator[Progress | None]:
     """The ``progress`` to hand down in a fit, None where nobody listens.
 
@@ -386,6 +413,8 @@ def reported(
         Whether the row sample decides on that before the pass.
     iterates
         Whether the solution takes a pass for each of its gradients.
+    left_out
+        Operations per row of a leave-one-out pass by the ranks of the bases, if there is one.
 
     Raises
     ------
@@ -396,7 +425,7 @@ def reported(
         if listener is None:
             yield None
             return
-        costs = StepCosts(n_rows, columns, executor.workers)
+        costs = StepCosts(n_rows, columns, executor.workers, left_out)
         steps = steps_of(
             costs,
             learned=learned,

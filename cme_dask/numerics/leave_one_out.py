@@ -19,6 +19,11 @@ _WORD = 8
 _BLOCK = 4096
 
 
+def left_out_flops(rank: float, targets: float, ridges: int) -> float:
+    """Operations per row: both bases, psi_X, and the residuals of each ridge."""
+    return 3.0 * rank**2 + targets**2 + 2.0 * ridges * rank * targets
+
+
 @dataclass(frozen=True, eq=False)
 class KernelSections:
     """k_Y(y, .) in an orthonormal basis, and its squared norm outside the span of the basis."""
@@ -89,9 +94,12 @@ class LeaveOneOut(Reduction[Array, tuple[Array, Array]]):
         """Both bases, and the residuals of each ridge."""
         (m, k), q, ridges = self.transform.shape, self.operator.shape[1], len(self.regs)
         return Cost(
-            flops=m * m + q * q + 2 * m * k + 2 * ridges * k * q,
-            state=4 * _BLOCK * (m + k + q) * _WORD,
+            flops=left_out_flops(m, q, ridges),
+            state=_BLOCK * (m + 2 * (k + q + extent.n_columns) + max(k, q)) * _WORD,
             partial=4 * ridges * _WORD,
+            process=2 * (m * m + m * k + k * q + q * q) * _WORD,
+            subject=f"leave-one-out at rank {m} + {q}",
+            remedies=("lower max_rank",),
         )
 
     def update(self, state: None, strip: Strip) -> Array:
