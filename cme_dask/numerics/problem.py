@@ -74,16 +74,6 @@ class Regularization(NamedTuple):
             return np.outer(lam_y, lam_x) + self.x
         return np.outer(lam_y + self.y, lam_x + self.x)
 
-    def quadratic(self, gram_y: Array, coef: Array, gram_x: Array) -> Array:
-        """The gradient of the quadratic term at ``coef`` in Newton coordinates."""
-        if self.form == "single":
-            return gram_y @ coef @ gram_x + self.x * coef
-        return (
-            gram_y @ coef @ gram_x
-            + self.y * coef @ gram_x
-            + self.x * (gram_y @ coef + self.y * coef)
-        )
-
 
 @dataclass(frozen=True, eq=False)
 class JointProblem:
@@ -181,12 +171,15 @@ class JointProblem:
 
         It does not use the eigenbases, so it also includes their error and the pruned directions.
         """
-        mean = self.mean
-        newton = self.transform_y @ coef @ self.transform_x.T
-        gradient = (
-            self.reg.quadratic(mean.blocks["y", "y"], newton, mean.blocks["x", "x"]) - self.target
-        )
-        both = [gradient, self.target]
+        mean, reg, newton = self.mean, self.reg, self.transform_y @ coef @ self.transform_x.T
+        gram_x, gram_y = mean.blocks["x", "x"], mean.blocks["y", "y"]
+        gradient = gram_y @ newton @ gram_x
+        if reg.form == "single":
+            gradient = gradient + reg.x * newton
+        else:
+            ridge = reg.x * (gram_y @ newton + reg.y * newton)
+            gradient = gradient + reg.y * newton @ gram_x + ridge
+        both = [gradient - self.target, self.target]
         if self.centred:  # without the components along the means
             x, y = (c / (np.linalg.norm(c) or 1.0) for c in (mean.means["x"], mean.means["y"]))
             both = [m - np.outer(m @ x, x) for m in both]
