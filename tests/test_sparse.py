@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
 
 import dask.array as da
@@ -22,6 +23,8 @@ from cme_dask.errors import (
     StoreError,
 )
 from cme_dask.models import SparseModel
+from cme_dask.numerics.basis import NewtonBasis
+from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.folds import fold_of_rows
 from cme_dask.numerics.problem import iterate
 from cme_dask.numerics.sparse import (
@@ -74,21 +77,36 @@ def test_gaps_of_a_path_of_twenty(penalty):
 
 
 @EACH
-def test_subgradients_at_the_solution(penalty):
-    problem = small_problem(14, penalty)
-    state, gamma = solved(problem, 0.1, 1e-13)
-    matrix, slope = state.point, problem.lift(state.residual) * 2.0 / gamma
-    support = matrix != 0.0
-    assert np.count_nonzero(support) > 0
-    expected = np.zeros_like(matrix)
-    for weight, axis in problem.penalty.terms:
-        norms = np.abs(matrix) if axis is None else np.linalg.norm(matrix, axis=axis, keepdims=True)
-        expected += weight * np.divide(matrix, norms, where=norms > 0, out=np.zeros_like(matrix))
-    largest = np.abs(expected).max()
-    assert np.abs(slope - expected)[support].max() < 1e-4 * largest
-    # Off the support: in the ball of the dual norm, whatever the split of the sum.
-    split = tuple(2.0 / gamma / state.sigma * part for part in state.split)
-    assert problem.penalty.dual_norm(slope, split) <= 1.0 + 1e-4
+def test_subgradients_at_twenty_solutions(penalty):
+    problem = small_problem(5 if penalty == "rows-and-columns" else 10, penalty)
+    gammas = problem.gamma_max * np.geomspace(0.9, 3e-3, 20)
+    for gamma, (state, _) in zip(gammas, sparse_path(problem, gammas, 1e-12, 500), strict=True):
+        assert state.gap <= 1e-12
+        matrix, slope = state.point, problem.lift(state.residual) * 2.0 / gamma
+        support = matrix != 0.0
+        assert np.count_nonzero(support) > 0
+        expected = np.zeros_like(matrix)
+        for weight, axis in problem.penalty.terms:
+            norms = np.abs(matrix)
+            if axis is not None:
+                norms = np.linalg.norm(matrix, axis=axis, keepdims=True)
+            unit = np.divide(matrix, norms, where=norms > 0, out=np.zeros_like(matrix))
+            expected += weight * unit
+        largest = np.abs(expected).max()
+        assert np.abs(slope - expected)[support].max() < 1e-4 * largest
+        # Off the support: in the ball of the dual norm, whatever the split of the sum.
+        split = tuple(2.0 / gamma / state.sigma * part for part in state.split)
+        assert problem.penalty.dual_norm(slope, split) <= 1.0 + 1e-4
+
+
+@EACH
+def test_a_tiny_ridge_needs_no_floor(penalty):
+    problem = small_problem(10 if penalty == "rows-and-columns" else 18, penalty, reg=1e-14)
+    assert max(np.linalg.cond(kernel) for kernel in problem.kernels) > 1e6
+    gammas = problem.gamma_max * np.geomspace(0.5, 1e-4, 5)
+    states, steps = zip(*sparse_path(problem, gammas, 1e-8, 500), strict=True)
+    assert all(state.gap <= 1e-8 for state in states)
+    assert max(steps) < 200
 
 
 @EACH
@@ -215,6 +233,64 @@ def test_on_all_rows_it_is_the_dense_problem(penalty):
 
 
 @EACH
+def test_errors_fall_like_the_root_of_the_trace_error(penalty):
+    """Against the dense embedding of all rows, its sparse optimum on the same candidates, too."""
+    x, y = table(50, seed=2)
+    reg, values = 1e-2, []
+    W = np.linalg.inv(KX(x, x) + len(x) * reg * np.eye(len(x)))
+    bases = [NewtonBasis.from_points(k, rows) for k, rows in ((KX, x), (KY, y))]
+    dense = bases[0](x).T @ W @ bases[1](y)
+    tols = 10.0 ** -np.arange(1, 9, 1 if penalty == "l1" else 2)
+    for tol in tols:
+        own = [pivoted_cholesky(k, rows, tol) for k, rows in ((KX, x), (KY, y))]
+        candidates = [rows[each.pivots] for each, rows in zip(own, (x, y), strict=True)]
+        options = {"pivots": tuple(candidates), "tol": 1e-12, "max_rank": 50, "reg": reg}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model = fitted(penalty, (x, y), gamma=1e-3, **options)
+        errors = [max(basis.trace_error, 0.0) for basis in (model.basis_x_, model.basis_y_)]
+        bound = np.sqrt(errors[0]) / reg + np.sqrt(errors[1] / reg) / 2.0
+        at = [basis(points) for basis, points in zip(bases, candidates, strict=True)]
+        newton = [b.newton for b in (model.basis_x_, model.basis_y_)]
+        places = [basis(each.points) for basis, each in zip(bases, newton, strict=True)]
+        whole = SparseProblem(*places, dense, Penalty.of(penalty, (len(at[0]), len(at[1]))))
+        best = iterate(SparseSolver(whole, model.gamma_, 1e-10), 500)[0].objective
+        change = abs(np.sqrt(best) - np.sqrt(model.path_.objectives[0]))
+        difference = np.linalg.norm(dense - whole.embed(_coefficients(model)))
+        assert difference <= bound * (1 + 1e-6) + 1e-7
+        assert change <= difference + 1e-6
+        values.append((max(errors), difference))
+    tau, difference = np.array(values).T
+    slope = np.polyfit(np.log(tau), np.log(difference), 1)[0]
+    assert 0.4 < slope < 0.7
+
+
+def _coefficients(model):
+    """Coefficients of the dense embedding at the pivots."""
+    x, y = model.dense_.x.basis, model.dense_.y.basis
+    inner = x.transform @ model.dense_.operator @ y.transform.T
+    inner = np.linalg.solve(x.newton.factor.T, inner)
+    return np.linalg.solve(y.newton.factor.T, inner.T).T
+
+
+@EACH
+@pytest.mark.filterwarnings("ignore::cme_dask.errors.RankWarning")
+def test_a_path_towards_zero_ends_at_the_dense_embedding(penalty):
+    plain, relaxed = (
+        fitted(penalty, n_gammas=8, gamma_ratio=1e-8, max_rank=8, n_folds=2, relax=relax)
+        for relax in (False, True)
+    )
+    assert plain.path_.distances[-1] < 1e-6 * plain.path_.dense_distance
+    assert (plain.path_.gaps <= 1e-8).all()
+    assert relaxed.path_.distances[-1] < 1e-10 * relaxed.path_.dense_distance
+    at = np.linspace(-1, 1, 5)[:, None]
+    dense = plain.dense_.embedding(at, Y[:5])
+    assert np.abs(plain.model_at(7).embedding(at, Y[:5]) - dense).max() < 1e-5
+    assert np.abs(relaxed.model_at(7).embedding(at, Y[:5]) - dense).max() < 1e-9
+    assert plain.path_.losses[-1] == pytest.approx(plain.path_.dense_loss, rel=1e-5)
+
+
+@EACH
 def test_held_out_losses_and_the_choice(penalty):
     model = fitted(penalty, n_gammas=4, max_rank=8, gamma_ratio=0.03)
     path, bases = model.path_, (model.basis_x_.newton, model.basis_y_.newton)
@@ -246,7 +322,9 @@ def test_held_out_losses_and_the_choice(penalty):
 
 @EACH
 def test_relaxed_fits_are_nearer_to_the_dense_embedding(penalty, tmp_path):
-    plain, relaxed = (fitted(penalty, relax=relax, n_gammas=4) for relax in (False, True))
+    plain, relaxed = (
+        fitted(penalty, relax=relax, n_gammas=4, n_folds=2) for relax in (False, True)
+    )
     assert relaxed.n_passes_ == 1
     nonzero = [model.path_.coefs != 0.0 for model in (plain, relaxed)]
     assert np.array_equal(*nonzero)
@@ -280,7 +358,18 @@ def test_its_model_answers_any_function():
     assert np.abs(model.model_.mass(at) - weights.sum(axis=1)).max() < 1e-12
     embedded = weights @ KY(model.points_y_, Y[:5])
     assert np.abs(model.model_.embedding(at, Y[:5]) - embedded).max() < 1e-12
-    lazy = model.predict(da.from_array(at, chunks=(4, 1)))
+    vector = model.expect(lambda y: np.hstack([y, y**2, np.cos(y)]), at)
+    assert np.abs(vector[:, 2] - weights @ np.cos(model.points_y_[:, 0])).max() < 1e-12
+    several = model.expect(
+        [lambda y: np.hstack([y, y**2]), lambda y: np.hstack([y, 1 + 0 * y])], at
+    )
+    assert several.shape == (9, 2, 2)
+    assert np.abs(several[:, 0] - vector[:, :2]).max() < 1e-12
+    assert np.abs(several[:, 1, 1] - weights.sum(axis=1)).max() < 1e-12
+    chunks = da.from_array(at, chunks=(4, 1))
+    lazy = model.expect(lambda y: np.hstack([y, y**2, np.cos(y)]), chunks)
+    assert np.abs(lazy.compute(scheduler="synchronous") - vector).max() < 1e-12
+    lazy = model.predict(chunks)
     assert np.abs(lazy.compute(scheduler="synchronous") - model.predict(at)).max() < 1e-12
     densest = model.model_at(5)
     assert len(densest.points_y) >= len(model.points_y_)
@@ -309,6 +398,22 @@ def test_chunks_schedulers_and_checkpoints_give_the_same_bits(tmp_path):
     ):
         assert np.array_equal(other.path_.coefs, plain.path_.coefs)
         assert np.array_equal(other.path_.losses, plain.path_.losses)
+
+
+def test_processes_and_a_cluster_give_the_bits_of_threads(cluster, tmp_path):
+    x, y = table(9000)
+    write_store(tmp_path / "s.zarr", x, y, np.ones(len(x)), chunk_rows=2048)
+    given = {"kernel_x": KX, "kernel_y": KY, "reg": 1e-3, "max_rank": 12, "n_folds": 3}
+    threads, *others = (
+        SparseEmbedding(penalty="rows", n_gammas=3, relax=True, **given).fit(
+            str(tmp_path / "s.zarr"), scheduler=scheduler, workers=workers
+        )
+        for scheduler, workers in (("threads", 2), ("processes", 2), (cluster, None))
+    )
+    for other in others:
+        assert np.array_equal(other.path_.coefs, threads.path_.coefs)
+        assert np.array_equal(other.path_.losses, threads.path_.losses)
+        assert np.array_equal(other.predict(X), threads.predict(X))
 
 
 def test_saved_models_answer_alike_without_dask(tmp_path):
@@ -420,10 +525,17 @@ def test_bad_questions_are_one_sentence():
     with pytest.raises(NotFittedError, match="SparseEmbedding is not fitted"):
         SparseEmbedding().predict(X)
     model = fitted()
-    with pytest.raises(DataError, match="'z' is no column, event or function of y"):
+    with pytest.raises(DataError, match="unknown column 'z': there are y0"):
         model.expect("z", X)
-    with pytest.raises(DataError, match=r"give values \(n,\)"):
-        model.expect(lambda y: y, X)
+    with pytest.raises(DataError, match=r"must return shape \(\d+,\) or \(\d+, d\)"):
+        model.expect(lambda y: y[:-1], X)
+    with pytest.raises(DataError, match="values that are NaN"):
+        model.expect(lambda y: y[:, 0] * np.nan, X)
+    with pytest.raises(DataError, match="expect takes columns, events and functions of rows"):
+        model.expect([1.0], X)
+    pair = [lambda y: np.hstack([y, y]), lambda y: np.hstack([y, y, y])]
+    with pytest.raises(DataError, match=r"need values of one shape, got \(2,\), \(3,\)"):
+        model.expect(pair, X)
     with pytest.raises(DataError, match="must have shape"):
         model.predict(np.zeros((3, 2)))
     with pytest.raises(DataError, match="position must be an integer from 0 to 5"):

@@ -1,7 +1,7 @@
 """Classifiers by laws of a label, kernel logistic regression, and labels as classes."""
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Self, cast
 
 import numpy as np
@@ -30,7 +30,7 @@ from cme_dask.estimators.steps import ProgressOption
 from cme_dask.kernels import Kernel
 from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.models.answers import class_name, most_probable
-from cme_dask.models.events import by_name
+from cme_dask.models.events import Level, by_name
 from cme_dask.models.logistic import LogisticModel
 from cme_dask.models.points import FloatArray, is_out_of_core
 from cme_dask.models.relevance import LengthScales
@@ -267,17 +267,6 @@ def _check_labels(y: Array) -> None:
             f"y must hold labels, but {sum(missing):,} (first at row {missing.index(True)}) are "
             "NaN or missing: drop these rows"
         )
-
-
-@dataclass(frozen=True)
-class Level:
-    """The indicator of a code, as a declared function of y."""
-
-    code: int
-
-    def __call__(self, rows: Array) -> Array:
-        """Indicators, shape (n,), at rows (n, 1)."""
-        return rows[:, 0] == self.code
 
 
 # ``JointClassifier`` and ``EmbeddingClassifier``: class probabilities from laws of a label

@@ -12,7 +12,7 @@ from cme_dask.codec import Shape
 from cme_dask.data.columns import Columns, labels_have_no_mean
 from cme_dask.errors import DataError, remedy
 from cme_dask.models.base import Model
-from cme_dask.models.events import Event, looks_like_event
+from cme_dask.models.events import Event, looks_like_event, numeric_columns
 from cme_dask.models.points import FloatArray, is_out_of_core
 from cme_dask.models.relevance import LengthScales, length_scales
 from cme_dask.numerics.basis import LinearBasis, StackedBasis
@@ -70,9 +70,7 @@ class ConditionalExpectation:
             If they are no texts, unknown, columns of labels, or events that weren't declared.
         """
         if f is None:
-            if not columns.numeric:
-                raise labels_have_no_mean(columns.names[0], columns)
-            return list(columns.numeric)
+            return list(numeric_columns(columns))
         if not isinstance(f, str) and not (
             isinstance(f, Iterable) and all(isinstance(name, str) for name in f)
         ):
@@ -92,10 +90,7 @@ class ConditionalExpectation:
         known = ", ".join(map(repr, self.names))
         if not looks_like_event(name):
             raise DataError(f"unknown column {name!r}: there are {known}")
-        try:
-            Event.parse(name, columns.names, columns.categories)
-        except DataError as error:
-            raise DataError(f"{name!r} is neither one of {known} nor an event ({error})") from error
+        Event.of(name, columns, self.names)
         x, of_x, flag, back = ("Y=y", "_x", "-x", " --reverse") if reverse else ("x", "", "", "")
         raise DataError(
             f"the event {name!r} was not declared, so that its moments are not known: "

@@ -1,5 +1,6 @@
 """The fitted conditional mean embedding: small frozen arrays and the queries on them."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, cast, overload
@@ -34,8 +35,131 @@ class EmbeddedVariable:
     basis: Annotated[LinearBasis, Within(d="columns.names")]
 
 
+class LinearEmbedding(PairModel):
+    """An embedding mu(x) = sum_j [phi(x)^T A]_j psi_j that is linear in functions phi of x.
+
+    Models have ``x``, ``y``, whose orthonormal functions are psi, and ``about``, and give phi
+    (``_features``), A (``_slope``) and the slope of E[1 | x] (``_total``).
+    """
+
+    x: EmbeddedVariable
+    y: EmbeddedVariable
+    about: dict[str, Any]
+
+    @abstractmethod
+    def expect(self, f: Any = None, X: Any = None) -> Any:
+        """E[f(Y) | X = x] of functions f of y; default its numeric columns."""
+
+    @abstractmethod
+    def _features(self, points: Array) -> Array: ...
+
+    @property
+    @abstractmethod
+    def _slope(self) -> Array: ...
+
+    @property
+    @abstractmethod
+    def _total(self) -> Array: ...
+
+    @property
+    def reg(self) -> float:
+        """The ridge r; lambda = n r."""
+        return float(self.about["reg"])
+
+    def mass(self, X: Any) -> FloatArray:
+        """E[1 | x], shape (n,): 1 for a law; here less where data are few.
+
+        Parameters
+        ----------
+        X
+            Points, shape (n, d_X), or a table with the columns by name.
+
+        Raises
+        ------
+        DataError
+            On wrong columns or NaN.
+        """
+        if is_out_of_core(X):
+            return cast(FloatArray, lazy_answers().lazy_method(self, "mass", X, self.x))
+        return self._products(X, self._total[:, None])[:, 0]
+
+    def embedding(self, X: Any, Y: Any) -> FloatArray:
+        """The embedding mu(x_i) at y_j, E[k_Y(y_j, Y) | X = x_i], shape (n_X, n_Y).
+
+        Parameters
+        ----------
+        X, Y
+            Points, shapes (n_X, d_X) and (n_Y, d_Y), or tables with the columns by name.
+
+        Raises
+        ------
+        DataError
+            On wrong columns or NaN.
+        """
+        if is_out_of_core(X):
+            y = query_points(Y, self.y, "Y")
+            return cast(FloatArray, lazy_answers().lazy_method(self, "embedding", X, self.x, Y=y))
+        return self._products(X, self._slope @ self.y.basis(query_points(Y, self.y, "Y")).T)
+
+    def embed(self, X: Any) -> MeanEmbeddings:
+        """The embeddings mu(x_i), whose inner products and distances compare laws.
+
+        Parameters
+        ----------
+        X
+            Points, shape (n, d_X), or a table with the columns by name, in memory.
+
+        Raises
+        ------
+        DataError
+            On wrong columns or NaN.
+        """
+        return MeanEmbeddings(self._products(X, self._slope), self.y.basis, self.y.columns)
+
+    def _products(self, X: Any, right: Array) -> FloatArray:
+        """phi(x)^T right, shape (n, ...), of right (k, ...)."""
+        points = query_points(X, self.x, "X")
+        result = np.zeros((len(points), *right.shape[1:]))
+        for start in range(0, len(points) if len(right) else 0, _QUERY_ROWS):
+            here = slice(start, start + _QUERY_ROWS)
+            result[here] = np.tensordot(self._features(points[here]), right, 1)
+        return result
+
+    @abstractmethod
+    def _indicators(self, count: int) -> list[Any]:
+        """Functions that tell the labels of y, of which there are so many."""
+
+    def _means(self, X: Any) -> Array:
+        return self.expect(None, X)
+
+    def _shares(self, X: Any) -> Array:
+        (labels,) = self.columns_y.categories.values()
+        signed = self.expect(self._indicators(len(labels)), X)
+        if is_out_of_core(X):
+            return signed.map_blocks(
+                nearest_shares, dtype=np.float64, token="nearest-probabilities"
+            )
+        return nearest_shares(np.asarray(signed))
+
+    def contents(self) -> dict[str, Any]:
+        """JSON form of the columns that queries accept."""
+        return {"columns": {"x": self.columns_x.to_dict(), "y": self.columns_y.to_dict()}}
+
+    def summary(self) -> list[tuple[str, str]]:
+        """Lines of ``repr``: label and text."""
+        sides = (("x", self.x), ("y", self.y))
+        return [
+            (name, f"{', '.join(v.columns.names)}: {self._size(name)}, {v.basis.newton.kernel!r}")
+            for name, v in sides
+        ]
+
+    @abstractmethod
+    def _size(self, name: str) -> str:
+        """How many functions of a variable there are."""
+
+
 @dataclass(frozen=True, eq=False, repr=False)
-class EmbeddingModel(PairModel):
+class EmbeddingModel(LinearEmbedding):
     """Conditional mean embedding mu(x) = E[k_Y(., Y) | x], with E[f | x] = psi_X(x)^T slope.
 
     Made by :class:`cme_dask.ConditionalMeanEmbedding` or :func:`cme_dask.load`; needs neither data
@@ -65,33 +189,19 @@ class EmbeddingModel(PairModel):
     answers: Annotated[ConditionalExpectation, Within(k="x.basis.rank", m="x.basis.newton.rank")]
     about: dict[str, Any]
 
-    def _means(self, X: Any) -> Array:
-        return self.expect(None, X)
-
-    def _shares(self, X: Any) -> Array:
-        (labels,) = self.y.columns.categories.values()
-        names = [class_name(code) for code in range(len(labels))]
+    def _indicators(self, count: int) -> list[str]:
+        names = [class_name(code) for code in range(count)]
         if not set(names) <= set(self.function_names):
             raise DataError(
                 "this embedding was fitted without the indicators of its labels: fit an "
                 "EmbeddingClassifier"
             )
-        signed: Any = self.expect(names, X)
-        if is_out_of_core(X):
-            return signed.map_blocks(
-                nearest_shares, dtype=np.float64, token="nearest-probabilities"
-            )
-        return nearest_shares(np.asarray(signed))
+        return names
 
     @property
     def function_names(self) -> tuple[str, ...]:
         """Names that ``expect`` knows: columns of y, and functions declared at the fit."""
         return self.answers.names
-
-    @property
-    def reg(self) -> float:
-        """The ridge r; lambda = n r."""
-        return float(self.about["reg"])
 
     @overload
     def expect(
@@ -176,63 +286,16 @@ class EmbeddingModel(PairModel):
         margin = self.answers.factor(level) * std
         return value - margin, value + margin
 
-    def mass(self, X: Any) -> FloatArray:
-        """E[1 | x], shape (n,): 1 for a law; here less where data are few.
+    def _features(self, points: Array) -> Array:
+        return self.x.basis(points)
 
-        Parameters
-        ----------
-        X
-            Points, shape (n, d_X), or a table with the columns by name.
+    @property
+    def _slope(self) -> Array:
+        return self.operator
 
-        Raises
-        ------
-        DataError
-            On wrong columns or NaN.
-        """
-        if is_out_of_core(X):
-            return cast(FloatArray, lazy_answers().lazy_method(self, "mass", X, self.x))
-        return self._products(X, self.total[:, None])[:, 0]
-
-    def embedding(self, X: Any, Y: Any) -> FloatArray:
-        """The embedding mu(x_i) at y_j, E[k_Y(y_j, Y) | X = x_i], shape (n_X, n_Y).
-
-        Parameters
-        ----------
-        X, Y
-            Points, shapes (n_X, d_X) and (n_Y, d_Y), or tables with the columns by name.
-
-        Raises
-        ------
-        DataError
-            On wrong columns or NaN.
-        """
-        if is_out_of_core(X):
-            y = query_points(Y, self.y, "Y")
-            return cast(FloatArray, lazy_answers().lazy_method(self, "embedding", X, self.x, Y=y))
-        return self._products(X, self.operator @ self.y.basis(query_points(Y, self.y, "Y")).T)
-
-    def embed(self, X: Any) -> MeanEmbeddings:
-        """The embeddings mu(x_i), whose inner products and distances compare laws.
-
-        Parameters
-        ----------
-        X
-            Points, shape (n, d_X), or a table with the columns by name, in memory.
-
-        Raises
-        ------
-        DataError
-            On wrong columns or NaN.
-        """
-        return MeanEmbeddings(self._products(X, self.operator), self.y.basis, self.y.columns)
-
-    def _products(self, X: Any, right: Array) -> FloatArray:
-        points = query_points(X, self.x, "X")
-        result = np.empty((len(points), right.shape[1]))
-        for start in range(0, len(points), _QUERY_ROWS):
-            here = slice(start, start + _QUERY_ROWS)
-            result[here] = self.x.basis(points[here]) @ right
-        return result
+    @property
+    def _total(self) -> Array:
+        return self.total
 
     def _validate(self) -> None:
         """DataError unless the functions are those of the columns of y, and others beside them."""
@@ -242,26 +305,21 @@ class EmbeddingModel(PairModel):
 
     def contents(self) -> dict[str, Any]:
         """JSON form of the columns and functions that queries accept, and the held-out errors."""
-        return {
-            "columns": {"x": self.x.columns.to_dict(), "y": self.y.columns.to_dict()},
+        return super().contents() | {
             "functions": {"x": list(self.function_names)},
             "held_out": self.about.get("held_out", {}),
         }
 
     def summary(self) -> list[tuple[str, str]]:
         """Lines of ``repr``: label and text."""
-        fit, sides = self.about, {"x": self.x, "y": self.y}
-        lines = [
-            (
-                name,
-                f"{', '.join(v.columns.names)}: rank {v.basis.newton.rank}, trace error "
-                f"{float(fit['trace_error'][name]):.2e}, {v.basis.newton.kernel!r}",
-            )
-            for name, v in sides.items()
-        ]
+        fit = self.about
         return [
-            *lines,
+            *super().summary(),
             ("rows", f"{int(fit['rows']):,} in {passes(fit['passes'])}, {fit['folds']} folds"),
             ("ridge", f"{self.reg:.2g}, by {fit['criterion']}"),
             ("E[. | x]", ", ".join(self.function_names)),
         ]
+
+    def _size(self, name: str) -> str:
+        rank = {"x": self.x, "y": self.y}[name].basis.newton.rank
+        return f"rank {rank}, trace error {float(self.about['trace_error'][name]):.2e}"

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from array_api_compat import array_namespace
 
-from cme_dask.data.columns import Columns
+from cme_dask.data.columns import Columns, labels_have_no_mean
 from cme_dask.errors import DataError
 
 # Events such as ``50 < PM2.5 < 75 and station == "Dongsi"``, from text; nothing is executed
@@ -124,6 +124,17 @@ class Event:
             is not finite; with the position of what is wrong.
         """
         return cls(_Parser(text, tuple(names), labels or {}).tree())
+
+    @classmethod
+    def of(cls, text: str, columns: Columns, known: Sequence[str], advice: str = "") -> "Event":
+        """The event of these columns; DataError with the names that are known if it is none."""
+        try:
+            return cls.parse(text, columns.names, columns.categories)
+        except DataError as error:
+            names = ", ".join(map(repr, known))
+            raise DataError(
+                f"{text!r} is neither one of {names} nor an event ({error}){advice}"
+            ) from error
 
 
 def comparison(column: str, label: str) -> str:
@@ -491,3 +502,41 @@ def declared(functions: FunctionsLike | None, columns: Columns) -> dict[str, Fun
         if name in columns.names:
             raise DataError(f"{name!r} is a column already: give the function another name")
     return result
+
+
+# Functions of rows that queries ask for
+
+
+@dataclass(frozen=True)
+class Level:
+    """The indicator of a code."""
+
+    code: int
+
+    def __call__(self, rows: Array) -> Array:
+        """Indicators, shape (n,), at rows (n, 1)."""
+        return rows[:, 0] == self.code
+
+
+def numeric_columns(columns: Columns) -> tuple[str, ...]:
+    """Names of the columns that hold numbers; DataError if there are none."""
+    if not columns.numeric:
+        raise labels_have_no_mean(columns.names[0], columns)
+    return columns.numeric
+
+
+def function_of(f: Any, columns: Columns) -> Function:
+    """The function of rows that a text stands for, a column of numbers or an event, or f itself."""
+    if callable(f):
+        function: Function = f
+        return function
+    if not isinstance(f, str):
+        raise DataError(f"expect takes columns, events and functions of rows, got {f!r}")
+    if f in columns.categories:
+        raise labels_have_no_mean(f, columns)
+    if f not in columns.names and not looks_like_event(f):
+        raise DataError(f"unknown column {f!r}: there are {columns.listed()}")
+    if f not in columns.names:
+        return Event.of(f, columns, columns.names, ": give the function itself")
+    position = columns.names.index(f)
+    return lambda rows: rows[:, position]

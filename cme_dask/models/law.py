@@ -592,7 +592,9 @@ class ConditionalLaw:
         query = self._law.declared(f) if isinstance(f, str) else None
         if query is None:
             function = self._function(f)
-            query = self._law.average(lambda y: function_values(function, y, name_of(f), truth))
+            query = self._law.average(
+                lambda y: function_values(function, y, name_of(f), truth=truth)[:, None]
+            )
         return self._fill(query)[:, 0]
 
     def _function(self, f: Any) -> Function:
@@ -601,14 +603,8 @@ class ConditionalLaw:
             return function
         if f in self.functions:
             return self.functions[f]
-        try:
-            return Event.parse(f, self.columns.names, self.columns.categories)
-        except DataError as error:
-            known = [*self.columns.names, *filter(self._law.declared, self._cells.names)]
-            raise DataError(
-                f"{f!r} is neither one of {', '.join(map(repr, known))} nor an event ({error}): "
-                "give the function itself"
-            ) from error
+        known = [*self.columns.names, *filter(self._law.declared, self._cells.names)]
+        return Event.of(f, self.columns, known, ": give the function itself")
 
     def _points(self, y: Any, paired: bool) -> Array:
         points = query_points(y, self.answered, "x" if self.reverse else "y")

@@ -426,9 +426,14 @@ def check_thresholds(t: Any, d: int, several: bool, paired: int | None) -> tuple
 
 
 def function_values(
-    function: Callable[[Array], Array], rows: Array, name: str, truth: bool
+    function: Callable[[Array], Array],
+    rows: Array,
+    name: str,
+    *,
+    truth: bool = False,
+    vector: bool = False,
 ) -> Array:
-    """Values of a user's function at rows, shape (b, 1).
+    """Values of a user's function at rows, shape (b,), or (b, d) where ``vector`` admits these.
 
     Raises
     ------
@@ -440,9 +445,11 @@ def function_values(
         values = np.asarray(function(rows), dtype=np.float64)
     except Exception as error:
         raise DataError(f"function {name!r} failed: {type(error).__name__}: {error}") from error
-    if values.shape != (len(rows),):
+    n = len(rows)
+    if values.shape != (n,) and not (vector and values.ndim == 2 and len(values) == n):
+        shapes = f"({n},) or ({n}, d)" if vector else f"({n},)"
         raise DataError(
-            f"function {name!r} must return shape ({len(rows)},) for rows of shape {rows.shape}, "
+            f"function {name!r} must return shape {shapes} for rows of shape {rows.shape}, "
             f"it returned {values.shape}"
         )
     if not np.isfinite(values).all():
@@ -452,7 +459,7 @@ def function_values(
         )
     if truth and not ((values == 0.0) | (values == 1.0)).all():
         raise DataError(f"event {name!r} must be true or false at each row: ask for expect(f)")
-    return values[:, None]
+    return values
 
 
 def name_of(f: Any) -> str:

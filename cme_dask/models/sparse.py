@@ -7,21 +7,22 @@ from typing import Annotated, Any, cast
 import numpy as np
 
 from cme_dask.codec import Shape
-from cme_dask.data.columns import labels_have_no_mean
 from cme_dask.display import brief_repr, passes
 from cme_dask.errors import DataError
-from cme_dask.models.answers import PairModel, nearest_shares
-from cme_dask.models.embedding import EmbeddedVariable
-from cme_dask.models.events import Event, looks_like_event
-from cme_dask.models.mean_embeddings import MeanEmbeddings
+from cme_dask.models.embedding import EmbeddedVariable, LinearEmbedding
+from cme_dask.models.events import Level, function_of, numeric_columns
 from cme_dask.models.plots import BLUE, PALETTE, drawing
-from cme_dask.models.points import FloatArray, is_out_of_core, lazy_answers, query_points
+from cme_dask.models.points import (
+    FloatArray,
+    function_values,
+    is_out_of_core,
+    lazy_answers,
+    name_of,
+)
 
 Array = Any
 Function = str | Callable[[Array], Array]
 """A column or an event of y by its text, or a function of rows (n, d_Y)."""
-
-_QUERY_ROWS = 4096
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +118,7 @@ class SparsePath:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class SparseModel(PairModel):
+class SparseModel(LinearEmbedding):
     r"""Sparse conditional mean embedding: a signed measure on few points of y.
 
     .. math:: \mathrm E[f(Y) | x] = \sum_j w_j(x) f(y_j), \quad
@@ -158,30 +159,40 @@ class SparseModel(PairModel):
         Parameters
         ----------
         f
-            A numeric column or an event of y, a function of rows (n, d_Y) with values (n,), or
-            several of them; default the numeric columns.
+            A numeric column or an event of y, a function of rows (n, d_Y) with values (n,) or
+            (n, d), or several of them with values of one shape; default the numeric columns.
         X
             Points, shape (n, d_X), or a table with the columns by name. A Dask array, a Zarr array
             or a store gives Dask arrays; nothing is computed then.
 
         Returns
         -------
-        values : (n,) for one function, (n, len(f)) for several; signed
+        values : (n,) for one function, (n, len(f)) for several; (n, d) and (n, len(f), d) of
+            functions with d values; signed
 
         Raises
         ------
         DataError
-            On unknown names, columns of labels, functions with values of another shape, wrong
-            columns or NaN.
+            On unknown names, columns of labels, functions that fail or have values of another shape
+            or no numbers, wrong columns or NaN.
         """
-        single = isinstance(f, str) or callable(f)
-        several: Any = [f] if single else self.columns_y.numeric if f is None else f
-        if f is None and not several:
-            raise labels_have_no_mean(self.columns_y.names[0], self.columns_y)
         if is_out_of_core(X):
             return cast(FloatArray, lazy_answers().lazy_method(self, "expect", X, self.x, f=f))
-        values = [self._values(one) for one in several]
-        result = self._products(X, self.coef @ np.stack(values, axis=1))
+        single = isinstance(f, str) or callable(f)
+        several: Any = [f] if single else numeric_columns(self.columns_y) if f is None else f
+        values = [
+            function_values(
+                function_of(each, self.columns_y), self.points_y, name_of(each), vector=True
+            )
+            for each in several
+        ]
+        if len({each.shape for each in values}) > 1:
+            widths = ", ".join(str(each.shape[1:]) for each in values)
+            raise DataError(
+                f"functions that are asked for together need values of one shape, got {widths}: "
+                "ask for them one by one"
+            )
+        result = self._products(X, np.tensordot(self.coef, np.stack(values, axis=1), 1))
         return result[:, 0] if single else result
 
     def weights(self, X: Any) -> FloatArray:
@@ -201,97 +212,32 @@ class SparseModel(PairModel):
             return cast(FloatArray, lazy_answers().lazy_method(self, "weights", X, self.x))
         return self._products(X, self.coef)
 
-    def mass(self, X: Any) -> FloatArray:
-        """E[1 | x], the sum of the weights, shape (n,); parameters and errors as of ``weights``."""
-        return cast(FloatArray, self.weights(X).sum(axis=1))
+    def _features(self, points: Array) -> Array:
+        return self.x.basis.newton.kernel(points, self.points_x)
 
-    def embedding(self, X: Any, Y: Any) -> FloatArray:
-        """The embedding mu(x_i) at y_j, E[k_Y(y_j, Y) | X = x_i], shape (n_X, n_Y).
+    @property
+    def _slope(self) -> Array:
+        return self.coef @ self.y.basis.newton.factor @ self.y.basis.transform
 
-        Parameters
-        ----------
-        X, Y
-            Points, shapes (n_X, d_X) and (n_Y, d_Y), or tables with the columns by name; X as in
-            :meth:`expect`.
+    @property
+    def _total(self) -> Array:
+        return self.coef.sum(axis=1)
 
-        Raises
-        ------
-        DataError
-            On wrong columns or NaN.
-        """
-        if is_out_of_core(X):
-            return cast(FloatArray, lazy_answers().lazy_method(self, "embedding", X, self.x, Y=Y))
-        values = self.y.basis.newton.kernel(self.points_y, query_points(Y, self.y, "Y"))
-        return self._products(X, self.coef @ values)
-
-    def embed(self, X: Any) -> MeanEmbeddings:
-        """The embeddings mu(x_i), see :meth:`EmbeddingModel.embed`; parameters and errors alike."""
-        basis = self.y.basis
-        coef = self.coef @ basis.newton.factor @ basis.transform
-        return MeanEmbeddings(self._products(X, coef), basis, self.y.columns)
-
-    def _values(self, f: Function) -> Array:
-        """Values of a function at the points of y, shape (k_Y,)."""
-        columns, points = self.columns_y, self.points_y
-        if callable(f):
-            values = np.asarray(f(points), dtype=np.float64)
-            if values.shape != (len(points),):
-                raise DataError(f"functions of rows (n, d) give values (n,), got {values.shape}")
-            return values
-        if f in columns.categories:
-            raise labels_have_no_mean(f, columns)
-        if f in columns.names:
-            return points[:, columns.names.index(f)]
-        if not (isinstance(f, str) and looks_like_event(f)):
-            raise DataError(
-                f"{f!r} is no column, event or function of y: there are {columns.listed()}"
-            )
-        return Event.parse(f, columns.names, columns.categories)(points)
-
-    def _products(self, X: Any, right: Array) -> FloatArray:
-        """k_X(x, points) right, shape (n, q)."""
-        points, kernel = query_points(X, self.x, "X"), self.x.basis.newton.kernel
-        result = np.zeros((len(points), right.shape[1]))
-        for start in range(0, len(points) if len(right) else 0, _QUERY_ROWS):
-            here = slice(start, start + _QUERY_ROWS)
-            result[here] = kernel(points[here], self.points_x) @ right
-        return result
-
-    def _means(self, X: Any) -> Array:
-        return self.expect(None, X)
-
-    def _shares(self, X: Any) -> Array:
-        (labels,) = self.columns_y.categories.values()
-        if is_out_of_core(X):
-            return lazy_answers().lazy_method(self, "_shares", X, self.x)
-        indicators = (self.points_y[:, :1] == np.arange(len(labels))).astype(np.float64)
-        return nearest_shares(self._products(X, self.coef @ indicators))
-
-    def contents(self) -> dict[str, Any]:
-        """Columns and numbers of points, for JSON."""
-        return {
-            "columns": {"x": self.columns_x.to_dict(), "y": self.columns_y.to_dict()},
-            "points": {"x": len(self.points_x), "y": len(self.points_y)},
-        }
+    def _indicators(self, count: int) -> list[Function]:
+        return [Level(code) for code in range(count)]
 
     def summary(self) -> list[tuple[str, str]]:
         """Lines of ``repr``: label and text."""
-        fit, sides = self.about, {"x": self.x, "y": self.y}
-        candidates = zip(sides.items(), fit["candidates"], strict=True)
-        refit = ", relaxed" if fit["relax"] else ""
-        lines = [
-            (
-                name,
-                f"{', '.join(v.columns.names)}: {v.basis.newton.rank} of {int(most)} points, "
-                f"{v.basis.newton.kernel!r}",
-            )
-            for (name, v), most in candidates
-        ]
+        fit, refit = self.about, ", relaxed" if self.about["relax"] else ""
         return [
-            *lines,
+            *super().summary(),
             ("coefs", f"{np.count_nonzero(self.coef):,} not zero, penalty {fit['penalty']}{refit}"),
             ("gamma", f"{float(fit['gamma']):.2g}, by {fit['gamma_by']}"),
             ("distance", f"{float(fit['distance']):.1%} of the dense embedding's norm"),
             ("rows", f"{int(fit['rows']):,} in {passes(fit['passes'])}"),
-            ("ridge", f"{float(fit['reg']):.2g}"),
+            ("ridge", f"{self.reg:.2g}"),
         ]
+
+    def _size(self, name: str) -> str:
+        position = "xy".index(name)
+        return f"{self.coef.shape[position]} of {int(self.about['candidates'][position])} points"

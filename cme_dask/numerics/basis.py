@@ -427,6 +427,20 @@ class LinearBasis:
         """Slopes on the functions below, (m, q), of slopes (k, q) on these: T slope."""
         return np.ascontiguousarray(self.transform) @ np.ascontiguousarray(slope)
 
+    def on_pivots(self, positions: Array) -> "LinearBasis":
+        """The spectral basis of the span of some pivots' kernel functions."""
+        newton = self.newton
+        sections = newton.factor[positions]  # k(p, .) in the Newton basis
+        if len(positions):
+            factor = np.linalg.cholesky(sections @ sections.T)
+            sections = solve_triangular(factor, sections, lower=True)
+        else:
+            factor = np.zeros((0, 0))
+        root = sections @ (self.transform * np.sqrt(self.eigenvalues))
+        rows = None if newton.rows is None else newton.rows[positions]
+        own = NewtonBasis(newton.kernel, newton.points[positions], factor, rows)
+        return LinearBasis(own, *eigenbasis(root @ root.T))
+
     def __call__(self, x: Array) -> Array:
         """Psi at the rows of x, shape (n, k)."""
         newton = self.newton(x)
