@@ -6,6 +6,7 @@ CASE_NAMES = (
     "pass",
     "random",
     "ridge",
+    "crossval",
     "sweep",
     "programs",
     "sparse",

@@ -82,7 +82,8 @@ def bench(
 
     The cases: machine (rates), fmca (FMCA's pivoted Cholesky), pass (joint fits from a store beside
     the bare pass, threads beside processes), random (randomly pivoted Cholesky), ridge (Nystroem
-    features and ridge regression), sweep (one parameter changed at a time), programs (certified
+    features and ridge regression), crossval (embeddings whose ridge is chosen on folds beside a
+    given ridge), sweep (one parameter changed at a time), programs (certified
     programs: closed form, Clarabel, OSQP), sparse (sparse embeddings beside Clarabel), ingest (a
     CSV file into a store, and pyarrow's read of it), tuning (a fit that learns its kernels),
     coverage (how often intervals of conditional expectations hold the truth), queries (a saved

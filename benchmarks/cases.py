@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks import CASE_NAMES
 from benchmarks.cluster import cluster_case, large_case
 from benchmarks.coverage import LEVEL, Coverage
-from benchmarks.fits import Bare, Fit, Rows, StoreRead, bare_flops, write_uniform
+from benchmarks.fits import Bare, EmbeddingFit, Fit, Rows, StoreRead, bare_flops, write_uniform
 from benchmarks.ingest import ingest_case
 from benchmarks.machine import GemmRate, MachineRates, limit_seconds
 from benchmarks.measure import Callback, Measurement, Ratio, Term, Together, measure
@@ -26,6 +26,7 @@ D = 3
 FMCA_SCALE = 0.3
 _REG = 1e-6
 _TOL = 1e-6  # where a rank is given: these kernels reach the rank long before it
+_RIDGES, _FOLDS = 20, 5  # of the embeddings that are cross-validated
 _TRIALS = 4
 _NEAR = 0.985  # of their error: one pivot more or less changes it by about this much
 _PROGRAM_RATIO = 5  # pivots of y for each of x
@@ -267,6 +268,24 @@ def ridge_case(bench: Bench, size: Size) -> None:
         bench.compare(at, name, fit, peer, "held_out_error")
 
 
+def crossval_case(bench: Bench, size: Size) -> None:
+    """Embeddings from a store: 20 ridges compared on 5 folds, beside a given ridge and no folds."""
+    store = bench.folder / "crossval.zarr"
+    write_uniform(store, size.rows, D)
+    rows, w = Rows(size.rows, D, str(store)), bench.workers
+    for rank in size.ranks:
+        at, scale = f"crossval/rank {rank}", spacing(rank, D)
+        chosen, given = f"{at}/{_RIDGES} ridges on {_FOLDS} folds", f"{at}/given ridge"
+        jobs = {
+            chosen: EmbeddingFit(rows, scale, rank, _RIDGES, _FOLDS, w),
+            given: EmbeddingFit(rows, scale, rank, 1, 1, w),
+        }
+        bench.measure(jobs)
+        aim = 1.2 if size.rows >= FULL["crossval"].rows else None
+        for name, quantity in (("seconds", "seconds"), ("CPU time", "cpu_seconds")):
+            bench.compare(at, f"{name}, chosen / given", chosen, given, quantity, at_most=aim)
+
+
 def sweep_case(bench: Bench, size: Size) -> None:
     """Fits that differ from one in the middle by rows, columns, rank, kernel or scheduler."""
     n, m, w = size.rows, size.ranks[0], bench.workers
@@ -414,6 +433,7 @@ CASES: dict[str, Callable[[Bench, Size], None]] = dict(
             pass_case,
             random_case,
             ridge_case,
+            crossval_case,
             sweep_case,
             programs_case,
             sparse_case,
@@ -434,6 +454,7 @@ QUICK = {
     "pass": Size(2 * 10**5, ranks=(100, 400)),
     "random": Size(2 * 10**4, ranks=(300,)),
     "ridge": Size(10**5, ranks=(200,)),
+    "crossval": Size(2 * 10**5, ranks=(100,)),
     "sweep": Size(10**5, ranks=(100,)),
     "programs": Size(5000, ranks=(5, 14, 45, 100, 200, 448)),
     "sparse": Size(1000, ranks=(20, 40)),
@@ -452,6 +473,7 @@ FULL = {
     "pass": Size(10**7, ranks=(100, 400)),
     "random": Size(10**5, ranks=(1000,)),
     "ridge": Size(10**6, ranks=(400,)),
+    "crossval": Size(10**7, ranks=(100,)),
     "sweep": Size(10**6, ranks=(200,)),
     "programs": Size(5000, ranks=(5, 14, 45, 100, 200, 448)),
     "sparse": Size(1000, ranks=(20, 40)),

@@ -36,6 +36,7 @@ from cme_dask.data.writer import writing_sample
 from cme_dask.errors import RankWarning, ToleranceWarning
 from cme_dask.estimators.cholesky import PivotedCholesky
 from cme_dask.estimators.context import PivotProgress
+from cme_dask.estimators.embedding import ConditionalMeanEmbedding
 from cme_dask.estimators.joint import JointDistribution
 from cme_dask.passes.cluster import connected
 from cme_dask.passes.sources import open_sample
@@ -432,6 +433,62 @@ class Fit:
             "pass_seconds": estimator.report_.pass_seconds,
             "predicted_bytes": estimator.report_.memory.predicted,
             **clock.parts(estimator.report_.pass_seconds),
+        }
+
+
+@dataclass(frozen=True)
+class EmbeddingFit:
+    """A whole fit of a conditional mean embedding, and its CPU time.
+
+    Parameters
+    ----------
+    rows
+        The rows.
+    length_scale, rank
+        Of the Gaussian kernels, and ``max_rank``.
+    ridges, folds
+        Ridges that are compared on so many folds; one is given.
+    workers
+        Threads.
+    """
+
+    rows: Rows
+    length_scale: float
+    rank: int
+    ridges: int
+    folds: int
+    workers: int
+
+    def prepare(self) -> Run:
+        """Rows at hand, and a small fit as warm-up."""
+        warnings.simplefilter("ignore", RankWarning)
+        warnings.simplefilter("ignore", ToleranceWarning)
+        small = open_sample(*uniform_rows(_WARM_ROWS, self.rows.d))
+        self._fit(small, _WARM_RANK)
+        return partial(self._run, self.rows.opener(2))
+
+    def _fit(self, sample: Sample, rank: int) -> ConditionalMeanEmbedding:
+        kernel, ridges = kernels.Gaussian(self.length_scale), np.geomspace(1e-9, 1.0, self.ridges)
+        estimator = ConditionalMeanEmbedding(
+            kernel_x=kernel,
+            kernel_y=kernel,
+            max_rank=rank,
+            reg=ridges.tolist() if self.ridges > 1 else 1e-6,
+            n_folds=self.folds,
+            random_state=0,
+        )
+        return estimator.fit(sample, scheduler="threads", workers=self.workers)
+
+    def _run(self, opener: Callable[[], tuple[Sample, CountingStore | None]]) -> Describe:
+        begin = time.process_time()
+        fit = self._fit(opener()[0], self.rank)
+        seconds = time.process_time() - begin
+        return lambda: {
+            "ranks": [basis.rank for basis in (fit.basis_x_, fit.basis_y_)],
+            "passes": fit.n_passes_,
+            "reg": fit.reg_,
+            "cpu_seconds": seconds,
+            "pass_seconds": fit.report_.pass_seconds,
         }
 
 

@@ -261,6 +261,7 @@ SMALL = {
     "pass": Size(9000, ranks=(20,)),
     "random": Size(3000, ranks=(30,)),
     "ridge": Size(3000, ranks=(30,)),
+    "crossval": Size(3000, ranks=(20,)),
     "sweep": Size(3000, ranks=(20,)),
     "ingest": Size(3000),
     "tuning": Size(3000),

@@ -249,7 +249,7 @@ def test_damaged_descriptions_are_store_errors(tmp_path):
         ({"criterion": "best"}, "criterion must be one of surrogate, squared, got 'best'"),
         ({"reg": -1.0}, "ridges must be non-negative numbers"),
         ({"reg": "big"}, "ridges must be non-negative numbers"),
-        ({"n_folds": 1}, "give reg, or n_folds"),
+        ({"n_folds": 1}, "give a ridge, or n_folds"),
         ({"kernel_x": "wide"}, "kernel_x must be a kernel"),
         ({"tol": 2.0}, "tol must lie between"),
         ({"accuracy": -1.0}, "accuracy must be"),

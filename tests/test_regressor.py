@@ -4,17 +4,26 @@ import io
 import json
 import pickle
 import tracemalloc
+from functools import partial
 
 import numpy as np
+import pandas as pd
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
 from benchmarks import rates
 from benchmarks.__main__ import cli
-from cme_dask import ConditionalMeanEmbedding, SparseEmbedding, kernels, load
+from cme_dask import (
+    ConditionalMeanEmbedding,
+    PivotedCholesky,
+    SparseEmbedding,
+    kernels,
+    load,
+)
 from cme_dask.cli.tables import plan_tables
 from cme_dask.errors import DataError
+from cme_dask.numerics.folds import fold_of_rows
 from cme_dask.numerics.leave_one_out import leave_one_out
 from cme_dask.numerics.reduction import Extent, Strip
 
@@ -158,6 +167,20 @@ def test_paths_of_ridges_name_the_largest_within_one_standard_error(tmp_path):
     assert given.path_ is None
 
 
+@pytest.mark.parametrize("validation", ["folds", "leave-one-out"])
+def test_given_ridges_are_compared_as_those_by_default(validation):
+    x, y = rows(100)
+    options = {"kernel_x": GAUSSIAN, "tol": 1e-2, "validation": validation}
+    fit = ConditionalMeanEmbedding(**options).fit(x, y)
+    again = ConditionalMeanEmbedding(**options, reg=fit.path_.regs[[9, 3, 15]].tolist()).fit(x, y)
+    np.testing.assert_array_equal(again.path_.regs, fit.path_.regs[[3, 9, 15]])
+    np.testing.assert_allclose(again.path_.losses, fit.path_.losses[[3, 9, 15]], rtol=1e-12)
+    assert again.reg_ == again.path_.regs[again.path_.losses.argmin()]
+    for reg, text in [([], "holds no ridge"), ([0.1, -1.0], "non-negative"), (["a"], "numbers")]:
+        with pytest.raises(DataError, match=text):
+            ConditionalMeanEmbedding(kernel_x=GAUSSIAN, reg=reg).fit(x, y)
+
+
 def test_exact_embeddings_are_the_dense_ones():
     x, y = rows(200)
     x[5] = x[6]
@@ -267,6 +290,7 @@ def test_sparse_embeddings_are_elements_of_the_same_space():
     np.testing.assert_allclose(sparse.distance(dense), direct, atol=1e-6)
 
 
+@pytest.mark.usefixtures("quick_studies")
 def test_the_study_of_rates(tmp_path):
     command = ["study", "rates", "--rows", "200", "--rows", "3200", "--seeds", "2"]
     result = CliRunner().invoke(cli, [*command, "--out", str(tmp_path / "rates"), "--workers", "1"])
@@ -277,6 +301,16 @@ def test_the_study_of_rates(tmp_path):
     assert excess[0] > 3.0 * excess[1] > 0.0
     assert excess[2] > 3.0 * excess[3] > 0.0
     assert study["verdicts"][0]["theory"] == pytest.approx(-1.0)
+    for verdict, pair in zip(study["verdicts"], (excess[:2], excess[2:]), strict=True):
+        assert 0.4 * pair[1] < verdict["expected"][1] < 2.5 * pair[1]
+        assert verdict["expected_slope"] < -0.6
+    assert "expected" in result.output
+
+
+def test_the_expected_excess_is_the_mean_over_draws():
+    draws = [rates.judge("finite-rank", 400, seed)["embedding"]["excess"] for seed in range(60)]
+    error = np.std(draws) / np.sqrt(len(draws))
+    assert abs(np.mean(draws) - rates.expected_excess("finite-rank", 400)) < 3.0 * error
 
 
 def test_truths_of_the_study_of_rates_are_laws():
@@ -288,3 +322,83 @@ def test_truths_of_the_study_of_rates_are_laws():
     quadratic = np.polynomial.polynomial.polyfit(x, rates.probabilities("finite-rank", x), 2)
     fitted = np.polynomial.polynomial.polyval(x, quadratic).T
     np.testing.assert_allclose(fitted, rates.probabilities("finite-rank", x), atol=1e-12)
+
+
+def vector_valued(x, y, weights, reg):
+    """Ridge regression of all columns of y with the operator-valued kernel k(x, z) Id."""
+    share = weights / weights.sum()
+
+    def predict(points):
+        gram = GAUSSIAN(x, x) + reg * np.diag(1.0 / share)
+        return GAUSSIAN(points, x) @ np.linalg.solve(gram, y)
+
+    return predict
+
+
+@pytest.mark.parametrize("criterion", ["surrogate", "squared"])
+def test_all_columns_of_y_share_the_ridge_of_their_joint_loss(criterion):
+    """With a linear kernel of y the surrogate loss is the sum of the squared errors."""
+    x, y = rows(150)
+    y = np.column_stack([y, 10.0 * x[:, 0]])
+    weights = np.random.default_rng(2).uniform(0.5, 2.0, len(x))
+    table, targets = (
+        pd.DataFrame(values, columns=names)
+        for values, names in ((x, ["wind", "slope"]), (y, ["speed", "height", "range"]))
+    )
+    fit = ConditionalMeanEmbedding(
+        kernel_x=GAUSSIAN, kernel_y=kernels.Linear(), tol=1e-12, criterion=criterion, n_folds=5
+    ).fit(table, targets, weights=weights)
+    at = table[:7]
+    predict = vector_valued(x, y, weights, fit.reg_)
+    np.testing.assert_allclose(fit.predict(at), predict(x[:7]), atol=1e-6)
+    assert fit.columns_y.names == ("speed", "height", "range")
+    mean = fit.expect(["range", "speed"], at)
+    np.testing.assert_allclose(mean, predict(x[:7])[:, [2, 0]], atol=1e-6)
+    # mu(x) is the vector itself: its values at unit vectors are its coordinates.
+    embedded = fit.model_.embedding(at, np.eye(3))
+    np.testing.assert_allclose(embedded, predict(x[:7]), atol=1e-6)
+    folds = fold_of_rows(0, len(x), 5)
+    losses = np.zeros(len(fit.path_.regs))
+    for fold in range(5):
+        held, share = folds == fold, weights * (folds == fold)
+        centre = np.average(y[held], axis=0, weights=weights[held])
+        scale = np.average((y[held] - centre) ** 2, axis=0, weights=weights[held])
+        for i, reg in enumerate(fit.path_.regs):
+            away = y[held] - vector_valued(x[~held], y[~held], weights[~held], reg)(x[held])
+            each = np.average(away**2, axis=0, weights=weights[held])
+            loss = each.sum() if criterion == "surrogate" else (each / scale).mean()
+            losses[i] += share.sum() / weights.sum() * loss
+    large = fit.path_.regs >= 1e-6  # of smaller ones the dense Gram matrix is singular to rounding
+    np.testing.assert_allclose(fit.path_.losses[large], losses[large], rtol=1e-5)
+    assert fit.reg_ == fit.path_.regs[fit.path_.losses.argmin()]
+    targets.iloc[3, 1] = np.nan
+    with pytest.raises(DataError, match="column 'height' has 1 "):
+        fit.fit(table, targets)
+
+
+def test_targets_that_are_features_of_a_kernel_give_its_embedding():
+    x, y = rows(300)
+    features = PivotedCholesky(GAUSSIAN, tol=1e-6).fit(y)
+    options = {"kernel_x": GAUSSIAN, "tol": 1e-6, "reg": 1e-3}
+    vectors = ConditionalMeanEmbedding(kernel_y=kernels.Linear(), **options)
+    vectors.fit(x, features.transform(y))
+    embedded = ConditionalMeanEmbedding(kernel_y=GAUSSIAN, **options).fit(x, y)
+    at, points = rows(6, seed=4)[0], rows(9, seed=5)[1]
+    values = vectors.predict(at) @ features.transform(points).T
+    np.testing.assert_allclose(values, embedded.model_.embedding(at, points), atol=1e-3)
+
+
+def test_functions_with_several_columns_are_declared_one_by_one():
+    x, y = rows(100)
+    fit = ConditionalMeanEmbedding(kernel_x=GAUSSIAN, tol=1e-2)
+    text = "function 'both' must return shape .* declare a function for each column"
+    with pytest.raises(DataError, match=text):
+        fit.fit(x, y, functions={"both": lambda y: y**2})
+    squares = {f"square {j}": partial(power, j) for j in range(2)}
+    again = fit.fit(x, y, functions=squares)
+    whole = ConditionalMeanEmbedding(kernel_x=GAUSSIAN, tol=1e-2, reg=again.reg_).fit(x, y**2)
+    np.testing.assert_allclose(again.expect([*squares], x[:5]), whole.predict(x[:5]), atol=1e-10)
+
+
+def power(column, y):
+    return y[:, column] ** 2

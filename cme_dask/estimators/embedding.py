@@ -50,11 +50,12 @@ class ConditionalMeanEmbedding(EmbeddingEstimator):
         ``max_rank`` allows.
     max_rank : int, optional
         Largest number of pivots of each basis; default 500.
-    reg : float or {"finite-rank", "slow-decay"}, optional
-        Ridge r; default the one with the smallest loss on rows that the fit has not seen, from 1e-9
-        to 1 and sqrt(10) apart. A name is a schedule in the number n of rows, 0.1 E k_X(X, X) times
-        n^(-1/2) or (log n / n)^(2/3), with the rates of convergence of Grünewälder et al. (2012,
-        section 4) for kernels of finite rank, and of eigenvalues that fall as i^-2.
+    reg : float, sequence of floats or {"finite-rank", "slow-decay"}, optional
+        Ridge r, or several, of which the one with the smallest loss on rows that the fit has not
+        seen is taken; default 19 of them, from 1e-9 to 1 and sqrt(10) apart. A name is a schedule
+        in the number n of rows, 0.1 E k_X(X, X) times n^(-1/2) or (log n / n)^(2/3), with the rates
+        of convergence of Grünewälder et al. (2012, section 4) for kernels of finite rank, and of
+        eigenvalues that fall as i^-2.
     criterion : {"surrogate", "squared"}
         That loss: :math:`\mathrm E|k_Y(Y, \cdot) - \mu(X)|^2` (Grünewälder et al. 2012), or
         the squared error of y's columns and declared functions, each over its variance.
@@ -113,7 +114,7 @@ class ConditionalMeanEmbedding(EmbeddingEstimator):
         kernel_y: Kernel | str = "median",
         tol: float | None = None,
         max_rank: int | None = None,
-        reg: float | str | None = None,
+        reg: float | Sequence[float] | str | None = None,
         criterion: str = "surrogate",
         validation: str = "folds",
         method: str = "pivots",

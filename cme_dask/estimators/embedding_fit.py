@@ -1,6 +1,7 @@
 """``EmbeddingEstimator``: the fit that dense and sparse conditional mean embeddings share."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Self
 
@@ -60,7 +61,7 @@ class EmbeddingEstimator(MeanRegressor, MomentEstimator):
     validation = "folds"
     """What the losses of ridges are held out by."""
 
-    reg: float | str | None
+    reg: float | Sequence[float] | str | None
     criterion: str
     n_folds: int
 
@@ -186,14 +187,19 @@ class EmbeddingEstimator(MeanRegressor, MomentEstimator):
                     "ridges must be non-negative numbers, or a schedule by its name "
                     f"({', '.join(SCHEDULES)}), got {self.reg!r}"
                 )
-        elif self.reg is not None:
-            check_ridges([self.reg])
-        elif self.n_folds < 2 and not self._leaves_one_out:
-            raise DataError("the ridge is chosen on held-out folds: give reg, or n_folds >= 2")
+        elif not len(self._regs):
+            raise DataError("reg holds no ridge: give one or more, or leave reg out")
+        if self._compares and self.n_folds < 2 and not self._leaves_one_out:
+            raise DataError("the ridge is chosen on held-out folds: give a ridge, or n_folds >= 2")
+
+    @property
+    def _compares(self) -> bool:
+        """Whether the ridge is chosen among several."""
+        return self.reg is None or np.ndim(self.reg) > 0
 
     @property
     def _leaves_one_out(self) -> bool:
-        return self.reg is None and self.validation == "leave-one-out"
+        return self._compares and self.validation == "leave-one-out"
 
     def _search(self, context: FitContext) -> FitContext:
         if not self._learns():
@@ -220,14 +226,14 @@ class EmbeddingEstimator(MeanRegressor, MomentEstimator):
     @property
     def _regs(self) -> Array:
         learned = self.reg is None or isinstance(self.reg, str)  # a schedule needs the moments
-        return check_ridges(REGS if learned else [self.reg])
+        return np.unique(check_ridges(REGS if learned else self.reg))
 
     def _losses(self, measured: Measured) -> tuple[Array, Array]:
         """Held-out losses of the ridges that are compared, and their standard errors."""
         return held_out_curve(measured.moments, LOSSES[self.criterion], self._regs)
 
     def _path(self, measured: Measured) -> RidgePath | None:
-        if self.reg is not None:
+        if not self._compares:
             return None
         losses, errors = self._losses(measured)
         best = int(losses.argmin())

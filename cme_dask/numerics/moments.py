@@ -414,9 +414,10 @@ def function_values(rows: Array, functions: Mapping[str, Function]) -> Iterator[
         if not xp.isdtype(values.dtype, ("bool", "integral", "real floating")):
             raise DataError(f"function {name!r} must return numbers, it returned {values.dtype}")
         if values.shape != (rows.shape[0],):
+            several = ": declare a function for each column" if values.ndim == 2 else ""
             raise DataError(
                 f"function {name!r} must return shape ({rows.shape[0]},) for rows of shape "
-                f"{tuple(rows.shape)}, it returned {tuple(values.shape)}"
+                f"{tuple(rows.shape)}, it returned {tuple(values.shape)}{several}"
             )
         if not bool(xp.all(xp.isfinite(values))):
             raise DataError(f"function {name!r} returned NaN or infinity")
