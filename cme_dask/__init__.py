@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         KernelLogisticRegression,
     )
     from cme_dask.estimators.embedding import ConditionalMeanEmbedding
+    from cme_dask.estimators.hypotheses import independence_test, two_sample_test
     from cme_dask.estimators.joint import JointDistribution
     from cme_dask.estimators.sparse import SparseEmbedding
     from cme_dask.learning.candidates import Tuning
@@ -47,6 +48,7 @@ _HOMES = {
     "PivotedCholesky": "cme_dask.estimators.cholesky",
     "SparseEmbedding": "cme_dask.estimators.sparse",
     "Tuning": "cme_dask.learning.candidates",
+    "independence_test": "cme_dask.estimators.hypotheses",
     "ingest": "cme_dask.data.ingest",
     "score": "cme_dask.passes.held_out",
     "ScoreTable": "cme_dask.passes.held_out",
@@ -54,6 +56,7 @@ _HOMES = {
     "load": "cme_dask.models",
     "merge": "cme_dask.models.merging",
     "open_sample": "cme_dask.passes.sources",
+    "two_sample_test": "cme_dask.estimators.hypotheses",
 }
 _MODULES = ("constraints", "errors", "kernels", "metrics", "reductions")
 
@@ -72,6 +75,7 @@ __all__ = [
     "Tuning",
     "constraints",
     "gram_columns",
+    "independence_test",
     "ingest",
     "kernels",
     "load",
@@ -80,6 +84,7 @@ __all__ = [
     "open_sample",
     "reductions",
     "score",
+    "two_sample_test",
 ]
 
 

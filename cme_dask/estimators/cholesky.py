@@ -221,13 +221,23 @@ def _made_up(names: tuple[str, ...]) -> bool:
     return names == Columns.default("x", len(names)).names
 
 
-def x_alone(sample: Sample) -> Sample:
-    """The same rows without y."""
+def one_variable(sample: Sample, place: int = 0) -> Sample:
+    """The same rows with x alone, or with y alone (``place`` 1) as their x.
+
+    Raises
+    ------
+    DataError
+        If there is no y.
+    """
+    if place >= len(sample.sources):
+        raise DataError(f"there are only rows of x in {sample.location}, and no y")
     if len(sample.sources) == 1:
         return sample
-    rows = sample.row_sample
-    alone = None if rows is None else replace(rows, parts=rows.parts[:1])
-    return replace(sample, sources=sample.sources[:1], columns=sample.columns[:1], row_sample=alone)
+    here, rows = slice(place, place + 1), sample.row_sample
+    alone = None if rows is None else replace(rows, parts=rows.parts[here])
+    return replace(
+        sample, sources=sample.sources[here], columns=sample.columns[here], row_sample=alone
+    )
 
 
 # ``PivotedCholesky``: low-rank kernel features for anyone's kernel PCA, ridge or clustering
@@ -411,7 +421,7 @@ class PivotedCholesky(FittedFeatures):
         return None
 
     def _open(self, X: Any, Y: Any, weights: Any) -> Sample:
-        return x_alone(open_sample(X, weights=weights))
+        return one_variable(open_sample(X, weights=weights))
 
     def _change(
         self, spec: MomentReduction, trial: RowSample, rows: RowSample, accuracy: float, solver: Any

@@ -22,7 +22,7 @@ from cme_dask.estimators.base import (
     check_number,
     given_rows,
 )
-from cme_dask.estimators.cholesky import x_alone
+from cme_dask.estimators.cholesky import one_variable
 from cme_dask.estimators.context import FitContext
 from cme_dask.estimators.embedding import ConditionalMeanEmbedding
 from cme_dask.estimators.joint import JointDistribution
@@ -522,7 +522,7 @@ class KernelLogisticRegression(LabelClassifier):
         return {"iterates": True}
 
     def _context(self, sample: Sample, *of_fit: Any) -> FitContext:
-        return super()._context(x_alone(sample), *of_fit)
+        return super()._context(one_variable(sample), *of_fit)
 
     def _run(self, context: FitContext, sample: Sample) -> tuple[Measured, dict[str, Any]]:
         """The pass for the moments, and one for each gradient."""

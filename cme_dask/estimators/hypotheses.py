@@ -1,0 +1,376 @@
+"""``independence_test`` and ``two_sample_test``: kernel tests from one pass over the rows."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from cme_dask.config import SAMPLE_SIZE
+from cme_dask.data.sample import Sample
+from cme_dask.errors import DataError, remedy
+from cme_dask.estimators.base import CHECKS, check_choice
+from cme_dask.estimators.cholesky import one_variable
+from cme_dask.estimators.context import FitContext, Pivots, choose_kernel
+from cme_dask.estimators.steps import ProgressOption
+from cme_dask.kernels import Kernel
+from cme_dask.kernels.evaluator import one_blas_thread
+from cme_dask.numerics.folds import RowSample, merge
+from cme_dask.numerics.independence import (
+    centred_spectrum,
+    covariance_terms,
+    difference_terms,
+    mixture_pvalue,
+    null_law,
+    sign_flip_pvalue,
+)
+from cme_dask.numerics.moments import MomentSums
+from cme_dask.passes.cluster import Scheduler
+from cme_dask.passes.driver import RunOptions
+from cme_dask.passes.fit import sample_rows
+from cme_dask.passes.progress import listening
+from cme_dask.passes.run import PassReport, run_pass
+from cme_dask.passes.sources import open_sample
+
+Array = Any
+
+METHODS = ("auto", "chi2", "bootstrap")
+RANK, TOLERANCE, FOLDS, RESAMPLES = 200, 1e-3, 32, 9999
+"""Defaults of both tests."""
+
+
+@dataclass(frozen=True)
+class SignificanceResult:
+    """The result of a test; ``statistic, pvalue = result`` unpacks the two.
+
+    Attributes
+    ----------
+    statistic
+        Squared distance of the joint law from the product of its marginals (HSIC), or of two laws
+        (MMD): 0 under the null hypothesis up to ``null_mean``, whatever the number of rows.
+    pvalue
+        Probability of a statistic at least as large under the null hypothesis.
+    null_mean
+        Mean of the statistic under the null hypothesis; it falls as 1 / n.
+    method
+        ``chi2`` or ``bootstrap``.
+    kernels
+        The kernel of each variable.
+    ranks, trace_errors
+        Number of pivots of each variable, and their relative trace error over all rows.
+    rows
+        Number of rows of each sample.
+    passes
+        Times that each row was read: once, and the row sample of chunked arrays.
+    reports
+        Time and memory of the pass over each sample.
+    """
+
+    statistic: float
+    pvalue: float
+    null_mean: float
+    method: str
+    kernels: tuple[Kernel, ...]
+    ranks: tuple[int, ...]
+    trace_errors: tuple[float, ...]
+    rows: tuple[int, ...]
+    passes: int
+    reports: tuple[PassReport, ...] = field(repr=False)
+
+    def __iter__(self) -> Iterator[float]:
+        return iter((self.statistic, self.pvalue))
+
+
+def independence_test(
+    X: Any,
+    Y: Any = None,
+    *,
+    weights: Any = None,
+    kernel_x: Kernel | str = "median",
+    kernel_y: Kernel | str = "median",
+    method: str = "auto",
+    tol: float = TOLERANCE,
+    max_rank: int = RANK,
+    n_folds: int = FOLDS,
+    n_resamples: int = RESAMPLES,
+    sample_size: int = SAMPLE_SIZE,
+    random_state: int | None = None,
+    scheduler: Scheduler = None,
+    workers: int | None = None,
+    memory_limit: str | int | None = None,
+    progress: ProgressOption = None,
+) -> SignificanceResult:
+    r"""Test whether x and y are independent, by the Hilbert-Schmidt independence criterion.
+
+    .. math:: \mathrm{HSIC} = \| \mathrm E[\psi_Y \psi_X^T] - c_Y c_X^T \|^2
+              = \frac1{n^2} \mathrm{tr}(K_X H K_Y H), \quad H = 1 - \frac1n
+
+    with the kernels that the pivots span. It is 0 for independent variables, and for Gaussian
+    kernels for these alone. With columns of labels as y it tests whether several laws are equal.
+
+    Parameters
+    ----------
+    X, Y, weights
+        Rows, shapes (n, d), or a store or :class:`Sample` that holds them, as in
+        :meth:`JointDistribution.fit`.
+    kernel_x, kernel_y
+        Kernels; ``"median"``: Gaussian with length scales by the median heuristic, times a
+        categorical kernel for columns of labels.
+    method
+        How the p-value is computed: ``"chi2"``, by the limiting law of the statistic, a mixture of
+        chi-squares with products of the eigenvalues of both centred covariances as weights;
+        ``"bootstrap"``, by random signs of the moments of folds, which also holds for weighted
+        rows and for rows that depend on others of their fold (``Sample.fold_by``).
+        ``"auto"``: ``"bootstrap"`` for such rows, else ``"chi2"``.
+    tol, max_rank
+        Relative trace error of the bases, and their largest rank. Both tests have their level at
+        any rank; a low one hides fine structure.
+    n_folds, n_resamples
+        Folds of the bootstrap, and random signs; the signs of up to 14 folds are enumerated.
+    sample_size
+        Rows of the row sample, from which pivots are chosen.
+    random_state
+        Seed of the row sample of arrays and of random signs; default 0.
+    scheduler, workers, memory_limit, progress
+        As in :meth:`JointDistribution.fit`.
+
+    Returns
+    -------
+    SignificanceResult
+
+    Raises
+    ------
+    DataError
+        On unusable rows or parameters; on a variable that does not vary; on weights with
+        ``"chi2"``; with fewer than six folds for the bootstrap.
+    ResourceError
+        If memory would not suffice; nothing has been read then but the row sample.
+
+    Notes
+    -----
+    Sources: Gretton et al. (2008), A kernel statistical test of independence; Zhang et al. (2012),
+    Kernel-based conditional independence test, section 3, for the eigenvalues.
+
+    Examples
+    --------
+    >>> x = np.linspace(-1.0, 1.0, 200)
+    >>> independence_test(x, x**2).pvalue < 1e-6
+    True
+    """
+    sample = open_sample(X, Y, weights=weights)
+    if len(sample.sources) != 2:
+        raise DataError("a test of independence needs rows of x and of y: give Y, or a store")
+    test = _Test(method, tol, max_rank, n_folds, n_resamples, sample_size, random_state or 0)
+    options = RunOptions(scheduler, workers, memory_limit, progress)
+    return test.run((sample,), {"kernel_x": kernel_x, "kernel_y": kernel_y}, options)
+
+
+def two_sample_test(
+    A: Any,
+    B: Any,
+    *,
+    variable: str = "x",
+    kernel: Kernel | str = "median",
+    method: str = "auto",
+    tol: float = TOLERANCE,
+    max_rank: int = RANK,
+    n_folds: int = FOLDS,
+    n_resamples: int = RESAMPLES,
+    sample_size: int = SAMPLE_SIZE,
+    random_state: int | None = None,
+    scheduler: Scheduler = None,
+    workers: int | None = None,
+    memory_limit: str | int | None = None,
+    progress: ProgressOption = None,
+) -> SignificanceResult:
+    r"""Test whether two samples come from one law, by the maximum mean discrepancy.
+
+    .. math:: \mathrm{MMD}^2 = \| \mathrm E_A \psi - \mathrm E_B \psi \|^2
+              = \frac1{n_A^2} \sum_{ij} k(a_i, a_j) + \frac1{n_B^2} \sum_{ij} k(b_i, b_j)
+              - \frac2{n_A n_B} \sum_{ij} k(a_i, b_j)
+
+    with the kernel that the pivots span. It is 0 for equal laws, and for a Gaussian kernel for
+    these alone. Each row of both samples is read once.
+
+    Parameters
+    ----------
+    A, B
+        Rows with the same columns: anything :func:`open_sample` takes, samples with weights too.
+    variable
+        ``"x"`` or ``"y"``: which variable of samples that hold both.
+    kernel
+        As ``kernel_x`` of :func:`independence_test`, from the rows of both samples.
+    method, tol, max_rank, n_folds, n_resamples, sample_size, random_state
+        As in :func:`independence_test`; ``"chi2"`` has the eigenvalues of the centred covariance
+        over the rows of both samples as weights.
+    scheduler, workers, memory_limit, progress
+        As in :meth:`JointDistribution.fit`.
+
+    Returns
+    -------
+    SignificanceResult
+
+    Raises
+    ------
+    DataError
+        As :func:`independence_test`, or if the samples have different columns or labels.
+    ResourceError
+        If memory would not suffice; nothing has been read then but the row samples.
+
+    Notes
+    -----
+    Source: Gretton et al. (2012), A kernel two-sample test, Journal of Machine Learning Research
+    13, 723, section 5.
+
+    Examples
+    --------
+    >>> a = np.linspace(-1.0, 1.0, 200)
+    >>> two_sample_test(a, a + 0.5).pvalue < 1e-6
+    True
+    """
+    check_choice("variable", variable, ("x", "y"))
+    place = "xy".index(variable)
+    first, second = (one_variable(open_sample(each), place) for each in (A, B))
+    test = _Test(method, tol, max_rank, n_folds, n_resamples, sample_size, random_state or 0)
+    options = RunOptions(scheduler, workers, memory_limit, progress)
+    return test.run((first, _with_columns_of(first, second)), {"kernel": kernel}, options)
+
+
+def _with_columns_of(first: Sample, second: Sample) -> Sample:
+    """The second sample with its columns in the order of those of the first one."""
+    columns, others = first.columns[0], second.columns[0]
+    if set(columns.names) != set(others.names):
+        raise DataError(
+            f"the samples have different columns, {columns.listed()} and {others.listed()}: select "
+            "the same ones"
+        )
+    for name in columns.names:
+        if columns.categories.get(name) != others.categories.get(name):
+            raise DataError(
+                f"column {name!r} has other labels in the second sample than in the first, or in "
+                "another order: bring both from one table, or ingest them together"
+            )
+    return second.select(list(columns.names))
+
+
+@dataclass(frozen=True)
+class _Test:
+    """What both tests share: their parameters, the row sample, pivots, and a pass."""
+
+    method: str
+    tol: float
+    max_rank: int
+    n_folds: int
+    n_resamples: int
+    sample_size: int
+    random_state: int
+
+    def __post_init__(self) -> None:
+        check_choice("method", self.method, METHODS)
+        for name in ("tol", "max_rank", "n_folds", "sample_size", "random_state"):
+            CHECKS[name](name, getattr(self, name))
+        CHECKS["max_rank"]("n_resamples", self.n_resamples)
+
+    def run(
+        self, samples: Sequence[Sample], kernels: dict[str, Any], options: RunOptions
+    ) -> SignificanceResult:
+        """The test of independence of the variables of one sample, or of two samples."""
+        weighted = any(sample.weights is not None for sample in samples)
+        grouped = any(sample.folding.by != "rows" for sample in samples)
+        method = self.method
+        if method == "auto":
+            method = "bootstrap" if weighted or grouped else "chi2"
+        elif method == "chi2" and weighted:
+            raise DataError(
+                "the statistic of weighted rows follows no mixture of known eigenvalues: give "
+                + remedy("method='bootstrap'", "--method bootstrap")
+            )
+        executor = options.executor()
+        with listening(options.progress) as listener:
+            drawn = [
+                sample_rows(each, -(-self.sample_size // len(samples)), self.random_state, executor)
+                for each in samples
+            ]
+            rows = _both(*(each for each, _ in drawn)) if len(drawn) > 1 else drawn[0][0]
+            columns = samples[0].columns
+            names = ("x", "y")[: len(columns)]
+            context = FitContext(
+                samples[0],
+                rows,
+                [
+                    choose_kernel(kernel, rows, i, columns[i], name)
+                    for i, (name, kernel) in enumerate(kernels.items())
+                ],
+                Pivots.of_each(
+                    *("sampled", names, columns, self.tol, self.max_rank, None, 1.0),
+                    self.random_state,
+                ),
+                [{} for _ in columns],
+                self.random_state,
+                self.n_folds if method == "bootstrap" else 1,
+                executor,
+                None,
+                max(passes for _, passes in drawn),
+                0.0,
+            )
+            bases, _ = context.bases(context.kernels, top_up=False)
+            spec = context.moments_on(bases)
+            around = context.choice_cost(max(spec.ranks))
+            sums, reports = [], []
+            for sample in samples:
+                (moments,), report = run_pass(sample, [spec], executor, listener, around=around)
+                sums.append(moments)
+                reports.append(report)
+        with one_blas_thread():
+            statistic, pvalue, null_mean = (
+                self._by_signs(sums) if method == "bootstrap" else _by_spectrum(sums)
+            )
+        errors = np.max([each.means().trace_error for each in sums], axis=0)
+        return SignificanceResult(
+            statistic,
+            pvalue,
+            null_mean,
+            method,
+            tuple(context.kernels),
+            spec.ranks,
+            tuple(errors.tolist()),
+            tuple(report.rows for report in reports),
+            context.passes + 1,
+            tuple(reports),
+        )
+
+    def _by_signs(self, sums: Sequence[MomentSums]) -> tuple[float, float, float]:
+        """Statistic, p-value and mean under the null hypothesis, by signs of the folds' terms."""
+        terms = covariance_terms(*sums) if len(sums) == 1 else difference_terms(*sums)
+        pvalue = sign_flip_pvalue(terms, self.n_resamples, self.random_state)
+        return float((terms.sum(axis=0) ** 2).sum()), pvalue, float((terms**2).sum())
+
+
+def _by_spectrum(sums: Sequence[MomentSums]) -> tuple[float, float, float]:
+    """The same by eigenvalues of centred covariances."""
+    counts = [each.n_rows for each in sums]
+    n = sum(counts)
+    if len(sums) == 1:
+        mean, scale = sums[0].means(), float(n)
+        statistic = _squared(mean.blocks["y", "x"] - np.outer(mean.means["y"], mean.means["x"]))
+        spectra = [centred_spectrum(mean, variable) for variable in "xy"]
+    else:
+        first, second = (each.means().means["x"] for each in sums)
+        statistic, scale = _squared(first - second), counts[0] * counts[1] / n
+        spectra = [centred_spectrum((sums[0] + sums[1]).means(), "x")]
+    weights, _ = null_law(spectra, n)
+    return statistic, mixture_pvalue(scale * statistic, spectra, n), float(weights.sum()) / scale
+
+
+def _squared(difference: Array) -> float:
+    return float((difference**2).sum())
+
+
+def _both(a: RowSample, b: RowSample) -> RowSample:
+    """The row samples of two samples as one, in random order, both alike."""
+    first, second = (
+        replace(rows, keys=rows.keys / rows.keys[-1], weights=rows.importance, units={})
+        for rows in (a, b)
+    )
+    second = replace(second, index=second.index + int(a.index.max()) + 1)
+    return merge((first, second), len(a) + len(b))

@@ -1,0 +1,243 @@
+r"""Tests of independence and of equal laws from moments: statistics, null laws and sign flips.
+
+In orthonormal bases the covariance operator of x and y is the matrix
+:math:`C = \mathrm E[N_Y N_X^T] - c_Y c_X^T`, and the distance of two laws is that of their means
+of N. Over n independent rows the squared norm of such a matrix, n |C|^2, has under the null
+hypothesis the law of a weighted sum of chi-squares, whose weights are eigenvalues of *centred*
+covariances: with those of uncentred ones a test never rejects.
+"""
+
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+from scipy.optimize import brentq
+
+from cme_dask.errors import DataError, remedy
+from cme_dask.numerics.moments import Moments, MomentSums
+
+Array = Any
+
+MIN_FOLDS = 6
+"""Folds with rows that sign flips need: the smallest p-value of F folds is 2^(1 - F)."""
+
+_FOLDS = remedy("n_folds", "--folds")
+_EXACT_FOLDS = 14  # of so many all sign flips are enumerated
+_SMALLEST_SPREAD = 0.1  # of a null law, over that of the mixture of estimated eigenvalues
+_LUMPED = 1e-9  # of the third cumulant, in that of one chi-square for the smallest weights
+_DIGITS = 1e-10  # relative change at which nodes of the integral are no longer doubled
+_MOST_NODES = 1 << 12
+_NODES_AT_ONCE = 1 << 20  # numbers
+_REACH = 6.0  # of the contour: sinh(6) = 200 standard deviations
+
+
+# The null law: a weighted sum of chi-squares
+
+
+def mixture_tail(weights: Array, value: float) -> float:
+    r"""Probability that a weighted sum of chi-squares is above a value.
+
+    .. math:: P\Big(\sum_i w_i Z_i^2 > q\Big), \quad Z_i \sim N(0, 1) \text{ independent}
+
+    Parameters
+    ----------
+    weights
+        w >= 0, shape (m,), at least one of them positive.
+    value
+        q.
+
+    Notes
+    -----
+    Inverts the moment generating function with K(s) = -1/2 sum log(1 - 2 s w) along a parabola
+    through the saddle point of exp(K(s) - s q) / s (Rice, 1980, SIAM Journal on Scientific and
+    Statistical Computing 1, 438): the integrand has no oscillation to cancel, so that far tails
+    have a relative error near rounding too. Many tiny weights are one chi-square with
+    their mean and variance.
+    """
+    if value <= 0.0:
+        return 1.0
+    weights = np.sort(weights[weights > 0.0])[::-1]
+    top = weights[0]
+    scales, freedom = _lumped(weights / top)
+    q, mean = value / top, freedom @ scales
+    above = q >= mean
+
+    def slope(s: float) -> float:
+        return float(freedom @ (scales / (1.0 - 2.0 * s * scales)) - q - 1.0 / s)
+
+    if above:
+        spread = np.sqrt(freedom @ scales**2)
+        saddle = brentq(slope, 0.1 / (q + spread), 0.5 - 1e-3 / q, rtol=1e-6)
+    else:
+        saddle = brentq(slope, -(freedom.sum() / 2.0 + 2.0) / q, -1e-9 / q, rtol=1e-6)
+    shrunk = scales / (1.0 - 2.0 * saddle * scales)
+    second, third = 2.0 * freedom @ shrunk**2, 8.0 * freedom @ shrunk**3
+    width, bend = 1.0 / np.sqrt(second + saddle**-2), third / (6.0 * second)
+
+    def exponent(s: Array) -> Array:
+        step = max(_NODES_AT_ONCE // len(scales), 1)
+        parts = (s[i : i + step, None] for i in range(0, len(s), step))
+        logs = [np.log(1.0 - 2.0 * part * scales) @ freedom for part in parts]
+        return -0.5 * np.concatenate(logs) - s * q - np.log(s if above else -s)
+
+    height = exponent(np.array([saddle], dtype=np.complex128))[0].real
+
+    def on_contour(t: Array) -> Array:
+        u = width * np.sinh(t)
+        values = np.exp(exponent(saddle + 1j * u + bend * u**2) - height)
+        return (values * (1.0 - 2j * bend * u)).real * width * np.cosh(t)
+
+    # The trapezoidal rule, with twice as many nodes until it does not change.
+    nodes = 32
+    grid = np.linspace(0.0, _REACH, nodes + 1)
+    total = on_contour(grid)
+    integral = (total.sum() - total[0] / 2.0) * _REACH / nodes
+    while nodes < _MOST_NODES:
+        between = np.linspace(0.0, _REACH, 2 * nodes + 1)[1::2]
+        last, nodes = integral, 2 * nodes
+        integral = last / 2.0 + on_contour(between).sum() * _REACH / nodes
+        if abs(integral - last) <= _DIGITS * abs(integral):
+            break
+    share = float(np.exp(height) * integral / np.pi)
+    return min(max(share if above else 1.0 - share, 0.0), 1.0)
+
+
+def _lumped(weights: Array) -> tuple[Array, Array]:
+    """Weights and degrees of freedom of chi-squares, the smallest weights (descending) in one."""
+    cubes = np.cumsum(weights[::-1] ** 3)[::-1]
+    first = int(np.searchsorted(-cubes, -_LUMPED * cubes[0]))
+    if len(weights) - first < 2:
+        return weights, np.ones(len(weights))
+    total, squares = weights[first:].sum(), (weights[first:] ** 2).sum()
+    freedom = np.append(np.ones(first), total**2 / squares)
+    return np.append(weights[:first], squares / total), freedom
+
+
+def centred_spectrum(mean: Moments, variable: str) -> Array:
+    """Eigenvalues >= 0 of the centred covariance S - c c^T of a variable's features, shape (m,).
+
+    Raises
+    ------
+    DataError
+        If the features do not vary.
+    """
+    c = mean.means[variable]
+    gram = mean.blocks[variable, variable]
+    spectrum = np.linalg.eigvalsh(gram - np.outer(c, c))
+    if spectrum[-1] <= np.finfo(np.float64).eps * len(c) * np.trace(gram):
+        raise DataError(
+            f"{variable} does not vary: its kernel is the same for all rows, so that nothing can "
+            "be tested"
+        )
+    return np.maximum(spectrum, 0.0)
+
+
+def null_law(spectra: Sequence[Array], n_rows: int) -> tuple[Array, float]:
+    r"""Weights of the mixture of chi-squares that n |C|^2 follows, and its corrected spread.
+
+    Parameters
+    ----------
+    spectra
+        Eigenvalues of the centred covariance of each variable: the weights are their products. Of
+        two samples those of all rows.
+    n_rows
+        n.
+
+    Returns
+    -------
+    weights : (m,)
+        Their sum is the mean of n |C|^2 over all permutations of the rows of one variable.
+    spread
+        Standard deviation over that of this mixture.
+
+    Notes
+    -----
+    Sample eigenvalues scatter more than true ones: tr(S^2) is too large by about tr(S)^2 / (n - 1),
+    which of few rows in many columns would make tests conservative.
+    """
+    weights, square = np.ones(1), 1.0
+    for spectrum in spectra:
+        weights = np.outer(weights, spectrum).ravel()
+        square *= 1.0 - spectrum.sum() ** 2 / ((n_rows - 1) * (spectrum @ spectrum))
+    spread = max(float(np.sqrt(max(square, 0.0))), _SMALLEST_SPREAD)
+    return weights * (n_rows / (n_rows - 1)), spread
+
+
+def mixture_pvalue(statistic: float, spectra: Sequence[Array], n_rows: int) -> float:
+    """Probability that n |C|^2 under the null hypothesis is above its value, see `null_law`."""
+    weights, spread = null_law(spectra, n_rows)
+    mean = float(weights.sum())
+    return mixture_tail(weights, mean + (statistic - mean) / spread)
+
+
+# Terms of folds, whose signs the wild bootstrap flips
+
+
+def covariance_terms(moments: MomentSums) -> Array:
+    """Centred sums over each fold whose sum is C, the covariance of N_Y and N_X: (F, m_Y m_X).
+
+    Folds without rows are left out.
+    """
+    total, shares = moments.means(), moments.weights / moments.weights.sum()
+    terms = []
+    for fold, share in enumerate(shares):
+        part = moments.means(fold=fold, weight=total.weight)
+        term = part.blocks["y", "x"] - np.outer(total.means["y"], part.means["x"])
+        term += np.outer(share * total.means["y"] - part.means["y"], total.means["x"])
+        terms.append(term.ravel())
+    return np.stack(terms)[shares > 0.0]
+
+
+def difference_terms(a: MomentSums, b: MomentSums) -> Array:
+    """Centred sums over each fold whose sum is E_A N - E_B N, shape (F, m).
+
+    Folds without rows are left out.
+    """
+    first, second = a.means(), b.means()
+    middle = (first.means["x"] + second.means["x"]) / 2.0
+
+    def centred(sums: MomentSums, weight: float) -> Array:
+        shares = sums.weights / weight
+        means = [sums.means(fold=fold, weight=weight).means["x"] for fold in range(len(shares))]
+        return np.stack(means) - np.outer(shares, middle)
+
+    terms = centred(a, first.weight) - centred(b, second.weight)
+    return terms[a.weights + b.weights > 0.0]
+
+
+def sign_flip_pvalue(terms: Array, n_resamples: int, seed: int) -> float:
+    r"""P-value of the squared norm of a sum of terms that are independent and symmetric around 0.
+
+    .. math:: P\Big(\Big|\sum_f \epsilon_f G_f\Big|^2 \geq \Big|\sum_f G_f\Big|^2\Big), \quad
+              \epsilon_f = \pm 1
+
+    Up to 14 terms all signs count; of more, random ones and those of the data (Phipson and Smyth,
+    2010). The level is exact, whatever the covariance of the terms: rows of a fold may have any
+    weights and depend on each other.
+
+    Parameters
+    ----------
+    terms
+        G, shape (F, m).
+    n_resamples, seed
+        Number of random signs, and their seed.
+
+    Raises
+    ------
+    DataError
+        If there are fewer than six terms.
+    """
+    gram, count = terms @ terms.T, len(terms)
+    if count < MIN_FOLDS:
+        raise DataError(
+            f"the bootstrap needs at least {MIN_FOLDS} folds with rows, got {count}: "
+            f"raise {_FOLDS}, or give more rows, groups or blocks of time"
+        )
+    if count <= _EXACT_FOLDS:
+        signs = np.array([(1.0, *rest) for rest in product((1.0, -1.0), repeat=count - 1)])
+    else:
+        drawn = np.random.default_rng(seed).integers(0, 2, size=(n_resamples, count))
+        signs = np.vstack([np.ones(count), 2.0 * drawn - 1.0])
+    norms = ((signs @ gram) * signs).sum(axis=1)
+    return float((norms >= norms[0] * (1.0 - 1e-12)).mean())

@@ -1,0 +1,318 @@
+"""Tests of independence and of equal laws, beside dense forms, permutations and their level."""
+
+import json
+
+import numpy as np
+import pytest
+import zarr
+from click.testing import CliRunner
+from conftest import write_store
+from scipy import stats
+from test_reads import opened
+
+from cme_dask import independence_test, kernels, open_sample, two_sample_test
+from cme_dask.cli import cli
+from cme_dask.errors import DataError
+from cme_dask.numerics.basis import NewtonBasis
+from cme_dask.numerics.independence import (
+    centred_spectrum,
+    covariance_terms,
+    difference_terms,
+    mixture_pvalue,
+    mixture_tail,
+    sign_flip_pvalue,
+)
+from cme_dask.numerics.moments import FeatureBlock, MomentReduction, strip_moments
+
+KERNEL = kernels.Gaussian(0.8)
+COMPLETE = {"tol": 1e-13, "max_rank": 1000}
+"""A basis of all rows, to rounding."""
+
+
+def hsic(x, y, w):
+    """Sum of the entries of the centred and weighted Gram matrices' product."""
+    centre = np.eye(len(w)) - w
+    K, L = (centre @ KERNEL(z, z) @ centre.T for z in (x, y))
+    return w @ (K * L) @ w
+
+
+def mmd(a, b, v, w):
+    signed, rows = np.concatenate([v, -w]), np.concatenate([a, b])
+    return signed @ KERNEL(rows, rows) @ signed
+
+
+def waves(n, strength, seed, columns=1):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, columns))
+    return x, strength * np.sin(2.0 * x[:, :1]) + rng.normal(size=(n, 1))
+
+
+def shares(w):
+    return w / w.sum()
+
+
+# Statistics and null laws
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("method", ["auto", "bootstrap"])
+def test_statistics_are_those_of_dense_matrices(weighted, method):
+    x, y = waves(120, 0.7, 0)
+    w = np.random.default_rng(1).exponential(size=120) if weighted else np.ones(120)
+    given = w if weighted else None
+    result = independence_test(
+        x, y, weights=given, kernel_x=KERNEL, kernel_y=KERNEL, method=method, **COMPLETE
+    )
+    assert result.statistic == pytest.approx(hsic(x, y, shares(w)), rel=1e-10)
+    a, b, v = x[:70], x[70:] + 0.4, w[:70]
+    result = two_sample_test(
+        open_sample(a, weights=v if weighted else None), b, kernel=KERNEL, method=method, **COMPLETE
+    )
+    assert result.statistic == pytest.approx(mmd(a, b, shares(v), np.full(50, 0.02)), rel=1e-10)
+    assert result.method == ("bootstrap" if weighted else method.replace("auto", "chi2"))
+    assert result.rows == (70, 50)
+    assert result.passes == 1
+    statistic, pvalue = result
+    assert (statistic, pvalue) == (result.statistic, result.pvalue)
+
+
+def test_p_values_and_means_are_those_of_permutations():
+    rng = np.random.default_rng(2)
+    x, y = waves(100, 0.5, 3)
+    result = independence_test(x, y, kernel_x=KERNEL, kernel_y=KERNEL, **COMPLETE)
+    w = np.full(100, 0.01)
+    permuted = np.array([hsic(x, y[rng.permutation(100)], w) for _ in range(800)])
+    centre = np.eye(100) - 0.01
+    traces = [np.trace(centre @ KERNEL(z, z)) for z in (x, y)]
+    assert result.null_mean == pytest.approx(traces[0] * traces[1] / 100**2 / 99, rel=1e-10)
+    share = (permuted >= result.statistic).mean()
+    assert 0.005 < share < 0.2
+    assert result.pvalue == pytest.approx(share, abs=0.02)
+    by_signs = independence_test(x, y, kernel_x=KERNEL, kernel_y=KERNEL, method="bootstrap")
+    assert by_signs.pvalue == pytest.approx(share, abs=0.03)
+
+
+def test_two_samples_are_rows_with_a_label():
+    """The covariance of features and a label is q (1 - q) times the difference of means."""
+    rng = np.random.default_rng(4)
+    a, b = rng.normal(size=(90, 2)), rng.normal(0.3, 1.0, size=(60, 2))
+    rows, label = np.vstack([a, b]), np.repeat([0.0, 1.0], [90, 60])
+    both = two_sample_test(a, b, kernel=KERNEL, **COMPLETE)
+    one = independence_test(rows, label, kernel_x=KERNEL, kernel_y=kernels.Linear(), **COMPLETE)
+    assert one.statistic == pytest.approx((0.4 * 0.6) ** 2 * both.statistic, rel=1e-10)
+    assert one.pvalue == pytest.approx(both.pvalue, rel=0.02)
+    assert both.pvalue < 0.05
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 10, 100, 3000])
+def test_tails_of_equal_weights_are_those_of_chi_squares(freedom):
+    for tail in (1 - 1e-6, 0.99, 0.5, 0.05, 1e-3, 1e-10, 1e-100):
+        value = stats.chi2.isf(tail, freedom)
+        result = mixture_tail(np.full(freedom, 0.3), 0.3 * value)
+        assert result == pytest.approx(tail, rel=1e-9)
+
+
+def test_tails_of_a_mixture():
+    """Pairs of equal weights are exponential variables, whose sum has a closed form."""
+    pairs = 0.5 ** np.arange(6)
+    rates = 1.0 / (2.0 * pairs)
+    others = [np.delete(rates, i) for i in range(6)]
+    factors = np.array([np.prod(o / (o - r)) for o, r in zip(others, rates, strict=True)])
+    for value in (0.1, 2.0, 6.0, 20.0, 80.0):
+        expected = factors @ np.exp(-rates * value)
+        result = mixture_tail(np.repeat(pairs, 2), value)
+        assert result == pytest.approx(expected, rel=1e-9, abs=1e-14)
+    weights = np.outer(np.arange(1.0, 61.0) ** -2, np.arange(1.0, 61.0) ** -2).ravel()
+    draws = np.random.default_rng(0).chisquare(1, size=(4000, len(weights))) @ weights
+    for value in np.quantile(draws, [0.1, 0.5, 0.95]):
+        assert mixture_tail(weights, value) == pytest.approx((draws > value).mean(), abs=0.025)
+    assert mixture_tail(weights, -1.0) == 1.0
+
+
+# Level and power
+
+
+def null_sums(seed, n=60, columns=1, n_folds=12, strength=0.0):
+    """Moments of a small table in the basis of a fixed grid."""
+    x, y = waves(n, strength, seed, columns)
+    blocks = (FeatureBlock(GRIDS[columns], tuple(f"x{i}" for i in range(columns))),)
+    blocks += (FeatureBlock(GRIDS[1], ("y0",)),)
+    folds = (np.arange(n) % n_folds).astype(np.uint8)
+    return strip_moments(MomentReduction(blocks, n_folds), (x, y), None, folds)
+
+
+GRIDS = {
+    1: NewtonBasis.from_points(KERNEL, np.linspace(-3, 3, 13)[:, None]),
+    3: NewtonBasis.from_points(KERNEL, np.random.default_rng(9).normal(size=(40, 3))),
+}
+
+
+def independence_pvalues(seed, **options):
+    sums = null_sums(seed, **options)
+    mean, terms = sums.means(), covariance_terms(sums)
+    statistic = sums.n_rows * (terms.sum(axis=0) ** 2).sum()
+    spectra = [centred_spectrum(mean, variable) for variable in "xy"]
+    return mixture_pvalue(statistic, spectra, sums.n_rows), sign_flip_pvalue(terms, 0, 0)
+
+
+def two_sample_pvalues(seed, **options):
+    first = null_sums(2 * seed, **options)
+    second = null_sums(2 * seed + 1, **options | {"n": 40})
+    terms = difference_terms(first, second)
+    statistic = 60 * 40 / 100 * (terms.sum(axis=0) ** 2).sum()
+    spectra = [centred_spectrum((first + second).means(), "x")]
+    return mixture_pvalue(statistic, spectra, 100), sign_flip_pvalue(terms, 0, 0)
+
+
+@pytest.mark.parametrize("columns", [1, 3])
+@pytest.mark.parametrize("pvalues", [independence_pvalues, two_sample_pvalues])
+def test_p_values_are_uniform_under_the_null_hypothesis(pvalues, columns):
+    tables = 400
+    drawn = np.array([pvalues(seed, columns=columns) for seed in range(tables)])
+    for method in drawn.T:
+        level = (method < 0.05).mean()
+        assert level == pytest.approx(0.05, abs=3.0 * np.sqrt(0.05 * 0.95 / tables))
+        assert stats.kstest(method, "uniform").pvalue > 1e-3
+
+
+def test_power_rises_with_dependence():
+    rejected = [
+        [np.array(independence_pvalues(seed, strength=strength)) < 0.05 for seed in range(60)]
+        for strength in (0.0, 0.5, 1.0)
+    ]
+    weak, middle, strong = np.mean(rejected, axis=1)
+    assert (weak < 0.15).all()
+    assert (middle > weak + 0.1).all()
+    assert (strong > middle + 0.1).all()
+
+
+def test_signs_of_groups_hold_where_rows_are_not_independent():
+    """Rows that come eight times: as independent rows nearly every table would be significant."""
+    alone, grouped = [], []
+    for seed in range(12):
+        x, y = (np.repeat(z, 8, axis=0) for z in waves(60, 0.0, seed))
+        group = np.repeat(np.arange(60), 8)
+        options = {"kernel_x": KERNEL, "kernel_y": KERNEL, "n_folds": 14}
+        alone.append(independence_test(x, y, **options).pvalue)
+        sample = open_sample(x, y, group=group).fold_by("group")
+        result = independence_test(sample, **options)
+        assert result.method == "bootstrap"
+        grouped.append(result.pvalue)
+    assert np.mean(np.array(alone) < 0.05) > 0.7
+    assert np.mean(np.array(grouped) < 0.05) < 0.3
+
+
+# Passes
+
+
+def test_chunks_and_schedulers_do_not_matter(tmp_path):
+    x, y = waves(9000, 0.1, 5)
+    results = {"chi2": set(), "bootstrap": set()}
+    for chunk_rows, scheduler in ((700, "synchronous"), (5000, "threads"), (9000, "processes")):
+        path = tmp_path / f"{chunk_rows}.zarr"
+        write_store(path, x, y, chunk_rows=chunk_rows)
+        options = {"scheduler": scheduler, "sample_size": 500, "n_folds": 16}
+        results["bootstrap"].add(
+            tuple(two_sample_test(path, x[:4000] + 0.01, method="bootstrap", **options))
+        )
+        if scheduler != "processes":  # which take seconds to start
+            results["chi2"].add(tuple(independence_test(path, method="chi2", **options)))
+    assert list(map(len, results.values())) == [1, 1]
+
+
+def test_each_row_of_both_samples_is_read_once(tmp_path):
+    x, y = waves(20_000, 0.2, 6)
+    stores = []
+    for name, rows in (("a", slice(12_000)), ("b", slice(12_000, None))):
+        write_store(tmp_path / name, x[rows], y[rows], chunk_rows=4096)
+        stores.append(opened(tmp_path / name))
+    (first, a), (second, b) = stores
+    result = independence_test(a, sample_size=1000)
+    assert result.passes == 1
+    for name in ("x", "y"):
+        assert set(first.chunks(name).values()) == {1}
+    two_sample_test(a, b, variable="y", sample_size=1000)
+    assert set(first.chunks("y").values()) == {2}
+    assert set(second.chunks("y").values()) == {1}
+    assert not second.chunks("x")
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x: independence_test(x), "needs rows of x and of y"),
+        (lambda x: independence_test(x[:1], x[:1]), "at least 2 rows are needed, got 1"),
+        (lambda x: two_sample_test(x, x[:1]), "at least 2 rows are needed, got 1"),
+        (lambda x: two_sample_test(x, np.hstack([x, x])), "different columns, x0 and x0, x1"),
+        (lambda x: two_sample_test(x, x, variable="y"), "there are only rows of x"),
+        (lambda x: two_sample_test(x, np.where(x > 1.0, np.nan, x)), "NaN"),
+        (lambda x: independence_test(x, np.where(x > 1.0, np.inf, x)), "inf"),
+        (lambda x: independence_test(x, x, method="bootstrap", n_folds=5), "6 folds .* got 5"),
+        (lambda x: independence_test(x, x, weights=np.ones(50), method="chi2"), "of weighted rows"),
+        (lambda x: independence_test(x, np.ones(50), kernel_y=KERNEL), "y does not vary"),
+        (lambda x: independence_test(x, x, method="permutation"), "method must be one of"),
+        (lambda x: independence_test(x, x, tol=0.0), "tol must lie between 0 and 1"),
+        (lambda x: independence_test(x, x, n_resamples=0), "n_resamples must be an integer"),
+        (lambda x: independence_test(x, x, kernel_x="gaussian"), "kernel_x must be a kernel"),
+    ],
+)
+def test_bad_input_is_refused(call, message):
+    with pytest.raises(DataError, match=message):
+        call(np.random.default_rng(0).normal(size=(50, 1)))
+
+
+def test_labels_of_both_samples_must_be_the_same():
+    pd = pytest.importorskip("pandas")
+    a = pd.DataFrame({"wind": pd.Categorical(["N", "S"] * 30), "speed": np.arange(60.0)})
+    b = pd.DataFrame({"wind": pd.Categorical(["S", "E"] * 30), "speed": np.arange(60.0)})
+    with pytest.raises(DataError, match="'wind' has other labels"):
+        two_sample_test(a, b)
+    for method in ("chi2", "bootstrap"):
+        same = two_sample_test(a, a[["speed", "wind"]], method=method)
+        assert tuple(same) == pytest.approx((0.0, 1.0), abs=1e-15)
+
+
+# The command
+
+
+def test_the_command_gives_what_python_gives(tmp_path):
+    x, y = waves(3000, 0.2, 7)
+    write_store(tmp_path / "a", x, y)
+    write_store(tmp_path / "b", x[:1000] + 0.05, y[:1000])
+
+    def printed(*words):
+        done = CliRunner().invoke(cli, ["test", *map(str, words)])
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    a, b = tmp_path / "a", tmp_path / "b"
+    result = json.loads(printed("independence", a, "--kernel-y", "gaussian:0.8", "--json"))
+    expected = independence_test(a, kernel_y=KERNEL)
+    assert (result["statistic"], result["pvalue"]) == tuple(expected)
+    assert result["ranks"] == list(expected.ranks)
+    words = ("two-sample", a, b, "--y", "y0", "--method", "bootstrap", "--folds", 20, "--json")
+    expected = two_sample_test(a, b, variable="y", method="bootstrap", n_folds=20)
+    result = json.loads(printed(*words))
+    assert (result["statistic"], result["pvalue"]) == tuple(expected)
+    assert "expected under the null hypothesis" in printed("independence", a)
+    for words, message in (
+        (("two-sample", a, b, "--x", "x0", "--y", "y0"), "one of the two"),
+        (("independence", a, "--kernel-x", "learned"), "tests learn no kernels"),
+        (("independence", a, "--method", "bootstrap", "--folds", "3"), "raise --folds"),
+        (("two-sample", a, tmp_path / "c"), "does not exist"),
+    ):
+        done = CliRunner().invoke(cli, ["test", *map(str, words)])
+        assert done.exit_code == 2
+        assert message in done.stderr
+
+
+def test_weights_of_a_zarr_store_make_the_bootstrap_the_method(tmp_path):
+    x, y = waves(2000, 0.0, 8)
+    weights = np.random.default_rng(0).uniform(size=2000)
+    write_store(tmp_path / "s", x, y, weights)
+    result = independence_test(zarr.open_group(tmp_path / "s", mode="r"))
+    assert result.method == "bootstrap"
+    assert result.pvalue > 0.01
