@@ -273,6 +273,33 @@ def test_embeddings_of_different_models_are_compared_in_one_space(tmp_path):
         mu.inner(embedding(kernel_y=kernels.Gaussian(2.0)).model_.embed(at))
 
 
+def test_embeddings_of_other_kernels_or_columns_are_not_compared():
+    x, y = rows(60)
+    table = pd.DataFrame(y, columns=["u", "v"])
+    options = {"kernel_x": GAUSSIAN, "tol": 1e-1, "reg": 1e-2}
+
+    def embedded(y, kernel=GAUSSIAN):
+        fit = ConditionalMeanEmbedding(kernel_y=kernel, **options).fit(x, y)
+        return fit.model_.embed(x[:2])
+
+    def own(scale):
+        kernel = kernels.Gaussian(scale)
+        return kernels.Custom("own", kernel, kernel.diagonal)
+
+    plain, named = embedded(y), embedded(table)
+    np.testing.assert_allclose(plain.inner(named), plain.inner(), rtol=1e-6)
+    for pair, text in [
+        ((plain, embedded(y, kernels.Laplace(0.7))), r"kernel of y, got Gaussian.* and Laplace"),
+        ((embedded(y, own(0.7)), embedded(y, own(0.5))), "kernel of y, got Custom"),
+        ((plain, embedded(y[:, :1])), "same columns of y, got"),
+        ((named, embedded(table[["v", "u"]])), "in the same order"),
+        ((plain, y), "as embed makes them, got"),
+    ]:
+        for compare in (plain.__class__.inner, plain.__class__.distance):
+            with pytest.raises(DataError, match=text):
+                compare(*pair)
+
+
 def test_sparse_embeddings_are_elements_of_the_same_space():
     x, y = rows(300)
     fit = SparseEmbedding(

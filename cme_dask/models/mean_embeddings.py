@@ -15,6 +15,8 @@ from cme_dask.numerics.basis import LinearBasis
 
 Array = Any
 
+_FEW = 8  # points at which the kernels of two models are compared
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MeanEmbeddings:
@@ -86,31 +88,56 @@ class MeanEmbeddings:
         Raises
         ------
         DataError
-            If they have another kernel of y.
+            If they have another kernel or other columns of y.
         """
-        other = self if other is None else other
+        other = self._comparable(other)
         return np.asarray(self.coef @ other._coefficients_in(self.basis).T)
 
     def distance(self, other: "MeanEmbeddings | None" = None) -> FloatArray:
         """RKHS distances |mu(x_i) - nu(z_j)|, shape (n, len(other)); parameters as of ``inner``."""
-        other = self if other is None else other
+        other = self._comparable(other)
         projected = other._coefficients_in(self.basis)
         square = cdist(self.coef, projected) ** 2
         if other.basis is not self.basis:  # what nu has outside the span of psi
             square += np.maximum(other.norm() ** 2 - (projected**2).sum(axis=1), 0.0)
         return np.asarray(np.sqrt(square))
 
+    def _comparable(self, other: "MeanEmbeddings | None") -> "MeanEmbeddings":
+        if other is None:
+            return self
+        if not isinstance(other, MeanEmbeddings):
+            raise DataError(
+                "embeddings are compared with others, as embed makes them, got "
+                f"{type(other).__name__}"
+            )
+        here, there = self.columns, other.columns
+        default = Columns.default("y", len(here.names)).names
+        named = default not in (here.names, there.names) and here.names != there.names
+        if len(here.names) != len(there.names) or named or here.categories != there.categories:
+            raise DataError(
+                "embeddings can be compared if they have the same columns of y, got "
+                f"{here.listed()} and {there.listed()}: fit both models with the same columns in "
+                "the same order"
+            )
+        mine, theirs = self.basis.newton, other.basis.newton
+        kernels = mine.kernel, theirs.kernel
+        same = kernels[0].to_dict() == kernels[1].to_dict()
+        if same:  # users' own kernels are described by their name alone
+            values = [kernel(mine.points[:_FEW], theirs.points[:_FEW]) for kernel in kernels]
+            same = np.array_equal(*values)
+        if not same:
+            raise DataError(
+                "embeddings can be compared if they have the same kernel of y, got "
+                f"{brief(repr(kernels[0]))} and {brief(repr(kernels[1]))}: fit both models with "
+                "one kernel_y"
+            )
+        return other
+
     def _coefficients_in(self, basis: LinearBasis) -> Array:
         """Coefficients of the projections onto the span of another basis, shape (n, k)."""
         if basis is self.basis:
             return self.coef
-        mine, other = self.basis.newton, basis.newton
-        if mine.kernel.to_dict() != other.kernel.to_dict():
-            raise DataError(
-                "embeddings can be compared if they have the same kernel of y, got "
-                f"{brief(repr(other.kernel))} and {brief(repr(mine.kernel))}: fit both models with "
-                "one kernel_y"
-            )
+        mine = self.basis.newton
         # <psi_i, psi'_j>, from psi'_j = sum_l (R^-T T)_lj k(p_l, .)
         values = solve_triangular(mine.factor, basis(mine.points), lower=True)
         return np.asarray(self.coef @ self.basis.transform.T @ values)
