@@ -108,6 +108,7 @@ def bench(
         "python3 run study classification --out classification",
         "python3 run study rates --out rates",
         "python3 run study pendulum --out pendulum",
+        "python3 run study pendulum --transitions transitions --rows 1e6",
     ),
 )
 @click.argument(
@@ -137,6 +138,13 @@ def bench(
     help="Folder for study.json, study.png and study.md, or for the files of classification, rates "
     "or pendulum.  [default: none]",
 )
+@click.option(
+    "--transitions",
+    type=output,
+    metavar="DIR",
+    help="Of pendulum: write no study, but transitions.parquet for the job `pendulum`, of --rows.  "
+    "[default: 1e5 rows]",
+)
 @overwrite_option
 @json_option
 def study(
@@ -146,6 +154,7 @@ def study(
     seeds: int | None,
     workers: int | None,
     out: Path | None,
+    transitions: Path | None,
     overwrite: bool,
 ) -> Shown:
     """Compare every model with the truth: means and standard errors over draws.
@@ -155,20 +164,25 @@ def study(
     embedding, with scales and ridge by the held-out joint loss over a grid; and of the default, a
     fit without arguments. Of classification: probabilities of a label by laws, embeddings and
     kernel logistic regression, figure 5 of the joint paper. Of rates: the excess risk of embeddings
-    against the number of rows, beside the rates of theory. Of pendulum:
-    sparse embeddings beside incomplete Cholesky, and policies that swing a pendulum up.
+    against the number of rows, beside the rates of theory. Of pendulum: sparse embeddings beside
+    incomplete Cholesky, and policies that swing a pendulum up.
     """
-    from benchmarks import classification, pendulum_page, pendulum_study, rates, study
+    from benchmarks import classification, pendulum, pendulum_page, pendulum_study, rates, study
 
+    if transitions is not None:
+        if subject != "pendulum" or scenarios or seeds or workers or out or len(sizes) > 1:
+            raise DataError("--transitions is for pendulum, with one --rows and --overwrite alone")
+        (rows,) = sizes or (100_000,)
+        written = pendulum.write_transitions(transitions, rows, overwrite=overwrite)
+        return written, [f"{written['file']}: {rows:,} transitions"]
     chosen = {"scenarios": scenarios, "rows": sizes, "seeds": seeds, "workers": workers}
     given: dict[str, Any] = {key: values for key, values in chosen.items() if values}
     with ProgressLines() as progress:
         if subject == "pendulum":
             if scenarios or workers:
                 raise DataError("the study of the pendulum has no --scenario and no --workers")
-            pendulum = pendulum_study.PendulumOptions(**given)
             result = pendulum_study.run_pendulum(
-                pendulum, out, overwrite=overwrite, progress=progress
+                pendulum_study.PendulumOptions(**given), out, overwrite=overwrite, progress=progress
             )
             lines = pendulum_page.pendulum_tables(result)
         elif subject == "classification":

@@ -10,19 +10,25 @@ velocity, torque) and three outputs (sine, cosine and velocity a time step later
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from scipy import sparse
 from scipy.sparse.linalg import spsolve
 
+from cme_dask.cli.compute import prepare_folder
 from cme_dask.data.columns import Columns
+from cme_dask.data.store import disk_errors, writing
 
 Array = Any
 Outputs = Callable[[Array], Array]
 """E[Y | x] of rows of inputs (n, 4), shape (n, 3)."""
 
 COLUMNS = Columns(("sin", "cos", "omega", "torque")), Columns(("sin'", "cos'", "omega'"))
+TRANSITIONS = "transitions.parquet"
 TORQUE, SPEED = 5.0, 7.0  # Nm, rad/s: largest ones
 STEP = 0.2  # s, during which the torque is constant
 ACTIONS = np.linspace(-TORQUE, TORQUE, 11)
@@ -86,6 +92,21 @@ def batches(rows: int, seed: int) -> Iterator[tuple[Array, Array]]:
             np.column_stack([features(states), torques]),
             features(advance(states, torques)),
         )
+
+
+def write_transitions(folder: Path, rows: int, *, overwrite: bool) -> dict[str, Any]:
+    """Write ``transitions.parquet``, the table that the job ``pendulum`` reads."""
+    (x, y), path = COLUMNS, folder / TRANSITIONS
+    prepare_folder(folder, (TRANSITIONS,), overwrite)
+    schema = pa.schema([(name, pa.float64()) for name in (*x.names, *y.names)])
+    with (
+        disk_errors(path),
+        writing(path, overwrite=overwrite) as aside,
+        pq.ParquetWriter(aside, schema) as writer,
+    ):
+        for inputs, outputs in batches(rows, 0):
+            writer.write_table(pa.table([*np.hstack([inputs, outputs]).T], schema=schema))
+    return {"file": str(path), "rows": rows}
 
 
 def true_outputs(inputs: Array) -> Array:

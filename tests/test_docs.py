@@ -29,6 +29,7 @@ CUT = {
         "--set", f"fit.tuning={{{', '.join(f'{k}={v}' for k, v in BRIEF.items())}}}",
         "--set", "fit.max_rank=100",
     ],
+    "pipelines/pendulum.toml": ["--set", "fit.max_rank=40", "--set", "fit.folds=2"],
     "sample": ["--rows", "6e3"],
     "tune": ["--rows", "500", "--evaluations", "4", "--averaged", "1", "--max-rank", "40"],
 }  # fmt: skip

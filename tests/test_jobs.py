@@ -1,13 +1,15 @@
 import errno
 import json
 import os
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from cme_dask import load
+from benchmarks.__main__ import cli as study
+from cme_dask import ConditionalMeanEmbedding, SparseEmbedding, kernels, load, open_sample
 from cme_dask.cli import cli, plots
 from cme_dask.cli.schema import read_job
 from cme_dask.models import plots as drawing
@@ -326,6 +328,84 @@ def test_air_quality(tmp_path):
 
 def test_a_job_that_comes_with_the_package_runs_by_name():
     pipelines = sorted((ROOT / "pipelines").glob("*.toml"))
-    assert [path.name for path in pipelines] == ["air_quality.toml"]
-    assert pipelines[0].resolve().parent.name == "cli"
-    assert read_job(Path("air_quality")) == read_job(pipelines[0])
+    assert [path.name for path in pipelines] == ["air_quality.toml", "pendulum.toml"]
+    for path in pipelines:
+        assert path.resolve().parent.name == "cli"
+        assert read_job(Path(path.stem)) == read_job(path)
+
+
+EMBEDDING = ("--set", 'fit.estimator="embedding"', "--set", "report.points=[]")
+
+
+@pytest.mark.parametrize("options", [(), ("penalty='columns'", "gamma_ratio=0.01")])
+def test_a_job_fits_an_embedding_and_scores_it(job, options):
+    """As the estimator with the same options does, on the same rows; events are answered, too."""
+    path, _ = job
+    kind = SparseEmbedding if options else ConditionalMeanEmbedding
+    changes = [*EMBEDDING, "--set", "fit.max_rank=15", "--set", "evaluate.hold_out=0.25"]
+    changes += ["--set", "fit.kernel_x='gaussian:0.5'", "--set", "fit.folds=3"]
+    if options:
+        changes += ["--set", 'fit.estimator="sparse"']
+    for option in options:
+        changes += ["--set", f"fit.{option}"]
+    out = path.with_name("out")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        code, stdout, err = run(path, "--out", out, *changes, "--json")
+        assert code == 0, err
+        result = json.loads(stdout)
+        rest, held = open_sample(out / "sample.zarr").split(0.25)
+        given = {"kernel_x": kernels.Gaussian(0.5), "max_rank": 15, "tol": 1e-3, "n_folds": 3}
+        given |= {"penalty": "columns", "gamma_ratio": 0.01} if options else {}
+        fit = kind(**given).fit(rest, functions={"b > 0": "b > 0"})
+    x, y = (source.read(0, 3000) for source in held.sources)
+    rows = held.part.selects(np.arange(3000), {})
+    answers = fit.expect(["b", "b > 0"], x[rows])
+    assert np.array_equal(load(out / "model.zarr").expect(["b", "b > 0"], x[rows]), answers)
+    scores = result["evaluation"]["scores"]["model"]
+    values = np.column_stack([y, y > 0])[rows]
+    for name, mse in zip(("b", "b > 0"), ((values - answers) ** 2).mean(axis=0), strict=True):
+        assert scores[name]["mse"]["value"] == pytest.approx(mse)
+    assert result["fit"]["held_out"]["x"]["b"]["skill"] > 0.3
+    assert result["fit"]["summary"] == [list(line) for line in fit.model_.summary()]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("fit.constraint='none'", "fit.constraint: the estimator embedding takes accuracy, crit"),
+        ("fit.penalty='l1'", "fit.penalty: the estimator embedding takes"),
+        ("fit.events_x=['a > 0']", "fit.events_x: the estimator embedding takes"),
+        ("fit.estimator='forest'", "fit.estimator: must be 'joint', 'embedding' or 'sparse'"),
+        ("report.points=[{name='p', x={a=0.0}}]", "laws come from the estimator joint"),
+    ],
+)
+def test_what_an_embedding_does_not_take_is_named(job, change, says):
+    assert_refused(job[0], *EMBEDDING, "--set", change, says=says)
+
+
+def test_sparse_options_are_refused_elsewhere(job):
+    assert_refused(job[0], "--set", "fit.relax=true", says="fit.relax: the estimator joint takes")
+
+
+def test_the_pendulum(tmp_path):
+    """From the file that one command of the study writes to the scores of a sparse embedding."""
+    data, out = tmp_path / "data", tmp_path / "out"
+    written = CliRunner().invoke(study, f"study pendulum --transitions {data} --rows 2000".split())
+    assert written.exit_code == 0, written.output
+    again = CliRunner().invoke(study, f"study pendulum --transitions {data}".split())
+    assert "already holds transitions.parquet" in str(again.output) + str(again.exception)
+    options = ("--set", "fit.max_rank=50", "--set", "fit.n_gammas=3", "--set", "fit.folds=2")
+    path = ROOT / "pipelines" / "pendulum.toml"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        code, stdout, err = run(path, "--data", data, "--out", out, *options, "--json")
+    assert code == 0, err
+    result = json.loads(stdout)
+    assert result["ingest"]["rows_kept"] == 2000
+    scores = result["evaluation"]["scores"]["model"]
+    assert list(scores) == ["sin'", "cos'", "omega'"]
+    assert min(each["r2"]["value"] for each in scores.values()) > 0.9
+    model = load(out / "model.zarr")
+    assert len(model.points_x) < 50
+    assert model.about["relax"] is True

@@ -1,10 +1,10 @@
 """The work of the commands that fit: laws, features, searches, more rows, merged models."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from cme_dask.cli.compute import CheckpointOptions, Compute, prepare_folder
 from cme_dask.cli.describe import describe, size_on_disk
@@ -18,7 +18,9 @@ from cme_dask.data.sample import Sample
 from cme_dask.data.store import check_output, disk_errors, writing
 from cme_dask.errors import DataError, ShardDone
 from cme_dask.estimators.cholesky import PivotedCholesky
+from cme_dask.estimators.embedding import ConditionalMeanEmbedding
 from cme_dask.estimators.joint import JointDistribution, add_rows
+from cme_dask.estimators.sparse import SparseEmbedding
 from cme_dask.models import load_only
 from cme_dask.models import plots as drawing
 from cme_dask.models.events import Event
@@ -34,6 +36,16 @@ _TIMES = (
     *("pass_seconds", "pass_rows_per_second"),
 )
 """Figures of the report in the JSON form of a fit."""
+
+
+Estimator: TypeAlias = JointDistribution | ConditionalMeanEmbedding | SparseEmbedding
+
+ESTIMATORS: dict[str, Callable[..., Estimator]] = {
+    "joint": JointDistribution,
+    "embedding": ConditionalMeanEmbedding,
+    "sparse": SparseEmbedding,
+}
+"""By their names in job files."""
 
 
 # The fit that ``cme-dask fit``, ``run`` and ``demo`` share
@@ -70,25 +82,38 @@ def columns_of(sample: Sample) -> tuple[Columns, Columns]:
     return x, y
 
 
-def estimator_of(columns: tuple[Columns, Columns], options: FitSection) -> JointDistribution:
+def estimator_of(columns: tuple[Columns, Columns], options: FitSection) -> Estimator:
     """The estimator with these parameters for these columns of x and y.
 
     Raises
     ------
     DataError
-        If a kernel doesn't fit its columns.
+        If it does not take an option, or a kernel doesn't fit its columns.
     """
-    kernel_x, kernel_y = options.kernels(columns)
-    special = {"kernel_x", "kernel_y", "constraint", "tuning"}
-    same = (set(JointDistribution().get_params()) & set(FitSection.model_fields)) - special
-    return JointDistribution(
-        kernel_x=kernel_x,
-        kernel_y=kernel_y,
-        constraint=parse(options.constraint),
-        n_folds=options.folds,
-        tuning=None if options.tuning is None else options.tuning.tuning(),
-        **{name: getattr(options, name) for name in same},
-    )
+    kind = ESTIMATORS[options.estimator]
+    known = {"folds" if name == "n_folds" else name for name in kind().get_params()}
+    given = options.model_fields_set - {"estimator", "events", "fold_by"}
+    if kind is JointDistribution:
+        given = given - {"events_x"}
+    for name in sorted(given - known):
+        takes = ", ".join(sorted(known & set(FitSection.model_fields)))
+        raise DataError(f"{name}: the estimator {options.estimator} takes {takes}")
+    values = {name: getattr(options, name) for name in given}
+    if "folds" in values:
+        values["n_folds"] = values.pop("folds")
+    if "constraint" in values:
+        values["constraint"] = parse(values["constraint"])
+    if values.get("tuning") is not None:
+        values["tuning"] = values["tuning"].tuning()
+    kernels = dict(zip(("kernel_x", "kernel_y"), options.kernels(columns), strict=True))
+    return kind(**values | {name: kernels[name] for name in given & kernels.keys()})
+
+
+def _declarations(columns: tuple[Columns, Columns], options: FitSection) -> dict[str, Any]:
+    """The events as ``fit`` takes them; embeddings have none of x."""
+    functions_x, functions = events_of(columns, options)
+    of_x = {"functions_x": functions_x} if options.estimator == "joint" else {}
+    return {"functions": functions, **of_x}
 
 
 def fit_sample(
@@ -98,19 +123,18 @@ def fit_sample(
     compute: Compute,
     progress: ProgressLines,
     checkpoint: CheckpointOptions = CheckpointOptions(),  # noqa: B008 - frozen
-) -> tuple[JointDistribution, PeakMemory]:
+) -> tuple[Estimator, PeakMemory]:
     """Fit, show the progress, and watch the memory."""
     columns = columns_of(sample)
-    functions_x, functions = events_of(columns, options)
     estimator = estimator_of(columns, options)
+    shard: dict[str, Any] = {} if checkpoint.shard is None else {"shard": checkpoint.shard}
     with PeakMemory(scheduler) as memory:
         estimator.fit(
             sample.fold_by(options.fold_by),
-            functions=functions,
-            functions_x=functions_x,
             progress=progress.fit,
             checkpoint=checkpoint.folder,
-            shard=checkpoint.shard,
+            **_declarations(columns, options),
+            **shard,
             **compute.place(scheduler),
         )
     report = estimator.report_
@@ -121,9 +145,19 @@ def fit_sample(
     return estimator, memory
 
 
-def describe_fit(estimator: JointDistribution, memory: PeakMemory, model: str) -> dict[str, Any]:
-    """JSON form of a fit."""
+def describe_fit(estimator: Estimator, memory: PeakMemory, model: str) -> dict[str, Any]:
+    """JSON form of a fit; of a joint one also of its solution, of others what their model shows."""
     report, metadata = estimator.report_, estimator.model_.about
+    if isinstance(estimator, JointDistribution):
+        own = {
+            "constraint": metadata["constraint"],
+            "status": estimator.solution_.status,
+            "kkt_residual": estimator.solution_.kkt_residual,
+            "negative_mass": metadata["negative_mass"],
+            "calibration": estimator.model_.answering.about.get("calibration"),
+        }
+    else:
+        own = {"summary": estimator.model_.summary()}
     bases = {"x": estimator.basis_x_, "y": estimator.basis_y_}
     variables = {"x": estimator.model_.x, "y": estimator.model_.y}
     return {
@@ -145,12 +179,8 @@ def describe_fit(estimator: JointDistribution, memory: PeakMemory, model: str) -
         **_describe_report(report, memory),
         "strips": report.strips,
         "tenths": list(report.tenths),
-        "constraint": metadata["constraint"],
-        "status": estimator.solution_.status,
-        "kkt_residual": estimator.solution_.kkt_residual,
-        "negative_mass": metadata["negative_mass"],
         "held_out": metadata["held_out"],
-        "calibration": estimator.model_.answering.about.get("calibration"),
+        **own,
     }
 
 
@@ -236,14 +266,12 @@ def plan_of_fit(rows: TrainingRows, options: FitSection, compute: Compute) -> di
     """JSON form of the predicted cost of :func:`fit_and_save`; nothing is written."""
     sample = rows.open(options)
     columns = columns_of(sample)
-    functions_x, functions = events_of(columns, options)
     estimator = estimator_of(columns, options)
     with ProgressLines() as progress, compute.open() as scheduler:
         plan = estimator.plan(
             sample.fold_by(options.fold_by),
-            functions=functions,
-            functions_x=functions_x,
             progress=progress.fit,
+            **_declarations(columns, options),
             **compute.place(scheduler),
         )
     return {"store": sample.location, **plan.to_dict()}

@@ -120,7 +120,7 @@ def evaluation_tables(result: Result) -> list[Any]:
         *(["ratio"] if boosting is not None else []),
     )
     caption = (
-        "Predictions are means and probabilities of the laws. Unconditional: the mean of the "
+        "Predictions are conditional means and probabilities. Unconditional: the mean of the "
         "held-out rows for all of them. Standard errors: jackknife over blocks of whole units."
     )
     found = [facts("On held-out rows", lines)]

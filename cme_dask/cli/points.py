@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from cme_dask.cli.fitting import events_of
+from cme_dask.cli.fitting import estimator_of, events_of
 from cme_dask.cli.schema import CurveSection, FitSection, IngestSection, Job, PointSection
 from cme_dask.cli.scoring import LEVEL
 from cme_dask.data.columns import Columns
@@ -76,11 +76,11 @@ class Questions:
 
     @classmethod
     def of(cls, job: Job) -> "Questions":
-        """DataError on unknown columns or functions, and on kernels that don't fit."""
+        """DataError on unknown columns or functions, and on options of the fit that don't fit."""
         layout = None if job.ingest is None else layout_of(job.ingest)
         columns = _columns(layout)
         try:
-            job.fit.kernels(columns)
+            estimator_of(columns, job.fit)
         except DataError as error:
             raise DataError(f"fit.{error}") from error
         events = events_of(columns, job.fit)[1]
@@ -92,6 +92,14 @@ class Questions:
                 f"report.functions: unknown {', '.join(map(repr, unknown))}, there are "
                 f"{', '.join(map(repr, known))}"
             )
+        if job.fit.estimator != "joint":
+            if job.report.points or job.report.curves:
+                raise DataError(
+                    "report.points, report.curves: laws come from the estimator joint, and the job "
+                    f"fits {job.fit.estimator}"
+                )
+            if job.evaluate is not None and not known:
+                raise DataError("evaluate: y has neither numbers nor events to score")
         points = tuple(_stored(point, columns[0], layout) for point in job.report.points)
         curves = tuple(_curve(curve, job, columns, layout) for curve in job.report.curves)
         return cls(columns, events, shown, points, curves)
@@ -158,7 +166,9 @@ def _table(
 def along_curves(questions: Questions, model: JointModel) -> list[Result]:
     """JSON form of the laws along columns: quantiles, and probabilities of events."""
     result = []
-    for curve in questions.curves if model.y.cells is not None else ():
+    for curve in questions.curves:
+        if model.y.cells is None:
+            break
         section = curve.section
         points = _table(curve.points, questions.columns[0], model, "report.curves")
         law = model.conditional(points)

@@ -50,7 +50,7 @@ def run(
 ) -> Shown:
     """Run a JOB file (TOML): make a sample, fit it, score held-out rows, report.
 
-    The job air_quality comes with cme_dask and runs by name.
+    The jobs air_quality and pendulum come with cme_dask and run by name.
     """
     from cme_dask.cli.progress import ProgressLines
     from cme_dask.cli.runner import job_tables, run_job

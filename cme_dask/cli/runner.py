@@ -75,7 +75,7 @@ def run_job(
         sample, held_out = sample.split(held.hold_out, job.fit.fold_by, held.seed)
     with compute.open() as scheduler:
         estimator, memory = fit_sample(sample, job.fit, scheduler, compute, progress)
-        model = estimator.model_
+        model: Any = estimator.model_  # of embeddings only the scores are reported
         fit = describe_fit(estimator, memory, str(paths["model"]))
         estimator.save(paths["model"], overwrite=overwrite)
         executor = RunOptions(scheduler, compute.workers, compute.memory_limit).executor()

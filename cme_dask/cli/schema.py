@@ -138,8 +138,13 @@ class TuningSection(_Section):
 
 
 class FitSection(_Section):
-    """Parameters of ``cme_dask.JointDistribution``, and the declared events."""
+    """The estimator with its parameters, and the declared events.
 
+    ``estimator``: ``cme_dask.JointDistribution``, ``ConditionalMeanEmbedding`` or
+    ``SparseEmbedding``. Options that it does not take are refused; the defaults are its own.
+    """
+
+    estimator: Literal["joint", "embedding", "sparse"] = "joint"
     events: Annotated[list[str], Flag("--event", repeatable=True)] = Field(
         [], description='Event of y, such as "PM2.5 > 75" or "y1 <= y2 - 0.5"; repeatable.'
     )
@@ -217,6 +222,14 @@ class FitSection(_Section):
         "held-out log density rises.",
     )
     tuning: TuningSection | None = None
+    criterion: Literal["surrogate", "squared"] | None = None
+    validation: Literal["folds", "leave-one-out"] | None = None
+    method: Literal["pivots", "exact"] | None = None
+    penalty: Literal["l1", "rows", "columns", "rows-and-columns"] | None = None
+    gamma: float | list[float] | None = None
+    n_gammas: int | None = Field(None, ge=1)
+    gamma_ratio: float | None = Field(None, gt=0.0, lt=1.0)
+    relax: bool | None = None
 
     @field_validator("fold_by")
     @classmethod
@@ -380,7 +393,8 @@ def checked(model: type[Model], data: dict[str, Any], place: str) -> Model:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         # A union reports one error per member; the member's type is no key of the file.
-        keys = [str(part) for part in first["loc"] if part not in ("float", "tuple[float,float]")]
+        types = ("float", "tuple[float,float]", "list[float]")
+        keys = [str(part) for part in first["loc"] if part not in types]
         where = ": ".join(filter(None, (place, ".".join(keys))))
         raise DataError(f"{where}: {_reason(first)}") from error
 

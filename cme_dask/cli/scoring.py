@@ -17,6 +17,7 @@ from cme_dask.cli.schema import EvaluateSection
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
 from cme_dask.models import load_only
+from cme_dask.models.embedding import LinearEmbedding
 from cme_dask.models.events import Event
 from cme_dask.models.joint import JointModel
 from cme_dask.numerics.folds import Split
@@ -39,7 +40,7 @@ LEVEL = 0.9
 class Expectation:
     """E[f | x] of a model for some functions f, at rows of x."""
 
-    model: JointModel
+    model: JointModel | LinearEmbedding
     names: tuple[str, ...]
 
     def __call__(self, x: Array) -> Array:
@@ -295,7 +296,7 @@ def _chance(model: ClassifierMixin, x: Array) -> Array:
 
 
 def evaluate(
-    model: JointModel,
+    model: JointModel | LinearEmbedding,
     parts: tuple[Sample, Sample],
     events: Mapping[str, Event],
     section: EvaluateSection,
@@ -307,7 +308,7 @@ def evaluate(
     Parameters
     ----------
     model
-        Fitted on the first part.
+        Fitted on the first part; of a joint model the laws are scored, too.
     parts
         The rows of the fit, and those that were held out.
     events
@@ -330,9 +331,12 @@ def evaluate(
             f"gradient boosting on {boosting['rows']:,} rows took {boosting['seconds']:.3g} s"
         )
         predictions[BOOSTING] = Prediction(targets, fitted)
-    scored = bool(numeric)
-    edges = bin_edges(model, rest, targets, set(events))
-    laws = {MODEL: law_of(model, scored, scored, targets=targets, edges=edges, labels=True)}
+    laws: dict[str, Law] = {}
+    if isinstance(model, JointModel):
+        scored, edges = bool(numeric), bin_edges(model, rest, targets, set(events))
+        laws[MODEL] = law_of(model, scored, scored, targets=targets, edges=edges, labels=True)
+    else:
+        predictions[MODEL] = Prediction(targets, Expectation(model, targets))
     result = score_pass(
         held_out, predictions, executor, functions=events, laws=laws, progress=progress.fit
     )

@@ -163,12 +163,12 @@ def fit_tables(result: Result) -> list[RenderableType]:
         ("time", _fit_time(result)),
         ("arithmetic", result["arithmetic"]),
         ("peak memory", memory_line(result["memory"])),
-        (
-            "constraint",
-            f"{result['constraint']}: {result['status']}, KKT residual "
-            f"{result['kkt_residual']:.1e}, mass below zero {result['negative_mass']:.2g}",
-        ),
+        *result.get("summary", []),
     ]
+    if "constraint" in result:
+        solved = f"{result['status']}, KKT residual {result['kkt_residual']:.1e}"
+        below = f"mass below zero {result['negative_mass']:.2g}"
+        lines.append(("constraint", f"{result['constraint']}: {solved}, {below}"))
     lines += calibration_lines(result.get("calibration"))
     return [facts(result["model"], lines), *held_out_tables(result["held_out"])]
 
