@@ -154,6 +154,10 @@ class ConditionalMeanEmbedding(EmbeddingEstimator):
                 "method='exact' takes all rows as pivots: give no pivots, tol or max_rank with it"
             )
 
+    @property
+    def _leaves_one_out(self) -> bool:
+        return self._compares and self.validation == "leave-one-out"
+
     def _open(self, X: Any, Y: Any, weights: Any) -> Sample:
         sample = super()._open(X, Y, weights)
         if self.method == "exact" and sample.n_rows > EXACT_ROWS:

@@ -58,9 +58,6 @@ class EmbeddingEstimator(MeanRegressor, MomentEstimator):
 
     _learned = ("kernel_x",)
     _kernels = {"kernel_x": "x", "kernel_y": "y"}  # noqa: RUF012 - never changed
-    validation = "folds"
-    """What the losses of ridges are held out by."""
-
     reg: float | Sequence[float] | str | None
     criterion: str
     n_folds: int
@@ -199,7 +196,7 @@ class EmbeddingEstimator(MeanRegressor, MomentEstimator):
 
     @property
     def _leaves_one_out(self) -> bool:
-        return self._compares and self.validation == "leave-one-out"
+        return False
 
     def _search(self, context: FitContext) -> FitContext:
         if not self._learns():
@@ -237,7 +234,8 @@ class EmbeddingEstimator(MeanRegressor, MomentEstimator):
             return None
         losses, errors = self._losses(measured)
         best = int(losses.argmin())
-        return RidgePath(self._regs, losses, errors, self.validation, self.criterion, best)
+        validation = "leave-one-out" if self._leaves_one_out else "folds"
+        return RidgePath(self._regs, losses, errors, validation, self.criterion, best)
 
     def _change(
         self, spec: MomentReduction, trial: RowSample, rows: RowSample, accuracy: float, solver: Any

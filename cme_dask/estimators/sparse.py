@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,12 @@ from cme_dask.models.embedding import EmbeddingModel
 from cme_dask.models.points import FloatArray
 from cme_dask.models.ridge_path import within_one_error
 from cme_dask.models.sparse import Function, SparseModel, SparsePath
-from cme_dask.numerics.embedding import mean_over_folds
+from cme_dask.numerics.embedding import ConditionalEmbedding, held_out_curve
 from cme_dask.numerics.sparse import (
     PENALTIES,
     Penalty,
     SparseProblem,
-    dense_target,
-    held_out_path,
+    held_out_losses,
     sparse_path,
 )
 
@@ -221,82 +221,63 @@ class SparseEmbedding(EmbeddingEstimator):
     def _solve(self, sample: Sample, measured: Measured) -> dict[str, Any]:
         fitted = super()._solve(sample, measured)
         moments, reg, dense = measured.moments, fitted["reg_"], fitted["model_"]
-        factor_x, factor_y = (side.basis.factor for side in measured.sides)
-        penalty = Penalty.of(self.penalty, (len(factor_x), len(factor_y)))
-        target = dense_target(moments.means(), reg)
-        problem = SparseProblem(factor_x, factor_y, target, penalty)
+        factors = [side.basis.factor for side in measured.sides]
+        penalty = Penalty.of(self.penalty, (len(factors[0]), len(factors[1])))
+        mean = moments.means()
+        target = ConditionalEmbedding.of(mean, reg).operator(mean)
+        problem = SparseProblem(factors[0], factors[1], target, penalty)
         gammas = self._gammas(problem.gamma_max)
-        each = sparse_path(problem, gammas, self.gap, self.max_iter, self.relax)
-        states, steps = zip(*each, strict=True)
-        gaps = np.array([state.gap for state in states])
-        self._check_gaps(gammas, gaps)
+        solved = list(sparse_path(problem, gammas, self.gap, self.max_iter, self.relax))
         tol = max(self.gap, _FOLD_TOL)
-        losses, shares = held_out_path(
-            moments, reg, problem, gammas, tol, self.max_iter, self.relax
-        )
-        means, errors, chosen = _chosen(losses, shares)
+        loss = partial(held_out_losses, problem, reg, tol, self.max_iter, self.relax)
+        losses = errors = np.full(2, np.nan)
+        if self.n_folds > 1:
+            losses, errors = held_out_curve(moments, loss, gammas, "gamma")
         path = SparsePath(
             self.penalty,
             self.relax,
             gammas,
             problem.gamma_max,
-            np.stack([state.point for state in states]),
-            np.array([np.linalg.norm(state.residual) for state in states]),
-            np.array([state.objective for state in states]),
-            gaps,
-            np.array(steps),
-            means[:-1],
-            errors[:-1],
-            float(np.linalg.norm(problem.target)),
-            float(means[-1]),
-            chosen,
+            coefs=np.stack([state.point for state, _ in solved]),
+            distances=np.array([np.linalg.norm(state.residual) for state, _ in solved]),
+            objectives=np.array([state.objective for state, _ in solved]),
+            gaps=np.array([state.gap for state, _ in solved]),
+            steps=np.array([steps for _, steps in solved]),
+            losses=losses[:-1],
+            errors=errors[:-1],
+            dense_distance=float(np.linalg.norm(target)),
+            dense_loss=float(losses[-1]),
+            chosen=int(within_one_error(losses[:-1], errors[:-1])[0]) if len(gammas) > 1 else 0,
         )
-        model = _model(path, chosen, dense)
+        self._check_gaps(path)
+        model = _model(path, path.chosen, dense)
         return fitted | {
             "model_": model,
             "dense_": dense,
             "path_": path,
-            "n_iter_": max(1, *steps),
-            "gamma_": float(gammas[chosen]),
-            "sparsity_": 1.0 - float(path.counts[chosen, 0]) / path.coefs[0].size,
+            "n_iter_": max(1, int(path.steps.max())),
+            "gamma_": float(gammas[path.chosen]),
+            "sparsity_": float(np.mean(path.coefs[path.chosen] == 0.0)),
             "points_x_": model.points_x,
             "points_y_": model.points_y,
         }
 
-    def _check_gaps(self, gammas: Array, gaps: Array) -> None:
+    def _check_gaps(self, path: SparsePath) -> None:
         """ConvergenceError, or a warning, for the first solution that missed its gap."""
-        missed = np.flatnonzero(~(gaps <= self.gap))
-        if not missed.size:
-            return
-        message = (
-            f"the path of the penalty {self.penalty} ended with relative duality gap "
-            f"{gaps[missed[0]]:.1e} at gamma={gammas[missed[0]]:.3g} after "
-            f"max_iter={self.max_iter} steps, the requested gap is {self.gap:.1e}: "
-            "allow more steps, raise gap, gamma_ratio or the ridge, or lower the rank"
-        )
-        if self.convergence == "raise":
-            raise ConvergenceError(message + remedy("; convergence='warn' keeps such a path", ""))
-        warn(message, ConvergenceWarning)
-
-
-def _chosen(losses: Array, shares: Array) -> tuple[Array, Array, int]:
-    """Mean losses, their standard errors, and the choice by the one-standard-error rule.
-
-    Parameters
-    ----------
-    losses
-        Of each fold, shape (F, G + 1), gammas descending; the last column is not to be chosen.
-    shares
-        Of the weight, shape (F,).
-    """
-    if not len(losses):
-        if losses.shape[1] > 2:
-            raise DataError(
-                "gamma is chosen on held-out folds, and fewer than two have rows: give one gamma"
+        for gap, gamma in zip(path.gaps, path.gammas, strict=True):
+            if gap <= self.gap:
+                continue
+            message = (
+                f"the path of the penalty {self.penalty} ended with relative duality gap "
+                f"{gap:.1e} at gamma={gamma:.3g} after max_iter={self.max_iter} steps, the "
+                f"requested gap is {self.gap:.1e}: allow more steps, raise gap, gamma_ratio or the "
+                "ridge, or lower the rank"
             )
-        return np.full(2, np.nan), np.full(2, np.nan), 0
-    means, errors = mean_over_folds(losses, shares)
-    return means, errors, int(within_one_error(means[:-1], errors)[0])
+            if self.convergence == "raise":
+                hint = remedy("; convergence='warn' keeps such a path", "")
+                raise ConvergenceError(message + hint)
+            warn(message, ConvergenceWarning)
+            break
 
 
 def _model(path: SparsePath, position: int, dense: EmbeddingModel) -> SparseModel:

@@ -158,41 +158,56 @@ def surrogate_losses(moments: MomentSums, regs: Any) -> tuple[Array, Array]:
     return np.array(losses).reshape(-1, len(regs)), shares
 
 
-def held_out_curve(moments: MomentSums, loss: FoldLoss, regs: Array) -> tuple[Array, Array]:
-    """Mean over the folds, by weight, of a held-out loss for each ridge, and its standard error.
+def held_out_curve(
+    moments: MomentSums, loss: FoldLoss, values: Array, name: str = "reg"
+) -> tuple[Array, Array]:
+    """Means over the folds, by weight, of held-out losses, and their standard errors.
 
     Parameters
     ----------
     moments
         As in :func:`surrogate_losses`.
     loss
-        Of one fold: :func:`surrogate_loss` or :func:`squared_loss`.
-    regs
-        Ridges >= 0, shape (R,).
+        Of one fold: :func:`surrogate_loss`, :func:`squared_loss`, or another one.
+    values
+        What is compared: ridges >= 0, or others, shape (R,).
+    name
+        The parameter whose values these are.
 
     Returns
     -------
-    losses, errors : (R,)
+    losses, errors : (R,), or as many as ``loss`` gives
 
     Raises
     ------
     DataError
         If fewer than two folds have rows.
     """
-    losses, shares = held_out(moments, lambda rest, held: loss(rest, held, regs))
-    if not losses:
+    losses, shares = held_out(moments, lambda rest, held: loss(rest, held, values))
+    if len(losses) < 2:
         raise DataError(
-            "the ridge is chosen on held-out folds, and fewer than two have rows: give reg, or "
-            "more rows"
+            f"{name} is chosen on held-out folds, and fewer than two have rows: give one {name} "
+            "and n_folds=1, or more rows"
         )
-    return mean_over_folds(np.stack(losses), shares)
-
-
-def mean_over_folds(losses: Array, shares: Array) -> tuple[Array, Array]:
-    """Means over folds, (F, R) to (R,), by their shares of the weight, with standard errors."""
-    means = np.asarray(shares @ losses)
-    spread = shares**2 @ (losses - means) ** 2 * len(shares) / (len(shares) - 1)
+    stacked = np.stack(losses)
+    means = np.asarray(shares @ stacked)
+    spread = shares**2 @ (stacked - means) ** 2 * len(shares) / (len(shares) - 1)
     return means, np.sqrt(spread)
+
+
+def embedding_loss(held: Moments, embedded: Array) -> float:
+    """Surrogate loss E |k_Y(y, .) - mu(x)|^2 of mu(x) = N_X(x)^T A N_Y on held-out rows.
+
+    Parameters
+    ----------
+    held
+        Means over these rows.
+    embedded
+        A, shape (m_X, m_Y).
+    """
+    linear = float((held.blocks["x", "y"] * embedded).sum())
+    square = float(((held.blocks["x", "x"] @ embedded) * embedded).sum())
+    return float(held.traces["y"]) - 2.0 * linear + square
 
 
 def surrogate_loss(rest: Moments, held: Moments, regs: Array) -> Array:

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
-from cme_dask.numerics.crossval import held_out
-from cme_dask.numerics.embedding import ConditionalEmbedding
-from cme_dask.numerics.moments import Moments, MomentSums
+from cme_dask.numerics.embedding import ConditionalEmbedding, embedding_loss
+from cme_dask.numerics.moments import Moments
 from cme_dask.numerics.problem import iterate
 
 Array = Any
@@ -32,8 +31,9 @@ _INEXACT = 0.05  # gradient at which a centre is left, over |M - centre| / sqrt(
 _COOLING = 300.0  # by how much sigma falls from one gamma to the next
 # Unknowns up to which systems are factorized: on the support of l1, and on that of groups, which
 # fill the block, so that conjugate gradients take few iterations.
-_FACTORIZED = 1_000, 400
-_CG, _RESIDUAL = 500, 0.1  # conjugate gradients: iterations and relative residual at most
+_FACTORIZED = 1_000
+_CG = 500  # conjugate gradients: iterations at most, and relative residuals
+_ROUGH, _FINE = 0.1, 1e-6
 _REFITS, _ROUNDING = 20, 1e-15  # steps of a refit at most; its ridge over unknowns and diagonal
 _TINY = np.finfo(np.float64).tiny
 
@@ -238,7 +238,7 @@ class SparseSolver:
     gamma: float
     tol: float
     start: SparseState | None = None
-    factorized: tuple[int, int] = _FACTORIZED
+    factorized: int = _FACTORIZED
 
     def init(self) -> SparseState:
         """Return the state at M = 0, or at M of the similar gamma."""
@@ -309,122 +309,103 @@ class SparseSolver:
         return replace(state, residual=residual, objective=objective, gap=gap, steps=steps)
 
     def _newton_step(self, state: SparseState, slope: Array) -> Array:
-        """S with S + L_X^T J(L_X S L_Y^T) L_Y = slope, J the derivative of the prox times sigma."""
-        problem, support = self.problem, state.point != 0.0
+        """S = slope - L_X^T D L_Y, where D solves a linear system on the support of the prox.
+
+        (K_X (x) K_Y + gamma Omega'' / 2 + 1 / sigma) D = L_X slope L_Y^T.
+        """
+        problem, support, ridge = self.problem, state.point != 0.0, 1.0 / state.sigma
         rows, columns = (np.flatnonzero(support.any(axis=axis)) for axis in (1, 0))
         if rows.size == 0:
             return slope
-        system = _NewtonSystem(
-            problem.factor_x[rows],
-            problem.factor_y[columns],
-            state.point[np.ix_(rows, columns)],
-            [(0.5 * self.gamma * w, axis) for w, axis in problem.penalty.terms if axis in (0, 1)],
-            1.0 / state.sigma,
+        block = np.ix_(rows, columns)
+        own = replace(problem, factor_x=problem.factor_x[rows], factor_y=problem.factor_y[columns])
+        point, right = state.point[block], own.lift(slope)
+        if any(axis is not None for _, axis in problem.penalty.terms):
+            direction = self._on_groups(own, point, ridge, right)
+        elif np.count_nonzero(support) <= self.factorized:
+            direction = solve_on(own, support[block], ridge)(right)
+        else:
+            # Far from the solution of this centre a rough step does as well.
+            size = float(np.linalg.norm(slope)) / max(float(np.linalg.norm(state.dual)), _TINY)
+            return _on_entries(own, support[block] / ridge, slope, min(_ROUGH, size))
+        return slope - own.embed(direction)
+
+    def _on_groups(self, own: SparseProblem, point: Array, ridge: float, right: Array) -> Array:
+        """D, with a product of weights of rows and of columns in the preconditioner."""
+        support, terms = point != 0.0, []
+        for weight, axis in own.penalty.terms:
+            norms = _norms(point, axis)
+            terms.append((0.5 * self.gamma * weight / norms, point / norms, axis))
+
+        def system(values: Array) -> Array:
+            image = own.kernels[0] @ values @ own.kernels[1] + ridge * values
+            for curve, unit, axis in terms:
+                image += curve * (values - unit * (unit * values).sum(axis=axis, keepdims=True))
+            return np.where(support, image, 0.0)
+
+        free = np.where(support, 1.0 / (ridge + sum(curve for curve, _, _ in terms)), 0.0)
+        invert, weight = _preconditioner(own.factor_x, own.factor_y, free, within=False)
+        return conjugate_gradients(
+            system,
+            lambda values: np.where(support, weight * invert(weight * values), 0.0),
+            np.where(support, right, 0.0),
+            _FINE,
         )
-        if np.count_nonzero(support) <= self.factorized[bool(system.terms)]:
-            return system.factorized(slope)
-        # Far from the solution of this centre a rough step does as well.
-        size = float(np.linalg.norm(slope)) / max(float(np.linalg.norm(state.dual)), _TINY)
-        return system.iterated(slope, min(_RESIDUAL, size))
 
 
-@dataclass(frozen=True, eq=False)
-class _NewtonSystem:
-    """The linear system of a Newton step, on the rows and columns that the support meets."""
+def _on_entries(own: SparseProblem, free: Array, slope: Array, tol: float) -> Array:
+    """S with S + L_X^T J(L_X S L_Y^T) L_Y = slope, J = free: each iterate is a descent."""
+    return conjugate_gradients(
+        lambda step: step + own.embed(free * own.lift(step)),
+        _preconditioner(own.factor_x, own.factor_y, free, within=True)[0],
+        slope,
+        tol,
+    )
 
-    factor_x: Array
-    factor_y: Array
-    point: Array
-    terms: Terms
-    ridge: float
 
-    def factorized(self, slope: Array) -> Array:
-        """Solve on the support, (K (x) K + gamma Omega'' / 2 + 1 / sigma) D = L_X slope L_Y^T."""
-        i, j = np.nonzero(self.point)
-        matrix = (self.factor_x @ self.factor_x.T)[np.ix_(i, i)]
-        matrix *= (self.factor_y @ self.factor_y.T)[np.ix_(j, j)]
-        diagonal = np.full(len(i), self.ridge)
-        for weight, axis in self.terms:
-            norms = np.broadcast_to(_norms(self.point, axis), self.point.shape)[i, j]
-            group, unit = (j, i)[axis or 0], self.point[i, j] / norms
-            diagonal += weight / norms
-            outer = np.outer(weight / norms * unit, unit)
-            matrix -= np.where(group[:, None] == group, outer, 0.0)
-        matrix[np.diag_indices(len(i))] += diagonal
-        right = (self.factor_x @ slope @ self.factor_y.T)[i, j]
-        direction = np.zeros_like(self.point)
-        direction[i, j] = cho_solve(cho_factor(matrix, lower=True, overwrite_a=True), right)
-        return slope - self.factor_x.T @ direction @ self.factor_y
+def _preconditioner(
+    factor_x: Array, factor_y: Array, free: Array, *, within: bool
+) -> tuple[Callable[[Array], Array], Array]:
+    """The inverse of 1 + W_X W_X^T (x) W_Y W_Y^T, or ``within`` of W^T W, and the weights.
 
-    def iterated(self, slope: Array, tol: float) -> Array:
-        """Solve for the step itself by conjugate gradients: any of their iterates is a descent."""
-        free, derivative = self._derivative()
-        # The preconditioner has a product of weights of rows and of columns in the place of J:
-        # eigenvectors solve that exactly.
-        scale, bases = np.sqrt(free.mean()), []
-        for factor, axis in ((self.factor_x, 1), (self.factor_y, 0)):
-            weighted = factor * np.sqrt(free.mean(axis) / scale)[:, None]
-            lam, vectors = np.linalg.eigh(weighted.T @ weighted)
-            bases.append((np.maximum(lam, 0.0), vectors))
-        (lam_x, of_x), (lam_y, of_y) = bases
-        damping = 1.0 + np.outer(lam_x, lam_y)
+    W is the factor with weights of rows and of columns, whose product stands for ``free``.
+    """
+    root = np.sqrt(free.mean())
+    of_x, of_y = (np.sqrt(free.mean(axis=axis) / root)[:, None] for axis in (1, 0))
+    (lam_x, vectors_x), (lam_y, vectors_y) = (
+        np.linalg.eigh(w.T @ w if within else w @ w.T) for w in (of_x * factor_x, of_y * factor_y)
+    )
+    damping = 1.0 + np.outer(np.maximum(lam_x, 0.0), np.maximum(lam_y, 0.0))
 
-        result, residual = np.zeros_like(slope), slope.copy()
-        direction, size = np.zeros_like(slope), 1.0
-        goal = tol * float(np.linalg.norm(slope))
-        for _ in range(_CG):
-            step = of_x @ (of_x.T @ residual @ of_y / damping) @ of_y.T
-            before, size = size, float((residual * step).sum())
-            direction = step + size / before * direction
-            lifted = derivative(self.factor_x @ direction @ self.factor_y.T)
-            image = direction + self.factor_x.T @ lifted @ self.factor_y
-            length = size / float((direction * image).sum())
-            result += length * direction
-            residual -= length * image
-            if np.linalg.norm(residual) <= goal:
-                break
-        return result
+    def invert(values: Array) -> Array:
+        return vectors_x @ (vectors_x.T @ values @ vectors_y / damping) @ vectors_y.T
 
-    def _derivative(self) -> tuple[Array, Callable[[Array], Array]]:
-        """J = (gamma Omega'' / 2 + 1 / sigma)^-1 on the support: without the groups, and whole.
+    return invert, of_x * of_y.T
 
-        Each group takes a rank-one matrix off the diagonal: Woodbury's formula has one unknown for
-        each.
-        """
-        support = self.point != 0.0
-        norms = [_norms(self.point, axis) for _, axis in self.terms]
-        curves = [weight / norm for (weight, _), norm in zip(self.terms, norms, strict=True)]
-        free = np.where(support, 1.0 / (self.ridge + sum(curves, np.zeros((1, 1)))), 0.0)
-        if not self.terms:
-            return free, lambda values: free * values
-        units = [self.point / norm for norm in norms]
-        axes = [axis for _, axis in self.terms]
-        # 1 / c - free, without its cancellation where a group is about to vanish.
-        rest = [
-            sum(curves[:t] + curves[t + 1 :], np.full((1, 1), self.ridge))
-            for t in range(len(curves))
-        ]
-        diagonal = [
-            (unit**2 * free * other / c).sum(axis=axis)
-            for c, other, unit, axis in zip(curves, rest, units, axes, strict=True)
-        ]
-        small = np.diag(np.concatenate(diagonal) * (1.0 + 1e-13))
-        if len(units) == 2:
-            rows = len(self.point)
-            small[:rows, rows:] = -units[0] * units[1] * free
-            small[rows:, :rows] = small[:rows, rows:].T
-        factor = cho_factor(small, lower=True)
 
-        def derivative(values: Array) -> Array:
-            scaled = free * values
-            along = [(unit * scaled).sum(axis=axis) for unit, axis in zip(units, axes, strict=True)]
-            share = cho_solve(factor, np.concatenate(along))
-            parts = np.split(share, [len(along[0])])
-            for part, unit, axis in zip(parts, units, axes, strict=False):
-                scaled = scaled + free * unit * np.expand_dims(part, axis or 0)
-            return scaled
-
-        return free, derivative
+def conjugate_gradients(
+    system: Callable[[Array], Array],
+    precondition: Callable[[Array], Array],
+    right: Array,
+    tol: float,
+) -> Array:
+    """Solve to a residual, in the norm of the preconditioner, that is ``tol`` times ``right``."""
+    result, residual, direction = np.zeros_like(right), right, np.zeros_like(right)
+    before, goal = np.inf, -1.0
+    for _ in range(_CG):
+        step = precondition(residual)
+        size = float((residual * step).sum())
+        if goal < 0.0:
+            goal = tol**2 * size
+        if size <= goal:
+            break
+        direction = step + size / before * direction
+        image = system(direction)
+        length = size / float((direction * image).sum())
+        result = result + length * direction
+        residual = residual - length * image
+        before = size
+    return result
 
 
 # The coefficients on a support, without the penalty
@@ -476,28 +457,36 @@ def _least_squares(problem: SparseProblem, support: Array) -> Callable[[Array], 
     """From E to the step on the support that takes off its projection."""
     rows, columns = (np.flatnonzero(support.any(axis=axis)) for axis in (1, 0))
     block = np.ix_(rows, columns)
+    if not support[block].all():
+        # Repeated steps make good what the ridge, which only has to outweigh rounding, takes off.
+        largest = np.prod([np.diag(kernel).max() for kernel in problem.kernels])
+        solve = solve_on(problem, support, _ROUNDING * np.count_nonzero(support) * largest)
+        return lambda residual: solve(problem.lift(residual))
     of_x, of_y = problem.factor_x[rows].T, problem.factor_y[columns].T
     result = np.zeros(support.shape)
-    if support[block].all():
 
-        def on_block(residual: Array) -> Array:
-            half = np.linalg.lstsq(of_x, residual, rcond=None)[0]
-            result[block] = np.linalg.lstsq(of_y, half.T, rcond=None)[0].T
-            return result
+    def on_block(residual: Array) -> Array:
+        half = np.linalg.lstsq(of_x, residual, rcond=None)[0]
+        result[block] = np.linalg.lstsq(of_y, half.T, rcond=None)[0].T
+        return result
 
-        return on_block
+    return on_block
+
+
+def solve_on(problem: SparseProblem, support: Array, ridge: float) -> Callable[[Array], Array]:
+    """From R to D, zero off the support, with K_X D K_Y + ridge D = R on it."""
     i, j = np.nonzero(support)
     gram_x, gram_y = problem.kernels
     gram = gram_x[np.ix_(i, i)] * gram_y[np.ix_(j, j)]
-    # Repeated steps make good what the ridge, which only has to outweigh rounding, takes off.
-    gram[np.diag_indices(len(i))] += _ROUNDING * len(i) * gram.diagonal().max(initial=0.0)
+    gram[np.diag_indices(len(i))] += ridge
     factor = cho_factor(gram, lower=True, overwrite_a=True)
 
-    def on_entries(residual: Array) -> Array:
-        result[i, j] = cho_solve(factor, problem.lift(residual)[i, j])
+    def solve(right: Array) -> Array:
+        result = np.zeros(support.shape)
+        result[i, j] = cho_solve(factor, right[i, j])
         return result
 
-    return on_entries
+    return solve
 
 
 # The path of solutions, and its losses on held-out folds
@@ -530,60 +519,34 @@ def sparse_path(
         last = state
 
 
-def dense_target(mean: Moments, reg: float) -> Array:
-    """B = (S_XX + r)^-1 S_XY in the Newton bases, shape (m_X, m_Y)."""
-    return ConditionalEmbedding.of(mean, reg).operator(mean)
-
-
-def embedding_loss(held: Moments, embedded: Array) -> float:
-    """Surrogate loss E |k_Y(y, .) - mu(x)|^2 of mu(x) = N_X(x)^T A N_Y on held-out rows.
-
-    Parameters
-    ----------
-    held
-        Means over these rows.
-    embedded
-        A, shape (m_X, m_Y).
-    """
-    linear = float((held.blocks["x", "y"] * embedded).sum())
-    return (
-        float(held.traces["y"])
-        - 2.0 * linear
-        + float(((held.blocks["x", "x"] @ embedded) * embedded).sum())
-    )
-
-
-def held_out_path(
-    moments: MomentSums,
-    reg: float,
+def held_out_losses(
     problem: SparseProblem,
-    gammas: Sequence[float],
+    reg: float,
     tol: float,
     max_iter: int,
-    relax: bool = False,
-) -> tuple[Array, Array]:
-    """Surrogate loss on each fold of the path that the others give, and of their dense embedding.
+    relax: bool,
+    rest: Moments,
+    held: Moments,
+    gammas: Array,
+) -> Array:
+    """Surrogate losses on one fold of the path that the others give, and of their dense embedding.
 
     Parameters
     ----------
-    moments, reg
-        By fold, and the ridge of the dense embeddings.
     problem
         That of all rows: factors and penalty are those of the folds, too.
-    gammas, tol, max_iter, relax
+    reg
+        The ridge of the dense embeddings.
+    tol, max_iter, relax, gammas
         As in :func:`sparse_path`.
+    rest, held
+        Means over the rows of the other folds, and over its own.
 
     Returns
     -------
-    losses : (F, G + 1), of the folds that can be held out; the dense embedding comes last
-    shares : (F,), of the weight, sum 1
+    losses : (G + 1,), of the dense embedding last
     """
-
-    def evaluate(rest: Moments, held: Moments) -> Array:
-        own = replace(problem, target=dense_target(rest, reg))
-        path = sparse_path(own, gammas, tol, max_iter, relax)
-        sparse = [own.embed(state.point) for state, _ in path]
-        return np.array([embedding_loss(held, each) for each in (*sparse, own.target)])
-
-    losses, shares = held_out(moments, evaluate)
-    return np.reshape(losses, (-1, len(gammas) + 1)), shares
+    own = replace(problem, target=ConditionalEmbedding.of(rest, reg).operator(rest))
+    path = sparse_path(own, gammas, tol, max_iter, relax)
+    every = [*(own.embed(state.point) for state, _ in path), own.target]
+    return np.array([embedding_loss(held, each) for each in every])
