@@ -95,7 +95,7 @@ class LeaveOneOut(Reduction[Array, tuple[Array, Array]]):
         (m, k), q, ridges = self.transform.shape, self.operator.shape[1], len(self.regs)
         return Cost(
             flops=left_out_flops(m, q, ridges),
-            state=_BLOCK * (m + 2 * (k + q + extent.n_columns) + max(k, q)) * _WORD,
+            state=_BLOCK * (m + 2 * (k + q + extent.n_columns + ridges)) * _WORD,
             partial=4 * ridges * _WORD,
             process=2 * (m * m + m * k + k * q + q * q) * _WORD,
             subject=f"leave-one-out at rank {m} + {q}",
@@ -114,10 +114,11 @@ class LeaveOneOut(Reduction[Array, tuple[Array, Array]]):
                 x, y, share = x[positive], y[positive], strip.weights[here][positive] / self.weight
             psi = self.basis(x) @ self.transform
             target, constant = self.targets(y)
-            for sum_, inverse in zip(sums.T, inverses.T, strict=True):
-                shrunk = psi * inverse
-                rest = 1.0 - share * (shrunk * psi).sum(axis=1)
-                square = ((target - shrunk @ self.operator) ** 2).sum(axis=1)
+            rests = 1.0 - share[:, None] * (psi**2 @ inverses)
+            for sum_, inverse, rest in zip(sums.T, inverses.T, rests.T, strict=True):
+                residual = psi @ (inverse[:, None] * self.operator)
+                residual -= target
+                square = np.einsum("ij,ij->i", residual, residual)
                 loss = np.full(len(x), np.inf)
                 np.divide(square, rest**2, out=loss, where=rest > 0.0)
                 term = share * (loss + constant)
