@@ -9,7 +9,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cme_dask import constraints, kernels, metrics
+    from cme_dask import constraints, kernels, metrics, operators, reductions
     from cme_dask.data.ingest import ingest
     from cme_dask.estimators.cholesky import PivotedCholesky
     from cme_dask.estimators.classifiers import (
@@ -58,7 +58,7 @@ _HOMES = {
     "open_sample": "cme_dask.passes.sources",
     "two_sample_test": "cme_dask.estimators.hypotheses",
 }
-_MODULES = ("constraints", "errors", "kernels", "metrics", "reductions")
+_MODULES = ("constraints", "errors", "kernels", "metrics", "operators", "reductions")
 
 __all__ = [
     "ConditionalLaw",
@@ -82,6 +82,7 @@ __all__ = [
     "merge",
     "metrics",
     "open_sample",
+    "operators",
     "reductions",
     "score",
     "two_sample_test",

@@ -12,6 +12,7 @@ from cme_dask.models.embedding import EmbeddingModel
 from cme_dask.models.features import FeatureModel
 from cme_dask.models.joint import JointModel
 from cme_dask.models.logistic import LogisticModel
+from cme_dask.models.operators import Operator
 from cme_dask.models.sparse import SparseModel
 
 Kind = TypeVar("Kind", bound=Model)
@@ -77,6 +78,7 @@ __all__ = [
     "JointModel",
     "LogisticModel",
     "Model",
+    "Operator",
     "SparseModel",
     "load",
     "load_only",

@@ -17,9 +17,9 @@ from cme_dask.models.answers import (
     class_name,
     nearest_shares,
 )
-from cme_dask.models.mean_embeddings import MeanEmbeddings
 from cme_dask.models.points import FloatArray, is_out_of_core, lazy_answers, query_points
 from cme_dask.models.relevance import plot_relevance
+from cme_dask.models.spaces import MeanEmbeddings, Space
 from cme_dask.numerics.basis import LinearBasis
 
 Array = Any
@@ -114,7 +114,8 @@ class LinearEmbedding(PairModel):
         DataError
             On wrong columns or NaN.
         """
-        return MeanEmbeddings(self._products(X, self._slope), self.y.basis, self.y.columns)
+        slope = self._slope @ self.y.basis.transform.T
+        return MeanEmbeddings(self._products(X, slope), Space.of(self.y))
 
     def _products(self, X: Any, right: Array) -> FloatArray:
         """phi(x)^T right, shape (n, ...), of right (k, ...)."""

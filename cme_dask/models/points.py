@@ -19,7 +19,7 @@ from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError, UnseenCategoryWarning, warn
 from cme_dask.kernels import Kernel
 from cme_dask.kernels.base import is_a
-from cme_dask.numerics.basis import LinearBasis, StackedBasis
+from cme_dask.numerics.basis import LinearBasis, NewtonBasis, StackedBasis
 
 # Points that lie out of core, in Dask arrays and stores: they are answered by Dask arrays
 
@@ -208,7 +208,7 @@ class QueriedVariable(Protocol):
         """Columns of the points."""
 
     @property
-    def basis(self) -> LinearBasis | StackedBasis:
+    def basis(self) -> LinearBasis | StackedBasis | NewtonBasis:
         """Functions of the points: their kernel pools labels or does not."""
 
 

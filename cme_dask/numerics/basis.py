@@ -296,6 +296,11 @@ class NewtonBasis:
         return (self,)
 
     @property
+    def newton(self) -> "NewtonBasis":
+        """Itself."""
+        return self
+
+    @property
     def biorthogonal(self) -> Array:
         """U = R^-T, shape (m, m): rows of the basis B with B^T L = I (Algorithm 2) at the pivots.
 

@@ -1,0 +1,520 @@
+r"""Operators on functions and laws, learned in one pass over the rows, which can be multiplied.
+
+:func:`measure` takes the moments of a sample in given spaces; what follows from these are
+multiplication, quotient, composition, conditional expectation and change of measure, each a small
+:class:`Operator`. The sum rule, the chain rule and Bayes' rule are products of such operators.
+
+Source: Grünewälder, Gretton and Shawe-Taylor (2013), Smooth operators.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from cme_dask.data.sample import Sample
+from cme_dask.data.sources import RowFunction
+from cme_dask.display import brief_repr
+from cme_dask.errors import DataError
+from cme_dask.estimators.cholesky import one_variable
+from cme_dask.models.operators import Eigenvalues, Operator, SingularValues
+from cme_dask.models.spaces import MeanEmbeddings, RKHSFunctions, Space
+from cme_dask.numerics.embedding import ConditionalEmbedding
+from cme_dask.numerics.moments import FeatureBlock, Function, MomentReduction, Moments
+from cme_dask.numerics.operators import (
+    Expansion,
+    InverseDensity,
+    Reciprocal,
+    check_effective_size,
+    density_ratio_slope,
+    posterior_matrix,
+)
+from cme_dask.numerics.reduction import Reduction
+from cme_dask.numerics.weighted import WeightedMoments
+from cme_dask.passes.driver import RunOptions
+from cme_dask.passes.run import PassReport
+from cme_dask.reductions import run
+
+__all__ = [
+    "Eigenvalues",
+    "MeanEmbeddings",
+    "Operator",
+    "OperatorMoments",
+    "RKHSFunctions",
+    "Reciprocal",
+    "SingularValues",
+    "Space",
+    "bayes",
+    "composition",
+    "kernel_bayes",
+    "measure",
+]
+
+REG = 1e-6
+"""The ridge, unless another one is given."""
+
+_OUTSIDE = 0.1  # trace error of mapped rows above which phi leaves the support
+
+
+@dataclass(frozen=True, eq=False)
+class OperatorMoments:
+    """Moments of a sample in the spaces of its variables, from one pass, and their operators.
+
+    Made by :func:`measure`.
+
+    Attributes
+    ----------
+    spaces
+        Of x, or of x and y.
+    moments
+        Means over the rows.
+    weighted
+        Means weighted by the functions, by name.
+    functions
+        Names of the functions of each variable.
+    report
+        How the pass went.
+    """
+
+    spaces: tuple[Space, ...]
+    moments: Moments
+    weighted: Mapping[str, Moments]
+    functions: tuple[tuple[str, ...], ...]
+    report: PassReport
+
+    __repr__ = brief_repr
+
+    def mean(self, variable: str = "x") -> MeanEmbeddings:
+        """The embedding E N of the law of a variable, ``"x"`` or ``"y"``."""
+        return MeanEmbeddings(self.moments.means[variable][None], self._space(variable))
+
+    def covariance(self, domain: str = "x", codomain: str | None = None) -> Operator:
+        """The uncentred covariance operator, <C f, g> = E[f g], shape (m_codomain, m_domain).
+
+        Parameters
+        ----------
+        domain, codomain
+            Variables, ``"x"`` or ``"y"``; of one variable, its second moments.
+        """
+        to = domain if codomain is None else codomain
+        matrix = self.moments.blocks[to, domain] if self._space(to) else None
+        return self._operator("covariance", self._space(domain), self._space(to), matrix)
+
+    def conditional_expectation(self, reg: float = REG) -> Operator:
+        r"""The operator of functions h of y to functions of x, (E h)(x) = E[h(Y) | x].
+
+        .. math:: (S_{XX} + r)^{-1} S_{XY}
+
+        Its adjoint maps the embedding of a law of x to that of y (sum rule), and
+        ``E.T @ covariance`` of a law of x is the embedding of the joint law (chain rule). Where y
+        is a function of x, this is the composition with it.
+
+        Parameters
+        ----------
+        reg
+            Ridge r.
+
+        Raises
+        ------
+        DataError
+            If there is no y, or on a negative ridge.
+
+        Notes
+        -----
+        Source: Smooth operators, section 3.2.
+        """
+        y = self._space("y")
+        matrix = ConditionalEmbedding.of(self.moments, reg).operator(self.moments)
+        return self._operator("conditional expectation", y, self._space("x"), matrix, reg)
+
+    def multiplication(self, name: str, reg: float = REG) -> Operator:
+        r"""Multiplication by a declared function f of x.
+
+        .. math:: (S + r)^{-1} \mathrm E[f N N^T]
+
+        With the :class:`Reciprocal` of f it is the quotient by f.
+
+        Parameters
+        ----------
+        name
+            Of the function.
+        reg
+            Ridge r.
+
+        Raises
+        ------
+        DataError
+            On an unknown name, or a negative ridge.
+
+        Notes
+        -----
+        Source: Smooth operators, section 2.6.
+        """
+        self._position(name)
+        matrix = ConditionalEmbedding.of(self.moments, reg).slope(
+            self.weighted[name].blocks["x", "x"]
+        )
+        x = self._space("x")
+        return self._operator(f"multiplication by {name}", x, x, matrix, reg)
+
+    def change_of_measure(self, name: str, reg: float = REG) -> Operator:
+        r"""The operator R of functions of x with E_P[R f] = E_Q[f] for a density ratio r = dQ/dP.
+
+        It is the multiplication by r over its mean, which is 1 but for errors of estimation.
+
+        Parameters
+        ----------
+        name
+            Of a declared function, such as a :meth:`density_ratio` or known weights.
+        reg
+            Ridge.
+
+        Raises
+        ------
+        DataError
+            On an unknown name, or if the effective sample size (E r)^2 / E r^2 is below one
+            percent of the rows.
+
+        Notes
+        -----
+        Source: Smooth operators, section 3.1.
+        """
+        place = self._position(name)
+        first = float(self.moments.means["f(x)"][place])
+        second = float(self.moments.blocks["f(x)", "f(x)"][place, place])
+        check_effective_size(first, second, f"the ratio {name!r}")
+        return (1.0 / first) * self.multiplication(name, reg)
+
+    def smooth(self, name: str, reg: float = REG) -> RKHSFunctions:
+        """The ridge regression of a declared function of x or y on x, as an element of the space.
+
+        Parameters
+        ----------
+        name
+            Of a column or function.
+        reg
+            Ridge.
+
+        Raises
+        ------
+        DataError
+            On an unknown name, or a negative ridge.
+        """
+        embedding = ConditionalEmbedding.of(self.moments, reg)
+        for variable, names in zip("xy", self.functions, strict=False):
+            if name in names:
+                place, shift = names.index(name), self.moments.shifts[variable]
+                target = self.moments.blocks["x", f"f({variable})"] + np.outer(
+                    self.moments.means["x"], shift
+                )
+                return self._space("x").function(embedding.slope(target[:, [place]])[:, 0])
+        known = ", ".join(repr(each) for names in self.functions for each in names)
+        raise DataError(f"unknown function {name!r}: there are {known}")
+
+    def density_ratio(
+        self, other: "OperatorMoments", reg: float = REG, *, non_negative: bool = False
+    ) -> Expansion:
+        r"""The density ratio r = dQ/dP of the rows x of another sample to these, by least squares.
+
+        .. math:: r(x) = 1 + N(x)^T (S_P + r)^{-1} (\mathrm E_Q N - \mathrm E_P N)
+
+        Parameters
+        ----------
+        other
+            Moments of Q in the same space of x.
+        reg
+            Ridge.
+        non_negative
+            Whether negative values become 0; the mean over P is then above 1, and
+            :meth:`change_of_measure` divides by it.
+
+        Returns
+        -------
+        ratio : callable
+            From rows (n, d) to values (n,): declare it as a function of :func:`measure`.
+
+        Raises
+        ------
+        DataError
+            On another space, or if the effective sample size is below one percent of the rows.
+
+        Notes
+        -----
+        Source: Kanamori, Hido and Sugiyama (2009), JMLR 10, 1391 (uLSIF).
+        """
+        x = self._space("x")
+        if (difference := x.difference(other._space("x"))) is not None:
+            raise DataError(f"a density ratio needs one space of x, here {difference}")
+        mean = self.moments
+        slope = density_ratio_slope(mean, other.moments.means["x"], reg)
+        along = float(slope @ mean.means["x"])
+        second = 1.0 + 2.0 * along + float(slope @ mean.blocks["x", "x"] @ slope)
+        check_effective_size(1.0 + along, second, "this ratio")
+        return Expansion(x.basis, slope, 1.0, non_negative)
+
+    def _space(self, variable: str) -> Space:
+        variables = dict(zip("xy", self.spaces, strict=False))
+        if variable not in variables:
+            raise DataError(f"no variable {variable!r} was measured, only {', '.join(variables)}")
+        return variables[variable]
+
+    def _position(self, name: str) -> int:
+        """Place of a function of x that the pass weighted by."""
+        if name not in self.weighted or name not in self.functions[0]:
+            known = ", ".join(map(repr, self.weighted)) or "none"
+            raise DataError(
+                f"unknown function {name!r} of x: declared are {known}; give it to measure as "
+                f"functions_x={{{name!r}: ...}}"
+            )
+        return self.functions[0].index(name)
+
+    def _operator(
+        self, kind: str, domain: Space, codomain: Space, matrix: Any, reg: float | None = None
+    ) -> Operator:
+        about: dict[str, Any] = {"kind": kind, "rows": self.report.rows}
+        return Operator(domain, codomain, matrix, about | ({} if reg is None else {"reg": reg}))
+
+
+def measure(
+    sample: Any,
+    x: Any,
+    y: Any = None,
+    *,
+    functions_x: Mapping[str, Function] | None = None,
+    functions_y: Mapping[str, Function] | None = None,
+    options: RunOptions | None = None,
+) -> OperatorMoments:
+    """Moments of a sample in given spaces, in one pass over its rows.
+
+    Parameters
+    ----------
+    sample : Sample
+        The rows, from :func:`cme_dask.open_sample`.
+    x, y
+        The spaces of the variables: fits, as :meth:`Space.of` takes them. Without ``y`` the rows of
+        x alone count.
+    functions_x
+        Functions of x by name, from rows (n, d) to values (n,), to multiply by.
+    functions_y
+        Functions of y by name, whose regressions :meth:`OperatorMoments.smooth` gives.
+    options
+        Where and how to run.
+
+    Raises
+    ------
+    DataError
+        On other columns than those of the spaces, functions that return no finite numbers, or
+        unusable rows.
+    StoreError
+        On damaged stores.
+    ResourceError
+        If the memory does not suffice.
+    """
+    if not isinstance(sample, Sample):
+        raise DataError(f"sample must come from open_sample, got {type(sample).__name__}")
+    spaces = tuple(Space.of(each) for each in (x, y) if each is not None)
+    if len(spaces) == 1:
+        if functions_y:
+            raise DataError("functions of y need a space of y: give y")
+        sample = one_variable(sample)
+    if len(sample.sources) != len(spaces):
+        raise DataError("there are only rows of x: give no y, or a sample with rows of y")
+    for variable, space, columns in zip("xy", spaces, sample.columns, strict=False):
+        if len(columns.names) != len(space.columns.names):
+            raise DataError(
+                f"{variable} has {len(columns.names)} columns, its space has "
+                f"{len(space.columns.names)} ({space.columns.listed()})"
+            )
+    given = dict(functions_x or {}), dict(functions_y or {})
+    blocks = tuple(
+        FeatureBlock(space.basis, space.columns.names, functions)
+        for space, functions in zip(spaces, given, strict=False)
+    )
+    reductions: list[Reduction[Any, Any]] = [MomentReduction(blocks)]
+    if given[0]:
+        # By functions of x only the Gram matrix of x is weighted, but for reweighted joint laws.
+        bases = tuple(space.basis for space in spaces)
+        reductions.append(WeightedMoments(bases, (given[0],)))
+    (sums, *weighted), report = run(sample, reductions, options)
+    return OperatorMoments(
+        spaces,
+        sums.means(),
+        weighted[0] if weighted else {},
+        tuple(block.names for block in blocks),
+        report,
+    )
+
+
+def composition(
+    sample: Any,
+    phi: RowFunction,
+    x: Any,
+    y: Any,
+    *,
+    reg: float = REG,
+    options: RunOptions | None = None,
+) -> Operator:
+    r"""Composition with a map phi, (C h)(x) = h(phi(x)), in one pass over the rows of x.
+
+    .. math:: (S_{XX} + r)^{-1} \mathrm E[N_X(x) N_Y(\phi(x))^T]
+
+    Nothing is copied: rows are mapped when they are read.
+
+    Parameters
+    ----------
+    sample : Sample
+        Rows of x, those of y are not read.
+    phi
+        From rows (n, d_X) to rows (n, d_Y).
+    x, y
+        The spaces, as in :func:`measure`.
+    reg
+        Ridge r.
+    options
+        Where and how to run.
+
+    Raises
+    ------
+    DataError
+        If phi returns other shapes, or leaves the support of the basis of y, or as
+        :func:`measure`.
+
+    Notes
+    -----
+    Source: Smooth operators, section 2.7.
+    """
+    if not isinstance(sample, Sample):
+        raise DataError(f"sample must come from open_sample, got {type(sample).__name__}")
+    sample = one_variable(sample)
+    rows = sample.row_sample
+    twice = replace(
+        sample,
+        sources=sample.sources * 2,
+        columns=sample.columns * 2,
+        row_sample=rows and replace(rows, parts=rows.parts * 2),
+    )
+    moments = measure(twice.map(y=phi), x, y, options=options)
+    error = moments.moments.trace_error[1]
+    if error > _OUTSIDE:
+        raise DataError(
+            f"phi leaves the support of the basis of y: its pivots miss {error:.0%} of the kernel "
+            f"at phi(x), at most {_OUTSIDE:.0%} are allowed; choose pivots among rows phi(x)"
+        )
+    return moments.conditional_expectation(reg)
+
+
+def bayes(
+    conditional: Operator,
+    prior: OperatorMoments,
+    sample: Any,
+    *,
+    reg: float = REG,
+    least: float = 1e-3,
+    options: RunOptions | None = None,
+) -> Operator:
+    r"""Bayes' rule: the operator of functions f of x to functions of y, (G f)(y) = E_Q[f(X) | y].
+
+    .. math:: G = (S_R + r)^{-1} \mathrm E_R[N_Y N_Y^T / m_Y] \, E^T S_Q,
+              \quad m_Y = E^T \mathrm E_Q N_X
+
+    with the conditional expectation E of y given x under P, a prior Q of x, and any law R of y: the
+    quotient by m_Y after the chain rule. One pass over the rows of R. A section of the kernel of y
+    stands for a point, so that its width smooths the answers.
+
+    Parameters
+    ----------
+    conditional
+        E, from :meth:`OperatorMoments.conditional_expectation`.
+    prior
+        Moments of rows of the prior in the space of x.
+    sample : Sample
+        Rows y, as its ``x``, at which the rule is fitted: such as those of the joint sample.
+    reg
+        Ridge r.
+    least
+        Rows with m_Y of at most this share of its largest value at the pivots are left out.
+    options
+        Where and how to run.
+
+    Raises
+    ------
+    DataError
+        If the spaces differ, or m_Y is positive nowhere.
+
+    Notes
+    -----
+    Source: Smooth operators, section 4.2.
+    """
+    y = conditional.domain
+    joint = conditional.T @ prior.covariance("x")  # first: it checks the spaces
+    (density,) = conditional.T(prior.mean("x")).coef
+    top = float((y.basis(y.basis.points) @ density).max())
+    if not top > 0.0:
+        raise DataError(
+            "under this prior the embedding of y is positive at no pivot: its rows lie where the "
+            "conditional expectation was not learned"
+        )
+    inverse = InverseDensity(y.basis, density, least * top)
+    moments = measure(sample, y, functions_x={"1 / m": inverse}, options=options)
+    return moments.multiplication("1 / m", reg) @ joint
+
+
+def kernel_bayes(
+    sample: Any,
+    priors: Sequence[MeanEmbeddings] | MeanEmbeddings,
+    moments: OperatorMoments,
+    *,
+    reg: float = REG,
+    reg_posterior: float = REG,
+    options: RunOptions | None = None,
+) -> list[Operator]:
+    r"""Fukumizu's kernel Bayes rule for some priors, from one pass over the rows.
+
+    .. math:: (C_{YY}^2 + \delta)^{-1} C_{YY} C_{YX}, \quad
+              C_{YX} = \mathrm E[\beta N_Y N_X^T], \quad \beta(x) = N_X(x)^T (S_{XX} + r)^{-1} m
+
+    with rows reweighted by beta, which is signed.
+
+    Parameters
+    ----------
+    sample : Sample
+        Rows of x and y.
+    priors
+        Embeddings m of laws of x.
+    moments
+        Those of the same rows, from :func:`measure`.
+    reg, reg_posterior
+        Ridges r and delta.
+    options
+        Where and how to run.
+
+    Returns
+    -------
+    operators
+        For each prior the operator of functions of x to functions of y, f -> E[f(X) | y].
+
+    Raises
+    ------
+    DataError
+        If a prior belongs to another space, or as :func:`measure`.
+
+    Notes
+    -----
+    Source: Fukumizu, Song and Gretton (2013), JMLR 14, 3753.
+    """
+    x, y = moments._space("x"), moments._space("y")
+    each = [priors] if isinstance(priors, MeanEmbeddings) else list(priors)
+    for prior in each:
+        if (difference := prior.space.difference(x)) is not None:
+            raise DataError(f"a prior belongs to the space of x, here {difference}")
+    coef = np.concatenate([prior.coef for prior in each])
+    slopes = ConditionalEmbedding.of(moments.moments, reg).slope(coef.T)
+    weights = {f"prior {i}": Expansion(x.basis, slope) for i, slope in enumerate(slopes.T)}
+    reweighted = measure(sample, x, y, functions_x=weights, options=options)
+    made = []
+    for name in weights:
+        blocks = reweighted.weighted[name].blocks
+        matrix = posterior_matrix(blocks["y", "y"], blocks["y", "x"], reg_posterior)
+        made.append(reweighted._operator("kernel Bayes rule", x, y, matrix, reg_posterior))
+    return made

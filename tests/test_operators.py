@@ -1,0 +1,323 @@
+"""Operators against their dense n x n forms, as F h = sum_ij W_ij h(X_j) k(x_i, .) says."""
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import zarr
+
+import cme_dask
+from cme_dask import PivotedCholesky, kernels, open_sample, operators
+from cme_dask.data.columns import Columns
+from cme_dask.errors import DataError, StoreError
+from cme_dask.models.base import MODELS
+from cme_dask.numerics.basis import NewtonBasis
+from cme_dask.operators import Operator, Reciprocal, Space, measure
+
+K, L, REG = kernels.Gaussian(0.8), kernels.Gaussian(0.6), 1e-3
+RNG = np.random.default_rng(0)
+N = 240
+X = RNG.normal(size=(N, 2))
+Y = np.sin(X[:, :1]) + 0.3 * RNG.normal(size=(N, 1))
+PRIOR = 0.4 + 0.6 * RNG.normal(size=(50, 2))
+AT_X, AT_Y = RNG.normal(size=(7, 2)), RNG.normal(size=(6, 1))
+
+
+def complete(kernel, *rows):
+    points = np.concatenate(rows)
+    columns = Columns.default("z", points.shape[1])
+    return Space(columns, NewtonBasis.from_points(kernel, points))
+
+
+SPACE_X, SPACE_Y = complete(K, X, PRIOR), complete(L, Y)
+W = np.linalg.inv(K(X, X) + N * REG * np.eye(N))
+A_X, A_Y = RNG.normal(size=5), RNG.normal(size=5)
+
+
+def f(x):
+    return 2.0 + np.cos(x[:, 0])
+
+
+def g(x):
+    """An element of the RKHS of x."""
+    return K(x, X[:5]) @ A_X
+
+
+def h(y):
+    """An element of the RKHS of y."""
+    return L(y, Y[:5]) @ A_Y
+
+
+def dense(values, at=AT_X):
+    """F h at some points, of the values <h, X(x_j)>."""
+    return K(at, X) @ W @ values
+
+
+@pytest.fixture(scope="module")
+def moments():
+    functions = {"f": f, "1 / f": Reciprocal(f), "f^2": lambda x: f(x) ** 2}
+    cubes = {"h": h}
+    return measure(open_sample(X, Y), SPACE_X, SPACE_Y, functions_x=functions, functions_y=cubes)
+
+
+@pytest.fixture(scope="module")
+def prior():
+    return measure(open_sample(PRIOR), SPACE_X)
+
+
+def agrees(one, two):
+    np.testing.assert_allclose(one, two, rtol=0, atol=1e-8 * np.abs(two).max())
+
+
+# Each operator equals its dense form
+
+
+def test_conditional_expectation_and_its_adjoint(moments):
+    E = moments.conditional_expectation(REG)
+    agrees(E(h)(AT_X)[0], dense(h(Y)))
+    agrees(moments.smooth("h", REG)(AT_X)[0], dense(h(Y)))
+    image = E.T(SPACE_X.embed(AT_X))
+    agrees(image(AT_Y), dense(L(Y, AT_Y)))
+    left, right = E(h).inner(SPACE_X.interpolate(g)), SPACE_Y.interpolate(h).inner(E.T(g))
+    np.testing.assert_allclose(left, right, rtol=1e-12)
+
+
+def test_multiplication_and_quotient(moments):
+    times, over = (moments.multiplication(name, REG) for name in ("f", "1 / f"))
+    agrees(times(g)(AT_X)[0], dense(f(X) * g(X)))
+    agrees(over(g)(AT_X)[0], dense(g(X) / f(X)))
+    small = moments.multiplication("f", 1e-9)
+    again = moments.multiplication("1 / f", 1e-9) @ small
+    at = X[:30]
+    np.testing.assert_allclose(again(g)(at)[0], g(at), atol=1e-3 * np.abs(g(at)).max())
+
+
+def test_composition_maps_rows_as_they_are_read():
+    seen = []
+
+    def phi(x):
+        seen.append(len(x))
+        return np.tanh(x[:, :1] + x[:, 1:])
+
+    space_y = complete(L, phi(X))
+    seen.clear()
+    C = operators.composition(open_sample(X, Y), phi, SPACE_X, space_y, reg=REG)
+    assert N <= sum(seen) <= N + 3 * 64  # one pass, and the rows on which phi is tried
+
+    def h(y):
+        return L(y, phi(X[:5])) @ A_Y
+
+    agrees(C(h)(AT_X)[0], dense(h(phi(X))))
+    with pytest.raises(DataError, match=r"phi leaves the support.*pivots miss"):
+        operators.composition(open_sample(X), lambda x: 20 + x[:, :1], SPACE_X, space_y)
+
+
+def test_rules_of_sum_chain_and_fubini(moments, prior):
+    E = moments.conditional_expectation(REG)
+    marginal = E.T(prior.mean("x"))
+    agrees(marginal(AT_Y)[0], dense(L(Y, AT_Y), PRIOR).mean(axis=0))
+    # E h(X, Y) under the prior of x: the chain rule, by either order of integration.
+    B = Operator.interpolate(lambda x, y: g(x) * h(y), SPACE_X, SPACE_Y)
+    joint = E.T @ prior.covariance("x")
+    expected = np.mean(g(PRIOR) * dense(h(Y), PRIOR))
+    np.testing.assert_allclose(B.inner(joint), expected, rtol=1e-8)
+    np.testing.assert_allclose(B.T.inner(prior.covariance("x") @ E), expected, rtol=1e-8)
+    # Two conditional expectations in a chain.
+    again = measure(open_sample(Y, X), SPACE_Y, SPACE_X).conditional_expectation(REG)
+    W_Y = np.linalg.inv(L(Y, Y) + N * REG * np.eye(N))
+    agrees((E @ again)(g)(AT_X)[0], dense(L(Y, Y) @ W_Y @ g(X)))
+
+
+def test_change_of_measure(moments, prior):
+    ratio = moments.density_ratio(prior, 0.05)
+    gap = (K(X, PRIOR).mean(axis=1) - K(X, X).mean(axis=1)) / 0.05
+    inside = np.linalg.solve(K(X, X) + N * 0.05 * np.eye(N), gap)
+    own = (K(AT_X, PRIOR).mean(axis=1) - K(AT_X, X).mean(axis=1)) / 0.05
+    agrees(ratio(AT_X), 1.0 + own - K(AT_X, X) @ inside)
+    positive = moments.density_ratio(prior, 0.05, non_negative=True)
+    again = measure(open_sample(X), SPACE_X, functions_x={"r": ratio, "r+": positive})
+    for name, r in {"r": ratio(X), "r+": np.maximum(ratio(X), 0.0)}.items():
+        R = again.change_of_measure(name, REG)
+        agrees(R(g)(AT_X)[0], dense(r / r.mean() * g(X)))
+        # E_P R g is about E_Q g.
+        changed, plain = float(again.mean().inner(R(g))[0, 0]), g(X).mean()
+        assert abs(changed - g(PRIOR).mean()) < 0.5 * abs(plain - g(PRIOR).mean())
+    moved = PRIOR + np.array([40.0, 0.0])
+    far = measure(open_sample(moved), complete(K, X, moved))
+    near = measure(open_sample(X), far.spaces[0])
+    with pytest.raises(DataError, match=r"effective sample size of this ratio is 0\.\d+% of"):
+        near.density_ratio(far, 1e-8)
+
+
+def test_bayes_rule(moments, prior):
+    E = moments.conditional_expectation(REG)
+    G = operators.bayes(E, prior, open_sample(Y), reg=REG, least=0.0)
+    numerator = dense(L(Y, Y), PRIOR)  # E[l(y_j, Y) | z_s]
+    marginal = numerator.mean(axis=0)
+    values = np.where(marginal > 0, g(PRIOR) @ numerator / len(PRIOR) / marginal, 0.0)
+    W_Y = np.linalg.inv(L(Y, Y) + N * REG * np.eye(N))
+    agrees(G(g)(AT_Y)[0], L(AT_Y, Y) @ W_Y @ values)
+    # Bayes' rule, then the marginal law of y: the prior.
+    back = float(E.T(prior.mean()).inner(G(g))[0, 0])
+    assert abs(back - g(PRIOR).mean()) < 0.1 * np.abs(g(PRIOR)).mean()
+
+
+def test_kernel_bayes_rule_of_fukumizu(moments, prior):
+    priors = operators.MeanEmbeddings(
+        np.vstack([prior.mean().coef, moments.mean("x").coef]), SPACE_X
+    )
+    both = operators.kernel_bayes(
+        open_sample(X, Y), [priors[0], priors[1]], moments, reg=REG, reg_posterior=1e-4
+    )
+    for G, rows in zip(both, (PRIOR, X), strict=True):
+        weights = np.diag(W @ K(X, rows).mean(axis=1))
+        C = weights @ L(Y, Y)
+        inner = np.linalg.solve(C @ C + 1e-4 * np.eye(N), weights @ L(Y, AT_Y))
+        agrees(G(g)(AT_Y)[0], (g(X) @ C @ inner))
+    (same,) = operators.kernel_bayes(
+        open_sample(X, Y), priors[0], moments, reg=REG, reg_posterior=1e-4
+    )
+    np.testing.assert_allclose(same.matrix, both[0].matrix, rtol=1e-9, atol=1e-12)
+
+
+def test_rules_of_a_linear_gaussian_model():
+    """Noise is added to x, with a changed prior: posterior means in closed form."""
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(40_000, 1))
+    y = x + 0.5 * rng.normal(size=x.shape)
+    z = 0.5 + 0.7 * rng.normal(size=x.shape)
+    kernel = kernels.Gaussian(1.0)
+    of_x, of_y = (Space.of(PivotedCholesky(kernel, tol=1e-7).fit(rows)) for rows in (x, y))
+    P, Q = measure(open_sample(x, y), of_x, of_y), measure(open_sample(z), of_x)
+    E = P.conditional_expectation(1e-6)
+    at = np.array([[-0.5], [0.5], [1.0]])
+    marginal = E.T(Q.mean())(at)[0]
+    variance = 0.49 + 0.25 + 1.0
+    closed = np.exp(-((at[:, 0] - 0.5) ** 2) / (2 * variance)) / np.sqrt(variance)
+    np.testing.assert_allclose(marginal, closed, atol=0.01)
+    (G,) = operators.kernel_bayes(open_sample(x, y), Q.mean(), P, reg=1e-4, reg_posterior=1e-8)
+    posterior = G(lambda x: x[:, 0])(at)[0]
+    np.testing.assert_allclose(posterior, 0.5 + 0.49 / 0.74 * (at[:, 0] - 0.5), atol=0.05)
+
+
+# The algebra
+
+
+def test_the_algebra_is_that_of_matrices(moments, tmp_path):
+    E, M = moments.conditional_expectation(REG), moments.multiplication("f", REG)
+    a, b = E.matrix, M.matrix
+    np.testing.assert_array_equal((M @ E).matrix, b @ a)
+    np.testing.assert_array_equal((2 * M - M + M * 3).matrix, 4 * b)
+    np.testing.assert_array_equal(E.T.T.matrix, a)
+    assert E.norm() == pytest.approx(np.linalg.svd(a)[1][0])
+    assert E.norm("hilbert-schmidt") ** 2 == pytest.approx(E.inner(E))
+    s, left, right = E.svd()
+    np.testing.assert_allclose(E(right).coef, s[:, None] * left.coef, atol=1e-10)
+    np.testing.assert_allclose(left.inner(), np.eye(len(s)), atol=1e-10)
+    values, functions = M.eig()
+    assert (np.diff(np.abs(values)) <= 1e-12).all()
+    np.testing.assert_allclose(M(functions).coef, values[:, None] * functions.coef, atol=1e-8)
+    np.testing.assert_array_equal(Operator.identity(SPACE_X)(g).coef, SPACE_X.interpolate(g).coef)
+    coef = SPACE_Y.interpolate(h).coef[0]
+    np.testing.assert_array_equal(E(coef), E(SPACE_Y.function(coef)).coef[0])
+    E.save(tmp_path / "E")
+    again = cme_dask.load(tmp_path / "E")
+    np.testing.assert_array_equal((M @ again).matrix, (M @ E).matrix)
+    assert "conditional expectation" in repr(again)
+
+
+def test_embeddings_of_models_are_mapped():
+    fit = cme_dask.ConditionalMeanEmbedding(kernel_x=K, kernel_y=L, tol=1e-3, reg=REG).fit(X, Y)
+    of_x, of_y = Space.of(fit.model_.x), Space.of(fit.model_.y)
+    P = measure(open_sample(X, Y), of_x, of_y)
+    E = P.conditional_expectation(REG)
+    agrees(E.T(of_x.embed(AT_X))(AT_Y), fit.model_.embed(AT_X)(AT_Y))
+    back = measure(open_sample(Y, X), of_y, of_x).conditional_expectation(REG)
+    assert back.T(fit.model_.embed(AT_X)).coef.shape == (7, of_x.rank)
+    one = of_x.embed(AT_X, np.full(7, 1 / 7))
+    agrees(one.coef, of_x.embed(AT_X).coef.mean(axis=0, keepdims=True))
+
+
+def test_any_chunks_give_the_same_operators(tmp_path, moments):
+    stores = [
+        zarr.create_array(str(tmp_path / name), data=rows, chunks=(37, rows.shape[1]))
+        for name, rows in {"x": X, "y": Y}.items()
+    ]
+    other = measure(open_sample(*stores), SPACE_X, SPACE_Y, functions_x={"f": f})
+    for one, two in (
+        (other.conditional_expectation(REG), moments.conditional_expectation(REG)),
+        (other.multiplication("f", REG), moments.multiplication("f", REG)),
+    ):
+        np.testing.assert_array_equal(one.matrix, two.matrix)
+    assert other.report.rows == N
+
+
+# Bad input
+
+
+def test_operators_of_different_spaces_are_refused(moments, prior):
+    E = moments.conditional_expectation(REG)
+    with pytest.raises(DataError, match="maps to the domain of A, but their columns are"):
+        E @ E
+    with pytest.raises(DataError, match="between the same spaces, but their columns are"):
+        E + E.T
+    with pytest.raises(DataError, match="maps functions of its domain"):
+        E(SPACE_X.interpolate(g))
+    with pytest.raises(DataError, match="eigenfunctions need an operator within"):
+        E.eig()
+    fewer = complete(K, X[:40])
+    with pytest.raises(DataError, match=r"other pivots \(\d+ and \d+\)"):
+        Operator.identity(fewer) @ E
+    with pytest.raises(DataError, match="needs one space of x"):
+        moments.density_ratio(measure(open_sample(PRIOR), fewer))
+    with pytest.raises(DataError, match="coordinates of shape"):
+        E(np.ones(3))
+    with pytest.raises(DataError, match="operator or hilbert-schmidt"):
+        E.norm("nuclear")
+    with pytest.raises(TypeError):
+        E @ np.eye(3)
+    with pytest.raises(DataError, match="a prior belongs to the space of x"):
+        operators.kernel_bayes(open_sample(X, Y), moments.mean("y"), moments)
+
+
+def test_unusable_functions_and_rows_are_refused(moments):
+    vanishing = {"1 / x": Reciprocal(lambda x: np.where(x[:, 0] > 0.3, x[:, 0], 1e-12))}
+    with pytest.raises(DataError, match=r"divides by f = 1e-12 at the row \[-?\d"):
+        measure(open_sample(X), SPACE_X, functions_x=vanishing)
+    with pytest.raises(DataError, match="unknown function 'k' of x: declared are 'f'"):
+        moments.multiplication("k")
+    with pytest.raises(DataError, match="unknown function 'k': there are"):
+        moments.smooth("k")
+    with pytest.raises(DataError, match="non-negative"):
+        moments.conditional_expectation(-1.0)
+    with pytest.raises(DataError, match="no variable 'y' was measured, only x"):
+        measure(open_sample(X), SPACE_X).conditional_expectation()
+    with pytest.raises(DataError, match="x has 2 columns, its space has 1"):
+        measure(open_sample(X), SPACE_Y)
+    with pytest.raises(DataError, match="only rows of x"):
+        measure(open_sample(X), SPACE_X, SPACE_Y)
+    with pytest.raises(DataError, match="functions of y need"):
+        measure(open_sample(X), SPACE_X, functions_y={"h": h})
+    for sample in (X, None):
+        with pytest.raises(DataError, match="must come from open_sample"):
+            measure(sample, SPACE_X)
+    with pytest.raises(DataError, match="a space needs a basis"):
+        measure(open_sample(X), K)
+    with pytest.raises(DataError, match="must return finite numbers"):
+        SPACE_X.interpolate(lambda x: x)
+    with pytest.raises(DataError, match="weights of 7 points"):
+        SPACE_X.embed(AT_X, np.ones(3))
+    with pytest.raises(DataError, match="must return finite numbers"):
+        Operator.interpolate(lambda x, y: 1.0, SPACE_X, SPACE_Y)
+    E = moments.conditional_expectation(REG)
+    away = measure(open_sample(PRIOR + 60.0), SPACE_X)
+    with pytest.raises(DataError, match="positive at no pivot"):
+        operators.bayes(E, away, open_sample(Y))
+
+
+def test_a_damaged_file_is_refused(moments):
+    state = moments.conditional_expectation(REG).to_state()
+    arrays = state.arrays | {"matrix": state.arrays["matrix"][:, 1:]}
+    with pytest.raises(StoreError, match=re.escape("array 'matrix' should be")):
+        MODELS["Operator"].from_state(replace(state, arrays=arrays))
