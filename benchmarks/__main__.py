@@ -107,19 +107,23 @@ def bench(
         "python3 run study --scenario strong --rows 1000 --seeds 5",
         "python3 run study classification --out classification",
         "python3 run study rates --out rates",
+        "python3 run study power --out power",
         "python3 run study pendulum --out pendulum",
         "python3 run study pendulum --transitions transitions --rows 1e6",
     ),
 )
 @click.argument(
-    "subject", type=click.Choice(["laws", "classification", "rates", "pendulum"]), default="laws"
+    "subject",
+    type=click.Choice(["laws", "classification", "rates", "power", "pendulum"]),
+    default="laws",
 )
 @click.option(
     "--scenario",
     "scenarios",
     multiple=True,
     help="low, medium, high or strong, and of laws also bimodal or skewed; repeatable.  [default: "
-    "all; of classification: medium, strong; of rates: finite-rank, slow-decay]",
+    "all; of classification: medium, strong; of rates: finite-rank, slow-decay; of power: "
+    "independence, two-sample]",
 )
 @click.option(
     "--rows",
@@ -127,7 +131,8 @@ def bench(
     type=count,
     multiple=True,
     help="Training rows; repeatable.  [default: 200, 1000, 5000; of classification: 100, 200, 500, "
-    "1000; of rates: 500, 2000, 8000, 32000; of pendulum, in stores: 1e3, 1e4, 1e5, 1e6]",
+    "1000; of rates: 500, 2000, 8000, 32000; of power: 200, 1000, 2000; of pendulum, in stores: "
+    "1e3, 1e4, 1e5, 1e6]",
 )
 @click.option("--seeds", type=click.IntRange(1), help="Draws each.  [default: 20; of pendulum: 2]")
 @click.option("--workers", type=click.IntRange(1), help="Processes.  [default: one per core]")
@@ -135,8 +140,8 @@ def bench(
     "--out",
     type=output,
     metavar="PATH",
-    help="Folder for study.json, study.png and study.md, or for the files of classification, rates "
-    "or pendulum.  [default: none]",
+    help="Folder for study.json, study.png and study.md, or for the files of classification, "
+    "rates, power or pendulum.  [default: none]",
 )
 @click.option(
     "--transitions",
@@ -164,10 +169,19 @@ def study(
     embedding, with scales and ridge by the held-out joint loss over a grid; and of the default, a
     fit without arguments. Of classification: probabilities of a label by laws, embeddings and
     kernel logistic regression, figure 5 of the joint paper. Of rates: the excess risk of embeddings
-    against the number of rows, beside the rates of theory. Of pendulum: sparse embeddings beside
-    incomplete Cholesky, and policies that swing a pendulum up.
+    against the number of rows, beside the rates of theory. Of power: how often tests of
+    independence and of equal laws reject, a hundred tables per draw. Of pendulum: sparse embeddings
+    beside incomplete Cholesky, and policies that swing a pendulum up.
     """
-    from benchmarks import classification, pendulum, pendulum_page, pendulum_study, rates, study
+    from benchmarks import (
+        classification,
+        pendulum,
+        pendulum_page,
+        pendulum_study,
+        power,
+        rates,
+        study,
+    )
 
     if transitions is not None:
         if subject != "pendulum" or scenarios or seeds or workers or out or len(sizes) > 1:
@@ -196,6 +210,11 @@ def study(
                 rates.RatesOptions(**given), out, overwrite=overwrite, progress=progress
             )
             lines = rates.rates_tables(result)
+        elif subject == "power":
+            result = power.run_power(
+                power.PowerOptions(**given), out, overwrite=overwrite, progress=progress
+            )
+            lines = power.power_tables(result)
         else:
             result = study.run_study(
                 study.StudyOptions(**given), out, overwrite=overwrite, progress=progress

@@ -10,9 +10,11 @@ from conftest import write_store
 from scipy import stats
 from test_reads import opened
 
+from benchmarks import power
+from benchmarks.__main__ import cli as beside
 from cme_dask import independence_test, kernels, open_sample, two_sample_test
 from cme_dask.cli import cli
-from cme_dask.errors import DataError
+from cme_dask.errors import DataError, StoreError
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.independence import (
     centred_spectrum,
@@ -237,6 +239,32 @@ def test_each_row_of_both_samples_is_read_once(tmp_path):
     assert not second.chunks("x")
 
 
+def test_an_interrupted_test_goes_on_where_it_was(tmp_path):
+    a, b = (waves(n, 0.0, seed)[0] for n, seed in ((20_000, 10), (9000, 11)))
+    options = {"scheduler": "synchronous", "sample_size": 500}
+    expected = two_sample_test(a, b, **options)
+    options["checkpoint"] = tmp_path / "run"
+
+    def interrupt(event):
+        if event.rows_total == 9000:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        two_sample_test(a, b, progress=interrupt, **options)
+    with pytest.raises(StoreError, match="values of x of sample 2"):
+        two_sample_test(a, b + 1.0, **options)
+    again = two_sample_test(a, b, **options)
+    assert tuple(again) == tuple(expected)
+    assert again.reports[0].resumed_strips == 5
+    write_store(tmp_path / "s", a, a)
+    words = ["independence", str(tmp_path / "s"), "--checkpoint", str(tmp_path / "cli")]
+    done = CliRunner().invoke(cli, ["test", *words, "--shard", "1/2"])
+    assert (done.exit_code, "leave out --shard" in done.stderr) == (2, True)
+    done = CliRunner().invoke(cli, ["test", *words])
+    assert done.exit_code == 0
+    assert not (tmp_path / "cli").exists()
+
+
 # Bad input
 
 
@@ -316,3 +344,20 @@ def test_weights_of_a_zarr_store_make_the_bootstrap_the_method(tmp_path):
     result = independence_test(zarr.open_group(tmp_path / "s", mode="r"))
     assert result.method == "bootstrap"
     assert result.pvalue > 0.01
+
+
+@pytest.mark.usefixtures("quick_studies")
+def test_the_study_of_power(tmp_path, monkeypatch):
+    monkeypatch.setattr(power, "TABLES", 6)
+    monkeypatch.setattr(power, "EFFECTS", (0.0, 12.0))
+    command = ["study", "power", "--rows", "60", "--seeds", "1", "--out", str(tmp_path / "power")]
+    result = CliRunner().invoke(beside, command)
+    assert result.exit_code == 0, result.output
+    study = json.loads((tmp_path / "power" / "power.json").read_text())
+    assert [verdict["scenario"] for verdict in study["verdicts"]] == list(power.SCENARIOS)
+    for cell in study["cells"]:
+        assert list(cell["models"]) == list(power.METHODS)
+        for shares in cell["models"].values():
+            assert shares["0"]["mean"] < 0.5 < shares["12"]["mean"]
+    assert abs(study["verdicts"][0]["lost_power"]) < 0.2
+    assert "Of 6 tables" in result.output

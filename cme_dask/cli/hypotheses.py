@@ -8,9 +8,11 @@ import click
 from cme_dask.cli.app import SentenceGroup, cli
 from cme_dask.cli.options import (
     Shown,
+    checkpoint_options,
     compute_options,
     examples,
     json_option,
+    overwrite_option,
     section_options,
     together,
     x_option,
@@ -19,7 +21,7 @@ from cme_dask.cli.options import (
 from cme_dask.cli.values import columns, count, kernel
 
 if TYPE_CHECKING:
-    from cme_dask.cli.compute import Compute
+    from cme_dask.cli.compute import CheckpointOptions, Compute
     from cme_dask.data.columns import Columns
     from cme_dask.data.sample import Sample
     from cme_dask.estimators.hypotheses import SignificanceResult
@@ -52,7 +54,9 @@ _test_options = together(
         help="Random signs of the bootstrap.  [default: 9999]",
     ),
     section_options("FitSection", "sample_size"),
+    checkpoint_options,
     compute_options,
+    overwrite_option,
     json_option,
 )
 
@@ -87,7 +91,6 @@ def independence(
     x: tuple[str, ...] | None,
     y: tuple[str, ...] | None,
     given: dict[str, Any],
-    compute: Any,
     **options: Any,
 ) -> Shown:
     """Test whether x and y of the rows in STORE (path or URL) are independent, in one pass.
@@ -103,7 +106,7 @@ def independence(
     if len(kernels) == 2:  # else the test says that there is no y
         options["kernel_x"], options["kernel_y"] = kernels
     title = f"{store} (independence of x and y)"
-    return _tested(title, "HSIC", independence_test, (sample,), {**given, **options}, compute)
+    return _tested(title, "HSIC", independence_test, (sample,), {**given, **options})
 
 
 @test.command(
@@ -132,7 +135,6 @@ def two_sample(
     y: tuple[str, ...] | None,
     kernel: str | None,
     given: dict[str, Any],
-    compute: Any,
     **options: Any,
 ) -> Shown:
     """Test whether the rows in A and B (paths or URLs) come from one law, reading each row once.
@@ -151,7 +153,7 @@ def two_sample(
     place = 0 if y is None else 1
     options |= {"variable": "xy"[place], "kernel": _kernel(kernel, a.columns[place])}
     title = f"{first}, {second} (equal laws)"
-    return _tested(title, "MMD^2", two_sample_test, (a, b), {**given, **options}, compute)
+    return _tested(title, "MMD^2", two_sample_test, (a, b), {**given, **options})
 
 
 def _kernel(text: Any, described: "Columns") -> "Kernel | str":
@@ -172,17 +174,27 @@ def _tested(
     test: Any,
     samples: Sequence["Sample"],
     options: dict[str, Any],
-    compute: "Compute",
 ) -> Shown:
     """Run a test, show its progress, and describe the result."""
     from cme_dask.cli.fitting import describe_memory
     from cme_dask.cli.progress import ProgressLines
     from cme_dask.cli.run_report import PeakMemory
+    from cme_dask.errors import DataError
 
+    compute: Compute = options.pop("compute")
+    checkpoint: CheckpointOptions = options.pop("checkpoint")
+    if checkpoint.shard is not None:
+        raise DataError("shards are for `cme-dask fit`: leave out --shard")
+    checkpoint.prepare(options.pop("overwrite"))
     with ProgressLines() as progress, compute.open() as scheduler, PeakMemory(scheduler) as memory:
         result: SignificanceResult = test(
-            *samples, progress=progress.fit, **options, **compute.place(scheduler)
+            *samples,
+            progress=progress.fit,
+            checkpoint=checkpoint.folder,
+            **options,
+            **compute.place(scheduler),
         )
+        checkpoint.finish()
     plan = max((report.memory for report in result.reports), key=lambda each: each.predicted)
     described = {
         "statistic": result.statistic,

@@ -1,7 +1,8 @@
 """``independence_test`` and ``two_sample_test``: kernel tests from one pass over the rows."""
 
+import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -99,6 +100,7 @@ def independence_test(
     workers: int | None = None,
     memory_limit: str | int | None = None,
     progress: ProgressOption = None,
+    checkpoint: str | os.PathLike[str] | None = None,
 ) -> SignificanceResult:
     r"""Test whether x and y are independent, by the Hilbert-Schmidt independence criterion.
 
@@ -131,7 +133,7 @@ def independence_test(
         Rows of the row sample, from which pivots are chosen.
     random_state
         Seed of the row sample of arrays and of random signs; default 0.
-    scheduler, workers, memory_limit, progress
+    scheduler, workers, memory_limit, progress, checkpoint
         As in :meth:`JointDistribution.fit`.
 
     Returns
@@ -161,7 +163,7 @@ def independence_test(
     if len(sample.sources) != 2:
         raise DataError("a test of independence needs rows of x and of y: give Y, or a store")
     test = _Test(method, tol, max_rank, n_folds, n_resamples, sample_size, random_state or 0)
-    options = RunOptions(scheduler, workers, memory_limit, progress)
+    options = RunOptions(scheduler, workers, memory_limit, progress, checkpoint)
     return test.run((sample,), {"kernel_x": kernel_x, "kernel_y": kernel_y}, options)
 
 
@@ -182,6 +184,7 @@ def two_sample_test(
     workers: int | None = None,
     memory_limit: str | int | None = None,
     progress: ProgressOption = None,
+    checkpoint: str | os.PathLike[str] | None = None,
 ) -> SignificanceResult:
     r"""Test whether two samples come from one law, by the maximum mean discrepancy.
 
@@ -203,7 +206,7 @@ def two_sample_test(
     method, tol, max_rank, n_folds, n_resamples, sample_size, random_state
         As in :func:`independence_test`; ``"chi2"`` has the eigenvalues of the centred covariance
         over the rows of both samples as weights.
-    scheduler, workers, memory_limit, progress
+    scheduler, workers, memory_limit, progress, checkpoint
         As in :meth:`JointDistribution.fit`.
 
     Returns
@@ -232,7 +235,7 @@ def two_sample_test(
     place = "xy".index(variable)
     first, second = (one_variable(open_sample(each), place) for each in (A, B))
     test = _Test(method, tol, max_rank, n_folds, n_resamples, sample_size, random_state or 0)
-    options = RunOptions(scheduler, workers, memory_limit, progress)
+    options = RunOptions(scheduler, workers, memory_limit, progress, checkpoint)
     return test.run((first, _with_columns_of(first, second)), {"kernel": kernel}, options)
 
 
@@ -285,8 +288,11 @@ class _Test:
                 "the statistic of weighted rows follows no mixture of known eigenvalues: give "
                 + remedy("method='bootstrap'", "--method bootstrap")
             )
-        executor = options.executor()
-        with listening(options.progress) as listener:
+        name = "independence test" if len(samples) == 1 else "two-sample test"
+        with (
+            options.opened(name, {**asdict(self), **kernels}, *samples) as executor,
+            listening(options.progress) as listener,
+        ):
             drawn = [
                 sample_rows(each, -(-self.sample_size // len(samples)), self.random_state, executor)
                 for each in samples

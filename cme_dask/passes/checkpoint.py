@@ -447,28 +447,31 @@ def versions() -> dict[str, str]:
 
 
 def about_run(
-    name: str, parameters: Mapping[str, Any], sample: Sample, given: Mapping[str, Any]
+    name: str, depends_on: Mapping[str, Any], *samples: Sample
 ) -> dict[str, dict[str, str]]:
-    """Fingerprints of a fit, by what they are of and by name.
+    """Fingerprints of a run, by what they are of and by name.
 
     Parameters
     ----------
     name
-        Of the estimator.
-    parameters
-        Its parameters.
-    sample
+        What runs, such as the name of an estimator.
+    depends_on
+        Its parameters, and what else it was given.
+    samples
         The rows. Of a Zarr store the last bytes of every chunk are read, which are its checksum in
         stores of ours, and of files of others when they were written, and their size; arrays in
         memory are hashed; of a Dask array the name counts.
-    given
-        What else the fit was given: functions.
     """
     # A function of a module goes by its name: what the module says is part of what it is.
     configuration = {"estimator": name} | {
-        key: _fingerprint(value, key) for key, value in {**parameters, **given}.items()
+        key: _fingerprint(value, key) for key, value in depends_on.items()
     }
-    return {"version": versions(), "configuration": configuration, "data": _rows(sample)}
+    data = {
+        f"{key} of sample {i + 1}" if i else key: value
+        for i, sample in enumerate(samples)
+        for key, value in _rows(sample).items()
+    }
+    return {"version": versions(), "configuration": configuration, "data": data}
 
 
 def _fingerprint(value: Any, name: str) -> str:

@@ -370,7 +370,7 @@ class RunOptions:
 
     @contextlib.contextmanager
     def opened(
-        self, name: str, depends_on: Mapping[str, Any], sample: Sample
+        self, name: str, depends_on: Mapping[str, Any], *samples: Sample
     ) -> Iterator[Executor]:
         """The place of a run and its memory, with its checkpoint held meanwhile.
 
@@ -380,7 +380,7 @@ class RunOptions:
             What runs, such as the name of an estimator.
         depends_on
             Further dependencies of the results, by name.
-        sample
+        samples
             The rows.
 
         Raises
@@ -398,7 +398,7 @@ class RunOptions:
 
         def described() -> dict[str, dict[str, str]]:
             place = {} if self.device is None else {"device": self.device}
-            return about_run(name, {**depends_on, **place}, sample, {})
+            return about_run(name, {**depends_on, **place}, *samples)
 
         with checkpointed_run(self.checkpoint, described, self.shard) as checkpoint:
             yield self.executor(checkpoint)
