@@ -199,6 +199,11 @@ def test_points_are_printed_or_written_beside_their_answers(world):
         (("--given", "x0=1,x1=nan"), "x1 must be a finite number"),
         (("--given", "x0=1,x1=2", "--event", "z > 1"), "unknown column 'z' in an event"),
         (("--given", "x0=1,x1=2", "--levels", "0.5,1"), "levels of quantiles lie between"),
+        (
+            ("--given", "x0=1,x1=2", "--of", "quantile", "--event", "y0 > 1"),
+            "an event is answered by its probability, the answers are quantile",
+        ),
+        (("--given", "x0=1,x1=2", "--of", "probability"), "probability of y0, y1 has no values"),
         (("--given", "x0=1,x1=2", "--of", "mode"), "'mode' is not one of"),
     ],
 )

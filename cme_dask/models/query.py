@@ -38,7 +38,8 @@ class Query:
     Raises
     ------
     DataError
-        On unknown answers or events, or levels out of range.
+        On unknown answers or events, levels out of range, events whose probability is not among
+        the answers, or answers that would have no values.
     """
 
     model: JointModel
@@ -59,6 +60,18 @@ class Query:
             Event.parse(text, columns.names, columns.categories)
         if self.answered.cells is None:
             raise DataError("this model has no laws to ask: fit it with support_size of at least 1")
+        if self.events and "probability" not in self.answers:
+            raise DataError(
+                f"an event is answered by its probability, the answers are {', '.join(self.answers)}: "
+                "add probability to them, or leave out the event"
+            )
+        if not self.fields:
+            raise DataError(
+                f"{', '.join(self.answers) or 'no answer'} of {', '.join(columns.names)} has no "
+                "values: probabilities need events (such as 'y0 > 1') or categorical columns, "
+                "quantiles need levels, and means, standard deviations and quantiles need numeric "
+                "columns"
+            )
 
     @property
     def given(self) -> Variable:
