@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import dask
@@ -378,6 +379,9 @@ def open_sample(
     if y is None and _is_table(x) and y_columns is not None:
         if x_columns is None:
             raise DataError("x_columns is needed beside y_columns to divide a table")
+        if is_dask_frame(x):
+            names = [value for value in beside.values() if isinstance(value, str)]
+            x = _read_once(x, x_columns, y_columns, names)
         beside = {role: _single(x, value) for role, value in beside.items()}
         x, y = _column_arrays(x, x_columns), _column_arrays(x, y_columns)
         x_columns = y_columns = None
@@ -399,6 +403,19 @@ def open_sample(
         **{role: _role(role, lazy[role][0] if role in lazy else v) for role, v in beside.items()},
     )
     return sample.select(x_columns, y_columns)
+
+
+def _read_once(frame: Any, *requested: Any) -> Any:
+    """The frame's requested columns, in partitions that x and y share.
+
+    Of two selections of columns each would be optimised, and so computed, by itself.
+    """
+    import dask.dataframe as dd  # slow to import, and few fits need it
+
+    each = [[names] if isinstance(names, str) else map(str, names) for names in requested]
+    present = Columns(tuple(map(str, frame.columns)))
+    frame = frame.iloc[:, list(present.positions(list(dict.fromkeys(chain(*each)))))]
+    return dd.from_delayed(frame.to_delayed(), meta=frame._meta, verify_meta=False)
 
 
 def _opened(value: Any, storage_options: dict[str, Any] | None) -> Any:
