@@ -353,6 +353,25 @@ def test_tables_that_are_no_numbers_are_refused_in_one_sentence():
             JointDistribution().fit(x, y)
 
 
+def test_a_dask_frame_is_computed_once_to_open_it_and_once_per_pass():
+    computed = []
+
+    def part(i):
+        computed.append(i)
+        return FRAME.iloc[50 * i : 50 * (i + 1)]
+
+    frame = dd.from_map(part, [0, 1], meta=FRAME.iloc[:0])
+    computed.clear()
+    sample = open_sample(frame, x_columns=["wind", "place"], y_columns=["dust"], weights="hour")
+    assert sorted(computed) == [0, 1]
+    computed.clear()
+    fit = JointDistribution(kernel_x="median", kernel_y="median", reg=1e-2, tol=0.1)
+    fit.fit(sample, scheduler="synchronous")
+    assert sorted(computed) == sorted([0, 1] * fit.n_passes_)
+    with pytest.raises(DataError, match="unknown column 'nix': there are 'wind', 'rain'"):
+        open_sample(frame, x_columns=["nix"], y_columns=["dust"])
+
+
 ESTIMATORS = (
     JointDistribution,
     ConditionalMeanEmbedding,

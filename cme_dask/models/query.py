@@ -62,8 +62,8 @@ class Query:
             raise DataError("this model has no laws to ask: fit it with support_size of at least 1")
         if self.events and "probability" not in self.answers:
             raise DataError(
-                f"an event is answered by its probability, the answers are {', '.join(self.answers)}: "
-                "add probability to them, or leave out the event"
+                "an event is answered by its probability, the answers are "
+                f"{', '.join(self.answers)}: add probability to them, or leave out the event"
             )
         if not self.fields:
             raise DataError(
