@@ -272,6 +272,30 @@ def run(*args):
     return result.exit_code, result.stdout, result.stderr
 
 
+def test_dry_run_of_an_embedding_has_its_leave_one_out_pass(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    x, y = rows(3000)
+    write_store(tmp_path / "s.zarr", x, y)
+    given = ("--kernel", "median", "--max-rank", 5, "--workers", 1)
+    embedding = ("--estimator", "embedding", "--validation", "leave-one-out", *given)
+    code, out, err = run("fit", "s.zarr", *embedding, "--dry-run", "--json")
+    assert code == 0, err
+    plan = json.loads(out)
+    assert plan["passes"] == 2
+    assert plan["leave_one_out"]["rows"] == 3000
+    assert plan["parts"]["pass: leave-one-out"] > 0.0
+    code, out, err = run("fit", "s.zarr", *embedding, "--dry-run")
+    assert code == 0, err
+    assert "pass: leave-one-out" in out
+    code, out, err = run("fit", "s.zarr", *embedding, "--out", "m.zarr", "--json")
+    assert code == 0, err
+    assert json.loads(out)["passes"] == 2
+    code, _, err = run("fit", "s.zarr", *embedding, "--out", "n.zarr", "--shard", "1/2")
+    assert (code, "--shard is for the estimator joint" in err) == (2, True)
+    code, _, err = run("fit", "s.zarr", *given, "--validation", "folds", "--dry-run")
+    assert (code, "validation: the estimator joint takes" in err) == (2, True)
+
+
 def test_dry_run_tells_and_writes_nothing(tmp_path, monkeypatch, brief_search):
     monkeypatch.chdir(tmp_path)
     x, y = rows(20_000)

@@ -44,7 +44,7 @@ from cme_dask.config import TOL
 @out_option("Model to make (a folder).  [required]", required=False)
 @x_option
 @y_option
-@section_options("FitSection", "events", "events_x")
+@section_options("FitSection", "estimator", "events", "events_x")
 @click.option(
     "--kernel",
     type=kernel,
@@ -55,7 +55,7 @@ from cme_dask.config import TOL
 @section_options("FitSection", "kernel_x", "kernel_y")
 @section_options("TuningSection", "averaged")
 @section_options("FitSection", "tol", "max_rank", "reg", "reg_form", "constraint", "folds")
-@section_options("FitSection", "fold_by")
+@section_options("FitSection", "validation", "fold_by")
 @hold_out_option
 @section_options("FitSection", "pivots", "span", "residual", "calibration")
 @click.option(
@@ -91,6 +91,7 @@ def fit(
 ) -> Shown:
     """Fit the joint distribution of x and y in STORE (path or URL) in one pass, and save it.
 
+    With --estimator it is a conditional mean embedding, whose saved model Python's load reads.
     Kernels, length scales and ridge are learned unless they are given; `cme-dask tune` saves the
     trace of their search.
     """
@@ -112,6 +113,8 @@ def fit(
             raise click.UsageError("--growing takes no residuals: leave --residual out")
         options |= {"tuning": {"averaged": 1}, "residual": False}
     section = checked(FitSection, options, "")
+    if checkpoint.shard is not None and section.estimator != "joint":
+        raise click.UsageError("--shard is for the estimator joint: leave it or --estimator out")
     rows = TrainingRows(store, x, y, hold_out)
     if dry_run:
         result = plan_of_fit(rows, section, compute)

@@ -144,7 +144,11 @@ class FitSection(_Section):
     ``SparseEmbedding``. Options that it does not take are refused; the defaults are its own.
     """
 
-    estimator: Literal["joint", "embedding", "sparse"] = "joint"
+    estimator: Annotated[Literal["joint", "embedding", "sparse"], Flag()] = Field(
+        "joint",
+        description="Joint distribution, conditional mean embedding, or a sparse one; options that "
+        "it does not take are refused.",
+    )
     events: Annotated[list[str], Flag("--event", repeatable=True)] = Field(
         [], description='Event of y, such as "PM2.5 > 75" or "y1 <= y2 - 0.5"; repeatable.'
     )
@@ -223,7 +227,14 @@ class FitSection(_Section):
     )
     tuning: TuningSection | None = None
     criterion: Literal["surrogate", "squared"] | None = None
-    validation: Literal["folds", "leave-one-out"] | None = None
+    validation: Annotated[
+        Literal["folds", "leave-one-out"] | None,
+        Flag(type=click.Choice(["folds", "leave-one-out"]), default="folds"),
+    ] = Field(
+        None,
+        description="What the ridge of an embedding is chosen on; leave-one-out takes one more "
+        "pass.",
+    )
     method: Literal["pivots", "exact"] | None = None
     penalty: Literal["l1", "rows", "columns", "rows-and-columns"] | None = None
     gamma: float | list[float] | None = None
