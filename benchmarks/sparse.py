@@ -1,5 +1,6 @@
 """Sparse embeddings as one process measures them: our solver, and Clarabel on the same problem."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -54,13 +55,21 @@ class SolveSparse:
         return partial(self._run, problem, gamma)
 
     def _run(self, problem: SparseProblem, gamma: float) -> Describe:
+        begin = time.process_time()
         if self.solver == OURS:
-            state, _ = iterate(SparseSolver(problem, gamma, _GAP), 1_000)
-            return partial(self._describe, problem, gamma, state.point)
-        return partial(self._describe, problem, gamma, conic_solution(problem, gamma))
+            matrix = iterate(SparseSolver(problem, gamma, _GAP), 1_000)[0].point
+        else:
+            matrix = conic_solution(problem, gamma)
+        return partial(self._describe, problem, gamma, matrix, time.process_time() - begin)
 
-    def _describe(self, problem: SparseProblem, gamma: float, matrix: Array) -> Result:
-        return {"unknowns": int(matrix.size), "objective": objective(problem, gamma, matrix)}
+    def _describe(
+        self, problem: SparseProblem, gamma: float, matrix: Array, seconds: float
+    ) -> Result:
+        return {
+            "unknowns": int(matrix.size),
+            "objective": objective(problem, gamma, matrix),
+            "cpu_seconds": seconds,
+        }
 
 
 def small_problem(

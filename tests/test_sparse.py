@@ -443,6 +443,12 @@ def test_rows_are_added_by_their_moments():
     assert both.model_.about["rows"] == len(X)
 
 
+def test_targets_of_changing_width_are_refused():
+    model = fitted(n_gammas=2, n_folds=2)
+    with pytest.raises(DataError, match=r"the fit had columns y0 of y, these rows have y0, y1"):
+        model.partial_fit(X, np.hstack([Y, Y]), scheduler="synchronous")
+
+
 def test_at_gamma_max_no_point_is_left(tmp_path):
     top = fitted().path_.gamma_max
     model = fitted(gamma=top)

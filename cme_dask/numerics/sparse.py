@@ -29,11 +29,9 @@ _NEWTON = 30  # Newton steps at a centre at most
 _GROWTH = (3, 4.0), (14, 2.0), (_NEWTON, 1.0)  # of sigma, after so many steps at most
 _INEXACT = 0.05  # gradient at which a centre is left, over |M - centre| / sqrt(sigma)
 _COOLING = 300.0  # by how much sigma falls from one gamma to the next
-# Unknowns up to which systems are factorized: on the support of l1, and on that of groups, which
-# fill the block, so that conjugate gradients take few iterations.
-_FACTORIZED = 1_000
-_CG = 500  # conjugate gradients: iterations at most, and relative residuals
-_ROUGH, _FINE = 0.1, 1e-6
+_FACTORIZED = 1_000  # unknowns of l1 up to which systems are factorized
+_CG = 500  # iterations of conjugate gradients at most
+_ROUGH, _FINE = 0.1, 1e-6  # their relative residuals: on a scattered support, and on groups
 _REFITS, _ROUNDING = 20, 1e-15  # steps of a refit at most; its ridge over unknowns and diagonal
 _TINY = np.finfo(np.float64).tiny
 
@@ -215,8 +213,9 @@ class SparseSolver:
               2 \Omega^\circ(L_X y L_Y^T) \le \gamma
 
     First-order steps would need tens of thousands of iterations on Gram matrices. A Newton step
-    solves with the part of K_X (x) K_Y on the support alone, and that is small where M is sparse;
-    on a large support conjugate gradients on the step itself end early, far from the solution.
+    solves with the part of K_X (x) K_Y on the support alone, and that is small where M is sparse.
+    Groups fill a block, on which eigenvectors nearly solve it: conjugate gradients take few
+    iterations. On a large scattered support they end early, far from the solution.
 
     Attributes
     ----------
@@ -227,7 +226,7 @@ class SparseSolver:
     start
         State for a similar gamma, or None.
     factorized
-        Unknowns up to which linear systems are factorized, of the penalty ``l1`` and of others.
+        Unknowns up to which linear systems of the penalty ``l1`` are factorized.
 
     Notes
     -----
