@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from cme_dask.estimators.hypotheses import independence_test, two_sample_test
     from cme_dask.estimators.joint import JointDistribution
     from cme_dask.estimators.sparse import SparseEmbedding
+    from cme_dask.estimators.transfer import TransferOperator
     from cme_dask.learning.candidates import Tuning
     from cme_dask.models import load
     from cme_dask.models.law import ConditionalLaw
@@ -47,6 +48,7 @@ _HOMES = {
     "KernelLogisticRegression": "cme_dask.estimators.classifiers",
     "PivotedCholesky": "cme_dask.estimators.cholesky",
     "SparseEmbedding": "cme_dask.estimators.sparse",
+    "TransferOperator": "cme_dask.estimators.transfer",
     "Tuning": "cme_dask.learning.candidates",
     "independence_test": "cme_dask.estimators.hypotheses",
     "ingest": "cme_dask.data.ingest",
@@ -72,6 +74,7 @@ __all__ = [
     "PivotedCholesky",
     "ScoreTable",
     "SparseEmbedding",
+    "TransferOperator",
     "Tuning",
     "constraints",
     "gram_columns",

@@ -74,6 +74,10 @@ class RowSource(ABC):
         """The rows that a function makes of these, of so many columns, when they are read."""
         return MappedSource(self, function, width)
 
+    def between(self, start: int, stop: int) -> "RowSource":
+        """Rows [start, stop) as a source of their own, not copied."""
+        return ShiftedSource(self, start, stop - start)
+
     def for_task(self, start: int, stop: int) -> Any:
         """Rows [start, stop) as a source that a task may hold whole."""
         return self
@@ -112,6 +116,10 @@ class ArraySource(RowSource):
     def pick(self, positions: tuple[int, ...]) -> "ArraySource":
         """The same rows with the columns at these positions only."""
         return ArraySource(self.array[:, list(positions)], self.offset)
+
+    def between(self, start: int, stop: int) -> "ArraySource":
+        """Rows [start, stop) as a view."""
+        return ArraySource(self.array[start - self.offset : stop - self.offset])
 
     def for_task(self, start: int, stop: int) -> "ArraySource":
         """A copy of rows [start, stop)."""
@@ -166,6 +174,10 @@ class MappedSource(RowSource):
         held = range(self.width) if self.columns is None else self.columns
         return replace(self, columns=tuple(held[p] for p in positions))
 
+    def between(self, start: int, stop: int) -> "MappedSource":
+        """The same function of these rows of the source."""
+        return replace(self, source=self.source.between(start, stop))
+
     def for_task(self, start: int, stop: int) -> "MappedSource":
         """The same function of what the task holds."""
         return replace(self, source=self.source.for_task(start, stop))
@@ -178,6 +190,50 @@ class MappedSource(RowSource):
         """Of the source, of the function and of the columns in use."""
         of_rows, function = self.source.fingerprint(token), token(self.function, "map")
         return f"{of_rows} by {function} {self.columns or ''}".strip()
+
+
+@dataclass(eq=False)
+class ShiftedSource(RowSource):
+    """Some of the rows of another source, from row ``first`` on.
+
+    Attributes
+    ----------
+    source
+        The other source.
+    first
+        Its row that is the first one here.
+    count
+        Number of rows.
+    """
+
+    source: RowSource
+    first: int
+    count: int
+
+    def __post_init__(self) -> None:
+        self.shape = self.count, self.source.shape[1]
+        self.row_bytes, self.chunk_rows = self.source.row_bytes, self.source.chunk_rows
+        self.columns_read, self.in_memory = self.source.columns_read, self.source.in_memory
+
+    def read(self, start: int, stop: int) -> Array:
+        """Rows [start, stop) as float64, shape (stop - start, d)."""
+        return self.source.read(self.first + start, self.first + stop)
+
+    def pick(self, positions: tuple[int, ...]) -> "ShiftedSource":
+        """The same rows with the columns at these positions only."""
+        return replace(self, source=self.source.pick(positions))
+
+    def for_task(self, start: int, stop: int) -> "ShiftedSource":
+        """The same rows of what the task holds."""
+        return replace(self, source=self.source.for_task(self.first + start, self.first + stop))
+
+    def missing_chunks(self, start: int, stop: int) -> list[str]:
+        """Of the source."""
+        return self.source.missing_chunks(self.first + start, self.first + stop)
+
+    def fingerprint(self, token: Callable[[Any, str], str]) -> str:
+        """Of the source and of the range."""
+        return f"{self.source.fingerprint(token)} from {self.first}, {self.count} rows"
 
 
 def applied(function: RowFunction, rows: Array, width: int | None = None) -> Array:

@@ -14,6 +14,7 @@ from cme_dask.models.joint import JointModel
 from cme_dask.models.logistic import LogisticModel
 from cme_dask.models.operators import Operator
 from cme_dask.models.sparse import SparseModel
+from cme_dask.models.transfer import TransferModel
 
 Kind = TypeVar("Kind", bound=Model)
 
@@ -80,6 +81,7 @@ __all__ = [
     "Model",
     "Operator",
     "SparseModel",
+    "TransferModel",
     "load",
     "load_only",
 ]

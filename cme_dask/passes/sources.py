@@ -284,6 +284,10 @@ class DaskSource(RowSource):
         """The same rows with the columns at these positions only."""
         return DaskSource(self.array[:, list(positions)], self.columns_read)
 
+    def between(self, start: int, stop: int) -> "DaskSource":
+        """These rows of the array."""
+        return DaskSource(self.array[start:stop], self.columns_read)
+
     def map(self, function: RowFunction, width: int) -> "DaskSource":
         """The rows that a function makes of these, block by block."""
         rows = self.array.rechunk({1: -1})

@@ -1,0 +1,311 @@
+"""``TransferOperator``: the Koopman operator of trajectories of any length, from one pass."""
+
+import os
+from dataclasses import replace
+from typing import Any, Self
+
+import numpy as np
+
+from cme_dask.config import N_FOLDS, SAMPLE_SIZE, TOL
+from cme_dask.data.sample import Sample
+from cme_dask.data.trajectories import pairs
+from cme_dask.errors import DataError
+from cme_dask.estimators.base import (
+    Estimator,
+    FittedBasis,
+    Measured,
+    check_number,
+    origin,
+)
+from cme_dask.estimators.cholesky import one_variable
+from cme_dask.estimators.context import FitContext
+from cme_dask.estimators.planning import FitPlan
+from cme_dask.estimators.steps import ProgressOption
+from cme_dask.kernels import Kernel
+from cme_dask.kernels.evaluator import one_blas_thread
+from cme_dask.learning.problems import EMBEDDING_REGS as REGS
+from cme_dask.models.events import FunctionsLike
+from cme_dask.models.points import FloatArray
+from cme_dask.models.ridge_path import RidgePath
+from cme_dask.models.transfer import TransferModel
+from cme_dask.numerics.basis import Basis, LinearBasis, eigenbasis
+from cme_dask.numerics.embedding import (
+    ConditionalEmbedding,
+    check_ridges,
+    function_moments,
+    held_out_curve,
+    surrogate_loss,
+)
+from cme_dask.numerics.operators import reduced_rank
+from cme_dask.passes.cluster import Scheduler
+from cme_dask.passes.driver import RunOptions
+from cme_dask.passes.sources import open_sample
+
+Array = Any
+
+
+class TransferOperator(Estimator):
+    r"""Transfer (Koopman) operator of a Markov process, learned from trajectories.
+
+    .. math:: (K h)(x) = \mathrm E[h(x_{t + \mathrm{lag}}) | x_t = x], \qquad
+              K = (S_{00} + r)^{-1} S_{01}
+
+    with the moments of pairs of rows in the Newton basis: the conditional expectation of the next
+    state. Its adjoint is the Perron-Frobenius operator. Pairs are views of the rows where they lie;
+    one pass makes the moments, whatever the length of the trajectories.
+
+    Parameters
+    ----------
+    kernel : Kernel or "median"
+        Kernel of the states.
+    lag : int
+        Rows from a state to the next one.
+    time_step : float, optional
+        Where the rows have times: seconds from row to row; pairs further or less apart are left
+        out. Default: the median of the first ones.
+    rank : int, optional
+        Rank of the operator: reduced-rank regression. Default: that of the basis.
+    reg : float, optional
+        Ridge r; default the one with the smallest held-out loss over the folds.
+    tol, max_rank, sample_size, n_folds, random_state
+        As in :class:`JointDistribution`.
+    pivots : "sampled" or array
+        Pivots from the row sample, or given ones, shape (m, d).
+
+    Attributes
+    ----------
+    model_ : TransferModel
+        The frozen model: queries without data or Dask.
+    basis_ : FittedBasis
+        ``rank``, ``trace_error`` over all rows, ``pivots``.
+    eigenvalues_ : (m,) array
+        Eigenvalues by descending modulus.
+    reg_ : float
+        The ridge.
+    path_ : RidgePath or None
+        Ridges that were compared; None where the ridge was given.
+    moments_ : MomentSums
+        Sums over the pairs, per fold.
+    n_features_in_ : int
+        Number of columns d.
+    n_passes_, arithmetic_, report_
+        As in :class:`JointDistribution`.
+
+    Notes
+    -----
+    Source: Smooth operators, section 3.2, for the conditional expectation; Kostic et al. (2022),
+    Learning dynamical systems via Koopman operator regression in reproducing kernel Hilbert spaces,
+    for the reduced rank.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cme_dask import TransferOperator, kernels
+    >>> rng = np.random.default_rng(0)
+    >>> x = np.zeros(20_000)
+    >>> for t in range(1, len(x)):
+    ...     x[t] = 0.8 * x[t - 1] + 0.6 * rng.normal()
+    >>> fit = TransferOperator(kernels.Gaussian(1.5), reg=1e-5).fit(x[:, None])
+    >>> bool(abs(fit.eigenvalues_[1] - 0.8) < 0.03)
+    True
+    """
+
+    model_: TransferModel
+    _kernels = {"kernel": "x"}  # noqa: RUF012 - never changed
+    _bases = ("basis_",)
+    span = 1.0
+
+    def __init__(
+        self,
+        kernel: Kernel | str = "median",
+        *,
+        lag: int = 1,
+        time_step: float | None = None,
+        rank: int | None = None,
+        reg: float | None = None,
+        tol: float | None = None,
+        max_rank: int | None = None,
+        pivots: Any = "sampled",
+        sample_size: int = SAMPLE_SIZE,
+        n_folds: int = N_FOLDS,
+        random_state: int | None = None,
+    ) -> None:
+        self.kernel = kernel
+        self.lag = lag
+        self.time_step = time_step
+        self.rank = rank
+        self.reg = reg
+        self.tol = tol
+        self.max_rank = max_rank
+        self.pivots = pivots
+        self.sample_size = sample_size
+        self.n_folds = n_folds
+        self.random_state = random_state
+
+    def fit(
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        group: Any = None,
+        time: Any = None,
+        weights: Any = None,
+        functions: FunctionsLike | None = None,
+        scheduler: Scheduler = None,
+        workers: int | None = None,
+        memory_limit: str | int | None = None,
+        progress: ProgressOption = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+    ) -> Self:
+        """Fit in one pass over the pairs of rows.
+
+        Parameters
+        ----------
+        X
+            States in the order of time, shape (n, d), one trajectory after the other; or a store,
+            whose groups and times count.
+        y
+            Ignored.
+        group
+            The trajectory of each row, shape (n,): no pair has rows of two of them.
+        time
+            The time of each row, shape (n,): pairs across a gap are left out.
+        weights
+            Of the rows, which are those of the pairs that begin with them.
+        functions
+            Observables by name, to be forecast; as in :meth:`JointDistribution.fit`.
+        scheduler, workers, memory_limit, progress, checkpoint
+            As in :meth:`JointDistribution.fit`.
+
+        Raises
+        ------
+        DataError
+            On unusable rows, columns, weights or parameters, or if no pair is left.
+        StoreError
+            On damaged stores.
+        ResourceError
+            If memory would not suffice.
+
+        Warns
+        -----
+        ToleranceWarning, RankWarning
+            As :meth:`JointDistribution.fit`.
+        """
+        options = RunOptions(scheduler, workers, memory_limit, progress, checkpoint)
+        return self._fit(X, (group, time), weights, {"functions": functions}, options)
+
+    def plan(
+        self,
+        X: Any,
+        *,
+        group: Any = None,
+        time: Any = None,
+        weights: Any = None,
+        functions: FunctionsLike | None = None,
+        scheduler: Scheduler = None,
+        workers: int | None = None,
+        memory_limit: str | int | None = None,
+        progress: ProgressOption = None,
+    ) -> FitPlan:
+        """What :meth:`fit` would do and take, see :meth:`JointDistribution.plan`.
+
+        Parameters
+        ----------
+        X, group, time, weights, functions, scheduler, workers, memory_limit, progress
+            As in :meth:`fit`.
+        """
+        options = RunOptions(scheduler, workers, memory_limit, progress)
+        return self._plan(X, (group, time), weights, {"functions": functions}, options)
+
+    def predict(self, X: Any) -> FloatArray:
+        """The forecast of the columns one lag ahead, shape (n, d)."""
+        return self.model_.forecast(X)
+
+    @property
+    def eigenvalues_(self) -> Array:
+        """Eigenvalues by descending modulus, shape (m,)."""
+        return self.model_.eigenvalues
+
+    def _check(self) -> None:
+        super()._check()
+        check_number("lag", self.lag, 1)
+        if self.rank is not None:
+            check_number("rank", self.rank, 1)
+        if self.time_step is not None:
+            check_number("time_step", self.time_step, np.finfo(np.float64).tiny, whole=False)
+        if self.reg is None and self.n_folds < 2:
+            raise DataError("the ridge is chosen on held-out folds: give reg, or n_folds >= 2")
+        if self.reg is not None and (np.ndim(self.reg) or not check_ridges(self.reg)[0] > 0.0):
+            raise DataError(f"reg must be a positive number, got {self.reg!r}")
+        if isinstance(self.pivots, str) and self.pivots != "sampled":
+            raise DataError(
+                f"pivots must be 'sampled' or an array of points, got {self.pivots!r}: rounds over "
+                "all rows are made by PivotedCholesky, whose pivots_ can be given"
+            )
+
+    def _open(self, X: Any, Y: Any, weights: Any) -> Sample:
+        group, time = Y
+        sample = one_variable(open_sample(X, weights=weights, group=group, time=time))
+        return pairs(sample, self.lag, self.time_step)
+
+    def _search(self, context: FitContext) -> FitContext:
+        (kernel,), (chosen,) = context.kernels, context.pivots
+        return replace(context, kernels=[kernel, kernel], pivots=(chosen, chosen))
+
+    def _landmarks(self, context: FitContext) -> list[Basis]:
+        """One basis for both rows of a pair."""
+        (basis,), _ = _first(context).bases(context.kernels[:1], top_up=False)
+        return [basis, basis]
+
+    def _run(self, context: FitContext, sample: Sample) -> tuple[Measured, dict[str, Any]]:
+        measured = self._measure(context)
+        with one_blas_thread():
+            fitted = self._solve(sample, measured)
+        basis = fitted["basis_"]
+        _first(context).warn_of_trace([(basis.trace_error, basis.rank)])
+        return measured, fitted
+
+    def _solve(self, sample: Sample, measured: Measured) -> dict[str, Any]:
+        moments, (x, y) = measured.moments, measured.sides
+        mean, path, criterion = moments.means(), None, "hand"
+        if self.reg is None:
+            regs = check_ridges(REGS)
+            losses, errors = held_out_curve(moments, surrogate_loss, regs)
+            best = int(losses.argmin())
+            path = RidgePath(regs, losses, errors, "folds", "surrogate", best)
+            criterion = "surrogate loss"
+        reg = float(path.regs[path.chosen] if path else self.reg)  # type: ignore[arg-type]
+        embedding = ConditionalEmbedding.of(mean, reg)
+        averages = mean.means["f(y)"]
+        target = function_moments(mean) - np.outer(mean.means["x"], averages)
+        matrix, slope = embedding.operator(mean), embedding.slope(target)
+        if self.rank is not None:
+            projection = reduced_rank(mean, reg, self.rank)
+            matrix, slope = projection @ matrix, projection @ slope
+        spectral = LinearBasis(x.basis, *eigenbasis(mean.blocks["x", "x"]))
+        error = float(mean.trace_error[0])
+        about = {
+            "rows": moments.n_rows,
+            "folds": moments.n_folds,
+            "passes": measured.passes,
+            "tol": float(self.tol or TOL),
+            "trace_error": error,
+            "reg": reg,
+            "criterion": criterion,
+            "lag": int(self.lag),
+            "operator_rank": self.rank,
+            **origin(sample),
+        }
+        model = TransferModel(sample.columns[0], spectral, matrix, y.names, averages, slope, about)
+        return {
+            "model_": model,
+            "basis_": FittedBasis(x.basis, spectral, error),
+            "reg_": reg,
+            "path_": path,
+            "moments_": moments,
+        }
+
+
+def _first(context: FitContext) -> FitContext:
+    """The context of the first row of a pair alone."""
+    return replace(context, kernels=context.kernels[:1], pivots=context.pivots[:1])

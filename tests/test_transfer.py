@@ -1,0 +1,223 @@
+"""Transfer operators: spectra of linear systems, dense forms, trajectories with gaps."""
+
+import numpy as np
+import pytest
+import zarr
+from conftest import write_store
+from scipy.signal import lfilter
+from scipy.special import eval_hermitenorm, factorial
+from sklearn.base import clone
+
+from cme_dask import TransferOperator, kernels, load, open_sample
+from cme_dask.data.trajectories import pairs
+from cme_dask.errors import DataError
+
+GAUSSIAN = kernels.Gaussian(1.5)
+PIVOTS = np.linspace(-3.0, 3.0, 6)[:, None]
+DECAY = np.exp(-0.25)  # theta = 1, dt = 0.25
+
+
+def ornstein_uhlenbeck(n, seed=0, decay=DECAY):
+    noise = np.sqrt(1.0 - decay**2) * np.random.default_rng(seed).normal(size=n)
+    noise[0] /= np.sqrt(1.0 - decay**2)
+    return lfilter([1.0], [1.0, -decay], noise)[:, None]
+
+
+@pytest.fixture(scope="module")
+def fit():
+    x = ornstein_uhlenbeck(200_000)
+    functions = {"square": lambda x: x[:, 0] ** 2}
+    return TransferOperator(GAUSSIAN, tol=1e-6).fit(x, functions=functions)
+
+
+def test_spectrum_of_the_ornstein_uhlenbeck_process(fit):
+    """Eigenvalues exp(-k theta dt), eigenfunctions of Hermite."""
+    assert fit.n_passes_ == 1
+    assert fit.report_.rows == 199_999
+    np.testing.assert_allclose(fit.eigenvalues_[:4], DECAY ** np.arange(4), atol=0.015)
+    np.testing.assert_allclose(fit.eigenvalues_[4], DECAY**4, atol=0.03)
+    at = np.linspace(-2.0, 2.0, 41)[:, None]
+    functions = fit.model_.eigenfunctions(at, 4)
+    weight = np.exp(-(at[:, 0] ** 2) / 2)
+    for k in range(4):
+        hermite = eval_hermitenorm(k, at[:, 0]) / np.sqrt(factorial(k))
+        sign = np.sign((weight * functions[:, k]) @ hermite)
+        error = np.sqrt(np.average((sign * functions[:, k] - hermite) ** 2, weights=weight))
+        assert error < 0.1
+
+
+def test_forecasts_of_observables(fit):
+    at = np.array([[-1.0], [0.5], [1.5]])
+    for h in (1, 2, 7):
+        values = fit.model_.forecast(at, h, ["x0", "square"])
+        expected = np.hstack([DECAY**h * at, 1.0 + DECAY ** (2 * h) * (at**2 - 1.0)])
+        np.testing.assert_allclose(values, expected, atol=0.05)
+    np.testing.assert_allclose(
+        fit.model_.forecast(at, [7, 1], "square"),
+        [fit.model_.forecast(at, h, "square") for h in (7, 1)],
+    )
+    np.testing.assert_array_equal(fit.predict(at), fit.model_.forecast(at))
+    # By its modes, a forecast is a sum over eigenfunctions.
+    model, h = fit.model_, 3
+    modes = model.modes()
+    terms = (model.eigenfunctions(at) * model.eigenvalues ** (h - 1)) @ modes
+    by_modes = model.means + terms
+    np.testing.assert_allclose(by_modes, model.forecast(at, h, model.names), atol=1e-5)
+
+
+def test_complex_eigenvalues_of_a_rotation():
+    rng, turn = np.random.default_rng(1), 0.9 * np.exp(0.5j)
+    noise = rng.normal(size=50_000) + 1j * rng.normal(size=50_000)
+    z = lfilter([1.0], [1.0, -turn], noise) * np.sqrt((1 - 0.81) / 2)
+    x = np.column_stack([z.real, z.imag])
+    values = TransferOperator(kernels.Gaussian(2.0), tol=1e-4).fit(x).eigenvalues_
+    np.testing.assert_allclose(values[0], 1.0, atol=0.01)
+    assert min(abs(values[1:3] - turn)) < 0.02
+    assert min(abs(values[1:3] - turn.conjugate())) < 0.02
+
+
+def test_a_fit_equals_its_dense_form():
+    x, reg = ornstein_uhlenbeck(200, 2), 1e-3
+    fit = TransferOperator(kernels.Laplace(0.8), reg=reg, pivots=x).fit(x)
+    assert fit.basis_.rank == 200
+    before, after = x[:-1], x[1:]
+    kernel = kernels.Laplace(0.8)
+    W = np.linalg.inv(kernel(before, before) + len(before) * reg * np.eye(len(before)))
+    at = np.linspace(-1.5, 1.5, 9)[:, None]
+    mean = after.mean()
+    one = kernel(at, before) @ W
+    three = one @ (kernel(after, before) @ W) @ (kernel(after, before) @ W)
+    for h, weights in ((1, one), (3, three)):
+        np.testing.assert_allclose(
+            fit.model_.forecast(at, h)[:, 0], mean + weights @ (after - mean)[:, 0], atol=1e-8
+        )
+    section = fit.model_.operator.domain.embed(x[:1])
+    np.testing.assert_allclose(
+        fit.model_.operator(section)(at)[0], one @ kernel(after, x[:1])[:, 0], atol=1e-8
+    )
+
+
+def test_reduced_rank_is_the_best_of_its_rank():
+    x, reg = ornstein_uhlenbeck(3000, 3), 1e-4
+    options = {"reg": reg, "tol": 1e-4}
+    whole = TransferOperator(GAUSSIAN, **options).fit(x)
+    fit = TransferOperator(GAUSSIAN, rank=3, **options).fit(x)
+    mean = fit.moments_.means()
+    S, C = mean.blocks["x", "x"], mean.blocks["x", "y"]
+
+    def risk(matrix):
+        square = matrix.T @ (S + reg * np.eye(len(S))) @ matrix
+        return np.trace(square) - 2.0 * np.sum(matrix * C)
+
+    matrix = fit.model_.matrix
+    assert np.linalg.matrix_rank(matrix, tol=1e-8) == 3
+    u, s, vt = np.linalg.svd(whole.model_.matrix)
+    assert risk(matrix) < risk((u[:, :3] * s[:3]) @ vt[:3])
+    u, s, _ = np.linalg.svd(np.linalg.cholesky(S + reg * np.eye(len(S))).T @ whole.model_.matrix)
+    assert risk(matrix) == pytest.approx(risk(whole.model_.matrix) + (s[3:] ** 2).sum(), rel=1e-8)
+    np.testing.assert_allclose(fit.eigenvalues_[:3], DECAY ** np.arange(3), atol=0.1)
+    full = TransferOperator(GAUSSIAN, rank=10_000, **options).fit(x)
+    np.testing.assert_allclose(full.model_.matrix, whole.model_.matrix, atol=1e-8)
+
+
+def test_pairs_never_cross_trajectories_or_gaps(tmp_path):
+    x = ornstein_uhlenbeck(9_000, 4)
+    x[4000:] += 1.0
+    group = np.repeat([3, 1, 3], 3000)
+    time = np.arange(9000.0) * 60.0
+    time[5000:] += 600.0
+    weights = np.random.default_rng(5).uniform(0.5, 1.5, 9000)
+    options = {"reg": 1e-3, "pivots": PIVOTS, "lag": 2}
+    beside = {"group": group, "time": time, "weights": weights}
+    fit = TransferOperator(GAUSSIAN, **options).fit(x, **beside)
+    valid = (group[2:] == group[:-2]) & (time[2:] - time[:-2] == 120.0)
+    assert valid.sum() == 9000 - 2 - 3 * 2
+    newton, share = fit.basis_.newton, weights[:-2] * valid / (weights[:-2] * valid).sum()
+    before, after = newton(x[:-2]), newton(x[2:])
+    expected = np.linalg.solve(
+        (before * share[:, None]).T @ before + 1e-3 * np.eye(newton.rank),
+        (before * share[:, None]).T @ after,
+    )
+    np.testing.assert_allclose(fit.model_.matrix, expected, atol=1e-8)
+    # From chunked arrays the same, in processes, too.
+    chunks = {
+        "x": (x, 700),
+        "group": (group, 1100),
+        "time": (time, 500),
+        "weights": (weights, 9000),
+    }
+    stored = {
+        name: zarr.create_array(str(tmp_path / name), data=rows, chunks=(length, *rows.shape[1:]))
+        for name, (rows, length) in chunks.items()
+    }
+    rows = stored.pop("x")
+    again = TransferOperator(GAUSSIAN, **options)
+    np.testing.assert_array_equal(again.fit(rows, **stored).model_.matrix, fit.model_.matrix)
+    # What a task of another process holds gives the same pairs.
+    sample = pairs(open_sample(x, **beside), 2)
+    for source in sample.reads:
+        held = source.for_task(2990, 3010)
+        np.testing.assert_array_equal(held.read(2995, 3005), source.read(2995, 3005))
+
+
+def test_stores_are_read_once_and_not_copied(tmp_path):
+    x = ornstein_uhlenbeck(40_000, 6)
+    path = write_store(tmp_path / "store.zarr", x, x, chunk_rows=3000)
+    fit = TransferOperator(GAUSSIAN, reg=1e-3, tol=1e-3).fit(path)
+    assert fit.n_passes_ == 1  # pivots are chosen from the row sample that the store holds
+    assert fit.report_.rows == 39_999
+    again = TransferOperator(GAUSSIAN, reg=1e-3, pivots=fit.basis_.pivots).fit(x)
+    np.testing.assert_allclose(again.model_.matrix, fit.model_.matrix, atol=1e-9)
+
+
+def test_saved_models_forecast_without_data(tmp_path, fit):
+    fit.save(tmp_path / "model")
+    again = load(tmp_path / "model")
+    at = np.array([[0.3]])
+    np.testing.assert_array_equal(again.forecast(at, 4), fit.model_.forecast(at, 4))
+    np.testing.assert_array_equal(again.eigenvalues, fit.eigenvalues_)
+    assert "lag 1, in 1 pass" in repr(again)
+    assert clone(fit).get_params() == fit.get_params()
+    plan = TransferOperator(GAUSSIAN, tol=1e-3, reg=1e-3).plan(ornstein_uhlenbeck(5000))
+    assert plan.passes == 1
+    assert plan.rows == 4999
+
+
+@pytest.mark.parametrize(
+    ("options", "given", "message"),
+    [
+        ({"lag": 0}, {}, "lag must be an integer of at least 1"),
+        ({"rank": 0}, {}, "rank must be an integer"),
+        ({"reg": 0.0}, {}, "reg must be a positive number"),
+        ({"reg": [1e-3, 1e-2]}, {}, "reg must be a positive number"),
+        ({"n_folds": 1}, {}, "give reg, or n_folds >= 2"),
+        ({"pivots": "greedy"}, {}, "pivots must be 'sampled' or an array"),
+        ({"time_step": -1.0}, {}, "time_step must be a number"),
+        ({"lag": 300}, {}, "need at least 302 rows, got 300"),
+        ({"reg": 1e-3}, {"time": np.zeros(300)}, "times of the first rows do not rise"),
+        ({"reg": 1e-3}, {"group": np.arange(300)}, "all weights are zero|no row"),
+        ({"reg": 1e-3}, {"time": np.arange(9.0)}, "the numbers of rows differ"),
+    ],
+)
+def test_unusable_parameters_and_trajectories_are_refused(options, given, message):
+    with pytest.raises(DataError, match=message):
+        TransferOperator(GAUSSIAN, **options).fit(ornstein_uhlenbeck(300), **given)
+
+
+def test_unusable_questions_are_refused(fit):
+    for horizon in (0, 1.5, [1, 0], [[1]]):
+        with pytest.raises(DataError, match="horizons are integers of at least 1"):
+            fit.model_.forecast([[0.0]], horizon)
+    with pytest.raises(DataError, match="unknown observable 'cube': there are 'x0', 'square'"):
+        fit.model_.forecast([[0.0]], 1, "cube")
+    dask_array = pytest.importorskip("dask.array")
+    group = dask_array.from_array(np.zeros(300))
+    with pytest.raises(DataError, match="group of trajectories must not be a Dask array"):
+        TransferOperator(GAUSSIAN).fit(ornstein_uhlenbeck(300), group=group)
+    lazy = dask_array.from_array(ornstein_uhlenbeck(300), chunks=(70, 1))
+    options = {"reg": 1e-3, "pivots": PIVOTS}
+    one, two = (
+        TransferOperator(GAUSSIAN, **options).fit(x).model_.matrix
+        for x in (lazy, ornstein_uhlenbeck(300))
+    )
+    np.testing.assert_array_equal(one, two)
