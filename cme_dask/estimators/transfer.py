@@ -218,7 +218,17 @@ class TransferOperator(Estimator):
         return self._plan(X, (group, time), weights, {"functions": functions}, options)
 
     def predict(self, X: Any) -> FloatArray:
-        """The forecast of the columns one lag ahead, shape (n, d)."""
+        """The forecast of the columns one lag ahead, E[x_{t + lag} | x_t].
+
+        Parameters
+        ----------
+        X
+            Points, shape (n, d), or a table with the columns by name.
+
+        Returns
+        -------
+        array of shape (n, d)
+        """
         return self.model_.forecast(X)
 
     @property
