@@ -216,9 +216,10 @@ def _tables(title: str, statistic: str, result: dict[str, Any]) -> list[Any]:
     from cme_dask.cli import tables
 
     bases = zip(result["kernels"], result["ranks"], result["trace_errors"], strict=True)
+    pvalue = f"{result['pvalue']:.3g}" if result["pvalue"] else "below 1e-300"
     rows = " and ".join(map(tables.number, result["rows"]))
     lines = [
-        ("p-value", f"{result['pvalue']:.3g} ({result['method']})"),
+        ("p-value", f"{pvalue} ({result['method']})"),
         (
             statistic,
             f"{result['statistic']:.4g}, {result['null_mean']:.4g} expected under the null "
