@@ -379,7 +379,7 @@ def test_an_interrupt_leaves_nothing(tmp_path):
         time.sleep(0.05)
     time.sleep(0.5)
     os.killpg(process.pid, signal.SIGINT)
-    stdout, err = process.communicate(timeout=60)
+    stdout, err = process.communicate(timeout=600)
     assert (process.returncode, stdout) == (130, "")
     assert err.startswith("error: interrupted")
     assert err.count("\n") == 1

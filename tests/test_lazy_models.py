@@ -165,7 +165,7 @@ print(float(model.transform([[0.5, -0.25]])[0, 1]).hex())
 heavy = {{"dask", "distributed", "sklearn", "pandas", "xarray"}} & set(sys.modules)
 assert not heavy, heavy
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     found = float.fromhex(done.stdout)
     assert found == pytest.approx(saved[0].transform([[0.5, -0.25]])[0, 1], abs=1e-14)
@@ -274,17 +274,17 @@ def long_store(tmp_path_factory):
     return path
 
 
-def half_written(folder):
-    until = time.monotonic() + 60.0
+def half_written(process, folder):
+    """The command has begun to write."""
     while not list(folder.glob(".f.zarr.*.partial/x/c/*")):
-        assert time.monotonic() < until
+        assert process.poll() is None
         time.sleep(0.05)
 
 
 @pytest.mark.parametrize("scheduler", ["threads", "processes"])
 def test_interrupting_leaves_nothing(long_store, model, tmp_path, scheduler):
     args = ("transform", long_store, "--model", model[0], "--out", tmp_path / "f.zarr")
-    interrupt((*args, "--scheduler", scheduler), lambda _: half_written(tmp_path))
+    interrupt((*args, "--scheduler", scheduler), lambda process: half_written(process, tmp_path))
     assert not list(tmp_path.iterdir())
 
 
@@ -295,7 +295,7 @@ def test_killing_leaves_nothing_at_the_output(long_store, model, tmp_path):
         [sys.executable, "-m", "cme_dask", *map(str, args)], start_new_session=True
     )
     try:
-        half_written(tmp_path)
+        half_written(process, tmp_path)
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()

@@ -114,13 +114,15 @@ def test_memory_of_the_leave_one_out_pass_is_what_its_cost_states(criterion):
     reduction = leave_one_out(fit.moments_, fit._sides, criterion, REGS[:3])
     cost = reduction.cost(Extent(len(x), 4, len(x)))
     strip = Strip(np.arange(len(x)), (x, y), None)
-    tracemalloc.start()
-    try:
-        reduction.update(None, strip)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert 0.8 * cost.state <= peak <= cost.state
+    peaks = []
+    for _ in range(3):  # other threads of this process may allocate meanwhile
+        tracemalloc.start()
+        try:
+            reduction.update(None, strip)
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+    assert 0.8 * cost.state <= min(peaks) <= cost.state
     assert len(pickle.dumps(reduction)) <= cost.process
 
 

@@ -188,7 +188,7 @@ def test_steps_run_at_once(small_root, capfd):
         (small_root.ROOT / f"step_{own}.py").write_text(
             "import pathlib, time\n"
             f"pathlib.Path('{own}').touch()\n"
-            "until = time.monotonic() + 60\n"
+            "until = time.monotonic() + 600\n"
             f"while not pathlib.Path('{other}').exists():\n"
             "    assert time.monotonic() < until\n"
             "    time.sleep(0.01)\n"
