@@ -132,9 +132,9 @@ def bench(
     multiple=True,
     help="Training rows; repeatable.  [default: 200, 1000, 5000; of classification: 100, 200, 500, "
     "1000; of rates: 500, 2000, 8000, 32000; of power: 200, 1000, 2000; of pendulum, in stores: "
-    "1e3, 1e4, 1e5, 1e6]",
+    "200, 1e3, 1e4, 1e5, 1e6]",
 )
-@click.option("--seeds", type=click.IntRange(1), help="Draws each.  [default: 20; of pendulum: 2]")
+@click.option("--seeds", type=click.IntRange(1), help="Draws each.  [default: 20; of pendulum: 5]")
 @click.option("--workers", type=click.IntRange(1), help="Processes.  [default: one per core]")
 @click.option(
     "--out",

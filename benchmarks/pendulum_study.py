@@ -3,7 +3,7 @@
 import resource
 import time
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,23 +34,32 @@ from cme_dask.cli.progress import ProgressLines
 from cme_dask.data.writer import writing_sample
 from cme_dask.errors import DataError, RankWarning
 from cme_dask.kernels import Gaussian
+from cme_dask.models.sparse import SparseModel
 from cme_dask.numerics.cholesky import pivoted_cholesky
-from cme_dask.numerics.sparse import PENALTIES, Penalty, SparseProblem, refitted, sparse_path
+from cme_dask.numerics.sparse import PENALTIES
 from cme_dask.passes.cluster import connected
 
 Array = Any
 Result = dict[str, Any]
 
 OUTPUTS = ("pendulum.json", "pendulum.png", "pendulum.md")
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 EXAMPLES = 200
 SHARE = 0.2
 """Share of the points of the dense embedding that a sparse policy may have."""
 
+AIM = 0.95
+"""Share of the starts that a sparse policy is to balance."""
+
+KINDS = ("penalised", "relaxed")
+
 _KERNELS = Gaussian((1.5, 1.5, 8.0, 16.0)), Gaussian((1.0, 1.0, 5.0))
 _REG, _LARGE_REG = 1e-4, 1e-6
-_GAP, _STEPS, _RATIO = 1e-8, 500, 2e-2
-_LARGE_GAMMAS, _LARGE_RATIO = 5, 0.1
+_TOL = 1e-8  # of the candidates of a sparse embedding
+_GAP, _STEPS = 1e-5, 2_000
+_RATIO = {"l1": 2e-4}  # smallest gamma over the largest one, for the figure
+_OTHER_RATIO, _POLICY_RATIO = 1e-2, 0.1
+_POLICY_GAMMAS = 10
 _FLAT = 1e-10  # eigenvalues of Gram matrices below this share of the largest are rounding
 _TEST, _STARTS = 2_000, 100
 _QUERIES, _MOST = 4_000, 20_000_000  # points asked at once, and kernel values of all rows
@@ -65,30 +74,30 @@ class PendulumOptions:
     rows
         Sizes of the tables in a store.
     seeds
-        Tables of 200 examples for the policies; the first is that of the figure.
+        Tables of examples for the policies; the first is that of the figure.
     examples
         Rows of these tables.
     gammas
-        Weights of each penalty.
+        Weights of each penalty, for the figure.
     rank
         Pivots of the fits from a store.
     penalties
-        Those of the figure; policies need rows.
+        Those of the figure.
     cluster
         Whether the largest table is also fitted on two processes.
     """
 
-    rows: tuple[int, ...] = (1_000, 10_000, 100_000, 1_000_000)
-    seeds: int = 2
+    rows: tuple[int, ...] = (200, 1_000, 10_000, 100_000, 1_000_000)
+    seeds: int = 5
     examples: int = EXAMPLES
-    gammas: int = 5
+    gammas: int = 10
     rank: int = 100
     penalties: tuple[str, ...] = PENALTIES
     cluster: bool = True
 
     def __post_init__(self) -> None:
-        if min(self.rows, default=0) < 500:
-            raise DataError(f"tables of at least 500 rows are needed, got {list(self.rows)}")
+        if min(self.rows, default=0) < 200:
+            raise DataError(f"tables of at least 200 rows are needed, got {list(self.rows)}")
 
 
 def run_pendulum(
@@ -102,18 +111,16 @@ def run_pendulum(
     paths = {}
     for penalty in options.penalties:
         paths[penalty] = tables[0].path(penalty, options.gammas)
-        steps, gap = (
-            max(each[key] for each in paths[penalty]["solutions"]) for key in ("steps", "gap")
-        )
+        steps, gap = (max(each[key] for each in paths[penalty]) for key in ("steps", "gap"))
         progress.say(f"path of {penalty}: {steps} steps at most, gap {gap:.0e} at most")
     policies = [judged("true dynamics", true_outputs, {})]
     for seed, table in enumerate(tables):
-        if seed == 0 and "rows" in paths:
-            path = paths["rows"]
-        else:
-            path = table.path("rows", options.gammas, few=True)
-        policies += [judged(name, *each, seed=seed) for name, each in table.models(path).items()]
-        progress.say(f"policies of the table {seed}: {policies[-4]['balanced']} balanced")
+        models = table.models()
+        policies += [judged(name, *each, seed=seed) for name, each in models.items()]
+        if seed == 0:
+            run = simulated_run(models["sparse"][0])
+        last = {policy["name"]: policy["balanced"] for policy in policies[-len(models) :]}
+        progress.say(f"table {seed + 1}, starts that end balanced: {last}")
     with TemporaryDirectory(prefix=".cme-dask-pendulum-", dir=out) as folder:
         large = Large(Path(folder), options, progress).measure()
     result = {
@@ -131,13 +138,16 @@ def run_pendulum(
             "kernels": [repr(kernel) for kernel in _KERNELS],
             "reg": _REG,
             "large_reg": _LARGE_REG,
+            "pivots": options.rank,
+            "share": SHARE,
+            "aim": AIM,
         },
         "dense": tables[0].dense(),
         "paths": paths,
         "cholesky": tables[0].cholesky(),
         "policies": policies,
         "large": large,
-        "run": sparse_run(tables[0], paths["rows"]),
+        "run": run,
         "files": [],
     }
     result["verdicts"] = _verdicts(result)
@@ -161,16 +171,20 @@ class Table:
         The examples.
     weights
         W, shape (n, n).
-    problem
-        In the orthonormal functions of the Gram matrices' eigenvectors.
+    factors
+        Values at the examples of the orthonormal functions of x and of y that the Gram matrices'
+        eigenvectors give.
+    target
+        The dense embedding in these functions.
     held_out
-        Values of these functions of x and of y at fresh transitions.
+        Values of these functions at fresh transitions.
     """
 
     x: Array
     y: Array
     weights: Array
-    problem: SparseProblem
+    factors: tuple[Array, Array]
+    target: Array
     held_out: tuple[Array, Array]
 
     @classmethod
@@ -185,56 +199,52 @@ class Table:
             vectors, lam = vectors[:, lam > _FLAT * lam[-1]], lam[lam > _FLAT * lam[-1]]
             factors.append(vectors * np.sqrt(lam))
             values.append(kernel(new, rows) @ (vectors / np.sqrt(lam)))
-        target = factors[0].T @ weights @ factors[1]
         of_x, of_y = factors
-        penalty = Penalty.of("l1", (examples, examples))
-        problem = SparseProblem(of_x, of_y, target, penalty)
-        return cls(x, y, weights, problem, (values[0], values[1]))
+        target = of_x.T @ weights @ of_y
+        return cls(x, y, weights, (of_x, of_y), target, (values[0], values[1]))
 
-    def path(self, penalty: str, gammas: int, few: bool = False) -> Result:
-        """Sparse embeddings from the largest gamma down, all or those of few points, and errors."""
-        begin = time.process_time()
-        problem = replace(self.problem, penalty=Penalty.of(penalty, (len(self.x), len(self.x))))
-        shares = _RATIO ** (np.arange(1, gammas + 1) / gammas)
-        solutions: list[Result] = []
-        coefs: list[tuple[Array, Array]] = []
-        for (state, steps), share in zip(
-            sparse_path(problem, (shares * problem.gamma_max).tolist(), _GAP, _STEPS),
-            shares,
-            strict=True,
-        ):
-            support = state.point != 0.0
-            if few and coefs and support.any(axis=1).sum() > SHARE * len(self.x):
-                break
-            rows, columns = (np.flatnonzero(support.any(axis=axis)) for axis in (1, 0))
-            again = refitted(problem, state, _GAP)
+    def sparse(self, penalty: str, **options: Any) -> SparseEmbedding:
+        """The library's fit, whose candidates are the examples that others do not span."""
+        fit = SparseEmbedding(
+            penalty=penalty,
+            kernel_x=_KERNELS[0],
+            kernel_y=_KERNELS[1],
+            reg=_REG,
+            tol=_TOL,
+            max_rank=len(self.x),
+            gap=_GAP,
+            max_iter=_STEPS,
+            random_state=0,
+            **options,
+        )
+        fitted: SparseEmbedding = quietly(fit, self.x, self.y)
+        return fitted
+
+    def path(self, penalty: str, gammas: int) -> list[Result]:
+        """Sizes and errors of relaxed solutions from the largest gamma down, and of those before.
+
+        An embedding that is not relaxed has the support of the relaxed one, which is solved again
+        on it.
+        """
+        ratio = _RATIO.get(penalty, _OTHER_RATIO)
+        fit = self.sparse(penalty, relax=True, n_gammas=gammas, gamma_ratio=ratio, n_folds=2)
+        path, solutions = fit.path_, []
+        for i, gamma in enumerate(path.gammas):
+            shrunk = self.sparse(penalty, gamma=float(gamma), n_folds=1)
+            coefs, points_x, points_y = map(int, path.counts[i])
             solutions.append(
                 {
-                    "share": float(share),
-                    "coefs": int(support.sum()),
-                    "points_x": len(rows),
-                    "points_y": len(columns),
-                    "objective": state.objective,
-                    "gap": float(state.gap),
-                    "steps": steps,
-                    "refitted": self._errors(problem.embed(again.point))["distance"],
-                    **self._errors(problem.embed(state.point)),
+                    "share": float(gamma / path.gamma_max),
+                    "coefs": coefs,
+                    "points_x": points_x,
+                    "points_y": points_y,
+                    "gap": max(float(path.gaps[i]), float(shrunk.path_.gaps[0])),
+                    "steps": int(path.steps[i]),
+                    "relaxed": self._model_errors(fit.model_at(i)),
+                    "penalised": self._model_errors(shrunk.model_),
                 }
             )
-            coefs.append((state.point, again.point))
-        sizes = np.array([each["points_x"] for each in solutions])
-        chosen = max(0, int((sizes <= SHARE * len(self.x)).sum()) - 1)
-        # The outputs of the model that has few points, and of its refit: coefficients of sin', cos'
-        # and omega'.
-        rows = np.flatnonzero(coefs[chosen][0].any(axis=1))
-        return {
-            "gamma_max": problem.gamma_max,
-            "seconds": time.process_time() - begin,
-            "solutions": solutions,
-            "chosen": chosen,
-            "points": rows.tolist(),
-            "outputs": [(each @ self.y)[rows].tolist() for each in coefs[chosen]],
-        }
+        return solutions
 
     def cholesky(self) -> Result:
         """Best coefficients on pivots of x: with all outputs, and with the same rows' outputs."""
@@ -266,36 +276,32 @@ class Table:
             max_rank=len(self.x),
             reg=_REG,
         )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RankWarning)
-            model = fit.fit(self.x, self.y, workers=1).model_
+        model = quietly(fit, self.x, self.y).model_
         fresh = transitions(_TEST, 999)[0]
         plain = _KERNELS[0](fresh, self.x) @ (self.weights @ self.y)
         return {
             "coefs": self.weights.size,
-            "norm": float(np.linalg.norm(self.problem.target)),
-            "loss": self._errors(self.problem.target)["loss"],
+            "norm": float(np.linalg.norm(self.target)),
+            "loss": self._errors(self.target)["loss"],
             "library": float(np.abs(model.expect(None, fresh) - plain).max()),
         }
 
-    def models(self, path: Result) -> dict[str, tuple[Outputs, Result]]:
-        """E[Y | x] of the dense, sparse and refitted embedding and of incomplete Cholesky."""
-        rows, everything = np.array(path["points"], dtype=int), np.arange(len(self.x))
-        pivots = pivoted_cholesky(_KERNELS[0], self.x, 1e-12, len(rows)).pivots
-        chosen = path["solutions"][path["chosen"]]
-        sparse, again = (
-            partial(_expect, self.x[rows], np.reshape(each, (-1, 3))) for each in path["outputs"]
+    def models(self) -> dict[str, tuple[Outputs, Result]]:
+        """E[Y | x] of the models whose policies are compared, with their sizes."""
+        n = len(self.x)
+        fit = self.sparse(
+            "rows", relax=True, n_gammas=_POLICY_GAMMAS, gamma_ratio=_POLICY_RATIO, n_folds=2
         )
+        relaxed = densest(fit, SHARE * n)
+        shrunk = self.sparse("rows", gamma=relaxed.about["gamma"], n_folds=1).model_
+        pivots = pivoted_cholesky(_KERNELS[0], self.x, 1e-12, len(relaxed.points_x)).pivots
         return {
-            "dense": (
-                partial(_expect, self.x, self.weights @ self.y),
-                _size(everything, self.weights.size),
-            ),
-            "sparse": (sparse, _size(rows, chosen["coefs"])),
-            "sparse, refitted": (again, _size(rows, chosen["coefs"])),
+            "dense": (partial(_expect, self.x, self.weights @ self.y), _size(n, n * n)),
+            "sparse": (partial(relaxed.expect, None), _model_size(relaxed)),
+            "sparse, not relaxed": (partial(shrunk.expect, None), _model_size(shrunk)),
             "incomplete Cholesky": (
                 self._regression(pivots),
-                _size(pivots, len(rows) * len(self.x)),
+                _size(len(pivots), len(pivots) * n),
             ),
         }
 
@@ -309,25 +315,30 @@ class Table:
             tol=1e-12,
             max_rank=len(self.x),
         )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RankWarning)
-            return partial(fit.fit(self.x, self.y, workers=1).model_.expect, None)
+        return partial(quietly(fit, self.x, self.y).model_.expect, None)
+
+    def _model_errors(self, model: SparseModel) -> Result:
+        """Of a sparse embedding, by its points and coefficients alone."""
+        of_x, of_y = (
+            factor[(rows == points[:, None]).all(axis=2).argmax(axis=1)]
+            for factor, rows, points in zip(
+                self.factors, (self.x, self.y), (model.points_x, model.points_y), strict=True
+            )
+        )
+        return self._errors(of_x.T @ model.coef @ of_y)
 
     def _projected(self, rows: Array, columns: Array) -> Array:
         """The embedding on these points that is nearest to the dense one."""
         bases = [
             np.linalg.qr(factor[points].T)[0]
-            for factor, points in (
-                (self.problem.factor_x, rows),
-                (self.problem.factor_y, columns),
-            )
+            for factor, points in zip(self.factors, (rows, columns), strict=True)
         ]
-        inner = bases[0].T @ self.problem.target @ bases[1]
+        inner = bases[0].T @ self.target @ bases[1]
         return bases[0] @ inner @ bases[1].T
 
     def _errors(self, embedded: Array) -> Result:
         """Relative distance (16) to the dense embedding, and loss on fresh transitions."""
-        target, (of_x, of_y) = self.problem.target, self.held_out
+        target, (of_x, of_y) = self.target, self.held_out
         mean = of_x @ embedded
         loss = 1.0 - 2.0 * (mean * of_y).sum(axis=1) + (mean**2).sum(axis=1)
         return {
@@ -340,8 +351,25 @@ def _expect(points: Array, coefs: Array, inputs: Array) -> Array:
     return _KERNELS[0](inputs, points) @ coefs
 
 
-def _size(points: Array, coefs: int) -> Result:
-    return {"points_x": len(points), "coefs": int(coefs)}
+def _size(points: int, coefs: int) -> Result:
+    return {"points_x": points, "coefs": coefs}
+
+
+def _model_size(model: SparseModel) -> Result:
+    return _size(len(model.points_x), int(np.count_nonzero(model.coef)))
+
+
+def densest(fit: SparseEmbedding, points: float) -> SparseModel:
+    """The model of the smallest gamma of the path that has at most so many points of x."""
+    few = np.flatnonzero(fit.path_.counts[:, 1] <= points)
+    return fit.model_at(int(few[-1]) if few.size else 0)
+
+
+def quietly(estimator: Any, *data: Any, **options: Any) -> Any:
+    """The fitted estimator, without the warning that the rank is limited, which is meant."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RankWarning)
+        return estimator.fit(*data, **{"workers": 1} | options)
 
 
 # Policies
@@ -364,9 +392,9 @@ def judged(name: str, outputs: Outputs, size: Result, seed: int = 0) -> Result:
     }
 
 
-def sparse_run(table: Table, path: Result) -> Result:
-    """States of one simulated start under the policy of the sparse embedding, refitted."""
-    policy = policy_iteration(table.models(path)["sparse, refitted"][0])
+def simulated_run(outputs: Outputs) -> Result:
+    """States of one simulated start under the policy of a model."""
+    policy = policy_iteration(outputs)
     states = simulate(policy.torques, 1)[:, 0]
     return {"step": STEP, "states": states.tolist(), "torques": policy.torques(states).tolist()}
 
@@ -400,19 +428,23 @@ class Large:
             with writing_sample(store, COLUMNS, expected_rows=rows) as writer:
                 for x, y in batches(rows, 7):
                     writer.append(x, y)
-            dense, fitted = self._timed(self._dense(self.options.rank), store, workers=1)
+            dense, fitted = self._timed(self._dense(self.options.rank), store)
             policy = judged("pivots", partial(dense.model_.expect, None), fitted)
             sizes.append(policy | self._query_times(rows, dense))
             self.progress.say(f"{rows:,} rows: fitted in {fitted['fit_seconds']:.1f} s")
         at, policies = transitions(_QUERIES, 5)[0], []
-        for name, relax in (("sparse", False), ("sparse, refitted", True)):
-            sparse, fitted = self._timed(self._sparse(relax), store, workers=1)
-            few = np.flatnonzero(sparse.path_.counts[:, 1] <= SHARE * dense.basis_x_.rank)
-            model = sparse.model_at(int(few[-1]) if few.size else 0)
-            size = {"points_x": len(model.points_x), "coefs": int(np.count_nonzero(model.coef))}
+        path = {"n_gammas": _POLICY_GAMMAS, "gamma_ratio": _POLICY_RATIO, "relax": True}
+        fit, fitted = self._timed(self._sparse(n_folds=2, **path), store)
+        relaxed = densest(fit, SHARE * dense.basis_x_.rank)
+        shrunk, once = self._timed(self._sparse(n_folds=1, gamma=relaxed.about["gamma"]), store)
+        for name, model, figures in (
+            ("sparse", relaxed, fitted),
+            ("sparse, not relaxed", shrunk.model_, once),
+        ):
             outputs = partial(model.expect, None)
-            policies.append(judged(name, outputs, fitted | size))
-            sizes[-1]["query_us"]["sparse"] = _microseconds(outputs, at)
+            query = {"query_us": {"pivots": _microseconds(outputs, at)}}
+            policies.append(judged(name, outputs, figures | _model_size(model)) | query)
+        sizes[-1]["query_us"]["sparse"] = policies[0]["query_us"]["pivots"]
         return {
             "sizes": sizes,
             "policies": policies,
@@ -420,7 +452,7 @@ class Large:
             "equal": self._equal(store, dense),
         }
 
-    def _sparse(self, relax: bool) -> SparseEmbedding:
+    def _sparse(self, **options: Any) -> SparseEmbedding:
         return SparseEmbedding(
             penalty="rows",
             kernel_x=_KERNELS[0],
@@ -428,12 +460,10 @@ class Large:
             reg=_LARGE_REG,
             max_rank=self.options.rank,
             tol=1e-12,
-            n_folds=2,
-            n_gammas=_LARGE_GAMMAS,
-            gamma_ratio=_LARGE_RATIO,
-            relax=relax,
-            gap=1e-6,
+            gap=_GAP,
+            max_iter=_STEPS,
             random_state=0,
+            **options,
         )
 
     def _dense(self, rank: int) -> ConditionalMeanEmbedding:
@@ -449,9 +479,7 @@ class Large:
     def _timed(self, estimator: Any, store: Path, **options: Any) -> tuple[Any, Result]:
         """The fit, and its wall time, passes and size."""
         begin = time.perf_counter()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RankWarning)
-            estimator.fit(str(store), **options)
+        quietly(estimator, str(store), **options)
         return estimator, {
             "rows": int(estimator.moments_.n_rows),
             "points_x": estimator.basis_x_.rank,
@@ -511,35 +539,25 @@ def _microseconds(outputs: Outputs, inputs: Array) -> float:
 
 def _verdicts(result: Result) -> Result:
     """Sparse against incomplete Cholesky at equal coefficients; sparse policies against the aim."""
-    nearer: dict[str, Result] = {}
+    ratios: dict[str, dict[str, dict[str, list[float]]]] = {}
     for penalty, path in result["paths"].items():
-        nearer[penalty] = {}
+        at = np.sqrt([each["coefs"] for each in path])
+        ratios[penalty] = {kind: {} for kind in KINDS}
         for name, curve in result["cholesky"].items():
-            at = [
-                np.interp(
-                    np.sqrt(each["coefs"]),
-                    np.sqrt([point["coefs"] for point in curve]),
-                    [point["distance"] for point in curve],
-                )
-                for each in path["solutions"]
-            ]
-            ratios = [
-                each["distance"] / float(other)
-                for each, other in zip(path["solutions"], at, strict=True)
-            ]
-            nearer[penalty][name] = {
-                "ratios": ratios,
-                "nearer": sum(ratio < 1.0 for ratio in ratios),
-            }
-    few = SHARE * result["settings"]["examples"]
-    return {
-        "distance_over_cholesky": nearer,
-        "met": {
-            name: sum(
-                p["balanced"] >= 0.95 * _STARTS and p["points_x"] <= few
-                for p in result["policies"]
-                if p["name"] == name
+            other = np.interp(
+                at,
+                np.sqrt([point["coefs"] for point in curve]),
+                [point["distance"] for point in curve],
             )
-            for name in ("sparse", "sparse, refitted")
-        },
+            for kind in KINDS:
+                distances = np.array([each[kind]["distance"] for each in path])
+                ratios[penalty][kind][name] = (distances / other).tolist()
+    few = SHARE * result["settings"]["examples"]
+    met: dict[str, list[int]] = {"sparse": [], "sparse, not relaxed": []}
+    for policy in result["policies"]:
+        if policy["name"] in met and policy["points_x"] <= few:
+            met[policy["name"]].append(policy["balanced"])
+    return {
+        "distance_over_cholesky": ratios,
+        "met": {name: sum(n >= AIM * _STARTS for n in each) for name, each in met.items()},
     }
