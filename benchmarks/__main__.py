@@ -193,8 +193,8 @@ def study(
     given: dict[str, Any] = {key: values for key, values in chosen.items() if values}
     with ProgressLines() as progress:
         if subject == "pendulum":
-            if scenarios or workers:
-                raise DataError("the study of the pendulum has no --scenario and no --workers")
+            if scenarios:
+                raise DataError("the study of the pendulum has no --scenario")
             result = pendulum_study.run_pendulum(
                 pendulum_study.PendulumOptions(**given), out, overwrite=overwrite, progress=progress
             )

@@ -30,7 +30,7 @@ def pendulum_tables(result: Result) -> Iterator[Any]:
 def _path_rows(result: Result) -> tuple[Sequence[str], list[tuple[str, ...]]]:
     head = (
         *("penalty", "gamma", "coefs", "points of x", "of y", "distance", "relaxed"),
-        *("Cholesky", "with pairs", "loss", "relaxed"),
+        *("Cholesky", "with pairs", "loss", "relaxed loss"),
     )
     dense = result["dense"]["loss"]
     rows: list[tuple[str, ...]] = []
@@ -122,14 +122,14 @@ def _lines(result: Result) -> Iterator[str]:
         "cosine of the angle, the angular velocity and the torque; outputs are sine, cosine and "
         "velocity 0.2 s later. `python3 run study pendulum --out docs --overwrite` writes this "
         f"page, its picture and `pendulum.json`. This run took {_duration(result['seconds'])} on "
-        f"{machine['cores']} cores ({machine['processor']}) that also did other work."
+        f"{machine['cores']} cores ({machine['processor']})."
     )
     yield ""
     yield "![Errors against sparsity, query times, and frames of the learnt policy](pendulum.png)"
     yield ""
     yield (
-        "The same fit as a [job](embeddings.md#in-a-job-file) is `cme-dask run "
-        "pipelines/pendulum.toml`."
+        "The job `pipelines/pendulum.toml` fits such an embedding to a file of transitions, see "
+        "[job files](embeddings.md#in-a-job-file)."
     )
     yield from _table("Error against sparsity", *_path_rows(result))
     yield ""
@@ -160,33 +160,35 @@ def _paths_text(result: Result) -> Iterator[str]:
         "space, relative to the norm of the dense embedding; *relaxed*: the same with `relax=True`."
     )
     yield (
-        "- *Cholesky*: the distance of incomplete Cholesky with as many coefficients, as in the "
-        "paper: m pivots of x, each with all outputs. *With pairs* is stronger: m pivots of x with "
-        "the outputs of the same m examples. Both use the best coefficients."
+        "- *Cholesky*: the distance of incomplete Cholesky at as many coefficients, interpolated, "
+        "as in the paper: m pivots of x, each with all outputs. *With pairs* is a stronger "
+        "competitor: m pivots of x with the outputs of the same m examples. Both have the "
+        "coefficients that are nearest to the dense embedding."
     )
     yield (
         f"- *loss*: the squared error on {settings['test']:,} new transitions in the space of the "
-        "kernel of y, over that of the dense embedding, without and with `relax=True`."
+        "kernel of y, over that of the dense embedding; *relaxed loss*: the same with `relax=True`."
     )
     yield ""
     ratios = result["verdicts"]["distance_over_cholesky"]
     gap = max(each["gap"] for path in paths.values() for each in path)
     yield (
         "How many embeddings of each path are nearer to the dense one than incomplete Cholesky as "
-        "in the paper: "
+        "in the paper, without and with `relax=True`: "
         + "; ".join(
-            f"{penalty}: {_nearer(each['penalised'], CURVES[0])}, relaxed "
+            f"{penalty} {_nearer(each['penalised'], CURVES[0])} and "
             f"{_nearer(each['relaxed'], CURVES[0])}"
             for penalty, each in ratios.items()
         )
         + ". Than with pairs: "
         + "; ".join(
-            f"{penalty}: {_nearer(each['penalised'], CURVES[1])}, relaxed "
+            f"{penalty} {_nearer(each['penalised'], CURVES[1])} and "
             f"{_nearer(each['relaxed'], CURVES[1])}"
             for penalty, each in ratios.items()
         )
-        + ". The paper's figure shows l1. The other penalties keep all pairs of their points, so "
-        "that they save few coefficients, but points: those of x decide what a query costs. The "
+        + ". The paper's figure shows l1. The other penalties choose points, not single "
+        "coefficients, and keep all pairs of their points: they need more coefficients, but fewer "
+        "points, and the points of x decide what a query costs. All "
         f"relative duality gaps are at most {gap:.0e}. With all examples as pivots, "
         f"`ConditionalMeanEmbedding` differs from the dense formula by {dense['library']:.0e}."
     )
@@ -202,25 +204,25 @@ def _policies_text(result: Result) -> Iterator[str]:
     yield (
         f"{settings['success']} *Balanced* counts the successes of {settings['starts']} starts, "
         "and *return* is the mean sum of rewards. *Iterations* counts the improvements of the "
-        "policy until none is left. *Answers* is the time that the model takes for the next states "
-        "at all states of the grid and torques, and *iteration* the time of one improvement."
+        "policy until none is left. *Answers* is the time that the model takes to predict the next "
+        "state for all states of the grid and all torques; *iteration* is the time of one "
+        "improvement."
     )
     yield ""
     yield (
         "The sparse embedding has the penalty rows and `relax=True`, with the smallest gamma of "
         f"its path that leaves at most {share:.0%} of the points of x. The aim, stated before the "
         f"runs, is {settings['aim']:.0%} of the starts. The sparse embedding reaches it on "
-        f"{met['sparse']} of {seeds} tables. Without relaxing it is reached on "
-        f"{met['sparse, not relaxed']}: with so few points the penalty shrinks the predicted "
-        "states towards zero, and only a refit undoes that. Incomplete Cholesky has as many points "
-        "of x, and its coefficients are fitted again to all examples. Kernels, ridge, grids and "
-        "discount were chosen on tables 1 and 2, and then fixed; tables 3 and above were drawn "
-        "afterwards."
+        f"{met['sparse']} of {seeds} tables, and without `relax=True` on "
+        f"{met['sparse, not relaxed']}: a penalty that leaves so few points also shrinks the "
+        "predicted states towards zero, and relaxing undoes that. Incomplete Cholesky has as many "
+        "points of x, and its coefficients are fitted to all examples. Kernels, ridge, grid and "
+        "discount were chosen on tables 1 and 2 and then fixed; the tables from 3 on are fresh."
     )
     yield ""
     yield (
-        "The dynamics have no noise, and so a model is used through its mean. The values of a "
-        "policy live on a grid of 48 angles and 41 velocities, and are interpolated at E[Y | x] "
+        "The dynamics have no noise, so that policies use the mean of a model alone. The values of "
+        "a policy live on a grid of 48 angles and 41 velocities, and are interpolated at E[Y | x] "
         "for 11 torques."
     )
 

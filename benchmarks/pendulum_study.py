@@ -3,8 +3,10 @@
 import resource
 import time
 import warnings
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -56,8 +58,8 @@ KINDS = ("penalised", "relaxed")
 _KERNELS = Gaussian((1.5, 1.5, 8.0, 16.0)), Gaussian((1.0, 1.0, 5.0))
 _REG, _LARGE_REG = 1e-4, 1e-6
 _TOL = 1e-8  # of the candidates of a sparse embedding
-_GAP, _STEPS = 1e-5, 2_000
-_RATIO = {"l1": 2e-4}  # smallest gamma over the largest one, for the figure
+_GAP, _STEPS = 1e-4, 2_000
+_RATIO = {"l1": 1e-3}  # smallest gamma over the largest one, for the figure
 _OTHER_RATIO, _POLICY_RATIO = 1e-2, 0.1
 _POLICY_GAMMAS = 10
 _FLAT = 1e-10  # eigenvalues of Gram matrices below this share of the largest are rounding
@@ -85,6 +87,8 @@ class PendulumOptions:
         Those of the figure.
     cluster
         Whether the largest table is also fitted on two processes.
+    workers
+        Processes for paths and policies; default one per core.
     """
 
     rows: tuple[int, ...] = (200, 1_000, 10_000, 100_000, 1_000_000)
@@ -94,6 +98,7 @@ class PendulumOptions:
     rank: int = 100
     penalties: tuple[str, ...] = PENALTIES
     cluster: bool = True
+    workers: int | None = None
 
     def __post_init__(self) -> None:
         if min(self.rows, default=0) < 200:
@@ -107,20 +112,21 @@ def run_pendulum(
     if out is not None:
         prepare_folder(out, OUTPUTS, overwrite)
     begin = time.time()
-    tables = [Table.of(options.examples, seed) for seed in range(options.seeds)]
-    paths = {}
-    for penalty in options.penalties:
-        paths[penalty] = tables[0].path(penalty, options.gammas)
-        steps, gap = (max(each[key] for each in paths[penalty]) for key in ("steps", "gap"))
-        progress.say(f"path of {penalty}: {steps} steps at most, gap {gap:.0e} at most")
-    policies = [judged("true dynamics", true_outputs, {})]
-    for seed, table in enumerate(tables):
-        models = table.models()
-        policies += [judged(name, *each, seed=seed) for name, each in models.items()]
-        if seed == 0:
-            run = simulated_run(models["sparse"][0])
-        last = {policy["name"]: policy["balanced"] for policy in policies[-len(models) :]}
-        progress.say(f"table {seed + 1}, starts that end balanced: {last}")
+    table = Table.of(options.examples, 0)
+    with ProcessPoolExecutor(options.workers, get_context("spawn")) as pool:
+        path_of = partial(penalty_path, options.examples, options.gammas)
+        solved = pool.map(path_of, options.penalties)
+        learned = pool.map(partial(table_policies, options.examples), range(options.seeds))
+        paths = dict(zip(options.penalties, solved, strict=True))
+        for penalty, path in paths.items():
+            steps, gap = (max(each[key] for each in path) for key in ("steps", "gap"))
+            progress.say(f"path of {penalty}: {steps} steps at most, gap {gap:.0e} at most")
+        policies, runs = [judged("true dynamics", true_outputs, {})], []
+        for seed, (policies_of, run) in enumerate(learned):
+            policies += policies_of
+            runs.append(run)
+            last = {policy["name"]: policy["balanced"] for policy in policies_of}
+            progress.say(f"table {seed + 1}, starts that end balanced: {last}")
     with TemporaryDirectory(prefix=".cme-dask-pendulum-", dir=out) as folder:
         large = Large(Path(folder), options, progress).measure()
     result = {
@@ -142,12 +148,12 @@ def run_pendulum(
             "share": SHARE,
             "aim": AIM,
         },
-        "dense": tables[0].dense(),
+        "dense": table.dense(),
         "paths": paths,
-        "cholesky": tables[0].cholesky(),
+        "cholesky": table.cholesky(),
         "policies": policies,
         "large": large,
-        "run": run,
+        "run": runs[0],
         "files": [],
     }
     result["verdicts"] = _verdicts(result)
@@ -156,6 +162,18 @@ def run_pendulum(
             result, out, OUTPUTS[:2], pendulum_picture, progress, {OUTPUTS[2]: pendulum_page}
         )
     return result
+
+
+def penalty_path(examples: int, gammas: int, penalty: str) -> list[Result]:
+    """The path of a penalty on the first table."""
+    return Table.of(examples, 0).path(penalty, gammas)
+
+
+def table_policies(examples: int, seed: int) -> tuple[list[Result], Result]:
+    """Policies that the models of a table learn, and a simulated run under that of the sparse."""
+    models = Table.of(examples, seed).models()
+    policies = [judged(name, *each, seed=seed) for name, each in models.items()]
+    return policies, simulated_run(models["sparse"][0])
 
 
 # Figure 1: the sparse embeddings of one table, beside incomplete Cholesky

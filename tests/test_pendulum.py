@@ -68,7 +68,7 @@ def test_errors_of_the_path_are_those_of_the_dense_formulas(table):
     assert table.dense()["library"] < 1e-8
     path = table.path("rows", 3)
     for each in path:
-        assert each["gap"] <= 1e-5
+        assert each["gap"] <= 1e-4
         assert each["relaxed"]["distance"] <= each["penalised"]["distance"]
     # The last relaxed one, from its points and coefficients.
     fit = table.sparse("rows", relax=True, n_gammas=3, gamma_ratio=0.01, n_folds=2)
@@ -94,7 +94,7 @@ def test_errors_of_the_path_are_those_of_the_dense_formulas(table):
 
 
 def test_every_part_in_small(tmp_path):
-    options = PendulumOptions((500,), 1, 30, 2, 20, ("l1",), cluster=False)
+    options = PendulumOptions((500,), 1, 30, 2, 20, ("l1",), cluster=False, workers=1)
     result = run_pendulum(options, tmp_path, overwrite=True, progress=ProgressLines())
     assert json.loads((tmp_path / "pendulum.json").read_text()) == result
     assert (tmp_path / "pendulum.md").read_text() == pendulum_page(result)
