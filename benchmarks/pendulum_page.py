@@ -242,7 +242,7 @@ def _large_text(result: Result) -> Iterator[str]:
         + (f", on {' and '.join(unequal)} it is not" if unequal else "")
         + ". A query with a kernel function for each row would take "
         + ", ".join(
-            f"{each['query_us']['all rows']:,.0f} µs at {each['rows']:,} rows"
+            f"{round(each['query_us']['all rows'], 1):,} µs at {each['rows']:,} rows"
             for each in large["sizes"]
         )
         + "."

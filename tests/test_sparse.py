@@ -539,7 +539,7 @@ def test_bad_questions_are_one_sentence():
     with pytest.raises(DataError, match="expect takes columns, events and functions of rows"):
         model.expect([1.0], X)
     pair = [lambda y: np.hstack([y, y]), lambda y: np.hstack([y, y, y])]
-    with pytest.raises(DataError, match=r"need values of one shape, got \(2,\), \(3,\)"):
+    with pytest.raises(DataError, match=r"must have values of one shape, got \(2,\), \(3,\)"):
         model.expect(pair, X)
     with pytest.raises(DataError, match="must have shape"):
         model.predict(np.zeros((3, 2)))

@@ -300,6 +300,9 @@ class _Test:
             rows = _both(*(each for each, _ in drawn)) if len(drawn) > 1 else drawn[0][0]
             columns = samples[0].columns
             names = ("x", "y")[: len(columns)]
+            pivots = Pivots.of_each(
+                "sampled", names, columns, self.tol, self.max_rank, None, 1.0, self.random_state
+            )
             context = FitContext(
                 samples[0],
                 rows,
@@ -307,10 +310,7 @@ class _Test:
                     choose_kernel(kernel, rows, i, columns[i], name)
                     for i, (name, kernel) in enumerate(kernels.items())
                 ],
-                Pivots.of_each(
-                    *("sampled", names, columns, self.tol, self.max_rank, None, 1.0),
-                    self.random_state,
-                ),
+                pivots,
                 [{} for _ in columns],
                 self.random_state,
                 self.n_folds if method == "bootstrap" else 1,

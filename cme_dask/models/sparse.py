@@ -189,7 +189,7 @@ class SparseModel(LinearEmbedding):
         if len({each.shape for each in values}) > 1:
             widths = ", ".join(str(each.shape[1:]) for each in values)
             raise DataError(
-                f"functions that are asked for together need values of one shape, got {widths}: "
+                f"functions of one call must have values of one shape, got {widths}: "
                 "ask for them one by one"
             )
         result = self._products(X, np.tensordot(self.coef, np.stack(values, axis=1), 1))
