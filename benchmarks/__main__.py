@@ -108,13 +108,14 @@ def bench(
         "python3 run study classification --out classification",
         "python3 run study rates --out rates",
         "python3 run study power --out power",
+        "python3 run study operators --out operators",
         "python3 run study pendulum --out pendulum",
         "python3 run study pendulum --transitions transitions --rows 1e6",
     ),
 )
 @click.argument(
     "subject",
-    type=click.Choice(["laws", "classification", "rates", "power", "pendulum"]),
+    type=click.Choice(["laws", "classification", "rates", "power", "operators", "pendulum"]),
     default="laws",
 )
 @click.option(
@@ -131,8 +132,8 @@ def bench(
     type=count,
     multiple=True,
     help="Training rows; repeatable.  [default: 200, 1000, 5000; of classification: 100, 200, 500, "
-    "1000; of rates: 500, 2000, 8000, 32000; of power: 200, 1000, 2000; of pendulum, in stores: "
-    "200, 1e3, 1e4, 1e5, 1e6]",
+    "1000; of rates: 500, 2000, 8000, 32000; of power: 200, 1000, 2000; of operators: 2e4; of "
+    "pendulum, in stores: 200, 1e3, 1e4, 1e5, 1e6]",
 )
 @click.option("--seeds", type=click.IntRange(1), help="Draws each.  [default: 20; of pendulum: 5]")
 @click.option("--workers", type=click.IntRange(1), help="Processes.  [default: one per core]")
@@ -141,7 +142,7 @@ def bench(
     type=output,
     metavar="PATH",
     help="Folder for study.json, study.png and study.md, or for the files of classification, "
-    "rates, power or pendulum.  [default: none]",
+    "rates, power, operators or pendulum.  [default: none]",
 )
 @click.option(
     "--transitions",
@@ -170,8 +171,9 @@ def study(
     fit without arguments. Of classification: probabilities of a label by laws, embeddings and
     kernel logistic regression, figure 5 of the joint paper. Of rates: the excess risk of embeddings
     against the number of rows, beside the rates of theory. Of power: how often tests of
-    independence and of equal laws reject, a hundred tables per draw. Of pendulum: sparse embeddings
-    beside incomplete Cholesky, and policies that swing a pendulum up.
+    independence and of equal laws reject, a hundred tables per draw. Of operators: what each rule
+    learns, beside the truth. Of pendulum: sparse embeddings beside incomplete Cholesky, and
+    policies that swing a pendulum up.
     """
     from benchmarks import (
         classification,
@@ -180,6 +182,7 @@ def study(
         pendulum_study,
         power,
         rates,
+        rules,
         study,
     )
 
@@ -199,6 +202,12 @@ def study(
                 pendulum_study.PendulumOptions(**given), out, overwrite=overwrite, progress=progress
             )
             lines = pendulum_page.pendulum_tables(result)
+        elif subject == "operators":
+            if scenarios or seeds or workers or len(sizes) > 1:
+                raise DataError("the study of operators takes one --rows, --out and --overwrite")
+            (rows,) = sizes or (rules.ROWS,)
+            result = rules.run_rules(rows, out, overwrite=overwrite, progress=progress)
+            lines = rules.rules_tables(result)
         elif subject == "classification":
             options = classification.ClassificationOptions(**given)
             result = classification.run_classification(

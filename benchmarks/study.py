@@ -1,5 +1,6 @@
 """The study of laws: every model on every scenario, its page and its picture."""
 
+import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -311,8 +312,12 @@ def judge_cells(
     judge: Callable[[str, int, int], Result],
     verdicts: Callable[[Sequence[Result]], list[Result]],
     progress: ProgressLines,
+    out: Path | None = None,
 ) -> Result:
-    """JSON form of a study: a summary of the draws for each scenario and size, and the verdicts."""
+    """JSON form of a study: a summary of the draws for each scenario and size, and the verdicts.
+
+    With a folder ``out``, an interrupted study goes on after the draws that have ended.
+    """
     begin = time.time()
     tasks = [
         (name, n, seed)
@@ -320,7 +325,10 @@ def judge_cells(
         for name in options.scenarios
         for seed in range(options.seeds)
     ]
-    values = judge_all(judge, tasks, options.workers, progress)
+    aside = None if out is None else out / f"{kind}-draws.jsonl"
+    values = judge_all(judge, tasks, options.workers, progress, aside)
+    if aside is not None:
+        aside.unlink(missing_ok=True)
     cells = [
         {
             "scenario": name,
@@ -347,6 +355,7 @@ def judge_all(
     tasks: Sequence[Task],
     workers: int | None,
     progress: ProgressLines,
+    aside: Path | None = None,
 ) -> dict[Task, Result]:
     """``judge(scenario, rows, seed)`` of all tasks, each in a process of a pool.
 
@@ -360,8 +369,14 @@ def judge_all(
         Processes; default one per core.
     progress
         Prints a line for each task that has ended.
+    aside
+        File that a line is added to for each task that has ended; these are not run again.
     """
     result: dict[Task, Result] = {}
+    if aside is not None and aside.exists():
+        ended = map(json.loads, aside.read_text().splitlines())
+        result = {tuple(task): value for task, value in ended if tuple(task) in set(tasks)}
+    tasks = [task for task in tasks if task not in result]
     with ProcessPoolExecutor(
         workers or os.cpu_count() or 1,
         mp_context=get_context("spawn"),
@@ -371,6 +386,9 @@ def judge_all(
         for done, future in enumerate(as_completed(futures), 1):
             name, n, seed = futures[future]
             result[name, n, seed] = future.result()
+            if aside is not None:
+                with aside.open("a") as lines:
+                    lines.write(json.dumps([futures[future], result[name, n, seed]]) + "\n")
             progress.say(f"{name}, {n} rows, draw {seed}: {done} of {len(tasks)}")
     return result
 

@@ -9,7 +9,7 @@ Source: Grünewälder, Gretton and Shawe-Taylor (2013), Smooth operators.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from cme_dask.data.sources import RowFunction
 from cme_dask.display import brief_repr
 from cme_dask.errors import DataError
 from cme_dask.estimators.cholesky import one_variable
-from cme_dask.models.operators import Eigenvalues, Operator, SingularValues
+from cme_dask.models.operators import Eigenvalues, Operator, SingularValues, check_same
 from cme_dask.models.spaces import MeanEmbeddings, RKHSFunctions, Space
 from cme_dask.numerics.embedding import ConditionalEmbedding
 from cme_dask.numerics.moments import FeatureBlock, Function, MomentReduction, Moments
@@ -43,18 +43,35 @@ __all__ = [
     "OperatorMoments",
     "RKHSFunctions",
     "Reciprocal",
+    "Risk",
     "SingularValues",
     "Space",
     "bayes",
     "composition",
     "kernel_bayes",
     "measure",
+    "sum_rule_bound",
 ]
 
 REG = 1e-6
 """The ridge, unless another one is given."""
 
 _OUTSIDE = 0.1  # trace error of mapped rows above which phi leaves the support
+
+
+class Risk(NamedTuple):
+    """The risk of an operator over some rows.
+
+    Attributes
+    ----------
+    natural
+        Largest mean squared error among functions of norm 1.
+    surrogate
+        The mean squared RKHS norm that regressions minimise, at least as large.
+    """
+
+    natural: float
+    surrogate: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,6 +202,61 @@ class OperatorMoments:
         second = float(self.moments.blocks["f(x)", "f(x)"][place, place])
         check_effective_size(first, second, f"the ratio {name!r}")
         return (1.0 / first) * self.multiplication(name, reg)
+
+    def risk(self, operator: Operator, name: str | None = None, square: str | None = None) -> Risk:
+        r"""The natural risk of an operator A over these rows, and its surrogate.
+
+        .. math:: \sup_{\|h\| \leq 1} \mathrm E (h(Y) - (A h)(x))^2
+                  \leq \mathrm E \| l(Y, \cdot) - A' k(x, \cdot) \|^2
+
+        The left side is the largest eigenvalue of the second moments of l(Y, .) - A' k(x, .), and
+        the right side their trace. Functions h outside the space count with what the basis misses
+        of the trace. Where y is a function of x, as for a composition, the left side is the natural
+        risk of the paper. Of a conditional expectation it is that risk and the noise,
+        E (E[h | x] - A h)^2 + E Var(h | x) at the worst h, so that it bounds the risk from above
+        and does not vanish with more rows.
+
+        Parameters
+        ----------
+        operator
+            From the space of y to that of x: a conditional expectation or composition; or within
+            the space of x: a multiplication. It should be learned from other rows than these.
+        name, square
+            Of a multiplication: names of its function f, and of the function f^2, both declared.
+
+        Raises
+        ------
+        DataError
+            On another space, an unknown name, or for a multiplication in a space whose kernel has
+            no constant k(x, x).
+
+        Notes
+        -----
+        Source: Smooth operators, sections 2.1, 2.2 and 3.2.
+        """
+        x, target = self._space("x"), self._space("y" if name is None else "x")
+        for own, other in ((operator.domain, target), (operator.codomain, x)):
+            check_same(own, other, "a risk needs an operator between the measured spaces")
+        mean, A = self.moments, operator.matrix
+        if name is None:
+            cross, gram = mean.blocks["x", "y"], mean.blocks["y", "y"]
+            trace = mean.traces["y"]
+        else:
+            self._position(square or "")
+            place = self._position(name)
+            diagonal = x.basis.kernel.diagonal(x.basis.points)
+            if np.ptp(diagonal) > 1e-12 * diagonal.max():
+                raise DataError(
+                    "the risk of a multiplication needs a kernel with constant k(x, x), such as a "
+                    f"Gaussian, got {x.basis.kernel!r}"
+                )
+            cross, gram = (self.weighted[each].blocks["x", "x"] for each in (name, square or ""))
+            trace = float(mean.blocks["f(x)", "f(x)"][place, place]) * float(diagonal[0])
+        linear = cross.T @ A
+        error = gram - linear - linear.T + A.T @ mean.blocks["x", "x"] @ A
+        outside = max(trace - float(np.trace(gram)), 0.0)
+        largest = max(float(np.linalg.eigvalsh(error)[-1]), 0.0)
+        return Risk(largest + outside, max(float(np.trace(error)), 0.0) + outside)
 
     def smooth(self, name: str, reg: float = REG) -> RKHSFunctions:
         """The ridge regression of a declared function of x or y on x, as an element of the space.
@@ -402,6 +474,65 @@ def composition(
             f"at phi(x), at most {_OUTSIDE:.0%} are allowed; choose pivots among rows phi(x)"
         )
     return moments.conditional_expectation(reg)
+
+
+def sum_rule_bound(
+    conditional: Operator,
+    held_out: OperatorMoments,
+    prior: OperatorMoments,
+    largest_ratio: float,
+    *,
+    confidence: float = 0.95,
+) -> float:
+    r"""A bound of the error of the sum rule m_Y = E' m under a prior Q of x.
+
+    .. math:: \sup_{\|h\| \leq 1} |\mathrm E_Q h(Y) - \langle m_Y, h \rangle|
+              \leq \sqrt{b R} + \|E\| \, \|m - \mathrm E_Q k(X, \cdot)\|, \quad
+              \|m - \mathrm E_Q k(X, \cdot)\| \leq \sqrt{\kappa / n}
+              + \sqrt{2 \kappa \log(1 / (1 - c)) / n}
+
+    with the natural risk R of E over held-out rows of P, b >= dQ/dP, n rows of the prior and
+    kappa >= k(x, x); the second inequality holds with probability c. It follows from
+    E_Q h(Y) = E_Q E[h | x], and from the inequalities of Jensen and of Cauchy and Schwarz. R holds
+    the noise of y given x, so the bound does not vanish with more rows: it tells which priors an
+    operator serves, not how large its error is.
+
+    Parameters
+    ----------
+    conditional
+        E, learned from other rows than ``held_out``.
+    held_out
+        Moments of held-out rows of x and y. R is a mean over them.
+    prior
+        Moments of n rows of the prior, of equal weight, with the mean m.
+    largest_ratio
+        b, which you know: an estimated ratio has no upper bound.
+    confidence
+        c.
+
+    Raises
+    ------
+    DataError
+        If the spaces differ, the kernel of x is unbounded, ``largest_ratio`` is below 1 or
+        ``confidence`` not between 0 and 1.
+
+    Notes
+    -----
+    Source: Smooth operators, theorem 4.1, with the natural risk in place of its bound. Mean
+    embeddings: Tolstikhin, Sriperumbudur and Muandet (2017), JMLR 18 (86), proposition A.1.
+    """
+    if not (largest_ratio >= 1.0 and np.isfinite(largest_ratio)):
+        raise DataError(f"largest_ratio bounds a density, so it is at least 1, got {largest_ratio}")
+    if not 0.0 < confidence < 1.0:
+        raise DataError(f"confidence must lie between 0 and 1, exclusively, got {confidence}")
+    x = prior._space("x")
+    risk = held_out.risk(conditional).natural
+    check_same(conditional.codomain, x, "the sum rule needs a prior in the space of x")
+    if (bound := x.basis.bound) is None:
+        raise DataError(f"the bound needs a bounded kernel of x, got {x.basis.kernel!r}")
+    spread = bound / np.sqrt(prior.report.rows)
+    error = spread * (1.0 + np.sqrt(-2.0 * np.log1p(-confidence)))
+    return float(np.sqrt(largest_ratio * risk) + conditional.norm() * error)
 
 
 def bayes(

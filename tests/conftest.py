@@ -118,7 +118,7 @@ def quick_studies(monkeypatch):
     few_scales(monkeypatch)
     monkeypatch.setattr(
         "benchmarks.study.judge_all",
-        lambda judge, tasks, workers, progress: {task: judge(*task) for task in tasks},
+        lambda judge, tasks, *others: {task: judge(*task) for task in tasks},
     )
 
 

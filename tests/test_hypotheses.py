@@ -204,6 +204,22 @@ def test_signs_of_groups_hold_where_rows_are_not_independent():
     assert np.mean(np.array(grouped) < 0.05) < 0.3
 
 
+def test_pivots_are_drawn_from_both_samples_by_their_sizes():
+    """Else a small sample would have many pivots, at which its kernel functions are complete."""
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(1200, 1))
+    a, b = (
+        sample_rows(open_sample(part), 300, 0, RunOptions("synchronous").executor())[0]
+        for part in (rows[:200], rows[200:])
+    )
+    drawn = [hypotheses._both(a, b, (200, 1000), 300, seed) for seed in range(20)]
+    shares = [np.isin(each.parts[0], rows[:200]).mean() for each in drawn]
+    assert np.mean(shares) == pytest.approx(1 / 6, abs=0.02)
+    assert all(len(each) == 300 and len(set(each.index)) == 300 for each in drawn)
+    whole = hypotheses._both(a, b, (200, 1000), 4000, 0)
+    assert np.isin(rows[:200], whole.parts[0]).all()
+
+
 # Passes
 
 
@@ -346,9 +362,23 @@ def test_weights_of_a_zarr_store_make_the_bootstrap_the_method(tmp_path):
     assert result.pvalue > 0.01
 
 
+def test_the_study_of_power_computes_what_the_tests_do():
+    x, y = waves(300, 0.2, 4)
+    given = {"kernel_x": power.KERNEL, "kernel_y": power.KERNEL, "n_resamples": power.RESAMPLES}
+    pvalues = power.pvalues([x, y], [(x, y)], all_pairs=True)
+    for method in ("chi2", "bootstrap"):
+        expected = independence_test(x, y, method=method, **given).pvalue
+        assert pvalues[method] == pytest.approx(expected, rel=0.02, abs=0.005)
+    expected = independence_test(x, y, **given, **COMPLETE).pvalue
+    assert pvalues["all pairs"] == pytest.approx(expected, rel=1e-4)
+    halves = [(x[:150],), (x[150:],)]
+    expected = two_sample_test(x[:150], x[150:], kernel=power.KERNEL).pvalue
+    assert power.pvalues([x], halves, all_pairs=False)["chi2"] == pytest.approx(expected, rel=0.02)
+
+
 @pytest.mark.usefixtures("quick_studies")
 def test_the_study_of_power(tmp_path, monkeypatch):
-    monkeypatch.setattr(power, "TABLES", 6)
+    monkeypatch.setattr(power, "TABLES", 8)
     monkeypatch.setattr(power, "EFFECTS", (0.0, 12.0))
     command = ["study", "power", "--rows", "60", "--seeds", "1", "--out", str(tmp_path / "power")]
     result = CliRunner().invoke(beside, command)
@@ -360,4 +390,4 @@ def test_the_study_of_power(tmp_path, monkeypatch):
         for shares in cell["models"].values():
             assert shares["0"]["mean"] < 0.5 < shares["12"]["mean"]
     assert abs(study["verdicts"][0]["lost_power"]) < 0.2
-    assert "Of 6 tables" in result.output
+    assert "Of 8 tables" in result.output

@@ -6,6 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import zarr
+from conftest import write_store
+from test_reads import opened
 
 import cme_dask
 from cme_dask import PivotedCholesky, kernels, open_sample, operators
@@ -199,6 +201,199 @@ def test_rules_of_a_linear_gaussian_model():
     (G,) = operators.kernel_bayes(open_sample(x, y), Q.mean(), P, reg=1e-4, reg_posterior=1e-8)
     posterior = G(lambda x: x[:, 0])(at)[0]
     np.testing.assert_allclose(posterior, 0.5 + 0.49 / 0.74 * (at[:, 0] - 0.5), atol=0.05)
+
+
+# Adjoints, passes, and identities that hold for finite sets
+
+
+def test_adjoints_of_all_operators(moments, prior):
+    """<A f, g> = <f, A' g> for sections of the kernels, whose products are values."""
+    ratio = moments.density_ratio(prior, 0.05, non_negative=True)
+    changed = measure(open_sample(X), SPACE_X, functions_x={"r": ratio})
+    E = moments.conditional_expectation(REG)
+    made = [
+        E,
+        moments.multiplication("f", REG),
+        moments.multiplication("1 / f", REG),
+        moments.covariance("x", "y"),
+        changed.change_of_measure("r", REG),
+        operators.composition(open_sample(X), _folded, SPACE_X, SPACE_Y, reg=REG),
+        operators.bayes(E, prior, open_sample(Y), reg=REG),
+        *operators.kernel_bayes(open_sample(X, Y), prior.mean(), moments, reg=REG),
+    ]
+    for A in made:
+        # <A k(p, .), l(q, .)> = (A k(p, .))(q) = (A' l(q, .))(p)
+        p, q = (space.basis.points[:6] for space in (A.domain, A.codomain))
+        forth = A(A.domain.embed(p))(q)
+        back = A.T(A.codomain.embed(q))(p)
+        np.testing.assert_allclose(forth, back.T, rtol=0, atol=1e-12 * max(A.norm(), 1.0))
+
+
+def _folded(x):
+    return np.sin(x[:, :1])
+
+
+def test_one_pass_makes_all_operators_and_bayes_rules_take_one_more(tmp_path):
+    write_store(tmp_path / "s", X, Y, chunk_rows=64)
+    write_store(tmp_path / "prior", PRIOR, PRIOR, chunk_rows=64)
+    (chunks, sample), (chunks_of_prior, rows_of_prior) = map(
+        opened, (tmp_path / "s", tmp_path / "prior")
+    )
+
+    def passes():
+        each = [*chunks.chunks("x").values(), *chunks.chunks("y").values()]
+        assert len(set(each)) == 1
+        return each[0]
+
+    functions = {"f": f, "1 / f": Reciprocal(f)}
+    moments = measure(sample, SPACE_X, SPACE_Y, functions_x=functions)
+    E = moments.conditional_expectation(REG)
+    moments.multiplication("f", REG), moments.multiplication("1 / f", REG)
+    moments.covariance("x", "y"), moments.mean("y"), moments.risk(E)
+    prior = measure(rows_of_prior, SPACE_X)
+    moments.density_ratio(prior, 0.05)
+    assert passes() == 1
+    priors = [prior.mean(), moments.mean("x")]
+    operators.kernel_bayes(sample, priors, moments, reg=REG)  # one pass for all priors
+    assert passes() == 2
+    assert set(chunks_of_prior.chunks("x").values()) == {1}
+    operators.bayes(E, prior, open_sample(Y), reg=REG)
+    assert passes() == 2
+    assert set(chunks_of_prior.chunks("x").values()) == {1}
+
+
+SIZES = 7, 5
+TABLE = RNG.integers(1, 6, size=SIZES)  # how often each pair of x and y comes
+SHIFTED = RNG.integers(1, 5, size=7)  # likewise x under another law
+
+
+@pytest.fixture(scope="module")
+def tables():
+    """Operators of finite sets: with kernels of equality they are tables of probabilities."""
+    spaces = [complete(kernels.Delta(), np.arange(float(n))[:, None]) for n in SIZES]
+    x, y = (np.repeat(z.ravel(), TABLE.ravel())[:, None] * 1.0 for z in np.indices(SIZES))
+    z = np.repeat(np.arange(7.0), SHIFTED)[:, None]
+    functions = {
+        "f": lambda x: x[:, 0] - 2.5,
+        "1 / f": Reciprocal(lambda x: x[:, 0] - 2.5),
+        "r": lambda x: (SHIFTED / SHIFTED.sum() * TABLE.sum() / TABLE.sum(axis=1))[
+            x[:, 0].astype(int)
+        ],
+    }
+    P = measure(open_sample(x, y), *spaces, functions_x=functions)
+    Q = measure(open_sample(z), spaces[0])
+    return P, Q, P.conditional_expectation(0.0), open_sample(x, y), open_sample(y)
+
+
+def in_points(operator):
+    """The matrix of an operator of values at points to values at points."""
+    points = [
+        np.arange(float(space.rank))[:, None] for space in (operator.domain, operator.codomain)
+    ]
+    return operator(operator.domain.embed(points[0]))(points[1]).T
+
+
+def test_identities_hold_exactly_for_finite_sets(tables):
+    P, Q, E, pairs, rows_y = tables
+    given_x = TABLE / TABLE.sum(axis=1, keepdims=True)
+    q = SHIFTED / SHIFTED.sum()
+    joint = q[:, None] * given_x
+    exact = {"rtol": 0, "atol": 1e-12}
+    np.testing.assert_allclose(in_points(E), given_x, **exact)
+    times, over = (P.multiplication(name, 0.0) for name in ("f", "1 / f"))
+    np.testing.assert_allclose((over @ times).matrix, np.eye(7), **exact)
+    np.testing.assert_allclose((times @ over).matrix, np.eye(7), **exact)
+    # Chain rule, then the marginals: the prior and the sum rule.
+    chain = in_points((E.T @ Q.covariance("x")).T)
+    np.testing.assert_allclose(chain, joint, **exact)
+    points = [np.arange(float(n))[:, None] for n in SIZES]
+    np.testing.assert_allclose(E.T(Q.mean())(points[1])[0], joint.sum(axis=0), **exact)
+    # Bayes' rule of both kinds, and then the marginal law of y: the prior.
+    posterior = (joint / joint.sum(axis=0)).T
+    for G in (
+        operators.bayes(E, Q, rows_y, reg=0.0),
+        *operators.kernel_bayes(pairs, Q.mean(), P, reg=0.0, reg_posterior=1e-16),
+    ):
+        np.testing.assert_allclose(in_points(G), posterior, rtol=0, atol=1e-10)
+        back = G.T(E.T(Q.mean()))
+        np.testing.assert_allclose(back(points[0])[0], q, rtol=0, atol=1e-10)
+    # A change of measure to Q, then averages over P: averages over Q.
+    R = P.change_of_measure("r", 0.0)
+    np.testing.assert_allclose(R.T(P.mean("x"))(points[0])[0], q, **exact)
+    ratio = P.density_ratio(Q, 0.0)
+    np.testing.assert_allclose(ratio(points[0]), q * TABLE.sum() / TABLE.sum(axis=1), **exact)
+
+
+# Risks and bounds
+
+
+def test_risks_are_those_of_dense_matrices(moments):
+    beta = K(X, X) @ W
+    E, M = moments.conditional_expectation(REG), moments.multiplication("f", REG)
+    for operator, names, target in (
+        (E, (), L(Y, Y)),
+        (M, ("f", "f^2"), f(X)[:, None] * K(X, X) * f(X)),
+    ):
+        error = (np.eye(N) - beta) @ target @ (np.eye(N) - beta).T / N
+        risk = moments.risk(operator, *names)
+        assert risk.surrogate == pytest.approx(np.trace(error), rel=1e-8)
+        assert risk.natural == pytest.approx(np.linalg.eigvalsh(error)[-1], rel=1e-8)
+        assert moments.risk(1.1 * operator, *names).natural > risk.natural
+    with pytest.raises(DataError, match="a risk needs an operator between the measured spaces"):
+        moments.risk(M)
+    with pytest.raises(DataError, match=r"unknown function '' of x"):
+        moments.risk(M, "f")
+
+
+def test_risks_count_what_the_space_misses():
+    """Functions outside a small space are bounded as well."""
+    few = complete(L, np.linspace(-1.0, 1.0, 3)[:, None])
+    moments = measure(open_sample(X, Y), SPACE_X, few)
+    E = moments.conditional_expectation(REG)
+    in_space = few(Y)
+    beta = K(X, X) @ W
+    # Of A h = E P h the residual function is l(y, .) less the image of the projections.
+    projected = in_space @ in_space.T
+    cross = beta @ projected
+    error = (L(Y, Y) - cross - cross.T + beta @ projected @ beta.T) / N
+    risk = moments.risk(E)
+    assert risk.surrogate == pytest.approx(np.trace(error), rel=1e-8)
+    assert np.linalg.eigvalsh(error)[-1] <= risk.natural <= risk.surrogate
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_bounds_hold_where_the_truth_is_known(seed):
+    """A chain of ten states: natural risk and sum rule against the exact conditional law."""
+    rng = np.random.default_rng(seed)
+    states = np.linspace(-2.0, 2.0, 10)[:, None]
+    p, q = rng.dirichlet(np.full(10, 3.0), size=2)
+    given_x = rng.dirichlet(np.full(10, 0.3), size=10)
+    space = complete(kernels.Gaussian(0.7), states)
+
+    def rows(law, n):
+        x = rng.choice(10, size=n, p=law)
+        y = (rng.random(n)[:, None] > given_x[x].cumsum(axis=1)).sum(axis=1).clip(max=9)
+        return open_sample(states[x], states[y])
+
+    E = measure(rows(p, 400), space, space).conditional_expectation(1e-3)
+    held_out, prior = measure(rows(p, 4000), space, space), measure(rows(q, 300), space)
+    # sup over |h| <= 1 of E_P (E[h | x] - (E h)(x))^2, exactly.
+    values = space(states)
+    slopes = given_x @ values - values @ E.matrix
+    natural = np.linalg.eigvalsh(slopes.T @ (p[:, None] * slopes))[-1]
+    risk = held_out.risk(E)
+    assert natural <= risk.natural <= risk.surrogate
+    truth = space.embed(states, q @ given_x)
+    error = float(E.T(prior.mean()).distance(truth)[0, 0])
+    bound = operators.sum_rule_bound(E, held_out, prior, float((q / p).max()))
+    assert 0.0 < error <= bound
+    assert bound < operators.sum_rule_bound(E, held_out, prior, 2.0 * float((q / p).max()))
+    for options, message in (
+        ({"largest_ratio": 0.5}, "at least 1, got 0.5"),
+        ({"largest_ratio": 2.0, "confidence": 1.0}, "confidence must lie between"),
+    ):
+        with pytest.raises(DataError, match=message):
+            operators.sum_rule_bound(E, held_out, prior, **options)
 
 
 # The algebra

@@ -17,15 +17,7 @@ from cme_dask.estimators.steps import ProgressOption
 from cme_dask.kernels import Kernel
 from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.numerics.folds import RowSample, merge
-from cme_dask.numerics.independence import (
-    centred_spectrum,
-    covariance_terms,
-    difference_terms,
-    mixture_pvalue,
-    null_law,
-    sign_flip_pvalue,
-)
-from cme_dask.numerics.moments import MomentSums
+from cme_dask.numerics.independence import compare_by_signs, compare_by_spectrum
 from cme_dask.passes.cluster import Scheduler
 from cme_dask.passes.driver import RunOptions
 from cme_dask.passes.fit import sample_rows
@@ -38,6 +30,8 @@ Array = Any
 METHODS = ("auto", "chi2", "bootstrap")
 RANK, TOLERANCE, FOLDS, RESAMPLES = 200, 1e-3, 32, 9999
 """Defaults of both tests."""
+
+_MOST_COUNTED = 10**8  # rows that random draws without replacement are counted among
 
 
 @dataclass(frozen=True)
@@ -294,10 +288,12 @@ class _Test:
             listening(options.progress) as listener,
         ):
             drawn = [
-                sample_rows(each, -(-self.sample_size // len(samples)), self.random_state, executor)
-                for each in samples
+                sample_rows(each, self.sample_size, self.random_state, executor) for each in samples
             ]
-            rows = _both(*(each for each, _ in drawn)) if len(drawn) > 1 else drawn[0][0]
+            rows = drawn[0][0]
+            if len(drawn) > 1:
+                counts = [each.n_rows for each in samples]
+                rows = _both(rows, drawn[1][0], counts, self.sample_size, self.random_state)
             columns = samples[0].columns
             names = ("x", "y")[: len(columns)]
             pivots = Pivots.of_each(
@@ -329,7 +325,9 @@ class _Test:
                 reports.append(report)
         with one_blas_thread():
             statistic, pvalue, null_mean = (
-                self._by_signs(sums) if method == "bootstrap" else _by_spectrum(sums)
+                compare_by_signs(*sums, n_resamples=self.n_resamples, seed=self.random_state)
+                if method == "bootstrap"
+                else compare_by_spectrum(*sums)
             )
         errors = np.max([each.means().trace_error for each in sums], axis=0)
         return SignificanceResult(
@@ -345,38 +343,23 @@ class _Test:
             tuple(reports),
         )
 
-    def _by_signs(self, sums: Sequence[MomentSums]) -> tuple[float, float, float]:
-        """Statistic, p-value and mean under the null hypothesis, by signs of the folds' terms."""
-        terms = covariance_terms(*sums) if len(sums) == 1 else difference_terms(*sums)
-        pvalue = sign_flip_pvalue(terms, self.n_resamples, self.random_state)
-        return float((terms.sum(axis=0) ** 2).sum()), pvalue, float((terms**2).sum())
 
+def _both(a: RowSample, b: RowSample, counts: Sequence[int], size: int, seed: int) -> RowSample:
+    """A uniform sample of the rows of both samples, from row samples that are long enough.
 
-def _by_spectrum(sums: Sequence[MomentSums]) -> tuple[float, float, float]:
-    """The same by eigenvalues of centred covariances."""
-    counts = [each.n_rows for each in sums]
+    Pivots are closer to their own rows than to others. So that they favour none of the samples,
+    each has as many of them as chance gives it.
+    """
     n = sum(counts)
-    if len(sums) == 1:
-        mean, scale = sums[0].means(), float(n)
-        statistic = _squared(mean.blocks["y", "x"] - np.outer(mean.means["y"], mean.means["x"]))
-        spectra = [centred_spectrum(mean, variable) for variable in "xy"]
-    else:
-        first, second = (each.means().means["x"] for each in sums)
-        statistic, scale = _squared(first - second), counts[0] * counts[1] / n
-        spectra = [centred_spectrum((sums[0] + sums[1]).means(), "x")]
-    weights, _ = null_law(spectra, n)
-    return statistic, mixture_pvalue(scale * statistic, spectra, n), float(weights.sum()) / scale
-
-
-def _squared(difference: Array) -> float:
-    return float((difference**2).sum())
-
-
-def _both(a: RowSample, b: RowSample) -> RowSample:
-    """The row samples of two samples as one, in random order, both alike."""
-    first, second = (
-        replace(rows, keys=rows.keys / rows.keys[-1], weights=rows.importance, units={})
-        for rows in (a, b)
-    )
-    second = replace(second, index=second.index + int(a.index.max()) + 1)
-    return merge((first, second), len(a) + len(b))
+    scale = 1 + n // _MOST_COUNTED
+    first, second = (count // scale for count in counts)
+    rng = np.random.default_rng(seed)
+    share = rng.hypergeometric(first, second, min(size, first + second))
+    parts = []
+    for rows, most in ((a, share), (b, size - share)):
+        rows = rows.prefix(max(int(most), 1))
+        parts.append(
+            replace(rows, keys=rows.keys / rows.keys[-1], weights=rows.importance, units={})
+        )
+    parts[1] = replace(parts[1], index=parts[1].index + int(a.index.max()) + 1)
+    return merge(parts, len(a) + len(b))

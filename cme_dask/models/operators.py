@@ -142,7 +142,7 @@ class Operator(Model):
         """First the right one, then the left one; DataError across different spaces."""
         if not isinstance(other, Operator):
             return NotImplemented
-        _check_same(other.codomain, self.domain, "A @ B needs a B that maps to the domain of A")
+        check_same(other.codomain, self.domain, "A @ B needs a B that maps to the domain of A")
         return Operator(
             other.domain, self.codomain, self.matrix @ other.matrix, {"kind": "product"}
         )
@@ -197,7 +197,7 @@ class Operator(Model):
             If they belong to another space.
         """
         if isinstance(f, RKHSFunctions):
-            _check_same(f.space, self.domain, "an operator maps functions of its domain")
+            check_same(f.space, self.domain, "an operator maps functions of its domain")
             return type(f)(f.coef @ self.matrix.T, self.codomain)
         if callable(f):
             return self(self.domain.interpolate(f))
@@ -222,7 +222,7 @@ class Operator(Model):
 
     def eig(self) -> Eigenvalues:
         """Eigenvalues and eigenfunctions of an operator in one space; DataError of others."""
-        _check_same(self.codomain, self.domain, "eigenfunctions need an operator within one space")
+        check_same(self.codomain, self.domain, "eigenfunctions need an operator within one space")
         values, vectors = np.linalg.eig(self.matrix)
         order = np.argsort(-np.abs(values), kind="stable")
         return Eigenvalues(values[order], self.domain.function(vectors.T[order]))
@@ -242,10 +242,10 @@ class Operator(Model):
 
     def _check_parallel(self, other: "Operator") -> None:
         for one, two in ((self.domain, other.domain), (self.codomain, other.codomain)):
-            _check_same(one, two, "sums and products <A, B> need operators between the same spaces")
+            check_same(one, two, "sums and products <A, B> need operators between the same spaces")
 
 
-def _check_same(one: Space, two: Space, rule: str) -> None:
+def check_same(one: Space, two: Space, rule: str) -> None:
     """DataError unless two spaces are the same."""
     if (difference := one.difference(two)) is not None:
         raise DataError(f"{rule}, but {difference}: make both in the same spaces")

@@ -9,7 +9,7 @@ covariances: with those of uncentred ones a test never rejects.
 
 from collections.abc import Sequence
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.optimize import brentq
@@ -169,6 +169,50 @@ def mixture_pvalue(statistic: float, spectra: Sequence[Array], n_rows: int) -> f
     weights, spread = null_law(spectra, n_rows)
     mean = float(weights.sum())
     return mixture_tail(weights, mean + (statistic - mean) / spread)
+
+
+class NullComparison(NamedTuple):
+    """A squared distance, its p-value, and its mean under the null hypothesis."""
+
+    statistic: float
+    pvalue: float
+    null_mean: float
+
+
+def compare_by_spectrum(*sums: MomentSums) -> NullComparison:
+    """Independence of x and y of one sample, or equality of two laws of x, by chi-squares.
+
+    Parameters
+    ----------
+    sums
+        Moments of x and y, or those of x of two samples in the same basis.
+    """
+    counts = [each.n_rows for each in sums]
+    n = sum(counts)
+    if len(sums) == 1:
+        mean, scale = sums[0].means(), float(n)
+        difference = mean.blocks["y", "x"] - np.outer(mean.means["y"], mean.means["x"])
+        spectra = [centred_spectrum(mean, variable) for variable in "xy"]
+    else:
+        first, second = (each.means().means["x"] for each in sums)
+        difference, scale = first - second, counts[0] * counts[1] / n
+        spectra = [centred_spectrum((sums[0] + sums[1]).means(), "x")]
+    statistic, (weights, _) = float((difference**2).sum()), null_law(spectra, n)
+    pvalue = mixture_pvalue(scale * statistic, spectra, n)
+    return NullComparison(statistic, pvalue, float(weights.sum()) / scale)
+
+
+def compare_by_signs(*sums: MomentSums, n_resamples: int, seed: int) -> NullComparison:
+    """The same by random signs of the terms of folds; parameters as of `sign_flip_pvalue`."""
+    return flip_signs(
+        covariance_terms(*sums) if len(sums) == 1 else difference_terms(*sums), n_resamples, seed
+    )
+
+
+def flip_signs(terms: Array, n_resamples: int, seed: int) -> NullComparison:
+    """The squared norm of a sum of terms of folds; parameters as of `sign_flip_pvalue`."""
+    pvalue = sign_flip_pvalue(terms, n_resamples, seed)
+    return NullComparison(float((terms.sum(axis=0) ** 2).sum()), pvalue, float((terms**2).sum()))
 
 
 # Terms of folds, whose signs the wild bootstrap flips
