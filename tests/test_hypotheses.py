@@ -15,6 +15,7 @@ from benchmarks.__main__ import cli as beside
 from cme_dask import independence_test, kernels, open_sample, two_sample_test
 from cme_dask.cli import cli
 from cme_dask.errors import DataError, StoreError
+from cme_dask.estimators import hypotheses
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.independence import (
     centred_spectrum,
@@ -25,6 +26,8 @@ from cme_dask.numerics.independence import (
     sign_flip_pvalue,
 )
 from cme_dask.numerics.moments import FeatureBlock, MomentReduction, strip_moments
+from cme_dask.passes.driver import RunOptions
+from cme_dask.passes.fit import sample_rows
 
 KERNEL = kernels.Gaussian(0.8)
 COMPLETE = {"tol": 1e-13, "max_rank": 1000}

@@ -236,9 +236,9 @@ def _folded(x):
 def test_one_pass_makes_all_operators_and_bayes_rules_take_one_more(tmp_path):
     write_store(tmp_path / "s", X, Y, chunk_rows=64)
     write_store(tmp_path / "prior", PRIOR, PRIOR, chunk_rows=64)
-    (chunks, sample), (chunks_of_prior, rows_of_prior) = map(
-        opened, (tmp_path / "s", tmp_path / "prior")
-    )
+    chunks, store = opened(tmp_path / "s")
+    chunks_of_prior, store_of_prior = opened(tmp_path / "prior")
+    sample, rows_of_prior = open_sample(store), open_sample(store_of_prior)
 
     def passes():
         each = [*chunks.chunks("x").values(), *chunks.chunks("y").values()]
