@@ -60,7 +60,7 @@ def _panels(n_rows: int) -> Iterator[Result]:
         operators.Space.of(PivotedCholesky(gaussian, tol=1e-7).fit(rows)) for rows in (x, y)
     )
     at, t = AT[:, None], AT
-    functions = {"f": _wave, "1 / g": operators.Reciprocal(_valley)}
+    functions: dict[str, Any] = {"f": _wave, "1 / g": operators.Reciprocal(_valley)}
     P = operators.measure(open_sample(x, y), space_x, space_y, functions_x=functions)
     Q = operators.measure(open_sample(z), space_x)
     E = P.conditional_expectation()
