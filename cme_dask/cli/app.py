@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import sys
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ import click
 from cme_dask import __version__
 from cme_dask.cli.options import SchemaCommand, examples
 from cme_dask.errors import CmeDaskError, RankWarning, ResourceError, ToleranceWarning, wording
+
+_INTERRUPTED = 130  # exit code, of shells after Ctrl-C
 
 # A click group whose errors are one sentence, with fixed exit codes
 
@@ -40,7 +43,7 @@ def _one_sentence() -> Iterator[None]:
     except KeyboardInterrupt:
         # Zarr's event loop dies with its unfinished writes, and asyncio would report each.
         logging.getLogger("asyncio").setLevel(logging.CRITICAL)
-        _fail("interrupted: no output was left half-written", 130)
+        _fail("interrupted: no output was left half-written", _INTERRUPTED)
     except click.UsageError as error:
         help_of = f" (see {error.ctx.command_path} --help)" if error.ctx else ""
         _fail(f"{error.format_message()}{help_of}", 2)
@@ -109,4 +112,13 @@ def cli(ctx: click.Context) -> None:
 
 def main() -> None:
     """Run the command and exit: 0, 2 data or usage, 3 environment, 130 interrupted."""
-    cli(prog_name="cme-dask")
+    try:
+        cli(prog_name="cme-dask")
+    except SystemExit as ended:
+        if ended.code == _INTERRUPTED:
+            # Zarr's unfinished writes would be waited for at exit, and reported with tracebacks.
+            logging.shutdown()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(_INTERRUPTED)
+        raise
