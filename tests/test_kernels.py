@@ -437,6 +437,37 @@ def test_derivatives_of_the_gaussian_in_closed_form(scale):
     np.testing.assert_allclose(found, finite_differences(Gaussian(scale), X, Z), 1e-7, 1e-9)
 
 
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        Gaussian(0.7),
+        Gaussian((0.4, 1.0, 2.0)),
+        Laplace(0.8),
+        Laplace((0.4, 1.0, 2.0)),
+        *(Matern((0.4, 1.0, 2.0), nu) for nu in (0.5, 1.5, 2.5)),
+        RationalQuadratic(1.2, 0.7),
+        Categorical(0.9),
+        Categorical((0.4, 1.0, 2.0)),
+        Linear(0.5),
+        Polynomial(3, 0.4, 0.7),
+        2.0 * Gaussian(0.5)[1] + Matern((1.0, 2.0), 1.5)[0, 2] * Linear(0.3),
+        TransformedKernel(Gaussian((0.4, 1.0, 2.0)), Transform((Standard(0.1, 2.0),) * 3)),
+        Delta(),
+    ],
+    ids=repr,
+)
+def test_weighted_gradients_in_closed_form_equal_differences_of_the_formula(kernel):
+    rng = np.random.default_rng(2)
+    X, Z = rng.normal(size=(7, 3)), rng.normal(size=(5, 3))
+    Z[0] = X[0]
+    for left, right in ((X, Z), (X, X), (np.round(X), np.round(Z))):
+        weights = rng.normal(size=(len(left), len(right)))
+        found = kernel.weighted_gradient(left, right, weights)
+        expected = Kernel.weighted_gradient(kernel, left, right, weights)
+        assert len(found) == len(kernel.parameters)
+        np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-9)
+
+
 def test_parameters_and_back():
     for kernel in TRACED:
         again = kernel.with_parameters(kernel.parameters)

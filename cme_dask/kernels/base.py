@@ -23,6 +23,9 @@ from cme_dask.kernels.length_scales import ColumnScale
 
 Array = Any
 
+_STEP = 1e-3  # of differences, relative to the parameter
+_DIFFERENCES = ((-2, 1 / 12), (-1, -2 / 3), (1, 2 / 3), (2, -1 / 12))
+
 KERNELS: dict[str, type["Kernel"]] = {}
 """The kernels that files may hold, by name: those of the package and those that a program defines.
 """
@@ -141,6 +144,34 @@ class Kernel(ABC):
             object.__setattr__(changed, name, part)
             start += count
         return changed
+
+    def weighted_gradient(self, X: Array, Z: Array, weights: Array) -> list[float]:
+        r"""Return the gradient of :math:`\sum_{ij} w_{ij} k(x_i, z_j)` in the parameters.
+
+        Kernels of the package have it in closed form. Others take it from differences of their
+        formula, of fourth order and with about eleven digits.
+
+        Parameters
+        ----------
+        X, Z
+            Rows, shapes (n, d) and (m, d).
+        weights
+            The weights w, of any sign, shape (n, m).
+
+        Returns
+        -------
+        gradient : as many numbers as :attr:`parameters`
+        """
+        xp, values, result = array_namespace(X, Z), list(self.parameters), []
+        for i, value in enumerate(values):
+            step = _STEP * (abs(value) or 1.0)
+            total = 0.0
+            for multiple, factor in _DIFFERENCES:
+                moved = [*values[:i], value + multiple * step, *values[i + 1 :]]
+                block = self.with_parameters(moved).formula(xp, X, Z)
+                total += factor * float(xp.sum(weights * block))
+            result.append(total / step)
+        return result
 
     def _continuous(self) -> Iterator[tuple[str, Any]]:
         """Fields that hold kernels or continuous parameters, with their values."""
@@ -373,6 +404,13 @@ class Sum(_Pair):
     _function: ClassVar[str] = "add"
     _log_function: ClassVar[str] = "logaddexp"
 
+    def weighted_gradient(self, X: Array, Z: Array, weights: Array) -> list[float]:
+        """Return the gradients in the parameters of both kernels."""
+        return [
+            *self.left.weighted_gradient(X, Z, weights),
+            *self.right.weighted_gradient(X, Z, weights),
+        ]
+
     def _combine(self, left: Any, right: Any) -> Any:
         return left + right
 
@@ -385,6 +423,13 @@ class Product(_Pair):
     _sign: ClassVar[str] = "*"
     _function: ClassVar[str] = "multiply"
     _log_function: ClassVar[str] = "add"
+
+    def weighted_gradient(self, X: Array, Z: Array, weights: Array) -> list[float]:
+        """Return the gradients in the parameters of both kernels."""
+        return [
+            *self.left.weighted_gradient(X, Z, weights * self.right(X, Z)),
+            *self.right.weighted_gradient(X, Z, weights * self.left(X, Z)),
+        ]
 
     def _combine(self, left: Any, right: Any) -> Any:
         return left * right
@@ -410,6 +455,11 @@ class Scaled(Evaluated):
     def diagonal_formula(self, xp: Any, X: Array) -> Array:
         """Return the scaled diagonal."""
         return self.scale * self.base.diagonal_formula(xp, X)
+
+    def weighted_gradient(self, X: Array, Z: Array, weights: Array) -> list[float]:
+        """Return the gradients in the scale and in the parameters of the base."""
+        in_scale = float(array_namespace(X, Z).sum(weights * self.base(X, Z)))
+        return [in_scale, *self.base.weighted_gradient(X, Z, self.scale * weights)]
 
     def evaluator(self, Z: Array, *, log: bool = False) -> BlockEvaluator:
         """Return the functions of the base, scaled."""
@@ -478,6 +528,11 @@ class Columns(Evaluated):
     def diagonal_formula(self, xp: Any, X: Array) -> Array:
         """Return the diagonal of these columns."""
         return self.base.diagonal_formula(xp, self._take(xp, X))
+
+    def weighted_gradient(self, X: Array, Z: Array, weights: Array) -> list[float]:
+        """Return the gradient of the base, of these columns."""
+        xp = array_namespace(X, Z)
+        return self.base.weighted_gradient(self._take(xp, X), self._take(xp, Z), weights)
 
     def evaluator(self, Z: Array, *, log: bool = False) -> BlockEvaluator:
         """Return the functions of the base, of these columns."""

@@ -82,6 +82,15 @@ class Categorical(Stationary):
             total = total + differs / scale / scale
         return xp.exp(-total)
 
+    def weighted_gradient(self, X: Array, Z: Array, weights: Array) -> list[float]:
+        """Return the gradient in the length scales: dk / dl_j = 2 k [x_j != z_j] / l_j^3."""
+        xp, d, each = array_namespace(X, Z), X.shape[1], self.length_scale
+        weighted, result = weights * self(X, Z), []
+        for j, scale in enumerate(each if isinstance(each, tuple) else (each,) * d):
+            differs = xp.astype(X[:, j : j + 1] != Z[:, j : j + 1].T, X.dtype)
+            result.append(2.0 * float(xp.sum(weighted * differs)) / scale / scale / scale)
+        return self._in_scales(result)
+
     def evaluator(self, Z: Array, *, log: bool = False) -> BlockEvaluator:
         """Return the functions, from a row of values per level."""
         return _LevelEvaluator(self, Z, log=log)
@@ -135,6 +144,10 @@ class Linear(Kernel):
         """Return x . x + offset."""
         return xp.sum(X * X, axis=1) + self.offset
 
+    def weighted_gradient(self, X: Array, Z: Array, weights: Array) -> list[float]:
+        """Return the gradient in the offset."""
+        return [float(array_namespace(X, Z).sum(weights))]
+
 
 @dataclass(frozen=True)
 class Polynomial(Kernel):
@@ -176,6 +189,13 @@ class Polynomial(Kernel):
     def diagonal_formula(self, xp: Any, X: Array) -> Array:
         """Return the power of x . x."""
         return (self.scale * xp.sum(X * X, axis=1) + self.offset) ** self.degree
+
+    def weighted_gradient(self, X: Array, Z: Array, weights: Array) -> list[float]:
+        """Return the gradients in the offset and in the scale."""
+        xp, products = array_namespace(X, Z), X @ Z.T
+        inner = (self.scale * products + self.offset) ** (self.degree - 1)
+        weighted = self.degree * weights * inner
+        return [float(xp.sum(weighted)), float(xp.sum(weighted * products))]
 
 
 @dataclass(frozen=True)

@@ -152,6 +152,35 @@ class Stationary(Unit, Evaluated, abstract=True):
         """Return k of the sum of squared differences."""
         return self.of_squares(xp, sum(u * u for u in _scaled_differences(X, Z, self.length_scale)))
 
+    def slope(self, xp: Any, squares: Array) -> Array:
+        """Return dk / d(r^2), an array of the shape of ``squares``; any finite number at 0."""
+        raise NotImplementedError(f"{type(self).__name__} defines no slope")
+
+    def weighted_gradient(self, X: Array, Z: Array, weights: Array) -> list[float]:
+        """Return the gradient in the length scales, by matrix products where k is smooth."""
+        if type(self).slope is Stationary.slope:
+            return super().weighted_gradient(X, Z, weights)
+        xp, each = array_namespace(X, Z), self.length_scale
+        d = X.shape[1]
+        scales = xp.asarray(each if isinstance(each, tuple) else (each,) * d, dtype=X.dtype)
+        if self.smooth:
+            centre = xp.mean(Z, axis=0)
+            u, v = (X - centre) / scales, (Z - centre) / scales
+            squares_u, squares_v = u * u, v * v
+            squares = xp.sum(squares_u, axis=1)[:, None] + xp.sum(squares_v, axis=1) - 2.0 * u @ v.T
+            slopes = weights * self.slope(xp, xp.clip(squares, 0.0))
+            totals = xp.sum(slopes, axis=1) @ squares_u + xp.sum(slopes, axis=0) @ squares_v
+            totals = totals - 2.0 * xp.sum(u * (slopes @ v), axis=0)
+        else:
+            terms = [u * u for u in _scaled_differences(X, Z, each)]
+            slopes = weights * self.slope(xp, sum(terms))
+            totals = xp.stack([xp.sum(slopes * term) for term in terms])
+        return self._in_scales([float(one) for one in -2.0 * totals / scales])
+
+    def _in_scales(self, each: list[float]) -> list[float]:
+        """Derivatives in the length scales of all columns; their sum where these are one number."""
+        return each if isinstance(self.length_scale, tuple) else [sum(each)]
+
     def evaluator(self, Z: Array, *, log: bool = False) -> BlockEvaluator:
         """Return the functions by matrix products, or by differences where k is not smooth."""
         return DistanceEvaluator(self, Z, log=log)
@@ -215,6 +244,10 @@ class Gaussian(Stationary):
         """Return exp(-r^2 / 2)."""
         return xp.exp(-0.5 * squares)
 
+    def slope(self, xp: Any, squares: Array) -> Array:
+        """Return -k / 2."""
+        return -0.5 * self.of_squares(xp, squares)
+
     def finish(self, ops: Any, out: Array, scratch: Scratch, log: bool) -> None:
         """Exponentiate, in place."""
         # Longer |u|^2 would do without a look, but leave copies of pivots more than rounding. On a
@@ -270,6 +303,14 @@ class Laplace(Stationary):
         """Return exp of minus the sum of absolute differences."""
         return xp.exp(-sum(xp.abs(u) for u in _scaled_differences(X, Z, self.length_scale)))
 
+    def weighted_gradient(self, X: Array, Z: Array, weights: Array) -> list[float]:
+        """Return the gradient in the length scales: dk / dl_j = k |x_j - z_j| / l_j^2."""
+        xp, each = array_namespace(X, Z), self.length_scale
+        scales = each if isinstance(each, tuple) else (each,) * X.shape[1]
+        weighted = weights * self(X, Z)
+        terms = zip(_scaled_differences(X, Z, each), scales, strict=True)
+        return self._in_scales([float(xp.sum(weighted * xp.abs(u))) / scale for u, scale in terms])
+
     def term(self, ops: Any, values: Array) -> None:
         """Take absolute values, in place."""
         ops.abs(values, out=values)
@@ -317,6 +358,16 @@ class Matern(Stationary):
         s = xp.where(apart, xp.sqrt(2.0 * self.nu * xp.where(apart, squares, 1.0)), 0.0)
         factor = {0.5: 1.0, 1.5: 1.0 + s, 2.5: 1.0 + s + s * s / 3.0}[self.nu]
         return factor * xp.exp(-s)
+
+    def slope(self, xp: Any, squares: Array) -> Array:
+        """Return -nu exp(-s) times 1 / s, 1 or (1 + s) / 3, and 0 for 1 / s at 0."""
+        apart = squares > 0.0
+        s = xp.where(apart, xp.sqrt(2.0 * self.nu * xp.where(apart, squares, 1.0)), 0.0)
+        if self.nu < 1.0:
+            factor = xp.where(apart, 1.0 / xp.where(apart, s, 1.0), 0.0)
+        else:
+            factor = xp.ones_like(s) if self.nu < 2.0 else (1.0 + s) / 3.0
+        return -self.nu * factor * xp.exp(-s)
 
     def finish(self, ops: Any, out: Array, scratch: Scratch, log: bool) -> None:
         """From r^2 to s and to k, in place."""
@@ -377,6 +428,18 @@ class RationalQuadratic(Stationary):
     def of_squares(self, xp: Any, squares: Array) -> Array:
         """Return (1 + r^2 / (2 alpha))^-alpha."""
         return xp.exp(-self.alpha * xp.log1p(squares * (0.5 / self.alpha)))
+
+    def slope(self, xp: Any, squares: Array) -> Array:
+        """Return -(1 + r^2 / (2 alpha))^(-alpha - 1) / 2."""
+        return -0.5 * xp.exp(-(self.alpha + 1.0) * xp.log1p(squares * (0.5 / self.alpha)))
+
+    def weighted_gradient(self, X: Array, Z: Array, weights: Array) -> list[float]:
+        """Return the gradients in the length scales and in alpha."""
+        xp = array_namespace(X, Z)
+        squares = sum(u * u for u in _scaled_differences(X, Z, self.length_scale))
+        share = squares * (0.5 / self.alpha)
+        in_alpha = self.of_squares(xp, squares) * (share / (1.0 + share) - xp.log1p(share))
+        return [*super().weighted_gradient(X, Z, weights), float(xp.sum(weights * in_alpha))]
 
     def finish(self, ops: Any, out: Array, scratch: Scratch, log: bool) -> None:
         """Take the power, in place."""

@@ -366,6 +366,11 @@ class TransformedKernel(Evaluated):
         """Return the diagonal of the mapped rows."""
         return self.base.diagonal_formula(xp, self.transform.prepare(xp, X)(X))
 
+    def weighted_gradient(self, X: Array, Z: Array, weights: Array) -> list[float]:
+        """Return the gradient of the base, of mapped rows."""
+        map_rows = self.transform.prepare(array_namespace(Z), Z)
+        return self.base.weighted_gradient(map_rows(X), map_rows(Z), weights)
+
     def evaluator(self, Z: Array, *, log: bool = False) -> BlockEvaluator:
         """Return the functions of the base, of mapped rows."""
         map_rows = self.transform.prepare(array_namespace(Z), Z)
