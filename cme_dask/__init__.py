@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from cme_dask.estimators.embedding import ConditionalMeanEmbedding
     from cme_dask.estimators.hypotheses import independence_test, two_sample_test
     from cme_dask.estimators.joint import JointDistribution
+    from cme_dask.estimators.multiclass import MulticlassEmbedding
     from cme_dask.estimators.sparse import SparseEmbedding
     from cme_dask.estimators.transfer import TransferOperator
     from cme_dask.learning.candidates import Tuning
@@ -46,6 +47,7 @@ _HOMES = {
     "JointClassifier": "cme_dask.estimators.classifiers",
     "JointDistribution": "cme_dask.estimators.joint",
     "KernelLogisticRegression": "cme_dask.estimators.classifiers",
+    "MulticlassEmbedding": "cme_dask.estimators.multiclass",
     "PivotedCholesky": "cme_dask.estimators.cholesky",
     "SparseEmbedding": "cme_dask.estimators.sparse",
     "TransferOperator": "cme_dask.estimators.transfer",
@@ -71,6 +73,7 @@ __all__ = [
     "JointDistribution",
     "KernelLogisticRegression",
     "LazyLaw",
+    "MulticlassEmbedding",
     "PivotedCholesky",
     "ScoreTable",
     "SparseEmbedding",

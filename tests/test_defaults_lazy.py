@@ -221,7 +221,9 @@ TYPED = {
     },
     cme_dask.ConditionalMeanEmbedding: {"predict", "expect"},
     cme_dask.JointClassifier: {"predict", "predict_proba", "conditional"},
-    cme_dask.EmbeddingClassifier: {"predict", "predict_proba", "signed_proba"},
+    cme_dask.EmbeddingClassifier: {
+        *("predict", "predict_proba", "signed_proba", "clipped_proba", "entropy"),
+    },
     cme_dask.KernelLogisticRegression: {"predict", "predict_proba"},
     models_.JointModel: {"expect", "conditional", "density_ratio", "weights"},
     models_.EmbeddingModel: {"expect", "mass", "embedding"},

@@ -25,6 +25,7 @@ from cme_dask import (
     JointClassifier,
     JointDistribution,
     KernelLogisticRegression,
+    MulticlassEmbedding,
     PivotedCholesky,
     kernels,
 )
@@ -39,6 +40,7 @@ CLASSIFIERS = (
     JointClassifier(kernel_x="median", kernel_y="median", reg=1e-3, n_folds=2),
     EmbeddingClassifier(kernel_x="median", reg=1e-3, n_folds=2),
     KernelLogisticRegression(reg=1e-3, gradient_tol=1e-3),
+    MulticlassEmbedding(kernel_x="median", reg=1e-3, n_folds=2, max_iter=0),
 )
 
 DEFAULTS = (
@@ -47,6 +49,7 @@ DEFAULTS = (
     JointClassifier,
     EmbeddingClassifier,
     KernelLogisticRegression,
+    MulticlassEmbedding,
     PivotedCholesky,
 )
 LAWS = (JointDistribution, JointClassifier)

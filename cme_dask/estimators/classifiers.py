@@ -1,6 +1,7 @@
 """Classifiers by laws of a label, kernel logistic regression, and labels as classes."""
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Self, cast
 
@@ -19,6 +20,7 @@ from cme_dask.estimators.base import (
     Estimator,
     FittedBasis,
     Measured,
+    check_choice,
     check_number,
     given_rows,
 )
@@ -36,6 +38,7 @@ from cme_dask.models.points import FloatArray, is_out_of_core
 from cme_dask.models.relevance import LengthScales
 from cme_dask.numerics.basis import LinearBasis, eigenbasis
 from cme_dask.numerics.embedding import check_ridges
+from cme_dask.numerics.labels import clipped_shares, entropy, nearest_shares
 from cme_dask.numerics.logistic import (
     LogisticGradient,
     LogisticProblem,
@@ -347,6 +350,45 @@ class EmbeddingClassifier(GrowingClassifier, ConditionalMeanEmbedding):  # type:
         """
         return self.model_.expect([class_name(code) for code in range(len(self.classes_))], X)
 
+    def clipped_proba(self, X: Any) -> FloatArray:
+        r"""The positive parts of the estimates over their sum, shape (n, K).
+
+        (6) of Hsu, Nock and Ramos (2018): :math:`\max(p_c, 0) / \sum_j \max(p_j, 0)`; 1 / K where
+        no estimate is positive. The projection of :meth:`predict_proba` is nearer to the estimates.
+
+        Parameters
+        ----------
+        X
+            As in :meth:`predict_proba`.
+        """
+        return self._of_signed(clipped_shares, X)
+
+    def entropy(self, X: Any, estimate: str = "projected") -> FloatArray:
+        r"""Entropy of the label at each point, in nats, shape (n,).
+
+        Parameters
+        ----------
+        X
+            As in :meth:`predict_proba`.
+        estimate : {"projected", "clipped", "expected"}
+            :math:`-\sum_c p_c \log p_c` of the nearest probabilities, or of :meth:`clipped_proba`,
+            (33) of Hsu, Nock and Ramos (2018); or the expected information (37), the sum over the
+            signed estimates that are positive, which may be negative where one is above 1.
+
+        Raises
+        ------
+        DataError
+            As :meth:`predict_proba`, or on another estimate.
+        """
+        check_choice("estimate", estimate, tuple(_ENTROPIES))
+        return self._of_signed(_ENTROPIES[estimate], X, drop_axis=1)
+
+    def _of_signed(self, function: Callable[[Array], Array], X: Any, **named: Any) -> FloatArray:
+        signed: Any = self.signed_proba(X)
+        if is_out_of_core(X):
+            return cast(FloatArray, signed.map_blocks(function, dtype=float, **named))
+        return cast(FloatArray, function(signed))
+
     def _become(self, measured: Measured, fitted: dict[str, Any], *of_fit: Any) -> None:
         fitted["model_"].about["classes"] = plain_labels(self._classes)
         super()._become(measured, fitted, *of_fit)
@@ -355,6 +397,21 @@ class EmbeddingClassifier(GrowingClassifier, ConditionalMeanEmbedding):  # type:
         indicators = {class_name(code): Level(code) for code in range(len(self._classes))}
         named = {**by_name(functions["functions"]), **indicators}
         return super()._context(sample, {"functions": named}, *of_fit)
+
+
+def _projected_entropy(signed: Array) -> Array:
+    return entropy(nearest_shares(signed))
+
+
+def _clipped_entropy(signed: Array) -> Array:
+    return entropy(clipped_shares(signed))
+
+
+_ENTROPIES: dict[str, Callable[[Array], Array]] = {
+    "projected": _projected_entropy,
+    "clipped": _clipped_entropy,
+    "expected": entropy,
+}
 
 
 def plain_labels(classes: Array) -> list[Any] | None:

@@ -17,7 +17,7 @@ from cme_dask.models.points import FloatArray, is_out_of_core
 from cme_dask.models.relevance import LengthScales, length_scales
 from cme_dask.numerics.basis import LinearBasis, StackedBasis
 from cme_dask.numerics.crossval import interval_factor
-from cme_dask.numerics.measure import project
+from cme_dask.numerics.labels import positive
 
 # E[f | z] of functions f of one variable given the other: what every signed estimator answers
 
@@ -149,16 +149,6 @@ class ConditionalExpectation:
 
 
 # ``predict``, ``predict_proba`` and ``score`` of fitted models, as their estimators have them
-
-
-def positive(probabilities: Array, rows: float) -> Array:
-    """(n p + 1 / K) / (n + 1) of probabilities p, shape (b, K), from n rows.
-
-    As if one more row had been seen, shared evenly among the labels: no label is excluded, and the
-    log loss of one that the law excludes is about log(n K).
-    """
-    labels = probabilities.shape[1]
-    return (rows * probabilities + 1.0 / labels) / (rows + 1.0)
 
 
 def r_squared(y: Any, means: Array, weights: Any = None) -> float:
@@ -318,11 +308,6 @@ class PairModel(Model):
 def class_name(code: int) -> str:
     """What the indicator of a label is called among the declared functions of y."""
     return f"class {code}"
-
-
-def nearest_shares(signed: Array) -> Array:
-    """The probabilities (b, K) nearest to signed estimates of them, which have the same order."""
-    return np.asarray(project(signed, np.ones(signed.shape[1]))[0])
 
 
 def most_probable(probabilities: Array, classes: Array) -> NDArray[Any]:

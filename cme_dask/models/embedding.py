@@ -15,12 +15,12 @@ from cme_dask.models.answers import (
     ConditionalExpectation,
     PairModel,
     class_name,
-    nearest_shares,
 )
 from cme_dask.models.points import FloatArray, is_out_of_core, lazy_answers, query_points
 from cme_dask.models.relevance import plot_relevance
 from cme_dask.models.spaces import MeanEmbeddings, Space
 from cme_dask.numerics.basis import LinearBasis
+from cme_dask.numerics.labels import nearest_shares
 
 Array = Any
 

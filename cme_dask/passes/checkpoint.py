@@ -100,6 +100,10 @@ class Checkpoint:
         sums.open({"name": name, "token": token, "rows": n_rows, "block": block})
         return sums
 
+    def states(self, name: str, kinds: tuple[type, ...]) -> "SavedStates":
+        """The states of an iteration that is no pass, of these dataclasses."""
+        return SavedStates(self.folder, name, kinds)
+
     def _share(self, n_rows: int, block: int) -> tuple[int, int]:
         """Blocks [first, last) of the pass that are ours."""
         blocks = -(-n_rows // block)
@@ -134,6 +138,41 @@ def _sees(folder: str, run: str) -> str:
 
 def _sign_of(run: str) -> str:
     return f"{_SIGN}-{run}"
+
+
+@dataclass(frozen=True)
+class SavedStates:
+    """The last state of an iteration that is no pass, beside the passes of a checkpoint.
+
+    Attributes
+    ----------
+    folder, name
+        The checkpoint, and what its files are called.
+    kinds
+        The dataclasses in a state.
+    """
+
+    folder: Path
+    name: str
+    kinds: tuple[type, ...]
+
+    def latest(self) -> Any:
+        """The last state, or None before the first."""
+        paths = self._paths()
+        return read_partial(paths[max(paths)], self.kinds) if paths else None
+
+    def save(self, step: int, state: Any) -> None:
+        """Write the state after so many steps, and drop earlier ones."""
+        earlier = self._paths()
+        path = self.folder / f"{self.name}-{step:09d}"
+        write_partial(path, state, self.kinds, flush=True)
+        for number, other in earlier.items():
+            if number < step:
+                shutil.rmtree(other, ignore_errors=True)
+
+    def _paths(self) -> dict[int, Path]:
+        names = self.folder.glob(f"{self.name}-*")
+        return {int(path.name.rpartition("-")[2]): path for path in names}
 
 
 @dataclass(frozen=True)
