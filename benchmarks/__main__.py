@@ -109,13 +109,16 @@ def bench(
         "python3 run study rates --out rates",
         "python3 run study power --out power",
         "python3 run study operators --out operators",
+        "python3 run study filtering --out filtering",
         "python3 run study pendulum --out pendulum",
         "python3 run study pendulum --transitions transitions --rows 1e6",
     ),
 )
 @click.argument(
     "subject",
-    type=click.Choice(["laws", "classification", "rates", "power", "operators", "pendulum"]),
+    type=click.Choice(
+        ["laws", "classification", "rates", "power", "operators", "filtering", "pendulum"]
+    ),
     default="laws",
 )
 @click.option(
@@ -124,7 +127,7 @@ def bench(
     multiple=True,
     help="low, medium, high or strong, and of laws also bimodal or skewed; repeatable.  [default: "
     "all; of classification: medium, strong; of rates: finite-rank, slow-decay; of power: "
-    "independence, two-sample]",
+    "independence, two-sample; of filtering: linear, pendulum]",
 )
 @click.option(
     "--rows",
@@ -133,16 +136,20 @@ def bench(
     multiple=True,
     help="Training rows; repeatable.  [default: 200, 1000, 5000; of classification: 100, 200, 500, "
     "1000; of rates: 500, 2000, 8000, 32000; of power: 200, 1000, 2000; of operators: 2e4; of "
-    "pendulum, in stores: 200, 1e3, 1e4, 1e5, 1e6]",
+    "filtering: 1e3, 1e4, 1e5; of pendulum, in stores: 200, 1e3, 1e4, 1e5, 1e6]",
 )
-@click.option("--seeds", type=click.IntRange(1), help="Draws each.  [default: 20; of pendulum: 5]")
+@click.option(
+    "--seeds",
+    type=click.IntRange(1),
+    help="Draws each.  [default: 20; of filtering and pendulum: 5]",
+)
 @click.option("--workers", type=click.IntRange(1), help="Processes.  [default: one per core]")
 @click.option(
     "--out",
     type=output,
     metavar="PATH",
     help="Folder for study.json, study.png and study.md, or for the files of classification, "
-    "rates, power, operators or pendulum.  [default: none]",
+    "rates, power, operators, filtering or pendulum.  [default: none]",
 )
 @click.option(
     "--transitions",
@@ -172,11 +179,13 @@ def study(
     kernel logistic regression, figure 5 of the joint paper. Of rates: the excess risk of embeddings
     against the number of rows, beside the rates of theory. Of power: how often tests of
     independence and of equal laws reject, a hundred tables per draw. Of operators: what each rule
-    learns, beside the truth. Of pendulum: sparse embeddings beside incomplete Cholesky, and
-    policies that swing a pendulum up.
+    learns, beside the truth. Of filtering: kernel Bayes filters beside Kalman's and particle
+    filters, and the rates of their rules. Of pendulum: sparse embeddings beside incomplete
+    Cholesky, and policies that swing a pendulum up.
     """
     from benchmarks import (
         classification,
+        filtering,
         pendulum,
         pendulum_page,
         pendulum_study,
@@ -219,6 +228,11 @@ def study(
                 rates.RatesOptions(**given), out, overwrite=overwrite, progress=progress
             )
             lines = rates.rates_tables(result)
+        elif subject == "filtering":
+            result = filtering.run_filtering(
+                filtering.FilteringOptions(**given), out, overwrite=overwrite, progress=progress
+            )
+            lines = filtering.filtering_tables(result)
         elif subject == "power":
             result = power.run_power(
                 power.PowerOptions(**given), out, overwrite=overwrite, progress=progress

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         KernelLogisticRegression,
     )
     from cme_dask.estimators.embedding import ConditionalMeanEmbedding
+    from cme_dask.estimators.filter import KernelBayesFilter
     from cme_dask.estimators.hypotheses import independence_test, two_sample_test
     from cme_dask.estimators.joint import JointDistribution
     from cme_dask.estimators.multiclass import MulticlassEmbedding
@@ -46,6 +47,7 @@ _HOMES = {
     "Event": "cme_dask.passes.progress",
     "JointClassifier": "cme_dask.estimators.classifiers",
     "JointDistribution": "cme_dask.estimators.joint",
+    "KernelBayesFilter": "cme_dask.estimators.filter",
     "KernelLogisticRegression": "cme_dask.estimators.classifiers",
     "MulticlassEmbedding": "cme_dask.estimators.multiclass",
     "PivotedCholesky": "cme_dask.estimators.cholesky",
@@ -71,6 +73,7 @@ __all__ = [
     "Event",
     "JointClassifier",
     "JointDistribution",
+    "KernelBayesFilter",
     "KernelLogisticRegression",
     "LazyLaw",
     "MulticlassEmbedding",

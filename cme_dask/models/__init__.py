@@ -10,6 +10,7 @@ from cme_dask.kernels import Kernel
 from cme_dask.models.base import MODELS, Model, maker
 from cme_dask.models.embedding import EmbeddingModel
 from cme_dask.models.features import FeatureModel
+from cme_dask.models.filter import FilterModel
 from cme_dask.models.joint import JointModel
 from cme_dask.models.logistic import LogisticModel
 from cme_dask.models.operators import Operator
@@ -76,6 +77,7 @@ def load_only(
 __all__ = [
     "EmbeddingModel",
     "FeatureModel",
+    "FilterModel",
     "JointModel",
     "LogisticModel",
     "Model",
