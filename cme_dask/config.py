@@ -28,6 +28,7 @@ PIVOTS = ("sampled", "greedy", "random")
 """Ways of choosing pivots."""
 
 ANSWERS = ("mean", "std", "quantile", "probability", "effective_support")
+EMBEDDING_ANSWERS = ("mean", "probability")
 """Quantities that batches of conditional laws are queried for."""
 
 LEVELS = (0.05, 0.5, 0.95)

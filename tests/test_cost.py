@@ -290,8 +290,6 @@ def test_dry_run_of_an_embedding_has_its_leave_one_out_pass(tmp_path, monkeypatc
     code, out, err = run("fit", "s.zarr", *embedding, "--out", "m.zarr", "--json")
     assert code == 0, err
     assert json.loads(out)["passes"] == 2
-    code, _, err = run("fit", "s.zarr", *embedding, "--out", "n.zarr", "--shard", "1/2")
-    assert (code, "--shard is for the estimator joint" in err) == (2, True)
     code, _, err = run("fit", "s.zarr", *given, "--validation", "folds", "--dry-run")
     assert (code, "validation: the estimator joint takes" in err) == (2, True)
 

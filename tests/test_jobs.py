@@ -337,14 +337,17 @@ def test_a_job_that_comes_with_the_package_runs_by_name():
 EMBEDDING = ("--set", 'fit.estimator="embedding"', "--set", "report.points=[]")
 
 
-@pytest.mark.parametrize("options", [(), ("penalty='columns'", "gamma_ratio=0.01")])
+@pytest.mark.parametrize(
+    "options", [("reg='finite-rank'",), ("penalty='columns'", "gamma_ratio=0.01")]
+)
 def test_a_job_fits_an_embedding_and_scores_it(job, options):
     """As the estimator with the same options does, on the same rows; events are answered, too."""
     path, _ = job
-    kind = SparseEmbedding if options else ConditionalMeanEmbedding
+    sparse = len(options) > 1
+    kind = SparseEmbedding if sparse else ConditionalMeanEmbedding
     changes = [*EMBEDDING, "--set", "fit.max_rank=15", "--set", "evaluate.hold_out=0.25"]
     changes += ["--set", "fit.kernel_x='gaussian:0.5'", "--set", "fit.folds=3"]
-    if options:
+    if sparse:
         changes += ["--set", 'fit.estimator="sparse"']
     for option in options:
         changes += ["--set", f"fit.{option}"]
@@ -356,8 +359,8 @@ def test_a_job_fits_an_embedding_and_scores_it(job, options):
         result = json.loads(stdout)
         rest, held = open_sample(out / "sample.zarr").split(0.25)
         given = {"kernel_x": kernels.Gaussian(0.5), "max_rank": 15, "tol": 1e-3, "n_folds": 3}
-        given |= {"penalty": "columns", "gamma_ratio": 0.01} if options else {}
-        fit = kind(**given).fit(rest, functions={"b > 0": "b > 0"})
+        own = {"penalty": "columns", "gamma_ratio": 0.01} if sparse else {"reg": "finite-rank"}
+        fit = kind(**given, **own).fit(rest, functions={"b > 0": "b > 0"})
     x, y = (source.read(0, 3000) for source in held.sources)
     rows = held.part.selects(np.arange(3000), {})
     answers = fit.expect(["b", "b > 0"], x[rows])
@@ -377,6 +380,7 @@ def test_a_job_fits_an_embedding_and_scores_it(job, options):
         ("fit.penalty='l1'", "fit.penalty: the estimator embedding takes"),
         ("fit.events_x=['a > 0']", "fit.events_x: the estimator embedding takes"),
         ("fit.estimator='forest'", "fit.estimator: must be 'joint', 'embedding' or 'sparse'"),
+        ("fit.reg='fast'", "fit.reg: must be a number, a pair of them or a schedule (finite-rank"),
         ("report.points=[{name='p', x={a=0.0}}]", "laws come from the estimator joint"),
     ],
 )

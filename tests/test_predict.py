@@ -18,7 +18,7 @@ from cme_dask import JointDistribution, kernels, load, open_sample
 from cme_dask.cli import cli
 from cme_dask.errors import DataError, ResourceError
 from cme_dask.kernels.transforms import PoolRare, Standard, Transform
-from cme_dask.models.query import Query
+from cme_dask.models.query import LawQuery
 from cme_dask.passes.driver import Executor, RunOptions
 from cme_dask.passes.lazy_laws import given_rows
 from cme_dask.passes.write import write_answers
@@ -116,7 +116,7 @@ def reference(world, tmp_path_factory):
 
 
 def written(world, out, values, scheduler, workers, chunk_rows=None):
-    query = Query(world[3], events=EVENTS)
+    query = LawQuery(world[3], events=EVENTS)
     rows = given_rows(values, query.given)
     executor = RunOptions(scheduler, workers).executor()
     write_answers(rows, query, out, chunk_rows=chunk_rows, overwrite=False, executor=executor)
@@ -154,7 +154,7 @@ def test_processes_and_a_failed_run_leave_whole_outputs_or_none(world, reference
     with pytest.raises(DataError, match=r"column 'x1' has 1 \(first at row 4321\)"):
         written(world, tmp_path / "bad", da.from_array(x, chunks=(1000, 2)), "threads", 2)
     tight = Executor("threads", 2, 100 << 20)
-    query = Query(world[3])
+    query = LawQuery(world[3])
     rows = given_rows(str(world[0] / "s.zarr"), query.given)
     options = {"chunk_rows": None, "overwrite": False, "executor": tight}
     with pytest.raises(ResourceError, match="answers of laws of 100 cells"):

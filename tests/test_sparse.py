@@ -32,6 +32,7 @@ from cme_dask.numerics.sparse import (
     Penalty,
     SparseProblem,
     SparseSolver,
+    _preconditioner,
     refitted,
     sparse_path,
 )
@@ -126,6 +127,21 @@ def test_the_prox_is_optimal_and_the_dual_norm_attained(penalty):
     paper = np.sqrt((point**2).sum(axis=1)[:, None] + (point**2).sum(axis=0)).sum()
     if penalty == "rows-and-columns":
         assert paper <= norm.value(point) <= np.sqrt(2.0) * paper
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_the_correction_for_groups_is_the_inverse_of_the_whole_matrix(axis):
+    rng = np.random.default_rng(0)
+    of_x, of_y = rng.standard_normal((5, 5)), rng.standard_normal((4, 4))
+    invert, _ = _preconditioner(of_x, of_y, np.ones((5, 4)), within=False)
+    parts = rng.uniform(-0.4, 0.4, (5, 4))
+    matrix = np.eye(20) + np.kron(of_x @ of_x.T, of_y @ of_y.T)
+    for group in np.eye(parts.shape[1 - axis]):
+        own = (parts * (group if axis == 0 else group[:, None])).ravel()
+        matrix -= np.outer(own, own)
+    right = rng.standard_normal((5, 4))
+    plain = np.linalg.solve(matrix, right.ravel()).reshape(5, 4)
+    assert np.abs(invert.without(parts, axis)(right) - plain).max() < 1e-12
 
 
 def test_factorized_and_iterated_systems_give_one_solution():
@@ -229,6 +245,30 @@ def test_on_all_rows_it_is_the_dense_problem(penalty):
         )
         w.append(held.mean())
     assert path.dense_loss == pytest.approx(np.dot(w, plain), rel=1e-8)
+
+
+@EACH
+@pytest.mark.parametrize("n", [60, pytest.param(500, marks=pytest.mark.slow)])
+def test_one_gamma_on_more_rows_is_the_dense_problem(penalty, n):
+    x, y = table(n)
+    kx, ky = kernels.Laplace(0.7), kernels.Laplace(0.5)
+    K, L, reg = kx(x, x), ky(y, y), 1e-3
+    W, norm = np.linalg.inv(K + n * reg * np.eye(n)), Penalty.of(penalty, (n, n))
+    top = 2.0 * norm.dual_norm(K @ W @ L)
+    every = {"pivots": (x, y), "tol": 1e-14, "max_rank": n, "kernel_x": kx, "kernel_y": ky}
+    model = fitted(penalty, (x, y), gamma=0.3 * top, reg=reg, n_folds=1, **every)
+    path, M = model.path_, np.zeros_like(W)
+    order = [
+        [int(np.flatnonzero((rows == point).all(axis=1))[0]) for point in basis.newton.points]
+        for rows, basis in ((x, model.basis_x_), (y, model.basis_y_))
+    ]
+    M[np.ix_(*order)] = path.coefs[0]
+    square = np.trace((M - W).T @ K @ (M - W) @ L)
+    assert path.gaps[0] <= 1e-8
+    assert path.gamma_max == pytest.approx(top, rel=1e-8)
+    assert path.distances[0] ** 2 == pytest.approx(square, rel=1e-8)  # (16)
+    whole = square + model.gamma_ * norm.value(M)
+    assert path.objectives[0] == pytest.approx(whole, rel=1e-8)  # (17)
 
 
 @EACH

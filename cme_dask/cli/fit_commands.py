@@ -91,7 +91,7 @@ def fit(
 ) -> Shown:
     """Fit the joint distribution of x and y in STORE (path or URL) in one pass, and save it.
 
-    With --estimator it is a conditional mean embedding, whose saved model Python's load reads.
+    With --estimator it is a conditional mean embedding; `expect` and `predict` query either.
     Kernels, length scales and ridge are learned unless they are given; `cme-dask tune` saves the
     trace of their search.
     """
@@ -113,8 +113,6 @@ def fit(
             raise click.UsageError("--growing takes no residuals: leave --residual out")
         options |= {"tuning": {"averaged": 1}, "residual": False}
     section = checked(FitSection, options, "")
-    if checkpoint.shard is not None and section.estimator != "joint":
-        raise click.UsageError("--shard is for the estimator joint: leave it or --estimator out")
     rows = TrainingRows(store, x, y, hold_out)
     if dry_run:
         result = plan_of_fit(rows, section, compute)
@@ -139,7 +137,11 @@ def fit(
 @click.option("--std/--no-std", default=True, help="Standard errors.  [default: with]")
 @json_option
 def expect(**options: Any) -> Shown:
-    """Conditional means and probabilities E[f | x] of a saved MODEL, with standard errors."""
+    """Conditional means and probabilities E[f | x] of a saved MODEL, with standard errors.
+
+    Joint distributions and dense embeddings answer the functions that their fit declared. Sparse
+    embeddings answer any column or event, without standard errors.
+    """
     from cme_dask.cli import tables
     from cme_dask.cli.query import answer
 

@@ -98,6 +98,11 @@ def estimator_of(columns: tuple[Columns, Columns], options: FitSection) -> Estim
     for name in sorted(given - known):
         takes = ", ".join(sorted(known & set(FitSection.model_fields)))
         raise DataError(f"{name}: the estimator {options.estimator} takes {takes}")
+    if kind is JointDistribution and isinstance(options.reg, str):
+        raise DataError(
+            f"reg: the schedule {options.reg} is one of the estimators embedding and sparse; the "
+            "estimator joint takes numbers"
+        )
     values = {name: getattr(options, name) for name in given}
     if "folds" in values:
         values["n_folds"] = values.pop("folds")

@@ -76,6 +76,8 @@ def predict(
     For points (--given or --points) the answers are printed, or written to the CSV file --out. For
     the x of all rows in STORE (path or URL) they are written to the new Zarr store --out, in one
     pass. `cme-dask expect` gives signed expectations with standard errors instead.
+
+    Embeddings answer mean and probability, which is a signed expectation for events.
     """
     from cme_dask.cli import query as job
     from cme_dask.cli import tables
@@ -84,9 +86,7 @@ def predict(
     of_points = bool(given) or points is not None
     if (store is None) != of_points:
         raise click.UsageError("give points by --given or --points, or a STORE: one of the two")
-    query = job.query_of(
-        model, reverse=reverse, answers=answers or ANSWERS, levels=levels, events=events
-    )
+    query = job.query_of(model, reverse=reverse, answers=answers, levels=levels, events=events)
     if store is not None:
         if out is None:
             raise click.UsageError("Missing option '--out': the answers of a STORE are written.")

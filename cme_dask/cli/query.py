@@ -12,10 +12,11 @@ import numpy as np
 from cme_dask.data.columns import Columns
 from cme_dask.data.store import check_output, disk_errors, writing
 from cme_dask.errors import DataError
-from cme_dask.models import load_only
+from cme_dask.models import load, only
+from cme_dask.models.embedding import LinearEmbedding
 from cme_dask.models.joint import JointModel
 from cme_dask.models.points import query_points
-from cme_dask.models.query import Query
+from cme_dask.models.query import EmbeddingQuery, LawQuery, Query
 
 # Conditional expectations of a saved model at points given as text; needs no Dask
 
@@ -23,6 +24,12 @@ from cme_dask.models.query import Query
 Array = Any
 
 _CONVERSION = re.compile(r"CSV column #(\d+): Row #(\d+): .* invalid value '(.*)'", re.DOTALL)
+
+
+def load_conditional(path: str) -> JointModel | LinearEmbedding:
+    """The model of Y given X in a file; StoreError or DataError if there is none."""
+    model = load(path)
+    return model if isinstance(model, LinearEmbedding) else only(JointModel, model, path)
 
 
 def answer(
@@ -45,32 +52,36 @@ def answer(
     points
         CSV file of further points.
     functions
-        Columns of numbers, or events; default all.
+        Columns of numbers, or events; default all that were declared.
     reverse
         E[f(x) | y].
     std
-        With standard errors, if the model has folds.
+        With standard errors, if the model has folds; sparse embeddings have none.
 
     Raises
     ------
     DataError
-        On unknown names, missing columns, or values that are no numbers.
+        On unknown names, missing columns, values that are no numbers, or an embedding in reverse.
     StoreError
         If the model is unusable.
     """
-    law = load_only(JointModel, model)
+    law: Any = load_conditional(model)
+    is_joint = isinstance(law, JointModel)
+    if reverse and not is_joint:
+        raise DataError("an embedding answers y given x alone: leave --reverse out")
     key, variable, other = ("y", law.y, law.x) if reverse else ("x", law.x, law.y)
     names = variable.columns.names
     array = parse_points(variable.columns, given, points)
     labelled = other.columns.categories
-    shown = list(functions) or [n for n in variable.answers.names if n not in labelled]
-    where = {"Y": array} if reverse else {"X": array}
-    with_std = std and len(variable.answers.fold_constant) > 1
+    answers: Any = variable.answers if is_joint else getattr(law, "answers", None)
+    declared = other.columns.names if answers is None else answers.names
+    shown = list(functions) or [name for name in declared if name not in labelled]
+    where: dict[str, Any] = {"Y" if reverse else "X": array}
     errors: Array | None = None
-    if with_std:
-        values, errors = law.expect(shown, where.get("X"), Y=where.get("Y"), return_std=True)
+    if std and answers is not None and len(answers.fold_constant) > 1:
+        values, errors = law.expect(shown, **where, return_std=True)
     else:
-        values = law.expect(shown, where.get("X"), Y=where.get("Y"))
+        values = law.expect(shown, **where)
     return {
         "model": model,
         "given": key,
@@ -79,7 +90,7 @@ def answer(
         "functions": shown,
         "values": values.tolist(),
         "std": None if errors is None else errors.tolist(),
-        "interval": None if errors is None else variable.answers.factor(0.95),
+        "interval": None if errors is None else answers.factor(0.95),
         "units": variable.columns.units | other.columns.units,
     }
 
@@ -208,7 +219,7 @@ def _not_finite(name: str, place: str, value: object) -> DataError:
     return DataError(f"{place}: {name} must be a finite number, got {shown}")
 
 
-# ``cme-dask predict``: answers of conditional laws at points, files or whole stores
+# ``cme-dask predict``: answers of laws and embeddings at points, files or whole stores
 
 
 Result = dict[str, Any]
@@ -231,8 +242,10 @@ def query_of(
     StoreError
         If the model is unusable.
     """
-    law = load_only(JointModel, model)
-    return Query(law, reverse, tuple(answers), tuple(levels), tuple(events))
+    fitted = load_conditional(model)
+    kind: Any = LawQuery if isinstance(fitted, JointModel) else EmbeddingQuery
+    query: Query = kind(fitted, reverse, tuple(answers), tuple(levels), tuple(events))
+    return query
 
 
 def predict_points(query: Query, model: str, given: Sequence[str], points: Path | None) -> Result:
@@ -241,6 +254,7 @@ def predict_points(query: Query, model: str, given: Sequence[str], points: Path 
     values = query.flat(query_points(array, query.given, "the points"))
     return {
         "model": model,
+        "subject": query.subject,
         "given": "y" if query.reverse else "x",
         "columns": list(query.given.columns.names),
         "points": array.tolist(),

@@ -43,6 +43,7 @@ from cme_dask.errors import DataError
 from cme_dask.kernels import Kernel
 from cme_dask.kernels.text import SYNTAX, Specification, kernel_of, read_specification
 from cme_dask.learning.candidates import Tuning
+from cme_dask.numerics.embedding import SCHEDULES
 from cme_dask.numerics.folds import Folding
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -162,9 +163,13 @@ class FitSection(_Section):
         None, ge=1, description="Largest number of pivots per basis."
     )
     reg: Annotated[
-        float | tuple[float, float] | None,
+        float | tuple[float, float] | str | None,
         Flag(type=ridge, default=f"learned; of couplings {COUPLING_REG:g}"),
-    ] = Field(None, description="Ridge r, or rY,rX; no unit.")
+    ] = Field(
+        None,
+        description="Ridge r, or rY,rX; no unit. Of embeddings also a schedule in the number of "
+        "rows, finite-rank or slow-decay.",
+    )
     reg_form: Annotated[Literal["two-sided", "single"], Flag()] = Field(
         "two-sided", description="Form of the ridge."
     )
@@ -246,6 +251,15 @@ class FitSection(_Section):
     @classmethod
     def _foldable(cls, value: str) -> str:
         return str(Folding.parse(value))
+
+    @field_validator("reg")
+    @classmethod
+    def _scheduled(cls, value: Any) -> Any:
+        if isinstance(value, str) and value not in SCHEDULES:
+            raise ValueError(
+                f"must be a number, a pair of them or a schedule ({', '.join(SCHEDULES)})"
+            )
+        return value
 
     @field_validator("constraint")
     @classmethod

@@ -454,7 +454,7 @@ _WIDE = 8  # columns, which are then listed below each other
 def answer_tables(result: Result) -> list[RenderableType]:
     """Of ``cme-dask predict`` at points: a table for each point, or one for all."""
     other = "y" if result["given"] == "x" else "x"
-    title = f"Laws of {other} given {result['given']}"
+    title = f"{result['subject'].capitalize()} of {other} given {result['given']}"
     columns, answers = result["columns"], result["answers"]
     names = [with_unit(name, result["units"]) for name in columns]
     pairs = list(zip(result["points"], result["values"], strict=True))

@@ -94,14 +94,21 @@ def option(value: str) -> tuple[str, object]:
         return key, text
 
 
-def ridge(value: str) -> list[float] | float:
-    """One number, or the pair rY,rX."""
+def ridge(value: str) -> list[float] | float | str:
+    """One number, the pair rY,rX, or the name of a schedule."""
+    from cme_dask.numerics.embedding import SCHEDULES
+
+    if value in SCHEDULES:
+        return value
     try:
         parts = [float(part) for part in value.split(",")]
     except ValueError:
         parts = []
     if len(parts) not in (1, 2):
-        raise click.BadParameter(f"{value!r} is neither a number nor a pair rY,rX")
+        raise click.BadParameter(
+            f"{value!r} is neither a number nor a pair rY,rX nor a schedule "
+            f"({', '.join(SCHEDULES)})"
+        )
     return parts if len(parts) == 2 else parts[0]
 
 

@@ -76,12 +76,13 @@ class EmbeddingEstimator(MeanRegressor, MomentEstimator):
         memory_limit: str | int | None = None,
         progress: ProgressOption = None,
         checkpoint: str | os.PathLike[str] | None = None,
+        shard: tuple[int, int] | None = None,
     ) -> Self:
         """Fit in one pass over the rows.
 
         Parameters
         ----------
-        X, Y, y, weights, scheduler, workers, memory_limit, progress, checkpoint
+        X, Y, y, weights, scheduler, workers, memory_limit, progress, checkpoint, shard
             As in :meth:`JointDistribution.fit`.
         sample_weight
             scikit-learn's name of ``weights``.
@@ -97,6 +98,8 @@ class EmbeddingEstimator(MeanRegressor, MomentEstimator):
             On damaged stores.
         ResourceError
             If memory would not suffice; nothing has been read then but the row sample.
+        ShardDone
+            When a shard has done its share.
 
         Warns
         -----
@@ -104,7 +107,7 @@ class EmbeddingEstimator(MeanRegressor, MomentEstimator):
             If the trace error over all rows is above ``tol``, or above 0.01 where no ``tol`` was
             given.
         """
-        options = RunOptions(scheduler, workers, memory_limit, progress, checkpoint)
+        options = RunOptions(scheduler, workers, memory_limit, progress, checkpoint, shard)
         given = {"functions": functions}
         return self._fit(X, *given_rows(Y, y, weights, sample_weight), given, options)
 

@@ -65,7 +65,11 @@ def load_only(
     DataError
         If it is of the other kind.
     """
-    model = load(path, kernels=kernels, storage_options=storage_options)
+    return only(kind, load(path, kernels=kernels, storage_options=storage_options), path)
+
+
+def only(kind: type[Kind], model: Model, path: str | os.PathLike[str]) -> Kind:
+    """The model of a path, if it is of this kind; DataError if not."""
     if not isinstance(model, kind):
         raise DataError(
             f"{os.fspath(path)} holds a {type(model).__name__}, a {kind.__name__} was expected: "
@@ -86,4 +90,5 @@ __all__ = [
     "TransferModel",
     "load",
     "load_only",
+    "only",
 ]

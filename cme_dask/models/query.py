@@ -1,23 +1,26 @@
-"""A query of conditional laws for batches of points: its answers and their shapes."""
+"""Queries of conditional laws and of embeddings for batches of points: answers and shapes."""
 
 import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from cme_dask.config import ANSWERS, LEVELS
+from cme_dask.config import ANSWERS, EMBEDDING_ANSWERS, LEVELS
 from cme_dask.data.outputs import AnswerArray
 from cme_dask.errors import DataError, UnseenCategoryWarning
+from cme_dask.models.embedding import LinearEmbedding
 from cme_dask.models.events import Event, comparison
-from cme_dask.models.joint import JointModel, Variable
+from cme_dask.models.joint import JointModel
 
 Array = Any
 
 
 @dataclass(frozen=True)
-class Query:
-    """Answers of the laws of Y given X = x, or of X given Y = y, at rows.
+class Query(ABC):
+    """Answers of a model at rows of one of its variables, about the other one.
 
     Numeric columns are answered by means, standard deviations and quantiles, categorical ones by
     the probabilities of their labels, which come after those of the events.
@@ -29,7 +32,7 @@ class Query:
     reverse
         X given Y.
     answers
-        Which of ``ANSWERS``.
+        Which of ``known``; default all.
     levels
         Of the quantiles, in (0, 1).
     events
@@ -42,24 +45,28 @@ class Query:
         the answers, or answers that would have no values.
     """
 
-    model: JointModel
+    known: ClassVar[tuple[str, ...]]
+    subject: ClassVar[str]
+    parts: ClassVar[str]
+
+    model: Any
     reverse: bool = False
-    answers: tuple[str, ...] = ANSWERS
+    answers: tuple[str, ...] = ()
     levels: tuple[float, ...] = LEVELS
     events: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "answers", self.answers or self.known)
         for name in self.answers:
-            if name not in ANSWERS:
-                raise DataError(f"unknown answer {name!r}: there are {', '.join(ANSWERS)}")
+            if name not in self.known:
+                raise DataError(f"unknown answer {name!r}: there are {', '.join(self.known)}")
         for level in self.levels:
             if not 0.0 < level < 1.0:
                 raise DataError(f"levels of quantiles lie between 0 and 1, got {level:g}")
         columns = self.answered.columns
         for text in self.events:
             Event.parse(text, columns.names, columns.categories)
-        if self.answered.cells is None:
-            raise DataError("this model has no laws to ask: fit it with support_size of at least 1")
+        self._check()
         if self.events and "probability" not in self.answers:
             raise DataError(
                 "an event is answered by its probability, the answers are "
@@ -67,20 +74,38 @@ class Query:
             )
         if not self.fields:
             raise DataError(
-                f"{', '.join(self.answers) or 'no answer'} of {', '.join(columns.names)} has no "
-                "values: probabilities need events (such as 'y0 > 1') or categorical columns, "
+                f"{', '.join(self.answers)} of {', '.join(columns.names)} has no values: "
+                "probabilities need events (such as 'y0 > 1') or categorical columns, "
                 "quantiles need levels, and means, standard deviations and quantiles need numeric "
                 "columns"
             )
 
+    @abstractmethod
+    def _check(self) -> None:
+        """DataError if the model cannot answer."""
+
     @property
-    def given(self) -> Variable:
+    @abstractmethod
+    def size(self) -> int:
+        """Numbers that an answer at one row is made of."""
+
+    @property
+    @abstractmethod
+    def rank(self) -> int:
+        """Number of functions of the row from which each of them follows."""
+
+    @abstractmethod
+    def _at(self, rows: Array) -> dict[str, Callable[[], Array]]:
+        """What answers at rows of numbers and codes, by the name of the answer."""
+
+    @property
+    def given(self) -> Any:
         """The variable whose values are given."""
         return self.model.y if self.reverse else self.model.x
 
     @property
-    def answered(self) -> Variable:
-        """The variable whose laws are queried."""
+    def answered(self) -> Any:
+        """The variable that is asked for."""
         return self.model.x if self.reverse else self.model.y
 
     @property
@@ -122,28 +147,107 @@ class Query:
         """Names of all values of a row."""
         return tuple(label for field in self.fields for label in field.labels)
 
-    def law(self, rows: Array) -> Any:
-        """The conditional laws at rows of numbers and codes."""
+    def __call__(self, rows: Array) -> list[Array]:
+        """The answers at rows (b, d), an array (b, ...) for each field."""
         with warnings.catch_warnings():
             # Unseen labels have been reported where their codes were made.
             warnings.simplefilter("ignore", UnseenCategoryWarning)
-            return self.model.conditional(Y=rows) if self.reverse else self.model.conditional(rows)
+            answers = self._at(rows)
+            return [
+                np.asarray(answers[field.name]()).reshape(len(rows), *field.shape)
+                for field in self.fields
+            ]
 
-    def __call__(self, rows: Array) -> list[Array]:
-        """The answers at rows (b, d), an array (b, ...) for each field."""
-        law = self.law(rows)
-        answers = {
+    def flat(self, rows: Array) -> Array:
+        """The answers at rows (b, d) side by side, shape (b, len(labels))."""
+        return np.concatenate([part.reshape(len(rows), -1) for part in self(rows)], axis=1)
+
+
+@dataclass(frozen=True)
+class LawQuery(Query):
+    """Answers of the laws of Y given X = x, or of X given Y = y."""
+
+    known = ANSWERS
+    subject, parts = "laws", "cells"
+
+    model: JointModel
+
+    def _check(self) -> None:
+        if self.answered.cells is None:
+            raise DataError("this model has no laws to ask: fit it with support_size of at least 1")
+
+    @property
+    def size(self) -> int:
+        """Number of cells of a law."""
+        return int(self.answered.cells.size)
+
+    @property
+    def rank(self) -> int:
+        """Number of functions of x."""
+        return len(self.model.coef)
+
+    def _at(self, rows: Array) -> dict[str, Callable[[], Array]]:
+        law: Any = self.model.conditional(Y=rows) if self.reverse else self.model.conditional(rows)
+        return {
             "mean": law.mean,
             "std": law.std,
             "quantile": lambda: law.quantile(self.levels),
             "probability": lambda: np.stack([law.probability(t) for t in self.chances], axis=-1),
             "effective_support": law.effective_support,
         }
-        return [
-            np.asarray(answers[field.name]()).reshape(len(rows), *field.shape)
-            for field in self.fields
-        ]
 
-    def flat(self, rows: Array) -> Array:
-        """The answers at rows (b, d) side by side, shape (b, len(labels))."""
-        return np.concatenate([part.reshape(len(rows), -1) for part in self(rows)], axis=1)
+
+@dataclass(frozen=True)
+class EmbeddingQuery(Query):
+    """Answers of an embedding of Y given X = x, those of ``expect`` and ``predict_proba``.
+
+    Those of events are signed. Labels are answered where y is one column of them.
+    """
+
+    known = EMBEDDING_ANSWERS
+    subject, parts = "expectations", "functions"
+
+    model: LinearEmbedding
+
+    def _check(self) -> None:
+        if self.reverse:
+            raise DataError("an embedding answers y given x alone: leave --reverse out")
+        if self.events:
+            self._signed(np.empty((0, len(self.given.columns.names))))
+
+    @property
+    def chances(self) -> tuple[str, ...]:
+        """The events, then one for each label where y is one column of them."""
+        columns = self.answered.columns
+        return (
+            super().chances if len(columns.names) == len(columns.categories) == 1 else self.events
+        )
+
+    @property
+    def size(self) -> int:
+        """Number of functions of x."""
+        return int(self.given.basis.newton.rank)
+
+    @property
+    def rank(self) -> int:
+        """The same."""
+        return self.size
+
+    def _signed(self, rows: Array) -> Array:
+        return self.model.expect(list(self.events), rows)
+
+    def _at(self, rows: Array) -> dict[str, Callable[[], Array]]:
+        def probability() -> Array:
+            values = {}
+            if len(self.chances) > len(self.events):
+                ((name, labels),) = self.answered.columns.categories.items()
+                shares = self.model.predict_proba(rows).T
+                values = {comparison(name, t): s for t, s in zip(labels, shares, strict=True)}
+            if self.events:
+                values |= zip(self.events, self._signed(rows).T, strict=True)
+            return np.stack([values[text] for text in self.chances], axis=-1)
+
+        return {
+            "mean": lambda: self.model.expect(list(self.numeric), rows),
+            "probability": probability,
+        }

@@ -214,8 +214,9 @@ class SparseSolver:
 
     First-order steps would need tens of thousands of iterations on Gram matrices. A Newton step
     solves with the part of K_X (x) K_Y on the support alone, and that is small where M is sparse.
-    Groups fill a block, on which eigenvectors nearly solve it: conjugate gradients take few
-    iterations. On a large scattered support they end early, far from the solution.
+    Groups fill a block, on which eigenvectors, and a correction for each group, solve it; with
+    groups of rows and of columns they nearly do, and conjugate gradients take few iterations. On a
+    large scattered support these end early, far from the solution.
 
     Attributes
     ----------
@@ -343,7 +344,11 @@ class SparseSolver:
             return np.where(support, image, 0.0)
 
         free = np.where(support, 1.0 / (ridge + sum(curve for curve, _, _ in terms)), 0.0)
-        invert, weight = _preconditioner(own.factor_x, own.factor_y, free, within=False)
+        inverse, weight = _preconditioner(own.factor_x, own.factor_y, free, within=False)
+        invert: Callable[[Array], Array] = inverse
+        if len(terms) == 1:  # then the weights are exact, and one correction makes the inverse
+            ((curve, unit, axis),) = terms
+            invert = inverse.without(np.sqrt(free * curve) * unit, axis)
         return conjugate_gradients(
             system,
             lambda values: np.where(support, weight * invert(weight * values), 0.0),
@@ -362,9 +367,42 @@ def _on_entries(own: SparseProblem, free: Array, slope: Array, tol: float) -> Ar
     )
 
 
+@dataclass(frozen=True, eq=False)
+class _Inverse:
+    """The inverse of 1 + G_X (x) G_Y by eigenvectors of both."""
+
+    vectors_x: Array
+    vectors_y: Array
+    damping: Array
+
+    def __call__(self, values: Array) -> Array:
+        within = self.vectors_x.T @ values @ self.vectors_y / self.damping
+        return self.vectors_x @ within @ self.vectors_y.T
+
+    def without(self, parts: Array, axis: int | None) -> Callable[[Array], Array]:
+        """The inverse where v v^T is taken off for each group v of ``parts`` along this axis.
+
+        By Sherman, Morrison and Woodbury: one small system, of as many unknowns as groups.
+        """
+        if axis == 1:
+            turned = _Inverse(self.vectors_y, self.vectors_x, self.damping.T).without(parts.T, 0)
+            return lambda values: turned(values.T).T
+        small = np.eye(parts.shape[1])
+        for share, damping in zip(self.vectors_x.T @ parts, self.damping, strict=True):
+            half = self.vectors_y * np.sqrt(1.0 / damping)
+            small -= np.outer(share, share) * (half @ half.T)
+        factor = cho_factor(small, lower=True, overwrite_a=True)
+
+        def invert(values: Array) -> Array:
+            plain = self(values)
+            return plain + self(parts * cho_solve(factor, (parts * plain).sum(axis=0)))
+
+        return invert
+
+
 def _preconditioner(
     factor_x: Array, factor_y: Array, free: Array, *, within: bool
-) -> tuple[Callable[[Array], Array], Array]:
+) -> tuple[_Inverse, Array]:
     """The inverse of 1 + W_X W_X^T (x) W_Y W_Y^T, or ``within`` of W^T W, and the weights.
 
     W is the factor with weights of rows and of columns, whose product stands for ``free``.
@@ -375,11 +413,7 @@ def _preconditioner(
         np.linalg.eigh(w.T @ w if within else w @ w.T) for w in (of_x * factor_x, of_y * factor_y)
     )
     damping = 1.0 + np.outer(np.maximum(lam_x, 0.0), np.maximum(lam_y, 0.0))
-
-    def invert(values: Array) -> Array:
-        return vectors_x @ (vectors_x.T @ values @ vectors_y / damping) @ vectors_y.T
-
-    return invert, of_x * of_y.T
+    return _Inverse(vectors_x, vectors_y, damping), of_x * of_y.T
 
 
 def conjugate_gradients(

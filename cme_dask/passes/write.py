@@ -421,15 +421,15 @@ class AnswerWriter(Reduction[None, None]):
     strip_rows = BLOCK
 
     def cost(self, extent: Extent) -> Cost:
-        """The laws of a block, and the chunks that are being filled."""
-        width, cells = len(self.query.labels), self.query.answered.cells.size  # type: ignore[union-attr]
+        """The answers of a block, and the chunks that are being filled."""
+        width, size = len(self.query.labels), self.query.size
         held = min(self.chunk_rows, extent.n_rows)
         return Cost(
-            flops=_LAW_FLOPS * cells + 2 * cells * self.query.model.coef.shape[0],
-            state=_WORD * (BLOCK * (_LAWS_HELD * cells + 4 * width) + _CHUNKS_HELD * held * width),
+            flops=_LAW_FLOPS * size + 2 * size * self.query.rank,
+            state=_WORD * (BLOCK * (_LAWS_HELD * size + 4 * width) + _CHUNKS_HELD * held * width),
             process=_HEAP,
-            subject=f"{width} answers of laws of {cells} cells in chunks of "
-            f"{self.chunk_rows:,} rows",
+            subject=f"{width} answers of {self.query.subject} of {size} {self.query.parts} in "
+            f"chunks of {self.chunk_rows:,} rows",
             remedies=(f"lower {option('chunk_rows')}",),
         )
 
