@@ -110,6 +110,7 @@ def bench(
         "python3 run study power --out power",
         "python3 run study operators --out operators",
         "python3 run study filtering --out filtering",
+        "python3 run study shift --out shift",
         "python3 run study pendulum --out pendulum",
         "python3 run study pendulum --transitions transitions --rows 1e6",
     ),
@@ -117,7 +118,7 @@ def bench(
 @click.argument(
     "subject",
     type=click.Choice(
-        ["laws", "classification", "rates", "power", "operators", "filtering", "pendulum"]
+        ["laws", "classification", "rates", "power", "operators", "filtering", "pendulum", "shift"]
     ),
     default="laws",
 )
@@ -158,6 +159,11 @@ def bench(
     help="Of pendulum: write no study, but transitions.parquet for the job `pendulum`, of --rows.  "
     "[default: 1e5 rows]",
 )
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="Of shift: folder of the air-quality table.  [default: synthetic shifts alone]",
+)
 @overwrite_option
 @json_option
 def study(
@@ -168,6 +174,7 @@ def study(
     workers: int | None,
     out: Path | None,
     transitions: Path | None,
+    data: Path | None,
     overwrite: bool,
 ) -> Shown:
     """Compare every model with the truth: means and standard errors over draws.
@@ -181,7 +188,8 @@ def study(
     independence and of equal laws reject, a hundred tables per draw. Of operators: what each rule
     learns, beside the truth. Of filtering: kernel Bayes filters beside Kalman's and particle
     filters, and the rates of their rules. Of pendulum: sparse embeddings beside incomplete
-    Cholesky, and policies that swing a pendulum up.
+    Cholesky, and policies that swing a pendulum up. Of shift: fits on rows reweighted
+    to another law of x, and on rows as they are.
     """
     from benchmarks import (
         classification,
@@ -192,6 +200,7 @@ def study(
         power,
         rates,
         rules,
+        shift,
         study,
     )
 
@@ -203,6 +212,8 @@ def study(
         return written, [f"{written['file']}: {rows:,} transitions"]
     chosen = {"scenarios": scenarios, "rows": sizes, "seeds": seeds, "workers": workers}
     given: dict[str, Any] = {key: values for key, values in chosen.items() if values}
+    if data is not None and subject != "shift":
+        raise DataError("--data is for the study of shift")
     with ProgressLines() as progress:
         if subject == "pendulum":
             if scenarios:
@@ -238,6 +249,11 @@ def study(
                 power.PowerOptions(**given), out, overwrite=overwrite, progress=progress
             )
             lines = power.power_tables(result)
+        elif subject == "shift":
+            result = shift.run_shift(
+                shift.ShiftOptions(**given, data=data), out, overwrite=overwrite, progress=progress
+            )
+            lines = shift.shift_tables(result)
         else:
             result = study.run_study(
                 study.StudyOptions(**given), out, overwrite=overwrite, progress=progress

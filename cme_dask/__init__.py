@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         JointClassifier,
         KernelLogisticRegression,
     )
+    from cme_dask.estimators.drift import drift_report
     from cme_dask.estimators.embedding import ConditionalMeanEmbedding
     from cme_dask.estimators.filter import KernelBayesFilter
     from cme_dask.estimators.hypotheses import independence_test, two_sample_test
@@ -54,6 +55,7 @@ _HOMES = {
     "SparseEmbedding": "cme_dask.estimators.sparse",
     "TransferOperator": "cme_dask.estimators.transfer",
     "Tuning": "cme_dask.learning.candidates",
+    "drift_report": "cme_dask.estimators.drift",
     "independence_test": "cme_dask.estimators.hypotheses",
     "ingest": "cme_dask.data.ingest",
     "score": "cme_dask.passes.held_out",
@@ -83,6 +85,7 @@ __all__ = [
     "TransferOperator",
     "Tuning",
     "constraints",
+    "drift_report",
     "gram_columns",
     "independence_test",
     "ingest",

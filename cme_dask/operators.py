@@ -13,13 +13,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cme_dask.config import SAMPLE_SIZE
 from cme_dask.data.sample import Sample
 from cme_dask.data.sources import RowFunction
 from cme_dask.display import brief_repr
 from cme_dask.errors import DataError
 from cme_dask.estimators.cholesky import one_variable
+from cme_dask.models.joint import JointModel
 from cme_dask.models.operators import Eigenvalues, Operator, SingularValues, check_same
+from cme_dask.models.points import is_out_of_core
+from cme_dask.models.reweighted import ReweightedModel
 from cme_dask.models.spaces import MeanEmbeddings, RKHSFunctions, Space
+from cme_dask.numerics.cells import CellReduction
 from cme_dask.numerics.embedding import ConditionalEmbedding
 from cme_dask.numerics.moments import FeatureBlock, Function, MomentReduction, Moments
 from cme_dask.numerics.operators import (
@@ -31,9 +36,14 @@ from cme_dask.numerics.operators import (
     posterior_matrix,
 )
 from cme_dask.numerics.reduction import Reduction
+from cme_dask.numerics.reweighting import JointCells
+from cme_dask.numerics.support import SUPPORT_SIZE, make_support
 from cme_dask.numerics.weighted import WeightedMoments
 from cme_dask.passes.driver import RunOptions
+from cme_dask.passes.fit import sample_rows
+from cme_dask.passes.held_out import rows_of
 from cme_dask.passes.run import PassReport
+from cme_dask.passes.sources import open_sample
 from cme_dask.reductions import run
 
 __all__ = [
@@ -43,10 +53,12 @@ __all__ = [
     "OperatorMoments",
     "RKHSFunctions",
     "Reciprocal",
+    "ReweightedModel",
     "Risk",
     "SingularValues",
     "Space",
     "bayes",
+    "change_prior",
     "composition",
     "kernel_bayes",
     "measure",
@@ -649,3 +661,73 @@ def kernel_bayes(
         matrix = posterior_matrix(blocks["y", "y"], blocks["y", "x"], reg_posterior)
         made.append(reweighted._operator("kernel Bayes rule", x, y, matrix, reg_posterior))
     return made
+
+
+def change_prior(
+    model: Any,
+    X: Any,
+    *,
+    weights: Any = None,
+    support_size: int = SUPPORT_SIZE,
+    options: RunOptions | None = None,
+) -> ReweightedModel:
+    r"""A joint distribution with another law of x: its law of y, and Bayes' rule for it.
+
+    .. math:: Q(dx, dy) = Q(dx) \, P(dy \mid x), \quad
+              Q(dx \mid y) = \frac{g(x, y)}{\mathrm E_Q g(X, y)} \, Q(dx)
+
+    with the laws of y given x of the model, whose density ratios g >= 0 are normalised: unlike
+    :func:`bayes` and :func:`kernel_bayes` no weight is negative. One pass over the rows of the
+    prior, none over those of the fit.
+
+    Parameters
+    ----------
+    model
+        A fitted :class:`cme_dask.JointDistribution`, or its model, with cells.
+    X
+        Rows of the prior Q: an array or table with the columns of x, a store or a ``Sample``.
+    weights
+        Weights of the rows, non-negative, shape (n,): then Q is the weighted law.
+    support_size
+        Cells of the prior: if it has no more distinct rows, each is a cell and the posterior is
+        exact for each row. Otherwise rows of a cell share the posterior of their cell.
+    options
+        Where and how to run.
+
+    Raises
+    ------
+    DataError
+        If the model has no laws, the rows have other columns, or weights are unusable.
+    ResourceError
+        If the memory does not suffice.
+
+    Notes
+    -----
+    Source: Smooth operators, sections 3.1 and 4.2; Fukumizu, Song and Gretton (2013), JMLR 14,
+    3753, for the rule with signed weights.
+
+    Examples
+    --------
+    >>> x = np.linspace(-1.0, 1.0, 200)[:, None]
+    >>> fit = JointDistribution(kernel_x=kernels.Gaussian(0.5), kernel_y=kernels.Gaussian(0.5))
+    >>> prior = fit.fit(x, x) and operators.change_prior(fit, x[x[:, 0] > 0.5])
+    >>> bool(prior.marginal().mean()[0] > 0.5)
+    True
+    """
+    fitted = getattr(model, "model_", model)
+    if not isinstance(fitted, JointModel):
+        raise DataError(
+            f"a prior is changed of a fitted joint distribution, got {type(model).__name__}"
+        )
+    _ = fitted.masses  # DataError without laws
+    options = options or RunOptions()
+    if is_out_of_core(X):
+        X, weights = one_variable(open_sample(X, weights=weights)), None
+    sample = rows_of(fitted, X, None, weights)
+    rows, _ = sample_rows(sample, SAMPLE_SIZE, 0, options.executor())
+    categorical = fitted.x.columns.categorical
+    support = make_support(rows.parts[0], rows.importance, support_size, categorical)
+    cells = CellReduction.of(rows, 0, sample.n_rows, 1, support, {})
+    (joint, sums), report = run(sample, [JointCells(fitted, support), cells], options)
+    about = {**fitted.about, "prior_rows": report.rows}
+    return ReweightedModel(fitted, cells.statistics(sums), joint, about)

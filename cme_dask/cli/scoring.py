@@ -24,8 +24,8 @@ from cme_dask.numerics.folds import Split
 from cme_dask.numerics.scoring import Estimate, Scores
 from cme_dask.passes.driver import Executor, RunOptions
 from cme_dask.passes.fit import sample_rows
+from cme_dask.passes.held_out import rows_of
 from cme_dask.passes.scores import Law, Prediction, ScoreReport, score_pass
-from cme_dask.passes.sources import open_sample
 
 # Scores of a saved model on the rows of a store
 
@@ -86,7 +86,7 @@ def score_model(
         If model or store is unusable.
     """
     law = load_only(JointModel, model)
-    sample = _held_out(_matching(open_sample(store), law), law, hold_out, fold_by)
+    sample = _held_out(rows_of(law, store, None, None), law, hold_out, fold_by)
     events = _events(law, functions)
     shown = tuple(functions) or (*law.y.columns.numeric, *events)
     labels = bool(law.y.columns.categories) and law.y.cells is not None
@@ -121,20 +121,6 @@ def score_model(
         "seconds": result.report.seconds,
         "rows_per_second": result.report.rows_per_second,
     }
-
-
-def _matching(sample: Sample, law: JointModel) -> Sample:
-    """The sample with the columns of the model."""
-    x, y = law.x.columns, law.y.columns
-    sample = sample.select(x.names, y.names)
-    for mine, theirs in zip((x, y), sample.columns, strict=True):
-        for name in mine.names:
-            if mine.categories.get(name) != theirs.categories.get(name):
-                raise DataError(
-                    f"the labels of column {name!r} have other codes in {sample.location} than in "
-                    "the model: score it on the store that it was fitted on, or a part of that"
-                )
-    return sample
 
 
 def _held_out(

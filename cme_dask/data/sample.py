@@ -247,6 +247,34 @@ class Sample:
         made = rows and replace(rows, parts=tuple(parts))
         return replace(self, sources=tuple(sources), columns=tuple(columns), row_sample=made)
 
+    def reweight(self, ratio: RowFunction) -> "Sample":
+        """The same rows with weights r(x_i), such as a density ratio: for fits under another law.
+
+        Nothing is copied or stored: weights are computed whenever rows are read, for which passes
+        read x twice. Sums with these weights estimate those under the law r dP.
+
+        Parameters
+        ----------
+        ratio
+            Function r >= 0 from rows of x, shape (b, d), to shape (b,), as of
+            :meth:`DriftReport.ratio`; see :meth:`map` on what it must be.
+
+        Raises
+        ------
+        DataError
+            If the sample has weights already, or the function returns another shape.
+
+        Examples
+        --------
+        >>> open_sample(np.arange(6.0).reshape(3, 2)).reweight(lambda x: x[:, 0])
+        Sample(3 rows, weighted, x: x0, x1, in memory)
+        """
+        if self.weights is not None:
+            raise DataError("this sample has weights already: open it without them")
+        function, source = _AsColumn(ratio), self.sources[0]
+        _width(function, source.read(0, min(self.n_rows, _TRIED_ROWS)), "the weights")
+        return replace(self, weights=source.map(function, 1), row_sample=None)
+
     def batches(
         self, size: int, seed: int = 0, *, epoch: int = 0, start: int = 0
     ) -> Iterator[Batch]:
@@ -347,6 +375,22 @@ class Sample:
                 parts[i] = parts[i][:, list(positions)]
         sample = self.row_sample and replace(self.row_sample, parts=tuple(parts))
         return replace(self, sources=tuple(sources), columns=tuple(columns), row_sample=sample)
+
+
+@dataclass(frozen=True)
+class _AsColumn:
+    """A function of rows (b, d) with values (b,), as one column (b, 1)."""
+
+    function: RowFunction
+
+    def __call__(self, rows: Array) -> Array:
+        values = np.asarray(self.function(rows))
+        if values.shape != (len(rows),):
+            raise DataError(
+                f"weights are a function from {len(rows)} rows to shape ({len(rows)},), it "
+                f"returned {values.shape}"
+            )
+        return values[:, None]
 
 
 def _width(function: RowFunction, rows: Array, name: str) -> int:

@@ -14,6 +14,7 @@ from cme_dask.models.filter import FilterModel
 from cme_dask.models.joint import JointModel
 from cme_dask.models.logistic import LogisticModel
 from cme_dask.models.operators import Operator
+from cme_dask.models.reweighted import ReweightedModel
 from cme_dask.models.sparse import SparseModel
 from cme_dask.models.transfer import TransferModel
 
@@ -86,6 +87,7 @@ __all__ = [
     "LogisticModel",
     "Model",
     "Operator",
+    "ReweightedModel",
     "SparseModel",
     "TransferModel",
     "load",

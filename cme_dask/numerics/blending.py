@@ -19,6 +19,7 @@ from cme_dask.numerics.measure import (
 )
 from cme_dask.numerics.scoring import sorted_crps
 from cme_dask.numerics.smoothing import Smoothing
+from cme_dask.numerics.support import Support
 
 Array = Any
 
@@ -126,6 +127,10 @@ class BlendedLaw:
         far = np.zeros((len(at.share), self.far.size))
         far[at.rows] = (1.0 - at.share[at.rows, None]) * at.far
         return np.concatenate([at.share[:, None] * at.near.weights, far], axis=1)
+
+    def on_cells(self, at: Blended, support: Support) -> Array:
+        """Probabilities of the cells of a support, which are those of C, shape (b, S)."""
+        return at.mixed(self.near.on_cells(at.near, support), at.far)
 
     def mean(self, at: Blended) -> Array:
         """E[Y | x], shape (b, d)."""

@@ -12,6 +12,7 @@ from cme_dask.numerics.cells import CellStatistics, ValueRange
 from cme_dask.numerics.monotone import MonotoneMaps
 from cme_dask.numerics.scoring import sorted_crps
 from cme_dask.numerics.smoothing import Smoothing, log_density, moments
+from cme_dask.numerics.support import Support
 
 # From a signed density ratio on a support to a law: L2 projection
 
@@ -245,6 +246,9 @@ class Law(Protocol):
     def weights(self, at: At) -> Array:
         """Probabilities of what the law is made of, shape (b, S)."""
 
+    def on_cells(self, at: At, support: Support) -> Array:
+        """Probabilities of the cells of y of its model, whose support this is, shape (b, S)."""
+
     def mean(self, at: At) -> Array:
         """E[Y | x], shape (b, d)."""
 
@@ -306,6 +310,10 @@ class CellLaw:
 
     def weights(self, at: Array) -> Array:
         """The weights themselves."""
+        return at
+
+    def on_cells(self, at: Array, support: Support) -> Array:
+        """The same: the cells are its own."""
         return at
 
     def mean(self, at: Array) -> Array:
@@ -499,6 +507,14 @@ class ShiftedLaw:
     def at(self, x: Array) -> Shifted:
         """The law at rows of x."""
         return Shifted(self._weigh(x), self._located.location(x))
+
+    def on_cells(self, at: Shifted, support: Support) -> Array:
+        """Probabilities that the moved atoms lie in the cells of a support, shape (b, S)."""
+        places, size = self._places(at), len(support.points)
+        cells = support.assign(places.reshape(-1, places.shape[2])).reshape(at.weights.shape)
+        cells = cells + size * np.arange(len(cells))[:, None]
+        masses = np.bincount(cells.ravel(), at.weights.ravel(), size * len(cells))
+        return masses.reshape(len(cells), size)
 
     def mean(self, at: Shifted) -> Array:
         """E[Y | x], shape (b, d)."""

@@ -175,7 +175,9 @@ def score(
             cells=fitted.y.cells.size,
             labels=bool(y.categories),
         )
-    sample = _rows(fitted, X, Y, weights)
+    sample = rows_of(fitted, X, Y, weights)
+    if len(sample.columns) != 2:
+        raise DataError("scores need rows of x and of y: give Y, or a store that holds both")
     targets = (*y.numeric, *texts)
     result = score_pass(
         sample,
@@ -268,20 +270,24 @@ def _labelled_rows(model: LogisticModel, X: Any, Y: Any, weights: Any) -> Sample
     return sample.select(model.columns.names, None)
 
 
-def _rows(model: JointModel | EmbeddingModel, X: Any, Y: Any, weights: Any) -> Sample:
-    """The rows with the columns of the model, and with its codes of labels."""
-    ours = (model.x.columns, model.y.columns)
-    if Y is not None and not is_out_of_core(X) and not is_out_of_core(Y):
-        sample = open_sample(
-            query_points(X, model.x, "X"), query_points(Y, model.y, "Y"), weights=weights
-        )
-        return replace(sample, columns=ours)
+def rows_of(model: JointModel | EmbeddingModel, X: Any, Y: Any, weights: Any) -> Sample:
+    """Rows of x, or of x and y, with the columns of the model and with its codes of labels.
+
+    Raises
+    ------
+    DataError
+        If they have other columns, or other labels.
+    """
+    ours: tuple[Columns, ...] = (model.x.columns, model.y.columns)
+    if not is_out_of_core(X) and not is_out_of_core(Y):
+        y = None if Y is None else query_points(Y, model.y, "Y")
+        sample = open_sample(query_points(X, model.x, "X"), y, weights=weights)
+        return replace(sample, columns=ours[: len(sample.columns)])
     sample = open_sample(X, Y, weights=weights)
-    if len(sample.columns) != 2:
-        raise DataError("scores need rows of x and of y: give Y, or a store that holds both")
+    ours = ours[: len(sample.columns)]
     named = [
         None if columns.names == Columns.default(key, len(columns.names)).names else each.names
-        for key, columns, each in zip("xy", sample.columns, ours, strict=True)
+        for key, columns, each in zip("xy", sample.columns, ours, strict=False)
     ]
     sample = sample.select(*named)
     for mine, theirs in zip(ours, sample.columns, strict=True):
@@ -294,6 +300,6 @@ def _rows(model: JointModel | EmbeddingModel, X: Any, Y: Any, weights: Any) -> S
             if mine.categories.get(name) != labels:
                 raise DataError(
                     f"the labels of column {name!r} have other codes in {sample.location} than in "
-                    "the model: score it on the store that it was fitted on, or a part of that"
+                    "the model: give the store that it was fitted on, or one with its labels"
                 )
     return replace(sample, columns=ours)

@@ -1,0 +1,408 @@
+"""``drift_report``: new rows beside the law that a saved model holds, in one pass over them."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cme_dask.data.sample import Sample
+from cme_dask.errors import DataError
+from cme_dask.estimators.base import CHECKS, check_choice
+from cme_dask.estimators.hypotheses import METHODS, RESAMPLES
+from cme_dask.estimators.steps import ProgressOption
+from cme_dask.kernels.evaluator import one_blas_thread
+from cme_dask.models.answers import ConditionalExpectation
+from cme_dask.models.drift import ColumnDrift, DriftReport, ExpectationDrift
+from cme_dask.models.joint import JointModel, Variable
+from cme_dask.numerics.basis import LinearBasis, NewtonBasis, StackedBasis
+from cme_dask.numerics.cells import CellStatistics
+from cme_dask.numerics.drift import (
+    ColumnSections,
+    Comparison,
+    FeatureSums,
+    RowValues,
+    adjusted,
+    compare,
+    conditional_terms,
+    fit_ratio,
+)
+from cme_dask.numerics.independence import sign_flip_pvalue
+from cme_dask.numerics.moments import FeatureBlock, MomentReduction, Moments, MomentSums
+from cme_dask.numerics.weighted import WeightedMeans, WeightedMoments
+from cme_dask.passes.cluster import Scheduler
+from cme_dask.passes.driver import RunOptions
+from cme_dask.passes.held_out import rows_of
+from cme_dask.reductions import run
+
+Array = Any
+
+FOLDS = 16
+"""Folds of the new rows, by default."""
+
+_LEAST_ROWS = 30
+
+
+def drift_report(
+    model: Any,
+    X: Any,
+    Y: Any = None,
+    *,
+    weights: Any = None,
+    method: str = "auto",
+    n_folds: int = FOLDS,
+    n_resamples: int = RESAMPLES,
+    random_state: int | None = None,
+    scheduler: Scheduler = None,
+    workers: int | None = None,
+    memory_limit: str | int | None = None,
+    progress: ProgressOption = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+) -> DriftReport:
+    r"""Compare new rows with the law that a joint distribution was fitted on.
+
+    Drift of x, drift of y and drift of y given x are told apart: the laws of x and of y by
+
+    .. math:: \| \mathrm E_Q N - \mathrm E_P N \|^2
+
+    in the bases of the model, and y given x by the residuals of one regression of the basis
+    functions and columns of y on x over both sets of rows. The model holds the moments of P, so
+    that one pass over the new rows suffices, and none over those of the fit.
+
+    Parameters
+    ----------
+    model
+        A fitted joint distribution or classifier, or its model, with cells.
+    X, Y, weights
+        New rows with the columns of the model: of x and y, or of x alone; as in
+        :func:`cme_dask.score`. Folds of a ``Sample`` say which rows depend on each other.
+    method
+        How p-values of x, y and columns are computed, as in :func:`cme_dask.two_sample_test`;
+        ``"auto"``: by the bootstrap if rows have weights, or fold by groups or times.
+    n_folds, n_resamples
+        Folds of the new rows, and random signs of the bootstrap. That of y given x is always one.
+    random_state
+        Seed of random signs; default 0.
+    scheduler, workers, memory_limit, progress, checkpoint
+        As in :meth:`JointDistribution.fit`.
+
+    Returns
+    -------
+    DriftReport
+
+    Raises
+    ------
+    DataError
+        If the model holds no law of x and y, the rows have other columns or labels, they are fewer
+        than 30, or as :func:`cme_dask.two_sample_test`.
+    ResourceError
+        If memory would not suffice; nothing has been read then.
+
+    Notes
+    -----
+    Sources: Gretton et al. (2012), A kernel two-sample test, section 5; Kanamori, Hido and
+    Sugiyama (2009), for the density ratio. The test of y given x compares two regressions at the
+    new rows as Chow (1960) does, in feature space.
+
+    Examples
+    --------
+    >>> x = np.random.default_rng(0).normal(size=(500, 1))
+    >>> fit = JointDistribution(kernel_x=kernels.Gaussian(1.0), kernel_y=kernels.Gaussian(1.0))
+    >>> report = drift_report(fit.fit(x, x**2), x[:200] + 1.0)
+    >>> report.x.pvalue < 1e-6
+    True
+    """
+    fitted = getattr(model, "model_", model)
+    if not isinstance(fitted, JointModel):
+        raise DataError(
+            "drift is told from a fitted joint distribution or classifier, got "
+            f"{type(model).__name__}"
+        )
+    check_choice("method", method, METHODS)
+    CHECKS["n_folds"]("n_folds", n_folds)
+    CHECKS["max_rank"]("n_resamples", n_resamples)
+    CHECKS["random_state"]("random_state", random_state or 0)
+    reference = _Reference(fitted)
+    sample = rows_of(fitted, X, Y, weights)
+    if method == "auto":
+        independent = sample.weights is None and sample.folding.by == "rows"
+        method = "chi2" if independent and not reference.dependent else "bootstrap"
+    variables = "xy"[: len(sample.columns)]
+    sections = {name: reference.sections(name) for name in variables}
+    options = RunOptions(scheduler, workers, memory_limit, progress, checkpoint)
+    (sums, columns), report = run(
+        sample, [reference.moments(variables, n_folds), reference.alone(sections, n_folds)], options
+    )
+    if report.rows < _LEAST_ROWS:
+        raise DataError(f"at least {_LEAST_ROWS} rows are needed to tell drift, got {report.rows}")
+    with one_blas_thread():
+        made = _Comparisons(
+            reference, sums, columns, sections, method, n_resamples, random_state or 0
+        )
+        return made.report(sample, report.seconds)
+
+
+@dataclass(frozen=True, eq=False)
+class _Reference:
+    """What a model holds of the law of its rows, in the basis of its first member."""
+
+    model: JointModel
+
+    def __post_init__(self) -> None:
+        _ = self.model.masses  # DataError without cells
+
+    @property
+    def sums(self) -> MomentSums | None:
+        """Sums over the rows by fold; None of an average of several."""
+        return self.model.moment_sums() if self.model.moments else None
+
+    @property
+    def dependent(self) -> bool:
+        """Whether rows of the fit had weights, or folded by groups or times."""
+        weights = [cells.weights[cells.weights > 0.0] for cells in map(self.cells, "xy")]
+        weighted = any(np.ptp(each) > 0.0 for each in weights)
+        return weighted or self.model.about.get("fold_by", "rows") != "rows"
+
+    def variable(self, name: str) -> Variable:
+        return self.model.x if name == "x" else self.model.y
+
+    def cells(self, name: str) -> CellStatistics:
+        cells = self.variable(name).cells
+        assert cells is not None  # a model has those of both
+        return cells
+
+    def basis(self, name: str) -> Any:
+        return self.variable(name).basis.newton.parts[0]
+
+    def labels(self, name: str) -> tuple[int, ...]:
+        """Number of labels of each column, 0 of columns of numbers."""
+        columns = self.variable(name).columns
+        return tuple(len(columns.categories.get(each, ())) for each in columns.names)
+
+    def sections(self, name: str) -> ColumnSections:
+        return ColumnSections.of(self.cells(name), self.labels(name))
+
+    @property
+    def numeric(self) -> list[int]:
+        """Positions of the columns of y that hold numbers."""
+        return [j for j, count in enumerate(self.labels("y")) if not count]
+
+    def moments(self, variables: str, n_folds: int) -> MomentReduction:
+        """Moments of the new rows, of the same functions and with the same shifts."""
+        sums = self.sums
+        blocks = []
+        for i, name in enumerate(variables):
+            names = self.variable(name).columns.names
+            shift = None if sums is None else sums.shifts[i][: len(names)]
+            blocks.append(FeatureBlock(self.basis(name), names, shift=shift))
+        return MomentReduction(tuple(blocks), n_folds)
+
+    def alone(self, sections: Mapping[str, ColumnSections], n_folds: int) -> WeightedMoments:
+        """Sections of columns; and E[y | x] and the columns of y, less their means before."""
+        numeric, x = self.numeric, self.model.x
+        centre = self.means("y")[numeric]
+        names = [self.model.y.columns.names[j] for j in numeric]
+        expected = _Expected(names, x.answers, x.basis, centre)
+        of_x = (sections["x"], expected) if numeric else (sections["x"],)
+        bases = [RowValues(of_x, sum(sections["x"].sizes) + len(numeric))]
+        if "y" in sections:
+            of_y = sections["y"], _Centred(tuple(numeric), centre)
+            bases.append(RowValues(of_y, sum(sections["y"].sizes) + len(numeric)))
+        return WeightedMoments(tuple(bases), ({"1": _ones},), n_folds)
+
+    def features(self, name: str, n_folds: int) -> FeatureSums:
+        """Sums of the basis functions: exact, or of retained rows for an average of several."""
+        sums = self.sums
+        if sums is None:
+            return FeatureSums.of_cells(self.cells(name), self.basis(name), n_folds)
+        return FeatureSums.of(sums.weights, lambda f: sums.means(fold=f), name, sums.n_rows)
+
+    def means(self, name: str) -> Array:
+        """Means of the columns over the rows of the fit."""
+        cells = self.cells(name)
+        return cells.masses @ cells.means
+
+    def deviations(self, name: str) -> Array:
+        """Standard deviations of the columns over the rows of the fit."""
+        cells = self.cells(name)
+        within = np.einsum("sii->si", cells.covariances)
+        return np.sqrt(cells.masses @ ((cells.means - self.means(name)) ** 2 + within))
+
+
+@dataclass(frozen=True, eq=False)
+class _Comparisons:
+    """Everything that the report says, from the moments of both sets of rows."""
+
+    reference: _Reference
+    sums: MomentSums
+    alone: WeightedMeans
+    sections: Mapping[str, ColumnSections]
+    method: str
+    n_resamples: int
+    seed: int
+
+    def report(self, sample: Sample, seconds: float) -> DriftReport:
+        reference, has_y = self.reference, "y" in self.sections
+        n_folds = self.sums.n_folds
+        before = {name: reference.features(name, n_folds) for name in self.sections}
+        after = {
+            name: FeatureSums.of(
+                self.sums.weights, lambda f: self.sums.means(fold=f), name, self.sums.n_rows
+            )
+            for name in self.sections
+        }
+        laws = {name: self._compare(before[name], after[name]) for name in self.sections}
+        given, pvalues, note = self._given()
+        notes = [note] if note else []
+        ratio = fit_ratio(before["x"], after["x"])
+        basis = reference.basis("x")
+        spanned = isinstance(basis, NewtonBasis)
+        if not spanned:
+            notes.append("A coupling has no basis on pivots: its density ratio can't be used.")
+        trace = reference.model.about["trace_error"]["x"] if spanned else None
+        return DriftReport(
+            laws["x"],
+            laws.get("y"),
+            given,
+            self._columns(),
+            self._expectations(pvalues, has_y),
+            (int(reference.model.about["rows"]), self.sums.n_rows),
+            (trace, self.sums.means().trace_error[0] if spanned else None),
+            ratio.effective,
+            self.method,
+            tuple(notes),
+            seconds,
+            ratio,
+            basis,
+        )
+
+    def _compare(self, before: FeatureSums, after: FeatureSums) -> Comparison:
+        return compare(before, after, self.method, self.n_resamples, self.seed)
+
+    def _given(self) -> tuple[Comparison | None, dict[int, float], str]:
+        """The test of y given x, p-values by column of y, and why it was not made."""
+        sums, names = self.reference.sums, self.reference.model.y.columns.names
+        if "y" not in self.sections:
+            return None, {}, "There are no new rows of y: drift of y was not tested."
+        if sums is None:
+            return (
+                None,
+                {},
+                "Drift of y given x was not tested: the model is a mean of several, which holds no "
+                "moments; fit with Tuning(averaged=1) for that.",
+            )
+        if len(sums.held_out_folds) < 2:
+            return None, {}, "Drift of y given x was not tested: the fit kept no folds."
+        terms = conditional_terms(sums, self.sums, len(names))
+        rank = terms.shape[2] - len(names)
+
+        def pvalue(part: Array) -> float:
+            return sign_flip_pvalue(part.reshape(len(terms), -1), self.n_resamples, self.seed)
+
+        every = terms[:, :, :rank]
+        total = Comparison(
+            float((every.sum(axis=0) ** 2).sum()), float((every**2).sum()), pvalue(every)
+        )
+        each = {j: pvalue(terms[:, :, rank + j]) for j in self.reference.numeric}
+        return total, each, ""
+
+    def _columns(self) -> tuple[ColumnDrift, ...]:
+        reference, rows = self.reference, []
+        for i, (name, sections) in enumerate(self.sections.items()):
+            columns, cells = reference.variable(name).columns, reference.cells(name)
+            n_folds, weights = self.sums.n_folds, self.alone.weights
+            before = FeatureSums.of_cells(cells, sections, n_folds)
+            after = FeatureSums.of(weights, self._alone, name, self.sums.n_rows)
+            after = after.only(slice(0, sum(sections.sizes)))
+            (first, _), (second, _) = before.means(), after.means()
+            mean = self.sums.means()
+            f, shift = f"f({name})", mean.shifts[name]
+            means = mean.means[f]
+            spread = np.sqrt(np.maximum(np.diag(mean.blocks[f, f]) - (means - shift) ** 2, 0.0))
+            old = reference.means(name), reference.deviations(name)
+            for j, (column, place) in enumerate(zip(columns.names, sections.places, strict=True)):
+                labels = columns.categories.get(column)
+                rows.append(
+                    (
+                        column,
+                        "xy"[i],
+                        None if labels else (float(old[0][j]), float(old[1][j])),
+                        None if labels else (float(means[j]), float(spread[j])),
+                        self._compare(before.only(place), after.only(place)).pvalue,
+                        tuple(labels or sections.centres(j).tolist()),
+                        tuple((second - first)[place].tolist()),
+                    )
+                )
+        pvalues = adjusted(np.array([row[4] for row in rows]))
+        return tuple(
+            ColumnDrift(*row[:5], float(pvalue), *row[5:])
+            for row, pvalue in zip(rows, pvalues, strict=True)
+        )
+
+    def _alone(self, fold: int | None = None) -> Moments:
+        (mean,) = self.alone.means(fold=fold).values()
+        return mean
+
+    def _expectations(
+        self, pvalues: Mapping[int, float], has_y: bool
+    ) -> tuple[ExpectationDrift, ...]:
+        reference, numeric = self.reference, self.reference.numeric
+        if not numeric:
+            return ()
+        centre = reference.means("y")[numeric]
+        names = [reference.model.y.columns.names[j] for j in numeric]
+        mean, last = self._alone(), slice(-len(numeric), None)
+        expected = mean.means["x"][last]
+        result: list[dict[str, Any]] = [
+            {"name": name, "before": float(c), "expected": float(c + e)}
+            for name, c, e in zip(names, centre, expected, strict=True)
+        ]
+        if has_y:
+            seen, weights = mean.means["y"][last], self.alone.weights / self.alone.weights.sum()
+            folds = [self._alone(int(f)) for f in np.flatnonzero(weights > 0.0)]
+            gaps = np.stack([each.means["y"][last] - each.means["x"][last] for each in folds])
+            gaps = weights[weights > 0.0, None] * (gaps - (seen - expected))
+            errors = np.sqrt((gaps**2).sum(axis=0) * len(gaps) / max(len(gaps) - 1, 1))
+            square = np.diag(mean.blocks["y", "y"])[last] + np.diag(mean.blocks["x", "x"])[last]
+            square = square - 2.0 * np.diag(mean.blocks["y", "x"][last, last])
+            held_out = reference.model.about.get("held_out", {}).get("x", {})
+            for i, (j, each) in enumerate(zip(numeric, result, strict=True)):
+                error = held_out.get(each["name"], {}).get("error")
+                each |= {
+                    "after": float(centre[i] + seen[i]),
+                    "std_error": float(errors[i]),
+                    "error_before": None if error is None else float(np.sqrt(error)),
+                    "error_after": float(np.sqrt(max(square[i], 0.0))),
+                    "pvalue": pvalues.get(j),
+                }
+        return tuple(ExpectationDrift(**each) for each in result)
+
+
+def _ones(rows: Array) -> Array:
+    return 0.0 * rows[:, 0] + 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class _Expected:
+    """E[f | x] at rows x (n, d), less means; shape (n, len(names))."""
+
+    names: list[str]
+    answers: ConditionalExpectation
+    basis: LinearBasis | StackedBasis
+    centre: Array
+
+    def __call__(self, rows: Array) -> Array:
+        values: Any = self.answers.expect(self.names, self.basis, rows, False)
+        return values - self.centre
+
+
+@dataclass(frozen=True, eq=False)
+class _Centred:
+    """Some columns of rows (n, d), less means."""
+
+    columns: tuple[int, ...]
+    centre: Array
+
+    def __call__(self, rows: Array) -> Array:
+        return rows[:, list(self.columns)] - self.centre

@@ -1,0 +1,328 @@
+"""Drift reports and changed priors, beside dense forms, and fits under covariate shift."""
+
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from conftest import write_store
+from test_reads import opened
+
+from cme_dask import (
+    ConditionalMeanEmbedding,
+    JointDistribution,
+    Tuning,
+    drift_report,
+    kernels,
+    load,
+    open_sample,
+    operators,
+)
+from cme_dask.cli import cli
+from cme_dask.errors import DataError
+from cme_dask.numerics.drift import adjusted
+
+HERE = {"scheduler": "synchronous"}
+PLAIN = {"residual": False, "calibration": False, "tol": 1e-3}
+
+
+def waves(n, seed, shift=0.0, slope=0.0, noise=0.5):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, 2))
+    x[:, 0] += shift
+    return x, np.sin(2.0 * x[:, :1]) + slope * x[:, 1:] + noise * rng.normal(size=(n, 1))
+
+
+def fitted(x, y, **options):
+    kernel_x, kernel_y = kernels.Gaussian(1.5), kernels.Gaussian(1.0)
+    estimator = JointDistribution(kernel_x=kernel_x, kernel_y=kernel_y, **PLAIN, **options)
+    return estimator.fit(x, y, **HERE)
+
+
+@pytest.fixture(scope="module")
+def fit():
+    return fitted(*waves(600, 0))
+
+
+def contents(report):
+    return {key: value for key, value in report.to_dict().items() if key != "seconds"}
+
+
+# Beside dense forms
+
+
+def test_distances_are_those_of_the_rows(fit):
+    model, (x, y), (u, v) = fit.model_, waves(600, 0), waves(350, 1, shift=0.3)
+    report = drift_report(fit, u, v, **HERE)
+    phi, psi = model.x.basis.newton, model.y.basis.newton
+    for law, basis, before, after in ((report.x, phi, x, u), (report.y, psi, y, v)):
+        distance = ((basis(before).mean(axis=0) - basis(after).mean(axis=0)) ** 2).sum()
+        assert law.statistic == pytest.approx(distance, rel=1e-8)
+
+    # Residuals of one regression on both sets of rows.
+    def features(x, y):
+        shift = model.moment_sums().shifts[1][:1]
+        return np.hstack([phi(x), np.ones((len(x), 1))]), np.hstack([psi(y), y - shift])
+
+    (a, f), (b, g) = features(x, y), features(u, v)
+    ridge = np.trace(a.T @ a / 600) / 600 * np.eye(a.shape[1])
+    both, target = np.vstack([a, b]), np.vstack([f, g])
+    slope = np.linalg.solve(both.T @ both / 950 + ridge, both.T @ target / 950)
+    here, there = a.T @ (f - a @ slope) / 600, b.T @ (g - b @ slope) / 350
+    change = (b.T @ b / 350) @ np.linalg.inv(a.T @ a / 600 + ridge)
+    lam, V = np.linalg.eigh(both.T @ both / 950)
+    size = np.trace(a.T @ a / 600)
+    difference = (V / np.sqrt(lam + 0.01 * size)) @ V.T @ (there - change @ here)
+    expected = (difference[:, :-1] ** 2).sum()
+    assert report.y_given_x.statistic == pytest.approx(expected, rel=1e-8)
+
+    # The density ratio, and its effective sample size.
+    ratio = report._ratio
+    N = phi(x)
+    gap = phi(u).mean(axis=0) - N.mean(axis=0)
+    slope = np.linalg.solve(N.T @ N / 600 + ratio.reg * np.eye(N.shape[1]), gap)
+    values = 1.0 + N @ slope
+    assert report.effective == pytest.approx(values.mean() ** 2 / (values**2).mean(), rel=1e-8)
+    np.testing.assert_allclose(report.ratio()(x), np.maximum(values, 0.0), atol=1e-8)
+
+    # Means and deviations of the columns, the means that the model expects, and its errors.
+    for column, j in zip(report.columns, (0, 1), strict=False):
+        assert column.before == pytest.approx((x[:, j].mean(), x[:, j].std()), rel=1e-9)
+        assert column.after == pytest.approx((u[:, j].mean(), u[:, j].std()), rel=1e-9)
+    (mean,) = report.expectations
+    predicted = model.expect("y0", u)
+    assert mean.before == pytest.approx(y.mean(), abs=1e-10)
+    assert mean.expected == pytest.approx(predicted.mean(), rel=1e-9)
+    assert mean.after == pytest.approx(v.mean(), rel=1e-9)
+    error = np.sqrt(((v[:, 0] - predicted) ** 2).mean())
+    assert mean.error_after == pytest.approx(error, rel=1e-9)
+    assert report.rows == (600, 350)
+
+
+def test_drift_of_x_of_y_and_of_y_given_x_is_told_apart(fit):
+    same = drift_report(fit, *waves(900, 3), **HERE)
+    laws = same.x, same.y, same.y_given_x, *same.columns
+    assert min(law.pvalue for law in laws) > 0.001
+    assert same.effective > 0.8
+
+    of_x = drift_report(fit, *waves(900, 4, shift=0.7), **HERE)
+    assert of_x.x.pvalue < 1e-10
+    assert of_x.y_given_x.pvalue > 0.01
+    assert [column.name for column in of_x.columns if column.moved and column.variable == "x"] == [
+        "x0"
+    ]
+    (mean,) = of_x.expectations
+    assert abs(mean.after - mean.expected) < 4.0 * mean.std_error + 0.05
+
+    of_y = drift_report(fit, *waves(900, 5, slope=1.0), **HERE)
+    assert of_y.x.pvalue > 0.01
+    assert of_y.y_given_x.pvalue < 0.01
+    assert of_y.expectations[0].pvalue < 0.01
+    assert of_y.expectations[0].error_after > 1.3 * of_y.expectations[0].error_before
+
+
+def test_rows_without_y_and_averages_of_several_say_what_they_can_not_tell(fit):
+    x, y = waves(300, 6, shift=0.5)
+    report = drift_report(fit, x, **HERE)
+    assert report.y is None
+    assert report.y_given_x is None
+    assert report.expectations[0].after is None
+    assert "no new rows of y" in report.notes[0]
+    tuning = Tuning(evaluations=4, averaged=2, rows=200)
+    averaged = JointDistribution(tuning=tuning, max_rank=40, residual=False).fit(x, y, **HERE)
+    report = drift_report(averaged, *waves(300, 7, shift=2.0), **HERE)
+    assert report.x.pvalue < 1e-6
+    if not averaged.model_.moments:
+        assert report.y_given_x is None
+        assert "averaged=1" in report.notes[0]
+
+
+def test_columns_of_labels_are_compared_by_their_shares():
+    rng = np.random.default_rng(0)
+    pandas = pytest.importorskip("pandas")
+
+    def table(n, share):
+        kind = np.where(rng.uniform(size=n) < share, "a", "b")
+        return pandas.DataFrame({"speed": rng.normal(size=n), "kind": kind})
+
+    x = table(500, 0.3)
+    fit = JointDistribution(kernel_y=kernels.Gaussian(1.0), max_rank=40, **PLAIN)
+    fit.set_params(kernel_x="median").fit(x, rng.normal(size=500), **HERE)
+    report = drift_report(fit, table(400, 0.6), **HERE)
+    speed, kind = report.columns
+    assert kind.moved
+    assert not speed.moved
+    assert kind.before is None
+    change = dict(zip(kind.values, kind.witness, strict=True))
+    assert change["a"] == pytest.approx(0.3, abs=0.12)
+    assert change["b"] == pytest.approx(-change["a"])
+
+
+def test_holm():
+    values = adjusted(np.array([0.01, 0.04, 0.03, 0.005]))
+    np.testing.assert_allclose(values, [0.03, 0.06, 0.06, 0.02])
+
+
+# Where it runs
+
+
+def test_chunks_schedulers_and_the_command_make_no_difference(fit, cluster, tmp_path):
+    x, y = waves(5000, 8, shift=0.2)
+    expected = contents(drift_report(fit, x, y, **HERE))
+    write_store(tmp_path / "new.zarr", x, y, chunk_rows=37)
+    store, group = opened(tmp_path / "new.zarr")
+    assert contents(drift_report(fit, open_sample(group), scheduler="threads")) == expected
+    assert {*store.chunks("x").values(), *store.chunks("y").values()} <= {1, 2}
+    for scheduler in ("processes", cluster):
+        report = drift_report(fit, tmp_path / "new.zarr", scheduler=scheduler)
+        assert contents(report) == expected
+    fit.save(tmp_path / "m.zarr")
+    assert contents(drift_report(load(tmp_path / "m.zarr"), x, y, **HERE)) == expected
+
+    def run(*words):
+        paths = map(str, (tmp_path / "m.zarr", tmp_path / "new.zarr"))
+        return CliRunner().invoke(cli, ["drift", *paths, *map(str, words)])
+
+    done = run("--json", "--picture", tmp_path / "p.png", "--checkpoint", tmp_path / "run")
+    assert done.exit_code == 0, done.output
+    printed = json.loads(done.stdout)
+    assert {key: printed[key] for key in expected} == json.loads(json.dumps(expected))
+    assert (tmp_path / "p.png").stat().st_size > 10_000
+    text = run().stdout
+    for words in ("y given x", "effective sample size", "Columns by themselves", "Means of y"):
+        assert words in text
+
+
+def test_dependent_or_weighted_rows_are_judged_by_the_bootstrap(fit):
+    x, y = waves(600, 9)
+    group = np.repeat(np.arange(60), 10)
+    sample = open_sample(x, y, group=group).fold_by("group")
+    assert drift_report(fit, sample, **HERE).method == "bootstrap"
+    weighted = drift_report(fit, x, y, weights=np.linspace(0.5, 1.5, 600), **HERE)
+    assert weighted.method == "bootstrap"
+    assert weighted.x.pvalue > 0.01
+
+
+# Bad input
+
+
+def test_bad_input(fit):
+    x, y = waves(200, 10)
+    with pytest.raises(DataError, match="joint distribution or classifier"):
+        drift_report(ConditionalMeanEmbedding(kernel_x=kernels.Gaussian(1.0)), x, y)
+    with pytest.raises(DataError, match="2"):
+        drift_report(fit, x[:, :1], y)
+    with pytest.raises(DataError, match="at least 30 rows"):
+        drift_report(fit, x[:20], y[:20], **HERE)
+    with pytest.raises(DataError, match="method"):
+        drift_report(fit, x, y, method="permutation")
+    with pytest.raises(DataError, match="at least 1"):
+        drift_report(fitted(x, y, support_size=0), x, y, **HERE)
+    far = drift_report(fit, x + 5.0, y, **HERE)
+    with pytest.raises(DataError, match="effective sample size"):
+        far.ratio()
+
+
+# Fits under covariate shift
+
+
+def test_weights_of_the_ratio_make_the_fit_that_of_weighted_rows(fit):
+    x, y = waves(600, 0)
+    ratio = drift_report(fit, waves(500, 11, shift=0.8)[0], **HERE).ratio()
+    given = open_sample(x, y, weights=ratio(x))
+    options = {"kernel_x": kernels.Gaussian(1.5), "kernel_y": kernels.Gaussian(1.0), "reg": 1e-3}
+    reweighted, direct, plain = (
+        ConditionalMeanEmbedding(**options).fit(sample, **HERE)
+        for sample in (open_sample(x, y).reweight(ratio), given, open_sample(x, y))
+    )
+    np.testing.assert_array_equal(reweighted.predict(x[:9]), direct.predict(x[:9]))
+    assert abs(reweighted.predict(x[:9]) - plain.predict(x[:9])).max() > 1e-4
+    with pytest.raises(DataError, match="has weights already"):
+        given.reweight(ratio)
+    with pytest.raises(DataError, match="weights are a function"):
+        open_sample(x, y).reweight(lambda x: x)
+
+
+# Other priors of x
+
+
+@pytest.mark.parametrize("constraint", ["normalized", "coupling"])
+def test_a_changed_prior_is_the_dense_bayes_rule(constraint):
+    x, y = waves(300, 12)
+    fit = fitted(x, y, constraint=constraint, reg=1e-3, max_rank=60)
+    rng = np.random.default_rng(0)
+    points, q = rng.normal(0.5, 0.7, size=(80, 2)), rng.uniform(size=80)
+    q /= q.sum()
+    changed = operators.change_prior(fit, points, weights=q)
+    W = fit.conditional(points).weights()
+    masses = q @ W
+    law = changed.marginal()
+    np.testing.assert_allclose(law.weights()[0], masses, atol=1e-12)
+    np.testing.assert_allclose(law.mean(), q @ fit.conditional(points).mean(), rtol=1e-8)
+
+    # The posterior of each row of the prior.
+    at = y[:7]
+    cells = fit.model_.y.cells.support.assign(at)
+    shares = q[:, None] * W[:, cells] / masses[cells]
+    posterior = changed.conditional(Y=at)
+    assert (posterior.weights() >= 0.0).all()
+    np.testing.assert_allclose(posterior.weights().sum(axis=1), 1.0, atol=1e-12)
+    np.testing.assert_allclose(posterior.mean(), shares.T @ points, atol=1e-8)
+    np.testing.assert_allclose(
+        posterior.probability("x0 > 0.5"), shares.T @ (points[:, 0] > 0.5), atol=1e-8
+    )
+    # The mean of the posteriors is the prior.
+    np.testing.assert_allclose(changed.joint.sum(axis=1), changed.prior.masses, atol=1e-14)
+    np.testing.assert_allclose(changed.marginal("x").mean()[0], q @ points, atol=1e-10)
+    # Without a change of x, a coupling keeps the law of y.
+    if constraint == "coupling":
+        same = operators.change_prior(fit, x).marginal()
+        np.testing.assert_allclose(same.weights()[0], fit.model_.masses, atol=1e-8)
+
+
+def test_a_changed_prior_of_a_linear_gaussian_model(tmp_path):
+    """Y = X + E: under X ~ N(1, 1/4), X given y is normal of mean 1 + (y - 1) / 2, variance 1/8."""
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(6000, 1))
+    y = x + 0.5 * rng.normal(size=x.shape)
+    kernel = kernels.Gaussian(1.0)
+    fit = JointDistribution(kernel_x=kernel, kernel_y=kernel, residual=True, calibration=False)
+    fit.fit(x, y, **HERE)
+    changed = operators.change_prior(fit, rng.normal(1.0, 0.5, size=(3000, 1)))
+    law = changed.marginal()
+    assert law.mean()[0] == pytest.approx(1.0, abs=0.05)
+    assert law.var()[0] == pytest.approx(0.5, abs=0.08)
+    at = np.array([[0.5], [1.0], [1.5]])
+    posterior = changed.conditional(Y=at)
+    np.testing.assert_allclose(posterior.mean(), 1.0 + (at[:, 0] - 1.0) / 2.0, atol=0.06)
+    np.testing.assert_allclose(posterior.var(), 0.125, atol=0.03)
+    changed.save(tmp_path / "m.zarr")
+    again = load(tmp_path / "m.zarr")
+    np.testing.assert_array_equal(again.conditional(Y=at).mean(), posterior.mean())
+    np.testing.assert_array_equal(again.conditional(X=at).mean(), fit.conditional(at).mean())
+    assert "3,000 rows" in repr(again)
+
+
+def test_priors_from_stores_and_moved_residuals(tmp_path):
+    x, y = waves(400, 13)
+    fit = JointDistribution(
+        kernel_x=kernels.Gaussian(1.5),
+        kernel_y=kernels.Gaussian(1.0),
+        residual=True,
+        calibration=False,
+        tol=1e-3,
+    ).fit(x, y, **HERE)
+    prior = waves(500, 14, shift=0.5)
+    write_store(tmp_path / "prior.zarr", *prior, chunk_rows=37)
+    from_rows, from_store = (
+        operators.change_prior(fit, rows) for rows in (prior[0], tmp_path / "prior.zarr")
+    )
+    np.testing.assert_array_equal(from_rows.joint, from_store.joint)
+    expected = fit.conditional(prior[0]).mean().mean()
+    assert from_rows.marginal().mean()[0] == pytest.approx(expected, abs=0.05)
+    with pytest.raises(DataError, match="fitted joint distribution"):
+        operators.change_prior(prior, prior[0])
+    with pytest.raises(DataError, match="one variable"):
+        from_rows.conditional()
+    with pytest.raises(DataError, match="variable must be"):
+        from_rows.marginal("z")
