@@ -120,7 +120,7 @@ def _tables(data: Path) -> tuple[Array, Array]:
             options = csv.ConvertOptions(null_values=["NA"], strings_can_be_null=True)
             table = csv.read_csv(file, convert_options=options).to_pandas()
         angle = 2.0 * np.pi * table["hour"].to_numpy() / 24.0
-        numbers = table[[*_AIR, "PM2.5"]].to_numpy(dtype=np.float64)
+        numbers = table[[*_AIR, "PM2.5"]].to_numpy(dtype=np.float64, copy=True)
         numbers[:, -1] = np.log(np.maximum(numbers[:, -1], 1.0))
         rows = np.column_stack([numbers[:, :-1], np.sin(angle), np.cos(angle), numbers[:, -1]])
         station = path.name.split("_")[2]
