@@ -34,7 +34,7 @@ SCENARIOS = (*SYNTHETIC, AIR)
 OUTPUTS = ("shift.json", "shift.png")
 
 _HERE: dict[str, Any] = {"scheduler": "synchronous"}
-_RATIO = kernels.Gaussian(1.0)
+_Y = kernels.Gaussian(1.0)
 _ASKED = ("Changping", "Dingling", "Huairou", "Shunyi")
 """Stations outside the city, which are asked; the other eight are in the city."""
 _AIR = ("TEMP", "PRES", "DEWP", "WSPM")
@@ -67,14 +67,14 @@ class _Judge:
         if name == AIR:
             assert self.data is not None
             (x, y), (u, v) = _air(self.data, n, rng)
-            return _errors(x, y, u, u, v, kernels.Gaussian(1.0))
+            return _errors(x, y, u, u, v, kernels.Gaussian(2.5), kernels.Gaussian(2.5), 1e-2)
         centre, width = (2.2, 0.3) if name == "far" else (1.0, 0.4)
         x, u = rng.normal(size=(n, 1)), rng.normal(centre, width, size=(n, 1))
         y = np.sin(2.0 * x) + 0.3 * rng.normal(size=x.shape)
         true = np.exp(x[:, 0] ** 2 / 2.0 - ((x[:, 0] - centre) / width) ** 2 / 2.0) / width
         simple = kernels.Gaussian(0.5) if name != "simple model" else kernels.Gaussian(20.0)
         at = rng.normal(centre, width, size=(2000, 1))
-        return _errors(x, y, u, at, np.sin(2.0 * at), simple, true)
+        return _errors(x, y, u, at, np.sin(2.0 * at), simple, _Y, 1e-5, true)
 
 
 def _errors(
@@ -84,12 +84,14 @@ def _errors(
     at: Array,
     seen: Array,
     kernel: kernels.Kernel,
+    kernel_of_ratio: kernels.Kernel,
+    tol: float,
     true: Array | None = None,
 ) -> dict[str, Result]:
     """Root mean squared errors at new rows (at, seen), by weights of the rows."""
     sample = open_sample(x, y)
     reference = JointDistribution(
-        kernel_x=_RATIO, kernel_y=_RATIO, max_rank=100, residual=False, calibration=False
+        kernel_x=kernel_of_ratio, kernel_y=_Y, tol=tol, residual=False, calibration=False
     )
     report = drift_report(reference.fit(x, y, **_HERE), new, **_HERE)
     samples = {"unweighted": sample, "reweighted": sample}
@@ -102,9 +104,7 @@ def _errors(
         samples["true ratio"] = open_sample(x, y, weights=true)
     result = {}
     for name, rows in samples.items():
-        fit = ConditionalMeanEmbedding(kernel_x=kernel, kernel_y=_RATIO, max_rank=100).fit(
-            rows, **_HERE
-        )
+        fit = ConditionalMeanEmbedding(kernel_x=kernel, kernel_y=_Y, tol=tol).fit(rows, **_HERE)
         error = np.sqrt(((fit.predict(at).reshape(seen.shape) - seen) ** 2).mean())
         result[name] = {"error": float(error)}
     result["reweighted"] |= {"effective": report.effective, "refused": refused}
