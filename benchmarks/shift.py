@@ -220,6 +220,9 @@ def shift_picture(result: Result, path: Path) -> None:
                     label=model,
                 )
             ax.set(title=name, xscale="log", xlabel="rows")
+            sizes = [cell["rows"] for cell in cells]
+            ax.set_xticks(sizes, [f"{size:,}" for size in sizes], minor=False)
+            ax.minorticks_off()
             ax.set_ylim(bottom=0.0)
         axes[0].set_ylabel("error of E[y | x]")
         axes[0].legend(fontsize=8.5)
