@@ -108,6 +108,8 @@ def bench(
         "python3 run study classification --out classification",
         "python3 run study rates --out rates",
         "python3 run study power --out power",
+        "python3 run study koopman --out koopman",
+        "python3 run study koopman --rows 19000 --rows 1e6 --rows 1e7 --workers 1",
         "python3 run study operators --out operators",
         "python3 run study filtering --out filtering",
         "python3 run study shift --out shift",
@@ -118,7 +120,17 @@ def bench(
 @click.argument(
     "subject",
     type=click.Choice(
-        ["laws", "classification", "rates", "power", "operators", "filtering", "pendulum", "shift"]
+        [
+            "laws",
+            "classification",
+            "rates",
+            "power",
+            "operators",
+            "filtering",
+            "koopman",
+            "pendulum",
+            "shift",
+        ]
     ),
     default="laws",
 )
@@ -128,7 +140,8 @@ def bench(
     multiple=True,
     help="low, medium, high or strong, and of laws also bimodal or skewed; repeatable.  [default: "
     "all; of classification: medium, strong; of rates: finite-rank, slow-decay; of power: "
-    "independence, two-sample; of filtering: linear, pendulum]",
+    "independence, two-sample; of koopman: "
+    "ornstein-uhlenbeck, logistic-map; of filtering: linear, pendulum]",
 )
 @click.option(
     "--rows",
@@ -137,12 +150,13 @@ def bench(
     multiple=True,
     help="Training rows; repeatable.  [default: 200, 1000, 5000; of classification: 100, 200, 500, "
     "1000; of rates: 500, 2000, 8000, 32000; of power: 200, 1000, 2000; of operators: 2e4; of "
+    "koopman: 500, 2000; of "
     "filtering: 1e3, 1e4, 1e5; of pendulum, in stores: 200, 1e3, 1e4, 1e5, 1e6]",
 )
 @click.option(
     "--seeds",
     type=click.IntRange(1),
-    help="Draws each.  [default: 20; of filtering and pendulum: 5]",
+    help="Draws each.  [default: 20; of koopman: 3; of filtering and pendulum: 5]",
 )
 @click.option("--workers", type=click.IntRange(1), help="Processes.  [default: one per core]")
 @click.option(
@@ -150,7 +164,7 @@ def bench(
     type=output,
     metavar="PATH",
     help="Folder for study.json, study.png and study.md, or for the files of classification, "
-    "rates, power, operators, filtering or pendulum.  [default: none]",
+    "rates, power, operators, filtering, koopman or pendulum.  [default: none]",
 )
 @click.option(
     "--transitions",
@@ -187,13 +201,15 @@ def study(
     against the number of rows, beside the rates of theory. Of power: how often tests of
     independence and of equal laws reject, a hundred tables per draw. Of operators: what each rule
     learns, beside the truth. Of filtering: kernel Bayes filters beside Kalman's and particle
-    filters, and the rates of their rules. Of pendulum: sparse embeddings beside incomplete
-    Cholesky, and policies that swing a pendulum up. Of shift: fits on rows reweighted
-    to another law of x, and on rows as they are.
+    filters, and the rates of their rules. Of koopman: eigenvalues of transfer operators beside
+    known ones, and beside kooplearn's where that is installed. Of pendulum: sparse embeddings
+    beside incomplete Cholesky, and policies that swing a pendulum up. Of shift: fits on rows
+    reweighted to another law of x, and on rows as they are.
     """
     from benchmarks import (
         classification,
         filtering,
+        koopman,
         pendulum,
         pendulum_page,
         pendulum_study,
@@ -244,6 +260,11 @@ def study(
                 filtering.FilteringOptions(**given), out, overwrite=overwrite, progress=progress
             )
             lines = filtering.filtering_tables(result)
+        elif subject == "koopman":
+            result = koopman.run_koopman(
+                koopman.KoopmanOptions(**given), out, overwrite=overwrite, progress=progress
+            )
+            lines = koopman.koopman_tables(result)
         elif subject == "power":
             result = power.run_power(
                 power.PowerOptions(**given), out, overwrite=overwrite, progress=progress

@@ -89,6 +89,15 @@ class DataError(CmeDaskError, ValueError):
     """Input data, a stored file or a parameter is not usable as given."""
 
 
+class ZeroWeights(DataError):
+    """No row has a positive weight."""
+
+    def __init__(
+        self, message: str = "all weights are zero: at least one row needs a positive weight"
+    ) -> None:
+        super().__init__(message)
+
+
 class StoreError(DataError):
     """A stored sample or model is missing, damaged, half-written or of a newer version."""
 

@@ -1,16 +1,31 @@
 """Transfer operators: spectra of linear systems, dense forms, trajectories with gaps."""
 
+import json
+import os
+import signal
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import zarr
+from click.testing import CliRunner
 from conftest import write_store
+from scipy.linalg import eig
 from scipy.signal import lfilter
 from scipy.special import eval_hermitenorm, factorial
 from sklearn.base import clone
+from test_reads import CountingStore
+from zarr.storage import LocalStore
 
+from benchmarks import koopman
+from benchmarks.__main__ import cli
 from cme_dask import TransferOperator, kernels, load, open_sample
 from cme_dask.data.trajectories import pairs
-from cme_dask.errors import DataError
+from cme_dask.errors import DataError, StoreError
+from cme_dask.numerics.rows import BadValueCounts
+from cme_dask.passes.driver import RunOptions
+from cme_dask.passes.run import run_pass
 
 GAUSSIAN = kernels.Gaussian(1.5)
 PIVOTS = np.linspace(-3.0, 3.0, 6)[:, None]
@@ -97,6 +112,35 @@ def test_a_fit_equals_its_dense_form():
     )
 
 
+def test_spectrum_modes_and_reduced_rank_equal_their_dense_form():
+    x, reg, kernel = ornstein_uhlenbeck(200, 2), 1e-3, kernels.Laplace(0.8)
+    options = {"reg": reg, "pivots": x}
+    before, after, n = x[:-1], x[1:], len(x) - 1
+    gram = kernel(before, before)
+    W = np.linalg.inv(gram + n * reg * np.eye(n))
+    at = np.linspace(-1.5, 1.5, 9)[:, None]
+    section, rest = kernel(at, before), (after - after.mean())[:, 0]
+    model = TransferOperator(kernel, **options).fit(x).model_
+    values, left, right = eig(W @ kernel(after, before), left=True)
+    leading = np.argsort(-np.abs(values))[:3]
+    np.testing.assert_allclose(model.eigenvalues[:3], values[leading], atol=1e-8)
+    left, right = left[:, leading], right[:, leading]
+    right /= np.sqrt(np.mean(np.abs(gram @ right) ** 2, axis=0))
+    modes = left.conj().T @ W @ rest / np.sum(left.conj() * right, axis=0)
+    np.testing.assert_allclose(
+        model.eigenfunctions(at, 3) * model.modes(3)[:, 0], (section @ right) * modes, atol=1e-6
+    )
+    reduced = TransferOperator(kernel, rank=3, **options).fit(x).model_
+    values, w = eig(W @ kernel(after, after) @ gram / n)
+    w = w[:, np.argsort(-values.real)[:3]].real
+    w /= np.sqrt(np.einsum("ij,ik,kj->j", w, gram @ np.linalg.inv(W), w) / n)
+    expected = after.mean() + section @ w @ (w.T @ gram @ rest) / n
+    np.testing.assert_allclose(reduced.forecast(at)[:, 0], expected, atol=1e-8)
+    values = eig(w @ w.T @ gram @ kernel(after, before) / n)[0]
+    values = values[np.argsort(-np.abs(values))][:3]
+    np.testing.assert_allclose(reduced.eigenvalues[:3], values, atol=1e-8)
+
+
 def test_reduced_rank_is_the_best_of_its_rank():
     x, reg = ornstein_uhlenbeck(3000, 3), 1e-4
     options = {"reg": reg, "tol": 1e-4}
@@ -170,6 +214,119 @@ def test_stores_are_read_once_and_not_copied(tmp_path):
     np.testing.assert_allclose(again.model_.matrix, fit.model_.matrix, atol=1e-9)
 
 
+@pytest.fixture(scope="module")
+def trajectories(tmp_path_factory):
+    """Three trajectories with gaps in a Zarr group, each array in chunks of its own."""
+    path, n = tmp_path_factory.mktemp("trajectories") / "t.zarr", 40_000
+    group = zarr.open_group(str(path), mode="w")
+    time = np.arange(float(n))
+    time[25_000:] += 7.0
+    rows = {
+        "x": (ornstein_uhlenbeck(n, 8), 3000),
+        "group": (np.repeat([0, 1, 2, 2], n // 4), 4096),
+        "time": (time, 2500),
+        "weights": (np.random.default_rng(9).uniform(0.5, 1.5, n), 2000),
+    }
+    for name, (values, length) in rows.items():
+        chunks = (length, *values.shape[1:])
+        group.create_array(name, data=values, chunks=chunks)
+    return path
+
+
+def beside(group):
+    return {name: group[name] for name in ("group", "time", "weights")}
+
+
+GIVEN = {"reg": 1e-3, "pivots": PIVOTS, "time_step": 1.0}
+
+
+@pytest.mark.parametrize(("lag", "workers"), [(1, 1), (500, 1), (1, 3), (9000, 1)])
+def test_a_pass_over_pairs_decodes_every_chunk_once(trajectories, lag, workers):
+    """For both rows of a pair, groups, times and weights; a lag above a strip is read apart."""
+    store = CountingStore(LocalStore(trajectories, read_only=True))
+    group = zarr.open_group(store, mode="r")
+    sample = pairs(open_sample(group["x"], **beside(group)), lag, 1.0)
+    store.reads.clear()
+    executor = RunOptions("threads", workers).executor()
+    _, report = run_pass(sample, [BadValueCounts()], executor)
+    for name, chunks in (("x", 14), ("group", 10), ("time", 16), ("weights", 20)):
+        counts = store.chunks(name)
+        assert len(counts) == (16 if name == "weights" and lag == 9000 else chunks)
+        uses = 2 if lag > 4096 and name != "weights" else 1
+        edges = (report.tasks - 1) * (1 if lag == 1 else 2)  # chunks that a task and its lag end in
+        assert sum(counts.values()) <= uses * (chunks + edges)
+    memory = {name: array[:] for name, array in beside(group).items()}
+    chunked, whole = (
+        TransferOperator(GAUSSIAN, lag=lag, **GIVEN).fit(x, **others).model_.matrix
+        for x, others in ((group["x"], beside(group)), (group["x"][:], memory))
+    )
+    np.testing.assert_array_equal(chunked, whole)
+
+
+def test_processes_and_a_cluster_give_the_bits_of_threads(trajectories, cluster):
+    group = zarr.open_group(str(trajectories), mode="r")
+    options = {"tol": 1e-3, "rank": 4, "n_folds": 3, "random_state": 0}
+    threads, *others = (
+        TransferOperator(GAUSSIAN, **options).fit(
+            group["x"], **beside(group), scheduler=scheduler, workers=workers
+        )
+        for scheduler, workers in (("threads", 2), ("processes", 2), (cluster, None))
+    )
+    assert threads.report_.tasks > 1
+    for other in others:
+        np.testing.assert_array_equal(other.model_.matrix, threads.model_.matrix)
+        np.testing.assert_array_equal(other.eigenvalues_, threads.eigenvalues_)
+        np.testing.assert_array_equal(other.path_.losses, threads.path_.losses)
+
+
+KILLED = """
+import os, signal, sys
+import numpy as np
+from cme_dask import TransferOperator, kernels
+done = []
+def progress(event):
+    done.append(event.done)
+    if len(done) == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+pivots = np.linspace(-3.0, 3.0, 6)[:, None]
+TransferOperator(kernels.Gaussian(1.5), reg=1e-3, pivots=pivots, random_state=0).fit(
+    sys.argv[1], scheduler="synchronous", checkpoint=sys.argv[2], progress=progress)
+"""
+
+
+def test_a_killed_fit_resumes_with_the_same_bits(tmp_path):
+    x = ornstein_uhlenbeck(40_000, 11)
+    path = write_store(tmp_path / "s", x, x, chunk_rows=4096)
+    arguments = [sys.executable, "-c", KILLED, str(path), str(tmp_path / "c")]
+    done = subprocess.run(arguments, capture_output=True, text=True, env=os.environ)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    options = {"reg": 1e-3, "pivots": PIVOTS, "random_state": 0}
+    whole, resumed = (
+        TransferOperator(GAUSSIAN, **options).fit(path, checkpoint=folder)
+        for folder in (None, tmp_path / "c")
+    )
+    assert 0 < resumed.report_.resumed_strips < 10
+    np.testing.assert_array_equal(resumed.model_.matrix, whole.model_.matrix)
+    with pytest.raises(StoreError, match="of another run"):
+        TransferOperator(GAUSSIAN, lag=2, **options).fit(path, checkpoint=tmp_path / "c")
+
+
+def test_rows_without_a_group_or_time_are_gaps():
+    x = ornstein_uhlenbeck(300, 10)
+    time, missing = np.arange(300.0), [7, 100, 101, 299]
+    time[missing] = np.nan
+    group = np.where(np.isnan(time), np.nan, 1.0)
+    rest = np.delete(np.arange(299), [6, 7, 99, 100, 101, 298])
+    weights = np.zeros(300)
+    weights[rest] = 1.0
+    options = {"reg": 1e-3, "pivots": PIVOTS}
+    matrices = [
+        TransferOperator(GAUSSIAN, **options).fit(x, **given).model_.matrix
+        for given in ({"weights": weights}, {"time": time, "group": None}, {"group": group})
+    ]
+    np.testing.assert_allclose(matrices[1:], [matrices[0]] * 2, rtol=1e-12)
+
+
 def test_saved_models_forecast_without_data(tmp_path, fit):
     fit.save(tmp_path / "model")
     again = load(tmp_path / "model")
@@ -187,6 +344,8 @@ def test_saved_models_forecast_without_data(tmp_path, fit):
     ("options", "given", "message"),
     [
         ({"lag": 0}, {}, "lag must be an integer of at least 1"),
+        ({"lag": 1.5}, {}, "lag must be an integer of at least 1"),
+        ({"lag": -3}, {}, "lag must be an integer of at least 1"),
         ({"rank": 0}, {}, "rank must be an integer"),
         ({"reg": 0.0}, {}, "reg must be a positive number"),
         ({"reg": [1e-3, 1e-2]}, {}, "reg must be a positive number"),
@@ -195,7 +354,17 @@ def test_saved_models_forecast_without_data(tmp_path, fit):
         ({"time_step": -1.0}, {}, "time_step must be a number"),
         ({"lag": 300}, {}, "need at least 302 rows, got 300"),
         ({"reg": 1e-3}, {"time": np.zeros(300)}, "times of the first rows do not rise"),
-        ({"reg": 1e-3}, {"group": np.arange(300)}, "all weights are zero|no row"),
+        ({"reg": 1e-3}, {"group": np.arange(300)}, "no two rows of positive weight are 1 apart"),
+        (
+            {"reg": 1e-3, "lag": 10},
+            {"group": np.arange(300) // 10},
+            "no two rows of positive weight are 10 apart",
+        ),
+        (
+            {"reg": 1e-3, "time_step": 0.5},
+            {"time": np.arange(300.0)},
+            "no two rows of positive weight are 1 apart",
+        ),
         ({"reg": 1e-3}, {"time": np.arange(9.0)}, "the numbers of rows differ"),
     ],
 )
@@ -221,3 +390,56 @@ def test_unusable_questions_are_refused(fit):
         for x in (lazy, ornstein_uhlenbeck(300))
     )
     np.testing.assert_array_equal(one, two)
+
+
+def test_eigenvalues_of_the_noisy_logistic_map():
+    """Of the finite matrix, and of the transition density on nodes of a quadrature."""
+    nodes, weights = (values / 2.0 for values in np.polynomial.legendre.leggauss(400))
+    nodes += 0.5
+    image = 4.0 * nodes * (1.0 - nodes)
+    density = np.cos(np.pi * (image[:, None] - nodes)) ** (2 * koopman.NOISE)
+    density /= density[0] @ weights
+    np.testing.assert_allclose(density @ weights, 1.0, rtol=1e-12)
+    made = koopman.noise_functions(image) @ koopman.noise_functions(nodes).T
+    np.testing.assert_allclose(made, density, atol=1e-10)
+    values = np.linalg.eigvals(density * weights)
+    assert koopman.distance(values, koopman.logistic_eigenvalues()[: koopman.LEADING]) < 1e-12
+    assert abs(koopman.logistic_eigenvalues()[0] - 1.0) < 1e-12
+    path = koopman.logistic_map(20_000, 0)[:, 0]
+    noise = (path[1:] - 4.0 * path[:-1] * (1.0 - path[:-1]) + 0.5) % 1.0 - 0.5
+    # cos(2 pi t) has the mean (2 N) / (2 N + 2) under this density.
+    expected = koopman.NOISE / (koopman.NOISE + 1.0)
+    assert np.cos(2.0 * np.pi * noise).mean() == pytest.approx(expected, abs=0.01)
+
+
+def test_the_study_of_transfer_operators(tmp_path, monkeypatch):
+    monkeypatch.setattr(koopman, "peer_installed", lambda: False)
+    command = ["study", "koopman", "--rows", "200", "--rows", "5000", "--seeds", "2"]
+    done = CliRunner().invoke(cli, [*command, "--out", str(tmp_path / "k"), "--workers", "1"])
+    assert done.exit_code == 0, done.output
+    assert "kooplearn is not installed" in done.output
+    study = json.loads((tmp_path / "k" / "koopman.json").read_text())
+    for few, many in (study["cells"][:2], study["cells"][2:]):
+        errors = [cell["models"]["TransferOperator"]["error"]["mean"] for cell in (few, many)]
+        assert errors[1] < errors[0] < 0.3
+    assert "| ornstein-uhlenbeck | 5,000 |" in (tmp_path / "k" / "koopman.md").read_text()
+
+
+def test_verdicts_compare_at_the_most_rows_of_a_rival():
+    def cell(rows, **errors):
+        models = {
+            name: {"error": {"mean": error}, "seconds": {"mean": 2.0}}
+            for name, error in errors.items()
+        }
+        return {"scenario": "logistic-map", "rows": rows, "models": models}
+
+    cells = [
+        cell(200, TransferOperator=0.4, KernelRidge=0.6),
+        cell(500, TransferOperator=0.2, KernelRidge=0.3),
+        cell(9000, TransferOperator=0.05),
+    ]
+    (verdict,) = koopman.verdicts(cells)
+    assert (verdict["rows"], verdict["most_rows"]) == (500, 9000)
+    assert verdict["error_ratio"] == pytest.approx(1.5)
+    assert verdict["gain"] == pytest.approx(6.0)
+    assert verdict["seconds_ratio"] == 1.0

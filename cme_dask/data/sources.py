@@ -4,9 +4,11 @@ import asyncio
 import hashlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -54,6 +56,19 @@ class RowSource(ABC):
     in_memory: bool = False
     dask_array: Any = None
 
+    @property
+    def inputs(self) -> tuple["Input", ...]:
+        """The sources from which these rows are made, each with the place of the first row there.
+
+        Where several sources are made from one, a pass reads that one once.
+        """
+        return ((self, 0),)
+
+    def make(self, *rows: Array) -> Array:
+        """The rows here, from those of the inputs."""
+        (made,) = rows
+        return made
+
     def held_whole(self, shares_memory: bool) -> bool:
         """Whether a task holds all its rows at once, in this process (or in another one).
 
@@ -91,6 +106,7 @@ class RowSource(ABC):
         """What tells these rows from others, from ``token(value, name)`` of what they are."""
 
 
+Input = tuple[RowSource, int]
 RowFunction = Callable[[Array], Array]
 """From rows of shape (b, d) to rows of shape (b, k), each made of its own row alone."""
 
@@ -130,8 +146,26 @@ class ArraySource(RowSource):
         return token(np.asarray(self.array), "rows")
 
 
+class DerivedSource(RowSource):
+    """Rows that are made from those of other sources, whenever they are read."""
+
+    @property
+    @abstractmethod
+    def inputs(self) -> tuple[Input, ...]:
+        """Other sources, each with the place of the first row there."""
+
+    def read(self, start: int, stop: int) -> Array:
+        """Rows [start, stop), made from those of the inputs."""
+        return self.make(*(source.read(start + at, stop + at) for source, at in self.inputs))
+
+    def missing_chunks(self, start: int, stop: int) -> list[str]:
+        """Of the inputs."""
+        each = (source.missing_chunks(start + at, stop + at) for source, at in self.inputs)
+        return list(dict.fromkeys(name for names in each for name in names))
+
+
 @dataclass(eq=False)
-class MappedSource(RowSource):
+class MappedSource(DerivedSource):
     """Rows that a function makes of the rows of another source, whenever they are read.
 
     Attributes
@@ -158,16 +192,21 @@ class MappedSource(RowSource):
         self.columns_read = self.source.columns_read + self.width  # those of the result as well
         self.in_memory = self.source.in_memory
 
-    def read(self, start: int, stop: int) -> Array:
-        """Rows [start, stop) as float64, shape (stop - start, k).
+    @property
+    def inputs(self) -> tuple[Input, ...]:
+        """Those of the source."""
+        return self.source.inputs
+
+    def make(self, *rows: Array) -> Array:
+        """What the function makes of the rows, as float64, shape (b, k).
 
         Raises
         ------
         DataError
             If the function returns another shape, or no numbers.
         """
-        rows = applied(self.function, self.source.read(start, stop), self.width)
-        return rows if self.columns is None else rows[:, list(self.columns)]
+        made = applied(self.function, self.source.make(*rows), self.width)
+        return made if self.columns is None else made[:, list(self.columns)]
 
     def pick(self, positions: tuple[int, ...]) -> "MappedSource":
         """The same rows with the columns at these positions only."""
@@ -182,10 +221,6 @@ class MappedSource(RowSource):
         """The same function of what the task holds."""
         return replace(self, source=self.source.for_task(start, stop))
 
-    def missing_chunks(self, start: int, stop: int) -> list[str]:
-        """Of the source."""
-        return self.source.missing_chunks(start, stop)
-
     def fingerprint(self, token: Callable[[Any, str], str]) -> str:
         """Of the source, of the function and of the columns in use."""
         of_rows, function = self.source.fingerprint(token), token(self.function, "map")
@@ -193,7 +228,7 @@ class MappedSource(RowSource):
 
 
 @dataclass(eq=False)
-class ShiftedSource(RowSource):
+class ShiftedSource(DerivedSource):
     """Some of the rows of another source, from row ``first`` on.
 
     Attributes
@@ -215,9 +250,14 @@ class ShiftedSource(RowSource):
         self.row_bytes, self.chunk_rows = self.source.row_bytes, self.source.chunk_rows
         self.columns_read, self.in_memory = self.source.columns_read, self.source.in_memory
 
-    def read(self, start: int, stop: int) -> Array:
-        """Rows [start, stop) as float64, shape (stop - start, d)."""
-        return self.source.read(self.first + start, self.first + stop)
+    @property
+    def inputs(self) -> tuple[Input, ...]:
+        """Those of the other source, from its row ``first`` on."""
+        return tuple((source, self.first + at) for source, at in self.source.inputs)
+
+    def make(self, *rows: Array) -> Array:
+        """As the other source makes them."""
+        return self.source.make(*rows)
 
     def pick(self, positions: tuple[int, ...]) -> "ShiftedSource":
         """The same rows with the columns at these positions only."""
@@ -226,10 +266,6 @@ class ShiftedSource(RowSource):
     def for_task(self, start: int, stop: int) -> "ShiftedSource":
         """The same rows of what the task holds."""
         return replace(self, source=self.source.for_task(self.first + start, self.first + stop))
-
-    def missing_chunks(self, start: int, stop: int) -> list[str]:
-        """Of the source."""
-        return self.source.missing_chunks(self.first + start, self.first + stop)
 
     def fingerprint(self, token: Callable[[Any, str], str]) -> str:
         """Of the source and of the range."""
@@ -497,24 +533,59 @@ def lost_chunk(name: str, location: str) -> StoreError:
 
 
 def in_strips(
-    read: Callable[[int, int], Array], chunk: int | None, start: int, stop: int, length: int
+    read: Callable[[int, int], Array],
+    chunk: int | None,
+    start: int,
+    stop: int,
+    length: int,
+    beyond: int = 0,
 ) -> Iterator[Array]:
-    """What ``read(start, stop)`` gives, in strips of ``length`` rows.
+    """What ``read(start, stop)`` gives, in strips of ``length`` rows and the ``beyond`` next ones.
 
     Reads end on the borders of chunks of ``chunk`` rows; rows of a chunk that belong to the next
     strip wait in memory.
     """
-    held, held_stop = None, start
+    held, held_stop, end = None, start, stop + beyond
     for low in range(start, stop, length):
         high = min(low + length, stop)
-        if held_stop < high:
-            upto = high if chunk is None else min(stop, -(-high // chunk) * chunk)
+        needed = high + beyond
+        if held_stop < needed:
+            upto = needed if chunk is None else min(end, -(-needed // chunk) * chunk)
             fresh = read(held_stop, upto)
             held = fresh if held is None or not len(held) else np.concatenate([held, fresh])
             held_stop = upto
         assert held is not None
-        yield held[: high - low]
+        yield held[: needed - low]
         held = held[high - low :]
+
+
+def strips_of(
+    sources: Sequence[RowSource], start: int, stop: int, length: int
+) -> Iterator[tuple[Array, ...]]:
+    """Rows [start, stop) of sources, in strips of ``length`` rows.
+
+    A source from which several are made is read once, with the rows between its first and its last
+    use, unless these are more than a strip.
+    """
+    uses: dict[RowSource, set[int]] = defaultdict(set)
+    for source, at in chain.from_iterable(source.inputs for source in sources):
+        uses[source].add(at)
+    readers: list[Iterator[Array]] = []
+    places: dict[Input, tuple[int, int]] = {}  # the reader, and the row of its strips
+    for source, rows in uses.items():
+        near = max(rows) - min(rows) <= length
+        for together in [rows] if near else [{at} for at in rows]:
+            first = min(together)
+            places |= {(source, at): (len(readers), at - first) for at in together}
+            span, beyond = (first + start, first + stop), max(together) - first
+            readers.append(in_strips(source.read, source.chunk_rows, *span, length, beyond))
+    counts = (min(length, stop - low) for low in range(start, stop, length))
+    for count, *strips in zip(counts, *readers, strict=True):
+        made = []
+        for one in sources:
+            where = (places[each] for each in one.inputs)
+            made.append(one.make(*(strips[i][row : row + count] for i, row in where)))
+        yield tuple(made)
 
 
 def ahead(items: Iterator[T]) -> Iterator[T]:

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from cme_dask.data.sample import Sample
-from cme_dask.data.sources import RowSource
+from cme_dask.data.sources import DerivedSource, Input, RowSource
 from cme_dask.errors import DataError
 
 Array = Any
@@ -17,7 +18,7 @@ _SHARE_OF_STEP = 1e-3  # by which times may miss it
 
 
 @dataclass(eq=False)
-class PairWeights(RowSource):
+class PairWeights(DerivedSource):
     """Weights of pairs of rows: 0 where the second one does not follow the first.
 
     Attributes
@@ -49,17 +50,31 @@ class PairWeights(RowSource):
     def _sources(self) -> list[RowSource]:
         return [each for each in (self.group, self.time, self.weights) if each is not None]
 
-    def read(self, start: int, stop: int) -> Array:
-        """Weights of the pairs whose first rows are [start, stop), shape (stop - start, 1)."""
-        follows, lag = np.ones((stop - start, 1)), self.lag
+    @property
+    def inputs(self) -> tuple[Input, ...]:
+        """Groups and times of both rows of a pair, and the weights of the first."""
+        return tuple(
+            (source, first + at) for each, at in self._uses for source, first in each.inputs
+        )
+
+    def make(self, *rows: Array) -> Array:
+        """Weights of the pairs, shape (b, 1)."""
+        left, follows = iter(rows), np.ones((len(rows[0]), 1))
+        values = (each.make(*islice(left, len(each.inputs))) for each, _ in self._uses)
         if self.group is not None:
-            group = self.group.read(start, stop + lag)
-            follows *= group[lag:] == group[:-lag]
+            first, second = next(values), next(values)
+            follows *= first == second
         if self.time is not None:
-            time = self.time.read(start, stop + lag)
-            error = np.abs(time[lag:] - time[:-lag] - lag * self.step)
+            first, second = next(values), next(values)
+            error = np.abs(second - first - self.lag * self.step)
             follows *= error <= _SHARE_OF_STEP * self.step
-        return follows if self.weights is None else follows * self.weights.read(start, stop)
+        return follows if self.weights is None else follows * next(values)
+
+    @property
+    def _uses(self) -> list[Input]:
+        """Of which rows there are values: of both of a pair, or of the first."""
+        both = [(each, at) for each in (self.group, self.time) if each for at in (0, self.lag)]
+        return both if self.weights is None else [*both, (self.weights, 0)]
 
     def pick(self, positions: tuple[int, ...]) -> "PairWeights":
         """Itself: there is one column."""
@@ -76,11 +91,6 @@ class PairWeights(RowSource):
         made.group, made.time, made.weights = held
         return made
 
-    def missing_chunks(self, start: int, stop: int) -> list[str]:
-        """Of the sources."""
-        each = (source.missing_chunks(start, stop + self.lag) for source in self._sources)
-        return [name for names in each for name in names]
-
     def fingerprint(self, token: Callable[[Any, str], str]) -> str:
         """Of the sources, the lag and the step."""
         sources = " ".join(source.fingerprint(token) for source in self._sources)
@@ -91,7 +101,8 @@ def pairs(sample: Sample, lag: int, step: float | None = None) -> Sample:
     """Rows (x_t, x_(t + lag)) of trajectories, views of the rows x_t of a sample.
 
     Rows are in the order of time within each trajectory. Pairs of rows of two groups, and, where
-    the rows have times, of rows that are not ``lag`` steps apart in time, get the weight 0.
+    the rows have times, of rows that are not ``lag`` steps apart in time, get the weight 0; so do
+    pairs with a row whose group or time is missing.
 
     Parameters
     ----------

@@ -15,7 +15,7 @@ from cme_dask.config import SAMPLE_SIZE
 from cme_dask.data.columns import Columns, check_finite, check_weights
 from cme_dask.data.sample import KIND, schema_version
 from cme_dask.data.store import ATTRIBUTE, compressors, disk_errors, sealed, write_array, writing
-from cme_dask.errors import DataError, option
+from cme_dask.errors import DataError, ZeroWeights, option
 from cme_dask.numerics.folds import RowSample, draw, merge
 
 # Count, mean, standard deviation and range of columns, strip by strip
@@ -343,7 +343,7 @@ class SampleWriter:
         self._flush(everything=True)
         self._settle()
         if self._has_weights and self._total_weight <= 0.0:
-            raise DataError("all weights are zero: at least one row needs a positive weight")
+            raise ZeroWeights()
         described = described or Described(self._columns, {}, {})
         with disk_errors(self._folder):
             finish_sample(

@@ -9,7 +9,7 @@ import numpy as np
 from cme_dask.config import N_FOLDS, SAMPLE_SIZE, TOL
 from cme_dask.data.sample import Sample
 from cme_dask.data.trajectories import pairs
-from cme_dask.errors import DataError
+from cme_dask.errors import DataError, ZeroWeights
 from cme_dask.estimators.base import (
     Estimator,
     FittedBasis,
@@ -169,7 +169,8 @@ class TransferOperator(Estimator):
         group
             The trajectory of each row, shape (n,): no pair has rows of two of them.
         time
-            The time of each row, shape (n,): pairs across a gap are left out.
+            The time of each row, shape (n,): pairs across a gap are left out. Rows whose time or
+            group is missing are gaps.
         weights
             Of the rows, which are those of the pairs that begin with them.
         functions
@@ -192,7 +193,13 @@ class TransferOperator(Estimator):
             As :meth:`JointDistribution.fit`.
         """
         options = RunOptions(scheduler, workers, memory_limit, progress, checkpoint)
-        return self._fit(X, (group, time), weights, {"functions": functions}, options)
+        try:
+            return self._fit(X, (group, time), weights, {"functions": functions}, options)
+        except ZeroWeights as error:
+            raise DataError(
+                f"no two rows of positive weight are {self.lag} apart in one trajectory: rows lie "
+                "in the order of time, one trajectory after the other, with steps of time_step"
+            ) from error
 
     def plan(
         self,

@@ -21,7 +21,7 @@ import numpy as np
 from array_api_compat import array_namespace, device, is_numpy_array
 
 from cme_dask.display import brief_repr
-from cme_dask.errors import DataError, option, remedy
+from cme_dask.errors import DataError, ZeroWeights, option, remedy
 from cme_dask.kernels.evaluator import (
     Scratch,
     add_gram,
@@ -553,7 +553,7 @@ class MomentReduction(ProductSums[MomentSums]):
                 "that make their values smaller"
             )
         if not float(gram[one, one]) >= np.finfo(np.float64).tiny:
-            raise DataError("all weights are zero: at least one row needs a positive weight")
+            raise ZeroWeights()
         return self.newton(sums)
 
     def newton(self, sums: MomentSums) -> MomentSums:

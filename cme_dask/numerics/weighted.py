@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from array_api_compat import array_namespace, device
 
-from cme_dask.errors import DataError
+from cme_dask.errors import DataError, ZeroWeights
 from cme_dask.kernels.base import check_integer
 from cme_dask.kernels.discrete import Features
 from cme_dask.kernels.evaluator import Scratch
@@ -270,5 +270,5 @@ class WeightedMoments(Reduction[Sums, WeightedMeans]):
         """
         grams, weights = total
         if not float(weights.sum()) > 0.0:
-            raise DataError("all weights are zero: at least one row needs a positive weight")
+            raise ZeroWeights()
         return WeightedMeans(self.names, tuple(basis.rank for basis in self.bases), grams, weights)

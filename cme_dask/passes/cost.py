@@ -107,17 +107,18 @@ def time_pass(
     flops = max(sum(one.cost(extent).flops for one in reductions), 1.0)
     length = min(runs[0].length, max(_LEAST_ROWS, int(_STRIP_SECONDS * FLOPS / flops)))
     shared, payloads = Pass.of(sample, reductions, executor), []
+    sources = {source for one in sample.reads for source, _ in one.inputs}
     busy = min(executor.workers, len(runs))  # the other workers have no task
     for i in range(busy):
         start = runs[i * len(runs) // busy].start
         run = RowRange(start, min(start + _TIMED * length, sample.n_rows), length)
-        read = sum(bytes_read(source, [run]) for source in sample.reads)
+        read = sum(bytes_read(source, [run]) for source in sources)
         payloads.append((run, read, shared.given(sample, run)))
     begin = time.perf_counter()
     times = executor.run(_time_strips, payloads, _join, shared=shared, name="time-strips")
     wall = time.perf_counter() - begin
     strips = sum(run.strips for run in runs)
-    read = sum(bytes_read(source, runs) for source in sample.reads)
+    read = sum(bytes_read(source, runs) for source in sources)
     return PassCost(
         rows=sample.n_rows,
         tasks=len(runs),

@@ -12,7 +12,7 @@ import numpy as np
 
 from cme_dask.data.columns import check_finite
 from cme_dask.data.sample import Sample
-from cme_dask.errors import DataError
+from cme_dask.errors import DataError, ZeroWeights
 from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.numerics.folds import BY_ROWS, RowSample, draw, merge, uniform
 from cme_dask.numerics.reduction import MAX_STRIP, Cost, Extent, Reduction, Strip
@@ -164,7 +164,7 @@ def choose_rows(sample: Sample, size: int, seed: int, executor: Executor) -> tup
     alone = replace(sample, sources=(), columns=())
     (chosen,), _ = run_pass(alone, [PrioritySample(size, seed)], here, named=whole)
     if not len(chosen):
-        raise DataError("all weights are zero: at least one row needs a positive weight")
+        raise ZeroWeights()
     return chosen, int(not in_memory)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from cme_dask.data.columns import negative_error, nonfinite_error
 from cme_dask.data.sample import Sample
-from cme_dask.data.sources import RowSource, ahead, in_strips, take_rows
+from cme_dask.data.sources import RowSource, ahead, strips_of, take_rows
 from cme_dask.errors import DataError, ShardDone, StoreError, remedy
 from cme_dask.numerics.devices import Device
 from cme_dask.numerics.folds import Folding, Split
@@ -301,11 +301,8 @@ class Pass:
         else:
             borders = range(run.start, run.stop, run.length)
             rows_of = (np.arange(low, min(low + run.length, run.stop)) for low in borders)
-            readers = [
-                in_strips(source.read, source.chunk_rows, run.start, run.stop, run.length)
-                for source in sources
-            ]
-            blocks = zip(rows_of, *readers, strict=True)
+            read = strips_of(sources, run.start, run.stop, run.length)
+            blocks = ((rows, *arrays) for rows, arrays in zip(rows_of, read, strict=True))
             if any(source.chunk_rows is not None for source in sources):
                 blocks = ahead(blocks)
         for rows, *arrays in blocks:

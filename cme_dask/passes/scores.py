@@ -8,7 +8,7 @@ import numpy as np
 
 from cme_dask.config import N_FOLDS
 from cme_dask.data.sample import Sample
-from cme_dask.errors import DataError
+from cme_dask.errors import DataError, ZeroWeights
 from cme_dask.numerics.moments import Function, function_values
 from cme_dask.numerics.reduction import Cost, Extent, Reduction, Strip, blocks, tree_sum
 from cme_dask.numerics.scoring import Estimate, Scores, ScoreSums
@@ -341,7 +341,7 @@ def score_pass(
     plan = _checked(sample, predictions, functions or {}, laws or {}, n_blocks)
     (sums,), report = run_pass(sample, [plan], executor, progress)
     if not sums.weight.sum() > 0.0:
-        raise DataError("all weights are zero: at least one row needs a positive weight")
+        raise ZeroWeights()
     scores: dict[str, dict[str, Scores]] = {name: {} for name in plan.predictions}
     for loss, (name, target) in enumerate(plan.pairs):
         scores[name][target] = sums.scores(plan.names.index(target), loss)
