@@ -26,7 +26,7 @@ DECAY, NOISE = 0.9, 0.5
 
 STEP, DRIVE, JITTER, BLUR = 0.2, 0.3, 0.05, 0.2
 """Of the pendulum: steps in seconds, noise of velocity and angle, and of the observed sine. With a
-drive of 0.5 it turns over, the angle has no stationary law, and no filter of cells can learn it."""
+drive of 0.5 the filter failed: its error was 1.2 at 100,000 rows, that of the best filter 0.7."""
 
 SEQUENCES, LENGTH, BURN = 100, 60, 10
 """Sequences that are filtered, their steps, and steps that do not count."""
@@ -289,10 +289,13 @@ def slopes(cells: Sequence[Result]) -> list[Result]:
 
 
 def _slope(cells: Sequence[Result], rule: str, kind: str) -> Result:
-    """Weighted by the standard errors of the means of the logarithms, about."""
-    figures = [cell["models"][rule][kind] for cell in cells]
-    x = np.log([cell["rows"] for cell in cells])
-    y = np.log([each["mean"] for each in figures])
+    """Least squares through the logarithms of the errors of all draws."""
+    draws = [
+        (np.log(cell["rows"]), np.log(error))
+        for cell in cells
+        for error in cell["models"][rule][kind]["values"]
+    ]
+    x, y = np.transpose(draws)
     x = x - x.mean()
     slope = float(x @ y / (x @ x))
     residual = y - y.mean() - slope * x

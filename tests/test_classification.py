@@ -95,7 +95,7 @@ def result(small):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             "benchmarks.study.judge_all",
-            lambda judge, tasks, workers, progress: {task: figures[task[2]] for task in tasks},
+            lambda judge, tasks, *others: {task: figures[task[2]] for task in tasks},
         )
         with ProgressLines() as progress:
             options = ClassificationOptions(("strong",), (100, 200), 2)
@@ -137,7 +137,7 @@ def test_verdicts_pair_the_draws():
 def test_the_study_runs_by_one_command(tmp_path, monkeypatch, result):
     seen = {(n, s) for n in (100, 200) for s in (0, 1)}
 
-    def judged(judge, tasks, workers, progress):
+    def judged(judge, tasks, *others):
         assert {(n, seed) for _, n, seed in tasks} == seen
         models = result["cells"][0]["models"]
         return {

@@ -203,10 +203,11 @@ def test_processes_and_a_cluster_equal_threads(cluster):
     _, observed = linear(20, 9)
     fits = [
         KernelBayesFilter(GAUSSIAN, GAUSSIAN, **QUICK).fit(x, y, scheduler=scheduler)
-        for scheduler in ("threads", cluster)
+        for scheduler in ("threads", "processes", cluster)
     ]
-    one, two = (fit.filter(observed).mean() for fit in fits)
-    np.testing.assert_array_equal(one, two)
+    one, *others = (fit.filter(observed).mean() for fit in fits)
+    for other in others:
+        np.testing.assert_array_equal(other, one)
 
 
 @pytest.mark.parametrize(
