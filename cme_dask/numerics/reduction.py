@@ -345,14 +345,14 @@ def plan_ranges(
     Notes
     -----
     A task takes about two seconds, or less so that every worker gets sixteen, since the last one to
-    end keeps the others waiting; of short ones every worker gets eight, and a worker alone, without
-    ``max_rows``, one. Two tasks whose border lies inside a chunk both read it: so, unless
-    chunks end where tasks do, these cover four chunks where that leaves enough of them, and two, or
-    at least one, where otherwise a worker would have none.
+    end keeps the others waiting; of short ones every worker gets eight, and a worker alone with
+    rows in memory, without ``max_rows``, one. Two tasks whose border lies inside a chunk both read
+    it: so, unless chunks end where tasks do, these cover four chunks where that leaves enough of
+    them, and two, or at least one, where otherwise a worker would have none.
     """
     length = strip_length(n)
     few, many = (-(-n // (tasks * workers)) for tasks in _TASKS_PER_WORKER)
-    if workers == 1 and max_rows is None:
+    if workers == 1 and not chunk_rows and max_rows is None:
         few = n
     fair = min(few, max(many, int(_LEAST_SECONDS / seconds_per_row)))
     rows = max(int(min(_TASK_SECONDS / seconds_per_row, fair)), min(4 * chunk_rows, fair), length)
