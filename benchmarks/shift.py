@@ -36,7 +36,7 @@ OUTPUTS = ("shift.json", "shift.png")
 _HERE: dict[str, Any] = {"scheduler": "synchronous"}
 _Y = kernels.Gaussian(1.0)
 _ASKED = ("Changping", "Dingling", "Huairou", "Shunyi")
-"""Stations outside the city, which are asked; the other eight are in the city."""
+"""Stations outside the city, whose PM2.5 is predicted; the other eight are in the city."""
 _AIR = ("TEMP", "PRES", "DEWP", "WSPM")
 
 

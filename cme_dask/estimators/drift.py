@@ -62,7 +62,7 @@ def drift_report(
 ) -> DriftReport:
     r"""Compare new rows with the law that a joint distribution was fitted on.
 
-    Drift of x, drift of y and drift of y given x are told apart: the laws of x and of y by
+    Drift of x, drift of y and drift of y given x are distinguished: the laws of x and of y by
 
     .. math:: \| \mathrm E_Q N - \mathrm E_P N \|^2
 
@@ -116,7 +116,7 @@ def drift_report(
     fitted = getattr(model, "model_", model)
     if not isinstance(fitted, JointModel):
         raise DataError(
-            "drift is told from a fitted joint distribution or classifier, got "
+            "drift_report takes a fitted joint distribution or classifier, got "
             f"{type(model).__name__}"
         )
     check_choice("method", method, METHODS)
@@ -135,7 +135,9 @@ def drift_report(
         sample, [reference.moments(variables, n_folds), reference.alone(sections, n_folds)], options
     )
     if report.rows < _LEAST_ROWS:
-        raise DataError(f"at least {_LEAST_ROWS} rows are needed to tell drift, got {report.rows}")
+        raise DataError(
+            f"at least {_LEAST_ROWS} rows are needed to test for drift, got {report.rows}"
+        )
     with one_blas_thread():
         made = _Comparisons(
             reference, sums, columns, sections, method, n_resamples, random_state or 0

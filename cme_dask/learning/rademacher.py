@@ -367,7 +367,7 @@ def learn_by_bound(
     labels
         Number of labels.
     batches
-        Mini-batches, the same ones whenever they are asked for.
+        Mini-batches, the same ones at each call.
     options
         See :class:`BoundOptions`.
     held_out

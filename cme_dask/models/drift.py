@@ -114,7 +114,7 @@ class DriftReport:
     method
         How p-values were computed, ``"chi2"`` or ``"bootstrap"``.
     notes
-        Sentences on what could not be told.
+        Sentences on tests that were not made, and why.
     seconds
         Wall time of the pass over the new rows.
     """

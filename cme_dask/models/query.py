@@ -105,7 +105,7 @@ class Query(ABC):
 
     @property
     def answered(self) -> Any:
-        """The variable that is asked for."""
+        """The variable whose law is answered."""
         return self.model.x if self.reverse else self.model.y
 
     @property

@@ -146,7 +146,7 @@ class ReweightedModel(Model, _JointLaw):
         Raises
         ------
         DataError
-            On wrong columns or NaN; and when a posterior is asked, if y lies in a cell that has no
+            On wrong columns or NaN; and, of a posterior, if y lies in a cell that has no
             probability under the prior.
         """
         if (X is None) == (Y is None):
