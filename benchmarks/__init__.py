@@ -16,5 +16,6 @@ CASE_NAMES = (
     "queries",
     "cluster",
     "large",
+    "multiclass",
 )
 """In the order in which they run."""

@@ -1,5 +1,7 @@
 """The commands ``python3 run bench`` and ``python3 run study``: their options."""
 
+from collections.abc import Iterable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +90,8 @@ def bench(
     CSV file into a store, and pyarrow's read of it), tuning (a fit that learns its kernels),
     coverage (how often intervals of conditional expectations hold the truth), queries (a saved
     model's expectations and quantiles), cluster (workers beside threads, beside independent
-    processes, and on a slow network), large (rows 20 times larger than the memory of the workers).
+    processes, and on a slow network), large (rows 20 times larger than the memory of the workers),
+    multiclass (classes with a learned kernel beside gradient boosting in memory).
     Each measurement runs in a fresh process, and rivals take turns.
     """
     from benchmarks.report import bench_tables
@@ -113,8 +116,11 @@ def bench(
         "python3 run study operators --out operators",
         "python3 run study filtering --out filtering",
         "python3 run study shift --out shift",
+        "python3 run study drift --out drift",
+        "python3 run study mnist --data DIR --out mnist",
         "python3 run study pendulum --out pendulum",
         "python3 run study pendulum --transitions transitions --rows 1e6",
+        "python3 run study multiclass --data classification --data-set wine --out multiclass",
     ),
 )
 @click.argument(
@@ -128,20 +134,27 @@ def bench(
             "operators",
             "filtering",
             "koopman",
+            "mnist",
+            "multiclass",
             "pendulum",
             "shift",
+            "drift",
         ]
     ),
     default="laws",
 )
 @click.option(
     "--scenario",
+    "--data-set",
     "scenarios",
     multiple=True,
     help="low, medium, high or strong, and of laws also bimodal or skewed; repeatable.  [default: "
-    "all; of classification: medium, strong; of rates: finite-rank, slow-decay; of power: "
-    "independence, two-sample; of koopman: "
-    "ornstein-uhlenbeck, logistic-map; of filtering: linear, pendulum]",
+    "all; of classification: medium, strong; of rates: finite-rank, slow-decay, "
+    "linear-gaussian; of power: "
+    "independence, two-sample; of drift: no drift, shift of x, far shift of x, change of y given "
+    "x; of koopman: "
+    "ornstein-uhlenbeck, logistic-map; of filtering: linear, pendulum; of multiclass: banknote, "
+    "ecoli, robot, segment, wine, yeast]",
 )
 @click.option(
     "--rows",
@@ -149,7 +162,8 @@ def bench(
     type=count,
     multiple=True,
     help="Training rows; repeatable.  [default: 200, 1000, 5000; of classification: 100, 200, 500, "
-    "1000; of rates: 500, 2000, 8000, 32000; of power: 200, 1000, 2000; of operators: 2e4; of "
+    "1000; of rates: 500, 2000, 8000, 32000; of power: 200, 1000, 2000; of drift: 400, 2000; "
+    "of operators: 2e4; of "
     "koopman: 500, 2000; of "
     "filtering: 1e3, 1e4, 1e5; of pendulum, in stores: 200, 1e3, 1e4, 1e5, 1e6]",
 )
@@ -164,7 +178,8 @@ def bench(
     type=output,
     metavar="PATH",
     help="Folder for study.json, study.png and study.md, or for the files of classification, "
-    "rates, power, operators, filtering, koopman or pendulum.  [default: none]",
+    "rates, power, operators, filtering, koopman, multiclass, pendulum, shift or drift.  [default: "
+    "none]",
 )
 @click.option(
     "--transitions",
@@ -176,7 +191,8 @@ def bench(
 @click.option(
     "--data",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
-    help="Of shift: folder of the air-quality table.  [default: synthetic shifts alone]",
+    help="Of shift: folder of the air-quality table.  [default: synthetic shifts alone]  Of "
+    "multiclass: folder of the six tables. Of mnist: folder of mnist.npz.",
 )
 @overwrite_option
 @json_option
@@ -198,27 +214,28 @@ def study(
     embedding, with scales and ridge by the held-out joint loss over a grid; and of the default, a
     fit without arguments. Of classification: probabilities of a label by laws, embeddings and
     kernel logistic regression, figure 5 of the joint paper. Of rates: the excess risk of embeddings
-    against the number of rows, beside the rates of theory. Of power: how often tests of
+    against the number of rows, and errors of the sum rule and of Bayes' rules against closed forms,
+    beside the rates of theory. Of power: how often tests of
     independence and of equal laws reject, a hundred tables per draw. Of operators: what each rule
     learns, beside the truth. Of filtering: kernel Bayes filters beside Kalman's and particle
     filters, and the rates of their rules. Of koopman: eigenvalues of transfer operators beside
     known ones, and beside kooplearn's where that is installed. Of pendulum: sparse embeddings
-    beside incomplete Cholesky, and policies that swing a pendulum up. Of shift: fits on rows
-    reweighted to another law of x, and on rows as they are.
+    beside incomplete Cholesky, and policies that swing a pendulum up. Of multiclass: classifiers
+    with learned kernels beside scikit-learn's on six tables, ten folds each. Of mnist: length
+    scales of pixels and a convolutional network, learned by the Rademacher bound. Of shift: fits on
+    rows reweighted to another law of x, and on rows as they are. Of drift: how often drift reports
+    see a change, a hundred tables per draw.
     """
     from benchmarks import (
-        classification,
-        filtering,
-        koopman,
+        mnist,
+        multiclass,
+        multiclass_page,
         pendulum,
         pendulum_page,
         pendulum_study,
-        power,
-        rates,
         rules,
-        shift,
-        study,
     )
+    from benchmarks.study import Study
 
     if transitions is not None:
         if subject != "pendulum" or scenarios or seeds or workers or out or len(sizes) > 1:
@@ -228,8 +245,9 @@ def study(
         return written, [f"{written['file']}: {rows:,} transitions"]
     chosen = {"scenarios": scenarios, "rows": sizes, "seeds": seeds, "workers": workers}
     given: dict[str, Any] = {key: values for key, values in chosen.items() if values}
-    if data is not None and subject != "shift":
-        raise DataError("--data is for the study of shift")
+    if data is not None and subject not in ("shift", "mnist", "multiclass"):
+        raise DataError("--data is for the studies of shift, mnist and multiclass")
+    lines: Iterable[Any]
     with ProgressLines() as progress:
         if subject == "pendulum":
             if scenarios:
@@ -244,42 +262,31 @@ def study(
             (rows,) = sizes or (rules.ROWS,)
             result = rules.run_rules(rows, out, overwrite=overwrite, progress=progress)
             lines = rules.rules_tables(result)
-        elif subject == "classification":
-            options = classification.ClassificationOptions(**given)
-            result = classification.run_classification(
-                options, out, overwrite=overwrite, progress=progress
+        elif subject == "mnist":
+            if data is None or seeds or workers:
+                raise DataError("the study of mnist takes --data, and no --seeds or --workers")
+            result = mnist.run_mnist(
+                mnist.MnistOptions(data, **given), out, overwrite=overwrite, progress=progress
             )
-            lines = classification.classification_tables(result)
-        elif subject == "rates":
-            result = rates.run_rates(
-                rates.RatesOptions(**given), out, overwrite=overwrite, progress=progress
+            lines = mnist.mnist_tables(result)
+        elif subject == "multiclass":
+            if sizes or seeds:
+                raise DataError("the study multiclass takes its tables as they are, in ten folds")
+            result = multiclass.run_multiclass(
+                multiclass.MulticlassOptions(**given, data=data),
+                out,
+                overwrite=overwrite,
+                progress=progress,
             )
-            lines = rates.rates_tables(result)
-        elif subject == "filtering":
-            result = filtering.run_filtering(
-                filtering.FilteringOptions(**given), out, overwrite=overwrite, progress=progress
-            )
-            lines = filtering.filtering_tables(result)
-        elif subject == "koopman":
-            result = koopman.run_koopman(
-                koopman.KoopmanOptions(**given), out, overwrite=overwrite, progress=progress
-            )
-            lines = koopman.koopman_tables(result)
-        elif subject == "power":
-            result = power.run_power(
-                power.PowerOptions(**given), out, overwrite=overwrite, progress=progress
-            )
-            lines = power.power_tables(result)
-        elif subject == "shift":
-            result = shift.run_shift(
-                shift.ShiftOptions(**given, data=data), out, overwrite=overwrite, progress=progress
-            )
-            lines = shift.shift_tables(result)
+            lines = multiclass_page.multiclass_tables(result)
         else:
-            result = study.run_study(
-                study.StudyOptions(**given), out, overwrite=overwrite, progress=progress
-            )
-            lines = study.study_tables(result)
+            module = import_module(f"benchmarks.{'study' if subject == 'laws' else subject}")
+            study_of: Study = module.STUDY
+            if data is not None:
+                given["data"] = data
+            options = study_of.options(**given)
+            result = study_of.run(options, out, overwrite=overwrite, progress=progress)
+            lines = study_of.tables(result)
     return result, lines
 
 

@@ -1,17 +1,26 @@
 """The cases of the bench: a function per case adds its measurements and ratios."""
 
-from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from benchmarks import CASE_NAMES
+from benchmarks.classes import multiclass_case
 from benchmarks.cluster import cluster_case, large_case
 from benchmarks.coverage import LEVEL, Coverage
-from benchmarks.fits import Bare, EmbeddingFit, Fit, Rows, StoreRead, bare_flops, write_uniform
+from benchmarks.fits import Bare, EmbeddingFit, Fit, Rows, StoreRead, write_uniform
 from benchmarks.ingest import ingest_case
-from benchmarks.machine import GemmRate, MachineRates, limit_seconds
-from benchmarks.measure import Callback, Measurement, Ratio, Term, Together, measure
+from benchmarks.machine import GemmRate, MachineRates
+from benchmarks.measure import (
+    Bench,
+    D,
+    Measurement,
+    Ratio,
+    Size,
+    Term,
+    Together,
+    measure,
+)
 from benchmarks.peers import NOT_INSTALLED, ConditionalMean, Fmca, Reference, fmca_installed
 from benchmarks.programs import CLOSED, SolveCoupling, SolveProgram
 from benchmarks.queries import queries_case
@@ -22,7 +31,6 @@ from cme_dask.data.generate import write_normal3
 from cme_dask.kernels import Kernel
 from cme_dask.numerics.sparse import PENALTIES
 
-D = 3
 FMCA_SCALE = 0.3
 _REG = 1e-6
 _TOL = 1e-6  # where a rank is given: these kernels reach the rank long before it
@@ -35,85 +43,6 @@ _PROGRAM_SECONDS = 35.0  # that they may take
 _SPARSE_SHARE = 0.1  # of gamma_max
 _COVERED = 24  # samples of which intervals are judged
 _COUPLINGS = {200: 5.0, 1000: 60.0}  # landmarks of x and of y, and the seconds aimed at
-
-
-@dataclass(frozen=True)
-class Size:
-    """How large a case is: rows, and the ranks or tolerances it goes through."""
-
-    rows: int
-    ranks: tuple[int, ...] = ()
-    tols: tuple[float, ...] = ()
-
-
-@dataclass
-class Bench:
-    """The settings of a run of the bench, and its results.
-
-    Attributes
-    ----------
-    folder
-        For stores and pivots, removed afterwards.
-    stores
-        For large stores, which later runs use again.
-    workers
-        Threads.
-    repeats
-        Runs of each measurement.
-    callback
-        Called with each run.
-    measurements, ratios
-        Results, by key; keys begin with the case.
-    """
-
-    folder: Path
-    stores: Path
-    workers: int
-    repeats: int
-    callback: Callback
-    measurements: dict[str, Measurement] = field(default_factory=dict)
-    ratios: list[Ratio] = field(default_factory=list)
-
-    def measure(
-        self, jobs: Mapping[str, Any], repeats: int | None = None, peers: Container[str] = ()
-    ) -> None:
-        """Run the jobs in turns; those of peers may fail."""
-        measure(jobs, repeats or self.repeats, self.measurements, self.callback, peers=peers)
-
-    def limit(self, key: str, of: str, gemm: str, n: int) -> None:
-        """Add the limit of the pass of a measured fit, from rates that took turns with it."""
-        ranks = self.measurements[of].runs[0]["ranks"]
-        rates = self.measurements[gemm].runs
-        runs = [
-            {"seconds": limit_seconds(n, D, ranks, rate["gemm_all"], rate["exp_all"])}
-            for rate in rates
-        ]
-        job = {"job": "limit", "n": n, "d": D, "ranks": ranks, "rates": gemm}
-        self.measurements[key] = Measurement(job, runs)
-
-    def compare(
-        self,
-        group: str,
-        name: str,
-        over: str,
-        under: str,
-        quantity: str = "seconds",
-        *,
-        at_least: float | None = None,
-        at_most: float | None = None,
-    ) -> None:
-        """Add the ratio of a quantity of two measurements."""
-        up, down = Term(over, quantity), Term(under, quantity)
-        self.ratios.append(Ratio(group, name, [up], [down], at_least, at_most))
-
-    def bare_rate(self, group: str, bare: str, gemm: str, n: int) -> None:
-        """Add the share of the rate of matrix products that a bare pass reaches."""
-        ranks = self.measurements[bare].runs[0]["ranks"]
-        flops = Term(number=bare_flops(n, ranks))
-        under = [Term(bare), Term(gemm, "gemm_all")]
-        aim = 0.5 if min(ranks) >= 200 else None
-        name = "bare pass, share of the GEMM rate"
-        self.ratios.append(Ratio(group, name, [flops], under, at_least=aim))
 
 
 def spacing(rank: int, d: int) -> float:
@@ -444,6 +373,7 @@ CASES: dict[str, Callable[[Bench, Size], None]] = dict(
             queries_case,
             cluster_case,
             large_case,
+            multiclass_case,
         ),
         strict=True,
     )
@@ -465,6 +395,7 @@ QUICK = {
     "queries": Size(10**5, ranks=(100,)),
     "cluster": Size(10**6, ranks=(100,)),
     "large": Size(10**6, ranks=(50,)),
+    "multiclass": Size(2 * 10**5),
 }
 """Sizes that take a few minutes."""
 
@@ -484,5 +415,6 @@ FULL = {
     "queries": Size(10**6, ranks=(100, 300)),
     "cluster": Size(10**7, ranks=(100,)),
     "large": Size(10**8, ranks=(50,)),
+    "multiclass": Size(10**7),
 }
 """Sizes of the published figures."""

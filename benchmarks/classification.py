@@ -7,13 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.run import write_result
-from benchmarks.study import StudyOptions, judge_cells, mean_and_error, short
-from cme_dask.cli.compute import prepare_folder
-from cme_dask.cli.progress import ProgressLines
+from benchmarks.study import Study, StudyOptions, mean_and_error, short
 from cme_dask.cli.tables import grid
 from cme_dask.config import SCENARIOS
-from cme_dask.models.plots import STYLE
+from cme_dask.models.plots import picture
 
 # The picture of the study of classification: two figures by the number of rows
 
@@ -47,12 +44,8 @@ def classification_picture(result: Result, path: Path) -> None:
     path
         PNG file to write.
     """
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
     scenarios = list(dict.fromkeys(cell["scenario"] for cell in result["cells"]))
-    with rc_context(STYLE):
-        figure = Figure(figsize=(8.4, 2.9 * len(scenarios) + 0.8), layout="constrained")
+    with picture(path, 8.4, 2.9 * len(scenarios) + 0.8, dpi=130) as figure:
         axes = figure.subplots(len(scenarios), 2, squeeze=False, sharex=True)
         for row, name in zip(axes, scenarios, strict=True):
             cells = [cell for cell in result["cells"] if cell["scenario"] == name]
@@ -70,7 +63,6 @@ def classification_picture(result: Result, path: Path) -> None:
             ha="left",
             fontsize=10.5,
         )
-        figure.savefig(path, format="png", dpi=130)
 
 
 def _panel(ax: Any, cells: list[Result], measure: str) -> None:
@@ -114,7 +106,6 @@ FIGURES = {
 }
 LAWS, TRUTH = ("self-tuned", "constrained"), "truth"
 JUDGED = ("deviation", "perfect", "loss", "wrong")
-OUTPUTS = ("classification.json", "classification.png")
 
 
 @dataclass(frozen=True)
@@ -124,18 +115,6 @@ class ClassificationOptions(StudyOptions):
     scenarios: tuple[str, ...] = ("medium", "strong")
     rows: tuple[int, ...] = (100, 200, 500, 1000)
     known = tuple(SCENARIOS)
-
-
-def run_classification(
-    options: ClassificationOptions, out: Path | None, *, overwrite: bool, progress: ProgressLines
-) -> Result:
-    """Judge all methods; write JSON and a picture into the folder ``out``, if any."""
-    if out is not None:
-        prepare_folder(out, OUTPUTS, overwrite)
-    result = judge_cells("classification", options, _judge, _verdicts, progress)
-    if out is not None:
-        write_result(result, out, OUTPUTS, classification_picture, progress)
-    return result
 
 
 def _judge(name: str, n: int, seed: int) -> Result:
@@ -207,3 +186,13 @@ def _verdict_rows(verdicts: Sequence[Result]) -> Iterator[tuple[str, ...]]:
 
 def _cell(figure: Result) -> str:
     return f"{short(figure['mean'], 2)} ± {short(figure['std_error'], 1)}"
+
+
+STUDY = Study(
+    "classification",
+    ClassificationOptions,
+    _judge,
+    _verdicts,
+    classification_picture,
+    classification_tables,
+)

@@ -17,22 +17,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 
 from benchmarks.fits import Describe, Fit, Rows, write_uniform
-from benchmarks.measure import Ratio, Term, Together
+from benchmarks.measure import Bench, Ratio, Size, Term, Together
 from cme_dask import kernels
 from cme_dask.cli.run_report import peak_of
 from cme_dask.cli.tables import format_bytes
 from cme_dask.errors import ResourceError
 from cme_dask.passes.cluster import connected
 from cme_dask.passes.observing import want_of_memory
-
-if TYPE_CHECKING:
-    from benchmarks.cases import Bench, Size
-
 
 # Fits on a real cluster: scheduler and workers in processes of their own, over TCP
 
@@ -154,7 +149,7 @@ def _wait_for_port(port: int) -> None:
     raise ResourceError(f"a Dask process did not start within {_START_SECONDS:g} s: see its log")
 
 
-def cluster_case(bench: "Bench", size: "Size") -> None:
+def cluster_case(bench: Bench, size: Size) -> None:
     """The pass on workers beside threads, beside independent processes, and on a slow network.
 
     What is compared is the wall time of the moment pass of a joint fit from a store, from handing
@@ -173,7 +168,7 @@ def cluster_case(bench: "Bench", size: "Size") -> None:
             _cluster_at(bench, rows, rank, near, far)
 
 
-def _cluster_at(bench: "Bench", rows: Rows, rank: int, near: Cluster, far: Cluster) -> None:
+def _cluster_at(bench: Bench, rows: Rows, rank: int, near: Cluster, far: Cluster) -> None:
     at, w = f"cluster/rank {rank}", bench.workers
     kernel = kernels.Gaussian(float(rank ** (-1.0 / _D))).to_dict()
     whole = Fit(rows, "joint", kernel, _TOL, rank, workers=w)
@@ -253,7 +248,7 @@ class WatchedFit:
         return [max(started, key=lambda child: child.memory_info().rss) for started in children]
 
 
-def large_case(bench: "Bench", size: "Size") -> None:
+def large_case(bench: Bench, size: Size) -> None:
     """A joint fit on two workers of 1 GB: no spilling, no pause, and the memory that was predicted.
 
     A worker's peak is its proportional set size at the system's high-water mark; what was predicted
@@ -279,7 +274,7 @@ def large_case(bench: "Bench", size: "Size") -> None:
             ]
 
 
-def _store(bench: "Bench", rows: int) -> Path:
+def _store(bench: Bench, rows: int) -> Path:
     """The rows, made unless they lie there from an earlier run."""
     store = bench.stores / f"uniform-{rows}-{_D_LARGE}.zarr"
     if not store.exists():

@@ -1,6 +1,7 @@
 """The study of filters: sum rule, Bayes' rule and filter beside Kalman's and particle filters."""
 
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +11,11 @@ import numpy as np
 from scipy.signal import lfilter
 from scipy.stats import norm, t
 
-from benchmarks.run import write_result
-from benchmarks.study import StudyOptions, judge_cells
+from benchmarks.study import Study, StudyOptions
 from cme_dask import KernelBayesFilter, kernels
-from cme_dask.cli.compute import prepare_folder
-from cme_dask.cli.progress import ProgressLines
 from cme_dask.cli.tables import grid
-from cme_dask.models.plots import BLUE, PALETTE, STYLE
+from cme_dask.errors import RankWarning
+from cme_dask.models.plots import BLUE, PALETTE, picture
 
 Array = Any
 Result = dict[str, Any]
@@ -26,7 +25,13 @@ DECAY, NOISE = 0.9, 0.5
 
 STEP, DRIVE, JITTER, BLUR = 0.2, 0.3, 0.05, 0.2
 """Of the pendulum: steps in seconds, noise of velocity and angle, and of the observed sine. With a
-drive of 0.5 in place of 0.3 the filter fails."""
+drive of 0.5 it would turn over, so that the angle is not stationary."""
+
+SCALES = (1.0, 1.0 / 2.0, 1.0 / 3.0)
+"""Length scales of the states of the pendulum that are compared, as shares of the medians."""
+
+COMPARED = 100_000
+"""Rows on which they are compared."""
 
 SEQUENCES, LENGTH, BURN = 100, 60, 10
 """Sequences that are filtered, their steps, and steps that do not count."""
@@ -34,7 +39,6 @@ SEQUENCES, LENGTH, BURN = 100, 60, 10
 PARTICLES = (10, 30, 100, 300, 1000, 3000)
 REFERENCE = 10_000
 SCENARIOS = "linear", "pendulum"
-OUTPUTS = ("filtering.json", "filtering.png")
 
 
 @dataclass(frozen=True)
@@ -60,14 +64,14 @@ class Process:
     likelihood
         From states and observations to densities, up to a factor.
     estimator
-        From the number of rows to the estimator.
+        From states, observations and trajectories to the estimator, not yet fitted.
     """
 
     first: Callable[[Any, tuple[int, ...]], Array]
     move: Callable[[Any, Array], Array]
     observe: Callable[[Any, Array], Array]
     likelihood: Callable[[Array, Array], Array]
-    estimator: Callable[[int], KernelBayesFilter]
+    estimator: Callable[[Array, Array, Array], KernelBayesFilter]
 
 
 def _swing(rng: Any, state: Array) -> Array:
@@ -85,6 +89,27 @@ def _at_rest(rng: Any, shape: tuple[int, ...]) -> Array:
     return state
 
 
+def _sharpest(x: Array, y: Array, group: Array) -> KernelBayesFilter:
+    """The filter whose kernel of states gives the smallest held-out loss of next states."""
+    few = slice(0, COMPARED)
+    made = [
+        KernelBayesFilter(
+            kernels.Gaussian((0.6 * scale, 1.2 * scale)),
+            kernels.Gaussian(0.3),
+            tol=1e-4,
+            max_rank=400,
+            random_state=0,
+        )
+        for scale in SCALES
+    ]
+    losses = []
+    for each in made:
+        with warnings.catch_warnings(action="ignore", category=RankWarning):
+            fit = each.fit(x[few], y[few], group=group[few], scheduler="synchronous")
+        losses.append(fit.losses_["transition"].min())
+    return made[int(np.argmin(losses))]
+
+
 PROCESSES = {
     "linear": Process(
         lambda rng, shape: rng.normal(size=(*shape, 1)),
@@ -92,10 +117,10 @@ PROCESSES = {
         lambda rng, x: x + NOISE * rng.normal(size=x.shape),
         lambda x, y: np.exp(-0.5 * ((y - x) / NOISE)[..., 0] ** 2),
         # More rows resolve more: the bases grow, and ridges fall by their held-out losses.
-        lambda n: KernelBayesFilter(
+        lambda x, y, group: KernelBayesFilter(
             kernels.Gaussian(1.0),
             kernels.Gaussian(1.0),
-            tol=min(1e-3, 1.0 / n),
+            tol=min(1e-3, 1.0 / len(x)),
             support_size=300,
             random_state=0,
         ),
@@ -105,26 +130,9 @@ PROCESSES = {
         _swing,
         lambda rng, x: np.sin(x[..., :1]) + BLUR * rng.normal(size=x[..., :1].shape),
         lambda x, y: np.exp(-0.5 * ((y - np.sin(x[..., :1])) / BLUR)[..., 0] ** 2),
-        lambda n: KernelBayesFilter(
-            kernels.Gaussian((0.6, 1.2)),
-            kernels.Gaussian(0.5),
-            tol=min(1e-2, 30.0 / n),
-            random_state=0,
-        ),
+        _sharpest,
     ),
 }
-
-
-def run_filtering(
-    options: FilteringOptions, out: Path | None, *, overwrite: bool, progress: ProgressLines
-) -> Result:
-    """Measure errors and times; write JSON and a picture into ``out``, if any."""
-    if out is not None:
-        prepare_folder(out, OUTPUTS, overwrite)
-    result = judge_cells("filtering", options, judge, slopes, progress)
-    if out is not None:
-        write_result(result, out, OUTPUTS, filtering_picture, progress)
-    return result
 
 
 def training(name: str, n: int, rng: Any) -> tuple[Array, Array, Array]:
@@ -155,8 +163,9 @@ def judge(name: str, n: int, seed: int) -> dict[str, Result]:
     process = PROCESSES[name]
     x, y, group = training(name, n, rng)
     begin = time.process_time()
-    fit = process.estimator(n).fit(x, y, group=group, scheduler="synchronous")
-    result = {"fit": {"seconds": time.process_time() - begin, "passes": float(fit.n_passes_)}}
+    fit = process.estimator(x, y, group).fit(x, y, group=group, scheduler="synchronous")
+    seconds, rank = time.process_time() - begin, float(fit.model_.basis.rank)
+    result = {"fit": {"seconds": seconds, "passes": float(fit.n_passes_), "rank": rank}}
     del x, y, group
     if name == "linear":
         result |= rules(fit)
@@ -345,12 +354,8 @@ def filtering_picture(result: Result, path: Path) -> None:
     path
         PNG file to write.
     """
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
     names = list(dict.fromkeys(cell["scenario"] for cell in result["cells"]))
-    with rc_context(STYLE):
-        figure = Figure(figsize=(3.6 * (1 + len(names)), 3.2), layout="constrained")
+    with picture(path, 3.6 * (1 + len(names)), 3.2, dpi=130) as figure:
         rates, *others = figure.subplots(1, 1 + len(names), squeeze=False)[0]
         linear = [cell for cell in result["cells"] if cell["scenario"] == "linear"]
         for color, rule in zip((BLUE, PALETTE[1]), ("sum rule", "Bayes' rule"), strict=True):
@@ -362,19 +367,20 @@ def filtering_picture(result: Result, path: Path) -> None:
         if linear:
             rates.legend(fontsize=7.5)
         for ax, name in zip(others, names, strict=True):
+            label: str | None = "kernel Bayes filter, by rows"
             for cell in (cell for cell in result["cells"] if cell["scenario"] == name):
                 models = cell["models"]
                 own = models["kernel Bayes filter"]
-                ax.loglog(own["microseconds"]["mean"], own["excess"]["mean"], "o", color=BLUE)
-                ax.annotate(
-                    f" {cell['rows']:,}",
-                    (own["microseconds"]["mean"], own["excess"]["mean"]),
-                    fontsize=7.5,
-                )
+                place = own["microseconds"]["mean"], own["excess"]["mean"]
+                ax.loglog(*place, "o", color=BLUE, label=label)
+                label = None
+                ax.annotate(f" {cell['rows']:,}", place, fontsize=7.5)
             rivals = [models[f"{count} particles"] for count in PARTICLES]
             places = [each["microseconds"]["mean"] for each in rivals]
             errors = [each["excess"]["mean"] for each in rivals]
             ax.loglog(places, errors, "s-", color=PALETTE[1], ms=4, label="particles")
             ax.set(xlabel="µs per step of a sequence", ylabel="RMS to the best filter", title=name)
             ax.legend(fontsize=8)
-        figure.savefig(path, format="png", dpi=130)
+
+
+STUDY = Study("filtering", FilteringOptions, judge, slopes, filtering_picture, filtering_tables)

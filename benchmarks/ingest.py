@@ -5,19 +5,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pacsv
 
-from benchmarks.measure import Ratio, Term
+from benchmarks.measure import Bench, Ratio, Size, Term
 from cme_dask.data.csv import cores
 from cme_dask.data.ingest import ingest
-
-if TYPE_CHECKING:
-    from benchmarks.cases import Bench, Size
-
 
 Result = dict[str, Any]
 Describe = Callable[[], Result]
@@ -91,7 +87,7 @@ def _described(csv: str, rows: int, cpu_seconds: float) -> Result:
     return {"rows": rows, "bytes_read": Path(csv).stat().st_size, "cpu_seconds": cpu_seconds}
 
 
-def ingest_case(bench: "Bench", size: "Size") -> None:
+def ingest_case(bench: Bench, size: Size) -> None:
     """A CSV file into a sample store, beside pyarrow's streaming read of the same file."""
     path = bench.folder / "table.csv"
     write_table(path, size.rows)

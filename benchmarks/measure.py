@@ -10,9 +10,12 @@ import sys
 import tempfile
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import IO, Any, TypeAlias
 
+from benchmarks.fits import bare_flops
+from benchmarks.machine import limit_seconds
 from benchmarks.worker import describe_job
 from cme_dask import errors
 from cme_dask.errors import ResourceError
@@ -294,3 +297,89 @@ class _Process:
 def _open(stream: IO[str] | None) -> IO[str]:
     assert stream is not None
     return stream
+
+
+# A run of the bench: its settings, its measurements and ratios
+
+
+D = 3
+"""Columns of the rows of most cases."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large a case is: rows, and the ranks or tolerances it goes through."""
+
+    rows: int
+    ranks: tuple[int, ...] = ()
+    tols: tuple[float, ...] = ()
+
+
+@dataclass
+class Bench:
+    """The settings of a run of the bench, and its results.
+
+    Attributes
+    ----------
+    folder
+        For stores and pivots, removed afterwards.
+    stores
+        For large stores, which later runs use again.
+    workers
+        Threads.
+    repeats
+        Runs of each measurement.
+    callback
+        Called with each run.
+    measurements, ratios
+        Results, by key; keys begin with the case.
+    """
+
+    folder: Path
+    stores: Path
+    workers: int
+    repeats: int
+    callback: Callback
+    measurements: dict[str, Measurement] = field(default_factory=dict)
+    ratios: list[Ratio] = field(default_factory=list)
+
+    def measure(
+        self, jobs: Mapping[str, Any], repeats: int | None = None, peers: Container[str] = ()
+    ) -> None:
+        """Run the jobs in turns; those of peers may fail."""
+        measure(jobs, repeats or self.repeats, self.measurements, self.callback, peers=peers)
+
+    def limit(self, key: str, of: str, gemm: str, n: int) -> None:
+        """Add the limit of the pass of a measured fit, from rates that took turns with it."""
+        ranks = self.measurements[of].runs[0]["ranks"]
+        rates = self.measurements[gemm].runs
+        runs = [
+            {"seconds": limit_seconds(n, D, ranks, rate["gemm_all"], rate["exp_all"])}
+            for rate in rates
+        ]
+        job = {"job": "limit", "n": n, "d": D, "ranks": ranks, "rates": gemm}
+        self.measurements[key] = Measurement(job, runs)
+
+    def compare(
+        self,
+        group: str,
+        name: str,
+        over: str,
+        under: str,
+        quantity: str = "seconds",
+        *,
+        at_least: float | None = None,
+        at_most: float | None = None,
+    ) -> None:
+        """Add the ratio of a quantity of two measurements."""
+        up, down = Term(over, quantity), Term(under, quantity)
+        self.ratios.append(Ratio(group, name, [up], [down], at_least, at_most))
+
+    def bare_rate(self, group: str, bare: str, gemm: str, n: int) -> None:
+        """Add the share of the rate of matrix products that a bare pass reaches."""
+        ranks = self.measurements[bare].runs[0]["ranks"]
+        flops = Term(number=bare_flops(n, ranks))
+        under = [Term(bare), Term(gemm, "gemm_all")]
+        aim = 0.5 if min(ranks) >= 200 else None
+        name = "bare pass, share of the GEMM rate"
+        self.ratios.append(Ratio(group, name, [flops], under, at_least=aim))

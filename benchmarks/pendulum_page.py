@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from cme_dask.cli.tables import grid
-from cme_dask.models.plots import PALETTE, STYLE
+from cme_dask.models.plots import PALETTE, picture
 
 Result = dict[str, Any]
 
@@ -270,11 +270,7 @@ def pendulum_picture(result: Result, path: Path) -> None:
     path
         PNG file to write.
     """
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    with rc_context(STYLE):
-        figure = Figure(figsize=(11.5, 6.4), layout="constrained")
+    with picture(path, 11.5, 6.4, dpi=120) as figure:
         parts: Any = figure.subfigures(2, 1, height_ratios=(2.2, 1.0))
         above, below = parts
         axes = above.subplots(1, 3)
@@ -302,7 +298,6 @@ def pendulum_picture(result: Result, path: Path) -> None:
         axes[0].legend(fontsize=6.5, loc="lower left")
         _query_panel(axes[2], result["large"]["sizes"])
         _strip(below, result["run"])
-        figure.savefig(path, format="png", dpi=120)
 
 
 def _query_panel(ax: Any, sizes: Sequence[Result]) -> None:

@@ -1,20 +1,17 @@
 """The study of power: how often the tests reject, with and without dependence."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.run import write_result
-from benchmarks.study import StudyOptions, judge_cells
+from benchmarks.study import Study, StudyOptions
 from cme_dask import kernels
-from cme_dask.cli.compute import prepare_folder
-from cme_dask.cli.progress import ProgressLines
 from cme_dask.cli.tables import grid
-from cme_dask.estimators.hypotheses import FOLDS, TOLERANCE
-from cme_dask.models.plots import BLUE, PALETTE, STYLE
+from cme_dask.estimators.hypotheses import TOLERANCE, folds_of_width
+from cme_dask.models.plots import BLUE, PALETTE, picture
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.folds import fold_of_rows
@@ -44,7 +41,6 @@ RESAMPLES = 999
 
 KERNEL = kernels.Gaussian(0.8)
 SCENARIOS = "independence", "two-sample"
-OUTPUTS = ("power.json", "power.png")
 
 
 @dataclass(frozen=True)
@@ -54,18 +50,6 @@ class PowerOptions(StudyOptions):
     scenarios: tuple[str, ...] = SCENARIOS
     rows: tuple[int, ...] = (200, 1000, 2000)
     known = SCENARIOS
-
-
-def run_power(
-    options: PowerOptions, out: Path | None, *, overwrite: bool, progress: ProgressLines
-) -> Result:
-    """Measure levels and powers; write JSON and a picture into ``out``, if any."""
-    if out is not None:
-        prepare_folder(out, OUTPUTS, overwrite)
-    result = judge_cells("power", options, judge, verdicts, progress, out)
-    if out is not None:
-        write_result(result, out, OUTPUTS, power_picture, progress)
-    return result
 
 
 def judge(name: str, n: int, seed: int) -> dict[str, Result]:
@@ -122,9 +106,12 @@ def pvalues(
             factor = pivoted_cholesky(KERNEL, rows, tol)
             basis = NewtonBasis(KERNEL, rows[factor.pivots], factor.factor)
             blocks.append(FeatureBlock(basis, (f"{variable}0",)))
-        reduction = MomentReduction(tuple(blocks), FOLDS)
+        reduction = MomentReduction(tuple(blocks), 1)
+        if name == "moments":
+            reduction = replace(reduction, n_folds=folds_of_width(reduction.width))
+        folds = reduction.n_folds
         sums = [
-            strip_moments(reduction, rows, None, fold_of_rows(0, len(rows[0]), FOLDS))
+            strip_moments(reduction, rows, None, fold_of_rows(0, len(rows[0]), folds))
             for rows in samples
         ]
         result["chi2" if name == "moments" else name] = compare_by_spectrum(*sums).pvalue
@@ -189,15 +176,11 @@ def power_picture(result: Result, path: Path) -> None:
     path
         PNG file to write.
     """
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
     cells = result["cells"]
     names, sizes = (
         list(dict.fromkeys(cell[key] for cell in cells)) for key in ("scenario", "rows")
     )
-    with rc_context(STYLE):
-        figure = Figure(figsize=(3.2 * len(sizes), 2.8 * len(names)), layout="constrained")
+    with picture(path, 3.2 * len(sizes), 2.8 * len(names), dpi=130) as figure:
         axes = figure.subplots(len(names), len(sizes), squeeze=False, sharex=True, sharey=True)
         for cell in cells:
             ax = axes[names.index(cell["scenario"]), sizes.index(cell["rows"])]
@@ -210,4 +193,6 @@ def power_picture(result: Result, path: Path) -> None:
         axes[0, 0].legend(fontsize=8.5)
         figure.supxlabel("size of the effect, times √rows")
         figure.supylabel(f"share of tests with p < {LEVEL}")
-        figure.savefig(path, format="png", dpi=130)
+
+
+STUDY = Study("power", PowerOptions, judge, verdicts, power_picture, power_tables)

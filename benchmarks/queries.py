@@ -5,20 +5,16 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from benchmarks.measure import Ratio, Term
+from benchmarks.measure import Bench, Ratio, Size, Term
 from cme_dask.data.generate import Normal3
 from cme_dask.models import load_only
 from cme_dask.models.joint import JointModel
 from cme_dask.numerics.basis import BLOCK, BlockValues
 from cme_dask.numerics.moments import Function
-
-if TYPE_CHECKING:
-    from benchmarks.cases import Bench, Size
-
 
 Array = Any
 Result = dict[str, Any]
@@ -144,7 +140,7 @@ def _described(law: JointModel) -> Result:
     }
 
 
-def queries_case(bench: "Bench", size: "Size") -> None:
+def queries_case(bench: Bench, size: Size) -> None:
     """Questions to saved models: expectations beside their kernel blocks, and quantiles."""
     for rank in size.ranks:
         path = str(bench.folder / f"model-{rank}.zarr")

@@ -1,4 +1,4 @@
-"""The study of rates: how fast the excess risk of an embedding falls with the number of rows."""
+"""The study of rates: how fast errors of embeddings, and of rules of operators, fall with rows."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,13 +8,11 @@ from typing import Any
 import numpy as np
 from scipy.stats import t as student
 
-from benchmarks.run import write_result
-from benchmarks.study import StudyOptions, judge_cells
+from benchmarks import rule_rates
+from benchmarks.study import Study, StudyOptions
 from cme_dask import ConditionalMeanEmbedding, kernels
-from cme_dask.cli.compute import prepare_folder
-from cme_dask.cli.progress import ProgressLines
 from cme_dask.cli.tables import grid
-from cme_dask.models.plots import BLUE, PALETTE, STYLE
+from cme_dask.models.plots import BLUE, PALETTE, picture
 from cme_dask.numerics.embedding import SCHEDULES
 
 Array = Any
@@ -30,7 +28,9 @@ KERNEL_Y = kernels.Gaussian(1.0)
 LEVELS = np.array([[-1.0], [0.0], [1.0]])
 """Values of y, whose probabilities given x lie in the space of the kernel of x."""
 
-OUTPUTS = ("rates.json", "rates.png")
+LINEAR = "linear-gaussian"
+"""The scenario of the rules of operators, on a law whose embeddings have closed forms."""
+
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(600)
 _TERMS = 2000  # of the series of the scenario slow-decay
@@ -41,25 +41,15 @@ _BLOCK = 10_000
 class RatesOptions(StudyOptions):
     """What to study."""
 
-    scenarios: tuple[str, ...] = tuple(SCENARIOS)
+    scenarios: tuple[str, ...] = (*SCENARIOS, LINEAR)
     rows: tuple[int, ...] = (500, 2_000, 8_000, 32_000)
-    known = tuple(SCENARIOS)
-
-
-def run_rates(
-    options: RatesOptions, out: Path | None, *, overwrite: bool, progress: ProgressLines
-) -> Result:
-    """Measure excess risks and their slopes; write JSON and a picture into ``out``, if any."""
-    if out is not None:
-        prepare_folder(out, OUTPUTS, overwrite)
-    result = judge_cells("rates", options, judge, slopes, progress)
-    if out is not None:
-        write_result(result, out, OUTPUTS, rates_picture, progress)
-    return result
+    known = (*SCENARIOS, LINEAR)
 
 
 def judge(name: str, n: int, seed: int) -> dict[str, Result]:
-    """The excess risk E |mu_n(x) - mu(x)|^2 of one draw, by quadrature over x."""
+    """The squared errors of one draw: of an embedding the excess risk E |mu_n(x) - mu(x)|^2."""
+    if name == LINEAR:
+        return rule_rates.judge(n, seed)
     x, y = draw(name, n, seed)
     fit = ConditionalMeanEmbedding(
         kernel_x=SCENARIOS[name], kernel_y=KERNEL_Y, reg=name, max_rank=400, n_folds=1
@@ -121,38 +111,58 @@ def expected_excess(name: str, n: int) -> float:
 
 
 def slopes(cells: Sequence[Result]) -> list[Result]:
-    """Slopes of log excess on log n over the draws, with 95 % intervals, and those of theory.
+    """Slopes of log error on log n over the draws, with 95 % intervals, and those of theory.
 
     Theory bounds the excess risk by a multiple of 1 / n for finite rank, and of (log n / n)^(2/3)
-    for eigenvalues that fall as i^-2 (Grünewälder et al. 2012, corollary 4.1). The bound is for the
+    for eigenvalues that fall as i^-2 (Grünewälder et al. 2012, corollary 4.1), and the squared
+    error of the sum rule by one of 1 / n (Smooth operators, theorem 4.3). The bound is for the
     worst law; the slope that is expected of this one is that of its bias and variance.
     """
     result = []
     for name in dict.fromkeys(cell["scenario"] for cell in cells):
         mine = [cell for cell in cells if cell["scenario"] == name]
-        n = np.array([cell["rows"] for cell in mine], dtype=np.float64)
-        values = np.log([cell["models"]["embedding"]["excess"]["values"] for cell in mine])
-        bound = 1.0 / n if name == "finite-rank" else (np.log(n) / n) ** (2.0 / 3.0)
-        each = _slope(n, values)
-        count = len(each)
-        error = float(each.std(ddof=1) / np.sqrt(count)) if count > 1 else 0.0
-        margin = float(student.ppf(0.975, max(count - 1, 1))) * error
-        expected = [expected_excess(name, cell["rows"]) for cell in mine]
-        mean = float(each.mean())
-        theory, here = (float(_slope(n, np.log(v)[:, None])[0]) for v in (bound, expected))
-        result.append(
-            {
-                "scenario": name,
-                "slope": mean,
-                "interval": [mean - margin, mean + margin],
-                "theory": theory,
-                "no_slower": mean - margin <= theory,
-                "expected": expected,
-                "expected_slope": here,
-                "as_expected": abs(mean - here) <= margin,
-            }
-        )
+        sizes = [cell["rows"] for cell in mine]
+        n = np.array(sizes, dtype=np.float64)
+        for method in mine[0]["models"]:
+            values = np.log([cell["models"][method]["excess"]["values"] for cell in mine])
+            each = _slope(n, values)
+            count = len(each)
+            error = float(each.std(ddof=1) / np.sqrt(count)) if count > 1 else 0.0
+            margin = float(student.ppf(0.975, max(count - 1, 1))) * error
+            expected = _expected(name, method, sizes)
+            bound = _bound(name, method, n)
+            mean = float(each.mean())
+            here = float(_slope(n, np.log(expected)[:, None])[0])
+            theory = None if bound is None else float(_slope(n, np.log(bound)[:, None])[0])
+            result.append(
+                {
+                    "scenario": name,
+                    "method": method,
+                    "slope": mean,
+                    "interval": [mean - margin, mean + margin],
+                    "theory": theory,
+                    "no_slower": None if theory is None else mean - margin <= theory,
+                    "expected": expected,
+                    "expected_slope": here,
+                    "as_expected": abs(mean - here) <= margin,
+                }
+            )
     return result
+
+
+def _expected(name: str, method: str, sizes: Sequence[int]) -> list[float]:
+    """The errors to first order in 1 / n."""
+    if name != LINEAR:
+        return [expected_excess(name, n) for n in sizes]
+    population = rule_rates.Population(method)
+    return [population.squared_error(n) for n in sizes]
+
+
+def _bound(name: str, method: str, n: Array) -> Array | None:
+    """What theory bounds the errors by, up to a factor; None where the papers have no rate."""
+    if name == "slow-decay":
+        return (np.log(n) / n) ** (2.0 / 3.0)
+    return 1.0 / n if method in ("embedding", "sum-rule") else None
 
 
 def _slope(n: Array, values: Array) -> Array:
@@ -162,43 +172,58 @@ def _slope(n: Array, values: Array) -> Array:
 
 
 def rates_tables(result: Result) -> Iterator[Any]:
-    """The excess risks, and the slopes."""
-    expected = [each for verdict in result["verdicts"] for each in verdict["expected"]]
+    """The errors, and their slopes."""
+    verdicts = {(each["scenario"], each["method"]): each for each in result["verdicts"]}
+    sizes: dict[str, list[int]] = {}
+    for cell in result["cells"]:
+        sizes.setdefault(cell["scenario"], []).append(cell["rows"])
     rows = [
         (
             cell["scenario"],
+            method,
             f"{cell['rows']:,}",
             *(f"{figures[key]['mean']:.3g}" for key in ("reg", "excess")),
             f"{figures['excess']['std_error']:.2g}",
-            f"{each:.3g}",
+            f"{verdict['expected'][sizes[cell['scenario']].index(cell['rows'])]:.3g}",
+            f"{figures['passes']['mean']:.3g}" if "passes" in figures else "",
         )
-        for cell, each in zip(result["cells"], expected, strict=True)
-        for figures in cell["models"].values()
+        for cell in result["cells"]
+        for method, figures in cell["models"].items()
+        for verdict in [verdicts[cell["scenario"], method]]
     ]
-    head = ("kernel of x", "rows", "ridge", "excess risk", "std. error", "expected")
-    yield grid("Excess surrogate risk", head, rows)
+    head = ("law", "method", "rows", "ridge", "error", "std. error", "expected", "passes")
+    yield grid(
+        "Squared errors",
+        head,
+        rows,
+        "Of an embedding the excess surrogate risk; of rules the squared distance to the embedding "
+        "of the true law. Passes: reads of each chunk of a store.",
+        text_columns=2,
+    )
     yield ""
     yield grid(
-        "Slopes of its logarithm on that of the rows",
-        ("kernel of x", "slope", "95 % interval", "expected", "upper bound"),
+        "Slopes of their logarithms on that of the rows",
+        ("law", "method", "slope", "95 % interval", "expected", "upper bound"),
         [
             (
                 verdict["scenario"],
+                verdict["method"],
                 f"{verdict['slope']:.3f}",
                 "{:.3f} to {:.3f}".format(*verdict["interval"]),
                 f"{verdict['expected_slope']:.3f}",
-                f"{verdict['theory']:.3f}",
+                "" if verdict["theory"] is None else f"{verdict['theory']:.3f}",
             )
             for verdict in result["verdicts"]
         ],
         f"Means over {result['settings']['seeds']} draws. Expected: of squared bias and variance, "
         "to first order in 1 / n. Upper bound: over all laws of such eigenvalues, corollary 4.1 of "
-        "Grünewälder et al. (2012).",
+        "Grünewälder et al. (2012); of the sum rule, theorem 4.3 of Smooth operators.",
+        text_columns=2,
     )
 
 
 def rates_picture(result: Result, path: Path) -> None:
-    """Draw the excess risks of all draws, their means and what is expected, and upper bounds.
+    """Draw the errors of all draws, their means and what is expected, and upper bounds.
 
     Parameters
     ----------
@@ -207,17 +232,18 @@ def rates_picture(result: Result, path: Path) -> None:
     path
         PNG file to write.
     """
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    verdicts = {verdict["scenario"]: verdict for verdict in result["verdicts"]}
-    with rc_context(STYLE):
-        figure = Figure(figsize=(4.2 * len(verdicts), 3.4), layout="constrained")
-        axes = figure.subplots(1, len(verdicts), squeeze=False)[0]
-        for ax, (name, verdict) in zip(axes, verdicts.items(), strict=True):
+    verdicts = result["verdicts"]
+    columns = min(len(verdicts), 3)
+    lines = -(-len(verdicts) // columns)
+    with picture(path, 4.2 * columns, 3.4 * lines, dpi=130) as figure:
+        axes = list(figure.subplots(lines, columns, squeeze=False).flat)
+        for ax in axes[len(verdicts) :]:
+            ax.set_visible(False)
+        for ax, verdict in zip(axes, verdicts, strict=False):
+            name, method = verdict["scenario"], verdict["method"]
             cells = [cell for cell in result["cells"] if cell["scenario"] == name]
             sizes = np.array([cell["rows"] for cell in cells], dtype=np.float64)
-            excess = [cell["models"]["embedding"]["excess"] for cell in cells]
+            excess = [cell["models"][method]["excess"] for cell in cells]
             for size, figures in zip(sizes, excess, strict=True):
                 ax.plot(
                     [size] * len(figures["values"]),
@@ -230,13 +256,22 @@ def rates_picture(result: Result, path: Path) -> None:
             low, high = verdict["interval"]
             label = f"mean, slope {verdict['slope']:.2f} ({low:.2f} to {high:.2f})"
             ax.plot(sizes, means, "o-", color=BLUE, ms=4, label=label)
-            theory = means[0] * (sizes / sizes[0]) ** verdict["theory"]
-            label = f"slope of the upper bound, {verdict['theory']:.2f}"
-            ax.plot(sizes, theory, "--", color=PALETTE[1], label=label)
+            if verdict["theory"] is not None:
+                theory = means[0] * (sizes / sizes[0]) ** verdict["theory"]
+                label = f"slope of the upper bound, {verdict['theory']:.2f}"
+                ax.plot(sizes, theory, "--", color=PALETTE[1], label=label)
             label = f"expected, slope {verdict['expected_slope']:.2f}"
             ax.plot(sizes, verdict["expected"], "k:", label=label)
-            ax.set(xscale="log", yscale="log", xlabel="rows", ylabel="excess risk", title=name)
-            ax.set_xticks(sizes, [f"{size:,.0f}" for size in sizes], minor=False)
+            title = name if method == "embedding" else method
+            ax.set(xscale="log", yscale="log", xlabel="rows", ylabel="squared error", title=title)
+            ax.set_xticks(sizes, [_short(size) for size in sizes], minor=False)
             ax.minorticks_off()
             ax.legend(fontsize=8.5)
-        figure.savefig(path, format="png", dpi=130)
+
+
+def _short(size: float) -> str:
+    """A number of rows that fits under an axis."""
+    return f"{size:,.0f}" if size < 1e5 else f"{size:.0e}".replace("e+0", "e")
+
+
+STUDY = Study("rates", RatesOptions, judge, slopes, rates_picture, rates_tables)

@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.coverage import LEVEL
 from benchmarks.programs import CLOSED
 from cme_dask.cli.tables import facts, format_bytes, grid, number
-from cme_dask.models.plots import STYLE
+from cme_dask.models.plots import picture
 
 # Tables of a bench, made from its JSON form
 
@@ -29,6 +29,7 @@ _TITLES = {
     "queries": "Questions to a saved model, in a process without Dask",
     "cluster": "A joint fit from a store: threads, workers of a cluster, independent processes",
     "large": "Rows many times larger than the workers' memory",
+    "multiclass": "Twenty classes with a learned kernel, beside gradient boosting in memory",
     "programs": "Certified programs, the closed form and the paper's form, and couplings",
     "sparse": "Sparse embeddings beside Clarabel on the same problem",
 }
@@ -55,6 +56,8 @@ def measurement_line(run: Result) -> str:
         words.append("rank " + " + ".join(map(str, run["ranks"])))
     if "trace_error" in run:
         words.append(f"trace error {run['trace_error']:.2e}")
+    if "log_loss" in run:
+        words.append(f"log loss {run['log_loss']:.4f}, at least {run['least_log_loss']:.4f}")
     if "kkt_residual" in run:
         words.append(f"{run['status']}, KKT residual {run['kkt_residual']:.1e}")
     if "rows" in run and "bytes_read" in run:
@@ -266,6 +269,7 @@ _TITLES_PICTURE = {
     "queries": "Questions at {rows} points",
     "cluster": "Joint fit of {rows} stored rows on a cluster",
     "large": "{rows} rows on workers of 1 GB",
+    "multiclass": "Twenty classes, {rows} rows",
     "programs": "Programs of a sample of {rows} rows",
     "sparse": "Sparse embeddings",
 }
@@ -291,9 +295,6 @@ def bench_picture(result: Result, path: Path) -> None:
     path
         PNG file to write.
     """
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
     panels = _panels(result)
     columns: list[list[str]] = [[], []]
     heights = [0.0, 0.0]
@@ -302,10 +303,7 @@ def bench_picture(result: Result, path: Path) -> None:
         columns[shorter].append(case)
         heights[shorter] += _LINE * len(rows) + _PANEL
     columns = [cases for cases in columns if cases]
-    with rc_context(STYLE):
-        figure = Figure(
-            figsize=(6.4 * max(len(columns), 1), max(heights) + 0.8), layout="constrained"
-        )
+    with picture(path, 6.4 * max(len(columns), 1), max(heights) + 0.8) as figure:
         figure.suptitle(_heading(result), x=0.01, ha="left", fontsize=10.5)
         parts = figure.subfigures(1, max(len(columns), 1), squeeze=False)[0]
         for part, cases in zip(parts, columns, strict=False):
@@ -318,7 +316,6 @@ def bench_picture(result: Result, path: Path) -> None:
                 rows = result["settings"]["sizes"][case]["rows"]
                 ax.set_title(_TITLES_PICTURE[case].format(rows=number(rows)))
         _legend(figure)
-        figure.savefig(path, format="png")
 
 
 def _heading(result: Result) -> str:

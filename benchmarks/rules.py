@@ -9,11 +9,11 @@ import numpy as np
 
 from benchmarks.machine import describe_machine
 from benchmarks.run import write_result
-from cme_dask import PivotedCholesky, kernels, open_sample, operators
+from cme_dask import JointDistribution, PivotedCholesky, kernels, open_sample, operators
 from cme_dask.cli.compute import prepare_folder
 from cme_dask.cli.progress import ProgressLines
 from cme_dask.cli.tables import grid
-from cme_dask.models.plots import BLUE, PALETTE, STYLE
+from cme_dask.models.plots import BLUE, PALETTE, picture
 
 Array = Any
 Result = dict[str, Any]
@@ -72,32 +72,55 @@ def _panels(n_rows: int) -> Iterator[Result]:
     yield _panel("composition, h(φ(x))", C(_bump)(at), _bump(_fold(at)))
     truth = np.exp(-2.0 * NOISE**2) * np.cos(2.0 * t)
     yield _panel("conditional expectation, E[cos 2Y | x]", E(_cosine)(at), truth)
+    later = y + NOISE * rng.normal(size=y.shape)
+    again = operators.measure(open_sample(y, later), space_y, space_y).conditional_expectation()
+    truth = np.exp(-4.0 * NOISE**2) * np.cos(2.0 * t)
+    yield _panel("product, E[ E[cos 2Z | Y] | x]", (E @ again)(_cosine)(at), truth)
 
     spread = PRIOR_SPREAD**2 + NOISE**2  # the variance of y under the prior
     truth = np.exp(-((t - PRIOR_MEAN) ** 2) / (2.0 * (1.0 + spread))) / np.sqrt(1.0 + spread)
-    yield _panel("sum rule, embedding of y under Q", E.T(Q.mean())(at), truth)
+    yield _panel("sum rule (adjoint), law of y under Q", E.T(Q.mean())(at), truth)
     joint = (E.T @ Q.covariance())(space_x.embed(at))(at)
     cov = np.full((2, 2), PRIOR_SPREAD**2) + np.diag([1.0, 1.0 + NOISE**2])
     d = np.stack(np.meshgrid(t, t, indexing="ij"), axis=-1) - PRIOR_MEAN
     truth = np.exp(-np.einsum("ijk,kl,ijl->ij", d, np.linalg.inv(cov), d) / 2.0)
-    yield _panel(
-        "chain rule, embedding of (x, y) under Q", joint, truth / np.sqrt(np.linalg.det(cov))
-    )
+    yield _panel("chain rule, law of (x, y) under Q", joint, truth / np.sqrt(np.linalg.det(cov)))
+
+    # E_Q[exp(-(X - t)^2 / 2) cos 2Y]: first over X given Y = y, or first over Y given X = x.
+    first = (E.T @ Q.covariance())(space_x.embed(at)).inner(space_y.interpolate(_cosine))
+    second = (Q.covariance() @ E)(_cosine)(at)
+    precision = 1.0 / PRIOR_SPREAD**2 + 1.0
+    centre = (PRIOR_MEAN / PRIOR_SPREAD**2 + t) / precision
+    mass = np.exp(-((t - PRIOR_MEAN) ** 2) / (2.0 * (1.0 + PRIOR_SPREAD**2)))
+    mass /= np.sqrt(1.0 + PRIOR_SPREAD**2)
+    wave = np.exp(-2.0 * NOISE**2 - 2.0 / precision) * np.cos(2.0 * centre)
+    orders = {"over X, then over Y": first, "over Y, then over X": second}
+    yield _panel("Fubini, E[k(X, t) cos 2Y] under Q", orders, mass * wave)
 
     (reweighted,) = operators.kernel_bayes(
         open_sample(x, y), Q.mean(), P, reg=1e-4, reg_posterior=1e-8
     )
     quotient = operators.bayes(E, Q, open_sample(y))
     truth = PRIOR_MEAN + PRIOR_SPREAD**2 / spread * (t - PRIOR_MEAN)
-    yield _panel(
-        "Bayes' rule, E[X | y] under Q",
-        reweighted(_first)(at),
-        truth,
-        {"the rule of the paper": quotient(_first)(at)},
-    )
+    posterior_means = {
+        "kernel_bayes": reweighted(_first)(at),
+        "bayes, smoothed": quotient(_first)(at),
+    }
+    yield _panel("Bayes' rule, E[X | y] under Q", posterior_means, truth)
+    fit = JointDistribution(
+        kernel_x=gaussian, kernel_y=gaussian, reg=1e-4, residual=False, random_state=0
+    ).fit(x, y)
+    exact = operators.change_prior(fit, z).conditional(Y=at).mean()
+    weights = operators.reweighting(P.joint_ratio(1e-4), z[:1000])
+    by_weights = {"reweighting": weights.expect(_first, at), "change_prior": exact}
+    yield _panel("Bayes' rule by weights ≥ 0, E[X | y]", by_weights, truth)
     ratio = P.density_ratio(Q, 1e-3, non_negative=True)
     truth = np.exp(t**2 / 2.0 - (t - PRIOR_MEAN) ** 2 / (2.0 * PRIOR_SPREAD**2)) / PRIOR_SPREAD
-    yield _panel("change of measure, dQ / dP", ratio(at), truth)
+    yield _panel("density ratio, dQ / dP", ratio(at), truth)
+    weighted = operators.measure(open_sample(x), space_x, functions_x={"r": ratio})
+    R = weighted.change_of_measure("r")
+    means = {"learned": R.T(weighted.mean())(at), "under P": weighted.mean()(at)}
+    yield _panel("change of measure, E k(X, t) under Q", means, mass)
 
 
 def _first(x: Array) -> Array:
@@ -124,13 +147,13 @@ def _cosine(y: Array) -> Array:
     return np.cos(2.0 * y[:, 0])
 
 
-def _panel(
-    title: str, learned: Array, truth: Array, others: dict[str, Array] | None = None
-) -> Result:
+def _panel(title: str, learned: Array | dict[str, Array], truth: Array) -> Result:
+    """A rule beside the truth; several curves by name."""
+    curves = learned if isinstance(learned, dict) else {"learned": learned}
+
     def values(each: Array) -> Any:
         return np.round(np.asarray(each).reshape(truth.shape), _DIGITS).tolist()
 
-    curves = {"learned": learned, **(others or {})}
     return {
         "title": title,
         "truth": values(truth),
@@ -169,12 +192,8 @@ def rules_picture(result: Result, path: Path) -> None:
     path
         PNG file to write.
     """
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    with rc_context(STYLE | {"axes.titlesize": 9.5, "font.size": 9.0}):
-        figure = Figure(figsize=(12.4, 5.6), layout="constrained")
-        for ax, panel in zip(figure.subplots(2, 4).flat, result["panels"], strict=True):
+    with picture(path, 12.4, 8.2, dpi=100, **{"axes.titlesize": 9.5, "font.size": 9.0}) as figure:
+        for ax, panel in zip(figure.subplots(3, 4).flat, result["panels"], strict=True):
             truth = np.array(panel["truth"])
             ax.set_title(panel["title"])
             if truth.ndim == 2:
@@ -191,4 +210,3 @@ def rules_picture(result: Result, path: Path) -> None:
                 ax.plot(AT, values, color=color, lw=1.6, label=name)
             ax.plot(AT, truth, color="#333333", ls=":", lw=2.2, label="truth")
             ax.legend(fontsize=8.0)
-        figure.savefig(path, format="png", dpi=100)

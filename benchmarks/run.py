@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cases import CASES, FULL, QUICK, Bench, Size
+from benchmarks.cases import CASES, FULL, QUICK
 from benchmarks.machine import describe_machine
+from benchmarks.measure import Bench, Size
 from benchmarks.report import bench_picture, measurement_line
 from cme_dask.cli.compute import prepare_folder
 from cme_dask.cli.progress import ProgressLines

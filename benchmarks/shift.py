@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from pyarrow import csv
 
-from benchmarks.run import write_result
-from benchmarks.study import StudyOptions, judge_cells
+from benchmarks.study import Study, StudyOptions
 from cme_dask import (
     ConditionalMeanEmbedding,
     JointDistribution,
@@ -19,11 +18,10 @@ from cme_dask import (
     kernels,
     open_sample,
 )
-from cme_dask.cli.compute import prepare_folder
 from cme_dask.cli.progress import ProgressLines
 from cme_dask.cli.tables import grid
 from cme_dask.errors import DataError
-from cme_dask.models.plots import BLUE, PALETTE, STYLE
+from cme_dask.models.plots import BLUE, PALETTE, picture
 
 Array = Any
 Result = dict[str, Any]
@@ -31,7 +29,6 @@ Result = dict[str, Any]
 SYNTHETIC = "simple model", "flexible model", "far"
 AIR = "air quality"
 SCENARIOS = (*SYNTHETIC, AIR)
-OUTPUTS = ("shift.json", "shift.png")
 
 _HERE: dict[str, Any] = {"scheduler": "synchronous"}
 _Y = kernels.Gaussian(1.0)
@@ -136,22 +133,6 @@ def _air(data: Path, n: int, rng: np.random.Generator) -> list[tuple[Array, Arra
     return [(rows[:, :-1], rows[:, -1:]) for rows in draws]
 
 
-def run_shift(
-    options: ShiftOptions, out: Path | None, *, overwrite: bool, progress: ProgressLines
-) -> Result:
-    """Measure errors with and without weights; write JSON and a picture into ``out``, if any."""
-    if out is not None:
-        prepare_folder(out, OUTPUTS, overwrite)
-    if options.data is None and AIR in options.scenarios:
-        progress.say("no air-quality table: give its folder by --data")
-        rest = tuple(name for name in options.scenarios if name != AIR)
-        options = replace(options, scenarios=rest)
-    result = judge_cells("shift", options, _Judge(options.data), verdicts, progress)
-    if out is not None:
-        write_result(result, out, OUTPUTS, shift_picture, progress)
-    return result
-
-
 def verdicts(cells: Sequence[Result]) -> list[Result]:
     """Of each cell the error of reweighted fits over that of unweighted ones."""
     return [
@@ -198,12 +179,8 @@ def shift_picture(result: Result, path: Path) -> None:
     path
         PNG file to write.
     """
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
     names = list(dict.fromkeys(cell["scenario"] for cell in result["cells"]))
-    with rc_context(STYLE):
-        figure = Figure(figsize=(3.0 * len(names), 3.0), layout="constrained")
+    with picture(path, 3.0 * len(names), 3.0, dpi=130) as figure:
         axes = figure.subplots(1, len(names), squeeze=False)[0]
         for ax, name in zip(axes, names, strict=True):
             cells = [cell for cell in result["cells"] if cell["scenario"] == name]
@@ -226,4 +203,21 @@ def shift_picture(result: Result, path: Path) -> None:
             ax.set_ylim(bottom=0.0)
         axes[0].set_ylabel("error of E[y | x]")
         axes[0].legend(fontsize=8.5)
-        figure.savefig(path, format="png", dpi=130)
+
+
+class ShiftStudy(Study):
+    """The study, whose draws of the air-quality table need its folder."""
+
+    def run(
+        self, options: Any, out: Path | None, *, overwrite: bool, progress: ProgressLines
+    ) -> Result:
+        """Without a folder of the table, the study of the other scenarios."""
+        if options.data is None and AIR in options.scenarios:
+            progress.say("no air-quality table: give its folder by --data")
+            rest = tuple(name for name in options.scenarios if name != AIR)
+            options = replace(options, scenarios=rest)
+        study = replace(self, judge=_Judge(options.data))
+        return super(ShiftStudy, study).run(options, out, overwrite=overwrite, progress=progress)
+
+
+STUDY = ShiftStudy("shift", ShiftOptions, _Judge(None), verdicts, shift_picture, shift_tables)

@@ -3,9 +3,9 @@
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,7 +20,7 @@ from cme_dask.cli.progress import ProgressLines
 from cme_dask.cli.tables import grid, number
 from cme_dask.errors import DataError
 from cme_dask.kernels.evaluator import limit_this_process
-from cme_dask.models.plots import STYLE
+from cme_dask.models.plots import picture
 
 # The page of a study in Markdown: every number in it comes from one run
 
@@ -194,14 +194,10 @@ def study_picture(result: Result, path: Path) -> None:
     path
         PNG file to write.
     """
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
     scenarios = list(dict.fromkeys(cell["scenario"] for cell in result["cells"]))
     columns = min(3, len(scenarios))
     rows = -(-len(scenarios) // columns)
-    with rc_context(STYLE):
-        figure = Figure(figsize=(3.4 * columns, 2.7 * rows + 0.7), layout="constrained")
+    with picture(path, 3.4 * columns, 2.7 * rows + 0.7, dpi=130) as figure:
         axes = figure.subplots(rows, columns, squeeze=False, sharex=True).flat
         for ax, name in zip(axes, scenarios, strict=False):
             _panel(ax, name, [cell for cell in result["cells"] if cell["scenario"] == name])
@@ -216,7 +212,6 @@ def study_picture(result: Result, path: Path) -> None:
             ha="left",
             fontsize=10.5,
         )
-        figure.savefig(path, format="png", dpi=130)
 
 
 def _panel(ax: Any, name: str, cells: list[Result]) -> None:
@@ -257,7 +252,6 @@ VALIDATED = "traditional, (41)"
 SCENARIO_NAMES = ("low", "medium", "high", "strong", "bimodal", "skewed")
 ROWS = (200, 1000, 5000)
 SEEDS = 20
-OUTPUTS = ("study.json", "study.png", "study.md")
 SCHEMA_VERSION = 1
 
 
@@ -293,61 +287,85 @@ class StudyOptions:
             raise DataError(f"samples of at least 50 rows are needed, got {list(self.rows)}")
 
 
-def run_study(
-    options: StudyOptions, out: Path | None, *, overwrite: bool, progress: ProgressLines
-) -> Result:
-    """Judge all models; write JSON, a picture and a page into the folder ``out``, if any."""
-    if out is not None:
-        prepare_folder(out, OUTPUTS, overwrite)
-    result = judge_cells("study", options, _judge, _verdicts, progress)
-    result["settings"]["default"] = DEFAULT
-    if out is not None:
-        write_result(result, out, OUTPUTS[:2], study_picture, progress, {OUTPUTS[2]: study_page})
-    return result
+@dataclass(frozen=True)
+class Study:
+    """A study: draws of each scenario and size are judged, and summarized as tables and a picture.
 
-
-def judge_cells(
-    kind: str,
-    options: StudyOptions,
-    judge: Callable[[str, int, int], Result],
-    verdicts: Callable[[Sequence[Result]], list[Result]],
-    progress: ProgressLines,
-    out: Path | None = None,
-) -> Result:
-    """JSON form of a study: a summary of the draws for each scenario and size, and the verdicts.
-
-    With a folder ``out``, an interrupted study goes on after the draws that have ended.
+    Attributes
+    ----------
+    name
+        Of its files, ``{name}.json``, ``{name}.png`` and, with a page, ``{name}.md``.
+    options
+        What can be chosen.
+    judge
+        Figures of each model on one draw: a function of scenario, rows and seed that processes can
+        import.
+    verdicts
+        What follows from the summaries of all scenarios and sizes.
+    picture, tables, page
+        Made from the JSON form.
+    settings
+        Further entries of the settings in the JSON form.
+    remark
+        What is said before it begins.
     """
-    begin = time.time()
-    tasks = [
-        (name, n, seed)
-        for n in sorted(options.rows, reverse=True)  # the longest first
-        for name in options.scenarios
-        for seed in range(options.seeds)
-    ]
-    aside = None if out is None else out / f"{kind}-draws.jsonl"
-    values = judge_all(judge, tasks, options.workers, progress, aside)
-    if aside is not None:
-        aside.unlink(missing_ok=True)
-    cells = [
-        {
-            "scenario": name,
-            "rows": n,
-            "models": summary([values[name, n, seed] for seed in range(options.seeds)]),
+
+    name: str
+    options: type[StudyOptions]
+    judge: Callable[[str, int, int], Result]
+    verdicts: Callable[[Sequence[Result]], list[Result]]
+    picture: Callable[[Result, Path], None]
+    tables: Callable[[Result], Iterable[Any]]
+    page: Callable[[Result], str] | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    remark: str | None = None
+
+    def run(
+        self, options: Any, out: Path | None, *, overwrite: bool, progress: ProgressLines
+    ) -> Result:
+        """The JSON form; its files are written into the folder ``out``, if any.
+
+        With a folder, an interrupted study goes on after the draws that have ended.
+        """
+        files = f"{self.name}.json", f"{self.name}.png"
+        pages = {} if self.page is None else {f"{self.name}.md": self.page}
+        if out is not None:
+            prepare_folder(out, (*files, *pages), overwrite)
+        if self.remark is not None:
+            progress.say(self.remark)
+        begin = time.time()
+        tasks = [
+            (name, n, seed)
+            for n in sorted(options.rows, reverse=True)  # the longest first
+            for name in options.scenarios
+            for seed in range(options.seeds)
+        ]
+        aside = None if out is None else out / f"{self.name}-draws.jsonl"
+        values = judge_all(self.judge, tasks, options.workers, progress, aside)
+        if aside is not None:
+            aside.unlink(missing_ok=True)
+        cells = [
+            {
+                "scenario": name,
+                "rows": n,
+                "models": summary([values[name, n, seed] for seed in range(options.seeds)]),
+            }
+            for name in options.scenarios
+            for n in options.rows
+        ]
+        result: Result = {
+            "kind": self.name,
+            "schema_version": SCHEMA_VERSION,
+            "seconds": time.time() - begin,
+            "machine": describe_machine(),
+            "settings": {"seeds": options.seeds, "rows": list(options.rows), **self.settings},
+            "cells": cells,
+            "verdicts": self.verdicts(cells),
+            "files": [],
         }
-        for name in options.scenarios
-        for n in options.rows
-    ]
-    return {
-        "kind": kind,
-        "schema_version": SCHEMA_VERSION,
-        "seconds": time.time() - begin,
-        "machine": describe_machine(),
-        "settings": {"seeds": options.seeds, "rows": list(options.rows)},
-        "cells": cells,
-        "verdicts": verdicts(cells),
-        "files": [],
-    }
+        if out is not None:
+            write_result(result, out, files, self.picture, progress, pages)
+        return result
 
 
 def judge_all(
@@ -519,3 +537,15 @@ def short(value: float, digits: int) -> str:
     if abs(value) >= 0.01:
         return f"{value:.{digits + 1}g}" if digits > 1 else f"{value:.1g}"
     return f"{value:.{digits - 1}e}".replace("e-0", "e-").replace("e+00", "")
+
+
+STUDY = Study(
+    "study",
+    StudyOptions,
+    _judge,
+    _verdicts,
+    study_picture,
+    study_tables,
+    page=study_page,
+    settings={"default": DEFAULT},
+)

@@ -30,6 +30,8 @@ JOBS = {
     "MachineRates": "benchmarks.machine",
     "Quantiles": "benchmarks.queries",
     "Reference": "benchmarks.peers",
+    "BoostingFit": "benchmarks.classes",
+    "MulticlassFit": "benchmarks.classes",
     "Coverage": "benchmarks.coverage",
     "SolveCoupling": "benchmarks.programs",
     "SolveProgram": "benchmarks.programs",

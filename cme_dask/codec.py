@@ -10,6 +10,7 @@ Files of models are written and read by these declarations alone. Nothing in a f
 executed: the kinds of objects that it may name are those that the annotations do.
 """
 
+import base64
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
@@ -24,6 +25,10 @@ Array = Any
 Sizes = Mapping[str, int]
 Reader = Callable[[Any], Any]
 
+FLOAT32_TEXT = "float32-base64"
+"""The only key of the JSON form of an array of float32."""
+
+_FLOAT32_ARRAY = "float32-array"  # the same in files, with the name of the array
 _DEEPEST = 16  # objects within objects: a hostile file must not exhaust the stack
 _MOST_ITEMS = 10_000
 _RESTORE = "restore it or fit it again"
@@ -160,7 +165,7 @@ class Codec:
         if value is None:
             return None
         if hint.kinds[0] in self.readers:
-            return value.to_dict()
+            return _without_texts(value.to_dict(), arrays, path)
         choices = self._choices(hint)
         if choices:
             described = self.encode(value, arrays, path)
@@ -225,7 +230,7 @@ class Codec:
             return None
         first = hint.kinds[0]
         if first in self.readers:
-            return self.readers[first](data)
+            return self.readers[first](_with_texts(data, arrays))
         choices = self._choices(hint)
         if choices:
             name = next(iter(choices)) if len(choices) == 1 else _named(data)
@@ -250,6 +255,27 @@ class Codec:
         if first is not Any and not _is_a(data, get_origin(first) or first):
             raise _damaged(path, f"it should be a {first.__name__}, it is {data!r:.80}")
         return data
+
+
+def _without_texts(described: Any, arrays: dict[str, Array], path: str) -> Any:
+    """A description whose float32 arrays, such as weights in base64, are arrays of the file."""
+    if not isinstance(described, dict):
+        return described
+    if set(described) == {FLOAT32_TEXT}:
+        arrays[path] = np.frombuffer(base64.b64decode(described[FLOAT32_TEXT]), dtype=np.float32)
+        return {_FLOAT32_ARRAY: path}
+    return {k: _without_texts(v, arrays, _joined(path, k)) for k, v in described.items()}
+
+
+def _with_texts(described: Any, arrays: Mapping[str, Array], depth: int = 0) -> Any:
+    """Inverse of :func:`_without_texts`."""
+    if not isinstance(described, Mapping) or depth > _DEEPEST:
+        return described
+    if set(described) == {_FLOAT32_ARRAY}:
+        values = _array(arrays, str(described[_FLOAT32_ARRAY]), Shape("w"), {}, {})
+        text = base64.b64encode(values.astype(np.float32).tobytes())
+        return {FLOAT32_TEXT: text.decode()}
+    return {k: _with_texts(v, arrays, depth + 1) for k, v in described.items()}
 
 
 def _of_arrays(annotation: Any) -> Shape | None:

@@ -20,8 +20,14 @@ from cme_dask.display import brief_repr
 from cme_dask.errors import DataError
 from cme_dask.estimators.cholesky import one_variable
 from cme_dask.models.joint import JointModel
-from cme_dask.models.operators import Eigenvalues, Operator, SingularValues, check_same
-from cme_dask.models.points import is_out_of_core
+from cme_dask.models.operators import (
+    Eigenvalues,
+    Operator,
+    Reweighting,
+    SingularValues,
+    check_same,
+)
+from cme_dask.models.points import is_out_of_core, query_points
 from cme_dask.models.reweighted import ReweightedModel
 from cme_dask.models.spaces import MeanEmbeddings, RKHSFunctions, Space
 from cme_dask.numerics.cells import CellReduction
@@ -33,6 +39,7 @@ from cme_dask.numerics.operators import (
     Reciprocal,
     check_effective_size,
     density_ratio_slope,
+    joint_ratio,
     posterior_matrix,
 )
 from cme_dask.numerics.reduction import Reduction
@@ -54,6 +61,7 @@ __all__ = [
     "RKHSFunctions",
     "Reciprocal",
     "ReweightedModel",
+    "Reweighting",
     "Risk",
     "SingularValues",
     "Space",
@@ -62,6 +70,7 @@ __all__ = [
     "composition",
     "kernel_bayes",
     "measure",
+    "reweighting",
     "sum_rule_bound",
 ]
 
@@ -115,16 +124,38 @@ class OperatorMoments:
     __repr__ = brief_repr
 
     def mean(self, variable: str = "x") -> MeanEmbeddings:
-        """The embedding E N of the law of a variable, ``"x"`` or ``"y"``."""
+        r"""The mean embedding of the law of a variable, one element of its space.
+
+        .. math:: m = \mathrm E[k(X, \cdot)], \quad \langle m, f \rangle = \mathrm E f(X)
+
+        Parameters
+        ----------
+        variable
+            ``"x"`` or ``"y"``.
+
+        Notes
+        -----
+        Source: Smooth operators, section 4.1, where it estimates expectations under a prior.
+        """
         return MeanEmbeddings(self.moments.means[variable][None], self._space(variable))
 
     def covariance(self, domain: str = "x", codomain: str | None = None) -> Operator:
-        """The uncentred covariance operator, <C f, g> = E[f g], shape (m_codomain, m_domain).
+        r"""The uncentred covariance operator C, shape (m_codomain, m_domain).
+
+        .. math:: \langle C f, g \rangle = \mathrm E[f(X) g(Y)], \quad C = \mathrm E[N_Y N_X^T]
+
+        It is the embedding of the joint law: the Hilbert-Schmidt product with that of a function
+        h(x, y), see :meth:`Operator.interpolate`, is E h(X, Y), whatever is integrated first
+        (Fubini).
 
         Parameters
         ----------
         domain, codomain
             Variables, ``"x"`` or ``"y"``; of one variable, its second moments.
+
+        Notes
+        -----
+        Source: Smooth operators, section 3 and its supplement on products and Fubini's theorem.
         """
         to = domain if codomain is None else codomain
         matrix = self.moments.blocks[to, domain] if self._space(to) else None
@@ -133,7 +164,7 @@ class OperatorMoments:
     def conditional_expectation(self, reg: float = REG) -> Operator:
         r"""The operator of functions h of y to functions of x, (E h)(x) = E[h(Y) | x].
 
-        .. math:: (S_{XX} + r)^{-1} S_{XY}
+        .. math:: E = (S_{XX} + r)^{-1} S_{XY}, \text{ shape } (m_X, m_Y)
 
         Its adjoint maps the embedding of a law of x to that of y (sum rule), and
         ``E.T @ covariance`` of a law of x is the embedding of the joint law (chain rule). Where y
@@ -158,9 +189,9 @@ class OperatorMoments:
         return self._operator("conditional expectation", y, self._space("x"), matrix, reg)
 
     def multiplication(self, name: str, reg: float = REG) -> Operator:
-        r"""Multiplication by a declared function f of x.
+        r"""Multiplication by a declared function f of x, (M h)(x) = f(x) h(x).
 
-        .. math:: (S + r)^{-1} \mathrm E[f N N^T]
+        .. math:: M = (S + r)^{-1} \mathrm E[f N N^T], \text{ shape } (m, m)
 
         With the :class:`Reciprocal` of f it is the quotient by f.
 
@@ -178,7 +209,7 @@ class OperatorMoments:
 
         Notes
         -----
-        Source: Smooth operators, section 2.6.
+        Source: Smooth operators, section 2.6; quotients: its supplement A.3.
         """
         self._position(name)
         matrix = ConditionalEmbedding.of(self.moments, reg).slope(
@@ -271,19 +302,25 @@ class OperatorMoments:
         return Risk(largest + outside, max(float(np.trace(error)), 0.0) + outside)
 
     def smooth(self, name: str, reg: float = REG) -> RKHSFunctions:
-        """The ridge regression of a declared function of x or y on x, as an element of the space.
+        r"""The ridge regression of a declared function f of x or y on x, in the space of x.
+
+        .. math:: (S_{XX} + r)^{-1} \mathrm E[N_X f]
 
         Parameters
         ----------
         name
             Of a column or function.
         reg
-            Ridge.
+            Ridge r.
 
         Raises
         ------
         DataError
             On an unknown name, or a negative ridge.
+
+        Notes
+        -----
+        Source: Smooth operators, section 2.2, for one function in place of an operator.
         """
         embedding = ConditionalEmbedding.of(self.moments, reg)
         for variable, names in zip("xy", self.functions, strict=False):
@@ -336,6 +373,36 @@ class OperatorMoments:
         second = 1.0 + 2.0 * along + float(slope @ mean.blocks["x", "x"] @ slope)
         check_effective_size(1.0 + along, second, "this ratio")
         return Expansion(x.basis, slope, 1.0, non_negative)
+
+    def joint_ratio(self, reg: float = REG) -> Operator:
+        r"""The operator H of the density ratio of x and y, by least squares.
+
+        .. math:: g(x, y) = \frac{dP_{XY}}{d(P_X \otimes P_Y)} = 1 + N_Y(y)^T H N_X(x), \quad
+                  H = B_Y (\Lambda_Y + r)^{-1} B_Y^T S_{YX} B_X (\Lambda_X + r)^{-1} B_X^T
+
+        with orthonormal bases B of what is orthogonal to the means, in which the covariances are
+        diagonal, so that g has mean 1 over each variable. :func:`reweighting` by its positive part
+        is Bayes' rule with non-negative weights.
+
+        Parameters
+        ----------
+        reg
+            Ridge r > 0.
+
+        Raises
+        ------
+        DataError
+            If there is no y, or the ridge is not positive.
+
+        Notes
+        -----
+        Source: Adaptive joint distribution learning, (19), with a two-sided ridge.
+        """
+        x, y = self._space("x"), self._space("y")
+        if not (np.isfinite(reg) and reg > 0.0):
+            raise DataError(f"reg must be a positive number, got {reg!r}")
+        matrix = joint_ratio(self.moments, reg)
+        return self._operator("joint density ratio", x, y, matrix, reg)
 
     def _space(self, variable: str) -> Space:
         variables = dict(zip("xy", self.spaces, strict=False))
@@ -395,21 +462,10 @@ def measure(
     ResourceError
         If the memory does not suffice.
     """
-    if not isinstance(sample, Sample):
-        raise DataError(f"sample must come from open_sample, got {type(sample).__name__}")
     spaces = tuple(Space.of(each) for each in (x, y) if each is not None)
-    if len(spaces) == 1:
-        if functions_y:
-            raise DataError("functions of y need a space of y: give y")
-        sample = one_variable(sample)
-    if len(sample.sources) != len(spaces):
-        raise DataError("there are only rows of x: give no y, or a sample with rows of y")
-    for variable, space, columns in zip("xy", spaces, sample.columns, strict=False):
-        if len(columns.names) != len(space.columns.names):
-            raise DataError(
-                f"{variable} has {len(columns.names)} columns, its space has "
-                f"{len(space.columns.names)} ({space.columns.listed()})"
-            )
+    if len(spaces) == 1 and functions_y:
+        raise DataError("functions of y need a space of y: give y")
+    sample = _in_spaces(sample, spaces)
     given = dict(functions_x or {}), dict(functions_y or {})
     blocks = tuple(
         FeatureBlock(space.basis, space.columns.names, functions)
@@ -417,9 +473,7 @@ def measure(
     )
     reductions: list[Reduction[Any, Any]] = [MomentReduction(blocks)]
     if given[0]:
-        # By functions of x only the Gram matrix of x is weighted, but for reweighted joint laws.
-        bases = tuple(space.basis for space in spaces)
-        reductions.append(WeightedMoments(bases, (given[0],)))
+        reductions.append(_weighted(spaces, given[0]))
     (sums, *weighted), report = run(sample, reductions, options)
     return OperatorMoments(
         spaces,
@@ -428,6 +482,26 @@ def measure(
         tuple(block.names for block in blocks),
         report,
     )
+
+
+def _in_spaces(sample: Any, spaces: tuple[Space, ...]) -> Sample:
+    """The variables of a sample that have a space; DataError unless their columns fit."""
+    if not isinstance(sample, Sample):
+        raise DataError(f"sample must come from open_sample, got {type(sample).__name__}")
+    opened: Sample = one_variable(sample) if len(spaces) == 1 else sample
+    if len(opened.sources) != len(spaces):
+        raise DataError("there are only rows of x: give no y, or a sample with rows of y")
+    for variable, space, columns in zip("xy", spaces, opened.columns, strict=False):
+        if len(columns.names) != len(space.columns.names):
+            raise DataError(
+                f"{variable} has {len(columns.names)} columns, its space has "
+                f"{len(space.columns.names)} ({space.columns.listed()})"
+            )
+    return opened
+
+
+def _weighted(spaces: tuple[Space, ...], functions: Mapping[str, Function]) -> WeightedMoments:
+    return WeightedMoments(tuple(space.basis for space in spaces), (functions,))
 
 
 def composition(
@@ -441,7 +515,7 @@ def composition(
 ) -> Operator:
     r"""Composition with a map phi, (C h)(x) = h(phi(x)), in one pass over the rows of x.
 
-    .. math:: (S_{XX} + r)^{-1} \mathrm E[N_X(x) N_Y(\phi(x))^T]
+    .. math:: (S_{XX} + r)^{-1} \mathrm E[N_X(x) N_Y(\phi(x))^T], \text{ shape } (m_X, m_Y)
 
     Nothing is copied: rows are mapped when they are read.
 
@@ -561,8 +635,9 @@ def bayes(
     .. math:: G = (S_R + r)^{-1} \mathrm E_R[N_Y N_Y^T / m_Y] \, E^T S_Q,
               \quad m_Y = E^T \mathrm E_Q N_X
 
-    with the conditional expectation E of y given x under P, a prior Q of x, and any law R of y: the
-    quotient by m_Y after the chain rule. One pass over the rows of R. A section of the kernel of y
+    with the conditional expectation E of y given x under P, a prior Q of x, and any law R of y,
+    restricted to where m_Y is positive: the quotient by m_Y after the chain rule. One pass over the
+    rows of R. A section of the kernel of y
     stands for a point, so that its width smooths the answers.
 
     Parameters
@@ -599,8 +674,61 @@ def bayes(
             "conditional expectation was not learned"
         )
     inverse = InverseDensity(y.basis, density, least * top)
-    moments = measure(sample, y, functions_x={"1 / m": inverse}, options=options)
-    return moments.multiplication("1 / m", reg) @ joint
+    # Rows that are left out count in neither mean: else they would pull the ratio towards 0.
+    functions: dict[str, Function] = {"1 / m": inverse, "m > 0": inverse.positive}
+    (means,), report = run(_in_spaces(sample, (y,)), [_weighted((y,), functions)], options)
+    slope = ConditionalEmbedding.of(means["m > 0"], reg).slope(means["1 / m"].blocks["x", "x"])
+    about = {"kind": "Bayes' rule", "rows": report.rows, "reg": reg}
+    return Operator(joint.domain, y, slope @ joint.matrix, about)
+
+
+def reweighting(ratio: Operator, points: Any, weights: Any = None) -> Reweighting:
+    r"""Bayes' rule, or the sum rule, by non-negative weights of the points of a prior.
+
+    .. math:: w_s(y) \propto v_s \max(1 + \langle l(y, \cdot), H k(z_s, \cdot) \rangle, 0)
+
+    No pass: the weights of the points are all that there is. The prior has a few thousand points at
+    most, such as cells of a support, since all are reweighted for each y.
+
+    Parameters
+    ----------
+    ratio
+        H of :meth:`OperatorMoments.joint_ratio`, for Bayes' rule; its adjoint for the sum rule.
+    points
+        Points z of the prior in the domain of the ratio, shape (S, d), or a table.
+    weights
+        Their shares v, non-negative, shape (S,); default equal ones.
+
+    Raises
+    ------
+    DataError
+        On wrong columns or NaN, or weights that are unusable.
+
+    Notes
+    -----
+    Source: Smooth operators, sections 3.1, 4.1 and 4.2; see :class:`Reweighting`.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> x = rng.normal(size=(5000, 1))
+    >>> y = x + 0.5 * rng.normal(size=x.shape)
+    >>> of_x, of_y = (PivotedCholesky(kernels.Gaussian(1.0), tol=1e-4).fit(z) for z in (x, y))
+    >>> ratio = measure(open_sample(x, y), of_x, of_y).joint_ratio(1e-3)
+    >>> posterior = reweighting(ratio, rng.normal(size=(500, 1)))
+    >>> bool(0.7 < posterior.expect(lambda x: x[:, 0], [[1.0]])[0] < 0.9)
+    True
+    """
+    rows = query_points(points, ratio.domain, "points")
+    masses = np.ones(len(rows)) if weights is None else np.asarray(weights, dtype=np.float64)
+    if masses.shape != (len(rows),) or not (np.isfinite(masses).all() and (masses >= 0.0).all()):
+        raise DataError(
+            f"weights of {len(rows)} points must be non-negative numbers of shape ({len(rows)},), "
+            f"got shape {masses.shape}"
+        )
+    if not masses.any():
+        raise DataError("all weights of the points are zero")
+    return Reweighting(ratio, np.asarray(rows), masses / masses.sum())
 
 
 def kernel_bayes(
@@ -654,13 +782,17 @@ def kernel_bayes(
     coef = np.concatenate([prior.coef for prior in each])
     slopes = ConditionalEmbedding.of(moments.moments, reg).slope(coef.T)
     weights = {f"prior {i}": Expansion(x.basis, slope) for i, slope in enumerate(slopes.T)}
-    reweighted = measure(sample, x, y, functions_x=weights, options=options)
-    made = []
-    for name in weights:
-        blocks = reweighted.weighted[name].blocks
-        matrix = posterior_matrix(blocks["y", "y"], blocks["y", "x"], reg_posterior)
-        made.append(reweighted._operator("kernel Bayes rule", x, y, matrix, reg_posterior))
-    return made
+    (means,), report = run(_in_spaces(sample, (x, y)), [_weighted((x, y), weights)], options)
+    about = {"kind": "kernel Bayes rule", "rows": report.rows, "reg": reg_posterior}
+    return [
+        Operator(
+            x,
+            y,
+            posterior_matrix(mean.blocks["y", "y"], mean.blocks["y", "x"], reg_posterior),
+            about,
+        )
+        for mean in means.values()
+    ]
 
 
 def change_prior(

@@ -10,8 +10,9 @@ from typing import Any, TypeVar, overload
 
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
+from cme_dask.numerics.basis import FeatureBasis
 from cme_dask.numerics.reduction import Cost, Extent, Reduction, Strip
-from cme_dask.numerics.weighted import FeatureBasis, WeightedMoments
+from cme_dask.numerics.weighted import WeightedMoments
 from cme_dask.passes.driver import RunOptions
 from cme_dask.passes.progress import listening
 from cme_dask.passes.run import PassReport, run_pass

@@ -262,7 +262,7 @@ def test_unknown_columns(few, store):
             open_sample(*source, y_columns=["q"])
     with Refused(DataError, "expected a list of column names, got the text 'x0'"):
         open_sample(*few, x_columns="x0")
-    with Refused(DataError, "columns of y are wanted, but there are only rows of x"):
+    with Refused(DataError, "columns of y are requested, but there are only rows of x"):
         open_sample(few[0], y_columns=["y0"])
     with Refused(DataError, "names must be unique, x0 came more than once"):
         open_sample(*few, x_columns=["x0", "x0"])
@@ -1015,6 +1015,13 @@ def test_errors_arrive_from_processes(rows, store):
 
 def test_errors_arrive_from_a_cluster(rows, store, cluster):
     assert_arrives(rows, store, scheduler=cluster)
+
+
+def test_keywords_that_a_run_does_not_take_are_refused():
+    with pytest.raises(TypeError, match="'workrs': this run takes scheduler, workers, memory_limi"):
+        PivotedCholesky().fit(np.ones((3, 1)), workrs=2)
+    with pytest.raises(TypeError, match=r"keyword argument 'checkpoint'.*, progress, device"):
+        PivotedCholesky().partial_fit(np.ones((3, 1)), checkpoint="c")
 
 
 def test_every_error_is_one_of_ours():

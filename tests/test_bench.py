@@ -15,9 +15,8 @@ import pytest
 from click.testing import CliRunner
 from scipy.stats import chi2_contingency
 
-from benchmarks import cases, machine, measure, run
+from benchmarks import cases, classes, machine, measure, run
 from benchmarks.__main__ import cli
-from benchmarks.cases import Size
 from benchmarks.fits import (
     Bare,
     BareBasis,
@@ -31,7 +30,7 @@ from benchmarks.fits import (
     write_uniform,
 )
 from benchmarks.machine import limit_seconds
-from benchmarks.measure import Measurement, Ratio, Term, Together, run_fresh
+from benchmarks.measure import Measurement, Ratio, Size, Term, Together, run_fresh
 from benchmarks.peers import accelerated_cholesky, random_cholesky, reject
 from benchmarks.worker import JOBS, describe_job, make_job, measured
 from cme_dask import JointDistribution, kernels
@@ -266,14 +265,16 @@ SMALL = {
     "ingest": Size(3000),
     "tuning": Size(3000),
     "queries": Size(3000, ranks=(30,)),
+    "multiclass": Size(6000),
 }
 
 
 @pytest.mark.parametrize("case", [case for case in SMALL if case not in ("ridge", "sweep")])
 def test_every_case_measures_and_reports(case, here, brief_search, monkeypatch, tmp_path):
     monkeypatch.setattr(run, "QUICK", SMALL)
+    monkeypatch.setattr(classes, "BOOSTING_ITERATIONS", 2)
     out = tmp_path / "out"
-    repeats = 1 if case == "tuning" else 2
+    repeats = 1 if case in ("tuning", "multiclass") else 2
     args = ("--case", case, "--repeats", repeats, "--workers", 2, "--out", out)
     code, stdout, err = command(*args, "--json")
     assert code == 0, err

@@ -16,9 +16,8 @@ from distributed import Client, wait
 from benchmarks import cluster, measure, run
 from benchmarks import cluster as large
 from benchmarks.__main__ import cli
-from benchmarks.cases import Size
 from benchmarks.cluster import running_cluster
-from benchmarks.measure import Together
+from benchmarks.measure import Size, Together
 from cme_dask.errors import ResourceError
 from cme_dask.passes.observing import want_of_memory, worker_states
 

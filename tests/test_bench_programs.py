@@ -8,8 +8,9 @@ from click.testing import CliRunner
 
 from benchmarks import measure, run
 from benchmarks.__main__ import cli
-from benchmarks.cases import FULL, QUICK, Size
+from benchmarks.cases import FULL, QUICK
 from benchmarks.coverage import SCENARIOS
+from benchmarks.measure import Size
 from benchmarks.programs import CLOSED, SolveCoupling, SolveProgram
 from benchmarks.worker import describe_job, make_job, measured
 

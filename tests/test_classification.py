@@ -14,10 +14,10 @@ from benchmarks.classification import (
     FIGURES,
     JUDGED,
     LAWS,
+    STUDY,
     ClassificationOptions,
     _verdict,
     classification_tables,
-    run_classification,
 )
 from benchmarks.classifiers import METHODS, TRUTH, Draw, Training
 from cme_dask.cli.progress import ProgressLines
@@ -99,7 +99,7 @@ def result(small):
         )
         with ProgressLines() as progress:
             options = ClassificationOptions(("strong",), (100, 200), 2)
-            yield run_classification(options, None, overwrite=False, progress=progress)
+            yield STUDY.run(options, None, overwrite=False, progress=progress)
 
 
 def test_every_method_is_judged(result):

@@ -362,10 +362,10 @@ def test_help_is_light():
     assert run("--version")[1].startswith("cme-dask, version ")
 
 
-def interrupt(args, ready):
+def interrupt(args, ready, command=("cme_dask",)):
     """Press Ctrl-C in a terminal that runs the command, once ``ready`` returns for its process."""
     with subprocess.Popen(
-        [sys.executable, "-m", "cme_dask", *map(str, args)],
+        [sys.executable, "-m", *command, *map(str, args)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -385,13 +385,14 @@ def interrupt(args, ready):
     assert "Traceback" not in err
 
 
-def test_interrupting_leaves_nothing_half_written(tmp_path):
+@pytest.mark.parametrize("command", [("cme_dask",), ("dask", "cme")])
+def test_interrupting_leaves_nothing_half_written(tmp_path, command):
     def half_written(process):
         while not list(tmp_path.glob(".s.zarr.*.partial/x/c/*")):
             assert process.poll() is None
             time.sleep(0.05)
 
-    interrupt(("sample", tmp_path / "s.zarr", "--rows", "1e8"), half_written)
+    interrupt(("sample", tmp_path / "s.zarr", "--rows", "1e8"), half_written, command)
     assert not list(tmp_path.iterdir())
 
 

@@ -131,7 +131,8 @@ def test_page(page, folder, brief_search, quick_studies, monkeypatch):
         block = block.replace(f"--port {PORT}", f"--port {port}")
         if kind == "python":
             (folder / "block.py").write_text(block)
-            if "import jax" in block:  # JAX has threads, and other tests fork
+            # JAX, on which optax stands, has threads, and other tests fork.
+            if "import jax" in block or "import optax" in block:
                 subprocess.run([sys.executable, "block.py"], check=True)
                 continue
             runpy.run_path(str(folder / "block.py"), run_name="__main__")

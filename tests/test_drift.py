@@ -8,6 +8,8 @@ from click.testing import CliRunner
 from conftest import write_store
 from test_reads import opened
 
+from benchmarks import drift as study
+from benchmarks.__main__ import cli as beside
 from cme_dask import (
     ConditionalMeanEmbedding,
     JointDistribution,
@@ -20,6 +22,7 @@ from cme_dask import (
 )
 from cme_dask.cli import cli
 from cme_dask.errors import DataError
+from cme_dask.estimators import tuned
 from cme_dask.numerics.drift import adjusted
 
 HERE = {"scheduler": "synchronous"}
@@ -65,14 +68,16 @@ def test_distances_are_those_of_the_rows(fit):
         return np.hstack([phi(x), np.ones((len(x), 1))]), np.hstack([psi(y), y - shift])
 
     (a, f), (b, g) = features(x, y), features(u, v)
-    ridge = np.trace(a.T @ a / 600) / 600 * np.eye(a.shape[1])
-    both, target = np.vstack([a, b]), np.vstack([f, g])
-    slope = np.linalg.solve(both.T @ both / 950 + ridge, both.T @ target / 950)
-    here, there = a.T @ (f - a @ slope) / 600, b.T @ (g - b @ slope) / 350
-    change = (b.T @ b / 350) @ np.linalg.inv(a.T @ a / 600 + ridge)
-    lam, V = np.linalg.eigh(both.T @ both / 950)
-    size = np.trace(a.T @ a / 600)
-    difference = (V / np.sqrt(lam + 0.01 * size)) @ V.T @ (there - change @ here)
+    both, target = np.vstack([a, b]) / np.sqrt(950), np.vstack([f, g]) / np.sqrt(950)
+    old, new = a.T @ a / 950, b.T @ b / 950
+    inverse = np.linalg.inv(both.T @ both + np.trace(both.T @ both) / 950 * np.eye(both.shape[1]))
+    slope = inverse @ both.T @ target
+    here, there = a.T @ (f - a @ slope) / 950, b.T @ (g - b @ slope) / 950
+    harmonic = old @ inverse @ new
+    lam, V = np.linalg.eigh((harmonic + harmonic.T) / 2.0)
+    lam = np.maximum(lam, 0.0)
+    root = (V / np.sqrt(lam + 0.01 * lam.sum())) @ V.T
+    difference = root @ (old @ inverse @ there - new @ inverse @ here)
     expected = (difference[:, :-1] ** 2).sum()
     assert report.y_given_x.statistic == pytest.approx(expected, rel=1e-8)
 
@@ -121,20 +126,60 @@ def test_drift_of_x_of_y_and_of_y_given_x_is_told_apart(fit):
     assert of_y.expectations[0].error_after > 1.3 * of_y.expectations[0].error_before
 
 
-def test_rows_without_y_and_averages_of_several_say_what_they_can_not_tell(fit):
-    x, y = waves(300, 6, shift=0.5)
-    report = drift_report(fit, x, **HERE)
+def test_rows_without_y_say_what_they_can_not_tell(fit):
+    report = drift_report(fit, waves(300, 6, shift=0.5)[0], **HERE)
     assert report.y is None
     assert report.y_given_x is None
     assert report.expectations[0].after is None
     assert "no new rows of y" in report.notes[0]
-    tuning = Tuning(evaluations=4, averaged=2, rows=200)
-    averaged = JointDistribution(tuning=tuning, max_rank=40, residual=False).fit(x, y, **HERE)
-    report = drift_report(averaged, *waves(300, 7, shift=2.0), **HERE)
-    assert report.x.pvalue < 1e-6
-    if not averaged.model_.moments:
-        assert report.y_given_x is None
-        assert "averaged=1" in report.notes[0]
+
+
+@pytest.fixture(scope="module")
+def averaged():
+    tuning = Tuning(evaluations=2, finalists=2, averaged=2, rows=400, max_rank=40)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tuned, "_NEAR", 10.0)  # the second one counts, too
+        return JointDistribution(tuning=tuning).fit(*waves(600, 0), **HERE)
+
+
+def test_a_mean_of_several_is_compared_by_the_moments_of_its_best_member(averaged, tmp_path):
+    model, (u, v) = averaged.model_, waves(900, 7, slope=1.0)
+    assert len(model.x.ranks) == 2
+    sums = model.moment_sums()
+    assert sums.ranks == (model.x.ranks[0], model.y.ranks[0])
+    x, y = waves(600, 0)
+    np.testing.assert_allclose(sums.means().means["f(y)"], y.mean(axis=0), atol=1e-12)
+    phi = model.x.basis.newton.parts[0]
+    np.testing.assert_allclose(sums.means().means["x"], phi(x).mean(axis=0), atol=1e-10)
+    same = drift_report(averaged, *waves(900, 6), **HERE)
+    assert min(law.pvalue for law in (same.x, same.y, same.y_given_x)) > 0.001
+    report = drift_report(averaged, u, v, **HERE)
+    assert report.notes == ()
+    assert report.x.pvalue > 0.01
+    assert report.y_given_x.pvalue < 0.01
+    averaged.save(tmp_path / "m.zarr")
+    assert contents(drift_report(load(tmp_path / "m.zarr"), u, v, **HERE)) == contents(report)
+
+
+def test_embeddings_are_compared_by_their_moments(fit, tmp_path):
+    kernel_x, kernel_y = kernels.Gaussian(1.5), kernels.Gaussian(1.0)
+    options = {"kernel_x": kernel_x, "kernel_y": kernel_y, "tol": 1e-3, "reg": 1e-3}
+    embedding = ConditionalMeanEmbedding(**options).fit(*waves(600, 0), **HERE)
+    new = waves(350, 1, shift=0.7)
+    report, joint = (drift_report(each, *new, **HERE) for each in (embedding, fit))
+    for name in ("x", "y", "y_given_x"):  # the same bases and moments
+        assert getattr(report, name) == pytest.approx(getattr(joint, name), rel=1e-6)
+    assert report.effective == pytest.approx(joint.effective, rel=1e-6)
+    assert [column.moved for column in report.columns] == [True, False, True]
+    for column, other in zip(report.columns, joint.columns, strict=True):
+        assert column.before + column.after == pytest.approx(other.before + other.after)
+        assert column.values == ()
+    (mean,) = report.expectations
+    assert mean.expected == pytest.approx(embedding.predict(new[0]).mean(), rel=1e-9)
+    assert "by their means alone" in report.notes[0]
+    embedding.save(tmp_path / "m.zarr")
+    assert contents(drift_report(load(tmp_path / "m.zarr"), *new, **HERE)) == contents(report)
+    report.plot(tmp_path / "p.png")
 
 
 def test_columns_of_labels_are_compared_by_their_shares():
@@ -208,7 +253,7 @@ def test_dependent_or_weighted_rows_are_judged_by_the_bootstrap(fit):
 
 def test_bad_input(fit):
     x, y = waves(200, 10)
-    with pytest.raises(DataError, match="joint distribution or classifier"):
+    with pytest.raises(DataError, match="joint distribution, conditional mean embedding"):
         drift_report(ConditionalMeanEmbedding(kernel_x=kernels.Gaussian(1.0)), x, y)
     with pytest.raises(DataError, match="2"):
         drift_report(fit, x[:, :1], y)
@@ -216,8 +261,8 @@ def test_bad_input(fit):
         drift_report(fit, x[:20], y[:20], **HERE)
     with pytest.raises(DataError, match="method"):
         drift_report(fit, x, y, method="permutation")
-    with pytest.raises(DataError, match="at least 1"):
-        drift_report(fitted(x, y, support_size=0), x, y, **HERE)
+    without_rows = drift_report(fitted(x, y, support_size=0), x, y, **HERE)
+    assert "by their means alone" in without_rows.notes[0]
     far = drift_report(fit, x + 5.0, y, **HERE)
     with pytest.raises(DataError, match="effective sample size"):
         far.ratio()
@@ -326,3 +371,20 @@ def test_priors_from_stores_and_moved_residuals(tmp_path):
         from_rows.conditional()
     with pytest.raises(DataError, match="variable must be"):
         from_rows.marginal("z")
+
+
+# The study
+
+
+@pytest.mark.usefixtures("quick_studies")
+def test_the_study_of_drift(tmp_path, monkeypatch):
+    monkeypatch.setattr(study, "TABLES", 3)
+    words = ["study", "drift", "--rows", "400", "--seeds", "1", "--out", str(tmp_path / "drift")]
+    for name in ("no drift", "change of y given x"):
+        words += ["--scenario", name]
+    result = CliRunner().invoke(beside, words)
+    assert result.exit_code == 0, result.output
+    same, changed = json.loads((tmp_path / "drift" / "drift.json").read_text())["verdicts"]
+    assert same["y_given_x"] < 0.5 < changed["y_given_x"]
+    assert "Of 3 tables" in result.output
+    assert (tmp_path / "drift" / "drift.png").stat().st_size > 10_000

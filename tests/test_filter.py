@@ -118,6 +118,18 @@ def test_a_filter_equals_its_dense_form():
     np.testing.assert_allclose(fit.filter(observed).mean(), means, atol=1e-8)
 
 
+def test_the_study_takes_the_kernel_with_the_smallest_loss_of_next_states():
+    x, y, group = filtering.training("pendulum", 5000, np.random.default_rng(0))
+    chosen = filtering.PROCESSES["pendulum"].estimator(x, y, group)
+    wide = clone(chosen).set_params(kernel_x=kernels.Gaussian((0.6, 1.2)))
+    losses = [
+        each.set_params(tol=1e-2).fit(x, y, group=group).losses_["transition"].min()
+        for each in (chosen, wide)
+    ]
+    assert losses[0] <= losses[1]
+    assert chosen.kernel_x.length_scale < (0.6, 1.2)
+
+
 def test_sequences_are_independent_and_go_on(fit):
     _, y = sequences(3, 12)
     group = np.array([7, 2, 5])
@@ -176,6 +188,9 @@ def test_saved_models_filter_without_data(tmp_path, fit):
     assert clone(fit).get_params() == fit.get_params()
     plan = KernelBayesFilter(GAUSSIAN, GAUSSIAN, **QUICK).plan(*linear(3000))
     assert plan.passes == 2
+    x, y = linear(3000)
+    two = np.hstack([x, y])  # columns of states and of observations may differ in number
+    assert KernelBayesFilter(GAUSSIAN, GAUSSIAN, **QUICK).plan(two, y).passes == 2
 
 
 def test_chunks_and_trajectories_give_the_same_bits(tmp_path):

@@ -379,7 +379,7 @@ def test_a_job_fits_an_embedding_and_scores_it(job, options):
         ("fit.constraint='none'", "fit.constraint: the estimator embedding takes accuracy, crit"),
         ("fit.penalty='l1'", "fit.penalty: the estimator embedding takes"),
         ("fit.events_x=['a > 0']", "fit.events_x: the estimator embedding takes"),
-        ("fit.estimator='forest'", "fit.estimator: must be 'joint', 'embedding' or 'sparse'"),
+        ("fit.estimator='forest'", "fit.estimator: must be 'joint', 'embedding', 'sparse'"),
         ("fit.reg='fast'", "fit.reg: must be a number, a pair of them or a schedule (finite-rank"),
         ("report.points=[{name='p', x={a=0.0}}]", "laws come from the estimator joint"),
     ],

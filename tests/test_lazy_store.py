@@ -69,8 +69,12 @@ def assert_bits(path, features, y=None, weights=None):
 def test_a_sample_store_of_features(rows, fits, store, tmp_path, basis):
     x, y, weights = rows
     fit, features = fits[basis]
-    report = fit.transform_store(store, tmp_path / "f", scheduler="threads", workers=2)
+    seen = []
+    report = fit.transform_store(
+        store, tmp_path / "f", scheduler="threads", workers=2, progress=seen.append
+    )
     assert_bits(tmp_path / "f", features, y, weights)
+    assert seen[-1].rows == seen[-1].rows_total == N
     m = len(fit.pivots_)
     assert (report.rows, report.rank, report.dtype, report.passes) == (N, m, "float64", 1)
     newton = fit.basis_.newton(x)

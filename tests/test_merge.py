@@ -20,6 +20,7 @@ from cme_dask import JointDistribution, constraints, kernels, load, merge, open_
 from cme_dask.cli import cli
 from cme_dask.errors import DataError
 from cme_dask.models.merging import JointSums
+from cme_dask.numerics.basis import StackedBasis
 from cme_dask.numerics.cells import ROWS_PER_CELL, BottomK, CellReduction, CellSums
 from cme_dask.numerics.folds import fold_of_rows
 from cme_dask.numerics.moments import MomentReduction, strip_moments
@@ -271,7 +272,9 @@ def test_what_does_not_add_up_is_refused():
         merge([])
     with pytest.raises(DataError, match="got int"):
         merge([3])
-    mean = replace(whole_model(), moments={})  # as of learned kernels
+    model = whole_model()
+    several = StackedBasis((model.x.basis,) * 2)  # as of learned kernels
+    mean = replace(model, x=replace(model.x, basis=several))
     with pytest.raises(DataError, match=r"mean of several.*kernel_x, kernel_y and reg given"):
         merge([mean, mean])
     moved = fitted(residual=True).model_

@@ -5,17 +5,23 @@ import math
 
 import dask.array as da
 import numpy as np
+import pandas as pd
 import pytest
 import zarr
 
-from cme_dask import MulticlassEmbedding, kernels
-from cme_dask.errors import DataError
+from cme_dask import MulticlassEmbedding, kernels, load
+from cme_dask.data.columns import Columns
+from cme_dask.data.writer import writing_sample
+from cme_dask.errors import DataError, ResourceError
 from cme_dask.learning.rademacher import (
     BoundOptions,
     LabelledRows,
     bound,
     learn_by_bound,
+    shrunk,
 )
+from cme_dask.numerics.folds import fold_of_rows
+from cme_dask.numerics.labels import LabelCalibration, learn_label_calibration
 
 KERNELS = (
     kernels.Gaussian(0.7),
@@ -120,7 +126,7 @@ def test_learning_that_was_interrupted_ends_with_the_same_bits(optimizer):
         assert again.reg == whole.reg
         np.testing.assert_array_equal(again.history, whole.history)
     assert whole.steps == 20
-    assert whole.loss <= held_out(kernel, 0.1)
+    assert whole.loss <= held_out(kernel, 0.1) + 1e-12
 
 
 class Breaking(kernels.Gaussian):
@@ -141,6 +147,37 @@ def test_a_gradient_that_is_not_finite_halves_the_step():
         learn_by_bound(
             Breaking(1.1), 0.1, 3, in_one_batch(train), dataclasses.replace(options, steps=50)
         )
+
+
+def test_a_kernel_is_shrunk_by_leave_one_out_estimates():
+    train, first = rows(60), kernels.Gaussian((1.0, 1.0))
+    learned, regs = kernels.Gaussian((0.2, 5.0)), np.array([1e-3, 1e-2, 1e-1])
+    best = shrunk(first, learned, train, 3, regs)
+    root = np.sqrt(train.weights / train.weights.sum())
+
+    def left_out(kernel, reg):
+        signed = np.empty((60, 3))
+        for i in range(60):
+            rest = np.arange(60) != i
+            gram = root[rest, None] * kernel(train.x[rest], train.x[rest]) * root[rest]
+            target = root[rest, None] * np.eye(3)[train.codes[rest]]
+            dual = root[rest, None] * np.linalg.solve(gram + reg * np.eye(59), target)
+            signed[i] = kernel(train.x[i : i + 1], train.x[rest]) @ dual
+        _, losses = learn_label_calibration(signed, train.codes, train.weights)
+        return np.average(losses, weights=train.weights)
+
+    between = {
+        share: kernels.Gaussian((0.2**share, 5.0**share)) for share in (0.0, 1 / 3, 2 / 3, 1.0)
+    }
+    losses = {
+        (share, reg): left_out(kernel, reg) for share, kernel in between.items() for reg in regs
+    }
+    share, reg = min(losses, key=losses.get)
+    assert best.share == share
+    assert best.reg == reg
+    assert best.loss == pytest.approx(losses[share, reg], abs=1e-6)
+    np.testing.assert_allclose(best.kernel.parameters, between[share].parameters, rtol=1e-12)
+    assert shrunk(first, first, train, 3, regs).share == 1.0
 
 
 # The classifier
@@ -165,7 +202,7 @@ def test_the_classifier_is_the_dense_embedding_with_the_learned_kernel(fitted, t
     x, names, points, truth = table
     learned = fitted.search_
     train = LabelledRows(x, np.searchsorted(NAMES, names), np.ones(300))
-    gram = learned.kernel(x, x) + 300 * learned.reg * np.eye(300)
+    gram = learned.kernel(x, x) + 300 * fitted.reg_ * np.eye(300)
     signed = learned.kernel(points, x) @ np.linalg.solve(gram, np.eye(3)[train.codes])
     np.testing.assert_allclose(fitted.signed_proba(points), signed, atol=2e-3)
     clipped = np.maximum(signed, 0)
@@ -173,11 +210,75 @@ def test_the_classifier_is_the_dense_embedding_with_the_learned_kernel(fitted, t
     np.testing.assert_allclose(fitted.clipped_proba(points), clipped, atol=5e-3)
     assert (fitted.predict(points) == NAMES[signed.argmax(1)]).mean() > 0.98
     assert fitted.n_passes_ == 1
-    assert fitted.reg_ == learned.reg
+    assert fitted.reg_ == fitted.path_.regs[fitted.path_.losses.argmin()]
+    assert fitted.path_.criterion == "log"
     assert fitted.score(points, truth) > 0.75
     assert np.isfinite(learned.loss)
     assert len(learned.history) == learned.steps <= 20
-    assert "Rademacher" in repr(fitted.model_)
+    assert "log loss" in repr(fitted.model_)
+
+
+def test_probabilities_are_calibrated_by_refits_without_the_fold_of_each_row(fitted, table):
+    x, names, points, _ = table
+    codes, folds = np.searchsorted(NAMES, names), fold_of_rows(0, 300, 10)
+    kernel = fitted.search_.kernel
+
+    def held_out(reg):
+        signed = np.empty((300, 3))
+        for fold in range(10):
+            rest, here = folds != fold, folds == fold
+            gram = kernel(x[rest], x[rest]) + rest.sum() * reg * np.eye(rest.sum())
+            signed[here] = kernel(x[here], x[rest]) @ np.linalg.solve(gram, np.eye(3)[codes[rest]])
+        return signed
+
+    for reg, loss in zip(fitted.path_.regs[-6:], fitted.path_.losses[-6:], strict=True):
+        _, losses = learn_label_calibration(held_out(reg), codes, np.ones(300))
+        assert loss == pytest.approx(losses.mean(), abs=2e-3)
+    learned, _ = learn_label_calibration(held_out(fitted.reg_), codes, np.ones(300))
+    used = fitted.model_.calibration
+    np.testing.assert_allclose(
+        used(fitted.signed_proba(points)), learned(fitted.signed_proba(points)), atol=0.01
+    )
+    expected = (300 * used(fitted.signed_proba(points)) + 1 / 3) / 301
+    np.testing.assert_allclose(fitted.predict_proba(points), expected, atol=1e-12)
+    plain = MulticlassEmbedding(**BRIEF, calibration=False).fit(x, names)
+    assert plain.model_.calibration is None
+    np.testing.assert_array_equal(
+        plain.predict(points), NAMES[plain.signed_proba(points).argmax(1)]
+    )
+
+
+def test_a_label_calibration_minimises_its_loss_and_keeps_the_order():
+    rng = np.random.default_rng(0)
+    truth = rng.dirichlet(np.ones(4), size=5000)
+    codes = (rng.uniform(size=(5000, 1)) > truth.cumsum(1)).sum(1)
+    signed = truth + 0.02 * rng.normal(size=truth.shape)
+    weights = rng.uniform(0.5, 1.5, 5000)
+    calibration, losses = learn_label_calibration(signed, codes, weights)
+
+    def objective(a, b):
+        p = LabelCalibration(a, b)(signed)[np.arange(5000), codes]
+        return np.average(-np.log(p), weights=weights) + 0.005 * ((a - 4) ** 2 + b**2) / 5000
+
+    best = objective(calibration.scale, calibration.power)
+    assert best == pytest.approx(np.average(losses, weights=weights), abs=1e-4)
+    for a, b in ((0.1, 0.0), (-0.1, 0.0), (0.0, 0.1), (0.0, -0.1)):
+        assert objective(max(calibration.scale + a, 0), max(calibration.power + b, 0)) > best - 1e-9
+    # Estimates that are nearly right stay what they are.
+    assert np.abs(calibration(signed) - truth).mean() < 0.02
+    same = LabelCalibration(0.0, 1.0)(truth)
+    floored = np.maximum(truth, 0.01)
+    np.testing.assert_allclose(same, floored / floored.sum(1, keepdims=True), rtol=1e-12)
+    np.testing.assert_array_equal(calibration(signed).argmax(1), signed.argmax(1))
+    np.testing.assert_allclose(calibration(signed).sum(1), 1.0, rtol=1e-12)
+
+
+def test_a_calibration_survives_a_file(fitted, table, tmp_path):
+    fitted.save(tmp_path / "model")
+    again = load(tmp_path / "model")
+    np.testing.assert_array_equal(again.predict_proba(table[2]), fitted.predict_proba(table[2]))
+    with pytest.raises(ValueError, match="two finite exponents"):
+        LabelCalibration.from_list([1.0, -1.0])
 
 
 def test_entropies(fitted, table):
@@ -238,6 +339,39 @@ def test_weights_of_labels_are_weights_of_rows(table):
         MulticlassEmbedding(**given, class_weight={"south": 1.0}).fit(x, names)
 
 
+@pytest.mark.parametrize("kind", ["memory", "store", "zarr", "dask"])
+def test_weights_of_labels_multiply_those_of_rows_wherever_they_lie(table, tmp_path, kind):
+    x, names, points, _ = table
+    own = np.random.default_rng(0).uniform(0.5, 2.0, len(x))
+    of_labels = {"east": 2.0, "north": 1.0, "west": 0.5}
+    given = {
+        "kernel_x": kernels.Gaussian(1.0),
+        "reg": 1e-2,
+        "max_iter": 0,
+        "pivots": [x[:40], [[0.0], [1.0], [2.0]]],
+    }
+    both = own * [of_labels[name] for name in names]
+    expected = MulticlassEmbedding(**given).fit(x, names, weights=both)
+    rows = x, names, own
+    if kind == "zarr":  # with labels that are texts
+        labels = zarr.create_array(str(tmp_path / "y"), shape=300, dtype=str, chunks=70)
+        labels[:] = names
+        stored = zarr.create_array(str(tmp_path / "x"), data=x, chunks=(70, 2))
+        rows = stored, labels, zarr.create_array(str(tmp_path / "w"), data=own, chunks=50)
+    elif kind == "dask":
+        chunks = (80, 2), 60, 50
+        rows = [da.from_array(v, chunks=c) for v, c in zip(rows, chunks, strict=True)]
+    elif kind == "store":
+        codes = np.searchsorted(NAMES, names)[:, None]
+        columns = Columns.default("x", 2), Columns(("label",), {}, {"label": tuple(NAMES)})
+        with writing_sample(tmp_path / "s", columns, weights=True, chunk_rows=64) as writer:
+            writer.append(x, codes, own)
+        rows = str(tmp_path / "s"), None, None
+    fit = MulticlassEmbedding(**given, class_weight=of_labels)
+    fit.fit(*rows[:2], weights=rows[2])
+    np.testing.assert_allclose(fit.predict_proba(points), expected.predict_proba(points), atol=1e-9)
+
+
 def test_rows_out_of_core(table, tmp_path):
     x, names, points, truth = table
     stored = zarr.create_array(str(tmp_path / "x.zarr"), data=x, chunks=(100, 2))
@@ -289,8 +423,44 @@ def test_bad_parameters(options, message, table):
 
 
 def test_one_label_and_missing_labels(table):
-    x, names, _, _ = table
+    x, names, points, _ = table
     with pytest.raises(DataError, match="at least two classes, got 1 class"):
         MulticlassEmbedding().fit(x, np.full(300, "east"))
-    with pytest.raises(DataError, match="NaN or missing"):
-        MulticlassEmbedding().fit(x, np.where(np.arange(300) < 3, None, names.astype(object)))
+    some = np.where(np.arange(300) % 5 == 2, None, names.astype(object))
+    with pytest.raises(DataError, match=r"species must hold labels, but 60 \(first at row 2\)"):
+        MulticlassEmbedding().fit(x, pd.Series(some, name="species"))
+    known = np.arange(300) % 5 != 2
+    weights = np.linspace(1.0, 2.0, 300)
+    left = MulticlassEmbedding(**BRIEF, missing="drop").fit(x, some, weights=weights)
+    whole = MulticlassEmbedding(**BRIEF).fit(x[known], names[known], weights=weights[known])
+    np.testing.assert_array_equal(left.predict_proba(points), whole.predict_proba(points))
+    frame = MulticlassEmbedding(**BRIEF, missing="drop").fit(pd.DataFrame(x), pd.Series(some))
+    assert frame.model_.about["rows"] == 240
+    with pytest.raises(DataError, match="drops rows in memory alone"):
+        MulticlassEmbedding(missing="drop").fit(da.from_array(x, chunks=(100, 2)), some)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_label_of_few_rows(table, count):
+    x, names, points, _ = table
+    names = names.astype("<U8")
+    names[:count] = "rare"  # some refits have never seen it
+    fit = MulticlassEmbedding(**BRIEF).fit(x, names)
+    result = fit.predict_proba(points)
+    assert fit.classes_.tolist() == ["east", "north", "rare", "west"]
+    assert (result > 0.0).all()
+    np.testing.assert_allclose(result.sum(axis=1), 1.0, rtol=1e-12)
+
+
+def test_the_plan_predicts_what_learning_takes(table):
+    x, names = np.tile(table[0], (20, 1)), np.tile(table[1], 20)
+    estimator = MulticlassEmbedding(**BRIEF | {"batch_size": 500})
+    plan = estimator.plan(x, names)
+    assert plan.search_seconds > 0.0
+    assert plan.passes == 1
+    assert plan.to_dict()["parts"]["search for kernels"] == plan.search_seconds
+    assert plan.memory.phase == "learning of the kernel"
+    fit = estimator.fit(x, names)
+    assert fit.report_.memory.predicted == fit.search_.memory.predicted == plan.memory.predicted
+    with pytest.raises(ResourceError, match=r"learning of the kernel.*batch_size below 500"):
+        estimator.plan(x, names, memory_limit=plan.memory.predicted - 1)

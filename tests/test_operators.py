@@ -10,6 +10,7 @@ from conftest import write_store
 from test_reads import opened
 
 import cme_dask
+from benchmarks import rules
 from cme_dask import PivotedCholesky, kernels, open_sample, operators
 from cme_dask.data.columns import Columns
 from cme_dask.errors import DataError, StoreError
@@ -150,16 +151,22 @@ def test_change_of_measure(moments, prior):
     near = measure(open_sample(X), far.spaces[0])
     with pytest.raises(DataError, match=r"effective sample size of this ratio is 0\.\d+% of"):
         near.density_ratio(far, 1e-8)
+    single = {"r": lambda x: 1.0 * (x == X[0]).all(axis=1)}
+    with pytest.raises(DataError, match=r"size of the ratio 'r' is 0\.42% of the rows"):
+        measure(open_sample(X), SPACE_X, functions_x=single).change_of_measure("r")
 
 
 def test_bayes_rule(moments, prior):
     E = moments.conditional_expectation(REG)
-    G = operators.bayes(E, prior, open_sample(Y), reg=REG, least=0.0)
     numerator = dense(L(Y, Y), PRIOR)  # E[l(y_j, Y) | z_s]
     marginal = numerator.mean(axis=0)
-    values = np.where(marginal > 0, g(PRIOR) @ numerator / len(PRIOR) / marginal, 0.0)
-    W_Y = np.linalg.inv(L(Y, Y) + N * REG * np.eye(N))
-    agrees(G(g)(AT_Y)[0], L(AT_Y, Y) @ W_Y @ values)
+    for least in (0.5, 0.0):
+        G = operators.bayes(E, prior, open_sample(Y), reg=REG, least=least)
+        inside = marginal > least * marginal.max()
+        rows, values = Y[inside], g(PRIOR) @ numerator[:, inside] / len(PRIOR) / marginal[inside]
+        W_Y = np.linalg.inv(L(rows, rows) + N * REG * np.eye(len(rows)))
+        agrees(G(g)(AT_Y)[0], L(AT_Y, rows) @ W_Y @ values)
+    assert inside.all()
     # Bayes' rule, then the marginal law of y: the prior.
     back = float(E.T(prior.mean()).inner(G(g))[0, 0])
     assert abs(back - g(PRIOR).mean()) < 0.1 * np.abs(g(PRIOR)).mean()
@@ -183,6 +190,49 @@ def test_kernel_bayes_rule_of_fukumizu(moments, prior):
     np.testing.assert_allclose(same.matrix, both[0].matrix, rtol=1e-9, atol=1e-12)
 
 
+def test_positive_ratios_reweight_points(moments, prior):
+    """Bayes' rule and the sum rule by non-negative weights, in n x n matrices."""
+
+    def centred(kernel, points, rows):
+        mean = kernel(points, rows).mean(axis=1), kernel(rows, rows).mean(axis=1)
+        return kernel(points, rows) - np.outer(mean[0], mean[1]) / mean[1].mean()
+
+    def ratio(x, y):
+        """g(x, y), shape (number of y, number of x)."""
+        of_x, of_y = (
+            np.linalg.solve(centred(k, z, z) + N * REG * np.eye(N), centred(k, at, z).T)
+            for k, z, at in ((K, X, x), (L, Y, y))
+        )
+        return 1.0 + N * of_y.T @ of_x
+
+    H = moments.joint_ratio(REG)
+    shares = RNG.uniform(size=len(PRIOR))
+    posterior = operators.reweighting(H, PRIOR, shares)
+    joint = shares * np.maximum(ratio(PRIOR, AT_Y), 0.0)
+    expected = joint / joint.sum(axis=1, keepdims=True)
+    assert (joint == 0.0).any()  # some ratios are negative
+    agrees(posterior.weights(AT_Y), expected)
+    agrees(posterior.embed(AT_Y)(AT_X), expected @ K(PRIOR, AT_X))
+    agrees(posterior.expect(g, AT_Y), expected @ g(PRIOR))
+    again = posterior.weights(AT_Y[::-1], posterior.weights(AT_Y))
+    both = joint * joint[::-1] / shares
+    agrees(again, both / both.sum(axis=1, keepdims=True))
+    marginal = operators.reweighting(H.T, Y).weights(prior.mean())
+    expected = np.maximum(ratio(PRIOR, Y).mean(axis=1), 0.0)
+    agrees(marginal[0], expected / expected.sum())
+    with pytest.raises(DataError, match="reg must be a positive number"):
+        moments.joint_ratio(0.0)
+    for weights in (np.ones(3), -np.ones(50)):
+        with pytest.raises(DataError, match="weights of 50 points must be non-negative"):
+            operators.reweighting(H, PRIOR, weights)
+    with pytest.raises(DataError, match="all weights of the points are zero"):
+        operators.reweighting(H, PRIOR, np.zeros(50))
+    with pytest.raises(DataError, match="embeddings in the codomain of the ratio, but their"):
+        posterior.weights(prior.mean())
+    with pytest.raises(DataError, match=r"prior must have shape \(6, 50\), got \(3,\)"):
+        posterior.weights(AT_Y, np.ones(3))
+
+
 def test_rules_of_a_linear_gaussian_model():
     """Noise is added to x, with a changed prior: posterior means in closed form."""
     rng = np.random.default_rng(1)
@@ -203,6 +253,15 @@ def test_rules_of_a_linear_gaussian_model():
     np.testing.assert_allclose(posterior, 0.5 + 0.49 / 0.74 * (at[:, 0] - 0.5), atol=0.05)
 
 
+def test_the_picture_of_operators_shows_each_rule_near_the_truth():
+    panels = list(rules._panels(4000))
+    assert len(panels) == 12
+    for panel in panels:
+        for curve, error in panel["errors"].items():
+            if curve not in ("bayes, smoothed", "under P"):
+                assert error < 0.15 * np.ptp(panel["truth"]), (panel["title"], curve)
+
+
 # Adjoints, passes, and identities that hold for finite sets
 
 
@@ -220,6 +279,8 @@ def test_adjoints_of_all_operators(moments, prior):
         operators.composition(open_sample(X), _folded, SPACE_X, SPACE_Y, reg=REG),
         operators.bayes(E, prior, open_sample(Y), reg=REG),
         *operators.kernel_bayes(open_sample(X, Y), prior.mean(), moments, reg=REG),
+        moments.joint_ratio(REG),
+        E.T @ prior.covariance("x"),  # the chain rule
     ]
     for A in made:
         # <A k(p, .), l(q, .)> = (A k(p, .))(q) = (A' l(q, .))(p)
@@ -260,6 +321,19 @@ def test_one_pass_makes_all_operators_and_bayes_rules_take_one_more(tmp_path):
     operators.bayes(E, prior, open_sample(Y), reg=REG)
     assert passes() == 2
     assert set(chunks_of_prior.chunks("x").values()) == {1}
+    operators.reweighting(moments.joint_ratio(REG), PRIOR).weights(AT_Y)
+    fit = cme_dask.JointDistribution(kernel_x=K, kernel_y=L, reg=REG, tol=0.1, residual=False)
+    operators.change_prior(fit.fit(X, Y), store_of_prior)
+    assert passes() == 2
+    assert set(chunks_of_prior.chunks("x").values()) == {2}  # one more
+    # Of x or of y alone, the other one is not read.
+    operators.composition(sample, _folded, SPACE_X, SPACE_Y, reg=REG)
+    measure(open_sample(store["x"]), SPACE_X, functions_x={"f": f}).change_of_measure("f")
+    assert set(chunks.chunks("x").values()) == {4}
+    assert set(chunks.chunks("y").values()) == {2}
+    operators.bayes(E, prior, open_sample(store["y"]), reg=REG)
+    assert set(chunks.chunks("x").values()) == {4}
+    assert set(chunks.chunks("y").values()) == {3}
 
 
 SIZES = 7, 5
@@ -317,6 +391,15 @@ def test_identities_hold_exactly_for_finite_sets(tables):
         np.testing.assert_allclose(in_points(G), posterior, rtol=0, atol=1e-10)
         back = G.T(E.T(Q.mean()))
         np.testing.assert_allclose(back(points[0])[0], q, rtol=0, atol=1e-10)
+    # Likewise by non-negative weights, and the sum rule.
+    shares, (x, y) = SHIFTED / SHIFTED.sum(), (np.arange(float(n))[:, None] for n in SIZES)
+    ratio = P.joint_ratio(1e-14)
+    weights = operators.reweighting(ratio, x, shares).weights(y)
+    np.testing.assert_allclose(weights, posterior, rtol=0, atol=1e-10)
+    plain = TABLE.sum(axis=0) / TABLE.sum()
+    marginal = operators.reweighting(ratio.T, y, plain).weights(Q.mean())
+    np.testing.assert_allclose(marginal[0], joint.sum(axis=0), rtol=0, atol=1e-10)
+    np.testing.assert_allclose(marginal @ weights, [q], rtol=0, atol=1e-10)
     # A change of measure to Q, then averages over P: averages over Q.
     R = P.change_of_measure("r", 0.0)
     np.testing.assert_allclose(R.T(P.mean("x"))(points[0])[0], q, **exact)
@@ -396,6 +479,23 @@ def test_bounds_hold_where_the_truth_is_known(seed):
             operators.sum_rule_bound(E, held_out, prior, **options)
 
 
+def test_the_risk_of_bayes_rule_under_a_prior_is_that_of_reweighted_rows():
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(20_000, 1))
+    y, z = x + 0.5 * rng.normal(size=x.shape), 0.5 + 0.7 * rng.normal(size=x.shape)
+    space = Space.of(PivotedCholesky(kernels.Gaussian(0.6), tol=1e-4).fit(np.vstack([x, y])))
+    half, rest = slice(0, 10_000), slice(10_000, None)
+    P, Q = measure(open_sample(x[half], y[half]), space, space), measure(open_sample(z), space)
+    (G,) = operators.kernel_bayes(open_sample(x[half], y[half]), Q.mean(), P, reg=1e-4)
+    weights = P.density_ratio(Q, 1e-3, non_negative=True)(x[rest])
+    reweighted = measure(open_sample(y[rest], x[rest], weights=weights), space, space)
+    seen = z + 0.5 * rng.normal(size=z.shape)
+    drawn = measure(open_sample(seen, z), space, space)
+    for operator in (G, 0.5 * G):
+        np.testing.assert_allclose(reweighted.risk(operator), drawn.risk(operator), rtol=0.05)
+    assert drawn.risk(0.5 * G).natural > 1.1 * drawn.risk(G).natural
+
+
 # The algebra
 
 
@@ -464,6 +564,9 @@ def test_operators_of_different_spaces_are_refused(moments, prior):
     fewer = complete(K, X[:40])
     with pytest.raises(DataError, match=r"other pivots \(\d+ and \d+\)"):
         Operator.identity(fewer) @ E
+    wider = complete(kernels.Gaussian(0.9), X)
+    with pytest.raises(DataError, match=r"kernels are Gaussian\(length_scale=0\.8\) and .*0\.9\)"):
+        Operator.identity(wider) @ E
     with pytest.raises(DataError, match="needs one space of x"):
         moments.density_ratio(measure(open_sample(PRIOR), fewer))
     with pytest.raises(DataError, match="coordinates of shape"):

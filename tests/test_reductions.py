@@ -14,15 +14,16 @@ import numpy as np
 import pytest
 from conftest import write_store
 from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.base import clone
 
-from cme_dask import kernels, open_sample
+from cme_dask import ConditionalMeanEmbedding, JointDistribution, kernels, open_sample
 from cme_dask.errors import DataError, ResourceError, StoreError
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.cells import CellReduction
 from cme_dask.numerics.folds import draw, fold_of_rows
-from cme_dask.numerics.moments import FeatureBlock, MomentReduction, sub_block
+from cme_dask.numerics.moments import FeatureBlock, MomentReduction
 from cme_dask.numerics.partition import PartitionBasis
-from cme_dask.numerics.reduction import reduce_strips
+from cme_dask.numerics.reduction import reduce_strips, sub_block
 from cme_dask.numerics.support import make_support
 from cme_dask.reductions import Cost, Extent, Reduction, RunOptions, Strip, run
 
@@ -261,6 +262,29 @@ def test_a_whole_run_computes_on_the_device_of_its_options(tmp_path, monkeypatch
         assert_array_equal(other[2].masses, first[2].masses)
     with pytest.raises(StoreError, match="of another run: configuration 'device'"):
         run(sample, reductions, replace(options, device=None))
+
+
+@pytest.mark.filterwarnings("ignore::cme_dask.errors.RankWarning")
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (JointDistribution, {"reg": 1e-3}),
+        (JointDistribution, {"constraint": "certified", "max_rank": 10}),
+        (ConditionalMeanEmbedding, {"validation": "leave-one-out"}),
+        (ConditionalMeanEmbedding, {"pivots": "greedy", "reg": 1e-3}),
+    ],
+)
+def test_a_fit_computes_on_a_device(kind, options):
+    """What takes no arrays of the device is computed on the host, in passes of its own."""
+    x, _, noise = (part[:3000] for part in rows())
+    y, kernel = np.sin(2.0 * x[:, 0]) + noise, kernels.Gaussian(1.0)
+    fit = kind(**{"kernel_x": kernel, "kernel_y": kernel, "max_rank": 20, **options})
+    device = strict.Device("device1")
+    expected = fit.fit(x, y, scheduler="synchronous").predict(x[:9])
+    again = clone(fit).fit(x, y, scheduler="synchronous", device=device)
+    np.testing.assert_allclose(again.predict(x[:9]), expected, rtol=1e-9, atol=1e-9)
+    plan = fit.plan(x, y, scheduler="synchronous", device=device, device_memory_limit="1GB")
+    assert plan.passes <= again.n_passes_  # which counts rounds of pivots, too
 
 
 def test_a_device_has_a_memory_of_its_own(store):

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from benchmarks import rates
+from benchmarks import rates, rule_rates
 from benchmarks.__main__ import cli
 from cme_dask import (
     ConditionalMeanEmbedding,
@@ -323,15 +323,29 @@ def test_the_study_of_rates(tmp_path):
     result = CliRunner().invoke(cli, [*command, "--out", str(tmp_path / "rates"), "--workers", "1"])
     assert result.exit_code == 0, result.output
     study = json.loads((tmp_path / "rates" / "rates.json").read_text())
-    assert [verdict["scenario"] for verdict in study["verdicts"]] == ["finite-rank", "slow-decay"]
-    excess = [cell["models"]["embedding"]["excess"]["mean"] for cell in study["cells"]]
+    laws, methods = ([each[key] for each in study["verdicts"]] for key in ("scenario", "method"))
+    assert laws[:2] == ["finite-rank", "slow-decay"]
+    assert methods == ["embedding"] * 2 + list(rule_rates.RULES)
+    excess = [cell["models"]["embedding"]["excess"]["mean"] for cell in study["cells"][:4]]
     assert excess[0] > 3.0 * excess[1] > 0.0
     assert excess[2] > 3.0 * excess[3] > 0.0
     assert study["verdicts"][0]["theory"] == pytest.approx(-1.0)
-    for verdict, pair in zip(study["verdicts"], (excess[:2], excess[2:]), strict=True):
+    for verdict, pair in zip(study["verdicts"][:2], (excess[:2], excess[2:]), strict=True):
         assert 0.4 * pair[1] < verdict["expected"][1] < 2.5 * pair[1]
         assert verdict["expected_slope"] < -0.6
     assert "expected" in result.output
+    rules = study["cells"][-1]["models"]
+    assert [each["passes"]["mean"] for each in rules.values()] == [1, 1, 2, 2, 1]
+
+
+def test_the_expected_errors_of_rules_are_means_over_draws():
+    """Of the sum rule and Bayes' rules, against closed forms of a linear Gaussian model."""
+    draws = [rule_rates.judge(2000, seed) for seed in range(12)]
+    for rule in rule_rates.RULES:
+        errors = [draw[rule]["excess"] for draw in draws]
+        expected = rule_rates.Population(rule).squared_error(2000)
+        spread = np.std(errors, ddof=1) / np.sqrt(len(errors))
+        assert abs(np.mean(errors) - expected) < 4.0 * spread + 0.1 * expected, rule
 
 
 def test_the_expected_excess_is_the_mean_over_draws():

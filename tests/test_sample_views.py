@@ -185,3 +185,26 @@ def test_an_epoch_reads_every_chunk_once(store):
     counted = Counted(source.array, source.columns, source.whole)
     list(replace(sample, sources=(counted, sample.sources[1])).batches(50, 3))
     assert sorted(read) == [(s, min(s + 2048, 9000)) for s in range(0, 9000, 2048)]
+
+
+def test_a_batch_of_units_reads_the_chunks_of_one_block_alone(tmp_path):
+    n, chunk = 4000, 50
+    columns = [da.from_array(np.arange(float(n)) // k, chunks=chunk) for k in (1, 2, 10)]
+    sample = open_sample(columns[0], columns[1], group=columns[2]).fold_by("group")
+    read = []
+
+    class Counted(type(sample.group)):
+        def read(self, start, stop):
+            read.append(start)
+            return super().read(start, stop)
+
+    x, y, group = (Counted(source.array) for source in (*sample.sources, sample.group))
+    rest, _ = replace(sample, sources=(x, y), group=group).split(0.2)
+    batches = rest.batches(20, 1)
+    assert len(next(batches)) == 20
+    assert len(read) == 3 * 8 < 3 * n / chunk
+    first = set(read)
+    for _ in range(7):
+        assert len(next(batches)) == 20
+    assert set(read) == first
+    assert len(read) == 3 * 8

@@ -400,7 +400,9 @@ def test_intervals_of_learned_laws_cover_what_they_say(store):
     sample = open_sample(str(store)).fold_by("7d")
     fitted, held_out = sample.split(0.3)
     law = JointDistribution(sample_size=1000, tuning=Tuning(**BRIEF)).fit(fitted)
-    coverage = score(law, held_out).coverage
+    seen = []
+    coverage = score(law, held_out, progress=seen.append).coverage
+    assert seen[-1].rows == seen[-1].rows_total
     assert list(coverage) == ["y0", "y1"]
     for found in coverage.values():
         assert found.value == pytest.approx(0.9, abs=0.03)

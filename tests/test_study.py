@@ -12,7 +12,7 @@ from benchmarks import laws
 from benchmarks.__main__ import cli
 from benchmarks.coverage import SCENARIOS
 from benchmarks.laws import judge_tuned
-from benchmarks.study import DEFAULT, FIGURES, SCENARIO_NAMES, StudyOptions, run_study, study_page
+from benchmarks.study import DEFAULT, FIGURES, SCENARIO_NAMES, STUDY, StudyOptions, study_page
 from cme_dask.cli.progress import ProgressLines
 from cme_dask.errors import DataError
 
@@ -83,7 +83,7 @@ def test_projection_is_nearer_than_clipping(judged):
 
 def test_the_study_sums_up(tmp_path, quick_studies, brief_search):
     options = StudyOptions(("low",), (60,), 2, 1)
-    result = run_study(options, tmp_path / "out", overwrite=False, progress=ProgressLines())
+    result = STUDY.run(options, tmp_path / "out", overwrite=False, progress=ProgressLines())
     assert json.loads((tmp_path / "out" / "study.json").read_text()) == result
     (cell,) = result["cells"]
     assert (cell["scenario"], cell["rows"]) == ("low", 60)

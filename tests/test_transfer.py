@@ -20,10 +20,12 @@ from zarr.storage import LocalStore
 
 from benchmarks import koopman
 from benchmarks.__main__ import cli
-from cme_dask import TransferOperator, kernels, load, open_sample
+from cme_dask import JointDistribution, TransferOperator, kernels, load, open_sample
 from cme_dask.data.trajectories import pairs
 from cme_dask.errors import DataError, StoreError
+from cme_dask.numerics.folds import Folding
 from cme_dask.numerics.rows import BadValueCounts
+from cme_dask.passes import fit as passes_of_fits
 from cme_dask.passes.driver import RunOptions
 from cme_dask.passes.run import run_pass
 
@@ -164,6 +166,58 @@ def test_reduced_rank_is_the_best_of_its_rank():
     np.testing.assert_allclose(full.model_.matrix, whole.model_.matrix, atol=1e-8)
 
 
+def test_the_best_of_several_kernels_and_ridges_is_chosen_in_one_pass():
+    """The kernel by held-out joint losses: dense, over all pairs of held-out rows."""
+    x = koopman.logistic_map(3_000, 0)
+    several = [kernels.Gaussian(scale) for scale in (1.0, 0.05, 0.2)]
+    options = {"tol": 1e-6, "n_folds": 3, "random_state": 0}
+    fit = TransferOperator(several, **options).fit(x)
+    alone = [TransferOperator(kernel, **options).fit(x) for kernel in several]
+    assert fit.n_passes_ == alone[0].n_passes_ == 1
+    best = int(fit.kernel_losses_[:, 0].argmin())
+    assert best == 1  # the others are smoother than the map
+    assert fit.basis_.newton.kernel == several[best]
+    assert (fit.reg_, fit.basis_.rank) == (alone[best].reg_, alone[best].basis_.rank)
+    np.testing.assert_array_equal(fit.model_.matrix, alone[best].model_.matrix)
+    np.testing.assert_array_equal(fit.path_.losses, alone[best].path_.losses)
+    assert alone[0].kernel_losses_ is None
+    folds = Folding().folds(np.arange(2_999), {}, 3)
+    for each, (loss, error) in zip(alone, fit.kernel_losses_, strict=True):
+        newton, losses = each.basis_.newton, []
+        before, after = newton(x[:-1]), newton(x[1:])
+        for fold in range(3):
+            rest, held = folds != fold, folds == fold
+            (u, c), (v, d) = (centred(rows[rest], each.reg_) for rows in (before, after))
+            joint = v.T @ (after[rest].T @ before[rest] / rest.sum()) @ u
+            h = (after[held] @ v) @ (d[:, None] * joint * c) @ (before[held] @ u).T
+            losses.append(np.mean(h**2) - 2.0 * (np.diag(h).mean() - h.mean()))
+        shares = np.bincount(folds) / len(folds)
+        assert loss == pytest.approx(shares @ losses, rel=1e-6)
+        spread = shares**2 @ (losses - shares @ losses) ** 2 * 3 / 2
+        assert error == pytest.approx(np.sqrt(spread), rel=1e-5)
+    given = TransferOperator(several[1], reg=[1e-8, 1e-2], **options).fit(x)
+    assert given.reg_ in (1e-8, 1e-2)
+    assert len(given.path_.losses) == 2
+    plan = TransferOperator(several, **options).plan(x)
+    assert (plan.passes, plan.finalists) == (1, 3)
+    ranks = [variable.rank for variable in plan.variables]
+    assert ranks == [alone[0].basis_.rank] * 2
+
+
+def centred(rows, reg):
+    """Transform to centred eigenfunctions of the rows, and 1 / (lam + reg)."""
+    mean, gram = rows.mean(axis=0), rows.T @ rows / len(rows)
+    complement = np.linalg.svd(mean[None])[2][1:].T
+    lam, vectors = np.linalg.eigh(complement.T @ gram @ complement)
+    return complement @ vectors, 1.0 / (lam + reg)
+
+
+def test_other_estimators_take_one_kernel():
+    x = ornstein_uhlenbeck(300)
+    with pytest.raises(DataError, match="kernel_x must be a kernel of"):
+        JointDistribution(kernel_x=[GAUSSIAN], kernel_y=GAUSSIAN).fit(x, x)
+
+
 def test_pairs_never_cross_trajectories_or_gaps(tmp_path):
     x = ornstein_uhlenbeck(9_000, 4)
     x[4000:] += 1.0
@@ -279,10 +333,55 @@ def test_processes_and_a_cluster_give_the_bits_of_threads(trajectories, cluster)
         np.testing.assert_array_equal(other.path_.losses, threads.path_.losses)
 
 
+def test_weights_and_groups_take_no_pass_of_their_own(trajectories, monkeypatch):
+    """The row sample and the moments: two passes, which decode every chunk once."""
+    store = CountingStore(LocalStore(trajectories, read_only=True))
+    group = zarr.open_group(store, mode="r")
+    options = {"reg": 1e-3, "tol": 1e-3, "time_step": 1.0}
+    here = {"scheduler": "threads", "workers": 1}
+    assert TransferOperator(GAUSSIAN, **options).fit(group["x"], **here).n_passes_ == 2
+    store.reads.clear()
+    fit = TransferOperator(GAUSSIAN, **options).fit(group["x"], **beside(group), **here)
+    assert fit.n_passes_ == 2
+    counts = store.chunks("x")
+    assert len(counts) == 14
+    assert sum(counts.values()) <= 2 * (14 + 2 * (fit.report_.tasks - 1))
+    # Where the pass reads all rows, the sample is that of a pass over the weights before it.
+    sample = pairs(open_sample(group["x"], **beside(group)), 1)
+    executor = RunOptions("threads", 1).executor()
+    whole, passes = passes_of_fits.sample_rows(sample, 5_000, 3, executor)
+    monkeypatch.setattr(passes_of_fits, "_ROWS_PER_CHUNK", 10**9)
+    apart, more = passes_of_fits.sample_rows(sample, 5_000, 3, executor)
+    assert (passes, more) == (1, 2)
+    for name in ("keys", "index", "weights", "importance"):
+        np.testing.assert_array_equal(getattr(whole, name), getattr(apart, name))
+    for i in (0, 1):
+        np.testing.assert_array_equal(whole.parts[i], apart.parts[i])
+    fit.fit(group["x"], **beside(group), **here)
+    assert fit.n_passes_ == 3
+
+
+def test_weights_that_are_made_of_x_are_made_as_it_is_read(trajectories):
+    store = CountingStore(LocalStore(trajectories, read_only=True))
+    sample = open_sample(zarr.open_group(store, mode="r")["x"]).reweight(squares)
+    executor = RunOptions("threads", 2).executor()
+    store.reads.clear()
+    _, report = run_pass(sample, [BadValueCounts()], executor)
+    assert sum(store.chunks("x").values()) <= 14 + report.tasks - 1
+    store.reads.clear()
+    _, passes = passes_of_fits.sample_rows(sample, 5_000, 0, executor)
+    assert passes == 1
+    assert sum(store.chunks("x").values()) <= 14 + report.tasks - 1
+
+
+def squares(x):
+    return x[:, 0] ** 2
+
+
 KILLED = """
 import os, signal, sys
 import numpy as np
-from cme_dask import TransferOperator, kernels
+from cme_dask import JointDistribution, TransferOperator, kernels
 done = []
 def progress(event):
     done.append(event.done)
@@ -309,6 +408,41 @@ def test_a_killed_fit_resumes_with_the_same_bits(tmp_path):
     np.testing.assert_array_equal(resumed.model_.matrix, whole.model_.matrix)
     with pytest.raises(StoreError, match="of another run"):
         TransferOperator(GAUSSIAN, lag=2, **options).fit(path, checkpoint=tmp_path / "c")
+
+
+KILLED_BEYOND = """
+import os, signal, sys
+import zarr
+from cme_dask import JointDistribution, TransferOperator, kernels
+def progress(event):
+    if event.step == 3 and event.done > 0.8:
+        os.kill(os.getpid(), signal.SIGKILL)
+group = zarr.open_group(sys.argv[1], mode="r")
+beside = {name: group[name] for name in ("group", "time", "weights")}
+TransferOperator(kernels.Gaussian(1.5), reg=1e-3, tol=1e-3).fit(
+    group["x"], **beside, scheduler="synchronous", checkpoint=sys.argv[2], progress=progress)
+"""
+
+
+@pytest.mark.parametrize("rows_per_chunk", [3, 10**9])
+def test_a_killed_fit_resumes_beyond_its_row_sample(
+    trajectories, tmp_path, monkeypatch, rows_per_chunk
+):
+    """What follows the row sample depends on it: read from a checkpoint it is the same."""
+    change = f"import cme_dask.passes.fit as p; p._ROWS_PER_CHUNK = {rows_per_chunk}\n"
+    monkeypatch.setattr(passes_of_fits, "_ROWS_PER_CHUNK", rows_per_chunk)
+    arguments = [sys.executable, "-c", change + KILLED_BEYOND, str(trajectories), tmp_path / "c"]
+    done = subprocess.run(arguments, capture_output=True, text=True, env=os.environ)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    group = zarr.open_group(str(trajectories), mode="r")
+    options = {"reg": 1e-3, "tol": 1e-3}
+    whole, resumed = (
+        TransferOperator(GAUSSIAN, **options).fit(group["x"], **beside(group), checkpoint=folder)
+        for folder in (None, tmp_path / "c")
+    )
+    assert resumed.report_.resumed_strips > 0
+    assert resumed.n_passes_ == whole.n_passes_ == (2 if rows_per_chunk == 3 else 3)
+    np.testing.assert_array_equal(resumed.model_.matrix, whole.model_.matrix)
 
 
 def test_rows_without_a_group_or_time_are_gaps():
@@ -348,8 +482,12 @@ def test_saved_models_forecast_without_data(tmp_path, fit):
         ({"lag": -3}, {}, "lag must be an integer of at least 1"),
         ({"rank": 0}, {}, "rank must be an integer"),
         ({"reg": 0.0}, {}, "reg must be a positive number"),
-        ({"reg": [1e-3, 1e-2]}, {}, "reg must be a positive number"),
-        ({"n_folds": 1}, {}, "give reg, or n_folds >= 2"),
+        ({"reg": [1e-3, 0.0]}, {}, "reg must be a positive number or several"),
+        ({"reg": []}, {}, "reg must be a positive number or several"),
+        ({"n_folds": 1}, {}, "give reg and one kernel, or n_folds >= 2"),
+        ({"kernel": [GAUSSIAN] * 2, "reg": 1e-3, "n_folds": 1}, {}, "or n_folds >= 2"),
+        ({"kernel": []}, {}, "kernel holds no kernel"),
+        ({"kernel": [GAUSSIAN, 2.0]}, {}, "kernel must be a kernel of cme_dask.kernels"),
         ({"pivots": "greedy"}, {}, "pivots must be 'sampled' or an array"),
         ({"time_step": -1.0}, {}, "time_step must be a number"),
         ({"lag": 300}, {}, "need at least 302 rows, got 300"),
@@ -370,7 +508,7 @@ def test_saved_models_forecast_without_data(tmp_path, fit):
 )
 def test_unusable_parameters_and_trajectories_are_refused(options, given, message):
     with pytest.raises(DataError, match=message):
-        TransferOperator(GAUSSIAN, **options).fit(ornstein_uhlenbeck(300), **given)
+        TransferOperator(**{"kernel": GAUSSIAN} | options).fit(ornstein_uhlenbeck(300), **given)
 
 
 def test_unusable_questions_are_refused(fit):

@@ -65,6 +65,18 @@ def _one_sentence() -> Iterator[None]:
         _fail(f"{error.strerror or error}: {error.filename}" if error.filename else str(error), 3)
 
 
+def _leave_if_interrupted(code: Any) -> None:
+    """End the process after Ctrl-C, without what is registered for its exit.
+
+    Zarr's unfinished writes would be waited for, and reported with tracebacks.
+    """
+    if code == _INTERRUPTED:
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(_INTERRUPTED)
+
+
 class SentenceGroup(click.Group):
     """A group whose sentences and exit codes are the same under ``dask cme``."""
 
@@ -83,8 +95,13 @@ class SentenceGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the requested command."""
-        with _one_sentence():
-            return super().invoke(ctx)
+        try:
+            with _one_sentence():
+                return super().invoke(ctx)
+        except click.exceptions.Exit as ended:
+            if ctx.parent is not None:  # in the process of `dask cme`
+                _leave_if_interrupted(ended.exit_code)
+            raise
 
 
 # The group of all commands
@@ -115,10 +132,5 @@ def main() -> None:
     try:
         cli(prog_name="cme-dask")
     except SystemExit as ended:
-        if ended.code == _INTERRUPTED:
-            # Zarr's unfinished writes would be waited for at exit, and reported with tracebacks.
-            logging.shutdown()
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(_INTERRUPTED)
+        _leave_if_interrupted(ended.code)
         raise

@@ -71,22 +71,22 @@ def drift(
 ) -> Shown:
     """Compare the rows in STORE with the law that MODEL was fitted on, in one pass over them.
 
-    Tells drift of x, of y and of y given x apart, names the columns that moved, and compares the
-    means of y with those that the model expects of the new x. STORE may hold x alone.
+    MODEL is a joint distribution or a conditional mean embedding. Tells drift of x, of y and of y
+    given x apart, names the columns that moved, and compares the means of y with those that the
+    model expects of the new x. STORE may hold x alone.
     """
     from cme_dask.cli.progress import ProgressLines
     from cme_dask.data.store import check_output, disk_errors, writing
     from cme_dask.errors import DataError
     from cme_dask.estimators.drift import drift_report
-    from cme_dask.models import load_only
-    from cme_dask.models.joint import JointModel
+    from cme_dask.models import load
     from cme_dask.passes.sources import open_sample
 
     if checkpoint.shard is not None:
         raise DataError("shards are for `cme-dask fit`: leave out --shard")
     if picture is not None:
         check_output(picture, overwrite)
-    law = load_only(JointModel, model)
+    law = load(model)
     fold_by = given.get("fold_by", law.about.get("fold_by", "rows"))
     sample = open_sample(store).fold_by(fold_by)
     checkpoint.prepare(overwrite)

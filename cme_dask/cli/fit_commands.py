@@ -65,6 +65,8 @@ from cme_dask.config import TOL
     "accept the model.",
 )
 @section_options("FitSection", "accuracy", "sample_size")
+@section_options("FitSection", "batch_size", "max_iter", "learning_rate", "complexity_weight")
+@section_options("FitSection", "class_weight")
 @click.option(
     "--dry-run",
     is_flag=True,
@@ -91,7 +93,8 @@ def fit(
 ) -> Shown:
     """Fit the joint distribution of x and y in STORE (path or URL) in one pass, and save it.
 
-    With --estimator it is a conditional mean embedding; `expect` and `predict` query either.
+    With --estimator it is a conditional mean embedding, or a classifier of a column of labels;
+    `expect` and `predict` query either.
     Kernels, length scales and ridge are learned unless they are given; `cme-dask tune` saves the
     trace of their search.
     """
@@ -100,8 +103,9 @@ def fit(
     from cme_dask.cli.schema import FitSection, checked
 
     averaged = given.pop("averaged", None)
-    options = {"kernel_x": kernel, "kernel_y": kernel, **given}
-    learned = any(options[key] in (None, "learned") for key in ("kernel_x", "kernel_y"))
+    kernels = ["kernel_x"] if given.get("estimator") == "multiclass" else ["kernel_x", "kernel_y"]
+    options = {**(dict.fromkeys(kernels, kernel) if kernel else {}), **given}
+    learned = any(options.get(key) in (None, "learned") for key in kernels)
     if averaged is not None:
         if not learned:
             raise click.UsageError("--averaged is for learned kernels: leave it or a kernel out")

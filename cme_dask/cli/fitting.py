@@ -18,8 +18,10 @@ from cme_dask.data.sample import Sample
 from cme_dask.data.store import check_output, disk_errors, writing
 from cme_dask.errors import DataError, ShardDone
 from cme_dask.estimators.cholesky import PivotedCholesky
+from cme_dask.estimators.classifiers import EmbeddingClassifier
 from cme_dask.estimators.embedding import ConditionalMeanEmbedding
 from cme_dask.estimators.joint import JointDistribution, add_rows
+from cme_dask.estimators.multiclass import MulticlassEmbedding
 from cme_dask.estimators.sparse import SparseEmbedding
 from cme_dask.models import load_only
 from cme_dask.models import plots as drawing
@@ -38,14 +40,25 @@ _TIMES = (
 """Figures of the report in the JSON form of a fit."""
 
 
-Estimator: TypeAlias = JointDistribution | ConditionalMeanEmbedding | SparseEmbedding
+Estimator: TypeAlias = (
+    JointDistribution
+    | ConditionalMeanEmbedding
+    | SparseEmbedding
+    | EmbeddingClassifier
+    | MulticlassEmbedding
+)
 
 ESTIMATORS: dict[str, Callable[..., Estimator]] = {
     "joint": JointDistribution,
     "embedding": ConditionalMeanEmbedding,
     "sparse": SparseEmbedding,
+    "classifier": EmbeddingClassifier,
+    "multiclass": MulticlassEmbedding,
 }
 """By their names in job files."""
+
+CLASSIFIERS = "classifier", "multiclass"
+"""Those of them that take one column of labels as y."""
 
 
 # The fit that ``cme-dask fit``, ``run`` and ``demo`` share
@@ -151,7 +164,7 @@ def fit_sample(
 
 
 def describe_fit(estimator: Estimator, memory: PeakMemory, model: str) -> dict[str, Any]:
-    """JSON form of a fit; of a joint one also of its solution, of others what their model shows."""
+    """JSON form of a fit: of its solution, or what the model shows and how it was learned."""
     report, metadata = estimator.report_, estimator.model_.about
     if isinstance(estimator, JointDistribution):
         own = {
@@ -163,6 +176,8 @@ def describe_fit(estimator: Estimator, memory: PeakMemory, model: str) -> dict[s
         }
     else:
         own = {"summary": estimator.model_.summary()}
+        if "bound" in metadata:
+            own["bound"] = metadata["bound"]
     bases = {"x": estimator.basis_x_, "y": estimator.basis_y_}
     variables = {"x": estimator.model_.x, "y": estimator.model_.y}
     return {
@@ -184,7 +199,7 @@ def describe_fit(estimator: Estimator, memory: PeakMemory, model: str) -> dict[s
         **_describe_report(report, memory),
         "strips": report.strips,
         "tenths": list(report.tenths),
-        "held_out": metadata["held_out"],
+        "held_out": getattr(estimator.model_, "held_out", metadata["held_out"]),
         **own,
     }
 

@@ -41,9 +41,7 @@ _test_options = together(
         "--folds",
         "n_folds",
         type=click.IntRange(1),
-        default=32,
-        show_default=True,
-        help="Folds of the bootstrap.",
+        help="Folds of the bootstrap.  [default: 128, fewer for large bases]",
     ),
     section_options("FitSection", "fold_by"),
     click.option(

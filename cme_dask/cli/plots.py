@@ -7,11 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from cme_dask.cli.tables import coverage_lines, facts, grid, number, with_error, with_unit
+from cme_dask.cli.tables import (
+    coverage_lines,
+    facts,
+    grid,
+    label_lines,
+    number,
+    with_error,
+    with_unit,
+)
 from cme_dask.config import N_FOLDS
 from cme_dask.kernels.length_scales import IGNORED
 from cme_dask.models.law import ConditionalLaw
-from cme_dask.models.plots import PALETTE, STYLE, draw_fan
+from cme_dask.models.plots import PALETTE, draw_fan, picture
 from cme_dask.numerics.crossval import interval_factor
 
 # Picture of a job's laws along columns: fans of quantiles, and probabilities of events
@@ -22,17 +30,13 @@ Result = dict[str, Any]
 
 def curves_picture(result: Result, path: Path) -> None:
     """A panel for each curve of a fan, and one for each event with all its curves."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
     units = result["units"]
     fans = [curve for curve in result["curves"] if curve["of"] is not None]
     events = [curve for curve in result["curves"] if curve["event"] is not None]
     panels = len(fans) + len({(c["event"], c["along"]) for c in events})
     columns = min(panels, 2)
     rows = -(-panels // columns)
-    with rc_context(STYLE):
-        figure = Figure(figsize=(5.6 * columns, 3.6 * rows), layout="constrained")
+    with picture(path, 5.6 * columns, 3.6 * rows) as figure:
         axes = list(np.ravel(figure.subplots(rows, columns, squeeze=False)))
         for ax, curve in zip(axes, fans, strict=False):
             _fan(ax, curve, units)
@@ -49,7 +53,6 @@ def curves_picture(result: Result, path: Path) -> None:
                 handles[::-1], labels[::-1], loc="outside lower center", ncols=len(labels)
             )
         figure.suptitle(result["title"], x=0.01, ha="left")
-        figure.savefig(path, format="png")
 
 
 def _fan(ax: Any, curve: Result, units: dict[str, str]) -> None:
@@ -96,9 +99,8 @@ def evaluation_tables(result: Result) -> list[Any]:
                 f"memory, {boosting['seconds']:.3g} s",
             )
         )
-    for name, found in result["labels"].items():
-        text = f"log loss {_text(found['log_loss'])}, accuracy {_text(found['accuracy'])}"
-        lines.append((f"labels of {name}", text))
+    lines += label_lines(result["labels"])
+    lines += label_lines(result["labels_boosting"], f", {BOOSTING}")
     rivals = list(result["scores"])
     rows = []
     for name, scores in result["scores"][MODEL].items():
@@ -177,14 +179,10 @@ def half_widths(errors: Sequence[float | None]) -> Array:
 
 def evaluation_picture(result: Result, path: Path) -> None:
     """Skills on held-out rows, with 95 % intervals."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
     scores = result["scores"]
     names = list(scores[MODEL])
     at = np.arange(len(names))[::-1]
-    with rc_context(STYLE):
-        figure = Figure(figsize=(8, 1.7 + 0.6 * len(names)), layout="constrained")
+    with picture(path, 8, 1.7 + 0.6 * len(names)) as figure:
         ax = figure.subplots()
         colours = {MODEL: "#1f5fa8", BOOSTING: "#9aa5b1"}
         height = 0.8 / len(scores)
@@ -204,20 +202,15 @@ def evaluation_picture(result: Result, path: Path) -> None:
         ax.set_title(f"{result['rows']:,} held-out rows: {result['held_out']}")
         ax.grid(axis="y", visible=False)
         figure.legend(loc="outside lower right", ncols=2)
-        figure.savefig(path, format="png")
 
 
 def reliability_picture(result: Result, path: Path) -> None:
     """Outcomes at held-out rows against predictions, a panel for each function."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
     evaluation, units = result["evaluation"], result["units"]
     names = list(evaluation["reliability"])
     columns = min(len(names), 2)
     lines = -(-len(names) // columns)
-    with rc_context(STYLE):
-        figure = Figure(figsize=(5.0 * columns, 4.4 * lines), layout="constrained")
+    with picture(path, 5.0 * columns, 4.4 * lines) as figure:
         axes = list(np.ravel(figure.subplots(lines, columns, squeeze=False)))
         for ax, name in zip(axes, names, strict=False):
             bins = [b for b in evaluation["reliability"][name] if b["seen"]["value"] is not None]
@@ -258,7 +251,6 @@ def reliability_picture(result: Result, path: Path) -> None:
             x=0.01,
             ha="left",
         )
-        figure.savefig(path, format="png")
 
 
 def _label(name: str, event: bool) -> str:
@@ -312,15 +304,11 @@ def points_picture(result: Result, path: Path) -> None:
     its probability. Hollow marks are held-out rows in the same bin of predictions, or, of a job
     that holds none out, the nearest rows where these are near.
     """
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
     points = result["points"]
     names = list(points[0]["functions"])
     at = np.arange(len(points))[::-1]
     hollow = {"fmt": "o", "color": "#777777", "mfc": "white", "capsize": 2.5, "markersize": 6}
-    with rc_context(STYLE):
-        figure = Figure(figsize=(11, 1.8 + 0.55 * len(points)), layout="constrained")
+    with picture(path, 11, 1.8 + 0.55 * len(points)) as figure:
         axes = np.atleast_1d(figure.subplots(1, len(names), sharey=True))
         for ax, name in zip(axes, names, strict=True):
             values = [point["functions"][name] for point in points]
@@ -359,7 +347,6 @@ def points_picture(result: Result, path: Path) -> None:
         axes[0].set_ylim(-0.5, len(points) - 0.5)
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower right", ncols=2)
         figure.suptitle(result["title"], x=0.01, ha="left")
-        figure.savefig(path, format="png")
 
 
 def _reference(point: Result, value: Result) -> tuple[float | None, float | None]:
@@ -400,11 +387,7 @@ def demo_picture(
     x: Array, curves: Sequence[Curve], at: float, ratio: RatioGrid, laws: DemoLaws, path: Path
 ) -> None:
     """Conditional probabilities, the density ratio at one x, and laws, each with the truth."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    with rc_context(STYLE):
-        figure = Figure(figsize=(11, 8.4), layout="constrained")
+    with picture(path, 11, 8.4) as figure:
         ((first, second), (third, fourth)) = figure.subplots(2, 2, width_ratios=[1.1, 1.0])
         for color, curve in zip(_EVENTS, curves, strict=False):
             first.fill_between(x, curve.lower, curve.upper, color=color, alpha=0.3, lw=0)
@@ -418,7 +401,6 @@ def demo_picture(
         _ratio_panel(figure, second, ratio, at)
         _fan_panel(third, x, laws)
         _cdf_panel(fourth, laws)
-        figure.savefig(path, format="png")
 
 
 def _fan_panel(ax: Any, x: Array, laws: DemoLaws) -> None:
@@ -516,14 +498,11 @@ def _scales(member: Result) -> list[str]:
 
 def tuning_picture(tuning: Result, names: Sequence[str], path: Path) -> None:
     """Scores of all kernels as they were tried, and the length scales of the averaged models."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
     from matplotlib.ticker import NullFormatter, ScalarFormatter
 
     trials, members = tuning["trials"], tuning["members"]
     scores = np.array([trial["score"] for trial in trials])
-    with rc_context(STYLE):
-        figure = Figure(figsize=(10, 4.4), layout="constrained")
+    with picture(path, 10, 4.4) as figure:
         left, right = figure.subplots(1, 2, width_ratios=[1.2, 1.0])
         for stage, color in _STAGES.items():
             tried = [i for i, trial in enumerate(trials) if trial["stage"] == stage]
@@ -559,7 +538,6 @@ def tuning_picture(tuning: Result, names: Sequence[str], path: Path) -> None:
         right.set_title("Columns, the more telling the shorter")
         if members:
             figure.legend(*right.get_legend_handles_labels(), loc="outside lower right", ncols=2)
-        figure.savefig(path, format="png")
 
 
 def _labelled(name: str, i: int, members: Sequence[Result]) -> str:

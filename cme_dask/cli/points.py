@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from cme_dask.cli.fitting import estimator_of, events_of
+from cme_dask.cli.fitting import CLASSIFIERS, estimator_of, events_of
 from cme_dask.cli.schema import CurveSection, FitSection, IngestSection, Job, PointSection
 from cme_dask.cli.scoring import LEVEL
 from cme_dask.data.columns import Columns
@@ -98,7 +98,7 @@ class Questions:
                     "report.points, report.curves: laws come from the estimator joint, and the job "
                     f"fits {job.fit.estimator}"
                 )
-            if job.evaluate is not None and not known:
+            if job.evaluate is not None and not known and job.fit.estimator not in CLASSIFIERS:
                 raise DataError("evaluate: y has neither numbers nor events to score")
         points = tuple(_stored(point, columns[0], layout) for point in job.report.points)
         curves = tuple(_curve(curve, job, columns, layout) for curve in job.report.curves)

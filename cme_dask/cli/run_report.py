@@ -19,7 +19,7 @@ from cme_dask.cli.progress import Remembered, handling
 from cme_dask.data.store import check_output, disk_errors, writing
 from cme_dask.errors import DataError, ResourceError
 from cme_dask.models import plots as drawing
-from cme_dask.models.plots import PALETTE, STYLE
+from cme_dask.models.plots import PALETTE, picture
 from cme_dask.passes.driver import A_WORKER
 from cme_dask.passes.observing import ClusterWatch, worker_states
 
@@ -339,13 +339,9 @@ def memory_picture(memory: MemoryTimeline, passes: list[Result], path: Path) -> 
     path
         PNG file to write.
     """
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
     peaks = memory.peaks
     shown = sorted(peaks, key=lambda name: -peaks[name])[:_SERIES]
-    with rc_context(STYLE):
-        figure = Figure(figsize=(9, 4), layout="constrained")
+    with picture(path, 9, 4) as figure:
         ax = figure.subplots()
         for name, (times, values) in memory.processes.items():
             if name in shown:
@@ -358,4 +354,3 @@ def memory_picture(memory: MemoryTimeline, passes: list[Result], path: Path) -> 
         left = len(peaks) - len(shown)
         ax.set_title(title + (f"; {left} smaller processes not shown" if left else ""))
         ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=9)
-        figure.savefig(path, format="png")

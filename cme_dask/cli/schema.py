@@ -24,6 +24,7 @@ from cme_dask.cli.values import (
     columns,
     count,
     kernel,
+    label_weights,
     periodic,
     ridge,
     unit,
@@ -141,14 +142,18 @@ class TuningSection(_Section):
 class FitSection(_Section):
     """The estimator with its parameters, and the declared events.
 
-    ``estimator``: ``cme_dask.JointDistribution``, ``ConditionalMeanEmbedding`` or
-    ``SparseEmbedding``. Options that it does not take are refused; the defaults are its own.
+    ``estimator``: ``cme_dask.JointDistribution``, ``ConditionalMeanEmbedding``,
+    ``SparseEmbedding``, ``EmbeddingClassifier`` or ``MulticlassEmbedding``. Options that it does
+    not take are refused; the defaults are its own.
     """
 
-    estimator: Annotated[Literal["joint", "embedding", "sparse"], Flag()] = Field(
+    estimator: Annotated[
+        Literal["joint", "embedding", "sparse", "classifier", "multiclass"], Flag()
+    ] = Field(
         "joint",
-        description="Joint distribution, conditional mean embedding, or a sparse one; options that "
-        "it does not take are refused.",
+        description="Joint distribution; conditional mean embedding, or a sparse one; classifier "
+        "by the embedding of a label, or one whose kernel is learned by the Rademacher bound. "
+        "Options that it does not take are refused.",
     )
     events: Annotated[list[str], Flag("--event", repeatable=True)] = Field(
         [], description='Event of y, such as "PM2.5 > 75" or "y1 <= y2 - 0.5"; repeatable.'
@@ -246,6 +251,36 @@ class FitSection(_Section):
     n_gammas: int | None = Field(None, ge=1)
     gamma_ratio: float | None = Field(None, gt=0.0, lt=1.0)
     relax: bool | None = None
+    batch_size: Annotated[int | None, Flag(type=count, default="1000")] = Field(
+        None, ge=2, description="Of multiclass: rows of a batch from which the kernel is learned."
+    )
+    max_iter: Annotated[int | None, Flag(default="200")] = Field(
+        None, ge=0, description="Of multiclass: steps of learning at most; 0 keeps the kernel."
+    )
+    learning_rate: Annotated[float | None, Flag(default="0.1")] = Field(
+        None, gt=0.0, description="Of multiclass: length of the steps."
+    )
+    complexity_weight: Annotated[float | None, Flag(default="0.01")] = Field(
+        None, ge=0.0, description="Of multiclass: multiplier of the Rademacher complexity."
+    )
+    class_weight: Annotated[
+        str | dict[str, float] | None,
+        Flag(type=label_weights, metavar="balanced|LABEL=NUMBER,...", default="all 1"),
+    ] = Field(
+        None, description="Of multiclass: what weights of rows are multiplied with, by label."
+    )
+    optimizer: Literal["adam", "gradient"] | None = None
+    epsilon: float | None = Field(None, gt=0.0, lt=1.0)
+    batch_validation: float | None = Field(None, ge=0.0, le=0.9)
+    validation_fraction: float | None = Field(None, ge=0.0, le=0.9)
+    n_iter_no_change: int | None = Field(None, ge=1)
+
+    @field_validator("class_weight")
+    @classmethod
+    def _weighable(cls, value: Any) -> Any:
+        if isinstance(value, str) and value != "balanced":
+            raise ValueError("must be 'balanced' or a table of numbers by label")
+        return value
 
     @field_validator("fold_by")
     @classmethod

@@ -14,17 +14,18 @@ from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostin
 from cme_dask.cli.compute import Compute
 from cme_dask.cli.progress import ProgressLines
 from cme_dask.cli.schema import EvaluateSection
+from cme_dask.data.columns import Columns
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
-from cme_dask.models import load_only
+from cme_dask.models import load, only
 from cme_dask.models.embedding import LinearEmbedding
 from cme_dask.models.events import Event
 from cme_dask.models.joint import JointModel
-from cme_dask.numerics.folds import Split
+from cme_dask.numerics.folds import RowSample, Split
 from cme_dask.numerics.scoring import Estimate, Scores
 from cme_dask.passes.driver import Executor, RunOptions
 from cme_dask.passes.fit import sample_rows
-from cme_dask.passes.held_out import rows_of
+from cme_dask.passes.held_out import Classifier, classifier_of, rows_of
 from cme_dask.passes.scores import Law, Prediction, ScoreReport, score_pass
 
 # Scores of a saved model on the rows of a store
@@ -34,6 +35,9 @@ Array = Any
 
 LEVEL = 0.9
 """Probability of the intervals whose coverage is reported."""
+
+LABEL_SCORES = "log_loss", "accuracy", "brier", "calibration_error"
+"""Scores of probabilities of labels."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,28 +85,42 @@ def score_model(
     ------
     DataError
         On unknown functions or columns, a share out of range, a store without groups or times, or a
-        model without laws.
+        model without laws. Classifiers have no functions.
     StoreError
         If model or store is unusable.
     """
-    law = load_only(JointModel, model)
-    sample = _held_out(rows_of(law, store, None, None), law, hold_out, fold_by)
-    events = _events(law, functions)
-    shown = tuple(functions) or (*law.y.columns.numeric, *events)
-    labels = bool(law.y.columns.categories) and law.y.cells is not None
-    judged = crps or coverage or labels
-    laws = {"law": law_of(law, crps, coverage, labels=labels)} if judged else {}
+    fitted: Any = load(model)
+    classifier = classifier_of(fitted)
+    shown: tuple[str, ...] = ()
+    laws: dict[str, Law] = {}
+    if classifier is not None:
+        if functions or crps or coverage:
+            raise DataError(
+                "of a classifier the labels alone are scored: leave out functions, --crps and "
+                "--coverage"
+            )
+        sample = classifier.sample(store, None, None)
+        classifier = replace(classifier, y=sample.columns[1])
+        events, laws["law"] = classifier.events, classifier.law
+    else:
+        law = only(JointModel, fitted, model)
+        sample, events = rows_of(law, store, None, None), _events(law, functions)
+        shown = tuple(functions) or (*law.y.columns.numeric, *events)
+        labels = bool(law.y.columns.categories) and law.y.cells is not None
+        if crps or coverage or labels:
+            laws["law"] = law_of(law, crps, coverage, labels=labels)
+    sample = _held_out(sample, fitted, hold_out, fold_by)
     with ProgressLines() as progress, compute.open() as scheduler:
         executor = RunOptions(scheduler, compute.workers, compute.memory_limit).executor()
         result = score_pass(
             sample,
-            {"model": Prediction(shown, Expectation(law, shown))} if shown else {},
+            {"model": Prediction(shown, Expectation(fitted, shown))} if shown else {},
             executor,
             functions=events,
             laws=laws,
             progress=progress.fit,
         )
-    seen = _fitted_on(law)
+    seen = _fitted_on(fitted)
     return {
         "model": model,
         "store": sample.location,
@@ -112,20 +130,19 @@ def score_model(
         "unseen": seen is not None and sample.part == seen.other,
         "scores": {
             name: {"event": name in events, **described(scores)}
-            for name, scores in result.scores.get("model", {}).items()
+            for each in result.scores.values()
+            for name, scores in each.items()
         },
         "labels": described_labels(result).get("law", {}),
         "crps": {name: estimate(value) for name, value in result.crps.items()}.get("law"),
         "coverage": described_coverage(result).get("law"),
-        "units": law.y.columns.units,
+        "units": sample.columns[1].units,
         "seconds": result.report.seconds,
         "rows_per_second": result.report.rows_per_second,
     }
 
 
-def _held_out(
-    sample: Sample, law: JointModel, hold_out: float | None, fold_by: str | None
-) -> Sample:
+def _held_out(sample: Sample, law: Any, hold_out: float | None, fold_by: str | None) -> Sample:
     """The rows to score on, with folds for the standard errors."""
     sample = sample.fold_by(fold_by or law.about.get("fold_by", "rows"))
     if hold_out is not None:
@@ -143,7 +160,7 @@ def _held_out(
     return rest if seen.held_out else held_out
 
 
-def _fitted_on(law: JointModel) -> Split | None:
+def _fitted_on(law: Any) -> Split | None:
     """The part of the rows that the model was fitted on, if it was a part."""
     metadata = law.about.get("part")
     return None if metadata is None else Split.from_dict(metadata)
@@ -196,7 +213,7 @@ def described_labels(report: ScoreReport) -> dict[str, dict[str, Any]]:
     """JSON form of the scores of labels of each law."""
     return {
         name: {
-            column: {"accuracy": estimate(s.accuracy), "log_loss": estimate(s.log_loss)}
+            column: {key: estimate(getattr(s, key)) for key in LABEL_SCORES}
             for column, s in columns.items()
         }
         for name, columns in report.labels.items()
@@ -308,21 +325,28 @@ def evaluate(
     """
     rest, held_out = parts
     numeric = model.y.columns.numeric
+    classifier = classifier_of(model)
     targets = (*numeric, *events)
     predictions = {}
     boosting: Result | None = None
-    if section.boosting and targets:
+    if section.boosting and targets and classifier is None:
         fitted, boosting = boosted(rest, events, section, executor)
-        progress.say(
-            f"gradient boosting on {boosting['rows']:,} rows took {boosting['seconds']:.3g} s"
-        )
         predictions[BOOSTING] = Prediction(targets, fitted)
     laws: dict[str, Law] = {}
     if isinstance(model, JointModel):
         scored, edges = bool(numeric), bin_edges(model, rest, targets, set(events))
         laws[MODEL] = law_of(model, scored, scored, targets=targets, edges=edges, labels=True)
+    elif classifier is not None:
+        laws[MODEL] = classifier.law
+        if section.boosting:
+            laws[BOOSTING], boosting = boosted_labels(rest, classifier, section, executor)
+        events = classifier.events
     else:
         predictions[MODEL] = Prediction(targets, Expectation(model, targets))
+    if boosting is not None:
+        progress.say(
+            f"gradient boosting on {boosting['rows']:,} rows took {boosting['seconds']:.3g} s"
+        )
     result = score_pass(
         held_out, predictions, executor, functions=events, laws=laws, progress=progress.fit
     )
@@ -337,6 +361,7 @@ def evaluate(
             for name, scores in sorted(result.scores.items(), key=lambda pair: pair[0] != MODEL)
         },
         "labels": described_labels(result).get(MODEL, {}),
+        "labels_boosting": described_labels(result).get(BOOSTING, {}),
         "reliability": described_bins(result).get(MODEL, {}),
         "crps": {name: estimate(value) for name, value in result.crps.items()},
         "coverage": described_coverage(result),
@@ -370,13 +395,11 @@ def boosted(
     An event with one outcome in all rows has that outcome with probability 1.
     """
     begin = time.perf_counter()
-    whole = replace(sample, row_sample=None)  # which is too small
-    rows, passes = sample_rows(whole, section.boosting_rows, section.seed, executor)
+    rows, passes = _boosting_rows(sample, section, executor)
     x, y = rows.parts
     columns, of_y = sample.columns
     numbers = y[:, of_y.positions(of_y.numeric)]
-    coded = [columns.names.index(name) for name in columns.categories]
-    options: dict[str, Any] = {"categorical_features": coded or None, "random_state": 0}
+    options = _boosting_options(columns)
 
     def classifier(happens: Array) -> ClassifierMixin:
         one = len(np.unique(happens)) == 1
@@ -392,3 +415,42 @@ def boosted(
     )
     seconds = time.perf_counter() - begin
     return fitted, {"rows": len(rows), "passes": passes, "seconds": seconds}
+
+
+@dataclass(frozen=True, eq=False)
+class BoostedLabels:
+    """Probabilities of labels from fitted gradient boosting, which may not have seen all."""
+
+    model: HistGradientBoostingClassifier
+    count: int
+
+    def predict_proba(self, x: Array) -> Array:
+        """Shape (b, K)."""
+        shares = np.zeros((len(x), self.count))
+        shares[:, self.model.classes_.astype(np.int64)] = self.model.predict_proba(x)
+        return shares
+
+
+def boosted_labels(
+    sample: Sample, classifier: Classifier, section: EvaluateSection, executor: Executor
+) -> tuple[Law, Result]:
+    """The same as :func:`boosted` of the labels of a classifier, to be scored beside it."""
+    begin = time.perf_counter()
+    rows, passes = _boosting_rows(sample, section, executor)
+    model = HistGradientBoostingClassifier(**_boosting_options(sample.columns[0]))
+    model.fit(rows.parts[0], rows.parts[1][:, 0], rows.importance)
+    theirs = replace(classifier, model=BoostedLabels(model, len(classifier.labels)))
+    seconds = time.perf_counter() - begin
+    return theirs.law, {"rows": len(rows), "passes": passes, "seconds": seconds}
+
+
+def _boosting_rows(
+    sample: Sample, section: EvaluateSection, executor: Executor
+) -> tuple[RowSample, int]:
+    whole = replace(sample, row_sample=None)  # which is too small
+    return sample_rows(whole, section.boosting_rows, section.seed, executor)
+
+
+def _boosting_options(columns: Columns) -> dict[str, Any]:
+    coded = [columns.names.index(name) for name in columns.categories]
+    return {"categorical_features": coded or None, "random_state": 0}

@@ -502,9 +502,7 @@ def score_tables(result: Result) -> list[RenderableType]:
     if result["crps"] is not None:
         lines.append(("CRPS", _score_text(result["crps"])))
     lines += coverage_lines(result["coverage"])
-    for name, each in result["labels"].items():
-        text = f"log loss {_score_text(each['log_loss'])}, accuracy {_score_text(each['accuracy'])}"
-        lines.append((f"labels of {name}", text))
+    lines += label_lines(result["labels"])
     rows = [
         (
             name,
@@ -529,6 +527,17 @@ def coverage_lines(coverage: Result | None) -> list[tuple[str, str]]:
         value, std = (None if v is None else 100.0 * v for v in (result["value"], result["std"]))
         each.append(f"{name} {'none' if value is None else with_error(value, std)} %")
     return [(f"within the {100.0 * coverage['level']:g} % interval", ", ".join(each))]
+
+
+def label_lines(labels: Result, whose: str = "") -> list[tuple[str, str]]:
+    """A line of the scores of each column of labels."""
+    return [
+        (
+            f"labels of {name}{whose}",
+            ", ".join(f"{key.replace('_', ' ')} {_score_text(each[key])}" for key in each),
+        )
+        for name, each in labels.items()
+    ]
 
 
 def _score_text(estimate: Result) -> str:

@@ -112,6 +112,19 @@ def ridge(value: str) -> list[float] | float | str:
     return parts if len(parts) == 2 else parts[0]
 
 
+def label_weights(value: str) -> str | dict[str, float]:
+    """``balanced``, or weights by label from LABEL=NUMBER,..."""
+    if value == "balanced":
+        return value
+    try:
+        pairs = (part.rsplit("=", 1) for part in value.split(","))
+        return {label: float(weight) for label, weight in pairs}
+    except ValueError as error:
+        raise click.BadParameter(
+            f"{value!r} reads neither balanced nor LABEL=NUMBER,..."
+        ) from error
+
+
 def constraint(value: str) -> dict[str, object]:
     """A constraint and its options from NAME or NAME,OPTION=VALUE,... in the JSON form."""
     from cme_dask.constraints import parse

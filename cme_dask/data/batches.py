@@ -7,7 +7,7 @@ chunks alone, so that learning which was interrupted goes on with the batch it h
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -20,6 +20,7 @@ Array = Any
 _BLOCK_ROWS = 1 << 12  # of rows in memory, where any range costs the same
 _BLOCKS = 8  # shuffled together at least
 _BATCHES = 8  # that the rows shuffled together suffice for
+_POOL_BYTES = 1 << 28  # of the rows shuffled together, unless a block alone has more
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,20 +69,26 @@ class BatchReader:
         Rows of x and, if there is a y, of y.
     weights
         Weights of the rows, or None.
-    part
-        The part of the rows that counts, or None for all.
+    parts
+        Parts of the rows, to all of which a row of a batch belongs.
     units
-        The columns by which the part is defined, by name.
+        The columns by which the parts are defined, by name.
     """
 
     sources: tuple[RowSource, ...]
     weights: RowSource | None
-    part: Split | None
+    parts: tuple[Split, ...]
     units: Mapping[str, RowSource]
+
+    @classmethod
+    def of(cls, sample: Any, part: Split | None = None) -> Self:
+        """Of the rows of a :class:`Sample`, and of a part of them if one is given."""
+        parts = tuple(each for each in (sample.part, part) if each is not None)
+        return cls(sample.sources, sample.weights, parts, sample.units if parts else {})
 
     @property
     def n_rows(self) -> int:
-        """Number of rows, of all parts."""
+        """Number of rows, whatever parts they belong to."""
         return self.sources[0].shape[0]
 
     @property
@@ -90,12 +97,25 @@ class BatchReader:
         reads = (*self.sources, *([] if self.weights is None else [self.weights]))
         return max(source.chunk_rows or _BLOCK_ROWS for source in (*reads, *self.units.values()))
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row in a batch."""
+        reads = (*self.sources, *([] if self.weights is None else [self.weights]))
+        return 8 * (1 + sum(source.shape[1] for source in reads))
+
+    def together(self, size: int) -> int:
+        """Blocks whose rows are shuffled together, for batches of so many rows."""
+        enough = max(_BLOCKS, -(-_BATCHES * size // self.block))
+        return max(1, min(enough, _POOL_BYTES // (self.block * self.row_bytes)))
+
     def belongs(self, index: Array) -> Array:
-        """Whether rows belong to the part, shape (k,)."""
-        if self.part is None:
-            return np.ones(len(index), dtype=bool)
-        units = {name: take_rows(s, index, self.block)[:, 0] for name, s in self.units.items()}
-        return self.part.selects(index, units)
+        """Whether rows belong to all parts, shape (k,)."""
+        result = np.ones(len(index), dtype=bool)
+        if self.parts:
+            units = {name: take_rows(s, index, self.block)[:, 0] for name, s in self.units.items()}
+            for part in self.parts:
+                result &= part.selects(index, units)
+        return result
 
     def read(self, index: Array) -> "_Rows":
         """Rows by index, in this order."""
@@ -126,7 +146,7 @@ def _batches(
 ) -> Iterator[Batch]:
     block, n = reader.block, reader.n_rows
     order = rng.permutation(-(-n // block))
-    together = max(_BLOCKS, -(-_BATCHES * size // block))
+    together = reader.together(size)
     number, held = 0, reader.read(np.empty(0, dtype=np.int64))
     for first in range(0, len(order), together):
         blocks = np.sort(order[first : first + together])

@@ -142,7 +142,8 @@ def _decoded(tree: Any, flat: Mapping[str, Array], kinds: Kinds) -> Any:
         size = math.prod(shape)
         if not 0 <= start <= start + size <= len(values) or values.dtype != np.dtype(dtype):
             raise ValueError(f"no {size} values of {dtype} from {start}")
-        result = values[start : start + size].reshape(shape)
+        # Zarr's types equal those of NumPy, but make other fingerprints of what follows.
+        result = values[start : start + size].reshape(shape).view(np.dtype(dtype))
         return result if shape else result[()]
     if "tuple" in tree:
         return tuple(_decoded(item, flat, kinds) for item in tree["tuple"])

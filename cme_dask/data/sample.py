@@ -250,8 +250,8 @@ class Sample:
     def reweight(self, ratio: RowFunction) -> "Sample":
         """The same rows with weights r(x_i), such as a density ratio: for fits under another law.
 
-        Nothing is copied or stored: weights are computed whenever rows are read, for which passes
-        read x twice. Sums with these weights estimate those under the law r dP.
+        Nothing is copied or stored: weights are computed whenever rows are read, from the rows of x
+        that a pass reads anyway. Sums with these weights estimate those under the law r dP.
 
         Parameters
         ----------
@@ -311,9 +311,7 @@ class Sample:
         >>> [len(batch) for batch in sample.batches(4, seed=1)]
         [4, 4, 2]
         """
-        units = {} if self.part is None else self.units
-        reader = BatchReader(self.sources, self.weights, self.part, units)
-        return batches(reader, size, seed, epoch=epoch, start=start)
+        return batches(BatchReader.of(self), size, seed, epoch=epoch, start=start)
 
     def with_residuals(self, residuals: "Residuals", rows: RowSample) -> "Sample":
         """The rows (x, e) that passes make of these, with the row sample of them.
@@ -354,9 +352,9 @@ class Sample:
         return replace(self, part=part, row_sample=retained)
 
     def select(self, x: Sequence[str] | None = None, y: Sequence[str] | None = None) -> "Sample":
-        """The same rows with the wanted columns of x and y only."""
+        """The same rows with the requested columns of x and y only."""
         if y is not None and len(self.sources) < 2:
-            raise DataError("columns of y are wanted, but there are only rows of x: give y as well")
+            raise DataError("columns of y are requested, but there are only rows of x: give y")
         requested = [x, y][: len(self.sources)]
         if all(w is None for w in requested):
             return self

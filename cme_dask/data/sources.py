@@ -154,6 +154,14 @@ class DerivedSource(RowSource):
     def inputs(self) -> tuple[Input, ...]:
         """Other sources, each with the place of the first row there."""
 
+    def describe(self, sources: Sequence[RowSource]) -> None:
+        """Take over what a pass must know of several sources."""
+        self.row_bytes = sum(source.row_bytes for source in sources)
+        self.columns_read = sum(source.columns_read for source in sources)
+        chunks = [source.chunk_rows for source in sources if source.chunk_rows is not None]
+        self.chunk_rows = max(chunks, default=None)
+        self.in_memory = any(source.in_memory for source in sources)
+
     def read(self, start: int, stop: int) -> Array:
         """Rows [start, stop), made from those of the inputs."""
         return self.make(*(source.read(start + at, stop + at) for source, at in self.inputs))
@@ -270,6 +278,46 @@ class ShiftedSource(DerivedSource):
     def fingerprint(self, token: Callable[[Any, str], str]) -> str:
         """Of the source and of the range."""
         return f"{self.source.fingerprint(token)} from {self.first}, {self.count} rows"
+
+
+@dataclass(eq=False)
+class ProductSource(DerivedSource):
+    """Products of the rows of two sources, entry by entry, whenever they are read.
+
+    Attributes
+    ----------
+    first, second
+        Sources of rows of the same shape, none of them a Dask array.
+    """
+
+    first: RowSource
+    second: RowSource
+
+    def __post_init__(self) -> None:
+        self.shape = self.first.shape
+        self.describe((self.first, self.second))
+
+    @property
+    def inputs(self) -> tuple[Input, ...]:
+        """Those of both sources."""
+        return (*self.first.inputs, *self.second.inputs)
+
+    def make(self, *rows: Array) -> Array:
+        """The products."""
+        count = len(self.first.inputs)
+        return self.first.make(*rows[:count]) * self.second.make(*rows[count:])
+
+    def pick(self, positions: tuple[int, ...]) -> "ProductSource":
+        """The same rows with the columns at these positions only."""
+        return ProductSource(self.first.pick(positions), self.second.pick(positions))
+
+    def for_task(self, start: int, stop: int) -> "ProductSource":
+        """The products of what the task holds."""
+        return ProductSource(self.first.for_task(start, stop), self.second.for_task(start, stop))
+
+    def fingerprint(self, token: Callable[[Any, str], str]) -> str:
+        """Of both sources."""
+        return f"{self.first.fingerprint(token)} times {self.second.fingerprint(token)}"
 
 
 def applied(function: RowFunction, rows: Array, width: int | None = None) -> Array:

@@ -40,11 +40,7 @@ class PairWeights(DerivedSource):
     def __post_init__(self) -> None:
         sources = self._sources
         self.shape = sources[0].shape[0] - self.lag, 1
-        self.row_bytes = sum(source.row_bytes for source in sources)
-        self.columns_read = sum(source.columns_read for source in sources)
-        chunks = [source.chunk_rows for source in sources if source.chunk_rows is not None]
-        self.chunk_rows = max(chunks, default=None)
-        self.in_memory = any(source.in_memory for source in sources)
+        self.describe(sources)
 
     @property
     def _sources(self) -> list[RowSource]:

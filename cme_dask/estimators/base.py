@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Real
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import numpy as np
@@ -220,6 +221,9 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
     _learned: ClassVar[tuple[str, ...]] = ()
     """The parameters whose kernels are learned where they are not given."""
 
+    _several: ClassVar[bool] = False
+    """Whether several kernels of its only variable may be given, to be compared on all rows."""
+
     _required: ClassVar[tuple[str, ...]] = (
         *("sample_size", "support_size", "n_folds", "accuracy"),
         *("convergence", "residual", "calibration"),
@@ -228,6 +232,9 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
 
     _bases: ClassVar[tuple[str, ...]] = ("basis_x_", "basis_y_")
     """The attributes that hold the fitted bases."""
+
+    _fingerprints: Any = MappingProxyType({})
+    """What a checkpoint knows parameters by that are no plain values, by their names."""
 
     tol: float | None
     max_rank: int | None
@@ -298,7 +305,7 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
         begin = time.perf_counter()
         self._check()
         sample = self._open(X, Y, weights)
-        parameters = self.get_params(deep=False)
+        parameters = {**self.get_params(deep=False), **self._fingerprints}
         parameters.pop("convergence", None)  # no sum depends on it
         with (
             options.opened(type(self).__name__, {**parameters, **functions}, sample) as executor,
@@ -325,11 +332,11 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
         others: Sequence[Other] = (),
         second: SecondPass | None = None,
     ) -> FitPlan:
-        """The plan; ``others`` are further learned kernels that the pass compares."""
+        """The plan; ``others`` are further kernels that the pass compares."""
         return plan_fit(
             context,
             partial(self._in_mode, context),
-            partial(self._landmarks, context),
+            self._landmarks,
             partial(self._cells, context),
             others,
             second,
@@ -380,22 +387,27 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
         """The row sample read, the kernels settled."""
         begin = time.perf_counter()
         seed = self.random_state or 0
-        given = functions.get("functions_x"), functions.get("functions")
+        declarations = functions.get("functions_x"), functions.get("functions")
         of_each = [
             declared(each, columns) if each else {}
-            for each, columns in zip(given, sample.columns, strict=False)
+            for each, columns in zip(declarations, sample.columns, strict=False)
         ]
         names = tuple(self._kernels.values())
         bounds = self.tol, self.max_rank, self._default_rank
         pivots = Pivots.of_each(self.pivots, names, sample.columns, *bounds, self.span, seed)
         rows, passes = sample_rows(sample, self.sample_size, seed, executor)
         kernels, short = [], False
+        made: list[Kernel] = []
         for i, name in enumerate(self._kernels):
-            kernel = getattr(self, name)
-            kernels.append(choose_kernel(kernel, rows, i, sample.columns[i], name))
-            if isinstance(kernel, Kernel) and pivots[i].mode != "given":
-                points = rows.prefix(HEURISTIC_ROWS).parts[i]
-                short = warn_of_length(kernel, points, name) or short
+            given = getattr(self, name)
+            several = self._several and isinstance(given, (list, tuple))
+            made = []
+            for kernel in given if several else [given]:
+                made.append(choose_kernel(kernel, rows, i, sample.columns[i], name))
+                if isinstance(kernel, Kernel) and pivots[i].mode != "given":
+                    points = rows.prefix(HEURISTIC_ROWS).parts[i]
+                    short = warn_of_length(kernel, points, name) or short
+            kernels.append(made[0])
         if short and pivots[0].max_rank is None:  # its cost is that of the cube of the rank
             pivots = tuple(replace(each, max_rank=SHORT_RANK) for each in pivots)
         context = FitContext(
@@ -410,6 +422,7 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
             progress,
             passes,
             time.perf_counter() - begin,
+            candidates=tuple(made[1:]),
         )
         return self._search(context)
 

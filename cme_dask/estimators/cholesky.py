@@ -2,7 +2,7 @@
 
 import os
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import numpy as np
 from sklearn.base import TransformerMixin
@@ -19,7 +19,6 @@ from cme_dask.estimators.base import (
 )
 from cme_dask.estimators.growing import MomentEstimator
 from cme_dask.estimators.planning import FitPlan
-from cme_dask.estimators.steps import ProgressOption
 from cme_dask.kernels import Kernel
 from cme_dask.models import load_only
 from cme_dask.models.features import BASES, FeatureModel
@@ -28,10 +27,15 @@ from cme_dask.numerics.basis import LinearBasis, eigenbasis
 from cme_dask.numerics.folds import RowSample
 from cme_dask.numerics.moments import MomentReduction
 from cme_dask.numerics.precision import SpectrumChange
-from cme_dask.passes.cluster import Scheduler
-from cme_dask.passes.driver import RunOptions
+from cme_dask.passes.driver import (
+    MomentFitKeywords,
+    MomentKeywords,
+    PassKeywords,
+    options_of,
+    with_run_options,
+)
 from cme_dask.passes.lazy import gram_columns, lazy_features
-from cme_dask.passes.progress import Listener
+from cme_dask.passes.progress import listening
 from cme_dask.passes.sources import open_sample
 from cme_dask.passes.write import FeatureReport, write_features
 
@@ -84,6 +88,7 @@ class FittedFeatures(TransformerMixin, MomentEstimator):  # type: ignore[misc]
             return model.checked(source.read(0, sample.n_rows), 0)
         return lazy_features(source, model)
 
+    @with_run_options
     def transform_store(
         self,
         X: Any,
@@ -92,10 +97,7 @@ class FittedFeatures(TransformerMixin, MomentEstimator):  # type: ignore[misc]
         chunk_rows: int | None = None,
         dtype: Any = "float64",
         overwrite: bool = False,
-        scheduler: Scheduler = None,
-        workers: int | None = None,
-        memory_limit: str | int | None = None,
-        progress: Listener | None = None,
+        **keywords: Unpack[PassKeywords],
     ) -> FeatureReport:
         """Write the features of all rows of X to a sample store, out of core, in one pass.
 
@@ -117,10 +119,8 @@ class FittedFeatures(TransformerMixin, MomentEstimator):  # type: ignore[misc]
             ``"float64"``, or ``"float32"`` to halve the disk space.
         overwrite
             Replace an existing store when the new one is whole.
-        scheduler, workers, memory_limit
-            As in :meth:`JointDistribution.fit`.
-        progress
-            Called with a :class:`cme_dask.Event` when a task has ended.
+        **keywords
+            As in :class:`RunOptions`.
 
         Returns
         -------
@@ -139,17 +139,18 @@ class FittedFeatures(TransformerMixin, MomentEstimator):  # type: ignore[misc]
         """
         model = self.model_
         sample = self._rows_of(X)
-        executor = RunOptions(scheduler, workers, memory_limit).executor()
-        return write_features(
-            sample,
-            model,
-            out,
-            chunk_rows=chunk_rows,
-            dtype=dtype,
-            overwrite=overwrite,
-            executor=executor,
-            progress=progress,
-        )
+        options = options_of(keywords, PassKeywords)
+        with listening(options.progress) as listener:
+            return write_features(
+                sample,
+                model,
+                out,
+                chunk_rows=chunk_rows,
+                dtype=dtype,
+                overwrite=overwrite,
+                executor=options.executor(),
+                progress=listener,
+            )
 
     def gram_columns(self, X: Any) -> Any:
         """Columns k(x_i, p_j) at the pivots as a lazy Dask array, see :func:`gram_columns`."""
@@ -325,6 +326,7 @@ class PivotedCholesky(FittedFeatures):
         self.accuracy = accuracy
         self.random_state = random_state
 
+    @with_run_options
     def fit(
         self,
         X: Any,
@@ -332,11 +334,7 @@ class PivotedCholesky(FittedFeatures):
         *,
         Y: Any = None,
         weights: Any = None,
-        scheduler: Scheduler = None,
-        workers: int | None = None,
-        memory_limit: str | int | None = None,
-        progress: ProgressOption = None,
-        checkpoint: str | os.PathLike[str] | None = None,
+        **keywords: Unpack[MomentFitKeywords],
     ) -> Self:
         """Choose pivots, and measure them in a pass over the rows.
 
@@ -346,12 +344,15 @@ class PivotedCholesky(FittedFeatures):
             Rows, shape (n, d), as in :meth:`JointDistribution.fit`; of a sample store, its x.
         y, Y
             Ignored.
-        weights, scheduler, workers, memory_limit, progress, checkpoint
+        weights
             As in :meth:`JointDistribution.fit`.
+        **keywords
+            As in :class:`RunOptions`.
         """
-        options = RunOptions(scheduler, workers, memory_limit, progress, checkpoint)
+        options = options_of(keywords, MomentFitKeywords)
         return self._fit(X, None, weights, {}, options)
 
+    @with_run_options
     def partial_fit(
         self,
         X: Any,
@@ -359,10 +360,7 @@ class PivotedCholesky(FittedFeatures):
         *,
         Y: Any = None,
         weights: Any = None,
-        scheduler: Scheduler = None,
-        workers: int | None = None,
-        memory_limit: str | int | None = None,
-        progress: ProgressOption = None,
+        **keywords: Unpack[MomentKeywords],
     ) -> Self:
         """Fit, or add rows to an earlier fit, in one pass over the new rows alone.
 
@@ -372,10 +370,12 @@ class PivotedCholesky(FittedFeatures):
 
         Parameters
         ----------
-        X, weights, scheduler, workers, memory_limit, progress
+        X, weights
             As in :meth:`fit`, of the new rows.
         y, Y
             Ignored.
+        **keywords
+            As in :class:`RunOptions`.
 
         Raises
         ------
@@ -388,28 +388,28 @@ class PivotedCholesky(FittedFeatures):
             If the trace error over the new rows is above ``tol``, and more than twice that over the
             earlier ones.
         """
-        options = RunOptions(scheduler, workers, memory_limit, progress)
+        options = options_of(keywords, MomentKeywords)
         fit = self._grow if hasattr(self, "model_") else self._fit
         return fit(X, None, weights, {}, options)
 
+    @with_run_options
     def plan(
         self,
         X: Any,
         *,
         weights: Any = None,
-        scheduler: Scheduler = None,
-        workers: int | None = None,
-        memory_limit: str | int | None = None,
-        progress: ProgressOption = None,
+        **keywords: Unpack[MomentKeywords],
     ) -> FitPlan:
         """What :meth:`fit` would do and take, see :meth:`JointDistribution.plan`.
 
         Parameters
         ----------
-        X, weights, scheduler, workers, memory_limit, progress
+        X, weights
             As in :meth:`fit`.
+        **keywords
+            As in :class:`RunOptions`.
         """
-        options = RunOptions(scheduler, workers, memory_limit, progress)
+        options = options_of(keywords, MomentKeywords)
         return self._plan(X, None, weights, {}, options)
 
     def _check(self) -> None:

@@ -1,9 +1,9 @@
 """Classifiers by laws of a label, kernel logistic regression, and labels as classes."""
 
-import os
+import logging
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Self, cast
+from typing import Any, Self, Unpack, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,6 @@ from cme_dask.estimators.cholesky import one_variable
 from cme_dask.estimators.context import FitContext
 from cme_dask.estimators.embedding import ConditionalMeanEmbedding
 from cme_dask.estimators.joint import JointDistribution
-from cme_dask.estimators.steps import ProgressOption
 from cme_dask.kernels import Kernel
 from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.models.answers import class_name, most_probable
@@ -45,10 +44,16 @@ from cme_dask.numerics.logistic import (
     LogisticSolution,
     solve_logistic,
 )
-from cme_dask.passes.cluster import Scheduler
-from cme_dask.passes.driver import RunOptions
+from cme_dask.passes.driver import (
+    FitKeywords,
+    MomentKeywords,
+    options_of,
+    with_run_options,
+)
 from cme_dask.passes.run import run_pass
 from cme_dask.passes.sources import coded, is_chunked, open_sample
+
+log = logging.getLogger("cme_dask.run")
 
 Array = Any
 
@@ -121,6 +126,7 @@ class LabelClassifier(ClassifierMixin, Estimator):  # type: ignore[misc]
 class GrowingClassifier(LabelClassifier):
     """A classifier whose estimator takes more rows: its ``partial_fit`` knows labels."""
 
+    @with_run_options
     def partial_fit(
         self,
         X: Any,
@@ -130,10 +136,7 @@ class GrowingClassifier(LabelClassifier):
         classes: Any = None,
         weights: Any = None,
         sample_weight: Any = None,
-        scheduler: Any = None,
-        workers: int | None = None,
-        memory_limit: str | int | None = None,
-        progress: Any = None,
+        **keywords: Unpack[MomentKeywords],
     ) -> Self:
         """Fit, or add rows to the fitted model, in one pass over the new rows alone.
 
@@ -141,12 +144,14 @@ class GrowingClassifier(LabelClassifier):
 
         Parameters
         ----------
-        X, y, weights, sample_weight, scheduler, workers, memory_limit, progress
+        X, y, weights, sample_weight
             As in :meth:`fit`, of the new rows.
         Y
             Another name of ``y``.
         classes
             On the first call, all labels that may come, shape (K,); default those of its rows.
+        **keywords
+            As in :class:`RunOptions`.
 
         Raises
         ------
@@ -164,10 +169,7 @@ class GrowingClassifier(LabelClassifier):
                 X,
                 labels,
                 weights=weights,
-                scheduler=scheduler,
-                workers=workers,
-                memory_limit=memory_limit,
-                progress=progress,
+                **keywords,
             )
         finally:
             self._expected = None
@@ -205,7 +207,7 @@ def labelled_sample(
     else:
         # As scikit-learn does: a column vector is taken with a warning.
         y = column_or_1d(y, warn=True)
-        _check_labels(y)
+        _check_labels(y, name)
         check_classification_targets(y)
         classes, codes = np.unique(y, return_inverse=True)
         codes = codes.astype(np.float64)
@@ -263,13 +265,45 @@ def _stored_labels(sample: Sample) -> tuple[Sample, Array]:
     return sample, np.array(columns.categories[columns.names[0]], dtype=object)
 
 
-def _check_labels(y: Array) -> None:
-    missing = [v is None or v != v for v in y.tolist()] if y.dtype.kind in "fO" else [False]
-    if any(missing):
+def _check_labels(y: Array, name: str) -> None:
+    missing = missing_labels(y)
+    if missing.any():
         raise DataError(
-            f"y must hold labels, but {sum(missing):,} (first at row {missing.index(True)}) are "
+            f"{name} must hold labels, but {missing.sum():,} (first at row {missing.argmax()}) are "
             "NaN or missing: drop these rows"
         )
+
+
+def missing_labels(y: Array) -> NDArray[np.bool_]:
+    """Which labels are None or NaN, shape (n,)."""
+    if y.dtype.kind not in "fO":
+        return np.zeros(len(y), dtype=bool)
+    return np.array([v is None or v != v for v in y.tolist()], dtype=bool)
+
+
+def labelled_rows(X: Any, y: Any, weights: Any) -> tuple[Any, Any, Any]:
+    """The rows in memory whose labels are not missing; others are returned as they are.
+
+    Raises
+    ------
+    DataError
+        If labels in memory are missing of rows that are not.
+    """
+    if y is None or is_chunked(y):
+        return X, y, weights
+    labels = column_or_1d(y, warn=True)
+    missing = missing_labels(labels)
+    if not missing.any():
+        return X, y, weights
+    if is_chunked(X) or len(X) != len(labels):
+        raise DataError(
+            f"{missing.sum():,} labels are missing, and missing='drop' drops rows in memory alone: "
+            "drop these before, or ingest the table with missing='drop'"
+        )
+    rows = np.flatnonzero(~missing)
+    log.info("left out %d rows without a label", missing.sum())
+    X = X.iloc[rows] if hasattr(X, "iloc") else np.asarray(X)[rows]
+    return X, labels[rows], None if weights is None else np.asarray(weights)[rows]
 
 
 # ``JointClassifier`` and ``EmbeddingClassifier``: class probabilities from laws of a label
@@ -516,6 +550,7 @@ class KernelLogisticRegression(LabelClassifier):
         self.sample_size = sample_size
         self.random_state = random_state
 
+    @with_run_options
     def fit(
         self,
         X: Any,
@@ -524,11 +559,7 @@ class KernelLogisticRegression(LabelClassifier):
         Y: Any = None,
         weights: Any = None,
         sample_weight: Any = None,
-        scheduler: Scheduler = None,
-        workers: int | None = None,
-        memory_limit: str | int | None = None,
-        progress: ProgressOption = None,
-        checkpoint: str | os.PathLike[str] | None = None,
+        **keywords: Unpack[FitKeywords],
     ) -> Self:
         """Fit, with one pass over the rows for each gradient.
 
@@ -543,8 +574,8 @@ class KernelLogisticRegression(LabelClassifier):
             Another name of ``y``.
         weights, sample_weight
             Non-negative weights of the rows, by either name.
-        scheduler, workers, memory_limit, progress, checkpoint
-            As in :meth:`JointDistribution.fit`.
+        **keywords
+            As in :class:`RunOptions`.
 
         Raises
         ------
@@ -558,7 +589,7 @@ class KernelLogisticRegression(LabelClassifier):
         ConvergenceWarning
             The same, if ``convergence`` is ``"warn"``.
         """
-        options = RunOptions(scheduler, workers, memory_limit, progress, checkpoint)
+        options = options_of(keywords, FitKeywords)
         return self._fit(X, *given_rows(y, Y, weights, sample_weight), {}, options)
 
     @property

@@ -314,6 +314,8 @@ class FitContext:
         What the parts of the fit report to.
     passes, seconds
         Passes over the rows that the row sample took, and their time.
+    candidates
+        Further kernels of the only variable, to be compared with the first one.
     search
         The search for the kernels that are learned, if there are any.
     solver
@@ -339,6 +341,7 @@ class FitContext:
     progress: Progress | None
     passes: int
     seconds: float
+    candidates: tuple[Kernel, ...] = ()
     search: Any = None
     solver: Any = None
     averages: bool = False

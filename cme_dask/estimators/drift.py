@@ -1,9 +1,9 @@
 """``drift_report``: new rows beside the law that a saved model holds, in one pass over them."""
 
-import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -11,10 +11,10 @@ from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
 from cme_dask.estimators.base import CHECKS, check_choice
 from cme_dask.estimators.hypotheses import METHODS, RESAMPLES
-from cme_dask.estimators.steps import ProgressOption
 from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.models.answers import ConditionalExpectation
 from cme_dask.models.drift import ColumnDrift, DriftReport, ExpectationDrift
+from cme_dask.models.embedding import EmbeddedVariable, EmbeddingModel
 from cme_dask.models.joint import JointModel, Variable
 from cme_dask.numerics.basis import LinearBasis, NewtonBasis, StackedBasis
 from cme_dask.numerics.cells import CellStatistics
@@ -31,10 +31,9 @@ from cme_dask.numerics.drift import (
 from cme_dask.numerics.independence import sign_flip_pvalue
 from cme_dask.numerics.moments import FeatureBlock, MomentReduction, Moments, MomentSums
 from cme_dask.numerics.weighted import WeightedMeans, WeightedMoments
-from cme_dask.passes.cluster import Scheduler
-from cme_dask.passes.driver import RunOptions
+from cme_dask.passes.driver import FitKeywords, options_of, with_run_options
 from cme_dask.passes.held_out import rows_of
-from cme_dask.reductions import run
+from cme_dask.reductions import Reduction, run
 
 Array = Any
 
@@ -44,6 +43,7 @@ FOLDS = 16
 _LEAST_ROWS = 30
 
 
+@with_run_options
 def drift_report(
     model: Any,
     X: Any,
@@ -54,13 +54,9 @@ def drift_report(
     n_folds: int = FOLDS,
     n_resamples: int = RESAMPLES,
     random_state: int | None = None,
-    scheduler: Scheduler = None,
-    workers: int | None = None,
-    memory_limit: str | int | None = None,
-    progress: ProgressOption = None,
-    checkpoint: str | os.PathLike[str] | None = None,
+    **keywords: Unpack[FitKeywords],
 ) -> DriftReport:
-    r"""Compare new rows with the law that a joint distribution was fitted on.
+    r"""Compare new rows with the law that a model was fitted on.
 
     Drift of x, drift of y and drift of y given x are distinguished: the laws of x and of y by
 
@@ -68,12 +64,14 @@ def drift_report(
 
     in the bases of the model, and y given x by the residuals of one regression of the basis
     functions and columns of y on x over both sets of rows. The model holds the moments of P, so
-    that one pass over the new rows suffices, and none over those of the fit.
+    that one pass over the new rows suffices, and none over those of the fit. Of a mean of several
+    models they are those of the best one.
 
     Parameters
     ----------
     model
-        A fitted joint distribution or classifier, or its model, with cells.
+        A fitted joint distribution, conditional mean embedding or classifier of these, or its
+        model.
     X, Y, weights
         New rows with the columns of the model: of x and y, or of x alone; as in
         :func:`cme_dask.score`. Folds of a ``Sample`` say which rows depend on each other.
@@ -84,8 +82,8 @@ def drift_report(
         Folds of the new rows, and random signs of the bootstrap. That of y given x is always one.
     random_state
         Seed of random signs; default 0.
-    scheduler, workers, memory_limit, progress, checkpoint
-        As in :meth:`JointDistribution.fit`.
+    **keywords
+        As in :class:`RunOptions`.
 
     Returns
     -------
@@ -94,8 +92,8 @@ def drift_report(
     Raises
     ------
     DataError
-        If the model holds no law of x and y, the rows have other columns or labels, they are fewer
-        than 30, or as :func:`cme_dask.two_sample_test`.
+        On other models, rows with other columns or labels or fewer than 30, or as
+        :func:`cme_dask.two_sample_test`.
     ResourceError
         If memory would not suffice; nothing has been read then.
 
@@ -114,10 +112,10 @@ def drift_report(
     True
     """
     fitted = getattr(model, "model_", model)
-    if not isinstance(fitted, JointModel):
+    if not isinstance(fitted, (JointModel, EmbeddingModel)):
         raise DataError(
-            "drift_report takes a fitted joint distribution or classifier, got "
-            f"{type(model).__name__}"
+            "drift_report takes a fitted joint distribution, conditional mean embedding or "
+            f"classifier of these, got {type(model).__name__}"
         )
     check_choice("method", method, METHODS)
     CHECKS["n_folds"]("n_folds", n_folds)
@@ -130,18 +128,16 @@ def drift_report(
         method = "chi2" if independent and not reference.dependent else "bootstrap"
     variables = "xy"[: len(sample.columns)]
     sections = {name: reference.sections(name) for name in variables}
-    options = RunOptions(scheduler, workers, memory_limit, progress, checkpoint)
-    (sums, columns), report = run(
-        sample, [reference.moments(variables, n_folds), reference.alone(sections, n_folds)], options
-    )
+    reductions: list[Reduction[Any, Any]] = [reference.moments(variables, n_folds)]
+    reductions += reference.alone(sections, n_folds)
+    (sums, *alone), report = run(sample, reductions, options_of(keywords, FitKeywords))
     if report.rows < _LEAST_ROWS:
         raise DataError(
             f"at least {_LEAST_ROWS} rows are needed to test for drift, got {report.rows}"
         )
     with one_blas_thread():
-        made = _Comparisons(
-            reference, sums, columns, sections, method, n_resamples, random_state or 0
-        )
+        seed = random_state or 0
+        made = _Comparisons(reference, sums, alone, sections, method, n_resamples, seed)
         return made.report(sample, report.seconds)
 
 
@@ -149,30 +145,27 @@ def drift_report(
 class _Reference:
     """What a model holds of the law of its rows, in the basis of its first member."""
 
-    model: JointModel
+    model: JointModel | EmbeddingModel
 
-    def __post_init__(self) -> None:
-        _ = self.model.masses  # DataError without cells
+    @cached_property
+    def sums(self) -> MomentSums:
+        """Sums over the rows by fold."""
+        return self.model.moment_sums()
 
-    @property
-    def sums(self) -> MomentSums | None:
-        """Sums over the rows by fold; None of an average of several."""
-        return self.model.moment_sums() if self.model.moments else None
+    @cached_property
+    def mean(self) -> Moments:
+        """Means over all rows."""
+        return self.sums.means()
 
     @property
     def dependent(self) -> bool:
         """Whether rows of the fit had weights, or folded by groups or times."""
-        weights = [cells.weights[cells.weights > 0.0] for cells in map(self.cells, "xy")]
-        weighted = any(np.ptp(each) > 0.0 for each in weights)
+        weights = self.sums.weights * self.sums.n_rows / self.mean.weight
+        weighted = not np.allclose(weights, self.sums.rows, rtol=1e-9)
         return weighted or self.model.about.get("fold_by", "rows") != "rows"
 
-    def variable(self, name: str) -> Variable:
+    def variable(self, name: str) -> Variable | EmbeddedVariable:
         return self.model.x if name == "x" else self.model.y
-
-    def cells(self, name: str) -> CellStatistics:
-        cells = self.variable(name).cells
-        assert cells is not None  # a model has those of both
-        return cells
 
     def basis(self, name: str) -> Any:
         return self.variable(name).basis.newton.parts[0]
@@ -182,8 +175,14 @@ class _Reference:
         columns = self.variable(name).columns
         return tuple(len(columns.categories.get(each, ())) for each in columns.names)
 
-    def sections(self, name: str) -> ColumnSections:
-        return ColumnSections.of(self.cells(name), self.labels(name))
+    def cells(self, name: str) -> CellStatistics | None:
+        """Those of a joint distribution."""
+        return getattr(self.variable(name), "cells", None)
+
+    def sections(self, name: str) -> ColumnSections | None:
+        """Functions of each column alone; none without rows that tell their means."""
+        cells = self.cells(name)
+        return None if cells is None else ColumnSections.of(cells, self.labels(name))
 
     @property
     def numeric(self) -> list[int]:
@@ -192,44 +191,49 @@ class _Reference:
 
     def moments(self, variables: str, n_folds: int) -> MomentReduction:
         """Moments of the new rows, of the same functions and with the same shifts."""
-        sums = self.sums
         blocks = []
-        for i, name in enumerate(variables):
+        for name in variables:
             names = self.variable(name).columns.names
-            shift = None if sums is None else sums.shifts[i][: len(names)]
+            shift = self.mean.shifts[name][: len(names)]
             blocks.append(FeatureBlock(self.basis(name), names, shift=shift))
         return MomentReduction(tuple(blocks), n_folds)
 
-    def alone(self, sections: Mapping[str, ColumnSections], n_folds: int) -> WeightedMoments:
+    def alone(
+        self, sections: Mapping[str, ColumnSections | None], n_folds: int
+    ) -> list[WeightedMoments]:
         """Sections of columns; and E[y | x] and the columns of y, less their means before."""
-        numeric, x = self.numeric, self.model.x
-        centre = self.means("y")[numeric]
-        names = [self.model.y.columns.names[j] for j in numeric]
-        expected = _Expected(names, x.answers, x.basis, centre)
-        of_x = (sections["x"], expected) if numeric else (sections["x"],)
-        bases = [RowValues(of_x, sum(sections["x"].sizes) + len(numeric))]
-        if "y" in sections:
-            of_y = sections["y"], _Centred(tuple(numeric), centre)
-            bases.append(RowValues(of_y, sum(sections["y"].sizes) + len(numeric)))
-        return WeightedMoments(tuple(bases), ({"1": _ones},), n_folds)
+        numeric, model = self.numeric, self.model
+        values: dict[str, tuple[Any, ...]] = {"x": (), "y": ()}
+        if numeric:
+            centre = self.means("y")[numeric]
+            names = [model.y.columns.names[j] for j in numeric]
+            answers = model.x.answers if isinstance(model, JointModel) else model.answers
+            values["x"] = (_Expected(names, answers, model.x.basis, centre),)
+            values["y"] = (_Centred(tuple(numeric), centre),)
+        bases = []
+        for name, each in sections.items():
+            functions = values[name] if each is None else (each, *values[name])
+            count = 0 if each is None else sum(each.sizes)
+            bases.append(RowValues(functions, count + len(numeric)))
+        return [WeightedMoments(tuple(bases), ({"1": _ones},), n_folds)] if bases[0].rank else []
 
-    def features(self, name: str, n_folds: int) -> FeatureSums:
-        """Sums of the basis functions: exact, or of retained rows for an average of several."""
-        sums = self.sums
-        if sums is None:
-            return FeatureSums.of_cells(self.cells(name), self.basis(name), n_folds)
-        return FeatureSums.of(sums.weights, lambda f: sums.means(fold=f), name, sums.n_rows)
+    def features(self, name: str) -> FeatureSums:
+        """Sums of the basis functions."""
+        return FeatureSums.of_basis(self.sums, name)
 
     def means(self, name: str) -> Array:
         """Means of the columns over the rows of the fit."""
-        cells = self.cells(name)
-        return cells.masses @ cells.means
+        return self.mean.means[f"f({name})"][: len(self.variable(name).columns.names)]
 
     def deviations(self, name: str) -> Array:
         """Standard deviations of the columns over the rows of the fit."""
-        cells = self.cells(name)
-        within = np.einsum("sii->si", cells.covariances)
-        return np.sqrt(cells.masses @ ((cells.means - self.means(name)) ** 2 + within))
+        return _deviations(self.mean, name)[: len(self.variable(name).columns.names)]
+
+
+def _deviations(mean: Moments, name: str) -> Array:
+    f = f"f({name})"
+    squares = np.diag(mean.blocks[f, f]) - (mean.means[f] - mean.shifts[name]) ** 2
+    return np.sqrt(np.maximum(squares, 0.0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -238,25 +242,24 @@ class _Comparisons:
 
     reference: _Reference
     sums: MomentSums
-    alone: WeightedMeans
-    sections: Mapping[str, ColumnSections]
+    alone: Sequence[WeightedMeans]
+    sections: Mapping[str, ColumnSections | None]
     method: str
     n_resamples: int
     seed: int
 
     def report(self, sample: Sample, seconds: float) -> DriftReport:
         reference, has_y = self.reference, "y" in self.sections
-        n_folds = self.sums.n_folds
-        before = {name: reference.features(name, n_folds) for name in self.sections}
-        after = {
-            name: FeatureSums.of(
-                self.sums.weights, lambda f: self.sums.means(fold=f), name, self.sums.n_rows
-            )
-            for name in self.sections
-        }
+        before = {name: reference.features(name) for name in self.sections}
+        after = {name: FeatureSums.of_basis(self.sums, name) for name in self.sections}
         laws = {name: self._compare(before[name], after[name]) for name in self.sections}
         given, pvalues, note = self._given()
         notes = [note] if note else []
+        if self.sections["x"] is None:
+            notes.append(
+                "The model holds no rows: columns of numbers are compared by their means alone, "
+                "those of labels not by themselves."
+            )
         ratio = fit_ratio(before["x"], after["x"])
         basis = reference.basis("x")
         spanned = isinstance(basis, NewtonBasis)
@@ -284,20 +287,13 @@ class _Comparisons:
 
     def _given(self) -> tuple[Comparison | None, dict[int, float], str]:
         """The test of y given x, p-values by column of y, and why it was not made."""
-        sums, names = self.reference.sums, self.reference.model.y.columns.names
+        sums, columns = self.reference.sums, self.reference.model.y.columns
         if "y" not in self.sections:
             return None, {}, "There are no new rows of y: drift of y was not tested."
-        if sums is None:
-            return (
-                None,
-                {},
-                "Drift of y given x was not tested: the model is a mean of several, which holds no "
-                "moments; fit with Tuning(averaged=1) for that.",
-            )
         if len(sums.held_out_folds) < 2:
             return None, {}, "Drift of y given x was not tested: the fit kept no folds."
-        terms = conditional_terms(sums, self.sums, len(names))
-        rank = terms.shape[2] - len(names)
+        terms = conditional_terms(sums, self.sums, len(columns.names))
+        rank = terms.shape[2] - len(columns.names)
 
         def pvalue(part: Array) -> float:
             return sign_flip_pvalue(part.reshape(len(terms), -1), self.n_resamples, self.seed)
@@ -310,30 +306,26 @@ class _Comparisons:
         return total, each, ""
 
     def _columns(self) -> tuple[ColumnDrift, ...]:
-        reference, rows = self.reference, []
-        for i, (name, sections) in enumerate(self.sections.items()):
-            columns, cells = reference.variable(name).columns, reference.cells(name)
-            n_folds, weights = self.sums.n_folds, self.alone.weights
-            before = FeatureSums.of_cells(cells, sections, n_folds)
-            after = FeatureSums.of(weights, self._alone, name, self.sums.n_rows)
-            after = after.only(slice(0, sum(sections.sizes)))
+        reference, rows, mean = self.reference, [], self.sums.means()
+        for name, sections in self.sections.items():
+            columns = reference.variable(name).columns
+            before, after, places = self._functions_of_columns(name, sections)
             (first, _), (second, _) = before.means(), after.means()
-            mean = self.sums.means()
-            f, shift = f"f({name})", mean.shifts[name]
-            means = mean.means[f]
-            spread = np.sqrt(np.maximum(np.diag(mean.blocks[f, f]) - (means - shift) ** 2, 0.0))
             old = reference.means(name), reference.deviations(name)
-            for j, (column, place) in enumerate(zip(columns.names, sections.places, strict=True)):
+            new = mean.means[f"f({name})"], _deviations(mean, name)
+            for j, (column, place) in enumerate(zip(columns.names, places, strict=True)):
                 labels = columns.categories.get(column)
+                if labels and sections is None:
+                    continue
                 rows.append(
                     (
                         column,
-                        "xy"[i],
+                        name,
                         None if labels else (float(old[0][j]), float(old[1][j])),
-                        None if labels else (float(means[j]), float(spread[j])),
+                        None if labels else (float(new[0][j]), float(new[1][j])),
                         self._compare(before.only(place), after.only(place)).pvalue,
-                        tuple(labels or sections.centres(j).tolist()),
-                        tuple((second - first)[place].tolist()),
+                        tuple(labels or sections.centres(j).tolist()) if sections else (),
+                        tuple((second - first)[place].tolist()) if sections else (),
                     )
                 )
         pvalues = adjusted(np.array([row[4] for row in rows]))
@@ -342,8 +334,23 @@ class _Comparisons:
             for row, pvalue in zip(rows, pvalues, strict=True)
         )
 
+    def _functions_of_columns(
+        self, name: str, sections: ColumnSections | None
+    ) -> tuple[FeatureSums, FeatureSums, list[slice]]:
+        """Sums of the functions of columns before and after, and where those of each column are."""
+        if sections is None:
+            before, after = (
+                FeatureSums.of_columns(sums, name) for sums in (self.reference.sums, self.sums)
+            )
+            return before, after, [slice(j, j + 1) for j in range(len(self.reference.labels(name)))]
+        cells = self.reference.cells(name)
+        assert cells is not None  # sections are made from them
+        before = FeatureSums.of_cells(cells, sections, self.sums.n_folds)
+        after = FeatureSums.of(self.alone[0].weights, self._alone, name, self.sums.n_rows)
+        return before, after.only(slice(0, sum(sections.sizes))), sections.places
+
     def _alone(self, fold: int | None = None) -> Moments:
-        (mean,) = self.alone.means(fold=fold).values()
+        (mean,) = self.alone[0].means(fold=fold).values()
         return mean
 
     def _expectations(
@@ -361,7 +368,7 @@ class _Comparisons:
             for name, c, e in zip(names, centre, expected, strict=True)
         ]
         if has_y:
-            seen, weights = mean.means["y"][last], self.alone.weights / self.alone.weights.sum()
+            seen, weights = mean.means["y"][last], self.sums.weights / self.sums.weights.sum()
             folds = [self._alone(int(f)) for f in np.flatnonzero(weights > 0.0)]
             gaps = np.stack([each.means["y"][last] - each.means["x"][last] for each in folds])
             gaps = weights[weights > 0.0, None] * (gaps - (seen - expected))

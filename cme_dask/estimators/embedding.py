@@ -204,8 +204,11 @@ class ConditionalMeanEmbedding(EmbeddingEstimator):
             return leave_one_out(moments, sides, self.criterion, self._regs)
 
     def _planned(self, context: FitContext, *_: Any) -> FitPlan:
-        second = self._left_out if self._leaves_one_out else None
-        return super()._planned(context, second=second)
+        if not self._leaves_one_out:
+            return super()._planned(context)
+        return super()._planned(
+            context, second=lambda sums, sides: (context.sample, self._left_out(sums, sides))
+        )
 
     def _steps(self, sample: Sample, *, plans: bool) -> dict[str, Any]:
         steps = super()._steps(sample, plans=plans)

@@ -1,9 +1,8 @@
 """``EmbeddingEstimator``: the fit that dense and sparse conditional mean embeddings share."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import numpy as np
 
@@ -22,7 +21,6 @@ from cme_dask.estimators.base import (
 from cme_dask.estimators.context import FitContext
 from cme_dask.estimators.growing import MomentEstimator, functions_of_first_call
 from cme_dask.estimators.planning import FitPlan
-from cme_dask.estimators.steps import ProgressOption
 from cme_dask.estimators.tuned import FOLDS
 from cme_dask.learning.problems import EMBEDDING_REGS as REGS
 from cme_dask.learning.problems import LOSSES, SEARCH_ROWS, search_embedding
@@ -42,9 +40,13 @@ from cme_dask.numerics.embedding import (
     held_out_curve,
 )
 from cme_dask.numerics.folds import RowSample
-from cme_dask.numerics.moments import FeatureBlock, MomentReduction
-from cme_dask.passes.cluster import Scheduler
-from cme_dask.passes.driver import RunOptions
+from cme_dask.numerics.moments import FeatureBlock, MomentReduction, MomentSums
+from cme_dask.passes.driver import (
+    MomentKeywords,
+    ShardKeywords,
+    options_of,
+    with_run_options,
+)
 
 Array = Any
 CRITERIA = tuple(LOSSES)
@@ -62,6 +64,7 @@ class EmbeddingEstimator(MeanRegressor, MomentEstimator):
     criterion: str
     n_folds: int
 
+    @with_run_options
     def fit(
         self,
         X: Any,
@@ -71,24 +74,21 @@ class EmbeddingEstimator(MeanRegressor, MomentEstimator):
         weights: Any = None,
         sample_weight: Any = None,
         functions: FunctionsLike | None = None,
-        scheduler: Scheduler = None,
-        workers: int | None = None,
-        memory_limit: str | int | None = None,
-        progress: ProgressOption = None,
-        checkpoint: str | os.PathLike[str] | None = None,
-        shard: tuple[int, int] | None = None,
+        **keywords: Unpack[ShardKeywords],
     ) -> Self:
         """Fit in one pass over the rows.
 
         Parameters
         ----------
-        X, Y, y, weights, scheduler, workers, memory_limit, progress, checkpoint, shard
+        X, Y, y, weights
             As in :meth:`JointDistribution.fit`.
         sample_weight
             scikit-learn's name of ``weights``.
         functions
             Declared functions of y by name, for exact conditional expectations, events as
             texts, or a list of events, as in :meth:`JointDistribution.fit`.
+        **keywords
+            As in :class:`RunOptions`.
 
         Raises
         ------
@@ -107,10 +107,11 @@ class EmbeddingEstimator(MeanRegressor, MomentEstimator):
             If the trace error over all rows is above ``tol``, or above 0.01 where no ``tol`` was
             given.
         """
-        options = RunOptions(scheduler, workers, memory_limit, progress, checkpoint, shard)
+        options = options_of(keywords, ShardKeywords)
         given = {"functions": functions}
         return self._fit(X, *given_rows(Y, y, weights, sample_weight), given, options)
 
+    @with_run_options
     def partial_fit(
         self,
         X: Any,
@@ -120,24 +121,23 @@ class EmbeddingEstimator(MeanRegressor, MomentEstimator):
         weights: Any = None,
         sample_weight: Any = None,
         functions: FunctionsLike | None = None,
-        scheduler: Scheduler = None,
-        workers: int | None = None,
-        memory_limit: str | int | None = None,
-        progress: ProgressOption = None,
+        **keywords: Unpack[MomentKeywords],
     ) -> Self:
         """Fit, or add rows to the fitted model, in one pass over the new rows alone.
 
         The first call is a fit. Later calls keep kernels, pivots and folds, and add moments; a
         ridge that is learned is chosen again, by the held-out loss over all rows. The model is, to
-        rounding, the one that a fit to all rows with these kernels and pivots makes. Saved models
-        hold no moments, so that what :func:`cme_dask.load` gives takes no more rows.
+        rounding, the one that a fit to all rows with these kernels and pivots makes. Models do
+        not hold declared functions, so that what :func:`cme_dask.load` gives takes no more rows.
 
         Parameters
         ----------
-        X, Y, y, weights, sample_weight, scheduler, workers, memory_limit, progress
+        X, Y, y, weights, sample_weight
             As in :meth:`fit`, of the new rows, which are numbered after the earlier ones.
         functions
             As in :meth:`fit`, on the first call; later calls take the same.
+        **keywords
+            As in :class:`RunOptions`.
 
         Raises
         ------
@@ -150,11 +150,12 @@ class EmbeddingEstimator(MeanRegressor, MomentEstimator):
             If the trace error over the new rows is above ``tol``, and more than twice that over the
             earlier ones.
         """
-        options = RunOptions(scheduler, workers, memory_limit, progress)
+        options = options_of(keywords, MomentKeywords)
         fit = self._grow if hasattr(self, "model_") else self._fit
         given = {"functions": functions}
         return fit(X, *given_rows(Y, y, weights, sample_weight), given, options)
 
+    @with_run_options
     def plan(
         self,
         X: Any,
@@ -163,19 +164,18 @@ class EmbeddingEstimator(MeanRegressor, MomentEstimator):
         y: Any = None,
         weights: Any = None,
         functions: FunctionsLike | None = None,
-        scheduler: Scheduler = None,
-        workers: int | None = None,
-        memory_limit: str | int | None = None,
-        progress: ProgressOption = None,
+        **keywords: Unpack[MomentKeywords],
     ) -> FitPlan:
         """What :meth:`fit` would do and take, see :meth:`JointDistribution.plan`.
 
         Parameters
         ----------
-        X, Y, y, weights, functions, scheduler, workers, memory_limit, progress
+        X, Y, y, weights, functions
             As in :meth:`fit`.
+        **keywords
+            As in :class:`RunOptions`.
         """
-        options = RunOptions(scheduler, workers, memory_limit, progress)
+        options = options_of(keywords, MomentKeywords)
         return self._plan(X, *given_rows(Y, y, weights, None), {"functions": functions}, options)
 
     def _check(self) -> None:
@@ -240,6 +240,12 @@ class EmbeddingEstimator(MeanRegressor, MomentEstimator):
         validation = "leave-one-out" if self._leaves_one_out else "folds"
         return RidgePath(self._regs, losses, errors, validation, self.criterion, best)
 
+    def _given_ridge(self, moments: MomentSums) -> float:
+        """The ridge where none are compared."""
+        if not isinstance(self.reg, str):
+            return float(self._regs[0])
+        return float(moments.means().traces["x"] * SCHEDULES[self.reg](moments.n_rows))
+
     def _change(
         self, spec: MomentReduction, trial: RowSample, rows: RowSample, accuracy: float, solver: Any
     ) -> EmbeddingChange:
@@ -253,15 +259,13 @@ class EmbeddingEstimator(MeanRegressor, MomentEstimator):
     def _solve(self, sample: Sample, measured: Measured) -> dict[str, Any]:
         moments, (x, y), path = measured.moments, measured.sides, self._path(measured)
         mean = moments.means()
-        losses, criterion = np.empty((0, 2)), "hand"
+        losses = np.empty((0, 2))
         if path is not None:
             losses = np.column_stack([path.regs, path.losses])
-            reg, criterion = float(path.regs[path.chosen]), f"{self.criterion} loss"
-        elif isinstance(self.reg, str):
-            criterion = f"schedule {self.reg}"
-            reg = float(mean.traces["x"] * SCHEDULES[self.reg](moments.n_rows))
+            reg, criterion = float(path.regs[path.chosen]), f"{path.criterion} loss"
         else:
-            reg = float(self._regs[0])
+            reg = self._given_ridge(moments)
+            criterion = f"schedule {self.reg}" if isinstance(self.reg, str) else "hand"
         embedding = ConditionalEmbedding.of(mean, reg)
         replicates = embedding_replicates(moments, reg)
         psi_x, psi_y = (
@@ -296,6 +300,11 @@ class EmbeddingEstimator(MeanRegressor, MomentEstimator):
                 "arithmetic": measured.arithmetic.name,
                 **origin(sample),
                 "held_out": {"x": held_out_table(y.names, [replicates])},
+            },
+            {
+                **moments.to_arrays(len(y.names)),
+                "shift_x": moments.shifts[0],
+                "shift_y": moments.shifts[1][: len(y.names)],
             },
         )
         return {

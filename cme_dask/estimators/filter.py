@@ -1,8 +1,7 @@
 """``KernelBayesFilter``: filtering of hidden Markov states, learned in two passes."""
 
-import os
 from dataclasses import replace
-from typing import Any, Self, cast
+from typing import Any, Self, Unpack, cast
 
 import numpy as np
 
@@ -13,7 +12,6 @@ from cme_dask.errors import DataError
 from cme_dask.estimators.base import Estimator, FittedBasis, Measured, check_number, origin
 from cme_dask.estimators.context import FitContext
 from cme_dask.estimators.planning import FitPlan
-from cme_dask.estimators.steps import ProgressOption
 from cme_dask.kernels import Kernel
 from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.learning.problems import EMBEDDING_REGS as REGS
@@ -22,13 +20,17 @@ from cme_dask.models.filter import FilterModel, StateLaw
 from cme_dask.models.points import FloatArray
 from cme_dask.numerics.basis import Basis, LinearBasis, NewtonBasis, eigenbasis
 from cme_dask.numerics.cells import CellReduction
-from cme_dask.numerics.crossval import held_folds, over_folds
-from cme_dask.numerics.embedding import check_ridges
+from cme_dask.numerics.crossval import joint_loss
+from cme_dask.numerics.embedding import check_ridges, held_out_curve
 from cme_dask.numerics.moments import FeatureBlock, MomentReduction, MomentSums
-from cme_dask.numerics.problem import JointProblem, Regularization
+from cme_dask.numerics.operators import joint_ratio
 from cme_dask.numerics.support import SUPPORT_SIZE, make_support
-from cme_dask.passes.cluster import Scheduler
-from cme_dask.passes.driver import RunOptions
+from cme_dask.passes.driver import (
+    MomentFitKeywords,
+    MomentKeywords,
+    options_of,
+    with_run_options,
+)
 from cme_dask.passes.run import run_pass
 from cme_dask.passes.sources import open_sample
 
@@ -130,6 +132,7 @@ class KernelBayesFilter(Estimator):
         self.n_folds = n_folds
         self.random_state = random_state
 
+    @with_run_options
     def fit(
         self,
         X: Any,
@@ -139,11 +142,7 @@ class KernelBayesFilter(Estimator):
         time: Any = None,
         weights: Any = None,
         functions: FunctionsLike | None = None,
-        scheduler: Scheduler = None,
-        workers: int | None = None,
-        memory_limit: str | int | None = None,
-        progress: ProgressOption = None,
-        checkpoint: str | os.PathLike[str] | None = None,
+        **keywords: Unpack[MomentFitKeywords],
     ) -> Self:
         """Fit in two passes: over pairs of state and observation, and over pairs of states.
 
@@ -161,8 +160,8 @@ class KernelBayesFilter(Estimator):
         functions
             Functions of the state by name, whose expectations come from all rows; as in
             :meth:`JointDistribution.fit`.
-        scheduler, workers, memory_limit, progress, checkpoint
-            As in :meth:`JointDistribution.fit`.
+        **keywords
+            As in :class:`RunOptions`.
 
         Raises
         ------
@@ -178,9 +177,10 @@ class KernelBayesFilter(Estimator):
         ToleranceWarning, RankWarning
             As :meth:`JointDistribution.fit`.
         """
-        options = RunOptions(scheduler, workers, memory_limit, progress, checkpoint)
+        options = options_of(keywords, MomentFitKeywords)
         return self._fit(X, (Y, group, time), weights, {"functions_x": functions}, options)
 
+    @with_run_options
     def plan(
         self,
         X: Any,
@@ -190,19 +190,18 @@ class KernelBayesFilter(Estimator):
         time: Any = None,
         weights: Any = None,
         functions: FunctionsLike | None = None,
-        scheduler: Scheduler = None,
-        workers: int | None = None,
-        memory_limit: str | int | None = None,
-        progress: ProgressOption = None,
+        **keywords: Unpack[MomentKeywords],
     ) -> FitPlan:
         """What :meth:`fit` would do and take, see :meth:`JointDistribution.plan`.
 
         Parameters
         ----------
-        X, Y, group, time, weights, functions, scheduler, workers, memory_limit, progress
+        X, Y, group, time, weights, functions
             As in :meth:`fit`.
+        **keywords
+            As in :class:`RunOptions`.
         """
-        options = RunOptions(scheduler, workers, memory_limit, progress)
+        options = options_of(keywords, MomentKeywords)
         return self._plan(X, (Y, group, time), weights, {"functions_x": functions}, options)
 
     def filter(self, Y: Any, *, group: Any = None, previous: Any = None) -> StateLaw:
@@ -275,8 +274,10 @@ class KernelBayesFilter(Estimator):
         return (made,)
 
     def _planned(self, context: FitContext, *_: Any) -> FitPlan:
+        successive = pairs(context.sample, 1, self.time_step)
         return super()._planned(
-            context, second=lambda sums, sides: _transitions(sides[0].basis, context)
+            context,
+            second=lambda sums, sides: (successive, _transitions(sides[0].basis, context)),
         )
 
     def _run(self, context: FitContext, sample: Sample) -> tuple[Measured, dict[str, Any]]:
@@ -299,10 +300,10 @@ class KernelBayesFilter(Estimator):
         losses: dict[str, Array] = {}
         for name, sums, reg in zip(names, (transitions, measured.moments), given, strict=True):
             if reg is None:
-                losses[name] = _held_out(sums)
+                losses[name], _ = held_out_curve(sums, joint_loss, np.array(REGS))
                 reg = REGS[int(losses[name].argmin())]
             regs[name] = float(reg)
-            matrices.append(_density_ratio(sums, regs[name]))
+            matrices.append(joint_ratio(sums.means(), regs[name]))
         about = {
             "rows": measured.moments.n_rows,
             "folds": measured.moments.n_folds,
@@ -338,20 +339,3 @@ def _transitions(basis: Basis, context: FitContext) -> MomentReduction:
     """The moments of states and next states."""
     block = FeatureBlock(basis, context.sample.columns[0].names)
     return MomentReduction((block, replace(block)), context.n_folds)
-
-
-def _held_out(moments: MomentSums) -> Array:
-    """Joint losses of all ridges on held-out folds, shape (R,)."""
-    folds = list(held_folds(moments))
-    if len(folds) < 2:
-        raise DataError(
-            "ridges are chosen on held-out folds, and fewer than two have rows: give reg"
-        )
-    regs = [Regularization(reg, reg) for reg in REGS]
-    return over_folds(folds, np.stack([fold.losses(regs).joint for fold in folds]))[0]
-
-
-def _density_ratio(moments: MomentSums, reg: float) -> Array:
-    """H of the density ratio 1 + N_Y^T H N_X, shape (m_Y, m_X)."""
-    problem = JointProblem.of(moments.means(), Regularization(reg, reg), centred=True)
-    return np.asarray(problem.transform_y @ problem.free @ problem.transform_x.T)

@@ -1,10 +1,9 @@
 """``JointDistribution``: the law of (X, Y) from one pass over rows of any number."""
 
 import copy
-import os
 import time
 from dataclasses import replace
-from typing import Any, Literal, Self, overload
+from typing import Any, Literal, Self, Unpack, overload
 
 from cme_dask.config import ACCURACY, N_FOLDS, SAMPLE_SIZE
 from cme_dask.constraints import Constraint, parse
@@ -15,7 +14,6 @@ from cme_dask.estimators.context import FitContext
 from cme_dask.estimators.joint_fit import JointFit, sums_of
 from cme_dask.estimators.planning import FitPlan
 from cme_dask.estimators.residual import located_fit, located_plan
-from cme_dask.estimators.steps import ProgressOption
 from cme_dask.estimators.tuned import importable_sides, lean_members
 from cme_dask.kernels import Kernel
 from cme_dask.learning.candidates import Tuning
@@ -25,8 +23,13 @@ from cme_dask.models.law import ConditionalLaw
 from cme_dask.models.merging import one_model
 from cme_dask.models.points import FloatArray, OutOfCore
 from cme_dask.numerics.support import SUPPORT_SIZE
-from cme_dask.passes.cluster import Scheduler
-from cme_dask.passes.driver import RunOptions
+from cme_dask.passes.driver import (
+    MomentKeywords,
+    RunOptions,
+    ShardKeywords,
+    options_of,
+    with_run_options,
+)
 from cme_dask.passes.lazy_laws import LazyLaw
 from cme_dask.passes.run import PassReport
 
@@ -235,6 +238,7 @@ class JointDistribution(JointFit):
         self.tuning = tuning
         self.random_state = random_state
 
+    @with_run_options
     def fit(
         self,
         X: Any,
@@ -245,12 +249,7 @@ class JointDistribution(JointFit):
         sample_weight: Any = None,
         functions: FunctionsLike | None = None,
         functions_x: FunctionsLike | None = None,
-        scheduler: Scheduler = None,
-        workers: int | None = None,
-        memory_limit: str | int | None = None,
-        progress: ProgressOption = None,
-        checkpoint: str | os.PathLike[str] | None = None,
-        shard: tuple[int, int] | None = None,
+        **keywords: Unpack[ShardKeywords],
     ) -> Self:
         """Fit in one pass over the rows.
 
@@ -275,25 +274,8 @@ class JointDistribution(JointFit):
             Declared functions of y (of x) by name, for exact conditional expectations; each
             takes rows (b, d) and returns (b,). An event as text, such as ``"y0 > 1"``, may take
             the place of a function, and a list of events that of the names as well.
-        scheduler
-            ``"threads"``, ``"processes"``, ``"synchronous"`` or a ``distributed.Client``; default
-            an active client, else the scheduler of Dask's configuration, else threads.
-        workers
-            Number of threads or processes; default all cores.
-        memory_limit
-            Bytes ("2GB") that this process, or each worker of a cluster, may use.
-        progress
-            True to show the steps, with one time left for the whole fit, as a bar in a terminal and
-            as a line in a notebook; or a function that is called with each
-            :class:`cme_dask.Event`. On a cluster, the events are also logged under the topic
-            ``"cme-dask"``.
-        checkpoint
-            Folder, on a filesystem that all workers share, in which partial sums are saved. After
-            an interruption, the same call with the same rows, parameters and functions continues,
-            and ends with the same bits.
-        shard
-            (i, k): compute only the i-th (from 0) of k shares of the pass into the ``checkpoint``.
-            Shards may run anywhere, at any time; a fit without ``shard`` adds them up.
+        **keywords
+            As in :class:`RunOptions`.
 
         Raises
         ------
@@ -317,10 +299,11 @@ class JointDistribution(JointFit):
         ConvergenceWarning
             If a solver misses its tolerance and ``convergence`` is ``"warn"``.
         """
-        options = RunOptions(scheduler, workers, memory_limit, progress, checkpoint, shard)
+        options = options_of(keywords, ShardKeywords)
         given = {"functions_x": functions_x, "functions": functions}
         return self._fit(X, *given_rows(Y, y, weights, sample_weight), given, options)
 
+    @with_run_options
     def partial_fit(
         self,
         X: Any,
@@ -333,10 +316,7 @@ class JointDistribution(JointFit):
         sample_weight: Any = None,
         functions: FunctionsLike | None = None,
         functions_x: FunctionsLike | None = None,
-        scheduler: Scheduler = None,
-        workers: int | None = None,
-        memory_limit: str | int | None = None,
-        progress: ProgressOption = None,
+        **keywords: Unpack[MomentKeywords],
     ) -> Self:
         r"""Fit, or add rows to the fitted model, in one pass over the new rows alone.
 
@@ -348,7 +328,7 @@ class JointDistribution(JointFit):
 
         Parameters
         ----------
-        X, Y, y, weights, scheduler, workers, memory_limit, progress
+        X, Y, y, weights
             As in :meth:`fit`, of the new rows, which are numbered after the earlier ones: folds are
             those of one table. Weights are on the scale of the earlier ones, 1 where not given.
         like
@@ -362,6 +342,8 @@ class JointDistribution(JointFit):
             scikit-learn's name of ``weights``.
         functions, functions_x
             As in :meth:`fit`; later calls take those of the first.
+        **keywords
+            As in :class:`RunOptions`.
 
         Raises
         ------
@@ -384,7 +366,7 @@ class JointDistribution(JointFit):
         """
         check_number("first_row", first_row, 0, MAX_ROW)
         rows = X, *given_rows(Y, y, weights, sample_weight)
-        options = RunOptions(scheduler, workers, memory_limit, progress)
+        options = options_of(keywords, MomentKeywords)
         given = {"functions_x": functions_x, "functions": functions}
         fitted = hasattr(self, "model_")
         if first_row and like is None:
@@ -414,6 +396,7 @@ class JointDistribution(JointFit):
         self.__dict__.update(vars(first) | self.get_params(deep=False))
         return self
 
+    @with_run_options
     def plan(
         self,
         X: Any,
@@ -423,10 +406,7 @@ class JointDistribution(JointFit):
         weights: Any = None,
         functions: FunctionsLike | None = None,
         functions_x: FunctionsLike | None = None,
-        scheduler: Scheduler = None,
-        workers: int | None = None,
-        memory_limit: str | int | None = None,
-        progress: ProgressOption = None,
+        **keywords: Unpack[MomentKeywords],
     ) -> FitPlan:
         """What :meth:`fit` would do and take: ranks, passes, seconds by part, peak memory.
 
@@ -435,8 +415,10 @@ class JointDistribution(JointFit):
 
         Parameters
         ----------
-        X, Y, y, weights, functions, functions_x, scheduler, workers, memory_limit, progress
+        X, Y, y, weights, functions, functions_x
             As in :meth:`fit`.
+        **keywords
+            As in :class:`RunOptions`.
 
         Returns
         -------
@@ -447,7 +429,7 @@ class JointDistribution(JointFit):
         DataError, StoreError, ResourceError
             As :meth:`fit` would before its pass.
         """
-        options = RunOptions(scheduler, workers, memory_limit, progress)
+        options = options_of(keywords, MomentKeywords)
         given = {"functions_x": functions_x, "functions": functions}
         return self._plan(X, *given_rows(Y, y, weights, None), given, options)
 

@@ -42,7 +42,7 @@ from cme_dask.numerics.folds import RowSample
 from cme_dask.numerics.moments import FeatureBlock, Function, MomentReduction
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.precision import JointChange
-from cme_dask.numerics.problem import JointSolver, Regularization, centred_bases
+from cme_dask.numerics.problem import JointProblem, JointSolver, Regularization
 from cme_dask.numerics.reduction import MemoryPlan
 from cme_dask.numerics.rows import BasisRanges
 from cme_dask.numerics.scoring import Mapped
@@ -248,8 +248,11 @@ class JointFit(MeanRegressor, GrowingEstimator):
                 bases = [side.basis for side in measured.sides]
                 solver = whole = solver.on(bases, context.rows.parts)
                 if solver.constraint.bounds == "observed":
-                    centred = centred_bases(measured.moments.means(), reg, bases)
-                    ranges = BasisRanges(tuple(centred))
+                    mean = measured.moments.means()
+                    problem = JointProblem.of(mean, reg, centred=True)
+                    psi_x = LinearBasis(bases[0], problem.transform_x, problem.eigenvalues_x)
+                    psi_y = LinearBasis(bases[1], problem.transform_y, problem.eigenvalues_y)
+                    ranges = BasisRanges((psi_x, psi_y))
                     ((x, y),), _ = run_pass(sample, [ranges], context.executor)
                     # Refits have other bases, whose ranges are those over the row sample.
                     whole = solver._replace(bounds=solver.bounds._replace(ranges=(x, y)))

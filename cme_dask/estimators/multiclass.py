@@ -1,5 +1,6 @@
 """``MulticlassEmbedding``: a classifier with kernel and ridge learned by the Rademacher bound."""
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -7,16 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from cme_dask.config import ACCURACY, N_FOLDS, SAMPLE_SIZE
-from cme_dask.data.batches import BatchReader
+from cme_dask.config import ACCURACY, HELD_ROWS, N_FOLDS, SAMPLE_SIZE
+from cme_dask.data.batches import BatchReader, batches
 from cme_dask.data.sample import Sample
-from cme_dask.data.sources import ArraySource, RowSource
+from cme_dask.data.sources import ProductSource
 from cme_dask.errors import DataError
-from cme_dask.estimators.base import Declarations, check_choice, check_number
-from cme_dask.estimators.classifiers import EmbeddingClassifier
+from cme_dask.estimators.base import Declarations, Measured, check_choice, check_number
+from cme_dask.estimators.classifiers import EmbeddingClassifier, labelled_rows
 from cme_dask.estimators.context import FitContext
-from cme_dask.kernels import Delta, Kernel
+from cme_dask.estimators.planning import FitPlan
+from cme_dask.kernels import Delta, Features, Kernel, Linear, Network
 from cme_dask.kernels.evaluator import one_blas_thread
+from cme_dask.learning.autodiff import description
+from cme_dask.learning.networks import coordinates_of
+from cme_dask.learning.problems import EMBEDDING_REGS as REGS
 from cme_dask.learning.rademacher import (
     OPTIMIZERS,
     BoundLearning,
@@ -25,20 +30,33 @@ from cme_dask.learning.rademacher import (
     LearningState,
     held_out_loss,
     learn_by_bound,
+    shrunk,
 )
+from cme_dask.models.answers import class_name
 from cme_dask.models.merging import FitSums
-from cme_dask.numerics.embedding import check_ridges
+from cme_dask.models.ridge_path import RidgePath
+from cme_dask.numerics.basis import Basis, FeatureBasis, NewtonBasis
+from cme_dask.numerics.embedding import check_ridges, refits_at
 from cme_dask.numerics.folds import Split
+from cme_dask.numerics.labels import learn_label_calibration, nearest_shares, positive
+from cme_dask.numerics.reduction import MemoryPlan
+from cme_dask.passes.lazy import lazy_rows
+from cme_dask.passes.run import extent_of
+from cme_dask.passes.sources import DaskSource
 
 Array = Any
 
 REG_START = 0.01
 """Ridge with which learning begins."""
 
+_RATE, _NETWORK_RATE = 0.1, 0.003
 _HELD_ROWS = 2048  # of the row sample at most, and as many that the fit to compare is made of
 _LEAST_HELD = 20  # rows held out, with fewer of which learning does not end early
-_HELD_SEED, _SEEDS = 7_919_731, 1 << 62  # apart from the splits of users
+_POOL_COPIES = 3  # of rows that wait for their batch: as read, in order, and joined to earlier ones
+_STEP_ARRAYS, _HELD_ARRAYS = 8, 5  # as large as the Gram matrix of a batch, and of rows held out
 _COUNTED_ROWS = 1 << 18  # at once, when labels are counted
+_CHOICE_ROWS = 1000  # of leave-one-out estimates, by which learned kernels are shrunk
+_HELD_SEED, _SEEDS = 7_919_731, 1 << 62  # apart from the splits of users
 
 
 class MulticlassEmbedding(EmbeddingClassifier):
@@ -60,11 +78,15 @@ class MulticlassEmbedding(EmbeddingClassifier):
     kernel_x : Kernel or "median", optional
         Kernel of x with which learning begins, of any composition: all its positive
         :attr:`parameters` are learned. Default: Gaussian, with a length scale for each numeric
-        column, by the median heuristic, times a kernel of the categorical ones.
+        column, by the median heuristic, times a kernel of the categorical ones. Of a
+        :class:`cme_dask.kernels.Network` the weights are learned, with the extra ``nn``; its
+        features, like those of any other :class:`cme_dask.kernels.Features`, are the basis of x in
+        the place of functions on pivots, and learning is Algorithm 2.
     reg : float, sequence of floats or schedule, optional
-        Ridge lambda, as in :class:`ConditionalMeanEmbedding`: a number is kept fixed, and of
-        several the final pass takes the one with the smallest held-out squared error of the labels.
-        Default: learned with the kernel, from 0.01 on.
+        Ridge lambda, as in :class:`ConditionalMeanEmbedding`: a number is kept fixed. Several, by
+        default 19 from 1e-9 to 1, are compared after the pass, by the log loss of calibrated
+        probabilities at rows of the row sample, each by a fit without its fold. The ridge that is
+        learned with the kernel is one for as many rows as a batch has.
     complexity_weight : float, optional
         The multiplier tau of r. None for that of the bound, :math:`4 e / \sqrt b`, with b the rows
         of a batch that V is made of (the paper's 4 e lost the root). The authors found that smaller
@@ -76,10 +98,11 @@ class MulticlassEmbedding(EmbeddingClassifier):
     batch_validation : float
         Share of each batch on which the loss is taken, while V and r are made of the others, (13);
         0 for both of all rows, (12).
-    optimizer : {"adam", "gradient"}
-        How steps follow from gradients, in logarithms of the parameters.
-    learning_rate : float
-        Length of the steps.
+    optimizer : {"adam", "gradient"} or GradientTransformation
+        How steps follow from gradients, in logarithms of the parameters and, of a network, in its
+        weights; or an optimiser of optax, such as ``optax.adam(1e-3)``.
+    learning_rate : float, optional
+        Length of the steps. Default: 0.1, for networks 0.003; a factor of 1 for those of optax.
     max_iter : int
         Largest number of steps; 0 keeps the kernel as it is.
     validation_fraction : float
@@ -89,9 +112,20 @@ class MulticlassEmbedding(EmbeddingClassifier):
     n_iter_no_change : int
         Evaluations of that loss, one after every 10 steps, without an improvement after which
         learning ends.
+    shrinkage : bool
+        Whether the learned kernel is one between the first and that of the last steps: 0, 1/3, 2/3
+        or all of the way in logarithms of the parameters, by the log loss of calibrated
+        leave-one-out estimates at 1,000 rows of the row sample. Many length scales fit noise
+        where rows are few.
+    calibration : bool
+        Whether probabilities are calibrated by these held-out estimates, see
+        :class:`cme_dask.numerics.labels.LabelCalibration`. They have the same order without.
     class_weight : mapping of labels to numbers, or "balanced", optional
         What weights of rows are multiplied with, by label; ``"balanced"`` for n / (K n_c), which
         reads the labels once more.
+    missing : {"raise", "drop"}
+        Whether rows in memory whose label is None or NaN are an error or left out, which the log
+        says.
     tol, max_rank, pivots, span, sample_size, n_folds, accuracy, random_state
         As in :class:`ConditionalMeanEmbedding`.
 
@@ -132,7 +166,8 @@ class MulticlassEmbedding(EmbeddingClassifier):
     criterion = "squared"
     validation = "folds"
     method = "pivots"
-    _ridge = REG_START
+    _ridge: float | None = None  # where none are compared
+    _calibrated: dict[str, Any] | None = None
     _every = 10
 
     def __init__(
@@ -144,12 +179,15 @@ class MulticlassEmbedding(EmbeddingClassifier):
         epsilon: float = 1e-3,
         batch_size: int = 1_000,
         batch_validation: float = 0.5,
-        optimizer: str = "adam",
-        learning_rate: float = 0.1,
+        optimizer: Any = "adam",
+        learning_rate: float | None = None,
         max_iter: int = 200,
         validation_fraction: float = 0.1,
         n_iter_no_change: int = 5,
+        shrinkage: bool = True,
+        calibration: bool = True,
         class_weight: Mapping[Any, float] | str | None = None,
+        missing: str = "raise",
         tol: float | None = None,
         max_rank: int | None = None,
         pivots: Any = "sampled",
@@ -170,7 +208,10 @@ class MulticlassEmbedding(EmbeddingClassifier):
         self.max_iter = max_iter
         self.validation_fraction = validation_fraction
         self.n_iter_no_change = n_iter_no_change
+        self.shrinkage = shrinkage
+        self.calibration = calibration
         self.class_weight = class_weight
+        self.missing = missing
         self.tol = tol
         self.max_rank = max_rank
         self.pivots = pivots
@@ -182,7 +223,9 @@ class MulticlassEmbedding(EmbeddingClassifier):
 
     def _check(self) -> None:
         super()._check()
-        check_choice("optimizer", self.optimizer, OPTIMIZERS)
+        if not hasattr(self.optimizer, "update"):  # of optax
+            check_choice("optimizer", self.optimizer, OPTIMIZERS)
+        check_choice("missing", self.missing, ("raise", "drop"))
         check_number("batch_size", self.batch_size, 2)
         check_number("max_iter", self.max_iter, 0)
         check_number("n_iter_no_change", self.n_iter_no_change, 1)
@@ -190,14 +233,20 @@ class MulticlassEmbedding(EmbeddingClassifier):
             check_number(name, getattr(self, name), 0, 0.9, whole=False)
         if self.complexity_weight is not None:
             check_number("complexity_weight", self.complexity_weight, 0, whole=False)
-        for name in ("epsilon", "learning_rate"):
-            check_number(name, getattr(self, name), 0, whole=False)
+        check_number("epsilon", self.epsilon, 0, whole=False)
         if not 0.0 < self.epsilon < 1.0:
             raise DataError(f"epsilon must lie between 0 and 1, got {self.epsilon!r}")
-        if not self.learning_rate > 0.0:
-            raise DataError(f"learning_rate must be above 0, got {self.learning_rate!r}")
+        if self.learning_rate is not None:
+            check_number("learning_rate", self.learning_rate, 0, whole=False)
+            if not self.learning_rate > 0.0:
+                raise DataError(f"learning_rate must be above 0, got {self.learning_rate!r}")
         if self.reg is not None and not isinstance(self.reg, str) and 0.0 in check_ridges(self.reg):
             raise DataError("reg must be above 0: learning factorises K + n reg")
+
+    @property
+    def _fingerprints(self) -> dict[str, Any]:
+        # Those that Dask makes of the closures of optax differ from process to process.
+        return {"optimizer": description(self.optimizer)}
 
     # The kernel, by the bound
 
@@ -206,31 +255,62 @@ class MulticlassEmbedding(EmbeddingClassifier):
 
     @property
     def _compares(self) -> bool:
-        return self.reg is not None and np.ndim(self.reg) > 0
+        folds = self.reg is not None or self.n_folds > 1
+        return folds and self._ridge is None and super()._compares
 
     @property
     def _regs(self) -> Array:
-        return np.array([self._ridge]) if self.reg is None else super()._regs
+        return super()._regs if self._ridge is None else np.array([self._ridge])
 
     def _search(self, context: FitContext) -> FitContext:
         codes = np.arange(float(len(self._classes)))[:, None]
         x, y = context.pivots
         if y.mode == "sampled":  # labels that the row sample lacks, too
             y = replace(y, mode="given", points=codes)
+        begin, memory = time.perf_counter(), self._learning_memory(context)
         with one_blas_thread():
             learned = self._by_bound(context)
-        self._ridge = learned.reg
+            if self.shrinkage and learned.steps:
+                learned = self._shrunk(context, learned)
+        self._ridge = learned.reg if self.reg is None and self.n_folds < 2 else None
         return replace(
             context,
             kernels=[learned.kernel, context.kernels[1]],
             pivots=(x, y),
-            search=learned,
+            search=replace(learned, memory=memory, seconds=time.perf_counter() - begin),
         )
+
+    def _learning_memory(self, context: FitContext) -> MemoryPlan:
+        """What learning needs; ResourceError if there is less."""
+        reader, rows = BatchReader.of(context.sample), context.sample.n_rows
+        size = min(self.batch_size, rows)
+        shuffled = min(rows, reader.together(size) * reader.block) + size
+        held = min(_HELD_ROWS, len(context.rows)) if self.validation_fraction else 0
+        dense = max(_STEP_ARRAYS * size**2, _HELD_ARRAYS * held**2)
+        return context.executor.check_alone(
+            "learning of the kernel",
+            _POOL_COPIES * shuffled * reader.row_bytes + 8 * dense,
+            extent_of(context.sample, context.executor).in_memory + context.choice_cost(1).held,
+            f"a batch_size below {size:,}, or chunks of fewer than {reader.block:,} rows",
+        )
+
+    def _shrunk(self, context: FitContext, learned: BoundLearning) -> BoundLearning:
+        """The kernel between the first one and the learned one, and its ridge."""
+        few = context.rows.prefix(_CHOICE_ROWS)
+        rows, labels = _usable(few.parts[0], few.parts[1], few.importance), len(self._classes)
+        regs = np.array([self.reg]) if self._keeps_ridge else REGS
+        chosen = shrunk(context.kernels[0], learned.kernel, rows, labels, np.asarray(regs))
+        return replace(learned, kernel=chosen.kernel, reg=chosen.reg, share=chosen.share)
+
+    @property
+    def _keeps_ridge(self) -> bool:
+        """Whether the ridge is given as a number, and not learned."""
+        return self.reg is not None and np.ndim(self.reg) == 0 and not isinstance(self.reg, str)
 
     def _by_bound(self, context: FitContext) -> BoundLearning:
         """The kernel and the ridge, by Algorithm 1."""
         labels, rows, sample = len(self._classes), context.rows, context.sample
-        given = self.reg is not None and np.ndim(self.reg) == 0 and not isinstance(self.reg, str)
+        given = self._keeps_ridge
         split = evaluate = None
         if self.validation_fraction:
             seed = (context.seed + _HELD_SEED) % _SEEDS
@@ -249,7 +329,7 @@ class MulticlassEmbedding(EmbeddingClassifier):
             self.epsilon,
             self.batch_validation,
             self.optimizer,
-            self.learning_rate,
+            self._rate(context.kernels[0]),
             self.max_iter,
             self.n_iter_no_change,
             self._every,
@@ -273,26 +353,103 @@ class MulticlassEmbedding(EmbeddingClassifier):
             state=state,
             save=save,
             callback=context.progress,
+            coordinates=partial(coordinates_of, rows.parts[0], rows.importance, context.seed),
         )
+
+    def _rate(self, kernel: Kernel) -> float:
+        if self.learning_rate is not None:
+            return float(self.learning_rate)
+        if not isinstance(self.optimizer, str):
+            return 1.0
+        return _NETWORK_RATE if isinstance(kernel, Network) else _RATE
+
+    def _landmarks(self, context: FitContext) -> list[Basis] | None:
+        """Of features, these themselves as the basis of x, and all labels as pivots of y."""
+        kernel, kernel_y = context.kernels
+        if not isinstance(kernel, Features) or context.pivots[0].mode != "sampled":
+            return None
+        basis = FeatureBasis(kernel, len(context.sample.columns[0].names))
+        codes = np.arange(float(len(self._classes)))[:, None]
+        return [basis, NewtonBasis.from_points(kernel_y, codes)]
 
     def _batches(
         self, sample: Sample, split: Split | None, seed: int, epoch: int, start: int
     ) -> Iterator[tuple[int, LabelledRows]]:
         """Batches of an epoch without the rows held out, from a number on."""
-        unseen = None if split is None else split.other
-        reader = BatchReader(sample.sources, None, unseen, sample.units)
+        reader = BatchReader.of(sample, None if split is None else split.other)
         size = min(self.batch_size, sample.n_rows)
-        for batch in sample.batches(size, seed, epoch=epoch, start=start):
-            order = np.argsort(batch.index)
-            seen = np.empty(len(batch), dtype=bool)
-            seen[order] = reader.belongs(batch.index[order])
-            rows = _usable(*(values[seen] for values in (*batch.parts, batch.weights)))
+        for batch in batches(reader, size, seed, epoch=epoch, start=start):
+            rows = _usable(batch.x, batch.y, batch.weights)
             # What is left at the end of an epoch may be too few rows for a kernel.
             if len(rows.x) >= 2 and (batch.number == 0 or len(batch) > size // 2):
                 yield batch.number, rows
 
+    # The ridge and the calibration, by rows that refits have not seen
+
+    def _planned(self, context: FitContext, *others: Any) -> FitPlan:
+        plan = super()._planned(context, *others)
+        return replace(plan, memory=plan.memory.or_tighter(context.search.memory))
+
+    def _measure(self, context: FitContext) -> Measured:
+        measured = super()._measure(context)
+        report = measured.report
+        memory = report.memory.or_tighter(context.search.memory)
+        measured = measured._replace(report=report._replace(memory=memory))
+        self._calibrated = None
+        if not measured.moments.held_out_folds or not (self._compares or self.calibration):
+            return measured
+        with one_blas_thread():
+            losses, errors, calibrations = self._held_out(context, measured)
+        if self.calibration:
+            self._calibrated = calibrations[int(losses.argmin())]
+        return measured._replace(left_out=(losses, errors)) if self._compares else measured
+
+    def _held_out(
+        self, context: FitContext, measured: Measured
+    ) -> tuple[Array, Array, list[dict[str, Any]]]:
+        """By ridge the log loss at rows of the row sample, its error, and the calibration."""
+        moments, (x, y), rows = measured.moments, measured.sides, context.rows.prefix(HELD_ROWS)
+        folds = rows.folds(context.sample.folding, moments.n_folds)
+        held = np.isin(folds, moments.held_out_folds) & (rows.importance > 0.0)
+        points, codes = (values[held] for values in rows.parts)
+        codes, share = codes[:, 0].astype(np.int64), rows.importance[held]
+        share = share / share.sum()
+        refits = refits_at(moments, x.basis(points), folds[held])
+        labels = [y.names.index(class_name(code)) for code in range(len(self._classes))]
+        ridges = self._regs if self._compares else [self._given_ridge(moments)]
+        losses, errors, calibrations = [], [], []
+        for reg in ridges:
+            signed = refits(reg)[:, labels]
+            plain = positive(nearest_shares(signed), moments.n_rows)
+            before = -np.log(plain[np.arange(len(codes)), codes])
+            calibration, calibrated = learn_label_calibration(signed, codes, share)
+            gain, std = _mean_and_error(before - calibrated, share)
+            calibrations.append(
+                {
+                    "kept": True,
+                    "exponents": [calibration.scale, calibration.power],
+                    "gain": gain,
+                    "std": std,
+                    "rows": len(codes),
+                }
+            )
+            loss, error = _mean_and_error(calibrated if self.calibration else before, share)
+            losses.append(loss)
+            errors.append(error)
+        return np.array(losses), np.array(errors), calibrations
+
+    def _path(self, measured: Measured) -> RidgePath | None:
+        path = super()._path(measured)
+        return path and replace(path, criterion="log")
+
+    def _solve(self, sample: Sample, measured: Measured) -> dict[str, Any]:
+        fitted = super()._solve(sample, measured)
+        if self._calibrated is not None:
+            fitted["model_"].about["calibration"] = self._calibrated
+        return fitted
+
     def _sums(self, functions: Declarations) -> FitSums:
-        self._ridge = self.search_.reg
+        self._ridge, self._calibrated = self.reg_, self.model_.about.get("calibration")
         return super()._sums(functions)
 
     def _become(self, measured: Any, fitted: dict[str, Any], *of_fit: Any) -> None:
@@ -301,46 +458,42 @@ class MulticlassEmbedding(EmbeddingClassifier):
         about["bound"] = {
             "steps": learned.steps,
             "halved": learned.halved,
+            "share": learned.share,
             "loss": learned.loss if np.isfinite(learned.loss) else None,
         }
         fitted["n_iter_"] = learned.steps
-        if self.reg is None:
+        if self._ridge is not None:
             about["criterion"] = "the Rademacher bound"
         super()._become(measured, fitted, *of_fit)
 
     # Weights by label
 
     def _open(self, X: Any, Y: Any, weights: Any) -> Sample:
-        return self._by_label(super()._open(X, Y, weights))
+        return self._by_label(super()._open(*self._labelled(X, Y, weights)))
 
     def _open_more(self, X: Any, Y: Any, weights: Any) -> Sample:
-        return self._by_label(super()._open_more(X, Y, weights))
+        return self._by_label(super()._open_more(*self._labelled(X, Y, weights)))
+
+    def _labelled(self, X: Any, Y: Any, weights: Any) -> tuple[Any, Any, Any]:
+        return labelled_rows(X, Y, weights) if self.missing == "drop" else (X, Y, weights)
 
     def _by_label(self, sample: Sample) -> Sample:
         """The rows with weights that are multiplied with those of their labels."""
         if self.class_weight is None:
             return sample
-        codes = sample.sources[1]
-        each = partial(_taken, self._label_weights(codes))
-        source: RowSource = codes.map(each, 1)
-        if sample.weights is not None:
-            if not (isinstance(sample.weights, ArraySource) and isinstance(codes, ArraySource)):
-                raise DataError(
-                    "class_weight with weights of rows that are not in memory: multiply these with "
-                    "the weights of the labels, and give class_weight=None"
-                )
-            both = sample.weights.read(0, sample.n_rows) * each(codes.read(0, sample.n_rows))
-            source = ArraySource(both)
+        codes, given = sample.sources[1], sample.weights
+        source = codes.map(partial(_taken, self._label_weights(sample)), 1)
+        if given is not None and (source.dask_array is given.dask_array is None):
+            source = ProductSource(given, source)
+        elif given is not None:
+            source = DaskSource(lazy_rows(given, 1) * lazy_rows(source, 1))
         return replace(sample, weights=source, row_sample=None)
 
-    def _label_weights(self, codes: RowSource) -> Array:
+    def _label_weights(self, sample: Sample) -> Array:
         """The weight of each label, shape (K,)."""
         labels, given = self._classes.tolist(), self.class_weight
         if isinstance(given, str) and given == "balanced":
-            counts = np.zeros(len(labels))
-            for start in range(0, codes.shape[0], _COUNTED_ROWS):
-                block = codes.read(start, min(start + _COUNTED_ROWS, codes.shape[0]))
-                counts += np.bincount(block[:, 0].astype(np.int64), minlength=len(labels))
+            counts = _label_counts(sample, len(labels))
             return counts.sum() / np.maximum(len(labels) * counts, 1.0)
         if not isinstance(given, Mapping) or not set(given) <= set(labels):
             raise DataError(
@@ -350,6 +503,17 @@ class MulticlassEmbedding(EmbeddingClassifier):
         for label, weight in given.items():
             check_number(f"class_weight of {label!r}", weight, 0, whole=False)
         return np.array([float(given.get(label, 1.0)) for label in labels])
+
+
+def _label_counts(sample: Sample, labels: int) -> Array:
+    """Rows with each label, of the part that the sample is, shape (K,)."""
+    codes, reader, counts = sample.sources[1], BatchReader.of(sample), np.zeros(labels)
+    step = -(-_COUNTED_ROWS // reader.block) * reader.block  # whole chunks
+    for start in range(0, sample.n_rows, step):
+        index = np.arange(start, min(start + step, sample.n_rows))
+        block = codes.read(start, int(index[-1]) + 1)[reader.belongs(index), 0]
+        counts += np.bincount(block[np.isfinite(block)].astype(np.int64), minlength=labels)
+    return counts
 
 
 def _taken(weights: Array, codes: Array) -> Array:
@@ -363,7 +527,16 @@ def _usable(x: Array, codes: Array, weights: Array) -> LabelledRows:
     return LabelledRows(x[some], codes[some, 0].astype(np.int64), weights[some])
 
 
+def _mean_and_error(values: Array, share: Array) -> tuple[float, float]:
+    """Mean of values at rows with weights of sum 1, and its standard error."""
+    mean = float(share @ values)
+    return mean, float(np.sqrt(share**2 @ (values - mean) ** 2))
+
+
 def _held_out(
     rows: LabelledRows, held: LabelledRows, labels: int, kernel: Kernel, reg: float
 ) -> float:
+    if isinstance(kernel, Features):
+        rows, held = (part._replace(x=kernel.features(np, part.x)) for part in (rows, held))
+        kernel = Linear()
     return held_out_loss(kernel, reg, rows, held, labels)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from cme_dask.data.sample import Sample
 from cme_dask.estimators.context import FitContext
 from cme_dask.kernels import Kernel
 from cme_dask.kernels.evaluator import one_blas_thread
@@ -37,8 +38,8 @@ Specify = Callable[[MomentReduction], tuple[MomentReduction, ComputeMode]]
 Other = tuple[Sequence[Kernel], Specify]
 """Further learned kernels, and the trial of the arithmetic for their moments."""
 
-SecondPass = Callable[[MomentSums, Sequence[FeatureBlock]], Reduction[Any, Any]]
-"""From the moments of x and y to what a second pass over the rows computes."""
+SecondPass = Callable[[MomentSums, Sequence[FeatureBlock]], tuple[Sample, Reduction[Any, Any]]]
+"""From the moments of x and y to the rows of a second pass, and what it computes."""
 
 
 @dataclass(frozen=True)
@@ -221,7 +222,7 @@ class FitPlan:
 def plan_fit(
     context: FitContext,
     specify: Specify,
-    landmarks: Callable[[], Sequence[Basis] | None],
+    landmarks: Callable[[FitContext], Sequence[Basis] | None],
     cells: Callable[[Sequence[Basis]], Sequence[CellReduction]],
     others: Sequence[Other] = (),
     second: SecondPass | None = None,
@@ -239,7 +240,7 @@ def plan_fit(
     cells
         From bases to the cells whose rows the pass sums.
     others
-        Further learned kernels that are compared on all rows, with their ``specify``.
+        Further kernels that are compared on all rows, with their ``specify``.
     second
         What a second pass computes, of the moments of some rows here.
 
@@ -252,11 +253,10 @@ def plan_fit(
     marks = [time.perf_counter()]
     # Rounds over all rows are what a plan must not do: the row sample tells about which rank.
     from_sample = replace(context, pivots=tuple(each.from_sample() for each in context.pivots))
-    on_landmarks = landmarks()
-    if on_landmarks is not None:
-        each: Sequence[Sequence[Basis]] = [on_landmarks]
-    else:
-        kernels = [context.kernels, *(kernels for kernels, _ in others)]
+    kernels = [context.kernels, *(kernels for kernels, _ in others)]
+    on_landmarks = [landmarks(replace(context, kernels=pair)) for pair in kernels]
+    each: Sequence[Sequence[Basis]] = [bases for bases in on_landmarks if bases is not None]
+    if not each:
         each, _ = from_sample.bases_of_each(kernels)
     marks.append(time.perf_counter())
     spec, arithmetic = specify(context.moments_on(each[0]))
@@ -276,11 +276,12 @@ def plan_fit(
     if second is not None:
         trial = context.rows.prefix(TRIAL_ROWS)
         few = strip_moments(replace(spec, n_folds=1), trial.parts, None, np.zeros(len(trial), int))
-        reduction, extent = second(few, spec.features), extent_of(sample, executor)
+        other, reduction = second(few, spec.features)
+        extent = extent_of(other, executor)
         cost = reduction.cost(extent) + context.after_moments(spec.features)
         runs, needed = plan_pass(cost, extent, executor)
         memory = memory.or_tighter(needed)
-        second_pass = time_pass(sample, [reduction], runs, executor)
+        second_pass = time_pass(other, [reduction], runs, executor)
     return FitPlan(
         variables=tuple(
             PlannedVariable(

@@ -11,10 +11,7 @@ from cme_dask.estimators.context import PivotProgress, Progress
 from cme_dask.estimators.planning import RESIDUAL_EVALUATIONS, RESIDUAL_FINALISTS
 from cme_dask.learning.candidates import Tuning, TuningProgress
 from cme_dask.passes.driver import Executor
-from cme_dask.passes.progress import Event, FitProgress, Listener, Step, StepBegan, listening
-
-ProgressOption: TypeAlias = bool | Listener | None
-"""True to show the progress of a fit, or a function of its events."""
+from cme_dask.passes.progress import Event, FitProgress, Step, StepBegan, listening
 
 ROWS, SEARCH, PIVOTS, PASS, SOLUTION = "rows", "search", "pivots", "pass", "solution"
 LOCATION, DECISION, ITERATIONS = "location", "decision", "iterations"
@@ -165,7 +162,8 @@ class StepCosts:
         # Values of y at which laws are judged, in those of one column at most.
         self._judged = sum(columns[1:]) * min(n_rows, HELD_ROWS) / HELD_ROWS
         most = min(_LEARNED_RANK, n_rows / 5.0)
-        ranks = [50.0 * 5.0 ** (columns[0] - 1), *(15.0 * 8.0 ** (d - 1) for d in columns[1:])]
+        powers = [min(d - 1, 20) for d in columns]  # of hundreds of columns they would overflow
+        ranks = [50.0 * 5.0 ** powers[0], *(15.0 * 8.0**power for power in powers[1:])]
         self.guessed_ranks = [min(most, rank) for rank in ranks]
         self.second_ranks = [_SECOND_RANK for _ in columns]
 

@@ -1,8 +1,9 @@
 """``TransferOperator``: the Koopman operator of trajectories of any length, from one pass."""
 
-import os
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Self
+from functools import partial
+from typing import Any, Self, Unpack
 
 import numpy as np
 
@@ -20,7 +21,6 @@ from cme_dask.estimators.base import (
 from cme_dask.estimators.cholesky import one_variable
 from cme_dask.estimators.context import FitContext
 from cme_dask.estimators.planning import FitPlan
-from cme_dask.estimators.steps import ProgressOption
 from cme_dask.kernels import Kernel
 from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.learning.problems import EMBEDDING_REGS as REGS
@@ -29,6 +29,7 @@ from cme_dask.models.points import FloatArray
 from cme_dask.models.ridge_path import RidgePath
 from cme_dask.models.transfer import TransferModel
 from cme_dask.numerics.basis import Basis, LinearBasis, eigenbasis
+from cme_dask.numerics.crossval import joint_loss
 from cme_dask.numerics.embedding import (
     ConditionalEmbedding,
     check_ridges,
@@ -36,9 +37,16 @@ from cme_dask.numerics.embedding import (
     held_out_curve,
     surrogate_loss,
 )
+from cme_dask.numerics.moments import MomentSets, MomentSums
 from cme_dask.numerics.operators import reduced_rank
-from cme_dask.passes.cluster import Scheduler
-from cme_dask.passes.driver import RunOptions
+from cme_dask.numerics.precision import SAFE
+from cme_dask.passes.driver import (
+    MomentFitKeywords,
+    MomentKeywords,
+    options_of,
+    with_run_options,
+)
+from cme_dask.passes.run import run_pass
 from cme_dask.passes.sources import open_sample
 
 Array = Any
@@ -56,8 +64,10 @@ class TransferOperator(Estimator):
 
     Parameters
     ----------
-    kernel : Kernel or "median"
-        Kernel of the states.
+    kernel : Kernel, "median", or list of kernels
+        Kernel of the states. The moments of several kernels are made in the same pass, and the one
+        with the smallest held-out joint loss is taken: the squared error of the transition density,
+        which compares kernels (the VAMP-E score of Wu and Noé 2020).
     lag : int
         Rows from a state to the next one.
     time_step : float, optional
@@ -65,8 +75,10 @@ class TransferOperator(Estimator):
         out. Default: the median of the first ones.
     rank : int, optional
         Rank of the operator: reduced-rank regression. Default: that of the basis.
-    reg : float, optional
-        Ridge r; default the one with the smallest held-out loss over the folds.
+    reg : float or sequence of floats, optional
+        Ridge r, or several, of which the one with the smallest surrogate loss on held-out folds is
+        taken, :math:`\mathrm E|k(x_{t + \mathrm{lag}}, \cdot) - \mu(x_t)|^2`; default 19 of them,
+        from 1e-9 to 1. The bias of a given ridge does not fall with the number of rows.
     tol, max_rank, sample_size, n_folds, random_state
         As in :class:`JointDistribution`.
     pivots : "sampled" or array
@@ -84,6 +96,9 @@ class TransferOperator(Estimator):
         The ridge.
     path_ : RidgePath or None
         Ridges that were compared; None where the ridge was given.
+    kernel_losses_ : (K, 2) array or None
+        Held-out joint losses of the kernels that were compared, and their standard errors; None
+        where one kernel was given.
     moments_ : MomentSums
         Sums over the pairs, per fold.
     n_features_in_ : int
@@ -113,16 +128,17 @@ class TransferOperator(Estimator):
     model_: TransferModel
     _kernels = {"kernel": "x"}  # noqa: RUF012 - never changed
     _bases = ("basis_",)
+    _several = True
     span = 1.0
 
     def __init__(
         self,
-        kernel: Kernel | str = "median",
+        kernel: Kernel | str | Sequence[Kernel | str] = "median",
         *,
         lag: int = 1,
         time_step: float | None = None,
         rank: int | None = None,
-        reg: float | None = None,
+        reg: float | Sequence[float] | None = None,
         tol: float | None = None,
         max_rank: int | None = None,
         pivots: Any = "sampled",
@@ -142,6 +158,7 @@ class TransferOperator(Estimator):
         self.n_folds = n_folds
         self.random_state = random_state
 
+    @with_run_options
     def fit(
         self,
         X: Any,
@@ -151,11 +168,7 @@ class TransferOperator(Estimator):
         time: Any = None,
         weights: Any = None,
         functions: FunctionsLike | None = None,
-        scheduler: Scheduler = None,
-        workers: int | None = None,
-        memory_limit: str | int | None = None,
-        progress: ProgressOption = None,
-        checkpoint: str | os.PathLike[str] | None = None,
+        **keywords: Unpack[MomentFitKeywords],
     ) -> Self:
         """Fit in one pass over the pairs of rows.
 
@@ -175,8 +188,8 @@ class TransferOperator(Estimator):
             Of the rows, which are those of the pairs that begin with them.
         functions
             Observables by name, to be forecast; as in :meth:`JointDistribution.fit`.
-        scheduler, workers, memory_limit, progress, checkpoint
-            As in :meth:`JointDistribution.fit`.
+        **keywords
+            As in :class:`RunOptions`.
 
         Raises
         ------
@@ -192,7 +205,7 @@ class TransferOperator(Estimator):
         ToleranceWarning, RankWarning
             As :meth:`JointDistribution.fit`.
         """
-        options = RunOptions(scheduler, workers, memory_limit, progress, checkpoint)
+        options = options_of(keywords, MomentFitKeywords)
         try:
             return self._fit(X, (group, time), weights, {"functions": functions}, options)
         except ZeroWeights as error:
@@ -201,6 +214,7 @@ class TransferOperator(Estimator):
                 "in the order of time, one trajectory after the other, with steps of time_step"
             ) from error
 
+    @with_run_options
     def plan(
         self,
         X: Any,
@@ -209,19 +223,18 @@ class TransferOperator(Estimator):
         time: Any = None,
         weights: Any = None,
         functions: FunctionsLike | None = None,
-        scheduler: Scheduler = None,
-        workers: int | None = None,
-        memory_limit: str | int | None = None,
-        progress: ProgressOption = None,
+        **keywords: Unpack[MomentKeywords],
     ) -> FitPlan:
         """What :meth:`fit` would do and take, see :meth:`JointDistribution.plan`.
 
         Parameters
         ----------
-        X, group, time, weights, functions, scheduler, workers, memory_limit, progress
+        X, group, time, weights, functions
             As in :meth:`fit`.
+        **keywords
+            As in :class:`RunOptions`.
         """
-        options = RunOptions(scheduler, workers, memory_limit, progress)
+        options = options_of(keywords, MomentKeywords)
         return self._plan(X, (group, time), weights, {"functions": functions}, options)
 
     def predict(self, X: Any) -> FloatArray:
@@ -250,10 +263,16 @@ class TransferOperator(Estimator):
             check_number("rank", self.rank, 1)
         if self.time_step is not None:
             check_number("time_step", self.time_step, np.finfo(np.float64).tiny, whole=False)
-        if self.reg is None and self.n_folds < 2:
-            raise DataError("the ridge is chosen on held-out folds: give reg, or n_folds >= 2")
-        if self.reg is not None and (np.ndim(self.reg) or not check_ridges(self.reg)[0] > 0.0):
-            raise DataError(f"reg must be a positive number, got {self.reg!r}")
+        if not len(self._regs) or not (self._regs > 0.0).all():
+            raise DataError(f"reg must be a positive number or several, got {self.reg!r}")
+        several = isinstance(self.kernel, (list, tuple))
+        if several and not self.kernel:
+            raise DataError("kernel holds no kernel: give one or more, or kernel='median'")
+        if self.n_folds < 2 and (self._compares or several):
+            raise DataError(
+                "ridges and kernels are compared on held-out folds: give reg and one kernel, or "
+                "n_folds >= 2"
+            )
         if isinstance(self.pivots, str) and self.pivots != "sampled":
             raise DataError(
                 f"pivots must be 'sampled' or an array of points, got {self.pivots!r}: rounds over "
@@ -275,23 +294,61 @@ class TransferOperator(Estimator):
         return [basis, basis]
 
     def _run(self, context: FitContext, sample: Sample) -> tuple[Measured, dict[str, Any]]:
-        measured = self._measure(context)
+        compared = len(context.candidates) > 0
+        measured, losses = self._compare(context) if compared else (self._measure(context), None)
         with one_blas_thread():
-            fitted = self._solve(sample, measured)
+            fitted = self._solve(sample, measured) | {"kernel_losses_": losses}
         basis = fitted["basis_"]
         _first(context).warn_of_trace([(basis.trace_error, basis.rank)])
         return measured, fitted
 
+    def _planned(self, context: FitContext, *_: Any) -> FitPlan:
+        specify = partial(self._in_mode, context)
+        others = [([kernel, kernel], specify) for kernel in context.candidates]
+        return super()._planned(context, others)
+
+    def _compare(self, context: FitContext) -> tuple[Measured, Array]:
+        """Moments of all kernels in one pass: those of the best, and the losses of all, (K, 2)."""
+        kernels = context.kernels[0], *context.candidates
+        bases = [self._landmarks(replace(context, kernels=[kernel] * 2)) for kernel in kernels]
+        sets = MomentSets(tuple(context.moments_on(each) for each in bases))
+        (sums,), report = run_pass(
+            context.sample,
+            [sets],
+            context.executor,
+            context.progress,
+            around=context.choice_cost(max(sets.ranks)),
+        )
+        losses = []
+        with one_blas_thread():
+            for moments in sums:
+                reg, _ = self._ridge(moments)
+                losses.append(np.ravel(held_out_curve(moments, joint_loss, np.array([reg]))))
+        best = int(np.argmin(losses, axis=0)[0])
+        sides, passes = sets.each[best].features, context.passes + 1
+        return Measured(sides, sums[best], (), (), SAFE, report, passes), np.array(losses)
+
+    @property
+    def _regs(self) -> Array:
+        return np.unique(check_ridges(REGS if self.reg is None else self.reg))
+
+    @property
+    def _compares(self) -> bool:
+        """Whether the ridge is chosen among several."""
+        return self.reg is None or np.ndim(self.reg) > 0
+
+    def _ridge(self, moments: MomentSums) -> tuple[float, RidgePath | None]:
+        """The ridge, and those among which it was chosen."""
+        regs = self._regs
+        if not self._compares:
+            return float(regs[0]), None
+        losses, errors = held_out_curve(moments, surrogate_loss, regs)
+        best = int(losses.argmin())
+        return float(regs[best]), RidgePath(regs, losses, errors, "folds", "surrogate", best)
+
     def _solve(self, sample: Sample, measured: Measured) -> dict[str, Any]:
         moments, (x, y) = measured.moments, measured.sides
-        mean, path, criterion = moments.means(), None, "hand"
-        if self.reg is None:
-            regs = check_ridges(REGS)
-            losses, errors = held_out_curve(moments, surrogate_loss, regs)
-            best = int(losses.argmin())
-            path = RidgePath(regs, losses, errors, "folds", "surrogate", best)
-            criterion = "surrogate loss"
-        reg = float(path.regs[path.chosen] if path else self.reg)  # type: ignore[arg-type]
+        mean, (reg, path) = moments.means(), self._ridge(moments)
         embedding = ConditionalEmbedding.of(mean, reg)
         averages = mean.means["f(y)"]
         target = function_moments(mean) - np.outer(mean.means["x"], averages)
@@ -308,7 +365,7 @@ class TransferOperator(Estimator):
             "tol": float(self.tol or TOL),
             "trace_error": error,
             "reg": reg,
-            "criterion": criterion,
+            "criterion": "hand" if path is None else "surrogate loss",
             "lag": int(self.lag),
             "operator_rank": self.rank,
             **origin(sample),

@@ -16,14 +16,14 @@ from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.learning.candidates import KernelChoice, Score, Search, Tuning
 from cme_dask.learning.problems import estimated, search_joint
 from cme_dask.learning.search import search_bytes
-from cme_dask.models.assembly import Component
+from cme_dask.models.assembly import Component, reduced
 from cme_dask.models.events import importable
 from cme_dask.numerics.basis import Basis, NewtonBasis
 from cme_dask.numerics.cells import CellReduction, CellSums
 from cme_dask.numerics.crossval import held_folds
 from cme_dask.numerics.moments import FeatureBlock, MomentReduction, MomentSets, MomentSums
 from cme_dask.numerics.precision import ComputeMode
-from cme_dask.numerics.problem import JointSolver, Regularization, reduced, replicates
+from cme_dask.numerics.problem import JointSolver, Regularization, replicates
 from cme_dask.numerics.reduction import MemoryPlan
 from cme_dask.passes.progress import StepBegan
 from cme_dask.passes.run import PassReport, extent_of, run_pass

@@ -17,6 +17,7 @@ In the docstrings n and m are numbers of rows and d the number of columns.
 from cme_dask.kernels.base import KERNELS, Columns, Kernel, Product, Scaled, Sum, Unit
 from cme_dask.kernels.discrete import Categorical, Custom, Delta, Features, Linear, Polynomial
 from cme_dask.kernels.files import MAX_DEPTH, from_dict
+from cme_dask.kernels.network import Network
 from cme_dask.kernels.stationary import (
     Gaussian,
     Laplace,
@@ -49,6 +50,7 @@ __all__ = [
     "LengthScale",
     "Linear",
     "Matern",
+    "Network",
     "Polynomial",
     "PoolRare",
     "Product",

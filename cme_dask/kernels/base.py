@@ -6,7 +6,7 @@ Operators need classes that are defined further down: they look them up when cal
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from numbers import Integral, Real
@@ -162,14 +162,18 @@ class Kernel(ABC):
         -------
         gradient : as many numbers as :attr:`parameters`
         """
-        xp, values, result = array_namespace(X, Z), list(self.parameters), []
+        xp = array_namespace(X, Z)
+        return self._differences(lambda kernel: xp.sum(weights * kernel.formula(xp, X, Z)))
+
+    def _differences(self, function: Callable[[Self], Any]) -> list[float]:
+        """The gradient of a function of the kernel in its parameters, by differences."""
+        values, result = list(self.parameters), []
         for i, value in enumerate(values):
             step = _STEP * (abs(value) or 1.0)
             total = 0.0
             for multiple, factor in _DIFFERENCES:
                 moved = [*values[:i], value + multiple * step, *values[i + 1 :]]
-                block = self.with_parameters(moved).formula(xp, X, Z)
-                total += factor * float(xp.sum(weights * block))
+                total += factor * float(function(self.with_parameters(moved)))
             result.append(total / step)
         return result
 

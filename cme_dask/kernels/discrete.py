@@ -11,7 +11,7 @@ from array_api_compat import array_namespace, device
 from cme_dask.errors import DataError
 from cme_dask.kernels.base import Array, Kernel, Unit, check_integer, check_number
 from cme_dask.kernels.evaluator import BlockEvaluator, take_into
-from cme_dask.kernels.stationary import Stationary
+from cme_dask.kernels.stationary import LengthScaled
 
 # The kernel of categorical columns
 
@@ -51,7 +51,7 @@ class _LevelEvaluator(BlockEvaluator):
 
 
 @dataclass(frozen=True)
-class Categorical(Stationary):
+class Categorical(LengthScaled):
     r"""The kernel of categorical columns: a Gaussian of their one-hot codes.
 
     .. math:: k(x, z) = \exp\Bigl(-\sum_j [x_j \ne z_j] / l_j^2\Bigr)
@@ -214,7 +214,27 @@ class Features(Kernel, abstract=True):
 
     def formula(self, xp: Any, X: Array, Z: Array) -> Array:
         """Return the inner products of the features."""
-        return self.features(xp, X) @ self.features(xp, Z).T
+        values = self.features(xp, X)
+        return values @ (values if X is Z else self.features(xp, Z)).T
+
+    def feature_gradient(self, X: Array, weights: Array) -> list[float]:
+        r"""Return the gradient of :math:`\sum_{ij} w_{ij} \varphi_j(x_i)` in the parameters.
+
+        By differences of the features, with about eleven digits.
+
+        Parameters
+        ----------
+        X
+            Rows, shape (n, d).
+        weights
+            The weights w, of any sign, shape (n, m).
+
+        Returns
+        -------
+        gradient : as many numbers as :attr:`parameters`
+        """
+        xp = array_namespace(X)
+        return self._differences(lambda kernel: xp.sum(weights * kernel.features(xp, X)))
 
     def diagonal_formula(self, xp: Any, X: Array) -> Array:
         """Return |phi(x)|^2."""

@@ -53,6 +53,8 @@ def _build(d: object, custom: Mapping[str, Kernel], depth: int) -> Kernel:
 def _part(key: str, value: object, custom: Mapping[str, Kernel], depth: int) -> Any:
     if key == "transform":
         return Transform.from_dict(value)
+    if key == "weights":
+        return value
     return _build(value, custom, depth) if isinstance(value, Mapping) else value
 
 

@@ -1,9 +1,10 @@
-"""Kernels of the scaled differences (x - z) / l, and how these are formed."""
+"""Kernels with a length scale l: those of the differences (x - z) / l, and how these are formed."""
 
+from abc import abstractmethod
 from bisect import bisect_left
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from array_api_compat import array_namespace, device
@@ -52,7 +53,7 @@ class DistanceEvaluator(BlockEvaluator):
     they came, which are exact where x is near z. Others take sums of terms, a column at a time.
     """
 
-    def __init__(self, kernel: "Stationary", Z: Array, *, log: bool) -> None:
+    def __init__(self, kernel: "Stationary | Laplace", Z: Array, *, log: bool) -> None:
         super().__init__(kernel, Z, log=log)
         xp, scale, (m, d) = self.xp, kernel.length_scale, Z.shape
         self._scales: Any = scale if isinstance(scale, tuple) else (scale,) * d
@@ -122,10 +123,8 @@ class DistanceEvaluator(BlockEvaluator):
 
 
 @dataclass(frozen=True)
-class Stationary(Unit, Evaluated, abstract=True):
-    """A kernel of the scaled differences (x - z) / l.
-
-    Subclasses define :meth:`of_squares`, or :meth:`formula` if they are no functions of r^2.
+class LengthScaled(Unit, Evaluated, abstract=True):
+    """A kernel with a length scale, 1 at equal rows.
 
     Parameters
     ----------
@@ -135,68 +134,8 @@ class Stationary(Unit, Evaluated, abstract=True):
 
     length_scale: LengthScale
 
-    smooth: ClassVar[bool] = True
-    """Whether k is smooth in r^2 at 0: else a rounding error of r^2 there would show."""
-
-    factor = 1.0
-    """What r^2 is multiplied with before :meth:`finish`."""
-
     def __post_init__(self) -> None:
         object.__setattr__(self, "length_scale", _length_scale(self.length_scale))
-
-    def of_squares(self, xp: Any, squares: Array) -> Array:
-        """Return k as a function of r^2 = |(x - z) / l|^2, an array of any shape."""
-        raise NotImplementedError(f"{type(self).__name__} defines neither of_squares nor formula")
-
-    def formula(self, xp: Any, X: Array, Z: Array) -> Array:
-        """Return k of the sum of squared differences."""
-        return self.of_squares(xp, sum(u * u for u in _scaled_differences(X, Z, self.length_scale)))
-
-    def slope(self, xp: Any, squares: Array) -> Array:
-        """Return dk / d(r^2), an array of the shape of ``squares``; any finite number at 0."""
-        raise NotImplementedError(f"{type(self).__name__} defines no slope")
-
-    def weighted_gradient(self, X: Array, Z: Array, weights: Array) -> list[float]:
-        """Return the gradient in the length scales, by matrix products where k is smooth."""
-        if type(self).slope is Stationary.slope:
-            return super().weighted_gradient(X, Z, weights)
-        xp, each = array_namespace(X, Z), self.length_scale
-        d = X.shape[1]
-        scales = xp.asarray(each if isinstance(each, tuple) else (each,) * d, dtype=X.dtype)
-        if self.smooth:
-            centre = xp.mean(Z, axis=0)
-            u, v = (X - centre) / scales, (Z - centre) / scales
-            squares_u, squares_v = u * u, v * v
-            squares = xp.sum(squares_u, axis=1)[:, None] + xp.sum(squares_v, axis=1) - 2.0 * u @ v.T
-            slopes = weights * self.slope(xp, xp.clip(squares, 0.0))
-            totals = xp.sum(slopes, axis=1) @ squares_u + xp.sum(slopes, axis=0) @ squares_v
-            totals = totals - 2.0 * xp.sum(u * (slopes @ v), axis=0)
-        else:
-            terms = [u * u for u in _scaled_differences(X, Z, each)]
-            slopes = weights * self.slope(xp, sum(terms))
-            totals = xp.stack([xp.sum(slopes * term) for term in terms])
-        return self._in_scales([float(one) for one in -2.0 * totals / scales])
-
-    def _in_scales(self, each: list[float]) -> list[float]:
-        """Derivatives in the length scales of all columns; their sum where these are one number."""
-        return each if isinstance(self.length_scale, tuple) else [sum(each)]
-
-    def evaluator(self, Z: Array, *, log: bool = False) -> BlockEvaluator:
-        """Return the functions by matrix products, or by differences where k is not smooth."""
-        return DistanceEvaluator(self, Z, log=log)
-
-    def term(self, ops: Any, values: Array) -> None:
-        """Square scaled differences in place: the terms that are added over the columns."""
-        ops.multiply(values, values, out=values)
-
-    def finish(self, ops: Any, out: Array, scratch: Scratch, log: bool) -> None:
-        """Turn ``factor`` r^2 into k or log k, in place; r^2 may be rounded to less than zero."""
-        xp = array_namespace(out)
-        ops.maximum(out, 0.0, out=out)
-        for few in in_cache(out):
-            out[few, :] = self.of_squares(xp, out[few, :])
-        if log:
-            take_logarithms(self, xp, out)
 
     def check(self, n_columns: int) -> None:
         """Raise DataError if there is not one length scale for each column."""
@@ -218,6 +157,83 @@ class Stationary(Unit, Evaluated, abstract=True):
             ColumnScale(float(scale), categorical=not self.measures(j))
             for j, scale in enumerate(scales)
         )
+
+    def _in_scales(self, each: list[float]) -> list[float]:
+        """Derivatives in the length scales of all columns; their sum where these are one number."""
+        return each if isinstance(self.length_scale, tuple) else [sum(each)]
+
+
+@runtime_checkable
+class HasSlope(Protocol):
+    """A function of r^2 with a derivative of its own: its gradients are not differences."""
+
+    def slope(self, xp: Any, squares: Array) -> Array:
+        """Return dk / d(r^2), an array of the shape of ``squares``; any finite number at 0."""
+
+
+@dataclass(frozen=True)
+class Stationary(LengthScaled, abstract=True):
+    """A kernel that is a function of r^2 = |(x - z) / l|^2, which subclasses define.
+
+    Where they have a ``slope`` as well, their gradients are closed forms (:class:`HasSlope`).
+
+    Parameters
+    ----------
+    length_scale
+        l > 0 in the units of the columns: one number for all, or one per column (ARD).
+    """
+
+    smooth: ClassVar[bool] = True
+    """Whether k is smooth in r^2 at 0: else a rounding error of r^2 there would show."""
+
+    factor = 1.0
+    """What r^2 is multiplied with before :meth:`finish`."""
+
+    @abstractmethod
+    def of_squares(self, xp: Any, squares: Array) -> Array:
+        """Return k as a function of r^2, an array of any shape."""
+
+    def formula(self, xp: Any, X: Array, Z: Array) -> Array:
+        """Return k of the sum of squared differences."""
+        return self.of_squares(xp, sum(u * u for u in _scaled_differences(X, Z, self.length_scale)))
+
+    def weighted_gradient(self, X: Array, Z: Array, weights: Array) -> list[float]:
+        """Return the gradient in the length scales, by matrix products where k is smooth."""
+        if not isinstance(self, HasSlope):
+            return super().weighted_gradient(X, Z, weights)
+        xp, each = array_namespace(X, Z), self.length_scale
+        d = X.shape[1]
+        scales = xp.asarray(each if isinstance(each, tuple) else (each,) * d, dtype=X.dtype)
+        if self.smooth:
+            centre = xp.mean(Z, axis=0)
+            u, v = (X - centre) / scales, (Z - centre) / scales
+            squares_u, squares_v = u * u, v * v
+            squares = xp.sum(squares_u, axis=1)[:, None] + xp.sum(squares_v, axis=1) - 2.0 * u @ v.T
+            slopes = weights * self.slope(xp, xp.clip(squares, 0.0))
+            totals = xp.sum(slopes, axis=1) @ squares_u + xp.sum(slopes, axis=0) @ squares_v
+            totals = totals - 2.0 * xp.sum(u * (slopes @ v), axis=0)
+        else:
+            terms = [u * u for u in _scaled_differences(X, Z, each)]
+            slopes = weights * self.slope(xp, sum(terms))
+            totals = xp.stack([xp.sum(slopes * term) for term in terms])
+        return self._in_scales([float(one) for one in -2.0 * totals / scales])
+
+    def evaluator(self, Z: Array, *, log: bool = False) -> BlockEvaluator:
+        """Return the functions by matrix products, or by differences where k is not smooth."""
+        return DistanceEvaluator(self, Z, log=log)
+
+    def term(self, ops: Any, values: Array) -> None:
+        """Square scaled differences in place: the terms that are added over the columns."""
+        ops.multiply(values, values, out=values)
+
+    def finish(self, ops: Any, out: Array, scratch: Scratch, log: bool) -> None:
+        """Turn ``factor`` r^2 into k or log k, in place; r^2 may be rounded to less than zero."""
+        xp = array_namespace(out)
+        ops.maximum(out, 0.0, out=out)
+        for few in in_cache(out):
+            out[few, :] = self.of_squares(xp, out[few, :])
+        if log:
+            take_logarithms(self, xp, out)
 
 
 @dataclass(frozen=True)
@@ -283,7 +299,7 @@ class Gaussian(Stationary):
 
 
 @dataclass(frozen=True)
-class Laplace(Stationary):
+class Laplace(LengthScaled):
     r"""The Laplace kernel.
 
     .. math:: k(x, z) = \exp\Bigl(-\sum_j |x_j - z_j| / l_j\Bigr)
@@ -298,6 +314,7 @@ class Laplace(Stationary):
     """
 
     smooth: ClassVar[bool] = False
+    factor: ClassVar[float] = 1.0
 
     def formula(self, xp: Any, X: Array, Z: Array) -> Array:
         """Return exp of minus the sum of absolute differences."""
@@ -310,6 +327,10 @@ class Laplace(Stationary):
         weighted = weights * self(X, Z)
         terms = zip(_scaled_differences(X, Z, each), scales, strict=True)
         return self._in_scales([float(xp.sum(weighted * xp.abs(u))) / scale for u, scale in terms])
+
+    def evaluator(self, Z: Array, *, log: bool = False) -> BlockEvaluator:
+        """Return the functions by differences."""
+        return DistanceEvaluator(self, Z, log=log)
 
     def term(self, ops: Any, values: Array) -> None:
         """Take absolute values, in place."""

@@ -11,7 +11,7 @@ from cme_dask.errors import DataError
 from cme_dask.kernels.base import KERNELS, Kernel, Product
 from cme_dask.kernels.discrete import Categorical
 from cme_dask.kernels.files import from_dict
-from cme_dask.kernels.stationary import Gaussian, Laplace, LengthScale, Matern, Stationary
+from cme_dask.kernels.stationary import Gaussian, Laplace, LengthScale, LengthScaled, Matern
 
 FAMILIES: dict[str, Callable[[LengthScale], Kernel]] = {
     "gaussian": Gaussian,
@@ -29,7 +29,7 @@ def families() -> dict[str, Callable[[LengthScale], Kernel]]:
     own = {
         name.lower(): kind
         for name, kind in KERNELS.items()
-        if issubclass(kind, Stationary)
+        if issubclass(kind, LengthScaled)
         and all(f.name == "length_scale" or f.default is not MISSING for f in fields(kind))
     }
     return {**own, **FAMILIES}

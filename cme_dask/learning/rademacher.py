@@ -10,16 +10,18 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from scipy.linalg import LinAlgError, cho_factor, cho_solve
+from scipy.linalg import LinAlgError, cho_factor, cho_solve, eigh
 
 from cme_dask.display import brief_repr
 from cme_dask.errors import DataError
 from cme_dask.kernels import Kernel
+from cme_dask.learning.autodiff import optax_update
 from cme_dask.learning.candidates import TuningProgress
-from cme_dask.numerics.labels import nearest_shares, positive
+from cme_dask.numerics.labels import learn_label_calibration, nearest_shares, positive
+from cme_dask.numerics.reduction import MemoryPlan
 
 log = logging.getLogger("cme_dask.run")
 
@@ -30,6 +32,7 @@ OPTIMIZERS = ("adam", "gradient")
 _DECAYS, _TINY = (0.9, 0.999), 1e-8  # of Adam, as by its authors
 _RANGE = 14.0  # logarithms move by as much at most: a factor of a million
 _HALVINGS = 20  # in a row, after which learning fails
+_SHARES = (0.0, 1.0 / 3.0, 2.0 / 3.0, 1.0)  # of the way to the learned parameters
 _BETTER = 1e-4  # by which the held-out loss must fall, relative to it, to count as lower
 
 
@@ -140,12 +143,7 @@ def bound(
     if validation is not None:
         cross = np.asarray(kernel(held.x, x))
         values = cross @ v
-    here, share = np.arange(len(held.x)), held.weights / held.weights.sum()
-    own = values[here, held.codes]
-    loss = float(share @ -np.log(np.clip(own, epsilon, 1.0)))
-    slope = np.zeros_like(values)
-    inside = (own > epsilon) & (own < 1.0)
-    slope[here, held.codes] = np.where(inside, -share / np.where(inside, own, 1.0), 0.0)
+    loss, slope = clipped_loss(values, held, epsilon)
     diagonal = np.asarray(kernel.diagonal(x))
     widest = int(diagonal.argmax())
     radius, square = float(diagonal[widest]), float((v * fitted).sum())
@@ -168,6 +166,16 @@ def bound(
     return Bound(loss + multiplier * complexity, loss, complexity, np.append(in_kernel, in_reg))
 
 
+def clipped_loss(values: Array, rows: LabelledRows, epsilon: float) -> tuple[float, Array]:
+    """The mean of (7) at values f(x) of all labels, shape (n, K), and its slope in them."""
+    here, share = np.arange(len(values)), rows.weights / rows.weights.sum()
+    own = values[here, rows.codes]
+    slope = np.zeros_like(values)
+    inside = (own > epsilon) & (own < 1.0)
+    slope[here, rows.codes] = np.where(inside, -share / np.where(inside, own, 1.0), 0.0)
+    return float(share @ -np.log(np.clip(own, epsilon, 1.0))), slope
+
+
 def held_out_loss(
     kernel: Kernel, reg: float, rows: LabelledRows, held: LabelledRows, labels: int
 ) -> float:
@@ -187,6 +195,74 @@ def held_out_loss(
     return float(held.weights / held.weights.sum() @ -np.log(shares))
 
 
+class Shrunk(NamedTuple):
+    """A kernel on the way from one to another, and what it is worth.
+
+    Attributes
+    ----------
+    share
+        Of the way.
+    kernel, reg
+        The kernel, and its best ridge.
+    loss
+        Log loss of calibrated leave-one-out estimates.
+    """
+
+    share: float
+    kernel: Kernel
+    reg: float
+    loss: float
+
+
+def shrunk(first: Kernel, learned: Kernel, rows: LabelledRows, labels: int, regs: Array) -> Shrunk:
+    """The best of some kernels between two with the same parameters, in their logarithms.
+
+    Steps on many length scales fit noise where rows are few: between the first kernel and the
+    learned one lies one that is better than both.
+
+    Parameters
+    ----------
+    first, learned
+        The kernels.
+    rows
+        Rows of the leave-one-out estimates, which take the cube of their number.
+    labels
+        Number of labels.
+    regs
+        Ridges of which each kernel takes its best.
+    """
+    values, ends = np.array(first.parameters), np.array(learned.parameters)
+    moved = (values > 0.0) & (ends != values)
+    result = []
+    for share in _SHARES if moved.any() else (1.0,):
+        between = ends.copy()
+        between[moved] = values[moved] ** (1.0 - share) * ends[moved] ** share
+        kernel = learned if share == 1.0 else first.with_parameters(between.tolist())
+        losses = _left_out_losses(kernel, rows, labels, regs)
+        best = int(losses.argmin())
+        result.append(Shrunk(share, kernel, float(regs[best]), float(losses[best])))
+    return min(result, key=lambda each: each.loss)
+
+
+def _left_out_losses(kernel: Kernel, rows: LabelledRows, labels: int, regs: Array) -> Array:
+    """By ridge the log loss of calibrated estimates at rows whose fit has not seen them."""
+    weights = rows.weights / rows.weights.sum()
+    root, targets = np.sqrt(weights)[:, None], np.eye(labels)[rows.codes]
+    gram = root * np.asarray(kernel(rows.x, rows.x)) * root.T
+    if not np.isfinite(gram).all():
+        return np.full(len(regs), math.inf)
+    lam, vectors = eigh(gram, overwrite_a=True)
+    projected, squares = vectors.T @ (root * targets), vectors**2
+    losses = []
+    for reg in regs:
+        inverse = 1.0 / (np.maximum(lam, 0.0) + reg)
+        # (G S Y)_i / G_ii are the residuals of S Y without row i, with G = (S K S + r)^-1.
+        residuals = (vectors @ (inverse[:, None] * projected)) / (squares @ inverse)[:, None]
+        _, each = learn_label_calibration(targets - residuals / root, rows.codes, weights)
+        losses.append(float(weights @ each))
+    return np.array(losses)
+
+
 # Algorithm 1
 
 
@@ -203,7 +279,8 @@ class BoundOptions:
     validation
         Share of each batch on which the loss is taken, (13); 0 for all of it, (12).
     optimizer, rate
-        ``adam`` or ``gradient``, and the length of its steps in logarithms of the parameters.
+        ``adam`` or ``gradient``, and the length of its steps; or an optimiser of optax, and the
+        factor of its steps.
     steps
         The largest number of steps.
     patience, every
@@ -216,7 +293,7 @@ class BoundOptions:
     multiplier: float | None
     epsilon: float
     validation: float
-    optimizer: str
+    optimizer: Any
     rate: float
     steps: int
     patience: int
@@ -230,12 +307,14 @@ class LearningState:
 
     Attributes
     ----------
-    logs
-        Logarithms of the parameters that are learned, the ridge last, shape (p,).
+    vector
+        What is learned, see :class:`Coordinates`, shape (p,).
     before
         The same before the last step.
     moment, square
         Moving averages of the gradient and of its square, shape (p,).
+    leaves
+        The state of an optimiser of optax.
     rate
         Length of the steps, which is halved after a gradient that is not finite.
     step, averaged
@@ -250,11 +329,12 @@ class LearningState:
         By step: the step, objective, loss, complexity, and the held-out loss or NaN, shape (k, 5).
     """
 
-    logs: Array
+    vector: Array
     before: Array
     moment: Array
     square: Array
     rate: float
+    leaves: tuple[Array, ...] = ()
     step: int = 0
     averaged: int = 0
     epoch: int = 0
@@ -267,18 +347,22 @@ class LearningState:
     history: Array = field(default_factory=lambda: np.empty((0, 5)))
 
     @classmethod
-    def start(cls, values: Array, rate: float) -> "LearningState":
-        """Before the first step, at these parameters."""
-        logs, zero = np.log(values), np.zeros(len(values))
-        return cls(logs, logs, zero, zero, rate)
+    def start(cls, vector: Array, rate: float) -> "LearningState":
+        """Before the first step."""
+        zero = np.zeros(len(vector))
+        return cls(vector, vector, zero, zero, rate)
 
-    def stepped(self, gradient: Array, optimizer: str) -> "LearningState":
-        """After a step along a gradient in the logarithms.
+    def stepped(self, gradient: Array, optimizer: Any) -> "LearningState":
+        """After a step along a gradient in the vector.
 
         Adam in its ten lines: SciPy has no optimiser of noisy gradients.
         """
-        count, moment, square = self.averaged + 1, gradient, gradient * gradient
-        if optimizer == "adam":
+        count, moment, square = self.averaged + 1, self.moment, self.square
+        leaves = self.leaves
+        if not isinstance(optimizer, str):
+            update, leaves = optax_update(optimizer, leaves, gradient, self.vector)
+            gradient = -update
+        elif optimizer == "adam":
             moment = _DECAYS[0] * self.moment + (1.0 - _DECAYS[0]) * gradient
             square = _DECAYS[1] * self.square + (1.0 - _DECAYS[1]) * gradient**2
             unbiased = [
@@ -288,10 +372,11 @@ class LearningState:
             gradient = unbiased[0] / (np.sqrt(unbiased[1]) + _TINY)
         return replace(
             self,
-            logs=self.logs - self.rate * gradient,
-            before=self.logs,
+            vector=self.vector - self.rate * gradient,
+            before=self.vector,
             moment=moment,
             square=square,
+            leaves=leaves,
             averaged=count,
             failed=0,
         )
@@ -300,7 +385,7 @@ class LearningState:
         """Half-way back to where the last step began, with steps of half the length."""
         return replace(
             self,
-            logs=0.5 * (self.logs + self.before),
+            vector=0.5 * (self.vector + self.before),
             rate=0.5 * self.rate,
             halved=self.halved + 1,
             failed=self.failed + 1,
@@ -326,6 +411,10 @@ class BoundLearning:
         the held-out loss where it was computed, else NaN. Shape (k, 5).
     seconds
         What it took.
+    share
+        Of the way from the first parameters to the learned ones, in logarithms.
+    memory
+        Predicted peak of learning, where a fit learned.
     """
 
     kernel: Kernel
@@ -335,8 +424,67 @@ class BoundLearning:
     halved: int
     history: Array
     seconds: float
+    share: float = 1.0
+    memory: MemoryPlan | None = None
 
     __repr__ = brief_repr
+
+
+class Coordinates(Protocol):
+    """Kernels and ridges as a vector that steps may change at will.
+
+    Attributes
+    ----------
+    start
+        The vector with which learning begins, shape (p,).
+    reach
+        How far each coordinate may move, shape (p,) or one number.
+    """
+
+    start: Array
+    reach: Any
+
+    def at(self, vector: Array) -> tuple[Kernel, float]:
+        """The kernel and the ridge."""
+
+    def bound(
+        self, vector: Array, rows: LabelledRows, step: int, **options: Any
+    ) -> tuple[Bound, Array]:
+        """The objective of rows at a step, and its gradient in the vector; options of ``bound``."""
+
+
+class KernelCoordinates:
+    """Logarithms of the positive parameters of a kernel and, if it is learned, of the ridge.
+
+    Parameters that are 0 stay so.
+    """
+
+    reach = _RANGE
+
+    def __init__(self, kernel: Kernel, reg: float, *, learn_reg: bool) -> None:
+        self.kernel, self._values = kernel, np.append(kernel.parameters, reg)
+        self._free = self._values > 0.0
+        self._free[-1] = learn_reg
+        self.start = np.log(self._values[self._free])
+
+    def at(self, vector: Array) -> tuple[Kernel, float]:
+        """The kernel and the ridge."""
+        values = self._values.copy()
+        values[self._free] = np.exp(vector)
+        return self.kernel.with_parameters(values[:-1].tolist()), float(values[-1])
+
+    def bound(
+        self, vector: Array, rows: LabelledRows, step: int, **options: Any
+    ) -> tuple[Bound, Array]:
+        """The objective, and its gradient in the logarithms."""
+        kernel, reg = self.at(vector)
+        result = self._bound(kernel, reg, rows, options)
+        return result, (result.gradient * np.append(kernel.parameters, reg))[self._free]
+
+    def _bound(
+        self, kernel: Kernel, reg: float, rows: LabelledRows, options: dict[str, Any]
+    ) -> Bound:
+        return bound(kernel, reg, rows, **options)
 
 
 Batches = Callable[[int, int], Iterator[tuple[int, LabelledRows]]]
@@ -357,13 +505,14 @@ def learn_by_bound(
     state: LearningState | None = None,
     save: Callable[[LearningState], None] | None = None,
     callback: Callable[[TuningProgress], None] | None = None,
+    coordinates: Callable[..., Coordinates] = KernelCoordinates,
 ) -> BoundLearning:
-    """Algorithm 1: steps on batches, in the logarithms of the positive parameters.
+    """Algorithm 1: steps on batches, in coordinates of the kernel and of the ridge.
 
     Parameters
     ----------
     kernel, reg
-        Where learning begins. Parameters that are 0 stay so.
+        Where learning begins.
     labels
         Number of labels.
     batches
@@ -378,58 +527,52 @@ def learn_by_bound(
         Called with the state at every evaluation.
     callback
         Called with how far it is.
+    coordinates
+        The coordinates of a kernel and a ridge.
 
     Raises
     ------
     DataError
         If gradients stay infinite or NaN.
     """
-    begin, values = time.perf_counter(), np.append(kernel.parameters, reg)
-    free = values > 0.0
-    free[-1] = options.learn_reg
-    start = np.log(values[free])
-
-    def at(logs: Array) -> tuple[Kernel, float]:
-        changed = values.copy()
-        changed[free] = np.exp(logs)
-        return kernel.with_parameters(changed[:-1].tolist()), float(changed[-1])
-
+    begin, points = time.perf_counter(), coordinates(kernel, reg, learn_reg=options.learn_reg)
+    start = points.start
     if state is None:
-        state = LearningState.start(values[free], options.rate)
+        state = LearningState.start(start, options.rate)
         if held_out is not None:
-            state = replace(state, best=state.logs, best_loss=held_out(kernel, reg))
+            state = replace(state, best=start, best_loss=held_out(*points.at(start)))
     while len(start) and state.step < options.steps and state.stale < options.patience:
         before = state.step
         for number, rows in batches(state.epoch, state.batch):
-            state = _step(replace(state, batch=number + 1), rows, labels, at, options, free)
-            state = replace(state, logs=np.clip(state.logs, start - _RANGE, start + _RANGE))
+            state = _step(replace(state, batch=number + 1), rows, labels, points, options)
+            low, high = start - points.reach, start + points.reach
+            state = replace(state, vector=np.clip(state.vector, low, high))
             if state.step % options.every == 0 or state.step == options.steps:
                 if held_out is not None:
-                    state = _evaluated(state, held_out(*at(state.logs)))
+                    state = _evaluated(state, held_out(*points.at(state.vector)))
                 if save is not None:
                     save(state)
                 if callback is not None:
                     score = state.best_loss if held_out is not None else None
-                    callback(TuningProgress("bound", state.step, options.steps, score))
+                    callback(TuningProgress("learning", state.step, options.steps, score))
             if state.step == options.steps or state.stale >= options.patience:
                 break
         else:
             if state.step == before and state.batch == 0:
                 raise DataError("there are no rows to learn the kernel from: give more rows")
             state = replace(state, epoch=state.epoch + 1, batch=0)
-    best = state.logs if state.best is None else state.best
+    best = state.vector if state.best is None else state.best
     loss = state.best_loss if held_out is not None else math.nan
     seconds = time.perf_counter() - begin
-    return BoundLearning(*at(best), loss, state.step, state.halved, state.history, seconds)
+    return BoundLearning(*points.at(best), loss, state.step, state.halved, state.history, seconds)
 
 
 def _step(
     state: LearningState,
     rows: LabelledRows,
     labels: int,
-    at: Callable[[Array], tuple[Kernel, float]],
+    points: Coordinates,
     options: BoundOptions,
-    free: Array,
 ) -> LearningState:
     """The state after the step of a batch."""
     validation, train = None, rows
@@ -438,22 +581,22 @@ def _step(
         validation, train = rows.shared(count)
     tau = options.multiplier
     tau = 4.0 * math.e / math.sqrt(len(train.x)) if tau is None else tau
-    kernel, reg = at(state.logs)
     numbers, state = (math.nan,) * 3, replace(state, step=state.step + 1)
     try:
         with np.errstate(all="ignore"):  # what is not finite is dealt with here
-            result = bound(
-                kernel,
-                reg,
+            result, gradient = points.bound(
+                state.vector,
                 train,
-                labels,
+                state.step,
+                labels=labels,
                 multiplier=tau,
                 epsilon=options.epsilon,
                 validation=validation,
             )
-            gradient = (result.gradient * np.append(kernel.parameters, reg))[free]
         numbers = result[:3]
         usable = bool(np.isfinite(gradient).all() and np.isfinite(numbers).all())
+    except DataError:  # such as that JAX is not installed
+        raise
     except (LinAlgError, ValueError):  # a factorisation that failed, or of what is not finite
         usable = False
     if usable:
@@ -467,6 +610,7 @@ def _step(
             state.rate,
         )
         if state.failed >= _HALVINGS:
+            kernel, reg = points.at(state.vector)
             raise DataError(
                 f"the gradient of the bound was not finite {_HALVINGS} times in a row, at "
                 f"{kernel!r} and reg={reg:.2g}: give another kernel to begin with, or a larger reg"
@@ -480,5 +624,5 @@ def _evaluated(state: LearningState, loss: float) -> LearningState:
     history = state.history.copy()
     history[-1, -1] = loss
     if loss < state.best_loss - _BETTER * abs(state.best_loss):
-        return replace(state, best=state.logs, best_loss=loss, stale=0, history=history)
+        return replace(state, best=state.vector, best_loss=loss, stale=0, history=history)
     return replace(state, stale=state.stale + 1, history=history)

@@ -1,6 +1,7 @@
 """The last step of a fit, and of merging: the frozen model, from moments and coefficients."""
 
 from collections.abc import Container, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,6 +41,21 @@ class Component(NamedTuple):
 
     def __repr__(self) -> str:
         return brief_repr(self)
+
+
+def reduced(solution: JointSolution) -> JointSolution:
+    """The same density ratio with H diagonal: H = U S V^T, in the bases U^T psi_Y and V^T psi_X.
+
+    So the larger basis has no more functions than the smaller one.
+    """
+    u, s, vt = np.linalg.svd(solution.coef, full_matrices=False)
+    return solution._replace(
+        coef=np.diag(s),
+        transform_x=solution.transform_x @ vt.T,
+        transform_y=solution.transform_y @ u,
+        eigenvalues_x=(vt**2) @ solution.eigenvalues_x,
+        eigenvalues_y=(u**2).T @ solution.eigenvalues_y,
+    )
 
 
 def solve_by_fold(
@@ -135,12 +151,11 @@ def assemble(
         # What g takes below zero, each variable's weights adding up to one.
         mass = weights_x @ np.maximum(-ratio, 0.0) @ weights_y
         described["negative_mass"] = float(mass)
+    names = components[0].sides[1].names  # events that only a search needed come after them
+    model = JointModel(x, y, coef, described, moments.to_arrays(len(names)), base)
     if len(components) == 1:
-        names = components[0].sides[1].names  # events that only a search needed come after them
-        arrays = moments.to_arrays(len(names))
-        return JointModel(x, y, coef, described, arrays, base)
-    spectra = spectra_of([component.mean for component in components])
-    return JointModel(x, y, coef, described, {}, base, spectra=spectra)
+        return model
+    return replace(model, spectra=spectra_of([component.mean for component in components]))
 
 
 def _variable(

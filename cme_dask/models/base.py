@@ -17,7 +17,7 @@ from cme_dask.data.model_file import ModelState, write_model
 from cme_dask.data.store import brief
 from cme_dask.errors import DataError, StoreError
 from cme_dask.kernels import Kernel, Transform
-from cme_dask.numerics.basis import Basis, NewtonBasis
+from cme_dask.numerics.basis import Basis, FeatureBasis, NewtonBasis
 from cme_dask.numerics.partition import PartitionBasis
 
 Array = Any
@@ -116,7 +116,7 @@ def _codec(custom: Custom) -> Codec:
         Columns: Columns.from_dict,
         Transform: _transform,
     }
-    return Codec(readers, {Basis: (NewtonBasis, PartitionBasis)}, MODELS)
+    return Codec(readers, {Basis: (NewtonBasis, PartitionBasis, FeatureBasis)}, MODELS)
 
 
 def _transform(described: Any) -> Transform:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from cme_dask.errors import DataError
-from cme_dask.models.plots import BLUE, PALETTE, STYLE, require
+from cme_dask.models.plots import BLUE, PALETTE, picture
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.drift import Comparison, RatioFit
 from cme_dask.numerics.operators import LEAST_EFFECTIVE, Expansion
@@ -35,7 +35,8 @@ class ColumnDrift:
     adjusted
         The same by Holm's method over all columns of the report.
     values
-        Values of the column, or its labels, at which the witness is evaluated.
+        Values of the column, or its labels, at which the witness is evaluated; none where the model
+        holds no rows.
     witness
         Mean of kernel sections after less that before: positive where there are more rows now. Of
         labels the differences of their shares.
@@ -183,6 +184,9 @@ class DriftReport:
     def plot(self, path: Any = None) -> Any:
         """Draw the witness of each column, and the means of the columns of y.
 
+        The witness of a column is the change of the mean of kernel sections at each value: above
+        zero there are more rows now than before, below it fewer.
+
         Parameters
         ----------
         path
@@ -197,16 +201,12 @@ class DriftReport:
         ResourceError
             If matplotlib is not installed.
         """
-        require()
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-
-        shown = sorted(self.columns, key=lambda each: each.pvalue)[:_PANELS]
+        drawn = [column for column in self.columns if column.values]
+        shown = sorted(drawn, key=lambda each: each.pvalue)[:_PANELS]
         count = len(shown) + bool(self.expectations)
         wide = min(count, 4)
         tall = -(-count // wide)
-        with rc_context(STYLE):
-            figure = Figure(figsize=(3.1 * wide, 2.5 * tall + 0.4), layout="constrained")
+        with picture(path, 3.1 * wide, 2.5 * tall + 0.4, dpi=130) as figure:
             axes = figure.subplots(tall, wide, squeeze=False).ravel()
             for ax, column in zip(axes, shown, strict=False):
                 _witness(ax, column)
@@ -217,8 +217,6 @@ class DriftReport:
             laws = (("x", self.x), ("y", self.y), ("y given x", self.y_given_x))
             title = ", ".join(f"{name}: p = {law.pvalue:.2g}" for name, law in laws if law)
             figure.suptitle(title, fontsize=10)
-            if path is not None:
-                figure.savefig(path, format="png", dpi=130)
         return figure
 
 
@@ -229,10 +227,12 @@ def _witness(ax: Any, column: ColumnDrift) -> None:
         ax.barh(range(len(values)), witness, color=colour)
         ax.set_yticks(range(len(values)), [str(value) for value in values])
         ax.axvline(0.0, color="k", lw=0.6)
+        ax.set_xlabel("change of the share of rows")
     else:
         ax.plot(values, witness, "o-", ms=3, color=colour)
         ax.fill_between(values, witness, alpha=0.2, color=colour, lw=0)
         ax.axhline(0.0, color="k", lw=0.6)
+        ax.set(xlabel=column.name, ylabel="more rows now (> 0)")
     ax.set_title(f"{column.name}: p = {column.pvalue:.2g}", fontsize=9.5)
 
 

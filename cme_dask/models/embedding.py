@@ -16,11 +16,13 @@ from cme_dask.models.answers import (
     PairModel,
     class_name,
 )
+from cme_dask.models.events import comparison
 from cme_dask.models.points import FloatArray, is_out_of_core, lazy_answers, query_points
 from cme_dask.models.relevance import plot_relevance
 from cme_dask.models.spaces import MeanEmbeddings, Space
 from cme_dask.numerics.basis import LinearBasis
-from cme_dask.numerics.labels import nearest_shares
+from cme_dask.numerics.labels import LabelCalibration, nearest_shares
+from cme_dask.numerics.moments import MomentSums
 
 Array = Any
 
@@ -136,11 +138,16 @@ class LinearEmbedding(PairModel):
     def _shares(self, X: Any) -> Array:
         (labels,) = self.columns_y.categories.values()
         signed = self.expect(self._indicators(len(labels)), X)
+        shares = self.calibration or nearest_shares
         if is_out_of_core(X):
-            return signed.map_blocks(
-                nearest_shares, dtype=np.float64, token="nearest-probabilities"
-            )
-        return nearest_shares(np.asarray(signed))
+            return signed.map_blocks(shares, dtype=np.float64, token="probabilities-of-labels")
+        return shares(np.asarray(signed))
+
+    @property
+    def calibration(self) -> LabelCalibration | None:
+        """What makes probabilities of labels from signed estimates, where the fit learned it."""
+        learned = self.about.get("calibration")
+        return None if learned is None else LabelCalibration.from_list(learned["exponents"])
 
     def contents(self) -> dict[str, Any]:
         """JSON form of the columns that queries accept."""
@@ -178,6 +185,9 @@ class EmbeddingModel(LinearEmbedding):
         Of y's columns and declared functions, given x.
     about
         What it was fitted on and how.
+    moments
+        Moments by fold as plain arrays (``MomentSums.to_arrays``), for drift, with the ``shift_x``
+        and ``shift_y`` of their functions.
     """
 
     _made_by = "ConditionalMeanEmbedding"
@@ -189,6 +199,13 @@ class EmbeddingModel(LinearEmbedding):
     total: Annotated[Array, Shape("x.basis.rank")]
     answers: Annotated[ConditionalExpectation, Within(k="x.basis.rank", m="x.basis.newton.rank")]
     about: dict[str, Any]
+    moments: dict[str, Annotated[Array, Shape()]]
+
+    def moment_sums(self) -> MomentSums:
+        """The moments by fold, with named blocks."""
+        ranks = self.x.basis.newton.rank, self.y.basis.newton.rank
+        shifts = self.moments["shift_x"], self.moments["shift_y"]
+        return MomentSums.from_arrays(self.moments, ranks, shifts)
 
     def _indicators(self, count: int) -> list[str]:
         names = [class_name(code) for code in range(count)]
@@ -198,6 +215,15 @@ class EmbeddingModel(LinearEmbedding):
                 "EmbeddingClassifier"
             )
         return names
+
+    @property
+    def classifies(self) -> bool:
+        """Whether y is one column of labels, whose indicators the fit declared."""
+        columns = self.columns_y
+        if not self._one_label(columns):
+            return False
+        count = len(columns.categories[columns.names[0]])
+        return {class_name(code) for code in range(count)} <= set(self.function_names)
 
     @property
     def function_names(self) -> tuple[str, ...]:
@@ -303,23 +329,59 @@ class EmbeddingModel(LinearEmbedding):
         names, columns = self.function_names, self.y.columns.names
         if names[: len(columns)] != columns or len(set(names)) != len(names):
             raise DataError("the functions do not fit the columns")
+        functions = {"shift_x": len(self.x.columns.names), "shift_y": len(names)}
+        width = 1 + self.x.basis.newton.rank + self.y.basis.newton.rank + sum(functions.values())
+        folds = len(self.moments.get("rows", ()))
+        shapes = {"gram": (folds, width * (width + 1) // 2), "traces": (folds, 2), "rows": (folds,)}
+        shapes |= {name: (length,) for name, length in functions.items()}
+        if {name: values.shape for name, values in self.moments.items()} != shapes:
+            raise DataError(f"the moments should have the shapes {shapes}")
+        try:
+            _ = self._calibrated()
+        except (TypeError, ValueError, KeyError) as error:
+            raise DataError("the calibration does not fit") from error
 
     def contents(self) -> dict[str, Any]:
         """JSON form of the columns and functions that queries accept, and the held-out errors."""
         return super().contents() | {
             "functions": {"x": list(self.function_names)},
-            "held_out": self.about.get("held_out", {}),
+            "held_out": self.held_out,
+        }
+
+    @property
+    def held_out(self) -> dict[str, Any]:
+        """Held-out errors by function of y; of a classifier by its labels, as events."""
+        errors: dict[str, Any] = self.about.get("held_out", {})
+        if not self.classifies:
+            return errors
+        (name,) = self.columns_y.names
+        labels = self.columns_y.categories[name]
+        texts = {class_name(i): comparison(name, label) for i, label in enumerate(labels)}
+        return {
+            given: {texts.get(f, f): value for f, value in each.items() if f != name}
+            for given, each in errors.items()
         }
 
     def summary(self) -> list[tuple[str, str]]:
         """Lines of ``repr``: label and text."""
         fit = self.about
+        answered = "E[. | x]", ", ".join(self.function_names)
+        if self.classifies:
+            answered = "classes", ", ".join(map(str, self.classes.tolist()))
         return [
             *super().summary(),
             ("rows", f"{int(fit['rows']):,} in {passes(fit['passes'])}, {fit['folds']} folds"),
             ("ridge", f"{self.reg:.2g}, by {fit['criterion']}"),
-            ("E[. | x]", ", ".join(self.function_names)),
+            *self._calibrated(),
+            answered,
         ]
+
+    def _calibrated(self) -> list[tuple[str, str]]:
+        """What the calibration of probabilities gained, if they are calibrated."""
+        if self.calibration is None:
+            return []
+        gain = float(self.about["calibration"]["gain"])
+        return [("labels", f"probabilities calibrated: held-out log loss {-gain:+.3g}")]
 
     def _size(self, name: str) -> str:
         rank = {"x": self.x, "y": self.y}[name].basis.newton.rank

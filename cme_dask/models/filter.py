@@ -8,7 +8,7 @@ system is solved and no matrix is updated.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Annotated, Any
 
@@ -20,6 +20,7 @@ from cme_dask.display import passes
 from cme_dask.errors import DataError
 from cme_dask.models.base import Model
 from cme_dask.models.law import ConditionalLaw
+from cme_dask.models.operators import Operator, Reweighting
 from cme_dask.models.points import FloatArray, Labels, query_points
 from cme_dask.models.spaces import MeanEmbeddings, Space
 from cme_dask.numerics.basis import NewtonBasis
@@ -164,10 +165,10 @@ class FilterModel(Model):
         """The space of the state."""
         return Space(self.columns, self.basis)
 
-    @cached_property
+    @property
     def sections(self) -> Array:
         """N at the cells, shape (S, m)."""
-        return np.asarray(self.basis(self.cells.means))
+        return self._ahead.sections
 
     def filter(
         self,
@@ -258,11 +259,11 @@ class FilterModel(Model):
 
     def weights(self, points: Array) -> Array:
         """Weights of the cells, shape (n, S), of rows of :class:`StateLaw`."""
-        return self._posterior(*self._parts(points))[0]
+        return self._laws(points)[0]
 
     def evidence(self, points: Array) -> Array:
         """Density ratio of each observation given those before, shape (n,)."""
-        return self._posterior(*self._parts(points))[1]
+        return self._laws(points)[1]
 
     def contents(self) -> dict[str, Any]:
         """JSON form of the columns and functions that queries accept."""
@@ -290,41 +291,43 @@ class FilterModel(Model):
     # The steps
 
     @cached_property
-    def _ahead(self) -> Array:
-        """From the embedding of a state to the density of the next one at the cells, (S, m)."""
-        return self.sections @ self.transition
+    def _ahead(self) -> Reweighting:
+        """Laws of the next state by the embedding of a state: the sum rule."""
+        move = Operator(self.space, self.space, self.transition)
+        return Reweighting(move.T, self.cells.means, self.cells.masses)
 
     @cached_property
-    def _behind(self) -> Array:
-        """Likewise from the embedding of a state to that before."""
-        return self.sections @ self.transition.T
+    def _behind(self) -> Reweighting:
+        """Likewise laws of the state before."""
+        return replace(self._ahead, ratio=self._ahead.ratio.T)
 
     @cached_property
-    def _likelihood(self) -> Array:
-        """From N of an observation to its density at the cells, shape (S, m_Y)."""
-        return self.sections @ self.observation.T
+    def _likelihood(self) -> Reweighting:
+        """Laws of the state by an observation: Bayes' rule."""
+        seen = Space(self.observed_columns, self.observed)
+        return replace(self._ahead, ratio=Operator(self.space, seen, self.observation))
 
-    def _parts(self, points: Array) -> tuple[Array, Array]:
-        """Densities of predicted laws at the cells, shape (n, S), and observations."""
+    def _laws(self, points: Array) -> tuple[Array, Array]:
+        """Weights of the cells, shape (n, S), and densities of the observations, shape (n,)."""
         rank, d = self.basis.rank, len(self.observed_columns.names)
-        density = _ratio(points[:, :rank] @ self._ahead.T)
+        prior, _ = self._ahead.reweight(points[:, :rank])
         if points.shape[1] > rank + d:
-            after = points[:, rank : 2 * rank] @ self._behind.T
-            density *= _ratio(after)
-        return density, points[:, -d:]
+            prior, _ = self._behind.reweight(points[:, rank : 2 * rank], prior)
+        return self._posterior(prior, points[:, -d:])
 
-    def _posterior(self, density: Array, rows: Array) -> tuple[Array, Array]:
-        """Bayes' rule at the cells: weights, shape (n, S), and the density of the rows, (n,)."""
-        prior = _normalized(density * self.cells.masses, self.cells.masses)
+    def _posterior(self, prior: Array, rows: Array) -> tuple[Array, Array]:
+        """Weights by Bayes' rule, and densities of the rows; those of missing rows are 1."""
         seen = ~np.isnan(rows).any(axis=1)
-        if not seen.any():
-            return prior, np.ones(len(rows))
-        joint = prior.copy()
-        joint[seen] *= _ratio(self.observed(rows[seen]) @ self._likelihood.T)
-        return _normalized(joint, prior), joint.sum(axis=1)
+        if seen.all():
+            return self._likelihood.reweight(self.observed(rows), prior)
+        density = np.ones(len(rows))
+        if seen.any():
+            newton = self.observed(rows[seen])
+            prior[seen], density[seen] = self._likelihood.reweight(newton, prior[seen])
+        return prior, density
 
     def _advance(
-        self, rows: Array, sequences: "_Sequences", before: Array, ahead: Array
+        self, rows: Array, sequences: "_Sequences", before: Array, move: Reweighting
     ) -> tuple[Array, Array]:
         """Points of laws at the rows, and the embeddings at the ends of sequences."""
         rank = self.basis.rank
@@ -335,8 +338,8 @@ class FilterModel(Model):
         for steps in sequences.blocks(max(_HELD // self.cells.size, 1)):
             for which, here in steps:
                 points[here, :rank] = last[which]
-                density = _ratio(last[which] @ ahead.T)
-                weights, _ = self._posterior(density, points[here, rank:])
+                prior, _ = move.reweight(last[which])
+                weights, _ = self._posterior(prior, points[here, rank:])
                 last[which] = weights @ self.sections
         return points, last
 
@@ -427,17 +430,3 @@ class _Sequences:
         for t in range(int(self.lengths[which].max())):
             on = which[self.lengths[which] > t]
             yield on, self.order[self.starts[on] + t]
-
-
-def _ratio(values: Array) -> Array:
-    """The density ratios 1 + values where they are positive, else 0; in place."""
-    values += 1.0
-    return np.maximum(values, 0.0, out=values)
-
-
-def _normalized(weights: Array, otherwise: Array) -> Array:
-    """Weights of sum 1 in each row; where all are 0, those of another law."""
-    total = weights.sum(axis=1, keepdims=True)
-    usable = total > np.finfo(np.float64).tiny
-    shares = weights / np.where(usable, total, 1.0)
-    return shares if usable.all() else np.where(usable, shares, otherwise)

@@ -70,7 +70,8 @@ class JointModel(PairModel):
     about
         What it was fitted on and how: rows, tol, trace errors, constraint, reg.
     moments
-        Moments by fold as plain arrays (``MomentSums.to_arrays``), for growing and merging.
+        Moments by fold as plain arrays (``MomentSums.to_arrays``), for growing, merging and drift:
+        of averaged models those of the best member.
     base
         1; or 0 for ``coupling``, where psi = b are partitions of unity and H = C >= 0, so that g is
         a sum of products of non-negative numbers.
@@ -78,7 +79,7 @@ class JointModel(PairModel):
         A location of y given x and the joint distribution of x and what is left: then laws of y
         given x are made from these.
     spectra
-        Of averaged models, whose moments are not stored: spectra of both kernels of each member.
+        Of averaged models: spectra of both kernels of each member.
     """
 
     _made_by = "JointDistribution or `cme-dask fit`"
@@ -120,10 +121,9 @@ class JointModel(PairModel):
                 raise DataError("components of cells belong to partitions of unity")
         if True in averaged:
             pairs = [tuple(len(one.squares) for one in pair) for pair in self.spectra]
-            if self.moments or pairs != list(zip(x.ranks, y.ranks, strict=True)):
+            if pairs != list(zip(x.ranks, y.ranks, strict=True)):
                 raise DataError("the spectra are not those of the bases")
-            return
-        width = 1 + sum(v.basis.newton.rank + len(v.answers.names) for v in (x, y))
+        width = 1 + sum(v.ranks[0] + len(v.answers.names) for v in (x, y))
         folds = len(self.moments.get("rows", ()))
         shapes = {"gram": (folds, width * (width + 1) // 2), "traces": (folds, 2), "rows": (folds,)}
         if {name: values.shape for name, values in self.moments.items()} != shapes:
@@ -387,17 +387,9 @@ class JointModel(PairModel):
         return ConditionalLaw(self, reverse, points, Labels.of(values), functions or {})
 
     def moment_sums(self) -> MomentSums:
-        """The moments by fold, with named blocks.
-
-        Raises
-        ------
-        DataError
-            If the model is a mean of several, which holds none.
-        """
-        if not self.moments:
-            raise DataError("this model is a mean of several, which holds no moments")
+        """The moments by fold, with named blocks; of a mean of several models, of the best one."""
         constants = self.y.answers.constant, self.x.answers.constant
-        ranks = tuple(v.basis.newton.rank for v in (self.x, self.y))
+        ranks = self.x.ranks[0], self.y.ranks[0]
         unknown = tuple(map(np.zeros_like, constants))
         sums = MomentSums.from_arrays(self.moments, ranks, unknown)
         if self.base == 0.0:

@@ -192,7 +192,7 @@ class JointSums(FitSums):
 
 def _check_adds(model: JointModel) -> None:
     """DataError unless sums over the rows are all that the model is made of."""
-    if not model.moments:
+    if len(model.x.ranks) > 1:
         raise DataError(
             "this model is a mean of several, as models with learned kernels are, and cannot take "
             "more rows or be merged: "

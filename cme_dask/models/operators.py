@@ -1,10 +1,11 @@
-"""``Operator``: linear maps between the function spaces of two bases, their algebra and their file.
+"""``Operator``: linear maps between the function spaces of two bases, and ``Reweighting`` by one.
 
 Source: Grünewälder, Gretton and Shawe-Taylor (2013), Smooth operators, section 2.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, overload
 
 import numpy as np
@@ -14,7 +15,7 @@ from cme_dask.codec import Shape
 from cme_dask.errors import DataError
 from cme_dask.models.base import Model
 from cme_dask.models.points import FloatArray
-from cme_dask.models.spaces import RKHSFunctions, Space
+from cme_dask.models.spaces import MeanEmbeddings, RKHSFunctions, Space
 
 Array = Any
 Functions = TypeVar("Functions", bound=RKHSFunctions)
@@ -243,6 +244,130 @@ class Operator(Model):
     def _check_parallel(self, other: "Operator") -> None:
         for one, two in ((self.domain, other.domain), (self.codomain, other.codomain)):
             check_same(one, two, "sums and products <A, B> need operators between the same spaces")
+
+
+@dataclass(frozen=True, eq=False)
+class Reweighting:
+    r"""Sum rule and Bayes' rule with non-negative weights: laws on S points, reweighted by a ratio.
+
+    .. math:: w_s(a) = \frac{v_s \, g_s(a)_+}{\sum_t v_t \, g_t(a)_+}, \quad
+              g_s(a) = 1 + \langle a, H k(z_s, \cdot) \rangle
+
+    with points z_s and their shares v_s, and the operator H of a density ratio, see
+    :meth:`cme_dask.operators.OperatorMoments.joint_ratio`. For an observation y and
+    :math:`a = l(y, \cdot)` these are the posterior weights of the points (Bayes' rule). For the
+    embedding a of a law of y they are those of the law of x that follows from it (sum rule). Where
+    no point has a positive ratio, the weights are the shares.
+
+    Made by :func:`cme_dask.operators.reweighting`; the steps of
+    :class:`cme_dask.KernelBayesFilter` are two of these, one after the other.
+
+    Attributes
+    ----------
+    ratio
+        H, from the space of the points to that of what is given.
+    points
+        z, shape (S, d).
+    masses
+        v >= 0 of sum 1, shape (S,).
+
+    Notes
+    -----
+    Source: Grünewälder, Gretton and Shawe-Taylor (2013), Smooth operators, sections 3.1 and 4.2,
+    where a density ratio is constrained to be non-negative; here its positive part is taken.
+    """
+
+    ratio: Operator
+    points: Array
+    masses: Array
+
+    def weights(self, given: Any, prior: Any = None) -> FloatArray:
+        """Weights of the points, non-negative and of sum 1, shape (n, S).
+
+        Parameters
+        ----------
+        given
+            Points of the codomain of the ratio, shape (n, d), or a table with the columns by name;
+            or embeddings of n laws.
+        prior
+            Weights of the points to start from, shape (n, S) or (S,), such as those of another
+            reweighting; default the shares.
+
+        Raises
+        ------
+        DataError
+            On wrong columns or NaN, embeddings in another space, or a prior of another shape.
+        """
+        coef = self._coordinates(given)
+        if prior is not None:
+            prior, shape = np.asarray(prior, dtype=np.float64), (len(coef), len(self.masses))
+            if prior.shape not in (shape, shape[1:]):
+                raise DataError(f"prior must have shape {shape}, got {prior.shape}")
+        return np.asarray(self.reweight(coef, prior)[0])
+
+    def embed(self, given: Any) -> MeanEmbeddings:
+        """Embeddings of the laws in the space of the points.
+
+        Parameters
+        ----------
+        given
+            As of :meth:`weights`.
+        """
+        return MeanEmbeddings(self.weights(given) @ self.sections, self.ratio.domain)
+
+    def expect(self, f: Callable[[Array], Any], given: Any) -> FloatArray:
+        """Expectations of a function of rows under the laws, shape (n,).
+
+        Parameters
+        ----------
+        f
+            From rows (S, d) to values (S,).
+        given
+            As of :meth:`weights`.
+        """
+        return np.asarray(self.weights(given) @ np.asarray(f(self.points)))
+
+    def reweight(self, coef: Array, prior: Array | None = None) -> tuple[Array, Array]:
+        """Weights (n, S) of coordinates (n, m) of what is given, and the densities (n,) of these.
+
+        The density of an observation is relative to that over the rows of the moments.
+
+        Parameters
+        ----------
+        coef
+            Coordinates in the codomain of the ratio.
+        prior
+            As of :meth:`weights`, shape (n, S).
+        """
+        prior = self.masses if prior is None else prior
+        joint = coef @ self._slopes.T
+        joint += 1.0
+        np.maximum(joint, 0.0, out=joint)
+        joint *= prior
+        density = joint.sum(axis=1)
+        usable = density > np.finfo(np.float64).tiny
+        if usable.all():
+            joint /= density[:, None]
+            return joint, density
+        shares = joint / np.where(usable, density, 1.0)[:, None]
+        return np.where(usable[:, None], shares, prior), density
+
+    @cached_property
+    def sections(self) -> Array:
+        """N at the points, shape (S, m)."""
+        return np.asarray(self.ratio.domain.basis(self.points))
+
+    @cached_property
+    def _slopes(self) -> Array:
+        """H N at the points, shape (S, m of what is given)."""
+        return np.asarray(self.sections @ self.ratio.matrix.T)
+
+    def _coordinates(self, given: Any) -> Array:
+        if isinstance(given, RKHSFunctions):
+            rule = "laws are reweighted by embeddings in the codomain of the ratio"
+            check_same(given.space, self.ratio.codomain, rule)
+            return np.asarray(given.coef)
+        return self.ratio.codomain(given)
 
 
 def check_same(one: Space, two: Space, rule: str) -> None:

@@ -66,6 +66,22 @@ def drawing(ax: Any) -> Iterator[Any]:
         yield pyplot.subplots(figsize=(7.2, 4.2), layout="constrained")[1]
 
 
+@contextlib.contextmanager
+def picture(
+    path: Any, width: float, height: float, *, dpi: int | None = None, **style: Any
+) -> Iterator[Any]:
+    """A figure of so many inches in our style, written to ``path`` as PNG unless that is None."""
+    require()
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context(STYLE | style):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        yield figure
+        if path is not None:
+            figure.savefig(path, format="png", dpi=dpi)
+
+
 # Pictures of conditional laws: fans of quantiles, densities, distribution functions
 
 

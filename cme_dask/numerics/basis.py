@@ -15,7 +15,7 @@ lose only the square of each block's own range of residuals.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Protocol
 
 import numpy as np
@@ -25,7 +25,8 @@ from scipy.linalg import solve_triangular
 from cme_dask.codec import Shape
 from cme_dask.display import brief_repr
 from cme_dask.errors import DataError
-from cme_dask.kernels.base import Kernel
+from cme_dask.kernels.base import Kernel, check_integer
+from cme_dask.kernels.discrete import Features
 from cme_dask.kernels.evaluator import BlockEvaluator, Scratch, Step
 from cme_dask.numerics.cholesky import pivoted_cholesky
 
@@ -388,6 +389,122 @@ class NewtonBasis:
         newton = self(x)
         gap = self.kernel.diagonal(x) - (newton * newton).sum(axis=1)
         return np.sqrt(np.maximum(gap, 0.0))
+
+
+class _FeatureEvaluator(BlockEvaluator):
+    """Features of rows, computed once for their values and for the diagonal."""
+
+    def __init__(self, basis: "FeatureBasis", like: Array) -> None:
+        xp = array_namespace(like)
+        super().__init__(basis.kernel, xp.empty((basis.rank, 0), device=device(like)))
+        self._basis = basis
+
+    def load(self, X: Array) -> None:
+        """Take the rows X, shape (n, d), until the next call."""
+        self._rows = self._basis(X)
+
+    def diagonal(self, X: Array) -> Array:
+        """|phi|^2 at the rows that are loaded, shape (n,)."""
+        return self.xp.sum(self._rows * self._rows, axis=1)
+
+    def _fill(self, here: slice, out: Array) -> None:
+        out[...] = self._rows[here, :].T
+
+
+@dataclass(frozen=True)
+class FeatureBasis:
+    """A basis of functions of your own, those of a kernel of features.
+
+    Parameters
+    ----------
+    kernel : Features
+        Its ``features`` are the functions.
+    n_columns : int
+        Number of columns of the rows.
+
+    Attributes
+    ----------
+    rank : int
+        Number of functions m.
+
+    Raises
+    ------
+    DataError
+        If the kernel has no features, or they are not a matrix of finite numbers.
+    """
+
+    kernel: Kernel
+    n_columns: int
+    rank: int = field(init=False, repr=False, compare=False)
+
+    rows: ClassVar[None] = None
+    """There are no pivots."""
+
+    partition: ClassVar[None] = None
+    """The functions need not add up to one."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.kernel, Features):
+            raise DataError(f"kernel must derive from kernels.Features, got {self.kernel!r}")
+        check_integer("n_columns", self.n_columns, 1)
+        self.kernel.check(self.n_columns)
+        object.__setattr__(self, "rank", int(self(np.zeros((2, self.n_columns))).shape[1]))
+
+    @property
+    def parts(self) -> "tuple[FeatureBasis]":
+        """Itself."""
+        return (self,)
+
+    @property
+    def points(self) -> Array:
+        """No pivots, shape (0, d)."""
+        return np.empty((0, self.n_columns))
+
+    @property
+    def factor(self) -> Array:
+        """The identity: there is nothing to solve."""
+        return np.eye(self.rank)
+
+    @property
+    def bound(self) -> None:
+        """None: features have no bound that is known."""
+
+    def evaluator(self, like: Array, solve: BlockSolve | None = None) -> BlockEvaluator:
+        """The functions for many rows; see :meth:`NewtonBasis.evaluator`."""
+        return _FeatureEvaluator(self, like)
+
+    def __call__(self, x: Array) -> Array:
+        """Values at the rows of x, shape (n, m)."""
+        xp = array_namespace(x)
+        values = self.kernel.features(xp, x)  # type: ignore[attr-defined] # checked at once
+        if (
+            values.ndim != 2
+            or values.shape[0] != x.shape[0]
+            or not bool(xp.all(xp.isfinite(values)))
+        ):
+            raise DataError(
+                f"features of {self.kernel!r} at {x.shape[0]} rows must be finite numbers of shape "
+                f"({x.shape[0]}, m), got an array of shape {tuple(values.shape)}"
+            )
+        return values
+
+    def combined(self, *slopes: Array) -> Callable[[Array], list[Array]]:
+        """Functions x -> phi(x)^T slope, shapes (n, q), of each of some slopes (m, q)."""
+
+        def products(x: Array) -> list[Array]:
+            result = [np.empty((len(x), slope.shape[1])) for slope in slopes]
+            for start in range(0, len(x), BLOCK):
+                here = slice(start, start + BLOCK)
+                values = self(x[here])
+                for slope, out in zip(slopes, result, strict=True):
+                    np.matmul(values, np.ascontiguousarray(slope), out=out[here])
+            return result
+
+        return products
+
+    def support(self, x: Array) -> Array:
+        """Ones, shape (n,): the features span all sections k(x, .)."""
+        return np.ones(len(x))
 
 
 @dataclass(frozen=True, eq=False)

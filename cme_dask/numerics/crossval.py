@@ -232,6 +232,30 @@ def held_folds(moments: MomentSums) -> Iterator[HeldFold]:
         yield HeldFold(rest, held, [eigenbasis(rest.blocks[v, v], rest.means[v]) for v in "xy"])
 
 
+def joint_loss(rest: Moments, held: Moments, regs: Array) -> Array:
+    r"""Held-out joint loss of normalized models on one fold, shape (R,).
+
+    Up to a constant it is |g - g_0|^2 in L2(P_X x P_Y), see :class:`HeldOut`, so that it compares
+    kernels and ridges alike. Of a state and the next one of a Markov process this is the squared
+    Hilbert-Schmidt distance of transfer operators, minus the VAMP-E score.
+
+    Parameters
+    ----------
+    rest, held
+        Means over the rows of the other folds, and over its own.
+    regs
+        Ridges > 0, the same for x and y, shape (R,).
+
+    Notes
+    -----
+    Source: Wu and Noé (2020), Variational approach for learning Markov processes from time series
+    data, section 5.
+    """
+    bases = [eigenbasis(rest.blocks[v, v], rest.means[v]) for v in "xy"]
+    both = [Regularization(reg, reg) for reg in map(float, regs)]
+    return HeldFold(rest, held, bases).losses(both).joint
+
+
 def over_folds(folds: Sequence[HeldFold], values: Array) -> tuple[Array, Array]:
     """Mean by weight of values (F, ...) over the folds, and its standard error."""
     share = np.array([fold.held.weight for fold in folds])

@@ -6,7 +6,7 @@ moments and one pass over the new rows suffice.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,13 +74,29 @@ class FeatureSums:
     def of(
         cls, weights: Array, mean_of: Callable[[int], Moments], variable: str, rows: float
     ) -> "FeatureSums":
-        """Those of the basis functions of a variable, from its means over each fold with rows."""
+        """Those of the features of a variable, from its means over each fold with rows."""
         first, second = [], []
         for fold in np.flatnonzero(weights > 0.0):
             mean, weight = mean_of(int(fold)), weights[fold]
             first.append(weight * mean.means[variable])
             second.append(weight * mean.blocks[variable, variable])
         return cls(weights[weights > 0.0], np.stack(first), np.stack(second), rows)
+
+    @classmethod
+    def of_basis(cls, sums: MomentSums, variable: str) -> "FeatureSums":
+        """Those of the basis functions of a variable."""
+        return cls.of(sums.weights, lambda fold: sums.means(fold=fold), variable, sums.n_rows)
+
+    @classmethod
+    def of_columns(cls, sums: MomentSums, variable: str) -> "FeatureSums":
+        """Those of the columns and functions of a variable, less their shifts."""
+        f = f"f({variable})"
+
+        def centred(fold: int) -> Moments:
+            mean = sums.means(fold=fold)
+            return replace(mean, means={f: mean.means[f] - mean.shifts[variable]})
+
+        return cls.of(sums.weights, centred, f, sums.n_rows)
 
     @classmethod
     def of_cells(
@@ -287,18 +303,20 @@ class RowValues:
 
 
 def conditional_terms(before: MomentSums, after: MomentSums, columns: int) -> Array:
-    r"""Terms whose sum tells whether y given x has changed, shape (terms, m_X + 1, m_Y + columns).
+    r"""Terms whose sum shows whether y given x has changed, shape (terms, m_X + 1, m_Y + columns).
 
-    .. math:: (S + \rho)^{-1/2} \big(\mathrm E_Q[\phi e^T]
-              - S_Q (S_P + r)^{-1} \mathrm E_P[\phi e^T]\big), \quad \phi = (N_X, 1), \quad
-              r = \mathrm E |\phi|^2 / n, \quad \rho = \mathrm E |\phi|^2 / 100
+    .. math:: (H + \rho)^{-1/2} \big(S_P S^{-1} \mathrm E_Q[\phi e^T]
+              - S_Q S^{-1} \mathrm E_P[\phi e^T]\big), \quad \phi = (N_X, 1), \quad
+              S = S_P + S_Q + r, \quad H = S_P S^{-1} S_Q, \quad
+              r = \mathrm{tr}(S) / n, \quad \rho = \mathrm{tr}(H) / 100
 
-    with residuals e of the basis functions and columns of y under one regression on phi, that of
-    the rows before and after together. The second part is the error of the regression before, as it
-    shows in the rows after, so that a shift of x alone leaves the bracket near zero: it changes by
-    :math:`S_Q r (S_P + r)^{-1}` times what that one regression is wrong by. The root, with S of all
-    rows, lets all directions with much variance count alike, not the mean of e above all
-    (Harchaoui, Bach and Moulines, 2008).
+    with sums over both sets of rows in the place of the moments S_P and S_Q of phi, divided by the
+    number n of all rows, and residuals e of the basis functions and columns of y under one
+    regression on phi, that of all rows together. But for the ridge r, the bracket is H times the
+    difference of the regressions on each set alone: their harmonic mean H gives no weight to
+    directions in which one of both sets has no rows, so that no row counts more than once where x
+    has shifted. The root lets all directions with much weight count alike, not the mean of e above
+    all (Harchaoui, Bach and Moulines, 2008).
 
     Parameters
     ----------
@@ -307,9 +325,9 @@ def conditional_terms(before: MomentSums, after: MomentSums, columns: int) -> Ar
     columns
         Number of the columns of y, first among its functions.
     """
-    totals, parts = [], []
+    n, parts = before.n_rows + after.n_rows, []
     for sums in (before, after):
-        weights = sums.weights / sums.weights.sum()
+        weights = sums.weights / sums.weights.sum() * sums.n_rows / n
         grams, crosses = [], []
         for fold in np.flatnonzero(weights > 0.0):
             mean = sums.means(fold=int(fold))
@@ -321,18 +339,16 @@ def conditional_terms(before: MomentSums, after: MomentSums, columns: int) -> Ar
             grams.append(weights[fold] * gram)
             crosses.append(weights[fold] * np.vstack([cross, means]))
         parts.append((grams, crosses))
-        totals.append((sum(grams), sum(crosses)))
-    rows = before.n_rows, after.n_rows
-    size = float(np.trace(totals[0][0]))
-    ridge = size / rows[0] * np.eye(len(totals[0][0]))
-    shares = np.array(rows) / sum(rows)
-    gram, cross = (shares[0] * old + shares[1] * new for old, new in zip(*totals, strict=True))
-    slope = solve(gram + ridge, cross, assume_a="pos")
-    there = solve(totals[0][0] + ridge, totals[1][0], assume_a="pos").T
-    vectors, lam = eigenbasis(gram)
-    root = (vectors / np.sqrt(lam + _WHITENING * size)) @ vectors.T
+    old, new = (np.sum(grams, axis=0) for grams, _ in parts)
+    cross = sum(np.sum(crosses, axis=0) for _, crosses in parts)
+    whole = old + new
+    whole[np.diag_indices(len(whole))] += np.trace(whole) / n
+    slope = solve(whole, cross, assume_a="pos")
+    of_old, of_new = (solve(whole, gram, assume_a="pos").T for gram in (old, new))
+    vectors, lam = eigenbasis(of_old @ new)
+    root = (vectors / np.sqrt(lam + _WHITENING * lam.sum())) @ vectors.T
     terms = []
-    for (grams, crosses), change in zip(parts, (-root @ there, root), strict=True):
+    for (grams, crosses), change in zip(parts, (-root @ of_new, root @ of_old), strict=True):
         terms += [change @ (c - g @ slope) for g, c in zip(grams, crosses, strict=True)]
     return np.stack(terms)
 

@@ -272,6 +272,35 @@ def embedding_replicates(moments: MomentSums, reg: float) -> Replicates:
     return replicates(refits, moments)[0]
 
 
+def refits_at(moments: MomentSums, newton: Array, folds: Array) -> Callable[[float], Array]:
+    """E[f | x] at rows, of refits without the fold of each: a function of the ridge, (n, q).
+
+    Parameters
+    ----------
+    moments
+        By fold, two of which have rows at least.
+    newton
+        N_X at the rows, shape (n, m).
+    folds
+        The fold of each row, shape (n,).
+    """
+    parts = []
+    for fold in moments.held_out_folds:
+        rest, here = moments.means(without=fold), np.flatnonzero(folds == fold)
+        transform, lam = eigenbasis(rest.blocks["x", "x"])
+        target = transform.T @ function_moments(rest)
+        parts.append((here, newton[here] @ transform, lam, target))
+
+    def at(reg: float) -> Array:
+        result = np.zeros((len(newton), parts[0][3].shape[1]))
+        for here, features, lam, target in parts:
+            shrunk = inverse_eigenvalues(lam, np.array([reg]))
+            result[here] = features @ (shrunk * target)
+        return result
+
+    return at
+
+
 @dataclass(frozen=True, eq=False)
 class EmbeddingChange:
     """Largest change of E[f | x] at trial rows, in standard deviations of f.

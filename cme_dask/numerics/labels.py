@@ -1,8 +1,10 @@
-"""Probabilities of labels from signed estimates: nearest, clipped, positive; their entropies."""
+"""Probabilities of labels from signed estimates: nearest, clipped, positive, calibrated."""
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
+from scipy.optimize import minimize
 
 from cme_dask.numerics.measure import project
 
@@ -55,3 +57,104 @@ def entropy(shares: Array) -> Array:
     """
     some = shares > 0.0
     return -np.where(some, shares * np.log(np.where(some, shares, 1.0)), 0.0).sum(axis=1)
+
+
+# Calibrated probabilities, learned from estimates at rows that a fit has not seen
+
+
+_FLOOR = 0.01
+"""Least probability of a label before calibration: below, estimates are noise."""
+_START, _MOST, _STEPS = (4.0, 0.0), 1e3, 100
+_SHRINKAGE = 0.01
+
+
+@dataclass(frozen=True)
+class LabelCalibration:
+    r"""Probabilities that follow from signed estimates f of them, in the same order.
+
+    .. math:: p_c \propto e^{a f_c} (\tilde f_c)^b, \qquad a, b \ge 0,
+
+    with :math:`\tilde f` the nearest probabilities, at least 0.01. For a = 0 and b = 1 these are
+    the nearest probabilities themselves, for b = 0 the estimates are scores of a multinomial
+    logistic model: those of classes that can be told apart rise to 1 and no further, so that they
+    say less than is known.
+
+    Attributes
+    ----------
+    scale, power
+        a and b.
+    """
+
+    scale: float
+    power: float
+
+    def __call__(self, signed: Array) -> Array:
+        """Probabilities (b, K) from estimates (b, K)."""
+        return np.exp(_logarithms(_label_features(signed) @ np.array([self.scale, self.power])))
+
+    @classmethod
+    def from_list(cls, values: Any) -> Self:
+        """From a and b; ValueError on anything else than two finite numbers, 0 at least."""
+        exponents = np.array(values, dtype=np.float64)
+        if exponents.shape != (2,) or not np.isfinite(exponents).all() or exponents.min() < 0.0:
+            raise ValueError("the calibration needs two finite exponents of at least 0")
+        return cls(*map(float, exponents))
+
+
+def learn_label_calibration(
+    signed: Array, codes: Array, weights: Array
+) -> tuple[LabelCalibration, Array]:
+    r"""The calibration of the smallest mean of :math:`-\log p_y`, which is convex in a and b.
+
+    Parameters
+    ----------
+    signed
+        Estimates at rows that their fit has not seen, shape (n, K).
+    codes
+        The labels of these rows as whole numbers from 0 on, shape (n,).
+    weights
+        Of the rows, shape (n,).
+
+    Returns
+    -------
+    calibration : LabelCalibration
+    losses : (n,)
+        The values of -log p_y.
+
+    Notes
+    -----
+    :math:`0.01 ((a - 4)^2 + b^2) / n` is added to the mean, so that a stays finite for classes
+    without an error.
+    """
+    features, rows = _label_features(signed), np.arange(len(codes))
+    share, start = weights / weights.sum(), np.array(_START)
+    own = features[rows, codes]
+
+    def objective(at: Array) -> tuple[float, Array]:
+        logarithms = _logarithms(features @ at)
+        mean = (np.exp(logarithms)[:, :, None] * features).sum(axis=1)
+        penalty = _SHRINKAGE / len(codes) * (at - start)
+        value = -share @ logarithms[rows, codes] + 0.5 * penalty @ (at - start)
+        return float(value), share @ (mean - own) + penalty
+
+    result = minimize(
+        objective,
+        start,
+        jac=True,
+        method="L-BFGS-B",
+        bounds=[(0.0, _MOST)] * 2,
+        options={"maxiter": _STEPS},
+    )
+    losses = -_logarithms(features @ result.x)[rows, codes]
+    return LabelCalibration(*map(float, result.x)), losses
+
+
+def _label_features(signed: Array) -> Array:
+    """Estimates, and logarithms of the nearest probabilities, shape (b, K, 2)."""
+    return np.stack([signed, np.log(np.maximum(nearest_shares(signed), _FLOOR))], axis=-1)
+
+
+def _logarithms(scores: Array) -> Array:
+    """Of the probabilities that are proportional to exp(scores), shape (b, K)."""
+    scores = scores - scores.max(axis=1, keepdims=True)
+    return np.asarray(scores - np.log(np.exp(scores).sum(axis=1, keepdims=True)))

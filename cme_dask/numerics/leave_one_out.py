@@ -89,6 +89,7 @@ class LeaveOneOut(Reduction[Array, tuple[Array, Array]]):
     regs: Array
     weight: float
     name = "leave-one-out"
+    on_device = False
 
     def cost(self, extent: Extent) -> Cost:
         """Both bases, and the residuals of each ridge."""

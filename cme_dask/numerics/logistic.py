@@ -10,8 +10,7 @@ from scipy.optimize import minimize
 from scipy.special import softmax
 
 from cme_dask.errors import DataError, option
-from cme_dask.numerics.moments import sub_block
-from cme_dask.numerics.reduction import Cost, Extent, Reduction, Strip, blocks, tree_sum
+from cme_dask.numerics.reduction import Cost, Extent, Reduction, Strip, blocks, sub_block, tree_sum
 
 # Multinomial logistic loss over rows in the span of kernel functions, with its gradient
 
@@ -100,6 +99,7 @@ class LogisticGradient(Reduction[LogisticSums, LogisticSums]):
     points: Array
     coefficients: Array
     name = "logistic-rows"
+    on_device = False
     kinds = (LogisticSums,)
 
     @property

@@ -14,7 +14,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise, product
+from itertools import product
 from typing import Any, Self
 
 import numpy as np
@@ -29,26 +29,32 @@ from cme_dask.kernels.evaluator import (
     cast_into,
     in_place,
     rank_update,
-    take_into,
 )
 from cme_dask.numerics.basis import Basis, BlockSolve, without_copies
 from cme_dask.numerics.cholesky import non_negative
 from cme_dask.numerics.devices import device_memory
-from cme_dask.numerics.reduction import Cost, Extent, Reduction, Result, Strip, to_host
+from cme_dask.numerics.reduction import (
+    LONGEST_BLOCK,
+    Cost,
+    Extent,
+    Reduction,
+    Result,
+    Span,
+    Strip,
+    by_fold,
+    sub_block,
+    to_host,
+)
 from cme_dask.numerics.scoring import ScoringFunctions
 
 Array = Any
 Function = Callable[[Array], Array]
-Span = tuple[int, slice]  # a fold, and its rows
 
 _LOWER_RANK = f"lower {option('max_rank')} or raise {option('tol')}"
 _ONE_FOLD = remedy("n_folds=1", "--folds 1")
 _WORD = 8
 _SOLVE_WORDS = 12  # per entry of a P x P matrix: eigenbases, and what they are made from
 _TRIAL_WORDS = 11  # likewise: sums of the safe form and of the two that are tried at once
-_CACHE = 7 << 19  # bytes of augmented rows that are held at once
-_LONGEST = 1 << 12  # rows of a sub-block
-_LONGEST_ON_DEVICE = 1 << 18  # likewise, of a device whose memory is known
 _BLOCKS = 16  # sub-blocks prepared at once: what is done for each takes the interpreter lock
 _BESIDE = 1 << 18  # numbers beside the bases that are prepared at once, at most
 
@@ -419,9 +425,10 @@ def function_values(rows: Array, functions: Mapping[str, Function]) -> Iterator[
                 f"function {name!r} must return shape ({rows.shape[0]},) for rows of shape "
                 f"{tuple(rows.shape)}, it returned {tuple(values.shape)}{several}"
             )
+        values = xp.astype(values, xp.float64)
         if not bool(xp.all(xp.isfinite(values))):
             raise DataError(f"function {name!r} returned NaN or infinity")
-        yield xp.astype(values, xp.float64)[:, None]
+        yield values[:, None]
 
 
 # The reduction: sets of moments of the same rows, summed in one loop
@@ -450,17 +457,17 @@ class ProductSums(Reduction[tuple[MomentSums, ...], Result]):
     @without_copies()
     def update(self, state: "list[MomentState]", strip: Strip) -> tuple[MomentSums, ...]:
         """Sums over one strip, for :meth:`MomentReduction.newton` once they are added up."""
-        parts, weights, folds = strip.parts, strip.weights, strip.folds(self.n_folds)
-        xp, ops = array_namespace(parts[0]), in_place(parts[0])
-        counts = np.bincount(folds, minlength=self.n_folds).astype(np.int64)
-        sums, double = [], {"dtype": xp.float64, "device": device(parts[0])}
+        like = strip.parts[0]
+        counts = np.bincount(strip.folds(self.n_folds), minlength=self.n_folds)
+        xp, ops = array_namespace(like), in_place(like)
+        sums, double = [], {"dtype": xp.float64, "device": device(like)}
         for one in state:
             gram = xp.zeros((self.n_folds, one.width, one.width), **double)
             traces = xp.zeros((self.n_folds, len(one.ranks)), **double)
             shifts = tuple(block.shift for block in one.features)
-            sums.append(MomentSums(gram, traces, counts.copy(), one.ranks, shifts))
+            sums.append(MomentSums(gram, traces, counts.astype(np.int64), one.ranks, shifts))
         length, taken = min(one.span for one in state), state[0].taken
-        for near, weight, spans in in_order_of_folds(parts, weights, folds, counts, length, taken):
+        for near, weight, spans in by_fold(strip, self.n_folds, length, taken):
             roots = None if weight is None else xp.sqrt(weight)[None, :]
             mapped: dict[Any, Array] = {}
             for one, total in zip(state, sums, strict=True):
@@ -610,17 +617,6 @@ class MomentSets(ProductSums[tuple[MomentSums, ...]]):
         return tuple(one.finalize((sums,)) for one, sums in zip(self.each, total, strict=True))
 
 
-def sub_block(width: int, memory: int = 0) -> int:
-    """Rows of ``width`` numbers held at once: they stay in cache, and chunks may be of any size.
-
-    A power of two from 2^9 to ``_LONGEST``; on longer ones kernel and products wait for memory, on
-    shorter ones for each other. On a device with so many bytes of memory each call takes long to
-    start: there they may be longer, up to a share of it.
-    """
-    room, most = max(memory >> 10, _CACHE), _LONGEST_ON_DEVICE if memory else _LONGEST
-    return min(1 << max((room // (8 * width)).bit_length() - 1, 9), most)
-
-
 class MomentState:
     """What a task keeps for one set of moments: evaluators, and memory for a sub-block of rows.
 
@@ -708,7 +704,9 @@ class MomentState:
             if key not in mapped:
                 mapped[key] = parts[i] if to_coordinates is None else to_coordinates(parts[i])
             self.evaluators[i].load(mapped[key])
-            diagonal = self.bases[i].kernel.diagonal(mapped[key])
+            evaluator, kernel = self.evaluators[i], self.bases[i].kernel
+            # Features have been computed for both.
+            diagonal = getattr(evaluator, "diagonal", kernel.diagonal)(mapped[key])
             if weights is not None:
                 diagonal = weights * diagonal
             if self.on_host:
@@ -739,50 +737,6 @@ class MomentState:
         add_product(self.xp, gram[:rank, :rank], self.product32)
         gram[rank:, :] += self.rest
         gram[:rank, rank:] += self.rest[:, :rank].T
-
-
-def in_order_of_folds(
-    parts: tuple[Array, ...],
-    weights: Array | None,
-    folds: Array,
-    counts: Array,
-    length: int,
-    taken: Sequence[Scratch],
-) -> Iterator[tuple[tuple[Array, ...], Array | None, list[Span]]]:
-    """Rows and weights, so many at a time, and where each fold lies among them.
-
-    Rows of a fold become neighbours: its products are then few and long.
-
-    Parameters
-    ----------
-    parts, weights, folds
-        Of a strip: rows of each variable, shapes (n, d), weights (n,) or None for ones, and fold
-        numbers (n,) in the memory of the process.
-    counts
-        Rows of each fold, shape (F,).
-    length
-        Rows that come at once.
-    taken
-        Memory for the rows of each variable: they are good until the next ones come.
-    """
-    xp, n = array_namespace(parts[0]), len(folds)
-    order = None if len(counts) == 1 else np.argsort(folds, kind="stable")
-    borders = np.cumsum([0, *counts])
-    for start in range(0, n, length):
-        here = slice(start, min(start + length, n))
-        edges = (np.clip(borders, here.start, here.stop) - start).tolist()
-        spans = [
-            (f, slice(low, high)) for f, (low, high) in enumerate(pairwise(edges)) if low < high
-        ]
-        if order is None:
-            near = tuple(part[here, :] for part in parts)
-            yield near, None if weights is None else weights[here], spans
-            continue
-        index, near = xp.asarray(order[here], device=device(parts[0])), ()
-        for scratch, part in zip(taken, parts, strict=True):
-            near += (scratch.shaped(xp, (here.stop - start, part.shape[1]), part),)
-            take_into(xp, near[-1], part, index)
-        yield near, None if weights is None else xp.take(weights, index), spans
 
 
 def strip_moments(
@@ -819,7 +773,8 @@ def moment_cost(ranks: tuple[int, ...], width: int, n_folds: int, extent: Extent
     # functions; of several sets of moments, whose widths are unknown here, at least columns.
     beside = max(width - sum(ranks), d)
     prepared = 2 * beside + (3 + len(ranks)) * d
-    most = max(length, min(max(_BESIDE // beside, _LONGEST), _BLOCKS * _LONGEST))  # of any width
+    at_once = min(max(_BESIDE // beside, LONGEST_BLOCK), _BLOCKS * LONGEST_BLOCK)  # of any width
+    most = max(length, at_once)
     block += prepared * min(most, extent.strip_rows)
     remedies = [_LOWER_RANK]
     if n_folds > 1:

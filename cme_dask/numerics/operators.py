@@ -18,6 +18,7 @@ from cme_dask.errors import DataError
 from cme_dask.numerics.basis import NewtonBasis, eigenbasis
 from cme_dask.numerics.embedding import ConditionalEmbedding
 from cme_dask.numerics.moments import Moments
+from cme_dask.numerics.problem import JointProblem, Regularization
 
 Array = Any
 Function = Callable[[Array], Array]
@@ -111,9 +112,17 @@ class InverseDensity:
 
     def __call__(self, rows: Array) -> Array:
         """Values at rows of shape (n, d), shape (n,)."""
-        xp, values = array_namespace(rows), Expansion(self.newton, self.slope)(rows)
-        inside = values > self.least
+        xp, (values, inside) = array_namespace(rows), self._density(rows)
         return xp.where(inside, 1.0 / xp.where(inside, values, 1.0 + 0.0 * values), 0.0 * values)
+
+    def positive(self, rows: Array) -> Array:
+        """1 at rows whose m counts, else 0, shape (n,)."""
+        xp, (values, inside) = array_namespace(rows), self._density(rows)
+        return xp.where(inside, 1.0 + 0.0 * values, 0.0 * values)
+
+    def _density(self, rows: Array) -> tuple[Array, Array]:
+        values = Expansion(self.newton, self.slope)(rows)
+        return values, values > self.least
 
 
 def density_ratio_slope(mean: Moments, target: Array, reg: float) -> Array:
@@ -134,6 +143,20 @@ def density_ratio_slope(mean: Moments, target: Array, reg: float) -> Array:
     """
     difference = (target - mean.means["x"])[:, None]
     return ConditionalEmbedding.of(mean, reg).slope(difference)[:, 0]
+
+
+def joint_ratio(mean: Moments, reg: float) -> Array:
+    """H of the density ratio 1 + N_Y^T H N_X of a joint law by least squares, shape (m_Y, m_X).
+
+    Parameters
+    ----------
+    mean
+        Of x and y.
+    reg
+        Ridge of both variables, positive.
+    """
+    problem = JointProblem.of(mean, Regularization(reg, reg), centred=True)
+    return np.asarray(problem.transform_y @ problem.free @ problem.transform_x.T)
 
 
 def check_effective_size(first: float, second: float, name: str) -> float:

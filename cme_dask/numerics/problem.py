@@ -15,7 +15,7 @@ import numpy as np
 from cme_dask.config import REG
 from cme_dask.display import brief_repr
 from cme_dask.errors import ConvergenceError, ConvergenceWarning, DataError, option, remedy, warn
-from cme_dask.numerics.basis import Basis, LinearBasis, eigenbasis
+from cme_dask.numerics.basis import Basis, eigenbasis
 from cme_dask.numerics.moments import Moments, MomentSums
 
 # The quadratic program of the joint distribution, in bases that make it diagonal
@@ -354,15 +354,6 @@ def _package(kind: type) -> str:
     return kind.__module__.partition(".")[0]
 
 
-def centred_bases(mean: Moments, reg: Regularization, bases: Sequence[Basis]) -> list[LinearBasis]:
-    """Return the centred bases of x and of y, in which problems are stated."""
-    problem = JointProblem.of(mean, reg, centred=True)
-    return [
-        LinearBasis(bases[0], problem.transform_x, problem.eigenvalues_x),
-        LinearBasis(bases[1], problem.transform_y, problem.eigenvalues_y),
-    ]
-
-
 # Iterations on explicit state
 
 
@@ -567,21 +558,6 @@ class JointSolution(NamedTuple):
         """Constants and slopes on the Newton bases, given x and given y: see :meth:`answer`."""
         x, y = self.answer(mean, 0), self.answer(mean, 1)
         return [(x[0], self.transform_x @ x[1]), (y[0], self.transform_y @ y[1])]
-
-
-def reduced(solution: JointSolution) -> JointSolution:
-    """The same density ratio with H diagonal: H = U S V^T, in the bases U^T psi_Y and V^T psi_X.
-
-    So the larger basis has no more functions than the smaller one.
-    """
-    u, s, vt = np.linalg.svd(solution.coef, full_matrices=False)
-    return solution._replace(
-        coef=np.diag(s),
-        transform_x=solution.transform_x @ vt.T,
-        transform_y=solution.transform_y @ u,
-        eigenvalues_x=(vt**2) @ solution.eigenvalues_x,
-        eigenvalues_y=(u**2).T @ solution.eigenvalues_y,
-    )
 
 
 # Jackknife replicates and held-out errors, from moments by fold and without another pass

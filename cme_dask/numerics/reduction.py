@@ -19,16 +19,18 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from itertools import pairwise
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
-from array_api_compat import is_array_api_obj
+from array_api_compat import array_namespace, device, is_array_api_obj
 
 from cme_dask.errors import DataError
-from cme_dask.kernels.evaluator import to_numpy
+from cme_dask.kernels.evaluator import Scratch, take_into, to_numpy
 from cme_dask.numerics.folds import BY_ROWS, Folding, number_hash
 
 Array = Any
+Span = tuple[int, slice]  # a fold, and its rows
 T = TypeVar("T")
 Partial = TypeVar("Partial")
 Result = TypeVar("Result")
@@ -37,6 +39,9 @@ MIN_STRIP, MAX_STRIP = 1 << 12, 1 << 18
 _STRIPS_WANTED = (64, 1 << 14), (128, MAX_STRIP)  # some so many strips, of at most so many rows
 _TASKS_PER_WORKER = 8, 16  # at least, and if they are long enough
 _LEAST_SECONDS, _TASK_SECONDS = 0.25, 2.0
+_CACHE = 7 << 19  # bytes of a block that are held at once
+LONGEST_BLOCK = 1 << 12  # rows of it
+_LONGEST_ON_DEVICE = 1 << 18  # likewise, of a device whose memory is known
 
 
 class BadValues(DataError):
@@ -106,6 +111,43 @@ class Strip:
         """Everything that must be finite, in the order of the sources, shapes (n, d)."""
         weights = () if self.weights is None else (self.weights[:, None],)
         return *self.parts, *weights, *(values[:, None] for values in self.units.values())
+
+
+def by_fold(
+    strip: Strip, n_folds: int, length: int, taken: Sequence[Scratch]
+) -> Iterator[tuple[tuple[Array, ...], Array | None, list[Span]]]:
+    """Rows and weights of a strip, so many at a time, and where each fold lies among them.
+
+    Rows of a fold become neighbours: its products are then few and long.
+
+    Parameters
+    ----------
+    strip, n_folds
+        The rows, and the number of folds F.
+    length
+        Rows that come at once.
+    taken
+        Memory for the rows of each variable: they are good until the next ones come.
+    """
+    parts, weights, folds = strip.parts, strip.weights, strip.folds(n_folds)
+    xp, n = array_namespace(parts[0]), len(folds)
+    order = None if n_folds == 1 else np.argsort(folds, kind="stable")
+    borders = np.cumsum([0, *np.bincount(folds, minlength=n_folds)])
+    for start in range(0, n, length):
+        here = slice(start, min(start + length, n))
+        edges = (np.clip(borders, here.start, here.stop) - start).tolist()
+        spans = [
+            (f, slice(low, high)) for f, (low, high) in enumerate(pairwise(edges)) if low < high
+        ]
+        if order is None:
+            near = tuple(part[here, :] for part in parts)
+            yield near, None if weights is None else weights[here], spans
+            continue
+        index, near = xp.asarray(order[here], device=device(parts[0])), ()
+        for scratch, part in zip(taken, parts, strict=True):
+            near += (scratch.shaped(xp, (here.stop - start, part.shape[1]), part),)
+            take_into(xp, near[-1], part, index)
+        yield near, None if weights is None else xp.take(weights, index), spans
 
 
 class Extent(NamedTuple):
@@ -245,6 +287,8 @@ class Reduction(ABC, Generic[Partial, Result]):
         rows alone.
     kinds : tuple of types
         The dataclasses and named tuples in its partial results: a checkpoint decodes no others.
+    on_device : bool
+        Whether ``update`` takes arrays of any device: a pass without this stays in host memory.
     """
 
     name: str = "reduction"
@@ -253,6 +297,7 @@ class Reduction(ABC, Generic[Partial, Result]):
     chunk_rows: int = 0
     strip_rows: int = 0
     kinds: tuple[type, ...] = ()
+    on_device: bool = True
 
     def cost(self, extent: Extent) -> Cost:
         """Operations per row, bytes of the buffers and of a partial result."""
@@ -284,6 +329,17 @@ class Reduction(ABC, Generic[Partial, Result]):
     def finalize(self, total: Partial) -> Result:
         """The answer, from the partial result of all rows."""
         return total  # type: ignore[return-value]
+
+
+def sub_block(width: int, memory: int = 0) -> int:
+    """Rows of ``width`` numbers held at once: they stay in cache, and chunks may be of any size.
+
+    A power of two from 2^9 to ``LONGEST_BLOCK``; on longer ones kernel and products wait for
+    memory, on shorter ones for each other. On a device with so many bytes of memory each call takes
+    long to start: there they may be longer, up to a share of it.
+    """
+    room, most = max(memory >> 10, _CACHE), _LONGEST_ON_DEVICE if memory else LONGEST_BLOCK
+    return min(1 << max((room // (8 * width)).bit_length() - 1, 9), most)
 
 
 # The partition of rows into strips and tasks, and the tree of tasks that sums them

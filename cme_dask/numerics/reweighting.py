@@ -35,6 +35,7 @@ class JointCells(Reduction[Sums, Array]):
     model: Any
     support: Support
     name = "joint-cells"
+    on_device = False
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -463,6 +463,7 @@ class PivotOffers(Reduction[tuple[Offer, ...], tuple[Offer, ...]]):
     asked: tuple[tuple[Rule, PivotState], ...]
     strips: int
     name = "pivot-round"
+    on_device = False
     kinds = (Offer,)
 
     def cost(self, extent: Extent) -> Cost:

@@ -95,6 +95,7 @@ class BasisRanges(Reduction[tuple[Array, ...], tuple[Array, ...]]):
 
     bases: tuple[LinearBasis, ...]
     name = "psi-ranges"
+    on_device = False
 
     def cost(self, extent: Extent) -> Cost:
         """A product of a block of rows with each basis."""
@@ -177,6 +178,7 @@ class NearestRows(Reduction[Neighbours, Neighbours]):
     k: int
     scale: Array
     name = "nearest-rows"
+    on_device = False
     checked = False
     kinds = (Neighbours,)
 

@@ -1,6 +1,6 @@
 """Sums from which scores follow, and the events whose Brier scores are a CRPS."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import combinations
@@ -147,6 +147,12 @@ class ScoreSums:
     def mean_loss(self, loss: int) -> Estimate:
         """Mean of a loss over the rows."""
         return self._estimate(lambda sums: float(sums.losses[0, loss] / sums.weight[0]))
+
+    def deviation(self, losses: Sequence[int]) -> Estimate:
+        """Sum of the absolute means of several losses over the rows."""
+        return self._estimate(
+            lambda sums: float(np.abs(sums.losses[0, losses]).sum() / sums.weight[0])
+        )
 
     def ratio(self, above: int, below: int) -> Estimate:
         """Sum of one loss over that of another; NaN where that is zero."""

@@ -12,18 +12,14 @@ import numpy as np
 from array_api_compat import array_namespace, device
 
 from cme_dask.errors import DataError, ZeroWeights
-from cme_dask.kernels.base import check_integer
-from cme_dask.kernels.discrete import Features
 from cme_dask.kernels.evaluator import Scratch
 from cme_dask.numerics.moments import (
     Function,
     Moments,
     MomentSums,
     function_values,
-    in_order_of_folds,
-    sub_block,
 )
-from cme_dask.numerics.reduction import Cost, Extent, Reduction, Strip
+from cme_dask.numerics.reduction import Cost, Extent, Reduction, Strip, by_fold, sub_block
 
 Array = Any
 Sums = tuple[Array, Array]
@@ -40,61 +36,6 @@ class RowFunctions(Protocol):
 
     def evaluator(self, like: Array) -> Callable[[Array, Array], None]:
         """What writes their values at rows (b, d) to memory of shape (m, b)."""
-
-
-@dataclass(frozen=True)
-class FeatureBasis:
-    """A basis of functions of your own, those of a kernel of features.
-
-    Parameters
-    ----------
-    kernel : Features
-        Its ``features`` are the functions.
-    n_columns : int
-        Number of columns of the rows.
-
-    Raises
-    ------
-    DataError
-        If the kernel has no features, or they are not a matrix of finite numbers.
-    """
-
-    kernel: Features
-    n_columns: int
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.kernel, Features):
-            raise DataError(f"kernel must derive from kernels.Features, got {self.kernel!r}")
-        check_integer("n_columns", self.n_columns, 1)
-        self(np.zeros((2, self.n_columns)))
-
-    @property
-    def rank(self) -> int:
-        """Number of functions m."""
-        return int(self.kernel.features(np, np.zeros((1, self.n_columns))).shape[1])
-
-    def evaluator(self, like: Array) -> Callable[[Array, Array], None]:
-        """What writes the functions."""
-
-        def write(X: Array, out: Array) -> None:
-            out[...] = self(X).T
-
-        return write
-
-    def __call__(self, x: Array) -> Array:
-        """Values at the rows of x, shape (n, m)."""
-        xp = array_namespace(x)
-        values = self.kernel.features(xp, x)
-        if (
-            values.ndim != 2
-            or values.shape[0] != x.shape[0]
-            or not bool(xp.all(xp.isfinite(values)))
-        ):
-            raise DataError(
-                f"features of {self.kernel!r} at {x.shape[0]} rows must be finite numbers of shape "
-                f"({x.shape[0]}, m), got an array of shape {tuple(values.shape)}"
-            )
-        return values
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,14 +173,9 @@ class WeightedMoments(Reduction[Sums, WeightedMeans]):
         """Sums over one strip: Gram matrices (F, q, P, P), and weights (F,)."""
         buffer, evaluators, taken = state
         xp, where = array_namespace(buffer), {"dtype": buffer.dtype, "device": device(buffer)}
-        folds = strip.folds(self.n_folds)
-        counts = np.bincount(folds, minlength=self.n_folds)
         grams = xp.zeros((self.n_folds, len(self.names), self.width, self.width), **where)
         totals = xp.zeros(self.n_folds, **where)
-        parts = in_order_of_folds(
-            strip.parts, strip.weights, folds, counts, buffer.shape[1], taken[: len(strip.parts)]
-        )
-        for near, weight, spans in parts:
+        for near, weight, spans in by_fold(strip, self.n_folds, buffer.shape[1], taken):
             weight = xp.ones(near[0].shape[0], **where) if weight is None else weight
             values = [
                 column[:, 0] * weight

@@ -7,9 +7,11 @@ pass is predicted before it begins, and a pass that does not fit is refused.
 
 import contextlib
 import functools
+import inspect
 import math
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import threading
@@ -19,7 +21,7 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypedDict, TypeVar, get_args
 from uuid import uuid4
 
 import dask.threaded
@@ -260,31 +262,68 @@ class Executor:
                 ) from error
 
 
+class PassKeywords(TypedDict, total=False):
+    """Keywords of whatever passes over rows, as in :class:`RunOptions`."""
+
+    scheduler: Scheduler
+    workers: int | None
+    memory_limit: str | int | None
+    progress: bool | Listener | None
+
+
+class FitKeywords(PassKeywords, total=False):
+    """Keywords of runs that can be resumed."""
+
+    checkpoint: str | os.PathLike[str] | None
+
+
+class MomentKeywords(PassKeywords, total=False):
+    """Keywords of passes for moments, which may be on a device."""
+
+    device: Any
+    device_memory_limit: str | int | None
+
+
+class MomentFitKeywords(FitKeywords, MomentKeywords, total=False):
+    """Keywords of such passes that can be resumed."""
+
+
+class ShardKeywords(MomentFitKeywords, total=False):
+    """Keywords of runs that can be divided into shares."""
+
+    shard: tuple[int, int] | None
+
+
 @dataclass(frozen=True)
 class RunOptions:
     """Where and how to run.
 
     Parameters
     ----------
-    scheduler : str or distributed.Client, optional
-        ``"threads"``, ``"processes"``, ``"synchronous"`` or the client of a cluster; default: what
-        Dask is set to, else threads.
+    scheduler : {"threads", "processes", "synchronous"} or distributed.Client, optional
+        Default: an active client, else the scheduler of Dask's configuration, else threads.
     workers : int, optional
-        Tasks at once, without a cluster; default: one per core.
+        Number of threads or processes; default all cores. A cluster has its own.
     memory_limit : str or int, optional
-        Bytes that each place may use, such as ``"2GB"``; default: all available memory.
+        Bytes ("2GB") that this process, or each worker of a cluster, may use; default: all
+        available memory.
     progress : bool or callable, optional
-        True shows a bar; a function is called with each :class:`cme_dask.Event`.
+        True to show the steps, with the time left, as a bar in a terminal and as a line in a
+        notebook; or a function that is called with each :class:`cme_dask.Event`. On a cluster, the
+        events are also logged under the topic ``"cme-dask"``.
     checkpoint : path, optional
-        Folder for partial results, on a filesystem that all workers share: an interrupted run
-        resumes from it.
+        Folder, on a filesystem that all workers share, in which partial sums are saved. After an
+        interruption, the same call with the same rows, parameters and functions continues, and ends
+        with the same bits.
     shard : (int, int), optional
-        (i, k): compute the i-th of k shares into the checkpoint, and no more.
+        (i, k): compute only the i-th (from 0) of k shares of the pass into the ``checkpoint``.
+        Shards may run anywhere, at any time; a run without ``shard`` adds them up.
     device : str or device, optional
-        Where the reduction is computed: ``"cuda"`` or ``"cuda:1"`` for a GPU by CuPy, or a device
+        Where sums over rows are computed: ``"cuda"`` or ``"cuda:1"`` for a GPU by CuPy, or a device
         of an array library that follows the array API standard, such as ``torch.device("cuda")``.
         Rows are read and checked in host memory and go to the device strip by strip; partial
-        results come back once per task. Default: NumPy, in host memory.
+        results come back once per task. Passes other than those for moments, and everything
+        between the passes, stay on the host. Not run on a GPU yet. Default: NumPy, in host memory.
     device_memory_limit : str or int, optional
         Bytes of the device that the run may use; default: what a GPU has, else no limit.
     """
@@ -402,6 +441,44 @@ class RunOptions:
 
         with checkpointed_run(self.checkpoint, described, self.shard) as checkpoint:
             yield self.executor(checkpoint)
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def with_run_options(function: F) -> F:
+    """Show the keywords that ``**keywords`` stands for, in the signature and the docstring.
+
+    They and their types are those of the ``TypedDict`` that annotates it, their descriptions those
+    of :class:`RunOptions`.
+    """
+    signature = inspect.signature(function)
+    *others, keywords = signature.parameters.values()
+    kinds = get_args(keywords.annotation)[0].__annotations__
+    shown = (
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+        for name, kind in kinds.items()
+    )
+    function.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[*others, *shown]
+    )
+    entries = re.split(r"\n(?=\w+ : )", inspect.getdoc(RunOptions) or "")
+    described = "\n".join(entry for entry in entries if entry.split(" : ")[0] in kinds)
+    if function.__doc__ is not None:  # Python leaves it out with -OO
+        text = inspect.cleandoc(function.__doc__)
+        function.__doc__ = re.sub(r"(?m)^\*\*keywords\n .*$", lambda _: described, text)
+    return function
+
+
+def options_of(keywords: PassKeywords, kind: type[PassKeywords]) -> RunOptions:
+    """The options among keywords of this kind; TypeError on others."""
+    for name in keywords:
+        if name not in kind.__annotations__:
+            raise TypeError(
+                f"unexpected keyword argument {name!r}: this run takes "
+                f"{', '.join(kind.__annotations__)}"
+            )
+    return RunOptions(**keywords)
 
 
 def without_limits(executor: Executor) -> Executor:

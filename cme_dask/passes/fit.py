@@ -12,6 +12,7 @@ import numpy as np
 
 from cme_dask.data.columns import check_finite
 from cme_dask.data.sample import Sample
+from cme_dask.data.sources import DerivedSource
 from cme_dask.errors import DataError, ZeroWeights
 from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.numerics.folds import BY_ROWS, RowSample, draw, merge, uniform
@@ -31,6 +32,7 @@ Array = Any
 
 _SPARE = 6.0  # standard deviations of the number of rows below a bound
 _WEIGHTS = 1e-200, 1e200
+_ROWS_PER_CHUNK = 3  # of a sample, with which 95 % of the chunks hold some
 _ENOUGH = 1 << 10  # stored rows of a part, with which no others are looked for
 
 
@@ -47,6 +49,7 @@ class PrioritySample(Reduction[RowSample, RowSample]):
     size: int
     seed: int
     name = "row-sample"
+    on_device = False
     n_folds = 2  # so that groups and times are read, which belong to the sample
     kinds = (RowSample,)
 
@@ -81,7 +84,8 @@ def sample_rows(sample: Sample, size: int, seed: int, executor: Executor) -> tup
     The stored one takes none (of a part, what it holds of it), and so does one of arrays in memory.
     From other sources the sample that a store of the same rows would hold for the same seed is
     gathered: a pass that reads the chunks that hold its rows and, if there are weights or a part
-    that a column tells, before that a pass over these alone.
+    that a column tells, before that a pass over these alone. Where weights are made of other
+    columns and nearly all chunks hold rows of the sample, one pass does both.
 
     Raises
     ------
@@ -97,6 +101,11 @@ def sample_rows(sample: Sample, size: int, seed: int, executor: Executor) -> tup
         requested = min(requested, _ENOUGH)
     if stored is not None and len(stored) >= (1 if stored.complete else requested):
         rows, passes = stored.prefix(size), 0
+    elif isinstance(sample.weights, DerivedSource) and _in_nearly_all_chunks(sample, size):
+        (rows,), _ = run_pass(sample, [PrioritySample(size, seed)], executor)
+        passes = 1
+        if not len(rows):
+            raise ZeroWeights()
     else:
         chosen, passes = choose_rows(sample, size, seed, executor)
         # Of these rows alone the sample is the same, and it holds what is read of them.
@@ -112,6 +121,14 @@ def sample_rows(sample: Sample, size: int, seed: int, executor: Executor) -> tup
         for part, columns in zip(rows.parts, sample.columns, strict=True):
             check_finite(part, columns.names, 0)
     return rows, passes
+
+
+def _in_nearly_all_chunks(sample: Sample, size: int) -> bool:
+    """Whether nearly all chunks hold rows of the sample."""
+    chunks = [s.chunk_rows for s in sample.sources if s.chunk_rows is not None]
+    return bool(chunks) and min(size, sample.n_rows) * min(chunks) >= (
+        _ROWS_PER_CHUNK * sample.n_rows
+    )
 
 
 def _check_weights(rows: RowSample, sample: Sample) -> None:

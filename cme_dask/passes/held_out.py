@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -14,10 +13,10 @@ from cme_dask.models.embedding import EmbeddingModel
 from cme_dask.models.events import Event, comparison, looks_like_event
 from cme_dask.models.joint import JointModel
 from cme_dask.models.logistic import LogisticModel
-from cme_dask.models.points import is_out_of_core, query_points
+from cme_dask.models.points import QueriedVariable, is_out_of_core, query_points
 from cme_dask.numerics.scoring import Estimate
-from cme_dask.passes.cluster import Scheduler
-from cme_dask.passes.driver import Executor, RunOptions
+from cme_dask.passes.driver import Executor, PassKeywords, options_of, with_run_options
+from cme_dask.passes.progress import Listener, listening
 from cme_dask.passes.scores import LabelScores, Law, Prediction, score_pass
 from cme_dask.passes.sources import open_sample
 
@@ -45,8 +44,10 @@ class ScoreTable:
     coverage
         By numeric column: share of the rows within the central interval, which ``level`` should be.
     labels
-        By column that holds labels, of laws: ``log_loss``, the mean of -log P(label | x) in nats
-        (probabilities below 1e-15 count as that), and ``accuracy`` of the likeliest label.
+        By column that holds labels, of laws and classifiers: ``log_loss``, the mean of
+        -log P(label | x) in nats (probabilities below 1e-15 count as that), ``accuracy`` of the
+        likeliest label, ``brier``, the squared error of the probabilities of all labels, and
+        ``calibration_error``, expected over 15 bins of the likeliest label's probability.
     """
 
     rows: int
@@ -68,6 +69,10 @@ class ScoreTable:
             f"coverage of {self.level:.0%}": self.coverage,
             "log loss": {name: each.log_loss for name, each in self.labels.items()},
             "accuracy": {name: each.accuracy for name, each in self.labels.items()},
+            "Brier, all labels": {name: each.brier for name, each in self.labels.items()},
+            "calibration error": {
+                name: each.calibration_error for name, each in self.labels.items()
+            },
         }
         result += [(score, name, e) for score, each in several.items() for name, e in each.items()]
         return [(score, name, each.value, each.std) for score, name, each in result]
@@ -96,6 +101,7 @@ class _Predicted:
         return np.column_stack([law.expect(list(self.columns)), law.probability(list(self.events))])
 
 
+@with_run_options
 def score(
     model: Any,
     X: Any,
@@ -104,9 +110,7 @@ def score(
     weights: Any = None,
     events: Sequence[str] = (),
     level: float = 0.9,
-    scheduler: Scheduler = None,
-    workers: int | None = None,
-    memory_limit: str | int | None = None,
+    **keywords: Unpack[PassKeywords],
 ) -> ScoreTable:
     """Score a fitted model on rows, in one pass.
 
@@ -117,8 +121,8 @@ def score(
     Parameters
     ----------
     model
-        A fitted estimator, or a model from :func:`cme_dask.load`, that holds laws, a conditional
-        mean embedding, or a logistic regression, whose labels are scored.
+        A fitted estimator, or a model from :func:`cme_dask.load`, that holds laws or a conditional
+        mean embedding; of classifiers the probabilities of labels are scored.
     X, Y
         Rows of x and of y: arrays, tables, Dask arrays; or X alone, a sample store by path or URL,
         or a ``Sample``. Folds of a ``Sample`` are the blocks for the standard errors.
@@ -129,8 +133,8 @@ def score(
         anyway, and so are the labels of columns that hold labels.
     level
         Probability of the intervals whose coverage is scored, in (0, 1).
-    scheduler, workers, memory_limit
-        As in :meth:`JointDistribution.fit`.
+    **keywords
+        As in :class:`RunOptions`.
 
     Returns
     -------
@@ -145,15 +149,18 @@ def score(
         If the memory does not suffice.
     """
     fitted = getattr(model, "model_", model)
-    executor = RunOptions(scheduler, workers, memory_limit).executor()
-    if isinstance(fitted, LogisticModel):
+    options = options_of(keywords, PassKeywords)
+    executor = options.executor()
+    classifier = classifier_of(fitted)
+    if classifier is not None:
         if events:
-            raise DataError("a logistic model scores the labels alone: leave events out")
-        return _score_labels(fitted, _labelled_rows(fitted, X, Y, weights), level, executor)
+            raise DataError("of a classifier the labels alone are scored: leave events out")
+        with listening(options.progress) as listener:
+            return _score_labels(classifier, X, Y, weights, level, executor, listener)
     if not isinstance(fitted, (JointModel, EmbeddingModel)):
         raise DataError(
-            "score takes a fitted joint distribution, conditional mean embedding or logistic "
-            f"regression, got {type(model).__name__}"
+            "score takes a fitted joint distribution, conditional mean embedding or classifier, "
+            f"got {type(model).__name__}"
         )
     has_laws = isinstance(fitted, JointModel) and fitted.y.cells is not None
     if isinstance(fitted, JointModel) and not has_laws:
@@ -179,13 +186,16 @@ def score(
     if len(sample.columns) != 2:
         raise DataError("scores need rows of x and of y: give Y, or a store that holds both")
     targets = (*y.numeric, *texts)
-    result = score_pass(
-        sample,
-        {"model": Prediction(targets, _Predicted(fitted, y.numeric, texts))} if targets else {},
-        executor,
-        functions=functions,
-        laws=laws,
-    )
+    prediction = Prediction(targets, _Predicted(fitted, y.numeric, texts))
+    with listening(options.progress) as listener:
+        result = score_pass(
+            sample,
+            {"model": prediction} if targets else {},
+            executor,
+            functions=functions,
+            laws=laws,
+            progress=listener,
+        )
     scores = result.scores.get("model", {})
     return ScoreTable(
         result.report.rows,
@@ -200,74 +210,138 @@ def score(
 
 
 @dataclass(frozen=True, eq=False)
-class _Labelled:
-    """Probabilities of labels at rows of x (b, d), as what scores ask of laws."""
+class Classifier:
+    """Probabilities of the labels of one column of y, as what scores ask of models of laws.
 
-    model: LogisticModel
-    x: Array
+    Attributes
+    ----------
+    model
+        Has ``predict_proba`` of rows of x (b, d), shape (b, K).
+    variable
+        x, with its columns and basis.
+    y
+        The column of labels.
+    labels
+        The labels in their own types, in the order of the probabilities.
+    """
+
+    model: Any
+    variable: QueriedVariable
+    y: Columns
+    labels: tuple[Any, ...]
+
+    @property
+    def events(self) -> dict[str, Event]:
+        """Each label as an event, by its text."""
+        (name,) = self.y.names
+        texts = (comparison(name, label) for label in self.y.categories[name])
+        return {text: Event.parse(text, self.y.names, self.y.categories) for text in texts}
+
+    @property
+    def law(self) -> Law:
+        """What is scored of it."""
+        return Law(
+            self._at,
+            crps=False,
+            cells=len(self.labels),
+            targets=tuple(self.events),
+            labels=True,
+        )
+
+    def _at(self, x: Array) -> Any:
+        return _Labelled(np.asarray(self.model.predict_proba(x)), tuple(self.events))
+
+    def sample(self, X: Any, Y: Any, weights: Any) -> Sample:
+        """Rows with the columns of x, and the codes of the labels.
+
+        Raises
+        ------
+        DataError
+            On other columns or labels, or labels in chunks.
+        """
+        if Y is None:
+            sample = open_sample(X, weights=weights)
+            if len(sample.columns) != 2:
+                raise DataError("scores need rows of x and of y: give Y, or a store of both")
+            y = sample.columns[1]
+            if [y.categories.get(name) for name in y.names] != [*self.y.categories.values()]:
+                raise DataError(
+                    f"the y of {sample.location} is no column of the labels "
+                    f"{', '.join(map(str, self.labels))}"
+                )
+            return sample.select(self.variable.columns.names, None)
+        if is_out_of_core(Y):
+            raise DataError("labels in chunks are scored from a store: give labels in memory")
+        if not is_out_of_core(X):
+            X = query_points(X, self.variable, "X")
+        known = {label: float(code) for code, label in enumerate(self.labels)}
+        labels, places = np.unique(np.asarray(Y).ravel(), return_inverse=True)
+        unknown = [label for label in labels.tolist() if label not in known]
+        if unknown:
+            listed = ", ".join(map(str, self.labels))
+            raise DataError(f"unknown label {unknown[0]!r}: the model's are {listed}")
+        codes = np.array([known[label] for label in labels.tolist()])[places]
+        sample = open_sample(X, codes, weights=weights)
+        x = self.variable.columns
+        if len(sample.columns[0].names) != len(x.names):
+            raise DataError(
+                f"X has the columns {sample.columns[0].listed()}, the model has {x.listed()}"
+            )
+        return replace(sample, columns=(x, self.y))
+
+
+@dataclass(frozen=True, eq=False)
+class _Labelled:
+    """Probabilities of labels at rows, of the label or of its event."""
+
+    shares: Array
+    events: tuple[str, ...]
 
     def predict_proba(self, column: str | None = None) -> Array:
         """Shape (b, K)."""
-        return self.model.predict_proba(self.x)
+        return self.shares
+
+    def expect(self, f: Any) -> Array:
+        """Of events, shape (b, len(f))."""
+        return self.shares[:, [self.events.index(event) for event in f]]
+
+
+def classifier_of(model: Any) -> Classifier | None:
+    """The classifier that a model is; None if it is none."""
+    if isinstance(model, LogisticModel):
+        y = Columns(("y",), categories={"y": tuple(map(str, model.labels))})
+        return Classifier(model, model, y, model.labels)
+    if isinstance(model, EmbeddingModel) and model.classifies:
+        labels = tuple(model.classes.tolist())
+        return Classifier(model, model.x, model.columns_y, labels)
+    return None
 
 
 def _score_labels(
-    model: LogisticModel, sample: Sample, level: float, executor: Executor
+    classifier: Classifier,
+    X: Any,
+    Y: Any,
+    weights: Any,
+    level: float,
+    executor: Executor,
+    listener: Listener | None,
 ) -> ScoreTable:
     """Scores of class probabilities, each label an event."""
-    y = sample.columns[1]
-    (name,) = y.names
-    texts = tuple(comparison(name, label) for label in y.categories[name])
-    of_labels: Any = partial(_Labelled, model)  # which are all that is requested
-    result = score_pass(
-        sample,
-        {"model": Prediction(texts, model.predict_proba)},
-        executor,
-        functions={text: Event.parse(text, y.names, y.categories) for text in texts},
-        laws={"law": Law(of_labels, crps=False, cells=len(texts), labels=True)},
-    )
-    scores = result.scores["model"]
+    sample = classifier.sample(X, Y, weights)
+    classifier = replace(classifier, y=sample.columns[1])
+    events, laws = classifier.events, {"law": classifier.law}
+    result = score_pass(sample, {}, executor, functions=events, laws=laws, progress=listener)
+    scores = result.scores["law"]
     return ScoreTable(
         result.report.rows,
         level,
         {},
-        {text: scores[text].mse for text in texts},
-        {text: scores[text].r2 for text in texts},
+        {text: scores[text].mse for text in events},
+        {text: scores[text].r2 for text in events},
         None,
         {},
         result.labels["law"],
     )
-
-
-def _labelled_rows(model: LogisticModel, X: Any, Y: Any, weights: Any) -> Sample:
-    """The rows with the model's columns of x, and its codes of labels."""
-    texts = tuple(map(str, model.labels))
-    if Y is not None:
-        if is_out_of_core(Y):
-            raise DataError("labels in chunks are scored from a store: give labels in memory")
-        if not is_out_of_core(X):
-            X = query_points(X, model, "X")
-        known = {label: float(code) for code, label in enumerate(model.labels)}
-        labels, places = np.unique(np.asarray(Y).ravel(), return_inverse=True)
-        unknown = [label for label in labels.tolist() if label not in known]
-        if unknown:
-            raise DataError(f"unknown label {unknown[0]!r}: the model's are {', '.join(texts)}")
-        codes = np.array([known[label] for label in labels.tolist()])[places]
-        y = Columns(("y",), categories={"y": texts})
-        sample = open_sample(X, codes, weights=weights)
-        if len(sample.columns[0].names) != len(model.columns.names):
-            raise DataError(
-                f"X has the columns {sample.columns[0].listed()}, the model has "
-                f"{model.columns.listed()}"
-            )
-        return replace(sample, columns=(model.columns, y))
-    sample = open_sample(X, weights=weights)
-    if len(sample.columns) != 2:
-        raise DataError("scores need rows of x and of y: give Y, or a store that holds both")
-    y = sample.columns[1]
-    if tuple(y.categories.get(name) for name in y.names) != (texts,):
-        raise DataError(f"the y of {sample.location} is no column of the labels {', '.join(texts)}")
-    return sample.select(model.columns.names, None)
 
 
 def rows_of(model: JointModel | EmbeddingModel, X: Any, Y: Any, weights: Any) -> Sample:

@@ -264,6 +264,7 @@ class Pass:
     ) -> Self:
         """These reductions of the sources ``sample.reads``, where an executor runs tasks."""
         shares_memory = executor.shares_memory
+        on_device = all(one.on_device for one in reductions)
         return cls(
             tuple(reductions),
             tuple(None if s.held_whole(shares_memory) else s for s in sample.reads),
@@ -275,7 +276,7 @@ class Pass:
             sample.residuals,
             sample.first_row,
             index,
-            executor.device,
+            executor.device if on_device else None,
         )
 
     def given(self, sample: Sample, run: RowRange) -> tuple[Any, ...]:

@@ -27,6 +27,7 @@ _LAW_GUESS = 10  # predictions that a loss of a law takes as long as
 _WORD = 8
 _BINNED = ("predicted", "seen")
 _LEAST_CHANCE = 1e-15
+_CALIBRATION_BINS = 15
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,10 +131,19 @@ class LabelScores:
     log_loss
         Mean of minus the logarithm of the probability of the label that was seen, in nats;
         probabilities below 1e-15 count as that.
+    brier
+        Mean of the squared distance between the probabilities of all labels and the label that was
+        seen, from 0 to 2.
+    calibration_error
+        Expected calibration error of the likeliest label: the absolute difference between its
+        probability and how often it is seen, in 15 bins of equal width by its probability,
+        averaged over the rows. With few rows it is above 0 for true probabilities, too.
     """
 
     accuracy: Estimate
     log_loss: Estimate
+    brier: Estimate
+    calibration_error: Estimate
 
 
 @dataclass(frozen=True)
@@ -187,6 +197,7 @@ class _ScoreReduction(Reduction[ScoreSums, ScoreSums]):
     labelled: tuple[str, ...]
     n_folds: int
     name = "score-rows"
+    on_device = False
     kinds = (ScoreSums,)
 
     @property
@@ -206,7 +217,9 @@ class _ScoreReduction(Reduction[ScoreSums, ScoreSums]):
                 bins = range(len(edges) + 1)
                 losses += [_Loss(name, k, target, i) for k in ("in bin", *_BINNED) for i in bins]
             for column in self.labelled if law.labels else ():
-                losses += [_Loss(name, "accuracy", column), _Loss(name, "log", column)]
+                losses += [_Loss(name, kind, column) for kind in ("accuracy", "log", "brier")]
+                bins = range(_CALIBRATION_BINS)
+                losses += [_Loss(name, "calibration", column, i) for i in bins]
         return losses
 
     def cost(self, extent: Extent) -> Cost:
@@ -289,8 +302,13 @@ class _ScoreReduction(Reduction[ScoreSums, ScoreSums]):
         for column in self.labelled if law.labels else ():
             codes = y[:, self.names.index(column)].astype(np.int64)
             chances = np.asarray(laws.predict_proba(column), dtype=np.float64)
-            yield chances.argmax(axis=1) == codes
-            yield -np.log(np.maximum(chances[np.arange(b), codes], _LEAST_CHANCE))
+            own, hits = chances[np.arange(b), codes], chances.argmax(axis=1) == codes
+            yield hits
+            yield -np.log(np.maximum(own, _LEAST_CHANCE))
+            yield (chances**2).sum(axis=1) - 2.0 * own + 1.0
+            top = chances.max(axis=1)
+            inside = np.minimum((top * _CALIBRATION_BINS).astype(np.int64), _CALIBRATION_BINS - 1)
+            yield from (inside == np.arange(_CALIBRATION_BINS)[:, None]) * (top - hits)
 
 
 def score_pass(
@@ -372,16 +390,23 @@ def score_pass(
         if law.edges
     }
     labels = {
-        name: {
-            column: LabelScores(
-                *(sums.mean_loss(places[_Loss(name, kind, column)]) for kind in ("accuracy", "log"))
-            )
-            for column in plan.labelled
-        }
+        name: {column: _label_scores(sums, places, name, column) for column in plan.labelled}
         for name, law in plan.laws.items()
         if law.labels and plan.labelled
     }
     return ScoreReport(scores, crps, coverage, report, reliability, labels)
+
+
+def _label_scores(
+    sums: ScoreSums, places: Mapping[_Loss, int], law: str, column: str
+) -> LabelScores:
+    """Of the probabilities of the labels of a column."""
+    accuracy, log_loss, brier = (
+        sums.mean_loss(places[_Loss(law, kind, column)]) for kind in ("accuracy", "log", "brier")
+    )
+    bins = range(_CALIBRATION_BINS)
+    deviations = [places[_Loss(law, "calibration", column, i)] for i in bins]
+    return LabelScores(accuracy, log_loss, brier, sums.deviation(deviations))
 
 
 def _bin(sums: ScoreSums, places: list[int]) -> Callable[[float, float], Bin]:

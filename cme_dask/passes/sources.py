@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, ClassVar
 
 import dask
 import numpy as np
@@ -238,7 +238,11 @@ def coded(y: Any) -> tuple[Array, Array]:
 
     if is_dask_frame(y):
         y = dask_series_values(y)
-    labels = da.from_zarr(y) if isinstance(y, zarr.Array) else y
+    labels = y
+    if isinstance(y, zarr.Array) and y.dtype.kind == "T":  # texts of any length, unknown to Dask
+        labels = da.from_array(_Texts(y), y.chunks, meta=np.empty((0,) * y.ndim, dtype=object))
+    elif isinstance(y, zarr.Array):
+        labels = da.from_zarr(y)
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.ndim != 1:
@@ -249,6 +253,25 @@ def coded(y: Any) -> tuple[Array, Array]:
     if len(classes) > _MOST:
         raise DataError(f"y has {len(classes):,} distinct labels, at most {_MOST:,} are classes")
     return classes, labels.map_blocks(_codes_labels, classes, dtype=np.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class _Texts:
+    """A Zarr array of texts as what ``dask.array.from_array`` reads: objects."""
+
+    array: zarr.Array[Any]
+    dtype: ClassVar[Any] = np.dtype(object)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.array.shape
+
+    @property
+    def ndim(self) -> int:
+        return self.array.ndim
+
+    def __getitem__(self, key: Any) -> Array:
+        return np.asarray(self.array[key]).astype(object)
 
 
 def _codes_labels(block: Array, classes: Array) -> Array:
@@ -406,6 +429,8 @@ def open_sample(
         tuple(c for _, c in named),
         **{role: _role(role, lazy[role][0] if role in lazy else v) for role, v in beside.items()},
     )
+    if x_columns is None and y_columns is None:
+        return sample
     return sample.select(x_columns, y_columns)
 
 

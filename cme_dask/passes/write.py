@@ -236,6 +236,7 @@ class FeatureWriter(Reduction[tuple[Array, ...], tuple[Array, ...]]):
     files: FeatureFiles | None = None
     index: Array = ()
     name = "write-features"
+    on_device = False
     strip_rows = BLOCK
 
     def cost(self, extent: Extent) -> Cost:
@@ -418,6 +419,7 @@ class AnswerWriter(Reduction[None, None]):
     chunk_rows: int
     files: AnswerFiles | None = None
     name = "predict-rows"
+    on_device = False
     strip_rows = BLOCK
 
     def cost(self, extent: Extent) -> Cost:

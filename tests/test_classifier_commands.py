@@ -1,0 +1,205 @@
+"""Classifiers on the command line: fits, probabilities, scores and shards are those of Python."""
+
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from sklearn.metrics import log_loss
+
+from cme_dask import EmbeddingClassifier, MulticlassEmbedding, load, open_sample, score
+from cme_dask.cli import cli
+from cme_dask.data.columns import Columns
+from cme_dask.data.writer import writing_sample
+from cme_dask.errors import ShardDone
+
+N = 9000
+NAMES = ("east", "north", "west")
+KINDS = {
+    "classifier": (EmbeddingClassifier, {"kernel_x": "median", "kernel_y": "median", "reg": 1e-4}),
+    "multiclass": (MulticlassEmbedding, {"batch_size": 100, "max_iter": 20}),
+}
+FLAGS = {
+    "classifier": ("--kernel", "median", "--reg", "1e-4"),
+    "multiclass": ("--batch-size", 100, "--max-iter", 20),
+}
+COMMON = {"max_rank": 20, "n_folds": 3}
+EACH = pytest.mark.parametrize("name", KINDS)
+pytestmark = pytest.mark.filterwarnings("ignore::cme_dask.errors.RankWarning")
+
+
+def run(*args):
+    result = CliRunner().invoke(cli, [str(a) for a in args], catch_exceptions=False)
+    return result.exit_code, result.stdout, result.stderr
+
+
+def as_json(*args):
+    code, out, err = run(*args, "--json")
+    assert code == 0, err
+    return json.loads(out)
+
+
+def refused(*args):
+    code, out, err = run(*args)
+    assert (code, out) == (2, ""), err
+    return " ".join(err.split())
+
+
+def estimator(name):
+    kind, options = KINDS[name]
+    return kind(**COMMON, **options)
+
+
+def command(name, store, out, *more):
+    flags = ("--max-rank", 20, "--folds", 3, "--workers", 1, *FLAGS[name], *more)
+    return ("fit", store, "--out", out, "--estimator", name, *flags)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("classifiers")
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(N, 2))
+    scores = np.column_stack([x[:, 0], x[:, 1], -x.sum(1)])
+    codes = (scores + 0.7 * rng.normal(size=scores.shape)).argmax(1)
+    columns = Columns(("a", "b")), Columns(("wind",), {}, {"wind": NAMES})
+    with writing_sample(folder / "s.zarr", columns, chunk_rows=1000) as writer:
+        writer.append(x, codes[:, None].astype(float))
+    return folder / "s.zarr", x, codes
+
+
+@pytest.fixture(scope="module")
+def models(world, tmp_path_factory):
+    folder, made = tmp_path_factory.mktemp("models"), {}
+    for name in KINDS:
+        fit = as_json(*command(name, world[0], folder / name, "--hold-out", 0.2))
+        sample = open_sample(str(world[0])).split(0.2)[0]
+        made[name] = folder / name, fit, estimator(name).fit(sample, workers=1)
+    return made
+
+
+@EACH
+def test_the_model_of_the_command_is_that_of_python(world, models, name):
+    path, described, expected = models[name]
+    x = world[1][:50]
+    model = load(path)
+    np.testing.assert_array_equal(model.predict_proba(x), expected.predict_proba(x))
+    assert described["passes"] == expected.n_passes_ == 1
+    assert described["rows"] == expected.report_.rows
+    if name == "multiclass":
+        assert described["bound"]["steps"] == expected.n_iter_
+    answered = as_json("predict", path, "--given", "a=1,b=0")
+    assert answered["answers"] == [f'P(wind == "{label}")' for label in NAMES]
+    np.testing.assert_array_equal(answered["values"], expected.predict_proba([[1.0, 0.0]]))
+
+
+@EACH
+def test_scores_are_those_of_scikit_learn(world, models, name):
+    path, _, expected = models[name]
+    result = as_json("score", path, world[0])
+    assert result["unseen"]
+    held_out = open_sample(str(world[0])).split(0.2)[1]
+    batch = next(held_out.batches(N))
+    truth, shares = batch.y[:, 0].astype(int), expected.predict_proba(batch.x)
+    assert result["rows"] == len(truth) < N
+    labels = result["labels"]["wind"]
+    hits = shares.argmax(1) == truth
+    top, bins = shares.max(1), np.minimum((15 * shares.max(1)).astype(int), 14)
+    by_hand = {
+        "log_loss": log_loss(truth, shares),
+        "accuracy": hits.mean(),
+        "brier": ((shares - np.eye(3)[truth]) ** 2).sum(1).mean(),
+        "calibration_error": sum(abs((top - hits)[bins == i].sum()) for i in range(15)) / len(top),
+    }
+    assert list(labels) == list(by_hand)
+    for key, value in by_hand.items():
+        assert labels[key]["value"] == pytest.approx(value, rel=1e-12)
+        assert labels[key]["std"] > 0.0
+    one = result["scores"]['wind == "north"']
+    assert one["mse"]["value"] == pytest.approx(((shares[:, 1] - (truth == 1)) ** 2).mean())
+    table = score(expected, held_out)
+    assert table.labels["wind"].calibration_error.value == labels["calibration_error"]["value"]
+    assert "calibration error wind" in repr(table)
+    arrays = score(expected, batch.x, np.array(NAMES)[truth])
+    assert arrays.labels["wind"].log_loss.value == pytest.approx(by_hand["log_loss"])
+    shown = run("score", path, world[0])[1]
+    assert "calibration error" in " ".join(shown.split())
+    assert "leave out functions" in refused("score", path, world[0], "--crps")
+
+
+@EACH
+def test_shards_add_up_to_the_bits_of_one_fit(world, name, tmp_path):
+    store, x, _ = world
+    for i in (1, 0):
+        with pytest.raises(ShardDone, match=f"shard {i + 1} of 2 has done its share"):
+            estimator(name).fit(str(store), checkpoint=tmp_path / "c", shard=(i, 2), workers=1)
+    whole, parts = (
+        estimator(name).fit(str(store), checkpoint=c, workers=1) for c in (None, tmp_path / "c")
+    )
+    assert parts.report_.resumed_strips > 0
+    np.testing.assert_array_equal(parts.predict_proba(x), whole.predict_proba(x))
+    flags = command(name, store, tmp_path / "m", "--checkpoint", tmp_path / "d")
+    for i in (1, 2):
+        assert f"shard {i} of 2 has done" in as_json(*flags, "--shard", f"{i}/2")["shard"]
+    as_json(*flags, "--resume")
+    np.testing.assert_array_equal(load(tmp_path / "m").predict_proba(x), whole.predict_proba(x))
+
+
+def test_weights_of_labels_and_options_of_others(world, tmp_path):
+    store, x, _ = world
+    options = command("multiclass", store, tmp_path / "m", "--class-weight", "east=2,west=0.5")
+    as_json(*options)
+    fit = estimator("multiclass").set_params(class_weight={"east": 2.0, "west": 0.5})
+    fit.fit(str(store), workers=1)
+    np.testing.assert_array_equal(
+        load(tmp_path / "m").predict_proba(x[:9]), fit.predict_proba(x[:9])
+    )
+    says = refused(*command("multiclass", store, tmp_path / "n", "--class-weight", "east"))
+    assert "neither balanced nor LABEL=NUMBER" in says
+    says = refused(*command("multiclass", store, tmp_path / "n", "--kernel-y", "median"))
+    assert "kernel_y: the estimator multiclass takes" in says
+    says = refused(*command("classifier", store, tmp_path / "n", "--max-iter", 3))
+    assert "max_iter: the estimator classifier takes" in says
+
+
+def test_the_plan_holds_the_learning_steps(world):
+    plan = as_json("fit", world[0], "--dry-run", "--estimator", "multiclass", "--max-iter", 20)
+    assert plan["parts"]["search for kernels"] > 0.0
+    assert plan["passes"] == 1
+
+
+JOB = """
+title = "Wind"
+
+[ingest]
+files = ["wind.csv"]
+x = ["a", "b"]
+y = ["wind"]
+categorical = ["wind"]
+
+[fit]
+estimator = "multiclass"
+batch_size = 100
+max_iter = 20
+max_rank = 20
+folds = 3
+class_weight = { east = 2.0 }
+
+[evaluate]
+hold_out = 0.25
+boosting = true
+"""
+
+
+def test_a_job_scores_the_labels_beside_boosting(world, tmp_path):
+    _, x, codes = world
+    lines = [f"{a},{b},{NAMES[c]}" for (a, b), c in zip(x[:3000], codes, strict=False)]
+    (tmp_path / "wind.csv").write_text("a,b,wind\n" + "\n".join(lines))
+    (tmp_path / "job.toml").write_text(JOB)
+    options = ("--data", tmp_path, "--out", tmp_path / "out")
+    result = as_json("run", tmp_path / "job.toml", *options)
+    scores, boosting = (result["evaluation"][k]["wind"] for k in ("labels", "labels_boosting"))
+    assert 0.3 < scores["log_loss"]["value"] < 0.8 * np.log(3)
+    assert boosting["accuracy"]["value"] > 0.6
+    shown = run("run", tmp_path / "job.toml", *options, "--overwrite")[1]
+    assert "labels of wind, gradient boosting" in " ".join(shown.split())
