@@ -10,12 +10,19 @@ import numpy as np
 from benchmarks.study import Study, StudyOptions
 from cme_dask import kernels
 from cme_dask.cli.tables import grid
-from cme_dask.estimators.hypotheses import TOLERANCE, folds_of_width
+from cme_dask.estimators.hypotheses import FINER, RIDGE_FOLDS, TOLERANCE, folds_of_width
+from cme_dask.learning.problems import EMBEDDING_REGS as REGS
 from cme_dask.models.plots import BLUE, PALETTE, picture
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.folds import fold_of_rows
-from cme_dask.numerics.independence import compare_by_signs, compare_by_spectrum
+from cme_dask.numerics.independence import (
+    compare_by_signs,
+    compare_by_spectrum,
+    flip_signs,
+    residual_ridges,
+    residual_terms,
+)
 from cme_dask.numerics.moments import FeatureBlock, MomentReduction, strip_moments
 
 Array = Any
@@ -27,7 +34,12 @@ EFFECTS = (0.0, 2.0, 4.0)
 TOLERANCES = {"moments": TOLERANCE, "all pairs": 1e-10}
 """Trace errors of the bases; with the last one the statistic is that of all pairs of rows."""
 
-METHODS = ("chi2", "bootstrap", "all pairs")
+SCENARIOS = {
+    "independence": ("chi2", "bootstrap", "all pairs"),
+    "two-sample": ("chi2", "bootstrap", "all pairs"),
+    "conditional": ("bootstrap", "all pairs"),
+}
+"""The tests, and how their p-values are computed."""
 
 LEVEL = 0.05
 TABLES = 100
@@ -40,28 +52,28 @@ RESAMPLES = 999
 """Random signs of the bootstrap: its level is exact for any number of them."""
 
 KERNEL = kernels.Gaussian(0.8)
-SCENARIOS = "independence", "two-sample"
 
 
 @dataclass(frozen=True)
 class PowerOptions(StudyOptions):
     """What to study."""
 
-    scenarios: tuple[str, ...] = SCENARIOS
+    scenarios: tuple[str, ...] = tuple(SCENARIOS)
     rows: tuple[int, ...] = (200, 1000, 2000)
-    known = SCENARIOS
+    known = tuple(SCENARIOS)
 
 
 def judge(name: str, n: int, seed: int) -> dict[str, Result]:
     """The share of the tables of one draw that each method rejects, by effect."""
     rejected: dict[str, dict[str, list[bool]]] = {
-        method: {f"{effect:g}": [] for effect in EFFECTS} for method in METHODS
+        method: {f"{effect:g}": [] for effect in EFFECTS} for method in SCENARIOS[name]
     }
     for table in range(TABLES):
         rng = np.random.default_rng([seed, table, n])
         x, noise = rng.normal(size=(2, n, 1))
+        z = rng.normal(size=(n, 1))
         for effect in EFFECTS if table % PART == 0 else EFFECTS[:1]:
-            rows = _rows(name, x, noise, effect / np.sqrt(n))
+            rows = _rows(name, x, noise, z, effect / np.sqrt(n))
             for method, pvalue in pvalues(*rows, all_pairs=table % PART == 0).items():
                 rejected[method][f"{effect:g}"].append(pvalue < LEVEL)
     return {
@@ -70,11 +82,18 @@ def judge(name: str, n: int, seed: int) -> dict[str, Result]:
     }
 
 
-def _rows(name: str, x: Array, noise: Array, strength: float) -> tuple[list[Array], list[Array]]:
+def _rows(
+    name: str, x: Array, noise: Array, z: Array, strength: float
+) -> tuple[list[Array], list[Array]]:
     """The variables to choose pivots from, and the rows of each sample.
 
-    Of y = strength sin(2 x) + noise, or of halves of x that are shifted by 2 strength.
+    Of y = strength sin(2 x) + noise, or of halves of x that are shifted by 2 strength; given z, of
+    sin(2 z) and half of this noise.
     """
+    if name == "conditional":
+        common = np.sin(2.0 * z)
+        given = (common + x / 2.0, common + (noise + strength * np.sin(2.0 * x)) / 2.0, z)
+        return list(given), [given]
     if name == "independence":
         variables = (x, strength * np.sin(2.0 * x) + noise)
         return list(variables), [variables]
@@ -86,14 +105,14 @@ def _rows(name: str, x: Array, noise: Array, strength: float) -> tuple[list[Arra
 def pvalues(
     variables: Sequence[Array], samples: Sequence[tuple[Array, ...]], *, all_pairs: bool
 ) -> dict[str, float]:
-    """P-values of `independence_test` or `two_sample_test`, without a scheduler for each table.
+    """P-values of the tests, as the functions compute them, without a scheduler for each table.
 
     Parameters
     ----------
     variables
         Rows to choose the pivots of each variable from.
     samples
-        Rows of x and y, or those of x of two samples.
+        Rows of x and y, and of z if it is given, or those of x of two samples.
     all_pairs
         Whether the statistic of all pairs of rows is computed as well.
     """
@@ -102,18 +121,23 @@ def pvalues(
         if name == "all pairs" and not all_pairs:
             continue
         blocks = []
-        for variable, rows in zip("xy", variables, strict=False):
-            factor = pivoted_cholesky(KERNEL, rows, tol)
+        for variable, rows in zip("xyz", variables, strict=False):
+            factor = pivoted_cholesky(KERNEL, rows, FINER * tol if variable == "z" else tol)
             basis = NewtonBasis(KERNEL, rows[factor.pivots], factor.factor)
             blocks.append(FeatureBlock(basis, (f"{variable}0",)))
         reduction = MomentReduction(tuple(blocks), 1)
-        if name == "moments":
+        if name == "moments" or len(variables) == 3:
             reduction = replace(reduction, n_folds=folds_of_width(reduction.width))
         folds = reduction.n_folds
         sums = [
             strip_moments(reduction, rows, None, fold_of_rows(0, len(rows[0]), folds))
             for rows in samples
         ]
+        if len(variables) == 3:
+            regs = residual_ridges(sums[0].coarser(RIDGE_FOLDS), REGS)
+            by_signs = flip_signs(residual_terms(sums[0], regs), RESAMPLES, 0)
+            result["bootstrap" if name == "moments" else name] = by_signs.pvalue
+            continue
         result["chi2" if name == "moments" else name] = compare_by_spectrum(*sums).pvalue
         if name == "moments":
             by_signs = compare_by_signs(*sums, n_resamples=RESAMPLES, seed=0)
@@ -126,9 +150,10 @@ def verdicts(cells: Sequence[Result]) -> list[Result]:
     result = []
     for cell in cells:
         models = cell["models"]
-        levels = {method: models[method]["0"]["mean"] for method in METHODS}
+        *methods, _ = models
+        levels = {method: models[method]["0"]["mean"] for method in models}
         lost = [
-            models["all pairs"][f"{effect:g}"]["mean"] - models["chi2"][f"{effect:g}"]["mean"]
+            models["all pairs"][f"{effect:g}"]["mean"] - models[methods[0]][f"{effect:g}"]["mean"]
             for effect in EFFECTS[1:]
         ]
         result.append(
@@ -136,7 +161,7 @@ def verdicts(cells: Sequence[Result]) -> list[Result]:
                 "scenario": cell["scenario"],
                 "rows": cell["rows"],
                 "levels": levels,
-                "levels_hold": all(0.04 <= levels[method] <= 0.06 for method in METHODS[:2]),
+                "levels_hold": all(0.04 <= levels[method] <= 0.06 for method in methods),
                 "lost_power": max(lost),
             }
         )

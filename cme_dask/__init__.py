@@ -20,7 +20,11 @@ if TYPE_CHECKING:
     from cme_dask.estimators.drift import drift_report
     from cme_dask.estimators.embedding import ConditionalMeanEmbedding
     from cme_dask.estimators.filter import KernelBayesFilter
-    from cme_dask.estimators.hypotheses import independence_test, two_sample_test
+    from cme_dask.estimators.hypotheses import (
+        conditional_independence_test,
+        independence_test,
+        two_sample_test,
+    )
     from cme_dask.estimators.joint import JointDistribution
     from cme_dask.estimators.multiclass import MulticlassEmbedding
     from cme_dask.estimators.sparse import SparseEmbedding
@@ -56,6 +60,7 @@ _HOMES = {
     "TransferOperator": "cme_dask.estimators.transfer",
     "Tuning": "cme_dask.learning.candidates",
     "drift_report": "cme_dask.estimators.drift",
+    "conditional_independence_test": "cme_dask.estimators.hypotheses",
     "independence_test": "cme_dask.estimators.hypotheses",
     "ingest": "cme_dask.data.ingest",
     "score": "cme_dask.passes.held_out",
@@ -84,6 +89,7 @@ __all__ = [
     "SparseEmbedding",
     "TransferOperator",
     "Tuning",
+    "conditional_independence_test",
     "constraints",
     "drift_report",
     "gram_columns",

@@ -1,5 +1,8 @@
 """Numbers that the estimators, the job files and the command share; light to import."""
 
+VARIABLES = "xyz"
+"""Names of the variables in their order: z is what a test conditions on."""
+
 TOL = 1e-5
 """Relative trace error that bases aim at."""
 

@@ -389,7 +389,7 @@ def test_the_study_of_power(tmp_path, monkeypatch):
     study = json.loads((tmp_path / "power" / "power.json").read_text())
     assert [verdict["scenario"] for verdict in study["verdicts"]] == list(power.SCENARIOS)
     for cell in study["cells"]:
-        assert list(cell["models"]) == list(power.METHODS)
+        assert list(cell["models"]) == list(power.SCENARIOS[cell["scenario"]])
         for shares in cell["models"].values():
             assert shares["0"]["mean"] < 0.5 < shares["12"]["mean"]
     assert abs(study["verdicts"][0]["lost_power"]) < 0.2

@@ -1,6 +1,7 @@
-"""The commands test independence and test two-sample: their options, their work and tables."""
+"""The commands test independence, conditional and two-sample: options, work and tables."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,7 +19,7 @@ from cme_dask.cli.options import (
     x_option,
     y_option,
 )
-from cme_dask.cli.values import columns, count, kernel
+from cme_dask.cli.values import columns, count, kernel, numbers
 
 if TYPE_CHECKING:
     from cme_dask.cli.compute import CheckpointOptions, Compute
@@ -27,16 +28,16 @@ if TYPE_CHECKING:
     from cme_dask.estimators.hypotheses import SignificanceResult
     from cme_dask.kernels import Kernel
 
+_method_option = click.option(
+    "--method",
+    type=click.Choice(["auto", "chi2", "bootstrap"]),
+    default="auto",
+    show_default=True,
+    help="P-value by a mixture of chi-squares, or by random signs of the moments of folds, "
+    "also for weighted or dependent rows; auto: bootstrap for these, else chi2.",
+)
 _test_options = together(
     section_options("FitSection", "tol", "max_rank", tol="1e-3", max_rank="200"),
-    click.option(
-        "--method",
-        type=click.Choice(["auto", "chi2", "bootstrap"]),
-        default="auto",
-        show_default=True,
-        help="P-value by a mixture of chi-squares, or by random signs of the moments of folds, "
-        "also for weighted or dependent rows; auto: bootstrap for these, else chi2.",
-    ),
     click.option(
         "--folds",
         "n_folds",
@@ -62,9 +63,10 @@ _test_options = together(
 @cli.group(
     "test",
     cls=SentenceGroup,
-    short_help="Test independence, or equality of two laws.",
+    short_help="Test independence, also given columns, or equality of two laws.",
     epilog=examples(
         "cme-dask test independence s.zarr --x TEMP --y PM2.5",
+        "cme-dask test conditional s.zarr --x TEMP --y PM2.5 --given PRES,DEWP",
         "cme-dask test two-sample winter.zarr summer.zarr",
     ),
 )
@@ -83,6 +85,7 @@ def test() -> None:
 @x_option
 @y_option
 @section_options("FitSection", "kernel_x", "kernel_y", kernel_x="median", kernel_y="median")
+@_method_option
 @_test_options
 def independence(
     store: str,
@@ -99,12 +102,67 @@ def independence(
     from cme_dask.passes.sources import open_sample
 
     sample = open_sample(store, x_columns=x, y_columns=y).fold_by(given.pop("fold_by", "rows"))
-    texts = [given.pop(key, None) for key in ("kernel_x", "kernel_y")]
-    kernels = [_kernel(text, each) for text, each in zip(texts, sample.columns, strict=False)]
-    if len(kernels) == 2:  # else the test says that there is no y
-        options["kernel_x"], options["kernel_y"] = kernels
+    options |= _kernels(given, sample.columns)
     title = f"{store} (independence of x and y)"
     return _tested(title, "HSIC", independence_test, (sample,), {**given, **options})
+
+
+@test.command(
+    short_help="Test whether x and y are independent given columns of x.",
+    epilog=examples(
+        "cme-dask test conditional s.zarr --given PRES,DEWP",
+        "cme-dask test conditional s.zarr --x TEMP --y PM2.5 --given PRES,DEWP --fold-by 7d",
+    ),
+)
+@click.argument("store")
+@click.option(
+    "--given",
+    "names",
+    type=columns,
+    required=True,
+    help="Columns of x, separated by commas, given which the others are tested.",
+)
+@click.option("--x", type=columns, help="Columns of x to test.  [default: all but the given ones]")
+@y_option
+@section_options("FitSection", "kernel_x", "kernel_y", kernel_x="median", kernel_y="median")
+@click.option(
+    "--kernel-z",
+    "kernel_z",
+    type=kernel,
+    metavar="KERNEL",
+    help="Kernel of the given columns.  [default: median]",
+)
+@click.option(
+    "--reg",
+    type=numbers,
+    help="Ridge of the regressions on the given columns, or several, separated by commas.  "
+    "[default: 19 from 1e-9 to 1]",
+)
+@_test_options
+def conditional(
+    store: str,
+    names: tuple[str, ...],
+    x: tuple[str, ...] | None,
+    y: tuple[str, ...] | None,
+    given: dict[str, Any],
+    **options: Any,
+) -> Shown:
+    """Test whether x and y of the rows in STORE (path or URL) are independent given columns of x.
+
+    The statistic is the squared norm of the mean covariance of features of x and y given these
+    columns, by residuals of regressions, in one pass.
+    """
+    from cme_dask.estimators.hypotheses import conditional_independence_test, with_z
+    from cme_dask.passes.sources import open_sample
+
+    requested = x and tuple(dict.fromkeys((*x, *names)))
+    sample = open_sample(store, x_columns=requested, y_columns=y)
+    sample = sample.fold_by(given.pop("fold_by", "rows"))
+    given["kernel_z"] = options.pop("kernel_z")
+    options |= _kernels(given, with_z(sample, names).columns)
+    title = f"{store} (independence of x and y given {', '.join(names)})"
+    test = partial(conditional_independence_test, Z=names)
+    return _tested(title, "covariance given z", test, (sample,), {**given, **options})
 
 
 @test.command(
@@ -125,6 +183,7 @@ def independence(
     metavar="KERNEL",
     help="Kernel, such as gaussian:TEMP=8,DEWP=10.  [default: median]",
 )
+@_method_option
 @_test_options
 def two_sample(
     first: str,
@@ -152,6 +211,14 @@ def two_sample(
     options |= {"variable": "xy"[place], "kernel": _kernel(kernel, a.columns[place])}
     title = f"{first}, {second} (equal laws)"
     return _tested(title, "MMD^2", two_sample_test, (a, b), {**given, **options})
+
+
+def _kernels(given: dict[str, Any], columns: Sequence["Columns"]) -> dict[str, "Kernel | str"]:
+    """The kernels of the variables, taken out of the options."""
+    texts = {key: given.pop(key, None) for key in ("kernel_x", "kernel_y", "kernel_z")}
+    # Of the variables that there are: without a y the test says so.
+    pairs = zip(texts.items(), columns, strict=False)
+    return {key: _kernel(text, each) for (key, text), each in pairs}
 
 
 def _kernel(text: Any, described: "Columns") -> "Kernel | str":
@@ -203,6 +270,7 @@ def _tested(
         "kernels": list(map(repr, result.kernels)),
         "ranks": list(result.ranks),
         "trace_errors": list(result.trace_errors),
+        "regs": list(result.regs),
         "passes": result.passes,
         "seconds": sum(report.seconds for report in result.reports),
         "memory": describe_memory(plan, memory),
@@ -226,6 +294,10 @@ def _tables(title: str, statistic: str, result: dict[str, Any]) -> list[Any]:
         *(
             ("kernel", f"{kernel}, rank {rank}, trace error {error:.1e}")
             for kernel, rank, error in bases
+        ),
+        *(
+            (f"ridge of {variable}", f"{reg:.2g}")
+            for variable, reg in zip("yx", result["regs"], strict=False)
         ),
         ("pass", f"{result['passes']} over {rows} rows: {result['seconds']:.3g} s"),
         ("peak memory", tables.memory_line(result["memory"])),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import zarr
 
+from cme_dask.config import VARIABLES
 from cme_dask.data.batches import Batch, BatchReader, batches
 from cme_dask.data.columns import Columns
 from cme_dask.data.sources import RowFunction, RowSource, ZarrSource, applied
@@ -40,7 +41,7 @@ class Sample:
     Attributes
     ----------
     sources
-        Rows of x and, if there is a y, of y.
+        Rows of x and, if there is a y, of y; those of z, on which a test conditions.
     columns
         Descriptions of their columns.
     weights
@@ -87,7 +88,7 @@ class Sample:
     def __post_init__(self) -> None:
         single = {"weights": self.weights, "group": self.group, "time": self.time}
         named = {
-            **dict(zip("xy", self.sources, strict=False)),
+            **dict(zip(VARIABLES, self.sources, strict=False)),
             **{name: source for name, source in single.items() if source is not None},
         }
         rows = {name: source.shape[0] for name, source in named.items()}
@@ -120,7 +121,7 @@ class Sample:
     def __repr__(self) -> str:
         names = "; ".join(
             f"{variable}: {columns.listed()}"
-            for variable, columns in zip("xy", self.columns, strict=False)
+            for variable, columns in zip(VARIABLES, self.columns, strict=False)
         )
         weights = "" if self.weights is None else ", weighted"
         part = "" if self.part is None else f" of which {self.part}"

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from cme_dask.config import PIVOTS, TOL
+from cme_dask.config import PIVOTS, TOL, VARIABLES
 from cme_dask.data.columns import Columns, check_finite
 from cme_dask.data.sample import Sample
 from cme_dask.data.store import brief
@@ -196,7 +196,7 @@ def _given_points(points: Any, columns: Columns, variable: str) -> Array:
 def choose_kernel(kernel: Any, rows: RowSample, i: int, columns: Columns, name: str) -> Kernel:
     """The given kernel, checked against the columns of variable ``i``, or the default one."""
     if kernel is None or (isinstance(kernel, str) and kernel == "median"):
-        warn_of_constants(rows, i, columns, "y" if name == "kernel_y" else "x")
+        warn_of_constants(rows, i, columns, VARIABLES[i])
         few = rows.prefix(HEURISTIC_ROWS)
         return default_kernel(rows.parts[i], rows.importance, few.parts[i], few.importance, columns)
     if not isinstance(kernel, Kernel):

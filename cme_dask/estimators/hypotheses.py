@@ -1,4 +1,4 @@
-"""``independence_test`` and ``two_sample_test``: kernel tests from one pass over the rows."""
+"""Kernel tests of (conditional) independence and of equal laws, from one pass over the rows."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -6,7 +6,8 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from cme_dask.config import SAMPLE_SIZE
+from cme_dask.config import SAMPLE_SIZE, VARIABLES
+from cme_dask.data.columns import Columns
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError, remedy
 from cme_dask.estimators.base import CHECKS, check_choice
@@ -14,8 +15,18 @@ from cme_dask.estimators.cholesky import one_variable
 from cme_dask.estimators.context import FitContext, Pivots, choose_kernel
 from cme_dask.kernels import Kernel
 from cme_dask.kernels.evaluator import one_blas_thread
+from cme_dask.learning.problems import EMBEDDING_REGS as REGS
+from cme_dask.numerics.embedding import check_ridges
 from cme_dask.numerics.folds import RowSample, merge
-from cme_dask.numerics.independence import compare_by_signs, compare_by_spectrum
+from cme_dask.numerics.independence import (
+    NullComparison,
+    compare_by_signs,
+    compare_by_spectrum,
+    flip_signs,
+    residual_ridges,
+    residual_terms,
+)
+from cme_dask.numerics.moments import MomentSums
 from cme_dask.passes.driver import (
     MomentFitKeywords,
     RunOptions,
@@ -37,6 +48,10 @@ FEWEST_FOLDS, FOLDS = 32, 128
 """Folds of the bootstrap. With F of them its power is that of a test that estimates the scale of
 the statistic from F - 1 numbers, as Student's t does: of 32 it lacks 0.03, of 128 below 0.01."""
 
+RIDGE_FOLDS, FINER = 10, 1e-2
+"""Folds by which ridges of regressions on z are chosen, and the trace error of the basis of z, in
+which they are made, over that of x and y."""
+
 _MOMENTS_OF_FOLDS = 1 << 23  # numbers that moments of folds may take, unless n_folds is given
 
 _MOST_COUNTED = 10**8  # rows that random draws without replacement are counted among
@@ -50,7 +65,8 @@ class SignificanceResult:
     ----------
     statistic
         Squared distance of the joint law from the product of its marginals (HSIC), or of two laws
-        (MMD): 0 under the null hypothesis up to ``null_mean``, whatever the number of rows.
+        (MMD), or squared norm of the covariance given z: 0 under the null hypothesis up to
+        ``null_mean``, whatever the number of rows.
     pvalue
         Probability of a statistic at least as large under the null hypothesis.
     null_mean
@@ -67,6 +83,8 @@ class SignificanceResult:
         Times that each row was read: once, and the row sample of chunked arrays.
     reports
         Time and memory of the pass over each sample.
+    regs
+        Of a test given z, the ridges of the regressions of y and of x on it.
     """
 
     statistic: float
@@ -79,6 +97,7 @@ class SignificanceResult:
     rows: tuple[int, ...]
     passes: int
     reports: tuple[PassReport, ...] = field(repr=False)
+    regs: tuple[float, ...] = ()
 
     def __iter__(self) -> Iterator[float]:
         return iter((self.statistic, self.pvalue))
@@ -254,9 +273,136 @@ def _with_columns_of(first: Sample, second: Sample) -> Sample:
     return second.select(list(columns.names))
 
 
+@with_run_options
+def conditional_independence_test(
+    X: Any,
+    Y: Any = None,
+    Z: Any = None,
+    *,
+    weights: Any = None,
+    kernel_x: Kernel | str = "median",
+    kernel_y: Kernel | str = "median",
+    kernel_z: Kernel | str = "median",
+    reg: float | Sequence[float] | None = None,
+    tol: float = TOLERANCE,
+    max_rank: int = RANK,
+    n_folds: int | None = None,
+    n_resamples: int = RESAMPLES,
+    sample_size: int = SAMPLE_SIZE,
+    random_state: int | None = None,
+    **keywords: Unpack[MomentFitKeywords],
+) -> SignificanceResult:
+    r"""Test whether x and y are independent given z, by residuals of regressions on z.
+
+    .. math:: \| \mathrm E[R_Y R_X^T] \|^2, \quad R_Y = \psi_Y(y) - \hat{\mathrm E}[\psi_Y | z],
+              \quad R_X = \psi_X(x) - \hat{\mathrm E}[\psi_X | z]
+
+    with kernel ridge regressions, which the moments of one pass give. It estimates the squared norm
+    of the mean conditional covariance of the features of x and y, which is 0 where x and y are
+    independent given z.
+
+    Parameters
+    ----------
+    X, Y, weights
+        Rows as in :func:`independence_test`.
+    Z
+        Rows of z, as of x; or the names of the columns of x that are z, and which x then lacks.
+    kernel_x, kernel_y, kernel_z
+        Kernels, as in :func:`independence_test`.
+    reg
+        Ridge of both regressions, or several to choose among: the one with the least variance of
+        held-out residuals is taken, for each regression. Default: 19 from 1e-9 to 1.
+    tol, max_rank, n_folds, n_resamples, sample_size, random_state
+        As in :func:`independence_test`; the basis of z has a hundredth of this trace error.
+    **keywords
+        As in :class:`RunOptions`.
+
+    Returns
+    -------
+    SignificanceResult
+        By ``method="bootstrap"``: random signs of the moments of folds.
+
+    Raises
+    ------
+    DataError
+        As :func:`independence_test`, or if there are no columns besides those of z.
+    ResourceError
+        If memory would not suffice; nothing has been read then but the row sample.
+
+    Notes
+    -----
+    No test has level and power for all laws (Shah and Peters 2020, The hardness of conditional
+    independence testing, Annals of Statistics 48, 1514). This one has its level in the limit if n
+    times the product of the mean squared errors of both regressions tends to 0 (Lundborg, Shah and
+    Peters 2022, Conditional independence testing in Hilbert spaces, Journal of the Royal
+    Statistical Society B 84, 1821): if both are smooth functions of few columns. It has power where
+    the covariance of the features given z does not vanish in the mean over z. With the columns of z
+    among those of X as well, its products with functions of z need not vanish either (Zhang et al.
+    2012, Kernel-based conditional independence test).
+
+    Examples
+    --------
+    >>> z, a, b = np.random.default_rng(0).normal(size=(3, 500))
+    >>> x, y = z + a, z + b
+    >>> independence_test(x, y).pvalue < 0.01 < conditional_independence_test(x, y, z).pvalue
+    True
+    """
+    sample = open_sample(X, Y, weights=weights)
+    if len(sample.sources) != 2:
+        raise DataError("a test of independence needs rows of x and of y: give Y, or a store")
+    if Z is None:
+        raise DataError("a test given z needs z: give Z, rows or the names of columns of x")
+    regs = check_ridges(REGS if reg is None else reg)
+    test = _Test("bootstrap", tol, max_rank, n_folds, n_resamples, sample_size, random_state or 0)
+    kernels = {"kernel_x": kernel_x, "kernel_y": kernel_y, "kernel_z": kernel_z}
+    options = options_of(keywords, MomentFitKeywords)
+    return test.run((with_z(sample, Z),), kernels, options, regs)
+
+
+def with_z(sample: Sample, Z: Any) -> Sample:
+    """The sample with a third variable z: further rows, or columns of x by their names."""
+    names = (Z,) if isinstance(Z, str) else Z
+    if isinstance(names, (list, tuple)) and names and all(isinstance(each, str) for each in names):
+        described, rows = sample.columns[0], sample.row_sample
+        rest = [name for name in described.names if name not in names]
+        if not rest:
+            raise DataError(
+                f"all columns of x are those of z ({', '.join(names)}): x needs others to test"
+            )
+        # Functions of one source, which a pass reads once.
+        x, z = (_ColumnsAt(described.positions(each)) for each in (rest, names))
+        sources = [sample.sources[0].map(each, len(each.positions)) for each in (x, z)]
+        columns = [described.only(each) for each in (rest, names)]
+        if rows is not None:
+            parts = (x(rows.parts[0]), *rows.parts[1:], z(rows.parts[0]))
+            rows = replace(rows, parts=parts)
+    else:
+        given, rows = one_variable(open_sample(Z)), None
+        sources = [sample.sources[0], given.sources[0]]
+        columns = [sample.columns[0], given.columns[0]]
+        if columns[1] == Columns.default("x", len(columns[1].names)):
+            columns[1] = Columns.default("z", len(columns[1].names))
+    return replace(
+        sample,
+        sources=(sources[0], *sample.sources[1:], sources[1]),
+        columns=(columns[0], *sample.columns[1:], columns[1]),
+        row_sample=rows,
+    )
+
+
+@dataclass(frozen=True)
+class _ColumnsAt:
+    """From rows to their columns at some positions."""
+
+    positions: tuple[int, ...]
+
+    def __call__(self, rows: Array) -> Array:
+        return rows[:, list(self.positions)]
+
+
 @dataclass(frozen=True)
 class _Test:
-    """What both tests share: their parameters, the row sample, pivots, and a pass."""
+    """What the tests share: their parameters, the row sample, pivots, and a pass."""
 
     method: str
     tol: float
@@ -275,9 +421,17 @@ class _Test:
         CHECKS["max_rank"]("n_resamples", self.n_resamples)
 
     def run(
-        self, samples: Sequence[Sample], kernels: dict[str, Any], options: RunOptions
+        self,
+        samples: Sequence[Sample],
+        kernels: dict[str, Any],
+        options: RunOptions,
+        regs: Sequence[float] = (),
     ) -> SignificanceResult:
-        """The test of independence of the variables of one sample, or of two samples."""
+        """The test of independence of the variables of one sample, or of two samples.
+
+        With a third variable, x and y are tested given this one; ``regs`` are the ridges of
+        regressions on it.
+        """
         weighted = any(sample.weights is not None for sample in samples)
         grouped = any(sample.folding.by != "rows" for sample in samples)
         method = self.method
@@ -301,9 +455,13 @@ class _Test:
                 counts = [each.n_rows for each in samples]
                 rows = _both(rows, drawn[1][0], counts, self.sample_size, self.random_state)
             columns = samples[0].columns
-            names = ("x", "y")[: len(columns)]
+            names = VARIABLES[: len(columns)]
             pivots = Pivots.of_each(
                 "sampled", names, columns, self.tol, self.max_rank, None, 1.0, self.random_state
+            )
+            pivots = tuple(
+                replace(each, tol=FINER * each.tol) if each.variable == "z" else each
+                for each in pivots
             )
             context = FitContext(
                 samples[0],
@@ -332,11 +490,7 @@ class _Test:
                 sums.append(moments)
                 reports.append(report)
         with one_blas_thread():
-            statistic, pvalue, null_mean = (
-                compare_by_signs(*sums, n_resamples=self.n_resamples, seed=self.random_state)
-                if method == "bootstrap"
-                else compare_by_spectrum(*sums)
-            )
+            (statistic, pvalue, null_mean), taken = self._compared(method, sums, regs)
         errors = np.max([each.means().trace_error for each in sums], axis=0)
         return SignificanceResult(
             statistic,
@@ -349,7 +503,20 @@ class _Test:
             tuple(report.rows for report in reports),
             context.passes + 1,
             tuple(reports),
+            taken,
         )
+
+    def _compared(
+        self, method: str, sums: Sequence[MomentSums], regs: Sequence[float]
+    ) -> tuple[NullComparison, tuple[float, ...]]:
+        """The comparison, and the ridges of the regressions on z if there is one."""
+        signs = {"n_resamples": self.n_resamples, "seed": self.random_state}
+        if len(sums[0].ranks) == len(VARIABLES):
+            taken = residual_ridges(sums[0].coarser(RIDGE_FOLDS), regs)
+            return flip_signs(residual_terms(sums[0], taken), **signs), taken
+        if method == "bootstrap":
+            return compare_by_signs(*sums, **signs), ()
+        return compare_by_spectrum(*sums), ()
 
 
 def folds_of_width(width: int) -> int:

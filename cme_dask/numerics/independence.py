@@ -4,10 +4,13 @@ In orthonormal bases the covariance operator of x and y is the matrix
 :math:`C = \mathrm E[N_Y N_X^T] - c_Y c_X^T`, and the distance of two laws is that of their means
 of N. Over n independent rows the squared norm of such a matrix, n |C|^2, has under the null
 hypothesis the law of a weighted sum of chi-squares, whose weights are eigenvalues of *centred*
-covariances: with those of uncentred ones a test never rejects.
+covariances: with those of uncentred ones a test never rejects. Given z, residuals of regressions
+on it take the place of N_Y and N_X.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -15,6 +18,8 @@ import numpy as np
 from scipy.optimize import brentq
 
 from cme_dask.errors import DataError, remedy
+from cme_dask.numerics.basis import eigenbasis
+from cme_dask.numerics.embedding import inverse_eigenvalues
 from cme_dask.numerics.moments import Moments, MomentSums
 
 Array = Any
@@ -231,6 +236,97 @@ def covariance_terms(moments: MomentSums) -> Array:
         term += np.outer(share * total.means["y"] - part.means["y"], total.means["x"])
         terms.append(term.ravel())
     return np.stack(terms)[shares > 0.0]
+
+
+@dataclass(frozen=True, eq=False)
+class Residuals:
+    r"""Residuals of the features of a variable on z, as a matrix on rows (N, N_Z, 1).
+
+    .. math:: R = N - c - \Sigma_{NZ} (\Sigma_{ZZ} + r)^{-1} (N_Z - c_Z)
+
+    with the covariances :math:`\Sigma` and means c of the rows of a regression.
+
+    Parameters
+    ----------
+    mean
+        Moments over these rows.
+    variable
+        ``"x"`` or ``"y"``.
+    """
+
+    mean: Moments
+    variable: str
+
+    @cached_property
+    def _regression(self) -> tuple[Array, Array, Array]:
+        """Eigenvectors and eigenvalues of the covariance of N_Z, and that of N with these."""
+        blocks, c, c_z = self.mean.blocks, self.mean.means[self.variable], self.mean.means["z"]
+        vectors, lam = eigenbasis(blocks["z", "z"] - np.outer(c_z, c_z))
+        return vectors, lam, (blocks[self.variable, "z"] - np.outer(c, c_z)) @ vectors
+
+    def at(self, reg: float) -> Array:
+        """The matrix at a ridge, shape (m, m + m_Z + 1)."""
+        vectors, lam, cross = self._regression
+        slope = (cross * inverse_eigenvalues(lam, np.array([reg]))[:, 0]) @ vectors.T
+        constant = self.mean.means[self.variable] - slope @ self.mean.means["z"]
+        return np.hstack([np.eye(len(slope)), -slope, -constant[:, None]])
+
+
+def _products(part: Moments, share: float, first: str, second: str) -> Array:
+    """Products of the rows (N, N_Z, 1) of two variables, from their moments."""
+    blocks, means = part.blocks, part.means
+    return np.block(
+        [
+            [blocks[first, second], blocks[first, "z"], means[first][:, None]],
+            [blocks["z", second], blocks["z", "z"], means["z"][:, None]],
+            [means[second][None, :], means["z"][None, :], np.full((1, 1), share)],
+        ]
+    )
+
+
+def residual_ridges(moments: MomentSums, regs: Sequence[float]) -> tuple[float, float]:
+    """Ridges of the regressions of y and x on z with the least variance of held-out residuals.
+
+    Parameters
+    ----------
+    moments
+        Of x, y and z by fold, not more than a few of which are worth their time.
+    regs
+        Ridges to choose among.
+    """
+    losses = np.zeros((2, len(regs)))
+    for rest, held in moments.split_folds():
+        for i, variable in enumerate("yx"):
+            residuals, products = Residuals(rest, variable), _products(held, 1.0, *2 * variable)
+            for j, reg in enumerate(regs):
+                matrix = residuals.at(reg)
+                losses[i, j] += held.weight * float(((matrix @ products) * matrix).sum())
+    y, x = losses.argmin(axis=1)
+    return float(regs[y]), float(regs[x])
+
+
+def residual_terms(moments: MomentSums, regs: tuple[float, float]) -> Array:
+    r"""Sums over each fold whose sum is the covariance of residuals of y and x: (F, m_Y m_X).
+
+    .. math:: \mathrm E[R_Y R_X^T], \quad R_Y = N_Y - \hat{\mathrm E}[N_Y | z], \quad
+              R_X = N_X - \hat{\mathrm E}[N_X | z]
+
+    Folds without rows are left out.
+
+    Parameters
+    ----------
+    moments
+        Of x, y and z by fold.
+    regs
+        Ridges of the regressions of y and of x.
+    """
+    total, shares = moments.means(), moments.weights / moments.weights.sum()
+    y, x = (Residuals(total, v).at(reg) for v, reg in zip("yx", regs, strict=True))
+    terms = []
+    for fold in np.flatnonzero(shares > 0.0):
+        part = moments.means(fold=int(fold), weight=total.weight)
+        terms.append((y @ _products(part, float(shares[fold]), "y", "x") @ x.T).ravel())
+    return np.stack(terms)
 
 
 def difference_terms(a: MomentSums, b: MomentSums) -> Array:

@@ -20,6 +20,7 @@ from typing import Any, Self
 import numpy as np
 from array_api_compat import array_namespace, device, is_numpy_array
 
+from cme_dask.config import VARIABLES
 from cme_dask.display import brief_repr
 from cme_dask.errors import DataError, ZeroWeights, option, remedy
 from cme_dask.kernels.evaluator import (
@@ -142,7 +143,7 @@ class MomentSums:
         gram = np.zeros(self.gram.shape[1:])
         for each in folds:  # one after the other: no copy of all of them
             gram += self.gram[each]
-        one, variables = sum(self.ranks), "xy"[: len(self.ranks)]
+        one, variables = sum(self.ranks), VARIABLES[: len(self.ranks)]
         weight = float(gram[one, one]) if weight is None else weight
         gram /= weight
         traces = (self.traces[folds].sum(axis=0) / weight).tolist()
@@ -177,6 +178,15 @@ class MomentSums:
         for fold in self.held_out_folds:
             yield self.means(without=fold), self.means(fold=fold)
 
+    def coarser(self, n_folds: int) -> Self:
+        """The same sums in at most so many folds, each of several of these."""
+        if self.n_folds <= n_folds:
+            return self
+        gram, traces, rows = (
+            np.stack([each[f::n_folds].sum(axis=0) for f in range(n_folds)]) for each in self._sums
+        )
+        return replace(self, gram=gram, traces=traces, rows=rows)
+
     def changed(self, changes: Mapping[str, Array], shifts: Sequence[Array]) -> Self:
         """Sums with other bases of the same functions and with other shifts.
 
@@ -190,7 +200,7 @@ class MomentSums:
             s' of each variable, shapes (q,).
         """
         gram, one, stop = self.gram.copy(), sum(self.ranks), 0
-        for name, rank in zip("xy", self.ranks, strict=False):
+        for name, rank in zip(VARIABLES, self.ranks, strict=False):
             here = slice(stop, stop := stop + rank)
             if name in changes:
                 gram[:, here] = changes[name] @ gram[:, here]
@@ -517,7 +527,7 @@ class MomentReduction(ProductSums[MomentSums]):
     Parameters
     ----------
     features
-        One or two blocks, of x first, then of y.
+        Blocks of the variables: of x first, then of y, then of z.
     n_folds
         Number of folds F.
     single

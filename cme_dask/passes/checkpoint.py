@@ -25,6 +25,7 @@ from dask.base import tokenize
 from dask.tokenize import TokenizationError
 
 import cme_dask
+from cme_dask.config import VARIABLES
 from cme_dask.data.checkpoint import locked
 from cme_dask.data.partials import read_partial, write_json, write_partial
 from cme_dask.data.sample import Sample
@@ -543,7 +544,7 @@ def _rows(sample: Sample) -> dict[str, str]:
         "part": str(sample.part),
         "folds": str(sample.folding),
     }
-    names = ["x", "y"][: len(sample.sources)]
+    names = [*VARIABLES[: len(sample.sources)]]
     names += ["weights"] if sample.weights is not None else []
     names += list(sample.units)
     for name, source in zip(names, sample.reads, strict=True):
