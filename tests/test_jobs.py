@@ -328,7 +328,11 @@ def test_air_quality(tmp_path):
 
 def test_a_job_that_comes_with_the_package_runs_by_name():
     pipelines = sorted((ROOT / "pipelines").glob("*.toml"))
-    assert [path.name for path in pipelines] == ["air_quality.toml", "pendulum.toml"]
+    assert [path.name for path in pipelines] == [
+        "air_quality.toml",
+        "multiclass.toml",
+        "pendulum.toml",
+    ]
     for path in pipelines:
         assert path.resolve().parent.name == "cli"
         assert read_job(Path(path.stem)) == read_job(path)

@@ -297,6 +297,24 @@ def test_entropies(fitted, table):
         fitted.entropy(points, "other")
 
 
+@pytest.mark.parametrize("skewed", [False, True])
+def test_learning_begins_with_normal_scores_where_these_tell_more(skewed):
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=(1200, 2)) if skewed else rng.uniform(-2.0, 2.0, size=(1200, 2))
+    y = np.where(np.sin(4.0 * z[:, 0]) * z[:, 1] > 0.0, "a", "b")
+    x = np.exp(3.0 * z) if skewed else z
+    options = {"max_iter": 20, "batch_size": 400, "random_state": 0}
+    fits = [
+        MulticlassEmbedding(kernel_x=kernel, **options).fit(x[:600], y[:600])
+        for kernel in (None, "median")
+    ]
+    first, plain = (fit.search_.kernel for fit in fits)
+    assert isinstance(plain, kernels.Gaussian)
+    assert isinstance(first, kernels.TransformedKernel) == skewed
+    better, worse = (fit.score(x[600:], y[600:]) for fit in fits)
+    assert better > worse + 0.02 if skewed else better == worse
+
+
 def test_a_fit_that_was_interrupted_while_learning_ends_with_the_same_bits(table, tmp_path):
     estimator = MulticlassEmbedding(**BRIEF)
     whole = estimator.fit(*table[:2])

@@ -30,8 +30,10 @@ from cme_dask.learning.rademacher import (
     LearningState,
     held_out_loss,
     learn_by_bound,
+    left_out_losses,
     shrunk,
 )
+from cme_dask.learning.transforms import HEURISTIC_ROWS, default_kernel
 from cme_dask.models.answers import class_name
 from cme_dask.models.merging import FitSums
 from cme_dask.models.ridge_path import RidgePath
@@ -77,8 +79,10 @@ class MulticlassEmbedding(EmbeddingClassifier):
     ----------
     kernel_x : Kernel or "median", optional
         Kernel of x with which learning begins, of any composition: all its positive
-        :attr:`parameters` are learned. Default: Gaussian, with a length scale for each numeric
-        column, by the median heuristic, times a kernel of the categorical ones. Of a
+        :attr:`parameters` are learned. ``"median"``: Gaussian, with a length scale for each numeric
+        column, by the median heuristic, times a kernel of the categorical ones. Default: this one,
+        or the same on the normal scores of numeric columns, whichever has the smaller log loss of
+        calibrated leave-one-out estimates at 1,000 rows of the row sample. Of a
         :class:`cme_dask.kernels.Network` the weights are learned, with the extra ``nn``; its
         features, like those of any other :class:`cme_dask.kernels.Features`, are the basis of x in
         the place of functions on pivots, and learning is Algorithm 2.
@@ -269,6 +273,7 @@ class MulticlassEmbedding(EmbeddingClassifier):
             y = replace(y, mode="given", points=codes)
         begin, memory = time.perf_counter(), self._learning_memory(context)
         with one_blas_thread():
+            context = self._started(context)
             learned = self._by_bound(context)
             if self.shrinkage and learned.steps:
                 learned = self._shrunk(context, learned)
@@ -294,13 +299,28 @@ class MulticlassEmbedding(EmbeddingClassifier):
             f"a batch_size below {size:,}, or chunks of fewer than {reader.block:,} rows",
         )
 
+    def _started(self, context: FitContext) -> FitContext:
+        """With the first kernel of columns as they are or of their normal scores, by default."""
+        rows, columns = context.rows, context.sample.columns[0]
+        if self.kernel_x is not None or not self._learns() or all(columns.categorical):
+            return context
+        few = rows.prefix(HEURISTIC_ROWS)
+        parts = rows.parts[0], rows.importance, few.parts[0], few.importance
+        kernels = [context.kernels[0], default_kernel(*parts, columns, "scores")]
+        choice = self._choice(context)
+        best = min(kernels, key=lambda kernel: float(left_out_losses(kernel, *choice).min()))
+        return replace(context, kernels=[best, context.kernels[1]])
+
     def _shrunk(self, context: FitContext, learned: BoundLearning) -> BoundLearning:
         """The kernel between the first one and the learned one, and its ridge."""
+        chosen = shrunk(context.kernels[0], learned.kernel, *self._choice(context))
+        return replace(learned, kernel=chosen.kernel, reg=chosen.reg, share=chosen.share)
+
+    def _choice(self, context: FitContext) -> tuple[LabelledRows, int, Array]:
+        """The rows, number of labels and ridges by which kernels are compared."""
         few = context.rows.prefix(_CHOICE_ROWS)
         rows, labels = _usable(few.parts[0], few.parts[1], few.importance), len(self._classes)
-        regs = np.array([self.reg]) if self._keeps_ridge else REGS
-        chosen = shrunk(context.kernels[0], learned.kernel, rows, labels, np.asarray(regs))
-        return replace(learned, kernel=chosen.kernel, reg=chosen.reg, share=chosen.share)
+        return rows, labels, np.array([self.reg]) if self._keeps_ridge else np.array(REGS)
 
     @property
     def _keeps_ridge(self) -> bool:

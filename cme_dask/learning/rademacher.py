@@ -238,14 +238,20 @@ def shrunk(first: Kernel, learned: Kernel, rows: LabelledRows, labels: int, regs
         between = ends.copy()
         between[moved] = values[moved] ** (1.0 - share) * ends[moved] ** share
         kernel = learned if share == 1.0 else first.with_parameters(between.tolist())
-        losses = _left_out_losses(kernel, rows, labels, regs)
+        losses = left_out_losses(kernel, rows, labels, regs)
         best = int(losses.argmin())
         result.append(Shrunk(share, kernel, float(regs[best]), float(losses[best])))
     return min(result, key=lambda each: each.loss)
 
 
-def _left_out_losses(kernel: Kernel, rows: LabelledRows, labels: int, regs: Array) -> Array:
-    """By ridge the log loss of calibrated estimates at rows whose fit has not seen them."""
+def left_out_losses(kernel: Kernel, rows: LabelledRows, labels: int, regs: Array) -> Array:
+    """By ridge the log loss of calibrated estimates at rows whose fit has not seen them.
+
+    Parameters
+    ----------
+    kernel, rows, labels, regs
+        As of :func:`shrunk`.
+    """
     weights = rows.weights / rows.weights.sum()
     root, targets = np.sqrt(weights)[:, None], np.eye(labels)[rows.codes]
     gram = root * np.asarray(kernel(rows.x, rows.x)) * root.T

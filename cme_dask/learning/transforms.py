@@ -198,19 +198,29 @@ HEURISTIC_ROWS = 1000
 
 
 def default_kernel(
-    rows: Array, weights: Array, few: Array, few_weights: Array, columns: Columns
+    rows: Array,
+    weights: Array,
+    few: Array,
+    few_weights: Array,
+    columns: Columns,
+    form: str = "standard",
 ) -> Kernel:
     """The kernel of :func:`median_heuristic`, times one of the categorical columns if there are.
 
     Then numeric columns are standardised, and rare levels are pooled. Constant columns are left
-    out, unless there are no others. The arguments are those of :func:`median_heuristic`.
+    out, unless there are no others. The arguments are those of :func:`median_heuristic`, and the
+    form of numeric columns is that of :func:`learn_transform`.
     """
-    if not columns.categories:
+    if form == "standard" and not columns.categories:
         return _of_varying(rows, weights, few, few_weights)
-    to_scale = learn_transform(rows, weights, columns.categorical, "standard")
+    to_scale = learn_transform(rows, weights, columns.categorical, form)
+    kernel: Kernel
+    if not columns.categories:
+        kernel = _of_varying(to_scale(rows), weights, to_scale(few), few_weights)
+        return TransformedKernel(kernel, to_scale)
     coded = [j for j, is_coded in enumerate(columns.categorical) if is_coded]
     numeric = [j for j, is_coded in enumerate(columns.categorical) if not is_coded]
-    kernel: Kernel = Categorical(1.0)
+    kernel = Categorical(1.0)
     if numeric:
         scaled, few_scaled = to_scale(rows)[:, numeric], to_scale(few)[:, numeric]
         gaussian = _of_varying(scaled, weights, few_scaled, few_weights)
