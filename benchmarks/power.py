@@ -20,6 +20,7 @@ from cme_dask.numerics.independence import (
     compare_by_signs,
     compare_by_spectrum,
     flip_signs,
+    residual_inflation,
     residual_ridges,
     residual_terms,
 )
@@ -135,7 +136,9 @@ def pvalues(
         ]
         if len(variables) == 3:
             regs = residual_ridges(sums[0].coarser(RIDGE_FOLDS), REGS)
-            by_signs = flip_signs(residual_terms(sums[0], regs), RESAMPLES, 0)
+            inflation = residual_inflation(sums[0], regs)
+            terms = residual_terms(sums[0], regs)
+            by_signs = flip_signs(terms, RESAMPLES, 0, inflation=inflation)
             result["bootstrap" if name == "moments" else name] = by_signs.pvalue
             continue
         result["chi2" if name == "moments" else name] = compare_by_spectrum(*sums).pvalue

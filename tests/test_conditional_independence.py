@@ -14,7 +14,10 @@ import cme_dask
 from cme_dask import conditional_independence_test, kernels
 from cme_dask.cli import cli
 from cme_dask.errors import DataError
+from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.folds import fold_of_rows
+from cme_dask.numerics.independence import flip_signs, residual_inflation, residual_terms
+from cme_dask.numerics.moments import FeatureBlock, MomentReduction, strip_moments
 
 KERNEL = kernels.Gaussian(0.8)
 KERNELS = {"kernel_x": KERNEL, "kernel_y": KERNEL, "kernel_z": KERNEL}
@@ -75,6 +78,29 @@ def test_the_ridge_is_that_of_the_least_variance_of_held_out_residuals():
         losses.append(loss)
     assert result.regs == (regs[int(np.argmin(losses))],) * 2
     assert result.regs[0] == 1e-4
+
+
+def test_the_null_law_knows_that_residuals_are_not_independent():
+    x, y, z = table(80)
+    blocks = tuple(
+        FeatureBlock(NewtonBasis.from_points(KERNEL, rows), (name,))
+        for rows, name in ((x, "x0"), (y, "y0"), (z, "z0"))
+    )
+    folds = fold_of_rows(0, 80, 16)
+    sums = strip_moments(MomentReduction(blocks, 16), (x, y, z), None, folds)
+    regs = 1e-4, 1e-2
+    centre = np.eye(80) - 1.0 / 80
+    gram = centre @ KERNEL(z, z) @ centre / 80
+    of_y, of_x = (reg * np.linalg.inv(gram + reg * np.eye(80)) @ centre for reg in regs)
+    # Of noise e, d in x and y, the variance of sum_i (M_x e)_i (M_y d)_i over that of its terms.
+    ratio = ((of_x @ of_y) ** 2).sum() / (80 * (of_x**2).sum() / 80 * (of_y**2).sum() / 80)
+    assert residual_inflation(sums, regs) == pytest.approx(ratio, rel=1e-6)
+    assert ratio > 1.05
+    terms = residual_terms(sums, regs)
+    plain, inflated = (flip_signs(terms, 999, 0, inflation=ratio**k) for k in (0, 1))
+    assert inflated.null_mean == pytest.approx(ratio * plain.null_mean)
+    assert inflated.statistic == plain.statistic
+    assert inflated.pvalue > plain.pvalue
 
 
 @settings(max_examples=8, deadline=None)

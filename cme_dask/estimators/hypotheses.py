@@ -23,6 +23,7 @@ from cme_dask.numerics.independence import (
     compare_by_signs,
     compare_by_spectrum,
     flip_signs,
+    residual_inflation,
     residual_ridges,
     residual_terms,
 )
@@ -513,7 +514,8 @@ class _Test:
         signs = {"n_resamples": self.n_resamples, "seed": self.random_state}
         if len(sums[0].ranks) == len(VARIABLES):
             taken = residual_ridges(sums[0].coarser(RIDGE_FOLDS), regs)
-            return flip_signs(residual_terms(sums[0], taken), **signs), taken
+            terms, inflation = residual_terms(sums[0], taken), residual_inflation(sums[0], taken)
+            return flip_signs(terms, **signs, inflation=inflation), taken
         if method == "bootstrap":
             return compare_by_signs(*sums, **signs), ()
         return compare_by_spectrum(*sums), ()

@@ -214,10 +214,13 @@ def compare_by_signs(*sums: MomentSums, n_resamples: int, seed: int) -> NullComp
     )
 
 
-def flip_signs(terms: Array, n_resamples: int, seed: int) -> NullComparison:
+def flip_signs(
+    terms: Array, n_resamples: int, seed: int, *, inflation: float = 1.0
+) -> NullComparison:
     """The squared norm of a sum of terms of folds; parameters as of `sign_flip_pvalue`."""
-    pvalue = sign_flip_pvalue(terms, n_resamples, seed)
-    return NullComparison(float((terms.sum(axis=0) ** 2).sum()), pvalue, float((terms**2).sum()))
+    pvalue = sign_flip_pvalue(terms, n_resamples, seed, inflation=inflation)
+    mean = inflation * float((terms**2).sum())
+    return NullComparison(float((terms.sum(axis=0) ** 2).sum()), pvalue, mean)
 
 
 # Terms of folds, whose signs the wild bootstrap flips
@@ -263,6 +266,11 @@ class Residuals:
         blocks, c, c_z = self.mean.blocks, self.mean.means[self.variable], self.mean.means["z"]
         vectors, lam = eigenbasis(blocks["z", "z"] - np.outer(c_z, c_z))
         return vectors, lam, (blocks[self.variable, "z"] - np.outer(c, c_z)) @ vectors
+
+    def kept(self, reg: float) -> Array:
+        """Shares of the values along each direction of the rows that residuals keep, (m_Z + 1,)."""
+        lam = self._regression[1]
+        return np.append(1.0 - lam * inverse_eigenvalues(lam, np.array([reg]))[:, 0], 0.0)
 
     def at(self, reg: float) -> Array:
         """The matrix at a ridge, shape (m, m + m_Z + 1)."""
@@ -329,6 +337,27 @@ def residual_terms(moments: MomentSums, regs: tuple[float, float]) -> Array:
     return np.stack(terms)
 
 
+def residual_inflation(moments: MomentSums, regs: tuple[float, float]) -> float:
+    r"""Variance of the sum of products of residuals over the sum of the variances of its terms.
+
+    .. math:: \frac{n - \mathrm{tr}(1 - M_X^2 M_Y^2)}
+              {n (1 - \mathrm{tr}(1 - M_X^2) / n) (1 - \mathrm{tr}(1 - M_Y^2) / n)}
+
+    with the matrices M that make residuals of values at n rows, of noise that is independent of z.
+    It is above 1, by about the degrees of freedom of a regression over n: residuals at different
+    rows are not independent. Random signs know the terms alone.
+
+    Parameters
+    ----------
+    moments, regs
+        As of :func:`residual_terms`.
+    """
+    total, n = moments.means(), moments.n_rows
+    y, x = (Residuals(total, v).kept(reg) ** 2 for v, reg in zip("yx", regs, strict=True))
+    of_both, of_y, of_x = (1.0 - (1.0 - squares).sum() / n for squares in (x * y, y, x))
+    return max(1.0, of_both / (of_y * of_x)) if min(of_both, of_y, of_x) > 0.0 else 1.0
+
+
 def difference_terms(a: MomentSums, b: MomentSums) -> Array:
     """Centred sums over each fold whose sum is E_A N - E_B N, shape (F, m).
 
@@ -346,7 +375,7 @@ def difference_terms(a: MomentSums, b: MomentSums) -> Array:
     return terms[a.weights + b.weights > 0.0]
 
 
-def sign_flip_pvalue(terms: Array, n_resamples: int, seed: int) -> float:
+def sign_flip_pvalue(terms: Array, n_resamples: int, seed: int, *, inflation: float = 1.0) -> float:
     r"""P-value of the squared norm of a sum of terms that are independent and symmetric around 0.
 
     .. math:: P\Big(\Big|\sum_f \epsilon_f G_f\Big|^2 \geq \Big|\sum_f G_f\Big|^2\Big), \quad
@@ -362,6 +391,9 @@ def sign_flip_pvalue(terms: Array, n_resamples: int, seed: int) -> float:
         G, shape (F, m).
     n_resamples, seed
         Number of random signs, and their seed.
+    inflation
+        What the squared norms of sums with other signs are multiplied with, of terms that are not
+        quite independent.
 
     Raises
     ------
@@ -380,4 +412,5 @@ def sign_flip_pvalue(terms: Array, n_resamples: int, seed: int) -> float:
         drawn = np.random.default_rng(seed).integers(0, 2, size=(n_resamples, count))
         signs = np.vstack([np.ones(count), 2.0 * drawn - 1.0])
     norms = ((signs @ gram) * signs).sum(axis=1)
+    norms[1:] *= inflation
     return float((norms >= norms[0] * (1.0 - 1e-12)).mean())
