@@ -60,7 +60,7 @@ class MnistOptions:
     data: Path
     scenarios: tuple[str, ...] = SCENARIOS
     rows: tuple[int, ...] = (5_000, 60_000)
-    epochs: int = 8
+    epochs: int = 12
 
     def __post_init__(self) -> None:
         if not set(self.scenarios) <= set(SCENARIOS):
@@ -133,7 +133,7 @@ def estimator_of(name: str, rows: int, epochs: int) -> MulticlassEmbedding:
             max_iter=300,
             n_iter_no_change=300,
             learning_rate=0.03,
-            max_rank=2_000,
+            max_rank=4_000,
             n_folds=5,
             tol=1e-6,
             **common,
@@ -141,9 +141,9 @@ def estimator_of(name: str, rows: int, epochs: int) -> MulticlassEmbedding:
     import optax
 
     steps = epochs * -(-rows // BATCH)
-    schedule = optax.warmup_cosine_decay_schedule(2e-4, 1.5e-3, 50, steps, 1e-6)
+    schedule = optax.warmup_cosine_decay_schedule(2e-4, 2e-3, 50, steps, 1e-6)
     return _Timed(
-        kernel_x=kernels.Network((256, 32), image=IMAGE, filters=(32, 64)),
+        kernel_x=kernels.Network((256, 48), image=IMAGE, filters=(32, 64), dropout=0.25),
         batch_size=BATCH,
         max_iter=steps,
         n_iter_no_change=steps,
