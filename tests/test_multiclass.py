@@ -1,6 +1,7 @@
 """Classes with learned kernels: the bound and its dense formula, Algorithm 1, the classifier."""
 
 import dataclasses
+import json
 import math
 
 import dask.array as da
@@ -8,7 +9,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import zarr
+from click.testing import CliRunner
+from sklearn.linear_model import LogisticRegression
 
+from benchmarks import multiclass, multiclass_methods, multiclass_page, study
+from benchmarks.__main__ import cli as beside
 from cme_dask import MulticlassEmbedding, kernels, load
 from cme_dask.data.columns import Columns
 from cme_dask.data.writer import writing_sample
@@ -482,3 +487,37 @@ def test_the_plan_predicts_what_learning_takes(table):
     assert fit.report_.memory.predicted == fit.search_.memory.predicted == plan.memory.predicted
     with pytest.raises(ResourceError, match=r"learning of the kernel.*batch_size below 500"):
         estimator.plan(x, names, memory_limit=plan.memory.predicted - 1)
+
+
+@pytest.mark.usefixtures("quick_studies")
+def test_the_study_of_classes_writes_page_picture_and_figures(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    names = np.array(["setosa", "versicolor", "virginica"])
+    for name, columns, head in (("wine", 13, ""), ("iris", 4, "a,b,c,d,e\n")):
+        codes = np.repeat([0, 1, 2], 20)
+        x = rng.normal(size=(60, columns))
+        x[:, :2] += 6.0 * np.eye(3)[codes, :2]
+        rows = "\n".join(
+            ",".join([*map(str, row), names[c]]) for row, c in zip(x.tolist(), codes, strict=True)
+        )
+        (tmp_path / f"{name}.csv").write_text(head + rows + "\n")
+
+    def quick(x, y):
+        return LogisticRegression().fit(x, y)
+
+    monkeypatch.setattr(multiclass, "judge_all", study.judge_all)
+    monkeypatch.setattr(multiclass_page, "_STEPS", 20)
+    for name in multiclass_methods.METHODS:
+        monkeypatch.setitem(multiclass_methods.METHODS, name, quick)
+    words = ["study", "multiclass", "--data", str(tmp_path), "--data-set", "wine"]
+    done = CliRunner().invoke(beside, [*words, "--out", str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output
+    page = (tmp_path / "out" / "multiclass.md").read_text()
+    assert "| published, GMCE | 97.2 |" in page
+    result = json.loads((tmp_path / "out" / "multiclass.json").read_text())
+    assert multiclass_page.multiclass_page(result) == page
+    (cell,) = result["cells"]
+    assert cell["models"]["SVC"]["accuracy"]["mean"] > 0.9
+    assert np.isfinite(result["learned"]["scales"]).all()
+    assert len(result["learned"]["scales"]) == 13
+    assert (tmp_path / "out" / "multiclass.png").stat().st_size > 20_000
