@@ -47,7 +47,7 @@ RANK, TOLERANCE, RESAMPLES = 200, 1e-3, 9999
 
 FEWEST_FOLDS, FOLDS = 32, 128
 """Folds of the bootstrap. With F of them its power is that of a test that estimates the scale of
-the statistic from F - 1 numbers, as Student's t does: of 32 it lacks 0.03, of 128 below 0.01."""
+the statistic from F - 1 numbers, as Student's t does: of 32 it lacks 0.03, of 128 below 0.02."""
 
 RIDGE_FOLDS, FINER = 10, 1e-2
 """Folds by which ridges of regressions on z are chosen, and the trace error of the basis of z, in

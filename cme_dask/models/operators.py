@@ -265,7 +265,7 @@ class Reweighting:
     Attributes
     ----------
     ratio
-        H, from the space of the points to that of what is given.
+        H, from the space of the points to that of the given variable.
     points
         z, shape (S, d).
     masses
@@ -328,7 +328,7 @@ class Reweighting:
         return np.asarray(self.weights(given) @ np.asarray(f(self.points)))
 
     def reweight(self, coef: Array, prior: Array | None = None) -> tuple[Array, Array]:
-        """Weights (n, S) of coordinates (n, m) of what is given, and the densities (n,) of these.
+        """Weights (n, S) of coordinates (n, m) of the given values, and their densities (n,).
 
         The density of an observation is relative to that over the rows of the moments.
 
@@ -359,7 +359,7 @@ class Reweighting:
 
     @cached_property
     def _slopes(self) -> Array:
-        """H N at the points, shape (S, m of what is given)."""
+        """H N at the points, shape (S, m of the given variable)."""
         return np.asarray(self.sections @ self.ratio.matrix.T)
 
     def _coordinates(self, given: Any) -> Array:
