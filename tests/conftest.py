@@ -94,6 +94,7 @@ def few_held_rows(request):
         if not getattr(request.module, "ALL_HELD_ROWS", False):
             for module in ("joint_fit", "residual"):
                 patch.setattr(f"cme_dask.estimators.{module}.HELD_ROWS", 500)
+            patch.setattr("cme_dask.estimators.multiclass._CHOICE_ROWS", 300)
         yield
 
 

@@ -319,9 +319,9 @@ def test_air_quality(tmp_path):
 
     Its laws are wider by half a percent of coverage.
     """
-    search = "{rows=3000, max_rank=100, evaluations=30, finalists=2, averaged=2}"
+    search = "{rows=2000, max_rank=80, evaluations=15, finalists=2, averaged=2}"
     files = [f"PRSA_Data_{station}_*.csv.gz" for station in ("Dongsi", "Gucheng", "Dingling")]
-    options = ("--set", "fit.max_rank=150", "--set", f"fit.tuning={search}")
+    options = ("--set", "fit.max_rank=120", "--set", f"fit.tuning={search}")
     options += ("--set", f"ingest.files={json.dumps(files)}")
     check_air_quality(tmp_path, [105_192, 102_555, 2_637], 0.925, *options)
 
