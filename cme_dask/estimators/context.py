@@ -24,10 +24,17 @@ from cme_dask.errors import (
 from cme_dask.kernels import Kernel, Transform
 from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.learning.candidates import TuningProgress
+from cme_dask.learning.regression import MeanKernel
 from cme_dask.learning.transforms import HEURISTIC_ROWS, constant_columns, default_kernel
 from cme_dask.numerics.basis import Basis, NewtonBasis
 from cme_dask.numerics.cells import CellReduction
-from cme_dask.numerics.cholesky import BLOCK, SKETCH, prefix_rows, sampled_cholesky
+from cme_dask.numerics.cholesky import (
+    BLOCK,
+    SKETCH,
+    pivoted_cholesky,
+    prefix_rows,
+    sampled_cholesky,
+)
 from cme_dask.numerics.folds import RowSample
 from cme_dask.numerics.moments import FeatureBlock, Function, MomentReduction, moment_cost
 from cme_dask.numerics.reduction import Cost, MemoryPlan, RowRange
@@ -56,6 +63,7 @@ _WORD = 8
 _ROW_SAMPLE_WORDS = 4  # per row of the row sample beside its values: key, index, weight, importance
 _CHECK_EVERY = 16
 _TOP_UP_SPAN = 0.5
+_FEW_ROWS, _FEW_TOL = 2048, 1e-9  # of bases for trials on the row sample
 _COARSE = 1e-2  # trace error of learned bases that is worth a warning when nobody gave a tol
 
 
@@ -328,6 +336,8 @@ class FitContext:
         Whether a location model is tried, and whether laws are calibrated: ``auto``, True or False.
     scores
         Normal scores of y whose location is fitted, where the best kernel takes them.
+    mean
+        The kernel of x that was learned for the location, if one was.
     """
 
     sample: Sample
@@ -348,6 +358,7 @@ class FitContext:
     events: ScoringFunctions | None = None
     residual: str | bool = False
     scores: Transform | None = None
+    mean: MeanKernel | None = None
     calibration: str | bool = False
 
     def predict(
@@ -417,6 +428,24 @@ class FitContext:
             shift = self.rows.importance @ np.hstack([*block.values(self.rows.parts[i])])
             features.append(replace(block, shift=shift))
         return MomentReduction(tuple(features), self.n_folds)
+
+    def moments_of_mean(self) -> MomentReduction | None:
+        """The moments from which the location is fitted on the kernel that was learned for it.
+
+        Of y only the functions are needed, so that one pivot is enough.
+        """
+        if self.mean is None:
+            return None
+        with one_blas_thread():
+            basis, _ = self._sampled(0, self.mean.kernel, ())
+            return self.moments_on([basis, self.basis_of_few(1, self.kernels[1], 1)])
+
+    def basis_of_few(self, i: int, kernel: Kernel, rank: int) -> NewtonBasis:
+        """A basis of variable ``i`` on at most ``rank`` of the first rows of the row sample."""
+        few = self.rows.prefix(_FEW_ROWS)
+        points = few.parts[i]
+        result = pivoted_cholesky(kernel, points, _FEW_TOL, rank, weights=few.importance)
+        return NewtonBasis(kernel, points[result.pivots], result.factor)
 
     def bases_of_each(
         self, finalists: Sequence[Sequence[Kernel]]

@@ -132,7 +132,7 @@ class JointDistribution(JointFit):
         the joint distribution of x and e = y - mu(x) from one more pass; the conditional law of Y
         is then that of e, moved to mu(x). ``"auto"`` keeps it where its held-out CRPS is lower by
         more than one standard error, and tries it where kernels are learned, for numeric columns of
-        y with more than 20 distinct values, under ``none`` or ``normalized``. Where the row sample
+        y with more than two distinct values, under ``none`` or ``normalized``. Where the row sample
         does not hold all rows, it decides before the first pass whether there will be a second one:
         its refits have to gain two standard errors.
     calibration : {"auto", True, False}

@@ -23,8 +23,10 @@ from cme_dask.estimators.steps import LOCATION, PIVOTS, SEARCH, SECOND, SECOND_P
 from cme_dask.estimators.tuned import (
     EnsembleFit,
     EnsembleMember,
+    FeatureMoments,
     describe_search,
     search_kernels,
+    search_location,
 )
 from cme_dask.kernels import TransformedKernel
 from cme_dask.kernels.evaluator import one_blas_thread, parallel_map
@@ -52,7 +54,7 @@ from cme_dask.passes.run import run_pass
 
 Array = Any
 
-_DISTINCT = 20  # a column of y with no more distinct values is taken for discrete
+_DISTINCT = 2  # a column of y with no more distinct values is an event, not a number
 _NEGATIVE_ROWS = 1024  # at which mass below zero is summed
 _LANDMARK_ROWS = 1 << 13  # of the row sample, among which landmarks are chosen
 _COVARIANCES = 1 << 21  # numbers in the covariances of all cells, at most
@@ -73,12 +75,15 @@ class FitResult(NamedTuple):
         Sums over the rows.
     members
         The models whose density ratios are averaged, best first; empty of one alone.
+    for_location
+        Features and moments of a kernel of x that was learned for the location, where one was.
     """
 
     model: JointModel
     component: Component
     measured: Measured
     members: list[EnsembleMember]
+    for_location: tuple[FeatureMoments, ...] = ()
 
     def described(self, **info: Any) -> Self:
         """With what else the model says of its fit."""
@@ -143,8 +148,11 @@ class JointFit(MeanRegressor, GrowingEstimator):
         if residual and context.events is not None:
             best = context.search.finalists[0]
             if best.trial.y.form == "scores" and isinstance(best.kernel_y, TransformedKernel):
-                scores = best.kernel_y.transform
-                context = replace(context, scores=scores, events=Mapped(scores, context.events))
+                context = replace(context, scores=best.kernel_y.transform)
+        if residual and x is None:
+            context = search_location(context, context.scores)
+        if context.scores is not None and context.events is not None:
+            context = replace(context, events=Mapped(context.scores, context.events))
         return replace(context, residual=residual, calibration=calibration)
 
     def _possible(self, context: FitContext, name: str) -> str | bool:
@@ -228,6 +236,7 @@ class JointFit(MeanRegressor, GrowingEstimator):
         """
         solver, search, sample = context.solver, context.search, context.sample
         members: list[EnsembleMember] = []
+        for_location: tuple[FeatureMoments, ...] = ()
         if measured is None:
             # One pass for all finalists, and the mean of the best of them.
             ensemble = EnsembleFit(
@@ -238,7 +247,7 @@ class JointFit(MeanRegressor, GrowingEstimator):
                 learn_reg=self.reg is None,
                 top_up=context.pivots[0].promised,
             )
-            members, measured = ensemble.run(self._cells(context))
+            members, measured, for_location = ensemble.run(self._cells(context))
             components, reg = [each.component for each in members], members[0].candidate.reg
         else:
             reg = solver.reg
@@ -289,7 +298,7 @@ class JointFit(MeanRegressor, GrowingEstimator):
             for i in (0, 1)
         ]
         context.warn_of_trace(reached)
-        result = FitResult(model, components[0], measured, members)
+        result = FitResult(model, components[0], measured, members, for_location)
         if context.calibration:
             result = with_calibration(context, result)
         return result if search is None else result.with_memory(search.memory)

@@ -267,7 +267,8 @@ def plan_fit(
     summed = cells(each[0])
     marks.append(time.perf_counter())
     specs = [spec, *also]
-    sets = MomentSets(tuple(specs))
+    location = context.moments_of_mean()
+    sets = MomentSets((*specs, *(() if location is None else (location,))))
     runs, memory = context.predict(sets.ranks, sets.width, summed)
     with one_blas_thread():
         solution_seconds = _solution_seconds(specs)

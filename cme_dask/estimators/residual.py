@@ -22,10 +22,7 @@ from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.learning.candidates import Tuning
 from cme_dask.learning.losses import Gain, HeldLaws, held_out_crps, paired_gain, screened_laws
 from cme_dask.models.location import LocationModel
-from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.cells import ValueRange
-from cme_dask.numerics.cholesky import pivoted_cholesky
-from cme_dask.numerics.folds import RowSample
 from cme_dask.numerics.location import FittedMeanFunction, fit_mean_function
 from cme_dask.numerics.moments import FeatureBlock, MomentSums, strip_moments
 from cme_dask.passes.progress import StepBegan
@@ -135,7 +132,8 @@ def located_fit(fit: JointFit, context: FitContext) -> FitResult:
     if screening is None:
         _report(context, LOCATION)
     with one_blas_thread():
-        location = _location(context, [(sides, moments) for sides, moments, _, _ in each])
+        of_members = [(sides, moments) for sides, moments, _, _ in each]
+        location = _location(context, [*of_members, *result.for_location])
     metadata = _described(context, location)
     if auto and location.skill.max() < _SKILL:
         return result.described(residual=metadata)
@@ -178,6 +176,8 @@ def _described(context: FitContext, location: FittedMeanFunction) -> dict[str, A
         "decided": "location",
         "skill": location.skill.tolist(),
         "ridge": location.ridges.tolist(),
+        "kernel": location.residuals.location.kernel.to_dict(),
+        "search": None if context.mean is None else context.mean.to_dict(),
         "transform": "raw" if context.scores is None else str(context.scores),
     }
 
@@ -185,23 +185,19 @@ def _described(context: FitContext, location: FittedMeanFunction) -> dict[str, A
 def _sampled_moments(
     context: FitContext,
 ) -> tuple[tuple[FeatureBlock, ...], MomentSums]:
-    """Moments by fold of rows of the row sample, on a smaller basis of the best kernel of x."""
+    """Moments by fold of rows of the row sample, on a smaller basis of the kernel of x."""
     rows = context.rows.prefix(_LOCATION_ROWS)
     # Of y only the functions are needed, so that one pivot is enough.
-    bases = [
-        _sampled_basis(kernel, rows, i, rank)
-        for i, (kernel, rank) in enumerate(zip(context.kernels, (_LOCATION_RANK, 1), strict=True))
-    ]
+    kernels = (
+        context.kernels[0] if context.mean is None else context.mean.kernel,
+        context.kernels[1],
+    )
+    ranks = _LOCATION_RANK, 1
+    each = zip(kernels, ranks, strict=True)
+    bases = [context.basis_of_few(i, kernel, rank) for i, (kernel, rank) in enumerate(each)]
     spec = context.moments_on(bases)
     folds = rows.folds(context.sample.folding, context.n_folds)
     return spec.features, strip_moments(spec, rows.parts, rows.importance, folds)
-
-
-def _sampled_basis(kernel: Any, rows: RowSample, i: int, rank: int) -> NewtonBasis:
-    few = rows.prefix(_SCREENED_ROWS)
-    points = few.parts[i]
-    result = pivoted_cholesky(kernel, points, 1e-9, rank, weights=few.importance)
-    return NewtonBasis(kernel, points[result.pivots], result.factor)
 
 
 def _figures(gain: Gain) -> dict[str, Any]:
@@ -254,6 +250,7 @@ def _of_residuals(context: FitContext, location: FittedMeanFunction) -> FitConte
         events=None,
         residual=False,
         scores=None,
+        mean=None,
     )
 
 

@@ -11,10 +11,12 @@ from cme_dask.display import brief_repr
 from cme_dask.estimators.base import Measured
 from cme_dask.estimators.context import FitContext
 from cme_dask.estimators.steps import dense_cost
-from cme_dask.kernels import Kernel
+from cme_dask.kernels import Kernel, Transform
 from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.learning.candidates import KernelChoice, Score, Search, Tuning
 from cme_dask.learning.problems import estimated, search_joint
+from cme_dask.learning.regression import ROWS as REGRESSION_ROWS
+from cme_dask.learning.regression import learn_mean, regression_bytes
 from cme_dask.learning.search import search_bytes
 from cme_dask.models.assembly import Component, reduced
 from cme_dask.models.events import importable
@@ -36,6 +38,9 @@ FOLDS = 5
 _NEAR = 0.1  # a finalist that is worse than the best by this share of its score is left out
 _NOTHING = 2.0  # standard errors of the gain on independence that may be luck
 _STEP = float(np.sqrt(10.0))  # between neighbouring ridges
+
+FeatureMoments = tuple[tuple[FeatureBlock, ...], MomentSums]
+"""The features of both variables, and their moments by fold."""
 
 Specify = Callable[[MomentReduction, JointSolver], tuple[MomentReduction, ComputeMode]]
 
@@ -129,12 +134,39 @@ def search_kernels(
     )
 
 
+def search_location(context: FitContext, scores: Transform | None) -> FitContext:
+    """The context with the kernel of x that was learned for the location of y, and its coordinates.
+
+    This kernel predicts y alone, where those of density ratios serve all that depends on x.
+
+    Parameters
+    ----------
+    context
+        With the search for the other kernels.
+    scores
+        Normal scores of y, if their location may be better than that of y: whichever predicts y
+        itself with the smaller absolute error is taken.
+    """
+    rows, columns = context.rows.prefix(max(REGRESSION_ROWS)), context.sample.columns[0]
+    x, y = rows.parts
+    folds = context.sample.folding.folds(rows.index, rows.units, FOLDS)
+    of_y, of_scores = (
+        learn_mean(x, y, rows.importance, columns.categorical, folds, transform)
+        if transform is None or scores is not None
+        else None
+        for transform in (None, scores)
+    )
+    if of_y is None or (of_scores and of_scores.absolute_error < of_y.absolute_error):
+        return replace(context, mean=of_scores, scores=scores)
+    return replace(context, mean=of_y, scores=None)
+
+
 def _check_memory(context: FitContext, rows: int, max_rank: int) -> MemoryPlan:
     """What the search needs; ResourceError if there is less."""
     columns = sum(source.shape[1] for source in context.sample.reads)
     return context.executor.check_alone(
         "the search for kernels",
-        search_bytes(rows, columns, max_rank, FOLDS),
+        max(search_bytes(rows, columns, max_rank, FOLDS), regression_bytes(rows)),
         extent_of(context.sample, context.executor).in_memory + context.choice_cost(max_rank).held,
         f"search on fewer rows than {rows:,}, tuning=Tuning(rows={rows // 2}), or lower max_rank "
         "of the tuning, or give kernels",
@@ -169,8 +201,12 @@ class EnsembleFit:
     learn_reg: bool
     top_up: bool
 
-    def run(self, cells: tuple[CellReduction, ...]) -> tuple[list[EnsembleMember], Measured]:
+    def run(
+        self, cells: tuple[CellReduction, ...]
+    ) -> tuple[list[EnsembleMember], Measured, tuple[FeatureMoments, ...]]:
         """Moments of all finalists in one pass: the best of them, best first; and its sums.
+
+        Last come those of the kernel of x that was learned for the location, if one was.
 
         Parameters
         ----------
@@ -181,22 +217,27 @@ class EnsembleFit:
         kernels = [(candidate.kernel_x, candidate.kernel_y) for candidate in search.finalists]
         bases, rounds = self.context.bases_of_each(kernels)
         passes = self.context.passes + 1 + len(rounds)
-        members, summed, report = self._members(search.finalists, bases, cells)
+        location = self.context.moments_of_mean()
+        others = () if location is None else (location,)
+        members, sums, summed, report = self._members(search.finalists, bases, cells, others)
+        for_location = tuple((spec.features, each) for spec, each in zip(others, sums, strict=True))
         best = _best(members, search.score, self.averaged)
         if self.top_up:
             best, more = self._topped_up(best)
             passes += more
         first = best[0]
         sides, mode = first.component.sides, first.arithmetic
-        return best, Measured(sides, first.moments, cells, summed, mode, report, passes)
+        measured = Measured(sides, first.moments, cells, summed, mode, report, passes)
+        return best, measured, for_location
 
     def _members(
         self,
         candidates: Sequence[KernelChoice],
         bases: Sequence[Sequence[Basis]],
         cells: tuple[CellReduction, ...] = (),
-    ) -> tuple[list[EnsembleMember], tuple[CellSums, ...], PassReport]:
-        """A member for each candidate, from one pass; and the sums by cell."""
+        others: tuple[MomentReduction, ...] = (),
+    ) -> tuple[list[EnsembleMember], tuple[MomentSums, ...], tuple[CellSums, ...], PassReport]:
+        """A member for each candidate, from one pass; other moments, and the sums by cell."""
         context = self.context
         specified = [
             self.specify(context.moments_on(each), self.solver._replace(reg=candidate.reg))
@@ -206,7 +247,7 @@ class EnsembleFit:
         most = max(rank for spec in specs for rank in spec.ranks)
         (moments, *summed), report = run_pass(
             context.sample,
-            [MomentSets(tuple(specs)), *cells],
+            [MomentSets((*specs, *others)), *cells],
             context.executor,
             context.progress,
             around=context.choice_cost(most),
@@ -214,12 +255,15 @@ class EnsembleFit:
         members: list[EnsembleMember] = []
         shares = np.cumsum([dense_cost(spec.ranks) for spec in specs])
         with one_blas_thread():
-            for candidate, (spec, mode), sums in zip(candidates, specified, moments, strict=True):
+            of_candidates = moments[: len(specs)]
+            for candidate, (spec, mode), sums in zip(
+                candidates, specified, of_candidates, strict=True
+            ):
                 if context.progress is not None:
                     done = shares[len(members) - 1] if members else 0.0
                     context.progress(StepBegan("solution", float(done / shares[-1])))
                 members.append(self._member(candidate, spec, mode, sums))
-        return members, tuple(summed), report
+        return members, moments[len(specs) :], tuple(summed), report
 
     def _member(
         self,
@@ -278,7 +322,7 @@ class EnsembleFit:
         if not changed:
             return members, passes
         candidates = [members[k].candidate for k in changed]
-        topped, _, _ = self._members(candidates, list(changed.values()))
+        topped, *_ = self._members(candidates, list(changed.values()))
         anew = dict(zip(changed, topped, strict=True))
         return [anew.get(k, member) for k, member in enumerate(members)], passes + 1
 

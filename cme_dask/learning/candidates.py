@@ -1,15 +1,17 @@
 """The types of a search for kernels: options, candidates, bounds, results."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from cme_dask.display import brief_repr
 from cme_dask.errors import DataError
-from cme_dask.kernels import Categorical, Gaussian, Kernel, Transform, TransformedKernel
+from cme_dask.kernels import Categorical, Gaussian, Kernel, Matern, Transform, TransformedKernel
 from cme_dask.kernels.length_scales import IGNORED, SCALES
+from cme_dask.learning.transforms import constant_columns, learn_transform
 from cme_dask.numerics.problem import Regularization
 from cme_dask.numerics.reduction import MemoryPlan
 from cme_dask.numerics.scoring import ScoringFunctions
@@ -18,6 +20,9 @@ from cme_dask.numerics.scoring import ScoringFunctions
 
 
 Array = Any
+
+FORMS = ("standard", "scores")
+"""Coordinates of numeric columns: in standard deviations, or normal scores."""
 
 CRITERIA = ("auto", "joint+crps", "joint", "crps", "validation")
 
@@ -88,11 +93,13 @@ class KernelPoint:
     """Kernel of one variable: its transform and a length scale for each mapped column.
 
     The scale of a column that the kernel ignores is ``IGNORED``. The form is ``"given"``, without
-    scales, for a kernel that is not learned.
+    scales, for a kernel that is not learned. Of numeric columns the kernel is a Matern kernel of
+    this smoothness, or Gaussian (None).
     """
 
     form: str
     scales: tuple[float, ...] = ()
+    smoothness: float | None = None
 
     @property
     def free(self) -> list[int]:
@@ -129,22 +136,60 @@ class VariableKernels:
         if point.form == "given":
             assert self.given is not None
             return self.given
-        kinds = {}
+        numeric: Callable[[tuple[float, ...]], Kernel] = Gaussian
+        if point.smoothness is not None:
+            numeric = partial(Matern, nu=point.smoothness)
+        kernels: list[Kernel] = []
         used = point.free or range(len(self.categorical))  # a kernel of constants is one, too
-        for kind, coded in ((Gaussian, False), (Categorical, True)):
+        for kind, coded in ((numeric, False), (Categorical, True)):
             at = [j for j in used if self.categorical[j] == coded]
             if at:
-                kinds[kind] = kind(tuple(point.scales[j] for j in at)), at
-        kernels = [
-            kernel if len(at) == len(self.categorical) else kernel.on(at)
-            for kernel, at in kinds.values()
-        ]
+                kernel = kind(tuple(point.scales[j] for j in at))
+                kernels.append(kernel if len(at) == len(self.categorical) else kernel.on(at))
         return kernels[0] if len(kernels) == 1 else kernels[0] * kernels[1]
 
     def kernel(self, point: KernelPoint) -> Kernel:
         """The kernel of rows as they are."""
         inner = self.inner(point)
         return inner if point.form == "given" else TransformedKernel(inner, self.maps[point.form])
+
+
+@dataclass(eq=False)
+class SearchedVariable:
+    """One variable of the search: its rows in each form of coordinates."""
+
+    rows: Array
+    weights: Array
+    categorical: tuple[bool, ...]
+    given: Kernel | None
+    maps: dict[str, Transform] = field(default_factory=dict)
+    constant: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.given is None:
+            for form in FORMS:
+                self.maps[form] = learn_transform(self.rows, self.weights, self.categorical, form)
+            self.constant = tuple(constant_columns(self.rows, self.weights, self.categorical))
+        # Categories have no scores: with nothing else there is one form only.
+        self.forms = tuple(self.maps)[: 1 if all(self.categorical) else 2] or ("given",)
+        self.values = {form: map_rows(self.rows) for form, map_rows in self.maps.items()}
+        self.values["given"] = self.rows
+
+    def start(self, form: str, scale: float) -> KernelPoint:
+        """One length scale for all varying numeric columns, larger the more there are."""
+        if form == "given":
+            return KernelPoint(form)
+        numeric = len(self.categorical) - sum(self.categorical) - len(self.constant)
+        each = [
+            IGNORED if j in self.constant else 1.0 if coded else float(np.sqrt(numeric))
+            for j, coded in enumerate(self.categorical)
+        ]
+        return KernelPoint(form, tuple(each)).scaled([scale] * len(each))
+
+    @property
+    def kernels(self) -> VariableKernels:
+        """What makes kernels of points, without the rows."""
+        return VariableKernels(self.categorical, self.given, self.maps)
 
 
 @dataclass(frozen=True)

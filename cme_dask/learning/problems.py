@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cme_dask.kernels import Kernel
-from cme_dask.learning.candidates import Score, Search, TrialResult, Tuning
+from cme_dask.learning.candidates import Score, Search, SearchedVariable, TrialResult, Tuning
 from cme_dask.learning.losses import (
     ScreenedRows,
     ScreenedSide,
@@ -17,7 +17,6 @@ from cme_dask.learning.losses import (
 )
 from cme_dask.learning.search import (
     SearchCallback,
-    SearchedVariable,
     SearchProblem,
     search,
 )

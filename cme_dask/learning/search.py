@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -10,12 +10,10 @@ import numpy as np
 from scipy.optimize import minimize
 
 from cme_dask.errors import DataError
-from cme_dask.kernels import Kernel, Transform
 from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.kernels.length_scales import IGNORED, SCALES, WIDEST
-from cme_dask.learning.candidates import KernelPoint, TuningProgress, VariableKernels
+from cme_dask.learning.candidates import KernelPoint, SearchedVariable, TuningProgress
 from cme_dask.learning.losses import ScreenedRows, ScreenedSide
-from cme_dask.learning.transforms import constant_columns, learn_transform
 
 Array = Any
 
@@ -25,7 +23,6 @@ Pair = tuple[KernelPoint, KernelPoint]
 SearchCallback = Callable[[TuningProgress], None]
 """Called with how far the search is."""
 
-FORMS = ("standard", "scores")
 GRID = (0.2, 0.4, 0.8, 1.6, 3.2)
 """Shared length scales, in standard deviations and for one column."""
 
@@ -37,44 +34,6 @@ _APART = 0.5  # logarithms of the length scales of two finalists differ by this 
 _NEAR = 1.1  # within this factor of a bound a length scale is at it
 _LONG, _LONGER = 5.0, 6.0  # deviations, and times the shortest: a column that may not be needed
 _WORSE = 2e-4  # of the score: less is no loss
-
-
-@dataclass(eq=False)
-class SearchedVariable:
-    """One variable of the search: its rows in each form of coordinates."""
-
-    rows: Array
-    weights: Array
-    categorical: tuple[bool, ...]
-    given: Kernel | None
-    maps: dict[str, Transform] = field(default_factory=dict)
-    constant: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.given is None:
-            for form in FORMS:
-                self.maps[form] = learn_transform(self.rows, self.weights, self.categorical, form)
-            self.constant = tuple(constant_columns(self.rows, self.weights, self.categorical))
-        # Categories have no scores: with nothing else there is one form only.
-        self.forms = tuple(self.maps)[: 1 if all(self.categorical) else 2] or ("given",)
-        self.values = {form: map_rows(self.rows) for form, map_rows in self.maps.items()}
-        self.values["given"] = self.rows
-
-    def start(self, form: str, scale: float) -> KernelPoint:
-        """One length scale for all varying numeric columns, larger the more there are."""
-        if form == "given":
-            return KernelPoint(form)
-        numeric = len(self.categorical) - sum(self.categorical) - len(self.constant)
-        each = [
-            IGNORED if j in self.constant else 1.0 if coded else float(np.sqrt(numeric))
-            for j, coded in enumerate(self.categorical)
-        ]
-        return KernelPoint(form, tuple(each)).scaled([scale] * len(each))
-
-    @property
-    def kernels(self) -> VariableKernels:
-        """What makes kernels of points, without the rows."""
-        return VariableKernels(self.categorical, self.given, self.maps)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,360 @@
+"""The kernel of x of a mean function, learned by gradients of its held-out squared error."""
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import product
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.linalg import LinAlgError, cho_factor, cho_solve, lapack
+from scipy.optimize import minimize
+
+from cme_dask.display import brief_repr
+from cme_dask.kernels import Kernel, Transform
+from cme_dask.kernels.evaluator import one_blas_thread
+from cme_dask.kernels.length_scales import IGNORED, SCALES
+from cme_dask.learning.candidates import FORMS, KernelPoint, SearchedVariable
+
+Array = Any
+
+SMOOTHNESS = (2.5, 1.5, 0.5)
+"""Matern kernels that are compared with the Gaussian one."""
+
+ROWS = (500, 1500)
+"""Rows on which all kernels are learned, and on which the best of them is learned further."""
+
+_STARTS = (0.5, 1.5)  # shared length scales, in standard deviations and for one column
+_REGS_0 = (1e-4, 1e-2)  # ridges of the starts
+_ROUGHER = 1.35  # times the length scales of the last kernel, from which a rougher one starts
+_LOWEST, _HIGHEST = 0.02, 1e3  # length scales
+_REGS = (1e-8, 1.0)
+_STEPS = (25, 12, 12)  # from the starts, from the Gaussian kernel, and on more rows
+_TREND = 1e3  # of the kernel of a trend: its ridge is as good as none
+_DIGITS = 2  # of logarithms of length scales
+_WORSE = 2e-4  # of the error: less is no loss
+_FAILED = 1e3  # for the logarithm of an error that cannot be computed
+_ARRAYS, _WORD = 14, 8  # as large as the Gram matrix
+
+
+class HeldOutError(NamedTuple):
+    """The held-out squared error of ridge regression, and its derivatives.
+
+    Attributes
+    ----------
+    error
+        Weighted mean of the squared errors, sum over the targets.
+    in_gram
+        In the entries of the Gram matrix, shape (n, n).
+    in_reg
+        In the ridge.
+    residuals
+        Targets less what is predicted, shape (n, q).
+    """
+
+    error: float
+    in_gram: Array
+    in_reg: float
+    residuals: Array
+
+
+def held_out_error(
+    gram: Array, reg: float, targets: Array, weights: Array, folds: Sequence[slice]
+) -> HeldOutError:
+    r"""Squared error of ridge regression at rows whose fold it has not seen, and its gradient.
+
+    .. math:: L = \sum_B \sum_{i \in B} w_i \, |r_i|^2, \qquad
+              r_B = (G_{BB})^{-1} (G T)_B, \qquad G = (K + r W^{-1})^{-1}
+
+    with the targets T, the weights W = diag(w) and the folds B.
+
+    Parameters
+    ----------
+    gram
+        K, shape (n, n).
+    reg
+        r > 0.
+    targets
+        T, shape (n, q).
+    weights
+        w > 0 of sum 1, shape (n,).
+    folds
+        Where the rows of each fold are.
+
+    Raises
+    ------
+    LinAlgError
+        If K + r W^-1 is not positive definite as computed.
+
+    Notes
+    -----
+    r_B are the residuals of a fit to the rows of all other folds, with the same r and W: one
+    factorisation serves all of them. With s_B = 2 G_BB^-1 W_B r_B, P_B = G_{:B} s_B and
+    Q_B = G_{:B} r_B the gradient in K is sum_B P_B Q_B^T - (sum_B P_B) (G T)^T, made symmetric, and
+    that in r its weighted trace, sum_i dL/dK_ii / w_i.
+    """
+    regularised = gram + np.diag(reg / weights)
+    factor, failed = lapack.dpotrf(regularised, lower=1, overwrite_a=1)
+    if failed:
+        raise LinAlgError("not positive definite")
+    inverse, failed = lapack.dpotri(factor, lower=1, overwrite_c=1)
+    if failed:
+        raise LinAlgError("singular")
+    inverse = np.tril(inverse) + np.tril(inverse, -1).T
+    alpha = inverse @ targets
+    error, total, missed = 0.0, np.zeros_like(alpha), np.empty_like(alpha)
+    left, right = [], []
+    for fold in folds:
+        block = cho_factor(inverse[fold, fold], lower=True)
+        residuals = missed[fold] = cho_solve(block, alpha[fold])
+        pull = cho_solve(block, 2.0 * weights[fold, None] * residuals)
+        error += float(weights[fold] @ (residuals**2).sum(axis=1))
+        columns = inverse[:, fold]
+        left.append(columns @ pull)
+        right.append(columns @ residuals)
+        total += left[-1]
+    in_gram = np.hstack(left) @ np.hstack(right).T - total @ alpha.T
+    in_gram = 0.5 * (in_gram + in_gram.T)
+    in_reg = float((np.diagonal(in_gram) / weights).sum())
+    return HeldOutError(error, in_gram, in_reg, missed)
+
+
+@dataclass(frozen=True, eq=False)
+class MeanKernel:
+    """The kernel of x of a mean function of y.
+
+    Attributes
+    ----------
+    kernel
+        The kernel.
+    reg
+        The ridge with it on the rows that it was learned on.
+    error
+        Held-out squared error there, in variances of the targets: the mean over them.
+    absolute_error
+        Held-out absolute error of y, in its standard deviations: the mean over its columns.
+    evaluations
+        Errors that were computed.
+    seconds
+        What it took.
+    """
+
+    kernel: Kernel
+    reg: float
+    error: float
+    absolute_error: float
+    evaluations: int
+    seconds: float
+
+    __repr__ = brief_repr
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {field.name: getattr(self, field.name) for field in fields(self)[1:]} | {
+            "kernel": self.kernel.to_dict()
+        }
+
+
+def regression_bytes(rows: int) -> int:
+    """Peak of what is learned on a row sample of so many rows."""
+    return _ARRAYS * min(rows, ROWS[1]) ** 2 * _WORD
+
+
+def learn_mean(
+    x: Array,
+    y: Array,
+    weights: Array,
+    categorical: tuple[bool, ...],
+    folds: Array,
+    transform: Transform | None = None,
+) -> MeanKernel | None:
+    """Learn the kernel of x of a ridge regression of y, which stands beside a linear trend.
+
+    On 500 rows the length scales of a Gaussian kernel and the ridge follow the gradient of the
+    held-out error (L-BFGS), for each form of coordinates; from the better one, those of Matern
+    kernels do. The best of these kernels goes on with 1,500 rows. Columns whose length scales end
+    above 50 standard deviations are ignored where nothing is lost by that.
+
+    Parameters
+    ----------
+    x, y
+        Rows in random order, shapes (n, d) and (n, q).
+    weights
+        Of the rows, shape (n,).
+    categorical
+        Which columns of x are codes of categories.
+    folds
+        Fold number of each row, shape (n,).
+    transform
+        The targets are the columns of transform(y); None: those of y.
+
+    Returns
+    -------
+    MeanKernel or None
+        None where there is nothing to learn: rows of one fold, no column of x or none of y that
+        varies.
+    """
+    begin = time.perf_counter()
+    some = np.flatnonzero(weights > 0.0)[: ROWS[1]]
+    x, y, weights, folds = x[some], y[some], weights[some] / weights[some].sum(), folds[some]
+    z = y if transform is None else transform(y)
+    spread = _deviations(z, weights)
+    scaled = (z - weights @ z)[:, spread > 0.0] / spread[spread > 0.0]
+    descent = _Descent(SearchedVariable(x, weights, categorical, None))
+    if not (descent.free and scaled.shape[1] and len(np.unique(folds)) > 1):
+        return None
+    small = descent.stage(scaled, folds, ROWS[0])
+    with one_blas_thread():
+        stage, (_, point, reg) = small, min(descent.learned(small))
+        if len(some) > ROWS[0]:
+            stage = descent.stage(scaled, folds, ROWS[1])
+            _, point, reg = descent.moved(stage, point, reg, _STEPS[2])
+        learned = descent.simplified(stage, descent.rounded(point), reg)
+        missed = descent.evaluated(stage, *learned[1:]).residuals
+    predicted = z[stage.order].copy()
+    predicted[:, spread > 0.0] -= missed * spread[spread > 0.0]
+    if transform is not None:
+        predicted = transform.inverse()(predicted)
+    away = stage.weights @ np.abs(y[stage.order] - predicted)
+    unit = _deviations(y, weights)
+    error, point, reg = learned
+    return MeanKernel(
+        descent.variable.kernels.kernel(point),
+        reg,
+        math.exp(error),
+        float((away[unit > 0.0] / unit[unit > 0.0]).mean()),
+        descent.evaluations,
+        time.perf_counter() - begin,
+    )
+
+
+def _deviations(values: Array, weights: Array) -> Array:
+    """Weighted standard deviations of columns, shape (q,); 0 of those that are constant."""
+    each = np.sqrt(weights @ (values - weights @ values) ** 2)
+    return np.where(np.ptp(values, axis=0) > 0.0, each, 0.0)
+
+
+class _Stage(NamedTuple):
+    """Some rows in the order of their folds."""
+
+    order: Array
+    weights: Array
+    folds: list[slice]
+    targets: Array
+    values: dict[str, Array]
+    trend: Array
+
+
+class _Learned(NamedTuple):
+    """The logarithm of an error, and where it is reached."""
+
+    error: float
+    point: KernelPoint
+    reg: float
+
+
+class _Descent:
+    """Logarithms of length scales and of the ridge, moved along gradients of logarithms of errors.
+
+    Parameters
+    ----------
+    variable
+        Rows of x. Constant columns stay ignored.
+    """
+
+    def __init__(self, variable: SearchedVariable) -> None:
+        self.variable, self.evaluations = variable, 0
+        coded = np.array(variable.categorical)
+        free = [j for j in range(len(coded)) if j not in variable.constant]
+        # As the parameters of a kernel have them: numeric columns first.
+        self.free = sorted(free, key=lambda j: bool(coded[j]))
+        self._kernels = variable.kernels
+
+    def stage(self, targets: Array, folds: Array, count: int) -> _Stage:
+        """The first ``count`` rows."""
+        order = np.argsort(folds[:count], kind="stable")
+        weights = self.variable.weights[order] / self.variable.weights[order].sum()
+        _, starts = np.unique(folds[order], return_index=True)
+        edges = [*starts.tolist(), len(order)]
+        slices = [slice(*edges[i : i + 2]) for i in range(len(starts))]
+        values = {form: each[order] for form, each in self.variable.values.items()}
+        t = values[FORMS[0]][:, [not coded for coded in self.variable.categorical]]
+        trend = _TREND * (1.0 + t @ t.T)
+        return _Stage(order, weights, slices, targets[order], values, trend)
+
+    def learned(self, stage: _Stage) -> Iterator[_Learned]:
+        """From the best of some starts for each form of coordinates, then rougher kernels."""
+        found = []
+        for form in self.variable.forms:
+            starts = [(self.variable.start(form, s), reg) for s, reg in product(_STARTS, _REGS_0)]
+            start = min(starts, key=lambda at: self.error(stage, *at)[0])
+            found.append(self.moved(stage, *start, _STEPS[0]))
+        last = min(found)
+        yield last
+        categorical = self.variable.categorical
+        rougher = [1.0 if coded else _ROUGHER for coded in categorical]
+        for smoothness in () if all(categorical) else SMOOTHNESS:
+            point = replace(last.point.scaled(rougher), smoothness=smoothness)
+            last = self.moved(stage, point, last.reg, _STEPS[1])
+            yield last
+
+    def evaluated(self, stage: _Stage, point: KernelPoint, reg: float) -> HeldOutError:
+        """The error and its derivatives; LinAlgError if the Gram matrix has no factor."""
+        self.evaluations += 1
+        values = stage.values[point.form]
+        gram = np.asarray(self._kernels.inner(point)(values, values)) + stage.trend
+        return held_out_error(gram, reg, stage.targets, stage.weights, stage.folds)
+
+    def error(self, stage: _Stage, point: KernelPoint, reg: float) -> tuple[float, Array]:
+        """The logarithm of the error, and its gradient in the logarithms."""
+        try:
+            found = self.evaluated(stage, point, reg)
+        except LinAlgError:
+            return _FAILED, np.zeros(len(self.free) + 1)
+        slopes, scales, values = np.zeros(len(point.scales)), point.scales, stage.values[point.form]
+        seen = [j for j in self.free if scales[j] < IGNORED]
+        slopes[seen] = self._kernels.inner(point).weighted_gradient(values, values, found.in_gram)
+        gradient = np.append((slopes * scales)[self.free], found.in_reg * reg) / found.error
+        if not (math.isfinite(found.error) and np.isfinite(gradient).all()):
+            return _FAILED, np.zeros(len(self.free) + 1)
+        return math.log(found.error / stage.targets.shape[1]), gradient
+
+    def moved(self, stage: _Stage, point: KernelPoint, reg: float, steps: int) -> _Learned:
+        """After some steps from a point on."""
+
+        def at(vector: Array) -> tuple[KernelPoint, float]:
+            scales = np.array(point.scales)
+            scales[self.free] = np.exp(vector[:-1])
+            return replace(point, scales=tuple(scales.tolist())), float(np.exp(vector[-1]))
+
+        scales = np.clip(np.array(point.scales)[self.free], _LOWEST, _HIGHEST)
+        bounds = [(_LOWEST, _HIGHEST)] * len(self.free) + [_REGS]
+        found = minimize(
+            lambda vector: self.error(stage, *at(vector)),
+            np.log(np.append(scales, np.clip(reg, *_REGS))),
+            jac=True,
+            method="L-BFGS-B",
+            bounds=np.log(bounds),
+            options={"maxiter": steps, "maxfun": 2 * steps, "ftol": 1e-4, "gtol": 1e-3},
+        )
+        return _Learned(float(found.fun), *at(found.x))
+
+    def rounded(self, point: KernelPoint) -> KernelPoint:
+        """With rounded scales, on which the last bits of the rows have no influence."""
+        scales = [
+            scale if scale >= IGNORED else math.exp(round(math.log(scale), _DIGITS))
+            for scale in point.scales
+        ]
+        return replace(point, scales=tuple(scales))
+
+    def simplified(self, stage: _Stage, point: KernelPoint, reg: float) -> _Learned:
+        """Without the columns of long scales, if nothing is lost by that; one column stays."""
+        learned = _Learned(self.error(stage, point, reg)[0], point, reg)
+        long = [j for j in self.free if SCALES[1] <= point.scales[j] < IGNORED]
+        if not long or len(long) == len(point.free):
+            return learned
+        scales = [IGNORED if j in long else scale for j, scale in enumerate(point.scales)]
+        simple = replace(point, scales=tuple(scales))
+        error, _ = self.error(stage, simple, reg)
+        return _Learned(error, simple, reg) if error <= learned.error + _WORSE else learned
