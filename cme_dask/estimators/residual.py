@@ -6,7 +6,7 @@ plan know from then on how many passes there are.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from cme_dask.estimators.context import FitContext, choose_kernel
 from cme_dask.estimators.joint_fit import FitResult, JointFit, averaged, refitted_laws
 from cme_dask.estimators.planning import RESIDUAL_EVALUATIONS, RESIDUAL_FINALISTS, FitPlan
 from cme_dask.estimators.steps import DECISION, LOCATION, PIVOTS, SECOND, SECOND_PASS
-from cme_dask.estimators.tuned import search_kernels
+from cme_dask.estimators.tuned import FeatureMoments, search_kernels
 from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.learning.candidates import Tuning
 from cme_dask.learning.losses import Gain, HeldLaws, held_out_crps, paired_gain, screened_laws
@@ -133,7 +133,7 @@ def located_fit(fit: JointFit, context: FitContext) -> FitResult:
         _report(context, LOCATION)
     with one_blas_thread():
         of_members = [(sides, moments) for sides, moments, _, _ in each]
-        location = _location(context, [*of_members, *result.for_location])
+        location = _location(context, result.for_location or of_members)
     metadata = _described(context, location)
     if auto and location.skill.max() < _SKILL:
         return result.described(residual=metadata)
@@ -211,7 +211,7 @@ def _figures(gain: Gain) -> dict[str, Any]:
 
 def _location(
     context: FitContext,
-    candidates: list[tuple[tuple[FeatureBlock, ...], MomentSums]],
+    candidates: Sequence[FeatureMoments],
 ) -> FittedMeanFunction:
     """The location that explains most of unseen rows, among those on the bases of x given."""
     columns, scores = context.sample.columns, context.scores

@@ -23,6 +23,7 @@ from cme_dask.kernels.length_scales import ColumnScale
 
 LengthScale = float | tuple[float, ...]
 
+_EQUAL = 1e-10  # r^2 of rows that are taken for equal
 _FAR = 2048.0  # |u|^2 from which rounding, 1.4 eps |u|^2, is more than 7e-13 of a kernel of 1
 
 
@@ -198,24 +199,25 @@ class Stationary(LengthScaled, abstract=True):
         return self.of_squares(xp, sum(u * u for u in _scaled_differences(X, Z, self.length_scale)))
 
     def weighted_gradient(self, X: Array, Z: Array, weights: Array) -> list[float]:
-        """Return the gradient in the length scales, by matrix products where k is smooth."""
+        """Return the gradient in the length scales, by matrix products.
+
+        Where k is not smooth at 0, equal rows and those that are nearly so count as equal: their
+        derivatives vanish, and rounding would not.
+        """
         if not isinstance(self, HasSlope):
             return super().weighted_gradient(X, Z, weights)
         xp, each = array_namespace(X, Z), self.length_scale
         d = X.shape[1]
         scales = xp.asarray(each if isinstance(each, tuple) else (each,) * d, dtype=X.dtype)
-        if self.smooth:
-            centre = xp.mean(Z, axis=0)
-            u, v = (X - centre) / scales, (Z - centre) / scales
-            squares_u, squares_v = u * u, v * v
-            squares = xp.sum(squares_u, axis=1)[:, None] + xp.sum(squares_v, axis=1) - 2.0 * u @ v.T
-            slopes = weights * self.slope(xp, xp.clip(squares, 0.0))
-            totals = xp.sum(slopes, axis=1) @ squares_u + xp.sum(slopes, axis=0) @ squares_v
-            totals = totals - 2.0 * xp.sum(u * (slopes @ v), axis=0)
-        else:
-            terms = [u * u for u in _scaled_differences(X, Z, each)]
-            slopes = weights * self.slope(xp, sum(terms))
-            totals = xp.stack([xp.sum(slopes * term) for term in terms])
+        centre = xp.mean(Z, axis=0)
+        u, v = (X - centre) / scales, (Z - centre) / scales
+        squares_u, squares_v = u * u, v * v
+        squares = xp.sum(squares_u, axis=1)[:, None] + xp.sum(squares_v, axis=1) - 2.0 * u @ v.T
+        slopes = weights * self.slope(xp, xp.clip(squares, 0.0))
+        if not self.smooth:
+            slopes = xp.where(squares > _EQUAL, slopes, 0.0)
+        totals = xp.sum(slopes, axis=1) @ squares_u + xp.sum(slopes, axis=0) @ squares_v
+        totals = totals - 2.0 * xp.sum(u * (slopes @ v), axis=0)
         return self._in_scales([float(one) for one in -2.0 * totals / scales])
 
     def evaluator(self, Z: Array, *, log: bool = False) -> BlockEvaluator:

@@ -31,6 +31,8 @@ Array = Any
 REGS = tuple(10.0**p for p in (-7, -6, -5, -4, -3, -2, -1, 0))
 """Ridges of joint distributions, the same for both variables."""
 
+_ROWS_PER_PIVOT, _LEAST_RANK = 5, 30  # few rows tell kernels of high rank no better from others
+
 Estimated = tuple[Array, Array]
 """Means over the folds for each ridge, and their standard errors."""
 
@@ -135,7 +137,8 @@ def search_joint(
     x, y = map(SearchedVariable, parts, (weights, weights), categorical, given)
     rows = ScreenedRows(weights, folds, scoring(parts[1]))
     regs = [Regularization(r, r) for r in REGS] if reg is None else [reg]
-    problem = JointProblem((x, y), rows, tol, options.max_rank, scoring, regs, options.criterion)
+    rank = min(options.max_rank, max(len(weights) // _ROWS_PER_PIVOT, _LEAST_RANK))
+    problem = JointProblem((x, y), rows, tol, rank, scoring, regs, options.criterion)
     columns = sum(part.shape[1] for part in parts)
     most = 40 + 5 * columns if options.evaluations is None else options.evaluations
     tried, best = search(
