@@ -22,7 +22,7 @@ Array = Any
 SMOOTHNESS = (2.5, 1.5, 0.5)
 """Matern kernels that are compared with the Gaussian one."""
 
-ROWS = (500, 1500)
+ROWS = (400, 1000)
 """Rows on which all kernels are learned, and on which the best of them is learned further."""
 
 _STARTS = (0.5, 1.5)  # shared length scales, in standard deviations and for one column
@@ -30,7 +30,7 @@ _REGS_0 = (1e-4, 1e-2)  # ridges of the starts
 _ROUGHER = 1.35  # times the length scales of the last kernel, from which a rougher one starts
 _LOWEST, _HIGHEST = 0.02, 1e3  # length scales
 _REGS = (1e-8, 1.0)
-_STEPS = (25, 12, 12)  # from the starts, from the Gaussian kernel, and on more rows
+_STEPS = (20, 8, 10)  # from the starts, from the Gaussian kernel, and on more rows
 _TREND = 1e3  # of the kernel of a trend: its ridge is as good as none
 _DIGITS = 2  # of logarithms of length scales
 _WORSE = 2e-4  # of the error: less is no loss
@@ -172,9 +172,9 @@ def learn_mean(
 ) -> MeanKernel | None:
     """Learn the kernel of x of a ridge regression of y, which stands beside a linear trend.
 
-    On 500 rows the length scales of a Gaussian kernel and the ridge follow the gradient of the
+    On 400 rows the length scales of a Gaussian kernel and the ridge follow the gradient of the
     held-out error (L-BFGS), for each form of coordinates; from the better one, those of Matern
-    kernels do. The best of these kernels goes on with 1,500 rows. Columns whose length scales end
+    kernels do. The best of these kernels goes on with 1,000 rows. Columns whose length scales end
     above 50 standard deviations are ignored where nothing is lost by that.
 
     Parameters
