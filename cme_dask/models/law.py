@@ -320,8 +320,8 @@ class ConditionalLaw:
         column
             One of several columns.
         conformal
-            Choose the law's own level by held-out rows, so that new rows are covered, whatever the
-            kernels: see :mod:`cme_dask.models.conformal` for the guarantee.
+            Choose the law's own level by held-out rows, so that new rows are covered also where the
+            kernels are wrong: see :mod:`cme_dask.models.conformal` for the guarantee.
 
         Returns
         -------
