@@ -57,7 +57,7 @@ from cme_dask.config import TOL
 @section_options("FitSection", "tol", "max_rank", "reg", "reg_form", "constraint", "folds")
 @section_options("FitSection", "validation", "fold_by")
 @hold_out_option
-@section_options("FitSection", "pivots", "span", "residual", "calibration")
+@section_options("FitSection", "pivots", "span", "residual", "calibration", "conformal")
 @click.option(
     "--growing",
     is_flag=True,

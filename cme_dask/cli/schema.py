@@ -235,6 +235,11 @@ class FitSection(_Section):
         description="Calibrate the laws on held-out rows; auto: if kernels are learned and the "
         "held-out log density rises.",
     )
+    conformal: Annotated[bool | Literal["auto"], Flag(type=Switch())] = Field(
+        "auto",
+        description="Score held-out rows for conformal intervals, which cover new rows; auto: if "
+        "kernels are learned.",
+    )
     tuning: TuningSection | None = None
     criterion: Literal["surrogate", "squared"] | None = None
     validation: Annotated[

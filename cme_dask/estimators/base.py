@@ -111,6 +111,7 @@ CHECKS: dict[str, Callable[[str, Any], None]] = {
     "convergence": partial(check_choice, known=("raise", "warn")),
     "residual": partial(check_choice, known=("auto", True, False)),
     "calibration": partial(check_choice, known=("auto", True, False)),
+    "conformal": partial(check_choice, known=("auto", True, False)),
     "tuning": check_tuning,
 }
 """What parameters must be that several estimators share."""
@@ -226,7 +227,7 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
 
     _required: ClassVar[tuple[str, ...]] = (
         *("sample_size", "support_size", "n_folds", "accuracy"),
-        *("convergence", "residual", "calibration"),
+        *("convergence", "residual", "calibration", "conformal"),
     )
     """Parameters that have no None."""
 

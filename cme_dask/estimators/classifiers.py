@@ -324,8 +324,11 @@ class JointClassifier(GrowingClassifier, JointDistribution):  # type: ignore[mis
     ----------
     kernel_x, kernel_y, tol, max_rank, reg, reg_form, constraint, convergence
         As in :class:`JointDistribution`.
-    pivots, span, sample_size, n_folds, support_size, residual, calibration, accuracy, tuning
-        As in :class:`JointDistribution`; labels have no residuals and no levels to calibrate.
+    pivots, span, sample_size, n_folds, support_size, accuracy, tuning
+        As in :class:`JointDistribution`.
+    residual, calibration, conformal
+        As in :class:`JointDistribution`; labels have no residuals, no levels to calibrate and no
+        intervals.
     random_state
         As in :class:`JointDistribution`.
 

@@ -332,8 +332,9 @@ class FitContext:
         Whether the density ratios of several learned kernels are averaged.
     events
         Events of y by which several learned kernels are compared on all rows.
-    residual, calibration
-        Whether a location model is tried, and whether laws are calibrated: ``auto``, True or False.
+    residual, calibration, conformal
+        Whether a location model is tried, whether laws are calibrated, and whether conformity
+        scores are computed: ``auto``, True or False.
     scores
         Normal scores of y whose location is fitted, where the best kernel takes them.
     mean
@@ -360,6 +361,7 @@ class FitContext:
     scores: Transform | None = None
     mean: MeanKernel | None = None
     calibration: str | bool = False
+    conformal: str | bool = False
 
     def predict(
         self,

@@ -10,6 +10,7 @@ from cme_dask.constraints import Constraint, parse
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
 from cme_dask.estimators.base import Declarations, Measured, check_number, given_rows, names_of
+from cme_dask.estimators.conformal import with_conformal
 from cme_dask.estimators.context import FitContext
 from cme_dask.estimators.joint_fit import JointFit, sums_of
 from cme_dask.estimators.planning import FitPlan
@@ -142,6 +143,11 @@ class JointDistribution(JointFit):
         learned, under ``none`` or ``normalized``, and where the mean log density at held-out rows
         rises by more than one standard error. Signed expectations, :meth:`expect`, and laws of X
         given Y stay as they are.
+    conformal : {"auto", True, False}
+        Compute conformity scores of held-out rows by laws of refits without their fold, from which
+        ``conditional(x).interval(level, conformal=True)`` makes intervals that cover new rows, see
+        :meth:`cme_dask.ConditionalLaw.interval`. ``"auto"`` does so where kernels are learned,
+        under ``none`` or ``normalized``, for numeric columns of y. No pass is added.
     accuracy : float
         Largest change of density ratios and conditional expectations (in standard deviations)
         tolerated from faster arithmetic, as measured on the row sample before the pass; 0: solve
@@ -215,6 +221,7 @@ class JointDistribution(JointFit):
         support_size: int = SUPPORT_SIZE,
         residual: str | bool = "auto",
         calibration: str | bool = "auto",
+        conformal: str | bool = "auto",
         accuracy: float = ACCURACY,
         tuning: Tuning | None = None,
         random_state: int | None = None,
@@ -234,6 +241,7 @@ class JointDistribution(JointFit):
         self.support_size = support_size
         self.residual = residual
         self.calibration = calibration
+        self.conformal = conformal
         self.accuracy = accuracy
         self.tuning = tuning
         self.random_state = random_state
@@ -448,9 +456,12 @@ class JointDistribution(JointFit):
 
     def _run(self, context: FitContext, sample: Sample) -> tuple[Measured, dict[str, Any]]:
         if context.residual:
-            result = located_fit(self, context)
+            result, located = located_fit(self, context)
         else:
             result = self._result(context, None if context.averages else self._measure(context))
+            located = None
+        if context.conformal:
+            result = with_conformal(context, result, located)
         return result.measured, self._attributes(result) | {"search_": context.search}
 
     def _planned(self, context: FitContext, *_: Any) -> FitPlan:

@@ -112,6 +112,7 @@ class JointFit(MeanRegressor, GrowingEstimator):
     support_size: int
     residual: str | bool
     calibration: str | bool
+    conformal: str | bool = False
     tuning: Tuning | None
     _functions: tuple[Mapping[str, Function], Mapping[str, Function]]
 
@@ -138,9 +139,13 @@ class JointFit(MeanRegressor, GrowingEstimator):
             context = search_kernels(context, (x, y), self._tuning, self.reg is None)
         # "auto" is for learned kernels: who gives them says what is to be fitted.
         undecided = context.search is not None
-        residual, calibration = (
+        residual, calibration, conformal = (
             choice is not False and (choice is True or undecided) and self._possible(context, name)
-            for name, choice in (("residual", self.residual), ("calibration", self.calibration))
+            for name, choice in (
+                ("residual", self.residual),
+                ("calibration", self.calibration),
+                ("conformal", self.conformal),
+            )
         )
         if not residual and context.progress is not None:
             left_out = (LOCATION, SECOND + SEARCH, *SECOND_PASS)
@@ -153,7 +158,7 @@ class JointFit(MeanRegressor, GrowingEstimator):
             context = search_location(context, context.scores)
         if context.scores is not None and context.events is not None:
             context = replace(context, events=Mapped(context.scores, context.events))
-        return replace(context, residual=residual, calibration=calibration)
+        return replace(context, residual=residual, calibration=calibration, conformal=conformal)
 
     def _possible(self, context: FitContext, name: str) -> str | bool:
         """A choice of the user, ``auto`` or True, that only some fits can take: else False."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from cme_dask.config import HELD_ROWS
+from cme_dask.estimators.conformal import LocatedFit
 from cme_dask.estimators.context import FitContext, choose_kernel
 from cme_dask.estimators.joint_fit import FitResult, JointFit, averaged, refitted_laws
 from cme_dask.estimators.planning import RESIDUAL_EVALUATIONS, RESIDUAL_FINALISTS, FitPlan
@@ -116,8 +117,8 @@ def located_plan(
     )
 
 
-def located_fit(fit: JointFit, context: FitContext) -> FitResult:
-    """The result of a fit, with a location model if that pays.
+def located_fit(fit: JointFit, context: FitContext) -> tuple[FitResult, LocatedFit | None]:
+    """The result of a fit, with a location model if that pays, and what that was made of.
 
     One more pass is made, unless the location explains nothing or the row sample advises against
     it.
@@ -126,9 +127,9 @@ def located_fit(fit: JointFit, context: FitContext) -> FitResult:
     result, auto = _plain_fit(fit, context), context.residual == "auto"
     each = averaged(context, result)
     if auto and not each[0][1].held_out_folds:
-        return result
+        return result, None
     if screening is not None and screening.second is None:
-        return result.described(residual=screening.metadata)
+        return result.described(residual=screening.metadata), None
     if screening is None:
         _report(context, LOCATION)
     with one_blas_thread():
@@ -136,7 +137,7 @@ def located_fit(fit: JointFit, context: FitContext) -> FitResult:
         location = _location(context, result.for_location or of_members)
     metadata = _described(context, location)
     if auto and location.skill.max() < _SKILL:
-        return result.described(residual=metadata)
+        return result.described(residual=metadata), None
     if screening is None or screening.second is None:
         second = _second_context(fit, context, location)
     else:
@@ -154,10 +155,11 @@ def located_fit(fit: JointFit, context: FitContext) -> FitResult:
     result = result.described(residual=metadata, passes=passes)
     residuals = location.residuals
     model = LocationModel(residuals.location, of_residuals.model, residuals.transform)
-    return result._replace(
+    result = result._replace(
         model=replace(result.model, residual=model if retained else None),
         measured=result.measured._replace(passes=passes),
     )
+    return result, LocatedFit(second, of_residuals, residuals) if retained else None
 
 
 def _plain_fit(fit: JointFit, context: FitContext) -> FitResult:

@@ -13,6 +13,7 @@ from cme_dask.display import passes, rank_text
 from cme_dask.errors import DataError
 from cme_dask.kernels.base import is_a
 from cme_dask.models.answers import ConditionalExpectation, PairModel
+from cme_dask.models.conformal import conformalized
 from cme_dask.models.law import ConditionalLaw
 from cme_dask.models.location import LocationModel
 from cme_dask.models.points import (
@@ -29,6 +30,7 @@ from cme_dask.numerics.basis import LinearBasis, StackedBasis, ranks_of
 from cme_dask.numerics.blending import BlendedLaw, near_data
 from cme_dask.numerics.calibration import Calibration, Levels
 from cme_dask.numerics.cells import CellStatistics
+from cme_dask.numerics.conformal import ConformalScores
 from cme_dask.numerics.measure import CellLaw, Law, ShiftedLaw, project
 from cme_dask.numerics.moments import MomentSums
 from cme_dask.numerics.support import Support
@@ -101,7 +103,7 @@ class JointModel(PairModel):
         """DataError unless bases, base, cells, moments and spectra belong together."""
         x, y = self.x, self.y
         if not _law_inputs_fit(self):
-            raise DataError("the rows, held-out errors or calibration of its fit")
+            raise DataError("the rows, held-out errors, calibration or scores of its fit")
         averaged = {len(v.basis.parts) > 1 for v in (x, y)}
         partitions = [v.basis.newton.partition is not None for v in (x, y)]
         if len(averaged) > 1:
@@ -164,6 +166,34 @@ class JointModel(PairModel):
         if not (metadata and metadata["kept"]):
             return None
         return Calibration.from_list(metadata["exponents"], len(self.y.columns.names))
+
+    @cached_property
+    def conformal(self) -> ConformalScores | None:
+        """Conformity scores of rows that the laws had not seen; None where there are none."""
+        metadata = self.about.get("conformal")
+        if not metadata:
+            return None
+        return ConformalScores.from_dict(metadata, self.y.columns.numeric)
+
+    def conformalized(self, X: Any, Y: Any, weights: Any = None) -> "JointModel":
+        """The model with conformity scores of rows that the fit has not seen.
+
+        Then ``conditional(x).interval(L, conformal=True)`` covers a new row with a probability of
+        at least L, if it is exchangeable with these rows: see :mod:`cme_dask.models.conformal`.
+
+        Parameters
+        ----------
+        X, Y
+            The rows, shapes (n, d_X) and (n, d_Y), or tables with the columns by name.
+        weights
+            Of the rows, shape (n,); default equal ones.
+
+        Raises
+        ------
+        DataError
+            On wrong columns, NaN, different numbers of rows, or a y of labels alone.
+        """
+        return conformalized(self, X, Y, weights)
 
     @property
     def function_names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -486,7 +516,7 @@ def _law_inputs_fit(model: JointModel) -> bool:
     try:
         tables = [model.about.get("held_out", {}).get(key, {}) for key in "xy"]
         errors = [one.get("error", 0.0) for table in tables for one in table.values()]
-        _ = model.calibration
+        _ = model.calibration, model.conformal
     except (KeyError, TypeError, ValueError, AttributeError):
         return False
     return is_a(rows, int) and rows > 0 and all(isinstance(e, float) for e in errors)

@@ -1,13 +1,15 @@
 """The law of one variable given the other, at points, with all its queries."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from cme_dask.data.columns import Columns, labels_have_no_mean
 from cme_dask.errors import DataError
+from cme_dask.models.conformal import conformal_ends
 from cme_dask.models.events import Event, importable
 from cme_dask.models.plots import plot_cdf, plot_density, plot_fan
 from cme_dask.models.points import (
@@ -307,7 +309,7 @@ class ConditionalLaw:
         return self.quantile(0.5, column)
 
     def interval(
-        self, level: float = 0.9, column: str | None = None
+        self, level: float = 0.9, column: str | None = None, conformal: bool = False
     ) -> tuple[FloatArray, FloatArray]:
         """Lower and upper ends of the central intervals of this probability.
 
@@ -317,20 +319,26 @@ class ConditionalLaw:
             Probability, between 0 and 1.
         column
             One of several columns.
+        conformal
+            Choose the law's own level by held-out rows, so that new rows are covered also where the
+            kernels are wrong: see :mod:`cme_dask.models.conformal` for the guarantee.
 
         Returns
         -------
-        lower, upper : (n,) or (n, d) each
+        lower, upper : (n,) or (n, d) each; infinite at levels that the rows can't tell
 
         Raises
         ------
         DataError
-            As :meth:`quantile`.
+            As :meth:`quantile`; with ``conformal``, if the model has no conformity scores.
         """
         check_levels(level)
-        return self.quantile((1.0 - level) / 2.0, column), self.quantile(
-            (1.0 + level) / 2.0, column
-        )
+        if not conformal:
+            low, high = (1.0 - level) / 2.0, (1.0 + level) / 2.0
+            return self.quantile(low, column), self.quantile(high, column)
+        positions = self._positions(column)
+        ends = conformal_ends(self, level, positions, partial(self._fill, self._law.quantile))
+        return self._of_columns(positions, ends[0]), self._of_columns(positions, ends[1])
 
     def crps(self, y: Any, column: str | None = None) -> FloatArray:
         """Continuous ranked probability score at observed y, shape (n,), lower is better.
@@ -575,6 +583,11 @@ class ConditionalLaw:
             return self._labels.wrap(values[:, 0], self.numeric[0])
         return self._labels.wrap(values, name, ("variable", self.numeric))
 
+    def _of_columns(self, names: Iterable[str], values: Array) -> FloatArray:
+        if values.shape[1] == 1:
+            return self._labels.wrap(values[:, 0], *names)
+        return self._labels.wrap(values, "quantile", ("variable", tuple(names)))
+
     def _square(self) -> tuple[Axis, Axis]:
         return ("variable", self.numeric), ("with", self.numeric)
 
@@ -680,9 +693,7 @@ def _spread(model: "JointModel", reverse: bool) -> Array:
     answered = model.x if reverse else model.y
     cells, names = answered.cells, answered.columns.names
     assert cells is not None
-    centre = cells.masses @ cells.means
-    within = np.einsum("sii->si", cells.covariances)
-    total = cells.masses @ ((cells.means - centre) ** 2 + within)
+    centre, total = cells.masses @ cells.means, cells.variances
     held_out = model.about.get("held_out", {}).get("y" if reverse else "x", {})
     errors = np.array([held_out.get(name, {}).get("error", np.inf) for name in names])
     least = np.finfo(np.float64).eps * (centre**2 + 1.0)

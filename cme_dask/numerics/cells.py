@@ -267,6 +267,13 @@ class CellStatistics:
         return ValueRange(self.low, self.high, self.integer)
 
     @property
+    def variances(self) -> Array:
+        """Of the columns over all rows, shape (d,), from those between cells and within them."""
+        within = np.einsum("sii->si", self.covariances)
+        centre = self.masses @ self.means
+        return np.asarray(self.masses @ ((self.means - centre) ** 2 + within))
+
+    @property
     def cell_of_atom(self) -> Array:
         """Cell number of each atom, shape (A,)."""
         return np.repeat(np.arange(len(self.masses)), np.diff(self.starts))

@@ -367,7 +367,7 @@ class CellLaw:
 
     def quantile(self, at: Array, levels: Array, columns: list[int]) -> Array:
         """Smallest values v with P(Y_j <= v | x) >= level, shape (b, k, len(columns))."""
-        levels = np.broadcast_to(levels, (len(at), len(levels)))
+        levels = np.broadcast_to(levels, (len(at), np.shape(levels)[-1]))
         result, rows = np.empty((*levels.shape, len(columns))), np.arange(len(at))[:, None]
         for j, column in enumerate(columns):
             values, cells, shares, bins = self.sorted_atoms(column)
