@@ -584,9 +584,10 @@ class ConditionalLaw:
         return self._labels.wrap(values, name, ("variable", self.numeric))
 
     def _of_columns(self, names: Iterable[str], values: Array) -> FloatArray:
-        if values.shape[1] == 1:
-            return self._labels.wrap(values[:, 0], *names)
-        return self._labels.wrap(values, "quantile", ("variable", tuple(names)))
+        first, *others = names
+        if not others:
+            return self._labels.wrap(values[:, 0], first)
+        return self._labels.wrap(values, "quantile", ("variable", (first, *others)))
 
     def _square(self) -> tuple[Axis, Axis]:
         return ("variable", self.numeric), ("with", self.numeric)
