@@ -585,7 +585,7 @@ class ConditionalLaw:
 
     def _of_columns(self, names: Iterable[str], values: Array) -> FloatArray:
         if values.shape[1] == 1:
-            return self._labels.wrap(values[:, 0], *names)
+            return self._labels.wrap(values[:, 0], next(iter(names)))
         return self._labels.wrap(values, "quantile", ("variable", tuple(names)))
 
     def _square(self) -> tuple[Axis, Axis]:
