@@ -584,10 +584,9 @@ class ConditionalLaw:
         return self._labels.wrap(values, name, ("variable", self.numeric))
 
     def _of_columns(self, names: Iterable[str], values: Array) -> FloatArray:
-        first, *others = names
-        if not others:
-            return self._labels.wrap(values[:, 0], first)
-        return self._labels.wrap(values, "quantile", ("variable", (first, *others)))
+        if values.shape[1] == 1:
+            return self._labels.wrap(values[:, 0], next(iter(names)))
+        return self._labels.wrap(values, "quantile", ("variable", tuple(names)))
 
     def _square(self) -> tuple[Axis, Axis]:
         return ("variable", self.numeric), ("with", self.numeric)
