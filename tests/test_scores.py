@@ -217,6 +217,14 @@ def test_ties_count_as_if_the_transform_were_randomised():
     assert found.energy_score == {}
 
 
+def unbiased_energy(draws, y):
+    """Energy scores from draws (n, m, d), without the pairs of a draw with itself."""
+    n, m, _ = draws.shape
+    each = metrics.energy_score(np.full((n, m), 1 / m), draws, y)
+    near = np.linalg.norm(draws - y[:, None], axis=2).mean(axis=1)
+    return near - (near - each) * m / (m - 1)
+
+
 def test_energy_scores_of_draws_are_those_of_the_atoms_without_bias():
     x, y = X[:3000], Y[:3000]
     law = {"law": Law(laws_at, crps=False, energy=True)}
@@ -224,11 +232,7 @@ def test_energy_scores_of_draws_are_those_of_the_atoms_without_bias():
     exact = metrics.energy_score(weights(x), ATOMS, y)
     assert found.value == pytest.approx(exact.mean(), abs=0.1 * exact.std() / np.sqrt(50))
     first = scored(open_sample(x[:512], y[:512]), predictions={}, laws=law, functions={})
-    draws = laws_at(x[:512]).sample(64)
-    even = np.full((512, 64), 1 / 64)
-    each = metrics.energy_score(even, draws, y[:512])
-    near = np.linalg.norm(draws - y[:512, None], axis=2).mean(axis=1)
-    unbiased = near - (near - each) * 64 / 63
+    unbiased = unbiased_energy(laws_at(x[:512]).sample(64), y[:512])
     assert first.energy_score["law"].value == pytest.approx(unbiased.mean(), rel=1e-12)
     single = scored(open_sample(x, y[:, :1]), predictions={}, laws=law, functions={})
     assert single.energy_score == {}
@@ -481,6 +485,43 @@ def test_the_command_scores_on_what_the_fit_left_out(store, model):
     assert json.loads(again)["scores"] == found["scores"]
 
 
+def test_the_command_reports_all_scores_of_the_laws(store, model):
+    """One pass, and the numbers of the metrics of the same laws."""
+    code, out, error = run("score", model, store, "--all", "--json")
+    assert code == 0, error
+    found, kept = json.loads(out), mask("7d", 0.3, True)
+    y, w, law = Y[kept], W[kept], load(model).conditional(X[kept])
+
+    def agrees(told, values):
+        assert told["value"] == pytest.approx(np.average(values, weights=w), rel=1e-9)
+        assert 0.0 < told["std"] < 1.0
+
+    agrees(found["crps"], law.crps(y))
+    agrees(found["log_score"], -law.log_pdf(y, paired=True))
+    for j, name in enumerate(("y0", "y1")):
+        ends = law.interval(0.9, column=name)
+        for key in ("width", "interval_score"):
+            assert found[key]["level"] == 0.9
+        agrees(found["width"]["columns"][name], metrics.width(*ends))
+        agrees(found["interval_score"]["columns"][name], metrics.interval_score(*ends, y[:, j]))
+        losses = found["pinball"][name]
+        assert [loss["level"] for loss in losses] == [0.05, 0.5, 0.95]
+        for loss in losses:
+            q = law.quantile(loss["level"], column=name)
+            agrees(loss, metrics.pinball(q, loss["level"], y[:, j]))
+        u = law.cdf(y[:, j], column=name, paired=True)
+        error = metrics.calibration_error(u, weights=w)
+        assert found["calibration_error"][name]["value"] == pytest.approx(error.value, abs=2e-3)
+    energy = np.average(unbiased_energy(law.sample(64), y), weights=w)
+    assert found["energy_score"]["value"] == pytest.approx(energy, rel=0.02)
+    table = " ".join(run("score", model, store, "--all")[1].split())
+    for text in ("energy score", "log score", "width of the 90 %", "score of the 90 %", "at 0.95"):
+        assert text in table
+    plain = json.loads(run("score", model, store, "--crps", "--json")[1])
+    asked = ("coverage", "width", "interval_score", "pinball", "calibration_error", "energy_score")
+    assert all(plain[key] is None for key in (*asked, "log_score"))
+
+
 def test_intervals_of_learned_laws_cover_what_they_say(store):
     """On whole weeks that were held out, with locations and averaged members."""
     sample = open_sample(str(store)).fold_by("7d")
@@ -567,6 +608,9 @@ def test_labels_are_scored_by_their_probabilities_and_codes_by_nothing(tmp_path)
     assert result.exit_code == 0, result.stderr
     told = json.loads(result.stdout)
     assert told["scores"] == {}
+    result = runner.invoke(cli, [*arguments, "--all"], catch_exceptions=False)
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["labels"] == told["labels"]
     sample = open_sample(tmp_path / "s").split(0.3)[1]
     x, y = (source.read(0, 600) for source in sample.sources)
     kept = sample.part.selects(np.arange(600), {})
