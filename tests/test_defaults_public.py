@@ -20,6 +20,7 @@ from cme_dask import (
     ingest,
     kernels,
     load,
+    metrics,
     open_sample,
     score,
 )
@@ -55,6 +56,22 @@ def test_scores_are_those_of_the_laws(fit, tmp_path):
     low, high = law.interval(0.8)
     inside = (low <= y[:, 0]) & (y[:, 0] <= high)
     assert table.coverage["y0"].value == pytest.approx(inside.mean())
+    for found, values in (
+        (table.width["y0"], metrics.width(low, high)),
+        (table.interval_score["y0"], metrics.interval_score(low, high, y[:, 0], 0.8)),
+        (table.pinball["y0"][0.05], metrics.pinball(law.quantile(0.05), 0.05, y[:, 0])),
+    ):
+        assert found.value == pytest.approx(metrics.mean(values).value)
+    u = law.cdf(y[:, 0], paired=True)
+    error = metrics.calibration_error(u)
+    assert table.calibration_error["y0"].value == pytest.approx(error.value, abs=0.01)
+    assert table.energy_score is table.log_score is None
+    logs = -law.log_pdf(y, paired=True)
+    asked = score(fit, x, y, levels=[0.3], log_score=True)
+    assert asked.log_score.value == pytest.approx(logs.mean())
+    assert list(asked.pinball["y0"]) == [0.3]
+    assert "log score" in repr(asked)
+    assert "pinball loss at 0.3 y0" in repr(asked)
     assert set(table.brier) == {"y0 > 0", "y0 < -0.5"}
     for text, happened in (("y0 > 0", y[:, 0] > 0), ("y0 < -0.5", y[:, 0] < -0.5)):
         expected = brier(law.probability(text), happened)
@@ -104,6 +121,10 @@ def test_labels_are_scored_by_their_probabilities():
     assert "log loss kind" in repr(table)
     with pytest.raises(DataError, match="level"):
         score(fit, x, kind, level=2.0)
+    with pytest.raises(DataError, match="levels of quantiles"):
+        score(fit, x, kind, levels=[1.0])
+    with pytest.raises(DataError, match="columns of numbers alone"):
+        score(fit, x, kind, log_score=True)
 
 
 @pytest.mark.parametrize("labels", [("cold", "warm"), (3, 7), (False, True)])

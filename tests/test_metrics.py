@@ -1,11 +1,17 @@
 """Scores against what they are by definition: double sums, integrals, all pairs of rows."""
 
+from itertools import pairwise
+
+import dask.array as da
 import numpy as np
 import pytest
+import scoringrules
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import solve_joint
+from scipy.integrate import quad
 from scipy.stats import norm
+from sklearn.metrics import log_loss, mean_pinball_loss
 
 import cme_dask
 from cme_dask import kernels, metrics
@@ -118,6 +124,304 @@ def test_crps_of_what_does_not_fit_is_refused():
         metrics.crps(w, np.zeros(3), [np.nan, 0.0])
     with pytest.raises(DataError, match="numbers expected"):
         metrics.crps(w, ["a", "b", "c"], np.zeros(2))
+
+
+# Scores of observations beside other libraries -------------------------------------------------
+
+
+def random_laws(seed, n=60, size=25, d=2, *, own=False, tied=True):
+    """Weights with zeros, atoms and observations, of which some are equal."""
+    rng = np.random.default_rng(seed)
+    shape = (n, size, d) if own else (size, d)
+    points, y = rng.normal(size=shape), rng.normal(size=(n, d))
+    if tied:
+        points, y = points.round(1), y.round(1)
+    w = rng.dirichlet(np.full(size, 0.5), n) * (rng.random((n, size)) < 0.8)
+    return w / w.sum(axis=1, keepdims=True), points, y
+
+
+def of_each(points, n):
+    return points if points.ndim == 3 else np.broadcast_to(points, (n, *points.shape))
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("tied", [False, True])
+def test_crps_and_energy_score_are_those_of_scoringrules(own, tied):
+    w, points, y = random_laws(0, own=own, tied=tied)
+    atoms = of_each(points, len(y))
+    each = [
+        scoringrules.crps_ensemble(y[:, j], atoms[:, :, j], ens_w=w, backend="numpy")
+        for j in range(2)
+    ]
+    assert np.abs(metrics.crps(w, points, y) - np.mean(each, axis=0)).max() < 1e-10
+    whole = scoringrules.es_ensemble(y, atoms, ens_w=w, backend="numpy")
+    assert np.abs(metrics.energy_score(w, points, y) - whole).max() < 1e-10
+
+
+def test_energy_score_of_one_column_is_the_crps():
+    w, points, y = random_laws(1, d=1)
+    scores = metrics.energy_score(w, points[:, 0], y[:, 0])
+    assert np.abs(scores - metrics.crps(w, points, y)).max() < 1e-12
+
+
+def test_energy_score_of_many_atoms_is_computed_in_blocks():
+    w, points, y = random_laws(2, n=4, size=700, d=3)
+    gaps = np.linalg.norm(points[:, None] - points, axis=2)
+    near = np.linalg.norm(points - y[:, None], axis=2)
+    expected = (w * near).sum(axis=1) - 0.5 * np.einsum("bs,st,bt->b", w, gaps, w)
+    assert np.abs(metrics.energy_score(w, points, y) - expected).max() < 1e-10
+    own = of_each(points, 4)
+    assert np.abs(metrics.energy_score(w, own, y) - expected).max() < 1e-10
+
+
+def test_pinball_and_interval_scores_are_those_of_scoringrules_and_scikit_learn():
+    rng = np.random.default_rng(3)
+    y, levels = rng.normal(size=200).round(1), np.array([0.05, 0.3, 0.5, 0.95])
+    q = np.sort(rng.normal(size=(200, 4)), axis=1).round(1)
+    assert (q == y[:, None]).any()
+    found = metrics.pinball(q, levels, y)
+    assert np.abs(found - scoringrules.quantile_score(y[:, None], q, levels)).max() < 1e-10
+    w = rng.exponential(size=200)
+    for j, level in enumerate(levels):
+        expected = mean_pinball_loss(y, q[:, j], alpha=level, sample_weight=w)
+        assert metrics.mean(found, w)[j].value == pytest.approx(expected, abs=1e-10)
+        assert np.array_equal(metrics.pinball(q[:, j], level, y), found[:, j])
+    score = metrics.interval_score(q[:, 0], q[:, 3], y, 0.9)
+    expected = scoringrules.interval_score(y, q[:, 0], q[:, 3], 0.1)
+    assert np.abs(score - expected).max() < 1e-10
+    assert np.abs(score - 20 * (found[:, 0] + found[:, 3])).max() < 1e-10
+    pairs = (np.stack([a, a[::-1]], axis=1) for a in (q[:, 0], q[:, 3], y))
+    assert np.array_equal(metrics.interval_score(*pairs)[:, 0], score)
+    covered = metrics.coverage(q[:, 0], q[:, 3], y)
+    assert covered.mean() == np.mean(
+        [a <= z <= b for a, z, b in zip(q[:, 0], y, q[:, 3], strict=True)]
+    )
+    assert np.array_equal(metrics.width(q[:, 0], q[:, 3]), q[:, 3] - q[:, 0])
+
+
+def test_log_scores_are_those_of_scikit_learn_and_scipy():
+    rng = np.random.default_rng(4)
+    chances, codes = rng.dirichlet(np.ones(5), 300), rng.integers(0, 5, 300)
+    w = rng.exponential(size=300)
+    scores = metrics.log_score(chances, codes)
+    expected = log_loss(codes, chances, sample_weight=w, labels=range(5))
+    assert metrics.mean(scores, w).value == pytest.approx(expected, abs=1e-10)
+    y = rng.normal(size=300)
+    found = metrics.log_score(norm.pdf(y, 0.3, 2.0))
+    assert np.abs(found + norm.logpdf(y, 0.3, 2.0)).max() < 1e-10
+    assert np.abs(found - scoringrules.logs_normal(y, 0.3, 2.0)).max() < 1e-10
+    assert metrics.log_score([0.0, 1.0]).tolist() == [np.inf, 0.0]
+    assert metrics.log_score([0.0, 1.0], least=1e-3)[0] == -np.log(1e-3)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_pit_is_the_distribution_function_with_half_of_its_step(own):
+    w, points, y = random_laws(5, own=own)
+    atoms, at = of_each(points, len(y)), y[:, None]
+    before = np.einsum("bs,bsd->bd", w, (atoms < at).astype(float))
+    upto = np.einsum("bs,bsd->bd", w, (atoms <= at).astype(float))
+    assert (upto > before).any()
+    assert np.abs(metrics.pit(w, points, y) - (before + upto) / 2).max() < 1e-10
+    drawn = metrics.pit(w, points, y, random_state=1)
+    assert ((before - 1e-12 <= drawn) & (drawn <= upto + 1e-12)).all()
+    assert np.array_equal(drawn, metrics.pit(w, points, y, random_state=1))
+    assert not np.array_equal(drawn, metrics.pit(w, points, y, random_state=2))
+    first = metrics.pit(w, points[..., :1], y[:, 0])
+    assert np.abs(first - metrics.pit(w, points, y)[:, 0]).max() < 1e-14
+
+
+def test_pit_of_true_laws_of_counts_is_uniform_only_if_it_is_drawn():
+    rng = np.random.default_rng(6)
+    w = np.tile([0.5, 0.3, 0.2], (20_000, 1))
+    y = rng.choice(3, p=w[0], size=20_000)
+    drawn = metrics.calibration_error(metrics.pit(w, np.arange(3), y, random_state=0))
+    assert drawn.value < 0.01
+    assert metrics.calibration_error(metrics.pit(w, np.arange(3), y)).value > 0.05
+    from cme_dask.numerics.row_scores import PIT_LEVELS, pit_deviations
+
+    upto = np.cumsum(w, axis=1)[0, y]
+    deviations = pit_deviations(upto - w[0, y], upto, np.array(PIT_LEVELS))
+    assert np.abs(deviations.mean(axis=0)).sum() < drawn.value + 1e-3
+
+
+def test_calibration_errors_by_their_definitions():
+    rng = np.random.default_rng(7)
+    u, w = rng.beta(2, 2, 500), rng.exponential(size=500)
+    levels = np.arange(1, 20) / 20
+    shares = np.array([np.average(u <= level, weights=w) for level in levels])
+    found = metrics.calibration_error(u, weights=w)
+    assert found.value == pytest.approx(np.abs(shares - levels).mean(), abs=1e-10)
+    assert 0 < found.std < found.value
+    halves = metrics.calibration_error(u, bins=2).value
+    assert halves == pytest.approx(abs((u <= 0.5).mean() - 0.5), abs=1e-10)
+    chances, codes = rng.dirichlet(np.ones(4), 500), rng.integers(0, 4, 500)
+    top, hit = chances.max(axis=1), chances.argmax(axis=1) == codes
+    expected = 0.0
+    for low in np.arange(15) / 15:
+        some = (low <= top) & (top < low + 1 / 15)
+        if some.any():
+            gap = np.average(top[some], weights=w[some]) - np.average(hit[some], weights=w[some])
+            expected += w[some].sum() / w.sum() * abs(gap)
+    found = metrics.calibration_error(chances, codes, weights=w)
+    assert found.value == pytest.approx(expected, abs=1e-10)
+
+
+def test_cde_loss_is_the_integral_of_the_square_less_twice_the_density():
+    rng = np.random.default_rng(8)
+    grid = np.sort(rng.normal(size=9))
+    y = np.append(rng.uniform(grid[0], grid[-1], 6), [grid[0], grid[-1], grid[-1] + 1.0, grid[3]])
+    linear, constant = rng.random((10, 9)), rng.random((10, 8))
+    found = metrics.cde_loss(linear, grid, y)
+    for f, z, loss in zip(linear, y, found, strict=True):
+        pieces = pairwise(grid)
+        square = sum(quad(lambda t, f=f: np.interp(t, grid, f) ** 2, a, b)[0] for a, b in pieces)
+        there = np.interp(z, grid, f, left=0.0, right=0.0)
+        assert loss == pytest.approx(square - 2 * there, abs=1e-10)
+    found = metrics.cde_loss(constant, grid, y)
+    for f, z, loss in zip(constant, y, found, strict=True):
+        cells = [c for c in range(8) if grid[c] <= z < grid[c + 1] or (c == 7 and z == grid[8])]
+        there = f[cells[0]] if cells else 0.0
+        assert loss == pytest.approx((f**2 * np.diff(grid)).sum() - 2 * there, abs=1e-10)
+
+
+def test_means_have_jackknife_errors_over_blocks_of_units():
+    rng = np.random.default_rng(9)
+    station = rng.integers(0, 50, 2000)
+    scores, w = rng.normal(size=50)[station] + rng.normal(size=2000), rng.exponential(size=2000)
+    plain, by_station = metrics.mean(scores, w), metrics.mean(scores, w, station)
+    for estimate in (plain, by_station):
+        assert estimate.value == pytest.approx(np.average(scores, weights=w), abs=1e-12)
+    assert by_station.std > 1.5 * plain.std
+    assert plain.std == pytest.approx(scores.std() / np.sqrt(1000), rel=0.6)
+    names = np.array([f"s{i:02d}" for i in range(50)])[station]
+    assert metrics.mean(scores, w, names).value == pytest.approx(plain.value)
+    assert np.isnan(metrics.mean(scores, w, np.zeros(2000)).std)
+    assert metrics.pinball(np.zeros((0, 2)), [0.1, 0.2], np.zeros(0)).shape == (0, 2)
+    several = metrics.mean(np.stack([scores, 2 * scores], axis=1), w)
+    assert several[0].value == pytest.approx(plain.value)
+    assert several[1].value == pytest.approx(2 * plain.value)
+
+
+# Scores in chunks --------------------------------------------------------------------------------
+
+
+def test_chunks_give_the_same_numbers_and_stay_chunked():
+    w, points, y = random_laws(10, n=100)
+    rng = np.random.default_rng(10)
+    chances, codes = rng.dirichlet(np.ones(4), 100), rng.integers(0, 4, 100)
+    ends, density = np.sort(rng.normal(size=(100, 2)), axis=1), rng.random((100, 6))
+    grid, single = np.linspace(-2, 2, 6), y[:, 0]
+
+    def lazily(array, rows=30):
+        return da.from_array(array, chunks=(rows, *[1] * (array.ndim - 1)))
+
+    asked = [
+        (lambda w, y: metrics.crps(w, points, y), (w, y)),
+        (lambda w, p, y: metrics.crps(w, p, y), (w, of_each(points, 100), y)),
+        (lambda w, y: metrics.energy_score(w, points, y), (w, y)),
+        (lambda w, y: metrics.pit(w, points, y), (w, y)),
+        (lambda w, y: metrics.pit(w, points, y, random_state=3), (w, y)),
+        (lambda w, y: metrics.pit(w, points[:, 0], y, random_state=3), (w, single)),
+        (metrics.log_score, (chances, codes)),
+        (metrics.log_score, (chances[:, 0],)),
+        (lambda q, y: metrics.pinball(q, [0.1, 0.9], y), (ends, single)),
+        (lambda q, y: metrics.pinball(q, 0.1, y), (single + 0.1, single)),
+        (metrics.interval_score, (ends[:, 0], ends[:, 1], single)),
+        (metrics.coverage, (ends - 0.5, ends + 0.5, y)),
+        (metrics.width, (ends[:, 0], ends[:, 1])),
+        (lambda f, y: metrics.cde_loss(f, grid, y), (density, single)),
+    ]
+    for ask, arrays in asked:
+        expected = ask(*arrays)
+        found = ask(*map(lazily, arrays))
+        assert isinstance(found, da.Array)
+        assert found.shape == expected.shape
+        assert len(found.chunks[0]) == 4
+        np.testing.assert_allclose(found.compute(), expected, rtol=0, atol=1e-12)
+        if len(arrays) > 1:  # one array in chunks is enough, and chunks may differ
+            mixed = ask(lazily(arrays[0], 41), *arrays[1:])
+            np.testing.assert_allclose(mixed.compute(), expected, rtol=0, atol=1e-12)
+            mixed = ask(lazily(arrays[0], 41), *(lazily(a, 17) for a in arrays[1:]))
+            np.testing.assert_allclose(mixed.compute(), expected, rtol=0, atol=1e-12)
+
+
+def test_means_and_calibration_errors_of_chunks():
+    rng = np.random.default_rng(11)
+    u, w, station = rng.random(500), rng.exponential(size=500), rng.integers(0, 30, 500)
+    chances, codes = rng.dirichlet(np.ones(4), 500), rng.integers(0, 4, 500)
+    lazy = [da.from_array(a, chunks=90) for a in (u, w, station, codes)]
+    shares = da.from_array(chances, chunks=(120, 2))
+    pairs = [
+        (metrics.mean(u, w, station), metrics.mean(*lazy[:3])),
+        (metrics.mean(u), metrics.mean(lazy[0])),
+        (metrics.mean(chances)[1], metrics.mean(shares)[1]),
+        (
+            metrics.calibration_error(u, weights=w, units=station),
+            metrics.calibration_error(lazy[0], weights=w, units=lazy[2]),
+        ),
+        (metrics.calibration_error(chances, codes), metrics.calibration_error(shares, lazy[3])),
+    ]
+    for expected, found in pairs:
+        assert found.value == pytest.approx(expected.value, abs=1e-12)
+        assert found.std == pytest.approx(expected.std, abs=1e-12)
+    with pytest.raises(DataError, match="chunks of known length"):
+        metrics.mean(lazy[0][lazy[0] > 0.5])
+
+
+def test_bad_values_in_chunks_are_refused_when_they_are_computed():
+    y = np.zeros(10)
+    y[7] = np.nan
+    scores = metrics.pinball(np.zeros(10), 0.5, da.from_array(y, chunks=5))
+    with pytest.raises(DataError, match="y: NaN or infinity"):
+        scores.compute()
+
+
+half = np.full((2, 2), 0.5)
+zeros, ones = np.zeros(2), np.ones(2)
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda: metrics.energy_score(half, zeros, np.zeros(3)), "energy_score takes weights"),
+        (lambda: metrics.energy_score(2 * half, zeros, zeros), "add up to one"),
+        (lambda: metrics.pit([[2.0, -1.0]], zeros, [0.0]), "non-negative weights"),
+        (lambda: metrics.pit(half, zeros, zeros, random_state=-1), "non-negative integer, got -1"),
+        (lambda: metrics.pit(half, zeros, np.zeros((2, 2, 2))), "pit takes weights"),
+        (lambda: metrics.log_score(half), "or labels too"),
+        (lambda: metrics.log_score(half, [0, 2]), "integers from 0 to 1, got 2"),
+        (lambda: metrics.log_score(half, [0.5, 1]), "integers from 0 to 1, got 0.5"),
+        (lambda: metrics.log_score(half, [0]), "got shapes"),
+        (lambda: metrics.log_score(2 * half, [0, 1]), "add up to one"),
+        (lambda: metrics.log_score([-1.0]), "negative values"),
+        (lambda: metrics.log_score([1.0], least=-1), "least must be"),
+        (lambda: metrics.pinball(zeros, 1.0, zeros), "between 0 and 1, exclusively, got 1.0"),
+        (lambda: metrics.pinball(half, [0.1, np.nan], zeros), "levels: NaN"),
+        (lambda: metrics.pinball(half, [0.1], zeros), "got shapes"),
+        (lambda: metrics.pinball(zeros, 0.1, [0.0, np.nan]), "y: NaN or infinity"),
+        (lambda: metrics.interval_score(ones, zeros, zeros), "must not exceed upper ones, got 1"),
+        (lambda: metrics.interval_score(zeros, ones, zeros, 1.5), "level must lie between"),
+        (lambda: metrics.interval_score(zeros, ones, zeros, [0.5]), "level must be one number"),
+        (lambda: metrics.coverage(zeros, ones, np.zeros(3)), "arrays of one shape"),
+        (lambda: metrics.width(zeros, [1.0, np.inf]), "NaN or infinity"),
+        (lambda: metrics.cde_loss(half, [0.0, 0.0], zeros), "ascending order"),
+        (lambda: metrics.cde_loss(half, [0.0, 1.0, 2.0, 3.0], zeros), r"densities \(n, 4\)"),
+        (lambda: metrics.cde_loss(-half, [0.0, 1.0], zeros), "density: negative"),
+        (lambda: metrics.calibration_error([1.2]), "between 0 and 1, got 1.2"),
+        (lambda: metrics.calibration_error(half), "or labels too"),
+        (lambda: metrics.calibration_error(zeros, bins=1), "bins must be"),
+        (lambda: metrics.calibration_error(half, [0]), "got shapes"),
+        (lambda: metrics.mean([np.nan]), "scores: NaN"),
+        (lambda: metrics.mean(np.zeros((1, 1, 1))), "mean takes scores"),
+        (lambda: metrics.mean(zeros, [1.0]), "one value for each of 2 rows"),
+        (lambda: metrics.mean(zeros, -ones), "weights: negative"),
+        (lambda: metrics.mean(zeros, zeros), "all weights are zero"),
+        (lambda: metrics.mean([]), "no rows"),
+    ],
+)
+def test_scores_of_what_does_not_fit_are_refused(ask, message):
+    with pytest.raises(DataError, match=message):
+        ask()
 
 
 # Criteria ----------------------------------------------------------------------------------------

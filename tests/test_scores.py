@@ -2,7 +2,7 @@
 
 import json
 import pickle
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 
 import dask.array as da
@@ -17,7 +17,7 @@ from sklearn.metrics import brier_score_loss, r2_score
 from test_holdout import DAY, GROUP, TIME, W, X, Y, mask, write
 from test_reads import opened
 
-from cme_dask import JointDistribution, Tuning, kernels, load, score
+from cme_dask import JointDistribution, Tuning, kernels, load, metrics, score
 from cme_dask.cli import cli, fitting
 from cme_dask.cli.compute import Compute
 from cme_dask.cli.fitting import TrainingRows, fit_and_save
@@ -25,7 +25,7 @@ from cme_dask.cli.schema import FitSection, checked
 from cme_dask.errors import DataError, ResourceError
 from cme_dask.metrics import brier, crps
 from cme_dask.models.events import Event
-from cme_dask.numerics.folds import Folding, Split
+from cme_dask.numerics.folds import Folding, Split, number_hash, uniform
 from cme_dask.numerics.scoring import ScoreSums
 from cme_dask.passes.driver import Executor, RunOptions
 from cme_dask.passes.scores import Law, Prediction, score_pass
@@ -34,6 +34,8 @@ from cme_dask.passes.sources import open_sample
 THREADS = RunOptions("threads", 2).executor()
 EVENT = Event.parse("y0 > 0.3", ("y0", "y1"))
 ATOMS = Y[:40]
+WIDTH = 0.5
+LEVELS = (0.1, 0.5)
 
 
 def mean(x):
@@ -72,20 +74,44 @@ class AtAtoms:
         at = [(sums < level - 1e-12).sum(axis=1) for level in q]
         return ATOMS[order, j][np.stack(at, axis=1)]
 
+    def cdf(self, t, column=None, *, paired=False):
+        assert paired
+        j = ("y0", "y1").index(column)
+        return (self.weights * (ATOMS[:, j] <= t[:, None])).sum(axis=1)
+
+    def log_pdf(self, y, *, paired=False):
+        assert paired
+        gaps = ((y[:, None] - ATOMS) ** 2).sum(axis=2)
+        with np.errstate(divide="ignore"):
+            return np.log((self.weights * np.exp(-0.5 * gaps / WIDTH**2)).sum(axis=1))
+
+    def sample(self, size=None, *, first=0):
+        numbers = first + np.arange(len(self.weights), dtype=np.uint64)
+        u = uniform(7, number_hash(5, numbers)[:, None] + np.arange(size, dtype=np.uint64))
+        which = (np.cumsum(self.weights, axis=1)[:, None] < u[:, :, None]).sum(axis=2)
+        return ATOMS[np.minimum(which, len(ATOMS) - 1)]
+
 
 def laws_at(x):
     return AtAtoms(weights(x))
 
 
-def within(x, y, level):
-    """Whether each column is in its central interval, row by row, shape (n, 2)."""
-    ends = np.stack(
-        [laws_at(x).quantile([(1 - level) / 2, (1 + level) / 2], column=c) for c in ("y0", "y1")]
-    )
-    return ((ends[:, :, 0] <= y.T) & (ends[:, :, 1] >= y.T)).T.astype(float)
+def losses_of(x, y, j):
+    """Losses of a column that are means over rows, by the metrics, each of shape (n,)."""
+    law = laws_at(x)
+    lower, upper, *quantiles = law.quantile([0.1, 0.9, *LEVELS], column=f"y{j}").T
+    result = {
+        "coverage": metrics.coverage(lower, upper, y[:, j]),
+        "width": metrics.width(lower, upper),
+        "interval_score": metrics.interval_score(lower, upper, y[:, j], 0.8),
+    }
+    for level, q in zip(LEVELS, quantiles, strict=True):
+        result["pinball", level] = metrics.pinball(q, level, y[:, j])
+    return result
 
 
-LAWS = {"law": Law(laws_at, level=0.8, cells=len(ATOMS))}
+EVERY = {"levels": LEVELS, "log_score": True, "calibration": True, "energy": True}
+LAWS = {"law": Law(laws_at, level=0.8, cells=len(ATOMS), **EVERY)}
 
 
 def scored(sample, executor=THREADS, predictions=PREDICTIONS, laws=LAWS, **options):
@@ -145,12 +171,71 @@ def test_scores_are_those_of_masked_rows(store, by):
     assert found.crps["law"].value == pytest.approx(average, rel=1e-12)
     std = jackknife(lambda rows: np.average(losses[rows], weights=W[rows]), kept, blocks)
     assert found.crps["law"].std == pytest.approx(std, rel=1e-9)
-    inside = within(X, Y, 0.8)
+    logs = -laws_at(X).log_pdf(Y, paired=True)
+    checked = [(found.log_score["law"], np.minimum(logs, -np.log(np.nextafter(0, 1))))]
     for j, name in enumerate(("y0", "y1")):
-        told = found.coverage["law"][name]
-        assert told.value == pytest.approx(np.average(inside[kept, j], weights=W[kept]), rel=1e-12)
-        std = jackknife(lambda r, j=j: np.average(inside[r, j], weights=W[r]), kept, blocks)
+        for key, values in losses_of(X, Y, j).items():
+            if isinstance(key, tuple):
+                checked.append((found.pinball["law"][name][key[1]], values))
+            else:
+                checked.append((getattr(found, key)["law"][name], values))
+    for told, values in checked:
+        average = np.average(values[kept], weights=W[kept])
+        assert told.value == pytest.approx(average, rel=1e-12)
+        std = jackknife(lambda r, v=values: np.average(v[r], weights=W[r]), kept, blocks)
         assert told.std == pytest.approx(std, rel=1e-9)
+    for j, name in enumerate(("y0", "y1")):
+        u = metrics.pit(weights(X), ATOMS[:, j], Y[:, j])
+
+        def error(rows, u=u):
+            # Ties with atoms, which are 40 rows of the sample, count in part.
+            levels = np.arange(1, 20) / 20
+            part = np.average(u[rows, None] <= levels, axis=0, weights=W[rows])
+            return np.abs(part - levels).mean()
+
+        told = found.calibration_error["law"][name]
+        assert told.value == pytest.approx(error(kept), abs=1e-3)
+        assert told.std == pytest.approx(jackknife(error, kept, blocks), rel=0.1)
+
+
+def test_ties_count_as_if_the_transform_were_randomised():
+    """Laws of whole numbers that are true: their calibration error vanishes with more rows."""
+    chances = np.array([0.5, 0.3, 0.2])
+
+    @dataclass(frozen=True)
+    class Counts:
+        n: int
+
+        def cdf(self, t, column=None, *, paired=False):
+            return (chances * (np.arange(3) <= t[:, None])).sum(axis=1)
+
+    y = np.random.default_rng(0).choice(3, p=chances, size=20_000).astype(float)
+    law = Law(lambda x: Counts(len(x)), crps=False, calibration=True)
+    x = np.zeros((len(y), 1))
+    found = scored(open_sample(x, y), predictions={}, laws={"law": law}, functions={})
+    assert found.calibration_error["law"]["y0"].value < 0.01
+    assert found.energy_score == {}
+
+
+def unbiased_energy(draws, y):
+    """Energy scores from draws (n, m, d), without the pairs of a draw with itself."""
+    n, m, _ = draws.shape
+    each = metrics.energy_score(np.full((n, m), 1 / m), draws, y)
+    near = np.linalg.norm(draws - y[:, None], axis=2).mean(axis=1)
+    return near - (near - each) * m / (m - 1)
+
+
+def test_energy_scores_of_draws_are_those_of_the_atoms_without_bias():
+    x, y = X[:3000], Y[:3000]
+    law = {"law": Law(laws_at, crps=False, energy=True)}
+    found = scored(open_sample(x, y), predictions={}, laws=law, functions={}).energy_score["law"]
+    exact = metrics.energy_score(weights(x), ATOMS, y)
+    assert found.value == pytest.approx(exact.mean(), abs=0.1 * exact.std() / np.sqrt(50))
+    first = scored(open_sample(x[:512], y[:512]), predictions={}, laws=law, functions={})
+    unbiased = unbiased_energy(laws_at(x[:512]).sample(64), y[:512])
+    assert first.energy_score["law"].value == pytest.approx(unbiased.mean(), rel=1e-12)
+    single = scored(open_sample(x, y[:, :1]), predictions={}, laws=law, functions={})
+    assert single.energy_score == {}
 
 
 def test_without_weights_the_metrics_of_the_package_agree():
@@ -163,7 +248,11 @@ def test_without_weights_the_metrics_of_the_package_agree():
 def reference():
     sample = open_sample(X, Y, weights=W, time=TIME).fold_by("7d").split(0.3)[1]
     found = scored(sample, RunOptions("synchronous").executor())
-    return found.scores, found.crps, found.coverage
+    return scores_of(found)
+
+
+def scores_of(report):
+    return {f.name: getattr(report, f.name) for f in fields(report) if f.name != "report"}
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
@@ -177,7 +266,7 @@ def test_any_chunks_give_the_same_bits(reference, tmp_path_factory, chunk, threa
         sample = open_sample(str(write(path, weighted=True, chunk_rows=chunk)))
     executor = RunOptions("threads", threads).executor()
     found = scored(sample.fold_by("7d").split(0.3)[1], executor)
-    assert (found.scores, found.crps, found.coverage) == reference
+    assert scores_of(found) == reference
 
 
 def test_every_chunk_is_read_once(tmp_path):
@@ -258,6 +347,7 @@ def failing(x):
         ({"functions": {"y0": EVENT}}, "'y0' is a column already"),
         ({"functions": {"high": failing}}, "function 'high' failed: ValueError: no"),
         ({"laws": {"l": Law(laws_at, level=1.0)}}, "the level of the law 'l' must lie between"),
+        ({"laws": {"l": Law(laws_at, levels=(0.0,))}}, "levels of quantiles of the law 'l' must"),
         ({"laws": {"l": Law(failing)}}, "'l' failed: ValueError: no"),
         ({"laws": {"l": Law(lambda x: laws_at(x[1:]))}}, r"crps takes weights"),
     ],
@@ -395,6 +485,43 @@ def test_the_command_scores_on_what_the_fit_left_out(store, model):
     assert json.loads(again)["scores"] == found["scores"]
 
 
+def test_the_command_reports_all_scores_of_the_laws(store, model):
+    """One pass, and the numbers of the metrics of the same laws."""
+    code, out, error = run("score", model, store, "--all", "--json")
+    assert code == 0, error
+    found, kept = json.loads(out), mask("7d", 0.3, True)
+    y, w, law = Y[kept], W[kept], load(model).conditional(X[kept])
+
+    def agrees(told, values):
+        assert told["value"] == pytest.approx(np.average(values, weights=w), rel=1e-9)
+        assert 0.0 < told["std"] < 1.0
+
+    agrees(found["crps"], law.crps(y))
+    agrees(found["log_score"], -law.log_pdf(y, paired=True))
+    for j, name in enumerate(("y0", "y1")):
+        ends = law.interval(0.9, column=name)
+        for key in ("width", "interval_score"):
+            assert found[key]["level"] == 0.9
+        agrees(found["width"]["columns"][name], metrics.width(*ends))
+        agrees(found["interval_score"]["columns"][name], metrics.interval_score(*ends, y[:, j]))
+        losses = found["pinball"][name]
+        assert [loss["level"] for loss in losses] == [0.05, 0.5, 0.95]
+        for loss in losses:
+            q = law.quantile(loss["level"], column=name)
+            agrees(loss, metrics.pinball(q, loss["level"], y[:, j]))
+        u = law.cdf(y[:, j], column=name, paired=True)
+        error = metrics.calibration_error(u, weights=w)
+        assert found["calibration_error"][name]["value"] == pytest.approx(error.value, abs=2e-3)
+    energy = np.average(unbiased_energy(law.sample(64), y), weights=w)
+    assert found["energy_score"]["value"] == pytest.approx(energy, rel=0.02)
+    table = " ".join(run("score", model, store, "--all")[1].split())
+    for text in ("energy score", "log score", "width of the 90 %", "score of the 90 %", "at 0.95"):
+        assert text in table
+    plain = json.loads(run("score", model, store, "--crps", "--json")[1])
+    asked = ("coverage", "width", "interval_score", "pinball", "calibration_error", "energy_score")
+    assert all(plain[key] is None for key in (*asked, "log_score"))
+
+
 def test_intervals_of_learned_laws_cover_what_they_say(store):
     """On whole weeks that were held out, with locations and averaged members."""
     sample = open_sample(str(store)).fold_by("7d")
@@ -481,6 +608,9 @@ def test_labels_are_scored_by_their_probabilities_and_codes_by_nothing(tmp_path)
     assert result.exit_code == 0, result.stderr
     told = json.loads(result.stdout)
     assert told["scores"] == {}
+    result = runner.invoke(cli, [*arguments, "--all"], catch_exceptions=False)
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["labels"] == told["labels"]
     sample = open_sample(tmp_path / "s").split(0.3)[1]
     x, y = (source.read(0, 600) for source in sample.sources)
     kept = sample.part.selects(np.arange(600), {})

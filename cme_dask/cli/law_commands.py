@@ -124,7 +124,15 @@ def predict(
 @click.option(
     "--coverage",
     is_flag=True,
-    help="Also the share of rows within the 90 % intervals of the laws, by column.",
+    help="Also the share of rows within the 90 % intervals of the laws, and the width and the "
+    "interval score of these, by column.",
+)
+@click.option(
+    "--all",
+    "every",
+    is_flag=True,
+    help="Both, and pinball losses of quantiles, calibration errors, the energy score of several "
+    "columns and the log score of densities.",
 )
 @compute_options
 @json_option

@@ -14,6 +14,7 @@ from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostin
 from cme_dask.cli.compute import Compute
 from cme_dask.cli.progress import ProgressLines
 from cme_dask.cli.schema import EvaluateSection
+from cme_dask.config import LEVELS
 from cme_dask.data.columns import Columns
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
@@ -61,6 +62,7 @@ def score_model(
     fold_by: str | None = None,
     crps: bool = False,
     coverage: bool = False,
+    every: bool = False,
     compute: Compute,
 ) -> dict[str, Any]:
     """JSON form of the scores of E[f(y) | x], and of the laws, on held-out rows of a store.
@@ -77,7 +79,10 @@ def score_model(
     fold_by
         The units; default those of the fit.
     crps, coverage
-        Also score the laws: by CRPS, and by the share of rows within their 90 % intervals.
+        Also score the laws: by CRPS, and by the coverage, width and score of 90 % intervals.
+    every
+        These, and pinball losses of quantiles, calibration errors, the energy score of several
+        columns, and the log score of columns of numbers.
     compute
         Where to run.
 
@@ -94,10 +99,10 @@ def score_model(
     shown: tuple[str, ...] = ()
     laws: dict[str, Law] = {}
     if classifier is not None:
-        if functions or crps or coverage:
+        if functions or crps or coverage or every:
             raise DataError(
-                "of a classifier the labels alone are scored: leave out functions, --crps and "
-                "--coverage"
+                "of a classifier the labels alone are scored: leave out functions, --crps, "
+                "--coverage and --all"
             )
         sample = classifier.sample(store, None, None)
         classifier = replace(classifier, y=sample.columns[1])
@@ -107,8 +112,8 @@ def score_model(
         sample, events = rows_of(law, store, None, None), _events(law, functions)
         shown = tuple(functions) or (*law.y.columns.numeric, *events)
         labels = bool(law.y.columns.categories) and law.y.cells is not None
-        if crps or coverage or labels:
-            laws["law"] = law_of(law, crps, coverage, labels=labels)
+        if crps or coverage or every or labels:
+            laws["law"] = law_of(law, crps, coverage, labels=labels, every=every)
     sample = _held_out(sample, fitted, hold_out, fold_by)
     with ProgressLines() as progress, compute.open() as scheduler:
         executor = RunOptions(scheduler, compute.workers, compute.memory_limit).executor()
@@ -135,7 +140,7 @@ def score_model(
         },
         "labels": described_labels(result).get("law", {}),
         "crps": {name: estimate(value) for name, value in result.crps.items()}.get("law"),
-        "coverage": described_coverage(result).get("law"),
+        **{name: each.get("law") for name, each in described_laws(result).items()},
         "units": sample.columns[1].units,
         "seconds": result.report.seconds,
         "rows_per_second": result.report.rows_per_second,
@@ -194,8 +199,11 @@ def law_of(
     targets: Sequence[str] = (),
     edges: Mapping[str, tuple[float, ...]] | None = None,
     labels: bool = False,
+    every: bool = False,
 ) -> Law:
     """The laws of a model to be scored; other parameters as of :class:`Law`.
+
+    ``every``: all scores that the columns of y have.
 
     Raises
     ------
@@ -204,9 +212,20 @@ def law_of(
     """
     if model.y.cells is None:
         raise DataError("this model has no laws to score: fit it with support_size of at least 1")
-    level = LEVEL if coverage else None
-    size = model.y.cells.size
-    return Law(model.conditional, crps, level, size, tuple(targets), edges or {}, labels)
+    numeric = bool(model.y.columns.numeric)
+    return Law(
+        model.conditional,
+        crps or (every and numeric),
+        LEVEL if coverage or every else None,
+        model.y.cells.size,
+        tuple(targets),
+        edges or {},
+        labels,
+        levels=LEVELS if every else (),
+        log_score=every and not model.y.columns.categories,
+        calibration=every,
+        energy=every,
+    )
 
 
 def described_labels(report: ScoreReport) -> dict[str, dict[str, Any]]:
@@ -244,11 +263,32 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def described_coverage(report: ScoreReport) -> dict[str, dict[str, Any]]:
-    """JSON form of the coverage of each law."""
+def described_laws(report: ScoreReport) -> dict[str, dict[str, Any]]:
+    """JSON form of the scores of quantiles, intervals and densities, by score and by law."""
+
+    def of_intervals(scores: Mapping[str, Mapping[str, Estimate]]) -> dict[str, Any]:
+        return {
+            name: {"level": LEVEL, "columns": {c: estimate(v) for c, v in columns.items()}}
+            for name, columns in scores.items()
+        }
+
     return {
-        name: {"level": LEVEL, "columns": {c: estimate(v) for c, v in columns.items()}}
-        for name, columns in report.coverage.items()
+        "coverage": of_intervals(report.coverage),
+        "width": of_intervals(report.width),
+        "interval_score": of_intervals(report.interval_score),
+        "pinball": {
+            name: {
+                column: [{"level": level, **estimate(loss)} for level, loss in losses.items()]
+                for column, losses in columns.items()
+            }
+            for name, columns in report.pinball.items()
+        },
+        "calibration_error": {
+            name: {column: estimate(error) for column, error in columns.items()}
+            for name, columns in report.calibration_error.items()
+        },
+        "energy_score": {name: estimate(value) for name, value in report.energy_score.items()},
+        "log_score": {name: estimate(value) for name, value in report.log_score.items()},
     }
 
 
@@ -364,7 +404,7 @@ def evaluate(
         "labels_boosting": described_labels(result).get(BOOSTING, {}),
         "reliability": described_bins(result).get(MODEL, {}),
         "crps": {name: estimate(value) for name, value in result.crps.items()},
-        "coverage": described_coverage(result),
+        **{key: described_laws(result)[key] for key in ("coverage", "width", "interval_score")},
     }
 
 

@@ -501,7 +501,11 @@ def score_tables(result: Result) -> list[RenderableType]:
     ]
     if result["crps"] is not None:
         lines.append(("CRPS", _score_text(result["crps"])))
+    for name in ("energy_score", "log_score"):
+        if result[name] is not None:
+            lines.append((name.replace("_", " "), _score_text(result[name])))
     lines += coverage_lines(result["coverage"])
+    lines += law_lines(result)
     lines += label_lines(result["labels"])
     rows = [
         (
@@ -527,6 +531,25 @@ def coverage_lines(coverage: Result | None) -> list[tuple[str, str]]:
         value, std = (None if v is None else 100.0 * v for v in (result["value"], result["std"]))
         each.append(f"{name} {'none' if value is None else with_error(value, std)} %")
     return [(f"within the {100.0 * coverage['level']:g} % interval", ", ".join(each))]
+
+
+def law_lines(result: Result) -> list[tuple[str, str]]:
+    """Lines of the widths and scores of intervals, of quantiles and of calibration, by column."""
+    lines: list[tuple[str, dict[str, Result]]] = []
+    for key, text in (("width", "width"), ("interval_score", "score")):
+        if result[key] is not None:
+            level = 100.0 * result[key]["level"]
+            lines.append((f"{text} of the {level:g} % interval", result[key]["columns"]))
+    losses = result["pinball"] or {}
+    for i, level in enumerate(loss["level"] for loss in next(iter(losses.values()), [])):
+        each = {name: of_levels[i] for name, of_levels in losses.items()}
+        lines.append((f"pinball loss at {level:g}", each))
+    if result["calibration_error"] is not None:
+        lines.append(("calibration error", result["calibration_error"]))
+    return [
+        (text, ", ".join(f"{name} {_score_text(score)}" for name, score in each.items()))
+        for text, each in lines
+    ]
 
 
 def label_lines(labels: Result, whose: str = "") -> list[tuple[str, str]]:

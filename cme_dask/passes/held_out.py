@@ -6,6 +6,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
+from cme_dask.config import LEVELS
 from cme_dask.data.columns import Columns
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
@@ -32,7 +33,7 @@ class ScoreTable:
     rows
         Number of rows.
     level
-        Probability of the intervals whose coverage is given.
+        Probability of the intervals whose coverage, width and score are given.
     r2
         By numeric column of y: share of the variance that the conditional means explain.
     brier, brier_skill
@@ -48,6 +49,21 @@ class ScoreTable:
         -log P(label | x) in nats (probabilities below 1e-15 count as that), ``accuracy`` of the
         likeliest label, ``brier``, the squared error of the probabilities of all labels, and
         ``calibration_error``, expected over 15 bins of the likeliest label's probability.
+    width, interval_score
+        By numeric column: mean width of the central intervals, and their mean interval score, see
+        :func:`cme_dask.metrics.interval_score`; in the unit of the column.
+    pinball
+        By numeric column, then by level: mean pinball loss of the quantile of this level.
+    calibration_error
+        By numeric column: mean absolute difference between the distribution function of the
+        probability integral transform and the uniform one, at the levels 0.05, 0.1, ..., 0.95. Ties
+        are treated as if the transform were randomised.
+    energy_score
+        Of the numeric columns jointly, from 64 draws of each law, whose noise is part of the
+        standard error; None if there are fewer than two. Columns count by their own units.
+    log_score
+        Mean of minus the logarithm of the joint density of y, in nats, if it was asked for;
+        densities below the smallest positive float64 count as that.
     """
 
     rows: int
@@ -58,21 +74,39 @@ class ScoreTable:
     crps: Estimate | None
     coverage: dict[str, Estimate]
     labels: dict[str, LabelScores] = field(default_factory=dict)
+    width: dict[str, Estimate] = field(default_factory=dict)
+    interval_score: dict[str, Estimate] = field(default_factory=dict)
+    pinball: dict[str, dict[float, Estimate]] = field(default_factory=dict)
+    calibration_error: dict[str, Estimate] = field(default_factory=dict)
+    energy_score: Estimate | None = None
+    log_score: Estimate | None = None
 
     def lines(self) -> list[tuple[str, str, float, float]]:
         """Score, column or event, value and standard error of each line of the table."""
-        result = [] if self.crps is None else [("CRPS", "", self.crps)]
+        whole = {
+            "CRPS": self.crps,
+            "energy score": self.energy_score,
+            "log score": self.log_score,
+        }
+        result = [(score, "", each) for score, each in whole.items() if each is not None]
+        levels = sorted({level for losses in self.pinball.values() for level in losses})
         several = {
             "R^2": self.r2,
             "Brier": self.brier,
             "Brier skill": self.brier_skill,
             f"coverage of {self.level:.0%}": self.coverage,
+            f"width of {self.level:.0%}": self.width,
+            f"interval score of {self.level:.0%}": self.interval_score,
+        }
+        for level in levels:
+            losses = {name: each[level] for name, each in self.pinball.items()}
+            several[f"pinball loss at {level:g}"] = losses
+        several |= {
             "log loss": {name: each.log_loss for name, each in self.labels.items()},
             "accuracy": {name: each.accuracy for name, each in self.labels.items()},
             "Brier, all labels": {name: each.brier for name, each in self.labels.items()},
-            "calibration error": {
-                name: each.calibration_error for name, each in self.labels.items()
-            },
+            "calibration error": self.calibration_error
+            | {name: each.calibration_error for name, each in self.labels.items()},
         }
         result += [(score, name, e) for score, each in several.items() for name, e in each.items()]
         return [(score, name, each.value, each.std) for score, name, each in result]
@@ -110,6 +144,8 @@ def score(
     weights: Any = None,
     events: Sequence[str] = (),
     level: float = 0.9,
+    levels: Sequence[float] = LEVELS,
+    log_score: bool = False,
     **keywords: Unpack[PassKeywords],
 ) -> ScoreTable:
     """Score a fitted model on rows, in one pass.
@@ -132,7 +168,12 @@ def score(
         Further events of y to score, such as ``"y0 > 1"``; those declared at the fit are scored
         anyway, and so are the labels of columns that hold labels.
     level
-        Probability of the intervals whose coverage is scored, in (0, 1).
+        Probability of the intervals whose coverage, width and score are computed, in (0, 1).
+    levels
+        Levels of the quantiles whose pinball losses are computed, in (0, 1).
+    log_score
+        Whether the density of y is scored, too: it can take longer than all other
+        scores together.
     **keywords
         As in :class:`RunOptions`.
 
@@ -143,8 +184,8 @@ def score(
     Raises
     ------
     DataError
-        On other columns than the model's, unusable rows, unknown events, or a model that predicts
-        no y.
+        On other columns than the model's, unusable rows, unknown events, a model that predicts no
+        y, levels outside (0, 1), or a log score where there is no density.
     ResourceError
         If the memory does not suffice.
     """
@@ -153,8 +194,10 @@ def score(
     executor = options.executor()
     classifier = classifier_of(fitted)
     if classifier is not None:
-        if events:
-            raise DataError("of a classifier the labels alone are scored: leave events out")
+        if events or log_score:
+            raise DataError(
+                "of a classifier the labels alone are scored: leave events and log_score out"
+            )
         with listening(options.progress) as listener:
             return _score_labels(classifier, X, Y, weights, level, executor, listener)
     if not isinstance(fitted, (JointModel, EmbeddingModel)):
@@ -173,6 +216,8 @@ def score(
     labels = [comparison(name, label) for name in y.categories for label in y.categories[name]]
     texts = tuple(dict.fromkeys([*declared, *events, *(labels if has_laws else [])]))
     functions = {text: Event.parse(text, y.names, y.categories) for text in texts}
+    if log_score and (y.categories or not has_laws):
+        raise DataError("log_score needs laws of columns of numbers alone: leave it out")
     laws = {}
     if isinstance(fitted, JointModel) and fitted.y.cells is not None:
         laws["law"] = Law(
@@ -181,6 +226,10 @@ def score(
             level=level,
             cells=fitted.y.cells.size,
             labels=bool(y.categories),
+            levels=tuple(levels),
+            log_score=log_score,
+            calibration=True,
+            energy=True,
         )
     sample = rows_of(fitted, X, Y, weights)
     if len(sample.columns) != 2:
@@ -206,6 +255,12 @@ def score(
         result.crps.get("law"),
         result.coverage.get("law", {}),
         result.labels.get("law", {}),
+        width=result.width.get("law", {}),
+        interval_score=result.interval_score.get("law", {}),
+        pinball=result.pinball.get("law", {}),
+        calibration_error=result.calibration_error.get("law", {}),
+        energy_score=result.energy_score.get("law"),
+        log_score=result.log_score.get("law"),
     )
 
 

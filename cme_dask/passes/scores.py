@@ -1,7 +1,7 @@
 """Scores of predictions over the rows of a sample, in one pass."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,6 +11,16 @@ from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError, ZeroWeights
 from cme_dask.numerics.moments import Function, function_values
 from cme_dask.numerics.reduction import Cost, Extent, Reduction, Strip, blocks, tree_sum
+from cme_dask.numerics.row_scores import (
+    LABEL_BINS,
+    PIT_LEVELS,
+    energy_scores,
+    interval_scores,
+    label_deviations,
+    log_losses,
+    pinball_losses,
+    pit_deviations,
+)
 from cme_dask.numerics.scoring import Estimate, Scores, ScoreSums
 from cme_dask.passes.driver import Executor
 from cme_dask.passes.progress import Listener
@@ -27,7 +37,9 @@ _LAW_GUESS = 10  # predictions that a loss of a law takes as long as
 _WORD = 8
 _BINNED = ("predicted", "seen")
 _LEAST_CHANCE = 1e-15
-_CALIBRATION_BINS = 15
+_LEAST_LOG_DENSITY = float(np.log(np.nextafter(0.0, 1.0)))
+_DRAWS = 64  # of each law, for energy scores
+_INTERVAL = ("coverage", "width", "interval")
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +68,15 @@ class Scored(Protocol):
     def quantile(self, q: Any, column: str | None = None) -> Array:
         """Quantiles of a column of y, shape (b, k)."""
 
+    def cdf(self, t: Any, column: str | None = None, *, paired: bool = False) -> Array:
+        """Distribution function of a column of y at one threshold for each row, shape (b,)."""
+
+    def log_pdf(self, y: Any, *, paired: bool = False) -> Array:
+        """Logarithm of the density at y (b, d_Y), shape (b,)."""
+
+    def sample(self, size: int | None = None, *, first: int = 0) -> Array:
+        """Draws of y, shape (b, size, d_Y), that depend on the numbers of the rows alone."""
+
     def expect(self, f: Any) -> Array:
         """Means of columns and functions of y, shape (b, len(f))."""
 
@@ -75,7 +96,8 @@ class Law:
     crps
         Whether the continuous ranked probability score is computed.
     level
-        Probability of the central intervals whose coverage is computed, in (0, 1); default none.
+        Probability of the central intervals whose coverage, width and score are computed, in
+        (0, 1); default none.
     cells
         On how many cells the laws live: memory depends on it.
     targets
@@ -86,6 +108,14 @@ class Law:
         was predicted.
     labels
         Whether the probabilities of labels are scored, in each column of y that holds some.
+    levels
+        Levels of quantiles of each numeric column whose pinball losses are computed, in (0, 1).
+    log_score
+        Whether the density of y is scored; then all columns are numeric.
+    calibration
+        Whether the calibration error of each numeric column is computed.
+    energy
+        Whether the energy score of the numeric columns is estimated, if there are several.
     """
 
     conditional: Callable[[Array], Scored]
@@ -95,6 +125,10 @@ class Law:
     targets: tuple[str, ...] = ()
     edges: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     labels: bool = False
+    levels: tuple[float, ...] = ()
+    log_score: bool = False
+    calibration: bool = False
+    energy: bool = False
 
 
 @dataclass(frozen=True)
@@ -165,6 +199,21 @@ class ScoreReport:
         By name of the law, then by target: bins of what was predicted.
     labels
         By name of the law, then by column of labels.
+    width, interval_score
+        By name of the law, then by numeric column of y: mean width and mean interval score of the
+        central intervals, in the unit of the column.
+    pinball
+        By name of the law, then by numeric column of y, then by level of the quantile.
+    calibration_error
+        By name of the law, then by numeric column of y: mean absolute difference between the
+        distribution function of the probability integral transform and the uniform one, at the
+        levels 0.05, 0.1, ..., 0.95. Ties are treated as if the transform were randomised.
+    log_score
+        By name of the law: mean of minus the logarithm of the density, in nats; densities below
+        the smallest positive float64 count as that.
+    energy_score
+        By name of the law: energy score of the numeric columns, from 64 draws of each law, without
+        bias. The noise of the draws is part of the standard error.
     """
 
     scores: dict[str, dict[str, Scores]]
@@ -173,6 +222,12 @@ class ScoreReport:
     report: PassReport = field(repr=False)
     reliability: dict[str, dict[str, tuple[Bin, ...]]] = field(default_factory=dict)
     labels: dict[str, dict[str, LabelScores]] = field(default_factory=dict)
+    width: dict[str, dict[str, Estimate]] = field(default_factory=dict)
+    interval_score: dict[str, dict[str, Estimate]] = field(default_factory=dict)
+    pinball: dict[str, dict[str, dict[float, Estimate]]] = field(default_factory=dict)
+    calibration_error: dict[str, dict[str, Estimate]] = field(default_factory=dict)
+    log_score: dict[str, Estimate] = field(default_factory=dict)
+    energy_score: dict[str, Estimate] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -211,16 +266,27 @@ class _ScoreReduction(Reduction[ScoreSums, ScoreSums]):
         losses: list[_Loss] = []
         for name, law in self.laws.items():
             losses += [_Loss(name, "crps")] * law.crps
-            losses += [_Loss(name, "coverage", c) for c in self.numeric if law.level is not None]
+            for column in self.numeric:
+                if law.level is not None:
+                    losses += [_Loss(name, kind, column) for kind in _INTERVAL]
+                losses += [_Loss(name, "pinball", column, i) for i in range(len(law.levels))]
+            for column in self.numeric if law.calibration else ():
+                losses += [_Loss(name, "pit", column, i) for i in range(len(PIT_LEVELS))]
+            losses += [_Loss(name, "log score")] * law.log_score
+            losses += [_Loss(name, "energy")] * self.scores_energy(law)
             losses += [_Loss(name, "squared", target) for target in law.targets]
             for target, edges in law.edges.items():
                 bins = range(len(edges) + 1)
                 losses += [_Loss(name, k, target, i) for k in ("in bin", *_BINNED) for i in bins]
             for column in self.labelled if law.labels else ():
                 losses += [_Loss(name, kind, column) for kind in ("accuracy", "log", "brier")]
-                bins = range(_CALIBRATION_BINS)
+                bins = range(LABEL_BINS)
                 losses += [_Loss(name, "calibration", column, i) for i in bins]
         return losses
+
+    def scores_energy(self, law: Law) -> bool:
+        """Whether there is an energy score beside the CRPS."""
+        return law.energy and len(self.numeric) > 1
 
     def cost(self, extent: Extent) -> Cost:
         """Predictions of a block, and its laws; of what predictions take inside, nothing is known.
@@ -230,8 +296,10 @@ class _ScoreReduction(Reduction[ScoreSums, ScoreSums]):
         losses = len(self.pairs) + len(self.law_losses)
         width = 4 * (len(self.names) + losses) + 2 * self.n_folds
         cells = max((law.cells for law in self.laws.values()), default=0)
+        # Levels and bins of a column are all of one query.
+        queries = len({replace(loss, bin=0) for loss in self.law_losses})
         return Cost(
-            flops=(len(self.predictions) + _LAW_GUESS * len(self.law_losses)) * _PREDICT_FLOPS,
+            flops=(len(self.predictions) + _LAW_GUESS * queries) * _PREDICT_FLOPS,
             state=(_BLOCK * width + _LAW_ARRAYS * _LAW_ROWS * cells) * _WORD,
             partial=self.n_folds * width * _WORD,
             subject=f"scores of {len(self.names)} targets and laws of {cells} cells",
@@ -249,20 +317,22 @@ class _ScoreReduction(Reduction[ScoreSums, ScoreSums]):
         losses = np.empty((len(y), len(self.pairs) + len(self.law_losses)))
         if len(y):  # functions and predictions are never called without rows
             targets[:] = np.concatenate([y, *function_values(y, self.functions)], axis=1)
-            for i, column in enumerate(self._losses(x, y, targets)):
+            for i, column in enumerate(self._losses(x, y, targets, strip.rows[here])):
                 losses[:, i] = column
         weights = None if strip.weights is None else strip.weights[here]
         return ScoreSums.of(targets, losses, weights, folds[here], self.n_folds)
 
-    def _losses(self, x: Array, y: Array, targets: Array) -> Iterator[Array]:
+    def _losses(self, x: Array, y: Array, targets: Array, numbers: Array) -> Iterator[Array]:
         for name, prediction in self.predictions.items():
             columns = [self.names.index(target) for target in prediction.targets]
             values = _predicted(name, prediction.predict, x, len(columns))
             yield from ((values - targets[:, columns]) ** 2).T
         for name, law in self.laws.items():
-            yield from self._law_losses(name, law, x, y, targets).T
+            yield from self._law_losses(name, law, x, y, targets, numbers).T
 
-    def _law_losses(self, name: str, law: Law, x: Array, y: Array, targets: Array) -> Array:
+    def _law_losses(
+        self, name: str, law: Law, x: Array, y: Array, targets: Array, numbers: Array
+    ) -> Array:
         """What ``law_losses`` lists of one law, shape (b, l)."""
         losses = np.empty((len(x), sum(loss.law == name for loss in self.law_losses)))
         for start in range(0, len(x), _LAW_ROWS):
@@ -273,42 +343,75 @@ class _ScoreReduction(Reduction[ScoreSums, ScoreSums]):
                 raise
             except Exception as error:
                 raise _failure(name, error) from error
-            columns = self._of_laws(name, law, laws, y[rows], targets[rows])
+            columns = self._of_laws(name, law, laws, y[rows], targets[rows], int(numbers[start]))
             for i, values in enumerate(columns):
                 losses[rows, i] = values
         return losses
 
     def _of_laws(
-        self, name: str, law: Law, laws: Scored, y: Array, targets: Array
+        self, name: str, law: Law, laws: Scored, y: Array, targets: Array, first: int
     ) -> Iterator[Array]:
-        """The losses of some rows, each of shape (b,)."""
-        b, tail = len(y), 0.5 * (1.0 - (law.level or 0.0))
+        """The losses of some rows, each of shape (b,); ``first`` is the number of the first row."""
+        b = len(y)
         if law.crps:
             yield _checked_shape(name, laws.crps(y), (b,))
-        for column in () if law.level is None else self.numeric:
-            ends = laws.quantile([tail, 1.0 - tail], column=column)
-            lower, upper = _checked_shape(name, ends, (b, 2)).T
+        for column in self.numeric:
+            yield from self._of_quantiles(name, law, laws, column, y)
+        for column in self.numeric if law.calibration else ():
             seen = y[:, self.names.index(column)]
-            yield (lower <= seen) & (seen <= upper)
+            before, upto = (
+                _checked_shape(name, laws.cdf(t, column=column, paired=True), (b,))
+                for t in (np.nextafter(seen, -np.inf), seen)
+            )
+            yield from pit_deviations(before, upto, np.array(PIT_LEVELS)).T
+        if law.log_score:
+            logarithms = np.maximum(laws.log_pdf(y, paired=True), _LEAST_LOG_DENSITY)
+            yield -_checked_shape(name, logarithms, (b,))
+        if self.scores_energy(law):
+            draws = laws.sample(_DRAWS, first=first)
+            draws = _checked_shape(name, draws, (b, _DRAWS, y.shape[1]))
+            even = np.full((b, _DRAWS), 1.0 / _DRAWS)
+            pick = [self.names.index(column) for column in self.numeric]
+            yield energy_scores(even, draws[:, :, pick], y[:, pick], fair=True)
         if law.targets:
-            means = _checked_shape(name, laws.expect(list(law.targets)), (b, len(law.targets)))
-            seen = targets[:, [self.names.index(target) for target in law.targets]]
-            yield from ((means - seen) ** 2).T
-            for target, edges in law.edges.items():
-                j = law.targets.index(target)
-                inside = np.searchsorted(edges, means[:, j], side="right")
-                member = (inside == np.arange(len(edges) + 1)[:, None]).astype(np.float64)
-                yield from (*member, *(member * means[:, j]), *(member * seen[:, j]))
+            yield from self._of_targets(name, law, laws, targets)
         for column in self.labelled if law.labels else ():
             codes = y[:, self.names.index(column)].astype(np.int64)
             chances = np.asarray(laws.predict_proba(column), dtype=np.float64)
-            own, hits = chances[np.arange(b), codes], chances.argmax(axis=1) == codes
-            yield hits
-            yield -np.log(np.maximum(own, _LEAST_CHANCE))
-            yield (chances**2).sum(axis=1) - 2.0 * own + 1.0
-            top = chances.max(axis=1)
-            inside = np.minimum((top * _CALIBRATION_BINS).astype(np.int64), _CALIBRATION_BINS - 1)
-            yield from (inside == np.arange(_CALIBRATION_BINS)[:, None]) * (top - hits)
+            yield chances.argmax(axis=1) == codes
+            yield log_losses(chances, codes, _LEAST_CHANCE)
+            yield (chances**2).sum(axis=1) - 2.0 * chances[np.arange(b), codes] + 1.0
+            yield from label_deviations(chances, codes).T
+
+    def _of_quantiles(
+        self, name: str, law: Law, laws: Scored, column: str, y: Array
+    ) -> Iterator[Array]:
+        """The losses of the quantiles of a column, which the law is asked for at once."""
+        tail = () if law.level is None else (0.5 * (1.0 - law.level), 0.5 * (1.0 + law.level))
+        levels = [*tail, *law.levels]
+        if not levels:
+            return
+        quantiles = laws.quantile(levels, column=column)
+        quantiles = _checked_shape(name, quantiles, (len(y), len(levels)))
+        seen = y[:, self.names.index(column)]
+        if law.level is not None:
+            lower, upper = quantiles[:, :2].T
+            yield (lower <= seen) & (seen <= upper)
+            yield upper - lower
+            yield interval_scores(lower, upper, seen, law.level)
+        yield from pinball_losses(quantiles[:, len(tail) :], np.array(law.levels), seen).T
+
+    def _of_targets(self, name: str, law: Law, laws: Scored, targets: Array) -> Iterator[Array]:
+        """The losses of means under the laws, and the bins of these means."""
+        means = laws.expect(list(law.targets))
+        means = _checked_shape(name, means, (len(targets), len(law.targets)))
+        seen = targets[:, [self.names.index(target) for target in law.targets]]
+        yield from ((means - seen) ** 2).T
+        for target, edges in law.edges.items():
+            j = law.targets.index(target)
+            inside = np.searchsorted(edges, means[:, j], side="right")
+            member = (inside == np.arange(len(edges) + 1)[:, None]).astype(np.float64)
+            yield from (*member, *(member * means[:, j]), *(member * seen[:, j]))
 
 
 def score_pass(
@@ -366,16 +469,20 @@ def score_pass(
     for name, law in plan.laws.items():
         if law.targets:
             scores[name] = {}
-    crps: dict[str, Estimate] = {}
-    coverage: dict[str, dict[str, Estimate]] = {}
     places = {loss: at for at, loss in enumerate(plan.law_losses, start=len(plan.pairs))}
-    for of_law, at in places.items():
-        if of_law.kind == "crps":
-            crps[of_law.law] = sums.mean_loss(at)
-        elif of_law.kind == "coverage":
-            coverage.setdefault(of_law.law, {})[of_law.of] = sums.mean_loss(at)
-        elif of_law.kind == "squared":
-            scores[of_law.law][of_law.of] = sums.scores(plan.names.index(of_law.of), at)
+    whole: dict[str, dict[str, Estimate]] = {kind: {} for kind in ("crps", "log score", "energy")}
+    by_column: dict[str, dict[str, dict[str, Estimate]]] = {kind: {} for kind in _INTERVAL}
+    pinball: dict[str, dict[str, dict[float, Estimate]]] = {}
+    for of, at in places.items():
+        if of.kind in whole:
+            whole[of.kind][of.law] = sums.mean_loss(at)
+        elif of.kind in by_column:
+            by_column[of.kind].setdefault(of.law, {})[of.of] = sums.mean_loss(at)
+        elif of.kind == "pinball":
+            level = plan.laws[of.law].levels[of.bin]
+            pinball.setdefault(of.law, {}).setdefault(of.of, {})[level] = sums.mean_loss(at)
+        elif of.kind == "squared":
+            scores[of.law][of.of] = sums.scores(plan.names.index(of.of), at)
     reliability = {
         name: {
             target: tuple(
@@ -394,7 +501,34 @@ def score_pass(
         for name, law in plan.laws.items()
         if law.labels and plan.labelled
     }
-    return ScoreReport(scores, crps, coverage, report, reliability, labels)
+    calibration = {
+        name: {column: _deviation(sums, places, name, "pit", column) for column in plan.numeric}
+        for name, law in plan.laws.items()
+        if law.calibration and plan.numeric
+    }
+    return ScoreReport(
+        scores,
+        whole["crps"],
+        by_column["coverage"],
+        report,
+        reliability,
+        labels,
+        width=by_column["width"],
+        interval_score=by_column["interval"],
+        pinball=pinball,
+        calibration_error=calibration,
+        log_score=whole["log score"],
+        energy_score=whole["energy"],
+    )
+
+
+def _deviation(
+    sums: ScoreSums, places: Mapping[_Loss, int], law: str, kind: str, column: str
+) -> Estimate:
+    """Sum of the absolute means of what is summed in several bins, or at several levels."""
+    return sums.deviation(
+        [at for of, at in places.items() if (of.law, of.kind, of.of) == (law, kind, column)]
+    )
 
 
 def _label_scores(
@@ -404,9 +538,8 @@ def _label_scores(
     accuracy, log_loss, brier = (
         sums.mean_loss(places[_Loss(law, kind, column)]) for kind in ("accuracy", "log", "brier")
     )
-    bins = range(_CALIBRATION_BINS)
-    deviations = [places[_Loss(law, "calibration", column, i)] for i in bins]
-    return LabelScores(accuracy, log_loss, brier, sums.deviation(deviations))
+    calibration = _deviation(sums, places, law, "calibration", column)
+    return LabelScores(accuracy, log_loss, brier, calibration)
 
 
 def _bin(sums: ScoreSums, places: list[int]) -> Callable[[float, float], Bin]:
@@ -440,6 +573,11 @@ def _checked(
         if law.level is not None and not 0.0 < law.level < 1.0:
             raise DataError(
                 f"the level of the law {name!r} must lie between 0 and 1, got {law.level}"
+            )
+        if not all(0.0 < level < 1.0 for level in law.levels):
+            raise DataError(
+                f"levels of quantiles of the law {name!r} must lie between 0 and 1, got "
+                f"{', '.join(map(str, law.levels))}"
             )
     labelled = tuple(sample.columns[1].categories)
     numeric = tuple(name for name in columns if name not in labelled)
