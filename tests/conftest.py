@@ -95,6 +95,7 @@ def few_held_rows(request):
             for module in ("joint_fit", "residual"):
                 patch.setattr(f"cme_dask.estimators.{module}.HELD_ROWS", 500)
             patch.setattr("cme_dask.estimators.multiclass._CHOICE_ROWS", 300)
+            patch.setattr("cme_dask.learning.regression.ROWS", (200, 400))
         yield
 
 

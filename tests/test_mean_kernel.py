@@ -9,6 +9,8 @@ from cme_dask import JointDistribution, Tuning, kernels, load
 from cme_dask.learning.regression import held_out_error, learn_mean
 from cme_dask.learning.transforms import learn_transform
 
+ALL_HELD_ROWS = True
+
 QUICK = Tuning(rows=400, max_rank=30, evaluations=0, finalists=1, averaged=1)
 
 
