@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cme_dask import JointDistribution, Tuning, kernels, load
+from cme_dask.learning import regression
 from cme_dask.learning.regression import held_out_error, learn_mean
 from cme_dask.learning.transforms import learn_transform
 
@@ -130,6 +131,23 @@ def test_coordinates_of_y_are_judged_in_units_of_y():
     scores = learn_transform(y, np.full(500, 1 / 500), (False,), "scores")
     plain, mapped = learned(x, y), learned(x, y, transform=scores)
     assert mapped.absolute_error < plain.absolute_error
+
+
+@pytest.mark.parametrize("far", [1.0, 1e12])
+def test_kernels_that_are_equally_good_are_no_failure(far):
+    """Both forms of coordinates of two values; y is a function of them, to rounding."""
+    x = np.repeat([[0.0], [far]], 50, axis=0)[np.random.default_rng(0).permutation(100)]
+    found = learned(x, x / far)
+    assert found is None or found.error < 1e-6
+
+
+def test_errors_that_can_not_be_computed_are_no_failure(monkeypatch):
+    def fail(*_):
+        raise np.linalg.LinAlgError("not positive definite")
+
+    monkeypatch.setattr(regression, "held_out_error", fail)
+    x = np.random.default_rng(0).normal(size=(60, 1))
+    assert learned(x, np.sin(x)) is None
 
 
 @pytest.mark.parametrize("what", ["one fold", "constant y", "constant x"])

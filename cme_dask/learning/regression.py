@@ -194,7 +194,7 @@ def learn_mean(
     -------
     MeanKernel or None
         None where there is nothing to learn: rows of one fold, no column of x or none of y that
-        varies.
+        varies, or no error that can be computed.
     """
     begin = time.perf_counter()
     some = np.flatnonzero(weights > 0.0)[: ROWS[1]]
@@ -207,11 +207,13 @@ def learn_mean(
         return None
     small = descent.stage(scaled, folds, ROWS[0])
     with one_blas_thread():
-        stage, (_, point, reg) = small, min(descent.learned(small))
+        stage, (_, point, reg) = small, min(descent.learned(small), key=_by_error)
         if len(some) > ROWS[0]:
             stage = descent.stage(scaled, folds, ROWS[1])
             _, point, reg = descent.moved(stage, point, reg, _STEPS[2])
         learned = descent.simplified(stage, descent.rounded(point), reg)
+        if learned.error >= _FAILED:
+            return None
         missed = descent.evaluated(stage, *learned[1:]).residuals
     predicted = z[stage.order].copy()
     predicted[:, spread > 0.0] -= missed * spread[spread > 0.0]
@@ -255,6 +257,10 @@ class _Learned(NamedTuple):
     reg: float
 
 
+def _by_error(learned: _Learned) -> float:
+    return learned.error
+
+
 class _Descent:
     """Logarithms of length scales and of the ridge, moved along gradients of logarithms of errors.
 
@@ -291,7 +297,7 @@ class _Descent:
             starts = [(self.variable.start(form, s), reg) for s, reg in product(_STARTS, _REGS_0)]
             start = min(starts, key=lambda at: self.error(stage, *at)[0])
             found.append(self.moved(stage, *start, _STEPS[0]))
-        last = min(found)
+        last = min(found, key=_by_error)
         yield last
         categorical = self.variable.categorical
         rougher = [1.0 if coded else _ROUGHER for coded in categorical]
@@ -309,16 +315,19 @@ class _Descent:
 
     def error(self, stage: _Stage, point: KernelPoint, reg: float) -> tuple[float, Array]:
         """The logarithm of the error, and its gradient in the logarithms."""
+        failed = _FAILED, np.zeros(len(self.free) + 1)
         try:
             found = self.evaluated(stage, point, reg)
         except LinAlgError:
-            return _FAILED, np.zeros(len(self.free) + 1)
+            return failed
+        if not 0.0 < found.error < math.inf:
+            return failed
         slopes, scales, values = np.zeros(len(point.scales)), point.scales, stage.values[point.form]
         seen = [j for j in self.free if scales[j] < IGNORED]
         slopes[seen] = self._kernels.inner(point).weighted_gradient(values, values, found.in_gram)
         gradient = np.append((slopes * scales)[self.free], found.in_reg * reg) / found.error
-        if not (math.isfinite(found.error) and np.isfinite(gradient).all()):
-            return _FAILED, np.zeros(len(self.free) + 1)
+        if not np.isfinite(gradient).all():
+            return failed
         return math.log(found.error / stage.targets.shape[1]), gradient
 
     def moved(self, stage: _Stage, point: KernelPoint, reg: float, steps: int) -> _Learned:
