@@ -88,7 +88,7 @@ def pinball(quantiles: Any, levels: Any, y: Any) -> Array:
 
     Notes
     -----
-    Source: Koenker and Bassett (1978), Econometrica 46, 33, (3.1).
+    Source: Koenker and Bassett (1978), Econometrica 46, 33.
     """
     taus = between_zero_and_one("levels", levels)
     q, y = numbers("quantiles", quantiles), numbers("y", y)
@@ -212,7 +212,7 @@ def cde_loss(density: Any, grid: Any, y: Any) -> Array:
     -----
     The integral is exact for these densities, which are not divided by their own integral.
 
-    Source: Izbicki and Lee (2016), Journal of Computational and Graphical Statistics 25, 1297, (7).
+    Source: Izbicki and Lee (2016), Journal of Computational and Graphical Statistics 25, 1297.
     """
     ends = finite("grid", grid)
     if ends.ndim != 1 or len(ends) < 2 or (np.diff(ends) <= 0.0).any():

@@ -103,8 +103,8 @@ def calibration_error(
     With few rows the error is above 0 for true laws, too.
 
     Source: of labels Guo, Pleiss, Sun and Weinberger (2017), International Conference on Machine
-    Learning, (3); of laws Kuleshov, Fenner and Ermon (2018), the same conference, (9), with
-    absolute differences.
+    Learning; of laws Kuleshov, Fenner and Ermon (2018), the same conference, with absolute
+    differences in the place of squares.
     """
     shares = numbers("probabilities", probabilities)
     if bins is not None and not (isinstance(bins, (int, np.integer)) and bins >= 2):
