@@ -31,7 +31,7 @@ Array = Any
 REGS = tuple(10.0**p for p in (-7, -6, -5, -4, -3, -2, -1, 0))
 """Ridges of joint distributions, the same for both variables."""
 
-_ROWS_PER_PIVOT, _LEAST_RANK = 5, 30  # few rows tell kernels of high rank no better from others
+_ROWS_PER_PIVOT, _LEAST_RANK = 3, 30  # few rows tell kernels of high rank no better from others
 
 Estimated = tuple[Array, Array]
 """Means over the folds for each ridge, and their standard errors."""
