@@ -178,8 +178,7 @@ def _described(context: FitContext, location: FittedMeanFunction) -> dict[str, A
         "decided": "location",
         "skill": location.skill.tolist(),
         "ridge": location.ridges.tolist(),
-        "kernel": location.residuals.location.kernel.to_dict(),
-        "search": None if context.mean is None else context.mean.to_dict(),
+        "search": None if context.mean is None else context.mean.figures,
         "transform": "raw" if context.scores is None else str(context.scores),
     }
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -150,12 +151,8 @@ def search_location(context: FitContext, scores: Transform | None) -> FitContext
     rows, columns = context.rows.prefix(max(REGRESSION_ROWS)), context.sample.columns[0]
     x, y = rows.parts
     folds = context.sample.folding.folds(rows.index, rows.units, FOLDS)
-    of_y, of_scores = (
-        learn_mean(x, y, rows.importance, columns.categorical, folds, transform)
-        if transform is None or scores is not None
-        else None
-        for transform in (None, scores)
-    )
+    learned = partial(learn_mean, x, y, rows.importance, columns.categorical, folds)
+    of_y, of_scores = learned(), None if scores is None else learned(scores)
     if of_y is None or (of_scores and of_scores.absolute_error < of_y.absolute_error):
         return replace(context, mean=of_scores, scores=scores)
     return replace(context, mean=of_y, scores=None)

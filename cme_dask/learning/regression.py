@@ -150,11 +150,10 @@ class MeanKernel:
 
     __repr__ = brief_repr
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return {field.name: getattr(self, field.name) for field in fields(self)[1:]} | {
-            "kernel": self.kernel.to_dict()
-        }
+    @property
+    def figures(self) -> dict[str, Any]:
+        """All but the kernel, which a model keeps with its location; plain values, for JSON."""
+        return {field.name: getattr(self, field.name) for field in fields(self)[1:]}
 
 
 def regression_bytes(rows: int) -> int:
