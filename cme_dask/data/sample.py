@@ -23,6 +23,7 @@ from cme_dask.errors import DataError, StoreError
 from cme_dask.numerics.folds import BY_ROWS, Folding, RowSample, Split
 
 if TYPE_CHECKING:
+    from cme_dask.numerics.given_location import BesideResiduals
     from cme_dask.numerics.location import Residuals
 
 Array = Any
@@ -79,7 +80,7 @@ class Sample:
     time: RowSource | None = None
     folding: Folding = BY_ROWS
     part: Split | None = None
-    residuals: "Residuals | None" = None
+    residuals: "Residuals | BesideResiduals | None" = None
     first_row: int = 0
     n_rows: int = field(init=False)
     units: dict[str, RowSource] = field(init=False)
@@ -106,7 +107,7 @@ class Sample:
             if name in single and source.shape[1] != 1:
                 raise DataError(f"{name} must have one column, got {source.shape[1]}")
         for (name, source), columns in zip(named.items(), self.columns, strict=False):
-            if source.shape[1] != len(columns.names):
+            if self.residuals is None and source.shape[1] != len(columns.names):
                 raise DataError(
                     f"{name} has {source.shape[1]} columns but {len(columns.names)} names"
                 )
@@ -327,6 +328,11 @@ class Sample:
         folds = rows.folds(self.folding, residuals.n_folds)
         made = replace(rows, parts=residuals(rows.parts, folds))
         x, y = self.columns
+        if residuals.added:
+            predicted = [f"prediction of {name}" for name in y.names]
+            while set(predicted) & set(x.names):
+                predicted = [f"{name}'" for name in predicted]
+            x = Columns((*x.names, *predicted), x.units, x.categories)
         return replace(self, columns=(x, Columns(y.names)), row_sample=made, residuals=residuals)
 
     def check_whole(self, what: str) -> None:

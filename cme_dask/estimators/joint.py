@@ -458,7 +458,7 @@ class JointDistribution(JointFit):
         if context.residual:
             result, located = located_fit(self, context)
         else:
-            result = self._result(context, None if context.averages else self._measure(context))
+            result = self._result(context, self._prepared(context).run())
             located = None
         if context.conformal:
             result = with_conformal(context, result, located)

@@ -164,7 +164,7 @@ def located_fit(fit: JointFit, context: FitContext) -> tuple[FitResult, LocatedF
 
 def _plain_fit(fit: JointFit, context: FitContext) -> FitResult:
     """The result of a fit without a location model."""
-    return fit._result(context, None if context.averages else fit._measure(context))
+    return fit._result(context, fit._prepared(context).run())
 
 
 def _report(context: FitContext, step: str, without: tuple[str, ...] = ()) -> None:

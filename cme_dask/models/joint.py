@@ -9,6 +9,7 @@ import numpy as np
 
 from cme_dask.codec import Shape, Within
 from cme_dask.data.columns import Columns
+from cme_dask.data.model_file import ModelState
 from cme_dask.display import passes, rank_text
 from cme_dask.errors import DataError
 from cme_dask.kernels.base import is_a
@@ -428,6 +429,12 @@ class JointModel(PairModel):
         mean = sums.means()
         shifts = (c - mean.means[f"f({v})"] for v, c in zip("xy", constants, strict=True))
         return replace(sums, shifts=tuple(shifts))
+
+    def to_state(self) -> ModelState:
+        """Plain arrays and JSON values; DataError of a model whose location is a regressor."""
+        if self.residual is not None:
+            self.residual.check_stored()
+        return super().to_state()
 
     def __getstate__(self) -> dict[str, Any]:
         # Laws hold functions that can't be pickled; they are made again when they are needed.

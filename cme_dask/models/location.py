@@ -9,7 +9,8 @@ from cme_dask.config import SAMPLE_SIZE
 from cme_dask.errors import DataError
 from cme_dask.kernels.transforms import Transform
 from cme_dask.models.base import check_about
-from cme_dask.numerics.location import MeanFunction
+from cme_dask.numerics.given_location import ColumnMean, RegressorMean
+from cme_dask.numerics.location import MeanFunction, given_of
 from cme_dask.numerics.monotone import MonotoneMaps, smooth_map
 
 if TYPE_CHECKING:
@@ -29,21 +30,22 @@ class LocationModel:
     Attributes
     ----------
     location
-        mu(x), shape (n, d), of rows x (n, d_X), in the coordinates z of y.
+        mu(x), shape (n, d), of rows x (n, d_X), in the coordinates z of y: learned, or the columns
+        or the regressor that were given. A regressor lives in memory alone.
     model
-        Joint distribution of x and e = z(y) - mu(x).
+        Joint distribution of x and e = z(y) - mu(x); of (x, mu(x)) and e where a regressor's
+        predictions are covariates of the residuals.
     transform
         z(y) of each column; None for z = y.
     """
 
-    location: MeanFunction
+    location: MeanFunction | ColumnMean | RegressorMean
     model: "JointModel"
     transform: Transform | None = None
 
     def _validate(self) -> None:
         """DataError unless the parts belong together."""
-        d, q = len(self.location.low), len(self.location.constant)
-        model, transform = self.model, self.transform
+        (d, q), model, transform = self.location.widths, self.model, self.transform
         if (len(model.x.columns.names), len(model.y.columns.names)) != (d, q):
             raise DataError("its columns are not those of the model")
         if model.residual is not None or model.y.columns.categories:
@@ -53,6 +55,20 @@ class LocationModel:
                 raise DataError(f"a transform of {len(transform.columns)} columns for {q}")
             transform.inverse()
         check_about(model)
+
+    def check_stored(self) -> None:
+        """DataError if the location is a regressor, which arrays can't hold."""
+        if isinstance(self.location, RegressorMean):
+            raise DataError(
+                f"the location of this model is a regressor ({self.location.name}), and saved "
+                "models hold arrays alone, no pickled objects: store its predictions of rows that "
+                "it was not fitted on as a column of x, and fit with the name of that column, "
+                "location='prediction'"
+            )
+
+    def given(self, x: Array, mu: Array) -> Array:
+        """What the law of e is given, from rows of x and their locations."""
+        return given_of(self.location, x, mu)
 
     def forward(self, y: Array) -> Array:
         """Coordinates z of the rows y, both of shape (n, d)."""

@@ -1,8 +1,9 @@
-"""Cross-fitted ridge regression of y on x, the location, from moments by fold."""
+"""Cross-fitted locations mu(x) of y, the residuals from them, and ridge regressions from moments."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Protocol, Self
 
 import numpy as np
 from scipy.linalg import solve_triangular
@@ -23,6 +24,21 @@ RIDGES = tuple(float(r) for r in 10.0 ** np.arange(-10.0, 3.25, 0.5))
 
 _COLLINEAR = 1e-8  # of a trend: directions of less of its variance are left out
 _ROWS = 1 << 12  # whose kernel sections are held at once
+
+
+class Location(Protocol):
+    """A location mu of y given x."""
+
+    @property
+    def covariate(self) -> bool:
+        """Whether laws of residuals are given mu(x) beside x."""
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """Numbers d and q of the columns of x and of y."""
+
+    def __call__(self, x: Array) -> Array:
+        """Mu at the rows of x (n, d), shape (n, q)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,11 +68,18 @@ class MeanFunction:
     low: Annotated[Array, Shape("d")]
     high: Annotated[Array, Shape("d")]
 
+    covariate: ClassVar[bool] = False
+
     def _validate(self) -> None:
         """DataError unless the kernel fits the columns and the trend has a range."""
         self.kernel.check(self.points.shape[1])
         if not (self.low <= self.high).all():
             raise DataError("the trend has no range")
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """Numbers d and q of the columns of x and of y."""
+        return len(self.low), len(self.constant)
 
     def clipped(self, x: Array) -> Array:
         """t(x) of rows x, shape (n, d)."""
@@ -70,31 +93,37 @@ class MeanFunction:
         return result
 
 
-@dataclass(frozen=True, eq=False)
-class Residuals:
+class Residuals(ABC):
     """What a pass makes of (x, y): (x, z - mu(x)), with the location that has not seen the fold.
 
-    Parameters
+    Where the location is a covariate of the laws of residuals: ((x, mu(x)), z - mu(x)).
+
+    Attributes
     ----------
     location
         Of all rows: it answers queries.
-    constants, coefs, trends
-        Those without each fold, shapes (F, q), (F, m, q) and (F, d, q); of a fold without weight
-        those of all.
+    n_folds
+        Number of folds F.
     transform
         z = transform(y); None for z = y.
     """
 
-    location: MeanFunction
-    constants: Array
-    coefs: Array
-    trends: Array
-    transform: Transform | None = None
+    location: Any
+    transform: Transform | None
 
     @property
+    @abstractmethod
     def n_folds(self) -> int:
         """Number of folds F."""
-        return len(self.constants)
+
+    @abstractmethod
+    def held_out(self, x: Array, folds: Array) -> Array:
+        """Mu at the rows of x, shape (n, q), each from all folds but its own, ``folds`` (n,)."""
+
+    @property
+    def added(self) -> int:
+        """Columns that a row gains."""
+        return int(self.location.widths[1]) if self.location.covariate else 0
 
     def scores(self, y: Array) -> Array:
         """Columns z of the rows y, both of shape (n, q)."""
@@ -124,6 +153,44 @@ class Residuals:
             return z
         return self.transform.inverse()(z.reshape(-1, z.shape[2])).reshape(z.shape)
 
+    def __call__(self, parts: tuple[Array, ...], folds: Array) -> tuple[Array, ...]:
+        """Rows (x, e), or ((x, mu(x)), e), of rows (x, y), in the folds (n,)."""
+        x, y = parts
+        mu = self.held_out(x, folds)
+        return given_of(self.location, x, mu), self.scores(y) - mu
+
+
+def given_of(location: Location, x: Array, mu: Array) -> Array:
+    """What laws of residuals are given: rows of x (n, d), or of x and mu (n, q)."""
+    return np.hstack([x, mu]) if location.covariate else x
+
+
+@dataclass(frozen=True, eq=False)
+class RidgeResiduals(Residuals):
+    """Residuals from a ridge regression and its refits without each fold.
+
+    Parameters
+    ----------
+    location
+        Of all rows.
+    constants, coefs, trends
+        Those without each fold, shapes (F, q), (F, m, q) and (F, d, q); of a fold without weight
+        those of all.
+    transform
+        z = transform(y); None for z = y.
+    """
+
+    location: MeanFunction
+    constants: Array
+    coefs: Array
+    trends: Array
+    transform: Transform | None = None
+
+    @property
+    def n_folds(self) -> int:
+        """Number of folds F."""
+        return len(self.constants)
+
     def held_out(self, x: Array, folds: Array) -> Array:
         """Mu at the rows of x, shape (n, q), each from all folds but its own, ``folds`` (n,)."""
         n_folds, q = self.constants.shape
@@ -140,11 +207,6 @@ class Residuals:
             fold = folds[here]
             result[here] = self.constants[fold] + each[np.arange(len(fold)), fold]
         return result
-
-    def __call__(self, parts: tuple[Array, ...], folds: Array) -> tuple[Array, ...]:
-        """Rows (x, e) of rows (x, y), shapes (n, d), in the folds (n,)."""
-        x, y = parts
-        return x, self.scores(y) - self.held_out(x, folds)
 
 
 @dataclass(frozen=True, eq=False)
@@ -329,7 +391,7 @@ def fit_mean_function(
         coefs[fold] = _sections(basis, result.slope)
     loss = np.tensordot(share, np.array(errors), 1)
     return FittedMeanFunction(
-        Residuals(location, constants, coefs, trends, transform),
+        RidgeResiduals(location, constants, coefs, trends, transform),
         ridge,
         loss[chosen, np.arange(loss.shape[1])],
         share @ np.array(baselines),

@@ -207,6 +207,9 @@ class Located(Protocol):
     def location(self, x: Array) -> Array:
         """mu(x), shape (b, d), in the coordinates z."""
 
+    def given(self, x: Array, mu: Array) -> Array:
+        """What the law of residuals is given, from rows of x and their locations."""
+
     def forward(self, y: Array) -> Array:
         """z(y), shape (n, d)."""
 
@@ -485,7 +488,7 @@ class ShiftedLaw:
     cells
         CellStatistics of e; its means are the atoms.
     weigh
-        From rows of x to weights, shape (b, S).
+        From what the law of e is given to weights, shape (b, S).
     located
         mu and the coordinates.
     values
@@ -506,7 +509,8 @@ class ShiftedLaw:
 
     def at(self, x: Array) -> Shifted:
         """The law at rows of x."""
-        return Shifted(self._weigh(x), self._located.location(x))
+        mu = self._located.location(x)
+        return Shifted(self._weigh(self._located.given(x, mu)), mu)
 
     def on_cells(self, at: Shifted, support: Support) -> Array:
         """Probabilities that the moved atoms lie in the cells of a support, shape (b, S)."""

@@ -331,6 +331,56 @@ class Reduction(ABC, Generic[Partial, Result]):
         return total  # type: ignore[return-value]
 
 
+@dataclass(frozen=True, eq=False)
+class OfParts(Reduction[Partial, Result]):
+    """A reduction of two of the variables of the rows: where rows hold those of several fits.
+
+    Parameters
+    ----------
+    reduction
+        Of rows (x, y).
+    first
+        Position of its x among the variables; its y follows.
+    """
+
+    reduction: Reduction[Partial, Result]
+    first: int
+
+    def __post_init__(self) -> None:
+        for name in ("name", "n_folds", "checked", "chunk_rows", "strip_rows", "kinds"):
+            object.__setattr__(self, name, getattr(self.reduction, name))
+        object.__setattr__(self, "on_device", self.reduction.on_device)
+
+    def cost(self, extent: Extent) -> Cost:
+        """Its cost, on rows of these columns."""
+        return self.reduction.cost(extent)
+
+    def start(self, like: Array) -> Any:
+        """Its buffers."""
+        return self.reduction.start(like)
+
+    def update(self, state: Any, strip: Strip) -> Partial:
+        """Its partial result of a strip of its variables."""
+        parts = strip.parts[self.first : self.first + 2]
+        return self.reduction.update(state, replace(strip, parts=parts))
+
+    def combine(self, a: Partial, b: Partial) -> Partial:
+        """As it combines them."""
+        return self.reduction.combine(a, b)
+
+    def accumulate(self, a: Partial, b: Partial) -> Partial:
+        """As it accumulates them."""
+        return self.reduction.accumulate(a, b)
+
+    def finish(self, state: Any) -> None:
+        """Close its resources."""
+        self.reduction.finish(state)
+
+    def finalize(self, total: Partial) -> Result:
+        """Its answer."""
+        return self.reduction.finalize(total)
+
+
 def sub_block(width: int, memory: int = 0) -> int:
     """Rows of ``width`` numbers held at once: they stay in cache, and chunks may be of any size.
 

@@ -42,6 +42,7 @@ from cme_dask.passes.driver import Executor, without_limits
 from cme_dask.passes.progress import Listener, pass_event
 
 if TYPE_CHECKING:
+    from cme_dask.numerics.given_location import BesideResiduals
     from cme_dask.numerics.location import Residuals
 
 Array = Any
@@ -248,7 +249,7 @@ class Pass:
     units: tuple[str, ...]
     folding: Folding
     part: Split | None
-    residuals: "Residuals | None"
+    residuals: "Residuals | BesideResiduals | None"
     first_row: int
     index: Array | None = None
     device: Device | None = None
@@ -422,9 +423,10 @@ def _waiting(shard: tuple[int, int] | None, sums: PassSums) -> str:
 def extent_of(sample: Sample, executor: Executor, strip_rows: int = 0) -> Extent:
     """Shape and layout of the rows, in strips of ``strip_rows`` or of the usual length."""
     n, reads = sample.n_rows, sample.reads
+    added = 0 if sample.residuals is None else sample.residuals.added
     return Extent(
         n_rows=n,
-        n_columns=sum(source.shape[1] for source in reads),
+        n_columns=sum(source.shape[1] for source in reads) + added,
         strip_rows=strip_rows or strip_length(n),
         chunk_rows=max(source.chunk_rows or 0 for source in reads),
         in_memory=n * sum(source.row_bytes for source in reads if source.in_memory),
