@@ -35,6 +35,7 @@ from cme_dask.estimators.context import (
     warn_of_length,
 )
 from cme_dask.estimators.fit_pass import FitPass
+from cme_dask.estimators.given_location import check_location
 from cme_dask.estimators.planning import FitPlan, Other, SecondPass, plan_fit
 from cme_dask.estimators.steps import reported
 from cme_dask.kernels import Kernel
@@ -113,6 +114,7 @@ CHECKS: dict[str, Callable[[str, Any], None]] = {
     "residual": partial(check_choice, known=("auto", True, False)),
     "calibration": partial(check_choice, known=("auto", True, False)),
     "conformal": partial(check_choice, known=("auto", True, False)),
+    "location": check_location,
     "tuning": check_tuning,
 }
 """What parameters must be that several estimators share."""

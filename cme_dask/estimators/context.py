@@ -36,8 +36,9 @@ from cme_dask.numerics.cholesky import (
     sampled_cholesky,
 )
 from cme_dask.numerics.folds import RowSample
+from cme_dask.numerics.location import Residuals
 from cme_dask.numerics.moments import FeatureBlock, Function, MomentReduction, moment_cost
-from cme_dask.numerics.reduction import Cost, MemoryPlan, RowRange
+from cme_dask.numerics.reduction import Cost, Extent, MemoryPlan, RowRange
 from cme_dask.numerics.rounds import Greedy, PivotState, Random, Rule
 from cme_dask.numerics.scoring import ScoringFunctions
 from cme_dask.passes.driver import Executor
@@ -339,6 +340,8 @@ class FitContext:
         Normal scores of y whose location is fitted, where the best kernel takes them.
     mean
         The kernel of x that was learned for the location, if one was.
+    given
+        Residuals from a location that the user gave, and that location in words; or None.
     """
 
     sample: Sample
@@ -362,6 +365,7 @@ class FitContext:
     mean: MeanKernel | None = None
     calibration: str | bool = False
     conformal: str | bool = False
+    given: tuple[Residuals, str] | None = None
 
     def predict(
         self,
@@ -387,10 +391,16 @@ class FitContext:
         if width is None:
             width = sum(ranks) + 1 + sum(len(columns.names) for columns in self.sample.columns)
         extent = extent_of(self.sample.for_folds(self.n_folds), self.executor)
+        return plan_pass(self.cost(extent, ranks, width, cells), extent, self.executor)
+
+    def cost(
+        self, extent: Extent, ranks: tuple[int, ...], width: int, cells: Sequence[CellReduction]
+    ) -> Cost:
+        """What the fit would need on rows of this extent; arguments as of :meth:`predict`."""
         cost = self.choice_cost(max(ranks)) + moment_cost(ranks, width, self.n_folds, extent)
         for spec in cells:
             cost += spec.cost(extent)
-        return plan_pass(cost, extent, self.executor)
+        return cost
 
     def choice_cost(self, rank: int) -> Cost:
         """What the client needs to choose ``rank`` pivots from the row sample, and to hold it.

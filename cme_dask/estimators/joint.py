@@ -12,6 +12,7 @@ from cme_dask.errors import DataError
 from cme_dask.estimators.base import Declarations, Measured, check_number, given_rows, names_of
 from cme_dask.estimators.conformal import with_conformal
 from cme_dask.estimators.context import FitContext
+from cme_dask.estimators.given_location import location_kind
 from cme_dask.estimators.joint_fit import JointFit, sums_of
 from cme_dask.estimators.planning import FitPlan
 from cme_dask.estimators.residual import located_fit, located_plan
@@ -136,6 +137,15 @@ class JointDistribution(JointFit):
         y with more than two distinct values, under ``none`` or ``normalized``. Where the row sample
         does not hold all rows, it decides before the first pass whether there will be a second one:
         its refits have to gain two standard errors.
+    location : str, sequence of str or regressor, optional
+        A location mu(x) of your own in place of the ridge regression. The name of a column of x
+        that holds predictions of y, made by a model that was not fitted on these rows (of several
+        columns of y a name for each); or an unfitted scikit-learn regressor, which is fitted to the
+        row sample and, for the residuals, to the row sample without each fold. The sums of (x, y)
+        and of (x, e) are then made in one pass. Laws of residuals are given the predictions as well
+        as x. ``residual="auto"`` keeps the location unless the laws without it have the lower
+        held-out CRPS by more than one standard error, ``True`` keeps it always. Models whose
+        location is a regressor cannot be saved.
     calibration : {"auto", True, False}
         Calibrate the conditional laws of numeric columns of y by the levels at which held-out rows
         lie under laws of refits without their fold (probability integral transforms), see
@@ -222,6 +232,7 @@ class JointDistribution(JointFit):
         residual: str | bool = "auto",
         calibration: str | bool = "auto",
         conformal: str | bool = "auto",
+        location: Any = None,
         accuracy: float = ACCURACY,
         tuning: Tuning | None = None,
         random_state: int | None = None,
@@ -242,6 +253,7 @@ class JointDistribution(JointFit):
         self.residual = residual
         self.calibration = calibration
         self.conformal = conformal
+        self.location = location
         self.accuracy = accuracy
         self.tuning = tuning
         self.random_state = random_state
@@ -393,10 +405,10 @@ class JointDistribution(JointFit):
             measured, result, sample = self._grown(earlier, self._open(*rows), options, first_row)
             self._become(measured, result | {"search_": None}, begin, (X, rows[1], sample))
             return self
-        if self.residual is True:
+        if self.residual is True or self.location is not None:
             raise DataError(
                 "a model with a location model takes no more rows, since the location depends "
-                "on all of them: take residual=False or 'auto'"
+                "on all of them: take residual=False or 'auto', and no location="
             )
         first = copy.copy(self)
         first.residual, first.tuning = False, replace(self._tuning, averaged=1)
@@ -444,14 +456,16 @@ class JointDistribution(JointFit):
     def _steps(self, sample: Sample, *, plans: bool) -> dict[str, Any]:
         learned = self._learns()
         averages = learned and parse(self.constraint).averages
-        located = self.residual is True or (self.residual == "auto" and learned)
+        given = None if self.location is None else location_kind(self.location)
+        located = self.residual is True or (self.residual == "auto" and learned) or given
         stored = sample.row_sample
         whole = sample.n_rows <= self.sample_size if stored is None else stored.complete
         return {
             "learned": learned,
             "specs": self._tuning.finalists if averages else 1,
-            "residual": not plans and located and not sample.columns[1].categories,
+            "residual": not plans and bool(located) and not sample.columns[1].categories,
             "screened": self.residual == "auto" and not whole,
+            "given": given,
         }
 
     def _run(self, context: FitContext, sample: Sample) -> tuple[Measured, dict[str, Any]]:

@@ -14,6 +14,7 @@ from cme_dask.errors import DataError, remedy
 from cme_dask.estimators.base import Declarations, FittedBasis, MeanRegressor, Measured, origin
 from cme_dask.estimators.context import IN_ROUNDS, FitContext
 from cme_dask.estimators.fit_pass import FitPass
+from cme_dask.estimators.given_location import described_location, given_residuals
 from cme_dask.estimators.growing import (
     GrowingEstimator,
     different_functions,
@@ -130,6 +131,7 @@ class JointFit(MeanRegressor, GrowingEstimator):
     residual: str | bool
     calibration: str | bool
     conformal: str | bool = False
+    location: Any = None
     tuning: Tuning | None
     _functions: tuple[Mapping[str, Function], Mapping[str, Function]]
 
@@ -152,12 +154,18 @@ class JointFit(MeanRegressor, GrowingEstimator):
             None if getattr(self, name) is None else kernel
             for name, kernel in zip(self._kernels, context.kernels, strict=True)
         )
+        if self.location is not None and self._possible(context, "residual"):
+            covariate = x is None and context.pivots[0].mode != "given"
+            residuals = given_residuals(self.location, context, covariate=covariate)
+            context = replace(context, given=(residuals, described_location(self.location)))
         if x is None or y is None:
             context = search_kernels(context, (x, y), self._tuning, self.reg is None)
         # "auto" is for learned kernels: who gives them says what is to be fitted.
-        undecided = context.search is not None
+        undecided, given = context.search is not None, context.given is not None
         residual, calibration, conformal = (
-            choice is not False and (choice is True or undecided) and self._possible(context, name)
+            choice is not False
+            and (choice is True or undecided or (given and name == "residual"))
+            and self._possible(context, name)
             for name, choice in (
                 ("residual", self.residual),
                 ("calibration", self.calibration),
@@ -167,11 +175,11 @@ class JointFit(MeanRegressor, GrowingEstimator):
         if not residual and context.progress is not None:
             left_out = (LOCATION, SECOND + SEARCH, *SECOND_PASS)
             context.progress(StepBegan(PIVOTS, without=left_out))
-        if residual and context.events is not None:
+        if residual and not given and context.events is not None:
             best = context.search.finalists[0]
             if best.trial.y.form == "scores" and isinstance(best.kernel_y, TransformedKernel):
                 context = replace(context, scores=best.kernel_y.transform)
-        if residual and x is None:
+        if residual and not given and x is None:
             context = search_location(context, context.scores)
         if context.scores is not None and context.events is not None:
             context = replace(context, events=Mapped(context.scores, context.events))
@@ -180,6 +188,7 @@ class JointFit(MeanRegressor, GrowingEstimator):
     def _possible(self, context: FitContext, name: str) -> str | bool:
         """A choice of the user, ``auto`` or True, that only some fits can take: else False."""
         choice: str | bool = getattr(self, name)
+        given = name == "residual" and self.location is not None
         columns, rows = context.sample.columns[1], context.rows.parts[1]
         constraint, folds = context.solver.constraint, context.n_folds
         if name == "residual":
@@ -193,7 +202,16 @@ class JointFit(MeanRegressor, GrowingEstimator):
             "laws, got support_size=0": self.support_size == 0,
             needed: unusable,
         }
+        if given:
+            obstacles[f"{remedy('residual', '--residual')} 'auto' or True, got False"] = not choice
         met = [needed for needed, missing in obstacles.items() if missing]
+        if given:
+            if met:
+                raise DataError(
+                    f"{remedy('location=', '--location')} needs {met[0]}: change that, or leave "
+                    "the location out"
+                )
+            return choice
         if choice is True and met:
             needs = remedy(f"{name}=True", f"--{name} yes")
             auto = remedy(f"{name}='auto'", f"--{name} auto")

@@ -13,18 +13,29 @@ from typing import Any
 import numpy as np
 
 from cme_dask.config import HELD_ROWS
+from cme_dask.errors import DataError, remedy
 from cme_dask.estimators.conformal import LocatedFit
 from cme_dask.estimators.context import FitContext, choose_kernel
+from cme_dask.estimators.fit_pass import run_both
 from cme_dask.estimators.joint_fit import FitResult, JointFit, averaged, refitted_laws
 from cme_dask.estimators.planning import RESIDUAL_EVALUATIONS, RESIDUAL_FINALISTS, FitPlan
-from cme_dask.estimators.steps import DECISION, LOCATION, PIVOTS, SECOND, SECOND_PASS
+from cme_dask.estimators.steps import (
+    DECISION,
+    LOCATION,
+    PASS,
+    PIVOTS,
+    SEARCH,
+    SECOND,
+    SECOND_PASS,
+    SOLUTION,
+)
 from cme_dask.estimators.tuned import FeatureMoments, search_kernels
 from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.learning.candidates import Tuning
 from cme_dask.learning.losses import Gain, HeldLaws, held_out_crps, paired_gain, screened_laws
 from cme_dask.models.location import LocationModel
 from cme_dask.numerics.cells import ValueRange
-from cme_dask.numerics.location import FittedMeanFunction, fit_mean_function
+from cme_dask.numerics.location import FittedMeanFunction, Residuals, fit_mean_function
 from cme_dask.numerics.moments import FeatureBlock, MomentSums, strip_moments
 from cme_dask.passes.progress import StepBegan
 
@@ -77,9 +88,9 @@ def _screened(fit: JointFit, context: FitContext) -> Screening | None:
     metadata = _described(context, location) | {"decided": "row sample"}
     second: FitContext | None = None
     if location.skill.max() >= _SKILL:
-        second = _second_context(fit, context, location)
+        second = _second_context(fit, context, location.residuals)
         with one_blas_thread():
-            gain = _screened_gain(context, second, location)
+            gain = _screened_gain(context, second, location.residuals)
         metadata |= _figures(gain)
         second = second if gain.is_clear else None
     _report(context, PIVOTS, () if second else SECOND_PASS)
@@ -123,6 +134,8 @@ def located_fit(fit: JointFit, context: FitContext) -> tuple[FitResult, LocatedF
     One more pass is made, unless the location explains nothing or the row sample advises against
     it.
     """
+    if context.given is not None:
+        return _given_fit(fit, context, *context.given)
     screening = _screened(fit, context)
     result, auto = _plain_fit(fit, context), context.residual == "auto"
     each = averaged(context, result)
@@ -139,27 +152,70 @@ def located_fit(fit: JointFit, context: FitContext) -> tuple[FitResult, LocatedF
     if auto and location.skill.max() < _SKILL:
         return result.described(residual=metadata), None
     if screening is None or screening.second is None:
-        second = _second_context(fit, context, location)
+        second = _second_context(fit, context, location.residuals)
     else:
         _report(context, SECOND + PIVOTS)
-        again = _of_residuals(context, location)
+        again = _of_residuals(context, location.residuals)
         second = replace(screening.second, sample=again.sample, rows=again.rows)
     of_residuals = _plain_fit(fit, second)
     _report(context, DECISION)
     with one_blas_thread():
-        gain = _final_gain(context, result, second, of_residuals, location)
-    retained = gain.pays or not auto
-    metadata |= {"kept": retained, "decided": "all rows", **_figures(gain)}
+        gain = _final_gain(context, result, second, of_residuals, location.residuals)
+    metadata |= {"kept": gain.pays or not auto, "decided": "all rows", **_figures(gain)}
     passes = result.measured.passes + of_residuals.measured.passes
+    located = LocatedFit(second, of_residuals, location.residuals)
+    return _with_location(result, located, metadata, passes)
+
+
+def _given_fit(
+    fit: JointFit, context: FitContext, residuals: Residuals, words: str
+) -> tuple[FitResult, LocatedFit | None]:
+    """The result of a fit with a given location: both fits share the pass over the rows.
+
+    The fit without the location answers what is not asked of laws, such as ``expect``, and laws
+    far from the data.
+    """
+    _report(context, SECOND + SEARCH)
+    second = _second_context(fit, context, residuals)
+    _report(context, PIVOTS)
+    plain = fit._prepared(context)
+    _report(context, SECOND + PIVOTS)
+    moved = fit._prepared(second)
+    _report(context, PASS)
+
+    def between() -> None:
+        _report(context, SECOND + SOLUTION)
+
+    summed, summed_residuals = run_both(plain, moved, residuals, between)
+    result, of_residuals = fit._result(context, summed), fit._result(second, summed_residuals)
+    if len(summed.measured.moments.held_out_folds) < 2:
+        raise DataError(
+            "a location is judged on held-out folds, and fewer than two have rows of positive "
+            f"weight: give more rows or {remedy('n_folds', '--folds')}"
+        )
+    _report(context, DECISION)
+    with one_blas_thread():
+        gain = _final_gain(context, result, second, of_residuals, residuals)
+    retained = context.residual is True or not gain.costs
+    metadata = {"kept": retained, "decided": "given", "location": words, **_figures(gain)}
+    located = LocatedFit(second, of_residuals, residuals)
+    return _with_location(result, located, metadata, result.measured.passes)
+
+
+def _with_location(
+    result: FitResult, located: LocatedFit, metadata: dict[str, Any], passes: int
+) -> tuple[FitResult, LocatedFit | None]:
+    """The result with its decision on a location model, and the model if it is kept."""
+    _, of_residuals, residuals = located
     result = result.with_memory(of_residuals.measured.report.memory)
     result = result.described(residual=metadata, passes=passes)
-    residuals = location.residuals
     model = LocationModel(residuals.location, of_residuals.model, residuals.transform)
+    retained = metadata["kept"]
     result = result._replace(
         model=replace(result.model, residual=model if retained else None),
         measured=result.measured._replace(passes=passes),
     )
-    return result, LocatedFit(second, of_residuals, residuals) if retained else None
+    return result, located if retained else None
 
 
 def _plain_fit(fit: JointFit, context: FitContext) -> FitResult:
@@ -229,12 +285,12 @@ def _location(
     return max(locations, key=lambda each: float(each.skill.sum()))
 
 
-def _of_residuals(context: FitContext, location: FittedMeanFunction) -> FitContext:
+def _of_residuals(context: FitContext, residuals: Residuals) -> FitContext:
     """The same rows of x and e, whose pivots come from the row sample unless those of x are given.
 
     No functions are declared, and nothing is searched or tried.
     """
-    sample = context.sample.with_residuals(location.residuals, context.rows)
+    sample = context.sample.with_residuals(residuals, context.rows)
     assert sample.row_sample is not None
     x, y = context.pivots
     residual = replace(y, variable="the residual of y", mode="sampled", points=None)
@@ -252,12 +308,13 @@ def _of_residuals(context: FitContext, location: FittedMeanFunction) -> FitConte
         residual=False,
         scores=None,
         mean=None,
+        given=None,
     )
 
 
-def _second_context(fit: JointFit, context: FitContext, location: FittedMeanFunction) -> FitContext:
+def _second_context(fit: JointFit, context: FitContext, residuals: Residuals) -> FitContext:
     """The same fit of x and e."""
-    second, kernels = _of_residuals(context, location), list(context.kernels)
+    second, kernels = _of_residuals(context, residuals), list(context.kernels)
     if context.search is None:
         kernels[1] = choose_kernel(None, second.rows, 1, second.sample.columns[1], "kernel_y")
         return replace(second, kernels=kernels)
@@ -280,7 +337,7 @@ def _quick(tuning: Tuning) -> Tuning:
     )
 
 
-def _screened_gain(context: FitContext, second: FitContext, location: FittedMeanFunction) -> Gain:
+def _screened_gain(context: FitContext, second: FitContext, residuals: Residuals) -> Gain:
     """The gain of refits on a part of the row sample."""
     rows = context.rows.prefix(_SCREENED_ROWS)
     moved = second.rows.prefix(_SCREENED_ROWS)
@@ -299,7 +356,7 @@ def _screened_gain(context: FitContext, second: FitContext, location: FittedMean
     ]
     y = context.rows.parts[1]
     values = ValueRange(y.min(axis=0), y.max(axis=0), (np.floor(y) == y).all(axis=0))
-    return _gain(context, values, location, laws[0], laws[1], _SCREENED_ROWS)
+    return _gain(context, values, residuals, laws[0], laws[1], _SCREENED_ROWS)
 
 
 def _final_gain(
@@ -307,25 +364,24 @@ def _final_gain(
     result: FitResult,
     second: FitContext,
     of_residuals: FitResult,
-    location: FittedMeanFunction,
+    residuals: Residuals,
 ) -> Gain:
     """The gain of refits from all rows, at rows of the row sample."""
     plain = refitted_laws(context, result)
     moved = refitted_laws(second, of_residuals)
     cells = result.model.y.cells
     assert cells is not None
-    return _gain(context, cells.values, location, plain, moved, HELD_ROWS)
+    return _gain(context, cells.values, residuals, plain, moved, HELD_ROWS)
 
 
 def _gain(
     context: FitContext,
     values: ValueRange,
-    location: FittedMeanFunction,
+    residuals: Residuals,
     plain: Iterator[HeldLaws],
     moved: Iterator[HeldLaws],
     size: int,
 ) -> Gain:
-    residuals = location.residuals
     rows, folding = context.rows.prefix(size), context.sample.folding
     x, y = rows.parts
     share = rows.importance

@@ -15,7 +15,7 @@ from cme_dask.passes.progress import Event, FitProgress, Step, StepBegan, listen
 
 ROWS, SEARCH, PIVOTS, PASS, SOLUTION = "rows", "search", "pivots", "pass", "solution"
 LOCATION, DECISION, ITERATIONS = "location", "decision", "iterations"
-LEFT_OUT = "left out"
+LEFT_OUT, GIVEN = "left out", "given location"
 SECOND = "second "
 """Before the key of a step that is done again for the residuals of y."""
 
@@ -32,6 +32,7 @@ _NAMES = {
     PASS: "pass over the rows",
     SOLUTION: "solution",
     LOCATION: "location of y given x",
+    GIVEN: "location by the given regressor",
     SECOND + SEARCH: "search for kernels of residuals",
     SECOND + PIVOTS: "pivots of residuals",
     SECOND + PASS: "pass over the residuals",
@@ -48,6 +49,7 @@ _SECOND_RANK = 25.0  # of bases of x and of residuals, before their own are know
 _FLOPS = 4.7e10  # of one core in a pass, per second
 _BESIDE = 215.0  # rank whose products take as long as what a pass does beside them
 _LOCATION_SECONDS = 0.4  # of a location on the row sample
+_GIVEN_SECONDS = 5.0  # of a regressor on the row sample, with its refits without each fold
 _GRADIENTS = 20.0  # of an iteration, when half of it is taken to be done
 _LARGE = 500.0  # of a basis, to whose cost others are compared
 
@@ -208,6 +210,10 @@ def _typical(ranks: Sequence[float]) -> float:
     return float((sum(rank**DENSE_POWER for rank in ranks) / len(ranks)) ** (1.0 / DENSE_POWER))
 
 
+_OPENING = LOCATION, PIVOTS, PASS, SECOND + SEARCH, SECOND + PIVOTS, SECOND + SOLUTION
+"""Steps from which on reports are those of the first fit, or of the second one."""
+
+
 class StepReports:
     """The ``progress`` that a fit hands down: reports of its parts become events of the whole.
 
@@ -239,8 +245,8 @@ class StepReports:
             self._target.leave_out(detail.without)
             if detail.key == PIVOTS:
                 self._target.confirm()
-            if detail.key in (LOCATION, PIVOTS, SECOND + PIVOTS):
-                self._prefix, self._ranks = "" if detail.key == PIVOTS else SECOND, []
+            if detail.key in _OPENING:
+                self._prefix, self._ranks = "" if detail.key in (PIVOTS, PASS) else SECOND, []
                 self._search = SearchTimes(self._costs.columns, 1.0, self._search)
                 self._target.begin(detail.key)
                 return
@@ -334,6 +340,7 @@ def steps_of(
     specs: int = 1,
     residual: bool = False,
     screened: bool = False,
+    given: str | None = None,
     iterates: bool = False,
 ) -> list[Step]:
     """The steps of a fit and their predicted seconds, before anything is known."""
@@ -368,6 +375,12 @@ def steps_of(
     second[PASS] = replace(second[PASS], like=PASS, ratio=again[PASS] / first[PASS])
     location = Step(LOCATION, _NAMES[LOCATION], _LOCATION_SECONDS if screened else first[LOCATION])
     decision = Step(DECISION, _NAMES[DECISION], first[DECISION])
+    if given is not None:
+        fitted = [Step(GIVEN, _NAMES[GIVEN], _GIVEN_SECONDS)] if given == "regressor" else []
+        order = (steps.pop(ROWS), *fitted, *(s.pop(SEARCH) for s in (steps, second) if learned))
+        both = (s.pop(PIVOTS) for s in (steps, second))
+        del second[PASS]  # the rows are read once for both
+        return [*order, *both, *steps.values(), *second.values(), decision]
     if not screened:
         return [*steps.values(), location, *second.values(), decision]
     before = [steps.pop(key) for key in (ROWS, SEARCH) if key in steps]
@@ -388,6 +401,7 @@ def reported(
     specs: int = 1,
     residual: bool = False,
     screened: bool = False,
+    given: str | None = None,
     iterates: bool = False,
     left_out: Operations | None = None,
 ) -> Iterator[Progress | None]:
@@ -409,6 +423,8 @@ def reported(
         Whether a location of y given x is tried.
     screened
         Whether the row sample decides on that before the pass.
+    given
+        ``column`` or ``regressor``, if the location is given; both fits then share the pass.
     iterates
         Whether the solution takes a pass for each of its gradients.
     left_out
@@ -430,6 +446,7 @@ def reported(
             specs=specs,
             residual=residual,
             screened=screened,
+            given=given,
             iterates=iterates,
         )
         target = FitProgress(steps, listener, executor.client)

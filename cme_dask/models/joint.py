@@ -545,7 +545,8 @@ def _size(name: str, variable: Variable, fit: dict[str, Any]) -> str:
 def _residual(about: dict[str, Any]) -> str:
     """What the location model gained."""
     plain, moved = about["crps"]
-    return f"laws moved to mu(x): held-out CRPS {moved:.4g}, plain {plain:.4g}"
+    target = about.get("location", "mu(x)")
+    return f"laws moved to {target}: held-out CRPS {moved:.4g}, plain {plain:.4g}"
 
 
 def _calibrated(model: "JointModel") -> list[tuple[str, str]]:

@@ -1,0 +1,191 @@
+"""Locations that a user gives: names of columns with predictions, or a scikit-learn regressor."""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from sklearn.base import clone, is_classifier
+from sklearn.multioutput import MultiOutputRegressor
+from sklearn.utils import get_tags
+from sklearn.utils.validation import has_fit_parameter
+
+from cme_dask.data.columns import Columns
+from cme_dask.errors import DataError, remedy
+from cme_dask.estimators.context import FitContext
+from cme_dask.estimators.steps import GIVEN
+from cme_dask.numerics.folds import RowSample
+from cme_dask.numerics.given_location import (
+    ColumnMean,
+    ColumnResiduals,
+    RegressorMean,
+    RegressorResiduals,
+)
+from cme_dask.numerics.location import Residuals
+from cme_dask.passes.progress import StepBegan
+
+Array = Any
+
+_KINDS = (
+    "a scikit-learn regressor that is not fitted yet, or the name of a column of x that holds "
+    "predictions of y (of several columns of y a list of names)"
+)
+
+
+def check_location(name: str, value: Any) -> None:
+    """DataError unless the value may be a location: names of columns, or a regressor."""
+    if location_kind(value) == "column":
+        return
+    if isinstance(value, type):
+        raise DataError(f"{name} must be {_KINDS}, got the class {value.__name__}: give an object")
+    if is_classifier(value):
+        raise DataError(
+            f"{name} must be {_KINDS}, got the classifier {type(value).__name__}: residuals are "
+            "those of numbers"
+        )
+    missing = [method for method in ("fit", "predict", "get_params") if not hasattr(value, method)]
+    if missing:
+        lacks = ", ".join(missing)
+        raise DataError(f"{name} must be {_KINDS}, got {value!r:.80}, which lacks {lacks}")
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(isinstance(name, str) for name in value)
+
+
+def location_kind(value: Any) -> str:
+    """``column`` or ``regressor``."""
+    return "column" if isinstance(value, str) or _are_names(value) else "regressor"
+
+
+def described_location(value: Any) -> str:
+    """A given location in words, for the model and the plan."""
+    if isinstance(value, str):
+        return f"column {value}"
+    if _are_names(value):
+        return f"columns {', '.join(value)}"
+    return type(value).__name__
+
+
+def given_residuals(value: Any, context: FitContext, *, covariate: bool) -> Residuals:
+    """Residuals of y from a given location.
+
+    Parameters
+    ----------
+    value
+        Names of columns of x, or a regressor, as :func:`check_location` admits them.
+    context
+        The rows; a regressor is fitted to the row sample, once and without each fold.
+    covariate
+        Whether laws of residuals may be given a regressor's predictions beside x; columns of x are
+        there anyway.
+
+    Raises
+    ------
+    DataError
+        On unknown columns or labels, another number of columns than y has, a regressor that fails,
+        or row samples of fewer than two folds.
+    """
+    x, y = context.sample.columns
+    if location_kind(value) == "column":
+        names = [value] if isinstance(value, str) else list(value)
+        positions = _positions(names, x, y)
+        return ColumnResiduals(ColumnMean(len(x.names), positions), context.n_folds)
+    if context.progress is not None:
+        context.progress(StepBegan(GIVEN))
+    return _cross_fitted(value, context, covariate)
+
+
+def _positions(names: Sequence[str], x: Columns, y: Columns) -> tuple[int, ...]:
+    unknown = [name for name in names if name not in x.names]
+    if unknown:
+        raise DataError(
+            f"the location {', '.join(map(repr, unknown))} is no column of x: there are "
+            f"{x.listed()}; predictions are a column of x, also where the model is asked"
+        )
+    labelled = [name for name in names if name in x.categories]
+    if labelled:
+        raise DataError(f"the location {labelled[0]!r} holds labels: predictions are numbers")
+    if len(names) != len(y.names):
+        raise DataError(
+            f"the location names {len(names)} column{'s' * (len(names) > 1)}, y has "
+            f"{len(y.names)} ({y.listed()}): name the column with the predictions of each, in "
+            "this order"
+        )
+    return x.positions(names)
+
+
+def _cross_fitted(value: Any, context: FitContext, covariate: bool) -> RegressorResiduals:
+    """A regressor fitted to all rows of the row sample, and to those without each fold."""
+    rows = context.rows
+    d, q = (len(columns.names) for columns in context.sample.columns)
+    folds = rows.folds(context.sample.folding, context.n_folds)
+    used = np.unique(folds[rows.weights > 0.0])
+    if len(used) < 2:
+        raise DataError(
+            "locations are cross-fitted, and fewer than two folds have rows of positive weight: "
+            f"give more rows or {remedy('n_folds', '--folds')}"
+        )
+    template, name = _template(value, q, context.seed), type(value).__name__
+
+    def fitted(selected: Array) -> RegressorMean:
+        return RegressorMean(_fit(template, rows, selected, name), name, (d, q), covariate)
+
+    every = np.ones(len(rows), dtype=bool)
+    whole = fitted(every)
+    each = [whole] * context.n_folds
+    for done, fold in enumerate(used, start=1):
+        if context.progress is not None:
+            context.progress(StepBegan(GIVEN, done / (len(used) + 1)))
+        each[fold] = fitted(folds != fold)
+    result = RegressorResiduals(whole, tuple(each), "")
+    values = result.held_out(rows.parts[0], folds), whole(rows.parts[0])
+    digest = hashlib.sha256(b"".join(map(np.ndarray.tobytes, values))).hexdigest()
+    return RegressorResiduals(whole, tuple(each), digest)
+
+
+def _template(value: Any, q: int, seed: int) -> Any:
+    """A clone that predicts all columns of y, with the seed of the fit where it has none."""
+    result = clone(value)
+    open_ = {
+        key: seed
+        for key, given in result.get_params(deep=True).items()
+        if key.rpartition("__")[2] == "random_state" and given is None
+    }
+    result.set_params(**open_)
+    if q > 1 and not get_tags(result).target_tags.multi_output:
+        return MultiOutputRegressor(result)
+    return result
+
+
+def _fit(template: Any, rows: RowSample, selected: Array, name: str) -> Any:
+    """A fitted clone; DataError if that fails."""
+    selected = selected & (rows.weights > 0.0)
+    x, y = (part[selected] for part in rows.parts)
+    weights, given = rows.importance[selected], {}
+    parameter = _weight_parameter(template)
+    if parameter is not None and np.ptp(weights) > 0.0:
+        given[parameter] = weights * (len(weights) / weights.sum())
+    regressor = clone(template)
+    try:
+        return regressor.fit(x, y[:, 0] if y.shape[1] == 1 else y, **given)
+    except Exception as error:
+        raise DataError(
+            f"the location {name} can't be fitted to {len(x):,} rows of x, shape {x.shape}, and "
+            f"y, {y.shape[1]} column{'s' * (y.shape[1] > 1)} (NumPy arrays, labels as codes): "
+            f"{error}"
+        ) from error
+
+
+def _weight_parameter(regressor: Any) -> str | None:
+    """The parameter of ``fit`` that takes weights; None if there is none.
+
+    Pipelines pass it on to their last step, and regressors of several columns to each of theirs.
+    """
+    steps = getattr(regressor, "steps", None)
+    if steps:
+        inner = _weight_parameter(steps[-1][1])
+        return None if inner is None else f"{steps[-1][0]}__{inner}"
+    if isinstance(regressor, MultiOutputRegressor):
+        regressor = regressor.estimator
+    return "sample_weight" if has_fit_parameter(regressor, "sample_weight") else None
