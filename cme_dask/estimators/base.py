@@ -36,7 +36,14 @@ from cme_dask.estimators.context import (
 )
 from cme_dask.estimators.fit_pass import FitPass
 from cme_dask.estimators.given_location import check_location
-from cme_dask.estimators.planning import FitPlan, Other, SecondPass, plan_fit
+from cme_dask.estimators.planning import (
+    Choices,
+    FitPlan,
+    Other,
+    SecondPass,
+    choose,
+    plan_fit,
+)
 from cme_dask.estimators.steps import reported
 from cme_dask.kernels import Kernel
 from cme_dask.kernels.evaluator import one_blas_thread
@@ -337,14 +344,12 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
         second: SecondPass | None = None,
     ) -> FitPlan:
         """The plan; ``others`` are further kernels that the pass compares."""
-        return plan_fit(
-            context,
-            partial(self._in_mode, context),
-            self._landmarks,
-            partial(self._cells, context),
-            others,
-            second,
-        )
+        return plan_fit(context, self._choices(context, others), second)
+
+    def _choices(self, context: FitContext, others: Sequence[Other] = ()) -> Choices:
+        """What the fit chooses before its pass."""
+        specify, cells = partial(self._in_mode, context), partial(self._cells, context)
+        return choose(context, specify, self._landmarks, cells, others)
 
     def _become(
         self,

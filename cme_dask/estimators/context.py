@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -301,6 +301,24 @@ def warn_of_length(kernel: Kernel, points: Array, name: str) -> bool:
 # The context
 
 
+class GivenLocation(NamedTuple):
+    """A location that the user gave.
+
+    Attributes
+    ----------
+    residuals
+        From it.
+    words
+        What it is, for the model and the plan.
+    seconds
+        What a regressor took to be fitted, else 0.
+    """
+
+    residuals: Residuals
+    words: str
+    seconds: float
+
+
 @dataclass(frozen=True, eq=False)
 class FitContext:
     """What a fit has before its pass: rows, kernels, memory; and the bases that it makes of these.
@@ -341,7 +359,7 @@ class FitContext:
     mean
         The kernel of x that was learned for the location, if one was.
     given
-        Residuals from a location that the user gave, and that location in words; or None.
+        A location that the user gave, or None.
     """
 
     sample: Sample
@@ -365,7 +383,7 @@ class FitContext:
     mean: MeanKernel | None = None
     calibration: str | bool = False
     conformal: str | bool = False
-    given: tuple[Residuals, str] | None = None
+    given: GivenLocation | None = None
 
     def predict(
         self,

@@ -1,6 +1,7 @@
 """Locations that a user gives: names of columns with predictions, or a scikit-learn regressor."""
 
 import hashlib
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from sklearn.utils.validation import has_fit_parameter
 
 from cme_dask.data.columns import Columns
 from cme_dask.errors import DataError, remedy
-from cme_dask.estimators.context import FitContext
+from cme_dask.estimators.context import FitContext, GivenLocation
 from cme_dask.estimators.steps import GIVEN
 from cme_dask.numerics.folds import RowSample
 from cme_dask.numerics.given_location import (
@@ -21,7 +22,6 @@ from cme_dask.numerics.given_location import (
     RegressorMean,
     RegressorResiduals,
 )
-from cme_dask.numerics.location import Residuals
 from cme_dask.passes.progress import StepBegan
 
 Array = Any
@@ -67,8 +67,8 @@ def described_location(value: Any) -> str:
     return type(value).__name__
 
 
-def given_residuals(value: Any, context: FitContext, *, covariate: bool) -> Residuals:
-    """Residuals of y from a given location.
+def given_location(value: Any, context: FitContext, *, covariate: bool) -> GivenLocation:
+    """The location of y, and residuals from it.
 
     Parameters
     ----------
@@ -90,10 +90,13 @@ def given_residuals(value: Any, context: FitContext, *, covariate: bool) -> Resi
     if location_kind(value) == "column":
         names = [value] if isinstance(value, str) else list(value)
         positions = _positions(names, x, y)
-        return ColumnResiduals(ColumnMean(len(x.names), positions), context.n_folds)
+        residuals = ColumnResiduals(ColumnMean(len(x.names), positions), context.n_folds)
+        return GivenLocation(residuals, described_location(value), 0.0)
     if context.progress is not None:
         context.progress(StepBegan(GIVEN))
-    return _cross_fitted(value, context, covariate)
+    begin = time.perf_counter()
+    fitted = _cross_fitted(value, context, covariate)
+    return GivenLocation(fitted, described_location(value), time.perf_counter() - begin)
 
 
 def _positions(names: Sequence[str], x: Columns, y: Columns) -> tuple[int, ...]:

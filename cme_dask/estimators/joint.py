@@ -141,11 +141,10 @@ class JointDistribution(JointFit):
         A location mu(x) of your own in place of the ridge regression. The name of a column of x
         that holds predictions of y, made by a model that was not fitted on these rows (of several
         columns of y a name for each); or an unfitted scikit-learn regressor, which is fitted to the
-        row sample and, for the residuals, to the row sample without each fold. The sums of (x, y)
-        and of (x, e) are then made in one pass. Laws of residuals are given the predictions as well
-        as x. ``residual="auto"`` keeps the location unless the laws without it have the lower
-        held-out CRPS by more than one standard error, ``True`` keeps it always. Models whose
-        location is a regressor cannot be saved.
+        row sample and, for the residuals, to the row sample without each fold. Both models, of
+        (x, y) and of (x, e), then come from one pass, and the location is kept whatever it gains,
+        which ``model_.about["residual"]`` holds. Laws of residuals are given the predictions as
+        well as x, unless ``kernel_x`` is. A model whose location is a regressor cannot be saved.
     calibration : {"auto", True, False}
         Calibrate the conditional laws of numeric columns of y by the levels at which held-out rows
         lie under laws of refits without their fold (probability integral transforms), see

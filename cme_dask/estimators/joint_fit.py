@@ -14,13 +14,13 @@ from cme_dask.errors import DataError, remedy
 from cme_dask.estimators.base import Declarations, FittedBasis, MeanRegressor, Measured, origin
 from cme_dask.estimators.context import IN_ROUNDS, FitContext
 from cme_dask.estimators.fit_pass import FitPass
-from cme_dask.estimators.given_location import described_location, given_residuals
+from cme_dask.estimators.given_location import given_location
 from cme_dask.estimators.growing import (
     GrowingEstimator,
     different_functions,
     functions_of_first_call,
 )
-from cme_dask.estimators.planning import FitPlan
+from cme_dask.estimators.planning import Choices, FitPlan, plan_fit
 from cme_dask.estimators.steps import LOCATION, PIVOTS, SEARCH, SECOND, SECOND_PASS
 from cme_dask.estimators.tuned import (
     EnsembleFit,
@@ -156,8 +156,9 @@ class JointFit(MeanRegressor, GrowingEstimator):
         )
         if self.location is not None and self._possible(context, "residual"):
             covariate = x is None and context.pivots[0].mode != "given"
-            residuals = given_residuals(self.location, context, covariate=covariate)
-            context = replace(context, given=(residuals, described_location(self.location)))
+            context = replace(
+                context, given=given_location(self.location, context, covariate=covariate)
+            )
         if x is None or y is None:
             context = search_kernels(context, (x, y), self._tuning, self.reg is None)
         # "auto" is for learned kernels: who gives them says what is to be fitted.
@@ -252,9 +253,9 @@ class JointFit(MeanRegressor, GrowingEstimator):
         coupled = context.solver.constraint.partition
         return partitions(context, self.max_rank) if coupled else None
 
-    def _planned(self, context: FitContext, *_: Any) -> FitPlan:
-        solver, search = context.solver, context.search
-        finalists = search.finalists[1:] if context.averages else ()
+    def _choices(self, context: FitContext, *_: Any) -> Choices:
+        solver = context.solver
+        finalists = context.search.finalists[1:] if context.averages else ()
         others = [
             (
                 (one.kernel_x, one.kernel_y),
@@ -262,7 +263,14 @@ class JointFit(MeanRegressor, GrowingEstimator):
             )
             for one in finalists
         ]
-        plan = super()._planned(context, others)
+        return super()._choices(context, others)
+
+    def _planned(self, context: FitContext, *_: Any) -> FitPlan:
+        return self._plan_of(context, self._choices(context))
+
+    def _plan_of(self, context: FitContext, choices: Choices) -> FitPlan:
+        """The plan of a fit that has chosen, with the memory of its search."""
+        plan, search = plan_fit(context, choices), context.search
         return (
             plan if search is None else replace(plan, memory=plan.memory.or_tighter(search.memory))
         )

@@ -9,10 +9,12 @@ import numpy as np
 
 from cme_dask.data.sample import Sample
 from cme_dask.estimators.context import FitContext
+from cme_dask.estimators.fit_pass import beside_residuals, of_both
 from cme_dask.kernels import Kernel
 from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.numerics.basis import Basis, eigenbasis
 from cme_dask.numerics.cells import CellReduction
+from cme_dask.numerics.location import Residuals
 from cme_dask.numerics.moments import (
     FeatureBlock,
     MomentReduction,
@@ -21,7 +23,7 @@ from cme_dask.numerics.moments import (
     strip_moments,
 )
 from cme_dask.numerics.precision import TRIAL_ROWS, ComputeMode
-from cme_dask.numerics.reduction import MemoryPlan, Reduction
+from cme_dask.numerics.reduction import Cost, Extent, MemoryPlan, Reduction
 from cme_dask.passes.cost import PassCost, time_pass
 from cme_dask.passes.run import extent_of, plan_pass
 
@@ -105,6 +107,10 @@ class FitPlan:
         The plan of its pass, where the row sample advises it.
     leave_one_out
         Predicted: the second pass of an embedding whose ridge is chosen by leave-one-out.
+    location
+        A given location in words, or None. The fits with and without it share the pass.
+    location_seconds
+        Measured: fitting a regressor that is the location.
     """
 
     variables: tuple[PlannedVariable, ...]
@@ -123,6 +129,8 @@ class FitPlan:
     screening_seconds: float = 0.0
     second: "FitPlan | None" = None
     leave_one_out: PassCost | None = None
+    location: str | None = None
+    location_seconds: float = 0.0
 
     @property
     def rows(self) -> int:
@@ -152,8 +160,10 @@ class FitPlan:
         again = (
             {f"location model{known}": self.residual_seconds[0]} if self.residual is True else {}
         )
+        located = {"given location": self.location_seconds} if self.location_seconds else {}
         return {
             "row sample": self.sample_seconds,
+            **located,
             **searched,
             **screened,
             "choice of pivots": self.pivot_seconds,
@@ -213,21 +223,64 @@ class FitPlan:
             "pass_seconds": self.moment_pass.seconds,
             "pass_rows_per_second": self.moment_pass.rows_per_second,
             "leave_one_out": None if self.leave_one_out is None else asdict(self.leave_one_out),
+            "location": self.location,
             "residual": self.residual,
             "residual_seconds": list(self.residual_seconds),
             "memory": self.memory._asdict(),
         }
 
 
-def plan_fit(
+@dataclass(frozen=True, eq=False)
+class Choices:
+    """What a fit has chosen before its pass.
+
+    Attributes
+    ----------
+    bases
+        Of each pair of kernels, the best one first.
+    specs
+        The moments of each.
+    location
+        Moments of the kernel of x that was learned for the location, if one was.
+    cells
+        Whose rows the pass sums.
+    arithmetic
+        Of the moments of the best pair, in words.
+    pivot_seconds, trial_seconds
+        What the choice of pivots took, and that of the arithmetic.
+    """
+
+    bases: Sequence[Sequence[Basis]]
+    specs: Sequence[MomentReduction]
+    location: MomentReduction | None
+    cells: Sequence[CellReduction]
+    arithmetic: str
+    pivot_seconds: float
+    trial_seconds: float
+
+    @property
+    def sets(self) -> MomentSets:
+        """All moments together."""
+        return MomentSets((*self.specs, *(() if self.location is None else (self.location,))))
+
+    @property
+    def reductions(self) -> list[Reduction[Any, Any]]:
+        """What the pass computes."""
+        return [self.sets, *self.cells]
+
+    def cost(self, context: FitContext, extent: Extent) -> Cost:
+        """What the pass needs, and the client around it."""
+        return context.cost(extent, self.sets.ranks, self.sets.width, self.cells)
+
+
+def choose(
     context: FitContext,
     specify: Specify,
     landmarks: Callable[[FitContext], Sequence[Basis] | None],
     cells: Callable[[Sequence[Basis]], Sequence[CellReduction]],
     others: Sequence[Other] = (),
-    second: SecondPass | None = None,
-) -> FitPlan:
-    """Choose pivots and arithmetic as the fit would, and predict the rest.
+) -> Choices:
+    """Choose pivots and arithmetic as the fit would.
 
     Parameters
     ----------
@@ -241,15 +294,7 @@ def plan_fit(
         From bases to the cells whose rows the pass sums.
     others
         Further kernels that are compared on all rows, with their ``specify``.
-    second
-        What a second pass computes, of the moments of some rows here.
-
-    Raises
-    ------
-    ResourceError
-        If the fit would not fit into memory.
     """
-    sample, executor = context.sample, context.executor
     marks = [time.perf_counter()]
     # Rounds over all rows are what a plan must not do: the row sample tells about which rank.
     from_sample = replace(context, pivots=tuple(each.from_sample() for each in context.pivots))
@@ -266,13 +311,40 @@ def plan_fit(
     ]
     summed = cells(each[0])
     marks.append(time.perf_counter())
-    specs = [spec, *also]
-    location = context.moments_of_mean()
-    sets = MomentSets((*specs, *(() if location is None else (location,))))
-    runs, memory = context.predict(sets.ranks, sets.width, summed)
+    return Choices(
+        each,
+        [spec, *also],
+        context.moments_of_mean(),
+        summed,
+        arithmetic.name,
+        marks[1] - marks[0],
+        marks[2] - marks[1],
+    )
+
+
+def plan_fit(context: FitContext, choices: Choices, second: SecondPass | None = None) -> FitPlan:
+    """The plan of a fit that has chosen its pivots and its arithmetic.
+
+    Parameters
+    ----------
+    context
+        What the fit has before its pass.
+    choices
+        What it has chosen.
+    second
+        What a second pass computes, of the moments of some rows here.
+
+    Raises
+    ------
+    ResourceError
+        If the fit would not fit into memory.
+    """
+    sample, executor = context.sample, context.executor
+    spec, sets = choices.specs[0], choices.sets
+    runs, memory = context.predict(sets.ranks, sets.width, choices.cells)
     with one_blas_thread():
-        solution_seconds = _solution_seconds(specs)
-    moment_pass = time_pass(sample, [sets, *summed], runs, executor)
+        solution_seconds = _solution_seconds(choices.specs)
+    moment_pass = time_pass(sample, choices.reductions, runs, executor)
     second_pass = None
     if second is not None:
         trial = context.rows.prefix(TRIAL_ROWS)
@@ -293,23 +365,71 @@ def plan_fit(
                 repr(bases[0].kernel),
             )
             for pivots, columns, bases in zip(
-                context.pivots, sample.columns, zip(*each, strict=True), strict=True
+                context.pivots, sample.columns, zip(*choices.bases, strict=True), strict=True
             )
         ),
-        arithmetic=arithmetic.name,
+        arithmetic=choices.arithmetic,
         scheduler=executor.kind,
         passes=context.passes + 1 + (context.residual is True) + (second is not None),
         moment_pass=moment_pass,
         sample_seconds=context.seconds,
-        pivot_seconds=marks[1] - marks[0],
-        trial_seconds=marks[2] - marks[1],
+        pivot_seconds=choices.pivot_seconds,
+        trial_seconds=choices.trial_seconds,
         solution_seconds=solution_seconds,
         memory=memory,
-        finalists=len(specs),
-        search_seconds=0.0 if context.search is None else context.search.seconds,
+        finalists=len(choices.specs),
+        search_seconds=_searched(context),
         residual=context.residual,
         leave_one_out=second_pass,
     )
+
+
+def with_residuals(
+    plan: FitPlan,
+    plain: tuple[FitContext, Choices],
+    moved: tuple[FitContext, Choices],
+    residuals: Residuals,
+) -> FitPlan:
+    """The plan of a fit that shares its pass with one to residuals from a given location.
+
+    Parameters
+    ----------
+    plan
+        Of the first fit alone.
+    plain, moved
+        What both fits have before the pass, and what they have chosen.
+    residuals
+        What the second one is fitted to.
+
+    Raises
+    ------
+    ResourceError
+        If both together would not fit into memory.
+    """
+    (context, choices), (second, others) = plain, moved
+    sample = beside_residuals(context.sample, residuals)
+    extent = extent_of(sample, context.executor)
+    cost = choices.cost(context, extent) + others.cost(second, extent)
+    runs, memory = plan_pass(cost, extent, context.executor)
+    reductions = of_both(choices.reductions, others.reductions)
+    with one_blas_thread():
+        solution_seconds = _solution_seconds(others.specs)
+    return replace(
+        plan,
+        passes=context.passes + 1,
+        moment_pass=time_pass(sample, reductions, runs, context.executor),
+        memory=plan.memory.or_tighter(memory),
+        pivot_seconds=plan.pivot_seconds + others.pivot_seconds,
+        trial_seconds=plan.trial_seconds + others.trial_seconds,
+        solution_seconds=plan.solution_seconds + solution_seconds,
+        search_seconds=plan.search_seconds + _searched(second),
+        finalists=plan.finalists + len(others.specs),
+        residual=False,
+    )
+
+
+def _searched(context: FitContext) -> float:
+    return 0.0 if context.search is None else float(context.search.seconds)
 
 
 def _solution_seconds(specs: Sequence[MomentReduction]) -> float:

@@ -15,10 +15,15 @@ import numpy as np
 from cme_dask.config import HELD_ROWS
 from cme_dask.errors import DataError, remedy
 from cme_dask.estimators.conformal import LocatedFit
-from cme_dask.estimators.context import FitContext, choose_kernel
+from cme_dask.estimators.context import FitContext, GivenLocation, choose_kernel
 from cme_dask.estimators.fit_pass import run_both
 from cme_dask.estimators.joint_fit import FitResult, JointFit, averaged, refitted_laws
-from cme_dask.estimators.planning import RESIDUAL_EVALUATIONS, RESIDUAL_FINALISTS, FitPlan
+from cme_dask.estimators.planning import (
+    RESIDUAL_EVALUATIONS,
+    RESIDUAL_FINALISTS,
+    FitPlan,
+    with_residuals,
+)
 from cme_dask.estimators.steps import (
     DECISION,
     LOCATION,
@@ -109,6 +114,8 @@ def located_plan(
     planned
         Plans one of its passes.
     """
+    if context.given is not None:
+        return _given_plan(fit, context, context.given)
     begin = time.perf_counter()
     screening = _screened(fit, context)
     seconds = time.perf_counter() - begin
@@ -135,7 +142,7 @@ def located_fit(fit: JointFit, context: FitContext) -> tuple[FitResult, LocatedF
     it.
     """
     if context.given is not None:
-        return _given_fit(fit, context, *context.given)
+        return _given_fit(fit, context, context.given)
     screening = _screened(fit, context)
     result, auto = _plain_fit(fit, context), context.residual == "auto"
     each = averaged(context, result)
@@ -167,14 +174,25 @@ def located_fit(fit: JointFit, context: FitContext) -> tuple[FitResult, LocatedF
     return _with_location(result, located, metadata, passes)
 
 
+def _given_plan(fit: JointFit, context: FitContext, given: GivenLocation) -> FitPlan:
+    """The plan of :func:`_given_fit`."""
+    second = _second_context(fit, context, given.residuals)
+    plain, moved = (context, fit._choices(context)), (second, fit._choices(second))
+    plan = with_residuals(fit._plan_of(*plain), plain, moved, given.residuals)
+    if second.search is not None:
+        plan = replace(plan, memory=plan.memory.or_tighter(second.search.memory))
+    return replace(plan, location=given.words, location_seconds=given.seconds)
+
+
 def _given_fit(
-    fit: JointFit, context: FitContext, residuals: Residuals, words: str
+    fit: JointFit, context: FitContext, given: GivenLocation
 ) -> tuple[FitResult, LocatedFit | None]:
     """The result of a fit with a given location: both fits share the pass over the rows.
 
     The fit without the location answers what is not asked of laws, such as ``expect``, and laws
     far from the data.
     """
+    residuals = given.residuals
     _report(context, SECOND + SEARCH)
     second = _second_context(fit, context, residuals)
     _report(context, PIVOTS)
@@ -196,8 +214,7 @@ def _given_fit(
     _report(context, DECISION)
     with one_blas_thread():
         gain = _final_gain(context, result, second, of_residuals, residuals)
-    retained = context.residual is True or not gain.costs
-    metadata = {"kept": retained, "decided": "given", "location": words, **_figures(gain)}
+    metadata = {"kept": True, "decided": "given", "location": given.words, **_figures(gain)}
     located = LocatedFit(second, of_residuals, residuals)
     return _with_location(result, located, metadata, result.measured.passes)
 

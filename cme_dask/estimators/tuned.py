@@ -28,7 +28,7 @@ from cme_dask.numerics.crossval import held_folds
 from cme_dask.numerics.moments import FeatureBlock, MomentReduction, MomentSets, MomentSums
 from cme_dask.numerics.precision import ComputeMode
 from cme_dask.numerics.problem import JointSolver, Regularization, replicates
-from cme_dask.numerics.reduction import MemoryPlan
+from cme_dask.numerics.reduction import MemoryPlan, Reduction
 from cme_dask.passes.progress import StepBegan
 from cme_dask.passes.run import PassReport, extent_of
 
@@ -264,7 +264,7 @@ class EnsembleFit:
                     members.append(self._member(candidate, spec, mode, sums))
             return _Made(members, moments[len(specs) :], tuple(summed), report)
 
-        reductions = [MomentSets((*specs, *others)), *cells]
+        reductions: list[Reduction[Any, Any]] = [MomentSets((*specs, *others)), *cells]
         return FitPass(context, reductions, context.choice_cost(most), finish)
 
     def _member(

@@ -232,11 +232,6 @@ class Gain:
         return self.gain > self.std
 
     @property
-    def costs(self) -> bool:
-        """Whether the loss is more than one standard error."""
-        return -self.gain > self.std
-
-    @property
     def is_clear(self) -> bool:
         """Whether the gain is more than two standard errors: worth a second pass over many rows."""
         return self.gain > 2.0 * self.std

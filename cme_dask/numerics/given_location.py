@@ -201,7 +201,8 @@ class BesideResiduals:
     @property
     def added(self) -> int:
         """Columns of x' and e."""
-        return sum(self.residuals.location.widths) + self.residuals.added
+        d, q = self.residuals.location.widths
+        return int(d + q + self.residuals.added)
 
     def __call__(self, parts: tuple[Array, ...], folds: Array) -> tuple[Array, ...]:
         """Rows (x, y, x', e) of rows (x, y), in the folds (n,)."""

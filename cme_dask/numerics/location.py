@@ -1,4 +1,4 @@
-"""Cross-fitted locations mu(x) of y, the residuals from them, and ridge regressions from moments."""
+"""Cross-fitted locations mu(x) of y, residuals from them, and ridge regressions from moments."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
