@@ -37,6 +37,7 @@ from cme_dask.config import TOL
         "cme-dask fit s.zarr --out m.zarr --kernel-x gaussian:TEMP=8,DEWP=10 --kernel-y laplace:30",
         "cme-dask fit s.zarr --out m.zarr --fold-by 7d --hold-out 0.2",
         "cme-dask fit s.zarr --out m.zarr --scheduler tcp://10.0.0.1:8786 --memory-limit 2GB",
+        "cme-dask fit s.zarr --out m.zarr --location PM2.5_forecast",
         "cme-dask fit s.zarr --out m.zarr --checkpoint run --resume",
     ),
 )
@@ -57,7 +58,8 @@ from cme_dask.config import TOL
 @section_options("FitSection", "tol", "max_rank", "reg", "reg_form", "constraint", "folds")
 @section_options("FitSection", "validation", "fold_by")
 @hold_out_option
-@section_options("FitSection", "pivots", "span", "residual", "calibration", "conformal")
+@section_options("FitSection", "pivots", "span", "residual", "location")
+@section_options("FitSection", "calibration", "conformal")
 @click.option(
     "--growing",
     is_flag=True,
@@ -115,6 +117,8 @@ def fit(
             raise click.UsageError("--growing takes one kernel alone: leave --averaged out")
         if options.get("residual") is True:
             raise click.UsageError("--growing takes no residuals: leave --residual out")
+        if "location" in options:
+            raise click.UsageError("--growing takes no residuals: leave --location out")
         options |= {"tuning": {"averaged": 1}, "residual": False}
     section = checked(FitSection, options, "")
     rows = TrainingRows(store, x, y, hold_out)

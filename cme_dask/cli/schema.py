@@ -240,6 +240,14 @@ class FitSection(_Section):
         description="Score held-out rows for conformal intervals, which cover new rows; auto: if "
         "kernels are learned.",
     )
+    location: Annotated[
+        list[str] | None, Flag(type=columns, metavar="COLUMN,...", default="learned")
+    ] = Field(
+        None,
+        min_length=1,
+        description="Columns of x with predictions of y that were made elsewhere, one for each "
+        "column of y: laws are those of what is left of y, in the same pass.",
+    )
     tuning: TuningSection | None = None
     criterion: Literal["surrogate", "squared"] | None = None
     validation: Annotated[

@@ -232,6 +232,8 @@ def plan_tables(result: Result) -> list[RenderableType]:
             f"{format_bytes(memory['limit'])})",
         ),
     ]
+    if result["location"] is not None:
+        lines.append(("residuals", f"from {result['location']}, in the same pass"))
     if result["residual"]:
         lines.append(("residuals", _second_pass(result)))
     if result["rounds"] is None:

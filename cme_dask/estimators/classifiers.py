@@ -326,7 +326,7 @@ class JointClassifier(GrowingClassifier, JointDistribution):  # type: ignore[mis
         As in :class:`JointDistribution`.
     pivots, span, sample_size, n_folds, support_size, accuracy, tuning
         As in :class:`JointDistribution`.
-    residual, calibration, conformal
+    residual, location, calibration, conformal
         As in :class:`JointDistribution`; labels have no residuals, no levels to calibrate and no
         intervals.
     random_state

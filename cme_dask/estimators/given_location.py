@@ -12,6 +12,7 @@ from sklearn.utils import get_tags
 from sklearn.utils.validation import has_fit_parameter
 
 from cme_dask.data.columns import Columns
+from cme_dask.data.store import brief
 from cme_dask.errors import DataError, remedy
 from cme_dask.estimators.context import FitContext, GivenLocation
 from cme_dask.estimators.steps import GIVEN
@@ -38,19 +39,20 @@ def check_location(name: str, value: Any) -> None:
         return
     if isinstance(value, type):
         raise DataError(f"{name} must be {_KINDS}, got the class {value.__name__}: give an object")
+    missing = [method for method in ("fit", "predict", "get_params") if not hasattr(value, method)]
+    if missing:
+        lacks = ", ".join(missing)
+        raise DataError(f"{name} must be {_KINDS}, got {brief(repr(value))}, which lacks {lacks}")
     if is_classifier(value):
         raise DataError(
             f"{name} must be {_KINDS}, got the classifier {type(value).__name__}: residuals are "
             "those of numbers"
         )
-    missing = [method for method in ("fit", "predict", "get_params") if not hasattr(value, method)]
-    if missing:
-        lacks = ", ".join(missing)
-        raise DataError(f"{name} must be {_KINDS}, got {value!r:.80}, which lacks {lacks}")
 
 
 def _are_names(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and all(isinstance(name, str) for name in value)
+    sequence = isinstance(value, (list, tuple)) and len(value) > 0
+    return sequence and all(isinstance(name, str) for name in value)
 
 
 def location_kind(value: Any) -> str:
@@ -60,11 +62,10 @@ def location_kind(value: Any) -> str:
 
 def described_location(value: Any) -> str:
     """A given location in words, for the model and the plan."""
-    if isinstance(value, str):
-        return f"column {value}"
-    if _are_names(value):
-        return f"columns {', '.join(value)}"
-    return type(value).__name__
+    if location_kind(value) == "regressor":
+        return type(value).__name__
+    names = [value] if isinstance(value, str) else list(value)
+    return f"column{'s' * (len(names) > 1)} {', '.join(names)}"
 
 
 def given_location(value: Any, context: FitContext, *, covariate: bool) -> GivenLocation:

@@ -1,0 +1,415 @@
+"""Locations that a user gives: columns of predictions and regressors, beside fits by hand."""
+
+import pickle
+
+import dask.array as da
+import numpy as np
+import pytest
+from conftest import write_store
+from sklearn.base import BaseEstimator, RegressorMixin, clone
+from sklearn.ensemble import HistGradientBoostingRegressor
+from sklearn.linear_model import LinearRegression, LogisticRegression
+from sklearn.neighbors import KNeighborsRegressor
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.tree import DecisionTreeRegressor
+from test_reads import opened
+
+from cme_dask import JointClassifier, JointDistribution, load
+from cme_dask.errors import DataError, StoreError
+from cme_dask.models.joint import JointModel
+from cme_dask.numerics.folds import fold_of_rows
+from cme_dask.passes.driver import RunOptions
+from cme_dask.passes.fit import sample_rows
+from cme_dask.passes.sources import open_sample
+
+N_FOLDS = 4
+TREE = DecisionTreeRegressor(max_depth=4, random_state=3)
+MEDIAN = {"kernel_x": "median", "kernel_y": "median", "tol": 1e-2, "n_folds": N_FOLDS}
+
+
+def given(location, **changes):
+    """A fit with given kernels, so that nothing is searched."""
+    return JointDistribution(**MEDIAN | {"location": location} | changes)
+
+
+def rows(n=400, seed=0):
+    """Two columns of x and one of y, whose spread depends on the second one."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, 2))
+    y = np.sin(2 * x[:, :1]) + (0.1 + 0.3 * np.abs(x[:, 1:])) * rng.normal(size=(n, 1))
+    return x, y
+
+
+def predictions(x, y, folds, regressor=TREE, weights=None):
+    """Of each row by a regressor fitted to the other folds; shape of y."""
+    result = np.empty_like(y)
+    for fold in np.unique(folds):
+        held = folds == fold
+        more = {} if weights is None else {"sample_weight": weights[~held]}
+        target = y[~held, 0] if y.shape[1] == 1 else y[~held]
+        fitted = clone(regressor).fit(x[~held], target, **more)
+        result[held] = fitted.predict(x[held]).reshape(-1, y.shape[1])
+    return result
+
+
+def with_predictions():
+    """Rows whose x also holds predictions of y, the third column."""
+    x, y = rows()
+    return np.hstack([x, predictions(x, y, fold_of_rows(0, len(x), N_FOLDS))]), y
+
+
+def same_model(model, other, rtol=1e-9):
+    """Two models of the same rows: coefficients, moments and cells."""
+    np.testing.assert_allclose(model.coef, other.coef, rtol=rtol, atol=1e-12)
+    for name, values in model.moments.items():
+        np.testing.assert_allclose(values, other.moments[name], rtol=rtol, atol=1e-12)
+    for mine, theirs in ((model.x, other.x), (model.y, other.y)):
+        np.testing.assert_allclose(mine.cells.means, theirs.cells.means, rtol=rtol, atol=1e-12)
+        np.testing.assert_array_equal(mine.cells.masses, theirs.cells.masses)
+
+
+# The residuals, beside fits to residuals that are computed by hand
+
+
+@pytest.mark.parametrize("kind", ["column", "regressor"])
+def test_the_residual_model_is_a_fit_to_residuals_by_hand(kind):
+    x, y = rows()
+    made = predictions(x, y, fold_of_rows(0, len(x), N_FOLDS))
+    if kind == "column":
+        x, location = np.hstack([x, made]), "x2"
+    else:
+        location = TREE
+    fit = given(location).fit(x, y)
+    same_model(fit.model_.residual.model, given(None).fit(x, y - made).model_)
+    same_model(fit.model_, given(None).fit(x, y).model_)
+    assert fit.model_.about["residual"]["kept"]
+
+
+def test_laws_are_residuals_moved_to_the_prediction():
+    """Near the data, and within the range of y."""
+    x, y = with_predictions()
+    fit, by_hand = given("x2").fit(x, y), given(None).fit(x, y - x[:, 2:])
+    law, residuals = fit.conditional(x[:50]), by_hand.conditional(x[:50])
+    levels = [0.1, 0.5, 0.9]
+    # Atoms are cell means, so that quantiles by hand are those of the weighted means.
+    means = by_hand.model_.y.cells.means[:, 0]
+    order = np.argsort(means)
+    sums = np.cumsum(residuals.weights()[:, order], axis=1)
+    for k, level in enumerate(levels):
+        atoms = means[order][(sums >= level - 1e-12).argmax(axis=1)]
+        expected = np.clip(x[:50, 2] + atoms, y.min(), y.max())
+        np.testing.assert_allclose(law.quantile(levels)[:, k], expected, atol=1e-12)
+    moved = np.clip(x[:50, 2:] + means, y.min(), y.max())
+    np.testing.assert_allclose(law.mean(), (residuals.weights() * moved).sum(1), atol=1e-12)
+
+
+def test_a_regressor_is_a_column_of_its_cross_fitted_predictions(brief_search):
+    """With learned kernels, which see the predictions in both cases."""
+    x, y = rows(120)
+    made = predictions(x, y, fold_of_rows(0, len(x), N_FOLDS))
+    one = JointDistribution(location=TREE, n_folds=N_FOLDS).fit(x, y)
+    other = JointDistribution(location="x2", n_folds=N_FOLDS).fit(np.hstack([x, made]), y)
+    same_model(one.model_.residual.model, other.model_.residual.model)
+    asked = np.hstack([x, clone(TREE).fit(x, y[:, 0]).predict(x)[:, None]])
+    np.testing.assert_allclose(
+        one.model_.law().near.mean(one.model_.law().near.at(x)),
+        other.model_.law().near.mean(other.model_.law().near.at(asked)),
+        atol=1e-9,
+    )
+
+
+def test_rows_outside_the_row_sample_have_the_regressor_of_their_fold():
+    x, y = rows(3000)
+    fit = given(TREE, sample_size=400, n_folds=3, tol=0.2).fit(x, y)
+    few, _ = sample_rows(open_sample(x, y), 400, 0, RunOptions().executor())
+    folds = fold_of_rows(0, len(x), 3)
+    made = np.empty_like(y)
+    for fold in range(3):
+        chosen = few.index[folds[few.index] != fold]
+        fitted = clone(TREE).fit(x[chosen], y[chosen, 0])
+        made[folds == fold, 0] = fitted.predict(x[folds == fold])
+    cells = fit.model_.residual.model.y.cells
+    residuals = y - made
+    np.testing.assert_allclose(cells.masses @ cells.means, residuals.mean(axis=0), atol=1e-12)
+    second = cells.masses @ (cells.means[:, 0] ** 2 + cells.covariances[:, 0, 0])
+    np.testing.assert_allclose(second, (residuals**2).mean(), rtol=1e-9)
+    assert fit.n_passes_ == 1
+
+
+def test_weights_go_to_the_regressor_and_its_pipeline():
+    x, y = rows()
+    weights = np.random.default_rng(1).uniform(0.0, 3.0, len(x))
+    folds = fold_of_rows(0, len(x), N_FOLDS)
+    made = predictions(x, y, folds, LinearRegression(), weights)
+    for location in (LinearRegression(), make_pipeline(StandardScaler(), LinearRegression())):
+        fit = given(location).fit(x, y, weights=weights)
+        cells = fit.model_.residual.model.y.cells
+        expected = weights @ (y - made) / weights.sum()
+        np.testing.assert_allclose(cells.masses @ cells.means, expected, atol=1e-10)
+    # Nearest neighbours take none.
+    given(KNeighborsRegressor()).fit(x, y, weights=weights)
+
+
+def test_several_columns_of_y():
+    x, y = rows()
+    y = np.hstack([y, 3.0 + x[:, 1:] + 0.1 * y])
+    folds = fold_of_rows(0, len(x), N_FOLDS)
+    made = predictions(x, y, folds, LinearRegression())
+    by_names = given(["x2", "x3"]).fit(np.hstack([x, made]), y)
+    swapped = given(["x3", "x2"]).fit(np.hstack([x, made[:, ::-1]]), y)
+    np.testing.assert_allclose(by_names.model_.residual.location(np.eye(4))[:, 1], [0, 0, 0, 1])
+    np.testing.assert_allclose(
+        by_names.model_.residual.model.y.cells.masses, swapped.model_.residual.model.y.cells.masses
+    )
+    fit = given(LinearRegression()).fit(x, y)
+    same_model(fit.model_.residual.model, given(None).fit(x, y - made).model_)
+    # Boosting predicts one column, so that there is a model for each.
+    boosted = given(HistGradientBoostingRegressor(max_iter=3)).fit(x, y)
+    alone = clone(HistGradientBoostingRegressor(max_iter=3, random_state=0)).fit(x, y[:, 1])
+    location = boosted.model_.residual.location(x[:20])
+    np.testing.assert_allclose(location[:, 1], alone.predict(x[:20]))
+
+
+# One pass, of any chunks and anywhere
+
+
+@pytest.mark.parametrize("location", ["x2", TREE], ids=["column", "regressor"])
+def test_one_pass_reads_every_chunk_once_and_chunks_change_no_bit(tmp_path, location):
+    x, y = rows(9000)
+    x = np.hstack([x, np.sin(2 * x[:, :1])])
+    models = []
+    for chunk_rows in (700, 4096):
+        path = write_store(tmp_path / f"{chunk_rows}.zarr", x, y, chunk_rows=chunk_rows)
+        store, group = opened(path)
+        fit = given(location, support_size=200).fit(group, scheduler="synchronous")
+        assert fit.n_passes_ == 1 == fit.model_.about["passes"]
+        for name in ("x", "y"):
+            most = 1 + (chunk_rows == 700)  # a chunk that two tasks share
+            assert set(store.chunks(name).values()) <= set(range(1, most + 1))
+        assert set(store.chunks("row_sample/y").values()) == {1}
+        models.append(fit.model_)
+    for one, other in (models, [model.residual.model for model in models]):
+        np.testing.assert_array_equal(one.coef, other.coef)
+        np.testing.assert_array_equal(one.moments["gram"], other.moments["gram"])
+
+
+def test_the_plan_predicts_the_pass_and_its_memory():
+    x, y = with_predictions()
+    fit = given("x2").fit(x, y)
+    plan = given("x2").plan(x, y)
+    assert plan.passes == fit.n_passes_ == 1
+    assert plan.memory.predicted == fit.report_.memory.predicted
+    assert plan.memory.predicted > given(None).plan(x, y).memory.predicted
+    assert (plan.location, plan.residual) == ("column x2", False)
+    assert "given location" not in plan.parts
+    regressor = given(TREE).plan(x, y)
+    assert regressor.location == "DecisionTreeRegressor"
+    assert regressor.parts["given location"] > 0.0
+    assert regressor.memory.predicted == given(TREE).fit(x, y).report_.memory.predicted
+
+
+@pytest.mark.parametrize("location", ["x2", TREE], ids=["column", "regressor"])
+def test_steps_are_reported_in_their_order(location, brief_search):
+    x, y = (part[:120] for part in with_predictions())
+    events = []
+    JointDistribution(location=location, n_folds=3).fit(x, y, progress=events.append)
+    names = list(dict.fromkeys(event.name for event in events))
+    expected = [
+        "search for kernels",
+        "search for kernels of residuals",
+        "pivots",
+        "pivots of residuals",
+        "pass over the rows",
+        "solution",
+        "solution for residuals",
+        "comparison on held-out rows",
+        "done",
+    ]
+    if location is TREE:
+        expected = ["location by the given regressor", *expected]
+    assert names == expected
+    shares = [event.done for event in events]
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
+
+
+def test_regressors_travel_to_the_workers_of_a_cluster(tmp_path, cluster):
+    x, y = rows(9000)
+    path = write_store(tmp_path / "s.zarr", x, y, chunk_rows=3000)
+    here = given(TREE, support_size=100).fit(path, scheduler="synchronous")
+    there = given(TREE, support_size=100).fit(path, scheduler=cluster)
+    np.testing.assert_array_equal(there.model_.residual.model.coef, here.model_.residual.model.coef)
+
+
+def test_a_checkpoint_knows_the_location(tmp_path):
+    x, y = rows()
+    boosting = HistGradientBoostingRegressor(max_iter=3)
+    first = given(boosting).fit(x, y, checkpoint=tmp_path / "run")
+    again = given(clone(boosting)).fit(x, y, checkpoint=tmp_path / "run")
+    assert again.report_.resumed_strips > 0
+    np.testing.assert_array_equal(
+        again.model_.residual.model.coef, first.model_.residual.model.coef
+    )
+    with pytest.raises(StoreError, match="location"):
+        given(HistGradientBoostingRegressor(max_iter=4)).fit(x, y, checkpoint=tmp_path / "run")
+
+
+# Questions, files, parameters
+
+
+@pytest.mark.parametrize("location", ["x2", TREE], ids=["column", "regressor"])
+def test_lazy_questions_are_the_eager_ones(location):
+    x, y = with_predictions()
+    fit = given(location).fit(x, y)
+    levels = [0.1, 0.9]
+    lazy = fit.conditional(da.from_array(x, chunks=(150, 3))).quantile(levels)
+    np.testing.assert_allclose(lazy.compute(), fit.conditional(x).quantile(levels), atol=1e-12)
+    np.testing.assert_allclose(
+        fit.predict(da.from_array(x, chunks=(150, 3))).compute(), fit.predict(x), atol=1e-12
+    )
+    inside = fit.conditional(x).interval(0.9)
+    assert 0.8 < np.mean((inside[0] <= y[:, 0]) & (y[:, 0] <= inside[1])) < 1.0
+
+
+def test_a_model_with_a_column_is_saved_and_one_with_a_regressor_is_not(tmp_path):
+    x, y = with_predictions()
+    fit = given("x2", conformal=True).fit(x, y)
+    fit.save(tmp_path / "m")
+    again = load(tmp_path / "m")
+    assert "column x2" in repr(again)
+    for level in ({}, {"conformal": True}):
+        np.testing.assert_array_equal(
+            again.conditional(x[:9]).interval(0.8, **level),
+            fit.conditional(x[:9]).interval(0.8, **level),
+        )
+    fit = given(TREE).fit(x, y)
+    with pytest.raises(DataError, match=r"DecisionTreeRegressor.*no pickled.*location='pred"):
+        fit.save(tmp_path / "n")
+    assert not (tmp_path / "n").exists()
+    copy = pickle.loads(pickle.dumps(fit))
+    np.testing.assert_array_equal(copy.predict(x[:9]), fit.predict(x[:9]))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"type": "RegressorMean", "regressor": None, "name": "a", "widths": [3, 1], "covariate": 0},
+        {"columns": [3]},
+        {"columns": [-1]},
+        {"columns": [0, 1]},
+        {"columns": ["x2"]},
+        {"width": 4},
+        {"type": "eval"},
+    ],
+)
+def test_damaged_locations_in_files_are_refused(change):
+    x, y = with_predictions()
+    state = given("x2", support_size=20).fit(x[:60], y[:60]).model_.to_state()
+    state.description["residual"]["location"] |= change
+    with pytest.raises(StoreError, match="damaged"):
+        JointModel.from_state(state)
+
+
+def test_it_is_a_parameter_as_scikit_learn_knows_them():
+    fit = JointDistribution(location=HistGradientBoostingRegressor())
+    assert fit.get_params()["location__max_iter"] == 100
+    copy = clone(fit.set_params(location__max_iter=7))
+    assert copy.location is not fit.location
+    assert copy.location.max_iter == 7
+    x, y = rows()
+    model = given(TREE)
+    model.fit(x, y)
+    assert not hasattr(model.location, "tree_")  # the clones are fitted, never the parameter
+
+
+def test_other_parameters_go_together_with_a_location():
+    x, y = with_predictions()
+    for changes in ({"residual": True}, {"calibration": True}, {"constraint": "none"}):
+        fit = given("x2", **changes).fit(x, y)
+        assert fit.model_.residual is not None
+    # Integers stay what they are.
+    counts = np.floor(4 * y)
+    made = np.hstack([x[:, :2], predictions(x[:, :2], counts, fold_of_rows(0, len(x), N_FOLDS))])
+    values = given("x2").fit(made, counts).conditional(made[:50]).quantile([0.1, 0.5, 0.9])
+    np.testing.assert_array_equal(values, np.floor(values))
+
+
+# What is refused
+
+
+class Strange(RegressorMixin, BaseEstimator):
+    """A regressor whose fit or prediction is of no use."""
+
+    def __init__(self, how="nan"):
+        self.how = how
+
+    def fit(self, X, y):
+        if self.how == "fails":
+            raise RuntimeError("it went wrong")
+        self.fitted_ = True
+        return self
+
+    def predict(self, X):
+        if self.how == "predict":
+            raise RuntimeError("it went wrong")
+        if self.how == "shape":
+            return np.zeros((len(X), 3))
+        if self.how == "short":
+            return np.zeros(len(X) - 1)
+        return np.where(X[:, 0] > 1.0, np.nan, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("location", "changes", "words"),
+    [
+        ("missing", {}, r"'missing' is no column of x: there are x0, x1, x2"),
+        (["x0", "x2"], {}, r"names 2 columns, y has 1 \(y0\)"),
+        ([], {}, r"location must be a scikit-learn regressor"),
+        (7, {}, r"got 7, which lacks fit, predict, get_params"),
+        (DecisionTreeRegressor, {}, r"got the class DecisionTreeRegressor: give an object"),
+        (LogisticRegression(), {}, r"got the classifier LogisticRegression"),
+        (StandardScaler(), {}, r"lacks predict"),
+        (Strange("fails"), {}, r"Strange can't be fitted to \d+ rows of x.*went wrong"),
+        (Strange("predict"), {}, r"Strange fails to predict: it went wrong"),
+        (Strange("shape"), {}, r"Strange predicts an array of shape \(\d+, 3\).*y has 1 column"),
+        (Strange("short"), {}, r"shape \(\d+,\) at \d+ rows"),
+        (Strange("nan"), {}, r"Strange predicts NaN or infinity at \d+ of \d+ rows"),
+        ("x2", {"residual": False}, r"location= needs residual 'auto' or True, got False"),
+        ("x2", {"constraint": "coupling"}, r"needs constraint='none' or 'normalized'"),
+        ("x2", {"support_size": 0}, r"needs laws, got support_size=0"),
+        ("x2", {"n_folds": 1}, r"needs n_folds of at least 2, got 1"),
+        (TREE, {"n_folds": 1}, r"needs n_folds of at least 2, got 1"),
+    ],
+)
+def test_unusable_locations_are_refused(location, changes, words):
+    x, y = with_predictions()
+    with pytest.raises(DataError, match=words):
+        given(location, **changes).fit(x, y)
+
+
+def test_nan_is_named_by_its_column(tmp_path):
+    x, y = with_predictions()
+    x[7, 2] = np.nan
+    with pytest.raises(DataError, match=r"'?x2'?.*1.*row 7"):
+        given("x2").fit(x, y)
+    x, y = rows(9000)
+    x[8001, 1] = np.nan  # beyond the row sample, in the pass alone
+    with pytest.raises(DataError, match=r"x1.*8001|8,001"):
+        given(TREE, sample_size=200).fit(da.from_array(x, chunks=(3000, 2)), y)
+    # The rows where x is finite, and the regressor's values are not, are beyond the row sample too.
+    x = np.where(x > 0.9, 0.9, np.nan_to_num(x))
+    x[8500, 0] = 2.0
+    with pytest.raises(DataError, match="Strange predicts NaN"):
+        given(Strange("nan"), sample_size=200).fit(da.from_array(x, chunks=(3000, 2)), y)
+
+
+def test_labels_and_growing_have_no_location():
+    x, y = with_predictions()
+    with pytest.raises(DataError, match="numeric columns of y"):
+        JointClassifier(**MEDIAN, location="x2").fit(x, np.where(y[:, 0] > 0, "a", "b"))
+    with pytest.raises(DataError, match="takes no more rows"):
+        given("x2").partial_fit(x, y)
+    fit = given("x2").fit(x, y)
+    with pytest.raises(DataError, match="location"):
+        fit.partial_fit(x, y)
