@@ -218,8 +218,8 @@ def test_steps_are_reported_in_their_order(location, brief_search):
     expected = [
         "search for kernels",
         "search for kernels of residuals",
-        "pivots",
         "pivots of residuals",
+        "pivots",
         "pass over the rows",
         "solution",
         "solution for residuals",
@@ -287,7 +287,7 @@ def test_a_model_with_a_column_is_saved_and_one_with_a_regressor_is_not(tmp_path
     with pytest.raises(DataError, match=r"DecisionTreeRegressor.*no pickled.*location='pred"):
         fit.save(tmp_path / "n")
     assert not (tmp_path / "n").exists()
-    copy = pickle.loads(pickle.dumps(fit))
+    copy = pickle.loads(pickle.dumps(fit))  # noqa: S301 - ours
     np.testing.assert_array_equal(copy.predict(x[:9]), fit.predict(x[:9]))
 
 

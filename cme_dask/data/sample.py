@@ -21,9 +21,9 @@ from cme_dask.data.sources import RowFunction, RowSource, ZarrSource, applied
 from cme_dask.data.store import brief, is_listing, member, read_array, read_attribute, stored_array
 from cme_dask.errors import DataError, StoreError
 from cme_dask.numerics.folds import BY_ROWS, Folding, RowSample, Split
+from cme_dask.numerics.given_location import BesideResiduals
 
 if TYPE_CHECKING:
-    from cme_dask.numerics.given_location import BesideResiduals
     from cme_dask.numerics.location import Residuals
 
 Array = Any
@@ -334,6 +334,10 @@ class Sample:
                 predicted = [f"{name}'" for name in predicted]
             x = Columns((*x.names, *predicted), x.units, x.categories)
         return replace(self, columns=(x, Columns(y.names)), row_sample=made, residuals=residuals)
+
+    def beside_residuals(self, residuals: "Residuals") -> "Sample":
+        """The rows (x, y, x', e): those that passes make beside these, for two fits in one pass."""
+        return replace(self, residuals=BesideResiduals(residuals))
 
     def check_whole(self, what: str) -> None:
         """DataError if this is a part: ``what`` takes all rows."""

@@ -34,7 +34,6 @@ from cme_dask.estimators.context import (
     choose_kernel,
     warn_of_length,
 )
-from cme_dask.estimators.fit_pass import FitPass
 from cme_dask.estimators.given_location import check_location
 from cme_dask.estimators.planning import (
     Choices,
@@ -456,46 +455,32 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
 
     def _measure(self, context: FitContext) -> Measured:
         """The moment pass, made again where sampled pivots turn out to have missed too much."""
-        return self._moment_pass(context).run()
-
-    def _moment_pass(self, context: FitContext) -> FitPass[Measured]:
-        """The same, up to the pass."""
         landmarks = self._landmarks(context)
         bases, rounds = context.bases(context.kernels) if landmarks is None else (landmarks, [])
-        cells = self._cells(context, bases)
-        spec, mode = self._in_mode(context, context.moments_on(bases))
-
-        def finish(results: Sequence[Any], report: PassReport) -> Measured:
-            moments, *sums = results
-            passes, made, more = context.passes + 1, (spec, mode), None
-            reports = list(rounds)
-            if landmarks is None:
-                more, further = context.topped_up(bases, moments.means().trace_error)
-                reports += further
-            if more is not None:
-                made = self._in_mode(context, context.moments_on(more))
-                (moments,), report = run_pass(
-                    context.sample,
-                    [made[0]],
-                    context.executor,
-                    context.progress,
-                    around=context.choice_cost(max(made[0].ranks)),
-                )
-                passes += 1
-            for each in reports:
-                report = report._replace(memory=report.memory.or_tighter(each.memory))
-            return Measured(
-                made[0].features,
-                moments,
-                cells,
-                tuple(sums),
-                made[1],
-                report,
-                passes + len(reports),
+        passes, cells = context.passes, self._cells(context, bases)
+        sums: tuple[CellSums, ...] = ()
+        for topped_up in (False, True):
+            spec, mode = self._in_mode(context, context.moments_on(bases))
+            run = run_pass if topped_up else context.run_pass
+            (moments, *summed), report = run(
+                context.sample,
+                [spec] if topped_up else [spec, *cells],
+                context.executor,
+                context.progress,
+                around=context.choice_cost(max(spec.ranks)),
             )
-
-        around = context.choice_cost(max(spec.ranks))
-        return FitPass(context, [spec, *cells], around, finish)
+            passes, sums = passes + 1, sums if topped_up else tuple(summed)
+            if topped_up or landmarks is not None:
+                break
+            more, further = context.topped_up(bases, moments.means().trace_error)
+            rounds = [*rounds, *further]
+            if more is None:
+                break
+            bases = more
+        for each in rounds:
+            report = report._replace(memory=report.memory.or_tighter(each.memory))
+        passes += len(rounds)
+        return Measured(spec.features, moments, cells, sums, mode, report, passes)
 
     # What fitted estimators have in common
 

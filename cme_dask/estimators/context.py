@@ -38,13 +38,13 @@ from cme_dask.numerics.cholesky import (
 from cme_dask.numerics.folds import RowSample
 from cme_dask.numerics.location import Residuals
 from cme_dask.numerics.moments import FeatureBlock, Function, MomentReduction, moment_cost
-from cme_dask.numerics.reduction import Cost, Extent, MemoryPlan, RowRange
+from cme_dask.numerics.reduction import Cost, MemoryPlan, RowRange
 from cme_dask.numerics.rounds import Greedy, PivotState, Random, Rule
 from cme_dask.numerics.scoring import ScoringFunctions
 from cme_dask.passes.driver import Executor
 from cme_dask.passes.fit import choose_in_rounds
 from cme_dask.passes.progress import Event, StepBegan
-from cme_dask.passes.run import PassReport, extent_of, plan_pass
+from cme_dask.passes.run import PassReport, extent_of, plan_pass, run_pass
 
 log = logging.getLogger("cme_dask.run")
 
@@ -80,6 +80,10 @@ class PivotProgress:
 
 Progress = Callable[[PivotProgress | Event | TuningProgress | StepBegan], None]
 """What the parts of a fit report to, see :class:`cme_dask.estimators.steps.StepReports`."""
+
+
+RunPass = Callable[..., tuple[tuple[Any, ...], PassReport]]
+"""Makes a pass over the rows, with the arguments of :func:`run_pass`."""
 
 
 # How pivots are chosen
@@ -360,6 +364,9 @@ class FitContext:
         The kernel of x that was learned for the location, if one was.
     given
         A location that the user gave, or None.
+    run_pass
+        Makes the pass of the moments: :func:`run_pass`, or what makes it together with that of
+        another fit.
     """
 
     sample: Sample
@@ -384,6 +391,7 @@ class FitContext:
     calibration: str | bool = False
     conformal: str | bool = False
     given: GivenLocation | None = None
+    run_pass: RunPass = run_pass
 
     def predict(
         self,
@@ -409,16 +417,10 @@ class FitContext:
         if width is None:
             width = sum(ranks) + 1 + sum(len(columns.names) for columns in self.sample.columns)
         extent = extent_of(self.sample.for_folds(self.n_folds), self.executor)
-        return plan_pass(self.cost(extent, ranks, width, cells), extent, self.executor)
-
-    def cost(
-        self, extent: Extent, ranks: tuple[int, ...], width: int, cells: Sequence[CellReduction]
-    ) -> Cost:
-        """What the fit would need on rows of this extent; arguments as of :meth:`predict`."""
         cost = self.choice_cost(max(ranks)) + moment_cost(ranks, width, self.n_folds, extent)
         for spec in cells:
             cost += spec.cost(extent)
-        return cost
+        return plan_pass(cost, extent, self.executor)
 
     def choice_cost(self, rank: int) -> Cost:
         """What the client needs to choose ``rank`` pivots from the row sample, and to hold it.

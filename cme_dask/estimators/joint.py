@@ -471,7 +471,7 @@ class JointDistribution(JointFit):
         if context.residual:
             result, located = located_fit(self, context)
         else:
-            result = self._result(context, self._prepared(context).run())
+            result = self._result(context, None if context.averages else self._measure(context))
             located = None
         if context.conformal:
             result = with_conformal(context, result, located)

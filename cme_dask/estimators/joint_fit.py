@@ -13,7 +13,6 @@ from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError, remedy
 from cme_dask.estimators.base import Declarations, FittedBasis, MeanRegressor, Measured, origin
 from cme_dask.estimators.context import IN_ROUNDS, FitContext
-from cme_dask.estimators.fit_pass import FitPass
 from cme_dask.estimators.given_location import given_location
 from cme_dask.estimators.growing import (
     GrowingEstimator,
@@ -96,22 +95,6 @@ class FitResult(NamedTuple):
         report = self.measured.report
         report = report._replace(memory=report.memory.or_tighter(plan))
         return self._replace(measured=self.measured._replace(report=report))
-
-
-class Summed(NamedTuple):
-    """What the pass of a fit makes: sums over the rows, and models whose ratios are averaged.
-
-    Attributes
-    ----------
-    measured
-        Sums over the rows; of a mean over several models, those of the best one.
-    members, for_location
-        As of :class:`FitResult`.
-    """
-
-    measured: Measured
-    members: Sequence[EnsembleMember] = ()
-    for_location: tuple[FeatureMoments, ...] = ()
 
 
 class JointFit(MeanRegressor, GrowingEstimator):
@@ -277,25 +260,25 @@ class JointFit(MeanRegressor, GrowingEstimator):
 
     # The pass, the solution, the model
 
-    def _prepared(self, context: FitContext) -> FitPass[Summed]:
-        """The pass; where density ratios are averaged, that of all finalists together."""
-        if not context.averages:
-            return self._moment_pass(context).then(Summed)
-        ensemble = EnsembleFit(
-            context,
-            context.solver,
-            partial(self._in_mode, context),
-            self._tuning.averaged,
-            learn_reg=self.reg is None,
-            top_up=context.pivots[0].promised,
-        )
-        return ensemble.prepared(self._cells(context)).then(lambda made: Summed(*made))
+    def _result(self, context: FitContext, measured: Measured | None) -> FitResult:
+        """The solution and the model from the moments.
 
-    def _result(self, context: FitContext, summed: Summed) -> FitResult:
-        """The solution and the model from what the pass made."""
+        There are none (None) where density ratios are averaged: their kernels share a pass.
+        """
         solver, search, sample = context.solver, context.search, context.sample
-        measured, members, for_location = summed
-        if members:
+        members: list[EnsembleMember] = []
+        for_location: tuple[FeatureMoments, ...] = ()
+        if measured is None:
+            # One pass for all finalists, and the mean of the best of them.
+            ensemble = EnsembleFit(
+                context,
+                solver,
+                partial(self._in_mode, context),
+                self._tuning.averaged,
+                learn_reg=self.reg is None,
+                top_up=context.pivots[0].promised,
+            )
+            members, measured, for_location = ensemble.run(self._cells(context))
             components, reg = [each.component for each in members], members[0].candidate.reg
         else:
             reg = solver.reg
@@ -346,7 +329,7 @@ class JointFit(MeanRegressor, GrowingEstimator):
             for i in (0, 1)
         ]
         context.warn_of_trace(reached)
-        result = FitResult(model, components[0], measured, list(members), for_location)
+        result = FitResult(model, components[0], measured, members, for_location)
         if context.calibration:
             result = with_calibration(context, result)
         return result if search is None else result.with_memory(search.memory)

@@ -9,11 +9,11 @@ import numpy as np
 
 from cme_dask.data.sample import Sample
 from cme_dask.estimators.context import FitContext
-from cme_dask.estimators.fit_pass import beside_residuals, of_both
 from cme_dask.kernels import Kernel
 from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.numerics.basis import Basis, eigenbasis
 from cme_dask.numerics.cells import CellReduction
+from cme_dask.numerics.given_location import of_both
 from cme_dask.numerics.location import Residuals
 from cme_dask.numerics.moments import (
     FeatureBlock,
@@ -270,7 +270,8 @@ class Choices:
 
     def cost(self, context: FitContext, extent: Extent) -> Cost:
         """What the pass needs, and the client around it."""
-        return context.cost(extent, self.sets.ranks, self.sets.width, self.cells)
+        around = context.choice_cost(max(self.sets.ranks))
+        return sum((one.cost(extent) for one in self.reductions), around)
 
 
 def choose(
@@ -407,7 +408,7 @@ def with_residuals(
         If both together would not fit into memory.
     """
     (context, choices), (second, others) = plain, moved
-    sample = beside_residuals(context.sample, residuals)
+    sample = context.sample.beside_residuals(residuals)
     extent = extent_of(sample, context.executor)
     cost = choices.cost(context, extent) + others.cost(second, extent)
     runs, memory = plan_pass(cost, extent, context.executor)

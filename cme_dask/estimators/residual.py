@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from cme_dask.config import HELD_ROWS
+from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError, remedy
 from cme_dask.estimators.conformal import LocatedFit
-from cme_dask.estimators.context import FitContext, GivenLocation, choose_kernel
-from cme_dask.estimators.fit_pass import run_both
+from cme_dask.estimators.context import FitContext, GivenLocation, Progress, choose_kernel
 from cme_dask.estimators.joint_fit import FitResult, JointFit, averaged, refitted_laws
 from cme_dask.estimators.planning import (
     RESIDUAL_EVALUATIONS,
@@ -27,7 +27,6 @@ from cme_dask.estimators.planning import (
 from cme_dask.estimators.steps import (
     DECISION,
     LOCATION,
-    PASS,
     PIVOTS,
     SEARCH,
     SECOND,
@@ -40,9 +39,13 @@ from cme_dask.learning.candidates import Tuning
 from cme_dask.learning.losses import Gain, HeldLaws, held_out_crps, paired_gain, screened_laws
 from cme_dask.models.location import LocationModel
 from cme_dask.numerics.cells import ValueRange
+from cme_dask.numerics.given_location import of_both
 from cme_dask.numerics.location import FittedMeanFunction, Residuals, fit_mean_function
 from cme_dask.numerics.moments import FeatureBlock, MomentSums, strip_moments
+from cme_dask.numerics.reduction import Cost, Reduction
+from cme_dask.passes.driver import Executor
 from cme_dask.passes.progress import StepBegan
+from cme_dask.passes.run import PassReport, run_pass
 
 Array = Any
 
@@ -195,18 +198,43 @@ def _given_fit(
     residuals = given.residuals
     _report(context, SECOND + SEARCH)
     second = _second_context(fit, context, residuals)
-    _report(context, PIVOTS)
-    plain = fit._prepared(context)
     _report(context, SECOND + PIVOTS)
-    moved = fit._prepared(second)
-    _report(context, PASS)
+    results: list[FitResult] = []
 
-    def between() -> None:
+    def together(
+        _: Sample,
+        moved: Sequence[Reduction[Any, Any]],
+        executor: Executor,
+        progress: Progress | None,
+        *,
+        around: Cost,
+    ) -> tuple[tuple[Any, ...], PassReport]:
+        """The pass of the fit to residuals, within which the plain fit is made."""
+        retained: list[tuple[Any, ...]] = []
+
+        def both(
+            sample: Sample, plain: Sequence[Reduction[Any, Any]], *_: Any, around: Cost
+        ) -> tuple[tuple[Any, ...], PassReport]:
+            answers, report = run_pass(
+                sample.beside_residuals(residuals),
+                of_both(plain, moved),
+                executor,
+                progress,
+                around=around + around_moved,
+                named=sample,
+            )
+            retained.append(answers[len(plain) :])
+            return answers[: len(plain)], report
+
+        around_moved = around
+        _report(context, PIVOTS)
+        results.append(_plain_fit(fit, replace(context, run_pass=both)))
         _report(context, SECOND + SOLUTION)
+        return retained[0], results[0].measured.report
 
-    summed, summed_residuals = run_both(plain, moved, residuals, between)
-    result, of_residuals = fit._result(context, summed), fit._result(second, summed_residuals)
-    if len(summed.measured.moments.held_out_folds) < 2:
+    of_residuals = _plain_fit(fit, replace(second, run_pass=together))
+    result = results[0]
+    if len(result.measured.moments.held_out_folds) < 2:
         raise DataError(
             "a location is judged on held-out folds, and fewer than two have rows of positive "
             f"weight: give more rows or {remedy('n_folds', '--folds')}"
@@ -237,7 +265,7 @@ def _with_location(
 
 def _plain_fit(fit: JointFit, context: FitContext) -> FitResult:
     """The result of a fit without a location model."""
-    return fit._result(context, fit._prepared(context).run())
+    return fit._result(context, None if context.averages else fit._measure(context))
 
 
 def _report(context: FitContext, step: str, without: tuple[str, ...] = ()) -> None:

@@ -378,7 +378,7 @@ def steps_of(
     if given is not None:
         fitted = [Step(GIVEN, _NAMES[GIVEN], _GIVEN_SECONDS)] if given == "regressor" else []
         order = (steps.pop(ROWS), *fitted, *(s.pop(SEARCH) for s in (steps, second) if learned))
-        both = (s.pop(PIVOTS) for s in (steps, second))
+        both = (s.pop(PIVOTS) for s in (second, steps))
         del second[PASS]  # the rows are read once for both
         return [*order, *both, *steps.values(), *second.values(), decision]
     if not screened:

@@ -4,14 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from cme_dask.display import brief_repr
 from cme_dask.estimators.base import Measured
-from cme_dask.estimators.context import FitContext
-from cme_dask.estimators.fit_pass import FitPass
+from cme_dask.estimators.context import FitContext, RunPass
 from cme_dask.estimators.steps import dense_cost
 from cme_dask.kernels import Kernel, Transform
 from cme_dask.kernels.evaluator import one_blas_thread
@@ -28,9 +27,9 @@ from cme_dask.numerics.crossval import held_folds
 from cme_dask.numerics.moments import FeatureBlock, MomentReduction, MomentSets, MomentSums
 from cme_dask.numerics.precision import ComputeMode
 from cme_dask.numerics.problem import JointSolver, Regularization, replicates
-from cme_dask.numerics.reduction import MemoryPlan, Reduction
+from cme_dask.numerics.reduction import MemoryPlan
 from cme_dask.passes.progress import StepBegan
-from cme_dask.passes.run import PassReport, extent_of
+from cme_dask.passes.run import PassReport, extent_of, run_pass
 
 Array = Any
 
@@ -199,13 +198,12 @@ class EnsembleFit:
     learn_reg: bool
     top_up: bool
 
-    def prepared(
+    def run(
         self, cells: tuple[CellReduction, ...]
-    ) -> FitPass[tuple[Measured, list[EnsembleMember], tuple[FeatureMoments, ...]]]:
-        """The pass that makes the moments of all finalists, from which come the best, best first.
+    ) -> tuple[list[EnsembleMember], Measured, tuple[FeatureMoments, ...]]:
+        """Moments of all finalists in one pass: the best of them, best first; and its sums.
 
-        Before them come the sums of the pass, and after them those of the kernel of x that was
-        learned for the location, if one was.
+        Last come those of the kernel of x that was learned for the location, if one was.
 
         Parameters
         ----------
@@ -215,31 +213,29 @@ class EnsembleFit:
         search = self.context.search
         kernels = [(candidate.kernel_x, candidate.kernel_y) for candidate in search.finalists]
         bases, rounds = self.context.bases_of_each(kernels)
+        passes = self.context.passes + 1 + len(rounds)
         location = self.context.moments_of_mean()
         others = () if location is None else (location,)
-
-        def finish(made: _Made) -> tuple[Measured, list[EnsembleMember], Any]:
-            passes = self.context.passes + 1 + len(rounds)
-            specs = zip(others, made.others, strict=True)
-            for_location = tuple((spec.features, each) for spec, each in specs)
-            best = _best(made.members, search.score, self.averaged)
-            if self.top_up:
-                best, more = self._topped_up(best)
-                passes += more
-            first = best[0]
-            sides, mode = first.component.sides, first.arithmetic
-            sums = cells, made.cells, mode, made.report, passes
-            return Measured(sides, first.moments, *sums), best, for_location
-
-        return self._members(search.finalists, bases, cells, others).then(finish)
+        run = self.context.run_pass
+        members, sums, summed, report = self._members(search.finalists, bases, run, cells, others)
+        for_location = tuple((spec.features, each) for spec, each in zip(others, sums, strict=True))
+        best = _best(members, search.score, self.averaged)
+        if self.top_up:
+            best, more = self._topped_up(best)
+            passes += more
+        first = best[0]
+        sides, mode = first.component.sides, first.arithmetic
+        measured = Measured(sides, first.moments, cells, summed, mode, report, passes)
+        return best, measured, for_location
 
     def _members(
         self,
         candidates: Sequence[KernelChoice],
         bases: Sequence[Sequence[Basis]],
+        run: RunPass,
         cells: tuple[CellReduction, ...] = (),
         others: tuple[MomentReduction, ...] = (),
-    ) -> "FitPass[_Made]":
+    ) -> tuple[list[EnsembleMember], tuple[MomentSums, ...], tuple[CellSums, ...], PassReport]:
         """A member for each candidate, from one pass; other moments, and the sums by cell."""
         context = self.context
         specified = [
@@ -248,24 +244,25 @@ class EnsembleFit:
         ]
         specs = [spec for spec, _ in specified]
         most = max(rank for spec in specs for rank in spec.ranks)
-
-        def finish(results: Sequence[Any], report: PassReport) -> _Made:
-            moments, *summed = results
-            members: list[EnsembleMember] = []
-            shares = np.cumsum([dense_cost(spec.ranks) for spec in specs])
-            with one_blas_thread():
-                of_candidates = moments[: len(specs)]
-                for candidate, (spec, mode), sums in zip(
-                    candidates, specified, of_candidates, strict=True
-                ):
-                    if context.progress is not None:
-                        done = shares[len(members) - 1] if members else 0.0
-                        context.progress(StepBegan("solution", float(done / shares[-1])))
-                    members.append(self._member(candidate, spec, mode, sums))
-            return _Made(members, moments[len(specs) :], tuple(summed), report)
-
-        reductions: list[Reduction[Any, Any]] = [MomentSets((*specs, *others)), *cells]
-        return FitPass(context, reductions, context.choice_cost(most), finish)
+        (moments, *summed), report = run(
+            context.sample,
+            [MomentSets((*specs, *others)), *cells],
+            context.executor,
+            context.progress,
+            around=context.choice_cost(most),
+        )
+        members: list[EnsembleMember] = []
+        shares = np.cumsum([dense_cost(spec.ranks) for spec in specs])
+        with one_blas_thread():
+            of_candidates = moments[: len(specs)]
+            for candidate, (spec, mode), sums in zip(
+                candidates, specified, of_candidates, strict=True
+            ):
+                if context.progress is not None:
+                    done = shares[len(members) - 1] if members else 0.0
+                    context.progress(StepBegan("solution", float(done / shares[-1])))
+                members.append(self._member(candidate, spec, mode, sums))
+        return members, moments[len(specs) :], tuple(summed), report
 
     def _member(
         self,
@@ -324,18 +321,9 @@ class EnsembleFit:
         if not changed:
             return members, passes
         candidates = [members[k].candidate for k in changed]
-        topped = self._members(candidates, list(changed.values())).run().members
+        topped, *_ = self._members(candidates, list(changed.values()), run_pass)
         anew = dict(zip(changed, topped, strict=True))
         return [anew.get(k, member) for k, member in enumerate(members)], passes + 1
-
-
-class _Made(NamedTuple):
-    """Members, other moments and sums by cell, and the report of their pass."""
-
-    members: list[EnsembleMember]
-    others: tuple[MomentSums, ...]
-    cells: tuple[CellSums, ...]
-    report: PassReport
 
 
 def _newton(basis: Basis) -> NewtonBasis:

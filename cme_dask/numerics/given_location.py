@@ -1,6 +1,6 @@
 """Locations that a user gives: columns of predictions, and regressors fitted without each fold."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -9,6 +9,7 @@ import numpy as np
 from cme_dask.errors import DataError
 from cme_dask.kernels.transforms import Transform
 from cme_dask.numerics.location import Residuals
+from cme_dask.numerics.reduction import OfParts, Reduction
 
 Array = Any
 
@@ -207,3 +208,10 @@ class BesideResiduals:
     def __call__(self, parts: tuple[Array, ...], folds: Array) -> tuple[Array, ...]:
         """Rows (x, y, x', e) of rows (x, y), in the folds (n,)."""
         return *parts, *self.residuals(parts, folds)
+
+
+def of_both(
+    plain: Sequence[Reduction[Any, Any]], moved: Sequence[Reduction[Any, Any]]
+) -> list[Reduction[Any, Any]]:
+    """Reductions of (x, y), then those of (x', e), of rows (x, y, x', e)."""
+    return [*(OfParts(one, 0) for one in plain), *(OfParts(one, 2) for one in moved)]
