@@ -5,6 +5,7 @@ import pickle
 import dask.array as da
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from conftest import write_store
 from sklearn.base import BaseEstimator, RegressorMixin, clone
 from sklearn.ensemble import HistGradientBoostingRegressor
@@ -16,6 +17,7 @@ from sklearn.tree import DecisionTreeRegressor
 from test_reads import opened
 
 from cme_dask import JointClassifier, JointDistribution, load
+from cme_dask.cli import cli
 from cme_dask.errors import DataError, StoreError
 from cme_dask.models.joint import JointModel
 from cme_dask.numerics.folds import fold_of_rows
@@ -413,3 +415,19 @@ def test_labels_and_growing_have_no_location():
     fit = given("x2").fit(x, y)
     with pytest.raises(DataError, match="location"):
         fit.partial_fit(x, y)
+
+
+def test_the_command_takes_a_column(tmp_path):
+    x, y = with_predictions()
+    path = str(write_store(tmp_path / "s.zarr", x, y))
+    options = ["--location", "x2", "--kernel", "median", "--tol", "1e-2", "--folds", str(N_FOLDS)]
+    plan = CliRunner().invoke(cli, ["fit", path, *options, "--dry-run"])
+    assert "from column x2, in the same pass" in " ".join(plan.output.split())
+    out = tmp_path / "m"
+    done = CliRunner().invoke(cli, ["fit", path, *options, "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    np.testing.assert_array_equal(load(out).predict(x[:9]), given("x2").fit(path).predict(x[:9]))
+    grown = CliRunner().invoke(cli, ["fit", path, *options, "--growing", "--out", str(out)])
+    assert "leave --location out" in grown.output
+    wrong = CliRunner().invoke(cli, ["fit", path, "--location", "a", "--out", str(tmp_path / "n")])
+    assert "'a' is no column of x" in " ".join(wrong.output.split())
