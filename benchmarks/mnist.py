@@ -242,8 +242,8 @@ def mnist_tables(result: Result) -> Iterator[Any]:
             for cell in result["cells"]
         ],
         "Published: length scales learned from 5,000 images, the network from 60,000. Here the "
-        f"network learns from {COPIES} copies of each as well, moved by up to {SHIFT} pixels. Times "
-        "are of one thread.",
+        f"network learns from {COPIES} copies of each as well, moved by up to {SHIFT} pixels. "
+        "Times are of one thread.",
     )
 
 
