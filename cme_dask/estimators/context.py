@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from cme_dask.config import PIVOTS, TOL, VARIABLES
+from cme_dask.config import MAX_RANK, PIVOTS, TOL, VARIABLES
 from cme_dask.data.columns import Columns, check_finite
 from cme_dask.data.sample import Sample
 from cme_dask.data.store import brief
@@ -168,6 +168,11 @@ class Pivots:
             bounds = tol, most, promised, by_default
             each.append(cls(variable, mode, *bounds, float(span), (seed, i), points))
         return tuple(each)
+
+    def at_most(self, rank: int) -> Self:
+        """With a lower largest rank, unless the user gave one."""
+        lower = self.default_rank and self.max_rank is not None and rank < self.max_rank
+        return replace(self, max_rank=rank) if lower else self
 
     def from_sample(self) -> Self:
         """The same, but where they would be chosen over all rows, from the row sample."""
@@ -439,7 +444,10 @@ class FitContext:
         if self.mean is None:
             return None
         with one_blas_thread():
-            basis, _ = self._sampled(0, self.mean.kernel, ())
+            pivots = self.pivots[0]
+            # A function that is almost free of noise takes more than a law of what is left.
+            most = MAX_RANK if pivots.default_rank else pivots.max_rank
+            basis, _ = self._sampled(0, self.mean.kernel, (), replace(pivots, max_rank=most))
             return self.moments_on([basis, self.basis_of_few(1, self.kernels[1], 1)])
 
     def basis_of_few(self, i: int, kernel: Kernel, rank: int) -> NewtonBasis:
@@ -592,7 +600,9 @@ class FitContext:
             )
         return basis
 
-    def _sampled(self, i: int, kernel: Kernel, ranks: tuple[int, ...]) -> tuple[NewtonBasis, bool]:
+    def _sampled(
+        self, i: int, kernel: Kernel, ranks: tuple[int, ...], pivots: Pivots | None = None
+    ) -> tuple[NewtonBasis, bool]:
         """Pivots from the row sample, and whether they are known to be enough.
 
         Parameters
@@ -601,8 +611,10 @@ class FitContext:
             The variable.
         ranks
             Of the bases that are made already.
+        pivots
+            How they are chosen, if it is not as those of the variable.
         """
-        pivots, rows = self.pivots[i], self.rows
+        pivots, rows = pivots or self.pivots[i], self.rows
 
         def on_pivot(rank: int, residual: float) -> None:
             if rank % _CHECK_EVERY == 0:

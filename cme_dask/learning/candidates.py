@@ -52,11 +52,11 @@ class Tuning:
     """
 
     criterion: str = "auto"
-    rows: int = 4096
+    rows: int = 2048
     max_rank: int = 200
     evaluations: int | None = None
-    finalists: int = 6
-    averaged: int = 5
+    finalists: int = 4
+    averaged: int = 3
 
     def settled(self, columns_y: int) -> "Tuning":
         """The same search with the criterion that ``auto`` stands for.

@@ -20,7 +20,7 @@ from cme_dask.learning.search import (
     SearchProblem,
     search,
 )
-from cme_dask.numerics.crossval import HeldFold, over_folds
+from cme_dask.numerics.crossval import FactoredFold, HeldFold, over_folds
 from cme_dask.numerics.embedding import FoldLoss, squared_loss, surrogate_loss
 from cme_dask.numerics.moments import Function
 from cme_dask.numerics.problem import Regularization
@@ -71,7 +71,9 @@ class JointProblem(SearchProblem):
 
 
 def estimated(
-    folds: Sequence[HeldFold], regs: Sequence[Regularization], functions: ScoringFunctions
+    folds: Sequence[HeldFold] | Sequence[FactoredFold],
+    regs: Sequence[Regularization],
+    functions: ScoringFunctions,
 ) -> tuple[Estimated, Estimated]:
     """Joint loss, and sliced CRPS less that of independence, for each ridge."""
     each = [fold.losses(regs) for fold in folds]
