@@ -28,7 +28,8 @@ from cme_dask.models.events import Event
 from cme_dask.numerics.folds import Folding, Split, number_hash, uniform
 from cme_dask.numerics.scoring import ScoreSums
 from cme_dask.passes.driver import Executor, RunOptions
-from cme_dask.passes.scores import Law, Prediction, score_pass
+from cme_dask.passes.losses import Law, Prediction
+from cme_dask.passes.scores import score_pass
 from cme_dask.passes.sources import open_sample
 
 THREADS = RunOptions("threads", 2).executor()

@@ -27,7 +27,8 @@ from cme_dask.numerics.scoring import Estimate, Scores
 from cme_dask.passes.driver import Executor, RunOptions
 from cme_dask.passes.fit import sample_rows
 from cme_dask.passes.held_out import Classifier, classifier_of, rows_of
-from cme_dask.passes.scores import Law, Prediction, ScoreReport, score_pass
+from cme_dask.passes.losses import Law, Prediction
+from cme_dask.passes.scores import ScoreReport, score_pass
 
 # Scores of a saved model on the rows of a store
 

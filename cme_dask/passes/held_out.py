@@ -17,8 +17,9 @@ from cme_dask.models.logistic import LogisticModel
 from cme_dask.models.points import QueriedVariable, is_out_of_core, query_points
 from cme_dask.numerics.scoring import Estimate
 from cme_dask.passes.driver import Executor, PassKeywords, options_of, with_run_options
+from cme_dask.passes.losses import Law, Prediction
 from cme_dask.passes.progress import Listener, listening
-from cme_dask.passes.scores import LabelScores, Law, Prediction, score_pass
+from cme_dask.passes.scores import LabelScores, score_pass
 from cme_dask.passes.sources import open_sample
 
 Array = Any
