@@ -20,6 +20,7 @@ from cme_dask.cli.options import (
     y_option,
 )
 from cme_dask.cli.values import columns, count, kernel, numbers
+from cme_dask.display import number
 
 if TYPE_CHECKING:
     from cme_dask.cli.compute import CheckpointOptions, Compute
@@ -283,7 +284,7 @@ def _tables(title: str, statistic: str, result: dict[str, Any]) -> list[Any]:
 
     bases = zip(result["kernels"], result["ranks"], result["trace_errors"], strict=True)
     pvalue = f"{result['pvalue']:.3g}" if result["pvalue"] else "below 1e-300"
-    rows = " and ".join(map(tables.number, result["rows"]))
+    rows = " and ".join(map(number, result["rows"]))
     lines = [
         ("p-value", f"{pvalue} ({result['method']})"),
         (

@@ -1,0 +1,314 @@
+"""The page of a report of scores: its tables and sentences, and the file that holds them all."""
+
+import math
+import os
+import platform
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import jinja2
+import numpy as np
+from markupsafe import Markup
+
+import cme_dask
+from cme_dask.data.columns import Columns
+from cme_dask.data.store import disk_errors, writing
+from cme_dask.display import number, with_error
+from cme_dask.models.relevance import ColumnRelevance
+from cme_dask.numerics.scoring import Estimate
+from cme_dask.passes.held_out import Scoring
+from cme_dask.passes.scores import LabelScores, ScoreReport
+from cme_dask.reports.figures import MOST_COLUMNS, Figure
+from cme_dask.reports.svg import DARKENED, LIGHT, visible
+
+_MANY = 60  # rows of a table that are shown
+
+
+@dataclass(frozen=True)
+class Line:
+    """A score of a model beside that of the marginal law.
+
+    Attributes
+    ----------
+    score
+        Its name.
+    of
+        The column of y or the event; empty for a score of all columns.
+    value, marginal
+        Of the model, and of the law that ignores x.
+    better
+        -1 where lower is better, 1 where higher is; 0 where a quotient of both says nothing.
+    """
+
+    score: str
+    of: str
+    value: Estimate
+    marginal: Estimate | None
+    better: int = -1
+
+    @property
+    def gain(self) -> str:
+        """How much lower or higher than that of the marginal law, in per cent of it."""
+        base = self.marginal
+        if not self.better or base is None or not base.value > 0.0:
+            return ""
+        share = 100.0 * (self.value.value / base.value - 1.0)
+        return f"{abs(share):.0f} % {'lower' if share < 0.0 else 'higher'}"
+
+
+@dataclass(frozen=True, eq=False)
+class Page:
+    """What a page tells of scores.
+
+    Parameters
+    ----------
+    scoring, result
+        What was scored, and what the pass found: of the model ``"law"``, of the law that ignores x
+        ``"marginal"``.
+    figures
+        By section.
+    relevance
+        Length scales of the columns.
+    name
+        What the page calls the model.
+    unseen
+        Whether the fit has not seen these rows; None where that is not known.
+    seconds
+        That the figures took.
+    """
+
+    scoring: Scoring
+    result: ScoreReport
+    figures: Mapping[str, tuple[Figure, ...]]
+    relevance: tuple[ColumnRelevance, ...]
+    name: str
+    unseen: bool | None
+    seconds: float
+
+    @property
+    def columns(self) -> tuple[Columns, Columns]:
+        """Of x and of y."""
+        x, _ = self.scoring.sample.columns
+        return x, self.scoring.y
+
+    # Scores
+
+    @cached_property
+    def lines(self) -> tuple[Line, ...]:
+        """All scores, those of all columns first."""
+        return tuple(line for line in self._lines() if math.isfinite(line.value.value))
+
+    def _lines(self) -> Iterator[Line]:
+        result, level = self.result, f"{100.0 * self.scoring.level:g} %"
+        for name, whole, better in (
+            ("CRPS", result.crps, -1),
+            ("energy score", result.energy_score, -1),
+            ("log score", result.log_score, 0),  # in nats, whose zero means nothing
+        ):
+            if "law" in whole:
+                yield Line(name, "", whole["law"], whole.get("marginal"), better)
+        for column, each in result.labels.get("law", {}).items():
+            base = self._label_baseline(column)
+            for key in ("log_loss", "brier", "accuracy", "calibration_error"):
+                better = {"accuracy": 1, "calibration_error": 0}.get(key, -1)
+                beside = None if base is None else getattr(base, key)
+                yield Line(key.replace("_", " "), column, getattr(each, key), beside, better)
+        scores = self.scoring.of_targets(result)
+        for column in self.scoring.y.numeric:
+            yield Line("R²", column, scores[column].r2, Estimate(0.0, math.nan), 0)
+        for text in self.scoring.events:
+            frequency = Estimate(scores[text].variance, math.nan)
+            yield Line("Brier score", text, scores[text].mse, frequency)
+        for name, several, better in (
+            (f"coverage of {level} intervals", result.coverage, 0),
+            (f"width of {level} intervals", result.width, 0),
+            (f"interval score of {level}", result.interval_score, -1),
+        ):
+            for column, value in several.get("law", {}).items():
+                yield Line(name, column, value, several.get("marginal", {}).get(column), better)
+        for column, losses in result.pinball.get("law", {}).items():
+            beside = result.pinball.get("marginal", {}).get(column, {})
+            for q, value in losses.items():
+                yield Line(f"pinball loss at {q:g}", column, value, beside.get(q))
+        for column, value in result.calibration_error.get("law", {}).items():
+            beside = result.calibration_error.get("marginal", {}).get(column)
+            yield Line("calibration error", column, value, beside, 0)
+
+    def _label_baseline(self, column: str) -> LabelScores | None:
+        """Of the law that ignores x; of a classifier those of the frequencies on these rows."""
+        known = self.result.labels.get("marginal", {}).get(column)
+        if known is not None:
+            return known
+        scores = self.scoring.of_targets(self.result)
+        shares = np.array([scores[text].mean for text in self.scoring.events])
+        entropy = -float(shares[shares > 0.0] @ np.log(shares[shares > 0.0]))
+        values = (float(shares.max()), entropy, 1.0 - float(shares @ shares), 0.0)
+        return LabelScores(*(Estimate(value, math.nan) for value in values))
+
+    # Sentences
+
+    @property
+    def summary(self) -> Markup:
+        """What the scores say, in one or two sentences."""
+        rows = f"{self.result.report.rows:,}"
+        seen = {True: " that the fit has not seen", False: " that the fit may have seen", None: ""}
+        where = f"On {rows} rows{seen[self.unseen]}"
+        x = self.columns[0].names
+        given = _names(x) if len(x) <= 3 else Markup("{} columns").format(len(x))
+        parts: list[str] = [f"{where}, "]
+        crps, labels = self.result.crps.get("law"), self.result.labels.get("law", {})
+        if crps is not None:
+            y = self.scoring.y.numeric
+            parts.append(
+                Markup("the laws of {} given {} have a CRPS of {}").format(
+                    _names(y) if len(y) <= 3 else f"{len(y)} columns", given, _estimate(crps)
+                )
+            )
+            (line,) = (each for each in self.lines if each.score == "CRPS")
+            if line.marginal is not None:
+                parts.append(
+                    Markup("; the law that ignores x has {}").format(_estimate(line.marginal))
+                )
+                share = line.value.value / line.marginal.value if line.marginal.value else math.nan
+                if math.isfinite(share):
+                    change = "lower" if share <= 1.0 else "higher"
+                    parts.append(f" ({100.0 * abs(1.0 - share):.0f} % {change})")
+            covered = self.result.coverage.get("law", {})
+            if covered:
+                values = ", ".join(f"{100.0 * each.value:.1f} %" for each in covered.values())
+                parts.append(
+                    f". {100.0 * self.scoring.level:g} % intervals hold {values} of the rows"
+                )
+        elif labels:
+            column, each = next(iter(labels.items()))
+            base = self._label_baseline(column)
+            count = len(self.scoring.y.categories[column])
+            parts.append(
+                Markup("the likeliest of {} labels of {} is right in {} of the rows").format(
+                    count, _bdi(column), _percent(each.accuracy)
+                )
+            )
+            if base is not None:
+                parts.append(
+                    f"; the log loss is {_estimate(each.log_loss)} nats, that of the frequencies "
+                    f"alone {_estimate(base.log_loss)}"
+                )
+        else:
+            scores = self.scoring.of_targets(self.result)
+            means = Markup(", ").join(
+                Markup("{} of the variance of {}").format(_percent(scores[name].r2), _bdi(name))
+                for name in self.scoring.y.numeric
+            )
+            parts.append(Markup("means given {} explain {}").format(given, means))
+        return Markup("").join(parts) + "."
+
+    @property
+    def left_out(self) -> str:
+        """What the figures don't show."""
+        count = len(self.scoring.y.names)
+        if count <= MOST_COLUMNS:
+            return ""
+        return f"Figures show the first {MOST_COLUMNS} of {count} columns of y, the table has all."
+
+    # Facts
+
+    @property
+    def timings(self) -> tuple[tuple[str, str], ...]:
+        """Where the time went."""
+        report = self.result.report
+        search = (getattr(self.scoring.model, "about", {}).get("tuning") or {}).get("seconds")
+        return (
+            ("pass over the rows", f"{report.pass_seconds:.3g} s in {report.tasks} tasks"),
+            ("rows per second", f"{report.pass_rows_per_second:,.0f}"),
+            ("figures of this page", f"{self.seconds:.2g} s"),
+            *((("search for kernels at the fit", f"{search:.3g} s"),) if search else ()),
+        )
+
+    @property
+    def provenance(self) -> tuple[tuple[str, str], ...]:
+        """Which model, which rows, which versions, when."""
+        sample, report = self.scoring.sample, self.result.report
+        part = "all rows" if sample.part is None else f"held out: {sample.part}"
+        drawn = self.result.rows
+        return (
+            ("model", self.name),
+            ("rows", f"{report.rows:,} of {sample.location}, {part}"),
+            ("weights", "none" if sample.weights is None else "a column of the rows"),
+            ("standard errors", f"jackknife over folds by {sample.folding}"),
+            ("sampled rows", "none" if drawn is None else f"{len(drawn)}, drawn in the same pass"),
+            ("passes over the rows", "1"),
+            ("written", time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())),
+            (
+                "software",
+                f"cme_dask {cme_dask.__version__}, NumPy {np.__version__}, "
+                f"Python {platform.python_version()}",
+            ),
+        )
+
+    @property
+    def scales(self) -> tuple[tuple[str, ...], ...]:
+        """Column, variable, length scale, relevance and bound, of the first columns."""
+        return tuple(
+            (
+                each.column,
+                each.variable,
+                _scale(each.length_scale),
+                "" if math.isnan(each.relevance) else number(float(f"{each.relevance:.3g}")),
+                "" if each.bound == "ignored" else each.bound,
+            )
+            for each in self.relevance[:_MANY]
+        )
+
+    # The file
+
+    def html(self) -> str:
+        """The page."""
+        environment = jinja2.Environment(
+            loader=jinja2.PackageLoader("cme_dask.reports", "templates"),
+            autoescape=True,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            undefined=jinja2.StrictUndefined,
+        )
+        environment.filters |= {"shown": visible, "name": _bdi, "estimate": _estimate}
+        template = environment.get_template("scores.html")
+        return template.render(page=self, light=LIGHT, dark=DARKENED)
+
+    def write(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Write the page, whole or not at all."""
+        text = self.html()
+        with writing(path, overwrite=overwrite) as aside, disk_errors(path):
+            aside.write_text(text, encoding="utf-8")
+
+
+def _bdi(name: str) -> Markup:
+    """A name as it is, whatever it holds, which does not turn its neighbours around."""
+    return Markup("<bdi>{}</bdi>").format(visible(name))
+
+
+def _names(names: tuple[str, ...]) -> Markup:
+    """Names in a sentence."""
+    return (
+        Markup(", ").join(map(_bdi, names[:-1]))
+        + (Markup(" and ") if len(names) > 1 else Markup(""))
+        + _bdi(names[-1])
+    )
+
+
+def _estimate(value: Estimate) -> str:
+    """A value with its standard error, if it has one."""
+    if not math.isfinite(value.value):
+        return "none"
+    return with_error(value.value, value.std if math.isfinite(value.std) else None)
+
+
+def _percent(value: Estimate) -> str:
+    return f"{_estimate(Estimate(100.0 * value.value, 100.0 * value.std))} %"
+
+
+def _scale(value: float) -> str:
+    if math.isnan(value):
+        return "unknown"
+    return "ignored" if math.isinf(value) else number(float(f"{value:.3g}"))
