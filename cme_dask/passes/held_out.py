@@ -202,7 +202,7 @@ class Scoring:
 
     def of_targets(self, result: ScoreReport) -> dict[str, Scores]:
         """Those of means of columns and of probabilities of events."""
-        return result.scores["model" if "model" in result.scores else "law"]
+        return result.scores.get("model", result.scores.get("law", {}))
 
 
 @with_run_options

@@ -35,6 +35,7 @@ _BINS = 40  # of the y of a heat map
 _MOST_BARS = 14  # columns whose relevance is drawn
 _MOST_BANDS = 6  # labels whose probabilities are drawn
 _TAILS = 0.02  # mass of a column of x beyond each end of what is drawn
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _CROWDED = 4  # labels beside each other, of which more are turned
 
 
@@ -176,10 +177,6 @@ class Figures:
         if walk.ticks is not None:
             _label(ax, walk.positions, walk.ticks)
 
-    def _rest(self) -> str:
-        others = self.walk.others
-        return f" Other columns as in a row in the middle: {others}." if others else ""
-
     def fan_along(self, column: str) -> Figure:
         """Medians and central bands of a column of y along the column of x."""
         walk, j = self.walk, self.columns[1].names.index(column)
@@ -200,8 +197,7 @@ class Figures:
                 f"fan-{j}",
                 f"{column} along {walk.column}",
                 "Median and central bands of the law."
-                + (" Dots are sampled rows." if alone and walk.ticks is None else "")
-                + self._rest(),
+                + (" Dots are sampled rows." if alone and walk.ticks is None else ""),
                 f"The median goes from {number(_rounded(median[0]))} at {walk.named(0)} to "
                 f"{number(_rounded(median[-1]))} at {walk.named(-1)}; the "
                 f"{100 * LEVELS[1]:g} % band is {_mean_width(bands[1])} wide on average.",
@@ -234,7 +230,7 @@ class Figures:
                 f"{column} of {len(at)} rows that were scored",
                 "Bars are the central bands of 50, 80 and 95 %, dots the observed values; those "
                 f"outside the {widest} bands are larger.",
-                f"{int(outside.sum())} of {len(at)} observed values are outside the {widest} bands.",
+                f"{int(outside.sum())} of {len(at)} values are outside the {widest} bands.",
             )
 
     def heat(self, column: str) -> Figure:
@@ -275,7 +271,7 @@ class Figures:
                 f"heat-{j}",
                 f"Density of {column} along {walk.column}",
                 "The more colour, the denser; the full colour stands for "
-                f"{number(_rounded(top))}{f' per {unit}' if unit else ''}." + self._rest(),
+                f"{number(_rounded(top))}{f' per {unit}' if unit else ''}.",
                 f"The density is at most {peak}, and the median goes from "
                 f"{number(_rounded(median[0]))} to {number(_rounded(median[-1]))}.",
             )
@@ -315,7 +311,7 @@ class Figures:
             f"Probabilities of {column}",
             bins,
             "How often it happened where about this probability was predicted: on the diagonal "
-            "where probabilities are right.",
+            "where probabilities are right. Larger dots stand for more rows.",
         )
 
     def events(self, bins: Mapping[str, Sequence[Bin]]) -> Figure:
@@ -350,8 +346,10 @@ class Figures:
                 seen = np.array([b.seen.value for b in used])
                 error = np.nan_to_num([b.seen.std for b in used])
                 _errors(ax, predicted, seen, error, colour)
-                ax.plot(predicted, seen, "o-", ms=3.5, lw=1.2, color=colour, label=short(name))
-                away = float(np.dot([b.share for b in used], np.abs(seen - predicted)))
+                shares = np.array([b.share for b in used])
+                ax.plot(predicted, seen, lw=1.2, color=colour, label=short(name))
+                ax.scatter(predicted, seen, 6.0 + 60.0 * shares, color=colour, lw=0, zorder=3)
+                away = float(shares @ np.abs(seen - predicted))
                 worst, total = max(worst, away), total + len(used)
             ax.set(xlim=(0.0, 1.0), ylim=(-0.02, 1.02), xlabel="predicted probability")
             _above(ax, "observed frequency, with standard errors")
@@ -401,7 +399,7 @@ class Figures:
                 figure,
                 f"labels-{j}",
                 f"Labels of {column} along {walk.column}",
-                "The height of a colour is the probability of the label." + self._rest(),
+                "The height of a colour is the probability of the label.",
                 f"{len(names)} bands; the likeliest label on average is {likeliest}.",
             )
 
@@ -499,6 +497,9 @@ class Figures:
                 if len(values) < 20:
                     ax.plot(1 + np.arange(len(values)), values, "o", ms=3, color=colour)
             ax.set(xscale="log", yscale="log", xlabel="number of the eigenvalue")
+            for axis in (ax.xaxis, ax.yaxis):
+                axis.set_major_formatter(_power)
+                axis.set_minor_formatter(lambda *_: "")
             _above(ax, "eigenvalue")
             ax.legend(loc="lower left")
             ends = "; ".join(
@@ -569,6 +570,12 @@ def _legend(ax: Any, handles: Sequence[Any]) -> None:
     ax.figure.legend(
         handles=handles, loc="outside lower center", ncols=4, handlelength=1.2, edgecolor=GRID
     )
+
+
+def _power(value: float, place: int) -> str:
+    """A power of ten, in which Matplotlib itself would write mathematics."""
+    exponent = round(math.log10(value))
+    return number(value) if 0 <= exponent < 4 else f"10{str(exponent).translate(_RAISED)}"
 
 
 def _label(ax: Any, at: Array, names: Sequence[str]) -> None:

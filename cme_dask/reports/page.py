@@ -16,14 +16,22 @@ import cme_dask
 from cme_dask.data.columns import Columns
 from cme_dask.data.store import disk_errors, writing
 from cme_dask.display import number, with_error
+from cme_dask.models.plots import FEW
 from cme_dask.models.relevance import ColumnRelevance
-from cme_dask.numerics.scoring import Estimate
+from cme_dask.numerics.scoring import Estimate, Scores
 from cme_dask.passes.held_out import Scoring
 from cme_dask.passes.scores import LabelScores, ScoreReport
 from cme_dask.reports.figures import MOST_COLUMNS, Figure
 from cme_dask.reports.svg import DARKENED, LIGHT, visible
 
+_OF_LABELS = (
+    ("log loss", "log_loss", True),
+    ("Brier score of all labels", "brier", True),
+    ("accuracy", "accuracy", False),
+    ("calibration error", "calibration_error", False),
+)
 _MANY = 60  # rows of a table that are shown
+_ROUNDING = 1e-12  # relative standard errors that are rounding
 
 
 @dataclass(frozen=True)
@@ -38,21 +46,21 @@ class Line:
         The column of y or the event; empty for a score of all columns.
     value, marginal
         Of the model, and of the law that ignores x.
-    better
-        -1 where lower is better, 1 where higher is; 0 where a quotient of both says nothing.
+    compared
+        Whether the quotient of both says something.
     """
 
     score: str
     of: str
     value: Estimate
     marginal: Estimate | None
-    better: int = -1
+    compared: bool = True
 
     @property
     def gain(self) -> str:
         """How much lower or higher than that of the marginal law, in per cent of it."""
         base = self.marginal
-        if not self.better or base is None or not base.value > 0.0:
+        if not self.compared or base is None or not base.value > 0.0:
             return ""
         share = 100.0 * (self.value.value / base.value - 1.0)
         return f"{abs(share):.0f} % {'lower' if share < 0.0 else 'higher'}"
@@ -71,6 +79,8 @@ class Page:
         By section.
     relevance
         Length scales of the columns.
+    along
+        The column of x along which laws are drawn, and the values of the others.
     name
         What the page calls the model.
     unseen
@@ -83,6 +93,7 @@ class Page:
     result: ScoreReport
     figures: Mapping[str, tuple[Figure, ...]]
     relevance: tuple[ColumnRelevance, ...]
+    along: tuple[str, str]
     name: str
     unseen: bool | None
     seconds: float
@@ -95,6 +106,11 @@ class Page:
 
     # Scores
 
+    @property
+    def scores(self) -> dict[str, Scores]:
+        """Of means and probabilities under the laws; of a model without laws those it predicts."""
+        return self.result.scores.get("law", self.scoring.of_targets(self.result))
+
     @cached_property
     def lines(self) -> tuple[Line, ...]:
         """All scores, those of all columns first."""
@@ -102,47 +118,44 @@ class Page:
 
     def _lines(self) -> Iterator[Line]:
         result, level = self.result, f"{100.0 * self.scoring.level:g} %"
-        for name, whole, better in (
-            ("CRPS", result.crps, -1),
-            ("energy score", result.energy_score, -1),
-            ("log score", result.log_score, 0),  # in nats, whose zero means nothing
+        for name, whole, compared in (
+            ("CRPS", result.crps, True),
+            ("energy score", result.energy_score, True),
+            ("log score", result.log_score, False),  # in nats, whose zero means nothing
         ):
             if "law" in whole:
-                yield Line(name, "", whole["law"], whole.get("marginal"), better)
+                yield Line(name, "", whole["law"], whole.get("marginal"), compared)
         for column, each in result.labels.get("law", {}).items():
             base = self._label_baseline(column)
-            for key in ("log_loss", "brier", "accuracy", "calibration_error"):
-                better = {"accuracy": 1, "calibration_error": 0}.get(key, -1)
-                beside = None if base is None else getattr(base, key)
-                yield Line(key.replace("_", " "), column, getattr(each, key), beside, better)
-        scores = self.scoring.of_targets(result)
+            for name, key, compared in _OF_LABELS:
+                yield Line(name, column, getattr(each, key), getattr(base, key), compared)
+        scores = self.scores
         for column in self.scoring.y.numeric:
-            yield Line("R²", column, scores[column].r2, Estimate(0.0, math.nan), 0)
+            yield Line("R²", column, scores[column].r2, Estimate(0.0, math.nan), False)
         for text in self.scoring.events:
             frequency = Estimate(scores[text].variance, math.nan)
             yield Line("Brier score", text, scores[text].mse, frequency)
-        for name, several, better in (
-            (f"coverage of {level} intervals", result.coverage, 0),
-            (f"width of {level} intervals", result.width, 0),
-            (f"interval score of {level}", result.interval_score, -1),
+        for name, several, compared in (
+            (f"coverage of {level} intervals", result.coverage, False),
+            (f"width of {level} intervals", result.width, False),
+            (f"interval score of {level}", result.interval_score, True),
         ):
             for column, value in several.get("law", {}).items():
-                yield Line(name, column, value, several.get("marginal", {}).get(column), better)
+                yield Line(name, column, value, several.get("marginal", {}).get(column), compared)
         for column, losses in result.pinball.get("law", {}).items():
-            beside = result.pinball.get("marginal", {}).get(column, {})
+            theirs = result.pinball.get("marginal", {}).get(column, {})
             for q, value in losses.items():
-                yield Line(f"pinball loss at {q:g}", column, value, beside.get(q))
+                yield Line(f"pinball loss at {q:g}", column, value, theirs.get(q))
         for column, value in result.calibration_error.get("law", {}).items():
             beside = result.calibration_error.get("marginal", {}).get(column)
-            yield Line("calibration error", column, value, beside, 0)
+            yield Line("calibration error", column, value, beside, False)
 
-    def _label_baseline(self, column: str) -> LabelScores | None:
+    def _label_baseline(self, column: str) -> LabelScores:
         """Of the law that ignores x; of a classifier those of the frequencies on these rows."""
         known = self.result.labels.get("marginal", {}).get(column)
         if known is not None:
             return known
-        scores = self.scoring.of_targets(self.result)
-        shares = np.array([scores[text].mean for text in self.scoring.events])
+        shares = np.array([self.scores[text].mean for text in self.scoring.events])
         entropy = -float(shares[shares > 0.0] @ np.log(shares[shares > 0.0]))
         values = (float(shares.max()), entropy, 1.0 - float(shares @ shares), 0.0)
         return LabelScores(*(Estimate(value, math.nan) for value in values))
@@ -151,58 +164,52 @@ class Page:
 
     @property
     def summary(self) -> Markup:
-        """What the scores say, in one or two sentences."""
-        rows = f"{self.result.report.rows:,}"
+        """What the scores say, in a sentence."""
         seen = {True: " that the fit has not seen", False: " that the fit may have seen", None: ""}
-        where = f"On {rows} rows{seen[self.unseen]}"
-        x = self.columns[0].names
-        given = _names(x) if len(x) <= 3 else Markup("{} columns").format(len(x))
-        parts: list[str] = [f"{where}, "]
-        crps, labels = self.result.crps.get("law"), self.result.labels.get("law", {})
-        if crps is not None:
-            y = self.scoring.y.numeric
-            parts.append(
-                Markup("the laws of {} given {} have a CRPS of {}").format(
-                    _names(y) if len(y) <= 3 else f"{len(y)} columns", given, _estimate(crps)
-                )
-            )
-            (line,) = (each for each in self.lines if each.score == "CRPS")
-            if line.marginal is not None:
-                parts.append(
-                    Markup("; the law that ignores x has {}").format(_estimate(line.marginal))
-                )
-                share = line.value.value / line.marginal.value if line.marginal.value else math.nan
-                if math.isfinite(share):
-                    change = "lower" if share <= 1.0 else "higher"
-                    parts.append(f" ({100.0 * abs(1.0 - share):.0f} % {change})")
-            covered = self.result.coverage.get("law", {})
-            if covered:
-                values = ", ".join(f"{100.0 * each.value:.1f} %" for each in covered.values())
-                parts.append(
-                    f". {100.0 * self.scoring.level:g} % intervals hold {values} of the rows"
-                )
-        elif labels:
-            column, each = next(iter(labels.items()))
-            base = self._label_baseline(column)
-            count = len(self.scoring.y.categories[column])
-            parts.append(
-                Markup("the likeliest of {} labels of {} is right in {} of the rows").format(
-                    count, _bdi(column), _percent(each.accuracy)
-                )
-            )
-            if base is not None:
-                parts.append(
-                    f"; the log loss is {_estimate(each.log_loss)} nats, that of the frequencies "
-                    f"alone {_estimate(base.log_loss)}"
-                )
+        if "law" in self.result.crps:
+            told = self._on_laws()
+        elif self.result.labels.get("law"):
+            told = self._on_labels()
         else:
-            scores = self.scoring.of_targets(self.result)
-            means = Markup(", ").join(
-                Markup("{} of the variance of {}").format(_percent(scores[name].r2), _bdi(name))
-                for name in self.scoring.y.numeric
-            )
-            parts.append(Markup("means given {} explain {}").format(given, means))
-        return Markup("").join(parts) + "."
+            told = self._on_means()
+        rows = f"{self.result.report.rows:,}"
+        return Markup("On {} rows{}, {}.").format(rows, seen[self.unseen], told)
+
+    def _on_laws(self) -> Markup:
+        (line,) = (each for each in self.lines if each.score == "CRPS")
+        told = Markup("the laws of {} given {} have a CRPS of {}").format(
+            _names(self.scoring.y.numeric), _names(self.columns[0].names), _estimate(line.value)
+        )
+        if line.marginal is not None:
+            told += f"; the law that ignores x has {_estimate(line.marginal)}"
+            told += f" ({line.gain})" if line.gain else ""
+        covered = [100.0 * each.value for each in self.result.coverage.get("law", {}).values()]
+        if covered:
+            low, high = f"{min(covered):.1f}", f"{max(covered):.1f}"
+            told += f"; {100.0 * self.scoring.level:g} % intervals hold "
+            told += f"{low if low == high else f'{low} to {high}'} % of the rows"
+        return told
+
+    def _on_labels(self) -> Markup:
+        column, scores = next(iter(self.result.labels["law"].items()))
+        return Markup(
+            "the likeliest of {} labels of {} is right in {} of the rows; the log loss is {} nats, "
+            "that of the law that ignores x {}"
+        ).format(
+            len(self.scoring.y.categories[column]),
+            _bdi(column),
+            _percent(scores.accuracy),
+            _estimate(scores.log_loss),
+            _estimate(self._label_baseline(column).log_loss),
+        )
+
+    def _on_means(self) -> Markup:
+        each = (
+            Markup("{} of the variance of {}").format(_percent(self.scores[name].r2), _bdi(name))
+            for name in self.scoring.y.numeric
+        )
+        given = _names(self.columns[0].names)
+        return Markup("means given {} explain {}").format(given, Markup(", ").join(each))
 
     @property
     def left_out(self) -> str:
@@ -220,7 +227,7 @@ class Page:
         report = self.result.report
         search = (getattr(self.scoring.model, "about", {}).get("tuning") or {}).get("seconds")
         return (
-            ("pass over the rows", f"{report.pass_seconds:.3g} s in {report.tasks} tasks"),
+            ("pass over the rows", f"{report.pass_seconds:.3g} s"),
             ("rows per second", f"{report.pass_rows_per_second:,.0f}"),
             ("figures of this page", f"{self.seconds:.2g} s"),
             *((("search for kernels at the fit", f"{search:.3g} s"),) if search else ()),
@@ -289,19 +296,20 @@ def _bdi(name: str) -> Markup:
 
 
 def _names(names: tuple[str, ...]) -> Markup:
-    """Names in a sentence."""
-    return (
-        Markup(", ").join(map(_bdi, names[:-1]))
-        + (Markup(" and ") if len(names) > 1 else Markup(""))
-        + _bdi(names[-1])
-    )
+    """Names in a sentence; of many their number."""
+    if len(names) > FEW:
+        return Markup("{} columns").format(len(names))
+    *first, last = map(_bdi, names)
+    return Markup("{} and {}").format(Markup(", ").join(first), last) if first else last
 
 
 def _estimate(value: Estimate) -> str:
     """A value with its standard error, if it has one."""
     if not math.isfinite(value.value):
         return "none"
-    return with_error(value.value, value.std if math.isfinite(value.std) else None)
+    told = value.std > _ROUNDING * abs(value.value)  # a constant has none; NaN is no number, too
+    text = with_error(value.value, value.std if told else None)
+    return text.replace("± ", "±\u00a0")  # a narrow table breaks the line before them
 
 
 def _percent(value: Estimate) -> str:

@@ -12,7 +12,6 @@ import numpy as np
 
 from cme_dask.config import LEVELS
 from cme_dask.data.store import check_output
-from cme_dask.errors import DataError
 from cme_dask.models.embedding import EmbeddingModel
 from cme_dask.models.events import Event, comparison
 from cme_dask.models.joint import JointModel
@@ -128,12 +127,14 @@ def report_of(
     request = Request.of(scoring)
     result = request.scoring.run(executor, listener, rows=SAMPLED)
     begin = time.perf_counter()
-    figures = request.figures(result)
+    draw = request.drawing(result)
+    figures = request.figures(draw, result)
     page = Page(
         scoring=scoring,
         result=result,
         figures=figures,
         relevance=request.relevance,
+        along=(draw.walk.column, draw.walk.others),
         name=name,
         unseen=unseen,
         seconds=time.perf_counter() - begin,
@@ -178,15 +179,14 @@ class Request:
         every = {text: event for each in above.values() for text, event in each.items()}
         labels = {comparison(n, label) for n in y.categories for label in y.categories[n]}
         events = tuple(text for text in scoring.events if text not in labels)[:_MOST_EVENTS]
-        binned = (*every, *(text for text in events if text not in every))
         law = replace(
             law,
             conditional=partial(
                 fitted.conditional,
                 functions={t: e for t, e in every.items() if t not in scoring.functions},
             ),
-            targets=binned,
-            edges=dict.fromkeys(binned, _TENTHS),
+            targets=tuple(dict.fromkeys((*y.numeric, *scoring.events, *every))),
+            edges=dict.fromkeys((*events, *every), _TENTHS),
             calibration=bool(y.numeric),
         )
         beside = replace(law, conditional=marginal, cells=1, targets=(), edges={}, label_bins=False)
@@ -205,15 +205,16 @@ class Request:
         """Length scales of the columns of the model."""
         return tuple(getattr(self.scoring.model, "length_scales", ()))
 
-    def figures(self, result: ScoreReport) -> dict[str, tuple[Figure, ...]]:
+    def drawing(self, result: ScoreReport) -> Figures:
+        """What draws the model at the rows that the pass has taken along."""
+        assert result.rows is not None
+        x, y = result.rows.parts
+        columns = self.scoring.sample.columns[0], self.scoring.y
+        return Figures(self.scoring.model, columns, (x, y), self.relevance)
+
+    def figures(self, draw: Figures, result: ScoreReport) -> dict[str, tuple[Figure, ...]]:
         """The figures by section of the page."""
         scoring = self.scoring
-        assert result.rows is not None
-        if not len(result.rows):
-            raise DataError("no row has a positive weight")
-        x, y = result.rows.parts
-        columns = scoring.sample.columns[0], scoring.y
-        draw = Figures(scoring.model, columns, (x, y), self.relevance)
         laws: list[Figure] = []
         calibration: list[Figure] = []
         drawn = scoring.y.names[:MOST_COLUMNS]
@@ -228,7 +229,7 @@ class Request:
                 calibration.append(draw.pit(column, result.pit["law"][column]))
                 calibration.append(draw.reliability(column, self._bins(result, column)))
             else:
-                laws.append(draw.means(column, self._means(column, x)))
+                laws.append(draw.means(column, self._means(column, draw.rows[0])))
         if self.events:
             seen = result.reliability["law"]
             calibration.append(draw.events({text: seen[text] for text in self.events}))

@@ -7,6 +7,7 @@ one still is readable on a narrow screen.
 
 import io
 import re
+import unicodedata
 import warnings
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
@@ -66,13 +67,14 @@ def visible(text: str) -> str:
 
 
 def short(text: str, longest: int = LONGEST) -> str:
-    """A name or label for a figure, cut if it is long, and isolated from what is written beside it.
+    """A name or label for a figure, cut if it is long.
 
-    Names that are read from right to left would otherwise change the order of their neighbours.
+    After one that is read from right to left, what follows is read from left to right again.
     """
     text = visible(text).replace("\t", " ").replace("\n", " ")
     text = text if len(text) <= longest else f"{text[: longest - 1]}…"
-    return text if text.isascii() else f"\u2068{text}\u2069"
+    turns = any(unicodedata.bidirectional(letter) in ("R", "AL", "AN") for letter in text)
+    return f"{text}\u200e" if turns else text
 
 
 @contextmanager
