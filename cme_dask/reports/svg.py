@@ -16,7 +16,7 @@ from typing import Any
 
 from cme_dask.models.plots import DARK, PALETTE, STYLE, require
 
-INK, MUTED, GRID = "#1b2733", "#5b6570", "#dfe3e8"
+INK, MUTED, GRID = "#1b2733", "#556069", "#dfe3e8"
 """Text and axes, what is less important, and lines of a grid, on a light page."""
 
 _NAMES = ("blue", "orange", "green", "purple", "ochre", "teal", "pink", "slate")
@@ -37,7 +37,7 @@ DARKENED = {
     "ochre": "#dcc05c",
     "teal": "#79c5da",
     "pink": "#e58aae",
-    "slate": "#a7b0ba",
+    "slate": "#9aa5b1",
     "deep": "#d8e9fb",
     "ink": "#e6e9ed",
     "muted": "#a7b0ba",
@@ -57,7 +57,7 @@ _UNSEEN = re.compile(
 )
 _COLOUR, _NUMBER = re.compile(r"#[0-9a-fA-F]{6}\b"), re.compile(r"-?\d+\.\d+")
 _FAMILY, _STILL = re.compile(r"font-family:[^;]*;?\s*"), re.compile(r"rotate\(-?0 ")
-_VARIABLES = {colour: name for name, colour in reversed(LIGHT.items())}
+_VARIABLES = {colour: name for name, colour in LIGHT.items()}
 _LINK = "{http://www.w3.org/1999/xlink}href"
 
 
