@@ -91,6 +91,10 @@ def pages(joint, labelled, tmp_path_factory):
     return made
 
 
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+"""What a browser may do with a page, in its own words."""
+
+
 class Read(HTMLParser):
     """What a page holds: its elements, the text within each kind of them, and its figures."""
 
@@ -131,6 +135,7 @@ def page_of(path):
     assert all(target.startswith(("#", "data:")) for target in targets)
     assert not re.search(r"url\((?!#)|@import|https?://", text)
     assert not [name for _, name, _ in page.attributes if name.startswith("on")]
+    assert ("meta", "content", POLICY) in page.attributes
     ids = [value for _, name, value in page.attributes if name == "id"]
     assert len(ids) == len(set(ids))
     for figure in page.figures:
@@ -159,11 +164,10 @@ def test_a_page_of_several_columns(pages):
     assert_same(told, expected)
     page = page_of(path)
     assert len(page.figures) == 2 * 5 + 1  # the kernels were given: no relevance
-    text = svg.visible(" ".join(HOSTILE))
     assert "\u202e" not in path.read_text(encoding="utf-8")
-    for name in map(svg.visible, HOSTILE):
-        assert name in page.texts["bdi"]
-        assert name in text
+    for name in HOSTILE:
+        assert svg.cut(name, svg.LONGEST_IN_TEXT) in page.texts["bdi"]
+        assert svg.visible(name) in page.texts["td"]  # of the fit, at full length
     assert page.texts["h1"] == "Scores of <i>my</i> model"
     assert "i" not in page.tags
     assert f"{told.crps.value:.4f}"[:5] in page.texts["p"]
@@ -265,7 +269,7 @@ def test_of_many_columns_some_are_drawn(joint, tmp_path, monkeypatch):
     page = page_of(tmp_path / "page.html")
     assert len(page.figures) == 5 + 1
     assert "first 1 of 2 columns" in page.texts["p"]
-    assert svg.visible(HOSTILE[3]) in scores_of(page)
+    assert svg.cut(HOSTILE[3], svg.LONGEST_IN_TEXT) in scores_of(page)
 
 
 # The marginal law ------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 
 from cme_dask.data.columns import Columns
 from cme_dask.display import number
@@ -21,7 +22,7 @@ from cme_dask.models.relevance import ColumnRelevance
 from cme_dask.models.spectra import spectra
 from cme_dask.numerics.scoring import Estimate
 from cme_dask.passes.scores import Bin
-from cme_dask.reports.svg import GRID, MUTED, drawing, markup, short
+from cme_dask.reports.svg import GRID, LONGEST, MUTED, cut, drawing, isolated, markup, short
 
 Array = Any
 
@@ -29,6 +30,7 @@ MOST_COLUMNS = 4
 """Columns of y that are drawn."""
 
 _STEPS = 41  # points along a column of numbers
+_LISTED = 6  # values of other columns
 _FEW_VALUES = 12  # distinct values of a column, which are then the points themselves
 _ROWS = 60  # rows of the sample whose laws are drawn beside each other
 _BINS = 40  # of the y of a heat map
@@ -48,7 +50,7 @@ class Figure:
     key
         A word that no other figure of the page has.
     title
-        What it shows.
+        What it shows, names marked up.
     note
         How to read it, one or two sentences.
     svg
@@ -56,7 +58,7 @@ class Figure:
     """
 
     key: str
-    title: str
+    title: Markup
     note: str
     svg: str
 
@@ -76,23 +78,30 @@ class Walk:
     ticks
         The labels, if the column holds labels.
     others
-        The values of the others, in words.
+        The values of the others, names marked up.
     """
 
     column: str
     at: Array
     points: Array
     ticks: tuple[str, ...] | None
-    others: str
+    others: Markup
 
     @property
     def positions(self) -> Array:
         """Where the points are drawn, shape (p,)."""
         return self.at if self.ticks is None else np.arange(float(len(self.at)))
 
+    @property
+    def is_line(self) -> bool:
+        """Whether the points lie on a line; labels, and a single point, do not."""
+        return self.ticks is None and len(self.at) > 1
+
     def named(self, place: int) -> str:
         """The value of the column at a point."""
-        return number(_rounded(self.at[place])) if self.ticks is None else self.ticks[place]
+        if self.ticks is None:
+            return number(_rounded(self.at[place]))
+        return cut(self.ticks[place], LONGEST)
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,16 +168,15 @@ class Figures:
                 away += ((rows[:, j] - np.median(rows[:, j])) / (rows[:, j].std() or 1.0)) ** 2
         return np.asarray(rows[away.argmin()])
 
-    def _described(self, row: Array, without: int) -> str:
-        x = self.columns[0]
-        parts = []
+    def _described(self, row: Array, without: int) -> Markup:
+        x, parts = self.columns[0], []
         for j, (name, value) in enumerate(zip(x.names, row, strict=True)):
             if j != without:
                 labels = x.categories.get(name)
-                shown = short(labels[int(value)]) if labels else number(float(f"{value:.4g}"))
-                parts.append(f"{short(name)} = {shown}")
-        more = f" and {len(parts) - 6} more" if len(parts) > 6 else ""
-        return ", ".join(parts[:6]) + more
+                shown = isolated(labels[int(value)]) if labels else number(_rounded(value))
+                parts.append(Markup("{} = {}").format(isolated(name), shown))
+        more = f" and {len(parts) - _LISTED} more" if len(parts) > _LISTED else ""
+        return Markup(", ").join(parts[:_LISTED]) + more
 
     def _along(self, ax: Any) -> None:
         """Name the axis of a walk, and the places of its labels."""
@@ -185,8 +193,8 @@ class Figures:
         alone = len(self.columns[0].names) == 1
         with drawing() as figure:
             ax = figure.axes[0]
-            shown = draw_fan(ax, walk.positions, bands, median, lines=walk.ticks is None)
-            if alone and walk.ticks is None:  # then the rows belong to the same laws
+            shown = draw_fan(ax, walk.positions, bands, median, lines=walk.is_line)
+            if alone and walk.is_line:  # then the rows belong to the same laws
                 ax.plot(self.rows[0][:, 0], self.rows[1][:, j], "o", ms=2.5, color=PALETTE[1])
                 ax.set_xlim(walk.at[0], walk.at[-1])
             self._along(ax)
@@ -195,9 +203,9 @@ class Figures:
             return self._figure(
                 figure,
                 f"fan-{j}",
-                f"{column} along {walk.column}",
+                _titled("{} along {}", column, walk.column),
                 "Median and central bands of the law."
-                + (" Dots are sampled rows." if alone and walk.ticks is None else ""),
+                + (" Dots are sampled rows." if alone and walk.is_line else ""),
                 f"The median goes from {number(_rounded(median[0]))} at {walk.named(0)} to "
                 f"{number(_rounded(median[-1]))} at {walk.named(-1)}; the "
                 f"{100 * LEVELS[1]:g} % band is {_mean_width(bands[1])} wide on average.",
@@ -227,7 +235,7 @@ class Figures:
             return self._figure(
                 figure,
                 f"rows-{j}",
-                f"{column} of {len(at)} rows that were scored",
+                _titled(f"{{}} of {len(at)} rows that were scored", column),
                 "Bars are the central bands of 50, 80 and 95 %, dots the observed values; those "
                 f"outside the {widest} bands are larger.",
                 f"{int(outside.sum())} of {len(at)} values are outside the {widest} bands.",
@@ -269,7 +277,7 @@ class Figures:
             return self._figure(
                 figure,
                 f"heat-{j}",
-                f"Density of {column} along {walk.column}",
+                _titled("Density of {} along {}", column, walk.column),
                 "The more colour, the denser; the full colour stands for "
                 f"{number(_rounded(top))}{f' per {unit}' if unit else ''}.",
                 f"The density is at most {peak}, and the median goes from "
@@ -297,7 +305,7 @@ class Figures:
             return self._figure(
                 figure,
                 f"pit-{j}",
-                f"Where {column} lies within its law (PIT)",
+                _titled("Where {} lies within its law (PIT)", column),
                 "Flat at 1 where laws are right; a valley means that they are too narrow, a hill "
                 "that they are too wide, a slope that they are too low or too high.",
                 f"{count} bars between {low} and {high}.",
@@ -308,7 +316,7 @@ class Figures:
         key = f"reliability-{self.columns[1].names.index(column)}"
         return self._reliability(
             key,
-            f"Probabilities of {column}",
+            _titled("Probabilities of {}", column),
             bins,
             "How often it happened where about this probability was predicted: on the diagonal "
             "where probabilities are right. Larger dots stand for more rows.",
@@ -318,7 +326,7 @@ class Figures:
         """The same of the events that the model was fitted with."""
         return self._reliability(
             "events",
-            "Probabilities of declared events",
+            Markup("Probabilities of declared events"),
             bins,
             "How often they happened where about this probability was predicted.",
         )
@@ -328,13 +336,13 @@ class Figures:
         key = f"likeliest-{self.columns[1].names.index(column)}"
         return self._reliability(
             key,
-            f"How often the likeliest label of {column} is right",
+            _titled("How often the likeliest label of {} is right", column),
             {"likeliest label": bins},
             "On the diagonal where probabilities are right, below it where they are too sure.",
         )
 
     def _reliability(
-        self, key: str, title: str, bins: Mapping[str, Sequence[Bin]], note: str
+        self, key: str, title: Markup, bins: Mapping[str, Sequence[Bin]], note: str
     ) -> Figure:
         worst, total = 0.0, 0
         with drawing() as figure:
@@ -379,7 +387,7 @@ class Figures:
         edges = np.concatenate([np.zeros((1, len(chances))), np.cumsum(parts, axis=0)])
         with drawing() as figure:
             ax = figure.axes[0]
-            at, lines = walk.positions, walk.ticks is None and len(walk.at) > 1
+            at, lines = walk.positions, walk.is_line
             for k, name in enumerate(names):
                 style = {"color": PALETTE[k], "alpha": 0.8, "lw": 0, "label": name}
                 if lines:
@@ -394,11 +402,11 @@ class Figures:
             self._along(ax)
             _above(ax, "probability")
             figure.legend(loc="outside lower center", ncols=2, handlelength=1.0)
-            likeliest = short(labels[int(chances.mean(axis=0).argmax())], 40)
+            likeliest = cut(labels[int(chances.mean(axis=0).argmax())], LONGEST)
             return self._figure(
                 figure,
                 f"labels-{j}",
-                f"Labels of {column} along {walk.column}",
+                _titled("Labels of {} along {}", column, walk.column),
                 "The height of a colour is the probability of the label.",
                 f"{len(names)} bands; the likeliest label on average is {likeliest}.",
             )
@@ -427,7 +435,7 @@ class Figures:
             return self._figure(
                 figure,
                 f"confusion-{j}",
-                f"Probabilities of {column} by the label that was seen",
+                _titled("Probabilities of {} by the label that was seen", column),
                 "Means over the rows with each label: all colour is on the diagonal where the "
                 "model is sure and right.",
                 f"The label that was seen has a probability of {mean}, averaged over the labels.",
@@ -449,7 +457,7 @@ class Figures:
             return self._figure(
                 figure,
                 f"means-{j}",
-                f"Means of {column}",
+                _titled("Means of {}", column),
                 "Observed values beside predicted means, at sampled rows.",
                 f"{len(seen)} rows, which lie {away} from their means (root mean square).",
             )
@@ -480,11 +488,11 @@ class Figures:
             return self._figure(
                 figure,
                 "relevance",
-                "What the model looks at",
+                Markup("What the model looks at"),
                 "The longer the bar, the finer the model looks at the column."
                 + (f" {more} more are in the table." if more else ""),
-                f"Of {len(shown)} columns, {short(shown[int(values.argmax())].column)} has the "
-                f"longest bar, {number(_rounded(float(values.max())))}.",
+                f"Of {len(shown)} columns, {cut(shown[int(values.argmax())].column, LONGEST)} "
+                f"has the longest bar, {number(_rounded(float(values.max())))}.",
             )
 
     def spectrum(self) -> Figure:
@@ -497,9 +505,8 @@ class Figures:
                 if len(values) < 20:
                     ax.plot(1 + np.arange(len(values)), values, "o", ms=3, color=colour)
             ax.set(xscale="log", yscale="log", xlabel="number of the eigenvalue")
-            for axis in (ax.xaxis, ax.yaxis):
-                axis.set_major_formatter(_power)
-                axis.set_minor_formatter(lambda *_: "")
+            _label_powers(ax.xaxis)
+            _label_powers(ax.yaxis)
             _above(ax, "eigenvalue")
             ax.legend(loc="lower left")
             ends = "; ".join(
@@ -509,7 +516,7 @@ class Figures:
             return self._figure(
                 figure,
                 "spectrum",
-                "Spectrum of the kernels",
+                Markup("Spectrum of the kernels"),
                 "The faster it falls, the fewer functions describe the variable.",
                 f"Eigenvalues in descending order: {ends}.",
             )
@@ -524,8 +531,13 @@ class Figures:
         for name, each in values:
             yield name, each[each > 0.0]
 
-    def _figure(self, figure: Any, key: str, title: str, note: str, description: str) -> Figure:
-        return Figure(key, title, note, markup(figure, key, title, description))
+    def _figure(self, figure: Any, key: str, title: Markup, note: str, description: str) -> Figure:
+        return Figure(key, title, note, markup(figure, key, title.striptags(), description))
+
+
+def _titled(text: str, *names: str) -> Markup:
+    """A title with these names in it."""
+    return Markup(text).format(*map(isolated, names))
 
 
 def _named(column: str, columns: Columns) -> str:
@@ -572,10 +584,21 @@ def _legend(ax: Any, handles: Sequence[Any]) -> None:
     )
 
 
-def _power(value: float, place: int) -> str:
+def _label_powers(axis: Any) -> None:
+    """Label the powers of ten of an axis, and if it has few of them the numbers between."""
+    from matplotlib.ticker import LogLocator
+
+    low, high = axis.get_view_interval()
+    few = math.log10(high / low) < 1.5
+    axis.set_major_formatter(_power)
+    axis.set_minor_formatter(lambda value, _: number(_rounded(value)) if few else "")
+    axis.set_minor_locator(LogLocator(subs=(2.0, 5.0) if few else "auto"))
+
+
+def _power(value: float, _: int) -> str:
     """A power of ten, in which Matplotlib itself would write mathematics."""
     exponent = round(math.log10(value))
-    return number(value) if 0 <= exponent < 4 else f"10{str(exponent).translate(_RAISED)}"
+    return number(10.0**exponent) if -2 < exponent < 4 else f"10{str(exponent).translate(_RAISED)}"
 
 
 def _label(ax: Any, at: Array, names: Sequence[str]) -> None:

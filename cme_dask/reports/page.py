@@ -22,7 +22,7 @@ from cme_dask.numerics.scoring import Estimate, Scores
 from cme_dask.passes.held_out import Scoring
 from cme_dask.passes.scores import LabelScores, ScoreReport
 from cme_dask.reports.figures import MOST_COLUMNS, Figure
-from cme_dask.reports.svg import DARKENED, LIGHT, visible
+from cme_dask.reports.svg import DARKENED, LIGHT, isolated, visible
 
 _OF_LABELS = (
     ("log loss", "log_loss", True),
@@ -63,6 +63,8 @@ class Line:
         if not self.compared or base is None or not base.value > 0.0:
             return ""
         share = 100.0 * (self.value.value / base.value - 1.0)
+        if abs(share) < 0.5:
+            return "0 %"
         return f"{abs(share):.0f} % {'lower' if share < 0.0 else 'higher'}"
 
 
@@ -93,7 +95,7 @@ class Page:
     result: ScoreReport
     figures: Mapping[str, tuple[Figure, ...]]
     relevance: tuple[ColumnRelevance, ...]
-    along: tuple[str, str]
+    along: tuple[str, Markup]
     name: str
     unseen: bool | None
     seconds: float
@@ -197,17 +199,18 @@ class Page:
             "that of the law that ignores x {}"
         ).format(
             len(self.scoring.y.categories[column]),
-            _bdi(column),
+            isolated(column),
             _percent(scores.accuracy),
             _estimate(scores.log_loss),
             _estimate(self._label_baseline(column).log_loss),
         )
 
     def _on_means(self) -> Markup:
-        each = (
-            Markup("{} of the variance of {}").format(_percent(self.scores[name].r2), _bdi(name))
-            for name in self.scoring.y.numeric
-        )
+        each = [
+            Markup("{} of the variance of {}").format(_percent(scores.r2), isolated(name))
+            for name, scores in self.scores.items()
+            if name in self.scoring.y.numeric
+        ]
         given = _names(self.columns[0].names)
         return Markup("means given {} explain {}").format(given, Markup(", ").join(each))
 
@@ -279,7 +282,7 @@ class Page:
             lstrip_blocks=True,
             undefined=jinja2.StrictUndefined,
         )
-        environment.filters |= {"shown": visible, "name": _bdi, "estimate": _estimate}
+        environment.filters |= {"shown": visible, "name": isolated, "estimate": _estimate}
         template = environment.get_template("scores.html")
         return template.render(page=self, light=LIGHT, dark=DARKENED)
 
@@ -290,16 +293,11 @@ class Page:
             aside.write_text(text, encoding="utf-8")
 
 
-def _bdi(name: str) -> Markup:
-    """A name as it is, whatever it holds, which does not turn its neighbours around."""
-    return Markup("<bdi>{}</bdi>").format(visible(name))
-
-
 def _names(names: tuple[str, ...]) -> Markup:
     """Names in a sentence; of many their number."""
     if len(names) > FEW:
         return Markup("{} columns").format(len(names))
-    *first, last = map(_bdi, names)
+    *first, last = map(isolated, names)
     return Markup("{} and {}").format(Markup(", ").join(first), last) if first else last
 
 

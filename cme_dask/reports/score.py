@@ -242,7 +242,8 @@ class Request:
 
     def _bins(self, result: ScoreReport, column: str) -> dict[str, tuple[Bin, ...]]:
         every = result.reliability["law"]
-        return {text: every[text] for text in self.thresholds[column]}
+        texts = self.thresholds[column]
+        return {text.replace(f"{column} > ", "above ", 1): every[text] for text in texts}
 
     def _of_labels(self, draw: Figures, column: str, result: ScoreReport) -> list[Figure]:
         """Figures of the probabilities of labels, and, of few labels, of how they are confused."""

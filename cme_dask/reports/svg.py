@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from markupsafe import Markup
+
 from cme_dask.models.plots import DARK, PALETTE, STYLE, require
 
 INK, MUTED, GRID = "#1b2733", "#556069", "#dfe3e8"
@@ -48,8 +50,8 @@ DARKENED = {
 SIZE = 4.4, 2.9
 """Width and height of a figure in inches; text is as large as on a page 440 pixels wide."""
 
-LONGEST = 26
-"""Letters of a name in a figure."""
+LONGEST, LONGEST_IN_TEXT = 26, 60
+"""Letters of a name in a figure, and in the text of a page."""
 
 # Letters that hide or turn others, and those that XML or UTF-8 can't hold.
 _UNSEEN = re.compile(
@@ -66,15 +68,25 @@ def visible(text: str) -> str:
     return _UNSEEN.sub("\ufffd", text)
 
 
+def cut(text: str, longest: int) -> str:
+    """A name or label in a line, of so many letters at most."""
+    text = visible(text).replace("\t", " ").replace("\n", " ")
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
+
+
 def short(text: str, longest: int = LONGEST) -> str:
-    """A name or label for a figure, cut if it is long.
+    """A name or label for a figure.
 
     After one that is read from right to left, what follows is read from left to right again.
     """
-    text = visible(text).replace("\t", " ").replace("\n", " ")
-    text = text if len(text) <= longest else f"{text[: longest - 1]}…"
+    text = cut(text, longest)
     turns = any(unicodedata.bidirectional(letter) in ("R", "AL", "AN") for letter in text)
     return f"{text}\u200e" if turns else text
+
+
+def isolated(text: str) -> Markup:
+    """A name or label for the text of a page, which does not turn around what is beside it."""
+    return Markup("<bdi>{}</bdi>").format(cut(text, LONGEST_IN_TEXT))
 
 
 @contextmanager
