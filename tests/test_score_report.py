@@ -7,6 +7,7 @@ import shutil
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from html.parser import HTMLParser
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -98,7 +99,7 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 class Read(HTMLParser):
     """What a page holds: its elements, the text within each kind of them, and its figures."""
 
-    VOID = {"meta", "link", "br", "img"}
+    VOID: ClassVar = {"meta", "link", "br", "img"}
 
     def __init__(self, text):
         super().__init__()
@@ -159,7 +160,7 @@ def scores_of(page):
     return " ".join(page.texts["td"].split())
 
 
-def test_a_page_of_several_columns(pages):
+def test_a_page_of_several_columns(joint, pages):
     path, told, expected = pages["joint"]
     assert_same(told, expected)
     page = page_of(path)
@@ -170,7 +171,9 @@ def test_a_page_of_several_columns(pages):
         assert svg.visible(name) in page.texts["td"]  # of the fit, at full length
     assert page.texts["h1"] == "Scores of <i>my</i> model"
     assert "i" not in page.tags
-    assert f"{told.crps.value:.4f}"[:5] in page.texts["p"]
+    marginal = MarginalLaw(joint[0].model_)(X).crps(Y).mean()
+    assert f"a CRPS of {told.crps.value:.3f} ±" in page.texts["p"]
+    assert f"the law that ignores x has {marginal:.3f} ±" in page.texts["p"]
     headings = [tag for tag in page.tags if re.fullmatch("h[1-6]", tag)]
     assert headings[0] == "h1"
     assert headings.count("h1") == 1

@@ -197,6 +197,15 @@ def test_scores_are_those_of_masked_rows(store, by):
         told = found.calibration_error["law"][name]
         assert told.value == pytest.approx(error(kept), abs=1e-3)
         assert told.std == pytest.approx(jackknife(error, kept, blocks), rel=0.1)
+        shares = found.pit["law"][name]
+        assert sum(each.value for each in shares) == pytest.approx(1.0)
+        for k, share in enumerate(shares):
+
+            def inside(rows, u=u, k=k):
+                return np.average((k < 20 * u[rows]) & (20 * u[rows] <= k + 1), weights=W[rows])
+
+            assert share.value == pytest.approx(inside(kept), abs=3e-3)
+            assert share.std == pytest.approx(jackknife(inside, kept, blocks), rel=0.3, abs=1e-3)
 
 
 def test_ties_count_as_if_the_transform_were_randomised():

@@ -38,6 +38,8 @@ _MOST_BARS = 14  # columns whose relevance is drawn
 _MOST_BANDS = 6  # labels whose probabilities are drawn
 _TAILS = 0.02  # mass of a column of x beyond each end of what is drawn
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+_SHARES = 0.05, 0.2  # of the rows, from which on a dot is larger
+_HEAT = 0.24, 0.53, 0.83, 1.0  # of which more or less is seen on a light page and on a dark one
 _CROWDED = 4  # labels beside each other, of which more are turned
 
 
@@ -219,12 +221,13 @@ class Figures:
         order = np.argsort(median, kind="stable")
         at, seen = np.arange(float(len(order))), seen[order]
         bands = [(level, low[order], high[order]) for level, low, high in bands]
+        median = median[order]
         outside = (seen < bands[0][1]) | (seen > bands[0][2])
         with drawing() as figure:
             ax = figure.axes[0]
             for i, (_, low, high) in enumerate(bands):
                 _bars(ax, at, low, high, color=BLUE, alpha=0.18 + 0.5 * i / len(bands), lw=0)
-            _bars(ax, at, *2 * (median[order],), color=DARK, lw=1.6)
+            _bars(ax, at, median, median, color=DARK, lw=1.6)
             for which, colour, size in ((~outside, DARK, 3.0), (outside, PALETTE[1], 4.0)):
                 ax.plot(at[which], seen[which], "o", ms=size, color=colour, mec="none")
             ax.set_xlim(-1.0, len(at))
@@ -247,9 +250,8 @@ class Figures:
         law = self.model.conditional(walk.points)
         edges, density, top = densities(law, column, _BINS)
         median = np.asarray(law.median(column=column))
-        # One colour, more or less of it, is seen on a light page and on a dark one.
         image = np.empty((_BINS, len(walk.at), 4))
-        image[:] = (0.24, 0.53, 0.83, 1.0)
+        image[:] = _HEAT
         image[:, :, 3] = np.sqrt(np.clip(density.T / top, 0.0, 1.0))  # wide laws are seen, too
         ends = borders(walk.positions)
         unit = self.columns[1].units.get(column)
@@ -356,7 +358,15 @@ class Figures:
                 _errors(ax, predicted, seen, error, colour)
                 shares = np.array([b.share for b in used])
                 ax.plot(predicted, seen, lw=1.2, color=colour, label=short(name))
-                ax.scatter(predicted, seen, 6.0 + 60.0 * shares, color=colour, lw=0, zorder=3)
+                sizes = np.digitize(shares, _SHARES)
+                for k in np.unique(sizes).tolist():
+                    ax.plot(
+                        *(each[sizes == k] for each in (predicted, seen)),
+                        "o",
+                        ms=2.5 + 1.5 * k,
+                        color=colour,
+                        mec="none",
+                    )
                 away = float(shares @ np.abs(seen - predicted))
                 worst, total = max(worst, away), total + len(used)
             ax.set(xlim=(0.0, 1.0), ylim=(-0.02, 1.02), xlabel="predicted probability")
@@ -416,7 +426,7 @@ class Figures:
         j, labels = self.columns[1].names.index(column), self.columns[1].categories[column]
         values = np.array(shares)
         image = np.empty((*values.shape, 4))
-        image[:] = (0.24, 0.53, 0.83, 1.0)
+        image[:] = _HEAT
         image[:, :, 3] = np.sqrt(np.nan_to_num(values))
         names = [short(label, 16) for label in labels]
         with drawing(height=max(2.9, 1.2 + 0.2 * len(labels))) as figure:

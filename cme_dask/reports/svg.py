@@ -12,6 +12,7 @@ import warnings
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from markupsafe import Markup
@@ -152,7 +153,8 @@ def _simplify(root: ET.Element) -> None:
     links = {element.get(_LINK, "").removeprefix("#") for element in root.iter()}
     for parent in list(root.iter()):
         for child in list(parent):
-            if child.tag.endswith(("}metadata", "}style")):
+            unseen = child.get("style") == "fill: none"
+            if unseen or child.tag.endswith(("}metadata", "}style")):
                 parent.remove(child)
             child.tail = None
         if not (parent.text or "").strip():
@@ -168,11 +170,16 @@ def _simplify(root: ET.Element) -> None:
             del attributes["transform"]
         for name in ("d", "x", "y", "width", "height", "transform"):
             if name in attributes:
-                value = _NUMBER.sub(lambda m: f"{float(m[0]):.2f}", attributes[name])
+                places = 2 if name == "transform" else 1
+                value = _NUMBER.sub(partial(_rounded, places), attributes[name])
                 attributes[name] = " ".join(value.split())
         if "style" in attributes:
             style = _FAMILY.sub("", attributes["style"])
             attributes["style"] = _COLOUR.sub(_variable, style)
+
+
+def _rounded(places: int, value: "re.Match[str]") -> str:
+    return f"{float(value[0]):.{places}f}".removesuffix(".0")
 
 
 def _variable(colour: "re.Match[str]") -> str:
