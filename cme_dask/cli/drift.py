@@ -16,7 +16,6 @@ from cme_dask.cli.options import (
     section_options,
 )
 from cme_dask.cli.values import count, output
-from cme_dask.display import number, with_error
 
 if TYPE_CHECKING:
     from cme_dask.cli.compute import CheckpointOptions, Compute
@@ -111,6 +110,7 @@ def drift(
 
 def _tables(result: dict[str, Any]) -> list[Any]:
     from cme_dask.cli import tables
+    from cme_dask.display import number, with_error
 
     rows = [f"{number(each)} rows" for each in result["rows"]]
     names = (("x", "x"), ("y", "y"), ("y_given_x", "y given x"))
@@ -182,5 +182,6 @@ def _pairs(before: Any, after: Any) -> tuple[str, ...]:
 
 
 def _numbers(*values: float | None) -> tuple[str, ...]:
+    from cme_dask.display import number
 
     return tuple("-" if value is None else number(value) for value in values)

@@ -20,7 +20,6 @@ from cme_dask.cli.options import (
     y_option,
 )
 from cme_dask.cli.values import columns, count, kernel, numbers
-from cme_dask.display import number
 
 if TYPE_CHECKING:
     from cme_dask.cli.compute import CheckpointOptions, Compute
@@ -281,6 +280,7 @@ def _tested(
 
 def _tables(title: str, statistic: str, result: dict[str, Any]) -> list[Any]:
     from cme_dask.cli import tables
+    from cme_dask.display import number
 
     bases = zip(result["kernels"], result["ranks"], result["trace_errors"], strict=True)
     pvalue = f"{result['pvalue']:.3g}" if result["pvalue"] else "below 1e-300"

@@ -117,7 +117,7 @@ class ScoreReport:
         bias. The noise of the draws is part of the standard error.
     pit
         By name of the law, then by numeric column of y: shares of the rows whose probability
-        integral transform lies in (0, 0.05], (0.05, 0.1], ..., (0.95, 1]; ties as above.
+        integral transform lies in [0, 0.05], (0.05, 0.1], ..., (0.95, 1]; ties as above.
     label_bins
         By name of the law, then by column of labels: bins of the likeliest label's probability.
     confusion
