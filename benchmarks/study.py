@@ -17,7 +17,8 @@ from benchmarks.machine import describe_machine
 from benchmarks.run import write_result
 from cme_dask.cli.compute import prepare_folder
 from cme_dask.cli.progress import ProgressLines
-from cme_dask.cli.tables import grid, number
+from cme_dask.cli.tables import grid
+from cme_dask.display import number
 from cme_dask.errors import DataError
 from cme_dask.kernels.evaluator import limit_this_process
 from cme_dask.models.plots import picture

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from cme_dask.passes.lazy_laws import LazyLaw
     from cme_dask.passes.progress import Event
     from cme_dask.passes.sources import open_sample
+    from cme_dask.reports.score import score_report
 
 
 __version__ = "0.1.0"
@@ -64,6 +65,7 @@ _HOMES = {
     "independence_test": "cme_dask.estimators.hypotheses",
     "ingest": "cme_dask.data.ingest",
     "score": "cme_dask.passes.held_out",
+    "score_report": "cme_dask.reports.score",
     "ScoreTable": "cme_dask.passes.held_out",
     "gram_columns": "cme_dask.passes.lazy",
     "load": "cme_dask.models",
@@ -103,6 +105,7 @@ __all__ = [
     "operators",
     "reductions",
     "score",
+    "score_report",
     "two_sample_test",
 ]
 

@@ -12,11 +12,10 @@ from cme_dask.cli.tables import (
     facts,
     grid,
     label_lines,
-    number,
-    with_error,
     with_unit,
 )
 from cme_dask.config import N_FOLDS
+from cme_dask.display import number, with_error
 from cme_dask.kernels.length_scales import IGNORED
 from cme_dask.models.law import ConditionalLaw
 from cme_dask.models.plots import PALETTE, draw_fan, picture

@@ -1,6 +1,6 @@
 """``score``: a fitted model on held-out rows, in one pass."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Unpack
 
@@ -15,10 +15,12 @@ from cme_dask.models.events import Event, comparison, looks_like_event
 from cme_dask.models.joint import JointModel
 from cme_dask.models.logistic import LogisticModel
 from cme_dask.models.points import QueriedVariable, is_out_of_core, query_points
-from cme_dask.numerics.scoring import Estimate
+from cme_dask.numerics.moments import Function
+from cme_dask.numerics.scoring import Estimate, Scores
 from cme_dask.passes.driver import Executor, PassKeywords, options_of, with_run_options
+from cme_dask.passes.losses import Law, Prediction
 from cme_dask.passes.progress import Listener, listening
-from cme_dask.passes.scores import LabelScores, Law, Prediction, score_pass
+from cme_dask.passes.scores import LabelScores, ScoreReport, score_pass
 from cme_dask.passes.sources import open_sample
 
 Array = Any
@@ -135,6 +137,74 @@ class _Predicted:
         return np.column_stack([law.expect(list(self.columns)), law.probability(list(self.events))])
 
 
+@dataclass(frozen=True, eq=False)
+class Scoring:
+    """A model, the rows that it is scored on, and the scores, before any row is read.
+
+    Attributes
+    ----------
+    model
+        The fitted model.
+    sample
+        Rows of x and y.
+    y
+        Columns of y.
+    events
+        Events of y whose probabilities are scored, among the functions.
+    predictions, laws, functions
+        As of :func:`score_pass`.
+    level
+        Probability of the intervals.
+    """
+
+    model: Any
+    sample: Sample
+    y: Columns
+    events: tuple[str, ...]
+    predictions: Mapping[str, Prediction]
+    laws: Mapping[str, Law]
+    functions: Mapping[str, Function]
+    level: float
+
+    def run(
+        self, executor: Executor, listener: Listener | None = None, rows: int = 0
+    ) -> ScoreReport:
+        """The scores, in one pass, and so many of the rows."""
+        return score_pass(
+            self.sample,
+            self.predictions,
+            executor,
+            functions=self.functions,
+            laws=self.laws,
+            rows=rows,
+            progress=listener,
+        )
+
+    def table(self, result: ScoreReport) -> ScoreTable:
+        """The scores that a pass found."""
+        scores = self.of_targets(result)
+        return ScoreTable(
+            result.report.rows,
+            self.level,
+            {name: scores[name].r2 for name in self.y.numeric},
+            {text: scores[text].mse for text in self.events},
+            {text: scores[text].r2 for text in self.events},
+            result.crps.get("law"),
+            result.coverage.get("law", {}),
+            result.labels.get("law", {}),
+            width=result.width.get("law", {}),
+            interval_score=result.interval_score.get("law", {}),
+            pinball=result.pinball.get("law", {}),
+            calibration_error=result.calibration_error.get("law", {}),
+            energy_score=result.energy_score.get("law"),
+            log_score=result.log_score.get("law"),
+        )
+
+    def of_targets(self, result: ScoreReport) -> dict[str, Scores]:
+        """Those of means of columns and of probabilities of events."""
+        return result.scores.get("model", result.scores.get("law", {}))
+
+
 @with_run_options
 def score(
     model: Any,
@@ -189,17 +259,33 @@ def score(
     ResourceError
         If the memory does not suffice.
     """
-    fitted = getattr(model, "model_", model)
     options = options_of(keywords, PassKeywords)
     executor = options.executor()
+    scoring = scoring_of(model, X, Y, weights, events, level, levels, log_score)
+    with listening(options.progress) as listener:
+        return scoring.table(scoring.run(executor, listener))
+
+
+def scoring_of(
+    model: Any,
+    X: Any,
+    Y: Any,
+    weights: Any,
+    events: Sequence[str],
+    level: float,
+    levels: Sequence[float],
+    log_score: bool,
+) -> Scoring:
+    """What :func:`score` does with these arguments; it raises the same errors."""
+    fitted = getattr(model, "model_", model)
     classifier = classifier_of(fitted)
     if classifier is not None:
         if events or log_score:
             raise DataError(
                 "of a classifier the labels alone are scored: leave events and log_score out"
             )
-        with listening(options.progress) as listener:
-            return _score_labels(classifier, X, Y, weights, level, executor, listener)
+        sample = classifier.sample(X, Y, weights)
+        return classifier.scoring(sample, level)
     if not isinstance(fitted, (JointModel, EmbeddingModel)):
         raise DataError(
             "score takes a fitted joint distribution, conditional mean embedding or classifier, "
@@ -236,32 +322,8 @@ def score(
         raise DataError("scores need rows of x and of y: give Y, or a store that holds both")
     targets = (*y.numeric, *texts)
     prediction = Prediction(targets, _Predicted(fitted, y.numeric, texts))
-    with listening(options.progress) as listener:
-        result = score_pass(
-            sample,
-            {"model": prediction} if targets else {},
-            executor,
-            functions=functions,
-            laws=laws,
-            progress=listener,
-        )
-    scores = result.scores.get("model", {})
-    return ScoreTable(
-        result.report.rows,
-        level,
-        {name: scores[name].r2 for name in y.numeric},
-        {text: scores[text].mse for text in texts},
-        {text: scores[text].r2 for text in texts},
-        result.crps.get("law"),
-        result.coverage.get("law", {}),
-        result.labels.get("law", {}),
-        width=result.width.get("law", {}),
-        interval_score=result.interval_score.get("law", {}),
-        pinball=result.pinball.get("law", {}),
-        calibration_error=result.calibration_error.get("law", {}),
-        energy_score=result.energy_score.get("law"),
-        log_score=result.log_score.get("law"),
-    )
+    predictions = {"model": prediction} if targets else {}
+    return Scoring(fitted, sample, y, texts, predictions, laws, functions, level)
 
 
 @dataclass(frozen=True, eq=False)
@@ -302,6 +364,12 @@ class Classifier:
             targets=tuple(self.events),
             labels=True,
         )
+
+    def scoring(self, sample: Sample, level: float) -> Scoring:
+        """The scores of its probabilities on the rows of :meth:`sample`: each label an event."""
+        mine = replace(self, y=sample.columns[1])
+        events = mine.events
+        return Scoring(self.model, sample, mine.y, (*events,), {}, {"law": mine.law}, events, level)
 
     def _at(self, x: Array) -> Any:
         return _Labelled(np.asarray(self.model.predict_proba(x)), tuple(self.events))
@@ -370,33 +438,6 @@ def classifier_of(model: Any) -> Classifier | None:
         labels = tuple(model.classes.tolist())
         return Classifier(model, model.x, model.columns_y, labels)
     return None
-
-
-def _score_labels(
-    classifier: Classifier,
-    X: Any,
-    Y: Any,
-    weights: Any,
-    level: float,
-    executor: Executor,
-    listener: Listener | None,
-) -> ScoreTable:
-    """Scores of class probabilities, each label an event."""
-    sample = classifier.sample(X, Y, weights)
-    classifier = replace(classifier, y=sample.columns[1])
-    events, laws = classifier.events, {"law": classifier.law}
-    result = score_pass(sample, {}, executor, functions=events, laws=laws, progress=listener)
-    scores = result.scores["law"]
-    return ScoreTable(
-        result.report.rows,
-        level,
-        {},
-        {text: scores[text].mse for text in events},
-        {text: scores[text].r2 for text in events},
-        None,
-        {},
-        result.labels["law"],
-    )
 
 
 def rows_of(model: JointModel | EmbeddingModel, X: Any, Y: Any, weights: Any) -> Sample:
