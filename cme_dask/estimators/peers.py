@@ -1,0 +1,340 @@
+"""Methods that predict the law of one number: ours and those of other packages, behind one door.
+
+Each is a function in ``METHODS``, from training rows to what answers at rows of x. Other packages'
+methods are fitted in memory, and answer what :class:`cme_dask.passes.scores.Law` asks.
+"""
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.special import ndtr, ndtri
+from sklearn.ensemble import HistGradientBoostingRegressor
+from sklearn.model_selection import KFold
+
+from cme_dask.data.columns import Columns
+from cme_dask.data.sample import Sample
+from cme_dask.errors import DataError
+from cme_dask.estimators.joint import JointDistribution
+from cme_dask.numerics.folds import RowSample
+from cme_dask.numerics.scoring import sorted_crps
+
+Array = Any
+Answers = Callable[[Array], Any]
+"""From rows of x, shape (b, d), to their laws."""
+
+QUANTILES = tuple(k / 20 for k in range(1, 20))
+"""Levels of which boosting learns a model each."""
+
+ATOMS = tuple((k + 0.5) / 200 for k in range(200))
+"""Levels of the equally likely atoms that a quantile function is scored by."""
+
+TREES, STEPS = 300, 500
+"""Trees of a quantile forest, and steps of NGBoost."""
+
+_FOLDS = 5  # that residuals of the conditional normal law are cross-fitted in
+_LEAST_SQUARE = 1e-12  # of a residual, over the variance of y
+
+
+@dataclass(frozen=True, eq=False)
+class Training:
+    """What a method is fitted on.
+
+    Attributes
+    ----------
+    sample
+        All training rows, of x and of one numeric column of y, for methods that stream.
+    rows
+        At most so many of them in memory, for the others.
+    threads
+        Threads to use.
+    seed
+        Of what is random.
+    """
+
+    sample: Sample
+    rows: RowSample
+    threads: int = 1
+    seed: int = 0
+
+    @property
+    def arrays(self) -> tuple[Array, Array, Array | None]:
+        """Rows x (n, d) and y (n,) in memory, and weights (n,) of mean 1; None for equal ones."""
+        (x, y), n = self.rows.parts, len(self.rows)
+        return x, y[:, 0], None if self.sample.weights is None else n * self.rows.importance
+
+    @property
+    def coded(self) -> list[int]:
+        """Positions of the columns of x that hold codes of labels."""
+        columns: Columns = self.sample.columns[0]
+        return [i for i, is_coded in enumerate(columns.categorical) if is_coded]
+
+
+# Laws that other methods predict, one for each of b rows
+
+
+@dataclass(frozen=True, eq=False)
+class NormalLaw:
+    """Normal laws of means (b,) and standard deviations (b,)."""
+
+    mean: Array
+    std: Array
+
+    def expect(self, f: Sequence[str]) -> Array:
+        """The mean of the only column, shape (b, 1)."""
+        return self.mean[:, None]
+
+    def quantile(self, q: Any, column: str | None = None) -> Array:
+        """Quantiles of levels (k,), shape (b, k)."""
+        return self.mean[:, None] + self.std[:, None] * ndtri(np.asarray(q))
+
+    def crps(self, y: Array) -> Array:
+        """Continuous ranked probability score at y (b, 1), shape (b,).
+
+        Gneiting and Raftery (2007), (21): sigma (z (2 Phi(z) - 1) + 2 phi(z) - 1 / sqrt(pi)).
+        """
+        z = (y[:, 0] - self.mean) / self.std
+        density = np.exp(-0.5 * z**2) / np.sqrt(2.0 * np.pi)
+        return self.std * (z * (2.0 * ndtr(z) - 1.0) + 2.0 * density - 1.0 / np.sqrt(np.pi))
+
+    def log_pdf(self, y: Array, *, paired: bool = True) -> Array:
+        """Logarithm of the density at y (b, 1), shape (b,)."""
+        z = (y[:, 0] - self.mean) / self.std
+        return -0.5 * z**2 - np.log(self.std * np.sqrt(2.0 * np.pi))
+
+
+@dataclass(frozen=True, eq=False)
+class QuantileLaw:
+    """Laws whose quantiles are known at some levels (k,), shape (b, k), and linear in between.
+
+    The outermost pieces go on to the levels 0 and 1. Quantiles that cross are sorted.
+    """
+
+    levels: Array
+    values: Array
+
+    def quantile(self, q: Any, column: str | None = None) -> Array:
+        """Quantiles of levels (k,), shape (b, k)."""
+        known, values = np.asarray(self.levels), np.sort(self.values, axis=1)
+        q = np.asarray(q, dtype=np.float64)
+        left = np.clip(np.searchsorted(known, q, side="right") - 1, 0, len(known) - 2)
+        share = (q - known[left]) / (known[left + 1] - known[left])
+        return (1.0 - share) * values[:, left] + share * values[:, left + 1]
+
+    def expect(self, f: Sequence[str]) -> Array:
+        """The mean of the only column, shape (b, 1)."""
+        return self.quantile(ATOMS).mean(axis=1, keepdims=True)
+
+    def crps(self, y: Array) -> Array:
+        """Continuous ranked probability score at y (b, 1) of the atoms, shape (b,)."""
+        atoms = self.quantile(ATOMS)
+        return sorted_crps(np.full(atoms.shape, 1.0 / atoms.shape[1]), atoms, y[:, 0])
+
+
+@dataclass(frozen=True, eq=False)
+class _Quantiles:
+    """The answers of a model for each level."""
+
+    models: Sequence[Any]
+
+    def __call__(self, x: Array) -> QuantileLaw:
+        values = np.column_stack([model.predict(x) for model in self.models])
+        return QuantileLaw(np.array(QUANTILES), values)
+
+
+# The methods: a function each, from training rows to answers
+
+
+def _joint(training: Training) -> Answers:
+    place = "synchronous" if training.threads == 1 else "threads"
+    fit = JointDistribution().fit(training.sample, scheduler=place, workers=training.threads)
+    answers: Answers = fit.model_.conditional
+    return answers
+
+
+def _quantile_forest(training: Training) -> Answers:
+    from quantile_forest import RandomForestQuantileRegressor
+
+    forest = RandomForestQuantileRegressor(
+        n_estimators=TREES, n_jobs=training.threads, random_state=training.seed
+    )
+    x, y, weights = training.arrays
+    forest.fit(x, y, sample_weight=weights)
+    levels = list(ATOMS)
+    return lambda x: QuantileLaw(np.array(ATOMS), forest.predict(x, quantiles=levels))
+
+
+def _ngboost(training: Training) -> Answers:
+    from ngboost import NGBRegressor
+    from ngboost.distns import Normal
+
+    boosting = NGBRegressor(
+        Dist=Normal, n_estimators=STEPS, verbose=False, random_state=training.seed
+    )
+    x, y, weights = training.arrays
+    boosting.fit(x, y, sample_weight=weights)
+
+    def answers(x: Array) -> NormalLaw:
+        law = boosting.pred_dist(x)
+        return NormalLaw(law.loc, law.scale)
+
+    return answers
+
+
+def _lightgbm(training: Training) -> Answers:
+    from lightgbm import LGBMRegressor
+
+    x, y, weights = training.arrays
+    options: dict[str, Any] = {
+        "objective": "quantile",
+        "n_jobs": training.threads,
+        "random_state": training.seed,
+        "verbose": -1,
+    }
+    return _Quantiles(
+        [
+            LGBMRegressor(alpha=level, **options).fit(
+                x, y, sample_weight=weights, categorical_feature=training.coded or "auto"
+            )
+            for level in QUANTILES
+        ]
+    )
+
+
+def _boosting(training: Training, **options: Any) -> HistGradientBoostingRegressor:
+    return HistGradientBoostingRegressor(
+        categorical_features=training.coded or None, random_state=training.seed, **options
+    )
+
+
+def _hist_boosting(training: Training) -> Answers:
+    x, y, weights = training.arrays
+    return _Quantiles(
+        [
+            _boosting(training, loss="quantile", quantile=level).fit(x, y, weights)
+            for level in QUANTILES
+        ]
+    )
+
+
+def _normal(training: Training) -> Answers:
+    """Means and variances by boosting, the variances from residuals of rows left out.
+
+    The gamma deviance of squared residuals is the likelihood of normal ones in their variance.
+    """
+    x, y, weights = training.arrays
+    squares = np.empty(len(y))
+    for rest, left_out in KFold(_FOLDS, shuffle=True, random_state=training.seed).split(x):
+        model = _boosting(training).fit(
+            x[rest], y[rest], None if weights is None else weights[rest]
+        )
+        squares[left_out] = (y[left_out] - model.predict(x[left_out])) ** 2
+    squares = np.maximum(squares, _LEAST_SQUARE * max(float(y.var()), np.finfo(float).tiny))
+    mean = _boosting(training).fit(x, y, weights)
+    variance = _boosting(training, loss="gamma").fit(x, squares, weights)
+    return lambda x: NormalLaw(mean.predict(x), np.sqrt(variance.predict(x)))
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way of predicting the law of a number.
+
+    Attributes
+    ----------
+    name
+        What options and tables call it.
+    about
+        What it is, for the help.
+    fit
+        From training rows to answers.
+    has_density
+        Whether its laws have densities, and so a log score.
+    streams
+        Whether it takes all training rows, without holding them in memory.
+    package
+        What it needs: the name of an import, and that for pip; None for what is required anyway.
+    """
+
+    name: str
+    about: str
+    fit: Callable[[Training], Answers]
+    has_density: bool = False
+    streams: bool = False
+    package: tuple[str, str] | None = None
+
+    @property
+    def missing(self) -> str | None:
+        """A sentence that says how to install what is missing; None if all is there."""
+        if self.package is None or importlib.util.find_spec(self.package[0]) is not None:
+            return None
+        return (
+            f"{self.name} is left out, it needs {self.package[1]}: pip install {self.package[1]}, "
+            "or cme-dask[bench] for all of them"
+        )
+
+
+METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        Method(
+            "joint",
+            "JointDistribution() without arguments, on all training rows",
+            _joint,
+            has_density=True,
+            streams=True,
+        ),
+        Method(
+            "quantile-forest",
+            f"a quantile regression forest of {TREES} trees",
+            _quantile_forest,
+            package=("quantile_forest", "quantile-forest"),
+        ),
+        Method(
+            "ngboost",
+            f"natural gradient boosting of a normal law, {STEPS} steps",
+            _ngboost,
+            has_density=True,
+            package=("ngboost", "ngboost"),
+        ),
+        Method(
+            "lightgbm",
+            f"LightGBM, a model for each of {len(QUANTILES)} quantiles",
+            _lightgbm,
+            package=("lightgbm", "lightgbm"),
+        ),
+        Method(
+            "hist-boosting",
+            f"scikit-learn's HistGradientBoosting, a model for each of {len(QUANTILES)} quantiles",
+            _hist_boosting,
+        ),
+        Method(
+            "normal",
+            "a normal law whose mean and variance are HistGradientBoosting's",
+            _normal,
+            has_density=True,
+        ),
+    )
+}
+"""By their names, in the order of tables."""
+
+
+def chosen_methods(names: Sequence[str] | None = None) -> tuple[list[Method], dict[str, str]]:
+    """The methods of these names that can run here, and why the others are left out.
+
+    Raises
+    ------
+    DataError
+        On unknown names, or if no method is left.
+    """
+    requested = list(dict.fromkeys(METHODS if names is None else names))
+    unknown = [name for name in requested if name not in METHODS]
+    if unknown:
+        raise DataError(f"unknown method {unknown[0]!r}: there are {', '.join(METHODS)}")
+    missing = {name: text for name in requested if (text := METHODS[name].missing) is not None}
+    present = [METHODS[name] for name in requested if name not in missing]
+    if not present:
+        reasons = "; ".join(missing.values())
+        raise DataError(f"no method is left to compare: {reasons or 'name at least one'}")
+    return present, missing
