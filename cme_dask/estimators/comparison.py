@@ -134,7 +134,9 @@ def rows_at(sample: Sample, index: Array) -> Sample:
         return ArraySource(source.read(0, sample.n_rows)[index])
 
     beside = {"weights": sample.weights, "group": sample.group, "time": sample.time}
-    chosen = {role: None if source is None else taken(source) for role, source in beside.items()}
+    chosen: dict[str, Any] = {
+        role: None if source is None else taken(source) for role, source in beside.items()
+    }
     return replace(sample, sources=tuple(map(taken, sample.sources)), row_sample=None, **chosen)
 
 

@@ -35,7 +35,7 @@ TREES, STEPS = 300, 500
 """Trees of a quantile forest, and steps of NGBoost."""
 
 _FOLDS = 5  # that residuals of the conditional normal law are cross-fitted in
-_LEAST_SQUARE = 1e-12  # of a residual, over the variance of y
+_LEAST_VARIANCE = 1e-3  # that a squared residual counts as, over their mean
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,7 +222,9 @@ def _hist_boosting(training: Training) -> Answers:
 def _normal(training: Training) -> Answers:
     """Means and variances by boosting, the variances from residuals of rows left out.
 
-    The gamma deviance of squared residuals is the likelihood of normal ones in their variance.
+    Boosting of logarithms of squared residuals is stable where some are nearly zero; its trees have
+    few leaves with many rows each, as a square says little about a variance. A factor then makes
+    the mean of the squared standardised residuals 1.
     """
     x, y, weights = training.arrays
     squares = np.empty(len(y))
@@ -231,10 +233,15 @@ def _normal(training: Training) -> Answers:
             x[rest], y[rest], None if weights is None else weights[rest]
         )
         squares[left_out] = (y[left_out] - model.predict(x[left_out])) ** 2
-    squares = np.maximum(squares, _LEAST_SQUARE * max(float(y.var()), np.finfo(float).tiny))
+    whole = float(np.average(squares, weights=weights))
+    if not whole > 0.0:
+        raise DataError("normal: all residuals are zero, so that there is no normal law")
+    logarithms = np.log(np.maximum(squares / whole, _LEAST_VARIANCE))
+    few = {"max_leaf_nodes": 4, "min_samples_leaf": max(20, len(y) // 20), "learning_rate": 0.05}
     mean = _boosting(training).fit(x, y, weights)
-    variance = _boosting(training, loss="gamma").fit(x, squares, weights)
-    return lambda x: NormalLaw(mean.predict(x), np.sqrt(variance.predict(x)))
+    spread = _boosting(training, **few).fit(x, logarithms, weights)
+    factor = np.average(squares / np.exp(spread.predict(x)), weights=weights)
+    return lambda x: NormalLaw(mean.predict(x), np.sqrt(factor * np.exp(spread.predict(x))))
 
 
 @dataclass(frozen=True)
