@@ -340,7 +340,7 @@ def _error(values: Array) -> float | None:
 class Comparison:
     """Scores of several methods on the same splits of a table.
 
-    Attributes
+    Parameters
     ----------
     target
         The column of y.
