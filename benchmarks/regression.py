@@ -18,6 +18,7 @@ from cme_dask.estimators.comparison import (
     Scores,
     judge,
     listed_split,
+    standard_error,
     summarized,
     training_rows,
 )
@@ -149,8 +150,7 @@ def _verdict(name: str, models: Result) -> Result | None:
     ours, published = models[OURS], PUBLISHED[name]
     rival = min((m for m in models if m != OURS), key=lambda m: float(models[m]["crps"]["mean"]))
     gaps = np.subtract(ours["crps"]["values"], models[rival]["crps"]["values"])
-    n = len(gaps)
-    error = float(gaps.std(ddof=1) / np.sqrt(n)) if n > 1 else None
+    error = standard_error(gaps)
     excess, coverage = float(gaps.mean()), ours["coverage"]["mean"]
     return {
         "rival": rival,
@@ -233,7 +233,7 @@ def regression_picture(result: Result, path: Path) -> None:
                 np.divide(each["crps"]["values"], cell["models"][base]["crps"]["values"])
                 for each, cell in zip(scores, cells, strict=True)
             ]
-            errors = [r.std(ddof=1) / np.sqrt(len(r)) if len(r) > 1 else 0.0 for r in ratio]
+            errors = [standard_error(r) or 0.0 for r in ratio]
             left.errorbar(at, [r.mean() for r in ratio], errors, label=method, **style)
             right.errorbar(
                 at,

@@ -113,7 +113,7 @@ def judge(name: str, n: int, seed: int) -> Result:
             "seconds": seconds,
             "cpu_seconds": cpu_seconds,
         }
-        if METHODS[method].name == OURS and truth.log_pdf is not None:
+        if method == OURS and truth.log_pdf is not None:
             result |= _densities(answers[0], truth, at, observed)
     return result
 
@@ -121,7 +121,7 @@ def judge(name: str, n: int, seed: int) -> Result:
 def _fitted(method: str, training: Training) -> list[Answers]:
     """Answers for all columns of y at once, or for each."""
     names = training.sample.columns[1].names
-    if METHODS[method].name == OURS:
+    if method == OURS:
         return [METHODS[method].fit(training)]
     each = (training.sample.select(None, [name]) for name in names)
     return [METHODS[method].fit(training_rows(one, ROWS, 1, training.seed)) for one in each]

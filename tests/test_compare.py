@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import dask.array as da
 import numpy as np
 import pandas as pd
 import pytest
@@ -20,7 +21,7 @@ from cme_dask.cli.progress import ProgressLines
 from cme_dask.errors import DataError, ResourceError
 from cme_dask.estimators import comparison, peers
 from cme_dask.estimators.comparison import SCORES, Splits, listed_split, summarized
-from cme_dask.estimators.peers import METHODS, Method, NormalLaw, QuantileLaw, Training
+from cme_dask.estimators.peers import METHODS, Answers, Method, NormalLaw, QuantileLaw, Training
 
 PEERS = {"quantile-forest": "quantile_forest", "ngboost": "ngboost", "lightgbm": "lightgbm"}
 
@@ -48,7 +49,7 @@ def seen_by(monkeypatch, name="seen", **options):
     def fit(training):
         fits.append(training)
         y = training.arrays[1]
-        return lambda x: NormalLaw(np.full(len(x), y.mean()), np.full(len(x), y.std()))
+        return Answers(lambda x: NormalLaw(np.full(len(x), y.mean()), np.full(len(x), y.std())))
 
     monkeypatch.setitem(METHODS, name, Method(name, "", fit, has_density=True, **options))
     return fits
@@ -206,6 +207,23 @@ def test_only_methods_that_stream_see_more_rows_than_fit_in_memory(tmp_path, tab
     assert result.settings["most_rows"] == 50
 
 
+def test_a_split_takes_a_pass_for_the_rows_in_memory_and_one_for_each_method(table, monkeypatch):
+    x, y = table
+    for name in ("seen", "other"):
+        seen_by(monkeypatch, name)
+    reads = []
+
+    def counted(block):
+        reads.append(len(block))
+        return block
+
+    chunked = da.from_array(x, chunks=(40, 2)).map_blocks(counted, meta=np.empty((0, 2)))
+    compare(chunked, da.from_array(y, chunks=40), methods=["seen", "other"], splits=2, threads=1)
+    assert reads == [40] * 4 * (1 + 2) * 2
+    in_memory = compare(x, y, methods=["seen"], splits=2, threads=1)
+    assert in_memory.methods["seen"]["crps"]["mean"] > 0.0
+
+
 def test_errors_are_those_of_paired_differences():
     rng = np.random.default_rng(0)
     values = {name: rng.normal(size=(5, 2)) for name in ("a", "b")}
@@ -279,7 +297,8 @@ def test_an_interrupted_comparison_goes_on(table, tmp_path, monkeypatch):
         compare(table[0], table[1] + 1.0, **options)
     result = compare(*table, **options)
     assert len(fits) == 3 + 2  # two that had ended, the interrupted one again, and the last
-    assert not path.exists()
+    compare(*table, **options)
+    assert len(fits) == 5
     whole = compare(*table, **options | {"checkpoint": None})
     assert result.methods["seen"]["crps"] == whole.methods["seen"]["crps"]
 
@@ -300,6 +319,8 @@ def test_a_method_that_fails_is_named(table, monkeypatch):
         ({"methods": []}, "no method is left to compare: name at least one"),
         ({"splits": 0}, "splits must be an integer of at least 1, got 0"),
         ({"rows": 0}, "rows must be an integer of at least 1, got 0"),
+        ({"seed": 2**32}, "seed must be an integer from 0 to 2147483647"),
+        ({"seed": True}, "seed must be an integer"),
         ({"threads": 1.5}, "threads must be an integer of at least 1, got 1.5"),
         ({"folds": 1}, "n_folds must be an integer of at least 2, got 1"),
         ({"folds": 2, "test_rows": [[1]]}, "both say what is held out"),

@@ -21,9 +21,10 @@ from cme_dask.cli.options import (
     section_options,
     x_option,
 )
-from cme_dask.cli.values import SEED, columns, count
+from cme_dask.cli.values import columns, count
 
 if TYPE_CHECKING:
+    from cme_dask.cli.progress import ProgressLines
     from cme_dask.data.sample import Sample
 
 _TABLE_FIELDS = (
@@ -86,7 +87,13 @@ _TIMES = {"fit_seconds": "fit", "answer_seconds": "answers", "cpu_seconds": "CPU
     help="File of the row numbers (from 0) that a split holds out, instead; repeatable.",
 )
 @section_options("FitSection", "fold_by", fold_by="rows")
-@click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of splits and methods.")
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**31 - 1),
+    default=0,
+    show_default=True,
+    help="Seed of splits and methods.",
+)
 @click.option(
     "--rows",
     type=count,
@@ -114,8 +121,8 @@ def compare(
 ) -> Shown:
     """Compare laws of one column of a table by several methods, on the same held-out rows.
 
-    TABLE is a sample store, or one or several files (CSV, also compressed, Parquet, NumPy, Zarr),
-    which are streamed into a temporary store. Every method is fitted without the rows that a split
+    TABLE is a sample store, or one or several files (CSV, also compressed, Parquet, NumPy), which
+    are streamed into a temporary store. Every method is fitted without the rows that a split
     holds out, and scored on them: CRPS, log score of the density, coverage and width of 90 %
     intervals, pinball loss, RMSE of the mean, and times. Methods whose package is missing are left
     out; `pip install cme-dask[bench]` has all.
@@ -134,7 +141,10 @@ def compare(
         with disk_errors(aside):
             aside.unlink(missing_ok=True)
     begin = time.perf_counter()
-    with ProgressLines() as progress, _opened(files, x, y, given, bool(test_files)) as sample:
+    with (
+        ProgressLines() as progress,
+        _opened(files, x, y, given, bool(test_files), progress) as sample,
+    ):
         comparison = run(
             sample, **options, fold_by=fold_by, checkpoint=aside, progress=progress.say
         )
@@ -147,6 +157,8 @@ def compare(
     if out is not None:
         with writing(out, overwrite=overwrite) as unfinished, disk_errors(out):
             unfinished.write_text(json.dumps(result, allow_nan=False, indent=1) + "\n", "utf-8")
+    if aside is not None:
+        aside.unlink(missing_ok=True)
     return result, comparison_tables(result)
 
 
@@ -176,6 +188,7 @@ def _opened(
     y: str | None,
     given: dict[str, Any],
     numbered: bool,
+    progress: "ProgressLines",
 ) -> "Iterator[Sample]":
     """The rows of a store, or of tables that go into a temporary one."""
     from cme_dask.errors import DataError
@@ -193,7 +206,7 @@ def _opened(
         raise click.UsageError("Missing option '--y': the column of the table to predict.")
     with tempfile.TemporaryDirectory(prefix="cme-dask-") as folder:
         store = Path(folder) / "rows.zarr"
-        dropped = _stream(files, x, y, given, store)
+        dropped = _stream(files, x, y, given, store, progress)
         if dropped and numbered:
             raise DataError(
                 f"{dropped:,} rows lack a value and are left out, so that row numbers would mean "
@@ -207,7 +220,12 @@ def _is_store(path: str) -> bool:
 
 
 def _stream(
-    files: Sequence[str], x: Sequence[str] | None, y: str, given: dict[str, Any], store: Path
+    files: Sequence[str],
+    x: Sequence[str] | None,
+    y: str,
+    given: dict[str, Any],
+    store: Path,
+    progress: "ProgressLines",
 ) -> int:
     """Write tables to a store; the number of rows that lack a value."""
     from cme_dask.config import NULL_VALUES
@@ -219,7 +237,10 @@ def _stream(
         x = [name for name in find_sources(files)[0].columns() if name not in others]
     null_values = (*NULL_VALUES, *given.get("null_values", ()))
     options = {**given, **pairs, "null_values": null_values}
-    return ingest(files, store, x=x, y=[y], **options).rows_dropped
+    report = ingest(files, store, x=x, y=[y], **options, progress=progress.ingest)
+    if report.rows_dropped:
+        progress.say(f"left out {report.rows_dropped:,} rows that lack a value")
+    return report.rows_dropped
 
 
 def comparison_tables(result: dict[str, Any]) -> list[Any]:

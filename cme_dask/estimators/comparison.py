@@ -21,7 +21,7 @@ from cme_dask.data.sample import Sample
 from cme_dask.data.sources import ArraySource, RowSource
 from cme_dask.data.store import disk_errors
 from cme_dask.errors import CmeDaskError, DataError, ResourceError, option, switch
-from cme_dask.estimators.peers import ATOMS, Method, Training, chosen_methods
+from cme_dask.estimators.peers import Method, Training, chosen_methods
 from cme_dask.passes.driver import RunOptions
 from cme_dask.passes.fit import sample_rows
 from cme_dask.passes.scores import Law, score_pass
@@ -45,6 +45,9 @@ SCORES = {
     "cpu_seconds": "CPU seconds",
 }
 """What is compared, and what tables call it."""
+
+MAX_SEED = 2**31 - 1
+"""Largest seed: other packages take no larger ones."""
 
 ROWS = 100_000
 """Training rows of methods that hold them in memory, at most."""
@@ -96,7 +99,7 @@ def judge(method: Method, training: Training, held_out: Sample) -> Scores:
         law = Law(
             answers,
             level=LEVEL,
-            cells=len(ATOMS),
+            cells=answers.cells,
             targets=(target,),
             levels=LEVELS,
             log_score=method.has_density,
@@ -208,6 +211,9 @@ class Splits:
             raise DataError(f"{both} both say what is held out: give one")
         if self.test_rows is not None and not len(self.test_rows):
             raise DataError("test_rows holds no split: give a list of row numbers for each")
+        whole = isinstance(self.seed, int) and not isinstance(self.seed, bool)
+        if not whole or not 0 <= self.seed <= MAX_SEED:
+            raise DataError(f"seed must be an integer from 0 to {MAX_SEED}, got {self.seed!r}")
 
     def __len__(self) -> int:
         if self.test_rows is not None:
@@ -322,16 +328,17 @@ def summarized(
             gaps = each - values[best]
             result[name][score] = {
                 "mean": float(each.mean()),
-                "std_error": _error(each),
+                "std_error": standard_error(each),
                 "values": each.tolist(),
                 "best": best,
                 "excess": float(gaps.mean()),
-                "excess_error": _error(gaps),
+                "excess_error": standard_error(gaps),
             }
     return result
 
 
-def _error(values: Array) -> float | None:
+def standard_error(values: Array) -> float | None:
+    """Of the mean of values (n,), which vary independently; None for a single one."""
     n = len(values)
     return float(values.std(ddof=1) / np.sqrt(n)) if n > 1 else None
 
@@ -422,8 +429,8 @@ def compare(
     """Compare the laws of one number by several methods on the same held-out rows.
 
     Every method is fitted without the rows that a split holds out, and its laws are scored on them
-    in one pass. Methods that hold their rows in memory get at most ``rows`` random ones; ``joint``
-    streams all of them, as often as a fit without arguments passes over them.
+    in one pass. Methods that hold their rows in memory get at most ``rows`` random ones, which one
+    pass gathers for each split; ``joint`` streams all of them in the passes of its fit.
 
     Parameters
     ----------
@@ -451,7 +458,7 @@ def compare(
         Threads of each method; default one per core.
     checkpoint
         File for the scores of each method and split as they end. The same call with it goes on
-        after an interruption, and removes it in the end.
+        after an interruption; remove the file when it is needed no more.
     progress
         Called with a line for each method and split.
 
@@ -493,7 +500,8 @@ def compare(
     for sentence in missing.values():
         say(sentence)
     path = None if checkpoint is None else Path(checkpoint)
-    ended = EndedRuns(path, {**settings, "table": _digest(sample)})
+    table = None if path is None else _digest(sample)
+    ended = EndedRuns(path, {**settings, "table": table})
     scores: dict[str, list[Scores]] = {method.name: [] for method in present}
     for number, (rest, held_out) in enumerate(plan.pairs(sample)):
         training: Training | None = None
@@ -510,7 +518,7 @@ def compare(
             scores[method.name].append(known)
     x, y = sample.columns
     (target,) = y.names
-    result = Comparison(
+    return Comparison(
         target,
         y.units.get(target),
         x.names,
@@ -520,9 +528,6 @@ def compare(
         missing,
         {**settings, "versions": versions(present)},
     )
-    if path is not None:
-        path.unlink(missing_ok=True)
-    return result
 
 
 def versions(methods: Sequence[Method]) -> dict[str, str]:

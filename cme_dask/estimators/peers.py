@@ -22,9 +22,6 @@ from cme_dask.numerics.folds import RowSample
 from cme_dask.numerics.scoring import sorted_crps
 
 Array = Any
-Answers = Callable[[Array], Any]
-"""From rows of x, shape (b, d), to their laws."""
-
 QUANTILES = tuple(k / 20 for k in range(1, 20))
 """Levels of which boosting learns a model each."""
 
@@ -74,6 +71,26 @@ class Training:
         """Positions of the columns of x that hold codes of labels."""
         columns: Columns = self.sample.columns[0]
         return [i for i, is_coded in enumerate(columns.categorical) if is_coded]
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """What a fitted method says of y given x.
+
+    Attributes
+    ----------
+    laws
+        From rows of x, shape (b, d), to their laws.
+    cells
+        Atoms of a law, at most: the memory of answers depends on it.
+    """
+
+    laws: Callable[[Array], Any]
+    cells: int = len(ATOMS)
+
+    def __call__(self, x: Array) -> Any:
+        """The laws at rows of x (b, d)."""
+        return self.laws(x)
 
 
 # Laws that other methods predict, one for each of b rows
@@ -137,15 +154,13 @@ class QuantileLaw:
         return sorted_crps(np.full(atoms.shape, 1.0 / atoms.shape[1]), atoms, y[:, 0])
 
 
-@dataclass(frozen=True, eq=False)
-class _Quantiles:
+def _of_quantiles(models: Sequence[Any]) -> Answers:
     """The answers of a model for each level."""
 
-    models: Sequence[Any]
+    def laws(x: Array) -> QuantileLaw:
+        return QuantileLaw(np.array(QUANTILES), np.column_stack([m.predict(x) for m in models]))
 
-    def __call__(self, x: Array) -> QuantileLaw:
-        values = np.column_stack([model.predict(x) for model in self.models])
-        return QuantileLaw(np.array(QUANTILES), values)
+    return Answers(laws)
 
 
 # The methods: a function each, from training rows to answers
@@ -154,8 +169,8 @@ class _Quantiles:
 def _joint(training: Training) -> Answers:
     place = "synchronous" if training.threads == 1 else "threads"
     fit = JointDistribution().fit(training.sample, scheduler=place, workers=training.threads)
-    answers: Answers = fit.model_.conditional
-    return answers
+    model = fit.model_
+    return Answers(model.conditional, model.y.cells.size if model.y.cells else len(ATOMS))
 
 
 def _quantile_forest(training: Training) -> Answers:
@@ -176,7 +191,7 @@ def _quantile_forest(training: Training) -> Answers:
             random_state=training.seed,
         )
         forest.fit(x[rows], y[rows], sample_weight=None if weights is None else weights[rows])
-        return lambda x: QuantileLaw(np.array(ATOMS), forest.predict(x, quantiles=levels))
+        return Answers(lambda x: QuantileLaw(np.array(ATOMS), forest.predict(x, quantiles=levels)))
 
     order = np.random.default_rng(training.seed).permutation(len(y))
     few, rest = np.split(order, [len(y) // 4])
@@ -199,11 +214,11 @@ def _ngboost(training: Training) -> Answers:
     x, y, weights = training.arrays
     boosting.fit(x, y, sample_weight=weights)
 
-    def answers(x: Array) -> NormalLaw:
+    def laws(x: Array) -> NormalLaw:
         law = boosting.pred_dist(x)
         return NormalLaw(law.loc, law.scale)
 
-    return answers
+    return Answers(laws)
 
 
 def _lightgbm(training: Training) -> Answers:
@@ -216,7 +231,7 @@ def _lightgbm(training: Training) -> Answers:
         "random_state": training.seed,
         "verbose": -1,
     }
-    return _Quantiles(
+    return _of_quantiles(
         [
             LGBMRegressor(alpha=level, **options).fit(
                 x, y, sample_weight=weights, categorical_feature=training.coded or "auto"
@@ -234,7 +249,7 @@ def _boosting(training: Training, **options: Any) -> HistGradientBoostingRegress
 
 def _hist_boosting(training: Training) -> Answers:
     x, y, weights = training.arrays
-    return _Quantiles(
+    return _of_quantiles(
         [
             _boosting(training, loss="quantile", quantile=level).fit(x, y, weights)
             for level in QUANTILES
@@ -264,7 +279,11 @@ def _normal(training: Training) -> Answers:
     mean = _boosting(training).fit(x, y, weights)
     spread = _boosting(training, **few).fit(x, logarithms, weights)
     factor = np.average(squares / np.exp(spread.predict(x)), weights=weights)
-    return lambda x: NormalLaw(mean.predict(x), np.sqrt(factor * np.exp(spread.predict(x))))
+
+    def laws(x: Array) -> NormalLaw:
+        return NormalLaw(mean.predict(x), np.sqrt(factor * np.exp(spread.predict(x))))
+
+    return Answers(laws)
 
 
 @dataclass(frozen=True)
