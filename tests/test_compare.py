@@ -465,6 +465,7 @@ def data(tmp_path, table):
 def test_the_study_of_regression_sums_up(data, tmp_path, monkeypatch):
     monkeypatch.setattr(study_of_methods, "judge_all", study.judge_all)
     seen_by(monkeypatch, "joint")
+    mean_by(monkeypatch, "normal")
     words = ["study", "regression", "--data", data, "--data-set", "yacht", "--splits", "2"]
     words += ["--methods", "joint,normal", "--out", tmp_path / "out"]
     done = CliRunner().invoke(beside, list(map(str, words)))
@@ -486,24 +487,34 @@ def test_the_study_of_regression_sums_up(data, tmp_path, monkeypatch):
     assert not list((tmp_path / "out").glob("*.jsonl"))
 
 
+def mean_by(monkeypatch, name):
+    """A method whose normal law has the mean of least squares."""
+
+    def fit(training):
+        x, y, _ = training.arrays
+        slope = np.linalg.lstsq(x, y)[0]
+        std = (y - x @ slope).std()
+        return Answers(lambda x: NormalLaw(x @ slope, np.full(len(x), std)))
+
+    monkeypatch.setitem(METHODS, name, Method(name, "", fit, has_density=True))
+
+
 def table_target(data):
     return np.loadtxt(data / "yacht" / "data.txt")[:, 2]
 
 
-def test_a_study_of_methods_goes_on_after_those_that_have_ended(data, tmp_path, monkeypatch):
-    """By the file of an earlier run, with processes of its own."""
+def test_a_study_of_methods_goes_on_after_those_that_have_ended(data, tmp_path):
+    """By the file of an earlier run, whose last line was cut; here all had ended."""
     out = tmp_path / "out"
     out.mkdir()
     options = regression.RegressionOptions(data, ("yacht",), 2, ("normal",), 1)
-    first = regression.Judge(data)("yacht/normal", 160, 0)
-    marked = {**first, "crps": 123.0}
-    line = json.dumps([["yacht/normal", 160, 0], marked])
-    (out / "regression-draws.jsonl").write_text(f"{line}\n{line[:20]}")  # and one that was cut
+    scores = dict.fromkeys(SCORES, 1.0)
+    lines = [json.dumps([["yacht/normal", 160, k], {**scores, "crps": 7.0 + k}]) for k in (0, 1)]
+    (out / "regression-draws.jsonl").write_text("\n".join([*lines, lines[0][:20]]))
     result = regression.STUDY.run(options, out, overwrite=False, progress=ProgressLines())
-    values = result["cells"][0]["models"]["normal"]["crps"]["values"]
-    assert values[0] == 123.0
-    assert values[1] != 123.0
+    assert result["cells"][0]["models"]["normal"]["crps"]["values"] == [7.0, 8.0]
     assert result["machine"]["cores"] > 0
+    assert not (out / "regression-draws.jsonl").exists()
 
 
 def test_what_the_study_of_regression_refuses(data):
