@@ -110,3 +110,8 @@ class MethodStudy:
         if aside is not None:
             aside.unlink(missing_ok=True)
         return result
+
+
+def counted(count: int, noun: str) -> str:
+    """A count with its noun, for captions."""
+    return f"{count} {noun}" + ("s" if count > 1 else "")

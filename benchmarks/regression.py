@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.methods import MethodStudy
+from benchmarks.methods import MethodStudy, counted
 from cme_dask.cli.tables import grid, number, with_error
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
@@ -175,8 +175,9 @@ def regression_tables(result: Result) -> Iterator[Any]:
         if figure == "log_score":
             for i, name in enumerate(("published, deep ensembles", "published, NGBoost")):
                 rows.append((name, *(f"{PUBLISHED[cell['scenario']][i]:.2f}" for cell in cells)))
-        splits = result["settings"]["splits"]
-        yield grid(title, head, rows, f"Means over the first {splits} standard splits, ± one error")
+        splits = counted(result["settings"]["splits"], "standard split")
+        caption = f"Means over the first {splits}, ± one standard error over several."
+        yield grid(title, head, rows, caption)
         yield ""
     verdicts = [(cell["scenario"], cell["verdict"]) for cell in cells if cell["verdict"]]
     rows = [

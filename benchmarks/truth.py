@@ -10,7 +10,7 @@ import numpy as np
 from scipy.special import logsumexp
 from threadpoolctl import threadpool_limits
 
-from benchmarks.methods import Judge, MethodStudy
+from benchmarks.methods import Judge, MethodStudy, counted
 from benchmarks.study import mean_and_error
 from benchmarks.truths import TRUTHS, Truth
 from cme_dask.cli.tables import grid, number, with_error
@@ -37,6 +37,9 @@ AIMS = {2_000: 0.04, 20_000: 0.01}
 
 NATS = 0.1
 """How far the log score of the density may be above that of a kernel density estimate."""
+
+LEAST_LOG_DENSITY = float(np.log(np.nextafter(0.0, 1.0)))
+"""Logarithm of the smallest density that counts."""
 
 _TEST_SEED = 1_000_003  # of the rows that laws are compared at: no seed of training rows
 _BLOCK = 500  # rows whose laws are held at once
@@ -76,17 +79,19 @@ def excess_crps(atoms: Array, true: Array) -> Array:
 def kernel_log_density(draws: Array, y: Array) -> Array:
     """Logarithm of a local normal kernel density estimate at y (n, d) from draws (n, S, d), (n,).
 
-    Its bandwidths are Silverman's: min(std, IQR / 1.34) (4 / ((d + 2) S))^(1 / (d + 4)).
+    Its bandwidths are Silverman's: min(std, IQR / 1.34) (4 / ((d + 2) S))^(1 / (d + 4)), where
+    quartiles that nearly coincide count as a tenth of the standard deviation. Densities below the
+    smallest positive float64 count as that, as in log scores of laws.
     """
     _, size, d = draws.shape
     low, high = np.quantile(draws, [0.25, 0.75], axis=1)
     std, robust = draws.std(axis=1), (high - low) / 1.34
-    spread = np.where(robust > 0.0, np.minimum(std, robust), std)
+    spread = np.clip(robust, 0.1 * std, std)
     width = spread * (4.0 / ((d + 2.0) * size)) ** (1.0 / (d + 4.0))
     z = (y[:, None] - draws) / width[:, None]
     logarithms = -0.5 * (z**2).sum(axis=2)
     scale = np.log(width * np.sqrt(2.0 * np.pi)).sum(axis=1) + np.log(size)
-    return np.asarray(logsumexp(logarithms, axis=1) - scale)
+    return np.maximum(logsumexp(logarithms, axis=1) - scale, LEAST_LOG_DENSITY)
 
 
 def judge(name: str, n: int, seed: int) -> Result:
@@ -142,7 +147,7 @@ def _densities(answers: Answers, truth: Truth, x: Array, y: Array) -> Result:
     for start in range(0, DENSITY_ROWS, _BLOCK):
         rows = slice(start, min(start + _BLOCK, DENSITY_ROWS))
         law = answers(x[rows])
-        own[rows] = law.log_pdf(y[rows], paired=True)
+        own[rows] = np.maximum(law.log_pdf(y[rows], paired=True), LEAST_LOG_DENSITY)
         draws = np.asarray(law.sample(DRAWS, first=start)).reshape(len(x[rows]), DRAWS, -1)
         kernel[rows] = kernel_log_density(draws, y[rows])
     exact = truth.log_pdf(x[:DENSITY_ROWS], y[:DENSITY_ROWS])
@@ -257,7 +262,8 @@ def truth_tables(result: Result) -> Iterator[Any]:
                 )
                 for cell in cells
             ],
-            f"Means over {settings['seeds']} draws, at {settings['test_rows']:,} rows of x. Met: "
+            f"Means over {counted(settings['seeds'], 'draw')}, at {settings['test_rows']:,} rows of "
+            "x. Met: "
             + (f"{OURS} is at most {aim:.0%} above, and " if aim is not None else f"{OURS} is ")
             + f"below {RIVAL}.",
         )

@@ -380,7 +380,7 @@ def test_the_command_compares_tables_and_writes_json(csv, tmp_path, table):
     words = (*words, "--test-rows", tmp_path / "rows.txt", "--out", tmp_path / "c.json")
     done = run(*words)
     assert done.exit_code == 0, done.output
-    for word in ("target in 160 rows, 1 splits", "CRPS", "More than the best", "Seconds", "best"):
+    for word in ("target in 160 rows, one split", "CRPS", "More than the best", "Seconds", "best"):
         assert word in done.output
     stored = json.loads((tmp_path / "c.json").read_text())
     same = compare(*table, methods=["normal"], test_rows=[[3, 4, 17, 20]], threads=1)

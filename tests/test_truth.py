@@ -104,6 +104,12 @@ def test_kernel_estimates_are_means_of_kernels(rng):
         width = np.minimum(each.std(axis=0), iqr / 1.34) * (4 / (4 * 40)) ** (1 / 6)
         kernels = norm.pdf(at, each, width).prod(axis=1)
         assert value == pytest.approx(np.log(kernels.mean()))
+    # Where most draws are equal the bandwidth is not zero, and far away the density is not, either.
+    tied = np.where(np.arange(40) < 30, 0.0, np.linspace(-1, 1, 40))[None, :, None]
+    width = 0.1 * tied.std() * (4 / (3 * 40)) ** 0.2
+    expected = np.log(norm.pdf(0.0, tied[0], width).mean())
+    assert kernel_log_density(tied, np.zeros((1, 1)))[0] == pytest.approx(expected)
+    assert kernel_log_density(tied, np.full((1, 1), 1e9))[0] == truth.LEAST_LOG_DENSITY > -750.0
     many = norm.ppf((np.arange(4000) + 0.5) / 4000)[None, :, None]
     assert kernel_log_density(many, np.zeros((1, 1)))[0] == pytest.approx(norm.logpdf(0), abs=0.03)
 

@@ -265,7 +265,8 @@ def comparison_tables(result: dict[str, Any]) -> list[Any]:
             return "best"
         return tables.with_error(each["excess"], each["excess_error"])
 
-    title = f"{target} in {result['rows']:,} rows, {result['splits']} splits"
+    splits = f"{result['splits']} splits" if result["splits"] > 1 else "one split"
+    title = f"{target} in {result['rows']:,} rows, {splits}"
     shown = [
         tables.grid(
             title,
