@@ -262,8 +262,8 @@ def truth_tables(result: Result) -> Iterator[Any]:
                 )
                 for cell in cells
             ],
-            f"Means over {counted(settings['seeds'], 'draw')}, at {settings['test_rows']:,} rows of "
-            "x. Met: "
+            f"Means over {counted(settings['seeds'], 'draw')}, at {settings['test_rows']:,} rows "
+            "of x. Met: "
             + (f"{OURS} is at most {aim:.0%} above, and " if aim is not None else f"{OURS} is ")
             + f"below {RIVAL}.",
         )
