@@ -393,7 +393,10 @@ def judge_all(
     """
     result: dict[Task, Result] = {}
     if aside is not None and aside.exists():
-        ended = map(json.loads, aside.read_text().splitlines())
+        every = aside.read_text().splitlines(keepends=True)
+        whole = [line for line in every if line.endswith("\n")]  # the last one may have been cut
+        aside.write_text("".join(whole))
+        ended = map(json.loads, whole)
         result = {tuple(task): value for task, value in ended if tuple(task) in set(tasks)}
     tasks = [task for task in tasks if task not in result]
     with ProcessPoolExecutor(

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         JointClassifier,
         KernelLogisticRegression,
     )
+    from cme_dask.estimators.comparison import Comparison, compare
     from cme_dask.estimators.drift import drift_report
     from cme_dask.estimators.embedding import ConditionalMeanEmbedding
     from cme_dask.estimators.filter import KernelBayesFilter
@@ -46,6 +47,7 @@ __version__ = "0.1.0"
 logging.getLogger("cme_dask").addHandler(logging.NullHandler())  # users choose who listens
 
 _HOMES = {
+    "Comparison": "cme_dask.estimators.comparison",
     "ConditionalLaw": "cme_dask.models.law",
     "LazyLaw": "cme_dask.passes.lazy_laws",
     "ConditionalMeanEmbedding": "cme_dask.estimators.embedding",
@@ -60,6 +62,7 @@ _HOMES = {
     "SparseEmbedding": "cme_dask.estimators.sparse",
     "TransferOperator": "cme_dask.estimators.transfer",
     "Tuning": "cme_dask.learning.candidates",
+    "compare": "cme_dask.estimators.comparison",
     "drift_report": "cme_dask.estimators.drift",
     "conditional_independence_test": "cme_dask.estimators.hypotheses",
     "independence_test": "cme_dask.estimators.hypotheses",
@@ -76,6 +79,7 @@ _HOMES = {
 _MODULES = ("constraints", "errors", "kernels", "metrics", "operators", "reductions")
 
 __all__ = [
+    "Comparison",
     "ConditionalLaw",
     "ConditionalMeanEmbedding",
     "EmbeddingClassifier",
@@ -91,6 +95,7 @@ __all__ = [
     "SparseEmbedding",
     "TransferOperator",
     "Tuning",
+    "compare",
     "conditional_independence_test",
     "constraints",
     "drift_report",

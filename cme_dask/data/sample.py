@@ -176,11 +176,36 @@ class Sample:
         DataError
             On a share or seed out of range, without groups or times, or if this is a part already.
         """
-        if self.part is not None:
-            raise DataError(f"this is a part already ({self.part}): split the whole sample")
-        folding = self._possible(self.folding if by is None else by)
-        rest, held_out = (Split(folding, share, seed, side) for side in (False, True))
-        return self._only(rest), self._only(held_out)
+        return self._sides(Split(self._of_whole(by), share, seed, False))
+
+    def k_fold(
+        self, n_folds: int = 5, by: str | Folding | None = None, seed: int = 0
+    ) -> "list[tuple[Sample, Sample]]":
+        """Pairs of parts, as :meth:`split` makes them, that hold out each unit once.
+
+        Parameters
+        ----------
+        n_folds
+            Number K of pairs, at least 2; each holds out about 1 / K of the units.
+        by, seed
+            As in :meth:`split`.
+
+        Returns
+        -------
+        pairs : list of (rest, held_out)
+
+        Raises
+        ------
+        DataError
+            As :meth:`split`; if ``n_folds`` is no integer of at least 2.
+        """
+        if isinstance(n_folds, bool) or not isinstance(n_folds, int) or n_folds < 2:
+            raise DataError(f"n_folds must be an integer of at least 2, got {n_folds!r}")
+        folding = self._of_whole(by)
+        return [
+            self._sides(Split(folding, 1.0 / n_folds, seed, False, k / n_folds))
+            for k in range(n_folds)
+        ]
 
     def map(
         self,
@@ -346,6 +371,14 @@ class Sample:
                 f"{result.by}=...)"
             )
         return result
+
+    def _of_whole(self, by: str | Folding | None) -> Folding:
+        if self.part is not None:
+            raise DataError(f"this is a part already ({self.part}): split the whole sample")
+        return self._possible(self.folding if by is None else by)
+
+    def _sides(self, rest: Split) -> "tuple[Sample, Sample]":
+        return self._only(rest), self._only(rest.other)
 
     def _only(self, part: Split) -> "Sample":
         rows = self.row_sample
