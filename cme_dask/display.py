@@ -1,6 +1,6 @@
 """One-line reprs of results: arrays by their shapes, bases by their sizes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -30,6 +30,17 @@ def brief_repr(self: Any) -> str:
 def passes(count: Any) -> str:
     """A number of passes in words."""
     return "1 pass" if int(count) == 1 else f"{int(count)} passes"
+
+
+def missing_lines(about: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The line of a summary on rows that lack a value, where a fit left some out."""
+    if "missing" not in about:
+        return []
+    missing = about["missing"]
+    columns = ", ".join(f"{name} {int(count):,}" for name, count in missing["columns"].items())
+    rows = int(missing["rows"])
+    text = f"{rows:,} row{'' if rows == 1 else 's'} left out"
+    return [("missing", f"{text}; values by column: {columns}" if columns else text)]
 
 
 def _shown(value: Any) -> str:

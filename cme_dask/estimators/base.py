@@ -5,6 +5,7 @@ solves for its attributes. The base opens the rows, reads the row sample, settle
 pivots, makes the pass, reports its progress and its time, and plans.
 """
 
+import logging
 import math
 import os
 import time
@@ -21,7 +22,7 @@ import numpy as np
 import sklearn.exceptions
 from sklearn.base import BaseEstimator, RegressorMixin
 
-from cme_dask.config import MAX_RANK
+from cme_dask.config import MAX_RANK, MISSING
 from cme_dask.data.columns import Columns
 from cme_dask.data.sample import Sample
 from cme_dask.display import brief_repr
@@ -41,6 +42,7 @@ from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.learning.candidates import Tuning
 from cme_dask.learning.transforms import HEURISTIC_ROWS
 from cme_dask.models.events import FunctionsLike, declared
+from cme_dask.models.merging import added_missing
 from cme_dask.models.points import FloatArray, is_out_of_core
 from cme_dask.models.relevance import LengthScales
 from cme_dask.numerics.basis import Basis, Functions, LinearBasis, StackedBasis, ranks_of
@@ -59,6 +61,8 @@ from cme_dask.passes.driver import Executor, RunOptions
 from cme_dask.passes.fit import sample_rows
 from cme_dask.passes.run import PassReport, run_pass
 from cme_dask.passes.sources import open_sample
+
+log = logging.getLogger("cme_dask.run")
 
 Array = Any
 Declarations = Mapping[str, FunctionsLike | None]
@@ -112,6 +116,7 @@ CHECKS: dict[str, Callable[[str, Any], None]] = {
     "residual": partial(check_choice, known=("auto", True, False)),
     "calibration": partial(check_choice, known=("auto", True, False)),
     "conformal": partial(check_choice, known=("auto", True, False)),
+    "missing": partial(check_choice, known=MISSING),
     "tuning": check_tuning,
 }
 """What parameters must be that several estimators share."""
@@ -195,6 +200,38 @@ def origin(sample: Sample) -> dict[str, Any]:
     }
 
 
+def note_missing(
+    about: dict[str, Any],
+    report: PassReport,
+    sample: Sample,
+    earlier: Mapping[str, Any] | None = None,
+) -> None:
+    """Add to the description of a fit how many values its rows lacked, and what became of these.
+
+    Parameters
+    ----------
+    about
+        The description.
+    report
+        Of the pass over the rows.
+    sample
+        The rows.
+    earlier
+        What a fit to which these rows were added says of its own.
+    """
+    if report.missing is None:
+        return
+    total = {"policy": "drop", "rows": report.missing.dropped, "columns": report.missing.columns}
+    about["missing"] = total if earlier is None else added_missing([dict(earlier), total])
+    about["next_row"] = sample.first_row + sample.n_rows  # where rows that are added begin
+    log.info(
+        "left out %s of %s rows, which lack a value",
+        f"{report.missing.dropped:,}",
+        f"{report.missing.dropped + report.rows:,}",
+        extra={"event": "missing", **total},
+    )
+
+
 class NotFitted(NotFittedError, sklearn.exceptions.NotFittedError):  # type: ignore[misc]
     """Our error and scikit-learn's, so that both can be caught."""
 
@@ -227,7 +264,7 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
 
     _required: ClassVar[tuple[str, ...]] = (
         *("sample_size", "support_size", "n_folds", "accuracy"),
-        *("convergence", "residual", "calibration", "conformal"),
+        *("convergence", "residual", "calibration", "conformal", "missing"),
     )
     """Parameters that have no None."""
 
@@ -243,6 +280,7 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
     span: float
     sample_size: int
     random_state: int | None
+    missing: str = "error"
     model_: Any = Unfitted()
     n_passes_: int
     arithmetic_: ComputeMode
@@ -305,7 +343,7 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
         """Fit, and take over the attributes when all has gone well."""
         begin = time.perf_counter()
         self._check()
-        sample = self._open(X, Y, weights)
+        sample = self._opened(X, Y, weights)
         parameters = {**self.get_params(deep=False), **self._fingerprints}
         parameters.pop("convergence", None)  # no sum depends on it
         with (
@@ -314,15 +352,21 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
         ):
             context = self._context(sample, functions, executor, progress)
             measured, fitted = self._run(context, sample)
+        note_missing(fitted["model_"].about, measured.report, sample)
         self._become(measured, fitted, begin, (X, Y, sample))
         return self
+
+    def _opened(self, X: Any, Y: Any, weights: Any) -> Sample:
+        """The rows, without those that lack a value where these are to be left out."""
+        sample = self._open(X, Y, weights)
+        return sample if self.missing == "error" else sample.drop_missing()
 
     def _plan(
         self, X: Any, Y: Any, weights: Any, functions: Declarations, options: RunOptions
     ) -> FitPlan:
         """What :meth:`_fit` would do and take."""
         self._check()
-        sample = self._open(X, Y, weights)
+        sample = self._opened(X, Y, weights)
         executor = options.executor()
         with self._reported(options.progress, executor, sample, plans=True) as progress:
             return self._planned(self._context(sample, functions, executor, progress))

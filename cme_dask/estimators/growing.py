@@ -9,7 +9,7 @@ from typing import Any, Self
 from cme_dask.data.columns import Columns
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError, ToleranceWarning, warn
-from cme_dask.estimators.base import Declarations, Estimator, Measured
+from cme_dask.estimators.base import Declarations, Estimator, Measured, note_missing
 from cme_dask.estimators.context import FitContext
 from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.models.events import FunctionsLike, LocalFunction, by_name
@@ -79,6 +79,9 @@ class GrowingEstimator(Estimator):
         sample
             The new rows as they were read.
         """
+        known = earlier.about.get("missing")
+        if known is not None or self.missing != "error":
+            sample = sample.drop_missing()
         sample = on_columns(sample, earlier.columns)
         sample = sample.fold_by(earlier.about.get("fold_by", "rows"))
         executor = options.executor()
@@ -99,7 +102,7 @@ class GrowingEstimator(Estimator):
                 solver=earlier.solver,
             )
             spec, mode = self._in_mode(context, MomentReduction(earlier.sides, context.n_folds))
-            n_rows = sample.n_rows * (1.0 if sample.part is None else sample.part.expected_share)
+            n_rows = sample.expected_rows * rows.complete_share
             cells = tuple(
                 CellReduction.of(rows, i, n_rows, spec.n_folds, s.support, s.functions, s.partition)
                 for i, s in enumerate(earlier.specs)
@@ -111,7 +114,9 @@ class GrowingEstimator(Estimator):
         new = Measured(earlier.sides, moments, cells, tuple(sums), mode, report, passes + 1)
         with one_blas_thread():
             both, fitted = self._of_both(earlier, new, sample, alone=alone_from is not None)
-        fitted["model_"].about["new_rows"] = info
+        about = fitted["model_"].about
+        about["new_rows"] = info
+        note_missing(about, report, sample, None if alone_from is not None else known)
         return both, fitted, sample
 
 

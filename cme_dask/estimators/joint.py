@@ -152,6 +152,12 @@ class JointDistribution(JointFit):
         Largest change of density ratios and conditional expectations (in standard deviations)
         tolerated from faster arithmetic, as measured on the row sample before the pass; 0: solve
         first, in float64, always.
+    missing : {"error", "drop"}
+        What becomes of rows that lack a value (NaN, None) in a column of x or y, in the weights, or
+        in the groups or times of the folds: ``"error"`` names the columns and counts; ``"drop"``
+        leaves the rows out of every pass and counts them, in ``model_.about["missing"]``. Rows keep
+        their numbers, and so their folds; no pass is added. Infinite values are always an error,
+        and so are missing values at points that the model is asked for.
     tuning : Tuning, optional
         How kernels and ridge are searched where they are learned.
     random_state : int, optional
@@ -223,6 +229,7 @@ class JointDistribution(JointFit):
         calibration: str | bool = "auto",
         conformal: str | bool = "auto",
         accuracy: float = ACCURACY,
+        missing: str = "error",
         tuning: Tuning | None = None,
         random_state: int | None = None,
     ) -> None:
@@ -243,6 +250,7 @@ class JointDistribution(JointFit):
         self.calibration = calibration
         self.conformal = conformal
         self.accuracy = accuracy
+        self.missing = missing
         self.tuning = tuning
         self.random_state = random_state
 
@@ -390,7 +398,7 @@ class JointDistribution(JointFit):
         self._check()
         if like is not None:
             begin, earlier = time.perf_counter(), sums_of(one_model(like), given)
-            measured, result, sample = self._grown(earlier, self._open(*rows), options, first_row)
+            measured, result, sample = self._grown(earlier, self._opened(*rows), options, first_row)
             self._become(measured, result | {"search_": None}, begin, (X, rows[1], sample))
             return self
         if self.residual is True:

@@ -199,7 +199,7 @@ class JointFit(MeanRegressor, GrowingEstimator):
             return ()
 
         rows, sample = context.rows, context.sample
-        n_rows = sample.n_rows * (1.0 if sample.part is None else sample.part.expected_share)
+        n_rows = sample.expected_rows * rows.complete_share
 
         def of_variable(i: int) -> CellReduction:
             part, d = rows.parts[i], rows.parts[i].shape[1]

@@ -9,7 +9,7 @@ import numpy as np
 
 from cme_dask.codec import Shape, Within
 from cme_dask.data.columns import Columns
-from cme_dask.display import passes, rank_text
+from cme_dask.display import missing_lines, passes, rank_text
 from cme_dask.errors import DataError
 from cme_dask.kernels.base import is_a
 from cme_dask.models.answers import ConditionalExpectation, PairModel
@@ -502,6 +502,7 @@ class JointModel(PairModel):
             *lines,
             *([] if scales is None else [("scales", scales)]),
             ("rows", f"{fit['rows']:,} in {passes(fit['passes'])}, {fit['folds']} folds"),
+            *missing_lines(fit),
             ("constraint", f"{fit['constraint']}, reg {_ridges(fit['reg'])} ({fit['reg_form']})"),
             *([] if self.residual is None else [("residual", _residual(fit["residual"]))]),
             *_calibrated(self.answering),

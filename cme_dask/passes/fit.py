@@ -22,6 +22,7 @@ from cme_dask.passes.driver import Executor, in_this_process
 from cme_dask.passes.progress import Listener
 from cme_dask.passes.run import (
     PassReport,
+    all_missing,
     count_bad_values,
     empty_part,
     extent_of,
@@ -33,6 +34,7 @@ Array = Any
 _SPARE = 6.0  # standard deviations of the number of rows below a bound
 _WEIGHTS = 1e-200, 1e200
 _ROWS_PER_CHUNK = 3  # of a sample, with which 95 % of the chunks hold some
+_LEAST_SHARE = 1e-9  # of the stored rows that lack no value
 _ENOUGH = 1 << 10  # stored rows of a part, with which no others are looked for
 
 
@@ -82,8 +84,9 @@ def sample_rows(sample: Sample, size: int, seed: int, executor: Executor) -> tup
     """The priority sample, and the passes over chunked rows that it took.
 
     The stored one takes none (of a part, what it holds of it), and so does one of arrays in memory.
-    From other sources the sample that a store of the same rows would hold for the same seed is
-    gathered: a pass that reads the chunks that hold its rows and, if there are weights or a part
+    Of rows that lack a value, where these are left out, it holds those that lack none: they are no
+    reason to read more rows. From other sources the sample that a store of the same rows would hold
+    for the same seed is gathered: a pass that reads the chunks that hold its rows and, if there are weights or a part
     that a column tells, before that a pass over these alone. Where weights are made of other
     columns and nearly all chunks hold rows of the sample, one pass does both.
 
@@ -99,7 +102,8 @@ def sample_rows(sample: Sample, size: int, seed: int, executor: Executor) -> tup
     stored, requested = sample.row_sample, min(size, sample.n_rows)
     if sample.part is not None:
         requested = min(requested, _ENOUGH)
-    if stored is not None and len(stored) >= (1 if stored.complete else requested):
+    drawn = 0.0 if stored is None else len(stored) / max(stored.complete_share, _LEAST_SHARE)
+    if stored is not None and len(stored) and (stored.complete or drawn >= requested):
         rows, passes = stored.prefix(size), 0
     elif isinstance(sample.weights, DerivedSource) and _in_nearly_all_chunks(sample, size):
         (rows,), _ = run_pass(sample, [PrioritySample(size, seed)], executor)
@@ -113,7 +117,11 @@ def sample_rows(sample: Sample, size: int, seed: int, executor: Executor) -> tup
         here = in_this_process(executor) if in_memory else executor
         reductions, index = [PrioritySample(size, seed)], np.sort(chosen.index)
         (rows,), _ = run_pass(sample, reductions, here, index=index)
-        rows, passes = replace(rows, complete=chosen.complete), passes + (not in_memory)
+        share = len(rows) / len(chosen)
+        rows = replace(rows, complete=chosen.complete, complete_share=share)
+        passes += not in_memory
+    if sample.dropping and len(rows) < 2:
+        raise all_missing()
     if sample.weights is not None:
         _check_weights(rows, sample)
     if not all(np.isfinite(part).all() for part in rows.parts):
@@ -227,12 +235,14 @@ def choose_in_rounds(
     states = {i: state for i, (_, state) in variables.items()}
     reports: list[PassReport] = []
     while active := [i for i in sorted(rules) if not states[i].done]:
-        read = replace(  # variables that have their pivots are not read
+        others = (s for i, s in enumerate(sample.sources) if i not in active)
+        read = replace(  # variables that have their pivots are read for missing values alone
             sample,
             sources=tuple(sample.sources[i] for i in active),
             columns=tuple(sample.columns[i] for i in active),
             row_sample=None,
-            folding=BY_ROWS,
+            folding=sample.folding if sample.dropping else BY_ROWS,
+            beside=tuple(others) if sample.dropping else (),
         )
         extent = extent_of(read, executor)
         asked = tuple((rules[i], states[i]) for i in active)
