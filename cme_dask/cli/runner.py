@@ -68,6 +68,8 @@ def run_job(
     paths = {key: out / name for key, name in OUTPUTS.items()}
     origin = _make_sample(job, data, paths["sample"], overwrite, progress)
     sample = open_sample(paths["sample"])
+    if job.fit.missing != "error":
+        sample = sample.drop_missing()
     questions = questions.with_labels(sample, job.fit)
     held_out = None
     if job.evaluate is not None:

@@ -173,9 +173,14 @@ def _text(value: Any) -> str:
     return value
 
 
-def check_finite(values: Array, names: Sequence[str], first_row: int) -> None:
-    """DataError naming each column with NaN or infinity, how many, and the first row."""
-    bad = ~np.isfinite(values)
+def check_finite(
+    values: Array, names: Sequence[str], first_row: int, *, missing: bool = False
+) -> None:
+    """DataError naming each column with NaN or infinity, how many, and the first row.
+
+    With ``missing``, NaN are missing values, which are no error.
+    """
+    bad = np.isinf(values) if missing else ~np.isfinite(values)
     if not bad.any():
         return
     counts = bad.sum(axis=0)
@@ -192,7 +197,7 @@ def nonfinite_error(counts: dict[str, tuple[int, int]]) -> DataError:
     ]
     return DataError(
         f"values must be finite, but {'; '.join(parts)} NaN or infinite: drop or fill these rows "
-        "(.dropna() of a DataFrame; a sample store is made without them)"
+        "(.dropna() of a DataFrame), or fit with " + remedy("missing='drop'", "--missing drop")
     )
 
 

@@ -20,8 +20,8 @@ from cme_dask.data.columns import Columns
 from cme_dask.data.sources import RowFunction, RowSource, ZarrSource, applied
 from cme_dask.data.store import brief, is_listing, member, read_array, read_attribute, stored_array
 from cme_dask.errors import DataError, StoreError
-from cme_dask.numerics.reduction import Filled
 from cme_dask.numerics.folds import BY_ROWS, Folding, RowSample, Split
+from cme_dask.numerics.reduction import Filled
 
 if TYPE_CHECKING:
     from cme_dask.numerics.location import Residuals
@@ -65,11 +65,15 @@ class Sample:
         Whether passes leave out the rows that lack a value, and count them.
     beside
         Further sources, read by passes that leave out rows to see which of them lack a value.
+    filled
+        Where missing values of x are filled in when rows are read.
     first_row
         Global index of the first row, on which folds and the sampled rows of cells depend.
     n_rows
         Number of rows n of the sources; how many of them belong to a part or lack no value, only a
         pass tells.
+    expected_rows
+        How many rows belong to the part, roughly.
     units
         The columns on which folds and the part depend, by name.
     reads
@@ -88,8 +92,10 @@ class Sample:
     residuals: "Residuals | None" = None
     dropping: bool = False
     beside: tuple[RowSource, ...] = ()
+    filled: tuple[Filled, ...] = ()
     first_row: int = 0
     n_rows: int = field(init=False)
+    expected_rows: float = field(init=False)
     units: dict[str, RowSource] = field(init=False)
     reads: tuple[RowSource, ...] = field(init=False)
 
@@ -125,6 +131,8 @@ class Sample:
         set_(self, "units", units)
         set_(self, "reads", (*self.sources, *weights, *units.values(), *self.beside))
         set_(self, "n_rows", self.reads[0].shape[0])
+        share = 1.0 if self.part is None else self.part.expected_share
+        set_(self, "expected_rows", self.n_rows * share)
 
     def __repr__(self) -> str:
         names = "; ".join(
@@ -210,17 +218,6 @@ class Sample:
         """
         rows = self.row_sample
         return replace(self, dropping=True, row_sample=rows and rows.without_missing())
-
-    @property
-    def filled(self) -> tuple[Filled, ...]:
-        """Where missing values of x are filled in when rows are read."""
-        return ()
-
-    @property
-    def expected_rows(self) -> float:
-        """How many rows a pass is expected to count."""
-        share = 1.0 if self.part is None else self.part.expected_share
-        return self.n_rows * share
 
     def map(
         self,

@@ -57,6 +57,7 @@ from cme_dask.numerics.precision import (
     ComputeMode,
     fastest_mode,
 )
+from cme_dask.numerics.rows import MissingValues
 from cme_dask.passes.driver import Executor, RunOptions
 from cme_dask.passes.fit import sample_rows
 from cme_dask.passes.run import PassReport, run_pass
@@ -202,7 +203,7 @@ def origin(sample: Sample) -> dict[str, Any]:
 
 def note_missing(
     about: dict[str, Any],
-    report: PassReport,
+    missing: MissingValues,
     sample: Sample,
     earlier: Mapping[str, Any] | None = None,
 ) -> None:
@@ -212,24 +213,18 @@ def note_missing(
     ----------
     about
         The description.
-    report
-        Of the pass over the rows.
+    missing
+        What the pass over the rows counted.
     sample
         The rows.
     earlier
         What a fit to which these rows were added says of its own.
     """
-    if report.missing is None:
-        return
-    total = {"policy": "drop", "rows": report.missing.dropped, "columns": report.missing.columns}
+    total = {"policy": "drop", "rows": missing.dropped, "columns": missing.columns}
     about["missing"] = total if earlier is None else added_missing([dict(earlier), total])
     about["next_row"] = sample.first_row + sample.n_rows  # where rows that are added begin
-    log.info(
-        "left out %s of %s rows, which lack a value",
-        f"{report.missing.dropped:,}",
-        f"{report.missing.dropped + report.rows:,}",
-        extra={"event": "missing", **total},
-    )
+    text = f"{missing.dropped:,}"
+    log.info("left out %s rows that lack a value", text, extra={"event": "missing", **total})
 
 
 class NotFitted(NotFittedError, sklearn.exceptions.NotFittedError):  # type: ignore[misc]
@@ -280,7 +275,6 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
     span: float
     sample_size: int
     random_state: int | None
-    missing: str = "error"
     model_: Any = Unfitted()
     n_passes_: int
     arithmetic_: ComputeMode
@@ -343,7 +337,9 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
         """Fit, and take over the attributes when all has gone well."""
         begin = time.perf_counter()
         self._check()
-        sample = self._opened(X, Y, weights)
+        sample = self._open(X, Y, weights)
+        if getattr(self, "missing", "error") != "error":
+            sample = sample.drop_missing()
         parameters = {**self.get_params(deep=False), **self._fingerprints}
         parameters.pop("convergence", None)  # no sum depends on it
         with (
@@ -352,21 +348,19 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
         ):
             context = self._context(sample, functions, executor, progress)
             measured, fitted = self._run(context, sample)
-        note_missing(fitted["model_"].about, measured.report, sample)
+        if measured.report.missing is not None:
+            note_missing(fitted["model_"].about, measured.report.missing, sample)
         self._become(measured, fitted, begin, (X, Y, sample))
         return self
-
-    def _opened(self, X: Any, Y: Any, weights: Any) -> Sample:
-        """The rows, without those that lack a value where these are to be left out."""
-        sample = self._open(X, Y, weights)
-        return sample if self.missing == "error" else sample.drop_missing()
 
     def _plan(
         self, X: Any, Y: Any, weights: Any, functions: Declarations, options: RunOptions
     ) -> FitPlan:
         """What :meth:`_fit` would do and take."""
         self._check()
-        sample = self._opened(X, Y, weights)
+        sample = self._open(X, Y, weights)
+        if getattr(self, "missing", "error") != "error":
+            sample = sample.drop_missing()
         executor = options.executor()
         with self._reported(options.progress, executor, sample, plans=True) as progress:
             return self._planned(self._context(sample, functions, executor, progress))

@@ -37,7 +37,7 @@ from cme_dask.models.points import FloatArray, is_out_of_core
 from cme_dask.models.relevance import LengthScales
 from cme_dask.numerics.basis import LinearBasis, eigenbasis
 from cme_dask.numerics.embedding import check_ridges
-from cme_dask.numerics.labels import clipped_shares, entropy, nearest_shares
+from cme_dask.numerics.labels import clipped_shares, entropy, missing_labels, nearest_shares
 from cme_dask.numerics.logistic import (
     LogisticGradient,
     LogisticProblem,
@@ -105,7 +105,7 @@ class LabelClassifier(ClassifierMixin, Estimator):  # type: ignore[misc]
             weights,
             self._expected,
             complete=self._every_label,
-            missing=self.missing != "error",
+            missing=getattr(self, "missing", "error") != "error",
         )
         return sample
 
@@ -117,7 +117,7 @@ class LabelClassifier(ClassifierMixin, Estimator):  # type: ignore[misc]
     def _open_more(self, X: Any, Y: Any, weights: Any) -> Sample:
         """The rows of a later call, with the codes that labels had in the first."""
         self._classes = self.classes_  # a plan, or a fit that failed, may have left others
-        missing = self.missing != "error"
+        missing = getattr(self, "missing", "error") != "error"
         return labelled_sample(X, Y, weights, self.classes_, missing=missing)[0]
 
     def __sklearn_tags__(self) -> Any:
@@ -290,16 +290,6 @@ def _check_labels(y: Array, name: str) -> None:
             f"{name} must hold labels, but {missing.sum():,} (first at row {missing.argmax()}) are "
             "NaN or missing: drop these rows"
         )
-
-
-def missing_labels(y: Array) -> NDArray[np.bool_]:
-    """Which labels are None or NaN, shape (n,)."""
-    if y.dtype.kind not in "fO":
-        return np.zeros(len(y), dtype=bool)
-    return np.array(
-        [v is None or type(v).__name__ in ("NAType", "NaTType") or v != v for v in y.tolist()],
-        dtype=bool,
-    )
 
 
 def taken(codes: Array, table: Array) -> Array:

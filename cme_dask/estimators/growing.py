@@ -80,7 +80,7 @@ class GrowingEstimator(Estimator):
             The new rows as they were read.
         """
         known = earlier.about.get("missing")
-        if known is not None or self.missing != "error":
+        if known is not None or getattr(self, "missing", "error") != "error":
             sample = sample.drop_missing()
         sample = on_columns(sample, earlier.columns)
         sample = sample.fold_by(earlier.about.get("fold_by", "rows"))
@@ -116,7 +116,9 @@ class GrowingEstimator(Estimator):
             both, fitted = self._of_both(earlier, new, sample, alone=alone_from is not None)
         about = fitted["model_"].about
         about["new_rows"] = info
-        note_missing(about, report, sample, None if alone_from is not None else known)
+        if report.missing is not None:
+            earlier_ones = None if alone_from is not None else known
+            note_missing(about, report.missing, sample, earlier_ones)
         return both, fitted, sample
 
 

@@ -398,7 +398,7 @@ class JointDistribution(JointFit):
         self._check()
         if like is not None:
             begin, earlier = time.perf_counter(), sums_of(one_model(like), given)
-            measured, result, sample = self._grown(earlier, self._opened(*rows), options, first_row)
+            measured, result, sample = self._grown(earlier, self._open(*rows), options, first_row)
             self._become(measured, result | {"search_": None}, begin, (X, rows[1], sample))
             return self
         if self.residual is True:

@@ -69,7 +69,7 @@ class SparseEmbedding(EmbeddingEstimator):
     convergence : {"raise", "warn"}
         What happens where they do not suffice.
     kernel_x, kernel_y, tol, reg, criterion, pivots, span, sample_size, n_folds, accuracy, \
-    random_state
+    missing, random_state
         Of the dense embedding, as in :class:`ConditionalMeanEmbedding`.
     max_rank : int, optional
         Largest number of pivots, which are the candidate points, of each variable; default 100.

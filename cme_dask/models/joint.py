@@ -191,7 +191,8 @@ class JointModel(PairModel):
         Raises
         ------
         DataError
-            On wrong columns, NaN, different numbers of rows, or a y of labels alone.
+            On wrong columns, NaN (unless the fit left out rows that lack a value: these are then
+            left out, too), different numbers of rows, or a y of labels alone.
         """
         return conformalized(self, X, Y, weights)
 

@@ -212,7 +212,9 @@ class QueriedVariable(Protocol):
         """Functions of the points: their kernel pools labels or does not."""
 
 
-def query_points(values: Any, variable: QueriedVariable, name: str) -> Array:
+def query_points(
+    values: Any, variable: QueriedVariable, name: str, *, missing: bool = False
+) -> Array:
     """Query points as float64 of shape (n, d): arrays, or tables that hold the columns by name.
 
     Tables are pandas ones and dicts of columns. Labels of categorical columns become codes. A
@@ -228,6 +230,8 @@ def query_points(values: Any, variable: QueriedVariable, name: str) -> Array:
         not seen.
     name
         What messages call the points.
+    missing
+        Whether values may be missing: they are NaN.
 
     Raises
     ------
@@ -258,7 +262,7 @@ def query_points(values: Any, variable: QueriedVariable, name: str) -> Array:
             )
         if not columns.categories:
             if not np.isfinite(points).all():
-                check_finite(points, names, 0)
+                check_finite(points, names, 0, missing=missing)
             return np.ascontiguousarray(points)
         parts = list(points.T)
     points = np.empty((len(parts[0]), len(names)))
@@ -269,7 +273,7 @@ def query_points(values: Any, variable: QueriedVariable, name: str) -> Array:
             points[:, j] = _numbers(part, f"column {key!r} of {name}")
         else:
             points[:, j], unseen[key] = _codes(part, labels, f"column {key!r} of {name}")
-    check_finite(points, names, 0)
+    check_finite(points, names, 0, missing=missing)
     _tell(unseen, columns, variable.basis.newton.kernel)
     return points
 

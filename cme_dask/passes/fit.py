@@ -84,11 +84,13 @@ def sample_rows(sample: Sample, size: int, seed: int, executor: Executor) -> tup
     """The priority sample, and the passes over chunked rows that it took.
 
     The stored one takes none (of a part, what it holds of it), and so does one of arrays in memory.
-    Of rows that lack a value, where these are left out, it holds those that lack none: they are no
-    reason to read more rows. From other sources the sample that a store of the same rows would hold
-    for the same seed is gathered: a pass that reads the chunks that hold its rows and, if there are weights or a part
+    From other sources the sample that a store of the same rows would hold for the same seed is
+    gathered: a pass that reads the chunks that hold its rows and, if there are weights or a part
     that a column tells, before that a pass over these alone. Where weights are made of other
     columns and nearly all chunks hold rows of the sample, one pass does both.
+
+    Where rows that lack a value are left out, they are left out of the sample as well. It is then
+    smaller: no further rows are read in their place.
 
     Raises
     ------

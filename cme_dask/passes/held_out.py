@@ -15,6 +15,7 @@ from cme_dask.models.events import Event, comparison, looks_like_event
 from cme_dask.models.joint import JointModel
 from cme_dask.models.logistic import LogisticModel
 from cme_dask.models.points import QueriedVariable, is_out_of_core, query_points
+from cme_dask.numerics.labels import missing_labels
 from cme_dask.numerics.scoring import Estimate
 from cme_dask.passes.driver import Executor, PassKeywords, options_of, with_run_options
 from cme_dask.passes.progress import Listener, listening
@@ -324,25 +325,28 @@ class Classifier:
                     f"the y of {sample.location} is no column of the labels "
                     f"{', '.join(map(str, self.labels))}"
                 )
-            return sample.select(self.variable.columns.names, None)
+            return like_fit(sample.select(self.variable.columns.names, None), self.model)
         if is_out_of_core(Y):
             raise DataError("labels in chunks are scored from a store: give labels in memory")
         if not is_out_of_core(X):
-            X = query_points(X, self.variable, "X")
+            X = query_points(X, self.variable, "X", missing="missing" in self.model.about)
         known = {label: float(code) for code, label in enumerate(self.labels)}
-        labels, places = np.unique(np.asarray(Y).ravel(), return_inverse=True)
+        given = np.asarray(Y).ravel()
+        seen = ~missing_labels(given) if "missing" in self.model.about else slice(None)
+        labels, places = np.unique(given[seen], return_inverse=True)
         unknown = [label for label in labels.tolist() if label not in known]
         if unknown:
             listed = ", ".join(map(str, self.labels))
             raise DataError(f"unknown label {unknown[0]!r}: the model's are {listed}")
-        codes = np.array([known[label] for label in labels.tolist()])[places]
+        codes = np.full(len(given), np.nan)
+        codes[seen] = np.array([known[label] for label in labels.tolist()])[places]
         sample = open_sample(X, codes, weights=weights)
         x = self.variable.columns
         if len(sample.columns[0].names) != len(x.names):
             raise DataError(
                 f"X has the columns {sample.columns[0].listed()}, the model has {x.listed()}"
             )
-        return replace(sample, columns=(x, self.y))
+        return like_fit(replace(sample, columns=(x, self.y)), self.model)
 
 
 @dataclass(frozen=True, eq=False)
@@ -409,9 +413,11 @@ def rows_of(model: JointModel | EmbeddingModel, X: Any, Y: Any, weights: Any) ->
     """
     ours: tuple[Columns, ...] = (model.x.columns, model.y.columns)
     if not is_out_of_core(X) and not is_out_of_core(Y):
-        y = None if Y is None else query_points(Y, model.y, "Y")
-        sample = open_sample(query_points(X, model.x, "X"), y, weights=weights)
-        return replace(sample, columns=ours[: len(sample.columns)])
+        missing = "missing" in model.about
+        y = None if Y is None else query_points(Y, model.y, "Y", missing=missing)
+        x = query_points(X, model.x, "X", missing=missing)
+        sample = open_sample(x, y, weights=weights)
+        return like_fit(replace(sample, columns=ours[: len(sample.columns)]), model)
     sample = open_sample(X, Y, weights=weights)
     ours = ours[: len(sample.columns)]
     named = [
@@ -431,4 +437,9 @@ def rows_of(model: JointModel | EmbeddingModel, X: Any, Y: Any, weights: Any) ->
                     f"the labels of column {name!r} have other codes in {sample.location} than in "
                     "the model: give the store that it was fitted on, or one with its labels"
                 )
-    return replace(sample, columns=ours)
+    return like_fit(replace(sample, columns=ours), model)
+
+
+def like_fit(sample: Sample, model: Any) -> Sample:
+    """The sample without rows that lack a value, if the fit of the model left out such rows."""
+    return sample.drop_missing() if "missing" in model.about else sample

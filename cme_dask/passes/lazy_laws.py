@@ -93,7 +93,13 @@ def given_rows(
                 "model: ask it for the store that it was fitted on, or a part of that"
             )
         source = _recoded(source, variable, name, theirs)
-    return Sample((source,), (variable.columns,), location=sample.location, part=sample.part)
+    return Sample(
+        (source,),
+        (variable.columns,),
+        location=sample.location,
+        part=sample.part,
+        dropping=sample.dropping,
+    )
 
 
 def _recoded(source: RowSource, variable: Given, name: str, labels: tuple[str, ...]) -> RowSource:
